@@ -1,0 +1,7 @@
+#include "bindings.h"
+
+namespace outcrop {
+
+void bind_sampler(nb::module_&) {}
+
+}  // namespace outcrop

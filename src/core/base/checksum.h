@@ -1,0 +1,15 @@
+// CRC-32C (Castagnoli), as in iSCSI and Snappy: hardware instruction where there is one, table otherwise.
+#pragma once
+#include <cstddef>
+#include <cstdint>
+
+namespace outcrop {
+
+// Continues `crc` (0 to start) over size bytes.
+uint32_t crc32c(const void* data, size_t size, uint32_t crc = 0);
+// crc of A followed by B from crc(A), crc(B) and the length of B in bytes.
+uint32_t crc32c_combine(uint32_t crc_a, uint32_t crc_b, uint64_t bytes_b);
+// The portable version, for tests.
+uint32_t crc32c_table(const void* data, size_t size, uint32_t crc = 0);
+
+}  // namespace outcrop

@@ -1,0 +1,1 @@
+"""Outcrop: exact out-of-core training of graph neural networks and graph embeddings."""

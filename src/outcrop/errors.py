@@ -1,0 +1,38 @@
+"""Errors of Outcrop: one small tree whose members are also the matching builtin.
+
+Every message answers three questions: what failed (path, offset, bytes), with which value, and what to do.
+"""
+
+from __future__ import annotations
+
+
+class OutcropError(Exception):
+    """Base of all errors that Outcrop raises on purpose."""
+
+
+class ArgumentError(OutcropError, ValueError):
+    """A value given by the caller is out of range or contradicts another."""
+
+
+class FormatError(OutcropError, ValueError):
+    """A file or folder is not what it should be: foreign, truncated, of another version."""
+
+
+class ChecksumError(FormatError):
+    """Bytes on disk differ from those that were written."""
+
+
+class BudgetError(OutcropError, MemoryError):
+    """A memory, device-memory or disk-space limit cannot hold what was asked."""
+
+
+class IoError(OutcropError, OSError):
+    """The operating system refused a read, a write or another file operation."""
+
+
+class DeviceError(OutcropError, RuntimeError):
+    """A device that was asked for is not there or not usable."""
+
+
+class CancelledError(OutcropError, RuntimeError):
+    """Work was given up because something else failed or the caller left."""

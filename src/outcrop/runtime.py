@@ -1,0 +1,84 @@
+"""One ``Runtime`` carries what every stage needs: budget, I/O engine, workers, trace, progress. No global state."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from types import TracebackType
+from typing import Protocol
+
+from outcrop import _core
+from outcrop.config import IoConfig, Size, parse_size
+from outcrop.errors import ArgumentError
+from outcrop.trace import Trace
+
+UNLIMITED = (1 << 64) - 1
+
+
+class Progress(Protocol):
+    """Receives the progress of long work; the command line draws it, the library is silent."""
+
+    def start(self, task: str, total: int, unit: str) -> None: ...
+    def advance(self, task: str, amount: int) -> None: ...
+    def finish(self, task: str) -> None: ...
+
+
+class SilentProgress:
+    def start(self, task: str, total: int, unit: str) -> None: ...
+    def advance(self, task: str, amount: int) -> None: ...
+    def finish(self, task: str) -> None: ...
+
+
+class Runtime:
+    """Budget, I/O engine, workers and trace of one command or library call.
+
+    Args:
+        memory: Hard limit on what Outcrop itself holds (caches, buffers, topology, sorting), bytes or text such as
+            ``"4GiB"``; None counts without a limit. The interpreter, torch and the model come on top.
+        io: Options of the I/O engine. ``OUTCROP_IO_BACKEND`` in the environment overrides the backend.
+        threads: Worker threads for sampling and gathers, the caller included; 0 = one per usable core.
+        trace_path: JSONL file for spans and counters; None records nothing.
+    """
+
+    def __init__(
+        self,
+        memory: Size | None = None,
+        *,
+        io: IoConfig | None = None,
+        faults: _core.FaultPlan | None = None,
+        threads: int = 0,
+        trace_path: Path | None = None,
+        progress: Progress | None = None,
+    ):
+        self.budget = _core.Budget.create(UNLIMITED if memory is None else parse_size(memory))
+        self.io = _core.BlockIo.create(_io_options(io or IoConfig(), faults), self.budget)
+        self.workers = _core.WorkerPool(threads)
+        self.trace = Trace(trace_path)
+        self.progress: Progress = progress or SilentProgress()
+
+    def close(self) -> None:
+        """Ends the trace. Buffers and the engine go when nothing refers to them."""
+        self.trace.close()
+
+    def __enter__(self) -> Runtime:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        self.close()
+
+
+def _io_options(config: IoConfig, faults: _core.FaultPlan | None) -> _core.IoOptions:
+    name = os.environ.get("OUTCROP_IO_BACKEND", config.backend)
+    try:
+        backend = getattr(_core.Backend, name)
+    except AttributeError:
+        raise ArgumentError(f"I/O backend {name!r} is unknown; known: automatic, uring, pread") from None
+    options = _core.IoOptions()
+    options.backend = backend
+    options.depth = config.depth
+    options.max_request_bytes = config.max_request_bytes
+    options.direct = config.direct
+    options.threads = config.threads
+    if faults is not None:
+        options.faults = faults
+    return options
