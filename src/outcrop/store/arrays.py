@@ -1,0 +1,149 @@
+"""Plain arrays on disk, written and read through the block I/O engine."""
+
+from __future__ import annotations
+
+import weakref
+from pathlib import Path
+
+import numpy as np
+
+from outcrop import _core
+from outcrop.errors import ArgumentError, ChecksumError, FormatError
+from outcrop.runtime import Runtime
+from outcrop.store.manifest import ArraySpec
+
+PAGE_BYTES = 4096
+_WRITE_BUFFER_BYTES = 1 << 20
+_VERIFY_BUFFER_BYTES = 4 << 20
+
+# NumPy has no bfloat16: its 16 raw bits are kept as uint16.
+_STORAGE = {
+    name: np.dtype(name)
+    for name in ("float16", "float32", "float64", "int8", "uint8", "int16", "uint16", "int32", "uint32", "int64",
+                 "uint64", "bool")
+} | {"bfloat16": np.dtype("uint16")}
+
+
+def storage_dtype(name: str) -> np.dtype:
+    """The NumPy dtype that holds dtype ``name`` on disk, little-endian."""
+    try:
+        return _STORAGE[name].newbyteorder("<")
+    except KeyError:
+        raise FormatError(f"dtype {name!r} is not supported; supported: {', '.join(sorted(_STORAGE))}") from None
+
+
+def as_bytes(array: np.ndarray) -> np.ndarray:
+    """The bytes of a C-contiguous array as a flat uint8 view."""
+    return array.reshape(-1).view(np.uint8)
+
+
+class ArrayWriter:
+    """Appends rows to one array file; ``finish`` pads it, syncs it and returns its spec.
+
+    Args:
+        folder: Where the file ``<name>.bin`` is created.
+        dtype: Name as in :class:`ArraySpec`.
+        row_shape: Shape of one row; ``()`` for a vector.
+    """
+
+    def __init__(self, runtime: Runtime, folder: Path, name: str, dtype: str, row_shape: tuple[int, ...] = ()):
+        self._io = runtime.io
+        self._dtype, self._row_shape = dtype, row_shape
+        self._storage = storage_dtype(dtype)
+        self._row_bytes = self._storage.itemsize * int(np.prod(row_shape, dtype=np.int64))
+        self._file_name = f"{name}.bin"
+        self._buffer = runtime.budget.empty("write-buffer", _WRITE_BUFFER_BYTES)
+        self._filled = self._written = self._crc = 0
+        self._file = self._io.open(str(folder / self._file_name), _core.OpenMode.create)
+        self._close = weakref.finalize(self, self._io.close, self._file)
+
+    def append(self, rows: np.ndarray) -> None:
+        """Adds ``rows``, shape ``[n, *row_shape]`` of the storage dtype."""
+        if rows.dtype != self._storage or rows.shape[1:] != self._row_shape:
+            raise ArgumentError(f"rows of {rows.dtype}{rows.shape[1:]} given for {self._file_name} of "
+                                f"{self._storage}{self._row_shape}")
+        data = as_bytes(np.ascontiguousarray(rows))
+        while len(data):
+            part = data[: _WRITE_BUFFER_BYTES - self._filled]
+            self._buffer[self._filled : self._filled + len(part)] = part
+            self._filled += len(part)
+            data = data[len(part) :]
+            if self._filled == _WRITE_BUFFER_BYTES:
+                self._flush(self._filled)
+
+    def _flush(self, count: int) -> None:
+        self._crc = _core.crc32c(self._buffer[:count], self._crc)
+        self._io.write(self._file, self._written, self._buffer[:count])
+        self._written += count
+        self._filled = 0
+
+    def finish(self) -> ArraySpec:
+        if self._filled:
+            self._flush(self._filled)
+        data_bytes = self._written
+        file_bytes = -(-data_bytes // PAGE_BYTES) * PAGE_BYTES
+        if file_bytes > data_bytes:
+            self._io.write(self._file, data_bytes, np.zeros(file_bytes - data_bytes, np.uint8))
+        self._io.drop_cache(self._file)
+        self._close()
+        rows = data_bytes // self._row_bytes if self._row_bytes else 0
+        return ArraySpec(self._file_name, self._dtype, (rows, *self._row_shape), self._row_bytes, self._crc, file_bytes)
+
+
+class DiskArray:
+    """An array file open for reading through the engine."""
+
+    def __init__(self, runtime: Runtime, folder: Path, spec: ArraySpec):
+        self.spec, self.path = spec, folder / spec.file
+        self.dtype = storage_dtype(spec.dtype)
+        self.num_rows = spec.shape[0]
+        self.row_bytes = self.dtype.itemsize * int(np.prod(spec.shape[1:], dtype=np.int64))
+        if spec.stride_bytes < self.row_bytes:
+            raise FormatError(f"{self.path}: stride of {spec.stride_bytes} bytes is below its row of {self.row_bytes}")
+        self._runtime = runtime
+        self.file = runtime.io.open(str(self.path), _core.OpenMode.read)
+        self.close = weakref.finalize(self, runtime.io.close, self.file)
+
+    def read_bytes(self, offset: int, out: np.ndarray) -> None:
+        """Fills the flat uint8 array ``out`` from ``offset`` of the file."""
+        self._runtime.io.read(self.file, offset, out)
+
+    def read(self, tag: str, start: int = 0, stop: int | None = None) -> np.ndarray:
+        """Rows ``start:stop`` in memory held under ``tag``: equals ``memmap()[start:stop]``."""
+        stop = self.num_rows if stop is None else stop
+        if self.spec.stride_bytes != self.row_bytes:
+            raise FormatError(f"{self.path}: rows with gaps are read through a RowSource, not whole")
+        if not 0 <= start <= stop <= self.num_rows:
+            raise ArgumentError(f"{self.path}: rows {start}:{stop} asked for, it has {self.num_rows}")
+        count = (stop - start) * self.row_bytes
+        if count == 0:
+            return np.zeros((stop - start, *self.spec.shape[1:]), self.dtype)
+        out = self._runtime.budget.empty(tag, count)
+        self.read_bytes(start * self.row_bytes, out)
+        return out.view(self.dtype).reshape(stop - start, *self.spec.shape[1:])
+
+    def memmap(self) -> np.ndarray:
+        """The array as a read-only map through the page cache."""
+        if self.spec.data_bytes == 0:
+            return np.zeros(self.spec.shape, self.dtype)
+        flat = np.memmap(self.path, np.uint8, "r", shape=(self.spec.data_bytes,))
+        rows = flat.reshape(self.num_rows, self.spec.stride_bytes)[:, : self.row_bytes]
+        return rows.view(self.dtype).reshape(self.spec.shape)
+
+    def verify(self) -> None:
+        """Reads the file and compares its checksum.
+
+        Raises:
+            ChecksumError: The bytes differ from those that were written.
+        """
+        crc, at, left = 0, 0, self.spec.data_bytes
+        buffer = self._runtime.budget.empty("verify", min(_VERIFY_BUFFER_BYTES, max(left, 1)))
+        while left:
+            part = buffer[: min(left, len(buffer))]
+            self.read_bytes(at, part)
+            crc = _core.crc32c(part, crc)
+            at, left = at + len(part), left - len(part)
+            self._runtime.progress.advance("verify", len(part))
+        if crc != self.spec.crc32c:
+            raise ChecksumError(f"{self.path}: checksum is {crc:08x}, the manifest says {self.spec.crc32c:08x}: "
+                                "the file was damaged after it was written; make the artifact again")

@@ -1,0 +1,60 @@
+"""One sampled mini-batch: the graph of a batch in PyG NeighborLoader's conventions, kept as a CSR matrix.
+
+``n_id`` lists the nodes: the seeds first, then the nodes first met in hop 1, hop 2, ...; within a hop ascending.
+Row r of the CSR (``rowptr``, ``col``) holds the sampled in-neighbours of local node r, for the nodes of all hops but
+the last, so the rows and edges that layer l of L needs are a prefix: ``num_dst(l)`` rows.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import accumulate
+
+import numpy as np
+
+
+@dataclass(frozen=True)
+class BatchGraph:
+    """Structure of one mini-batch; no features.
+
+    Attributes:
+        n_id: int64 [num_nodes], global node ids.
+        rowptr: int32 [num_dst + 1].
+        col: int32 [num_edges], local ids of the sources.
+        nodes_per_hop: New nodes per hop, seeds first; length hops + 1.
+        edges_per_hop: Sampled edges per hop; length hops.
+        labels: int64 [num_seeds], -1 = none.
+    """
+
+    n_id: np.ndarray
+    rowptr: np.ndarray
+    col: np.ndarray
+    nodes_per_hop: tuple[int, ...]
+    edges_per_hop: tuple[int, ...]
+    labels: np.ndarray
+
+    @property
+    def num_seeds(self) -> int:
+        return self.nodes_per_hop[0]
+
+    @property
+    def num_nodes(self) -> int:
+        return len(self.n_id)
+
+    @property
+    def num_edges(self) -> int:
+        return len(self.col)
+
+    @property
+    def hops(self) -> int:
+        return len(self.edges_per_hop)
+
+    def layer_sizes(self) -> list[tuple[int, int, int]]:
+        """Per layer, first layer first: (sources, targets, edges) that it needs after trimming."""
+        nodes, edges = list(accumulate(self.nodes_per_hop)), list(accumulate(self.edges_per_hop))
+        return [(nodes[h + 1], nodes[h], edges[h]) for h in reversed(range(self.hops))]
+
+    def edge_index(self) -> np.ndarray:
+        """int64 [2, num_edges]: (source, target) local ids, as torch_geometric's ``edge_index``."""
+        targets = np.repeat(np.arange(len(self.rowptr) - 1, dtype=np.int64), np.diff(self.rowptr))
+        return np.stack([self.col.astype(np.int64), targets])

@@ -1,0 +1,188 @@
+"""Manifests: what an artifact folder holds, and its atomic publication.
+
+An artifact is a folder of plain little-endian arrays and one ``manifest.json``, written last. A folder without a
+manifest is not there. Stages build in a hidden sibling folder and publish by rename, so readers see all or nothing.
+Manifests hold no times and no host names: the same inputs give the same bytes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from outcrop.errors import ArgumentError, FormatError
+
+MANIFEST = "manifest.json"
+
+
+@dataclass(frozen=True)
+class ArraySpec:
+    """One array in a file of its own, opened by ``numpy.memmap(file, dtype, shape=shape)``.
+
+    Attributes:
+        file: File name inside the artifact's folder.
+        dtype: ``float32``, ``int64``, ``bfloat16`` (stored as its 16 raw bits), ...
+        shape: Rows first.
+        stride_bytes: Distance between the starts of neighbouring rows.
+        crc32c: CRC-32C of the ``shape[0] * stride_bytes`` data bytes; the zero padding after them is not counted.
+        file_bytes: Size of the file: data padded with zeros to a multiple of 4096.
+    """
+
+    file: str
+    dtype: str
+    shape: tuple[int, ...]
+    stride_bytes: int
+    crc32c: int
+    file_bytes: int
+
+    @property
+    def data_bytes(self) -> int:
+        return self.shape[0] * self.stride_bytes
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """``config`` is what the caller asked for, ``inputs`` the digests of what it was made from."""
+
+    format: str
+    version: int
+    arrays: dict[str, ArraySpec] = field(default_factory=dict)
+    attributes: dict[str, Any] = field(default_factory=dict)
+    config: dict[str, Any] = field(default_factory=dict)
+    inputs: dict[str, str] = field(default_factory=dict)
+
+    def to_json(self) -> str:
+        return json.dumps(asdict(self), indent=1, sort_keys=True) + "\n"
+
+    def digest(self) -> str:
+        """SHA-256 of the manifest: names the content, because the manifest holds every checksum."""
+        return hashlib.sha256(self.to_json().encode()).hexdigest()
+
+
+def exists(folder: Path) -> bool:
+    return (folder / MANIFEST).is_file()
+
+
+def read(folder: Path, format: str, version: int) -> Manifest:
+    """Reads and checks the manifest of an artifact of the given format and version.
+
+    Raises:
+        FormatError: No manifest, not JSON, another format or version, or a listed file missing or of the wrong size.
+    """
+    path = folder / MANIFEST
+    raw = _read_json(path)
+    found = (raw.get("format"), raw.get("version"))
+    if found[0] != format:
+        raise FormatError(f"{folder} is {found[0]!r}, not {format!r}: pass the folder of the right kind")
+    if found[1] != version:
+        raise FormatError(f"{path} has version {found[1]!r}, this Outcrop reads version {version}: make it again")
+    try:
+        arrays = {name: ArraySpec(**{**spec, "shape": tuple(spec["shape"])}) for name, spec in raw["arrays"].items()}
+        manifest = Manifest(format, version, arrays, raw["attributes"], raw["config"], raw["inputs"])
+    except (KeyError, TypeError, AttributeError) as error:
+        raise FormatError(f"{path} lacks or garbles a field ({error}): the file was changed by hand or is torn") from None
+    for name, spec in arrays.items():
+        _check_array(folder, name, spec)
+    return manifest
+
+
+def kind(folder: Path) -> str:
+    """The ``format`` field of the manifest in ``folder``."""
+    return str(_read_json(folder / MANIFEST).get("format"))
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        raw = json.loads(path.read_bytes())
+    except FileNotFoundError:
+        raise FormatError(f"{path} is missing: {path.parent} is no finished Outcrop artifact") from None
+    except NotADirectoryError:
+        raise FormatError(f"{path.parent} is a file, not an Outcrop artifact folder") from None
+    except (ValueError, OSError) as error:
+        raise FormatError(f"{path} cannot be read as a manifest: {error}") from None
+    if not isinstance(raw, dict):
+        raise FormatError(f"{path} is not an Outcrop manifest")
+    return raw
+
+
+def _check_array(folder: Path, name: str, spec: ArraySpec) -> None:
+    if Path(spec.file).name != spec.file or spec.file in ("", ".", ".."):
+        raise FormatError(f"{folder / MANIFEST}: array {name!r} points outside its folder ({spec.file!r})")
+    sizes = [*spec.shape, spec.stride_bytes, spec.file_bytes]
+    if not spec.shape or any(not isinstance(n, int) or n < 0 for n in sizes) or spec.file_bytes < spec.data_bytes:
+        raise FormatError(f"{folder / MANIFEST}: array {name!r} has an impossible shape or size")
+    path = folder / spec.file
+    try:
+        size = path.stat().st_size
+    except OSError as error:
+        raise FormatError(f"{path} (array {name!r}) cannot be opened: {error.strerror}") from None
+    if size != spec.file_bytes:
+        raise FormatError(f"{path} has {size} bytes, its manifest says {spec.file_bytes}: truncated or overwritten")
+
+
+def partial_folder(final: Path) -> Path:
+    """The hidden sibling in which ``final`` is built."""
+    return final.parent / f".{final.name}.partial"
+
+
+@contextmanager
+def publishing(final: Path, *, resume: bool = False) -> Iterator[Path]:
+    """Yields the folder to build ``final`` in; renames it into place if the block ends well.
+
+    The block must call :func:`write` last. With ``resume`` what an earlier, killed run left there is kept; an error
+    in the block then leaves it too. Otherwise it starts empty, and is removed on error.
+    """
+    work = partial_folder(final)
+    if work.exists() and not resume:
+        shutil.rmtree(work)
+    work.mkdir(parents=True, exist_ok=True)
+    try:
+        yield work
+        if not exists(work):
+            raise AssertionError(f"{work} was not given a manifest")
+        sync_folder(work)
+        if final.exists():
+            if not exists(final):
+                raise ArgumentError(f"{final} is in the way and no Outcrop artifact: remove it or choose another place")
+            old = final.parent / f".{final.name}.old"
+            shutil.rmtree(old, ignore_errors=True)
+            final.rename(old)
+            work.rename(final)
+            shutil.rmtree(old)
+        else:
+            work.rename(final)
+        sync_folder(final.parent)
+    except BaseException:
+        if not resume:
+            shutil.rmtree(work, ignore_errors=True)
+        raise
+
+
+def write(folder: Path, manifest: Manifest) -> None:
+    """Writes ``manifest`` into ``folder`` by temporary file, fsync and rename."""
+    write_atomic(folder / MANIFEST, manifest.to_json().encode())
+
+
+def write_atomic(path: Path, content: bytes) -> None:
+    """Replaces ``path`` by ``content``: after a crash the old or the new bytes are there, never a mixture."""
+    temporary = path.with_name(f".{path.name}.tmp")
+    with temporary.open("wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+    temporary.replace(path)
+
+
+def sync_folder(folder: Path) -> None:
+    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
