@@ -7,6 +7,7 @@ consumer computes. Modes differ in where the rows come from and in nothing else.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
@@ -191,11 +192,9 @@ class LoadSession:
 
     def batches(self, split: str, epoch: int = 0) -> Loader:
         """One pass over ``split``; use it as an iterator, close it (or let it go) when done."""
-        self._pool.resume()
         return Loader(self._feeder, self._pool, self._tensors, split, epoch, self._runtime)
 
     def close(self) -> None:
-        self._pool.interrupt()
         self._feeder.close()
         self._tensors.close()
         self._pool.close()
@@ -213,6 +212,11 @@ class Loader:
     def __init__(self, feeder: Feeder, pool: SlotPool, tensors: _Tensors, split: str, epoch: int, runtime: Runtime):
         self.stats = LoadStats()
         stats, trace = self.stats, runtime.trace
+        stopped = threading.Event()
+
+        def stop() -> None:
+            stopped.set()
+            pool.wake()
 
         def traced(name: str, step: Any) -> Any:
             def run(item: Any) -> Any:
@@ -222,7 +226,7 @@ class Loader:
             return run
 
         def submit(what: Any) -> _Item:
-            return feeder.submit(what, pool.lease())
+            return feeder.submit(what, pool.lease(stopped))
 
         def transfer(item: _Item) -> MiniBatch:
             stats.add(item.levels, item.needed)
@@ -231,7 +235,7 @@ class Loader:
         steps = (("submit", submit), ("read", feeder.read), ("assemble", feeder.assemble), ("transfer", transfer))
         self._pipeline: Pipeline[MiniBatch] = Pipeline(
             feeder.source(split, epoch), [Stage(name, traced(name, step)) for name, step in steps],
-            while_waiting=pool.check_not_starved, on_cancel=pool.interrupt)
+            while_waiting=pool.check_not_starved, on_cancel=stop)
 
     def __iter__(self) -> Iterator[MiniBatch]:
         return self

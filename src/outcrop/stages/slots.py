@@ -54,28 +54,19 @@ class SlotPool:
         self._handed = 0
         # Finalizers run wherever the garbage collector does, also in a thread that holds the lock: hence re-entrant.
         self._changed = threading.Condition(threading.RLock())
-        self._open = True
 
-    def lease(self) -> Lease:
-        """Waits for a free slot. Raises CancelledError once the pool is interrupted."""
+    def lease(self, stopped: threading.Event) -> Lease:
+        """Waits for a free slot. Raises CancelledError once ``stopped`` is set (call :meth:`wake` after setting it)."""
         with self._changed:
-            while not self._free:
-                if not self._open:
-                    raise CancelledError("loading was stopped")
-                self._changed.wait(0.1)
-            if not self._open:
+            while not self._free and not stopped.is_set():
+                self._changed.wait()
+            if stopped.is_set():
                 raise CancelledError("loading was stopped")
             return Lease(self, self._free.pop())
 
-    def interrupt(self) -> None:
-        """Ends all waiting; :meth:`resume` allows leases again."""
+    def wake(self) -> None:
         with self._changed:
-            self._open = False
             self._changed.notify_all()
-
-    def resume(self) -> None:
-        with self._changed:
-            self._open = True
 
     def check_not_starved(self) -> None:
         """Raises BudgetError where the consumer holds every slot and so waits for itself."""
