@@ -20,7 +20,7 @@ from outcrop.flow import Pipeline, Stage
 from outcrop.rows import RowSource
 from outcrop.runtime import Runtime
 from outcrop.sampling import BatchSampler, epoch_seeds, split_ids
-from outcrop.stages.slots import Lease, SlotPool
+from outcrop.slots import Lease, SlotPool
 from outcrop.store import record
 from outcrop.store.arrays import DiskArray
 from outcrop.store.batches import BatchGraph
