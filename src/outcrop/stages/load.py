@@ -317,7 +317,7 @@ def packed_session(graph: Graph, samples: SampleSet, placement: Placement, packe
     """Loading in mode ``packed``; ``rows`` serves the splits that were not packed."""
     fallback = RowFeeder(RecordedGraphs(samples, runtime), rows)
     feeder = PackedFeeder(packed, read_cache(runtime, packed, "host_cache"), fallback)
-    cache = read_cache(runtime, packed, "device_cache") if len(placement.device_ids) else None
+    cache = read_cache(runtime, packed, "device_cache") if placement.num_cached("device") else None
     return LoadSession(feeder, graph.spec("features"), runtime, slots=placement.slots,
                        x_bytes=placement.slot_rows_bytes, meta_bytes=placement.slot_meta_bytes,
                        device_name=device_name, device_cache=cache)

@@ -105,7 +105,8 @@ def divide_host_memory(samples: SampleSet, config: PlanConfig, row_bytes: int) -
     # The record, and with it the decoded copies of its arrays (ids widen to 64 bits).
     meta_bytes = record.align_page(samples.max_record_bytes + samples.max_nodes * 8) + record.PAGE_BYTES
     slot = rows_bytes + 2 * meta_bytes + samples.max_nodes * 8
-    tables = samples.num_batches * (samples.hops + 6) * 32
+    # Indexes of batches and records, and the buffer through which graphs are read that are not packed.
+    tables = samples.num_batches * (samples.hops + 6) * 32 + record.align_page(samples.max_record_bytes)
     limit = config.memory
     if limit is None:
         return HostMemory(config.slots or MAX_SLOTS, rows_bytes, meta_bytes, 0, 1 << 62)

@@ -9,6 +9,7 @@ Attributes: ``slots`` batch buffers and their size, ``predicted`` (bytes and row
 
 from __future__ import annotations
 
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -22,20 +23,16 @@ from outcrop.store.manifest import Manifest
 from outcrop.store.samples import SampleSet
 
 FORMAT, VERSION = "outcrop.plan", 1
-ARRAYS = ("host_ids", "device_ids", "packed_batches", "packed_per_hop", "cached_rows", "offsets")
+_TABLES = ("packed_batches", "packed_per_hop", "cached_rows", "offsets")
 
 
 class Placement:
-    """A plan read back; all its tables are in memory, under the tag ``placement``."""
+    """A plan read back; its tables are in memory, under the tag ``placement``, the id lists once they are asked for."""
 
     def __init__(self, runtime: Runtime, path: Path, manifest: Manifest):
         self.path, self.manifest = path, manifest
-        tables = {}
-        for name in ARRAYS:
-            array = DiskArray(runtime, path, manifest.arrays[name])
-            tables[name] = array.read("placement")
-            array.close()
-        self.host_ids, self.device_ids = tables["host_ids"], tables["device_ids"]
+        self._runtime = runtime
+        tables = {name: self._read(name) for name in _TABLES}
         self.packed_batches, self.packed_per_hop = tables["packed_batches"], tables["packed_per_hop"]
         self.cached_rows, self.offsets = tables["cached_rows"], tables["offsets"]
         self.num_packed = self.packed_per_hop.sum(axis=1)
@@ -45,6 +42,25 @@ class Placement:
         self.slot_rows_bytes: int = attributes["slot_rows_bytes"]
         self.slot_meta_bytes: int = attributes["slot_meta_bytes"]
         self.predicted: dict[str, Any] = attributes["predicted"]
+
+    def _read(self, name: str) -> np.ndarray:
+        array = DiskArray(self._runtime, self.path, self.manifest.arrays[name])
+        try:
+            return array.read("placement")
+        finally:
+            array.close()
+
+    @cached_property
+    def host_ids(self) -> np.ndarray:
+        return self._read("host_ids")
+
+    @cached_property
+    def device_ids(self) -> np.ndarray:
+        return self._read("device_ids")
+
+    def num_cached(self, level: str) -> int:
+        """Rows in the ``host`` or ``device`` cache."""
+        return self.manifest.arrays[f"{level}_ids"].shape[0]
 
     def meta_span_bytes(self, packed: int, samples: SampleSet) -> int:
         """Bytes of the meta part of packed record ``packed``, page padding included."""
