@@ -95,6 +95,7 @@ class PlanConfig:
     slots: int | None = None
 
 
+@dataclass(frozen=True)
 class TrainConfig:
     """How a model is trained.
 
