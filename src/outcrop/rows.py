@@ -159,9 +159,9 @@ class PackedRows(RowSource):
         return self._read(out)
 
 
-def scratch_share(runtime: Runtime) -> int:
-    """Scratch for row-by-row reading: 1/16 of the budget, 64 KiB to 16 MiB."""
-    return min(max(runtime.budget.limit_bytes // 16, 64 << 10), 16 << 20)
+def scratch_share(memory_bytes: int) -> int:
+    """Scratch for row-by-row reading: 1/32 of the budget, 64 KiB to 16 MiB."""
+    return min(max(memory_bytes // 32, 64 << 10), 16 << 20)
 
 
 def open_rows(graph: Graph, runtime: Runtime, mode: str) -> RowSource:
@@ -172,5 +172,5 @@ def open_rows(graph: Graph, runtime: Runtime, mode: str) -> RowSource:
     if mode == "memmap":
         return MapRows(features)
     if mode in ("ondisk", "online"):
-        return DiskRows(features, runtime, scratch_bytes=scratch_share(runtime), merge=mode == "online")
+        return DiskRows(features, runtime, scratch_bytes=scratch_share(runtime.budget.limit_bytes), merge=mode == "online")
     raise ArgumentError(f"mode {mode!r} is unknown; known: packed, online, memory, memmap, ondisk")

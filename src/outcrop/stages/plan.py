@@ -16,6 +16,7 @@ import numpy as np
 
 from outcrop.config import PlanConfig, format_bytes
 from outcrop.errors import ArgumentError, BudgetError
+from outcrop.rows import scratch_share
 from outcrop.runtime import Runtime
 from outcrop.store import manifest as manifests
 from outcrop.store import record
@@ -102,9 +103,9 @@ def divide_host_memory(samples: SampleSet, config: PlanConfig, row_bytes: int) -
         BudgetError: Not even two batch buffers fit; names the smallest budget that does.
     """
     rows_bytes = record.align_page(samples.max_nodes * row_bytes) + 2 * record.PAGE_BYTES
-    # The record, and with it the decoded copies of its arrays (ids widen to 64 bits).
-    meta_bytes = record.align_page(samples.max_record_bytes + samples.max_nodes * 8) + record.PAGE_BYTES
-    slot = rows_bytes + 2 * meta_bytes + samples.max_nodes * 8
+    # The record as read (its address table has 8 bytes per cached row), and its arrays decoded (ids widen to 64 bits).
+    meta_bytes = record.align_page(samples.max_record_bytes + samples.max_nodes * 8)
+    slot = rows_bytes + 2 * meta_bytes + samples.max_nodes * (8 - samples.id_bytes)
     # Indexes of batches and records, and the buffer through which graphs are read that are not packed.
     tables = samples.num_batches * (samples.hops + 6) * 32 + record.align_page(samples.max_record_bytes)
     limit = config.memory
@@ -113,7 +114,7 @@ def divide_host_memory(samples: SampleSet, config: PlanConfig, row_bytes: int) -
 
     def fixed(total: int) -> int:
         # I/O bounce buffers and the scratch of row-by-row reading for what is not packed.
-        return tables + 2 * min(_MAX_IO_BUFFER_BYTES, total // 16) + _FIXED_BYTES
+        return tables + min(_MAX_IO_BUFFER_BYTES, total // 16) + scratch_share(total) + _FIXED_BYTES
 
     slots = config.slots or max((k for k in range(MIN_SLOTS, MAX_SLOTS + 1) if k * slot <= limit // 2),
                                 default=MIN_SLOTS)
