@@ -21,9 +21,7 @@ class Counts:
     skipped: int = 0
 
     def __add__(self, other: Counts) -> Counts:
-        return Counts(
-            self.passed + other.passed, self.failed + other.failed, self.skipped + other.skipped
-        )
+        return Counts(self.passed + other.passed, self.failed + other.failed, self.skipped + other.skipped)
 
     def __str__(self) -> str:
         return f"{self.passed} passed, {self.failed} failed, {self.skipped} skipped"
@@ -54,7 +52,9 @@ def _outcome(case: ET.Element) -> str:
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("folder", type=Path)
-    parser.add_argument("--expect", action="append", default=[], metavar="NAME", help="report NAME.xml must be there")
+    parser.add_argument(
+        "--expect", action="append", default=[], metavar="NAME", help="report NAME.xml must be there"
+    )
     options = parser.parse_args(arguments)
     names = sorted({*options.expect, *(path.stem for path in options.folder.glob("*.xml"))})
     total = Counts()
