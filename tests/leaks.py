@@ -20,7 +20,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-GRACE_SECONDS = 2.0
+GRACE_SECONDS = float(os.environ.get("OUTCROP_LEAK_GRACE_SECONDS", "2"))
 KINDS = ("thread", "fd", "env")
 # Kernel workers of a living io_uring, and helpers that libraries keep: they come and go on their own.
 _FOREIGN_THREADS = ("iou-wrk", "jemalloc_bg", "cuda", "pt_autograd", "cublas")
@@ -106,7 +106,7 @@ def _warm_torch() -> None:
 
     weight = torch.ones(1 << 20, requires_grad=True)  # large enough for every thread of the OpenMP team
     (weight * 2).exp().sum().backward()
-    torch.ones(512, 512) @ torch.ones(512, 512)
+    torch.mm(torch.ones(512, 512), torch.ones(512, 512))
     if torch.cuda.is_available():
         torch.zeros(1, device="cuda").cpu()
 

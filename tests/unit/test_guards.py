@@ -103,7 +103,7 @@ def run_pytest(folder: Path, source: str, *arguments: str, **variables: str) -> 
 
 @pytest.fixture(scope="module")
 def leaky(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    return run_pytest(tmp_path_factory.mktemp("leaky"), LEAKY)
+    return run_pytest(tmp_path_factory.mktemp("leaky"), LEAKY, OUTCROP_LEAK_GRACE_SECONDS="0.2")
 
 
 @pytest.mark.parametrize(
