@@ -80,3 +80,15 @@ class SampleConfig:
             problems.append(f"sampler {self.sampler!r} is unknown; known: neighbor")
         if problems:
             raise ArgumentError("; ".join(problems))
+
+
+@dataclass(frozen=True)
+class PlanConfig:
+    """Limits in bytes. ``memory``: host memory of loading; ``gpu_memory``: device cache and batches on the device;
+    ``disk_space``: all files of the run. None = no limit (memory: everything is cached)."""
+
+    memory: int | None = None
+    gpu_memory: int = 0
+    disk_space: int | None = None
+    packed_splits: tuple[str, ...] = ("train", "valid")
+    slots: int | None = None

@@ -186,3 +186,19 @@ def sync_folder(folder: Path) -> None:
         os.fsync(fd)
     finally:
         os.close(fd)
+
+
+def plain(fields: dict[str, Any]) -> dict[str, Any]:
+    """``fields`` as they come back from JSON (tuples as lists), so that stored and wanted ones compare equal."""
+    return json.loads(json.dumps(fields))
+
+
+def is_current(folder: Path, format: str, version: int, config: dict[str, Any], inputs: dict[str, str]) -> bool:
+    """True where ``folder`` is a whole artifact made with this config from these inputs."""
+    if not exists(folder):
+        return False
+    try:
+        manifest = read(folder, format, version)
+    except FormatError:
+        return False
+    return manifest.config == config and manifest.inputs == inputs

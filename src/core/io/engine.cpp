@@ -1,0 +1,164 @@
+#include "io/engine.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <utility>
+
+namespace outcrop {
+namespace {
+
+class JobHandle final : public IoJob {
+ public:
+  explicit JobHandle(std::shared_ptr<JobState> state) : state_(std::move(state)) {}
+  ~JobHandle() override { state_->wait_quietly(); }
+  void wait() override { state_->wait(); }
+  bool done() const override { return state_->done(); }
+
+ private:
+  const std::shared_ptr<JobState> state_;
+};
+
+[[noreturn]] void throw_forked() {
+  throw Error(ErrorKind::io, "this I/O engine belongs to the process that was forked; make a new one in the child");
+}
+
+// Checks a request and returns its file; throws Error(argument).
+void check(IoOp op, const IoRequest& r, const File& file) {
+  const std::string what = " in a request of " + std::to_string(r.length) + " bytes at offset " +
+                           std::to_string(r.offset) + " of " + file.path();
+  if (op == IoOp::write && !file.writable())
+    throw Error(ErrorKind::argument, "file opened for reading is written" + what);
+  if (r.offset > INT64_MAX || r.length > INT64_MAX - r.offset)
+    throw Error(ErrorKind::argument, "offset beyond what files can have" + what);
+  if (r.length && !r.data) throw Error(ErrorKind::argument, "no memory" + what);
+}
+
+}  // namespace
+
+JobState::JobState(IoOp op, std::vector<IoRequest> requests, std::vector<std::shared_ptr<File>> files)
+    : op_(op), pid_(getpid()), requests_(std::move(requests)), files_(std::move(files)) {}
+
+void JobState::wait() {
+  if (pid_ != getpid()) throw_forked();
+  wait_quietly();
+  if (error_) throw *error_;
+}
+
+void JobState::wait_quietly() {
+  if (pid_ != getpid()) return;
+  std::unique_lock lock(mutex_);
+  ended_.wait(lock, [&] { return done_; });
+}
+
+bool JobState::done() const {
+  std::lock_guard lock(mutex_);
+  return done_;
+}
+
+File* JobState::file_of(FileId id) {
+  if (!last_file_ || last_file_->slot != id)
+    last_file_ = std::find_if(files_.begin(), files_.end(), [&](const auto& f) { return f->slot == id; })->get();
+  return last_file_;
+}
+
+void JobState::finish() {
+  files_.clear();
+  requests_ = {};
+  next_ = 0;
+  std::lock_guard lock(mutex_);
+  done_ = true;
+  ended_.notify_all();
+}
+
+bool Feed::next(Transfer& t) {
+  for (; !queue_.empty(); retire_front()) {
+    JobState& job = *queue_.front();
+    while (!job.exhausted() && job.at_ == job.requests_[job.next_].length) {
+      ++job.next_;
+      job.at_ = 0;
+    }
+    if (job.exhausted()) continue;
+    const IoRequest& request = job.requests_[job.next_];
+    t = Transfer{};
+    t.piece = next_piece(rule_, job.op_, request, job.file_of(request.file), job.at_);
+    t.job = queue_.front();
+    t.request = request;
+    t.target = t.piece.data;
+    t.number = number_++;
+    t.written = written_;
+    job.at_ += t.piece.wanted;
+    ++job.flying_;
+    const bool read = job.op_ == IoOp::read;
+    if (!read) written_ += t.piece.length;
+    (read ? counters_.read_bytes : counters_.write_bytes).fetch_add(t.piece.length, std::memory_order_relaxed);
+    (read ? counters_.read_ops : counters_.write_ops).fetch_add(1, std::memory_order_relaxed);
+    return true;
+  }
+  return false;
+}
+
+// The front job has nothing more to give; it ends here if nothing of it is in flight, else in settle().
+void Feed::retire_front() {
+  auto job = std::move(queue_.front());
+  queue_.pop_front();
+  job->queued_ = false;
+  if (job->flying_ == 0) job->finish();
+}
+
+void Feed::settle(Transfer& t, const std::optional<Error>& error) {
+  auto job = std::move(t.job);
+  if (error && !job->error_) job->error_ = error;
+  // A job that still stands in the queue is ended by retire_front().
+  if (--job->flying_ == 0 && !job->queued_) job->finish();
+}
+
+void Feed::fail_all(const Error& error) {
+  for (auto& job : queue_)
+    if (!job->error_) job->error_ = error;
+  while (!queue_.empty()) retire_front();
+}
+
+Engine::Engine(const IoOptions& options, const Budget& budget)
+    : options_(options),
+      rule_(SplitRule::make(options, budget.limit_bytes())),
+      pid_(getpid()),
+      faulty_(options.faults.any()) {}
+
+FileId Engine::open(const std::string& path, OpenMode mode) { return files_.open(path, mode, options_.direct)->slot; }
+
+void Engine::close(FileId id) { closed(*files_.close(id)); }
+
+void Engine::resize(FileId id, uint64_t bytes) {
+  auto file = files_.get(id);
+  if (!file->writable()) throw Error(ErrorKind::argument, file->path() + " was opened for reading: it cannot be resized");
+  file->resize(bytes);
+}
+
+std::shared_ptr<IoJob> Engine::submit(IoOp op, std::vector<IoRequest> requests) {
+  if (forked()) throw_forked();
+  std::vector<std::shared_ptr<File>> files;
+  const File* file = nullptr;
+  for (const IoRequest& r : requests) {
+    if (!file || file->slot != r.file) {
+      auto found = std::find_if(files.begin(), files.end(), [&](const auto& f) { return f->slot == r.file; });
+      if (found == files.end()) found = files.insert(files.end(), files_.get(r.file));
+      file = found->get();
+    }
+    check(op, r, *file);
+  }
+  auto state = std::make_shared<JobState>(op, std::move(requests), std::move(files));
+  enqueue(state);
+  return std::make_shared<JobHandle>(std::move(state));
+}
+
+bool Engine::forked() const { return pid_ != getpid(); }
+
+Fault Engine::fault_of(const Transfer& t) const {
+  const uint64_t length = t.piece.length - t.position;
+  if (!faulty_) return {0, length};
+  return decide_fault(options_.faults, t.piece.op, t.number, t.attempt, length, t.piece.direct,
+                      t.written + t.position);
+}
+
+}  // namespace outcrop
