@@ -33,14 +33,14 @@ def count(report: Path) -> Counts:
     rank = {"passed": 0, "skipped": 1, "failed": 2}
     for number, case in enumerate(ET.parse(report).getroot().iter("testcase")):
         key = (case.get("classname", ""), case.get("name", "") or str(number))
-        outcome = _outcome(case)
-        if rank[outcome] >= rank[outcomes.get(key, "passed")]:
-            outcomes[key] = outcome
+        ended = outcome(case)
+        if rank[ended] >= rank[outcomes.get(key, "passed")]:
+            outcomes[key] = ended
     values = list(outcomes.values())
     return Counts(values.count("passed"), values.count("failed"), values.count("skipped"))
 
 
-def _outcome(case: ET.Element) -> str:
+def outcome(case: ET.Element) -> str:
     if case.find("failure") is not None or case.find("error") is not None:
         return "failed"
     # ctest says "notrun" or "disabled" in an attribute where pytest has an element
