@@ -229,6 +229,7 @@ def gat(conv: GATConv, x: Tensor, block: Block) -> Tensor:
     """Equals ``conv((x, x[:T]), edge_index)``; heads side by side, or their mean where ``conv.concat`` is off."""
     check_block(block, x)
     heads, width, targets = conv.heads, conv.out_channels, block.num_targets
+    assert conv.lin is not None
     weight = conv.lin.weight.view(heads, width, -1)
     # The score of node j is a . (W x_j) = (W' a) . x_j: two narrow products instead of the wide one.
     vectors = torch.einsum("hco,shc->sho", weight, torch.cat([conv.att_src, conv.att_dst]))

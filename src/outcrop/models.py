@@ -8,6 +8,7 @@ layers: ReLU (GAT: ELU), then dropout. Attention weights have no dropout.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 
 import torch
 import torch.nn.functional as F
@@ -48,7 +49,7 @@ class Model(nn.Module):
 
     def compute(self, x: Tensor, blocks: Sequence[Block], degree: Tensor | None = None) -> Tensor:
         """The same from its parts: ``x`` [blocks[0].num_sources, D], one block per layer, first layer first."""
-        hidden = as_input(x)
+        hidden = as_input(x, next(self.parameters()).dtype)
         for index, block in enumerate(blocks):
             hidden = self.layer(index, hidden, block, degree)
         return hidden
@@ -97,7 +98,7 @@ def build_model(name: str, in_dim: int, hidden: int | None, num_classes: int, la
         raise ArgumentError("; ".join(problems))
     widths = [in_dim] + [hidden] * (layers - 1) + [num_classes]
     return Model([_conv(name, width, out, heads if index < layers - 1 else 1)
-                  for index, (width, out) in enumerate(zip(widths, widths[1:], strict=False))], dropout)
+                  for index, (width, out) in enumerate(pairwise(widths))], dropout)
 
 
 def _conv(name: str, in_dim: int, out_dim: int, heads: int) -> nn.Module:

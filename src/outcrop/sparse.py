@@ -106,14 +106,14 @@ def sampled_dot(rowptr: Tensor, col: Tensor, left: Tensor, right: Tensor) -> Ten
     return torch.sparse.sampled_addmm(pattern, left, right.t(), beta=0.0).values()
 
 
-def as_input(x: Tensor) -> Tensor:
-    """Features as every model computes with them: float32 (float64 stays), contiguous, 64-byte aligned.
+def as_input(x: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
+    """Features as a model computes with them: of its dtype, contiguous, 64-byte aligned.
 
     float16, bfloat16 and int8 are widened here, once, in every mode. Alignment is kept because the rounding of a
     dense product may depend on it, and results must not depend on where a loader put the rows.
     """
-    if x.dtype not in (torch.float32, torch.float64):
-        return x.to(torch.float32, memory_format=torch.contiguous_format)
+    if x.dtype != dtype:
+        return x.to(dtype, memory_format=torch.contiguous_format)
     if not x.is_contiguous():
         return x.contiguous()
     return x.clone() if x.data_ptr() % 64 else x

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from itertools import pairwise
 from statistics import median
 
 import numpy as np
@@ -53,7 +54,7 @@ def bare_products(batch: MiniBatch, hidden: int = 256, num_classes: int = 47) ->
     widths = [x.shape[1]] + [hidden] * (len(blocks) - 1) + [num_classes]
     generator = torch.Generator().manual_seed(0)
     weights = [[torch.randn(out, width, generator=generator) for _ in range(2)]
-               for width, out in zip(widths, widths[1:], strict=False)]
+               for width, out in pairwise(widths)]
     for block in blocks[1:]:
         _ = block.transposed
     gradient = torch.randn(blocks[-1].num_targets, num_classes, generator=generator)

@@ -83,6 +83,19 @@ def read(folder: Path, format: str, version: int) -> Manifest:
         raise FormatError(f"{folder} is {found[0]!r}, not {format!r}: pass the folder of the right kind")
     if found[1] != version:
         raise FormatError(f"{path} has version {found[1]!r}, this Outcrop reads version {version}: make it again")
+    return _checked(folder, raw, format, version)
+
+
+def read_any(folder: Path) -> Manifest:
+    """Reads and checks the manifest of an artifact of any format and version, as :func:`read` does."""
+    raw = _read_json(folder / MANIFEST)
+    if not isinstance(raw.get("format"), str) or not isinstance(raw.get("version"), int):
+        raise FormatError(f"{folder / MANIFEST} has no format and version: not an Outcrop manifest")
+    return _checked(folder, raw, raw["format"], raw["version"])
+
+
+def _checked(folder: Path, raw: dict[str, Any], format: str, version: int) -> Manifest:
+    path = folder / MANIFEST
     try:
         arrays = {name: ArraySpec(**{**spec, "shape": tuple(spec["shape"])}) for name, spec in raw["arrays"].items()}
         manifest = Manifest(format, version, arrays, raw["attributes"], raw["config"], raw["inputs"])

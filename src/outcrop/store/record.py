@@ -12,7 +12,7 @@ row's final place in the batch (:func:`outcrop.rows.assemble`), so that rows are
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -32,7 +32,8 @@ _VERSION = 1
  _W_CRC) = range(11)
 _W_NODES_PER_HOP, _W_EDGES_PER_HOP = 24, 40
 
-_EMPTY = np.zeros(0, np.int32)
+def _no_rows() -> np.ndarray:
+    return np.zeros(0, np.int32)
 
 
 @dataclass(frozen=True)
@@ -44,10 +45,10 @@ class AddressTable:
         host_rows, device_rows: int32, row numbers in the cache file, one per position.
     """
 
-    host_positions: np.ndarray = _EMPTY
-    host_rows: np.ndarray = _EMPTY
-    device_positions: np.ndarray = _EMPTY
-    device_rows: np.ndarray = _EMPTY
+    host_positions: np.ndarray = field(default_factory=_no_rows)
+    host_rows: np.ndarray = field(default_factory=_no_rows)
+    device_positions: np.ndarray = field(default_factory=_no_rows)
+    device_rows: np.ndarray = field(default_factory=_no_rows)
 
     @property
     def num_cached(self) -> int:
