@@ -19,13 +19,21 @@ pip() {
 }
 
 make_venv() {
-  if "$venv/bin/python" -m pip --version >/dev/null 2>&1; then return; fi
+  if [ -e "$venv/bin/pip" ] && "$venv/bin/python" -c '' 2>/dev/null; then return; fi
   local python
   python=$(find_python)
   say "creating $venv with $("$python" --version) ($python)"
   need_venv "$python"
   rm -rf "$venv"
   quietly venv "$python" -m venv "$venv"
+}
+
+prepare_system() {
+  local want
+  want=$(digest scripts/system.sh)-$purpose-$("${CXX:-g++}" -dumpfullversion 2>/dev/null || echo none)
+  fresh "system-$purpose" "$want" && return
+  system_packages "$purpose"
+  done_with "system-$purpose" "$want"
 }
 
 install_torch() {
@@ -62,6 +70,6 @@ build() {
 
 case $purpose in build) extra= ;; *) extra=$purpose ;; esac
 make_venv
-system_packages "$purpose"
+prepare_system
 install_torch
 install_outcrop "$extra"

@@ -21,9 +21,7 @@ class Counts:
     skipped: int = 0
 
     def __add__(self, other: Counts) -> Counts:
-        return Counts(
-            self.passed + other.passed, self.failed + other.failed, self.skipped + other.skipped
-        )
+        return Counts(self.passed + other.passed, self.failed + other.failed, self.skipped + other.skipped)
 
     def __str__(self) -> str:
         return f"{self.passed} passed, {self.failed} failed, {self.skipped} skipped"
@@ -35,14 +33,14 @@ def count(report: Path) -> Counts:
     rank = {"passed": 0, "skipped": 1, "failed": 2}
     for number, case in enumerate(ET.parse(report).getroot().iter("testcase")):
         key = (case.get("classname", ""), case.get("name", "") or str(number))
-        outcome = _outcome(case)
-        if rank[outcome] >= rank[outcomes.get(key, "passed")]:
-            outcomes[key] = outcome
+        ended = outcome(case)
+        if rank[ended] >= rank[outcomes.get(key, "passed")]:
+            outcomes[key] = ended
     values = list(outcomes.values())
     return Counts(values.count("passed"), values.count("failed"), values.count("skipped"))
 
 
-def _outcome(case: ET.Element) -> str:
+def outcome(case: ET.Element) -> str:
     if case.find("failure") is not None or case.find("error") is not None:
         return "failed"
     # ctest says "notrun" or "disabled" in an attribute where pytest has an element
@@ -54,7 +52,9 @@ def _outcome(case: ET.Element) -> str:
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("folder", type=Path)
-    parser.add_argument("--expect", action="append", default=[], metavar="NAME", help="report NAME.xml must be there")
+    parser.add_argument(
+        "--expect", action="append", default=[], metavar="NAME", help="report NAME.xml must be there"
+    )
     options = parser.parse_args(arguments)
     names = sorted({*options.expect, *(path.stem for path in options.folder.glob("*.xml"))})
     total = Counts()

@@ -1,0 +1,170 @@
+"""Fixtures for every test: leak guards, runtimes, real data; markers and what they need.
+
+A test fails if it leaves a thread, a file descriptor, a changed environment variable or a memory reservation behind
+(leaks.py says what counts). ``@pytest.mark.leaks("thread", reason=...)`` excuses a test, and says why.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import time
+from collections.abc import Callable, Generator, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import hypothesis
+import pytest
+
+import leaks
+import support
+
+if TYPE_CHECKING:
+    from outcrop.runtime import Runtime
+
+hypothesis.settings.register_profile(
+    "outcrop",
+    deadline=None,  # no test depends on how fast the machine is
+    suppress_health_check=[hypothesis.HealthCheck.too_slow],
+    derandomize=bool(os.environ.get("OUTCROP_STRICT")),  # CI gives the same answer twice
+    database=None,
+    print_blob=True,
+)
+hypothesis.settings.load_profile("outcrop")
+
+_failed = pytest.StashKey[bool]()
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--require",
+        action="append",
+        default=[],
+        metavar="MARKER",
+        help="a test with this marker must run: being skipped is a failure",
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    try:
+        support.torture()
+    except ValueError as error:
+        raise pytest.UsageError(str(error)) from None
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Under torture only the tests that it can affect run; see scripts/torture.sh."""
+    if not support.torture():
+        return
+
+    def affected(item: pytest.Item) -> bool:
+        uses = "make_runtime" in getattr(item, "fixturenames", ())
+        return (uses or "torture" in item.keywords) and "exact_io" not in item.keywords
+
+    left_out = [item for item in items if not affected(item)]
+    items[:] = [item for item in items if affected(item)]
+    config.hook.pytest_deselected(items=left_out)
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    if "gpu" in item.keywords:
+        torch = pytest.importorskip("torch")
+        if not torch.cuda.is_available():
+            pytest.skip("no CUDA device")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item, call: pytest.CallInfo[None]
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    report = yield
+    if report.failed:
+        item.stash[_failed] = True
+    required = [name for name in item.config.getoption("--require") if name in item.keywords]
+    if report.skipped and required and not hasattr(report, "wasxfail"):
+        report.outcome = "failed"
+        report.longrepr = f"skipped although --require={required[0]}: {call.excinfo and call.excinfo.value}"
+    return report
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_make_collect_report(
+    collector: pytest.Collector,
+) -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
+    """A module under tests/gpu that skips itself while it is collected is caught by ``--require=gpu`` too."""
+    report = yield
+    required = [name for name in collector.config.getoption("--require") if name in collector.path.parts]
+    if report.skipped and required:
+        report.outcome = "failed"
+        report.longrepr = f"skipped although --require={required[0]}: {report.longrepr}"
+    return report
+
+
+@pytest.fixture(scope="session")
+def _pools() -> leaks.Pools:
+    return leaks.Pools()
+
+
+@pytest.fixture(autouse=True)
+def _leak_guard(request: pytest.FixtureRequest, _pools: leaks.Pools) -> Iterator[None]:
+    _pools.warm()
+    before = leaks.Snapshot.take()
+    yield
+    found = {} if request.node.stash.get(_failed, False) else before.leaks()
+    before.restore_variables()
+    for mark in request.node.iter_markers("leaks"):
+        found = {kind: what for kind, what in found.items() if kind not in mark.args}
+    if found:
+        pytest.fail("leaked " + "; ".join(f"{kind}: {what}" for kind, what in found.items()), pytrace=False)
+
+
+@pytest.fixture
+def make_runtime(request: pytest.FixtureRequest) -> Iterator[Callable[..., Runtime]]:
+    """Makes runtimes: ``make_runtime(memory=None, **options of Runtime)``. At the end none may hold a reservation."""
+    from outcrop.runtime import Runtime
+
+    made: list[Runtime] = []
+
+    def make(memory: int | str | None = None, **options: Any) -> Runtime:
+        made.append(Runtime(**support.runtime_options(request.node.nodeid, memory, options)))
+        return made[-1]
+
+    yield make
+    budgets = []
+    for runtime in made:
+        runtime.close()
+        budgets.append(runtime.budget)
+        vars(runtime).clear()  # pytest itself still refers to it; the engine must go now
+    request.node.funcargs.clear()
+    if not request.node.stash.get(_failed, False):
+        _check_released(budgets)
+
+
+def _check_released(budgets: list[Any]) -> None:
+    deadline = time.monotonic() + leaks.GRACE_SECONDS
+    while any(budget.now_bytes for budget in budgets):
+        gc.collect()
+        if time.monotonic() > deadline:
+            held = [
+                f"{usage.now_bytes} bytes under {tag!r}"
+                for budget in budgets
+                for tag, usage in budget.by_tag.items()
+                if usage.now_bytes
+            ]
+            pytest.fail("leaked reservation: " + ", ".join(held), pytrace=False)
+        time.sleep(0.005)
+
+
+@pytest.fixture
+def runtime(make_runtime: Callable[..., Runtime]) -> Runtime:
+    """One runtime without a memory limit (under torture: with a small one)."""
+    return make_runtime()
+
+
+@pytest.fixture(scope="session")
+def shared_data() -> Path:
+    """Folder of the real graphs; the test is skipped where they are absent."""
+    path = support.shared_data_path()
+    if path is None:
+        pytest.skip("no real graphs: set OUTCROP_SHARED_DATA or put them in ../shared/data")
+    return path

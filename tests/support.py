@@ -1,0 +1,55 @@
+"""Helpers that several tests share: where real data is, and runtimes under torture (scripts/torture.sh)."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import zlib
+from pathlib import Path
+from typing import Any
+
+REPOSITORY = Path(__file__).resolve().parent.parent
+TORTURES = ("", "tiny", "faults")
+TINY_MEMORY = "64MiB"
+
+
+def shared_data_path() -> Path | None:
+    """Folder with the real graphs (OUTCROP_SHARED_DATA, else ../shared/data), None where it is absent."""
+    path = Path(os.environ.get("OUTCROP_SHARED_DATA") or REPOSITORY.parent / "shared" / "data")
+    return path if path.is_dir() else None
+
+
+def torture() -> str:
+    """The torture this run is under: "tiny", "faults" or "" for none."""
+    mode = os.environ.get("OUTCROP_TORTURE", "")
+    if mode not in TORTURES:
+        raise ValueError(f"OUTCROP_TORTURE={mode!r} is unknown; known: tiny, faults")
+    return mode
+
+
+def runtime_options(test_name: str, memory: int | str | None, options: dict[str, Any]) -> dict[str, Any]:
+    """Arguments of ``Runtime`` for a test that asks for ``memory`` and ``options``, changed by the torture.
+
+    What a test asks for explicitly stays; only defaults are replaced.
+    """
+    from outcrop import _core
+    from outcrop.config import IoConfig
+
+    options = {"memory": memory, **options}
+    mode = torture()
+    if mode == "tiny":
+        if memory is None:
+            options["memory"] = TINY_MEMORY
+        asked, default = options.get("io") or IoConfig(), IoConfig()
+        tiny = {"max_request_bytes": 4096, "depth": 2, "threads": 2}
+        changes = {
+            name: value for name, value in tiny.items() if getattr(asked, name) == getattr(default, name)
+        }
+        options["io"] = dataclasses.replace(asked, **changes)
+    elif mode == "faults" and options.get("faults") is None:
+        faults = _core.FaultPlan()
+        faults.short_probability = 0.3
+        faults.eagain_probability = 0.1
+        faults.seed = zlib.crc32(test_name.encode())
+        options["faults"] = faults
+    return options
