@@ -1,167 +1,20 @@
-"""Runs a command under a real memory limit: a control group that counts page cache too, version 1 or 2.
-
-The limit is the kernel's, so it also covers what no budget of ours counts. Needs root and a writable memory
-controller; the calling test is skipped where they are missing. Swap is switched off inside the group.
-"""
+"""``memory_limited`` for tests: skips where a memory limit cannot be set."""
 
 from __future__ import annotations
 
-import itertools
-import os
-import signal
-import subprocess
-import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
-from pathlib import Path
+from typing import Any
 
 import pytest
 
-_numbers = itertools.count()
+from outcrop.bench import cgroup
+from outcrop.bench.cgroup import LimitedRun
+
+__all__ = ["LimitedRun", "memory_limited"]
 
 
-@dataclass(frozen=True)
-class LimitedRun:
-    """How a limited command ended. ``peak_bytes``: all memory of the group, page cache included; None if unknown."""
-
-    returncode: int
-    stdout: str
-    stderr: str
-    peak_bytes: int | None
-    oom_killed: bool
-
-
-@dataclass(frozen=True)
-class _Controller:
-    """File names of one version of the memory controller, and the folder in which groups may be made."""
-
-    parent: Path
-    limit: str
-    swap: str  # v1: memory and swap together; v2: swap alone
-    peak: str
-    events: str
-    version: int
-
-    def oom_kills(self, group: Path) -> int:
-        for line in (group / self.events).read_text().splitlines():
-            name, _, value = line.partition(" ")
-            if name == "oom_kill":
-                return int(value)
-        return 0
-
-
-def memory_limited(
-    command: Sequence[str | Path],
-    limit_bytes: int,
-    *,
-    env: Mapping[str, str] | None = None,
-    cwd: Path | None = None,
-    timeout_seconds: float = 100,
-) -> LimitedRun:
-    """Runs ``command`` with at most ``limit_bytes`` of memory, its page cache included.
-
-    Raises:
-        subprocess.TimeoutExpired: the command and its children were killed.
-        pytest.skip.Exception: the limit cannot be set here.
-    """
-    controller = _find_controller()
-    with _group(controller, limit_bytes) as group:
-        # The shell enters the group and becomes the command: no moment of it runs outside the limit.
-        enter = 'echo $$ > "$0" && exec "$@"'
-        process = subprocess.Popen(
-            ["sh", "-c", enter, str(group / "cgroup.procs"), *map(str, command)],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            env=env,
-            cwd=cwd,
-        )
-        try:
-            stdout, stderr = process.communicate(timeout=timeout_seconds)
-        finally:
-            process.kill()
-            process.wait()
-            for pipe in (process.stdout, process.stderr):
-                if pipe:
-                    pipe.close()
-        peak = group / controller.peak
-        return LimitedRun(
-            process.returncode,
-            stdout,
-            stderr,
-            int(peak.read_text()) if peak.exists() else None,
-            controller.oom_kills(group) > 0,
-        )
-
-
-def _find_controller() -> _Controller:
-    if os.geteuid() != 0:
-        pytest.skip("a memory limit through control groups needs root")
-    for parent in _own_groups("memory", Path("/sys/fs/cgroup/memory")):
-        if (parent / "memory.limit_in_bytes").exists() and os.access(parent, os.W_OK):
-            return _Controller(
-                parent,
-                "memory.limit_in_bytes",
-                "memory.memsw.limit_in_bytes",
-                "memory.max_usage_in_bytes",
-                "memory.oom_control",
-                1,
-            )
-    root = Path("/sys/fs/cgroup")
-    control = root / "cgroup.subtree_control"
-    if control.exists() and "memory" in control.read_text().split() and os.access(root, os.W_OK):
-        return _Controller(root, "memory.max", "memory.swap.max", "memory.peak", "memory.events", 2)
-    pytest.skip("no memory controller of control groups is available here")
-
-
-def _own_groups(controller: str, mount: Path) -> Iterator[Path]:
-    """Where this process is in a version 1 hierarchy; inside a container that path may be the mount itself."""
-    for line in Path("/proc/self/cgroup").read_text().splitlines():
-        _, controllers, path = line.split(":", 2)
-        if controller in controllers.split(","):
-            yield mount / path.lstrip("/")
-    yield mount
-
-
-@contextmanager
-def _group(controller: _Controller, limit_bytes: int) -> Iterator[Path]:
-    group = controller.parent / f"outcrop-test-{os.getpid()}-{next(_numbers)}"
+def memory_limited(*args: Any, **kwargs: Any) -> LimitedRun:
+    """:func:`outcrop.bench.cgroup.memory_limited`, or a skipped test."""
     try:
-        group.mkdir()
-    except OSError as error:
-        pytest.skip(f"control groups cannot be made here: {error}")
-    try:
-        (group / controller.limit).write_text(str(limit_bytes))
-        swap = group / controller.swap
-        if swap.exists():  # absent where the kernel does not count swap
-            swap.write_text(str(limit_bytes) if controller.version == 1 else "0")
-        yield group
-    finally:
-        _kill_all(group)
-        _remove(group)
-
-
-def _kill_all(group: Path, patience_seconds: float = 5) -> None:
-    deadline = time.monotonic() + patience_seconds
-    while pids := (group / "cgroup.procs").read_text().split():
-        for pid in pids:
-            try:
-                os.kill(int(pid), signal.SIGKILL)
-            except ProcessLookupError:
-                continue
-        if time.monotonic() > deadline:
-            return
-        time.sleep(0.01)
-
-
-def _remove(group: Path, patience_seconds: float = 5) -> None:
-    deadline = time.monotonic() + patience_seconds
-    while True:
-        try:
-            group.rmdir()
-            return
-        except OSError:  # the kernel is still taking the last process apart
-            if time.monotonic() > deadline:
-                raise
-            time.sleep(0.01)
+        return cgroup.memory_limited(*args, **kwargs)
+    except cgroup.LimitUnavailable as why:
+        pytest.skip(str(why))

@@ -1,0 +1,26 @@
+"""Graphs from the outside: import and generate."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from outcrop.config import Size
+from outcrop.runtime import Runtime
+from outcrop.stages import generate, ingest
+from outcrop.store.graph import Graph
+
+
+def import_graph(source: str, out: str | Path, *, memory: Size | None = None, **options: Any) -> Graph:
+    """Imports ``source`` (``arrays:DIR``, ``npz:FILE``, ``musae:DIR``) as a graph at ``out``.
+
+    Options are those of :class:`outcrop.stages.ingest.ImportConfig`.
+    """
+    with Runtime(memory) as runtime:
+        return ingest.import_graph(source, out, runtime, **options)
+
+
+def generate_graph(out: str | Path, *, memory: Size | None = None, **options: Any) -> Graph:
+    """Generates a graph at ``out``; options are those of :class:`outcrop.stages.generate.GenerateConfig`."""
+    with Runtime(memory) as runtime:
+        return generate.generate_graph(out, runtime, **options)
