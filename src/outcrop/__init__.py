@@ -1,1 +1,47 @@
-"""Outcrop: exact out-of-core training of graph neural networks and graph embeddings."""
+"""Outcrop: exact out-of-core training of graph neural networks and graph embeddings.
+
+The names below are imported when first used, so that ``import outcrop`` costs nothing.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from outcrop.api.graph import generate_graph, import_graph
+    from outcrop.api.prepare import PrepareReport
+    from outcrop.api.run import Run
+    from outcrop.api.shortcuts import open_run, prepare
+    from outcrop.api.train import TrainReport, train
+    from outcrop.runtime import Runtime
+    from outcrop.store.graph import Graph, open_graph
+
+__version__ = "0.1.0"
+
+_HOME = {
+    "Graph": "outcrop.store.graph",
+    "PrepareReport": "outcrop.api.prepare",
+    "Run": "outcrop.api.run",
+    "Runtime": "outcrop.runtime",
+    "TrainReport": "outcrop.api.train",
+    "generate_graph": "outcrop.api.graph",
+    "import_graph": "outcrop.api.graph",
+    "open_graph": "outcrop.store.graph",
+    "open_run": "outcrop.api.shortcuts",
+    "prepare": "outcrop.api.shortcuts",
+    "train": "outcrop.api.train",
+}
+
+__all__ = ["Graph", "PrepareReport", "Run", "Runtime", "TrainReport", "generate_graph", "import_graph", "open_graph",
+           "open_run", "prepare", "train"]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module 'outcrop' has no attribute {name!r}")
+    return getattr(import_module(_HOME[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *_HOME])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from dataclasses import dataclass, field
 from typing import Literal
@@ -78,5 +79,64 @@ class SampleConfig:
             problems.append(f"epochs {self.epochs} is below 1")
         if self.sampler != "neighbor":
             problems.append(f"sampler {self.sampler!r} is unknown; known: neighbor")
+        if problems:
+            raise ArgumentError("; ".join(problems))
+
+
+@dataclass(frozen=True)
+class PlanConfig:
+    """Limits in bytes. ``memory``: host memory of loading; ``gpu_memory``: device cache and batches on the device;
+    ``disk_space``: all files of the run. None = no limit (memory: everything is cached)."""
+
+    memory: int | None = None
+    gpu_memory: int = 0
+    disk_space: int | None = None
+    packed_splits: tuple[str, ...] = ("train", "valid")
+    slots: int | None = None
+
+
+@dataclass(frozen=True)
+class TrainConfig:
+    """How a model is trained.
+
+    Attributes:
+        hidden: Width between layers, for gat all heads together; None = 256, for gat 32 per head.
+        layers: As many as the batches have hops.
+        dropout: Share of hidden values zeroed between layers.
+        device: cpu, cuda or cuda:N.
+        trace_losses: Whether the result lists the loss of every batch.
+        checkpoint_every: Epochs between checkpoints; the last epoch always has one.
+    """
+
+    model: str = "sage"
+    hidden: int | None = None
+    layers: int = 2
+    heads: int = 4
+    dropout: float = 0.0
+    epochs: int = 10
+    learning_rate: float = 3e-3
+    weight_decay: float = 0.0
+    seed: int = 0
+    device: str = "cpu"
+    trace_losses: bool = False
+    checkpoint_every: int = 1
+
+    def __post_init__(self) -> None:
+        problems = []
+        if self.model not in ("sage", "gat", "gcn"):
+            problems.append(f"model {self.model!r} is unknown; known: sage, gat, gcn")
+        counts = {"hidden": 1 if self.hidden is None else self.hidden, "layers": self.layers, "heads": self.heads,
+                  "epochs": self.epochs, "checkpoint_every": self.checkpoint_every}
+        problems += [f"{name} {value} is below 1" for name, value in counts.items() if value < 1]
+        if self.model == "gat" and self.hidden is not None and self.heads >= 1 and self.hidden % self.heads:
+            problems.append(f"hidden {self.hidden} is no multiple of heads {self.heads}")
+        if not 0.0 <= self.dropout < 1.0:
+            problems.append(f"dropout {self.dropout} is not in [0, 1)")
+        if not 0.0 < self.learning_rate < math.inf:
+            problems.append(f"learning rate {self.learning_rate} is not a positive number")
+        if not 0.0 <= self.weight_decay < math.inf:
+            problems.append(f"weight decay {self.weight_decay} is negative or not a number")
+        if not -(2**63) <= self.seed < 2**64:
+            problems.append(f"seed {self.seed} does not fit 64 bits")
         if problems:
             raise ArgumentError("; ".join(problems))

@@ -36,3 +36,7 @@ class DeviceError(OutcropError, RuntimeError):
 
 class CancelledError(OutcropError, RuntimeError):
     """Work was given up because something else failed or the caller left."""
+
+
+class NumericError(OutcropError, ArithmeticError):
+    """A computation gave a value that is infinite or not a number."""

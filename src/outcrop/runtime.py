@@ -47,7 +47,7 @@ class Runtime:
         io: IoConfig | None = None,
         faults: _core.FaultPlan | None = None,
         threads: int = 0,
-        trace_path: Path | None = None,
+        trace_path: str | Path | None = None,
         progress: Progress | None = None,
     ):
         self.budget = _core.Budget.create(UNLIMITED if memory is None else parse_size(memory))

@@ -17,9 +17,9 @@ from typing import Any, TextIO
 class Trace:
     """Writes one JSON object per line: ``{"name", "start_ns", "end_ns", "thread", ...fields}``."""
 
-    def __init__(self, path: Path | None = None):
+    def __init__(self, path: str | Path | None = None):
         self._lock = threading.Lock()
-        self._file: TextIO | None = path.open("a", encoding="utf-8") if path else None
+        self._file: TextIO | None = Path(path).open("a", encoding="utf-8") if path else None
 
     @contextmanager
     def span(self, name: str, **fields: Any) -> Iterator[None]:

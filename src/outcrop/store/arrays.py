@@ -13,7 +13,8 @@ from outcrop.runtime import Runtime
 from outcrop.store.manifest import ArraySpec
 
 PAGE_BYTES = 4096
-_WRITE_BUFFER_BYTES = 1 << 20
+_WRITE_BUFFER_BYTES = 1 << 20  # at most; a 64th of a small budget
+_MIN_WRITE_BUFFER_BYTES = 16 << 10
 _VERIFY_BUFFER_BYTES = 4 << 20
 
 # NumPy has no bfloat16: its 16 raw bits are kept as uint16.
@@ -52,7 +53,8 @@ class ArrayWriter:
         self._storage = storage_dtype(dtype)
         self._row_bytes = self._storage.itemsize * int(np.prod(row_shape, dtype=np.int64))
         self._file_name = f"{name}.bin"
-        self._buffer = runtime.budget.empty("write-buffer", _WRITE_BUFFER_BYTES)
+        size = min(_WRITE_BUFFER_BYTES, max(_MIN_WRITE_BUFFER_BYTES, runtime.budget.limit_bytes // 64))
+        self._buffer = runtime.budget.empty("write-buffer", size // PAGE_BYTES * PAGE_BYTES)
         self._filled = self._written = self._crc = 0
         self._file = self._io.open(str(folder / self._file_name), _core.OpenMode.create)
         self._close = weakref.finalize(self, self._io.close, self._file)
@@ -64,11 +66,11 @@ class ArrayWriter:
                                 f"{self._storage}{self._row_shape}")
         data = as_bytes(np.ascontiguousarray(rows))
         while len(data):
-            part = data[: _WRITE_BUFFER_BYTES - self._filled]
+            part = data[: len(self._buffer) - self._filled]
             self._buffer[self._filled : self._filled + len(part)] = part
             self._filled += len(part)
             data = data[len(part) :]
-            if self._filled == _WRITE_BUFFER_BYTES:
+            if self._filled == len(self._buffer):
                 self._flush(self._filled)
 
     def _flush(self, count: int) -> None:
@@ -86,6 +88,7 @@ class ArrayWriter:
             self._io.write(self._file, data_bytes, np.zeros(file_bytes - data_bytes, np.uint8))
         self._io.drop_cache(self._file)
         self._close()
+        self._buffer = np.zeros(0, np.uint8)
         rows = data_bytes // self._row_bytes if self._row_bytes else 0
         return ArraySpec(self._file_name, self._dtype, (rows, *self._row_shape), self._row_bytes, self._crc, file_bytes)
 

@@ -83,6 +83,19 @@ def read(folder: Path, format: str, version: int) -> Manifest:
         raise FormatError(f"{folder} is {found[0]!r}, not {format!r}: pass the folder of the right kind")
     if found[1] != version:
         raise FormatError(f"{path} has version {found[1]!r}, this Outcrop reads version {version}: make it again")
+    return _checked(folder, raw, format, version)
+
+
+def read_any(folder: Path) -> Manifest:
+    """Reads and checks the manifest of an artifact of any format and version, as :func:`read` does."""
+    raw = _read_json(folder / MANIFEST)
+    if not isinstance(raw.get("format"), str) or not isinstance(raw.get("version"), int):
+        raise FormatError(f"{folder / MANIFEST} has no format and version: not an Outcrop manifest")
+    return _checked(folder, raw, raw["format"], raw["version"])
+
+
+def _checked(folder: Path, raw: dict[str, Any], format: str, version: int) -> Manifest:
+    path = folder / MANIFEST
     try:
         arrays = {name: ArraySpec(**{**spec, "shape": tuple(spec["shape"])}) for name, spec in raw["arrays"].items()}
         manifest = Manifest(format, version, arrays, raw["attributes"], raw["config"], raw["inputs"])
@@ -186,3 +199,19 @@ def sync_folder(folder: Path) -> None:
         os.fsync(fd)
     finally:
         os.close(fd)
+
+
+def plain(fields: dict[str, Any]) -> dict[str, Any]:
+    """``fields`` as they come back from JSON (tuples as lists), so that stored and wanted ones compare equal."""
+    return json.loads(json.dumps(fields))
+
+
+def is_current(folder: Path, format: str, version: int, config: dict[str, Any], inputs: dict[str, str]) -> bool:
+    """True where ``folder`` is a whole artifact made with this config from these inputs."""
+    if not exists(folder):
+        return False
+    try:
+        manifest = read(folder, format, version)
+    except FormatError:
+        return False
+    return manifest.config == config and manifest.inputs == inputs

@@ -1,0 +1,64 @@
+# Every target prepares what it needs (scripts/setup.sh); nothing but a C++20 compiler and Python 3.11 is expected.
+# Variables: PYTHON (interpreter for .venv), OUTCROP_JOBS, OUTCROP_PIP_ARGS, ARGS (passed on: make test ARGS="-k pack").
+SHELL := /bin/bash
+.DEFAULT_GOAL := help
+.PHONY: help demo test lint format build slow torture sanitize gpu bench docs clean
+export PYTHON
+
+VENV := $(or $(OUTCROP_VENV),.venv)
+QUICK := not slow and not torture and not gpu
+EXPERIMENT ?= epoch
+
+help: ## this list
+	@grep -E '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /\1\t/' | awk -F'\t' '{printf "  make %-10s %s\n", $$1, $$2}'
+
+demo: build ## the main job on a small made-up graph: prepare, train under a memory budget, compare; two minutes
+	@$(VENV)/bin/outcrop demo $(ARGS)
+
+build: ## .venv with outcrop in it, editable; builds again when C++ changed
+	@scripts/setup.sh build
+
+test: ## quick tests, C++ and Python
+	@scripts/setup.sh test
+	@status=0; \
+	scripts/cpp-tests.sh plain || status=1; \
+	scripts/py-tests.sh quick -m "$(QUICK)" $(ARGS) || status=1; \
+	exit $$status
+
+slow: ## the tests that take longer than a few seconds
+	@scripts/setup.sh test
+	@OUTCROP_ALLOW_EMPTY=1 scripts/py-tests.sh slow -m "slow and not gpu" --timeout 600 $(ARGS)
+
+torture: ## the suite again: pread backend, tiny requests and budgets, random short reads
+	@scripts/setup.sh test
+	@scripts/torture.sh $(ARGS)
+
+sanitize: ## C++ tests under AddressSanitizer + UBSan, and under ThreadSanitizer
+	@scripts/setup.sh test
+	@status=0; \
+	scripts/cpp-tests.sh asan || status=1; \
+	scripts/cpp-tests.sh tsan || status=1; \
+	exit $$status
+
+lint: ## formatting, ruff, pyright, import layers, clang-format
+	@scripts/setup.sh lint
+	@scripts/lint.sh
+
+format: ## formats the Python and C++ sources in place
+	@scripts/setup.sh lint
+	@scripts/lint.sh --fix
+
+gpu: ## tests that need a CUDA device, and a record of the run; works offline
+	@scripts/gpu-check.sh $(ARGS)
+
+bench: ## one comparison: make bench EXPERIMENT=epoch
+	@scripts/setup.sh bench
+	@$(VENV)/bin/outcrop bench $(EXPERIMENT) $(ARGS)
+
+docs: ## runs the code in README and docs
+	@scripts/setup.sh test
+	@OUTCROP_ALLOW_EMPTY=1 scripts/py-tests.sh docs tests/docs $(ARGS)
+
+clean: ## removes .venv, builds and caches
+	rm -rf $(VENV) .venv-gpu build dist .hypothesis src/outcrop/_core*.so src/outcrop/_core.pyi
+	find src tests benchmarks examples -name __pycache__ -type d -prune -exec rm -rf {} + 2>/dev/null || true

@@ -1,0 +1,67 @@
+#!/usr/bin/env bash
+# Prepares .venv for one purpose: scripts/setup.sh build|test|lint|bench. Safe to repeat: what is already there and
+# unchanged is left alone (stamps in .venv/.stamps hold a digest of what each step was made from).
+# PYTHON names the interpreter; OUTCROP_PIP_ARGS is passed to pip, for example
+#   OUTCROP_PIP_ARGS="--extra-index-url https://download.pytorch.org/whl/cpu"   (torch without its CUDA libraries)
+source "$(dirname "$0")/common.sh"
+source scripts/system.sh
+
+purpose=${1:-build}
+case $purpose in build | test | lint | bench) ;; *) die "unknown purpose '$purpose': build, test, lint or bench" ;; esac
+stamps=$venv/.stamps
+
+fresh() { [ "$(cat "$stamps/$1" 2>/dev/null)" = "$2" ]; }   # fresh STEP DIGEST
+done_with() { mkdir -p "$stamps" && printf '%s\n' "$2" >"$stamps/$1"; }
+
+pip() {
+  # shellcheck disable=SC2086 — OUTCROP_PIP_ARGS is a list of words
+  PIP_DISABLE_PIP_VERSION_CHECK=1 "$venv/bin/python" -m pip "$1" ${OUTCROP_PIP_ARGS:-} "${@:2}"
+}
+
+make_venv() {
+  if "$venv/bin/python" -m pip --version >/dev/null 2>&1; then return; fi
+  local python
+  python=$(find_python)
+  say "creating $venv with $("$python" --version) ($python)"
+  need_venv "$python"
+  rm -rf "$venv"
+  quietly venv "$python" -m venv "$venv"
+}
+
+install_torch() {
+  local want
+  want=$(digest constraints.txt)
+  fresh torch "$want" && return
+  say "installing torch (0.2 to 3 GB to download, depending on the index; one to five minutes)"
+  quietly torch pip install -c constraints.txt torch
+  done_with torch "$want"
+}
+
+install_outcrop() {
+  local dependencies sources extra=$1 name
+  name=dependencies-${extra:-none}
+  dependencies=$(digest pyproject.toml constraints.txt)
+  sources=$(digest CMakeLists.txt pyproject.toml src/core src/bindings)-$(have_uring && echo uring || echo pread)
+  if ! fresh "$name" "$dependencies"; then
+    say "installing build tools and dependencies${extra:+ for $extra} (under a minute)"
+    quietly tools pip install 'scikit-build-core>=0.10' 'nanobind>=2.4' cmake ninja
+    say "building and installing outcrop (about half a minute)"
+    build "outcrop" ".${extra:+[$extra]}"
+    done_with "$name" "$dependencies"
+  elif ! fresh sources "$sources"; then
+    say "C++ sources changed: building outcrop again"
+    build "outcrop" . --no-deps
+  fi
+  done_with sources "$sources"
+}
+
+build() {
+  PATH=$PWD/$venv/bin:$PATH CMAKE_GENERATOR=Ninja CMAKE_BUILD_PARALLEL_LEVEL=$jobs \
+    quietly "$1" pip install -c constraints.txt --no-build-isolation --editable "${@:2}"
+}
+
+case $purpose in build) extra= ;; *) extra=$purpose ;; esac
+make_venv
+system_packages "$purpose"
+install_torch
+install_outcrop "$extra"

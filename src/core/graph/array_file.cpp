@@ -1,0 +1,48 @@
+#include "graph/array_file.h"
+
+#include <algorithm>
+
+#include "base/checksum.h"
+
+namespace outcrop {
+
+ArrayFileWriter::ArrayFileWriter(std::shared_ptr<BlockIo> io, Budget& budget, const std::string& path,
+                                 size_t buffer_bytes)
+    : io_(std::move(io)),
+      buffer_(budget, "write-buffer", align_up(std::max<size_t>(buffer_bytes, 1), 2 * kPageBytes)),
+      half_(buffer_.size() / 2),
+      active_(buffer_.data()),
+      file_(io_->open(path, OpenMode::create)),
+      open_(true) {}
+
+ArrayFileWriter::~ArrayFileWriter() {
+  job_.reset();  // waits: the job refers to buffer_
+  if (open_) io_->close(file_);
+}
+
+void ArrayFileWriter::flush() {
+  if (filled_ == 0) return;
+  crc_ = crc32c(active_, filled_, crc_);
+  if (job_) job_->wait();
+  job_ = io_->submit(IoOp::write, {{file_, written_, filled_, active_}});
+  written_ += filled_;
+  filled_ = 0;
+  active_ = active_ == buffer_.data() ? buffer_.data() + half_ : buffer_.data();
+}
+
+ArrayFile ArrayFileWriter::finish() {
+  flush();
+  if (job_) job_->wait();
+  job_.reset();
+  const uint64_t file_bytes = align_up(written_, kPageBytes);
+  if (const size_t padding = file_bytes - written_) {
+    std::memset(active_, 0, padding);
+    io_->write(file_, written_, active_, padding);
+  }
+  io_->drop_cache(file_);
+  io_->close(file_);
+  open_ = false;
+  return {written_, file_bytes, crc_};
+}
+
+}  // namespace outcrop

@@ -1,0 +1,54 @@
+// Writes one array file front to back: bounded double buffer, CRC-32C on the way, zero padding to whole
+// pages. The result matches the conventions of outcrop/store/arrays.py, so an ArraySpec can be made from it.
+#pragma once
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <memory>
+#include <string>
+
+#include "base/buffer.h"
+#include "io/block_io.h"
+
+namespace outcrop {
+
+struct ArrayFile {
+  uint64_t data_bytes = 0;
+  uint64_t file_bytes = 0;  // data_bytes rounded up to whole pages
+  uint32_t crc32c = 0;      // of the data, without the padding
+};
+
+class ArrayFileWriter {
+ public:
+  // buffer_bytes: at least two pages; half is filled while the other half is written.
+  ArrayFileWriter(std::shared_ptr<BlockIo> io, Budget& budget, const std::string& path, size_t buffer_bytes);
+  ~ArrayFileWriter();
+  ArrayFileWriter(const ArrayFileWriter&) = delete;
+  ArrayFileWriter& operator=(const ArrayFileWriter&) = delete;
+
+  // sizeof(T) divides the page size.
+  template <class T>
+  void push(T value) {
+    if (filled_ + sizeof(T) > half_) flush();
+    std::memcpy(active_ + filled_, &value, sizeof(T));
+    filled_ += sizeof(T);
+  }
+  // Pads, waits, pushes the file to the device and closes it.
+  ArrayFile finish();
+
+ private:
+  void flush();
+
+  std::shared_ptr<BlockIo> io_;
+  Buffer buffer_;
+  size_t half_;
+  std::byte* active_;
+  size_t filled_ = 0;
+  uint64_t written_ = 0;
+  uint32_t crc_ = 0;
+  FileId file_ = 0;
+  bool open_ = false;
+  std::shared_ptr<IoJob> job_;
+};
+
+}  // namespace outcrop

@@ -1,0 +1,75 @@
+// Builds the compressed sparse columns of a graph from a stream of edges, in bounded memory.
+//
+// Edges (source, target) are sorted by (target, source) externally and written as they leave the sort:
+// `indptr` int64 [N + 1] and `indices` uint32 (N <= 2^32) or int64 [E], the sources of the edges that point
+// at each node, ascending. No array of N or E elements is ever held.
+#pragma once
+#include <cstdint>
+#include <memory>
+#include <string>
+
+#include "base/budget.h"
+#include "base/parallel.h"
+#include "graph/array_file.h"
+#include "graph/external_sort.h"
+#include "io/block_io.h"
+
+namespace outcrop {
+
+struct PackedEdge {  // both ids below 2^32
+  static constexpr unsigned kKeyWords = 1;
+  uint64_t key = 0;
+  static PackedEdge make(uint64_t src, uint64_t dst) { return {dst << 32 | src}; }
+  uint64_t src() const { return key & 0xffffffffu; }
+  uint64_t dst() const { return key >> 32; }
+  uint64_t word(unsigned) const { return key; }
+};
+
+struct WideEdge {
+  static constexpr unsigned kKeyWords = 2;
+  uint64_t source = 0, target = 0;
+  static WideEdge make(uint64_t src, uint64_t dst) { return {src, dst}; }
+  uint64_t src() const { return source; }
+  uint64_t dst() const { return target; }
+  uint64_t word(unsigned i) const { return i ? target : source; }
+};
+
+struct CscOptions {
+  std::string scratch_folder;
+  int64_t num_nodes = -1;             // -1: the largest id + 1, told at the end
+  uint64_t memory_bytes = 256 << 20;  // sort and write buffers together
+  bool keep_duplicates = false;
+  bool keep_self_loops = true;
+  bool reverse = false;  // store the reverse of every edge too (a self-loop once)
+  bool wide = false;     // 64-bit indices even where 32 bits would do
+};
+
+struct CscResult {
+  int64_t num_nodes = 0;
+  uint64_t num_edges = 0, duplicates_dropped = 0, self_loops_dropped = 0;
+  uint64_t max_in_degree = 0, nodes_without_in_edges = 0;
+  bool wide = false;
+  ArrayFile indptr, indices;
+  SortStats sort;
+};
+
+class CscBuilder {
+ public:
+  static constexpr uint64_t kMinMemoryBytes = 256 << 10;
+
+  CscBuilder(std::shared_ptr<BlockIo> io, std::shared_ptr<Budget> budget, CscOptions options,
+             WorkerPool* workers = nullptr);
+  ~CscBuilder();
+  // Adds n edges src[i] -> dst[i]. Throws Error(argument) for an id outside [0, num_nodes).
+  void add(const int64_t* src, const int64_t* dst, size_t n);
+  uint64_t edges_added() const;
+  // Writes both files. With num_nodes -1 there are at least min_nodes nodes.
+  CscResult finish(const std::string& indptr_path, const std::string& indices_path, int64_t min_nodes = 0);
+
+  class Impl;
+
+ private:
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace outcrop

@@ -1,0 +1,112 @@
+"""A prepared run, opened: its batches in every mode, and as torch_geometric data."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from outcrop.config import SampleConfig, Size
+from outcrop.errors import ArgumentError, FormatError
+from outcrop.rows import RowSource, TieredRows, open_rows
+from outcrop.runtime import Runtime
+from outcrop.sampling import BatchSampler
+from outcrop.stages import load
+from outcrop.store import packed, placement, run, samples
+from outcrop.store.arrays import DiskArray
+from outcrop.store.graph import Graph, open_graph
+
+if TYPE_CHECKING:
+    from torch_geometric.data import Data
+
+
+def open_session(graph: Graph, runtime: Runtime, mode: str, *, run_folder: Path | None = None,
+                 config: SampleConfig | None = None, device: str = "cpu") -> load.LoadSession:
+    """Loading in ``mode``: recorded batches where there is a run, else batches drawn on the fly as ``config`` says.
+
+    Mode ``online`` always draws on the fly; with a run it uses the run's host cache.
+
+    Raises:
+        ArgumentError: Mode unknown, or ``packed`` without a run.
+        FormatError: The run was made from another graph, or is not finished.
+        BudgetError: The mode does not fit, for example ``memory`` in less than the features.
+    """
+    if mode not in load.MODES:
+        raise ArgumentError(f"mode {mode!r} is unknown; known: {', '.join(load.MODES)}")
+    if run_folder is None:
+        if mode == "packed":
+            raise ArgumentError("mode packed needs a run: make one with outcrop prepare, or choose another mode")
+        rows = open_rows(graph, runtime, mode)
+        graphs = load.SampledGraphs(BatchSampler(graph, config or SampleConfig(), runtime), runtime)
+        return load.row_session(graph, graphs, rows, runtime, device_name=device)
+    info = run.read(run_folder)
+    if info.graph_digest != graph.digest():
+        raise FormatError(f"{run_folder} was prepared from another state of the graph than {graph.path} is in now: "
+                          "run outcrop prepare again")
+    sample_set = samples.open_samples(runtime, run_folder / "sample")
+    if mode == "packed":
+        places = placement.open_placement(runtime, run_folder / "plan")
+        records = packed.open_packed(runtime, run_folder / "pack", places, sample_set)
+        return load.packed_session(graph, sample_set, places, records, open_rows(graph, runtime, "online"), runtime,
+                                   device)
+    rows = open_rows(graph, runtime, mode)
+    if mode != "online":
+        return load.row_session(graph, load.RecordedGraphs(sample_set, runtime), rows, runtime,
+                                max_nodes=sample_set.max_nodes, device_name=device)
+    rows = _with_host_cache(rows, runtime, run_folder)
+    graphs = load.SampledGraphs(BatchSampler(graph, info.sample, runtime), runtime)
+    return load.row_session(graph, graphs, rows, runtime, max_nodes=sample_set.max_nodes, slots=2, device_name=device)
+
+
+def _with_host_cache(rows: RowSource, runtime: Runtime, run_folder: Path) -> RowSource:
+    """The run's host cache over ``rows``, as far as it fits in half of the free budget."""
+    if not (run_folder / "pack" / "manifest.json").is_file():
+        return rows
+    places = placement.open_placement(runtime, run_folder / "plan")
+    manifest = packed.manifests.read(run_folder / "pack", packed.FORMAT, packed.VERSION)
+    cache = DiskArray(runtime, run_folder / "pack", manifest.arrays["host_cache"])
+    fit = min(len(places.host_ids), runtime.budget.free_bytes // 2 // max(rows.row_bytes, 1))
+    if fit == 0:
+        return rows
+    hot = cache.read("host_cache", 0, fit).reshape(-1).view(np.uint8)
+    cache.close()
+    return TieredRows(places.host_ids[:fit], hot, rows, runtime)
+
+
+class Run:
+    """A prepared run on disk.
+
+    Args:
+        path: Folder made by :func:`outcrop.prepare`.
+        memory: Budget of loading; None takes the one the run was planned for.
+    """
+
+    def __init__(self, path: str | Path, *, memory: Size | None = None):
+        self.path = Path(path)
+        self.info = run.read(self.path)
+        self.graph = open_graph(self.info.graph_path(self.path))
+        self.memory = self.info.plan.memory if memory is None else memory
+
+    def loader(self, epoch: int = 0, *, split: str = "train", mode: str = "packed",
+               device: str = "cpu") -> Iterator[Data]:
+        """The mini-batches of one epoch as ``torch_geometric.data.Data``.
+
+        Each has ``x`` [n, D], ``edge_index`` int64 [2, E], ``y`` (of the seeds), ``n_id``, ``batch_size``,
+        ``num_sampled_nodes`` and ``num_sampled_edges``, in NeighborLoader's conventions. ``x`` lies in one of a few
+        buffers: do not keep more than one batch without cloning it.
+        """
+        from outcrop.pyg import to_pyg
+
+        with (
+            Runtime(self.memory) as runtime,
+            open_session(self.graph, runtime, mode, run_folder=self.path, device=device) as session,
+            closing(session.batches(split, epoch)) as batches,
+        ):
+            for batch in batches:
+                data = to_pyg(batch)
+                del batch
+                yield data
+                del data

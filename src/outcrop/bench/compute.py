@@ -1,0 +1,115 @@
+"""The compute side of a training step against the least it could be: the bare dense and sparse products."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from itertools import pairwise
+from statistics import median
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+
+from outcrop.models import build_model
+from outcrop.sparse import Block, as_input, blocks_of, spmm, spmm_transposed
+from outcrop.store.batches import BatchGraph
+from outcrop.store.minibatch import MiniBatch
+
+
+def synthetic_batch(seeds: int = 1024, fanouts: tuple[int, ...] = (10, 10), dim: int = 128, num_classes: int = 47,
+                    pool: int = 75_000, seed: int = 0) -> MiniBatch:
+    """A random batch with the shape of a sampled one: 1024 seeds, about 11,000 targets, 67,000 nodes, 113,000 edges.
+
+    Args:
+        pool: How many nodes a hop draws its neighbours from; smaller gives more repeated sources.
+    """
+    rng = np.random.default_rng(seed)
+    nodes, edges, frontier = [seeds], [], seeds
+    rows, cols = [], []
+    for fanout in fanouts:
+        known = sum(nodes)
+        draws = rng.integers(0, pool if frontier * fanout > pool // 2 else 100 * pool, frontier * fanout)
+        unique, local = np.unique(draws, return_inverse=True)
+        cols.append((known + local).astype(np.int32))
+        rows.append(np.full(frontier, fanout))
+        edges.append(frontier * fanout)
+        nodes.append(len(unique))
+        frontier = len(unique)
+    rowptr = np.concatenate([[0], np.cumsum(np.concatenate(rows))]).astype(np.int32)
+    labels = rng.integers(0, num_classes, seeds)
+    graph = BatchGraph(np.arange(sum(nodes)), rowptr, np.concatenate(cols), tuple(nodes), tuple(edges), labels)
+    x = rng.standard_normal((sum(nodes), dim), dtype=np.float32)
+    return MiniBatch(graph, torch.from_numpy(x).clone(), torch.from_numpy(labels))
+
+
+def bare_products(batch: MiniBatch, hidden: int = 256, num_classes: int = 47) -> Callable[[], None]:
+    """One call does the products that a training step of ``sage`` cannot do without, and nothing else.
+
+    Per layer one sparse product and two dense ones forward, two dense ones for the weights' gradients, and for all
+    layers but the first two dense and one sparse for the gradient of the input. No activation, bias, loss or
+    optimiser; the same kernels and the same order of sparse and dense (aggregate first) as the model's.
+    """
+    x, blocks = as_input(batch.x), blocks_of(batch)
+    widths = [x.shape[1]] + [hidden] * (len(blocks) - 1) + [num_classes]
+    generator = torch.Generator().manual_seed(0)
+    weights = [[torch.randn(out, width, generator=generator) for _ in range(2)]
+               for width, out in pairwise(widths)]
+    for block in blocks[1:]:
+        _ = block.transposed
+    gradient = torch.randn(blocks[-1].num_targets, num_classes, generator=generator)
+
+    def run() -> None:
+        inputs, sums = [x], []
+        for block, (left, right) in zip(blocks, weights, strict=True):
+            sums.append(spmm(block, inputs[-1]))
+            inputs.append((sums[-1] @ left.t()).addmm_(inputs[-1][: block.num_targets], right.t()))
+        grad = gradient
+        for index in reversed(range(len(blocks))):
+            grad = _bare_backward(blocks[index], inputs[index], sums[index], weights[index], grad, index > 0)
+
+    return run
+
+
+def _bare_backward(block: Block, x: torch.Tensor, total: torch.Tensor, weights: list[torch.Tensor],
+                   grad: torch.Tensor, wants_input: bool) -> torch.Tensor:
+    left, right = weights
+    grad.t().mm(total)
+    grad.t().mm(x[: block.num_targets])
+    if not wants_input:
+        return grad
+    below = spmm_transposed(block, grad @ left)
+    below[: block.num_targets].addmm_(grad, right)
+    return below
+
+
+def training_step(batch: MiniBatch, name: str = "sage", hidden: int | None = None,
+                  num_classes: int = 47) -> Callable[[], None]:
+    """One call is a whole step: blocks, forward, loss, backward, Adam."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        model = build_model(name, batch.x.shape[1], hidden, num_classes, batch.graph.hops)
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-3, fused=True)
+
+    def run() -> None:
+        loss = F.cross_entropy(model(batch), batch.y)
+        optimizer.zero_grad(set_to_none=True)
+        loss.backward()
+        optimizer.step()
+
+    return run
+
+
+def compare(first: Callable[[], None], second: Callable[[], None], rounds: int = 15) -> dict[str, float]:
+    """Times both in turns. Returns medians in seconds, and ``ratio`` = the median of first / second per round."""
+    times: list[tuple[float, float]] = []
+    for turn in range(rounds + 3):
+        pair = []
+        for call in (first, second):
+            start = time.perf_counter()
+            call()
+            pair.append(time.perf_counter() - start)
+        if turn >= 3:
+            times.append((pair[0], pair[1]))
+    return {"first_seconds": median(a for a, _ in times), "second_seconds": median(b for _, b in times),
+            "ratio": median(a / b for a, b in times)}

@@ -1,0 +1,182 @@
+"""Checkpoints of training: one safetensors file each, replaced atomically, checked when read. No pickle.
+
+Folder: ``last.safetensors`` holds everything that training goes on from; ``best.safetensors`` the model of the best
+epoch, for use. ``last`` also holds the best model, so it alone is the truth after a crash.
+Tensors: ``model.<name>``, ``best.<name>``, ``optimizer.<parameter number>.<name>``. Header entry ``outcrop``: JSON
+with format, version, :class:`Meta` and the SHA-256 of all tensors. Dropout is keyed by (seed, epoch, batch) and the
+sampler by the same, so the seed and the number of finished epochs are the whole random state.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save
+
+from outcrop.errors import ArgumentError, ChecksumError, FormatError
+from outcrop.models import Model, build_model, torch_device
+from outcrop.store.manifest import sync_folder, write_atomic
+
+FORMAT, VERSION = "outcrop.checkpoint", 1
+LAST, BEST = "last.safetensors", "best.safetensors"
+_AGAIN = "train again, or point to another checkpoint folder"
+
+State = dict[str, torch.Tensor]
+
+
+@dataclass(frozen=True)
+class Meta:
+    """What a checkpoint says about itself.
+
+    Attributes:
+        epochs_done: Finished epochs.
+        best_epoch: The epoch of the best model, counted from 0.
+        config: Fields of the training configuration, with in_dim and num_classes.
+        inputs: Digests of what was trained on: graph, run.
+        history: One record per finished epoch.
+        batch_losses: Loss of every batch, where they were asked for.
+    """
+
+    epochs_done: int
+    best_epoch: int
+    config: dict[str, Any]
+    inputs: dict[str, str] = field(default_factory=dict)
+    history: list[dict[str, Any]] = field(default_factory=list)
+    batch_losses: list[float] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """States as on the CPU. ``optimizer`` maps "<parameter number>.<name>"; empty in ``best``."""
+
+    meta: Meta
+    model: State
+    best: State = field(default_factory=dict)
+    optimizer: State = field(default_factory=dict)
+
+
+def optimizer_state(optimizer: torch.optim.Optimizer) -> State:
+    """The tensors of an optimizer's state, flat."""
+    groups = optimizer.state_dict()["state"]
+    return {f"{number}.{name}": value for number, state in groups.items() for name, value in state.items()}
+
+
+def restore_optimizer(optimizer: torch.optim.Optimizer, flat: State) -> None:
+    """Puts :func:`optimizer_state` back. Options such as the learning rate stay those of ``optimizer``."""
+    nested: dict[int, dict[str, torch.Tensor]] = {}
+    for key, value in flat.items():
+        number, name = key.split(".", 1)
+        nested.setdefault(int(number), {})[name] = value
+    optimizer.load_state_dict({"state": nested, "param_groups": optimizer.state_dict()["param_groups"]})
+
+
+def write(path: Path, checkpoint: Checkpoint) -> None:
+    """Replaces ``path`` atomically; its folder is made where needed."""
+    tensors = {f"{part}.{name}": value.detach().to("cpu").contiguous().clone()
+               for part in ("model", "best", "optimizer") for name, value in getattr(checkpoint, part).items()}
+    header = {"format": FORMAT, "version": VERSION, "sha256": _digest(tensors), **asdict(checkpoint.meta)}
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_atomic(path, save(tensors, {"outcrop": json.dumps(header, sort_keys=True)}))
+    sync_folder(path.parent)
+
+
+def read(path: Path) -> Checkpoint:
+    """Reads and checks a checkpoint.
+
+    Raises:
+        FormatError: Missing, foreign, truncated or of another version.
+        ChecksumError: The tensors differ from those written.
+    """
+    tensors, header = _open(path)
+    if header.get("format") != FORMAT:
+        raise FormatError(f"{path} is a safetensors file, but no checkpoint of Outcrop: {_AGAIN}")
+    if header.get("version") != VERSION:
+        raise FormatError(f"{path} has version {header.get('version')!r}, this Outcrop reads version {VERSION}: "
+                          f"{_AGAIN}")
+    if header.get("sha256") != _digest(tensors):
+        raise ChecksumError(f"{path}: its tensors differ from those that were written, the file was damaged: {_AGAIN}")
+    parts: dict[str, State] = {"model": {}, "best": {}, "optimizer": {}}
+    try:
+        for key, value in tensors.items():
+            part, name = key.split(".", 1)
+            parts[part][name] = value
+        meta = Meta(**{name: header[name] for name in Meta.__dataclass_fields__})
+    except (KeyError, ValueError) as error:
+        raise FormatError(f"{path} lacks or garbles a field ({error}): {_AGAIN}") from None
+    return Checkpoint(meta, **parts)
+
+
+def require_same(path: Path, found: Meta, config: dict[str, Any], inputs: dict[str, str]) -> None:
+    """Checks that a checkpoint belongs to this training.
+
+    Raises:
+        ArgumentError: Names every field that differs.
+    """
+    wanted = {**config, **{f"{name} digest": value for name, value in inputs.items()}}
+    have = {**found.config, **{f"{name} digest": value for name, value in found.inputs.items()}}
+    differing = [f"{name} (there {have.get(name)!r}, now {wanted.get(name)!r})"
+                 for name in sorted(wanted.keys() | have.keys()) if have.get(name) != wanted.get(name)]
+    if differing:
+        raise ArgumentError(f"{path} comes from another training, it differs in {', '.join(differing)}: go on with "
+                            "the same values, or choose another checkpoint folder")
+
+
+def load_into(path: Path, model: torch.nn.Module, state: State) -> None:
+    """Gives ``model`` the parameters in ``state``.
+
+    Raises:
+        FormatError: They are those of another architecture.
+    """
+    own = {name: tuple(value.shape) for name, value in model.state_dict().items()}
+    found = {name: tuple(value.shape) for name, value in state.items()}
+    if own != found:
+        wrong = sorted(name for name in own.keys() | found.keys() if own.get(name) != found.get(name))
+        raise FormatError(f"{path} holds another model: {', '.join(wrong)} are missing, extra or of another shape")
+    model.load_state_dict(state)
+
+
+def load_model(folder: Path, device: str = "cpu") -> Model:
+    """The best model of the training whose checkpoints are in ``folder``, ready to score.
+
+    Raises:
+        FormatError: No checkpoint there, or it cannot be read.
+    """
+    path = folder / BEST
+    found = read(path)
+    try:
+        config = found.meta.config
+        model = build_model(config["model"], config["in_dim"], config["hidden"], config["num_classes"],
+                            config["layers"], heads=config["heads"], dropout=config["dropout"])
+    except KeyError as error:
+        raise FormatError(f"{path} lacks field {error} of its configuration: {_AGAIN}") from None
+    load_into(path, model, found.model)
+    return model.to(torch_device(device)).eval()
+
+
+def _open(path: Path) -> tuple[State, dict[str, Any]]:
+    if not path.is_file():
+        raise FormatError(f"{path} is missing: train with a checkpoint folder first")
+    try:
+        with safe_open(path, framework="pt") as file:
+            header = json.loads((file.metadata() or {}).get("outcrop", "{}"))
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a dict
+    except (SafetensorError, OSError, ValueError) as error:
+        raise FormatError(f"{path} is truncated, damaged or no safetensors file ({error}): {_AGAIN}") from None
+    if not isinstance(header, dict):
+        raise FormatError(f"{path} is a safetensors file, but no checkpoint of Outcrop: {_AGAIN}")
+    return tensors, header
+
+
+def _digest(tensors: State) -> str:
+    sha = hashlib.sha256()
+    for name in sorted(tensors):
+        value = tensors[name]
+        sha.update(f"{name} {value.dtype} {tuple(value.shape)}\n".encode())
+        sha.update(value.contiguous().reshape(-1).view(torch.uint8).numpy().data)
+    return sha.hexdigest()

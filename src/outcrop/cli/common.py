@@ -1,0 +1,132 @@
+"""What all commands share: options, progress bars, JSON results, the table of a comparison."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, DownloadColumn, MofNCompleteColumn, SpinnerColumn, TextColumn, TimeRemainingColumn
+from rich.progress import Progress as RichBars
+from rich.progress import ProgressColumn, Task, TransferSpeedColumn
+from rich.table import Table
+
+from outcrop.config import IoConfig, Size, parse_size
+from outcrop.errors import ArgumentError
+from outcrop.runtime import Progress, Runtime, SilentProgress
+
+console = Console(stderr=True)
+out = Console()
+
+Json = Annotated[Path | None, typer.Option("--json", help="Write the result to this file as JSON.", metavar="FILE")]
+Quiet = Annotated[bool, typer.Option("--quiet", help="No progress bars and no summary.")]
+Memory = Annotated[str | None, typer.Option("--memory", help="Memory budget, such as 4GiB.", metavar="SIZE")]
+GpuMemory = Annotated[str, typer.Option("--gpu-memory", help="Device memory for cached rows and batches.", metavar="SIZE")]
+DiskSpace = Annotated[
+    str | None, typer.Option("--disk-space", help="Limit for the run's files: 20GiB, or 3x the features.", metavar="SIZE")
+]
+Seed = Annotated[int, typer.Option("--seed", help="Same seed, same result.")]
+Fanouts = Annotated[str, typer.Option("--fanouts", help="Neighbours per hop, -1 = all, such as 10,15,20.", metavar="N,N")]
+
+
+class _Amount(ProgressColumn):
+    """Bytes as sizes, everything else as counts."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._bytes, self._count, self._speed = DownloadColumn(binary_units=True), MofNCompleteColumn(), TransferSpeedColumn()
+
+    def render(self, task: Task) -> Any:
+        if task.fields.get("unit") == "bytes":
+            text = self._bytes.render(task)
+            text.append("  ")
+            text.append_text(self._speed.render(task))
+            return text
+        text = self._count.render(task)
+        rate = task.finished_speed or task.speed
+        text.append(f" {task.fields.get('unit', '')}" + (f"  {rate:,.1f}/s" if rate else ""))
+        return text
+
+
+class Bars:
+    """Progress of a runtime as rich bars; one line per task."""
+
+    def __init__(self) -> None:
+        self._bars = RichBars(SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), _Amount(),
+                              TimeRemainingColumn(elapsed_when_finished=True), console=console)
+        self._tasks: dict[str, Any] = {}
+
+    def start(self, task: str, total: int, unit: str) -> None:
+        self._tasks[task] = self._bars.add_task(task, total=max(total, 1), unit=unit)
+
+    def advance(self, task: str, amount: int) -> None:
+        if task in self._tasks:
+            self._bars.advance(self._tasks[task], amount)
+
+    def finish(self, task: str) -> None:
+        if task in self._tasks:
+            entry = self._tasks.pop(task)
+            total = self._bars.tasks[self._bars.task_ids.index(entry)].total
+            self._bars.update(entry, completed=total)
+
+    def __enter__(self) -> Bars:
+        self._bars.start()
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self._bars.stop()
+
+
+@contextmanager
+def progress_bars(quiet: bool) -> Iterator[Progress]:
+    """Live bars on a terminal, silence with --quiet or where standard error is no terminal."""
+    if quiet or not console.is_terminal:
+        yield SilentProgress()
+        return
+    with Bars() as bars:
+        yield bars
+
+
+@contextmanager
+def runtime_for(memory: Size | None, quiet: bool, *, io: IoConfig | None = None,
+                trace: Path | None = None) -> Iterator[Runtime]:
+    """A Runtime with bars for the block."""
+    with progress_bars(quiet) as progress, Runtime(memory, io=io, progress=progress, trace_path=trace) as runtime:
+        yield runtime
+
+
+def parse_fanouts(text: str) -> tuple[int, ...]:
+    try:
+        return tuple(int(part) for part in text.split(","))
+    except ValueError:
+        raise ArgumentError(f"fanouts {text!r} are not understood; write for example 10,15,20") from None
+
+
+def parse_optional(size: str | None) -> int | None:
+    return None if size is None else parse_size(size)
+
+
+def write_json(path: Path | None, result: dict[str, Any]) -> None:
+    if path is not None:
+        path.write_text(json.dumps(result, indent=1) + "\n")
+
+
+def print_table(columns: Sequence[str], rows: Sequence[Sequence[object]], title: str | None = None) -> None:
+    """A table on standard output: first column left, the rest right aligned."""
+    table = Table(title=title, title_justify="left")
+    for i, column in enumerate(columns):
+        table.add_column(column, justify="right" if i else "left")
+    for row in rows:
+        table.add_row(*(str(cell) for cell in row))
+    out.print(table)
+
+
+def print_facts(facts: dict[str, object]) -> None:
+    """Name and value per line, aligned."""
+    width = max(map(len, facts), default=0)
+    for name, value in facts.items():
+        out.print(f"{name:<{width}}  {value}", highlight=False)

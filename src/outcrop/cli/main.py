@@ -1,0 +1,50 @@
+"""The ``outcrop`` command."""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated
+
+import typer
+
+from outcrop.cli import bench, data, demo, doctor, preparing, training
+from outcrop.cli.common import console
+from outcrop.errors import OutcropError
+
+app = typer.Typer(
+    name="outcrop", no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode="rich",
+    help="Train graph neural networks on graphs larger than memory, exactly, on one machine.",
+)
+for module in (demo, doctor, data, preparing, training, bench):
+    module.add_commands(app)
+
+_debug = False
+
+
+@app.callback()
+def options(debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks.")] = False) -> None:
+    global _debug  # the one place where an option must outlive the command: the error handler below
+    _debug = debug
+
+
+def run() -> None:
+    """Entry point: errors are one or two lines on standard error and status 1, wrong usage status 2."""
+    try:
+        app(standalone_mode=True)
+    except OutcropError as error:
+        if _debug:
+            raise
+        console.print(f"[bold red]error:[/] {_escape(str(error))}", soft_wrap=True, highlight=False)
+        sys.exit(1)
+    except (OSError, MemoryError) as error:
+        if _debug:
+            raise
+        console.print(f"[bold red]error:[/] {_escape(str(error) or type(error).__name__)}", soft_wrap=True, highlight=False)
+        sys.exit(1)
+    except KeyboardInterrupt:
+        console.print("interrupted; nothing finished is lost: run the same command again to go on")
+        sys.exit(130)
+
+
+def _escape(text: str) -> str:
+    return text.replace("[", "\\[")

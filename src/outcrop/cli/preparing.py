@@ -1,0 +1,71 @@
+"""``outcrop sample``, ``plan``, ``pack`` and ``prepare``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from outcrop.api.prepare import PrepareReport
+from outcrop.cli import common
+from outcrop.config import format_bytes
+
+GraphArg = Annotated[Path, typer.Argument(help="Graph folder, made by outcrop import or generate.", metavar="GRAPH")]
+RunArg = Annotated[Path, typer.Argument(help="Folder of the run to make.", metavar="RUN")]
+BatchSize = Annotated[int, typer.Option("--batch-size", help="Seed nodes per mini-batch.")]
+Sampler = Annotated[str, typer.Option("--sampler", help="neighbor.")]
+Epochs = Annotated[int, typer.Option("--epochs", help="Epochs to sample ahead; longer training replays them.")]
+Replace = Annotated[bool, typer.Option("--replace", help="Draw neighbours with replacement.")]
+_EXAMPLE = "Example: outcrop {} papers.oc papers.run --fanouts 10,15,20 --memory 4GiB"
+
+
+def add_commands(app: typer.Typer) -> None:
+    for name, stop, help in (
+        ("prepare", None, "Sample, plan and pack: all that training from disk needs. Resumable."),
+        ("sample", "sample", "Draw the mini-batches ahead of training."),
+        ("plan", "plan", "Decide what lives where, and say what it costs."),
+        ("pack", None, "Write the mini-batches' rows; samples and plans first where needed."),
+    ):
+        app.command(name, help=help + "\n\n" + _EXAMPLE.format(name))(_command(stop))
+
+
+def _command(stop_after: str | None) -> Any:
+    def command(graph: GraphArg, run: RunArg, fanouts: common.Fanouts = "10,10", batch_size: BatchSize = 1024,
+                sampler: Sampler = "neighbor", epochs: Epochs = 1, replace: Replace = False,
+                memory: common.Memory = None, gpu_memory: common.GpuMemory = "0",
+                disk_space: common.DiskSpace = None, seed: common.Seed = 0, json: common.Json = None,
+                quiet: common.Quiet = False) -> None:
+        from outcrop.api.prepare import prepare
+
+        with common.runtime_for(memory, quiet) as runtime:
+            report = prepare(graph, run, fanouts=common.parse_fanouts(fanouts), batch_size=batch_size, sampler=sampler,
+                             replace=replace, epochs=epochs, memory=memory, gpu_memory=gpu_memory,
+                             disk_space=disk_space, seed=seed, runtime=runtime, stop_after=stop_after)
+        common.write_json(json, report.as_dict())
+        if not quiet:
+            summarize(report)
+
+    return command
+
+
+def summarize(report: PrepareReport) -> None:
+    """What was done, and what an epoch will read."""
+    done = ", ".join(f"{name} {seconds:.1f} s" for name, seconds in report.stage_seconds.items()) or "nothing to do"
+    facts: dict[str, object] = {"done": done}
+    if report.skipped:
+        facts["already there"] = ", ".join(report.skipped)
+    facts["read, written"] = f"{format_bytes(report.bytes_read)}, {format_bytes(report.bytes_written)}"
+    facts["run on disk"] = format_bytes(report.disk_bytes)
+    if report.predicted:
+        epochs = report.predicted["epochs"]["train"]
+        rows = epochs[0]["rows_by_level"]
+        total = max(sum(rows.values()), 1)
+        facts["cached"] = ", ".join(f"{level} {format_bytes(count)}" for level, count in
+                                    report.predicted["cache_bytes"].items())
+        facts["rows of an epoch"] = ", ".join(f"{level} {100 * n / total:.0f} %" for level, n in rows.items() if n)
+        facts["an epoch reads"] = (f"{format_bytes(epochs[0]['bytes_read'])} for {format_bytes(epochs[0]['bytes_needed'])} "
+                                   f"needed ({report.predicted['read_amplification']:.3f}x)")
+        if report.disk_bytes and not report.stage_seconds.get("pack"):
+            facts["the run will take"] = format_bytes(report.predicted["disk_bytes"])
+    common.print_facts(facts)

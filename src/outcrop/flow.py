@@ -1,0 +1,173 @@
+"""The pipeline: the only place with Python threads.
+
+Items pass through stages in order, each stage in a thread of its own, over bounded queues. The first error ends
+everything and reaches the consumer; leaving early (break, exception, garbage collection) ends the threads at once.
+Work inside a stage is C++ or I/O that releases the GIL.
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+from outcrop.errors import CancelledError, OutcropError
+
+T = TypeVar("T")
+_POLL_SECONDS = 0.05
+_END = object()
+
+
+class Cancelled(threading.Event):
+    """Set once a pipeline ends; stages that wait look at it."""
+
+    def check(self) -> None:
+        if self.is_set():
+            raise CancelledError("the pipeline was closed")
+
+
+@dataclass(frozen=True)
+class Stage:
+    """``run(item)`` gives the item for the next stage. ``depth``: how many results may wait."""
+
+    name: str
+    run: Callable[[Any], Any]
+    depth: int = 2
+
+
+class _Queue:
+    """Bounded FIFO whose waits end on cancellation."""
+
+    def __init__(self, depth: int, cancelled: Cancelled):
+        self._items: deque[Any] = deque()
+        self._depth, self._cancelled = depth, cancelled
+        self._changed = threading.Condition()
+
+    def put(self, item: Any) -> None:
+        with self._changed:
+            while len(self._items) >= self._depth:
+                self._cancelled.check()
+                self._changed.wait()
+            self._cancelled.check()
+            self._items.append(item)
+            self._changed.notify_all()
+
+    def get(self, while_waiting: Callable[[], None] | None = None) -> Any:
+        with self._changed:
+            while not self._items:
+                self._cancelled.check()
+                if while_waiting is None:
+                    self._changed.wait()
+                else:
+                    self._changed.wait(_POLL_SECONDS)
+                    if not self._items:
+                        while_waiting()
+            item = self._items.popleft()
+            self._changed.notify_all()
+            return item
+
+    def clear(self) -> None:
+        with self._changed:
+            self._items.clear()
+            self._changed.notify_all()
+
+
+class _State:
+    """What the threads share; it does not refer to the Pipeline, so that dropping the Pipeline can end them."""
+
+    def __init__(self, source: Iterable[Any], stages: list[Stage]):
+        self.cancelled = Cancelled()
+        self.queues = [_Queue(s.depth, self.cancelled) for s in stages]
+        self.source, self.stages = source, stages
+        self.error: BaseException | None = None
+        self._lock = threading.Lock()
+
+    def fail(self, error: BaseException) -> None:
+        with self._lock:
+            if self.error is None and not self.cancelled.is_set():
+                self.error = error
+        self.cancel()
+
+    def cancel(self) -> None:
+        self.cancelled.set()
+        for queue in self.queues:
+            queue.clear()
+
+    def run_stage(self, number: int) -> None:
+        stage, out = self.stages[number], self.queues[number]
+        try:
+            if number == 0:
+                for item in self.source:
+                    out.put(stage.run(item))
+                    del item
+            else:
+                before = self.queues[number - 1]
+                while (item := before.get()) is not _END:
+                    out.put(stage.run(item))
+                    del item
+            out.put(_END)
+        except CancelledError as error:
+            if not self.cancelled.is_set():
+                self.fail(error)
+        except BaseException as error:  # every error of a worker must reach the consumer, whatever it is
+            self.fail(error)
+
+
+class Pipeline(Generic[T]):
+    """Iterates over the results of the last stage, in order.
+
+    Args:
+        source: Items for the first stage; iterated in its thread.
+        stages: At least one.
+        while_waiting: Called now and then while the consumer waits; may raise to end the pipeline.
+        on_cancel: Called when the pipeline ends, to wake stages that wait for something else.
+    """
+
+    def __init__(self, source: Iterable[Any], stages: list[Stage], *, name: str = "outcrop",
+                 while_waiting: Callable[[], None] | None = None, on_cancel: Callable[[], None] | None = None):
+        self._state = _State(source, stages)
+        self._while_waiting = while_waiting or (lambda: None)
+        self._threads = [
+            threading.Thread(target=self._state.run_stage, args=(n,), name=f"{name}-{stage.name}", daemon=True)
+            for n, stage in enumerate(stages)
+        ]
+        self._finish = weakref.finalize(self, _end, self._state, self._threads, on_cancel)
+        for thread in self._threads:
+            thread.start()
+
+    def __iter__(self) -> Iterator[T]:
+        return self
+
+    def __next__(self) -> T:
+        try:
+            item = self._state.queues[-1].get(self._while_waiting)
+        except CancelledError:
+            self.close()
+            if self._state.error is not None:
+                raise self._state.error from None
+            raise StopIteration from None
+        except (OutcropError, KeyboardInterrupt):
+            self.close()
+            raise
+        if item is _END:
+            self.close()
+            raise StopIteration
+        return item
+
+    def close(self) -> None:
+        """Ends the threads and waits for them; drops what was under way. Safe to call again."""
+        self._finish()
+
+
+def _end(state: _State, threads: list[threading.Thread], on_cancel: Callable[[], None] | None) -> None:
+    state.cancel()
+    if on_cancel is not None:
+        on_cancel()
+    for thread in threads:
+        if thread is not threading.current_thread() and thread.ident is not None:
+            thread.join()
+    state.queues.clear()
+    state.source = ()

@@ -1,0 +1,131 @@
+"""The models: stacks of torch_geometric layers, computed on trimmed blocks.
+
+Parameters are those of ``torch_geometric.nn`` layers under ``convs.<layer>``, so a state dict moves between a
+:class:`Model` and torch_geometric's own models. A layer computes only the nodes that the next one needs. Between
+layers: ReLU (GAT: ELU), then dropout. Attention weights have no dropout.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch_geometric.nn import GATConv, GCNConv, SAGEConv
+
+from outcrop import layers as graph_layers
+from outcrop.errors import ArgumentError, DeviceError
+from outcrop.sparse import Block, as_input, blocks_of
+from outcrop.store.minibatch import MiniBatch
+
+MODELS = ("sage", "gat", "gcn")
+DEFAULT_HIDDEN = {"sage": 256, "gcn": 256, "gat": 128}
+
+
+class Model(nn.Module):
+    """A stack of graph layers. Make one with :func:`build_model`."""
+
+    def __init__(self, convs: Sequence[nn.Module], dropout: float = 0.0):
+        super().__init__()
+        self.convs = nn.ModuleList(convs)
+        self.dropout = dropout
+
+    @property
+    def num_layers(self) -> int:
+        return len(self.convs)
+
+    def forward(self, batch: MiniBatch) -> Tensor:
+        """Scores of the seeds, float32 [num_seeds, num_classes].
+
+        Raises:
+            ArgumentError: The batch was not sampled with one hop per layer.
+        """
+        if batch.graph.hops != self.num_layers:
+            raise ArgumentError(f"the model has {self.num_layers} layers, the batches {batch.graph.hops} hops: give "
+                                "one fanout per layer")
+        return self.compute(batch.x, blocks_of(batch), batch.degree)
+
+    def compute(self, x: Tensor, blocks: Sequence[Block], degree: Tensor | None = None) -> Tensor:
+        """The same from its parts: ``x`` [blocks[0].num_sources, D], one block per layer, first layer first."""
+        hidden = as_input(x, next(self.parameters()).dtype)
+        for index, block in enumerate(blocks):
+            hidden = self.layer(index, hidden, block, degree)
+        return hidden
+
+    def layer(self, index: int, x: Tensor, block: Block, degree: Tensor | None = None) -> Tensor:
+        """Layer ``index`` with what follows it: [num_sources, in] -> [num_targets, out]."""
+        conv = self.convs[index]
+        if isinstance(conv, SAGEConv):
+            out = graph_layers.sage(conv, x, block)
+        elif isinstance(conv, GCNConv):
+            out = graph_layers.gcn(conv, x, block, degree)
+        elif isinstance(conv, GATConv):
+            out = graph_layers.gat(conv, x, block)
+        else:
+            raise ArgumentError(f"layer {type(conv).__name__} is unknown; known: SAGEConv, GCNConv, GATConv")
+        if index == self.num_layers - 1:
+            return out
+        out = F.elu(out, inplace=True) if isinstance(conv, GATConv) else F.relu(out, inplace=True)
+        return F.dropout(out, self.dropout, self.training) if self.dropout else out
+
+
+def build_model(name: str, in_dim: int, hidden: int | None, num_classes: int, layers: int, *, heads: int = 4,
+                dropout: float = 0.0) -> Model:
+    """A new model, initialised from torch's random state as torch_geometric does.
+
+    Args:
+        name: ``sage`` (mean), ``gat`` or ``gcn``.
+        in_dim: Width of the features.
+        hidden: Width between layers, for ``gat`` all heads together; None = 256, for ``gat`` 32 per head.
+        heads: Attention heads of every layer of ``gat`` but the last, which has one.
+
+    Raises:
+        ArgumentError: Unknown name, or sizes that are not possible.
+    """
+    if name not in MODELS:
+        raise ArgumentError(f"model {name!r} is unknown; known: {', '.join(MODELS)}")
+    if hidden is None:
+        hidden = 32 * heads if name == "gat" else DEFAULT_HIDDEN[name]
+    sizes = {"in_dim": in_dim, "hidden": hidden, "num_classes": num_classes, "layers": layers, "heads": heads}
+    problems = [f"{what} {value} is below 1" for what, value in sizes.items() if value < 1]
+    if name == "gat" and heads >= 1 and hidden % heads:
+        problems.append(f"hidden {hidden} is no multiple of heads {heads}")
+    if not 0.0 <= dropout < 1.0:
+        problems.append(f"dropout {dropout} is not in [0, 1)")
+    if problems:
+        raise ArgumentError("; ".join(problems))
+    widths = [in_dim] + [hidden] * (layers - 1) + [num_classes]
+    return Model([_conv(name, width, out, heads if index < layers - 1 else 1)
+                  for index, (width, out) in enumerate(pairwise(widths))], dropout)
+
+
+def _conv(name: str, in_dim: int, out_dim: int, heads: int) -> nn.Module:
+    if name == "sage":
+        return SAGEConv(in_dim, out_dim, aggr="mean")
+    if name == "gcn":
+        return GCNConv(in_dim, out_dim)
+    return GATConv(in_dim, out_dim // heads, heads=heads)
+
+
+def torch_device(name: str) -> torch.device:
+    """The device called ``name``.
+
+    Raises:
+        DeviceError: It is not there.
+    """
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        raise DeviceError(f"device {name!r} is unknown; use cpu, cuda or cuda:N") from None
+    if device.type not in ("cpu", "cuda"):
+        raise DeviceError(f"device {name!r} is not supported; use cpu, cuda or cuda:N")
+    if device.type == "cuda":
+        count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+        if count == 0:
+            raise DeviceError(f"device {name!r} was asked for, but torch {torch.__version__} finds no CUDA device: "
+                              "use --device cpu, or install a driver and a CUDA build of torch")
+        if (device.index or 0) >= count:
+            raise DeviceError(f"device {name!r} was asked for, but there are {count} CUDA devices, counted from 0")
+    return device

@@ -1,0 +1,205 @@
+"""Foreign tables read in blocks: ``.npy`` through a memory map, Parquet, CSV and TSV through pyarrow."""
+
+from __future__ import annotations
+
+import csv
+import mmap
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.csv as pa_csv
+import pyarrow.parquet as pa_parquet
+
+from outcrop.errors import ArgumentError, FormatError, IoError
+from outcrop.runtime import Runtime
+from outcrop.sources.base import block_bytes
+
+TABLE_SUFFIXES = (".parquet", ".csv", ".tsv", ".txt")
+_HEADER_WORDS = {"src", "dst", "source", "target", "from", "to", "head", "tail", "id", "id_1", "id_2", "u", "v",
+                 "fromnodeid", "tonodeid", "node", "node1", "node2", "label", "labels", "class", "y", "split"}
+# What a decoded block takes next to the bytes it was read from: raw text, Arrow columns and NumPy copies.
+_DECODED_FACTOR = 4
+
+
+def find(folder: Path, stem: str, suffixes: tuple[str, ...]) -> Path | None:
+    """The one file ``stem`` + suffix in ``folder``.
+
+    Raises:
+        ArgumentError: Several are there.
+    """
+    found = [path for suffix in suffixes if (path := folder / f"{stem}{suffix}").is_file()]
+    if len(found) > 1:
+        raise ArgumentError(f"{folder} holds {' and '.join(p.name for p in found)}: keep one of them")
+    return found[0] if found else None
+
+
+def open_npy(path: Path) -> np.ndarray:
+    """A read-only map of a ``.npy`` file; equals ``numpy.load(path)``.
+
+    Raises:
+        FormatError: No ``.npy`` file, truncated, or of Python objects.
+    """
+    try:
+        with path.open("rb") as file:
+            version = np.lib.format.read_magic(file)
+            read_header = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
+            if version not in read_header:
+                raise FormatError(f"{path}: .npy version {version} is not supported: save it again with numpy.save")
+            shape, fortran, dtype = read_header[version](file)
+            offset, size = file.tell(), path.stat().st_size
+    except FormatError:
+        raise
+    except (ValueError, EOFError) as error:
+        raise FormatError(f"{path} is no .npy file or is torn: {error}") from None
+    except OSError as error:
+        raise IoError(error.errno, f"{path} cannot be read: {error.strerror}") from None
+    if dtype.hasobject:
+        raise FormatError(f"{path} holds Python objects, which are never loaded: save numbers instead")
+    count = int(np.prod(shape, dtype=object))
+    if size < offset + count * dtype.itemsize:
+        raise FormatError(f"{path} is truncated: it has {size} bytes, its header promises "
+                          f"{offset + count * dtype.itemsize}")
+    if count == 0 or dtype.itemsize == 0:
+        return np.zeros(shape, dtype)
+    return np.memmap(path, dtype, "r", offset, shape, "F" if fortran else "C")
+
+
+def forget_pages(array: np.ndarray) -> None:
+    """Lets go of the pages of a memory map that were read, so that reading a large file stays small."""
+    while isinstance(array, np.ndarray) and not isinstance(array, np.memmap) and array.base is not None:
+        array = array.base  # pyright: ignore[reportAssignmentType]
+    mapped = getattr(array, "_mmap", None)
+    if mapped is not None:
+        mapped.madvise(mmap.MADV_DONTNEED)
+
+
+def array_blocks(runtime: Runtime, array: np.ndarray, rows: int) -> Iterator[np.ndarray]:
+    """``array[i:i + rows]`` as copies in memory that the budget knows of."""
+    row_bytes = array.dtype.itemsize * int(np.prod(array.shape[1:], dtype=np.int64))
+    if len(array) == 0:
+        return
+    with runtime.budget.reserve("import", min(rows, len(array)) * row_bytes):
+        for start in range(0, len(array), rows):
+            yield np.array(array[start : start + rows])
+            forget_pages(array)
+
+
+@dataclass(frozen=True)
+class Table:
+    """A Parquet, CSV or TSV file. ``columns``: the names of its header, or ``column_0``, ... where it has none."""
+
+    path: Path
+    columns: tuple[str, ...]
+    num_rows: int | None
+    delimiter: str = ","
+    skip_lines: int = 0
+
+    @property
+    def is_parquet(self) -> bool:
+        return self.path.suffix == ".parquet"
+
+    def column(self, *names: str) -> str | None:
+        """The first column of one of these names, upper or lower case."""
+        lower = {column.lower(): column for column in self.columns}
+        return next((lower[name] for name in names if name in lower), None)
+
+    def blocks(self, runtime: Runtime, columns: list[str], rows: int | None = None) -> Iterator[list[pa.Array]]:
+        """Blocks of the given columns, in order; ``rows`` at most (Parquet only)."""
+        size = block_bytes(runtime)
+        with runtime.budget.reserve("import", _DECODED_FACTOR * size):
+            try:
+                for batch in self._batches(columns, size, rows):
+                    if batch.num_rows:
+                        yield [batch.column(column) for column in columns]
+            except (pa.ArrowException, pa.ArrowInvalid) as error:
+                raise FormatError(f"{self.path} cannot be read as a table: {error}") from None
+            except OSError as error:
+                raise FormatError(f"{self.path} is torn or unreadable: {error}") from None
+
+    def _batches(self, columns: list[str], size: int, rows: int | None) -> Iterator[pa.RecordBatch]:
+        if self.is_parquet:
+            with pa_parquet.ParquetFile(self.path, memory_map=False) as file:
+                yield from file.iter_batches(rows or max(1024, size // (8 * max(1, len(columns)))), columns=columns)
+        elif self.columns:
+            read = pa_csv.ReadOptions(block_size=size, skip_rows=self.skip_lines, column_names=list(self.columns))
+            parse = pa_csv.ParseOptions(delimiter=self.delimiter)
+            convert = pa_csv.ConvertOptions(include_columns=columns, strings_can_be_null=False)
+            with self.path.open("rb") as file:
+                if not file.read(1) or self._ends_after_header():
+                    return
+            with pa_csv.open_csv(self.path, read, parse, convert) as reader:
+                yield from reader
+
+    def _ends_after_header(self) -> bool:
+        with self.path.open("rb") as file:
+            for _ in range(self.skip_lines):
+                file.readline()
+            return not file.read(1)
+
+
+def open_table(path: Path) -> Table:
+    """Opens a table by its header only.
+
+    A CSV or TSV has a header where its first line names a known column, or where the first cell is no number but the
+    one below is. Lines before it that start with ``#`` are skipped. ``.txt`` is split at tabs, commas or blanks.
+
+    Raises:
+        FormatError: Not a table, or torn.
+    """
+    if path.suffix == ".parquet":
+        try:
+            with pa_parquet.ParquetFile(path) as file:
+                return Table(path, tuple(file.schema_arrow.names), file.metadata.num_rows)
+        except (pa.ArrowException, OSError) as error:
+            raise FormatError(f"{path} is no Parquet file or is torn: {error}") from None
+    skipped, lines = 0, []
+    try:
+        with path.open(encoding="utf-8", newline="") as file:
+            for line in file:
+                if line.startswith("#") and not lines:
+                    skipped += 1
+                    continue
+                lines.append(line)
+                if len(lines) == 2:
+                    break
+    except UnicodeDecodeError:
+        raise FormatError(f"{path} is not UTF-8 text: convert it or pass Parquet") from None
+    delimiter = {".csv": ",", ".tsv": "\t"}.get(path.suffix) or next((d for d in "\t, " if lines and d in lines[0]), "\t")
+    cells = list(csv.reader(lines, delimiter=delimiter)) if lines else []
+    if not cells:
+        return Table(path, (), 0, delimiter, skipped)
+    if _has_header(cells):
+        return Table(path, tuple(name.strip() for name in cells[0]), None, delimiter, skipped + 1)
+    return Table(path, tuple(f"column_{i}" for i in range(len(cells[0]))), None, delimiter, skipped)
+
+
+def _has_header(cells: list[list[str]]) -> bool:
+    first = cells[0]
+    if any(cell.strip().lower() in _HEADER_WORDS for cell in first):
+        return True
+    return not _is_number(first[0]) and len(cells) > 1 and bool(cells[1]) and _is_number(cells[1][0])
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
+
+
+def to_numpy(name: str, array: pa.Array, first_row: int) -> np.ndarray:
+    """A column block as a NumPy array.
+
+    Raises:
+        FormatError: A cell is empty.
+    """
+    if array.null_count:
+        row = first_row + array.is_null().to_pylist().index(True)
+        raise FormatError(f"{name}: row {row} is empty; every row needs a value")
+    if isinstance(array, pa.DictionaryArray):
+        array = array.dictionary_decode()
+    return array.to_numpy(zero_copy_only=False)

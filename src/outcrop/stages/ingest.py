@@ -1,0 +1,397 @@
+"""Import: from foreign files to a graph artifact, block by block within the memory budget.
+
+The edges are sorted externally into columns, then features, labels and splits are streamed. The artifact appears by
+rename when everything is written; an error or a kill leaves none, and importing again starts afresh.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from outcrop import _core
+from outcrop.errors import ArgumentError, BudgetError, FormatError
+from outcrop.runtime import Runtime
+from outcrop.sources.archive import open_archive
+from outcrop.sources.base import FeatureSource, GraphSource, LabelSource, SplitProtocol, block_bytes
+from outcrop.sources.folder import open_folder
+from outcrop.sources.musae import open_musae
+from outcrop.sources.split import Splitter, check_splits, per_class_splits
+from outcrop.store import manifest as manifests
+from outcrop.store.arrays import ArrayWriter, DiskArray, storage_dtype
+from outcrop.store.graph import FORMAT, SPLITS, VERSION, Graph, open_graph
+from outcrop.store.manifest import ArraySpec, Manifest
+
+_MAX_SORT_BYTES = 1 << 30
+_SMALL_GRAPH_SORT_BYTES = 4 << 20
+# Kept free for the array writer and the block that is in work while the edges are sorted.
+_RESERVE_BYTES = 1 << 20
+
+
+@dataclass(frozen=True)
+class ImportConfig:
+    """How a source becomes a graph.
+
+    Attributes:
+        keep_duplicates: Keep edges that are listed more than once. By default one of each is kept, so that sampling
+            without replacement gives distinct neighbours.
+        keep_self_loops: None = as is usual for the source (kept, except for sparse archives).
+        reverse: Store the reverse of every edge too; None = for sources that list undirected edges once.
+        feature_dtype: Convert floating features to float16, float32, float64 or bfloat16; None = as in the source.
+        bfloat16_bits: uint16 features are the raw bits of bfloat16.
+        allow_nonfinite: Accept NaN and infinity in features.
+        split_protocol: How nodes are divided where the source has no splits; None = as is usual for it. ``fractions``;
+            ``per-class``: 20 of each class train, 30 validate, the rest test; ``planetoid``: 20 of each class, 500,
+            1000; ``none``. Only nodes with a label take part.
+        train_fraction, valid_fraction, test_fraction: For ``fractions``; giving one chooses that protocol, and replaces
+            the splits of the source. Without ``test_fraction`` the rest is for testing.
+        split_seed: Names the division; the same seed gives the same one on every machine.
+        split_index: Which of several splits of the source.
+    """
+
+    keep_duplicates: bool = False
+    keep_self_loops: bool | None = None
+    reverse: bool | None = None
+    feature_dtype: str | None = None
+    bfloat16_bits: bool = False
+    allow_nonfinite: bool = False
+    split_protocol: SplitProtocol | None = None
+    train_fraction: float | None = None
+    valid_fraction: float | None = None
+    test_fraction: float | None = None
+    split_seed: int = 0
+    split_index: int = 0
+
+    def __post_init__(self) -> None:
+        problems = []
+        if self.feature_dtype not in (None, "float16", "bfloat16", "float32", "float64"):
+            problems.append(f"feature dtype {self.feature_dtype!r} is none of float16, bfloat16, float32, float64")
+        if self.split_protocol not in (None, "fractions", "per-class", "planetoid", "none"):
+            problems.append(f"split protocol {self.split_protocol!r} is none of fractions, per-class, planetoid, none")
+        if self.fractions_given and self.split_protocol not in (None, "fractions"):
+            problems.append(f"fractions are given, but the split protocol is {self.split_protocol!r}")
+        train, valid, test = self.fractions()
+        if min(train, valid, test) < 0 or train + valid + test > 1 + 1e-9:
+            problems.append(f"split fractions {train:g}, {valid:g}, {test:g} are negative or exceed 1 together")
+        if self.split_index < 0:
+            problems.append(f"split index {self.split_index} is negative")
+        if problems:
+            raise ArgumentError("; ".join(problems))
+
+    @property
+    def fractions_given(self) -> bool:
+        return any(f is not None for f in (self.train_fraction, self.valid_fraction, self.test_fraction))
+
+    def fractions(self) -> tuple[float, float, float]:
+        """Shares of train, valid, test; 60 %, 20 %, the rest where nothing is said."""
+        train = 0.6 if self.train_fraction is None else self.train_fraction
+        valid = min(0.2, max(0.0, 1 - train)) if self.valid_fraction is None else self.valid_fraction
+        rest = max(0.0, 1 - train - valid)
+        return train, valid, rest if self.test_fraction is None else self.test_fraction
+
+
+def import_graph(
+    source: str, out: Path | str, runtime: Runtime, config: ImportConfig | None = None, **options: Any
+) -> Graph:
+    """Imports ``source`` as a graph artifact at ``out``, replacing an artifact that is there.
+
+    Args:
+        source: ``arrays:DIR``, ``npz:FILE`` or ``musae:DIR``.
+        config: How; ``options`` are fields of :class:`ImportConfig` and may be given instead.
+
+    Raises:
+        ArgumentError: The parts of the source contradict each other or the options.
+        FormatError: A file is torn or not what it should be.
+        BudgetError: The memory budget is too small.
+        IoError: The operating system refused to write, for example because the disk is full.
+    """
+    if config is not None and options:
+        raise ArgumentError("give either config or single options")
+    config = config or ImportConfig(**options)
+    out = Path(out)
+    check_destination(out)
+    with ExitStack() as held:
+        opened = _open_source(source, runtime, held, config)
+        dtype = _feature_dtype(opened.features, config)
+        with manifests.publishing(out) as work, runtime.trace.span("import", source=source):
+            _Import(opened, config, runtime, work).run(source.partition(":")[0], dtype)
+    return open_graph(out)
+
+
+def check_destination(out: Path) -> None:
+    """Raises ArgumentError where something that is no artifact is in the way of ``out``."""
+    if out.exists() and not manifests.exists(out):
+        raise ArgumentError(f"{out} is in the way and no Outcrop artifact: remove it or choose another place")
+
+
+def _open_source(source: str, runtime: Runtime, held: ExitStack, config: ImportConfig) -> GraphSource:
+    kind, _, where = source.partition(":")
+    path = Path(where)
+    if not where:
+        raise ArgumentError(f"source {source!r} names no files; write arrays:DIR, npz:FILE or musae:DIR")
+    if kind == "arrays":
+        return open_folder(path, runtime)
+    if kind == "npz":
+        return open_archive(path, runtime, held, config.split_index)
+    if kind == "musae":
+        return open_musae(path, runtime, held)
+    raise ArgumentError(f"source kind {kind!r} is unknown; known: arrays, npz, musae")
+
+
+def _feature_dtype(features: FeatureSource | None, config: ImportConfig) -> str | None:
+    """Name of the stored dtype."""
+    if features is None:
+        if config.feature_dtype or config.bfloat16_bits:
+            raise ArgumentError("a feature dtype is asked for, but the source has no features")
+        return None
+    found = features.dtype.newbyteorder("=")
+    if config.bfloat16_bits:
+        if found != np.uint16 or config.feature_dtype not in (None, "bfloat16"):
+            raise ArgumentError(f"{features.name} holds {found}; raw bfloat16 bits are uint16 and stay bfloat16")
+        return "bfloat16"
+    if config.feature_dtype and found.kind not in "fiub":
+        raise ArgumentError(f"{features.name} holds {found}, which cannot become {config.feature_dtype}")
+    name = config.feature_dtype or ("uint8" if found == np.bool_ else found.name)
+    storage_dtype(name)  # refuses what cannot be stored
+    return name
+
+
+class _Import:
+    """One import under way: writes arrays into ``work`` and collects what the manifest says."""
+
+    def __init__(self, source: GraphSource, config: ImportConfig, runtime: Runtime, work: Path):
+        self.source, self.config, self.runtime, self.work = source, config, runtime, work
+        self.arrays: dict[str, ArraySpec] = {}
+        self.attributes: dict[str, Any] = {"num_classes": 0, "feature_dim": 0}
+
+    def run(self, kind: str, dtype: str | None) -> None:
+        if self.source.num_nodes == 0:
+            raise ArgumentError(f"{self.source.name} has zero nodes: nothing to import")
+        num_nodes = self._edges()
+        self.attributes["num_nodes"] = num_nodes
+        for name, rows in (("features", self.source.features), ("labels", self.source.labels)):
+            if rows is not None and rows.num_rows not in (None, num_nodes):
+                raise ArgumentError(f"{rows.name} has {rows.num_rows} rows of {name}, the graph has {num_nodes} nodes")
+        if self.source.features is not None and dtype is not None:
+            self._features(self.source.features, dtype)
+        if self.source.labels is not None:
+            self._labels(self.source.labels, num_nodes)
+        self._splits(num_nodes)
+        if self.source.names is not None:
+            self._names(self.source.names(), num_nodes)
+        config = asdict(self.config) | {"source": kind}
+        manifests.write(self.work, Manifest(FORMAT, VERSION, self.arrays, self.attributes, config))
+
+    def _edges(self) -> int:
+        source, runtime = self.source, self.runtime
+        reverse = source.reverse if self.config.reverse is None else self.config.reverse
+        loops = source.keep_self_loops if self.config.keep_self_loops is None else self.config.keep_self_loops
+        builder = _core.CscBuilder(
+            runtime.io, runtime.budget, runtime.workers, str(self.work), -1 if source.num_nodes is None else source.num_nodes,
+            _sort_bytes(runtime, source.num_edges, reverse), self.config.keep_duplicates, loops, reverse)
+        with _progress(runtime, "edges", source.num_edges or 0, "edges"):
+            for src, dst in source.edges():
+                builder.add(src, dst)
+                runtime.progress.advance("edges", len(src))
+        listed = builder.edges_added
+        with _progress(runtime, "sort", listed, "edges"), runtime.trace.span("sort", edges=listed):
+            result = builder.finish(str(self.work / "indptr.bin"), str(self.work / "indices.bin"))
+            runtime.progress.advance("sort", listed)
+        if result.num_nodes == 0:
+            raise ArgumentError(f"{source.name} has zero nodes: nothing to import")
+        self.arrays |= topology_specs(result)
+        self.attributes |= {
+            "num_edges": result.num_edges, "undirected": reverse, "max_in_degree": result.max_in_degree,
+            "nodes_without_in_edges": result.nodes_without_in_edges, "edges_listed": listed,
+            "duplicates_dropped": result.duplicates_dropped, "self_loops_dropped": result.self_loops_dropped,
+        }
+        return result.num_nodes
+
+    def _features(self, features: FeatureSource, dtype: str) -> None:
+        self.attributes["feature_dim"] = features.dim
+        writer = ArrayWriter(self.runtime, self.work, "features", dtype, (features.dim,))
+        row_bytes = features.dim * max(features.dtype.itemsize, 4)
+        row = 0
+        with _progress(self.runtime, "features", features.num_rows, "rows"):
+            for block in features.blocks(max(1, block_bytes(self.runtime) // row_bytes)):
+                with self.runtime.budget.reserve("import", 2 * block.nbytes):
+                    converted = convert(block, dtype, self.config.bfloat16_bits)
+                    if not self.config.allow_nonfinite:
+                        _check_finite(features.name, converted, dtype, row)
+                    writer.append(converted)
+                row += len(block)
+                self.runtime.progress.advance("features", len(block))
+        self._check_rows(features.name, row, features.num_rows)
+        self.arrays["features"] = writer.finish()
+
+    def _labels(self, labels: LabelSource, num_nodes: int) -> None:
+        """Writes int64 labels; text is numbered in sorted order of the class names."""
+        names = self._label_names(labels)
+        writer = ArrayWriter(self.runtime, self.work, "labels", "int64")
+        row, largest = 0, -1
+        with _progress(self.runtime, "labels", num_nodes, "rows"):
+            for block in labels.blocks():
+                numbers = _label_numbers(labels.name, block, names, row)
+                largest = max(largest, int(numbers.max(initial=-1)))
+                writer.append(numbers)
+                row += len(block)
+                self.runtime.progress.advance("labels", len(block))
+        self._check_rows(labels.name, row, num_nodes)
+        self.arrays["labels"] = writer.finish()
+        class_names = list(names) if names is not None else list(self.source.class_names)
+        self.attributes["num_classes"] = max(largest + 1, len(class_names))
+        if class_names:
+            self.attributes["class_names"] = class_names
+
+    def _label_names(self, labels: LabelSource) -> dict[str, int] | None:
+        """The classes where labels are text, else None."""
+        found: set[str] = set()
+        text = False
+        for block in labels.blocks():
+            if block.dtype.kind not in "OUS":
+                return None
+            text = True
+            found.update(str(word) for word in np.unique(block.astype(str)))
+        found.discard("")
+        return {name: number for number, name in enumerate(sorted(found))} if text else None
+
+    def _check_rows(self, name: str, found: int, wanted: int) -> None:
+        if found != wanted:
+            raise ArgumentError(f"{name} has {found} rows, the graph has {wanted} nodes")
+
+    def _splits(self, num_nodes: int) -> None:
+        given = None if self.config.fractions_given or self.config.split_protocol else self.source.splits(num_nodes)
+        if given is not None:
+            self._write_splits(check_splits(self.source.name, given, num_nodes, self.runtime))
+            return
+        fallback = "fractions" if self.config.fractions_given else self.source.split_protocol
+        protocol = self.config.split_protocol or fallback
+        if protocol == "fractions":
+            self._fraction_splits(num_nodes)
+        elif protocol in ("per-class", "planetoid"):
+            if "labels" not in self.arrays:
+                raise ArgumentError(f"{self.source.name} has no labels, which split protocol {protocol!r} needs")
+            labels = DiskArray(self.runtime, self.work, self.arrays["labels"]).read("split-labels")
+            self._write_splits(per_class_splits(labels, self.config.split_seed, protocol == "planetoid", self.runtime))
+
+    def _fraction_splits(self, num_nodes: int) -> None:
+        rows = max(1024, block_bytes(self.runtime) // 64)
+        starts = range(0, num_nodes, rows)
+        labels = DiskArray(self.runtime, self.work, self.arrays["labels"]) if "labels" in self.arrays else None
+
+        def blocks() -> Iterator[np.ndarray]:
+            """Ids of the nodes that take part."""
+            for start in starts:
+                stop = min(start + rows, num_nodes)
+                ids = np.arange(start, stop)
+                yield ids if labels is None else ids[labels.read("import", start, stop) >= 0]
+
+        count = sum(len(ids) for ids in blocks())
+        splitter = Splitter(self.config.split_seed, count, self.config.fractions())
+        self.arrays |= splitter.write(blocks(), self.runtime, self.work)
+
+    def _write_splits(self, splits: dict[str, np.ndarray]) -> None:
+        for name in SPLITS:
+            if name in splits:
+                writer = ArrayWriter(self.runtime, self.work, name, "int64")
+                writer.append(splits[name])
+                self.arrays[name] = writer.finish()
+
+    def _names(self, names: Iterator[str], num_nodes: int) -> None:
+        text = ArrayWriter(self.runtime, self.work, "names", "uint8")
+        offsets = ArrayWriter(self.runtime, self.work, "name_offsets", "int64")
+        at = count = 0
+        offsets.append(np.zeros(1, np.int64))
+        while block := [name.encode() for name, _ in zip(names, range(4096), strict=False)]:
+            ends = at + np.cumsum([len(name) for name in block], dtype=np.int64)
+            text.append(np.frombuffer(b"".join(block), np.uint8))
+            offsets.append(ends)
+            at, count = int(ends[-1]), count + len(block)
+        self._check_rows(f"{self.source.name} (names)", count, num_nodes)
+        self.arrays["names"], self.arrays["name_offsets"] = text.finish(), offsets.finish()
+
+
+class _progress:
+    """start and finish of one task, also when it fails."""
+
+    def __init__(self, runtime: Runtime, task: str, total: int, unit: str):
+        self._progress, self._task = runtime.progress, task
+        self._progress.start(task, total, unit)
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, *error: object) -> None:
+        self._progress.finish(self._task)
+
+
+def topology_specs(result: _core.CscResult) -> dict[str, ArraySpec]:
+    """Specs of the two files that a CscBuilder wrote."""
+    dtype, size = ("int64", 8) if result.wide else ("uint32", 4)
+    indptr, indices = result.indptr, result.indices
+    return {
+        "indptr": ArraySpec("indptr.bin", "int64", (result.num_nodes + 1,), 8, indptr.crc32c, indptr.file_bytes),
+        "indices": ArraySpec("indices.bin", dtype, (result.num_edges,), size, indices.crc32c, indices.file_bytes),
+    }
+
+
+def _sort_bytes(runtime: Runtime, num_edges: int | None, reverse: bool) -> int:
+    """Memory for sorting: what avoids spilling, at most half of what is free."""
+    need = _MAX_SORT_BYTES if num_edges is None else _SMALL_GRAPH_SORT_BYTES + num_edges * (64 if reverse else 32)
+    share = (runtime.budget.free_bytes - _RESERVE_BYTES) // 2 if runtime.budget.free_bytes > _RESERVE_BYTES else 0
+    if share < _core.CscBuilder.MIN_MEMORY_BYTES:
+        least = _RESERVE_BYTES + 2 * _core.CscBuilder.MIN_MEMORY_BYTES
+        raise BudgetError(f"{runtime.budget.free_bytes} bytes of the memory budget are free; importing needs at least "
+                          f"{least}: raise it to {runtime.budget.now_bytes + least} bytes or more")
+    return min(_MAX_SORT_BYTES, need, share)
+
+
+def convert(block: np.ndarray, dtype: str, bfloat16_bits: bool = False) -> np.ndarray:
+    """``block`` in the storage of ``dtype``; bfloat16 rounds to nearest, ties to even, as ``torch.Tensor.bfloat16``."""
+    if dtype == "bfloat16" and not bfloat16_bits:
+        bits = np.ascontiguousarray(block, np.float32).view(np.uint32)
+        rounded = ((bits + (0x7FFF + ((bits >> 16) & 1))) >> 16).astype(np.uint16)
+        return np.where((bits & 0x7FFFFFFF) > 0x7F800000, np.uint16(0x7FC0), rounded)  # NaN must not round to infinity
+    with np.errstate(over="ignore"):
+        return np.ascontiguousarray(block, storage_dtype(dtype))
+
+
+def _check_finite(name: str, block: np.ndarray, dtype: str, first_row: int) -> None:
+    if dtype == "bfloat16":
+        good = (block & 0x7F80) != 0x7F80
+    elif block.dtype.kind == "f":
+        good = np.isfinite(block)
+    else:
+        return
+    if not good.all():
+        row = int(np.argmin(good.all(axis=1)))
+        column = int(np.argmin(good[row]))
+        raise FormatError(f"{name}: row {first_row + row}, column {column} is not finite as {dtype}: clean the features or "
+                          "allow NaN and infinity")
+
+
+def _label_numbers(name: str, block: np.ndarray, names: dict[str, int] | None, first_row: int) -> np.ndarray:
+    """int64 labels, -1 = none."""
+    if names is not None:
+        words, where = np.unique(block.astype(str), return_inverse=True)
+        return np.asarray([names.get(str(word), -1) for word in words], np.int64)[where]
+    if block.dtype.kind == "f":
+        none = np.isnan(block)
+        whole = np.where(none, -1, block)
+        bad = ~np.isfinite(whole) | (whole != np.floor(whole)) | (np.abs(whole) > 2**53)
+        if bad.any():
+            row = int(np.argmax(bad))
+            raise FormatError(f"{name}: row {first_row + row} is {block[row]}; labels are whole numbers or text")
+        block = whole.astype(np.int64)
+    if block.dtype.kind not in "iub":
+        raise FormatError(f"{name} holds {block.dtype}; labels are whole numbers or text")
+    numbers = block.astype(np.int64)
+    bad = numbers < -1
+    if bad.any():
+        row = int(np.argmax(bad))
+        raise FormatError(f"{name}: row {first_row + row} is {numbers[row]}; classes count from 0, -1 means none")
+    return numbers

@@ -1,0 +1,333 @@
+"""Load: turn sampled batches into mini-batches in memory, through four overlapped stages.
+
+Source: DiskGNN sections 4 and 5.3. The stages: *submit* leases a buffer and starts the reads, *read* waits for them and
+checks what came, *assemble* puts every row in its place, *transfer* makes tensors (and copies to the device). The
+consumer computes. Modes differ in where the rows come from and in nothing else.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+
+from outcrop import _core, device
+from outcrop.errors import ArgumentError
+from outcrop.flow import Pipeline, Stage
+from outcrop.rows import RowSource
+from outcrop.runtime import Runtime
+from outcrop.sampling import BatchSampler, epoch_seeds, split_ids
+from outcrop.slots import Lease, SlotPool
+from outcrop.store import record
+from outcrop.store.arrays import DiskArray
+from outcrop.store.batches import BatchGraph
+from outcrop.store.graph import Graph
+from outcrop.store.manifest import ArraySpec
+from outcrop.store.packed import PackedRecords
+from outcrop.store.placement import Placement
+from outcrop.store.samples import SampleSet
+
+if TYPE_CHECKING:
+    import torch
+
+    from outcrop.store.minibatch import MiniBatch
+
+MODES = ("packed", "online", "memory", "memmap", "ondisk")
+
+
+@dataclass
+class LoadStats:
+    """What one pass over a split delivered."""
+
+    batches: int = 0
+    rows_by_level: dict[str, int] = field(default_factory=dict)
+    bytes_needed: int = 0
+
+    def add(self, levels: dict[str, int], needed: int) -> None:
+        self.batches += 1
+        self.bytes_needed += needed
+        for level, rows in levels.items():
+            self.rows_by_level[level] = self.rows_by_level.get(level, 0) + rows
+
+
+@dataclass
+class _Item:
+    """A batch on its way through the stages."""
+
+    graph: BatchGraph | None
+    lease: Lease
+    batch: int = -1
+    job: Any = None
+    table: record.AddressTable | None = None
+    levels: dict[str, int] = field(default_factory=dict)
+    needed: int = 0
+
+
+class Feeder(Protocol):
+    """Where batches of one mode come from: the first three stages."""
+
+    row_bytes: int
+
+    def source(self, split: str, epoch: int) -> Iterable[Any]: ...
+    def submit(self, what: Any, lease: Lease) -> _Item: ...
+    def read(self, item: _Item) -> _Item: ...
+    def assemble(self, item: _Item) -> _Item: ...
+    def close(self) -> None: ...
+
+
+class RecordedGraphs:
+    """Batch structures from the sample stage."""
+
+    def __init__(self, samples: SampleSet, runtime: Runtime):
+        self._samples = samples
+        self._buffer = runtime.budget.empty("batch-meta", samples.max_record_bytes)
+
+    def batches(self, split: str, epoch: int) -> Iterator[BatchGraph]:
+        for batch in self._samples.group(split).batches(epoch):
+            yield self._samples.read(batch, self._buffer)
+
+
+class SampledGraphs:
+    """Batch structures drawn on the fly; the same that the sample stage writes."""
+
+    def __init__(self, sampler: BatchSampler, runtime: Runtime):
+        self._sampler = sampler
+        self._ids = {s: split_ids(sampler.graph, runtime, s) for s in sampler.config.splits}
+
+    def batches(self, split: str, epoch: int) -> Iterator[BatchGraph]:
+        config = self._sampler.config
+        pool_epoch = epoch % config.epochs if split == "train" else 0
+        yield from self._sampler.batches(split, pool_epoch, epoch_seeds(self._ids[split], config, split, pool_epoch))
+
+
+class RowFeeder:
+    """Modes that fetch rows by node id from a RowSource: online, memory, memmap, ondisk."""
+
+    def __init__(self, graphs: RecordedGraphs | SampledGraphs, rows: RowSource):
+        self._graphs, self._rows = graphs, rows
+        self.row_bytes = rows.row_bytes
+
+    def source(self, split: str, epoch: int) -> Iterable[BatchGraph]:
+        return self._graphs.batches(split, epoch)
+
+    def submit(self, what: BatchGraph, lease: Lease) -> _Item:
+        lease.slot.make_room(record.align_page(what.num_nodes * self.row_bytes) + 2 * record.PAGE_BYTES)
+        return _Item(what, lease)
+
+    def read(self, item: _Item) -> _Item:
+        assert item.graph is not None
+        out = item.lease.slot.x[: item.graph.num_nodes * self.row_bytes]
+        item.levels = self._rows.read_rows(item.graph.n_id, out)
+        item.needed = sum(n for level, n in item.levels.items() if level in ("disk", "map")) * self.row_bytes
+        return item
+
+    def assemble(self, item: _Item) -> _Item:
+        return item
+
+    def close(self) -> None:
+        self._rows.close()
+
+
+class PackedFeeder:
+    """Mode packed: one record per batch, expanded in place, cached rows filled in.
+
+    Splits that were not packed are read row by row through ``fallback``.
+    """
+
+    def __init__(self, packed: PackedRecords, host_cache: np.ndarray, fallback: RowFeeder):
+        self._packed, self._host_cache, self._fallback = packed, host_cache, fallback
+        self.row_bytes = packed.row_bytes
+        self._device_cache: Any = None
+
+    def source(self, split: str, epoch: int) -> Iterable[Any]:
+        batches = self._packed.batches_of(split, epoch)
+        return batches if all(self._packed.holds(b) for b in batches) else self._fallback.source(split, epoch)
+
+    def submit(self, what: Any, lease: Lease) -> _Item:
+        if isinstance(what, BatchGraph):
+            return self._fallback.submit(what, lease)
+        return _Item(None, lease, what, self._packed.submit(what, lease.slot.meta, lease.slot.x))
+
+    def read(self, item: _Item) -> _Item:
+        if item.graph is not None:
+            return self._fallback.read(item)
+        item.graph, item.table = self._packed.finish(item.batch, item.job, item.lease.slot.meta, item.lease.slot.x)
+        item.needed = self._packed.needed_bytes(item.batch)
+        return item
+
+    def assemble(self, item: _Item) -> _Item:
+        if item.table is None:
+            return item
+        assert item.graph is not None
+        x, n, table = item.lease.slot.x, item.graph.num_nodes, item.table
+        _core.expand_rows(x, n, self.row_bytes, table.cached_positions())
+        _core.fill_rows(x, n, self.row_bytes, table.host_positions, table.host_rows, self._host_cache, self.row_bytes)
+        item.levels = {"device": len(table.device_positions), "host": len(table.host_positions), "disk_cache": 0,
+                       "packed": n - table.num_cached}
+        return item
+
+    def close(self) -> None:
+        self._fallback.close()
+        self._host_cache = np.zeros(0, np.uint8)
+
+
+class LoadSession:
+    """Buffers, caches and row source of one mode, kept from epoch to epoch.
+
+    Args:
+        feature_spec: The graph's ``features`` array: dtype and width of ``batch.x``.
+        slots: Batch buffers; ``x_bytes`` and ``meta_bytes`` their sizes (0: grown as needed).
+        device_cache: uint8 [rows, row_bytes] on the CPU, moved to the device here; None = no device level.
+    """
+
+    def __init__(self, feeder: Feeder, feature_spec: ArraySpec, runtime: Runtime, *, slots: int, x_bytes: int,
+                 meta_bytes: int, device_name: str = "cpu", device_cache: np.ndarray | None = None):
+        self._feeder, self._runtime = feeder, runtime
+        self._device = device.resolve(device_name)
+        self._pool = SlotPool(runtime, slots, x_bytes, meta_bytes, pinned=self._device.type == "cuda")
+        self._tensors = _Tensors(feature_spec, feeder.row_bytes, self._device, device_cache)
+
+    def batches(self, split: str, epoch: int = 0) -> Loader:
+        """One pass over ``split``; use it as an iterator, close it (or let it go) when done."""
+        return Loader(self._feeder, self._pool, self._tensors, split, epoch, self._runtime)
+
+    def close(self) -> None:
+        self._feeder.close()
+        self._tensors.close()
+        self._pool.close()
+
+    def __enter__(self) -> LoadSession:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+
+class Loader:
+    """Iterator over the mini-batches of one epoch. ``stats`` counts what was delivered."""
+
+    def __init__(self, feeder: Feeder, pool: SlotPool, tensors: _Tensors, split: str, epoch: int, runtime: Runtime):
+        self.stats = LoadStats()
+        stats, trace = self.stats, runtime.trace
+        stopped = threading.Event()
+
+        def stop() -> None:
+            stopped.set()
+            pool.wake()
+
+        def traced(name: str, step: Any) -> Any:
+            def run(item: Any) -> Any:
+                with trace.span(name):
+                    return step(item)
+
+            return run
+
+        def submit(what: Any) -> _Item:
+            return feeder.submit(what, pool.lease(stopped))
+
+        def transfer(item: _Item) -> MiniBatch:
+            stats.add(item.levels, item.needed)
+            return tensors.deliver(item)
+
+        steps = (("submit", submit), ("read", feeder.read), ("assemble", feeder.assemble), ("transfer", transfer))
+        self._pipeline: Pipeline[MiniBatch] = Pipeline(
+            feeder.source(split, epoch), [Stage(name, traced(name, step)) for name, step in steps],
+            while_waiting=pool.check_not_starved, on_cancel=stop)
+
+    def __iter__(self) -> Iterator[MiniBatch]:
+        return self
+
+    def __next__(self) -> MiniBatch:
+        return next(self._pipeline)
+
+    def close(self) -> None:
+        self._pipeline.close()
+
+    def __enter__(self) -> Loader:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+
+class _Tensors:
+    """The transfer stage: NumPy buffers to torch tensors, on the device."""
+
+    def __init__(self, spec: ArraySpec, row_bytes: int, target: torch.device, device_cache: np.ndarray | None):
+        import torch
+
+        self._dtype, self._target, self._row_bytes = getattr(torch, spec.dtype), target, row_bytes
+        self._stream = torch.cuda.Stream(target) if target.type == "cuda" else None
+        self._device_cache: torch.Tensor | None = None
+        if device_cache is not None and len(device_cache):
+            self._device_cache = self._as_rows(device_cache, len(device_cache) // row_bytes).to(target, copy=True)
+
+    def _as_rows(self, data: np.ndarray, rows: int) -> torch.Tensor:
+        import torch
+
+        return torch.from_numpy(data[: rows * self._row_bytes]).view(self._dtype).reshape(rows, -1)
+
+    def deliver(self, item: _Item) -> MiniBatch:
+        import torch
+
+        from outcrop.store.minibatch import MiniBatch
+
+        assert item.graph is not None
+        graph, table = item.graph, item.table
+        # This array carries the lease: torch keeps it alive as long as any tensor over it.
+        data = item.lease.slot.x[: graph.num_nodes * self._row_bytes]
+        item.lease.hand_over(data)
+        x = torch.from_numpy(data).view(self._dtype).reshape(graph.num_nodes, -1)
+        y = torch.from_numpy(graph.labels)
+        if self._stream is not None:
+            with torch.cuda.stream(self._stream):
+                x, y = x.to(self._target, non_blocking=True), y.to(self._target, non_blocking=True)
+                self._fill_from_device(x, table)
+            self._stream.synchronize()
+        else:
+            self._fill_from_device(x, table)
+        return MiniBatch(graph=graph, x=x, y=y)
+
+    def _fill_from_device(self, x: torch.Tensor, table: record.AddressTable | None) -> None:
+        import torch
+
+        if table is not None and self._device_cache is not None and len(table.device_positions):
+            positions, rows = (torch.from_numpy(a.astype(np.int64)).to(self._target, non_blocking=True)
+                               for a in (table.device_positions, table.device_rows))
+            x[positions] = self._device_cache[rows]
+
+    def close(self) -> None:
+        self._device_cache = None
+
+
+def read_cache(runtime: Runtime, packed: PackedRecords, name: str) -> np.ndarray:
+    """A cache file of the pack stage in memory, flat uint8, held under its name."""
+    array = DiskArray(runtime, packed.path, packed.manifest.arrays[name])
+    try:
+        return array.read(name).reshape(-1).view(np.uint8)
+    finally:
+        array.close()
+
+
+def packed_session(graph: Graph, samples: SampleSet, placement: Placement, packed: PackedRecords, rows: RowSource,
+                   runtime: Runtime, device_name: str = "cpu") -> LoadSession:
+    """Loading in mode ``packed``; ``rows`` serves the splits that were not packed."""
+    fallback = RowFeeder(RecordedGraphs(samples, runtime), rows)
+    feeder = PackedFeeder(packed, read_cache(runtime, packed, "host_cache"), fallback)
+    cache = read_cache(runtime, packed, "device_cache") if placement.num_cached("device") else None
+    return LoadSession(feeder, graph.spec("features"), runtime, slots=placement.slots,
+                       x_bytes=placement.slot_rows_bytes, meta_bytes=placement.slot_meta_bytes,
+                       device_name=device_name, device_cache=cache)
+
+
+def row_session(graph: Graph, graphs: RecordedGraphs | SampledGraphs, rows: RowSource, runtime: Runtime, *,
+                slots: int = 3, max_nodes: int = 0, device_name: str = "cpu") -> LoadSession:
+    """Loading in the other modes. ``max_nodes``: of any batch, where it is known (0: buffers grow)."""
+    if slots < 2:
+        raise ArgumentError(f"{slots} batch buffers are too few: one is computed on while the next is filled")
+    x_bytes = record.align_page(max_nodes * rows.row_bytes) + 2 * record.PAGE_BYTES if max_nodes else 0
+    return LoadSession(RowFeeder(graphs, rows), graph.spec("features"), runtime, slots=slots, x_bytes=x_bytes,
+                       meta_bytes=0, device_name=device_name)

@@ -1,0 +1,260 @@
+"""Training: epochs of batches from anywhere, validation after each, the best model kept, checkpoints.
+
+A run is a function of the batches and of ``config.seed``: parameters are initialised, and dropout is drawn, from
+generators seeded by (seed, epoch, batch); the caller's random state is left alone. So a run that went on from a
+checkpoint gives the same bits as one that was never interrupted.
+
+No batch is kept when the next is asked for: loaders fill their buffers again.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+import torch
+import torch.nn.functional as F
+
+from outcrop import checkpoint as checkpoints
+from outcrop.checkpoint import Checkpoint, Meta, State
+from outcrop.config import TrainConfig
+from outcrop.errors import ArgumentError, NumericError
+from outcrop.models import Model, build_model, torch_device
+from outcrop.store.minibatch import MiniBatch
+
+if TYPE_CHECKING:
+    from outcrop.runtime import Runtime
+
+# These may change between the runs that share a checkpoint.
+_FREE_FIELDS = ("epochs", "device", "trace_losses", "checkpoint_every")
+# glibc keeps freed blocks for reuse up to the size of the largest block that was freed, at most 32 MiB.
+_ALLOCATOR_BLOCK_BYTES = 31 << 20
+
+
+class Scored(Protocol):
+    @property
+    def accuracy(self) -> float: ...
+
+
+Batches = Iterable[MiniBatch]
+Evaluate = Callable[[Model, Batches], Scored]
+
+
+@dataclass(frozen=True)
+class EpochRecord:
+    """One epoch.
+
+    Attributes:
+        seconds: Of the epoch, validation and checkpoint not counted.
+        load_seconds: Of these, spent waiting for batches.
+        loss: Mean cross-entropy of the labelled seeds.
+        valid_accuracy: None without validation batches.
+        counters: What the caller counts, for example bytes read.
+    """
+
+    epoch: int
+    seconds: float
+    load_seconds: float
+    loss: float
+    valid_accuracy: float | None = None
+    counters: dict[str, Any] = field(default_factory=dict)
+
+    def to_json(self) -> dict[str, Any]:
+        """The counters beside the fields."""
+        flat = asdict(self)
+        return flat | flat.pop("counters")
+
+
+@dataclass(frozen=True)
+class TrainResult:
+    """``model`` has the parameters of ``best_epoch``: best validation accuracy, the earliest of equals; without
+    validation the last epoch."""
+
+    model: Model
+    epochs: list[EpochRecord]
+    best_epoch: int
+    batch_losses: list[float]
+
+
+def train(
+    batches_for_epoch: Callable[[int], Batches],
+    valid_batches: Callable[[], Batches] | None,
+    config: TrainConfig,
+    out: Path | None,
+    runtime: Runtime,
+    *,
+    in_dim: int,
+    num_classes: int,
+    evaluate: Evaluate,
+    inputs: dict[str, str] | None = None,
+    counters: Callable[[], dict[str, Any]] | None = None,
+    resume: bool = True,
+) -> TrainResult:
+    """Trains a model by Adam on the mean cross-entropy of each batch's labelled seeds.
+
+    Args:
+        batches_for_epoch: The batches of an epoch, counted from 0. An iterator with ``close`` is closed, also early.
+        valid_batches: Batches to score after each epoch.
+        out: Folder for ``last.safetensors`` and ``best.safetensors``; None writes none.
+        evaluate: Scores a model on batches; :func:`outcrop.stages.evaluate.evaluate`.
+        inputs: Digests of what the batches come from, kept in checkpoints and compared when going on.
+        counters: Called after each epoch's batches and before validation; goes into its record.
+        resume: Goes on from ``out`` where it holds a checkpoint; otherwise starts over and overwrites it.
+
+    Raises:
+        ArgumentError: No batches, a label that is no class, or a checkpoint of another training.
+        NumericError: A loss is infinite or not a number.
+        DeviceError: The device is not there.
+        FormatError: The checkpoint cannot be read.
+    """
+    run = _Run(config, in_dim, num_classes, inputs or {}, out)
+    if out is not None and resume and (out / checkpoints.LAST).exists():
+        run.restore()
+    _settle_allocator()
+    runtime.progress.start("train", config.epochs, "epochs")
+    runtime.progress.advance("train", min(run.epochs_done, config.epochs))
+    for epoch in range(run.epochs_done, config.epochs):
+        with runtime.trace.span("train.epoch", epoch=epoch):
+            record = run.epoch(epoch, batches_for_epoch(epoch))
+        if counters is not None:
+            record = replace(record, counters=counters())
+        if valid_batches is not None:
+            with runtime.trace.span("train.validate", epoch=epoch):
+                record = replace(record, valid_accuracy=evaluate(run.model, valid_batches()).accuracy)
+        run.finish(record)
+        if epoch + 1 == config.epochs or (epoch + 1) % config.checkpoint_every == 0:
+            with runtime.trace.span("train.checkpoint", epoch=epoch):
+                run.save()
+        runtime.progress.advance("train", 1)
+    runtime.progress.finish("train")
+    return run.result()
+
+
+class _Run:
+    """Model, optimizer and history of one training."""
+
+    def __init__(self, config: TrainConfig, in_dim: int, num_classes: int, inputs: dict[str, str], out: Path | None):
+        self.config, self.out, self.inputs = config, out, inputs
+        self.device = torch_device(config.device)
+        self.num_classes = num_classes
+        self.identity = {"in_dim": in_dim, "num_classes": num_classes,
+                         **{k: v for k, v in asdict(config).items() if k not in _FREE_FIELDS}}
+        with _seeded(self.device, config.seed):
+            model = build_model(config.model, in_dim, config.hidden, num_classes, config.layers, heads=config.heads,
+                                dropout=config.dropout)
+        self.model = model.to(self.device)
+        self.optimizer = torch.optim.Adam(self.model.parameters(), lr=config.learning_rate,
+                                          weight_decay=config.weight_decay, fused=True)
+        self.records: list[EpochRecord] = []
+        self.batch_losses: list[float] = []
+        self.best_epoch, self.best = -1, dict[str, torch.Tensor]()
+
+    @property
+    def epochs_done(self) -> int:
+        return len(self.records)
+
+    def epoch(self, epoch: int, batches: Batches) -> EpochRecord:
+        self.model.train()
+        start, waited = time.perf_counter(), 0.0
+        loss_sum, labelled, number = 0.0, 0, 0
+        iterator = iter(batches)
+        try:
+            while True:
+                asked = time.perf_counter()
+                batch = next(iterator, None)
+                waited += time.perf_counter() - asked
+                if batch is None:
+                    break
+                loss, count = self._step(batch, epoch, number)
+                del batch
+                loss_sum, labelled, number = loss_sum + loss * count, labelled + count, number + 1
+                if self.config.trace_losses:
+                    self.batch_losses.append(loss)
+        finally:
+            if (close := getattr(iterator, "close", None)) is not None:
+                close()
+        if number == 0:
+            raise ArgumentError(f"epoch {epoch} has no training batches: the train split is empty")
+        seconds = time.perf_counter() - start
+        return EpochRecord(epoch, seconds, waited, loss_sum / labelled if labelled else math.nan)
+
+    def _step(self, batch: MiniBatch, epoch: int, number: int) -> tuple[float, int]:
+        """One update. Returns the loss and the number of labelled seeds; without these nothing is updated."""
+        count = int((batch.y >= 0).sum())
+        if count == 0:
+            return 0.0, 0
+        if int(batch.y.max()) >= self.num_classes:
+            raise ArgumentError(f"epoch {epoch}, batch {number}: label {int(batch.y.max())} is no class of "
+                                f"{self.num_classes}, counted from 0")
+        with _seeded(self.device, self.config.seed, epoch, number, needed=self.config.dropout > 0):
+            scores = self.model(batch)
+        loss = F.cross_entropy(scores, batch.y, ignore_index=-1)
+        self.optimizer.zero_grad(set_to_none=True)
+        loss.backward()
+        value = loss.item()
+        if not math.isfinite(value):
+            raise NumericError(f"epoch {epoch}, batch {number}: the loss is {value}; look for infinite or missing "
+                               f"values in the features, or lower the learning rate ({self.config.learning_rate})")
+        self.optimizer.step()
+        return value, count
+
+    def finish(self, record: EpochRecord) -> None:
+        """Adds the record and keeps the model if it is the best so far."""
+        self.records.append(record)
+        if self.best_epoch >= 0 and record.valid_accuracy is not None:
+            before = self.records[self.best_epoch].valid_accuracy
+            if before is not None and not (record.valid_accuracy > before or math.isnan(before)):
+                return
+        self.best_epoch = record.epoch
+        self.best = {name: value.detach().to("cpu", copy=True) for name, value in self.model.state_dict().items()}
+
+    def save(self) -> None:
+        if self.out is None:
+            return
+        meta = Meta(self.epochs_done, self.best_epoch, self.identity, self.inputs,
+                    [asdict(record) for record in self.records], self.batch_losses)
+        state: State = self.model.state_dict()
+        checkpoints.write(self.out / checkpoints.LAST, Checkpoint(
+            meta, state, self.best, checkpoints.optimizer_state(self.optimizer)))
+        checkpoints.write(self.out / checkpoints.BEST, Checkpoint(meta, self.best))
+
+    def restore(self) -> None:
+        assert self.out is not None
+        path = self.out / checkpoints.LAST
+        found = checkpoints.read(path)
+        checkpoints.require_same(path, found.meta, self.identity, self.inputs)
+        if found.meta.epochs_done > self.config.epochs:
+            raise ArgumentError(f"{path} has {found.meta.epochs_done} epochs behind it, {self.config.epochs} were "
+                                "asked for: ask for at least as many, or choose another checkpoint folder")
+        checkpoints.load_into(path, self.model, found.model)
+        checkpoints.restore_optimizer(self.optimizer, found.optimizer)
+        self.records = [EpochRecord(**record) for record in found.meta.history]
+        self.batch_losses = list(found.meta.batch_losses)
+        self.best_epoch, self.best = found.meta.best_epoch, found.best
+
+    def result(self) -> TrainResult:
+        self.model.load_state_dict(self.best)
+        return TrainResult(self.model, self.records, self.best_epoch, self.batch_losses)
+
+
+@contextmanager
+def _seeded(device: torch.device, *key: int, needed: bool = True) -> Iterator[None]:
+    """Seeds torch by ``key`` within the block and gives the caller's random state back after it."""
+    if not needed:
+        yield
+        return
+    text = ",".join(map(str, key)).encode()
+    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+        torch.manual_seed(int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "little"))
+        yield
+
+
+def _settle_allocator() -> None:
+    """Lets the C allocator keep the blocks of a step for the next one; new pages would cost a fifth of its time."""
+    torch.empty(_ALLOCATOR_BLOCK_BYTES, dtype=torch.uint8)

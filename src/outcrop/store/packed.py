@@ -1,0 +1,112 @@
+"""The artifact of the pack stage: one aligned record per mini-batch, and the cache files.
+
+Arrays: ``records`` uint8 (record p at ``Placement.offsets[p]``, layout in store/record.py); ``host_cache``,
+``device_cache``: rows of the cached nodes in the order of the plan's id lists; ``rows_crc`` uint32 [P], CRC-32C of the
+packed rows of each record.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+
+from outcrop import _core
+from outcrop.errors import ChecksumError
+from outcrop.runtime import Runtime
+from outcrop.store import manifest as manifests
+from outcrop.store import record
+from outcrop.store.arrays import DiskArray
+from outcrop.store.batches import BatchGraph
+from outcrop.store.manifest import Manifest
+from outcrop.store.placement import Placement
+from outcrop.store.samples import SampleSet
+
+FORMAT, VERSION = "outcrop.pack", 1
+
+
+class PackedRecords:
+    """Reads packed records. ``submit`` starts the reads of one record, ``finish`` waits, checks and decodes."""
+
+    def __init__(self, runtime: Runtime, path: Path, manifest: Manifest, placement: Placement, samples: SampleSet):
+        self.path, self.manifest, self.placement = path, manifest, placement
+        self._runtime, self._samples = runtime, samples
+        self._number = placement.index_of()
+        crc = DiskArray(runtime, path, manifest.arrays["rows_crc"])
+        self._rows_crc = crc.read("batch-index")
+        crc.close()
+        self._file = DiskArray(runtime, path, manifest.arrays["records"])
+        self.row_bytes = placement.row_bytes
+
+    def holds(self, batch: int) -> bool:
+        return batch in self._number
+
+    def batches_of(self, split: str, epoch: int) -> range:
+        return self._samples.group(split).batches(epoch)
+
+    def needed_bytes(self, batch: int) -> int:
+        """Bytes of the record without padding."""
+        p, samples = self._number[batch], self._samples
+        meta = record.meta_bytes(int(samples.num_nodes[batch]), int(samples.num_rows[batch]),
+                                 int(samples.num_edges[batch]), int(samples.nodes_per_hop[batch, 0]),
+                                 int(self.placement.cached_rows[p].sum()), samples.id_bytes)
+        return meta + int(self.placement.num_packed[p]) * self.row_bytes
+
+    def record_bytes(self, batch: int) -> int:
+        p = self._number[batch]
+        return int(self.placement.offsets[p + 1] - self.placement.offsets[p])
+
+    def submit(self, batch: int, meta: np.ndarray, x: np.ndarray) -> _Both:
+        """Starts reading: the meta part into ``meta``, the packed rows to where :meth:`finish` expands them in ``x``.
+
+        Both are uint8 on page boundaries; ``x`` has room for the batch's rows, rounded up to a page, and a page more.
+        """
+        p = self._number[batch]
+        start = int(self.placement.offsets[p])
+        meta_span = self.placement.meta_span_bytes(p, self._samples)
+        nodes, packed = int(self._samples.num_nodes[batch]), int(self.placement.num_packed[p])
+        rows_span = record.rows_span_bytes(nodes, packed, self.row_bytes)
+        offsets, lengths, positions = [start], [meta_span], [0]
+        meta_job = self._reads(offsets, lengths, meta, positions)
+        if not rows_span:
+            return _Both(meta_job, None)
+        at = (nodes - packed) * self.row_bytes // record.PAGE_BYTES * record.PAGE_BYTES
+        return _Both(meta_job, self._reads([start + meta_span], [rows_span], x, [at]))
+
+    def _reads(self, offsets: list[int], lengths: list[int], out: np.ndarray, positions: list[int]) -> _core.IoJob:
+        arrays = (np.asarray(v, np.int64) for v in (offsets, lengths, positions))
+        o, n, p = arrays
+        return self._runtime.io.submit_reads(self._file.file, o, n, out, p)
+
+    def finish(self, batch: int, job: _Both, meta: np.ndarray, x: np.ndarray) -> tuple[BatchGraph, record.AddressTable]:
+        """Waits for :meth:`submit`'s job and checks what came. The packed rows still lie at the end of ``x``.
+
+        Raises:
+            ChecksumError, FormatError: The record was damaged.
+        """
+        job.wait()
+        p = self._number[batch]
+        where = f"{self._file.path}, record {p} (mini-batch {batch})"
+        graph, table = record.decode(meta[: self.placement.meta_span_bytes(p, self._samples)], where)
+        first = (graph.num_nodes - int(self.placement.num_packed[p])) * self.row_bytes
+        crc = _core.crc32c(x[first : graph.num_nodes * self.row_bytes])
+        if crc != self._rows_crc[p]:
+            raise ChecksumError(f"{where}: its rows were damaged after they were written (checksum {crc:08x}, expected "
+                                f"{int(self._rows_crc[p]):08x}); prepare the run again")
+        return graph, table
+
+
+class _Both:
+    """The reads of the two parts of a record."""
+
+    def __init__(self, meta: _core.IoJob, rows: _core.IoJob | None):
+        self._jobs = (meta, rows)
+
+    def wait(self) -> None:
+        for job in self._jobs:
+            if job is not None:
+                job.wait()
+
+
+def open_packed(runtime: Runtime, path: Path, placement: Placement, samples: SampleSet) -> PackedRecords:
+    return PackedRecords(runtime, path, manifests.read(path, FORMAT, VERSION), placement, samples)

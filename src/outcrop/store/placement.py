@@ -1,0 +1,99 @@
+"""The artifact of the plan stage: which rows live in which level, and where every packed record will lie.
+
+Arrays: ``host_ids``, ``device_ids`` int64, ascending: the cached nodes, row i of the cache file belongs to entry i.
+Per packed batch p (P of them): ``packed_batches`` int64 [P], its number in the sample set; ``packed_per_hop`` int64
+[P, hops + 1], rows that are packed; ``cached_rows`` int64 [P, 2], rows in the host and the device cache;
+``offsets`` int64 [P + 1], where the records start.
+Attributes: ``slots`` batch buffers and their size, ``predicted`` (bytes and rows per level and epoch).
+"""
+
+from __future__ import annotations
+
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from outcrop.runtime import Runtime
+from outcrop.store import manifest as manifests
+from outcrop.store import record
+from outcrop.store.arrays import DiskArray
+from outcrop.store.manifest import Manifest
+from outcrop.store.samples import SampleSet
+
+FORMAT, VERSION = "outcrop.plan", 1
+_TABLES = ("packed_batches", "packed_per_hop", "cached_rows", "offsets")
+
+
+class Placement:
+    """A plan read back; its tables are in memory, under the tag ``placement``, the id lists once they are asked for."""
+
+    def __init__(self, runtime: Runtime, path: Path, manifest: Manifest):
+        self.path, self.manifest = path, manifest
+        self._runtime = runtime
+        tables = {name: self._read(name) for name in _TABLES}
+        self.packed_batches, self.packed_per_hop = tables["packed_batches"], tables["packed_per_hop"]
+        self.cached_rows, self.offsets = tables["cached_rows"], tables["offsets"]
+        self.num_packed = self.packed_per_hop.sum(axis=1)
+        attributes = manifest.attributes
+        self.row_bytes: int = attributes["row_bytes"]
+        self.slots: int = attributes["slots"]
+        self.slot_rows_bytes: int = attributes["slot_rows_bytes"]
+        self.slot_meta_bytes: int = attributes["slot_meta_bytes"]
+        self.predicted: dict[str, Any] = attributes["predicted"]
+
+    def _read(self, name: str) -> np.ndarray:
+        array = DiskArray(self._runtime, self.path, self.manifest.arrays[name])
+        try:
+            return array.read("placement")
+        finally:
+            array.close()
+
+    @cached_property
+    def host_ids(self) -> np.ndarray:
+        return self._read("host_ids")
+
+    @cached_property
+    def device_ids(self) -> np.ndarray:
+        return self._read("device_ids")
+
+    def num_cached(self, level: str) -> int:
+        """Rows in the ``host`` or ``device`` cache."""
+        return self.manifest.arrays[f"{level}_ids"].shape[0]
+
+    def meta_span_bytes(self, packed: int, samples: SampleSet) -> int:
+        """Bytes of the meta part of packed record ``packed``, page padding included."""
+        batch = int(self.packed_batches[packed])
+        return record.align_page(
+            record.meta_bytes(int(samples.num_nodes[batch]), int(samples.num_rows[batch]),
+                              int(samples.num_edges[batch]), int(samples.nodes_per_hop[batch, 0]),
+                              int(self.cached_rows[packed].sum()), samples.id_bytes)
+        )
+
+    def index_of(self) -> dict[int, int]:
+        """Batch number in the sample set -> number of its packed record."""
+        return {int(batch): p for p, batch in enumerate(self.packed_batches)}
+
+    def lookup(self, n_id: np.ndarray) -> record.AddressTable:
+        """The address table of a batch with nodes ``n_id``."""
+        host_positions, host_rows = find_sorted(self.host_ids, n_id)
+        device_positions, device_rows = find_sorted(self.device_ids, n_id)
+        return record.AddressTable(host_positions, host_rows, device_positions, device_rows)
+
+
+def find_sorted(table: np.ndarray, ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """int32 positions in ``ids`` of the ids that ``table`` (ascending) holds, and where it holds them.
+
+    Equals ``p = np.flatnonzero(np.isin(ids, table)); p, np.searchsorted(table, ids[p])``.
+    """
+    if not len(table):
+        return np.zeros(0, np.int32), np.zeros(0, np.int32)
+    at = np.searchsorted(table, ids)
+    at[at == len(table)] = 0
+    positions = np.flatnonzero(table[at] == ids)
+    return positions.astype(np.int32), at[positions].astype(np.int32)
+
+
+def open_placement(runtime: Runtime, path: Path) -> Placement:
+    return Placement(runtime, path, manifests.read(path, FORMAT, VERSION))

@@ -1,0 +1,101 @@
+"""The artifact of the sample stage: the mini-batches of several epochs and of the evaluation splits, graphs only.
+
+Arrays: ``batches`` uint8, one record (store/record.py) per batch, each on a page boundary; ``offsets`` int64 [B + 1],
+where the records start; ``shape`` int64 [B, hops + 3]: nodes per hop (hops + 1 columns), rows, edges.
+Attributes: ``groups``, which batches belong to a split: ``{"train": {"first", "epochs", "per_epoch"}, ...}``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from outcrop.errors import ArgumentError
+from outcrop.runtime import Runtime
+from outcrop.store import manifest as manifests
+from outcrop.store import record
+from outcrop.store.arrays import DiskArray
+from outcrop.store.batches import BatchGraph
+from outcrop.store.manifest import Manifest
+
+FORMAT, VERSION = "outcrop.sample", 1
+
+
+@dataclass(frozen=True)
+class Group:
+    """The batches of one split: ``epochs`` times ``per_epoch`` from number ``first`` on."""
+
+    first: int
+    epochs: int
+    per_epoch: int
+
+    def batches(self, epoch: int) -> range:
+        """Batch numbers of ``epoch``; a pool of E epochs is replayed, epoch e uses e mod E."""
+        start = self.first + epoch % self.epochs * self.per_epoch
+        return range(start, start + self.per_epoch)
+
+    def all_batches(self) -> range:
+        return range(self.first, self.first + self.epochs * self.per_epoch)
+
+
+class SampleSet:
+    """Reads sampled mini-batches from disk; holds the small tables in memory."""
+
+    def __init__(self, runtime: Runtime, path: Path, manifest: Manifest):
+        self.path, self.manifest = path, manifest
+        self._runtime = runtime
+        self.groups = {name: Group(**g) for name, g in manifest.attributes["groups"].items()}
+        self.id_bytes: int = manifest.attributes["id_bytes"]
+        self.hops: int = manifest.attributes["hops"]
+        tables = {name: DiskArray(runtime, path, manifest.arrays[name]) for name in ("offsets", "shape")}
+        self.offsets = tables["offsets"].read("batch-index")
+        shape = tables["shape"].read("batch-index")
+        for table in tables.values():
+            table.close()
+        self.nodes_per_hop = shape[:, : self.hops + 1]
+        self.num_rows, self.num_edges = shape[:, -2], shape[:, -1]
+        self.num_nodes = self.nodes_per_hop.sum(axis=1)
+        self.file = DiskArray(runtime, path, manifest.arrays["batches"])
+
+    @property
+    def num_batches(self) -> int:
+        return len(self.offsets) - 1
+
+    def group(self, split: str) -> Group:
+        try:
+            return self.groups[split]
+        except KeyError:
+            raise ArgumentError(f"{self.path} holds no batches of split {split!r}, only of "
+                                f"{', '.join(self.groups)}") from None
+
+    def where(self, batch: int) -> str:
+        return f"{self.file.path}, mini-batch {batch} at byte {self.offsets[batch]}"
+
+    def record_bytes(self, batch: int) -> int:
+        return int(self.offsets[batch + 1] - self.offsets[batch])
+
+    def read(self, batch: int, buffer: np.ndarray) -> BatchGraph:
+        """The graph of ``batch``, read through ``buffer``, uint8 of at least ``max_record_bytes``."""
+        part = buffer[: self.record_bytes(batch)]
+        self.file.read_bytes(int(self.offsets[batch]), part)
+        return record.decode(part, self.where(batch))[0]
+
+    def read_node_ids(self, batch: int, buffer: np.ndarray) -> np.ndarray:
+        """``n_id`` of ``batch`` alone, int32 or int64, in ``buffer``."""
+        offset, count = record.node_ids_range(int(self.offsets[batch]), int(self.num_nodes[batch]), self.id_bytes)
+        self.file.read_bytes(offset, buffer[:count])
+        return buffer[:count].view(f"<i{self.id_bytes}")
+
+    @property
+    def max_record_bytes(self) -> int:
+        return int(np.diff(self.offsets).max(initial=record.PAGE_BYTES))
+
+    @property
+    def max_nodes(self) -> int:
+        return int(self.num_nodes.max(initial=0))
+
+
+def open_samples(runtime: Runtime, path: Path) -> SampleSet:
+    return SampleSet(runtime, path, manifests.read(path, FORMAT, VERSION))

@@ -1,0 +1,184 @@
+// CscBuilder against a brute-force set of edges; file sizes, padding and checksums as the array store wants
+// them.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <filesystem>
+#include <fstream>
+
+#include "base/checksum.h"
+#include "base/random.h"
+#include "graph/csc.h"
+
+namespace outcrop {
+namespace {
+
+namespace fs = std::filesystem;
+using Edges = std::vector<std::pair<int64_t, int64_t>>;
+
+template <class T>
+std::vector<T> contents(const fs::path& path, const ArrayFile& file) {
+  std::ifstream in(path, std::ios::binary);
+  std::vector<char> bytes{std::istreambuf_iterator<char>(in), {}};
+  EXPECT_EQ(bytes.size(), file.file_bytes);
+  EXPECT_EQ(file.file_bytes, align_up(file.data_bytes, kPageBytes));
+  EXPECT_TRUE(std::all_of(bytes.begin() + static_cast<ptrdiff_t>(file.data_bytes), bytes.end(),
+                          [](char b) { return b == 0; }));
+  EXPECT_EQ(crc32c_table(bytes.data(), file.data_bytes), file.crc32c);
+  std::vector<T> values(file.data_bytes / sizeof(T));
+  std::memcpy(values.data(), bytes.data(), file.data_bytes);
+  return values;
+}
+
+class Csc : public testing::Test {
+ protected:
+  void SetUp() override {
+    std::string name = (fs::temp_directory_path() / "outcrop-csc-XXXXXX").string();
+    folder_ = mkdtemp(name.data());
+  }
+  void TearDown() override { fs::remove_all(folder_); }
+
+  CscResult build(const Edges& edges, CscOptions options, unsigned threads = 2) {
+    options.scratch_folder = folder_;
+    auto budget = Budget::create(options.memory_bytes);
+    auto io = BlockIo::create({}, Budget::create(UINT64_MAX));
+    WorkerPool pool(threads);
+    CscBuilder builder(io, budget, options, &pool);
+    std::vector<int64_t> src, dst;
+    for (auto [s, d] : edges) src.push_back(s), dst.push_back(d);
+    const size_t half = edges.size() / 2;
+    builder.add(src.data(), dst.data(), half);
+    builder.add(src.data() + half, dst.data() + half, edges.size() - half);
+    EXPECT_EQ(builder.edges_added(), edges.size());
+    const CscResult r = builder.finish(folder_ / "indptr.bin", folder_ / "indices.bin");
+    EXPECT_EQ(budget->now_bytes(), 0u);
+    EXPECT_LE(budget->peak_bytes(), options.memory_bytes);
+    EXPECT_EQ(std::distance(fs::directory_iterator(folder_), {}), 2) << "scratch files were left";
+    return r;
+  }
+
+  void expect_equal(Edges edges, const CscOptions& options) {
+    const CscResult r = build(edges, options);
+    uint64_t loops = 0;
+    Edges want;
+    for (auto [s, d] : edges) {
+      if (s == d && !options.keep_self_loops) {
+        ++loops;
+        continue;
+      }
+      want.push_back({d, s});
+      if (options.reverse && s != d) want.push_back({s, d});
+    }
+    std::sort(want.begin(), want.end());
+    const size_t all = want.size();
+    if (!options.keep_duplicates) want.erase(std::unique(want.begin(), want.end()), want.end());
+    EXPECT_EQ(r.self_loops_dropped, loops);
+    EXPECT_EQ(r.duplicates_dropped, all - want.size());
+    ASSERT_EQ(r.num_edges, want.size());
+    const auto indptr = contents<int64_t>(folder_ / "indptr.bin", r.indptr);
+    ASSERT_EQ(indptr.size(), static_cast<size_t>(r.num_nodes) + 1);
+    const auto indices = r.wide ? contents<int64_t>(folder_ / "indices.bin", r.indices) : [&] {
+      const auto narrow = contents<uint32_t>(folder_ / "indices.bin", r.indices);
+      return std::vector<int64_t>(narrow.begin(), narrow.end());
+    }();
+    Edges got;
+    uint64_t empty = 0, most = 0;
+    for (int64_t v = 0; v < r.num_nodes; ++v) {
+      for (int64_t e = indptr[v]; e < indptr[v + 1]; ++e) got.push_back({v, indices[e]});
+      empty += indptr[v] == indptr[v + 1];
+      most = std::max<uint64_t>(most, indptr[v + 1] - indptr[v]);
+    }
+    EXPECT_EQ(got, want);
+    EXPECT_EQ(r.nodes_without_in_edges, empty);
+    EXPECT_EQ(r.max_in_degree, most);
+  }
+
+  fs::path folder_;
+};
+
+Edges random_edges(size_t n, int64_t nodes, uint64_t seed) {
+  RandomStream random(seed, n);
+  Edges edges(n);
+  for (auto& e : edges)
+    e = {static_cast<int64_t>(random.below(nodes)), static_cast<int64_t>(random.below(nodes))};
+  return edges;
+}
+
+TEST_F(Csc, EqualsBruteForce) {
+  for (int64_t nodes : {1, 2, 1000, 100000})
+    for (size_t edges : {0, 1, 1000, 120000})
+      for (int mask = 0; mask < 16; ++mask) {
+        CscOptions o;
+        o.num_nodes = nodes;
+        o.memory_bytes = 300 << 10;  // 120,000 edges are several runs
+        o.keep_duplicates = mask & 1;
+        o.keep_self_loops = mask & 2;
+        o.reverse = mask & 4;
+        o.wide = mask & 8;
+        expect_equal(random_edges(edges, nodes, 3), o);
+      }
+}
+
+TEST_F(Csc, CountsNodesWhenNotTold) {
+  CscOptions o;
+  EXPECT_EQ(build({{3, 9}, {2, 2}}, o).num_nodes, 10);
+  o.num_nodes = -1;
+  EXPECT_EQ(build({}, o).num_nodes, 0);
+}
+
+TEST_F(Csc, EmptyGraphHasIndptrOfZeros) {
+  CscOptions o;
+  o.num_nodes = 5;
+  const CscResult r = build({}, o);
+  EXPECT_EQ(contents<int64_t>(folder_ / "indptr.bin", r.indptr), std::vector<int64_t>(6, 0));
+  EXPECT_EQ(fs::file_size(folder_ / "indices.bin"), 0u);
+  EXPECT_EQ(r.nodes_without_in_edges, 5u);
+}
+
+TEST_F(Csc, LargeIdsSurvive) {
+  CscOptions o;
+  o.num_nodes = -1;
+  o.wide = true;
+  auto io = BlockIo::create({}, Budget::create(UINT64_MAX));
+  CscBuilder builder(io, Budget::create(UINT64_MAX), [&] {
+    o.num_nodes = 6;
+    o.scratch_folder = folder_;
+    return o;
+  }());
+  const std::vector<int64_t> src{5, 0}, dst{1, 1};
+  builder.add(src.data(), dst.data(), 2);
+  const CscResult r = builder.finish(folder_ / "indptr.bin", folder_ / "indices.bin");
+  EXPECT_EQ(contents<int64_t>(folder_ / "indices.bin", r.indices), (std::vector<int64_t>{0, 5}));
+}
+
+TEST_F(Csc, NamesTheEdgeWithAnImpossibleId) {
+  for (int64_t bad : {int64_t{-1}, int64_t{7}, INT64_MAX, INT64_MIN}) {
+    CscOptions o;
+    o.num_nodes = 7;
+    try {
+      build({{0, 1}, {1, 2}, {2, bad}}, o);
+      FAIL() << "no error for " << bad;
+    } catch (const Error& e) {
+      EXPECT_EQ(e.kind(), ErrorKind::argument);
+      const std::string text = e.what();
+      EXPECT_NE(text.find("edge 2 "), std::string::npos) << text;
+      EXPECT_NE(text.find(std::to_string(bad)), std::string::npos) << text;
+      EXPECT_NE(text.find("7 nodes"), std::string::npos) << text;
+    }
+  }
+}
+
+TEST_F(Csc, SameFilesForAnyBudgetAndThreads) {
+  const Edges edges = random_edges(200000, 5000, 11);
+  CscOptions o;
+  const CscResult a = build(edges, o, 1);
+  o.memory_bytes = 256 << 10;
+  const CscResult b = build(edges, o, 3);
+  EXPECT_EQ(a.sort.runs, 0u);
+  EXPECT_GT(b.sort.runs, 2u);
+  EXPECT_EQ(a.indptr.crc32c, b.indptr.crc32c);
+  EXPECT_EQ(a.indices.crc32c, b.indices.crc32c);
+}
+
+}  // namespace
+}  // namespace outcrop

@@ -1,0 +1,146 @@
+// The external sort must equal std::stable_sort for every size, budget, record type and number of merge
+// passes.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <filesystem>
+#include <tuple>
+
+#include "base/random.h"
+#include "graph/csc.h"
+#include "graph/external_sort.h"
+
+namespace outcrop {
+namespace {
+
+namespace fs = std::filesystem;
+
+// A key and something that is not part of it: shows stability.
+struct Tagged {
+  static constexpr unsigned kKeyWords = 1;
+  uint64_t key = 0;
+  uint32_t payload = 0;
+  uint32_t sequence = 0;
+  uint64_t word(unsigned) const { return key; }
+  auto fields() const { return std::tuple(key, payload, sequence); }
+};
+
+PackedEdge draw(RandomStream& r, uint64_t range, uint32_t, PackedEdge*) {
+  return PackedEdge::make(r.below(range), r.below(range));
+}
+WideEdge draw(RandomStream& r, uint64_t range, uint32_t, WideEdge*) {
+  return WideEdge::make(r.below(range) << 20, r.below(range) << 24);
+}
+Tagged draw(RandomStream& r, uint64_t range, uint32_t i, Tagged*) { return {r.below(range), r.next32(), i}; }
+
+auto fields(const PackedEdge& e) { return std::tuple(e.key); }
+auto fields(const WideEdge& e) { return std::tuple(e.target, e.source); }
+auto fields(const Tagged& e) { return e.fields(); }
+
+struct Case {
+  size_t records;
+  uint64_t memory_bytes, min_block_bytes, range;
+  unsigned threads;
+};
+
+class Scratch {
+ public:
+  Scratch() {
+    std::string name = (fs::temp_directory_path() / "outcrop-sort-XXXXXX").string();
+    path_ = mkdtemp(name.data());
+  }
+  ~Scratch() { fs::remove_all(path_); }
+  std::string path() const { return path_; }
+  bool empty() const { return fs::is_empty(path_); }
+
+ private:
+  fs::path path_;
+};
+
+template <class R>
+class ExternalSortOf : public testing::Test {};
+using Records = testing::Types<PackedEdge, WideEdge, Tagged>;
+TYPED_TEST_SUITE(ExternalSortOf, Records);
+
+template <class R>
+SortStats expect_sorted(const Case& c) {
+  Scratch scratch;
+  auto budget = Budget::create(c.memory_bytes);
+  auto io = BlockIo::create({}, Budget::create(UINT64_MAX));
+  WorkerPool pool(c.threads);
+  SortStats stats;
+  {
+    ExternalSorter<R> sorter(io, *budget, {scratch.path(), c.memory_bytes, &pool, c.min_block_bytes});
+    std::vector<R> want(c.records), got;
+    RandomStream random(7, c.records);
+    for (size_t i = 0; i < c.records; ++i)
+      want[i] = draw(random, c.range, static_cast<uint32_t>(i), static_cast<R*>(nullptr));
+    sorter.add(want.data(), want.size());
+    EXPECT_TRUE(scratch.empty()) << "the scratch file must have no name";
+    std::stable_sort(want.begin(), want.end(), [](const R& a, const R& b) { return key_less(a, b); });
+    sorter.finish([&](const R* r, size_t n) { got.insert(got.end(), r, r + n); });
+    EXPECT_EQ(got.size(), want.size());
+    size_t wrong = 0;
+    for (size_t i = 0; i < std::min(got.size(), want.size()); ++i) wrong += fields(got[i]) != fields(want[i]);
+    EXPECT_EQ(wrong, 0u) << c.records << " records, " << c.memory_bytes << " bytes";
+    EXPECT_EQ(budget->now_bytes(), 0u);
+    EXPECT_LE(budget->peak_bytes(), c.memory_bytes);
+    EXPECT_TRUE(scratch.empty());
+    stats = sorter.stats();
+    EXPECT_EQ(stats.records, c.records);
+  }
+  return stats;
+}
+
+constexpr uint64_t kMiB = 1 << 20;
+
+TYPED_TEST(ExternalSortOf, EqualsStableSort) {
+  const uint64_t none = uint64_t{1} << 32;
+  for (size_t records : {0, 1, 2, 3, 1000, 65535, 65536, 65537, 300000})
+    for (unsigned threads : {1u, 2u, 3u}) {
+      expect_sorted<TypeParam>({records, kMiB, 16 << 10, none, threads});
+      expect_sorted<TypeParam>({records, kMiB, 16 << 10, 10, threads});  // nearly all keys equal
+    }
+}
+
+TYPED_TEST(ExternalSortOf, FitsInMemoryWithoutSpilling) {
+  const size_t most = kMiB / 2 / sizeof(TypeParam);
+  EXPECT_EQ(expect_sorted<TypeParam>({most, kMiB, 16 << 10, 1 << 30, 2}).runs, 0u);
+  const SortStats over = expect_sorted<TypeParam>({most + 1, kMiB, 16 << 10, 1 << 30, 2});
+  EXPECT_EQ(over.runs, 2u);
+  EXPECT_EQ(over.merge_passes, 1u);
+  EXPECT_EQ(over.spilled_bytes, (most + 1) * sizeof(TypeParam));
+}
+
+TYPED_TEST(ExternalSortOf, MergesInSeveralPasses) {
+  // 128 KiB hold 7 runs per pass at blocks of 8 KiB; half of it is one run.
+  const size_t run = 64 * 1024 / sizeof(TypeParam);
+  const SortStats stats = expect_sorted<TypeParam>({60 * run, 128 << 10, 8 << 10, 1 << 30, 2});
+  EXPECT_EQ(stats.runs, 60u);
+  EXPECT_EQ(stats.merge_passes, 3u);  // 60 -> 9 -> 2 -> 1
+  EXPECT_EQ(stats.spilled_bytes, 3 * 60 * run * sizeof(TypeParam));
+  EXPECT_EQ(expect_sorted<TypeParam>({9 * run, 128 << 10, 64 << 10, 1 << 30, 1}).merge_passes,
+            4u);  // two at a time
+}
+
+TEST(ExternalSort, RefusesTooLittleMemory) {
+  auto io = BlockIo::create({}, Budget::create(UINT64_MAX));
+  auto budget = Budget::create(UINT64_MAX);
+  EXPECT_THROW(ExternalSorter<PackedEdge>(io, *budget, {"/tmp", 4096}), Error);
+}
+
+TEST(ExternalSort, NamesAMissingScratchFolder) {
+  auto io = BlockIo::create({}, Budget::create(UINT64_MAX));
+  auto budget = Budget::create(UINT64_MAX);
+  ExternalSorter<PackedEdge> sorter(io, *budget, {"/nowhere/at/all", 128 << 10});
+  try {
+    for (int i = 0; i < 100000; ++i) sorter.push({1});
+    FAIL() << "no error";
+  } catch (const Error& e) {
+    EXPECT_EQ(e.kind(), ErrorKind::io);
+    EXPECT_NE(std::string(e.what()).find("/nowhere/at/all"), std::string::npos);
+  }
+}
+
+}  // namespace
+}  // namespace outcrop
