@@ -1,0 +1,233 @@
+#include "io/rows.h"
+
+#include <algorithm>
+#include <array>
+#include <cstring>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "base/error.h"
+
+namespace outcrop {
+namespace {
+
+constexpr uint64_t kMaxReadBytes = uint64_t{1} << 20;
+constexpr uint64_t kOrderShare = 4;  // a quarter of the scratch holds the order of the rows, the rest pages
+
+}  // namespace
+
+// Shared with the jobs, so that they may outlive the reader.
+struct RowReader::State {
+  std::shared_ptr<BlockIo> io;
+  FileId file = 0;
+  RowLayout layout;
+  uint64_t num_rows = 0, file_bytes = 0;
+  bool merge = true;
+  Buffer scratch;
+  uint64_t side_bytes = 0;    // pages of one side
+  size_t group_rows = 0;      // room for entries
+  std::mutex turn, mutex;     // turn: of read_rows; mutex: of taken
+  std::array<bool, 2> taken{};
+
+  std::byte* side(unsigned s) const { return scratch.data() + s * side_bytes; }
+  RowEntry* entries() const { return reinterpret_cast<RowEntry*>(scratch.data() + 2 * side_bytes); }
+  RowWindow plan(const RowEntry* rows, size_t begin, size_t end, const RowWindow* before) const {
+    return plan_window(layout, merge, rows, begin, end, side_bytes / kPageBytes, kMaxReadBytes, before);
+  }
+  std::shared_ptr<IoJob> start(const RowWindow& window, unsigned s) const;
+  void copy_out(const RowWindow& window, const RowEntry* rows, unsigned s, std::byte* out, uint64_t out_stride) const;
+  void read_group(const int64_t* ids, size_t n, std::byte* out, uint64_t out_stride);
+  void take(unsigned s) {
+    taken[s] = true;
+  }
+  void free(unsigned s) {
+    std::lock_guard lock(mutex);
+    taken[s] = false;
+  }
+};
+
+std::shared_ptr<IoJob> RowReader::State::start(const RowWindow& window, unsigned s) const {
+  std::vector<IoRequest> requests;
+  requests.reserve(window.reads.size());
+  for (const PageRead& r : window.reads)  // a file that was not padded to whole pages ends within its last one
+    requests.push_back({file, r.offset, std::min(r.length, file_bytes - r.offset), side(s) + r.at});
+  return io->submit(IoOp::read, std::move(requests));
+}
+
+void RowReader::State::copy_out(const RowWindow& window, const RowEntry* rows, unsigned s, std::byte* out,
+                                uint64_t out_stride) const {
+  PageWalk walk = window.start;
+  for (size_t i = window.begin; i < window.end; ++i)
+    std::memcpy(out + rows[i].row * out_stride, side(s) + walk.add(rows[i].id), layout.row_bytes);
+}
+
+void RowReader::State::read_group(const int64_t* ids, size_t n, std::byte* out, uint64_t out_stride) {
+  RowEntry* const rows = entries();
+  make_entries(ids, n, merge, rows);
+  unsigned s = 0;
+  RowWindow window = plan(rows, 0, n, nullptr);
+  auto job = start(window, s);
+  for (;;) {
+    const bool last = window.end == n;
+    RowWindow next = plan(rows, window.end, n, &window);
+    auto next_job = last ? nullptr : start(next, 1 - s);
+    job->wait();
+    if (const uint64_t carried = next.start.carried() * kPageBytes; carried && !last)
+      std::memcpy(side(1 - s), side(s) + window.stop.pages() * kPageBytes - carried, carried);
+    copy_out(window, rows, s, out, out_stride);
+    if (last) return;
+    window = std::move(next);
+    job = std::move(next_job);
+    s = 1 - s;
+  }
+}
+
+namespace {
+
+class ScratchRowJob final : public RowJob {
+ public:
+  ScratchRowJob(std::shared_ptr<RowReader::State> state, unsigned side, std::vector<RowEntry> rows, RowWindow window,
+                std::byte* out, uint64_t out_stride)
+      : state_(std::move(state)),
+        side_(side),
+        rows_(std::move(rows)),
+        window_(std::move(window)),
+        out_(out),
+        out_stride_(out_stride),
+        job_(state_->start(window_, side_)) {}
+  ~ScratchRowJob() override { give_back(); }
+  bool ready() const override { return !job_ || job_->done(); }
+  void wait() override {
+    if (error_) throw *error_;
+    if (!job_) return;
+    try {
+      job_->wait();
+      state_->copy_out(window_, rows_.data(), side_, out_, out_stride_);
+    } catch (const Error& e) {
+      error_ = e;
+    }
+    give_back();
+    if (error_) throw *error_;
+  }
+
+ private:
+  void give_back() {
+    if (!job_) return;
+    job_.reset();  // waits
+    state_->free(side_);
+  }
+  const std::shared_ptr<RowReader::State> state_;
+  const unsigned side_;
+  const std::vector<RowEntry> rows_;
+  const RowWindow window_;
+  std::byte* const out_;
+  const uint64_t out_stride_;
+  std::shared_ptr<IoJob> job_;
+  std::optional<Error> error_;
+};
+
+}  // namespace
+
+uint64_t RowReader::min_scratch_bytes(uint64_t row_bytes) {
+  return kOrderShare * RowLayout{0, row_bytes, row_bytes}.max_pages() * kPageBytes;
+}
+
+RowReader::RowReader(std::shared_ptr<BlockIo> io, Budget& budget, FileId file, const RowLayout& layout,
+                     uint64_t num_rows, uint64_t scratch_bytes, bool merge)
+    : state_(std::make_shared<State>()) {
+  State& s = *state_;
+  if (layout.row_bytes == 0 || layout.stride < layout.row_bytes)
+    throw Error(ErrorKind::argument, "rows of " + std::to_string(layout.row_bytes) + " bytes with a stride of " +
+                                         std::to_string(layout.stride) + " bytes overlap or are empty");
+  if (scratch_bytes < min_scratch_bytes(layout.row_bytes))
+    throw Error(ErrorKind::argument, "row scratch of " + std::to_string(scratch_bytes) + " bytes is too small for rows of " +
+                                         std::to_string(layout.row_bytes) + " bytes; at least " +
+                                         std::to_string(min_scratch_bytes(layout.row_bytes)) + " bytes are needed");
+  s.file_bytes = io->size_bytes(file);
+  // Checked by division: the product of hostile numbers could wrap.
+  const uint64_t room = s.file_bytes < layout.base + layout.row_bytes || layout.base > s.file_bytes
+                            ? 0
+                            : (s.file_bytes - layout.base - layout.row_bytes) / layout.stride + 1;
+  if (num_rows > room)
+    throw Error(ErrorKind::io, io->path(file) + " of " + std::to_string(s.file_bytes) + " bytes holds " +
+                                   std::to_string(room) + " rows, not " + std::to_string(num_rows) +
+                                   ": the file is truncated");
+  s.io = std::move(io);
+  s.file = file;
+  s.layout = layout;
+  s.num_rows = num_rows;
+  s.merge = merge;
+  const uint64_t order_bytes = align_down(scratch_bytes / kOrderShare, kPageBytes);
+  s.side_bytes = align_down((scratch_bytes - order_bytes) / 2, kPageBytes);
+  s.group_rows = order_bytes / sizeof(RowEntry);
+  s.scratch = Buffer(budget, "row-scratch", 2 * s.side_bytes + order_bytes);
+}
+
+RowReader::~RowReader() = default;
+const RowLayout& RowReader::layout() const { return state_->layout; }
+uint64_t RowReader::num_rows() const { return state_->num_rows; }
+size_t RowReader::group_rows() const { return state_->group_rows; }
+
+void RowReader::read_rows(const int64_t* ids, size_t n, std::byte* out, uint64_t out_stride) {
+  check_ids(ids, n, state_->num_rows);
+  std::lock_guard turn(state_->turn);
+  {
+    std::lock_guard lock(state_->mutex);
+    if (state_->taken[0] || state_->taken[1])
+      throw Error(ErrorKind::argument, "rows are read while a row job is under way; wait for it first");
+    state_->taken = {true, true};
+  }
+  struct Release {
+    State& state;
+    ~Release() {
+      std::lock_guard lock(state.mutex);
+      state.taken = {};
+    }
+  } release{*state_};
+  for (size_t begin = 0; begin < n; begin += state_->group_rows)
+    state_->read_group(ids + begin, std::min(state_->group_rows, n - begin), out + begin * out_stride, out_stride);
+}
+
+std::unique_ptr<RowJob> RowReader::submit_rows(const int64_t* ids, size_t n, std::byte* out, uint64_t out_stride) {
+  check_ids(ids, n, state_->num_rows);
+  std::vector<RowEntry> rows(n);
+  make_entries(ids, n, state_->merge, rows.data());
+  RowWindow window = state_->plan(rows.data(), 0, n, nullptr);
+  if (window.end < n)
+    throw Error(ErrorKind::argument, std::to_string(n) + " rows do not fit one side of the scratch (" +
+                                         std::to_string(state_->side_bytes) + " bytes), the first " +
+                                         std::to_string(window.end) + " do; enlarge the scratch or submit fewer");
+  unsigned side;
+  {
+    std::lock_guard lock(state_->mutex);
+    side = state_->taken[0] ? 1 : 0;
+    if (state_->taken[side])
+      throw Error(ErrorKind::argument, "two row jobs are under way already; wait for one first");
+    state_->take(side);
+  }
+  try {
+    return std::make_unique<ScratchRowJob>(state_, side, std::move(rows), std::move(window), out, out_stride);
+  } catch (...) {
+    state_->free(side);
+    throw;
+  }
+}
+
+uint64_t RowReader::count_read_bytes(const int64_t* ids, size_t n) const {
+  check_ids(ids, n, state_->num_rows);
+  return outcrop::count_read_bytes(ids, n, state_->layout, state_->merge, state_->group_rows);
+}
+
+void check_ids(const int64_t* ids, size_t n, uint64_t num_rows) {
+  uint64_t largest = 0;  // negative ids are huge as unsigned numbers
+  for (size_t i = 0; i < n; ++i) largest = std::max(largest, static_cast<uint64_t>(ids[i]));
+  if (n == 0 || largest < num_rows) return;
+  const auto bad = std::find_if(ids, ids + n, [&](int64_t id) { return static_cast<uint64_t>(id) >= num_rows; });
+  throw Error(ErrorKind::argument, "row id " + std::to_string(*bad) + " at position " + std::to_string(bad - ids) +
+                                       " is outside the table of " + std::to_string(num_rows) + " rows");
+}
+
+}  // namespace outcrop

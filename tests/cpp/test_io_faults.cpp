@@ -1,0 +1,176 @@
+#include <cerrno>
+#include <thread>
+
+#include "io/faults.h"
+#include "io_test_util.h"
+
+namespace outcrop::testing {
+namespace {
+
+class IoFaultTest : public BothBackends {
+ protected:
+  void SetUp() override {
+    BothBackends::SetUp();
+    bytes_ = random_bytes(1'000'123, 1);
+    write_plainly(folder_.file("x"), bytes_);
+  }
+  // Requests of many shapes that together cover the whole file.
+  std::vector<IoRequest> pieces(FileId f, BytesVector& memory) const {
+    std::mt19937_64 rng(2);
+    std::vector<IoRequest> requests;
+    for (uint64_t at = 0; at < bytes_.size();) {
+      const uint64_t n = std::min<uint64_t>(1 + rng() % 30'000, bytes_.size() - at);
+      requests.push_back({f, at, n, memory.data() + at});
+      at += n;
+    }
+    return requests;
+  }
+  BytesVector bytes_;
+};
+INSTANTIATE_TEST_SUITE_P(Backends, IoFaultTest, ::testing::Values(Backend::uring, Backend::pread), backend_test_name);
+
+TEST_P(IoFaultTest, ShortTransfersAndInterruptionsAreInvisible) {
+  for (bool direct : {true, false}) {
+    IoOptions options;
+    options.direct = direct;
+    const auto run = [&](double probability) {
+      options.faults.short_probability = options.faults.eagain_probability = probability;
+      auto io = engine(options);
+      const FileId f = io->open(folder_.file("x"), OpenMode::read), g = io->open(folder_.file("y"), OpenMode::create);
+      BytesVector memory(bytes_.size());
+      io->submit(IoOp::read, pieces(f, memory))->wait();
+      EXPECT_EQ(memory, bytes_);
+      io->submit(IoOp::write, pieces(g, memory))->wait();
+      io->close(g);
+      EXPECT_EQ(read_plainly(folder_.file("y")), bytes_);
+      return io->counters();
+    };
+    const IoCounters clean = run(0), faulty = run(0.5), again = run(0.5);
+    EXPECT_EQ(clean.retries, 0u);
+    EXPECT_EQ(clean.short_reads, 0u);
+    EXPECT_GT(faulty.retries, 0u);
+    EXPECT_GT(faulty.short_reads, 0u);
+    EXPECT_EQ(faulty.read_bytes, clean.read_bytes);  // a continued operation counts once
+    EXPECT_EQ(faulty.read_ops, clean.read_ops);
+    EXPECT_EQ(faulty.write_ops, clean.write_ops);
+    EXPECT_EQ(faulty.retries, again.retries);  // repeatable
+    EXPECT_EQ(faulty.short_reads, again.short_reads);
+  }
+}
+
+TEST_P(IoFaultTest, ExactlyTheChosenOperationFails) {
+  IoOptions options;
+  options.faults.fail_at_op = 3;
+  options.faults.error_number = EIO;
+  auto io = engine(options);
+  const FileId f = io->open(folder_.file("x"), OpenMode::read);
+  BytesVector memory(4096 * 8);
+  for (uint64_t i = 0; i < 8; ++i) {
+    const auto read = [&] { io->read(f, i * 4096, memory.data() + i * 4096, 4096); };
+    if (i != 3) {
+      read();
+      continue;
+    }
+    EXPECT_EQ(message_of(read, ErrorKind::io, EIO),
+              "cannot read 4096 bytes at offset 12288 of " + folder_.file("x") + ": Input/output error");
+  }
+  EXPECT_EQ(std::memcmp(memory.data() + 4 * 4096, bytes_.data() + 4 * 4096, 4 * 4096), 0);
+}
+
+TEST_P(IoFaultTest, EndlessAgainEnds) {
+  IoOptions options;
+  options.faults.fail_at_op = 0;
+  options.faults.error_number = EAGAIN;
+  auto io = engine(options);
+  const FileId f = io->open(folder_.file("x"), OpenMode::read);
+  std::byte b;
+  EXPECT_NE(message_of([&] { io->read(f, 0, &b, 1); }, ErrorKind::io, EAGAIN).find("no progress after 100 attempts"),
+            std::string::npos);
+}
+
+TEST_P(IoFaultTest, RandomErrorsFailTheirJobOnly) {
+  IoOptions options;
+  options.faults.error_probability = 0.02;
+  options.faults.seed = 5;
+  auto io = engine(options);
+  const FileId f = io->open(folder_.file("x"), OpenMode::read);
+  int failed = 0;
+  for (uint64_t i = 0; i < 300; ++i) {
+    BytesVector memory(2000);
+    auto job = io->submit(IoOp::read, {{f, i * 1000, 2000, memory.data()}});
+    try {
+      job->wait();
+      EXPECT_EQ(std::memcmp(memory.data(), bytes_.data() + i * 1000, 2000), 0);
+    } catch (const Error& e) {
+      EXPECT_EQ(e.error_number(), EIO);
+      ++failed;
+    }
+  }
+  EXPECT_GT(failed, 0);
+  EXPECT_LT(failed, 100);
+}
+
+TEST_P(IoFaultTest, FullDisk) {
+  IoOptions options;
+  options.faults.disk_full_after_bytes = 100'000;
+  auto io = engine(options);
+  const FileId f = io->open(folder_.file("y"), OpenMode::create);
+  io->write(f, 0, bytes_.data(), 60'000);
+  EXPECT_NE(message_of([&] { io->write(f, 60'000, bytes_.data() + 60'000, 60'000); }, ErrorKind::io, ENOSPC)
+                .find("cannot write 60000 bytes at offset 60000 of " + folder_.file("y")),
+            std::string::npos);
+  EXPECT_EQ(io->size_bytes(f), 100'000u);  // what fitted was written
+  message_of([&] { io->write(f, 0, bytes_.data(), 1); }, ErrorKind::io, ENOSPC);
+  BytesVector memory(100'000);
+  io->read(f, 0, memory.data(), memory.size());  // reads go on
+  EXPECT_EQ(std::memcmp(memory.data(), bytes_.data(), memory.size()), 0);
+}
+
+TEST_P(IoFaultTest, DelayedOperationsOverlapAndEnd) {
+  IoOptions options;
+  options.faults.delay_us = 2000;
+  auto io = engine(options);
+  const FileId f = io->open(folder_.file("x"), OpenMode::read);
+  BytesVector memory(bytes_.size());
+  auto job = io->submit(IoOp::read, pieces(f, memory));
+  EXPECT_FALSE(job->done());  // submit does not wait
+  job->wait();
+  EXPECT_EQ(memory, bytes_);
+}
+
+TEST_P(IoFaultTest, AFailedJobWaitsForItsFlights) {
+  IoOptions options;
+  options.faults.fail_at_op = 20;
+  options.faults.delay_us = 1000;
+  options.depth = 16;
+  for (int i = 0; i < 5; ++i) {
+    auto io = engine(options);
+    const FileId f = io->open(folder_.file("x"), OpenMode::read);
+    Buffer memory(*budget_, "test", align_up(bytes_.size(), 4096));
+    std::vector<IoRequest> requests;
+    for (uint64_t at = 0; at + 4096 <= bytes_.size(); at += 4096) requests.push_back({f, at, 4096, memory.data() + at});
+    auto job = io->submit(IoOp::read, requests);
+    EXPECT_THROW(job->wait(), Error);
+    memory = Buffer();  // unmapped
+    EXPECT_LT(io->counters().read_ops, 60u);  // the rest was dropped
+  }
+}
+
+TEST(FaultPlan, AnyAndDecisionsAreKeyed) {
+  FaultPlan plan;
+  EXPECT_FALSE(plan.any());
+  plan.short_probability = 0.3;
+  EXPECT_TRUE(plan.any());
+  int shortened = 0;
+  for (uint64_t n = 0; n < 10'000; ++n) {
+    const Fault a = decide_fault(plan, IoOp::read, n, 0, 8192, true, 0), b = decide_fault(plan, IoOp::read, n, 0, 8192, true, 0);
+    ASSERT_EQ(a.length, b.length);
+    ASSERT_EQ(a.length % 512, 0u);
+    ASSERT_TRUE(a.length >= 512 && a.length <= 8192);
+    shortened += a.length < 8192;
+  }
+  EXPECT_NEAR(shortened, 3000, 250);
+}
+
+}  // namespace
+}  // namespace outcrop::testing

@@ -1,0 +1,198 @@
+#include <algorithm>
+#include <numeric>
+#include <set>
+
+#include "io/rows.h"
+#include "io_test_util.h"
+
+namespace outcrop::testing {
+namespace {
+
+std::vector<int64_t> random_ids(size_t n, uint64_t below, uint64_t seed) {
+  std::mt19937_64 rng(seed);
+  std::vector<int64_t> ids(n);
+  for (auto& id : ids) id = static_cast<int64_t>(rng() % below);
+  return ids;
+}
+
+// Bytes of all pages that the rows touch, by brute force.
+uint64_t brute_force_bytes(const std::vector<int64_t>& ids, const RowLayout& l, bool merge) {
+  std::set<uint64_t> pages;
+  uint64_t count = 0;
+  for (int64_t id : ids)
+    for (uint64_t page = (l.base + id * l.stride) / 4096; page * 4096 < l.base + id * l.stride + l.row_bytes; ++page) {
+      pages.insert(page);
+      ++count;
+    }
+  return 4096 * (merge ? pages.size() : count);
+}
+
+TEST(Coalesce, CountsLikeBruteForce) {
+  for (uint64_t width : {1, 7, 100, 128, 343, 602, 768, 1024, 1433, 4096, 5000, 9000})
+    for (uint64_t gap : {0, 13})
+      for (bool merge : {true, false}) {
+        const RowLayout layout{gap * 7, width + gap, width};
+        const auto ids = random_ids(3000, 2000, width);
+        EXPECT_EQ(count_read_bytes(ids.data(), ids.size(), layout, merge), brute_force_bytes(ids, layout, merge));
+      }
+  const int64_t negative = -1;
+  message_of([&] { count_read_bytes(&negative, 1, {0, 4, 4}, true); }, ErrorKind::argument);
+  EXPECT_EQ(count_read_bytes(nullptr, 0, {0, 4, 4}, true), 0u);
+}
+
+TEST(Coalesce, ReadsAreMergedSplitAndWithoutGapsInScratch) {
+  const RowLayout layout{0, 4096, 4096};
+  const std::vector<int64_t> ids{9, 0, 1, 2, 3, 4, 1, 7};
+  std::vector<RowEntry> entries(ids.size());
+  make_entries(ids.data(), ids.size(), true, entries.data());
+  const auto window = plan_window(layout, true, entries.data(), 0, entries.size(), 100, 3 * 4096, nullptr);
+  EXPECT_EQ(window.end, ids.size());
+  const std::vector<std::array<uint64_t, 3>> expected{
+      {0, 3 * 4096, 0}, {3 * 4096, 2 * 4096, 3 * 4096}, {7 * 4096, 4096, 5 * 4096}, {9 * 4096, 4096, 6 * 4096}};
+  ASSERT_EQ(window.reads.size(), expected.size());
+  for (size_t i = 0; i < expected.size(); ++i)
+    EXPECT_EQ((std::array{window.reads[i].offset, window.reads[i].length, window.reads[i].at}), expected[i]) << i;
+}
+
+class RowsTest : public BothBackends {
+ protected:
+  void check(const RowLayout& layout, uint64_t num_rows, uint64_t scratch, bool merge, bool padded) {
+    uint64_t size = layout.base + num_rows * layout.stride;
+    if (padded) size = align_up(size, 4096);
+    const auto file = random_bytes(size, layout.row_bytes);
+    write_plainly(folder_.file("rows"), file);
+    auto io = engine();
+    const FileId f = io->open(folder_.file("rows"), OpenMode::read);
+    RowReader reader(io, *budget_, f, layout, num_rows, scratch, merge);
+    auto ids = random_ids(1500, num_rows, 3);
+    ids.push_back(0);
+    ids.push_back(static_cast<int64_t>(num_rows) - 1);
+    const uint64_t out_stride = layout.row_bytes + 3;
+    BytesVector out(ids.size() * out_stride, std::byte{0x5a});
+    const uint64_t before = io->counters().read_bytes;
+    reader.read_rows(ids.data(), ids.size(), out.data(), out_stride);
+    for (size_t i = 0; i < ids.size(); ++i) {
+      ASSERT_EQ(std::memcmp(out.data() + i * out_stride, file.data() + layout.offset(ids[i]), layout.row_bytes), 0)
+          << "row " << i << " of width " << layout.row_bytes;
+      ASSERT_EQ(out[i * out_stride + layout.row_bytes], std::byte{0x5a});
+    }
+    const uint64_t read = io->counters().read_bytes - before;
+    EXPECT_EQ(read, reader.count_read_bytes(ids.data(), ids.size()));
+    if (!merge || ids.size() <= reader.group_rows()) EXPECT_EQ(read, brute_force_bytes(ids, layout, merge));
+  }
+};
+INSTANTIATE_TEST_SUITE_P(Backends, RowsTest, ::testing::Values(Backend::uring, Backend::pread), backend_test_name);
+
+TEST_P(RowsTest, EveryWidthScratchAndMode) {
+  for (uint64_t width : {1, 7, 100, 343, 602, 1024, 1433, 4096, 5732})
+    for (bool merge : {true, false}) {
+      check({0, width, width}, 777, 1 << 20, merge, true);                                        // one window
+      check({0, width, width}, 777, RowReader::min_scratch_bytes(width), merge, true);            // the smallest
+      check({12'345, width + 29, width}, 777, RowReader::min_scratch_bytes(width) + 40'000, merge, false);
+    }
+}
+
+TEST_P(RowsTest, SplitSubmitAndComplete) {
+  const uint64_t width = 512, num_rows = 4000;
+  const auto file = random_bytes(width * num_rows, 1);
+  write_plainly(folder_.file("rows"), file);
+  auto io = engine();
+  const FileId f = io->open(folder_.file("rows"), OpenMode::read);
+  auto reader = std::make_unique<RowReader>(io, *budget_, f, RowLayout{0, width, width}, num_rows, 2 << 20, true);
+  auto a = random_ids(100, num_rows, 1), b = random_ids(100, num_rows, 2);
+  const auto expect = [&](const std::vector<int64_t>& ids, const BytesVector& out) {
+    for (size_t i = 0; i < ids.size(); ++i)
+      ASSERT_EQ(std::memcmp(out.data() + i * width, file.data() + ids[i] * width, width), 0);
+  };
+  BytesVector out_a(100 * width), out_b(100 * width), out_c(100 * width);
+  auto job_a = reader->submit_rows(a.data(), a.size(), out_a.data(), width);
+  auto job_b = reader->submit_rows(b.data(), b.size(), out_b.data(), width);
+  message_of([&] { reader->submit_rows(a.data(), 1, out_c.data(), width); }, ErrorKind::argument);
+  message_of([&] { reader->read_rows(a.data(), 1, out_c.data(), width); }, ErrorKind::argument);
+  job_b->wait();
+  job_a->wait();
+  job_a->wait();
+  expect(a, out_a);
+  expect(b, out_b);
+  auto dropped = reader->submit_rows(a.data(), a.size(), out_c.data(), width);
+  dropped.reset();
+  reader->read_rows(b.data(), b.size(), out_c.data(), width);
+  expect(b, out_c);
+  const auto many = random_ids(20'000, num_rows, 3);
+  BytesVector big(many.size() * width);
+  message_of([&] { reader->submit_rows(many.data(), many.size(), big.data(), width); }, ErrorKind::argument);
+  auto outlives = reader->submit_rows(a.data(), a.size(), out_b.data(), width);
+  reader.reset();
+  outlives->wait();
+  expect(a, out_b);
+}
+
+TEST_P(RowsTest, RefusesNonsense) {
+  write_plainly(folder_.file("rows"), random_bytes(4096, 1));
+  auto io = engine();
+  const FileId f = io->open(folder_.file("rows"), OpenMode::read);
+  const auto make = [&](RowLayout l, uint64_t rows, uint64_t scratch) { RowReader(io, *budget_, f, l, rows, scratch, true); };
+  message_of([&] { make({0, 100, 101}, 1, 1 << 20); }, ErrorKind::argument);
+  message_of([&] { make({0, 100, 0}, 1, 1 << 20); }, ErrorKind::argument);
+  message_of([&] { make({0, 100, 100}, 1, 100); }, ErrorKind::argument);
+  message_of([&] { make({0, 100, 100}, 41, 1 << 20); }, ErrorKind::io);
+  message_of([&] { make({UINT64_MAX - 50, 100, 100}, 1, 1 << 20); }, ErrorKind::io);
+  message_of([&] { make({0, 100, 100}, 40, uint64_t{2} << 30); }, ErrorKind::budget);
+  RowReader reader(io, *budget_, f, {0, 100, 100}, 40, 1 << 20, true);
+  BytesVector out(1000);
+  const int64_t ids[] = {3, 40, -1};
+  const std::string text = message_of([&] { reader.read_rows(ids, 3, out.data(), 100); }, ErrorKind::argument);
+  EXPECT_NE(text.find("row id 40 at position 1 is outside the table of 40 rows"), std::string::npos) << text;
+  const int64_t negative = -1;
+  message_of([&] { reader.read_rows(&negative, 1, out.data(), 100); }, ErrorKind::argument);
+  EXPECT_EQ(io->counters().read_ops, 0u);
+  reader.read_rows(ids, 0, nullptr, 100);
+}
+
+TEST_P(RowsTest, AReadErrorLeavesTheReaderUsable) {
+  write_plainly(folder_.file("rows"), random_bytes(1 << 20, 1));
+  IoOptions options;
+  options.faults.fail_at_op = 5;
+  auto io = engine(options);
+  const FileId f = io->open(folder_.file("rows"), OpenMode::read);
+  RowReader reader(io, *budget_, f, {0, 4096, 4096}, 256, RowReader::min_scratch_bytes(4096) + (64 << 10), false);
+  std::vector<int64_t> ids(256);
+  std::iota(ids.begin(), ids.end(), 0);
+  BytesVector out(1 << 20);
+  message_of([&] { reader.read_rows(ids.data(), ids.size(), out.data(), 4096); }, ErrorKind::io, EIO);
+  reader.read_rows(ids.data(), ids.size(), out.data(), 4096);
+  EXPECT_EQ(out, read_plainly(folder_.file("rows")));
+}
+
+TEST(GatherRows, LikeCopyingRowByRow) {
+  for (unsigned threads : {1u, 3u}) {
+    WorkerPool workers(threads);
+    for (uint64_t width : {1, 2, 3, 4, 8, 16, 32, 64, 80, 128, 200, 256, 343, 400, 512, 1024, 1433, 9000})
+      for (uint64_t gap : {0, 16}) {
+        const uint64_t rows = 500, n = width == 400 ? 50'000 : 2000;  // 50,000 are written past the caches
+        const auto table = random_bytes(rows * (width + gap), width);
+        const auto ids = random_ids(n, rows, width);
+        BytesVector out(n * (width + gap) + 1, std::byte{0x5a});
+        gather_rows(workers, {table.data(), rows, width + gap, width}, ids.data(), n, out.data(), width + gap);
+        for (size_t i = 0; i < n; ++i)
+          ASSERT_EQ(std::memcmp(out.data() + i * (width + gap), table.data() + ids[i] * (width + gap), width), 0);
+        ASSERT_EQ(out[n * (width + gap)], std::byte{0x5a});
+      }
+  }
+}
+
+TEST(GatherRows, ChecksIdsBeforeWriting) {
+  WorkerPool workers(2);
+  const BytesVector table(1000);
+  BytesVector out(300, std::byte{0x5a});
+  for (int64_t bad : {int64_t{10}, int64_t{-1}, INT64_MAX, INT64_MIN}) {
+    const int64_t ids[] = {0, 1, bad};
+    message_of([&] { gather_rows(workers, {table.data(), 10, 100, 100}, ids, 3, out.data(), 100); }, ErrorKind::argument);
+  }
+  EXPECT_EQ(out, BytesVector(300, std::byte{0x5a}));
+  const int64_t id = 0;
+  message_of([&] { gather_rows(workers, {table.data(), 10, 99, 100}, &id, 1, out.data(), 100); }, ErrorKind::argument);
+}
+
+}  // namespace
+}  // namespace outcrop::testing
