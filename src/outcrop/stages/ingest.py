@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -307,7 +308,7 @@ class _Import:
         offsets = ArrayWriter(self.runtime, self.work, "name_offsets", "int64")
         at = count = 0
         offsets.append(np.zeros(1, np.int64))
-        while block := [name.encode() for name, _ in zip(names, range(4096), strict=False)]:
+        while block := [name.encode() for name in islice(names, 4096)]:
             ends = at + np.cumsum([len(name) for name in block], dtype=np.int64)
             text.append(np.frombuffer(b"".join(block), np.uint8))
             offsets.append(ends)
