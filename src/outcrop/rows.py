@@ -55,14 +55,14 @@ class HostRows(RowSource):
 
     def __init__(self, features: DiskArray, runtime: Runtime):
         self.num_rows, self.row_bytes = features.num_rows, features.row_bytes
-        self._stride, self._workers = features.spec.stride_bytes, runtime.workers
-        self._table = runtime.budget.empty("features", max(features.spec.data_bytes, 1))
-        if features.spec.data_bytes:
-            features.read_bytes(0, self._table[: features.spec.data_bytes])
+        self._workers = runtime.workers
+        held = runtime.budget.empty("features", features.spec.data_bytes)
+        features.read_bytes(0, held)
+        self._table = held.reshape(self.num_rows, features.spec.stride_bytes)[:, : self.row_bytes]
 
     def read_rows(self, ids: np.ndarray, out: np.ndarray) -> dict[str, int]:
         self._check(ids, out)
-        _core.gather_rows(self._workers, self._table, self._stride, self.row_bytes, ids, out)
+        _core.gather_rows(self._workers, self._table, ids, out.reshape(len(ids), self.row_bytes))
         return {"host": len(ids)}
 
     def close(self) -> None:
@@ -98,12 +98,13 @@ class DiskRows(RowSource):
     def __init__(self, features: DiskArray, runtime: Runtime, *, scratch_bytes: int, merge: bool = True):
         self.num_rows, self.row_bytes = features.num_rows, features.row_bytes
         self._features = features
+        scratch_bytes = max(scratch_bytes, _core.RowReader.min_scratch_bytes(self.row_bytes))
         self._reader = _core.RowReader(runtime.io, runtime.budget, features.file, 0, features.spec.stride_bytes,
                                        self.row_bytes, self.num_rows, scratch_bytes, merge)
 
     def read_rows(self, ids: np.ndarray, out: np.ndarray) -> dict[str, int]:
         self._check(ids, out)
-        self._reader.read_rows(ids, out)
+        self._reader.read_rows(ids, out.reshape(len(ids), self.row_bytes))
         return {"disk": len(ids)}
 
     def close(self) -> None:

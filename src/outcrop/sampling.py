@@ -49,18 +49,19 @@ class BatchSampler:
     """Draws batches on the fly: the same that the sample stage writes.
 
     Holds the topology (memory or map), the sampler's scratch memory and the labels.
+
+    Args:
+        share: Of the free budget, how much the scratch memory may take, and then how much the topology.
     """
 
-    def __init__(self, graph: Graph, config: SampleConfig, runtime: Runtime):
+    def __init__(self, graph: Graph, config: SampleConfig, runtime: Runtime, *, share: float = 0.5):
         self.graph, self.config = graph, config
         self._runtime = runtime
-        self.topology = load_topology(graph, runtime)
+        # The sampler's scratch and the results that wait first: the topology can also be mapped.
         threads = runtime.workers.threads
-        worst = _worst_case_bytes(config, graph)
-        available = runtime.budget.free_bytes // 2
-        per_batch = max(min(worst, available // (2 * threads)), 1)
-        # The sampler's scratch and the results that wait to be written or consumed.
+        per_batch = max(min(_worst_case_bytes(config, graph), int(runtime.budget.free_bytes * share) // (2 * threads)), 1)
         self._scratch = runtime.budget.reserve("sampler", 2 * threads * per_batch)
+        self.topology = load_topology(graph, runtime, share=share)
         self._sampler = _core.NeighborSampler(runtime.workers, self.topology.indptr, self.topology.indices,
                                               list(config.fanouts), config.replace, config.seed, per_batch)
         self._labels = graph.array(runtime, "labels").memmap() if graph.has("labels") else None

@@ -19,6 +19,10 @@ from outcrop.store import packed, placement, run, samples
 from outcrop.store.arrays import DiskArray
 from outcrop.store.graph import Graph, open_graph
 
+_ROW_SLOTS = 2
+_ID_BYTES = 8
+_MARGIN_BYTES = 64 << 10  # for the small tables that come later
+
 if TYPE_CHECKING:
     from torch_geometric.data import Data
 
@@ -39,9 +43,11 @@ def open_session(graph: Graph, runtime: Runtime, mode: str, *, run_folder: Path 
     if run_folder is None:
         if mode == "packed":
             raise ArgumentError("mode packed needs a run: make one with outcrop prepare, or choose another mode")
+        pool = load.make_pool(graph, runtime, slots=_ROW_SLOTS, max_nodes=0, device_name=device)
         rows = open_rows(graph, runtime, mode)
-        graphs = load.SampledGraphs(BatchSampler(graph, config or SampleConfig(), runtime), runtime)
-        return load.row_session(graph, graphs, rows, runtime, device_name=device)
+        # Half of the budget is left for the buffers, which grow to the size that batches turn out to have.
+        graphs = load.SampledGraphs(BatchSampler(graph, config or SampleConfig(), runtime, share=0.25), runtime)
+        return load.row_session(graph, graphs, rows, pool, runtime, device)
     info = run.read(run_folder)
     if info.graph_digest != graph.digest():
         raise FormatError(f"{run_folder} was prepared from another state of the graph than {graph.path} is in now: "
@@ -52,24 +58,27 @@ def open_session(graph: Graph, runtime: Runtime, mode: str, *, run_folder: Path 
         records = packed.open_packed(runtime, run_folder / "pack", places, sample_set)
         return load.packed_session(graph, sample_set, places, records, open_rows(graph, runtime, "online"), runtime,
                                    device)
+    # Buffers first: what is left afterwards is for topology and caches.
+    pool = load.make_pool(graph, runtime, slots=_ROW_SLOTS, max_nodes=sample_set.max_nodes, device_name=device)
     rows = open_rows(graph, runtime, mode)
     if mode != "online":
-        return load.row_session(graph, load.RecordedGraphs(sample_set, runtime), rows, runtime,
-                                max_nodes=sample_set.max_nodes, device_name=device)
-    rows = _with_host_cache(rows, runtime, run_folder)
+        return load.row_session(graph, load.RecordedGraphs(sample_set, runtime), rows, pool, runtime, device)
     graphs = load.SampledGraphs(BatchSampler(graph, info.sample, runtime), runtime)
-    return load.row_session(graph, graphs, rows, runtime, max_nodes=sample_set.max_nodes, slots=2, device_name=device)
+    return load.row_session(graph, graphs, _with_host_cache(rows, runtime, run_folder), pool, runtime, device)
 
 
 def _with_host_cache(rows: RowSource, runtime: Runtime, run_folder: Path) -> RowSource:
-    """The run's host cache over ``rows``, as far as it fits in half of the free budget."""
+    """The run's host cache over ``rows``, as far as it fits in what is left of the budget."""
     if not (run_folder / "pack" / "manifest.json").is_file():
         return rows
     places = placement.open_placement(runtime, run_folder / "plan")
+    held = places.num_cached("host") * _ID_BYTES
+    if held > runtime.budget.free_bytes // 2:
+        return rows
     manifest = packed.manifests.read(run_folder / "pack", packed.FORMAT, packed.VERSION)
     cache = DiskArray(runtime, run_folder / "pack", manifest.arrays["host_cache"])
-    fit = min(len(places.host_ids), runtime.budget.free_bytes // 2 // max(rows.row_bytes, 1))
-    if fit == 0:
+    fit = min(len(places.host_ids), (runtime.budget.free_bytes - _MARGIN_BYTES) // max(rows.row_bytes, 1))
+    if fit <= 0:
         return rows
     hot = cache.read("host_cache", 0, fit).reshape(-1).view(np.uint8)
     cache.close()

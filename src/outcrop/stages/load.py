@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 
 from outcrop import _core, device
-from outcrop.errors import ArgumentError
 from outcrop.flow import Pipeline, Stage
 from outcrop.rows import RowSource
 from outcrop.runtime import Runtime
@@ -179,16 +178,14 @@ class LoadSession:
 
     Args:
         feature_spec: The graph's ``features`` array: dtype and width of ``batch.x``.
-        slots: Batch buffers; ``x_bytes`` and ``meta_bytes`` their sizes (0: grown as needed).
+        pool: Batch buffers (:func:`make_pool`).
         device_cache: uint8 [rows, row_bytes] on the CPU, moved to the device here; None = no device level.
     """
 
-    def __init__(self, feeder: Feeder, feature_spec: ArraySpec, runtime: Runtime, *, slots: int, x_bytes: int,
-                 meta_bytes: int, device_name: str = "cpu", device_cache: np.ndarray | None = None):
-        self._feeder, self._runtime = feeder, runtime
-        self._device = device.resolve(device_name)
-        self._pool = SlotPool(runtime, slots, x_bytes, meta_bytes, pinned=self._device.type == "cuda")
-        self._tensors = _Tensors(feature_spec, feeder.row_bytes, self._device, device_cache)
+    def __init__(self, feeder: Feeder, feature_spec: ArraySpec, pool: SlotPool, runtime: Runtime, *,
+                 device_name: str = "cpu", device_cache: np.ndarray | None = None):
+        self._feeder, self._runtime, self._pool = feeder, runtime, pool
+        self._tensors = _Tensors(feature_spec, feeder.row_bytes, device.resolve(device_name), device_cache)
 
     def batches(self, split: str, epoch: int = 0) -> Loader:
         """One pass over ``split``; use it as an iterator, close it (or let it go) when done."""
@@ -315,19 +312,22 @@ def read_cache(runtime: Runtime, packed: PackedRecords, name: str) -> np.ndarray
 def packed_session(graph: Graph, samples: SampleSet, placement: Placement, packed: PackedRecords, rows: RowSource,
                    runtime: Runtime, device_name: str = "cpu") -> LoadSession:
     """Loading in mode ``packed``; ``rows`` serves the splits that were not packed."""
+    pool = SlotPool(runtime, placement.slots, placement.slot_rows_bytes, placement.slot_meta_bytes,
+                    pinned=device.resolve(device_name).type == "cuda")
     fallback = RowFeeder(RecordedGraphs(samples, runtime), rows)
     feeder = PackedFeeder(packed, read_cache(runtime, packed, "host_cache"), fallback)
     cache = read_cache(runtime, packed, "device_cache") if placement.num_cached("device") else None
-    return LoadSession(feeder, graph.spec("features"), runtime, slots=placement.slots,
-                       x_bytes=placement.slot_rows_bytes, meta_bytes=placement.slot_meta_bytes,
-                       device_name=device_name, device_cache=cache)
+    return LoadSession(feeder, graph.spec("features"), pool, runtime, device_name=device_name, device_cache=cache)
 
 
-def row_session(graph: Graph, graphs: RecordedGraphs | SampledGraphs, rows: RowSource, runtime: Runtime, *,
-                slots: int = 3, max_nodes: int = 0, device_name: str = "cpu") -> LoadSession:
-    """Loading in the other modes. ``max_nodes``: of any batch, where it is known (0: buffers grow)."""
-    if slots < 2:
-        raise ArgumentError(f"{slots} batch buffers are too few: one is computed on while the next is filled")
-    x_bytes = record.align_page(max_nodes * rows.row_bytes) + 2 * record.PAGE_BYTES if max_nodes else 0
-    return LoadSession(RowFeeder(graphs, rows), graph.spec("features"), runtime, slots=slots, x_bytes=x_bytes,
-                       meta_bytes=0, device_name=device_name)
+def make_pool(graph: Graph, runtime: Runtime, *, slots: int, max_nodes: int, device_name: str) -> SlotPool:
+    """Batch buffers for modes that fetch rows by id. ``max_nodes``: of any batch, where it is known (0: they grow)."""
+    row_bytes = graph.spec("features").stride_bytes
+    x_bytes = record.align_page(max_nodes * row_bytes) + 2 * record.PAGE_BYTES if max_nodes else 0
+    return SlotPool(runtime, slots, x_bytes, 0, pinned=device.resolve(device_name).type == "cuda")
+
+
+def row_session(graph: Graph, graphs: RecordedGraphs | SampledGraphs, rows: RowSource, pool: SlotPool,
+                runtime: Runtime, device_name: str = "cpu") -> LoadSession:
+    """Loading in the other modes."""
+    return LoadSession(RowFeeder(graphs, rows), graph.spec("features"), pool, runtime, device_name=device_name)
