@@ -13,7 +13,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from batch_reference import deliver, loopless_degrees, sample, shared_data
-from training_support import CLASSES, DIM, Problem, a_runtime
+from training_support import CLASSES, DIM, Problem, a_runtime, quick
 
 from outcrop.config import TrainConfig
 from outcrop.errors import ArgumentError, DeviceError, NumericError
@@ -21,6 +21,8 @@ from outcrop.models import MODELS, build_model
 from outcrop.stages.evaluate import EvalResult, evaluate
 from outcrop.stages.train import train
 from outcrop.store.minibatch import MiniBatch
+
+__all__ = ["quick"]  # a fixture of every test here
 
 CONFIG = TrainConfig(hidden=16, epochs=3, learning_rate=0.01, seed=7)
 
