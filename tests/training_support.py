@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from types import SimpleNamespace
 
+import pytest
 import torch
 from batch_reference import deliver, loopless_degrees, random_adjacency, sample
 
@@ -15,6 +17,16 @@ from outcrop.store.minibatch import MiniBatch
 from outcrop.trace import Trace
 
 NUM_NODES, DIM, CLASSES, BATCH = 120, 6, 3, 16
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """One thread, because a second only waits on matrices this small; no fsync, because no power fails here."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    monkeypatch.setattr(os, "fsync", lambda _: None)
+    yield
+    torch.set_num_threads(before)
 
 
 class SilentProgress:

@@ -9,7 +9,7 @@ import pytest
 import torch
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
-from training_support import CLASSES, DIM, Problem
+from training_support import CLASSES, DIM, Problem, quick
 
 from outcrop import checkpoint as checkpoints
 from outcrop.checkpoint import BEST, LAST, Checkpoint, Meta
@@ -17,6 +17,8 @@ from outcrop.config import TrainConfig
 from outcrop.errors import ArgumentError, ChecksumError, FormatError
 from outcrop.models import MODELS, build_model
 from outcrop.stages.evaluate import evaluate
+
+__all__ = ["quick"]  # a fixture of every test here
 
 CONFIG = TrainConfig(hidden=16, epochs=6, dropout=0.4, learning_rate=0.01, weight_decay=1e-3, seed=3, trace_losses=True)
 

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from outcrop.models import build_model
+from outcrop.models import build_model, settle_allocator
 from outcrop.sparse import Block, as_input, blocks_of, spmm, spmm_transposed
 from outcrop.store.batches import BatchGraph
 from outcrop.store.minibatch import MiniBatch
@@ -102,6 +102,7 @@ def training_step(batch: MiniBatch, name: str = "sage", hidden: int | None = Non
 
 def compare(first: Callable[[], None], second: Callable[[], None], rounds: int = 15) -> dict[str, float]:
     """Times both in turns. Returns medians in seconds, and ``ratio`` = the median of first / second per round."""
+    settle_allocator()
     times: list[tuple[float, float]] = []
     for turn in range(rounds + 3):
         pair = []

@@ -25,7 +25,7 @@ from outcrop import checkpoint as checkpoints
 from outcrop.checkpoint import Checkpoint, Meta, State
 from outcrop.config import TrainConfig
 from outcrop.errors import ArgumentError, NumericError
-from outcrop.models import Model, build_model, torch_device
+from outcrop.models import Model, build_model, settle_allocator, torch_device
 from outcrop.store.minibatch import MiniBatch
 
 if TYPE_CHECKING:
@@ -33,8 +33,6 @@ if TYPE_CHECKING:
 
 # These may change between the runs that share a checkpoint.
 _FREE_FIELDS = ("epochs", "device", "trace_losses", "checkpoint_every")
-# glibc keeps freed blocks for reuse up to the size of the largest block that was freed, at most 32 MiB.
-_ALLOCATOR_BLOCK_BYTES = 31 << 20
 
 
 class Scored(Protocol):
@@ -116,7 +114,7 @@ def train(
     run = _Run(config, in_dim, num_classes, inputs or {}, out)
     if out is not None and resume and (out / checkpoints.LAST).exists():
         run.restore()
-    _settle_allocator()
+    settle_allocator()
     runtime.progress.start("train", config.epochs, "epochs")
     runtime.progress.advance("train", min(run.epochs_done, config.epochs))
     for epoch in range(run.epochs_done, config.epochs):
@@ -253,8 +251,3 @@ def _seeded(device: torch.device, *key: int, needed: bool = True) -> Iterator[No
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
         torch.manual_seed(int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "little"))
         yield
-
-
-def _settle_allocator() -> None:
-    """Lets the C allocator keep the blocks of a step for the next one; new pages would cost a fifth of its time."""
-    torch.empty(_ALLOCATOR_BLOCK_BYTES, dtype=torch.uint8)
