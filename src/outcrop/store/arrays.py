@@ -140,7 +140,8 @@ class DiskArray:
             ChecksumError: The bytes differ from those that were written.
         """
         crc, at, left = 0, 0, self.spec.data_bytes
-        buffer = self._runtime.budget.empty("verify", min(_VERIFY_BUFFER_BYTES, max(left, 1)))
+        most = max(min(_VERIFY_BUFFER_BYTES, self._runtime.budget.free_bytes // 2), PAGE_BYTES)
+        buffer = self._runtime.budget.empty("verify", min(most, max(left, 1)))
         while left:
             part = buffer[: min(left, len(buffer))]
             self.read_bytes(at, part)
