@@ -5,13 +5,15 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from outcrop.config import PlanConfig, SampleConfig
+from outcrop.errors import BudgetError
 from outcrop.runtime import Runtime
 from outcrop.stages.pack import pack
-from outcrop.stages.plan import plan
+from outcrop.stages.plan import divide_host_memory, plan
 from outcrop.stages.sample import sample
 from outcrop.store import packed, placement, samples
 from outcrop.store.batches import BatchGraph
@@ -90,6 +92,24 @@ def packed_run(graph: Graph, folder: Path, runtime: Runtime, config: PlanConfig,
     places = planned(graph, folder, runtime, sample_set, config)
     pack(graph, sample_set, places, folder / "pack", runtime)
     return Stages(graph, folder, sample_set, places, packed.open_packed(runtime, folder / "pack", places, sample_set))
+
+
+def config_with_cache(sample_set: samples.SampleSet, row_bytes: int, rows: int, device_rows: int = 0, **options: Any) -> PlanConfig:
+    """A plan config whose host cache has room for ``rows`` rows and some bytes."""
+    low, high = 1, 1 << 40
+
+    def cache(memory: int) -> int:
+        try:
+            return divide_host_memory(sample_set, PlanConfig(memory=memory, slots=2), row_bytes).cache_bytes
+        except BudgetError:
+            return -1
+
+    while low < high:
+        middle = (low + high) // 2
+        low, high = (low, middle) if cache(middle) >= rows * row_bytes else (middle + 1, high)
+    batches = 2 * (sample_set.max_nodes * row_bytes + 2 * sample_set.max_record_bytes)
+    gpu = batches + device_rows * row_bytes + row_bytes // 2 if device_rows else 0
+    return PlanConfig(memory=low + row_bytes // 2, slots=2, gpu_memory=gpu, **options)
 
 
 def manifest_of(folder: Path) -> dict:

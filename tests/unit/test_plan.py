@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from run_support import (
     a_graph,
     as_rows,
+    config_with_cache,
     manifest_of,
     meta_size,
     packed_run,
@@ -51,26 +52,6 @@ def hottest(counts: np.ndarray) -> np.ndarray:
     """Wanted nodes, most wanted first, of equals the lower id first."""
     order = np.lexsort((np.arange(len(counts)), -counts))
     return order[counts[order] > 0]
-
-
-def config_with_cache(sample_set: SampleSet, row_bytes: int, rows: int, device_rows: int = 0, **options) -> PlanConfig:
-    """A plan config whose host cache has room for ``rows`` rows and some bytes."""
-    from outcrop.stages.plan import divide_host_memory
-
-    low, high = 1, 1 << 40
-
-    def cache(memory: int) -> int:
-        try:
-            return divide_host_memory(sample_set, PlanConfig(memory=memory, slots=2), row_bytes).cache_bytes
-        except BudgetError:
-            return -1
-
-    while low < high:
-        middle = (low + high) // 2
-        low, high = (low, middle) if cache(middle) >= rows * row_bytes else (middle + 1, high)
-    batches = 2 * (sample_set.max_nodes * row_bytes + 2 * sample_set.max_record_bytes)
-    gpu = batches + device_rows * row_bytes + row_bytes // 2 if device_rows else 0
-    return PlanConfig(memory=low + row_bytes // 2, slots=2, gpu_memory=gpu, **options)
 
 
 @pytest.fixture
