@@ -157,8 +157,13 @@ class Pipeline(Generic[T]):
     def __iter__(self) -> Iterator[T]:
         return self
 
+    @property
+    def running(self) -> bool:
+        """Neither exhausted nor closed nor failed."""
+        return self._finish.alive
+
     def __next__(self) -> T:
-        if not self._finish.alive:
+        if not self.running:
             raise StopIteration
         try:
             item = self._state.queues[-1].get(self._while_waiting)
