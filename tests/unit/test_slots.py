@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -19,7 +20,7 @@ from outcrop.errors import ArgumentError, BudgetError, CancelledError, ChecksumE
 from outcrop.rows import open_rows
 from outcrop.runtime import Runtime
 from outcrop.slots import SlotPool
-from outcrop.stages.load import LoadSession, packed_session
+from outcrop.stages.load import LoadSession, _Tensors, packed_session
 from outcrop.store.minibatch import MiniBatch
 
 Make = Callable[..., Runtime]
@@ -261,8 +262,11 @@ def test_pool_leases(make_runtime):
     array = third.slot.x[:100]
     third.hand_over(array)
     third.hand_over(array)  # once only
-    del third
     second.hand_over(other := second.slot.x[:5])
+    pool.check_not_starved()  # on their way
+    for lease in (third, second, third):
+        lease.mark_taken()
+    del third, lease
     with pytest.raises(BudgetError):
         pool.check_not_starved()
     del other, second
@@ -310,3 +314,28 @@ def test_rows_grow_where_the_size_is_not_known(make_runtime):
     assert lease.slot.x is grown
     del grown, lease
     pool.close()
+
+
+def test_a_slow_last_stage_is_not_mistaken_for_a_greedy_caller(packed, monkeypatch):
+    """The caller keeps one of two buffers, as a for loop does; the other is filled but not in the queue yet."""
+    fill = _Tensors._fill_from_device
+
+    def slowly(self, x, table):
+        time.sleep(0.15)  # longer than the consumer waits before it looks whether it waits for itself
+        fill(self, x, table)
+
+    monkeypatch.setattr(_Tensors, "_fill_from_device", slowly)
+    with packed(2) as session:
+        assert sum(right(b) for b in session.batches("valid")) == 3
+
+
+def test_only_what_was_delivered_is_counted(packed):
+    with packed(4) as session:
+        batches = session.batches("train")
+        rows = 0
+        for count in range(1, 4):
+            batch = next(batches)
+            rows += batch.graph.num_nodes
+            del batch
+            assert batches.stats.batches == count and sum(batches.stats.rows_by_level.values()) == rows
+        batches.close()

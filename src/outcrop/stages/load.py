@@ -233,7 +233,7 @@ class Loader:
     def __init__(self, feeder: Feeder, pool: SlotPool, tensors: _Tensors, split: str, epoch: int, runtime: Runtime):
         self.stats = LoadStats()
         self._superseded = False
-        stats, trace = self.stats, runtime.trace
+        trace = runtime.trace
         stopped = threading.Event()
 
         def stop() -> None:
@@ -250,12 +250,11 @@ class Loader:
         def submit(what: Any) -> _Item:
             return feeder.submit(what, pool.lease(stopped))
 
-        def transfer(item: _Item) -> MiniBatch:
-            stats.add(item.levels, item.needed)
-            return tensors.deliver(item)
+        def transfer(item: _Item) -> tuple[MiniBatch, _Item]:
+            return tensors.deliver(item), item
 
         steps = (("submit", submit), ("read", feeder.read), ("assemble", feeder.assemble), ("transfer", transfer))
-        self._pipeline: Pipeline[MiniBatch] = Pipeline(
+        self._pipeline: Pipeline[tuple[MiniBatch, _Item]] = Pipeline(
             feeder.source(split, epoch), [Stage(name, traced(name, step)) for name, step in steps],
             while_waiting=pool.check_not_starved, on_cancel=stop)
 
@@ -266,7 +265,10 @@ class Loader:
         if self._superseded:
             raise CancelledError("this pass was ended: its session was closed, or started another pass; open a session "
                                  "for each pass that runs at the same time")
-        return next(self._pipeline)
+        batch, item = next(self._pipeline)
+        item.lease.mark_taken()
+        self.stats.add(item.levels, item.needed)
+        return batch
 
     def close(self) -> None:
         self._pipeline.close()
