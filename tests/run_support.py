@@ -44,17 +44,38 @@ def skewed_edges(nodes: int, edges: int, seed: int) -> np.ndarray:
     return np.stack([(rng.random(edges) ** 3 * nodes).astype(np.int64), rng.integers(0, nodes, edges)])
 
 
-def a_graph(path: Path, runtime: Runtime, *, nodes: int = 600, edges: int = 5000, width: int = 16,
-            dtype: str = "float32", train: int = 90, seed: int = 0, features: np.ndarray | None = None) -> Graph:
+def a_graph(
+    path: Path,
+    runtime: Runtime,
+    *,
+    nodes: int = 600,
+    edges: int = 5000,
+    width: int = 16,
+    dtype: str = "float32",
+    train: int = 90,
+    seed: int = 0,
+    features: np.ndarray | None = None,
+) -> Graph:
     """Features are :func:`random_features`; train, valid and test are disjoint; labels 0 to 4, some absent."""
     rng = np.random.default_rng(seed + 1)
     order = rng.permutation(nodes)
-    splits = {"train": order[:train], "valid": order[train : train + 25], "test": order[train + 25 : train + 60]}
+    splits = {
+        "train": order[:train],
+        "valid": order[train : train + 25],
+        "test": order[train + 25 : train + 60],
+    }
     labels = rng.integers(0, 5, nodes)
     labels[rng.random(nodes) < 0.1] = -1
-    return write_graph(path, skewed_edges(nodes, edges, seed), nodes, runtime, labels=labels, splits=splits,
-                       features=random_features(nodes, width, dtype, seed) if features is None else features,
-                       feature_dtype=dtype)
+    return write_graph(
+        path,
+        skewed_edges(nodes, edges, seed),
+        nodes,
+        runtime,
+        labels=labels,
+        splits=splits,
+        features=random_features(nodes, width, dtype, seed) if features is None else features,
+        feature_dtype=dtype,
+    )
 
 
 @dataclass
@@ -81,8 +102,14 @@ def sampled(graph: Graph, folder: Path, runtime: Runtime, **options: object) -> 
     return samples.open_samples(runtime, folder / "sample")
 
 
-def planned(graph: Graph, folder: Path, runtime: Runtime, sample_set: samples.SampleSet, config: PlanConfig,
-            name: str = "plan") -> placement.Placement:
+def planned(
+    graph: Graph,
+    folder: Path,
+    runtime: Runtime,
+    sample_set: samples.SampleSet,
+    config: PlanConfig,
+    name: str = "plan",
+) -> placement.Placement:
     plan(graph, sample_set, config, folder / name, runtime)
     return placement.open_placement(runtime, folder / name)
 
@@ -91,17 +118,27 @@ def packed_run(graph: Graph, folder: Path, runtime: Runtime, config: PlanConfig,
     sample_set = sampled(graph, folder, runtime, **options)
     places = planned(graph, folder, runtime, sample_set, config)
     pack(graph, sample_set, places, folder / "pack", runtime)
-    return Stages(graph, folder, sample_set, places, packed.open_packed(runtime, folder / "pack", places, sample_set))
+    return Stages(
+        graph, folder, sample_set, places, packed.open_packed(runtime, folder / "pack", places, sample_set)
+    )
 
 
-def config_with_cache(sample_set: samples.SampleSet, row_bytes: int, rows: int, device_rows: int = 0, slots: int = 2,
-                      **options: Any) -> PlanConfig:
+def config_with_cache(
+    sample_set: samples.SampleSet,
+    row_bytes: int,
+    rows: int,
+    device_rows: int = 0,
+    slots: int = 2,
+    **options: Any,
+) -> PlanConfig:
     """A plan config whose host cache has room for ``rows`` rows and some bytes."""
     low, high = 1, 1 << 40
 
     def cache(memory: int) -> int:
         try:
-            return divide_host_memory(sample_set, PlanConfig(memory=memory, slots=slots), row_bytes).cache_bytes
+            return divide_host_memory(
+                sample_set, PlanConfig(memory=memory, slots=slots), row_bytes
+            ).cache_bytes
         except BudgetError:
             return -1
 
@@ -123,7 +160,13 @@ def round_up(count: int, to: int = PAGE) -> int:
 
 def meta_size(batch: BatchGraph, cached: int, id_bytes: int = 4) -> int:
     """Bytes of the structure of a record, from the layout as documented: 64 words, then sections in whole words."""
-    sections = (len(batch.n_id) * id_bytes, len(batch.rowptr) * 4, len(batch.col) * 4, len(batch.labels) * 8, cached * 8)
+    sections = (
+        len(batch.n_id) * id_bytes,
+        len(batch.rowptr) * 4,
+        len(batch.col) * 4,
+        len(batch.labels) * 8,
+        cached * 8,
+    )
     return 512 + sum(round_up(s, 8) for s in sections)
 
 

@@ -9,13 +9,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from run_support import DTYPES, ITEM_BYTES, PAGE, WIDTHS, a_graph, as_rows, random_features, round_up
 
 from outcrop import _core, rows
 from outcrop.errors import ArgumentError, BudgetError
 from outcrop.rows import DiskRows, HostRows, MapRows, PackedRows, RowSource, TieredRows, open_rows
 from outcrop.runtime import Runtime
 from outcrop.store.graph import Graph
+from run_support import DTYPES, ITEM_BYTES, PAGE, WIDTHS, a_graph, as_rows, random_features, round_up
 
 NODES = 211
 SCRATCH = 1 << 18
@@ -64,6 +64,7 @@ ANY_ORDER: dict[str, tuple[type[RowSource], Callable[[Graph, Runtime], RowSource
 
 def packed(n_id: np.ndarray, features: np.ndarray) -> PackedRows:
     """Reads from memory: what packs and expands is tested with the loader."""
+
     def read(out: np.ndarray) -> dict[str, int]:
         out[:] = features[n_id].reshape(-1)
         return {"packed": len(n_id)}
@@ -74,16 +75,31 @@ def packed(n_id: np.ndarray, features: np.ndarray) -> PackedRows:
 def test_every_row_source_is_in_this_suite():
     known = {kind for kind, _ in ANY_ORDER.values()} | {PackedRows}
     package = Path(rows.__file__).parent
-    declared = {name for file in package.rglob("*.py") for name in re.findall(r"^class (\w+)\(.*RowSource.*\)", file.read_text(), re.M)}
+    declared = {
+        name
+        for file in package.rglob("*.py")
+        for name in re.findall(r"^class (\w+)\(.*RowSource.*\)", file.read_text(), re.M)
+    }
     assert declared == {kind.__name__ for kind in known}
     assert all(getattr(kind, "__final__", False) for kind in known)
 
 
 def id_lists() -> list[np.ndarray]:
     rng = np.random.default_rng(1)
-    return [np.array(ids, np.int64) for ids in (
-        [], [0], [NODES - 1], range(NODES), range(NODES - 1, -1, -1), rng.permutation(NODES),
-        rng.integers(0, NODES, 3 * NODES), [5] * 9, [7, 7, 3, NODES - 1, 0, 3, 7])]
+    return [
+        np.array(ids, np.int64)
+        for ids in (
+            [],
+            [0],
+            [NODES - 1],
+            range(NODES),
+            range(NODES - 1, -1, -1),
+            rng.permutation(NODES),
+            rng.integers(0, NODES, 3 * NODES),
+            [5] * 9,
+            [7, 7, 3, NODES - 1, 0, 3, 7],
+        )
+    ]
 
 
 @pytest.mark.parametrize("name", ANY_ORDER)
@@ -100,8 +116,10 @@ def test_rows_equal_indexing(tmp_path: Path, make_runtime: Callable[..., Runtime
             out = np.full(len(ids) * source.row_bytes + 16, 170, np.uint8)
             levels = source.read_rows(ids, out[8:-8])
             assert np.array_equal(out[8:-8].reshape(len(ids), source.row_bytes), features[ids])
-            assert (out[:8] == 170).all() and (out[-8:] == 170).all()
-            assert sum(levels.values()) == len(ids) and min(levels.values()) >= 0
+            assert (out[:8] == 170).all()
+            assert (out[-8:] == 170).all()
+            assert sum(levels.values()) == len(ids)
+            assert min(levels.values()) >= 0
         source.close()
 
 
@@ -141,9 +159,15 @@ def test_closing_gives_everything_back(graph, make_runtime, name):
 def test_levels_are_told_apart(graph, make_runtime):
     runtime = make_runtime(threads=1)
     ids = np.array([3, 4, 4, 9, 200, 1])
-    expected = {"host": {"host": 6}, "map": {"map": 6}, "disk-merged": {"disk": 6}, "disk-each": {"disk": 6},
-                "tiered-some": {"host": 3, "disk": 3}, "tiered-none": {"host": 0, "disk": 6},
-                "tiered-all": {"host": 6, "disk": 0}}
+    expected = {
+        "host": {"host": 6},
+        "map": {"map": 6},
+        "disk-merged": {"disk": 6},
+        "disk-each": {"disk": 6},
+        "tiered-some": {"host": 3, "disk": 3},
+        "tiered-none": {"host": 0, "disk": 6},
+        "tiered-all": {"host": 6, "disk": 0},
+    }
     for name, levels in expected.items():
         assert ANY_ORDER[name][1](graph, runtime).read_rows(ids, np.zeros(2400, np.uint8)) == levels
 
@@ -170,7 +194,9 @@ def test_exactly_the_pages_are_read(tmp_path, make_runtime, width):
     assert bytes_read(merged(graph, runtime)) == PAGE * len({p for span in spans for p in span})
     assert bytes_read(mapped(graph, runtime)) == bytes_read(host(graph, runtime)) == 0
     cold = pages_of(ids[ids % 3 != 1], width * 4)
-    assert bytes_read(ANY_ORDER["tiered-some"][1](graph, runtime)) == PAGE * len({p for span in cold for p in span})
+    assert bytes_read(ANY_ORDER["tiered-some"][1](graph, runtime)) == PAGE * len(
+        {p for span in cold for p in span}
+    )
     before = runtime.io.counters.read_bytes
     host(graph, runtime)
     assert runtime.io.counters.read_bytes - before == round_up(NODES * width * 4)
@@ -181,7 +207,8 @@ def test_disk_rows_hold_their_scratch_and_no_more(graph, make_runtime):
     source = DiskRows(graph.array(runtime, "features"), runtime, scratch_bytes=SCRATCH)
     held = runtime.budget.by_tag["row-scratch"].now_bytes
     least = _core.RowReader.min_scratch_bytes(400)
-    assert held <= SCRATCH and least <= SCRATCH
+    assert held <= SCRATCH
+    assert least <= SCRATCH
     source.close()
     small = DiskRows(graph.array(runtime, "features"), runtime, scratch_bytes=1)
     assert runtime.budget.by_tag["row-scratch"].now_bytes <= round_up(least)

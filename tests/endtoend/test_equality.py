@@ -10,6 +10,18 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+
+import outcrop
+from outcrop.api.run import open_session
+from outcrop.api.train import TrainReport, train
+from outcrop.config import IoConfig, PlanConfig, SampleConfig
+from outcrop.runtime import Runtime
+from outcrop.sampling import BatchSampler, epoch_seeds
+from outcrop.stages.load import MODES
+from outcrop.store import run as runs
+from outcrop.store.graph import Graph, open_graph
+from outcrop.store.minibatch import MiniBatch
+from outcrop.testing import write_graph
 from run_support import (
     DTYPES,
     ITEM_BYTES,
@@ -24,23 +36,17 @@ from run_support import (
     skewed_edges,
 )
 
-import outcrop
-from outcrop.api.run import open_session
-from outcrop.api.train import TrainReport, train
-from outcrop.config import IoConfig, PlanConfig, SampleConfig
-from outcrop.runtime import Runtime
-from outcrop.sampling import BatchSampler, epoch_seeds
-from outcrop.stages.load import MODES
-from outcrop.store import run as runs
-from outcrop.store.graph import Graph, open_graph
-from outcrop.store.minibatch import MiniBatch
-from outcrop.testing import write_graph
-
 Make = Callable[..., Runtime]
 SAMPLING = {"fanouts": (3, 3), "batch_size": 20, "epochs": 2}
 # Rows in host and device cache of 300 nodes: none, some, all; and with a device level between.
-MIXES = {"none": (0, 0), "host": (60, 0), "all": (10**6, 0), "device": (0, 40), "device+host": (60, 40),
-         "device+all": (10**6, 40)}
+MIXES = {
+    "none": (0, 0),
+    "host": (60, 0),
+    "all": (10**6, 0),
+    "device": (0, 40),
+    "device+host": (60, 40),
+    "device+all": (10**6, 40),
+}
 
 
 def a_run(graph: Graph, folder: Path, runtime: Runtime, mix: str, slots: int = 2, **sampling: Any) -> dict:
@@ -68,8 +74,14 @@ def write_run_info(graph: Graph, folder: Path, plan: PlanConfig, options: dict) 
     aside.rmdir()
 
 
-def collect(graph: Graph, runtime: Runtime, mode: str, folder: Path, check: Callable[[MiniBatch], None],
-            passes: tuple[tuple[str, int], ...]) -> list[dict[str, Any]]:
+def collect(
+    graph: Graph,
+    runtime: Runtime,
+    mode: str,
+    folder: Path,
+    check: Callable[[MiniBatch], None],
+    passes: tuple[tuple[str, int], ...],
+) -> list[dict[str, Any]]:
     """Goes over the passes; per pass what was read and what the loader counted."""
     out = []
     with open_session(graph, runtime, mode, run_folder=folder) as session:
@@ -80,8 +92,14 @@ def collect(graph: Graph, runtime: Runtime, mode: str, folder: Path, check: Call
                 check(batch)
                 structures.append(batch.graph)
                 del batch
-            out.append({"graphs": structures, "read": runtime.io.counters.read_bytes - before,
-                        "needed": batches.stats.bytes_needed, "levels": batches.stats.rows_by_level})
+            out.append(
+                {
+                    "graphs": structures,
+                    "read": runtime.io.counters.read_bytes - before,
+                    "needed": batches.stats.bytes_needed,
+                    "levels": batches.stats.rows_by_level,
+                }
+            )
     return out
 
 
@@ -103,9 +121,11 @@ def test_every_mode_delivers_the_same_rows(tmp_path: Path, make_runtime: Make, w
     expected = drawn(graph, runtime)
 
     def check(batch: MiniBatch) -> None:
-        assert str(batch.x.dtype) == f"torch.{dtype}" and batch.x.shape == (batch.graph.num_nodes, width)
-        assert np.array_equal(batch.x.view(torch.uint8).numpy().reshape(batch.graph.num_nodes, -1),
-                              features[batch.graph.n_id])
+        assert str(batch.x.dtype) == f"torch.{dtype}"
+        assert batch.x.shape == (batch.graph.num_nodes, width)
+        assert np.array_equal(
+            batch.x.view(torch.uint8).numpy().reshape(batch.graph.num_nodes, -1), features[batch.graph.n_id]
+        )
         assert np.array_equal(batch.y.numpy(), labels[batch.graph.n_id[: batch.graph.num_seeds]])
 
     for mode in MODES:
@@ -116,7 +136,8 @@ def test_every_mode_delivers_the_same_rows(tmp_path: Path, make_runtime: Make, w
             assert sum(one["levels"].values()) == rows
             if mode == "packed" and split in predicted["epochs"]:
                 forecast = predicted["epochs"][split][epoch % len(predicted["epochs"][split])]
-                assert one["read"] == forecast["bytes_read"] and one["needed"] == forecast["bytes_needed"]
+                assert one["read"] == forecast["bytes_read"]
+                assert one["needed"] == forecast["bytes_needed"]
                 assert one["levels"] == forecast["rows_by_level"]
                 # Padding: two parts of whole pages per record, the second begins anywhere in its first page.
                 assert one["read"] - one["needed"] < 3 * PAGE * len(one["graphs"])
@@ -125,8 +146,12 @@ def test_every_mode_delivers_the_same_rows(tmp_path: Path, make_runtime: Make, w
 def drawn(graph: Graph, runtime: Runtime) -> dict[tuple[str, int], list]:
     config = SampleConfig(**SAMPLING)
     sampler = BatchSampler(graph, config, runtime)
-    return {(split, epoch): list(sampler.batches(split, epoch, epoch_seeds(graph.split(runtime, split), config, split, epoch)))
-            for split, epoch in (("train", 0), ("train", 1), ("valid", 0), ("test", 0))}
+    return {
+        (split, epoch): list(
+            sampler.batches(split, epoch, epoch_seeds(graph.split(runtime, split), config, split, epoch))
+        )
+        for split, epoch in (("train", 0), ("train", 1), ("valid", 0), ("test", 0))
+    }
 
 
 def same_structures(got: list, expected: list) -> None:
@@ -139,8 +164,12 @@ def same_structures(got: list, expected: list) -> None:
 @pytest.mark.exact_io
 @pytest.mark.parametrize("backend", ["uring", "pread"])
 @pytest.mark.parametrize("mix", MIXES)
-def test_every_mix_of_levels_reads_what_it_predicts(tmp_path: Path, make_runtime: Make, mix: str, backend: str):
-    graph = a_graph(tmp_path / "g", make_runtime(threads=1), nodes=300, edges=2500, width=602, dtype="float16", train=50)
+def test_every_mix_of_levels_reads_what_it_predicts(
+    tmp_path: Path, make_runtime: Make, mix: str, backend: str
+):
+    graph = a_graph(
+        tmp_path / "g", make_runtime(threads=1), nodes=300, edges=2500, width=602, dtype="float16", train=50
+    )
     features = as_rows(random_features(300, 602, "float16"))
     predicted = a_run(graph, tmp_path / "run", make_runtime(threads=1), mix)
     runtime = make_runtime(threads=2, io=IoConfig(backend=backend))
@@ -155,8 +184,17 @@ def test_every_mix_of_levels_reads_what_it_predicts(tmp_path: Path, make_runtime
         assert (one["read"], one["levels"]) == (forecast["bytes_read"], forecast["rows_by_level"])
         total = {level: rows + one["levels"][level] for level, rows in total.items()}
     with_rows = {level for level, rows in total.items() if rows}
-    assert with_rows == {"none": {"packed"}, "host": {"host", "packed"}, "all": {"host"}, "device": {"device", "packed"},
-                         "device+host": {"device", "host", "packed"}, "device+all": {"device", "host"}}[mix]
+    assert (
+        with_rows
+        == {
+            "none": {"packed"},
+            "host": {"host", "packed"},
+            "all": {"host"},
+            "device": {"device", "packed"},
+            "device+host": {"device", "host", "packed"},
+            "device+all": {"device", "host"},
+        }[mix]
+    )
 
 
 @pytest.mark.exact_io
@@ -165,11 +203,14 @@ def test_read_amplification_of_larger_batches_is_padding_alone(tmp_path, make_ru
     runtime = make_runtime(threads=1)
     graph = a_graph(tmp_path / "g", runtime, nodes=3000, edges=30000, width=128, train=600)
     a_run(graph, tmp_path / "run", runtime, "host", fanouts=(8, 8), batch_size=200, epochs=1)
-    (one,) = collect(graph, make_runtime(threads=1), "packed", tmp_path / "run", lambda batch: None, (("train", 0),))
+    (one,) = collect(
+        graph, make_runtime(threads=1), "packed", tmp_path / "run", lambda batch: None, (("train", 0),)
+    )
     assert one["needed"] <= one["read"] <= 1.02 * one["needed"] + 3 * PAGE * len(one["graphs"])
 
 
 # Training.
+
 
 @pytest.fixture
 def one_thread() -> Iterator[None]:
@@ -188,18 +229,37 @@ def problem(tmp_path: Path, make_runtime: Make, one_thread: None) -> Graph:
     means = np.zeros((nodes, 2))
     np.add.at(means, edges[1], features[edges[0], :2])
     order = np.random.default_rng(5).permutation(nodes)
-    return write_graph(tmp_path / "g", edges, nodes, make_runtime(threads=1), features=features,
-                       labels=(means > 0) @ [1, 2], splits={"train": order[:120], "valid": order[120:150], "test": order[150:200]})
+    return write_graph(
+        tmp_path / "g",
+        edges,
+        nodes,
+        make_runtime(threads=1),
+        features=features,
+        labels=(means > 0) @ [1, 2],
+        splits={"train": order[:120], "valid": order[120:150], "test": order[150:200]},
+    )
 
 
 def trained(graph: Graph, folder: Path, mode: str, model: str = "sage", **options: Any) -> TrainReport:
-    return train(graph, run=folder, mode=mode, trace_losses=True, hidden=16, dropout=0.2,
-                 **{"memory": "16MiB", "epochs": 3, "seed": 3, "model": model, **options})
+    return train(
+        graph,
+        run=folder,
+        mode=mode,
+        trace_losses=True,
+        hidden=16,
+        dropout=0.2,
+        **{"memory": "16MiB", "epochs": 3, "seed": 3, "model": model, **options},
+    )
 
 
 def result(report: TrainReport) -> tuple:
-    return (report.batch_losses, [e["loss"] for e in report.epochs], [e["valid_accuracy"] for e in report.epochs],
-            report.best_epoch, report.test_accuracy)
+    return (
+        report.batch_losses,
+        [e["loss"] for e in report.epochs],
+        [e["valid_accuracy"] for e in report.epochs],
+        report.best_epoch,
+        report.test_accuracy,
+    )
 
 
 @pytest.mark.parametrize("model", ["sage", "gat", "gcn"])
@@ -208,7 +268,8 @@ def test_training_gives_the_same_bits_in_every_mode(problem, tmp_path, make_runt
     a_run(problem, tmp_path / "run", make_runtime(threads=1), "device+host")
     reports = {mode: trained(problem, tmp_path / "run", mode, model) for mode in MODES}
     expected = result(reports["memory"])
-    assert len(expected[0]) == 3 * 6 and len(set(expected[0])) == 18
+    assert len(expected[0]) == 3 * 6
+    assert len(set(expected[0])) == 18
     for mode, report in reports.items():
         assert result(report) == expected, mode
         assert report.peak_host_bytes <= 16 << 20
@@ -227,7 +288,9 @@ def test_training_gives_the_same_bits_for_every_budget(problem, tmp_path, make_r
 
 @pytest.mark.parametrize("slots", [2, 3, 6])
 @pytest.mark.parametrize("backend", ["uring", "pread"])
-def test_training_gives_the_same_bits_for_any_slots_and_backend(problem, tmp_path, make_runtime, monkeypatch, slots, backend):
+def test_training_gives_the_same_bits_for_any_slots_and_backend(
+    problem, tmp_path, make_runtime, monkeypatch, slots, backend
+):
     a_run(problem, tmp_path / "reference", make_runtime(threads=1), "none")
     expected = result(trained(problem, tmp_path / "reference", "memory"))
     monkeypatch.setenv("OUTCROP_IO_BACKEND", backend)
@@ -242,8 +305,19 @@ def test_drawing_on_the_fly_equals_a_run(problem, tmp_path, make_runtime):
     a_run(problem, tmp_path / "run", make_runtime(threads=1), "host", seed=3)
     expected = result(trained(problem, tmp_path / "run", "packed", epochs=5))
     for mode in ("online", "memory", "memmap", "ondisk"):
-        report = train(problem, mode=mode, trace_losses=True, hidden=16, seed=3, dropout=0.2, memory="16MiB", epochs=5,
-                       fanouts=(3, 3), batch_size=20, sample_epochs=2)
+        report = train(
+            problem,
+            mode=mode,
+            trace_losses=True,
+            hidden=16,
+            seed=3,
+            dropout=0.2,
+            memory="16MiB",
+            epochs=5,
+            fanouts=(3, 3),
+            batch_size=20,
+            sample_epochs=2,
+        )
         assert result(report) == expected, mode
 
 
@@ -252,7 +326,9 @@ def test_replayed_epochs_replay(problem, tmp_path, make_runtime):
     predicted = a_run(problem, tmp_path / "run", make_runtime(threads=1), "host", epochs=1)
     report = trained(problem, tmp_path / "run", "packed", epochs=4)
     assert result(report) == result(trained(problem, tmp_path / "run", "memory", epochs=4))
-    assert {e["bytes_needed_from_disk"] for e in report.epochs} == {predicted["epochs"]["train"][0]["bytes_needed"]}
+    assert {e["bytes_needed_from_disk"] for e in report.epochs} == {
+        predicted["epochs"]["train"][0]["bytes_needed"]
+    }
     assert result(trained(problem, tmp_path / "run", "packed", epochs=4)) == result(report)
     assert result(trained(problem, tmp_path / "run", "packed", epochs=4, seed=4)) != result(report)
 
@@ -262,11 +338,16 @@ def test_training_within_the_planned_budget(problem, tmp_path, mix):
     """``prepare`` and ``train`` as users call them, each inside its limit."""
     gpu = "60KiB" if "device" in mix else 0
     memory = {"none": "1400KiB", "host": "1600KiB", "device+host": "1600KiB"}[mix]
-    outcrop.prepare(problem, tmp_path / "run", fanouts=(3, 3), batch_size=10, epochs=2, memory=memory, gpu_memory=gpu)
+    outcrop.prepare(
+        problem, tmp_path / "run", fanouts=(3, 3), batch_size=10, epochs=2, memory=memory, gpu_memory=gpu
+    )
     report = train(problem, run=tmp_path / "run", mode="packed", epochs=3, hidden=16, trace_losses=True)
     limit = report.budget["memory"]
-    assert limit is not None and report.peak_host_bytes <= limit
-    expected = train(problem, run=tmp_path / "run", mode="memory", memory="16MiB", epochs=3, hidden=16, trace_losses=True)
+    assert limit is not None
+    assert report.peak_host_bytes <= limit
+    expected = train(
+        problem, run=tmp_path / "run", mode="memory", memory="16MiB", epochs=3, hidden=16, trace_losses=True
+    )
     assert result(report) == result(expected)
 
 
@@ -282,7 +363,9 @@ def test_features_that_are_no_numbers_stay_what_they_are(tmp_path, make_runtime,
     np.save(source / "edges.npy", skewed_edges(nodes, 1500, 0).T)
     np.save(source / "features.npy", features)
     np.save(source / "labels.npy", np.arange(nodes) % 3)
-    graph = outcrop.import_graph(f"arrays:{source}", tmp_path / "g", allow_nonfinite=True, train_fraction=0.3, valid_fraction=0.1)
+    graph = outcrop.import_graph(
+        f"arrays:{source}", tmp_path / "g", allow_nonfinite=True, train_fraction=0.3, valid_fraction=0.1
+    )
     assert not np.isfinite(features).all()
     graph = open_graph(graph.path)
     a_run(graph, tmp_path / "run", runtime, "device+host")

@@ -70,7 +70,8 @@ def test_each_stage_has_a_thread_of_its_own_and_works_at_the_same_time():
     pipeline = Pipeline(range(20), [Stage(f"s{n}", meet(n)) for n in range(3)], name="probe")
     assert threads() == ["probe-s0", "probe-s1", "probe-s2"]
     assert list(pipeline) == list(range(20))
-    assert [len(s) for s in seen] == [1, 1, 1] and len(set.union(*seen)) == 3
+    assert [len(s) for s in seen] == [1, 1, 1]
+    assert len(set.union(*seen)) == 3
 
 
 @pytest.mark.parametrize("depths", [(1,), (2,), (5,), (1, 1), (2, 3), (1, 2, 1)])
@@ -95,7 +96,9 @@ def test_no_more_than_the_queues_hold_is_ever_ahead(depths):
     pipeline.close()
 
 
-@pytest.mark.parametrize("error", [Boom("here"), IoError("disk"), KeyboardInterrupt(), SystemExit(3), CancelledError("own")])
+@pytest.mark.parametrize(
+    "error", [Boom("here"), IoError("disk"), KeyboardInterrupt(), SystemExit(3), CancelledError("own")]
+)
 @pytest.mark.parametrize("where", ["source", 0, 1, 2])
 def test_an_error_anywhere_reaches_the_consumer_after_what_came_before_is_gone(error, where):
     def source() -> Iterator[int]:
@@ -114,11 +117,12 @@ def test_an_error_anywhere_reaches_the_consumer_after_what_came_before_is_gone(e
 
     pipeline = Pipeline(source(), [Stage(f"s{n}", step(n), 1) for n in range(3)], name="probe")
     got = []
-    with pytest.raises(type(error)) as caught:
+    with pytest.raises(type(error)) as caught:  # noqa: PT012
         for item in pipeline:
             got.append(item)
     assert caught.value is error
-    assert got == list(range(len(got))) and len(got) <= 10
+    assert got == list(range(len(got)))
+    assert len(got) <= 10
     assert threads() == []
     with pytest.raises((StopIteration, type(error))):
         next(pipeline)
@@ -224,7 +228,9 @@ def test_an_interrupt_while_waiting_ends_the_threads(error):
     def interrupt() -> None:
         raise error
 
-    pipeline = Pipeline(endless(), [Stage("stuck", stuck)], name="probe", while_waiting=interrupt, on_cancel=never.set)
+    pipeline = Pipeline(
+        endless(), [Stage("stuck", stuck)], name="probe", while_waiting=interrupt, on_cancel=never.set
+    )
     with pytest.raises(error):
         next(pipeline)
     assert threads() == []
@@ -232,6 +238,7 @@ def test_an_interrupt_while_waiting_ends_the_threads(error):
 
 def test_what_was_under_way_is_let_go():
     """After the end nothing of the pipeline keeps an item alive, also not the error it ended with."""
+
     class Item:
         pass
 
@@ -253,6 +260,7 @@ def test_what_was_under_way_is_let_go():
 @pytest.mark.parametrize("failing", [0, 1, 2])
 def test_an_error_does_not_keep_the_items_that_were_under_way(failing):
     """Items carry leases on buffers: if the error kept them, the next pass would have too few, or wait for ever."""
+
     class Item:
         def __init__(self, number: int):
             self.number = number
@@ -277,7 +285,7 @@ def test_an_error_does_not_keep_the_items_that_were_under_way(failing):
     gc.disable()
     try:
         pipeline = Pipeline(source(), [Stage(f"s{n}", step(n)) for n in range(3)], name="probe")
-        with pytest.raises(Boom) as caught:
+        with pytest.raises(Boom) as caught:  # noqa: PT012
             for item in pipeline:
                 del item
         assert isinstance(caught.value, Boom)
@@ -297,7 +305,9 @@ def test_a_slow_consumer_loses_nothing():
 
 def test_several_pipelines_at_once_do_not_meet():
     pipelines = [Pipeline(range(n, n + 50), stages(2, 1), name="probe") for n in range(4)]
-    assert [list(part) for part in zip(*pipelines, strict=True)] == [[i, i + 1, i + 2, i + 3] for i in range(50)]
+    assert [list(part) for part in zip(*pipelines, strict=True)] == [
+        [i, i + 1, i + 2, i + 3] for i in range(50)
+    ]
 
 
 def test_cancelled():

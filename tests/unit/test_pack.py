@@ -8,6 +8,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+
+from outcrop import _core
+from outcrop.config import IoConfig, PlanConfig
+from outcrop.errors import ChecksumError
+from outcrop.runtime import Runtime
+from outcrop.stages import pack as packing
+from outcrop.stages.verify import verify_artifact
+from outcrop.store import packed, placement, record, samples
 from run_support import (
     DTYPES,
     ITEM_BYTES,
@@ -25,14 +33,6 @@ from run_support import (
     sampled,
     span_of,
 )
-
-from outcrop import _core
-from outcrop.config import IoConfig, PlanConfig
-from outcrop.errors import ChecksumError
-from outcrop.runtime import Runtime
-from outcrop.stages import pack as packing
-from outcrop.stages.verify import verify_artifact
-from outcrop.store import packed, placement, record, samples
 
 Make = Callable[..., Runtime]
 FILES = ("records.bin", "host_cache.bin", "device_cache.bin", "rows_crc.bin")
@@ -59,8 +59,12 @@ def expected_files(run: Stages, features: np.ndarray) -> dict[str, bytes]:
         batch = run.batch(int(number))
         in_host, in_device = np.isin(batch.n_id, host), np.isin(batch.n_id, device)
         at = [np.flatnonzero(where).astype(np.int32) for where in (in_host, in_device)]
-        table = record.AddressTable(at[0], np.searchsorted(host, batch.n_id[at[0]]).astype(np.int32),
-                                    at[1], np.searchsorted(device, batch.n_id[at[1]]).astype(np.int32))
+        table = record.AddressTable(
+            at[0],
+            np.searchsorted(host, batch.n_id[at[0]]).astype(np.int32),
+            at[1],
+            np.searchsorted(device, batch.n_id[at[1]]).astype(np.int32),
+        )
         meta = record.encode(batch, table, run.samples.id_bytes).tobytes()
         assert len(meta) == round_up(meta_size(batch, table.num_cached))
         rows = features[batch.n_id[~(in_host | in_device)]].tobytes()
@@ -84,8 +88,9 @@ def check(run: Stages, features: np.ndarray, name: str = "pack") -> None:
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("width", WIDTHS)
-def test_records_and_caches_equal_numpy(tmp_path: Path, make_runtime: Make, width: int, dtype: str,
-                                        monkeypatch: pytest.MonkeyPatch):
+def test_records_and_caches_equal_numpy(
+    tmp_path: Path, make_runtime: Make, width: int, dtype: str, monkeypatch: pytest.MonkeyPatch
+):
     """One page per chunk, so that rows straddle chunks or span several, in a budget hardly larger than the buffers."""
     monkeypatch.setattr(packing, "_MAX_CHUNK_BYTES", PAGE)
     runtime = make_runtime(threads=1)
@@ -97,7 +102,8 @@ def test_records_and_caches_equal_numpy(tmp_path: Path, make_runtime: Make, widt
     run = reopened(graph, tmp_path, tight)
     packing.pack(graph, run.samples, run.places, tmp_path / "pack", tight)
     check(run, as_rows(random_features(150, width, dtype)))
-    assert len(places.host_ids) == 30 and len(places.device_ids) == 10
+    assert len(places.host_ids) == 30
+    assert len(places.device_ids) == 10
     assert tight.budget.peak_bytes <= tight.budget.limit_bytes
     assert verify_artifact(tmp_path / "pack", runtime)["arrays"] == 4
 
@@ -109,8 +115,13 @@ def tight_budget(graph) -> int:
 
 
 def reopened(graph, folder: Path, runtime: Runtime) -> Stages:
-    return Stages(graph, folder, samples.open_samples(runtime, folder / "sample"),
-                  placement.open_placement(runtime, folder / "plan"), None)
+    return Stages(
+        graph,
+        folder,
+        samples.open_samples(runtime, folder / "sample"),
+        placement.open_placement(runtime, folder / "plan"),
+        None,
+    )
 
 
 def test_manifest_checksums_are_plain_checksums(tmp_path: Path, make_runtime: Make):
@@ -122,7 +133,11 @@ def test_manifest_checksums_are_plain_checksums(tmp_path: Path, make_runtime: Ma
     for spec in manifest.arrays.values():
         data = (tmp_path / "pack" / spec.file).read_bytes()
         assert len(data) == spec.file_bytes
-        assert crc32c(data[: spec.data_bytes]) == spec.crc32c == _core.crc32c(np.frombuffer(data[: spec.data_bytes], np.uint8))
+        assert (
+            crc32c(data[: spec.data_bytes])
+            == spec.crc32c
+            == _core.crc32c(np.frombuffer(data[: spec.data_bytes], np.uint8))
+        )
         assert not any(data[spec.data_bytes :])
     assert run.records is not None
 
@@ -130,7 +145,9 @@ def test_manifest_checksums_are_plain_checksums(tmp_path: Path, make_runtime: Ma
 # Budgets from "a page at a time, some batches at a time" to "everything at once".
 @pytest.mark.parametrize("backend", ["uring", "pread"])
 @pytest.mark.parametrize("threads", [1, 2])
-def test_the_same_bytes_whatever_the_budget_of_packing(tmp_path: Path, make_runtime: Make, backend: str, threads: int):
+def test_the_same_bytes_whatever_the_budget_of_packing(
+    tmp_path: Path, make_runtime: Make, backend: str, threads: int
+):
     runtime = make_runtime(threads=1)
     graph = a_graph(tmp_path / "g", runtime, width=343, dtype="float16", train=200, nodes=500)
     sample_set = sampled(graph, tmp_path, runtime, batch_size=5)
@@ -151,8 +168,9 @@ def test_the_same_bytes_whatever_the_budget_of_packing(tmp_path: Path, make_runt
 
 @pytest.mark.exact_io
 @pytest.mark.parametrize("memory", ["200KiB", "420KiB", "8MiB"])
-def test_each_page_of_the_features_is_read_once_per_pass(tmp_path: Path, make_runtime: Make, memory: str,
-                                                         monkeypatch: pytest.MonkeyPatch):
+def test_each_page_of_the_features_is_read_once_per_pass(
+    tmp_path: Path, make_runtime: Make, memory: str, monkeypatch: pytest.MonkeyPatch
+):
     """All bytes read are accounted for: the features once per pass, the samples once, and the ids of each chunk."""
     runtime = make_runtime(threads=1)
     graph = a_graph(tmp_path / "g", runtime, width=343, dtype="float16", train=200, nodes=500)
@@ -239,8 +257,9 @@ def test_leftovers_of_another_packing_do_not_matter(tmp_path: Path, make_runtime
 
 
 @pytest.mark.parametrize("memory", ["200KiB", "420KiB"])
-def test_interrupted_anywhere_it_goes_on_to_the_same_bytes(tmp_path: Path, make_runtime: Make, memory: str,
-                                                           monkeypatch: pytest.MonkeyPatch):
+def test_interrupted_anywhere_it_goes_on_to_the_same_bytes(
+    tmp_path: Path, make_runtime: Make, memory: str, monkeypatch: pytest.MonkeyPatch
+):
     runtime = make_runtime(threads=1)
     graph = a_graph(tmp_path / "g", runtime, width=343, dtype="float16", train=200, nodes=500)
     sample_set = sampled(graph, tmp_path, runtime, batch_size=5)
@@ -284,7 +303,11 @@ def test_damage_is_found(tmp_path: Path, make_runtime: Make):
     for name in FILES:
         path = tmp_path / "pack" / name
         data = bytearray(path.read_bytes())
-        size = packed.manifests.read(tmp_path / "pack", packed.FORMAT, packed.VERSION).arrays[name[:-4]].data_bytes
+        size = (
+            packed.manifests.read(tmp_path / "pack", packed.FORMAT, packed.VERSION)
+            .arrays[name[:-4]]
+            .data_bytes
+        )
         for at in (0, size // 2, size - 1):
             data[at] ^= 16
             path.write_bytes(data)

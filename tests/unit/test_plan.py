@@ -1,4 +1,4 @@
-"""The plan against NumPy: which rows are hottest, how many bytes everything takes, and that refusals name what suffices."""
+"""The plan against NumPy: which rows are hottest, how many bytes everything takes, and what refusals name."""
 
 from __future__ import annotations
 
@@ -11,6 +11,16 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+
+from outcrop.api.prepare import prepare
+from outcrop.api.run import open_session
+from outcrop.config import PlanConfig
+from outcrop.errors import ArgumentError, BudgetError
+from outcrop.runtime import Runtime
+from outcrop.store.batches import BatchGraph
+from outcrop.store.placement import Placement, find_sorted
+from outcrop.store.samples import SampleSet
+from outcrop.testing import write_graph
 from run_support import (
     a_graph,
     as_rows,
@@ -24,16 +34,6 @@ from run_support import (
     sampled,
     span_of,
 )
-
-from outcrop.api.prepare import prepare
-from outcrop.api.run import open_session
-from outcrop.config import PlanConfig
-from outcrop.errors import ArgumentError, BudgetError
-from outcrop.runtime import Runtime
-from outcrop.store.batches import BatchGraph
-from outcrop.store.placement import Placement, find_sorted
-from outcrop.store.samples import SampleSet
-from outcrop.testing import write_graph
 
 Made = tuple[object, SampleSet]
 
@@ -61,7 +61,9 @@ def made(tmp_path: Path, make_runtime: Callable[..., Runtime]):
     return graph, sampled(graph, tmp_path, runtime), runtime
 
 
-@pytest.mark.parametrize(("host", "device"), [(0, 0), (1, 0), (40, 0), (0, 30), (25, 30), (10000, 0), (10000, 30), (0, 10000)])
+@pytest.mark.parametrize(
+    ("host", "device"), [(0, 0), (1, 0), (40, 0), (0, 30), (25, 30), (10000, 0), (10000, 30), (0, 10000)]
+)
 @pytest.mark.parametrize("splits", [("train", "valid"), ("train",), ("train", "valid", "test")])
 def test_the_hottest_rows_are_cached_nearest(made, tmp_path, host, device, splits):
     graph, sample_set, runtime = made
@@ -84,22 +86,41 @@ def check_tables(places: Placement, sample_set: SampleSet, splits: tuple[str, ..
             missing = ~(in_host | in_device)
             hop = np.repeat(np.arange(len(batch.nodes_per_hop)), batch.nodes_per_hop)
             assert places.packed_batches[number] == group.first + index
-            assert places.packed_per_hop[number].tolist() == np.bincount(hop[missing], minlength=sample_set.hops + 1).tolist()
+            assert (
+                places.packed_per_hop[number].tolist()
+                == np.bincount(hop[missing], minlength=sample_set.hops + 1).tolist()
+            )
             assert places.cached_rows[number].tolist() == [in_host.sum(), in_device.sum()]
             assert places.offsets[number] == offset
             cached = int((~missing).sum())
             span = span_of(batch, cached, row_bytes)
             epoch = cached_total.setdefault((split, index // group.per_epoch), np.zeros(5, np.int64))
-            epoch += [span, meta_size(batch, cached) + missing.sum() * row_bytes, in_device.sum(), in_host.sum(), missing.sum()]
+            epoch += [
+                span,
+                meta_size(batch, cached) + missing.sum() * row_bytes,
+                in_device.sum(),
+                in_host.sum(),
+                missing.sum(),
+            ]
             offset, number = offset + span, number + 1
-    assert len(places.packed_batches) == number and places.offsets.tolist()[-1] == offset == places.predicted["record_bytes"]
-    found = {(split, e): [r["bytes_read"], r["bytes_needed"], *(r["rows_by_level"][k] for k in ("device", "host", "packed"))]
-             for split, epochs in places.predicted["epochs"].items() for e, r in enumerate(epochs)}
+    assert len(places.packed_batches) == number
+    assert places.offsets.tolist()[-1] == offset == places.predicted["record_bytes"]
+    found = {
+        (split, e): [
+            r["bytes_read"],
+            r["bytes_needed"],
+            *(r["rows_by_level"][k] for k in ("device", "host", "packed")),
+        ]
+        for split, epochs in places.predicted["epochs"].items()
+        for e, r in enumerate(epochs)
+    }
     assert found == {key: value.tolist() for key, value in cached_total.items()}
     total = np.sum(list(cached_total.values()), axis=0)
     assert places.predicted["read_amplification"] == pytest.approx(total[0] / total[1], rel=1e-12)
-    assert places.predicted["cache_bytes"] == {"host": len(places.host_ids) * row_bytes,
-                                               "device": len(places.device_ids) * row_bytes}
+    assert places.predicted["cache_bytes"] == {
+        "host": len(places.host_ids) * row_bytes,
+        "device": len(places.device_ids) * row_bytes,
+    }
 
 
 def test_small_counters_in_several_ranges_equal_one(tmp_path, make_runtime):
@@ -123,26 +144,40 @@ def test_every_count_equal_takes_the_lowest_ids(tmp_path, make_runtime):
     """All batches are the whole ring: ties everywhere."""
     runtime = make_runtime(threads=1)
     ring = np.stack([np.arange(50), (np.arange(50) + 1) % 50])
-    graph = write_graph(tmp_path / "g", ring, 50, runtime, features=random_features(50, 10, "float32"),
-                        splits={"train": np.arange(50)})
+    graph = write_graph(
+        tmp_path / "g",
+        ring,
+        50,
+        runtime,
+        features=random_features(50, 10, "float32"),
+        splits={"train": np.arange(50)},
+    )
     sample_set = sampled(graph, tmp_path, runtime, batch_size=50, fanouts=(1,))
     places = planned(graph, tmp_path, runtime, sample_set, config_with_cache(sample_set, 40, 12, 7))
-    assert places.device_ids.tolist() == list(range(7)) and places.host_ids.tolist() == list(range(7, 19))
+    assert places.device_ids.tolist() == list(range(7))
+    assert places.host_ids.tolist() == list(range(7, 19))
 
 
 def test_without_limit_every_wanted_row_is_cached(made, tmp_path):
     graph, sample_set, runtime = made
     places = planned(graph, tmp_path, runtime, sample_set, PlanConfig())
     wanted = np.flatnonzero(popularity(sample_set, ("train", "valid"), graph.num_nodes))
-    assert places.host_ids.tolist() == wanted.tolist() and not places.num_packed.any()
+    assert places.host_ids.tolist() == wanted.tolist()
+    assert not places.num_packed.any()
     assert len(places.device_ids) == 0
     check_tables(places, sample_set, ("train", "valid"), 100)
 
 
 def test_packed_split_that_is_not_there_is_left_out(tmp_path, make_runtime):
     runtime = make_runtime(threads=1)
-    graph = write_graph(tmp_path / "g", np.array([[0, 1], [1, 2]]), 3, runtime, features=np.zeros((3, 1), np.float32),
-                        splits={"train": np.arange(3)})
+    graph = write_graph(
+        tmp_path / "g",
+        np.array([[0, 1], [1, 2]]),
+        3,
+        runtime,
+        features=np.zeros((3, 1), np.float32),
+        splits={"train": np.arange(3)},
+    )
     sample_set = sampled(graph, tmp_path, runtime)
     places = planned(graph, tmp_path, runtime, sample_set, PlanConfig())
     assert list(places.predicted["epochs"]) == ["train"]
@@ -150,7 +185,9 @@ def test_packed_split_that_is_not_there_is_left_out(tmp_path, make_runtime):
 
 def test_graph_without_features_is_refused(tmp_path, make_runtime):
     runtime = make_runtime(threads=1)
-    graph = write_graph(tmp_path / "g", np.array([[0, 1], [1, 2]]), 3, runtime, splits={"train": np.arange(3)})
+    graph = write_graph(
+        tmp_path / "g", np.array([[0, 1], [1, 2]]), 3, runtime, splits={"train": np.arange(3)}
+    )
     with pytest.raises(ArgumentError, match="no features"):
         planned(graph, tmp_path, runtime, sampled(graph, tmp_path, runtime), PlanConfig())
 
@@ -225,8 +262,10 @@ def test_predicted_disk_bytes_are_the_large_files(tmp_path, make_runtime):
     runtime = make_runtime(threads=1)
     sample_set = sampled(graph, tmp_path / "r", runtime)
     run = packed_run(graph, tmp_path / "r", runtime, config_with_cache(sample_set, 100, 40, 9))
-    files = [run.folder / "sample" / "batches.bin", *(run.folder / "pack" / f"{n}.bin"
-             for n in ("records", "host_cache", "device_cache"))]
+    files = [
+        run.folder / "sample" / "batches.bin",
+        *(run.folder / "pack" / f"{n}.bin" for n in ("records", "host_cache", "device_cache")),
+    ]
     sizes = [f.stat().st_size for f in files]
     assert sum(sizes) <= run.places.predicted["disk_bytes"]
     assert sizes[2:] == [round_up(40 * 100), round_up(9 * 100)]

@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from run_support import PAGE, meta_size, round_up
 
 from outcrop import _core
 from outcrop.errors import ChecksumError, FormatError
 from outcrop.store import record
 from outcrop.store.batches import BatchGraph
+from run_support import PAGE, meta_size, round_up
 
 
 def int32(values: list[int]) -> np.ndarray:
@@ -32,19 +32,30 @@ def records(make) -> tuple[BatchGraph, record.AddressTable, int]:
         np.array(make(st.lists(st.integers(0, limit), min_size=nodes, max_size=nodes)), np.int64),
         np.cumsum([0, *degrees]).astype(np.int32),
         int32(make(st.lists(st.integers(0, max(nodes - 1, 0)), min_size=edges, max_size=edges))),
-        nodes_per_hop, edges_per_hop,
-        np.array(make(st.lists(st.integers(-1, 2**63 - 1), min_size=nodes_per_hop[0], max_size=nodes_per_hop[0])), np.int64))
+        nodes_per_hop,
+        edges_per_hop,
+        np.array(
+            make(st.lists(st.integers(-1, 2**63 - 1), min_size=nodes_per_hop[0], max_size=nodes_per_hop[0])),
+            np.int64,
+        ),
+    )
     level = make(st.lists(st.integers(0, 2), min_size=nodes, max_size=nodes))
     host, device = (int32([i for i, where in enumerate(level) if where == k]) for k in (1, 2))
     slot = st.integers(0, 2**31 - 1)
     table = record.AddressTable(
-        host, int32(make(st.lists(slot, min_size=len(host), max_size=len(host)))),
-        device, int32(make(st.lists(slot, min_size=len(device), max_size=len(device)))))
+        host,
+        int32(make(st.lists(slot, min_size=len(host), max_size=len(host)))),
+        device,
+        int32(make(st.lists(slot, min_size=len(device), max_size=len(device)))),
+    )
     return graph, table, id_bytes
 
 
 def equal(a: object, b: object, names: tuple[str, ...]) -> bool:
-    return all(np.array_equal(getattr(a, n), getattr(b, n)) and getattr(a, n).dtype == getattr(b, n).dtype for n in names)
+    return all(
+        np.array_equal(getattr(a, n), getattr(b, n)) and getattr(a, n).dtype == getattr(b, n).dtype
+        for n in names
+    )
 
 
 @given(records())
@@ -53,9 +64,11 @@ def test_round_trip(made):
     graph, table, id_bytes = made
     blob = record.encode(graph, table, id_bytes)
     size = meta_size(graph, table.num_cached, id_bytes)
-    assert blob.dtype == np.uint8 and len(blob) == round_up(size)
-    assert size == record.meta_bytes(graph.num_nodes, len(graph.rowptr) - 1, graph.num_edges, graph.num_seeds,
-                                     table.num_cached, id_bytes)
+    assert blob.dtype == np.uint8
+    assert len(blob) == round_up(size)
+    assert size == record.meta_bytes(
+        graph.num_nodes, len(graph.rowptr) - 1, graph.num_edges, graph.num_seeds, table.num_cached, id_bytes
+    )
     assert not blob[size:].any()
     back, addresses = record.decode(blob, "here")
     assert equal(back, graph, ("n_id", "rowptr", "col", "labels"))
@@ -69,8 +82,14 @@ def test_round_trip(made):
 
 
 def sample_record(id_bytes: int = 4) -> tuple[BatchGraph, record.AddressTable, np.ndarray]:
-    graph = BatchGraph(np.array([9, 3, 4, 7, 12], np.int64), int32([0, 2, 3, 5]), int32([2, 1, 3, 4, 0]), (2, 1, 2), (3, 2),
-                       np.array([1, -1], np.int64))
+    graph = BatchGraph(
+        np.array([9, 3, 4, 7, 12], np.int64),
+        int32([0, 2, 3, 5]),
+        int32([2, 1, 3, 4, 0]),
+        (2, 1, 2),
+        (3, 2),
+        np.array([1, -1], np.int64),
+    )
     table = record.AddressTable(int32([1, 4]), int32([0, 9]), int32([2]), int32([5]))
     return graph, table, record.encode(graph, table, id_bytes)
 
@@ -118,14 +137,26 @@ def with_header(blob: np.ndarray, word: int, value: int) -> np.ndarray:
 
 def test_foreign_and_impossible_records_are_refused():
     _, _, blob = sample_record()
-    for foreign in (np.zeros(PAGE, np.uint8), np.full(PAGE, 255, np.uint8),
-                    np.random.default_rng(0).integers(0, 256, PAGE, np.uint8)):
+    for foreign in (
+        np.zeros(PAGE, np.uint8),
+        np.full(PAGE, 255, np.uint8),
+        np.random.default_rng(0).integers(0, 256, PAGE, np.uint8),
+    ):
         with pytest.raises(FormatError, match="no mini-batch record of version 1 is there"):
             record.decode(foreign, "here")
     with pytest.raises(FormatError, match="version"):
         record.decode(with_header(blob, 1, 2), "here")
-    for word, values in {2: (0, 16, -1), 3: (0, 5, 16), 4: (-1, 4, 1000, 2**62), 5: (-1, 9, 2**62), 6: (-5, 9, 900),
-                         7: (-1, 400), 8: (-1, 400), 9: (0, 512, PAGE + 8), 24: (-2, 5)}.items():
+    for word, values in {
+        2: (0, 16, -1),
+        3: (0, 5, 16),
+        4: (-1, 4, 1000, 2**62),
+        5: (-1, 9, 2**62),
+        6: (-5, 9, 900),
+        7: (-1, 400),
+        8: (-1, 400),
+        9: (0, 512, PAGE + 8),
+        24: (-2, 5),
+    }.items():
         for value in values:
             with pytest.raises(FormatError, match="header of the mini-batch record is damaged"):
                 record.decode(with_header(blob, word, value), "here")
@@ -135,13 +166,18 @@ def test_foreign_and_impossible_records_are_refused():
 def test_packed_rows_are_read_to_where_they_expand(nodes, data, row_bytes):
     """The first packed row keeps its place within a page; the span is whole pages and no more than needed."""
     packed = data.draw(st.integers(0, nodes))
-    shift, span = record.shift_bytes(nodes, packed, row_bytes), record.rows_span_bytes(nodes, packed, row_bytes)
+    shift, span = (
+        record.shift_bytes(nodes, packed, row_bytes),
+        record.rows_span_bytes(nodes, packed, row_bytes),
+    )
     first = (nodes - packed) * row_bytes  # where the first packed row begins in the batch, before expanding
-    assert 0 <= shift < PAGE and (first - shift) % PAGE == 0
+    assert 0 <= shift < PAGE
+    assert (first - shift) % PAGE == 0
     if packed == 0:
         assert span == 0
     else:
-        assert span % PAGE == 0 and 0 <= span - (shift + packed * row_bytes) < PAGE
+        assert span % PAGE == 0
+        assert 0 <= span - (shift + packed * row_bytes) < PAGE
         assert first - shift + span == round_up(nodes * row_bytes)  # ends where the batch's rows end
 
 
@@ -149,4 +185,5 @@ def test_small_arithmetic():
     assert record.rows_span_bytes(5, 3, 0) == 0
     assert [record.align_page(n) for n in (0, 1, 4096, 4097)] == [0, 4096, 4096, 8192]
     assert [record.id_bytes_for(n) for n in (0, 2**31, 2**31 + 1)] == [4, 4, 8]
-    assert record.AddressTable().num_cached == 0 and record.AddressTable().cached_positions().dtype == np.int64
+    assert record.AddressTable().num_cached == 0
+    assert record.AddressTable().cached_positions().dtype == np.int64

@@ -43,31 +43,50 @@ def random_csc(nodes: int, edges: int, seed: int) -> Csc:
     return indptr, pairs[np.lexsort((pairs[:, 0], pairs[:, 1])), 0]
 
 
-def draw(graph: Csc, seeds: Sequence[Sequence[int]], fanouts: Sequence[int], *, split: int = 0, epoch: int = 0,
-         first_batch: int = 0, threads: int = 1, dtype: type = np.uint32, **options: object) -> list[BatchGraph]:
+def draw(
+    graph: Csc,
+    seeds: Sequence[Sequence[int]],
+    fanouts: Sequence[int],
+    *,
+    split: int = 0,
+    epoch: int = 0,
+    first_batch: int = 0,
+    threads: int = 1,
+    dtype: type = np.uint32,
+    **options: object,
+) -> list[BatchGraph]:
     indptr, indices = graph
-    sampler = _core.NeighborSampler(_core.WorkerPool(threads), indptr, indices.astype(dtype), list(fanouts), **options)
+    sampler = _core.NeighborSampler(
+        _core.WorkerPool(threads), indptr, indices.astype(dtype), list(fanouts), **options
+    )
     flat = np.array([s for batch in seeds for s in batch], np.int64)
     offsets = np.cumsum([0, *map(len, seeds)]).astype(np.int64)
     drawn = sampler.sample(flat, offsets, split, epoch, first_batch)
-    return [BatchGraph(n, r, c, tuple(nodes), tuple(edges), np.zeros(nodes[0], np.int64))
-            for n, r, c, nodes, edges in drawn]
+    return [
+        BatchGraph(n, r, c, tuple(nodes), tuple(edges), np.zeros(nodes[0], np.int64))
+        for n, r, c, nodes, edges in drawn
+    ]
 
 
 def same(a: BatchGraph, b: BatchGraph) -> bool:
     return (a.nodes_per_hop, a.edges_per_hop) == (b.nodes_per_hop, b.edges_per_hop) and all(
-        np.array_equal(x, y) for x, y in ((a.n_id, b.n_id), (a.rowptr, b.rowptr), (a.col, b.col)))
+        np.array_equal(x, y) for x, y in ((a.n_id, b.n_id), (a.rowptr, b.rowptr), (a.col, b.col))
+    )
 
 
-def check(batch: BatchGraph, graph: Csc, seeds: Sequence[int], fanouts: Sequence[int], replace: bool = False) -> None:
+def check(
+    batch: BatchGraph, graph: Csc, seeds: Sequence[int], fanouts: Sequence[int], replace: bool = False
+) -> None:
     """Everything that must hold for any draw."""
     indptr, indices = graph
     assert (batch.n_id.dtype, batch.rowptr.dtype, batch.col.dtype) == (np.int64, np.int32, np.int32)
-    assert len(batch.nodes_per_hop) == len(fanouts) + 1 and len(batch.edges_per_hop) == len(fanouts)
+    assert len(batch.nodes_per_hop) == len(fanouts) + 1
+    assert len(batch.edges_per_hop) == len(fanouts)
     assert sum(batch.nodes_per_hop) == len(batch.n_id) == len(set(batch.n_id.tolist()))
     ends = np.cumsum(batch.nodes_per_hop)
     assert batch.n_id[: ends[0]].tolist() == list(seeds)
-    assert len(batch.rowptr) == ends[-2] + 1 and batch.rowptr[0] == 0
+    assert len(batch.rowptr) == ends[-2] + 1
+    assert batch.rowptr[0] == 0
     assert batch.rowptr[-1] == len(batch.col) == sum(batch.edges_per_hop)
     first_met = np.full(len(batch.n_id), len(fanouts) + 1)  # hop in which an edge first leads to a node
     first_met[: ends[0]] = 0
@@ -80,13 +99,18 @@ def check(batch: BatchGraph, graph: Csc, seeds: Sequence[int], fanouts: Sequence
             node = batch.n_id[row]
             neighbours = indices[indptr[node] : indptr[node + 1]].tolist()
             cols = batch.col[batch.rowptr[row] : batch.rowptr[row + 1]]
-            assert (cols >= 0).all() and (cols < ends[hop + 1]).all()
+            assert (cols >= 0).all()
+            assert (cols < ends[hop + 1]).all()
             picked = batch.n_id[cols].tolist()
             assert set(picked) <= set(neighbours)
             if replace:
                 assert len(picked) == (fanout if neighbours else 0)
             else:
-                assert len(picked) == len(set(picked)) == (len(neighbours) if fanout == -1 else min(fanout, len(neighbours)))
+                assert (
+                    len(picked)
+                    == len(set(picked))
+                    == (len(neighbours) if fanout == -1 else min(fanout, len(neighbours)))
+                )
             first_met[cols] = np.minimum(first_met[cols], hop + 1)
     assert first_met.tolist() == np.repeat(np.arange(len(fanouts) + 1), batch.nodes_per_hop).tolist()
 
@@ -95,7 +119,8 @@ def check(batch: BatchGraph, graph: Csc, seeds: Sequence[int], fanouts: Sequence
 @pytest.mark.parametrize("fanouts", [(1,), (3, 4), (40,), (2, 70, 3), (5, 5, 5, 5)])
 def test_any_draw_is_a_draw(fanouts, replace):
     graph = random_csc(400, 6000, 1)
-    assert (np.diff(graph[0]) == 0).any() and np.diff(graph[0]).max() > 80
+    assert (np.diff(graph[0]) == 0).any()
+    assert np.diff(graph[0]).max() > 80
     seeds = np.random.default_rng(2).permutation(400)
     batches = [seeds[i : i + 50].tolist() for i in range(0, 400, 50)]
     for batch, wanted in zip(draw(graph, batches, fanouts, replace=replace, seed=9), batches, strict=True):
@@ -109,10 +134,14 @@ def test_all_neighbours_are_breadth_first_search():
     check(batch, graph, [7, 250, 31], (-1, -1, -1))
     seen, frontier = [7, 250, 31], [7, 250, 31]
     for _ in range(3):
-        frontier = sorted({u for v in frontier for u in indices[indptr[v] : indptr[v + 1]].tolist()} - set(seen))
+        frontier = sorted(
+            {u for v in frontier for u in indices[indptr[v] : indptr[v + 1]].tolist()} - set(seen)
+        )
         seen += frontier
     assert batch.n_id.tolist() == seen
-    rows = [batch.n_id[batch.col[a:b]].tolist() for a, b in zip(batch.rowptr[:-1], batch.rowptr[1:], strict=True)]
+    rows = [
+        batch.n_id[batch.col[a:b]].tolist() for a, b in zip(batch.rowptr[:-1], batch.rowptr[1:], strict=True)
+    ]
     assert rows == [indices[indptr[v] : indptr[v + 1]].tolist() for v in seen[: len(rows)]]
 
 
@@ -123,7 +152,11 @@ def problems(make: Callable):
     adjacency = [sorted(u for u, v in edges if v == node) for node in range(nodes)]
     seeds = make(st.lists(st.lists(st.integers(0, nodes - 1), unique=True, max_size=nodes), max_size=4))
     replace = make(st.booleans())
-    fanouts = make(st.lists(st.integers(1, 40) if replace else st.sampled_from([-1, 1, 2, 3, 10, 33]), min_size=1, max_size=4))
+    fanouts = make(
+        st.lists(
+            st.integers(1, 40) if replace else st.sampled_from([-1, 1, 2, 3, 10, 33]), min_size=1, max_size=4
+        )
+    )
     return csc(adjacency), seeds, fanouts, replace
 
 
@@ -149,9 +182,19 @@ def many_draws(leaves: int, fanout: int, draws: int, *, replace: bool = False) -
 
 
 # (degree, fanout): the two ways to look for repeats (up to 32, above), nearly all neighbours, one, a large degree.
-@pytest.mark.parametrize(("leaves", "fanout", "draws"), [
-    (5, 1, 20000), (7, 3, 20000), (20, 19, 20000), (33, 32, 8000), (40, 33, 8000), (100, 64, 5000), (70000, 40, 2000),
-    (70000, 3, 20000)])
+@pytest.mark.parametrize(
+    ("leaves", "fanout", "draws"),
+    [
+        (5, 1, 20000),
+        (7, 3, 20000),
+        (20, 19, 20000),
+        (33, 32, 8000),
+        (40, 33, 8000),
+        (100, 64, 5000),
+        (70000, 40, 2000),
+        (70000, 3, 20000),
+    ],
+)
 def test_every_neighbour_is_equally_likely(leaves, fanout, draws):
     drawn = many_draws(leaves, fanout, draws)
     assert all(len(set(row)) == fanout for row in drawn.tolist())
@@ -159,7 +202,9 @@ def test_every_neighbour_is_equally_likely(leaves, fanout, draws):
     size = np.bincount(np.arange(leaves) * bins // leaves)
     counts = np.bincount((drawn * bins // leaves).ravel(), minlength=bins)
     p, share = fanout / leaves, size / leaves
-    if leaves == bins:  # inclusion counts; the covariance of sampling without replacement makes this chi-square
+    if (
+        leaves == bins
+    ):  # inclusion counts; the covariance of sampling without replacement makes this chi-square
         statistic = ((counts - draws * p) ** 2).sum() / (draws * p * (1 - p)) * (leaves - 1) / leaves
         assert RARE < stats.chi2.sf(statistic, leaves - 1) < 1 - RARE
     else:
@@ -172,8 +217,10 @@ def test_every_neighbour_is_equally_likely(leaves, fanout, draws):
 def test_every_set_of_neighbours_is_equally_likely(leaves, fanout, draws):
     """Stronger than single inclusion: all subsets, so pairs and everything else jointly."""
     subsets = {s: i for i, s in enumerate(combinations(range(leaves), fanout))}
-    found = np.bincount([subsets[tuple(sorted(row))] for row in many_draws(leaves, fanout, draws).tolist()],
-                        minlength=len(subsets))
+    found = np.bincount(
+        [subsets[tuple(sorted(row))] for row in many_draws(leaves, fanout, draws).tolist()],
+        minlength=len(subsets),
+    )
     assert RARE < stats.chisquare(found).pvalue < 1 - RARE
 
 
@@ -192,11 +239,11 @@ def test_pairs_of_neighbours_are_equally_likely(leaves, fanout):
 def test_draws_with_replacement_are_uniform_and_independent():
     drawn = many_draws(6, 4, 20000, replace=True)
     for position in range(4):
-        assert RARE < stats.chisquare(np.bincount(drawn[:, position], minlength=6)).pvalue
+        assert stats.chisquare(np.bincount(drawn[:, position], minlength=6)).pvalue > RARE
     for a, b in combinations(range(4), 2):
         table = np.zeros((6, 6))
         np.add.at(table, (drawn[:, a], drawn[:, b]), 1)
-        assert RARE < stats.chi2_contingency(table).pvalue
+        assert stats.chi2_contingency(table).pvalue > RARE
 
 
 def test_nodes_of_one_batch_draw_independently():
@@ -205,8 +252,8 @@ def test_nodes_of_one_batch_draw_independently():
     table = np.zeros((6, 6))
     for batch in draw(graph, [[0, 1]] * 20000, (1,), seed=3):
         table[tuple(batch.n_id[batch.col] - 2)] += 1
-    assert RARE < stats.chi2_contingency(table).pvalue
-    assert RARE < stats.chisquare(table.ravel()).pvalue
+    assert stats.chi2_contingency(table).pvalue > RARE
+    assert stats.chisquare(table.ravel()).pvalue > RARE
 
 
 def test_nothing_depends_on_threads_or_index_width():
@@ -226,16 +273,21 @@ def test_the_key_is_seed_split_epoch_and_batch():
     base: dict[str, int] = {"seed": 1, "split": 0, "epoch": 2, "first_batch": 3}
     (reference,) = draw(graph, [list(range(30))], (3, 3), **base)
     assert same(reference, draw(graph, [list(range(30))], (3, 3), **base)[0])
-    others = [draw(graph, [list(range(30))], (3, 3), **{**base, name: value})[0]
-              for name in base for value in (7, 8, base[name] + 1)]
+    others = [
+        draw(graph, [list(range(30))], (3, 3), **{**base, name: value})[0]
+        for name in base
+        for value in (7, 8, base[name] + 1)
+    ]
     for a, b in combinations([reference, *others], 2):
         assert not same(a, b) or a is b
 
 
 def rows_of_hop(batch: BatchGraph, hop: int) -> dict[int, list[int]]:
     ends = np.cumsum([0, *batch.nodes_per_hop])
-    return {int(batch.n_id[r]): batch.n_id[batch.col[batch.rowptr[r] : batch.rowptr[r + 1]]].tolist()
-            for r in range(ends[hop], ends[hop + 1])}
+    return {
+        int(batch.n_id[r]): batch.n_id[batch.col[batch.rowptr[r] : batch.rowptr[r + 1]]].tolist()
+        for r in range(ends[hop], ends[hop + 1])
+    }
 
 
 def test_what_a_node_draws_does_not_depend_on_its_company():
@@ -246,7 +298,8 @@ def test_what_a_node_draws_does_not_depend_on_its_company():
     assert all(second[node] == first[node] for node in (5, 9, 11))
     first, second = rows_of_hop(alone, 1), rows_of_hop(among, 1)
     common = first.keys() & second.keys()
-    assert common and all(first[node] == second[node] for node in common)
+    assert common
+    assert all(first[node] == second[node] for node in common)
 
 
 def test_hops_draw_differently():
@@ -328,23 +381,33 @@ def test_whether_a_batch_fits_does_not_depend_on_those_before():
             high = middle
         else:
             low = middle
-    assert fits(high, seeds) and fits(high, seeds[::-1])
+    assert fits(high, seeds)
+    assert fits(high, seeds[::-1])
 
 
 def small_graph(folder: Path, runtime: Runtime):
     rng = np.random.default_rng(0)
     edges = np.unique(rng.integers(0, 2000, (2, 350000)), axis=1)
     splits = {"train": rng.choice(2000, 333, replace=False), "valid": np.arange(50, 77)}
-    return write_graph(folder / "g", edges, 2000, runtime, labels=rng.integers(0, 5, 2000), splits=splits), splits
+    return write_graph(
+        folder / "g", edges, 2000, runtime, labels=rng.integers(0, 5, 2000), splits=splits
+    ), splits
 
 
 def test_batch_sampler_equals_the_core_wherever_the_topology_is(tmp_path, make_runtime):
     graph, splits = small_graph(tmp_path, make_runtime())
     config = SampleConfig(fanouts=(5, 7), batch_size=50, seed=4)
-    topology = (np.fromfile(graph.path / "indptr.bin", "<i8", graph.num_nodes + 1),
-                np.fromfile(graph.path / "indices.bin", "<u4", graph.num_edges))
+    topology = (
+        np.fromfile(graph.path / "indptr.bin", "<i8", graph.num_nodes + 1),
+        np.fromfile(graph.path / "indices.bin", "<u4", graph.num_edges),
+    )
     labels = np.fromfile(graph.path / "labels.bin", "<i8", 2000)
-    for threads, memory, placement in ((1, "64MiB", "memory"), (2, "64MiB", "memory"), (2, "3MiB", "map"), (3, "3MiB", "map")):
+    for threads, memory, placement in (
+        (1, "64MiB", "memory"),
+        (2, "64MiB", "memory"),
+        (2, "3MiB", "map"),
+        (3, "3MiB", "map"),
+    ):
         sampler = BatchSampler(graph, config, make_runtime(memory, threads=threads))
         assert sampler.topology.placement == placement
         for split, epoch in (("train", 0), ("train", 3), ("valid", 0)):
@@ -372,8 +435,12 @@ def test_epoch_seeds_are_keyed_permutations():
 
 
 def test_no_labels_and_no_edges(tmp_path, make_runtime):
-    graph = write_graph(tmp_path / "g", np.zeros((2, 0), np.int64), 9, make_runtime(), splits={"train": np.arange(9)})
-    sampler = BatchSampler(graph, SampleConfig(fanouts=(3, -1), batch_size=4), make_runtime("8MiB", threads=2))
+    graph = write_graph(
+        tmp_path / "g", np.zeros((2, 0), np.int64), 9, make_runtime(), splits={"train": np.arange(9)}
+    )
+    sampler = BatchSampler(
+        graph, SampleConfig(fanouts=(3, -1), batch_size=4), make_runtime("8MiB", threads=2)
+    )
     batches = list(sampler.batches("train", 0, np.arange(9)))
     assert [b.n_id.tolist() for b in batches] == [[0, 1, 2, 3], [4, 5, 6, 7], [8]]
     assert all(b.num_edges == 0 and b.labels.tolist() == [-1] * b.num_seeds for b in batches)
@@ -385,17 +452,22 @@ def test_batches_keep_torch_geometrics_conventions():
     (batch,) = draw(graph, [seeds], (4, 3, 5), seed=6)
     x = torch.arange(400 * 2, dtype=torch.float32).reshape(400, 2)[torch.from_numpy(batch.n_id)]
     data = to_pyg(MiniBatch(batch, x, torch.from_numpy(batch.labels)))
-    assert data.validate() and data.is_sorted(sort_by_row=False)
+    assert data.validate()
+    assert data.is_sorted(sort_by_row=False)
     assert sum(data.num_sampled_nodes) == data.num_nodes == len(data.n_id.unique())
     assert sum(data.num_sampled_edges) == data.num_edges
-    assert data.n_id[: data.batch_size].tolist() == seeds and data.num_sampled_nodes[0] == data.batch_size
+    assert data.n_id[: data.batch_size].tolist() == seeds
+    assert data.num_sampled_nodes[0] == data.batch_size
     ends = np.cumsum(data.num_sampled_nodes)
     edge_ends = np.cumsum([0, *data.num_sampled_edges])
     for hop in range(3):  # edges of hop h point at the nodes met in hop h
         source, target = data.edge_index[:, edge_ends[hop] : edge_ends[hop + 1]]
-        assert (target < ends[hop]).all() and (target >= (ends[hop - 1] if hop else 0)).all()
+        assert (target < ends[hop]).all()
+        assert (target >= (ends[hop - 1] if hop else 0)).all()
         assert (source < ends[hop + 1]).all()
     for layer in range(3):
-        trimmed, edge_index, _ = trim_to_layer(layer, data.num_sampled_nodes, data.num_sampled_edges, data.x, data.edge_index)
+        trimmed, edge_index, _ = trim_to_layer(
+            layer, data.num_sampled_nodes, data.num_sampled_edges, data.x, data.edge_index
+        )
         data.x, data.edge_index = trimmed, edge_index
         assert edge_index.numel() == 0 or edge_index.max() < len(trimmed)

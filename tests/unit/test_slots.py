@@ -11,7 +11,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from run_support import a_graph, as_rows, packed_run, random_features
 
 from outcrop.api.prepare import prepare
 from outcrop.api.run import open_session
@@ -22,6 +21,7 @@ from outcrop.runtime import Runtime
 from outcrop.slots import SlotPool
 from outcrop.stages.load import LoadSession, _Tensors, packed_session
 from outcrop.store.minibatch import MiniBatch
+from run_support import a_graph, as_rows, packed_run, random_features
 
 Make = Callable[..., Runtime]
 WIDTH = 16
@@ -30,7 +30,9 @@ WIDTH = 16
 @pytest.fixture(params=["packed", "memory", "ondisk", "online", "memmap"])
 def session(request: pytest.FixtureRequest, tmp_path: Path, make_runtime: Make) -> Iterator[LoadSession]:
     graph = a_graph(tmp_path / "g", make_runtime(threads=1), width=WIDTH, train=200)
-    prepare(graph, tmp_path / "run", fanouts=(3, 3), batch_size=10, memory="3MiB", runtime=make_runtime(threads=1))
+    prepare(
+        graph, tmp_path / "run", fanouts=(3, 3), batch_size=10, memory="3MiB", runtime=make_runtime(threads=1)
+    )
     with open_session(graph, make_runtime(threads=1), request.param, run_folder=tmp_path / "run") as session:
         yield session
 
@@ -41,8 +43,12 @@ def packed(tmp_path: Path, make_runtime: Make) -> Callable[[int], LoadSession]:
 
     def make(slots: int) -> LoadSession:
         runtime = make_runtime(threads=1)
-        run = packed_run(graph, tmp_path / f"run-{slots}", runtime, PlanConfig(memory=4 << 20, slots=slots), batch_size=10)
-        return packed_session(graph, run.samples, run.places, run.records, open_rows(graph, runtime, "ondisk"), runtime)
+        run = packed_run(
+            graph, tmp_path / f"run-{slots}", runtime, PlanConfig(memory=4 << 20, slots=slots), batch_size=10
+        )
+        return packed_session(
+            graph, run.samples, run.places, run.records, open_rows(graph, runtime, "ondisk"), runtime
+        )
 
     return make
 
@@ -60,10 +66,11 @@ def slots_of(session: LoadSession) -> int:
 
 def test_keeping_every_batch_is_an_error_not_a_hang(session):
     kept = []
-    with pytest.raises(BudgetError, match=r"all \d batch buffers .* are held by the caller"):
+    with pytest.raises(BudgetError, match=r"all \d batch buffers .* are held by the caller"):  # noqa: PT012
         for batch in session.batches("train"):
             kept.append(batch)
-    assert len(kept) == slots_of(session) and all(map(right, kept))
+    assert len(kept) == slots_of(session)
+    assert all(map(right, kept))
     kept.clear()
     del batch
     assert sum(right(b) for b in letting_go(session.batches("train"))) == 20
@@ -79,11 +86,13 @@ def letting_go(batches: Iterator[MiniBatch]) -> Iterator[MiniBatch]:
 def test_all_but_one_may_be_kept(packed, slots):
     with packed(slots) as session:
         kept: list[MiniBatch] = []
-        for count, batch in enumerate(session.batches("train")):
+        count = 0
+        for batch in session.batches("train"):
             kept = [*kept, batch][-(slots - 1) :]
             del batch
             assert all(map(right, kept))
-        assert count == 19
+            count += 1
+        assert count == 20
 
 
 def test_copies_do_not_count(packed):
@@ -128,7 +137,8 @@ def test_any_view_keeps_the_buffer_and_only_as_long_as_it_lives(packed, view):
         del batch
         for _ in range(5):  # the other buffer serves them all
             batch = next(batches)
-            assert batch.x.data_ptr() // 4096 != address // 4096 and right(batch)
+            assert batch.x.data_ptr() // 4096 != address // 4096
+            assert right(batch)
             del batch
         assert np.array_equal(as_rows(expected.numpy()), FEATURES[n_id])
         assert session._pool._handed == 1
@@ -212,7 +222,8 @@ def test_a_pass_after_a_failed_one_works(packed, tmp_path, slots):
             path.write_bytes(bytes(len(whole)))
             with pytest.raises(Exception, match="mini-batch") as caught:
                 list(session.batches("train"))
-            assert isinstance(caught.value, ValueError) and not isinstance(caught.value, BudgetError)
+            assert isinstance(caught.value, ValueError)
+            assert not isinstance(caught.value, BudgetError)
             path.write_bytes(whole)
             assert sum(right(b) for b in letting_go(session.batches("train"))) == 20
     finally:
@@ -255,7 +266,8 @@ def test_pool_leases(make_runtime):
     pool, stopped = SlotPool(runtime, 2, 8192, 4096), threading.Event()
     assert runtime.budget.now_bytes - before == 2 * (8192 + 4096)
     first, second = pool.lease(stopped), pool.lease(stopped)
-    assert first.slot is not second.slot and first.slot.x.ctypes.data % 4096 == 0
+    assert first.slot is not second.slot
+    assert first.slot.x.ctypes.data % 4096 == 0
     pool.check_not_starved()  # leased is not handed out: they come back by themselves
     del first
     third = pool.lease(stopped)
@@ -337,5 +349,6 @@ def test_only_what_was_delivered_is_counted(packed):
             batch = next(batches)
             rows += batch.graph.num_nodes
             del batch
-            assert batches.stats.batches == count and sum(batches.stats.rows_by_level.values()) == rows
+            assert batches.stats.batches == count
+            assert sum(batches.stats.rows_by_level.values()) == rows
         batches.close()

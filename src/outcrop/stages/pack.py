@@ -264,10 +264,10 @@ class _Packer:
             return self._runtime.io.submit_reads(file.file, np.array([begin]), np.array([end - begin]),
                                                  self._buffers[chunk % 2], np.array([self._headroom]))
 
-        carry = np.zeros(0, np.uint8)
-        if start < count:
-            carry = self._carry_before(start)
-            job = submit(start)
+        if start >= count:
+            return
+        carry = self._carry_before(start)
+        job = submit(start)
         for chunk in range(start, count):
             job.wait()
             buffer = self._buffers[chunk % 2]
