@@ -140,3 +140,9 @@ class TrainConfig:
             problems.append(f"seed {self.seed} does not fit 64 bits")
         if problems:
             raise ArgumentError("; ".join(problems))
+
+
+# What a training process needs besides ``--memory``: the interpreter, torch and its libraries, and a model of the usual
+# size (hidden 256, batches of about 1,000 seeds) with its activations and optimizer. Measured, and enforced by
+# tests/endtoend/test_memory_limit.py under a limit of the kernel.
+ALLOWANCE_BYTES = 768 << 20
