@@ -146,3 +146,25 @@ class TrainConfig:
 # size (hidden 256, batches of about 1,000 seeds) with its activations and optimizer. Measured, and enforced by
 # tests/endtoend/test_memory_limit.py under a limit of the kernel.
 ALLOWANCE_BYTES = 768 << 20
+
+
+@dataclass(frozen=True)
+class GraphShape:
+    """Size of a generated benchmark graph; the default is the standard graph of docs/benchmarks.md."""
+
+    name: str = "standard"
+    nodes: int = 2_000_000
+    edges: int = 30_000_000
+    features: int = 128
+    train_fraction: float = 0.01
+    eval_fraction: float = 0.005
+
+    @property
+    def feature_bytes(self) -> int:
+        return self.nodes * self.features * 4
+
+    def arguments(self) -> list[str]:
+        """Options of ``outcrop generate``."""
+        return ["--nodes", str(self.nodes), "--edges", str(self.edges), "--features", str(self.features),
+                "--train-fraction", str(self.train_fraction), "--valid-fraction", str(self.eval_fraction),
+                "--test-fraction", str(self.eval_fraction)]

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+import outcrop
 from outcrop import _core
 from outcrop.config import IoConfig
 from outcrop.errors import OutcropError
@@ -23,8 +24,8 @@ _RANDOM_BYTES = 4096
 def describe() -> dict[str, Any]:
     """Processor, memory, kernel, versions, devices; measures nothing."""
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    versions = {}
-    for package in ("outcrop", "torch", "torch-geometric", "numpy", "pyarrow"):
+    versions: dict[str, str | None] = {"outcrop": outcrop.__version__}
+    for package in ("torch", "torch-geometric", "numpy", "pyarrow"):
         try:
             versions[package] = importlib.metadata.version(package)
         except importlib.metadata.PackageNotFoundError:
@@ -34,7 +35,7 @@ def describe() -> dict[str, Any]:
             "io_backend": _backend(), "gpus": _gpus()}
 
 
-def measure_disk(folder: Path, *, size_bytes: int = 256 << 20, seconds: float = 2.0) -> dict[str, Any]:
+def measure_disk(folder: Path, *, size_bytes: int = 1 << 30, seconds: float = 2.0) -> dict[str, Any]:
     """Sequential and random read rates of the disk under ``folder``, through the engine, page cache bypassed.
 
     Writes a temporary file of ``size_bytes`` there and removes it.
