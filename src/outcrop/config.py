@@ -56,7 +56,8 @@ class IoConfig:
 
 @dataclass(frozen=True)
 class SampleConfig:
-    """What is sampled. ``fanouts``: neighbours per hop, -1 = all. ``epochs``: pool of epochs sampled ahead."""
+    """What is sampled. ``fanouts``: neighbours per hop, -1 = all. ``epochs``: pool of epochs sampled ahead.
+    ``degrees``: record each node's in-degree in the whole graph too, for GCN's normalisation."""
 
     fanouts: tuple[int, ...] = (10, 10)
     batch_size: int = 1024
@@ -65,6 +66,7 @@ class SampleConfig:
     seed: int = 0
     sampler: Literal["neighbor"] = "neighbor"
     splits: tuple[str, ...] = field(default=("train", "valid", "test"))
+    degrees: bool = False
 
     def __post_init__(self) -> None:
         problems = []

@@ -48,7 +48,8 @@ def outcrop(arguments: Sequence[str | Path], *, limit_bytes: int | None = None, 
                 raise OutcropError(f"outcrop {arguments[0]} was killed: it needed more than {limit_bytes} bytes")
         except LimitUnavailable:
             limit = None
-            plain = subprocess.run(command, capture_output=quiet, text=True, check=False)
+            pipe = subprocess.PIPE if quiet else None
+            plain = subprocess.run(command, stdout=subprocess.DEVNULL, stderr=pipe, text=True, check=False)
             code, error = plain.returncode, plain.stderr or ""
         if code != 0:
             raise OutcropError(f"outcrop {' '.join(map(str, arguments))} failed: {error.strip()}")
