@@ -70,6 +70,20 @@ def measure_disk(folder: Path, *, size_bytes: int = 1 << 30, seconds: float = 2.
         path.unlink(missing_ok=True)
 
 
+def sequential_rate(path: Path, *, seconds: float = 0.3, io: IoConfig | None = None) -> float:
+    """Bytes per second at which ``path`` is read in 1 MiB requests; 0 for files below 1 MiB. Reads for ``seconds``."""
+    with Runtime(io=io) as runtime:
+        file = runtime.io.open(str(path), _core.OpenMode.read)
+        try:
+            size = runtime.io.size_bytes(file)
+            if size < _SEQUENTIAL_BYTES:
+                return 0.0
+            per_job = min(16, size // _SEQUENTIAL_BYTES)
+            return _SEQUENTIAL_BYTES * _rate(runtime, file, size, _SEQUENTIAL_BYTES, per_job, seconds, shuffle=False)
+        finally:
+            runtime.io.close(file)
+
+
 def _write(runtime: Runtime, path: Path, size_bytes: int) -> None:
     block = np.random.default_rng(0).integers(0, 256, 4 << 20, np.uint8)
     file = runtime.io.open(str(path), _core.OpenMode.create)

@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from outcrop.advisor import machine
 from outcrop.config import PlanConfig, SampleConfig, Size, parse_size
 from outcrop.runtime import UNLIMITED, Runtime
 from outcrop.stages import pack as packing
@@ -22,7 +23,14 @@ from outcrop.store.manifest import Manifest
 
 @dataclass
 class PrepareReport:
-    """What preparing did. ``skipped``: stages whose results were there; bytes are those of this call."""
+    """What preparing did.
+
+    Attributes:
+        skipped: Stages whose results were there.
+        bytes_read, bytes_written: Of this call.
+        predicted: What the plan promises: bytes and rows per level and epoch, exactly.
+        predicted_load_seconds: Of an epoch, at the rate at which the disk reads now; None where no plan was made.
+    """
 
     seconds: float = 0.0
     stage_seconds: dict[str, float] = field(default_factory=dict)
@@ -31,6 +39,7 @@ class PrepareReport:
     bytes_written: int = 0
     disk_bytes: int = 0
     predicted: dict[str, Any] = field(default_factory=dict)
+    predicted_load_seconds: float | None = None
 
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -154,6 +163,10 @@ def _prepare(
     )
     places = placement.open_placement(runtime, out / "plan")
     report.predicted = places.predicted
+    if "plan" not in report.skipped:
+        rate = machine.sequential_rate(graph.path / graph.spec("features").file)
+        read = places.predicted["epochs"]["train"][0]["bytes_read"]
+        report.predicted_load_seconds = read / rate if rate else None
     if stop_after != "plan":
         stage(
             "pack",

@@ -103,6 +103,8 @@ def summarize(report: PrepareReport) -> None:
             f"{format_bytes(epochs[0]['bytes_read'])} for {format_bytes(epochs[0]['bytes_needed'])} "
             f"needed ({report.predicted['read_amplification']:.3f}x)"
         )
+        if report.predicted_load_seconds is not None:
+            facts["loading an epoch"] = f"about {report.predicted_load_seconds:.2f} s at this disk's rate"
         if report.disk_bytes and not report.stage_seconds.get("pack"):
             facts["the run will take"] = format_bytes(report.predicted["disk_bytes"])
     common.print_facts(facts)
