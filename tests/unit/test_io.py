@@ -54,7 +54,8 @@ def padded(data: np.ndarray) -> np.ndarray:
 
 
 @pytest.mark.parametrize(
-    ("width", "dtype", "merge"), itertools.product(WIDTHS, ["uint8", "float16", "float32"], [True, False])
+    ("width", "dtype", "merge"),
+    list(itertools.product(WIDTHS, ["uint8", "float16", "float32"], [True, False])),
 )
 def test_rows_equal_numpy_and_read_exactly_the_pages(
     tmp_path: Path, engine: Engine, budget: _core.Budget, width: int, dtype: str, merge: bool

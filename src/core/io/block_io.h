@@ -20,11 +20,8 @@
 namespace outcrop {
 
 using FileId = uint32_t;
-enum class OpenMode {
-  read,
-  create,
-  update
-};  // create truncates; update keeps what is there (both read-write)
+// create truncates, update keeps what is there; both are for reading and writing.
+enum class OpenMode { read, create, update };
 enum class IoOp { read, write };
 enum class Backend { automatic, uring, pread };
 

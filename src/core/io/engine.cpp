@@ -43,7 +43,8 @@ JobState::JobState(IoOp op, std::vector<IoRequest> requests, std::vector<std::sh
 void JobState::wait() {
   if (pid_ != getpid()) throw_forked();
   wait_quietly();
-  if (error_) throw *error_;
+  // A new error each time: copies of one share its text, also across threads.
+  if (error_) throw Error(error_->kind(), error_->what(), error_->error_number());
 }
 
 void JobState::wait_quietly() {
@@ -109,9 +110,9 @@ void Feed::retire_front() {
   if (job->flying_ == 0) job->finish();
 }
 
-void Feed::settle(Transfer& t, const std::optional<Error>& error) {
+void Feed::settle(Transfer& t, std::optional<Error> error) {
   auto job = std::move(t.job);
-  if (error && !job->error_) job->error_ = error;
+  if (error && !job->error_) job->error_ = std::move(error);
   // A job that still stands in the queue is ended by retire_front().
   if (--job->flying_ == 0 && !job->queued_) job->finish();
 }

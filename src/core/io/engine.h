@@ -63,7 +63,7 @@ class Feed {
   // The next transfer, counted and numbered; false if there is none.
   bool next(Transfer& transfer);
   // Takes a transfer back: complete, or failed with `error`.
-  void settle(Transfer& transfer, const std::optional<Error>& error);
+  void settle(Transfer& transfer, std::optional<Error> error);
   // Fails every queued job.
   void fail_all(const Error& error);
   bool empty() const { return queue_.empty(); }

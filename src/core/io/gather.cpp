@@ -23,6 +23,7 @@ constexpr uint64_t kLine = 64;
 
 inline void prefetch(const std::byte* row, uint64_t bytes) {
   for (uint64_t at = 0; at < bytes; at += kLine) __builtin_prefetch(row + at, 0, 0);
+  __builtin_prefetch(row + bytes - 1, 0, 0);  // rows need not begin with a line
 }
 
 struct CopyAny {

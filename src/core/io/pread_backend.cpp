@@ -77,9 +77,9 @@ void PreadBackend::run(std::byte* slot) {
     if (feed_.next(t)) {
       lock.unlock();
       if (t.piece.bounce) t.target = slot;
-      const auto error = carry(t);
+      auto error = carry(t);
       lock.lock();
-      feed_.settle(t, error);
+      feed_.settle(t, std::move(error));
     } else if (state_->stop) {
       return;
     } else {

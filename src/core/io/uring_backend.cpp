@@ -345,7 +345,7 @@ void Ring::land(unsigned index, int result) {
   std::optional<Error> error;
   if (judge(f.transfer, result, counters_, error) == Verdict::again) return issue(index);
   if (f.transfer.piece.bounce) free_slots_.push_back(f.transfer.target);
-  feed_.settle(f.transfer, error);
+  feed_.settle(f.transfer, std::move(error));
   free_flights_.push_back(index);
 }
 
