@@ -35,6 +35,15 @@ class Samplers {
     else if (indices.dtype() == nb::dtype<int64_t>()) t.indices64 = static_cast<const int64_t*>(indices.data());
     else throw Error(ErrorKind::argument, "indices must be uint32 or int64");
     for (unsigned i = 0; i < workers_->threads(); ++i) samplers_.emplace_back(t, options);
+    topology_ = t;
+  }
+
+  void degrees(Ids ids, Array1<int32_t> out) const {
+    if (out.size() != ids.size()) throw Error(ErrorKind::argument, "ids and out differ in length");
+    for (size_t i = 0; i < ids.size(); ++i)
+      if (ids.data()[i] < 0 || ids.data()[i] >= topology_.num_nodes)
+        throw Error(ErrorKind::argument, "node " + std::to_string(ids.data()[i]) + " is out of range");
+    count_in_neighbours(topology_, {ids.data(), ids.size()}, out.data());
   }
 
   // Batches first_batch, first_batch + 1, ... of (split, epoch); batch i has seeds[offsets[i]:offsets[i + 1]].
@@ -57,6 +66,7 @@ class Samplers {
   std::shared_ptr<WorkerPool> workers_;
   Ids indptr_;
   nb::ndarray<nb::ro, nb::ndim<1>, nb::c_contig> indices_;
+  Topology topology_;
   std::vector<NeighborSampler> samplers_;
 };
 
@@ -70,6 +80,8 @@ void bind_sampler(nb::module_& m) {
         new (self) Samplers(std::move(workers), indptr, indices, {std::move(fanouts), replace, seed, max_batch_bytes});
       }, "workers"_a, "indptr"_a, "indices"_a, "fanouts"_a, "replace"_a = false, "seed"_a = 0,
          "max_batch_bytes"_a = UINT64_MAX)
+      .def("degrees", &Samplers::degrees, "ids"_a, "out"_a, nb::call_guard<nb::gil_scoped_release>(),
+           "out[i] = number of in-neighbours of ids[i] other than itself.")
       .def("sample", [](Samplers& s, Ids seeds, Ids offsets, uint64_t split, uint64_t epoch, uint64_t first_batch) {
         std::vector<SampledBatch> batches;
         {

@@ -56,7 +56,8 @@ class IoConfig:
 
 @dataclass(frozen=True)
 class SampleConfig:
-    """What is sampled. ``fanouts``: neighbours per hop, -1 = all. ``epochs``: pool of epochs sampled ahead."""
+    """What is sampled. ``fanouts``: neighbours per hop, -1 = all. ``epochs``: pool of epochs sampled ahead.
+    ``degrees``: record each node's in-degree in the whole graph too, for GCN's normalisation."""
 
     fanouts: tuple[int, ...] = (10, 10)
     batch_size: int = 1024
@@ -65,6 +66,7 @@ class SampleConfig:
     seed: int = 0
     sampler: Literal["neighbor"] = "neighbor"
     splits: tuple[str, ...] = field(default=("train", "valid", "test"))
+    degrees: bool = False
 
     def __post_init__(self) -> None:
         problems = []
@@ -140,3 +142,31 @@ class TrainConfig:
             problems.append(f"seed {self.seed} does not fit 64 bits")
         if problems:
             raise ArgumentError("; ".join(problems))
+
+
+# What a training process needs besides ``--memory``: the interpreter, torch and its libraries, and a model of the usual
+# size (hidden 256, batches of about 1,000 seeds) with its activations and optimizer. Measured, and enforced by
+# tests/endtoend/test_memory_limit.py under a limit of the kernel.
+ALLOWANCE_BYTES = 768 << 20
+
+
+@dataclass(frozen=True)
+class GraphShape:
+    """Size of a generated benchmark graph; the default is the standard graph of docs/benchmarks.md."""
+
+    name: str = "standard"
+    nodes: int = 2_000_000
+    edges: int = 30_000_000
+    features: int = 128
+    train_fraction: float = 0.01
+    eval_fraction: float = 0.005
+
+    @property
+    def feature_bytes(self) -> int:
+        return self.nodes * self.features * 4
+
+    def arguments(self) -> list[str]:
+        """Options of ``outcrop generate``."""
+        return ["--nodes", str(self.nodes), "--edges", str(self.edges), "--features", str(self.features),
+                "--train-fraction", str(self.train_fraction), "--valid-fraction", str(self.eval_fraction),
+                "--test-fraction", str(self.eval_fraction)]

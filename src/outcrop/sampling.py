@@ -79,7 +79,11 @@ class BatchSampler:
                 edges: list[int]) -> BatchGraph:
         seeds = n_id[: nodes[0]]
         labels = np.full(len(seeds), -1, np.int64) if self._labels is None else self._labels[seeds].astype(np.int64)
-        return BatchGraph(n_id, rowptr, col, tuple(nodes), tuple(edges), labels)
+        degree = None
+        if self.config.degrees:
+            degree = np.zeros(len(n_id), np.int32)
+            self._sampler.degrees(n_id, degree)
+        return BatchGraph(n_id, rowptr, col, tuple(nodes), tuple(edges), labels, degree)
 
 
 def _worst_case_bytes(config: SampleConfig, graph: Graph) -> int:

@@ -21,6 +21,24 @@ uint64_t hop_key(uint64_t seed, BatchKey key, size_t hop) {
 
 }  // namespace
 
+void count_in_neighbours(const Topology& topology, std::span<const int64_t> ids, int32_t* out) {
+  constexpr size_t kAhead = 16;
+  auto self_loops = [](const auto* begin, const auto* end, int64_t node) {
+    const auto [low, high] = std::equal_range(begin, end, static_cast<std::decay_t<decltype(*begin)>>(node));
+    return high - low;
+  };
+  for (size_t i = 0; i < ids.size(); ++i) {
+    if (i + kAhead < ids.size()) __builtin_prefetch(&topology.indptr[ids[i + kAhead]]);
+    const int64_t node = ids[i], begin = topology.indptr[node], end = topology.indptr[node + 1];
+    if (begin < 0 || end < begin || end > topology.num_edges)
+      throw Error(ErrorKind::format, "the topology is damaged at node " + std::to_string(node) + "; run outcrop verify");
+    const int64_t own = topology.indices32
+                            ? self_loops(topology.indices32 + begin, topology.indices32 + end, node)
+                            : self_loops(topology.indices64 + begin, topology.indices64 + end, node);
+    out[i] = static_cast<int32_t>(std::min<int64_t>(end - begin - own, INT32_MAX));
+  }
+}
+
 NeighborSampler::NeighborSampler(Topology topology, SamplerOptions options)
     : topology_(topology), options_(std::move(options)) {
   if (options_.fanouts.empty()) throw Error(ErrorKind::argument, "no fanouts given");

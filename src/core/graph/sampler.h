@@ -23,6 +23,9 @@ struct Topology {
   int64_t num_edges = 0;
 };
 
+// out[i] = in-neighbours of ids[i] other than itself. Neighbours of a node must be ascending.
+void count_in_neighbours(const Topology& topology, std::span<const int64_t> ids, int32_t* out);
+
 struct BatchKey {
   uint64_t split = 0, epoch = 0, batch = 0;
 };

@@ -20,7 +20,8 @@ class JobHandle final : public IoJob {
 };
 
 [[noreturn]] void throw_forked() {
-  throw Error(ErrorKind::io, "this I/O engine belongs to the process that was forked; make a new one in the child");
+  throw Error(ErrorKind::io,
+              "this I/O engine belongs to the process that was forked; make a new one in the child");
 }
 
 // Checks a request and returns its file; throws Error(argument).
@@ -58,7 +59,8 @@ bool JobState::done() const {
 
 File* JobState::file_of(FileId id) {
   if (!last_file_ || last_file_->slot != id)
-    last_file_ = std::find_if(files_.begin(), files_.end(), [&](const auto& f) { return f->slot == id; })->get();
+    last_file_ =
+        std::find_if(files_.begin(), files_.end(), [&](const auto& f) { return f->slot == id; })->get();
   return last_file_;
 }
 
@@ -91,7 +93,8 @@ bool Feed::next(Transfer& t) {
     ++job.flying_;
     const bool read = job.op_ == IoOp::read;
     if (!read) written_ += t.piece.length;
-    (read ? counters_.read_bytes : counters_.write_bytes).fetch_add(t.piece.length, std::memory_order_relaxed);
+    (read ? counters_.read_bytes : counters_.write_bytes)
+        .fetch_add(t.piece.length, std::memory_order_relaxed);
     (read ? counters_.read_ops : counters_.write_ops).fetch_add(1, std::memory_order_relaxed);
     return true;
   }
@@ -125,13 +128,16 @@ Engine::Engine(const IoOptions& options, const Budget& budget)
       pid_(getpid()),
       faulty_(options.faults.any()) {}
 
-FileId Engine::open(const std::string& path, OpenMode mode) { return files_.open(path, mode, options_.direct)->slot; }
+FileId Engine::open(const std::string& path, OpenMode mode) {
+  return files_.open(path, mode, options_.direct)->slot;
+}
 
 void Engine::close(FileId id) { closed(*files_.close(id)); }
 
 void Engine::resize(FileId id, uint64_t bytes) {
   auto file = files_.get(id);
-  if (!file->writable()) throw Error(ErrorKind::argument, file->path() + " was opened for reading: it cannot be resized");
+  if (!file->writable())
+    throw Error(ErrorKind::argument, file->path() + " was opened for reading: it cannot be resized");
   file->resize(bytes);
 }
 

@@ -37,7 +37,7 @@ class PrepareReport:
 
 
 def prepare(graph: Graph | str | Path, out: str | Path, *, fanouts: Sequence[int] = (10, 10), batch_size: int = 1024,
-            sampler: str = "neighbor", replace: bool = False, epochs: int = 1, memory: Size | None = None,
+            sampler: str = "neighbor", replace: bool = False, degrees: bool = False, epochs: int = 1, memory: Size | None = None,
             gpu_memory: Size = 0, disk_space: Size | None = None, seed: int = 0, runtime: Runtime | None = None,
             stop_after: str | None = None) -> PrepareReport:
     """Makes the run ``out``: everything that training from disk needs, within the budgets.
@@ -46,6 +46,7 @@ def prepare(graph: Graph | str | Path, out: str | Path, *, fanouts: Sequence[int
 
     Args:
         fanouts: Neighbours per hop, -1 = all.
+        degrees: Record whole-graph degrees too, which GCN's normalisation uses.
         epochs: Epochs sampled ahead; longer training replays them.
         memory, gpu_memory: Budgets of training, bytes or text (``"4GiB"``). Preparing keeps within ``memory`` too.
         disk_space: Limit for the files of the run, bytes, text, or ``"3x"`` the feature size.
@@ -58,7 +59,7 @@ def prepare(graph: Graph | str | Path, out: str | Path, *, fanouts: Sequence[int
     graph = graph if isinstance(graph, Graph) else open_graph(graph)
     out = Path(out)
     sample_config = SampleConfig(fanouts=tuple(fanouts), batch_size=batch_size, epochs=epochs, replace=replace,
-                                 seed=seed, sampler=sampler)  # type: ignore[arg-type]
+                                 seed=seed, sampler=sampler, degrees=degrees)  # type: ignore[arg-type]
     plan_config = PlanConfig(
         memory=None if memory is None else parse_size(memory), gpu_memory=parse_size(gpu_memory),
         disk_space=None if disk_space is None else parse_size(disk_space, feature_bytes=graph.feature_bytes))

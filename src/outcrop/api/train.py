@@ -73,14 +73,14 @@ def train(graph: Graph | str | Path, *, run: str | Path | None = None, mode: str
     """
     graph = graph if isinstance(graph, Graph) else open_graph(graph)
     sampling = SampleConfig(fanouts=tuple(fanouts or (10, 10)), batch_size=batch_size or 1024, epochs=sample_epochs,
-                            seed=seed)
+                            seed=seed, degrees=model == "gcn")
     folder = None if run is None else Path(run)
     report: PrepareReport | None = None
     if folder is None and mode == "packed":
         folder = graph.path.with_name(graph.path.name + ".run")
         with Runtime(memory, progress=progress) as runtime:
             report = prepare(graph, folder, fanouts=sampling.fanouts, batch_size=sampling.batch_size,
-                             epochs=sample_epochs, memory=memory, gpu_memory=gpu_memory, disk_space=disk_space,
+                             epochs=sample_epochs, degrees=sampling.degrees, memory=memory, gpu_memory=gpu_memory, disk_space=disk_space,
                              seed=seed, runtime=runtime)
     elif folder is not None and (fanouts is not None or batch_size is not None):
         raise ArgumentError(f"{folder} has its own fanouts and batch size: leave them out, or prepare another run")

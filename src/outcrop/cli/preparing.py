@@ -17,6 +17,7 @@ BatchSize = Annotated[int, typer.Option("--batch-size", help="Seed nodes per min
 Sampler = Annotated[str, typer.Option("--sampler", help="neighbor.")]
 Epochs = Annotated[int, typer.Option("--epochs", help="Epochs to sample ahead; longer training replays them.")]
 Replace = Annotated[bool, typer.Option("--replace", help="Draw neighbours with replacement.")]
+Degrees = Annotated[bool, typer.Option("--degrees", help="Record whole-graph degrees too, for gcn.")]
 _EXAMPLE = "Example: outcrop {} papers.oc papers.run --fanouts 10,15,20 --memory 4GiB"
 
 
@@ -33,14 +34,14 @@ def add_commands(app: typer.Typer) -> None:
 def _command(stop_after: str | None) -> Any:
     def command(graph: GraphArg, run: RunArg, fanouts: common.Fanouts = "10,10", batch_size: BatchSize = 1024,
                 sampler: Sampler = "neighbor", epochs: Epochs = 1, replace: Replace = False,
-                memory: common.Memory = None, gpu_memory: common.GpuMemory = "0",
+                degrees: Degrees = False, memory: common.Memory = None, gpu_memory: common.GpuMemory = "0",
                 disk_space: common.DiskSpace = None, seed: common.Seed = 0, json: common.Json = None,
                 quiet: common.Quiet = False) -> None:
         from outcrop.api.prepare import prepare
 
         with common.runtime_for(memory, quiet) as runtime:
             report = prepare(graph, run, fanouts=common.parse_fanouts(fanouts), batch_size=batch_size, sampler=sampler,
-                             replace=replace, epochs=epochs, memory=memory, gpu_memory=gpu_memory,
+                             replace=replace, degrees=degrees, epochs=epochs, memory=memory, gpu_memory=gpu_memory,
                              disk_space=disk_space, seed=seed, runtime=runtime, stop_after=stop_after)
         common.write_json(json, report.as_dict())
         if not quiet:

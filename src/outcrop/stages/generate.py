@@ -57,7 +57,7 @@ class GenerateConfig:
     valid_fraction: float = 0.05
     test_fraction: float = 0.1
     homophily: float = 0.6
-    skew: float = 0.6
+    skew: float = 0.67
     a: float = 0.57
     b: float = 0.19
     c: float = 0.19

@@ -279,6 +279,7 @@ class _Tensors:
         item.lease.hand_over(data)
         x = torch.from_numpy(data).view(self._dtype).reshape(graph.num_nodes, -1)
         y = torch.from_numpy(graph.labels)
+        degree = None if graph.degree is None else torch.from_numpy(graph.degree).to(self._target)
         if self._stream is not None:
             with torch.cuda.stream(self._stream):
                 x, y = x.to(self._target, non_blocking=True), y.to(self._target, non_blocking=True)
@@ -286,7 +287,7 @@ class _Tensors:
             self._stream.synchronize()
         else:
             self._fill_from_device(x, table)
-        return MiniBatch(graph=graph, x=x, y=y)
+        return MiniBatch(graph=graph, x=x, y=y, degree=degree)
 
     def _fill_from_device(self, x: torch.Tensor, table: record.AddressTable | None) -> None:
         import torch

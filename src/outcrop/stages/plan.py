@@ -233,8 +233,7 @@ def _lay_out(samples: SampleSet, packed: np.ndarray, per_hop: np.ndarray, cached
     offsets, needed = np.zeros(len(packed) + 1, np.int64), np.zeros(len(packed), np.int64)
     for p, batch in enumerate(packed):
         nodes, rows = int(samples.num_nodes[batch]), int(per_hop[p].sum())
-        meta = record.meta_bytes(nodes, int(samples.num_rows[batch]), int(samples.num_edges[batch]),
-                                 int(samples.nodes_per_hop[batch, 0]), int(cached[p].sum()), samples.id_bytes)
+        meta = samples.meta_bytes(int(batch), int(cached[p].sum()))
         offsets[p + 1] = offsets[p] + record.align_page(meta) + record.rows_span_bytes(nodes, rows, row_bytes)
         needed[p] = meta + rows * row_bytes
     return offsets, needed

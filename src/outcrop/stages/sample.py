@@ -63,7 +63,7 @@ def sample(graph: Graph, config: SampleConfig, out: Path, runtime: Runtime) -> M
             arrays[name] = table.finish()
         config_fields, inputs = expected(graph, config)
         attributes = {"groups": groups, "id_bytes": id_bytes, "hops": len(config.fanouts),
-                      "num_nodes": graph.num_nodes}
+                      "degrees": config.degrees, "num_nodes": graph.num_nodes}
         manifest = Manifest(FORMAT, VERSION, arrays, attributes, config_fields, inputs)
         manifests.write(folder, manifest)
     runtime.progress.finish("sample")

@@ -46,10 +46,8 @@ class PackedRecords:
 
     def needed_bytes(self, batch: int) -> int:
         """Bytes of the record without padding."""
-        p, samples = self._number[batch], self._samples
-        meta = record.meta_bytes(int(samples.num_nodes[batch]), int(samples.num_rows[batch]),
-                                 int(samples.num_edges[batch]), int(samples.nodes_per_hop[batch, 0]),
-                                 int(self.placement.cached_rows[p].sum()), samples.id_bytes)
+        p = self._number[batch]
+        meta = self._samples.meta_bytes(batch, int(self.placement.cached_rows[p].sum()))
         return meta + int(self.placement.num_packed[p]) * self.row_bytes
 
     def record_bytes(self, batch: int) -> int:

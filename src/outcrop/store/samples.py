@@ -49,6 +49,7 @@ class SampleSet:
         self.groups = {name: Group(**g) for name, g in manifest.attributes["groups"].items()}
         self.id_bytes: int = manifest.attributes["id_bytes"]
         self.hops: int = manifest.attributes["hops"]
+        self.degrees: bool = manifest.attributes["degrees"]
         tables = {name: DiskArray(runtime, path, manifest.arrays[name]) for name in ("offsets", "shape")}
         self.offsets = tables["offsets"].read("batch-index")
         shape = tables["shape"].read("batch-index")
@@ -75,6 +76,11 @@ class SampleSet:
 
     def record_bytes(self, batch: int) -> int:
         return int(self.offsets[batch + 1] - self.offsets[batch])
+
+    def meta_bytes(self, batch: int, cached: int) -> int:
+        """Bytes of the meta part of ``batch`` with an address table of ``cached`` rows, not padded."""
+        return record.meta_bytes(int(self.num_nodes[batch]), int(self.num_rows[batch]), int(self.num_edges[batch]),
+                                 int(self.nodes_per_hop[batch, 0]), cached, self.id_bytes, self.degrees)
 
     def read(self, batch: int, buffer: np.ndarray) -> BatchGraph:
         """The graph of ``batch``, read through ``buffer``, uint8 of at least ``max_record_bytes``."""
