@@ -31,7 +31,9 @@ def parse_size(size: Size, *, feature_bytes: int | None = None) -> int:
             return int(number * feature_bytes)
         if unit in _UNITS:
             return int(number * _UNITS[unit])
-    raise ArgumentError(f"size {size!r} is not understood; write for example 512MiB, 4GiB, or 3x for disk space")
+    raise ArgumentError(
+        f"size {size!r} is not understood; write for example 512MiB, 4GiB, or 3x for disk space"
+    )
 
 
 def format_bytes(count: float) -> str:
@@ -127,8 +129,13 @@ class TrainConfig:
         problems = []
         if self.model not in ("sage", "gat", "gcn"):
             problems.append(f"model {self.model!r} is unknown; known: sage, gat, gcn")
-        counts = {"hidden": 1 if self.hidden is None else self.hidden, "layers": self.layers, "heads": self.heads,
-                  "epochs": self.epochs, "checkpoint_every": self.checkpoint_every}
+        counts = {
+            "hidden": 1 if self.hidden is None else self.hidden,
+            "layers": self.layers,
+            "heads": self.heads,
+            "epochs": self.epochs,
+            "checkpoint_every": self.checkpoint_every,
+        }
         problems += [f"{name} {value} is below 1" for name, value in counts.items() if value < 1]
         if self.model == "gat" and self.hidden is not None and self.heads >= 1 and self.hidden % self.heads:
             problems.append(f"hidden {self.hidden} is no multiple of heads {self.heads}")
@@ -167,6 +174,17 @@ class GraphShape:
 
     def arguments(self) -> list[str]:
         """Options of ``outcrop generate``."""
-        return ["--nodes", str(self.nodes), "--edges", str(self.edges), "--features", str(self.features),
-                "--train-fraction", str(self.train_fraction), "--valid-fraction", str(self.eval_fraction),
-                "--test-fraction", str(self.eval_fraction)]
+        return [
+            "--nodes",
+            str(self.nodes),
+            "--edges",
+            str(self.edges),
+            "--features",
+            str(self.features),
+            "--train-fraction",
+            str(self.train_fraction),
+            "--valid-fraction",
+            str(self.eval_fraction),
+            "--test-fraction",
+            str(self.eval_fraction),
+        ]

@@ -30,9 +30,16 @@ def describe() -> dict[str, Any]:
             versions[package] = importlib.metadata.version(package)
         except importlib.metadata.PackageNotFoundError:
             versions[package] = None
-    return {"cpu": _cpu_name(), "cores": len(os.sched_getaffinity(0)), "memory_bytes": memory,
-            "kernel": platform.release(), "python": platform.python_version(), "versions": versions,
-            "io_backend": _backend(), "gpus": _gpus()}
+    return {
+        "cpu": _cpu_name(),
+        "cores": len(os.sched_getaffinity(0)),
+        "memory_bytes": memory,
+        "kernel": platform.release(),
+        "python": platform.python_version(),
+        "versions": versions,
+        "io_backend": _backend(),
+        "gpus": _gpus(),
+    }
 
 
 def measure_disk(folder: Path, *, size_bytes: int = 1 << 30, seconds: float = 2.0) -> dict[str, Any]:
@@ -53,8 +60,12 @@ def measure_disk(folder: Path, *, size_bytes: int = 1 << 30, seconds: float = 2.
                 random = _rate(runtime, file, size_bytes, _RANDOM_BYTES, 4096, seconds, shuffle=True)
             finally:
                 runtime.io.close(file)
-            return {"sequential_bytes_per_s": sequential * _SEQUENTIAL_BYTES, "random_ops_per_s": random,
-                    "backend": runtime.io.backend_name, "direct": _direct_works(path)}
+            return {
+                "sequential_bytes_per_s": sequential * _SEQUENTIAL_BYTES,
+                "random_ops_per_s": random,
+                "backend": runtime.io.backend_name,
+                "direct": _direct_works(path),
+            }
     finally:
         path.unlink(missing_ok=True)
 
@@ -70,8 +81,9 @@ def _write(runtime: Runtime, path: Path, size_bytes: int) -> None:
         runtime.io.close(file)
 
 
-def _rate(runtime: Runtime, file: int, size_bytes: int, request: int, per_job: int, seconds: float, *,
-          shuffle: bool) -> float:
+def _rate(
+    runtime: Runtime, file: int, size_bytes: int, request: int, per_job: int, seconds: float, *, shuffle: bool
+) -> float:
     """Requests per second with two jobs under way at any time."""
     starts = np.arange(size_bytes // request, dtype=np.int64) * request
     if shuffle:
@@ -84,7 +96,9 @@ def _rate(runtime: Runtime, file: int, size_bytes: int, request: int, per_job: i
         if jobs[turn % 2] is not None:
             jobs[turn % 2].wait()
             done += per_job
-        offsets = np.ascontiguousarray(np.take(starts, np.arange(turn * per_job, (turn + 1) * per_job), mode="wrap"))
+        offsets = np.ascontiguousarray(
+            np.take(starts, np.arange(turn * per_job, (turn + 1) * per_job), mode="wrap")
+        )
         jobs[turn % 2] = runtime.io.submit_reads(file, offsets, lengths, buffers[turn % 2], positions)
         turn += 1
     for job in jobs:

@@ -139,7 +139,7 @@ def _group(controller: _Controller, limit_bytes: int) -> Iterator[Path]:
     try:
         group.mkdir()
     except OSError as error:
-        raise LimitUnavailable(f"control groups cannot be made here: {error}")
+        raise LimitUnavailable(f"control groups cannot be made here: {error}") from None
     try:
         (group / controller.limit).write_text(str(limit_bytes))
         swap = group / controller.swap

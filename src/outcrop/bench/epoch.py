@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -29,7 +29,7 @@ _UNLIMITED = "1TiB"
 class Setting:
     """What is measured. ``cap``: share of the feature bytes that the budget allows."""
 
-    shape: GraphShape = GraphShape()
+    shape: GraphShape = field(default_factory=GraphShape)
     fanouts: str = "10,10"
     batch_size: int = 1024
     cap: float = 0.1
@@ -56,8 +56,20 @@ def ensure_run(folder: Path, graph: Path, setting: Setting, say: Say) -> tuple[P
     """The prepared run of ``setting``, made under its cap."""
     run = folder / f"{graph.stem}-{setting.fanouts.replace(',', '-')}-cap{setting.cap:g}.run"
     say(f"preparing {run.name} in {format_bytes(setting.memory)}")
-    done = outcrop(["prepare", graph, run, "--fanouts", setting.fanouts, "--batch-size", str(setting.batch_size),
-                    "--memory", str(setting.memory)], limit_bytes=setting.memory + ALLOWANCE_BYTES)
+    done = outcrop(
+        [
+            "prepare",
+            graph,
+            run,
+            "--fanouts",
+            setting.fanouts,
+            "--batch-size",
+            str(setting.batch_size),
+            "--memory",
+            str(setting.memory),
+        ],
+        limit_bytes=setting.memory + ALLOWANCE_BYTES,
+    )
     return run, done.result
 
 
@@ -71,34 +83,70 @@ def epoch(folder: Path, setting: Setting, modes: Sequence[str], say: Say) -> dic
             say(f"round {turn + 1}/{setting.rounds}: {mode}")
             capped = mode != "memory"
             # The baselines that cannot keep to a budget are given the same cap by the kernel alone.
-            done = outcrop(["train", graph, "--run", run, "--mode", mode, "--model", setting.model, "--hidden",
-                            str(setting.hidden), "--epochs", str(setting.epochs if mode in ("packed", "memory") else 1),
-                            "--memory", str(setting.memory) if capped else _UNLIMITED, "--trace-losses"],
-                           limit_bytes=setting.memory + ALLOWANCE_BYTES if capped else None)
-            results[mode].append({**done.result, "limit_bytes": done.limit_bytes, "peak_group_bytes": done.peak_group_bytes})
+            done = outcrop(
+                [
+                    "train",
+                    graph,
+                    "--run",
+                    run,
+                    "--mode",
+                    mode,
+                    "--model",
+                    setting.model,
+                    "--hidden",
+                    str(setting.hidden),
+                    "--epochs",
+                    str(setting.epochs if mode in ("packed", "memory") else 1),
+                    "--memory",
+                    str(setting.memory) if capped else _UNLIMITED,
+                    "--trace-losses",
+                ],
+                limit_bytes=setting.memory + ALLOWANCE_BYTES if capped else None,
+            )
+            results[mode].append(
+                {**done.result, "limit_bytes": done.limit_bytes, "peak_group_bytes": done.peak_group_bytes}
+            )
     bare = bare_epoch_seconds(graph, run, setting)
     rows = {mode: _summary(mode, runs_of_mode) for mode, runs_of_mode in results.items()}
     base = rows["memory"]["seconds"] if "memory" in rows else None
     for row in rows.values():
         row["against_memory"] = None if base is None else row["seconds"] / base
-    losses = {tuple(r["batch_losses"][: len(next(iter(results.values()))[0]["batch_losses"])])[:20]
-              for rs in results.values() for r in rs}
-    return {"experiment": "epoch", "setting": _plain(setting), "modes": rows, "bare_products_seconds": bare,
-            "memory_against_bare": None if base is None else base / bare, "prepare": prepared,
-            "first_20_losses_identical": len(losses) == 1}
+    losses = {
+        tuple(r["batch_losses"][: len(next(iter(results.values()))[0]["batch_losses"])])[:20]
+        for rs in results.values()
+        for r in rs
+    }
+    return {
+        "experiment": "epoch",
+        "setting": _plain(setting),
+        "modes": rows,
+        "bare_products_seconds": bare,
+        "memory_against_bare": None if base is None else base / bare,
+        "prepare": prepared,
+        "first_20_losses_identical": len(losses) == 1,
+    }
 
 
 def _summary(mode: str, results: list[dict[str, Any]]) -> dict[str, Any]:
     # The first epoch of a process pays for warming up; where there are more it is left out.
     epochs = [e for r in results for e in (r["epochs"][1:] or r["epochs"])]
     last = epochs[-1]
-    return {"seconds": median(e["seconds"] for e in epochs), "load_seconds": median(e["load_seconds"] for e in epochs),
-            "all_seconds": [e["seconds"] for e in epochs], "bytes_read": last["bytes_read"], "read_ops": last["read_ops"],
-            "bytes_needed_from_disk": last["bytes_needed_from_disk"],
-            "read_amplification": last["bytes_read"] / last["bytes_needed_from_disk"] if last["bytes_needed_from_disk"] else None,
-            "rows_by_level": last["rows_by_level"], "peak_host_bytes": max(r["peak_host_bytes"] for r in results),
-            "peak_process_bytes": max(r["peak_process_bytes"] for r in results),
-            "limit_bytes": results[-1].get("limit_bytes"), "mode": mode}
+    return {
+        "seconds": median(e["seconds"] for e in epochs),
+        "load_seconds": median(e["load_seconds"] for e in epochs),
+        "all_seconds": [e["seconds"] for e in epochs],
+        "bytes_read": last["bytes_read"],
+        "read_ops": last["read_ops"],
+        "bytes_needed_from_disk": last["bytes_needed_from_disk"],
+        "read_amplification": last["bytes_read"] / last["bytes_needed_from_disk"]
+        if last["bytes_needed_from_disk"]
+        else None,
+        "rows_by_level": last["rows_by_level"],
+        "peak_host_bytes": max(r["peak_host_bytes"] for r in results),
+        "peak_process_bytes": max(r["peak_process_bytes"] for r in results),
+        "limit_bytes": results[-1].get("limit_bytes"),
+        "mode": mode,
+    }
 
 
 def bare_epoch_seconds(graph_path: Path, run: Path, setting: Setting, rounds: int = 3) -> float:
@@ -137,15 +185,22 @@ def loader(folder: Path, setting: Setting, modes: Sequence[str], say: Say) -> di
     limit = min(disk["sequential_bytes_per_s"], copy)
     for row in rows.values():
         row["of_limit"] = row["bytes_read"] / row["seconds"] / limit
-    return {"experiment": "loader", "setting": _plain(setting), "modes": rows, "disk": disk, "copy_bytes_per_s": copy,
-            "limit_bytes_per_s": limit}
+    return {
+        "experiment": "loader",
+        "setting": _plain(setting),
+        "modes": rows,
+        "disk": disk,
+        "copy_bytes_per_s": copy,
+        "limit_bytes_per_s": limit,
+    }
 
 
 def _load_once(graph_path: Path, run: Path, mode: str, setting: Setting, epochs: int) -> dict[str, Any]:
     graph, info = open_graph(graph_path), runs.read(run)
     memory = None if mode == "memory" else info.plan.memory
     with Runtime(memory) as runtime, open_session(graph, runtime, mode, run_folder=run) as session:
-        seconds = []
+        seconds, read, batches = [], 0, session.batches("train", 0)
+        batches.close()
         for number in range(epochs):
             before, begin = runtime.io.counters, time.perf_counter()
             batches = session.batches("train", number)
@@ -153,10 +208,16 @@ def _load_once(graph_path: Path, run: Path, mode: str, setting: Setting, epochs:
                 del batch
             seconds.append(time.perf_counter() - begin)
             read = runtime.io.counters.read_bytes - before.read_bytes
-        return {"seconds": median(seconds), "bytes_read": read, "bytes_needed": batches.stats.bytes_needed,
-                "rows_by_level": batches.stats.rows_by_level, "peak_host_bytes": runtime.budget.peak_bytes,
-                "delivered_bytes_per_s": sum(batches.stats.rows_by_level.values())
-                * graph.spec("features").stride_bytes / median(seconds)}
+        return {
+            "seconds": median(seconds),
+            "bytes_read": read,
+            "bytes_needed": batches.stats.bytes_needed,
+            "rows_by_level": batches.stats.rows_by_level,
+            "peak_host_bytes": runtime.budget.peak_bytes,
+            "delivered_bytes_per_s": sum(batches.stats.rows_by_level.values())
+            * graph.spec("features").stride_bytes
+            / median(seconds),
+        }
 
 
 def copy_rate(size_bytes: int = 256 << 20, rounds: int = 5) -> float:
@@ -177,21 +238,37 @@ def prepare(folder: Path, setting: Setting, say: Say) -> dict[str, Any]:
     import shutil
 
     graph = ensure_graph(folder, setting.shape, say)
-    results = []
+    results, run = [], folder / "bench-prepare.run"
     for turn in range(setting.rounds):
         say(f"preparing, round {turn + 1}/{setting.rounds}")
-        run = folder / "bench-prepare.run"
         shutil.rmtree(run, ignore_errors=True)
-        done = outcrop(["prepare", graph, run, "--fanouts", setting.fanouts, "--batch-size", str(setting.batch_size),
-                        "--memory", str(setting.memory)], limit_bytes=setting.memory + ALLOWANCE_BYTES)
-        results.append({**done.result, "peak_group_bytes": done.peak_group_bytes, "limit_bytes": done.limit_bytes})
+        done = outcrop(
+            [
+                "prepare",
+                graph,
+                run,
+                "--fanouts",
+                setting.fanouts,
+                "--batch-size",
+                str(setting.batch_size),
+                "--memory",
+                str(setting.memory),
+            ],
+            limit_bytes=setting.memory + ALLOWANCE_BYTES,
+        )
+        results.append(
+            {**done.result, "peak_group_bytes": done.peak_group_bytes, "limit_bytes": done.limit_bytes}
+        )
     shutil.rmtree(run, ignore_errors=True)
     typical = sorted(results, key=lambda r: r["seconds"])[len(results) // 2]
-    return {"experiment": "prepare", "setting": _plain(setting), "result": typical,
-            "all_seconds": [r["seconds"] for r in results],
-            "feature_passes": typical["bytes_read"] / setting.shape.feature_bytes}
+    return {
+        "experiment": "prepare",
+        "setting": _plain(setting),
+        "result": typical,
+        "all_seconds": [r["seconds"] for r in results],
+        "feature_passes": typical["bytes_read"] / setting.shape.feature_bytes,
+    }
 
 
 def _plain(setting: Setting) -> dict[str, Any]:
     return {**asdict(setting), "memory": setting.memory}
-

@@ -24,7 +24,9 @@ class CommandResult:
     peak_group_bytes: int | None
 
 
-def outcrop(arguments: Sequence[str | Path], *, limit_bytes: int | None = None, quiet: bool = True) -> CommandResult:
+def outcrop(
+    arguments: Sequence[str | Path], *, limit_bytes: int | None = None, quiet: bool = True
+) -> CommandResult:
     """Runs ``outcrop ARGUMENTS --json ...`` and returns its result.
 
     Args:
@@ -45,7 +47,9 @@ def outcrop(arguments: Sequence[str | Path], *, limit_bytes: int | None = None, 
             run = memory_limited(command, limit_bytes, timeout_seconds=None, capture=quiet)
             code, error, peak = run.returncode, run.stderr, run.peak_bytes
             if run.oom_killed:
-                raise OutcropError(f"outcrop {arguments[0]} was killed: it needed more than {limit_bytes} bytes")
+                raise OutcropError(
+                    f"outcrop {arguments[0]} was killed: it needed more than {limit_bytes} bytes"
+                )
         except LimitUnavailable:
             limit = None
             pipe = subprocess.PIPE if quiet else None

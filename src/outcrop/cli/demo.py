@@ -13,13 +13,20 @@ from outcrop.errors import OutcropError
 
 
 def add_commands(app: typer.Typer) -> None:
-    app.command("demo", help="Make a graph, train it from disk in a tenth of its features' memory, and compare with "
-                             "training in memory. About two minutes on 2 cores.\n\nExample: outcrop demo")(demo)
+    app.command(
+        "demo",
+        help="Make a graph, train it from disk in a tenth of its features' memory, and compare with "
+        "training in memory. About two minutes on 2 cores.\n\nExample: outcrop demo",
+    )(demo)
 
 
 def demo(
-    folder: Annotated[Path | None, typer.Option("--folder", help="Keep graph and run here (default: a temporary "
-                                                                 "folder, removed at the end).")] = None,
+    folder: Annotated[
+        Path | None,
+        typer.Option(
+            "--folder", help="Keep graph and run here (default: a temporary folder, removed at the end)."
+        ),
+    ] = None,
     nodes: Annotated[int, typer.Option("--nodes", help="Size of the graph.")] = 1_000_000,
     epochs: Annotated[int, typer.Option("--epochs")] = 5,
     json: common.Json = None,
@@ -28,8 +35,13 @@ def demo(
     from outcrop.bench import demo as comparison
 
     with TemporaryDirectory(prefix="outcrop-demo-", dir=Path.cwd() if folder is None else None) as temporary:
-        result = comparison.run(folder or Path(temporary), nodes=nodes, epochs=epochs, quiet=quiet,
-                                say=(lambda text: None) if quiet else common.console.print)
+        result = comparison.run(
+            folder or Path(temporary),
+            nodes=nodes,
+            epochs=epochs,
+            quiet=quiet,
+            say=(lambda text: None) if quiet else common.console.print,
+        )
     common.write_json(json, result)
     if not quiet:
         common.print_table(["", *result["columns"]], result["rows"], title=result["title"])

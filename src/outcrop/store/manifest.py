@@ -82,7 +82,9 @@ def read(folder: Path, format: str, version: int) -> Manifest:
     if found[0] != format:
         raise FormatError(f"{folder} is {found[0]!r}, not {format!r}: pass the folder of the right kind")
     if found[1] != version:
-        raise FormatError(f"{path} has version {found[1]!r}, this Outcrop reads version {version}: make it again")
+        raise FormatError(
+            f"{path} has version {found[1]!r}, this Outcrop reads version {version}: make it again"
+        )
     return _checked(folder, raw, format, version)
 
 
@@ -97,10 +99,14 @@ def read_any(folder: Path) -> Manifest:
 def _checked(folder: Path, raw: dict[str, Any], format: str, version: int) -> Manifest:
     path = folder / MANIFEST
     try:
-        arrays = {name: ArraySpec(**{**spec, "shape": tuple(spec["shape"])}) for name, spec in raw["arrays"].items()}
+        arrays = {
+            name: ArraySpec(**{**spec, "shape": tuple(spec["shape"])}) for name, spec in raw["arrays"].items()
+        }
         manifest = Manifest(format, version, arrays, raw["attributes"], raw["config"], raw["inputs"])
     except (KeyError, TypeError, AttributeError) as error:
-        raise FormatError(f"{path} lacks or garbles a field ({error}): the file was changed by hand or is torn") from None
+        raise FormatError(
+            f"{path} lacks or garbles a field ({error}): the file was changed by hand or is torn"
+        ) from None
     for name, spec in arrays.items():
         _check_array(folder, name, spec)
     return manifest
@@ -129,7 +135,11 @@ def _check_array(folder: Path, name: str, spec: ArraySpec) -> None:
     if Path(spec.file).name != spec.file or spec.file in ("", ".", ".."):
         raise FormatError(f"{folder / MANIFEST}: array {name!r} points outside its folder ({spec.file!r})")
     sizes = [*spec.shape, spec.stride_bytes, spec.file_bytes]
-    if not spec.shape or any(not isinstance(n, int) or n < 0 for n in sizes) or spec.file_bytes < spec.data_bytes:
+    if (
+        not spec.shape
+        or any(not isinstance(n, int) or n < 0 for n in sizes)
+        or spec.file_bytes < spec.data_bytes
+    ):
         raise FormatError(f"{folder / MANIFEST}: array {name!r} has an impossible shape or size")
     path = folder / spec.file
     try:
@@ -137,7 +147,9 @@ def _check_array(folder: Path, name: str, spec: ArraySpec) -> None:
     except OSError as error:
         raise FormatError(f"{path} (array {name!r}) cannot be opened: {error.strerror}") from None
     if size != spec.file_bytes:
-        raise FormatError(f"{path} has {size} bytes, its manifest says {spec.file_bytes}: truncated or overwritten")
+        raise FormatError(
+            f"{path} has {size} bytes, its manifest says {spec.file_bytes}: truncated or overwritten"
+        )
 
 
 def partial_folder(final: Path) -> Path:
@@ -163,7 +175,9 @@ def publishing(final: Path, *, resume: bool = False) -> Iterator[Path]:
         sync_folder(work)
         if final.exists():
             if not exists(final):
-                raise ArgumentError(f"{final} is in the way and no Outcrop artifact: remove it or choose another place")
+                raise ArgumentError(
+                    f"{final} is in the way and no Outcrop artifact: remove it or choose another place"
+                )
             old = final.parent / f".{final.name}.old"
             shutil.rmtree(old, ignore_errors=True)
             final.rename(old)
@@ -206,7 +220,9 @@ def plain(fields: dict[str, Any]) -> dict[str, Any]:
     return json.loads(json.dumps(fields))
 
 
-def is_current(folder: Path, format: str, version: int, config: dict[str, Any], inputs: dict[str, str]) -> bool:
+def is_current(
+    folder: Path, format: str, version: int, config: dict[str, Any], inputs: dict[str, str]
+) -> bool:
     """True where ``folder`` is a whole artifact made with this config from these inputs."""
     if not exists(folder):
         return False

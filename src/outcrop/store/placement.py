@@ -64,7 +64,9 @@ class Placement:
 
     def meta_span_bytes(self, packed: int, samples: SampleSet) -> int:
         """Bytes of the meta part of packed record ``packed``, page padding included."""
-        return record.align_page(samples.meta_bytes(int(self.packed_batches[packed]), int(self.cached_rows[packed].sum())))
+        return record.align_page(
+            samples.meta_bytes(int(self.packed_batches[packed]), int(self.cached_rows[packed].sum()))
+        )
 
     def index_of(self) -> dict[int, int]:
         """Batch number in the sample set -> number of its packed record."""

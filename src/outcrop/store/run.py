@@ -36,7 +36,9 @@ def write(folder: Path, info: RunInfo) -> None:
     if folder.exists() and not (folder / _FILE).is_file() and (not folder.is_dir() or any(folder.iterdir())):
         raise ArgumentError(f"{folder} is in the way and no Outcrop run: remove it or choose another place")
     folder.mkdir(parents=True, exist_ok=True)
-    content = json.dumps({"format": _FORMAT, "version": _VERSION, **asdict(info)}, indent=1, sort_keys=True) + "\n"
+    content = (
+        json.dumps({"format": _FORMAT, "version": _VERSION, **asdict(info)}, indent=1, sort_keys=True) + "\n"
+    )
     path = folder / _FILE
     if not path.is_file() or path.read_text() != content:
         manifests.write_atomic(path, content.encode())
@@ -52,13 +54,22 @@ def read(folder: Path) -> RunInfo:
     try:
         raw = json.loads(path.read_bytes())
         if (raw["format"], raw["version"]) != (_FORMAT, _VERSION):
-            raise FormatError(f"{path} is {raw['format']!r} version {raw['version']}, not {_FORMAT} {_VERSION}")
+            raise FormatError(
+                f"{path} is {raw['format']!r} version {raw['version']}, not {_FORMAT} {_VERSION}"
+            )
         sample, plan = raw["sample"], raw["plan"]
-        return RunInfo(raw["graph"], raw["graph_digest"],
-                       SampleConfig(**{**sample, "fanouts": tuple(sample["fanouts"]), "splits": tuple(sample["splits"])}),
-                       PlanConfig(**{**plan, "packed_splits": tuple(plan["packed_splits"])}))
+        return RunInfo(
+            raw["graph"],
+            raw["graph_digest"],
+            SampleConfig(
+                **{**sample, "fanouts": tuple(sample["fanouts"]), "splits": tuple(sample["splits"])}
+            ),
+            PlanConfig(**{**plan, "packed_splits": tuple(plan["packed_splits"])}),
+        )
     except FileNotFoundError:
-        raise FormatError(f"{folder} is no Outcrop run ({path.name} is missing): make one with outcrop prepare") from None
+        raise FormatError(
+            f"{folder} is no Outcrop run ({path.name} is missing): make one with outcrop prepare"
+        ) from None
     except (KeyError, TypeError, ValueError, OSError) as error:
         if isinstance(error, FormatError):
             raise

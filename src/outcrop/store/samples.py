@@ -68,8 +68,9 @@ class SampleSet:
         try:
             return self.groups[split]
         except KeyError:
-            raise ArgumentError(f"{self.path} holds no batches of split {split!r}, only of "
-                                f"{', '.join(self.groups)}") from None
+            raise ArgumentError(
+                f"{self.path} holds no batches of split {split!r}, only of {', '.join(self.groups)}"
+            ) from None
 
     def where(self, batch: int) -> str:
         return f"{self.file.path}, mini-batch {batch} at byte {self.offsets[batch]}"
@@ -79,8 +80,15 @@ class SampleSet:
 
     def meta_bytes(self, batch: int, cached: int) -> int:
         """Bytes of the meta part of ``batch`` with an address table of ``cached`` rows, not padded."""
-        return record.meta_bytes(int(self.num_nodes[batch]), int(self.num_rows[batch]), int(self.num_edges[batch]),
-                                 int(self.nodes_per_hop[batch, 0]), cached, self.id_bytes, self.degrees)
+        return record.meta_bytes(
+            int(self.num_nodes[batch]),
+            int(self.num_rows[batch]),
+            int(self.num_edges[batch]),
+            int(self.nodes_per_hop[batch, 0]),
+            cached,
+            self.id_bytes,
+            self.degrees,
+        )
 
     def read(self, batch: int, buffer: np.ndarray) -> BatchGraph:
         """The graph of ``batch``, read through ``buffer``, uint8 of at least ``max_record_bytes``."""
@@ -90,7 +98,9 @@ class SampleSet:
 
     def read_node_ids(self, batch: int, buffer: np.ndarray) -> np.ndarray:
         """``n_id`` of ``batch`` alone, int32 or int64, in ``buffer``."""
-        offset, count = record.node_ids_range(int(self.offsets[batch]), int(self.num_nodes[batch]), self.id_bytes)
+        offset, count = record.node_ids_range(
+            int(self.offsets[batch]), int(self.num_nodes[batch]), self.id_bytes
+        )
         self.file.read_bytes(offset, buffer[:count])
         return buffer[:count].view(f"<i{self.id_bytes}")
 
