@@ -79,7 +79,9 @@ def sequential_rate(path: Path, *, seconds: float = 0.3, io: IoConfig | None = N
             if size < _SEQUENTIAL_BYTES:
                 return 0.0
             per_job = min(16, size // _SEQUENTIAL_BYTES)
-            return _SEQUENTIAL_BYTES * _rate(runtime, file, size, _SEQUENTIAL_BYTES, per_job, seconds, shuffle=False)
+            return _SEQUENTIAL_BYTES * _rate(
+                runtime, file, size, _SEQUENTIAL_BYTES, per_job, seconds, shuffle=False
+            )
         finally:
             runtime.io.close(file)
 

@@ -10,9 +10,11 @@ import typer
 
 from outcrop.cli import common
 from outcrop.config import format_bytes
+from outcrop.store import manifest as manifests
+from outcrop.store.run import RUN_FILE
 
 OutArg = Annotated[Path, typer.Argument(help="Folder of the graph to make.", metavar="OUT")]
-PathArg = Annotated[Path, typer.Argument(help="A graph, or a stage folder of a run.", metavar="PATH")]
+PathArg = Annotated[Path, typer.Argument(help="A graph, a run, or a stage folder of a run.", metavar="PATH")]
 
 
 def add_commands(app: typer.Typer) -> None:
@@ -155,13 +157,22 @@ def _report(path: Path, result: dict[str, Any], json: Path | None, quiet: bool) 
         common.print_facts({**_facts(about), "took": f"{result['seconds']:.1f} s"})
 
 
+def _artifacts(path: Path) -> list[Path]:
+    """The artifacts at ``path``: itself, or the finished stages of a run."""
+    if not (path / RUN_FILE).is_file():
+        return [path]
+    return [path / stage for stage in ("sample", "plan", "pack") if manifests.exists(path / stage)]
+
+
 def info(path: PathArg, json: common.Json = None, quiet: common.Quiet = False) -> None:
     from outcrop.stages.verify import describe
 
-    about = describe(path)
-    common.write_json(json, about)
+    about = [describe(artifact) for artifact in _artifacts(path)]
+    common.write_json(json, about[0] if len(about) == 1 else {"path": str(path), "artifacts": about})
     if not quiet:
-        common.print_facts(_facts(about))
+        for one in about:
+            common.print_facts(_facts(one))
+            common.out.print()
 
 
 def _facts(about: dict[str, Any]) -> dict[str, object]:
@@ -186,13 +197,14 @@ def verify(
 ) -> None:
     from outcrop.stages.verify import verify_artifact
 
+    results = {}
     with common.runtime_for(memory, quiet) as runtime:
-        result = verify_artifact(path, runtime)
-    common.write_json(json, result)
+        for artifact in _artifacts(path):
+            results[str(artifact)] = verify_artifact(artifact, runtime)
+    common.write_json(json, next(iter(results.values())) if len(results) == 1 else {"artifacts": results})
     if not quiet:
-        common.print_facts(
-            {
-                "verified": f"{path}: {len(result['arrays'])} arrays, {format_bytes(result['bytes'])}, "
-                "every checksum right"
-            }
-        )
+        for name, result in results.items():
+            size, count = format_bytes(result["bytes"]), len(result["arrays"])
+            common.out.print(
+                f"verified {name}: {count} arrays, {size}, every checksum right", highlight=False
+            )

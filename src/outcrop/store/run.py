@@ -10,7 +10,7 @@ from outcrop.config import PlanConfig, SampleConfig
 from outcrop.errors import ArgumentError, FormatError
 from outcrop.store import manifest as manifests
 
-_FILE = "run.json"
+RUN_FILE = "run.json"
 _FORMAT, _VERSION = "outcrop.run", 1
 
 
@@ -33,13 +33,17 @@ def write(folder: Path, info: RunInfo) -> None:
     Raises:
         ArgumentError: ``folder`` holds something else.
     """
-    if folder.exists() and not (folder / _FILE).is_file() and (not folder.is_dir() or any(folder.iterdir())):
+    if (
+        folder.exists()
+        and not (folder / RUN_FILE).is_file()
+        and (not folder.is_dir() or any(folder.iterdir()))
+    ):
         raise ArgumentError(f"{folder} is in the way and no Outcrop run: remove it or choose another place")
     folder.mkdir(parents=True, exist_ok=True)
     content = (
         json.dumps({"format": _FORMAT, "version": _VERSION, **asdict(info)}, indent=1, sort_keys=True) + "\n"
     )
-    path = folder / _FILE
+    path = folder / RUN_FILE
     if not path.is_file() or path.read_text() != content:
         manifests.write_atomic(path, content.encode())
 
@@ -50,7 +54,7 @@ def read(folder: Path) -> RunInfo:
     Raises:
         FormatError: ``folder`` is no run, or of another version.
     """
-    path = folder / _FILE
+    path = folder / RUN_FILE
     try:
         raw = json.loads(path.read_bytes())
         if (raw["format"], raw["version"]) != (_FORMAT, _VERSION):
