@@ -204,7 +204,7 @@ def verify(
     common.write_json(json, next(iter(results.values())) if len(results) == 1 else {"artifacts": results})
     if not quiet:
         for name, result in results.items():
-            size, count = format_bytes(result["bytes"]), len(result["arrays"])
+            size, count = format_bytes(result["bytes"]), result["arrays"]
             common.out.print(
                 f"verified {name}: {count} arrays, {size}, every checksum right", highlight=False
             )
