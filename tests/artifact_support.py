@@ -22,13 +22,13 @@ from outcrop.runtime import Runtime
 from outcrop.store.graph import Graph
 from outcrop.testing import write_graph
 
-NODES, EDGES, DIM, CLASSES = 600, 4000, 37, 5
+NODES, EDGES, DIM, CLASSES = 6000, 40000, 101, 5
 MEMORY = "1700KiB"
-OPTIONS: dict[str, Any] = {"fanouts": [3, 3], "batch_size": 15, "memory": MEMORY, "epochs": 2}
+OPTIONS: dict[str, Any] = {"fanouts": [3, 3], "batch_size": 15, "memory": MEMORY, "gpu_memory": "200KiB", "epochs": 2}
 
 
 def small_graph(path: Path, **changes: Any) -> Graph:
-    """600 nodes with a few hubs, rows of 148 bytes: pages are shared and rows cross them."""
+    """6000 nodes with a few hubs, rows of 404 bytes: pages are shared and rows cross them."""
     rng = np.random.default_rng(changes.pop("seed", 0))
     edges = np.stack([(rng.random(EDGES) ** 3 * NODES).astype(np.int64), rng.integers(0, NODES, EDGES)])
     columns: dict[str, Any] = {
