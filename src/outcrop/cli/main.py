@@ -49,8 +49,18 @@ def run() -> None:
         )
         sys.exit(1)
     except KeyboardInterrupt:
-        console.print("interrupted; nothing finished is lost: run the same command again to go on")
+        _say_how_to_go_on()
         sys.exit(130)
+    except SystemExit as end:
+        if end.code == 130:  # Typer makes this of an interruption, without a word
+            _say_how_to_go_on()
+        raise
+
+
+def _say_how_to_go_on() -> None:
+    console.print(
+        "interrupted; nothing finished is lost: run the same command again to go on", soft_wrap=True
+    )
 
 
 def _escape(text: str) -> str:

@@ -12,6 +12,7 @@ identical files.
 from __future__ import annotations
 
 import io
+import zipfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -117,10 +118,10 @@ class _Packer:
         streams = len(placement.packed_batches) * (self._samples.hops + 1)
         episodes = list(self._episodes())
         geometry = f"{len(self._chunks.starts)}-{self._chunks.starts[1]}-{len(episodes)}"
-        journal = _Journal(
-            folder / _JOURNAL, ",".join([*inputs.values(), geometry]), streams, len(placement.packed_batches)
-        )
-        journal.load()
+        key = ",".join([*inputs.values(), geometry])
+        journal = _Journal(folder / _JOURNAL, key, streams, len(placement.packed_batches))
+        if not (self._has_output_files(folder) and journal.load()):
+            _clear(folder)
         self._runtime.progress.start("pack", len(episodes) * self._features.spec.data_bytes, "bytes")
         files = _OutputFiles(self._runtime, folder, placement, self._features)
         try:
@@ -142,6 +143,20 @@ class _Packer:
         manifests.write(folder, manifest)
         self._runtime.progress.finish("pack")
         return manifest
+
+    def _output_sizes(self) -> dict[str, int]:
+        """Bytes of each output file."""
+        caches = {
+            "host_cache": len(self._placement.host_ids),
+            "device_cache": len(self._placement.device_ids),
+        }
+        return {"records": int(self._placement.offsets[-1])} | {
+            name: record.align_page(rows * self._row_bytes) for name, rows in caches.items()
+        }
+
+    def _has_output_files(self, folder: Path) -> bool:
+        files = {folder / f"{name}.bin": size for name, size in self._output_sizes().items()}
+        return all(path.is_file() and path.stat().st_size == size for path, size in files.items())
 
     def _episodes(self) -> Iterator[range]:
         """Packed batches by the episode in which they are packed: the tables of an episode fit in the budget."""
@@ -377,6 +392,12 @@ class _Packer:
         }
 
 
+def _clear(folder: Path) -> None:
+    """Removes what other work left: its bytes would stay where this work writes none, in the padding."""
+    for path in folder.iterdir():
+        path.unlink()
+
+
 def _zeros_crc(count: int) -> int:
     return _core.crc32c(np.zeros(max(count, 0), np.uint8))
 
@@ -447,17 +468,19 @@ class _Journal:
         self.meta_crc = np.zeros(batches, np.uint32)
         self.cache_crc = np.zeros(2, np.uint32)
 
-    def load(self) -> None:
-        """Takes over an earlier journal of the same work; starts anew where there is none or it cannot be read."""
+    def load(self) -> bool:
+        """Takes over an earlier journal of the same work; false where there is none or it cannot be read."""
         try:
-            with np.load(self._path, allow_pickle=False) as saved:
+            with self._path.open("rb") as file, np.load(file, allow_pickle=False) as saved:
                 if str(saved["key"]) != self._key or saved["crc"].shape != self.crc.shape:
-                    return
-                self.crc, self.meta_crc, self.cache_crc = saved["crc"], saved["meta_crc"], saved["cache_crc"]
-                self.episode, self.chunk = int(saved["episode"]), int(saved["chunk"])
-                self.meta_done = True
-        except (OSError, ValueError, KeyError, EOFError):
-            return
+                    return False
+                found = {name: saved[name] for name in ("crc", "meta_crc", "cache_crc", "episode", "chunk")}
+        except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile):
+            return False
+        self.crc, self.meta_crc, self.cache_crc = found["crc"], found["meta_crc"], found["cache_crc"]
+        self.episode, self.chunk = int(found["episode"]), int(found["chunk"])
+        self.meta_done = True
+        return True
 
     def save(self) -> None:
         out = io.BytesIO()

@@ -134,6 +134,8 @@ def divide_host_memory(samples: SampleSet, config: PlanConfig, row_bytes: int) -
     slots = config.slots or max(
         (k for k in range(MIN_SLOTS, MAX_SLOTS + 1) if k * slot <= limit // 2), default=MIN_SLOTS
     )
+    while config.slots is None and slots > MIN_SLOTS and slots * slot + fixed(limit) > limit:
+        slots -= 1
     left = limit - slots * slot - fixed(limit)
     if left < 0:
         smallest = (MIN_SLOTS * slot + tables + _FIXED_BYTES) * 8 // 7 + record.PAGE_BYTES

@@ -162,7 +162,9 @@ class DiskArray:
             ChecksumError: The bytes differ from those that were written.
         """
         crc, at, left = 0, 0, self.spec.data_bytes
-        size = min(_VERIFY_BUFFER_BYTES, max(self._runtime.budget.limit_bytes // 16, PAGE_BYTES), max(left, 1))
+        size = min(
+            _VERIFY_BUFFER_BYTES, max(self._runtime.budget.limit_bytes // 16, PAGE_BYTES), max(left, 1)
+        )
         buffer = self._runtime.budget.empty("verify", size)
         while left:
             part = buffer[: min(left, len(buffer))]

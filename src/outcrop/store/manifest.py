@@ -17,7 +17,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from outcrop.errors import ArgumentError, FormatError
+from outcrop.errors import ArgumentError, FormatError, IoError, OutcropError
 
 MANIFEST = "manifest.json"
 
@@ -163,33 +163,72 @@ def publishing(final: Path, *, resume: bool = False) -> Iterator[Path]:
 
     The block must call :func:`write` last. With ``resume`` what an earlier, killed run left there is kept; an error
     in the block then leaves it too. Otherwise it starts empty, and is removed on error.
+
+    Raises:
+        IoError: The operating system refused; names the file.
     """
     work = partial_folder(final)
-    if work.exists() and not resume:
-        shutil.rmtree(work)
-    work.mkdir(parents=True, exist_ok=True)
     try:
-        yield work
-        if not exists(work):
-            raise AssertionError(f"{work} was not given a manifest")
-        sync_folder(work)
-        if final.exists():
-            if not exists(final):
-                raise ArgumentError(
-                    f"{final} is in the way and no Outcrop artifact: remove it or choose another place"
-                )
-            old = final.parent / f".{final.name}.old"
-            shutil.rmtree(old, ignore_errors=True)
-            final.rename(old)
-            work.rename(final)
-            shutil.rmtree(old)
-        else:
-            work.rename(final)
-        sync_folder(final.parent)
+        with naming_files(work):
+            _put_back(final)
+            if work.exists() and not resume:
+                shutil.rmtree(work)
+            work.mkdir(parents=True, exist_ok=True)
+            yield work
+            if not exists(work):
+                raise AssertionError(f"{work} was not given a manifest")
+            sync_folder(work)
+            _replace(final, work)
+            sync_folder(final.parent)
     except BaseException:
         if not resume:
             shutil.rmtree(work, ignore_errors=True)
         raise
+
+
+def _replace(final: Path, work: Path) -> None:
+    if not final.exists():
+        work.rename(final)
+        return
+    if not exists(final):
+        raise ArgumentError(
+            f"{final} is in the way and no Outcrop artifact: remove it or choose another place"
+        )
+    old = _replaced_folder(final)
+    final.rename(old)
+    try:
+        work.rename(final)
+    except BaseException:
+        _put_back(final)
+        raise
+    shutil.rmtree(old)
+
+
+def _replaced_folder(final: Path) -> Path:
+    """Where what ``final`` held lies for the moment in which it is replaced."""
+    return final.parent / f".{final.name}.old"
+
+
+def _put_back(final: Path) -> None:
+    """Undoes a replacement that was killed halfway."""
+    old = _replaced_folder(final)
+    if exists(old) and not final.exists():
+        old.rename(final)
+    shutil.rmtree(old, ignore_errors=True)
+
+
+@contextmanager
+def naming_files(place: Path) -> Iterator[None]:
+    """Turns the system's errors into IoError that name a file: that of the error, else ``place``."""
+    try:
+        yield
+    except OSError as error:
+        if isinstance(error, OutcropError):
+            raise
+        where = error.filename2 or error.filename or place
+        raise IoError(
+            error.errno or 0, f"{where}: {error.strerror or error}, so {place} was not finished"
+        ) from error
 
 
 def write(folder: Path, manifest: Manifest) -> None:
@@ -199,12 +238,22 @@ def write(folder: Path, manifest: Manifest) -> None:
 
 def write_atomic(path: Path, content: bytes) -> None:
     """Replaces ``path`` by ``content``: after a crash the old or the new bytes are there, never a mixture."""
-    temporary = path.with_name(f".{path.name}.tmp")
-    with temporary.open("wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.replace(path)
+    temporary = temporary_file(path)
+    with naming_files(path):
+        try:
+            with temporary.open("wb") as file:
+                file.write(content)
+                file.flush()
+                os.fsync(file.fileno())
+            temporary.replace(path)
+        except BaseException:
+            temporary.unlink(missing_ok=True)
+            raise
+
+
+def temporary_file(path: Path) -> Path:
+    """What a kill may leave behind while :func:`write_atomic` replaces ``path``."""
+    return path.with_name(f".{path.name}.tmp")
 
 
 def sync_folder(folder: Path) -> None:

@@ -33,19 +33,23 @@ def write(folder: Path, info: RunInfo) -> None:
     Raises:
         ArgumentError: ``folder`` holds something else.
     """
-    if (
-        folder.exists()
-        and not (folder / RUN_FILE).is_file()
-        and (not folder.is_dir() or any(folder.iterdir()))
-    ):
-        raise ArgumentError(f"{folder} is in the way and no Outcrop run: remove it or choose another place")
-    folder.mkdir(parents=True, exist_ok=True)
+    _check_free(folder)
+    with manifests.naming_files(folder):
+        folder.mkdir(parents=True, exist_ok=True)
     content = (
         json.dumps({"format": _FORMAT, "version": _VERSION, **asdict(info)}, indent=1, sort_keys=True) + "\n"
     )
     path = folder / RUN_FILE
     if not path.is_file() or path.read_text() != content:
         manifests.write_atomic(path, content.encode())
+
+
+def _check_free(folder: Path) -> None:
+    if not folder.exists() or (folder / RUN_FILE).is_file():
+        return
+    unfinished = manifests.temporary_file(folder / RUN_FILE)
+    if not folder.is_dir() or any(found != unfinished for found in folder.iterdir()):
+        raise ArgumentError(f"{folder} is in the way and no Outcrop run: remove it or choose another place")
 
 
 def read(folder: Path) -> RunInfo:
