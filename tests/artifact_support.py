@@ -14,7 +14,6 @@ from typing import Any
 import numpy as np
 
 import support
-
 from outcrop import _core
 from outcrop.api.prepare import PrepareReport
 from outcrop.api.prepare import prepare as prepare_run

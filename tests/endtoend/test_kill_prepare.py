@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from artifact_support import child_environment, differences, leftovers, prepare, python, small_graph, tree
 
+from artifact_support import child_environment, differences, leftovers, prepare, python, small_graph, tree
 from outcrop.api.graph import generate_graph, import_graph
 from outcrop.store.graph import Graph
 

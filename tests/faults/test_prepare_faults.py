@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from artifact_support import OPTIONS, differences, fresh_runtime, leftovers, prepare, small_graph, tree
 
+from artifact_support import OPTIONS, differences, fresh_runtime, leftovers, prepare, small_graph, tree
 from outcrop import _core
 from outcrop.errors import IoError
 from outcrop.store.graph import Graph

@@ -72,9 +72,10 @@ int64_t NeighborSampler::count_edges(const SampledBatch& batch, size_t frontier_
 
 void NeighborSampler::check_memory(const SampledBatch& batch, size_t more_edges) const {
   const size_t nodes = batch.n_id.size() + more_edges, edges = batch.col.size() + more_edges;
-  // n_id + relabel table (old and new while it grows) + rowptr, then col, new slots and the two sort buffers.
-  const size_t bytes =
-      nodes * 12 + Relabel::bytes_for(nodes) + relabel_.memory_bytes() + edges * 4 + more_edges * 20;
+  // n_id + relabel table (new, and half as large, old, while it grows) + rowptr, then col, new slots and the
+  // two sort buffers. The table that earlier batches left does not count: whether a batch fits must not
+  // depend on its thread.
+  const size_t bytes = nodes * 12 + Relabel::bytes_for(nodes) / 2 * 3 + edges * 4 + more_edges * 20;
   if (bytes > options_.max_batch_bytes)
     throw Error(ErrorKind::budget,
                 "sampling one mini-batch with " + std::to_string(edges) + " edges needs " +

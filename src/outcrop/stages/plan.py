@@ -7,6 +7,7 @@ the bytes a plan predicts are the bytes an epoch reads.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -132,15 +133,17 @@ def divide_host_memory(samples: SampleSet, config: PlanConfig, row_bytes: int) -
         return tables + min(_MAX_IO_BUFFER_BYTES, total // 16) + scratch_share(total) + _FIXED_BYTES
 
     slots = config.slots or max(
-        (k for k in range(MIN_SLOTS, MAX_SLOTS + 1) if k * slot <= limit // 2), default=MIN_SLOTS
+        (k for k in range(MIN_SLOTS, MAX_SLOTS + 1) if k * slot <= min(limit // 2, limit - fixed(limit))),
+        default=MIN_SLOTS,
     )
-    while config.slots is None and slots > MIN_SLOTS and slots * slot + fixed(limit) > limit:
-        slots -= 1
     left = limit - slots * slot - fixed(limit)
     if left < 0:
-        smallest = (MIN_SLOTS * slot + tables + _FIXED_BYTES) * 8 // 7 + record.PAGE_BYTES
-        while smallest - MIN_SLOTS * slot - fixed(smallest) < 0:
-            smallest += smallest // 64
+        # What is left rises with the limit, so the smallest that does is found by bisection.
+        smallest = bisect_left(
+            range(2 * (slots * slot + tables + _FIXED_BYTES)),
+            0,
+            key=lambda total: total - slots * slot - fixed(total),
+        )
         raise BudgetError(
             f"a memory budget of {format_bytes(limit)} cannot hold {slots} mini-batches of up to "
             f"{samples.max_nodes} rows of {row_bytes} bytes; the smallest budget that can is {smallest} bytes "
@@ -296,7 +299,12 @@ def _predict(
             )
     caches = {"host": len(levels.host_ids) * row_bytes, "device": len(levels.device_ids) * row_bytes}
     records = int(offsets[-1])
-    total = records + sum(record.align_page(c) for c in caches.values()) + samples.file.spec.file_bytes
+    total = (
+        records
+        + sum(record.align_page(c) for c in caches.values())
+        + sum(spec.file_bytes for spec in samples.manifest.arrays.values())
+        + _small_files_bytes(samples, len(packed), levels)
+    )
     return {
         "epochs": groups,
         "cache_bytes": caches,
@@ -304,6 +312,24 @@ def _predict(
         "disk_bytes": total,
         "read_amplification": float(spans.sum() / needed.sum()) if needed.sum() else 1.0,
     }
+
+
+def _small_files_bytes(samples: SampleSet, packed: int, levels: _Levels) -> int:
+    """At most what tables, manifests and the journal of packing take: arrays to the byte, text generously."""
+    columns = samples.hops + 1
+    tables = [
+        8 * len(levels.host_ids),
+        8 * len(levels.device_ids),
+        8 * packed,
+        8 * packed * columns,
+        16 * packed,
+        8 * (packed + 1),
+        4 * packed,
+    ]  # the plan's, then the checksums of the rows
+    journal = 2 * (4 * packed * (columns + 1) + record.PAGE_BYTES)  # old and new, while it is replaced
+    epochs = sum(group.epochs for group in samples.groups.values())
+    text = 5 * record.PAGE_BYTES + 512 * epochs  # run.json and four manifests; the plan's tells every epoch
+    return sum(map(record.align_page, tables)) + journal + text
 
 
 def _check_disk(config: PlanConfig, predicted: dict[str, Any], graph: Graph) -> None:

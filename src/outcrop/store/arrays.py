@@ -162,10 +162,8 @@ class DiskArray:
             ChecksumError: The bytes differ from those that were written.
         """
         crc, at, left = 0, 0, self.spec.data_bytes
-        size = min(
-            _VERIFY_BUFFER_BYTES, max(self._runtime.budget.limit_bytes // 16, PAGE_BYTES), max(left, 1)
-        )
-        buffer = self._runtime.budget.empty("verify", size)
+        most = max(min(_VERIFY_BUFFER_BYTES, self._runtime.budget.free_bytes // 2), PAGE_BYTES)
+        buffer = self._runtime.budget.empty("verify", min(most, max(left, 1)))
         while left:
             part = buffer[: min(left, len(buffer))]
             self.read_bytes(at, part)

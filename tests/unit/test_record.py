@@ -1,0 +1,187 @@
+"""Mini-batch records: what goes in comes out, every damaged byte is noticed, sizes are what the layout says."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from outcrop import _core
+from outcrop.errors import ChecksumError, FormatError
+from outcrop.store import record
+from outcrop.store.batches import BatchGraph
+from run_support import PAGE, meta_size, round_up
+
+
+def int32(values: list[int]) -> np.ndarray:
+    return np.array(values, np.int32)
+
+
+@st.composite
+def records(make) -> tuple[BatchGraph, record.AddressTable, int]:
+    hops = make(st.integers(1, 15))
+    nodes_per_hop = tuple(make(st.lists(st.integers(0, 5), min_size=hops + 1, max_size=hops + 1)))
+    nodes, rows, id_bytes = sum(nodes_per_hop), sum(nodes_per_hop[:-1]), make(st.sampled_from([4, 8]))
+    limit = 2**31 - 1 if id_bytes == 4 else 2**63 - 1
+    degrees = make(st.lists(st.integers(0, 4), min_size=rows, max_size=rows)) if nodes else [0] * rows
+    edges = sum(degrees)
+    ends = np.cumsum(nodes_per_hop)
+    edges_per_hop = tuple(int(sum(degrees[(ends[h - 1] if h else 0) : ends[h]])) for h in range(hops))
+    graph = BatchGraph(
+        np.array(make(st.lists(st.integers(0, limit), min_size=nodes, max_size=nodes)), np.int64),
+        np.cumsum([0, *degrees]).astype(np.int32),
+        int32(make(st.lists(st.integers(0, max(nodes - 1, 0)), min_size=edges, max_size=edges))),
+        nodes_per_hop,
+        edges_per_hop,
+        np.array(
+            make(st.lists(st.integers(-1, 2**63 - 1), min_size=nodes_per_hop[0], max_size=nodes_per_hop[0])),
+            np.int64,
+        ),
+    )
+    level = make(st.lists(st.integers(0, 2), min_size=nodes, max_size=nodes))
+    host, device = (int32([i for i, where in enumerate(level) if where == k]) for k in (1, 2))
+    slot = st.integers(0, 2**31 - 1)
+    table = record.AddressTable(
+        host,
+        int32(make(st.lists(slot, min_size=len(host), max_size=len(host)))),
+        device,
+        int32(make(st.lists(slot, min_size=len(device), max_size=len(device)))),
+    )
+    return graph, table, id_bytes
+
+
+def equal(a: object, b: object, names: tuple[str, ...]) -> bool:
+    return all(
+        np.array_equal(getattr(a, n), getattr(b, n)) and getattr(a, n).dtype == getattr(b, n).dtype
+        for n in names
+    )
+
+
+@given(records())
+@settings(max_examples=150)
+def test_round_trip(made):
+    graph, table, id_bytes = made
+    blob = record.encode(graph, table, id_bytes)
+    size = meta_size(graph, table.num_cached, id_bytes)
+    assert blob.dtype == np.uint8 and len(blob) == round_up(size)
+    assert size == record.meta_bytes(
+        graph.num_nodes, len(graph.rowptr) - 1, graph.num_edges, graph.num_seeds, table.num_cached, id_bytes
+    )
+    assert not blob[size:].any()
+    back, addresses = record.decode(blob, "here")
+    assert equal(back, graph, ("n_id", "rowptr", "col", "labels"))
+    assert (back.nodes_per_hop, back.edges_per_hop) == (graph.nodes_per_hop, graph.edges_per_hop)
+    assert equal(addresses, table, ("host_positions", "host_rows", "device_positions", "device_rows"))
+    assert addresses.cached_positions().tolist() == sorted([*table.host_positions, *table.device_positions])
+    begin, count = record.node_ids_range(0, graph.num_nodes, id_bytes)
+    assert blob[begin : begin + count].view(f"<i{id_bytes}").tolist() == graph.n_id.tolist()
+    blob[:] = 255  # what came out are copies
+    assert equal(back, graph, ("n_id", "rowptr", "col", "labels"))
+
+
+def sample_record(id_bytes: int = 4) -> tuple[BatchGraph, record.AddressTable, np.ndarray]:
+    graph = BatchGraph(
+        np.array([9, 3, 4, 7, 12], np.int64),
+        int32([0, 2, 3, 5]),
+        int32([2, 1, 3, 4, 0]),
+        (2, 1, 2),
+        (3, 2),
+        np.array([1, -1], np.int64),
+    )
+    table = record.AddressTable(int32([1, 4]), int32([0, 9]), int32([2]), int32([5]))
+    return graph, table, record.encode(graph, table, id_bytes)
+
+
+def test_every_changed_byte_is_noticed():
+    _, _, blob = sample_record()
+    assert len(blob) == PAGE
+    for at in range(len(blob)):  # padding included
+        for change in (1, 128, 255):
+            blob[at] ^= change
+            with pytest.raises(FormatError, match="here"):
+                record.decode(blob, "here")
+            blob[at] ^= change
+    record.decode(blob, "here")
+
+
+@pytest.mark.parametrize("id_bytes", [4, 8])
+def test_payload_and_unused_header_words_are_covered_by_the_checksum(id_bytes):
+    _, _, blob = sample_record(id_bytes)
+    for at in [*range(11 * 8, 24 * 8), *range(56 * 8, len(blob))]:
+        blob[at] ^= 64
+        with pytest.raises(ChecksumError, match="damaged after it was written"):
+            record.decode(blob, "here")
+        blob[at] ^= 64
+
+
+def test_truncated_and_lengthened_records_are_noticed():
+    graph, table, blob = sample_record()
+    size = meta_size(graph, table.num_cached)
+    for length in [*range(0, 700), *range(700, PAGE, 97)]:
+        with pytest.raises(ChecksumError if length % 8 == 0 and length >= size else FormatError):
+            record.decode(blob[:length], "here")
+    with pytest.raises(ChecksumError):
+        record.decode(np.concatenate([blob, np.zeros(PAGE, np.uint8)]), "here")
+
+
+def with_header(blob: np.ndarray, word: int, value: int) -> np.ndarray:
+    """The record with one header word replaced and a checksum that fits again."""
+    out = blob.copy()
+    header = out[:512].view("<i8")
+    header[word], header[10] = value, 0
+    header[10] = _core.crc32c(out)
+    return out
+
+
+def test_foreign_and_impossible_records_are_refused():
+    _, _, blob = sample_record()
+    for foreign in (
+        np.zeros(PAGE, np.uint8),
+        np.full(PAGE, 255, np.uint8),
+        np.random.default_rng(0).integers(0, 256, PAGE, np.uint8),
+    ):
+        with pytest.raises(FormatError, match="no mini-batch record of version 1 is there"):
+            record.decode(foreign, "here")
+    with pytest.raises(FormatError, match="version"):
+        record.decode(with_header(blob, 1, 2), "here")
+    for word, values in {
+        2: (0, 16, -1),
+        3: (0, 5, 16),
+        4: (-1, 4, 1000, 2**62),
+        5: (-1, 9, 2**62),
+        6: (-5, 9, 900),
+        7: (-1, 400),
+        8: (-1, 400),
+        9: (0, 512, PAGE + 8),
+        24: (-2, 5),
+    }.items():
+        for value in values:
+            with pytest.raises(FormatError, match="header of the mini-batch record is damaged"):
+                record.decode(with_header(blob, word, value), "here")
+
+
+@given(st.integers(1, 3000), st.data(), st.integers(1, 6000))
+def test_packed_rows_are_read_to_where_they_expand(nodes, data, row_bytes):
+    """The first packed row keeps its place within a page; the span is whole pages and no more than needed."""
+    packed = data.draw(st.integers(0, nodes))
+    shift, span = (
+        record.shift_bytes(nodes, packed, row_bytes),
+        record.rows_span_bytes(nodes, packed, row_bytes),
+    )
+    first = (nodes - packed) * row_bytes  # where the first packed row begins in the batch, before expanding
+    assert 0 <= shift < PAGE and (first - shift) % PAGE == 0
+    if packed == 0:
+        assert span == 0
+    else:
+        assert span % PAGE == 0 and 0 <= span - (shift + packed * row_bytes) < PAGE
+        assert first - shift + span == round_up(nodes * row_bytes)  # ends where the batch's rows end
+
+
+def test_small_arithmetic():
+    assert record.rows_span_bytes(5, 3, 0) == 0
+    assert [record.align_page(n) for n in (0, 1, 4096, 4097)] == [0, 4096, 4096, 8192]
+    assert [record.id_bytes_for(n) for n in (0, 2**31, 2**31 + 1)] == [4, 4, 8]
+    assert (
+        record.AddressTable().num_cached == 0 and record.AddressTable().cached_positions().dtype == np.int64
+    )
