@@ -64,7 +64,8 @@ def test_round_trip(made):
     graph, table, id_bytes = made
     blob = record.encode(graph, table, id_bytes)
     size = meta_size(graph, table.num_cached, id_bytes)
-    assert blob.dtype == np.uint8 and len(blob) == round_up(size)
+    assert blob.dtype == np.uint8
+    assert len(blob) == round_up(size)
     assert size == record.meta_bytes(
         graph.num_nodes, len(graph.rowptr) - 1, graph.num_edges, graph.num_seeds, table.num_cached, id_bytes
     )
@@ -170,11 +171,13 @@ def test_packed_rows_are_read_to_where_they_expand(nodes, data, row_bytes):
         record.rows_span_bytes(nodes, packed, row_bytes),
     )
     first = (nodes - packed) * row_bytes  # where the first packed row begins in the batch, before expanding
-    assert 0 <= shift < PAGE and (first - shift) % PAGE == 0
+    assert 0 <= shift < PAGE
+    assert (first - shift) % PAGE == 0
     if packed == 0:
         assert span == 0
     else:
-        assert span % PAGE == 0 and 0 <= span - (shift + packed * row_bytes) < PAGE
+        assert span % PAGE == 0
+        assert 0 <= span - (shift + packed * row_bytes) < PAGE
         assert first - shift + span == round_up(nodes * row_bytes)  # ends where the batch's rows end
 
 
@@ -182,6 +185,5 @@ def test_small_arithmetic():
     assert record.rows_span_bytes(5, 3, 0) == 0
     assert [record.align_page(n) for n in (0, 1, 4096, 4097)] == [0, 4096, 4096, 8192]
     assert [record.id_bytes_for(n) for n in (0, 2**31, 2**31 + 1)] == [4, 4, 8]
-    assert (
-        record.AddressTable().num_cached == 0 and record.AddressTable().cached_positions().dtype == np.int64
-    )
+    assert record.AddressTable().num_cached == 0
+    assert record.AddressTable().cached_positions().dtype == np.int64
