@@ -19,7 +19,7 @@ check() {
     printf '   %-14s ok      %3d s\n' "$name" $((SECONDS - start))
   else
     printf '   %-14s FAILED  %3d s\n' "$name" $((SECONDS - start))
-    sed 's/^/      /' "$logs/lint-$name.log" | head -n 200
+    head -n 60 "$logs/lint-$name.log" | sed 's/^/      /'
     failed+=("$name")
   fi
 }
@@ -27,8 +27,8 @@ check() {
 # The types of the compiled module, for the type checker and for editors.
 stub() { python -m nanobind.stubgen -q -m outcrop._core -o src/outcrop/_core.pyi; }
 
-check format ruff format --check .
-check ruff ruff check .
+check format ruff format --check --output-format concise .
+check ruff ruff check --output-format concise .
 check stub stub
 check pyright pyright --pythonpath "$venv/bin/python"
 check imports env PYTHONPATH=src lint-imports --no-logo --cache-dir build/import-linter

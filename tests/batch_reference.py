@@ -33,15 +33,24 @@ def symmetric(adjacency: Adjacency) -> Adjacency:
     return [sorted(u for u in range(len(adjacency)) if (u, v) in pairs) for v in range(len(adjacency))]
 
 
-def sample(adjacency: Adjacency, seeds: Sequence[int], fanouts: Sequence[int], seed: int = 0,
-           labels: Sequence[int] | None = None) -> BatchGraph:
+def sample(
+    adjacency: Adjacency,
+    seeds: Sequence[int],
+    fanouts: Sequence[int],
+    seed: int = 0,
+    labels: Sequence[int] | None = None,
+) -> BatchGraph:
     """Neighbour sampling without replacement: at most fanout (-1: all) in-neighbours per node and hop."""
     rng = random.Random(seed)
     n_id, nodes_per_hop, edges_per_hop = list(seeds), [len(seeds)], []
     frontier, rows = list(seeds), []
     for fanout in fanouts:
-        picks = [list(adjacency[v]) if fanout < 0 or len(adjacency[v]) <= fanout else rng.sample(adjacency[v], fanout)
-                 for v in frontier]
+        picks = [
+            list(adjacency[v])
+            if fanout < 0 or len(adjacency[v]) <= fanout
+            else rng.sample(adjacency[v], fanout)
+            for v in frontier
+        ]
         new = sorted({u for pick in picks for u in pick} - set(n_id))
         n_id += new
         rows += picks
@@ -53,8 +62,10 @@ def sample(adjacency: Adjacency, seeds: Sequence[int], fanouts: Sequence[int], s
         np.array(n_id, np.int64),
         np.cumsum([0, *map(len, rows)]).astype(np.int32),
         np.array([local[u] for pick in rows for u in pick], np.int32),
-        tuple(nodes_per_hop), tuple(edges_per_hop),
-        np.array([-1] * len(seeds) if labels is None else [labels[v] for v in seeds], np.int64))
+        tuple(nodes_per_hop),
+        tuple(edges_per_hop),
+        np.array([-1] * len(seeds) if labels is None else [labels[v] for v in seeds], np.int64),
+    )
 
 
 def deliver(graph: BatchGraph, features: torch.Tensor, degrees: Sequence[int] | None = None) -> MiniBatch:
@@ -70,7 +81,9 @@ def loopless_degrees(adjacency: Adjacency) -> list[int]:
 
 def shared_data(name: str) -> Path:
     """Folder ``name`` of the shared graphs; skips the test where it is absent."""
-    root = Path(os.environ.get("OUTCROP_SHARED_DATA", Path(__file__).resolve().parents[2] / "shared" / "data"))
+    root = Path(
+        os.environ.get("OUTCROP_SHARED_DATA", Path(__file__).resolve().parents[2] / "shared" / "data")
+    )
     if not (root / name).is_dir():
         pytest.skip(f"{root / name} is not there")
     return root / name

@@ -59,6 +59,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
     def affected(item: pytest.Item) -> bool:
         uses = "make_runtime" in getattr(item, "fixturenames", ())
+        uses = uses or getattr(getattr(item, "module", None), "TORTURED", False)
         return (uses or "torture" in item.keywords) and "exact_io" not in item.keywords
 
     left_out = [item for item in items if not affected(item)]

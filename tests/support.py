@@ -8,6 +8,8 @@ import zlib
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 REPOSITORY = Path(__file__).resolve().parent.parent
 TORTURES = ("", "tiny", "faults")
 TINY_MEMORY = "64MiB"
@@ -17,6 +19,14 @@ def shared_data_path() -> Path | None:
     """Folder with the real graphs (OUTCROP_SHARED_DATA, else ../shared/data), None where it is absent."""
     path = Path(os.environ.get("OUTCROP_SHARED_DATA") or REPOSITORY.parent / "shared" / "data")
     return path if path.is_dir() else None
+
+
+def shared_path(*parts: str) -> Path:
+    """A file or folder of the real graphs; skips the test where it is absent."""
+    base = shared_data_path()
+    if base is None or not base.joinpath(*parts).exists():
+        pytest.skip(f"real data {Path(*parts)} is absent")
+    return base.joinpath(*parts)
 
 
 def torture() -> str:
@@ -53,3 +63,16 @@ def runtime_options(test_name: str, memory: int | str | None, options: dict[str,
         faults.seed = zlib.crc32(test_name.encode())
         options["faults"] = faults
     return options
+
+
+def new_runtime(memory: int | str | None = None, **options: Any) -> Any:
+    """``Runtime(memory, **options)``, changed by the torture. For modules that say ``TORTURED = True``."""
+    from outcrop.runtime import Runtime
+
+    return Runtime(**runtime_options("module", memory, options))
+
+
+def held_bytes(runtime: Any) -> int:
+    """What is reserved besides the buffers that the I/O engine keeps for itself."""
+    tags = runtime.budget.by_tag
+    return runtime.budget.now_bytes - (tags["io-buffers"].now_bytes if "io-buffers" in tags else 0)

@@ -8,8 +8,8 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from batch_reference import deliver, loopless_degrees, random_adjacency, sample
 
+from batch_reference import deliver, loopless_degrees, random_adjacency, sample
 from outcrop.config import TrainConfig
 from outcrop.stages.evaluate import evaluate
 from outcrop.stages.train import TrainResult, train
@@ -53,7 +53,9 @@ class Problem:
 
     def batches(self, ids: list[int], key: int) -> Iterator[MiniBatch]:
         for start in range(0, len(ids), BATCH):
-            graph = sample(self.adjacency, ids[start : start + BATCH], (4, 3), 1000 * key + start, self.labels)
+            graph = sample(
+                self.adjacency, ids[start : start + BATCH], (4, 3), 1000 * key + start, self.labels
+            )
             yield deliver(graph, self.features, self.degrees)
 
     def train_batches(self, epoch: int) -> Iterator[MiniBatch]:
@@ -64,5 +66,13 @@ class Problem:
 
     def run(self, config: TrainConfig, out=None, **kwargs) -> TrainResult:
         kwargs.setdefault("evaluate", evaluate)
-        return train(kwargs.pop("train_batches", self.train_batches), kwargs.pop("valid_batches", self.valid_batches),
-                     config, out, a_runtime(), in_dim=DIM, num_classes=CLASSES, **kwargs)
+        return train(
+            kwargs.pop("train_batches", self.train_batches),
+            kwargs.pop("valid_batches", self.valid_batches),
+            config,
+            out,
+            a_runtime(),
+            in_dim=DIM,
+            num_classes=CLASSES,
+            **kwargs,
+        )

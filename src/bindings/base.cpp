@@ -1,5 +1,4 @@
 #include "base/budget.h"
-
 #include "base/checksum.h"
 #include "base/parallel.h"
 #include "bindings.h"
@@ -18,8 +17,10 @@ void bind_base(nb::module_& m) {
   nb::class_<Budget>(m, "Budget")
       .def_static("create", &Budget::create, "limit_bytes"_a = UINT64_MAX)
       .def("reserve", &Budget::reserve, "tag"_a, "bytes"_a)
-      .def("empty", [](Budget& b, const std::string& tag, size_t bytes) { return to_numpy(Buffer(b, tag, bytes)); },
-           "tag"_a, "bytes"_a, "Page-aligned uint8 array of `bytes`, zeroed, held under `tag` while it lives.")
+      .def(
+          "empty",
+          [](Budget& b, const std::string& tag, size_t bytes) { return to_numpy(Buffer(b, tag, bytes)); },
+          "tag"_a, "bytes"_a, "Page-aligned uint8 array of `bytes`, zeroed, held under `tag` while it lives.")
       .def_prop_ro("limit_bytes", &Budget::limit_bytes)
       .def_prop_ro("now_bytes", &Budget::now_bytes)
       .def_prop_ro("peak_bytes", &Budget::peak_bytes)
@@ -28,10 +29,13 @@ void bind_base(nb::module_& m) {
   nb::class_<WorkerPool>(m, "WorkerPool")
       .def(nb::init<unsigned>(), "threads"_a = 0)
       .def_prop_ro("threads", &WorkerPool::threads);
-  m.def("crc32c", [](ConstBytes data, uint32_t crc) {
-    nb::gil_scoped_release release;
-    return crc32c(data.data(), data.size(), crc);
-  }, "data"_a, "crc"_a = 0);
+  m.def(
+      "crc32c",
+      [](ConstBytes data, uint32_t crc) {
+        nb::gil_scoped_release release;
+        return crc32c(data.data(), data.size(), crc);
+      },
+      "data"_a, "crc"_a = 0);
   m.def("crc32c_combine", &crc32c_combine, "crc_a"_a, "crc_b"_a, "bytes_b"_a);
 }
 

@@ -19,8 +19,8 @@ namespace outcrop {
 
 template <class T>
 using Array1 = nb::ndarray<T, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
-using Ids = Array1<const int64_t>;            // global node ids
-using Bytes = Array1<uint8_t>;                // writable memory
+using Ids = Array1<const int64_t>;  // global node ids
+using Bytes = Array1<uint8_t>;      // writable memory
 using ConstBytes = Array1<const uint8_t>;
 
 // A NumPy array that owns a Buffer (and with it the Buffer's reservation).

@@ -1,7 +1,6 @@
-#include "bindings.h"
-
 #include <algorithm>
 
+#include "bindings.h"
 #include "graph/csc.h"
 #include "graph/generate.h"
 #include "graph/permutation.h"
@@ -13,8 +12,8 @@ using Int64s = Array1<int64_t>;
 
 void check_length(const char* name, size_t have, size_t want) {
   if (have != want)
-    throw Error(ErrorKind::argument,
-                std::string(name) + " has " + std::to_string(have) + " elements, " + std::to_string(want) + " are needed");
+    throw Error(ErrorKind::argument, std::string(name) + " has " + std::to_string(have) + " elements, " +
+                                         std::to_string(want) + " are needed");
 }
 
 // A view of bytes as T; the memory must be aligned for T.
@@ -31,7 +30,8 @@ FeatureType feature_type(const std::string& dtype) {
   if (dtype == "float16") return FeatureType::float16;
   if (dtype == "bfloat16") return FeatureType::bfloat16;
   if (dtype == "int8") return FeatureType::int8;
-  throw Error(ErrorKind::argument, "features cannot be generated as " + dtype + "; use float32, float16, bfloat16 or int8");
+  throw Error(ErrorKind::argument,
+              "features cannot be generated as " + dtype + "; use float32, float16, bfloat16 or int8");
 }
 
 void bind_csc(nb::module_& m) {
@@ -56,21 +56,28 @@ void bind_csc(nb::module_& m) {
       .def_ro("indices", &CscResult::indices)
       .def_ro("sort", &CscResult::sort);
   nb::class_<CscBuilder>(m, "CscBuilder")
-      .def("__init__", [](CscBuilder* self, std::shared_ptr<BlockIo> io, std::shared_ptr<Budget> budget,
-                          WorkerPool& workers, const std::string& scratch_folder, int64_t num_nodes,
-                          uint64_t memory_bytes, bool keep_duplicates, bool keep_self_loops, bool reverse, bool wide) {
-        new (self) CscBuilder(std::move(io), std::move(budget),
-                              {scratch_folder, num_nodes, memory_bytes, keep_duplicates, keep_self_loops, reverse, wide},
-                              &workers);
-      }, "io"_a, "budget"_a, "workers"_a, "scratch_folder"_a, "num_nodes"_a = -1, "memory_bytes"_a = 256 << 20,
-           "keep_duplicates"_a = false, "keep_self_loops"_a = true, "reverse"_a = false, "wide"_a = false,
-           nb::keep_alive<1, 4>())
+      .def(
+          "__init__",
+          [](CscBuilder* self, std::shared_ptr<BlockIo> io, std::shared_ptr<Budget> budget,
+             WorkerPool& workers, const std::string& scratch_folder, int64_t num_nodes, uint64_t memory_bytes,
+             bool keep_duplicates, bool keep_self_loops, bool reverse, bool wide) {
+            new (self) CscBuilder(
+                std::move(io), std::move(budget),
+                {scratch_folder, num_nodes, memory_bytes, keep_duplicates, keep_self_loops, reverse, wide},
+                &workers);
+          },
+          "io"_a, "budget"_a, "workers"_a, "scratch_folder"_a, "num_nodes"_a = -1,
+          "memory_bytes"_a = 256 << 20, "keep_duplicates"_a = false, "keep_self_loops"_a = true,
+          "reverse"_a = false, "wide"_a = false, nb::keep_alive<1, 4>())
       .def_ro_static("MIN_MEMORY_BYTES", &CscBuilder::kMinMemoryBytes)
-      .def("add", [](CscBuilder& b, Ids src, Ids dst) {
-        check_length("dst", dst.size(), src.size());
-        nb::gil_scoped_release release;
-        b.add(src.data(), dst.data(), src.size());
-      }, "src"_a, "dst"_a, "Adds edges src[i] -> dst[i], int64 [n] each.")
+      .def(
+          "add",
+          [](CscBuilder& b, Ids src, Ids dst) {
+            check_length("dst", dst.size(), src.size());
+            nb::gil_scoped_release release;
+            b.add(src.data(), dst.data(), src.size());
+          },
+          "src"_a, "dst"_a, "Adds edges src[i] -> dst[i], int64 [n] each.")
       .def_prop_ro("edges_added", &CscBuilder::edges_added)
       .def("finish", &CscBuilder::finish, "indptr_path"_a, "indices_path"_a, "min_nodes"_a = 0,
            nb::call_guard<nb::gil_scoped_release>());
@@ -79,13 +86,18 @@ void bind_csc(nb::module_& m) {
 void bind_generate(nb::module_& m) {
   nb::class_<Permutation>(m, "Permutation", "Keyed random bijection of [0, n).")
       .def(nb::init<uint64_t, uint64_t>(), "key"_a, "n"_a)
-      .def("forward", [](const Permutation& p, int64_t first, Int64s out) {
-        if (first < 0 || static_cast<uint64_t>(first) + out.size() > p.size())
-          throw Error(ErrorKind::argument, "positions leave [0, " + std::to_string(p.size()) + ")");
-        nb::gil_scoped_release release;
-        for (size_t i = 0; i < out.size(); ++i) out.data()[i] = static_cast<int64_t>(p.forward(first + i));
-      }, "first"_a, "out"_a, "out[i] = image of first + i.");
-  nb::class_<GraphModel>(m, "GraphModel").def(nb::init<>())
+      .def(
+          "forward",
+          [](const Permutation& p, int64_t first, Int64s out) {
+            if (first < 0 || static_cast<uint64_t>(first) + out.size() > p.size())
+              throw Error(ErrorKind::argument, "positions leave [0, " + std::to_string(p.size()) + ")");
+            nb::gil_scoped_release release;
+            for (size_t i = 0; i < out.size(); ++i)
+              out.data()[i] = static_cast<int64_t>(p.forward(first + i));
+          },
+          "first"_a, "out"_a, "out[i] = image of first + i.");
+  nb::class_<GraphModel>(m, "GraphModel")
+      .def(nb::init<>())
       .def_rw("rmat", &GraphModel::rmat)
       .def_rw("num_nodes", &GraphModel::num_nodes)
       .def_rw("num_edges", &GraphModel::num_edges)
@@ -99,36 +111,54 @@ void bind_generate(nb::module_& m) {
       .def_rw("signal", &GraphModel::signal)
       .def_rw("seed", &GraphModel::seed);
   nb::class_<GraphGenerator>(m, "GraphGenerator")
-      .def("__init__", [](GraphGenerator* self, Budget& budget, const GraphModel& model) {
-        new (self) GraphGenerator(budget, model);
-      }, "budget"_a, "model"_a)
-      .def("degrees", [](const GraphGenerator& g, int64_t first, Int64s out, WorkerPool& pool) {
-        nb::gil_scoped_release release;
-        g.degrees(first, static_cast<int64_t>(out.size()), out.data(), pool);
-      }, "first"_a, "out"_a, "workers"_a)
-      .def("labels", [](const GraphGenerator& g, int64_t first, Int64s out, WorkerPool& pool) {
-        nb::gil_scoped_release release;
-        g.labels(first, static_cast<int64_t>(out.size()), out.data(), pool);
-      }, "first"_a, "out"_a, "workers"_a)
-      .def("sources", [](const GraphGenerator& g, int64_t first, Ids offsets, Bytes out, bool wide, WorkerPool& pool) {
-        if (offsets.size() == 0 || offsets.data()[0] != 0 ||
-            !std::is_sorted(offsets.data(), offsets.data() + offsets.size()))
-          throw Error(ErrorKind::argument, "offsets must start with 0 and never fall");
-        const auto n = static_cast<int64_t>(offsets.size()) - 1;
-        const auto edges = static_cast<size_t>(offsets.data()[n]);
-        auto* out32 = wide ? nullptr : view<uint32_t>(out, edges);
-        auto* out64 = wide ? view<int64_t>(out, edges) : nullptr;
-        nb::gil_scoped_release release;
-        if (wide) g.sources(first, n, offsets.data(), out64, pool);
-        else g.sources(first, n, offsets.data(), out32, pool);
-      }, "first"_a, "offsets"_a, "out"_a, "wide"_a, "workers"_a)
-      .def("features", [](const GraphGenerator& g, int64_t first, int64_t rows, const std::string& dtype, Bytes out,
-                          WorkerPool& pool) {
-        const FeatureType type = feature_type(dtype);
-        check_length("output", out.size(), static_cast<size_t>(rows) * g.model().feature_dim * feature_bytes(type));
-        nb::gil_scoped_release release;
-        g.features(first, rows, type, out.data(), pool);
-      }, "first"_a, "rows"_a, "dtype"_a, "out"_a, "workers"_a);
+      .def(
+          "__init__",
+          [](GraphGenerator* self, Budget& budget, const GraphModel& model) {
+            new (self) GraphGenerator(budget, model);
+          },
+          "budget"_a, "model"_a)
+      .def(
+          "degrees",
+          [](const GraphGenerator& g, int64_t first, Int64s out, WorkerPool& pool) {
+            nb::gil_scoped_release release;
+            g.degrees(first, static_cast<int64_t>(out.size()), out.data(), pool);
+          },
+          "first"_a, "out"_a, "workers"_a)
+      .def(
+          "labels",
+          [](const GraphGenerator& g, int64_t first, Int64s out, WorkerPool& pool) {
+            nb::gil_scoped_release release;
+            g.labels(first, static_cast<int64_t>(out.size()), out.data(), pool);
+          },
+          "first"_a, "out"_a, "workers"_a)
+      .def(
+          "sources",
+          [](const GraphGenerator& g, int64_t first, Ids offsets, Bytes out, bool wide, WorkerPool& pool) {
+            if (offsets.size() == 0 || offsets.data()[0] != 0 ||
+                !std::is_sorted(offsets.data(), offsets.data() + offsets.size()))
+              throw Error(ErrorKind::argument, "offsets must start with 0 and never fall");
+            const auto n = static_cast<int64_t>(offsets.size()) - 1;
+            const auto edges = static_cast<size_t>(offsets.data()[n]);
+            auto* out32 = wide ? nullptr : view<uint32_t>(out, edges);
+            auto* out64 = wide ? view<int64_t>(out, edges) : nullptr;
+            nb::gil_scoped_release release;
+            if (wide)
+              g.sources(first, n, offsets.data(), out64, pool);
+            else
+              g.sources(first, n, offsets.data(), out32, pool);
+          },
+          "first"_a, "offsets"_a, "out"_a, "wide"_a, "workers"_a)
+      .def(
+          "features",
+          [](const GraphGenerator& g, int64_t first, int64_t rows, const std::string& dtype, Bytes out,
+             WorkerPool& pool) {
+            const FeatureType type = feature_type(dtype);
+            check_length("output", out.size(),
+                         static_cast<size_t>(rows) * g.model().feature_dim * feature_bytes(type));
+            nb::gil_scoped_release release;
+            g.features(first, rows, type, out.data(), pool);
+          },
+          "first"_a, "rows"_a, "dtype"_a, "out"_a, "workers"_a);
 }
 
 }  // namespace

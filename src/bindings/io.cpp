@@ -1,11 +1,10 @@
-#include "io/block_io.h"
-
 #include <memory>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "bindings.h"
+#include "io/block_io.h"
 #include "io/rows.h"
 
 namespace outcrop {
@@ -14,8 +13,8 @@ namespace {
 using ByteRows = nb::ndarray<uint8_t, nb::ndim<2>, nb::device::cpu>;
 using ConstByteRows = nb::ndarray<const uint8_t, nb::ndim<2>, nb::device::cpu>;
 
-// A job and the array that it fills or writes: the array lives until the job has ended. Members die in reverse order,
-// and the wait happens without the GIL, so a job may be dropped at any time.
+// A job and the array that it fills or writes: the array lives until the job has ended. Members die in
+// reverse order, and the wait happens without the GIL, so a job may be dropped at any time.
 template <class Job>
 class PyJob {
  public:
@@ -43,19 +42,21 @@ using PyIoJob = PyJob<std::shared_ptr<IoJob>>;
 using PyRowJob = PyJob<std::unique_ptr<RowJob>>;
 
 // Requests for lengths[i] bytes between offsets[i] of the file and memory[positions[i]:].
-std::vector<IoRequest> make_requests(FileId file, const Ids& offsets, const Ids& lengths, const Ids& positions,
-                                     const uint8_t* memory, size_t memory_bytes) {
+std::vector<IoRequest> make_requests(FileId file, const Ids& offsets, const Ids& lengths,
+                                     const Ids& positions, const uint8_t* memory, size_t memory_bytes) {
   if (lengths.size() != offsets.size() || positions.size() != offsets.size())
-    throw Error(ErrorKind::argument, std::to_string(offsets.size()) + " offsets, " + std::to_string(lengths.size()) +
-                                         " lengths and " + std::to_string(positions.size()) +
+    throw Error(ErrorKind::argument, std::to_string(offsets.size()) + " offsets, " +
+                                         std::to_string(lengths.size()) + " lengths and " +
+                                         std::to_string(positions.size()) +
                                          " positions given; they must be equally many");
   std::vector<IoRequest> requests(offsets.size());
   for (size_t i = 0; i < requests.size(); ++i) {
     const int64_t from = offsets.data()[i], n = lengths.data()[i], at = positions.data()[i];
     if (from < 0 || n < 0 || at < 0 || static_cast<uint64_t>(at) + static_cast<uint64_t>(n) > memory_bytes)
-      throw Error(ErrorKind::argument, "request " + std::to_string(i) + " (offset " + std::to_string(from) + ", " +
-                                           std::to_string(n) + " bytes, position " + std::to_string(at) +
-                                           ") does not fit its array of " + std::to_string(memory_bytes) + " bytes");
+      throw Error(ErrorKind::argument, "request " + std::to_string(i) + " (offset " + std::to_string(from) +
+                                           ", " + std::to_string(n) + " bytes, position " +
+                                           std::to_string(at) + ") does not fit its array of " +
+                                           std::to_string(memory_bytes) + " bytes");
     requests[i] = {file, static_cast<uint64_t>(from), static_cast<uint64_t>(n),
                    reinterpret_cast<std::byte*>(const_cast<uint8_t*>(memory)) + at};
   }
@@ -80,8 +81,9 @@ struct Output {
 Output check_output(const ByteRows& out, size_t num_ids, uint64_t row_bytes) {
   if (out.shape(0) != num_ids || out.shape(1) != row_bytes)
     throw Error(ErrorKind::argument, "output of " + std::to_string(out.shape(0)) + " rows of " +
-                                         std::to_string(out.shape(1)) + " bytes given for " + std::to_string(num_ids) +
-                                         " rows of " + std::to_string(row_bytes) + " bytes");
+                                         std::to_string(out.shape(1)) + " bytes given for " +
+                                         std::to_string(num_ids) + " rows of " + std::to_string(row_bytes) +
+                                         " bytes");
   return {reinterpret_cast<std::byte*>(out.data()), row_stride(out, "out")};
 }
 
@@ -159,14 +161,20 @@ void bind_engine(nb::module_& m) {
       .def("resize", &BlockIo::resize, "file"_a, "bytes"_a, no_gil)
       .def_prop_ro("counters", &BlockIo::counters)
       .def_prop_ro("backend_name", &BlockIo::backend_name)
-      .def("read", [](BlockIo& io, FileId f, uint64_t offset, Bytes out) {
-        nb::gil_scoped_release release;
-        io.read(f, offset, out.data(), out.size());
-      }, "file"_a, "offset"_a, "out"_a)
-      .def("write", [](BlockIo& io, FileId f, uint64_t offset, ConstBytes data) {
-        nb::gil_scoped_release release;
-        io.write(f, offset, data.data(), data.size());
-      }, "file"_a, "offset"_a, "data"_a)
+      .def(
+          "read",
+          [](BlockIo& io, FileId f, uint64_t offset, Bytes out) {
+            nb::gil_scoped_release release;
+            io.read(f, offset, out.data(), out.size());
+          },
+          "file"_a, "offset"_a, "out"_a)
+      .def(
+          "write",
+          [](BlockIo& io, FileId f, uint64_t offset, ConstBytes data) {
+            nb::gil_scoped_release release;
+            io.write(f, offset, data.data(), data.size());
+          },
+          "file"_a, "offset"_a, "data"_a)
       .def("submit_reads", &submit_reads, "file"_a, "offsets"_a, "lengths"_a, "out"_a, "positions"_a,
            "Starts reading lengths[i] bytes at offsets[i] into out[positions[i]:].")
       .def("submit_writes", &submit_writes, "file"_a, "offsets"_a, "lengths"_a, "data"_a, "positions"_a,
@@ -178,47 +186,68 @@ void bind_rows(nb::module_& m) {
       .def("wait", &PyRowJob::wait, "Fills the output; raises IoError if a read failed.")
       .def_prop_ro("ready", [](const PyRowJob& job) { return job.job().ready(); });
   nb::class_<RowReader>(m, "RowReader", "Rows of an open file by id: out[i] = file_rows[ids[i]].")
-      .def("__init__", [](RowReader* self, std::shared_ptr<BlockIo> io, Budget& budget, FileId file, uint64_t base,
-                          uint64_t stride, uint64_t row_bytes, uint64_t num_rows, uint64_t scratch_bytes, bool merge) {
-        new (self) RowReader(std::move(io), budget, file, {base, stride, row_bytes}, num_rows, scratch_bytes, merge);
-      }, "io"_a, "budget"_a, "file"_a, "base"_a, "stride"_a, "row_bytes"_a, "num_rows"_a, "scratch_bytes"_a,
-         "merge"_a = true)
+      .def(
+          "__init__",
+          [](RowReader* self, std::shared_ptr<BlockIo> io, Budget& budget, FileId file, uint64_t base,
+             uint64_t stride, uint64_t row_bytes, uint64_t num_rows, uint64_t scratch_bytes, bool merge) {
+            new (self) RowReader(std::move(io), budget, file, {base, stride, row_bytes}, num_rows,
+                                 scratch_bytes, merge);
+          },
+          "io"_a, "budget"_a, "file"_a, "base"_a, "stride"_a, "row_bytes"_a, "num_rows"_a, "scratch_bytes"_a,
+          "merge"_a = true)
       .def_static("min_scratch_bytes", &RowReader::min_scratch_bytes, "row_bytes"_a)
-      .def("read_rows", [](RowReader& reader, Ids ids, ByteRows out) {
-        const Output o = check_output(out, ids.size(), reader.layout().row_bytes);
-        nb::gil_scoped_release release;
-        reader.read_rows(ids.data(), ids.size(), o.data, o.stride);
-      }, "ids"_a, "out"_a)
-      .def("submit_rows", [](RowReader& reader, Ids ids, ByteRows out) {
-        const Output o = check_output(out, ids.size(), reader.layout().row_bytes);
-        std::unique_ptr<RowJob> job;
-        {
-          nb::gil_scoped_release release;
-          job = reader.submit_rows(ids.data(), ids.size(), o.data, o.stride);
-        }
-        return PyRowJob(std::move(job), std::move(out));
-      }, "ids"_a, "out"_a)
-      .def("count_read_bytes", [](const RowReader& reader, Ids ids) {
-        nb::gil_scoped_release release;
-        return reader.count_read_bytes(ids.data(), ids.size());
-      }, "ids"_a)
+      .def(
+          "read_rows",
+          [](RowReader& reader, Ids ids, ByteRows out) {
+            const Output o = check_output(out, ids.size(), reader.layout().row_bytes);
+            nb::gil_scoped_release release;
+            reader.read_rows(ids.data(), ids.size(), o.data, o.stride);
+          },
+          "ids"_a, "out"_a)
+      .def(
+          "submit_rows",
+          [](RowReader& reader, Ids ids, ByteRows out) {
+            const Output o = check_output(out, ids.size(), reader.layout().row_bytes);
+            std::unique_ptr<RowJob> job;
+            {
+              nb::gil_scoped_release release;
+              job = reader.submit_rows(ids.data(), ids.size(), o.data, o.stride);
+            }
+            return PyRowJob(std::move(job), std::move(out));
+          },
+          "ids"_a, "out"_a)
+      .def(
+          "count_read_bytes",
+          [](const RowReader& reader, Ids ids) {
+            nb::gil_scoped_release release;
+            return reader.count_read_bytes(ids.data(), ids.size());
+          },
+          "ids"_a)
       .def_prop_ro("num_rows", &RowReader::num_rows)
       .def_prop_ro("group_rows", &RowReader::group_rows);
-  m.def("count_read_bytes", [](Ids ids, uint64_t base, uint64_t stride, uint64_t row_bytes, bool merge) {
-    if (row_bytes == 0 || stride < row_bytes)
-      throw Error(ErrorKind::argument, "rows of " + std::to_string(row_bytes) + " bytes with a stride of " +
-                                           std::to_string(stride) + " bytes overlap or are empty");
-    nb::gil_scoped_release release;
-    return count_read_bytes(ids.data(), ids.size(), {base, stride, row_bytes}, merge);
-  }, "ids"_a, "base"_a, "stride"_a, "row_bytes"_a, "merge"_a = true,
-     "Bytes of page reads for these rows: len(unique pages) * 4096, or the sum of all page spans without merging.");
-  m.def("gather_rows", [](WorkerPool& workers, ConstByteRows table, Ids ids, ByteRows out) {
-    const Output o = check_output(out, ids.size(), table.shape(1));
-    const RowTable t{reinterpret_cast<const std::byte*>(table.data()), table.shape(0), row_stride(table, "table"),
-                     table.shape(1)};
-    nb::gil_scoped_release release;
-    gather_rows(workers, t, ids.data(), ids.size(), o.data, o.stride);
-  }, "workers"_a, "table"_a, "ids"_a, "out"_a, "In memory: out[:] = table[ids], rows of bytes.");
+  m.def(
+      "count_read_bytes",
+      [](Ids ids, uint64_t base, uint64_t stride, uint64_t row_bytes, bool merge) {
+        if (row_bytes == 0 || stride < row_bytes)
+          throw Error(ErrorKind::argument, "rows of " + std::to_string(row_bytes) +
+                                               " bytes with a stride of " + std::to_string(stride) +
+                                               " bytes overlap or are empty");
+        nb::gil_scoped_release release;
+        return count_read_bytes(ids.data(), ids.size(), {base, stride, row_bytes}, merge);
+      },
+      "ids"_a, "base"_a, "stride"_a, "row_bytes"_a, "merge"_a = true,
+      "Bytes of page reads for these rows: len(unique pages) * 4096, or the sum of all page spans without "
+      "merging.");
+  m.def(
+      "gather_rows",
+      [](WorkerPool& workers, ConstByteRows table, Ids ids, ByteRows out) {
+        const Output o = check_output(out, ids.size(), table.shape(1));
+        const RowTable t{reinterpret_cast<const std::byte*>(table.data()), table.shape(0),
+                         row_stride(table, "table"), table.shape(1)};
+        nb::gil_scoped_release release;
+        gather_rows(workers, t, ids.data(), ids.size(), o.data, o.stride);
+      },
+      "workers"_a, "table"_a, "ids"_a, "out"_a, "In memory: out[:] = table[ids], rows of bytes.");
 }
 
 }  // namespace

@@ -5,12 +5,18 @@ namespace {
 
 const char* python_class(ErrorKind kind) {
   switch (kind) {
-    case ErrorKind::argument: return "ArgumentError";
-    case ErrorKind::format: return "FormatError";
-    case ErrorKind::checksum: return "ChecksumError";
-    case ErrorKind::budget: return "BudgetError";
-    case ErrorKind::io: return "IoError";
-    case ErrorKind::cancelled: return "CancelledError";
+    case ErrorKind::argument:
+      return "ArgumentError";
+    case ErrorKind::format:
+      return "FormatError";
+    case ErrorKind::checksum:
+      return "ChecksumError";
+    case ErrorKind::budget:
+      return "BudgetError";
+    case ErrorKind::io:
+      return "IoError";
+    case ErrorKind::cancelled:
+      return "CancelledError";
   }
   return "OutcropError";
 }

@@ -19,38 +19,53 @@ void check_rows(const Bytes& x, size_t n, size_t row_bytes) {
 }  // namespace
 
 void bind_pack(nb::module_& m) {
-  m.def("expand_rows", [](Bytes x, size_t n, size_t row_bytes, Ids cached) {
-    check_rows(x, n, row_bytes);
-    nb::gil_scoped_release release;
-    expand_rows(reinterpret_cast<std::byte*>(x.data()), n, row_bytes, span_of(cached));
-  }, "x"_a, "n"_a, "row_bytes"_a, "cached"_a);
-  m.def("fill_rows", [](Bytes x, size_t n, size_t row_bytes, Array1<const int32_t> positions, Array1<const int32_t> rows,
-                        ConstBytes table, size_t stride) {
-    check_rows(x, n, row_bytes);
-    if (stride < row_bytes) throw Error(ErrorKind::argument, "the stride is smaller than a row");
-    nb::gil_scoped_release release;
-    const size_t table_rows = stride ? (table.size() + stride - row_bytes) / stride : 0;
-    fill_rows(reinterpret_cast<std::byte*>(x.data()), n, row_bytes, span_of(positions), span_of(rows),
-              reinterpret_cast<const std::byte*>(table.data()), table_rows, stride);
-  }, "x"_a, "n"_a, "row_bytes"_a, "positions"_a, "rows"_a, "table"_a, "stride"_a);
-  nb::class_<Scatter>(m, "Scatter")
-      .def("__init__", [](Scatter* self, std::shared_ptr<BlockIo> io, Budget& budget, size_t row_bytes, size_t stride,
-                          unsigned id_bytes, size_t ids_buffer_bytes, size_t out_buffer_bytes) {
-        if (id_bytes != 4 && id_bytes != 8) throw Error(ErrorKind::argument, "id_bytes must be 4 or 8");
-        new (self) Scatter(std::move(io), budget, row_bytes, stride, id_bytes, ids_buffer_bytes, out_buffer_bytes);
-      }, "io"_a, "budget"_a, "row_bytes"_a, "stride"_a, "id_bytes"_a, "ids_buffer_bytes"_a, "out_buffer_bytes"_a)
-      .def("run", [](Scatter& self, ConstBytes data, int64_t first_row, int64_t rows, size_t stride, ConstBytes skip,
-                     FileId ids_file, FileId out_file, Ids ids_offset, Ids ids_count, Array1<int64_t> out_offset,
-                     Array1<uint32_t> crc) {
-        const size_t count = ids_offset.size();
-        if (ids_count.size() != count || out_offset.size() != count || crc.size() != count ||
-            skip.size() != static_cast<size_t>(rows) || data.size() < static_cast<size_t>(rows) * stride)
-          throw Error(ErrorKind::argument, "the arrays of a packing step differ in length");
+  m.def(
+      "expand_rows",
+      [](Bytes x, size_t n, size_t row_bytes, Ids cached) {
+        check_rows(x, n, row_bytes);
         nb::gil_scoped_release release;
-        self.run({reinterpret_cast<const std::byte*>(data.data()), first_row, rows, skip.data()}, ids_file, out_file,
-                 {count, ids_offset.data(), ids_count.data(), out_offset.data(), crc.data()});
-      }, "data"_a, "first_row"_a, "rows"_a, "stride"_a, "skip"_a, "ids_file"_a, "out_file"_a, "ids_offset"_a,
-         "ids_count"_a, "out_offset"_a, "crc"_a);
+        expand_rows(reinterpret_cast<std::byte*>(x.data()), n, row_bytes, span_of(cached));
+      },
+      "x"_a, "n"_a, "row_bytes"_a, "cached"_a);
+  m.def(
+      "fill_rows",
+      [](Bytes x, size_t n, size_t row_bytes, Array1<const int32_t> positions, Array1<const int32_t> rows,
+         ConstBytes table, size_t stride) {
+        check_rows(x, n, row_bytes);
+        if (stride < row_bytes) throw Error(ErrorKind::argument, "the stride is smaller than a row");
+        nb::gil_scoped_release release;
+        const size_t table_rows = stride ? (table.size() + stride - row_bytes) / stride : 0;
+        fill_rows(reinterpret_cast<std::byte*>(x.data()), n, row_bytes, span_of(positions), span_of(rows),
+                  reinterpret_cast<const std::byte*>(table.data()), table_rows, stride);
+      },
+      "x"_a, "n"_a, "row_bytes"_a, "positions"_a, "rows"_a, "table"_a, "stride"_a);
+  nb::class_<Scatter>(m, "Scatter")
+      .def(
+          "__init__",
+          [](Scatter* self, std::shared_ptr<BlockIo> io, Budget& budget, size_t row_bytes, size_t stride,
+             unsigned id_bytes, size_t ids_buffer_bytes, size_t out_buffer_bytes) {
+            if (id_bytes != 4 && id_bytes != 8) throw Error(ErrorKind::argument, "id_bytes must be 4 or 8");
+            new (self) Scatter(std::move(io), budget, row_bytes, stride, id_bytes, ids_buffer_bytes,
+                               out_buffer_bytes);
+          },
+          "io"_a, "budget"_a, "row_bytes"_a, "stride"_a, "id_bytes"_a, "ids_buffer_bytes"_a,
+          "out_buffer_bytes"_a)
+      .def(
+          "run",
+          [](Scatter& self, ConstBytes data, int64_t first_row, int64_t rows, size_t stride, ConstBytes skip,
+             FileId ids_file, FileId out_file, Ids ids_offset, Ids ids_count, Array1<int64_t> out_offset,
+             Array1<uint32_t> crc) {
+            const size_t count = ids_offset.size();
+            if (ids_count.size() != count || out_offset.size() != count || crc.size() != count ||
+                skip.size() != static_cast<size_t>(rows) || data.size() < static_cast<size_t>(rows) * stride)
+              throw Error(ErrorKind::argument, "the arrays of a packing step differ in length");
+            nb::gil_scoped_release release;
+            self.run({reinterpret_cast<const std::byte*>(data.data()), first_row, rows, skip.data()},
+                     ids_file, out_file,
+                     {count, ids_offset.data(), ids_count.data(), out_offset.data(), crc.data()});
+          },
+          "data"_a, "first_row"_a, "rows"_a, "stride"_a, "skip"_a, "ids_file"_a, "out_file"_a, "ids_offset"_a,
+          "ids_count"_a, "out_offset"_a, "crc"_a);
 }
 
 }  // namespace outcrop

@@ -23,21 +23,35 @@ nb::tuple to_tuple(SampledBatch&& b) {
 // A sampler per worker over one topology, whose arrays it keeps alive.
 class Samplers {
  public:
-  Samplers(std::shared_ptr<WorkerPool> workers, Ids indptr, nb::ndarray<nb::ro, nb::ndim<1>, nb::c_contig> indices,
-           SamplerOptions options)
+  Samplers(std::shared_ptr<WorkerPool> workers, Ids indptr,
+           nb::ndarray<nb::ro, nb::ndim<1>, nb::c_contig> indices, SamplerOptions options)
       : workers_(std::move(workers)), indptr_(indptr), indices_(indices) {
     Topology t;
     t.indptr = indptr.data();
     t.num_nodes = static_cast<int64_t>(indptr.size()) - 1;
     t.num_edges = static_cast<int64_t>(indices.size());
-    if (t.num_nodes < 0) throw Error(ErrorKind::argument, "indptr is empty: num_nodes + 1 entries were expected");
-    if (indices.dtype() == nb::dtype<uint32_t>()) t.indices32 = static_cast<const uint32_t*>(indices.data());
-    else if (indices.dtype() == nb::dtype<int64_t>()) t.indices64 = static_cast<const int64_t*>(indices.data());
-    else throw Error(ErrorKind::argument, "indices must be uint32 or int64");
+    if (t.num_nodes < 0)
+      throw Error(ErrorKind::argument, "indptr is empty: num_nodes + 1 entries were expected");
+    if (indices.dtype() == nb::dtype<uint32_t>())
+      t.indices32 = static_cast<const uint32_t*>(indices.data());
+    else if (indices.dtype() == nb::dtype<int64_t>())
+      t.indices64 = static_cast<const int64_t*>(indices.data());
+    else
+      throw Error(ErrorKind::argument, "indices must be uint32 or int64");
     for (unsigned i = 0; i < workers_->threads(); ++i) samplers_.emplace_back(t, options);
+    topology_ = t;
   }
 
-  // Batches first_batch, first_batch + 1, ... of (split, epoch); batch i has seeds[offsets[i]:offsets[i + 1]].
+  void degrees(Ids ids, Array1<int32_t> out) const {
+    if (out.size() != ids.size()) throw Error(ErrorKind::argument, "ids and out differ in length");
+    for (size_t i = 0; i < ids.size(); ++i)
+      if (ids.data()[i] < 0 || ids.data()[i] >= topology_.num_nodes)
+        throw Error(ErrorKind::argument, "node " + std::to_string(ids.data()[i]) + " is out of range");
+    count_in_neighbours(topology_, {ids.data(), ids.size()}, out.data());
+  }
+
+  // Batches first_batch, first_batch + 1, ... of (split, epoch); batch i has seeds[offsets[i]:offsets[i +
+  // 1]].
   std::vector<SampledBatch> sample(Ids seeds, Ids offsets, BatchKey first) {
     const auto count = static_cast<int64_t>(offsets.size()) - 1;
     for (int64_t i = 0; i <= count; ++i)
@@ -57,6 +71,7 @@ class Samplers {
   std::shared_ptr<WorkerPool> workers_;
   Ids indptr_;
   nb::ndarray<nb::ro, nb::ndim<1>, nb::c_contig> indices_;
+  Topology topology_;
   std::vector<NeighborSampler> samplers_;
 };
 
@@ -64,22 +79,31 @@ class Samplers {
 
 void bind_sampler(nb::module_& m) {
   nb::class_<Samplers>(m, "NeighborSampler")
-      .def("__init__", [](Samplers* self, std::shared_ptr<WorkerPool> workers, Ids indptr,
-                          nb::ndarray<nb::ro, nb::ndim<1>, nb::c_contig> indices, std::vector<int64_t> fanouts,
-                          bool replace, uint64_t seed, uint64_t max_batch_bytes) {
-        new (self) Samplers(std::move(workers), indptr, indices, {std::move(fanouts), replace, seed, max_batch_bytes});
-      }, "workers"_a, "indptr"_a, "indices"_a, "fanouts"_a, "replace"_a = false, "seed"_a = 0,
-         "max_batch_bytes"_a = UINT64_MAX)
-      .def("sample", [](Samplers& s, Ids seeds, Ids offsets, uint64_t split, uint64_t epoch, uint64_t first_batch) {
-        std::vector<SampledBatch> batches;
-        {
-          nb::gil_scoped_release release;
-          batches = s.sample(seeds, offsets, {split, epoch, first_batch});
-        }
-        nb::list out;
-        for (auto& b : batches) out.append(to_tuple(std::move(b)));
-        return out;
-      }, "seeds"_a, "offsets"_a, "split"_a, "epoch"_a, "first_batch"_a);
+      .def(
+          "__init__",
+          [](Samplers* self, std::shared_ptr<WorkerPool> workers, Ids indptr,
+             nb::ndarray<nb::ro, nb::ndim<1>, nb::c_contig> indices, std::vector<int64_t> fanouts,
+             bool replace, uint64_t seed, uint64_t max_batch_bytes) {
+            new (self) Samplers(std::move(workers), indptr, indices,
+                                {std::move(fanouts), replace, seed, max_batch_bytes});
+          },
+          "workers"_a, "indptr"_a, "indices"_a, "fanouts"_a, "replace"_a = false, "seed"_a = 0,
+          "max_batch_bytes"_a = UINT64_MAX)
+      .def("degrees", &Samplers::degrees, "ids"_a, "out"_a, nb::call_guard<nb::gil_scoped_release>(),
+           "out[i] = number of in-neighbours of ids[i] other than itself.")
+      .def(
+          "sample",
+          [](Samplers& s, Ids seeds, Ids offsets, uint64_t split, uint64_t epoch, uint64_t first_batch) {
+            std::vector<SampledBatch> batches;
+            {
+              nb::gil_scoped_release release;
+              batches = s.sample(seeds, offsets, {split, epoch, first_batch});
+            }
+            nb::list out;
+            for (auto& b : batches) out.append(to_tuple(std::move(b)));
+            return out;
+          },
+          "seeds"_a, "offsets"_a, "split"_a, "epoch"_a, "first_batch"_a);
 }
 
 }  // namespace outcrop

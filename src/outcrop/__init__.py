@@ -33,8 +33,19 @@ _HOME = {
     "train": "outcrop.api.train",
 }
 
-__all__ = ["Graph", "PrepareReport", "Run", "Runtime", "TrainReport", "generate_graph", "import_graph", "open_graph",
-           "open_run", "prepare", "train"]
+__all__ = [
+    "Graph",
+    "PrepareReport",
+    "Run",
+    "Runtime",
+    "TrainReport",
+    "generate_graph",
+    "import_graph",
+    "open_graph",
+    "open_run",
+    "prepare",
+    "train",
+]
 
 
 def __getattr__(name: str) -> Any:

@@ -78,8 +78,11 @@ def restore_optimizer(optimizer: torch.optim.Optimizer, flat: State) -> None:
 
 def write(path: Path, checkpoint: Checkpoint) -> None:
     """Replaces ``path`` atomically; its folder is made where needed."""
-    tensors = {f"{part}.{name}": value.detach().to("cpu").contiguous().clone()
-               for part in ("model", "best", "optimizer") for name, value in getattr(checkpoint, part).items()}
+    tensors = {
+        f"{part}.{name}": value.detach().to("cpu").contiguous().clone()
+        for part in ("model", "best", "optimizer")
+        for name, value in getattr(checkpoint, part).items()
+    }
     header = {"format": FORMAT, "version": VERSION, "sha256": _digest(tensors), **asdict(checkpoint.meta)}
     path.parent.mkdir(parents=True, exist_ok=True)
     write_atomic(path, save(tensors, {"outcrop": json.dumps(header, sort_keys=True)}))
@@ -97,10 +100,13 @@ def read(path: Path) -> Checkpoint:
     if header.get("format") != FORMAT:
         raise FormatError(f"{path} is a safetensors file, but no checkpoint of Outcrop: {_AGAIN}")
     if header.get("version") != VERSION:
-        raise FormatError(f"{path} has version {header.get('version')!r}, this Outcrop reads version {VERSION}: "
-                          f"{_AGAIN}")
+        raise FormatError(
+            f"{path} has version {header.get('version')!r}, this Outcrop reads version {VERSION}: {_AGAIN}"
+        )
     if header.get("sha256") != _digest(tensors):
-        raise ChecksumError(f"{path}: its tensors differ from those that were written, the file was damaged: {_AGAIN}")
+        raise ChecksumError(
+            f"{path}: its tensors differ from those that were written, the file was damaged: {_AGAIN}"
+        )
     parts: dict[str, State] = {"model": {}, "best": {}, "optimizer": {}}
     try:
         for key, value in tensors.items():
@@ -120,11 +126,16 @@ def require_same(path: Path, found: Meta, config: dict[str, Any], inputs: dict[s
     """
     wanted = {**config, **{f"{name} digest": value for name, value in inputs.items()}}
     have = {**found.config, **{f"{name} digest": value for name, value in found.inputs.items()}}
-    differing = [f"{name} (there {have.get(name)!r}, now {wanted.get(name)!r})"
-                 for name in sorted(wanted.keys() | have.keys()) if have.get(name) != wanted.get(name)]
+    differing = [
+        f"{name} (there {have.get(name)!r}, now {wanted.get(name)!r})"
+        for name in sorted(wanted.keys() | have.keys())
+        if have.get(name) != wanted.get(name)
+    ]
     if differing:
-        raise ArgumentError(f"{path} comes from another training, it differs in {', '.join(differing)}: go on with "
-                            "the same values, or choose another checkpoint folder")
+        raise ArgumentError(
+            f"{path} comes from another training, it differs in {', '.join(differing)}: go on with "
+            "the same values, or choose another checkpoint folder"
+        )
 
 
 def load_into(path: Path, model: torch.nn.Module, state: State) -> None:
@@ -137,7 +148,9 @@ def load_into(path: Path, model: torch.nn.Module, state: State) -> None:
     found = {name: tuple(value.shape) for name, value in state.items()}
     if own != found:
         wrong = sorted(name for name in own.keys() | found.keys() if own.get(name) != found.get(name))
-        raise FormatError(f"{path} holds another model: {', '.join(wrong)} are missing, extra or of another shape")
+        raise FormatError(
+            f"{path} holds another model: {', '.join(wrong)} are missing, extra or of another shape"
+        )
     model.load_state_dict(state)
 
 
@@ -151,8 +164,15 @@ def load_model(folder: Path, device: str = "cpu") -> Model:
     found = read(path)
     try:
         config = found.meta.config
-        model = build_model(config["model"], config["in_dim"], config["hidden"], config["num_classes"],
-                            config["layers"], heads=config["heads"], dropout=config["dropout"])
+        model = build_model(
+            config["model"],
+            config["in_dim"],
+            config["hidden"],
+            config["num_classes"],
+            config["layers"],
+            heads=config["heads"],
+            dropout=config["dropout"],
+        )
     except KeyError as error:
         raise FormatError(f"{path} lacks field {error} of its configuration: {_AGAIN}") from None
     load_into(path, model, found.model)
@@ -167,7 +187,9 @@ def _open(path: Path) -> tuple[State, dict[str, Any]]:
             header = json.loads((file.metadata() or {}).get("outcrop", "{}"))
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a dict
     except (SafetensorError, OSError, ValueError) as error:
-        raise FormatError(f"{path} is truncated, damaged or no safetensors file ({error}): {_AGAIN}") from None
+        raise FormatError(
+            f"{path} is truncated, damaged or no safetensors file ({error}): {_AGAIN}"
+        ) from None
     if not isinstance(header, dict):
         raise FormatError(f"{path} is a safetensors file, but no checkpoint of Outcrop: {_AGAIN}")
     return tensors, header

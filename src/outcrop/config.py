@@ -31,7 +31,9 @@ def parse_size(size: Size, *, feature_bytes: int | None = None) -> int:
             return int(number * feature_bytes)
         if unit in _UNITS:
             return int(number * _UNITS[unit])
-    raise ArgumentError(f"size {size!r} is not understood; write for example 512MiB, 4GiB, or 3x for disk space")
+    raise ArgumentError(
+        f"size {size!r} is not understood; write for example 512MiB, 4GiB, or 3x for disk space"
+    )
 
 
 def format_bytes(count: float) -> str:
@@ -56,7 +58,8 @@ class IoConfig:
 
 @dataclass(frozen=True)
 class SampleConfig:
-    """What is sampled. ``fanouts``: neighbours per hop, -1 = all. ``epochs``: pool of epochs sampled ahead."""
+    """What is sampled. ``fanouts``: neighbours per hop, -1 = all. ``epochs``: pool of epochs sampled ahead.
+    ``degrees``: record each node's in-degree in the whole graph too, for GCN's normalisation."""
 
     fanouts: tuple[int, ...] = (10, 10)
     batch_size: int = 1024
@@ -65,6 +68,7 @@ class SampleConfig:
     seed: int = 0
     sampler: Literal["neighbor"] = "neighbor"
     splits: tuple[str, ...] = field(default=("train", "valid", "test"))
+    degrees: bool = False
 
     def __post_init__(self) -> None:
         problems = []
@@ -125,8 +129,13 @@ class TrainConfig:
         problems = []
         if self.model not in ("sage", "gat", "gcn"):
             problems.append(f"model {self.model!r} is unknown; known: sage, gat, gcn")
-        counts = {"hidden": 1 if self.hidden is None else self.hidden, "layers": self.layers, "heads": self.heads,
-                  "epochs": self.epochs, "checkpoint_every": self.checkpoint_every}
+        counts = {
+            "hidden": 1 if self.hidden is None else self.hidden,
+            "layers": self.layers,
+            "heads": self.heads,
+            "epochs": self.epochs,
+            "checkpoint_every": self.checkpoint_every,
+        }
         problems += [f"{name} {value} is below 1" for name, value in counts.items() if value < 1]
         if self.model == "gat" and self.hidden is not None and self.heads >= 1 and self.hidden % self.heads:
             problems.append(f"hidden {self.hidden} is no multiple of heads {self.heads}")
@@ -140,3 +149,42 @@ class TrainConfig:
             problems.append(f"seed {self.seed} does not fit 64 bits")
         if problems:
             raise ArgumentError("; ".join(problems))
+
+
+# What a training process needs besides ``--memory``: the interpreter, torch and its libraries, and a model of the usual
+# size (hidden 256, batches of about 1,000 seeds) with its activations and optimizer. Measured, and enforced by
+# tests/endtoend/test_memory_limit.py under a limit of the kernel.
+ALLOWANCE_BYTES = 768 << 20
+
+
+@dataclass(frozen=True)
+class GraphShape:
+    """Size of a generated benchmark graph; the default is the standard graph of docs/benchmarks.md."""
+
+    name: str = "standard"
+    nodes: int = 2_000_000
+    edges: int = 30_000_000
+    features: int = 128
+    train_fraction: float = 0.01
+    eval_fraction: float = 0.005
+
+    @property
+    def feature_bytes(self) -> int:
+        return self.nodes * self.features * 4
+
+    def arguments(self) -> list[str]:
+        """Options of ``outcrop generate``."""
+        return [
+            "--nodes",
+            str(self.nodes),
+            "--edges",
+            str(self.edges),
+            "--features",
+            str(self.features),
+            "--train-fraction",
+            str(self.train_fraction),
+            "--valid-fraction",
+            str(self.eval_fraction),
+            "--test-fraction",
+            str(self.eval_fraction),
+        ]

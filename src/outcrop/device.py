@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -26,8 +26,14 @@ def resolve(name: str) -> torch.device:
         raise ArgumentError(f"device {name!r} is unknown; write cpu or cuda") from None
     if device.type == "cuda":
         if not torch.cuda.is_available():
-            why = "this torch is a CPU build" if torch.version.cuda is None else "no CUDA driver or device was found"
-            raise DeviceError(f"device {name!r} is not usable: {why}; use --device cpu, or install a CUDA build of torch")
+            why = (
+                "this torch is a CPU build"
+                if torch.version.cuda is None
+                else "no CUDA driver or device was found"
+            )
+            raise DeviceError(
+                f"device {name!r} is not usable: {why}; use --device cpu, or install a CUDA build of torch"
+            )
         if device.index is not None and device.index >= torch.cuda.device_count():
             raise DeviceError(f"device {name!r} is not there: this machine has {torch.cuda.device_count()}")
     elif device.type != "cpu":
@@ -42,11 +48,13 @@ class HostRegistration:
         import torch
 
         self._address = array.ctypes.data
-        self._runtime = torch.cuda.cudart()
+        self._runtime: Any = torch.cuda.cudart()
         error = self._runtime.cudaHostRegister(self._address, array.nbytes, 0)
         if int(error) != 0:
-            raise DeviceError(f"cannot pin {array.nbytes} bytes of host memory for the device (CUDA error {int(error)}); "
-                              "lower --memory or raise the limit on locked memory (ulimit -l)")
+            raise DeviceError(
+                f"cannot pin {array.nbytes} bytes of host memory for the device (CUDA error {int(error)}); "
+                "lower --memory or raise the limit on locked memory (ulimit -l)"
+            )
 
     def release(self) -> None:
         self._runtime.cudaHostUnregister(self._address)

@@ -142,12 +142,21 @@ class Pipeline(Generic[T]):
         on_cancel: Called when the pipeline ends, to wake stages that wait for something else.
     """
 
-    def __init__(self, source: Iterable[Any], stages: list[Stage], *, name: str = "outcrop",
-                 while_waiting: Callable[[], None] | None = None, on_cancel: Callable[[], None] | None = None):
+    def __init__(
+        self,
+        source: Iterable[Any],
+        stages: list[Stage],
+        *,
+        name: str = "outcrop",
+        while_waiting: Callable[[], None] | None = None,
+        on_cancel: Callable[[], None] | None = None,
+    ):
         self._state = _State(source, stages)
         self._while_waiting = while_waiting or (lambda: None)
         self._threads = [
-            threading.Thread(target=self._state.run_stage, args=(n,), name=f"{name}-{stage.name}", daemon=True)
+            threading.Thread(
+                target=self._state.run_stage, args=(n,), name=f"{name}-{stage.name}", daemon=True
+            )
             for n, stage in enumerate(stages)
         ]
         self._finish = weakref.finalize(self, _end, self._state, self._threads, on_cancel)

@@ -37,7 +37,9 @@ class _Sage(torch.autograd.Function):
     """out = mean_A(x) Wl' + b + x[:T] Wr'."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, left: Tensor, bias: Tensor, right: Tensor, block: Block, first: bool) -> Tensor:
+    def forward(
+        ctx: Any, x: Tensor, left: Tensor, bias: Tensor, right: Tensor, block: Block, first: bool
+    ) -> Tensor:
         scale = block.counts.clamp(min=1).to(x.dtype).reciprocal_().unsqueeze(1)
         mean = spmm(block, x if first else x @ left.t()).mul_(scale)
         out = torch.addmm(bias, mean, left.t()) if first else mean.add_(bias)
@@ -70,15 +72,25 @@ def sage(conv: SAGEConv, x: Tensor, block: Block) -> Tensor:
     """Equals ``conv((x, x[:T]), edge_index)``: mean over the sampled in-neighbours, and the target itself."""
     check_block(block, x)
     left, right = conv.lin_l.weight, conv.lin_r.weight
-    return _Sage.apply(x, left, conv.lin_l.bias, right, block, aggregate_first(block, left.shape[1], left.shape[0]))
+    return _Sage.apply(
+        x, left, conv.lin_l.bias, right, block, aggregate_first(block, left.shape[1], left.shape[0])
+    )
 
 
 class _Gcn(torch.autograd.Function):
     """out = (A x + d * x[:T]) W' + b for edge weights A and loop weights d."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, edges: Tensor, loops: Tensor, block: Block,
-                first: bool) -> Tensor:
+    def forward(
+        ctx: Any,
+        x: Tensor,
+        weight: Tensor,
+        bias: Tensor,
+        edges: Tensor,
+        loops: Tensor,
+        block: Block,
+        first: bool,
+    ) -> Tensor:
         inner = x if first else x @ weight.t()
         total = spmm(block, inner, edges).addcmul_(inner[: block.num_targets], loops)
         ctx.block, ctx.first = block, first
@@ -208,16 +220,20 @@ class _WeightedSum(torch.autograd.Function):
         heads, targets = loops.shape
         flat = grad.view(heads * targets, -1)
         grad_edges = sampled_dot(ctx.ptr, ctx.col, flat, x.reshape(-1, x.shape[-1])).view_as(edges)
-        grad_loops = torch.einsum("htd,htd->ht", grad, x[:, :targets]) if x.dim() == 3 else \
-            torch.einsum("htd,td->ht", grad, x[:targets])
+        grad_loops = (
+            torch.einsum("htd,htd->ht", grad, x[:, :targets])
+            if x.dim() == 3
+            else torch.einsum("htd,td->ht", grad, x[:targets])
+        )
         if not ctx.needs_input_grad[0]:
             return None, grad_edges, grad_loops, None
         rowptr, row, order = block.transposed
         weights = edges.index_select(1, order)
         starts = torch.arange(heads, dtype=row.dtype, device=row.device).unsqueeze_(1) * targets
         if x.dim() == 3:
-            grad_x = bag_sum(flat, _by_head(rowptr, block.num_edges, heads), (row + starts).view(-1),
-                             weights.view(-1)).view_as(x)
+            grad_x = bag_sum(
+                flat, _by_head(rowptr, block.num_edges, heads), (row + starts).view(-1), weights.view(-1)
+            ).view_as(x)
             grad_x[:, :targets].addcmul_(grad, loops.unsqueeze(2))
         else:
             grad_x = bag_sum(flat, rowptr * heads, (row + starts).t().reshape(-1), weights.t().reshape(-1))
@@ -235,7 +251,9 @@ def gat(conv: GATConv, x: Tensor, block: Block) -> Tensor:
     vectors = torch.einsum("hco,shc->sho", weight, torch.cat([conv.att_src, conv.att_dst]))
     source = vectors[0] @ x.t()
     target = vectors[1] @ x[:targets].t()
-    edges = F.leaky_relu(source.index_select(1, block.col) + target.index_select(1, block.row), conv.negative_slope)
+    edges = F.leaky_relu(
+        source.index_select(1, block.col) + target.index_select(1, block.row), conv.negative_slope
+    )
     loops = F.leaky_relu(source[:, :targets] + target, conv.negative_slope)
     if bool(block.is_loop.any()):
         edges = edges.masked_fill(block.is_loop, float("-inf"))

@@ -45,8 +45,10 @@ class Model(nn.Module):
             ArgumentError: The batch was not sampled with one hop per layer.
         """
         if batch.graph.hops != self.num_layers:
-            raise ArgumentError(f"the model has {self.num_layers} layers, the batches {batch.graph.hops} hops: give "
-                                "one fanout per layer")
+            raise ArgumentError(
+                f"the model has {self.num_layers} layers, the batches {batch.graph.hops} hops: give "
+                "one fanout per layer"
+            )
         return self.compute(batch.x, blocks_of(batch), batch.degree)
 
     def compute(self, x: Tensor, blocks: Sequence[Block], degree: Tensor | None = None) -> Tensor:
@@ -73,8 +75,16 @@ class Model(nn.Module):
         return F.dropout(out, self.dropout, self.training) if self.dropout else out
 
 
-def build_model(name: str, in_dim: int, hidden: int | None, num_classes: int, layers: int, *, heads: int = 4,
-                dropout: float = 0.0) -> Model:
+def build_model(
+    name: str,
+    in_dim: int,
+    hidden: int | None,
+    num_classes: int,
+    layers: int,
+    *,
+    heads: int = 4,
+    dropout: float = 0.0,
+) -> Model:
     """A new model, initialised from torch's random state as torch_geometric does.
 
     Args:
@@ -99,8 +109,13 @@ def build_model(name: str, in_dim: int, hidden: int | None, num_classes: int, la
     if problems:
         raise ArgumentError("; ".join(problems))
     widths = [in_dim] + [hidden] * (layers - 1) + [num_classes]
-    return Model([_conv(name, width, out, heads if index < layers - 1 else 1)
-                  for index, (width, out) in enumerate(pairwise(widths))], dropout)
+    return Model(
+        [
+            _conv(name, width, out, heads if index < layers - 1 else 1)
+            for index, (width, out) in enumerate(pairwise(widths))
+        ],
+        dropout,
+    )
 
 
 def _conv(name: str, in_dim: int, out_dim: int, heads: int) -> nn.Module:
@@ -126,10 +141,14 @@ def torch_device(name: str) -> torch.device:
     if device.type == "cuda":
         count = torch.cuda.device_count() if torch.cuda.is_available() else 0
         if count == 0:
-            raise DeviceError(f"device {name!r} was asked for, but torch {torch.__version__} finds no CUDA device: "
-                              "use --device cpu, or install a driver and a CUDA build of torch")
+            raise DeviceError(
+                f"device {name!r} was asked for, but torch {torch.__version__} finds no CUDA device: "
+                "use --device cpu, or install a driver and a CUDA build of torch"
+            )
         if (device.index or 0) >= count:
-            raise DeviceError(f"device {name!r} was asked for, but there are {count} CUDA devices, counted from 0")
+            raise DeviceError(
+                f"device {name!r} was asked for, but there are {count} CUDA devices, counted from 0"
+            )
     return device
 
 

@@ -38,12 +38,15 @@ class RowSource(ABC):
             IoError: The disk refused.
         """
 
+    @abstractmethod
     def close(self) -> None:
         """Gives memory and files back."""
 
     def _check(self, ids: np.ndarray, out: np.ndarray) -> None:
         if len(out) != len(ids) * self.row_bytes:
-            raise ArgumentError(f"{len(ids)} rows of {self.row_bytes} bytes do not fit {len(out)} bytes of output")
+            raise ArgumentError(
+                f"{len(ids)} rows of {self.row_bytes} bytes do not fit {len(out)} bytes of output"
+            )
         if len(ids) and (ids.min() < 0 or ids.max() >= self.num_rows):
             bad = ids[(ids < 0) | (ids >= self.num_rows)][0]
             raise ArgumentError(f"row {bad} was asked for, there are {self.num_rows}")
@@ -99,8 +102,17 @@ class DiskRows(RowSource):
         self.num_rows, self.row_bytes = features.num_rows, features.row_bytes
         self._features = features
         scratch_bytes = max(scratch_bytes, _core.RowReader.min_scratch_bytes(self.row_bytes))
-        self._reader = _core.RowReader(runtime.io, runtime.budget, features.file, 0, features.spec.stride_bytes,
-                                       self.row_bytes, self.num_rows, scratch_bytes, merge)
+        self._reader = _core.RowReader(
+            runtime.io,
+            runtime.budget,
+            features.file,
+            0,
+            features.spec.stride_bytes,
+            self.row_bytes,
+            self.num_rows,
+            scratch_bytes,
+            merge,
+        )
 
     def read_rows(self, ids: np.ndarray, out: np.ndarray) -> dict[str, int]:
         self._check(ids, out)
@@ -153,6 +165,9 @@ class PackedRows(RowSource):
         self.num_rows, self.row_bytes = int(n_id.max(initial=-1)) + 1, row_bytes
         self._n_id, self._read = n_id, read
 
+    def close(self) -> None:
+        self._n_id = self._n_id[:0]
+
     def read_rows(self, ids: np.ndarray, out: np.ndarray) -> dict[str, int]:
         self._check(ids, out)
         if not np.array_equal(ids, self._n_id):
@@ -173,5 +188,7 @@ def open_rows(graph: Graph, runtime: Runtime, mode: str) -> RowSource:
     if mode == "memmap":
         return MapRows(features)
     if mode in ("ondisk", "online"):
-        return DiskRows(features, runtime, scratch_bytes=scratch_share(runtime.budget.limit_bytes), merge=mode == "online")
+        return DiskRows(
+            features, runtime, scratch_bytes=scratch_share(runtime.budget.limit_bytes), merge=mode == "online"
+        )
     raise ArgumentError(f"mode {mode!r} is unknown; known: packed, online, memory, memmap, ondisk")

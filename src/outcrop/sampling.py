@@ -59,11 +59,20 @@ class BatchSampler:
         self._runtime = runtime
         # The sampler's scratch and the results that wait first: the topology can also be mapped.
         threads = runtime.workers.threads
-        per_batch = max(min(_worst_case_bytes(config, graph), int(runtime.budget.free_bytes * share) // (2 * threads)), 1)
+        per_batch = max(
+            min(_worst_case_bytes(config, graph), int(runtime.budget.free_bytes * share) // (2 * threads)), 1
+        )
         self._scratch = runtime.budget.reserve("sampler", 2 * threads * per_batch)
         self.topology = load_topology(graph, runtime, share=share)
-        self._sampler = _core.NeighborSampler(runtime.workers, self.topology.indptr, self.topology.indices,
-                                              list(config.fanouts), config.replace, config.seed, per_batch)
+        self._sampler = _core.NeighborSampler(
+            runtime.workers,
+            self.topology.indptr,
+            self.topology.indices,
+            list(config.fanouts),
+            config.replace,
+            config.seed,
+            per_batch,
+        )
         self._labels = graph.array(runtime, "labels").memmap() if graph.has("labels") else None
 
     def batches(self, split: str, epoch: int, seeds: np.ndarray) -> Iterator[BatchGraph]:
@@ -71,15 +80,26 @@ class BatchSampler:
         size, wave = self.config.batch_size, self._runtime.workers.threads
         count = -(-len(seeds) // size)
         for first in range(0, count, wave):
-            offsets = np.minimum(np.arange(first, min(first + wave, count) + 1, dtype=np.int64) * size, len(seeds))
+            offsets = np.minimum(
+                np.arange(first, min(first + wave, count) + 1, dtype=np.int64) * size, len(seeds)
+            )
             for parts in self._sampler.sample(seeds, offsets, SPLIT_CODES[split], epoch, first):
                 yield self._finish(*parts)
 
-    def _finish(self, n_id: np.ndarray, rowptr: np.ndarray, col: np.ndarray, nodes: list[int],
-                edges: list[int]) -> BatchGraph:
+    def _finish(
+        self, n_id: np.ndarray, rowptr: np.ndarray, col: np.ndarray, nodes: list[int], edges: list[int]
+    ) -> BatchGraph:
         seeds = n_id[: nodes[0]]
-        labels = np.full(len(seeds), -1, np.int64) if self._labels is None else self._labels[seeds].astype(np.int64)
-        return BatchGraph(n_id, rowptr, col, tuple(nodes), tuple(edges), labels)
+        labels = (
+            np.full(len(seeds), -1, np.int64)
+            if self._labels is None
+            else self._labels[seeds].astype(np.int64)
+        )
+        degree = None
+        if self.config.degrees:
+            degree = np.zeros(len(n_id), np.int32)
+            self._sampler.degrees(n_id, degree)
+        return BatchGraph(n_id, rowptr, col, tuple(nodes), tuple(edges), labels, degree)
 
 
 def _worst_case_bytes(config: SampleConfig, graph: Graph) -> int:

@@ -75,9 +75,11 @@ class SlotPool:
         gc.collect()
         with self._changed:
             if self._handed >= len(self._slots):
-                raise BudgetError(f"all {len(self._slots)} batch buffers that the memory budget allows are held by the "
-                                  "caller: let go of earlier batches (del, or x.clone() what must stay), or raise "
-                                  "--memory")
+                raise BudgetError(
+                    f"all {len(self._slots)} batch buffers that the memory budget allows are held by the "
+                    "caller: let go of earlier batches (del, or x.clone() what must stay), or raise "
+                    "--memory"
+                )
 
     def give_back(self, slot: Slot, lease: _Kept) -> None:
         with self._changed:

@@ -67,8 +67,10 @@ class Block:
 
 def blocks_of(batch: MiniBatch) -> list[Block]:
     """The graph of each layer, first layer first, each trimmed to what its layer needs (prefixes, nothing copied)."""
-    return [Block(batch.rowptr[: targets + 1], batch.col[:edges], sources)
-            for sources, targets, edges in batch.graph.layer_sizes()]
+    return [
+        Block(batch.rowptr[: targets + 1], batch.col[:edges], sources)
+        for sources, targets, edges in batch.graph.layer_sizes()
+    ]
 
 
 def bag_sum(x: Tensor, rowptr: Tensor, col: Tensor, weights: Tensor | None = None) -> Tensor:
@@ -81,7 +83,9 @@ def bag_sum(x: Tensor, rowptr: Tensor, col: Tensor, weights: Tensor | None = Non
     """
     if len(col) == 0:
         return x.new_zeros(len(rowptr) - 1, x.shape[1])
-    return F.embedding_bag(col, x.detach(), rowptr, mode="sum", include_last_offset=True, per_sample_weights=weights)
+    return F.embedding_bag(
+        col, x.detach(), rowptr, mode="sum", include_last_offset=True, per_sample_weights=weights
+    )
 
 
 def spmm(block: Block, x: Tensor, weights: Tensor | None = None) -> Tensor:
@@ -101,8 +105,9 @@ def sampled_dot(rowptr: Tensor, col: Tensor, left: Tensor, right: Tensor) -> Ten
         return left.new_zeros(0)
     with warnings.catch_warnings():  # torch calls every CSR tensor a beta, once
         warnings.filterwarnings("ignore", "Sparse CSR tensor support is in beta")
-        pattern = torch.sparse_csr_tensor(rowptr, col, left.new_zeros(len(col)), (len(left), len(right)),
-                                          check_invariants=False)
+        pattern = torch.sparse_csr_tensor(
+            rowptr, col, left.new_zeros(len(col)), (len(left), len(right)), check_invariants=False
+        )
     return torch.sparse.sampled_addmm(pattern, left, right.t(), beta=0.0).values()
 
 

@@ -14,9 +14,17 @@ from outcrop.store.graph import FORMAT, VERSION, Graph, open_graph
 from outcrop.store.manifest import ArraySpec, Manifest
 
 
-def write_graph(path: Path, edge_index: np.ndarray, num_nodes: int, runtime: Runtime, *,
-                features: np.ndarray | None = None, labels: np.ndarray | None = None,
-                splits: Mapping[str, np.ndarray] | None = None, feature_dtype: str | None = None) -> Graph:
+def write_graph(
+    path: Path,
+    edge_index: np.ndarray,
+    num_nodes: int,
+    runtime: Runtime,
+    *,
+    features: np.ndarray | None = None,
+    labels: np.ndarray | None = None,
+    splits: Mapping[str, np.ndarray] | None = None,
+    feature_dtype: str | None = None,
+) -> Graph:
     """Writes a graph artifact from arrays in memory.
 
     Args:
@@ -29,7 +37,9 @@ def write_graph(path: Path, edge_index: np.ndarray, num_nodes: int, runtime: Run
     indptr = np.zeros(num_nodes + 1, np.int64)
     np.cumsum(np.bincount(edge_index[1], minlength=num_nodes), out=indptr[1:])
     columns: dict[str, tuple[np.ndarray, str]] = {
-        "indptr": (indptr, "int64"), "indices": (edge_index[0][order].astype(np.uint32), "uint32")}
+        "indptr": (indptr, "int64"),
+        "indices": (edge_index[0][order].astype(np.uint32), "uint32"),
+    }
     if features is not None:
         columns["features"] = (features, feature_dtype or features.dtype.name)
     if labels is not None:
@@ -42,8 +52,11 @@ def write_graph(path: Path, edge_index: np.ndarray, num_nodes: int, runtime: Run
             writer = ArrayWriter(runtime, folder, name, dtype, values.shape[1:])
             writer.append(values)
             arrays[name] = writer.finish()
-        attributes = {"num_nodes": num_nodes, "num_edges": edge_index.shape[1],
-                      "num_classes": 0 if labels is None or not len(labels) else int(labels.max()) + 1,
-                      "feature_dim": 0 if features is None else features.shape[1]}
+        attributes = {
+            "num_nodes": num_nodes,
+            "num_edges": edge_index.shape[1],
+            "num_classes": 0 if labels is None or not len(labels) else int(labels.max()) + 1,
+            "feature_dim": 0 if features is None else features.shape[1],
+        }
         manifests.write(folder, Manifest(FORMAT, VERSION, arrays, attributes))
     return open_graph(path)

@@ -19,7 +19,7 @@ class Trace:
 
     def __init__(self, path: str | Path | None = None):
         self._lock = threading.Lock()
-        self._file: TextIO | None = Path(path).open("a", encoding="utf-8") if path else None
+        self._file: TextIO | None = Path(path).open("a", encoding="utf-8") if path else None  # noqa: SIM115 (close() closes it)
 
     @contextmanager
     def span(self, name: str, **fields: Any) -> Iterator[None]:
@@ -57,8 +57,17 @@ def to_perfetto(jsonl: Path, out: Path) -> None:
             start, end = record.pop("start_ns"), record.pop("end_ns")
             name, thread = record.pop("name"), record.pop("thread")
             tid = threads.setdefault(thread, len(threads) + 1)
-            events.append({"name": name, "ph": "X", "ts": start / 1e3, "dur": (end - start) / 1e3,
-                           "pid": 1, "tid": tid, "args": record})
+            events.append(
+                {
+                    "name": name,
+                    "ph": "X",
+                    "ts": start / 1e3,
+                    "dur": (end - start) / 1e3,
+                    "pid": 1,
+                    "tid": tid,
+                    "args": record,
+                }
+            )
     for thread, tid in threads.items():
         events.append({"name": "thread_name", "ph": "M", "pid": 1, "tid": tid, "args": {"name": thread}})
     out.write_text(json.dumps({"traceEvents": events}))

@@ -27,7 +27,8 @@ TEST(Budget, GrantsRefusesAndReturns) {
   } catch (const Error& e) {
     EXPECT_EQ(static_cast<int>(e.kind()), static_cast<int>(ErrorKind::budget));
     const std::string text = e.what();
-    for (const char* part : {"1000", "500", "'b'", "a 600", "1100"}) EXPECT_NE(text.find(part), std::string::npos) << text;
+    for (const char* part : {"1000", "500", "'b'", "a 600", "1100"})
+      EXPECT_NE(text.find(part), std::string::npos) << text;
   }
   EXPECT_THROW((void)budget->reserve("b", UINT64_MAX), Error);
   {
@@ -70,7 +71,8 @@ TEST(Buffer, IsAlignedZeroAndAccounted) {
   EXPECT_EQ(reinterpret_cast<uintptr_t>(buffer.data()) % kPageBytes, 0u);
   EXPECT_EQ(buffer.size(), 5000u);
   EXPECT_EQ(budget->now_bytes(), 8192u);
-  EXPECT_TRUE(std::all_of(buffer.data(), buffer.data() + 5000, [](std::byte b) { return b == std::byte{0}; }));
+  EXPECT_TRUE(
+      std::all_of(buffer.data(), buffer.data() + 5000, [](std::byte b) { return b == std::byte{0}; }));
   Buffer other = std::move(buffer);
   EXPECT_EQ(buffer.data(), nullptr);
   EXPECT_EQ(budget->now_bytes(), 8192u);
@@ -101,7 +103,8 @@ TEST(Checksum, FastEqualsTableAndCombines) {
   std::vector<uint8_t> data(50'000);
   for (auto& b : data) b = static_cast<uint8_t>(rng());
   for (int i = 0; i < 300; ++i) {
-    const size_t at = rng() % 100, n = i < 100 ? rng() % 100 : rng() % (data.size() - at), cut = n ? rng() % (n + 1) : 0;
+    const size_t at = rng() % 100, n = i < 100 ? rng() % 100 : rng() % (data.size() - at),
+                 cut = n ? rng() % (n + 1) : 0;
     const uint32_t start = static_cast<uint32_t>(rng());
     const uint32_t whole = crc32c_table(data.data() + at, n, start);
     ASSERT_EQ(crc32c(data.data() + at, n, start), whole);
@@ -115,7 +118,8 @@ TEST(Checksum, FastEqualsTableAndCombines) {
 TEST(Philox, KnownAnswers) {
   using A = std::array<uint32_t, 4>;
   EXPECT_EQ(philox4x32({0, 0, 0, 0}, {0, 0}), (A{0x6627e8d5, 0xe169c58d, 0xbc57ac4c, 0x9b00dbd8}));
-  EXPECT_EQ(philox4x32({~0u, ~0u, ~0u, ~0u}, {~0u, ~0u}), (A{0x408f276d, 0x41c83b0e, 0xa20bc7c6, 0x6d5451fd}));
+  EXPECT_EQ(philox4x32({~0u, ~0u, ~0u, ~0u}, {~0u, ~0u}),
+            (A{0x408f276d, 0x41c83b0e, 0xa20bc7c6, 0x6d5451fd}));
   EXPECT_EQ(philox4x32({0x243f6a88, 0x85a308d3, 0x13198a2e, 0x03707344}, {0xa4093822, 0x299f31d0}),
             (A{0xd16cfe09, 0x94fdcceb, 0x5001e420, 0x24126ea1}));
 }

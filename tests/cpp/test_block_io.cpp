@@ -11,9 +11,12 @@ namespace outcrop::testing {
 namespace {
 
 class BlockIoTest : public BothBackends {};
-INSTANTIATE_TEST_SUITE_P(Backends, BlockIoTest, ::testing::Values(Backend::uring, Backend::pread), backend_test_name);
+INSTANTIATE_TEST_SUITE_P(Backends, BlockIoTest, ::testing::Values(Backend::uring, Backend::pread),
+                         backend_test_name);
 
-bool same(const std::byte* a, const BytesVector& b, size_t at, size_t n) { return std::memcmp(a, b.data() + at, n) == 0; }
+bool same(const std::byte* a, const BytesVector& b, size_t at, size_t n) {
+  return std::memcmp(a, b.data() + at, n) == 0;
+}
 
 TEST_P(BlockIoTest, ReadsAnyOffsetLengthAndAddress) {
   const auto bytes = random_bytes(300'001, 1);
@@ -82,13 +85,15 @@ TEST(BlockIo, BackendsCountEqually) {
     } catch (const Error& e) {
       GTEST_SKIP() << e.what();
     }
-    const FileId f = io->open(folder.file("x"), OpenMode::read), g = io->open(folder.file("y"), OpenMode::create);
-    BytesVector memory(bytes.size());
+    const FileId f = io->open(folder.file("x"), OpenMode::read),
+                 g = io->open(folder.file("y"), OpenMode::create);
+    BytesVector memory(3000 * 20'001);  // apart: requests must not overlap in memory
     std::mt19937_64 rng(4);
     std::vector<IoRequest> requests;
     for (int i = 0; i < 3000; ++i) {
       const uint64_t offset = rng() % bytes.size();
-      requests.push_back({f, offset, std::min<uint64_t>(rng() % 20'000, bytes.size() - offset), memory.data() + i});
+      requests.push_back(
+          {f, offset, std::min<uint64_t>(rng() % 20'000, bytes.size() - offset), memory.data() + i * 20'001});
     }
     io->submit(IoOp::read, requests)->wait();
     io->write(g, 5, bytes.data(), 777'777);
@@ -168,10 +173,12 @@ TEST_P(BlockIoTest, ReadBeyondTheEndNamesEverything) {
   const FileId f = io->open(folder_.file("x"), OpenMode::read);
   BytesVector memory(20'000);
   io->read(f, 4000, memory.data(), 1000);  // up to the very end
-  const std::string expected = folder_.file("x") +
-                               " ends at byte 5000, 1001 bytes at offset 4000 were asked for: the file is truncated";
+  const std::string expected =
+      folder_.file("x") +
+      " ends at byte 5000, 1001 bytes at offset 4000 were asked for: the file is truncated";
   EXPECT_EQ(message_of([&] { io->read(f, 4000, memory.data(), 1001); }, ErrorKind::io), expected);
-  EXPECT_NE(message_of([&] { io->read(f, 8192, memory.data(), 1); }, ErrorKind::io).find("truncated"), std::string::npos);
+  EXPECT_NE(message_of([&] { io->read(f, 8192, memory.data(), 1); }, ErrorKind::io).find("truncated"),
+            std::string::npos);
   EXPECT_NE(message_of([&] { io->read(f, 1 << 20, memory.data(), 1); }, ErrorKind::io).find("byte 5000"),
             std::string::npos);
 }
@@ -181,7 +188,8 @@ TEST_P(BlockIoTest, AFailedJobLeavesOthersAlone) {
   write_plainly(folder_.file("good"), bytes);
   write_plainly(folder_.file("short"), random_bytes(100, 9));
   auto io = engine();
-  const FileId good = io->open(folder_.file("good"), OpenMode::read), bad = io->open(folder_.file("short"), OpenMode::read);
+  const FileId good = io->open(folder_.file("good"), OpenMode::read),
+               bad = io->open(folder_.file("short"), OpenMode::read);
   for (int round = 0; round < 20; ++round) {
     BytesVector a(bytes.size()), b(bytes.size()), c(1'000'000);
     auto first = io->submit(IoOp::read, {{good, 0, a.size(), a.data()}});
@@ -266,7 +274,8 @@ TEST_P(BlockIoTest, RefusesNonsense) {
   io->close(f);
   message_of([&] { io->close(f); }, ErrorKind::argument);
   const std::string missing = folder_.file("missing");
-  EXPECT_NE(message_of([&] { io->open(missing, OpenMode::read); }, ErrorKind::io, ENOENT).find(missing), std::string::npos);
+  EXPECT_NE(message_of([&] { io->open(missing, OpenMode::read); }, ErrorKind::io, ENOENT).find(missing),
+            std::string::npos);
   message_of([&] { io->open(folder_.file(""), OpenMode::read); }, ErrorKind::io);
   IoOptions none;
   none.depth = 0;

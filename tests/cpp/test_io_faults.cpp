@@ -27,7 +27,8 @@ class IoFaultTest : public BothBackends {
   }
   BytesVector bytes_;
 };
-INSTANTIATE_TEST_SUITE_P(Backends, IoFaultTest, ::testing::Values(Backend::uring, Backend::pread), backend_test_name);
+INSTANTIATE_TEST_SUITE_P(Backends, IoFaultTest, ::testing::Values(Backend::uring, Backend::pread),
+                         backend_test_name);
 
 TEST_P(IoFaultTest, ShortTransfersAndInterruptionsAreInvisible) {
   for (bool direct : {true, false}) {
@@ -36,7 +37,8 @@ TEST_P(IoFaultTest, ShortTransfersAndInterruptionsAreInvisible) {
     const auto run = [&](double probability) {
       options.faults.short_probability = options.faults.eagain_probability = probability;
       auto io = engine(options);
-      const FileId f = io->open(folder_.file("x"), OpenMode::read), g = io->open(folder_.file("y"), OpenMode::create);
+      const FileId f = io->open(folder_.file("x"), OpenMode::read),
+                   g = io->open(folder_.file("y"), OpenMode::create);
       BytesVector memory(bytes_.size());
       io->submit(IoOp::read, pieces(f, memory))->wait();
       EXPECT_EQ(memory, bytes_);
@@ -84,7 +86,8 @@ TEST_P(IoFaultTest, EndlessAgainEnds) {
   auto io = engine(options);
   const FileId f = io->open(folder_.file("x"), OpenMode::read);
   std::byte b;
-  EXPECT_NE(message_of([&] { io->read(f, 0, &b, 1); }, ErrorKind::io, EAGAIN).find("no progress after 100 attempts"),
+  EXPECT_NE(message_of([&] { io->read(f, 0, &b, 1); }, ErrorKind::io, EAGAIN)
+                .find("no progress after 100 attempts"),
             std::string::npos);
 }
 
@@ -148,10 +151,11 @@ TEST_P(IoFaultTest, AFailedJobWaitsForItsFlights) {
     const FileId f = io->open(folder_.file("x"), OpenMode::read);
     Buffer memory(*budget_, "test", align_up(bytes_.size(), 4096));
     std::vector<IoRequest> requests;
-    for (uint64_t at = 0; at + 4096 <= bytes_.size(); at += 4096) requests.push_back({f, at, 4096, memory.data() + at});
+    for (uint64_t at = 0; at + 4096 <= bytes_.size(); at += 4096)
+      requests.push_back({f, at, 4096, memory.data() + at});
     auto job = io->submit(IoOp::read, requests);
     EXPECT_THROW(job->wait(), Error);
-    memory = Buffer();  // unmapped
+    memory = Buffer();                        // unmapped
     EXPECT_LT(io->counters().read_ops, 60u);  // the rest was dropped
   }
 }
@@ -163,7 +167,8 @@ TEST(FaultPlan, AnyAndDecisionsAreKeyed) {
   EXPECT_TRUE(plan.any());
   int shortened = 0;
   for (uint64_t n = 0; n < 10'000; ++n) {
-    const Fault a = decide_fault(plan, IoOp::read, n, 0, 8192, true, 0), b = decide_fault(plan, IoOp::read, n, 0, 8192, true, 0);
+    const Fault a = decide_fault(plan, IoOp::read, n, 0, 8192, true, 0),
+                b = decide_fault(plan, IoOp::read, n, 0, 8192, true, 0);
     ASSERT_EQ(a.length, b.length);
     ASSERT_EQ(a.length % 512, 0u);
     ASSERT_TRUE(a.length >= 512 && a.length <= 8192);

@@ -20,7 +20,8 @@ uint64_t brute_force_bytes(const std::vector<int64_t>& ids, const RowLayout& l, 
   std::set<uint64_t> pages;
   uint64_t count = 0;
   for (int64_t id : ids)
-    for (uint64_t page = (l.base + id * l.stride) / 4096; page * 4096 < l.base + id * l.stride + l.row_bytes; ++page) {
+    for (uint64_t page = (l.base + id * l.stride) / 4096; page * 4096 < l.base + id * l.stride + l.row_bytes;
+         ++page) {
       pages.insert(page);
       ++count;
     }
@@ -33,7 +34,8 @@ TEST(Coalesce, CountsLikeBruteForce) {
       for (bool merge : {true, false}) {
         const RowLayout layout{gap * 7, width + gap, width};
         const auto ids = random_ids(3000, 2000, width);
-        EXPECT_EQ(count_read_bytes(ids.data(), ids.size(), layout, merge), brute_force_bytes(ids, layout, merge));
+        EXPECT_EQ(count_read_bytes(ids.data(), ids.size(), layout, merge),
+                  brute_force_bytes(ids, layout, merge));
       }
   const int64_t negative = -1;
   message_of([&] { count_read_bytes(&negative, 1, {0, 4, 4}, true); }, ErrorKind::argument);
@@ -47,11 +49,14 @@ TEST(Coalesce, ReadsAreMergedSplitAndWithoutGapsInScratch) {
   make_entries(ids.data(), ids.size(), true, entries.data());
   const auto window = plan_window(layout, true, entries.data(), 0, entries.size(), 100, 3 * 4096, nullptr);
   EXPECT_EQ(window.end, ids.size());
-  const std::vector<std::array<uint64_t, 3>> expected{
-      {0, 3 * 4096, 0}, {3 * 4096, 2 * 4096, 3 * 4096}, {7 * 4096, 4096, 5 * 4096}, {9 * 4096, 4096, 6 * 4096}};
+  const std::vector<std::array<uint64_t, 3>> expected{{0, 3 * 4096, 0},
+                                                      {3 * 4096, 2 * 4096, 3 * 4096},
+                                                      {7 * 4096, 4096, 5 * 4096},
+                                                      {9 * 4096, 4096, 6 * 4096}};
   ASSERT_EQ(window.reads.size(), expected.size());
   for (size_t i = 0; i < expected.size(); ++i)
-    EXPECT_EQ((std::array{window.reads[i].offset, window.reads[i].length, window.reads[i].at}), expected[i]) << i;
+    EXPECT_EQ((std::array{window.reads[i].offset, window.reads[i].length, window.reads[i].at}), expected[i])
+        << i;
 }
 
 class RowsTest : public BothBackends {
@@ -72,7 +77,8 @@ class RowsTest : public BothBackends {
     const uint64_t before = io->counters().read_bytes;
     reader.read_rows(ids.data(), ids.size(), out.data(), out_stride);
     for (size_t i = 0; i < ids.size(); ++i) {
-      ASSERT_EQ(std::memcmp(out.data() + i * out_stride, file.data() + layout.offset(ids[i]), layout.row_bytes), 0)
+      ASSERT_EQ(
+          std::memcmp(out.data() + i * out_stride, file.data() + layout.offset(ids[i]), layout.row_bytes), 0)
           << "row " << i << " of width " << layout.row_bytes;
       ASSERT_EQ(out[i * out_stride + layout.row_bytes], std::byte{0x5a});
     }
@@ -81,13 +87,14 @@ class RowsTest : public BothBackends {
     if (!merge || ids.size() <= reader.group_rows()) EXPECT_EQ(read, brute_force_bytes(ids, layout, merge));
   }
 };
-INSTANTIATE_TEST_SUITE_P(Backends, RowsTest, ::testing::Values(Backend::uring, Backend::pread), backend_test_name);
+INSTANTIATE_TEST_SUITE_P(Backends, RowsTest, ::testing::Values(Backend::uring, Backend::pread),
+                         backend_test_name);
 
 TEST_P(RowsTest, EveryWidthScratchAndMode) {
   for (uint64_t width : {1, 7, 100, 343, 602, 1024, 1433, 4096, 5732})
     for (bool merge : {true, false}) {
-      check({0, width, width}, 777, 1 << 20, merge, true);                                        // one window
-      check({0, width, width}, 777, RowReader::min_scratch_bytes(width), merge, true);            // the smallest
+      check({0, width, width}, 777, 1 << 20, merge, true);                              // one window
+      check({0, width, width}, 777, RowReader::min_scratch_bytes(width), merge, true);  // the smallest
       check({12'345, width + 29, width}, 777, RowReader::min_scratch_bytes(width) + 40'000, merge, false);
     }
 }
@@ -98,7 +105,8 @@ TEST_P(RowsTest, SplitSubmitAndComplete) {
   write_plainly(folder_.file("rows"), file);
   auto io = engine();
   const FileId f = io->open(folder_.file("rows"), OpenMode::read);
-  auto reader = std::make_unique<RowReader>(io, *budget_, f, RowLayout{0, width, width}, num_rows, 2 << 20, true);
+  auto reader =
+      std::make_unique<RowReader>(io, *budget_, f, RowLayout{0, width, width}, num_rows, 2 << 20, true);
   auto a = random_ids(100, num_rows, 1), b = random_ids(100, num_rows, 2);
   const auto expect = [&](const std::vector<int64_t>& ids, const BytesVector& out) {
     for (size_t i = 0; i < ids.size(); ++i)
@@ -131,7 +139,9 @@ TEST_P(RowsTest, RefusesNonsense) {
   write_plainly(folder_.file("rows"), random_bytes(4096, 1));
   auto io = engine();
   const FileId f = io->open(folder_.file("rows"), OpenMode::read);
-  const auto make = [&](RowLayout l, uint64_t rows, uint64_t scratch) { RowReader(io, *budget_, f, l, rows, scratch, true); };
+  const auto make = [&](RowLayout l, uint64_t rows, uint64_t scratch) {
+    RowReader(io, *budget_, f, l, rows, scratch, true);
+  };
   message_of([&] { make({0, 100, 101}, 1, 1 << 20); }, ErrorKind::argument);
   message_of([&] { make({0, 100, 0}, 1, 1 << 20); }, ErrorKind::argument);
   message_of([&] { make({0, 100, 100}, 1, 100); }, ErrorKind::argument);
@@ -141,7 +151,8 @@ TEST_P(RowsTest, RefusesNonsense) {
   RowReader reader(io, *budget_, f, {0, 100, 100}, 40, 1 << 20, true);
   BytesVector out(1000);
   const int64_t ids[] = {3, 40, -1};
-  const std::string text = message_of([&] { reader.read_rows(ids, 3, out.data(), 100); }, ErrorKind::argument);
+  const std::string text =
+      message_of([&] { reader.read_rows(ids, 3, out.data(), 100); }, ErrorKind::argument);
   EXPECT_NE(text.find("row id 40 at position 1 is outside the table of 40 rows"), std::string::npos) << text;
   const int64_t negative = -1;
   message_of([&] { reader.read_rows(&negative, 1, out.data(), 100); }, ErrorKind::argument);
@@ -155,7 +166,8 @@ TEST_P(RowsTest, AReadErrorLeavesTheReaderUsable) {
   options.faults.fail_at_op = 5;
   auto io = engine(options);
   const FileId f = io->open(folder_.file("rows"), OpenMode::read);
-  RowReader reader(io, *budget_, f, {0, 4096, 4096}, 256, RowReader::min_scratch_bytes(4096) + (64 << 10), false);
+  RowReader reader(io, *budget_, f, {0, 4096, 4096}, 256, RowReader::min_scratch_bytes(4096) + (64 << 10),
+                   false);
   std::vector<int64_t> ids(256);
   std::iota(ids.begin(), ids.end(), 0);
   BytesVector out(1 << 20);
@@ -173,9 +185,11 @@ TEST(GatherRows, LikeCopyingRowByRow) {
         const auto table = random_bytes(rows * (width + gap), width);
         const auto ids = random_ids(n, rows, width);
         BytesVector out(n * (width + gap) + 1, std::byte{0x5a});
-        gather_rows(workers, {table.data(), rows, width + gap, width}, ids.data(), n, out.data(), width + gap);
+        gather_rows(workers, {table.data(), rows, width + gap, width}, ids.data(), n, out.data(),
+                    width + gap);
         for (size_t i = 0; i < n; ++i)
-          ASSERT_EQ(std::memcmp(out.data() + i * (width + gap), table.data() + ids[i] * (width + gap), width), 0);
+          ASSERT_EQ(std::memcmp(out.data() + i * (width + gap), table.data() + ids[i] * (width + gap), width),
+                    0);
         ASSERT_EQ(out[n * (width + gap)], std::byte{0x5a});
       }
   }
@@ -187,11 +201,19 @@ TEST(GatherRows, ChecksIdsBeforeWriting) {
   BytesVector out(300, std::byte{0x5a});
   for (int64_t bad : {int64_t{10}, int64_t{-1}, INT64_MAX, INT64_MIN}) {
     const int64_t ids[] = {0, 1, bad};
-    message_of([&] { gather_rows(workers, {table.data(), 10, 100, 100}, ids, 3, out.data(), 100); }, ErrorKind::argument);
+    message_of(
+        [&] {
+          gather_rows(workers, {table.data(), 10, 100, 100}, ids, 3, out.data(), 100);
+        },
+        ErrorKind::argument);
   }
   EXPECT_EQ(out, BytesVector(300, std::byte{0x5a}));
   const int64_t id = 0;
-  message_of([&] { gather_rows(workers, {table.data(), 10, 99, 100}, &id, 1, out.data(), 100); }, ErrorKind::argument);
+  message_of(
+      [&] {
+        gather_rows(workers, {table.data(), 10, 99, 100}, &id, 1, out.data(), 100);
+      },
+      ErrorKind::argument);
 }
 
 }  // namespace

@@ -23,7 +23,9 @@ from outcrop.errors import ArgumentError, BudgetError, FormatError, IoError
 from outcrop.runtime import Runtime, SilentProgress
 from outcrop.stages.ingest import import_graph
 from outcrop.stages.verify import verify_artifact
+from support import held_bytes, new_runtime
 
+TORTURED = True
 NODES = 40
 
 
@@ -41,14 +43,20 @@ def folder(tmp_path: Path) -> Path:
     return path
 
 
-def fails(folder: Path, kind: type[Exception], match: str, source: str | None = None, runtime: Runtime | None = None,
-          **options: Any) -> None:
-    runtime = runtime or Runtime("16MiB")
+def fails(
+    folder: Path,
+    kind: type[Exception],
+    match: str,
+    source: str | None = None,
+    runtime: Runtime | None = None,
+    **options: Any,
+) -> None:
+    runtime = runtime or new_runtime("16MiB")
     out = folder.parent / "graph"
     with pytest.raises(kind, match=match):
         import_graph(source or f"arrays:{folder}", out, runtime, **options)
     assert [p.name for p in folder.parent.iterdir() if "graph" in p.name] == []
-    assert runtime.budget.now_bytes == 0
+    assert held_bytes(runtime) == 0
 
 
 def truncate(path: Path, keep: float = 0.5) -> None:
@@ -58,62 +66,77 @@ def truncate(path: Path, keep: float = 0.5) -> None:
 
 def change(name: str, spoil: Callable[[np.ndarray], np.ndarray | None]) -> Callable[[Path], None]:
     """Spoils one array in place or by what ``spoil`` returns."""
+
     def apply(folder: Path) -> None:
         array = np.load(folder / f"{name}.npy")
         changed = spoil(array)
         np.save(folder / f"{name}.npy", array if changed is None else changed)
+
     return apply
 
 
 def put(at: Any, value: Any) -> Callable[[np.ndarray], None]:
     def apply(array: np.ndarray) -> None:
         array[at] = value
+
     return apply
 
 
-@pytest.mark.parametrize(("spoil", "kind", "match"), [
-    (change("edges", put((7, 1), NODES)), ArgumentError, r"edge 7 names node 40, but there are 40 nodes"),
-    (change("edges", put((9, 0), -1)), ArgumentError, r"edge 9 names node -1"),
-    (change("edges", lambda a: a.astype(float)), ArgumentError, r"float64, integers are needed"),
-    (change("edges", lambda a: a[:, :1]), FormatError, r"shape \(500, 1\)"),
-    (change("edges", lambda a: a.ravel()), FormatError, r"shape \(1000,\)"),
-    (change("features", put((3, 2), np.nan)), FormatError, r"row 3, column 2 is not finite"),
-    (change("features", put((39, 5), np.inf)), FormatError, r"row 39, column 5 is not finite"),
-    (change("features", lambda a: a[:-1]), ArgumentError, r"39 rows.*40 rows"),
-    (change("features", lambda a: a[:, :0]), FormatError, r"zero feature columns"),
-    (change("features", lambda a: a[:, 0]), FormatError, r"features are \[nodes, columns\]"),
-    (change("features", lambda a: a.astype(np.complex64)), FormatError, r"complex64"),
-    (change("labels", lambda a: a[:-3]), ArgumentError, r"37 rows"),
-    (change("labels", put(4, -2)), FormatError, r"row 4 is -2"),
-    (change("labels", lambda a: a + 0.5), FormatError, r"row 0 is .*whole numbers"),
-    (change("train", put(3, NODES)), ArgumentError, r"split train lists node 40"),
-    (change("train", put(3, -1)), ArgumentError, r"split train lists node -1"),
-    (change("train", put(3, 4)), ArgumentError, r"lists node 4 twice"),
-    (change("valid", put(0, 9)), ArgumentError, r"node 9 is in split train and in split valid"),
-    (change("valid", lambda a: np.zeros(NODES - 1, bool)), ArgumentError, r"masks 39 nodes"),
-    (change("valid", lambda a: a.astype(float)), ArgumentError, r"float64"),
-    (lambda f: (f / "edges.npy").unlink(), ArgumentError, r"holds no edges"),
-    (lambda f: truncate(f / "edges.npy"), FormatError, r"edges\.npy is truncated: it has \d+ bytes"),
-    (lambda f: truncate(f / "features.npy"), FormatError, r"features\.npy is truncated"),
-    (lambda f: truncate(f / "labels.npy", 0.02), FormatError, r"labels\.npy is no \.npy file or is torn"),
-    (lambda f: (f / "features.npy").write_bytes(b"PK not an array"), FormatError, r"features\.npy is no"),
-    (lambda f: (f / "edges.csv").write_text("1,2\n"), ArgumentError, r"keep one of them"),
-    (lambda f: np.save(f / "labels.npy", np.array([{}] * NODES, object), allow_pickle=True), FormatError, r"Python objects"),
-    (lambda f: (f / "splits.csv").write_text("id,split\n1,train\n"), ArgumentError, r"more than one way"),
-])
-def test_spoiled_folder(folder: Path, spoil: Callable[[Path], object], kind: type[Exception], match: str) -> None:
+@pytest.mark.parametrize(
+    ("spoil", "kind", "match"),
+    [
+        (change("edges", put((7, 1), NODES)), ArgumentError, r"edge 7 names node 40, but there are 40 nodes"),
+        (change("edges", put((9, 0), -1)), ArgumentError, r"edge 9 names node -1"),
+        (change("edges", lambda a: a.astype(float)), ArgumentError, r"float64, integers are needed"),
+        (change("edges", lambda a: a[:, :1]), FormatError, r"shape \(500, 1\)"),
+        (change("edges", lambda a: a.ravel()), FormatError, r"shape \(1000,\)"),
+        (change("features", put((3, 2), np.nan)), FormatError, r"row 3, column 2 is not finite"),
+        (change("features", put((39, 5), np.inf)), FormatError, r"row 39, column 5 is not finite"),
+        (change("features", lambda a: a[:-1]), ArgumentError, r"39 rows.*40 rows"),
+        (change("features", lambda a: a[:, :0]), FormatError, r"zero feature columns"),
+        (change("features", lambda a: a[:, 0]), FormatError, r"features are \[nodes, columns\]"),
+        (change("features", lambda a: a.astype(np.complex64)), FormatError, r"complex64"),
+        (change("labels", lambda a: a[:-3]), ArgumentError, r"37 rows"),
+        (change("labels", put(4, -2)), FormatError, r"row 4 is -2"),
+        (change("labels", lambda a: a + 0.5), FormatError, r"row 0 is .*whole numbers"),
+        (change("train", put(3, NODES)), ArgumentError, r"split train lists node 40"),
+        (change("train", put(3, -1)), ArgumentError, r"split train lists node -1"),
+        (change("train", put(3, 4)), ArgumentError, r"lists node 4 twice"),
+        (change("valid", put(0, 9)), ArgumentError, r"node 9 is in split train and in split valid"),
+        (change("valid", lambda a: np.zeros(NODES - 1, bool)), ArgumentError, r"masks 39 nodes"),
+        (change("valid", lambda a: a.astype(float)), ArgumentError, r"float64"),
+        (lambda f: (f / "edges.npy").unlink(), ArgumentError, r"holds no edges"),
+        (lambda f: truncate(f / "edges.npy"), FormatError, r"edges\.npy is truncated: it has \d+ bytes"),
+        (lambda f: truncate(f / "features.npy"), FormatError, r"features\.npy is truncated"),
+        (lambda f: truncate(f / "labels.npy", 0.02), FormatError, r"labels\.npy is no \.npy file or is torn"),
+        (lambda f: (f / "features.npy").write_bytes(b"PK not an array"), FormatError, r"features\.npy is no"),
+        (lambda f: (f / "edges.csv").write_text("1,2\n"), ArgumentError, r"keep one of them"),
+        (
+            lambda f: np.save(f / "labels.npy", np.array([{}] * NODES, object), allow_pickle=True),
+            FormatError,
+            r"Python objects",
+        ),
+        (lambda f: (f / "splits.csv").write_text("id,split\n1,train\n"), ArgumentError, r"more than one way"),
+    ],
+)
+def test_spoiled_folder(
+    folder: Path, spoil: Callable[[Path], object], kind: type[Exception], match: str
+) -> None:
     spoil(folder)
     fails(folder, kind, match)
 
 
-@pytest.mark.parametrize(("text", "kind", "match"), [
-    ("src,dst\n1,2\n3\n", FormatError, r"Expected 2 columns, got 1"),
-    ("src,dst\n1,2\n3,\n", FormatError, r"row 1 is empty"),
-    ("src,dst\n1,2\n1.5,2\n", ArgumentError, r"integers are needed"),
-    ("src,dst\n1,2\nbob,2\n", ArgumentError, r"text|known"),
-    ("src,dst\n1,40\n", ArgumentError, r"edge 0 names node 40"),
-    ("src\n1\n", FormatError, r"1 columns"),
-])
+@pytest.mark.parametrize(
+    ("text", "kind", "match"),
+    [
+        ("src,dst\n1,2\n3\n", FormatError, r"Expected 2 columns, got 1"),
+        ("src,dst\n1,2\n3,\n", FormatError, r"row 1 is empty"),
+        ("src,dst\n1,2\n1.5,2\n", ArgumentError, r"integers are needed"),
+        ("src,dst\n1,2\nbob,2\n", ArgumentError, r"text|known"),
+        ("src,dst\n1,40\n", ArgumentError, r"edge 0 names node 40"),
+        ("src\n1\n", FormatError, r"1 columns"),
+    ],
+)
 def test_spoiled_csv_edges(folder: Path, text: str, kind: type[Exception], match: str) -> None:
     (folder / "edges.npy").unlink()
     (folder / "edges.csv").write_text(text)
@@ -154,26 +177,37 @@ def test_unknown_sources(folder: Path) -> None:
 
 
 def sparse_archive() -> dict[str, np.ndarray]:
-    return {"adj_data": np.ones(3, np.float32), "adj_indices": np.array([1, 2, 0]), "adj_indptr": np.array([0, 1, 2, 3]),
-            "adj_shape": np.array([3, 3]), "attr_data": np.ones(2, np.float32), "attr_indices": np.array([0, 1]),
-            "attr_indptr": np.array([0, 1, 2, 2]), "attr_shape": np.array([3, 2]), "labels": np.array([0, 1, 0])}
+    return {
+        "adj_data": np.ones(3, np.float32),
+        "adj_indices": np.array([1, 2, 0]),
+        "adj_indptr": np.array([0, 1, 2, 3]),
+        "adj_shape": np.array([3, 3]),
+        "attr_data": np.ones(2, np.float32),
+        "attr_indices": np.array([0, 1]),
+        "attr_indptr": np.array([0, 1, 2, 2]),
+        "attr_shape": np.array([3, 2]),
+        "labels": np.array([0, 1, 0]),
+    }
 
 
-@pytest.mark.parametrize(("member", "value", "match"), [
-    ("adj_indptr", np.array([0, 5, 2, 3]), "indptr does not rise"),
-    ("adj_indptr", np.array([0, 1, 2, 9]), "indptr does not rise"),
-    ("adj_indptr", np.array([0.0, 1, 2, 3]), "lists of integers"),
-    ("adj_indices", np.array([1, 3, 0]), "outside 0 to 2"),
-    ("adj_indices", np.array([1, -1, 0]), "outside 0 to 2"),
-    ("adj_shape", np.array([3, 4]), "not square"),
-    ("adj_shape", np.array([3]), "two sizes"),
-    ("attr_shape", np.array([3, 0]), "outside|zero"),
-    ("attr_data", np.ones(3, np.float32), r"\(3,\) values"),
-    ("labels", np.array([0, 1]), "2 rows"),
-    ("labels", np.array([{}, 1, 2], object), "Python objects"),
-    ("adj_data", None, ""),
-    ("adj_indices", None, "'adj_indices' is missing"),
-])
+@pytest.mark.parametrize(
+    ("member", "value", "match"),
+    [
+        ("adj_indptr", np.array([0, 5, 2, 3]), "indptr does not rise"),
+        ("adj_indptr", np.array([0, 1, 2, 9]), "indptr does not rise"),
+        ("adj_indptr", np.array([0.0, 1, 2, 3]), "lists of integers"),
+        ("adj_indices", np.array([1, 3, 0]), "outside 0 to 2"),
+        ("adj_indices", np.array([1, -1, 0]), "outside 0 to 2"),
+        ("adj_shape", np.array([3, 4]), "not square"),
+        ("adj_shape", np.array([3]), "two sizes"),
+        ("attr_shape", np.array([3, 0]), "outside|zero"),
+        ("attr_data", np.ones(3, np.float32), r"\(3,\) values"),
+        ("labels", np.array([0, 1]), "2 rows"),
+        ("labels", np.array([{}, 1, 2], object), "Python objects"),
+        ("adj_data", None, ""),
+        ("adj_indices", None, "'adj_indices' is missing"),
+    ],
+)
 def test_hostile_archives(folder: Path, member: str, value: np.ndarray | None, match: str) -> None:
     arrays = sparse_archive()
     if value is None:
@@ -182,7 +216,7 @@ def test_hostile_archives(folder: Path, member: str, value: np.ndarray | None, m
         arrays[member] = value
     np.savez(folder / "x.npz", allow_pickle=True, **arrays)
     if not match:  # weights are not needed
-        import_graph(f"npz:{folder / 'x.npz'}", folder.parent / "graph", Runtime())
+        import_graph(f"npz:{folder / 'x.npz'}", folder.parent / "graph", new_runtime())
         return
     fails(folder, (FormatError, ArgumentError), match, source=f"npz:{folder / 'x.npz'}")  # pyright: ignore
 
@@ -207,7 +241,11 @@ def test_archive_with_garbled_data(folder: Path) -> None:
 
 def test_archive_that_promises_more_than_it_holds(folder: Path) -> None:
     """A header of a petabyte must not become an allocation; a big member must fit the budget."""
-    header = b"\x93NUMPY\x01\x00v\x00" + b"{'descr': '<i8', 'fortran_order': False, 'shape': (100000000000000,), }".ljust(117) + b"\n"
+    header = (
+        b"\x93NUMPY\x01\x00v\x00"
+        + b"{'descr': '<i8', 'fortran_order': False, 'shape': (100000000000000,), }".ljust(117)
+        + b"\n"
+    )
     np.savez(folder / "x.npz", **{k: v for k, v in sparse_archive().items() if k != "labels"})  # pyright: ignore
     with zipfile.ZipFile(folder / "x.npz", "a") as archive:
         archive.writestr("labels.npy", header + bytes(24))
@@ -223,15 +261,15 @@ def test_text_ids_beyond_the_budget(folder: Path) -> None:
     with (folder / "edges.csv").open("w") as file:
         file.write("src,dst\n")
         file.writelines(f"node-{i},node-{i + 1}\n" for i in range(60_000))
-    fails(folder, BudgetError, "node-names", runtime=Runtime("8MiB"))
-    import_graph(f"arrays:{folder}", folder.parent / "graph", Runtime("64MiB"))
+    fails(folder, BudgetError, "node-names", runtime=new_runtime("8MiB"))
+    import_graph(f"arrays:{folder}", folder.parent / "graph", new_runtime("64MiB"))
 
 
 def test_something_else_in_the_way(folder: Path) -> None:
     (folder.parent / "graph").mkdir()
     (folder.parent / "graph" / "thesis.txt").write_text("mine")
     with pytest.raises(ArgumentError, match="in the way"):
-        import_graph(f"arrays:{folder}", folder.parent / "graph", Runtime())
+        import_graph(f"arrays:{folder}", folder.parent / "graph", new_runtime())
     assert (folder.parent / "graph" / "thesis.txt").read_text() == "mine"
 
 
@@ -250,24 +288,24 @@ class _Stop(SilentProgress):
 @pytest.mark.parametrize("after", range(4))
 def test_interruption_leaves_nothing_and_a_rerun_works(folder: Path, after: int) -> None:
     out = folder.parent / "graph"
-    import_graph(f"arrays:{folder}", folder.parent / "want", Runtime())
-    runtime = Runtime("16MiB", progress=_Stop(after))
+    import_graph(f"arrays:{folder}", folder.parent / "want", new_runtime())
+    runtime = new_runtime("16MiB", progress=_Stop(after))
     with pytest.raises(KeyboardInterrupt):
         import_graph(f"arrays:{folder}", out, runtime)
     assert sorted(p.name for p in folder.parent.iterdir()) == ["in", "want"]
-    assert runtime.budget.now_bytes == 0
-    graph = import_graph(f"arrays:{folder}", out, Runtime())
+    assert held_bytes(runtime) == 0
+    graph = import_graph(f"arrays:{folder}", out, new_runtime())
     assert (out / "manifest.json").read_bytes() == (folder.parent / "want/manifest.json").read_bytes()
-    verify_artifact(graph.path, Runtime())
+    verify_artifact(graph.path, new_runtime())
 
 
 def test_interruption_keeps_the_artifact_that_was_there(folder: Path) -> None:
     out = folder.parent / "graph"
-    before = import_graph(f"arrays:{folder}", out, Runtime()).digest()
+    before = import_graph(f"arrays:{folder}", out, new_runtime()).digest()
     with pytest.raises(KeyboardInterrupt):
-        import_graph(f"arrays:{folder}", out, Runtime(progress=_Stop(1)), reverse=True)
-    assert verify_artifact(out, Runtime())["arrays"] == 6
-    assert import_graph(f"arrays:{folder}", out, Runtime()).digest() == before
+        import_graph(f"arrays:{folder}", out, new_runtime(progress=_Stop(1)), reverse=True)
+    assert verify_artifact(out, new_runtime())["arrays"] == 6
+    assert import_graph(f"arrays:{folder}", out, new_runtime()).digest() == before
 
 
 _CHILD = """
@@ -289,8 +327,12 @@ except IoError as error:
 def _child(source: str, out: Path, limit: int) -> subprocess.Popen[str]:
     package = Path(_core.__file__).parents[1]
     environment = {**os.environ, "PYTHONPATH": str(package)}
-    return subprocess.Popen([sys.executable, "-c", _CHILD, source, str(out), str(limit)], stdout=subprocess.PIPE,
-                            text=True, env=environment)
+    return subprocess.Popen(
+        [sys.executable, "-c", _CHILD, source, str(out), str(limit)],
+        stdout=subprocess.PIPE,
+        text=True,
+        env=environment,
+    )
 
 
 @pytest.mark.parametrize("limit", [4096, 600_000])
@@ -306,7 +348,7 @@ def test_writes_that_the_system_refuses(folder: Path, limit: int) -> None:
 def test_full_disk(folder: Path) -> None:
     plan = _core.FaultPlan()
     plan.disk_full_after_bytes = 3000
-    runtime = Runtime("16MiB", faults=plan)
+    runtime = new_runtime("16MiB", faults=plan)
     probe = runtime.io.open(str(folder / "probe"), _core.OpenMode.create)
     try:
         runtime.io.write(probe, 0, np.zeros(4096, np.uint8))
@@ -315,7 +357,7 @@ def test_full_disk(folder: Path) -> None:
         pass
     finally:
         runtime.io.close(probe)
-    fails(folder, IoError, "space", runtime=Runtime("16MiB", faults=plan))
+    fails(folder, IoError, "space", runtime=new_runtime("16MiB", faults=plan))
 
 
 def test_killed_import_leaves_no_artifact(folder: Path) -> None:
@@ -332,6 +374,6 @@ def test_killed_import_leaves_no_artifact(folder: Path) -> None:
         pytest.skip("the import was faster than the signal")
     assert not out.exists()
     np.save(folder / "features.npy", np.ones((NODES, 3), np.float32))
-    import_graph(f"arrays:{folder}", out, Runtime())
-    verify_artifact(out, Runtime())
+    import_graph(f"arrays:{folder}", out, new_runtime())
+    verify_artifact(out, new_runtime())
     assert sorted(p.name for p in folder.parent.iterdir()) == ["graph", "in"]

@@ -45,7 +45,9 @@ def reader_of(io: _core.BlockIo, path: Path, merge: bool = True) -> _core.RowRea
     return _core.RowReader(io, _core.Budget.create(1 << 26), file, 0, 343, 343, 4096, 200_000, merge)
 
 
-def test_rows_are_exact_under_short_reads_and_interruptions(tmp_path: Path, table: np.ndarray, engine: Engine):
+def test_rows_are_exact_under_short_reads_and_interruptions(
+    tmp_path: Path, table: np.ndarray, engine: Engine
+):
     ids = np.random.default_rng(1).integers(0, 4096, 3000)
     clean = engine()
     out = np.zeros((len(ids), 343), np.uint8)
@@ -65,7 +67,9 @@ def test_a_failed_read_is_an_error_that_names_it(tmp_path: Path, table: np.ndarr
     io = engine(fail_at_op=2)
     reader = reader_of(io, tmp_path / "x", merge=False)
     out = np.zeros((10, 343), np.uint8)
-    with pytest.raises(IoError, match=r"cannot read 4096 bytes at offset 4096 of .*x: Input/output error") as caught:
+    with pytest.raises(
+        IoError, match=r"cannot read 4096 bytes at offset 4096 of .*x: Input/output error"
+    ) as caught:
         reader.read_rows(np.arange(13, 23), out)
     assert caught.value.errno == errno.EIO
     assert isinstance(caught.value, OSError)
@@ -81,7 +85,7 @@ def test_a_file_cut_while_open_is_found(tmp_path: Path, table: np.ndarray, engin
     out = np.zeros((1, 343), np.uint8)
     reader.read_rows(np.array([5]), out)
     np.testing.assert_array_equal(out[0], table[5])
-    with pytest.raises(IoError, match="ends at byte 500000, .*: the file is truncated"):
+    with pytest.raises(IoError, match=r"ends at byte 500000, .*: the file is truncated"):
         reader.read_rows(np.array([4000]), out)
 
 
@@ -98,7 +102,9 @@ def test_jobs_in_trouble_end(tmp_path: Path, table: np.ndarray, engine: Engine):
     io = engine(error_probability=0.3, delay_us=100)
     file = io.open(str(tmp_path / "x"), _core.OpenMode.read)
     at = np.arange(0, 343 * 4096, 4096)
-    jobs = [io.submit_reads(file, at, np.full(343, 4096), np.zeros(343 * 4096, np.uint8), at) for _ in range(20)]
+    jobs = [
+        io.submit_reads(file, at, np.full(343, 4096), np.zeros(343 * 4096, np.uint8), at) for _ in range(20)
+    ]
     for job in jobs:
         with pytest.raises(IoError):
             job.wait()

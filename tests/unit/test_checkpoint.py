@@ -9,7 +9,6 @@ import pytest
 import torch
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
-from training_support import CLASSES, DIM, Problem, quick
 
 from outcrop import checkpoint as checkpoints
 from outcrop.checkpoint import BEST, LAST, Checkpoint, Meta
@@ -17,10 +16,13 @@ from outcrop.config import TrainConfig
 from outcrop.errors import ArgumentError, ChecksumError, FormatError
 from outcrop.models import MODELS, build_model
 from outcrop.stages.evaluate import evaluate
+from training_support import CLASSES, DIM, Problem, quick
 
 __all__ = ["quick"]  # a fixture of every test here
 
-CONFIG = TrainConfig(hidden=16, epochs=6, dropout=0.4, learning_rate=0.01, weight_decay=1e-3, seed=3, trace_losses=True)
+CONFIG = TrainConfig(
+    hidden=16, epochs=6, dropout=0.4, learning_rate=0.01, weight_decay=1e-3, seed=3, trace_losses=True
+)
 
 
 @pytest.fixture(scope="module")
@@ -36,13 +38,17 @@ def folder(tmp_path, problem):
 
 def same(left: dict[str, torch.Tensor], right: dict[str, torch.Tensor]) -> bool:
     return left.keys() == right.keys() and all(
-        left[name].dtype == right[name].dtype and torch.equal(left[name], right[name]) for name in left)
+        left[name].dtype == right[name].dtype and torch.equal(left[name], right[name]) for name in left
+    )
 
 
 def learned(result):
     """A result without its times."""
-    return ([replace(record, seconds=0, load_seconds=0) for record in result.epochs], result.best_epoch,
-            result.batch_losses)
+    return (
+        [replace(record, seconds=0, load_seconds=0) for record in result.epochs],
+        result.best_epoch,
+        result.batch_losses,
+    )
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -98,9 +104,14 @@ def test_crash_between_the_two_files_is_harmless(problem, tmp_path, monkeypatch)
 
 def test_finished_training_is_not_repeated(problem, folder):
     before = (folder / LAST).read_bytes()
-    result = problem.run(replace(CONFIG, epochs=2), folder, inputs={"graph": "aa"},
-                         train_batches=lambda _: pytest.fail("trained again"))
-    assert len(result.epochs) == 2 and (folder / LAST).read_bytes() == before
+    result = problem.run(
+        replace(CONFIG, epochs=2),
+        folder,
+        inputs={"graph": "aa"},
+        train_batches=lambda _: pytest.fail("trained again"),
+    )
+    assert len(result.epochs) == 2
+    assert (folder / LAST).read_bytes() == before
     with pytest.raises(ArgumentError, match="has 2 epochs behind it, 1 were asked"):
         problem.run(replace(CONFIG, epochs=1), folder, inputs={"graph": "aa"})
 
@@ -114,15 +125,20 @@ def test_the_files_hold_no_pickle_and_nothing_half_written(folder):
     assert sorted(path.name for path in folder.iterdir()) == [BEST, LAST]
     with safe_open(folder / LAST, "pt") as file:
         header = json.loads(file.metadata()["outcrop"])
-    assert header["format"] == "outcrop.checkpoint" and header["version"] == 1
-    assert header["epochs_done"] == 2 and len(header["history"]) == 2 and header["inputs"] == {"graph": "aa"}
-    assert header["config"]["model"] == "sage" and header["config"]["in_dim"] == DIM
+    assert header["format"] == "outcrop.checkpoint"
+    assert header["version"] == 1
+    assert header["epochs_done"] == 2
+    assert len(header["history"]) == 2
+    assert header["inputs"] == {"graph": "aa"}
+    assert header["config"]["model"] == "sage"
+    assert header["config"]["in_dim"] == DIM
 
 
 def test_the_best_model_is_loaded_for_use(problem, tmp_path):
     result = problem.run(CONFIG, tmp_path)
     model = checkpoints.load_model(tmp_path)
-    assert not model.training and same(model.state_dict(), result.model.state_dict())
+    assert not model.training
+    assert same(model.state_dict(), result.model.state_dict())
     found = evaluate(model, problem.valid_batches())
     assert found.accuracy == result.epochs[result.best_epoch].valid_accuracy
 
@@ -130,8 +146,12 @@ def test_the_best_model_is_loaded_for_use(problem, tmp_path):
 def test_another_training_is_refused_with_all_differing_fields(problem, folder):
     with pytest.raises(ArgumentError) as error:
         problem.run(replace(CONFIG, hidden=8, seed=4), folder, inputs={"graph": "bb"})
-    for part in ("graph digest (there 'aa', now 'bb')", "hidden (there 16, now 8)", "seed (there 3, now 4)",
-                 str(folder)):
+    for part in (
+        "graph digest (there 'aa', now 'bb')",
+        "hidden (there 16, now 8)",
+        "seed (there 3, now 4)",
+        str(folder),
+    ):
         assert part in str(error.value)
     assert "dropout" not in str(error.value)
 
@@ -161,11 +181,14 @@ def rewrite(path, change):
     save_file(load_file(path), path, {"outcrop": json.dumps(header)})
 
 
-@pytest.mark.parametrize("change,message", [
-    (lambda h: h.update(format="other"), "no checkpoint of Outcrop"),
-    (lambda h: h.update(version=2), "version 2, this Outcrop reads version 1"),
-    (lambda h: h.pop("history"), "lacks or garbles a field"),
-])
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda h: h.update(format="other"), "no checkpoint of Outcrop"),
+        (lambda h: h.update(version=2), "version 2, this Outcrop reads version 1"),
+        (lambda h: h.pop("history"), "lacks or garbles a field"),
+    ],
+)
 def test_foreign_headers_are_refused(folder, change, message):
     rewrite(folder / LAST, change)
     with pytest.raises(FormatError, match=message):
@@ -185,8 +208,19 @@ def test_a_missing_checkpoint_is_an_error(tmp_path):
 
 
 def test_another_architecture_is_refused(tmp_path):
-    meta = Meta(1, 0, {"model": "sage", "in_dim": DIM, "hidden": 16, "num_classes": CLASSES, "layers": 3, "heads": 4,
-                       "dropout": 0.0})
+    meta = Meta(
+        1,
+        0,
+        {
+            "model": "sage",
+            "in_dim": DIM,
+            "hidden": 16,
+            "num_classes": CLASSES,
+            "layers": 3,
+            "heads": 4,
+            "dropout": 0.0,
+        },
+    )
     state = build_model("sage", DIM, 16, CLASSES, 2).state_dict()
     checkpoints.write(tmp_path / BEST, Checkpoint(meta, state))
     with pytest.raises(FormatError, match=r"another model: convs.1.lin_l.bias, .*convs.2.lin_l.bias"):
@@ -196,7 +230,14 @@ def test_another_architecture_is_refused(tmp_path):
 def test_tensors_of_every_kind_survive(tmp_path):
     """Shared, strided, scalar, empty and narrow tensors come back as values."""
     base = torch.arange(12, dtype=torch.float32).view(3, 4)
-    state = {"a": base, "b": base.t(), "c": base[1], "d": torch.tensor(3.5), "e": torch.empty(0, 2),
-             "f": base.bfloat16(), "g": torch.tensor([True, False])}
+    state = {
+        "a": base,
+        "b": base.t(),
+        "c": base[1],
+        "d": torch.tensor(3.5),
+        "e": torch.empty(0, 2),
+        "f": base.bfloat16(),
+        "g": torch.tensor([True, False]),
+    }
     checkpoints.write(tmp_path / "deep" / LAST, Checkpoint(Meta(0, 0, {}), state))
     assert same(checkpoints.read(tmp_path / "deep" / LAST).model, state)

@@ -53,7 +53,10 @@ def padded(data: np.ndarray) -> np.ndarray:
     return np.concatenate([data, np.zeros(-len(data) % 4096, np.uint8)])
 
 
-@pytest.mark.parametrize(("width", "dtype", "merge"), itertools.product(WIDTHS, ["uint8", "float16", "float32"], [True, False]))
+@pytest.mark.parametrize(
+    ("width", "dtype", "merge"),
+    list(itertools.product(WIDTHS, ["uint8", "float16", "float32"], [True, False])),
+)
 def test_rows_equal_numpy_and_read_exactly_the_pages(
     tmp_path: Path, engine: Engine, budget: _core.Budget, width: int, dtype: str, merge: bool
 ):
@@ -77,7 +80,9 @@ def test_rows_equal_numpy_and_read_exactly_the_pages(
 
 
 @pytest.mark.parametrize("merge", [True, False])
-def test_rows_with_base_stride_and_small_scratch(tmp_path: Path, engine: Engine, budget: _core.Budget, merge: bool):
+def test_rows_with_base_stride_and_small_scratch(
+    tmp_path: Path, engine: Engine, budget: _core.Budget, merge: bool
+):
     rng = np.random.default_rng(1)
     base, stride, row_bytes, num_rows = 5000, 1500, 1433, 3000
     data = rng.integers(0, 256, base + num_rows * stride, np.uint8)
@@ -122,7 +127,9 @@ def test_split_rows_and_id_checks(tmp_path: Path, engine: Engine, budget: _core.
     np.testing.assert_array_equal(out, table[ids])
     reader.submit_rows(ids, np.zeros((4, 512), np.uint8))  # dropped at once, with its output
     for bad in (1000, -1, 2**62):
-        with pytest.raises(ArgumentError, match=f"row id {bad} at position 1 is outside the table of 1000 rows"):
+        with pytest.raises(
+            ArgumentError, match=f"row id {bad} at position 1 is outside the table of 1000 rows"
+        ):
             reader.read_rows(np.array([0, bad]), out[:2])
     with pytest.raises(ArgumentError, match="output of 4 rows of 512 bytes given for 3 rows"):
         reader.read_rows(ids[:3], out)
@@ -174,7 +181,7 @@ def test_requests_that_do_not_fit_are_refused(tmp_path: Path, engine: Engine):
             io.submit_reads(file, one * offset, one * length, out, one * position)
     with pytest.raises(ArgumentError, match="equally many"):
         io.submit_reads(file, one, np.array([1, 2]), out, one)
-    with pytest.raises(IoError, match="cannot open .*missing.* for reading"):
+    with pytest.raises(IoError, match=r"cannot open .*missing.* for reading"):
         io.open(str(tmp_path / "missing"), _core.OpenMode.read)
     assert io.counters.read_ops == 0
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import os
 import shutil
@@ -49,6 +50,26 @@ def test_importing_outcrop_has_no_effects():
     )
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
     subprocess.run([sys.executable, "-W", "error", "-c", code], check=True, env=env)
+
+
+def test_the_front_door_is_for_users_only():
+    """Inside the package ``from outcrop import name`` takes modules, never the lazily loaded names: those would lead
+    past the import contracts."""
+    root = REPOSITORY / "src" / "outcrop"
+    modules = {
+        "_core",
+        *(path.stem for path in root.glob("*.py")),
+        *(path.name for path in root.iterdir() if path.is_dir()),
+    }
+    taken = {
+        (path.name, alias.name)
+        for path in root.rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.ImportFrom) and node.module == "outcrop"
+        for alias in node.names
+    }
+    assert taken
+    assert {(file, name) for file, name in taken if name not in modules | {"__version__"}} == set()
 
 
 def lint_imports(folder: Path) -> subprocess.CompletedProcess[str]:

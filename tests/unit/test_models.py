@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from batch_reference import deliver, loopless_degrees, random_adjacency, sample, symmetric
 from torch_geometric.nn import GATConv, GCNConv, GraphSAGE, SAGEConv
 from torch_geometric.utils import trim_to_layer
 
+from batch_reference import deliver, loopless_degrees, random_adjacency, sample, symmetric
 from outcrop import layers, sparse
 from outcrop.errors import ArgumentError, DeviceError
 from outcrop.models import MODELS, Model, build_model, torch_device
@@ -54,8 +54,9 @@ def pyg_forward(model: Model, batch: MiniBatch) -> torch.Tensor:
     """The same stack by ``trim_to_layer`` and torch_geometric's layers on whole node sets."""
     x, edge_index = batch.x, torch.from_numpy(batch.graph.edge_index())
     for index, conv in enumerate(model.convs):
-        x, edge_index, _ = trim_to_layer(index, list(batch.graph.nodes_per_hop), list(batch.graph.edges_per_hop), x,
-                                         edge_index)
+        x, edge_index, _ = trim_to_layer(
+            index, list(batch.graph.nodes_per_hop), list(batch.graph.edges_per_hop), x, edge_index
+        )
         x = conv(x, edge_index)
         if index < model.num_layers - 1:
             x = F.elu(x) if isinstance(conv, GATConv) else F.relu(x)
@@ -107,7 +108,9 @@ def test_both_orders_of_products_equal_torch_geometric(kind, first, wants_input,
 
 def test_the_order_of_products_follows_operation_counts():
     def block(targets: int, edges: int, sources: int) -> Block:
-        return Block(torch.zeros(targets + 1, dtype=torch.int32), torch.zeros(edges, dtype=torch.int32), sources)
+        return Block(
+            torch.zeros(targets + 1, dtype=torch.int32), torch.zeros(edges, dtype=torch.int32), sources
+        )
 
     sampled, full = block(11_000, 113_000, 67_000), block(2_708, 13_000, 2_708)
     assert layers.aggregate_first(sampled, 128, 256)
@@ -115,7 +118,8 @@ def test_the_order_of_products_follows_operation_counts():
     assert not layers.aggregate_first(full, 1433, 16)
     assert layers.aggregate_first(full, 16, 1433)
     # 8 * 2 * 3 + 1 * 3 * 5 = 63 against 8 * 2 * 5 + 4 * 3 * 5 = 140; with 5 heads 255 against 140.
-    assert layers.aggregate_first(block(1, 2, 4), 3, 5) and not layers.aggregate_first(block(1, 2, 4), 3, 5, heads=5)
+    assert layers.aggregate_first(block(1, 2, 4), 3, 5)
+    assert not layers.aggregate_first(block(1, 2, 4), 3, 5, heads=5)
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -124,9 +128,17 @@ def test_targets_without_neighbours(name, isolated):
     """No edges at all, and edges for the last target only."""
     rowptr, col = ([0, 0, 0], []) if isolated else ([0, 0, 2], [2, 0])
     nodes = (2, 0) if isolated else (2, 1)
-    graph = BatchGraph(np.arange(sum(nodes)), np.array(rowptr, np.int32), np.array(col, np.int32), nodes, (len(col),),
-                       np.zeros(2, np.int64))
-    batch = MiniBatch(graph, features()[: sum(nodes)].clone().requires_grad_(), torch.zeros(2, dtype=torch.int64))
+    graph = BatchGraph(
+        np.arange(sum(nodes)),
+        np.array(rowptr, np.int32),
+        np.array(col, np.int32),
+        nodes,
+        (len(col),),
+        np.zeros(2, np.int64),
+    )
+    batch = MiniBatch(
+        graph, features()[: sum(nodes)].clone().requires_grad_(), torch.zeros(2, dtype=torch.int64)
+    )
     model = new_model(name, 1)
     ours, theirs = model(batch), pyg_forward(model, batch)
     torch.testing.assert_close(ours, theirs, **TIGHT)
@@ -137,7 +149,7 @@ def test_targets_without_neighbours(name, isolated):
         torch.testing.assert_close(mine, torch.zeros_like(mine) if other is None else other, **TIGHT)
 
 
-@pytest.mark.parametrize("in_dim,out_dim", [(2, 9), (9, 2)])
+@pytest.mark.parametrize(("in_dim", "out_dim"), [(2, 9), (9, 2)])
 def test_gcn_with_degrees_and_all_neighbours_is_gcnconv_on_the_whole_graph(in_dim, out_dim):
     adjacency = symmetric(random_adjacency(NUM_NODES, 3, 4))
     whole = torch.tensor([(u, v) for v, sources in enumerate(adjacency) for u in sources]).t()
@@ -213,13 +225,18 @@ def test_sparse_products_equal_scipy():
     block = blocks_of(a_batch())[0]
     rng = np.random.default_rng(0)
     weights = rng.standard_normal(block.num_edges)
-    matrix = scipy_sparse.csr_array((weights, block.col.numpy(), block.rowptr.numpy()),
-                                    shape=(block.num_targets, block.num_sources))
+    matrix = scipy_sparse.csr_array(
+        (weights, block.col.numpy(), block.rowptr.numpy()), shape=(block.num_targets, block.num_sources)
+    )
     x, y = rng.standard_normal((block.num_sources, 5)), rng.standard_normal((block.num_targets, 5))
     np.testing.assert_allclose(
-        sparse.spmm(block, torch.from_numpy(x), torch.from_numpy(weights)), matrix @ x, rtol=1e-12)
+        sparse.spmm(block, torch.from_numpy(x), torch.from_numpy(weights)), matrix @ x, rtol=1e-12
+    )
     np.testing.assert_allclose(
-        sparse.spmm_transposed(block, torch.from_numpy(y), torch.from_numpy(weights)), matrix.T @ y, rtol=1e-12)
+        sparse.spmm_transposed(block, torch.from_numpy(y), torch.from_numpy(weights)),
+        matrix.T @ y,
+        rtol=1e-12,
+    )
     dots = sparse.sampled_dot(block.rowptr, block.col, torch.from_numpy(y), torch.from_numpy(x))
     np.testing.assert_allclose(dots, (y[block.row] * x[block.col]).sum(1), rtol=1e-12)
 
@@ -227,8 +244,9 @@ def test_sparse_products_equal_scipy():
 def test_state_dict_is_that_of_torch_geometric_layers():
     model = build_model("gat", 5, None, 3, 2)
     reference = torch.nn.ModuleList([GATConv(5, 32, heads=4), GATConv(128, 3, heads=1)])
-    assert {f"convs.{name}": value.shape for name, value in reference.state_dict().items()} == \
-        {name: value.shape for name, value in model.state_dict().items()}
+    assert {f"convs.{name}": value.shape for name, value in reference.state_dict().items()} == {
+        name: value.shape for name, value in model.state_dict().items()
+    }
     sage = build_model("sage", 5, None, 3, 2)
     assert sage.convs[0].lin_l.weight.shape == (256, 5)
     GraphSAGE(5, 256, 2, 3).load_state_dict(sage.state_dict())
@@ -237,7 +255,9 @@ def test_state_dict_is_that_of_torch_geometric_layers():
 def test_impossible_models_are_refused_with_all_reasons():
     with pytest.raises(ArgumentError, match="known: sage, gat, gcn"):
         build_model("mlp", 1, 1, 1, 1)
-    with pytest.raises(ArgumentError, match=r"num_classes 0 .*hidden 30 is no multiple of heads 4.*dropout 1.5"):
+    with pytest.raises(
+        ArgumentError, match=r"num_classes 0 .*hidden 30 is no multiple of heads 4.*dropout 1.5"
+    ):
         build_model("gat", 5, 30, 0, 2, dropout=1.5)
 
 

@@ -1,4 +1,4 @@
-"""The plan against NumPy: which rows are hottest, how many bytes everything takes, and what refusals name."""
+"""The plan against NumPy: which rows are hottest, what everything takes, that refusals name what suffices."""
 
 from __future__ import annotations
 

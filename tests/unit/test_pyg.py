@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from batch_reference import deliver, random_adjacency, sample
 from torch_geometric.data import Data
 from torch_geometric.nn import GAT, GCN, GraphSAGE
 from torch_geometric.utils import trim_to_layer
 
+from batch_reference import deliver, random_adjacency, sample
 from outcrop.models import build_model
 from outcrop.pyg import to_pyg
 from outcrop.store.minibatch import MiniBatch
@@ -25,7 +25,8 @@ def batch() -> MiniBatch:
 
 def test_fields(batch):
     data = to_pyg(batch)
-    assert isinstance(data, Data) and data.validate()
+    assert isinstance(data, Data)
+    assert data.validate()
     assert data.x.data_ptr() == batch.x.data_ptr()
     assert data.n_id[: data.batch_size].tolist() == SEEDS == data.y.tolist()
     assert data.num_nodes == sum(data.num_sampled_nodes) == len(data.n_id)
@@ -44,7 +45,9 @@ def test_every_edge_is_one_of_the_graph_and_points_at_its_target(batch):
 def test_trim_to_layer_keeps_what_blocks_keep(batch):
     data = to_pyg(batch)
     for layer, (sources, _, edges) in enumerate(batch.graph.layer_sizes()):
-        x, edge_index, _ = trim_to_layer(layer, data.num_sampled_nodes, data.num_sampled_edges, data.x, data.edge_index)
+        x, edge_index, _ = trim_to_layer(
+            layer, data.num_sampled_nodes, data.num_sampled_edges, data.x, data.edge_index
+        )
         if layer:
             data.x, data.edge_index = x, edge_index
         assert (len(x), edge_index.shape[1]) == (sources, edges)
@@ -57,18 +60,26 @@ def test_trimmed_equals_untrimmed(batch, kind):
     torch.manual_seed(0)
     model = kind(5, 8, num_layers=3, out_channels=4).double()
     whole = model(data.x, data.edge_index)
-    trimmed = model(data.x, data.edge_index, num_sampled_nodes_per_hop=data.num_sampled_nodes,
-                    num_sampled_edges_per_hop=data.num_sampled_edges)
+    trimmed = model(
+        data.x,
+        data.edge_index,
+        num_sampled_nodes_per_hop=data.num_sampled_nodes,
+        num_sampled_edges_per_hop=data.num_sampled_edges,
+    )
     torch.testing.assert_close(trimmed[: data.batch_size], whole[: data.batch_size], rtol=1e-12, atol=1e-12)
 
 
-@pytest.mark.parametrize("name,kind", [("sage", GraphSAGE), ("gcn", GCN)])
+@pytest.mark.parametrize(("name", "kind"), [("sage", GraphSAGE), ("gcn", GCN)])
 def test_our_model_equals_torch_geometrics_with_the_same_state(batch, name, kind):
     data = to_pyg(batch)
     torch.manual_seed(0)
     theirs = kind(5, 8, num_layers=3, out_channels=4).double()
     ours = build_model(name, 5, 8, 4, 3).double()
     ours.load_state_dict(theirs.state_dict())
-    expected = theirs(data.x, data.edge_index, num_sampled_nodes_per_hop=data.num_sampled_nodes,
-                      num_sampled_edges_per_hop=data.num_sampled_edges)[: data.batch_size]
+    expected = theirs(
+        data.x,
+        data.edge_index,
+        num_sampled_nodes_per_hop=data.num_sampled_nodes,
+        num_sampled_edges_per_hop=data.num_sampled_edges,
+    )[: data.batch_size]
     torch.testing.assert_close(ours(batch), expected, rtol=1e-10, atol=1e-12)

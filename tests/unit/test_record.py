@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -109,7 +111,7 @@ def test_every_changed_byte_is_noticed():
 @pytest.mark.parametrize("id_bytes", [4, 8])
 def test_payload_and_unused_header_words_are_covered_by_the_checksum(id_bytes):
     _, _, blob = sample_record(id_bytes)
-    for at in [*range(11 * 8, 24 * 8), *range(56 * 8, len(blob))]:
+    for at in [*range(12 * 8, 24 * 8), *range(56 * 8, len(blob))]:
         blob[at] ^= 64
         with pytest.raises(ChecksumError, match="damaged after it was written"):
             record.decode(blob, "here")
@@ -187,3 +189,17 @@ def test_small_arithmetic():
     assert [record.id_bytes_for(n) for n in (0, 2**31, 2**31 + 1)] == [4, 4, 8]
     assert record.AddressTable().num_cached == 0
     assert record.AddressTable().cached_positions().dtype == np.int64
+
+
+def test_degrees_round_trip():
+    graph, table, plain = sample_record()
+    degree = np.arange(graph.num_nodes, dtype=np.int32)[::-1].copy()
+    blob = record.encode(dataclasses.replace(graph, degree=degree), table, 4)
+    assert np.array_equal(record.decode(blob, "here")[0].degree, degree)
+    assert record.decode(plain, "here")[0].degree is None
+    sizes = (graph.num_nodes, len(graph.rowptr) - 1, graph.num_edges, graph.num_seeds, table.num_cached, 4)
+    assert blob[:512].view("<i8")[9] == record.meta_bytes(*sizes, degrees=True)
+    assert (
+        record.meta_bytes(*sizes, degrees=True) - record.meta_bytes(*sizes)
+        == -(-4 * graph.num_nodes // 8) * 8
+    )

@@ -12,15 +12,15 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from batch_reference import deliver, loopless_degrees, sample, shared_data
-from training_support import CLASSES, DIM, Problem, a_runtime, quick
 
+from batch_reference import deliver, loopless_degrees, sample, shared_data
 from outcrop.config import TrainConfig
 from outcrop.errors import ArgumentError, DeviceError, NumericError
 from outcrop.models import MODELS, build_model
 from outcrop.stages.evaluate import EvalResult, evaluate
 from outcrop.stages.train import train
 from outcrop.store.minibatch import MiniBatch
+from training_support import CLASSES, DIM, Problem, a_runtime, quick
 
 __all__ = ["quick"]  # a fixture of every test here
 
@@ -49,7 +49,9 @@ def test_equals_a_loop_written_out(problem):
     """The whole stage against its definition in plain torch, bit for bit."""
     config = replace(CONFIG, weight_decay=1e-3, trace_losses=True)
     result = problem.run(config, valid_batches=None)
-    start = problem.run(replace(config, epochs=1, learning_rate=1e-30, weight_decay=0.0), valid_batches=None).model
+    start = problem.run(
+        replace(config, epochs=1, learning_rate=1e-30, weight_decay=0.0), valid_batches=None
+    ).model
     model = build_model("sage", DIM, 16, CLASSES, 2)
     model.load_state_dict(start.state_dict())
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01, weight_decay=1e-3, fused=True)
@@ -113,8 +115,14 @@ def test_records_carry_counters_beside_their_fields(problem):
     counts = iter([{"bytes_read": 10}, {"bytes_read": 20}, {"bytes_read": 30}])
     records = problem.run(CONFIG, counters=lambda: next(counts)).epochs
     assert [record.counters["bytes_read"] for record in records] == [10, 20, 30]
-    assert records[0].to_json().keys() == \
-        {"epoch", "seconds", "load_seconds", "loss", "valid_accuracy", "bytes_read"}
+    assert records[0].to_json().keys() == {
+        "epoch",
+        "seconds",
+        "load_seconds",
+        "loss",
+        "valid_accuracy",
+        "bytes_read",
+    }
     assert all(0 <= record.load_seconds <= record.seconds for record in records)
 
 
@@ -134,8 +142,11 @@ def test_no_batch_outlives_its_step(problem, name):
 
     gc.disable()
     try:
-        problem.run(TrainConfig(model=name, hidden=16, epochs=2, dropout=0.3), train_batches=watched,
-                    valid_batches=lambda: watched(0))
+        problem.run(
+            TrainConfig(model=name, hidden=16, epochs=2, dropout=0.3),
+            train_batches=watched,
+            valid_batches=lambda: watched(0),
+        )
     finally:
         gc.enable()
 
@@ -191,8 +202,11 @@ def test_iterators_are_closed_also_on_errors(problem):
         opened.append(ClosingIterator(batches, fail_at))
         return opened[-1]
 
-    problem.run(replace(CONFIG, epochs=1), train_batches=lambda e: remember(problem.train_batches(e)),
-                valid_batches=lambda: remember(problem.valid_batches()))
+    problem.run(
+        replace(CONFIG, epochs=1),
+        train_batches=lambda e: remember(problem.train_batches(e)),
+        valid_batches=lambda: remember(problem.valid_batches()),
+    )
     with pytest.raises(OSError, match="disk is gone"):
         problem.run(CONFIG, train_batches=lambda e: remember(problem.train_batches(e), 2))
     assert [iterator.closed for iterator in opened] == [1, 1, 1]
@@ -200,6 +214,7 @@ def test_iterators_are_closed_also_on_errors(problem):
 
 def test_unlabelled_seeds_do_not_count(problem):
     """Training with seeds labelled -1 equals training on the others; batches of them alone are skipped."""
+
     def masked(epoch):
         for number, batch in enumerate(problem.train_batches(epoch)):
             batch.y[::2] = -1
@@ -220,7 +235,8 @@ class Fixed(torch.nn.Module):
         self.scores = scores
 
     def forward(self, batch):
-        assert not self.training and not torch.is_grad_enabled()
+        assert not self.training
+        assert not torch.is_grad_enabled()
         return self.scores[: len(batch.y)]
 
 
@@ -231,19 +247,37 @@ def test_evaluation_counts_exactly(problem):
     model = Fixed(scores).train()
     result = evaluate(model, batches)
     picked = [(0, 0), (1, 1), (2, 1), (0, 1)]
-    loss = sum(math.log(sum(math.exp(s) for s in scores[row].tolist())) - scores[row, y].item() for row, y in picked)
-    assert (result.correct, result.count) == (2, 4) and result.accuracy == 0.5
+    loss = sum(
+        math.log(sum(math.exp(s) for s in scores[row].tolist())) - scores[row, y].item() for row, y in picked
+    )
+    assert (result.correct, result.count) == (2, 4)
+    assert result.accuracy == 0.5
     assert result.loss_sum == pytest.approx(loss, rel=1e-6)
     assert model.training
-    assert math.isnan(EvalResult(0, 0, 0.0).accuracy) and math.isnan(evaluate(model, []).loss)
+    assert math.isnan(EvalResult(0, 0, 0.0).accuracy)
+    assert math.isnan(evaluate(model, []).loss)
 
 
 def test_configuration_reports_all_problems_at_once():
     with pytest.raises(ArgumentError) as error:
-        TrainConfig(model="mlp", layers=0, dropout=1.0, epochs=0, learning_rate=float("nan"), weight_decay=-1,
-                    checkpoint_every=0)
-    for word in ("mlp", "layers 0", "dropout 1.0", "epochs 0", "learning rate nan", "weight decay -1",
-                 "checkpoint_every 0"):
+        TrainConfig(
+            model="mlp",
+            layers=0,
+            dropout=1.0,
+            epochs=0,
+            learning_rate=float("nan"),
+            weight_decay=-1,
+            checkpoint_every=0,
+        )
+    for word in (
+        "mlp",
+        "layers 0",
+        "dropout 1.0",
+        "epochs 0",
+        "learning rate nan",
+        "weight decay -1",
+        "checkpoint_every 0",
+    ):
         assert word in str(error.value)
     with pytest.raises(ArgumentError, match="no multiple of heads 4"):
         TrainConfig(model="gat", hidden=30)
@@ -262,8 +296,11 @@ def test_cuda_equals_cpu_closely(problem, name):
         return (MiniBatch(b.graph, b.x.cuda(), b.y.cuda(), b.degree.cuda()) for b in batches)
 
     config = TrainConfig(model=name, hidden=16, epochs=3, trace_losses=True)
-    on_cuda = problem.run(replace(config, device="cuda"), train_batches=lambda e: moved(problem.train_batches(e)),
-                          valid_batches=lambda: moved(problem.valid_batches()))
+    on_cuda = problem.run(
+        replace(config, device="cuda"),
+        train_batches=lambda e: moved(problem.train_batches(e)),
+        valid_batches=lambda: moved(problem.valid_batches()),
+    )
     assert on_cuda.batch_losses == pytest.approx(problem.run(config).batch_losses, rel=1e-3)
 
 
@@ -272,9 +309,13 @@ def cora():
     scipy_sparse = pytest.importorskip("scipy.sparse")
     with np.load(shared_data("gnnbench-cora") / "cora.npz", allow_pickle=False) as file:
         arrays = dict(file)
-    parts = {kind: scipy_sparse.csr_array(
-        (arrays[f"{kind}_data"], arrays[f"{kind}_indices"], arrays[f"{kind}_indptr"]),
-        shape=tuple(arrays[f"{kind}_shape"])) for kind in ("adj", "attr")}
+    parts = {
+        kind: scipy_sparse.csr_array(
+            (arrays[f"{kind}_data"], arrays[f"{kind}_indices"], arrays[f"{kind}_indptr"]),
+            shape=tuple(arrays[f"{kind}_shape"]),
+        )
+        for kind in ("adj", "attr")
+    }
     either = parts["adj"] + parts["adj"].T
     either.setdiag(0)
     either.eliminate_zeros()
@@ -294,11 +335,22 @@ def test_cora_reaches_the_published_range(cora, name):
     rest = [v for v in order if v not in set(picked)]
     valid, test = rest[:500], rest[500:1500]
     degrees = loopless_degrees(adjacency)
-    batches = {split: deliver(sample(adjacency, ids, (-1, -1), labels=labels), x, degrees)
-               for split, ids in (("train", picked), ("valid", valid), ("test", test))}
-    config = TrainConfig(model=name, hidden=64, heads=8, dropout=0.5, epochs=60, learning_rate=0.01,
-                         weight_decay=5e-4, seed=0)
-    result = train(lambda _: [batches["train"]], lambda: [batches["valid"]], config, None, a_runtime(),
-                   in_dim=x.shape[1], num_classes=7, evaluate=evaluate)
+    batches = {
+        split: deliver(sample(adjacency, ids, (-1, -1), labels=labels), x, degrees)
+        for split, ids in (("train", picked), ("valid", valid), ("test", test))
+    }
+    config = TrainConfig(
+        model=name, hidden=64, heads=8, dropout=0.5, epochs=60, learning_rate=0.01, weight_decay=5e-4, seed=0
+    )
+    result = train(
+        lambda _: [batches["train"]],
+        lambda: [batches["valid"]],
+        config,
+        None,
+        a_runtime(),
+        in_dim=x.shape[1],
+        num_classes=7,
+        evaluate=evaluate,
+    )
     accuracy = evaluate(result.model, [batches["test"]]).accuracy
     assert 0.76 <= accuracy <= 0.86

@@ -87,7 +87,8 @@ void WorkerPool::run(size_t tasks, const std::function<void(size_t, unsigned)>& 
 
 void WorkerPool::split(size_t n, size_t grain, const std::function<void(size_t, size_t)>& fn) {
   if (n == 0) return;
-  const size_t block = std::max<size_t>(std::max<size_t>(grain, 1), (n + 4 * threads() - 1) / (4 * threads()));
+  const size_t block =
+      std::max<size_t>(std::max<size_t>(grain, 1), (n + 4 * threads() - 1) / (4 * threads()));
   const size_t blocks = (n + block - 1) / block;
   if (blocks == 1 || threads() == 1) return fn(0, n);
   run(blocks, [&](size_t i, unsigned) { fn(i * block, std::min(n, (i + 1) * block)); });

@@ -18,8 +18,8 @@ class WorkerPool {
   WorkerPool& operator=(const WorkerPool&) = delete;
   unsigned threads() const { return static_cast<unsigned>(workers_.size()) + 1; }
 
-  // Calls fn(task, worker) for task in [0, tasks), each once; the caller works too (worker 0). Blocks until all
-  // are done; rethrows the first exception. Calls from several threads take turns.
+  // Calls fn(task, worker) for task in [0, tasks), each once; the caller works too (worker 0). Blocks until
+  // all are done; rethrows the first exception. Calls from several threads take turns.
   void run(size_t tasks, const std::function<void(size_t task, unsigned worker)>& fn);
   // Splits [0, n) into blocks of at least `grain` and calls fn(begin, end).
   void split(size_t n, size_t grain, const std::function<void(size_t begin, size_t end)>& fn);

@@ -9,7 +9,8 @@
 
 namespace outcrop {
 
-// Sorts keys by bits [low_bit, high_bit). Equals std::stable_sort on (key >> low_bit) & mask. `scratch` is resized.
+// Sorts keys by bits [low_bit, high_bit). Equals std::stable_sort on (key >> low_bit) & mask. `scratch` is
+// resized.
 inline void radix_sort(std::vector<uint64_t>& keys, std::vector<uint64_t>& scratch, unsigned low_bit,
                        unsigned high_bit) {
   constexpr unsigned kBits = 11;

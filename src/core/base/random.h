@@ -1,5 +1,6 @@
 // Keyed, counter-based random numbers: Philox4x32-10 (Salmon et al., SC'11, "Parallel random numbers: as easy
-// as 1, 2, 3"). A stream is a pure function of its key, so results do not depend on threads, machine or order.
+// as 1, 2, 3"). A stream is a pure function of its key, so results do not depend on threads, machine or
+// order.
 #pragma once
 #include <array>
 #include <cstdint>

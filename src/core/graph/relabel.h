@@ -43,7 +43,9 @@ class Relabel {
   }
   int32_t& local(size_t slot) { return locals_[slot]; }
   void prefetch(uint64_t id) const { __builtin_prefetch(&keys_[home(id)]); }
-  size_t memory_bytes() const { return keys_.capacity() * sizeof(uint64_t) + locals_.capacity() * sizeof(int32_t); }
+  size_t memory_bytes() const {
+    return keys_.capacity() * sizeof(uint64_t) + locals_.capacity() * sizeof(int32_t);
+  }
   static size_t bytes_for(size_t nodes) {
     return std::bit_ceil(std::max<size_t>(2 * nodes, 64)) * (sizeof(uint64_t) + sizeof(int32_t));
   }

@@ -10,7 +10,7 @@
 namespace outcrop {
 namespace {
 
-constexpr size_t kBlockNodes = 64;    // frontier nodes whose memory accesses are overlapped
+constexpr size_t kBlockNodes = 64;     // frontier nodes whose memory accesses are overlapped
 constexpr int64_t kLinearSearch = 32;  // fanouts up to this look for repeats by scanning
 
 uint64_t hop_key(uint64_t seed, BatchKey key, size_t hop) {
@@ -20,6 +20,25 @@ uint64_t hop_key(uint64_t seed, BatchKey key, size_t hop) {
 }
 
 }  // namespace
+
+void count_in_neighbours(const Topology& topology, std::span<const int64_t> ids, int32_t* out) {
+  constexpr size_t kAhead = 16;
+  auto self_loops = [](const auto* begin, const auto* end, int64_t node) {
+    const auto [low, high] = std::equal_range(begin, end, static_cast<std::decay_t<decltype(*begin)>>(node));
+    return high - low;
+  };
+  for (size_t i = 0; i < ids.size(); ++i) {
+    if (i + kAhead < ids.size()) __builtin_prefetch(&topology.indptr[ids[i + kAhead]]);
+    const int64_t node = ids[i], begin = topology.indptr[node], end = topology.indptr[node + 1];
+    if (begin < 0 || end < begin || end > topology.num_edges)
+      throw Error(ErrorKind::format,
+                  "the topology is damaged at node " + std::to_string(node) + "; run outcrop verify");
+    const int64_t own = topology.indices32
+                            ? self_loops(topology.indices32 + begin, topology.indices32 + end, node)
+                            : self_loops(topology.indices64 + begin, topology.indices64 + end, node);
+    out[i] = static_cast<int32_t>(std::min<int64_t>(end - begin - own, INT32_MAX));
+  }
+}
 
 NeighborSampler::NeighborSampler(Topology topology, SamplerOptions options)
     : topology_(topology), options_(std::move(options)) {
@@ -33,8 +52,9 @@ int64_t NeighborSampler::degree(int64_t node) const {
   const int64_t begin = topology_.indptr[node], end = topology_.indptr[node + 1];
   if (begin < 0 || end < begin || end > topology_.num_edges)
     throw Error(ErrorKind::format, "the topology is damaged: the neighbours of node " + std::to_string(node) +
-                                       " are said to lie at " + std::to_string(begin) + ".." + std::to_string(end) +
-                                       " of " + std::to_string(topology_.num_edges) + "; run outcrop verify");
+                                       " are said to lie at " + std::to_string(begin) + ".." +
+                                       std::to_string(end) + " of " + std::to_string(topology_.num_edges) +
+                                       "; run outcrop verify");
   return end - begin;
 }
 
@@ -52,14 +72,15 @@ int64_t NeighborSampler::count_edges(const SampledBatch& batch, size_t frontier_
 
 void NeighborSampler::check_memory(const SampledBatch& batch, size_t more_edges) const {
   const size_t nodes = batch.n_id.size() + more_edges, edges = batch.col.size() + more_edges;
-  // n_id + relabel table (new, and half as large, old, while it grows) + rowptr, then col, new slots and the two sort
-  // buffers. The table that earlier batches left does not count: whether a batch fits must not depend on its thread.
+  // n_id + relabel table (new, and half as large, old, while it grows) + rowptr, then col, new slots and the
+  // two sort buffers. The table that earlier batches left does not count: whether a batch fits must not
+  // depend on its thread.
   const size_t bytes = nodes * 12 + Relabel::bytes_for(nodes) / 2 * 3 + edges * 4 + more_edges * 20;
   if (bytes > options_.max_batch_bytes)
-    throw Error(ErrorKind::budget, "sampling one mini-batch with " + std::to_string(edges) + " edges needs " +
-                                       std::to_string(bytes) + " bytes, " +
-                                       std::to_string(options_.max_batch_bytes) +
-                                       " are set aside for it; raise the memory budget, or lower batch size or fanouts");
+    throw Error(ErrorKind::budget,
+                "sampling one mini-batch with " + std::to_string(edges) + " edges needs " +
+                    std::to_string(bytes) + " bytes, " + std::to_string(options_.max_batch_bytes) +
+                    " are set aside for it; raise the memory budget, or lower batch size or fanouts");
 }
 
 // Fills positions_ with `count` distinct places in [start, start + degree), degree > count: Floyd's algorithm
@@ -116,7 +137,8 @@ void NeighborSampler::order_new_nodes(SampledBatch& batch, size_t base, size_t e
   const auto index_bits = static_cast<unsigned>(std::bit_width(count));
   order_.resize(count);
   if (bits + index_bits <= 64) {
-    for (size_t i = 0; i < count; ++i) order_[i] = static_cast<uint64_t>(batch.n_id[base + i]) << index_bits | i;
+    for (size_t i = 0; i < count; ++i)
+      order_[i] = static_cast<uint64_t>(batch.n_id[base + i]) << index_bits | i;
     radix_sort(order_, order_scratch_, index_bits, index_bits + bits);
     for (auto& o : order_) o &= (uint64_t{1} << index_bits) - 1;
   } else {
@@ -138,12 +160,14 @@ void NeighborSampler::order_new_nodes(SampledBatch& batch, size_t base, size_t e
 template <class Index>
 void NeighborSampler::sample_hop(const Index* indices, SampledBatch& batch, size_t hop, uint64_t key) {
   const int64_t fanout = options_.fanouts[hop];
-  const size_t frontier_begin = batch.rowptr.size() - 1, base = batch.n_id.size(), edges_begin = batch.col.size();
+  const size_t frontier_begin = batch.rowptr.size() - 1, base = batch.n_id.size(),
+               edges_begin = batch.col.size();
   const auto hop_edges = static_cast<size_t>(count_edges(batch, frontier_begin, fanout));
   check_memory(batch, hop_edges);
   if (edges_begin + hop_edges > INT32_MAX || base + hop_edges > INT32_MAX)
-    throw Error(ErrorKind::argument, "a mini-batch of " + std::to_string(edges_begin + hop_edges) +
-                                         " edges is too large (2^31 is the limit); lower batch size or fanouts");
+    throw Error(ErrorKind::argument,
+                "a mini-batch of " + std::to_string(edges_begin + hop_edges) +
+                    " edges is too large (2^31 is the limit); lower batch size or fanouts");
   batch.col.reserve(edges_begin + hop_edges);
   batch.n_id.reserve(base + hop_edges);
   relabel_.reserve(base + hop_edges);
@@ -159,8 +183,9 @@ void NeighborSampler::sample_hop(const Index* indices, SampledBatch& batch, size
     for (auto& p : positions_) {  // from here on the neighbour itself
       p = static_cast<int64_t>(indices[p]);
       if (static_cast<uint64_t>(p) >= static_cast<uint64_t>(topology_.num_nodes))
-        throw Error(ErrorKind::format, "the topology is damaged: neighbour " + std::to_string(p) + " in a graph of " +
-                                           std::to_string(topology_.num_nodes) + " nodes; run outcrop verify");
+        throw Error(ErrorKind::format, "the topology is damaged: neighbour " + std::to_string(p) +
+                                           " in a graph of " + std::to_string(topology_.num_nodes) +
+                                           " nodes; run outcrop verify");
       relabel_.prefetch(static_cast<uint64_t>(p));
     }
     for (int64_t neighbour : positions_) {
@@ -188,15 +213,18 @@ SampledBatch NeighborSampler::sample(std::span<const int64_t> seeds, BatchKey ke
       throw Error(ErrorKind::argument, "seed node " + std::to_string(seed) + " is not in 0.." +
                                            std::to_string(topology_.num_nodes - 1));
     if (!relabel_.insert(static_cast<uint64_t>(seed), static_cast<int32_t>(batch.n_id.size())).is_new)
-      throw Error(ErrorKind::argument, "seed node " + std::to_string(seed) + " stands twice in one mini-batch");
+      throw Error(ErrorKind::argument,
+                  "seed node " + std::to_string(seed) + " stands twice in one mini-batch");
     batch.n_id.push_back(seed);
   }
   batch.rowptr.push_back(0);
   batch.nodes_per_hop.push_back(static_cast<int64_t>(seeds.size()));
   for (size_t hop = 0; hop < options_.fanouts.size(); ++hop) {
     const uint64_t k = hop_key(options_.seed, key, hop);
-    if (topology_.indices32) sample_hop(topology_.indices32, batch, hop, k);
-    else sample_hop(topology_.indices64, batch, hop, k);
+    if (topology_.indices32)
+      sample_hop(topology_.indices32, batch, hop, k);
+    else
+      sample_hop(topology_.indices64, batch, hop, k);
   }
   return batch;
 }

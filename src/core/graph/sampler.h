@@ -1,9 +1,9 @@
-// Uniform neighbour sampling of one mini-batch (GraphSAGE; DiskGNN section 2), in NeighborLoader's conventions:
-// seeds first, then the nodes first met in each hop; within a hop ascending by node id, which lets rows be read and
-// packed in one direction. Each node is expanded once, in the hop after it was met.
+// Uniform neighbour sampling of one mini-batch (GraphSAGE; DiskGNN section 2), in NeighborLoader's
+// conventions: seeds first, then the nodes first met in each hop; within a hop ascending by node id, which
+// lets rows be read and packed in one direction. Each node is expanded once, in the hop after it was met.
 //
-// What is drawn for a node depends on (seed, split, epoch, batch, hop, node) and nothing else: not on threads, not on
-// the other nodes, not on where the topology lives.
+// What is drawn for a node depends on (seed, split, epoch, batch, hop, node) and nothing else: not on
+// threads, not on the other nodes, not on where the topology lives.
 #pragma once
 #include <cstdint>
 #include <span>
@@ -22,6 +22,9 @@ struct Topology {
   int64_t num_nodes = 0;
   int64_t num_edges = 0;
 };
+
+// out[i] = in-neighbours of ids[i] other than itself. Neighbours of a node must be ascending.
+void count_in_neighbours(const Topology& topology, std::span<const int64_t> ids, int32_t* out);
 
 struct BatchKey {
   uint64_t split = 0, epoch = 0, batch = 0;
@@ -44,8 +47,8 @@ struct SamplerOptions {
 class NeighborSampler {
  public:
   NeighborSampler(Topology topology, SamplerOptions options);
-  // Throws Error(argument) for seeds out of range or repeated, Error(format) for a damaged topology, Error(budget)
-  // where the batch would need more than max_batch_bytes.
+  // Throws Error(argument) for seeds out of range or repeated, Error(format) for a damaged topology,
+  // Error(budget) where the batch would need more than max_batch_bytes.
   SampledBatch sample(std::span<const int64_t> seeds, BatchKey key);
 
  private:
@@ -61,9 +64,9 @@ class NeighborSampler {
   Topology topology_;
   SamplerOptions options_;
   Relabel relabel_;
-  std::vector<int64_t> positions_;             // of one block of frontier nodes, into indices
-  std::vector<int64_t> chosen_;                // hash set of draw_distinct for large fanouts
-  std::vector<uint32_t> new_slots_;            // relabel slot of each node met in this hop
+  std::vector<int64_t> positions_;   // of one block of frontier nodes, into indices
+  std::vector<int64_t> chosen_;      // hash set of draw_distinct for large fanouts
+  std::vector<uint32_t> new_slots_;  // relabel slot of each node met in this hop
   std::vector<uint64_t> order_, order_scratch_;
 };
 

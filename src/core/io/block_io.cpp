@@ -9,12 +9,14 @@
 namespace outcrop {
 
 std::shared_ptr<BlockIo> BlockIo::create(const IoOptions& options, std::shared_ptr<Budget> budget) {
-  if (options.depth == 0) throw Error(ErrorKind::argument, "an I/O depth of 0 reads nothing; 1 or more is needed");
+  if (options.depth == 0)
+    throw Error(ErrorKind::argument, "an I/O depth of 0 reads nothing; 1 or more is needed");
   if (options.backend == Backend::pread) return make_pread_backend(options, *budget);
   try {
     return make_uring_backend(options, *budget);
   } catch (const Error& e) {
-    // Anything but a full budget means that io_uring is not to be had: missing, forbidden, out of locked memory.
+    // Anything but a full budget means that io_uring is not to be had: missing, forbidden, out of locked
+    // memory.
     if (options.backend == Backend::uring || e.kind() != ErrorKind::io) throw;
   }
   return make_pread_backend(options, *budget);

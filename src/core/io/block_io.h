@@ -1,10 +1,10 @@
 // The block I/O engine: the only code of Outcrop that reads and writes data files.
 //
 // Protocol. open() gives a FileId; submit() takes a list of reads or writes and returns at once with a Job;
-// Job::wait() blocks until every request of the job has finished and throws the first error. Requests may be of
-// any offset, length and memory: what O_DIRECT demands of alignment is handled inside (bounce buffers).
-// Invariants. Every completion's result is checked; short transfers are continued; a read that meets the end of the
-// file before its length is an error that names file, offset and length. The memory of a request must
+// Job::wait() blocks until every request of the job has finished and throws the first error. Requests may be
+// of any offset, length and memory: what O_DIRECT demands of alignment is handled inside (bounce buffers).
+// Invariants. Every completion's result is checked; short transfers are continued; a read that meets the end
+// of the file before its length is an error that names file, offset and length. The memory of a request must
 // live until its job was waited for (a Job's destructor waits). Bytes and operations are counted here.
 // Jobs may be submitted from several threads and overlap: the ring stays full across jobs.
 #pragma once
@@ -20,7 +20,8 @@
 namespace outcrop {
 
 using FileId = uint32_t;
-enum class OpenMode { read, create, update };  // create truncates; update keeps what is there (both read-write)
+// create truncates, update keeps what is there; both are for reading and writing.
+enum class OpenMode { read, create, update };
 enum class IoOp { read, write };
 enum class Backend { automatic, uring, pread };
 
@@ -33,11 +34,11 @@ struct IoRequest {
 
 // Faults for tests: decided by a keyed hash of the operation number, so that a run can be repeated.
 struct FaultPlan {
-  double short_probability = 0;   // transfer only part of what was asked
-  double eagain_probability = 0;  // fail once with EAGAIN/EINTR
-  double error_probability = 0;   // fail with error_number
-  int error_number = 5;           // EIO
-  uint64_t fail_at_op = UINT64_MAX;     // exactly this operation (0 = first) fails with error_number
+  double short_probability = 0;                 // transfer only part of what was asked
+  double eagain_probability = 0;                // fail once with EAGAIN/EINTR
+  double error_probability = 0;                 // fail with error_number
+  int error_number = 5;                         // EIO
+  uint64_t fail_at_op = UINT64_MAX;             // exactly this operation (0 = first) fails with error_number
   uint64_t disk_full_after_bytes = UINT64_MAX;  // writes beyond this many bytes in all fail with ENOSPC
   uint32_t delay_us = 0;
   uint64_t seed = 0;
@@ -46,10 +47,10 @@ struct FaultPlan {
 
 struct IoOptions {
   Backend backend = Backend::automatic;
-  unsigned depth = 128;                     // requests in flight
-  uint64_t max_request_bytes = 1u << 20;    // longer requests are split
-  bool direct = true;                       // O_DIRECT for files opened for reading, where the file system has it
-  unsigned threads = 4;                     // of the pread backend
+  unsigned depth = 128;                   // requests in flight
+  uint64_t max_request_bytes = 1u << 20;  // longer requests are split
+  bool direct = true;    // O_DIRECT for files opened for reading, where the file system has it
+  unsigned threads = 4;  // of the pread backend
   FaultPlan faults;
 };
 
@@ -70,11 +71,11 @@ class BlockIo {
   virtual uint64_t size_bytes(FileId file) const = 0;
   virtual const std::string& path(FileId file) const = 0;
   virtual std::shared_ptr<IoJob> submit(IoOp op, std::vector<IoRequest> requests) = 0;
-  virtual void sync(FileId file) = 0;                       // fdatasync
-  virtual void drop_cache(FileId file) = 0;                 // fsync + POSIX_FADV_DONTNEED
-  virtual void resize(FileId file, uint64_t bytes) = 0;     // ftruncate; preallocates where possible
+  virtual void sync(FileId file) = 0;                    // fdatasync
+  virtual void drop_cache(FileId file) = 0;              // fsync + POSIX_FADV_DONTNEED
+  virtual void resize(FileId file, uint64_t bytes) = 0;  // ftruncate; preallocates where possible
   virtual IoCounters counters() const = 0;
-  virtual std::string backend_name() const = 0;             // "io_uring" or "pread"
+  virtual std::string backend_name() const = 0;  // "io_uring" or "pread"
 
   void read(FileId file, uint64_t offset, void* data, uint64_t length);
   void write(FileId file, uint64_t offset, const void* data, uint64_t length);

@@ -38,9 +38,10 @@ uint64_t PageWalk::add(uint64_t id) {
 namespace {
 
 // Adds file pages [end - count, end), whose place in scratch ends at scratch_pages, to the reads.
-void add_pages(std::vector<PageRead>& reads, uint64_t end, uint64_t count, uint64_t scratch_pages, bool extend,
-               uint64_t max_read_bytes) {
-  uint64_t offset = (end - count) * kPageBytes, at = (scratch_pages - count) * kPageBytes, left = count * kPageBytes;
+void add_pages(std::vector<PageRead>& reads, uint64_t end, uint64_t count, uint64_t scratch_pages,
+               bool extend, uint64_t max_read_bytes) {
+  uint64_t offset = (end - count) * kPageBytes, at = (scratch_pages - count) * kPageBytes,
+           left = count * kPageBytes;
   while (left) {
     if (extend && !reads.empty() && reads.back().offset + reads.back().length == offset &&
         reads.back().length < max_read_bytes) {
@@ -60,7 +61,8 @@ void add_pages(std::vector<PageRead>& reads, uint64_t end, uint64_t count, uint6
 RowWindow plan_window(const RowLayout& layout, bool merge, const RowEntry* entries, size_t begin, size_t end,
                       uint64_t capacity_pages, uint64_t max_read_bytes, const RowWindow* before) {
   max_read_bytes = std::max<uint64_t>(align_down(max_read_bytes, kPageBytes), kPageBytes);
-  PageWalk walk = before && begin < end ? PageWalk::after(before->stop, entries[begin].id) : PageWalk(layout, merge);
+  PageWalk walk =
+      before && begin < end ? PageWalk::after(before->stop, entries[begin].id) : PageWalk(layout, merge);
   RowWindow window{begin, begin, walk, walk, {}};
   for (; window.end < end; ++window.end) {
     const uint64_t id = entries[window.end].id, added = walk.new_pages(id);
@@ -78,7 +80,8 @@ void make_entries(const int64_t* ids, size_t n, bool sorted, RowEntry* out) {
   if (sorted && !std::is_sorted(out, out + n, less)) std::sort(out, out + n, less);
 }
 
-uint64_t count_read_bytes(const int64_t* ids, size_t n, const RowLayout& layout, bool merge, size_t group_rows) {
+uint64_t count_read_bytes(const int64_t* ids, size_t n, const RowLayout& layout, bool merge,
+                          size_t group_rows) {
   const auto bad = std::find_if(ids, ids + n, [](int64_t id) { return id < 0; });
   if (bad != ids + n) throw Error(ErrorKind::argument, "row id " + std::to_string(*bad) + " is negative");
   if (group_rows == 0) group_rows = n;

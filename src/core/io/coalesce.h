@@ -1,10 +1,10 @@
 // Turns row ids into page reads.
 //
-// A row of row_bytes at file offset base + id * stride needs the pages that it touches; rows may straddle pages. Pages
-// are laid into scratch memory in the order in which they are first needed, without gaps, so a row that straddles
-// pages is contiguous in scratch also when its pages come from two reads. With merging, rows must come in
-// ascending order of id; same and adjacent pages become one read, and each page is read once. Without merging every
-// row is one read of its page span, in the order given.
+// A row of row_bytes at file offset base + id * stride needs the pages that it touches; rows may straddle
+// pages. Pages are laid into scratch memory in the order in which they are first needed, without gaps, so a
+// row that straddles pages is contiguous in scratch also when its pages come from two reads. With merging,
+// rows must come in ascending order of id; same and adjacent pages become one read, and each page is read
+// once. Without merging every row is one read of its page span, in the order given.
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -22,7 +22,9 @@ struct RowLayout {
   uint64_t offset(uint64_t id) const { return base + id * stride; }
   uint64_t first_page(uint64_t id) const { return offset(id) / kPageBytes; }
   uint64_t end_page(uint64_t id) const { return (offset(id) + row_bytes + kPageBytes - 1) / kPageBytes; }
-  uint64_t max_pages() const { return (row_bytes + kPageBytes - 2) / kPageBytes + 1; }  // that one row can touch
+  uint64_t max_pages() const {
+    return (row_bytes + kPageBytes - 2) / kPageBytes + 1;
+  }  // that one row can touch
 };
 
 // One row of a gather: out[row] = file_rows[id].
@@ -34,23 +36,24 @@ struct RowEntry {
 struct PageRead {
   uint64_t offset = 0;  // in the file
   uint64_t length = 0;
-  uint64_t at = 0;      // in scratch
+  uint64_t at = 0;  // in scratch
 };
 
-// Follows rows through the pages they need. The same walk plans reads, counts them, and finds rows in scratch.
+// Follows rows through the pages they need. The same walk plans reads, counts them, and finds rows in
+// scratch.
 class PageWalk {
  public:
   PageWalk(const RowLayout& layout, bool merge) : layout_(layout), merge_(merge) {}
-  // For the window after `before` that begins with row `id`: pages that `before` has read already are carried over
-  // to the start of scratch.
+  // For the window after `before` that begins with row `id`: pages that `before` has read already are carried
+  // over to the start of scratch.
   static PageWalk after(const PageWalk& before, uint64_t id);
 
   uint64_t new_pages(uint64_t id) const;  // that row `id` would add
   // Adds the row and returns its position in scratch, in bytes.
   uint64_t add(uint64_t id);
-  uint64_t pages() const { return pages_; }    // in scratch so far, those carried over included
+  uint64_t pages() const { return pages_; }  // in scratch so far, those carried over included
   uint64_t carried() const { return carried_; }
-  uint64_t end_page() const { return end_; }   // file page behind the last one
+  uint64_t end_page() const { return end_; }  // file page behind the last one
 
  private:
   bool joins(uint64_t first) const { return merge_ && pages_ > 0 && first <= end_; }
@@ -76,8 +79,9 @@ RowWindow plan_window(const RowLayout& layout, bool merge, const RowEntry* entri
 // Entries for ids[0..n), sorted by id if asked. `out` has room for n.
 void make_entries(const int64_t* ids, size_t n, bool sorted, RowEntry* out);
 
-// Bytes of page reads for these rows, exactly: merged over groups of `group_rows` ids (0: all ids at once), or the sum of
-// all page spans. Throws Error(argument) for negative ids.
-uint64_t count_read_bytes(const int64_t* ids, size_t n, const RowLayout& layout, bool merge, size_t group_rows = 0);
+// Bytes of page reads for these rows, exactly: merged over groups of `group_rows` ids (0: all ids at once),
+// or the sum of all page spans. Throws Error(argument) for negative ids.
+uint64_t count_read_bytes(const int64_t* ids, size_t n, const RowLayout& layout, bool merge,
+                          size_t group_rows = 0);
 
 }  // namespace outcrop

@@ -20,7 +20,8 @@ class JobHandle final : public IoJob {
 };
 
 [[noreturn]] void throw_forked() {
-  throw Error(ErrorKind::io, "this I/O engine belongs to the process that was forked; make a new one in the child");
+  throw Error(ErrorKind::io,
+              "this I/O engine belongs to the process that was forked; make a new one in the child");
 }
 
 // Checks a request and returns its file; throws Error(argument).
@@ -42,7 +43,8 @@ JobState::JobState(IoOp op, std::vector<IoRequest> requests, std::vector<std::sh
 void JobState::wait() {
   if (pid_ != getpid()) throw_forked();
   wait_quietly();
-  if (error_) throw *error_;
+  // A new error each time: copies of one share its text, also across threads.
+  if (error_) throw Error(error_->kind(), error_->what(), error_->error_number());
 }
 
 void JobState::wait_quietly() {
@@ -58,7 +60,8 @@ bool JobState::done() const {
 
 File* JobState::file_of(FileId id) {
   if (!last_file_ || last_file_->slot != id)
-    last_file_ = std::find_if(files_.begin(), files_.end(), [&](const auto& f) { return f->slot == id; })->get();
+    last_file_ =
+        std::find_if(files_.begin(), files_.end(), [&](const auto& f) { return f->slot == id; })->get();
   return last_file_;
 }
 
@@ -91,7 +94,8 @@ bool Feed::next(Transfer& t) {
     ++job.flying_;
     const bool read = job.op_ == IoOp::read;
     if (!read) written_ += t.piece.length;
-    (read ? counters_.read_bytes : counters_.write_bytes).fetch_add(t.piece.length, std::memory_order_relaxed);
+    (read ? counters_.read_bytes : counters_.write_bytes)
+        .fetch_add(t.piece.length, std::memory_order_relaxed);
     (read ? counters_.read_ops : counters_.write_ops).fetch_add(1, std::memory_order_relaxed);
     return true;
   }
@@ -106,9 +110,9 @@ void Feed::retire_front() {
   if (job->flying_ == 0) job->finish();
 }
 
-void Feed::settle(Transfer& t, const std::optional<Error>& error) {
+void Feed::settle(Transfer& t, std::optional<Error> error) {
   auto job = std::move(t.job);
-  if (error && !job->error_) job->error_ = error;
+  if (error && !job->error_) job->error_ = std::move(error);
   // A job that still stands in the queue is ended by retire_front().
   if (--job->flying_ == 0 && !job->queued_) job->finish();
 }
@@ -125,13 +129,16 @@ Engine::Engine(const IoOptions& options, const Budget& budget)
       pid_(getpid()),
       faulty_(options.faults.any()) {}
 
-FileId Engine::open(const std::string& path, OpenMode mode) { return files_.open(path, mode, options_.direct)->slot; }
+FileId Engine::open(const std::string& path, OpenMode mode) {
+  return files_.open(path, mode, options_.direct)->slot;
+}
 
 void Engine::close(FileId id) { closed(*files_.close(id)); }
 
 void Engine::resize(FileId id, uint64_t bytes) {
   auto file = files_.get(id);
-  if (!file->writable()) throw Error(ErrorKind::argument, file->path() + " was opened for reading: it cannot be resized");
+  if (!file->writable())
+    throw Error(ErrorKind::argument, file->path() + " was opened for reading: it cannot be resized");
   file->resize(bytes);
 }
 

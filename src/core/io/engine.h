@@ -1,10 +1,11 @@
 // What the backends share: the file table, jobs, the order of operations, counting and validation.
 //
-// A JobState is shared by the engine and the JobHandle that the caller got; the handle's destructor waits, so that the
-// caller's memory is never written after the handle is gone. The Feed turns queued jobs into transfers, oldest job
-// first; backends call it from one thread at a time (the ring's thread, or under the pool's mutex).
-// A failed job's remaining pieces are dropped; it is done when those in flight have come back.
-// After fork() the child has no engine thread: submit and wait throw there, and destructors leave everything alone.
+// A JobState is shared by the engine and the JobHandle that the caller got; the handle's destructor waits, so
+// that the caller's memory is never written after the handle is gone. The Feed turns queued jobs into
+// transfers, oldest job first; backends call it from one thread at a time (the ring's thread, or under the
+// pool's mutex). A failed job's remaining pieces are dropped; it is done when those in flight have come back.
+// After fork() the child has no engine thread: submit and wait throw there, and destructors leave everything
+// alone.
 #pragma once
 #include <sys/types.h>
 
@@ -43,8 +44,8 @@ class JobState {
   std::vector<IoRequest> requests_;
   std::vector<std::shared_ptr<File>> files_;  // each once
   File* last_file_ = nullptr;
-  size_t next_ = 0;    // request
-  uint64_t at_ = 0;    // bytes into it
+  size_t next_ = 0;  // request
+  uint64_t at_ = 0;  // bytes into it
   uint64_t flying_ = 0;
   bool queued_ = true;  // in the Feed's queue
   std::optional<Error> error_;
@@ -62,7 +63,7 @@ class Feed {
   // The next transfer, counted and numbered; false if there is none.
   bool next(Transfer& transfer);
   // Takes a transfer back: complete, or failed with `error`.
-  void settle(Transfer& transfer, const std::optional<Error>& error);
+  void settle(Transfer& transfer, std::optional<Error> error);
   // Fails every queued job.
   void fail_all(const Error& error);
   bool empty() const { return queue_.empty(); }

@@ -13,7 +13,8 @@ enum class Draw : uint64_t { short_transfer = 1, how_short, again, which_again, 
 
 // Uniform in [0, 1), a pure function of its arguments.
 double draw(const FaultPlan& plan, uint64_t number, unsigned attempt, Draw what) {
-  const uint64_t key = mix64(mix64(mix64(plan.seed) ^ number) ^ (uint64_t{attempt} << 8 | static_cast<uint64_t>(what)));
+  const uint64_t key =
+      mix64(mix64(mix64(plan.seed) ^ number) ^ (uint64_t{attempt} << 8 | static_cast<uint64_t>(what)));
   return static_cast<double>(key >> 11) * 0x1.0p-53;
 }
 
@@ -22,12 +23,12 @@ constexpr uint64_t kSectorBytes = 512;
 }  // namespace
 
 bool FaultPlan::any() const {
-  return short_probability > 0 || eagain_probability > 0 || error_probability > 0 || fail_at_op != UINT64_MAX ||
-         disk_full_after_bytes != UINT64_MAX || delay_us > 0;
+  return short_probability > 0 || eagain_probability > 0 || error_probability > 0 ||
+         fail_at_op != UINT64_MAX || disk_full_after_bytes != UINT64_MAX || delay_us > 0;
 }
 
-Fault decide_fault(const FaultPlan& plan, IoOp op, uint64_t number, unsigned attempt, uint64_t length, bool direct,
-                   uint64_t written) {
+Fault decide_fault(const FaultPlan& plan, IoOp op, uint64_t number, unsigned attempt, uint64_t length,
+                   bool direct, uint64_t written) {
   if (number == plan.fail_at_op) return {plan.error_number, length};
   if (attempt == 0) {
     if (draw(plan, number, 0, Draw::error) < plan.error_probability) return {plan.error_number, length};

@@ -14,9 +14,12 @@ namespace {
 
 const char* purpose(OpenMode mode) {
   switch (mode) {
-    case OpenMode::read: return " for reading";
-    case OpenMode::create: return " for writing anew";
-    case OpenMode::update: return " for update";
+    case OpenMode::read:
+      return " for reading";
+    case OpenMode::create:
+      return " for writing anew";
+    case OpenMode::update:
+      return " for update";
   }
   return "";
 }
@@ -30,7 +33,8 @@ int open_retrying(const std::string& path, int flags) {
 
 }  // namespace
 
-File::File(std::string path, OpenMode mode, bool direct) : path_(std::move(path)), writable_(mode != OpenMode::read) {
+File::File(std::string path, OpenMode mode, bool direct)
+    : path_(std::move(path)), writable_(mode != OpenMode::read) {
   int flags = writable_ ? O_RDWR | O_CREAT : O_RDONLY;
   if (mode == OpenMode::create) flags |= O_TRUNC;
   if (direct && !writable_) {

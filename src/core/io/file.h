@@ -1,8 +1,9 @@
 // Open files and the table that names them by small ids.
 //
-// A File closes its descriptor when the last holder lets go: jobs hold the files they use, so close() during I/O is
-// safe. Invariant: a slot (FileId) is given to another file only after the File that had it is gone, so an id
-// inside a running job can never mean two files. `serial` tells apart the files that had one slot in turn.
+// A File closes its descriptor when the last holder lets go: jobs hold the files they use, so close() during
+// I/O is safe. Invariant: a slot (FileId) is given to another file only after the File that had it is gone,
+// so an id inside a running job can never mean two files. `serial` tells apart the files that had one slot in
+// turn.
 #pragma once
 #include <atomic>
 #include <cstdint>

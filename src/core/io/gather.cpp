@@ -1,7 +1,8 @@
 // gather_rows: rows of a table in memory, at the speed of copying.
 //
-// A gather is bound by cache misses on the table: rows are fetched ahead of their copy, and the copy of common row sizes is
-// unrolled by the compiler. Large outputs are written past the caches, as a plain big copy does.
+// A gather is bound by cache misses on the table: rows are fetched ahead of their copy, and the copy of
+// common row sizes is unrolled by the compiler. Large outputs are written past the caches, as a plain big
+// copy does.
 #include <algorithm>
 #include <cstring>
 #include <string>
@@ -16,12 +17,13 @@ namespace outcrop {
 namespace {
 
 constexpr size_t kGrainRows = 256;
-constexpr uint64_t kAheadBytes = 8192;            // of rows fetched ahead
+constexpr uint64_t kAheadBytes = 8192;                // of rows fetched ahead
 constexpr uint64_t kStreamBytes = uint64_t{8} << 20;  // outputs from here on bypass the caches
 constexpr uint64_t kLine = 64;
 
 inline void prefetch(const std::byte* row, uint64_t bytes) {
   for (uint64_t at = 0; at < bytes; at += kLine) __builtin_prefetch(row + at, 0, 0);
+  __builtin_prefetch(row + bytes - 1, 0, 0);  // rows need not begin with a line
 }
 
 struct CopyAny {
@@ -41,9 +43,13 @@ struct CopyStream {
   void operator()(std::byte* to, const std::byte* from) const {
     uint64_t at = 0;
     for (; at + kLine <= bytes; at += kLine) {
-      const auto load = [&](uint64_t i) { return _mm_loadu_si128(reinterpret_cast<const __m128i*>(from + at + i)); };
+      const auto load = [&](uint64_t i) {
+        return _mm_loadu_si128(reinterpret_cast<const __m128i*>(from + at + i));
+      };
       const __m128i a = load(0), b = load(16), c = load(32), d = load(48);
-      const auto store = [&](uint64_t i, __m128i v) { _mm_stream_si128(reinterpret_cast<__m128i*>(to + at + i), v); };
+      const auto store = [&](uint64_t i, __m128i v) {
+        _mm_stream_si128(reinterpret_cast<__m128i*>(to + at + i), v);
+      };
       store(0, a), store(16, b), store(32, c), store(48, d);
     }
     for (; at < bytes; at += 16)
@@ -83,8 +89,9 @@ void gather_with(WorkerPool& workers, const RowTable& table, const int64_t* ids,
 void gather_rows(WorkerPool& workers, const RowTable& table, const int64_t* ids, size_t n, std::byte* out,
                  uint64_t out_stride) {
   if (table.stride < table.row_bytes || out_stride < table.row_bytes)
-    throw Error(ErrorKind::argument, "rows of " + std::to_string(table.row_bytes) + " bytes overlap with strides of " +
-                                         std::to_string(table.stride) + " and " + std::to_string(out_stride));
+    throw Error(ErrorKind::argument, "rows of " + std::to_string(table.row_bytes) +
+                                         " bytes overlap with strides of " + std::to_string(table.stride) +
+                                         " and " + std::to_string(out_stride));
   check_ids(ids, n, table.num_rows);
   if (table.row_bytes == 0) return;
   const auto run = [&](const auto& copy) { gather_with(workers, table, ids, n, out, out_stride, copy); };
@@ -94,20 +101,34 @@ void gather_rows(WorkerPool& workers, const RowTable& table, const int64_t* ids,
     return run(CopyStream{table.row_bytes});
 #endif
   switch (table.row_bytes) {
-    case 1: return run(CopyFixed<1>{});
-    case 2: return run(CopyFixed<2>{});
-    case 4: return run(CopyFixed<4>{});
-    case 8: return run(CopyFixed<8>{});
-    case 16: return run(CopyFixed<16>{});
-    case 32: return run(CopyFixed<32>{});
-    case 64: return run(CopyFixed<64>{});
-    case 128: return run(CopyFixed<128>{});
-    case 200: return run(CopyFixed<200>{});
-    case 256: return run(CopyFixed<256>{});
-    case 400: return run(CopyFixed<400>{});
-    case 512: return run(CopyFixed<512>{});
-    case 1024: return run(CopyFixed<1024>{});
-    default: return run(CopyAny{table.row_bytes});
+    case 1:
+      return run(CopyFixed<1>{});
+    case 2:
+      return run(CopyFixed<2>{});
+    case 4:
+      return run(CopyFixed<4>{});
+    case 8:
+      return run(CopyFixed<8>{});
+    case 16:
+      return run(CopyFixed<16>{});
+    case 32:
+      return run(CopyFixed<32>{});
+    case 64:
+      return run(CopyFixed<64>{});
+    case 128:
+      return run(CopyFixed<128>{});
+    case 200:
+      return run(CopyFixed<200>{});
+    case 256:
+      return run(CopyFixed<256>{});
+    case 400:
+      return run(CopyFixed<400>{});
+    case 512:
+      return run(CopyFixed<512>{});
+    case 1024:
+      return run(CopyFixed<1024>{});
+    default:
+      return run(CopyAny{table.row_bytes});
   }
 }
 

@@ -1,6 +1,6 @@
-// Protocol. Workers take transfers from the Feed under the mutex, oldest job first, carry each to its end with blocking
-// calls outside the mutex, and settle it under the mutex. Each worker owns one bounce slot. stop_ ends a worker
-// only when the Feed is empty, so that destruction finishes what was submitted.
+// Protocol. Workers take transfers from the Feed under the mutex, oldest job first, carry each to its end
+// with blocking calls outside the mutex, and settle it under the mutex. Each worker owns one bounce slot.
+// stop_ ends a worker only when the Feed is empty, so that destruction finishes what was submitted.
 #include "io/pread_backend.h"
 
 #include <unistd.h>
@@ -42,7 +42,8 @@ class PreadBackend final : public Engine {
   std::unique_ptr<State> state_ = std::make_unique<State>();
 };
 
-PreadBackend::PreadBackend(const IoOptions& options, Budget& budget) : Engine(options, budget), feed_(rule_, counters_) {
+PreadBackend::PreadBackend(const IoOptions& options, Budget& budget)
+    : Engine(options, budget), feed_(rule_, counters_) {
   const unsigned threads = std::max(1u, options.threads);
   slots_ = Buffer(budget, "io-buffers", threads * rule_.slot_bytes);
   for (unsigned i = 0; i < threads; ++i)
@@ -76,9 +77,9 @@ void PreadBackend::run(std::byte* slot) {
     if (feed_.next(t)) {
       lock.unlock();
       if (t.piece.bounce) t.target = slot;
-      const auto error = carry(t);
+      auto error = carry(t);
       lock.lock();
-      feed_.settle(t, error);
+      feed_.settle(t, std::move(error));
     } else if (state_->stop) {
       return;
     } else {
@@ -88,7 +89,8 @@ void PreadBackend::run(std::byte* slot) {
 }
 
 std::optional<Error> PreadBackend::carry(Transfer& t) {
-  if (options_.faults.delay_us) std::this_thread::sleep_for(std::chrono::microseconds(options_.faults.delay_us));
+  if (options_.faults.delay_us)
+    std::this_thread::sleep_for(std::chrono::microseconds(options_.faults.delay_us));
   std::optional<Error> error;
   while (judge(t, attempt(t), counters_, error) == Verdict::again) {
   }

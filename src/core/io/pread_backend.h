@@ -1,4 +1,5 @@
-// Block I/O with a pool of threads that call pread and pwrite: for systems where io_uring is missing or forbidden.
+// Block I/O with a pool of threads that call pread and pwrite: for systems where io_uring is missing or
+// forbidden.
 #pragma once
 #include <memory>
 

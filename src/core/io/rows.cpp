@@ -27,9 +27,9 @@ struct RowReader::State {
   uint64_t num_rows = 0, file_bytes = 0;
   bool merge = true;
   Buffer scratch;
-  uint64_t side_bytes = 0;    // pages of one side
-  size_t group_rows = 0;      // room for entries
-  std::mutex turn, mutex;     // turn: of read_rows; mutex: of taken
+  uint64_t side_bytes = 0;  // pages of one side
+  size_t group_rows = 0;    // room for entries
+  std::mutex turn, mutex;   // turn: of read_rows; mutex: of taken
   std::array<bool, 2> taken{};
 
   std::byte* side(unsigned s) const { return scratch.data() + s * side_bytes; }
@@ -38,11 +38,10 @@ struct RowReader::State {
     return plan_window(layout, merge, rows, begin, end, side_bytes / kPageBytes, kMaxReadBytes, before);
   }
   std::shared_ptr<IoJob> start(const RowWindow& window, unsigned s) const;
-  void copy_out(const RowWindow& window, const RowEntry* rows, unsigned s, std::byte* out, uint64_t out_stride) const;
+  void copy_out(const RowWindow& window, const RowEntry* rows, unsigned s, std::byte* out,
+                uint64_t out_stride) const;
   void read_group(const int64_t* ids, size_t n, std::byte* out, uint64_t out_stride);
-  void take(unsigned s) {
-    taken[s] = true;
-  }
+  void take(unsigned s) { taken[s] = true; }
   void free(unsigned s) {
     std::lock_guard lock(mutex);
     taken[s] = false;
@@ -52,7 +51,8 @@ struct RowReader::State {
 std::shared_ptr<IoJob> RowReader::State::start(const RowWindow& window, unsigned s) const {
   std::vector<IoRequest> requests;
   requests.reserve(window.reads.size());
-  for (const PageRead& r : window.reads)  // a file that was not padded to whole pages ends within its last one
+  for (const PageRead& r :
+       window.reads)  // a file that was not padded to whole pages ends within its last one
     requests.push_back({file, r.offset, std::min(r.length, file_bytes - r.offset), side(s) + r.at});
   return io->submit(IoOp::read, std::move(requests));
 }
@@ -89,8 +89,8 @@ namespace {
 
 class ScratchRowJob final : public RowJob {
  public:
-  ScratchRowJob(std::shared_ptr<RowReader::State> state, unsigned side, std::vector<RowEntry> rows, RowWindow window,
-                std::byte* out, uint64_t out_stride)
+  ScratchRowJob(std::shared_ptr<RowReader::State> state, unsigned side, std::vector<RowEntry> rows,
+                RowWindow window, std::byte* out, uint64_t out_stride)
       : state_(std::move(state)),
         side_(side),
         rows_(std::move(rows)),
@@ -140,12 +140,14 @@ RowReader::RowReader(std::shared_ptr<BlockIo> io, Budget& budget, FileId file, c
     : state_(std::make_shared<State>()) {
   State& s = *state_;
   if (layout.row_bytes == 0 || layout.stride < layout.row_bytes)
-    throw Error(ErrorKind::argument, "rows of " + std::to_string(layout.row_bytes) + " bytes with a stride of " +
-                                         std::to_string(layout.stride) + " bytes overlap or are empty");
+    throw Error(ErrorKind::argument, "rows of " + std::to_string(layout.row_bytes) +
+                                         " bytes with a stride of " + std::to_string(layout.stride) +
+                                         " bytes overlap or are empty");
   if (scratch_bytes < min_scratch_bytes(layout.row_bytes))
-    throw Error(ErrorKind::argument, "row scratch of " + std::to_string(scratch_bytes) + " bytes is too small for rows of " +
-                                         std::to_string(layout.row_bytes) + " bytes; at least " +
-                                         std::to_string(min_scratch_bytes(layout.row_bytes)) + " bytes are needed");
+    throw Error(ErrorKind::argument,
+                "row scratch of " + std::to_string(scratch_bytes) + " bytes is too small for rows of " +
+                    std::to_string(layout.row_bytes) + " bytes; at least " +
+                    std::to_string(min_scratch_bytes(layout.row_bytes)) + " bytes are needed");
   s.file_bytes = io->size_bytes(file);
   // Checked by division: the product of hostile numbers could wrap.
   const uint64_t room = s.file_bytes < layout.base + layout.row_bytes || layout.base > s.file_bytes
@@ -188,10 +190,12 @@ void RowReader::read_rows(const int64_t* ids, size_t n, std::byte* out, uint64_t
     }
   } release{*state_};
   for (size_t begin = 0; begin < n; begin += state_->group_rows)
-    state_->read_group(ids + begin, std::min(state_->group_rows, n - begin), out + begin * out_stride, out_stride);
+    state_->read_group(ids + begin, std::min(state_->group_rows, n - begin), out + begin * out_stride,
+                       out_stride);
 }
 
-std::unique_ptr<RowJob> RowReader::submit_rows(const int64_t* ids, size_t n, std::byte* out, uint64_t out_stride) {
+std::unique_ptr<RowJob> RowReader::submit_rows(const int64_t* ids, size_t n, std::byte* out,
+                                               uint64_t out_stride) {
   check_ids(ids, n, state_->num_rows);
   std::vector<RowEntry> rows(n);
   make_entries(ids, n, state_->merge, rows.data());
@@ -199,7 +203,8 @@ std::unique_ptr<RowJob> RowReader::submit_rows(const int64_t* ids, size_t n, std
   if (window.end < n)
     throw Error(ErrorKind::argument, std::to_string(n) + " rows do not fit one side of the scratch (" +
                                          std::to_string(state_->side_bytes) + " bytes), the first " +
-                                         std::to_string(window.end) + " do; enlarge the scratch or submit fewer");
+                                         std::to_string(window.end) +
+                                         " do; enlarge the scratch or submit fewer");
   unsigned side;
   {
     std::lock_guard lock(state_->mutex);
@@ -225,9 +230,11 @@ void check_ids(const int64_t* ids, size_t n, uint64_t num_rows) {
   uint64_t largest = 0;  // negative ids are huge as unsigned numbers
   for (size_t i = 0; i < n; ++i) largest = std::max(largest, static_cast<uint64_t>(ids[i]));
   if (n == 0 || largest < num_rows) return;
-  const auto bad = std::find_if(ids, ids + n, [&](int64_t id) { return static_cast<uint64_t>(id) >= num_rows; });
-  throw Error(ErrorKind::argument, "row id " + std::to_string(*bad) + " at position " + std::to_string(bad - ids) +
-                                       " is outside the table of " + std::to_string(num_rows) + " rows");
+  const auto bad =
+      std::find_if(ids, ids + n, [&](int64_t id) { return static_cast<uint64_t>(id) >= num_rows; });
+  throw Error(ErrorKind::argument, "row id " + std::to_string(*bad) + " at position " +
+                                       std::to_string(bad - ids) + " is outside the table of " +
+                                       std::to_string(num_rows) + " rows");
 }
 
 }  // namespace outcrop

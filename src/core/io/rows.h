@@ -1,10 +1,11 @@
 // Rows by id: from a file through the I/O engine, or from memory.
 //
-// RowReader reads in windows that fit its scratch memory. The scratch has two sides; while the rows of one window are
-// copied out, the next window is being read into the other side. Ids are taken in groups of group_rows(); with
-// merging a group is sorted, and each page that it needs is read exactly once, however many windows it takes.
-// All memory is reserved when the reader is made. One thread at a time reads; others wait for their turn.
-// submit_rows() is the split form: it takes one side until its job has been waited for or dropped.
+// RowReader reads in windows that fit its scratch memory. The scratch has two sides; while the rows of one
+// window are copied out, the next window is being read into the other side. Ids are taken in groups of
+// group_rows(); with merging a group is sorted, and each page that it needs is read exactly once, however
+// many windows it takes. All memory is reserved when the reader is made. One thread at a time reads; others
+// wait for their turn. submit_rows() is the split form: it takes one side until its job has been waited for
+// or dropped.
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -26,19 +27,19 @@ class RowJob {
 
 class RowReader {
  public:
-  // Rows base + id * stride, row_bytes each, ids below num_rows, of a file that stays open as long as the reader.
-  // scratch_bytes: all that the reader holds, tag "row-scratch"; at least min_scratch_bytes(row_bytes).
-  // Throws Error(io) if the file is too small for num_rows.
-  RowReader(std::shared_ptr<BlockIo> io, Budget& budget, FileId file, const RowLayout& layout, uint64_t num_rows,
-            uint64_t scratch_bytes, bool merge);
+  // Rows base + id * stride, row_bytes each, ids below num_rows, of a file that stays open as long as the
+  // reader. scratch_bytes: all that the reader holds, tag "row-scratch"; at least
+  // min_scratch_bytes(row_bytes). Throws Error(io) if the file is too small for num_rows.
+  RowReader(std::shared_ptr<BlockIo> io, Budget& budget, FileId file, const RowLayout& layout,
+            uint64_t num_rows, uint64_t scratch_bytes, bool merge);
   ~RowReader();
   static uint64_t min_scratch_bytes(uint64_t row_bytes);
 
-  // out[i] = file_rows[ids[i]], i < n; row i of `out` starts at i * out_stride. Throws Error(argument) for an id outside
-  // [0, num_rows) before anything is read.
+  // out[i] = file_rows[ids[i]], i < n; row i of `out` starts at i * out_stride. Throws Error(argument) for an
+  // id outside [0, num_rows) before anything is read.
   void read_rows(const int64_t* ids, size_t n, std::byte* out, uint64_t out_stride);
-  // Starts the same; `out` must live until the job was waited for. Throws Error(argument) if the rows do not fit one
-  // side of the scratch, or both sides are taken.
+  // Starts the same; `out` must live until the job was waited for. Throws Error(argument) if the rows do not
+  // fit one side of the scratch, or both sides are taken.
   std::unique_ptr<RowJob> submit_rows(const int64_t* ids, size_t n, std::byte* out, uint64_t out_stride);
   // Bytes that read_rows(ids) reads, exactly.
   uint64_t count_read_bytes(const int64_t* ids, size_t n) const;
@@ -53,8 +54,8 @@ class RowReader {
   const std::shared_ptr<State> state_;
 };
 
-// Rows in memory: out[i] = table[ids[i]], in parallel. Throws Error(argument) for an id outside [0, num_rows) before
-// anything is written. `out` and `table` must not overlap.
+// Rows in memory: out[i] = table[ids[i]], in parallel. Throws Error(argument) for an id outside [0, num_rows)
+// before anything is written. `out` and `table` must not overlap.
 struct RowTable {
   const std::byte* data = nullptr;
   uint64_t num_rows = 0, stride = 0, row_bytes = 0;

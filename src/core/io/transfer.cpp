@@ -54,7 +54,8 @@ Verdict judge_short(Transfer& t, uint64_t reached, AtomicIoCounters& counters, s
     if (p.offset + reached >= size) {
       error = Error(ErrorKind::io, p.file->path() + " ends at byte " + std::to_string(size) + ", " +
                                        std::to_string(t.request.length) + " bytes at offset " +
-                                       std::to_string(t.request.offset) + " were asked for: the file is truncated");
+                                       std::to_string(t.request.offset) +
+                                       " were asked for: the file is truncated");
       return Verdict::failed;
     }
     counters.short_reads.fetch_add(1, std::memory_order_relaxed);
@@ -74,8 +75,8 @@ IoCounters AtomicIoCounters::snapshot() const {
 
 SplitRule SplitRule::make(const IoOptions& options, uint64_t limit_bytes) {
   SplitRule rule;
-  rule.max_request_bytes = std::clamp(align_down(options.max_request_bytes, kPageBytes), uint64_t{kPageBytes},
-                                      kMaxRequestBytes);
+  rule.max_request_bytes =
+      std::clamp(align_down(options.max_request_bytes, kPageBytes), uint64_t{kPageBytes}, kMaxRequestBytes);
   const uint64_t pool = std::max(std::min(kPoolBytes, limit_bytes / 16), kFloorPages * kPageBytes);
   const uint64_t depth = std::max(1u, options.depth);
   rule.slot_bytes = std::clamp(align_down(pool / depth, kPageBytes), uint64_t{kPageBytes},

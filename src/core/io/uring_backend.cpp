@@ -1,10 +1,11 @@
-// Protocol. Callers push jobs under a mutex and write the eventfd when the list was empty; the ring's thread polls
-// the eventfd in the ring itself, so one wait covers completions and new work. The thread alone touches the Feed, the
-// ring and the flights. user_data of a request is the index of its flight; kWake is the eventfd.
-// Invariants. At most `depth` flights; the submission queue is larger than that, so a request always finds an entry.
-// A transfer that needs a bounce slot when none is free waits in `pending_`, and everything behind it. The slot of a
-// flight is its own until the flight is settled. Nothing of a job outlives its last flight.
-// Registered files are refreshed when a slot of the table is found to hold another file (its serial differs).
+// Protocol. Callers push jobs under a mutex and write the eventfd when the list was empty; the ring's thread
+// polls the eventfd in the ring itself, so one wait covers completions and new work. The thread alone touches
+// the Feed, the ring and the flights. user_data of a request is the index of its flight; kWake is the
+// eventfd. Invariants. At most `depth` flights; the submission queue is larger than that, so a request always
+// finds an entry. A transfer that needs a bounce slot when none is free waits in `pending_`, and everything
+// behind it. The slot of a flight is its own until the flight is settled. Nothing of a job outlives its last
+// flight. Registered files are refreshed when a slot of the table is found to hold another file (its serial
+// differs).
 #include "io/uring_backend.h"
 
 #include "base/error.h"
@@ -31,12 +32,13 @@ namespace outcrop {
 namespace {
 
 constexpr uint64_t kWake = UINT64_MAX;
-constexpr unsigned kSpareEntries = 8;     // of the submission queue, for the eventfd
+constexpr unsigned kSpareEntries = 8;  // of the submission queue, for the eventfd
 constexpr unsigned kRegisteredFiles = 256;
 constexpr unsigned kMaxRingErrors = 1000;  // in a row, before the ring is given up
 
 int set_up_ring(io_uring& ring, unsigned entries) {
-  const unsigned attempts[] = {IORING_SETUP_SINGLE_ISSUER | IORING_SETUP_DEFER_TASKRUN, IORING_SETUP_COOP_TASKRUN, 0};
+  const unsigned attempts[] = {IORING_SETUP_SINGLE_ISSUER | IORING_SETUP_DEFER_TASKRUN,
+                               IORING_SETUP_COOP_TASKRUN, 0};
   int result = -EINVAL;
   for (unsigned flags : attempts) {
     io_uring_params params{};
@@ -49,7 +51,7 @@ int set_up_ring(io_uring& ring, unsigned entries) {
 
 struct Flight {
   Transfer transfer;
-  int fault = 0;       // errno that stands in for the system call
+  int fault = 0;  // errno that stands in for the system call
   bool delaying = false, delayed = false;
   __kernel_timespec delay{};
 };
@@ -227,8 +229,8 @@ bool Ring::take_new_work() {
 
 void Ring::unregister(const ClosedFile& file) {
   if (file.slot >= registered_.size() || registered_[file.slot] != file.serial) return;
-  // Requests that name the file by its slot must have reached the kernel. If they cannot now, the slot stays taken
-  // until its next file or the end of the ring.
+  // Requests that name the file by its slot must have reached the kernel. If they cannot now, the slot stays
+  // taken until its next file or the end of the ring.
   if (io_uring_sq_ready(&ring_) > 0) (void)io_uring_submit(&ring_);
   if (io_uring_sq_ready(&ring_) > 0) return;
   int none = -1;
@@ -264,7 +266,8 @@ bool Ring::give_slot(Transfer& t) {
   return true;
 }
 
-// A SQ entry is free for every flight, but a full queue after an interrupted submission is flushed all the same.
+// A SQ entry is free for every flight, but a full queue after an interrupted submission is flushed all the
+// same.
 io_uring_sqe* Ring::entry() {
   io_uring_sqe* sqe = io_uring_get_sqe(&ring_);
   for (unsigned i = 0; !sqe && i < kMaxRingErrors; ++i) {
@@ -342,13 +345,14 @@ void Ring::land(unsigned index, int result) {
   std::optional<Error> error;
   if (judge(f.transfer, result, counters_, error) == Verdict::again) return issue(index);
   if (f.transfer.piece.bounce) free_slots_.push_back(f.transfer.target);
-  feed_.settle(f.transfer, error);
+  feed_.settle(f.transfer, std::move(error));
   free_flights_.push_back(index);
 }
 
 void Ring::poll_wake() {
   uint64_t count;
-  (void)eventfd_read(wake_, &count);  // before the poll, so that no wake-up is lost: the lists are read after it
+  (void)eventfd_read(wake_,
+                     &count);  // before the poll, so that no wake-up is lost: the lists are read after it
   io_uring_sqe* sqe = entry();
   if (!sqe) return give_up(EBUSY);
   io_uring_prep_poll_add(sqe, wake_, POLLIN);
@@ -359,7 +363,8 @@ void Ring::poll_wake() {
 void Ring::give_up(int error_number) {
   io_uring_queue_exit(&ring_);
   broken_ = true;
-  const Error error(ErrorKind::io, std::string("the io_uring engine failed: ") + std::strerror(error_number), error_number);
+  const Error error(ErrorKind::io, std::string("the io_uring engine failed: ") + std::strerror(error_number),
+                    error_number);
   feed_.fail_all(error);
   if (pending_) feed_.settle(*pending_, error);
   pending_.reset();

@@ -9,16 +9,17 @@
 
 namespace outcrop {
 
-Scatter::Scatter(std::shared_ptr<BlockIo> io, Budget& budget, size_t row_bytes, size_t stride, unsigned id_bytes,
-                 size_t ids_buffer_bytes, size_t out_buffer_bytes)
+Scatter::Scatter(std::shared_ptr<BlockIo> io, Budget& budget, size_t row_bytes, size_t stride,
+                 unsigned id_bytes, size_t ids_buffer_bytes, size_t out_buffer_bytes)
     : io_(std::move(io)), row_bytes_(row_bytes), stride_(stride), id_bytes_(id_bytes) {
-  if (out_buffer_bytes < row_bytes) throw Error(ErrorKind::argument, "the output buffer is smaller than a row");
+  if (out_buffer_bytes < row_bytes)
+    throw Error(ErrorKind::argument, "the output buffer is smaller than a row");
   for (auto& b : ids_) b = Buffer(budget, "pack-ids", ids_buffer_bytes);
   for (auto& o : out_) o.buffer = Buffer(budget, "pack-output", out_buffer_bytes);
 }
 
-// Streams [begin, end) whose ids fit in one ids buffer. At least one: the caller makes the buffer large enough for the
-// longest stream of a chunk, which is never longer than the chunk has rows.
+// Streams [begin, end) whose ids fit in one ids buffer. At least one: the caller makes the buffer large
+// enough for the longest stream of a chunk, which is never longer than the chunk has rows.
 size_t Scatter::group_end(const PackStreams& streams, size_t begin) const {
   size_t bytes = 0, end = begin;
   while (end < streams.count) {
@@ -27,7 +28,8 @@ size_t Scatter::group_end(const PackStreams& streams, size_t begin) const {
     ++end;
   }
   if (end == begin && begin < streams.count)
-    throw Error(ErrorKind::budget, "packing needs " + std::to_string(bytes) + " bytes for the node ids of one chunk, " +
+    throw Error(ErrorKind::budget, "packing needs " + std::to_string(bytes) +
+                                       " bytes for the node ids of one chunk, " +
                                        std::to_string(ids_[0].size()) + " are set aside");
   return end;
 }
@@ -55,9 +57,11 @@ void Scatter::run(const FeatureChunk& chunk, FileId ids_file, FileId out_file, c
     for (size_t s = begin; s < end; ++s) {
       const int64_t count = streams.ids_count[s];
       if (id_bytes_ == 4)
-        append(chunk, out_file, reinterpret_cast<const int32_t*>(ids), count, streams.out_offset[s], streams.crc[s]);
+        append(chunk, out_file, reinterpret_cast<const int32_t*>(ids), count, streams.out_offset[s],
+               streams.crc[s]);
       else
-        append(chunk, out_file, reinterpret_cast<const int64_t*>(ids), count, streams.out_offset[s], streams.crc[s]);
+        append(chunk, out_file, reinterpret_cast<const int64_t*>(ids), count, streams.out_offset[s],
+               streams.crc[s]);
       ids += static_cast<size_t>(count) * id_bytes_;
     }
     begin = end;
@@ -70,15 +74,16 @@ void Scatter::run(const FeatureChunk& chunk, FileId ids_file, FileId out_file, c
 }
 
 template <class Id>
-void Scatter::append(const FeatureChunk& chunk, FileId out_file, const Id* ids, int64_t count, int64_t& out_offset,
-                     uint32_t& crc) {
+void Scatter::append(const FeatureChunk& chunk, FileId out_file, const Id* ids, int64_t count,
+                     int64_t& out_offset, uint32_t& crc) {
   size_t segment = out_[current_].used;
   int64_t last = -1;
   for (int64_t i = 0; i < count; ++i) {
     const int64_t row = static_cast<int64_t>(ids[i]) - chunk.first_row;
     if (row <= last || row >= chunk.rows)
       throw Error(ErrorKind::format, "the node ids of a mini-batch do not rise within a hop (node " +
-                                         std::to_string(ids[i]) + "): the samples are damaged; prepare the run again");
+                                         std::to_string(ids[i]) +
+                                         "): the samples are damaged; prepare the run again");
     last = row;
     if (chunk.skip && chunk.skip[row]) continue;
     if (out_[current_].used + row_bytes_ > out_[current_].buffer.size()) {

@@ -1,8 +1,9 @@
-// Batched packing (DiskGNN section 5.2): one chunk of the feature file at a time, every mini-batch takes the rows that
-// it wants from the chunk and appends them to its own record.
+// Batched packing (DiskGNN section 5.2): one chunk of the feature file at a time, every mini-batch takes the
+// rows that it wants from the chunk and appends them to its own record.
 //
-// A stream is one hop of one batch: its node ids, ascending, lie in a file; the part of them that falls in the current
-// chunk is known. Rows are gathered into large write buffers; reading ids, gathering and writing overlap.
+// A stream is one hop of one batch: its node ids, ascending, lie in a file; the part of them that falls in
+// the current chunk is known. Rows are gathered into large write buffers; reading ids, gathering and writing
+// overlap.
 #pragma once
 #include <cstdint>
 #include <memory>

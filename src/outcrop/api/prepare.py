@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from outcrop.advisor import machine
 from outcrop.config import PlanConfig, SampleConfig, Size, parse_size
 from outcrop.runtime import UNLIMITED, Runtime
 from outcrop.stages import pack as packing
@@ -22,7 +23,14 @@ from outcrop.store.manifest import Manifest
 
 @dataclass
 class PrepareReport:
-    """What preparing did. ``skipped``: stages whose results were there; bytes are those of this call."""
+    """What preparing did.
+
+    Attributes:
+        skipped: Stages whose results were there.
+        bytes_read, bytes_written: Of this call.
+        predicted: What the plan promises: bytes and rows per level and epoch, exactly.
+        predicted_load_seconds: Of an epoch, at the rate at which the disk reads now; None where no plan was made.
+    """
 
     seconds: float = 0.0
     stage_seconds: dict[str, float] = field(default_factory=dict)
@@ -31,21 +39,36 @@ class PrepareReport:
     bytes_written: int = 0
     disk_bytes: int = 0
     predicted: dict[str, Any] = field(default_factory=dict)
+    predicted_load_seconds: float | None = None
 
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)
 
 
-def prepare(graph: Graph | str | Path, out: str | Path, *, fanouts: Sequence[int] = (10, 10), batch_size: int = 1024,
-            sampler: str = "neighbor", replace: bool = False, epochs: int = 1, memory: Size | None = None,
-            gpu_memory: Size = 0, disk_space: Size | None = None, seed: int = 0, runtime: Runtime | None = None,
-            stop_after: str | None = None) -> PrepareReport:
+def prepare(
+    graph: Graph | str | Path,
+    out: str | Path,
+    *,
+    fanouts: Sequence[int] = (10, 10),
+    batch_size: int = 1024,
+    sampler: str = "neighbor",
+    replace: bool = False,
+    degrees: bool = False,
+    epochs: int = 1,
+    memory: Size | None = None,
+    gpu_memory: Size = 0,
+    disk_space: Size | None = None,
+    seed: int = 0,
+    runtime: Runtime | None = None,
+    stop_after: str | None = None,
+) -> PrepareReport:
     """Makes the run ``out``: everything that training from disk needs, within the budgets.
 
     Interrupted at any moment, the same call goes on where it was; with other options it makes anew what they change.
 
     Args:
         fanouts: Neighbours per hop, -1 = all.
+        degrees: Record whole-graph degrees too, which GCN's normalisation uses.
         epochs: Epochs sampled ahead; longer training replays them.
         memory, gpu_memory: Budgets of training, bytes or text (``"4GiB"``). Preparing keeps within ``memory`` too.
         disk_space: Limit for the files of the run, bytes, text, or ``"3x"`` the feature size.
@@ -57,11 +80,20 @@ def prepare(graph: Graph | str | Path, out: str | Path, *, fanouts: Sequence[int
     """
     graph = graph if isinstance(graph, Graph) else open_graph(graph)
     out = Path(out)
-    sample_config = SampleConfig(fanouts=tuple(fanouts), batch_size=batch_size, epochs=epochs, replace=replace,
-                                 seed=seed, sampler=sampler)  # type: ignore[arg-type]
+    sample_config = SampleConfig(
+        fanouts=tuple(fanouts),
+        batch_size=batch_size,
+        epochs=epochs,
+        replace=replace,
+        seed=seed,
+        sampler=sampler,  # type: ignore[arg-type]
+        degrees=degrees,
+    )
     plan_config = PlanConfig(
-        memory=None if memory is None else parse_size(memory), gpu_memory=parse_size(gpu_memory),
-        disk_space=None if disk_space is None else parse_size(disk_space, feature_bytes=graph.feature_bytes))
+        memory=None if memory is None else parse_size(memory),
+        gpu_memory=parse_size(gpu_memory),
+        disk_space=None if disk_space is None else parse_size(disk_space, feature_bytes=graph.feature_bytes),
+    )
     own = runtime is None
     runtime = runtime or Runtime(plan_config.memory)
     try:
@@ -71,14 +103,29 @@ def prepare(graph: Graph | str | Path, out: str | Path, *, fanouts: Sequence[int
             runtime.close()
 
 
-def _prepare(graph: Graph, out: Path, sample_config: SampleConfig, plan_config: PlanConfig, runtime: Runtime,
-             stop_after: str | None) -> PrepareReport:
+def _prepare(
+    graph: Graph,
+    out: Path,
+    sample_config: SampleConfig,
+    plan_config: PlanConfig,
+    runtime: Runtime,
+    stop_after: str | None,
+) -> PrepareReport:
     report, started, before = PrepareReport(), time.monotonic(), runtime.io.counters
-    run.write(out, run.RunInfo(os.path.relpath(graph.path.resolve(), out.resolve()), graph.digest(), sample_config,
-                               plan_config))
+    run.write(
+        out,
+        run.RunInfo(
+            os.path.relpath(graph.path.resolve(), out.resolve()), graph.digest(), sample_config, plan_config
+        ),
+    )
 
-    def stage(name: str, format: str, version: int, wanted: tuple[dict, dict[str, str]],
-              make: Callable[[], Manifest]) -> None:
+    def stage(
+        name: str,
+        format: str,
+        version: int,
+        wanted: tuple[dict, dict[str, str]],
+        make: Callable[[], Manifest],
+    ) -> None:
         if manifests.is_current(out / name, format, version, *wanted):
             report.skipped.append(name)
             return
@@ -95,18 +142,37 @@ def _prepare(graph: Graph, out: Path, sample_config: SampleConfig, plan_config: 
         report.disk_bytes = sum(f.stat().st_size for f in out.rglob("*") if f.is_file())
         return report
 
-    stage("sample", samples.FORMAT, samples.VERSION, sampling.expected(graph, sample_config),
-          lambda: sampling.sample(graph, sample_config, out / "sample", runtime))
+    stage(
+        "sample",
+        samples.FORMAT,
+        samples.VERSION,
+        sampling.expected(graph, sample_config),
+        lambda: sampling.sample(graph, sample_config, out / "sample", runtime),
+    )
     if stop_after == "sample":
         return finish()
     sample_set = samples.open_samples(runtime, out / "sample")
     if plan_config.memory is None and runtime.budget.limit_bytes != UNLIMITED:
         plan_config = PlanConfig(**{**asdict(plan_config), "memory": runtime.budget.limit_bytes})
-    stage("plan", placement.FORMAT, placement.VERSION, planning.expected(graph, sample_set, plan_config),
-          lambda: planning.plan(graph, sample_set, plan_config, out / "plan", runtime))
+    stage(
+        "plan",
+        placement.FORMAT,
+        placement.VERSION,
+        planning.expected(graph, sample_set, plan_config),
+        lambda: planning.plan(graph, sample_set, plan_config, out / "plan", runtime),
+    )
     places = placement.open_placement(runtime, out / "plan")
     report.predicted = places.predicted
+    if "plan" not in report.skipped:
+        rate = machine.sequential_rate(graph.path / graph.spec("features").file)
+        read = places.predicted["epochs"]["train"][0]["bytes_read"]
+        report.predicted_load_seconds = read / rate if rate else None
     if stop_after != "plan":
-        stage("pack", packed.FORMAT, packed.VERSION, packing.expected(graph, sample_set, places),
-              lambda: packing.pack(graph, sample_set, places, out / "pack", runtime))
+        stage(
+            "pack",
+            packed.FORMAT,
+            packed.VERSION,
+            packing.expected(graph, sample_set, places),
+            lambda: packing.pack(graph, sample_set, places, out / "pack", runtime),
+        )
     return finish()

@@ -27,8 +27,15 @@ if TYPE_CHECKING:
     from torch_geometric.data import Data
 
 
-def open_session(graph: Graph, runtime: Runtime, mode: str, *, run_folder: Path | None = None,
-                 config: SampleConfig | None = None, device: str = "cpu") -> load.LoadSession:
+def open_session(
+    graph: Graph,
+    runtime: Runtime,
+    mode: str,
+    *,
+    run_folder: Path | None = None,
+    config: SampleConfig | None = None,
+    device: str = "cpu",
+) -> load.LoadSession:
     """Loading in ``mode``: recorded batches where there is a run, else batches drawn on the fly as ``config`` says.
 
     Mode ``online`` always draws on the fly; with a run it uses the run's host cache.
@@ -42,24 +49,33 @@ def open_session(graph: Graph, runtime: Runtime, mode: str, *, run_folder: Path 
         raise ArgumentError(f"mode {mode!r} is unknown; known: {', '.join(load.MODES)}")
     if run_folder is None:
         if mode == "packed":
-            raise ArgumentError("mode packed needs a run: make one with outcrop prepare, or choose another mode")
+            raise ArgumentError(
+                "mode packed needs a run: make one with outcrop prepare, or choose another mode"
+            )
         pool = load.make_pool(graph, runtime, slots=_ROW_SLOTS, max_nodes=0, device_name=device)
         rows = open_rows(graph, runtime, mode)
         # Half of the budget is left for the buffers, which grow to the size that batches turn out to have.
-        graphs = load.SampledGraphs(BatchSampler(graph, config or SampleConfig(), runtime, share=0.25), runtime)
+        graphs = load.SampledGraphs(
+            BatchSampler(graph, config or SampleConfig(), runtime, share=0.25), runtime
+        )
         return load.row_session(graph, graphs, rows, pool, runtime, device)
     info = run.read(run_folder)
     if info.graph_digest != graph.digest():
-        raise FormatError(f"{run_folder} was prepared from another state of the graph than {graph.path} is in now: "
-                          "run outcrop prepare again")
+        raise FormatError(
+            f"{run_folder} was prepared from another state of the graph than {graph.path} is in now: "
+            "run outcrop prepare again"
+        )
     sample_set = samples.open_samples(runtime, run_folder / "sample")
     if mode == "packed":
         places = placement.open_placement(runtime, run_folder / "plan")
         records = packed.open_packed(runtime, run_folder / "pack", places, sample_set)
-        return load.packed_session(graph, sample_set, places, records, open_rows(graph, runtime, "online"), runtime,
-                                   device)
+        return load.packed_session(
+            graph, sample_set, places, records, open_rows(graph, runtime, "online"), runtime, device
+        )
     # Buffers first: what is left afterwards is for topology and caches.
-    pool = load.make_pool(graph, runtime, slots=_ROW_SLOTS, max_nodes=sample_set.max_nodes, device_name=device)
+    pool = load.make_pool(
+        graph, runtime, slots=_ROW_SLOTS, max_nodes=sample_set.max_nodes, device_name=device
+    )
     rows = open_rows(graph, runtime, mode)
     if mode != "online":
         return load.row_session(graph, load.RecordedGraphs(sample_set, runtime), rows, pool, runtime, device)
@@ -99,8 +115,9 @@ class Run:
         self.graph = open_graph(self.info.graph_path(self.path))
         self.memory = self.info.plan.memory if memory is None else memory
 
-    def loader(self, epoch: int = 0, *, split: str = "train", mode: str = "packed",
-               device: str = "cpu") -> Iterator[Data]:
+    def loader(
+        self, epoch: int = 0, *, split: str = "train", mode: str = "packed", device: str = "cpu"
+    ) -> Iterator[Data]:
         """The mini-batches of one epoch as ``torch_geometric.data.Data``.
 
         Each has ``x`` [n, D], ``edge_index`` int64 [2, E], ``y`` (of the seeds), ``n_id``, ``batch_size``,

@@ -46,13 +46,33 @@ class TrainReport:
         return dict(vars(self))
 
 
-def train(graph: Graph | str | Path, *, run: str | Path | None = None, mode: str = "packed", model: str = "sage",
-          hidden: int | None = None, heads: int = 4, dropout: float = 0.0, learning_rate: float = 3e-3,
-          weight_decay: float = 0.0, epochs: int = 10, fanouts: Sequence[int] | None = None,
-          batch_size: int | None = None, sample_epochs: int = 1, memory: Size | None = None, gpu_memory: Size = 0,
-          disk_space: Size | None = None, device: str = "cpu", checkpoint: str | Path | None = None, resume: bool = True,
-          seed: int = 0, trace_losses: bool = False, trace_path: Path | None = None, test: bool = True,
-          progress: Progress | None = None) -> TrainReport:
+def train(
+    graph: Graph | str | Path,
+    *,
+    run: str | Path | None = None,
+    mode: str = "packed",
+    model: str = "sage",
+    hidden: int | None = None,
+    heads: int = 4,
+    dropout: float = 0.0,
+    learning_rate: float = 3e-3,
+    weight_decay: float = 0.0,
+    epochs: int = 10,
+    fanouts: Sequence[int] | None = None,
+    batch_size: int | None = None,
+    sample_epochs: int = 1,
+    memory: Size | None = None,
+    gpu_memory: Size = 0,
+    disk_space: Size | None = None,
+    device: str = "cpu",
+    checkpoint: str | Path | None = None,
+    resume: bool = True,
+    seed: int = 0,
+    trace_losses: bool = False,
+    trace_path: Path | None = None,
+    test: bool = True,
+    progress: Progress | None = None,
+) -> TrainReport:
     """Trains a model on ``graph`` from disk, inside ``memory``, with the result that training in memory would have.
 
     Args:
@@ -72,50 +92,105 @@ def train(graph: Graph | str | Path, *, run: str | Path | None = None, mode: str
         OutcropError: See the messages.
     """
     graph = graph if isinstance(graph, Graph) else open_graph(graph)
-    sampling = SampleConfig(fanouts=tuple(fanouts or (10, 10)), batch_size=batch_size or 1024, epochs=sample_epochs,
-                            seed=seed)
+    sampling = SampleConfig(
+        fanouts=tuple(fanouts or (10, 10)),
+        batch_size=batch_size or 1024,
+        epochs=sample_epochs,
+        seed=seed,
+        degrees=model == "gcn",
+    )
     folder = None if run is None else Path(run)
     report: PrepareReport | None = None
     if folder is None and mode == "packed":
         folder = graph.path.with_name(graph.path.name + ".run")
         with Runtime(memory, progress=progress) as runtime:
-            report = prepare(graph, folder, fanouts=sampling.fanouts, batch_size=sampling.batch_size,
-                             epochs=sample_epochs, memory=memory, gpu_memory=gpu_memory, disk_space=disk_space,
-                             seed=seed, runtime=runtime)
+            report = prepare(
+                graph,
+                folder,
+                fanouts=sampling.fanouts,
+                batch_size=sampling.batch_size,
+                epochs=sample_epochs,
+                degrees=sampling.degrees,
+                memory=memory,
+                gpu_memory=gpu_memory,
+                disk_space=disk_space,
+                seed=seed,
+                runtime=runtime,
+            )
     elif folder is not None and (fanouts is not None or batch_size is not None):
-        raise ArgumentError(f"{folder} has its own fanouts and batch size: leave them out, or prepare another run")
+        raise ArgumentError(
+            f"{folder} has its own fanouts and batch size: leave them out, or prepare another run"
+        )
     if folder is not None:
         info = runs.read(folder)
         sampling = info.sample
         memory = info.plan.memory if memory is None else memory
-    config = TrainConfig(model=model, hidden=hidden, layers=len(sampling.fanouts), heads=heads, dropout=dropout,
-                         epochs=epochs, learning_rate=learning_rate, weight_decay=weight_decay, seed=seed,
-                         device=device, trace_losses=trace_losses)
+    config = TrainConfig(
+        model=model,
+        hidden=hidden,
+        layers=len(sampling.fanouts),
+        heads=heads,
+        dropout=dropout,
+        epochs=epochs,
+        learning_rate=learning_rate,
+        weight_decay=weight_decay,
+        seed=seed,
+        device=device,
+        trace_losses=trace_losses,
+    )
     started = time.monotonic()
     with Runtime(memory, trace_path=trace_path, progress=progress) as runtime:
         with open_session(graph, runtime, mode, run_folder=folder, config=sampling, device=device) as session:
             result, accuracy = _train(graph, session, sampling, config, runtime, checkpoint, resume, test)
         return TrainReport(
-            mode=mode, model=model, device=device, epochs=[record.to_json() for record in result.epochs],
-            best_epoch=result.best_epoch, test_accuracy=accuracy, batch_losses=result.batch_losses,
-            seconds=time.monotonic() - started, peak_host_bytes=runtime.budget.peak_bytes,
+            mode=mode,
+            model=model,
+            device=device,
+            epochs=[record.to_json() for record in result.epochs],
+            best_epoch=result.best_epoch,
+            test_accuracy=accuracy,
+            batch_losses=result.batch_losses,
+            seconds=time.monotonic() - started,
+            peak_host_bytes=runtime.budget.peak_bytes,
             peak_device_bytes=_peak_device_bytes(device),
             peak_by_tag={tag: usage.peak_bytes for tag, usage in runtime.budget.by_tag.items()},
             peak_process_bytes=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
-            budget={"memory": None if memory is None else parse_size(memory), "gpu_memory": parse_size(gpu_memory),
-                    "disk_space": None if disk_space is None else parse_size(disk_space, feature_bytes=graph.feature_bytes)},
-            io_backend=runtime.io.backend_name, prepare=report.as_dict() if report else {})
+            budget={
+                "memory": None if memory is None else parse_size(memory),
+                "gpu_memory": parse_size(gpu_memory),
+                "disk_space": None
+                if disk_space is None
+                else parse_size(disk_space, feature_bytes=graph.feature_bytes),
+            },
+            io_backend=runtime.io.backend_name,
+            prepare=report.as_dict() if report else {},
+        )
 
 
-def _train(graph: Graph, session: LoadSession, sampling: SampleConfig, config: TrainConfig, runtime: Runtime,
-           checkpoint: str | Path | None, resume: bool, test: bool) -> tuple[training.TrainResult, float | None]:
+def _train(
+    graph: Graph,
+    session: LoadSession,
+    sampling: SampleConfig,
+    config: TrainConfig,
+    runtime: Runtime,
+    checkpoint: str | Path | None,
+    resume: bool,
+    test: bool,
+) -> tuple[training.TrainResult, float | None]:
     passes = _Passes(session, runtime)
     result = training.train(
         lambda epoch: passes.start("train", epoch),
         (lambda: passes.start("valid", 0)) if graph.has("valid") and "valid" in sampling.splits else None,
-        config, None if checkpoint is None else Path(checkpoint), runtime, in_dim=graph.feature_dim,
-        num_classes=graph.num_classes, evaluate=evaluation.evaluate,
-        inputs={"graph": graph.digest(), "sampling": str(sampling)}, counters=passes.counters, resume=resume)
+        config,
+        None if checkpoint is None else Path(checkpoint),
+        runtime,
+        in_dim=graph.feature_dim,
+        num_classes=graph.num_classes,
+        evaluate=evaluation.evaluate,
+        inputs={"graph": graph.digest(), "sampling": str(sampling)},
+        counters=passes.counters,
+        resume=resume,
+    )
     accuracy = None
     if test and graph.has("test") and "test" in sampling.splits:
         accuracy = evaluation.evaluate(result.model, passes.start("test", 0)).accuracy
@@ -138,10 +213,12 @@ class _Passes:
     def counters(self) -> dict[str, Any]:
         assert self._loader is not None
         now, stats = self._runtime.io.counters, self._loader.stats
-        return {"bytes_read": now.read_bytes - self._before.read_bytes,
-                "read_ops": now.read_ops - self._before.read_ops,
-                "bytes_needed_from_disk": stats.bytes_needed,
-                "rows_by_level": {"device": 0, "host": 0, "disk_cache": 0, "packed": 0, **stats.rows_by_level}}
+        return {
+            "bytes_read": now.read_bytes - self._before.read_bytes,
+            "read_ops": now.read_ops - self._before.read_ops,
+            "bytes_needed_from_disk": stats.bytes_needed,
+            "rows_by_level": {"device": 0, "host": 0, "disk_cache": 0, "packed": 0, **stats.rows_by_level},
+        }
 
 
 def _peak_device_bytes(name: str) -> int:
@@ -150,5 +227,3 @@ def _peak_device_bytes(name: str) -> int:
     import torch
 
     return int(torch.cuda.max_memory_allocated(name))
-
-

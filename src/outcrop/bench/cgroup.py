@@ -67,7 +67,8 @@ def memory_limited(
     """Runs ``command`` with at most ``limit_bytes`` of memory, its page cache included.
 
     Args:
-        capture: Collect standard output and error; otherwise the command writes to those of this process.
+        capture: Collect standard output and error; otherwise what it prints is lost, and its errors and progress go to
+            this process's standard error.
 
     Raises:
         subprocess.TimeoutExpired: the command and its children were killed.
@@ -79,7 +80,7 @@ def memory_limited(
         enter = 'echo $$ > "$0" && exec "$@"'
         process = subprocess.Popen(
             ["sh", "-c", enter, str(group / "cgroup.procs"), *map(str, command)],
-            stdout=subprocess.PIPE if capture else None,
+            stdout=subprocess.PIPE if capture else subprocess.DEVNULL,
             stderr=subprocess.PIPE if capture else None,
             text=True,
             env=env,
@@ -138,7 +139,7 @@ def _group(controller: _Controller, limit_bytes: int) -> Iterator[Path]:
     try:
         group.mkdir()
     except OSError as error:
-        raise LimitUnavailable(f"control groups cannot be made here: {error}")
+        raise LimitUnavailable(f"control groups cannot be made here: {error}") from None
     try:
         (group / controller.limit).write_text(str(limit_bytes))
         swap = group / controller.swap

@@ -17,8 +17,14 @@ from outcrop.store.batches import BatchGraph
 from outcrop.store.minibatch import MiniBatch
 
 
-def synthetic_batch(seeds: int = 1024, fanouts: tuple[int, ...] = (10, 10), dim: int = 128, num_classes: int = 47,
-                    pool: int = 75_000, seed: int = 0) -> MiniBatch:
+def synthetic_batch(
+    seeds: int = 1024,
+    fanouts: tuple[int, ...] = (10, 10),
+    dim: int = 128,
+    num_classes: int = 47,
+    pool: int = 75_000,
+    seed: int = 0,
+) -> MiniBatch:
     """A random batch with the shape of a sampled one: 1024 seeds, about 11,000 targets, 67,000 nodes, 113,000 edges.
 
     Args:
@@ -38,7 +44,9 @@ def synthetic_batch(seeds: int = 1024, fanouts: tuple[int, ...] = (10, 10), dim:
         frontier = len(unique)
     rowptr = np.concatenate([[0], np.cumsum(np.concatenate(rows))]).astype(np.int32)
     labels = rng.integers(0, num_classes, seeds)
-    graph = BatchGraph(np.arange(sum(nodes)), rowptr, np.concatenate(cols), tuple(nodes), tuple(edges), labels)
+    graph = BatchGraph(
+        np.arange(sum(nodes)), rowptr, np.concatenate(cols), tuple(nodes), tuple(edges), labels
+    )
     x = rng.standard_normal((sum(nodes), dim), dtype=np.float32)
     return MiniBatch(graph, torch.from_numpy(x).clone(), torch.from_numpy(labels))
 
@@ -53,8 +61,9 @@ def bare_products(batch: MiniBatch, hidden: int = 256, num_classes: int = 47) ->
     x, blocks = as_input(batch.x), blocks_of(batch)
     widths = [x.shape[1]] + [hidden] * (len(blocks) - 1) + [num_classes]
     generator = torch.Generator().manual_seed(0)
-    weights = [[torch.randn(out, width, generator=generator) for _ in range(2)]
-               for width, out in pairwise(widths)]
+    weights = [
+        [torch.randn(out, width, generator=generator) for _ in range(2)] for width, out in pairwise(widths)
+    ]
     for block in blocks[1:]:
         _ = block.transposed
     gradient = torch.randn(blocks[-1].num_targets, num_classes, generator=generator)
@@ -71,8 +80,14 @@ def bare_products(batch: MiniBatch, hidden: int = 256, num_classes: int = 47) ->
     return run
 
 
-def _bare_backward(block: Block, x: torch.Tensor, total: torch.Tensor, weights: list[torch.Tensor],
-                   grad: torch.Tensor, wants_input: bool) -> torch.Tensor:
+def _bare_backward(
+    block: Block,
+    x: torch.Tensor,
+    total: torch.Tensor,
+    weights: list[torch.Tensor],
+    grad: torch.Tensor,
+    wants_input: bool,
+) -> torch.Tensor:
     left, right = weights
     grad.t().mm(total)
     grad.t().mm(x[: block.num_targets])
@@ -83,8 +98,9 @@ def _bare_backward(block: Block, x: torch.Tensor, total: torch.Tensor, weights: 
     return below
 
 
-def training_step(batch: MiniBatch, name: str = "sage", hidden: int | None = None,
-                  num_classes: int = 47) -> Callable[[], None]:
+def training_step(
+    batch: MiniBatch, name: str = "sage", hidden: int | None = None, num_classes: int = 47
+) -> Callable[[], None]:
     """One call is a whole step: blocks, forward, loss, backward, Adam."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
@@ -112,5 +128,8 @@ def compare(first: Callable[[], None], second: Callable[[], None], rounds: int =
             pair.append(time.perf_counter() - start)
         if turn >= 3:
             times.append((pair[0], pair[1]))
-    return {"first_seconds": median(a for a, _ in times), "second_seconds": median(b for _, b in times),
-            "ratio": median(a / b for a, b in times)}
+    return {
+        "first_seconds": median(a for a, _ in times),
+        "second_seconds": median(b for _, b in times),
+        "ratio": median(a / b for a, b in times),
+    }

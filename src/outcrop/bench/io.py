@@ -99,7 +99,11 @@ def _make_file(path: Path, size_bytes: int) -> None:
 
 
 def _keep_busy(
-    io: _core.BlockIo, file: int, seconds: float, job_bytes: int, jobs: Iterator[tuple[np.ndarray, np.ndarray]]
+    io: _core.BlockIo,
+    file: int,
+    seconds: float,
+    job_bytes: int,
+    jobs: Iterator[tuple[np.ndarray, np.ndarray]],
 ) -> tuple[int, float]:
     """Keeps several jobs of (offsets, lengths) under way for ``seconds``; bytes read and seconds taken."""
     memory = _core.Budget.create(UNLIMITED).empty("bench", _JOBS * job_bytes)
@@ -151,12 +155,28 @@ def _ours_sequential(path: Path, size_bytes: int, seconds: float) -> float:
     return count / taken
 
 
-def _fio(path: Path, size_bytes: int, seconds: float, pattern: str, block: int, depth: int, key: str) -> float | None:
+def _fio(
+    path: Path, size_bytes: int, seconds: float, pattern: str, block: int, depth: int, key: str
+) -> float | None:
     fio = shutil.which("fio")
     if fio is None:
         return None
-    command = [fio, "--name=outcrop", f"--filename={path}", "--ioengine=io_uring", "--direct=1", "--registerfiles=1",
-               f"--rw={pattern}", f"--bs={block}", f"--iodepth={depth}", f"--size={size_bytes}", "--time_based",
-               f"--runtime={round(seconds * 1000)}ms", "--norandommap", "--randrepeat=0", "--output-format=json"]
+    command = [
+        fio,
+        "--name=outcrop",
+        f"--filename={path}",
+        "--ioengine=io_uring",
+        "--direct=1",
+        "--registerfiles=1",
+        f"--rw={pattern}",
+        f"--bs={block}",
+        f"--iodepth={depth}",
+        f"--size={size_bytes}",
+        "--time_based",
+        f"--runtime={round(seconds * 1000)}ms",
+        "--norandommap",
+        "--randrepeat=0",
+        "--output-format=json",
+    ]
     done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=seconds + 60)
     return float(json.loads(done.stdout[done.stdout.index("{") :])["jobs"][0]["read"][key])

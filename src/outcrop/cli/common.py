@@ -10,9 +10,18 @@ from typing import Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, DownloadColumn, MofNCompleteColumn, SpinnerColumn, TextColumn, TimeRemainingColumn
+from rich.progress import (
+    BarColumn,
+    DownloadColumn,
+    MofNCompleteColumn,
+    ProgressColumn,
+    SpinnerColumn,
+    Task,
+    TextColumn,
+    TimeRemainingColumn,
+    TransferSpeedColumn,
+)
 from rich.progress import Progress as RichBars
-from rich.progress import ProgressColumn, Task, TransferSpeedColumn
 from rich.table import Table
 
 from outcrop.config import IoConfig, Size, parse_size
@@ -22,15 +31,24 @@ from outcrop.runtime import Progress, Runtime, SilentProgress
 console = Console(stderr=True)
 out = Console()
 
-Json = Annotated[Path | None, typer.Option("--json", help="Write the result to this file as JSON.", metavar="FILE")]
+Json = Annotated[
+    Path | None, typer.Option("--json", help="Write the result to this file as JSON.", metavar="FILE")
+]
 Quiet = Annotated[bool, typer.Option("--quiet", help="No progress bars and no summary.")]
 Memory = Annotated[str | None, typer.Option("--memory", help="Memory budget, such as 4GiB.", metavar="SIZE")]
-GpuMemory = Annotated[str, typer.Option("--gpu-memory", help="Device memory for cached rows and batches.", metavar="SIZE")]
+GpuMemory = Annotated[
+    str, typer.Option("--gpu-memory", help="Device memory for cached rows and batches.", metavar="SIZE")
+]
 DiskSpace = Annotated[
-    str | None, typer.Option("--disk-space", help="Limit for the run's files: 20GiB, or 3x the features.", metavar="SIZE")
+    str | None,
+    typer.Option(
+        "--disk-space", help="Limit for the run's files: 20GiB, or 3x the features.", metavar="SIZE"
+    ),
 ]
 Seed = Annotated[int, typer.Option("--seed", help="Same seed, same result.")]
-Fanouts = Annotated[str, typer.Option("--fanouts", help="Neighbours per hop, -1 = all, such as 10,15,20.", metavar="N,N")]
+Fanouts = Annotated[
+    str, typer.Option("--fanouts", help="Neighbours per hop, -1 = all, such as 10,15,20.", metavar="N,N")
+]
 
 
 class _Amount(ProgressColumn):
@@ -38,7 +56,11 @@ class _Amount(ProgressColumn):
 
     def __init__(self) -> None:
         super().__init__()
-        self._bytes, self._count, self._speed = DownloadColumn(binary_units=True), MofNCompleteColumn(), TransferSpeedColumn()
+        self._bytes, self._count, self._speed = (
+            DownloadColumn(binary_units=True),
+            MofNCompleteColumn(),
+            TransferSpeedColumn(),
+        )
 
     def render(self, task: Task) -> Any:
         if task.fields.get("unit") == "bytes":
@@ -56,8 +78,14 @@ class Bars:
     """Progress of a runtime as rich bars; one line per task."""
 
     def __init__(self) -> None:
-        self._bars = RichBars(SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), _Amount(),
-                              TimeRemainingColumn(elapsed_when_finished=True), console=console)
+        self._bars = RichBars(
+            SpinnerColumn(),
+            TextColumn("{task.description}"),
+            BarColumn(),
+            _Amount(),
+            TimeRemainingColumn(elapsed_when_finished=True),
+            console=console,
+        )
         self._tasks: dict[str, Any] = {}
 
     def start(self, task: str, total: int, unit: str) -> None:
@@ -92,10 +120,14 @@ def progress_bars(quiet: bool) -> Iterator[Progress]:
 
 
 @contextmanager
-def runtime_for(memory: Size | None, quiet: bool, *, io: IoConfig | None = None,
-                trace: Path | None = None) -> Iterator[Runtime]:
+def runtime_for(
+    memory: Size | None, quiet: bool, *, io: IoConfig | None = None, trace: Path | None = None
+) -> Iterator[Runtime]:
     """A Runtime with bars for the block."""
-    with progress_bars(quiet) as progress, Runtime(memory, io=io, progress=progress, trace_path=trace) as runtime:
+    with (
+        progress_bars(quiet) as progress,
+        Runtime(memory, io=io, progress=progress, trace_path=trace) as runtime,
+    ):
         yield runtime
 
 

@@ -10,20 +10,30 @@ import typer
 
 from outcrop.cli import common
 from outcrop.config import format_bytes
+from outcrop.store import manifest as manifests
+from outcrop.store.run import RUN_FILE
 
 OutArg = Annotated[Path, typer.Argument(help="Folder of the graph to make.", metavar="OUT")]
-PathArg = Annotated[Path, typer.Argument(help="A graph, or a stage folder of a run.", metavar="PATH")]
+PathArg = Annotated[Path, typer.Argument(help="A graph, a run, or a stage folder of a run.", metavar="PATH")]
 
 
 def add_commands(app: typer.Typer) -> None:
-    app.command("generate", help="Make a synthetic graph, streamed.\n\nExample: outcrop generate big.oc --nodes 2000000 "
-                                 "--edges 30000000 --features 128 --train-fraction 0.01")(generate)
-    app.command("import", help="Import a graph.\n\nSources: arrays:DIR (edges.npy/.parquet/.csv/.tsv, features.npy/"
-                               ".parquet, labels, splits), npz:FILE, musae:DIR.\n\n"
-                               "Example: outcrop import arrays:mydata my.oc --memory 2GiB")(import_)
+    app.command(
+        "generate",
+        help="Make a synthetic graph, streamed.\n\nExample: outcrop generate big.oc --nodes 2000000 "
+        "--edges 30000000 --features 128 --train-fraction 0.01",
+    )(generate)
+    app.command(
+        "import",
+        help="Import a graph.\n\nSources: arrays:DIR (edges.npy/.parquet/.csv/.tsv, features.npy/"
+        ".parquet, labels, splits), npz:FILE, musae:DIR.\n\n"
+        "Example: outcrop import arrays:mydata my.oc --memory 2GiB",
+    )(import_)
     app.command("info", help="Say what an artifact is.\n\nExample: outcrop info my.oc")(info)
-    app.command("verify", help="Check every byte of an artifact against its checksums.\n\n"
-                               "Example: outcrop verify my.oc")(verify)
+    app.command(
+        "verify",
+        help="Check every byte of an artifact against its checksums.\n\nExample: outcrop verify my.oc",
+    )(verify)
 
 
 def generate(
@@ -38,20 +48,35 @@ def generate(
     valid_fraction: Annotated[float, typer.Option("--valid-fraction")] = 0.05,
     test_fraction: Annotated[float, typer.Option("--test-fraction")] = 0.1,
     skew: Annotated[float | None, typer.Option("--skew", help="sbm: how uneven the degrees are.")] = None,
-    homophily: Annotated[float | None, typer.Option("--homophily", help="sbm: chance of an edge within a class.")] = None,
+    homophily: Annotated[
+        float | None, typer.Option("--homophily", help="sbm: chance of an edge within a class.")
+    ] = None,
     seed: common.Seed = 0,
     memory: common.Memory = None,
     json: common.Json = None,
     quiet: common.Quiet = False,
 ) -> None:
-    from outcrop.stages.generate import generate_graph
+    from outcrop.stages.generate import GenerateConfig, generate_graph
 
-    optional = {name: value for name, value in (("skew", skew), ("homophily", homophily)) if value is not None}
+    optional: dict[str, float] = {
+        name: value for name, value in (("skew", skew), ("homophily", homophily)) if value is not None
+    }
     started = time.monotonic()
     with common.runtime_for(memory, quiet) as runtime:
-        generate_graph(path, runtime, kind=kind, nodes=nodes, edges=edges, features=features, classes=classes,
-                       dtype=dtype, train_fraction=train_fraction, valid_fraction=valid_fraction,
-                       test_fraction=test_fraction, seed=seed, **optional)
+        config = GenerateConfig(
+            kind=kind,  # type: ignore[arg-type]
+            nodes=nodes,
+            edges=edges,
+            features=features,
+            classes=classes,
+            dtype=dtype,
+            train_fraction=train_fraction,
+            valid_fraction=valid_fraction,
+            test_fraction=test_fraction,
+            seed=seed,
+            **optional,
+        )
+        generate_graph(path, runtime, config)
         written = runtime.io.counters.write_bytes
     _report(path, {"seconds": time.monotonic() - started, "bytes_written": written}, json, quiet)
 
@@ -59,36 +84,68 @@ def generate(
 def import_(
     source: Annotated[str, typer.Argument(help="arrays:DIR, npz:FILE or musae:DIR.", metavar="SOURCE")],
     path: OutArg,
-    keep_duplicates: Annotated[bool, typer.Option("--keep-duplicates", help="Keep edges listed more than once.")] = False,
-    self_loops: Annotated[bool | None, typer.Option("--keep-self-loops/--drop-self-loops",
-                                                    help="Default: as is usual for the source.")] = None,
-    reverse: Annotated[bool | None, typer.Option("--reverse/--no-reverse", help="Add the reverse of every edge.")] = None,
-    feature_dtype: Annotated[str | None, typer.Option("--feature-dtype", help="Convert features, e.g. float16.")] = None,
-    bfloat16_bits: Annotated[bool, typer.Option("--bfloat16-bits", help="uint16 features are bfloat16 bits.")] = False,
-    allow_nonfinite: Annotated[bool, typer.Option("--allow-nonfinite", help="Accept NaN and infinity.")] = False,
-    split_protocol: Annotated[str | None, typer.Option("--split", help="fractions, per-class, planetoid or none, where "
-                                                                       "the source has no splits.")] = None,
+    keep_duplicates: Annotated[
+        bool, typer.Option("--keep-duplicates", help="Keep edges listed more than once.")
+    ] = False,
+    self_loops: Annotated[
+        bool | None,
+        typer.Option("--keep-self-loops/--drop-self-loops", help="Default: as is usual for the source."),
+    ] = None,
+    reverse: Annotated[
+        bool | None, typer.Option("--reverse/--no-reverse", help="Add the reverse of every edge.")
+    ] = None,
+    feature_dtype: Annotated[
+        str | None, typer.Option("--feature-dtype", help="Convert features, e.g. float16.")
+    ] = None,
+    bfloat16_bits: Annotated[
+        bool, typer.Option("--bfloat16-bits", help="uint16 features are bfloat16 bits.")
+    ] = False,
+    allow_nonfinite: Annotated[
+        bool, typer.Option("--allow-nonfinite", help="Accept NaN and infinity.")
+    ] = False,
+    split_protocol: Annotated[
+        str | None,
+        typer.Option(
+            "--split", help="fractions, per-class, planetoid or none, where the source has no splits."
+        ),
+    ] = None,
     train_fraction: Annotated[float | None, typer.Option("--train-fraction")] = None,
     valid_fraction: Annotated[float | None, typer.Option("--valid-fraction")] = None,
     test_fraction: Annotated[float | None, typer.Option("--test-fraction")] = None,
     split_seed: Annotated[int, typer.Option("--split-seed")] = 0,
-    split_index: Annotated[int, typer.Option("--split-index", help="Which of several splits of the source.")] = 0,
+    split_index: Annotated[
+        int, typer.Option("--split-index", help="Which of several splits of the source.")
+    ] = 0,
     memory: common.Memory = None,
     json: common.Json = None,
     quiet: common.Quiet = False,
 ) -> None:
     from outcrop.stages.ingest import ImportConfig, import_graph
 
-    config = ImportConfig(keep_duplicates=keep_duplicates, keep_self_loops=self_loops, reverse=reverse,
-                          feature_dtype=feature_dtype, bfloat16_bits=bfloat16_bits, allow_nonfinite=allow_nonfinite,
-                          split_protocol=split_protocol,  # type: ignore[arg-type]
-                          train_fraction=train_fraction, valid_fraction=valid_fraction, test_fraction=test_fraction,
-                          split_seed=split_seed, split_index=split_index)
+    config = ImportConfig(
+        keep_duplicates=keep_duplicates,
+        keep_self_loops=self_loops,
+        reverse=reverse,
+        feature_dtype=feature_dtype,
+        bfloat16_bits=bfloat16_bits,
+        allow_nonfinite=allow_nonfinite,
+        split_protocol=split_protocol,  # type: ignore[arg-type]
+        train_fraction=train_fraction,
+        valid_fraction=valid_fraction,
+        test_fraction=test_fraction,
+        split_seed=split_seed,
+        split_index=split_index,
+    )
     started = time.monotonic()
     with common.runtime_for(memory, quiet) as runtime:
         import_graph(source, path, runtime, config)
         written, peak = runtime.io.counters.write_bytes, runtime.budget.peak_bytes
-    _report(path, {"seconds": time.monotonic() - started, "bytes_written": written, "peak_host_bytes": peak}, json, quiet)
+    _report(
+        path,
+        {"seconds": time.monotonic() - started, "bytes_written": written, "peak_host_bytes": peak},
+        json,
+        quiet,
+    )
 
 
 def _report(path: Path, result: dict[str, Any], json: Path | None, quiet: bool) -> None:
@@ -100,19 +157,34 @@ def _report(path: Path, result: dict[str, Any], json: Path | None, quiet: bool) 
         common.print_facts({**_facts(about), "took": f"{result['seconds']:.1f} s"})
 
 
+def _artifacts(path: Path) -> list[Path]:
+    """The artifacts at ``path``: itself, or the finished stages of a run."""
+    if not (path / RUN_FILE).is_file():
+        return [path]
+    return [path / stage for stage in ("sample", "plan", "pack") if manifests.exists(path / stage)]
+
+
 def info(path: PathArg, json: common.Json = None, quiet: common.Quiet = False) -> None:
     from outcrop.stages.verify import describe
 
-    about = describe(path)
-    common.write_json(json, about)
+    about = [describe(artifact) for artifact in _artifacts(path)]
+    common.write_json(json, about[0] if len(about) == 1 else {"path": str(path), "artifacts": about})
     if not quiet:
-        common.print_facts(_facts(about))
+        for one in about:
+            common.print_facts(_facts(one))
+            common.out.print()
 
 
 def _facts(about: dict[str, Any]) -> dict[str, object]:
-    facts: dict[str, object] = {"path": about["path"], "format": f"{about['format']} version {about['version']}"}
-    facts |= {name: value for name, value in about.get("attributes", {}).items()
-              if isinstance(value, (int, float, str)) and name not in facts}
+    facts: dict[str, object] = {
+        "path": about["path"],
+        "format": f"{about['format']} version {about['version']}",
+    }
+    facts |= {
+        name: value
+        for name, value in about.get("attributes", {}).items()
+        if isinstance(value, (int, float, str)) and name not in facts
+    }
     for name, array in about.get("arrays", {}).items():
         shape = " x ".join(str(n) for n in array["shape"])
         facts[name] = f"{array['dtype']} {shape}  {format_bytes(array['bytes'])}"
@@ -120,12 +192,19 @@ def _facts(about: dict[str, Any]) -> dict[str, object]:
     return facts
 
 
-def verify(path: PathArg, memory: common.Memory = None, json: common.Json = None, quiet: common.Quiet = False) -> None:
+def verify(
+    path: PathArg, memory: common.Memory = None, json: common.Json = None, quiet: common.Quiet = False
+) -> None:
     from outcrop.stages.verify import verify_artifact
 
+    results = {}
     with common.runtime_for(memory, quiet) as runtime:
-        result = verify_artifact(path, runtime)
-    common.write_json(json, result)
+        for artifact in _artifacts(path):
+            results[str(artifact)] = verify_artifact(artifact, runtime)
+    common.write_json(json, next(iter(results.values())) if len(results) == 1 else {"artifacts": results})
     if not quiet:
-        common.print_facts({"verified": f"{path}: {len(result['arrays'])} arrays, {format_bytes(result['bytes'])}, "
-                                        "every checksum right"})
+        for name, result in results.items():
+            size, count = format_bytes(result["bytes"]), result["arrays"]
+            common.out.print(
+                f"verified {name}: {count} arrays, {size}, every checksum right", highlight=False
+            )

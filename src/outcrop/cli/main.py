@@ -12,7 +12,10 @@ from outcrop.cli.common import console
 from outcrop.errors import OutcropError
 
 app = typer.Typer(
-    name="outcrop", no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode="rich",
+    name="outcrop",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="rich",
     help="Train graph neural networks on graphs larger than memory, exactly, on one machine.",
 )
 for module in (demo, doctor, data, preparing, training, bench):
@@ -39,11 +42,25 @@ def run() -> None:
     except (OSError, MemoryError) as error:
         if _debug:
             raise
-        console.print(f"[bold red]error:[/] {_escape(str(error) or type(error).__name__)}", soft_wrap=True, highlight=False)
+        console.print(
+            f"[bold red]error:[/] {_escape(str(error) or type(error).__name__)}",
+            soft_wrap=True,
+            highlight=False,
+        )
         sys.exit(1)
     except KeyboardInterrupt:
-        console.print("interrupted; nothing finished is lost: run the same command again to go on")
+        _say_how_to_go_on()
         sys.exit(130)
+    except SystemExit as end:
+        if end.code == 130:  # Typer makes this of an interruption, without a word
+            _say_how_to_go_on()
+        raise
+
+
+def _say_how_to_go_on() -> None:
+    console.print(
+        "interrupted; nothing finished is lost: run the same command again to go on", soft_wrap=True
+    )
 
 
 def _escape(text: str) -> str:

@@ -11,12 +11,17 @@ from outcrop.api.prepare import PrepareReport
 from outcrop.cli import common
 from outcrop.config import format_bytes
 
-GraphArg = Annotated[Path, typer.Argument(help="Graph folder, made by outcrop import or generate.", metavar="GRAPH")]
+GraphArg = Annotated[
+    Path, typer.Argument(help="Graph folder, made by outcrop import or generate.", metavar="GRAPH")
+]
 RunArg = Annotated[Path, typer.Argument(help="Folder of the run to make.", metavar="RUN")]
 BatchSize = Annotated[int, typer.Option("--batch-size", help="Seed nodes per mini-batch.")]
 Sampler = Annotated[str, typer.Option("--sampler", help="neighbor.")]
-Epochs = Annotated[int, typer.Option("--epochs", help="Epochs to sample ahead; longer training replays them.")]
+Epochs = Annotated[
+    int, typer.Option("--epochs", help="Epochs to sample ahead; longer training replays them.")
+]
 Replace = Annotated[bool, typer.Option("--replace", help="Draw neighbours with replacement.")]
+Degrees = Annotated[bool, typer.Option("--degrees", help="Record whole-graph degrees too, for gcn.")]
 _EXAMPLE = "Example: outcrop {} papers.oc papers.run --fanouts 10,15,20 --memory 4GiB"
 
 
@@ -31,17 +36,41 @@ def add_commands(app: typer.Typer) -> None:
 
 
 def _command(stop_after: str | None) -> Any:
-    def command(graph: GraphArg, run: RunArg, fanouts: common.Fanouts = "10,10", batch_size: BatchSize = 1024,
-                sampler: Sampler = "neighbor", epochs: Epochs = 1, replace: Replace = False,
-                memory: common.Memory = None, gpu_memory: common.GpuMemory = "0",
-                disk_space: common.DiskSpace = None, seed: common.Seed = 0, json: common.Json = None,
-                quiet: common.Quiet = False) -> None:
+    def command(
+        graph: GraphArg,
+        run: RunArg,
+        fanouts: common.Fanouts = "10,10",
+        batch_size: BatchSize = 1024,
+        sampler: Sampler = "neighbor",
+        epochs: Epochs = 1,
+        replace: Replace = False,
+        degrees: Degrees = False,
+        memory: common.Memory = None,
+        gpu_memory: common.GpuMemory = "0",
+        disk_space: common.DiskSpace = None,
+        seed: common.Seed = 0,
+        json: common.Json = None,
+        quiet: common.Quiet = False,
+    ) -> None:
         from outcrop.api.prepare import prepare
 
         with common.runtime_for(memory, quiet) as runtime:
-            report = prepare(graph, run, fanouts=common.parse_fanouts(fanouts), batch_size=batch_size, sampler=sampler,
-                             replace=replace, epochs=epochs, memory=memory, gpu_memory=gpu_memory,
-                             disk_space=disk_space, seed=seed, runtime=runtime, stop_after=stop_after)
+            report = prepare(
+                graph,
+                run,
+                fanouts=common.parse_fanouts(fanouts),
+                batch_size=batch_size,
+                sampler=sampler,
+                replace=replace,
+                degrees=degrees,
+                epochs=epochs,
+                memory=memory,
+                gpu_memory=gpu_memory,
+                disk_space=disk_space,
+                seed=seed,
+                runtime=runtime,
+                stop_after=stop_after,
+            )
         common.write_json(json, report.as_dict())
         if not quiet:
             summarize(report)
@@ -51,7 +80,10 @@ def _command(stop_after: str | None) -> Any:
 
 def summarize(report: PrepareReport) -> None:
     """What was done, and what an epoch will read."""
-    done = ", ".join(f"{name} {seconds:.1f} s" for name, seconds in report.stage_seconds.items()) or "nothing to do"
+    done = (
+        ", ".join(f"{name} {seconds:.1f} s" for name, seconds in report.stage_seconds.items())
+        or "nothing to do"
+    )
     facts: dict[str, object] = {"done": done}
     if report.skipped:
         facts["already there"] = ", ".join(report.skipped)
@@ -61,11 +93,18 @@ def summarize(report: PrepareReport) -> None:
         epochs = report.predicted["epochs"]["train"]
         rows = epochs[0]["rows_by_level"]
         total = max(sum(rows.values()), 1)
-        facts["cached"] = ", ".join(f"{level} {format_bytes(count)}" for level, count in
-                                    report.predicted["cache_bytes"].items())
-        facts["rows of an epoch"] = ", ".join(f"{level} {100 * n / total:.0f} %" for level, n in rows.items() if n)
-        facts["an epoch reads"] = (f"{format_bytes(epochs[0]['bytes_read'])} for {format_bytes(epochs[0]['bytes_needed'])} "
-                                   f"needed ({report.predicted['read_amplification']:.3f}x)")
+        facts["cached"] = ", ".join(
+            f"{level} {format_bytes(count)}" for level, count in report.predicted["cache_bytes"].items()
+        )
+        facts["rows of an epoch"] = ", ".join(
+            f"{level} {100 * n / total:.0f} %" for level, n in rows.items() if n
+        )
+        facts["an epoch reads"] = (
+            f"{format_bytes(epochs[0]['bytes_read'])} for {format_bytes(epochs[0]['bytes_needed'])} "
+            f"needed ({report.predicted['read_amplification']:.3f}x)"
+        )
+        if report.predicted_load_seconds is not None:
+            facts["loading an epoch"] = f"about {report.predicted_load_seconds:.2f} s at this disk's rate"
         if report.disk_bytes and not report.stage_seconds.get("pack"):
             facts["the run will take"] = format_bytes(report.predicted["disk_bytes"])
     common.print_facts(facts)

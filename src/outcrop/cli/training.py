@@ -14,33 +14,52 @@ GraphArg = Annotated[Path, typer.Argument(help="Graph folder.", metavar="GRAPH")
 
 
 def add_commands(app: typer.Typer) -> None:
-    app.command("train", help="Train a model from disk.\n\nExample: outcrop train papers.oc --run papers.run --model sage "
-                              "--epochs 20 --checkpoint ckpt")(train)
+    app.command(
+        "train",
+        help="Train a model from disk.\n\nExample: outcrop train papers.oc --run papers.run --model sage "
+        "--epochs 20 --checkpoint ckpt",
+    )(train)
 
 
 def train(
     graph: GraphArg,
-    run: Annotated[Path | None, typer.Option("--run", help="Run made by outcrop prepare; none: one is made.")] = None,
+    run: Annotated[
+        Path | None, typer.Option("--run", help="Run made by outcrop prepare; none: one is made.")
+    ] = None,
     model: Annotated[str, typer.Option("--model", help="sage, gat or gcn.")] = "sage",
-    hidden: Annotated[int | None, typer.Option("--hidden", help="Width of hidden layers (default 256; gat 4 x 32).")] = None,
+    hidden: Annotated[
+        int | None, typer.Option("--hidden", help="Width of hidden layers (default 256; gat 4 x 32).")
+    ] = None,
     heads: Annotated[int, typer.Option("--heads", help="Attention heads of gat.")] = 4,
     dropout: Annotated[float, typer.Option("--dropout")] = 0.0,
     learning_rate: Annotated[float, typer.Option("--lr", help="Learning rate of Adam.")] = 3e-3,
     weight_decay: Annotated[float, typer.Option("--weight-decay")] = 0.0,
     epochs: Annotated[int, typer.Option("--epochs")] = 10,
     mode: Annotated[str, typer.Option("--mode", help="packed, online, memory, memmap or ondisk.")] = "packed",
-    fanouts: Annotated[str | None, typer.Option("--fanouts", help="Without --run: neighbours per hop.")] = None,
+    fanouts: Annotated[
+        str | None, typer.Option("--fanouts", help="Without --run: neighbours per hop.")
+    ] = None,
     batch_size: Annotated[int | None, typer.Option("--batch-size", help="Without --run.")] = None,
-    sample_epochs: Annotated[int, typer.Option("--sample-epochs", help="Without --run: epochs sampled ahead.")] = 1,
+    sample_epochs: Annotated[
+        int, typer.Option("--sample-epochs", help="Without --run: epochs sampled ahead.")
+    ] = 1,
     memory: common.Memory = None,
     gpu_memory: common.GpuMemory = "0",
     disk_space: common.DiskSpace = None,
     device: Annotated[str, typer.Option("--device", help="cpu or cuda.")] = "cpu",
-    checkpoint: Annotated[Path | None, typer.Option("--checkpoint", help="Folder; training goes on from it.")] = None,
-    fresh: Annotated[bool, typer.Option("--fresh", help="Start over even if the checkpoint folder holds one.")] = False,
+    checkpoint: Annotated[
+        Path | None, typer.Option("--checkpoint", help="Folder; training goes on from it.")
+    ] = None,
+    fresh: Annotated[
+        bool, typer.Option("--fresh", help="Start over even if the checkpoint folder holds one.")
+    ] = False,
     seed: common.Seed = 0,
-    trace_losses: Annotated[bool, typer.Option("--trace-losses", help="List every batch's loss in the JSON.")] = False,
-    trace: Annotated[Path | None, typer.Option("--trace", help="Write spans of all stages to this JSONL file.")] = None,
+    trace_losses: Annotated[
+        bool, typer.Option("--trace-losses", help="List every batch's loss in the JSON.")
+    ] = False,
+    trace: Annotated[
+        Path | None, typer.Option("--trace", help="Write spans of all stages to this JSONL file.")
+    ] = None,
     json: common.Json = None,
     quiet: common.Quiet = False,
 ) -> None:
@@ -48,12 +67,30 @@ def train(
 
     with common.progress_bars(quiet) as progress:
         report = run_training(
-            graph, run=run, mode=mode, model=model, hidden=hidden, heads=heads, dropout=dropout,
-            learning_rate=learning_rate, weight_decay=weight_decay, epochs=epochs,
-            fanouts=None if fanouts is None else common.parse_fanouts(fanouts), batch_size=batch_size,
-            sample_epochs=sample_epochs, memory=memory, gpu_memory=gpu_memory, disk_space=disk_space, device=device,
-            checkpoint=checkpoint, resume=not fresh, seed=seed, trace_losses=trace_losses, trace_path=trace,
-            progress=progress).as_dict()
+            graph,
+            run=run,
+            mode=mode,
+            model=model,
+            hidden=hidden,
+            heads=heads,
+            dropout=dropout,
+            learning_rate=learning_rate,
+            weight_decay=weight_decay,
+            epochs=epochs,
+            fanouts=None if fanouts is None else common.parse_fanouts(fanouts),
+            batch_size=batch_size,
+            sample_epochs=sample_epochs,
+            memory=memory,
+            gpu_memory=gpu_memory,
+            disk_space=disk_space,
+            device=device,
+            checkpoint=checkpoint,
+            resume=not fresh,
+            seed=seed,
+            trace_losses=trace_losses,
+            trace_path=trace,
+            progress=progress,
+        ).as_dict()
     common.write_json(json, report)
     if not quiet:
         summarize(report)
@@ -64,14 +101,24 @@ def summarize(report: dict[str, Any]) -> None:
     rows = []
     for e in report["epochs"]:
         valid = "" if e["valid_accuracy"] is None else f"{e['valid_accuracy']:.4f}"
-        rows.append([e["epoch"], f"{e['loss']:.4f}", valid, f"{e['seconds']:.2f} s", f"{e['load_seconds']:.2f} s",
-                     format_bytes(e["bytes_read"])])
+        rows.append(
+            [
+                e["epoch"],
+                f"{e['loss']:.4f}",
+                valid,
+                f"{e['seconds']:.2f} s",
+                f"{e['load_seconds']:.2f} s",
+                format_bytes(e["bytes_read"]),
+            ]
+        )
     common.print_table(["epoch", "loss", "valid", "time", "waiting", "read"], rows)
     facts: dict[str, object] = {"mode": report["mode"], "best epoch": report["best_epoch"]}
     if report["test_accuracy"] is not None:
         facts["test accuracy"] = f"{report['test_accuracy']:.4f}"
     memory = report["budget"]["memory"]
-    facts["peak memory"] = (f"{format_bytes(report['peak_host_bytes'])} of "
-                            f"{'no limit' if memory is None else format_bytes(memory)} "
-                            f"(whole process {format_bytes(report['peak_process_bytes'])})")
+    facts["peak memory"] = (
+        f"{format_bytes(report['peak_host_bytes'])} of "
+        f"{'no limit' if memory is None else format_bytes(memory)} "
+        f"(whole process {format_bytes(report['peak_process_bytes'])})"
+    )
     common.print_facts(facts)

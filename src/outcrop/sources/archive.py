@@ -1,9 +1,11 @@
-"""``npz:FILE``: the two published families of node-classification archives. Nothing in them is ever unpickled.
+"""``npz:FILE``: the two published families of node-classification archives. Nothing in them is ever
+unpickled.
 
-Sparse archives (``adj_data``, ``adj_indices``, ``adj_indptr``, ``adj_shape``; ``attr_*`` sparse or ``attr_matrix`` dense; ``labels``) list arcs
-once in either direction; as is usual for them the graph is made undirected and self-loops are dropped. They have no
-splits: 20 nodes of each class train, 30 validate, the rest test, as in the comparison they were published with.
-Heterophilous archives (``edges``, ``node_features``, ``node_labels``, ten ``train_masks``, ...) list undirected edges once.
+Sparse archives (``adj_data``, ``adj_indices``, ``adj_indptr``, ``adj_shape``; ``attr_*`` sparse or
+``attr_matrix`` dense; ``labels``) list arcs once in either direction; as is usual for them the graph is made
+undirected and self-loops are dropped. They have no splits: 20 nodes of each class train, 30 validate, the
+rest test, as in the comparison they were published with. Heterophilous archives (``edges``,
+``node_features``, ``node_labels``, ten ``train_masks``, ...) list undirected edges once.
 """
 
 from __future__ import annotations
@@ -19,7 +21,15 @@ import numpy as np
 
 from outcrop.errors import ArgumentError, FormatError
 from outcrop.runtime import Runtime
-from outcrop.sources.base import EdgeBlock, FeatureSource, GraphSource, LabelSource, block_bytes, check_ids, same_length
+from outcrop.sources.base import (
+    EdgeBlock,
+    FeatureSource,
+    GraphSource,
+    LabelSource,
+    block_bytes,
+    check_ids,
+    same_length,
+)
 from outcrop.sources.folder import split_ids
 from outcrop.sources.tables import array_blocks
 
@@ -85,8 +95,10 @@ def open_archive(path: Path, runtime: Runtime, held: ExitStack, split_index: int
         return _sparse(archive, runtime)
     if {"edges", "node_features", "node_labels"} <= archive.names:
         return _heterophilous(archive, runtime, split_index)
-    raise FormatError(f"{path} holds {', '.join(sorted(archive.names)) or 'no arrays'}; known are archives with adj_indptr, "
-                      "adj_indices, ... or with edges, node_features, node_labels")
+    raise FormatError(
+        f"{path} holds {', '.join(sorted(archive.names)) or 'no arrays'}; known are archives with adj_indptr, "
+        "adj_indices, ... or with edges, node_features, node_labels"
+    )
 
 
 class Csr:
@@ -99,10 +111,22 @@ class Csr:
         if shape.shape != (2,) or shape.dtype.kind not in "iu" or (shape < 0).any():
             raise FormatError(f"{name}: the shape {shape.tolist()} is not two sizes")
         self.rows, self.columns = int(shape[0]), int(shape[1])
-        if indptr.ndim != 1 or indices.ndim != 1 or indptr.dtype.kind not in "iu" or indices.dtype.kind not in "iu":
+        if (
+            indptr.ndim != 1
+            or indices.ndim != 1
+            or indptr.dtype.kind not in "iu"
+            or indices.dtype.kind not in "iu"
+        ):
             raise FormatError(f"{name}: indptr and indices must be lists of integers")
-        if len(indptr) != self.rows + 1 or indptr[0] != 0 or indptr[-1] != len(indices) or (indptr[1:] < indptr[:-1]).any():
-            raise FormatError(f"{name}: indptr does not rise from 0 to the {len(indices)} indices in {self.rows} rows")
+        if (
+            len(indptr) != self.rows + 1
+            or indptr[0] != 0
+            or indptr[-1] != len(indices)
+            or (indptr[1:] < indptr[:-1]).any()
+        ):
+            raise FormatError(
+                f"{name}: indptr does not rise from 0 to the {len(indices)} indices in {self.rows} rows"
+            )
         if len(indices) and (int(indices.min()) < 0 or int(indices.max()) >= self.columns):
             raise FormatError(f"{name}: column {int(indices.max())} is outside 0 to {self.columns - 1}")
         self.indptr, self.indices = indptr, indices
@@ -116,14 +140,18 @@ class Csr:
 def _sparse(archive: Archive, runtime: Runtime) -> GraphSource:
     adjacency = Csr(archive, "adj")
     if adjacency.rows != adjacency.columns:
-        raise FormatError(f"{archive.path}: the adjacency is {adjacency.rows} x {adjacency.columns}, not square")
+        raise FormatError(
+            f"{archive.path}: the adjacency is {adjacency.rows} x {adjacency.columns}, not square"
+        )
     features = _sparse_features(archive, runtime)
     labels = _labels(archive, runtime, "labels") if "labels" in archive.names else None
-    num_nodes = same_length({
-        f"{archive.path} adj": adjacency.rows,
-        f"{archive.path} attr": features.num_rows if features else None,
-        f"{archive.path} labels": labels.num_rows if labels else None,
-    })
+    num_nodes = same_length(
+        {
+            f"{archive.path} adj": adjacency.rows,
+            f"{archive.path} attr": features.num_rows if features else None,
+            f"{archive.path} labels": labels.num_rows if labels else None,
+        }
+    )
 
     def edges() -> Iterator[EdgeBlock]:
         step = max(1024, block_bytes(runtime) // 64)
@@ -134,10 +162,19 @@ def _sparse(archive: Archive, runtime: Runtime) -> GraphSource:
     names = archive.read("node_names") if "node_names" in archive.names else np.zeros(0)
     has_names = names.dtype.kind == "U" and names.shape == (num_nodes,)
     classes = archive.read("class_names") if "class_names" in archive.names else np.zeros(0)
-    return GraphSource(str(archive.path), edges, num_nodes, len(adjacency.indices), features, labels,
-                       names=(lambda: (str(name) for name in names)) if has_names else None,
-                       class_names=tuple(str(c) for c in classes) if classes.dtype.kind == "U" and classes.ndim == 1 else (),
-                       reverse=True, keep_self_loops=False, split_protocol="per-class")
+    return GraphSource(
+        str(archive.path),
+        edges,
+        num_nodes,
+        len(adjacency.indices),
+        features,
+        labels,
+        names=(lambda: (str(name) for name in names)) if has_names else None,
+        class_names=tuple(str(c) for c in classes) if classes.dtype.kind == "U" and classes.ndim == 1 else (),
+        reverse=True,
+        keep_self_loops=False,
+        split_protocol="per-class",
+    )
 
 
 def _sparse_features(archive: Archive, runtime: Runtime) -> FeatureSource | None:
@@ -149,7 +186,9 @@ def _sparse_features(archive: Archive, runtime: Runtime) -> FeatureSource | None
     if "attr_indptr" not in archive.names:
         if data.ndim != 2 or data.shape[1] == 0:
             raise FormatError(f"{name} has shape {data.shape}; features are [nodes, columns]")
-        return FeatureSource(name, data.dtype, len(data), data.shape[1], lambda rows: array_blocks(runtime, data, rows))
+        return FeatureSource(
+            name, data.dtype, len(data), data.shape[1], lambda rows: array_blocks(runtime, data, rows)
+        )
     matrix = Csr(archive, "attr")
     if data.shape != matrix.indices.shape or data.dtype.kind not in "fiub":
         raise FormatError(f"{name}: {data.shape} values of {data.dtype} for {len(matrix.indices)} indices")
@@ -177,8 +216,11 @@ def _labels(archive: Archive, runtime: Runtime, member: str) -> LabelSource:
     labels = archive.read(member)
     if labels.ndim != 1:
         raise FormatError(f"{archive.path} {member} has shape {labels.shape}; labels are one number per node")
-    return LabelSource(f"{archive.path} {member}", len(labels),
-                       lambda: array_blocks(runtime, labels, block_bytes(runtime) // 16))
+    return LabelSource(
+        f"{archive.path} {member}",
+        len(labels),
+        lambda: array_blocks(runtime, labels, block_bytes(runtime) // 16),
+    )
 
 
 def _heterophilous(archive: Archive, runtime: Runtime, split_index: int) -> GraphSource:
@@ -186,29 +228,57 @@ def _heterophilous(archive: Archive, runtime: Runtime, split_index: int) -> Grap
     if pairs.ndim != 2 or pairs.shape[1] != 2:
         raise FormatError(f"{archive.path} edges has shape {pairs.shape}; [edges, 2] is needed")
     if data.ndim != 2 or data.shape[1] == 0 or data.dtype.kind not in "fiub":
-        raise FormatError(f"{archive.path} node_features is {data.dtype}{data.shape}; features are numbers [nodes, columns]")
+        raise FormatError(
+            f"{archive.path} node_features is {data.dtype}{data.shape}; features are numbers [nodes, columns]"
+        )
     check_ids(f"{archive.path} edges", pairs[:0])
     labels = _labels(archive, runtime, "node_labels")
-    num_nodes = same_length({f"{archive.path} node_features": len(data), f"{archive.path} node_labels": labels.num_rows})
-    masks = {split: archive.read(f"{short}_masks") for split, short in (("train", "train"), ("valid", "val"), ("test", "test"))
-             if f"{short}_masks" in archive.names}
+    num_nodes = same_length(
+        {f"{archive.path} node_features": len(data), f"{archive.path} node_labels": labels.num_rows}
+    )
+    masks = {
+        split: archive.read(f"{short}_masks")
+        for split, short in (("train", "train"), ("valid", "val"), ("test", "test"))
+        if f"{short}_masks" in archive.names
+    }
     for split, mask in masks.items():
         if mask.ndim != 2 or mask.dtype != np.bool_:
-            raise FormatError(f"{archive.path} {split} masks are {mask.dtype}{mask.shape}; booleans [splits, nodes] are needed")
+            raise FormatError(
+                f"{archive.path} {split} masks are {mask.dtype}{mask.shape}; booleans [splits, nodes] are needed"
+            )
         if not 0 <= split_index < len(mask):
             raise ArgumentError(f"{archive.path} has {len(mask)} splits, number {split_index} was asked for")
 
     def edges() -> Iterator[EdgeBlock]:
         row = 0
         for block in array_blocks(runtime, pairs, max(1024, block_bytes(runtime) // 64)):
-            yield check_ids(f"{archive.path} edges", block[:, 0], row), check_ids(f"{archive.path} edges", block[:, 1], row)
+            yield (
+                check_ids(f"{archive.path} edges", block[:, 0], row),
+                check_ids(f"{archive.path} edges", block[:, 1], row),
+            )
             row += len(block)
 
     def splits(nodes: int) -> dict[str, np.ndarray] | None:
-        found = {split: split_ids(f"{archive.path} {split} mask", mask[split_index], nodes) for split, mask in masks.items()}
+        found = {
+            split: split_ids(f"{archive.path} {split} mask", mask[split_index], nodes)
+            for split, mask in masks.items()
+        }
         return found or None
 
-    return GraphSource(str(archive.path), edges, num_nodes, len(pairs),
-                       FeatureSource(f"{archive.path} node_features", data.dtype, len(data), data.shape[1],
-                                     lambda rows: array_blocks(runtime, data, rows)),
-                       labels, splits, reverse=True, split_protocol="fractions")
+    return GraphSource(
+        str(archive.path),
+        edges,
+        num_nodes,
+        len(pairs),
+        FeatureSource(
+            f"{archive.path} node_features",
+            data.dtype,
+            len(data),
+            data.shape[1],
+            lambda rows: array_blocks(runtime, data, rows),
+        ),
+        labels,
+        splits,
+        reverse=True,
+        split_protocol="fractions",
+    )

@@ -89,7 +89,9 @@ def same_length(parts: dict[str, int | None]) -> int | None:
 def check_ids(name: str, ids: np.ndarray, first_row: int = 0) -> np.ndarray:
     """``ids`` as int64. Raises ArgumentError for numbers that are no integers."""
     if ids.dtype.kind not in "iu":
-        raise ArgumentError(f"{name}: node ids are {ids.dtype}, integers are needed: convert them before the import")
+        raise ArgumentError(
+            f"{name}: node ids are {ids.dtype}, integers are needed: convert them before the import"
+        )
     if ids.dtype == np.uint64 and len(ids) and int(ids.max()) > np.iinfo(np.int64).max:
         row = first_row + int(np.argmax(ids > np.iinfo(np.int64).max))
         raise ArgumentError(f"{name}: the id in row {row} does not fit a signed 64-bit integer")

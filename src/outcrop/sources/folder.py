@@ -1,10 +1,12 @@
 """``arrays:DIR``: edges, features, labels and splits as plain arrays or tables.
 
-Edges: ``edges.npy`` ``[E, 2]`` (source, target) or ``[2, E]``; of shape ``[2, 2]`` the rows are edges. Or ``edges.parquet``,
-``.csv``, ``.tsv``, ``.txt``: columns ``src``/``source`` and ``dst``/``target``, else the first two. Ids are integers 0 .. N - 1, or what the
-column ``id`` of ``nodes.parquet``/``.csv``/``.tsv`` lists in node order, or text in the order of first appearance. The node table
-may have columns ``label`` and ``split``. ``features.npy``/``.parquet`` and ``labels.npy``/``.parquet``/``.csv``/``.tsv`` have one row per node. Splits:
-``train.npy``, ``valid.npy`` or ``val.npy``, ``test.npy`` (ids or boolean masks), or a table ``splits`` with columns ``id`` and ``split``.
+Edges: ``edges.npy`` ``[E, 2]`` (source, target) or ``[2, E]``; of shape ``[2, 2]`` the rows are edges. Or
+``edges.parquet``, ``.csv``, ``.tsv``, ``.txt``: columns ``src``/``source`` and ``dst``/``target``, else the
+first two. Ids are integers 0 .. N - 1, or what the column ``id`` of ``nodes.parquet``/``.csv``/``.tsv`` lists
+in node order, or text in the order of first appearance. The node table may have columns ``label`` and
+``split``. ``features.npy``/``.parquet`` and ``labels.npy``/``.parquet``/``.csv``/``.tsv`` have one row per
+node. Splits: ``train.npy``, ``valid.npy`` or ``val.npy``, ``test.npy`` (ids or boolean masks), or a table
+``splits`` with columns ``id`` and ``split``.
 """
 
 from __future__ import annotations
@@ -17,7 +19,15 @@ import numpy as np
 from outcrop.errors import ArgumentError, FormatError
 from outcrop.runtime import Runtime
 from outcrop.sources import tables
-from outcrop.sources.base import EdgeBlock, FeatureSource, GraphSource, LabelSource, block_bytes, check_ids, same_length
+from outcrop.sources.base import (
+    EdgeBlock,
+    FeatureSource,
+    GraphSource,
+    LabelSource,
+    block_bytes,
+    check_ids,
+    same_length,
+)
 from outcrop.sources.ids import IdMap, PlainIds, TextIds, ids_of_table, is_text
 from outcrop.sources.tables import Table
 
@@ -32,7 +42,9 @@ def open_folder(folder: Path, runtime: Runtime) -> GraphSource:
         FormatError: A file is not what its name says, or torn.
     """
     if not folder.is_dir():
-        raise ArgumentError(f"{folder} is no folder: arrays:DIR needs one with edges.npy, .parquet, .csv or .tsv")
+        raise ArgumentError(
+            f"{folder} is no folder: arrays:DIR needs one with edges.npy, .parquet, .csv or .tsv"
+        )
     edges_path = tables.find(folder, "edges", (".npy", *tables.TABLE_SUFFIXES))
     if edges_path is None:
         raise ArgumentError(f"{folder} holds no edges.npy, edges.parquet, edges.csv, edges.tsv or edges.txt")
@@ -43,27 +55,41 @@ def open_folder(folder: Path, runtime: Runtime) -> GraphSource:
     if nodes is not None:
         column = nodes.column("id", "node", "node_id")
         if column is None:
-            raise FormatError(f"{nodes.path} has no column 'id' (it has {', '.join(nodes.columns) or 'none'})")
+            raise FormatError(
+                f"{nodes.path} has no column 'id' (it has {', '.join(nodes.columns) or 'none'})"
+            )
         ids = ids_of_table(runtime, nodes, column)
-    told = same_length({
-        str(nodes.path if nodes else ""): ids.num_nodes,
-        features.name if features else "features": features.num_rows if features else None,
-        labels.name if labels else "labels": labels.num_rows if labels else None,
-    })
+    told = same_length(
+        {
+            str(nodes.path if nodes else ""): ids.num_nodes,
+            features.name if features else "features": features.num_rows if features else None,
+            labels.name if labels else "labels": labels.num_rows if labels else None,
+        }
+    )
     if edges_path.suffix == ".npy":
         edges, num_edges = _array_edges(runtime, edges_path, ids)
     else:
         table = tables.open_table(edges_path)
         if nodes is None and _text_columns(runtime, table):
             if told is not None:
-                raise ArgumentError(f"{edges_path} names nodes by text, so which row of the features or labels is whose "
-                                    f"is not known: add {folder / 'nodes.csv'} with a column 'id' in row order")
+                raise ArgumentError(
+                    f"{edges_path} names nodes by text, so which row of the features or labels is whose "
+                    f"is not known: add {folder / 'nodes.csv'} with a column 'id' in row order"
+                )
             ids = TextIds(runtime)
         edges, num_edges = _table_edges(runtime, table, ids), table.num_rows
     has_names = nodes is not None or isinstance(ids, TextIds)
     names = (lambda: ids.names() or iter(())) if has_names and not isinstance(ids, PlainIds) else None
-    return GraphSource(str(folder), edges, told, num_edges, features, labels,
-                       lambda num_nodes: _splits(runtime, folder, nodes, ids, num_nodes), names)
+    return GraphSource(
+        str(folder),
+        edges,
+        told,
+        num_edges,
+        features,
+        labels,
+        lambda num_nodes: _splits(runtime, folder, nodes, ids, num_nodes),
+        names,
+    )
 
 
 def _open(folder: Path, stem: str, suffixes: tuple[str, ...]) -> Table | None:
@@ -95,7 +121,9 @@ def _array_edges(runtime: Runtime, path: Path, ids: IdMap) -> tuple[Callable[[],
 def edge_columns(table: Table) -> list[str]:
     """The columns of source and target. Raises FormatError where there are not two."""
     if len(table.columns) < 2:
-        raise FormatError(f"{table.path} has {len(table.columns)} columns; an edge list needs source and target")
+        raise FormatError(
+            f"{table.path} has {len(table.columns)} columns; an edge list needs source and target"
+        )
     source = table.column("src", "source", "from", "head", "fromnodeid", "id_1")
     target = table.column("dst", "target", "to", "tail", "tonodeid", "id_2")
     return [source, target] if source and target else list(table.columns[:2])
@@ -129,12 +157,19 @@ def open_features(runtime: Runtime, path: Path | None) -> FeatureSource | None:
         if array.ndim != 2:
             raise FormatError(f"{path} has shape {array.shape}; features are [nodes, columns]")
         _check_columns(path, array.dtype, array.shape[1])
-        return FeatureSource(str(path), array.dtype, len(array), array.shape[1],
-                             lambda rows: tables.array_blocks(runtime, array, rows))
+        return FeatureSource(
+            str(path),
+            array.dtype,
+            len(array),
+            array.shape[1],
+            lambda rows: tables.array_blocks(runtime, array, rows),
+        )
     table = tables.open_table(path)
     if not table.columns:
         raise FormatError(f"{path} has no columns; features need at least one")
-    first = next((_stack(path, block, 0) for block in table.blocks(runtime, list(table.columns), rows=1)), None)
+    first = next(
+        (_stack(path, block, 0) for block in table.blocks(runtime, list(table.columns), rows=1)), None
+    )
     if first is None:
         raise FormatError(f"{path} has no rows; features need one per node")
     dtype, dim = first.dtype, first.shape[1]
@@ -145,7 +180,9 @@ def open_features(runtime: Runtime, path: Path | None) -> FeatureSource | None:
         for block in table.blocks(runtime, list(table.columns), rows):
             part = _stack(path, block, row)
             if part.shape[1] != dim:
-                raise FormatError(f"{path}: row {row} starts a block of {part.shape[1]} columns, the first has {dim}")
+                raise FormatError(
+                    f"{path}: row {row} starts a block of {part.shape[1]} columns, the first has {dim}"
+                )
             yield part.astype(dtype, copy=False)
             row += len(part)
 
@@ -181,12 +218,17 @@ def _labels(runtime: Runtime, folder: Path, nodes: Table | None) -> LabelSource 
         array = array[:, 0] if array.ndim == 2 and array.shape[1] == 1 else array
         if array.ndim != 1:
             raise FormatError(f"{path} has shape {array.shape}; labels are one number per node")
-        return LabelSource(str(path), len(array),
-                           lambda: tables.array_blocks(runtime, array, block_bytes(runtime) // 16))
+        return LabelSource(
+            str(path), len(array), lambda: tables.array_blocks(runtime, array, block_bytes(runtime) // 16)
+        )
     table = tables.open_table(path)
-    column = table.column("label", "labels", "class", "y") or (table.columns[0] if len(table.columns) == 1 else None)
+    column = table.column("label", "labels", "class", "y") or (
+        table.columns[0] if len(table.columns) == 1 else None
+    )
     if column is None or table.column("id", "node") is not None:
-        raise FormatError(f"{path} needs one column, the labels in node order; labels by id go into nodes.csv")
+        raise FormatError(
+            f"{path} needs one column, the labels in node order; labels by id go into nodes.csv"
+        )
     return table_labels(runtime, table, column)
 
 
@@ -195,19 +237,30 @@ def table_labels(runtime: Runtime, table: Table, column: str) -> LabelSource:
 
     def blocks() -> Iterator[np.ndarray]:
         for (block,) in table.blocks(runtime, [column]):
-            yield block.to_numpy(zero_copy_only=False) if not block.null_count or not is_text(block) else \
-                block.fill_null("").to_numpy(zero_copy_only=False)
+            yield (
+                block.to_numpy(zero_copy_only=False)
+                if not block.null_count or not is_text(block)
+                else block.fill_null("").to_numpy(zero_copy_only=False)
+            )
 
     return LabelSource(f"{table.path} column {column!r}", table.num_rows, blocks)
 
 
-def _splits(runtime: Runtime, folder: Path, nodes: Table | None, ids: IdMap, num_nodes: int) -> dict[str, np.ndarray] | None:
-    arrays = {split: folder / f"{stem}.npy" for stem, split in _SPLIT_NAMES.items() if (folder / f"{stem}.npy").is_file()}
+def _splits(
+    runtime: Runtime, folder: Path, nodes: Table | None, ids: IdMap, num_nodes: int
+) -> dict[str, np.ndarray] | None:
+    arrays = {
+        split: folder / f"{stem}.npy"
+        for stem, split in _SPLIT_NAMES.items()
+        if (folder / f"{stem}.npy").is_file()
+    }
     table = _open(folder, "splits", tables.TABLE_SUFFIXES)
     in_nodes = nodes.column("split") if nodes else None
     if (bool(arrays) + bool(table) + bool(in_nodes)) > 1:
-        raise ArgumentError(f"{folder} gives splits in more than one way (train.npy ..., a splits table, a column of "
-                            "the node table): keep one")
+        raise ArgumentError(
+            f"{folder} gives splits in more than one way (train.npy ..., a splits table, a column of "
+            "the node table): keep one"
+        )
     if arrays:
         return {split: split_ids(path, tables.open_npy(path), num_nodes) for split, path in arrays.items()}
     if table:
@@ -229,13 +282,17 @@ def split_ids(name: Path | str, array: np.ndarray, num_nodes: int) -> np.ndarray
     return check_ids(str(name), np.asarray(array))
 
 
-def _table_splits(runtime: Runtime, table: Table, columns: list[str], ids: IdMap | None) -> dict[str, np.ndarray]:
+def _table_splits(
+    runtime: Runtime, table: Table, columns: list[str], ids: IdMap | None
+) -> dict[str, np.ndarray]:
     parts: dict[str, list[np.ndarray]] = {"train": [], "valid": [], "test": []}
     row = 0
     for *id_block, splits in table.blocks(runtime, columns):
         if splits.null_count == len(splits) or not is_text(splits):
             if splits.null_count < len(splits):
-                raise FormatError(f"{table.path} column 'split' holds {splits.type}; write train, valid or test")
+                raise FormatError(
+                    f"{table.path} column 'split' holds {splits.type}; write train, valid or test"
+                )
             row += len(splits)
             continue
         words = np.asarray(splits.fill_null("").to_pylist(), dtype=object)

@@ -40,7 +40,9 @@ class PlainIds:
 
     def lookup(self, name: str, block: pa.Array, first_row: int) -> np.ndarray:
         if is_text(block):
-            raise ArgumentError(f"{name}: ids are text, such as {block[0].as_py()!r}, but integers were expected")
+            raise ArgumentError(
+                f"{name}: ids are text, such as {block[0].as_py()!r}, but integers were expected"
+            )
         return check_ids(name, to_numpy(name, block, first_row), first_row)
 
     def names(self) -> Iterator[str] | None:
@@ -67,7 +69,9 @@ class MappedIds:
         wrong = self._ids[found] != ids if len(self._order) else np.ones(len(ids), bool)
         if wrong.any():
             row = int(np.argmax(wrong))
-            raise ArgumentError(f"{name}: row {first_row + row} names node {ids[row]}, which {self._path} does not list")
+            raise ArgumentError(
+                f"{name}: row {first_row + row} names node {ids[row]}, which {self._path} does not list"
+            )
         return found
 
     def names(self) -> Iterator[str] | None:
@@ -115,7 +119,9 @@ class TextIds:
             known = self._ids.get(word)
             if known is None and self.fixed_by:
                 row = first_row + int(np.argmax(encoded.indices.to_numpy() == i))
-                raise ArgumentError(f"{name}: row {row} names node {word!r}, which {self.fixed_by} does not list")
+                raise ArgumentError(
+                    f"{name}: row {row} names node {word!r}, which {self.fixed_by} does not list"
+                )
             ids[i] = self._add(word) if known is None else known
         return ids[encoded.indices.to_numpy(zero_copy_only=False)]
 

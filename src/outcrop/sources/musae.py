@@ -1,5 +1,8 @@
-"""``musae:DIR``: ``*_edges.csv`` (undirected edges, listed once), ``*_target.csv`` (``id``, ..., class) and ``*.json`` (node -> list of
-the features that it has). Features become dense float32 rows, expanded block by block."""
+"""``musae:DIR``: pages, mutual likes and features as published with MUSAE.
+
+``*_edges.csv`` (undirected edges, listed once), ``*_target.csv`` (``id``, ..., class) and ``*.json`` (node -> list of
+the features that it has). Features become dense float32 rows, expanded block by block.
+"""
 
 from __future__ import annotations
 
@@ -45,8 +48,16 @@ def open_musae(folder: Path, runtime: Runtime, held: ExitStack) -> GraphSource:
             row += len(source)
 
     label = target.column("page_type", "target", "mature", "ml_target") or target.columns[-1]
-    return GraphSource(str(folder), blocks, num_nodes, None, _features(_only(folder, "*.json"), num_nodes, runtime, held),
-                       table_labels(runtime, target, label), reverse=True, split_protocol="fractions")
+    return GraphSource(
+        str(folder),
+        blocks,
+        num_nodes,
+        None,
+        _features(_only(folder, "*.json"), num_nodes, runtime, held),
+        table_labels(runtime, target, label),
+        reverse=True,
+        split_protocol="fractions",
+    )
 
 
 def _only(folder: Path, pattern: str) -> Path:
@@ -59,7 +70,10 @@ def _only(folder: Path, pattern: str) -> Path:
 def _features(path: Path, num_nodes: int, runtime: Runtime, held: ExitStack) -> FeatureSource:
     with runtime.budget.reserve("import", _JSON_FACTOR * path.stat().st_size):
         try:
-            rows = {int(node): np.asarray(columns, np.int64) for node, columns in json.loads(path.read_bytes()).items()}
+            rows = {
+                int(node): np.asarray(columns, np.int64)
+                for node, columns in json.loads(path.read_bytes()).items()
+            }
         except (ValueError, TypeError, AttributeError, OverflowError) as error:
             raise FormatError(f"{path} is no JSON of node -> list of features, or is torn: {error}") from None
         if any(not 0 <= node < num_nodes for node in rows):

@@ -18,7 +18,9 @@ TRAIN_PER_CLASS, VALID_PER_CLASS = 20, 30  # Shchur et al. 2018, section 4
 PLANETOID_VALID, PLANETOID_TEST = 500, 1000  # Yang et al. 2016
 
 
-def check_splits(name: str, splits: dict[str, np.ndarray], num_nodes: int, runtime: Runtime) -> dict[str, np.ndarray]:
+def check_splits(
+    name: str, splits: dict[str, np.ndarray], num_nodes: int, runtime: Runtime
+) -> dict[str, np.ndarray]:
     """The same splits, ascending.
 
     Raises:
@@ -29,7 +31,9 @@ def check_splits(name: str, splits: dict[str, np.ndarray], num_nodes: int, runti
         for number, (split, ids) in enumerate(splits.items()):
             bad = (ids < 0) | (ids >= num_nodes)
             if bad.any():
-                raise ArgumentError(f"{name}: split {split} lists node {ids[np.argmax(bad)]}, but there are {num_nodes} nodes")
+                raise ArgumentError(
+                    f"{name}: split {split} lists node {ids[np.argmax(bad)]}, but there are {num_nodes} nodes"
+                )
             ranked = np.sort(ids)
             twice = ranked[1:][ranked[1:] == ranked[:-1]]
             if len(twice):
@@ -63,9 +67,11 @@ class Splitter:
         return {split: writer.finish() for split, writer in writers.items()}
 
 
-def per_class_splits(labels: np.ndarray, seed: int, planetoid: bool, runtime: Runtime) -> dict[str, np.ndarray]:
-    """20 labelled nodes of each class for training; then 30 of each class (500 in all for ``planetoid``) to validate and
-    the rest (1000) to test."""
+def per_class_splits(
+    labels: np.ndarray, seed: int, planetoid: bool, runtime: Runtime
+) -> dict[str, np.ndarray]:
+    """20 labelled nodes of each class train; then 30 of each class (500 in all for ``planetoid``) validate and
+    the rest (1000) test."""
     with runtime.budget.reserve("splits", 48 * len(labels)):
         labelled = np.flatnonzero(labels >= 0)
         order = np.empty(len(labelled), np.int64)

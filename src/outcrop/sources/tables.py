@@ -18,8 +18,31 @@ from outcrop.runtime import Runtime
 from outcrop.sources.base import block_bytes
 
 TABLE_SUFFIXES = (".parquet", ".csv", ".tsv", ".txt")
-_HEADER_WORDS = {"src", "dst", "source", "target", "from", "to", "head", "tail", "id", "id_1", "id_2", "u", "v",
-                 "fromnodeid", "tonodeid", "node", "node1", "node2", "label", "labels", "class", "y", "split"}
+_HEADER_WORDS = {
+    "src",
+    "dst",
+    "source",
+    "target",
+    "from",
+    "to",
+    "head",
+    "tail",
+    "id",
+    "id_1",
+    "id_2",
+    "u",
+    "v",
+    "fromnodeid",
+    "tonodeid",
+    "node",
+    "node1",
+    "node2",
+    "label",
+    "labels",
+    "class",
+    "y",
+    "split",
+}
 # What a decoded block takes next to the bytes it was read from: raw text, Arrow columns and NumPy copies.
 _DECODED_FACTOR = 4
 
@@ -45,9 +68,14 @@ def open_npy(path: Path) -> np.ndarray:
     try:
         with path.open("rb") as file:
             version = np.lib.format.read_magic(file)
-            read_header = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
+            read_header = {
+                (1, 0): np.lib.format.read_array_header_1_0,
+                (2, 0): np.lib.format.read_array_header_2_0,
+            }
             if version not in read_header:
-                raise FormatError(f"{path}: .npy version {version} is not supported: save it again with numpy.save")
+                raise FormatError(
+                    f"{path}: .npy version {version} is not supported: save it again with numpy.save"
+                )
             shape, fortran, dtype = read_header[version](file)
             offset, size = file.tell(), path.stat().st_size
     except FormatError:
@@ -60,8 +88,9 @@ def open_npy(path: Path) -> np.ndarray:
         raise FormatError(f"{path} holds Python objects, which are never loaded: save numbers instead")
     count = int(np.prod(shape, dtype=object))
     if size < offset + count * dtype.itemsize:
-        raise FormatError(f"{path} is truncated: it has {size} bytes, its header promises "
-                          f"{offset + count * dtype.itemsize}")
+        raise FormatError(
+            f"{path} is truncated: it has {size} bytes, its header promises {offset + count * dtype.itemsize}"
+        )
     if count == 0 or dtype.itemsize == 0:
         return np.zeros(shape, dtype)
     return np.memmap(path, dtype, "r", offset, shape, "F" if fortran else "C")
@@ -70,7 +99,7 @@ def open_npy(path: Path) -> np.ndarray:
 def forget_pages(array: np.ndarray) -> None:
     """Lets go of the pages of a memory map that were read, so that reading a large file stays small."""
     while isinstance(array, np.ndarray) and not isinstance(array, np.memmap) and array.base is not None:
-        array = array.base  # pyright: ignore[reportAssignmentType]
+        array = array.base
     mapped = getattr(array, "_mmap", None)
     if mapped is not None:
         mapped.madvise(mmap.MADV_DONTNEED)
@@ -106,7 +135,9 @@ class Table:
         lower = {column.lower(): column for column in self.columns}
         return next((lower[name] for name in names if name in lower), None)
 
-    def blocks(self, runtime: Runtime, columns: list[str], rows: int | None = None) -> Iterator[list[pa.Array]]:
+    def blocks(
+        self, runtime: Runtime, columns: list[str], rows: int | None = None
+    ) -> Iterator[list[pa.Array]]:
         """Blocks of the given columns, in order; ``rows`` at most (Parquet only)."""
         size = block_bytes(runtime)
         with runtime.budget.reserve("import", _DECODED_FACTOR * size):
@@ -122,9 +153,13 @@ class Table:
     def _batches(self, columns: list[str], size: int, rows: int | None) -> Iterator[pa.RecordBatch]:
         if self.is_parquet:
             with pa_parquet.ParquetFile(self.path, memory_map=False) as file:
-                yield from file.iter_batches(rows or max(1024, size // (8 * max(1, len(columns)))), columns=columns)
+                yield from file.iter_batches(
+                    rows or max(1024, size // (8 * max(1, len(columns)))), columns=columns
+                )
         elif self.columns:
-            read = pa_csv.ReadOptions(block_size=size, skip_rows=self.skip_lines, column_names=list(self.columns))
+            read = pa_csv.ReadOptions(
+                block_size=size, skip_rows=self.skip_lines, column_names=list(self.columns)
+            )
             parse = pa_csv.ParseOptions(delimiter=self.delimiter)
             convert = pa_csv.ConvertOptions(include_columns=columns, strings_can_be_null=False)
             with self.path.open("rb") as file:
@@ -167,7 +202,9 @@ def open_table(path: Path) -> Table:
                     break
     except UnicodeDecodeError:
         raise FormatError(f"{path} is not UTF-8 text: convert it or pass Parquet") from None
-    delimiter = {".csv": ",", ".tsv": "\t"}.get(path.suffix) or next((d for d in "\t, " if lines and d in lines[0]), "\t")
+    delimiter = {".csv": ",", ".tsv": "\t"}.get(path.suffix) or next(
+        (d for d in "\t, " if lines and d in lines[0]), "\t"
+    )
     cells = list(csv.reader(lines, delimiter=delimiter)) if lines else []
     if not cells:
         return Table(path, (), 0, delimiter, skipped)

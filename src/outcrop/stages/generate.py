@@ -1,8 +1,9 @@
 """Generate: synthetic graphs with labels, features and splits, streamed, larger than memory if asked.
 
-Every block of nodes is a pure function of the seed (core/graph/generate.h), so the artifact is the same for any budget and
-thread count. There are exactly ``edges`` distinct directed edges and no self-loops. ``sbm`` plants classes that a GNN
-learns clearly better than an MLP; the classes of ``rmat`` show in the features only, apart from chance.
+Every block of nodes is a pure function of the seed (core/graph/generate.h), so the artifact is the same for
+any budget and thread count. There are exactly ``edges`` distinct directed edges and no self-loops. ``sbm``
+plants classes that a GNN learns clearly better than an MLP; the classes of ``rmat`` show in the features
+only, apart from chance.
 """
 
 from __future__ import annotations
@@ -43,8 +44,8 @@ class GenerateConfig:
         homophily: sbm: chance that a source is drawn from the class of its target.
         skew: sbm: the degree of the k-th hottest node goes with k^-skew.
         a, b, c: rmat: chances of the quadrants (source bit, target bit) = 00, 01, 10; 11 has the rest.
-        signal: Length of the class means, in units of the noise of one column; None = such that single rows are classified
-            right about half the time.
+        signal: Length of the class means, in units of the noise of one column; None = such that single rows are
+            classified right about half the time.
     """
 
     kind: Literal["sbm", "rmat"] = "sbm"
@@ -57,7 +58,7 @@ class GenerateConfig:
     valid_fraction: float = 0.05
     test_fraction: float = 0.1
     homophily: float = 0.6
-    skew: float = 0.6
+    skew: float = 0.67
     a: float = 0.57
     b: float = 0.19
     c: float = 0.19
@@ -89,7 +90,9 @@ class GenerateConfig:
         return model
 
 
-def generate_graph(out: Path | str, runtime: Runtime, config: GenerateConfig | None = None, **options: Any) -> Graph:
+def generate_graph(
+    out: Path | str, runtime: Runtime, config: GenerateConfig | None = None, **options: Any
+) -> Graph:
     """Generates a graph artifact at ``out``, replacing an artifact that is there.
 
     Args:
@@ -107,14 +110,22 @@ def generate_graph(out: Path | str, runtime: Runtime, config: GenerateConfig | N
     if out.exists() and not manifests.exists(out):
         raise ArgumentError(f"{out} is in the way and no Outcrop artifact: remove it or choose another place")
     generator = _core.GraphGenerator(runtime.budget, config.model())
-    with manifests.publishing(out) as work, runtime.trace.span("generate", nodes=config.nodes, edges=config.edges):
+    with (
+        manifests.publishing(out) as work,
+        runtime.trace.span("generate", nodes=config.nodes, edges=config.edges),
+    ):
         arrays, attributes = _topology(generator, config, runtime, work)
         arrays["labels"] = _labels(generator, config, runtime, work)
         if config.features:
             arrays["features"] = _features(generator, config, runtime, work)
         arrays |= _splits(config, runtime, work)
-        attributes |= {"num_nodes": config.nodes, "num_edges": config.edges, "num_classes": config.classes,
-                       "feature_dim": config.features, "undirected": False}
+        attributes |= {
+            "num_nodes": config.nodes,
+            "num_edges": config.edges,
+            "num_classes": config.classes,
+            "feature_dim": config.features,
+            "undirected": False,
+        }
         if config.features and config.dtype == "int8":
             attributes["feature_scale"] = _INT8_SCALE
         manifests.write(work, Manifest(FORMAT, VERSION, arrays, attributes, asdict(config)))
@@ -164,7 +175,9 @@ def _pieces(ends: np.ndarray, most_edges: int) -> list[tuple[int, int]]:
     return pieces
 
 
-def _labels(generator: _core.GraphGenerator, config: GenerateConfig, runtime: Runtime, work: Path) -> ArraySpec:
+def _labels(
+    generator: _core.GraphGenerator, config: GenerateConfig, runtime: Runtime, work: Path
+) -> ArraySpec:
     writer = ArrayWriter(runtime, work, "labels", "int64")
     rows = max(1024, block_bytes(runtime) // 8)
     out = runtime.budget.empty("generate", 8 * min(rows, config.nodes)).view(np.int64)
@@ -175,7 +188,9 @@ def _labels(generator: _core.GraphGenerator, config: GenerateConfig, runtime: Ru
     return writer.finish()
 
 
-def _features(generator: _core.GraphGenerator, config: GenerateConfig, runtime: Runtime, work: Path) -> ArraySpec:
+def _features(
+    generator: _core.GraphGenerator, config: GenerateConfig, runtime: Runtime, work: Path
+) -> ArraySpec:
     storage = storage_dtype(config.dtype)
     writer = ArrayWriter(runtime, work, "features", config.dtype, (config.features,))
     row_bytes = config.features * storage.itemsize

@@ -71,14 +71,20 @@ class ImportConfig:
     def __post_init__(self) -> None:
         problems = []
         if self.feature_dtype not in (None, "float16", "bfloat16", "float32", "float64"):
-            problems.append(f"feature dtype {self.feature_dtype!r} is none of float16, bfloat16, float32, float64")
+            problems.append(
+                f"feature dtype {self.feature_dtype!r} is none of float16, bfloat16, float32, float64"
+            )
         if self.split_protocol not in (None, "fractions", "per-class", "planetoid", "none"):
-            problems.append(f"split protocol {self.split_protocol!r} is none of fractions, per-class, planetoid, none")
+            problems.append(
+                f"split protocol {self.split_protocol!r} is none of fractions, per-class, planetoid, none"
+            )
         if self.fractions_given and self.split_protocol not in (None, "fractions"):
             problems.append(f"fractions are given, but the split protocol is {self.split_protocol!r}")
         train, valid, test = self.fractions()
         if min(train, valid, test) < 0 or train + valid + test > 1 + 1e-9:
-            problems.append(f"split fractions {train:g}, {valid:g}, {test:g} are negative or exceed 1 together")
+            problems.append(
+                f"split fractions {train:g}, {valid:g}, {test:g} are negative or exceed 1 together"
+            )
         if self.split_index < 0:
             problems.append(f"split index {self.split_index} is negative")
         if problems:
@@ -153,7 +159,9 @@ def _feature_dtype(features: FeatureSource | None, config: ImportConfig) -> str 
     found = features.dtype.newbyteorder("=")
     if config.bfloat16_bits:
         if found != np.uint16 or config.feature_dtype not in (None, "bfloat16"):
-            raise ArgumentError(f"{features.name} holds {found}; raw bfloat16 bits are uint16 and stay bfloat16")
+            raise ArgumentError(
+                f"{features.name} holds {found}; raw bfloat16 bits are uint16 and stay bfloat16"
+            )
         return "bfloat16"
     if config.feature_dtype and found.kind not in "fiub":
         raise ArgumentError(f"{features.name} holds {found}, which cannot become {config.feature_dtype}")
@@ -177,7 +185,9 @@ class _Import:
         self.attributes["num_nodes"] = num_nodes
         for name, rows in (("features", self.source.features), ("labels", self.source.labels)):
             if rows is not None and rows.num_rows not in (None, num_nodes):
-                raise ArgumentError(f"{rows.name} has {rows.num_rows} rows of {name}, the graph has {num_nodes} nodes")
+                raise ArgumentError(
+                    f"{rows.name} has {rows.num_rows} rows of {name}, the graph has {num_nodes} nodes"
+                )
         if self.source.features is not None and dtype is not None:
             self._features(self.source.features, dtype)
         if self.source.labels is not None:
@@ -193,8 +203,16 @@ class _Import:
         reverse = source.reverse if self.config.reverse is None else self.config.reverse
         loops = source.keep_self_loops if self.config.keep_self_loops is None else self.config.keep_self_loops
         builder = _core.CscBuilder(
-            runtime.io, runtime.budget, runtime.workers, str(self.work), -1 if source.num_nodes is None else source.num_nodes,
-            _sort_bytes(runtime, source.num_edges, reverse), self.config.keep_duplicates, loops, reverse)
+            runtime.io,
+            runtime.budget,
+            runtime.workers,
+            str(self.work),
+            -1 if source.num_nodes is None else source.num_nodes,
+            _sort_bytes(runtime, source.num_edges, reverse),
+            self.config.keep_duplicates,
+            loops,
+            reverse,
+        )
         with _progress(runtime, "edges", source.num_edges or 0, "edges"):
             for src, dst in source.edges():
                 builder.add(src, dst)
@@ -207,9 +225,13 @@ class _Import:
             raise ArgumentError(f"{source.name} has zero nodes: nothing to import")
         self.arrays |= topology_specs(result)
         self.attributes |= {
-            "num_edges": result.num_edges, "undirected": reverse, "max_in_degree": result.max_in_degree,
-            "nodes_without_in_edges": result.nodes_without_in_edges, "edges_listed": listed,
-            "duplicates_dropped": result.duplicates_dropped, "self_loops_dropped": result.self_loops_dropped,
+            "num_edges": result.num_edges,
+            "undirected": reverse,
+            "max_in_degree": result.max_in_degree,
+            "nodes_without_in_edges": result.nodes_without_in_edges,
+            "edges_listed": listed,
+            "duplicates_dropped": result.duplicates_dropped,
+            "self_loops_dropped": result.self_loops_dropped,
         }
         return result.num_nodes
 
@@ -266,7 +288,11 @@ class _Import:
             raise ArgumentError(f"{name} has {found} rows, the graph has {wanted} nodes")
 
     def _splits(self, num_nodes: int) -> None:
-        given = None if self.config.fractions_given or self.config.split_protocol else self.source.splits(num_nodes)
+        given = (
+            None
+            if self.config.fractions_given or self.config.split_protocol
+            else self.source.splits(num_nodes)
+        )
         if given is not None:
             self._write_splits(check_splits(self.source.name, given, num_nodes, self.runtime))
             return
@@ -276,14 +302,20 @@ class _Import:
             self._fraction_splits(num_nodes)
         elif protocol in ("per-class", "planetoid"):
             if "labels" not in self.arrays:
-                raise ArgumentError(f"{self.source.name} has no labels, which split protocol {protocol!r} needs")
+                raise ArgumentError(
+                    f"{self.source.name} has no labels, which split protocol {protocol!r} needs"
+                )
             labels = DiskArray(self.runtime, self.work, self.arrays["labels"]).read("split-labels")
-            self._write_splits(per_class_splits(labels, self.config.split_seed, protocol == "planetoid", self.runtime))
+            self._write_splits(
+                per_class_splits(labels, self.config.split_seed, protocol == "planetoid", self.runtime)
+            )
 
     def _fraction_splits(self, num_nodes: int) -> None:
         rows = max(1024, block_bytes(self.runtime) // 64)
         starts = range(0, num_nodes, rows)
-        labels = DiskArray(self.runtime, self.work, self.arrays["labels"]) if "labels" in self.arrays else None
+        labels = (
+            DiskArray(self.runtime, self.work, self.arrays["labels"]) if "labels" in self.arrays else None
+        )
 
         def blocks() -> Iterator[np.ndarray]:
             """Ids of the nodes that take part."""
@@ -335,19 +367,31 @@ def topology_specs(result: _core.CscResult) -> dict[str, ArraySpec]:
     dtype, size = ("int64", 8) if result.wide else ("uint32", 4)
     indptr, indices = result.indptr, result.indices
     return {
-        "indptr": ArraySpec("indptr.bin", "int64", (result.num_nodes + 1,), 8, indptr.crc32c, indptr.file_bytes),
-        "indices": ArraySpec("indices.bin", dtype, (result.num_edges,), size, indices.crc32c, indices.file_bytes),
+        "indptr": ArraySpec(
+            "indptr.bin", "int64", (result.num_nodes + 1,), 8, indptr.crc32c, indptr.file_bytes
+        ),
+        "indices": ArraySpec(
+            "indices.bin", dtype, (result.num_edges,), size, indices.crc32c, indices.file_bytes
+        ),
     }
 
 
 def _sort_bytes(runtime: Runtime, num_edges: int | None, reverse: bool) -> int:
     """Memory for sorting: what avoids spilling, at most half of what is free."""
-    need = _MAX_SORT_BYTES if num_edges is None else _SMALL_GRAPH_SORT_BYTES + num_edges * (64 if reverse else 32)
-    share = (runtime.budget.free_bytes - _RESERVE_BYTES) // 2 if runtime.budget.free_bytes > _RESERVE_BYTES else 0
+    need = (
+        _MAX_SORT_BYTES
+        if num_edges is None
+        else _SMALL_GRAPH_SORT_BYTES + num_edges * (64 if reverse else 32)
+    )
+    share = (
+        (runtime.budget.free_bytes - _RESERVE_BYTES) // 2 if runtime.budget.free_bytes > _RESERVE_BYTES else 0
+    )
     if share < _core.CscBuilder.MIN_MEMORY_BYTES:
         least = _RESERVE_BYTES + 2 * _core.CscBuilder.MIN_MEMORY_BYTES
-        raise BudgetError(f"{runtime.budget.free_bytes} bytes of the memory budget are free; importing needs at least "
-                          f"{least}: raise it to {runtime.budget.now_bytes + least} bytes or more")
+        raise BudgetError(
+            f"{runtime.budget.free_bytes} bytes of the memory budget are free; importing needs at least "
+            f"{least}: raise it to {runtime.budget.now_bytes + least} bytes or more"
+        )
     return min(_MAX_SORT_BYTES, need, share)
 
 
@@ -356,7 +400,9 @@ def convert(block: np.ndarray, dtype: str, bfloat16_bits: bool = False) -> np.nd
     if dtype == "bfloat16" and not bfloat16_bits:
         bits = np.ascontiguousarray(block, np.float32).view(np.uint32)
         rounded = ((bits + (0x7FFF + ((bits >> 16) & 1))) >> 16).astype(np.uint16)
-        return np.where((bits & 0x7FFFFFFF) > 0x7F800000, np.uint16(0x7FC0), rounded)  # NaN must not round to infinity
+        return np.where(
+            (bits & 0x7FFFFFFF) > 0x7F800000, np.uint16(0x7FC0), rounded
+        )  # NaN must not round to infinity
     with np.errstate(over="ignore"):
         return np.ascontiguousarray(block, storage_dtype(dtype))
 
@@ -371,8 +417,10 @@ def _check_finite(name: str, block: np.ndarray, dtype: str, first_row: int) -> N
     if not good.all():
         row = int(np.argmin(good.all(axis=1)))
         column = int(np.argmin(good[row]))
-        raise FormatError(f"{name}: row {first_row + row}, column {column} is not finite as {dtype}: clean the features or "
-                          "allow NaN and infinity")
+        raise FormatError(
+            f"{name}: row {first_row + row}, column {column} is not finite as {dtype}: clean the features or "
+            "allow NaN and infinity"
+        )
 
 
 def _label_numbers(name: str, block: np.ndarray, names: dict[str, int] | None, first_row: int) -> np.ndarray:
@@ -386,7 +434,9 @@ def _label_numbers(name: str, block: np.ndarray, names: dict[str, int] | None, f
         bad = ~np.isfinite(whole) | (whole != np.floor(whole)) | (np.abs(whole) > 2**53)
         if bad.any():
             row = int(np.argmax(bad))
-            raise FormatError(f"{name}: row {first_row + row} is {block[row]}; labels are whole numbers or text")
+            raise FormatError(
+                f"{name}: row {first_row + row} is {block[row]}; labels are whole numbers or text"
+            )
         block = whole.astype(np.int64)
     if block.dtype.kind not in "iub":
         raise FormatError(f"{name} holds {block.dtype}; labels are whole numbers or text")
@@ -394,5 +444,7 @@ def _label_numbers(name: str, block: np.ndarray, names: dict[str, int] | None, f
     bad = numbers < -1
     if bad.any():
         row = int(np.argmax(bad))
-        raise FormatError(f"{name}: row {first_row + row} is {numbers[row]}; classes count from 0, -1 means none")
+        raise FormatError(
+            f"{name}: row {first_row + row} is {numbers[row]}; classes count from 0, -1 means none"
+        )
     return numbers

@@ -101,7 +101,9 @@ class SampledGraphs:
     def batches(self, split: str, epoch: int) -> Iterator[BatchGraph]:
         config = self._sampler.config
         pool_epoch = epoch % config.epochs if split == "train" else 0
-        yield from self._sampler.batches(split, pool_epoch, epoch_seeds(self._ids[split], config, split, pool_epoch))
+        yield from self._sampler.batches(
+            split, pool_epoch, epoch_seeds(self._ids[split], config, split, pool_epoch)
+        )
 
 
 class RowFeeder:
@@ -155,7 +157,9 @@ class PackedFeeder:
     def read(self, item: _Item) -> _Item:
         if item.graph is not None:
             return self._fallback.read(item)
-        item.graph, item.table = self._packed.finish(item.batch, item.job, item.lease.slot.meta, item.lease.slot.x)
+        item.graph, item.table = self._packed.finish(
+            item.batch, item.job, item.lease.slot.meta, item.lease.slot.x
+        )
         item.needed = self._packed.needed_bytes(item.batch)
         return item
 
@@ -165,9 +169,15 @@ class PackedFeeder:
         assert item.graph is not None
         x, n, table = item.lease.slot.x, item.graph.num_nodes, item.table
         _core.expand_rows(x, n, self.row_bytes, table.cached_positions())
-        _core.fill_rows(x, n, self.row_bytes, table.host_positions, table.host_rows, self._host_cache, self.row_bytes)
-        item.levels = {"device": len(table.device_positions), "host": len(table.host_positions), "disk_cache": 0,
-                       "packed": n - table.num_cached}
+        _core.fill_rows(
+            x, n, self.row_bytes, table.host_positions, table.host_rows, self._host_cache, self.row_bytes
+        )
+        item.levels = {
+            "device": len(table.device_positions),
+            "host": len(table.host_positions),
+            "disk_cache": 0,
+            "packed": n - table.num_cached,
+        }
         return item
 
     def close(self) -> None:
@@ -184,8 +194,16 @@ class LoadSession:
         device_cache: uint8 [rows, row_bytes] on the CPU, moved to the device here; None = no device level.
     """
 
-    def __init__(self, feeder: Feeder, feature_spec: ArraySpec, pool: SlotPool, runtime: Runtime, *,
-                 device_name: str = "cpu", device_cache: np.ndarray | None = None):
+    def __init__(
+        self,
+        feeder: Feeder,
+        feature_spec: ArraySpec,
+        pool: SlotPool,
+        runtime: Runtime,
+        *,
+        device_name: str = "cpu",
+        device_cache: np.ndarray | None = None,
+    ):
         self._feeder, self._runtime, self._pool = feeder, runtime, pool
         self._tensors = _Tensors(feature_spec, feeder.row_bytes, device.resolve(device_name), device_cache)
         self._closed = False
@@ -230,7 +248,9 @@ class LoadSession:
 class Loader:
     """Iterator over the mini-batches of one epoch. ``stats`` counts what was delivered."""
 
-    def __init__(self, feeder: Feeder, pool: SlotPool, tensors: _Tensors, split: str, epoch: int, runtime: Runtime):
+    def __init__(
+        self, feeder: Feeder, pool: SlotPool, tensors: _Tensors, split: str, epoch: int, runtime: Runtime
+    ):
         self.stats = LoadStats()
         self._superseded = False
         trace = runtime.trace
@@ -253,10 +273,18 @@ class Loader:
         def transfer(item: _Item) -> tuple[MiniBatch, _Item]:
             return tensors.deliver(item), item
 
-        steps = (("submit", submit), ("read", feeder.read), ("assemble", feeder.assemble), ("transfer", transfer))
+        steps = (
+            ("submit", submit),
+            ("read", feeder.read),
+            ("assemble", feeder.assemble),
+            ("transfer", transfer),
+        )
         self._pipeline: Pipeline[tuple[MiniBatch, _Item]] = Pipeline(
-            feeder.source(split, epoch), [Stage(name, traced(name, step)) for name, step in steps],
-            while_waiting=pool.check_not_starved, on_cancel=stop)
+            feeder.source(split, epoch),
+            [Stage(name, traced(name, step)) for name, step in steps],
+            while_waiting=pool.check_not_starved,
+            on_cancel=stop,
+        )
 
     def __iter__(self) -> Iterator[MiniBatch]:
         return self
@@ -288,14 +316,18 @@ class Loader:
 class _Tensors:
     """The transfer stage: NumPy buffers to torch tensors, on the device."""
 
-    def __init__(self, spec: ArraySpec, row_bytes: int, target: torch.device, device_cache: np.ndarray | None):
+    def __init__(
+        self, spec: ArraySpec, row_bytes: int, target: torch.device, device_cache: np.ndarray | None
+    ):
         import torch
 
         self._dtype, self._target, self._row_bytes = getattr(torch, spec.dtype), target, row_bytes
         self._stream = torch.cuda.Stream(target) if target.type == "cuda" else None
         self._device_cache: torch.Tensor | None = None
         if device_cache is not None and len(device_cache):
-            self._device_cache = self._as_rows(device_cache, len(device_cache) // row_bytes).to(target, copy=True)
+            self._device_cache = self._as_rows(device_cache, len(device_cache) // row_bytes).to(
+                target, copy=True
+            )
 
     def _as_rows(self, data: np.ndarray, rows: int) -> torch.Tensor:
         import torch
@@ -314,6 +346,7 @@ class _Tensors:
         item.lease.hand_over(data)
         x = torch.from_numpy(data).view(self._dtype).reshape(graph.num_nodes, -1)
         y = torch.from_numpy(graph.labels)
+        degree = None if graph.degree is None else torch.from_numpy(graph.degree).to(self._target)
         if self._stream is not None:
             with torch.cuda.stream(self._stream):
                 x, y = x.to(self._target, non_blocking=True), y.to(self._target, non_blocking=True)
@@ -321,14 +354,16 @@ class _Tensors:
             self._stream.synchronize()
         else:
             self._fill_from_device(x, table)
-        return MiniBatch(graph=graph, x=x, y=y)
+        return MiniBatch(graph=graph, x=x, y=y, degree=degree)
 
     def _fill_from_device(self, x: torch.Tensor, table: record.AddressTable | None) -> None:
         import torch
 
         if table is not None and self._device_cache is not None and len(table.device_positions):
-            positions, rows = (torch.from_numpy(a.astype(np.int64)).to(self._target, non_blocking=True)
-                               for a in (table.device_positions, table.device_rows))
+            positions, rows = (
+                torch.from_numpy(a.astype(np.int64)).to(self._target, non_blocking=True)
+                for a in (table.device_positions, table.device_rows)
+            )
             x[positions] = self._device_cache[rows]
 
     def close(self) -> None:
@@ -344,15 +379,29 @@ def read_cache(runtime: Runtime, packed: PackedRecords, name: str) -> np.ndarray
         array.close()
 
 
-def packed_session(graph: Graph, samples: SampleSet, placement: Placement, packed: PackedRecords, rows: RowSource,
-                   runtime: Runtime, device_name: str = "cpu") -> LoadSession:
+def packed_session(
+    graph: Graph,
+    samples: SampleSet,
+    placement: Placement,
+    packed: PackedRecords,
+    rows: RowSource,
+    runtime: Runtime,
+    device_name: str = "cpu",
+) -> LoadSession:
     """Loading in mode ``packed``; ``rows`` serves the splits that were not packed."""
-    pool = SlotPool(runtime, placement.slots, placement.slot_rows_bytes, placement.slot_meta_bytes,
-                    pinned=device.resolve(device_name).type == "cuda")
+    pool = SlotPool(
+        runtime,
+        placement.slots,
+        placement.slot_rows_bytes,
+        placement.slot_meta_bytes,
+        pinned=device.resolve(device_name).type == "cuda",
+    )
     fallback = RowFeeder(RecordedGraphs(samples, runtime), rows)
     feeder = PackedFeeder(packed, read_cache(runtime, packed, "host_cache"), fallback)
     cache = read_cache(runtime, packed, "device_cache") if placement.num_cached("device") else None
-    return LoadSession(feeder, graph.spec("features"), pool, runtime, device_name=device_name, device_cache=cache)
+    return LoadSession(
+        feeder, graph.spec("features"), pool, runtime, device_name=device_name, device_cache=cache
+    )
 
 
 def make_pool(graph: Graph, runtime: Runtime, *, slots: int, max_nodes: int, device_name: str) -> SlotPool:
@@ -362,7 +411,15 @@ def make_pool(graph: Graph, runtime: Runtime, *, slots: int, max_nodes: int, dev
     return SlotPool(runtime, slots, x_bytes, 0, pinned=device.resolve(device_name).type == "cuda")
 
 
-def row_session(graph: Graph, graphs: RecordedGraphs | SampledGraphs, rows: RowSource, pool: SlotPool,
-                runtime: Runtime, device_name: str = "cpu") -> LoadSession:
+def row_session(
+    graph: Graph,
+    graphs: RecordedGraphs | SampledGraphs,
+    rows: RowSource,
+    pool: SlotPool,
+    runtime: Runtime,
+    device_name: str = "cpu",
+) -> LoadSession:
     """Loading in the other modes."""
-    return LoadSession(RowFeeder(graphs, rows), graph.spec("features"), pool, runtime, device_name=device_name)
+    return LoadSession(
+        RowFeeder(graphs, rows), graph.spec("features"), pool, runtime, device_name=device_name
+    )

@@ -1,16 +1,18 @@
 """Pack: write every level in one sequential pass over the features, within the memory budget.
 
-Source: DiskGNN section 5.2 (batched packing). The feature file is read once in large chunks; from each chunk every
-mini-batch takes its rows. The caches are filled in the same pass, as special mini-batches. If the tables of all batches do
-not fit in the budget, batches are packed in episodes, one pass each.
+Source: DiskGNN section 5.2 (batched packing). The feature file is read once in large chunks; from each chunk
+every mini-batch takes its rows. The caches are filled in the same pass, as special mini-batches. If the
+tables of all batches do not fit in the budget, batches are packed in episodes, one pass each.
 
-Resumable: after each chunk what was written is synced and a journal notes where to go on. Writing a chunk again writes
-the same bytes to the same places, so a kill at any moment leaves a run that continues to byte-identical files.
+Resumable: after each chunk what was written is synced and a journal notes where to go on. Writing a chunk
+again writes the same bytes to the same places, so a kill at any moment leaves a run that continues to byte-
+identical files.
 """
 
 from __future__ import annotations
 
 import io
+import zipfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -37,7 +39,11 @@ _JOURNAL_EVERY_BYTES = 256 << 20
 
 def expected(graph: Graph, samples: SampleSet, placement: Placement) -> tuple[dict, dict[str, str]]:
     """Config and input digests of the artifact that :func:`pack` would write."""
-    return {}, {"graph": graph.digest(), "sample": samples.manifest.digest(), "plan": placement.manifest.digest()}
+    return {}, {
+        "graph": graph.digest(),
+        "sample": samples.manifest.digest(),
+        "plan": placement.manifest.digest(),
+    }
 
 
 @dataclass
@@ -95,7 +101,9 @@ class _Packer:
         ids_buffer = max(rows_per_chunk * 8, PAGE)
         out_buffer = max(min(free // 16, 32 << 20), self._row_bytes)
         self._scatters = {
-            width: _core.Scatter(runtime.io, runtime.budget, self._row_bytes, self._stride, width, ids_buffer, out_buffer)
+            width: _core.Scatter(
+                runtime.io, runtime.budget, self._row_bytes, self._stride, width, ids_buffer, out_buffer
+            )
             for width in sorted({samples.id_bytes, 8} if self._has_caches() else {samples.id_bytes})
         }
         self._table_bytes = max(runtime.budget.free_bytes // 2, 1)
@@ -110,11 +118,12 @@ class _Packer:
         streams = len(placement.packed_batches) * (self._samples.hops + 1)
         episodes = list(self._episodes())
         geometry = f"{len(self._chunks.starts)}-{self._chunks.starts[1]}-{len(episodes)}"
-        journal = _Journal(folder / _JOURNAL, ",".join([*inputs.values(), geometry]), streams,
-                           len(placement.packed_batches))
-        journal.load()
+        key = ",".join([*inputs.values(), geometry])
+        journal = _Journal(folder / _JOURNAL, key, streams, len(placement.packed_batches))
+        if not (self._has_output_files(folder) and journal.load()):
+            _clear(folder)
         self._runtime.progress.start("pack", len(episodes) * self._features.spec.data_bytes, "bytes")
-        files = _OutputFiles(self._runtime, folder, placement, self._features, anew=not journal.meta_done)
+        files = _OutputFiles(self._runtime, folder, placement, self._features)
         try:
             if not journal.meta_done:
                 self._write_meta(files, journal)
@@ -135,13 +144,29 @@ class _Packer:
         self._runtime.progress.finish("pack")
         return manifest
 
+    def _output_sizes(self) -> dict[str, int]:
+        """Bytes of each output file."""
+        caches = {
+            "host_cache": len(self._placement.host_ids),
+            "device_cache": len(self._placement.device_ids),
+        }
+        return {"records": int(self._placement.offsets[-1])} | {
+            name: record.align_page(rows * self._row_bytes) for name, rows in caches.items()
+        }
+
+    def _has_output_files(self, folder: Path) -> bool:
+        files = {folder / f"{name}.bin": size for name, size in self._output_sizes().items()}
+        return all(path.is_file() and path.stat().st_size == size for path, size in files.items())
+
     def _episodes(self) -> Iterator[range]:
         """Packed batches by the episode in which they are packed: the tables of an episode fit in the budget."""
         per_batch = (self._samples.hops + 1) * ((len(self._chunks.first_rows)) * 4 + 64)
         fit = self._table_bytes // per_batch
         if fit == 0:
-            raise BudgetError(f"packing needs {2 * per_batch} bytes for its tables and has {self._table_bytes}; raise "
-                              f"--memory by {2 * per_batch} bytes")
+            raise BudgetError(
+                f"packing needs {2 * per_batch} bytes for its tables and has {self._table_bytes}; raise "
+                f"--memory by {2 * per_batch} bytes"
+            )
         count = len(self._placement.packed_batches)
         for first in range(0, max(count, 1), fit):
             yield range(first, min(first + fit, count))
@@ -192,9 +217,19 @@ class _Packer:
                 skip[ids[low:high] - first] = 1
         before = group.bounds[:, chunk].astype(np.int64)
         counts = group.bounds[:, chunk + 1] - before
-        self._scatters[group.id_bytes].run(data, first, rows, self._stride, skip, group.ids_file, group.out_file,
-                                           group.ids_start + before * group.id_bytes, counts, group.out_offset,
-                                           group.crc)
+        self._scatters[group.id_bytes].run(
+            data,
+            first,
+            rows,
+            self._stride,
+            skip,
+            group.ids_file,
+            group.out_file,
+            group.ids_start + before * group.id_bytes,
+            counts,
+            group.out_offset,
+            group.crc,
+        )
 
     def _appended(self, group: _Streams, chunk: int) -> np.ndarray:
         """Bytes that chunks before ``chunk`` have appended to each stream."""
@@ -208,7 +243,9 @@ class _Packer:
     def _cached_before(self, group: _Streams, chunk: int) -> np.ndarray:
         """Cached rows of each stream among the ids before ``chunk``: counted again on resuming."""
         counts = np.zeros(len(group.ids_start), np.int64)
-        buffer = self._runtime.budget.empty("pack-meta", max(self._samples.max_nodes * self._samples.id_bytes, 1))
+        buffer = self._runtime.budget.empty(
+            "pack-meta", max(self._samples.max_nodes * self._samples.id_bytes, 1)
+        )
         for s in range(len(counts)):
             ids = buffer[: int(group.bounds[s, chunk]) * group.id_bytes]
             if len(ids):
@@ -229,29 +266,56 @@ class _Packer:
             ids = samples.read_node_ids(batch, buffer)
             begin, _ = record.node_ids_range(int(samples.offsets[batch]), len(ids), samples.id_bytes)
             cuts = np.concatenate([[0], np.cumsum(samples.nodes_per_hop[batch])])
-            out = int(placement.offsets[p]) + placement.meta_span_bytes(p, samples) + record.shift_bytes(
-                len(ids), int(placement.num_packed[p]), self._row_bytes)
-            out_of_hop = out + (np.cumsum(placement.packed_per_hop[p]) - placement.packed_per_hop[p]) * self._row_bytes
+            out = (
+                int(placement.offsets[p])
+                + placement.meta_span_bytes(p, samples)
+                + record.shift_bytes(len(ids), int(placement.num_packed[p]), self._row_bytes)
+            )
+            out_of_hop = (
+                out + (np.cumsum(placement.packed_per_hop[p]) - placement.packed_per_hop[p]) * self._row_bytes
+            )
             for hop in range(hops):
                 s = i * hops + hop
                 bounds[s] = np.searchsorted(ids[cuts[hop] : cuts[hop + 1]], self._chunks.first_rows)
                 ids_start[s] = begin + cuts[hop] * samples.id_bytes
                 out_start[s] = out_of_hop[hop]
         crc = journal.crc[batches.start * hops : batches.stop * hops]
-        return _Streams(samples.file.file, files.records, ids_start, bounds, out_start, samples.id_bytes, True, crc,
-                        out_start.copy())
+        return _Streams(
+            samples.file.file,
+            files.records,
+            ids_start,
+            bounds,
+            out_start,
+            samples.id_bytes,
+            True,
+            crc,
+            out_start.copy(),
+        )
 
     def _cache_streams(self, files: _OutputFiles, journal: _Journal) -> list[_Streams]:
         groups = []
-        for k, (ids, id_file, out_file) in enumerate((
-            (self._placement.host_ids, files.host_ids, files.host_cache),
-            (self._placement.device_ids, files.device_ids, files.device_cache),
-        )):
+        for k, (ids, id_file, out_file) in enumerate(
+            (
+                (self._placement.host_ids, files.host_ids, files.host_cache),
+                (self._placement.device_ids, files.device_ids, files.device_cache),
+            )
+        ):
             if len(ids):
                 bounds = np.searchsorted(ids, self._chunks.first_rows)[None, :]
                 zero = np.zeros(1, np.int64)
-                groups.append(_Streams(id_file, out_file, zero, bounds, zero, 8, False, journal.cache_crc[k : k + 1],
-                                       zero.copy()))
+                groups.append(
+                    _Streams(
+                        id_file,
+                        out_file,
+                        zero,
+                        bounds,
+                        zero,
+                        8,
+                        False,
+                        journal.cache_crc[k : k + 1],
+                        zero.copy(),
+                    )
+                )
         return groups
 
     def _read_chunks(self, start: int) -> Iterator[tuple[int, np.ndarray, int, int]]:
@@ -261,13 +325,17 @@ class _Packer:
 
         def submit(chunk: int) -> _core.IoJob:
             begin, end = int(chunks.starts[chunk]) * PAGE, int(chunks.starts[chunk + 1]) * PAGE
-            return self._runtime.io.submit_reads(file.file, np.array([begin]), np.array([end - begin]),
-                                                 self._buffers[chunk % 2], np.array([self._headroom]))
+            return self._runtime.io.submit_reads(
+                file.file,
+                np.array([begin]),
+                np.array([end - begin]),
+                self._buffers[chunk % 2],
+                np.array([self._headroom]),
+            )
 
-        if start >= count:
+        if start == count:
             return
-        carry = self._carry_before(start)
-        job = submit(start)
+        carry, job = self._carry_before(start), submit(start)
         for chunk in range(start, count):
             job.wait()
             buffer = self._buffers[chunk % 2]
@@ -310,11 +378,24 @@ class _Packer:
             shift = record.shift_bytes(nodes, packed, self._row_bytes) if packed else 0
             span = record.rows_span_bytes(nodes, packed, self._row_bytes)
             rows = packed * self._row_bytes
-            for crc, count in ((int(journal.meta_crc[p]), placement.meta_span_bytes(p, samples)),
-                               (_zeros_crc(shift), shift), (int(rows_crc[p]), rows),
-                               (_zeros_crc(span - shift - rows), span - shift - rows)):
+            for crc, count in (
+                (int(journal.meta_crc[p]), placement.meta_span_bytes(p, samples)),
+                (_zeros_crc(shift), shift),
+                (int(rows_crc[p]), rows),
+                (_zeros_crc(span - shift - rows), span - shift - rows),
+            ):
                 whole = _core.crc32c_combine(whole, crc, count)
-        return {"records": whole, "host_cache": int(journal.cache_crc[0]), "device_cache": int(journal.cache_crc[1])}
+        return {
+            "records": whole,
+            "host_cache": int(journal.cache_crc[0]),
+            "device_cache": int(journal.cache_crc[1]),
+        }
+
+
+def _clear(folder: Path) -> None:
+    """Removes what other work left: its bytes would stay where this work writes none, in the padding."""
+    for path in folder.iterdir():
+        path.unlink()
 
 
 def _zeros_crc(count: int) -> int:
@@ -332,18 +413,17 @@ def _cut(features: DiskArray, chunk_pages: int) -> _Chunks:
 class _OutputFiles:
     """The files being written, and the id lists that are read for the caches."""
 
-    def __init__(self, runtime: Runtime, folder: Path, placement: Placement, features: DiskArray, *, anew: bool):
+    def __init__(self, runtime: Runtime, folder: Path, placement: Placement, features: DiskArray):
         self._io, self._placement, self._features = runtime.io, placement, features
         update, read = _core.OpenMode.update, _core.OpenMode.read
         self.records = self._io.open(str(folder / "records.bin"), update)
         self.host_cache = self._io.open(str(folder / "host_cache.bin"), update)
         self.device_cache = self._io.open(str(folder / "device_cache.bin"), update)
         self.host_ids = self._io.open(str(placement.path / placement.manifest.arrays["host_ids"].file), read)
-        self.device_ids = self._io.open(str(placement.path / placement.manifest.arrays["device_ids"].file), read)
+        self.device_ids = self._io.open(
+            str(placement.path / placement.manifest.arrays["device_ids"].file), read
+        )
         self._rows = {"host_cache": len(placement.host_ids), "device_cache": len(placement.device_ids)}
-        if anew:  # what another packing left there would show in the gaps, which are zeros
-            for file in (self.records, self.host_cache, self.device_cache):
-                self._io.resize(file, 0)
         self._io.resize(self.records, int(placement.offsets[-1]))
         for name, rows in self._rows.items():
             self._io.resize(getattr(self, name), record.align_page(rows * features.row_bytes))
@@ -355,11 +435,21 @@ class _OutputFiles:
     def finish(self, crcs: dict[str, int]) -> dict[str, ArraySpec]:
         for file in (self.records, self.host_cache, self.device_cache):
             self._io.drop_cache(file)
-        total, width, row = int(self._placement.offsets[-1]), self._features.spec.shape[1:], self._features.row_bytes
+        total, width, row = (
+            int(self._placement.offsets[-1]),
+            self._features.spec.shape[1:],
+            self._features.row_bytes,
+        )
         specs = {"records": ArraySpec("records.bin", "uint8", (total,), 1, crcs["records"], total)}
         for name, rows in self._rows.items():
-            specs[name] = ArraySpec(f"{name}.bin", self._features.spec.dtype, (rows, *width), row, crcs[name],
-                                    record.align_page(rows * row))
+            specs[name] = ArraySpec(
+                f"{name}.bin",
+                self._features.spec.dtype,
+                (rows, *width),
+                row,
+                crcs[name],
+                record.align_page(rows * row),
+            )
         return specs
 
     def close(self) -> None:
@@ -378,22 +468,31 @@ class _Journal:
         self.meta_crc = np.zeros(batches, np.uint32)
         self.cache_crc = np.zeros(2, np.uint32)
 
-    def load(self) -> None:
-        """Takes over an earlier journal of the same work; starts anew where there is none or it cannot be read."""
+    def load(self) -> bool:
+        """Takes over an earlier journal of the same work; false where there is none or it cannot be read."""
         try:
-            with np.load(self._path, allow_pickle=False) as saved:
+            with self._path.open("rb") as file, np.load(file, allow_pickle=False) as saved:
                 if str(saved["key"]) != self._key or saved["crc"].shape != self.crc.shape:
-                    return
-                self.crc, self.meta_crc, self.cache_crc = saved["crc"], saved["meta_crc"], saved["cache_crc"]
-                self.episode, self.chunk = int(saved["episode"]), int(saved["chunk"])
-                self.meta_done = True
-        except (OSError, ValueError, KeyError, EOFError):
-            return
+                    return False
+                found = {name: saved[name] for name in ("crc", "meta_crc", "cache_crc", "episode", "chunk")}
+        except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile):
+            return False
+        self.crc, self.meta_crc, self.cache_crc = found["crc"], found["meta_crc"], found["cache_crc"]
+        self.episode, self.chunk = int(found["episode"]), int(found["chunk"])
+        self.meta_done = True
+        return True
 
     def save(self) -> None:
         out = io.BytesIO()
-        np.savez(out, key=np.str_(self._key), crc=self.crc, meta_crc=self.meta_crc, cache_crc=self.cache_crc,
-                 episode=self.episode, chunk=self.chunk)
+        np.savez(
+            out,
+            key=np.str_(self._key),
+            crc=self.crc,
+            meta_crc=self.meta_crc,
+            cache_crc=self.cache_crc,
+            episode=self.episode,
+            chunk=self.chunk,
+        )
         manifests.write_atomic(self._path, out.getvalue())
 
     def remove(self) -> None:

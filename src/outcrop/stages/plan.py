@@ -63,7 +63,9 @@ def plan(graph: Graph, samples: SampleSet, config: PlanConfig, out: Path, runtim
         ArgumentError: The graph has no features.
     """
     if graph.feature_bytes == 0:
-        raise ArgumentError(f"{graph.path} has no features to place: import features, or give them at least one column")
+        raise ArgumentError(
+            f"{graph.path} has no features to place: import features, or give them at least one column"
+        )
     row_bytes = graph.spec("features").stride_bytes
     packed = packed_batches(samples, config)
     memory = divide_host_memory(samples, config, row_bytes)
@@ -77,16 +79,29 @@ def plan(graph: Graph, samples: SampleSet, config: PlanConfig, out: Path, runtim
     _check_disk(config, predicted, graph)
     with manifests.publishing(out) as folder:
         arrays = {}
-        tables = {"host_ids": levels.host_ids, "device_ids": levels.device_ids, "packed_batches": packed,
-                  "packed_per_hop": per_hop, "cached_rows": cached, "offsets": offsets}
+        tables = {
+            "host_ids": levels.host_ids,
+            "device_ids": levels.device_ids,
+            "packed_batches": packed,
+            "packed_per_hop": per_hop,
+            "cached_rows": cached,
+            "offsets": offsets,
+        }
         for name, values in tables.items():
             writer = ArrayWriter(runtime, folder, name, "int64", values.shape[1:])
             writer.append(values.astype("<i8", copy=False))
             arrays[name] = writer.finish()
-        attributes = {"row_bytes": row_bytes, "slots": memory.slots, "slot_rows_bytes": memory.slot_rows_bytes,
-                      "slot_meta_bytes": memory.slot_meta_bytes, "predicted": predicted,
-                      "memory": asdict(memory)}
-        manifest = Manifest(FORMAT, VERSION, arrays, manifests.plain(attributes), *expected(graph, samples, config))
+        attributes = {
+            "row_bytes": row_bytes,
+            "slots": memory.slots,
+            "slot_rows_bytes": memory.slot_rows_bytes,
+            "slot_meta_bytes": memory.slot_meta_bytes,
+            "predicted": predicted,
+            "memory": asdict(memory),
+        }
+        manifest = Manifest(
+            FORMAT, VERSION, arrays, manifests.plain(attributes), *expected(graph, samples, config)
+        )
         manifests.write(folder, manifest)
     return manifest
 
@@ -117,17 +132,23 @@ def divide_host_memory(samples: SampleSet, config: PlanConfig, row_bytes: int) -
         # I/O bounce buffers and the scratch of row-by-row reading for what is not packed.
         return tables + min(_MAX_IO_BUFFER_BYTES, total // 16) + scratch_share(total) + _FIXED_BYTES
 
-    slots = config.slots or max((k for k in range(MIN_SLOTS, MAX_SLOTS + 1)
-                                 if k * slot <= min(limit // 2, limit - fixed(limit))), default=MIN_SLOTS)
+    slots = config.slots or max(
+        (k for k in range(MIN_SLOTS, MAX_SLOTS + 1) if k * slot <= min(limit // 2, limit - fixed(limit))),
+        default=MIN_SLOTS,
+    )
     left = limit - slots * slot - fixed(limit)
     if left < 0:
         # What is left rises with the limit, so the smallest that does is found by bisection.
-        smallest = bisect_left(range(2 * (slots * slot + tables + _FIXED_BYTES)), 0,
-                               key=lambda total: total - slots * slot - fixed(total))
+        smallest = bisect_left(
+            range(2 * (slots * slot + tables + _FIXED_BYTES)),
+            0,
+            key=lambda total: total - slots * slot - fixed(total),
+        )
         raise BudgetError(
             f"a memory budget of {format_bytes(limit)} cannot hold {slots} mini-batches of up to "
             f"{samples.max_nodes} rows of {row_bytes} bytes; the smallest budget that can is {smallest} bytes "
-            f"({format_bytes(smallest)}), or lower --batch-size or --fanouts")
+            f"({format_bytes(smallest)}), or lower --batch-size or --fanouts"
+        )
     return HostMemory(slots, rows_bytes, meta_bytes, slots * (slot - rows_bytes) + fixed(limit), left)
 
 
@@ -137,8 +158,10 @@ def _device_rows(samples: SampleSet, config: PlanConfig, row_bytes: int) -> int:
         return 0
     batches = 2 * (samples.max_nodes * row_bytes + samples.max_record_bytes * 2)
     if config.gpu_memory < batches:
-        raise BudgetError(f"a device memory budget of {config.gpu_memory} bytes cannot hold two mini-batches; the "
-                          f"smallest that can is {batches} bytes ({format_bytes(batches)})")
+        raise BudgetError(
+            f"a device memory budget of {config.gpu_memory} bytes cannot hold two mini-batches; the "
+            f"smallest that can is {batches} bytes ({format_bytes(batches)})"
+        )
     return (config.gpu_memory - batches) // row_bytes
 
 
@@ -148,9 +171,10 @@ def _node_ids(samples: SampleSet, packed: np.ndarray, runtime: Runtime) -> Itera
         yield samples.read_node_ids(int(batch), buffer)
 
 
-def _hottest(num_nodes: int, samples: SampleSet, packed: np.ndarray, device_rows: int, host_rows: int,
-             runtime: Runtime) -> _Levels:
-    """The ``device_rows`` most wanted nodes and the ``host_rows`` after them (ties: lower id); none that is never wanted."""
+def _hottest(
+    num_nodes: int, samples: SampleSet, packed: np.ndarray, device_rows: int, host_rows: int, runtime: Runtime
+) -> _Levels:
+    """The ``device_rows`` most wanted nodes and the ``host_rows`` after them (ties: lower id); only wanted ones."""
     if device_rows + host_rows == 0:
         return _Levels(np.zeros(0, np.int64), np.zeros(0, np.int64))
     counter = _Counter(num_nodes, samples, packed, runtime)
@@ -212,8 +236,9 @@ class _Counter:
         return np.concatenate(parts).astype(np.int64)
 
 
-def _count_levels(samples: SampleSet, packed: np.ndarray, levels: _Levels,
-                  runtime: Runtime) -> tuple[np.ndarray, np.ndarray]:
+def _count_levels(
+    samples: SampleSet, packed: np.ndarray, levels: _Levels, runtime: Runtime
+) -> tuple[np.ndarray, np.ndarray]:
     """Packed rows per batch and hop [P, hops + 1]; rows in host and device cache per batch [P, 2]."""
     per_hop = samples.nodes_per_hop[packed].copy()
     cached = np.zeros((len(packed), 2), np.int64)
@@ -228,21 +253,29 @@ def _count_levels(samples: SampleSet, packed: np.ndarray, levels: _Levels,
     return per_hop, cached
 
 
-def _lay_out(samples: SampleSet, packed: np.ndarray, per_hop: np.ndarray, cached: np.ndarray,
-             row_bytes: int) -> tuple[np.ndarray, np.ndarray]:
+def _lay_out(
+    samples: SampleSet, packed: np.ndarray, per_hop: np.ndarray, cached: np.ndarray, row_bytes: int
+) -> tuple[np.ndarray, np.ndarray]:
     """Where each record starts [P + 1], and the bytes of it that a batch needs (no padding) [P]."""
     offsets, needed = np.zeros(len(packed) + 1, np.int64), np.zeros(len(packed), np.int64)
     for p, batch in enumerate(packed):
         nodes, rows = int(samples.num_nodes[batch]), int(per_hop[p].sum())
-        meta = record.meta_bytes(nodes, int(samples.num_rows[batch]), int(samples.num_edges[batch]),
-                                 int(samples.nodes_per_hop[batch, 0]), int(cached[p].sum()), samples.id_bytes)
+        meta = samples.meta_bytes(int(batch), int(cached[p].sum()))
         offsets[p + 1] = offsets[p] + record.align_page(meta) + record.rows_span_bytes(nodes, rows, row_bytes)
         needed[p] = meta + rows * row_bytes
     return offsets, needed
 
 
-def _predict(samples: SampleSet, packed: np.ndarray, per_hop: np.ndarray, cached: np.ndarray, offsets: np.ndarray,
-             needed: np.ndarray, levels: _Levels, row_bytes: int) -> dict[str, Any]:
+def _predict(
+    samples: SampleSet,
+    packed: np.ndarray,
+    per_hop: np.ndarray,
+    cached: np.ndarray,
+    offsets: np.ndarray,
+    needed: np.ndarray,
+    levels: _Levels,
+    row_bytes: int,
+) -> dict[str, Any]:
     spans, rows = np.diff(offsets), per_hop.sum(axis=1)
     number = {int(b): p for p, b in enumerate(packed)}
     groups: dict[str, list[dict[str, Any]]] = {}
@@ -252,24 +285,47 @@ def _predict(samples: SampleSet, packed: np.ndarray, per_hop: np.ndarray, cached
         groups[split] = []
         for epoch in range(group.epochs):
             at = [number[b] for b in group.batches(epoch)]
-            groups[split].append({
-                "bytes_read": int(spans[at].sum()), "bytes_needed": int(needed[at].sum()),
-                "rows_by_level": {"device": int(cached[at, 1].sum()), "host": int(cached[at, 0].sum()),
-                                  "disk_cache": 0, "packed": int(rows[at].sum())}})
+            groups[split].append(
+                {
+                    "bytes_read": int(spans[at].sum()),
+                    "bytes_needed": int(needed[at].sum()),
+                    "rows_by_level": {
+                        "device": int(cached[at, 1].sum()),
+                        "host": int(cached[at, 0].sum()),
+                        "disk_cache": 0,
+                        "packed": int(rows[at].sum()),
+                    },
+                }
+            )
     caches = {"host": len(levels.host_ids) * row_bytes, "device": len(levels.device_ids) * row_bytes}
     records = int(offsets[-1])
-    total = (records + sum(record.align_page(c) for c in caches.values())
-             + sum(spec.file_bytes for spec in samples.manifest.arrays.values())
-             + _small_files_bytes(samples, len(packed), levels))
-    return {"epochs": groups, "cache_bytes": caches, "record_bytes": records, "disk_bytes": total,
-            "read_amplification": float(spans.sum() / needed.sum()) if needed.sum() else 1.0}
+    total = (
+        records
+        + sum(record.align_page(c) for c in caches.values())
+        + sum(spec.file_bytes for spec in samples.manifest.arrays.values())
+        + _small_files_bytes(samples, len(packed), levels)
+    )
+    return {
+        "epochs": groups,
+        "cache_bytes": caches,
+        "record_bytes": records,
+        "disk_bytes": total,
+        "read_amplification": float(spans.sum() / needed.sum()) if needed.sum() else 1.0,
+    }
 
 
 def _small_files_bytes(samples: SampleSet, packed: int, levels: _Levels) -> int:
     """At most what tables, manifests and the journal of packing take: arrays to the byte, text generously."""
     columns = samples.hops + 1
-    tables = [8 * len(levels.host_ids), 8 * len(levels.device_ids), 8 * packed, 8 * packed * columns, 16 * packed,
-              8 * (packed + 1), 4 * packed]  # the plan's, then the checksums of the rows
+    tables = [
+        8 * len(levels.host_ids),
+        8 * len(levels.device_ids),
+        8 * packed,
+        8 * packed * columns,
+        16 * packed,
+        8 * (packed + 1),
+        4 * packed,
+    ]  # the plan's, then the checksums of the rows
     journal = 2 * (4 * packed * (columns + 1) + record.PAGE_BYTES)  # old and new, while it is replaced
     epochs = sum(group.epochs for group in samples.groups.values())
     text = 5 * record.PAGE_BYTES + 512 * epochs  # run.json and four manifests; the plan's tells every epoch
@@ -282,4 +338,5 @@ def _check_disk(config: PlanConfig, predicted: dict[str, Any], graph: Graph) -> 
         raise BudgetError(
             f"the run needs {needed} bytes of disk ({needed / graph.feature_bytes:.2f}x the features), the limit is "
             f"{config.disk_space}; the smallest --disk-space that does is {needed}, or sample fewer epochs (--epochs), "
-            "or raise --memory so that more rows are cached")
+            "or raise --memory so that more rows are cached"
+        )

@@ -36,7 +36,9 @@ def sample(graph: Graph, config: SampleConfig, out: Path, runtime: Runtime) -> M
     """
     ids = {split: split_ids(graph, runtime, split) for split in config.splits}
     if not len(ids.get("train", ())):
-        raise ArgumentError(f"{graph.path} has no training nodes: import a train split, or use --train-fraction")
+        raise ArgumentError(
+            f"{graph.path} has no training nodes: import a train split, or use --train-fraction"
+        )
     sampler = BatchSampler(graph, config, runtime)
     epochs = {split: config.epochs if split == "train" else 1 for split in ids if len(ids[split])}
     total = sum(-(-len(ids[s]) // config.batch_size) * e for s, e in epochs.items())
@@ -62,8 +64,13 @@ def sample(graph: Graph, config: SampleConfig, out: Path, runtime: Runtime) -> M
             table.append(np.asarray(values, "<i8"))
             arrays[name] = table.finish()
         config_fields, inputs = expected(graph, config)
-        attributes = {"groups": groups, "id_bytes": id_bytes, "hops": len(config.fanouts),
-                      "num_nodes": graph.num_nodes}
+        attributes = {
+            "groups": groups,
+            "id_bytes": id_bytes,
+            "hops": len(config.fanouts),
+            "degrees": config.degrees,
+            "num_nodes": graph.num_nodes,
+        }
         manifest = Manifest(FORMAT, VERSION, arrays, attributes, config_fields, inputs)
         manifests.write(folder, manifest)
     runtime.progress.finish("sample")

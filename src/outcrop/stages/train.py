@@ -137,18 +137,31 @@ def train(
 class _Run:
     """Model, optimizer and history of one training."""
 
-    def __init__(self, config: TrainConfig, in_dim: int, num_classes: int, inputs: dict[str, str], out: Path | None):
+    def __init__(
+        self, config: TrainConfig, in_dim: int, num_classes: int, inputs: dict[str, str], out: Path | None
+    ):
         self.config, self.out, self.inputs = config, out, inputs
         self.device = torch_device(config.device)
         self.num_classes = num_classes
-        self.identity = {"in_dim": in_dim, "num_classes": num_classes,
-                         **{k: v for k, v in asdict(config).items() if k not in _FREE_FIELDS}}
+        self.identity = {
+            "in_dim": in_dim,
+            "num_classes": num_classes,
+            **{k: v for k, v in asdict(config).items() if k not in _FREE_FIELDS},
+        }
         with _seeded(self.device, config.seed):
-            model = build_model(config.model, in_dim, config.hidden, num_classes, config.layers, heads=config.heads,
-                                dropout=config.dropout)
+            model = build_model(
+                config.model,
+                in_dim,
+                config.hidden,
+                num_classes,
+                config.layers,
+                heads=config.heads,
+                dropout=config.dropout,
+            )
         self.model = model.to(self.device)
-        self.optimizer = torch.optim.Adam(self.model.parameters(), lr=config.learning_rate,
-                                          weight_decay=config.weight_decay, fused=True)
+        self.optimizer = torch.optim.Adam(
+            self.model.parameters(), lr=config.learning_rate, weight_decay=config.weight_decay, fused=True
+        )
         self.records: list[EpochRecord] = []
         self.batch_losses: list[float] = []
         self.best_epoch, self.best = -1, dict[str, torch.Tensor]()
@@ -188,8 +201,10 @@ class _Run:
         if count == 0:
             return 0.0, 0
         if int(batch.y.max()) >= self.num_classes:
-            raise ArgumentError(f"epoch {epoch}, batch {number}: label {int(batch.y.max())} is no class of "
-                                f"{self.num_classes}, counted from 0")
+            raise ArgumentError(
+                f"epoch {epoch}, batch {number}: label {int(batch.y.max())} is no class of "
+                f"{self.num_classes}, counted from 0"
+            )
         with _seeded(self.device, self.config.seed, epoch, number, needed=self.config.dropout > 0):
             scores = self.model(batch)
         loss = F.cross_entropy(scores, batch.y, ignore_index=-1)
@@ -197,8 +212,10 @@ class _Run:
         loss.backward()
         value = loss.item()
         if not math.isfinite(value):
-            raise NumericError(f"epoch {epoch}, batch {number}: the loss is {value}; look for infinite or missing "
-                               f"values in the features, or lower the learning rate ({self.config.learning_rate})")
+            raise NumericError(
+                f"epoch {epoch}, batch {number}: the loss is {value}; look for infinite or missing "
+                f"values in the features, or lower the learning rate ({self.config.learning_rate})"
+            )
         self.optimizer.step()
         return value, count
 
@@ -210,16 +227,26 @@ class _Run:
             if before is not None and not (record.valid_accuracy > before or math.isnan(before)):
                 return
         self.best_epoch = record.epoch
-        self.best = {name: value.detach().to("cpu", copy=True) for name, value in self.model.state_dict().items()}
+        self.best = {
+            name: value.detach().to("cpu", copy=True) for name, value in self.model.state_dict().items()
+        }
 
     def save(self) -> None:
         if self.out is None:
             return
-        meta = Meta(self.epochs_done, self.best_epoch, self.identity, self.inputs,
-                    [asdict(record) for record in self.records], self.batch_losses)
+        meta = Meta(
+            self.epochs_done,
+            self.best_epoch,
+            self.identity,
+            self.inputs,
+            [asdict(record) for record in self.records],
+            self.batch_losses,
+        )
         state: State = self.model.state_dict()
-        checkpoints.write(self.out / checkpoints.LAST, Checkpoint(
-            meta, state, self.best, checkpoints.optimizer_state(self.optimizer)))
+        checkpoints.write(
+            self.out / checkpoints.LAST,
+            Checkpoint(meta, state, self.best, checkpoints.optimizer_state(self.optimizer)),
+        )
         checkpoints.write(self.out / checkpoints.BEST, Checkpoint(meta, self.best))
 
     def restore(self) -> None:
@@ -228,8 +255,10 @@ class _Run:
         found = checkpoints.read(path)
         checkpoints.require_same(path, found.meta, self.identity, self.inputs)
         if found.meta.epochs_done > self.config.epochs:
-            raise ArgumentError(f"{path} has {found.meta.epochs_done} epochs behind it, {self.config.epochs} were "
-                                "asked for: ask for at least as many, or choose another checkpoint folder")
+            raise ArgumentError(
+                f"{path} has {found.meta.epochs_done} epochs behind it, {self.config.epochs} were "
+                "asked for: ask for at least as many, or choose another checkpoint folder"
+            )
         checkpoints.load_into(path, self.model, found.model)
         checkpoints.restore_optimizer(self.optimizer, found.optimizer)
         self.records = [EpochRecord(**record) for record in found.meta.history]

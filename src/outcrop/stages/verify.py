@@ -60,7 +60,9 @@ def _verify_topology(graph: Graph, runtime: Runtime) -> None:
     for start in range(0, graph.num_nodes, _BLOCK_ROWS):
         block = indptr.read("verify", start, min(start + _BLOCK_ROWS, graph.num_nodes) + 1)
         if block[0] != last or (block[1:] < block[:-1]).any() or block[-1] > graph.num_edges:
-            raise FormatError(f"{indptr.path}: offsets fall or leave the {graph.num_edges} edges near node {start}")
+            raise FormatError(
+                f"{indptr.path}: offsets fall or leave the {graph.num_edges} edges near node {start}"
+            )
         last = int(block[-1])
         _verify_indices(indices, block, graph.num_nodes, start)
     if last != graph.num_edges:
@@ -74,25 +76,33 @@ def _verify_indices(indices: DiskArray, indptr: np.ndarray, num_nodes: int, firs
         block = indices.read("verify", start, min(start + _BLOCK_ROWS, end))
         bad = (block < 0) | (block >= num_nodes)
         if bad.any():
-            raise FormatError(f"{indices.path}: edge {start + int(np.argmax(bad))} has source {block[np.argmax(bad)]}, "
-                              f"there are {num_nodes} nodes")
+            raise FormatError(
+                f"{indices.path}: edge {start + int(np.argmax(bad))} has source {block[np.argmax(bad)]}, "
+                f"there are {num_nodes} nodes"
+            )
         run = np.concatenate([carried, block])
         falls = np.flatnonzero(run[1:] < run[:-1]) + start - len(carried) + 1
         inside = falls[~np.isin(falls, indptr)]
         if len(inside):
-            raise FormatError(f"{indices.path}: the sources of a node fall at edge {inside[0]} (nodes from {first_node} on)")
+            raise FormatError(
+                f"{indices.path}: the sources of a node fall at edge {inside[0]} (nodes from {first_node} on)"
+            )
         carried = block[-1:].copy()
 
 
-def _verify_range(graph: Graph, runtime: Runtime, name: str, low: int, high: int, ascending: bool = False) -> None:
+def _verify_range(
+    graph: Graph, runtime: Runtime, name: str, low: int, high: int, ascending: bool = False
+) -> None:
     array = graph.array(runtime, name)
     last = low - 1
     for start in range(0, array.num_rows, _BLOCK_ROWS):
         block = array.read("verify", start, min(start + _BLOCK_ROWS, array.num_rows))
         bad = (block < low) | (block >= high)
         if bad.any():
-            raise FormatError(f"{array.path}: row {start + int(np.argmax(bad))} is {block[np.argmax(bad)]}, outside "
-                              f"{low} to {high - 1}")
+            raise FormatError(
+                f"{array.path}: row {start + int(np.argmax(bad))} is {block[np.argmax(bad)]}, outside "
+                f"{low} to {high - 1}"
+            )
         if ascending and (block[0] <= last or (block[1:] <= block[:-1]).any()):
             raise FormatError(f"{array.path}: node ids do not rise near row {start}")
         last = int(block[-1])
@@ -114,8 +124,10 @@ def describe(path: Path | str) -> dict[str, Any]:
         "bytes": sum(spec.file_bytes for spec in manifest.arrays.values()),
         "attributes": manifest.attributes,
         "config": manifest.config,
-        "arrays": {name: {"dtype": spec.dtype, "shape": list(spec.shape), "bytes": spec.data_bytes}
-                   for name, spec in sorted(manifest.arrays.items())},
+        "arrays": {
+            name: {"dtype": spec.dtype, "shape": list(spec.shape), "bytes": spec.data_bytes}
+            for name, spec in sorted(manifest.arrays.items())
+        },
     }
     if manifest.format == GRAPH_FORMAT:
         about["graph"] = _describe_graph(manifest)
@@ -127,8 +139,11 @@ def _describe_graph(manifest: Manifest) -> dict[str, Any]:
     nodes, edges = attributes.get("num_nodes", 0), attributes.get("num_edges", 0)
     features = manifest.arrays.get("features")
     return {
-        "num_nodes": nodes, "num_edges": edges, "num_classes": attributes.get("num_classes", 0),
-        "feature_dim": attributes.get("feature_dim", 0), "feature_dtype": features.dtype if features else None,
+        "num_nodes": nodes,
+        "num_edges": edges,
+        "num_classes": attributes.get("num_classes", 0),
+        "feature_dim": attributes.get("feature_dim", 0),
+        "feature_dtype": features.dtype if features else None,
         "feature_bytes": features.data_bytes if features else 0,
         "mean_in_degree": edges / nodes if nodes else 0.0,
         "max_in_degree": attributes.get("max_in_degree"),

@@ -20,8 +20,20 @@ _VERIFY_BUFFER_BYTES = 4 << 20
 # NumPy has no bfloat16: its 16 raw bits are kept as uint16.
 _STORAGE = {
     name: np.dtype(name)
-    for name in ("float16", "float32", "float64", "int8", "uint8", "int16", "uint16", "int32", "uint32", "int64",
-                 "uint64", "bool")
+    for name in (
+        "float16",
+        "float32",
+        "float64",
+        "int8",
+        "uint8",
+        "int16",
+        "uint16",
+        "int32",
+        "uint32",
+        "int64",
+        "uint64",
+        "bool",
+    )
 } | {"bfloat16": np.dtype("uint16")}
 
 
@@ -30,7 +42,9 @@ def storage_dtype(name: str) -> np.dtype:
     try:
         return _STORAGE[name].newbyteorder("<")
     except KeyError:
-        raise FormatError(f"dtype {name!r} is not supported; supported: {', '.join(sorted(_STORAGE))}") from None
+        raise FormatError(
+            f"dtype {name!r} is not supported; supported: {', '.join(sorted(_STORAGE))}"
+        ) from None
 
 
 def as_bytes(array: np.ndarray) -> np.ndarray:
@@ -47,7 +61,9 @@ class ArrayWriter:
         row_shape: Shape of one row; ``()`` for a vector.
     """
 
-    def __init__(self, runtime: Runtime, folder: Path, name: str, dtype: str, row_shape: tuple[int, ...] = ()):
+    def __init__(
+        self, runtime: Runtime, folder: Path, name: str, dtype: str, row_shape: tuple[int, ...] = ()
+    ):
         self._io = runtime.io
         self._dtype, self._row_shape = dtype, row_shape
         self._storage = storage_dtype(dtype)
@@ -62,8 +78,10 @@ class ArrayWriter:
     def append(self, rows: np.ndarray) -> None:
         """Adds ``rows``, shape ``[n, *row_shape]`` of the storage dtype."""
         if rows.dtype != self._storage or rows.shape[1:] != self._row_shape:
-            raise ArgumentError(f"rows of {rows.dtype}{rows.shape[1:]} given for {self._file_name} of "
-                                f"{self._storage}{self._row_shape}")
+            raise ArgumentError(
+                f"rows of {rows.dtype}{rows.shape[1:]} given for {self._file_name} of "
+                f"{self._storage}{self._row_shape}"
+            )
         data = as_bytes(np.ascontiguousarray(rows))
         while len(data):
             part = data[: len(self._buffer) - self._filled]
@@ -90,7 +108,9 @@ class ArrayWriter:
         self._close()
         self._buffer = np.zeros(0, np.uint8)
         rows = data_bytes // self._row_bytes if self._row_bytes else 0
-        return ArraySpec(self._file_name, self._dtype, (rows, *self._row_shape), self._row_bytes, self._crc, file_bytes)
+        return ArraySpec(
+            self._file_name, self._dtype, (rows, *self._row_shape), self._row_bytes, self._crc, file_bytes
+        )
 
 
 class DiskArray:
@@ -102,7 +122,9 @@ class DiskArray:
         self.num_rows = spec.shape[0]
         self.row_bytes = self.dtype.itemsize * int(np.prod(spec.shape[1:], dtype=np.int64))
         if spec.stride_bytes < self.row_bytes:
-            raise FormatError(f"{self.path}: stride of {spec.stride_bytes} bytes is below its row of {self.row_bytes}")
+            raise FormatError(
+                f"{self.path}: stride of {spec.stride_bytes} bytes is below its row of {self.row_bytes}"
+            )
         self._runtime = runtime
         self.file = runtime.io.open(str(self.path), _core.OpenMode.read)
         self.close = weakref.finalize(self, runtime.io.close, self.file)
@@ -149,5 +171,7 @@ class DiskArray:
             at, left = at + len(part), left - len(part)
             self._runtime.progress.advance("verify", len(part))
         if crc != self.spec.crc32c:
-            raise ChecksumError(f"{self.path}: checksum is {crc:08x}, the manifest says {self.spec.crc32c:08x}: "
-                                "the file was damaged after it was written; make the artifact again")
+            raise ChecksumError(
+                f"{self.path}: checksum is {crc:08x}, the manifest says {self.spec.crc32c:08x}: "
+                "the file was damaged after it was written; make the artifact again"
+            )

@@ -24,6 +24,8 @@ class BatchGraph:
         nodes_per_hop: New nodes per hop, seeds first; length hops + 1.
         edges_per_hop: Sampled edges per hop; length hops.
         labels: int64 [num_seeds], -1 = none.
+        degree: int32 [num_nodes], in-neighbours other than the node itself that each node has in the whole graph; None
+            where nobody asked for them. Only GCN uses them.
     """
 
     n_id: np.ndarray
@@ -32,6 +34,7 @@ class BatchGraph:
     nodes_per_hop: tuple[int, ...]
     edges_per_hop: tuple[int, ...]
     labels: np.ndarray
+    degree: np.ndarray | None = None
 
     @property
     def num_seeds(self) -> int:

@@ -35,8 +35,12 @@ class Graph:
             self.feature_dim: int = attributes["feature_dim"]
         except KeyError as error:
             raise FormatError(f"{path}: its manifest lacks attribute {error}") from None
-        shapes = {"indptr": self.num_nodes + 1, "indices": self.num_edges, "features": self.num_nodes,
-                  "labels": self.num_nodes}
+        shapes = {
+            "indptr": self.num_nodes + 1,
+            "indices": self.num_edges,
+            "features": self.num_nodes,
+            "labels": self.num_nodes,
+        }
         for name, rows in shapes.items():
             spec = manifest.arrays.get(name)
             if spec is None and name in ("indptr", "indices"):

@@ -17,7 +17,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from outcrop.errors import ArgumentError, FormatError
+from outcrop.errors import ArgumentError, FormatError, IoError, OutcropError
 
 MANIFEST = "manifest.json"
 
@@ -82,7 +82,9 @@ def read(folder: Path, format: str, version: int) -> Manifest:
     if found[0] != format:
         raise FormatError(f"{folder} is {found[0]!r}, not {format!r}: pass the folder of the right kind")
     if found[1] != version:
-        raise FormatError(f"{path} has version {found[1]!r}, this Outcrop reads version {version}: make it again")
+        raise FormatError(
+            f"{path} has version {found[1]!r}, this Outcrop reads version {version}: make it again"
+        )
     return _checked(folder, raw, format, version)
 
 
@@ -97,10 +99,14 @@ def read_any(folder: Path) -> Manifest:
 def _checked(folder: Path, raw: dict[str, Any], format: str, version: int) -> Manifest:
     path = folder / MANIFEST
     try:
-        arrays = {name: ArraySpec(**{**spec, "shape": tuple(spec["shape"])}) for name, spec in raw["arrays"].items()}
+        arrays = {
+            name: ArraySpec(**{**spec, "shape": tuple(spec["shape"])}) for name, spec in raw["arrays"].items()
+        }
         manifest = Manifest(format, version, arrays, raw["attributes"], raw["config"], raw["inputs"])
     except (KeyError, TypeError, AttributeError) as error:
-        raise FormatError(f"{path} lacks or garbles a field ({error}): the file was changed by hand or is torn") from None
+        raise FormatError(
+            f"{path} lacks or garbles a field ({error}): the file was changed by hand or is torn"
+        ) from None
     for name, spec in arrays.items():
         _check_array(folder, name, spec)
     return manifest
@@ -129,7 +135,11 @@ def _check_array(folder: Path, name: str, spec: ArraySpec) -> None:
     if Path(spec.file).name != spec.file or spec.file in ("", ".", ".."):
         raise FormatError(f"{folder / MANIFEST}: array {name!r} points outside its folder ({spec.file!r})")
     sizes = [*spec.shape, spec.stride_bytes, spec.file_bytes]
-    if not spec.shape or any(not isinstance(n, int) or n < 0 for n in sizes) or spec.file_bytes < spec.data_bytes:
+    if (
+        not spec.shape
+        or any(not isinstance(n, int) or n < 0 for n in sizes)
+        or spec.file_bytes < spec.data_bytes
+    ):
         raise FormatError(f"{folder / MANIFEST}: array {name!r} has an impossible shape or size")
     path = folder / spec.file
     try:
@@ -137,7 +147,9 @@ def _check_array(folder: Path, name: str, spec: ArraySpec) -> None:
     except OSError as error:
         raise FormatError(f"{path} (array {name!r}) cannot be opened: {error.strerror}") from None
     if size != spec.file_bytes:
-        raise FormatError(f"{path} has {size} bytes, its manifest says {spec.file_bytes}: truncated or overwritten")
+        raise FormatError(
+            f"{path} has {size} bytes, its manifest says {spec.file_bytes}: truncated or overwritten"
+        )
 
 
 def partial_folder(final: Path) -> Path:
@@ -151,31 +163,72 @@ def publishing(final: Path, *, resume: bool = False) -> Iterator[Path]:
 
     The block must call :func:`write` last. With ``resume`` what an earlier, killed run left there is kept; an error
     in the block then leaves it too. Otherwise it starts empty, and is removed on error.
+
+    Raises:
+        IoError: The operating system refused; names the file.
     """
     work = partial_folder(final)
-    if work.exists() and not resume:
-        shutil.rmtree(work)
-    work.mkdir(parents=True, exist_ok=True)
     try:
-        yield work
-        if not exists(work):
-            raise AssertionError(f"{work} was not given a manifest")
-        sync_folder(work)
-        if final.exists():
-            if not exists(final):
-                raise ArgumentError(f"{final} is in the way and no Outcrop artifact: remove it or choose another place")
-            old = final.parent / f".{final.name}.old"
-            shutil.rmtree(old, ignore_errors=True)
-            final.rename(old)
-            work.rename(final)
-            shutil.rmtree(old)
-        else:
-            work.rename(final)
-        sync_folder(final.parent)
+        with naming_files(work):
+            _put_back(final)
+            if work.exists() and not resume:
+                shutil.rmtree(work)
+            work.mkdir(parents=True, exist_ok=True)
+            yield work
+            if not exists(work):
+                raise AssertionError(f"{work} was not given a manifest")
+            sync_folder(work)
+            _replace(final, work)
+            sync_folder(final.parent)
     except BaseException:
         if not resume:
             shutil.rmtree(work, ignore_errors=True)
         raise
+
+
+def _replace(final: Path, work: Path) -> None:
+    if not final.exists():
+        work.rename(final)
+        return
+    if not exists(final):
+        raise ArgumentError(
+            f"{final} is in the way and no Outcrop artifact: remove it or choose another place"
+        )
+    old = _replaced_folder(final)
+    final.rename(old)
+    try:
+        work.rename(final)
+    except BaseException:
+        _put_back(final)
+        raise
+    shutil.rmtree(old)
+
+
+def _replaced_folder(final: Path) -> Path:
+    """Where what ``final`` held lies for the moment in which it is replaced."""
+    return final.parent / f".{final.name}.old"
+
+
+def _put_back(final: Path) -> None:
+    """Undoes a replacement that was killed halfway."""
+    old = _replaced_folder(final)
+    if exists(old) and not final.exists():
+        old.rename(final)
+    shutil.rmtree(old, ignore_errors=True)
+
+
+@contextmanager
+def naming_files(place: Path) -> Iterator[None]:
+    """Turns the system's errors into IoError that name a file: that of the error, else ``place``."""
+    try:
+        yield
+    except OSError as error:
+        if isinstance(error, OutcropError):
+            raise
+        where = error.filename2 or error.filename or place
+        raise IoError(
+            error.errno or 0, f"{where}: {error.strerror or error}, so {place} was not finished"
+        ) from error
 
 
 def write(folder: Path, manifest: Manifest) -> None:
@@ -185,12 +238,22 @@ def write(folder: Path, manifest: Manifest) -> None:
 
 def write_atomic(path: Path, content: bytes) -> None:
     """Replaces ``path`` by ``content``: after a crash the old or the new bytes are there, never a mixture."""
-    temporary = path.with_name(f".{path.name}.tmp")
-    with temporary.open("wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.replace(path)
+    temporary = temporary_file(path)
+    with naming_files(path):
+        try:
+            with temporary.open("wb") as file:
+                file.write(content)
+                file.flush()
+                os.fsync(file.fileno())
+            temporary.replace(path)
+        except BaseException:
+            temporary.unlink(missing_ok=True)
+            raise
+
+
+def temporary_file(path: Path) -> Path:
+    """What a kill may leave behind while :func:`write_atomic` replaces ``path``."""
+    return path.with_name(f".{path.name}.tmp")
 
 
 def sync_folder(folder: Path) -> None:
@@ -206,7 +269,9 @@ def plain(fields: dict[str, Any]) -> dict[str, Any]:
     return json.loads(json.dumps(fields))
 
 
-def is_current(folder: Path, format: str, version: int, config: dict[str, Any], inputs: dict[str, str]) -> bool:
+def is_current(
+    folder: Path, format: str, version: int, config: dict[str, Any], inputs: dict[str, str]
+) -> bool:
     """True where ``folder`` is a whole artifact made with this config from these inputs."""
     if not exists(folder):
         return False

@@ -13,4 +13,7 @@ def read_names(graph: Graph, runtime: Runtime, start: int = 0, stop: int | None 
     ends = offsets.read("node-names", start, stop + 1)
     raw = text.read("node-names", int(ends[0]), int(ends[-1])).tobytes()
     first = int(ends[0])
-    return [raw[a - first : b - first].decode() for a, b in zip(ends[:-1].tolist(), ends[1:].tolist(), strict=True)]
+    return [
+        raw[a - first : b - first].decode()
+        for a, b in zip(ends[:-1].tolist(), ends[1:].tolist(), strict=True)
+    ]

@@ -28,7 +28,9 @@ FORMAT, VERSION = "outcrop.pack", 1
 class PackedRecords:
     """Reads packed records. ``submit`` starts the reads of one record, ``finish`` waits, checks and decodes."""
 
-    def __init__(self, runtime: Runtime, path: Path, manifest: Manifest, placement: Placement, samples: SampleSet):
+    def __init__(
+        self, runtime: Runtime, path: Path, manifest: Manifest, placement: Placement, samples: SampleSet
+    ):
         self.path, self.manifest, self.placement = path, manifest, placement
         self._runtime, self._samples = runtime, samples
         self._number = placement.index_of()
@@ -46,10 +48,8 @@ class PackedRecords:
 
     def needed_bytes(self, batch: int) -> int:
         """Bytes of the record without padding."""
-        p, samples = self._number[batch], self._samples
-        meta = record.meta_bytes(int(samples.num_nodes[batch]), int(samples.num_rows[batch]),
-                                 int(samples.num_edges[batch]), int(samples.nodes_per_hop[batch, 0]),
-                                 int(self.placement.cached_rows[p].sum()), samples.id_bytes)
+        p = self._number[batch]
+        meta = self._samples.meta_bytes(batch, int(self.placement.cached_rows[p].sum()))
         return meta + int(self.placement.num_packed[p]) * self.row_bytes
 
     def record_bytes(self, batch: int) -> int:
@@ -73,12 +73,16 @@ class PackedRecords:
         at = (nodes - packed) * self.row_bytes // record.PAGE_BYTES * record.PAGE_BYTES
         return _Both(meta_job, self._reads([start + meta_span], [rows_span], x, [at]))
 
-    def _reads(self, offsets: list[int], lengths: list[int], out: np.ndarray, positions: list[int]) -> _core.IoJob:
+    def _reads(
+        self, offsets: list[int], lengths: list[int], out: np.ndarray, positions: list[int]
+    ) -> _core.IoJob:
         arrays = (np.asarray(v, np.int64) for v in (offsets, lengths, positions))
         o, n, p = arrays
         return self._runtime.io.submit_reads(self._file.file, o, n, out, p)
 
-    def finish(self, batch: int, job: _Both, meta: np.ndarray, x: np.ndarray) -> tuple[BatchGraph, record.AddressTable]:
+    def finish(
+        self, batch: int, job: _Both, meta: np.ndarray, x: np.ndarray
+    ) -> tuple[BatchGraph, record.AddressTable]:
         """Waits for :meth:`submit`'s job and checks what came. The packed rows still lie at the end of ``x``.
 
         Raises:
@@ -91,8 +95,10 @@ class PackedRecords:
         first = (graph.num_nodes - int(self.placement.num_packed[p])) * self.row_bytes
         crc = _core.crc32c(x[first : graph.num_nodes * self.row_bytes])
         if crc != self._rows_crc[p]:
-            raise ChecksumError(f"{where}: its rows were damaged after they were written (checksum {crc:08x}, expected "
-                                f"{int(self._rows_crc[p]):08x}); prepare the run again")
+            raise ChecksumError(
+                f"{where}: its rows were damaged after they were written (checksum {crc:08x}, expected "
+                f"{int(self._rows_crc[p]):08x}); prepare the run again"
+            )
         return graph, table
 
 

@@ -64,11 +64,8 @@ class Placement:
 
     def meta_span_bytes(self, packed: int, samples: SampleSet) -> int:
         """Bytes of the meta part of packed record ``packed``, page padding included."""
-        batch = int(self.packed_batches[packed])
         return record.align_page(
-            record.meta_bytes(int(samples.num_nodes[batch]), int(samples.num_rows[batch]),
-                              int(samples.num_edges[batch]), int(samples.nodes_per_hop[batch, 0]),
-                              int(self.cached_rows[packed].sum()), samples.id_bytes)
+            samples.meta_bytes(int(self.packed_batches[packed]), int(self.cached_rows[packed].sum()))
         )
 
     def index_of(self) -> dict[int, int]:

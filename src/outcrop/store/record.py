@@ -5,9 +5,10 @@ sample stage writes records without an address table, the pack stage adds it and
 
     [meta, zero-padded to 4096][shift bytes][packed rows][zeros up to 4096]
 
-The address table lists, by ascending local position, which rows lie in the host and in the device cache; all other
-rows are packed, in batch order. ``shift_bytes`` puts the first packed row at the same place within a page as the
-row's final place in the batch (:func:`outcrop.rows.assemble`), so that rows are read straight to where they expand.
+The degrees are there where they were asked for (``--degrees``). The address table lists, by ascending local
+position, which rows lie in the host and in the device cache; all other rows are packed, in batch order.
+``shift_bytes`` puts the first packed row at the same place within a page as the row's final place in the batch
+(:func:`outcrop.rows.assemble`), so that rows are read straight to where they expand.
 """
 
 from __future__ import annotations
@@ -28,9 +29,22 @@ _MAGIC = int.from_bytes(b"OUTCROPB", "little")
 _VERSION = 1
 
 # Header words.
-(_W_MAGIC, _W_VERSION, _W_HOPS, _W_ID_BYTES, _W_NODES, _W_EDGES, _W_ROWS, _W_HOST, _W_DEVICE, _W_META_BYTES,
- _W_CRC) = range(11)
+(
+    _W_MAGIC,
+    _W_VERSION,
+    _W_HOPS,
+    _W_ID_BYTES,
+    _W_NODES,
+    _W_EDGES,
+    _W_ROWS,
+    _W_HOST,
+    _W_DEVICE,
+    _W_META_BYTES,
+    _W_CRC,
+    _W_DEGREES,
+) = range(12)
 _W_NODES_PER_HOP, _W_EDGES_PER_HOP = 24, 40
+
 
 def _no_rows() -> np.ndarray:
     return np.zeros(0, np.int32)
@@ -69,9 +83,18 @@ def id_bytes_for(num_nodes: int) -> int:
     return 4 if num_nodes <= 1 << 31 else 8
 
 
-def meta_bytes(nodes: int, rows: int, edges: int, labels: int, cached: int, id_bytes: int) -> int:
+def meta_bytes(
+    nodes: int, rows: int, edges: int, labels: int, cached: int, id_bytes: int, degrees: bool = False
+) -> int:
     """Bytes of the meta part with these counts, not padded to a page."""
-    sections = [nodes * id_bytes, (rows + 1) * 4, edges * 4, labels * 8, cached * 8]
+    sections = [
+        nodes * id_bytes,
+        (rows + 1) * 4,
+        edges * 4,
+        labels * 8,
+        cached * 8,
+        nodes * 4 if degrees else 0,
+    ]
     return HEADER_BYTES + sum(-(-s // 8) * 8 for s in sections)
 
 
@@ -89,19 +112,57 @@ def rows_span_bytes(num_nodes: int, num_packed: int, row_bytes: int) -> int:
 
 def encode(graph: BatchGraph, table: AddressTable, id_bytes: int) -> np.ndarray:
     """The meta part as uint8, zero-padded to a page."""
-    cached = np.concatenate([table.host_positions, table.host_rows, table.device_positions, table.device_rows])
-    size = meta_bytes(graph.num_nodes, len(graph.rowptr) - 1, graph.num_edges, graph.num_seeds, table.num_cached,
-                      id_bytes)
+    cached = np.concatenate(
+        [table.host_positions, table.host_rows, table.device_positions, table.device_rows]
+    )
+    size = meta_bytes(
+        graph.num_nodes,
+        len(graph.rowptr) - 1,
+        graph.num_edges,
+        graph.num_seeds,
+        table.num_cached,
+        id_bytes,
+        graph.degree is not None,
+    )
     out = np.zeros(align_page(size), np.uint8)
     header = out[:HEADER_BYTES].view("<i8")
-    header[[_W_MAGIC, _W_VERSION, _W_HOPS, _W_ID_BYTES, _W_NODES, _W_EDGES, _W_ROWS, _W_HOST, _W_DEVICE,
-            _W_META_BYTES]] = [_MAGIC, _VERSION, graph.hops, id_bytes, graph.num_nodes, graph.num_edges,
-                               len(graph.rowptr) - 1, len(table.host_positions), len(table.device_positions), size]
+    header[
+        [
+            _W_MAGIC,
+            _W_VERSION,
+            _W_HOPS,
+            _W_ID_BYTES,
+            _W_NODES,
+            _W_EDGES,
+            _W_ROWS,
+            _W_HOST,
+            _W_DEVICE,
+            _W_META_BYTES,
+        ]
+    ] = [
+        _MAGIC,
+        _VERSION,
+        graph.hops,
+        id_bytes,
+        graph.num_nodes,
+        graph.num_edges,
+        len(graph.rowptr) - 1,
+        len(table.host_positions),
+        len(table.device_positions),
+        size,
+    ]
+    header[_W_DEGREES] = graph.degree is not None
     header[_W_NODES_PER_HOP : _W_NODES_PER_HOP + graph.hops + 1] = graph.nodes_per_hop
     header[_W_EDGES_PER_HOP : _W_EDGES_PER_HOP + graph.hops] = graph.edges_per_hop
     at = HEADER_BYTES
-    for values, dtype in ((graph.n_id, f"<i{id_bytes}"), (graph.rowptr, "<i4"), (graph.col, "<i4"),
-                          (graph.labels, "<i8"), (cached, "<i4")):
+    for values, dtype in (
+        (graph.n_id, f"<i{id_bytes}"),
+        (graph.rowptr, "<i4"),
+        (graph.col, "<i4"),
+        (graph.labels, "<i8"),
+        (cached, "<i4"),
+        ([] if graph.degree is None else graph.degree, "<i4"),
+    ):
         data = np.ascontiguousarray(values, dtype).view(np.uint8)
         out[at : at + len(data)] = data
         at += -(-len(data) // 8) * 8
@@ -125,21 +186,40 @@ def decode(meta: np.ndarray, where: str) -> tuple[BatchGraph, AddressTable]:
         raise FormatError(f"{where}: {len(meta)} bytes are no mini-batch record")
     header = meta[:HEADER_BYTES].view("<i8").copy()
     if header[_W_MAGIC] != _MAGIC or header[_W_VERSION] != _VERSION:
-        raise FormatError(f"{where}: no mini-batch record of version {_VERSION} is there; prepare the run again")
-    hops, id_bytes, nodes, edges, rows, host, device, size = (int(n) for n in header[_W_HOPS : _W_META_BYTES + 1])
-    seeds = int(header[_W_NODES_PER_HOP])
+        raise FormatError(
+            f"{where}: no mini-batch record of version {_VERSION} is there; prepare the run again"
+        )
+    hops, id_bytes, nodes, edges, rows, host, device, size = (
+        int(n) for n in header[_W_HOPS : _W_META_BYTES + 1]
+    )
+    seeds, degrees = int(header[_W_NODES_PER_HOP]), bool(header[_W_DEGREES])
     sane = 1 <= hops <= MAX_HOPS and id_bytes in (4, 8) and min(nodes, edges, rows, host, device, seeds) >= 0
-    if not sane or size > len(meta) or size != meta_bytes(nodes, rows, edges, seeds, host + device, id_bytes):
+    if (
+        not sane
+        or size > len(meta)
+        or size != meta_bytes(nodes, rows, edges, seeds, host + device, id_bytes, degrees)
+    ):
         raise FormatError(f"{where}: the header of the mini-batch record is damaged; prepare the run again")
     _check_crc(meta, header, where)
     at = HEADER_BYTES
     sections = []
-    for count, width in ((nodes, id_bytes), (rows + 1, 4), (edges, 4), (seeds, 8), (2 * (host + device), 4)):
+    for count, width in (
+        (nodes, id_bytes),
+        (rows + 1, 4),
+        (edges, 4),
+        (seeds, 8),
+        (2 * (host + device), 4),
+        (nodes if degrees else 0, 4),
+    ):
         sections.append(meta[at : at + count * width].view(f"<i{width}"))
         at += -(-count * width // 8) * 8
-    n_id, rowptr, col, labels, cached = sections
+    n_id, rowptr, col, labels, cached, degree = sections
     graph = BatchGraph(
-        n_id=n_id.astype(np.int64), rowptr=rowptr.copy(), col=col.copy(), labels=labels.copy(),
+        n_id=n_id.astype(np.int64),
+        rowptr=rowptr.copy(),
+        col=col.copy(),
+        labels=labels.copy(),
+        degree=degree.copy() if degrees else None,
         nodes_per_hop=tuple(header[_W_NODES_PER_HOP : _W_NODES_PER_HOP + hops + 1].tolist()),
         edges_per_hop=tuple(header[_W_EDGES_PER_HOP : _W_EDGES_PER_HOP + hops].tolist()),
     )
@@ -152,5 +232,7 @@ def _check_crc(meta: np.ndarray, header: np.ndarray, where: str) -> None:
     header[_W_CRC] = 0
     crc = _core.crc32c(meta[HEADER_BYTES:], _core.crc32c(header.view(np.uint8)))
     if crc != stored:
-        raise ChecksumError(f"{where}: the mini-batch record was damaged after it was written (checksum {crc:08x}, "
-                            f"expected {stored:08x}); prepare the run again")
+        raise ChecksumError(
+            f"{where}: the mini-batch record was damaged after it was written (checksum {crc:08x}, "
+            f"expected {stored:08x}); prepare the run again"
+        )

@@ -10,7 +10,7 @@ from outcrop.config import PlanConfig, SampleConfig
 from outcrop.errors import ArgumentError, FormatError
 from outcrop.store import manifest as manifests
 
-_FILE = "run.json"
+RUN_FILE = "run.json"
 _FORMAT, _VERSION = "outcrop.run", 1
 
 
@@ -33,13 +33,23 @@ def write(folder: Path, info: RunInfo) -> None:
     Raises:
         ArgumentError: ``folder`` holds something else.
     """
-    if folder.exists() and not (folder / _FILE).is_file() and (not folder.is_dir() or any(folder.iterdir())):
-        raise ArgumentError(f"{folder} is in the way and no Outcrop run: remove it or choose another place")
-    folder.mkdir(parents=True, exist_ok=True)
-    content = json.dumps({"format": _FORMAT, "version": _VERSION, **asdict(info)}, indent=1, sort_keys=True) + "\n"
-    path = folder / _FILE
+    _check_free(folder)
+    with manifests.naming_files(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+    content = (
+        json.dumps({"format": _FORMAT, "version": _VERSION, **asdict(info)}, indent=1, sort_keys=True) + "\n"
+    )
+    path = folder / RUN_FILE
     if not path.is_file() or path.read_text() != content:
         manifests.write_atomic(path, content.encode())
+
+
+def _check_free(folder: Path) -> None:
+    if not folder.exists() or (folder / RUN_FILE).is_file():
+        return
+    unfinished = manifests.temporary_file(folder / RUN_FILE)
+    if not folder.is_dir() or any(found != unfinished for found in folder.iterdir()):
+        raise ArgumentError(f"{folder} is in the way and no Outcrop run: remove it or choose another place")
 
 
 def read(folder: Path) -> RunInfo:
@@ -48,17 +58,26 @@ def read(folder: Path) -> RunInfo:
     Raises:
         FormatError: ``folder`` is no run, or of another version.
     """
-    path = folder / _FILE
+    path = folder / RUN_FILE
     try:
         raw = json.loads(path.read_bytes())
         if (raw["format"], raw["version"]) != (_FORMAT, _VERSION):
-            raise FormatError(f"{path} is {raw['format']!r} version {raw['version']}, not {_FORMAT} {_VERSION}")
+            raise FormatError(
+                f"{path} is {raw['format']!r} version {raw['version']}, not {_FORMAT} {_VERSION}"
+            )
         sample, plan = raw["sample"], raw["plan"]
-        return RunInfo(raw["graph"], raw["graph_digest"],
-                       SampleConfig(**{**sample, "fanouts": tuple(sample["fanouts"]), "splits": tuple(sample["splits"])}),
-                       PlanConfig(**{**plan, "packed_splits": tuple(plan["packed_splits"])}))
+        return RunInfo(
+            raw["graph"],
+            raw["graph_digest"],
+            SampleConfig(
+                **{**sample, "fanouts": tuple(sample["fanouts"]), "splits": tuple(sample["splits"])}
+            ),
+            PlanConfig(**{**plan, "packed_splits": tuple(plan["packed_splits"])}),
+        )
     except FileNotFoundError:
-        raise FormatError(f"{folder} is no Outcrop run ({path.name} is missing): make one with outcrop prepare") from None
+        raise FormatError(
+            f"{folder} is no Outcrop run ({path.name} is missing): make one with outcrop prepare"
+        ) from None
     except (KeyError, TypeError, ValueError, OSError) as error:
         if isinstance(error, FormatError):
             raise

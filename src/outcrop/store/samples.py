@@ -49,6 +49,7 @@ class SampleSet:
         self.groups = {name: Group(**g) for name, g in manifest.attributes["groups"].items()}
         self.id_bytes: int = manifest.attributes["id_bytes"]
         self.hops: int = manifest.attributes["hops"]
+        self.degrees: bool = manifest.attributes["degrees"]
         tables = {name: DiskArray(runtime, path, manifest.arrays[name]) for name in ("offsets", "shape")}
         self.offsets = tables["offsets"].read("batch-index")
         shape = tables["shape"].read("batch-index")
@@ -67,14 +68,27 @@ class SampleSet:
         try:
             return self.groups[split]
         except KeyError:
-            raise ArgumentError(f"{self.path} holds no batches of split {split!r}, only of "
-                                f"{', '.join(self.groups)}") from None
+            raise ArgumentError(
+                f"{self.path} holds no batches of split {split!r}, only of {', '.join(self.groups)}"
+            ) from None
 
     def where(self, batch: int) -> str:
         return f"{self.file.path}, mini-batch {batch} at byte {self.offsets[batch]}"
 
     def record_bytes(self, batch: int) -> int:
         return int(self.offsets[batch + 1] - self.offsets[batch])
+
+    def meta_bytes(self, batch: int, cached: int) -> int:
+        """Bytes of the meta part of ``batch`` with an address table of ``cached`` rows, not padded."""
+        return record.meta_bytes(
+            int(self.num_nodes[batch]),
+            int(self.num_rows[batch]),
+            int(self.num_edges[batch]),
+            int(self.nodes_per_hop[batch, 0]),
+            cached,
+            self.id_bytes,
+            self.degrees,
+        )
 
     def read(self, batch: int, buffer: np.ndarray) -> BatchGraph:
         """The graph of ``batch``, read through ``buffer``, uint8 of at least ``max_record_bytes``."""
@@ -84,7 +98,9 @@ class SampleSet:
 
     def read_node_ids(self, batch: int, buffer: np.ndarray) -> np.ndarray:
         """``n_id`` of ``batch`` alone, int32 or int64, in ``buffer``."""
-        offset, count = record.node_ids_range(int(self.offsets[batch]), int(self.num_nodes[batch]), self.id_bytes)
+        offset, count = record.node_ids_range(
+            int(self.offsets[batch]), int(self.num_nodes[batch]), self.id_bytes
+        )
         self.file.read_bytes(offset, buffer[:count])
         return buffer[:count].view(f"<i{self.id_bytes}")
 

@@ -1,0 +1,274 @@
+"""Benchmarks ``epoch``, ``loader`` and ``prepare``: the modes against each other on one graph, at one memory cap.
+
+Every measurement is a process of its own under a control group that caps it (and its page cache) at the budget plus
+the documented allowance, where the system lets us. Modes take turns (A, B, A, B), medians are reported; bytes and peaks
+are exact. Mode ``memory`` runs without a cap: it is what the others are compared with.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from outcrop.api.run import open_session
+from outcrop.bench.process import outcrop
+from outcrop.config import ALLOWANCE_BYTES, GraphShape, format_bytes
+from outcrop.runtime import Runtime
+from outcrop.store import run as runs
+from outcrop.store.graph import open_graph
+
+Say = Callable[[str], None]
+_UNLIMITED = "1TiB"
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What is measured. ``cap``: share of the feature bytes that the budget allows."""
+
+    shape: GraphShape = field(default_factory=GraphShape)
+    fanouts: str = "10,10"
+    batch_size: int = 1024
+    cap: float = 0.1
+    model: str = "sage"
+    hidden: int = 256
+    epochs: int = 5
+    rounds: int = 2
+
+    @property
+    def memory(self) -> int:
+        return int(self.shape.feature_bytes * self.cap)
+
+
+def ensure_graph(folder: Path, shape: GraphShape, say: Say) -> Path:
+    """The graph of ``shape`` in ``folder``, generated unless it is there."""
+    path = folder / f"{shape.name}.oc"
+    if not (path / "manifest.json").is_file():
+        say(f"generating {shape.name}: {format_bytes(shape.feature_bytes)} of features")
+        outcrop(["generate", path, *shape.arguments()])
+    return path
+
+
+def ensure_run(folder: Path, graph: Path, setting: Setting, say: Say) -> tuple[Path, dict[str, Any]]:
+    """The prepared run of ``setting``, made under its cap."""
+    run = folder / f"{graph.stem}-{setting.fanouts.replace(',', '-')}-cap{setting.cap:g}.run"
+    say(f"preparing {run.name} in {format_bytes(setting.memory)}")
+    done = outcrop(
+        [
+            "prepare",
+            graph,
+            run,
+            "--fanouts",
+            setting.fanouts,
+            "--batch-size",
+            str(setting.batch_size),
+            "--memory",
+            str(setting.memory),
+        ],
+        limit_bytes=setting.memory + ALLOWANCE_BYTES,
+    )
+    return run, done.result
+
+
+def epoch(folder: Path, setting: Setting, modes: Sequence[str], say: Say) -> dict[str, Any]:
+    """Trains in each mode and compares epoch times with ``memory`` and with the bare products of its shapes."""
+    graph = ensure_graph(folder, setting.shape, say)
+    run, prepared = ensure_run(folder, graph, setting, say)
+    results: dict[str, list[dict[str, Any]]] = {mode: [] for mode in modes}
+    for turn in range(setting.rounds):
+        for mode in modes:
+            say(f"round {turn + 1}/{setting.rounds}: {mode}")
+            capped = mode != "memory"
+            # The baselines that cannot keep to a budget are given the same cap by the kernel alone.
+            done = outcrop(
+                [
+                    "train",
+                    graph,
+                    "--run",
+                    run,
+                    "--mode",
+                    mode,
+                    "--model",
+                    setting.model,
+                    "--hidden",
+                    str(setting.hidden),
+                    "--epochs",
+                    str(setting.epochs if mode in ("packed", "memory") else 1),
+                    "--memory",
+                    str(setting.memory) if capped else _UNLIMITED,
+                    "--trace-losses",
+                ],
+                limit_bytes=setting.memory + ALLOWANCE_BYTES if capped else None,
+            )
+            results[mode].append(
+                {**done.result, "limit_bytes": done.limit_bytes, "peak_group_bytes": done.peak_group_bytes}
+            )
+    bare = bare_epoch_seconds(graph, run, setting)
+    rows = {mode: _summary(mode, runs_of_mode) for mode, runs_of_mode in results.items()}
+    base = rows["memory"]["seconds"] if "memory" in rows else None
+    for row in rows.values():
+        row["against_memory"] = None if base is None else row["seconds"] / base
+    losses = {
+        tuple(r["batch_losses"][: len(next(iter(results.values()))[0]["batch_losses"])])[:20]
+        for rs in results.values()
+        for r in rs
+    }
+    return {
+        "experiment": "epoch",
+        "setting": _plain(setting),
+        "modes": rows,
+        "bare_products_seconds": bare,
+        "memory_against_bare": None if base is None else base / bare,
+        "prepare": prepared,
+        "first_20_losses_identical": len(losses) == 1,
+    }
+
+
+def _summary(mode: str, results: list[dict[str, Any]]) -> dict[str, Any]:
+    # The first epoch of a process pays for warming up; where there are more it is left out.
+    epochs = [e for r in results for e in (r["epochs"][1:] or r["epochs"])]
+    last = epochs[-1]
+    return {
+        "seconds": median(e["seconds"] for e in epochs),
+        "load_seconds": median(e["load_seconds"] for e in epochs),
+        "all_seconds": [e["seconds"] for e in epochs],
+        "bytes_read": last["bytes_read"],
+        "read_ops": last["read_ops"],
+        "bytes_needed_from_disk": last["bytes_needed_from_disk"],
+        "read_amplification": last["bytes_read"] / last["bytes_needed_from_disk"]
+        if last["bytes_needed_from_disk"]
+        else None,
+        "rows_by_level": last["rows_by_level"],
+        "peak_host_bytes": max(r["peak_host_bytes"] for r in results),
+        "peak_process_bytes": max(r["peak_process_bytes"] for r in results),
+        "limit_bytes": results[-1].get("limit_bytes"),
+        "mode": mode,
+    }
+
+
+def bare_epoch_seconds(graph_path: Path, run: Path, setting: Setting, rounds: int = 3) -> float:
+    """Seconds that the bare dense and sparse products of one epoch's batches take, batches already in memory."""
+    from outcrop.bench.compute import bare_products
+
+    graph = open_graph(graph_path)
+    with Runtime() as runtime, open_session(graph, runtime, "memory", run_folder=run) as session:
+        totals = []
+        for _ in range(rounds):
+            total = 0.0
+            for batch in session.batches("train", 0):
+                products = bare_products(batch, setting.hidden, graph.num_classes)
+                begin = time.perf_counter()
+                products()
+                total += time.perf_counter() - begin
+                del batch, products
+            totals.append(total)
+    return median(totals[1:] or totals)
+
+
+def loader(folder: Path, setting: Setting, modes: Sequence[str], say: Say) -> dict[str, Any]:
+    """Delivers the batches of an epoch without a model; packed against the disk's rate and the copy rate."""
+    from outcrop.advisor.machine import measure_disk
+
+    graph = ensure_graph(folder, setting.shape, say)
+    run, _ = ensure_run(folder, graph, setting, say)
+    disk, copy = measure_disk(folder), copy_rate()
+    rows: dict[str, Any] = {}
+    for _ in range(setting.rounds):
+        for mode in modes:
+            say(f"loading: {mode}")
+            row = _load_once(graph, run, mode, setting, setting.epochs if mode in ("packed", "memory") else 1)
+            if mode not in rows or row["seconds"] < rows[mode]["seconds"]:
+                rows[mode] = row
+    limit = min(disk["sequential_bytes_per_s"], copy)
+    for row in rows.values():
+        row["of_limit"] = row["bytes_read"] / row["seconds"] / limit
+    return {
+        "experiment": "loader",
+        "setting": _plain(setting),
+        "modes": rows,
+        "disk": disk,
+        "copy_bytes_per_s": copy,
+        "limit_bytes_per_s": limit,
+    }
+
+
+def _load_once(graph_path: Path, run: Path, mode: str, setting: Setting, epochs: int) -> dict[str, Any]:
+    graph, info = open_graph(graph_path), runs.read(run)
+    memory = None if mode == "memory" else info.plan.memory
+    with Runtime(memory) as runtime, open_session(graph, runtime, mode, run_folder=run) as session:
+        seconds, read, batches = [], 0, session.batches("train", 0)
+        batches.close()
+        for number in range(epochs):
+            before, begin = runtime.io.counters, time.perf_counter()
+            batches = session.batches("train", number)
+            for batch in batches:
+                del batch
+            seconds.append(time.perf_counter() - begin)
+            read = runtime.io.counters.read_bytes - before.read_bytes
+        return {
+            "seconds": median(seconds),
+            "bytes_read": read,
+            "bytes_needed": batches.stats.bytes_needed,
+            "rows_by_level": batches.stats.rows_by_level,
+            "peak_host_bytes": runtime.budget.peak_bytes,
+            "delivered_bytes_per_s": sum(batches.stats.rows_by_level.values())
+            * graph.spec("features").stride_bytes
+            / median(seconds),
+        }
+
+
+def copy_rate(size_bytes: int = 256 << 20, rounds: int = 5) -> float:
+    """Bytes per second of one thread copying memory that fits in no cache."""
+    import numpy as np
+
+    source, target = np.ones(size_bytes, np.uint8), np.ones(size_bytes, np.uint8)
+    best = float("inf")
+    for _ in range(rounds):
+        begin = time.perf_counter()
+        np.copyto(target, source)
+        best = min(best, time.perf_counter() - begin)
+    return size_bytes / best
+
+
+def prepare(folder: Path, setting: Setting, say: Say) -> dict[str, Any]:
+    """Prepares from nothing under the cap; bytes against the least possible."""
+    import shutil
+
+    graph = ensure_graph(folder, setting.shape, say)
+    results, run = [], folder / "bench-prepare.run"
+    for turn in range(setting.rounds):
+        say(f"preparing, round {turn + 1}/{setting.rounds}")
+        shutil.rmtree(run, ignore_errors=True)
+        done = outcrop(
+            [
+                "prepare",
+                graph,
+                run,
+                "--fanouts",
+                setting.fanouts,
+                "--batch-size",
+                str(setting.batch_size),
+                "--memory",
+                str(setting.memory),
+            ],
+            limit_bytes=setting.memory + ALLOWANCE_BYTES,
+        )
+        results.append(
+            {**done.result, "peak_group_bytes": done.peak_group_bytes, "limit_bytes": done.limit_bytes}
+        )
+    shutil.rmtree(run, ignore_errors=True)
+    typical = sorted(results, key=lambda r: r["seconds"])[len(results) // 2]
+    return {
+        "experiment": "prepare",
+        "setting": _plain(setting),
+        "result": typical,
+        "all_seconds": [r["seconds"] for r in results],
+        "feature_passes": typical["bytes_read"] / setting.shape.feature_bytes,
+    }
+
+
+def _plain(setting: Setting) -> dict[str, Any]:
+    return {**asdict(setting), "memory": setting.memory}

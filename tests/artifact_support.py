@@ -1,0 +1,105 @@
+"""What the tests of kills, faults and damage share: a small prepared problem, its bytes, and children to kill."""
+
+from __future__ import annotations
+
+import gc
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import support
+from outcrop import _core
+from outcrop.api.prepare import PrepareReport
+from outcrop.api.prepare import prepare as prepare_run
+from outcrop.runtime import Runtime
+from outcrop.store.graph import Graph
+from outcrop.testing import write_graph
+
+NODES, EDGES, DIM, CLASSES = 6000, 40000, 101, 5
+MEMORY = "1700KiB"
+OPTIONS: dict[str, Any] = {
+    "fanouts": [3, 3],
+    "batch_size": 15,
+    "memory": MEMORY,
+    "gpu_memory": "200KiB",
+    "epochs": 2,
+}
+
+
+def small_graph(path: Path, **changes: Any) -> Graph:
+    """6000 nodes with a few hubs, rows of 404 bytes: pages are shared and rows cross them."""
+    rng = np.random.default_rng(changes.pop("seed", 0))
+    edges = np.stack([(rng.random(EDGES) ** 3 * NODES).astype(np.int64), rng.integers(0, NODES, EDGES)])
+    columns: dict[str, Any] = {
+        "features": rng.standard_normal((NODES, DIM)).astype(np.float32),
+        "labels": rng.integers(0, CLASSES, NODES),
+        "splits": {
+            "train": rng.choice(NODES, 60, replace=False),
+            "valid": np.arange(20),
+            "test": np.arange(200, 230),
+        },
+    }
+    with fresh_runtime() as runtime:
+        return write_graph(path, edges, NODES, runtime, **{**columns, **changes})
+
+
+@contextmanager
+def fresh_runtime(memory: int | str | None = None, **options: Any) -> Iterator[Runtime]:
+    """A runtime that is gone afterwards; asserts that it holds nothing but what it held at first."""
+    options = {"threads": 1, **options}
+    runtime = Runtime(**support.runtime_options("fresh", memory, options))
+    at_first = runtime.budget.now_bytes
+    yield runtime
+    gc.collect()
+    held = {tag: usage.now_bytes for tag, usage in runtime.budget.by_tag.items() if usage.now_bytes}
+    assert runtime.budget.now_bytes == at_first, held
+    runtime.close()
+
+
+def prepare(graph: Graph, out: Path, runtime: Runtime | None = None, **changes: Any) -> PrepareReport:
+    options = {**OPTIONS, **changes}
+    if runtime is not None:
+        return prepare_run(graph, out, runtime=runtime, **options)
+    with fresh_runtime(options["memory"]) as own:
+        return prepare_run(graph, out, runtime=own, **options)
+
+
+def tree(folder: Path) -> dict[str, bytes]:
+    """Every file below ``folder``, hidden ones too, by its path."""
+    return {str(f.relative_to(folder)): f.read_bytes() for f in sorted(folder.rglob("*")) if f.is_file()}
+
+
+def differences(found: dict[str, bytes], wanted: dict[str, bytes]) -> list[str]:
+    """Names of files that are missing, extra or differ: what an assertion should show instead of bytes."""
+    return sorted(name for name in found.keys() | wanted.keys() if found.get(name) != wanted.get(name))
+
+
+def leftovers(folder: Path) -> list[str]:
+    """Hidden files and folders: work in progress."""
+    return sorted(str(f.relative_to(folder)) for f in folder.rglob(".*"))
+
+
+def child_environment(**variables: str) -> dict[str, str]:
+    """For a Python child that finds this Outcrop and these helpers."""
+    package = str(Path(_core.__file__).parents[1])
+    return {**os.environ, "PYTHONPATH": os.pathsep.join([package, str(Path(__file__).parent)]), **variables}
+
+
+def python(
+    code: str, *arguments: object, timeout: float = 60, **variables: str
+) -> subprocess.CompletedProcess[str]:
+    """Runs ``code`` in a Python of its own to its end."""
+    return subprocess.run(
+        [sys.executable, "-c", code, *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        timeout=timeout,
+        env=child_environment(**variables),
+        check=False,
+    )
