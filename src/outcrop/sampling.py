@@ -12,6 +12,7 @@ import numpy as np
 
 from outcrop import _core
 from outcrop.config import SampleConfig
+from outcrop.errors import FormatError
 from outcrop.runtime import Runtime
 from outcrop.store.batches import BatchGraph
 from outcrop.store.graph import Graph
@@ -99,6 +100,11 @@ class BatchSampler:
         if self.config.degrees:
             degree = np.zeros(len(n_id), np.int32)
             self._sampler.degrees(n_id, degree)
+        if len(labels) and not -1 <= labels.min() <= labels.max() < self.graph.num_classes:
+            raise FormatError(
+                f"{self.graph.path}: labels from {labels.min()} to {labels.max()} were read, there are "
+                f"{self.graph.num_classes} classes; run outcrop verify"
+            )
         return BatchGraph(n_id, rowptr, col, tuple(nodes), tuple(edges), labels, degree)
 
 

@@ -112,6 +112,20 @@ def _checked(folder: Path, raw: dict[str, Any], format: str, version: int) -> Ma
     return manifest
 
 
+@contextmanager
+def interpreting(folder: Path) -> Iterator[None]:
+    """Within the block, what is missing or odd in the manifest of ``folder`` becomes a FormatError that names it."""
+    try:
+        yield
+    except OutcropError:
+        raise
+    except (KeyError, TypeError, ValueError, IndexError, AttributeError, OverflowError) as error:
+        raise FormatError(
+            f"{folder / MANIFEST} lacks or garbles a field ({type(error).__name__}: {error}): the file was "
+            f"changed by hand or is torn; remove {folder} and make it again"
+        ) from None
+
+
 def kind(folder: Path) -> str:
     """The ``format`` field of the manifest in ``folder``."""
     return str(_read_json(folder / MANIFEST).get("format"))
@@ -132,9 +146,9 @@ def _read_json(path: Path) -> dict[str, Any]:
 
 
 def _check_array(folder: Path, name: str, spec: ArraySpec) -> None:
-    if Path(spec.file).name != spec.file or spec.file in ("", ".", ".."):
+    if not isinstance(spec.file, str) or Path(spec.file).name != spec.file or spec.file in ("", ".", ".."):
         raise FormatError(f"{folder / MANIFEST}: array {name!r} points outside its folder ({spec.file!r})")
-    sizes = [*spec.shape, spec.stride_bytes, spec.file_bytes]
+    sizes = [*spec.shape, spec.stride_bytes, spec.file_bytes, spec.crc32c]
     if (
         not spec.shape
         or any(not isinstance(n, int) or n < 0 for n in sizes)
