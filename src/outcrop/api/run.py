@@ -72,8 +72,8 @@ def open_session(
     _check_belongs(sample_set.path, sample_set.manifest, {"graph": graph.digest()}, info.sample)
     if mode == "packed":
         places = _open_places(graph, runtime, run_folder, sample_set)
+        _read_pack_manifest(run_folder, places)
         records = packed.open_packed(runtime, run_folder / "pack", places, sample_set)
-        _check_belongs(records.path, records.manifest, {"plan": places.manifest.digest()})
         return load.packed_session(
             graph, sample_set, places, records, open_rows(graph, runtime, "online"), runtime, device
         )
@@ -99,6 +99,12 @@ def _open_places(
     return places
 
 
+def _read_pack_manifest(run_folder: Path, places: placement.Placement) -> Manifest:
+    manifest = manifests.read(run_folder / "pack", packed.FORMAT, packed.VERSION)
+    _check_belongs(run_folder / "pack", manifest, {"plan": places.manifest.digest()})
+    return manifest
+
+
 def _check_belongs(
     folder: Path, manifest: Manifest, inputs: dict[str, str], config: SampleConfig | None = None
 ) -> None:
@@ -121,8 +127,7 @@ def _with_host_cache(
     held = places.num_cached("host") * _ID_BYTES
     if held > runtime.budget.free_bytes // 2:
         return rows
-    manifest = manifests.read(run_folder / "pack", packed.FORMAT, packed.VERSION)
-    _check_belongs(run_folder / "pack", manifest, {"plan": places.manifest.digest()})
+    manifest = _read_pack_manifest(run_folder, places)
     cache = DiskArray(runtime, run_folder / "pack", manifest.arrays["host_cache"])
     fit = min(len(places.host_ids), (runtime.budget.free_bytes - _MARGIN_BYTES) // max(rows.row_bytes, 1))
     if fit <= 0:

@@ -120,7 +120,10 @@ class DiskArray:
 
     def __init__(self, runtime: Runtime, folder: Path, spec: ArraySpec):
         self.spec, self.path = spec, folder / spec.file
-        self.dtype = storage_dtype(spec.dtype)
+        try:
+            self.dtype = storage_dtype(spec.dtype)
+        except FormatError as error:
+            raise FormatError(f"{self.path}: {error}") from None
         self.num_rows = spec.shape[0]
         self.row_bytes = self.dtype.itemsize * math.prod(spec.shape[1:])
         if spec.stride_bytes < self.row_bytes:

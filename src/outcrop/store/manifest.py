@@ -11,6 +11,7 @@ import hashlib
 import json
 import os
 import shutil
+import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
@@ -103,6 +104,9 @@ def _checked(folder: Path, raw: dict[str, Any], format: str, version: int) -> Ma
             name: ArraySpec(**{**spec, "shape": tuple(spec["shape"])}) for name, spec in raw["arrays"].items()
         }
         manifest = Manifest(format, version, arrays, raw["attributes"], raw["config"], raw["inputs"])
+        for name in ("attributes", "config", "inputs"):
+            if not isinstance(raw[name], dict):
+                raise TypeError(f"{name} is no table")
     except (KeyError, TypeError, AttributeError) as error:
         raise FormatError(
             f"{path} lacks or garbles a field ({error}): the file was changed by hand or is torn"
@@ -155,11 +159,16 @@ def _check_array(folder: Path, name: str, spec: ArraySpec) -> None:
         or spec.file_bytes < spec.data_bytes
     ):
         raise FormatError(f"{folder / MANIFEST}: array {name!r} has an impossible shape or size")
+    if not isinstance(spec.dtype, str):
+        raise FormatError(f"{folder / MANIFEST}: array {name!r} has dtype {spec.dtype!r}, which is none")
     path = folder / spec.file
     try:
-        size = path.stat().st_size
+        found = path.stat()
     except OSError as error:
         raise FormatError(f"{path} (array {name!r}) cannot be opened: {error.strerror}") from None
+    if not stat.S_ISREG(found.st_mode):
+        raise FormatError(f"{path} (array {name!r}) is no regular file")
+    size = found.st_size
     if size != spec.file_bytes:
         raise FormatError(
             f"{path} has {size} bytes, its manifest says {spec.file_bytes}: truncated or overwritten"
