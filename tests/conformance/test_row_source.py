@@ -116,8 +116,10 @@ def test_rows_equal_indexing(tmp_path: Path, make_runtime: Callable[..., Runtime
             out = np.full(len(ids) * source.row_bytes + 16, 170, np.uint8)
             levels = source.read_rows(ids, out[8:-8])
             assert np.array_equal(out[8:-8].reshape(len(ids), source.row_bytes), features[ids])
-            assert (out[:8] == 170).all() and (out[-8:] == 170).all()
-            assert sum(levels.values()) == len(ids) and min(levels.values()) >= 0
+            assert (out[:8] == 170).all()
+            assert (out[-8:] == 170).all()
+            assert sum(levels.values()) == len(ids)
+            assert min(levels.values()) >= 0
         source.close()
 
 
@@ -205,7 +207,8 @@ def test_disk_rows_hold_their_scratch_and_no_more(graph, make_runtime):
     source = DiskRows(graph.array(runtime, "features"), runtime, scratch_bytes=SCRATCH)
     held = runtime.budget.by_tag["row-scratch"].now_bytes
     least = _core.RowReader.min_scratch_bytes(400)
-    assert held <= SCRATCH and least <= SCRATCH
+    assert held <= SCRATCH
+    assert least <= SCRATCH
     source.close()
     small = DiskRows(graph.array(runtime, "features"), runtime, scratch_bytes=1)
     assert runtime.budget.by_tag["row-scratch"].now_bytes <= round_up(least)

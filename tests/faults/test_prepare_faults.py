@@ -1,4 +1,4 @@
-"""Faults while a run is prepared: the right error, nothing half-made published, nothing held, and a rerun that works."""
+"""Faults while a run is prepared: the right error, nothing half-made published, and a rerun that works."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def problem() -> Iterator[tuple[Graph, dict[str, bytes], int, int]]:
 
 
 def fails_then_recovers(graph: Graph, want: dict[str, bytes], number: int, **faults: Any) -> str:
-    """Preparing under ``faults`` gives an IoError; what is published is whole; without faults it goes on. The message."""
+    """Preparing under ``faults`` gives an IoError; what is published is whole; without faults it goes on."""
     out = graph.path.parent / "run"
     with fresh_runtime(OPTIONS["memory"], faults=plan(**faults)) as runtime:
         with pytest.raises(IoError) as caught:

@@ -102,7 +102,8 @@ def test_records_and_caches_equal_numpy(
     run = reopened(graph, tmp_path, tight)
     packing.pack(graph, run.samples, run.places, tmp_path / "pack", tight)
     check(run, as_rows(random_features(150, width, dtype)))
-    assert len(places.host_ids) == 30 and len(places.device_ids) == 10
+    assert len(places.host_ids) == 30
+    assert len(places.device_ids) == 10
     assert tight.budget.peak_bytes <= tight.budget.limit_bytes
     assert verify_artifact(tmp_path / "pack", runtime)["arrays"] == 4
 

@@ -1,4 +1,4 @@
-"""The plan against NumPy: which rows are hottest, how many bytes everything takes, and that refusals name what suffices."""
+"""The plan against NumPy: which rows are hottest, what everything takes, that refusals name what suffices."""
 
 from __future__ import annotations
 
@@ -103,10 +103,8 @@ def check_tables(places: Placement, sample_set: SampleSet, splits: tuple[str, ..
                 missing.sum(),
             ]
             offset, number = offset + span, number + 1
-    assert (
-        len(places.packed_batches) == number
-        and places.offsets.tolist()[-1] == offset == places.predicted["record_bytes"]
-    )
+    assert len(places.packed_batches) == number
+    assert places.offsets.tolist()[-1] == offset == places.predicted["record_bytes"]
     found = {
         (split, e): [
             r["bytes_read"],
@@ -156,14 +154,16 @@ def test_every_count_equal_takes_the_lowest_ids(tmp_path, make_runtime):
     )
     sample_set = sampled(graph, tmp_path, runtime, batch_size=50, fanouts=(1,))
     places = planned(graph, tmp_path, runtime, sample_set, config_with_cache(sample_set, 40, 12, 7))
-    assert places.device_ids.tolist() == list(range(7)) and places.host_ids.tolist() == list(range(7, 19))
+    assert places.device_ids.tolist() == list(range(7))
+    assert places.host_ids.tolist() == list(range(7, 19))
 
 
 def test_without_limit_every_wanted_row_is_cached(made, tmp_path):
     graph, sample_set, runtime = made
     places = planned(graph, tmp_path, runtime, sample_set, PlanConfig())
     wanted = np.flatnonzero(popularity(sample_set, ("train", "valid"), graph.num_nodes))
-    assert places.host_ids.tolist() == wanted.tolist() and not places.num_packed.any()
+    assert places.host_ids.tolist() == wanted.tolist()
+    assert not places.num_packed.any()
     assert len(places.device_ids) == 0
     check_tables(places, sample_set, ("train", "valid"), 100)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -64,7 +66,8 @@ def test_round_trip(made):
     graph, table, id_bytes = made
     blob = record.encode(graph, table, id_bytes)
     size = meta_size(graph, table.num_cached, id_bytes)
-    assert blob.dtype == np.uint8 and len(blob) == round_up(size)
+    assert blob.dtype == np.uint8
+    assert len(blob) == round_up(size)
     assert size == record.meta_bytes(
         graph.num_nodes, len(graph.rowptr) - 1, graph.num_edges, graph.num_seeds, table.num_cached, id_bytes
     )
@@ -108,7 +111,7 @@ def test_every_changed_byte_is_noticed():
 @pytest.mark.parametrize("id_bytes", [4, 8])
 def test_payload_and_unused_header_words_are_covered_by_the_checksum(id_bytes):
     _, _, blob = sample_record(id_bytes)
-    for at in [*range(11 * 8, 24 * 8), *range(56 * 8, len(blob))]:
+    for at in [*range(12 * 8, 24 * 8), *range(56 * 8, len(blob))]:
         blob[at] ^= 64
         with pytest.raises(ChecksumError, match="damaged after it was written"):
             record.decode(blob, "here")
@@ -170,11 +173,13 @@ def test_packed_rows_are_read_to_where_they_expand(nodes, data, row_bytes):
         record.rows_span_bytes(nodes, packed, row_bytes),
     )
     first = (nodes - packed) * row_bytes  # where the first packed row begins in the batch, before expanding
-    assert 0 <= shift < PAGE and (first - shift) % PAGE == 0
+    assert 0 <= shift < PAGE
+    assert (first - shift) % PAGE == 0
     if packed == 0:
         assert span == 0
     else:
-        assert span % PAGE == 0 and 0 <= span - (shift + packed * row_bytes) < PAGE
+        assert span % PAGE == 0
+        assert 0 <= span - (shift + packed * row_bytes) < PAGE
         assert first - shift + span == round_up(nodes * row_bytes)  # ends where the batch's rows end
 
 
@@ -182,6 +187,19 @@ def test_small_arithmetic():
     assert record.rows_span_bytes(5, 3, 0) == 0
     assert [record.align_page(n) for n in (0, 1, 4096, 4097)] == [0, 4096, 4096, 8192]
     assert [record.id_bytes_for(n) for n in (0, 2**31, 2**31 + 1)] == [4, 4, 8]
+    assert record.AddressTable().num_cached == 0
+    assert record.AddressTable().cached_positions().dtype == np.int64
+
+
+def test_degrees_round_trip():
+    graph, table, plain = sample_record()
+    degree = np.arange(graph.num_nodes, dtype=np.int32)[::-1].copy()
+    blob = record.encode(dataclasses.replace(graph, degree=degree), table, 4)
+    assert np.array_equal(record.decode(blob, "here")[0].degree, degree)
+    assert record.decode(plain, "here")[0].degree is None
+    sizes = (graph.num_nodes, len(graph.rowptr) - 1, graph.num_edges, graph.num_seeds, table.num_cached, 4)
+    assert blob[:512].view("<i8")[9] == record.meta_bytes(*sizes, degrees=True)
     assert (
-        record.AddressTable().num_cached == 0 and record.AddressTable().cached_positions().dtype == np.int64
+        record.meta_bytes(*sizes, degrees=True) - record.meta_bytes(*sizes)
+        == -(-4 * graph.num_nodes // 8) * 8
     )

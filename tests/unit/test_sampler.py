@@ -80,11 +80,13 @@ def check(
     """Everything that must hold for any draw."""
     indptr, indices = graph
     assert (batch.n_id.dtype, batch.rowptr.dtype, batch.col.dtype) == (np.int64, np.int32, np.int32)
-    assert len(batch.nodes_per_hop) == len(fanouts) + 1 and len(batch.edges_per_hop) == len(fanouts)
+    assert len(batch.nodes_per_hop) == len(fanouts) + 1
+    assert len(batch.edges_per_hop) == len(fanouts)
     assert sum(batch.nodes_per_hop) == len(batch.n_id) == len(set(batch.n_id.tolist()))
     ends = np.cumsum(batch.nodes_per_hop)
     assert batch.n_id[: ends[0]].tolist() == list(seeds)
-    assert len(batch.rowptr) == ends[-2] + 1 and batch.rowptr[0] == 0
+    assert len(batch.rowptr) == ends[-2] + 1
+    assert batch.rowptr[0] == 0
     assert batch.rowptr[-1] == len(batch.col) == sum(batch.edges_per_hop)
     first_met = np.full(len(batch.n_id), len(fanouts) + 1)  # hop in which an edge first leads to a node
     first_met[: ends[0]] = 0
@@ -97,7 +99,8 @@ def check(
             node = batch.n_id[row]
             neighbours = indices[indptr[node] : indptr[node + 1]].tolist()
             cols = batch.col[batch.rowptr[row] : batch.rowptr[row + 1]]
-            assert (cols >= 0).all() and (cols < ends[hop + 1]).all()
+            assert (cols >= 0).all()
+            assert (cols < ends[hop + 1]).all()
             picked = batch.n_id[cols].tolist()
             assert set(picked) <= set(neighbours)
             if replace:
@@ -116,7 +119,8 @@ def check(
 @pytest.mark.parametrize("fanouts", [(1,), (3, 4), (40,), (2, 70, 3), (5, 5, 5, 5)])
 def test_any_draw_is_a_draw(fanouts, replace):
     graph = random_csc(400, 6000, 1)
-    assert (np.diff(graph[0]) == 0).any() and np.diff(graph[0]).max() > 80
+    assert (np.diff(graph[0]) == 0).any()
+    assert np.diff(graph[0]).max() > 80
     seeds = np.random.default_rng(2).permutation(400)
     batches = [seeds[i : i + 50].tolist() for i in range(0, 400, 50)]
     for batch, wanted in zip(draw(graph, batches, fanouts, replace=replace, seed=9), batches, strict=True):
@@ -294,7 +298,8 @@ def test_what_a_node_draws_does_not_depend_on_its_company():
     assert all(second[node] == first[node] for node in (5, 9, 11))
     first, second = rows_of_hop(alone, 1), rows_of_hop(among, 1)
     common = first.keys() & second.keys()
-    assert common and all(first[node] == second[node] for node in common)
+    assert common
+    assert all(first[node] == second[node] for node in common)
 
 
 def test_hops_draw_differently():
@@ -376,7 +381,8 @@ def test_whether_a_batch_fits_does_not_depend_on_those_before():
             high = middle
         else:
             low = middle
-    assert fits(high, seeds) and fits(high, seeds[::-1])
+    assert fits(high, seeds)
+    assert fits(high, seeds[::-1])
 
 
 def small_graph(folder: Path, runtime: Runtime):
@@ -446,15 +452,18 @@ def test_batches_keep_torch_geometrics_conventions():
     (batch,) = draw(graph, [seeds], (4, 3, 5), seed=6)
     x = torch.arange(400 * 2, dtype=torch.float32).reshape(400, 2)[torch.from_numpy(batch.n_id)]
     data = to_pyg(MiniBatch(batch, x, torch.from_numpy(batch.labels)))
-    assert data.validate() and data.is_sorted(sort_by_row=False)
+    assert data.validate()
+    assert data.is_sorted(sort_by_row=False)
     assert sum(data.num_sampled_nodes) == data.num_nodes == len(data.n_id.unique())
     assert sum(data.num_sampled_edges) == data.num_edges
-    assert data.n_id[: data.batch_size].tolist() == seeds and data.num_sampled_nodes[0] == data.batch_size
+    assert data.n_id[: data.batch_size].tolist() == seeds
+    assert data.num_sampled_nodes[0] == data.batch_size
     ends = np.cumsum(data.num_sampled_nodes)
     edge_ends = np.cumsum([0, *data.num_sampled_edges])
     for hop in range(3):  # edges of hop h point at the nodes met in hop h
         source, target = data.edge_index[:, edge_ends[hop] : edge_ends[hop + 1]]
-        assert (target < ends[hop]).all() and (target >= (ends[hop - 1] if hop else 0)).all()
+        assert (target < ends[hop]).all()
+        assert (target >= (ends[hop - 1] if hop else 0)).all()
         assert (source < ends[hop + 1]).all()
     for layer in range(3):
         trimmed, edge_index, _ = trim_to_layer(

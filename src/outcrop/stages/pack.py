@@ -123,7 +123,7 @@ class _Packer:
         if not (self._has_output_files(folder) and journal.load()):
             _clear(folder)
         self._runtime.progress.start("pack", len(episodes) * self._features.spec.data_bytes, "bytes")
-        files = _OutputFiles(self._runtime, folder, placement, self._features, anew=not journal.meta_done)
+        files = _OutputFiles(self._runtime, folder, placement, self._features)
         try:
             if not journal.meta_done:
                 self._write_meta(files, journal)
@@ -413,9 +413,7 @@ def _cut(features: DiskArray, chunk_pages: int) -> _Chunks:
 class _OutputFiles:
     """The files being written, and the id lists that are read for the caches."""
 
-    def __init__(
-        self, runtime: Runtime, folder: Path, placement: Placement, features: DiskArray, *, anew: bool
-    ):
+    def __init__(self, runtime: Runtime, folder: Path, placement: Placement, features: DiskArray):
         self._io, self._placement, self._features = runtime.io, placement, features
         update, read = _core.OpenMode.update, _core.OpenMode.read
         self.records = self._io.open(str(folder / "records.bin"), update)
@@ -426,9 +424,6 @@ class _OutputFiles:
             str(placement.path / placement.manifest.arrays["device_ids"].file), read
         )
         self._rows = {"host_cache": len(placement.host_ids), "device_cache": len(placement.device_ids)}
-        if anew:  # what another packing left there would show in the gaps, which are zeros
-            for file in (self.records, self.host_cache, self.device_cache):
-                self._io.resize(file, 0)
         self._io.resize(self.records, int(placement.offsets[-1]))
         for name, rows in self._rows.items():
             self._io.resize(getattr(self, name), record.align_page(rows * features.row_bytes))
