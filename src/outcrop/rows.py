@@ -61,6 +61,7 @@ class HostRows(RowSource):
         self._workers = runtime.workers
         held = runtime.budget.empty("features", features.spec.data_bytes)
         features.read_bytes(0, held)
+        features.check(_core.crc32c(held))
         self._table = held.reshape(self.num_rows, features.spec.stride_bytes)[:, : self.row_bytes]
 
     def read_rows(self, ids: np.ndarray, out: np.ndarray) -> dict[str, int]:

@@ -12,6 +12,7 @@ import numpy as np
 
 from outcrop import _core
 from outcrop.config import SampleConfig
+from outcrop.errors import FormatError
 from outcrop.runtime import Runtime
 from outcrop.store.batches import BatchGraph
 from outcrop.store.graph import Graph
@@ -58,14 +59,15 @@ class BatchSampler:
         self.graph, self.config = graph, config
         self._runtime = runtime
         # The sampler's scratch and the results that wait first: the topology can also be mapped.
-        threads = runtime.workers.threads
-        per_batch = max(
-            min(_worst_case_bytes(config, graph), int(runtime.budget.free_bytes * share) // (2 * threads)), 1
-        )
+        # Each batch that is drawn takes its worst case twice. Where memory is short, fewer are drawn at a time.
+        worst, most = _worst_case_bytes(config, graph), int(runtime.budget.free_bytes * share) // 2
+        threads = min(max(most // worst, 1), runtime.workers.threads)
+        self._workers = runtime.workers if threads == runtime.workers.threads else _core.WorkerPool(threads)
+        per_batch = max(min(worst, most // threads), 1)
         self._scratch = runtime.budget.reserve("sampler", 2 * threads * per_batch)
         self.topology = load_topology(graph, runtime, share=share)
         self._sampler = _core.NeighborSampler(
-            runtime.workers,
+            self._workers,
             self.topology.indptr,
             self.topology.indices,
             list(config.fanouts),
@@ -76,8 +78,8 @@ class BatchSampler:
         self._labels = graph.array(runtime, "labels").memmap() if graph.has("labels") else None
 
     def batches(self, split: str, epoch: int, seeds: np.ndarray) -> Iterator[BatchGraph]:
-        """All batches of one epoch, in order, drawn ``threads`` at a time."""
-        size, wave = self.config.batch_size, self._runtime.workers.threads
+        """All batches of one epoch, in order, as many at a time as there are threads."""
+        size, wave = self.config.batch_size, self._workers.threads
         count = -(-len(seeds) // size)
         for first in range(0, count, wave):
             offsets = np.minimum(
@@ -99,6 +101,11 @@ class BatchSampler:
         if self.config.degrees:
             degree = np.zeros(len(n_id), np.int32)
             self._sampler.degrees(n_id, degree)
+        if len(labels) and not -1 <= labels.min() <= labels.max() < self.graph.num_classes:
+            raise FormatError(
+                f"{self.graph.path}: labels from {labels.min()} to {labels.max()} were read, there are "
+                f"{self.graph.num_classes} classes; run outcrop verify"
+            )
         return BatchGraph(n_id, rowptr, col, tuple(nodes), tuple(edges), labels, degree)
 
 

@@ -5,16 +5,23 @@ from __future__ import annotations
 import errno
 import os
 import re
-import shutil
 import subprocess
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from artifact_support import OPTIONS, differences, fresh_runtime, leftovers, prepare, small_graph, tree
+from artifact_support import (
+    OPTIONS,
+    differences,
+    fresh_runtime,
+    leftovers,
+    memory_folder,
+    prepare,
+    small_graph,
+    tree,
+)
 from outcrop import _core
 from outcrop.errors import IoError
 from outcrop.store.graph import Graph
@@ -30,26 +37,14 @@ def plan(**fields: Any) -> _core.FaultPlan:
 
 
 @pytest.fixture(scope="module")
-def fast_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """Where waiting for the disk takes no time, as far as there is such a place: hundreds of runs are prepared here."""
-    memory = Path("/dev/shm")
-    if not os.access(memory, os.W_OK):
-        yield tmp_path_factory.mktemp("faults")
-        return
-    folder = Path(tempfile.mkdtemp(prefix="outcrop-test-", dir=memory))
-    yield folder
-    shutil.rmtree(folder)
-
-
-@pytest.fixture(scope="module")
-def problem(fast_folder: Path) -> tuple[Graph, dict[str, bytes], int, int]:
+def problem() -> Iterator[tuple[Graph, dict[str, bytes], int, int]]:
     """A graph, the bytes of its run, and how many operations and written bytes making that takes."""
-    folder = fast_folder
-    graph = small_graph(folder / "graph")
-    with fresh_runtime(OPTIONS["memory"], faults=plan()) as runtime:
-        prepare(graph, folder / "want", runtime)
-        counters = runtime.io.counters
-    return graph, tree(folder / "want"), counters.read_ops + counters.write_ops, counters.write_bytes
+    with memory_folder() as folder:
+        graph = small_graph(folder / "graph")
+        with fresh_runtime(OPTIONS["memory"], faults=plan()) as runtime:
+            prepare(graph, folder / "want", runtime)
+            counters = runtime.io.counters
+        yield graph, tree(folder / "want"), counters.read_ops + counters.write_ops, counters.write_bytes
 
 
 def fails_then_recovers(graph: Graph, want: dict[str, bytes], number: int, **faults: Any) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
@@ -103,6 +104,12 @@ def prepare(
             runtime.close()
 
 
+def _remove_headless(folder: Path) -> None:
+    """Removes a stage folder of a run whose manifest is gone: it is worth nothing, and would be in the way."""
+    if folder.is_dir() and not manifests.exists(folder) and all(f.suffix == ".bin" for f in folder.iterdir()):
+        shutil.rmtree(folder)
+
+
 def _prepare(
     graph: Graph,
     out: Path,
@@ -129,6 +136,7 @@ def _prepare(
         if manifests.is_current(out / name, format, version, *wanted):
             report.skipped.append(name)
             return
+        _remove_headless(out / name)
         begin = time.monotonic()
         with runtime.trace.span(name):
             make()

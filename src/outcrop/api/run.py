@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import closing
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,9 +16,11 @@ from outcrop.rows import RowSource, TieredRows, open_rows
 from outcrop.runtime import Runtime
 from outcrop.sampling import BatchSampler
 from outcrop.stages import load
+from outcrop.store import manifest as manifests
 from outcrop.store import packed, placement, run, samples
 from outcrop.store.arrays import DiskArray
 from outcrop.store.graph import Graph, open_graph
+from outcrop.store.manifest import Manifest
 
 _ROW_SLOTS = 2
 _ID_BYTES = 8
@@ -66,8 +69,10 @@ def open_session(
             "run outcrop prepare again"
         )
     sample_set = samples.open_samples(runtime, run_folder / "sample")
+    _check_belongs(sample_set.path, sample_set.manifest, {"graph": graph.digest()}, info.sample)
     if mode == "packed":
-        places = placement.open_placement(runtime, run_folder / "plan")
+        places = _open_places(graph, runtime, run_folder, sample_set)
+        _read_pack_manifest(run_folder, places)
         records = packed.open_packed(runtime, run_folder / "pack", places, sample_set)
         return load.packed_session(
             graph, sample_set, places, records, open_rows(graph, runtime, "online"), runtime, device
@@ -80,23 +85,54 @@ def open_session(
     if mode != "online":
         return load.row_session(graph, load.RecordedGraphs(sample_set, runtime), rows, pool, runtime, device)
     graphs = load.SampledGraphs(BatchSampler(graph, info.sample, runtime), runtime)
-    return load.row_session(graph, graphs, _with_host_cache(rows, runtime, run_folder), pool, runtime, device)
+    rows = _with_host_cache(graph, rows, runtime, run_folder, sample_set)
+    return load.row_session(graph, graphs, rows, pool, runtime, device)
 
 
-def _with_host_cache(rows: RowSource, runtime: Runtime, run_folder: Path) -> RowSource:
+def _open_places(
+    graph: Graph, runtime: Runtime, run_folder: Path, sample_set: samples.SampleSet
+) -> placement.Placement:
+    places = placement.open_placement(runtime, run_folder / "plan")
+    _check_belongs(
+        places.path, places.manifest, {"graph": graph.digest(), "sample": sample_set.manifest.digest()}
+    )
+    return places
+
+
+def _read_pack_manifest(run_folder: Path, places: placement.Placement) -> Manifest:
+    manifest = manifests.read(run_folder / "pack", packed.FORMAT, packed.VERSION)
+    _check_belongs(run_folder / "pack", manifest, {"plan": places.manifest.digest()})
+    return manifest
+
+
+def _check_belongs(
+    folder: Path, manifest: Manifest, inputs: dict[str, str], config: SampleConfig | None = None
+) -> None:
+    """Raises FormatError where a stage was made from other inputs, as after a prepare that was interrupted."""
+    same = all(manifest.inputs.get(name) == digest for name, digest in inputs.items())
+    if not same or (config is not None and manifest.config != manifests.plain(asdict(config))):
+        raise FormatError(
+            f"{folder} does not belong to the rest of its run, as after an interrupted prepare: run outcrop "
+            "prepare again with the options that you want"
+        )
+
+
+def _with_host_cache(
+    graph: Graph, rows: RowSource, runtime: Runtime, run_folder: Path, sample_set: samples.SampleSet
+) -> RowSource:
     """The run's host cache over ``rows``, as far as it fits in what is left of the budget."""
     if not (run_folder / "pack" / "manifest.json").is_file():
         return rows
-    places = placement.open_placement(runtime, run_folder / "plan")
+    places = _open_places(graph, runtime, run_folder, sample_set)
     held = places.num_cached("host") * _ID_BYTES
     if held > runtime.budget.free_bytes // 2:
         return rows
-    manifest = packed.manifests.read(run_folder / "pack", packed.FORMAT, packed.VERSION)
+    manifest = _read_pack_manifest(run_folder, places)
     cache = DiskArray(runtime, run_folder / "pack", manifest.arrays["host_cache"])
     fit = min(len(places.host_ids), (runtime.budget.free_bytes - _MARGIN_BYTES) // max(rows.row_bytes, 1))
     if fit <= 0:
         return rows
-    hot = cache.read("host_cache", 0, fit).reshape(-1).view(np.uint8)
+    hot = cache.read_first("host_cache", fit).reshape(-1).view(np.uint8)
     cache.close()
     return TieredRows(places.host_ids[:fit], hot, rows, runtime)
 

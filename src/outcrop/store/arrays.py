@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import weakref
 from pathlib import Path
 
@@ -16,6 +17,7 @@ PAGE_BYTES = 4096
 _WRITE_BUFFER_BYTES = 1 << 20  # at most; a 64th of a small budget
 _MIN_WRITE_BUFFER_BYTES = 16 << 10
 _VERIFY_BUFFER_BYTES = 4 << 20
+_REST_BUFFER_BYTES = 64 << 10
 
 # NumPy has no bfloat16: its 16 raw bits are kept as uint16.
 _STORAGE = {
@@ -118,9 +120,12 @@ class DiskArray:
 
     def __init__(self, runtime: Runtime, folder: Path, spec: ArraySpec):
         self.spec, self.path = spec, folder / spec.file
-        self.dtype = storage_dtype(spec.dtype)
+        try:
+            self.dtype = storage_dtype(spec.dtype)
+        except FormatError as error:
+            raise FormatError(f"{self.path}: {error}") from None
         self.num_rows = spec.shape[0]
-        self.row_bytes = self.dtype.itemsize * int(np.prod(spec.shape[1:], dtype=np.int64))
+        self.row_bytes = self.dtype.itemsize * math.prod(spec.shape[1:])
         if spec.stride_bytes < self.row_bytes:
             raise FormatError(
                 f"{self.path}: stride of {spec.stride_bytes} bytes is below its row of {self.row_bytes}"
@@ -134,7 +139,11 @@ class DiskArray:
         self._runtime.io.read(self.file, offset, out)
 
     def read(self, tag: str, start: int = 0, stop: int | None = None) -> np.ndarray:
-        """Rows ``start:stop`` in memory held under ``tag``: equals ``memmap()[start:stop]``."""
+        """Rows ``start:stop`` in memory held under ``tag``: equals ``memmap()[start:stop]``.
+
+        Raises:
+            ChecksumError: The whole array was asked for, and its bytes differ from those that were written.
+        """
         stop = self.num_rows if stop is None else stop
         if self.spec.stride_bytes != self.row_bytes:
             raise FormatError(f"{self.path}: rows with gaps are read through a RowSource, not whole")
@@ -145,6 +154,8 @@ class DiskArray:
             return np.zeros((stop - start, *self.spec.shape[1:]), self.dtype)
         out = self._runtime.budget.empty(tag, count)
         self.read_bytes(start * self.row_bytes, out)
+        if count == self.spec.data_bytes:
+            self.check(_core.crc32c(out))
         return out.view(self.dtype).reshape(stop - start, *self.spec.shape[1:])
 
     def memmap(self) -> np.ndarray:
@@ -155,14 +166,29 @@ class DiskArray:
         rows = flat.reshape(self.num_rows, self.spec.stride_bytes)[:, : self.row_bytes]
         return rows.view(self.dtype).reshape(self.spec.shape)
 
+    def read_first(self, tag: str, rows: int) -> np.ndarray:
+        """The first ``rows`` rows, as :meth:`read`; the rest is read too, to compare the checksum of the whole.
+
+        Raises:
+            ChecksumError: The bytes differ from those that were written.
+        """
+        out = self.read(tag, 0, rows)
+        if out.nbytes < self.spec.data_bytes:
+            self._check_from(out.nbytes, _core.crc32c(as_bytes(out)), _REST_BUFFER_BYTES)
+        return out
+
     def verify(self) -> None:
         """Reads the file and compares its checksum.
 
         Raises:
             ChecksumError: The bytes differ from those that were written.
         """
-        crc, at, left = 0, 0, self.spec.data_bytes
-        most = max(min(_VERIFY_BUFFER_BYTES, self._runtime.budget.free_bytes // 2), PAGE_BYTES)
+        self._check_from(0, 0, _VERIFY_BUFFER_BYTES)
+
+    def _check_from(self, at: int, crc: int, buffer_bytes: int) -> None:
+        """Reads on at ``at``; ``crc`` is that of the bytes before."""
+        left = self.spec.data_bytes - at
+        most = max(min(buffer_bytes, self._runtime.budget.free_bytes // 2), PAGE_BYTES)
         buffer = self._runtime.budget.empty("verify", min(most, max(left, 1)))
         while left:
             part = buffer[: min(left, len(buffer))]
@@ -170,8 +196,12 @@ class DiskArray:
             crc = _core.crc32c(part, crc)
             at, left = at + len(part), left - len(part)
             self._runtime.progress.advance("verify", len(part))
+        self.check(crc)
+
+    def check(self, crc: int) -> None:
+        """Compares the checksum of all data bytes with what the manifest says."""
         if crc != self.spec.crc32c:
             raise ChecksumError(
                 f"{self.path}: checksum is {crc:08x}, the manifest says {self.spec.crc32c:08x}: "
-                "the file was damaged after it was written; make the artifact again"
+                f"the file was damaged after it was written; remove {self.path.parent} and make it again"
             )

@@ -45,6 +45,8 @@ class Graph:
             spec = manifest.arrays.get(name)
             if spec is None and name in ("indptr", "indices"):
                 raise FormatError(f"{path}: array {name!r} is missing")
+            if not isinstance(rows, int) or rows < 0:
+                raise FormatError(f"{path}: {rows!r} is no number of rows for array {name!r}")
             if spec is not None and spec.shape[0] != rows:
                 raise FormatError(f"{path}: array {name!r} has {spec.shape[0]} rows, {rows} were expected")
 
@@ -81,4 +83,6 @@ def open_graph(path: Path | str) -> Graph:
         FormatError: Missing, foreign, of another version, or truncated.
     """
     path = Path(path)
-    return Graph(path, manifests.read(path, FORMAT, VERSION))
+    manifest = manifests.read(path, FORMAT, VERSION)
+    with manifests.interpreting(path):
+        return Graph(path, manifest)

@@ -11,6 +11,7 @@ import hashlib
 import json
 import os
 import shutil
+import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
@@ -103,6 +104,9 @@ def _checked(folder: Path, raw: dict[str, Any], format: str, version: int) -> Ma
             name: ArraySpec(**{**spec, "shape": tuple(spec["shape"])}) for name, spec in raw["arrays"].items()
         }
         manifest = Manifest(format, version, arrays, raw["attributes"], raw["config"], raw["inputs"])
+        for name in ("attributes", "config", "inputs"):
+            if not isinstance(raw[name], dict):
+                raise TypeError(f"{name} is no table")
     except (KeyError, TypeError, AttributeError) as error:
         raise FormatError(
             f"{path} lacks or garbles a field ({error}): the file was changed by hand or is torn"
@@ -110,6 +114,20 @@ def _checked(folder: Path, raw: dict[str, Any], format: str, version: int) -> Ma
     for name, spec in arrays.items():
         _check_array(folder, name, spec)
     return manifest
+
+
+@contextmanager
+def interpreting(folder: Path) -> Iterator[None]:
+    """Within the block, what is missing or odd in the manifest of ``folder`` becomes a FormatError that names it."""
+    try:
+        yield
+    except OutcropError:
+        raise
+    except (KeyError, TypeError, ValueError, IndexError, AttributeError, OverflowError) as error:
+        raise FormatError(
+            f"{folder / MANIFEST} lacks or garbles a field ({type(error).__name__}: {error}): the file was "
+            f"changed by hand or is torn; remove {folder} and make it again"
+        ) from None
 
 
 def kind(folder: Path) -> str:
@@ -132,20 +150,25 @@ def _read_json(path: Path) -> dict[str, Any]:
 
 
 def _check_array(folder: Path, name: str, spec: ArraySpec) -> None:
-    if Path(spec.file).name != spec.file or spec.file in ("", ".", ".."):
+    if not isinstance(spec.file, str) or Path(spec.file).name != spec.file or spec.file in ("", ".", ".."):
         raise FormatError(f"{folder / MANIFEST}: array {name!r} points outside its folder ({spec.file!r})")
-    sizes = [*spec.shape, spec.stride_bytes, spec.file_bytes]
+    sizes = [*spec.shape, spec.stride_bytes, spec.file_bytes, spec.crc32c]
     if (
         not spec.shape
         or any(not isinstance(n, int) or n < 0 for n in sizes)
         or spec.file_bytes < spec.data_bytes
     ):
         raise FormatError(f"{folder / MANIFEST}: array {name!r} has an impossible shape or size")
+    if not isinstance(spec.dtype, str):
+        raise FormatError(f"{folder / MANIFEST}: array {name!r} has dtype {spec.dtype!r}, which is none")
     path = folder / spec.file
     try:
-        size = path.stat().st_size
+        found = path.stat()
     except OSError as error:
         raise FormatError(f"{path} (array {name!r}) cannot be opened: {error.strerror}") from None
+    if not stat.S_ISREG(found.st_mode):
+        raise FormatError(f"{path} (array {name!r}) is no regular file")
+    size = found.st_size
     if size != spec.file_bytes:
         raise FormatError(
             f"{path} has {size} bytes, its manifest says {spec.file_bytes}: truncated or overwritten"

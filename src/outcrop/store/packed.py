@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from outcrop import _core
-from outcrop.errors import ChecksumError
+from outcrop.errors import ChecksumError, FormatError
 from outcrop.runtime import Runtime
 from outcrop.store import manifest as manifests
 from outcrop.store import record
@@ -39,6 +39,23 @@ class PackedRecords:
         crc.close()
         self._file = DiskArray(runtime, path, manifest.arrays["records"])
         self.row_bytes = placement.row_bytes
+        self._check()
+
+    def _check(self) -> None:
+        """The files must be as large as the plan says: what reads them relies on it."""
+        arrays, plan = self.manifest.arrays, self.placement
+        wanted = {
+            "records": int(plan.offsets[-1]),
+            "rows_crc": len(plan.packed_batches) * 4,
+            "host_cache": plan.num_cached("host") * self.row_bytes,
+            "device_cache": plan.num_cached("device") * self.row_bytes,
+        }
+        for name, count in wanted.items():
+            if arrays[name].data_bytes != count:
+                raise FormatError(
+                    f"{self.path}: array {name!r} has {arrays[name].data_bytes} bytes, the plan says {count}; "
+                    "remove the folder and prepare the run again"
+                )
 
     def holds(self, batch: int) -> bool:
         return batch in self._number
@@ -97,7 +114,7 @@ class PackedRecords:
         if crc != self._rows_crc[p]:
             raise ChecksumError(
                 f"{where}: its rows were damaged after they were written (checksum {crc:08x}, expected "
-                f"{int(self._rows_crc[p]):08x}); prepare the run again"
+                f"{int(self._rows_crc[p]):08x}); remove {self.path} and prepare the run again"
             )
         return graph, table
 
@@ -115,4 +132,6 @@ class _Both:
 
 
 def open_packed(runtime: Runtime, path: Path, placement: Placement, samples: SampleSet) -> PackedRecords:
-    return PackedRecords(runtime, path, manifests.read(path, FORMAT, VERSION), placement, samples)
+    manifest = manifests.read(path, FORMAT, VERSION)
+    with manifests.interpreting(path):
+        return PackedRecords(runtime, path, manifest, placement, samples)

@@ -93,4 +93,6 @@ def find_sorted(table: np.ndarray, ids: np.ndarray) -> tuple[np.ndarray, np.ndar
 
 
 def open_placement(runtime: Runtime, path: Path) -> Placement:
-    return Placement(runtime, path, manifests.read(path, FORMAT, VERSION))
+    manifest = manifests.read(path, FORMAT, VERSION)
+    with manifests.interpreting(path):
+        return Placement(runtime, path, manifest)

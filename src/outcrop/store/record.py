@@ -187,7 +187,7 @@ def decode(meta: np.ndarray, where: str) -> tuple[BatchGraph, AddressTable]:
     header = meta[:HEADER_BYTES].view("<i8").copy()
     if header[_W_MAGIC] != _MAGIC or header[_W_VERSION] != _VERSION:
         raise FormatError(
-            f"{where}: no mini-batch record of version {_VERSION} is there; prepare the run again"
+            f"{where}: no mini-batch record of version {_VERSION} is there; remove its folder and prepare the run again"
         )
     hops, id_bytes, nodes, edges, rows, host, device, size = (
         int(n) for n in header[_W_HOPS : _W_META_BYTES + 1]
@@ -199,7 +199,7 @@ def decode(meta: np.ndarray, where: str) -> tuple[BatchGraph, AddressTable]:
         or size > len(meta)
         or size != meta_bytes(nodes, rows, edges, seeds, host + device, id_bytes, degrees)
     ):
-        raise FormatError(f"{where}: the header of the mini-batch record is damaged; prepare the run again")
+        raise FormatError(f"{where}: the record is damaged; remove its folder and prepare the run again")
     _check_crc(meta, header, where)
     at = HEADER_BYTES
     sections = []
@@ -234,5 +234,5 @@ def _check_crc(meta: np.ndarray, header: np.ndarray, where: str) -> None:
     if crc != stored:
         raise ChecksumError(
             f"{where}: the mini-batch record was damaged after it was written (checksum {crc:08x}, "
-            f"expected {stored:08x}); prepare the run again"
+            f"expected {stored:08x}); remove its folder and prepare the run again"
         )

@@ -40,7 +40,7 @@ def write(folder: Path, info: RunInfo) -> None:
         json.dumps({"format": _FORMAT, "version": _VERSION, **asdict(info)}, indent=1, sort_keys=True) + "\n"
     )
     path = folder / RUN_FILE
-    if not path.is_file() or path.read_text() != content:
+    if not path.is_file() or path.read_bytes() != content.encode():
         manifests.write_atomic(path, content.encode())
 
 

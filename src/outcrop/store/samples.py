@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
-from outcrop.errors import ArgumentError
+from outcrop.errors import ArgumentError, FormatError
 from outcrop.runtime import Runtime
 from outcrop.store import manifest as manifests
 from outcrop.store import record
@@ -59,6 +59,25 @@ class SampleSet:
         self.num_rows, self.num_edges = shape[:, -2], shape[:, -1]
         self.num_nodes = self.nodes_per_hop.sum(axis=1)
         self.file = DiskArray(runtime, path, manifest.arrays["batches"])
+        self._check(shape)
+
+    def _check(self, shape: np.ndarray) -> None:
+        """The tables must fit each other: what reads batches relies on it."""
+        groups = self.groups.values()
+        good = (
+            shape.shape == (self.num_batches, self.hops + 3)
+            and self.id_bytes in (4, 8)
+            and self.offsets[0] == 0
+            and self.offsets[-1] == self.file.spec.data_bytes
+            and bool((np.diff(self.offsets) > 0).all())
+            and bool((shape >= 0).all())
+            and all(group.first >= 0 and group.epochs > 0 and group.per_epoch > 0 for group in groups)
+            and all(group.all_batches().stop <= self.num_batches for group in groups)
+        )
+        if not good:
+            raise FormatError(
+                f"{self.path}: its tables contradict each other; remove the folder and prepare the run again"
+            )
 
     @property
     def num_batches(self) -> int:
@@ -102,7 +121,13 @@ class SampleSet:
             int(self.offsets[batch]), int(self.num_nodes[batch]), self.id_bytes
         )
         self.file.read_bytes(offset, buffer[:count])
-        return buffer[:count].view(f"<i{self.id_bytes}")
+        ids = buffer[:count].view(f"<i{self.id_bytes}")
+        if len(ids) and not 0 <= ids.min() <= ids.max() < self.manifest.attributes["num_nodes"]:
+            raise FormatError(
+                f"{self.where(batch)}: its node ids leave the graph, the file was damaged after it was "
+                f"written; remove {self.path} and prepare the run again"
+            )
+        return ids
 
     @property
     def max_record_bytes(self) -> int:
@@ -114,4 +139,6 @@ class SampleSet:
 
 
 def open_samples(runtime: Runtime, path: Path) -> SampleSet:
-    return SampleSet(runtime, path, manifests.read(path, FORMAT, VERSION))
+    manifest = manifests.read(path, FORMAT, VERSION)
+    with manifests.interpreting(path):
+        return SampleSet(runtime, path, manifest)
