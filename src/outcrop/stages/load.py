@@ -168,7 +168,7 @@ class PackedFeeder:
             return item
         assert item.graph is not None
         x, n, table = item.lease.slot.x, item.graph.num_nodes, item.table
-        _core.expand_rows(x, n, self.row_bytes, table.cached_positions())
+        self._packed.expand(item.batch, table, n, x)
         _core.fill_rows(
             x, n, self.row_bytes, table.host_positions, table.host_rows, self._host_cache, self.row_bytes
         )
@@ -291,8 +291,10 @@ class Loader:
 
     def __next__(self) -> MiniBatch:
         if self._superseded:
-            raise CancelledError("this pass was ended: its session was closed, or started another pass; open a session "
-                                 "for each pass that runs at the same time")
+            raise CancelledError(
+                "this pass was ended: its session was closed, or started another pass; open a session "
+                "for each pass that runs at the same time"
+            )
         batch, item = next(self._pipeline)
         item.lease.mark_taken()
         self.stats.add(item.levels, item.needed)
