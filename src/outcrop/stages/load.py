@@ -291,8 +291,10 @@ class Loader:
 
     def __next__(self) -> MiniBatch:
         if self._superseded:
-            raise CancelledError("this pass was ended: its session was closed, or started another pass; open a session "
-                                 "for each pass that runs at the same time")
+            raise CancelledError(
+                "this pass was ended: its session was closed, or started another pass; open a session "
+                "for each pass that runs at the same time"
+            )
         batch, item = next(self._pipeline)
         item.lease.mark_taken()
         self.stats.add(item.levels, item.needed)
