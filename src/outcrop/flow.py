@@ -151,6 +151,8 @@ class Pipeline(Generic[T]):
         return self
 
     def __next__(self) -> T:
+        if not self._state.queues:  # closed, or at its end
+            raise StopIteration
         try:
             item = self._state.queues[-1].get(self._while_waiting)
         except CancelledError:
