@@ -88,6 +88,8 @@ class SampleConfig:
             problems.append("fanout -1 (all neighbours) cannot be drawn with replacement")
         if self.batch_size < 1:
             problems.append(f"batch size {self.batch_size} is below 1")
+        if not 0 <= self.seed < 2**64:
+            problems.append(f"seed {self.seed} is negative or does not fit 64 bits")
         if self.epochs < 1:
             problems.append(f"epochs {self.epochs} is below 1")
         if self.sampler != "neighbor":
