@@ -17,6 +17,15 @@ for _power, _letter in enumerate("KMGT", start=1):
 
 Size = int | str
 
+ALLOWANCE_BYTES = 384 << 20
+"""Memory that a training process takes on top of its budget, whatever the size of the graph.
+
+Covers the interpreter, torch (a CPU build) and its allocator, the model with its optimizer, and activations and gradients
+of hidden size 256 with batches of 1024 seeds and fanouts 10,10. Measured under a kernel limit that counts everything:
+252 MiB for sage and 265 MiB for gat with batches of 200 seeds, 288 MiB and 326 MiB with 1024. Preparing does not load
+torch and takes 64 MiB. Wider models and larger batches add activations: hidden size x 4 bytes x nodes per batch, a few times.
+"""
+
 
 def parse_size(size: Size, *, feature_bytes: int | None = None) -> int:
     """Bytes meant by ``size``: an int, ``"512MiB"``, ``"4GiB"``, or ``"3x"`` = 3 times ``feature_bytes``."""
@@ -79,6 +88,8 @@ class SampleConfig:
             problems.append("fanout -1 (all neighbours) cannot be drawn with replacement")
         if self.batch_size < 1:
             problems.append(f"batch size {self.batch_size} is below 1")
+        if not 0 <= self.seed < 2**64:
+            problems.append(f"seed {self.seed} is negative or does not fit 64 bits")
         if self.epochs < 1:
             problems.append(f"epochs {self.epochs} is below 1")
         if self.sampler != "neighbor":

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from outcrop import device as devices
 from outcrop.api.prepare import PrepareReport, prepare
 from outcrop.api.run import open_session
 from outcrop.config import SampleConfig, Size, TrainConfig, parse_size
@@ -16,7 +17,7 @@ from outcrop.errors import ArgumentError
 from outcrop.runtime import Progress, Runtime
 from outcrop.stages import evaluate as evaluation
 from outcrop.stages import train as training
-from outcrop.stages.load import Loader, LoadSession
+from outcrop.stages.load import MODES, Loader, LoadSession
 from outcrop.store import run as runs
 from outcrop.store.graph import Graph, open_graph
 from outcrop.store.minibatch import MiniBatch
@@ -91,16 +92,41 @@ def train(
         BudgetError: A limit cannot be met.
         OutcropError: See the messages.
     """
+    # Every argument is checked before anything is prepared or read.
+    if mode not in MODES:
+        raise ArgumentError(f"mode {mode!r} is unknown; known: {', '.join(MODES)}")
+    devices.resolve(device)
     graph = graph if isinstance(graph, Graph) else open_graph(graph)
     sampling = SampleConfig(
-        fanouts=tuple(fanouts or (10, 10)),
-        batch_size=batch_size or 1024,
+        fanouts=(10, 10) if fanouts is None else tuple(fanouts),
+        batch_size=1024 if batch_size is None else batch_size,
         epochs=sample_epochs,
         seed=seed,
         degrees=model == "gcn",
     )
+    _check_complete(graph)
     folder = None if run is None else Path(run)
     report: PrepareReport | None = None
+    if folder is not None:
+        if fanouts is not None or batch_size is not None:
+            raise ArgumentError(
+                f"{folder} has its own fanouts and batch size: leave them out, or prepare another run"
+            )
+        info = runs.read(folder)
+        sampling, memory = info.sample, info.plan.memory if memory is None else memory
+    config = TrainConfig(
+        model=model,
+        hidden=hidden,
+        layers=len(sampling.fanouts),
+        heads=heads,
+        dropout=dropout,
+        epochs=epochs,
+        learning_rate=learning_rate,
+        weight_decay=weight_decay,
+        seed=seed,
+        device=device,
+        trace_losses=trace_losses,
+    )
     if folder is None and mode == "packed":
         folder = graph.path.with_name(graph.path.name + ".run")
         with Runtime(memory, progress=progress) as runtime:
@@ -117,27 +143,6 @@ def train(
                 seed=seed,
                 runtime=runtime,
             )
-    elif folder is not None and (fanouts is not None or batch_size is not None):
-        raise ArgumentError(
-            f"{folder} has its own fanouts and batch size: leave them out, or prepare another run"
-        )
-    if folder is not None:
-        info = runs.read(folder)
-        sampling = info.sample
-        memory = info.plan.memory if memory is None else memory
-    config = TrainConfig(
-        model=model,
-        hidden=hidden,
-        layers=len(sampling.fanouts),
-        heads=heads,
-        dropout=dropout,
-        epochs=epochs,
-        learning_rate=learning_rate,
-        weight_decay=weight_decay,
-        seed=seed,
-        device=device,
-        trace_losses=trace_losses,
-    )
     started = time.monotonic()
     with Runtime(memory, trace_path=trace_path, progress=progress) as runtime:
         with open_session(graph, runtime, mode, run_folder=folder, config=sampling, device=device) as session:
@@ -165,6 +170,18 @@ def train(
             io_backend=runtime.io.backend_name,
             prepare=report.as_dict() if report else {},
         )
+
+
+def _check_complete(graph: Graph) -> None:
+    """Raises ArgumentError where the graph lacks what training needs."""
+    if not graph.has("train") or graph.spec("train").shape[0] == 0:
+        raise ArgumentError(
+            f"{graph.path} has no training nodes: import a train split, or use --train-fraction"
+        )
+    if not graph.has("labels") or graph.num_classes < 1:
+        raise ArgumentError(f"{graph.path} has no labels to learn: import them with the graph")
+    if graph.feature_bytes == 0:
+        raise ArgumentError(f"{graph.path} has no features to learn from: import them with the graph")
 
 
 def _train(

@@ -1,0 +1,123 @@
+"""Under the kernel's own memory limit: the budget and a fixed allowance are enough, whatever the size of the data.
+
+The limit counts everything: Python, torch, the model, NumPy's temporaries, and the page cache.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from artifact_support import child_environment
+from cgroup import LimitedRun, memory_limited
+
+from outcrop.api.graph import generate_graph
+from outcrop.config import ALLOWANCE_BYTES, parse_size
+from outcrop.store.graph import Graph, open_graph
+
+MIB = 1 << 20
+MEMORY = "28MiB"
+WITHOUT_TORCH = 64 * MIB  # what Python, NumPy and Arrow take
+WITH_ARROW_CSV = 96 * MIB  # and Arrow's CSV reader with its allocator
+
+PREPARE = """
+import json, sys
+from outcrop.api.prepare import prepare
+from outcrop.runtime import Runtime
+memory = sys.argv[3]
+runtime = Runtime(memory)
+report = prepare(sys.argv[1], sys.argv[2], fanouts=[10, 10], batch_size=200, memory=memory, runtime=runtime)
+print(json.dumps({"peak": runtime.budget.peak_bytes, "disk": report.disk_bytes}))
+"""
+TRAIN = """
+import json, sys
+from outcrop.api.train import train
+report = train(sys.argv[1], run=sys.argv[2], memory=sys.argv[3], mode=sys.argv[4], model=sys.argv[5], epochs=2)
+print(json.dumps({"peak": report.peak_host_bytes, "losses": [e["loss"] for e in report.epochs]}))
+"""
+IMPORT = """
+import json, sys
+from outcrop.stages.ingest import import_graph
+from outcrop.runtime import Runtime
+runtime = Runtime(sys.argv[3])
+import_graph("arrays:" + sys.argv[1], sys.argv[2], runtime)
+print(json.dumps({"peak": runtime.budget.peak_bytes}))
+"""
+
+
+@pytest.fixture(scope="module")
+def graph(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Graph]:
+    """Rows of 1 KiB, 200 MiB of them: seven times the budget."""
+    folder = tmp_path_factory.mktemp("limited")
+    yield generate_graph(
+        folder / "graph", nodes=200_000, edges=2_000_000, features=256, classes=16, train_fraction=0.02,
+        valid_fraction=0.005, test_fraction=0.005, memory="64MiB",
+    )  # fmt: skip
+    shutil.rmtree(folder)
+
+
+def run(code: str, *arguments: object, limit: int) -> LimitedRun:
+    return memory_limited([sys.executable, "-c", code, *map(str, arguments)], limit, env=child_environment())
+
+
+def succeeds(code: str, *arguments: object, memory: str = MEMORY, limit: int) -> dict:
+    """Runs under ``limit``; the budget was kept. What the child prints."""
+    ended = run(code, *arguments, limit=limit)
+    assert not ended.oom_killed, f"killed at {ended.peak_bytes} bytes"
+    assert ended.returncode == 0, ended.stderr
+    result = json.loads(ended.stdout.splitlines()[-1])
+    assert result["peak"] <= parse_size(memory)
+    return result
+
+
+@pytest.mark.parametrize("model", ["sage", pytest.param("gat", marks=pytest.mark.slow)])
+def test_prepare_and_train_packed(graph: Graph, tmp_path: Path, model: str) -> None:
+    budget = parse_size(MEMORY)
+    out = tmp_path / "run"
+    made = succeeds(PREPARE, graph.path, out, MEMORY, limit=budget + WITHOUT_TORCH)
+    assert made["disk"] > 5 * budget
+    assert graph.feature_bytes > 5 * budget
+    trained = succeeds(TRAIN, graph.path, out, MEMORY, "packed", model, limit=budget + ALLOWANCE_BYTES)
+    assert trained["losses"][1] < trained["losses"][0]
+    refused = run(TRAIN, graph.path, out, MEMORY, "memory", "sage", limit=budget + ALLOWANCE_BYTES)
+    assert refused.returncode != 0
+    assert refused.oom_killed or "BudgetError" in refused.stderr
+    shutil.rmtree(out)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mode", ["online", "ondisk", "memmap"])
+def test_other_modes(graph: Graph, tmp_path: Path, mode: str) -> None:
+    budget = parse_size(MEMORY)
+    succeeds(PREPARE, graph.path, tmp_path / "run", MEMORY, limit=budget + WITHOUT_TORCH)
+    succeeds(TRAIN, graph.path, tmp_path / "run", MEMORY, mode, "sage", limit=budget + ALLOWANCE_BYTES)
+    shutil.rmtree(tmp_path / "run")
+
+
+@pytest.mark.parametrize(
+    ("edges", "allowance"),
+    [("npy", WITHOUT_TORCH), pytest.param("csv", WITH_ARROW_CSV, marks=pytest.mark.slow)],
+)
+def test_import(tmp_path: Path, edges: str, allowance: int) -> None:
+    """Edges and features, 128 MiB each, through a budget of 12 MiB."""
+    rng = np.random.default_rng(0)
+    source = tmp_path / "in"
+    source.mkdir()
+    count = 8 * MIB
+    listed = np.lib.format.open_memmap(source / "edges.npy", "w+", np.int64, (count, 2))
+    for start in range(0, count, MIB):
+        listed[start : start + MIB] = rng.integers(0, 500_000, (MIB, 2))
+    if edges == "csv":
+        np.savetxt(source / "edges.csv", listed[: count // 4], "%d", ",", header="src,dst", comments="")
+        (source / "edges.npy").unlink()
+    del listed
+    np.save(source / "features.npy", np.ones((500_000, 64), np.float32))
+    succeeds(IMPORT, source, tmp_path / "graph", "12MiB", memory="12MiB", limit=12 * MIB + allowance)
+    assert open_graph(tmp_path / "graph").num_nodes == 500_000
+    shutil.rmtree(tmp_path / "graph")
+    shutil.rmtree(source)
