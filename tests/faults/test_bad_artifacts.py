@@ -256,7 +256,7 @@ def test_flipped_bits_of_a_graph(copy: Path, features: np.ndarray, name: str, mo
         try:
             load_everything(copy, features, mode, run=False)
         except DAMAGE as error:
-            assert str(copy / "graph") in str(error), f"bit {bit}: {error}"
+            assert str(copy / "graph") in str(error), f"bit {bit}: {error}"  # noqa: PT017 (some bits pass)
             error.__traceback__ = None
         else:
             assert name in ("graph/labels.bin",), f"bit {bit} passed unseen"
