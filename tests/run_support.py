@@ -124,14 +124,21 @@ def packed_run(graph: Graph, folder: Path, runtime: Runtime, config: PlanConfig,
 
 
 def config_with_cache(
-    sample_set: samples.SampleSet, row_bytes: int, rows: int, device_rows: int = 0, **options: Any
+    sample_set: samples.SampleSet,
+    row_bytes: int,
+    rows: int,
+    device_rows: int = 0,
+    slots: int = 2,
+    **options: Any,
 ) -> PlanConfig:
     """A plan config whose host cache has room for ``rows`` rows and some bytes."""
     low, high = 1, 1 << 40
 
     def cache(memory: int) -> int:
         try:
-            return divide_host_memory(sample_set, PlanConfig(memory=memory, slots=2), row_bytes).cache_bytes
+            return divide_host_memory(
+                sample_set, PlanConfig(memory=memory, slots=slots), row_bytes
+            ).cache_bytes
         except BudgetError:
             return -1
 
@@ -140,7 +147,7 @@ def config_with_cache(
         low, high = (low, middle) if cache(middle) >= rows * row_bytes else (middle + 1, high)
     batches = 2 * (sample_set.max_nodes * row_bytes + 2 * sample_set.max_record_bytes)
     gpu = batches + device_rows * row_bytes + row_bytes // 2 if device_rows else 0
-    return PlanConfig(memory=low + row_bytes // 2, slots=2, gpu_memory=gpu, **options)
+    return PlanConfig(memory=low + row_bytes // 2, slots=slots, gpu_memory=gpu, **options)
 
 
 def manifest_of(folder: Path) -> dict:

@@ -21,12 +21,14 @@ void check_rows(const Bytes& x, size_t n, size_t row_bytes) {
 void bind_pack(nb::module_& m) {
   m.def(
       "expand_rows",
-      [](Bytes x, size_t n, size_t row_bytes, Ids cached) {
+      [](WorkerPool& workers, Bytes x, size_t n, size_t row_bytes, Ids cached, bool sum) {
         check_rows(x, n, row_bytes);
+        if (cached.size() > n) throw Error(ErrorKind::format, "a mini-batch has more cached rows than rows");
         nb::gil_scoped_release release;
-        expand_rows(reinterpret_cast<std::byte*>(x.data()), n, row_bytes, span_of(cached));
+        return expand_rows(workers, reinterpret_cast<std::byte*>(x.data()), n, row_bytes, span_of(cached),
+                           sum);
       },
-      "x"_a, "n"_a, "row_bytes"_a, "cached"_a);
+      "workers"_a, "x"_a, "n"_a, "row_bytes"_a, "cached"_a, "sum"_a = false);
   m.def(
       "fill_rows",
       [](Bytes x, size_t n, size_t row_bytes, Array1<const int32_t> positions, Array1<const int32_t> rows,

@@ -8,6 +8,7 @@ Work inside a stage is C++ or I/O that releases the GIL.
 from __future__ import annotations
 
 import threading
+import traceback
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
@@ -97,23 +98,38 @@ class _State:
             queue.clear()
 
     def run_stage(self, number: int) -> None:
-        stage, out = self.stages[number], self.queues[number]
         try:
-            if number == 0:
-                for item in self.source:
-                    out.put(stage.run(item))
-                    del item
-            else:
-                before = self.queues[number - 1]
-                while (item := before.get()) is not _END:
-                    out.put(stage.run(item))
-                    del item
-            out.put(_END)
+            self._pass_items(number)
         except CancelledError as error:
             if not self.cancelled.is_set():
                 self.fail(error)
         except BaseException as error:  # every error of a worker must reach the consumer, whatever it is
+            _forget_locals(error)
             self.fail(error)
+
+    def _pass_items(self, number: int) -> None:
+        stage, out = self.stages[number], self.queues[number]
+        if number == 0:
+            for item in self.source:
+                out.put(stage.run(item))
+                del item
+        else:
+            before = self.queues[number - 1]
+            while (item := before.get()) is not _END:
+                out.put(stage.run(item))
+                del item
+        out.put(_END)
+
+
+def _forget_locals(error: BaseException) -> None:
+    """Lets go of what the frames of ``error`` hold: the items under way, and the buffers that they lease."""
+    found, seen = [error], set[int]()
+    while found:
+        one = found.pop()
+        if id(one) not in seen:
+            seen.add(id(one))
+            traceback.clear_frames(one.__traceback__)
+            found += [e for e in (one.__cause__, one.__context__) if e is not None]
 
 
 class Pipeline(Generic[T]):
@@ -150,8 +166,13 @@ class Pipeline(Generic[T]):
     def __iter__(self) -> Iterator[T]:
         return self
 
+    @property
+    def running(self) -> bool:
+        """Neither exhausted nor closed nor failed."""
+        return self._finish.alive
+
     def __next__(self) -> T:
-        if not self._state.queues:  # closed, or at its end
+        if not self.running:
             raise StopIteration
         try:
             item = self._state.queues[-1].get(self._while_waiting)

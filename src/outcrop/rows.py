@@ -145,7 +145,7 @@ class TieredRows(RowSource):
         wanted = ids[missing]
         # The rows from below land at the end of `out` and are expanded in place, as packed rows are.
         self._below.read_rows(wanted, out[len(positions) * self.row_bytes :])
-        _core.expand_rows(out, len(ids), self.row_bytes, positions.astype(np.int64))
+        _core.expand_rows(self._runtime.workers, out, len(ids), self.row_bytes, positions.astype(np.int64))
         _core.fill_rows(out, len(ids), self.row_bytes, positions, rows, self._hot_rows, self.row_bytes)
         return {"host": len(positions), "disk": len(wanted)}
 

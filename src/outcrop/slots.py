@@ -81,15 +81,18 @@ class SlotPool:
                     "--memory"
                 )
 
-    def give_back(self, slot: Slot, handed: bool) -> None:
+    def give_back(self, slot: Slot, lease: _Kept) -> None:
         with self._changed:
             self._free.append(slot)
-            self._handed -= handed
+            self._handed -= lease.taken
+            lease.returned = True
             self._changed.notify_all()
 
-    def mark_handed(self) -> None:
+    def mark_taken(self, lease: _Kept) -> None:
         with self._changed:
-            self._handed += 1
+            if not lease.returned and not lease.taken:
+                lease.taken = True
+                self._handed += 1
 
     def close(self) -> None:
         for slot in self._slots:
@@ -98,17 +101,29 @@ class SlotPool:
         self._free.clear()
 
 
+class _Kept:
+    """``taken``: the consumer has the array over the slot; ``returned``: the slot is free again."""
+
+    taken = returned = False
+
+
 class Lease:
     """The right to one slot; ends when dropped, or, once handed over, when the array over it dies."""
 
     def __init__(self, pool: SlotPool, slot: Slot):
         self.slot = slot
-        self._pool = pool
-        self._finalizer = weakref.finalize(self, pool.give_back, slot, False)
+        self._pool, self._kept = pool, _Kept()
+        self._finalizer = weakref.finalize(self, pool.give_back, slot, self._kept)
         self._finalizer.atexit = False
 
     def hand_over(self, array: np.ndarray) -> None:
         """From now on ``array`` (over the slot's memory) keeps the slot."""
         if self._finalizer.detach():
-            self._pool.mark_handed()
-            weakref.finalize(array, self._pool.give_back, self.slot, True).atexit = False
+            weakref.finalize(array, self._pool.give_back, self.slot, self._kept).atexit = False
+
+    def mark_taken(self) -> None:
+        """The consumer has the array: from now on the slot counts as held by the caller.
+
+        Not before, or a batch on its way to the consumer would look like one that the consumer keeps.
+        """
+        self._pool.mark_taken(self._kept)

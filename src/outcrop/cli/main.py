@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from typing import Annotated
 
@@ -30,8 +31,14 @@ def options(debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks
     _debug = debug
 
 
+# torch's OpenMP threads spin at barriers by default; on few cores that keeps the loading threads from running, and
+# an epoch can take several times as long. So they spin for a moment only. Read when torch is first imported.
+_SPIN_COUNT = "20000"
+
+
 def run() -> None:
     """Entry point: errors are one or two lines on standard error and status 1, wrong usage status 2."""
+    os.environ.setdefault("GOMP_SPINCOUNT", _SPIN_COUNT)
     try:
         app(standalone_mode=True)
     except OutcropError as error:

@@ -8,6 +8,7 @@ consumer computes. Modes differ in where the rows come from and in nothing else.
 from __future__ import annotations
 
 import threading
+import weakref
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
@@ -15,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 
 from outcrop import _core, device
+from outcrop.errors import ArgumentError, CancelledError
 from outcrop.flow import Pipeline, Stage
 from outcrop.rows import RowSource
 from outcrop.runtime import Runtime
@@ -166,7 +168,7 @@ class PackedFeeder:
             return item
         assert item.graph is not None
         x, n, table = item.lease.slot.x, item.graph.num_nodes, item.table
-        _core.expand_rows(x, n, self.row_bytes, table.cached_positions())
+        self._packed.expand(item.batch, table, n, x)
         _core.fill_rows(
             x, n, self.row_bytes, table.host_positions, table.host_rows, self._host_cache, self.row_bytes
         )
@@ -204,12 +206,34 @@ class LoadSession:
     ):
         self._feeder, self._runtime, self._pool = feeder, runtime, pool
         self._tensors = _Tensors(feature_spec, feeder.row_bytes, device.resolve(device_name), device_cache)
+        self._closed = False
+        self._current: weakref.ref[Loader] | None = None
 
     def batches(self, split: str, epoch: int = 0) -> Loader:
-        """One pass over ``split``; use it as an iterator, close it (or let it go) when done."""
-        return Loader(self._feeder, self._pool, self._tensors, split, epoch, self._runtime)
+        """One pass over ``split``; use it as an iterator, close it (or let it go) when done.
+
+        A session makes one pass at a time, because the batches that one has under way could take the buffers that the
+        other waits for: a new pass ends the one before, whose iterator then raises CancelledError.
+
+        Raises:
+            ArgumentError: The session was closed.
+        """
+        if self._closed:
+            raise ArgumentError("the session was closed: open another to load more")
+        previous = self._current() if self._current else None
+        if previous is not None:
+            previous.supersede()
+        loader = Loader(self._feeder, self._pool, self._tensors, split, epoch, self._runtime)
+        self._current = weakref.ref(loader)
+        return loader
 
     def close(self) -> None:
+        if self._closed:
+            return
+        self._closed = True
+        previous = self._current() if self._current else None
+        if previous is not None:
+            previous.supersede()
         self._feeder.close()
         self._tensors.close()
         self._pool.close()
@@ -228,7 +252,8 @@ class Loader:
         self, feeder: Feeder, pool: SlotPool, tensors: _Tensors, split: str, epoch: int, runtime: Runtime
     ):
         self.stats = LoadStats()
-        stats, trace = self.stats, runtime.trace
+        self._superseded = False
+        trace = runtime.trace
         stopped = threading.Event()
 
         def stop() -> None:
@@ -245,9 +270,8 @@ class Loader:
         def submit(what: Any) -> _Item:
             return feeder.submit(what, pool.lease(stopped))
 
-        def transfer(item: _Item) -> MiniBatch:
-            stats.add(item.levels, item.needed)
-            return tensors.deliver(item)
+        def transfer(item: _Item) -> tuple[MiniBatch, _Item]:
+            return tensors.deliver(item), item
 
         steps = (
             ("submit", submit),
@@ -255,7 +279,7 @@ class Loader:
             ("assemble", feeder.assemble),
             ("transfer", transfer),
         )
-        self._pipeline: Pipeline[MiniBatch] = Pipeline(
+        self._pipeline: Pipeline[tuple[MiniBatch, _Item]] = Pipeline(
             feeder.source(split, epoch),
             [Stage(name, traced(name, step)) for name, step in steps],
             while_waiting=pool.check_not_starved,
@@ -266,10 +290,23 @@ class Loader:
         return self
 
     def __next__(self) -> MiniBatch:
-        return next(self._pipeline)
+        if self._superseded:
+            raise CancelledError(
+                "this pass was ended: its session was closed, or started another pass; open a session "
+                "for each pass that runs at the same time"
+            )
+        batch, item = next(self._pipeline)
+        item.lease.mark_taken()
+        self.stats.add(item.levels, item.needed)
+        return batch
 
     def close(self) -> None:
         self._pipeline.close()
+
+    def supersede(self) -> None:
+        """Ends the pass, and says so if it is not over and somebody asks for more."""
+        self._superseded = self._pipeline.running
+        self.close()
 
     def __enter__(self) -> Loader:
         return self

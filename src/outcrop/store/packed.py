@@ -38,6 +38,7 @@ class PackedRecords:
         self._rows_crc = crc.read("batch-index")
         crc.close()
         self._file = DiskArray(runtime, path, manifest.arrays["records"])
+        self._checked = np.zeros(len(self._rows_crc), bool)
         self.row_bytes = placement.row_bytes
         self._check()
 
@@ -100,23 +101,41 @@ class PackedRecords:
     def finish(
         self, batch: int, job: _Both, meta: np.ndarray, x: np.ndarray
     ) -> tuple[BatchGraph, record.AddressTable]:
-        """Waits for :meth:`submit`'s job and checks what came. The packed rows still lie at the end of ``x``.
+        """Waits for :meth:`submit`'s job and decodes the meta part. The packed rows lie at the end of ``x``.
 
         Raises:
             ChecksumError, FormatError: The record was damaged.
         """
         job.wait()
         p = self._number[batch]
-        where = f"{self._file.path}, record {p} (mini-batch {batch})"
-        graph, table = record.decode(meta[: self.placement.meta_span_bytes(p, self._samples)], where)
-        first = (graph.num_nodes - int(self.placement.num_packed[p])) * self.row_bytes
-        crc = _core.crc32c(x[first : graph.num_nodes * self.row_bytes])
-        if crc != self._rows_crc[p]:
+        graph, table = record.decode(
+            meta[: self.placement.meta_span_bytes(p, self._samples)], self._where(batch)
+        )
+        if graph.num_nodes - table.num_cached != self.placement.num_packed[p]:
+            raise FormatError(f"{self._where(batch)} belongs to another plan; prepare the run again")
+        return graph, table
+
+    def expand(self, batch: int, table: record.AddressTable, num_nodes: int, x: np.ndarray) -> None:
+        """Moves the packed rows from the end of ``x`` to their places; checks them the first time a record is read.
+
+        A record that is replayed in later epochs was found right in this process already.
+
+        Raises:
+            ChecksumError: The rows were damaged.
+        """
+        p = self._number[batch]
+        known = bool(self._checked[p])
+        positions = table.cached_positions()
+        crc = _core.expand_rows(self._runtime.workers, x, num_nodes, self.row_bytes, positions, not known)
+        if not known and crc != self._rows_crc[p]:
             raise ChecksumError(
-                f"{where}: its rows were damaged after they were written (checksum {crc:08x}, expected "
+                f"{self._where(batch)}: its rows were damaged after they were written (checksum {crc:08x}, expected "
                 f"{int(self._rows_crc[p]):08x}); remove {self.path} and prepare the run again"
             )
-        return graph, table
+        self._checked[p] = True
+
+    def _where(self, batch: int) -> str:
+        return f"{self._file.path}, record {self._number[batch]} (mini-batch {batch})"
 
 
 class _Both:
