@@ -13,9 +13,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+
 from artifact_support import child_environment
 from cgroup import LimitedRun, memory_limited
-
 from outcrop.api.graph import generate_graph
 from outcrop.config import ALLOWANCE_BYTES, parse_size
 from outcrop.store.graph import Graph, open_graph

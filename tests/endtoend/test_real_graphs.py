@@ -8,13 +8,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+from shared_data import shared_data
 
 import outcrop
 from outcrop.api.prepare import prepare
 from outcrop.api.train import train
 from outcrop.config import parse_size
 from outcrop.store.graph import Graph
-from shared_data import shared_data
 
 
 @dataclass(frozen=True)
