@@ -8,13 +8,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from shared_data import shared_data
 
 import outcrop
 from outcrop.api.prepare import prepare
 from outcrop.api.train import train
 from outcrop.config import parse_size
 from outcrop.store.graph import Graph
+from support import shared_path
 
 
 @dataclass(frozen=True)
@@ -85,7 +85,7 @@ MUSAE = Case(
 
 def imported(case: Case, folder: Path) -> Graph:
     graph = outcrop.import_graph(
-        f"{case.source}:{shared_data(*case.place)}", folder / "graph", **case.importing
+        f"{case.source}:{shared_path(*case.place)}", folder / "graph", **case.importing
     )
     assert (graph.num_nodes, graph.feature_dim) == (case.nodes, case.feature_dim)
     return graph
@@ -126,7 +126,7 @@ def test_musae_in_a_tenth_of_its_features_equals_memory(tmp_path: Path):
 def test_cora_delivers_the_published_features(tmp_path: Path):
     """Binary word indicators, 49,216 of them, straight from the archive to the batches of a packed run."""
     graph = imported(CASES["cora"], tmp_path)
-    with np.load(shared_data(*CASES["cora"].place), allow_pickle=False) as archive:
+    with np.load(shared_path(*CASES["cora"].place), allow_pickle=False) as archive:
         indptr, columns = archive["attr_indptr"], archive["attr_indices"]
         labels = archive["labels"]
     features = np.zeros((2708, 1433), np.float32)

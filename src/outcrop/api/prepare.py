@@ -10,7 +10,6 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from outcrop.advisor import machine
 from outcrop.config import PlanConfig, SampleConfig, Size, parse_size
 from outcrop.runtime import UNLIMITED, Runtime
 from outcrop.stages import pack as packing
@@ -30,7 +29,6 @@ class PrepareReport:
         skipped: Stages whose results were there.
         bytes_read, bytes_written: Of this call.
         predicted: What the plan promises: bytes and rows per level and epoch, exactly.
-        predicted_load_seconds: Of an epoch, at the rate at which the disk reads now; None where no plan was made.
     """
 
     seconds: float = 0.0
@@ -40,7 +38,6 @@ class PrepareReport:
     bytes_written: int = 0
     disk_bytes: int = 0
     predicted: dict[str, Any] = field(default_factory=dict)
-    predicted_load_seconds: float | None = None
 
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -171,10 +168,6 @@ def _prepare(
     )
     places = placement.open_placement(runtime, out / "plan")
     report.predicted = places.predicted
-    if "plan" not in report.skipped:
-        rate = machine.sequential_rate(graph.path / graph.spec("features").file)
-        read = places.predicted["epochs"]["train"][0]["bytes_read"]
-        report.predicted_load_seconds = read / rate if rate else None
     if stop_after != "plan":
         stage(
             "pack",

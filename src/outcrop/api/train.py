@@ -175,7 +175,9 @@ def train(
 def _check_complete(graph: Graph) -> None:
     """Raises ArgumentError where the graph lacks what training needs."""
     if not graph.has("train") or graph.spec("train").shape[0] == 0:
-        raise ArgumentError(f"{graph.path} has no training nodes: import a train split, or use --train-fraction")
+        raise ArgumentError(
+            f"{graph.path} has no training nodes: import a train split, or use --train-fraction"
+        )
     if not graph.has("labels") or graph.num_classes < 1:
         raise ArgumentError(f"{graph.path} has no labels to learn: import them with the graph")
     if graph.feature_bytes == 0:

@@ -71,14 +71,26 @@ def _command(stop_after: str | None) -> Any:
                 runtime=runtime,
                 stop_after=stop_after,
             )
-        common.write_json(json, report.as_dict())
+        seconds = _load_seconds(graph, report)
+        common.write_json(json, {**report.as_dict(), "predicted_load_seconds": seconds})
         if not quiet:
-            summarize(report)
+            summarize(report, seconds)
 
     return command
 
 
-def summarize(report: PrepareReport) -> None:
+def _load_seconds(graph: Path, report: PrepareReport) -> float | None:
+    """How long loading an epoch takes at the rate at which the graph's disk reads now; None without a new plan."""
+    from outcrop.advisor.machine import sequential_rate
+    from outcrop.store.graph import open_graph
+
+    if "plan" not in report.stage_seconds:
+        return None
+    rate = sequential_rate(graph / open_graph(graph).spec("features").file)
+    return report.predicted["epochs"]["train"][0]["bytes_read"] / rate if rate else None
+
+
+def summarize(report: PrepareReport, load_seconds: float | None) -> None:
     """What was done, and what an epoch will read."""
     done = (
         ", ".join(f"{name} {seconds:.1f} s" for name, seconds in report.stage_seconds.items())
@@ -103,8 +115,8 @@ def summarize(report: PrepareReport) -> None:
             f"{format_bytes(epochs[0]['bytes_read'])} for {format_bytes(epochs[0]['bytes_needed'])} "
             f"needed ({report.predicted['read_amplification']:.3f}x)"
         )
-        if report.predicted_load_seconds is not None:
-            facts["loading an epoch"] = f"about {report.predicted_load_seconds:.2f} s at this disk's rate"
+        if load_seconds is not None:
+            facts["loading an epoch"] = f"about {load_seconds:.2f} s at this disk's rate"
         if report.disk_bytes and not report.stage_seconds.get("pack"):
             facts["the run will take"] = format_bytes(report.predicted["disk_bytes"])
     common.print_facts(facts)
