@@ -21,8 +21,8 @@ ALLOWANCE_BYTES = 384 << 20
 """Memory that a training process takes on top of its budget, whatever the size of the graph.
 
 Covers the interpreter, torch (a CPU build) and its allocator, the model with its optimizer, and activations and
-gradients of hidden size 256 with batches of 1024 seeds and fanouts 10,10. Measured under a kernel limit that counts everything:
-252 MiB for sage and 265 MiB for gat with batches of 200 seeds, 288 MiB and 326 MiB with 1024. Preparing does not load
+gradients of hidden size 256 with batches of 1024 seeds and fanouts 10,10. Measured under a kernel limit that counts
+everything: 252 MiB for sage and 265 MiB for gat with batches of 200 seeds, 288 MiB and 326 MiB with 1024. Preparing does not load
 torch and takes 64 MiB. Wider models and larger batches add activations: hidden size x 4 bytes x nodes per batch, a
 few times.
 """

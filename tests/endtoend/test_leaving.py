@@ -182,8 +182,8 @@ ENDINGS = {
     "exception": "for batch in run.loader(mode=mode):\n    raise SystemExit(0)\n",
     "from a function": "def main():\n    loader = run.loader(mode=mode)\n    next(loader)\n    sys.exit(0)\n"
                        "main()\n",
-    "in a thread": "import threading, torch_geometric\ndef work():\n    for batch in run.loader(mode=mode):\n        pass\n"
-                   "thread = threading.Thread(target=work)\nthread.start()\n",
+    "in a thread": "import threading, torch_geometric\ndef work():\n    for batch in run.loader(mode=mode):\n"
+                   "        pass\nthread = threading.Thread(target=work)\nthread.start()\n",
 }  # fmt: skip
 
 
