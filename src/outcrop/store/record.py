@@ -199,7 +199,9 @@ def decode(meta: np.ndarray, where: str) -> tuple[BatchGraph, AddressTable]:
         or size > len(meta)
         or size != meta_bytes(nodes, rows, edges, seeds, host + device, id_bytes, degrees)
     ):
-        raise FormatError(f"{where}: the record is damaged; remove its folder and prepare the run again")
+        raise FormatError(
+            f"{where}: the header of the mini-batch record is damaged; remove its folder and prepare the run again"
+        )
     _check_crc(meta, header, where)
     at = HEADER_BYTES
     sections = []
