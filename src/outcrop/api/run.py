@@ -84,7 +84,8 @@ def open_session(
     rows = open_rows(graph, runtime, mode)
     if mode != "online":
         return load.row_session(graph, load.RecordedGraphs(sample_set, runtime), rows, pool, runtime, device)
-    graphs = load.SampledGraphs(BatchSampler(graph, info.sample, runtime), runtime)
+    # Drawing batches cannot do without its memory; a mapped topology and a smaller cache are only slower.
+    graphs = load.SampledGraphs(BatchSampler(graph, info.sample, runtime, share=0.8), runtime)
     rows = _with_host_cache(graph, rows, runtime, run_folder, sample_set)
     return load.row_session(graph, graphs, rows, pool, runtime, device)
 
