@@ -27,6 +27,27 @@ class IoFaultTest : public BothBackends {
   }
   BytesVector bytes_;
 };
+// What is read ahead must not hold up what is wanted first.
+TEST_P(IoFaultTest, AnEarlierJobEndsBeforeALaterOneIsUnderWayWhole) {
+  IoOptions options;
+  options.max_request_bytes = 4096;
+  options.threads = 8;
+  options.faults.delay_us = 20000;
+  auto io = engine(options);
+  const BytesVector bytes = random_bytes(96 * 4096, 9);
+  write_plainly(folder_.file("a"), bytes);
+  const FileId file = io->open(folder_.file("a"), OpenMode::read);
+  Buffer first(*budget_, "test", 32 * 4096), second(*budget_, "test", 64 * 4096);
+  auto one = io->submit(IoOp::read, {{file, 0, 32 * 4096, first.data()}});
+  auto two = io->submit(IoOp::read, {{file, 32 * 4096, 64 * 4096, second.data()}});
+  one->wait();
+  EXPECT_FALSE(two->done());
+  two->wait();
+  EXPECT_EQ(std::memcmp(first.data(), bytes.data(), first.size()), 0);
+  EXPECT_EQ(std::memcmp(second.data(), bytes.data() + first.size(), second.size()), 0);
+  io->close(file);
+}
+
 INSTANTIATE_TEST_SUITE_P(Backends, IoFaultTest, ::testing::Values(Backend::uring, Backend::pread),
                          backend_test_name);
 

@@ -3,9 +3,10 @@
 // the Feed, the ring and the flights. user_data of a request is the index of its flight; kWake is the
 // eventfd. Invariants. At most `depth` flights; the submission queue is larger than that, so a request always
 // finds an entry. A transfer that needs a bounce slot when none is free waits in `pending_`, and everything
-// behind it. The slot of a flight is its own until the flight is settled. Nothing of a job outlives its last
-// flight. Registered files are refreshed when a slot of the table is found to hold another file (its serial
-// differs).
+// behind it; so does one that would exceed kFlightRequests full requests under way: more bytes in flight than
+// keep the disk busy only let later jobs delay earlier ones, and what is read is used in order. The slot of a
+// flight is its own until the flight is settled. Nothing of a job outlives its last flight. Registered files
+// are refreshed when a slot of the table is found to hold another file (its serial differs).
 #include "io/uring_backend.h"
 
 #include "base/error.h"
@@ -34,6 +35,7 @@ namespace {
 constexpr uint64_t kWake = UINT64_MAX;
 constexpr unsigned kSpareEntries = 8;  // of the submission queue, for the eventfd
 constexpr unsigned kRegisteredFiles = 256;
+constexpr uint64_t kFlightRequests = 16;
 constexpr unsigned kMaxRingErrors = 1000;  // in a row, before the ring is given up
 
 int set_up_ring(io_uring& ring, unsigned entries) {
@@ -102,6 +104,7 @@ class Ring {
   std::vector<std::byte*> free_slots_;
   Feed feed_;
   std::optional<Transfer> pending_;
+  uint64_t flying_bytes_ = 0;
   bool broken_ = false;
 
   // Between threads:
@@ -248,7 +251,10 @@ void Ring::fill() {
       if (!feed_.next(t)) return;
       pending_ = std::move(t);
     }
+    const uint64_t bytes = pending_->piece.length;
+    if (flying_bytes_ && flying_bytes_ + bytes > kFlightRequests * options_.max_request_bytes) return;
     if (!give_slot(*pending_)) return;
+    flying_bytes_ += bytes;
     const unsigned index = free_flights_.back();
     free_flights_.pop_back();
     flights_[index] = Flight{};
@@ -345,6 +351,7 @@ void Ring::land(unsigned index, int result) {
   std::optional<Error> error;
   if (judge(f.transfer, result, counters_, error) == Verdict::again) return issue(index);
   if (f.transfer.piece.bounce) free_slots_.push_back(f.transfer.target);
+  flying_bytes_ -= f.transfer.piece.length;
   feed_.settle(f.transfer, std::move(error));
   free_flights_.push_back(index);
 }

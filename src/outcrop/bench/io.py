@@ -26,7 +26,7 @@ PAGE_BYTES = 4096
 BLOCK_BYTES = 1 << 20
 RANDOM_DEPTH = 128
 SEQUENTIAL_DEPTH = 16
-_ROUNDS = 3
+_ROUNDS = 5
 _JOB_READS = 8192  # random reads per job
 _JOB_BLOCKS = 8  # blocks per sequential job
 _JOBS = 3  # jobs under way at a time
@@ -38,7 +38,7 @@ def run(folder: Path, *, size_bytes: int, seconds: float) -> dict[str, Any]:
     Args:
         folder: On the disk to measure; the file is removed afterwards.
         size_bytes: Size of the file, a multiple of 1 MiB; well above the disk's own cache.
-        seconds: Length of one measurement; there are 3 rounds of up to 4 measurements.
+        seconds: Length of one measurement; there are 5 rounds of up to 4 measurements.
 
     Returns:
         ``{"backend", "size_bytes", "random_4k": case, "sequential_1m": case}`` where a case is ``{"ours", "fio",
