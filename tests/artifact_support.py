@@ -24,13 +24,14 @@ from outcrop.store.graph import Graph
 from outcrop.testing import write_graph
 
 NODES, EDGES, DIM, CLASSES = 6000, 40000, 101, 5
-MEMORY = "1700KiB"
+MEMORY = "1640KiB"
 OPTIONS: dict[str, Any] = {
     "fanouts": [3, 3],
     "batch_size": 15,
     "memory": MEMORY,
     "gpu_memory": "200KiB",
     "epochs": 2,
+    "layout": "6,1",
 }
 
 

@@ -137,7 +137,7 @@ def config_with_cache(
     def cache(memory: int) -> int:
         try:
             return divide_host_memory(
-                sample_set, PlanConfig(memory=memory, slots=slots), row_bytes
+                sample_set, PlanConfig(memory=memory, slots=slots, **options), row_bytes
             ).cache_bytes
         except BudgetError:
             return -1

@@ -36,6 +36,17 @@ void bind_base(nb::module_& m) {
         return crc32c(data.data(), data.size(), crc);
       },
       "data"_a, "crc"_a = 0);
+  m.def(
+      "crc32c_pages",
+      [](ConstBytes data, Array1<uint32_t> out) {
+        if (data.size() != out.size() * kPageBytes)
+          throw Error(ErrorKind::argument, std::to_string(data.size()) + " bytes are not " +
+                                               std::to_string(out.size()) + " pages");
+        nb::gil_scoped_release release;
+        for (size_t i = 0; i < out.size(); ++i)
+          out.data()[i] = crc32c(data.data() + i * kPageBytes, kPageBytes);
+      },
+      "data"_a, "out"_a, "out[i] = CRC-32C of page i.");
   m.def("crc32c_combine", &crc32c_combine, "crc_a"_a, "crc_b"_a, "bytes_b"_a);
 }
 

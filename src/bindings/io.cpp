@@ -205,6 +205,18 @@ void bind_rows(nb::module_& m) {
           },
           "ids"_a, "out"_a)
       .def(
+          "read_sorted",
+          [](RowReader& reader, Array1<const int32_t> ids, Array1<const int32_t> positions, ByteRows out) {
+            const Output o = check_output(out, out.shape(0), reader.layout().row_bytes);
+            if (ids.size() != positions.size())
+              throw Error(ErrorKind::format, "an address table has " + std::to_string(ids.size()) +
+                                                 " rows and " + std::to_string(positions.size()) +
+                                                 " positions");
+            nb::gil_scoped_release release;
+            reader.read_sorted(ids.data(), positions.data(), ids.size(), o.data, out.shape(0), o.stride);
+          },
+          "ids"_a, "positions"_a, "out"_a, "out[positions] = file_rows[ids] for ids that do not fall.")
+      .def(
           "submit_rows",
           [](RowReader& reader, Ids ids, ByteRows out) {
             const Output o = check_output(out, ids.size(), reader.layout().row_bytes);
@@ -216,6 +228,12 @@ void bind_rows(nb::module_& m) {
             return PyRowJob(std::move(job), std::move(out));
           },
           "ids"_a, "out"_a)
+      .def(
+          "check_pages",
+          [](RowReader& reader, Array1<const uint32_t> crcs) {
+            reader.check_pages(crcs.data(), crcs.size());
+          },
+          "crcs"_a, nb::keep_alive<1, 2>(), "Compares each page with its CRC-32C when it is first read.")
       .def(
           "count_read_bytes",
           [](const RowReader& reader, Ids ids) {

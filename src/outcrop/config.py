@@ -102,13 +102,31 @@ class SampleConfig:
 @dataclass(frozen=True)
 class PlanConfig:
     """Limits in bytes. ``memory``: host memory of loading; ``gpu_memory``: device cache and batches on the device;
-    ``disk_space``: all files of the run. None = no limit (memory: everything is cached)."""
+    ``disk_space``: all files of the run. None = no limit (memory: everything is cached).
+
+    Attributes:
+        layout: What is shared on disk where packing everything exceeds ``disk_space``: ``cost`` (least predicted
+            time), ``heuristic`` (DiskGNN section 5.1), ``packed`` (nothing), or ``S,M``: segments of S batches, rows
+            wanted more than M times.
+        sequential_rate, random_rate: What the disk reads, bytes per second and 4 KiB pages per second: prices.
+    """
 
     memory: int | None = None
     gpu_memory: int = 0
     disk_space: int | None = None
     packed_splits: tuple[str, ...] = ("train", "valid")
     slots: int | None = None
+    layout: str = "cost"
+    sequential_rate: float = 1e9
+    random_rate: float = 5e4
+
+    def __post_init__(self) -> None:
+        named = self.layout in ("cost", "heuristic", "packed")
+        if not named and not re.fullmatch(r"[1-9][0-9]*,[0-9]+", self.layout):
+            raise ArgumentError(
+                f"layout {self.layout!r} is unknown; known: cost, heuristic, packed, or S,M: segments of S batches "
+                "in which rows wanted more than M times are shared"
+            )
 
 
 @dataclass(frozen=True)

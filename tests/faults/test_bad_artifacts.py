@@ -97,9 +97,14 @@ USED_BY = {
         "run/plan/packed_per_hop.bin",
         "run/plan/cached_rows.bin",
         "run/plan/offsets.bin",
+        "run/plan/region_rows.bin",
+        "run/plan/range_starts.bin",
+        "run/plan/disk_pages.bin",
         "run/pack/records.bin",
         "run/pack/host_cache.bin",
         "run/pack/device_cache.bin",
+        "run/pack/disk_cache.bin",
+        "run/pack/page_crc.bin",
         "run/pack/rows_crc.bin",
     )
 } | {"run/sample/batches.bin": "ondisk", "run/plan/host_ids.bin": "online"}
@@ -110,8 +115,20 @@ def names_below(*folders: str) -> list[str]:
     arrays = {
         "graph": ["features", "indices", "indptr", "labels", "test", "train", "valid"],
         "run/sample": ["batches", "offsets", "shape"],
-        "run/plan": ["host_ids", "device_ids", "packed_batches", "packed_per_hop", "cached_rows", "offsets"],
-        "run/pack": ["records", "host_cache", "device_cache", "rows_crc"],
+        "run/plan": [
+            "host_ids",
+            "device_ids",
+            "packed_batches",
+            "packed_per_hop",
+            "cached_rows",
+            "disk_pages",
+            "offsets",
+            "region_rows",
+            "range_starts",
+            "disk_ids",
+            "disk_rank",
+        ],
+        "run/pack": ["records", "host_cache", "device_cache", "disk_cache", "page_crc", "rows_crc"],
     }
     return [f"{folder}/{name}.bin" for folder in folders for name in arrays[folder]]
 
@@ -314,7 +331,7 @@ def drop(*keys: str) -> Callable[[dict[str, Any]], object]:
 
 
 EDITS = [
-    put("version", value=2),
+    put("version", value=9),
     put("version", value="1"),
     put("version", value=None),
     put("format", value="outcrop.else"),
@@ -433,7 +450,7 @@ def test_missing_stage(copy: Path, made: Path, features: np.ndarray, stage: str,
 RUN_EDITS = [
     drop("sample"),
     drop("graph_digest"),
-    put("version", value=2),
+    put("version", value=9),
     put("format", value="outcrop.graph"),
     put("sample", "fanouts", value=[0]),
     put("sample", "fanouts", value="10"),

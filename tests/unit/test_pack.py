@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -35,7 +36,14 @@ from run_support import (
 )
 
 Make = Callable[..., Runtime]
-FILES = ("records.bin", "host_cache.bin", "device_cache.bin", "rows_crc.bin")
+FILES = (
+    "records.bin",
+    "host_cache.bin",
+    "device_cache.bin",
+    "disk_cache.bin",
+    "page_crc.bin",
+    "rows_crc.bin",
+)
 
 
 def crc32c(data: bytes) -> int:
@@ -51,30 +59,56 @@ def crc32c(data: bytes) -> int:
     return crc ^ 0xFFFFFFFF
 
 
+def disk_cache_nodes(run: Stages) -> np.ndarray:
+    """The node of each row of the disk cache, from the plan's lists."""
+    nodes = np.zeros(run.places.num_disk_rows, np.int64)
+    ids, rank = (run.places.disk_array(name).read("test") for name in ("disk_ids", "disk_rank"))
+    for first, stop in pairwise(run.places.disk_blocks):
+        nodes[first + rank[first:stop]] = ids[first:stop]
+    return nodes
+
+
+def rows_of_segment(run: Stages, nodes: np.ndarray, segment: int) -> dict[int, int]:
+    ranges = range(len(run.places.range_starts) - 1)
+    return {int(nodes[row]): row for r in ranges for row in run.places.region(r, segment)}
+
+
 def expected_files(run: Stages, features: np.ndarray) -> dict[str, bytes]:
     """The files of the pack stage from the samples, the plan's id lists and the features alone."""
     host, device = run.places.host_ids, run.places.device_ids
+    nodes, shared, segment = disk_cache_nodes(run), {}, -1
     row_bytes, out, crcs = features.shape[1], [], []
-    for number in run.places.packed_batches:
+    for p, number in enumerate(run.places.packed_batches):
         batch = run.batch(int(number))
+        if run.places.segment_batches and p // run.places.segment_batches != segment:
+            segment = p // run.places.segment_batches
+            shared = rows_of_segment(run, nodes, segment)
         in_host, in_device = np.isin(batch.n_id, host), np.isin(batch.n_id, device)
         at = [np.flatnonzero(where).astype(np.int32) for where in (in_host, in_device)]
+        disk = sorted((shared[n], i) for i, n in enumerate(batch.n_id.tolist()) if n in shared)
         table = record.AddressTable(
             at[0],
             np.searchsorted(host, batch.n_id[at[0]]).astype(np.int32),
             at[1],
             np.searchsorted(device, batch.n_id[at[1]]).astype(np.int32),
+            np.array([i for _, i in disk], np.int32),
+            np.array([row for row, _ in disk], np.int32),
         )
         meta = record.encode(batch, table, run.samples.id_bytes).tobytes()
         assert len(meta) == round_up(meta_size(batch, table.num_cached))
-        rows = features[batch.n_id[~(in_host | in_device)]].tobytes()
+        on_disk = np.isin(batch.n_id, list(shared))
+        assert not (on_disk & (in_host | in_device)).any()
+        rows = features[batch.n_id[~(in_host | in_device | on_disk)]].tobytes()
         blob = meta + (bytes(table.num_cached * row_bytes % PAGE) + rows if rows else b"")
         assert round_up(len(blob)) == span_of(batch, table.num_cached, row_bytes)
         out.append(blob + bytes(-len(blob) % PAGE))
         crcs.append(crc32c(rows))
     files = {"records.bin": b"".join(out), "rows_crc.bin": np.array(crcs, "<u4").tobytes()}
-    for name, ids in (("host_cache", host), ("device_cache", device)):
+    for name, ids in (("host_cache", host), ("device_cache", device), ("disk_cache", nodes)):
         files[f"{name}.bin"] = features[ids].tobytes()
+    disk = files["disk_cache.bin"] + bytes(-len(files["disk_cache.bin"]) % PAGE)
+    sums = [crc32c(disk[at : at + PAGE]) for at in range(0, len(disk), PAGE)]
+    files["page_crc.bin"] = np.array(sums, "<u4").tobytes()
     return {name: data + bytes(-len(data) % PAGE) for name, data in files.items()}
 
 
@@ -86,10 +120,11 @@ def check(run: Stages, features: np.ndarray, name: str = "pack") -> None:
     assert {f.name for f in folder.iterdir()} == {*FILES, "manifest.json"}
 
 
+@pytest.mark.parametrize("layout", ["packed", "3,1"])
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("width", WIDTHS)
 def test_records_and_caches_equal_numpy(
-    tmp_path: Path, make_runtime: Make, width: int, dtype: str, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, make_runtime: Make, width: int, dtype: str, layout: str, monkeypatch: pytest.MonkeyPatch
 ):
     """One page per chunk, so that rows straddle chunks or span several, in a budget hardly larger than the buffers."""
     monkeypatch.setattr(packing, "_MAX_CHUNK_BYTES", PAGE)
@@ -97,21 +132,23 @@ def test_records_and_caches_equal_numpy(
     graph = a_graph(tmp_path / "g", runtime, width=width, dtype=dtype, nodes=150, edges=900, train=50)
     sample_set = sampled(graph, tmp_path, runtime, fanouts=(3, 3), batch_size=10)
     row_bytes = width * ITEM_BYTES[dtype]
-    places = planned(graph, tmp_path, runtime, sample_set, config_with_cache(sample_set, row_bytes, 30, 10))
+    config = config_with_cache(sample_set, row_bytes, 30, 10, layout=layout)
+    places = planned(graph, tmp_path, runtime, sample_set, config)
     tight = make_runtime(tight_budget(graph), threads=1)
     run = reopened(graph, tmp_path, tight)
     packing.pack(graph, run.samples, run.places, tmp_path / "pack", tight)
     check(run, as_rows(random_features(150, width, dtype)))
     assert len(places.host_ids) == 30
     assert len(places.device_ids) == 10
+    assert (places.num_disk_rows > 50) == (layout != "packed")
     assert tight.budget.peak_bytes <= tight.budget.limit_bytes
-    assert verify_artifact(tmp_path / "pack", runtime)["arrays"] == 4
+    assert verify_artifact(tmp_path / "pack", runtime)["arrays"] == 6
 
 
 def tight_budget(graph) -> int:
     """Little more than the smallest working buffers."""
     row_bytes = graph.spec("features").stride_bytes
-    return 200_000 + 16 * row_bytes + 4 * 8 * PAGE // row_bytes
+    return 300_000 + 16 * row_bytes + 4 * 8 * PAGE // row_bytes
 
 
 def reopened(graph, folder: Path, runtime: Runtime) -> Stages:
@@ -128,7 +165,9 @@ def test_manifest_checksums_are_plain_checksums(tmp_path: Path, make_runtime: Ma
     runtime = make_runtime(threads=1)
     graph = a_graph(tmp_path / "g", runtime, width=9, nodes=200, train=40)
     sample_set = sampled(graph, tmp_path, runtime, epochs=1)
-    run = packed_run(graph, tmp_path, runtime, config_with_cache(sample_set, 36, 20, 5), epochs=1)
+    run = packed_run(
+        graph, tmp_path, runtime, config_with_cache(sample_set, 36, 20, 5, layout="2,1"), epochs=1
+    )
     manifest = packed.manifests.read(tmp_path / "pack", packed.FORMAT, packed.VERSION)
     for spec in manifest.arrays.values():
         data = (tmp_path / "pack" / spec.file).read_bytes()
@@ -150,11 +189,11 @@ def test_the_same_bytes_whatever_the_budget_of_packing(
 ):
     runtime = make_runtime(threads=1)
     graph = a_graph(tmp_path / "g", runtime, width=343, dtype="float16", train=200, nodes=500)
-    sample_set = sampled(graph, tmp_path, runtime, batch_size=5)
-    planned(graph, tmp_path, runtime, sample_set, config_with_cache(sample_set, 686, 50, 20))
+    sample_set = sampled(graph, tmp_path, runtime, batch_size=2)
+    planned(graph, tmp_path, runtime, sample_set, config_with_cache(sample_set, 686, 50, 20, layout="20,1"))
     features = as_rows(random_features(500, 343, "float16"))
     seen = set()
-    for memory in ("200KiB", "420KiB", "1MiB", None):
+    for memory in ("280KiB", "420KiB", "1MiB", None):
         limited = make_runtime(memory, threads=threads, io=IoConfig(backend=backend, depth=8))
         run = reopened(graph, tmp_path, limited)
         name = f"pack-{memory}"
@@ -167,7 +206,7 @@ def test_the_same_bytes_whatever_the_budget_of_packing(
 
 
 @pytest.mark.exact_io
-@pytest.mark.parametrize("memory", ["200KiB", "420KiB", "8MiB"])
+@pytest.mark.parametrize("memory", ["280KiB", "420KiB", "8MiB"])
 def test_each_page_of_the_features_is_read_once_per_pass(
     tmp_path: Path, make_runtime: Make, memory: str, monkeypatch: pytest.MonkeyPatch
 ):
@@ -175,15 +214,15 @@ def test_each_page_of_the_features_is_read_once_per_pass(
     runtime = make_runtime(threads=1)
     graph = a_graph(tmp_path / "g", runtime, width=343, dtype="float16", train=200, nodes=500)
     sample_set = sampled(graph, tmp_path, runtime, batch_size=5)
-    planned(graph, tmp_path, runtime, sample_set, config_with_cache(sample_set, 686, 50, 20))
+    planned(graph, tmp_path, runtime, sample_set, config_with_cache(sample_set, 686, 50, 20, layout="8,1"))
     counted = make_runtime(memory, threads=1)
     run = reopened(graph, tmp_path, counted)
     _ = run.places.host_ids, run.places.device_ids  # read before counting starts
     chunks: list[tuple[int, int]] = []
     original = packing._Packer._read_chunks
 
-    def watched(self, start):
-        for chunk in original(self, start):
+    def watched(self, start, buffers):
+        for chunk in original(self, start, buffers):
             chunks.append((chunk[2], chunk[3]))
             yield chunk
 
@@ -203,20 +242,49 @@ def pages(offset: int, count: int) -> int:
 
 
 def bytes_of_ids(run: Stages, chunks: list[tuple[int, int]]) -> int:
-    """Page reads of everything but the features: whole records and their ids once, and per chunk the ids in it."""
+    """Reads of everything but the features: samples, lists of ids, per chunk the ids in it, the disk cache.
+
+    Whole pages, except of the files that are being written.
+    """
     total = 0
-    for number in run.places.packed_batches.tolist():
-        batch, at = run.batch(number), int(run.samples.offsets[number]) + 512
-        total += run.samples.record_bytes(number) + pages(at, 4 * len(batch.n_id))
-        for begin, count in zip(np.cumsum([0, *batch.nodes_per_hop]), batch.nodes_per_hop, strict=False):
-            ids = batch.n_id[begin : begin + count]
-            for first, rows in chunks:
-                low, high = np.searchsorted(ids, [first, first + rows])
-                total += pages(at + 4 * int(begin + low), 4 * int(high - low))
-    for ids in (run.places.host_ids, run.places.device_ids):
+    nodes, places = disk_cache_nodes(run), run.places
+    in_memory = np.concatenate([places.host_ids, places.device_ids])
+    for p, number in enumerate(places.packed_batches.tolist()):
+        batch = run.batch(number)
+        ids_at = int(run.samples.offsets[number]) + 512
+        shared = list(rows_of_segment(run, nodes, p // places.segment_batches))
+        total += run.samples.record_bytes(number) + pages(
+            ids_at, 4 * len(batch.n_id)
+        )  # graph; ids, to look up
+        hops = np.split(batch.n_id, np.cumsum(batch.nodes_per_hop)[:-1])
+        packed_hops = [hop[~np.isin(hop, in_memory) & ~np.isin(hop, shared)] for hop in hops]
+        total += 4 * sum(map(len, packed_hops))  # to find where each chunk begins in them
+        total += 4 * sum(map(len, packed_hops))  # chunk by chunk
+    for ids in (places.host_ids, places.device_ids):
         for first, rows in chunks:
             low, high = np.searchsorted(ids, [first, first + rows])
             total += pages(8 * int(low), 8 * int(high - low))
+    blocks = list(pairwise(places.disk_blocks.tolist()))
+    for first, stop in blocks:
+        ids = np.sort(nodes[first:stop])
+        total += pages(4 * first, 4 * len(ids))
+        for begin, rows in chunks:
+            low, high = np.searchsorted(ids, [begin, begin + rows])
+            total += pages(4 * (first + int(low)), 4 * int(high - low))
+        total += len(ids) * 686 + pages(4 * first, 4 * len(ids))  # to put it in order
+    total += 4 * (round_up(places.num_disk_rows * 686) // PAGE)  # the sum of the sums
+    return total + lists_read(run)
+
+
+def lists_read(run: Stages) -> int:
+    """The plan's lists of the disk cache are checked once, whole, and read by segment: when it begins and ends."""
+    places, total = run.places, 2 * round_up(4 * run.places.num_disk_rows)
+    for segment in range(places.num_segments):
+        times = 1 if segment == places.num_segments - 1 else 2
+        region = places.region(0, segment)
+        for first in range(region.start, region.stop, places.block_rows):
+            count = min(places.block_rows, region.stop - first)
+            total += times * 2 * pages(4 * first, 4 * count)
     return total
 
 
@@ -239,12 +307,12 @@ def test_leftovers_of_another_packing_do_not_matter(tmp_path: Path, make_runtime
     runtime = make_runtime(threads=1)
     graph = a_graph(tmp_path / "g", runtime, width=100)
     sample_set = sampled(graph, tmp_path, runtime)
-    config = config_with_cache(sample_set, 400, 50, 20)
+    config = config_with_cache(sample_set, 400, 50, 20, layout="4,1")
     packed_run(graph, tmp_path, runtime, config)
     shutil.move(tmp_path / "pack", tmp_path / "reference")
     left = tmp_path / ".pack.partial"
     left.mkdir()
-    for name in FILES[:3]:
+    for name in FILES[:4]:
         (left / name).write_bytes(np.random.default_rng(1).bytes(1 << 20))
     if with_journal:
         (left / "journal.npz").write_bytes(b"torn")
@@ -256,14 +324,14 @@ def test_leftovers_of_another_packing_do_not_matter(tmp_path: Path, make_runtime
         assert (tmp_path / "pack" / name).read_bytes() == (tmp_path / "reference" / name).read_bytes()
 
 
-@pytest.mark.parametrize("memory", ["200KiB", "420KiB"])
+@pytest.mark.parametrize("memory", ["280KiB", "420KiB"])
 def test_interrupted_anywhere_it_goes_on_to_the_same_bytes(
     tmp_path: Path, make_runtime: Make, memory: str, monkeypatch: pytest.MonkeyPatch
 ):
     runtime = make_runtime(threads=1)
     graph = a_graph(tmp_path / "g", runtime, width=343, dtype="float16", train=200, nodes=500)
     sample_set = sampled(graph, tmp_path, runtime, batch_size=5)
-    planned(graph, tmp_path, runtime, sample_set, config_with_cache(sample_set, 686, 50, 20))
+    planned(graph, tmp_path, runtime, sample_set, config_with_cache(sample_set, 686, 50, 20, layout="8,1"))
     features = as_rows(random_features(500, 343, "float16"))
     original, left = packing._Packer._scatter, 0
 
@@ -298,7 +366,7 @@ def test_damage_is_found(tmp_path: Path, make_runtime: Make):
     runtime = make_runtime(threads=1)
     graph = a_graph(tmp_path / "g", runtime, width=100)
     sample_set = sampled(graph, tmp_path, runtime)
-    run = packed_run(graph, tmp_path, runtime, config_with_cache(sample_set, 400, 50, 20))
+    run = packed_run(graph, tmp_path, runtime, config_with_cache(sample_set, 400, 50, 20, layout="4,1"))
     check(run, as_rows(random_features(600, 100, "float32")))
     for name in FILES:
         path = tmp_path / "pack" / name

@@ -90,7 +90,7 @@ def check_tables(places: Placement, sample_set: SampleSet, splits: tuple[str, ..
                 places.packed_per_hop[number].tolist()
                 == np.bincount(hop[missing], minlength=sample_set.hops + 1).tolist()
             )
-            assert places.cached_rows[number].tolist() == [in_host.sum(), in_device.sum()]
+            assert places.cached_rows[number].tolist() == [in_host.sum(), in_device.sum(), 0]
             assert places.offsets[number] == offset
             cached = int((~missing).sum())
             span = span_of(batch, cached, row_bytes)
@@ -120,6 +120,7 @@ def check_tables(places: Placement, sample_set: SampleSet, splits: tuple[str, ..
     assert places.predicted["cache_bytes"] == {
         "host": len(places.host_ids) * row_bytes,
         "device": len(places.device_ids) * row_bytes,
+        "disk": 0,
     }
 
 
@@ -236,7 +237,7 @@ def test_a_refused_device_budget_names_the_smallest_that_works(made, tmp_path):
 
 def test_a_refused_disk_space_names_the_smallest_that_works(made, tmp_path):
     graph, sample_set, runtime = made
-    config = config_with_cache(sample_set, 100, 40)
+    config = config_with_cache(sample_set, 100, 40, disk_space=1 << 40)
     with pytest.raises(BudgetError, match="the limit is 5000") as refused:
         planned(graph, tmp_path, runtime, sample_set, replace(config, disk_space=5000))
     smallest = int(re.search(r"the smallest --disk-space that does is (\d+)", str(refused.value))[1])

@@ -9,6 +9,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/checksum.h"
 #include "base/error.h"
 
 namespace outcrop {
@@ -31,6 +32,8 @@ struct RowReader::State {
   size_t group_rows = 0;    // room for entries
   std::mutex turn, mutex;   // turn: of read_rows; mutex: of taken
   std::array<bool, 2> taken{};
+  const uint32_t* page_crcs = nullptr;
+  std::vector<bool> checked;  // pages found right
 
   std::byte* side(unsigned s) const { return scratch.data() + s * side_bytes; }
   RowEntry* entries() const { return reinterpret_cast<RowEntry*>(scratch.data() + 2 * side_bytes); }
@@ -38,9 +41,13 @@ struct RowReader::State {
     return plan_window(layout, merge, rows, begin, end, side_bytes / kPageBytes, kMaxReadBytes, before);
   }
   std::shared_ptr<IoJob> start(const RowWindow& window, unsigned s) const;
+  void check(const RowWindow& window, unsigned s);
   void copy_out(const RowWindow& window, const RowEntry* rows, unsigned s, std::byte* out,
                 uint64_t out_stride) const;
   void read_group(const int64_t* ids, size_t n, std::byte* out, uint64_t out_stride);
+  void read_sorted(const int32_t* ids, const int32_t* positions, size_t n, std::byte* out,
+                   uint64_t out_stride);
+  void hand_on(const RowWindow& window, const RowWindow& next, unsigned s) const;
   void take(unsigned s) { taken[s] = true; }
   void free(unsigned s) {
     std::lock_guard lock(mutex);
@@ -55,6 +62,21 @@ std::shared_ptr<IoJob> RowReader::State::start(const RowWindow& window, unsigned
        window.reads)  // a file that was not padded to whole pages ends within its last one
     requests.push_back({file, r.offset, std::min(r.length, file_bytes - r.offset), side(s) + r.at});
   return io->submit(IoOp::read, std::move(requests));
+}
+
+// Compares what a window has read with its checksums, where there are any.
+void RowReader::State::check(const RowWindow& window, unsigned s) {
+  if (!page_crcs) return;
+  for (const PageRead& r : window.reads)
+    for (uint64_t at = 0; at < r.length; at += kPageBytes) {
+      const uint64_t page = (r.offset + at) / kPageBytes;
+      if (checked[page]) continue;
+      if (crc32c(side(s) + r.at + at, kPageBytes) != page_crcs[page])
+        throw Error(ErrorKind::checksum,
+                    io->path(file) + ": page " + std::to_string(page) +
+                        " was damaged after it was written; remove its folder and prepare the run again");
+      checked[page] = true;
+    }
 }
 
 void RowReader::State::copy_out(const RowWindow& window, const RowEntry* rows, unsigned s, std::byte* out,
@@ -75,11 +97,54 @@ void RowReader::State::read_group(const int64_t* ids, size_t n, std::byte* out, 
     RowWindow next = plan(rows, window.end, n, &window);
     auto next_job = last ? nullptr : start(next, 1 - s);
     job->wait();
-    if (const uint64_t carried = next.start.carried() * kPageBytes; carried && !last)
-      std::memcpy(side(1 - s), side(s) + window.stop.pages() * kPageBytes - carried, carried);
+    check(window, s);
+    if (!last) hand_on(window, next, s);
     copy_out(window, rows, s, out, out_stride);
     if (last) return;
     window = std::move(next);
+    job = std::move(next_job);
+    s = 1 - s;
+  }
+}
+
+// The pages at the end of a window that the next one needs too are not read again.
+void RowReader::State::hand_on(const RowWindow& window, const RowWindow& next, unsigned s) const {
+  if (const uint64_t carried = next.start.carried() * kPageBytes; carried)
+    std::memcpy(side(1 - s), side(s) + window.stop.pages() * kPageBytes - carried, carried);
+}
+
+// As read_group over all rows: two groups of entries take turns, and windows follow each other across them.
+void RowReader::State::read_sorted(const int32_t* ids, const int32_t* positions, size_t n, std::byte* out,
+                                   uint64_t out_stride) {
+  const size_t half = group_rows / 2;
+  size_t entered = 0;
+  struct Group {
+    RowEntry* rows;
+    size_t n;
+  };
+  const auto take_group = [&](size_t number) {
+    Group g{entries() + number % 2 * half, std::min(half, n - entered)};
+    for (size_t i = 0; i < g.n; ++i, ++entered)
+      g.rows[i] = {static_cast<uint64_t>(ids[entered]), static_cast<uint64_t>(positions[entered])};
+    return g;
+  };
+  size_t number = 0;
+  unsigned s = 0;
+  Group group = take_group(number);
+  RowWindow window = plan(group.rows, 0, group.n, nullptr);
+  auto job = start(window, s);
+  for (;;) {
+    Group next_group = window.end < group.n ? group : take_group(++number);
+    const bool last = next_group.n == 0;
+    RowWindow next = plan(next_group.rows, window.end < group.n ? window.end : 0, next_group.n, &window);
+    auto next_job = last ? nullptr : start(next, 1 - s);
+    job->wait();
+    check(window, s);
+    if (!last) hand_on(window, next, s);
+    copy_out(window, group.rows, s, out, out_stride);
+    if (last) return;
+    window = std::move(next);
+    group = next_group;
     job = std::move(next_job);
     s = 1 - s;
   }
@@ -105,6 +170,7 @@ class ScratchRowJob final : public RowJob {
     if (!job_) return;
     try {
       job_->wait();
+      state_->check(window_, side_);
       state_->copy_out(window_, rows_.data(), side_, out_, out_stride_);
     } catch (const Error& e) {
       error_ = e;
@@ -173,22 +239,45 @@ const RowLayout& RowReader::layout() const { return state_->layout; }
 uint64_t RowReader::num_rows() const { return state_->num_rows; }
 size_t RowReader::group_rows() const { return state_->group_rows; }
 
+namespace {
+
+// Both sides of the scratch, in turn with other threads, until it dies.
+class WholeScratch {
+ public:
+  explicit WholeScratch(RowReader::State& state) : state_(state), turn_(state.turn) {
+    std::lock_guard lock(state.mutex);
+    if (state.taken[0] || state.taken[1])
+      throw Error(ErrorKind::argument, "rows are read while a row job is under way; wait for it first");
+    state.taken = {true, true};
+  }
+  ~WholeScratch() {
+    std::lock_guard lock(state_.mutex);
+    state_.taken = {};
+  }
+
+ private:
+  RowReader::State& state_;
+  std::lock_guard<std::mutex> turn_;
+};
+
+}  // namespace
+
+void RowReader::read_sorted(const int32_t* ids, const int32_t* positions, size_t n, std::byte* out,
+                            size_t out_rows, uint64_t out_stride) {
+  for (size_t i = 0; i < n; ++i)
+    if (ids[i] < (i ? ids[i - 1] : 0) || static_cast<uint64_t>(ids[i]) >= state_->num_rows ||
+        static_cast<uint32_t>(positions[i]) >= out_rows)
+      throw Error(ErrorKind::format, "the address table of a mini-batch puts row " + std::to_string(ids[i]) +
+                                         " of " + std::to_string(state_->num_rows) + " cached on disk at " +
+                                         std::to_string(positions[i]) + ": it was damaged");
+  if (n == 0) return;
+  const WholeScratch both(*state_);
+  state_->read_sorted(ids, positions, n, out, out_stride);
+}
+
 void RowReader::read_rows(const int64_t* ids, size_t n, std::byte* out, uint64_t out_stride) {
   check_ids(ids, n, state_->num_rows);
-  std::lock_guard turn(state_->turn);
-  {
-    std::lock_guard lock(state_->mutex);
-    if (state_->taken[0] || state_->taken[1])
-      throw Error(ErrorKind::argument, "rows are read while a row job is under way; wait for it first");
-    state_->taken = {true, true};
-  }
-  struct Release {
-    State& state;
-    ~Release() {
-      std::lock_guard lock(state.mutex);
-      state.taken = {};
-    }
-  } release{*state_};
+  const WholeScratch both(*state_);
   for (size_t begin = 0; begin < n; begin += state_->group_rows)
     state_->read_group(ids + begin, std::min(state_->group_rows, n - begin), out + begin * out_stride,
                        out_stride);
@@ -219,6 +308,16 @@ std::unique_ptr<RowJob> RowReader::submit_rows(const int64_t* ids, size_t n, std
     state_->free(side);
     throw;
   }
+}
+
+void RowReader::check_pages(const uint32_t* crcs, size_t n) {
+  State& s = *state_;
+  const uint64_t pages = s.num_rows ? s.layout.end_page(s.num_rows - 1) : 0;
+  if (n < pages || s.file_bytes < pages * kPageBytes)
+    throw Error(ErrorKind::format, s.io->path(s.file) + " has " + std::to_string(n) + " checksums for " +
+                                       std::to_string(pages) + " pages; prepare the run again");
+  s.page_crcs = crcs;
+  s.checked.assign(pages, false);
 }
 
 uint64_t RowReader::count_read_bytes(const int64_t* ids, size_t n) const {

@@ -38,9 +38,18 @@ class RowReader {
   // out[i] = file_rows[ids[i]], i < n; row i of `out` starts at i * out_stride. Throws Error(argument) for an
   // id outside [0, num_rows) before anything is read.
   void read_rows(const int64_t* ids, size_t n, std::byte* out, uint64_t out_stride);
-  // Starts the same; `out` must live until the job was waited for. Throws Error(argument) if the rows do not
-  // fit one side of the scratch, or both sides are taken.
+  // out[positions[i]] = file_rows[ids[i]] for ids that do not fall: each page that they need is read exactly
+  // once, whatever the scratch. Positions must be below out_rows. Throws Error(format) where they are not, or
+  // ids fall or leave the file: both come from an address table on disk.
+  void read_sorted(const int32_t* ids, const int32_t* positions, size_t n, std::byte* out, size_t out_rows,
+                   uint64_t out_stride);
+  // Starts the same as read_rows; `out` must live until the job was waited for. Throws Error(argument) if the
+  // rows do not fit one side of the scratch, or both sides are taken.
   std::unique_ptr<RowJob> submit_rows(const int64_t* ids, size_t n, std::byte* out, uint64_t out_stride);
+  // From now on every page of the file is compared with its CRC-32C when it is first read; `crcs` has one for
+  // each page that rows lie on, and must live as long as the reader. Throws Error(argument) if there are
+  // fewer.
+  void check_pages(const uint32_t* crcs, size_t n);
   // Bytes that read_rows(ids) reads, exactly.
   uint64_t count_read_bytes(const int64_t* ids, size_t n) const;
 

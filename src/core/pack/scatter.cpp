@@ -56,12 +56,11 @@ void Scatter::run(const FeatureChunk& chunk, FileId ids_file, FileId out_file, c
     const std::byte* ids = ids_[which].data();
     for (size_t s = begin; s < end; ++s) {
       const int64_t count = streams.ids_count[s];
+      int64_t at = streams.out_offset[s];
       if (id_bytes_ == 4)
-        append(chunk, out_file, reinterpret_cast<const int32_t*>(ids), count, streams.out_offset[s],
-               streams.crc[s]);
+        append(chunk, out_file, reinterpret_cast<const int32_t*>(ids), count, at, streams.crc[s]);
       else
-        append(chunk, out_file, reinterpret_cast<const int64_t*>(ids), count, streams.out_offset[s],
-               streams.crc[s]);
+        append(chunk, out_file, reinterpret_cast<const int64_t*>(ids), count, at, streams.crc[s]);
       ids += static_cast<size_t>(count) * id_bytes_;
     }
     begin = end;
@@ -85,7 +84,6 @@ void Scatter::append(const FeatureChunk& chunk, FileId out_file, const Id* ids, 
                                          std::to_string(ids[i]) +
                                          "): the samples are damaged; prepare the run again");
     last = row;
-    if (chunk.skip && chunk.skip[row]) continue;
     if (out_[current_].used + row_bytes_ > out_[current_].buffer.size()) {
       close_segment(out_file, segment, out_offset, crc);
       flush();

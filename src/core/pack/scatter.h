@@ -19,14 +19,13 @@ struct PackStreams {
   size_t count = 0;
   const int64_t* ids_offset = nullptr;  // bytes in the ids file, of the ids that fall in this chunk
   const int64_t* ids_count = nullptr;
-  int64_t* out_offset = nullptr;  // where the next row goes; moved on
-  uint32_t* crc = nullptr;        // CRC-32C of what was appended so far; moved on
+  const int64_t* out_offset = nullptr;  // where the first of their rows goes
+  uint32_t* crc = nullptr;              // CRC-32C of what was appended so far; moved on
 };
 
 struct FeatureChunk {
   const std::byte* data = nullptr;
   int64_t first_row = 0, rows = 0;
-  const uint8_t* skip = nullptr;  // [rows], nonzero: the row is cached and not packed; may be null
 };
 
 class Scatter {

@@ -6,10 +6,11 @@ import os
 import shutil
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from outcrop.advisor.machine import random_rate, sequential_rate
 from outcrop.config import PlanConfig, SampleConfig, Size, parse_size
 from outcrop.runtime import UNLIMITED, Runtime
 from outcrop.stages import pack as packing
@@ -56,6 +57,7 @@ def prepare(
     memory: Size | None = None,
     gpu_memory: Size = 0,
     disk_space: Size | None = None,
+    layout: str = "cost",
     seed: int = 0,
     runtime: Runtime | None = None,
     stop_after: str | None = None,
@@ -70,6 +72,7 @@ def prepare(
         epochs: Epochs sampled ahead; longer training replays them.
         memory, gpu_memory: Budgets of training, bytes or text (``"4GiB"``). Preparing keeps within ``memory`` too.
         disk_space: Limit for the files of the run, bytes, text, or ``"3x"`` the feature size.
+        layout: What is shared on disk where packing everything exceeds ``disk_space`` (:class:`PlanConfig`).
         runtime: None makes one with ``memory`` as its budget.
         stop_after: ``"sample"`` or ``"plan"``: leave the later stages for another call.
 
@@ -91,7 +94,9 @@ def prepare(
         memory=None if memory is None else parse_size(memory),
         gpu_memory=parse_size(gpu_memory),
         disk_space=None if disk_space is None else parse_size(disk_space, feature_bytes=graph.feature_bytes),
+        layout=layout,
     )
+    plan_config = _with_rates(plan_config, sample_config, graph, out)
     own = runtime is None
     runtime = runtime or Runtime(plan_config.memory)
     try:
@@ -99,6 +104,22 @@ def prepare(
     finally:
         if own:
             runtime.close()
+
+
+def _with_rates(config: PlanConfig, sampling: SampleConfig, graph: Graph, out: Path) -> PlanConfig:
+    """``config`` with what the disk reads, where that matters; the same again when the call is repeated."""
+    if config.disk_space is None or config.layout != "cost":
+        return config
+    if (out / run.RUN_FILE).is_file():
+        before = run.read(out)
+        rates = {"sequential_rate": before.plan.sequential_rate, "random_rate": before.plan.random_rate}
+        if before.sample == sampling and before.plan == replace(config, **rates):
+            return before.plan
+    features = graph.path / graph.spec("features").file
+    sequential, random = sequential_rate(features), random_rate(features)
+    if not (sequential and random):  # too small to measure: then nothing depends on it
+        return config
+    return replace(config, sequential_rate=round(sequential), random_rate=round(random))
 
 
 def _remove_headless(folder: Path) -> None:

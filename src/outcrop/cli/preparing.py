@@ -21,6 +21,15 @@ Epochs = Annotated[
     int, typer.Option("--epochs", help="Epochs to sample ahead; longer training replays them.")
 ]
 Replace = Annotated[bool, typer.Option("--replace", help="Draw neighbours with replacement.")]
+Layout = Annotated[
+    str,
+    typer.Option(
+        "--layout",
+        help="What batches share on disk where packing all exceeds --disk-space: cost (least predicted time), "
+        "heuristic (smallest segments), packed (nothing), or S,M: segments of S batches, in which rows wanted more "
+        "than M times are shared.",
+    ),
+]
 Degrees = Annotated[bool, typer.Option("--degrees", help="Record whole-graph degrees too, for gcn.")]
 _EXAMPLE = "Example: outcrop {} papers.oc papers.run --fanouts 10,15,20 --memory 4GiB"
 
@@ -48,6 +57,7 @@ def _command(stop_after: str | None) -> Any:
         memory: common.Memory = None,
         gpu_memory: common.GpuMemory = "0",
         disk_space: common.DiskSpace = None,
+        layout: Layout = "cost",
         seed: common.Seed = 0,
         json: common.Json = None,
         quiet: common.Quiet = False,
@@ -67,6 +77,7 @@ def _command(stop_after: str | None) -> Any:
                 memory=memory,
                 gpu_memory=gpu_memory,
                 disk_space=disk_space,
+                layout=layout,
                 seed=seed,
                 runtime=runtime,
                 stop_after=stop_after,

@@ -1,8 +1,8 @@
-"""Load: turn sampled batches into mini-batches in memory, through four overlapped stages.
+"""Load: turn sampled batches into mini-batches in memory, through overlapped stages.
 
 Source: DiskGNN sections 4 and 5.3. The stages: *submit* leases a buffer and starts the reads, *read* waits for them and
-checks what came, *assemble* puts every row in its place, *transfer* makes tensors (and copies to the device). The
-consumer computes. Modes differ in where the rows come from and in nothing else.
+checks what came, *assemble* puts every row in its place, *share* reads what lies in the disk cache, *transfer* makes
+tensors (and copies to the device). The consumer computes. Modes differ in where the rows come from and in nothing else.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class _Item:
 
 
 class Feeder(Protocol):
-    """Where batches of one mode come from: the first three stages."""
+    """Where batches of one mode come from: the stages up to the transfer."""
 
     row_bytes: int
 
@@ -76,6 +76,7 @@ class Feeder(Protocol):
     def submit(self, what: Any, lease: Lease) -> _Item: ...
     def read(self, item: _Item) -> _Item: ...
     def assemble(self, item: _Item) -> _Item: ...
+    def share(self, item: _Item) -> _Item: ...
     def close(self) -> None: ...
 
 
@@ -130,6 +131,9 @@ class RowFeeder:
     def assemble(self, item: _Item) -> _Item:
         return item
 
+    def share(self, item: _Item) -> _Item:
+        return item
+
     def close(self) -> None:
         self._rows.close()
 
@@ -175,9 +179,15 @@ class PackedFeeder:
         item.levels = {
             "device": len(table.device_positions),
             "host": len(table.host_positions),
-            "disk_cache": 0,
+            "disk_cache": len(table.disk_positions),
             "packed": n - table.num_cached,
         }
+        return item
+
+    def share(self, item: _Item) -> _Item:
+        if item.table is not None:
+            assert item.graph is not None
+            self._packed.read_shared(item.table, item.graph.num_nodes, item.lease.slot.x)
         return item
 
     def close(self) -> None:
@@ -277,6 +287,7 @@ class Loader:
             ("submit", submit),
             ("read", feeder.read),
             ("assemble", feeder.assemble),
+            ("share", feeder.share),
             ("transfer", transfer),
         )
         self._pipeline: Pipeline[tuple[MiniBatch, _Item]] = Pipeline(

@@ -1,8 +1,9 @@
 """Plan: decide where each row lives, so that the hard limits hold and the most wanted rows are nearest.
 
-Source: DiskGNN section 4 (four-level store by access frequency). Levels: device cache (hottest) > host cache >
-packed, one copy per batch. The segmented disk cache would come between the last two. Everything is counted exactly:
-the bytes a plan predicts are the bytes an epoch reads.
+Source: DiskGNN section 4 (four-level store by access frequency). Levels: device cache (hottest) > host cache > disk
+cache, shared by the batches of a segment (layout.py) > packed, one copy per batch. Where the disk limit allows it,
+everything that memory does not hold is packed; else the layout is searched. Everything is counted exactly: the bytes a
+plan predicts are the bytes an epoch reads.
 """
 
 from __future__ import annotations
@@ -15,8 +16,11 @@ from typing import Any
 
 import numpy as np
 
+from outcrop import _core
+from outcrop import layout as layouts
 from outcrop.config import PlanConfig, format_bytes
 from outcrop.errors import ArgumentError, BudgetError
+from outcrop.layout import NONE, Arranger, Layout, Shared, Sizes, WantedIds
 from outcrop.rows import scratch_share
 from outcrop.runtime import Runtime
 from outcrop.store import manifest as manifests
@@ -31,15 +35,17 @@ MIN_SLOTS, MAX_SLOTS = 2, 4
 _BLOCK_NODES = 1 << 17
 _MAX_IO_BUFFER_BYTES = 4 << 20
 _FIXED_BYTES = 1 << 20
+_MAX_BLOCK_BYTES = 16 << 20
 
 
 @dataclass(frozen=True)
 class HostMemory:
-    """How the host budget of loading is divided, bytes."""
+    """How the host budget of loading is divided, bytes. ``shared_scratch_bytes``: for reading the disk cache."""
 
     slots: int
     slot_rows_bytes: int
     slot_meta_bytes: int
+    shared_scratch_bytes: int
     fixed_bytes: int
     cache_bytes: int
 
@@ -74,20 +80,11 @@ def plan(graph: Graph, samples: SampleSet, config: PlanConfig, out: Path, runtim
     with runtime.trace.span("plan"):
         levels = _hottest(graph.num_nodes, samples, packed, device_rows, host_rows, runtime)
         per_hop, cached = _count_levels(samples, packed, levels, runtime)
-    offsets, needed = _lay_out(samples, packed, per_hop, cached, row_bytes)
-    predicted = _predict(samples, packed, per_hop, cached, offsets, needed, levels, row_bytes)
-    _check_disk(config, predicted, graph)
+    draft = _Draft(samples, packed, per_hop, cached, levels, row_bytes, _block_rows(config, row_bytes))
     with manifests.publishing(out) as folder:
-        arrays = {}
-        tables = {
-            "host_ids": levels.host_ids,
-            "device_ids": levels.device_ids,
-            "packed_batches": packed,
-            "packed_per_hop": per_hop,
-            "cached_rows": cached,
-            "offsets": offsets,
-        }
-        for name, values in tables.items():
+        draft.settle(graph, config, folder, runtime)
+        arrays = dict(draft.written)
+        for name, values in draft.tables().items():
             writer = ArrayWriter(runtime, folder, name, "int64", values.shape[1:])
             writer.append(values.astype("<i8", copy=False))
             arrays[name] = writer.finish()
@@ -96,7 +93,9 @@ def plan(graph: Graph, samples: SampleSet, config: PlanConfig, out: Path, runtim
             "slots": memory.slots,
             "slot_rows_bytes": memory.slot_rows_bytes,
             "slot_meta_bytes": memory.slot_meta_bytes,
-            "predicted": predicted,
+            "shared_scratch_bytes": memory.shared_scratch_bytes,
+            "layout": {**asdict(draft.layout), "block_rows": draft.block_rows},
+            "predicted": draft.predicted(),
             "memory": asdict(memory),
         }
         manifest = Manifest(
@@ -124,13 +123,23 @@ def divide_host_memory(samples: SampleSet, config: PlanConfig, row_bytes: int) -
     slot = rows_bytes + 2 * meta_bytes + samples.max_nodes * (8 - samples.id_bytes)
     # Indexes of batches and records, and the buffer through which graphs are read that are not packed.
     tables = samples.num_batches * (samples.hops + 6) * 32 + record.align_page(samples.max_record_bytes)
+    if config.disk_space is not None:  # checksums of the pages of the disk cache, as large as it may become
+        most = min(config.disk_space, int(samples.num_nodes.sum()) * row_bytes)
+        tables += record.align_page(most // record.PAGE_BYTES * 5)
     limit = config.memory
     if limit is None:
-        return HostMemory(config.slots or MAX_SLOTS, rows_bytes, meta_bytes, 0, 1 << 62)
+        return HostMemory(
+            config.slots or MAX_SLOTS, rows_bytes, meta_bytes, scratch_share(1 << 62), 0, 1 << 62
+        )
+
+    def shared_scratch(total: int) -> int:
+        least = _core.RowReader.min_scratch_bytes(row_bytes)
+        return 0 if config.disk_space is None else max(scratch_share(total), least)
 
     def fixed(total: int) -> int:
-        # I/O bounce buffers and the scratch of row-by-row reading for what is not packed.
-        return tables + min(_MAX_IO_BUFFER_BYTES, total // 16) + scratch_share(total) + _FIXED_BYTES
+        # I/O bounce buffers and the scratch of row-by-row reading, for what is not packed and for the disk cache.
+        scratch = scratch_share(total) + shared_scratch(total)
+        return tables + min(_MAX_IO_BUFFER_BYTES, total // 16) + scratch + _FIXED_BYTES
 
     slots = config.slots or max(
         (k for k in range(MIN_SLOTS, MAX_SLOTS + 1) if k * slot <= min(limit // 2, limit - fixed(limit))),
@@ -149,7 +158,8 @@ def divide_host_memory(samples: SampleSet, config: PlanConfig, row_bytes: int) -
             f"{samples.max_nodes} rows of {row_bytes} bytes; the smallest budget that can is {smallest} bytes "
             f"({format_bytes(smallest)}), or lower --batch-size or --fanouts"
         )
-    return HostMemory(slots, rows_bytes, meta_bytes, slots * (slot - rows_bytes) + fixed(limit), left)
+    overhead = slots * (slot - rows_bytes) + fixed(limit)
+    return HostMemory(slots, rows_bytes, meta_bytes, shared_scratch(limit), overhead, left)
 
 
 def _device_rows(samples: SampleSet, config: PlanConfig, row_bytes: int) -> int:
@@ -253,90 +263,224 @@ def _count_levels(
     return per_hop, cached
 
 
-def _lay_out(
-    samples: SampleSet, packed: np.ndarray, per_hop: np.ndarray, cached: np.ndarray, row_bytes: int
-) -> tuple[np.ndarray, np.ndarray]:
-    """Where each record starts [P + 1], and the bytes of it that a batch needs (no padding) [P]."""
-    offsets, needed = np.zeros(len(packed) + 1, np.int64), np.zeros(len(packed), np.int64)
-    for p, batch in enumerate(packed):
-        nodes, rows = int(samples.num_nodes[batch]), int(per_hop[p].sum())
-        meta = samples.meta_bytes(int(batch), int(cached[p].sum()))
-        offsets[p + 1] = offsets[p] + record.align_page(meta) + record.rows_span_bytes(nodes, rows, row_bytes)
-        needed[p] = meta + rows * row_bytes
-    return offsets, needed
+class _Draft:
+    """A placement being worked out: first everything packed, then, where that takes too much disk, shared in part."""
 
+    def __init__(
+        self,
+        samples: SampleSet,
+        packed: np.ndarray,
+        per_hop: np.ndarray,
+        cached: np.ndarray,
+        levels: _Levels,
+        row_bytes: int,
+        block_rows: int,
+    ):
+        self.samples, self.packed, self.levels = samples, packed, levels
+        self.row_bytes, self.block_rows = row_bytes, block_rows
+        self.layout, self.written, self.alternatives = NONE, {}, []
+        self._wants, self._in_memory = per_hop, cached  # before anything is shared
+        self._share(None)
 
-def _predict(
-    samples: SampleSet,
-    packed: np.ndarray,
-    per_hop: np.ndarray,
-    cached: np.ndarray,
-    offsets: np.ndarray,
-    needed: np.ndarray,
-    levels: _Levels,
-    row_bytes: int,
-) -> dict[str, Any]:
-    spans, rows = np.diff(offsets), per_hop.sum(axis=1)
-    number = {int(b): p for p, b in enumerate(packed)}
-    groups: dict[str, list[dict[str, Any]]] = {}
-    for split, group in samples.groups.items():
-        if group.first not in number:
-            continue
-        groups[split] = []
-        for epoch in range(group.epochs):
-            at = [number[b] for b in group.batches(epoch)]
-            groups[split].append(
-                {
-                    "bytes_read": int(spans[at].sum()),
-                    "bytes_needed": int(needed[at].sum()),
-                    "rows_by_level": {
-                        "device": int(cached[at, 1].sum()),
-                        "host": int(cached[at, 0].sum()),
-                        "disk_cache": 0,
-                        "packed": int(rows[at].sum()),
-                    },
-                }
+    def _share(self, shared: Shared | None) -> None:
+        """Takes over what the disk cache holds; the rest is packed."""
+        count = len(self.packed)
+        if shared is None:
+            none = np.zeros(count, np.int64)
+            shared = Shared(np.zeros_like(self._wants), none, none, np.zeros(1, np.int64))
+        self.shared = shared
+        self.per_hop = self._wants - shared.per_hop
+        self.cached = np.column_stack([self._in_memory, shared.per_hop.sum(axis=1)])
+        self.offsets, self.needed = np.zeros(count + 1, np.int64), np.zeros(count, np.int64)
+        for p, batch in enumerate(self.packed):
+            nodes, rows = int(self.samples.num_nodes[batch]), int(self.per_hop[p].sum())
+            meta = self.samples.meta_bytes(int(batch), int(self.cached[p].sum()))
+            span = record.align_page(meta) + record.rows_span_bytes(nodes, rows, self.row_bytes)
+            self.offsets[p + 1] = self.offsets[p] + span
+            self.needed[p] = meta + (rows + int(self.cached[p, 2])) * self.row_bytes
+
+    def settle(self, graph: Graph, config: PlanConfig, folder: Path, runtime: Runtime) -> None:
+        """Chooses the layout, within the disk limit, and writes the order of the disk cache.
+
+        Raises:
+            BudgetError: The run takes more disk than the limit, whatever is shared; names the smallest that does.
+        """
+        asked = layouts.parse(config.layout)
+        range_starts = np.array([0, graph.num_nodes], np.int64)
+        fits = config.disk_space is None or self.disk_bytes() <= config.disk_space
+        if (asked is None and not fits) or (asked is not None and asked != NONE):
+            hot = [self.levels.host_ids, self.levels.device_ids]
+            room = max(runtime.budget.free_bytes, 1 << 20)
+            wanted = WantedIds(self.samples, self.packed, runtime, keep_bytes=room // 4)
+            seed = int(self.samples.manifest.config["seed"])
+            arranger = Arranger(
+                wanted, graph.num_nodes, self.row_bytes, hot, seed, runtime, table_bytes=room // 4
             )
-    caches = {"host": len(levels.host_ids) * row_bytes, "device": len(levels.device_ids) * row_bytes}
-    records = int(offsets[-1])
-    total = (
-        records
-        + sum(record.align_page(c) for c in caches.values())
-        + sum(spec.file_bytes for spec in samples.manifest.arrays.values())
-        + _small_files_bytes(samples, len(packed), levels)
-    )
-    return {
-        "epochs": groups,
-        "cache_bytes": caches,
-        "record_bytes": records,
-        "disk_bytes": total,
-        "read_amplification": float(spans.sum() / needed.sum()) if needed.sum() else 1.0,
-    }
+            range_starts = arranger.range_starts
+            if asked is None:
+                asked = self._search(config, wanted, hot, arranger, runtime, room // 4)
+            self._arrange(asked, arranger, folder, runtime)
+            while config.disk_space is not None and self.disk_bytes() > config.disk_space:
+                # The sketch was wrong by a little, or the layout was asked for.
+                larger = self._larger(asked)
+                if config.layout not in ("cost", "heuristic") or larger == asked:
+                    break
+                asked = larger
+                self._arrange(asked, arranger, folder, runtime)
+        for name, dtype in (("disk_ids", f"int{8 * self.samples.id_bytes}"), ("disk_rank", "int32")):
+            if name not in self.written:
+                self.written[name] = ArrayWriter(runtime, folder, name, dtype).finish()
+        self.range_starts = range_starts
+        self._check_disk(config, graph)
 
+    def _larger(self, layout: Layout) -> Layout:
+        """Larger segments, up to one with all batches, in which nothing is stored twice."""
+        segment = min(max(layout.segment + 1, int(layout.segment * 1.02)), max(len(self.packed), 1))
+        return Layout(segment, layout.threshold if segment > layout.segment else 1)
 
-def _small_files_bytes(samples: SampleSet, packed: int, levels: _Levels) -> int:
-    """At most what tables, manifests and the journal of packing take: arrays to the byte, text generously."""
-    columns = samples.hops + 1
-    tables = [
-        8 * len(levels.host_ids),
-        8 * len(levels.device_ids),
-        8 * packed,
-        8 * packed * columns,
-        16 * packed,
-        8 * (packed + 1),
-        4 * packed,
-    ]  # the plan's, then the checksums of the rows
-    journal = 2 * (4 * packed * (columns + 1) + record.PAGE_BYTES)  # old and new, while it is replaced
-    epochs = sum(group.epochs for group in samples.groups.values())
-    text = 5 * record.PAGE_BYTES + 512 * epochs  # run.json and four manifests; the plan's tells every epoch
-    return sum(map(record.align_page, tables)) + journal + text
+    def _search(
+        self,
+        config: PlanConfig,
+        wanted: WantedIds,
+        hot: list[np.ndarray],
+        arranger: Arranger,
+        runtime: Runtime,
+        table_bytes: int,
+    ) -> Layout:
+        assert config.disk_space is not None
+        sizes = self._sizes()
+        search = layouts.Search(wanted, hot, sizes, runtime, table_bytes=table_bytes)
+        best = layouts.heuristic(search, config.disk_space)
+        if best is None or config.layout == "heuristic":
+            return best or Layout(max(len(self.packed), 1), 1)
+        rates = layouts.Rates(config.sequential_rate, config.random_rate)
+        wants = self._wants.sum(axis=1)
+        costs = {
+            layout: layouts.price(layout, arranger, search, sizes, rates, wants)
+            for layout in layouts.candidates(search, config.disk_space, len(self.packed))
+        }
+        best = min(costs, key=lambda layout: costs[layout].seconds)
+        self.alternatives = [layouts.describe(lay, cost, lay == best) for lay, cost in costs.items()]
+        return best
 
+    def _sizes(self) -> Sizes:
+        """What a layout takes besides rows: with everything packed, less the packed copies themselves."""
+        wants = int(self._wants.sum())
+        id_bytes = self.samples.id_bytes
+        fixed = self.disk_bytes() - wants * (self.row_bytes + id_bytes)
+        block = self.block_rows * self.row_bytes
+        return Sizes(self.row_bytes, fixed, wants, id_bytes + 4, id_bytes, 8, block)
 
-def _check_disk(config: PlanConfig, predicted: dict[str, Any], graph: Graph) -> None:
-    if config.disk_space is not None and predicted["disk_bytes"] > config.disk_space:
-        needed = predicted["disk_bytes"]
+    def _arrange(self, layout: Layout, arranger: Arranger, folder: Path, runtime: Runtime) -> None:
+        ids = ArrayWriter(runtime, folder, "disk_ids", f"int{8 * self.samples.id_bytes}")
+        rank = ArrayWriter(runtime, folder, "disk_rank", "int32")
+        with runtime.trace.span("layout", segment=layout.segment, threshold=layout.threshold):
+            self._share(arranger.arrange(layout, block_rows=self.block_rows, out=(ids, rank)))
+        self.layout = layout
+        self.written = {"disk_ids": ids.finish(), "disk_rank": rank.finish()}
+
+    def tables(self) -> dict[str, np.ndarray]:
+        return {
+            "host_ids": self.levels.host_ids,
+            "device_ids": self.levels.device_ids,
+            "packed_batches": self.packed,
+            "packed_per_hop": self.per_hop,
+            "cached_rows": self.cached,
+            "disk_pages": self.shared.pages,
+            "offsets": self.offsets,
+            "region_rows": self.shared.region_rows,
+            "range_starts": self.range_starts,
+        }
+
+    def predicted(self) -> dict[str, Any]:
+        """Bytes and rows of every epoch, exactly; bytes on disk at the most."""
+        read = np.diff(self.offsets) + self.shared.pages * record.PAGE_BYTES
+        rows = self.per_hop.sum(axis=1)
+        number = {int(b): p for p, b in enumerate(self.packed)}
+        groups: dict[str, list[dict[str, Any]]] = {}
+        for split, group in self.samples.groups.items():
+            if group.first not in number:
+                continue
+            groups[split] = []
+            for epoch in range(group.epochs):
+                at = [number[b] for b in group.batches(epoch)]
+                groups[split].append(
+                    {
+                        "bytes_read": int(read[at].sum()),
+                        "bytes_needed": int(self.needed[at].sum()),
+                        "rows_by_level": {
+                            "device": int(self.cached[at, 1].sum()),
+                            "host": int(self.cached[at, 0].sum()),
+                            "disk_cache": int(self.cached[at, 2].sum()),
+                            "packed": int(rows[at].sum()),
+                        },
+                    }
+                )
+        return {
+            "epochs": groups,
+            "cache_bytes": {
+                "host": len(self.levels.host_ids) * self.row_bytes,
+                "device": len(self.levels.device_ids) * self.row_bytes,
+                "disk": self.shared.rows * self.row_bytes,
+            },
+            "record_bytes": int(self.offsets[-1]),
+            "disk_bytes": self.disk_bytes(),
+            "read_amplification": float(read.sum() / self.needed.sum()) if self.needed.sum() else 1.0,
+            "alternatives": self.alternatives,
+        }
+
+    def disk_bytes(self) -> int:
+        """The most that the run takes on disk at any moment: files, and what packing needs besides."""
+        caches = [len(ids) * self.row_bytes for ids in (self.levels.host_ids, self.levels.device_ids)]
+        spare = min(self.block_rows, self.shared.rows) * self.row_bytes
+        arrays = [
+            int(self.offsets[-1]),
+            *caches,
+            self.shared.rows * self.row_bytes + spare,
+            self.shared.rows * (self.samples.id_bytes + 4),
+            -(-self.shared.rows * self.row_bytes // record.PAGE_BYTES) * 4,
+            int(self.per_hop.sum()) * self.samples.id_bytes,
+        ]
+        sampled = sum(spec.file_bytes for spec in self.samples.manifest.arrays.values())
+        return sum(map(record.align_page, arrays)) + sampled + self._small_files_bytes()
+
+    def _small_files_bytes(self) -> int:
+        """At most what tables, manifests and the journal of packing take: arrays to the byte, text generously."""
+        columns, packed = self.samples.hops + 1, len(self.packed)
+        tables = [
+            8 * len(self.levels.host_ids),
+            8 * len(self.levels.device_ids),
+            8 * packed,
+            8 * packed * columns,
+            24 * packed,
+            8 * packed,
+            8 * (packed + 1),
+            8 * len(self.shared.region_rows),
+            record.PAGE_BYTES,
+            record.PAGE_BYTES,
+            record.PAGE_BYTES,
+            4 * packed,
+        ]  # the plan's, then the checksums of the rows
+        journal = 2 * (4 * packed * (columns + 1) + record.PAGE_BYTES)  # old and new, while it is replaced
+        epochs = sum(group.epochs for group in self.samples.groups.values())
+        text = (
+            6 * record.PAGE_BYTES + 512 * epochs
+        )  # run.json and four manifests; the plan's tells every epoch
+        return sum(map(record.align_page, tables)) + journal + text
+
+    def _check_disk(self, config: PlanConfig, graph: Graph) -> None:
+        needed = self.disk_bytes()
+        if config.disk_space is None or needed <= config.disk_space:
+            return
+        shared = "with every row that is not in memory stored once" if self.layout != NONE else "as packed"
         raise BudgetError(
-            f"the run needs {needed} bytes of disk ({needed / graph.feature_bytes:.2f}x the features), the limit is "
-            f"{config.disk_space}; the smallest --disk-space that does is {needed}, or sample fewer epochs (--epochs), "
-            "or raise --memory so that more rows are cached"
+            f"the run needs {needed} bytes of disk {shared} ({needed / graph.feature_bytes:.2f}x the features), the "
+            f"limit is {config.disk_space}; the smallest --disk-space that does is {needed}, or sample fewer epochs "
+            "(--epochs), or raise --memory so that more rows are cached"
         )
+
+
+def _block_rows(config: PlanConfig, row_bytes: int) -> int:
+    """Rows of the disk cache that are put in order at a time, in memory."""
+    budget = _MAX_BLOCK_BYTES if config.memory is None else config.memory // 16
+    return max(min(budget, _MAX_BLOCK_BYTES) // row_bytes, 1)

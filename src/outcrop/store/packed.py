@@ -1,7 +1,8 @@
 """The artifact of the pack stage: one aligned record per mini-batch, and the cache files.
 
 Arrays: ``records`` uint8 (record p at ``Placement.offsets[p]``, layout in store/record.py); ``host_cache``,
-``device_cache``: rows of the cached nodes in the order of the plan's id lists; ``rows_crc`` uint32 [P], CRC-32C of the
+``device_cache``: rows of the cached nodes in the order of the plan's id lists; ``disk_cache``: the shared rows, as the
+plan orders them; ``page_crc`` uint32, CRC-32C of each page of the disk cache; ``rows_crc`` uint32 [P], CRC-32C of the
 packed rows of each record.
 """
 
@@ -22,7 +23,7 @@ from outcrop.store.manifest import Manifest
 from outcrop.store.placement import Placement
 from outcrop.store.samples import SampleSet
 
-FORMAT, VERSION = "outcrop.pack", 1
+FORMAT, VERSION = "outcrop.pack", 2
 
 
 class PackedRecords:
@@ -38,9 +39,26 @@ class PackedRecords:
         self._rows_crc = crc.read("batch-index")
         crc.close()
         self._file = DiskArray(runtime, path, manifest.arrays["records"])
+        self._shared: _core.RowReader | None = None
         self._checked = np.zeros(len(self._rows_crc), bool)
         self.row_bytes = placement.row_bytes
         self._check()
+        if placement.num_disk_rows:
+            self._disk_cache = DiskArray(runtime, path, manifest.arrays["disk_cache"])
+            reader = _core.RowReader(
+                runtime.io,
+                runtime.budget,
+                self._disk_cache.file,
+                0,
+                self.row_bytes,
+                self.row_bytes,
+                placement.num_disk_rows,
+                max(placement.shared_scratch_bytes, _core.RowReader.min_scratch_bytes(self.row_bytes)),
+            )
+            sums = DiskArray(runtime, path, manifest.arrays["page_crc"])
+            reader.check_pages(sums.read("batch-index"))
+            sums.close()
+            self._shared = reader
 
     def _check(self) -> None:
         """The files must be as large as the plan says: what reads them relies on it."""
@@ -50,6 +68,7 @@ class PackedRecords:
             "rows_crc": len(plan.packed_batches) * 4,
             "host_cache": plan.num_cached("host") * self.row_bytes,
             "device_cache": plan.num_cached("device") * self.row_bytes,
+            "disk_cache": plan.num_disk_rows * self.row_bytes,
         }
         for name, count in wanted.items():
             if arrays[name].data_bytes != count:
@@ -68,7 +87,8 @@ class PackedRecords:
         """Bytes of the record without padding."""
         p = self._number[batch]
         meta = self._samples.meta_bytes(batch, int(self.placement.cached_rows[p].sum()))
-        return meta + int(self.placement.num_packed[p]) * self.row_bytes
+        rows = int(self.placement.num_packed[p]) + int(self.placement.cached_rows[p, 2])
+        return meta + rows * self.row_bytes
 
     def record_bytes(self, batch: int) -> int:
         p = self._number[batch]
@@ -133,6 +153,15 @@ class PackedRecords:
                 f"{int(self._rows_crc[p]):08x}); remove {self.path} and prepare the run again"
             )
         self._checked[p] = True
+
+    def read_shared(self, table: record.AddressTable, num_nodes: int, x: np.ndarray) -> None:
+        """Reads the rows that lie in the disk cache to their places in ``x``, each page once."""
+        if len(table.disk_positions) == 0:
+            return
+        if self._shared is None:
+            raise FormatError(f"{self.path} has no disk cache, its records do; prepare the run again")
+        rows = x[: num_nodes * self.row_bytes].reshape(num_nodes, self.row_bytes)
+        self._shared.read_sorted(table.disk_rows, table.disk_positions, rows)
 
     def _where(self, batch: int) -> str:
         return f"{self._file.path}, record {self._number[batch]} (mini-batch {batch})"

@@ -2,13 +2,19 @@
 
 Arrays: ``host_ids``, ``device_ids`` int64, ascending: the cached nodes, row i of the cache file belongs to entry i.
 Per packed batch p (P of them): ``packed_batches`` int64 [P], its number in the sample set; ``packed_per_hop`` int64
-[P, hops + 1], rows that are packed; ``cached_rows`` int64 [P, 2], rows in the host and the device cache;
-``offsets`` int64 [P + 1], where the records start.
-Attributes: ``slots`` batch buffers and their size, ``predicted`` (bytes and rows per level and epoch).
+[P, hops + 1], rows that are packed; ``cached_rows`` int64 [P, 3], rows in the host, device and disk cache;
+``disk_pages`` int64 [P], pages of the disk cache that it reads; ``offsets`` int64 [P + 1], where the records start.
+
+The disk cache is shared by the batches of a segment: ``segment_batches`` consecutive packed batches. Its rows lie by
+region: for each range of nodes, for each segment. ``region_rows`` int64 [ranges * segments + 1], where the regions
+start; ``range_starts`` int64 [ranges + 1], the ranges. A region is cut into blocks of ``block_rows``; ``disk_ids``
+lists the nodes of each block, ascending within the block, and ``disk_rank`` int32 where in the block each row lies.
+Attributes: ``slots`` batch buffers and their size, ``layout``, ``predicted`` (bytes and rows per level and epoch).
 """
 
 from __future__ import annotations
 
+import itertools
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -22,8 +28,16 @@ from outcrop.store.arrays import DiskArray
 from outcrop.store.manifest import Manifest
 from outcrop.store.samples import SampleSet
 
-FORMAT, VERSION = "outcrop.plan", 1
-_TABLES = ("packed_batches", "packed_per_hop", "cached_rows", "offsets")
+FORMAT, VERSION = "outcrop.plan", 2
+_TABLES = (
+    "packed_batches",
+    "packed_per_hop",
+    "cached_rows",
+    "disk_pages",
+    "offsets",
+    "region_rows",
+    "range_starts",
+)
 
 
 class Placement:
@@ -35,12 +49,17 @@ class Placement:
         tables = {name: self._read(name) for name in _TABLES}
         self.packed_batches, self.packed_per_hop = tables["packed_batches"], tables["packed_per_hop"]
         self.cached_rows, self.offsets = tables["cached_rows"], tables["offsets"]
+        self.disk_pages = tables["disk_pages"]
+        self.region_rows, self.range_starts = tables["region_rows"], tables["range_starts"]
         self.num_packed = self.packed_per_hop.sum(axis=1)
         attributes = manifest.attributes
         self.row_bytes: int = attributes["row_bytes"]
         self.slots: int = attributes["slots"]
         self.slot_rows_bytes: int = attributes["slot_rows_bytes"]
         self.slot_meta_bytes: int = attributes["slot_meta_bytes"]
+        self.segment_batches: int = attributes["layout"]["segment"]
+        self.block_rows: int = attributes["layout"]["block_rows"]
+        self.shared_scratch_bytes: int = attributes["shared_scratch_bytes"]
         self.predicted: dict[str, Any] = attributes["predicted"]
 
     def _read(self, name: str) -> np.ndarray:
@@ -62,6 +81,38 @@ class Placement:
         """Rows in the ``host`` or ``device`` cache."""
         return self.manifest.arrays[f"{level}_ids"].shape[0]
 
+    @property
+    def num_disk_rows(self) -> int:
+        """Rows of the disk cache."""
+        return int(self.region_rows[-1])
+
+    @property
+    def num_segments(self) -> int:
+        return -(-len(self.packed_batches) // self.segment_batches) if self.segment_batches else 0
+
+    def segment(self, number: int) -> range:
+        """The packed batches of a segment."""
+        first = number * self.segment_batches
+        return range(first, min(first + self.segment_batches, len(self.packed_batches)))
+
+    def region(self, node_range: int, segment: int) -> range:
+        """The rows of the disk cache for a segment within a range of nodes."""
+        number = node_range * self.num_segments + segment
+        return range(int(self.region_rows[number]), int(self.region_rows[number + 1]))
+
+    @cached_property
+    def disk_blocks(self) -> np.ndarray:
+        """int64, the first row of each block of the disk cache, and the number of rows at the end."""
+        return block_bounds(self.region_rows, self.block_rows)
+
+    @property
+    def max_block_rows(self) -> int:
+        return int(np.diff(self.disk_blocks).max(initial=0))
+
+    def disk_array(self, name: str) -> DiskArray:
+        """``disk_ids`` or ``disk_rank``, opened; the caller closes it."""
+        return DiskArray(self._runtime, self.path, self.manifest.arrays[name])
+
     def meta_span_bytes(self, packed: int, samples: SampleSet) -> int:
         """Bytes of the meta part of packed record ``packed``, page padding included."""
         return record.align_page(
@@ -72,11 +123,21 @@ class Placement:
         """Batch number in the sample set -> number of its packed record."""
         return {int(batch): p for p, batch in enumerate(self.packed_batches)}
 
-    def lookup(self, n_id: np.ndarray) -> record.AddressTable:
-        """The address table of a batch with nodes ``n_id``."""
+    def lookup(
+        self, n_id: np.ndarray, disk: tuple[np.ndarray, np.ndarray] | None = None
+    ) -> record.AddressTable:
+        """The address table of a batch with nodes ``n_id``; ``disk``: positions and rows of its disk cache."""
         host_positions, host_rows = find_sorted(self.host_ids, n_id)
         device_positions, device_rows = find_sorted(self.device_ids, n_id)
-        return record.AddressTable(host_positions, host_rows, device_positions, device_rows)
+        return record.AddressTable(host_positions, host_rows, device_positions, device_rows, *(disk or ()))
+
+
+def block_bounds(region_rows: np.ndarray, block_rows: int) -> np.ndarray:
+    """First row of each block when regions are cut into blocks of ``block_rows``, and the end; int64."""
+    starts = [
+        np.arange(first, stop, block_rows, dtype=np.int64) for first, stop in itertools.pairwise(region_rows)
+    ]
+    return np.concatenate([*starts, region_rows[-1:]])
 
 
 def find_sorted(table: np.ndarray, ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -6,7 +6,8 @@ sample stage writes records without an address table, the pack stage adds it and
     [meta, zero-padded to 4096][shift bytes][packed rows][zeros up to 4096]
 
 The degrees are there where they were asked for (``--degrees``). The address table lists, by ascending local
-position, which rows lie in the host and in the device cache; all other rows are packed, in batch order.
+position, which rows lie in the host and in the device cache, and by ascending row which lie in the disk cache; all
+other rows are packed, in batch order.
 ``shift_bytes`` puts the first packed row at the same place within a page as the row's final place in the batch
 (:func:`outcrop.rows.assemble`), so that rows are read straight to where they expand.
 """
@@ -42,7 +43,8 @@ _VERSION = 1
     _W_META_BYTES,
     _W_CRC,
     _W_DEGREES,
-) = range(12)
+    _W_DISK,
+) = range(13)
 _W_NODES_PER_HOP, _W_EDGES_PER_HOP = 24, 40
 
 
@@ -57,22 +59,25 @@ class AddressTable:
     Attributes:
         host_positions, device_positions: int32, local node positions, ascending.
         host_rows, device_rows: int32, row numbers in the cache file, one per position.
+        disk_positions, disk_rows: int32, the same for the disk cache, ascending by row, as it is read.
     """
 
     host_positions: np.ndarray = field(default_factory=_no_rows)
     host_rows: np.ndarray = field(default_factory=_no_rows)
     device_positions: np.ndarray = field(default_factory=_no_rows)
     device_rows: np.ndarray = field(default_factory=_no_rows)
+    disk_positions: np.ndarray = field(default_factory=_no_rows)
+    disk_rows: np.ndarray = field(default_factory=_no_rows)
 
     @property
     def num_cached(self) -> int:
-        return len(self.host_positions) + len(self.device_positions)
+        return len(self.host_positions) + len(self.device_positions) + len(self.disk_positions)
 
     def cached_positions(self) -> np.ndarray:
         """int64 positions of all rows that are not packed, ascending."""
-        both = np.concatenate([self.host_positions, self.device_positions]).astype(np.int64)
-        both.sort()
-        return both
+        every = np.concatenate([self.host_positions, self.device_positions, self.disk_positions])
+        every.sort()
+        return every.astype(np.int64)
 
 
 def align_page(count: int) -> int:
@@ -113,7 +118,14 @@ def rows_span_bytes(num_nodes: int, num_packed: int, row_bytes: int) -> int:
 def encode(graph: BatchGraph, table: AddressTable, id_bytes: int) -> np.ndarray:
     """The meta part as uint8, zero-padded to a page."""
     cached = np.concatenate(
-        [table.host_positions, table.host_rows, table.device_positions, table.device_rows]
+        [
+            table.host_positions,
+            table.host_rows,
+            table.device_positions,
+            table.device_rows,
+            table.disk_positions,
+            table.disk_rows,
+        ]
     )
     size = meta_bytes(
         graph.num_nodes,
@@ -152,6 +164,7 @@ def encode(graph: BatchGraph, table: AddressTable, id_bytes: int) -> np.ndarray:
         size,
     ]
     header[_W_DEGREES] = graph.degree is not None
+    header[_W_DISK] = len(table.disk_positions)
     header[_W_NODES_PER_HOP : _W_NODES_PER_HOP + graph.hops + 1] = graph.nodes_per_hop
     header[_W_EDGES_PER_HOP : _W_EDGES_PER_HOP + graph.hops] = graph.edges_per_hop
     at = HEADER_BYTES
@@ -192,12 +205,13 @@ def decode(meta: np.ndarray, where: str) -> tuple[BatchGraph, AddressTable]:
     hops, id_bytes, nodes, edges, rows, host, device, size = (
         int(n) for n in header[_W_HOPS : _W_META_BYTES + 1]
     )
-    seeds, degrees = int(header[_W_NODES_PER_HOP]), bool(header[_W_DEGREES])
-    sane = 1 <= hops <= MAX_HOPS and id_bytes in (4, 8) and min(nodes, edges, rows, host, device, seeds) >= 0
+    seeds, degrees, disk = int(header[_W_NODES_PER_HOP]), bool(header[_W_DEGREES]), int(header[_W_DISK])
+    counts = (nodes, edges, rows, host, device, disk, seeds)
+    sane = 1 <= hops <= MAX_HOPS and id_bytes in (4, 8) and min(counts) >= 0
     if (
         not sane
         or size > len(meta)
-        or size != meta_bytes(nodes, rows, edges, seeds, host + device, id_bytes, degrees)
+        or size != meta_bytes(nodes, rows, edges, seeds, host + device + disk, id_bytes, degrees)
     ):
         raise FormatError(
             f"{where}: the header of the mini-batch record is damaged; remove its folder and prepare the run again"
@@ -210,7 +224,7 @@ def decode(meta: np.ndarray, where: str) -> tuple[BatchGraph, AddressTable]:
         (rows + 1, 4),
         (edges, 4),
         (seeds, 8),
-        (2 * (host + device), 4),
+        (2 * (host + device + disk), 4),
         (nodes if degrees else 0, 4),
     ):
         sections.append(meta[at : at + count * width].view(f"<i{width}"))
@@ -225,7 +239,7 @@ def decode(meta: np.ndarray, where: str) -> tuple[BatchGraph, AddressTable]:
         nodes_per_hop=tuple(header[_W_NODES_PER_HOP : _W_NODES_PER_HOP + hops + 1].tolist()),
         edges_per_hop=tuple(header[_W_EDGES_PER_HOP : _W_EDGES_PER_HOP + hops].tolist()),
     )
-    cuts = np.cumsum([host, host, device])
+    cuts = np.cumsum([host, host, device, device, disk])
     return graph, AddressTable(*(part.copy() for part in np.split(cached, cuts)))
 
 
