@@ -234,11 +234,11 @@ def _trainings(facts: RunFacts) -> Section | None:
         label = f"{t['number']}: {t['training']['model']}, {t['mode']}"
         shown = facts.training is not None and t["number"] == facts.training["number"]
         items.append(Bar(label, seconds, "s-c0" if shown else "s-other"))
-        score, report = t.get("report", {}).get("test_accuracy"), t.get("report", {})
-        rows.append(
-            [label, say("seconds", seconds), say("share", totals.waiting_share),
-             say("bytes", totals.bytes_read / totals.epochs), say("bytes", report.get("peak_host_bytes")), "–" if score is None else f"{score:.4f}"]
-        )  # fmt: skip
+        report = t.get("report", {})
+        score = report.get("test_accuracy")
+        row = [label, say("seconds", seconds), say("share", totals.waiting_share)]
+        row += [say("bytes", totals.bytes_read / totals.epochs), say("bytes", report.get("peak_host_bytes"))]
+        rows.append([*row, "–" if score is None else f"{score:.4f}"])
     fastest = min(items, key=lambda b: b.value)
     return Section(
         "trainings",
