@@ -100,32 +100,32 @@ def judge(training: dict[str, Any] | None, disk: dict[str, float] | None) -> Ver
             "unknown", "The training on record finished no epoch, so nothing can be said about its limit."
         )
     facts = steady(training)
-    waited = f"it waited for data {say('share', facts.waiting_share)} of the time"
     if facts.waiting_share < HARDLY_SHARE:
-        return _compute(facts, waited, disk)
+        return _compute(facts, disk)
+    waited = f"the model waited for data {say('share', facts.waiting_share)} of the time"
     stage, share = _busiest(facts)
     if share < BUSY_SHARE and facts.busy.get("lease", 0.0) / facts.seconds > share:
         slots = "too few batch buffers fit in the budget for loading to run ahead"
         return Verdict(
             "memory",
-            f"Memory limited this training: {slots}; {waited.replace('it waited', 'the model waited')}.",
+            f"Memory limited this training: {slots}; {waited}.",
             "A larger --memory, or smaller batches, would let loading and compute overlap more.",
         )
-    return _loading(stage, share, facts, disk)
+    return _loading(stage, share, waited, facts, disk)
 
 
-def _compute(facts: Steady, waited: str, disk: dict[str, float] | None) -> Verdict:
+def _compute(facts: Steady, disk: dict[str, float] | None) -> Verdict:
     asked = ""
     if disk and facts.bytes_read:
         limit = disk["sequential_bytes_per_s"]
         asked = (
-            f", and the disk was asked for {say('rate', facts.rate)}, {say('share', facts.rate / limit)} of the "
-            f"{say('rate', limit)} it can deliver"
+            f"; the disk was asked for {say('rate', facts.rate)}, {say('share', facts.rate / limit)} of the "
+            f"{say('rate', limit)} that it can deliver"
         )
     return Verdict(
         "compute",
-        f"Compute limited this training: the model was at work {say('share', 1 - facts.waiting_share)} of the time "
-        f"and {waited}{asked}.",
+        f"Compute limited this training: the model was at work {say('share', 1 - facts.waiting_share)} of the time, "
+        f"waiting {say('share', facts.waiting_share)} for data{asked}.",
         "Faster storage or more memory would not shorten its epochs; a faster processor or a smaller model would.",
     )
 
@@ -136,8 +136,7 @@ def _busiest(facts: Steady) -> tuple[str, float]:
     return (stage, shares[stage]) if shares[stage] else ("read", 0.0)
 
 
-def _loading(stage: str, share: float, facts: Steady, disk: dict[str, float] | None) -> Verdict:
-    waited = f"the model waited for data {say('share', facts.waiting_share)} of the time"
+def _loading(stage: str, share: float, waited: str, facts: Steady, disk: dict[str, float] | None) -> Verdict:
     working = (
         f"stage {stage} was at work {say('share', share)} of it"
         if share
