@@ -77,14 +77,19 @@ def test_every_number_of_the_history_is_drawn(browser, page, kind):
     opened(browser, path)
     levels = {level for e in record["epochs"][1:] for level, rows in e["rows_by_level"].items() if rows}
     spans = record["spans"]
-    rows = list(zip(spans["name"], spans["split"], spans["epoch"], spans["batch"], strict=True))
-    training = [(spans["names"][n], e, b) for n, s, e, b in rows if spans["splits"][s] == "train"]
+    keys = ("name", "split", "epoch", "batch", "start_us", "end_us")
+    rows = zip(*(spans[key] for key in keys), strict=True)
+    training = [(spans["names"][n], *rest) for n, s, *rest in rows if spans["splits"][s] == "train"]
     lanes = {"lease", "submit", "read", "assemble", "transfer", "compute"}
-    batches = 1 + max(b for _, e, b in training if e == EPOCHS - 1)
-    start = [t for t in training if t[1] == 0 and t[2] < 10 and t[0] in lanes]
-    late = [
-        t for t in training if t[1] == EPOCHS - 1 and batches - 12 <= t[2] < batches - 2 and t[0] in lanes
-    ]
+    batches = 1 + max(b for name, _, b, *_ in training if name == "compute")
+
+    def beside(epoch: int, numbers: range) -> list[tuple]:
+        computes = [t for t in training if t[0] == "compute" and t[1] == epoch and t[2] in numbers]
+        begin, end = min(t[3] for t in computes), max(t[4] for t in computes)
+        begin = min(t[3] for t in training if t[1] == epoch) if numbers.start == 0 else begin
+        return [t for t in training if t[1] == epoch and t[0] in lanes and t[3] < end and t[4] > begin]
+
+    start, late = beside(0, range(10)), beside(EPOCHS - 1, range(batches - 12, batches - 2))
     held = [any(values) for values in record["samples"]["bytes_by_tag"].values()]
     wanted = {
         "epochs": 2 * EPOCHS,

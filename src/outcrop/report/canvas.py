@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from html import escape
 
 FONT, SMALL = 13, 12
-_WIDTH = 0.56  # of a character of the page's font, in parts of the font size
+_WIDTH = 0.6  # of a character of the page's font, in parts of the font size
 
 
 def text_width(text: str, size: float = SMALL) -> float:

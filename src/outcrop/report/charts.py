@@ -207,8 +207,9 @@ def bars(width: float, items: Sequence[Bar], *, kind: str, reference: Reference 
     if above:
         row = 44
         canvas = Canvas(width, top + row * len(items) + 6)
-    right = width - max((text_width(t, 13) for t in texts), default=0) - 12
+    right = width - max((text_width(t, 14) for t in texts), default=0) - 14  # they are bold
     high = max([*(b.value for b in items), reference.value if reference else 0, 1e-12])
+    ends: list[tuple[float, float, str]] = []
     for i, (bar, text) in enumerate(zip(items, texts, strict=True)):
         y = top + row * i + (16 if above else 0)
         length = (right - left) * max(bar.value, 0) / high
@@ -217,7 +218,7 @@ def bars(width: float, items: Sequence[Bar], *, kind: str, reference: Reference 
         )
         tip = f"{bar.label}: {text}" + (f", {bar.detail}" if bar.detail else "")
         canvas.rect(left, y + 4, max(length, 0.5), 18, f"fill {bar.color}", tip, bar.label)
-        canvas.text(left + length + 6, y + 18, text, "value")
+        ends.append((left + length + 6, y + 18, text))
     canvas.line(left, top, left, canvas.height - 4, "axis")
     if reference:
         x = left + (right - left) * reference.value / high
@@ -227,6 +228,8 @@ def bars(width: float, items: Sequence[Bar], *, kind: str, reference: Reference 
         canvas.text(
             min(x, width) if anchor == "end" else max(x, text_width(text) / 2), 12, text, "label", anchor
         )
+    for x, y, text in ends:
+        canvas.text(x, y, text, "value halo")
     return canvas
 
 
@@ -288,8 +291,14 @@ def lines(
     reference: Reference | None = None,
     best: float | None = None,
     dots: bool | None = None,
+    moment: Reference | None = None,
 ) -> Canvas:
-    """Lines over x; each value a dot where there are few. ``best``: an x to point out. NaN leaves a gap."""
+    """Lines over x; each value a dot where there are few. NaN leaves a gap.
+
+    Args:
+        best: An x to point out.
+        moment: An x at which something happens, which its label names.
+    """
     values = [v for s in series for v in s.values if v == v]
     low = 0 if zero else min(values, default=0)
     high = max([*values, reference.value if reference else low], default=1)
@@ -318,6 +327,17 @@ def lines(
                     px, py, 5 if big else 3, f"fill {s.color}" + (" best" if big else ""), tip, s.name
                 )
         ends.append((points[-1][1], s.name, s.color))
+    if moment is not None:
+        x = frame.x(moment.value)
+        frame.canvas.line(x, frame.top, x, frame.bottom, "moment")
+        right_of = x + text_width(moment.label) + 8 < frame.right
+        frame.canvas.text(
+            x + (5 if right_of else -5),
+            frame.bottom - 8,
+            moment.label,
+            "label halo",
+            "start" if right_of else "end",
+        )
     if x_kind == "epoch":
         _epoch_axis(frame, xs, x_name)
     else:
@@ -358,7 +378,7 @@ def timeline(width: float, lanes: Sequence[str], spans: Sequence[Span], *, x_nam
     for span in spans:
         y = top + row * lanes.index(span.lane) + 3
         x0, x1 = frame.x(span.start - start), frame.x(span.end - start)
-        canvas.rect(x0, y, max(x1 - x0, 0.8), 21, f"fill {span.color}", span.tip, span.lane)
+        canvas.rect(x0, y, max(x1 - x0, 1.5), 21, f"fill {span.color}", span.tip, span.lane)
         if span.label and x1 - x0 > text_width(span.label, 11) + 4:
             canvas.text((x0 + x1) / 2, y + 15, span.label, "inside", "middle")
     _time_axis(frame, "seconds", x_name)

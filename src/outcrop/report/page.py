@@ -20,28 +20,41 @@ _POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inl
 
 @dataclass(frozen=True)
 class Table:
-    """First column left, the rest right aligned. ``bold``: a row to point out. ``wraps``: cells are text."""
+    """First column left, the rest right aligned.
+
+    Attributes:
+        bold: A row to point out.
+        wraps: All cells are text, of any length.
+        words: Columns of words, left aligned too.
+    """
 
     columns: Sequence[str]
     rows: Sequence[Sequence[str]]
     bold: int | None = None
     wraps: bool = False
+    words: Sequence[int] = ()
 
     def html(self, caption: str) -> str:
-        head = "".join(f'<th scope="col">{escape(c)}</th>' for c in self.columns)
+        text = [" class=text" if i in self.words else "" for i in range(len(self.columns))]
+        head = "".join(
+            f'<th scope="col"{t}>{escape(c)}</th>' for c, t in zip(self.columns, text, strict=True)
+        )
+        if not any(self.columns):
+            head = ""
         body = "".join(
             f"<tr{' class=chosen' if i == self.bold else ''}>"
             + "".join(
-                f'<th scope="row">{escape(cell)}</th>' if j == 0 else f"<td>{escape(cell)}</td>"
+                f'<th scope="row">{escape(cell)}</th>' if j == 0 else f"<td{text[j]}>{escape(cell)}</td>"
                 for j, cell in enumerate(row)
             )
             + "</tr>"
             for i, row in enumerate(self.rows)
         )
+        head = f"<thead><tr>{head}</tr></thead>" if head else ""
         return (
             f'<div class="scroll{" facts" if self.wraps else ""}" tabindex="0" role="region" '
             f'aria-label="{escape(caption)}"><table><caption>{escape(caption)}</caption>'
-            f"<thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>"
+            f"{head}<tbody>{body}</tbody></table></div>"
         )
 
 

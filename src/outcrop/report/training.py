@@ -9,7 +9,7 @@ from outcrop.report import charts
 from outcrop.report.charts import Bar, Reference, Series, Span
 from outcrop.report.page import Figure, Table
 from outcrop.report.units import digits, say
-from outcrop.report.verdict import Steady, own_seconds, steady
+from outcrop.report.verdict import Steady, own_seconds, steady, typical_epoch_seconds
 
 MAX_COLUMNS = 40
 LEVELS = {
@@ -49,7 +49,7 @@ def epoch_time(training: Record) -> Figure:
         ),
         Series("waiting for data", "s-waiting", [_mean(g, lambda e: e["load_seconds"]) for g in groups]),
     ]
-    usual = facts.seconds / facts.epochs
+    usual = typical_epoch_seconds(training) or 0.0
     note = "" if len(groups) == len(epochs) else f"Each column is the mean of up to {len(groups[0])} epochs. "
     if len(epochs) > 1 and epochs[0]["seconds"] > 1.3 * usual:
         note += f"Epoch {epochs[0]['epoch']} took {say('seconds', epochs[0]['seconds'])}: it warms up."
@@ -94,7 +94,7 @@ def stages(training: Record) -> Figure | None:
         f"{loading}, {say('share', per_epoch[loading] / length)}",
         lambda width: charts.bars(width, items, kind="seconds", reference=Reference("an epoch", length)),
         "Work of each stage in an epoch",
-        Table(["stage", "per epoch", "share", "what it does"], rows),
+        Table(["stage", "per epoch", "share", "what it does"], rows, words=[3]),
         "The stages overlap: the longest one sets the pace. Mean of the steady epochs.",
     )
 
@@ -132,19 +132,33 @@ def spans_of(training: Record) -> list[Record]:
 
 
 def windows(training: Record) -> dict[str, list[Record]]:
-    """Spans of the first batches of the first epoch, and of later ones of the last epoch that was sampled."""
+    """What was at work while the first batches of the first epoch, and later ones of the last epoch on record, were
+    computed: spans cut to that time."""
     spans = [s for s in spans_of(training) if s["split"] == "train" and s["batch"] >= 0]
     if not spans:
         return {}
     first, last = min(s["epoch"] for s in spans), max(s["epoch"] for s in spans)
-    start = [s for s in spans if s["epoch"] == first and s["batch"] < _WINDOW_BATCHES]
-    batches = {s["batch"] for s in spans if s["epoch"] == last and s["name"] == "compute"}
-    end = max(batches, default=-1)
-    if last == first and end < 2 * _WINDOW_BATCHES:
-        return {"start": start}
-    low = max(end - _WINDOW_BATCHES - 1, 0)
-    steady_ones = [s for s in spans if s["epoch"] == last and low <= s["batch"] < low + _WINDOW_BATCHES]
-    return {"start": start, "steady": steady_ones}
+    of_first, of_last = ([s for s in spans if s["epoch"] == e] for e in (first, last))
+    late = [s for s in of_last if s["name"] == "compute"]
+    end = max((s["batch"] for s in late), default=-1)
+    found = {}
+    begun = [s["end"] for s in of_first if s["name"] == "compute" and s["batch"] < _WINDOW_BATCHES]
+    if begun:
+        found["start"] = _cut(of_first, min(s["start"] for s in of_first), max(begun))
+    if last != first or end >= 2 * _WINDOW_BATCHES:
+        low = max(end - _WINDOW_BATCHES - 1, 0)
+        inside = [s for s in late if low <= s["batch"] < low + _WINDOW_BATCHES]
+        if inside:
+            found["steady"] = _cut(of_last, min(s["start"] for s in inside), max(s["end"] for s in inside))
+    return found
+
+
+def _cut(spans: list[Record], begin: float, end: float) -> list[Record]:
+    return [
+        {**s, "start": max(s["start"], begin), "end": min(s["end"], end)}
+        for s in spans
+        if s["start"] < end and s["end"] > begin
+    ]
 
 
 def timeline(name: str, spans: list[Record]) -> Figure:
@@ -156,15 +170,16 @@ def timeline(name: str, spans: list[Record]) -> Figure:
         Span(
             "submit" if s["name"] == "lease" else s["name"],
             s["start"], s["end"],
-            f"s-{s['name']}" + (" even" if s["batch"] % 2 else ""),
-            str(s["batch"]) if s["name"] != "lease" else "",
+            f"s-{s['name']}" + (" even" if s["batch"] % 2 and s["name"] not in ("lease", "submit") else ""),
+            str(s["batch"]) if s["name"] not in ("lease", "submit") else "",
             f"batch {s['batch']}, {'waiting for a free buffer' if s['name'] == 'lease' else s['name']}: "
             f"{say('seconds', s['end'] - s['start'])}, from {say('seconds', s['start'] - start)} on",
         )
         for s in sorted(spans, key=lambda s: s["name"] == "lease")
         if s["name"] in (*lanes, "lease")
     ]  # fmt: skip
-    epoch, batches = spans[0]["epoch"], sorted({s["batch"] for s in spans})
+    epoch = spans[0]["epoch"]
+    batches = sorted({s["batch"] for s in spans if s["name"] == "compute"}) or [0]
     share = _covered([s for s in spans if s["name"] == "compute"]) if busy["compute"] else 0.0
     titles = {
         "start": f"The start: the first batch reaches the model after {say('seconds', _first_compute(spans))}",
@@ -178,10 +193,8 @@ def timeline(name: str, spans: list[Record]) -> Figure:
     return Figure(
         f"timeline-{name}",
         titles[name],
-        lambda width: charts.timeline(
-            width, lanes, drawn, x_name="time since the first of these batches began"
-        ),
-        f"What was at work when: batches {batches[0]} to {batches[-1]} of epoch {epoch}",
+        lambda width: charts.timeline(width, lanes, drawn, x_name="time since the start of this picture"),
+        f"What was at work while batches {batches[0]} to {batches[-1]} of epoch {epoch} were computed",
         Table(["stage", "per batch", "of this time"], rows),
         "Numbers in the rectangles are batches; grey in submit is waiting for a free buffer.",
     )
@@ -333,6 +346,7 @@ def _largest_tags(by_tag: dict[str, list[int]], count: int) -> list[Series]:
 def disk_rate(training: Record, disk: dict[str, float] | None, measured: str) -> Figure | None:
     samples = training.get("samples") or {}
     xs, rates = rate_over_time(samples)
+    over = max((s["end"] for s in spans_of(training) if s["name"] == "train.epoch"), default=None)
     if len(xs) < 2 or not any(rates):
         return None
     facts = steady(training) if training["epochs"] else None
@@ -353,6 +367,7 @@ def disk_rate(training: Record, disk: dict[str, float] | None, measured: str) ->
         lambda width: charts.lines(
             width, xs, [Series("read", "s-c0", rates)], kind="rate", x_kind="seconds", x_name="time",
             y_name="read from disk", dots=False, reference=Reference("the disk's limit", limit) if limit else None,
+            moment=Reference("test, after the epochs", over) if over is not None and over < 0.97 * xs[-1] else None,
         ),
         "Disk rate over time, validation and test included",
         Table(["rate", "value"], rows),
@@ -413,7 +428,8 @@ def learning(training: Record) -> list[Figure]:
                     width, xs, [Series("validation", "s-c2", scores)], kind="share", x_kind="epoch", x_name="epoch",
                     y_name="accuracy", zero=False, best=best,
                 ),
-                "Validation accuracy by epoch; the axis need not start at zero",
+                "Validation accuracy by epoch",
+                note="The axis does not start at zero.",
             )
         )  # fmt: skip
     return figures
