@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from outcrop.metrics import thinned
 from outcrop.report import charts
 from outcrop.report.charts import Bar, Reference, Series, Span
 from outcrop.report.page import Figure, Table
@@ -400,11 +401,11 @@ def learning(training: Record) -> list[Figure]:
     losses = [e["loss"] for e in epochs]
     scores = [float("nan") if e["valid_accuracy"] is None else e["valid_accuracy"] for e in epochs]
     best, test = report.get("best_epoch"), report.get("test_accuracy")
-    rows = [
-        [str(x), f"{v:.4f}", "–" if a != a else f"{a:.4f}"]
-        for x, v, a in zip(xs, losses, scores, strict=True)
-    ]
-    table = Table(["epoch", "loss", "validation"], rows, xs.index(best) if best in xs else None)
+    every = list(zip(xs, losses, scores, strict=True))
+    some = {row[0]: row for row in (*thinned(every, MAX_COLUMNS), *(row for row in every if row[0] == best))}
+    order = sorted(some)
+    rows = [[str(x), f"{v:.4f}", "–" if a != a else f"{a:.4f}"] for x, v, a in (some[e] for e in order)]
+    table = Table(["epoch", "loss", "validation"], rows, order.index(best) if best in order else None)
     figures = [
         Figure(
             "loss",
