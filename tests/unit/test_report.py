@@ -263,7 +263,7 @@ def test_the_plan_and_its_alternatives(alternative):
         assert (
             "6 layouts were priced; the chosen one should load an epoch in 700 ms, the slowest 1.00 s" in html
         )
-        assert html.count('<tr class=chosen><th scope="row">segment 4, threshold 3') == 1
+        assert html.count('<tr class=chosen><th scope="row">4, 3') == 1
 
 
 def test_damaged_history_is_left_out_and_named(tmp_path):

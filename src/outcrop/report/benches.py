@@ -145,8 +145,9 @@ def _figure(group: Group, field: str, cases: dict[str, float]) -> Figure:
     kind, words = kind_of(field), _FIELDS.get(field, field.replace("_", " "))
     low, high = min(cases, key=lambda k: cases[k]), max(cases, key=lambda k: cases[k])
     title = f"{words[:1].upper()}{words[1:]}: {say(kind, cases[low])} ({low})"
-    if len(cases) > 1 and cases[low] > 0:
-        title += f" to {say(kind, cases[high])} ({high}), {digits(cases[high] / cases[low])} times as much"
+    if len(cases) > 1:
+        title += f" to {say(kind, cases[high])} ({high})"
+        title += f", {digits(cases[high] / cases[low])} times as much" if cases[low] > 0 else ""
     name = re.sub(r"[^a-z0-9]+", "-", f"{group.name}-{field}".lower()).strip("-")
     table = Table([group.along or group.name, words], [[k, say(kind, v)] for k, v in cases.items()])
     if group.along is not None and len(cases) > 2:

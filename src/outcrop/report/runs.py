@@ -167,10 +167,15 @@ def _alternatives(alternatives: list[Record], disk_space: int | None) -> Figure:
 
     items = [Point(a["disk_bytes"], a["seconds"], name(a), bool(a.get("chosen"))) for a in alternatives]
     rows = [
-        [name(a), say("bytes", a["disk_bytes"]), say("bytes", a["bytes_read"]), say("count", a["read_ops"]),
-         say("seconds", a["seconds"])]
+        [
+            f"{a['segment']}, {a['threshold']}",
+            say("bytes", a["disk_bytes"]),
+            say("bytes", a["bytes_read"]),
+            say("count", a["read_ops"]),
+            say("seconds", a["seconds"]),
+        ]
         for a in alternatives
-    ]  # fmt: skip
+    ]
     chosen = next((i for i, a in enumerate(alternatives) if a.get("chosen")), None)
     title = f"{len(items)} layouts were priced"
     if chosen is not None:
@@ -184,7 +189,7 @@ def _alternatives(alternatives: list[Record], disk_space: int | None) -> Figure:
             reference=Reference("limit", disk_space) if disk_space is not None else None,
         ),
         "Layouts that were weighed: disk space against predicted time",
-        Table(["layout", "on disk", "read", "reads", "predicted"], rows, chosen),
+        Table(["segment, threshold", "on disk", "read", "reads", "time"], rows, chosen),
     )  # fmt: skip
 
 
