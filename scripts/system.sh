@@ -4,6 +4,7 @@
 
 have_uring() { compiles '#include <liburing.h>'; }
 have_gtest() { compiles '#include <gtest/gtest.h>'; }
+have_chromium() { command -v chromedriver >/dev/null && command -v chromium >/dev/null; }
 have_cxx20() { compiles '#include <bit>
 #include <span>
 static_assert(std::bit_ceil(3u) == 4);'; }
@@ -29,13 +30,14 @@ need_venv() {
   apt_install needed python3-venv
 }
 
-# system_packages PURPOSE: a C++20 compiler and Python's headers are needed, liburing and GoogleTest are not.
+# system_packages PURPOSE: a C++20 compiler and Python's headers are needed; liburing, GoogleTest and Chromium are not.
 system_packages() {
   have_cxx20 || apt_install needed g++
   have_cxx20 || die "${CXX:-g++} does not compile C++20: install g++ 11 or newer, or name a compiler: make CXX=clang++-16"
   have_python_headers || apt_install needed python3-dev
   have_uring || apt_install optional liburing-dev "reads and writes use pread instead of io_uring"
   [ "$1" != test ] || have_gtest || apt_install optional libgtest-dev "the C++ tests are left out"
+  [ "$1" != test ] || have_chromium || apt_install optional chromium-driver "the tests of reports in a browser are left out"
 }
 
 apt_updated=

@@ -88,8 +88,9 @@ def memory_folder() -> Iterator[Path]:
 
 
 def tree(folder: Path) -> dict[str, bytes]:
-    """Every file below ``folder``, hidden ones too, by its path."""
-    return {str(f.relative_to(folder)): f.read_bytes() for f in sorted(folder.rglob("*")) if f.is_file()}
+    """Every file below ``folder``, hidden ones too, by its path; not the history of a run, which holds times."""
+    found = {str(f.relative_to(folder)): f for f in sorted(folder.rglob("*")) if f.is_file()}
+    return {name: f.read_bytes() for name, f in found.items() if "history" not in Path(name).parts}
 
 
 def differences(found: dict[str, bytes], wanted: dict[str, bytes]) -> list[str]:

@@ -40,3 +40,7 @@ class CancelledError(OutcropError, RuntimeError):
 
 class NumericError(OutcropError, ArithmeticError):
     """A computation gave a value that is infinite or not a number."""
+
+
+class OutcropWarning(UserWarning):
+    """Something beside the result went wrong, and the result stands."""

@@ -1,6 +1,7 @@
 """Spans and counters as JSON lines, and the same as a Chrome/Perfetto trace.
 
-A ``Trace`` without a path records nothing and costs a method call. Times are nanoseconds of the monotonic clock.
+A ``Trace`` without a path and without listeners records nothing and costs a method call. Times are nanoseconds of the
+monotonic clock. Listeners are called in the thread of the event and must not raise.
 """
 
 from __future__ import annotations
@@ -8,10 +9,12 @@ from __future__ import annotations
 import json
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TextIO
+
+Listener = Callable[[dict[str, Any]], None]
 
 
 class Trace:
@@ -20,6 +23,18 @@ class Trace:
     def __init__(self, path: str | Path | None = None):
         self._lock = threading.Lock()
         self._file: TextIO | None = Path(path).open("a", encoding="utf-8") if path else None  # noqa: SIM115 (close() closes it)
+        self._listeners: tuple[Listener, ...] = ()
+
+    @contextmanager
+    def listening(self, listener: Listener) -> Iterator[None]:
+        """Within the block ``listener`` is given every event too."""
+        with self._lock:
+            self._listeners = (*self._listeners, listener)
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._listeners = tuple(one for one in self._listeners if one is not listener)
 
     @contextmanager
     def span(self, name: str, **fields: Any) -> Iterator[None]:
@@ -31,9 +46,14 @@ class Trace:
             self.event(name, start_ns=start, end_ns=time.monotonic_ns(), **fields)
 
     def event(self, name: str, **fields: Any) -> None:
+        if self._file is None and not self._listeners:
+            return
+        record = {"name": name, "thread": threading.current_thread().name, **fields}
+        for listener in self._listeners:
+            listener(record)
         if self._file is None:
             return
-        line = json.dumps({"name": name, "thread": threading.current_thread().name, **fields})
+        line = json.dumps(record)
         with self._lock:
             if self._file is not None:
                 self._file.write(line + "\n")

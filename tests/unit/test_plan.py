@@ -254,8 +254,8 @@ def test_a_run_takes_no_more_disk_than_it_was_allowed(tmp_path, make_runtime):
         prepare(graph, tmp_path / "run", **options, disk_space=5000)
     smallest = int(re.search(r"the smallest --disk-space that does is (\d+)", str(refused.value))[1])
     report = prepare(graph, tmp_path / "run", **options, disk_space=smallest)
-    files = sum(f.stat().st_size for f in (tmp_path / "run").rglob("*") if f.is_file())
-    assert files == report.disk_bytes <= smallest
+    files = [f for f in (tmp_path / "run").rglob("*") if f.is_file() and f.parent.name != "history"]
+    assert sum(f.stat().st_size for f in files) == report.disk_bytes <= smallest
 
 
 def test_predicted_disk_bytes_are_the_large_files(tmp_path, make_runtime):

@@ -16,13 +16,19 @@ from outcrop import _core
 from outcrop.config import IoConfig
 from outcrop.errors import OutcropError
 from outcrop.runtime import Runtime
+from outcrop.store.graph import Graph
 
 _SEQUENTIAL_BYTES = 1 << 20
 _RANDOM_BYTES = 4096
+_RANDOM_SPAN_BYTES = 1 << 30  # of a file that was there: a list of all pages of a large one would take memory
 
 
-def describe() -> dict[str, Any]:
-    """Processor, memory, kernel, versions, devices; measures nothing."""
+def describe(*, probe: bool = True) -> dict[str, Any]:
+    """Processor, memory, kernel, versions, devices; measures nothing.
+
+    Args:
+        probe: Look for devices (which loads torch) and for the I/O engine too.
+    """
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     versions: dict[str, str | None] = {"outcrop": outcrop.__version__}
     for package in ("torch", "torch-geometric", "numpy", "pyarrow"):
@@ -30,16 +36,15 @@ def describe() -> dict[str, Any]:
             versions[package] = importlib.metadata.version(package)
         except importlib.metadata.PackageNotFoundError:
             versions[package] = None
-    return {
+    about = {
         "cpu": _cpu_name(),
         "cores": len(os.sched_getaffinity(0)),
         "memory_bytes": memory,
         "kernel": platform.release(),
         "python": platform.python_version(),
         "versions": versions,
-        "io_backend": _backend(),
-        "gpus": _gpus(),
     }
+    return about | ({"io_backend": _backend(), "gpus": _gpus()} if probe else {})
 
 
 def measure_disk(folder: Path, *, size_bytes: int = 1 << 30, seconds: float = 2.0) -> dict[str, Any]:
@@ -68,6 +73,31 @@ def measure_disk(folder: Path, *, size_bytes: int = 1 << 30, seconds: float = 2.
             }
     finally:
         path.unlink(missing_ok=True)
+
+
+def read_rates(path: Path, *, seconds: float = 0.3) -> dict[str, float] | None:
+    """What the disk under ``path`` delivers, measured on that file for twice ``seconds``; None for files below 1 MiB.
+
+    Returns:
+        ``sequential_bytes_per_s`` (1 MiB requests), ``random_ops_per_s`` (4 KiB requests).
+    """
+    sequential = sequential_rate(path, seconds=seconds)
+    if not sequential:
+        return None
+    with Runtime() as runtime:
+        file = runtime.io.open(str(path), _core.OpenMode.read)
+        try:
+            size = min(runtime.io.size_bytes(file), _RANDOM_SPAN_BYTES)
+            random = _rate(runtime, file, size, _RANDOM_BYTES, 256, seconds, shuffle=True)
+        finally:
+            runtime.io.close(file)
+    return {"sequential_bytes_per_s": sequential, "random_ops_per_s": random}
+
+
+def largest_file(run: Path, graph: Graph) -> Path:
+    """What the disk under a run is measured by: reading what is there needs no room of its own."""
+    found = [*(run / "pack").glob("*.bin"), graph.path / graph.spec("features").file]
+    return max((path for path in found if path.is_file()), key=lambda path: path.stat().st_size)
 
 
 def sequential_rate(path: Path, *, seconds: float = 0.3, io: IoConfig | None = None) -> float:

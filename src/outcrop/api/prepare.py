@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from outcrop.advisor.machine import random_rate, sequential_rate
+from outcrop.api import history
 from outcrop.config import PlanConfig, SampleConfig, Size, parse_size
 from outcrop.runtime import UNLIMITED, Runtime
 from outcrop.stages import pack as packing
@@ -19,6 +20,7 @@ from outcrop.stages import sample as sampling
 from outcrop.store import manifest as manifests
 from outcrop.store import packed, placement, run, samples
 from outcrop.store.graph import Graph, open_graph
+from outcrop.store.history import disk_bytes
 from outcrop.store.manifest import Manifest
 
 
@@ -27,6 +29,7 @@ class PrepareReport:
     """What preparing did.
 
     Attributes:
+        stages: ``seconds``, ``bytes_read`` and ``bytes_written`` of each stage of this call.
         skipped: Stages whose results were there.
         bytes_read, bytes_written: Of this call.
         predicted: What the plan promises: bytes and rows per level and epoch, exactly.
@@ -34,6 +37,7 @@ class PrepareReport:
 
     seconds: float = 0.0
     stage_seconds: dict[str, float] = field(default_factory=dict)
+    stages: dict[str, dict[str, float]] = field(default_factory=dict)
     skipped: list[str] = field(default_factory=list)
     bytes_read: int = 0
     bytes_written: int = 0
@@ -100,7 +104,8 @@ def prepare(
     own = runtime is None
     runtime = runtime or Runtime(plan_config.memory)
     try:
-        return _prepare(graph, out, sample_config, plan_config, runtime, stop_after)
+        with history.preparing(out, graph, runtime) as finish:
+            return finish(_prepare(graph, out, sample_config, plan_config, runtime, stop_after))
     finally:
         if own:
             runtime.close()
@@ -155,17 +160,23 @@ def _prepare(
             report.skipped.append(name)
             return
         _remove_headless(out / name)
-        begin = time.monotonic()
+        begin, start = time.monotonic(), runtime.io.counters
         with runtime.trace.span(name):
             make()
+        end = runtime.io.counters
         report.stage_seconds[name] = time.monotonic() - begin
+        report.stages[name] = {
+            "seconds": report.stage_seconds[name],
+            "bytes_read": end.read_bytes - start.read_bytes,
+            "bytes_written": end.write_bytes - start.write_bytes,
+        }
 
     def finish() -> PrepareReport:
         after = runtime.io.counters
         report.seconds = time.monotonic() - started
         report.bytes_read = after.read_bytes - before.read_bytes
         report.bytes_written = after.write_bytes - before.write_bytes
-        report.disk_bytes = sum(f.stat().st_size for f in out.rglob("*") if f.is_file())
+        report.disk_bytes = disk_bytes(out)
         return report
 
     stage(

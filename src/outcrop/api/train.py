@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from outcrop import device as devices
+from outcrop.api import history
 from outcrop.api.prepare import PrepareReport, prepare
 from outcrop.api.run import open_session
 from outcrop.config import SampleConfig, Size, TrainConfig, parse_size
@@ -144,10 +145,13 @@ def train(
                 runtime=runtime,
             )
     started = time.monotonic()
-    with Runtime(memory, trace_path=trace_path, progress=progress) as runtime:
+    with (
+        Runtime(memory, trace_path=trace_path, progress=progress) as runtime,
+        history.training(folder, graph, sampling, config, mode, runtime) as finish,
+    ):
         with open_session(graph, runtime, mode, run_folder=folder, config=sampling, device=device) as session:
             result, accuracy = _train(graph, session, sampling, config, runtime, checkpoint, resume, test)
-        return TrainReport(
+        trained = TrainReport(
             mode=mode,
             model=model,
             device=device,
@@ -170,6 +174,7 @@ def train(
             io_backend=runtime.io.backend_name,
             prepare=report.as_dict() if report else {},
         )
+        return finish(trained)
 
 
 def _check_complete(graph: Graph) -> None:

@@ -43,6 +43,10 @@ def bench(
     ] = "packed,memory,online,ondisk,memmap",
     epochs: Annotated[int, typer.Option("--epochs", help="Per process, for packed and memory.")] = 5,
     rounds: Annotated[int, typer.Option("--rounds")] = 2,
+    plot: Annotated[
+        Path | None,
+        typer.Option("--plot", help="Draw the result: an .svg or .html file.", metavar="FILE"),
+    ] = None,
     json: common.Json = None,
     quiet: common.Quiet = False,
 ) -> None:
@@ -51,7 +55,10 @@ def bench(
     from outcrop.advisor import machine
     from outcrop.bench import epoch, io
     from outcrop.config import GraphShape
+    from outcrop.report import benches, page
 
+    if plot is not None:
+        benches.check_plot(plot)
     shape = GraphShape() if nodes is None else GraphShape(name=f"sbm-{nodes}", nodes=nodes, edges=15 * nodes)
     setting = epoch.Setting(shape, fanouts, batch_size, cap, model, epochs=epochs, rounds=rounds)
     folder.mkdir(parents=True, exist_ok=True)
@@ -69,6 +76,8 @@ def bench(
         result = (epoch.epoch if experiment == "epoch" else epoch.loader)(folder, setting, names, say)
     result = {"experiment": experiment, "machine": machine.describe(), "revision": _revision(), **result}
     common.write_json(json, result)
+    if plot is not None:
+        page.write(plot, benches.plot(result, plot))
     if not quiet:
         _print(experiment, result, setting)
 

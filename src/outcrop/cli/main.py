@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 import sys
-from typing import Annotated
+import warnings
+from typing import Annotated, Any
 
 import typer
 
-from outcrop.cli import bench, data, demo, doctor, preparing, training
+from outcrop.cli import bench, data, demo, doctor, preparing, reporting, training
 from outcrop.cli.common import console
-from outcrop.errors import OutcropError
+from outcrop.errors import OutcropError, OutcropWarning
 
 app = typer.Typer(
     name="outcrop",
@@ -19,10 +20,11 @@ app = typer.Typer(
     rich_markup_mode="rich",
     help="Train graph neural networks on graphs larger than memory, exactly, on one machine.",
 )
-for module in (demo, doctor, data, preparing, training, bench):
+for module in (demo, doctor, data, preparing, training, reporting, bench):
     module.add_commands(app)
 
 _debug = False
+_python_shows = warnings.showwarning
 
 
 @app.callback()
@@ -39,6 +41,7 @@ _SPIN_COUNT = "20000"
 def run() -> None:
     """Entry point: errors are one or two lines on standard error and status 1, wrong usage status 2."""
     os.environ.setdefault("GOMP_SPINCOUNT", _SPIN_COUNT)
+    warnings.showwarning = _show_warning
     try:
         app(standalone_mode=True)
     except OutcropError as error:
@@ -62,6 +65,13 @@ def run() -> None:
         if end.code == 130:  # Typer makes this of an interruption, without a word
             _say_how_to_go_on()
         raise
+
+
+def _show_warning(message: Warning | str, category: type[Warning], *where: Any, **more: Any) -> None:
+    if issubclass(category, OutcropWarning):
+        console.print(f"[yellow]warning:[/] {_escape(str(message))}", soft_wrap=True, highlight=False)
+    else:
+        _python_shows(message, category, *where, **more)
 
 
 def _say_how_to_go_on() -> None:

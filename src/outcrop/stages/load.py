@@ -11,6 +11,7 @@ import threading
 import weakref
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from itertools import count
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
@@ -271,14 +272,18 @@ class Loader:
             pool.wake()
 
         def traced(name: str, step: Any) -> Any:
+            numbers = count()
+
             def run(item: Any) -> Any:
-                with trace.span(name):
+                with trace.span(name, split=split, epoch=epoch, batch=next(numbers)):
                     return step(item)
 
             return run
 
+        lease = traced("lease", pool.lease)  # waiting for a free buffer is no work: it has a span of its own
+
         def submit(what: Any) -> _Item:
-            return feeder.submit(what, pool.lease(stopped))
+            return feeder.submit(what, lease(stopped))
 
         def transfer(item: _Item) -> tuple[MiniBatch, _Item]:
             return tensors.deliver(item), item
@@ -291,7 +296,7 @@ class Loader:
             ("transfer", transfer),
         )
         self._pipeline: Pipeline[tuple[MiniBatch, _Item]] = Pipeline(
-            feeder.source(split, epoch),
+            _drawn(feeder.source(split, epoch), traced),
             [Stage(name, traced(name, step)) for name, step in steps],
             while_waiting=pool.check_not_starved,
             on_cancel=stop,
@@ -324,6 +329,15 @@ class Loader:
 
     def __exit__(self, *exc: object) -> None:
         self.close()
+
+
+def _drawn(source: Iterable[Any], traced: Any) -> Iterator[Any]:
+    """``source``, with a span for the time that each batch's structure takes to come (sampling, in mode online)."""
+    batches, end = iter(source), object()
+    draw = traced("draw", lambda _: next(batches, end))
+    while (batch := draw(None)) is not end:
+        yield batch
+        del batch
 
 
 class _Tensors:

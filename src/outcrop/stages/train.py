@@ -30,6 +30,7 @@ from outcrop.store.minibatch import MiniBatch
 
 if TYPE_CHECKING:
     from outcrop.runtime import Runtime
+    from outcrop.trace import Trace
 
 # These may change between the runs that share a checkpoint.
 _FREE_FIELDS = ("epochs", "device", "trace_losses", "checkpoint_every")
@@ -119,13 +120,14 @@ def train(
     runtime.progress.advance("train", min(run.epochs_done, config.epochs))
     for epoch in range(run.epochs_done, config.epochs):
         with runtime.trace.span("train.epoch", epoch=epoch):
-            record = run.epoch(epoch, batches_for_epoch(epoch))
+            record = run.epoch(epoch, batches_for_epoch(epoch), runtime.trace)
         if counters is not None:
             record = replace(record, counters=counters())
         if valid_batches is not None:
             with runtime.trace.span("train.validate", epoch=epoch):
                 record = replace(record, valid_accuracy=evaluate(run.model, valid_batches()).accuracy)
         run.finish(record)
+        runtime.trace.event("train.record", **record.to_json())
         if epoch + 1 == config.epochs or (epoch + 1) % config.checkpoint_every == 0:
             with runtime.trace.span("train.checkpoint", epoch=epoch):
                 run.save()
@@ -170,7 +172,7 @@ class _Run:
     def epochs_done(self) -> int:
         return len(self.records)
 
-    def epoch(self, epoch: int, batches: Batches) -> EpochRecord:
+    def epoch(self, epoch: int, batches: Batches, trace: Trace) -> EpochRecord:
         self.model.train()
         start, waited = time.perf_counter(), 0.0
         loss_sum, labelled, number = 0.0, 0, 0
@@ -182,7 +184,8 @@ class _Run:
                 waited += time.perf_counter() - asked
                 if batch is None:
                     break
-                loss, count = self._step(batch, epoch, number)
+                with trace.span("compute", split="train", epoch=epoch, batch=number):
+                    loss, count = self._step(batch, epoch, number)
                 del batch
                 loss_sum, labelled, number = loss_sum + loss * count, labelled + count, number + 1
                 if self.config.trace_losses:

@@ -1,0 +1,1 @@
+"""Reports: one self-contained HTML page about a run or a benchmark, made from files alone."""
