@@ -35,5 +35,6 @@ void bind_io(nb::module_& m);
 void bind_graph(nb::module_& m);
 void bind_sampler(nb::module_& m);
 void bind_pack(nb::module_& m);
+void bind_cache(nb::module_& m);
 
 }  // namespace outcrop

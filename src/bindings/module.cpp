@@ -42,4 +42,5 @@ NB_MODULE(_core, m) {
   outcrop::bind_graph(m);
   outcrop::bind_sampler(m);
   outcrop::bind_pack(m);
+  outcrop::bind_cache(m);
 }

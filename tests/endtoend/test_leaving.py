@@ -26,7 +26,7 @@ importlib.import_module(
 )  # changes the environment when it is loaded, which is no leak of a test
 
 MEMORY = "6MiB"
-MODES = ["packed", "online", "memory", "memmap", "ondisk"]
+MODES = ["packed", "online", "memory", "memmap", "ondisk", "dynamic", "belady", "partition"]
 
 
 @pytest.fixture(scope="module")
