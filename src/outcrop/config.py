@@ -121,8 +121,8 @@ class BaselineConfig:
     Attributes:
         cache_policy: Of ``dynamic``: sieve, lru or s3fifo.
         cache_rows: Rows that the cache of ``dynamic`` and ``belady`` holds; None = as many as the budget allows.
-        partitions, resident: Of ``partition``: partitions of the nodes (fewer where there are fewer nodes), and how many
-            are in memory at a time; None = as many as the budget allows.
+        partitions, resident: Of ``partition``: partitions of the nodes (fewer where there are fewer nodes), and how
+            many are in memory at a time; None = as many as the budget allows.
         passes: What one epoch goes over; ``belady`` plans for it.
     """
 

@@ -1,6 +1,6 @@
 """Drawing mini-batches among resident partitions, as MariusGNN trains: mode ``partition``.
 
-Source: MariusGNN (EuroSys'23, sections 3 and 5). Seeds are training nodes of resident partitions and neighbours are
+Source: MariusGNN (EuroSys'23). Seeds are training nodes of resident partitions and neighbours are
 drawn among resident nodes only, so a batch never needs what is not in memory; what lies elsewhere is not seen. With
 all partitions resident the batches are those of the other modes, bit for bit.
 """

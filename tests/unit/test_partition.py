@@ -205,8 +205,8 @@ def long_range(tmp_path: Path, make_runtime: Make) -> Graph:
     features = np.eye(4, dtype=np.float32)[colour] + 0.1 * rng.standard_normal((nodes, 4)).astype(np.float32)
     order = rng.permutation(nodes)
     return write_graph(
-        tmp_path / "long", np.stack([sources, targets]), nodes, make_runtime(threads=1), features=features, labels=labels,
-        splits={"train": order[:1000], "valid": order[1000:1300], "test": order[1300:]},
+        tmp_path / "long", np.stack([sources, targets]), nodes, make_runtime(threads=1), features=features,
+        labels=labels, splits={"train": order[:1000], "valid": order[1000:1300], "test": order[1300:]},
     )  # fmt: skip
 
 

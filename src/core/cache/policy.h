@@ -11,7 +11,7 @@
 //           on the way to the main queue, which is full when it has more than nine tenths of the rows; a
 //           ghost that is requested leaves the ghosts.
 // belady knows when each row is needed next, in batches (Belady, MIN, IBM Systems J. 1966; batch by batch as
-// Ginex, VLDB'22, section 4.2): after each batch the cache keeps, of the rows that it held and the rows of
+// Ginex, PVLDB 2022): after each batch the cache keeps, of the rows that it held and the rows of
 // the batch, those that are needed soonest. A row of the batch that is needed later than all others is not
 // taken in at all. Among all ways of choosing with the same number of rows this misses the fewest after any
 // number of batches, because a row that is kept from one use to the next fills one place for that interval,

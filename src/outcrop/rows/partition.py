@@ -1,6 +1,6 @@
 """Rows of resident partitions: mode ``partition``, MariusGNN's way to train from disk.
 
-Source: MariusGNN (EuroSys'23, sections 3 and 5): nodes are divided into partitions, some of which are in memory at a
+Source: MariusGNN (EuroSys'23; its policy COMET): nodes are divided into partitions, some of which are in memory at a
 time; batches are drawn from these alone. All reads are sequential; what training sees of the graph is not what it is.
 """
 
