@@ -1,13 +1,13 @@
 """Optimal replacement from recorded batches: mode ``belady``.
 
-Source: Belady's MIN (IBM Systems Journal 5(2), 1966) applied batch by batch as in Ginex (PVLDB 15(11), 2022: its optimal
-feature cache), which samples ahead too and so knows when each row is needed next.
+Source: Belady's MIN (IBM Systems Journal 5(2), 1966) applied batch by batch as in Ginex (PVLDB 15(11), 2022: its
+optimal feature cache), which samples ahead too and so knows when each row is needed next.
 
-The rule: after each batch the cache keeps, of the rows it held and the rows of the batch, those that are needed soonest,
-counted in batches; a row of the batch that is needed later than all others is not taken in (bypass). With an equal
-number of rows no policy misses fewer rows over the first n batches, for any n, if the passes come in the order of the
-schedule. Bytes follow rows exactly where a row fills whole pages; where rows share pages, reads of missing rows merge,
-and fewer rows need not be fewer pages.
+The rule: after each batch the cache keeps, of the rows it held and the rows of the batch, those that are needed
+soonest, counted in batches; a row of the batch that is needed later than all others is not taken in (bypass). With an
+equal number of rows no policy misses fewer rows over the first n batches, for any n, if the passes come in the order of
+the schedule. Bytes follow rows exactly where a row fills whole pages; where rows share pages, reads of missing rows
+merge, and fewer rows need not be fewer pages.
 """
 
 from __future__ import annotations
