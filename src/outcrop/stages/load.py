@@ -129,10 +129,10 @@ class RowFeeder:
         self._graphs, self._rows = graphs, rows
         self.row_bytes = rows.row_bytes
 
-    def source(self, split: str, epoch: int) -> Iterable[BatchGraph]:
+    def source(self, split: str, epoch: int) -> Iterable[Any]:
         return self._graphs.batches(split, epoch)
 
-    def submit(self, what: BatchGraph, lease: Lease) -> _Item:
+    def submit(self, what: Any, lease: Lease) -> _Item:
         lease.slot.make_room(record.align_page(what.num_nodes * self.row_bytes) + 2 * record.PAGE_BYTES)
         return _Item(what, lease)
 
@@ -160,9 +160,10 @@ class PlacedFeeder(RowFeeder):
     def source(self, split: str, epoch: int) -> Iterable[tuple[Any, BatchGraph]]:
         return self._placed_graphs.placed(split, epoch)
 
-    def submit(self, what: tuple[Any, BatchGraph], lease: Lease) -> _Item:
-        item = super().submit(what[1], lease)
-        item.job = what[0]
+    def submit(self, what: Any, lease: Lease) -> _Item:
+        place, graph = what
+        item = super().submit(graph, lease)
+        item.job = place
         return item
 
     def read(self, item: _Item) -> _Item:
