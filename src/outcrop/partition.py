@@ -23,6 +23,7 @@ from outcrop.store.graph import Graph
 _TAG = "partition-topology"
 _PIECE_BYTES = 1 << 20  # of neighbour lists read at a time
 _ID_BYTES, _LOCAL_BYTES = 8, 4
+_PARTS, _ENOUGH = (16, 64, 256, 1024, 4096), 4  # divided into so many, until so many fit
 
 
 def resident_bytes(graph: Graph, parts: int, resident: int) -> int:
@@ -34,25 +35,38 @@ def resident_bytes(graph: Graph, parts: int, resident: int) -> int:
 
 
 def fitting_partitions(
-    graph: Graph, parts: int, resident: int | None, free_bytes: int, seed: int
+    graph: Graph, parts: int | None, resident: int | None, free_bytes: int, seed: int
 ) -> Partitioning:
     """``parts`` partitions, of which as many are resident as fit ``free_bytes``, or ``resident``.
+
+    Without ``parts`` the nodes are divided until four partitions fit, or all that there are.
 
     Raises:
         BudgetError: They do not fit, or not one does.
     """
-    parts = min(parts, max(graph.num_nodes, 1))
-    if resident is not None:
-        resident = min(resident, parts)
-    wanted = range(parts, 0, -1) if resident is None else [resident]
-    for count in wanted:
-        if resident_bytes(graph, parts, count) <= free_bytes:
-            return Partitioning(graph.num_nodes, parts, count, seed)
-    least = resident_bytes(graph, parts, wanted[-1])
+    choices = [min(p, max(graph.num_nodes, 1)) for p in (_PARTS if parts is None else (parts,))]
+    for count in choices:
+        fit = _most_resident(graph, count, free_bytes)
+        enough = min(count, (_ENOUGH if parts is None else 1) if resident is None else resident)
+        if fit >= enough:
+            return Partitioning(graph.num_nodes, count, fit if resident is None else enough, seed)
+    count = choices[-1]
+    wanted = 1 if resident is None else min(resident, count)
     raise BudgetError(
-        f"{graph.path}: {wanted[-1]} of {parts} partitions take {least} bytes, {free_bytes} are left for them: "
-        "raise --memory, or choose more partitions or fewer resident ones"
+        f"{graph.path}: {wanted} of {count} partitions take {resident_bytes(graph, count, wanted)} bytes, "
+        f"{free_bytes} are left for them: raise --memory, or choose more partitions or fewer resident ones"
     )
+
+
+def _most_resident(graph: Graph, parts: int, free_bytes: int) -> int:
+    """Of ``parts`` partitions, how many fit at a time; 0 where not one does."""
+    low, high = 0, parts
+    while low < high:
+        middle = (low + high + 1) // 2
+        low, high = (
+            (middle, high) if resident_bytes(graph, parts, middle) <= free_bytes else (low, middle - 1)
+        )
+    return low
 
 
 def _partition_edges(graph: Graph, shape: Partitioning) -> np.ndarray:

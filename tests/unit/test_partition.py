@@ -162,6 +162,14 @@ def test_as_many_partitions_as_fit(graph, make_runtime):
     with pytest.raises(BudgetError, match="1 of 8"):
         fitting_partitions(graph, 8, None, 100, 0)
     assert fitting_partitions(graph, 1000, None, 1 << 40, 0).parts == NODES
+    for parts, enough in ((16, 4), (64, 4)):
+        size = resident_bytes(graph, parts, enough)
+        chosen = fitting_partitions(graph, None, None, size, 0)
+        assert (chosen.parts, chosen.resident) == (parts, enough)
+    chosen = fitting_partitions(graph, None, None, 1 << 40, 0)
+    assert (chosen.parts, chosen.resident) == (16, 16)
+    with pytest.raises(BudgetError, match=f"1 of {NODES} partitions"):
+        fitting_partitions(graph, None, None, 10, 0)
 
 
 def test_the_budget_holds(graph, make_runtime):

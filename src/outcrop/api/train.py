@@ -67,7 +67,7 @@ def train(
     disk_space: Size | None = None,
     device: str = "cpu",
     cache_policy: str = "sieve",
-    partitions: int = 16,
+    partitions: int | None = None,
     resident: int | None = None,
     checkpoint: str | Path | None = None,
     resume: bool = True,
@@ -88,7 +88,7 @@ def train(
         memory: Budget for everything Outcrop holds; the interpreter, torch and the model come on top.
             None takes the budget the run was planned for.
         cache_policy: Of mode ``dynamic``: ``sieve``, ``lru`` or ``s3fifo``.
-        partitions, resident: Of mode ``partition``: how many, and how many are in memory at a time (None: as fit).
+        partitions, resident: Of mode ``partition``: how many, and how many are in memory at a time (None: as fits).
         checkpoint: Folder for checkpoints; training goes on from the one it holds, unless ``resume`` is false.
         seed: Of sampling (without a run) and of the model.
         trace_losses: Keep the loss of every batch.

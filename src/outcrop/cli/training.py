@@ -46,8 +46,9 @@ def train(
         str, typer.Option("--cache-policy", help="Of mode dynamic: sieve, lru or s3fifo.")
     ] = "sieve",
     partitions: Annotated[
-        int, typer.Option("--partitions", help="Of mode partition: parts that the nodes are divided into.")
-    ] = 16,
+        int | None,
+        typer.Option("--partitions", help="Of mode partition: parts of the nodes (default: as fits)."),
+    ] = None,
     resident: Annotated[
         int | None,
         typer.Option("--resident", help="Of mode partition: parts in memory at a time (default: as fit)."),
