@@ -7,6 +7,7 @@ all partitions resident the batches are those of the other modes, bit for bit.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 
 import numpy as np
@@ -17,21 +18,32 @@ from outcrop.errors import ArgumentError, BudgetError
 from outcrop.rows import Partitioning, Visit
 from outcrop.runtime import Runtime
 from outcrop.sampling import SPLIT_CODES, BatchSampler, _worst_case_bytes, epoch_seeds, split_ids
+from outcrop.store.arrays import PAGE_BYTES
 from outcrop.store.batches import BatchGraph
 from outcrop.store.graph import Graph
 
 _TAG = "partition-topology"
 _PIECE_BYTES = 1 << 20  # of neighbour lists read at a time
 _ID_BYTES, _LOCAL_BYTES = 8, 4
+_STEPS = 16  # a partition of so many steps is not changed much by rounding it to them
 _PARTS, _ENOUGH = (16, 64, 256, 1024, 4096), 4  # divided into so many, until so many fit
+
+
+def divide(graph: Graph, parts: int, resident: int, seed: int = 0) -> Partitioning:
+    """Partitions whose rows begin with a page, where they are large enough for that to make no difference."""
+    stride = max(graph.spec("features").stride_bytes, 1)
+    step = PAGE_BYTES // math.gcd(PAGE_BYTES, stride)
+    return Partitioning(
+        graph.num_nodes, parts, resident, seed, step if graph.num_nodes >= _STEPS * step * parts else 1
+    )
 
 
 def resident_bytes(graph: Graph, parts: int, resident: int) -> int:
     """Memory for the rows and, at the most, the topology of ``resident`` of ``parts`` partitions."""
-    shape = Partitioning(graph.num_nodes, parts, resident)
+    shape = divide(graph, parts, resident)
     nodes = resident * shape.most_nodes
     edges = int(np.sort(_partition_edges(graph, shape))[::-1][:resident].sum())
-    return nodes * (graph.spec("features").stride_bytes + _ID_BYTES) + _LOCAL_BYTES * edges + 4 * 4096
+    return nodes * (graph.spec("features").stride_bytes + _ID_BYTES) + _LOCAL_BYTES * edges + 4 * PAGE_BYTES
 
 
 def fitting_partitions(
@@ -49,7 +61,7 @@ def fitting_partitions(
         fit = _most_resident(graph, count, free_bytes)
         enough = min(count, (_ENOUGH if parts is None else 1) if resident is None else resident)
         if fit >= enough:
-            return Partitioning(graph.num_nodes, count, fit if resident is None else enough, seed)
+            return divide(graph, count, fit if resident is None else enough, seed)
     count = choices[-1]
     wanted = 1 if resident is None else min(resident, count)
     raise BudgetError(

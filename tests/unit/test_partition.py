@@ -52,6 +52,10 @@ def test_every_partition_takes_its_turn_once(parts: int, resident: int) -> None:
     sizes = np.diff(shape.bounds)
     assert (shape.bounds[0], shape.bounds[-1]) == (0, NODES)
     assert sizes.max() - sizes.min() <= 1
+    steps = Partitioning(NODES, min(parts, 8), 1, step=8)
+    assert (steps.bounds[:-1] % 8 == 0).all()
+    assert (steps.bounds[0], steps.bounds[-1], steps.most_nodes % 8) == (0, NODES, 0)
+    assert (abs(np.diff(steps.bounds) - NODES / min(parts, 8)) <= 8).all()
     owners = np.searchsorted(shape.bounds, np.arange(NODES), side="right") - 1
     assert np.array_equal(shape.owners(np.arange(NODES)), owners)
 

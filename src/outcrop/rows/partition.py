@@ -28,12 +28,17 @@ class Visit:
 
 @dataclass(frozen=True)
 class Partitioning:
-    """``parts`` partitions of consecutive nodes, ``resident`` of them in memory at a time."""
+    """``parts`` partitions of consecutive nodes, ``resident`` of them in memory at a time.
+
+    Attributes:
+        step: Partitions begin at multiples of it: rows per page boundary, so that reads need no copy.
+    """
 
     num_nodes: int
     parts: int
     resident: int
     seed: int = 0
+    step: int = 1
 
     def __post_init__(self) -> None:
         if not 1 <= self.resident <= self.parts <= max(self.num_nodes, 1):
@@ -44,13 +49,15 @@ class Partitioning:
 
     @cached_property
     def bounds(self) -> np.ndarray:
-        """int64 [parts + 1]: partition p has nodes ``bounds[p]:bounds[p + 1]``; sizes differ by at most one."""
-        return np.arange(self.parts + 1, dtype=np.int64) * self.num_nodes // self.parts
+        """int64 [parts + 1]: partition p has nodes ``bounds[p]:bounds[p + 1]``; sizes differ by at most a step."""
+        bounds = np.arange(self.parts + 1, dtype=np.int64) * self.num_nodes // self.parts
+        bounds[:-1] -= bounds[:-1] % self.step
+        return bounds
 
     @property
     def most_nodes(self) -> int:
-        """Of one partition."""
-        return int(np.diff(self.bounds).max())
+        """Of one partition, rounded up to whole steps."""
+        return -(-int(np.diff(self.bounds).max()) // self.step) * self.step
 
     def visits(self, epoch: int) -> list[Visit]:
         """The sets of partitions that an epoch goes through; every partition gives its training nodes once.
