@@ -36,5 +36,6 @@ void bind_graph(nb::module_& m);
 void bind_sampler(nb::module_& m);
 void bind_pack(nb::module_& m);
 void bind_layout(nb::module_& m);
+void bind_cache(nb::module_& m);
 
 }  // namespace outcrop

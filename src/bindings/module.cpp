@@ -43,4 +43,5 @@ NB_MODULE(_core, m) {
   outcrop::bind_sampler(m);
   outcrop::bind_pack(m);
   outcrop::bind_layout(m);
+  outcrop::bind_cache(m);
 }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import re
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -12,10 +13,34 @@ import pytest
 
 from outcrop import _core, rows
 from outcrop.errors import ArgumentError, BudgetError
-from outcrop.rows import DiskRows, HostRows, MapRows, PackedRows, RowSource, TieredRows, open_rows
+from outcrop.rows import (
+    BeladyRows,
+    DiskRows,
+    DynamicRows,
+    HostRows,
+    MapRows,
+    NextUses,
+    PackedRows,
+    Partitioning,
+    PartitionRows,
+    RowSource,
+    TieredRows,
+    open_rows,
+    schedule_of,
+)
 from outcrop.runtime import Runtime
 from outcrop.store.graph import Graph
-from run_support import DTYPES, ITEM_BYTES, PAGE, WIDTHS, a_graph, as_rows, random_features, round_up
+from run_support import (
+    DTYPES,
+    ITEM_BYTES,
+    PAGE,
+    WIDTHS,
+    a_graph,
+    as_rows,
+    random_features,
+    round_up,
+    sampled,
+)
 
 NODES = 211
 SCRATCH = 1 << 18
@@ -49,6 +74,44 @@ def tiered(chosen: Callable[[np.ndarray], np.ndarray], below: Callable[[Graph, R
     return make
 
 
+def dynamic(policy: str, capacity: int) -> Callable[[Graph, Runtime], RowSource]:
+    def make(graph: Graph, runtime: Runtime) -> RowSource:
+        return DynamicRows(merged(graph, runtime), runtime, policy=policy, rows=capacity)
+
+    return make
+
+
+def belady(capacity: int) -> Callable[[Graph, Runtime], RowSource]:
+    """With the rows of a batch in its cache already."""
+
+    def make(graph: Graph, runtime: Runtime) -> RowSource:
+        with tempfile.TemporaryDirectory(dir=graph.path.parent) as folder:
+            samples = sampled(graph, Path(folder), runtime)
+            uses = NextUses(samples, schedule_of(samples, ("train",)), runtime)
+            source = BeladyRows(merged(graph, runtime), runtime, uses, rows=capacity)
+            for number in (0, 1):
+                ids = samples.read(number, np.zeros(samples.max_record_bytes, np.uint8)).n_id
+                source.go_to(number)
+                source.read_rows(ids, np.zeros(len(ids) * source.row_bytes, np.uint8))
+        return source
+
+    return make
+
+
+def partition(resident: int) -> Callable[[Graph, Runtime], RowSource]:
+    """After the second visit of an epoch."""
+
+    def make(graph: Graph, runtime: Runtime) -> RowSource:
+        shape = Partitioning(graph.num_nodes, 8, resident)
+        features = graph.array(runtime, "features")
+        source = PartitionRows(features, merged(graph, runtime), shape, runtime)
+        for visit in shape.visits(0)[:2]:
+            source.go_to(visit)
+        return source
+
+    return make
+
+
 ANY_ORDER: dict[str, tuple[type[RowSource], Callable[[Graph, Runtime], RowSource]]] = {
     "host": (HostRows, host),
     "map": (MapRows, mapped),
@@ -58,6 +121,18 @@ ANY_ORDER: dict[str, tuple[type[RowSource], Callable[[Graph, Runtime], RowSource
     "tiered-none": (TieredRows, tiered(lambda ids: ids < 0)),
     "tiered-all": (TieredRows, tiered(lambda ids: ids >= 0)),
     "tiered-ends": (TieredRows, tiered(lambda ids: (ids == 0) | (ids == NODES - 1), row_by_row)),
+    "dynamic-lru": (DynamicRows, dynamic("lru", 60)),
+    "dynamic-sieve": (DynamicRows, dynamic("sieve", 60)),
+    "dynamic-s3fifo": (DynamicRows, dynamic("s3fifo", 60)),
+    "dynamic-none": (DynamicRows, dynamic("lru", 0)),
+    "dynamic-one": (DynamicRows, dynamic("s3fifo", 1)),
+    "dynamic-all": (DynamicRows, dynamic("sieve", NODES)),
+    "belady": (BeladyRows, belady(60)),
+    "belady-none": (BeladyRows, belady(0)),
+    "belady-all": (BeladyRows, belady(NODES)),
+    "partition": (PartitionRows, partition(3)),
+    "partition-one": (PartitionRows, partition(1)),
+    "partition-all": (PartitionRows, partition(8)),
     "tiered-twice": (TieredRows, tiered(lambda ids: ids < 50, tiered(lambda ids: ids % 2 == 0, host))),
 }
 
@@ -74,7 +149,7 @@ def packed(n_id: np.ndarray, features: np.ndarray) -> PackedRows:
 
 def test_every_row_source_is_in_this_suite():
     known = {kind for kind, _ in ANY_ORDER.values()} | {PackedRows}
-    package = Path(rows.__file__).parent
+    package = Path(rows.__file__).parent.parent
     declared = {
         name
         for file in package.rglob("*.py")
@@ -167,6 +242,10 @@ def test_levels_are_told_apart(graph, make_runtime):
         "tiered-some": {"host": 3, "disk": 3},
         "tiered-none": {"host": 0, "disk": 6},
         "tiered-all": {"host": 6, "disk": 0},
+        "dynamic-sieve": {"host": 1, "disk": 5},
+        "dynamic-none": {"host": 0, "disk": 6},
+        "belady-none": {"host": 0, "disk": 6},
+        "partition-all": {"host": 6, "disk": 0},
     }
     for name, levels in expected.items():
         assert ANY_ORDER[name][1](graph, runtime).read_rows(ids, np.zeros(2400, np.uint8)) == levels
@@ -197,6 +276,13 @@ def test_exactly_the_pages_are_read(tmp_path, make_runtime, width):
     assert bytes_read(ANY_ORDER["tiered-some"][1](graph, runtime)) == PAGE * len(
         {p for span in cold for p in span}
     )
+    again = np.concatenate([ids, ids])
+    cached, twice = dynamic("lru", NODES)(graph, runtime), np.zeros(2 * len(out), np.uint8)
+    before = runtime.io.counters.read_bytes
+    cached.read_rows(again, twice)
+    cached.read_rows(again, twice)
+    read = runtime.io.counters.read_bytes - before
+    assert read == PAGE * len({p for span in spans for p in span})
     before = runtime.io.counters.read_bytes
     host(graph, runtime)
     assert runtime.io.counters.read_bytes - before == round_up(NODES * width * 4)
@@ -224,8 +310,9 @@ def test_features_beyond_the_budget_are_refused(graph, make_runtime):
 
 def test_open_rows_knows_its_modes(graph, make_runtime):
     runtime = make_runtime("8MiB", threads=1)
-    kinds = {mode: type(open_rows(graph, runtime, mode)) for mode in ("memory", "memmap", "ondisk", "online")}
-    assert kinds == {"memory": HostRows, "memmap": MapRows, "ondisk": DiskRows, "online": DiskRows}
+    below = ("ondisk", "online", "dynamic", "belady", "partition")
+    kinds = {mode: type(open_rows(graph, runtime, mode)) for mode in ("memory", "memmap", *below)}
+    assert kinds == {"memory": HostRows, "memmap": MapRows, **dict.fromkeys(below, DiskRows)}
     with pytest.raises(ArgumentError, match="'paper' is unknown"):
         open_rows(graph, runtime, "paper")
 
@@ -252,4 +339,26 @@ def test_packed_rows_refuse_anything_else():
         source.read_rows(n_id, np.zeros(1199, np.uint8))
     with pytest.raises(ArgumentError, match="row 10 was asked for"):
         source.read_rows(np.array([5, 3, 10]), np.zeros(1200, np.uint8))
+    source.close()
+
+
+@pytest.mark.parametrize("name", ["dynamic-lru", "dynamic-s3fifo", "belady", "partition"])
+def test_a_read_that_fails_leaves_no_wrong_rows(graph, make_runtime, name):
+    """The rows of the failed read are not taken for there afterwards."""
+    runtime = make_runtime(threads=1)
+    features, source = as_rows(random_features(NODES, 100, "float32")), ANY_ORDER[name][1](graph, runtime)
+    below = source._reader._below if hasattr(source, "_reader") else source._below
+    read, out = below.read_rows, np.zeros(NODES * 400, np.uint8)
+
+    def fail(ids: np.ndarray, out: np.ndarray) -> dict[str, int]:
+        out[:] = 13
+        raise OSError("the disk refused")
+
+    for ids in (np.arange(0, 40), np.arange(20, 60), np.arange(NODES)):
+        below.read_rows = fail
+        with pytest.raises(OSError, match="the disk refused"):
+            source.read_rows(ids, out[: 400 * len(ids)])
+        below.read_rows = read
+        source.read_rows(ids, out[: 400 * len(ids)])
+        assert np.array_equal(out[: 400 * len(ids)].reshape(-1, 400), features[ids])
     source.close()

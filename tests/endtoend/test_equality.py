@@ -276,6 +276,25 @@ def test_training_gives_the_same_bits_in_every_mode(problem, tmp_path, make_runt
     levels = {mode: report.epochs[0]["rows_by_level"] for mode, report in reports.items()}
     assert all(levels["packed"][name] > 0 for name in ("device", "host", "packed"))
     assert levels["online"]["host"] > 0 < levels["online"]["disk"]
+    assert levels["partition"]["host"] == sum(levels["memory"].values())
+
+
+@pytest.mark.parametrize(("mode", "policy"), [("dynamic", "lru"), ("dynamic", "sieve"), ("dynamic", "s3fifo"),
+                                              ("belady", "sieve")])  # fmt: skip
+def test_training_gives_the_same_bits_with_any_cache(problem, tmp_path, make_runtime, mode, policy):
+    """In a budget that holds some of the rows; less is read than without a cache, and never more by belady."""
+    a_run(problem, tmp_path / "run", make_runtime(threads=1), "none")
+    expected = trained(problem, tmp_path / "run", "ondisk")
+    memory = {"memory": "500KiB"}
+    report = trained(problem, tmp_path / "run", mode, cache_policy=policy, **memory)
+    assert result(report) == result(expected)
+    assert report.peak_host_bytes <= 500 << 10
+    assert report.peak_by_tag["row-cache"] > 0
+    rows = [e["rows_by_level"] for e in report.epochs]
+    assert all(e["host"] > 0 for e in rows)
+    for ours, theirs in zip(report.epochs, expected.epochs, strict=True):
+        assert ours["bytes_needed_from_disk"] == 37 * 4 * ours["rows_by_level"]["disk"]
+        assert ours["bytes_needed_from_disk"] < theirs["bytes_needed_from_disk"]
 
 
 @pytest.mark.parametrize("mix", MIXES)
@@ -304,7 +323,7 @@ def test_training_gives_the_same_bits_for_any_slots_and_backend(
 def test_drawing_on_the_fly_equals_a_run(problem, tmp_path, make_runtime):
     a_run(problem, tmp_path / "run", make_runtime(threads=1), "host", seed=3)
     expected = result(trained(problem, tmp_path / "run", "packed", epochs=5))
-    for mode in ("online", "memory", "memmap", "ondisk"):
+    for mode in ("online", "memory", "memmap", "ondisk", "dynamic", "partition"):
         report = train(
             problem,
             mode=mode,

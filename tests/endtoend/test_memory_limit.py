@@ -91,7 +91,7 @@ def test_prepare_and_train_packed(graph: Graph, tmp_path: Path, model: str) -> N
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("mode", ["online", "ondisk", "memmap"])
+@pytest.mark.parametrize("mode", ["online", "ondisk", "memmap", "dynamic", "belady", "partition"])
 def test_other_modes(graph: Graph, tmp_path: Path, mode: str) -> None:
     budget = parse_size(MEMORY)
     succeeds(PREPARE, graph.path, tmp_path / "run", MEMORY, limit=budget + WITHOUT_TORCH)

@@ -150,18 +150,35 @@ def test_seeds_that_are_no_nodes(folder: Path, splits: dict[str, np.ndarray], ma
     ({"splits": {}}, "no training nodes"), ({"splits": {"train": np.zeros(0, np.int64)}}, "no training nodes"),
     ({"features": None}, "no features"), ({"labels": None}, "no labels"),
 ])  # fmt: skip
-@pytest.mark.parametrize("mode", ["packed", "online", "memory", "memmap", "ondisk"])
+@pytest.mark.parametrize("mode", ["packed", "online", "memory", "memmap", "ondisk", "dynamic", "partition"])
 def test_graphs_without_something(folder: Path, changes: dict[str, Any], match: str, mode: str) -> None:
     graph = small_graph(folder / "graph", **changes)
     message = refused(OutcropError, match, train, graph, mode=mode, memory="6MiB", epochs=1, **OPTIONS)
     assert str(folder) in message
 
 
+BASELINE_ERRORS = [
+    ({"mode": "belady"}, ArgumentError, "mode belady needs a run"),
+    ({"mode": "dynamic", "cache_policy": "clock"}, ArgumentError, "'clock' is unknown; known: sieve, lru, s3fifo"),
+    ({"mode": "partition", "partitions": 0}, ArgumentError, "partitions 0 is below 1"),
+    ({"mode": "partition", "partitions": 4, "resident": 5}, ArgumentError, "5 resident partitions are not 1 to 4"),
+    ({"mode": "partition", "resident": 0}, ArgumentError, "0 resident"),
+    ({"mode": "partition", "partitions": 1, "memory": "300KiB"}, BudgetError, "1 of 1 partitions take"),
+    ({"mode": "dynamic", "memory": "20KiB"}, BudgetError, "KiB|bytes"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("options", "kind", "match"), BASELINE_ERRORS)
+def test_impossible_baselines(folder: Path, options: dict[str, Any], kind: type, match: str) -> None:
+    graph = small_graph(folder / "graph", features=np.ones((NODES, 400), np.float32))
+    refused(kind, match, train, graph, **{"memory": "6MiB", "epochs": 1, **OPTIONS, **options})
+
+
 def test_a_graph_without_nodes(folder: Path) -> None:
     with fresh_runtime() as runtime:
         graph = write_graph(folder / "graph", np.zeros((2, 0), np.int64), 0, runtime, labels=np.zeros(0, np.int64),
                             features=np.zeros((0, 4), np.float32), splits={"train": np.zeros(0, np.int64)})  # fmt: skip
-    for mode in ("packed", "online", "memory"):
+    for mode in ("packed", "online", "memory", "dynamic", "partition"):
         refused(OutcropError, "training nodes", train, graph, mode=mode, memory="6MiB", epochs=1, **OPTIONS)
 
 
@@ -171,8 +188,8 @@ def test_a_graph_without_edges_works(folder: Path) -> None:
         graph = write_graph(folder / "graph", np.zeros((2, 0), np.int64), 50, runtime, labels=rng.integers(0, 2, 50),
                             features=rng.random((50, 4), np.float32), splits={"train": np.arange(20)})  # fmt: skip
     losses = [train(graph, mode=mode, memory="6MiB", epochs=2, trace_losses=True, **OPTIONS).batch_losses
-              for mode in ("packed", "online", "memory")]  # fmt: skip
-    assert losses[0] == losses[1] == losses[2]
+              for mode in ("packed", "online", "memory", "dynamic", "partition")]  # fmt: skip
+    assert all(found == losses[0] for found in losses)
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf])

@@ -27,7 +27,7 @@ Make = Callable[..., Runtime]
 WIDTH = 16
 
 
-@pytest.fixture(params=["packed", "memory", "ondisk", "online", "memmap"])
+@pytest.fixture(params=["packed", "memory", "ondisk", "online", "memmap", "dynamic", "belady", "partition"])
 def session(request: pytest.FixtureRequest, tmp_path: Path, make_runtime: Make) -> Iterator[LoadSession]:
     graph = a_graph(tmp_path / "g", make_runtime(threads=1), width=WIDTH, train=200)
     prepare(

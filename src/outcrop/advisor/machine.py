@@ -102,23 +102,16 @@ def largest_file(run: Path, graph: Graph) -> Path:
 
 def sequential_rate(path: Path, *, seconds: float = 0.3, io: IoConfig | None = None) -> float:
     """Bytes per second at which ``path`` is read in 1 MiB requests; 0 for files below 1 MiB. Reads for ``seconds``."""
-    return _SEQUENTIAL_BYTES * _rate_of(path, _SEQUENTIAL_BYTES, 16, seconds, io, shuffle=False)
-
-
-def random_rate(path: Path, *, seconds: float = 0.3, io: IoConfig | None = None) -> float:
-    """Reads per second of single pages of ``path`` at random; 0 for files below 4 KiB. Reads for ``seconds``."""
-    return _rate_of(path, _RANDOM_BYTES, 2048, seconds, io, shuffle=True)
-
-
-def _rate_of(
-    path: Path, request: int, most: int, seconds: float, io: IoConfig | None, *, shuffle: bool
-) -> float:
     with Runtime(io=io) as runtime:
         file = runtime.io.open(str(path), _core.OpenMode.read)
         try:
             size = runtime.io.size_bytes(file)
-            per_job = min(most, size // request)
-            return _rate(runtime, file, size, request, per_job, seconds, shuffle=shuffle) if per_job else 0.0
+            if size < _SEQUENTIAL_BYTES:
+                return 0.0
+            per_job = min(16, size // _SEQUENTIAL_BYTES)
+            return _SEQUENTIAL_BYTES * _rate(
+                runtime, file, size, _SEQUENTIAL_BYTES, per_job, seconds, shuffle=False
+            )
         finally:
             runtime.io.close(file)
 

@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from outcrop.advisor.machine import random_rate, sequential_rate
+from outcrop.advisor.machine import read_rates
 from outcrop.api import history
 from outcrop.config import PlanConfig, SampleConfig, Size, parse_size
 from outcrop.runtime import UNLIMITED, Runtime
@@ -117,14 +117,16 @@ def _with_rates(config: PlanConfig, sampling: SampleConfig, graph: Graph, out: P
         return config
     if (out / run.RUN_FILE).is_file():
         before = run.read(out)
-        rates = {"sequential_rate": before.plan.sequential_rate, "random_rate": before.plan.random_rate}
-        if before.sample == sampling and before.plan == replace(config, **rates):
+        same = replace(
+            config, sequential_rate=before.plan.sequential_rate, random_rate=before.plan.random_rate
+        )
+        if before.sample == sampling and before.plan == same:
             return before.plan
-    features = graph.path / graph.spec("features").file
-    sequential, random = sequential_rate(features), random_rate(features)
-    if not (sequential and random):  # too small to measure: then nothing depends on it
+    rates = read_rates(graph.path / graph.spec("features").file)
+    if rates is None:  # too small to measure: then nothing depends on it
         return config
-    return replace(config, sequential_rate=round(sequential), random_rate=round(random))
+    sequential, random = (round(rates[k]) for k in ("sequential_bytes_per_s", "random_ops_per_s"))
+    return replace(config, sequential_rate=sequential, random_rate=random)
 
 
 def _remove_headless(folder: Path) -> None:

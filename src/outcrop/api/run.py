@@ -10,11 +10,23 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from outcrop.config import SampleConfig, Size
+from outcrop.config import BaselineConfig, SampleConfig, Size
 from outcrop.errors import ArgumentError, FormatError
-from outcrop.rows import RowSource, TieredRows, open_rows
+from outcrop.partition import PartitionGraphs, fitting_partitions
+from outcrop.rows import (
+    BeladyRows,
+    DynamicRows,
+    NextUses,
+    PartitionRows,
+    RowSource,
+    TieredRows,
+    open_rows,
+    rows_within,
+    schedule_of,
+)
 from outcrop.runtime import Runtime
 from outcrop.sampling import BatchSampler
+from outcrop.slots import SlotPool
 from outcrop.stages import load
 from outcrop.store import manifest as manifests
 from outcrop.store import packed, placement, run, samples
@@ -38,30 +50,30 @@ def open_session(
     run_folder: Path | None = None,
     config: SampleConfig | None = None,
     device: str = "cpu",
+    baseline: BaselineConfig | None = None,
 ) -> load.LoadSession:
     """Loading in ``mode``: recorded batches where there is a run, else batches drawn on the fly as ``config`` says.
 
-    Mode ``online`` always draws on the fly; with a run it uses the run's host cache.
+    Mode ``online`` always draws on the fly; with a run it uses the run's host cache. Mode ``partition`` draws on the
+    fly too, with a run as the run was sampled.
+
+    Args:
+        baseline: Options of modes ``dynamic``, ``belady`` and ``partition``.
 
     Raises:
-        ArgumentError: Mode unknown, or ``packed`` without a run.
+        ArgumentError: Mode unknown, or ``packed`` or ``belady`` without a run.
         FormatError: The run was made from another graph, or is not finished.
         BudgetError: The mode does not fit, for example ``memory`` in less than the features.
     """
     if mode not in load.MODES:
         raise ArgumentError(f"mode {mode!r} is unknown; known: {', '.join(load.MODES)}")
+    baseline = baseline or BaselineConfig()
     if run_folder is None:
-        if mode == "packed":
+        if mode in ("packed", "belady"):
             raise ArgumentError(
-                "mode packed needs a run: make one with outcrop prepare, or choose another mode"
+                f"mode {mode} needs a run: make one with outcrop prepare, or choose another mode"
             )
-        pool = load.make_pool(graph, runtime, slots=_ROW_SLOTS, max_nodes=0, device_name=device)
-        rows = open_rows(graph, runtime, mode)
-        # Half of the budget is left for the buffers, which grow to the size that batches turn out to have.
-        graphs = load.SampledGraphs(
-            BatchSampler(graph, config or SampleConfig(), runtime, share=0.25), runtime
-        )
-        return load.row_session(graph, graphs, rows, pool, runtime, device)
+        return _open_on_the_fly(graph, runtime, mode, config or SampleConfig(), device, baseline)
     info = run.read(run_folder)
     if info.graph_digest != graph.digest():
         raise FormatError(
@@ -82,12 +94,73 @@ def open_session(
         graph, runtime, slots=_ROW_SLOTS, max_nodes=sample_set.max_nodes, device_name=device
     )
     rows = open_rows(graph, runtime, mode)
-    if mode != "online":
-        return load.row_session(graph, load.RecordedGraphs(sample_set, runtime), rows, pool, runtime, device)
-    # Drawing batches cannot do without its memory; a mapped topology and a smaller cache are only slower.
-    graphs = load.SampledGraphs(BatchSampler(graph, info.sample, runtime, share=0.8), runtime)
-    rows = _with_host_cache(graph, rows, runtime, run_folder, sample_set)
+    if mode == "partition":
+        return _partition_session(graph, runtime, info.sample, rows, pool, device, baseline)
+    if mode == "online":
+        # Drawing batches cannot do without its memory; a mapped topology and a smaller cache are only slower.
+        graphs = load.SampledGraphs(BatchSampler(graph, info.sample, runtime, share=0.8), runtime)
+        rows = _with_host_cache(graph, rows, runtime, run_folder, sample_set)
+        return load.row_session(graph, graphs, rows, pool, runtime, device)
+    graphs = load.RecordedGraphs(sample_set, runtime)
+    if mode == "belady":
+        uses = NextUses(sample_set, schedule_of(sample_set, baseline.passes), runtime)
+        count = _cache_rows(rows, runtime, "belady", baseline, 1.0, uses.cycle)
+        rows = BeladyRows(rows, runtime, uses, rows=count)
+        return load.placed_session(graph, graphs, rows, pool, runtime, device)
+    if mode == "dynamic":
+        rows = _with_dynamic_cache(rows, runtime, baseline, 1.0)
     return load.row_session(graph, graphs, rows, pool, runtime, device)
+
+
+def _open_on_the_fly(
+    graph: Graph, runtime: Runtime, mode: str, config: SampleConfig, device: str, baseline: BaselineConfig
+) -> load.LoadSession:
+    """Loading without a run. A good part of the budget is left for the buffers, which grow to the size of batches."""
+    pool = load.make_pool(graph, runtime, slots=_ROW_SLOTS, max_nodes=0, device_name=device)
+    rows = open_rows(graph, runtime, mode)
+    if mode == "partition":
+        return _partition_session(graph, runtime, config, rows, pool, device, baseline)
+    graphs = load.SampledGraphs(BatchSampler(graph, config, runtime, share=0.25), runtime)
+    if mode == "dynamic":
+        rows = _with_dynamic_cache(rows, runtime, baseline, 0.5)
+    return load.row_session(graph, graphs, rows, pool, runtime, device)
+
+
+def _cache_rows(
+    rows: RowSource, runtime: Runtime, policy: str, baseline: BaselineConfig, share: float, cycle: int = 1
+) -> int:
+    """Rows of a cache over ``rows``: as many as were asked for, or as fit ``share`` of what is left of the budget."""
+    if baseline.cache_rows is not None:
+        return min(baseline.cache_rows, rows.num_rows)
+    left = int((runtime.budget.free_bytes - _MARGIN_BYTES) * share)
+    return rows_within(policy, left, rows.row_bytes, rows.num_rows, cycle)
+
+
+def _with_dynamic_cache(
+    rows: RowSource, runtime: Runtime, baseline: BaselineConfig, share: float
+) -> RowSource:
+    policy = baseline.cache_policy
+    count = _cache_rows(rows, runtime, policy, baseline, share)
+    return DynamicRows(rows, runtime, policy=policy, rows=count)
+
+
+def _partition_session(
+    graph: Graph,
+    runtime: Runtime,
+    config: SampleConfig,
+    below: RowSource,
+    pool: SlotPool,
+    device: str,
+    baseline: BaselineConfig,
+) -> load.LoadSession:
+    """Half of what the sampler leaves is for the partitions, the rest for drawing and for buffers to grow."""
+    online = BatchSampler(graph, config, runtime, share=0.25)
+    shape = fitting_partitions(
+        graph, baseline.partitions, baseline.resident, runtime.budget.free_bytes // 2, config.seed
+    )
+    rows = PartitionRows(graph.array(runtime, "features"), below, shape, runtime)
+    graphs = PartitionGraphs(graph, config, shape, online, runtime)
+    return load.placed_session(graph, graphs, rows, pool, runtime, device)
 
 
 def _open_places(

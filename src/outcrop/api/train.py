@@ -13,7 +13,7 @@ from outcrop import device as devices
 from outcrop.api import history
 from outcrop.api.prepare import PrepareReport, prepare
 from outcrop.api.run import open_session
-from outcrop.config import SampleConfig, Size, TrainConfig, parse_size
+from outcrop.config import BaselineConfig, SampleConfig, Size, TrainConfig, parse_size
 from outcrop.errors import ArgumentError
 from outcrop.runtime import Progress, Runtime
 from outcrop.stages import evaluate as evaluation
@@ -67,6 +67,9 @@ def train(
     gpu_memory: Size = 0,
     disk_space: Size | None = None,
     device: str = "cpu",
+    cache_policy: str = "sieve",
+    partitions: int | None = None,
+    resident: int | None = None,
     checkpoint: str | Path | None = None,
     resume: bool = True,
     seed: int = 0,
@@ -80,10 +83,13 @@ def train(
     Args:
         run: A prepared run. Without one, mode ``packed`` prepares ``<graph>.run`` first, other modes draw their
             batches on the fly (the same batches, for the same seed).
-        mode: ``packed``, ``online``, ``memory``, ``memmap`` or ``ondisk``: where rows come from.
+        mode: Where rows come from: ``packed``, ``online``, ``memory``, or a baseline: ``memmap``, ``ondisk``,
+            ``dynamic``, ``belady`` (with a run), ``partition`` (which also changes what is learned).
         fanouts, batch_size, sample_epochs: As in :func:`outcrop.prepare`; a run has its own.
         memory: Budget for everything Outcrop holds; the interpreter, torch and the model come on top.
             None takes the budget the run was planned for.
+        cache_policy: Of mode ``dynamic``: ``sieve``, ``lru`` or ``s3fifo``.
+        partitions, resident: Of mode ``partition``: how many, and how many are in memory at a time (None: as fits).
         checkpoint: Folder for checkpoints; training goes on from the one it holds, unless ``resume`` is false.
         seed: Of sampling (without a run) and of the model.
         trace_losses: Keep the loss of every batch.
@@ -106,6 +112,12 @@ def train(
         degrees=model == "gcn",
     )
     _check_complete(graph)
+    baseline = BaselineConfig(
+        cache_policy=cache_policy,
+        partitions=partitions,
+        resident=resident,
+        passes=("train", "valid") if graph.has("valid") else ("train",),
+    )
     folder = None if run is None else Path(run)
     report: PrepareReport | None = None
     if folder is not None:
@@ -149,8 +161,15 @@ def train(
         Runtime(memory, trace_path=trace_path, progress=progress) as runtime,
         history.training(folder, graph, sampling, config, mode, runtime) as finish,
     ):
-        with open_session(graph, runtime, mode, run_folder=folder, config=sampling, device=device) as session:
-            result, accuracy = _train(graph, session, sampling, config, runtime, checkpoint, resume, test)
+        with open_session(
+            graph, runtime, mode, run_folder=folder, config=sampling, device=device, baseline=baseline
+        ) as session:
+            inputs = {"graph": graph.digest(), "sampling": str(sampling)}
+            if mode == "partition":
+                inputs["partitions"] = f"{partitions}, resident {resident}"
+            result, accuracy = _train(
+                graph, session, sampling, config, runtime, checkpoint, resume, test, inputs
+            )
         trained = TrainReport(
             mode=mode,
             model=model,
@@ -198,6 +217,7 @@ def _train(
     checkpoint: str | Path | None,
     resume: bool,
     test: bool,
+    inputs: dict[str, str],
 ) -> tuple[training.TrainResult, float | None]:
     passes = _Passes(session, runtime)
     result = training.train(
@@ -209,7 +229,7 @@ def _train(
         in_dim=graph.feature_dim,
         num_classes=graph.num_classes,
         evaluate=evaluation.evaluate,
-        inputs={"graph": graph.digest(), "sampling": str(sampling)},
+        inputs=inputs,
         counters=passes.counters,
         resume=resume,
     )

@@ -96,7 +96,7 @@ def epoch(folder: Path, setting: Setting, modes: Sequence[str], say: Say) -> dic
                     "--hidden",
                     str(setting.hidden),
                     "--epochs",
-                    str(setting.epochs if mode in ("packed", "memory") else 1),
+                    str(_epochs(mode, setting)),
                     "--memory",
                     str(setting.memory) if capped else _UNLIMITED,
                     "--trace-losses",
@@ -113,8 +113,9 @@ def epoch(folder: Path, setting: Setting, modes: Sequence[str], say: Say) -> dic
         row["against_memory"] = None if base is None else row["seconds"] / base
     losses = {
         tuple(r["batch_losses"][: len(next(iter(results.values()))[0]["batch_losses"])])[:20]
-        for rs in results.values()
+        for mode, rs in results.items()
         for r in rs
+        if mode != "partition"  # draws other batches, on purpose
     }
     return {
         "experiment": "epoch",
@@ -125,6 +126,11 @@ def epoch(folder: Path, setting: Setting, modes: Sequence[str], say: Say) -> dic
         "prepare": prepared,
         "first_20_losses_identical": len(losses) == 1,
     }
+
+
+def _epochs(mode: str, setting: Setting) -> int:
+    """Of one process: the slow modes go over the data once, those with a cache that must fill twice."""
+    return {"packed": setting.epochs, "memory": setting.epochs, "dynamic": 2, "belady": 2}.get(mode, 1)
 
 
 def _summary(mode: str, results: list[dict[str, Any]]) -> dict[str, Any]:
@@ -181,7 +187,7 @@ def loader(folder: Path, setting: Setting, modes: Sequence[str], say: Say) -> di
         rates.append(sequential_rate(run / "pack" / "records.bin", seconds=1.0))
         for mode in modes:
             say(f"loading: {mode}")
-            row = _load_once(graph, run, mode, setting, setting.epochs if mode in ("packed", "memory") else 1)
+            row = _load_once(graph, run, mode, setting, _epochs(mode, setting))
             if mode not in rows or row["seconds"] < rows[mode]["seconds"]:
                 rows[mode] = row
     disk["records_bytes_per_s"] = median(rates)  # of the very file, while the others were measured

@@ -35,7 +35,24 @@ def train(
     learning_rate: Annotated[float, typer.Option("--lr", help="Learning rate of Adam.")] = 3e-3,
     weight_decay: Annotated[float, typer.Option("--weight-decay")] = 0.0,
     epochs: Annotated[int, typer.Option("--epochs")] = 10,
-    mode: Annotated[str, typer.Option("--mode", help="packed, online, memory, memmap or ondisk.")] = "packed",
+    mode: Annotated[
+        str,
+        typer.Option(
+            "--mode",
+            help="packed, online, memory, memmap, ondisk, dynamic, belady (with --run) or partition.",
+        ),
+    ] = "packed",
+    cache_policy: Annotated[
+        str, typer.Option("--cache-policy", help="Of mode dynamic: sieve, lru or s3fifo.")
+    ] = "sieve",
+    partitions: Annotated[
+        int | None,
+        typer.Option("--partitions", help="Of mode partition: parts of the nodes (default: as fits)."),
+    ] = None,
+    resident: Annotated[
+        int | None,
+        typer.Option("--resident", help="Of mode partition: parts in memory at a time (default: as fit)."),
+    ] = None,
     fanouts: Annotated[
         str | None, typer.Option("--fanouts", help="Without --run: neighbours per hop.")
     ] = None,
@@ -84,6 +101,9 @@ def train(
             gpu_memory=gpu_memory,
             disk_space=disk_space,
             device=device,
+            cache_policy=cache_policy,
+            partitions=partitions,
+            resident=resident,
             checkpoint=checkpoint,
             resume=not fresh,
             seed=seed,

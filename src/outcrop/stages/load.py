@@ -19,7 +19,7 @@ import numpy as np
 from outcrop import _core, device
 from outcrop.errors import ArgumentError, CancelledError
 from outcrop.flow import Pipeline, Stage
-from outcrop.rows import RowSource
+from outcrop.rows import Placed, RowSource
 from outcrop.runtime import Runtime
 from outcrop.sampling import BatchSampler, epoch_seeds, split_ids
 from outcrop.slots import Lease, SlotPool
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
     from outcrop.store.minibatch import MiniBatch
 
-MODES = ("packed", "online", "memory", "memmap", "ondisk")
+MODES = ("packed", "online", "memory", "memmap", "ondisk", "dynamic", "belady", "partition")
 
 
 @dataclass
@@ -81,6 +81,18 @@ class Feeder(Protocol):
     def close(self) -> None: ...
 
 
+class Graphs(Protocol):
+    """Batch structures of a pass, in order."""
+
+    def batches(self, split: str, epoch: int) -> Iterator[BatchGraph]: ...
+
+
+class PlacedGraphs(Graphs, Protocol):
+    def placed(self, split: str, epoch: int) -> Iterator[tuple[Any, BatchGraph]]:
+        """Each with what the row source is told before (``go_to``)."""
+        ...
+
+
 class RecordedGraphs:
     """Batch structures from the sample stage."""
 
@@ -91,6 +103,10 @@ class RecordedGraphs:
     def batches(self, split: str, epoch: int) -> Iterator[BatchGraph]:
         for batch in self._samples.group(split).batches(epoch):
             yield self._samples.read(batch, self._buffer)
+
+    def placed(self, split: str, epoch: int) -> Iterator[tuple[int, BatchGraph]]:
+        """With the number of each batch in the sample set."""
+        return zip(self._samples.group(split).batches(epoch), self.batches(split, epoch), strict=True)
 
 
 class SampledGraphs:
@@ -109,16 +125,16 @@ class SampledGraphs:
 
 
 class RowFeeder:
-    """Modes that fetch rows by node id from a RowSource: online, memory, memmap, ondisk."""
+    """Modes that fetch rows by node id from a RowSource: all but packed."""
 
-    def __init__(self, graphs: RecordedGraphs | SampledGraphs, rows: RowSource):
+    def __init__(self, graphs: Graphs, rows: RowSource):
         self._graphs, self._rows = graphs, rows
         self.row_bytes = rows.row_bytes
 
-    def source(self, split: str, epoch: int) -> Iterable[BatchGraph]:
+    def source(self, split: str, epoch: int) -> Iterable[Any]:
         return self._graphs.batches(split, epoch)
 
-    def submit(self, what: BatchGraph, lease: Lease) -> _Item:
+    def submit(self, what: Any, lease: Lease) -> _Item:
         lease.slot.make_room(record.align_page(what.num_nodes * self.row_bytes) + 2 * record.PAGE_BYTES)
         return _Item(what, lease)
 
@@ -137,6 +153,28 @@ class RowFeeder:
 
     def close(self) -> None:
         self._rows.close()
+
+
+class PlacedFeeder(RowFeeder):
+    """Modes whose row source must know which batch comes: belady and partition."""
+
+    def __init__(self, graphs: PlacedGraphs, rows: RowSource):
+        super().__init__(graphs, rows)
+        self._placed_graphs = graphs
+
+    def source(self, split: str, epoch: int) -> Iterable[tuple[Any, BatchGraph]]:
+        return self._placed_graphs.placed(split, epoch)
+
+    def submit(self, what: Any, lease: Lease) -> _Item:
+        place, graph = what
+        item = super().submit(graph, lease)
+        item.job = place
+        return item
+
+    def read(self, item: _Item) -> _Item:
+        assert isinstance(self._rows, Placed)
+        self._rows.go_to(item.job)
+        return super().read(item)
 
 
 class PackedFeeder:
@@ -440,7 +478,7 @@ def make_pool(graph: Graph, runtime: Runtime, *, slots: int, max_nodes: int, dev
 
 def row_session(
     graph: Graph,
-    graphs: RecordedGraphs | SampledGraphs,
+    graphs: Graphs,
     rows: RowSource,
     pool: SlotPool,
     runtime: Runtime,
@@ -449,4 +487,18 @@ def row_session(
     """Loading in the other modes."""
     return LoadSession(
         RowFeeder(graphs, rows), graph.spec("features"), pool, runtime, device_name=device_name
+    )
+
+
+def placed_session(
+    graph: Graph,
+    graphs: PlacedGraphs,
+    rows: RowSource,
+    pool: SlotPool,
+    runtime: Runtime,
+    device_name: str = "cpu",
+) -> LoadSession:
+    """Loading in modes ``belady`` and ``partition``; ``rows`` is told which batch comes."""
+    return LoadSession(
+        PlacedFeeder(graphs, rows), graph.spec("features"), pool, runtime, device_name=device_name
     )

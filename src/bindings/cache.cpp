@@ -1,0 +1,100 @@
+// Caches of rows (core/cache) and the topology among resident partitions (core/graph/induce.h).
+#include <nanobind/stl/optional.h>
+
+#include <algorithm>
+#include <optional>
+#include <string>
+
+#include "base/parallel.h"
+#include "bindings.h"
+#include "cache/next_use.h"
+#include "cache/row_cache.h"
+#include "graph/induce.h"
+
+namespace outcrop {
+namespace {
+
+using NextUses = Array1<const uint32_t>;
+
+// Fills missing[:count] with the ids that must be read and returns count.
+size_t lookup(RowCache& cache, Ids ids, Array1<int64_t> missing, const std::optional<NextUses>& next,
+              uint32_t now) {
+  if (missing.size() < ids.size())
+    throw Error(ErrorKind::argument, "room for " + std::to_string(missing.size()) +
+                                         " missing ids is less than " + std::to_string(ids.size()) +
+                                         " ids may need");
+  CacheBatch batch{{ids.data(), ids.size()}, {}, now};
+  if (next) batch.next = {next->data(), next->size()};
+  nb::gil_scoped_release release;
+  const auto found = cache.lookup(batch);
+  std::copy(found.begin(), found.end(), missing.data());
+  return found.size();
+}
+
+void complete(RowCache& cache, WorkerPool& workers, Bytes out) {
+  if (out.size() != cache.batch_rows() * cache.row_bytes())
+    throw Error(ErrorKind::argument, std::to_string(cache.batch_rows()) + " rows of " +
+                                         std::to_string(cache.row_bytes()) + " bytes were looked up, " +
+                                         std::to_string(out.size()) + " bytes of output were given");
+  nb::gil_scoped_release release;
+  cache.complete(workers, reinterpret_cast<std::byte*>(out.data()));
+}
+
+template <class Id>
+void bind_next_uses(nb::module_& m) {
+  m.def(
+      "next_uses",
+      [](Array1<const Id> ids, uint32_t now, int64_t first, Array1<uint32_t> seen,
+         std::optional<Array1<uint32_t>> out) {
+        if (out && out->size() < ids.size())
+          throw Error(ErrorKind::argument, "ids and next uses differ in length");
+        nb::gil_scoped_release release;
+        next_uses<Id>({ids.data(), ids.size()}, now, first, {seen.data(), seen.size()},
+                      out ? out->data() : nullptr);
+      },
+      "ids"_a, "now"_a, "first"_a, "seen"_a, "out"_a.none() = nb::none(),
+      "For ids in [first, first + len(seen)): out = seen[ids - first]; seen[ids - first] = now.");
+}
+
+template <class Index>
+void bind_induce(nb::module_& m) {
+  m.def(
+      "induce",
+      [](Ids indptr, int64_t first_edge, Array1<const Index> sources, Ids bounds, Ids base,
+         Array1<int64_t> out_indptr, Array1<uint32_t> out, uint64_t used) {
+        if (indptr.size() < 1 || bounds.size() != base.size() + 1 || out_indptr.size() < indptr.size())
+          throw Error(ErrorKind::argument, "the arrays of an induced topology do not fit each other");
+        nb::gil_scoped_release release;
+        const Residents residents{{bounds.data(), bounds.size()}, {base.data(), base.size()}};
+        return induce<Index>({indptr.data(), indptr.size()}, first_edge, {sources.data(), sources.size()},
+                             residents, out_indptr.data(), {out.data(), out.size()}, used);
+      },
+      "indptr"_a, "first_edge"_a, "sources"_a, "bounds"_a, "base"_a, "out_indptr"_a, "out"_a, "used"_a,
+      "Appends the resident sources of consecutive nodes to out[used:], renumbered; returns the new used.");
+}
+
+}  // namespace
+
+void bind_cache(nb::module_& m) {
+  nb::enum_<CachePolicy>(m, "CachePolicy")
+      .value("lru", CachePolicy::lru)
+      .value("sieve", CachePolicy::sieve)
+      .value("s3fifo", CachePolicy::s3fifo)
+      .value("belady", CachePolicy::belady);
+  nb::class_<RowCache>(m, "RowCache", "Rows in memory under a replacement policy (core/cache/row_cache.h).")
+      .def(nb::init<Budget&, CachePolicy, uint64_t, uint64_t, uint64_t>(), "budget"_a, "policy"_a, "rows"_a,
+           "row_bytes"_a, "cycle"_a = 1)
+      .def_static("bytes_for", &RowCache::bytes_for, "policy"_a, "rows"_a, "row_bytes"_a, "cycle"_a = 1)
+      .def_static("rows_within", &RowCache::rows_within, "policy"_a, "bytes"_a, "row_bytes"_a, "cycle"_a,
+                  "limit"_a)
+      .def("lookup", &lookup, "ids"_a, "missing"_a, "next"_a.none() = nb::none(), "now"_a = 0)
+      .def("complete", &complete, "workers"_a, "out"_a)
+      .def("clear", &RowCache::clear)
+      .def_prop_ro("rows", &RowCache::rows);
+  bind_next_uses<int32_t>(m);
+  bind_next_uses<int64_t>(m);
+  bind_induce<uint32_t>(m);
+  bind_induce<int64_t>(m);
+}
+
+}  // namespace outcrop
