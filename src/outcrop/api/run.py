@@ -58,9 +58,7 @@ def open_session(
         pool = load.make_pool(graph, runtime, slots=_ROW_SLOTS, max_nodes=0, device_name=device)
         rows = open_rows(graph, runtime, mode)
         # Half of the budget is left for the buffers, which grow to the size that batches turn out to have.
-        graphs = load.SampledGraphs(
-            BatchSampler(graph, config or SampleConfig(), runtime, share=0.25), runtime
-        )
+        graphs = load.SampledGraphs(BatchSampler(graph, config or SampleConfig(), runtime, share=0.25))
         return load.row_session(graph, graphs, rows, pool, runtime, device)
     info = run.read(run_folder)
     if info.graph_digest != graph.digest():
@@ -84,7 +82,10 @@ def open_session(
     rows = open_rows(graph, runtime, mode)
     if mode != "online":
         return load.row_session(graph, load.RecordedGraphs(sample_set, runtime), rows, pool, runtime, device)
-    graphs = load.SampledGraphs(BatchSampler(graph, info.sample, runtime), runtime)
+    if info.sample.sampler == "foreign":  # nothing here could draw them again
+        graphs = load.RecordedGraphs(sample_set, runtime)
+    else:
+        graphs = load.SampledGraphs(BatchSampler(graph, info.sample, runtime))
     rows = _with_host_cache(graph, rows, runtime, run_folder, sample_set)
     return load.row_session(graph, graphs, rows, pool, runtime, device)
 

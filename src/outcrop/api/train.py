@@ -12,7 +12,7 @@ from typing import Any
 from outcrop import device as devices
 from outcrop.api.prepare import PrepareReport, prepare
 from outcrop.api.run import open_session
-from outcrop.config import SampleConfig, Size, TrainConfig, parse_size
+from outcrop.config import IoConfig, SampleConfig, Size, TrainConfig, parse_size
 from outcrop.errors import ArgumentError
 from outcrop.runtime import Progress, Runtime
 from outcrop.stages import evaluate as evaluation
@@ -61,7 +61,10 @@ def train(
     epochs: int = 10,
     fanouts: Sequence[int] | None = None,
     batch_size: int | None = None,
+    sampler: str = "neighbor",
+    layers: int | None = None,
     sample_epochs: int = 1,
+    topology: str = "automatic",
     memory: Size | None = None,
     gpu_memory: Size = 0,
     disk_space: Size | None = None,
@@ -80,7 +83,9 @@ def train(
         run: A prepared run. Without one, mode ``packed`` prepares ``<graph>.run`` first, other modes draw their
             batches on the fly (the same batches, for the same seed).
         mode: ``packed``, ``online``, ``memory``, ``memmap`` or ``ondisk``: where rows come from.
-        fanouts, batch_size, sample_epochs: As in :func:`outcrop.prepare`; a run has its own.
+        fanouts, batch_size, sampler, sample_epochs: As in :func:`outcrop.prepare`; a run has its own.
+        layers: None = as many as hops, which is what sampled batches allow; ShaDow's take any number.
+        topology: Where neighbour lists are read from (:class:`outcrop.config.IoConfig`).
         memory: Budget for everything Outcrop holds; the interpreter, torch and the model come on top.
             None takes the budget the run was planned for.
         checkpoint: Folder for checkpoints; training goes on from the one it holds, unless ``resume`` is false.
@@ -102,8 +107,11 @@ def train(
         batch_size=1024 if batch_size is None else batch_size,
         epochs=sample_epochs,
         seed=seed,
-        degrees=model == "gcn",
+        # ShaDow's subgraphs have degrees of their own.
+        degrees=model == "gcn" and sampler != "shadow",
+        sampler=sampler,  # type: ignore[arg-type]
     )
+    io = IoConfig(topology=topology)  # type: ignore[arg-type]
     _check_complete(graph)
     folder = None if run is None else Path(run)
     report: PrepareReport | None = None
@@ -114,10 +122,14 @@ def train(
             )
         info = runs.read(folder)
         sampling, memory = info.sample, info.plan.memory if memory is None else memory
+        if sampling.task == "link":
+            raise ArgumentError(
+                f"{folder} holds edges to be predicted: train on Run({str(folder)!r}).loader() with a loop of your own"
+            )
     config = TrainConfig(
         model=model,
         hidden=hidden,
-        layers=len(sampling.fanouts),
+        layers=len(sampling.fanouts) if layers is None else layers,
         heads=heads,
         dropout=dropout,
         epochs=epochs,
@@ -129,7 +141,7 @@ def train(
     )
     if folder is None and mode == "packed":
         folder = graph.path.with_name(graph.path.name + ".run")
-        with Runtime(memory, progress=progress) as runtime:
+        with Runtime(memory, io=io, progress=progress) as runtime:
             report = prepare(
                 graph,
                 folder,
@@ -137,6 +149,7 @@ def train(
                 batch_size=sampling.batch_size,
                 epochs=sample_epochs,
                 degrees=sampling.degrees,
+                sampler=sampler,
                 memory=memory,
                 gpu_memory=gpu_memory,
                 disk_space=disk_space,
@@ -144,7 +157,7 @@ def train(
                 runtime=runtime,
             )
     started = time.monotonic()
-    with Runtime(memory, trace_path=trace_path, progress=progress) as runtime:
+    with Runtime(memory, io=io, trace_path=trace_path, progress=progress) as runtime:
         with open_session(graph, runtime, mode, run_folder=folder, config=sampling, device=device) as session:
             result, accuracy = _train(graph, session, sampling, config, runtime, checkpoint, resume, test)
         return TrainReport(
