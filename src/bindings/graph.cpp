@@ -65,11 +65,10 @@ void bind_csc(nb::module_& m) {
           [](CscBuilder* self, std::shared_ptr<BlockIo> io, std::shared_ptr<Budget> budget,
              WorkerPool& workers, const std::string& scratch_folder, int64_t num_nodes, uint64_t memory_bytes,
              bool keep_duplicates, bool keep_self_loops, bool reverse, bool wide, bool weighted) {
-            new (self) CscBuilder(
-                std::move(io), std::move(budget),
-                {scratch_folder, num_nodes, memory_bytes, keep_duplicates, keep_self_loops, reverse, wide,
-                 weighted},
-                &workers);
+            new (self) CscBuilder(std::move(io), std::move(budget),
+                                  {scratch_folder, num_nodes, memory_bytes, keep_duplicates, keep_self_loops,
+                                   reverse, wide, weighted},
+                                  &workers);
           },
           "io"_a, "budget"_a, "workers"_a, "scratch_folder"_a, "num_nodes"_a = -1,
           "memory_bytes"_a = 256 << 20, "keep_duplicates"_a = false, "keep_self_loops"_a = true,
@@ -86,8 +85,8 @@ void bind_csc(nb::module_& m) {
           "src"_a, "dst"_a, "weights"_a.none() = nb::none(),
           "Adds edges src[i] -> dst[i], int64 [n] each, with float32 weights [n] where asked for.")
       .def_prop_ro("edges_added", &CscBuilder::edges_added)
-      .def("finish", &CscBuilder::finish, "indptr_path"_a, "indices_path"_a, "min_nodes"_a = 0, "weights_path"_a = "",
-           nb::call_guard<nb::gil_scoped_release>());
+      .def("finish", &CscBuilder::finish, "indptr_path"_a, "indices_path"_a, "min_nodes"_a = 0,
+           "weights_path"_a = "", nb::call_guard<nb::gil_scoped_release>());
 }
 
 void bind_generate(nb::module_& m) {

@@ -30,8 +30,8 @@ nb::list to_list(std::vector<SampledBatch>&& batches) {
   return out;
 }
 
-SamplerOptions make_options(const std::string& name, std::vector<int64_t> fanouts, bool replace, uint64_t seed,
-                            uint64_t max_batch_bytes) {
+SamplerOptions make_options(const std::string& name, std::vector<int64_t> fanouts, bool replace,
+                            uint64_t seed, uint64_t max_batch_bytes) {
   SamplerKind kind = SamplerKind::neighbor;
   if (name == "labor")
     kind = SamplerKind::labor;
@@ -164,7 +164,7 @@ void bind_paged(nb::module_& m) {
           },
           "io"_a, "budget"_a, nb::kw_only(), "num_nodes"_a, "num_edges"_a, "indptr"_a.none() = nb::none(),
           "indptr_file"_a.none() = nb::none(), "indptr_cache_bytes"_a = 0, "indices_file"_a, "index_bytes"_a,
-          "indices_cache_bytes"_a, "weights_file"_a.none() = nb::none(), "weights_cache_bytes"_a = 0,
+          "indices_cache_bytes"_a = 0, "weights_file"_a.none() = nb::none(), "weights_cache_bytes"_a = 0,
           "scratch_bytes"_a)
       .def_static("table_bytes", &PagedArray::table_bytes, "element_bytes"_a, "count"_a)
       .def_ro_static("MIN_SCRATCH_BYTES", &PageScratch::kMinBytes)
@@ -184,8 +184,7 @@ void bind_paged(nb::module_& m) {
               throw Error(ErrorKind::argument, "positions and out differ in length");
             p.topology->read_neighbours({positions.data(), positions.size()}, out.data());
           },
-          "positions"_a, "out"_a, nb::call_guard<nb::gil_scoped_release>(),
-          "out[i] = indices[positions[i]].")
+          "positions"_a, "out"_a, nb::call_guard<nb::gil_scoped_release>(), "out[i] = indices[positions[i]].")
       .def_prop_ro("stats", [](const PyPagedTopology& p) {
         nb::dict out;
         out["indptr"] = stats_of(p.topology->indptr_pages.get());
@@ -196,12 +195,12 @@ void bind_paged(nb::module_& m) {
   nb::class_<WaveSampler>(m, "WaveSampler", "The sampler over a PagedTopology.")
       .def(
           "__init__",
-          [](WaveSampler* self, std::shared_ptr<WorkerPool> workers, PyPagedTopology& topology, Budget& budget,
-             std::vector<int64_t> fanouts, bool replace, uint64_t seed, uint64_t max_batch_bytes,
-             const std::string& sampler, size_t wave) {
-            new (self) WaveSampler(std::move(workers), topology.topology, budget,
-                                   make_options(sampler, std::move(fanouts), replace, seed, max_batch_bytes),
-                                   wave);
+          [](WaveSampler* self, std::shared_ptr<WorkerPool> workers, PyPagedTopology& topology,
+             Budget& budget, std::vector<int64_t> fanouts, bool replace, uint64_t seed,
+             uint64_t max_batch_bytes, const std::string& sampler, size_t wave) {
+            new (self)
+                WaveSampler(std::move(workers), topology.topology, budget,
+                            make_options(sampler, std::move(fanouts), replace, seed, max_batch_bytes), wave);
           },
           "workers"_a, "topology"_a, "budget"_a, "fanouts"_a, "replace"_a = false, "seed"_a = 0,
           "max_batch_bytes"_a = UINT64_MAX, "sampler"_a = "neighbor", "wave"_a = 1, nb::keep_alive<1, 3>())

@@ -55,7 +55,14 @@ class ForeignBatches:
 
     def _iterate(self, split: str, epoch: int) -> Iterator[Any]:
         source = self._sources[split]
-        return iter(source(epoch) if callable(source) else source)
+        if isinstance(source, Iterable):  # first: torch_geometric's loaders can be called too
+            return iter(source)
+        if not callable(source):
+            raise ArgumentError(
+                f"the batches of split {split!r} are a {type(source).__name__}: pass an iterable, or a function of the "
+                "epoch that makes one"
+            )
+        return iter(source(epoch))
 
     def epoch(self, split: str, epoch: int) -> Iterator[BatchGraph]:
         """The batches of one epoch; labels are those of the batch, or empty.

@@ -66,7 +66,9 @@ def test_wide_ids(tmp_path):
         runtime.io, runtime.budget, runtime.workers, str(tmp_path), num_nodes=5, wide=True, weighted=True
     )
     builder.add(np.array([4, 0, 3]), np.array([1, 1, 0]), np.array([1, 2, 3], np.float32))
-    result = builder.finish(*(str(tmp_path / n) for n in ("indptr", "indices")), weights_path=str(tmp_path / "w"))
+    result = builder.finish(
+        *(str(tmp_path / n) for n in ("indptr", "indices")), weights_path=str(tmp_path / "w")
+    )
     assert result.wide
     assert np.fromfile(tmp_path / "indices", np.int64, 3).tolist() == [3, 0, 4]
     assert np.fromfile(tmp_path / "w", np.float32, 3).tolist() == [3, 2, 1]

@@ -62,6 +62,9 @@ class HopSampler(BaseSampler):
             metadata=(inputs.input_id, inputs.time),
         )
 
+    def sample_from_edges(self, *_: Any, **__: Any) -> SamplerOutput:
+        raise NotImplementedError
+
 
 def a_problem(folder: Path) -> tuple[Any, Data]:
     rng = np.random.default_rng(0)
@@ -78,9 +81,7 @@ def a_problem(folder: Path) -> tuple[Any, Data]:
             labels=labels,
             splits={"train": np.arange(60), "valid": np.arange(60, 80), "test": np.arange(80, 100)},
         )
-    data = Data(
-        x=torch.from_numpy(features), edge_index=torch.from_numpy(edges), y=torch.from_numpy(labels)
-    )
+    data = Data(x=torch.from_numpy(features), edge_index=torch.from_numpy(edges), y=torch.from_numpy(labels))
     return graph, data
 
 
@@ -189,7 +190,9 @@ def test_batches_of_our_sampler_come_back_the_same():
 
 def a_batch(**changes: Any) -> SimpleNamespace:
     fields = {"n_id": [5, 2, 9], "edge_index": [[2, 1, 0], [0, 0, 1]], "batch_size": 2}
-    return SimpleNamespace(**{name: value for name, value in {**fields, **changes}.items() if value is not None})
+    return SimpleNamespace(
+        **{name: value for name, value in {**fields, **changes}.items() if value is not None}
+    )
 
 
 def test_order_labels_and_edges_to_predict():
@@ -251,14 +254,21 @@ def test_iterables_and_functions():
     assert [b.n_id.tolist() for b in once.epoch("train", 0)] == [[2, 5, 9], [1, 2, 3]]
     assert list(once.epoch("train", 1)) == []
     by_epoch = ForeignBatches(lambda epoch: [a_batch(n_id=[epoch, 8, 9])], 10)
-    assert [[b.n_id.tolist() for b in by_epoch.epoch("train", e)] for e in (0, 3)] == [[[0, 8, 9]], [[3, 8, 9]]]
+    assert [[b.n_id.tolist() for b in by_epoch.epoch("train", e)] for e in (0, 3)] == [
+        [[0, 8, 9]],
+        [[3, 8, 9]],
+    ]
     for wrong in ({}, {"valid": batches}, {"train": batches, "check": batches}):
         with pytest.raises(ArgumentError, match="batches are given for"):
             ForeignBatches(wrong, 10)
     with pytest.raises(ArgumentError, match="iterable is empty"):
         ForeignBatches([], 10)
+    with pytest.raises(ArgumentError, match="batches of split 'train' are a int: pass an iterable"):
+        ForeignBatches(3, 10)  # type: ignore[arg-type]
     hops = {"num_sampled_nodes": [2, 1, 0], "num_sampled_edges": [3, 0]}
-    with pytest.raises(ArgumentError, match="batch 1 of epoch 0 of split 'train' has 2 hops, the first batch 1"):
+    with pytest.raises(
+        ArgumentError, match="batch 1 of epoch 0 of split 'train' has 2 hops, the first batch 1"
+    ):
         list(ForeignBatches([a_batch(), a_batch(**hops)], 10).epoch("train", 0))
 
 

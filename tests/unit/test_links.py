@@ -98,7 +98,9 @@ def test_nothing_but_the_key_matters(tmp_path, make_runtime):
     config = SampleConfig(fanouts=(3, 2), batch_size=64, task="link", filter_negatives=True, seed=5)
 
     def epoch(number: int, runtime, **changes) -> list[BatchGraph]:
-        return list(BatchSampler(graph, SampleConfig(**{**vars(config), **changes}), runtime).epoch("train", number))
+        return list(
+            BatchSampler(graph, SampleConfig(**{**vars(config), **changes}), runtime).epoch("train", number)
+        )
 
     expected = epoch(1, make_runtime(threads=1))
     for runtime in (
@@ -114,7 +116,10 @@ def test_nothing_but_the_key_matters(tmp_path, make_runtime):
 
 
 def test_listed_edges_are_the_positives(tmp_path, make_runtime):
-    lists = {name: np.random.default_rng(i).integers(0, NODES, (70, 2)) for i, name in enumerate(("train", "valid"))}
+    lists = {
+        name: np.random.default_rng(i).integers(0, NODES, (70, 2))
+        for i, name in enumerate(("train", "valid"))
+    }
     graph, _, _ = a_graph(tmp_path, make_runtime(), edge_splits=lists)
     sampler = BatchSampler(graph, SampleConfig(fanouts=(2,), batch_size=30, task="link"), make_runtime())
     for split, edges in lists.items():

@@ -34,7 +34,9 @@ class OnDisk:
     pages: Any
     keep: tuple
 
-    def draw(self, seeds: Sequence[Sequence[int]], fanouts: Sequence[int], **options: Any) -> list[BatchGraph]:
+    def draw(
+        self, seeds: Sequence[Sequence[int]], fanouts: Sequence[int], **options: Any
+    ) -> list[BatchGraph]:
         whole = options.get("sampler") == "shadow"
         key = {name: options.pop(name, 0) for name in ("split", "epoch", "first_batch")}
         wave = options.pop("wave", max(len(seeds), 1))
@@ -93,9 +95,15 @@ def on_disk(
 @pytest.mark.parametrize("fanouts", [(3, 4), (-1, 2), (40, 1, 5), (70,)])
 @pytest.mark.parametrize(
     ("dtype", "cache", "scratch", "in_memory"),
-    [(np.uint32, 0, 1 << 16, False), (np.int64, 1 << 16, 1 << 20, True), (np.uint32, 1 << 20, 1 << 17, False)],
+    [
+        (np.uint32, 0, 1 << 16, False),
+        (np.int64, 1 << 16, 1 << 20, True),
+        (np.uint32, 1 << 20, 1 << 17, False),
+    ],
 )
-def test_batches_are_those_of_memory(tmp_path, make_runtime, sampler, fanouts, dtype, cache, scratch, in_memory):
+def test_batches_are_those_of_memory(
+    tmp_path, make_runtime, sampler, fanouts, dtype, cache, scratch, in_memory
+):
     graph = random_csc(3000, 60000, 1)
     weights = np.random.default_rng(0).random(len(graph[1])) * (np.arange(len(graph[1])) % 5 > 0)
     seeds = [list(range(i, i + 30)) for i in range(0, 240, 30)]
@@ -290,9 +298,7 @@ def test_damaged_files_are_refused(tmp_path, make_runtime):
         indptr = graph[0].copy()
         indptr[position] = value
         for in_memory in (False, True):
-            disk = on_disk(
-                tmp_path, make_runtime(threads=1), (indptr, graph[1]), indptr_in_memory=in_memory
-            )
+            disk = on_disk(tmp_path, make_runtime(threads=1), (indptr, graph[1]), indptr_in_memory=in_memory)
             with pytest.raises(FormatError, match="topology is damaged"):
                 disk.draw([[0, 1, 2]], (2,))
     indices = graph[1].copy()
@@ -367,7 +373,9 @@ def test_the_placement_can_be_chosen(tmp_path, make_runtime):
         sampler = BatchSampler(graph, SampleConfig(fanouts=(2,), batch_size=2), runtime)
         assert sampler.topology.placement == topology
         assert [b.n_id.tolist() for b in sampler.batches("train", 0, np.arange(3))] == [[0, 1], [2, 1]]
-    with pytest.raises(ArgumentError, match="topology 'tape' is unknown; known: automatic, memory, paged, map"):
+    with pytest.raises(
+        ArgumentError, match="topology 'tape' is unknown; known: automatic, memory, paged, map"
+    ):
         IoConfig(topology="tape")  # type: ignore[arg-type]
     with pytest.raises(BudgetError):
         load_topology(

@@ -218,7 +218,14 @@ def test_whole_batches_and_edges_to_predict_round_trip():
         assert back.whole
         assert equal(back, changed, ("n_id", "rowptr", "col", "labels", "edge_label_index", "edge_label"))
         assert equal(addresses, table, ("host_positions", "host_rows", "device_positions", "device_rows"))
-        sizes = (graph.num_nodes, len(graph.rowptr) - 1, graph.num_edges, graph.num_seeds, table.num_cached, 4)
+        sizes = (
+            graph.num_nodes,
+            len(graph.rowptr) - 1,
+            graph.num_edges,
+            graph.num_seeds,
+            table.num_cached,
+            4,
+        )
         extra = round_up(8 * count, 8) + round_up(4 * count, 8)
         assert record.meta_bytes(*sizes, label_edges=count) == record.meta_bytes(*sizes) + extra
         assert blob[:512].view("<i8")[9] == record.meta_bytes(*sizes, label_edges=count)

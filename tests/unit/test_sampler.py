@@ -25,6 +25,7 @@ from outcrop.store.minibatch import MiniBatch
 from outcrop.testing import write_graph
 from sampling_support import RARE, Csc, csc, draw, random_csc, same
 
+
 def check(
     batch: BatchGraph, graph: Csc, seeds: Sequence[int], fanouts: Sequence[int], replace: bool = False
 ) -> None:

@@ -40,7 +40,9 @@ def rows_of(batch: BatchGraph) -> dict[int, list[int]]:
     }
 
 
-def check_hops(batch: BatchGraph, graph: Csc, seeds: list[int], count: Callable[[int, int, int], bool]) -> None:
+def check_hops(
+    batch: BatchGraph, graph: Csc, seeds: list[int], count: Callable[[int, int, int], bool]
+) -> None:
     """Conventions of any batch sampled hop by hop; ``count(hop, node, picked)``: as many as there may be."""
     lists, ends = lists_of(graph), np.cumsum(batch.nodes_per_hop)
     assert batch.n_id[: ends[0]].tolist() == seeds

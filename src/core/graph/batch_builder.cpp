@@ -12,8 +12,9 @@ namespace outcrop {
 namespace {
 
 [[noreturn]] void refuse_size(size_t edges) {
-  throw Error(ErrorKind::argument, "a mini-batch of " + std::to_string(edges) +
-                                       " edges is too large (2^31 is the limit); lower batch size or fanouts");
+  throw Error(ErrorKind::argument,
+              "a mini-batch of " + std::to_string(edges) +
+                  " edges is too large (2^31 is the limit); lower batch size or fanouts");
 }
 
 }  // namespace
@@ -27,8 +28,8 @@ void BatchBuilder::begin(std::span<const int64_t> seeds) {
   relabel_.reserve(seeds.size());
   for (int64_t seed : seeds) {
     if (seed < 0 || seed >= num_nodes_)
-      throw Error(ErrorKind::argument, "seed node " + std::to_string(seed) + " is not in 0.." +
-                                           std::to_string(num_nodes_ - 1));
+      throw Error(ErrorKind::argument,
+                  "seed node " + std::to_string(seed) + " is not in 0.." + std::to_string(num_nodes_ - 1));
     if (!relabel_.insert(static_cast<uint64_t>(seed), static_cast<int32_t>(batch_.n_id.size())).is_new)
       throw Error(ErrorKind::argument,
                   "seed node " + std::to_string(seed) + " stands twice in one mini-batch");
@@ -43,8 +44,8 @@ void BatchBuilder::check_memory(size_t more_edges, size_t extra_bytes) const {
   // n_id + relabel table (new, and half as large, old, while it grows) + rowptr, then col, new slots and the
   // two sort buffers. The table that earlier batches left does not count: whether a batch fits must not
   // depend on its thread.
-  const size_t bytes = nodes * 12 + Relabel::bytes_for(nodes) / 2 * 3 + edges * 4 +
-                       more_edges * 20 + extra_bytes;
+  const size_t bytes =
+      nodes * 12 + Relabel::bytes_for(nodes) / 2 * 3 + edges * 4 + more_edges * 20 + extra_bytes;
   if (bytes > max_batch_bytes_)
     throw Error(ErrorKind::budget,
                 "sampling one mini-batch with " + std::to_string(edges) + " edges needs " +

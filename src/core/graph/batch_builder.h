@@ -61,9 +61,7 @@ class BatchBuilder {
   void reserve_hop(int64_t edges);
   template <class Index>
   void insert_block(const Index* indices, std::vector<int64_t>& positions);
-  void end_row(int64_t drawn) {
-    batch_.rowptr.push_back(batch_.rowptr.back() + static_cast<int32_t>(drawn));
-  }
+  void end_row(int64_t drawn) { batch_.rowptr.push_back(batch_.rowptr.back() + static_cast<int32_t>(drawn)); }
   void finish_known_hop();
 
   // Throws Error(budget) where `more_edges` edges, besides those there are, and `extra_bytes` exceed the

@@ -33,13 +33,15 @@ class Sorted final : public CscBuilder::Impl {
         options_(std::move(options)),
         limit_(options_.num_nodes >= 0 ? options_.num_nodes : kMaxPackedNodes),
         write_bytes_(align_down(std::min(kMaxWriteBufferBytes, options_.memory_bytes / 8), 2 * kPageBytes)),
-        sorter_(std::in_place, io_, *budget_,
-                SortOptions{options_.scratch_folder, options_.memory_bytes - kFiles * write_bytes_, workers}) {}
+        sorter_(
+            std::in_place, io_, *budget_,
+            SortOptions{options_.scratch_folder, options_.memory_bytes - kFiles * write_bytes_, workers}) {}
 
   void add(const int64_t* src, const int64_t* dst, size_t n, const float* weights) override {
     const auto limit = static_cast<uint64_t>(limit_);
     if (Edge::kWeighted != (weights != nullptr))
-      throw Error(ErrorKind::argument, Edge::kWeighted ? "edge weights are missing" : "edge weights are not expected");
+      throw Error(ErrorKind::argument,
+                  Edge::kWeighted ? "edge weights are missing" : "edge weights are not expected");
     for (size_t i = 0; i < n; ++i) {
       const auto s = static_cast<uint64_t>(src[i]),
                  d = static_cast<uint64_t>(dst[i]);  // negative ids become huge
@@ -144,7 +146,8 @@ CscBuilder::CscBuilder(std::shared_ptr<BlockIo> io, std::shared_ptr<Budget> budg
                                        " bytes of memory, " + std::to_string(options.memory_bytes) +
                                        " were given: raise the memory budget");
   const auto make = [&]<class Edge, class Index>() {
-    impl_ = std::make_unique<Sorted<Edge, Index>>(std::move(io), std::move(budget), std::move(options), workers);
+    impl_ =
+        std::make_unique<Sorted<Edge, Index>>(std::move(io), std::move(budget), std::move(options), workers);
   };
   const bool wide = options.wide || options.num_nodes > kMaxPackedNodes;
   if (wide && options.weighted)

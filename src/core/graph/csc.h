@@ -57,8 +57,8 @@ struct CscOptions {
   uint64_t memory_bytes = 256 << 20;  // sort and write buffers together
   bool keep_duplicates = false;
   bool keep_self_loops = true;
-  bool reverse = false;  // store the reverse of every edge too (a self-loop once)
-  bool wide = false;     // 64-bit indices even where 32 bits would do
+  bool reverse = false;   // store the reverse of every edge too (a self-loop once)
+  bool wide = false;      // 64-bit indices even where 32 bits would do
   bool weighted = false;  // edges have weights, float32 [E], in the order of the indices
 };
 

@@ -52,7 +52,8 @@ PagedArray::PagedArray(std::shared_ptr<BlockIo> io, Budget& budget, FileId file,
                                    std::to_string(count) + ": the file is truncated");
   const uint64_t pages = pages_of(element_bytes, count), table = table_bytes(element_bytes, count);
   if (pages > INT32_MAX)
-    throw Error(ErrorKind::argument, io_->path(file) + " is too large to be read by pages: 8 TiB is the limit");
+    throw Error(ErrorKind::argument,
+                io_->path(file) + " is too large to be read by pages: 8 TiB is the limit");
   table_bytes_ = budget.reserve("topology-cache", table);
   frame_of_.assign(pages, -1);
   const uint64_t left = cache_bytes > table ? cache_bytes - table : 0;
@@ -89,8 +90,7 @@ void PagedArray::serve(const std::byte* page, const Piece& piece, std::byte* out
 void PagedArray::gather_group(PageScratch& scratch, std::span<const Piece> pieces, std::byte* out) {
   std::vector<uint64_t>& keys = scratch.keys_;
   keys.clear();
-  for (size_t i = 0; i < pieces.size(); ++i)
-    keys.push_back(pieces[i].position / per_page_ << kIndexBits | i);
+  for (size_t i = 0; i < pieces.size(); ++i) keys.push_back(pieces[i].position / per_page_ << kIndexBits | i);
   const auto page_bits = static_cast<unsigned>(std::bit_width(frame_of_.size()));
   radix_sort(keys, scratch.keys_scratch_, kIndexBits, kIndexBits + page_bits);
   const auto page_at = [&](size_t k) { return static_cast<uint32_t>(keys[k] >> kIndexBits); };

@@ -8,7 +8,7 @@
 namespace outcrop {
 namespace {
 
-constexpr size_t kBlockNodes = 64;  // frontier nodes whose memory accesses are overlapped
+constexpr size_t kBlockNodes = 64;   // frontier nodes whose memory accesses are overlapped
 constexpr int64_t kLongList = 4096;  // neighbours, before which memory is checked
 
 }  // namespace
@@ -72,8 +72,7 @@ void NeighborSampler::for_each_list(const Index* indices, std::span<const int64_
       if (options_.kind == SamplerKind::weighted) __builtin_prefetch(&topology_.weights[start]);
     }
     const ListRange list = range_of(topology_, nodes[i]);
-    if (i % kBlockNodes == 0 || list.degree > kLongList)
-      batch_.check_kept(most_kept(list.degree));
+    if (i % kBlockNodes == 0 || list.degree > kLongList) batch_.check_kept(most_kept(list.degree));
     fn(nodes[i], list);
   }
 }

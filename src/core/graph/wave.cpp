@@ -16,7 +16,8 @@ void PagedTopology::read_ranges(std::span<const int64_t> ids, int64_t* ends) {
     if (id < 0 || id >= num_nodes)
       throw Error(ErrorKind::argument, "node " + std::to_string(id) + " is out of range");
   if (indptr) {
-    for (size_t i = 0; i < ids.size(); ++i) ends[2 * i] = indptr[ids[i]], ends[2 * i + 1] = indptr[ids[i] + 1];
+    for (size_t i = 0; i < ids.size(); ++i)
+      ends[2 * i] = indptr[ids[i]], ends[2 * i + 1] = indptr[ids[i] + 1];
   } else {
     std::vector<Piece> pieces;
     const size_t group = std::max<size_t>(1, scratch->pieces() / 2);
@@ -24,7 +25,8 @@ void PagedTopology::read_ranges(std::span<const int64_t> ids, int64_t* ends) {
       pieces.clear();
       const size_t n = std::min(group, ids.size() - begin);
       for (size_t i = 0; i < n; ++i)
-        indptr_pages->add_pieces(pieces, static_cast<uint64_t>(ids[begin + i]), 2, static_cast<uint32_t>(2 * i));
+        indptr_pages->add_pieces(pieces, static_cast<uint64_t>(ids[begin + i]), 2,
+                                 static_cast<uint32_t>(2 * i));
       indptr_pages->gather(*scratch, pieces, reinterpret_cast<std::byte*>(ends + 2 * begin));
     }
   }
@@ -88,8 +90,8 @@ void PagedBatch::begin_induced() {
 bool PagedBatch::plan_ranges(size_t room, std::vector<Piece>& pieces) {
   if (topology_.indptr) {
     for (int64_t node : nodes_) {
-      const ListRange list = checked_range(node, topology_.indptr[node], topology_.indptr[node + 1],
-                                           topology_.num_edges);
+      const ListRange list =
+          checked_range(node, topology_.indptr[node], topology_.indptr[node + 1], topology_.num_edges);
       ranges_.push_back(list.start);
       ranges_.push_back(list.start + list.degree);
     }
@@ -133,8 +135,8 @@ void PagedBatch::open_list() {
              (options_.replace || (fanout_ != -1 && list.degree > fanout_))) {
     whole_ = false;
     positions_.clear();
-    length_ = draw_.places(positions_, hop_key_, nodes_[node_], list.start, list.degree, fanout_,
-                           options_.replace);
+    length_ =
+        draw_.places(positions_, hop_key_, nodes_[node_], list.start, list.degree, fanout_, options_.replace);
   }
 }
 
@@ -144,7 +146,8 @@ bool PagedBatch::plan(size_t room, std::vector<Piece>& pieces) {
   size_t used = 0;
   while (node_ < nodes_.size() && used < room) {
     if (!open_) open_list();
-    const auto take = static_cast<size_t>(std::min<int64_t>(length_ - done_, static_cast<int64_t>(room - used)));
+    const auto take =
+        static_cast<size_t>(std::min<int64_t>(length_ - done_, static_cast<int64_t>(room - used)));
     const bool first = done_ == 0;
     if (whole_)
       array.add_pieces(pieces, static_cast<uint64_t>(ranges_[2 * node_] + done_), take,
@@ -203,8 +206,8 @@ void PagedBatch::take(const Element* values) {
 
 // Ranges of the pass, and what was chosen by weight, come on top of the batch itself.
 void PagedBatch::check_memory() const {
-  batch_.check_kept(0, 2 * sizeof(int64_t) * nodes_.size() +
-                           sizeof(int64_t) * (chosen_.size() + chosen_ends_.size()));
+  batch_.check_kept(
+      0, 2 * sizeof(int64_t) * nodes_.size() + sizeof(int64_t) * (chosen_.size() + chosen_ends_.size()));
 }
 
 void PagedBatch::finish_hop() { batch_.finish_hop(); }
@@ -253,10 +256,11 @@ void WaveSampler::rounds(size_t count, PagedArray& array, Plan&& plan, Take&& ta
 }
 
 void WaveSampler::read_ranges(size_t count) {
-  if (topology_->indptr) return each(count, [](PagedBatch& b) {
-    std::vector<Piece> none;
-    b.plan_ranges(0, none);
-  });
+  if (topology_->indptr)
+    return each(count, [](PagedBatch& b) {
+      std::vector<Piece> none;
+      b.plan_ranges(0, none);
+    });
   rounds(
       count, *topology_->indptr_pages,
       [&](PagedBatch& b, std::vector<Piece>& pieces) { return b.plan_ranges(room_, pieces); },
@@ -285,8 +289,8 @@ void WaveSampler::read_neighbours(size_t count) {
       });
 }
 
-std::vector<SampledBatch> WaveSampler::sample(std::span<const int64_t> seeds, std::span<const int64_t> offsets,
-                                              BatchKey key) {
+std::vector<SampledBatch> WaveSampler::sample(std::span<const int64_t> seeds,
+                                              std::span<const int64_t> offsets, BatchKey key) {
   const size_t count = offsets.size() - 1;
   workers_->run(count, [&](size_t b, unsigned) {
     const auto begin = static_cast<size_t>(offsets[b]), end = static_cast<size_t>(offsets[b + 1]);

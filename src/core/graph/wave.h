@@ -19,14 +19,14 @@ namespace outcrop {
 
 struct PagedTopology {
   int64_t num_nodes = 0, num_edges = 0;
-  const int64_t* indptr = nullptr;            // in memory, or else
-  std::unique_ptr<PagedArray> indptr_pages;   // int64 [num_nodes + 1]
-  std::unique_ptr<PagedArray> indices;        // uint32 or int64 [num_edges]
-  std::unique_ptr<PagedArray> weights;        // float32 [num_edges], or none
+  const int64_t* indptr = nullptr;           // in memory, or else
+  std::unique_ptr<PagedArray> indptr_pages;  // int64 [num_nodes + 1]
+  std::unique_ptr<PagedArray> indices;       // uint32 or int64 [num_edges]
+  std::unique_ptr<PagedArray> weights;       // float32 [num_edges], or none
   std::unique_ptr<PageScratch> scratch;
 
-  // ends[2 i], ends[2 i + 1] = where the list of ids[i] begins and ends. Throws Error(argument) for ids out of
-  // range.
+  // ends[2 i], ends[2 i + 1] = where the list of ids[i] begins and ends. Throws Error(argument) for ids out
+  // of range.
   void read_ranges(std::span<const int64_t> ids, int64_t* ends);
   void read_neighbours(std::span<const int64_t> positions, int64_t* out);
 };
@@ -88,8 +88,8 @@ class PagedBatch {
   int64_t length_ = 0;  // elements of it
   bool whole_ = true;   // the list from its start; else positions_
   std::vector<int64_t> positions_;
-  std::vector<int64_t> chosen_;        // by weight, positions of all nodes
-  std::vector<int64_t> chosen_ends_;   // per node
+  std::vector<int64_t> chosen_;       // by weight, positions of all nodes
+  std::vector<int64_t> chosen_ends_;  // per node
 };
 
 class WaveSampler {

@@ -77,7 +77,9 @@ def open_folder(folder: Path, runtime: Runtime) -> GraphSource:
         table = tables.open_table(edges_path)
         weighted = table.column(*_WEIGHT_COLUMNS) is not None
         if weights_path is not None:
-            raise ArgumentError(f"{weights_path} belongs to edges.npy: put weights into a column of {edges_path}")
+            raise ArgumentError(
+                f"{weights_path} belongs to edges.npy: put weights into a column of {edges_path}"
+            )
         if nodes is None and _text_columns(runtime, table):
             if told is not None:
                 raise ArgumentError(

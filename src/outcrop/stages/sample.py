@@ -63,9 +63,7 @@ def sample(
         counts = {split: sampler.num_batches(split) for split in config.splits}
         if not counts.get("train"):
             what = "edges to train on" if config.task == "link" else "training nodes"
-            raise ArgumentError(
-                f"{graph.path} has no {what}: import a train split, or use --train-fraction"
-            )
+            raise ArgumentError(f"{graph.path} has no {what}: import a train split, or use --train-fraction")
         draw, splits = sampler.epoch, [s for s in config.splits if counts[s]]
         total = sum(counts[s] * (config.epochs if s == "train" else 1) for s in splits)
     else:

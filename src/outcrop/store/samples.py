@@ -56,7 +56,9 @@ class SampleSet:
         self.offsets = tables["offsets"].read("batch-index")
         shape = tables["shape"].read("batch-index")
         self.num_label_edges = (
-            tables["label_edges"].read("batch-index") if "label_edges" in tables else np.zeros(len(shape), "<i8")
+            tables["label_edges"].read("batch-index")
+            if "label_edges" in tables
+            else np.zeros(len(shape), "<i8")
         )
         for table in tables.values():
             table.close()

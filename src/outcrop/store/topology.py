@@ -109,9 +109,7 @@ def topology_bytes(graph: Graph) -> int:
     return graph.spec("indptr").data_bytes + graph.spec("indices").data_bytes
 
 
-def load_topology(
-    graph: Graph, runtime: Runtime, *, share: float = 0.5, weighted: bool = False
-) -> Topology:
+def load_topology(graph: Graph, runtime: Runtime, *, share: float = 0.5, weighted: bool = False) -> Topology:
     """Loads the topology whole if it takes at most ``share`` of the free budget, else opens it for reading by pages.
 
     ``runtime.topology`` may ask for one placement.
@@ -168,6 +166,4 @@ def _open_pages(graph: Graph, runtime: Runtime, arrays: list[DiskArray], availab
         weights_cache_bytes=each,
         scratch_bytes=scratch,
     )
-    return Topology(
-        graph.num_nodes, graph.num_edges, "paged", indptr, None, None, pages, tuple(arrays)
-    )
+    return Topology(graph.num_nodes, graph.num_edges, "paged", indptr, None, None, pages, tuple(arrays))
