@@ -114,6 +114,10 @@ class SampleConfig:
     filter_negatives: bool = False
 
     def __post_init__(self) -> None:
+        if problems := [*self._problems_of_batches(), *self._problems_of_samplers()]:
+            raise ArgumentError("; ".join(problems))
+
+    def _problems_of_batches(self) -> list[str]:
         problems = []
         if not 1 <= len(self.fanouts) <= 15:
             problems.append(f"{len(self.fanouts)} fanouts given, 1 to 15 are possible")
@@ -126,6 +130,10 @@ class SampleConfig:
             problems.append(f"seed {self.seed} is negative or does not fit 64 bits")
         if self.epochs < 1:
             problems.append(f"epochs {self.epochs} is below 1")
+        return problems
+
+    def _problems_of_samplers(self) -> list[str]:
+        problems = []
         if self.sampler not in SAMPLERS:
             problems.append(f"sampler {self.sampler!r} is unknown; known: {', '.join(SAMPLERS[:-1])}")
         if self.replace and self.sampler in ("labor", "weighted"):
@@ -134,8 +142,7 @@ class SampleConfig:
             problems.append(f"task {self.task!r} is unknown; known: node, link")
         if not 0 <= self.negatives < math.inf:
             problems.append(f"{self.negatives} negatives per edge are not possible")
-        if problems:
-            raise ArgumentError("; ".join(problems))
+        return problems
 
 
 @dataclass(frozen=True)

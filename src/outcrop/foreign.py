@@ -5,8 +5,8 @@ seeds); optional are ``num_sampled_nodes`` and ``num_sampled_edges`` per hop, ``
 ``edge_label_index`` [2, L] and ``edge_label`` [L] (local). Arrays may be torch tensors or anything NumPy understands.
 
 What changes: nodes are put in ascending order within each hop, the seeds too, and everything local is renumbered
-accordingly; edges are put in order of their targets, those of one target stay in the order given. Where the hops are not
-known, the batch is seeds and one hop of all other nodes, and *whole* (store/batches.py).
+accordingly; edges are put in order of their targets, those of one target stay in the order given. Where the hops are
+not known, the batch is seeds and one hop of all other nodes, and *whole* (store/batches.py).
 """
 
 from __future__ import annotations
@@ -41,7 +41,8 @@ class ForeignBatches:
         unknown = sorted(set(by_split) - set(SPLITS))
         if unknown or "train" not in by_split:
             raise ArgumentError(
-                f"batches are given for {', '.join(map(repr, by_split))}: give 'train', and 'valid' and 'test' if you like"
+                f"batches are given for {', '.join(map(repr, by_split)) or 'no split'}: give 'train', and 'valid' and "
+                "'test' if you like"
             )
         self._sources, self._num_nodes = by_split, num_nodes
         self.splits = tuple(s for s in SPLITS if s in by_split)
@@ -142,7 +143,7 @@ def _check_range(values: np.ndarray, limit: int, where: str, name: str) -> None:
 
 
 def _integers(data: Any, name: str, where: str) -> np.ndarray:
-    value = getattr(data, name, None)
+    value: Any = getattr(data, name, None)
     _require(value is not None, where, f"it has no {name}")
     array = _array(value)
     _require(array.dtype.kind in "iu", where, f"{name} is {array.dtype}, integers are needed")
@@ -150,11 +151,12 @@ def _integers(data: Any, name: str, where: str) -> np.ndarray:
 
 
 def _batch_size(data: Any, where: str) -> int:
-    value = getattr(data, "batch_size", None)
+    value: Any = getattr(data, "batch_size", None)
     if value is None and getattr(data, "edge_label_index", None) is not None:
         ends = _array(data.edge_label_index)  # LinkNeighborLoader: the ends of the edges come first
         return int(ends.max(initial=-1)) + 1
-    _require(value is not None, where, "it has no batch_size: how many of the first nodes are seeds")
+    if value is None:
+        raise ArgumentError(f"{where}: it has no batch_size: how many of the first nodes are seeds")
     return int(value)
 
 

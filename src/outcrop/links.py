@@ -110,6 +110,6 @@ class LinkSeeds:
             if not len(bad):
                 return pairs
         raise ArgumentError(
-            f"{self._graph.path}: no pairs of nodes without an edge were found in {_MAX_ATTEMPTS} draws each; the graph "
-            "is too dense to filter negatives: leave --filter-negatives out"
+            f"{self._graph.path}: no pairs of nodes without an edge were found in {_MAX_ATTEMPTS} draws each; "
+            "the graph is too dense to filter negatives: leave --filter-negatives out"
         )

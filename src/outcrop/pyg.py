@@ -14,9 +14,9 @@ def to_pyg(batch: MiniBatch) -> Data:
     Returns:
         ``Data`` with x [num_nodes, D], edge_index int64 [2, num_edges] (source, target), y int64 [num_seeds], n_id
         int64 [num_nodes], batch_size, and num_sampled_nodes and num_sampled_edges as lists per hop, with which
-        ``trim_to_layer`` and torch_geometric's models (``num_sampled_nodes_per_hop=``) work. Whole batches (ShaDow) have
-        no such lists, because nothing may be trimmed. Link prediction adds edge_label_index int64 [2, L] (local) and
-        edge_label float32 [L], as LinkNeighborLoader does.
+        ``trim_to_layer`` and torch_geometric's models (``num_sampled_nodes_per_hop=``) work. Whole batches (ShaDow)
+        have no such lists, because nothing may be trimmed. Link prediction adds edge_label_index int64 [2, L] (local)
+        and edge_label float32 [L], as LinkNeighborLoader does.
     """
     graph, device = batch.graph, batch.x.device
     optional = {}

@@ -7,13 +7,14 @@ topology lies, and whether they are drawn ahead (stages/sample.py) or on the fly
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import numpy as np
 
 from outcrop import _core
 from outcrop.config import SampleConfig
 from outcrop.errors import ArgumentError, FormatError
-from outcrop.links import LinkBatch, LinkSeeds, mix64
+from outcrop.links import LinkSeeds, mix64
 from outcrop.runtime import Runtime
 from outcrop.store.batches import BatchGraph
 from outcrop.store.graph import Graph
@@ -106,10 +107,9 @@ class BatchSampler:
             ]
             offsets = np.cumsum([0, *(len(link.seeds) for link in links)], dtype=np.int64)
             seeds = np.concatenate([link.seeds for link in links])
-            for parts, link in zip(
-                self._sampler.sample(seeds, offsets, code, epoch, first), links, strict=True
-            ):
-                yield self._finish(*parts, link)
+            drawn = self._sampler.sample(seeds, offsets, code, epoch, first)
+            for parts, link in zip(drawn, links, strict=True):
+                yield replace(self._finish(*parts), edge_label_index=link.index, edge_label=link.label)
 
     def _split_ids(self, split: str) -> np.ndarray:
         if split not in self._ids:
@@ -134,7 +134,6 @@ class BatchSampler:
         col: np.ndarray,
         nodes: list[int],
         edges: list[int],
-        link: LinkBatch | None = None,
     ) -> BatchGraph:
         return BatchGraph(
             n_id,
@@ -145,8 +144,6 @@ class BatchSampler:
             seed_labels(self.graph, self._labels, n_id[: nodes[0]]),
             self._degrees(n_id) if self.config.degrees else None,
             whole=self.config.sampler == "shadow",
-            edge_label_index=link.index if link else None,
-            edge_label=link.label if link else None,
         )
 
     def _degrees(self, n_id: np.ndarray) -> np.ndarray:
@@ -177,8 +174,8 @@ def seed_labels(graph: Graph, labels: np.ndarray | None, seeds: np.ndarray) -> n
 def _worst_case_bytes(config: SampleConfig, graph: Graph, on_disk: bool = False) -> int:
     """Bytes that one batch can need at the most while it is sampled (core/graph/batch_builder.cpp, check_memory).
 
-    Of samplers whose batches depend on the graph, what they need unless it is unusual: twice the edges that are expected
-    of LABOR, and for an induced subgraph eight times the mean degree per node.
+    Of samplers whose batches depend on the graph, what they need unless it is unusual: twice the edges that are
+    expected of LABOR, and for an induced subgraph eight times the mean degree per node.
     """
     seeds = config.batch_size
     if config.task == "link":

@@ -1,8 +1,9 @@
-"""Batches from elsewhere: what was yielded arrives, up to the documented order; models say the same; junk is refused."""
+"""Batches from elsewhere: what was yielded arrives, up to the documented order; models agree; junk is refused."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -144,7 +145,7 @@ def test_torch_geometrics_loader_packs(tmp_path, tell_hops):
 
 @pytest.mark.parametrize("tell_hops", [True, False])
 def test_our_models_say_what_theirs_say(tmp_path, tell_hops):
-    graph, data = a_problem(tmp_path)
+    _, data = a_problem(tmp_path)
     for theirs in node_loader(data, tell_hops, torch.arange(60)):
         batch = convert(theirs, NODES, "here")
         assert batch.whole is not tell_hops
@@ -167,7 +168,7 @@ def test_our_models_say_what_theirs_say(tmp_path, tell_hops):
 def of_ours(batch: BatchGraph, rng: np.random.Generator) -> SimpleNamespace:
     """A batch of our own sampler with its nodes shuffled within hops, as a stranger would yield it."""
     cuts = np.cumsum([0, *batch.nodes_per_hop])
-    order = np.concatenate([a + rng.permutation(b - a) for a, b in zip(cuts[:-1], cuts[1:], strict=True)])
+    order = np.concatenate([a + rng.permutation(b - a) for a, b in pairwise(cuts)])
     rank = np.argsort(order)
     return SimpleNamespace(
         n_id=batch.n_id[order],

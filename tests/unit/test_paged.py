@@ -1,4 +1,4 @@
-"""The paged topology: the same batches as in memory, every page read as often as the rules say, memory within limits."""
+"""The paged topology: the same batches as in memory, every page read as often as the rules say, within the budget."""
 
 from __future__ import annotations
 

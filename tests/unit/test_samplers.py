@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from itertools import combinations, permutations
+from itertools import combinations, pairwise, permutations
 
 import numpy as np
 import pytest
@@ -29,7 +29,7 @@ Make = Callable[..., Runtime]
 
 def lists_of(graph: Csc) -> list[list[int]]:
     indptr, indices = graph
-    return [indices[a:b].tolist() for a, b in zip(indptr[:-1], indptr[1:], strict=True)]
+    return [indices[a:b].tolist() for a, b in pairwise(indptr)]
 
 
 def rows_of(batch: BatchGraph) -> dict[int, list[int]]:

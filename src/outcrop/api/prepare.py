@@ -75,13 +75,13 @@ def prepare(
     Args:
         fanouts: Neighbours per hop, -1 = all.
         sampler, task, negatives, filter_negatives: See :class:`outcrop.config.SampleConfig`.
-        batches: Mini-batches from elsewhere instead: an iterable, or a function of the epoch that makes one, or either of
-            them by split (:mod:`outcrop.foreign` says what a batch must have, and how it is reordered). Hops are those
-            of the batches; ``fanouts``, ``batch_size``, ``sampler`` and ``seed`` do not matter.
-        batches_key: Names what ``batches`` gives: while it stays the same, they are not asked for again. Without it they
-            are, and what was made of them stays if they are the same.
-        topology: Where neighbour lists are read from (:class:`outcrop.config.IoConfig`); without effect with a ``runtime``,
-            which has its own.
+        batches: Mini-batches from elsewhere instead: an iterable, or a function of the epoch that makes one, or
+            either of them by split (:mod:`outcrop.foreign` says what a batch must have, and how it is reordered).
+            Hops are those of the batches; ``fanouts``, ``batch_size``, ``sampler`` and ``seed`` do not matter.
+        batches_key: Names what ``batches`` gives: while it stays the same, they are not asked for again. Without it
+            they are, and what was made of them stays if they are the same.
+        topology: Where neighbour lists are read from (:class:`outcrop.config.IoConfig`); without effect with a
+            ``runtime``, which has its own.
         degrees: Record whole-graph degrees too, which GCN's normalisation uses.
         epochs: Epochs sampled ahead; longer training replays them.
         memory, gpu_memory: Budgets of training, bytes or text (``"4GiB"``). Preparing keeps within ``memory`` too.

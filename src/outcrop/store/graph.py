@@ -3,8 +3,8 @@
 Arrays: ``indptr`` int64 [N + 1] and ``indices`` uint32 or int64 [E]: the in-neighbours (sources of the edges that
 point at v) of node v are ``indices[indptr[v]:indptr[v + 1]]``, ascending. Optional: ``features`` [N, D] of any dtype,
 ``labels`` int64 [N] (-1 = none), ``train``, ``valid``, ``test`` int64 node ids, ascending; ``edge_weight`` float32 [E],
-not negative, in the order of ``indices``; ``train_edges``, ``valid_edges``, ``test_edges`` int64 [M, 2] (source, target),
-the positive edges of link prediction.
+not negative, in the order of ``indices``; ``train_edges``, ``valid_edges``, ``test_edges`` int64 [M, 2] (source,
+target), the positive edges of link prediction.
 Attributes: num_nodes, num_edges, num_classes, feature_dim.
 """
 

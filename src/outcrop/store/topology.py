@@ -124,22 +124,23 @@ def load_topology(graph: Graph, runtime: Runtime, *, share: float = 0.5, weighte
     names = ("indptr", "indices", "edge_weight")[: 3 if weighted else 2]
     arrays = [graph.array(runtime, name) for name in names]
     available = int(share * runtime.budget.free_bytes)
-    placement = runtime.topology
+    placement: str = runtime.topology
     if placement == "automatic":
         placement = "memory" if sum(a.spec.data_bytes for a in arrays) <= available else "paged"
     if placement == "paged":
         return _open_pages(graph, runtime, arrays, available)
-    parts: list[np.ndarray | None] = [
-        a.read("topology") if placement == "memory" else a.memmap() for a in arrays
-    ]
+    in_memory = placement == "memory"
+    parts: list[np.ndarray | None] = [a.read("topology") if in_memory else a.memmap() for a in arrays]
     for array in arrays:
         array.close()
     indptr, indices, weights = (*parts, None)[:3]
-    return Topology(graph.num_nodes, graph.num_edges, placement, indptr, indices, weights)
+    return Topology(
+        graph.num_nodes, graph.num_edges, "memory" if in_memory else "map", indptr, indices, weights
+    )
 
 
 def scratch_bytes(available: int) -> int:
-    """Memory for reading by pages, of ``available`` for the topology; as much again and a quarter goes to the rounds."""
+    """Memory for reading by pages, of ``available`` for the topology; 1.25 times as much more goes to the rounds."""
     least = _core.PagedTopology.MIN_SCRATCH_BYTES
     return max(least, min(available // _SCRATCH_SHARE, _MAX_SCRATCH_BYTES))
 
