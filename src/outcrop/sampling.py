@@ -94,7 +94,13 @@ class BatchSampler:
         return -(-seeds // self.config.batch_size)
 
     def epoch(self, split: str, epoch: int) -> Iterator[BatchGraph]:
-        """All batches of one epoch of ``split``, in order."""
+        """All batches of one epoch of ``split``, in order.
+
+        Raises:
+            ArgumentError: ``split`` is none of ``config.splits``.
+        """
+        if split not in self.config.splits:
+            raise ArgumentError(f"split {split!r} is not sampled, only {', '.join(self.config.splits)}")
         if self._links is None:
             ids = self._split_ids(split)
             yield from self.batches(split, epoch, epoch_seeds(ids, self.config, split, epoch))
