@@ -144,8 +144,8 @@ void bind_paged(nb::module_& m) {
                                                    " entries, num_nodes + 1 were expected");
             if (index_bytes != 4 && index_bytes != 8)
               throw Error(ErrorKind::argument, "indices have 4 or 8 bytes");
-            new (self) PyPagedTopology();
-            PagedTopology& t = *self->topology;
+            PyPagedTopology made;  // whole before it moves: what throws below must free what was made
+            PagedTopology& t = *made.topology;
             t.num_nodes = num_nodes;
             t.num_edges = num_edges;
             t.scratch = std::make_unique<PageScratch>(budget, scratch_bytes);
@@ -160,7 +160,8 @@ void bind_paged(nb::module_& m) {
             if (weights_file)
               t.weights =
                   std::make_unique<PagedArray>(io, budget, *weights_file, 4, edges, weights_cache_bytes);
-            self->indptr = std::move(indptr);
+            made.indptr = std::move(indptr);
+            new (self) PyPagedTopology(std::move(made));
           },
           "io"_a, "budget"_a, nb::kw_only(), "num_nodes"_a, "num_edges"_a, "indptr"_a.none() = nb::none(),
           "indptr_file"_a.none() = nb::none(), "indptr_cache_bytes"_a = 0, "indices_file"_a, "index_bytes"_a,

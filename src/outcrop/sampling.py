@@ -66,7 +66,11 @@ class BatchSampler:
         per_batch = max(min(worst, most // self._wave), 1)
         self._scratch = [runtime.budget.reserve("sampler", 2 * self._wave * per_batch)]
         self.topology = load_topology(graph, runtime, share=share, weighted=config.sampler == "weighted")
-        workers = runtime.workers
+        workers, most_bytes = runtime.workers, per_batch
+        if config.sampler != "neighbor" or self.topology.placement == "paged":
+            # These hold neighbours and ranges besides. Finished batches take a fifth of what sampling them takes, so
+            # what is reserved twice has room.
+            most_bytes = per_batch * 3 // 2
         if self.topology.placement == "paged":  # more at a time: more of them want the same page
             more = min(_MAX_WAVE - self._wave, int(runtime.budget.free_bytes * share / 2) // (2 * per_batch))
             if more > 0:
@@ -81,7 +85,7 @@ class BatchSampler:
             fanouts=list(config.fanouts),
             replace=config.replace,
             seed=config.seed,
-            max_batch_bytes=per_batch,
+            max_batch_bytes=most_bytes,
             sampler=config.sampler,
         )
         self._labels = graph.array(runtime, "labels").memmap() if graph.has("labels") else None
