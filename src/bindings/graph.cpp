@@ -1,4 +1,7 @@
+#include <nanobind/stl/optional.h>
+
 #include <algorithm>
+#include <optional>
 
 #include "bindings.h"
 #include "graph/csc.h"
@@ -54,33 +57,36 @@ void bind_csc(nb::module_& m) {
       .def_ro("wide", &CscResult::wide)
       .def_ro("indptr", &CscResult::indptr)
       .def_ro("indices", &CscResult::indices)
+      .def_ro("weights", &CscResult::weights)
       .def_ro("sort", &CscResult::sort);
   nb::class_<CscBuilder>(m, "CscBuilder")
       .def(
           "__init__",
           [](CscBuilder* self, std::shared_ptr<BlockIo> io, std::shared_ptr<Budget> budget,
              WorkerPool& workers, const std::string& scratch_folder, int64_t num_nodes, uint64_t memory_bytes,
-             bool keep_duplicates, bool keep_self_loops, bool reverse, bool wide) {
-            new (self) CscBuilder(
-                std::move(io), std::move(budget),
-                {scratch_folder, num_nodes, memory_bytes, keep_duplicates, keep_self_loops, reverse, wide},
-                &workers);
+             bool keep_duplicates, bool keep_self_loops, bool reverse, bool wide, bool weighted) {
+            new (self) CscBuilder(std::move(io), std::move(budget),
+                                  {scratch_folder, num_nodes, memory_bytes, keep_duplicates, keep_self_loops,
+                                   reverse, wide, weighted},
+                                  &workers);
           },
           "io"_a, "budget"_a, "workers"_a, "scratch_folder"_a, "num_nodes"_a = -1,
           "memory_bytes"_a = 256 << 20, "keep_duplicates"_a = false, "keep_self_loops"_a = true,
-          "reverse"_a = false, "wide"_a = false, nb::keep_alive<1, 4>())
+          "reverse"_a = false, "wide"_a = false, "weighted"_a = false, nb::keep_alive<1, 4>())
       .def_ro_static("MIN_MEMORY_BYTES", &CscBuilder::kMinMemoryBytes)
       .def(
           "add",
-          [](CscBuilder& b, Ids src, Ids dst) {
+          [](CscBuilder& b, Ids src, Ids dst, std::optional<Array1<const float>> weights) {
             check_length("dst", dst.size(), src.size());
+            if (weights) check_length("weights", weights->size(), src.size());
             nb::gil_scoped_release release;
-            b.add(src.data(), dst.data(), src.size());
+            b.add(src.data(), dst.data(), src.size(), weights ? weights->data() : nullptr);
           },
-          "src"_a, "dst"_a, "Adds edges src[i] -> dst[i], int64 [n] each.")
+          "src"_a, "dst"_a, "weights"_a.none() = nb::none(),
+          "Adds edges src[i] -> dst[i], int64 [n] each, with float32 weights [n] where asked for.")
       .def_prop_ro("edges_added", &CscBuilder::edges_added)
       .def("finish", &CscBuilder::finish, "indptr_path"_a, "indices_path"_a, "min_nodes"_a = 0,
-           nb::call_guard<nb::gil_scoped_release>());
+           "weights_path"_a = "", nb::call_guard<nb::gil_scoped_release>());
 }
 
 void bind_generate(nb::module_& m) {

@@ -1,12 +1,19 @@
 #include "graph/sampler.h"
 
+#include <nanobind/stl/optional.h>
+
 #include <memory>
+#include <optional>
 
 #include "base/parallel.h"
 #include "bindings.h"
+#include "graph/wave.h"
 
 namespace outcrop {
 namespace {
+
+using AnyArray = nb::ndarray<nb::ro, nb::ndim<1>, nb::c_contig>;
+using Weights = Array1<const float>;
 
 template <class T>
 nb::object vector_to_numpy(std::vector<T>&& values) {
@@ -15,17 +22,42 @@ nb::object vector_to_numpy(std::vector<T>&& values) {
   return nb::cast(nb::ndarray<nb::numpy, T, nb::ndim<1>>(owned->data(), {owned->size()}, owner));
 }
 
-nb::tuple to_tuple(SampledBatch&& b) {
-  return nb::make_tuple(vector_to_numpy(std::move(b.n_id)), vector_to_numpy(std::move(b.rowptr)),
-                        vector_to_numpy(std::move(b.col)), b.nodes_per_hop, b.edges_per_hop);
+nb::list to_list(std::vector<SampledBatch>&& batches) {
+  nb::list out;
+  for (SampledBatch& b : batches)
+    out.append(nb::make_tuple(vector_to_numpy(std::move(b.n_id)), vector_to_numpy(std::move(b.rowptr)),
+                              vector_to_numpy(std::move(b.col)), b.nodes_per_hop, b.edges_per_hop));
+  return out;
+}
+
+SamplerOptions make_options(const std::string& name, std::vector<int64_t> fanouts, bool replace,
+                            uint64_t seed, uint64_t max_batch_bytes) {
+  SamplerKind kind = SamplerKind::neighbor;
+  if (name == "labor")
+    kind = SamplerKind::labor;
+  else if (name == "shadow")
+    kind = SamplerKind::shadow;
+  else if (name == "weighted")
+    kind = SamplerKind::weighted;
+  else if (name != "neighbor")
+    throw Error(ErrorKind::argument,
+                "sampler '" + name + "' is unknown; known: neighbor, labor, shadow, weighted");
+  return {kind, std::move(fanouts), replace, seed, max_batch_bytes};
+}
+
+void check_offsets(const Ids& seeds, const Ids& offsets) {
+  for (size_t i = 0; i < offsets.size(); ++i)
+    if (offsets.data()[i] < (i ? offsets.data()[i - 1] : 0) ||
+        offsets.data()[i] > static_cast<int64_t>(seeds.size()))
+      throw Error(ErrorKind::argument, "offsets must rise within the seeds");
 }
 
 // A sampler per worker over one topology, whose arrays it keeps alive.
 class Samplers {
  public:
-  Samplers(std::shared_ptr<WorkerPool> workers, Ids indptr,
-           nb::ndarray<nb::ro, nb::ndim<1>, nb::c_contig> indices, SamplerOptions options)
-      : workers_(std::move(workers)), indptr_(indptr), indices_(indices) {
+  Samplers(std::shared_ptr<WorkerPool> workers, Ids indptr, AnyArray indices, std::optional<Weights> weights,
+           SamplerOptions options)
+      : workers_(std::move(workers)), indptr_(indptr), indices_(indices), weights_(std::move(weights)) {
     Topology t;
     t.indptr = indptr.data();
     t.num_nodes = static_cast<int64_t>(indptr.size()) - 1;
@@ -38,6 +70,12 @@ class Samplers {
       t.indices64 = static_cast<const int64_t*>(indices.data());
     else
       throw Error(ErrorKind::argument, "indices must be uint32 or int64");
+    if (weights_) {
+      if (weights_->size() != indices.size())
+        throw Error(ErrorKind::argument, std::to_string(weights_->size()) + " edge weights for " +
+                                             std::to_string(indices.size()) + " edges");
+      t.weights = weights_->data();
+    }
     for (unsigned i = 0; i < workers_->threads(); ++i) samplers_.emplace_back(t, options);
     topology_ = t;
   }
@@ -50,15 +88,10 @@ class Samplers {
     count_in_neighbours(topology_, {ids.data(), ids.size()}, out.data());
   }
 
-  // Batches first_batch, first_batch + 1, ... of (split, epoch); batch i has seeds[offsets[i]:offsets[i +
-  // 1]].
+  // Batches first.batch, first.batch + 1, ...; batch i has seeds[offsets[i]:offsets[i + 1]].
   std::vector<SampledBatch> sample(Ids seeds, Ids offsets, BatchKey first) {
-    const auto count = static_cast<int64_t>(offsets.size()) - 1;
-    for (int64_t i = 0; i <= count; ++i)
-      if (offsets.data()[i] < (i ? offsets.data()[i - 1] : 0) ||
-          offsets.data()[i] > static_cast<int64_t>(seeds.size()))
-        throw Error(ErrorKind::argument, "offsets must rise within the seeds");
-    std::vector<SampledBatch> out(static_cast<size_t>(std::max<int64_t>(count, 0)));
+    check_offsets(seeds, offsets);
+    std::vector<SampledBatch> out(offsets.size() ? offsets.size() - 1 : 0);
     workers_->run(out.size(), [&](size_t i, unsigned worker) {
       const int64_t begin = offsets.data()[i], end = offsets.data()[i + 1];
       out[i] = samplers_[worker].sample({seeds.data() + begin, static_cast<size_t>(end - begin)},
@@ -70,10 +103,126 @@ class Samplers {
  private:
   std::shared_ptr<WorkerPool> workers_;
   Ids indptr_;
-  nb::ndarray<nb::ro, nb::ndim<1>, nb::c_contig> indices_;
+  AnyArray indices_;
+  std::optional<Weights> weights_;
   Topology topology_;
   std::vector<NeighborSampler> samplers_;
 };
+
+// The arrays of a topology on disk; keeps an indptr in memory alive.
+struct PyPagedTopology {
+  std::shared_ptr<PagedTopology> topology = std::make_shared<PagedTopology>();
+  std::optional<Ids> indptr;
+};
+
+nb::dict stats_of(const PagedArray* array) {
+  nb::dict out;
+  if (!array) return out;
+  out["wanted"] = array->stats().wanted;
+  out["hits"] = array->stats().hits;
+  out["read"] = array->stats().read;
+  out["cache_pages"] = array->cache_pages();
+  return out;
+}
+
+void bind_paged(nb::module_& m) {
+  nb::class_<PyPagedTopology>(m, "PagedTopology",
+                              "A topology on disk, read by pages. Not for several threads at once.")
+      .def(
+          "__init__",
+          [](PyPagedTopology* self, std::shared_ptr<BlockIo> io, Budget& budget, int64_t num_nodes,
+             int64_t num_edges, std::optional<Ids> indptr, std::optional<FileId> indptr_file,
+             uint64_t indptr_cache_bytes, FileId indices_file, uint64_t index_bytes,
+             uint64_t indices_cache_bytes, std::optional<FileId> weights_file, uint64_t weights_cache_bytes,
+             uint64_t scratch_bytes) {
+            if (num_nodes < 0 || num_edges < 0)
+              throw Error(ErrorKind::argument, "numbers of nodes and edges must not be negative");
+            if (indptr.has_value() == indptr_file.has_value())
+              throw Error(ErrorKind::argument, "indptr is given either as an array or as a file");
+            if (indptr && indptr->size() != static_cast<size_t>(num_nodes) + 1)
+              throw Error(ErrorKind::argument, "indptr has " + std::to_string(indptr->size()) +
+                                                   " entries, num_nodes + 1 were expected");
+            if (index_bytes != 4 && index_bytes != 8)
+              throw Error(ErrorKind::argument, "indices have 4 or 8 bytes");
+            PyPagedTopology made;  // whole before it moves: what throws below must free what was made
+            PagedTopology& t = *made.topology;
+            t.num_nodes = num_nodes;
+            t.num_edges = num_edges;
+            t.scratch = std::make_unique<PageScratch>(budget, scratch_bytes);
+            const auto edges = static_cast<uint64_t>(num_edges);
+            if (indptr)
+              t.indptr = indptr->data();
+            else
+              t.indptr_pages = std::make_unique<PagedArray>(
+                  io, budget, *indptr_file, 8, static_cast<uint64_t>(num_nodes) + 1, indptr_cache_bytes);
+            t.indices = std::make_unique<PagedArray>(io, budget, indices_file, index_bytes, edges,
+                                                     indices_cache_bytes);
+            if (weights_file)
+              t.weights =
+                  std::make_unique<PagedArray>(io, budget, *weights_file, 4, edges, weights_cache_bytes);
+            made.indptr = std::move(indptr);
+            new (self) PyPagedTopology(std::move(made));
+          },
+          "io"_a, "budget"_a, nb::kw_only(), "num_nodes"_a, "num_edges"_a, "indptr"_a.none() = nb::none(),
+          "indptr_file"_a.none() = nb::none(), "indptr_cache_bytes"_a = 0, "indices_file"_a, "index_bytes"_a,
+          "indices_cache_bytes"_a = 0, "weights_file"_a.none() = nb::none(), "weights_cache_bytes"_a = 0,
+          "scratch_bytes"_a)
+      .def_static("table_bytes", &PagedArray::table_bytes, "element_bytes"_a, "count"_a)
+      .def_ro_static("MIN_SCRATCH_BYTES", &PageScratch::kMinBytes)
+      .def(
+          "read_ranges",
+          [](PyPagedTopology& p, Ids ids, Array1<int64_t> ends) {
+            if (ends.size() != 2 * ids.size())
+              throw Error(ErrorKind::argument, "ends must have two elements per id");
+            p.topology->read_ranges({ids.data(), ids.size()}, ends.data());
+          },
+          "ids"_a, "ends"_a, nb::call_guard<nb::gil_scoped_release>(),
+          "ends[2 i], ends[2 i + 1] = indptr[ids[i]], indptr[ids[i] + 1].")
+      .def(
+          "read_neighbours",
+          [](PyPagedTopology& p, Ids positions, Array1<int64_t> out) {
+            if (out.size() != positions.size())
+              throw Error(ErrorKind::argument, "positions and out differ in length");
+            p.topology->read_neighbours({positions.data(), positions.size()}, out.data());
+          },
+          "positions"_a, "out"_a, nb::call_guard<nb::gil_scoped_release>(), "out[i] = indices[positions[i]].")
+      .def_prop_ro("stats", [](const PyPagedTopology& p) {
+        nb::dict out;
+        out["indptr"] = stats_of(p.topology->indptr_pages.get());
+        out["indices"] = stats_of(p.topology->indices.get());
+        out["weights"] = stats_of(p.topology->weights.get());
+        return out;
+      });
+  nb::class_<WaveSampler>(m, "WaveSampler", "The sampler over a PagedTopology.")
+      .def(
+          "__init__",
+          [](WaveSampler* self, std::shared_ptr<WorkerPool> workers, PyPagedTopology& topology,
+             Budget& budget, std::vector<int64_t> fanouts, bool replace, uint64_t seed,
+             uint64_t max_batch_bytes, const std::string& sampler, size_t wave) {
+            new (self)
+                WaveSampler(std::move(workers), topology.topology, budget,
+                            make_options(sampler, std::move(fanouts), replace, seed, max_batch_bytes), wave);
+          },
+          "workers"_a, "topology"_a, "budget"_a, "fanouts"_a, "replace"_a = false, "seed"_a = 0,
+          "max_batch_bytes"_a = UINT64_MAX, "sampler"_a = "neighbor", "wave"_a = 1, nb::keep_alive<1, 3>())
+      .def_static("round_bytes", &WaveSampler::round_bytes, "pieces"_a)
+      .def(
+          "sample",
+          [](WaveSampler& s, Ids seeds, Ids offsets, uint64_t split, uint64_t epoch, uint64_t first_batch) {
+            check_offsets(seeds, offsets);
+            if (offsets.size() > s.wave() + 1)
+              throw Error(ErrorKind::argument, std::to_string(offsets.size() - 1) + " batches given to a " +
+                                                   "wave of " + std::to_string(s.wave()));
+            std::vector<SampledBatch> batches;
+            if (offsets.size() > 1) {
+              nb::gil_scoped_release release;
+              batches = s.sample({seeds.data(), seeds.size()}, {offsets.data(), offsets.size()},
+                                 {split, epoch, first_batch});
+            }
+            return to_list(std::move(batches));
+          },
+          "seeds"_a, "offsets"_a, "split"_a, "epoch"_a, "first_batch"_a);
+}
 
 }  // namespace
 
@@ -81,14 +230,14 @@ void bind_sampler(nb::module_& m) {
   nb::class_<Samplers>(m, "NeighborSampler")
       .def(
           "__init__",
-          [](Samplers* self, std::shared_ptr<WorkerPool> workers, Ids indptr,
-             nb::ndarray<nb::ro, nb::ndim<1>, nb::c_contig> indices, std::vector<int64_t> fanouts,
-             bool replace, uint64_t seed, uint64_t max_batch_bytes) {
-            new (self) Samplers(std::move(workers), indptr, indices,
-                                {std::move(fanouts), replace, seed, max_batch_bytes});
+          [](Samplers* self, std::shared_ptr<WorkerPool> workers, Ids indptr, AnyArray indices,
+             std::vector<int64_t> fanouts, bool replace, uint64_t seed, uint64_t max_batch_bytes,
+             const std::string& sampler, std::optional<Weights> weights) {
+            new (self) Samplers(std::move(workers), indptr, indices, std::move(weights),
+                                make_options(sampler, std::move(fanouts), replace, seed, max_batch_bytes));
           },
           "workers"_a, "indptr"_a, "indices"_a, "fanouts"_a, "replace"_a = false, "seed"_a = 0,
-          "max_batch_bytes"_a = UINT64_MAX)
+          "max_batch_bytes"_a = UINT64_MAX, "sampler"_a = "neighbor", "weights"_a.none() = nb::none())
       .def("degrees", &Samplers::degrees, "ids"_a, "out"_a, nb::call_guard<nb::gil_scoped_release>(),
            "out[i] = number of in-neighbours of ids[i] other than itself.")
       .def(
@@ -99,11 +248,10 @@ void bind_sampler(nb::module_& m) {
               nb::gil_scoped_release release;
               batches = s.sample(seeds, offsets, {split, epoch, first_batch});
             }
-            nb::list out;
-            for (auto& b : batches) out.append(to_tuple(std::move(b)));
-            return out;
+            return to_list(std::move(batches));
           },
           "seeds"_a, "offsets"_a, "split"_a, "epoch"_a, "first_batch"_a);
+  bind_paged(m);
 }
 
 }  // namespace outcrop

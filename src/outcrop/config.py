@@ -17,6 +17,9 @@ for _power, _letter in enumerate("KMGT", start=1):
 
 Size = int | str
 
+TOPOLOGIES = ("automatic", "memory", "paged", "map")
+SAMPLERS = ("neighbor", "labor", "shadow", "weighted", "foreign")
+
 ALLOWANCE_BYTES = 384 << 20
 """Memory that a training process takes on top of its budget, whatever the size of the graph.
 
@@ -57,30 +60,64 @@ def format_bytes(count: float) -> str:
 
 @dataclass(frozen=True)
 class IoConfig:
-    """Block I/O engine. ``backend``: automatic tries io_uring first. ``depth``: requests in flight."""
+    """Block I/O engine. ``backend``: automatic tries io_uring first. ``depth``: requests in flight.
+
+    ``topology``: where sampling reads neighbour lists: ``memory``; ``paged``, from disk through the engine, with a
+    cache of the pages that are wanted most; ``map``, through the system's page cache; ``automatic``: memory where it
+    fits its share of the budget, else paged. Batches are the same.
+    """
 
     backend: Literal["automatic", "uring", "pread"] = "automatic"
     depth: int = 128
     max_request_bytes: int = 1 << 20
     direct: bool = True
     threads: int = 4
+    topology: Literal["automatic", "memory", "paged", "map"] = "automatic"
+
+    def __post_init__(self) -> None:
+        if self.topology not in TOPOLOGIES:
+            raise ArgumentError(f"topology {self.topology!r} is unknown; known: {', '.join(TOPOLOGIES)}")
 
 
 @dataclass(frozen=True)
 class SampleConfig:
-    """What is sampled. ``fanouts``: neighbours per hop, -1 = all. ``epochs``: pool of epochs sampled ahead.
-    ``degrees``: record each node's in-degree in the whole graph too, for GCN's normalisation."""
+    """What is sampled.
+
+    Attributes:
+        fanouts: Neighbours per hop, -1 = all.
+        batch_size: Seed nodes per batch; positive edges where the task is ``link``.
+        epochs: Pool of epochs sampled ahead.
+        sampler: ``neighbor``: uniform. ``labor``: LABOR-0 (Balin and Catalyurek 2023, section 3): one random number
+            r_t per node t, batch and hop, the edge (t, s) is kept iff ``r_t <= fanout / degree(s)``; as many edges are
+            expected as ``neighbor`` draws, over fewer nodes. ``weighted``: without replacement in proportion to the
+            graph's ``edge_weight`` (Efraimidis and Spirakis 2006), edges of weight 0 never. ``shadow``: the nodes that
+            ``neighbor`` reaches from the seeds of a batch together, and every edge of the graph among them
+            (Zeng et al. 2021, ShaDow); a model of any number of layers runs on the whole of it. ``foreign``: batches
+            came from elsewhere.
+        degrees: Record each node's in-degree in the whole graph too, for GCN's normalisation.
+        task: ``node``: seeds are the nodes of a split. ``link``: seeds are the ends of positive edges (the graph's
+            ``<split>_edges``; without them all edges train) and of drawn negative ones.
+        negatives: Negative edges per positive one.
+        filter_negatives: Draw again what is an edge of the graph.
+    """
 
     fanouts: tuple[int, ...] = (10, 10)
     batch_size: int = 1024
     epochs: int = 1
     replace: bool = False
     seed: int = 0
-    sampler: Literal["neighbor"] = "neighbor"
+    sampler: Literal["neighbor", "labor", "shadow", "weighted", "foreign"] = "neighbor"
     splits: tuple[str, ...] = field(default=("train", "valid", "test"))
     degrees: bool = False
+    task: Literal["node", "link"] = "node"
+    negatives: float = 1.0
+    filter_negatives: bool = False
 
     def __post_init__(self) -> None:
+        if problems := [*self._problems_of_batches(), *self._problems_of_samplers()]:
+            raise ArgumentError("; ".join(problems))
+
+    def _problems_of_batches(self) -> list[str]:
         problems = []
         if not 1 <= len(self.fanouts) <= 15:
             problems.append(f"{len(self.fanouts)} fanouts given, 1 to 15 are possible")
@@ -93,10 +130,19 @@ class SampleConfig:
             problems.append(f"seed {self.seed} is negative or does not fit 64 bits")
         if self.epochs < 1:
             problems.append(f"epochs {self.epochs} is below 1")
-        if self.sampler != "neighbor":
-            problems.append(f"sampler {self.sampler!r} is unknown; known: neighbor")
-        if problems:
-            raise ArgumentError("; ".join(problems))
+        return problems
+
+    def _problems_of_samplers(self) -> list[str]:
+        problems = []
+        if self.sampler not in SAMPLERS:
+            problems.append(f"sampler {self.sampler!r} is unknown; known: {', '.join(SAMPLERS[:-1])}")
+        if self.replace and self.sampler in ("labor", "weighted"):
+            problems.append(f"sampler {self.sampler} draws without replacement only")
+        if self.task not in ("node", "link"):
+            problems.append(f"task {self.task!r} is unknown; known: node, link")
+        if not 0 <= self.negatives < math.inf:
+            problems.append(f"{self.negatives} negatives per edge are not possible")
+        return problems
 
 
 @dataclass(frozen=True)

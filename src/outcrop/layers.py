@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch_geometric.nn import GATConv, GCNConv, SAGEConv
 
-from outcrop.sparse import Block, bag_sum, check_block, sampled_dot, spmm, spmm_transposed
+from outcrop.sparse import Block, bag_sum, check_block, sampled_dot, spmm, spmm_transposed, without_loops
 
 # A gathered multiply-add takes about as long as eight of a dense product (measured with AVX-512 on two cores).
 SPARSE_COST = 8
@@ -129,9 +129,7 @@ def gcn_weights(block: Block, dtype: torch.dtype, degree: Tensor | None = None) 
     block: a source that is no target then has degree 0, whatever it has in the graph.
     """
     loop = block.is_loop
-    sampled = block.counts
-    if bool(loop.any()):
-        sampled = sampled - torch.bincount(block.row[loop], minlength=block.num_targets).int()
+    sampled = without_loops(block)
     if degree is None:
         inverse = torch.ones(block.num_sources, dtype=dtype, device=sampled.device)
         inverse[: block.num_targets] = (sampled + 1).to(dtype).rsqrt_()

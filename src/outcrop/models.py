@@ -17,7 +17,7 @@ from torch_geometric.nn import GATConv, GCNConv, SAGEConv
 
 from outcrop import layers as graph_layers
 from outcrop.errors import ArgumentError, DeviceError
-from outcrop.sparse import Block, as_input, blocks_of
+from outcrop.sparse import Block, as_input, blocks_of, without_loops
 from outcrop.store.minibatch import MiniBatch
 
 MODELS = ("sage", "gat", "gcn")
@@ -44,6 +44,11 @@ class Model(nn.Module):
         Raises:
             ArgumentError: The batch was not sampled with one hop per layer.
         """
+        if batch.graph.whole:
+            blocks = blocks_of(batch, self.num_layers)
+            # GCN's degrees are those within the subgraph: ShaDow takes it for the graph.
+            everything = Block(batch.rowptr, batch.col, batch.graph.num_nodes)
+            return self.compute(batch.x, blocks, without_loops(everything))
         if batch.graph.hops != self.num_layers:
             raise ArgumentError(
                 f"the model has {self.num_layers} layers, the batches {batch.graph.hops} hops: give "

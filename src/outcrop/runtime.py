@@ -52,6 +52,7 @@ class Runtime:
     ):
         self.budget = _core.Budget.create(UNLIMITED if memory is None else parse_size(memory))
         self.io = _core.BlockIo.create(_io_options(io or IoConfig(), faults), self.budget)
+        self.topology = (io or IoConfig()).topology
         self.workers = _core.WorkerPool(threads)
         self.trace = Trace(trace_path)
         self.progress: Progress = progress or SilentProgress()

@@ -1,33 +1,28 @@
 """Drawing mini-batches: which seeds a batch has, and the sampler over a graph on disk.
 
-Epoch e of split s always consists of the same batches for the same seed, whatever the budget, the threads, and whether
-they are drawn ahead (stages/sample.py) or on the fly (stages/load.py).
+Epoch e of split s always consists of the same batches for the same seed, whatever the budget, the threads, where the
+topology lies, and whether they are drawn ahead (stages/sample.py) or on the fly (stages/load.py).
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import numpy as np
 
 from outcrop import _core
 from outcrop.config import SampleConfig
-from outcrop.errors import FormatError
+from outcrop.errors import ArgumentError, FormatError
+from outcrop.links import LinkSeeds, mix64
 from outcrop.runtime import Runtime
 from outcrop.store.batches import BatchGraph
 from outcrop.store.graph import Graph
-from outcrop.store.topology import load_topology
+from outcrop.store.topology import load_topology, topology_bytes
 
 SPLIT_CODES = {"train": 0, "valid": 1, "test": 2}
 _MIB = 1 << 20
-
-
-def _mix64(x: np.ndarray) -> np.ndarray:
-    """splitmix64 finaliser on uint64, as core/base/random.h."""
-    x = x + np.uint64(0x9E3779B97F4A7C15)
-    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return x ^ (x >> np.uint64(31))
+_MAX_WAVE = 8  # batches drawn together from a paged topology
 
 
 def epoch_seeds(ids: np.ndarray, config: SampleConfig, split: str, epoch: int) -> np.ndarray:
@@ -38,8 +33,8 @@ def epoch_seeds(ids: np.ndarray, config: SampleConfig, split: str, epoch: int) -
     if split != "train":
         return np.ascontiguousarray(ids, np.int64)
     with np.errstate(over="ignore"):
-        key = _mix64(_mix64(np.array([config.seed], np.uint64)) ^ np.uint64(epoch))
-        order = np.argsort(_mix64(_mix64(ids.astype(np.uint64)) ^ key), kind="stable")
+        key = mix64(mix64(np.array([config.seed], np.uint64)) ^ np.uint64(epoch))
+        order = np.argsort(mix64(mix64(ids.astype(np.uint64)) ^ key), kind="stable")
     seeds = np.ascontiguousarray(ids[order], np.int64)
     for start in range(0, len(seeds), config.batch_size):
         seeds[start : start + config.batch_size].sort()
@@ -49,37 +44,91 @@ def epoch_seeds(ids: np.ndarray, config: SampleConfig, split: str, epoch: int) -
 class BatchSampler:
     """Draws batches on the fly: the same that the sample stage writes.
 
-    Holds the topology (memory or map), the sampler's scratch memory and the labels.
+    Holds the topology (memory, pages or map), the sampler's scratch memory and the labels.
 
     Args:
         share: Of the free budget, how much the scratch memory may take, and then how much the topology.
     """
 
     def __init__(self, graph: Graph, config: SampleConfig, runtime: Runtime, *, share: float = 0.5):
+        if config.sampler == "foreign":
+            raise ArgumentError("the batches came from elsewhere: they cannot be drawn again")
         self.graph, self.config = graph, config
         self._runtime = runtime
-        # The sampler's scratch and the results that wait first: the topology can also be mapped.
+        # The sampler's scratch and the results that wait first: the topology can also stay on disk.
         # Each batch that is drawn takes its worst case twice. Where memory is short, fewer are drawn at a time.
-        worst, most = _worst_case_bytes(config, graph), int(runtime.budget.free_bytes * share) // 2
-        threads = min(max(most // worst, 1), runtime.workers.threads)
-        self._workers = runtime.workers if threads == runtime.workers.threads else _core.WorkerPool(threads)
-        per_batch = max(min(worst, most // threads), 1)
-        self._scratch = runtime.budget.reserve("sampler", 2 * threads * per_batch)
-        self.topology = load_topology(graph, runtime, share=share)
-        self._sampler = _core.NeighborSampler(
-            self._workers,
-            self.topology.indptr,
-            self.topology.indices,
-            list(config.fanouts),
-            config.replace,
-            config.seed,
-            per_batch,
+        free = int(runtime.budget.free_bytes * share)
+        on_disk = runtime.topology == "paged" or (
+            runtime.topology == "automatic" and topology_bytes(graph) > free
+        )
+        worst, most = _worst_case_bytes(config, graph, on_disk), free // 2
+        self._wave = min(max(most // worst, 1), runtime.workers.threads)
+        per_batch = max(min(worst, most // self._wave), 1)
+        self._scratch = [runtime.budget.reserve("sampler", 2 * self._wave * per_batch)]
+        self.topology = load_topology(graph, runtime, share=share, weighted=config.sampler == "weighted")
+        workers, most_bytes = runtime.workers, per_batch
+        if config.sampler != "neighbor" or self.topology.placement == "paged":
+            # These hold neighbours and ranges besides. Finished batches take a fifth of what sampling them takes, so
+            # what is reserved twice has room.
+            most_bytes = per_batch * 3 // 2
+        if self.topology.placement == "paged":  # more at a time: more of them want the same page
+            more = min(_MAX_WAVE - self._wave, int(runtime.budget.free_bytes * share / 2) // (2 * per_batch))
+            if more > 0:
+                self._scratch.append(runtime.budget.reserve("sampler", 2 * more * per_batch))
+                self._wave += more
+        elif self._wave < workers.threads:
+            workers = _core.WorkerPool(self._wave)
+        self._sampler = self.topology.sampler(
+            runtime,
+            workers,
+            self._wave,
+            fanouts=list(config.fanouts),
+            replace=config.replace,
+            seed=config.seed,
+            max_batch_bytes=most_bytes,
+            sampler=config.sampler,
         )
         self._labels = graph.array(runtime, "labels").memmap() if graph.has("labels") else None
+        self._links = LinkSeeds(graph, config, self.topology, runtime) if config.task == "link" else None
+        self._ids: dict[str, np.ndarray] = {}
+
+    def num_batches(self, split: str) -> int:
+        """Mini-batches of one epoch of ``split``."""
+        seeds = self._links.num_edges(split) if self._links else len(self._split_ids(split))
+        return -(-seeds // self.config.batch_size)
+
+    def epoch(self, split: str, epoch: int) -> Iterator[BatchGraph]:
+        """All batches of one epoch of ``split``, in order.
+
+        Raises:
+            ArgumentError: ``split`` is none of ``config.splits``.
+        """
+        if split not in self.config.splits:
+            raise ArgumentError(f"split {split!r} is not sampled, only {', '.join(self.config.splits)}")
+        if self._links is None:
+            ids = self._split_ids(split)
+            yield from self.batches(split, epoch, epoch_seeds(ids, self.config, split, epoch))
+            return
+        code, count = SPLIT_CODES[split], self.num_batches(split)
+        for first in range(0, count, self._wave):
+            links = [
+                self._links.batch(split, code, epoch, number)
+                for number in range(first, min(first + self._wave, count))
+            ]
+            offsets = np.cumsum([0, *(len(link.seeds) for link in links)], dtype=np.int64)
+            seeds = np.concatenate([link.seeds for link in links])
+            drawn = self._sampler.sample(seeds, offsets, code, epoch, first)
+            for parts, link in zip(drawn, links, strict=True):
+                yield replace(self._finish(*parts), edge_label_index=link.index, edge_label=link.label)
+
+    def _split_ids(self, split: str) -> np.ndarray:
+        if split not in self._ids:
+            self._ids[split] = split_ids(self.graph, self._runtime, split)
+        return self._ids[split]
 
     def batches(self, split: str, epoch: int, seeds: np.ndarray) -> Iterator[BatchGraph]:
-        """All batches of one epoch, in order, as many at a time as there are threads."""
-        size, wave = self.config.batch_size, self._workers.threads
+        """The batches of one epoch with these ``seeds``, in order, a wave at a time."""
+        size, wave = self.config.batch_size, self._wave
         count = -(-len(seeds) // size)
         for first in range(0, count, wave):
             offsets = np.minimum(
@@ -89,35 +138,72 @@ class BatchSampler:
                 yield self._finish(*parts)
 
     def _finish(
-        self, n_id: np.ndarray, rowptr: np.ndarray, col: np.ndarray, nodes: list[int], edges: list[int]
+        self,
+        n_id: np.ndarray,
+        rowptr: np.ndarray,
+        col: np.ndarray,
+        nodes: list[int],
+        edges: list[int],
     ) -> BatchGraph:
-        seeds = n_id[: nodes[0]]
-        labels = (
-            np.full(len(seeds), -1, np.int64)
-            if self._labels is None
-            else self._labels[seeds].astype(np.int64)
+        return BatchGraph(
+            n_id,
+            rowptr,
+            col,
+            tuple(nodes),
+            tuple(edges),
+            seed_labels(self.graph, self._labels, n_id[: nodes[0]]),
+            self._degrees(n_id) if self.config.degrees else None,
+            whole=self.config.sampler == "shadow",
         )
-        degree = None
-        if self.config.degrees:
-            degree = np.zeros(len(n_id), np.int32)
-            self._sampler.degrees(n_id, degree)
-        if len(labels) and not -1 <= labels.min() <= labels.max() < self.graph.num_classes:
-            raise FormatError(
-                f"{self.graph.path}: labels from {labels.min()} to {labels.max()} were read, there are "
-                f"{self.graph.num_classes} classes; run outcrop verify"
-            )
-        return BatchGraph(n_id, rowptr, col, tuple(nodes), tuple(edges), labels, degree)
+
+    def _degrees(self, n_id: np.ndarray) -> np.ndarray:
+        if self.topology.placement == "paged":
+            return self.topology.degrees(n_id)
+        degree = np.zeros(len(n_id), np.int32)
+        self._sampler.degrees(n_id, degree)
+        return degree
 
 
-def _worst_case_bytes(config: SampleConfig, graph: Graph) -> int:
-    """Bytes that one batch can need at the most while it is sampled (core/graph/sampler.cpp, check_memory)."""
-    frontier, edges, last = min(config.batch_size, graph.num_nodes), 0, 0
+def seed_labels(graph: Graph, labels: np.ndarray | None, seeds: np.ndarray) -> np.ndarray:
+    """int64: labels of ``seeds``, -1 where there are none.
+
+    Raises:
+        FormatError: A label is no class.
+    """
+    if labels is None:
+        return np.full(len(seeds), -1, np.int64)
+    found = labels[seeds].astype(np.int64)
+    if len(found) and not -1 <= found.min() <= found.max() < graph.num_classes:
+        raise FormatError(
+            f"{graph.path}: labels from {found.min()} to {found.max()} were read, there are "
+            f"{graph.num_classes} classes; run outcrop verify"
+        )
+    return found
+
+
+def _worst_case_bytes(config: SampleConfig, graph: Graph, on_disk: bool = False) -> int:
+    """Bytes that one batch can need at the most while it is sampled (core/graph/batch_builder.cpp, check_memory).
+
+    Of samplers whose batches depend on the graph, what they need unless it is unusual: twice the edges that are
+    expected of LABOR, and for an induced subgraph eight times the mean degree per node.
+    """
+    seeds = config.batch_size
+    if config.task == "link":
+        seeds *= 2 + 2 * int(np.ceil(config.negatives))
+    seeds = frontier = min(seeds, graph.num_nodes)
+    slack, edges, last = 2 if config.sampler == "labor" else 1, 0, 0
     for fanout in config.fanouts:
-        last = graph.num_edges if fanout == -1 else min(frontier * fanout, graph.num_edges)
+        last = graph.num_edges if fanout == -1 else min(frontier * fanout * slack, graph.num_edges)
         edges += last
         frontier = min(last, graph.num_nodes)
-    nodes = min(config.batch_size + edges, graph.num_nodes) + last
-    return 12 * nodes + 2 * 12 * 4 * max(nodes, 64) + 4 * edges + 20 * last + _MIB
+    reached = min(seeds + edges, graph.num_nodes)
+    if config.sampler == "shadow":
+        edges = max(edges, min(graph.num_edges, 8 * reached * max(graph.num_edges // graph.num_nodes, 1)))
+    nodes = reached + last
+    extra = 0 if config.sampler == "neighbor" else 8 * last
+    if on_disk:  # what was read, and where the lists lie
+        extra = 16 * last + 16 * reached
+    return 12 * nodes + 2 * 12 * 4 * max(nodes, 64) + 4 * edges + 20 * last + extra + _MIB
 
 
 def split_ids(graph: Graph, runtime: Runtime, split: str) -> np.ndarray:

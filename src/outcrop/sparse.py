@@ -65,11 +65,23 @@ class Block:
         return F.pad(counts.cumsum(0), (1, 0)).int(), self.row[order], order
 
 
-def blocks_of(batch: MiniBatch) -> list[Block]:
-    """The graph of each layer, first layer first, each trimmed to what its layer needs (prefixes, nothing copied)."""
+def without_loops(block: Block) -> Tensor:
+    """int32 [num_targets]: edges per target that come from another node."""
+    loop = block.is_loop
+    if not bool(loop.any()):
+        return block.counts
+    return block.counts - torch.bincount(block.row[loop], minlength=block.num_targets).int()
+
+
+def blocks_of(batch: MiniBatch, layers: int | None = None) -> list[Block]:
+    """The graph of each layer, first layer first, each trimmed to what its layer needs (prefixes, nothing copied).
+
+    Args:
+        layers: How many, for whole batches; None = as many as hops.
+    """
     return [
         Block(batch.rowptr[: targets + 1], batch.col[:edges], sources)
-        for sources, targets, edges in batch.graph.layer_sizes()
+        for sources, targets, edges in batch.graph.layer_sizes(layers)
     ]
 
 

@@ -24,6 +24,8 @@ def write_graph(
     labels: np.ndarray | None = None,
     splits: Mapping[str, np.ndarray] | None = None,
     feature_dtype: str | None = None,
+    edge_weight: np.ndarray | None = None,
+    edge_splits: Mapping[str, np.ndarray] | None = None,
 ) -> Graph:
     """Writes a graph artifact from arrays in memory.
 
@@ -32,6 +34,8 @@ def write_graph(
         features: [num_nodes, D]; for bfloat16 its bits as uint16 and ``feature_dtype="bfloat16"``.
         labels: int64 [num_nodes].
         splits: name -> node ids.
+        edge_weight: [E], in the order of ``edge_index``.
+        edge_splits: name -> int64 [M, 2], edges (source, target) to be predicted.
     """
     order = np.lexsort((edge_index[0], edge_index[1]))
     indptr = np.zeros(num_nodes + 1, np.int64)
@@ -44,6 +48,10 @@ def write_graph(
         columns["features"] = (features, feature_dtype or features.dtype.name)
     if labels is not None:
         columns["labels"] = (labels.astype(np.int64), "int64")
+    if edge_weight is not None:
+        columns["edge_weight"] = (edge_weight[order].astype(np.float32), "float32")
+    for name, edges in (edge_splits or {}).items():
+        columns[f"{name}_edges"] = (edges.astype(np.int64), "int64")
     for name, ids in (splits or {}).items():
         columns[name] = (np.sort(ids).astype(np.int64), "int64")
     with manifests.publishing(path) as folder:

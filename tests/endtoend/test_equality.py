@@ -236,6 +236,7 @@ def problem(tmp_path: Path, make_runtime: Make, one_thread: None) -> Graph:
         make_runtime(threads=1),
         features=features,
         labels=(means > 0) @ [1, 2],
+        edge_weight=np.random.default_rng(6).random(3000),
         splits={"train": order[:120], "valid": order[120:150], "test": order[150:200]},
     )
 
@@ -295,6 +296,35 @@ def test_training_gives_the_same_bits_with_any_cache(problem, tmp_path, make_run
     for ours, theirs in zip(report.epochs, expected.epochs, strict=True):
         assert ours["bytes_needed_from_disk"] == 37 * 4 * ours["rows_by_level"]["disk"]
         assert ours["bytes_needed_from_disk"] < theirs["bytes_needed_from_disk"]
+
+
+@pytest.mark.parametrize("sampler", ["labor", "shadow", "weighted"])
+def test_training_gives_the_same_bits_with_every_sampler(problem, tmp_path, make_runtime, sampler):
+    """As above, with a model of more layers than hops where the sampler allows it; and drawn from disk on the fly."""
+    layers = 3 if sampler == "shadow" else None
+    a_run(problem, tmp_path / "run", make_runtime(threads=1), "device+host", sampler=sampler, seed=3)
+    expected = result(trained(problem, tmp_path / "run", "memory", layers=layers))
+    assert len(set(expected[0])) == 18
+    for mode in ("packed", "online", "memmap"):
+        report = trained(problem, tmp_path / "run", mode, layers=layers, topology="paged")
+        assert result(report) == expected, mode
+    fly = train(
+        problem,
+        mode="online",
+        trace_losses=True,
+        hidden=16,
+        seed=3,
+        dropout=0.2,
+        memory="16MiB",
+        epochs=3,
+        fanouts=(3, 3),
+        batch_size=20,
+        sample_epochs=2,
+        sampler=sampler,
+        layers=layers,
+        topology="paged",
+    )
+    assert result(fly) == expected
 
 
 @pytest.mark.parametrize("mix", MIXES)

@@ -111,7 +111,7 @@ def test_every_changed_byte_is_noticed():
 @pytest.mark.parametrize("id_bytes", [4, 8])
 def test_payload_and_unused_header_words_are_covered_by_the_checksum(id_bytes):
     _, _, blob = sample_record(id_bytes)
-    for at in [*range(16 * 8, 24 * 8), *range(56 * 8, len(blob))]:
+    for at in [*range(13 * 8, 16 * 8), *range(18 * 8, 24 * 8), *range(56 * 8, len(blob))]:
         blob[at] ^= 64
         with pytest.raises(ChecksumError, match="damaged after it was written"):
             record.decode(blob, "here")
@@ -157,6 +157,7 @@ def test_foreign_and_impossible_records_are_refused():
         7: (-1, 400),
         8: (-1, 400),
         9: (0, 512, PAGE + 8),
+        17: (-1, 400, 2**62),
         24: (-2, 5),
     }.items():
         for value in values:
@@ -203,3 +204,28 @@ def test_degrees_round_trip():
         record.meta_bytes(*sizes, degrees=True) - record.meta_bytes(*sizes)
         == -(-4 * graph.num_nodes // 8) * 8
     )
+
+
+def test_whole_batches_and_edges_to_predict_round_trip():
+    graph, table, plain = sample_record()
+    assert not record.decode(plain, "here")[0].whole
+    for count in (1, 4):
+        index = np.arange(2 * count, dtype=np.int32).reshape(2, count) % 2
+        label = np.linspace(0, 1, count).astype(np.float32)
+        changed = dataclasses.replace(graph, whole=True, edge_label_index=index, edge_label=label)
+        blob = record.encode(changed, table, 4)
+        back, addresses = record.decode(blob, "here")
+        assert back.whole
+        assert equal(back, changed, ("n_id", "rowptr", "col", "labels", "edge_label_index", "edge_label"))
+        assert equal(addresses, table, ("host_positions", "host_rows", "device_positions", "device_rows"))
+        sizes = (
+            graph.num_nodes,
+            len(graph.rowptr) - 1,
+            graph.num_edges,
+            graph.num_seeds,
+            table.num_cached,
+            4,
+        )
+        extra = round_up(8 * count, 8) + round_up(4 * count, 8)
+        assert record.meta_bytes(*sizes, label_edges=count) == record.meta_bytes(*sizes) + extra
+        assert blob[:512].view("<i8")[9] == record.meta_bytes(*sizes, label_edges=count)

@@ -1,6 +1,7 @@
 #include "graph/csc.h"
 
 #include <algorithm>
+#include <cmath>
 #include <optional>
 #include <utility>
 
@@ -15,9 +16,9 @@ constexpr uint64_t kMaxWriteBufferBytes = 2 << 20;
 class CscBuilder::Impl {
  public:
   virtual ~Impl() = default;
-  virtual void add(const int64_t* src, const int64_t* dst, size_t n) = 0;
-  virtual CscResult finish(const std::string& indptr_path, const std::string& indices_path,
-                           int64_t min_nodes) = 0;
+  virtual void add(const int64_t* src, const int64_t* dst, size_t n, const float* weights) = 0;
+  virtual CscResult finish(const std::string& indptr_path, const std::string& indices_path, int64_t min_nodes,
+                           const std::string& weights_path) = 0;
   uint64_t added = 0;
 };
 
@@ -32,11 +33,15 @@ class Sorted final : public CscBuilder::Impl {
         options_(std::move(options)),
         limit_(options_.num_nodes >= 0 ? options_.num_nodes : kMaxPackedNodes),
         write_bytes_(align_down(std::min(kMaxWriteBufferBytes, options_.memory_bytes / 8), 2 * kPageBytes)),
-        sorter_(std::in_place, io_, *budget_,
-                SortOptions{options_.scratch_folder, options_.memory_bytes - 2 * write_bytes_, workers}) {}
+        sorter_(
+            std::in_place, io_, *budget_,
+            SortOptions{options_.scratch_folder, options_.memory_bytes - kFiles * write_bytes_, workers}) {}
 
-  void add(const int64_t* src, const int64_t* dst, size_t n) override {
+  void add(const int64_t* src, const int64_t* dst, size_t n, const float* weights) override {
     const auto limit = static_cast<uint64_t>(limit_);
+    if (Edge::kWeighted != (weights != nullptr))
+      throw Error(ErrorKind::argument,
+                  Edge::kWeighted ? "edge weights are missing" : "edge weights are not expected");
     for (size_t i = 0; i < n; ++i) {
       const auto s = static_cast<uint64_t>(src[i]),
                  d = static_cast<uint64_t>(dst[i]);  // negative ids become huge
@@ -46,20 +51,24 @@ class Sorted final : public CscBuilder::Impl {
         ++self_loops_dropped_;
         continue;
       }
-      sorter_->push(Edge::make(s, d));
-      if (options_.reverse && s != d) sorter_->push(Edge::make(d, s));
+      const float weight = Edge::kWeighted ? weights[i] : 1.0f;
+      if (Edge::kWeighted && !(weight >= 0 && std::isfinite(weight))) refuse_weight(i, weight);
+      sorter_->push(Edge::make(s, d, weight));
+      if (options_.reverse && s != d) sorter_->push(Edge::make(d, s, weight));
     }
     added += n;
   }
 
-  CscResult finish(const std::string& indptr_path, const std::string& indices_path,
-                   int64_t min_nodes) override {
+  CscResult finish(const std::string& indptr_path, const std::string& indices_path, int64_t min_nodes,
+                   const std::string& weights_path) override {
     CscResult result;
     result.num_nodes = options_.num_nodes >= 0 ? options_.num_nodes : std::max(largest_ + 1, min_nodes);
     result.wide = sizeof(Index) == 8;
     result.self_loops_dropped = self_loops_dropped_;
     ArrayFileWriter indptr(io_, *budget_, indptr_path, write_bytes_);
     ArrayFileWriter indices(io_, *budget_, indices_path, write_bytes_);
+    std::optional<ArrayFileWriter> weights;
+    if (Edge::kWeighted) weights.emplace(io_, *budget_, weights_path, write_bytes_);
     indptr.push(int64_t{0});
     int64_t node = 0;         // whose end is not written yet
     uint64_t node_first = 0;  // edges before it
@@ -85,6 +94,7 @@ class Sorted final : public CscBuilder::Impl {
         any = true;
         while (node < static_cast<int64_t>(edge.dst())) close_node();
         indices.push(static_cast<Index>(edge.src()));
+        if (Edge::kWeighted) weights->push(edge.weight_of());
         ++edges;
       }
     });
@@ -94,10 +104,18 @@ class Sorted final : public CscBuilder::Impl {
     sorter_.reset();
     result.indptr = indptr.finish();
     result.indices = indices.finish();
+    if (Edge::kWeighted) result.weights = weights->finish();
     return result;
   }
 
  private:
+  static constexpr size_t kFiles = Edge::kWeighted ? 3 : 2;  // written at the same time
+
+  [[noreturn]] void refuse_weight(size_t i, float weight) const {
+    throw Error(ErrorKind::argument, "edge " + std::to_string(added + i) + " has weight " +
+                                         std::to_string(weight) +
+                                         ": weights are finite numbers and not negative");
+  }
   [[noreturn]] void refuse(size_t i, int64_t id) const {
     const std::string which = "edge " + std::to_string(added + i) + " names node " + std::to_string(id);
     if (options_.num_nodes >= 0)
@@ -127,20 +145,29 @@ CscBuilder::CscBuilder(std::shared_ptr<BlockIo> io, std::shared_ptr<Budget> budg
     throw Error(ErrorKind::budget, "building the topology needs at least " + std::to_string(kMinMemoryBytes) +
                                        " bytes of memory, " + std::to_string(options.memory_bytes) +
                                        " were given: raise the memory budget");
-  if (options.wide || options.num_nodes > kMaxPackedNodes)
-    impl_ = std::make_unique<Sorted<WideEdge, int64_t>>(std::move(io), std::move(budget), std::move(options),
-                                                        workers);
+  const auto make = [&]<class Edge, class Index>() {
+    impl_ =
+        std::make_unique<Sorted<Edge, Index>>(std::move(io), std::move(budget), std::move(options), workers);
+  };
+  const bool wide = options.wide || options.num_nodes > kMaxPackedNodes;
+  if (wide && options.weighted)
+    make.operator()<Weighted<WideEdge>, int64_t>();
+  else if (wide)
+    make.operator()<WideEdge, int64_t>();
+  else if (options.weighted)
+    make.operator()<Weighted<PackedEdge>, uint32_t>();
   else
-    impl_ = std::make_unique<Sorted<PackedEdge, uint32_t>>(std::move(io), std::move(budget),
-                                                           std::move(options), workers);
+    make.operator()<PackedEdge, uint32_t>();
 }
 
 CscBuilder::~CscBuilder() = default;
-void CscBuilder::add(const int64_t* src, const int64_t* dst, size_t n) { impl_->add(src, dst, n); }
+void CscBuilder::add(const int64_t* src, const int64_t* dst, size_t n, const float* weights) {
+  impl_->add(src, dst, n, weights);
+}
 uint64_t CscBuilder::edges_added() const { return impl_->added; }
 CscResult CscBuilder::finish(const std::string& indptr_path, const std::string& indices_path,
-                             int64_t min_nodes) {
-  return impl_->finish(indptr_path, indices_path, min_nodes);
+                             int64_t min_nodes, const std::string& weights_path) {
+  return impl_->finish(indptr_path, indices_path, min_nodes, weights_path);
 }
 
 }  // namespace outcrop

@@ -18,8 +18,10 @@ namespace outcrop {
 
 struct PackedEdge {  // both ids below 2^32
   static constexpr unsigned kKeyWords = 1;
+  static constexpr bool kWeighted = false;
   uint64_t key = 0;
-  static PackedEdge make(uint64_t src, uint64_t dst) { return {dst << 32 | src}; }
+  static PackedEdge make(uint64_t src, uint64_t dst, float) { return {dst << 32 | src}; }
+  float weight_of() const { return 1; }
   uint64_t src() const { return key & 0xffffffffu; }
   uint64_t dst() const { return key >> 32; }
   uint64_t word(unsigned) const { return key; }
@@ -27,11 +29,26 @@ struct PackedEdge {  // both ids below 2^32
 
 struct WideEdge {
   static constexpr unsigned kKeyWords = 2;
+  static constexpr bool kWeighted = false;
   uint64_t source = 0, target = 0;
-  static WideEdge make(uint64_t src, uint64_t dst) { return {src, dst}; }
+  static WideEdge make(uint64_t src, uint64_t dst, float) { return {src, dst}; }
+  float weight_of() const { return 1; }
   uint64_t src() const { return source; }
   uint64_t dst() const { return target; }
   uint64_t word(unsigned i) const { return i ? target : source; }
+};
+
+// The same with a weight as payload. Of an edge listed more than once the first weight stays (the sort is
+// stable).
+template <class Edge>
+struct Weighted : Edge {
+  static constexpr bool kWeighted = true;
+  float weight = 0;
+  uint32_t zero = 0;  // no byte is left unset
+  static Weighted make(uint64_t src, uint64_t dst, float weight) {
+    return {Edge::make(src, dst, weight), weight, 0};
+  }
+  float weight_of() const { return weight; }
 };
 
 struct CscOptions {
@@ -40,8 +57,9 @@ struct CscOptions {
   uint64_t memory_bytes = 256 << 20;  // sort and write buffers together
   bool keep_duplicates = false;
   bool keep_self_loops = true;
-  bool reverse = false;  // store the reverse of every edge too (a self-loop once)
-  bool wide = false;     // 64-bit indices even where 32 bits would do
+  bool reverse = false;   // store the reverse of every edge too (a self-loop once)
+  bool wide = false;      // 64-bit indices even where 32 bits would do
+  bool weighted = false;  // edges have weights, float32 [E], in the order of the indices
 };
 
 struct CscResult {
@@ -49,7 +67,7 @@ struct CscResult {
   uint64_t num_edges = 0, duplicates_dropped = 0, self_loops_dropped = 0;
   uint64_t max_in_degree = 0, nodes_without_in_edges = 0;
   bool wide = false;
-  ArrayFile indptr, indices;
+  ArrayFile indptr, indices, weights;
   SortStats sort;
 };
 
@@ -60,11 +78,13 @@ class CscBuilder {
   CscBuilder(std::shared_ptr<BlockIo> io, std::shared_ptr<Budget> budget, CscOptions options,
              WorkerPool* workers = nullptr);
   ~CscBuilder();
-  // Adds n edges src[i] -> dst[i]. Throws Error(argument) for an id outside [0, num_nodes).
-  void add(const int64_t* src, const int64_t* dst, size_t n);
+  // Adds n edges src[i] -> dst[i], with weights where they are asked for. Throws Error(argument) for an id
+  // outside [0, num_nodes), or a weight that is negative or no finite number.
+  void add(const int64_t* src, const int64_t* dst, size_t n, const float* weights = nullptr);
   uint64_t edges_added() const;
-  // Writes both files. With num_nodes -1 there are at least min_nodes nodes.
-  CscResult finish(const std::string& indptr_path, const std::string& indices_path, int64_t min_nodes = 0);
+  // Writes the files. With num_nodes -1 there are at least min_nodes nodes.
+  CscResult finish(const std::string& indptr_path, const std::string& indices_path, int64_t min_nodes = 0,
+                   const std::string& weights_path = "");
 
   class Impl;
 

@@ -41,6 +41,15 @@ class Relabel {
     }
     return {slot, false};
   }
+  // Local id of `id`, or -1.
+  int32_t find(uint64_t id) const {
+    size_t slot = home(id);
+    while (keys_[slot] != id) {
+      if (keys_[slot] == kEmpty) return -1;
+      slot = (slot + 1) & (keys_.size() - 1);
+    }
+    return locals_[slot];
+  }
   int32_t& local(size_t slot) { return locals_[slot]; }
   void prefetch(uint64_t id) const { __builtin_prefetch(&keys_[home(id)]); }
   size_t memory_bytes() const {

@@ -5,14 +5,16 @@ from __future__ import annotations
 import os
 import shutil
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from outcrop.advisor.machine import read_rates
 from outcrop.api import history
-from outcrop.config import PlanConfig, SampleConfig, Size, parse_size
+from outcrop.config import IoConfig, PlanConfig, SampleConfig, Size, parse_size
+from outcrop.errors import ArgumentError
+from outcrop.foreign import ForeignBatches, Source
 from outcrop.runtime import UNLIMITED, Runtime
 from outcrop.stages import pack as packing
 from outcrop.stages import plan as planning
@@ -63,6 +65,12 @@ def prepare(
     disk_space: Size | None = None,
     layout: str = "cost",
     seed: int = 0,
+    task: str = "node",
+    negatives: float = 1.0,
+    filter_negatives: bool = False,
+    batches: Source | Mapping[str, Source] | None = None,
+    batches_key: str | None = None,
+    topology: str = "automatic",
     runtime: Runtime | None = None,
     stop_after: str | None = None,
 ) -> PrepareReport:
@@ -72,6 +80,14 @@ def prepare(
 
     Args:
         fanouts: Neighbours per hop, -1 = all.
+        sampler, task, negatives, filter_negatives: See :class:`outcrop.config.SampleConfig`.
+        batches: Mini-batches from elsewhere instead: an iterable, or a function of the epoch that makes one, or
+            either of them by split (:mod:`outcrop.foreign` says what a batch must have, and how it is reordered).
+            Hops are those of the batches; ``fanouts``, ``batch_size``, ``sampler`` and ``seed`` do not matter.
+        batches_key: Names what ``batches`` gives: while it stays the same, they are not asked for again. Without it
+            they are, and what was made of them stays if they are the same.
+        topology: Where neighbour lists are read from (:class:`outcrop.config.IoConfig`); without effect with a
+            ``runtime``, which has its own.
         degrees: Record whole-graph degrees too, which GCN's normalisation uses.
         epochs: Epochs sampled ahead; longer training replays them.
         memory, gpu_memory: Budgets of training, bytes or text (``"4GiB"``). Preparing keeps within ``memory`` too.
@@ -85,6 +101,14 @@ def prepare(
     """
     graph = graph if isinstance(graph, Graph) else open_graph(graph)
     out = Path(out)
+    foreign = None
+    if batches is not None:
+        if task != "node":
+            raise ArgumentError(f"task {task!r} has no effect on batches from elsewhere: leave it out")
+        foreign = ForeignBatches(batches, graph.num_nodes)
+        fanouts, sampler, replace = (-1,) * foreign.hops, "foreign", False
+    elif sampler == "foreign":
+        raise ArgumentError("sampler 'foreign' needs batches")
     sample_config = SampleConfig(
         fanouts=tuple(fanouts),
         batch_size=batch_size,
@@ -92,7 +116,11 @@ def prepare(
         replace=replace,
         seed=seed,
         sampler=sampler,  # type: ignore[arg-type]
+        splits=foreign.splits if foreign else ("train", "valid", "test"),
         degrees=degrees,
+        task=task,  # type: ignore[arg-type]
+        negatives=negatives,
+        filter_negatives=filter_negatives,
     )
     plan_config = PlanConfig(
         memory=None if memory is None else parse_size(memory),
@@ -102,10 +130,12 @@ def prepare(
     )
     plan_config = _with_rates(plan_config, sample_config, graph, out)
     own = runtime is None
-    runtime = runtime or Runtime(plan_config.memory)
+    runtime = runtime or Runtime(plan_config.memory, io=IoConfig(topology=topology))  # type: ignore[arg-type]
     try:
         with history.preparing(out, graph, runtime) as finish:
-            return finish(_prepare(graph, out, sample_config, plan_config, runtime, stop_after))
+            return finish(
+                _prepare(graph, out, sample_config, plan_config, runtime, stop_after, foreign, batches_key)
+            )
     finally:
         if own:
             runtime.close()
@@ -142,6 +172,8 @@ def _prepare(
     plan_config: PlanConfig,
     runtime: Runtime,
     stop_after: str | None,
+    foreign: ForeignBatches | None = None,
+    batches_key: str | None = None,
 ) -> PrepareReport:
     report, started, before = PrepareReport(), time.monotonic(), runtime.io.counters
     run.write(
@@ -157,8 +189,9 @@ def _prepare(
         version: int,
         wanted: tuple[dict, dict[str, str]],
         make: Callable[[], Manifest],
+        always: bool = False,
     ) -> None:
-        if manifests.is_current(out / name, format, version, *wanted):
+        if not always and manifests.is_current(out / name, format, version, *wanted):
             report.skipped.append(name)
             return
         _remove_headless(out / name)
@@ -185,8 +218,9 @@ def _prepare(
         "sample",
         samples.FORMAT,
         samples.VERSION,
-        sampling.expected(graph, sample_config),
-        lambda: sampling.sample(graph, sample_config, out / "sample", runtime),
+        sampling.expected(graph, sample_config, batches_key),
+        lambda: sampling.sample(graph, sample_config, out / "sample", runtime, foreign, batches_key),
+        always=foreign is not None and batches_key is None,
     )
     if stop_after == "sample":
         return finish()

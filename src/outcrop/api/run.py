@@ -97,8 +97,7 @@ def open_session(
     if mode == "partition":
         return _partition_session(graph, runtime, info.sample, rows, pool, device, baseline)
     if mode == "online":
-        # Drawing batches cannot do without its memory; a mapped topology and a smaller cache are only slower.
-        graphs = load.SampledGraphs(BatchSampler(graph, info.sample, runtime, share=0.8), runtime)
+        graphs = _graphs_on_the_fly(graph, sample_set, info.sample, runtime)
         rows = _with_host_cache(graph, rows, runtime, run_folder, sample_set)
         return load.row_session(graph, graphs, rows, pool, runtime, device)
     graphs = load.RecordedGraphs(sample_set, runtime)
@@ -112,6 +111,15 @@ def open_session(
     return load.row_session(graph, graphs, rows, pool, runtime, device)
 
 
+def _graphs_on_the_fly(
+    graph: Graph, sample_set: samples.SampleSet, config: SampleConfig, runtime: Runtime
+) -> load.RecordedGraphs | load.SampledGraphs:
+    if config.sampler == "foreign":  # nothing here could draw them again
+        return load.RecordedGraphs(sample_set, runtime)
+    # Drawing batches cannot do without its memory; less topology and a smaller cache are only slower.
+    return load.SampledGraphs(BatchSampler(graph, config, runtime, share=0.8))
+
+
 def _open_on_the_fly(
     graph: Graph, runtime: Runtime, mode: str, config: SampleConfig, device: str, baseline: BaselineConfig
 ) -> load.LoadSession:
@@ -120,7 +128,7 @@ def _open_on_the_fly(
     rows = open_rows(graph, runtime, mode)
     if mode == "partition":
         return _partition_session(graph, runtime, config, rows, pool, device, baseline)
-    graphs = load.SampledGraphs(BatchSampler(graph, config, runtime, share=0.25), runtime)
+    graphs = load.SampledGraphs(BatchSampler(graph, config, runtime, share=0.25))
     if mode == "dynamic":
         rows = _with_dynamic_cache(rows, runtime, baseline, 0.5)
     return load.row_session(graph, graphs, rows, pool, runtime, device)

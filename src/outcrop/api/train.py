@@ -13,7 +13,7 @@ from outcrop import device as devices
 from outcrop.api import history
 from outcrop.api.prepare import PrepareReport, prepare
 from outcrop.api.run import open_session
-from outcrop.config import BaselineConfig, SampleConfig, Size, TrainConfig, parse_size
+from outcrop.config import BaselineConfig, IoConfig, SampleConfig, Size, TrainConfig, parse_size
 from outcrop.errors import ArgumentError
 from outcrop.runtime import Progress, Runtime
 from outcrop.stages import evaluate as evaluation
@@ -62,7 +62,10 @@ def train(
     epochs: int = 10,
     fanouts: Sequence[int] | None = None,
     batch_size: int | None = None,
+    sampler: str = "neighbor",
+    layers: int | None = None,
     sample_epochs: int = 1,
+    topology: str = "automatic",
     memory: Size | None = None,
     gpu_memory: Size = 0,
     disk_space: Size | None = None,
@@ -85,7 +88,9 @@ def train(
             batches on the fly (the same batches, for the same seed).
         mode: Where rows come from: ``packed``, ``online``, ``memory``, or a baseline: ``memmap``, ``ondisk``,
             ``dynamic``, ``belady`` (with a run), ``partition`` (which also changes what is learned).
-        fanouts, batch_size, sample_epochs: As in :func:`outcrop.prepare`; a run has its own.
+        fanouts, batch_size, sampler, sample_epochs: As in :func:`outcrop.prepare`; a run has its own.
+        layers: None = as many as hops, which is what sampled batches allow; ShaDow's take any number.
+        topology: Where neighbour lists are read from (:class:`outcrop.config.IoConfig`).
         memory: Budget for everything Outcrop holds; the interpreter, torch and the model come on top.
             None takes the budget the run was planned for.
         cache_policy: Of mode ``dynamic``: ``sieve``, ``lru`` or ``s3fifo``.
@@ -109,8 +114,11 @@ def train(
         batch_size=1024 if batch_size is None else batch_size,
         epochs=sample_epochs,
         seed=seed,
-        degrees=model == "gcn",
+        # ShaDow's subgraphs have degrees of their own.
+        degrees=model == "gcn" and sampler != "shadow",
+        sampler=sampler,  # type: ignore[arg-type]
     )
+    io = IoConfig(topology=topology)  # type: ignore[arg-type]
     _check_complete(graph)
     baseline = BaselineConfig(
         cache_policy=cache_policy,
@@ -127,10 +135,14 @@ def train(
             )
         info = runs.read(folder)
         sampling, memory = info.sample, info.plan.memory if memory is None else memory
+        if sampling.task == "link":
+            raise ArgumentError(
+                f"{folder} holds edges to be predicted: train on Run({str(folder)!r}).loader() with a loop of your own"
+            )
     config = TrainConfig(
         model=model,
         hidden=hidden,
-        layers=len(sampling.fanouts),
+        layers=len(sampling.fanouts) if layers is None else layers,
         heads=heads,
         dropout=dropout,
         epochs=epochs,
@@ -142,7 +154,7 @@ def train(
     )
     if folder is None and mode == "packed":
         folder = graph.path.with_name(graph.path.name + ".run")
-        with Runtime(memory, progress=progress) as runtime:
+        with Runtime(memory, io=io, progress=progress) as runtime:
             report = prepare(
                 graph,
                 folder,
@@ -150,6 +162,7 @@ def train(
                 batch_size=sampling.batch_size,
                 epochs=sample_epochs,
                 degrees=sampling.degrees,
+                sampler=sampler,
                 memory=memory,
                 gpu_memory=gpu_memory,
                 disk_space=disk_space,
@@ -158,7 +171,7 @@ def train(
             )
     started = time.monotonic()
     with (
-        Runtime(memory, trace_path=trace_path, progress=progress) as runtime,
+        Runtime(memory, io=io, trace_path=trace_path, progress=progress) as runtime,
         history.training(folder, graph, sampling, config, mode, runtime) as finish,
     ):
         with open_session(

@@ -50,6 +50,16 @@ Fanouts = Annotated[
     str, typer.Option("--fanouts", help="Neighbours per hop, -1 = all, such as 10,15,20.", metavar="N,N")
 ]
 
+Sampler = Annotated[
+    str, typer.Option("--sampler", help="neighbor, labor, shadow, or weighted (needs edge weights).")
+]
+Topology = Annotated[
+    str,
+    typer.Option(
+        "--topology", help="Where neighbour lists are read from: automatic, memory, paged (disk) or map."
+    ),
+]
+
 
 class _Amount(ProgressColumn):
     """Bytes as sizes, everything else as counts."""

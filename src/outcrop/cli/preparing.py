@@ -9,14 +9,18 @@ import typer
 
 from outcrop.api.prepare import PrepareReport
 from outcrop.cli import common
-from outcrop.config import format_bytes
+from outcrop.config import IoConfig, format_bytes
 
 GraphArg = Annotated[
     Path, typer.Argument(help="Graph folder, made by outcrop import or generate.", metavar="GRAPH")
 ]
 RunArg = Annotated[Path, typer.Argument(help="Folder of the run to make.", metavar="RUN")]
 BatchSize = Annotated[int, typer.Option("--batch-size", help="Seed nodes per mini-batch.")]
-Sampler = Annotated[str, typer.Option("--sampler", help="neighbor.")]
+Task = Annotated[str, typer.Option("--task", help="node, or link: seeds are the ends of edges.")]
+Negatives = Annotated[float, typer.Option("--negatives", help="link: negative edges per positive one.")]
+FilterNegatives = Annotated[
+    bool, typer.Option("--filter-negatives", help="link: draw again what is an edge of the graph.")
+]
 Epochs = Annotated[
     int, typer.Option("--epochs", help="Epochs to sample ahead; longer training replays them.")
 ]
@@ -50,7 +54,7 @@ def _command(stop_after: str | None) -> Any:
         run: RunArg,
         fanouts: common.Fanouts = "10,10",
         batch_size: BatchSize = 1024,
-        sampler: Sampler = "neighbor",
+        sampler: common.Sampler = "neighbor",
         epochs: Epochs = 1,
         replace: Replace = False,
         degrees: Degrees = False,
@@ -58,13 +62,18 @@ def _command(stop_after: str | None) -> Any:
         gpu_memory: common.GpuMemory = "0",
         disk_space: common.DiskSpace = None,
         layout: Layout = "cost",
+        task: Task = "node",
+        negatives: Negatives = 1.0,
+        filter_negatives: FilterNegatives = False,
+        topology: common.Topology = "automatic",
         seed: common.Seed = 0,
         json: common.Json = None,
         quiet: common.Quiet = False,
     ) -> None:
         from outcrop.api.prepare import prepare
 
-        with common.runtime_for(memory, quiet) as runtime:
+        io = IoConfig(topology=topology)  # type: ignore[arg-type]
+        with common.runtime_for(memory, quiet, io=io) as runtime:
             report = prepare(
                 graph,
                 run,
@@ -78,6 +87,9 @@ def _command(stop_after: str | None) -> Any:
                 gpu_memory=gpu_memory,
                 disk_space=disk_space,
                 layout=layout,
+                task=task,
+                negatives=negatives,
+                filter_negatives=filter_negatives,
                 seed=seed,
                 runtime=runtime,
                 stop_after=stop_after,

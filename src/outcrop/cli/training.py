@@ -57,12 +57,17 @@ def train(
         str | None, typer.Option("--fanouts", help="Without --run: neighbours per hop.")
     ] = None,
     batch_size: Annotated[int | None, typer.Option("--batch-size", help="Without --run.")] = None,
+    sampler: common.Sampler = "neighbor",
+    layers: Annotated[
+        int | None, typer.Option("--layers", help="As many as hops; with ShaDow any number.")
+    ] = None,
     sample_epochs: Annotated[
         int, typer.Option("--sample-epochs", help="Without --run: epochs sampled ahead.")
     ] = 1,
     memory: common.Memory = None,
     gpu_memory: common.GpuMemory = "0",
     disk_space: common.DiskSpace = None,
+    topology: common.Topology = "automatic",
     device: Annotated[str, typer.Option("--device", help="cpu or cuda.")] = "cpu",
     checkpoint: Annotated[
         Path | None, typer.Option("--checkpoint", help="Folder; training goes on from it.")
@@ -96,7 +101,10 @@ def train(
             epochs=epochs,
             fanouts=None if fanouts is None else common.parse_fanouts(fanouts),
             batch_size=batch_size,
+            sampler=sampler,
+            layers=layers,
             sample_epochs=sample_epochs,
+            topology=topology,
             memory=memory,
             gpu_memory=gpu_memory,
             disk_space=disk_space,

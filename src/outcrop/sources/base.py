@@ -12,7 +12,7 @@ from outcrop.errors import ArgumentError
 from outcrop.runtime import Runtime
 
 SplitProtocol = Literal["fractions", "per-class", "planetoid", "none"]
-EdgeBlock = tuple[np.ndarray, np.ndarray]
+EdgeBlock = tuple[np.ndarray, np.ndarray] | tuple[np.ndarray, np.ndarray, np.ndarray]
 
 _MIN_BLOCK_BYTES, _MAX_BLOCK_BYTES = 64 << 10, 4 << 20
 
@@ -43,10 +43,12 @@ class GraphSource:
 
     Attributes:
         name: For messages: the file or folder.
-        edges: Yields ``(sources, targets)``, int64 ``[n]`` each, ids as in the artifact.
+        edges: Yields ``(sources, targets)``, int64 ``[n]`` each, ids as in the artifact; ``weighted`` sources yield
+            float32 weights ``[n]`` too.
         num_nodes: None = the largest id + 1, known when the edges were read.
         num_edges: Edges that ``edges`` will yield; None = not known.
         splits: Given the number of nodes, the splits of the source: int64 ids each; None = it has none.
+        edge_splits: Edges to be predicted by split: int64 ``[M, 2]`` each, asked for after ``edges``.
         names: Node names in id order, asked for after ``edges``; None = ids are the names.
         class_names: Names of the classes where the source lists them.
         reverse: The source lists undirected edges once, so the reverse of each is stored too.
@@ -66,6 +68,8 @@ class GraphSource:
     reverse: bool = False
     keep_self_loops: bool = True
     split_protocol: SplitProtocol = "none"
+    weighted: bool = False
+    edge_splits: Callable[[], dict[str, np.ndarray]] = dict
 
 
 def block_bytes(runtime: Runtime) -> int:

@@ -5,7 +5,9 @@ Edges: ``edges.npy`` ``[E, 2]`` (source, target) or ``[2, E]``; of shape ``[2, 2
 first two. Ids are integers 0 .. N - 1, or what the column ``id`` of ``nodes.parquet``/``.csv``/``.tsv`` lists
 in node order, or text in the order of first appearance. The node table may have columns ``label`` and
 ``split``. ``features.npy``/``.parquet`` and ``labels.npy``/``.parquet``/``.csv``/``.tsv`` have one row per
-node. Splits: ``train.npy``, ``valid.npy`` or ``val.npy``, ``test.npy`` (ids or boolean masks), or a table
+node. Edge weights (not negative): ``edge_weight.npy`` [E] next to ``edges.npy``, or a column ``weight`` or
+``edge_weight`` of the edge table. Edges to be predicted: ``train_edges.npy``, ``valid_edges.npy``, ``test_edges.npy``
+[M, 2]. Splits: ``train.npy``, ``valid.npy`` or ``val.npy``, ``test.npy`` (ids or boolean masks), or a table
 ``splits`` with columns ``id`` and ``split``.
 """
 
@@ -31,6 +33,7 @@ from outcrop.sources.base import (
 from outcrop.sources.ids import IdMap, PlainIds, TextIds, ids_of_table, is_text
 from outcrop.sources.tables import Table
 
+_WEIGHT_COLUMNS = ("weight", "edge_weight")
 _SPLIT_NAMES = {"train": "train", "valid": "valid", "val": "valid", "validation": "valid", "test": "test"}
 
 
@@ -66,10 +69,17 @@ def open_folder(folder: Path, runtime: Runtime) -> GraphSource:
             labels.name if labels else "labels": labels.num_rows if labels else None,
         }
     )
+    weights_path = tables.find(folder, "edge_weight", (".npy",))
     if edges_path.suffix == ".npy":
-        edges, num_edges = _array_edges(runtime, edges_path, ids)
+        edges, num_edges = _array_edges(runtime, edges_path, ids, weights_path)
+        weighted = weights_path is not None
     else:
         table = tables.open_table(edges_path)
+        weighted = table.column(*_WEIGHT_COLUMNS) is not None
+        if weights_path is not None:
+            raise ArgumentError(
+                f"{weights_path} belongs to edges.npy: put weights into a column of {edges_path}"
+            )
         if nodes is None and _text_columns(runtime, table):
             if told is not None:
                 raise ArgumentError(
@@ -89,6 +99,8 @@ def open_folder(folder: Path, runtime: Runtime) -> GraphSource:
         labels,
         lambda num_nodes: _splits(runtime, folder, nodes, ids, num_nodes),
         names,
+        weighted=weighted,
+        edge_splits=lambda: _edge_splits(folder, ids),
     )
 
 
@@ -97,12 +109,20 @@ def _open(folder: Path, stem: str, suffixes: tuple[str, ...]) -> Table | None:
     return tables.open_table(path) if path else None
 
 
-def _array_edges(runtime: Runtime, path: Path, ids: IdMap) -> tuple[Callable[[], Iterator[EdgeBlock]], int]:
+def _array_edges(
+    runtime: Runtime, path: Path, ids: IdMap, weights_path: Path | None = None
+) -> tuple[Callable[[], Iterator[EdgeBlock]], int]:
     array = tables.open_npy(path)
     if array.ndim != 2 or 2 not in array.shape:
         raise FormatError(f"{path} has shape {array.shape}; [edges, 2] or [2, edges] is needed")
     check_ids(str(path), array[:0])
     pairs = array if array.shape[1] == 2 else array.T
+    weights = None if weights_path is None else tables.open_npy(weights_path)
+    if weights is not None and (weights.shape != (len(pairs),) or weights.dtype.kind not in "fiub"):
+        raise FormatError(
+            f"{weights_path} has shape {weights.shape} of {weights.dtype}; one number for each of {len(pairs)} edges "
+            "is needed"
+        )
 
     def blocks() -> Iterator[EdgeBlock]:
         import pyarrow as pa
@@ -112,7 +132,11 @@ def _array_edges(runtime: Runtime, path: Path, ids: IdMap) -> tuple[Callable[[],
             src, dst = (check_ids(str(path), block[:, i], row) for i in (0, 1))
             if not isinstance(ids, PlainIds):
                 src, dst = (ids.lookup(str(path), pa.array(part), row) for part in (src, dst))
-            yield src, dst
+            if weights is None:
+                yield src, dst
+            else:
+                yield src, dst, np.array(weights[row : row + len(block)], np.float32)
+                tables.forget_pages(weights)
             row += len(block)
 
     return blocks, len(pairs)
@@ -126,7 +150,11 @@ def edge_columns(table: Table) -> list[str]:
         )
     source = table.column("src", "source", "from", "head", "fromnodeid", "id_1")
     target = table.column("dst", "target", "to", "tail", "tonodeid", "id_2")
-    return [source, target] if source and target else list(table.columns[:2])
+    weight = table.column(*_WEIGHT_COLUMNS)
+    ends = [source, target] if source and target else [c for c in table.columns if c != weight][:2]
+    if len(ends) < 2:
+        raise FormatError(f"{table.path} has one column besides the weights; source and target are needed")
+    return ends
 
 
 def _text_columns(runtime: Runtime, table: Table) -> bool:
@@ -140,9 +168,17 @@ def _table_edges(runtime: Runtime, table: Table, ids: IdMap) -> Callable[[], Ite
     def blocks() -> Iterator[EdgeBlock]:
         if not table.columns:
             return
-        row, columns = 0, edge_columns(table)
-        for source, target in table.blocks(runtime, columns):
-            yield ids.lookup(str(table.path), source, row), ids.lookup(str(table.path), target, row)
+        row, columns, name = 0, edge_columns(table), str(table.path)
+        weight = table.column(*_WEIGHT_COLUMNS)
+        for source, target, *rest in table.blocks(runtime, columns + ([weight] if weight else [])):
+            ends = ids.lookup(name, source, row), ids.lookup(name, target, row)
+            if rest:
+                numbers = tables.to_numpy(name, rest[0], row)
+                if numbers.dtype.kind not in "fiub":
+                    raise FormatError(f"{name}: column {weight!r} holds {numbers.dtype}; weights are numbers")
+                yield *ends, np.ascontiguousarray(numbers, np.float32)
+            else:
+                yield ends
             row += len(source)
 
     return blocks
@@ -244,6 +280,26 @@ def table_labels(runtime: Runtime, table: Table, column: str) -> LabelSource:
             )
 
     return LabelSource(f"{table.path} column {column!r}", table.num_rows, blocks)
+
+
+def _edge_splits(folder: Path, ids: IdMap) -> dict[str, np.ndarray]:
+    """Edges to be predicted, int64 [M, 2] by split."""
+    import pyarrow as pa
+
+    found: dict[str, np.ndarray] = {}
+    for split in ("train", "valid", "test"):
+        path = folder / f"{split}_edges.npy"
+        if not path.is_file():
+            continue
+        array = tables.open_npy(path)
+        if array.ndim != 2 or array.shape[1] != 2:
+            raise FormatError(f"{path} has shape {array.shape}; [edges, 2] is needed")
+        pairs = check_ids(str(path), array)
+        if not isinstance(ids, PlainIds):
+            columns = [ids.lookup(str(path), pa.array(pairs[:, i]), 0) for i in (0, 1)]
+            pairs = np.stack(columns, axis=1)
+        found[split] = pairs
+    return found
 
 
 def _splits(

@@ -193,6 +193,7 @@ class _Import:
         if self.source.labels is not None:
             self._labels(self.source.labels, num_nodes)
         self._splits(num_nodes)
+        self._edge_splits(num_nodes)
         if self.source.names is not None:
             self._names(self.source.names(), num_nodes)
         config = asdict(self.config) | {"source": kind}
@@ -212,18 +213,27 @@ class _Import:
             self.config.keep_duplicates,
             loops,
             reverse,
+            weighted=source.weighted,
         )
         with _progress(runtime, "edges", source.num_edges or 0, "edges"):
-            for src, dst in source.edges():
-                builder.add(src, dst)
-                runtime.progress.advance("edges", len(src))
+            for block in source.edges():
+                builder.add(*block)
+                runtime.progress.advance("edges", len(block[0]))
         listed = builder.edges_added
         with _progress(runtime, "sort", listed, "edges"), runtime.trace.span("sort", edges=listed):
-            result = builder.finish(str(self.work / "indptr.bin"), str(self.work / "indices.bin"))
+            result = builder.finish(
+                *(str(self.work / f"{name}.bin") for name in ("indptr", "indices")),
+                weights_path=str(self.work / "edge_weight.bin"),
+            )
             runtime.progress.advance("sort", listed)
         if result.num_nodes == 0:
             raise ArgumentError(f"{source.name} has zero nodes: nothing to import")
         self.arrays |= topology_specs(result)
+        if source.weighted:
+            weights = result.weights
+            self.arrays["edge_weight"] = ArraySpec(
+                "edge_weight.bin", "float32", (result.num_edges,), 4, weights.crc32c, weights.file_bytes
+            )
         self.attributes |= {
             "num_edges": result.num_edges,
             "undirected": reverse,
@@ -334,6 +344,19 @@ class _Import:
                 writer = ArrayWriter(self.runtime, self.work, name, "int64")
                 writer.append(splits[name])
                 self.arrays[name] = writer.finish()
+
+    def _edge_splits(self, num_nodes: int) -> None:
+        for split, edges in self.source.edge_splits().items():
+            name = f"{split}_edges"
+            bad = (edges < 0) | (edges >= num_nodes)
+            if bad.any():
+                row = int(np.argmax(bad.any(axis=1)))
+                raise ArgumentError(
+                    f"{self.source.name}: edge {row} of {name} is {edges[row].tolist()}, there are {num_nodes} nodes"
+                )
+            writer = ArrayWriter(self.runtime, self.work, name, "int64", (2,))
+            writer.append(edges)
+            self.arrays[name] = writer.finish()
 
     def _names(self, names: Iterator[str], num_nodes: int) -> None:
         text = ArrayWriter(self.runtime, self.work, "names", "uint8")

@@ -21,7 +21,7 @@ from outcrop.errors import ArgumentError, CancelledError
 from outcrop.flow import Pipeline, Stage
 from outcrop.rows import Placed, RowSource
 from outcrop.runtime import Runtime
-from outcrop.sampling import BatchSampler, epoch_seeds, split_ids
+from outcrop.sampling import BatchSampler
 from outcrop.slots import Lease, SlotPool
 from outcrop.store import record
 from outcrop.store.arrays import DiskArray
@@ -112,16 +112,13 @@ class RecordedGraphs:
 class SampledGraphs:
     """Batch structures drawn on the fly; the same that the sample stage writes."""
 
-    def __init__(self, sampler: BatchSampler, runtime: Runtime):
+    def __init__(self, sampler: BatchSampler):
         self._sampler = sampler
-        self._ids = {s: split_ids(sampler.graph, runtime, s) for s in sampler.config.splits}
 
     def batches(self, split: str, epoch: int) -> Iterator[BatchGraph]:
         config = self._sampler.config
         pool_epoch = epoch % config.epochs if split == "train" else 0
-        yield from self._sampler.batches(
-            split, pool_epoch, epoch_seeds(self._ids[split], config, split, pool_epoch)
-        )
+        yield from self._sampler.epoch(split, pool_epoch)
 
 
 class RowFeeder:

@@ -51,6 +51,8 @@ def _verify_graph(graph: Graph, runtime: Runtime) -> None:
     for split in SPLITS:
         if graph.has(split):
             _verify_range(graph, runtime, split, 0, graph.num_nodes, ascending=True)
+    if graph.has("edge_weight"):
+        _verify_weights(graph, runtime)
 
 
 def _verify_topology(graph: Graph, runtime: Runtime) -> None:
@@ -106,6 +108,18 @@ def _verify_range(
         if ascending and (block[0] <= last or (block[1:] <= block[:-1]).any()):
             raise FormatError(f"{array.path}: node ids do not rise near row {start}")
         last = int(block[-1])
+
+
+def _verify_weights(graph: Graph, runtime: Runtime) -> None:
+    array = graph.array(runtime, "edge_weight")
+    for start in range(0, array.num_rows, _BLOCK_ROWS):
+        block = array.read("verify", start, min(start + _BLOCK_ROWS, array.num_rows))
+        bad = ~(np.isfinite(block) & (block >= 0))
+        if bad.any():
+            raise FormatError(
+                f"{array.path}: edge {start + int(np.argmax(bad))} has weight {block[np.argmax(bad)]}; weights are "
+                "finite and not negative"
+            )
 
 
 def describe(path: Path | str) -> dict[str, Any]:

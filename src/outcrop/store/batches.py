@@ -3,6 +3,9 @@
 ``n_id`` lists the nodes: the seeds first, then the nodes first met in hop 1, hop 2, ...; within a hop ascending.
 Row r of the CSR (``rowptr``, ``col``) holds the sampled in-neighbours of local node r, for the nodes of all hops but
 the last, so the rows and edges that layer l of L needs are a prefix: ``num_dst(l)`` rows.
+
+A *whole* batch (ShaDow's induced subgraph; batches from elsewhere whose hops are not known) has rows for all nodes, and
+every layer needs all of it, only the last no more than the rows of the seeds. It serves any number of layers.
 """
 
 from __future__ import annotations
@@ -22,10 +25,14 @@ class BatchGraph:
         rowptr: int32 [num_dst + 1].
         col: int32 [num_edges], local ids of the sources.
         nodes_per_hop: New nodes per hop, seeds first; length hops + 1.
-        edges_per_hop: Sampled edges per hop; length hops.
+        edges_per_hop: Sampled edges per hop; length hops. Of a whole batch: all of them, then zeros.
         labels: int64 [num_seeds], -1 = none.
         degree: int32 [num_nodes], in-neighbours other than the node itself that each node has in the whole graph; None
             where nobody asked for them. Only GCN uses them.
+        whole: Every layer uses all nodes and edges: nothing may be trimmed.
+        edge_label_index: int32 [2, num_label_edges], local (source, target) of the edges to be predicted; all are
+            seeds. None unless the task is link prediction.
+        edge_label: float32 [num_label_edges], 1 = positive, 0 = negative.
     """
 
     n_id: np.ndarray
@@ -35,6 +42,13 @@ class BatchGraph:
     edges_per_hop: tuple[int, ...]
     labels: np.ndarray
     degree: np.ndarray | None = None
+    whole: bool = False
+    edge_label_index: np.ndarray | None = None
+    edge_label: np.ndarray | None = None
+
+    @property
+    def num_label_edges(self) -> int:
+        return 0 if self.edge_label is None else len(self.edge_label)
 
     @property
     def num_seeds(self) -> int:
@@ -52,8 +66,15 @@ class BatchGraph:
     def hops(self) -> int:
         return len(self.edges_per_hop)
 
-    def layer_sizes(self) -> list[tuple[int, int, int]]:
-        """Per layer, first layer first: (sources, targets, edges) that it needs after trimming."""
+    def layer_sizes(self, layers: int | None = None) -> list[tuple[int, int, int]]:
+        """Per layer, first layer first: (sources, targets, edges) that it needs after trimming.
+
+        Args:
+            layers: How many, for whole batches; None = as many as hops.
+        """
+        if self.whole:
+            last = (self.num_nodes, self.num_seeds, int(self.rowptr[self.num_seeds]))
+            return [(self.num_nodes, self.num_nodes, self.num_edges)] * ((layers or self.hops) - 1) + [last]
         nodes, edges = list(accumulate(self.nodes_per_hop)), list(accumulate(self.edges_per_hop))
         return [(nodes[h + 1], nodes[h], edges[h]) for h in reversed(range(self.hops))]
 

@@ -2,7 +2,9 @@
 
 Arrays: ``indptr`` int64 [N + 1] and ``indices`` uint32 or int64 [E]: the in-neighbours (sources of the edges that
 point at v) of node v are ``indices[indptr[v]:indptr[v + 1]]``, ascending. Optional: ``features`` [N, D] of any dtype,
-``labels`` int64 [N] (-1 = none), ``train``, ``valid``, ``test`` int64 node ids, ascending.
+``labels`` int64 [N] (-1 = none), ``train``, ``valid``, ``test`` int64 node ids, ascending; ``edge_weight`` float32 [E],
+not negative, in the order of ``indices``; ``train_edges``, ``valid_edges``, ``test_edges`` int64 [M, 2] (source,
+target), the positive edges of link prediction.
 Attributes: num_nodes, num_edges, num_classes, feature_dim.
 """
 
@@ -40,6 +42,7 @@ class Graph:
             "indices": self.num_edges,
             "features": self.num_nodes,
             "labels": self.num_nodes,
+            "edge_weight": self.num_edges,
         }
         for name, rows in shapes.items():
             spec = manifest.arrays.get(name)

@@ -5,9 +5,9 @@ sample stage writes records without an address table, the pack stage adds it and
 
     [meta, zero-padded to 4096][shift bytes][packed rows][zeros up to 4096]
 
-The degrees are there where they were asked for (``--degrees``). The address table lists, by ascending local
-position, which rows lie in the host and in the device cache, and by ascending row which lie in the disk cache; all
-other rows are packed, in batch order.
+The degrees are there where they were asked for (``--degrees``), edges to be predicted (int32 [2, L], then float32
+[L]) where the task is link prediction. The address table lists, by ascending local position, which rows lie in the host
+and in the device cache, and by ascending row which lie in the disk cache; all other rows are packed, in batch order.
 ``shift_bytes`` puts the first packed row at the same place within a page as the row's final place in the batch
 (:func:`outcrop.rows.assemble`), so that rows are read straight to where they expand.
 """
@@ -45,6 +45,7 @@ _VERSION = 1
     _W_DEGREES,
     _W_DISK,
 ) = range(13)
+_W_WHOLE, _W_LABEL_EDGES = 16, 17
 _W_NODES_PER_HOP, _W_EDGES_PER_HOP = 24, 40
 
 
@@ -89,7 +90,14 @@ def id_bytes_for(num_nodes: int) -> int:
 
 
 def meta_bytes(
-    nodes: int, rows: int, edges: int, labels: int, cached: int, id_bytes: int, degrees: bool = False
+    nodes: int,
+    rows: int,
+    edges: int,
+    labels: int,
+    cached: int,
+    id_bytes: int,
+    degrees: bool = False,
+    label_edges: int = 0,
 ) -> int:
     """Bytes of the meta part with these counts, not padded to a page."""
     sections = [
@@ -99,6 +107,8 @@ def meta_bytes(
         labels * 8,
         cached * 8,
         nodes * 4 if degrees else 0,
+        label_edges * 8,
+        label_edges * 4,
     ]
     return HEADER_BYTES + sum(-(-s // 8) * 8 for s in sections)
 
@@ -135,6 +145,7 @@ def encode(graph: BatchGraph, table: AddressTable, id_bytes: int) -> np.ndarray:
         table.num_cached,
         id_bytes,
         graph.degree is not None,
+        graph.num_label_edges,
     )
     out = np.zeros(align_page(size), np.uint8)
     header = out[:HEADER_BYTES].view("<i8")
@@ -165,6 +176,7 @@ def encode(graph: BatchGraph, table: AddressTable, id_bytes: int) -> np.ndarray:
     ]
     header[_W_DEGREES] = graph.degree is not None
     header[_W_DISK] = len(table.disk_positions)
+    header[_W_WHOLE], header[_W_LABEL_EDGES] = graph.whole, graph.num_label_edges
     header[_W_NODES_PER_HOP : _W_NODES_PER_HOP + graph.hops + 1] = graph.nodes_per_hop
     header[_W_EDGES_PER_HOP : _W_EDGES_PER_HOP + graph.hops] = graph.edges_per_hop
     at = HEADER_BYTES
@@ -175,8 +187,10 @@ def encode(graph: BatchGraph, table: AddressTable, id_bytes: int) -> np.ndarray:
         (graph.labels, "<i8"),
         (cached, "<i4"),
         ([] if graph.degree is None else graph.degree, "<i4"),
+        ([] if graph.edge_label_index is None else graph.edge_label_index, "<i4"),
+        ([] if graph.edge_label is None else graph.edge_label, "<f4"),
     ):
-        data = np.ascontiguousarray(values, dtype).view(np.uint8)
+        data = np.ascontiguousarray(values, dtype).reshape(-1).view(np.uint8)
         out[at : at + len(data)] = data
         at += -(-len(data) // 8) * 8
     header[_W_CRC] = _core.crc32c(out)
@@ -206,12 +220,13 @@ def decode(meta: np.ndarray, where: str) -> tuple[BatchGraph, AddressTable]:
         int(n) for n in header[_W_HOPS : _W_META_BYTES + 1]
     )
     seeds, degrees, disk = int(header[_W_NODES_PER_HOP]), bool(header[_W_DEGREES]), int(header[_W_DISK])
-    counts = (nodes, edges, rows, host, device, disk, seeds)
+    whole, label_edges = int(header[_W_WHOLE]), int(header[_W_LABEL_EDGES])
+    counts = (nodes, edges, rows, host, device, disk, seeds, label_edges)
     sane = 1 <= hops <= MAX_HOPS and id_bytes in (4, 8) and min(counts) >= 0
     if (
         not sane
         or size > len(meta)
-        or size != meta_bytes(nodes, rows, edges, seeds, host + device + disk, id_bytes, degrees)
+        or size != meta_bytes(nodes, rows, edges, seeds, host + device + disk, id_bytes, degrees, label_edges)
     ):
         raise FormatError(
             f"{where}: the header of the mini-batch record is damaged; remove its folder and prepare the run again"
@@ -219,17 +234,20 @@ def decode(meta: np.ndarray, where: str) -> tuple[BatchGraph, AddressTable]:
     _check_crc(meta, header, where)
     at = HEADER_BYTES
     sections = []
-    for count, width in (
-        (nodes, id_bytes),
-        (rows + 1, 4),
-        (edges, 4),
-        (seeds, 8),
-        (2 * (host + device + disk), 4),
-        (nodes if degrees else 0, 4),
+    for count, dtype in (
+        (nodes, f"<i{id_bytes}"),
+        (rows + 1, "<i4"),
+        (edges, "<i4"),
+        (seeds, "<i8"),
+        (2 * (host + device + disk), "<i4"),
+        (nodes if degrees else 0, "<i4"),
+        (2 * label_edges, "<i4"),
+        (label_edges, "<f4"),
     ):
-        sections.append(meta[at : at + count * width].view(f"<i{width}"))
+        width = np.dtype(dtype).itemsize
+        sections.append(meta[at : at + count * width].view(dtype))
         at += -(-count * width // 8) * 8
-    n_id, rowptr, col, labels, cached, degree = sections
+    n_id, rowptr, col, labels, cached, degree, edge_label_index, edge_label = sections
     graph = BatchGraph(
         n_id=n_id.astype(np.int64),
         rowptr=rowptr.copy(),
@@ -238,6 +256,9 @@ def decode(meta: np.ndarray, where: str) -> tuple[BatchGraph, AddressTable]:
         degree=degree.copy() if degrees else None,
         nodes_per_hop=tuple(header[_W_NODES_PER_HOP : _W_NODES_PER_HOP + hops + 1].tolist()),
         edges_per_hop=tuple(header[_W_EDGES_PER_HOP : _W_EDGES_PER_HOP + hops].tolist()),
+        whole=bool(whole),
+        edge_label_index=edge_label_index.reshape(2, -1).copy() if label_edges else None,
+        edge_label=edge_label.copy() if label_edges else None,
     )
     cuts = np.cumsum([host, host, device, device, disk])
     return graph, AddressTable(*(part.copy() for part in np.split(cached, cuts)))

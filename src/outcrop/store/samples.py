@@ -1,7 +1,8 @@
 """The artifact of the sample stage: the mini-batches of several epochs and of the evaluation splits, graphs only.
 
 Arrays: ``batches`` uint8, one record (store/record.py) per batch, each on a page boundary; ``offsets`` int64 [B + 1],
-where the records start; ``shape`` int64 [B, hops + 3]: nodes per hop (hops + 1 columns), rows, edges.
+where the records start; ``shape`` int64 [B, hops + 3]: nodes per hop (hops + 1 columns), rows, edges. Optional:
+``label_edges`` int64 [B], edges to be predicted.
 Attributes: ``groups``, which batches belong to a split: ``{"train": {"first", "epochs", "per_epoch"}, ...}``.
 """
 
@@ -50,9 +51,15 @@ class SampleSet:
         self.id_bytes: int = manifest.attributes["id_bytes"]
         self.hops: int = manifest.attributes["hops"]
         self.degrees: bool = manifest.attributes["degrees"]
-        tables = {name: DiskArray(runtime, path, manifest.arrays[name]) for name in ("offsets", "shape")}
+        names = [name for name in ("offsets", "shape", "label_edges") if name in manifest.arrays]
+        tables = {name: DiskArray(runtime, path, manifest.arrays[name]) for name in names}
         self.offsets = tables["offsets"].read("batch-index")
         shape = tables["shape"].read("batch-index")
+        self.num_label_edges = (
+            tables["label_edges"].read("batch-index")
+            if "label_edges" in tables
+            else np.zeros(len(shape), "<i8")
+        )
         for table in tables.values():
             table.close()
         self.nodes_per_hop = shape[:, : self.hops + 1]
@@ -71,6 +78,8 @@ class SampleSet:
             and self.offsets[-1] == self.file.spec.data_bytes
             and bool((np.diff(self.offsets) > 0).all())
             and bool((shape >= 0).all())
+            and self.num_label_edges.shape == (self.num_batches,)
+            and bool((self.num_label_edges >= 0).all())
             and all(group.first >= 0 and group.epochs > 0 and group.per_epoch > 0 for group in groups)
             and all(group.all_batches().stop <= self.num_batches for group in groups)
         )
@@ -107,6 +116,7 @@ class SampleSet:
             cached,
             self.id_bytes,
             self.degrees,
+            int(self.num_label_edges[batch]),
         )
 
     def read(self, batch: int, buffer: np.ndarray) -> BatchGraph:

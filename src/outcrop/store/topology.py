@@ -1,33 +1,170 @@
-"""The CSC topology of a graph, in memory where the budget allows it, else as a map through the page cache."""
+"""The CSC topology of a graph: in memory where the budget allows it, else on disk, read by pages.
+
+Paged: neighbour lists are read through the I/O engine, for several mini-batches at once, merged and sorted by page; a
+cache keeps the pages that are wanted most (core/graph/paged.h). ``indptr`` stays in memory where half of the share
+holds it, else it is paged too. A map through the system's page cache is there for comparison.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 
+from outcrop import _core
 from outcrop.runtime import Runtime
+from outcrop.store.arrays import DiskArray
 from outcrop.store.graph import Graph
+
+_MAX_SCRATCH_BYTES = 16 << 20
+_SCRATCH_SHARE = 8
 
 
 @dataclass(frozen=True)
 class Topology:
-    """``indptr`` int64 [N + 1], ``indices`` uint32 or int64 [E]."""
+    """``indptr`` int64 [N + 1], ``indices`` uint32 or int64 [E], ``weights`` float32 [E], as far as they are in memory.
 
-    indptr: np.ndarray
-    indices: np.ndarray
-    placement: Literal["memory", "map"]
+    Attributes:
+        pages: The same on disk, where the placement is ``paged``.
+        files: What ``pages`` reads, kept open.
+    """
+
+    num_nodes: int
+    num_edges: int
+    placement: Literal["memory", "map", "paged"]
+    indptr: np.ndarray | None
+    indices: np.ndarray | None
+    weights: np.ndarray | None = None
+    pages: Any = None
+    files: tuple[DiskArray, ...] = ()
+
+    def sampler(self, runtime: Runtime, workers: Any, wave: int, **options: Any) -> Any:
+        """A sampler of mini-batches; ``options`` are those of ``_core.NeighborSampler``."""
+        if self.pages is not None:
+            return _core.WaveSampler(workers, self.pages, runtime.budget, wave=wave, **options)
+        return _core.NeighborSampler(workers, self.indptr, self.indices, weights=self.weights, **options)
+
+    def ranges(self, ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Where the lists of nodes ``ids`` begin and end: ``indptr[ids], indptr[ids + 1]``."""
+        if self.indptr is not None:
+            return self.indptr[ids], self.indptr[ids + 1]
+        ends = np.empty((len(ids), 2), np.int64)
+        self.pages.read_ranges(np.ascontiguousarray(ids, np.int64), ends.reshape(-1))
+        return ends[:, 0], ends[:, 1]
+
+    def neighbours(self, positions: np.ndarray) -> np.ndarray:
+        """``indices[positions]``, int64."""
+        if self.indices is not None:
+            return self.indices[positions].astype(np.int64)
+        out = np.empty(len(positions), np.int64)
+        self.pages.read_neighbours(np.ascontiguousarray(positions, np.int64), out)
+        return out
+
+    def lower_bounds(self, ids: np.ndarray, sources: np.ndarray) -> np.ndarray:
+        """Position in ``indices`` of the first neighbour of ``ids[i]`` that is not below ``sources[i]``."""
+        low, high = self.ranges(ids)
+        low, high = low.copy(), high.copy()
+        while len(open_ := np.flatnonzero(low < high)):
+            middle = (low[open_] + high[open_]) // 2
+            below = self.neighbours(middle) < sources[open_]
+            low[open_[below]] = middle[below] + 1
+            high[open_[~below]] = middle[~below]
+        return low
+
+    def has_edges(self, sources: np.ndarray, targets: np.ndarray) -> np.ndarray:
+        """bool: whether there is an edge from ``sources[i]`` to ``targets[i]``."""
+        at = self.lower_bounds(targets, sources)
+        inside = np.flatnonzero(at < self.ranges(targets)[1])
+        found = np.zeros(len(sources), bool)
+        found[inside] = self.neighbours(at[inside]) == sources[inside]
+        return found
+
+    def edges(self, positions: np.ndarray) -> np.ndarray:
+        """int64 [n, 2]: (source, target) of the edges at ``positions`` of ``indices``.
+
+        Targets equal ``np.searchsorted(indptr, positions, "right") - 1``.
+        """
+        if self.indptr is not None:
+            targets = np.searchsorted(self.indptr, positions, "right") - 1
+        else:  # the first node whose list ends behind the position
+            low, high = np.zeros(len(positions), np.int64), np.full(len(positions), self.num_nodes - 1)
+            while len(open_ := np.flatnonzero(low < high)):
+                middle = (low[open_] + high[open_]) // 2
+                before = self.ranges(middle)[1] <= positions[open_]
+                low[open_[before]] = middle[before] + 1
+                high[open_[~before]] = middle[~before]
+            targets = low
+        return np.stack([self.neighbours(positions), targets], axis=1)
+
+    def degrees(self, ids: np.ndarray) -> np.ndarray:
+        """int32: in-neighbours of ``ids`` other than themselves."""
+        begin, end = self.ranges(ids)
+        loops = self.lower_bounds(ids, ids + 1) - self.lower_bounds(ids, ids)
+        return (end - begin - loops).astype(np.int32)
 
 
-def load_topology(graph: Graph, runtime: Runtime, *, share: float = 0.5) -> Topology:
-    """Loads the topology whole if it takes at most ``share`` of the free budget, else maps it."""
-    arrays = [graph.array(runtime, name) for name in ("indptr", "indices")]
-    needed = sum(a.spec.data_bytes for a in arrays)
-    try:
-        if needed <= share * runtime.budget.free_bytes:
-            return Topology(arrays[0].read("topology"), arrays[1].read("topology"), "memory")
-        return Topology(arrays[0].memmap(), arrays[1].memmap(), "map")
-    finally:
-        for array in arrays:
-            array.close()
+def topology_bytes(graph: Graph) -> int:
+    """Bytes of ``indptr`` and ``indices``."""
+    return graph.spec("indptr").data_bytes + graph.spec("indices").data_bytes
+
+
+def load_topology(graph: Graph, runtime: Runtime, *, share: float = 0.5, weighted: bool = False) -> Topology:
+    """Loads the topology whole if it takes at most ``share`` of the free budget, else opens it for reading by pages.
+
+    ``runtime.topology`` may ask for one placement.
+
+    Args:
+        weighted: The edge weights too.
+
+    Raises:
+        FormatError: The graph has no edge weights, or an array is damaged.
+        BudgetError: The placement that was asked for does not fit.
+    """
+    names = ("indptr", "indices", "edge_weight")[: 3 if weighted else 2]
+    arrays = [graph.array(runtime, name) for name in names]
+    available = int(share * runtime.budget.free_bytes)
+    placement: str = runtime.topology
+    if placement == "automatic":
+        placement = "memory" if sum(a.spec.data_bytes for a in arrays) <= available else "paged"
+    if placement == "paged":
+        return _open_pages(graph, runtime, arrays, available)
+    in_memory = placement == "memory"
+    parts: list[np.ndarray | None] = [a.read("topology") if in_memory else a.memmap() for a in arrays]
+    for array in arrays:
+        array.close()
+    indptr, indices, weights = (*parts, None)[:3]
+    return Topology(
+        graph.num_nodes, graph.num_edges, "memory" if in_memory else "map", indptr, indices, weights
+    )
+
+
+def scratch_bytes(available: int) -> int:
+    """Memory for reading by pages, of ``available`` for the topology; 1.25 times as much more goes to the rounds."""
+    least = _core.PagedTopology.MIN_SCRATCH_BYTES
+    return max(least, min(available // _SCRATCH_SHARE, _MAX_SCRATCH_BYTES))
+
+
+def _open_pages(graph: Graph, runtime: Runtime, arrays: list[DiskArray], available: int) -> Topology:
+    scratch = scratch_bytes(available)
+    left = max(available - scratch - _core.WaveSampler.round_bytes(scratch // 32), 0)
+    indptr = arrays[0].read("topology") if arrays[0].spec.data_bytes <= left // 2 else None
+    if indptr is not None:
+        left -= arrays[0].spec.data_bytes
+    each = left // (len(arrays) - (indptr is not None))
+    pages = _core.PagedTopology(
+        runtime.io,
+        runtime.budget,
+        num_nodes=graph.num_nodes,
+        num_edges=graph.num_edges,
+        indptr=indptr,
+        indptr_file=arrays[0].file if indptr is None else None,
+        indptr_cache_bytes=each,
+        indices_file=arrays[1].file,
+        index_bytes=arrays[1].dtype.itemsize,
+        indices_cache_bytes=each,
+        weights_file=arrays[2].file if len(arrays) > 2 else None,
+        weights_cache_bytes=each,
+        scratch_bytes=scratch,
+    )
+    return Topology(graph.num_nodes, graph.num_edges, "paged", indptr, None, None, pages, tuple(arrays))

@@ -1,0 +1,42 @@
+// The topology in compressed sparse columns: in-neighbours of v are indices[indptr[v]..indptr[v + 1]).
+#pragma once
+#include <cstdint>
+#include <span>
+#include <type_traits>
+
+namespace outcrop {
+
+// In memory, or mapped. Indices are 32 or 64 bits wide, ascending within a node.
+struct Topology {
+  const int64_t* indptr = nullptr;
+  const uint32_t* indices32 = nullptr;
+  const int64_t* indices64 = nullptr;
+  int64_t num_nodes = 0;
+  int64_t num_edges = 0;
+  const float* weights = nullptr;  // one per edge; only the weighted sampler needs them
+};
+
+struct ListRange {
+  int64_t start = 0, degree = 0;
+};
+
+// Calls fn with the indices of the topology in their width.
+template <class Fn>
+auto with_indices(const Topology& t, Fn&& fn) {
+  return t.indices32 ? fn(t.indices32) : fn(t.indices64);
+}
+
+// Where the neighbours of `node` lie, from what indptr says. Throws Error(format) where that cannot be.
+ListRange checked_range(int64_t node, int64_t begin, int64_t end, int64_t num_edges);
+[[noreturn]] void refuse_neighbour(int64_t neighbour, int64_t num_nodes);
+
+inline ListRange range_of(const Topology& t, int64_t node) {
+  const int64_t begin = t.indptr[node], end = t.indptr[node + 1];
+  if (begin < 0 || end < begin || end > t.num_edges) checked_range(node, begin, end, t.num_edges);
+  return {begin, end - begin};
+}
+
+// out[i] = in-neighbours of ids[i] other than itself. Neighbours of a node must be ascending.
+void count_in_neighbours(const Topology& topology, std::span<const int64_t> ids, int32_t* out);
+
+}  // namespace outcrop
