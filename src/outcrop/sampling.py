@@ -18,7 +18,7 @@ from outcrop.store.batches import BatchGraph
 from outcrop.store.graph import Graph
 from outcrop.store.topology import load_topology
 
-SPLIT_CODES = {"train": 0, "valid": 1, "test": 2}
+SPLIT_CODES = {"train": 0, "valid": 1, "test": 2, "infer": 3}
 _MIB = 1 << 20
 
 

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from outcrop.cli import bench, data, demo, doctor, preparing, training
+from outcrop.cli import bench, data, demo, doctor, inferring, preparing, training
 from outcrop.cli.common import console
 from outcrop.errors import OutcropError
 
@@ -19,7 +19,7 @@ app = typer.Typer(
     rich_markup_mode="rich",
     help="Train graph neural networks on graphs larger than memory, exactly, on one machine.",
 )
-for module in (demo, doctor, data, preparing, training, bench):
+for module in (demo, doctor, data, preparing, training, inferring, bench):
     module.add_commands(app)
 
 _debug = False
