@@ -57,19 +57,23 @@ def format_bytes(count: float) -> str:
 
 @dataclass(frozen=True)
 class IoConfig:
-    """Block I/O engine. ``backend``: automatic tries io_uring first. ``depth``: requests in flight."""
+    """Block I/O engine. ``backend``: automatic tries io_uring first. ``depth``: requests in flight.
+    ``rate_bytes_per_second``: limit of reads and writes together, on average; 0 = none."""
 
     backend: Literal["automatic", "uring", "pread"] = "automatic"
     depth: int = 128
     max_request_bytes: int = 1 << 20
     direct: bool = True
     threads: int = 4
+    rate_bytes_per_second: int = 0
 
 
 @dataclass(frozen=True)
 class SampleConfig:
     """What is sampled. ``fanouts``: neighbours per hop, -1 = all. ``epochs``: pool of epochs sampled ahead.
-    ``degrees``: record each node's in-degree in the whole graph too, for GCN's normalisation."""
+    ``degrees``: record each node's in-degree in the whole graph too, for GCN's normalisation.
+    ``first_epoch``: training epoch number of the first epoch of the pool, a multiple of ``epochs``; epochs are
+    drawn by their number."""
 
     fanouts: tuple[int, ...] = (10, 10)
     batch_size: int = 1024
@@ -79,6 +83,7 @@ class SampleConfig:
     sampler: Literal["neighbor"] = "neighbor"
     splits: tuple[str, ...] = field(default=("train", "valid", "test"))
     degrees: bool = False
+    first_epoch: int = 0
 
     def __post_init__(self) -> None:
         problems = []
@@ -93,6 +98,12 @@ class SampleConfig:
             problems.append(f"seed {self.seed} is negative or does not fit 64 bits")
         if self.epochs < 1:
             problems.append(f"epochs {self.epochs} is below 1")
+        if self.first_epoch < 0:
+            problems.append(f"first epoch {self.first_epoch} is negative")
+        elif self.epochs >= 1 and self.first_epoch % self.epochs:
+            problems.append(
+                f"first epoch {self.first_epoch} is no multiple of the {self.epochs} epochs of a pool"
+            )
         if self.sampler != "neighbor":
             problems.append(f"sampler {self.sampler!r} is unknown; known: neighbor")
         if problems:

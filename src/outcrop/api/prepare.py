@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from outcrop.config import PlanConfig, SampleConfig, Size, parse_size
+from outcrop.errors import FormatError
 from outcrop.runtime import UNLIMITED, Runtime
 from outcrop.stages import pack as packing
 from outcrop.stages import plan as planning
@@ -99,6 +100,22 @@ def prepare(
     finally:
         if own:
             runtime.close()
+
+
+def prepare_described(out: Path, runtime: Runtime) -> PrepareReport:
+    """Makes what ``out``'s ``run.json`` describes, within the budget of ``runtime``, which may be smaller than that of
+    the plan; goes on where an earlier call was interrupted.
+
+    Raises:
+        FormatError: ``out`` is no run, or the graph is in another state than it says.
+    """
+    info = run.read(out)
+    graph = open_graph(info.graph_path(out))
+    if graph.digest() != info.graph_digest:
+        raise FormatError(
+            f"{out} was begun with another state of the graph than {graph.path} is in now: start again"
+        )
+    return _prepare(graph, out, info.sample, info.plan, runtime, None)
 
 
 def _remove_headless(folder: Path) -> None:

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import resource
 import time
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+from outcrop import checkpoint as checkpoints
 from outcrop import device as devices
+from outcrop.api.pools import Pools
 from outcrop.api.prepare import PrepareReport, prepare
 from outcrop.api.run import open_session
-from outcrop.config import SampleConfig, Size, TrainConfig, parse_size
+from outcrop.config import PlanConfig, SampleConfig, Size, TrainConfig, parse_size
 from outcrop.errors import ArgumentError
 from outcrop.runtime import Progress, Runtime
 from outcrop.stages import evaluate as evaluation
@@ -42,6 +46,7 @@ class TrainReport:
     budget: dict[str, int | None]
     io_backend: str
     prepare: dict[str, Any] = field(default_factory=dict)
+    pools: list[dict[str, Any]] = field(default_factory=list)
 
     def as_dict(self) -> dict[str, Any]:
         return dict(vars(self))
@@ -62,6 +67,8 @@ def train(
     fanouts: Sequence[int] | None = None,
     batch_size: int | None = None,
     sample_epochs: int = 1,
+    refresh: bool = False,
+    refresh_rate: Size | None = None,
     memory: Size | None = None,
     gpu_memory: Size = 0,
     disk_space: Size | None = None,
@@ -81,6 +88,9 @@ def train(
             batches on the fly (the same batches, for the same seed).
         mode: ``packed``, ``online``, ``memory``, ``memmap`` or ``ondisk``: where rows come from.
         fanouts, batch_size, sample_epochs: As in :func:`outcrop.prepare`; a run has its own.
+        refresh: Instead of replaying the ``sample_epochs`` epochs of the pool, prepare the next ones while these train;
+            ``run`` is then the folder for the pools (none: ``<graph>.pools``). See :mod:`outcrop.api.pools`.
+        refresh_rate: Bytes per second that preparing the next pool reads and writes at the most.
         memory: Budget for everything Outcrop holds; the interpreter, torch and the model come on top.
             None takes the budget the run was planned for.
         checkpoint: Folder for checkpoints; training goes on from the one it holds, unless ``resume`` is false.
@@ -107,7 +117,7 @@ def train(
     _check_complete(graph)
     folder = None if run is None else Path(run)
     report: PrepareReport | None = None
-    if folder is not None:
+    if folder is not None and not refresh:
         if fanouts is not None or batch_size is not None:
             raise ArgumentError(
                 f"{folder} has its own fanouts and batch size: leave them out, or prepare another run"
@@ -127,7 +137,18 @@ def train(
         device=device,
         trace_losses=trace_losses,
     )
-    if folder is None and mode == "packed":
+    pools: Pools | None = None
+    identity = f"{sampling} refreshed" if refresh else str(sampling)
+    if refresh and mode == "packed":
+        limits = _limits(graph, memory, gpu_memory, disk_space)
+        folder = folder or graph.path.with_name(graph.path.name + ".pools")
+        rate = None if refresh_rate is None else parse_size(refresh_rate)
+        pools = Pools(graph, folder, sampling, limits, epochs, rate)
+        with Runtime(pools.shares.prepare, progress=progress) as runtime:
+            report = pools.prepare(_next_epoch(checkpoint if resume else None, epochs), runtime)
+    elif refresh:
+        sampling = replace(sampling, epochs=epochs)  # drawn on the fly: nothing has to be prepared
+    elif folder is None and mode == "packed":
         folder = graph.path.with_name(graph.path.name + ".run")
         with Runtime(memory, progress=progress) as runtime:
             report = prepare(
@@ -144,9 +165,22 @@ def train(
                 runtime=runtime,
             )
     started = time.monotonic()
-    with Runtime(memory, trace_path=trace_path, progress=progress) as runtime:
-        with open_session(graph, runtime, mode, run_folder=folder, config=sampling, device=device) as session:
-            result, accuracy = _train(graph, session, sampling, config, runtime, checkpoint, resume, test)
+    limit = memory if pools is None else pools.shares.runtime
+    with Runtime(limit, trace_path=trace_path, progress=progress) as runtime:
+        with ExitStack() as closing:
+            if pools is None:
+                session = closing.enter_context(
+                    open_session(graph, runtime, mode, run_folder=folder, config=sampling, device=device)
+                )
+                passes = _Passes(lambda split, epoch: session, runtime)
+            else:
+                closing.callback(pools.close)
+                passes = _Passes(
+                    partial(pools.session, runtime=runtime, device=device), runtime, check=pools.check
+                )
+            result, accuracy = _train(
+                graph, passes, sampling.splits, identity, config, runtime, checkpoint, resume, test
+            )
         return TrainReport(
             mode=mode,
             model=model,
@@ -161,15 +195,28 @@ def train(
             peak_by_tag={tag: usage.peak_bytes for tag, usage in runtime.budget.by_tag.items()},
             peak_process_bytes=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
             budget={
-                "memory": None if memory is None else parse_size(memory),
-                "gpu_memory": parse_size(gpu_memory),
-                "disk_space": None
-                if disk_space is None
-                else parse_size(disk_space, feature_bytes=graph.feature_bytes),
+                name: getattr(_limits(graph, memory, gpu_memory, disk_space), name)
+                for name in ("memory", "gpu_memory", "disk_space")
             },
             io_backend=runtime.io.backend_name,
             prepare=report.as_dict() if report else {},
+            pools=pools.as_dicts() if pools else [],
         )
+
+
+def _limits(graph: Graph, memory: Size | None, gpu_memory: Size, disk_space: Size | None) -> PlanConfig:
+    return PlanConfig(
+        memory=None if memory is None else parse_size(memory),
+        gpu_memory=parse_size(gpu_memory),
+        disk_space=None if disk_space is None else parse_size(disk_space, feature_bytes=graph.feature_bytes),
+    )
+
+
+def _next_epoch(checkpoint: str | Path | None, epochs: int) -> int | None:
+    """The epoch that training begins with; None where the checkpoint has them all."""
+    path = None if checkpoint is None else Path(checkpoint) / checkpoints.LAST
+    done = checkpoints.read(path).meta.epochs_done if path is not None and path.exists() else 0
+    return done if done < epochs else None
 
 
 def _check_complete(graph: Graph) -> None:
@@ -186,46 +233,57 @@ def _check_complete(graph: Graph) -> None:
 
 def _train(
     graph: Graph,
-    session: LoadSession,
-    sampling: SampleConfig,
+    passes: _Passes,
+    splits: tuple[str, ...],
+    identity: str,
     config: TrainConfig,
     runtime: Runtime,
     checkpoint: str | Path | None,
     resume: bool,
     test: bool,
 ) -> tuple[training.TrainResult, float | None]:
-    passes = _Passes(session, runtime)
     result = training.train(
         lambda epoch: passes.start("train", epoch),
-        (lambda: passes.start("valid", 0)) if graph.has("valid") and "valid" in sampling.splits else None,
+        (lambda: passes.start("valid", 0)) if graph.has("valid") and "valid" in splits else None,
         config,
         None if checkpoint is None else Path(checkpoint),
         runtime,
         in_dim=graph.feature_dim,
         num_classes=graph.num_classes,
         evaluate=evaluation.evaluate,
-        inputs={"graph": graph.digest(), "sampling": str(sampling)},
+        inputs={"graph": graph.digest(), "sampling": identity},
         counters=passes.counters,
         resume=resume,
     )
     accuracy = None
-    if test and graph.has("test") and "test" in sampling.splits:
+    if test and graph.has("test") and "test" in splits:
         accuracy = evaluation.evaluate(result.model, passes.start("test", 0)).accuracy
     return result, accuracy
 
 
 class _Passes:
-    """Starts passes over splits and counts what the latest one read."""
+    """Starts passes over splits and counts what the latest one read.
 
-    def __init__(self, session: LoadSession, runtime: Runtime):
-        self._session, self._runtime = session, runtime
+    Args:
+        session: What loads an epoch of a split.
+        check: Called for every batch; raises to end the training.
+    """
+
+    def __init__(
+        self,
+        session: Callable[[str, int], LoadSession],
+        runtime: Runtime,
+        check: Callable[[], None] | None = None,
+    ):
+        self._session, self._runtime, self._check = session, runtime, check
         self._loader: Loader | None = None
         self._before = runtime.io.counters
 
     def start(self, split: str, epoch: int) -> Iterator[MiniBatch]:
+        session = self._session(split, epoch)
         self._before = self._runtime.io.counters
-        self._loader = self._session.batches(split, epoch)
-        return self._loader
+        self._loader = session.batches(split, epoch)
+        return self._loader if self._check is None else _CheckedPass(self._loader, self._check)
 
     def counters(self) -> dict[str, Any]:
         assert self._loader is not None
@@ -236,6 +294,20 @@ class _Passes:
             "bytes_needed_from_disk": stats.bytes_needed,
             "rows_by_level": {"device": 0, "host": 0, "disk_cache": 0, "packed": 0, **stats.rows_by_level},
         }
+
+
+class _CheckedPass(Iterator[MiniBatch]):
+    """A pass that looks before every batch whether to go on."""
+
+    def __init__(self, loader: Loader, check: Callable[[], None]):
+        self._loader, self._check = loader, check
+
+    def __next__(self) -> MiniBatch:
+        self._check()
+        return next(self._loader)
+
+    def close(self) -> None:
+        self._loader.close()
 
 
 def _peak_device_bytes(name: str) -> int:

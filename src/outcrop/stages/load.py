@@ -100,7 +100,7 @@ class SampledGraphs:
 
     def batches(self, split: str, epoch: int) -> Iterator[BatchGraph]:
         config = self._sampler.config
-        pool_epoch = epoch % config.epochs if split == "train" else 0
+        pool_epoch = config.first_epoch + epoch % config.epochs if split == "train" else 0
         yield from self._sampler.batches(
             split, pool_epoch, epoch_seeds(self._ids[split], config, split, pool_epoch)
         )

@@ -35,7 +35,7 @@ def sample(graph: Graph, config: SampleConfig, out: Path, runtime: Runtime) -> M
         BudgetError: One batch does not fit in its share of the budget.
     """
     ids = {split: split_ids(graph, runtime, split) for split in config.splits}
-    if not len(ids.get("train", ())):
+    if "train" in ids and not len(ids["train"]):
         raise ArgumentError(
             f"{graph.path} has no training nodes: import a train split, or use --train-fraction"
         )
@@ -51,7 +51,9 @@ def sample(graph: Graph, config: SampleConfig, out: Path, runtime: Runtime) -> M
             first = len(shape)
             for epoch in range(count):
                 with runtime.trace.span("sample-epoch", split=split, epoch=epoch):
-                    for batch in sampler.batches(split, epoch, epoch_seeds(ids[split], config, split, epoch)):
+                    number = epoch + config.first_epoch if split == "train" else epoch
+                    seeds = epoch_seeds(ids[split], config, split, number)
+                    for batch in sampler.batches(split, number, seeds):
                         blob = record.encode(batch, record.AddressTable(), id_bytes)
                         writer.append(blob)
                         offsets.append(offsets[-1] + len(blob))
