@@ -22,15 +22,15 @@ def in_parts(
 ) -> torch.Tensor:
     """All nodes as targets; sources in ranges that end at ``cuts``; targets begin ``step`` at a time."""
     nodes = len(x)
-    sums = accumulate.layer_sums(conv, nodes)
+    sums = accumulate.layer_sums(conv, nodes, step)
+    assert (sums.drops_loops, sums.targets_first) == accumulate.needs(conv)
     row, col = edges[1], edges[0]
     loopless = row != col
     scale = torch.from_numpy(1 / np.sqrt(np.bincount(row[loopless], minlength=nodes) + 1)).float()
     if sums.drops_loops:
         row, col = row[loopless], col[loopless]
-    for start in range(0, nodes, step):
-        own = slice(start, min(start + step, nodes))
-        sums.begin(start, x[own].contiguous(), scale[own])
+    for start in range(0, nodes, step) if sums.targets_first else ():
+        sums.begin(start, x[start : start + step].contiguous())
     order = np.argsort(row, kind="stable")
     row, col = row[order], col[order]
     bounds = [0, *sorted(cuts), nodes]
@@ -43,7 +43,12 @@ def in_parts(
             torch.from_numpy((col[mine] - low).astype(np.int32)),
         )
         sums.add(part, x[low:high].contiguous(), scale[low:high])
-    return sums.finish()
+    out = []
+    for start in range(0, nodes, step):
+        own = slice(start, start + step)
+        rows = None if sums.targets_first else x[own].contiguous()
+        out.append(sums.finish(start, len(x[own]), rows, scale[own]).clone())
+    return torch.cat(out)
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -88,4 +93,4 @@ def test_attention_with_scores_that_overflow_alone() -> None:
 
 def test_other_layers_are_refused() -> None:
     with pytest.raises(ArgumentError, match="Linear is unknown"):
-        accumulate.layer_sums(torch.nn.Linear(2, 2), 1)
+        accumulate.layer_sums(torch.nn.Linear(2, 2), 1, 1)

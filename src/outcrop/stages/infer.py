@@ -36,7 +36,7 @@ from outcrop.slots import Lease, SlotPool
 from outcrop.sparse import as_input, blocks_of
 from outcrop.store import manifest as manifests
 from outcrop.store.arrays import ArrayWriter, DiskArray
-from outcrop.store.edges import spans
+from outcrop.store.edges import Span, spans
 from outcrop.store.graph import Graph
 from outcrop.store.manifest import Manifest
 from outcrop.store.minibatch import MiniBatch, as_tensor
@@ -47,7 +47,7 @@ ROWS = "rows"
 
 UNLIMITED_BYTES = 4 << 30  # what is planned with where there is no budget
 _SLOTS = 2
-_EDGE_BYTES = 72  # of one edge while its part is found and waits, in memory twice
+_EDGE_BYTES = 56  # of one edge while its part is found and waits
 _TARGET_BYTES = 72
 _SOURCE_BYTES = 48
 _MIN_EDGES = 256
@@ -190,7 +190,8 @@ def count_edges(graph: Graph, out: Path, runtime: Runtime) -> Manifest:
         degree = ArrayWriter(runtime, folder, "degree", "int32")
         for span in spans(graph, runtime, most, most):
             found = np.zeros(len(span.ids), np.int32)
-            for edges in span.pieces():
+            for begin, end in span.ranges():
+                edges = span.read(begin, end)
                 others = edges.col != span.ids[edges.row]
                 found += np.bincount(edges.row[others], minlength=len(found)).astype(np.int32)
                 if uses is not None:
@@ -230,23 +231,25 @@ def expected(graph: Graph, model_digest: str, what: str, targets: str) -> tuple[
     return {"what": what, "targets": targets}, {"graph": graph.digest(), "model": model_digest}
 
 
+@dataclass
 class _Work:
-    """One item on its way: rows to read, and what they are: targets themselves, sources, or (no rows) the end of a
-    span."""
+    """One item on its way: rows to read, and what they are.
 
-    def __init__(
-        self,
-        ids: np.ndarray,
-        *,
-        targets: int = 0,
-        begin: int = -1,
-        part: tuple[np.ndarray, np.ndarray, np.ndarray] | None = None,
-        edges: int = 0,
-    ):
-        self.ids, self.targets, self.begin, self.part, self.edges = ids, targets, begin, part, edges
-        self.x: np.ndarray | None = None
-        self.scale: np.ndarray | None = None
-        self.lease: Lease | None = None
+    ``span`` is the number of the span, ``targets`` how many it has. With ``part`` the rows are sources; else they are
+    those of ``count`` targets from ``first`` on, to begin or (``finish``) to end with. Where they came first, the end
+    reads no rows.
+    """
+
+    span: int
+    targets: int
+    ids: np.ndarray
+    first: int = 0
+    count: int = 0
+    finish: bool = False
+    part: tuple[np.ndarray, np.ndarray, np.ndarray] | None = None
+    x: np.ndarray | None = None
+    scale: np.ndarray | None = None
+    lease: Lease | None = None
 
 
 class Layer:
@@ -280,7 +283,7 @@ class Layer:
             graph.num_nodes if wanted is None else len(wanted),
             memory_of(runtime),
         )
-        self._drops_loops = accumulate.layer_sums(self._conv, 1).drops_loops
+        self._drops_loops, self._targets_first = accumulate.needs(self._conv)
         scratch = scratch_share(memory_of(runtime))
         self._scale_file = None
         self._scales: RowSource | None = None
@@ -338,30 +341,32 @@ class Layer:
         with closing(pipeline):
             sums: accumulate.LayerSums | None = None
             while (work := next(pipeline, None)) is not None:
-                if work.begin == 0:
-                    sums = accumulate.layer_sums(self._conv, work.targets)
+                if work.span == self.stats.spans:
+                    sums = None  # the accumulators of the span before go first
+                    sums = accumulate.layer_sums(self._conv, work.targets, self.division.rows)
+                    self.stats.spans += 1
                 assert sums is not None
                 out = self._compute(sums, work)
                 del work
                 if out is not None:
                     self.stats.rows += len(out)
-                    self.stats.spans += 1
-                    sums = None
                     yield out
 
     def _plan(self) -> Iterator[_Work]:
         division = self.division
-        for span in spans(self._graph, self._runtime, division.targets, division.edges, self._wanted):
-            for start in range(0, len(span.ids), division.rows):
+        found = spans(self._graph, self._runtime, division.targets, division.edges, self._wanted)
+        for number, span in enumerate(found):
+            targets = len(span.ids)
+            starts = range(0, targets, division.rows)
+            for start in starts if self._targets_first else ():
+                yield _Work(number, targets, span.ids[start : start + division.rows], start)
+            for begin, end in span.ranges():
+                for sources, part in _parts(span, begin, end, self._drops_loops, division.rows):
+                    yield _Work(number, targets, sources, part=part)
+            for start in starts:
                 ids = span.ids[start : start + division.rows]
-                yield _Work(ids, targets=len(span.ids), begin=start)
-            for edges in span.pieces():
-                row, col = edges.row, edges.col
-                if self._drops_loops:
-                    keep = col != span.ids[row]
-                    row, col = row[keep], col[keep]
-                yield from _parts(row, col, division.rows)
-            yield _Work(np.zeros(0, np.int64))
+                read = ids[:0] if self._targets_first else ids
+                yield _Work(number, targets, read, start, len(ids), finish=True)
 
     def _read(self, work: _Work, stopped: threading.Event) -> _Work:
         if not len(work.ids):
@@ -378,17 +383,14 @@ class Layer:
         return work
 
     def _compute(self, sums: accumulate.LayerSums, work: _Work) -> np.ndarray | None:
-        if work.x is None:
-            return self._model.activate(self._index, sums.finish()).cpu().numpy()
-        assert work.lease is not None
-        rows = work.x
-        work.lease.hand_over(rows)
-        work.lease.mark_taken()
-        x = torch.from_numpy(rows).view(self._dtype).reshape(len(work.ids), -1)
-        x = as_input(x.to(self._device))
+        x = self._tensor(work)
         scale = None if work.scale is None else torch.from_numpy(work.scale).to(self._device)
+        if work.finish:
+            out = sums.finish(work.first, work.count, x, scale)
+            return self._model.activate(self._index, out).cpu().numpy()
+        assert x is not None
         if work.part is None:
-            sums.begin(work.begin, x, scale)
+            sums.begin(work.first, x)
         else:
             targets, rowptr, col = (as_tensor(array, self._device) for array in work.part)
             sums.add(accumulate.Part(targets, rowptr, col), x, scale)
@@ -396,32 +398,54 @@ class Layer:
             self.stats.edges += len(col)
         return None
 
+    def _tensor(self, work: _Work) -> torch.Tensor | None:
+        """The rows of ``work``, float32, on the device; they keep the buffer while they live."""
+        rows = work.x
+        if rows is None:
+            return None
+        assert work.lease is not None
+        work.lease.hand_over(rows)
+        work.lease.mark_taken()
+        x = torch.from_numpy(rows).view(self._dtype).reshape(len(work.ids), -1)
+        return as_input(x.to(self._device))
 
-def _parts(row: np.ndarray, col: np.ndarray, most_rows: int) -> Iterator[_Work]:
-    """Edges by target, cut into parts of at most ``most_rows`` different sources, by source."""
+
+def _parts(
+    span: Span, begin: int, end: int, drop_loops: bool, most_rows: int
+) -> Iterator[tuple[np.ndarray, tuple[np.ndarray, np.ndarray, np.ndarray]]]:
+    """Edges ``begin:end`` of ``span``, cut into parts of at most ``most_rows`` different sources, by source: the
+    sources, and targets, rowptr and col as in :class:`accumulate.Part`. Lets go of what it needs no more, early."""
+    edges = span.read(begin, end)
+    row, col = edges.row, edges.col
+    del edges
+    if drop_loops:
+        keep = col != span.ids[row]
+        row, col = row[keep], col[keep]
+        del keep
     sources = np.unique(col)
     at = np.searchsorted(sources, col).astype(np.int32)
+    del col
     count = -(-len(sources) // most_rows)
     if count > 1:
         number = at // np.int32(most_rows)
-        # Stable: edges stay sorted by target. NumPy sorts 16-bit integers by radix.
-        order = np.argsort(number.astype(np.uint16) if count <= 1 << 16 else number, kind="stable")
-        at, row, number = at[order], row[order], number[order]
-        bounds = np.searchsorted(number, np.arange(count + 1))
+        if count <= 1 << 16:
+            number = number.astype(np.uint16)  # which NumPy sorts by radix
+        order = np.argsort(number, kind="stable")  # edges stay sorted by target
+        at, row = at[order], row[order]
+        bounds = np.cumsum(np.bincount(number, minlength=count))
+        del number, order
     else:
-        bounds = np.array([0, len(col)])
+        bounds = np.array([len(at)])
     for p in range(count):
-        mine = slice(int(bounds[p]), int(bounds[p + 1]))
+        mine = slice(int(bounds[p - 1]) if p else 0, int(bounds[p]))
         rows = row[mine]
         starts = np.flatnonzero(np.diff(rows, prepend=np.int32(-1)))
-        yield _Work(
-            sources[p * most_rows : (p + 1) * most_rows].astype(np.int64),
-            part=(
-                rows[starts].astype(np.int64),
-                np.append(starts, len(rows)).astype(np.int32),
-                at[mine] - np.int32(p * most_rows),
-            ),
+        part = (
+            rows[starts].astype(np.int64),
+            np.append(starts, len(rows)).astype(np.int32),
+            at[mine] - np.int32(p * most_rows),
         )
+        yield sources[p * most_rows : (p + 1) * most_rows].astype(np.int64), part
 
 
 def _with_cache(rows: RowSource, counts: Counts, cache_bytes: int, runtime: Runtime) -> RowSource:

@@ -38,19 +38,23 @@ class Span:
     _most_edges: int
     _num_nodes: int
 
-    def pieces(self) -> Iterator[Edges]:
+    def ranges(self) -> list[tuple[int, int]]:
+        """The pieces, as ranges of edge numbers."""
         begin, end = int(self.rowptr[0]), int(self.rowptr[-1])
-        for start in range(begin, end, self._most_edges):
-            stop = min(start + self._most_edges, end)
-            col = self._indices.read(TAG, start, stop)
-            if not 0 <= col.min() <= col.max() < self._num_nodes:
-                raise _damaged(self._indices)
-            counts = np.diff(np.clip(self.rowptr, start, stop))
-            if len(self.ids) < self.stop - self.first:
-                wanted = np.zeros(self.stop - self.first, bool)
-                wanted[self.ids - self.first] = True
-                col, counts = col[np.repeat(wanted, counts)], counts[wanted]
-            yield Edges(np.repeat(np.arange(len(self.ids), dtype=np.int32), counts), col)
+        starts = range(begin, end, self._most_edges)
+        return [(start, min(start + self._most_edges, end)) for start in starts]
+
+    def read(self, start: int, stop: int) -> Edges:
+        """Edges ``start:stop``."""
+        col = self._indices.read(TAG, start, stop)
+        if not 0 <= col.min() <= col.max() < self._num_nodes:
+            raise _damaged(self._indices)
+        counts = np.diff(np.clip(self.rowptr, start, stop))
+        if len(self.ids) < self.stop - self.first:
+            wanted = np.zeros(self.stop - self.first, bool)
+            wanted[self.ids - self.first] = True
+            col, counts = col[np.repeat(wanted, counts)], counts[wanted]
+        return Edges(np.repeat(np.arange(len(self.ids), dtype=np.int32), counts), col)
 
 
 def _damaged(array: DiskArray) -> FormatError:
