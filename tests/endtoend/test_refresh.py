@@ -139,15 +139,22 @@ def test_two_pools_at_most_and_half_the_space_each(graph: Graph, tmp_path: Path)
     assert watch.most == 2
     limits = [runs.read(p).plan.disk_space for p in sorted((tmp_path / "pools").iterdir())]
     held = sum(f.stat().st_size for f in (tmp_path / "pools" / "eval").rglob("*") if f.is_file())
-    assert limits == [(3 << 20) // 4, ((3 << 20) - held) // 2]
+    assert limits == [(3 << 20) // 2, ((3 << 20) - held) // 2]
     assert all(p["disk_bytes"] <= limits[1] for p in report.pools)
 
 
 def test_too_little_space_or_memory_fails_before_training(graph: Graph, tmp_path: Path) -> None:
     with pytest.raises(BudgetError, match=r"disk|space"):
         refreshed(graph, tmp_path / "pools", disk_space="200KiB")
-    with pytest.raises(BudgetError, match="memory"):
+    with pytest.raises(BudgetError, match=r"preparing has 512.0 KiB of memory"):
         refreshed(graph, tmp_path / "pools", memory="2MiB")
+
+
+def test_evaluation_has_more_memory_where_it_needs_it(graph: Graph, at_once: Any, tmp_path: Path) -> None:
+    report = refreshed(graph, tmp_path / "pools", memory="8MiB")
+    assert losses(report) == losses(at_once)
+    assert report.peak_host_bytes <= 6 << 20
+    assert runs.read(tmp_path / "pools" / "eval").plan.memory in [(8 << 20) // n for n in (6, 4, 3)]
 
 
 def test_evaluation_is_prepared_once(graph: Graph, tmp_path: Path) -> None:

@@ -5,8 +5,9 @@ I/O priority, in a quarter of the memory budget, no faster than a given rate, de
 keyed by the number of their epoch, so the result is that of preparing all epochs at once, whatever the timing.
 
 Folder: ``eval``, the batches of validation and test, prepared once; ``pool-<k>``, at most two at a time. Each is a run.
-Disk: what ``eval`` takes, and half of the rest for each pool. Memory: a quarter for preparing, an eighth for ``eval``,
-1/32 stays free, training has the rest.
+Disk: what ``eval`` takes, half of all at the most, and half of the rest for each pool. Memory: a quarter for
+preparing, an eighth for ``eval`` (up to a third, where its batches do not fit in less), 1/32 stays free, training has
+the rest.
 """
 
 from __future__ import annotations
@@ -26,8 +27,8 @@ from typing import IO, Any
 
 from outcrop.api.prepare import PrepareReport, prepare_described
 from outcrop.api.run import open_session
-from outcrop.config import PlanConfig, SampleConfig
-from outcrop.errors import ArgumentError, OutcropError
+from outcrop.config import PlanConfig, SampleConfig, format_bytes
+from outcrop.errors import ArgumentError, BudgetError, OutcropError
 from outcrop.runtime import Runtime
 from outcrop.stages.load import LoadSession
 from outcrop.store import manifest as manifests
@@ -36,6 +37,12 @@ from outcrop.store.graph import Graph
 
 _POLL_SECONDS = 0.05
 _MOST_STDERR_BYTES = 4096
+_EVAL_DIVISORS = (
+    8,
+    6,
+    4,
+    3,
+)  # parts of the memory budget that evaluation has one of: the least that is enough
 _POOL_NAME = re.compile(r"pool-(\d+)")
 EVAL = "eval"
 
@@ -50,11 +57,24 @@ class Shares:
     runtime: int | None  # of the training process: train, evaluate and what stays free
 
     @staticmethod
-    def of(memory: int | None) -> Shares:
+    def of(memory: int | None, divisor: int = _EVAL_DIVISORS[0]) -> Shares:
         if memory is None:
             return Shares(None, None, None, None)
-        quarter, eighth = memory // 4, memory // 8
-        return Shares(quarter, eighth, memory - quarter - eighth - memory // 32, memory - quarter)
+        quarter, evaluate = memory // 4, memory // divisor
+        return Shares(quarter, evaluate, memory - quarter - evaluate - memory // 32, memory - quarter)
+
+    def explain(self, error: BudgetError) -> BudgetError:
+        """``error`` of one share as one of the whole."""
+        memory = (
+            "memory has no limit"
+            if self.prepare is None
+            else f"preparing has {format_bytes(self.prepare)} of memory, evaluation "
+            f"{format_bytes(self.evaluate or 0)}, training {format_bytes(self.train or 0)}"
+        )
+        return BudgetError(
+            f"refreshing divides the budgets ({memory}; of the disk evaluation has at most half, each of two pools "
+            f"half of the rest), and for one of them: {error}"
+        )
 
 
 @dataclass
@@ -163,17 +183,7 @@ class Pools:
         space = self._plan.disk_space
         used = 0
         if self._eval_splits:
-            plan = replace(
-                self._plan,
-                memory=self.shares.evaluate,
-                gpu_memory=0,
-                disk_space=None if space is None else space // 4,
-                packed_splits=("valid",) if "valid" in self._eval_splits else self._eval_splits,
-            )
-            self._describe(
-                self._folder / EVAL, replace(self._config, splits=self._eval_splits, epochs=1), plan
-            )
-            used = prepare_described(self._folder / EVAL, runtime).disk_bytes
+            used = self._prepare_eval(runtime).disk_bytes
         self._pool_space = None if space is None else (space - used) // 2
         if first_epoch is None:
             self._remove_but(())
@@ -181,7 +191,29 @@ class Pools:
         number = first_epoch // self._config.epochs
         self._remove_but((number, number + 1))
         self._describe_pool(number)
-        return prepare_described(self._pool(number), runtime)
+        try:
+            return prepare_described(self._pool(number), runtime)
+        except BudgetError as error:
+            raise self.shares.explain(error) from error
+
+    def _prepare_eval(self, runtime: Runtime) -> PrepareReport:
+        space = self._plan.disk_space
+        config = replace(self._config, splits=self._eval_splits, epochs=1)
+        plan = replace(
+            self._plan,
+            gpu_memory=0,
+            disk_space=None if space is None else space // 2,
+            packed_splits=("valid",) if "valid" in self._eval_splits else self._eval_splits,
+        )
+        failed = BudgetError()
+        for divisor in _EVAL_DIVISORS:
+            self.shares = Shares.of(self._plan.memory, divisor)
+            self._describe(self._folder / EVAL, config, replace(plan, memory=self.shares.evaluate))
+            try:
+                return prepare_described(self._folder / EVAL, runtime)
+            except BudgetError as error:
+                failed = error
+        raise self.shares.explain(failed) from failed
 
     def _check_folder(self) -> None:
         if not self._folder.exists():
