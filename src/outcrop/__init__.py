@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from outcrop.api.graph import generate_graph, import_graph
+    from outcrop.api.infer import InferReport, infer
     from outcrop.api.prepare import PrepareReport
     from outcrop.api.run import Run
     from outcrop.api.shortcuts import open_run, prepare
@@ -21,12 +22,14 @@ __version__ = "0.1.0"
 
 _HOME = {
     "Graph": "outcrop.store.graph",
+    "InferReport": "outcrop.api.infer",
     "PrepareReport": "outcrop.api.prepare",
     "Run": "outcrop.api.run",
     "Runtime": "outcrop.runtime",
     "TrainReport": "outcrop.api.train",
     "generate_graph": "outcrop.api.graph",
     "import_graph": "outcrop.api.graph",
+    "infer": "outcrop.api.infer",
     "open_graph": "outcrop.store.graph",
     "open_run": "outcrop.api.shortcuts",
     "prepare": "outcrop.api.shortcuts",
@@ -35,12 +38,14 @@ _HOME = {
 
 __all__ = [
     "Graph",
+    "InferReport",
     "PrepareReport",
     "Run",
     "Runtime",
     "TrainReport",
     "generate_graph",
     "import_graph",
+    "infer",
     "open_graph",
     "open_run",
     "prepare",

@@ -160,6 +160,11 @@ def load_model(folder: Path, device: str = "cpu") -> Model:
     Raises:
         FormatError: No checkpoint there, or it cannot be read.
     """
+    return load_best(folder, device)[0]
+
+
+def load_best(folder: Path, device: str = "cpu") -> tuple[Model, Meta]:
+    """As :func:`load_model`, with what the checkpoint says about itself."""
     path = folder / BEST
     found = read(path)
     try:
@@ -176,7 +181,12 @@ def load_model(folder: Path, device: str = "cpu") -> Model:
     except KeyError as error:
         raise FormatError(f"{path} lacks field {error} of its configuration: {_AGAIN}") from None
     load_into(path, model, found.model)
-    return model.to(torch_device(device)).eval()
+    return model.to(torch_device(device)).eval(), found.meta
+
+
+def digest(state: State) -> str:
+    """SHA-256 of names, shapes, dtypes and bytes of ``state``."""
+    return _digest({name: value.detach().cpu() for name, value in state.items()})
 
 
 def _open(path: Path) -> tuple[State, dict[str, Any]]:

@@ -65,6 +65,7 @@ class IoConfig:
     ``topology``: where sampling reads neighbour lists: ``memory``; ``paged``, from disk through the engine, with a
     cache of the pages that are wanted most; ``map``, through the system's page cache; ``automatic``: memory where it
     fits its share of the budget, else paged. Batches are the same.
+    ``rate_bytes_per_second``: limit of reads and writes together, on average; 0 = none.
     """
 
     backend: Literal["automatic", "uring", "pread"] = "automatic"
@@ -72,6 +73,7 @@ class IoConfig:
     max_request_bytes: int = 1 << 20
     direct: bool = True
     threads: int = 4
+    rate_bytes_per_second: int = 0
     topology: Literal["automatic", "memory", "paged", "map"] = "automatic"
 
     def __post_init__(self) -> None:
@@ -87,6 +89,8 @@ class SampleConfig:
         fanouts: Neighbours per hop, -1 = all.
         batch_size: Seed nodes per batch; positive edges where the task is ``link``.
         epochs: Pool of epochs sampled ahead.
+        first_epoch: Training epoch number of the first epoch of the pool, a multiple of ``epochs``; epochs are
+            drawn by their number.
         sampler: ``neighbor``: uniform. ``labor``: LABOR-0 (Balin and Catalyurek 2023, section 3): one random number
             r_t per node t, batch and hop, the edge (t, s) is kept iff ``r_t <= fanout / degree(s)``; as many edges are
             expected as ``neighbor`` draws, over fewer nodes. ``weighted``: without replacement in proportion to the
@@ -112,6 +116,7 @@ class SampleConfig:
     task: Literal["node", "link"] = "node"
     negatives: float = 1.0
     filter_negatives: bool = False
+    first_epoch: int = 0
 
     def __post_init__(self) -> None:
         if problems := [*self._problems_of_batches(), *self._problems_of_samplers()]:
@@ -130,6 +135,12 @@ class SampleConfig:
             problems.append(f"seed {self.seed} is negative or does not fit 64 bits")
         if self.epochs < 1:
             problems.append(f"epochs {self.epochs} is below 1")
+        if self.first_epoch < 0:
+            problems.append(f"first epoch {self.first_epoch} is negative")
+        elif self.epochs >= 1 and self.first_epoch % self.epochs:
+            problems.append(
+                f"first epoch {self.first_epoch} is no multiple of the {self.epochs} epochs of a pool"
+            )
         return problems
 
     def _problems_of_samplers(self) -> list[str]:
@@ -143,6 +154,10 @@ class SampleConfig:
         if not 0 <= self.negatives < math.inf:
             problems.append(f"{self.negatives} negatives per edge are not possible")
         return problems
+
+    def epoch_number(self, split: str, epoch: int) -> int:
+        """By what number the ``epoch`` of training is drawn: the pool is replayed, evaluation has one epoch."""
+        return self.first_epoch + epoch % self.epochs if split == "train" else 0
 
 
 @dataclass(frozen=True)

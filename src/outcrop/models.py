@@ -38,6 +38,11 @@ class Model(nn.Module):
     def num_layers(self) -> int:
         return len(self.convs)
 
+    @property
+    def uses_degrees(self) -> bool:
+        """Whether layers normalise by whole-graph degrees."""
+        return any(isinstance(conv, GCNConv) for conv in self.convs)
+
     def forward(self, batch: MiniBatch) -> Tensor:
         """Scores of the seeds, float32 [num_seeds, num_classes].
 
@@ -74,9 +79,15 @@ class Model(nn.Module):
             out = graph_layers.gat(conv, x, block)
         else:
             raise ArgumentError(f"layer {type(conv).__name__} is unknown; known: SAGEConv, GCNConv, GATConv")
+        return self.activate(index, out)
+
+    def activate(self, index: int, out: Tensor) -> Tensor:
+        """What follows layer ``index``, in place where it can be."""
         if index == self.num_layers - 1:
             return out
-        out = F.elu(out, inplace=True) if isinstance(conv, GATConv) else F.relu(out, inplace=True)
+        out = (
+            F.elu(out, inplace=True) if isinstance(self.convs[index], GATConv) else F.relu(out, inplace=True)
+        )
         return F.dropout(out, self.dropout, self.training) if self.dropout else out
 
 

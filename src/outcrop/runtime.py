@@ -82,6 +82,7 @@ def _io_options(config: IoConfig, faults: _core.FaultPlan | None) -> _core.IoOpt
     options.max_request_bytes = config.max_request_bytes
     options.direct = config.direct
     options.threads = config.threads
+    options.rate_bytes_per_second = config.rate_bytes_per_second
     if faults is not None:
         options.faults = faults
     return options

@@ -20,7 +20,7 @@ from outcrop.store.batches import BatchGraph
 from outcrop.store.graph import Graph
 from outcrop.store.topology import load_topology, topology_bytes
 
-SPLIT_CODES = {"train": 0, "valid": 1, "test": 2}
+SPLIT_CODES = {"train": 0, "valid": 1, "test": 2, "infer": 3}
 _MIB = 1 << 20
 _MAX_WAVE = 8  # batches drawn together from a paged topology
 

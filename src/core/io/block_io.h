@@ -49,8 +49,9 @@ struct IoOptions {
   Backend backend = Backend::automatic;
   unsigned depth = 128;                   // requests in flight
   uint64_t max_request_bytes = 1u << 20;  // longer requests are split
-  bool direct = true;    // O_DIRECT for files opened for reading, where the file system has it
-  unsigned threads = 4;  // of the pread backend
+  bool direct = true;                  // O_DIRECT for files opened for reading, where the file system has it
+  unsigned threads = 4;                // of the pread backend
+  uint64_t rate_bytes_per_second = 0;  // reads and writes together, on average (pace.h); 0: no limit
   FaultPlan faults;
 };
 

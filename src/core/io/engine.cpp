@@ -3,6 +3,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <thread>
 #include <utility>
 
 namespace outcrop {
@@ -127,7 +128,8 @@ Engine::Engine(const IoOptions& options, const Budget& budget)
     : options_(options),
       rule_(SplitRule::make(options, budget.limit_bytes())),
       pid_(getpid()),
-      faulty_(options.faults.any()) {}
+      faulty_(options.faults.any()),
+      pace_(options.rate_bytes_per_second) {}
 
 FileId Engine::open(const std::string& path, OpenMode mode) {
   return files_.open(path, mode, options_.direct)->slot;
@@ -153,6 +155,11 @@ std::shared_ptr<IoJob> Engine::submit(IoOp op, std::vector<IoRequest> requests) 
       file = found->get();
     }
     check(op, r, *file);
+  }
+  if (pace_.limited()) {
+    uint64_t bytes = 0;
+    for (const IoRequest& r : requests) bytes += r.length;
+    std::this_thread::sleep_until(pace_.start(Pace::Clock::now(), bytes));
   }
   auto state = std::make_shared<JobState>(op, std::move(requests), std::move(files));
   enqueue(state);

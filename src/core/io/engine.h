@@ -21,6 +21,7 @@
 #include "io/block_io.h"
 #include "io/faults.h"
 #include "io/file.h"
+#include "io/pace.h"
 #include "io/transfer.h"
 
 namespace outcrop {
@@ -102,6 +103,7 @@ class Engine : public BlockIo {
  private:
   const pid_t pid_;
   const bool faulty_;
+  Pace pace_;
   FileTable files_;
 };
 

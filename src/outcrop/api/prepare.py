@@ -13,7 +13,7 @@ from typing import Any
 from outcrop.advisor.machine import read_rates
 from outcrop.api import history
 from outcrop.config import IoConfig, PlanConfig, SampleConfig, Size, parse_size
-from outcrop.errors import ArgumentError
+from outcrop.errors import ArgumentError, FormatError
 from outcrop.foreign import ForeignBatches, Source
 from outcrop.runtime import UNLIMITED, Runtime
 from outcrop.stages import pack as packing
@@ -157,6 +157,22 @@ def _with_rates(config: PlanConfig, sampling: SampleConfig, graph: Graph, out: P
         return config
     sequential, random = (round(rates[k]) for k in ("sequential_bytes_per_s", "random_ops_per_s"))
     return replace(config, sequential_rate=sequential, random_rate=random)
+
+
+def prepare_described(out: Path, runtime: Runtime) -> PrepareReport:
+    """Makes what ``out``'s ``run.json`` describes, within the budget of ``runtime``, which may be smaller than that of
+    the plan; goes on where an earlier call was interrupted.
+
+    Raises:
+        FormatError: ``out`` is no run, or the graph is in another state than it says.
+    """
+    info = run.read(out)
+    graph = open_graph(info.graph_path(out))
+    if graph.digest() != info.graph_digest:
+        raise FormatError(
+            f"{out} was begun with another state of the graph than {graph.path} is in now: start again"
+        )
+    return _prepare(graph, out, info.sample, info.plan, runtime, None)
 
 
 def _remove_headless(folder: Path) -> None:

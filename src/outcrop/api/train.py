@@ -4,16 +4,28 @@ from __future__ import annotations
 
 import resource
 import time
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+from outcrop import checkpoint as checkpoints
 from outcrop import device as devices
 from outcrop.api import history
+from outcrop.api.pools import Pools
 from outcrop.api.prepare import PrepareReport, prepare
 from outcrop.api.run import open_session
-from outcrop.config import BaselineConfig, IoConfig, SampleConfig, Size, TrainConfig, parse_size
+from outcrop.config import (
+    BaselineConfig,
+    IoConfig,
+    PlanConfig,
+    SampleConfig,
+    Size,
+    TrainConfig,
+    parse_size,
+)
 from outcrop.errors import ArgumentError
 from outcrop.runtime import Progress, Runtime
 from outcrop.stages import evaluate as evaluation
@@ -43,6 +55,7 @@ class TrainReport:
     budget: dict[str, int | None]
     io_backend: str
     prepare: dict[str, Any] = field(default_factory=dict)
+    pools: list[dict[str, Any]] = field(default_factory=list)
 
     def as_dict(self) -> dict[str, Any]:
         return dict(vars(self))
@@ -66,6 +79,8 @@ def train(
     layers: int | None = None,
     sample_epochs: int = 1,
     topology: str = "automatic",
+    refresh: bool = False,
+    refresh_rate: Size | None = None,
     memory: Size | None = None,
     gpu_memory: Size = 0,
     disk_space: Size | None = None,
@@ -91,6 +106,9 @@ def train(
         fanouts, batch_size, sampler, sample_epochs: As in :func:`outcrop.prepare`; a run has its own.
         layers: None = as many as hops, which is what sampled batches allow; ShaDow's take any number.
         topology: Where neighbour lists are read from (:class:`outcrop.config.IoConfig`).
+        refresh: Instead of replaying the ``sample_epochs`` epochs of the pool, prepare the next ones while these train;
+            ``run`` is then the folder for the pools (none: ``<graph>.pools``). See :mod:`outcrop.api.pools`.
+        refresh_rate: Bytes per second that preparing the next pool reads and writes at the most.
         memory: Budget for everything Outcrop holds; the interpreter, torch and the model come on top.
             None takes the budget the run was planned for.
         cache_policy: Of mode ``dynamic``: ``sieve``, ``lru`` or ``s3fifo``.
@@ -128,7 +146,7 @@ def train(
     )
     folder = None if run is None else Path(run)
     report: PrepareReport | None = None
-    if folder is not None:
+    if folder is not None and not refresh:
         if fanouts is not None or batch_size is not None:
             raise ArgumentError(
                 f"{folder} has its own fanouts and batch size: leave them out, or prepare another run"
@@ -152,7 +170,17 @@ def train(
         device=device,
         trace_losses=trace_losses,
     )
-    if folder is None and mode == "packed":
+    pools: Pools | None = None
+    if refresh and mode == "packed":
+        limits = _limits(graph, memory, gpu_memory, disk_space)
+        folder = folder or graph.path.with_name(graph.path.name + ".pools")
+        rate = None if refresh_rate is None else parse_size(refresh_rate)
+        pools = Pools(graph, folder, sampling, limits, epochs, rate)
+        with Runtime(pools.shares.prepare, progress=progress) as runtime:
+            report = pools.prepare(_next_epoch(checkpoint if resume else None, epochs), runtime)
+    elif refresh:
+        sampling = replace(sampling, epochs=epochs)  # drawn on the fly: nothing has to be prepared
+    elif folder is None and mode == "packed":
         folder = graph.path.with_name(graph.path.name + ".run")
         with Runtime(memory, io=io, progress=progress) as runtime:
             report = prepare(
@@ -170,18 +198,35 @@ def train(
                 runtime=runtime,
             )
     started = time.monotonic()
+    limit = memory if pools is None else pools.shares.runtime
     with (
-        Runtime(memory, io=io, trace_path=trace_path, progress=progress) as runtime,
-        history.training(folder, graph, sampling, config, mode, runtime) as finish,
+        Runtime(limit, io=io, trace_path=trace_path, progress=progress) as runtime,
+        history.training(None if pools else folder, graph, sampling, config, mode, runtime) as finish,
     ):
-        with open_session(
-            graph, runtime, mode, run_folder=folder, config=sampling, device=device, baseline=baseline
-        ) as session:
-            inputs = {"graph": graph.digest(), "sampling": str(sampling)}
-            if mode == "partition":
-                inputs["partitions"] = f"{partitions}, resident {resident}"
+        inputs = {"graph": graph.digest(), "sampling": f"{sampling} refreshed" if refresh else str(sampling)}
+        if mode == "partition":
+            inputs["partitions"] = f"{partitions}, resident {resident}"
+        with ExitStack() as closing:
+            if pools is None:
+                session = closing.enter_context(
+                    open_session(
+                        graph,
+                        runtime,
+                        mode,
+                        run_folder=folder,
+                        config=sampling,
+                        device=device,
+                        baseline=baseline,
+                    )
+                )
+                passes = _Passes(lambda split, epoch: session, runtime)
+            else:
+                closing.callback(pools.close)
+                passes = _Passes(
+                    partial(pools.session, runtime=runtime, device=device), runtime, check=pools.check
+                )
             result, accuracy = _train(
-                graph, session, sampling, config, runtime, checkpoint, resume, test, inputs
+                graph, passes, sampling.splits, config, runtime, checkpoint, resume, test, inputs
             )
         trained = TrainReport(
             mode=mode,
@@ -197,16 +242,29 @@ def train(
             peak_by_tag={tag: usage.peak_bytes for tag, usage in runtime.budget.by_tag.items()},
             peak_process_bytes=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
             budget={
-                "memory": None if memory is None else parse_size(memory),
-                "gpu_memory": parse_size(gpu_memory),
-                "disk_space": None
-                if disk_space is None
-                else parse_size(disk_space, feature_bytes=graph.feature_bytes),
+                name: getattr(_limits(graph, memory, gpu_memory, disk_space), name)
+                for name in ("memory", "gpu_memory", "disk_space")
             },
             io_backend=runtime.io.backend_name,
             prepare=report.as_dict() if report else {},
+            pools=pools.as_dicts() if pools else [],
         )
         return finish(trained)
+
+
+def _limits(graph: Graph, memory: Size | None, gpu_memory: Size, disk_space: Size | None) -> PlanConfig:
+    return PlanConfig(
+        memory=None if memory is None else parse_size(memory),
+        gpu_memory=parse_size(gpu_memory),
+        disk_space=None if disk_space is None else parse_size(disk_space, feature_bytes=graph.feature_bytes),
+    )
+
+
+def _next_epoch(checkpoint: str | Path | None, epochs: int) -> int | None:
+    """The epoch that training begins with; None where the checkpoint has them all."""
+    path = None if checkpoint is None else Path(checkpoint) / checkpoints.LAST
+    done = checkpoints.read(path).meta.epochs_done if path is not None and path.exists() else 0
+    return done if done < epochs else None
 
 
 def _check_complete(graph: Graph) -> None:
@@ -223,8 +281,8 @@ def _check_complete(graph: Graph) -> None:
 
 def _train(
     graph: Graph,
-    session: LoadSession,
-    sampling: SampleConfig,
+    passes: _Passes,
+    splits: tuple[str, ...],
     config: TrainConfig,
     runtime: Runtime,
     checkpoint: str | Path | None,
@@ -232,10 +290,9 @@ def _train(
     test: bool,
     inputs: dict[str, str],
 ) -> tuple[training.TrainResult, float | None]:
-    passes = _Passes(session, runtime)
     result = training.train(
         lambda epoch: passes.start("train", epoch),
-        (lambda: passes.start("valid", 0)) if graph.has("valid") and "valid" in sampling.splits else None,
+        (lambda: passes.start("valid", 0)) if graph.has("valid") and "valid" in splits else None,
         config,
         None if checkpoint is None else Path(checkpoint),
         runtime,
@@ -247,23 +304,34 @@ def _train(
         resume=resume,
     )
     accuracy = None
-    if test and graph.has("test") and "test" in sampling.splits:
+    if test and graph.has("test") and "test" in splits:
         accuracy = evaluation.evaluate(result.model, passes.start("test", 0)).accuracy
     return result, accuracy
 
 
 class _Passes:
-    """Starts passes over splits and counts what the latest one read."""
+    """Starts passes over splits and counts what the latest one read.
 
-    def __init__(self, session: LoadSession, runtime: Runtime):
-        self._session, self._runtime = session, runtime
+    Args:
+        session: What loads an epoch of a split.
+        check: Called for every batch; raises to end the training.
+    """
+
+    def __init__(
+        self,
+        session: Callable[[str, int], LoadSession],
+        runtime: Runtime,
+        check: Callable[[], None] | None = None,
+    ):
+        self._session, self._runtime, self._check = session, runtime, check
         self._loader: Loader | None = None
         self._before = runtime.io.counters
 
     def start(self, split: str, epoch: int) -> Iterator[MiniBatch]:
+        session = self._session(split, epoch)
         self._before = self._runtime.io.counters
-        self._loader = self._session.batches(split, epoch)
-        return self._loader
+        self._loader = session.batches(split, epoch)
+        return self._loader if self._check is None else _CheckedPass(self._loader, self._check)
 
     def counters(self) -> dict[str, Any]:
         assert self._loader is not None
@@ -274,6 +342,20 @@ class _Passes:
             "bytes_needed_from_disk": stats.bytes_needed,
             "rows_by_level": {"device": 0, "host": 0, "disk_cache": 0, "packed": 0, **stats.rows_by_level},
         }
+
+
+class _CheckedPass(Iterator[MiniBatch]):
+    """A pass that looks before every batch whether to go on."""
+
+    def __init__(self, loader: Loader, check: Callable[[], None]):
+        self._loader, self._check = loader, check
+
+    def __next__(self) -> MiniBatch:
+        self._check()
+        return next(self._loader)
+
+    def close(self) -> None:
+        self._loader.close()
 
 
 def _peak_device_bytes(name: str) -> int:

@@ -9,7 +9,7 @@ import typer
 
 from outcrop.api.prepare import PrepareReport
 from outcrop.cli import common
-from outcrop.config import IoConfig, format_bytes
+from outcrop.config import IoConfig, format_bytes, parse_size
 
 GraphArg = Annotated[
     Path, typer.Argument(help="Graph folder, made by outcrop import or generate.", metavar="GRAPH")
@@ -46,6 +46,24 @@ def add_commands(app: typer.Typer) -> None:
         ("pack", None, "Write the mini-batches' rows; samples and plans first where needed."),
     ):
         app.command(name, help=help + "\n\n" + _EXAMPLE.format(name))(_command(stop))
+    app.command("prepare-pool", hidden=True)(prepare_pool)
+
+
+def prepare_pool(
+    run: RunArg,
+    parent: Annotated[int, typer.Option("--parent", help="Process to die with.")],
+    memory: common.Memory = None,
+    rate: Annotated[str | None, typer.Option("--rate", help="Disk bytes per second.")] = None,
+) -> None:
+    """What ``outcrop train --refresh`` starts in the background: prepares the run that RUN describes."""
+    from outcrop.api.background import serve
+
+    serve(parent)
+    from outcrop.api.prepare import prepare_described
+
+    io = IoConfig(rate_bytes_per_second=0 if rate is None else parse_size(rate))
+    with common.runtime_for(memory, True, io=io) as runtime:
+        prepare_described(run, runtime)
 
 
 def _command(stop_after: str | None) -> Any:

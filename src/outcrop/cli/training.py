@@ -24,7 +24,10 @@ def add_commands(app: typer.Typer) -> None:
 def train(
     graph: GraphArg,
     run: Annotated[
-        Path | None, typer.Option("--run", help="Run made by outcrop prepare; none: one is made.")
+        Path | None,
+        typer.Option(
+            "--run", help="Run made by outcrop prepare; none: one is made. --refresh: folder for pools."
+        ),
     ] = None,
     model: Annotated[str, typer.Option("--model", help="sage, gat or gcn.")] = "sage",
     hidden: Annotated[
@@ -62,8 +65,18 @@ def train(
         int | None, typer.Option("--layers", help="As many as hops; with ShaDow any number.")
     ] = None,
     sample_epochs: Annotated[
-        int, typer.Option("--sample-epochs", help="Without --run: epochs sampled ahead.")
+        int, typer.Option("--sample-epochs", help="Without --run: epochs sampled ahead, or per pool.")
     ] = 1,
+    refresh: Annotated[
+        bool,
+        typer.Option("--refresh", help="Prepare the next epochs while these train, instead of replaying."),
+    ] = False,
+    refresh_rate: Annotated[
+        str | None,
+        typer.Option(
+            "--refresh-rate", help="Disk bytes per second of preparing them, such as 200MiB.", metavar="SIZE"
+        ),
+    ] = None,
     memory: common.Memory = None,
     gpu_memory: common.GpuMemory = "0",
     disk_space: common.DiskSpace = None,
@@ -105,6 +118,8 @@ def train(
             layers=layers,
             sample_epochs=sample_epochs,
             topology=topology,
+            refresh=refresh,
+            refresh_rate=refresh_rate,
             memory=memory,
             gpu_memory=gpu_memory,
             disk_space=disk_space,

@@ -117,8 +117,7 @@ class SampledGraphs:
 
     def batches(self, split: str, epoch: int) -> Iterator[BatchGraph]:
         config = self._sampler.config
-        pool_epoch = epoch % config.epochs if split == "train" else 0
-        yield from self._sampler.epoch(split, pool_epoch)
+        yield from self._sampler.epoch(split, config.epoch_number(split, epoch))
 
 
 class RowFeeder:

@@ -61,10 +61,10 @@ def sample(
     if foreign is None:
         sampler = BatchSampler(graph, config, runtime)
         counts = {split: sampler.num_batches(split) for split in config.splits}
-        if not counts.get("train"):
+        if "train" in counts and not counts["train"]:
             what = "edges to train on" if config.task == "link" else "training nodes"
             raise ArgumentError(f"{graph.path} has no {what}: import a train split, or use --train-fraction")
-        draw, splits = sampler.epoch, [s for s in config.splits if counts[s]]
+        draw, splits = _numbered(sampler), [s for s in config.splits if counts[s]]
         total = sum(counts[s] * (config.epochs if s == "train" else 1) for s in splits)
     else:
         draw, splits, total = _with_labels(graph, config, foreign, runtime), list(foreign.splits), 0
@@ -85,6 +85,11 @@ def sample(
         manifests.write(folder, manifest)
     runtime.progress.finish("sample")
     return manifest
+
+
+def _numbered(sampler: BatchSampler) -> Draw:
+    """Epochs of the pool, by their number in the training."""
+    return lambda split, epoch: sampler.epoch(split, sampler.config.epoch_number(split, epoch))
 
 
 def _with_labels(graph: Graph, config: SampleConfig, foreign: ForeignBatches, runtime: Runtime) -> Draw:

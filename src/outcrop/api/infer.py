@@ -1,0 +1,413 @@
+"""infer: the predictions of a trained model, for all nodes or some, out of core."""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import os
+import re
+import resource
+import shutil
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from outcrop import accumulate
+from outcrop import checkpoint as checkpoints
+from outcrop import device as devices
+from outcrop.config import SampleConfig, Size, format_bytes, parse_size
+from outcrop.errors import ArgumentError, FormatError, IoError
+from outcrop.models import Model
+from outcrop.rows import open_rows
+from outcrop.runtime import Progress, Runtime
+from outcrop.sampling import BatchSampler
+from outcrop.stages import export as exporting
+from outcrop.stages import infer as inferring
+from outcrop.stages import load
+from outcrop.store import manifest as manifests
+from outcrop.store import record
+from outcrop.store.arrays import DiskArray
+from outcrop.store.batches import BatchGraph
+from outcrop.store.graph import Graph, open_graph
+
+METHODS = ("layerwise", "sampled")
+OUTPUTS = ("logits", "classes", "embeddings")
+_SLOTS = 2
+
+
+@dataclass
+class InferReport:
+    """Result of :func:`infer`; ``as_dict`` is what ``--json`` writes.
+
+    Attributes:
+        rows, columns: Of the output.
+        layers: Per layer that this call computed: rows, spans, parts, edges, bytes, seconds, rows by level.
+        resumed_layers: Layers that an interrupted call had finished.
+        predicted_bytes_written: What the layers of a whole, layer-wise run write, exactly.
+    """
+
+    method: str
+    output: str
+    rows: int
+    columns: int
+    seconds: float = 0.0
+    bytes_read: int = 0
+    bytes_written: int = 0
+    predicted_bytes_written: int | None = None
+    layers: list[dict[str, Any]] = field(default_factory=list)
+    resumed_layers: int = 0
+    peak_host_bytes: int = 0
+    peak_process_bytes: int = 0
+    budget: dict[str, int | None] = field(default_factory=dict)
+    io_backend: str = ""
+
+    def as_dict(self) -> dict[str, Any]:
+        return dict(vars(self))
+
+
+def infer(
+    graph: Graph | str | Path,
+    *,
+    checkpoint: str | Path,
+    out: str | Path,
+    nodes: np.ndarray | Sequence[int] | str | Path = "all",
+    method: str = "layerwise",
+    output: str = "logits",
+    fanouts: Sequence[int] | None = None,
+    batch_size: int = 1024,
+    seed: int = 0,
+    any_graph: bool = False,
+    memory: Size | None = None,
+    device: str = "cpu",
+    trace_path: Path | None = None,
+    progress: Progress | None = None,
+) -> InferReport:
+    """Writes the predictions of the best model in ``checkpoint`` to ``out``.
+
+    Killed at any moment, the same call goes on with the first layer that was not finished, and gives the same bytes.
+
+    Args:
+        out: ``.npy`` (the values, in the order of ``nodes``) or ``.parquet`` (with a column ``node``).
+        nodes: Ids (an array, or a .npy file), distinct, in any order; ``"all"``.
+        method: ``layerwise``: with all neighbours, exactly, every layer for all nodes (the last for ``nodes`` only).
+            ``sampled``: in batches with sampled neighbours, as in training; for few nodes of a large graph.
+        output: ``logits``, ``classes``, or ``embeddings``: what the last layer reads.
+        fanouts, batch_size, seed: Of ``sampled``. Without fanouts those of the training.
+        any_graph: Score another graph than the model was trained on; its features must mean the same.
+        memory: Budget for everything Outcrop holds; the interpreter, torch and the model come on top.
+
+    Raises:
+        ArgumentError: Values out of range, or a checkpoint of another graph or width.
+        BudgetError: The budget cannot hold one part of a layer; names the smallest that can.
+        FormatError: No checkpoint there, or it cannot be read.
+        IoError: The disk is full or refuses.
+    """
+    started = time.monotonic()
+    graph = graph if isinstance(graph, Graph) else open_graph(graph)
+    task = _checked(graph, Path(checkpoint), Path(out), nodes, method, output, any_graph, device)
+    with Runtime(memory, trace_path=trace_path, progress=progress) as runtime:
+        held = runtime.budget.reserve("infer-ids", 0 if task.nodes is None else 24 * len(task.nodes))
+        report = InferReport(method, output, task.num_rows, task.out_dim)
+        work = _work_folder(task.out)
+        if method == "layerwise":
+            result = _layerwise(task, work, report, runtime)
+        else:
+            config = SampleConfig(
+                fanouts=_fanouts(task, fanouts),
+                batch_size=batch_size,
+                seed=seed,
+                degrees=task.model.uses_degrees,
+            )
+            result = _sampled(task, work, config, report, runtime)
+        runtime.progress.start("export", task.num_rows, "rows")
+        rows = inferring.open_rows(result, runtime)
+        try:
+            exporting.export(rows, task.nodes, task.row_numbers(rows.num_rows), output, task.out, runtime)
+        finally:
+            rows.close()
+        runtime.progress.finish("export")
+        inferring.remove(work)
+        held.release()
+        report.seconds = time.monotonic() - started
+        report.bytes_read = runtime.io.counters.read_bytes
+        report.bytes_written = runtime.io.counters.write_bytes
+        report.peak_host_bytes = runtime.budget.peak_bytes
+        report.peak_process_bytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+        report.budget = {"memory": None if memory is None else parse_size(memory)}
+        report.io_backend = runtime.io.backend_name
+        return report
+
+
+@dataclass(frozen=True)
+class _Task:
+    """What is to be computed, checked. ``nodes``: in the order asked for; ``wanted``: the same, ascending."""
+
+    graph: Graph
+    model: Model
+    meta: checkpoints.Meta
+    digest: str
+    out: Path
+    nodes: np.ndarray | None
+    wanted: np.ndarray | None
+    depth: int  # layers to compute
+
+    @property
+    def num_rows(self) -> int:
+        return self.graph.num_nodes if self.nodes is None else len(self.nodes)
+
+    @property
+    def out_dim(self) -> int:
+        return accumulate.widths(self.model.convs[self.depth - 1])[1]
+
+    def targets(self) -> str:
+        return "all" if self.wanted is None else hashlib.sha256(self.wanted.tobytes()).hexdigest()
+
+    def row_numbers(self, rows: int) -> np.ndarray | None:
+        """The row of the result that is each row of the output; None = all in order."""
+        if self.nodes is None or self.wanted is None or np.array_equal(self.nodes, self.wanted):
+            return None
+        return np.searchsorted(self.wanted, self.nodes).astype(np.int64)
+
+
+def _checked(
+    graph: Graph,
+    checkpoint: Path,
+    out: Path,
+    nodes: Any,
+    method: str,
+    output: str,
+    any_graph: bool,
+    device: str,
+) -> _Task:
+    """Checks every argument before any work starts."""
+    for value, known, name in ((method, METHODS, "method"), (output, OUTPUTS, "output")):
+        if value not in known:
+            raise ArgumentError(f"{name} {value!r} is unknown; known: {', '.join(known)}")
+    exporting.check_suffix(out)
+    if out.is_dir() or not out.parent.is_dir():
+        raise ArgumentError(
+            f"{out} cannot be written: " + ("it is a folder" if out.is_dir() else "no such folder")
+        )
+    if not os.access(out.parent, os.W_OK):
+        raise IoError(
+            errno.EACCES, f"{out.parent} is not writable, so {out} cannot be made: choose another place"
+        )
+    devices.resolve(device)
+    if graph.feature_bytes == 0:
+        raise ArgumentError(f"{graph.path} has no features to infer from: import them with the graph")
+    model, meta = checkpoints.load_best(checkpoint, device)
+    in_dim = meta.config["in_dim"]
+    if in_dim != graph.feature_dim:
+        raise ArgumentError(
+            f"{checkpoint} was trained on features of width {in_dim}, {graph.path} has {graph.feature_dim}: use the "
+            "graph that it was trained on, or train on this one"
+        )
+    if not any_graph and meta.inputs.get("graph", graph.digest()) != graph.digest():
+        raise ArgumentError(
+            f"{checkpoint} was trained on another graph than {graph.path}, or on another state of it: use that one, "
+            "or pass --any-graph if the features mean the same"
+        )
+    depth = model.num_layers - (output == "embeddings")
+    if depth == 0:
+        raise ArgumentError("a model of one layer has no hidden layer: ask for logits or classes")
+    ids = _node_ids(graph, nodes)
+    wanted = None if ids is None else np.sort(ids)
+    state = checkpoints.digest(model.state_dict())
+    return _Task(graph, model, meta, state, out, ids, wanted, depth)
+
+
+def _node_ids(graph: Graph, nodes: Any) -> np.ndarray | None:
+    """int64 ids; None = all."""
+    if isinstance(nodes, str) and nodes == "all":
+        return None
+    where = "the given node ids"
+    if isinstance(nodes, str | Path):
+        where = str(nodes)
+        try:
+            nodes = np.load(nodes, allow_pickle=False)
+        except (OSError, ValueError, EOFError) as error:
+            raise FormatError(
+                f"{where} cannot be read as a .npy file of node ids, nor is it 'all': {error}"
+            ) from None
+    ids = np.asarray(nodes)
+    if ids.ndim != 1 or not np.issubdtype(ids.dtype, np.integer) or not len(ids):
+        raise ArgumentError(
+            f"{where}: an array of {ids.dtype} of shape {ids.shape} is no list of node ids: give integers, one "
+            "dimension, at least one"
+        )
+    wrong = ids[(ids < 0) | (ids >= graph.num_nodes)]
+    if len(wrong):
+        raise ArgumentError(
+            f"{where}: {len(wrong)} ids, the first {wrong[0]}, are not in 0 to {graph.num_nodes - 1}: leave them out"
+        )
+    ids = ids.astype(np.int64)
+    ascending = np.sort(ids)
+    again = ascending[1:][ascending[1:] == ascending[:-1]]
+    if len(again):
+        raise ArgumentError(
+            f"{where}: node {again[0]} is there more than once: leave out repeats (numpy.unique)"
+        )
+    return ids
+
+
+def _work_folder(out: Path) -> Path:
+    """Where what later layers read lies until the output is there."""
+    return out.with_name(f".{out.name}.infer")
+
+
+def _layerwise(task: _Task, work: Path, report: InferReport, runtime: Runtime) -> Path:
+    """Computes the layers that are missing; returns where the last one lies."""
+    graph, depth, nodes = task.graph, task.depth, task.graph.num_nodes
+    out_dims = [accumulate.widths(task.model.convs[index])[1] for index in range(depth)]
+    row_counts = [nodes] * (depth - 1) + [task.num_rows]
+    sizes = [record.align_page(rows * width * 4) for rows, width in zip(row_counts, out_dims, strict=True)]
+    needs_counts = task.model.uses_degrees or not all(list(_divisions(task, runtime)))
+    if needs_counts:
+        sizes.append(2 * record.align_page(nodes * 4))
+    report.predicted_bytes_written = sum(sizes)
+    counts = work / "counts"
+    done = _finished(task, work)
+    with manifests.naming_files(work):
+        work.mkdir(exist_ok=True)
+    peak = max([a + b for a, b in zip([0, *sizes], sizes[:depth], strict=False)])
+    peak += sum(sizes[depth:]) + exporting.output_bytes(task.num_rows, task.out_dim, report.output)
+    _check_space(task.out, peak, work)
+    there = manifests.is_current(
+        counts, inferring.COUNTS_FORMAT, inferring.COUNTS_VERSION, *inferring.expected_counts(graph)
+    )
+    if needs_counts and not there and done < depth:
+        inferring.count_edges(graph, counts, runtime)
+    report.resumed_layers = done
+    runtime.progress.start("infer", sum(row_counts), "nodes")
+    runtime.progress.advance("infer", sum(row_counts[:done]))
+    for index in range(done, depth):
+        _run_layer(
+            task, work, index, inferring.open_counts(counts) if needs_counts else None, report, runtime
+        )
+        if index:
+            inferring.remove(work / f"layer-{index - 1}")
+    runtime.progress.finish("infer")
+    return work / f"layer-{depth - 1}"
+
+
+def _divisions(task: _Task, runtime: Runtime) -> Iterator[bool]:
+    """Per layer: whether one span holds everything. Raises BudgetError before any work starts."""
+    spec = task.graph.spec("features")
+    for index in range(task.depth):
+        row_bytes = spec.stride_bytes if index == 0 else 4 * accumulate.widths(task.model.convs[index])[0]
+        widen = index == 0 and spec.dtype != "float32"
+        count = task.num_rows if index == task.depth - 1 else task.graph.num_nodes
+        conv, memory = task.model.convs[index], inferring.memory_of(runtime)
+        yield inferring.divide(task.graph, conv, row_bytes, widen, count, memory).whole
+
+
+def _expected(task: _Task, index: int) -> tuple[dict, dict[str, str]]:
+    last = index == task.depth - 1
+    return inferring.expected(task.graph, task.digest, f"layer {index}", task.targets() if last else "all")
+
+
+def _finished(task: _Task, work: Path) -> int:
+    """Layers that are there already."""
+    for index in reversed(range(task.depth)):
+        folder = work / f"layer-{index}"
+        if manifests.is_current(folder, inferring.FORMAT, inferring.VERSION, *_expected(task, index)):
+            return index + 1
+    return 0
+
+
+def _run_layer(
+    task: _Task,
+    work: Path,
+    index: int,
+    counts: inferring.Counts | None,
+    report: InferReport,
+    runtime: Runtime,
+) -> None:
+    begin, before = time.monotonic(), runtime.io.counters
+    source: DiskArray = (
+        task.graph.array(runtime, "features")
+        if index == 0
+        else inferring.open_rows(work / f"layer-{index - 1}", runtime)
+    )
+    wanted = task.wanted if index == task.depth - 1 else None
+    try:
+        layer = inferring.Layer(task.graph, source, task.model, index, counts, runtime, wanted)
+        try:
+            with runtime.trace.span("infer-layer", layer=index):
+                inferring.run_layer(layer, work / f"layer-{index}", *_expected(task, index), runtime)
+        finally:
+            layer.close()
+    finally:
+        source.close()
+    after = runtime.io.counters
+    layer.stats.seconds = time.monotonic() - begin
+    layer.stats.bytes_read = after.read_bytes - before.read_bytes
+    layer.stats.bytes_written = after.write_bytes - before.write_bytes
+    report.layers.append(layer.stats.as_dict())
+
+
+def _check_space(out: Path, needed: int, work: Path) -> None:
+    """Raises IoError where the disk cannot hold what will be written."""
+    held = sum(f.stat().st_size for f in work.rglob("*") if f.is_file()) if work.is_dir() else 0
+    free = shutil.disk_usage(out.parent).free
+    if needed - held > free:
+        raise IoError(
+            errno.ENOSPC,
+            f"{out.parent} has {format_bytes(free)} free, {out} and the layers before it need up to "
+            f"{format_bytes(needed - held)}: free some space, or choose another place for the output",
+        )
+
+
+class _GivenSeeds(load.SampledGraphs):
+    """Batches around given seeds, drawn on the fly."""
+
+    def __init__(self, sampler: BatchSampler, seeds: np.ndarray):
+        self._sampler, self._seeds = sampler, seeds
+
+    def batches(self, split: str, epoch: int) -> Iterator[BatchGraph]:
+        yield from self._sampler.batches(split, epoch, self._seeds)
+
+
+def _fanouts(task: _Task, asked: Sequence[int] | None) -> tuple[int, ...]:
+    """Of the layers that are computed: as asked, else those of the training."""
+    layers = task.model.num_layers
+    if asked is None:
+        match = re.search(r"fanouts=\(([-0-9, ]+)\)", task.meta.inputs.get("sampling", ""))
+        if match is None:
+            raise ArgumentError("the checkpoint does not say with which fanouts it was trained: give fanouts")
+        asked = [int(part) for part in match[1].split(",") if part.strip()]
+    if len(asked) != layers:
+        raise ArgumentError(f"{len(asked)} fanouts given for a model of {layers} layers: give one per layer")
+    return tuple(asked[: task.depth])
+
+
+def _sampled(task: _Task, work: Path, config: SampleConfig, report: InferReport, runtime: Runtime) -> Path:
+    graph, folder = task.graph, work / "sampled"
+    _check_space(
+        task.out,
+        record.align_page(task.num_rows * task.out_dim * 4)
+        + exporting.output_bytes(task.num_rows, task.out_dim, report.output),
+        work,
+    )
+    wanted, inputs = inferring.expected(graph, task.digest, str(config), task.targets())
+    if manifests.is_current(folder, inferring.FORMAT, inferring.VERSION, wanted, inputs):
+        return folder
+    with manifests.naming_files(work):
+        work.mkdir(exist_ok=True)
+    held = runtime.budget.reserve("infer-ids", 8 * graph.num_nodes if task.wanted is None else 0)
+    seeds = np.arange(graph.num_nodes, dtype=np.int64) if task.wanted is None else task.wanted
+    device = str(next(task.model.parameters()).device)
+    pool = load.make_pool(graph, runtime, slots=_SLOTS, max_nodes=0, device_name=device)
+    rows = open_rows(graph, runtime, "online")
+    sampler = BatchSampler(graph, replace(config, splits=()), runtime, share=0.25)
+    runtime.progress.start("infer", task.num_rows, "nodes")
+    with load.row_session(graph, _GivenSeeds(sampler, seeds), rows, pool, runtime, device) as session:
+        blocks = inferring.scores_of(task.model, task.depth, session.batches("infer", 0))
+        inferring.write_rows(blocks, task.out_dim, folder, wanted, inputs, runtime)
+    runtime.progress.finish("infer")
+    held.release()
+    return folder
