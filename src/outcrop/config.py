@@ -289,6 +289,7 @@ class GraphShape:
     features: int = 128
     train_fraction: float = 0.01
     eval_fraction: float = 0.005
+    skew: float = 0.67
 
     @property
     def feature_bytes(self) -> int:
@@ -309,4 +310,6 @@ class GraphShape:
             str(self.eval_fraction),
             "--test-fraction",
             str(self.eval_fraction),
+            "--skew",
+            str(self.skew),
         ]

@@ -194,6 +194,33 @@ class Pipeline(Generic[T]):
         self._finish()
 
 
+class Sequence(Generic[T]):
+    """The same stages one after another in the caller's thread: what overlapping is compared with."""
+
+    def __init__(self, source: Iterable[Any], stages: list[Stage]):
+        self._items, self._stages = iter(source), stages
+        self.running = True
+
+    def __iter__(self) -> Iterator[T]:
+        return self
+
+    def __next__(self) -> T:
+        if not self.running:
+            raise StopIteration
+        try:
+            item = next(self._items)
+            for stage in self._stages:
+                item = stage.run(item)
+        except BaseException:
+            self.close()
+            raise
+        return item
+
+    def close(self) -> None:
+        self.running = False
+        self._items = iter(())
+
+
 def _end(state: _State, threads: list[threading.Thread], on_cancel: Callable[[], None] | None) -> None:
     state.cancel()
     if on_cancel is not None:

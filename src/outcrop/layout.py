@@ -143,8 +143,12 @@ class Arranger:
         segments: Sequence[int] | None = None,
         block_rows: int = 1,
         out: tuple[ArrayWriter, ArrayWriter] | None = None,
+        reorder: bool = True,
     ) -> Shared:
-        """Counts what ``layout`` shares in ``segments`` (None: all); writes ids and ranks of all blocks to ``out``."""
+        """Counts what ``layout`` shares in ``segments`` (None: all); writes ids and ranks of all blocks to ``out``.
+
+        Without ``reorder`` shared rows lie by ascending id: what reordering is compared with.
+        """
         cut = self.segments(layout)
         chosen = range(len(cut)) if segments is None else segments
         packed, hops = len(self._wanted.packed), self._wanted.samples.hops + 1
@@ -159,7 +163,7 @@ class Arranger:
         for number in range(len(self.range_starts) - 1):
             self._begin_range(number)
             for s in chosen:
-                row += self._visit(layout, s, cut[s], row, shared, last_page, block_rows, out)
+                row += self._visit(layout, s, cut[s], row, shared, last_page, block_rows, out, reorder)
                 starts.append(row)
         shared.region_rows = np.array(starts, np.int64)
         return shared
@@ -181,6 +185,7 @@ class Arranger:
         last_page: np.ndarray,
         block_rows: int,
         out: tuple[ArrayWriter, ArrayWriter] | None,
+        reorder: bool,
     ) -> int:
         """One segment within the range that was begun; its first row is ``row``. Returns how many rows it has."""
         table, wanted = self._table, self._wanted
@@ -190,7 +195,7 @@ class Arranger:
         )
         for p in batches:
             table.count(wanted.of(p))
-        for i, p in enumerate(batches):
+        for i, p in enumerate(batches if reorder else ()):
             table.sign(i, wanted.of(p))
         rows = table.order(self._runtime.workers)
         if out is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -12,10 +13,12 @@ import pytest
 import torch
 
 import outcrop
+from outcrop.api.prepare import prepare
 from outcrop.api.run import open_session
 from outcrop.api.train import TrainReport, train
 from outcrop.config import IoConfig, PlanConfig, SampleConfig
-from outcrop.runtime import Runtime
+from outcrop.errors import BudgetError
+from outcrop.runtime import Runtime, SilentProgress
 from outcrop.sampling import BatchSampler, epoch_seeds
 from outcrop.stages.load import MODES
 from outcrop.store import run as runs
@@ -38,14 +41,22 @@ from run_support import (
 
 Make = Callable[..., Runtime]
 SAMPLING = {"fanouts": (3, 3), "batch_size": 20, "epochs": 2}
-# Rows in host and device cache of 300 nodes: none, some, all; and with a device level between.
+# Rows in host and device cache of 300 nodes: none, some, all; and with a device level between. Then what is on disk.
 MIXES = {
-    "none": (0, 0),
-    "host": (60, 0),
-    "all": (10**6, 0),
-    "device": (0, 40),
-    "device+host": (60, 40),
-    "device+all": (10**6, 40),
+    "none": (0, 0, "packed"),
+    "host": (60, 0, "packed"),
+    "all": (10**6, 0, "packed"),
+    "device": (0, 40, "packed"),
+    "device+host": (60, 40, "packed"),
+    "device+all": (10**6, 40, "packed"),
+}
+SHARING = {
+    "disk": (0, 0, "3,0"),
+    "disk+packed": (0, 0, "2,1"),
+    "host+disk": (20, 0, "100,0"),
+    "host+disk+packed": (20, 0, "3,1"),
+    "device+disk+packed": (0, 20, "4,2"),
+    "device+host+disk+packed": (10, 10, "3,1"),
 }
 
 
@@ -53,9 +64,9 @@ def a_run(graph: Graph, folder: Path, runtime: Runtime, mix: str, slots: int = 2
     """The run that ``prepare`` would make with budgets that give this mix of levels; returns what it predicts."""
     options = {**SAMPLING, **sampling}
     row_bytes = graph.spec("features").stride_bytes
-    host, device = MIXES[mix]
+    host, device, layout = (MIXES | SHARING)[mix]
     sample_set = sampled(graph, folder, runtime, **options)
-    plan = config_with_cache(sample_set, row_bytes, min(host, graph.num_nodes), device, slots)
+    plan = config_with_cache(sample_set, row_bytes, min(host, graph.num_nodes), device, slots, layout=layout)
     run = packed_run(graph, folder, runtime, plan, **options)
     write_run_info(graph, folder, plan, options)
     return run.places.predicted
@@ -107,16 +118,19 @@ PASSES = (("train", 0), ("train", 1), ("train", 2), ("valid", 0), ("test", 0))
 
 
 @pytest.mark.exact_io
+@pytest.mark.parametrize("mixes", [MIXES, SHARING], ids=["packed", "shared"])
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("width", WIDTHS)
-def test_every_mode_delivers_the_same_rows(tmp_path: Path, make_runtime: Make, width: int, dtype: str):
+def test_every_mode_delivers_the_same_rows(
+    tmp_path: Path, make_runtime: Make, width: int, dtype: str, mixes: dict
+):
     """Rows are ``features[n_id]``, structures those of the sampler, and packed reads what the plan predicts."""
     nodes = 300
     runtime = make_runtime(threads=1)
     graph = a_graph(tmp_path / "g", runtime, nodes=nodes, edges=2500, width=width, dtype=dtype, train=50)
     features = as_rows(random_features(nodes, width, dtype))
     labels = np.fromfile(graph.path / "labels.bin", "<i8", nodes)
-    mix = list(MIXES)[(WIDTHS.index(width) + DTYPES.index(dtype)) % len(MIXES)]
+    mix = list(mixes)[(WIDTHS.index(width) + DTYPES.index(dtype)) % len(mixes)]
     predicted = a_run(graph, tmp_path / "run", runtime, mix)
     expected = drawn(graph, runtime)
 
@@ -128,7 +142,7 @@ def test_every_mode_delivers_the_same_rows(tmp_path: Path, make_runtime: Make, w
         )
         assert np.array_equal(batch.y.numpy(), labels[batch.graph.n_id[: batch.graph.num_seeds]])
 
-    for mode in MODES:
+    for mode in MODES if mixes is MIXES else ("packed", "online"):
         found = collect(graph, make_runtime(threads=1), mode, tmp_path / "run", check, PASSES)
         for (split, epoch), one in zip(PASSES, found, strict=True):
             same_structures(one["graphs"], expected[split, epoch % 2 if split == "train" else 0])
@@ -140,7 +154,8 @@ def test_every_mode_delivers_the_same_rows(tmp_path: Path, make_runtime: Make, w
                 assert one["needed"] == forecast["bytes_needed"]
                 assert one["levels"] == forecast["rows_by_level"]
                 # Padding: two parts of whole pages per record, the second begins anywhere in its first page.
-                assert one["read"] - one["needed"] < 3 * PAGE * len(one["graphs"])
+                if mixes is MIXES:
+                    assert one["read"] - one["needed"] < 3 * PAGE * len(one["graphs"])
 
 
 def drawn(graph: Graph, runtime: Runtime) -> dict[tuple[str, int], list]:
@@ -163,7 +178,7 @@ def same_structures(got: list, expected: list) -> None:
 
 @pytest.mark.exact_io
 @pytest.mark.parametrize("backend", ["uring", "pread"])
-@pytest.mark.parametrize("mix", MIXES)
+@pytest.mark.parametrize("mix", [*MIXES, *SHARING])
 def test_every_mix_of_levels_reads_what_it_predicts(
     tmp_path: Path, make_runtime: Make, mix: str, backend: str
 ):
@@ -184,17 +199,57 @@ def test_every_mix_of_levels_reads_what_it_predicts(
         assert (one["read"], one["levels"]) == (forecast["bytes_read"], forecast["rows_by_level"])
         total = {level: rows + one["levels"][level] for level, rows in total.items()}
     with_rows = {level for level, rows in total.items() if rows}
-    assert (
-        with_rows
-        == {
-            "none": {"packed"},
-            "host": {"host", "packed"},
-            "all": {"host"},
-            "device": {"device", "packed"},
-            "device+host": {"device", "host", "packed"},
-            "device+all": {"device", "host"},
-        }[mix]
-    )
+    assert with_rows == {
+        "none": {"packed"},
+        "host": {"host", "packed"},
+        "all": {"host"},
+        "device": {"device", "packed"},
+        "device+host": {"device", "host", "packed"},
+        "device+all": {"device", "host"},
+    }.get(mix, {level.replace("disk", "disk_cache") for level in mix.split("+")})
+
+
+@pytest.mark.exact_io
+@pytest.mark.parametrize("share", [0.0, 0.3, 0.7, 1.0])
+@pytest.mark.parametrize("name", ["cost", "heuristic"])
+def test_every_bound_on_disk_space_is_kept_and_changes_nothing(
+    tmp_path: Path, make_runtime: Make, share: float, name: str
+):
+    """From the least that is possible to everything packed: never more on disk, the same rows, the reads predicted."""
+    width = 101
+    graph = a_graph(tmp_path / "g", make_runtime(threads=1), nodes=2000, edges=20000, width=width, train=600)
+    options = {"fanouts": [4, 4], "batch_size": 30, "epochs": 3, "memory": "1800KiB", "layout": name}
+    with pytest.raises(BudgetError, match="smallest --disk-space") as refused:
+        prepare(graph, tmp_path / "run", **options, disk_space=10_000)
+    least = int(re.search(r"smallest --disk-space that does is (\d+)", str(refused.value))[1])
+    packed = {**options, "layout": "packed", "disk_space": "99x"}
+    everything = prepare(graph, tmp_path / "all", **packed, stop_after="plan")
+    bound = int(least + share * (everything.predicted["disk_bytes"] - least))
+    peak = 0
+
+    class Watching(SilentProgress):
+        def advance(self, task: str, amount: int) -> None:
+            nonlocal peak
+            files = [f.stat() for f in tmp_path.glob("run/**/*") if f.is_file() and "history" not in f.parts]
+            peak = max(peak, sum(f.st_blocks * 512 for f in files))
+
+    runtime = make_runtime("1800KiB", threads=1, progress=Watching())
+    report = prepare(graph, tmp_path / "run", **options, disk_space=bound, runtime=runtime)
+    assert report.disk_bytes <= report.predicted["disk_bytes"] <= bound
+    assert peak <= bound + 40 * PAGE  # the file system's own rounding of small files
+    assert runtime.budget.peak_bytes <= runtime.budget.limit_bytes
+    levels = report.predicted["epochs"]["train"][0]["rows_by_level"]
+    assert (levels["disk_cache"] > 0) == (share < 1.0)
+    features = as_rows(random_features(2000, width, "float32"))
+
+    def check(batch: MiniBatch) -> None:
+        assert np.array_equal(as_rows(batch.x.numpy()), features[batch.graph.n_id])
+
+    loading = make_runtime("1800KiB", threads=1)
+    found = collect(graph, loading, "packed", tmp_path / "run", check, PASSES[:4])
+    for (split, epoch), one in zip(PASSES, found, strict=False):
+        forecast = report.predicted["epochs"][split][epoch]
+        assert (one["read"], one["levels"]) == (forecast["bytes_read"], forecast["rows_by_level"])
 
 
 @pytest.mark.exact_io
@@ -386,7 +441,7 @@ def test_replayed_epochs_replay(problem, tmp_path, make_runtime):
 def test_training_within_the_planned_budget(problem, tmp_path, mix):
     """``prepare`` and ``train`` as users call them, each inside its limit."""
     gpu = "60KiB" if "device" in mix else 0
-    memory = {"none": "1400KiB", "host": "1600KiB", "device+host": "1600KiB"}[mix]
+    memory = {"none": "1400KiB", "host": "1800KiB", "device+host": "1800KiB"}[mix]
     outcrop.prepare(
         problem, tmp_path / "run", fanouts=(3, 3), batch_size=10, epochs=2, memory=memory, gpu_memory=gpu
     )

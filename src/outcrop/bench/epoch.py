@@ -56,21 +56,32 @@ def ensure_run(folder: Path, graph: Path, setting: Setting, say: Say) -> tuple[P
     """The prepared run of ``setting``, made under its cap."""
     run = folder / f"{graph.stem}-{setting.fanouts.replace(',', '-')}-cap{setting.cap:g}.run"
     say(f"preparing {run.name} in {format_bytes(setting.memory)}")
-    done = outcrop(
-        [
-            "prepare",
-            graph,
-            run,
-            "--fanouts",
-            setting.fanouts,
-            "--batch-size",
-            str(setting.batch_size),
-            "--memory",
-            str(setting.memory),
-        ],
-        limit_bytes=setting.memory + ALLOWANCE_BYTES,
-    )
-    return run, done.result
+    return run, prepared_run(graph, run, setting)
+
+
+def prepared_run(graph: Path, run: Path, setting: Setting) -> dict[str, Any]:
+    """Prepares ``run`` in a process under the cap; its report, with the limit and the peak of the process."""
+    command = ["prepare", graph, run, *_batches(setting), "--memory", str(setting.memory)]
+    done = outcrop(command, limit_bytes=setting.memory + ALLOWANCE_BYTES)
+    return {**done.result, "peak_group_bytes": done.peak_group_bytes, "limit_bytes": done.limit_bytes}
+
+
+def _batches(setting: Setting) -> list[str]:
+    return ["--fanouts", setting.fanouts, "--batch-size", str(setting.batch_size)]
+
+
+def train_once(graph: Path, run: Path | None, setting: Setting, mode: str, epochs: int) -> dict[str, Any]:
+    """Trains in a process, under the cap but for mode ``memory``; its report, with the limit and the peak.
+
+    The baselines that cannot keep to a budget are given the same cap by the kernel alone.
+    """
+    capped = mode != "memory"
+    command: list[str | Path] = ["train", graph, "--mode", mode, "--model", setting.model]
+    command += ["--hidden", str(setting.hidden), "--epochs", str(epochs), "--trace-losses"]
+    command += _batches(setting) if run is None else ["--run", run]
+    command += ["--memory", str(setting.memory) if capped else _UNLIMITED]
+    done = outcrop(command, limit_bytes=setting.memory + ALLOWANCE_BYTES if capped else None)
+    return {**done.result, "limit_bytes": done.limit_bytes, "peak_group_bytes": done.peak_group_bytes}
 
 
 def epoch(folder: Path, setting: Setting, modes: Sequence[str], say: Say) -> dict[str, Any]:
@@ -81,31 +92,7 @@ def epoch(folder: Path, setting: Setting, modes: Sequence[str], say: Say) -> dic
     for turn in range(setting.rounds):
         for mode in modes:
             say(f"round {turn + 1}/{setting.rounds}: {mode}")
-            capped = mode != "memory"
-            # The baselines that cannot keep to a budget are given the same cap by the kernel alone.
-            done = outcrop(
-                [
-                    "train",
-                    graph,
-                    "--run",
-                    run,
-                    "--mode",
-                    mode,
-                    "--model",
-                    setting.model,
-                    "--hidden",
-                    str(setting.hidden),
-                    "--epochs",
-                    str(_epochs(mode, setting)),
-                    "--memory",
-                    str(setting.memory) if capped else _UNLIMITED,
-                    "--trace-losses",
-                ],
-                limit_bytes=setting.memory + ALLOWANCE_BYTES if capped else None,
-            )
-            results[mode].append(
-                {**done.result, "limit_bytes": done.limit_bytes, "peak_group_bytes": done.peak_group_bytes}
-            )
+            results[mode].append(train_once(graph, run, setting, mode, _epochs(mode, setting)))
     bare = bare_epoch_seconds(graph, run, setting)
     rows = {mode: _summary(mode, runs_of_mode) for mode, runs_of_mode in results.items()}
     base = rows["memory"]["seconds"] if "memory" in rows else None
@@ -119,7 +106,7 @@ def epoch(folder: Path, setting: Setting, modes: Sequence[str], say: Say) -> dic
     }
     return {
         "experiment": "epoch",
-        "setting": _plain(setting),
+        "setting": plain(setting),
         "modes": rows,
         "bare_products_seconds": bare,
         "memory_against_bare": None if base is None else base / bare,
@@ -196,7 +183,7 @@ def loader(folder: Path, setting: Setting, modes: Sequence[str], say: Say) -> di
         row["of_limit"] = row["bytes_read"] / row["seconds"] / limit
     return {
         "experiment": "loader",
-        "setting": _plain(setting),
+        "setting": plain(setting),
         "modes": rows,
         "disk": disk,
         "copy_bytes_per_s": copy,
@@ -242,42 +229,5 @@ def copy_rate(size_bytes: int = 256 << 20, rounds: int = 5) -> float:
     return size_bytes / best
 
 
-def prepare(folder: Path, setting: Setting, say: Say) -> dict[str, Any]:
-    """Prepares from nothing under the cap; bytes against the least possible."""
-    import shutil
-
-    graph = ensure_graph(folder, setting.shape, say)
-    results, run = [], folder / "bench-prepare.run"
-    for turn in range(setting.rounds):
-        say(f"preparing, round {turn + 1}/{setting.rounds}")
-        shutil.rmtree(run, ignore_errors=True)
-        done = outcrop(
-            [
-                "prepare",
-                graph,
-                run,
-                "--fanouts",
-                setting.fanouts,
-                "--batch-size",
-                str(setting.batch_size),
-                "--memory",
-                str(setting.memory),
-            ],
-            limit_bytes=setting.memory + ALLOWANCE_BYTES,
-        )
-        results.append(
-            {**done.result, "peak_group_bytes": done.peak_group_bytes, "limit_bytes": done.limit_bytes}
-        )
-    shutil.rmtree(run, ignore_errors=True)
-    typical = sorted(results, key=lambda r: r["seconds"])[len(results) // 2]
-    return {
-        "experiment": "prepare",
-        "setting": _plain(setting),
-        "result": typical,
-        "all_seconds": [r["seconds"] for r in results],
-        "feature_passes": typical["bytes_read"] / setting.shape.feature_bytes,
-    }
-
-
-def _plain(setting: Setting) -> dict[str, Any]:
+def plain(setting: Setting) -> dict[str, Any]:
     return {**asdict(setting), "memory": setting.memory}

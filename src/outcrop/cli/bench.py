@@ -3,31 +3,44 @@
 from __future__ import annotations
 
 import subprocess
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
 from outcrop.cli import common
-from outcrop.config import format_bytes
+from outcrop.config import GraphShape, format_bytes
 from outcrop.errors import ArgumentError
 
 if TYPE_CHECKING:
     from outcrop.bench.epoch import Setting
 
-EXPERIMENTS = ("epoch", "loader", "prepare", "io")
+N = TypeVar("N", int, float)
+EXPERIMENTS = (
+    "epoch",
+    "loader",
+    "prepare",
+    "layout",
+    "pipeline",
+    "memory-curve",
+    "scale",
+    "quality",
+    "io",
+)
 
 
 def add_commands(app: typer.Typer) -> None:
     app.command(
         "bench",
-        help="Measure: epoch, loader, prepare or io.\n\n"
+        help="Measure: " + ", ".join(EXPERIMENTS) + " (docs/benchmarks.md).\n\n"
         "Example: outcrop bench epoch --folder /data/bench --json epoch.json",
     )(bench)
 
 
 def bench(
-    experiment: Annotated[str, typer.Argument(help="epoch, loader, prepare or io.", metavar="EXPERIMENT")],
+    experiment: Annotated[str, typer.Argument(help="What to measure.", metavar="EXPERIMENT")],
     folder: Annotated[Path, typer.Option("--folder", help="Where graphs and runs are kept.")] = Path(
         "bench-data"
     ),
@@ -43,6 +56,18 @@ def bench(
     ] = "packed,memory,online,ondisk,memmap",
     epochs: Annotated[int, typer.Option("--epochs", help="Per process, for packed and memory.")] = 5,
     rounds: Annotated[int, typer.Option("--rounds")] = 2,
+    skew: Annotated[
+        float | None, typer.Option("--skew", help="How uneven degrees are: 0 flat, the standard graph 0.67.")
+    ] = None,
+    caps: Annotated[
+        str, typer.Option("--caps", help="memory-curve: budgets as shares of the features.")
+    ] = "0.01,0.05,0.1,0.2,0.3,0.5",
+    sizes: Annotated[
+        str, typer.Option("--sizes", help="scale: numbers of nodes.")
+    ] = "500000,1000000,2000000,4000000",
+    graph: Annotated[
+        list[Path] | None, typer.Option("--graph", help="quality: imported graphs, one option for each.")
+    ] = None,
     plot: Annotated[
         Path | None,
         typer.Option("--plot", help="Draw the result: an .svg or .html file.", metavar="FILE"),
@@ -53,14 +78,14 @@ def bench(
     if experiment not in EXPERIMENTS:
         raise ArgumentError(f"experiment {experiment!r} is unknown; known: {', '.join(EXPERIMENTS)}")
     from outcrop.advisor import machine
-    from outcrop.bench import epoch, io
-    from outcrop.config import GraphShape
+    from outcrop.bench import curves, epoch, io, layout, pipeline, prepare, quality
     from outcrop.report import benches, page
 
     if plot is not None:
         benches.check_plot(plot)
-    shape = GraphShape() if nodes is None else GraphShape(name=f"sbm-{nodes}", nodes=nodes, edges=15 * nodes)
-    setting = epoch.Setting(shape, fanouts, batch_size, cap, model, epochs=epochs, rounds=rounds)
+    setting = epoch.Setting(
+        _shape(nodes, skew), fanouts, batch_size, cap, model, epochs=epochs, rounds=rounds
+    )
     folder.mkdir(parents=True, exist_ok=True)
 
     def say(text: str) -> None:
@@ -68,18 +93,36 @@ def bench(
             common.console.print(text)
 
     names = modes.split(",")
-    if experiment == "io":
-        result = io.run(folder, size_bytes=2 << 30, seconds=5)
-    elif experiment == "prepare":
-        result = epoch.prepare(folder, setting, say)
-    else:
-        result = (epoch.epoch if experiment == "epoch" else epoch.loader)(folder, setting, names, say)
+    run: dict[str, Callable[[], dict[str, Any]]] = {
+        "epoch": lambda: epoch.epoch(folder, setting, names, say),
+        "loader": lambda: epoch.loader(folder, setting, names, say),
+        "prepare": lambda: prepare.run(folder, setting, say),
+        "layout": lambda: layout.run(folder, setting, say),
+        "pipeline": lambda: pipeline.run(folder, setting, say),
+        "memory-curve": lambda: curves.memory_curve(folder, setting, names, _numbers(caps, float), say),
+        "scale": lambda: curves.scale(folder, setting, _numbers(sizes, int), say),
+        "quality": lambda: quality.run(graph or [], folder, names, model, epochs, say),
+        "io": lambda: io.run(folder, size_bytes=2 << 30, seconds=5),
+    }
+    result = run[experiment]()
     result = {"experiment": experiment, "machine": machine.describe(), "revision": _revision(), **result}
     common.write_json(json, result)
     if plot is not None:
         page.write(plot, benches.plot(result, plot))
     if not quiet:
         _print(experiment, result, setting)
+
+
+def _shape(nodes: int | None, skew: float | None) -> GraphShape:
+    shape = GraphShape() if nodes is None else GraphShape(name=f"sbm-{nodes}", nodes=nodes, edges=15 * nodes)
+    return shape if skew is None else replace(shape, name=f"{shape.name}-skew{skew:g}", skew=skew)
+
+
+def _numbers(text: str, kind: type[N]) -> list[N]:
+    try:
+        return [kind(part) for part in text.split(",")]
+    except ValueError:
+        raise ArgumentError(f"{text!r} is no list of numbers, such as 1,2,3") from None
 
 
 def _revision() -> str | None:
@@ -94,6 +137,11 @@ def _revision() -> str | None:
 
 
 def _print(experiment: str, result: dict[str, Any], setting: Setting) -> None:
+    if "columns" in result:
+        common.print_table(result["columns"], result["rows"], experiment)
+        if "says" in result:
+            common.out.print(result["says"], highlight=False)
+        return
     cap = f"cap {setting.cap:.0%} = {format_bytes(setting.memory)}, fanouts {setting.fanouts}"
     if experiment == "epoch":
         rows = [
@@ -130,16 +178,6 @@ def _print(experiment: str, result: dict[str, Any], setting: Setting) -> None:
             for mode, r in result["modes"].items()
         ]
         common.print_table(["mode", "epoch", "delivered", "from disk", "of limit", "read"], rows, cap)
-    elif experiment == "prepare":
-        stages = result["result"]["stage_seconds"]
-        common.print_facts(
-            {
-                "prepare": f"{result['result']['seconds']:.1f} s",
-                **{k: f"{v:.1f} s" for k, v in stages.items()},
-                "read": format_bytes(result["result"]["bytes_read"]),
-                "written": format_bytes(result["result"]["bytes_written"]),
-            }
-        )
     else:
         rows = [
             [name, case["ours"], case["fio"], case["ratio"]]

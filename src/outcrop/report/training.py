@@ -17,7 +17,7 @@ LEVELS = {
     "host": "host cache", "device": "device cache", "disk_cache": "disk cache", "packed": "packed",
     "disk": "disk, row by row", "map": "memory map",
 }  # fmt: skip
-LANES = ("draw", "submit", "read", "assemble", "transfer", "compute")
+LANES = ("draw", "submit", "read", "assemble", "share", "transfer", "compute")
 _WINDOW_BATCHES = 10
 _SMALL_SHARE = 0.005
 _COLORS = ("s-c0", "s-c2", "s-c4", "s-c3", "s-c5", "s-c1", "s-c6")
@@ -105,6 +105,7 @@ _WORK = {
     "submit": "starts reads",
     "read": "waits for reads",
     "assemble": "rows to their places",
+    "share": "reads rows that batches share",
     "transfer": "tensors, to the device",
     "compute": "forward, backward, update",
     "lease": "waits for a free buffer",

@@ -16,7 +16,7 @@ from outcrop.report.units import say
 
 HARDLY_SHARE = 0.10
 BUSY_SHARE = 0.5
-LOADING = ("draw", "submit", "read", "assemble", "transfer")
+LOADING = ("draw", "submit", "read", "assemble", "share", "transfer")
 
 
 @dataclass(frozen=True)

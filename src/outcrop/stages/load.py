@@ -18,7 +18,7 @@ import numpy as np
 
 from outcrop import _core, device
 from outcrop.errors import ArgumentError, CancelledError
-from outcrop.flow import Pipeline, Stage
+from outcrop.flow import Pipeline, Sequence, Stage
 from outcrop.rows import Placed, RowSource
 from outcrop.runtime import Runtime
 from outcrop.sampling import BatchSampler
@@ -254,8 +254,10 @@ class LoadSession:
         self._closed = False
         self._current: weakref.ref[Loader] | None = None
 
-    def batches(self, split: str, epoch: int = 0) -> Loader:
+    def batches(self, split: str, epoch: int = 0, *, overlapped: bool = True) -> Loader:
         """One pass over ``split``; use it as an iterator, close it (or let it go) when done.
+
+        Without ``overlapped`` the stages run one after another when a batch is asked for, to compare with.
 
         A session makes one pass at a time, because the batches that one has under way could take the buffers that the
         other waits for: a new pass ends the one before, whose iterator then raises CancelledError.
@@ -268,7 +270,7 @@ class LoadSession:
         previous = self._current() if self._current else None
         if previous is not None:
             previous.supersede()
-        loader = Loader(self._feeder, self._pool, self._tensors, split, epoch, self._runtime)
+        loader = Loader(self._feeder, self._pool, self._tensors, split, epoch, self._runtime, overlapped)
         self._current = weakref.ref(loader)
         return loader
 
@@ -294,7 +296,14 @@ class Loader:
     """Iterator over the mini-batches of one epoch. ``stats`` counts what was delivered."""
 
     def __init__(
-        self, feeder: Feeder, pool: SlotPool, tensors: _Tensors, split: str, epoch: int, runtime: Runtime
+        self,
+        feeder: Feeder,
+        pool: SlotPool,
+        tensors: _Tensors,
+        split: str,
+        epoch: int,
+        runtime: Runtime,
+        overlapped: bool = True,
     ):
         self.stats = LoadStats()
         self._superseded = False
@@ -317,6 +326,8 @@ class Loader:
         lease = traced("lease", pool.lease)  # waiting for a free buffer is no work: it has a span of its own
 
         def submit(what: Any) -> _Item:
+            if not overlapped:
+                pool.check_not_starved()
             return feeder.submit(what, lease(stopped))
 
         def transfer(item: _Item) -> tuple[MiniBatch, _Item]:
@@ -329,11 +340,12 @@ class Loader:
             ("share", feeder.share),
             ("transfer", transfer),
         )
-        self._pipeline: Pipeline[tuple[MiniBatch, _Item]] = Pipeline(
-            _drawn(feeder.source(split, epoch), traced),
-            [Stage(name, traced(name, step)) for name, step in steps],
-            while_waiting=pool.check_not_starved,
-            on_cancel=stop,
+        source = _drawn(feeder.source(split, epoch), traced)
+        stages = [Stage(name, traced(name, step)) for name, step in steps]
+        self._pipeline: Pipeline[tuple[MiniBatch, _Item]] | Sequence[tuple[MiniBatch, _Item]] = (
+            Pipeline(source, stages, while_waiting=pool.check_not_starved, on_cancel=stop)
+            if overlapped
+            else Sequence(source, stages)
         )
 
     def __iter__(self) -> Iterator[MiniBatch]:

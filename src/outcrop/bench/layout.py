@@ -1,0 +1,255 @@
+"""Benchmark ``layout``: the segmented disk cache under bounds on disk space (DiskGNN Figures 5 and 16, Tables 3 and 7).
+
+Everything is counted exactly on the ids of one sampled pool; nothing is packed but what is timed: the layouts that the
+cost model weighed, each packed and loaded.
+"""
+
+from __future__ import annotations
+
+import shutil
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import numpy as np
+
+from outcrop import layout as layouts
+from outcrop.api.prepare import prepare
+from outcrop.api.run import open_session
+from outcrop.bench.epoch import Say, Setting, ensure_graph
+from outcrop.errors import BudgetError
+from outcrop.layout import Arranger, Layout, Search, Shared, Sizes, WantedIds
+from outcrop.runtime import Runtime
+from outcrop.store.graph import Graph, open_graph
+from outcrop.store.placement import open_placement
+from outcrop.store.samples import open_samples
+
+_EPOCHS = 10  # of the pool, so that copies of the rows take several times the features
+_SEGMENTS = (50, 100, 150)  # as in Figure 16
+_BRUTE_STEP = 10  # of segment sizes in the brute-force search
+_THRESHOLDS = (1, 2, 3, 4, 6, 8, 12)
+_TABLE_BYTES = 256 << 20
+
+
+class _Bench:
+    """One sampled pool, its host cache chosen, open for counting."""
+
+    def __init__(self, graph: Graph, run: Path, runtime: Runtime):
+        self.graph, self.runtime = graph, runtime
+        self.samples = open_samples(runtime, run / "sample")
+        places = open_placement(runtime, run / "plan")
+        self.row_bytes, self.packed = places.row_bytes, places.packed_batches
+        self.hot = [places.host_ids]
+        # What a plan with everything packed takes besides the rows and their ids.
+        self.wants = places.packed_per_hop.sum(axis=1)
+        self.fixed = places.predicted["disk_bytes"] - int(self.wants.sum()) * (
+            self.row_bytes + self.samples.id_bytes
+        )
+        wanted = WantedIds(self.samples, self.packed, runtime, keep_bytes=1 << 30)
+        self.arranger = Arranger(
+            wanted, graph.num_nodes, self.row_bytes, self.hot, 0, runtime, table_bytes=_TABLE_BYTES
+        )
+
+    @property
+    def sizes(self) -> Sizes:
+        width = self.samples.id_bytes
+        return Sizes(self.row_bytes, self.fixed, int(self.wants.sum()), width + 4, width, 8, 0)
+
+    def search(self) -> Search:
+        wanted = WantedIds(self.samples, self.packed, self.runtime)
+        return Search(wanted, self.hot, self.sizes, self.runtime, table_bytes=_TABLE_BYTES)
+
+    def bytes_read(self, shared: Shared) -> int:
+        """Of rows, for a pass over everything: packed ones and pages of the disk cache."""
+        packed = int(self.wants.sum() - shared.per_hop.sum())
+        return packed * self.row_bytes + int(shared.pages.sum()) * layouts.PAGE_BYTES
+
+    def amplification(self, shared: Shared) -> float:
+        return self.bytes_read(shared) / (int(self.wants.sum()) * self.row_bytes)
+
+    def access_shares(self) -> dict[str, float]:
+        """Share of all wants that goes to the most wanted 1, 5, 10, 20, 50 % of the nodes (Table 3)."""
+        counts = np.zeros(self.graph.num_nodes, np.int64)
+        buffer = np.zeros(max(self.samples.max_nodes * self.samples.id_bytes, 1), np.uint8)
+        for batch in self.packed:
+            counts[self.samples.read_node_ids(int(batch), buffer)] += 1
+        counts[::-1].sort()
+        total = counts.sum()
+        return {f"{p}%": float(counts[: len(counts) * p // 100].sum() / total) for p in (1, 5, 10, 20, 50)}
+
+
+@contextmanager
+def _opened(folder: Path, setting: Setting, epochs: int, say: Say) -> Iterator[tuple[_Bench, Path]]:
+    path = ensure_graph(folder, setting.shape, say)
+    graph, run = open_graph(path), folder / f"{path.stem}-layout.run"
+    say(f"sampling {epochs} epochs")
+    fanouts = [int(f) for f in setting.fanouts.split(",")]
+    prepare(
+        graph,
+        run,
+        fanouts=fanouts,
+        batch_size=setting.batch_size,
+        epochs=epochs,
+        memory=setting.memory,
+        stop_after="plan",
+    )
+    with Runtime() as runtime:
+        yield _Bench(graph, run, runtime), run
+
+
+def run(folder: Path, setting: Setting, say: Say) -> dict[str, Any]:
+    with _opened(folder, setting, _EPOCHS, say) as (bench, _):
+        everything = bench.sizes.disk_bytes(0, int(bench.wants.sum()), 0)
+        features = setting.shape.feature_bytes
+        bounds = [m for m in (7, 5, 3, 2, 1.5, 1) if m * features < everything]
+        say("reordering: none, whole, segments")
+        result: dict[str, Any] = {
+            "experiment": "layout",
+            "epochs": _EPOCHS,
+            "batches": len(bench.packed),
+            "packed_everything": everything / features,
+            "access_shares": bench.access_shares(),
+            "reordering": _reordering(bench),
+            "search": {f"{m:g}x": _searched(bench, int(m * features), say) for m in bounds},
+        }
+    result["timed"] = {
+        f"{m:g}x": timed for m in bounds if (timed := _timed(folder, setting, m, say)) is not None
+    }
+    result["columns"] = ["bound", "heuristic s", "amplification", "brute force", "search", "speed-up"]
+    result["rows"] = [
+        [
+            bound,
+            str(r["heuristic"]["segment"]) if r["heuristic"] else "-",
+            f"{r['heuristic']['amplification']:.3f}" if r["heuristic"] else "does not fit",
+            f"{r['brute_force']['amplification']:.3f}" if r["brute_force"] else "-",
+            f"{r['search_seconds'] * 1e3:.0f} ms",
+            f"{r['speed_up']:.0f}x",
+        ]
+        for bound, r in result["search"].items()
+    ]
+    return result
+
+
+def _reordering(bench: _Bench) -> dict[str, dict[str, float]]:
+    """Amplification of one cache for all batches and of segments, in id order and reordered (Figures 5 and 16)."""
+    found = {}
+    batches = len(bench.packed)
+    for segment in (batches, *(s for s in _SEGMENTS if s < batches)):
+        name = "whole" if segment == batches else f"{segment} batches"
+        layout = Layout(segment, 1)
+        shared = bench.arranger.arrange(layout)
+        plain = bench.arranger.arrange(layout, reorder=False)
+        ratio = shared.pages / np.maximum(plain.pages, 1)
+        accesses = int(shared.per_hop.sum())
+        found[name] = {
+            "amplification": bench.amplification(shared),
+            "not_reordered": bench.amplification(plain),
+            "cache_amplification": float(
+                shared.pages.sum() * layouts.PAGE_BYTES / (accesses * bench.row_bytes)
+            ),
+            "cache_not_reordered": float(
+                plain.pages.sum() * layouts.PAGE_BYTES / (accesses * bench.row_bytes)
+            ),
+            "batches_halved": float((ratio < 0.5).mean()),
+            "disk_over_features": bench.sizes.disk_bytes(
+                shared.rows, int(bench.wants.sum()) - accesses, accesses
+            )
+            / (bench.graph.num_nodes * bench.row_bytes),
+        }
+    return found
+
+
+def _searched(bench: _Bench, limit: int, say: Say) -> dict[str, Any]:
+    """The heuristic against brute force over segment sizes and thresholds (Table 7)."""
+    say(f"bound {limit / 2**30:.2f} GiB: heuristic and brute force")
+    begin = time.perf_counter()
+    search = bench.search()
+    counted = time.perf_counter()
+    chosen = layouts.heuristic(search, limit)
+    done = time.perf_counter()
+    heuristic = None
+    if chosen is not None:
+        shared = bench.arranger.arrange(chosen)
+        heuristic = {
+            "segment": chosen.segment,
+            "threshold": chosen.threshold,
+            "amplification": bench.amplification(shared),
+        }
+    begin_brute = time.perf_counter()
+    best: tuple[float, Layout] | None = None
+    for layout in _grid(len(bench.packed)):
+        shared = bench.arranger.arrange(layout)
+        wants = int(shared.per_hop.sum())
+        size = bench.sizes.disk_bytes(shared.rows, int(bench.wants.sum()) - wants, wants)
+        found = (bench.amplification(shared), layout)
+        if size <= limit and (best is None or found[0] < best[0]):
+            best = found
+    brute = time.perf_counter() - begin_brute
+    return {
+        "heuristic": heuristic,
+        "brute_force": None
+        if best is None
+        else {"amplification": best[0], "segment": best[1].segment, "threshold": best[1].threshold},
+        "sketch_seconds": counted - begin,
+        "search_seconds": done - counted,
+        "brute_force_seconds": brute,
+        "speed_up": brute / (done - counted),
+        "speed_up_with_sketch": brute / (done - begin),
+        "against_brute_force": heuristic["amplification"] / best[0] if heuristic and best else None,
+    }
+
+
+def _grid(batches: int) -> Sequence[Layout]:
+    sizes = sorted({*range(_BRUTE_STEP, batches, _BRUTE_STEP), batches})
+    return [Layout(s, m) for s in sizes for m in _THRESHOLDS if m < s]
+
+
+def _timed(folder: Path, setting: Setting, bound: float, say: Say) -> dict[str, Any] | None:
+    """Epochs of loading under the bound: what the cost model chose against the other layouts that it weighed."""
+    graph = open_graph(ensure_graph(folder, setting.shape, say))
+    run = folder / "bench-layout.run"
+    options: dict[str, Any] = {
+        "fanouts": [int(f) for f in setting.fanouts.split(",")],
+        "batch_size": setting.batch_size,
+        "epochs": _EPOCHS,
+        "memory": setting.memory,
+        "disk_space": f"{bound:g}x",
+    }
+    try:
+        chosen = prepare(graph, run, **options)
+    except BudgetError as error:
+        say(f"bound {bound:g}x: {error}")
+        return None
+    rows = {"cost": {**_load(graph, run, setting), "disk_bytes": chosen.disk_bytes}}
+    others = sorted(
+        (a for a in chosen.predicted["alternatives"] if not a["chosen"]), key=lambda a: a["seconds"]
+    )
+    for other in others[:2]:
+        name = f"{other['segment']},{other['threshold']}"
+        try:
+            report = prepare(graph, run, **options, layout=name)
+        except BudgetError:  # it was priced from a sketch, and does not fit by a little
+            continue
+        rows[name] = {**_load(graph, run, setting), "disk_bytes": report.disk_bytes}
+    shutil.rmtree(run)
+    best = min(r["seconds"] for r in rows.values())
+    return {"layouts": rows, "chosen_against_best": rows["cost"]["seconds"] / best}
+
+
+def _load(graph: Graph, run: Path, setting: Setting) -> dict[str, float]:
+    """Median seconds of loading an epoch of the pool, after one to warm up, and what it read."""
+    seconds, read = [], []
+    with (
+        Runtime(setting.memory) as runtime,
+        open_session(graph, runtime, "packed", run_folder=run) as session,
+    ):
+        for epoch in range(4):
+            before, begin = runtime.io.counters.read_bytes, time.perf_counter()
+            for batch in session.batches("train", epoch):
+                del batch
+            seconds.append(time.perf_counter() - begin)
+            read.append(runtime.io.counters.read_bytes - before)
+    return {"seconds": median(seconds[1:]), "bytes_read": median(read[1:])}

@@ -1,0 +1,112 @@
+"""Benchmark ``pipeline``: overlapped stages against the same one after another (DiskGNN Table 8 and Figure 19).
+
+The disk is slowed down to rates at which loading takes a half, the same and twice the time of computing, and is left
+alone once. Losses are compared: the order of the stages changes nothing.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from outcrop.api.run import open_session
+from outcrop.bench.epoch import Say, Setting, ensure_graph, ensure_run
+from outcrop.config import IoConfig, TrainConfig
+from outcrop.runtime import Runtime
+from outcrop.stages import train as training
+from outcrop.stages.evaluate import evaluate
+from outcrop.store.graph import Graph, open_graph
+
+_BALANCES = (0.5, 1.0, 2.0)  # of loading to computing
+
+
+def run(folder: Path, setting: Setting, say: Say) -> dict[str, Any]:
+    path = ensure_graph(folder, setting.shape, say)
+    run_folder, _ = ensure_run(folder, path, setting, say)
+    graph = open_graph(path)
+    free = _epochs(graph, run_folder, setting, 0, say)
+    compute, read = free["sequential"]["stages"]["compute"], free["sequential"]["bytes_read"]
+    cases = {"full rate": free}
+    for balance in _BALANCES:
+        rate = int(read / (compute * balance))
+        cases[f"loading {balance:g}x of computing"] = _epochs(graph, run_folder, setting, rate, say)
+    return {
+        "experiment": "pipeline",
+        "cases": cases,
+        "columns": ["case", "one after another", "overlapped", "speed-up", "same losses"],
+        "rows": [
+            [
+                name,
+                f"{c['sequential']['seconds']:.2f} s",
+                f"{c['overlapped']['seconds']:.2f} s",
+                f"{c['speed_up']:.2f}x",
+                "yes" if c["identical_losses"] else "NO",
+            ]
+            for name, c in cases.items()
+        ],
+    }
+
+
+def _epochs(graph: Graph, run_folder: Path, setting: Setting, rate: int, say: Say) -> dict[str, Any]:
+    say(f"disk at {rate / 1e6:.0f} MB/s" if rate else "disk at its own rate")
+    sequential, overlapped = (_train(graph, run_folder, setting, rate, how) for how in (False, True))
+    same = sequential.pop("losses") == overlapped.pop("losses")
+    return {
+        "sequential": sequential,
+        "overlapped": overlapped,
+        "speed_up": sequential["seconds"] / overlapped["seconds"],
+        "identical_losses": same,
+        "rate_bytes_per_s": rate or None,
+    }
+
+
+def _train(graph: Graph, run_folder: Path, setting: Setting, rate: int, overlapped: bool) -> dict[str, Any]:
+    """Median epoch after one to warm up, with the time that each stage was busy."""
+    config = TrainConfig(
+        model=setting.model,
+        hidden=setting.hidden,
+        layers=len(setting.fanouts.split(",")),
+        epochs=4,
+        trace_losses=True,
+    )
+    busy: dict[str, float] = defaultdict(float)
+
+    def listen(record: dict[str, Any]) -> None:
+        if "start_ns" in record:
+            busy[record["name"]] += (record["end_ns"] - record["start_ns"]) / 1e9
+
+    with (
+        Runtime(setting.memory, io=IoConfig(rate_bytes_per_second=rate)) as runtime,
+        open_session(graph, runtime, "packed", run_folder=run_folder) as session,
+        runtime.trace.listening(listen),
+    ):
+        read = runtime.io.counters.read_bytes
+
+        def counters() -> dict[str, Any]:
+            nonlocal read
+            before, read = read, runtime.io.counters.read_bytes
+            stages = dict(busy)
+            busy.clear()
+            return {"stages": stages, "bytes_read": read - before}
+
+        result = training.train(
+            lambda epoch: session.batches("train", epoch, overlapped=overlapped),
+            None,
+            config,
+            None,
+            runtime,
+            in_dim=graph.feature_dim,
+            num_classes=graph.num_classes,
+            evaluate=evaluate,
+            counters=counters,
+        )
+    warm = result.epochs[1:]
+    names = {name for record in warm for name in record.counters["stages"]}
+    return {
+        "seconds": median(record.seconds for record in warm),
+        "bytes_read": warm[-1].counters["bytes_read"],
+        "stages": {n: median(r.counters["stages"].get(n, 0.0) for r in warm) for n in sorted(names)},
+        "losses": result.batch_losses,
+    }

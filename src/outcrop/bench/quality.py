@@ -1,0 +1,89 @@
+"""Benchmark ``quality``: test accuracy on real graphs, in every mode and with several seeds.
+
+On the CPU no mode may differ from ``memory`` by a bit, but ``partition``, which learns something else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from statistics import mean, pstdev
+from typing import Any
+
+from outcrop.api.prepare import prepare
+from outcrop.api.train import train
+from outcrop.bench.epoch import Say
+from outcrop.errors import ArgumentError
+from outcrop.store.graph import open_graph
+
+SEEDS = 5
+
+
+def run(
+    graphs: Sequence[Path], folder: Path, modes: Sequence[str], model: str, epochs: int, say: Say
+) -> dict[str, Any]:
+    """Trains on each imported graph in each mode with seeds 0 to 4, in a tenth of the features' memory or 8 MiB.
+
+    Raises:
+        ArgumentError: No graphs.
+    """
+    if not graphs:
+        raise ArgumentError("quality needs graphs: name folders made by outcrop import with --graph")
+    found = {}
+    for path in graphs:
+        graph = open_graph(path)
+        memory = max(graph.feature_bytes // 10, 8 << 20)
+        scores: dict[str, list[float]] = {mode: [] for mode in modes}
+        identical = True
+        for seed in range(SEEDS):
+            say(f"{path.name}, seed {seed}")
+            run_folder = folder / f"quality-{path.stem}-{seed}.run"
+            prepare(
+                graph,
+                run_folder,
+                fanouts=[10, 10],
+                batch_size=256,
+                memory=memory,
+                seed=seed,
+                degrees=model == "gcn",
+            )
+            results = {
+                mode: train(
+                    graph,
+                    run=run_folder,
+                    mode=mode,
+                    model=model,
+                    hidden=64,
+                    dropout=0.5,
+                    learning_rate=0.01,
+                    epochs=epochs,
+                    memory="1TiB" if mode == "memory" else memory,
+                    seed=seed,
+                    trace_losses=True,
+                )
+                for mode in modes
+            }
+            for mode, result in results.items():
+                scores[mode].append(result.test_accuracy or 0.0)
+                if "memory" in results and mode != "partition":
+                    identical &= result.batch_losses == results["memory"].batch_losses
+                    identical &= result.test_accuracy == results["memory"].test_accuracy
+        found[path.stem] = {
+            "modes": {m: {"test_accuracy": mean(s), "spread": pstdev(s)} for m, s in scores.items()},
+            "identical": identical,
+        }
+    return {
+        "experiment": "quality",
+        "model": model,
+        "epochs": epochs,
+        "graphs": found,
+        "columns": ["graph", *modes, "bit-equal to memory"],
+        "rows": [
+            [
+                name,
+                *(f"{r['modes'][m]['test_accuracy']:.4f} ± {r['modes'][m]['spread']:.4f}" for m in modes),
+                "yes" if r["identical"] else "NO",
+            ]
+            for name, r in found.items()
+        ],
+    }

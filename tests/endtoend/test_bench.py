@@ -1,0 +1,117 @@
+"""The benchmarks on graphs of a size at which they measure nothing: what they count must be right all the same."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from outcrop.api.prepare import prepare
+from outcrop.api.run import open_session
+from outcrop.bench import curves, layout, pipeline, quality
+from outcrop.bench import prepare as preparing
+from outcrop.bench.epoch import Setting, ensure_graph
+from outcrop.config import GraphShape
+from outcrop.errors import ArgumentError, BudgetError
+from outcrop.runtime import Runtime
+from outcrop.store.graph import open_graph
+from outcrop.store.placement import open_placement
+
+SHAPE = GraphShape("tiny", nodes=20_000, edges=200_000, features=64, train_fraction=0.05)
+SETTING = Setting(SHAPE, fanouts="5,5", batch_size=40, cap=0.5, hidden=16, epochs=2, rounds=1)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("bench")
+
+
+def silent(text: str) -> None:
+    assert text
+
+
+def test_layout_counts_what_planning_counts(folder: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(layout, "_EPOCHS", 3)
+    monkeypatch.setattr(layout, "_SEGMENTS", (10,))
+    result = layout.run(folder, SETTING, silent)
+    assert set(result["reordering"]) == {"whole", "10 batches"}
+    for case in result["reordering"].values():
+        assert case["amplification"] <= case["not_reordered"]
+    segmented = result["reordering"]["10 batches"]
+    assert segmented["amplification"] < result["reordering"]["whole"]["amplification"]
+    shares = list(result["access_shares"].values())
+    assert shares == sorted(shares)
+    assert len(result["search"]) >= 1
+    assert len(result["rows"]) == len(result["search"])
+    for found in result["search"].values():
+        if found["heuristic"] and found["brute_force"]:
+            assert found["against_brute_force"] <= 1.05
+    # The same layout through a plan reads the same rows.
+    graph = open_graph(ensure_graph(folder, SHAPE, silent))
+    options = {"fanouts": [5, 5], "batch_size": 40, "epochs": 3, "memory": SETTING.memory}
+    with Runtime() as runtime:  # with room for all nodes at once, as the benchmark has
+        prepare(graph, folder / "check.run", **options, layout="10,1", stop_after="plan", runtime=runtime)
+        places = open_placement(runtime, folder / "check.run" / "plan")
+    wants = places.num_packed.sum() + places.cached_rows[:, 2].sum()
+    read = places.num_packed.sum() * 256 + places.disk_pages.sum() * 4096
+    assert segmented["amplification"] == pytest.approx(read / (wants * 256), rel=1e-12)
+
+
+def test_pipeline_compares_the_same_losses(folder: Path):
+    result = pipeline.run(folder, SETTING, silent)
+    assert len(result["cases"]) == 4
+    for case in result["cases"].values():
+        assert case["identical_losses"]
+        assert case["sequential"]["bytes_read"] == case["overlapped"]["bytes_read"] > 0
+        assert case["sequential"]["stages"]["compute"] > 0 < case["overlapped"]["stages"]["read"]
+
+
+def test_packing_batch_by_batch_writes_the_same_rows(folder: Path):
+    result = preparing.run(folder, SETTING, silent)
+    batched, naive = result["cases"]["batched"], result["cases"]["batch by batch"]
+    assert naive["bytes_read"] > batched["bytes_read"] * 0.5
+    assert naive["bytes_written"] > 0
+    assert result["speed_up"] > 0
+
+
+@pytest.mark.slow
+def test_curves_have_a_point_for_each_case(folder: Path):
+    curve = curves.memory_curve(folder, SETTING, ["packed", "dynamic"], [0.001, 0.5, 0.9], silent)
+    assert [p["cap"] for p in curve["modes"]["packed"]] == [0.5, 0.9]
+    reads = [p["bytes_read"] for p in curve["modes"]["dynamic"]]
+    assert reads == sorted(reads, reverse=True)
+    scaled = curves.scale(folder, replace(SETTING, cap=1.5), [20_000, 40_000, 80_000], silent)
+    assert [p["nodes"] for p in scaled["points"]] == [20_000, 40_000, 80_000]
+    moved = [p["prepare_bytes"] for p in scaled["points"]]
+    assert moved == sorted(moved)
+    assert max(p["peak_host_bytes"] for p in scaled["points"]) <= scaled["memory"]
+
+
+def test_quality_finds_no_difference(folder: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(quality, "SEEDS", 2)
+    graph = ensure_graph(folder, SHAPE, silent)
+    result = quality.run([graph], folder, ["memory", "packed", "online"], "sage", 2, silent)
+    found = result["graphs"]["tiny"]
+    assert found["identical"]
+    assert found["modes"]["packed"] == found["modes"]["memory"]
+    assert found["modes"]["packed"]["test_accuracy"] > 0.3
+    with pytest.raises(ArgumentError, match="--graph"):
+        quality.run([], folder, ["memory"], "sage", 1, silent)
+
+
+def test_stages_one_after_another_deliver_the_same(folder: Path):
+    graph = open_graph(ensure_graph(folder, SHAPE, silent))
+    run = folder / "sequence.run"
+    prepare(graph, run, fanouts=[5, 5], batch_size=40, memory=SETTING.memory, layout="5,1")
+    with (
+        Runtime(SETTING.memory) as runtime,
+        open_session(graph, runtime, "packed", run_folder=run) as session,
+    ):
+        expected = [batch.x.clone() for batch in session.batches("train")]
+        got = [batch.x.clone() for batch in session.batches("train", overlapped=False)]
+        assert len(got) == len(expected)
+        assert all(np.array_equal(a.numpy(), b.numpy()) for a, b in zip(got, expected, strict=True))
+        with pytest.raises(BudgetError, match="held by the caller"):
+            list(session.batches("train", overlapped=False))
