@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 REPOSITORY = Path(__file__).resolve().parent.parent
-TORTURES = ("", "tiny", "faults")
+TORTURES = ("", "tiny", "faults", "pread")
 TINY_MEMORY = "64MiB"
 
 
@@ -30,10 +30,10 @@ def shared_path(*parts: str) -> Path:
 
 
 def torture() -> str:
-    """The torture this run is under: "tiny", "faults" or "" for none."""
+    """The torture this run is under: "tiny", "faults", "pread" (changes nothing by itself) or "" for none."""
     mode = os.environ.get("OUTCROP_TORTURE", "")
     if mode not in TORTURES:
-        raise ValueError(f"OUTCROP_TORTURE={mode!r} is unknown; known: tiny, faults")
+        raise ValueError(f"OUTCROP_TORTURE={mode!r} is unknown; known: tiny, faults, pread")
     return mode
 
 
