@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -13,7 +14,7 @@ from hypothesis import strategies as st
 
 from outcrop import _core, layout
 from outcrop.config import PlanConfig
-from outcrop.errors import ArgumentError, BudgetError
+from outcrop.errors import ArgumentError, BudgetError, FormatError
 from outcrop.layout import Arranger, Layout, Search, Sizes, WantedIds
 from outcrop.runtime import Runtime
 from outcrop.store.samples import SampleSet
@@ -178,6 +179,14 @@ def test_the_sketch_counts_what_brute_force_counts(batches, segment):
     assert histogram.tolist() == np.bincount(counts, minlength=len(histogram)).tolist()
 
 
+def test_a_batch_that_wants_a_node_twice_is_refused(make_runtime: Make):
+    runtime = make_runtime(threads=1)
+    sketch = _core.LayoutSketch(runtime.budget, 10, 0, 1)
+    sketch.add(0, np.array([5, 6, 5]))
+    with pytest.raises(FormatError, match="mini-batch 0 has node 5 twice"):
+        sketch.finish(runtime.workers)
+
+
 def test_a_thinned_sketch_keeps_one_in_some_nodes_whole(make_runtime: Make):
     runtime = make_runtime(threads=1)
     sketch = _core.LayoutSketch(runtime.budget, 10, 3, 1)
@@ -298,3 +307,42 @@ def test_alternatives_say_what_was_weighed(made, tmp_path: Path):
 def test_unknown_layouts_are_refused(text: str):
     with pytest.raises(ArgumentError, match="is unknown; known: cost"):
         PlanConfig(layout=text)
+
+
+class _ManyBatches:
+    """Ids of very many mini-batches, made up as they are asked for: popular nodes are wanted by most batches."""
+
+    def __init__(self, batches: int, nodes: int, num_nodes: int):
+        self.packed = np.arange(batches)
+        self.samples = SimpleNamespace(max_nodes=nodes, id_bytes=4)
+        rng = np.random.default_rng(0)
+        self._base = rng.choice(num_nodes // 2, nodes // 2, replace=False).astype(np.int32)
+        self._step, self._range = 7919, num_nodes // 2
+        self._ids = np.empty(nodes, np.int32)
+
+    def of(self, p: int) -> np.ndarray:
+        popular, others = np.split(self._ids, 2)
+        np.multiply(self._base, 2, out=popular)
+        np.add(self._base, p * self._step % self._range, out=others)
+        others %= self._range
+        others *= 2
+        others += 1
+        return self._ids
+
+
+@pytest.mark.slow
+def test_ten_thousand_large_batches_are_searched_within_the_budget(make_runtime: Make):
+    """2 billion wants: the sketch holds what the budget allows, and a search counts on it a few dozen times."""
+    batches, nodes = 10_000, 200_000
+    budget = 256 << 20
+    runtime = make_runtime(budget)
+    wanted = _ManyBatches(batches, nodes, 100_000_000)
+    sizes = Sizes(512, 0, batches * nodes, 8, 4, 8, 0)
+    search = Search(wanted, [], sizes, runtime, table_bytes=budget // 2)  # type: ignore[arg-type]
+    everything = sizes.disk_bytes(0, batches * nodes, 0)
+    found = layout.heuristic(search, int(everything * 0.6))
+    assert found is not None
+    assert 2 <= found.segment < batches
+    assert search.disk_bytes(found) <= 0.6 * everything
+    assert len(search._histograms) <= 2 * 14
+    assert runtime.budget.peak_bytes <= budget

@@ -48,7 +48,14 @@ void LayoutSketch::add(int64_t batch, std::span<const int64_t> ids) {
 }
 
 void LayoutSketch::finish(WorkerPool& workers) {
-  sorted_ = radix_sort(wants_.as<Want>(), scratch_.as<Want>(), static_cast<size_t>(size_), &workers);
+  Want* const sorted =
+      radix_sort(wants_.as<Want>(), scratch_.as<Want>(), static_cast<size_t>(size_), &workers);
+  for (int64_t i = 1; i < size_; ++i)
+    if (sorted[i].key == sorted[i - 1].key)
+      throw Error(ErrorKind::format, "mini-batch " + std::to_string(sorted[i].key & kBatchMask) +
+                                         " has node " + std::to_string(sorted[i].key >> kBatchBits) +
+                                         " twice: the samples are damaged; prepare the run again");
+  sorted_ = sorted;
 }
 
 std::vector<int64_t> LayoutSketch::histogram(int64_t segment) const {

@@ -23,6 +23,7 @@ class LayoutSketch {
   // Batch `batch` wants `ids`. Batches come in ascending order. Throws Error(budget) when it is full,
   // Error(argument) for more than 2^24 batches or ids above 2^40.
   void add(int64_t batch, std::span<const int64_t> ids);
+  // Throws Error(format) where a batch wants a node twice.
   void finish(WorkerPool& workers);
   // h[c] = how many (node, segment) pairs there are with c wants, for segments of `segment` batches;
   // h has min(segment, batches) + 1 entries, wants above that cannot be.
