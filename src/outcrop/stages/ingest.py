@@ -221,10 +221,10 @@ class _Import:
                 runtime.progress.advance("edges", len(block[0]))
         listed = builder.edges_added
         with _progress(runtime, "sort", listed, "edges"), runtime.trace.span("sort", edges=listed):
-            result = builder.finish(
-                *(str(self.work / f"{name}.bin") for name in ("indptr", "indices")),
-                weights_path=str(self.work / "edge_weight.bin"),
+            indptr, indices, weights = (
+                str(self.work / f"{name}.bin") for name in ("indptr", "indices", "edge_weight")
             )
+            result = builder.finish(indptr, indices, weights_path=weights)
             runtime.progress.advance("sort", listed)
         if result.num_nodes == 0:
             raise ArgumentError(f"{source.name} has zero nodes: nothing to import")

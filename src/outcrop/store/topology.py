@@ -43,6 +43,8 @@ class Topology:
         """A sampler of mini-batches; ``options`` are those of ``_core.NeighborSampler``."""
         if self.pages is not None:
             return _core.WaveSampler(workers, self.pages, runtime.budget, wave=wave, **options)
+        assert self.indptr is not None
+        assert self.indices is not None
         return _core.NeighborSampler(workers, self.indptr, self.indices, weights=self.weights, **options)
 
     def ranges(self, ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
