@@ -92,13 +92,13 @@ def test_curves_have_a_point_for_each_case(folder: Path):
 def test_quality_finds_no_difference(folder: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(quality, "SEEDS", 2)
     graph = ensure_graph(folder, SHAPE, silent)
-    result = quality.run([graph], folder, ["memory", "packed", "online"], "sage", 2, silent)
+    result = quality.run([graph], folder, ["memory", "packed", "online"], SETTING, silent)
     found = result["graphs"]["tiny"]
     assert found["identical"]
     assert found["modes"]["packed"] == found["modes"]["memory"]
     assert found["modes"]["packed"]["test_accuracy"] > 0.3
     with pytest.raises(ArgumentError, match="--graph"):
-        quality.run([], folder, ["memory"], "sage", 1, silent)
+        quality.run([], folder, ["memory"], SETTING, silent)
 
 
 def test_stages_one_after_another_deliver_the_same(folder: Path):

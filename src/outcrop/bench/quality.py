@@ -12,7 +12,7 @@ from typing import Any
 
 from outcrop.api.prepare import prepare
 from outcrop.api.train import train
-from outcrop.bench.epoch import Say
+from outcrop.bench.epoch import Say, Setting, plain
 from outcrop.errors import ArgumentError
 from outcrop.store.graph import open_graph
 
@@ -20,7 +20,7 @@ SEEDS = 5
 
 
 def run(
-    graphs: Sequence[Path], folder: Path, modes: Sequence[str], model: str, epochs: int, say: Say
+    graphs: Sequence[Path], folder: Path, modes: Sequence[str], setting: Setting, say: Say
 ) -> dict[str, Any]:
     """Trains on each imported graph in each mode with seeds 0 to 4, in a tenth of the features' memory or 8 MiB.
 
@@ -41,22 +41,22 @@ def run(
             prepare(
                 graph,
                 run_folder,
-                fanouts=[10, 10],
-                batch_size=256,
+                fanouts=[int(f) for f in setting.fanouts.split(",")],
+                batch_size=setting.batch_size,
                 memory=memory,
                 seed=seed,
-                degrees=model == "gcn",
+                degrees=setting.model == "gcn",
             )
             results = {
                 mode: train(
                     graph,
                     run=run_folder,
                     mode=mode,
-                    model=model,
+                    model=setting.model,
                     hidden=64,
                     dropout=0.5,
                     learning_rate=0.01,
-                    epochs=epochs,
+                    epochs=setting.epochs,
                     memory="1TiB" if mode == "memory" else memory,
                     seed=seed,
                     trace_losses=True,
@@ -74,8 +74,7 @@ def run(
         }
     return {
         "experiment": "quality",
-        "model": model,
-        "epochs": epochs,
+        "setting": plain(setting),
         "graphs": found,
         "columns": ["graph", *modes, "bit-equal to memory"],
         "rows": [

@@ -101,7 +101,7 @@ def bench(
         "pipeline": lambda: pipeline.run(folder, setting, say),
         "memory-curve": lambda: curves.memory_curve(folder, setting, names, _numbers(caps, float), say),
         "scale": lambda: curves.scale(folder, setting, _numbers(sizes, int), say),
-        "quality": lambda: quality.run(graph or [], folder, names, model, epochs, say),
+        "quality": lambda: quality.run(graph or [], folder, names, setting, say),
         "io": lambda: io.run(folder, size_bytes=2 << 30, seconds=5),
     }
     result = run[experiment]()
