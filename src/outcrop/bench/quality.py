@@ -22,7 +22,7 @@ SEEDS = 5
 def run(
     graphs: Sequence[Path], folder: Path, modes: Sequence[str], setting: Setting, say: Say
 ) -> dict[str, Any]:
-    """Trains on each imported graph in each mode with seeds 0 to 4, in a tenth of the features' memory or 8 MiB.
+    """Trains on each imported graph in each mode with seeds 0 to 4, in a tenth of the features' memory or 16 MiB.
 
     Raises:
         ArgumentError: No graphs.
@@ -32,7 +32,7 @@ def run(
     found = {}
     for path in graphs:
         graph = open_graph(path)
-        memory = max(graph.feature_bytes // 10, 8 << 20)
+        memory = max(graph.feature_bytes // 10, 16 << 20)
         scores: dict[str, list[float]] = {mode: [] for mode in modes}
         identical = True
         for seed in range(SEEDS):
