@@ -2,6 +2,7 @@
 #include <numeric>
 #include <set>
 
+#include "base/checksum.h"
 #include "io/rows.h"
 #include "io_test_util.h"
 
@@ -89,6 +90,68 @@ class RowsTest : public BothBackends {
 };
 INSTANTIATE_TEST_SUITE_P(Backends, RowsTest, ::testing::Values(Backend::uring, Backend::pread),
                          backend_test_name);
+
+// Rows by ascending id to any place, each page read once whatever the scratch, and compared with its
+// checksum.
+TEST_P(RowsTest, SortedRowsReadEachPageOnceAndNoticeDamage) {
+  for (const uint64_t row_bytes : {1, 100, 512, 5732}) {
+    const uint64_t num_rows = 3000;
+    const RowLayout layout{0, row_bytes, row_bytes};
+    auto file = random_bytes(align_up(num_rows * row_bytes, 4096), row_bytes);
+    std::vector<uint32_t> crcs;
+    for (size_t at = 0; at < file.size(); at += 4096) crcs.push_back(crc32c(file.data() + at, 4096));
+    write_plainly(folder_.file("sorted"), file);
+    auto io = engine();
+    const FileId f = io->open(folder_.file("sorted"), OpenMode::read);
+    std::vector<int32_t> ids, positions;
+    std::mt19937_64 rng(row_bytes);
+    for (int32_t id = 0; id < static_cast<int32_t>(num_rows); ++id)
+      if (id % 500 < 60 || rng() % 5 == 0) ids.push_back(id);
+    for (size_t i = 0; i < ids.size(); ++i) positions.push_back(static_cast<int32_t>(2 * i));
+    std::shuffle(positions.begin(), positions.end(), rng);
+    std::set<uint64_t> pages;
+    for (const int32_t id : ids)
+      for (uint64_t p = layout.first_page(static_cast<uint64_t>(id));
+           p < layout.end_page(static_cast<uint64_t>(id)); ++p)
+        pages.insert(p);
+    for (const uint64_t scratch : {RowReader::min_scratch_bytes(row_bytes), uint64_t{1} << 20}) {
+      RowReader reader(io, *budget_, f, layout, num_rows, scratch, true);
+      reader.check_pages(crcs.data(), crcs.size());
+      BytesVector out(2 * ids.size() * row_bytes, std::byte{0x5a});
+      const uint64_t before = io->counters().read_bytes;
+      reader.read_sorted(ids.data(), positions.data(), ids.size(), out.data(), 2 * ids.size(), row_bytes);
+      EXPECT_EQ(io->counters().read_bytes - before, pages.size() * 4096);
+      for (size_t i = 0; i < ids.size(); ++i)
+        ASSERT_EQ(std::memcmp(out.data() + static_cast<size_t>(positions[i]) * row_bytes,
+                              file.data() + static_cast<size_t>(ids[i]) * row_bytes, row_bytes),
+                  0);
+    }
+    RowReader reader(io, *budget_, f, layout, num_rows, 1 << 20, true);
+    const uint64_t page = *pages.rbegin();
+    crcs[page] ^= 1;
+    reader.check_pages(crcs.data(), crcs.size());
+    BytesVector out(2 * ids.size() * row_bytes);
+    message_of(
+        [&] {
+          reader.read_sorted(ids.data(), positions.data(), ids.size(), out.data(), 2 * ids.size(), row_bytes);
+        },
+        ErrorKind::checksum);
+    std::vector<int32_t> falling(ids.rbegin(), ids.rend());
+    message_of(
+        [&] {
+          reader.read_sorted(falling.data(), positions.data(), ids.size(), out.data(), 2 * ids.size(),
+                             row_bytes);
+        },
+        ErrorKind::format);
+    message_of(
+        [&] {
+          reader.read_sorted(ids.data(), positions.data(), ids.size(), out.data(), ids.size(), row_bytes);
+        },
+        ErrorKind::format);
+    message_of([&] { reader.check_pages(crcs.data(), 0); }, ErrorKind::format);
+    io->close(f);
+  }
+}
 
 TEST_P(RowsTest, EveryWidthScratchAndMode) {
   for (uint64_t width : {1, 7, 100, 343, 602, 1024, 1433, 4096, 5732})
