@@ -61,7 +61,7 @@ def test_weights_in_a_table(tmp_path, name):
 
 
 def test_wide_ids(tmp_path):
-    runtime = new_runtime()
+    runtime = new_runtime("1GiB")  # two sorts of the default size
     builder = _core.CscBuilder(
         runtime.io, runtime.budget, runtime.workers, str(tmp_path), num_nodes=5, wide=True, weighted=True
     )
