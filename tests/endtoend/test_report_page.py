@@ -80,7 +80,7 @@ def test_every_number_of_the_history_is_drawn(browser, page, kind):
     keys = ("name", "split", "epoch", "batch", "start_us", "end_us")
     rows = zip(*(spans[key] for key in keys), strict=True)
     training = [(spans["names"][n], *rest) for n, s, *rest in rows if spans["splits"][s] == "train"]
-    lanes = {"lease", "submit", "read", "assemble", "transfer", "compute"}
+    lanes = {"lease", "submit", "read", "assemble", "share", "transfer", "compute"}
     batches = 1 + max(b for name, _, b, *_ in training if name == "compute")
 
     def beside(epoch: int, numbers: range) -> list[tuple]:
@@ -108,7 +108,7 @@ def test_every_number_of_the_history_is_drawn(browser, page, kind):
             f"return document.querySelectorAll('#{name} .{kind} [data-series=draw]').length"
         )
         assert count_marks(browser, name, kind) - drawing == len(least) > 40
-    assert count_marks(browser, "stages", kind) in (5, 6)
+    assert count_marks(browser, "stages", kind) in (6, 7)
 
 
 def test_marks_say_their_numbers(browser, page):
