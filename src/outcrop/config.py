@@ -64,7 +64,7 @@ class IoConfig:
 
     ``topology``: where sampling reads neighbour lists: ``memory``; ``paged``, from disk through the engine, with a
     cache of the pages that are wanted most; ``map``, through the system's page cache; ``automatic``: memory where it
-    fits its share of the budget, else paged. Batches are the same.
+    fits its share of the budget, else map where the system has twice the room for it, else paged. Batches are the same.
     ``rate_bytes_per_second``: limit of reads and writes together, on average; 0 = none.
     """
 

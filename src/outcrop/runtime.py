@@ -7,7 +7,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Protocol
 
-from outcrop import _core
+from outcrop import _core, system
 from outcrop.config import IoConfig, Size, parse_size
 from outcrop.errors import ArgumentError
 from outcrop.trace import Trace
@@ -83,6 +83,7 @@ def _io_options(config: IoConfig, faults: _core.FaultPlan | None) -> _core.IoOpt
     options.direct = config.direct
     options.threads = config.threads
     options.rate_bytes_per_second = config.rate_bytes_per_second
+    options.unwritten_bytes = max(system.available_memory() // 16, 4 << 20)
     if faults is not None:
         options.faults = faults
     return options

@@ -18,7 +18,7 @@ from outcrop.links import LinkSeeds, mix64
 from outcrop.runtime import Runtime
 from outcrop.store.batches import BatchGraph
 from outcrop.store.graph import Graph
-from outcrop.store.topology import load_topology, topology_bytes
+from outcrop.store.topology import load_topology, placement_of, topology_bytes
 
 SPLIT_CODES = {"train": 0, "valid": 1, "test": 2, "infer": 3}
 _MIB = 1 << 20
@@ -58,19 +58,14 @@ class BatchSampler:
         # The sampler's scratch and the results that wait first: the topology can also stay on disk.
         # Each batch that is drawn takes its worst case twice. Where memory is short, fewer are drawn at a time.
         free = int(runtime.budget.free_bytes * share)
-        on_disk = runtime.topology == "paged" or (
-            runtime.topology == "automatic" and topology_bytes(graph) > free
-        )
+        on_disk = placement_of(runtime.topology, topology_bytes(graph), free) == "paged"
         worst, most = _worst_case_bytes(config, graph, on_disk), free // 2
         self._wave = min(max(most // worst, 1), runtime.workers.threads)
         per_batch = max(min(worst, most // self._wave), 1)
         self._scratch = [runtime.budget.reserve("sampler", 2 * self._wave * per_batch)]
         self.topology = load_topology(graph, runtime, share=share, weighted=config.sampler == "weighted")
-        workers, most_bytes = runtime.workers, per_batch
-        if config.sampler != "neighbor" or self.topology.placement == "paged":
-            # These hold neighbours and ranges besides. Finished batches take a fifth of what sampling them takes, so
-            # what is reserved twice has room.
-            most_bytes = per_batch * 3 // 2
+        # Finished batches take a fifth of what sampling them takes, so what is reserved twice has room for this.
+        workers, most_bytes = runtime.workers, per_batch * 3 // 2
         if self.topology.placement == "paged":  # more at a time: more of them want the same page
             more = min(_MAX_WAVE - self._wave, int(runtime.budget.free_bytes * share / 2) // (2 * per_batch))
             if more > 0:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import itertools
+import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -168,6 +170,34 @@ def test_writes_of_many_parts(tmp_path: Path, engine: Engine):
     np.testing.assert_array_equal(np.fromfile(tmp_path / "y", np.uint8), data)
     assert io.counters.write_bytes == len(data)
     assert io.counters.write_ops == np.sum(-(-lengths // 65536))
+
+
+def unwritten_bytes(path: Path) -> int:
+    """Bytes of a file in the page cache that its disk has not got, by the kernel's ``cachestat`` (Linux 6.5)."""
+    whole, stat = (ctypes.c_uint64 * 2)(0, 0), (ctypes.c_uint64 * 5)()
+    fd = os.open(path, os.O_RDONLY)
+    try:
+        if ctypes.CDLL(None).syscall(451, fd, whole, stat, 0) != 0:
+            pytest.skip("this kernel does not tell")
+    finally:
+        os.close(fd)
+    return (stat[1] + stat[2]) * os.sysconf("SC_PAGE_SIZE")  # dirty, and being written
+
+
+def test_unwritten_bytes_are_bounded(tmp_path: Path, engine: Engine):
+    """A job may be on its way while the windows before it and the one that it fills are not on the disk yet."""
+    part, window = 1 << 18, 1 << 20
+    data = np.zeros(part, np.uint8)
+    io = engine(unwritten_bytes=window)
+    file = io.open(str(tmp_path / "x"), _core.OpenMode.create)
+    most = 0
+    for at in range(64):
+        io.submit_writes(file, np.array([at * part]), np.array([part]), data, np.array([0])).wait()
+        most = max(most, unwritten_bytes(tmp_path / "x"))
+    io.sync(file)
+    if unwritten_bytes(tmp_path / "x"):
+        pytest.skip("a file system without a disk")
+    assert 0 < most <= 2 * window + part
 
 
 def test_requests_that_do_not_fit_are_refused(tmp_path: Path, engine: Engine):

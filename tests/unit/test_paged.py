@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,13 +11,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from outcrop import _core
+from outcrop import _core, system
 from outcrop.config import IoConfig, SampleConfig
 from outcrop.errors import ArgumentError, BudgetError, FormatError, IoError
 from outcrop.runtime import Runtime
 from outcrop.sampling import BatchSampler
 from outcrop.store.batches import BatchGraph
-from outcrop.store.topology import load_topology
+from outcrop.store.topology import load_topology, placement_of
 from outcrop.testing import write_graph
 from sampling_support import Csc, csc, draw, random_csc, same
 
@@ -353,7 +354,7 @@ def test_a_small_budget_holds_and_changes_nothing(tmp_path, make_runtime, sample
     config = SampleConfig(fanouts=(3, 3), batch_size=20, seed=4, sampler=sampler, degrees=True)
     whole = BatchSampler(graph, config, make_runtime(threads=1))
     assert whole.topology.placement == "memory"
-    runtime = make_runtime(memory, threads=2)
+    runtime = make_runtime(memory, threads=2, io=IoConfig(topology="paged"))
     small = BatchSampler(graph, config, runtime)
     assert small.topology.placement == "paged"
     for epoch in (0, 1):
@@ -382,3 +383,20 @@ def test_the_placement_can_be_chosen(tmp_path, make_runtime):
             write_graph(tmp_path / "h", np.zeros((2, 100000), np.int64), 9, make_runtime()),
             make_runtime("300KiB", io=IoConfig(topology="memory")),
         )
+
+
+@pytest.mark.parametrize(
+    ("budget", "system_has", "placement"),
+    [(1000, 0, "memory"), (999, 2000, "map"), (999, 1999, "paged"), (0, 0, "paged")],
+)
+def test_what_does_not_fit_is_mapped_where_the_system_has_room(monkeypatch, budget, system_has, placement):
+    monkeypatch.setattr(system, "available_memory", lambda: system_has)
+    assert placement_of("automatic", 1000, budget) == placement
+    for asked in ("memory", "map", "paged"):
+        assert placement_of(asked, 1000, budget) == asked
+
+
+def test_the_system_knows_its_memory():
+    """No more than the machine has, and something: this test runs in it."""
+    machine = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    assert 1 << 20 < system.available_memory() <= machine

@@ -52,6 +52,9 @@ struct IoOptions {
   bool direct = true;                  // O_DIRECT for files opened for reading, where the file system has it
   unsigned threads = 4;                // of the pread backend
   uint64_t rate_bytes_per_second = 0;  // reads and writes together, on average (pace.h); 0: no limit
+  // Writes leave at most about twice this for each file in the page cache that the disk has not got yet; 0:
+  // as much as the system lets. Control groups of version 1 kill processes that let too much gather.
+  uint64_t unwritten_bytes = 0;
   FaultPlan faults;
 };
 

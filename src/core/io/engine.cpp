@@ -161,6 +161,13 @@ std::shared_ptr<IoJob> Engine::submit(IoOp op, std::vector<IoRequest> requests) 
     for (const IoRequest& r : requests) bytes += r.length;
     std::this_thread::sleep_until(pace_.start(Pace::Clock::now(), bytes));
   }
+  if (op == IoOp::write && options_.unwritten_bytes) {
+    for (const auto& f : files) {
+      uint64_t bytes = 0;
+      for (const IoRequest& r : requests) bytes += r.file == f->slot ? r.length : 0;
+      f->write_back(bytes, options_.unwritten_bytes);
+    }
+  }
   auto state = std::make_shared<JobState>(op, std::move(requests), std::move(files));
   enqueue(state);
   return std::make_shared<JobHandle>(std::move(state));

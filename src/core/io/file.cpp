@@ -88,6 +88,14 @@ void File::resize(uint64_t bytes) const {
   if (ftruncate(fd_, static_cast<off_t>(bytes)) != 0) throw_io(what, errno);
 }
 
+void File::write_back(uint64_t bytes, uint64_t window) {
+  if (unwritten_.fetch_add(bytes, std::memory_order_relaxed) + bytes < window) return;
+  unwritten_ = 0;
+  constexpr unsigned kOldThenNew = SYNC_FILE_RANGE_WAIT_BEFORE | SYNC_FILE_RANGE_WRITE;
+  if (sync_file_range(fd_, 0, 0, kOldThenNew) != 0 && (errno == EIO || errno == ENOSPC))
+    throw_io("cannot write " + path_ + " out to its disk", errno);
+}
+
 std::shared_ptr<File> FileTable::open(const std::string& path, OpenMode mode, bool direct) {
   auto opened = std::make_unique<File>(path, mode, direct);
   {

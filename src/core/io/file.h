@@ -35,6 +35,9 @@ class File {
   void sync() const;        // fdatasync
   void drop_cache() const;  // fsync, then asks the kernel to forget the pages
   void resize(uint64_t bytes) const;
+  // `bytes` more are being written, through the page cache. Each time that `window` of them have come
+  // together, waits until those of the window before are on the disk and sends these there.
+  void write_back(uint64_t bytes, uint64_t window);
 
   FileId slot = 0;
   uint64_t serial = 0;
@@ -44,6 +47,7 @@ class File {
   const std::string path_;
   const bool writable_;
   std::atomic<bool> direct_{false};
+  std::atomic<uint64_t> unwritten_{0};
   int fd_ = -1;
 };
 

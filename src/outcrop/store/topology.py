@@ -2,7 +2,8 @@
 
 Paged: neighbour lists are read through the I/O engine, for several mini-batches at once, merged and sorted by page; a
 cache keeps the pages that are wanted most (core/graph/paged.h). ``indptr`` stays in memory where half of the share
-holds it, else it is paged too. A map through the system's page cache is there for comparison.
+holds it, else it is paged too. Mapped: through the system's page cache, which is no memory of ours and is dropped when
+somebody needs it; much faster than paging as long as there is room for the whole topology, and much slower where not.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from outcrop import _core
+from outcrop import _core, system
 from outcrop.runtime import Runtime
 from outcrop.store.arrays import DiskArray
 from outcrop.store.graph import Graph
@@ -111,10 +112,19 @@ def topology_bytes(graph: Graph) -> int:
     return graph.spec("indptr").data_bytes + graph.spec("indices").data_bytes
 
 
-def load_topology(graph: Graph, runtime: Runtime, *, share: float = 0.5, weighted: bool = False) -> Topology:
-    """Loads the topology whole if it takes at most ``share`` of the free budget, else opens it for reading by pages.
+def placement_of(asked: str, wanted_bytes: int, available_bytes: int) -> str:
+    """``memory`` where it fits; else ``map`` where the system can cache twice as many bytes; else ``paged``."""
+    if asked != "automatic":
+        return asked
+    if wanted_bytes <= available_bytes:
+        return "memory"
+    return "map" if 2 * wanted_bytes <= system.available_memory() else "paged"
 
-    ``runtime.topology`` may ask for one placement.
+
+def load_topology(graph: Graph, runtime: Runtime, *, share: float = 0.5, weighted: bool = False) -> Topology:
+    """Loads the topology whole if it takes at most ``share`` of the free budget, else maps it or reads it by pages.
+
+    ``runtime.topology`` may ask for one placement (:func:`placement_of`).
 
     Args:
         weighted: The edge weights too.
@@ -126,9 +136,7 @@ def load_topology(graph: Graph, runtime: Runtime, *, share: float = 0.5, weighte
     names = ("indptr", "indices", "edge_weight")[: 3 if weighted else 2]
     arrays = [graph.array(runtime, name) for name in names]
     available = int(share * runtime.budget.free_bytes)
-    placement: str = runtime.topology
-    if placement == "automatic":
-        placement = "memory" if sum(a.spec.data_bytes for a in arrays) <= available else "paged"
+    placement = placement_of(runtime.topology, sum(a.spec.data_bytes for a in arrays), available)
     if placement == "paged":
         return _open_pages(graph, runtime, arrays, available)
     in_memory = placement == "memory"

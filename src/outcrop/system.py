@@ -1,0 +1,51 @@
+"""What the operating system says about memory."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+_CGROUPS = Path("/sys/fs/cgroup")
+
+
+def available_memory() -> int:
+    """Bytes that this process could still use, cached files that would be dropped for it included.
+
+    The least of what the machine has available and of what the control groups of the process (v1 or v2) leave.
+    """
+    rooms = [_machine_available()]
+    for line in _read(Path("/proc/self/cgroup")).splitlines():
+        _, controllers, path = line.split(":", 2)
+        if controllers == "":
+            rooms += _room(_CGROUPS, path, "memory.max", "memory.current", "file ")
+        elif "memory" in controllers.split(","):
+            root = _CGROUPS / "memory"
+            rooms += _room(root, path, "memory.limit_in_bytes", "memory.usage_in_bytes", "total_cache ")
+    return max(min(rooms), 0)
+
+
+def _machine_available() -> int:
+    for line in _read(Path("/proc/meminfo")).splitlines():
+        if line.startswith("MemAvailable:"):
+            return int(line.split()[1]) * 1024
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+def _room(root: Path, path: str, limit: str, usage: str, cached: str) -> list[int]:
+    """What each group from ``path`` up to ``root`` leaves; nothing for groups without a limit."""
+    rooms, folder = [], root / path.lstrip("/")
+    while folder == root or root in folder.parents:
+        most, used = _read(folder / limit).strip(), _read(folder / usage).strip()
+        if most.isdecimal() and used.isdecimal():
+            stat = _read(folder / "memory.stat").splitlines()
+            droppable = sum(int(line.split()[1]) for line in stat if line.startswith(cached))
+            rooms.append(int(most) - int(used) + droppable)
+        folder = folder.parent
+    return rooms
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text()
+    except OSError:
+        return ""
