@@ -325,7 +325,7 @@ def test_other_folders_are_not_touched(graph: Graph, tmp_path: Path) -> None:
 
 
 def test_the_rate_reaches_the_engine(tmp_path: Path) -> None:
-    """Three writes of a quarter of a second's bytes: the last starts no sooner than half a second after the first."""
+    """Three writes of a quarter of a second's bytes."""
     from outcrop import _core
 
     with Runtime(io=IoConfig(rate_bytes_per_second=1 << 20)) as runtime:
@@ -333,7 +333,7 @@ def test_the_rate_reaches_the_engine(tmp_path: Path) -> None:
         started = time.monotonic()
         for _ in range(3):
             runtime.io.write(file, 0, np.zeros(1 << 18, np.uint8))
-        assert time.monotonic() - started >= 0.5
+        assert time.monotonic() - started >= 0.75
         runtime.io.close(file)
 
 

@@ -11,13 +11,18 @@ namespace {
 
 class JobHandle final : public IoJob {
  public:
-  explicit JobHandle(std::shared_ptr<JobState> state) : state_(std::move(state)) {}
+  JobHandle(std::shared_ptr<JobState> state, Pace::Clock::time_point end)
+      : state_(std::move(state)), end_(end) {}
   ~JobHandle() override { state_->wait_quietly(); }
-  void wait() override { state_->wait(); }
-  bool done() const override { return state_->done(); }
+  void wait() override {
+    state_->wait();
+    if (end_ != Pace::Clock::time_point{}) std::this_thread::sleep_until(end_);
+  }
+  bool done() const override { return state_->done() && Pace::Clock::now() >= end_; }
 
  private:
   const std::shared_ptr<JobState> state_;
+  const Pace::Clock::time_point end_;  // no sooner
 };
 
 [[noreturn]] void throw_forked() {
@@ -156,10 +161,13 @@ std::shared_ptr<IoJob> Engine::submit(IoOp op, std::vector<IoRequest> requests) 
     }
     check(op, r, *file);
   }
+  Pace::Clock::time_point end{};
   if (pace_.limited()) {
     uint64_t bytes = 0;
     for (const IoRequest& r : requests) bytes += r.length;
-    std::this_thread::sleep_until(pace_.start(Pace::Clock::now(), bytes));
+    const Pace::Turn turn = pace_.next(Pace::Clock::now(), bytes);
+    end = turn.end;
+    std::this_thread::sleep_until(turn.begin);
   }
   if (op == IoOp::write && options_.unwritten_bytes) {
     for (const auto& f : files) {
@@ -170,7 +178,7 @@ std::shared_ptr<IoJob> Engine::submit(IoOp op, std::vector<IoRequest> requests) 
   }
   auto state = std::make_shared<JobState>(op, std::move(requests), std::move(files));
   enqueue(state);
-  return std::make_shared<JobHandle>(std::move(state));
+  return std::make_shared<JobHandle>(std::move(state), end);
 }
 
 bool Engine::forked() const { return pid_ != getpid(); }
