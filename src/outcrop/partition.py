@@ -17,7 +17,7 @@ from outcrop.config import SampleConfig
 from outcrop.errors import ArgumentError, BudgetError
 from outcrop.rows import Partitioning, Visit
 from outcrop.runtime import Runtime
-from outcrop.sampling import SPLIT_CODES, BatchSampler, _worst_case_bytes, epoch_seeds, split_ids
+from outcrop.sampling import SPLIT_CODES, BatchSampler, _worst_case_bytes, epoch_seeds
 from outcrop.store.arrays import PAGE_BYTES
 from outcrop.store.batches import BatchGraph
 from outcrop.store.graph import Graph
@@ -109,7 +109,7 @@ class PartitionGraphs:
             )
         self._graph, self._config, self._parts, self._online = graph, config, partitioning, online
         self._runtime = runtime
-        self._ids = {s: split_ids(graph, runtime, s) for s in config.splits}
+        self._ids = online.ids
         self._owners = (
             partitioning.owners(self._ids["train"]) if "train" in self._ids else np.zeros(0, np.int64)
         )

@@ -44,7 +44,7 @@ def epoch_seeds(ids: np.ndarray, config: SampleConfig, split: str, epoch: int) -
 class BatchSampler:
     """Draws batches on the fly: the same that the sample stage writes.
 
-    Holds the topology (memory, pages or map), the sampler's scratch memory and the labels.
+    Holds the topology (memory, pages or map), the sampler's scratch memory, the labels and the ``ids`` of each split.
 
     Args:
         share: Of the free budget, how much the scratch memory may take, and then how much the topology.
@@ -55,6 +55,9 @@ class BatchSampler:
             raise ArgumentError("the batches came from elsewhere: they cannot be drawn again")
         self.graph, self.config = graph, config
         self._runtime = runtime
+        # All that is held is held from now on: what comes after may take the rest of the budget for caches.
+        splits = config.splits if config.task != "link" else ()
+        self.ids = {split: split_ids(graph, runtime, split) for split in splits}
         # The sampler's scratch and the results that wait first: the topology can also stay on disk.
         # Each batch that is drawn takes its worst case twice. Where memory is short, fewer are drawn at a time.
         free = int(runtime.budget.free_bytes * share)
@@ -85,11 +88,10 @@ class BatchSampler:
         )
         self._labels = graph.array(runtime, "labels").memmap() if graph.has("labels") else None
         self._links = LinkSeeds(graph, config, self.topology, runtime) if config.task == "link" else None
-        self._ids: dict[str, np.ndarray] = {}
 
     def num_batches(self, split: str) -> int:
         """Mini-batches of one epoch of ``split``."""
-        seeds = self._links.num_edges(split) if self._links else len(self._split_ids(split))
+        seeds = self._links.num_edges(split) if self._links else len(self.ids[split])
         return -(-seeds // self.config.batch_size)
 
     def epoch(self, split: str, epoch: int) -> Iterator[BatchGraph]:
@@ -101,8 +103,7 @@ class BatchSampler:
         if split not in self.config.splits:
             raise ArgumentError(f"split {split!r} is not sampled, only {', '.join(self.config.splits)}")
         if self._links is None:
-            ids = self._split_ids(split)
-            yield from self.batches(split, epoch, epoch_seeds(ids, self.config, split, epoch))
+            yield from self.batches(split, epoch, epoch_seeds(self.ids[split], self.config, split, epoch))
             return
         code, count = SPLIT_CODES[split], self.num_batches(split)
         for first in range(0, count, self._wave):
@@ -115,11 +116,6 @@ class BatchSampler:
             drawn = self._sampler.sample(seeds, offsets, code, epoch, first)
             for parts, link in zip(drawn, links, strict=True):
                 yield replace(self._finish(*parts), edge_label_index=link.index, edge_label=link.label)
-
-    def _split_ids(self, split: str) -> np.ndarray:
-        if split not in self._ids:
-            self._ids[split] = split_ids(self.graph, self._runtime, split)
-        return self._ids[split]
 
     def batches(self, split: str, epoch: int, seeds: np.ndarray) -> Iterator[BatchGraph]:
         """The batches of one epoch with these ``seeds``, in order, a wave at a time."""

@@ -491,3 +491,32 @@ def test_torch_geometric_batches_of_a_run(problem, tmp_path):
             count += 1
             del data
         assert count == 6
+
+
+@pytest.mark.parametrize("mode", ["online", "dynamic", "belady", "ondisk", "memmap"])
+def test_an_open_session_has_all_the_memory_that_it_needs(
+    tmp_path: Path, make_runtime: Make, mode: str
+) -> None:
+    """Caches take what is left of the budget, down to a row: nothing may be wanted after that."""
+    nodes = 24_000
+    graph = write_graph(
+        tmp_path / "g",
+        skewed_edges(nodes, 30_000, 3),
+        nodes,
+        make_runtime(threads=1),
+        features=random_features(nodes, 64, "float32", 4),
+        labels=np.arange(nodes) % 3,
+        splits={"train": np.arange(20_000), "valid": np.arange(20_000, nodes)},
+    )
+    prepare(graph, tmp_path / "run", memory="64MiB", fanouts=(2,), batch_size=1000, seed=2)
+    opened = 0
+    for budget in range(2 << 20, 8 << 20, 700_001):
+        with Runtime(budget) as runtime:
+            try:
+                session = open_session(graph, runtime, mode, run_folder=tmp_path / "run")
+            except BudgetError:
+                continue
+            opened += 1
+            with session:
+                assert [sum(1 for _ in session.batches(split, 0)) for split in ("train", "valid")] == [20, 4]
+    assert opened >= 3
