@@ -37,5 +37,6 @@ void bind_sampler(nb::module_& m);
 void bind_pack(nb::module_& m);
 void bind_layout(nb::module_& m);
 void bind_cache(nb::module_& m);
+void bind_order(nb::module_& m);
 
 }  // namespace outcrop

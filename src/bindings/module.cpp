@@ -44,4 +44,5 @@ NB_MODULE(_core, m) {
   outcrop::bind_pack(m);
   outcrop::bind_layout(m);
   outcrop::bind_cache(m);
+  outcrop::bind_order(m);
 }

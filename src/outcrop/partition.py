@@ -17,7 +17,14 @@ from outcrop.config import SampleConfig
 from outcrop.errors import ArgumentError, BudgetError
 from outcrop.rows import Partitioning, Visit
 from outcrop.runtime import Runtime
-from outcrop.sampling import SPLIT_CODES, BatchSampler, _worst_case_bytes, epoch_seeds
+from outcrop.sampling import (
+    SPLIT_CODES,
+    BatchSampler,
+    _worst_case_bytes,
+    epoch_seeds,
+    most_batch_bytes,
+    share_out,
+)
 from outcrop.store.arrays import PAGE_BYTES
 from outcrop.store.batches import BatchGraph
 from outcrop.store.graph import Graph
@@ -114,9 +121,10 @@ class PartitionGraphs:
             partitioning.owners(self._ids["train"]) if "train" in self._ids else np.zeros(0, np.int64)
         )
         # As the sampler of the whole graph: each batch that is drawn takes its worst case twice.
-        threads, worst = runtime.workers.threads, _worst_case_bytes(config, graph)
-        self._batch_bytes = max(min(worst, runtime.budget.free_bytes // (8 * threads)), 1)
-        self._scratch = runtime.budget.reserve("sampler", 2 * threads * self._batch_bytes)
+        self._wave, self._batch_bytes, self._workers = share_out(
+            _worst_case_bytes(config, graph), runtime.budget.free_bytes // 8, runtime
+        )
+        self._scratch = runtime.budget.reserve("sampler", 2 * self._wave * self._batch_bytes)
         count = partitioning.resident
         edges = int(np.sort(_partition_edges(graph, partitioning))[::-1][:count].sum())
         self._indptr = runtime.budget.empty(_TAG, (count * partitioning.most_nodes + 1) * _ID_BYTES).view(
@@ -152,7 +160,7 @@ class PartitionGraphs:
         sampler = self._sampler(visit, base)
         owners = self._parts.owners(seeds)
         local = base[owners] + seeds - self._parts.bounds[owners]
-        size, wave = self._config.batch_size, self._runtime.workers.threads
+        size, wave = self._config.batch_size, self._wave
         count = -(-len(seeds) // size)
         for start in range(0, count, wave):
             offsets = np.minimum(
@@ -177,13 +185,13 @@ class PartitionGraphs:
             used = self._append(first, stop, base, nodes, used)
             nodes += stop - first
         return _core.NeighborSampler(
-            self._runtime.workers,
+            self._workers,
             self._indptr[: nodes + 1],
             self._indices[:used],
             list(self._config.fanouts),
             self._config.replace,
             self._config.seed,
-            self._batch_bytes,
+            most_batch_bytes(self._batch_bytes),
         )
 
     def _append(self, first: int, stop: int, base: np.ndarray, nodes: int, used: int) -> int:

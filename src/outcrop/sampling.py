@@ -62,20 +62,17 @@ class BatchSampler:
         # Each batch that is drawn takes its worst case twice. Where memory is short, fewer are drawn at a time.
         free = int(runtime.budget.free_bytes * share)
         on_disk = placement_of(runtime.topology, topology_bytes(graph), free) == "paged"
-        worst, most = _worst_case_bytes(config, graph, on_disk), free // 2
-        self._wave = min(max(most // worst, 1), runtime.workers.threads)
-        per_batch = max(min(worst, most // self._wave), 1)
+        self._wave, per_batch, workers = share_out(
+            _worst_case_bytes(config, graph, on_disk), free // 2, runtime
+        )
         self._scratch = [runtime.budget.reserve("sampler", 2 * self._wave * per_batch)]
         self.topology = load_topology(graph, runtime, share=share, weighted=config.sampler == "weighted")
-        # Finished batches take a fifth of what sampling them takes, so what is reserved twice has room for this.
-        workers, most_bytes = runtime.workers, per_batch * 3 // 2
         if self.topology.placement == "paged":  # more at a time: more of them want the same page
             more = min(_MAX_WAVE - self._wave, int(runtime.budget.free_bytes * share / 2) // (2 * per_batch))
             if more > 0:
                 self._scratch.append(runtime.budget.reserve("sampler", 2 * more * per_batch))
                 self._wave += more
-        elif self._wave < workers.threads:
-            workers = _core.WorkerPool(self._wave)
+            workers = runtime.workers
         self._sampler = self.topology.sampler(
             runtime,
             workers,
@@ -83,7 +80,7 @@ class BatchSampler:
             fanouts=list(config.fanouts),
             replace=config.replace,
             seed=config.seed,
-            max_batch_bytes=most_bytes,
+            max_batch_bytes=most_batch_bytes(per_batch),
             sampler=config.sampler,
         )
         self._labels = graph.array(runtime, "labels").memmap() if graph.has("labels") else None
@@ -195,6 +192,19 @@ def _worst_case_bytes(config: SampleConfig, graph: Graph, on_disk: bool = False)
     if on_disk:  # what was read, and where the lists lie
         extra = 16 * last + 16 * reached
     return 12 * nodes + 2 * 12 * 4 * max(nodes, 64) + 4 * edges + 20 * last + extra + _MIB
+
+
+def share_out(worst: int, most: int, runtime: Runtime) -> tuple[int, int, _core.WorkerPool]:
+    """How many mini-batches are drawn at a time, the bytes of each, and by whom: fewer where ``most`` is short."""
+    threads = runtime.workers.threads
+    wave = min(max(most // worst, 1), threads)
+    workers = runtime.workers if wave == threads else _core.WorkerPool(wave)
+    return wave, max(min(worst, most // wave), 1), workers
+
+
+def most_batch_bytes(per_batch: int) -> int:
+    """What one batch may take where twice ``per_batch`` is reserved: once drawn it takes a fifth of that."""
+    return per_batch * 3 // 2
 
 
 def split_ids(graph: Graph, runtime: Runtime, split: str) -> np.ndarray:

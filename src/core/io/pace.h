@@ -1,5 +1,5 @@
-// A limit on bytes per second, as a disk of that rate has it: a job begins when those before it have ended, and
-// ends no sooner than its bytes take. Thread-safe.
+// A limit on bytes per second, as a disk of that rate has it: a job begins when those before it have ended,
+// and ends no sooner than its bytes take. Thread-safe.
 #pragma once
 #include <algorithm>
 #include <chrono>
@@ -17,7 +17,8 @@ class Pace {
   struct Turn {
     Clock::time_point begin, end;
   };
-  // When a job of `bytes` that comes at `now` may begin, and the soonest that it may end. In the order of the calls.
+  // When a job of `bytes` that comes at `now` may begin, and the soonest that it may end. In the order of the
+  // calls.
   Turn next(Clock::time_point now, uint64_t bytes) {
     if (!rate_) return {now, now};
     const std::chrono::duration<double> cost(static_cast<double>(bytes) / static_cast<double>(rate_));

@@ -28,6 +28,7 @@ EXPERIMENTS = (
     "scale",
     "quality",
     "io",
+    "orders",
 )
 
 
@@ -78,7 +79,7 @@ def bench(
     if experiment not in EXPERIMENTS:
         raise ArgumentError(f"experiment {experiment!r} is unknown; known: {', '.join(EXPERIMENTS)}")
     from outcrop.advisor import machine
-    from outcrop.bench import curves, epoch, io, layout, pipeline, prepare, quality
+    from outcrop.bench import curves, epoch, io, layout, orders, pipeline, prepare, quality
     from outcrop.report import benches, page
 
     if plot is not None:
@@ -103,6 +104,7 @@ def bench(
         "scale": lambda: curves.scale(folder, setting, _numbers(sizes, int), say),
         "quality": lambda: quality.run(graph or [], folder, names, setting, say),
         "io": lambda: io.run(folder, size_bytes=2 << 30, seconds=5),
+        "orders": lambda: orders.run(orders.PARTITIONS, orders.BUFFERS, say),
     }
     result = run[experiment]()
     result = {"experiment": experiment, "machine": machine.describe(), "revision": _revision(), **result}
