@@ -1,12 +1,17 @@
 #!/usr/bin/env bash
 # Runs pytest for one tier: scripts/py-tests.sh TIER [PYTEST ARGUMENTS...]. The result goes to build/reports/py-<tier>.xml.
-# OUTCROP_ALLOW_EMPTY=1: a tier without tests is no failure.
+# OUTCROP_ALLOW_EMPTY=1: a tier without tests is no failure. Tiers of many short tests run in two processes, file by file
+# (OUTCROP_TEST_PROCESSES: how many; 0: in this one, as a debugger wants it).
 source "$(dirname "$0")/common.sh"
 tier=$1
 shift
 report=$reports/py-$tier.xml
 rm -f "$report"
-"$venv/bin/python" -m pytest --junitxml "$report" -o junit_suite_name="$tier" "$@" && status=0 || status=$?
+case $tier in
+  quick | torture-*) processes=${OUTCROP_TEST_PROCESSES:-2} ;;
+  *) processes=0 ;;
+esac
+"$venv/bin/python" -m pytest -n "$processes" --dist loadfile --junitxml "$report" -o junit_suite_name="$tier" "$@" && status=0 || status=$?
 if [ $status = 5 ] && [ -n "${OUTCROP_ALLOW_EMPTY:-}" ]; then
   say "no tests in tier $tier"
   exit 0

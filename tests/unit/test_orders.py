@@ -62,7 +62,7 @@ def simulate(order: Order) -> dict[str, list[int]]:
 
 @pytest.mark.parametrize("name", ORDERS)
 @pytest.mark.parametrize("defer", [False, True])
-@settings(max_examples=25)
+@settings(max_examples=15)
 @given(data=st.data())
 def test_every_bucket_once_where_it_can_be(name: str, defer: bool, data: st.DataObject) -> None:
     buffer = data.draw(st.integers(2, 9))

@@ -13,7 +13,7 @@ from outcrop.report.page import Figure
 if TYPE_CHECKING:
     from outcrop.embed.orders import Order
 
-_LEFT, _RIGHT, _TOP, _SWAPS, _BOTTOM = 34, 14, 6, 18, 30
+_LEFT, _RIGHT, _TOP, _SWAPS, _BOTTOM = 42, 14, 6, 18, 30
 
 
 def residencies(order: Order) -> list[tuple[int, int, int]]:
