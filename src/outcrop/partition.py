@@ -109,6 +109,7 @@ class PartitionGraphs:
         partitioning: Partitioning,
         online: BatchSampler,
         runtime: Runtime,
+        share: float = 0.25,
     ):
         if config.sampler != "neighbor":
             raise ArgumentError(
@@ -120,17 +121,17 @@ class PartitionGraphs:
         self._owners = (
             partitioning.owners(self._ids["train"]) if "train" in self._ids else np.zeros(0, np.int64)
         )
-        # As the sampler of the whole graph: each batch that is drawn takes its worst case twice.
-        self._wave, self._batch_bytes, self._workers = share_out(
-            _worst_case_bytes(config, graph), runtime.budget.free_bytes // 8, runtime
-        )
-        self._scratch = runtime.budget.reserve("sampler", 2 * self._wave * self._batch_bytes)
         count = partitioning.resident
         edges = int(np.sort(_partition_edges(graph, partitioning))[::-1][:count].sum())
         self._indptr = runtime.budget.empty(_TAG, (count * partitioning.most_nodes + 1) * _ID_BYTES).view(
             np.int64
         )
         self._indices = runtime.budget.empty(_TAG, edges * _LOCAL_BYTES).view(np.uint32)
+        # As the sampler of the whole graph: each batch that is drawn takes its worst case twice.
+        self._wave, self._batch_bytes, self._workers = share_out(
+            _worst_case_bytes(config, graph), int(runtime.budget.free_bytes * share) // 2, runtime
+        )
+        self._scratch = runtime.budget.reserve("sampler", 2 * self._wave * self._batch_bytes)
         self._labels = graph.array(runtime, "labels").memmap() if graph.has("labels") else None
 
     def batches(self, split: str, epoch: int) -> Iterator[BatchGraph]:

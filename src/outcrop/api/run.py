@@ -95,7 +95,7 @@ def open_session(
     )
     rows = open_rows(graph, runtime, mode)
     if mode == "partition":
-        return _partition_session(graph, runtime, info.sample, rows, pool, device, baseline)
+        return _partition_session(graph, runtime, info.sample, rows, pool, device, baseline, buffers_grow=False)
     if mode == "online":
         graphs = _graphs_on_the_fly(graph, sample_set, info.sample, runtime)
         rows = _with_host_cache(graph, rows, runtime, run_folder, sample_set)
@@ -127,7 +127,7 @@ def _open_on_the_fly(
     pool = load.make_pool(graph, runtime, slots=_ROW_SLOTS, max_nodes=0, device_name=device)
     rows = open_rows(graph, runtime, mode)
     if mode == "partition":
-        return _partition_session(graph, runtime, config, rows, pool, device, baseline)
+        return _partition_session(graph, runtime, config, rows, pool, device, baseline, buffers_grow=True)
     graphs = load.SampledGraphs(BatchSampler(graph, config, runtime, share=0.25))
     if mode == "dynamic":
         rows = _with_dynamic_cache(rows, runtime, baseline, 0.5)
@@ -160,14 +160,16 @@ def _partition_session(
     pool: SlotPool,
     device: str,
     baseline: BaselineConfig,
+    *,
+    buffers_grow: bool,
 ) -> load.LoadSession:
-    """Half of what the sampler leaves is for the partitions, the rest for drawing and for buffers to grow."""
-    online = BatchSampler(graph, config, runtime, share=0.25)
+    """Half of what the sampler leaves is for the partitions, the rest for drawing and where ``buffers_grow`` for that."""
+    online = BatchSampler(graph, config, runtime, share=0.25 if buffers_grow else 0.5)
     shape = fitting_partitions(
         graph, baseline.partitions, baseline.resident, runtime.budget.free_bytes // 2, config.seed
     )
     rows = PartitionRows(graph.array(runtime, "features"), below, shape, runtime)
-    graphs = PartitionGraphs(graph, config, shape, online, runtime)
+    graphs = PartitionGraphs(graph, config, shape, online, runtime, share=0.25 if buffers_grow else 0.75)
     return load.placed_session(graph, graphs, rows, pool, runtime, device)
 
 
