@@ -95,7 +95,9 @@ def open_session(
     )
     rows = open_rows(graph, runtime, mode)
     if mode == "partition":
-        return _partition_session(graph, runtime, info.sample, rows, pool, device, baseline, buffers_grow=False)
+        return _partition_session(
+            graph, runtime, info.sample, rows, pool, device, baseline, buffers_grow=False
+        )
     if mode == "online":
         graphs = _graphs_on_the_fly(graph, sample_set, info.sample, runtime)
         rows = _with_host_cache(graph, rows, runtime, run_folder, sample_set)
