@@ -29,15 +29,17 @@ PREPARE = """
 import json, sys
 from outcrop.api.prepare import prepare
 from outcrop.runtime import Runtime
+from outcrop.config import IoConfig
 memory = sys.argv[3]
-runtime = Runtime(memory)
+runtime = Runtime(memory, io=IoConfig(topology=sys.argv[4] if sys.argv[4:] else "automatic"))
 report = prepare(sys.argv[1], sys.argv[2], fanouts=[10, 10], batch_size=200, memory=memory, runtime=runtime)
 print(json.dumps({"peak": runtime.budget.peak_bytes, "disk": report.disk_bytes}))
 """
 TRAIN = """
 import json, sys
 from outcrop.api.train import train
-report = train(sys.argv[1], run=sys.argv[2], memory=sys.argv[3], mode=sys.argv[4], model=sys.argv[5], epochs=2)
+report = train(sys.argv[1], run=sys.argv[2], memory=sys.argv[3], mode=sys.argv[4], model=sys.argv[5], epochs=2,
+               topology=sys.argv[6] if sys.argv[6:] else "automatic")
 print(json.dumps({"peak": report.peak_host_bytes, "losses": [e["loss"] for e in report.epochs]}))
 """
 IMPORT = """
@@ -97,6 +99,25 @@ def test_other_modes(graph: Graph, tmp_path: Path, mode: str) -> None:
     succeeds(PREPARE, graph.path, tmp_path / "run", MEMORY, limit=budget + WITHOUT_TORCH)
     succeeds(TRAIN, graph.path, tmp_path / "run", MEMORY, mode, "sage", limit=budget + ALLOWANCE_BYTES)
     shutil.rmtree(tmp_path / "run")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("topology", ["paged", "map"])
+def test_topology_on_disk(graph: Graph, tmp_path: Path, topology: str) -> None:
+    """10 MiB of neighbour lists, none of which are held, and the same batches."""
+    budget, run_folder = parse_size(MEMORY), tmp_path / "run"
+    limit = budget + WITHOUT_TORCH
+    made = succeeds(PREPARE, graph.path, run_folder, MEMORY, topology, limit=limit)
+    elsewhere = succeeds(PREPARE, graph.path, tmp_path / "other", MEMORY, limit=limit)
+    assert made["disk"] == elsewhere["disk"]
+    limit = budget + ALLOWANCE_BYTES
+    trained = succeeds(TRAIN, graph.path, run_folder, MEMORY, "online", "sage", topology, limit=limit)
+    assert (
+        trained["losses"]
+        == succeeds(TRAIN, graph.path, run_folder, MEMORY, "packed", "sage", limit=limit)["losses"]
+    )
+    shutil.rmtree(run_folder)
+    shutil.rmtree(tmp_path / "other")
 
 
 @pytest.mark.parametrize(
