@@ -7,8 +7,9 @@ from typing import Any
 
 from outcrop.config import Size
 from outcrop.runtime import Runtime
-from outcrop.stages import generate, ingest
+from outcrop.stages import generate, ingest, ingest_triples
 from outcrop.store.graph import Graph
+from outcrop.store.triples import Triples
 
 
 def import_graph(source: str, out: str | Path, *, memory: Size | None = None, **options: Any) -> Graph:
@@ -18,6 +19,14 @@ def import_graph(source: str, out: str | Path, *, memory: Size | None = None, **
     """
     with Runtime(memory) as runtime:
         return ingest.import_graph(source, out, runtime, **options)
+
+
+def import_triples(
+    source: str | Path, out: str | Path, *, memory: Size | None = None, unknown: str = "skip"
+) -> Triples:
+    """Imports a folder of triples as a knowledge graph at ``out`` (:func:`outcrop.stages.ingest_triples.import_triples`)."""
+    with Runtime(memory) as runtime:
+        return ingest_triples.import_triples(str(source), out, runtime, unknown=unknown)
 
 
 def generate_graph(out: str | Path, *, memory: Size | None = None, **options: Any) -> Graph:

@@ -82,7 +82,9 @@ def generate(
 
 
 def import_(
-    source: Annotated[str, typer.Argument(help="arrays:DIR, npz:FILE or musae:DIR.", metavar="SOURCE")],
+    source: Annotated[
+        str, typer.Argument(help="arrays:DIR, npz:FILE, musae:DIR or triples:DIR.", metavar="SOURCE")
+    ],
     path: OutArg,
     keep_duplicates: Annotated[
         bool, typer.Option("--keep-duplicates", help="Keep edges listed more than once.")
@@ -116,11 +118,16 @@ def import_(
     split_index: Annotated[
         int, typer.Option("--split-index", help="Which of several splits of the source.")
     ] = 0,
+    unknown: Annotated[
+        str,
+        typer.Option("--unknown", help="Triples of names that no training triple has: skip or error."),
+    ] = "skip",
     memory: common.Memory = None,
     json: common.Json = None,
     quiet: common.Quiet = False,
 ) -> None:
     from outcrop.stages.ingest import ImportConfig, import_graph
+    from outcrop.stages.ingest_triples import import_triples
 
     config = ImportConfig(
         keep_duplicates=keep_duplicates,
@@ -138,7 +145,11 @@ def import_(
     )
     started = time.monotonic()
     with common.runtime_for(memory, quiet) as runtime:
-        import_graph(source, path, runtime, config)
+        kind, _, where = source.partition(":")
+        if kind == "triples" and where:
+            import_triples(where, path, runtime, unknown=unknown)
+        else:
+            import_graph(source, path, runtime, config)
         written, peak = runtime.io.counters.write_bytes, runtime.budget.peak_bytes
     _report(
         path,

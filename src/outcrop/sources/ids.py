@@ -125,7 +125,14 @@ class TextIds:
             ids[i] = self._add(word) if known is None else known
         return ids[encoded.indices.to_numpy(zero_copy_only=False)]
 
-    def names(self) -> Iterator[str] | None:
+    def find(self, block: pa.Array) -> np.ndarray:
+        """int64 ids of a block of names; -1 where they are not known."""
+        block = block if is_text(block) else block.cast(pa.string())
+        encoded = block if isinstance(block, pa.DictionaryArray) else block.dictionary_encode()
+        ids = np.array([self._ids.get(word, -1) for word in encoded.dictionary.to_pylist()] or [-1], np.int64)
+        return ids[encoded.indices.to_numpy(zero_copy_only=False)]
+
+    def names(self) -> Iterator[str]:
         return iter(self._ids)
 
 

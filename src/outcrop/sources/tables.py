@@ -125,6 +125,7 @@ class Table:
     num_rows: int | None
     delimiter: str = ","
     skip_lines: int = 0
+    as_text: bool = False  # all cells are text, quotes belong to it
 
     @property
     def is_parquet(self) -> bool:
@@ -160,8 +161,12 @@ class Table:
             read = pa_csv.ReadOptions(
                 block_size=size, skip_rows=self.skip_lines, column_names=list(self.columns)
             )
-            parse = pa_csv.ParseOptions(delimiter=self.delimiter)
-            convert = pa_csv.ConvertOptions(include_columns=columns, strings_can_be_null=False)
+            parse = pa_csv.ParseOptions(delimiter=self.delimiter, quote_char=False if self.as_text else '"')
+            convert = pa_csv.ConvertOptions(
+                include_columns=columns,
+                strings_can_be_null=False,
+                column_types=dict.fromkeys(columns, pa.string()) if self.as_text else None,
+            )
             with self.path.open("rb") as file:
                 if not file.read(1) or self._ends_after_header():
                     return
@@ -211,6 +216,24 @@ def open_table(path: Path) -> Table:
     if _has_header(cells):
         return Table(path, tuple(name.strip() for name in cells[0]), None, delimiter, skipped + 1)
     return Table(path, tuple(f"column_{i}" for i in range(len(cells[0]))), None, delimiter, skipped)
+
+
+def open_text(path: Path) -> Table:
+    """A table of text without a header: tabs separate cells in ``.txt`` and ``.tsv``, or blanks where there are no tabs.
+
+    Raises:
+        FormatError: Not a table, or torn.
+    """
+    if path.suffix == ".parquet":
+        return open_table(path)
+    try:
+        with path.open(encoding="utf-8", newline="") as file:
+            first = file.readline().rstrip("\r\n")
+    except UnicodeDecodeError:
+        raise FormatError(f"{path} is not UTF-8 text: convert it or pass Parquet") from None
+    delimiter = "," if path.suffix == ".csv" else "\t" if "\t" in first else " "
+    columns = tuple(f"column_{i}" for i in range(len(first.split(delimiter)))) if first else ()
+    return Table(path, columns, None, delimiter, as_text=True)
 
 
 def _has_header(cells: list[list[str]]) -> bool:

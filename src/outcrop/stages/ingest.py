@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +26,7 @@ from outcrop.store import manifest as manifests
 from outcrop.store.arrays import ArrayWriter, DiskArray, storage_dtype
 from outcrop.store.graph import FORMAT, SPLITS, VERSION, Graph, open_graph
 from outcrop.store.manifest import ArraySpec, Manifest
+from outcrop.store.names import write_names
 
 _MAX_SORT_BYTES = 1 << 30
 _SMALL_GRAPH_SORT_BYTES = 4 << 20
@@ -140,14 +140,16 @@ def _open_source(source: str, runtime: Runtime, held: ExitStack, config: ImportC
     kind, _, where = source.partition(":")
     path = Path(where)
     if not where:
-        raise ArgumentError(f"source {source!r} names no files; write arrays:DIR, npz:FILE or musae:DIR")
+        raise ArgumentError(
+            f"source {source!r} names no files; write arrays:DIR, npz:FILE, musae:DIR or triples:DIR"
+        )
     if kind == "arrays":
         return open_folder(path, runtime)
     if kind == "npz":
         return open_archive(path, runtime, held, config.split_index)
     if kind == "musae":
         return open_musae(path, runtime, held)
-    raise ArgumentError(f"source kind {kind!r} is unknown; known: arrays, npz, musae")
+    raise ArgumentError(f"source kind {kind!r} is unknown; known: arrays, npz, musae, triples")
 
 
 def _feature_dtype(features: FeatureSource | None, config: ImportConfig) -> str | None:
@@ -359,17 +361,9 @@ class _Import:
             self.arrays[name] = writer.finish()
 
     def _names(self, names: Iterator[str], num_nodes: int) -> None:
-        text = ArrayWriter(self.runtime, self.work, "names", "uint8")
-        offsets = ArrayWriter(self.runtime, self.work, "name_offsets", "int64")
-        at = count = 0
-        offsets.append(np.zeros(1, np.int64))
-        while block := [name.encode() for name in islice(names, 4096)]:
-            ends = at + np.cumsum([len(name) for name in block], dtype=np.int64)
-            text.append(np.frombuffer(b"".join(block), np.uint8))
-            offsets.append(ends)
-            at, count = int(ends[-1]), count + len(block)
+        specs, count = write_names(self.runtime, self.work, names, "names", "name_offsets")
         self._check_rows(f"{self.source.name} (names)", count, num_nodes)
-        self.arrays["names"], self.arrays["name_offsets"] = text.finish(), offsets.finish()
+        self.arrays |= specs
 
 
 class _progress:
