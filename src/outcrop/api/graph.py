@@ -24,7 +24,7 @@ def import_graph(source: str, out: str | Path, *, memory: Size | None = None, **
 def import_triples(
     source: str | Path, out: str | Path, *, memory: Size | None = None, unknown: str = "skip"
 ) -> Triples:
-    """Imports a folder of triples as a knowledge graph at ``out`` (:func:`outcrop.stages.ingest_triples.import_triples`)."""
+    """Imports a folder of triples as a knowledge graph (:func:`outcrop.stages.ingest_triples.import_triples`)."""
     with Runtime(memory) as runtime:
         return ingest_triples.import_triples(str(source), out, runtime, unknown=unknown)
 

@@ -165,7 +165,7 @@ def _partition_session(
     *,
     buffers_grow: bool,
 ) -> load.LoadSession:
-    """Half of what the sampler leaves is for the partitions, the rest for drawing and where ``buffers_grow`` for that."""
+    """Half of what the sampler leaves is for the partitions; drawing, and buffers that grow, have the rest."""
     online = BatchSampler(graph, config, runtime, share=0.25 if buffers_grow else 0.5)
     shape = fitting_partitions(
         graph, baseline.partitions, baseline.resident, runtime.budget.free_bytes // 2, config.seed

@@ -219,7 +219,7 @@ def open_table(path: Path) -> Table:
 
 
 def open_text(path: Path) -> Table:
-    """A table of text without a header: tabs separate cells in ``.txt`` and ``.tsv``, or blanks where there are no tabs.
+    """A table of text without a header: tabs separate cells in ``.txt`` and ``.tsv``, or blanks if it has no tabs.
 
     Raises:
         FormatError: Not a table, or torn.

@@ -1,7 +1,7 @@
-"""Import of knowledge graphs: triples of names to an artifact of ids and dictionaries, block by block within the budget.
+"""Import of knowledge graphs: triples of names to an artifact of ids and dictionaries, block by block in the budget.
 
-Entities and relations are numbered as they first appear in the training triples. Triples of the valid and test files that name
-others cannot be trained for: they are counted and left out, or an error, as ``unknown`` says.
+Entities and relations are numbered as they first appear in the training triples. Triples of the valid and test files
+that name others cannot be trained for: they are counted and left out, or an error, as ``unknown`` says.
 """
 
 from __future__ import annotations
@@ -31,8 +31,9 @@ def import_triples(source: str, out: Path | str, runtime: Runtime, *, unknown: s
     """Imports the folder ``source`` as a knowledge graph at ``out``, replacing an artifact that is there.
 
     Args:
-        source: Folder with ``train`` and, if there are, ``valid`` and ``test`` as ``.txt``, ``.tsv``, ``.csv`` or ``.parquet``: three
-            columns (source, relation, target), or two (source, target) without relations. Text has no header.
+        source: Folder with ``train`` and, if there are, ``valid`` and ``test`` as ``.txt``, ``.tsv``, ``.csv`` or
+            ``.parquet``: three columns (source, relation, target), or two (source, target) without relations. Text has
+            no header.
         unknown: What to do with triples of entities or relations that the training triples do not have: ``skip`` or
             ``error``.
 
@@ -109,8 +110,8 @@ class _Import:
         self.runtime.progress.finish(f"import {split}")
         if skipped:
             warnings.warn(
-                f"{path}: {skipped} of {row} triples name entities or relations that {self.paths['train']} does not have; "
-                "they are left out",
+                f"{path}: {skipped} of {row} triples name entities or relations that {self.paths['train']} does not "
+                "have; they are left out",
                 OutcropWarning,
                 stacklevel=2,
             )

@@ -5,7 +5,7 @@ Of these candidates the one with the fewest states that leaves no swap bare; the
 1. Exact orders (core/order/exact.h): every pair meets once, no load brings fewer than ``c - 1`` new pairs together. A
    depth-first search finds them for up to 14 partitions. For more it looks for a short block of swaps that, repeated
    under a rotation of the partitions, makes the whole order. With 3 resident partitions it finds one for every ``p``
-   of the form 4 k + 1 up to 61.
+   of the form 4 k + 1 up to 61, and for 12, 16, 20 and 28.
 2. Other numbers of partitions have the largest such order below, and the rest as guests: a guest comes for a moment
    where ``c - 1`` partitions stay that it lacks.
 3. A beam search (core/order/beam.h), up to 64 partitions.
@@ -28,7 +28,7 @@ from outcrop.embed.orders.construct import columns_then_greed, columns_then_swee
 from outcrop.embed.orders.order import State, deferred, least_states
 
 # How much the searches try; they give the same for the same numbers, in about a second at the most.
-_NODES, _CIRCLE_TRIES, _TRIES = 20_000, 40, 16  # of exact orders: steps of a try
+_NODES, _TRIES, _FEWER_TRIES, _FEW_PARTITIONS = 20_000, 60, 16, 32  # of exact orders: steps of a try
 _LINEAR_PARTITIONS, _LINEAR_NODES, _LINEAR_TRIES = 14, 3000, 100
 _BEAM_WORK, _BEAM_RUNS = 1_000_000, 4  # orders kept, times states, partitions and slots squared
 _SEED = 4
@@ -84,7 +84,8 @@ def _symmetric(n: int, c: int) -> list[State]:
     ]
     for turns, orbits, fixed in sorted(divided, reverse=True):
         if pairs % (turns * (c - 1)) == 0:
-            nodes, tries = _NODES * 9 // c**2, _CIRCLE_TRIES if orbits == 1 else _TRIES
+            easy = orbits == 1 or (c == 3 and n <= _FEW_PARTITIONS)
+            nodes, tries = _NODES * 9 // c**2, _TRIES if easy else _FEWER_TRIES
             if swaps := _core.exact_order(c, turns, orbits, fixed, 0, nodes, tries, _SEED):
                 return _states(swaps, c)
     return []
