@@ -107,8 +107,7 @@ def generate_graph(
         raise ArgumentError("give either config or single options")
     config = config or GenerateConfig(**options)
     out = Path(out)
-    if out.exists() and not manifests.exists(out):
-        raise ArgumentError(f"{out} is in the way and no Outcrop artifact: remove it or choose another place")
+    manifests.check_destination(out)
     generator = _core.GraphGenerator(runtime.budget, config.model())
     with (
         manifests.publishing(out) as work,

@@ -121,19 +121,13 @@ def import_graph(
         raise ArgumentError("give either config or single options")
     config = config or ImportConfig(**options)
     out = Path(out)
-    check_destination(out)
+    manifests.check_destination(out)
     with ExitStack() as held:
         opened = _open_source(source, runtime, held, config)
         dtype = _feature_dtype(opened.features, config)
         with manifests.publishing(out) as work, runtime.trace.span("import", source=source):
             _Import(opened, config, runtime, work).run(source.partition(":")[0], dtype)
     return open_graph(out)
-
-
-def check_destination(out: Path) -> None:
-    """Raises ArgumentError where something that is no artifact is in the way of ``out``."""
-    if out.exists() and not manifests.exists(out):
-        raise ArgumentError(f"{out} is in the way and no Outcrop artifact: remove it or choose another place")
 
 
 def _open_source(source: str, runtime: Runtime, held: ExitStack, config: ImportConfig) -> GraphSource:

@@ -45,8 +45,7 @@ def import_triples(source: str, out: Path | str, runtime: Runtime, *, unknown: s
     if unknown not in UNKNOWN:
         raise ArgumentError(f"unknown is {unknown!r}: pass skip or error")
     folder, out = Path(source), Path(out)
-    if out.exists() and not manifests.exists(out):
-        raise ArgumentError(f"{out} is in the way and no Outcrop artifact: remove it or choose another place")
+    manifests.check_destination(out)
     paths = {split: path for split in SPLITS if (path := find(folder, split, TABLE_SUFFIXES))}
     if "train" not in paths:
         raise ArgumentError(

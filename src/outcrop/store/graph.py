@@ -86,6 +86,5 @@ def open_graph(path: Path | str) -> Graph:
         FormatError: Missing, foreign, of another version, or truncated.
     """
     path = Path(path)
-    manifest = manifests.read(path, FORMAT, VERSION)
-    with manifests.interpreting(path):
+    with manifests.opening(path, FORMAT, VERSION) as manifest:
         return Graph(path, manifest)

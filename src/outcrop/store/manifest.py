@@ -117,10 +117,15 @@ def _checked(folder: Path, raw: dict[str, Any], format: str, version: int) -> Ma
 
 
 @contextmanager
-def interpreting(folder: Path) -> Iterator[None]:
-    """Within the block, what is missing or odd in the manifest of ``folder`` becomes a FormatError that names it."""
+def opening(folder: Path, format: str, version: int) -> Iterator[Manifest]:
+    """The manifest of ``folder``; within the block, what is missing or odd in it becomes a FormatError that names it.
+
+    Raises:
+        FormatError: As :func:`read`, and for what the block finds.
+    """
+    manifest = read(folder, format, version)
     try:
-        yield
+        yield manifest
     except OutcropError:
         raise
     except (KeyError, TypeError, ValueError, IndexError, AttributeError, OverflowError) as error:
@@ -180,6 +185,14 @@ def partial_folder(final: Path) -> Path:
     return final.parent / f".{final.name}.partial"
 
 
+def check_destination(final: Path) -> None:
+    """Raises ArgumentError where something that is no artifact is in the way of ``final``."""
+    if final.exists() and not exists(final):
+        raise ArgumentError(
+            f"{final} is in the way and no Outcrop artifact: remove it or choose another place"
+        )
+
+
 @contextmanager
 def publishing(final: Path, *, resume: bool = False) -> Iterator[Path]:
     """Yields the folder to build ``final`` in; renames it into place if the block ends well.
@@ -213,10 +226,7 @@ def _replace(final: Path, work: Path) -> None:
     if not final.exists():
         work.rename(final)
         return
-    if not exists(final):
-        raise ArgumentError(
-            f"{final} is in the way and no Outcrop artifact: remove it or choose another place"
-        )
+    check_destination(final)
     old = _replaced_folder(final)
     final.rename(old)
     try:

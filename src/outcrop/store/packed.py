@@ -180,6 +180,5 @@ class _Both:
 
 
 def open_packed(runtime: Runtime, path: Path, placement: Placement, samples: SampleSet) -> PackedRecords:
-    manifest = manifests.read(path, FORMAT, VERSION)
-    with manifests.interpreting(path):
+    with manifests.opening(path, FORMAT, VERSION) as manifest:
         return PackedRecords(runtime, path, manifest, placement, samples)

@@ -154,6 +154,5 @@ def find_sorted(table: np.ndarray, ids: np.ndarray) -> tuple[np.ndarray, np.ndar
 
 
 def open_placement(runtime: Runtime, path: Path) -> Placement:
-    manifest = manifests.read(path, FORMAT, VERSION)
-    with manifests.interpreting(path):
+    with manifests.opening(path, FORMAT, VERSION) as manifest:
         return Placement(runtime, path, manifest)

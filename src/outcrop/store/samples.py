@@ -149,6 +149,5 @@ class SampleSet:
 
 
 def open_samples(runtime: Runtime, path: Path) -> SampleSet:
-    manifest = manifests.read(path, FORMAT, VERSION)
-    with manifests.interpreting(path):
+    with manifests.opening(path, FORMAT, VERSION) as manifest:
         return SampleSet(runtime, path, manifest)

@@ -68,6 +68,5 @@ def open_triples(path: Path | str) -> Triples:
         FormatError: Missing, foreign, of another version, or truncated.
     """
     path = Path(path)
-    manifest = manifests.read(path, FORMAT, VERSION)
-    with manifests.interpreting(path):
+    with manifests.opening(path, FORMAT, VERSION) as manifest:
         return Triples(path, manifest)
