@@ -46,13 +46,12 @@ void bind_order(nb::module_& m) {
   m.attr("MAX_BEAM_SLOTS") = kMaxBeamSlots;
   m.def("search_order", &searched, "partitions"_a, "slots"_a, "width"_a, "runs"_a, "least"_a, "seed"_a,
         "Swaps (slot, partition) that bring all pairs together: the fewest that `runs` beam searches find; "
-        "they stop at "
-        "`least`. The first `slots` partitions are resident at first.");
+        "they stop at `least`. The first `slots` partitions are resident at first.");
   m.def("exact_order", &exact, "slots"_a, "turns"_a, "orbits"_a, "fixed"_a, "swaps"_a, "nodes_per_try"_a,
         "tries"_a, "seed"_a,
         "Swaps (slot, partition) that bring each pair together once, the same again under each of `turns` "
-        "rotations; with "
-        "one turn `swaps` of them, as few of which as possible meet less. Empty where none are found.");
+        "rotations; with one turn `swaps` of them, as few of which as possible meet less. Empty where none "
+        "are found.");
 }
 
 }  // namespace outcrop

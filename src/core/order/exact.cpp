@@ -1,7 +1,6 @@
 #include "order/exact.h"
 
 #include <algorithm>
-#include <bit>
 #include <numeric>
 #include <string>
 #include <utility>
@@ -28,12 +27,11 @@ class Search {
         }
     if (o.turns > 1) {
       possible_ = kinds_ % (c_ - 1) == 0;
-      length_ = kinds_ / (c_ - 1);
     } else {
       const uint64_t first = uint64_t{c_} * (c_ - 1) / 2;
-      length_ = o.swaps;
-      possible_ = length_ * (c_ - 1) + first >= kinds_;
-      waste_ = possible_ ? static_cast<unsigned>(length_ * (c_ - 1) + first - kinds_) : 0;
+      const uint64_t met = first + o.swaps * (c_ - 1);  // unless loads waste
+      possible_ = met >= kinds_;
+      waste_ = possible_ ? static_cast<unsigned>(met - kinds_) : 0;
     }
   }
 
@@ -203,7 +201,7 @@ class Search {
   std::vector<uint32_t> kind_;  // p x p: pairs that are rotations of each other are of one kind
   uint32_t kinds_ = 0;
   bool possible_ = false;
-  uint64_t length_ = 0, nodes_ = 0;
+  uint64_t nodes_ = 0;
   unsigned waste_ = 0;
   std::vector<unsigned> held_, first_;
   std::vector<char> met_;  // by kind

@@ -22,8 +22,9 @@ def run(partitions: Sequence[int], buffers: Sequence[int], say: Say) -> dict[str
         say(f"{buffer} partitions resident")
         for count in partitions:
             if count > buffer:
-                cases.append({"partitions": count, "buffer": buffer, "bound": least_states(count, buffer)})
-                cases[-1]["orders"] = {name: _measured(name, count, buffer) for name in ORDERS}
+                orders = {name: _measured(name, count, buffer) for name in ORDERS}
+                bound = least_states(count, buffer)
+                cases.append({"partitions": count, "buffer": buffer, "bound": bound, "orders": orders})
     return {
         "experiment": "orders",
         "swap_in_buckets": _SWAP,

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from html import escape
 from itertools import accumulate
 from typing import TYPE_CHECKING
 
 from outcrop.report.benches import drawing
 from outcrop.report.canvas import Canvas
-from outcrop.report.page import Figure
+from outcrop.report.page import Figure, Section, render
 
 if TYPE_CHECKING:
     from outcrop.embed.orders import Order
@@ -68,20 +67,31 @@ def chart(order: Order, width: float) -> Canvas:
 
 def draw(order: Order) -> str:
     """The whole drawing as SVG text."""
-    bare = len(order.bare_swaps)
-    title = (
-        f"{order.name}, {order.partitions} partitions, {order.buffer} resident: {len(order.states)} states, "
-        + ("every swap hidden" if not bare else f"{bare} of {len(order.swaps)} swaps bare")
-    )
-    description = "Lanes: partitions, while they are resident. Below: what is trained while each swap runs."
-    figure = Figure("order", description, lambda width: chart(order, width), description)
-    return drawing([figure], title)
+    name, finding = _title(order)
+    return drawing([_figure(order)], f"{name}: {finding}")
 
 
 def page(order: Order) -> str:
     """The drawing as an HTML file."""
-    svg = draw(order).partition("\n")[2]
-    return f'<!doctype html><html lang="en"><meta charset="utf-8"><title>{escape(order.name)}</title>{svg}</html>\n'
+    name, finding = _title(order)
+    section = Section("order", "States and swaps", [_figure(order)])
+    return render(
+        f"Order {order.name}", name, f"{finding}.", "", [], [section], "Made by outcrop embed orders."
+    )
+
+
+def _title(order: Order) -> tuple[str, str]:
+    bare = len(order.bare_swaps)
+    hidden = "every swap hidden" if not bare else f"{bare} of {len(order.swaps)} swaps bare"
+    return (
+        f"{order.name}, {order.partitions} partitions, {order.buffer} resident",
+        f"{len(order.states)} states, {hidden}",
+    )
+
+
+def _figure(order: Order) -> Figure:
+    description = "Lanes: partitions, while they are resident. Below: what is trained while each swap runs."
+    return Figure("order", description, lambda width: chart(order, width), description)
 
 
 def _ids(partitions: tuple[int, ...]) -> str:

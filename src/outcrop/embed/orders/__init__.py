@@ -5,15 +5,15 @@
 
 from __future__ import annotations
 
-from outcrop.embed.orders.best import best_states
+from outcrop.embed.orders.best import best_order
 from outcrop.embed.orders.beta import beta_states
 from outcrop.embed.orders.cover import cover_states
 from outcrop.embed.orders.legend import legend_states
 from outcrop.embed.orders.order import Bucket, Order, State, check_sizes, deferred, eager, least_states
 from outcrop.errors import ArgumentError
 
-_STATES = {"best": best_states, "legend": legend_states, "beta": beta_states, "cover": cover_states}
-ORDERS = tuple(_STATES)
+_STATES = {"legend": legend_states, "beta": beta_states, "cover": cover_states}
+ORDERS = ("best", *_STATES)
 
 __all__ = ["ORDERS", "Bucket", "Order", "State", "least_states", "make_order"]
 
@@ -28,10 +28,14 @@ def make_order(name: str, partitions: int, buffer: int, *, defer: bool | None = 
         ArgumentError: No such order, or no order for these numbers.
     """
     check_sizes(partitions, buffer)
-    if name not in _STATES:
+    if name not in ORDERS:
         raise ArgumentError(f"order {name!r} is unknown; known: {', '.join(ORDERS)}")
-    states = _STATES[name](partitions, buffer)
-    schedule = deferred if defer or (defer is None and name == "best") else eager
-    order = schedule(name, partitions, buffer, states)
+    if name == "best" and defer is not False:
+        order = best_order(partitions, buffer)
+    else:
+        states = (
+            best_order(partitions, buffer).states if name == "best" else _STATES[name](partitions, buffer)
+        )
+        order = (deferred if defer else eager)(name, partitions, buffer, states)
     order.verify()
     return order

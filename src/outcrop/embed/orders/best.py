@@ -25,7 +25,7 @@ from collections.abc import Iterator, Sequence
 from outcrop import _core
 from outcrop.embed.orders.beta import beta_states
 from outcrop.embed.orders.construct import columns_then_greed, columns_then_sweeps, with_guests
-from outcrop.embed.orders.order import State, deferred, least_states
+from outcrop.embed.orders.order import Order, State, deferred, least_states
 
 # How much the searches try; they give the same for the same numbers, in about a second at the most.
 _NODES, _TRIES, _FEWER_TRIES, _FEW_PARTITIONS = 20_000, 60, 16, 32  # of exact orders: steps of a try
@@ -34,26 +34,24 @@ _BEAM_WORK, _BEAM_RUNS = 1_000_000, 4  # orders kept, times states, partitions a
 _SEED = 4
 
 
-def best_states(partitions: int, buffer: int) -> list[State]:
-    """The states of the order with the fewest swaps that is found, each with one load.
-
-    Returns:
-        Tuples of ``min(buffer, partitions)`` ids.
-    """
+def best_order(partitions: int, buffer: int) -> Order:
+    """The order with the fewest swaps that is found, each with one load; buckets are kept back for them."""
     p, c = partitions, min(buffer, partitions)
-    if p == c:
-        return [tuple(range(p))]
-    found: list[State] = []
-    bare = 0
-    for states in _candidates(p, c):
-        if found and not bare and len(states) >= len(found):
+    best: Order | None = None
+    for states in _candidates(p, c) if p > c else [[tuple(range(p))]]:
+        if best and not best.bare_swaps and len(states) >= len(best.states):
             continue
-        now_bare = len(deferred("best", p, c, states).bare_swaps)
-        if not found or (now_bare, len(states)) < (bare, len(found)):
-            found, bare = states, now_bare
-        if not bare and len(found) == least_states(p, c):
+        order = deferred("best", p, c, states)
+        if not best or _badness(order) < _badness(best):
+            best = order
+        if _badness(best) == (0, least_states(p, c)):
             break
-    return found
+    assert best
+    return best
+
+
+def _badness(order: Order) -> tuple[int, int]:
+    return len(order.bare_swaps), len(order.states)
 
 
 def _candidates(p: int, c: int) -> Iterator[list[State]]:

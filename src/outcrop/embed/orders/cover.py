@@ -30,11 +30,8 @@ def cover_states(partitions: int, buffer: int) -> list[State]:
     number = {point: at for at, point in enumerate(product(range(q), repeat=size))}
 
     states: list[State] = []
-    for direction in number:
-        if (
-            next((x for x in direction if x), 0) != 1
-        ):  # each direction once: its first coordinate that is not 0 is 1
-            continue
+    # Each direction once: its first coordinate that is not 0 is 1.
+    for direction in (d for d in number if next((x for x in d if x), 0) == 1):
         met: set[int] = set()
         for point, at in number.items():  # the parallels
             if at in met:
