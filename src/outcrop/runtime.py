@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import Protocol
@@ -56,6 +58,13 @@ class Runtime:
         self.workers = _core.WorkerPool(threads)
         self.trace = Trace(trace_path)
         self.progress: Progress = progress or SilentProgress()
+
+    @contextmanager
+    def task(self, name: str, total: int, unit: str) -> Iterator[None]:
+        """Shows the progress of what the block does; where it fails its bar stays as far as it came."""
+        self.progress.start(name, total, unit)
+        yield
+        self.progress.finish(name)
 
     def close(self) -> None:
         """Ends the trace. Buffers and the engine go when nothing refers to them."""

@@ -108,32 +108,34 @@ class TextIds:
             self._add(name)
 
     def lookup(self, name: str, block: pa.Array, first_row: int) -> np.ndarray:
-        if not is_text(block):
-            block = block.cast(pa.string())
         if block.null_count:
             to_numpy(name, block, first_row)
-        encoded = block if isinstance(block, pa.DictionaryArray) else block.dictionary_encode()
-        words = encoded.dictionary.to_pylist()
+        words, of_row = _distinct(block)
         ids = np.empty(len(words), np.int64)
         for i, word in enumerate(words):
             known = self._ids.get(word)
             if known is None and self.fixed_by:
-                row = first_row + int(np.argmax(encoded.indices.to_numpy() == i))
+                row = first_row + int(np.argmax(of_row == i))
                 raise ArgumentError(
                     f"{name}: row {row} names node {word!r}, which {self.fixed_by} does not list"
                 )
             ids[i] = self._add(word) if known is None else known
-        return ids[encoded.indices.to_numpy(zero_copy_only=False)]
+        return ids[of_row]
 
     def find(self, block: pa.Array) -> np.ndarray:
         """int64 ids of a block of names; -1 where they are not known."""
-        block = block if is_text(block) else block.cast(pa.string())
-        encoded = block if isinstance(block, pa.DictionaryArray) else block.dictionary_encode()
-        ids = np.array([self._ids.get(word, -1) for word in encoded.dictionary.to_pylist()] or [-1], np.int64)
-        return ids[encoded.indices.to_numpy(zero_copy_only=False)]
+        words, of_row = _distinct(block)
+        return np.array([self._ids.get(word, -1) for word in words], np.int64)[of_row]
 
     def names(self) -> Iterator[str]:
         return iter(self._ids)
+
+
+def _distinct(block: pa.Array) -> tuple[list[str], np.ndarray]:
+    """The distinct cells of a block, as text, and by row which of them it is."""
+    block = block if is_text(block) else block.cast(pa.string())
+    encoded = block if isinstance(block, pa.DictionaryArray) else block.dictionary_encode()
+    return encoded.dictionary.to_pylist(), encoded.indices.to_numpy(zero_copy_only=False)
 
 
 def ids_of_table(runtime: Runtime, table: Table, column: str) -> IdMap:

@@ -195,18 +195,7 @@ def open_table(path: Path) -> Table:
                 return Table(path, tuple(file.schema_arrow.names), file.metadata.num_rows)
         except (pa.ArrowException, OSError) as error:
             raise FormatError(f"{path} is no Parquet file or is torn: {error}") from None
-    skipped, lines = 0, []
-    try:
-        with path.open(encoding="utf-8", newline="") as file:
-            for line in file:
-                if line.startswith("#") and not lines:
-                    skipped += 1
-                    continue
-                lines.append(line)
-                if len(lines) == 2:
-                    break
-    except UnicodeDecodeError:
-        raise FormatError(f"{path} is not UTF-8 text: convert it or pass Parquet") from None
+    skipped, lines = _first_lines(path, comments=True)
     delimiter = {".csv": ",", ".tsv": "\t"}.get(path.suffix) or next(
         (d for d in "\t, " if lines and d in lines[0]), "\t"
     )
@@ -226,14 +215,28 @@ def open_text(path: Path) -> Table:
     """
     if path.suffix == ".parquet":
         return open_table(path)
-    try:
-        with path.open(encoding="utf-8", newline="") as file:
-            first = file.readline().rstrip("\r\n")
-    except UnicodeDecodeError:
-        raise FormatError(f"{path} is not UTF-8 text: convert it or pass Parquet") from None
+    _, lines = _first_lines(path, comments=False)
+    first = lines[0].rstrip("\r\n") if lines else ""
     delimiter = "," if path.suffix == ".csv" else "\t" if "\t" in first else " "
     columns = tuple(f"column_{i}" for i in range(len(first.split(delimiter)))) if first else ()
     return Table(path, columns, None, delimiter, as_text=True)
+
+
+def _first_lines(path: Path, *, comments: bool) -> tuple[int, list[str]]:
+    """How many lines at the beginning start with ``#``, where these are ``comments``, and the two after them."""
+    skipped, lines = 0, []
+    try:
+        with path.open(encoding="utf-8", newline="") as file:
+            for line in file:
+                if comments and line.startswith("#") and not lines:
+                    skipped += 1
+                    continue
+                lines.append(line)
+                if len(lines) == 2:
+                    break
+    except UnicodeDecodeError:
+        raise FormatError(f"{path} is not UTF-8 text: convert it or pass Parquet") from None
+    return skipped, lines
 
 
 def _has_header(cells: list[list[str]]) -> bool:

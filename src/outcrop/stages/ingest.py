@@ -143,7 +143,9 @@ def _open_source(source: str, runtime: Runtime, held: ExitStack, config: ImportC
         return open_archive(path, runtime, held, config.split_index)
     if kind == "musae":
         return open_musae(path, runtime, held)
-    raise ArgumentError(f"source kind {kind!r} is unknown; known: arrays, npz, musae, triples")
+    raise ArgumentError(
+        f"source kind {kind!r} is unknown; known: arrays, npz, musae, and triples for embeddings"
+    )
 
 
 def _feature_dtype(features: FeatureSource | None, config: ImportConfig) -> str | None:
@@ -211,12 +213,12 @@ class _Import:
             reverse,
             weighted=source.weighted,
         )
-        with _progress(runtime, "edges", source.num_edges or 0, "edges"):
+        with runtime.task("edges", source.num_edges or 0, "edges"):
             for block in source.edges():
                 builder.add(*block)
                 runtime.progress.advance("edges", len(block[0]))
         listed = builder.edges_added
-        with _progress(runtime, "sort", listed, "edges"), runtime.trace.span("sort", edges=listed):
+        with runtime.task("sort", listed, "edges"), runtime.trace.span("sort", edges=listed):
             indptr, indices, weights = (
                 str(self.work / f"{name}.bin") for name in ("indptr", "indices", "edge_weight")
             )
@@ -246,7 +248,7 @@ class _Import:
         writer = ArrayWriter(self.runtime, self.work, "features", dtype, (features.dim,))
         row_bytes = features.dim * max(features.dtype.itemsize, 4)
         row = 0
-        with _progress(self.runtime, "features", features.num_rows, "rows"):
+        with self.runtime.task("features", features.num_rows, "rows"):
             for block in features.blocks(max(1, block_bytes(self.runtime) // row_bytes)):
                 with self.runtime.budget.reserve("import", 2 * block.nbytes):
                     converted = convert(block, dtype, self.config.bfloat16_bits)
@@ -263,7 +265,7 @@ class _Import:
         names = self._label_names(labels)
         writer = ArrayWriter(self.runtime, self.work, "labels", "int64")
         row, largest = 0, -1
-        with _progress(self.runtime, "labels", num_nodes, "rows"):
+        with self.runtime.task("labels", num_nodes, "rows"):
             for block in labels.blocks():
                 numbers = _label_numbers(labels.name, block, names, row)
                 largest = max(largest, int(numbers.max(initial=-1)))
@@ -358,19 +360,6 @@ class _Import:
         specs, count = write_names(self.runtime, self.work, names, "names", "name_offsets")
         self._check_rows(f"{self.source.name} (names)", count, num_nodes)
         self.arrays |= specs
-
-
-class _progress:
-    """start and finish of one task, also when it fails."""
-
-    def __init__(self, runtime: Runtime, task: str, total: int, unit: str):
-        self._progress, self._task = runtime.progress, task
-        self._progress.start(task, total, unit)
-
-    def __enter__(self) -> None: ...
-
-    def __exit__(self, *error: object) -> None:
-        self._progress.finish(self._task)
 
 
 def topology_specs(result: _core.CscResult) -> dict[str, ArraySpec]:
