@@ -17,14 +17,7 @@ from outcrop.config import SampleConfig
 from outcrop.errors import ArgumentError, BudgetError
 from outcrop.rows import Partitioning, Visit
 from outcrop.runtime import Runtime
-from outcrop.sampling import (
-    SPLIT_CODES,
-    BatchSampler,
-    _worst_case_bytes,
-    epoch_seeds,
-    most_batch_bytes,
-    share_out,
-)
+from outcrop.sampling import SPLIT_CODES, BatchSampler, Wave, epoch_seeds
 from outcrop.store.arrays import PAGE_BYTES
 from outcrop.store.batches import BatchGraph
 from outcrop.store.graph import Graph
@@ -127,11 +120,7 @@ class PartitionGraphs:
             np.int64
         )
         self._indices = runtime.budget.empty(_TAG, edges * _LOCAL_BYTES).view(np.uint32)
-        # As the sampler of the whole graph: each batch that is drawn takes its worst case twice.
-        self._wave, self._batch_bytes, self._workers = share_out(
-            _worst_case_bytes(config, graph), int(runtime.budget.free_bytes * share) // 2, runtime
-        )
-        self._scratch = runtime.budget.reserve("sampler", 2 * self._wave * self._batch_bytes)
+        self._wave = Wave(config, graph, int(runtime.budget.free_bytes * share), runtime)
         self._labels = graph.array(runtime, "labels").memmap() if graph.has("labels") else None
 
     def batches(self, split: str, epoch: int) -> Iterator[BatchGraph]:
@@ -161,7 +150,7 @@ class PartitionGraphs:
         sampler = self._sampler(visit, base)
         owners = self._parts.owners(seeds)
         local = base[owners] + seeds - self._parts.bounds[owners]
-        size, wave = self._config.batch_size, self._wave
+        size, wave = self._config.batch_size, self._wave.batches
         count = -(-len(seeds) // size)
         for start in range(0, count, wave):
             offsets = np.minimum(
@@ -186,13 +175,13 @@ class PartitionGraphs:
             used = self._append(first, stop, base, nodes, used)
             nodes += stop - first
         return _core.NeighborSampler(
-            self._workers,
+            self._wave.workers,
             self._indptr[: nodes + 1],
             self._indices[:used],
             list(self._config.fanouts),
             self._config.replace,
             self._config.seed,
-            most_batch_bytes(self._batch_bytes),
+            self._wave.most_batch_bytes,
         )
 
     def _append(self, first: int, stop: int, base: np.ndarray, nodes: int, used: int) -> int:

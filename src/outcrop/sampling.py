@@ -59,28 +59,20 @@ class BatchSampler:
         splits = config.splits if config.task != "link" else ()
         self.ids = {split: split_ids(graph, runtime, split) for split in splits}
         # The sampler's scratch and the results that wait first: the topology can also stay on disk.
-        # Each batch that is drawn takes its worst case twice. Where memory is short, fewer are drawn at a time.
         free = int(runtime.budget.free_bytes * share)
         on_disk = placement_of(runtime.topology, topology_bytes(graph), free) == "paged"
-        self._wave, per_batch, workers = share_out(
-            _worst_case_bytes(config, graph, on_disk), free // 2, runtime
-        )
-        self._scratch = [runtime.budget.reserve("sampler", 2 * self._wave * per_batch)]
+        self._wave = Wave(config, graph, free, runtime, on_disk)
         self.topology = load_topology(graph, runtime, share=share, weighted=config.sampler == "weighted")
         if self.topology.placement == "paged":  # more at a time: more of them want the same page
-            more = min(_MAX_WAVE - self._wave, int(runtime.budget.free_bytes * share / 2) // (2 * per_batch))
-            if more > 0:
-                self._scratch.append(runtime.budget.reserve("sampler", 2 * more * per_batch))
-                self._wave += more
-            workers = runtime.workers
+            self._wave.widen(_MAX_WAVE, int(runtime.budget.free_bytes * share / 2))
         self._sampler = self.topology.sampler(
             runtime,
-            workers,
-            self._wave,
+            self._wave.workers,
+            self._wave.batches,
             fanouts=list(config.fanouts),
             replace=config.replace,
             seed=config.seed,
-            max_batch_bytes=most_batch_bytes(per_batch),
+            max_batch_bytes=self._wave.most_batch_bytes,
             sampler=config.sampler,
         )
         self._labels = graph.array(runtime, "labels").memmap() if graph.has("labels") else None
@@ -103,10 +95,10 @@ class BatchSampler:
             yield from self.batches(split, epoch, epoch_seeds(self.ids[split], self.config, split, epoch))
             return
         code, count = SPLIT_CODES[split], self.num_batches(split)
-        for first in range(0, count, self._wave):
+        for first in range(0, count, self._wave.batches):
             links = [
                 self._links.batch(split, code, epoch, number)
-                for number in range(first, min(first + self._wave, count))
+                for number in range(first, min(first + self._wave.batches, count))
             ]
             offsets = np.cumsum([0, *(len(link.seeds) for link in links)], dtype=np.int64)
             seeds = np.concatenate([link.seeds for link in links])
@@ -116,7 +108,7 @@ class BatchSampler:
 
     def batches(self, split: str, epoch: int, seeds: np.ndarray) -> Iterator[BatchGraph]:
         """The batches of one epoch with these ``seeds``, in order, a wave at a time."""
-        size, wave = self.config.batch_size, self._wave
+        size, wave = self.config.batch_size, self._wave.batches
         count = -(-len(seeds) // size)
         for first in range(0, count, wave):
             offsets = np.minimum(
@@ -194,17 +186,37 @@ def _worst_case_bytes(config: SampleConfig, graph: Graph, on_disk: bool = False)
     return 12 * nodes + 2 * 12 * 4 * max(nodes, 64) + 4 * edges + 20 * last + extra + _MIB
 
 
-def share_out(worst: int, most: int, runtime: Runtime) -> tuple[int, int, _core.WorkerPool]:
-    """How many mini-batches are drawn at a time, the bytes of each, and by whom: fewer where ``most`` is short."""
-    threads = runtime.workers.threads
-    wave = min(max(most // worst, 1), threads)
-    workers = runtime.workers if wave == threads else _core.WorkerPool(wave)
-    return wave, max(min(worst, most // wave), 1), workers
+class Wave:
+    """Mini-batches that are drawn at a time, by whom, and the memory for them: fewer where ``most`` bytes are few.
 
+    Each takes its worst case twice while it is drawn.
+    """
 
-def most_batch_bytes(per_batch: int) -> int:
-    """What one batch may take where twice ``per_batch`` is reserved: once drawn it takes a fifth of that."""
-    return per_batch * 3 // 2
+    def __init__(
+        self, config: SampleConfig, graph: Graph, most: int, runtime: Runtime, on_disk: bool = False
+    ):
+        worst, threads = _worst_case_bytes(config, graph, on_disk), runtime.workers.threads
+        self._runtime = runtime
+        self.batches = min(max(most // 2 // worst, 1), threads)
+        self.workers = runtime.workers if self.batches == threads else _core.WorkerPool(self.batches)
+        self._batch_bytes = max(min(worst, most // 2 // self.batches), 1)
+        self._held = [self._hold(self.batches)]
+
+    def _hold(self, batches: int) -> _core.Reservation:
+        return self._runtime.budget.reserve("sampler", 2 * batches * self._batch_bytes)
+
+    def widen(self, batches: int, most: int) -> None:
+        """Up to so many, where ``most`` bytes more allow it; all threads draw them."""
+        more = min(batches - self.batches, most // (2 * self._batch_bytes))
+        if more > 0:
+            self._held.append(self._hold(more))
+            self.batches += more
+        self.workers = self._runtime.workers
+
+    @property
+    def most_batch_bytes(self) -> int:
+        """What one batch may take: once drawn it takes a fifth of what is reserved."""
+        return self._batch_bytes * 3 // 2
 
 
 def split_ids(graph: Graph, runtime: Runtime, split: str) -> np.ndarray:
