@@ -79,8 +79,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         return many[name] <= _MANY_CASES or cases[name] % 3 == turn
 
     many = Counter(item.nodeid.partition("[")[0] for item in items)
-    kept = [item for item in items if chosen(item) and affected(item)]
-    left_out = [item for item in items if item not in set(kept)]
+    kept: list[pytest.Item] = []
+    left_out: list[pytest.Item] = []
+    for item in items:
+        (kept if chosen(item) and affected(item) else left_out).append(item)
     items[:] = kept
     config.hook.pytest_deselected(items=left_out)
 

@@ -238,6 +238,7 @@ class TrainConfig:
         device: cpu, cuda or cuda:N.
         trace_losses: Whether the result lists the loss of every batch.
         checkpoint_every: Epochs between checkpoints; the last epoch always has one.
+        evaluate_every: Epochs between scores of the validation nodes; the last epoch always has one.
     """
 
     model: str = "sage"
@@ -252,6 +253,7 @@ class TrainConfig:
     device: str = "cpu"
     trace_losses: bool = False
     checkpoint_every: int = 1
+    evaluate_every: int = 1
 
     def __post_init__(self) -> None:
         problems = []
@@ -263,6 +265,7 @@ class TrainConfig:
             "heads": self.heads,
             "epochs": self.epochs,
             "checkpoint_every": self.checkpoint_every,
+            "evaluate_every": self.evaluate_every,
         }
         problems += [f"{name} {value} is below 1" for name, value in counts.items() if value < 1]
         if self.model == "gat" and self.hidden is not None and self.heads >= 1 and self.hidden % self.heads:
@@ -275,6 +278,105 @@ class TrainConfig:
             problems.append(f"weight decay {self.weight_decay} is negative or not a number")
         if not -(2**63) <= self.seed < 2**64:
             problems.append(f"seed {self.seed} does not fit 64 bits")
+        if problems:
+            raise ArgumentError("; ".join(problems))
+
+
+@dataclass(frozen=True)
+class BucketConfig:
+    """How edges are sorted into buckets.
+
+    Attributes:
+        partitions: Of the nodes.
+        numbering: How nodes are dealt out to them: random (keyed), id, or degree (about as many edges in each).
+        valid_fraction, test_fraction: Of the edges, held out by a keyed hash, where the source has no such splits.
+    """
+
+    partitions: int = 1
+    numbering: Literal["random", "id", "degree"] = "random"
+    valid_fraction: float = 0.0
+    test_fraction: float = 0.0
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        problems = []
+        if not 1 <= self.partitions <= 1 << 16:
+            problems.append(f"{self.partitions} partitions: 1 to {1 << 16} are possible")
+        if self.numbering not in ("random", "id", "degree"):
+            problems.append(f"numbering {self.numbering!r} is unknown; known: random, id, degree")
+        fractions = (self.valid_fraction, self.test_fraction)
+        if not all(0.0 <= f < 1.0 for f in fractions) or sum(fractions) >= 1.0:
+            problems.append(
+                f"fractions {fractions[0]} and {fractions[1]} are not in [0, 1), or leave no edges"
+            )
+        if not -(2**63) <= self.seed < 2**64:
+            problems.append(f"seed {self.seed} is no 64-bit integer")
+        if problems:
+            raise ArgumentError("; ".join(problems))
+
+
+@dataclass(frozen=True)
+class EmbedConfig:
+    """How embeddings are trained.
+
+    Attributes:
+        model: Score function: dot, distmult, complex, transe-l1, transe-l2 or rotate.
+        dim: Floats of a vector; of complex ones half are imaginary parts.
+        negatives: Nodes that stand in for an end of an edge, shared by a chunk; all that are resident where those are
+            no more.
+        by_degree: Share of the negatives drawn in proportion to degree, the rest uniformly.
+        chunk: Edges that share negatives.
+        batch: Edges of one step of the optimizer.
+        margin: Of loss margin.
+        rate, relation_rate: Learning rates; None: the same as ``rate``.
+        start: Standard deviation of the first vectors; None: 1e-3, and 1 / sqrt(dim) where scores are distances.
+        reciprocal: Relations have other vectors when the source is looked for (Lacroix et al. 2018).
+        n3, l2: Weights of the regularisers, for each edge: of the sum of cubes of moduli, and of squares.
+        buffer: Partitions that are resident at a time.
+        order: best, legend, beta or cover.
+    """
+
+    model: str = "complex"
+    dim: int = 100
+    epochs: int = 10
+    negatives: int = 1000
+    by_degree: float = 0.0
+    chunk: int = 500
+    batch: int = 5000
+    loss: str = "softmax"
+    margin: float = 1.0
+    optimizer: Literal["adagrad", "sgd", "adam"] = "adagrad"
+    rate: float = 0.1
+    relation_rate: float | None = None
+    start: float | None = None
+    reciprocal: bool = False
+    n3: float = 0.0
+    l2: float = 0.0
+    buffer: int = 3
+    order: str = "best"
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        counts = ("dim", "epochs", "negatives", "chunk", "batch", "buffer")
+        problems = [f"{name} {getattr(self, name)} is below 1" for name in counts if getattr(self, name) < 1]
+        if self.optimizer not in ("adagrad", "sgd", "adam"):
+            problems.append(f"optimizer {self.optimizer!r} is unknown; known: adagrad, sgd, adam")
+        if not 0.0 <= self.by_degree <= 1.0:
+            problems.append(f"by_degree {self.by_degree} is not in [0, 1]")
+        rates = {
+            "rate": self.rate,
+            "relation_rate": self.relation_rate,
+            "start": self.start,
+            "margin": self.margin,
+        }
+        for name, value in rates.items():
+            if value is not None and not 0.0 < value < math.inf:
+                problems.append(f"{name} {value} is not a positive number")
+        for name in ("n3", "l2"):
+            if not 0.0 <= getattr(self, name) < math.inf:
+                problems.append(f"{name} {getattr(self, name)} is negative or not a number")
+        if not 0 <= self.seed < 2**63:
+            problems.append(f"seed {self.seed} is not in [0, 2^63)")
         if problems:
             raise ArgumentError("; ".join(problems))
 

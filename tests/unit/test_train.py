@@ -105,6 +105,19 @@ def test_best_epoch_is_the_earliest_of_equals_and_its_model_is_returned(problem)
         assert len({value["convs.0.lin_l.weight"].sum().item() for value in states}) == len(states)
 
 
+def test_validation_every_few_epochs_and_after_the_last(problem):
+    for accuracies, best in (([0.2, 0.7, 0.1], 3), ([0.9, 0.7, 0.1], 1), ([0.1, 0.2, 0.3], 4)):
+        scores = iter(accuracies)
+        result = problem.run(
+            replace(CONFIG, epochs=5, evaluate_every=2),
+            evaluate=lambda model, batches, scores=scores: SimpleNamespace(accuracy=next(scores)),
+        )
+        assert [r.valid_accuracy for r in result.epochs] == [
+            None, accuracies[0], None, accuracies[1], accuracies[2]
+        ]  # fmt: skip
+        assert result.best_epoch == best
+
+
 def test_without_validation_the_last_epoch_is_best(problem):
     result = problem.run(CONFIG, valid_batches=None)
     assert result.best_epoch == 2
@@ -268,6 +281,7 @@ def test_configuration_reports_all_problems_at_once():
             learning_rate=float("nan"),
             weight_decay=-1,
             checkpoint_every=0,
+            evaluate_every=0,
         )
     for word in (
         "mlp",
@@ -277,6 +291,7 @@ def test_configuration_reports_all_problems_at_once():
         "learning rate nan",
         "weight decay -1",
         "checkpoint_every 0",
+        "evaluate_every 0",
     ):
         assert word in str(error.value)
     with pytest.raises(ArgumentError, match="no multiple of heads 4"):

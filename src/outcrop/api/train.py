@@ -90,6 +90,7 @@ def train(
     resident: int | None = None,
     checkpoint: str | Path | None = None,
     resume: bool = True,
+    evaluate_every: int = 1,
     seed: int = 0,
     trace_losses: bool = False,
     trace_path: Path | None = None,
@@ -114,6 +115,8 @@ def train(
         cache_policy: Of mode ``dynamic``: ``sieve``, ``lru`` or ``s3fifo``.
         partitions, resident: Of mode ``partition``: how many, and how many are in memory at a time (None: as fits).
         checkpoint: Folder for checkpoints; training goes on from the one it holds, unless ``resume`` is false.
+        evaluate_every: Epochs between scores of the validation nodes, which are drawn and read on the fly: with many of
+            them that takes longer than an epoch. The last epoch always has one.
         seed: Of sampling (without a run) and of the model.
         trace_losses: Keep the loss of every batch.
         trace_path: JSONL file for spans of all stages.
@@ -123,8 +126,7 @@ def train(
         OutcropError: See the messages.
     """
     # Every argument is checked before anything is prepared or read.
-    if mode not in MODES:
-        raise ArgumentError(f"mode {mode!r} is unknown; known: {', '.join(MODES)}")
+    _check_mode(mode, evaluate_every)
     devices.resolve(device)
     graph = graph if isinstance(graph, Graph) else open_graph(graph)
     sampling = SampleConfig(
@@ -169,6 +171,7 @@ def train(
         seed=seed,
         device=device,
         trace_losses=trace_losses,
+        evaluate_every=evaluate_every,
     )
     pools: Pools | None = None
     if refresh and mode == "packed":
@@ -265,6 +268,13 @@ def _next_epoch(checkpoint: str | Path | None, epochs: int) -> int | None:
     path = None if checkpoint is None else Path(checkpoint) / checkpoints.LAST
     done = checkpoints.read(path).meta.epochs_done if path is not None and path.exists() else 0
     return done if done < epochs else None
+
+
+def _check_mode(mode: str, evaluate_every: int) -> None:
+    if mode not in MODES:
+        raise ArgumentError(f"mode {mode!r} is unknown; known: {', '.join(MODES)}")
+    if mode == "belady" and evaluate_every != 1:
+        raise ArgumentError("mode belady plans for a validation in every epoch: leave --evaluate-every out")
 
 
 def _check_complete(graph: Graph) -> None:

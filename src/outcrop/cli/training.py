@@ -88,6 +88,9 @@ def train(
     fresh: Annotated[
         bool, typer.Option("--fresh", help="Start over even if the checkpoint folder holds one.")
     ] = False,
+    evaluate_every: Annotated[
+        int, typer.Option("--evaluate-every", help="Epochs between scores of the validation nodes.")
+    ] = 1,
     seed: common.Seed = 0,
     trace_losses: Annotated[
         bool, typer.Option("--trace-losses", help="List every batch's loss in the JSON.")
@@ -129,6 +132,7 @@ def train(
             resident=resident,
             checkpoint=checkpoint,
             resume=not fresh,
+            evaluate_every=evaluate_every,
             seed=seed,
             trace_losses=trace_losses,
             trace_path=trace,

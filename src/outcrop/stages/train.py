@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from outcrop.trace import Trace
 
 # These may change between the runs that share a checkpoint.
-_FREE_FIELDS = ("epochs", "device", "trace_losses", "checkpoint_every")
+_FREE_FIELDS = ("epochs", "device", "trace_losses", "checkpoint_every", "evaluate_every")
 
 
 class Scored(Protocol):
@@ -99,7 +99,7 @@ def train(
 
     Args:
         batches_for_epoch: The batches of an epoch, counted from 0. An iterator with ``close`` is closed, also early.
-        valid_batches: Batches to score after each epoch.
+        valid_batches: Batches to score after an epoch.
         out: Folder for ``last.safetensors`` and ``best.safetensors``; None writes none.
         evaluate: Scores a model on batches; :func:`outcrop.stages.evaluate.evaluate`.
         inputs: Digests of what the batches come from, kept in checkpoints and compared when going on.
@@ -123,12 +123,13 @@ def train(
             record = run.epoch(epoch, batches_for_epoch(epoch), runtime.trace)
         if counters is not None:
             record = replace(record, counters=counters())
-        if valid_batches is not None:
+        last = epoch + 1 == config.epochs
+        if valid_batches is not None and (last or (epoch + 1) % config.evaluate_every == 0):
             with runtime.trace.span("train.validate", epoch=epoch):
                 record = replace(record, valid_accuracy=evaluate(run.model, valid_batches()).accuracy)
         run.finish(record)
         runtime.trace.event("train.record", **record.to_json())
-        if epoch + 1 == config.epochs or (epoch + 1) % config.checkpoint_every == 0:
+        if last or (epoch + 1) % config.checkpoint_every == 0:
             with runtime.trace.span("train.checkpoint", epoch=epoch):
                 run.save()
         runtime.progress.advance("train", 1)
@@ -225,9 +226,9 @@ class _Run:
     def finish(self, record: EpochRecord) -> None:
         """Adds the record and keeps the model if it is the best so far."""
         self.records.append(record)
-        if self.best_epoch >= 0 and record.valid_accuracy is not None:
-            before = self.records[self.best_epoch].valid_accuracy
-            if before is not None and not (record.valid_accuracy > before or math.isnan(before)):
+        if self.best_epoch >= 0:
+            before, now = self.records[self.best_epoch].valid_accuracy, record.valid_accuracy
+            if before is not None and (now is None or not (now > before or math.isnan(before))):
                 return
         self.best_epoch = record.epoch
         self.best = {

@@ -144,7 +144,10 @@ def _read_json(path: Path) -> dict[str, Any]:
     try:
         raw = json.loads(path.read_bytes())
     except FileNotFoundError:
-        raise FormatError(f"{path} is missing: {path.parent} is no finished Outcrop artifact") from None
+        hint = ""
+        if path.name == MANIFEST and (path.parent / "run.json").is_file():
+            hint = "; it is a run: name its graph, and the run with --run"
+        raise FormatError(f"{path} is missing: {path.parent} is no finished Outcrop artifact{hint}") from None
     except NotADirectoryError:
         raise FormatError(f"{path.parent} is a file, not an Outcrop artifact folder") from None
     except (ValueError, OSError) as error:
