@@ -8,6 +8,7 @@
 #include <nanobind/stl/vector.h>
 
 #include <cstdint>
+#include <string>
 
 #include "base/buffer.h"
 #include "base/error.h"
@@ -22,6 +23,12 @@ using Array1 = nb::ndarray<T, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using Ids = Array1<const int64_t>;  // global node ids
 using Bytes = Array1<uint8_t>;      // writable memory
 using ConstBytes = Array1<const uint8_t>;
+
+inline void check_length(const char* name, size_t have, size_t want) {
+  if (have != want)
+    throw Error(ErrorKind::argument, std::string(name) + " has " + std::to_string(have) + " elements, " +
+                                         std::to_string(want) + " were expected");
+}
 
 // A NumPy array that owns a Buffer (and with it the Buffer's reservation).
 inline nb::ndarray<nb::numpy, uint8_t, nb::ndim<1>> to_numpy(Buffer buffer) {
@@ -38,5 +45,6 @@ void bind_pack(nb::module_& m);
 void bind_layout(nb::module_& m);
 void bind_cache(nb::module_& m);
 void bind_order(nb::module_& m);
+void bind_embed(nb::module_& m);
 
 }  // namespace outcrop

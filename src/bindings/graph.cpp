@@ -13,12 +13,6 @@ namespace {
 
 using Int64s = Array1<int64_t>;
 
-void check_length(const char* name, size_t have, size_t want) {
-  if (have != want)
-    throw Error(ErrorKind::argument, std::string(name) + " has " + std::to_string(have) + " elements, " +
-                                         std::to_string(want) + " are needed");
-}
-
 // A view of bytes as T; the memory must be aligned for T.
 template <class T>
 T* view(Bytes bytes, size_t count) {
@@ -101,7 +95,24 @@ void bind_generate(nb::module_& m) {
             for (size_t i = 0; i < out.size(); ++i)
               out.data()[i] = static_cast<int64_t>(p.forward(first + i));
           },
-          "first"_a, "out"_a, "out[i] = image of first + i.");
+          "first"_a, "out"_a, "out[i] = image of first + i.")
+      .def(
+          "map",
+          [](const Permutation& p, Ids ids, Int64s out, bool inverse, WorkerPool& workers) {
+            check_length("out", out.size(), ids.size());
+            for (size_t i = 0; i < ids.size(); ++i)
+              if (static_cast<uint64_t>(ids.data()[i]) >= p.size())
+                throw Error(ErrorKind::argument, "id " + std::to_string(ids.data()[i]) + " is not in [0, " +
+                                                     std::to_string(p.size()) + ")");
+            nb::gil_scoped_release release;
+            workers.split(ids.size(), 4096, [&](size_t begin, size_t end) {
+              for (size_t i = begin; i < end; ++i) {
+                const auto id = static_cast<uint64_t>(ids.data()[i]);
+                out.data()[i] = static_cast<int64_t>(inverse ? p.inverse(id) : p.forward(id));
+              }
+            });
+          },
+          "ids"_a, "out"_a, "inverse"_a, "workers"_a, "out[i] = image, or with inverse original, of ids[i].");
   nb::class_<GraphModel>(m, "GraphModel")
       .def(nb::init<>())
       .def_rw("rmat", &GraphModel::rmat)

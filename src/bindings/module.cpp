@@ -45,4 +45,5 @@ NB_MODULE(_core, m) {
   outcrop::bind_layout(m);
   outcrop::bind_cache(m);
   outcrop::bind_order(m);
+  outcrop::bind_embed(m);
 }

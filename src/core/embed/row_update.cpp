@@ -1,0 +1,118 @@
+#include "embed/row_update.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <string>
+#include <vector>
+
+#include "base/error.h"
+#include "base/random.h"
+#include "graph/radix_sort.h"
+
+namespace outcrop {
+namespace {
+
+constexpr size_t kGrain = 256;  // rows that a thread takes at least
+
+struct Touch {
+  static constexpr unsigned kKeyWords = 1;
+  uint64_t row, position;
+  uint64_t word(unsigned) const { return row; }
+};
+
+void check(const RowTable& table, const int64_t* ids, size_t n) {
+  for (size_t i = 0; i < n; ++i)
+    if (static_cast<uint64_t>(ids[i]) >= table.rows)
+      throw Error(ErrorKind::argument, "row " + std::to_string(ids[i]) + " was asked for of a table of " +
+                                           std::to_string(table.rows));
+}
+
+void sgd(float* row, const float* g, size_t width, const StepOptions& o) {
+  for (size_t k = 0; k < width; ++k) row[k] -= o.rate * g[k];
+}
+
+void adagrad(float* row, const float* g, size_t width, const StepOptions& o) {
+  float* sum = row + width;
+  for (size_t k = 0; k < width; ++k) {
+    sum[k] += g[k] * g[k];
+    row[k] -= o.rate * g[k] / (std::sqrt(sum[k]) + o.epsilon);
+  }
+}
+
+void adam(float* row, const float* g, size_t width, const StepOptions& o) {
+  float* mean = row + width;
+  float& square = row[2 * width];
+  double squares = 0;
+  for (size_t k = 0; k < width; ++k) squares += double{g[k]} * g[k];
+  square = o.beta2 * square + (1 - o.beta2) * static_cast<float>(squares / static_cast<double>(width));
+  const double step = static_cast<double>(o.step);
+  const float first = static_cast<float>(1 - std::pow(double{o.beta1}, step));
+  const float second = static_cast<float>(1 - std::pow(double{o.beta2}, step));
+  const float rate = o.rate / first / (std::sqrt(square / second) + o.epsilon);
+  for (size_t k = 0; k < width; ++k) {
+    mean[k] = o.beta1 * mean[k] + (1 - o.beta1) * g[k];
+    row[k] -= rate * mean[k];
+  }
+}
+
+}  // namespace
+
+void start_rows(const RowTable& table, const int64_t* names, size_t n, float bound, uint64_t key,
+                WorkerPool& workers) {
+  if (n > table.rows) throw Error(ErrorKind::argument, "more rows were named than the table has");
+  workers.split(n, kGrain, [&](size_t begin, size_t end) {
+    for (size_t i = begin; i < end; ++i) {
+      float* row = table.data + i * table.stride;
+      RandomStream random(key, static_cast<uint64_t>(names[i]));
+      for (size_t k = 0; k < table.width; ++k)
+        row[k] = (static_cast<float>(random.next32() >> 8) * 0x1.0p-23f - 1.0f) * bound;
+      std::fill(row + table.width, row + table.stride, 0.0f);
+    }
+  });
+}
+
+void take_rows(const RowTable& table, const int64_t* ids, size_t n, float* out, WorkerPool& workers) {
+  check(table, ids, n);
+  workers.split(n, kGrain, [&](size_t begin, size_t end) {
+    for (size_t i = begin; i < end; ++i)
+      std::memcpy(out + i * table.width, table.data + static_cast<size_t>(ids[i]) * table.stride,
+                  table.width * sizeof(float));
+  });
+}
+
+size_t step_rows(const RowTable& table, const int64_t* ids, const float* gradients, size_t n,
+                 const StepOptions& options, WorkerPool& workers) {
+  check(table, ids, n);
+  if (table.stride < table.width + state_width(options.kind, table.width))
+    throw Error(ErrorKind::argument, "rows of " + std::to_string(table.stride) + " floats have no room for " +
+                                         std::to_string(table.width) + " and the optimizer's state");
+  std::vector<Touch> touches(n), scratch(n);
+  for (size_t i = 0; i < n; ++i) touches[i] = {static_cast<uint64_t>(ids[i]), i};
+  const Touch* sorted = radix_sort(touches.data(), scratch.data(), n, &workers);
+  std::vector<size_t> starts;  // of the touches of each row
+  for (size_t i = 0; i < n; ++i)
+    if (i == 0 || sorted[i].row != sorted[i - 1].row) starts.push_back(i);
+  const size_t rows = starts.size();
+  starts.push_back(n);
+
+  const auto step = options.kind == StepKind::sgd ? sgd : options.kind == StepKind::adagrad ? adagrad : adam;
+  workers.split(rows, kGrain, [&](size_t begin, size_t end) {
+    std::vector<float> sum(table.width);
+    for (size_t r = begin; r < end; ++r) {
+      const float* g = gradients + sorted[starts[r]].position * table.width;
+      if (starts[r + 1] - starts[r] > 1) {
+        std::copy_n(g, table.width, sum.data());
+        for (size_t i = starts[r] + 1; i < starts[r + 1]; ++i) {
+          const float* more = gradients + sorted[i].position * table.width;
+          for (size_t k = 0; k < table.width; ++k) sum[k] += more[k];
+        }
+        g = sum.data();
+      }
+      step(table.data + sorted[starts[r]].row * table.stride, g, table.width, options);
+    }
+  });
+  return rows;
+}
+
+}  // namespace outcrop

@@ -1,0 +1,233 @@
+"""From edges to buckets: nodes are numbered and divided into partitions, edges sorted into p x p buckets on disk.
+
+Source: Legend, section 3 (partitions and buckets), as Marius and PyTorch-BigGraph have them. The sort is external and
+keeps to the budget; nothing else grows with the number of edges, and with numbering ``random`` or ``id`` nothing with
+the number of nodes but one partition.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import asdict
+from pathlib import Path
+
+import numpy as np
+
+from outcrop import _core
+from outcrop.config import BucketConfig
+from outcrop.embed.buckets import FOLDER, FORMAT, VERSION, Buckets, open_buckets
+from outcrop.embed.numbering import ById, Division, Listed, Numbering, Random, by_degree
+from outcrop.embed.sources import EdgeSource, open_source
+from outcrop.errors import ArgumentError, BudgetError
+from outcrop.links import key_of, mix64
+from outcrop.runtime import Runtime
+from outcrop.store import manifest as manifests
+from outcrop.store.arrays import ArrayWriter, DiskArray
+from outcrop.store.manifest import ArraySpec, Manifest
+
+HELD_OUT = ("valid", "test")
+_MAX_BLOCK_BYTES, _MIN_BLOCK_BYTES = 8 << 20, 64 << 10
+_RECORD_BYTES, _WRITTEN = 16, 1 << 14  # bytes of a sorted edge; edges written at a time
+_TAG = "buckets"
+
+
+def prepare(source: Path | str, run: Path | str, config: BucketConfig, runtime: Runtime) -> Buckets:
+    """Makes ``run/buckets`` from the graph at ``source``; does nothing where it is there already.
+
+    Raises:
+        ArgumentError: More partitions than nodes, no edges, or ``run`` is something else.
+        BudgetError: The budget is too small to sort with.
+    """
+    edges, run = open_source(source), Path(run)
+    _check(edges, config)
+    if run.exists() and not (run / FOLDER).is_dir() and (not run.is_dir() or any(run.iterdir())):
+        raise ArgumentError(f"{run} is in the way and no embedding run: remove it or choose another place")
+    inputs = {"source": edges.manifest.digest()}
+    if manifests.exists(run / FOLDER):
+        found = open_buckets(run)
+        if (found.manifest.config, found.manifest.inputs) == (asdict(config), inputs):
+            return found
+        if any(path.name != FOLDER for path in run.iterdir()):
+            raise ArgumentError(
+                f"{run} holds embeddings of other buckets: remove it, or choose another place for these"
+            )
+    run.mkdir(parents=True, exist_ok=True)
+    with manifests.publishing(run / FOLDER) as work, runtime.trace.span("buckets", source=str(source)):
+        manifest = _Prepare(edges, config, runtime, work).run(inputs)
+        manifests.write(work, manifest)
+    return open_buckets(run)
+
+
+def _check(edges: EdgeSource, config: BucketConfig) -> None:
+    if not edges.count("train"):
+        raise ArgumentError(f"{edges.path} has no edges to train on")
+    if config.partitions > edges.num_nodes:
+        raise ArgumentError(
+            f"{config.partitions} partitions of {edges.num_nodes} nodes: there can be one a node at most"
+        )
+    there = [split for split in HELD_OUT if edges.count(split)]
+    if there and (config.valid_fraction or config.test_fraction):
+        raise ArgumentError(
+            f"{edges.path} has {' and '.join(there)} edges of its own: leave the fractions out"
+        )
+
+
+class _Prepare:
+    def __init__(self, edges: EdgeSource, config: BucketConfig, runtime: Runtime, work: Path):
+        self.edges, self.config, self.runtime, self.work = edges, config, runtime, work
+        self.division = Division(edges.num_nodes, config.partitions)
+        self.block_bytes = min(max(runtime.budget.free_bytes // 32, _MIN_BLOCK_BYTES), _MAX_BLOCK_BYTES)
+        self.arrays: dict[str, ArraySpec] = {}
+
+    def run(self, inputs: dict[str, str]) -> Manifest:
+        for source, name in self.edges.text_arrays.items():
+            if source in self.edges.manifest.arrays:
+                self._copy(self.edges.manifest.arrays[source], name)
+        numbering = self._numbering()
+        starts = self._sort(numbering)
+        self._degrees(starts)
+        attributes = {
+            "num_nodes": self.edges.num_nodes,
+            "num_relations": self.edges.num_relations,
+            "partitions": self.config.partitions,
+        }
+        return Manifest(FORMAT, VERSION, self.arrays, attributes, asdict(self.config), inputs)
+
+    def _writer(self, name: str, dtype: str, row_shape: tuple[int, ...] = ()) -> ArrayWriter:
+        return ArrayWriter(self.runtime, self.work, name, dtype, row_shape)
+
+    def _copy(self, spec: ArraySpec, name: str) -> None:
+        array, writer = DiskArray(self.runtime, self.edges.path, spec), self._writer(name, spec.dtype)
+        rows = max(self.block_bytes // spec.stride_bytes, 1)
+        for start in range(0, array.num_rows, rows):
+            writer.append(array.read(_TAG, start, min(start + rows, array.num_rows)))
+        array.close()
+        self.arrays[name] = writer.finish()
+
+    def _numbering(self) -> Numbering:
+        if self.config.numbering != "degree":
+            return ById() if self.config.numbering == "id" else self._random()
+        nodes = self.edges.num_nodes
+        with self.runtime.budget.reserve("numbering", 32 * nodes):
+            degrees = np.zeros(nodes, np.int64)
+            with self.runtime.task("count edges", self.edges.count("train"), "edges"):
+                for block, held_out in self._train_blocks():
+                    for ids in (block[~held_out, 0], block[~held_out, -1]):
+                        seen, counts = np.unique(ids, return_counts=True)
+                        degrees[seen] += counts
+                    self.runtime.progress.advance("count edges", len(block))
+            order = by_degree(degrees, self.division)
+        writer = self._writer("order", "int64")
+        writer.append(order)
+        self.arrays["order"] = writer.finish()
+        return Listed(order, self.runtime)
+
+    def _random(self) -> Random:
+        return Random(self.edges.num_nodes, self.config.seed, self.runtime)
+
+    def _train_blocks(self) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        """Training edges, and for each whether it is held out: uint8, 1 for valid, 2 for test, by a keyed hash."""
+        first = 0
+        key = key_of(self.config.seed, 1)
+        bounds = np.cumsum([self.config.test_fraction, self.config.valid_fraction])
+        for block in self.edges.blocks(self.runtime, "train", self.block_bytes):
+            if bounds[-1]:
+                numbers = np.arange(first, first + len(block), dtype=np.uint64)
+                chance = (mix64(mix64(numbers) ^ key) >> np.uint64(11)) * 2.0**-53
+                held_out = np.where(chance < bounds[0], 2, np.where(chance < bounds[1], 1, 0)).astype(
+                    np.uint8
+                )
+            else:
+                held_out = np.zeros(len(block), np.uint8)
+            yield block, held_out
+            first += len(block)
+
+    def _sort(self, numbering: Numbering) -> np.ndarray:
+        """Writes ``edges``, ``starts`` and what is held out; the starts."""
+        edges, width = self.edges, 3 if self.edges.num_relations else 2
+        writers = {split: self._writer(split, "int64", (width,)) for split in HELD_OUT}
+        sorter = self._sorter()
+        with self.runtime.task("bucket edges", edges.count("train"), "edges"):
+            for block, held_out in self._train_blocks():
+                rows = self._rows(block, numbering)
+                columns = np.ascontiguousarray(rows[held_out == 0].T)
+                sorter.add(columns[0], columns[1] if width == 3 else None, columns[-1])
+                for number, split in enumerate(HELD_OUT, 1):
+                    writers[split].append(rows[held_out == number])
+                self.runtime.progress.advance("bucket edges", len(block))
+        for split, writer in writers.items():
+            if edges.count(split):
+                for block in edges.blocks(self.runtime, split, self.block_bytes):
+                    writer.append(self._rows(block, numbering))
+            spec = writer.finish()
+            if spec.shape[0]:
+                self.arrays[split] = spec
+            else:
+                (self.work / spec.file).unlink()
+        starts = np.concatenate([[0], np.cumsum(np.array(sorter.counts, np.int64))]).astype(np.int64)
+        if not starts[-1]:
+            raise ArgumentError("all edges are held out: lower the fractions")
+        self._write_edges(sorter, int(starts[-1]), [1, 2, 3] if width == 3 else [1, 3])
+        writer = self._writer("starts", "int64")
+        writer.append(starts)
+        self.arrays["starts"] = writer.finish()
+        return starts
+
+    def _sorter(self) -> _core.BucketSorter:
+        edges, runtime = self.edges, self.runtime
+        least = _core.BucketSorter.MIN_MEMORY_BYTES
+        memory = min(runtime.budget.free_bytes // 2, edges.count("train") * 2 * _RECORD_BYTES + least)
+        if memory < least:
+            raise BudgetError(
+                f"{runtime.budget.free_bytes} bytes of the memory budget are free; sorting edges needs at least "
+                f"{2 * least}: raise it"
+            )
+        return _core.BucketSorter(
+            runtime.io, runtime.budget, runtime.workers, str(self.work), memory, edges.num_nodes,
+            self.config.partitions, max(edges.num_relations, 1),
+        )  # fmt: skip
+
+    def _write_edges(self, sorter: _core.BucketSorter, count: int, columns: list[int]) -> None:
+        out = self._writer("edges", "uint32", (len(columns),))
+        with self.runtime.task("write buckets", count, "edges"):
+
+            def write(records: np.ndarray) -> None:
+                for at in range(0, len(records), _WRITTEN):
+                    out.append(np.ascontiguousarray(records[at : at + _WRITTEN, columns]))
+                self.runtime.progress.advance("write buckets", len(records))
+
+            sorter.finish(write)
+        self.arrays["edges"] = out.finish()
+
+    def _rows(self, block: np.ndarray, numbering: Numbering) -> np.ndarray:
+        """The block with rows instead of nodes."""
+        if len(block) and not 0 <= block[:, [0, -1]].min() <= block[:, [0, -1]].max() < self.edges.num_nodes:
+            raise ArgumentError(
+                f"{self.edges.path}: an edge leads out of its nodes, it was damaged: import it again"
+            )
+        rows = block.copy()
+        for column in (0, -1):
+            rows[:, column] = numbering.rows(np.ascontiguousarray(block[:, column]))
+        return rows
+
+    def _degrees(self, starts: np.ndarray) -> None:
+        """Writes ``degrees``, a partition at a time, from the buckets that have it on either side."""
+        p = self.config.partitions
+        edges = DiskArray(self.runtime, self.work, self.arrays["edges"])
+        writer = self._writer("degrees", "uint32")
+        most = max(self.block_bytes // (4 * edges.spec.shape[1]), 1)
+        with self.runtime.task("degrees", p, "partitions"):
+            for part in range(p):
+                size = self.division.size(part)
+                with self.runtime.budget.reserve(_TAG, 16 * size):
+                    degrees = np.zeros(size, np.int64)
+                    sides = [(part * p + other, 0) for other in range(p)]
+                    sides += [(other * p + part, -1) for other in range(p)]
+                    for bucket, column in sides:
+                        for at in range(int(starts[bucket]), int(starts[bucket + 1]), most):
+                            stop = min(at + most, int(starts[bucket + 1]))
+                            degrees += np.bincount(edges.read(_TAG, at, stop)[:, column], minlength=size)
+                    writer.append(np.minimum(degrees, 2**32 - 1).astype(np.uint32))
+                self.runtime.progress.advance("degrees", 1)
+        edges.close()
+        self.arrays["degrees"] = writer.finish()
