@@ -79,14 +79,11 @@ def restore_optimizer(optimizer: torch.optim.Optimizer, flat: State) -> None:
 def write(path: Path, checkpoint: Checkpoint) -> None:
     """Replaces ``path`` atomically; its folder is made where needed."""
     tensors = {
-        f"{part}.{name}": value.detach().to("cpu").contiguous().clone()
+        f"{part}.{name}": value
         for part in ("model", "best", "optimizer")
         for name, value in getattr(checkpoint, part).items()
     }
-    header = {"format": FORMAT, "version": VERSION, "sha256": _digest(tensors), **asdict(checkpoint.meta)}
-    path.parent.mkdir(parents=True, exist_ok=True)
-    write_atomic(path, save(tensors, {"outcrop": json.dumps(header, sort_keys=True)}))
-    sync_folder(path.parent)
+    write_tensors(path, FORMAT, VERSION, tensors, asdict(checkpoint.meta))
 
 
 def read(path: Path) -> Checkpoint:
@@ -96,17 +93,7 @@ def read(path: Path) -> Checkpoint:
         FormatError: Missing, foreign, truncated or of another version.
         ChecksumError: The tensors differ from those written.
     """
-    tensors, header = _open(path)
-    if header.get("format") != FORMAT:
-        raise FormatError(f"{path} is a safetensors file, but no checkpoint of Outcrop: {_AGAIN}")
-    if header.get("version") != VERSION:
-        raise FormatError(
-            f"{path} has version {header.get('version')!r}, this Outcrop reads version {VERSION}: {_AGAIN}"
-        )
-    if header.get("sha256") != _digest(tensors):
-        raise ChecksumError(
-            f"{path}: its tensors differ from those that were written, the file was damaged: {_AGAIN}"
-        )
+    tensors, header = read_tensors(path, FORMAT, VERSION)
     parts: dict[str, State] = {"model": {}, "best": {}, "optimizer": {}}
     try:
         for key, value in tensors.items():
@@ -118,14 +105,46 @@ def read(path: Path) -> Checkpoint:
     return Checkpoint(meta, **parts)
 
 
+def write_tensors(path: Path, format: str, version: int, tensors: State, meta: dict[str, Any]) -> None:
+    """Replaces ``path`` atomically by a safetensors file whose header says what it is; ``meta`` must be JSON."""
+    tensors = {name: value.detach().to("cpu").contiguous().clone() for name, value in tensors.items()}
+    header = {"format": format, "version": version, "sha256": _digest(tensors), **meta}
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_atomic(path, save(tensors, {"outcrop": json.dumps(header, sort_keys=True)}))
+    sync_folder(path.parent)
+
+
+def read_tensors(path: Path, format: str, version: int) -> tuple[State, dict[str, Any]]:
+    """Tensors and header of :func:`write_tensors`; FormatError or ChecksumError as :func:`read`."""
+    tensors, header = _open(path)
+    if header.get("format") != format:
+        raise FormatError(f"{path} is a safetensors file, but no checkpoint of Outcrop ({format}): {_AGAIN}")
+    if header.get("version") != version:
+        raise FormatError(
+            f"{path} has version {header.get('version')!r}, this Outcrop reads version {version}: {_AGAIN}"
+        )
+    if header.get("sha256") != _digest(tensors):
+        raise ChecksumError(
+            f"{path}: its tensors differ from those that were written, the file was damaged: {_AGAIN}"
+        )
+    return tensors, header
+
+
 def require_same(path: Path, found: Meta, config: dict[str, Any], inputs: dict[str, str]) -> None:
     """Checks that a checkpoint belongs to this training.
 
     Raises:
         ArgumentError: Names every field that differs.
     """
-    wanted = {**config, **{f"{name} digest": value for name, value in inputs.items()}}
-    have = {**found.config, **{f"{name} digest": value for name, value in found.inputs.items()}}
+    require_equal(
+        path,
+        {**found.config, **{f"{name} digest": value for name, value in found.inputs.items()}},
+        {**config, **{f"{name} digest": value for name, value in inputs.items()}},
+    )
+
+
+def require_equal(path: Path, have: dict[str, Any], wanted: dict[str, Any]) -> None:
+    """As :func:`require_same`, for any fields."""
     differing = [
         f"{name} (there {have.get(name)!r}, now {wanted.get(name)!r})"
         for name in sorted(wanted.keys() | have.keys())

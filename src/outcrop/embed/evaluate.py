@@ -1,0 +1,261 @@
+"""Link prediction: the rank of the true end of each held-out edge among candidates, both ends in turn.
+
+Ranks are the mean of the best and the worst rank among equal scores (PyKEEN's "realistic" rank). Filtered ranks leave
+out candidates that make another known edge, of any split (Bordes et al. 2013). Everything is computed in float64, so
+that the result does not depend on how the table is divided; scores that differ by less than a few roundings are equal.
+The table is read once for a block of edges, a partition at a time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+
+from outcrop.embed.matches import matches
+from outcrop.embed.prepare import HELD_OUT
+from outcrop.embed.scores import SIDES
+from outcrop.embed.trained import Trained
+from outcrop.errors import ArgumentError
+from outcrop.links import key_of
+
+KS = (1, 3, 10)
+_TIE = 1e-12  # relative
+_EDGES, _CANDIDATES = 256, 4096  # scored at a time
+_TAG = "evaluate"
+_SCAN_EDGES = 1 << 18
+
+
+@dataclass
+class Ranks:
+    """Counts against the true end of each edge of a side: candidates that score higher, or the same."""
+
+    higher: np.ndarray
+    equal: np.ndarray
+
+    @classmethod
+    def none(cls, count: int) -> Ranks:
+        return cls(np.zeros(count, np.int64), np.zeros(count, np.int64))
+
+    @property
+    def rank(self) -> np.ndarray:
+        """float64, from 1."""
+        return 1 + self.higher + self.equal / 2
+
+    def add(self, at: slice | np.ndarray, scores: torch.Tensor, true: torch.Tensor) -> None:
+        """Counts ``scores`` [n, k] of the edges ``at`` against their ``true`` scores [n]."""
+        slack = _TIE * true.abs().clamp_min(1)
+        higher = (scores > (true + slack)[:, None]).sum(1)
+        not_lower = (scores >= (true - slack)[:, None]).sum(1)
+        self.higher[at] += higher.numpy()
+        self.equal[at] += (not_lower - higher).numpy()
+
+    def take_out(self, edges: np.ndarray, scores: np.ndarray, true: np.ndarray) -> None:
+        """The opposite, for single pairs: a candidate with ``scores[i]`` of edge ``edges[i]``."""
+        slack = _TIE * np.maximum(np.abs(true[edges]), 1)
+        higher = scores > true[edges] + slack
+        equal = ~higher & (scores >= true[edges] - slack)
+        np.subtract.at(self.higher, edges[higher], 1)
+        np.subtract.at(self.equal, edges[equal], 1)
+
+
+@dataclass
+class Metrics:
+    """Of both sides together; ``sides`` has each alone. ``protocol``: what the ranks are among."""
+
+    protocol: str
+    edges: int
+    mrr: float
+    mean_rank: float
+    hits: dict[int, float]
+    sides: dict[str, Metrics] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, protocol: str, ranks: np.ndarray) -> Metrics:
+        if not len(ranks):
+            return cls(protocol, 0, float("nan"), float("nan"), dict.fromkeys(KS, float("nan")))
+        hits = {k: float((ranks <= k).mean()) for k in KS}
+        return cls(protocol, len(ranks), float((1 / ranks).mean()), float(ranks.mean()), hits)
+
+
+def evaluate(
+    trained: Trained,
+    split: str,
+    *,
+    filtered: bool = True,
+    candidates: int | None = None,
+    by_degree: bool = False,
+    seed: int = 0,
+) -> Metrics:
+    """Ranks the edges of ``split``.
+
+    Args:
+        candidates: Rank among so many nodes, drawn with replacement, the same for all edges; None: among all nodes.
+        by_degree: Draw them in proportion to degree instead of uniformly.
+
+    Raises:
+        ArgumentError: There are no edges in ``split``.
+        BudgetError: One partition does not fit.
+    """
+    buckets, runtime = trained.buckets, trained.runtime
+    if split not in HELD_OUT:
+        raise ArgumentError(f"split {split!r} cannot be evaluated: pass valid or test")
+    if not buckets.count(split):
+        raise ArgumentError(
+            f"{buckets.path} holds no {split} edges: import a knowledge graph that has them, or prepare with "
+            f"--{split}-fraction"
+        )
+    edges = buckets.array(runtime, split).read(_TAG)
+    protocol = (
+        ("filtered" if filtered else "raw")
+        + ", among "
+        + (
+            f"{candidates} nodes drawn {'by degree' if by_degree else 'uniformly'}"
+            if candidates
+            else "all nodes"
+        )
+    )
+    drawn = None if candidates is None else _draw(trained, candidates, by_degree, seed)
+    block = max(min(len(edges), runtime.budget.free_bytes // 4 // (trained.config.dim * 64)), 1)
+    ranks: dict[str, list[np.ndarray]] = {side: [] for side in SIDES}
+    with runtime.task("evaluate", len(edges), "edges"):
+        for start in range(0, len(edges), block):
+            part = edges[start : start + block]
+            for side, found in _Block(trained, part).ranks(filtered, drawn).items():
+                ranks[side].append(found.rank)
+            runtime.progress.advance("evaluate", len(part))
+    of_side = {side: np.concatenate(found) for side, found in ranks.items()}
+    whole = Metrics.of(protocol, np.concatenate(list(of_side.values())))
+    whole.sides = {side: Metrics.of(protocol, found) for side, found in of_side.items()}
+    return whole
+
+
+def _draw(trained: Trained, count: int, by_degree: bool, seed: int) -> np.ndarray:
+    """Rows of the candidates: nodes drawn by their ids, so that they are the same for every division."""
+    buckets, runtime = trained.buckets, trained.runtime
+    random = np.random.Generator(np.random.Philox(key=np.concatenate([key_of(seed, 7), key_of(seed, 8)])))
+    numbering = buckets.numbering(runtime)
+    if not by_degree:
+        return numbering.rows(random.integers(0, buckets.num_nodes, count))
+    with runtime.budget.reserve(_TAG, 32 * buckets.num_nodes):
+        degrees = buckets.array(runtime, "degrees").read(_TAG)
+        ends = np.cumsum(
+            degrees[numbering.rows(np.arange(buckets.num_nodes, dtype=np.int64))], dtype=np.int64
+        )
+        return numbering.rows(np.searchsorted(ends, random.integers(0, ends[-1], count), side="right"))
+
+
+class _Block:
+    """Held-out edges that are ranked in one pass over the table."""
+
+    def __init__(self, trained: Trained, edges: np.ndarray):
+        self.trained, self.edges = trained, edges
+        ends = np.concatenate([edges[:, 0], edges[:, -1]])
+        vectors = torch.from_numpy(trained.vectors(ends)).double()
+        self.known: dict[str, torch.Tensor] = dict(
+            zip(SIDES, vectors.chunk(2), strict=True)
+        )  # what the end is looked for with
+        self.truth = {"target": edges[:, -1], "source": edges[:, 0]}
+        self.queries = {side: self._queries(side) for side in SIDES}
+        pairs = trained.score.compare.pairs
+        others = {"target": self.known["source"], "source": self.known["target"]}
+        self.true = {side: pairs(self.queries[side], others[side]) for side in SIDES}
+
+    def _queries(self, side: str) -> torch.Tensor:
+        trained = self.trained
+        if trained.relations is None:
+            return self.known[side]
+        width = self.edges.shape[1]
+        ids = self.edges[:, 1] if width == 3 else np.zeros(len(self.edges), np.int64)
+        if side == "source" and trained.config.reciprocal:
+            ids, side = ids + len(trained.relations) // 2, "target"
+            known = self.known["source"]
+        else:
+            known = self.known[side]
+        return trained.score.query(known, torch.from_numpy(trained.relations[ids]).double(), side)
+
+    def ranks(self, filtered: bool, drawn: np.ndarray | None) -> dict[str, Ranks]:
+        found = {side: Ranks.none(len(self.edges)) for side in SIDES}
+        known = {side: self._known_pairs(side) if filtered else self._own_pairs(side) for side in SIDES}
+        if drawn is None:
+            for first, vectors in self.trained.partitions():
+                rows = np.arange(first, first + len(vectors), dtype=np.int64)
+                for side in SIDES:
+                    self._count(found[side], side, rows, vectors, known[side])
+        else:
+            vectors = self.trained.vectors(drawn)
+            for side in SIDES:
+                self._count(found[side], side, drawn, vectors, known[side])
+        return found
+
+    def _count(
+        self,
+        found: Ranks,
+        side: str,
+        rows: np.ndarray,
+        vectors: np.ndarray,
+        left_out: tuple[np.ndarray, np.ndarray],
+    ) -> None:
+        """Counts candidates ``rows``; ``left_out``: (edge, row) of pairs that do not count."""
+        queries, true = self.queries[side], self.true[side]
+        which, column = matches(rows, left_out[1])
+        edge = left_out[0][which]
+        for begin in range(0, len(rows), _CANDIDATES):
+            candidates = torch.from_numpy(np.ascontiguousarray(vectors[begin : begin + _CANDIDATES])).double()
+            for start in range(0, len(queries), _EDGES):
+                part = slice(start, min(start + _EDGES, len(queries)))
+                scores = torch.empty(part.stop - start, len(candidates), dtype=torch.float64)
+                self.trained.score.compare.scores(queries[part], candidates, scores)
+                found.add(part, scores, true[part])
+                inside = (
+                    (edge >= start)
+                    & (edge < part.stop)
+                    & (column >= begin)
+                    & (column < begin + len(candidates))
+                )
+                if inside.any():
+                    picked = scores.numpy()[edge[inside] - start, column[inside] - begin]
+                    found.take_out(edge[inside], picked, true.numpy())
+
+    def _own_pairs(self, side: str) -> tuple[np.ndarray, np.ndarray]:
+        return np.arange(len(self.edges)), self.truth[side]
+
+    def _known_pairs(self, side: str) -> tuple[np.ndarray, np.ndarray]:
+        """(edge, row): for every edge, all ends that make a known one, its own among them; each once."""
+        near, far = (0, -1) if side == "target" else (-1, 0)
+        mine = _keys(self.edges, near, self.trained.buckets.num_relations)
+        keys, of_edge = np.unique(mine, return_inverse=True)
+        found_key, found_row = [], []
+        for block in self._all_edges():
+            key = _keys(block, near, self.trained.buckets.num_relations)
+            at = np.minimum(np.searchsorted(keys, key), len(keys) - 1)
+            match = keys[at] == key
+            found_key.append(at[match])
+            found_row.append(block[match, far])
+        pairs = np.unique(np.stack([np.concatenate(found_key), np.concatenate(found_row)], axis=1), axis=0)
+        edge, at = matches(pairs[:, 0], of_edge)
+        return edge, pairs[at, 1]
+
+    def _all_edges(self) -> Iterator[np.ndarray]:
+        """Blocks of all known edges, int64, ends as rows."""
+        buckets, runtime = self.trained.buckets, self.trained.runtime
+        for split in HELD_OUT:
+            if buckets.count(split):
+                yield buckets.array(runtime, split).read(_TAG)
+        starts, offsets = buckets.starts(runtime), buckets.division.starts
+        array, p = buckets.array(runtime, "edges"), buckets.division.parts
+        for at in range(0, buckets.num_edges, _SCAN_EDGES):
+            numbers = np.arange(at, min(at + _SCAN_EDGES, buckets.num_edges))
+            block = array.read(_TAG, at, int(numbers[-1]) + 1).astype(np.int64)
+            bucket = np.searchsorted(starts, numbers, side="right") - 1
+            block[:, 0] += offsets[bucket // p]
+            block[:, -1] += offsets[bucket % p]
+            yield block
+
+
+def _keys(edges: np.ndarray, near: int, relations: int) -> np.ndarray:
+    """int64: the end that is known and the relation as one number."""
+    ends = edges[:, near].astype(np.int64)
+    return ends if edges.shape[1] == 2 else ends * max(relations, 1) + edges[:, 1]

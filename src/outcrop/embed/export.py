@@ -1,0 +1,187 @@
+"""Vectors as files that other programs read, in the order of the source's ids, with its names.
+
+``npy``: ``entities.npy`` float32 [nodes, dim], ``relations.npy``, and names a line each in ``entities.txt`` and
+``relations.txt``. ``parquet``: ``entities.parquet`` and ``relations.parquet`` with columns ``id``, ``name`` and
+``vector``. ``safetensors``: both tables in ``embeddings.safetensors``, names as for npy. Nodes go by blocks of the
+budget; each block is one pass over the table.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+
+from outcrop.embed.trained import Trained
+from outcrop.errors import ArgumentError, IoError
+from outcrop.store import manifest as manifests
+
+FORMATS = ("npy", "parquet", "safetensors")
+_TAG = "export"
+_MAX_BLOCK_BYTES = 256 << 20
+_NAMES = 1 << 14  # at a time
+_LINE_BREAKS = str.maketrans({"\n": "\\n", "\r": "\\r"})
+
+
+def export(trained: Trained, format: str, out: Path) -> list[Path]:
+    """Writes the files of ``format`` to folder ``out``, each as a whole or not at all; their paths.
+
+    Raises:
+        ArgumentError: No such format.
+        IoError: A file cannot be written.
+    """
+    if format not in FORMATS:
+        raise ArgumentError(f"format {format!r} is unknown; known: {', '.join(FORMATS)}")
+    if out.exists() and not out.is_dir():
+        raise IoError(20, f"{out} is a file: name the folder to write to")
+    with manifests.naming_files(out):
+        out.mkdir(parents=True, exist_ok=True)
+    task = _Export(trained, out)
+    with trained.runtime.task("export", trained.num_nodes, "nodes"):
+        return getattr(task, format)()
+
+
+class _Export:
+    def __init__(self, trained: Trained, out: Path):
+        self.trained, self.out, self.runtime = trained, out, trained.runtime
+        self.width = trained.config.dim
+
+    # Formats
+
+    def npy(self) -> list[Path]:
+        def write(values: Iterator[np.ndarray], shape: tuple[int, int]) -> Callable[[IO[bytes]], None]:
+            def to(file: IO[bytes]) -> None:
+                np.lib.format.write_array_header_1_0(
+                    file, {"descr": "<f4", "fortran_order": False, "shape": shape}
+                )
+                for block in values:
+                    file.write(np.ascontiguousarray(block).data)
+
+            return to
+
+        made = [self._file("entities.npy", write(self._entities(), (self.trained.num_nodes, self.width)))]
+        relations = self.trained.relations
+        if relations is not None:
+            made.append(self._file("relations.npy", write(iter([relations]), relations.shape)))
+        return made + self._name_files()
+
+    def safetensors(self) -> list[Path]:
+        """The format by hand, as the library has no streaming: length, header, data."""
+        tensors: dict[str, tuple[tuple[int, ...], Iterator[np.ndarray]]] = {
+            "entities": ((self.trained.num_nodes, self.width), self._entities())
+        }
+        if self.trained.relations is not None:
+            tensors["relations"] = (self.trained.relations.shape, iter([self.trained.relations]))
+
+        def write(file: IO[bytes]) -> None:
+            header: dict[str, Any] = {"__metadata__": {"model": self.trained.config.model}}
+            at = 0
+            for name, (shape, _) in tensors.items():
+                end = at + 4 * shape[0] * shape[1]
+                header[name] = {"dtype": "F32", "shape": list(shape), "data_offsets": [at, end]}
+                at = end
+            text = json.dumps(header).encode()
+            text += b" " * (-len(text) % 8)
+            file.write(len(text).to_bytes(8, "little") + text)
+            for _, blocks in tensors.values():
+                for block in blocks:
+                    file.write(np.ascontiguousarray(block).data)
+
+        return [self._file("embeddings.safetensors", write), *self._name_files()]
+
+    def parquet(self) -> list[Path]:
+        import pyarrow as pa
+        from pyarrow import parquet
+
+        def write(kind: str, values: Iterator[np.ndarray], width: int) -> Callable[[IO[bytes]], None]:
+            named = self._has_names(kind)
+            fields = [("id", pa.int64()), *([("name", pa.string())] if named else [])]
+            schema = pa.schema([*fields, ("vector", pa.list_(pa.float32(), width))])
+
+            def to(file: IO[bytes]) -> None:
+                with parquet.ParquetWriter(file, schema, compression="zstd", use_dictionary=False) as writer:
+                    at = 0
+                    for block in values:
+                        for begin in range(0, len(block), _NAMES):
+                            part = np.ascontiguousarray(block[begin : begin + _NAMES])
+                            columns = [pa.array(np.arange(at, at + len(part)))]
+                            if named:
+                                columns.append(pa.array(self._names(kind, at, at + len(part)), pa.string()))
+                            vectors = pa.FixedSizeListArray.from_arrays(pa.array(part.reshape(-1)), width)
+                            writer.write_table(pa.Table.from_arrays([*columns, vectors], schema=schema))
+                            at += len(part)
+
+            return to
+
+        made = [self._file("entities.parquet", write("entity", self._entities(), self.width))]
+        relations = self.trained.relations
+        if relations is not None:
+            values = write("relation", iter([relations]), relations.shape[1])
+            made.append(self._file("relations.parquet", values))
+        return made
+
+    # What they share
+
+    def _entities(self) -> Iterator[np.ndarray]:
+        """float32 [n, dim], in order of node ids."""
+        count, budget = self.trained.num_nodes, self.runtime.budget
+        numbering = self.trained.buckets.numbering(self.runtime)
+        row_bytes = 4 * self.width + 32
+        free = max(budget.free_bytes - self.trained.table.slab_bytes, 0)
+        step = max(min(free // 2, _MAX_BLOCK_BYTES) // row_bytes, 1)
+        for start in range(0, count, step):
+            stop = min(start + step, count)
+            with budget.reserve(_TAG, (stop - start) * row_bytes):
+                yield self.trained.vectors(numbering.rows(np.arange(start, stop, dtype=np.int64)))
+            self.runtime.progress.advance("export", stop - start)
+
+    def _has_names(self, kind: str) -> bool:
+        return self.trained.buckets.has(f"{kind}_names")
+
+    def _names(self, kind: str, start: int, stop: int) -> list[str | None]:
+        """Of rows of a table; those of reciprocal relations have ``inverse of`` before them."""
+        count = self.trained.num_nodes if kind == "entity" else self.trained.buckets.num_relations
+        names: list[str | None] = []
+        if start < count:
+            names += self.trained.buckets.names(self.runtime, kind, start, min(stop, count))
+        if stop > count:
+            inverse = self.trained.buckets.names(self.runtime, kind, max(start, count) - count, stop - count)
+            names += [f"inverse of {name}" for name in inverse]
+        return names
+
+    def _name_files(self) -> list[Path]:
+        made = []
+        counts = {"entity": self.trained.num_nodes}
+        if self.trained.relations is not None:
+            counts["relation"] = len(self.trained.relations)
+        for kind, count in counts.items():
+            if self._has_names(kind):
+
+                def write(file: IO[bytes], kind: str = kind, count: int = count) -> None:
+                    for start in range(0, count, _NAMES):
+                        names = self._names(kind, start, min(start + _NAMES, count))
+                        lines = (str(name).translate(_LINE_BREAKS) + "\n" for name in names)
+                        file.write("".join(lines).encode())
+
+                made.append(self._file({"entity": "entities", "relation": "relations"}[kind] + ".txt", write))
+        return made
+
+    def _file(self, name: str, write: Callable[[IO[bytes]], None]) -> Path:
+        path = self.out / name
+        temporary = manifests.temporary_file(path)
+        with manifests.naming_files(path):
+            try:
+                with temporary.open("wb") as file:
+                    write(file)
+                    file.flush()
+                    os.fsync(file.fileno())
+                temporary.replace(path)
+                manifests.sync_folder(self.out)
+            except BaseException:
+                temporary.unlink(missing_ok=True)
+                raise
+        return path

@@ -1,0 +1,66 @@
+"""Losses of positive edges against their negatives, with gradients by scores.
+
+``positive`` [n] are scores of edges, ``negative`` [n, k] those of edges with one end replaced; -inf marks a negative
+that is left out. Each returns the sum over edges and the gradient by ``positive``, and writes that by ``negative`` over
+it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+import torch
+
+from outcrop.errors import ArgumentError
+
+Tensor = torch.Tensor
+Loss = Callable[[Tensor, Tensor], tuple[float, Tensor]]
+
+
+def softmax(positive: Tensor, negative: Tensor) -> tuple[float, Tensor]:
+    """Cross-entropy of each edge against its negatives (Legend, equation 1).
+
+    Equals ``cross_entropy(cat([positive[:, None], negative], 1), zeros(n), reduction="sum")``.
+    """
+    largest = torch.maximum(negative.amax(1), positive)
+    negative.sub_(largest[:, None]).exp_()
+    mine = (positive - largest).exp()
+    total = negative.sum(1) + mine
+    loss = (total.log() + largest - positive).sum()
+    negative.div_(total[:, None])
+    return loss.item(), mine / total - 1
+
+
+def logistic(positive: Tensor, negative: Tensor) -> tuple[float, Tensor]:
+    """Each edge and the mean of its negatives as decisions.
+
+    Equals ``softplus(-positive).sum() + softplus(negative).mean(1).sum()``, the mean over negatives that count.
+    """
+    count = (negative > -torch.inf).sum(1, keepdim=True).clamp_min(1)
+    softplus = torch.nn.functional.softplus
+    loss = softplus(-positive).sum() + (softplus(negative) / count).sum()
+    negative.sigmoid_().div_(count)
+    return loss.item(), -torch.sigmoid(-positive)
+
+
+def margin(positive: Tensor, negative: Tensor, width: float) -> tuple[float, Tensor]:
+    """Each edge should score ``width`` more than each of its negatives.
+
+    Equals ``relu(width + negative - positive[:, None]).mean(1).sum()``, the mean over negatives that count.
+    """
+    count = (negative > -torch.inf).sum(1, keepdim=True).clamp_min(1)
+    over = (negative - positive[:, None] + width).clamp_min_(0)
+    loss = (over / count).sum()
+    torch.div((over > 0).to(negative.dtype), count, out=negative)
+    return loss.item(), -negative.sum(1)
+
+
+LOSSES = ("softmax", "logistic", "margin")
+
+
+def loss_function(name: str, width: float) -> Loss:
+    """Loss ``name``; ``width`` is that of ``margin``."""
+    if name not in LOSSES:
+        raise ArgumentError(f"loss {name!r} is unknown; known: {', '.join(LOSSES)}")
+    return {"softmax": softmax, "logistic": logistic, "margin": partial(margin, width=width)}[name]

@@ -1,0 +1,70 @@
+"""The nearest nodes of one, for a look at what was learned: exact search by usearch, a partition at a time."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from outcrop.embed.trained import Trained
+from outcrop.errors import ArgumentError
+
+METRICS = {"cosine": "cos", "dot": "ip", "euclidean": "l2sq"}
+_NAMES = 1 << 16  # looked through at a time
+
+
+def find_node(trained: Trained, name: str) -> int:
+    """The id of the node called ``name``; a number is an id where nodes have no names.
+
+    Raises:
+        ArgumentError: There is none.
+    """
+    buckets = trained.buckets
+    if not buckets.has("entity_names"):
+        if name.isdecimal() and int(name) < trained.num_nodes:
+            return int(name)
+        raise ArgumentError(
+            f"node {name!r} is not in {buckets.path}: pass an id from 0 to {trained.num_nodes - 1}"
+        )
+    part = []
+    for start in range(0, trained.num_nodes, _NAMES):
+        names = buckets.names(trained.runtime, "entity", start, min(start + _NAMES, trained.num_nodes))
+        if name in names:
+            return start + names.index(name)
+        part += [other for other in names if name.lower() in other.lower()][: 5 - len(part)]
+    hint = f"; there are {', '.join(part)}" if part else ""
+    raise ArgumentError(f"node {name!r} is not in {buckets.path}{hint}")
+
+
+def neighbours(
+    trained: Trained, node: int, count: int, metric: str = "cosine"
+) -> list[tuple[int, str | None, float]]:
+    """(id, name, distance) of the ``count`` nodes nearest to ``node``, itself left out, nearest first.
+
+    Distances: one minus cosine, one minus the product, or the squared distance.
+
+    Raises:
+        ArgumentError: No such metric, or usearch is not installed.
+    """
+    if metric not in METRICS:
+        raise ArgumentError(f"metric {metric!r} is unknown; known: {', '.join(METRICS)}")
+    try:
+        from usearch.index import search
+    except ImportError:
+        raise ArgumentError("looking up neighbours needs usearch: pip install usearch") from None
+    buckets, runtime = trained.buckets, trained.runtime
+    numbering = buckets.numbering(runtime)
+    row = numbering.rows(np.array([node], np.int64))
+    query = trained.vectors(row)[0]
+    found: list[tuple[float, int]] = []
+    for first, vectors in trained.partitions():
+        held = np.ascontiguousarray(vectors)
+        nearest = search(held, query, min(count + 1, len(held)), METRICS[metric], exact=True)
+        pairs = zip(nearest.distances.tolist(), nearest.keys.tolist(), strict=True)
+        found += [(distance, first + int(key)) for distance, key in pairs]
+        found = sorted(found)[: count + 1]
+    others = [(distance, other) for distance, other in found if other != row[0]][:count]
+    nodes = numbering.nodes(np.array([other for _, other in others], np.int64)).tolist()
+    named = buckets.has("entity_names")
+    return [
+        (n, buckets.names(runtime, "entity", n, n + 1)[0] if named else None, distance)
+        for n, (distance, _) in zip(nodes, others, strict=True)
+    ]

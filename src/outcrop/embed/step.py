@@ -1,0 +1,186 @@
+"""One batch of training: vectors taken out, scores, gradients, one step of the optimizer for each node and relation.
+
+Both ends of every edge are replaced by the same negatives of its chunk; the queries of both sides are one matrix, so
+that the scores of a chunk are one product of 2 x chunk by negatives, and so is each of their gradients.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from outcrop import _core
+from outcrop.config import EmbedConfig
+from outcrop.embed.losses import loss_function
+from outcrop.embed.matches import matches
+from outcrop.embed.scores import Score, score_function
+from outcrop.runtime import Runtime
+
+Tensor = torch.Tensor
+_TAG = "embed-batch"
+_ID_BYTES = 96  # of a touched row: ids, and what the step sorts
+
+
+@dataclass
+class Relations:
+    """Vectors and state of all relations; those of reciprocal ones follow the others. ``rows``: float32 [n, stride]."""
+
+    rows: np.ndarray
+    count: int
+    reciprocal: bool
+
+    def ids(self, relation: np.ndarray) -> np.ndarray:
+        """int64: rows for looking for the target, then, where they are others, for the source."""
+        relation = relation.astype(np.int64)
+        return np.concatenate([relation, relation + self.count]) if self.reciprocal else relation
+
+
+def step_kind(name: str) -> _core.StepKind:
+    return getattr(_core.StepKind, name)
+
+
+def stride(config: EmbedConfig, width: int) -> int:
+    """Floats of a row: the vector, then the optimizer's state."""
+    return width + _core.state_width(step_kind(config.optimizer), width)
+
+
+class Stepper:
+    """Trains batches on a table of rows. Holds the buffers that a batch needs under the tag ``embed-batch``."""
+
+    def __init__(self, config: EmbedConfig, relations: Relations | None, runtime: Runtime):
+        self.config, self.relations = config, relations
+        self.score: Score = score_function(config.model, config.dim)
+        self._loss = loss_function(config.loss, config.margin)
+        self._workers = runtime.workers
+        chunks = -(-config.batch // config.chunk)
+        most = 2 * config.batch + chunks * config.negatives
+        floats = 2 * most * config.dim + 4 * config.batch * config.dim
+        floats += (
+            2
+            * config.chunk
+            * (config.negatives + 8 * config.dim)
+            * (2 if self.score.compare.needs_scores else 1)
+        )
+        self._held = runtime.budget.reserve(_TAG, 4 * floats + _ID_BYTES * (most + 2 * config.batch))
+        # torch aligns its memory, NumPy does not, and on that the last bits of a matrix product may depend.
+        self._vectors = torch.empty(most, config.dim)
+        self._gradients = torch.empty(most, config.dim)
+        self._scores = torch.empty(2 * config.chunk, config.negatives)
+        self._nodes = self._options(config.rate)
+        self._edges = self._options(config.relation_rate or config.rate)
+
+    def _options(self, rate: float) -> _core.StepOptions:
+        options = _core.StepOptions()
+        options.kind, options.rate = step_kind(self.config.optimizer), rate
+        return options
+
+    def run(
+        self,
+        rows: np.ndarray,
+        source: np.ndarray,
+        relation: np.ndarray | None,
+        target: np.ndarray,
+        negatives: list[np.ndarray],
+        step: int,
+    ) -> float:
+        """One batch.
+
+        Args:
+            rows: float32 [n, stride], changed in place.
+            source, target: int64 [b]: rows of the ends of the edges.
+            relation: [b], or None.
+            negatives: Rows for each chunk of edges.
+            step: Of the whole training, from 1.
+
+        Returns:
+            The sum of the losses of all edges, both sides.
+        """
+        dim, count = self.config.dim, len(source)
+        ids = np.concatenate([source, target, *negatives])
+        x, gx = self._vectors[: len(ids)], self._gradients[: len(ids)]
+        _core.take_rows(rows, dim, ids, x.numpy(), self._workers)
+        gx.zero_()
+        relation_ids = r = gr = None
+        if self.relations is not None:
+            assert relation is not None
+            relation_ids = self.relations.ids(relation)
+            r = torch.empty(len(relation_ids), self.score.relation_width(dim))
+            _core.take_rows(self.relations.rows, r.shape[1], relation_ids, r.numpy(), self._workers)
+            gr = torch.zeros_like(r)
+        loss, at = 0.0, 2 * count
+        for number, others in enumerate(negatives):
+            begin = number * self.config.chunk
+            part = slice(begin, min(begin + self.config.chunk, count))
+            of_targets = slice(count + part.start, count + part.stop)
+            candidates = slice(at, at + len(others))
+            at += len(others)
+            loss += self._chunk(
+                (x[part], x[of_targets], x[candidates]),
+                (gx[part], gx[of_targets], gx[candidates]),
+                self._of_relations(r, part, count),
+                self._of_relations(gr, part, count),
+                [matches(others, target[part]), matches(others, source[part])],
+            )
+        self._nodes.step = self._edges.step = step
+        _core.step_rows(rows, dim, ids, gx.numpy(), self._nodes, self._workers)
+        if self.relations is not None and gr is not None and relation_ids is not None:
+            _core.step_rows(
+                self.relations.rows, gr.shape[1], relation_ids, gr.numpy(), self._edges, self._workers
+            )
+        return loss
+
+    def _of_relations(self, r: Tensor | None, part: slice, count: int) -> list[Tensor]:
+        if r is None:
+            return []
+        if len(r) == count:
+            return [r[part]]
+        return [r[part], r[count + part.start : count + part.stop]]
+
+    def _chunk(
+        self,
+        ends: tuple[Tensor, Tensor, Tensor],
+        to_ends: tuple[Tensor, Tensor, Tensor],
+        relations: list[Tensor],
+        to_relations: list[Tensor],
+        hits: list[tuple[np.ndarray, np.ndarray]],
+    ) -> float:
+        """Loss of a chunk of edges; adds its gradients to ``to_ends`` and ``to_relations``."""
+        compare, config = self.score.compare, self.config
+        leaves = [t.detach().requires_grad_() for t in (*ends[:2], *relations)]
+        source, target, *rs = leaves
+        with torch.enable_grad():
+            to_target = self.score.query(source, rs[0] if rs else None, "target")
+            if len(rs) == 2:  # another relation, looking for its target
+                to_source = self.score.query(target, rs[1], "target")
+            else:
+                to_source = self.score.query(target, rs[0] if rs else None, "source")
+            queries = torch.cat([to_target, to_source])
+            positive = compare.pairs(queries, torch.cat([target, source]))
+        q, candidates, n = queries.detach(), ends[2], len(source)
+        scores = self._scores[: len(q), : len(candidates)]
+        if not scores.is_contiguous():
+            scores = self._scores.reshape(-1)[: len(q) * len(candidates)].view(len(q), -1)
+        compare.scores(q, candidates, scores)
+        kept = scores.clone() if compare.needs_scores else scores
+        for side, (edge, column) in enumerate(hits):  # the edge itself is no negative of it
+            scores[torch.from_numpy(edge) + side * n, torch.from_numpy(column)] = -torch.inf
+        loss, to_positive = self._loss(positive.detach(), scores)
+        to_queries = torch.zeros_like(q)
+        compare.gradients(q, candidates, kept, scores, to_queries, to_ends[2])
+        found = torch.autograd.grad([queries, positive], leaves, [to_queries, to_positive])
+        for out, gradient, leaf in zip((*to_ends[:2], *to_relations), found, leaves, strict=True):
+            out += gradient
+            if leaf.shape[1] == config.dim:  # angles have no size
+                _regularise(out, leaf.detach(), config, self.score.complex_numbers)
+        return loss
+
+
+def _regularise(out: Tensor, x: Tensor, config: EmbedConfig, complex_numbers: bool) -> None:
+    """Adds the gradient of ``n3 * sum |x|^3 + l2 * sum x^2``; moduli are those of complex numbers where x has some."""
+    if config.n3:
+        modulus = torch.hypot(*x.chunk(2, -1)).repeat(1, 2) if complex_numbers else x.abs()
+        out.addcmul_(modulus, x, value=3 * config.n3)
+    if config.l2:
+        out.add_(x, alpha=2 * config.l2)

@@ -1,0 +1,183 @@
+"""The table of vectors and optimizer state on disk, a slab for each partition, in two places.
+
+A checkpoint names one of the two places of each partition; writing back goes to the other, so what a checkpoint names
+stays as it was until the next one is complete. A kill loses what was done since, and corrupts nothing.
+
+``tables.bin`` has ``2 * partitions`` slabs: partition i in ``2 * i`` and ``2 * i + 1``. A slab is float32 [rows,
+stride]: rows of vector and state, of the largest partition and as many more as fill whole pages. A partition that was
+never written has no place; its rows are made anew from the seed.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from outcrop import _core
+from outcrop.embed.numbering import Division, Numbering
+from outcrop.errors import ChecksumError, FormatError
+from outcrop.runtime import Runtime
+from outcrop.store.arrays import PAGE_BYTES
+
+FILE = "tables.bin"
+_NOWHERE = -1
+
+
+@dataclass(frozen=True)
+class RowShape:
+    """``width`` floats of vector in ``stride`` floats of row."""
+
+    width: int
+    stride: int
+
+
+@dataclass(frozen=True)
+class Start:
+    """How rows begin: uniform in ``[-bound, bound)``, keyed by ``key`` and the node, whatever the partitions."""
+
+    bound: float
+    key: int
+
+
+def slab_rows(division: Division, stride: int) -> int:
+    """Rows of a slab: whole pages."""
+    step = PAGE_BYTES // math.gcd(PAGE_BYTES, 4 * stride)
+    return -(-division.most // step) * step
+
+
+class Table:
+    """Reads and writes slabs. ``places`` and ``checksums``: by partition, of what was written last."""
+
+    def __init__(
+        self,
+        folder: Path,
+        division: Division,
+        shape: RowShape,
+        start: Start,
+        numbering: Numbering,
+        runtime: Runtime,
+    ):
+        self.path, self.division, self.shape = folder / FILE, division, shape
+        self.slab_rows = slab_rows(division, shape.stride)
+        self.slab_bytes = 4 * shape.stride * self.slab_rows
+        self._start, self._numbering, self._runtime, self._io = start, numbering, runtime, runtime.io
+        self.places = [_NOWHERE] * division.parts
+        self.checksums = [0] * division.parts
+        self._kept = list(self.places)  # of the last checkpoint
+        mode = _core.OpenMode.update if self.path.exists() else _core.OpenMode.create
+        self._file = self._io.open(str(self.path), mode)
+        self._reading = self._io.open(str(self.path), _core.OpenMode.read)  # past the page cache
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Goes back to what :meth:`state` said.
+
+        Raises:
+            FormatError: It is that of another table.
+        """
+        places, checksums = state["places"], state["checksums"]
+        if not len(places) == len(checksums) == self.division.parts or not set(places) <= {_NOWHERE, 0, 1}:
+            raise FormatError(
+                f"{self.path}: its checkpoint has {len(places)} partitions, not {self.division.parts}"
+            )
+        size = self._io.size_bytes(self._file)
+        for part, place in enumerate(places):
+            if place != _NOWHERE and self._offset(part, place) + self.slab_bytes > size:
+                raise FormatError(
+                    f"{self.path} is truncated: it has {size} bytes, partition {part} lies beyond them"
+                )
+        self.places, self.checksums, self._kept = list(places), list(checksums), list(places)
+
+    def state(self) -> dict[str, Any]:
+        return {"places": list(self.places), "checksums": list(self.checksums)}
+
+    def keep(self) -> None:
+        """What was written last is what a checkpoint names from now on."""
+        self._kept = list(self.places)
+
+    def sync(self) -> None:
+        self._io.sync(self._file)
+
+    def rows_of(self, slab: np.ndarray) -> np.ndarray:
+        """float32 [slab_rows, stride] of the bytes of a slab."""
+        return slab.view(np.float32).reshape(self.slab_rows, self.shape.stride)
+
+    def load(self, part: int, slab: np.ndarray) -> Load:
+        """Begins to fill ``slab``, uint8 [slab_bytes]."""
+        if self.places[part] == _NOWHERE:
+            return Load(self, part, slab, None)
+        offset = self._offset(part, self.places[part])
+        return Load(self, part, slab, self._submit(self._io.submit_reads, self._reading, offset, slab))
+
+    def store(self, part: int, slab: np.ndarray) -> _core.IoJob:
+        """Begins to write ``slab`` to the place that the last checkpoint does not name; wait for the job."""
+        place = 1 - self._kept[part] if self._kept[part] != _NOWHERE else 0
+        self.places[part], self.checksums[part] = place, _core.crc32c(slab)
+        return self._submit(self._io.submit_writes, self._file, self._offset(part, place), slab)
+
+    def _submit(self, submit: Any, file: int, offset: int, slab: np.ndarray) -> Any:
+        zero = np.zeros(1, np.int64)
+        return submit(file, zero + offset, zero + self.slab_bytes, slab, zero)
+
+    def _offset(self, part: int, place: int) -> int:
+        return (2 * part + place) * self.slab_bytes
+
+    def begin(self, part: int, slab: np.ndarray) -> None:
+        """Rows of a partition that was never written."""
+        slab[:] = 0
+        first, size = int(self.division.starts[part]), self.division.size(part)
+        step = 1 << 16
+        rows = self.rows_of(slab)
+        for at in range(0, size, step):
+            stop = min(at + step, size)
+            nodes = self._numbering.nodes(np.arange(first + at, first + stop, dtype=np.int64))
+            _core.start_rows(
+                rows[at:stop],
+                self.shape.width,
+                nodes,
+                self._start.bound,
+                self._start.key,
+                self._runtime.workers,
+            )
+
+    def check(self, part: int, slab: np.ndarray) -> None:
+        found = _core.crc32c(slab)
+        if found != self.checksums[part]:
+            raise ChecksumError(
+                f"{self.path}: partition {part} has checksum {found:08x}, {self.checksums[part]:08x} was written: the "
+                "file was damaged; train again with --fresh"
+            )
+
+    def close(self) -> None:
+        self._io.close(self._reading)
+        self._io.close(self._file)
+
+
+@dataclass
+class Load:
+    """A slab on its way into memory."""
+
+    table: Table
+    part: int
+    slab: np.ndarray
+    job: Any
+
+    @property
+    def done(self) -> bool:
+        return self.job is None or self.job.done
+
+    def wait(self) -> None:
+        """Until the slab is there.
+
+        Raises:
+            ChecksumError: It is not what was written.
+            IoError: It could not be read.
+        """
+        if self.job is None:
+            self.table.begin(self.part, self.slab)
+            return
+        self.job.wait()
+        self.table.check(self.part, self.slab)

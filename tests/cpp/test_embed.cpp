@@ -1,0 +1,112 @@
+// Edges in buckets and steps of rows against the plainest loops; run under the sanitizers for races and
+// bounds.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <filesystem>
+
+#include "base/error.h"
+#include "base/random.h"
+#include "embed/bucket_sort.h"
+#include "embed/row_update.h"
+
+namespace outcrop {
+namespace {
+
+TEST(Division, SizesDifferByOne) {
+  for (uint64_t rows = 1; rows < 40; ++rows)
+    for (uint64_t parts = 1; parts <= rows; ++parts) {
+      const Division division(rows, parts);
+      std::vector<uint64_t> sizes(parts);
+      uint64_t last = 0;
+      for (uint64_t row = 0; row < rows; ++row) {
+        const auto place = division.place(row);
+        ASSERT_LT(place.partition, parts);
+        ASSERT_GE(place.partition, last);
+        ASSERT_EQ(place.local, sizes[place.partition]++);
+        last = place.partition;
+      }
+      EXPECT_LE(sizes.front() - sizes.back(), 1u);
+    }
+}
+
+TEST(BucketSort, SpillsAndKeepsOrder) {
+  const auto folder = std::filesystem::temp_directory_path().string();
+  auto budget = Budget::create(UINT64_MAX);
+  auto io = BlockIo::create({}, budget);
+  WorkerPool workers(3);
+  BucketSorter sorter(io, *budget, {folder, BucketSorter::kMinMemoryBytes, &workers}, 103, 5, 7);
+  RandomStream random(1, 2);
+  std::vector<EdgeRecord> expected;
+  const Division division(103, 5);
+  for (int block = 0; block < 20; ++block) {
+    std::vector<int64_t> s(1500), r(1500), t(1500);
+    for (size_t i = 0; i < s.size(); ++i) {
+      s[i] = static_cast<int64_t>(random.below(103));
+      r[i] = static_cast<int64_t>(random.below(7));
+      t[i] = static_cast<int64_t>(random.below(103));
+      const auto from = division.place(static_cast<uint64_t>(s[i]));
+      const auto to = division.place(static_cast<uint64_t>(t[i]));
+      expected.push_back({static_cast<uint32_t>(from.partition * 5 + to.partition),
+                          static_cast<uint32_t>(from.local), static_cast<uint32_t>(r[i]),
+                          static_cast<uint32_t>(to.local)});
+    }
+    sorter.add(s.data(), r.data(), t.data(), s.size());
+  }
+  std::stable_sort(expected.begin(), expected.end(),
+                   [](const auto& a, const auto& b) { return a.bucket < b.bucket; });
+  size_t at = 0;
+  sorter.finish([&](const EdgeRecord* records, size_t n) {
+    for (size_t i = 0; i < n; ++i, ++at) {
+      ASSERT_LT(at, expected.size());
+      ASSERT_EQ(records[i].bucket, expected[at].bucket);
+      ASSERT_EQ(records[i].source, expected[at].source);
+      ASSERT_EQ(records[i].relation, expected[at].relation);
+      ASSERT_EQ(records[i].target, expected[at].target);
+    }
+  });
+  EXPECT_EQ(at, expected.size());
+  EXPECT_GT(sorter.stats().spilled_bytes, 0u);
+  const int64_t bad = 103, good = 0;
+  EXPECT_THROW(sorter.add(&bad, nullptr, &good, 1), Error);
+  EXPECT_THROW(BucketSorter(io, *budget, {folder, 1 << 20, &workers}, 4, 5, 1), Error);
+}
+
+TEST(RowUpdate, AdagradInTheOrderOfTheBatch) {
+  WorkerPool workers(4);
+  constexpr size_t kRows = 300, kWidth = 5, kTouches = 4000;
+  std::vector<float> table(kRows * 2 * kWidth, 0.5f), expected = table, gradients(kTouches * kWidth);
+  std::vector<int64_t> ids(kTouches);
+  RandomStream random(3, 4);
+  for (auto& id : ids) id = static_cast<int64_t>(random.below(kRows));
+  for (auto& g : gradients) g = static_cast<float>(random.uniform() - 0.5);
+  const RowTable rows{table.data(), kRows, 2 * kWidth, kWidth};
+  StepOptions options;
+  std::vector<std::vector<float>> sums(kRows, std::vector<float>(kWidth));
+  std::vector<bool> touched(kRows);
+  for (size_t i = 0; i < kTouches; ++i) {
+    touched[static_cast<size_t>(ids[i])] = true;
+    for (size_t k = 0; k < kWidth; ++k) sums[static_cast<size_t>(ids[i])][k] += gradients[i * kWidth + k];
+  }
+  for (size_t r = 0; r < kRows; ++r)
+    for (size_t k = 0; touched[r] && k < kWidth; ++k) {
+      float& square = expected[r * 2 * kWidth + kWidth + k];
+      square += sums[r][k] * sums[r][k];
+      expected[r * 2 * kWidth + k] -= options.rate * sums[r][k] / (std::sqrt(square) + options.epsilon);
+    }
+  const size_t count = step_rows(rows, ids.data(), gradients.data(), kTouches, options, workers);
+  EXPECT_EQ(count, static_cast<size_t>(std::count(touched.begin(), touched.end(), true)));
+  for (size_t i = 0; i < table.size(); ++i) ASSERT_FLOAT_EQ(table[i], expected[i]);
+  std::vector<float> taken(kTouches * kWidth);
+  take_rows(rows, ids.data(), kTouches, taken.data(), workers);
+  for (size_t i = 0; i < kTouches; ++i)
+    for (size_t k = 0; k < kWidth; ++k)
+      ASSERT_EQ(taken[i * kWidth + k], table[static_cast<size_t>(ids[i]) * 2 * kWidth + k]);
+  ids[7] = kRows;
+  EXPECT_THROW(step_rows(rows, ids.data(), gradients.data(), kTouches, options, workers), Error);
+  EXPECT_EQ(step_rows(rows, ids.data(), gradients.data(), 0, options, workers), 0u);
+}
+
+}  // namespace
+}  // namespace outcrop

@@ -1,0 +1,287 @@
+"""Training of embeddings: what is in memory, interruptions and damage change nothing, or say so."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from embed_support import buckets_of, fit, knowledge_graph, random_triples, table_of
+from outcrop import _core
+from outcrop.config import EmbedConfig
+from outcrop.embed import schedule as schedules
+from outcrop.embed.fit import CHECKPOINT, FOLDER, Fit
+from outcrop.embed.trained import open_trained
+from outcrop.errors import ArgumentError, BudgetError, ChecksumError, FormatError, IoError, NumericError
+
+CONFIG = EmbedConfig(dim=8, epochs=3, negatives=20, chunk=16, batch=64, start=0.1)
+
+
+@pytest.fixture
+def source(tmp_path, make_runtime):
+    return knowledge_graph(tmp_path, make_runtime(), train=random_triples(90, 4, 1500))
+
+
+def same(a, b):
+    for x, y in zip(a, b, strict=True):
+        if x is None:
+            assert y is None
+        else:
+            np.testing.assert_array_equal(x, y)
+
+
+@pytest.mark.parametrize(
+    ("partitions", "options"),
+    [
+        (8, {}),
+        (8, {"order": "legend", "optimizer": "adam", "rate": 0.01}),
+        (5, {"order": "beta", "reciprocal": True, "n3": 0.01, "by_degree": 0.5}),
+        (9, {"order": "cover", "model": "distmult", "optimizer": "sgd", "rate": 0.001}),
+        (6, {"buffer": 2, "model": "rotate", "loss": "margin"}),
+        (7, {"buffer": 4, "model": "transe-l2", "loss": "logistic"}),
+        (4, {"model": "dot", "negatives": 200}),
+        (90, {"buffer": 8}),
+    ],
+)
+def test_swapping_gives_the_same_as_holding_everything(tmp_path, make_runtime, source, partitions, options):
+    runtime, config = make_runtime(), replace(CONFIG, **options)
+    tables, losses = [], []
+    for resident in (True, False):
+        run = tmp_path / f"run-{resident}"
+        buckets = buckets_of(source, run, runtime, partitions)
+        trained = fit(buckets, run, config, runtime, resident=resident)
+        assert trained.result.resident == resident
+        tables.append(table_of(run, runtime))
+        losses.append([record.loss for record in trained.records])
+        starts = buckets.starts(runtime)
+        expected = {
+            divmod(b, partitions): 3 * int(n) for b, n in enumerate(np.diff(starts)) if n
+        }  # every bucket once an epoch
+        assert {k: v for k, v in trained.counts.items() if v} == expected
+    same(*tables)
+    assert losses[0] == losses[1]
+    assert losses[0][-1] < losses[0][0]
+
+
+def test_the_first_vectors_do_not_depend_on_the_partitions(tmp_path, make_runtime, source):
+    runtime, config = make_runtime(), replace(CONFIG, epochs=1, rate=1e-30)
+    tables = []
+    for p, numbering in ((1, "random"), (4, "random"), (7, "degree"), (3, "id")):
+        run = tmp_path / f"run{p}"
+        fit(buckets_of(source, run, runtime, p, numbering=numbering), run, config, runtime)
+        tables.append(table_of(run, runtime)[0][:, :8])
+    for table in tables[1:]:
+        np.testing.assert_array_equal(table, tables[0])
+    assert tables[0].std() == pytest.approx(0.1, rel=0.1)
+
+
+@pytest.mark.parametrize("resident", [True, False])
+def test_going_on_equals_no_interruption(tmp_path, make_runtime, source, resident, monkeypatch):
+    monkeypatch.setattr(schedules, "PIECE_EDGES", 25)
+    runtime = make_runtime()
+
+    class Stop(Exception):
+        pass
+
+    whole = tmp_path / "whole"
+    buckets = buckets_of(source, whole, runtime, 6)
+    expected = fit(buckets, whole, CONFIG, runtime, resident=resident)
+    units = len(list(expected.schedule.units(0)))
+    run = tmp_path / "run"
+    buckets = buckets_of(source, run, runtime, 6)
+    seen = 0
+    for stop_at in (3, units // 2, 5, units + 7):  # units from where each try begins
+
+        def stop(epoch, unit, loss, stop_at=stop_at):
+            nonlocal seen
+            seen += 1
+            if seen == stop_at:
+                raise Stop
+
+        seen = 0
+        with pytest.raises(Stop):
+            fit(buckets, run, CONFIG, runtime, resident=resident, checkpoint_seconds=0, on_unit=stop)
+    again = fit(buckets, run, CONFIG, runtime, resident=resident)
+    assert again.resumed is not None
+    assert [r.loss for r in again.records] == pytest.approx([r.loss for r in expected.records], rel=1e-12)
+    same(table_of(run, runtime), table_of(whole, runtime))
+
+
+def test_more_epochs_go_on_and_other_options_do_not(tmp_path, make_runtime, source):
+    runtime, run = make_runtime(), tmp_path / "run"
+    buckets = buckets_of(source, run, runtime, 4)
+    fit(buckets, run, replace(CONFIG, epochs=1), runtime)
+    assert len(fit(buckets, run, CONFIG, runtime).records) == 3
+    whole = tmp_path / "whole"
+    fit(buckets_of(source, whole, runtime, 4), whole, CONFIG, runtime)
+    same(table_of(run, runtime), table_of(whole, runtime))
+    with pytest.raises(ArgumentError, match=r"differs in dim \(there 8, now 10\)"):
+        fit(buckets, run, replace(CONFIG, dim=10), runtime)
+    assert len(fit(buckets, run, replace(CONFIG, dim=10, epochs=1), runtime, fresh=True).records) == 1
+
+
+KILLED = """
+import sys
+from pathlib import Path
+from outcrop.config import EmbedConfig
+from outcrop.embed.buckets import open_buckets
+from outcrop.embed.fit import Fit
+from outcrop.runtime import Runtime
+run = Path(sys.argv[1])
+config = EmbedConfig(dim=8, epochs=40, negatives=20, chunk=16, batch=64, start=0.1)
+fit = Fit(open_buckets(run), run, config, Runtime(), resident=False, checkpoint_seconds=0.01)
+print("ready", flush=True)
+fit.run()
+fit.close()
+print("done", flush=True)
+"""
+
+
+@pytest.mark.slow
+def test_a_kill_at_any_time_loses_nothing_that_a_checkpoint_had(tmp_path, make_runtime, source):
+    runtime, config = make_runtime(), replace(CONFIG, epochs=40)
+    whole, run = tmp_path / "whole", tmp_path / "run"
+    fit(buckets_of(source, whole, runtime, 6), whole, config, runtime)
+    buckets_of(source, run, runtime, 6)
+    random = np.random.default_rng(0)
+    killed = 0
+    for _ in range(6):
+        process = subprocess.Popen(
+            [sys.executable, "-c", KILLED, str(run)], stdout=subprocess.PIPE, text=True
+        )
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+        time.sleep(random.uniform(0.1, 2.0))
+        os.kill(process.pid, signal.SIGKILL)
+        killed += process.wait() == -signal.SIGKILL and process.stdout.read() == ""
+        process.stdout.close()
+        if not killed or process.returncode == 0:
+            break
+    assert killed >= 2
+    fit(buckets_of(source, run, runtime, 6), run, config, runtime)
+    same(table_of(run, runtime), table_of(whole, runtime))
+
+
+@pytest.mark.parametrize("fault", ["disk_full", "error"])
+def test_a_write_that_fails_ends_training_and_the_checkpoint_stays(tmp_path, make_runtime, source, fault):
+    runtime, run = make_runtime(), tmp_path / "run"
+    buckets = buckets_of(source, run, runtime, 6)
+    fit(buckets, run, replace(CONFIG, epochs=1), runtime)
+    before = table_of(run, runtime)
+    plan = _core.FaultPlan()
+    if fault == "disk_full":
+        plan.disk_full_after_bytes = 30_000
+    else:
+        plan.fail_at_op = 40
+    with pytest.raises(IoError, match=r"tables\.bin|edges\.bin"):
+        fit(buckets, run, CONFIG, make_runtime(faults=plan), resident=False)
+    same(table_of(run, runtime), before)
+    whole = tmp_path / "whole"
+    fit(buckets_of(source, whole, runtime, 6), whole, CONFIG, runtime)
+    fit(buckets, run, CONFIG, runtime)
+    same(table_of(run, runtime), table_of(whole, runtime))
+
+
+def test_damage_is_found(tmp_path, make_runtime, source):
+    runtime, run = make_runtime(), tmp_path / "run"
+    buckets = buckets_of(source, run, runtime, 4)
+    with pytest.raises(FormatError, match="holds no trained embeddings"):
+        open_trained(run, runtime)
+    fit(buckets, run, replace(CONFIG, epochs=1), runtime)
+    path = run / FOLDER / "tables.bin"
+    whole = path.read_bytes()
+    torn = bytearray(whole)
+    for at in range(0, len(torn), 4096):
+        torn[at] ^= 1
+    path.write_bytes(torn)
+    with pytest.raises(ChecksumError, match=r"tables\.bin: partition \d"):
+        table_of(run, runtime)
+    with pytest.raises(ChecksumError, match="--fresh"):
+        fit(buckets, run, CONFIG, runtime)
+    path.write_bytes(whole[:4096])
+    with pytest.raises(FormatError, match="is truncated"):
+        table_of(run, runtime)
+    path.unlink()
+    with pytest.raises(FormatError, match=r"tables\.bin is missing"):
+        table_of(run, runtime)
+    checkpoint = run / FOLDER / CHECKPOINT
+    checkpoint.write_bytes(checkpoint.read_bytes()[:100])
+    with pytest.raises(FormatError, match="truncated, damaged"):
+        fit(buckets, run, CONFIG, runtime)
+
+
+def test_the_budget_holds(tmp_path, make_runtime):
+    setup = make_runtime()
+    source = knowledge_graph(tmp_path, setup, train=random_triples(3000, 4, 6000))
+    run = tmp_path / "run"
+    config = replace(CONFIG, dim=64, epochs=1)
+    buckets = buckets_of(source, run, setup, 10)
+    runtime = make_runtime("1MiB")  # the table takes 1.5 MiB, three of its partitions 0.5 MiB
+    trained = fit(buckets, run, config, runtime)
+    assert not trained.result.resident
+    assert runtime.budget.peak_bytes <= 1 << 20
+    assert fit(buckets, run, config, make_runtime("4MiB"), fresh=True).result.resident
+    with pytest.raises(
+        BudgetError, match=r"10 partitions of .* raise --memory, or prepare with more partitions"
+    ):
+        fit(buckets, run, config, make_runtime("1MiB"), resident=True, fresh=True)
+
+
+def test_impossible_requests(tmp_path, make_runtime, source):
+    runtime, run = make_runtime(), tmp_path / "run"
+    buckets = buckets_of(source, run, runtime, 4)
+    with pytest.raises(ArgumentError, match="a buffer of 1 holds no two partitions"):
+        Fit(buckets, run, replace(CONFIG, buffer=1), runtime)
+    with pytest.raises(ArgumentError, match="model dot has no relations"):
+        Fit(buckets, run, replace(CONFIG, model="dot", reciprocal=True), runtime)
+    with pytest.raises(ArgumentError, match="order 'x' is unknown"):
+        Fit(buckets, run, replace(CONFIG, order="x"), runtime)
+    with pytest.raises(NumericError, match="lower the learning rate"):
+        fit(buckets, run, replace(CONFIG, optimizer="sgd", rate=1e30), runtime)
+
+
+def test_edges_without_relations_and_isolated_nodes(tmp_path, make_runtime):
+    runtime = make_runtime()
+    source = knowledge_graph(tmp_path, runtime, train=random_triples(40, 0, 300))
+    for model in ("dot", "distmult", "complex"):
+        run = tmp_path / model
+        fit(buckets_of(source, run, runtime, 3), run, replace(CONFIG, model=model), runtime)
+        table, relations = table_of(run, runtime)
+        assert np.isfinite(table).all()
+        assert (relations is None) == (model == "dot")
+
+
+def test_learns_a_pattern_that_can_be_learned(tmp_path, make_runtime):
+    """Relation k leads from node i to node i + k on a circle: held-out edges are ranked first."""
+    from outcrop.embed.evaluate import evaluate
+
+    runtime = make_runtime()
+    every = np.array([(i, k, (i + k + 1) % 60) for i in range(60) for k in range(6)])
+    np.random.default_rng(0).shuffle(every)
+    source = knowledge_graph(tmp_path, runtime, train=every[:300], test=every[300:])
+    values = []
+    for p in (1, 6):
+        run = tmp_path / f"run{p}"
+        config = EmbedConfig(dim=32, epochs=60, negatives=60, chunk=50, batch=50, start=0.1, n3=1e-3)
+        fit(buckets_of(source, run, runtime, p), run, config, runtime)
+        trained = open_trained(run, runtime)
+        values.append(evaluate(trained, "test").mrr)
+        trained.close()
+    assert min(values) > 0.6, values
+
+
+def test_paths_are_plain(tmp_path, make_runtime, source):
+    run = tmp_path / "run"
+    fit(buckets_of(source, run, make_runtime(), 2), run, replace(CONFIG, epochs=1), make_runtime())
+    assert {p.name for p in run.iterdir()} == {"buckets", "tables"}
+    assert {p.name for p in (run / "tables").iterdir()} == {
+        "tables.bin", "checkpoint.safetensors", "timeline.json"
+    }  # fmt: skip
+    assert isinstance(run, Path)
