@@ -9,7 +9,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from outcrop.api.graph import generate_graph, import_graph
+    from outcrop.api.embed import embed_eval, embed_export, embed_neighbours, embed_prepare, embed_train
+    from outcrop.api.graph import generate_graph, import_graph, import_triples
     from outcrop.api.infer import InferReport, infer
     from outcrop.api.prepare import PrepareReport
     from outcrop.api.run import Run
@@ -27,8 +28,14 @@ _HOME = {
     "Run": "outcrop.api.run",
     "Runtime": "outcrop.runtime",
     "TrainReport": "outcrop.api.train",
+    "embed_eval": "outcrop.api.embed",
+    "embed_export": "outcrop.api.embed",
+    "embed_neighbours": "outcrop.api.embed",
+    "embed_prepare": "outcrop.api.embed",
+    "embed_train": "outcrop.api.embed",
     "generate_graph": "outcrop.api.graph",
     "import_graph": "outcrop.api.graph",
+    "import_triples": "outcrop.api.graph",
     "infer": "outcrop.api.infer",
     "open_graph": "outcrop.store.graph",
     "open_run": "outcrop.api.shortcuts",
@@ -43,8 +50,14 @@ __all__ = [
     "Run",
     "Runtime",
     "TrainReport",
+    "embed_eval",
+    "embed_export",
+    "embed_neighbours",
+    "embed_prepare",
+    "embed_train",
     "generate_graph",
     "import_graph",
+    "import_triples",
     "infer",
     "open_graph",
     "open_run",

@@ -29,6 +29,7 @@ EXPERIMENTS = (
     "quality",
     "io",
     "orders",
+    "embed",
 )
 
 
@@ -67,7 +68,8 @@ def bench(
         str, typer.Option("--sizes", help="scale: numbers of nodes.")
     ] = "500000,1000000,2000000,4000000",
     graph: Annotated[
-        list[Path] | None, typer.Option("--graph", help="quality: imported graphs, one option for each.")
+        list[Path] | None,
+        typer.Option("--graph", help="quality, embed: imported graphs, one option for each."),
     ] = None,
     plot: Annotated[
         Path | None,
@@ -79,7 +81,7 @@ def bench(
     if experiment not in EXPERIMENTS:
         raise ArgumentError(f"experiment {experiment!r} is unknown; known: {', '.join(EXPERIMENTS)}")
     from outcrop.advisor import machine
-    from outcrop.bench import curves, epoch, io, layout, orders, pipeline, prepare, quality
+    from outcrop.bench import curves, embed, epoch, io, layout, orders, pipeline, prepare, quality
     from outcrop.report import benches, page
 
     if plot is not None:
@@ -105,6 +107,7 @@ def bench(
         "quality": lambda: quality.run(graph or [], folder, names, setting, say),
         "io": lambda: io.run(folder, size_bytes=2 << 30, seconds=5),
         "orders": lambda: orders.run(orders.PARTITIONS, orders.BUFFERS, say),
+        "embed": lambda: embed.run(folder, nodes or 1_000_000, graph or [], rounds, say),
     }
     result = run[experiment]()
     result = {"experiment": experiment, "machine": machine.describe(), "revision": _revision(), **result}

@@ -27,7 +27,9 @@ def add_commands(app: typer.Typer) -> None:
 def report(
     source: Annotated[
         Path,
-        typer.Argument(help="Run made by outcrop prepare, or FILE of outcrop bench --json.", metavar="RUN"),
+        typer.Argument(
+            help="Run made by outcrop prepare or embed prepare, or FILE of bench --json.", metavar="RUN"
+        ),
     ],
     out: Annotated[Path, typer.Option("--out", help="The page to write.", metavar="FILE")] = Path(
         "report.html"
@@ -45,11 +47,14 @@ def report(
     json: common.Json = None,
     quiet: common.Quiet = False,
 ) -> None:
-    from outcrop.report import benches, collect, page, runs
+    from outcrop.report import benches, collect, embedding, page, runs
 
     if source.is_file():
         result = collect.read_bench(source)
         about, text = {"experiment": result["experiment"]}, benches.bench_page(result)
+    elif (source / "buckets").is_dir():
+        facts = embedding.collect(source)
+        about, text = {"epochs": len(facts.records)}, embedding.page(facts)
     else:
         if not source.exists():
             raise FormatError(

@@ -1,0 +1,161 @@
+"""Graph embeddings: prepare, train, evaluate, export, look up neighbours. What ``outcrop embed`` does."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from outcrop.config import BucketConfig, EmbedConfig, Size
+from outcrop.embed import evaluate as evaluation
+from outcrop.embed import export as exporting
+from outcrop.embed import neighbours as nearest
+from outcrop.embed.buckets import Buckets, open_buckets
+from outcrop.embed.fit import Fit
+from outcrop.embed.prepare import prepare as prepare_buckets
+from outcrop.embed.trained import Trained, open_trained
+from outcrop.runtime import Progress, Runtime
+
+
+@dataclass
+class EmbedReport:
+    """What a training did.
+
+    Attributes:
+        resident: All partitions were in memory.
+        resumed_epoch: The epoch at which a checkpoint was gone on from; None from the start.
+        waits: Seconds that training waited for each swap, by epoch.
+    """
+
+    partitions: int
+    buffer: int
+    resident: bool
+    resumed_epoch: int | None
+    epochs: list[dict[str, Any]] = field(default_factory=list)
+    peak_host_bytes: int = 0
+
+    def as_dict(self) -> dict[str, Any]:
+        return dict(vars(self))
+
+
+def embed_prepare(
+    source: str | Path,
+    run: str | Path,
+    *,
+    partitions: int = 1,
+    numbering: str = "random",
+    valid_fraction: float = 0.0,
+    test_fraction: float = 0.0,
+    seed: int = 0,
+    memory: Size | None = None,
+    progress: Progress | None = None,
+) -> Buckets:
+    """Sorts the edges of an imported graph or knowledge graph into buckets (:mod:`outcrop.embed.prepare`).
+
+    Args:
+        numbering: How nodes are dealt out to partitions: ``random``, ``id`` or ``degree``.
+        valid_fraction, test_fraction: Of the edges, held out where the source has no such splits.
+
+    Raises:
+        ArgumentError, BudgetError, FormatError: See the messages.
+    """
+    config = BucketConfig(partitions, numbering, valid_fraction, test_fraction, seed)  # type: ignore[arg-type]
+    with Runtime(memory, progress=progress) as runtime:
+        return prepare_buckets(source, run, config, runtime)
+
+
+def embed_train(
+    run: str | Path,
+    config: EmbedConfig | None = None,
+    *,
+    memory: Size | None = None,
+    resident: bool | None = None,
+    fresh: bool = False,
+    checkpoint_seconds: float = 300.0,
+    prefetch: bool = True,
+    trace_path: Path | None = None,
+    progress: Progress | None = None,
+    **options: Any,
+) -> EmbedReport:
+    """Trains embeddings on prepared buckets; goes on from the checkpoint of ``run`` where it holds one.
+
+    Args:
+        config, options: :class:`outcrop.config.EmbedConfig`, or its fields.
+        resident: All partitions in memory, or ``config.buffer`` of them; None: all where ``memory`` has room.
+        fresh: Start over.
+        prefetch: Swap while training goes on.
+
+    Raises:
+        ArgumentError: The checkpoint is of another configuration.
+        BudgetError, NumericError, IoError, ChecksumError: See the messages.
+    """
+    config = EmbedConfig(**options) if config is None else config
+    buckets = open_buckets(run)
+    with Runtime(memory, trace_path=trace_path, progress=progress) as runtime:
+        fit = Fit(
+            buckets, Path(run), config, runtime, resident=resident, fresh=fresh, checkpoint_seconds=checkpoint_seconds,
+            prefetch=prefetch,
+        )  # fmt: skip
+        try:
+            result = fit.run()
+        finally:
+            fit.close()
+        return EmbedReport(
+            buckets.division.parts,
+            min(config.buffer, buckets.division.parts),
+            result.resident,
+            result.resumed_epoch,
+            [{**asdict(record), "edges_per_s": record.edges_per_s} for record in result.records],
+            runtime.budget.peak_bytes,
+        )
+
+
+def embed_eval(
+    run: str | Path,
+    split: str = "test",
+    *,
+    filtered: bool = True,
+    candidates: int | None = None,
+    by_degree: bool = False,
+    seed: int = 0,
+    memory: Size | None = None,
+    progress: Progress | None = None,
+) -> evaluation.Metrics:
+    """Ranks held-out edges (:func:`outcrop.embed.evaluate.evaluate`)."""
+    with _trained(run, memory, progress) as trained:
+        return evaluation.evaluate(
+            trained, split, filtered=filtered, candidates=candidates, by_degree=by_degree, seed=seed
+        )
+
+
+def embed_export(
+    run: str | Path,
+    format: str = "npy",
+    out: str | Path | None = None,
+    *,
+    memory: Size | None = None,
+    progress: Progress | None = None,
+) -> list[Path]:
+    """Writes vectors and names to the folder ``out``, or ``run/export`` (:mod:`outcrop.embed.export`); the files."""
+    with _trained(run, memory, progress) as trained:
+        return exporting.export(trained, format, Path(run) / "export" if out is None else Path(out))
+
+
+def embed_neighbours(
+    run: str | Path, name: str, *, count: int = 10, metric: str = "cosine", memory: Size | None = None
+) -> list[tuple[int, str | None, float]]:
+    """(id, name, distance) of the nodes nearest to node ``name`` (:func:`outcrop.embed.neighbours.neighbours`)."""
+    with _trained(run, memory, None) as trained:
+        return nearest.neighbours(trained, nearest.find_node(trained, name), count, metric)
+
+
+@contextmanager
+def _trained(run: str | Path, memory: Size | None, progress: Progress | None) -> Iterator[Trained]:
+    with Runtime(memory, progress=progress) as runtime:
+        trained = open_trained(run, runtime)
+        try:
+            yield trained
+        finally:
+            trained.close()

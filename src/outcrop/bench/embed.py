@@ -1,0 +1,177 @@
+"""Benchmark ``embed``: partitions swapped from disk against all in memory, where computing can hide it and where not.
+
+Theorem 4 of Legend: a swap is hidden when the two buckets that train meanwhile take longer than writing one partition
+and reading another. The cases differ in edges per node, so that it holds for one and not for the other. Each training
+is a process of its own; those that swap are under a control group that leaves no room for the table in the page cache.
+The last epochs count. ``bare``: the three matrix products of every chunk and nothing else.
+"""
+
+from __future__ import annotations
+
+import shutil
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import torch
+
+from outcrop.bench.epoch import Say
+from outcrop.bench.process import outcrop
+from outcrop.config import ALLOWANCE_BYTES, EmbedConfig
+from outcrop.embed.buckets import open_buckets
+
+PARTITIONS, BUFFER, DIM, NEGATIVES = 8, 3, 100, 100
+_EPOCHS = 3
+_MODES = {
+    "resident": ["--resident"],
+    "swapping": ["--swapping"],
+    "not overlapped": ["--swapping", "--no-prefetch"],
+}
+
+
+@dataclass(frozen=True)
+class Case:
+    """A generated graph."""
+
+    name: str
+    nodes: int
+    edges: int
+
+    @property
+    def slab_bytes(self) -> int:
+        return -(-self.nodes // PARTITIONS) * DIM * 8
+
+
+def cases(nodes: int) -> list[Case]:
+    return [Case("many edges", nodes, 8 * nodes), Case("few edges", nodes, nodes // 2)]
+
+
+def run(folder: Path, nodes: int, graphs: list[Path], rounds: int, say: Say) -> dict[str, Any]:
+    """``graphs``: imported knowledge graphs that are trained and ranked, too."""
+    results = {case.name: _compare(folder, case, rounds, say) for case in cases(nodes)}
+    real = {path.stem: _real(folder, path, say) for path in graphs}
+    return {
+        "experiment": "embed",
+        "partitions": PARTITIONS,
+        "buffer": BUFFER,
+        "cases": results,
+        "graphs": real,
+        "columns": [
+            "case",
+            "all in memory",
+            f"{BUFFER} of {PARTITIONS}",
+            "not overlapped",
+            "bare",
+            "swaps can hide",
+        ],
+        "rows": [
+            [
+                name,
+                f"{r['resident']['seconds']:.2f} s",
+                f"{r['swapping']['seconds']:.2f} s ({r['against_resident']:.3f}x)",
+                f"{r['not overlapped']['seconds']:.2f} s",
+                f"{r['bare_seconds']:.2f} s",
+                "yes" if r["theorem_4"]["holds"] else "no",
+            ]
+            for name, r in results.items()
+        ],
+    }
+
+
+def _train(run_folder: Path, options: list[str], limit: int | None, memory: int | None) -> dict[str, Any]:
+    command: list[str | Path] = ["embed", "train", run_folder, "--fresh", "--epochs", str(_EPOCHS), *options]
+    if memory is not None:
+        command += ["--memory", str(memory)]
+    done = outcrop(command, limit_bytes=limit)
+    epochs = done.result["epochs"][1:]
+    return {
+        "seconds": median(e["seconds"] for e in epochs),
+        "edges_per_s": median(e["edges_per_s"] for e in epochs),
+        "waits": [wait for e in epochs for wait in e["waits"]],
+        "bytes_read": epochs[-1]["bytes_read"],
+        "bytes_written": epochs[-1]["bytes_written"],
+        "loss": epochs[-1]["loss"],
+        "peak_host_bytes": done.result["peak_host_bytes"],
+        "limit_bytes": done.limit_bytes,
+    }
+
+
+def _compare(folder: Path, case: Case, rounds: int, say: Say) -> dict[str, Any]:
+    graph, run_folder = folder / f"embed-{case.nodes}-{case.edges}.oc", folder / "bench-embed.run"
+    if not (graph / "manifest.json").is_file():
+        say(f"generating {case.nodes:,} nodes, {case.edges:,} edges")
+        outcrop(
+            ["generate", graph, "--nodes", str(case.nodes), "--edges", str(case.edges), "--features", "1"]
+        )
+    shutil.rmtree(run_folder, ignore_errors=True)
+    outcrop(["embed", "prepare", graph, run_folder, "--partitions", str(PARTITIONS)])
+    edges = open_buckets(run_folder).num_edges
+    base = ["--model", "dot", "--dim", str(DIM), "--negatives", str(NEGATIVES), "--buffer", str(BUFFER)]
+    memory = (BUFFER * case.slab_bytes) + (64 << 20)
+    found: dict[str, list[dict[str, Any]]] = {name: [] for name in _MODES}
+    for _ in range(rounds):
+        for name, options in _MODES.items():
+            say(f"{case.name}: {name}")
+            swapping = name != "resident"
+            found[name].append(
+                _train(
+                    run_folder,
+                    [*base, *options],
+                    memory + ALLOWANCE_BYTES if swapping else None,
+                    memory if swapping else None,
+                )
+            )
+    shutil.rmtree(run_folder, ignore_errors=True)
+    modes = {name: {**r[-1], "seconds": median(x["seconds"] for x in r)} for name, r in found.items()}
+    resident, idle = modes["resident"]["seconds"], modes["not overlapped"]
+    per_swap = (idle["seconds"] - resident) / max(len(idle["waits"]) // (_EPOCHS - 1), 1)
+    hiding = 2 * resident / PARTITIONS**2
+    return {
+        **modes,
+        "edges": edges,
+        "against_resident": modes["swapping"]["seconds"] / resident,
+        "bare_seconds": bare_seconds(EmbedConfig(model="dot", dim=DIM, negatives=NEGATIVES), edges),
+        "theorem_4": {"swap_seconds": per_swap, "two_buckets_seconds": hiding, "holds": hiding >= per_swap},
+        "identical_losses": len({r["loss"] for rs in found.values() for r in rs}) == 1,
+    }
+
+
+def bare_seconds(config: EmbedConfig, edges: int, rounds: int = 50) -> float:
+    """Seconds that the matrix products of all chunks of ``edges`` take: scores and both of their gradients."""
+    queries, candidates = torch.randn(2 * config.chunk, config.dim), torch.randn(config.negatives, config.dim)
+    scores = torch.empty(2 * config.chunk, config.negatives)
+    to_queries, to_candidates = torch.zeros_like(queries), torch.zeros_like(candidates)
+    times = []
+    for _ in range(rounds):
+        begin = time.perf_counter()
+        torch.mm(queries, candidates.T, out=scores)
+        to_queries.addmm_(scores, candidates)
+        to_candidates.addmm_(scores.T, queries)
+        times.append(time.perf_counter() - begin)
+        to_queries.zero_()
+        to_candidates.zero_()
+    return median(times) * edges / config.chunk
+
+
+def _real(folder: Path, graph: Path, say: Say) -> dict[str, Any]:
+    """ComplEx of 100 floats with 1000 negatives, as the other systems were measured with."""
+    say(f"{graph.stem}: ComplEx, 30 epochs")
+    run_folder = folder / "bench-embed.run"
+    shutil.rmtree(run_folder, ignore_errors=True)
+    outcrop(["embed", "prepare", graph, run_folder])
+    done = outcrop(["embed", "train", run_folder, "--epochs", "30"]).result
+    ranks = outcrop(["embed", "eval", run_folder]).result
+    edges = open_buckets(run_folder).num_edges
+    seconds = median(e["seconds"] for e in done["epochs"][1:])
+    shutil.rmtree(run_folder, ignore_errors=True)
+    return {
+        "edges": edges,
+        "seconds": seconds,
+        "edges_per_s": edges / seconds,
+        "edges_per_core_s": edges / seconds / torch.get_num_threads(),
+        "bare_seconds": bare_seconds(EmbedConfig(), edges),
+        "filtered_mrr": ranks["mrr"],
+        "hits": ranks["hits"],
+    }
