@@ -92,7 +92,7 @@ def table_of(run: Path, runtime: Runtime) -> tuple[np.ndarray, np.ndarray | None
         slab = runtime.budget.empty("test", table.slab_bytes)
         numbering = trained.buckets.numbering(runtime)
         for part in range(division.parts):
-            table.load(part, slab).wait()
+            table.load(part, slab)
             rows = np.arange(division.starts[part], division.starts[part + 1])
             out[numbering.nodes(rows)] = table.rows_of(slab)[: len(rows)]
         return out, trained.relations

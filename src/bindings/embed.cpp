@@ -2,13 +2,16 @@
 #include <nanobind/stl/function.h>
 #include <nanobind/stl/optional.h>
 
-#include <cstring>
+#include <memory>
 #include <optional>
+#include <span>
 #include <utility>
 
 #include "bindings.h"
 #include "embed/bucket_sort.h"
+#include "embed/queries.h"
 #include "embed/row_update.h"
+#include "embed/slab_swap.h"
 
 namespace outcrop {
 namespace {
@@ -21,6 +24,38 @@ RowTable row_table(const Table& table, size_t width) {
     throw Error(ErrorKind::argument, "vectors of " + std::to_string(width) + " floats are longer than rows");
   return {table.data(), table.shape(0), table.shape(1), width};
 }
+
+using ConstTable = nb::ndarray<const float, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
+using OptionalTable = std::optional<ConstTable>;
+
+EdgeVectors edge_vectors(ProductKind kind, const ConstTable& source, const ConstTable& target,
+                         const OptionalTable& relation, const OptionalTable& inverse) {
+  const auto check = [&](const ConstTable& t) {
+    if (t.shape(0) != source.shape(0) || t.shape(1) != source.shape(1))
+      throw Error(ErrorKind::argument, "vectors of the ends and relations of edges differ in shape");
+    return t.data();
+  };
+  if ((kind == ProductKind::dot) == relation.has_value() || (inverse && !relation) ||
+      (kind == ProductKind::complex && source.shape(1) % 2))
+    throw Error(ErrorKind::argument, "this score has no such relations, or needs an even width");
+  return {source.data(),
+          check(target),
+          relation ? check(*relation) : nullptr,
+          inverse ? check(*inverse) : nullptr,
+          source.shape(0),
+          source.shape(1)};
+}
+
+void check_queries(const EdgeVectors& e, size_t rows, size_t width, size_t scores) {
+  if (rows != 2 * e.n || width != e.width || scores != 2 * e.n)
+    throw Error(ErrorKind::argument, "queries are not [2 n, width], or their scores not [2 n]");
+}
+
+// Keeps the memory of a swap alive.
+struct PySlabSwap {
+  Bytes slab;
+  std::unique_ptr<SlabSwap> swap;
+};
 
 // Records of `bytes` each to a Python callback, as uint32 [n, 4].
 void finish(BucketSorter& sorter, const nb::callable& sink) {
@@ -68,6 +103,31 @@ void bind_embed(nb::module_& m) {
       .def_prop_ro("counts", &BucketSorter::counts)
       .def_prop_ro("spilled_bytes", [](const BucketSorter& s) { return s.stats().spilled_bytes; });
 
+  nb::class_<PySlabSwap>(m, "SlabSwap", "A slab written, then another read over it, in the background.")
+      .def(
+          "__init__",
+          [](PySlabSwap* self, std::shared_ptr<BlockIo> io, Bytes slab, std::optional<FileId> write_file,
+             uint64_t write_offset, std::optional<FileId> read_file, uint64_t read_offset) {
+            const auto place = [](std::optional<FileId> file, uint64_t offset) {
+              return file ? std::optional(SlabPlace{*file, offset}) : std::nullopt;
+            };
+            const std::span<std::byte> memory(reinterpret_cast<std::byte*>(slab.data()), slab.size());
+            auto swap = std::make_unique<SlabSwap>(std::move(io), memory, place(write_file, write_offset),
+                                                   place(read_file, read_offset));
+            new (self) PySlabSwap{std::move(slab), std::move(swap)};
+          },
+          "io"_a, "slab"_a, "write_file"_a.none(), "write_offset"_a, "read_file"_a.none(), "read_offset"_a)
+      .def(
+          "wait",
+          [](PySlabSwap& s) {
+            nb::gil_scoped_release release;
+            s.swap->wait();
+          },
+          "Blocks until all is done; raises IoError, each time, if anything failed.")
+      .def_prop_ro("done", [](const PySlabSwap& s) { return s.swap->done(); })
+      .def_prop_ro("written_crc", [](const PySlabSwap& s) { return s.swap->written_crc(); })
+      .def_prop_ro("read_crc", [](const PySlabSwap& s) { return s.swap->read_crc(); });
+
   nb::enum_<StepKind>(m, "StepKind")
       .value("sgd", StepKind::sgd)
       .value("adagrad", StepKind::adagrad)
@@ -110,6 +170,45 @@ void bind_embed(nb::module_& m) {
       },
       "table"_a, "width"_a, "ids"_a, "gradients"_a, "options"_a, "workers"_a,
       "One step for each different row in `ids`, with the sum of its gradients; how many rows those are.");
+
+  nb::enum_<ProductKind>(m, "ProductKind")
+      .value("dot", ProductKind::dot)
+      .value("real", ProductKind::real)
+      .value("complex", ProductKind::complex);
+  m.def(
+      "make_queries",
+      [](ProductKind kind, ConstTable source, ConstTable target, OptionalTable relation,
+         OptionalTable inverse, Table queries, Array1<float> scores, WorkerPool& workers) {
+        const EdgeVectors e = edge_vectors(kind, source, target, relation, inverse);
+        check_queries(e, queries.shape(0), queries.shape(1), scores.size());
+        nb::gil_scoped_release release;
+        make_queries(kind, e, queries.data(), scores.data(), workers);
+      },
+      "kind"_a, "source"_a, "target"_a, "relation"_a.none(), "inverse"_a.none(), "queries"_a, "scores"_a,
+      "workers"_a, "Queries of edges for both of their ends, and the scores of the edges.");
+  m.def(
+      "add_query_gradients",
+      [](ProductKind kind, ConstTable source, ConstTable target, OptionalTable relation,
+         OptionalTable inverse, ConstTable to_queries, Floats to_scores, Table to_source, Table to_target,
+         std::optional<Table> to_relation, std::optional<Table> to_inverse, WorkerPool& workers) {
+        const EdgeVectors e = edge_vectors(kind, source, target, relation, inverse);
+        check_queries(e, to_queries.shape(0), to_queries.shape(1), to_scores.size());
+        const auto out = [&](const Table& t) {
+          if (t.shape(0) != e.n || t.shape(1) != e.width)
+            throw Error(ErrorKind::argument, "gradients of edges differ in shape from their vectors");
+          return t.data();
+        };
+        if (relation.has_value() != to_relation.has_value() || inverse.has_value() != to_inverse.has_value())
+          throw Error(ErrorKind::argument, "gradients of relations are missing or have nothing to belong to");
+        const EdgeGradients gradients{out(to_source), out(to_target),
+                                      to_relation ? out(*to_relation) : nullptr,
+                                      to_inverse ? out(*to_inverse) : nullptr};
+        nb::gil_scoped_release release;
+        add_query_gradients(kind, e, to_queries.data(), to_scores.data(), gradients, workers);
+      },
+      "kind"_a, "source"_a, "target"_a, "relation"_a.none(), "inverse"_a.none(), "to_queries"_a,
+      "to_scores"_a, "to_source"_a, "to_target"_a, "to_relation"_a.none(), "to_inverse"_a.none(), "workers"_a,
+      "Adds the gradients that come back through make_queries.");
 }
 
 }  // namespace outcrop

@@ -341,7 +341,7 @@ class EmbedConfig:
     epochs: int = 10
     negatives: int = 1000
     by_degree: float = 0.0
-    chunk: int = 500
+    chunk: int = 1000
     batch: int = 5000
     loss: str = "softmax"
     margin: float = 1.0

@@ -275,6 +275,27 @@ def test_a_batch_is_a_step_down_the_gradient_of_its_loss(make_runtime, model, lo
         np.testing.assert_allclose(table - relations.rows, to_r.numpy(), rtol=2e-4, atol=2e-4)
 
 
+@pytest.mark.parametrize("reciprocal", [False, True])
+@pytest.mark.parametrize("model", ["dot", "distmult", "complex"])
+@pytest.mark.parametrize("dim", [2, 10, 64])
+def test_queries_in_one_pass_are_those_of_torch(make_runtime, model, reciprocal, dim):
+    torch.manual_seed(4)
+    stepper = Stepper(EmbedConfig(model=model, dim=dim, reciprocal=reciprocal), None, make_runtime())
+    ends = tuple(torch.randn(n, dim) for n in (70, 70, 5))
+    count = 0 if model == "dot" else 2 if reciprocal else 1
+    relations = [torch.randn(70, dim) for _ in range(count)]
+    results = []
+    for make in (stepper._product, stepper._by_autograd):
+        to_ends = tuple(torch.ones_like(e) for e in ends)
+        to_relations = [torch.ones_like(r) for r in relations]
+        queries, positive, back = make(ends, to_ends, relations, to_relations)
+        torch.manual_seed(5)
+        back(torch.randn(140, dim), torch.randn(140))
+        results.append([queries, positive, *to_ends, *to_relations])
+    for one, other in zip(*results, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-5)
+
+
 def test_configuration_reports_all_problems_at_once():
     with pytest.raises(ArgumentError) as error:
         EmbedConfig(dim=0, negatives=0, rate=0, n3=-1, by_degree=2, optimizer="x", buffer=0, seed=-1)  # type: ignore[arg-type]

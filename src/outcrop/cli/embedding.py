@@ -204,7 +204,7 @@ def train(
     by_degree: Annotated[
         float, typer.Option("--by-degree", help="Share of them drawn in proportion to degree.")
     ] = 0.0,
-    chunk: Annotated[int, typer.Option("--chunk", help="Edges that share negatives.")] = 500,
+    chunk: Annotated[int, typer.Option("--chunk", help="Edges that share negatives.")] = 1000,
     batch: Annotated[int, typer.Option("--batch", help="Edges of one step of the optimizer.")] = 5000,
     loss: Annotated[str, typer.Option("--loss", help="softmax, logistic or margin.")] = "softmax",
     margin: Annotated[float, typer.Option("--margin", help="Of loss margin.")] = 1.0,

@@ -5,11 +5,10 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
-from outcrop.embed.tables import Load, Table
+from outcrop.embed.tables import Table
 from outcrop.errors import BudgetError
 from outcrop.runtime import Runtime
 
@@ -80,10 +79,10 @@ class Buffer:
             evicted, loaded = (), [part for part in loaded if part not in self._slot_of]
         self._swap = _Swap(self, evicted, loaded)
 
-    def advance(self) -> None:
-        """Lets a swap go on that waits for nothing but us. Cheap."""
+    def look(self) -> None:
+        """Notes when a swap has come to its end. Cheap."""
         if self._swap:
-            self._swap.advance()
+            self._swap.look()
 
     def end_swap(self) -> None:
         """Waits until the swap is over."""
@@ -106,65 +105,54 @@ class Buffer:
     def flush(self) -> None:
         """Writes all that changed; no swap may be under way."""
         assert self._swap is None
-        jobs = [self._table.store(part, self.slab(part)) for part in sorted(self._dirty)]
-        for job in jobs:
-            job.wait()
+        for part in sorted(self._dirty):
+            self._table.exchange(self.slab(part), part, None).wait()
         self._dirty.clear()
 
     def close(self) -> None:
-        self._swap = None  # its jobs are waited for when they go
+        self._swap = None  # what it does is waited for when it goes
         del self.rows
         del self._memory
 
 
 class _Swap:
-    """Each evicted partition is written, then another read into its slot."""
+    """Each evicted partition is written, and another read into its slot."""
 
     def __init__(self, buffer: Buffer, evicted: Sequence[int], loaded: Sequence[int]):
-        self._buffer, self._table = buffer, buffer._table
+        self._buffer, table = buffer, buffer._table
         self._evicted, self._wanted = tuple(evicted), tuple(loaded)
         self._begin, self._moved = time.perf_counter(), 0.0
         taken = set(buffer._slot_of.values())
         free = [slot for slot in range(len(buffer._memory)) if slot not in taken]
-        self._waiting: list[tuple[Any, int]] = [(None, slot) for slot in free]  # (write or None, slot)
+        leaving: list[tuple[int | None, int]] = []
         for part in evicted:
             slot = buffer._slot_of.pop(part)
             buffer.base[part] = -1
-            job = None
-            if part in buffer._dirty:
-                job = self._table.store(part, buffer._memory[slot])
-                buffer._dirty.remove(part)
-            self._waiting.append((job, slot))
-        self._missing = list(loaded)
-        self._loads: list[tuple[Load, int]] = []
-        self.advance()
+            leaving.append((part if part in buffer._dirty else None, slot))
+            buffer._dirty.discard(part)
+        coming: list[int | None] = list(loaded)
+        slots = [*leaving, *((None, slot) for slot in free)]
+        coming += [None] * (len(slots) - len(coming))
+        self._exchanges = [
+            (table.exchange(buffer._memory[slot], stored, part), slot)
+            for (stored, slot), part in zip(slots, coming, strict=True)
+            if stored is not None or part is not None
+        ]
 
-    def advance(self) -> None:
-        for job, slot in list(self._waiting):
-            if self._missing and (job is None or job.done):
-                self._start(job, slot)
-        if not self._moved and not self._missing and all(load.done for load, _ in self._loads):
+    def look(self) -> None:
+        """Notes when everything has been moved."""
+        if not self._moved and all(exchange.done for exchange, _ in self._exchanges):
             self._moved = time.perf_counter()
 
-    def _start(self, job: Any, slot: int) -> None:
-        if job is not None:
-            job.wait()
-        self._waiting.remove((job, slot))
-        self._loads.append((self._table.load(self._missing.pop(0), self._buffer._memory[slot]), slot))
-
     def finish(self) -> None:
-        while self._missing:
-            self._start(*self._waiting[0])
-        for job, _ in self._waiting:
-            if job is not None:
-                job.wait()
         buffer = self._buffer
-        for load, slot in self._loads:
-            load.wait()
-            buffer._slot_of[load.part] = slot
-            buffer.base[load.part] = slot * self._table.slab_rows
-            if load.job is None:
-                buffer.touch(load.part)  # made anew: on disk it is not
+        for exchange, slot in self._exchanges:
+            exchange.wait()
+            if exchange.loaded is not None:
+                buffer._slot_of[exchange.loaded] = slot
+                buffer.base[exchange.loaded] = slot * self._buffer._table.slab_rows
+                if not exchange.read:
+                    buffer.touch(exchange.loaded)  # made anew: on disk it is not
 
     def record(self, waited_from: float) -> SwapRecord:
         now = time.perf_counter()

@@ -351,7 +351,7 @@ class Fit:
                     f"epoch {epoch}, bucket {bucket}: the loss is {value}; lower the learning rate ({config.rate})"
                 )
             loss += value
-            buffer.advance()
+            buffer.look()
             self.runtime.progress.advance("embed", len(batch))
         return loss
 

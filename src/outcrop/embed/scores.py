@@ -21,6 +21,7 @@ from dataclasses import dataclass
 
 import torch
 
+from outcrop import _core
 from outcrop.embed.compare import L1, L2, Compare, Dot, Modulus
 from outcrop.errors import ArgumentError
 
@@ -67,6 +68,7 @@ class Score:
     complex_numbers: bool = False
     has_relations: bool = True
     half_relations: bool = False  # one angle for a complex coordinate
+    product: _core.ProductKind | None = None  # whose queries core/embed/queries.h makes, too
 
     def relation_width(self, dim: int) -> int:
         return 0 if not self.has_relations else dim // 2 if self.half_relations else dim
@@ -78,9 +80,17 @@ class Score:
 SCORES = {
     score.name: score
     for score in (
-        Score("dot", lambda known, relation, side: known, Dot(), has_relations=False),
-        Score("distmult", lambda known, relation, side: known * relation, Dot()),
-        Score("complex", _complex, Dot(), complex_numbers=True),
+        Score(
+            "dot",
+            lambda known, relation, side: known,
+            Dot(),
+            has_relations=False,
+            product=_core.ProductKind.dot,
+        ),
+        Score(
+            "distmult", lambda known, relation, side: known * relation, Dot(), product=_core.ProductKind.real
+        ),
+        Score("complex", _complex, Dot(), complex_numbers=True, product=_core.ProductKind.complex),
         Score("transe-l1", _translate, L1()),
         Score("transe-l2", _translate, L2()),
         Score("rotate", _rotate, Modulus(), complex_numbers=True, half_relations=True),

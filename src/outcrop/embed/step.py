@@ -6,6 +6,7 @@ that the scores of a chunk are one product of 2 x chunk by negatives, and so is 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -19,6 +20,8 @@ from outcrop.embed.scores import Score, score_function
 from outcrop.runtime import Runtime
 
 Tensor = torch.Tensor
+Ends = tuple[Tensor, Tensor, Tensor]  # sources, targets, negatives
+Queries = tuple[Tensor, Tensor, Callable[[Tensor, Tensor], None]]
 _TAG = "embed-batch"
 _ID_BYTES = 96  # of a touched row: ids, and what the step sorts
 
@@ -67,7 +70,7 @@ class Stepper:
         # torch aligns its memory, NumPy does not, and on that the last bits of a matrix product may depend.
         self._vectors = torch.empty(most, config.dim)
         self._gradients = torch.empty(most, config.dim)
-        self._scores = torch.empty(2 * config.chunk, config.negatives)
+        self._scores = torch.empty(2 * config.chunk * config.negatives)
         self._nodes = self._options(config.rate)
         self._edges = self._options(config.relation_rate or config.rate)
 
@@ -140,14 +143,56 @@ class Stepper:
 
     def _chunk(
         self,
-        ends: tuple[Tensor, Tensor, Tensor],
-        to_ends: tuple[Tensor, Tensor, Tensor],
+        ends: Ends,
+        to_ends: Ends,
         relations: list[Tensor],
         to_relations: list[Tensor],
         hits: list[tuple[np.ndarray, np.ndarray]],
     ) -> float:
         """Loss of a chunk of edges; adds its gradients to ``to_ends`` and ``to_relations``."""
-        compare, config = self.score.compare, self.config
+        compare = self.score.compare
+        queries, positive, back = (self._product if self.score.product is not None else self._by_autograd)(
+            ends, to_ends, relations, to_relations
+        )
+        candidates, n = ends[2], len(ends[0])
+        scores = self._scores[: len(queries) * len(candidates)].view(len(queries), -1)
+        compare.scores(queries, candidates, scores)
+        kept = scores.clone() if compare.needs_scores else scores
+        for side, (edge, column) in enumerate(hits):  # the edge itself is no negative of it
+            scores[torch.from_numpy(edge) + side * n, torch.from_numpy(column)] = -torch.inf
+        loss, to_positive = self._loss(positive, scores)
+        to_queries = torch.zeros_like(queries)
+        compare.gradients(queries, candidates, kept, scores, to_queries, to_ends[2])
+        back(to_queries, to_positive)
+        for out, x in zip((*to_ends[:2], *to_relations), (*ends[:2], *relations), strict=True):
+            if x.shape[1] == self.config.dim:  # angles have no size
+                _regularise(out, x, self.config, self.score.complex_numbers)
+        return loss
+
+    def _product(
+        self, ends: Ends, to_ends: Ends, relations: list[Tensor], to_relations: list[Tensor]
+    ) -> Queries:
+        """As :meth:`_by_autograd`, for scores that are products, in two calls."""
+        kind, n = self.score.product, len(ends[0])
+        assert kind is not None
+        queries, positive = torch.empty(2 * n, self.config.dim), torch.empty(2 * n)
+        pair = [t.numpy() for t in relations] + [None] * (2 - len(relations))
+        to_pair = [t.numpy() for t in to_relations] + [None] * (2 - len(relations))
+        edges = (ends[0].numpy(), ends[1].numpy(), *pair)
+        _core.make_queries(kind, *edges, queries.numpy(), positive.numpy(), self._workers)
+
+        def back(to_queries: Tensor, to_positive: Tensor) -> None:
+            _core.add_query_gradients(
+                kind, *edges, to_queries.numpy(), to_positive.numpy(),
+                to_ends[0].numpy(), to_ends[1].numpy(), *to_pair, self._workers,
+            )  # fmt: skip
+
+        return queries, positive, back
+
+    def _by_autograd(
+        self, ends: Ends, to_ends: Ends, relations: list[Tensor], to_relations: list[Tensor]
+    ) -> Queries:
+        """Queries for both ends, scores of the edges, and what takes the gradients by both back to the vectors."""
         leaves = [t.detach().requires_grad_() for t in (*ends[:2], *relations)]
         source, target, *rs = leaves
         with torch.enable_grad():
@@ -157,24 +202,14 @@ class Stepper:
             else:
                 to_source = self.score.query(target, rs[0] if rs else None, "source")
             queries = torch.cat([to_target, to_source])
-            positive = compare.pairs(queries, torch.cat([target, source]))
-        q, candidates, n = queries.detach(), ends[2], len(source)
-        scores = self._scores[: len(q), : len(candidates)]
-        if not scores.is_contiguous():
-            scores = self._scores.reshape(-1)[: len(q) * len(candidates)].view(len(q), -1)
-        compare.scores(q, candidates, scores)
-        kept = scores.clone() if compare.needs_scores else scores
-        for side, (edge, column) in enumerate(hits):  # the edge itself is no negative of it
-            scores[torch.from_numpy(edge) + side * n, torch.from_numpy(column)] = -torch.inf
-        loss, to_positive = self._loss(positive.detach(), scores)
-        to_queries = torch.zeros_like(q)
-        compare.gradients(q, candidates, kept, scores, to_queries, to_ends[2])
-        found = torch.autograd.grad([queries, positive], leaves, [to_queries, to_positive])
-        for out, gradient, leaf in zip((*to_ends[:2], *to_relations), found, leaves, strict=True):
-            out += gradient
-            if leaf.shape[1] == config.dim:  # angles have no size
-                _regularise(out, leaf.detach(), config, self.score.complex_numbers)
-        return loss
+            positive = self.score.compare.pairs(queries, torch.cat([target, source]))
+
+        def back(to_queries: Tensor, to_positive: Tensor) -> None:
+            found = torch.autograd.grad([queries, positive], leaves, [to_queries, to_positive])
+            for out, gradient in zip((*to_ends[:2], *to_relations), found, strict=True):
+                out += gradient
+
+        return queries.detach(), positive.detach(), back
 
 
 def _regularise(out: Tensor, x: Tensor, config: EmbedConfig, complex_numbers: bool) -> None:

@@ -105,22 +105,31 @@ class Table:
         """float32 [slab_rows, stride] of the bytes of a slab."""
         return slab.view(np.float32).reshape(self.slab_rows, self.shape.stride)
 
-    def load(self, part: int, slab: np.ndarray) -> Load:
-        """Begins to fill ``slab``, uint8 [slab_bytes]."""
-        if self.places[part] == _NOWHERE:
-            return Load(self, part, slab, None)
-        offset = self._offset(part, self.places[part])
-        return Load(self, part, slab, self._submit(self._io.submit_reads, self._reading, offset, slab))
+    def load(self, part: int, slab: np.ndarray) -> None:
+        """Fills ``slab``, uint8 [slab_bytes], with a partition.
 
-    def store(self, part: int, slab: np.ndarray) -> _core.IoJob:
-        """Begins to write ``slab`` to the place that the last checkpoint does not name; wait for the job."""
-        place = 1 - self._kept[part] if self._kept[part] != _NOWHERE else 0
-        self.places[part], self.checksums[part] = place, _core.crc32c(slab)
-        return self._submit(self._io.submit_writes, self._file, self._offset(part, place), slab)
+        Raises:
+            ChecksumError: It is not what was written.
+            IoError: It could not be read.
+        """
+        self.exchange(slab, None, part).wait()
 
-    def _submit(self, submit: Any, file: int, offset: int, slab: np.ndarray) -> Any:
-        zero = np.zeros(1, np.int64)
-        return submit(file, zero + offset, zero + self.slab_bytes, slab, zero)
+    def exchange(self, slab: np.ndarray, stored: int | None, loaded: int | None) -> Exchange:
+        """Begins to write partition ``stored`` from ``slab`` and then to read ``loaded`` over it, where there are such.
+
+        It is written to the place that the last checkpoint does not name.
+        """
+        write_at = read_at = 0
+        if stored is not None:
+            self.places[stored] = 1 - self._kept[stored] if self._kept[stored] != _NOWHERE else 0
+            write_at = self._offset(stored, self.places[stored])
+        there = loaded is not None and self.places[loaded] != _NOWHERE
+        if loaded is not None and there:
+            read_at = self._offset(loaded, self.places[loaded])
+        job = _core.SlabSwap(
+            self._io, slab, None if stored is None else self._file, write_at, self._reading if there else None, read_at
+        )  # fmt: skip
+        return Exchange(self, slab, stored, loaded, there, job)
 
     def _offset(self, part: int, place: int) -> int:
         return (2 * part + place) * self.slab_bytes
@@ -143,41 +152,43 @@ class Table:
                 self._runtime.workers,
             )
 
-    def check(self, part: int, slab: np.ndarray) -> None:
-        found = _core.crc32c(slab)
-        if found != self.checksums[part]:
-            raise ChecksumError(
-                f"{self.path}: partition {part} has checksum {found:08x}, {self.checksums[part]:08x} was written: the "
-                "file was damaged; train again with --fresh"
-            )
-
     def close(self) -> None:
         self._io.close(self._reading)
         self._io.close(self._file)
 
 
 @dataclass
-class Load:
-    """A slab on its way into memory."""
+class Exchange:
+    """A slab on its way: ``stored`` to disk, then ``loaded`` from there; ``read`` unless that was never written."""
 
     table: Table
-    part: int
     slab: np.ndarray
-    job: Any
+    stored: int | None
+    loaded: int | None
+    read: bool
+    job: _core.SlabSwap
 
     @property
     def done(self) -> bool:
-        return self.job is None or self.job.done
+        return self.job.done
 
     def wait(self) -> None:
-        """Until the slab is there.
+        """Until the slab is there; its first rows are made where it was never written.
 
         Raises:
-            ChecksumError: It is not what was written.
-            IoError: It could not be read.
+            ChecksumError: What was read is not what was written.
+            IoError: Writing or reading failed.
         """
-        if self.job is None:
-            self.table.begin(self.part, self.slab)
-            return
         self.job.wait()
-        self.table.check(self.part, self.slab)
+        table = self.table
+        if self.stored is not None:
+            table.checksums[self.stored] = self.job.written_crc
+        if self.loaded is None:
+            return
+        if not self.read:
+            table.begin(self.loaded, self.slab)
+        elif self.job.read_crc != table.checksums[self.loaded]:
+            raise ChecksumError(
+                f"{table.path}: partition {self.loaded} has checksum {self.job.read_crc:08x}, "
+                f"{table.checksums[self.loaded]:08x} was written: the file was damaged; train again with --fresh"
+            )

@@ -51,7 +51,7 @@ class Trained:
             )
         slab = self.runtime.budget.empty("partitions", table.slab_bytes)
         for part in range(division.parts):
-            table.load(part, slab).wait()
+            table.load(part, slab)
             yield int(division.starts[part]), table.rows_of(slab)[: division.size(part), : self.config.dim]
 
     def vectors(self, rows: np.ndarray) -> np.ndarray:
