@@ -8,7 +8,7 @@ shift
 report=$reports/py-$tier.xml
 rm -f "$report"
 case $tier in
-  quick | torture-*) processes=${OUTCROP_TEST_PROCESSES:-2} ;;
+  quick | slow | torture-*) processes=${OUTCROP_TEST_PROCESSES:-2} ;;
   *) processes=0 ;;
 esac
 "$venv/bin/python" -m pytest -n "$processes" --dist loadfile --junitxml "$report" -o junit_suite_name="$tier" "$@" && status=0 || status=$?

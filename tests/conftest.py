@@ -47,7 +47,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 _MANY_CASES = 6
-_UNTORTURED = ("test_guards", "test_infer")  # of the guards themselves; of what reads as others do, at length
+# Of the guards themselves; of what reads as others do, at length; of what hardly reads.
+_UNTORTURED = ("test_guards", "test_infer", "test_embed_evaluate", "test_embed_step", "test_schedule")
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -8,9 +8,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from embed_support import knowledge_graph, random_triples
 from outcrop.api.prepare import prepare
 from outcrop.api.run import open_session
-from outcrop.bench import curves, layout, pipeline, quality
+from outcrop.bench import curves, embed, layout, pipeline, quality
 from outcrop.bench import prepare as preparing
 from outcrop.bench.epoch import Setting, ensure_graph
 from outcrop.config import GraphShape
@@ -61,7 +62,7 @@ def test_layout_counts_what_planning_counts(folder: Path, monkeypatch: pytest.Mo
 
 def test_pipeline_compares_the_same_losses(folder: Path):
     result = pipeline.run(folder, SETTING, silent)
-    assert len(result["cases"]) == 4
+    assert len(result["cases"]) == 5
     for case in result["cases"].values():
         assert case["identical_losses"]
         assert case["sequential"]["bytes_read"] == case["overlapped"]["bytes_read"] > 0
@@ -74,6 +75,21 @@ def test_packing_batch_by_batch_writes_the_same_rows(folder: Path):
     assert naive["bytes_read"] > batched["bytes_read"] * 0.5
     assert naive["bytes_written"] > 0
     assert result["speed_up"] > 0
+
+
+@pytest.mark.slow
+def test_embed_compares_the_same_trainings(folder: Path, tmp_path: Path, make_runtime):
+    knowledge = knowledge_graph(tmp_path, make_runtime(), train=random_triples(40, 3, 500), test=random_triples(40, 3, 40))
+    result = embed.run(folder, 2000, [knowledge], 1, silent)
+    assert [r[0] for r in result["rows"]] == ["many edges", "few edges"]
+    for case in result["cases"].values():
+        assert case["identical_losses"]
+        assert case["swapping"]["bytes_read"] > case["resident"]["bytes_read"]
+        assert len(case["swapping"]["waits"]) > 0
+        assert case["bare_seconds"] > 0
+    real = result["graphs"]["kg"]
+    assert 0 < real["filtered_mrr"] <= 1
+    assert real["edges"] == 500
 
 
 @pytest.mark.slow

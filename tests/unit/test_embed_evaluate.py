@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import warnings
 from dataclasses import replace
 
@@ -17,6 +18,7 @@ from outcrop.embed import evaluate as evaluation
 from outcrop.embed.evaluate import Metrics, Ranks, evaluate
 from outcrop.embed.export import export
 from outcrop.embed.neighbours import find_node, neighbours
+from outcrop.embed.orders import make_order
 from outcrop.embed.trained import open_trained
 from outcrop.errors import ArgumentError, BudgetError, IoError
 
@@ -296,5 +298,13 @@ def test_the_commands(tmp_path, make_runtime, splits):
     assert done.exit_code == 0
     assert "3 of 4" in done.stdout
     assert "filtered, among all nodes" in outcrop("eval", run).stdout
+    page = tmp_path / "report.html"
+    CliRunner().invoke(app, ["report", run, "--out", str(page)], catch_exceptions=False)
+    text = page.read_text()
+    swaps = json.loads((tmp_path / "run" / "tables" / "timeline.json").read_text())["swaps"]
+    assert f"The {len(swaps)} swaps of epoch 1 made training wait" in text
+    assert len(swaps) == len(make_order("best", 4, 3).swaps)
+    for swap in swaps[:12]:
+        assert f"{swap['evicted'][0]} out, {swap['loaded'][0]} in" in text
     assert "entities.npy" in outcrop("export", run).stdout.replace("\n", "")
     assert "distance" in outcrop("neighbours", run, "n3", "--count", 3).stdout

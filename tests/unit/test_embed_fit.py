@@ -84,7 +84,7 @@ def test_the_first_vectors_do_not_depend_on_the_partitions(tmp_path, make_runtim
 
 @pytest.mark.parametrize("resident", [True, False])
 def test_going_on_equals_no_interruption(tmp_path, make_runtime, source, resident, monkeypatch):
-    monkeypatch.setattr(schedules, "PIECE_EDGES", 25)
+    monkeypatch.setattr(schedules, "PIECE_EDGES", 80)
     runtime = make_runtime()
 
     class Stop(Exception):

@@ -176,15 +176,17 @@ class Stepper:
         kind, n = self.score.product, len(ends[0])
         assert kind is not None
         queries, positive = torch.empty(2 * n, self.config.dim), torch.empty(2 * n)
-        pair = [t.numpy() for t in relations] + [None] * (2 - len(relations))
-        to_pair = [t.numpy() for t in to_relations] + [None] * (2 - len(relations))
-        edges = (ends[0].numpy(), ends[1].numpy(), *pair)
-        _core.make_queries(kind, *edges, queries.numpy(), positive.numpy(), self._workers)
+        relation, inverse = _two(relations)
+        to_relation, to_inverse = _two(to_relations)
+        source, target = ends[0].numpy(), ends[1].numpy()
+        _core.make_queries(
+            kind, source, target, relation, inverse, queries.numpy(), positive.numpy(), self._workers
+        )
 
         def back(to_queries: Tensor, to_positive: Tensor) -> None:
             _core.add_query_gradients(
-                kind, *edges, to_queries.numpy(), to_positive.numpy(),
-                to_ends[0].numpy(), to_ends[1].numpy(), *to_pair, self._workers,
+                kind, source, target, relation, inverse, to_queries.numpy(), to_positive.numpy(),
+                to_ends[0].numpy(), to_ends[1].numpy(), to_relation, to_inverse, self._workers,
             )  # fmt: skip
 
         return queries, positive, back
@@ -210,6 +212,12 @@ class Stepper:
                 out += gradient
 
         return queries.detach(), positive.detach(), back
+
+
+def _two(tensors: list[Tensor]) -> tuple[np.ndarray | None, np.ndarray | None]:
+    """The first two as arrays, None where there are fewer."""
+    first, second, *_ = [*(t.numpy() for t in tensors), None, None]
+    return first, second
 
 
 def _regularise(out: Tensor, x: Tensor, config: EmbedConfig, complex_numbers: bool) -> None:
