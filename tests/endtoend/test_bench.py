@@ -79,7 +79,9 @@ def test_packing_batch_by_batch_writes_the_same_rows(folder: Path):
 
 @pytest.mark.slow
 def test_embed_compares_the_same_trainings(folder: Path, tmp_path: Path, make_runtime):
-    knowledge = knowledge_graph(tmp_path, make_runtime(), train=random_triples(40, 3, 500), test=random_triples(40, 3, 40))
+    knowledge = knowledge_graph(
+        tmp_path, make_runtime(), train=random_triples(40, 3, 500), test=random_triples(40, 3, 40)
+    )
     result = embed.run(folder, 2000, [knowledge], 1, silent)
     assert [r[0] for r in result["rows"]] == ["many edges", "few edges"]
     for case in result["cases"].values():

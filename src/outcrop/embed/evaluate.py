@@ -26,6 +26,7 @@ _TIE = 1e-12  # relative
 _EDGES, _CANDIDATES = 256, 4096  # scored at a time
 _TAG = "evaluate"
 _SCAN_EDGES = 1 << 18
+_MOST_EDGES = 1 << 16  # of a block: candidates that are left out take memory for each of them
 
 
 @dataclass
@@ -118,7 +119,7 @@ def evaluate(
         )
     )
     drawn = None if candidates is None else _draw(trained, candidates, by_degree, seed)
-    block = max(min(len(edges), runtime.budget.free_bytes // 4 // (trained.config.dim * 64)), 1)
+    block = max(min(len(edges), _MOST_EDGES, runtime.budget.free_bytes // 4 // (trained.config.dim * 64)), 1)
     ranks: dict[str, list[np.ndarray]] = {side: [] for side in SIDES}
     with runtime.task("evaluate", len(edges), "edges"):
         for start in range(0, len(edges), block):

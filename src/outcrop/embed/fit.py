@@ -142,12 +142,7 @@ class Fit:
         self._epoch = self._unit = self._step = 0
         self._loss = 0.0
         self.relations = make_relations(buckets, config, runtime)
-        found = None
-        if fresh:
-            for path in (self._path, self.folder / "tables.bin"):
-                path.unlink(missing_ok=True)
-        elif self._path.exists():
-            found = self._read()
+        found = self._read() if self._path.exists() and not fresh else None
         self._stepper = Stepper(config, self.relations, runtime)
         self.table = open_table(buckets, self.folder, config, runtime)
         try:
@@ -324,6 +319,7 @@ class Fit:
             raise FormatError(
                 f"{self.buckets.path}: an edge of bucket {bucket} has no such relation: prepare it again"
             )
+        held = self.runtime.budget.reserve("edges", 16 * len(edges))
         random = np.random.Generator(np.random.Philox(key=key_pair(seed, 4, epoch, unit.first)))
         order = random.permutation(len(edges))
         buffer.touch(*unit.pool)  # negatives are in all of them
@@ -353,6 +349,7 @@ class Fit:
             loss += value
             buffer.look()
             self.runtime.progress.advance("embed", len(batch))
+        held.release()
         return loss
 
     def close(self) -> None:

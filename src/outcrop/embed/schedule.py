@@ -10,7 +10,7 @@ import numpy as np
 from outcrop.embed.orders import Order, State
 from outcrop.links import key_of
 
-PIECE_EDGES = 1 << 20  # of a bucket; read, shuffled and trained as one unit
+PIECE_EDGES = 1 << 18  # of a bucket; read, shuffled and trained as one unit
 
 Swap = tuple[State, State]  # evicted, loaded
 
