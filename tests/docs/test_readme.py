@@ -67,8 +67,33 @@ def test_python_blocks(workplace: Path) -> None:
     assert (workplace / "my.run" / "pack" / "manifest.json").is_file()
 
 
+def commands() -> list[str]:
+    return [line for block in blocks("") for line in block.splitlines() if line.startswith("outcrop ")]
+
+
+def is_about_embeddings(line: str) -> bool:
+    return "embed" in line or "triples:" in line
+
+
+def test_commands_of_embeddings(tmp_path: Path) -> None:
+    folder = tmp_path / "FB15k-237"
+    folder.mkdir()
+    edges = [f"/m/{i}\tnext\t/m/{(i + 1) % 40}\n/m/0f8l9c\tknows\t/m/{i}\n" for i in range(40)]
+    (folder / "train.txt").write_text("".join(edges))
+    (folder / "test.txt").write_text("/m/3\tnext\t/m/9\n")
+    lines = [line for line in commands() if is_about_embeddings(line)]
+    assert len(lines) == 6
+    printed = {}
+    for line in lines:
+        words = shlex.split(line, comments=True)
+        printed[words[2]] = run([sys.executable, "-m", *words], tmp_path)
+    assert "MRR" in printed["eval"]
+    assert "nearest to /m/0f8l9c" in printed["neighbours"]
+    assert (tmp_path / "fb.emb" / "export" / "entities.parquet").is_file()
+
+
 def test_commands(workplace: Path) -> None:
-    lines = [line for block in blocks("") for line in block.splitlines() if line.startswith("outcrop ")]
+    lines = [line for line in commands() if not is_about_embeddings(line)]
     assert len(lines) == 3
     for line in lines:
         printed = run([sys.executable, "-m", *shlex.split(line)], workplace)

@@ -200,7 +200,8 @@ def test_control_c_ends_a_process_that_loads(made: Path) -> None:
         "import os, signal\nfor number, batch in enumerate(run.loader()):\n    os.kill(os.getpid(), signal.SIGINT)\n"
     )
     ended = python(code, made / "run", timeout=40)
-    assert ended.returncode == -signal.SIGINT
+    # Python ends by the signal, or with 1 where torch_geometric has imported pandas.
+    assert ended.returncode in (-signal.SIGINT, 1)
     assert "KeyboardInterrupt" in ended.stderr
 
 

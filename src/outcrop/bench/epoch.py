@@ -80,6 +80,8 @@ def train_once(graph: Path, run: Path | None, setting: Setting, mode: str, epoch
     command += ["--hidden", str(setting.hidden), "--epochs", str(epochs), "--trace-losses"]
     command += _batches(setting) if run is None else ["--run", run]
     command += ["--memory", str(setting.memory) if capped else _UNLIMITED]
+    if mode != "belady":  # scores are not what is measured; belady plans for them
+        command += ["--evaluate-every", str(epochs)]
     done = outcrop(command, limit_bytes=setting.memory + ALLOWANCE_BYTES if capped else None)
     return {**done.result, "limit_bytes": done.limit_bytes, "peak_group_bytes": done.peak_group_bytes}
 

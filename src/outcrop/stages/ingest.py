@@ -143,9 +143,9 @@ def _open_source(source: str, runtime: Runtime, held: ExitStack, config: ImportC
         return open_archive(path, runtime, held, config.split_index)
     if kind == "musae":
         return open_musae(path, runtime, held)
-    raise ArgumentError(
-        f"source kind {kind!r} is unknown; known: arrays, npz, musae, and triples for embeddings"
-    )
+    if kind == "triples":
+        raise ArgumentError(f"{source} is a knowledge graph, not a graph: import it with import_triples")
+    raise ArgumentError(f"source kind {kind!r} is unknown; known: arrays, npz, musae, triples")
 
 
 def _feature_dtype(features: FeatureSource | None, config: ImportConfig) -> str | None:
