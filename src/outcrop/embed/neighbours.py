@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from importlib import import_module
+
 import numpy as np
 
 from outcrop.embed.trained import Trained
@@ -47,7 +49,7 @@ def neighbours(
     if metric not in METRICS:
         raise ArgumentError(f"metric {metric!r} is unknown; known: {', '.join(METRICS)}")
     try:
-        from usearch.index import search
+        search = import_module("usearch.index").search
     except ImportError:
         raise ArgumentError("looking up neighbours needs usearch: pip install usearch") from None
     buckets, runtime = trained.buckets, trained.runtime
