@@ -153,7 +153,7 @@ def require_equal(path: Path, have: dict[str, Any], wanted: dict[str, Any]) -> N
     if differing:
         raise ArgumentError(
             f"{path} comes from another training, it differs in {', '.join(differing)}: go on with "
-            "the same values, or choose another checkpoint folder"
+            "the same values, or start over (--fresh)"
         )
 
 
