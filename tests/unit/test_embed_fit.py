@@ -87,9 +87,6 @@ def test_going_on_equals_no_interruption(tmp_path, make_runtime, source, residen
     monkeypatch.setattr(schedules, "PIECE_EDGES", 80)
     runtime = make_runtime()
 
-    class Stop(Exception):
-        pass
-
     whole = tmp_path / "whole"
     buckets = buckets_of(source, whole, runtime, 6)
     expected = fit(buckets, whole, CONFIG, runtime, resident=resident)
@@ -112,6 +109,44 @@ def test_going_on_equals_no_interruption(tmp_path, make_runtime, source, residen
     assert again.resumed is not None
     assert [r.loss for r in again.records] == pytest.approx([r.loss for r in expected.records], rel=1e-12)
     same(table_of(run, runtime), table_of(whole, runtime))
+
+
+class Stop(Exception):
+    pass
+
+
+def stop_after(units):
+    def on_unit(epoch, unit, loss):
+        if (epoch, unit.number) == units:
+            raise Stop
+
+    return on_unit
+
+
+def test_starting_over_forgets_what_was_there(tmp_path, make_runtime, source):
+    runtime, run = make_runtime(), tmp_path / "run"
+    buckets = buckets_of(source, run, runtime, 4)
+    fit(buckets, run, CONFIG, runtime)
+    with pytest.raises(Stop):
+        fit(buckets, run, CONFIG, runtime, fresh=True, on_unit=stop_after((0, 2)))
+    again = fit(buckets, run, CONFIG, runtime)
+    assert again.resumed is None
+    assert len(again.records) == 3
+
+
+def test_going_on_where_swaps_are_put_off(tmp_path, make_runtime, source):
+    runtime, whole = make_runtime(), tmp_path / "whole"
+    options = {"resident": False, "prefetch": False, "checkpoint_seconds": 0}
+    units = list(
+        fit(buckets_of(source, whole, runtime, 6), whole, CONFIG, runtime, **options).schedule.units(0)
+    )
+    for stop_at in (u.number for u in units if u.swap and not u.bare and not u.last):
+        run = tmp_path / f"run{stop_at}"
+        buckets = buckets_of(source, run, runtime, 6)
+        with pytest.raises(Stop):
+            fit(buckets, run, CONFIG, runtime, on_unit=stop_after((0, stop_at + 1)), **options)
+        fit(buckets, run, CONFIG, runtime, **options)
+        same(table_of(run, runtime), table_of(whole, runtime))
 
 
 def test_more_epochs_go_on_and_other_options_do_not(tmp_path, make_runtime, source):

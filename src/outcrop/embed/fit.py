@@ -147,13 +147,13 @@ class Fit:
         self.table = open_table(buckets, self.folder, config, runtime)
         try:
             self.resumed = self._restore(found)
-            need = (
-                p
-                if resident
-                or (resident is None and fits_in_memory(buckets, config, runtime.budget.free_bytes))
-                else min(max(len(state) for state in order.states), p)
-            )
-            self.buffer = Buffer(self.table, need, runtime)
+            if resident is None:
+                resident = fits_in_memory(buckets, config, runtime.budget.free_bytes)
+            slots = p if resident else max(len(state) for state in order.states)
+            self.buffer = Buffer(self.table, slots, runtime)
+            if found is None:  # not before everything else is there
+                self._path.unlink(missing_ok=True)
+                self.table.clear()
         except BaseException:
             self.table.close()
             raise
@@ -241,6 +241,7 @@ class Fit:
         for unit in units:
             if (
                 not buffer.swapping
+                and swap is None  # one that was put off would be lost
                 and unit.number > skip
                 and time.monotonic() - self._saved > self._checkpoint_seconds
             ):
