@@ -12,6 +12,7 @@
 #include "embed/queries.h"
 #include "embed/row_update.h"
 #include "embed/slab_swap.h"
+#include "embed/softmax.h"
 
 namespace outcrop {
 namespace {
@@ -23,6 +24,10 @@ RowTable row_table(const Table& table, size_t width) {
   if (width > table.shape(1))
     throw Error(ErrorKind::argument, "vectors of " + std::to_string(width) + " floats are longer than rows");
   return {table.data(), table.shape(0), table.shape(1), width};
+}
+
+NegativeScores negative_scores(const Table& scores) {
+  return {scores.data(), scores.shape(0), scores.shape(1)};
 }
 
 using ConstTable = nb::ndarray<const float, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
@@ -209,6 +214,27 @@ void bind_embed(nb::module_& m) {
       "kind"_a, "source"_a, "target"_a, "relation"_a.none(), "inverse"_a.none(), "to_queries"_a,
       "to_scores"_a, "to_source"_a, "to_target"_a, "to_relation"_a.none(), "to_inverse"_a.none(), "workers"_a,
       "Adds the gradients that come back through make_queries.");
+
+  m.def(
+      "leave_out",
+      [](const Table& scores, Ids candidates, Ids wanted, WorkerPool& workers) {
+        check_length("candidates", candidates.size(), scores.shape(1));
+        check_length("wanted", wanted.size(), scores.shape(0));
+        nb::gil_scoped_release release;
+        leave_out(negative_scores(scores), candidates.data(), wanted.data(), workers);
+      },
+      "scores"_a, "candidates"_a, "wanted"_a, "workers"_a,
+      "scores[wanted[:, None] == candidates] = -inf; float32 [n, k], int64 [k], int64 [n].");
+  m.def(
+      "softmax",
+      [](const Table& scores, Floats positive, Array1<float> to_positive, WorkerPool& workers) {
+        check_length("positive", positive.size(), scores.shape(0));
+        check_length("to_positive", to_positive.size(), scores.shape(0));
+        nb::gil_scoped_release release;
+        return softmax(negative_scores(scores), positive.data(), to_positive.data(), workers);
+      },
+      "scores"_a, "positive"_a, "to_positive"_a, "workers"_a,
+      "Sum of log(exp(positive) + exp(scores).sum(1)) - positive; scores become their gradient.");
 }
 
 }  // namespace outcrop

@@ -13,6 +13,7 @@ from outcrop.embed.matches import matches
 from outcrop.embed.scores import SCORES, score_function
 from outcrop.embed.step import Relations, Stepper, stride
 from outcrop.errors import ArgumentError
+from outcrop.runtime import Runtime
 
 DIM = 8
 MODELS = list(SCORES)
@@ -86,9 +87,9 @@ def test_scores_and_gradients_are_those_of_the_formula(model):
         q, k = query.clone().requires_grad_(), c.clone().requires_grad_()
         direct = DIRECT[type(score.compare).__name__](q, k)
         want = torch.autograd.grad(direct, (q, k), weights)
-        to_q, to_c = torch.ones_like(query), torch.ones_like(c)  # gradients are added
+        to_q, to_c = torch.ones_like(query), torch.ones_like(c)  # written over, added to
         score.compare.gradients(query, c, out, weights.clone(), to_q, to_c)
-        torch.testing.assert_close(to_q - 1, want[0], rtol=1e-9, atol=1e-9)
+        torch.testing.assert_close(to_q, want[0], rtol=1e-9, atol=1e-9)
         torch.testing.assert_close(to_c - 1, want[1], rtol=1e-9, atol=1e-9)
 
 
@@ -116,7 +117,8 @@ def test_losses_and_their_gradients(loss, scale):
     expected = reference_loss(loss, positive, negative.masked_fill(left_out, -torch.inf), 0.7)
     want = torch.autograd.grad(expected, (positive, negative))
     scores = negative.detach().masked_fill(left_out, -torch.inf)
-    value, to_positive = loss_function(loss, 0.7)(positive.detach(), scores)
+    to_positive = torch.empty(6, dtype=torch.float64)
+    value = loss_function(loss, 0.7)(positive.detach(), scores, to_positive)
     assert value == pytest.approx(expected.item(), rel=1e-12)
     torch.testing.assert_close(to_positive, want[0], rtol=1e-10, atol=1e-12)
     torch.testing.assert_close(scores, want[1].masked_fill(left_out, 0), rtol=1e-10, atol=1e-12)
@@ -126,10 +128,39 @@ def test_losses_and_their_gradients(loss, scale):
 def test_large_scores_stay_finite_in_float32(loss):
     positive = torch.tensor([1e4, -1e4, 3e5])
     negative = torch.tensor([[-1e4, 1e4], [1e4, 1e4], [-3e5, 3e5]])
-    value, to_positive = loss_function(loss, 1.0)(positive, negative)
+    to_positive = torch.empty(3)
+    value = loss_function(loss, 1.0)(positive, negative, to_positive)
     assert np.isfinite(value)
     assert torch.isfinite(to_positive).all()
     assert torch.isfinite(negative).all()
+
+
+@pytest.mark.parametrize("scale", [1.0, 30.0, 1e4])
+@pytest.mark.parametrize("shape", [(1, 1), (3, 16), (40, 101), (200, 1000)])
+def test_softmax_in_one_pass_equals_cross_entropy(shape, scale):
+    torch.manual_seed(2)
+    n, k = shape
+    positive, negative = torch.randn(n) * scale, torch.randn(n, k) * scale
+    candidates, wanted = torch.randint(0, k, (k,)), torch.randint(0, k, (n,))
+    left_out = wanted[:, None] == candidates
+    exact = [x.double().requires_grad_() for x in (positive, negative)]
+    rows = torch.cat([exact[0][:, None], exact[1].masked_fill(left_out, -torch.inf)], 1)
+    expected = torch.nn.functional.cross_entropy(rows, torch.zeros(n, dtype=torch.int64), reduction="sum")
+    want = torch.autograd.grad(expected, exact)
+    runtime, to_positive = Runtime(), torch.empty(n)
+    _core.leave_out(negative.numpy(), candidates.numpy(), wanted.numpy(), runtime.workers)
+    assert torch.equal(negative == -torch.inf, left_out)
+    value = _core.softmax(negative.numpy(), positive.numpy(), to_positive.numpy(), runtime.workers)
+    assert value == pytest.approx(expected.item(), rel=1e-6, abs=1e-30)
+    torch.testing.assert_close(to_positive.double(), want[0], rtol=2e-6, atol=1e-30)
+    torch.testing.assert_close(negative.double(), want[1], rtol=1e-5, atol=1e-37)  # scores near 87 round
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+def test_softmax_does_not_hide_what_is_no_number(bad):
+    scores, out = np.zeros((2, 33), np.float32), np.empty(2, np.float32)
+    scores[1, 7] = bad
+    assert np.isnan(_core.softmax(scores, np.zeros(2, np.float32), out, Runtime().workers))
 
 
 def test_matches_finds_all():

@@ -8,6 +8,7 @@
 
 #include "base/error.h"
 #include "base/random.h"
+#include "base/simd.h"
 #include "graph/radix_sort.h"
 
 namespace outcrop {
@@ -28,11 +29,11 @@ void check(const RowTable& table, const int64_t* ids, size_t n) {
                                            std::to_string(table.rows));
 }
 
-void sgd(float* row, const float* g, size_t width, const StepOptions& o) {
+OUTCROP_INLINE void sgd(float* row, const float* g, size_t width, const StepOptions& o) {
   for (size_t k = 0; k < width; ++k) row[k] -= o.rate * g[k];
 }
 
-void adagrad(float* row, const float* g, size_t width, const StepOptions& o) {
+OUTCROP_INLINE void adagrad(float* row, const float* g, size_t width, const StepOptions& o) {
   float* sum = row + width;
   for (size_t k = 0; k < width; ++k) {
     sum[k] += g[k] * g[k];
@@ -40,7 +41,7 @@ void adagrad(float* row, const float* g, size_t width, const StepOptions& o) {
   }
 }
 
-void adam(float* row, const float* g, size_t width, const StepOptions& o) {
+OUTCROP_INLINE void adam(float* row, const float* g, size_t width, const StepOptions& o) {
   float* mean = row + width;
   float& square = row[2 * width];
   double squares = 0;
@@ -53,6 +54,44 @@ void adam(float* row, const float* g, size_t width, const StepOptions& o) {
   for (size_t k = 0; k < width; ++k) {
     mean[k] = o.beta1 * mean[k] + (1 - o.beta1) * g[k];
     row[k] -= rate * mean[k];
+  }
+}
+
+// Touches of one row follow each other; starts: where each row's begin, and the end.
+struct Touched {
+  const Touch* touches;
+  const size_t* starts;
+};
+
+template <void (*kStep)(float*, const float*, size_t, const StepOptions&)>
+OUTCROP_INLINE void step_range(const RowTable& table, const Touched& touched, const float* gradients,
+                               const StepOptions& options, float* sum, size_t begin, size_t end) {
+  const size_t width = table.width;
+  for (size_t r = begin; r < end; ++r) {
+    const Touch *first = touched.touches + touched.starts[r], *last = touched.touches + touched.starts[r + 1];
+    const float* g = gradients + first->position * width;
+    if (last - first > 1) {
+      std::copy_n(g, width, sum);
+      for (const Touch* t = first + 1; t < last; ++t) {
+        const float* more = gradients + t->position * width;
+        for (size_t k = 0; k < width; ++k) sum[k] += more[k];
+      }
+      g = sum;
+    }
+    kStep(table.data + first->row * table.stride, g, width, options);
+  }
+}
+
+OUTCROP_EVERY_ISA
+void step_range(const RowTable& table, const Touched& touched, const float* gradients,
+                const StepOptions& options, float* sum, size_t begin, size_t end) {
+  switch (options.kind) {
+    case StepKind::sgd:
+      return step_range<sgd>(table, touched, gradients, options, sum, begin, end);
+    case StepKind::adagrad:
+      return step_range<adagrad>(table, touched, gradients, options, sum, begin, end);
+    case StepKind::adam:
+      return step_range<adam>(table, touched, gradients, options, sum, begin, end);
   }
 }
 
@@ -96,21 +135,9 @@ size_t step_rows(const RowTable& table, const int64_t* ids, const float* gradien
   const size_t rows = starts.size();
   starts.push_back(n);
 
-  const auto step = options.kind == StepKind::sgd ? sgd : options.kind == StepKind::adagrad ? adagrad : adam;
   workers.split(rows, kGrain, [&](size_t begin, size_t end) {
     std::vector<float> sum(table.width);
-    for (size_t r = begin; r < end; ++r) {
-      const float* g = gradients + sorted[starts[r]].position * table.width;
-      if (starts[r + 1] - starts[r] > 1) {
-        std::copy_n(g, table.width, sum.data());
-        for (size_t i = starts[r] + 1; i < starts[r + 1]; ++i) {
-          const float* more = gradients + sorted[i].position * table.width;
-          for (size_t k = 0; k < table.width; ++k) sum[k] += more[k];
-        }
-        g = sum.data();
-      }
-      step(table.data + sorted[starts[r]].row * table.stride, g, table.width, options);
-    }
+    step_range(table, {sorted, starts.data()}, gradients, options, sum.data(), begin, end);
   });
   return rows;
 }

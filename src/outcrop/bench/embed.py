@@ -142,16 +142,14 @@ def bare_seconds(config: EmbedConfig, edges: int, rounds: int = 50) -> float:
     """Seconds that the matrix products of all chunks of ``edges`` take: scores and both of their gradients."""
     queries, candidates = torch.randn(2 * config.chunk, config.dim), torch.randn(config.negatives, config.dim)
     scores = torch.empty(2 * config.chunk, config.negatives)
-    to_queries, to_candidates = torch.zeros_like(queries), torch.zeros_like(candidates)
+    to_queries, to_candidates = torch.empty_like(queries), torch.empty_like(candidates)
     times = []
     for _ in range(rounds):
         begin = time.perf_counter()
         torch.mm(queries, candidates.T, out=scores)
-        to_queries.addmm_(scores, candidates)
-        to_candidates.addmm_(scores.T, queries)
+        torch.mm(scores, candidates, out=to_queries)
+        torch.mm(scores.T, queries, out=to_candidates)
         times.append(time.perf_counter() - begin)
-        to_queries.zero_()
-        to_candidates.zero_()
     return median(times) * edges / config.chunk
 
 

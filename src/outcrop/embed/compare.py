@@ -32,7 +32,9 @@ class Compare(Protocol):
         to_queries: Tensor,
         to_candidates: Tensor,
     ) -> None:
-        """Adds the gradient of ``sum(weights * scores)`` to ``to_queries`` and ``to_candidates``; spoils ``weights``.
+        """Gradients of ``sum(weights * scores)``: written to ``to_queries``, added to ``to_candidates``.
+
+        Spoils ``weights``.
 
         ``weights`` [n, k] may be the memory of ``scores``, unless ``needs_scores``.
         """
@@ -61,7 +63,7 @@ class Dot:
         to_queries: Tensor,
         to_candidates: Tensor,
     ) -> None:
-        to_queries.addmm_(weights, candidates)
+        torch.mm(weights, candidates, out=to_queries)
         to_candidates.addmm_(weights.T, queries)
 
     def pairs(self, queries: Tensor, others: Tensor) -> Tensor:
@@ -90,7 +92,8 @@ class L2:
     ) -> None:
         # d(-|q - c|) / dq = (q - c) / score
         weights.div_(scores)
-        to_queries.addcmul_(weights.sum(1, keepdim=True), queries).addmm_(weights, candidates, alpha=-1)
+        torch.mul(weights.sum(1, keepdim=True), queries, out=to_queries)
+        to_queries.addmm_(weights, candidates, alpha=-1)
         to_candidates.addcmul_(weights.sum(0)[:, None], candidates).addmm_(weights.T, queries, alpha=-1)
 
     def pairs(self, queries: Tensor, others: Tensor) -> Tensor:
@@ -119,7 +122,7 @@ class L1:
             q, c = queries.detach().requires_grad_(), candidates.detach().requires_grad_()
             distances = torch.cdist(q, c, p=1)
         to_q, to_c = torch.autograd.grad(distances, (q, c), weights.neg_())
-        to_queries += to_q
+        to_queries.copy_(to_q)
         to_candidates += to_c
 
     def pairs(self, queries: Tensor, others: Tensor) -> Tensor:
@@ -155,7 +158,7 @@ class Modulus:
             both = torch.cat(
                 [re.mul_(scale), im.mul_(scale)], -1
             )  # of the candidates; minus that of the queries
-            to_queries[begin:stop] -= both.sum(1)
+            torch.sum(both, 1, out=to_queries[begin:stop]).neg_()
             to_candidates += both.sum(0)
 
     def pairs(self, queries: Tensor, others: Tensor) -> Tensor:

@@ -1,8 +1,8 @@
 """Losses of positive edges against their negatives, with gradients by scores.
 
 ``positive`` [n] are scores of edges, ``negative`` [n, k] those of edges with one end replaced; -inf marks a negative
-that is left out. Each returns the sum over edges and the gradient by ``positive``, and writes that by ``negative`` over
-it.
+that is left out. Each returns the sum over edges, writes the gradient by ``negative`` over it and that by ``positive``
+to ``to_positive``.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ import torch
 from outcrop.errors import ArgumentError
 
 Tensor = torch.Tensor
-Loss = Callable[[Tensor, Tensor], tuple[float, Tensor]]
+Loss = Callable[[Tensor, Tensor, Tensor], float]
 
 
-def softmax(positive: Tensor, negative: Tensor) -> tuple[float, Tensor]:
+def softmax(positive: Tensor, negative: Tensor, to_positive: Tensor) -> float:
     """Cross-entropy of each edge against its negatives (Legend, equation 1).
 
     Equals ``cross_entropy(cat([positive[:, None], negative], 1), zeros(n), reduction="sum")``.
@@ -29,10 +29,11 @@ def softmax(positive: Tensor, negative: Tensor) -> tuple[float, Tensor]:
     total = negative.sum(1) + mine
     loss = (total.log() + largest - positive).sum()
     negative.div_(total[:, None])
-    return loss.item(), mine / total - 1
+    torch.sub(mine / total, 1, out=to_positive)
+    return loss.item()
 
 
-def logistic(positive: Tensor, negative: Tensor) -> tuple[float, Tensor]:
+def logistic(positive: Tensor, negative: Tensor, to_positive: Tensor) -> float:
     """Each edge and the mean of its negatives as decisions.
 
     Equals ``softplus(-positive).sum() + softplus(negative).mean(1).sum()``, the mean over negatives that count.
@@ -41,10 +42,11 @@ def logistic(positive: Tensor, negative: Tensor) -> tuple[float, Tensor]:
     softplus = torch.nn.functional.softplus
     loss = softplus(-positive).sum() + (softplus(negative) / count).sum()
     negative.sigmoid_().div_(count)
-    return loss.item(), -torch.sigmoid(-positive)
+    torch.neg(torch.sigmoid(-positive), out=to_positive)
+    return loss.item()
 
 
-def margin(positive: Tensor, negative: Tensor, width: float) -> tuple[float, Tensor]:
+def margin(positive: Tensor, negative: Tensor, to_positive: Tensor, width: float) -> float:
     """Each edge should score ``width`` more than each of its negatives.
 
     Equals ``relu(width + negative - positive[:, None]).mean(1).sum()``, the mean over negatives that count.
@@ -53,7 +55,8 @@ def margin(positive: Tensor, negative: Tensor, width: float) -> tuple[float, Ten
     over = (negative - positive[:, None] + width).clamp_min_(0)
     loss = (over / count).sum()
     torch.div((over > 0).to(negative.dtype), count, out=negative)
-    return loss.item(), -negative.sum(1)
+    torch.neg(negative.sum(1), out=to_positive)
+    return loss.item()
 
 
 LOSSES = ("softmax", "logistic", "margin")

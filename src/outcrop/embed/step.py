@@ -15,7 +15,6 @@ import torch
 from outcrop import _core
 from outcrop.config import EmbedConfig
 from outcrop.embed.losses import loss_function
-from outcrop.embed.matches import matches
 from outcrop.embed.scores import Score, score_function
 from outcrop.runtime import Runtime
 
@@ -24,6 +23,10 @@ Ends = tuple[Tensor, Tensor, Tensor]  # sources, targets, negatives
 Queries = tuple[Tensor, Tensor, Callable[[Tensor, Tensor], None]]
 _TAG = "embed-batch"
 _ID_BYTES = 96  # of a touched row: ids, and what the step sorts
+_TILE_FLOATS = (
+    1 << 20
+)  # of scores that are made, turned into gradients and used up while they are in the cache
+_LEAST_TILE = 64  # queries
 
 
 @dataclass
@@ -55,22 +58,21 @@ class Stepper:
     def __init__(self, config: EmbedConfig, relations: Relations | None, runtime: Runtime):
         self.config, self.relations = config, relations
         self.score: Score = score_function(config.model, config.dim)
-        self._loss = loss_function(config.loss, config.margin)
         self._workers = runtime.workers
+        self._loss = self._softmax if config.loss == "softmax" else loss_function(config.loss, config.margin)
         chunks = -(-config.batch // config.chunk)
         most = 2 * config.batch + chunks * config.negatives
         floats = 2 * most * config.dim + 4 * config.batch * config.dim
-        floats += (
-            2
-            * config.chunk
-            * (config.negatives + 8 * config.dim)
-            * (2 if self.score.compare.needs_scores else 1)
-        )
+        queries = 2 * config.chunk
+        tiles = min(-(-queries * config.negatives // _TILE_FLOATS), queries // _LEAST_TILE)
+        self._tile = -(-queries // max(tiles, 1))
+        copies = 2 if self.score.compare.needs_scores else 1
+        floats += self._tile * config.negatives * copies + 16 * config.chunk * config.dim
         self._held = runtime.budget.reserve(_TAG, 4 * floats + _ID_BYTES * (most + 2 * config.batch))
         # torch aligns its memory, NumPy does not, and on that the last bits of a matrix product may depend.
         self._vectors = torch.empty(most, config.dim)
         self._gradients = torch.empty(most, config.dim)
-        self._scores = torch.empty(2 * config.chunk * config.negatives)
+        self._scores = torch.empty(self._tile * config.negatives)
         self._nodes = self._options(config.rate)
         self._edges = self._options(config.relation_rate or config.rate)
 
@@ -124,7 +126,7 @@ class Stepper:
                 (gx[part], gx[of_targets], gx[candidates]),
                 self._of_relations(r, part, count),
                 self._of_relations(gr, part, count),
-                [matches(others, target[part]), matches(others, source[part])],
+                (others, np.concatenate([target[part], source[part]])),
             )
         self._nodes.step = self._edges.step = step
         _core.step_rows(rows, dim, ids, gx.numpy(), self._nodes, self._workers)
@@ -147,27 +149,39 @@ class Stepper:
         to_ends: Ends,
         relations: list[Tensor],
         to_relations: list[Tensor],
-        hits: list[tuple[np.ndarray, np.ndarray]],
+        rows: tuple[np.ndarray, np.ndarray],
     ) -> float:
-        """Loss of a chunk of edges; adds its gradients to ``to_ends`` and ``to_relations``."""
+        """Loss of a chunk of edges, and its gradients.
+
+        Args:
+            to_ends: Gradients, added to.
+            to_relations: Gradients, added to.
+            rows: Of the negatives, and of what each query looks for: an edge is no negative of itself.
+        """
         compare = self.score.compare
         queries, positive, back = (self._product if self.score.product is not None else self._by_autograd)(
             ends, to_ends, relations, to_relations
         )
-        candidates, n = ends[2], len(ends[0])
-        scores = self._scores[: len(queries) * len(candidates)].view(len(queries), -1)
-        compare.scores(queries, candidates, scores)
-        kept = scores.clone() if compare.needs_scores else scores
-        for side, (edge, column) in enumerate(hits):  # the edge itself is no negative of it
-            scores[torch.from_numpy(edge) + side * n, torch.from_numpy(column)] = -torch.inf
-        loss, to_positive = self._loss(positive, scores)
-        to_queries = torch.zeros_like(queries)
-        compare.gradients(queries, candidates, kept, scores, to_queries, to_ends[2])
+        candidates, (negatives, wanted) = ends[2], rows
+        to_queries, to_positive, loss = torch.empty_like(queries), torch.empty_like(positive), 0.0
+        for begin in range(0, len(queries), self._tile):
+            tile = slice(begin, begin + self._tile)
+            some = queries[tile]
+            scores = self._scores[: len(some) * len(candidates)].view(len(some), -1)
+            compare.scores(some, candidates, scores)
+            kept = scores.clone() if compare.needs_scores else scores
+            _core.leave_out(scores.numpy(), negatives, wanted[tile], self._workers)
+            loss += self._loss(positive[tile], scores, to_positive[tile])
+            compare.gradients(some, candidates, kept, scores, to_queries[tile], to_ends[2])
         back(to_queries, to_positive)
         for out, x in zip((*to_ends[:2], *to_relations), (*ends[:2], *relations), strict=True):
             if x.shape[1] == self.config.dim:  # angles have no size
                 _regularise(out, x, self.config, self.score.complex_numbers)
         return loss
+
+    def _softmax(self, positive: Tensor, negative: Tensor, to_positive: Tensor) -> float:
+        """As :func:`outcrop.embed.losses.softmax`, in one pass."""
+        return _core.softmax(negative.numpy(), positive.numpy(), to_positive.numpy(), self._workers)
 
     def _product(
         self, ends: Ends, to_ends: Ends, relations: list[Tensor], to_relations: list[Tensor]
