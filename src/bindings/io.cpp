@@ -111,7 +111,8 @@ void bind_options(nb::module_& m) {
   nb::enum_<OpenMode>(m, "OpenMode")
       .value("read", OpenMode::read)
       .value("create", OpenMode::create)
-      .value("update", OpenMode::update);
+      .value("update", OpenMode::update)
+      .value("pages", OpenMode::pages);
   nb::enum_<Backend>(m, "Backend")
       .value("automatic", Backend::automatic)
       .value("uring", Backend::uring)

@@ -167,6 +167,32 @@ TEST_P(BlockIoTest, WritesThenReadsBack) {
   EXPECT_EQ(read_plainly(folder_.file("x")), expected);
 }
 
+TEST_P(BlockIoTest, WholePagesAreWrittenPastTheCache) {
+  constexpr size_t kBytes = 300 * kPageBytes;
+  IoOptions options;
+  options.max_request_bytes = 100 << 10;
+  auto io = engine(options);
+  const FileId f = io->open(folder_.file("x"), OpenMode::pages);
+  io->resize(f, kBytes);
+  const auto bytes = random_bytes(kBytes, 11);
+  const std::unique_ptr<std::byte, void (*)(void*)> memory(
+      static_cast<std::byte*>(std::aligned_alloc(kPageBytes, kBytes)), std::free);
+  std::copy(bytes.begin(), bytes.end(), memory.get());
+  constexpr size_t kSplit = 77 * kPageBytes;
+  io->submit(IoOp::write, {{f, kSplit, kBytes - kSplit, memory.get() + kSplit}, {f, 0, kSplit, memory.get()}})->wait();
+  EXPECT_EQ(io->counters().write_bytes, kBytes);
+  EXPECT_EQ(read_plainly(folder_.file("x")), bytes);
+  BytesVector back(5000);
+  io->read(f, 123, back.data(), back.size());
+  EXPECT_TRUE(std::equal(back.begin(), back.end(), bytes.begin() + 123));
+  const auto part_of_a_page = [&](uint64_t offset, uint64_t length, size_t at) {
+    return message_of([&] { io->write(f, offset, memory.get() + at, length); }, ErrorKind::argument);
+  };
+  EXPECT_NE(part_of_a_page(1, kPageBytes, 0).find("whole pages"), std::string::npos);
+  EXPECT_NE(part_of_a_page(0, 100, 0).find("whole pages"), std::string::npos);
+  EXPECT_NE(part_of_a_page(0, kPageBytes, 8).find("whole pages"), std::string::npos);
+}
+
 TEST_P(BlockIoTest, ReadBeyondTheEndNamesEverything) {
   write_plainly(folder_.file("x"), random_bytes(5000, 7));
   auto io = engine();

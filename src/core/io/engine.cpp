@@ -6,6 +6,8 @@
 #include <thread>
 #include <utility>
 
+#include "base/buffer.h"
+
 namespace outcrop {
 namespace {
 
@@ -36,6 +38,9 @@ void check(IoOp op, const IoRequest& r, const File& file) {
                            std::to_string(r.offset) + " of " + file.path();
   if (op == IoOp::write && !file.writable())
     throw Error(ErrorKind::argument, "file opened for reading is written" + what);
+  if (op == IoOp::write && file.whole_pages() &&
+      (r.offset | r.length | reinterpret_cast<uintptr_t>(r.data)) % kPageBytes)
+    throw Error(ErrorKind::argument, "file opened for whole pages is written in part of one" + what);
   if (r.offset > INT64_MAX || r.length > INT64_MAX - r.offset)
     throw Error(ErrorKind::argument, "offset beyond what files can have" + what);
   if (r.length && !r.data) throw Error(ErrorKind::argument, "no memory" + what);
@@ -171,6 +176,7 @@ std::shared_ptr<IoJob> Engine::submit(IoOp op, std::vector<IoRequest> requests) 
   }
   if (op == IoOp::write && options_.unwritten_bytes) {
     for (const auto& f : files) {
+      if (f->direct()) continue;
       uint64_t bytes = 0;
       for (const IoRequest& r : requests) bytes += r.file == f->slot ? r.length : 0;
       f->write_back(bytes, options_.unwritten_bytes);

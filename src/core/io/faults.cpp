@@ -36,8 +36,9 @@ Fault decide_fault(const FaultPlan& plan, IoOp op, uint64_t number, unsigned att
       return {draw(plan, number, 0, Draw::which_again) < 0.5 ? EAGAIN : EINTR, length};
   }
   if (op == IoOp::write && plan.disk_full_after_bytes != UINT64_MAX) {
-    if (written >= plan.disk_full_after_bytes) return {ENOSPC, length};
-    length = std::min(length, plan.disk_full_after_bytes - written);
+    const uint64_t room = plan.disk_full_after_bytes - std::min(written, plan.disk_full_after_bytes);
+    length = std::min(length, direct ? align_down(room, kSectorBytes) : room);
+    if (length == 0) return {ENOSPC, length};
   }
   if (draw(plan, number, attempt, Draw::short_transfer) < plan.short_probability) {
     const double part = draw(plan, number, attempt, Draw::how_short) * static_cast<double>(length);

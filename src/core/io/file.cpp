@@ -19,6 +19,7 @@ const char* purpose(OpenMode mode) {
     case OpenMode::create:
       return " for writing anew";
     case OpenMode::update:
+    case OpenMode::pages:
       return " for update";
   }
   return "";
@@ -34,10 +35,10 @@ int open_retrying(const std::string& path, int flags) {
 }  // namespace
 
 File::File(std::string path, OpenMode mode, bool direct)
-    : path_(std::move(path)), writable_(mode != OpenMode::read) {
-  int flags = writable_ ? O_RDWR | O_CREAT : O_RDONLY;
+    : path_(std::move(path)), mode_(mode) {
+  int flags = writable() ? O_RDWR | O_CREAT : O_RDONLY;
   if (mode == OpenMode::create) flags |= O_TRUNC;
-  if (direct && !writable_) {
+  if (direct && (mode == OpenMode::read || mode == OpenMode::pages)) {
     fd_ = open_retrying(path_, flags | O_DIRECT);
     direct_ = fd_ >= 0;
     if (fd_ < 0 && errno != EINVAL) throw_io("cannot open " + path_ + purpose(mode), errno);
@@ -74,7 +75,7 @@ void File::sync() const {
 }
 
 void File::drop_cache() const {
-  if (writable_ && fsync(fd_) != 0) throw_io("cannot write " + path_ + " out to its disk", errno);
+  if (writable() && fsync(fd_) != 0) throw_io("cannot write " + path_ + " out to its disk", errno);
   (void)posix_fadvise(fd_, 0, 0, POSIX_FADV_DONTNEED);  // a hint
 }
 

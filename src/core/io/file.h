@@ -19,7 +19,7 @@ namespace outcrop {
 
 class File {
  public:
-  // direct: use O_DIRECT where mode is read and the file system has it. Throws Error(io) naming the path.
+  // direct: use O_DIRECT where mode is read or pages and the file system has it. Throws Error(io) naming the path.
   File(std::string path, OpenMode mode, bool direct);
   ~File();
   File(const File&) = delete;
@@ -27,7 +27,8 @@ class File {
 
   int fd() const { return fd_; }
   const std::string& path() const { return path_; }
-  bool writable() const { return writable_; }
+  bool writable() const { return mode_ != OpenMode::read; }
+  bool whole_pages() const { return mode_ == OpenMode::pages; }
   bool direct() const { return direct_.load(std::memory_order_relaxed); }
   // Gives up O_DIRECT (some file systems accept it at open and refuse it at the first read).
   void use_buffered();
@@ -45,7 +46,7 @@ class File {
 
  private:
   const std::string path_;
-  const bool writable_;
+  const OpenMode mode_;
   std::atomic<bool> direct_{false};
   std::atomic<uint64_t> unwritten_{0};
   int fd_ = -1;

@@ -91,7 +91,7 @@ Piece next_piece(const SplitRule& rule, IoOp op, const IoRequest& request, File*
   p.op = op;
   p.data = request.data + at;
   const uint64_t offset = request.offset + at, rest = request.length - at;
-  p.direct = op == IoOp::read && file->direct();
+  p.direct = file->direct();
   if (!p.direct) {
     p.offset = offset;
     p.length = p.wanted = std::min(rest, rule.max_request_bytes);

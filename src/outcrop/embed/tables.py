@@ -68,9 +68,7 @@ class Table:
         self.places = [_NOWHERE] * division.parts
         self.checksums = [0] * division.parts
         self._kept = list(self.places)  # of the last checkpoint
-        mode = _core.OpenMode.update if self.path.exists() else _core.OpenMode.create
-        self._file = self._io.open(str(self.path), mode)
-        self._reading = self._io.open(str(self.path), _core.OpenMode.read)  # past the page cache
+        self._file = self._io.open(str(self.path), _core.OpenMode.pages)
 
     def restore(self, state: dict[str, Any]) -> None:
         """Goes back to what :meth:`state` said.
@@ -99,8 +97,13 @@ class Table:
         self._kept = list(self.places)
 
     def clear(self) -> None:
-        """Gives the space of a table that nothing names back."""
+        """Forgets a table that nothing names; takes the space of a new one.
+
+        Raises:
+            IoError: The disk has no room for it.
+        """
         self._io.resize(self._file, 0)
+        self._io.resize(self._file, 2 * self.division.parts * self.slab_bytes)
 
     def sync(self) -> None:
         self._io.sync(self._file)
@@ -131,7 +134,7 @@ class Table:
         if loaded is not None and there:
             read_at = self._offset(loaded, self.places[loaded])
         job = _core.SlabSwap(
-            self._io, slab, None if stored is None else self._file, write_at, self._reading if there else None, read_at
+            self._io, slab, None if stored is None else self._file, write_at, self._file if there else None, read_at
         )  # fmt: skip
         return Exchange(self, slab, stored, loaded, there, job)
 
@@ -157,7 +160,6 @@ class Table:
             )
 
     def close(self) -> None:
-        self._io.close(self._reading)
         self._io.close(self._file)
 
 
