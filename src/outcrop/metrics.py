@@ -144,6 +144,9 @@ class _Heard:
         self._tick()
         self._to.advance(task, amount)
 
+    def note(self, task: str, text: str) -> None:
+        self._to.note(task, text)
+
     def finish(self, task: str) -> None:
         self._tick()
         self._to.finish(task)

@@ -179,7 +179,8 @@ TEST_P(BlockIoTest, WholePagesAreWrittenPastTheCache) {
       static_cast<std::byte*>(std::aligned_alloc(kPageBytes, kBytes)), std::free);
   std::copy(bytes.begin(), bytes.end(), memory.get());
   constexpr size_t kSplit = 77 * kPageBytes;
-  io->submit(IoOp::write, {{f, kSplit, kBytes - kSplit, memory.get() + kSplit}, {f, 0, kSplit, memory.get()}})->wait();
+  io->submit(IoOp::write, {{f, kSplit, kBytes - kSplit, memory.get() + kSplit}, {f, 0, kSplit, memory.get()}})
+      ->wait();
   EXPECT_EQ(io->counters().write_bytes, kBytes);
   EXPECT_EQ(read_plainly(folder_.file("x")), bytes);
   BytesVector back(5000);

@@ -125,6 +125,7 @@ class Watch:
     def advance(self, task: str, amount: int) -> None:
         self.look()
 
+    def note(self, task: str, text: str) -> None: ...
     def finish(self, task: str) -> None:
         self.look()
 
@@ -216,6 +217,7 @@ class KillAfter:
         if task == "train" and self.started and amount:
             os.kill(self.started[0].pid, self.how)
 
+    def note(self, task: str, text: str) -> None: ...
     def finish(self, task: str) -> None: ...
 
 
@@ -280,6 +282,7 @@ def init(self, folder, memory, rate):
 pools.Background.__init__ = init
 class Progress:
     def start(self, task, total, unit): ...
+    def note(self, task: str, text: str) -> None: ...
     def finish(self, task): ...
     def advance(self, task, amount):
         if task == "train" and amount:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -68,6 +69,34 @@ def test_swapping_gives_the_same_as_holding_everything(tmp_path, make_runtime, s
     same(*tables)
     assert losses[0] == losses[1]
     assert losses[0][-1] < losses[0][0]
+
+
+class Notes:
+    """Progress that keeps what is said beside the bar."""
+
+    def __init__(self):
+        self.notes: list[str] = []
+
+    def start(self, task, total, unit): ...
+    def advance(self, task, amount): ...
+    def finish(self, task): ...
+    def note(self, task, text):
+        self.notes.append(text)
+
+
+def test_the_loss_and_the_waits_are_seen_beside_the_bar(tmp_path, make_runtime, source):
+    progress = Notes()
+    runtime = make_runtime(progress=progress)
+    trained = fit(
+        buckets_of(source, tmp_path / "run", runtime, 4), tmp_path / "run", CONFIG, runtime, resident=False
+    )
+    said = re.compile(r"epoch (\d+), loss (\S+), waited \S+ s for (\d+) swaps")
+    first, last = said.fullmatch(progress.notes[0]), said.fullmatch(progress.notes[-1])
+    assert first
+    assert last
+    assert (int(first[1]), int(last[1])) == (0, CONFIG.epochs - 1)
+    assert float(last[2]) == pytest.approx(trained.records[-1].loss, rel=0.5)  # of one batch
+    assert int(last[3]) > int(first[3])
 
 
 def test_the_first_vectors_do_not_depend_on_the_partitions(tmp_path, make_runtime, source):

@@ -20,9 +20,9 @@
 namespace outcrop {
 
 using FileId = uint32_t;
-// create truncates, update keeps what is there; both are for reading and writing, through the page cache. pages is
-// update past it: what is written are whole pages of the file and of memory. On a file that was preallocated (resize)
-// such writes take next to no CPU and leave nothing behind that counts as memory.
+// create truncates, update keeps what is there; both are for reading and writing, through the page cache.
+// pages is update past it: what is written are whole pages of the file and of memory. On a file that was
+// preallocated (resize) such writes take next to no CPU and leave nothing behind that counts as memory.
 enum class OpenMode { read, create, update, pages };
 enum class IoOp { read, write };
 enum class Backend { automatic, uring, pread };
@@ -51,8 +51,8 @@ struct IoOptions {
   Backend backend = Backend::automatic;
   unsigned depth = 128;                   // requests in flight
   uint64_t max_request_bytes = 1u << 20;  // longer requests are split
-  bool direct = true;  // O_DIRECT for files opened as read or pages, where the file system has it
-  unsigned threads = 4;                // of the pread backend
+  bool direct = true;    // O_DIRECT for files opened as read or pages, where the file system has it
+  unsigned threads = 4;  // of the pread backend
   uint64_t rate_bytes_per_second = 0;  // reads and writes together, on average (pace.h); 0: no limit
   // Writes leave at most about twice this for each file in the page cache that the disk has not got yet; 0:
   // as much as the system lets. Control groups of version 1 kill processes that let too much gather.

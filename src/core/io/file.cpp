@@ -34,8 +34,7 @@ int open_retrying(const std::string& path, int flags) {
 
 }  // namespace
 
-File::File(std::string path, OpenMode mode, bool direct)
-    : path_(std::move(path)), mode_(mode) {
+File::File(std::string path, OpenMode mode, bool direct) : path_(std::move(path)), mode_(mode) {
   int flags = writable() ? O_RDWR | O_CREAT : O_RDONLY;
   if (mode == OpenMode::create) flags |= O_TRUNC;
   if (direct && (mode == OpenMode::read || mode == OpenMode::pages)) {

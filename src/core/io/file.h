@@ -19,7 +19,8 @@ namespace outcrop {
 
 class File {
  public:
-  // direct: use O_DIRECT where mode is read or pages and the file system has it. Throws Error(io) naming the path.
+  // direct: use O_DIRECT where mode is read or pages and the file system has it. Throws Error(io) naming the
+  // path.
   File(std::string path, OpenMode mode, bool direct);
   ~File();
   File(const File&) = delete;

@@ -3,9 +3,10 @@
 //
 // A request is cut into pieces in order; each piece is one counted operation. With O_DIRECT a piece is a span
 // of whole pages that goes straight into the caller's memory where offset, length and address allow it, and
-// through a bounce slot otherwise; the spans of a request cover each of its pages exactly once. What is written past
-// the page cache is whole pages from the start (checked when it is submitted) and never goes through a slot. A piece may
-// take several system calls (attempts) when the system transfers less than was asked or says "again".
+// through a bounce slot otherwise; the spans of a request cover each of its pages exactly once. What is
+// written past the page cache is whole pages from the start (checked when it is submitted) and never goes
+// through a slot. A piece may take several system calls (attempts) when the system transfers less than was
+// asked or says "again".
 #pragma once
 #include <atomic>
 #include <cstdint>

@@ -94,16 +94,21 @@ class Bars:
             BarColumn(),
             _Amount(),
             TimeRemainingColumn(elapsed_when_finished=True),
+            TextColumn("{task.fields[note]}"),
             console=console,
         )
         self._tasks: dict[str, Any] = {}
 
     def start(self, task: str, total: int, unit: str) -> None:
-        self._tasks[task] = self._bars.add_task(task, total=max(total, 1), unit=unit)
+        self._tasks[task] = self._bars.add_task(task, total=max(total, 1), unit=unit, note="")
 
     def advance(self, task: str, amount: int) -> None:
         if task in self._tasks:
             self._bars.advance(self._tasks[task], amount)
+
+    def note(self, task: str, text: str) -> None:
+        if task in self._tasks:
+            self._bars.update(self._tasks[task], note=text)
 
     def finish(self, task: str) -> None:
         if task in self._tasks:

@@ -38,6 +38,7 @@ class Buffer:
         rows: float32 [slots * slab_rows, stride], all slots: row r of a partition is ``base[partition] + r``.
         base: int64 by partition; -1 where it is not resident.
         swaps: What became of each swap.
+        waited: Seconds that they were waited for, all together.
     """
 
     def __init__(self, table: Table, slots: int, runtime: Runtime):
@@ -55,6 +56,7 @@ class Buffer:
         self.base = np.full(table.division.parts, -1, np.int64)
         self._swap: _Swap | None = None
         self.swaps: list[SwapRecord] = []
+        self.waited = 0.0
 
     @property
     def holds_all(self) -> bool:
@@ -92,6 +94,7 @@ class Buffer:
         with self._runtime.trace.span("swap.wait"):
             self._swap.finish()
         self.swaps.append(self._swap.record(begin))
+        self.waited += self.swaps[-1].waited
         self._swap = None
 
     @property

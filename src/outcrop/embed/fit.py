@@ -349,9 +349,16 @@ class Fit:
                 )
             loss += value
             buffer.look()
+            self.runtime.progress.note(
+                "embed", f"epoch {epoch}, loss {value / (2 * len(batch)):.4f}{self._waits()}"
+            )
             self.runtime.progress.advance("embed", len(batch))
         held.release()
         return loss
+
+    def _waits(self) -> str:
+        buffer = self.buffer
+        return "" if buffer.holds_all else f", waited {buffer.waited:.1f} s for {len(buffer.swaps)} swaps"
 
     def close(self) -> None:
         self.buffer.close()

@@ -132,9 +132,15 @@ def train(
         if last or (epoch + 1) % config.checkpoint_every == 0:
             with runtime.trace.span("train.checkpoint", epoch=epoch):
                 run.save()
+        runtime.progress.note("train", _note(record))
         runtime.progress.advance("train", 1)
     runtime.progress.finish("train")
     return run.result()
+
+
+def _note(record: EpochRecord) -> str:
+    accuracy = "" if record.valid_accuracy is None else f", validation accuracy {record.valid_accuracy:.4f}"
+    return f"loss {record.loss:.4f}{accuracy}"
 
 
 class _Run:
