@@ -491,3 +491,46 @@ def test_plain_edge_list_of_the_shared_path(tmp_path: Path) -> None:
 def test_config_reports_all_problems_at_once() -> None:
     with pytest.raises(ArgumentError, match=r"feature dtype 'int4'.*split protocol 'x'.*fractions"):
         ImportConfig(feature_dtype="int4", split_protocol="x", train_fraction=0.9, valid_fraction=0.2)  # pyright: ignore
+
+
+@pytest.mark.parametrize(
+    "name", ["list.txt", "list.tsv", "list.csv", "list.parquet", "list.npy", "out.konect"]
+)
+def test_an_edge_list_by_itself(tmp_path, name):
+    pairs = np.random.default_rng(3).integers(0, 40, (300, 2))
+    path = tmp_path / name
+    if path.suffix == ".parquet":
+        pq.write_table(pa.table({"from": pairs[:, 0], "to": pairs[:, 1]}), path)
+    elif path.suffix == ".npy":
+        np.save(path, pairs)
+    else:
+        mark = "%" if path.suffix == ".konect" else "#"
+        delimiter = {".csv": ",", ".tsv": "\t"}.get(path.suffix, " ")
+        lines = [f"{mark} nodes 40 edges 300", *(f"{a}{delimiter}{b}" for a, b in pairs)]
+        path.write_text("\n".join(lines) + "\n")
+    graph = import_graph(f"edges:{path}", tmp_path / "g.oc", new_runtime())
+    assert edges_of(graph) == expected(pairs[:, 0], pairs[:, 1])
+    assert graph.num_nodes == pairs.max() + 1
+    assert "features" not in graph.manifest.arrays
+
+
+def test_an_edge_list_of_names(tmp_path):
+    (tmp_path / "list.csv").write_text("source,target,weight\nb,a,0.5\na,c,2\n")
+    graph = import_graph(f"edges:{tmp_path / 'list.csv'}", tmp_path / "g.oc", new_runtime())
+    assert list(read_names(graph, new_runtime())) == ["b", "a", "c"]
+    assert edges_of(graph) == [(0, 1), (1, 2)]
+    assert get(graph, "edge_weight").tolist() == [0.5, 2.0]
+
+
+def test_an_edge_list_that_is_none(tmp_path):
+    with pytest.raises(ArgumentError, match=r"no-such\.txt is no file: edges:FILE needs"):
+        import_graph(f"edges:{tmp_path / 'no-such.txt'}", tmp_path / "g.oc", new_runtime())
+    (tmp_path / "one.txt").write_text("1\n2\n")
+    with pytest.raises(FormatError, match=r"one\.txt has 1 columns"):
+        import_graph(f"edges:{tmp_path / 'one.txt'}", tmp_path / "g.oc", new_runtime())
+
+
+def test_soc_epinions(tmp_path):
+    path = shared_path("soc-Epinions1", "soc-Epinions1.txt")
+    graph = import_graph(f"edges:{path}", tmp_path / "g.oc", new_runtime())
+    assert (graph.num_nodes, graph.num_edges) == (75_877, 405_739)

@@ -13,7 +13,7 @@ from outcrop.store.triples import Triples
 
 
 def import_graph(source: str, out: str | Path, *, memory: Size | None = None, **options: Any) -> Graph:
-    """Imports ``source`` (``arrays:DIR``, ``npz:FILE``, ``musae:DIR``) as a graph at ``out``.
+    """Imports ``source`` (``arrays:DIR``, ``edges:FILE``, ``npz:FILE``, ``musae:DIR``) as a graph at ``out``.
 
     Options are those of :class:`outcrop.stages.ingest.ImportConfig`.
     """

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import tomllib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -46,6 +47,40 @@ DiskSpace = Annotated[
     ),
 ]
 Seed = Annotated[int, typer.Option("--seed", help="Same seed, same result.")]
+
+
+def _defaults_of_file(ctx: typer.Context, path: Path | None) -> Path | None:
+    """Options of a TOML file become the defaults of the command: those on the command line win."""
+    if path is not None:
+        names = {
+            option.removeprefix("--"): parameter.name
+            for parameter in ctx.command.params
+            for option in parameter.opts
+            if option.startswith("--") and option not in ("--config", "--help")
+        }
+        try:
+            given = tomllib.loads(path.read_text())
+        except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+            raise ArgumentError(f"{path} is no TOML file: {error}") from None
+        unknown = [name for name in given if name not in names]
+        if unknown:
+            raise ArgumentError(
+                f"{path}: {unknown[0]!r} is no option of this command; known: {', '.join(sorted(names))}"
+            )
+        ctx.default_map = {**(ctx.default_map or {}), **{names[name]: given[name] for name in given}}
+    return path
+
+
+Config = Annotated[
+    Path | None,
+    typer.Option(
+        "--config",
+        help="TOML file of options of this command by name, such as lr = 0.1; those given here win.",
+        metavar="FILE",
+        is_eager=True,
+        callback=_defaults_of_file,
+    ),
+]
 Fanouts = Annotated[
     str, typer.Option("--fanouts", help="Neighbours per hop, -1 = all, such as 10,15,20.", metavar="N,N")
 ]

@@ -26,7 +26,7 @@ def add_commands(app: typer.Typer) -> None:
     app.command(
         "import",
         help="Import a graph.\n\nSources: arrays:DIR (edges.npy/.parquet/.csv/.tsv, features.npy/"
-        ".parquet, labels, splits), npz:FILE, musae:DIR.\n\n"
+        ".parquet, labels, splits), edges:FILE, npz:FILE, musae:DIR, triples:DIR.\n\n"
         "Example: outcrop import arrays:mydata my.oc --memory 2GiB",
     )(import_)
     app.command("info", help="Say what an artifact is.\n\nExample: outcrop info my.oc")(info)
@@ -83,7 +83,8 @@ def generate(
 
 def import_(
     source: Annotated[
-        str, typer.Argument(help="arrays:DIR, npz:FILE, musae:DIR or triples:DIR.", metavar="SOURCE")
+        str,
+        typer.Argument(help="arrays:DIR, edges:FILE, npz:FILE, musae:DIR or triples:DIR.", metavar="SOURCE"),
     ],
     path: OutArg,
     keep_duplicates: Annotated[

@@ -193,6 +193,7 @@ def prepare(
 
 def train(
     run: RunFolder,
+    config_file: common.Config = None,
     model: Annotated[
         str, typer.Option("--model", help="dot, distmult, complex, transe-l1, transe-l2 or rotate.")
     ] = "complex",

@@ -13,7 +13,7 @@ node. Edge weights (not negative): ``edge_weight.npy`` [E] next to ``edges.npy``
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -22,7 +22,6 @@ from outcrop.errors import ArgumentError, FormatError
 from outcrop.runtime import Runtime
 from outcrop.sources import tables
 from outcrop.sources.base import (
-    EdgeBlock,
     FeatureSource,
     GraphSource,
     LabelSource,
@@ -30,10 +29,10 @@ from outcrop.sources.base import (
     check_ids,
     same_length,
 )
+from outcrop.sources.edge_list import WEIGHT_COLUMNS, array_edges, table_edges, text_columns
 from outcrop.sources.ids import IdMap, PlainIds, TextIds, ids_of_table, is_text
 from outcrop.sources.tables import Table
 
-_WEIGHT_COLUMNS = ("weight", "edge_weight")
 _SPLIT_NAMES = {"train": "train", "valid": "valid", "val": "valid", "validation": "valid", "test": "test"}
 
 
@@ -71,23 +70,23 @@ def open_folder(folder: Path, runtime: Runtime) -> GraphSource:
     )
     weights_path = tables.find(folder, "edge_weight", (".npy",))
     if edges_path.suffix == ".npy":
-        edges, num_edges = _array_edges(runtime, edges_path, ids, weights_path)
+        edges, num_edges = array_edges(runtime, edges_path, ids, weights_path)
         weighted = weights_path is not None
     else:
         table = tables.open_table(edges_path)
-        weighted = table.column(*_WEIGHT_COLUMNS) is not None
+        weighted = table.column(*WEIGHT_COLUMNS) is not None
         if weights_path is not None:
             raise ArgumentError(
                 f"{weights_path} belongs to edges.npy: put weights into a column of {edges_path}"
             )
-        if nodes is None and _text_columns(runtime, table):
+        if nodes is None and text_columns(runtime, table):
             if told is not None:
                 raise ArgumentError(
                     f"{edges_path} names nodes by text, so which row of the features or labels is whose "
                     f"is not known: add {folder / 'nodes.csv'} with a column 'id' in row order"
                 )
             ids = TextIds(runtime)
-        edges, num_edges = _table_edges(runtime, table, ids), table.num_rows
+        edges, num_edges = table_edges(runtime, table, ids), table.num_rows
     has_names = nodes is not None or isinstance(ids, TextIds)
     names = (lambda: ids.names() or iter(())) if has_names and not isinstance(ids, PlainIds) else None
     return GraphSource(
@@ -107,81 +106,6 @@ def open_folder(folder: Path, runtime: Runtime) -> GraphSource:
 def _open(folder: Path, stem: str, suffixes: tuple[str, ...]) -> Table | None:
     path = tables.find(folder, stem, suffixes)
     return tables.open_table(path) if path else None
-
-
-def _array_edges(
-    runtime: Runtime, path: Path, ids: IdMap, weights_path: Path | None = None
-) -> tuple[Callable[[], Iterator[EdgeBlock]], int]:
-    array = tables.open_npy(path)
-    if array.ndim != 2 or 2 not in array.shape:
-        raise FormatError(f"{path} has shape {array.shape}; [edges, 2] or [2, edges] is needed")
-    check_ids(str(path), array[:0])
-    pairs = array if array.shape[1] == 2 else array.T
-    weights = None if weights_path is None else tables.open_npy(weights_path)
-    if weights is not None and (weights.shape != (len(pairs),) or weights.dtype.kind not in "fiub"):
-        raise FormatError(
-            f"{weights_path} has shape {weights.shape} of {weights.dtype}; one number for each of {len(pairs)} edges "
-            "is needed"
-        )
-
-    def blocks() -> Iterator[EdgeBlock]:
-        import pyarrow as pa
-
-        row, rows = 0, max(1024, block_bytes(runtime) // 64)
-        for block in tables.array_blocks(runtime, pairs, rows):
-            src, dst = (check_ids(str(path), block[:, i], row) for i in (0, 1))
-            if not isinstance(ids, PlainIds):
-                src, dst = (ids.lookup(str(path), pa.array(part), row) for part in (src, dst))
-            if weights is None:
-                yield src, dst
-            else:
-                yield src, dst, np.array(weights[row : row + len(block)], np.float32)
-                tables.forget_pages(weights)
-            row += len(block)
-
-    return blocks, len(pairs)
-
-
-def edge_columns(table: Table) -> list[str]:
-    """The columns of source and target. Raises FormatError where there are not two."""
-    if len(table.columns) < 2:
-        raise FormatError(
-            f"{table.path} has {len(table.columns)} columns; an edge list needs source and target"
-        )
-    source = table.column("src", "source", "from", "head", "fromnodeid", "id_1")
-    target = table.column("dst", "target", "to", "tail", "tonodeid", "id_2")
-    weight = table.column(*_WEIGHT_COLUMNS)
-    ends = [source, target] if source and target else [c for c in table.columns if c != weight][:2]
-    if len(ends) < 2:
-        raise FormatError(f"{table.path} has one column besides the weights; source and target are needed")
-    return ends
-
-
-def _text_columns(runtime: Runtime, table: Table) -> bool:
-    if not table.columns:
-        return False
-    first = next(table.blocks(runtime, edge_columns(table), rows=1024), None)
-    return first is not None and any(is_text(column) for column in first)
-
-
-def _table_edges(runtime: Runtime, table: Table, ids: IdMap) -> Callable[[], Iterator[EdgeBlock]]:
-    def blocks() -> Iterator[EdgeBlock]:
-        if not table.columns:
-            return
-        row, columns, name = 0, edge_columns(table), str(table.path)
-        weight = table.column(*_WEIGHT_COLUMNS)
-        for source, target, *rest in table.blocks(runtime, columns + ([weight] if weight else [])):
-            ends = ids.lookup(name, source, row), ids.lookup(name, target, row)
-            if rest:
-                numbers = tables.to_numpy(name, rest[0], row)
-                if numbers.dtype.kind not in "fiub":
-                    raise FormatError(f"{name}: column {weight!r} holds {numbers.dtype}; weights are numbers")
-                yield *ends, np.ascontiguousarray(numbers, np.float32)
-            else:
-                yield ends
-            row += len(source)
-
-    return blocks
 
 
 def open_features(runtime: Runtime, path: Path | None) -> FeatureSource | None:

@@ -17,7 +17,8 @@ from outcrop.errors import ArgumentError, FormatError
 from outcrop.runtime import Runtime
 from outcrop.sources import tables
 from outcrop.sources.base import EdgeBlock, FeatureSource, GraphSource
-from outcrop.sources.folder import edge_columns, table_labels
+from outcrop.sources.edge_list import edge_columns
+from outcrop.sources.folder import table_labels
 from outcrop.sources.ids import PlainIds, ids_of_table
 
 # A list of small ints in JSON, as Python objects and as the flat arrays made from them, per byte of text.

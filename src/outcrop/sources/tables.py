@@ -184,7 +184,8 @@ def open_table(path: Path) -> Table:
     """Opens a table by its header only.
 
     A CSV or TSV has a header where its first line names a known column, or where the first cell is no number but the
-    one below is. Lines before it that start with ``#`` are skipped. ``.txt`` is split at tabs, commas or blanks.
+    one below is. Lines before it that start with ``#`` or ``%`` are skipped. ``.txt`` is split at tabs, commas or
+    blanks.
 
     Raises:
         FormatError: Not a table, or torn.
@@ -223,12 +224,12 @@ def open_text(path: Path) -> Table:
 
 
 def _first_lines(path: Path, *, comments: bool) -> tuple[int, list[str]]:
-    """How many lines at the beginning start with ``#``, where these are ``comments``, and the two after them."""
+    """How many lines at the beginning start with ``#`` or ``%``, if these are ``comments``, and the two after them."""
     skipped, lines = 0, []
     try:
         with path.open(encoding="utf-8", newline="") as file:
             for line in file:
-                if comments and line.startswith("#") and not lines:
+                if comments and line.startswith(("#", "%")) and not lines:
                     skipped += 1
                     continue
                 lines.append(line)

@@ -19,6 +19,7 @@ from outcrop.errors import ArgumentError, BudgetError, FormatError
 from outcrop.runtime import Runtime
 from outcrop.sources.archive import open_archive
 from outcrop.sources.base import FeatureSource, GraphSource, LabelSource, SplitProtocol, block_bytes
+from outcrop.sources.edge_list import open_edge_list
 from outcrop.sources.folder import open_folder
 from outcrop.sources.musae import open_musae
 from outcrop.sources.split import Splitter, check_splits, per_class_splits
@@ -108,7 +109,7 @@ def import_graph(
     """Imports ``source`` as a graph artifact at ``out``, replacing an artifact that is there.
 
     Args:
-        source: ``arrays:DIR``, ``npz:FILE`` or ``musae:DIR``.
+        source: ``arrays:DIR``, ``edges:FILE``, ``npz:FILE`` or ``musae:DIR``.
         config: How; ``options`` are fields of :class:`ImportConfig` and may be given instead.
 
     Raises:
@@ -135,17 +136,20 @@ def _open_source(source: str, runtime: Runtime, held: ExitStack, config: ImportC
     path = Path(where)
     if not where:
         raise ArgumentError(
-            f"source {source!r} names no files; write arrays:DIR, npz:FILE, musae:DIR or triples:DIR"
+            f"source {source!r} names no files; write arrays:DIR, edges:FILE, npz:FILE, musae:DIR or "
+            "triples:DIR"
         )
     if kind == "arrays":
         return open_folder(path, runtime)
+    if kind == "edges":
+        return open_edge_list(path, runtime)
     if kind == "npz":
         return open_archive(path, runtime, held, config.split_index)
     if kind == "musae":
         return open_musae(path, runtime, held)
     if kind == "triples":
         raise ArgumentError(f"{source} is a knowledge graph, not a graph: import it with import_triples")
-    raise ArgumentError(f"source kind {kind!r} is unknown; known: arrays, npz, musae, triples")
+    raise ArgumentError(f"source kind {kind!r} is unknown; known: arrays, edges, npz, musae, triples")
 
 
 def _feature_dtype(features: FeatureSource | None, config: ImportConfig) -> str | None:

@@ -1,0 +1,93 @@
+"""Trains the configurations of this folder with several seeds and prints how well held-out edges are ranked.
+
+    python examples/embed/quality.py DATA --work FOLDER [--only FB15k-237] [--seeds 5] [--json quality.json]
+
+DATA holds a folder for each graph: train.txt, valid.txt and test.txt, or one edge list, whose edges are then held out
+by `outcrop embed prepare`. What was trained already is not trained again, so that the script can be stopped any time.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).parent
+HELD_OUT = ["--valid-fraction", "0.05", "--test-fraction", "0.05"]  # of an edge list
+CANDIDATES = ["--candidates", "10000"]  # for graphs with more nodes than are worth ranking
+
+
+def outcrop(*arguments: str | Path) -> None:
+    subprocess.run([sys.executable, "-m", "outcrop", *map(str, arguments)], check=True)
+
+
+def one_seed(config: Path, folder: Path, work: Path, seed: int) -> dict[str, Any]:
+    """Imports, prepares, trains and ranks; the metrics that `outcrop embed eval --json` writes, and the time taken."""
+    result = work / f"{config.stem}-{seed}.json"
+    if result.exists():
+        return json.loads(result.read_text())
+    triples = (folder / "train.txt").exists()
+    graph, run = work / f"{folder.name}.oc", work / f"{config.stem}-{seed}"
+    if not graph.exists():
+        source = f"triples:{folder}" if triples else f"edges:{folder / (folder.name + '.txt')}"
+        outcrop("import", source, graph)
+    outcrop("embed", "prepare", graph, run, "--seed", str(seed), *([] if triples else HELD_OUT))
+    begin = time.monotonic()
+    outcrop("embed", "train", run, "--config", config, "--seed", str(seed))
+    seconds = time.monotonic() - begin
+    outcrop("embed", "eval", run, "--split", "test", "--json", result, *([] if triples else CANDIDATES))
+    found = {**json.loads(result.read_text()), "seed": seed, "train_seconds": seconds}
+    result.write_text(json.dumps(found))
+    return found
+
+
+def summary(name: str, found: list[dict[str, Any]]) -> dict[str, Any]:
+    """Mean and standard deviation over seeds."""
+    values = {"mrr": [f["mrr"] for f in found]} | {
+        f"hits@{k}": [f["hits"][k] for f in found] for k in found[0]["hits"]
+    }
+    return {
+        "graph": name,
+        "protocol": found[0]["protocol"],
+        "seeds": len(found),
+        "train_seconds": min(f["train_seconds"] for f in found),
+        **{key: {"mean": statistics.mean(v), "deviation": statistics.pstdev(v)} for key, v in values.items()},
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("data", type=Path)
+    parser.add_argument("--work", type=Path, default=Path("embed-quality"))
+    parser.add_argument("--only", nargs="*", help="names of configurations")
+    parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("--json", type=Path)
+    options = parser.parse_args()
+    options.work.mkdir(parents=True, exist_ok=True)
+    rows = []
+    for config in sorted(HERE.glob("*.toml")):
+        folder = options.data / config.stem.partition("+")[0]  # NAME+VARIANT.toml
+        if (options.only and config.stem not in options.only) or not folder.is_dir():
+            continue
+        found = [one_seed(config, folder, options.work, seed) for seed in range(options.seeds)]
+        rows.append(summary(config.stem, found))
+        row = rows[-1]
+        print(
+            f"{row['graph']}: MRR {row['mrr']['mean']:.3f} ± {row['mrr']['deviation']:.3f}, "
+            f"Hits@10 {row['hits@10']['mean']:.3f} ({row['protocol']}; {row['seeds']} seeds, "
+            f"{row['train_seconds']:.0f} s each at best)",
+            flush=True,
+        )
+        if options.json:
+            options.json.write_text(json.dumps(rows, indent=1))
+
+
+if __name__ == "__main__":
+    main()
