@@ -294,7 +294,7 @@ def test_the_budget_holds(tmp_path, make_runtime):
     assert fit(buckets, run, config, make_runtime("4MiB"), fresh=True).result.resident
     before = table_of(run, setup)
     with pytest.raises(
-        BudgetError, match=r"10 partitions of .* raise --memory, or prepare with more partitions"
+        BudgetError, match=r"10 partitions of .* raise --memory, prepare with more partitions, or lower"
     ):
         fit(buckets, run, config, make_runtime("1MiB"), resident=True, fresh=True)
     same(table_of(run, setup), before)  # starting over begins when it can

@@ -46,7 +46,8 @@ class Buffer:
         if need > runtime.budget.free_bytes:
             raise BudgetError(
                 f"{slots} partitions of {table.slab_bytes} bytes take {need} bytes, {runtime.budget.free_bytes} of the "
-                "memory budget are free: raise --memory, or prepare with more partitions"
+                "memory budget are free: raise --memory, prepare with more partitions, or lower --buffer, --batch or "
+                "--negatives"
             )
         self._table, self._runtime = table, runtime
         self._memory = runtime.budget.empty(_TAG, need).reshape(slots, table.slab_bytes)
