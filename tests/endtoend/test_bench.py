@@ -95,6 +95,14 @@ def test_embed_compares_the_same_trainings(folder: Path, tmp_path: Path, make_ru
 
 
 @pytest.mark.slow
+def test_embed_large_keeps_to_its_limit(folder: Path):
+    result = embed.large(folder, embed.Large(100_000, epochs=1), silent)
+    assert result["edges"] == result["epochs"][0]["edges"] > 150_000
+    assert result["peak_host_bytes"] <= result["memory_bytes"] < result["table_bytes"]
+    assert len(result["rows"][0]) == len(result["columns"])
+
+
+@pytest.mark.slow
 def test_curves_have_a_point_for_each_case(folder: Path):
     curve = curves.memory_curve(folder, SETTING, ["packed", "dynamic"], [0.001, 0.5, 0.9], silent)
     assert [p["cap"] for p in curve["modes"]["packed"]] == [0.5, 0.9]

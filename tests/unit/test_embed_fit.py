@@ -297,6 +297,8 @@ def test_the_budget_holds(tmp_path, make_runtime):
         BudgetError, match=r"10 partitions of .* raise --memory, prepare with more partitions, or lower"
     ):
         fit(buckets, run, config, make_runtime("1MiB"), resident=True, fresh=True)
+    with pytest.raises(BudgetError, match=r"'embed-batch'.*lower --batch, --chunk, --negatives or --dim"):
+        fit(buckets, run, replace(config, batch=100_000), make_runtime("1MiB"), fresh=True)
     same(table_of(run, setup), before)  # starting over begins when it can
 
 

@@ -30,6 +30,7 @@ EXPERIMENTS = (
     "io",
     "orders",
     "embed",
+    "embed-large",
 )
 
 
@@ -108,6 +109,7 @@ def bench(
         "io": lambda: io.run(folder, size_bytes=2 << 30, seconds=5),
         "orders": lambda: orders.run(orders.PARTITIONS, orders.BUFFERS, say),
         "embed": lambda: embed.run(folder, nodes or 1_000_000, graph or [], rounds, say),
+        "embed-large": lambda: embed.large(folder, embed.Large(nodes or 10_000_000), say),
     }
     result = run[experiment]()
     result = {"experiment": experiment, "machine": machine.describe(), "revision": _revision(), **result}

@@ -16,6 +16,7 @@ from outcrop import _core
 from outcrop.config import EmbedConfig
 from outcrop.embed.losses import loss_function
 from outcrop.embed.scores import Score, score_function
+from outcrop.errors import BudgetError
 from outcrop.runtime import Runtime
 
 Tensor = torch.Tensor
@@ -68,7 +69,10 @@ class Stepper:
         self._tile = -(-queries // max(tiles, 1))
         copies = 2 if self.score.compare.needs_scores else 1
         floats += self._tile * config.negatives * copies + 16 * config.chunk * config.dim
-        self._held = runtime.budget.reserve(_TAG, 4 * floats + _ID_BYTES * (most + 2 * config.batch))
+        try:
+            self._held = runtime.budget.reserve(_TAG, 4 * floats + _ID_BYTES * (most + 2 * config.batch))
+        except BudgetError as error:
+            raise BudgetError(f"{error}, or lower --batch, --chunk, --negatives or --dim") from None
         # torch aligns its memory, NumPy does not, and on that the last bits of a matrix product may depend.
         self._vectors = torch.empty(most, config.dim)
         self._gradients = torch.empty(most, config.dim)
