@@ -16,9 +16,12 @@ import pytest
 
 from embed_support import buckets_of, fit, knowledge_graph, random_triples, table_of
 from outcrop import _core
+from outcrop.api.embed import embed_prepare, embed_train
 from outcrop.config import EmbedConfig
 from outcrop.embed import schedule as schedules
 from outcrop.embed.fit import CHECKPOINT, FOLDER, Fit
+from outcrop.embed.sizing import fewest_partitions
+from outcrop.embed.sources import open_source
 from outcrop.embed.trained import open_trained
 from outcrop.errors import ArgumentError, BudgetError, ChecksumError, FormatError, IoError, NumericError
 
@@ -300,6 +303,40 @@ def test_the_budget_holds(tmp_path, make_runtime):
     with pytest.raises(BudgetError, match=r"'embed-batch'.*lower --batch, --chunk, --negatives or --dim"):
         fit(buckets, run, replace(config, batch=100_000), make_runtime("1MiB"), fresh=True)
     same(table_of(run, setup), before)  # starting over begins when it can
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"model": "rotate", "negatives": 90}, {"by_degree": 0.5, "dim": 100}]
+)
+def test_partitions_follow_from_the_budget(tmp_path, make_runtime, options):
+    setup = make_runtime()
+    source = open_source(knowledge_graph(tmp_path, setup, train=random_triples(3000, 4, 6000)))
+    config = replace(CONFIG, dim=64, epochs=1, **{k: v for k, v in options.items() if k != "dim"})
+    config = replace(config, dim=options.get("dim", 64))
+    sizes = source.num_nodes, source.count("train"), source.num_relations
+    found = []
+    for memory in (1400 << 10, 2 << 20, 3 << 20, 64 << 20):
+        runtime = make_runtime(memory)
+        p = fewest_partitions(*sizes, config, runtime.budget.free_bytes)
+        run = tmp_path / f"run-{memory}"
+        trained = fit(buckets_of(source.path, run, setup, p), run, config, runtime)
+        assert len(trained.records) == 1
+        assert p == 1 or not trained.result.resident
+        assert runtime.budget.peak_bytes > (0.5 if p > 1 else 0) * memory  # and not many more than are needed
+        found.append(p)
+    assert found[0] > found[1] > found[-1] == 1
+    with pytest.raises(BudgetError, match=r"128 partitions of .* raise --memory, or lower --dim"):
+        fewest_partitions(*sizes, config, 100 << 10)
+
+
+def test_prepare_asks_the_budget(tmp_path, make_runtime):
+    source = knowledge_graph(tmp_path, make_runtime(), train=random_triples(90_000, 4, 100_000))
+    assert embed_prepare(source, tmp_path / "a").division.parts == 1
+    divided = embed_prepare(source, tmp_path / "b", memory="64MiB", dim=64).division.parts
+    assert divided > 1
+    report = embed_train(tmp_path / "b", memory="64MiB", dim=64, epochs=1)
+    assert not report.resident
+    assert embed_prepare(source, tmp_path / "c", memory="64MiB", dim=100).division.parts > divided
 
 
 def test_impossible_requests(tmp_path, make_runtime, source):

@@ -15,6 +15,8 @@ from outcrop.embed import neighbours as nearest
 from outcrop.embed.buckets import Buckets, open_buckets
 from outcrop.embed.fit import Fit
 from outcrop.embed.prepare import prepare as prepare_buckets
+from outcrop.embed.sizing import fewest_partitions
+from outcrop.embed.sources import open_source
 from outcrop.embed.trained import Trained, open_trained
 from outcrop.runtime import Progress, Runtime
 
@@ -44,7 +46,8 @@ def embed_prepare(
     source: str | Path,
     run: str | Path,
     *,
-    partitions: int = 1,
+    partitions: int | None = None,
+    dim: int = 100,
     numbering: str = "random",
     valid_fraction: float = 0.0,
     test_fraction: float = 0.0,
@@ -55,15 +58,26 @@ def embed_prepare(
     """Sorts the edges of an imported graph or knowledge graph into buckets (:mod:`outcrop.embed.prepare`).
 
     Args:
+        partitions: None: as few as let vectors of ``dim`` floats be trained in ``memory`` with the defaults of
+            :class:`outcrop.config.EmbedConfig`; one without a budget.
         numbering: How nodes are dealt out to partitions: ``random``, ``id`` or ``degree``.
         valid_fraction, test_fraction: Of the edges, held out where the source has no such splits.
 
     Raises:
         ArgumentError, BudgetError, FormatError: See the messages.
     """
-    config = BucketConfig(partitions, numbering, valid_fraction, test_fraction, seed)  # type: ignore[arg-type]
     with Runtime(memory, progress=progress) as runtime:
+        if partitions is None:
+            partitions = 1 if memory is None else _partitions(source, dim, runtime)
+        config = BucketConfig(partitions, numbering, valid_fraction, test_fraction, seed)  # type: ignore[arg-type]
         return prepare_buckets(source, run, config, runtime)
+
+
+def _partitions(source: str | Path, dim: int, runtime: Runtime) -> int:
+    edges, config = open_source(source), EmbedConfig(dim=dim)
+    return fewest_partitions(
+        edges.num_nodes, edges.count("train"), edges.num_relations, config, runtime.budget.free_bytes
+    )
 
 
 def embed_train(

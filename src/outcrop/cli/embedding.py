@@ -150,8 +150,13 @@ def prepare(
     ],
     run: Annotated[Path, typer.Argument(help="Folder of the run to make.", metavar="RUN")],
     partitions: Annotated[
-        int, typer.Option("--partitions", help="Parts that the nodes are divided into.")
-    ] = 1,
+        int | None,
+        typer.Option(
+            "--partitions",
+            help="Parts that the nodes are divided into; default: as few as let --dim be trained in --memory.",
+        ),
+    ] = None,
+    dim: Annotated[int, typer.Option("--dim", help="Floats of a vector, where --memory decides.")] = 100,
     numbering: Annotated[
         str, typer.Option("--numbering", help="How nodes are dealt out to them: random, id or degree.")
     ] = "random",
@@ -171,6 +176,7 @@ def prepare(
             graph,
             run,
             partitions=partitions,
+            dim=dim,
             numbering=numbering,
             valid_fraction=valid_fraction,
             test_fraction=test_fraction,

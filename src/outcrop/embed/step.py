@@ -53,6 +53,28 @@ def stride(config: EmbedConfig, width: int) -> int:
     return width + _core.state_width(step_kind(config.optimizer), width)
 
 
+def tile_queries(config: EmbedConfig) -> int:
+    """Queries whose scores are made at a time."""
+    queries = 2 * config.chunk
+    tiles = min(-(-queries * config.negatives // _TILE_FLOATS), queries // _LEAST_TILE)
+    return -(-queries // max(tiles, 1))
+
+
+def _most_rows(config: EmbedConfig) -> int:
+    return 2 * config.batch + -(-config.batch // config.chunk) * config.negatives
+
+
+def batch_bytes(config: EmbedConfig) -> int:
+    """What a batch needs at most: vectors and gradients, queries, a tile of scores, and what the step sorts."""
+    most, copies = (
+        _most_rows(config),
+        2 if score_function(config.model, config.dim).compare.needs_scores else 1,
+    )
+    floats = 2 * most * config.dim + (4 * config.batch + 16 * config.chunk) * config.dim
+    floats += tile_queries(config) * config.negatives * copies
+    return 4 * floats + _ID_BYTES * (most + 2 * config.batch)
+
+
 class Stepper:
     """Trains batches on a table of rows. Holds the buffers that a batch needs under the tag ``embed-batch``."""
 
@@ -61,16 +83,9 @@ class Stepper:
         self.score: Score = score_function(config.model, config.dim)
         self._workers = runtime.workers
         self._loss = self._softmax if config.loss == "softmax" else loss_function(config.loss, config.margin)
-        chunks = -(-config.batch // config.chunk)
-        most = 2 * config.batch + chunks * config.negatives
-        floats = 2 * most * config.dim + 4 * config.batch * config.dim
-        queries = 2 * config.chunk
-        tiles = min(-(-queries * config.negatives // _TILE_FLOATS), queries // _LEAST_TILE)
-        self._tile = -(-queries // max(tiles, 1))
-        copies = 2 if self.score.compare.needs_scores else 1
-        floats += self._tile * config.negatives * copies + 16 * config.chunk * config.dim
+        most, self._tile = _most_rows(config), tile_queries(config)
         try:
-            self._held = runtime.budget.reserve(_TAG, 4 * floats + _ID_BYTES * (most + 2 * config.batch))
+            self._held = runtime.budget.reserve(_TAG, batch_bytes(config))
         except BudgetError as error:
             raise BudgetError(f"{error}, or lower --batch, --chunk, --negatives or --dim") from None
         # torch aligns its memory, NumPy does not, and on that the last bits of a matrix product may depend.

@@ -1,0 +1,51 @@
+"""How much a training holds, and how few partitions make it fit into a budget."""
+
+from __future__ import annotations
+
+from outcrop.config import EmbedConfig
+from outcrop.embed.numbering import Division
+from outcrop.embed.schedule import PIECE_EDGES
+from outcrop.embed.scores import score_function
+from outcrop.embed.step import batch_bytes, stride
+from outcrop.embed.tables import slab_rows
+from outcrop.errors import BudgetError
+
+MOST_PARTITIONS = 128  # orders of more take long to find
+_PIECE_EDGE_BYTES = 12 + 16  # of an edge that is trained: read, and in the order of this epoch
+
+
+def training_bytes(
+    num_nodes: int, num_edges: int, num_relations: int, partitions: int, config: EmbedConfig
+) -> int:
+    """What :class:`outcrop.embed.fit.Fit` holds at most with that many partitions, at most ``buffer`` in memory."""
+    division = Division(num_nodes, partitions)
+    floats = stride(config, config.dim)
+    resident = min(config.buffer, partitions)
+    table = resident * slab_rows(division, floats) * floats * 4
+    width = score_function(config.model, config.dim).relation_width(config.dim)
+    relations = (
+        max(num_relations, 1) * (2 if config.reciprocal else 1) * stride(config, width) * 4 if width else 0
+    )
+    pieces = min(num_edges, PIECE_EDGES) * _PIECE_EDGE_BYTES
+    degrees = 4 * division.most * resident if config.by_degree else 0
+    return table + relations + batch_bytes(config) + pieces + degrees + 8 * (partitions**2 + 1)
+
+
+def fewest_partitions(
+    num_nodes: int, num_edges: int, num_relations: int, config: EmbedConfig, free_bytes: int
+) -> int:
+    """The fewest partitions with which a training fits into ``free_bytes``: one where the whole table does.
+
+    Raises:
+        BudgetError: Not even ``MOST_PARTITIONS`` would do.
+    """
+    most = min(MOST_PARTITIONS, num_nodes)
+    need = 0
+    for partitions in (1, *range(config.buffer + 1, most + 1)):
+        need = training_bytes(num_nodes, num_edges, num_relations, partitions, config)
+        if need <= free_bytes:
+            return partitions
+    raise BudgetError(
+        f"{config.buffer} of {most} partitions of {num_nodes} nodes with vectors of {config.dim} floats, and a batch, "
+        f"take {need} bytes, {free_bytes} of the memory budget are free: raise --memory, or lower --dim"
+    )
