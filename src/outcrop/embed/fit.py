@@ -253,7 +253,7 @@ class Fit:
             if pool is None or pool[0] != unit.pool:
                 pool = (unit.pool, self._pool(unit.pool))
             started = time.perf_counter()
-            loss += self._train(epoch, unit, pool[1])
+            loss = self._train(epoch, unit, pool[1], loss, done)
             spans.append((started - begin, time.perf_counter() - begin, unit.source, unit.target))
             done += unit.stop - unit.first
             if self._on_unit:
@@ -302,13 +302,13 @@ class Fit:
             ]
         return Pool(partitions, self.buckets.division, degrees)
 
-    def _train(self, epoch: int, unit: Unit, pool: Pool) -> float:
-        """One unit; the sum of its losses."""
+    def _train(self, epoch: int, unit: Unit, pool: Pool, loss: float, done: int) -> float:
+        """One unit. ``loss``: the sum over the ``done`` edges of this epoch so far; with those of this unit."""
         config, buffer, seed = self.config, self.buffer, self.config.seed
         bucket = (unit.source, unit.target)
         self.counts[bucket] = self.counts.get(bucket, 0) + unit.stop - unit.first
         if unit.first == unit.stop:
-            return 0.0
+            return loss
         edges = self._edges.read("edges", unit.first, unit.stop)
         if edges[:, 0].max() >= self.buckets.division.size(unit.source) or edges[
             :, -1
@@ -324,7 +324,6 @@ class Fit:
         random = np.random.Generator(np.random.Philox(key=key_pair(seed, 4, epoch, unit.first)))
         order = random.permutation(len(edges))
         buffer.touch(*unit.pool)  # negatives are in all of them
-        loss = 0.0
         for number, at in enumerate(range(0, len(edges), config.batch)):
             batch = edges[order[at : at + config.batch]]
             negatives = []
@@ -349,9 +348,8 @@ class Fit:
                 )
             loss += value
             buffer.look()
-            self.runtime.progress.note(
-                "embed", f"epoch {epoch}, loss {value / (2 * len(batch)):.4f}{self._waits()}"
-            )
+            done += len(batch)
+            self.runtime.progress.note("embed", f"epoch {epoch}, loss {loss / (2 * done):.4f}{self._waits()}")
             self.runtime.progress.advance("embed", len(batch))
         held.release()
         return loss
