@@ -10,6 +10,7 @@
 #include "base/random.h"
 #include "embed/bucket_sort.h"
 #include "embed/row_update.h"
+#include "embed/softmax.h"
 
 namespace outcrop {
 namespace {
@@ -106,6 +107,36 @@ TEST(RowUpdate, AdagradInTheOrderOfTheBatch) {
   ids[7] = kRows;
   EXPECT_THROW(step_rows(rows, ids.data(), gradients.data(), kTouches, options, workers), Error);
   EXPECT_EQ(step_rows(rows, ids.data(), gradients.data(), 0, options, workers), 0u);
+}
+
+TEST(Softmax, OnePassIsTheFormula) {
+  WorkerPool workers(3);
+  RandomStream random(5, 6);
+  for (const size_t k : {size_t{1}, size_t{15}, size_t{16}, size_t{133}}) {
+    constexpr size_t kRows = 70;
+    std::vector<float> scores(kRows * k), positive(kRows), to_positive(kRows);
+    std::vector<int64_t> candidates(k), wanted(kRows);
+    for (float& x : scores) x = static_cast<float>(random.below(2000)) / 100 - 10;
+    for (float& x : positive) x = static_cast<float>(random.below(2000)) / 100 - 10;
+    for (int64_t& c : candidates) c = static_cast<int64_t>(random.below(9));
+    for (int64_t& w : wanted) w = static_cast<int64_t>(random.below(9));
+    const std::vector<float> before = scores;
+    const NegativeScores negatives{scores.data(), kRows, k};
+    leave_out(negatives, candidates.data(), wanted.data(), workers);
+    const double loss = softmax(negatives, positive.data(), to_positive.data(), workers);
+    double expected = 0;
+    for (size_t i = 0; i < kRows; ++i) {
+      double total = std::exp(double{positive[i]});
+      for (size_t j = 0; j < k; ++j)
+        if (candidates[j] != wanted[i]) total += std::exp(double{before[i * k + j]});
+      expected += std::log(total) - double{positive[i]};
+      EXPECT_NEAR(to_positive[i], std::exp(double{positive[i]}) / total - 1, 1e-5);
+      for (size_t j = 0; j < k; ++j)
+        EXPECT_NEAR(scores[i * k + j],
+                    candidates[j] == wanted[i] ? 0 : std::exp(double{before[i * k + j]}) / total, 1e-5);
+    }
+    EXPECT_NEAR(loss, expected, 1e-4 * expected + 1e-6);
+  }
 }
 
 }  // namespace
