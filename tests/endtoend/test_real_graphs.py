@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -10,11 +13,12 @@ import numpy as np
 import pytest
 
 import outcrop
+from artifact_support import child_environment
 from outcrop.api.prepare import prepare
 from outcrop.api.train import train
 from outcrop.config import parse_size
 from outcrop.store.graph import Graph
-from support import shared_path
+from support import REPOSITORY, shared_path
 
 
 @dataclass(frozen=True)
@@ -138,3 +142,18 @@ def test_cora_delivers_the_published_features(tmp_path: Path):
             assert np.array_equal(data.x.numpy(), features[data.n_id.numpy()])
             assert np.array_equal(data.y.numpy(), labels[data.n_id[: data.batch_size].numpy()])
             del data
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "published"),
+    [("umls", 0.89), ("nations", 0.75)],  # ComplEx in Rocktäschel and Riedel 2017, table 1
+)
+def test_embeddings_reach_published_ranks(name: str, published: float, tmp_path: Path) -> None:
+    """With the configurations of examples/embed, through the commands."""
+    data, script = shared_path(name).parent, REPOSITORY / "examples" / "embed" / "quality.py"
+    command = [sys.executable, script, data, "--work", tmp_path, "--only", name, "--seeds", "2"]
+    subprocess.run([*command, "--json", tmp_path / "q.json"], check=True, env=child_environment())
+    (found,) = json.loads((tmp_path / "q.json").read_text())
+    assert found["graph"] == name
+    assert found["mrr"]["mean"] >= published - 0.01
