@@ -329,6 +329,18 @@ def test_partitions_follow_from_the_budget(tmp_path, make_runtime, options):
         fewest_partitions(*sizes, config, 100 << 10)
 
 
+def test_what_was_trained_is_only_read(tmp_path, make_runtime, source):
+    runtime, run = make_runtime(), tmp_path / "run"
+    fit(buckets_of(source, run, runtime, 3), run, CONFIG, runtime)
+    trained = open_trained(run, runtime)
+    table = trained.table
+    slab = runtime.budget.empty("slab", table.slab_bytes)
+    table.load(1, slab)
+    with pytest.raises(ArgumentError, match="opened for reading"):
+        table.exchange(slab, 1, None).wait()
+    trained.close()
+
+
 def test_prepare_asks_the_budget(tmp_path, make_runtime):
     source = knowledge_graph(tmp_path, make_runtime(), train=random_triples(90_000, 4, 100_000))
     assert embed_prepare(source, tmp_path / "a").division.parts == 1

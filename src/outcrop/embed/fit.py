@@ -89,10 +89,13 @@ def make_relations(buckets: Buckets, config: EmbedConfig, runtime: Runtime) -> R
     return Relations(table, count, config.reciprocal)
 
 
-def open_table(buckets: Buckets, folder: Path, config: EmbedConfig, runtime: Runtime) -> Table:
-    """The table of ``folder``, made where it is not there."""
+def open_table(
+    buckets: Buckets, folder: Path, config: EmbedConfig, runtime: Runtime, *, read_only: bool = False
+) -> Table:
+    """The table of ``folder``, made where it is not there unless it is to be read only."""
     shape = RowShape(config.dim, stride(config, config.dim))
-    return Table(folder, buckets.division, shape, start_of(config), buckets.numbering(runtime), runtime)
+    numbering = buckets.numbering(runtime)
+    return Table(folder, buckets.division, shape, start_of(config), numbering, runtime, read_only=read_only)
 
 
 def fits_in_memory(buckets: Buckets, config: EmbedConfig, free_bytes: int) -> bool:

@@ -60,6 +60,8 @@ class Table:
         start: Start,
         numbering: Numbering,
         runtime: Runtime,
+        *,
+        read_only: bool = False,
     ):
         self.path, self.division, self.shape = folder / FILE, division, shape
         self.slab_rows = slab_rows(division, shape.stride)
@@ -68,7 +70,8 @@ class Table:
         self.places = [_NOWHERE] * division.parts
         self.checksums = [0] * division.parts
         self._kept = list(self.places)  # of the last checkpoint
-        self._file = self._io.open(str(self.path), _core.OpenMode.pages)
+        mode = _core.OpenMode.read if read_only else _core.OpenMode.pages
+        self._file = self._io.open(str(self.path), mode)
 
     def restore(self, state: dict[str, Any]) -> None:
         """Goes back to what :meth:`state` said.

@@ -91,7 +91,7 @@ def open_trained(run: Path | str, runtime: Runtime) -> Trained:
             relations = np.ascontiguousarray(relations[:, : score.relation_width(config.dim)])
         if not (run / FOLDER / FILE).is_file():
             raise FormatError(f"{run / FOLDER / FILE} is missing: train again with --fresh")
-        table = open_table(buckets, run / FOLDER, config, runtime)
+        table = open_table(buckets, run / FOLDER, config, runtime, read_only=True)
         try:
             table.restore(meta["table"])
         except BaseException:
