@@ -169,10 +169,11 @@ def test_garbled_parquet_pages(folder: Path) -> None:
 
 
 def test_unknown_sources(folder: Path) -> None:
-    fails(folder, ArgumentError, "unknown; known: arrays, npz, musae, triples", source="zip:x")
+    fails(folder, ArgumentError, "unknown; known: arrays, edges, npz, musae, triples", source="zip:x")
     fails(folder, ArgumentError, "is a knowledge graph, not a graph", source="triples:x")
     fails(folder, ArgumentError, "names no files", source="edges.npy")
     fails(folder, ArgumentError, "is no folder", source="arrays:/nowhere")
+    fails(folder, ArgumentError, "is no file: edges:FILE needs", source="edges:/nowhere.csv")
     fails(folder, ArgumentError, "is missing", source="npz:/nowhere.npz")
     fails(folder, ArgumentError, "musae:DIR needs exactly one", source=f"musae:{folder}")
 
