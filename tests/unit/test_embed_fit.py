@@ -311,8 +311,7 @@ def test_the_budget_holds(tmp_path, make_runtime):
 def test_partitions_follow_from_the_budget(tmp_path, make_runtime, options):
     setup = make_runtime()
     source = open_source(knowledge_graph(tmp_path, setup, train=random_triples(3000, 4, 6000)))
-    config = replace(CONFIG, dim=64, epochs=1, **{k: v for k, v in options.items() if k != "dim"})
-    config = replace(config, dim=options.get("dim", 64))
+    config = replace(CONFIG, **{"dim": 64, "epochs": 1, **options})
     sizes = source.num_nodes, source.count("train"), source.num_relations
     found = []
     for memory in (1400 << 10, 2 << 20, 3 << 20, 64 << 20):

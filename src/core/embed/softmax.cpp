@@ -14,10 +14,10 @@ namespace outcrop {
 namespace {
 
 constexpr size_t kGrain = 16;  // rows that a thread takes at least
-constexpr size_t kLanes =
-    16;  // sums that run beside each other: their number decides the result, not the machine
-using Lanes =
-    float __attribute__((vector_size(kLanes * sizeof(float))));  // of which compilers see no maximum
+// Sums that run beside each other: their number decides the result, not the machine.
+constexpr size_t kLanes = 16;
+// Compilers do not find the maximum of plain lanes.
+using Lanes = float __attribute__((vector_size(kLanes * sizeof(float))));
 
 // exp(x) for x <= 0 to two units in the last place, NaN for NaN, 0 below -87.
 OUTCROP_INLINE float exp_of_negative(float x) {
