@@ -186,6 +186,8 @@ class Fit:
             self._loss = meta["loss"]
             self.records = [EpochRecord(**record) for record in meta["records"]]
             self.table.restore(meta["table"])
+        except FormatError:  # says what is wrong itself
+            raise
         except (KeyError, TypeError, ValueError) as error:
             raise FormatError(
                 f"{self._path} lacks or garbles a field ({error}): train again with --fresh"

@@ -88,7 +88,8 @@ class Table:
         for part, place in enumerate(places):
             if place != _NOWHERE and self._offset(part, place) + self.slab_bytes > size:
                 raise FormatError(
-                    f"{self.path} is truncated: it has {size} bytes, partition {part} lies beyond them"
+                    f"{self.path} is truncated: it has {size} bytes, partition {part} lies beyond them: "
+                    "train again with --fresh"
                 )
         self.places, self.checksums, self._kept = list(places), list(checksums), list(places)
 

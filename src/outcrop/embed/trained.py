@@ -98,5 +98,7 @@ def open_trained(run: Path | str, runtime: Runtime) -> Trained:
             table.close()
             raise
         return Trained(buckets, config, score, relations, meta["epoch"], meta["records"], table, runtime)
+    except FormatError:  # says what is wrong itself
+        raise
     except (KeyError, TypeError, ValueError) as error:
         raise FormatError(f"{path} lacks or garbles a field ({error}): train again with --fresh") from None
