@@ -43,7 +43,7 @@ def knowledge_graph(folder: Path, runtime: Runtime, **splits: np.ndarray) -> Pat
 
 
 def buckets_of(source: Path, run: Path, runtime: Runtime, partitions: int = 1, **options: object) -> Buckets:
-    return prepare(source, run, BucketConfig(partitions, **options), runtime)  # type: ignore[arg-type]
+    return prepare(source, run, BucketConfig(partitions, **{"slices": 1, **options}), runtime)  # type: ignore[arg-type]
 
 
 def named_edges(buckets: Buckets, runtime: Runtime) -> dict[str, list[tuple[str, ...]]]:

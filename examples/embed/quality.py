@@ -1,6 +1,7 @@
 """Trains the configurations of this folder with several seeds and prints how well held-out edges are ranked.
 
     python examples/embed/quality.py DATA --work FOLDER [--only FB15k-237] [--seeds 5] [--json quality.json]
+    python examples/embed/quality.py DATA --work FOLDER --only FB15k-237+small --partitions 1 8 12 [--sweeps 8]
 
 DATA holds a folder for each graph: train.txt, valid.txt and test.txt, or one edge list, whose edges are then held out
 by `outcrop embed prepare`. What was trained already is not trained again, so that the script can be stopped any time.
@@ -14,6 +15,7 @@ import statistics
 import subprocess
 import sys
 import time
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -26,19 +28,36 @@ def outcrop(*arguments: str | Path) -> None:
     subprocess.run([sys.executable, "-m", "outcrop", *map(str, arguments)], check=True)
 
 
-def one_seed(config: Path, folder: Path, work: Path, seed: int) -> dict[str, Any]:
+@dataclass(frozen=True)
+class Case:
+    """A configuration, with the partitions that are swapped from disk where there is more than one."""
+
+    config: Path
+    partitions: int
+    sweeps: int
+
+    @property
+    def name(self) -> str:
+        if self.partitions == 1:
+            return self.config.stem
+        return f"{self.config.stem}-{self.partitions}-partitions-{self.sweeps}-sweeps"
+
+
+def one_seed(case: Case, folder: Path, work: Path, seed: int) -> dict[str, Any]:
     """Imports, prepares, trains and ranks; the metrics that `outcrop embed eval --json` writes, and the time taken."""
-    result = work / f"{config.stem}-{seed}.json"
+    result = work / f"{case.name}-{seed}.json"
     if result.exists():
         return json.loads(result.read_text())
     triples = (folder / "train.txt").exists()
-    graph, run = work / f"{folder.name}.oc", work / f"{config.stem}-{seed}"
+    graph, run = work / f"{folder.name}.oc", work / f"{case.name}-{seed}"
     if not graph.exists():
         source = f"triples:{folder}" if triples else f"edges:{folder / (folder.name + '.txt')}"
         outcrop("import", source, graph)
-    outcrop("embed", "prepare", graph, run, "--seed", str(seed), *([] if triples else HELD_OUT))
+    prepare = ["--seed", str(seed), "--partitions", str(case.partitions), *([] if triples else HELD_OUT)]
+    outcrop("embed", "prepare", graph, run, *prepare)
+    swapping = ["--swapping", "--sweeps", str(case.sweeps)] if case.partitions > 1 else []
     begin = time.monotonic()
-    outcrop("embed", "train", run, "--config", config, "--seed", str(seed))
+    outcrop("embed", "train", run, "--config", case.config, "--seed", str(seed), *swapping)
     seconds = time.monotonic() - begin
     outcrop("embed", "eval", run, "--split", "test", "--json", result, *([] if triples else CANDIDATES))
     found = {**json.loads(result.read_text()), "seed": seed, "train_seconds": seconds}
@@ -46,18 +65,30 @@ def one_seed(config: Path, folder: Path, work: Path, seed: int) -> dict[str, Any
     return found
 
 
-def summary(name: str, found: list[dict[str, Any]]) -> dict[str, Any]:
+def summary(case: Case, found: list[dict[str, Any]]) -> dict[str, Any]:
     """Mean and standard deviation over seeds."""
     values = {"mrr": [f["mrr"] for f in found]} | {
         f"hits@{k}": [f["hits"][k] for f in found] for k in found[0]["hits"]
     }
     return {
-        "graph": name,
+        "graph": case.config.stem,
+        "partitions": case.partitions,
+        "sweeps": case.sweeps if case.partitions > 1 else 1,
         "protocol": found[0]["protocol"],
         "seeds": len(found),
         "train_seconds": min(f["train_seconds"] for f in found),
         **{key: {"mean": statistics.mean(v), "deviation": statistics.pstdev(v)} for key, v in values.items()},
     }
+
+
+def show(row: dict[str, Any]) -> None:
+    print(
+        f"{row['graph']}, {row['partitions']} partitions: "
+        f"MRR {row['mrr']['mean']:.4f} ± {row['mrr']['deviation']:.4f}, "
+        f"Hits@10 {row['hits@10']['mean']:.3f} ({row['protocol']}; {row['seeds']} seeds, "
+        f"{row['train_seconds']:.0f} s each at best)",
+        flush=True,
+    )
 
 
 def main() -> None:
@@ -68,6 +99,8 @@ def main() -> None:
     parser.add_argument("--work", type=Path, default=Path("embed-quality"))
     parser.add_argument("--only", nargs="*", help="names of configurations")
     parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("--partitions", type=int, nargs="*", default=[1], help="3 of them in memory")
+    parser.add_argument("--sweeps", type=int, default=8, help="of an epoch over more than one partition")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     options.work.mkdir(parents=True, exist_ok=True)
@@ -76,17 +109,14 @@ def main() -> None:
         folder = options.data / config.stem.partition("+")[0]  # NAME+VARIANT.toml
         if (options.only and config.stem not in options.only) or not folder.is_dir():
             continue
-        found = [one_seed(config, folder, options.work, seed) for seed in range(options.seeds)]
-        rows.append(summary(config.stem, found))
-        row = rows[-1]
-        print(
-            f"{row['graph']}: MRR {row['mrr']['mean']:.3f} ± {row['mrr']['deviation']:.3f}, "
-            f"Hits@10 {row['hits@10']['mean']:.3f} ({row['protocol']}; {row['seeds']} seeds, "
-            f"{row['train_seconds']:.0f} s each at best)",
-            flush=True,
-        )
-        if options.json:
-            options.json.write_text(json.dumps(rows, indent=1))
+        for partitions in options.partitions:
+            case = Case(config, partitions, options.sweeps)
+            rows.append(
+                summary(case, [one_seed(case, folder, options.work, s) for s in range(options.seeds)])
+            )
+            show(rows[-1])
+            if options.json:
+                options.json.write_text(json.dumps(rows, indent=1))
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
 // Buckets of edges, and rows of embedding tables (core/embed).
 #include <nanobind/stl/function.h>
 #include <nanobind/stl/optional.h>
+#include <nanobind/stl/pair.h>
 
 #include <memory>
 #include <optional>
@@ -58,7 +59,7 @@ void check_queries(const EdgeVectors& e, size_t rows, size_t width, size_t score
 
 // Keeps the memory of a swap alive.
 struct PySlabSwap {
-  Bytes slab;
+  std::vector<Bytes> slabs;
   std::unique_ptr<SlabSwap> swap;
 };
 
@@ -108,20 +109,25 @@ void bind_embed(nb::module_& m) {
       .def_prop_ro("counts", &BucketSorter::counts)
       .def_prop_ro("spilled_bytes", [](const BucketSorter& s) { return s.stats().spilled_bytes; });
 
-  nb::class_<PySlabSwap>(m, "SlabSwap", "A slab written, then another read over it, in the background.")
+  nb::class_<PySlabSwap>(m, "SlabSwap", "Slabs written, then others read over them, in the background.")
       .def(
           "__init__",
-          [](PySlabSwap* self, std::shared_ptr<BlockIo> io, Bytes slab, std::optional<FileId> write_file,
-             uint64_t write_offset, std::optional<FileId> read_file, uint64_t read_offset) {
-            const auto place = [](std::optional<FileId> file, uint64_t offset) {
-              return file ? std::optional(SlabPlace{*file, offset}) : std::nullopt;
+          [](PySlabSwap* self, std::shared_ptr<BlockIo> io, FileId file, std::vector<Bytes> slabs,
+             const std::vector<std::optional<uint64_t>>& write_offsets,
+             const std::vector<std::optional<uint64_t>>& read_offsets) {
+            const auto place = [&](std::optional<uint64_t> offset) {
+              return offset ? std::optional(SlabPlace{file, *offset}) : std::nullopt;
             };
-            const std::span<std::byte> memory(reinterpret_cast<std::byte*>(slab.data()), slab.size());
-            auto swap = std::make_unique<SlabSwap>(std::move(io), memory, place(write_file, write_offset),
-                                                   place(read_file, read_offset));
-            new (self) PySlabSwap{std::move(slab), std::move(swap)};
+            std::vector<SlabMove> moves;
+            for (size_t i = 0; i < slabs.size(); ++i) {
+              moves.push_back({{reinterpret_cast<std::byte*>(slabs[i].data()), slabs[i].size()},
+                               place(write_offsets.at(i)),
+                               place(read_offsets.at(i))});
+            }
+            auto swap = std::make_unique<SlabSwap>(std::move(io), std::move(moves));
+            new (self) PySlabSwap{std::move(slabs), std::move(swap)};
           },
-          "io"_a, "slab"_a, "write_file"_a.none(), "write_offset"_a, "read_file"_a.none(), "read_offset"_a)
+          "io"_a, "file"_a, "slabs"_a, "write_offsets"_a, "read_offsets"_a)
       .def(
           "wait",
           [](PySlabSwap& s) {
@@ -130,8 +136,14 @@ void bind_embed(nb::module_& m) {
           },
           "Blocks until all is done; raises IoError, each time, if anything failed.")
       .def_prop_ro("done", [](const PySlabSwap& s) { return s.swap->done(); })
-      .def_prop_ro("written_crc", [](const PySlabSwap& s) { return s.swap->written_crc(); })
-      .def_prop_ro("read_crc", [](const PySlabSwap& s) { return s.swap->read_crc(); });
+      .def_prop_ro(
+          "crcs",
+          [](const PySlabSwap& s) {
+            std::vector<std::pair<uint32_t, uint32_t>> crcs;
+            for (const SlabMove& move : s.swap->moves()) crcs.emplace_back(move.written_crc, move.read_crc);
+            return crcs;
+          },
+          "Of each slab, (written, read), after wait().");
 
   nb::enum_<StepKind>(m, "StepKind")
       .value("sgd", StepKind::sgd)

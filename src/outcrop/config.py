@@ -287,7 +287,9 @@ class BucketConfig:
     """How edges are sorted into buckets.
 
     Attributes:
-        partitions: Of the nodes.
+        partitions: Of the nodes, as orders know them.
+        slices: Of each partition; which slices make up a partition changes from sweep to sweep. None: 8, of fewer
+            nodes or more than 8 partitions fewer.
         numbering: How nodes are dealt out to them: random (keyed), id, or degree (about as many edges in each).
         valid_fraction, test_fraction: Of the edges, held out by a keyed hash, where the source has no such splits.
     """
@@ -297,11 +299,15 @@ class BucketConfig:
     valid_fraction: float = 0.0
     test_fraction: float = 0.0
     seed: int = 0
+    slices: int | None = None
 
     def __post_init__(self) -> None:
         problems = []
         if not 1 <= self.partitions <= 1 << 16:
             problems.append(f"{self.partitions} partitions: 1 to {1 << 16} are possible")
+        elif self.slices is not None and not 1 <= self.slices <= (1 << 16) // self.partitions:
+            most = (1 << 16) // self.partitions
+            problems.append(f"{self.slices} slices of {self.partitions} partitions: 1 to {most} are possible")
         if self.numbering not in ("random", "id", "degree"):
             problems.append(f"numbering {self.numbering!r} is unknown; known: random, id, degree")
         fractions = (self.valid_fraction, self.test_fraction)
@@ -333,6 +339,8 @@ class EmbedConfig:
         reciprocal: Relations have other vectors when the source is looked for (Lacroix et al. 2018).
         n3, l2: Weights of the regularisers, for each edge: of the sum of cubes of moduli, and of squares.
         buffer: Partitions that are resident at a time.
+        sweeps: Times that an epoch goes over the order, each time with another part of every bucket: the more, the less
+            it matters that not all partitions are resident, and the more is read and written.
         order: best, legend, beta or cover.
     """
 
@@ -353,11 +361,12 @@ class EmbedConfig:
     n3: float = 0.0
     l2: float = 0.0
     buffer: int = 3
+    sweeps: int = 1
     order: str = "best"
     seed: int = 0
 
     def __post_init__(self) -> None:
-        counts = ("dim", "epochs", "negatives", "chunk", "batch", "buffer")
+        counts = ("dim", "epochs", "negatives", "chunk", "batch", "buffer", "sweeps")
         problems = [f"{name} {getattr(self, name)} is below 1" for name in counts if getattr(self, name) < 1]
         if self.optimizer not in ("adagrad", "sgd", "adam"):
             problems.append(f"optimizer {self.optimizer!r} is unknown; known: adagrad, sgd, adam")

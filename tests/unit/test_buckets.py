@@ -154,7 +154,7 @@ def test_bad_input_is_named(tmp_path, make_runtime):
     source = knowledge_graph(
         tmp_path, runtime, train=random_triples(30, 2, 100), test=random_triples(30, 2, 9)
     )
-    with pytest.raises(ArgumentError, match="31 partitions of 30 nodes"):
+    with pytest.raises(ArgumentError, match="31 partitions, 31 slices in all, of 30 nodes"):
         buckets_of(source, tmp_path / "run", runtime, 31)
     with pytest.raises(ArgumentError, match="has test edges of its own"):
         buckets_of(source, tmp_path / "run", runtime, 3, test_fraction=0.1)

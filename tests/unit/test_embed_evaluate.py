@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import warnings
 from dataclasses import replace
 
@@ -161,7 +162,7 @@ def test_the_same_value_for_every_division_and_budget(tmp_path, make_runtime, sp
         assert small.budget.peak_bytes <= small.budget.limit_bytes
     assert all(f == found[0] for f in found)
     trained = open_trained(tmp_path / "run1", make_runtime("20KiB"))
-    with pytest.raises(BudgetError, match="one partition takes"):
+    with pytest.raises(BudgetError, match="one slice of the table takes"):
         evaluate(trained, "test")
     trained.close()
 
@@ -294,8 +295,12 @@ def test_the_commands(tmp_path, make_runtime, splits):
     def outcrop(*arguments):
         return CliRunner().invoke(app, ["embed", *map(str, arguments)], catch_exceptions=False)
 
-    assert "partitions" in outcrop("prepare", source, run, "--partitions", 4).stdout
-    done = outcrop("train", run, "--dim", 8, "--epochs", 2, "--swapping", "--chunk", 64, "--batch", 128)
+    assert re.search(
+        r"slices\s+2\b", outcrop("prepare", source, run, "--partitions", 4, "--slices", 2).stdout
+    )
+    done = outcrop(
+        "train", run, "--dim", 8, "--epochs", 2, "--swapping", "--chunk", 64, "--batch", 128, "--sweeps", 2
+    )
     assert done.exit_code == 0
     assert "3 of 4" in done.stdout
     assert "filtered, among all nodes" in outcrop("eval", run).stdout
@@ -304,8 +309,9 @@ def test_the_commands(tmp_path, make_runtime, splits):
     text = page.read_text()
     swaps = json.loads((tmp_path / "run" / "tables" / "timeline.json").read_text())["swaps"]
     assert f"The {len(swaps)} swaps of epoch 1 made training wait" in text
-    assert len(swaps) == len(make_order("best", 4, 3).swaps)
+    assert len(swaps) == 2 * len(make_order("best", 4, 3).swaps)
     for swap in swaps[:12]:
-        assert f"{swap['evicted'][0]} out, {swap['loaded'][0]} in" in text
+        assert len(swap["evicted"]) == len(swap["loaded"]) == 2  # slices
+        assert "{}, {} out, {}, {} in".format(*swap["evicted"], *swap["loaded"]) in text
     assert "entities.npy" in outcrop("export", run).stdout.replace("\n", "")
     assert "distance" in outcrop("neighbours", run, "n3", "--count", 3).stdout

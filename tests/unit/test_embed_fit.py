@@ -18,10 +18,13 @@ from embed_support import buckets_of, fit, knowledge_graph, random_triples, tabl
 from outcrop import _core
 from outcrop.api.embed import embed_prepare, embed_train
 from outcrop.config import EmbedConfig
+from outcrop.embed import edges
 from outcrop.embed import schedule as schedules
+from outcrop.embed.edges import TrainingEdges
 from outcrop.embed.fit import CHECKPOINT, FOLDER, Fit
 from outcrop.embed.sizing import fewest_partitions
 from outcrop.embed.sources import open_source
+from outcrop.embed.tables import Move
 from outcrop.embed.trained import open_trained
 from outcrop.errors import ArgumentError, BudgetError, ChecksumError, FormatError, IoError, NumericError
 
@@ -47,28 +50,31 @@ def same(a, b):
         (8, {}),
         (8, {"order": "legend", "optimizer": "adam", "rate": 0.01}),
         (5, {"order": "beta", "reciprocal": True, "n3": 0.01, "by_degree": 0.5}),
-        (9, {"order": "cover", "model": "distmult", "optimizer": "sgd", "rate": 0.001}),
+        (9, {"order": "cover", "model": "distmult", "optimizer": "sgd", "rate": 0.01}),
         (6, {"buffer": 2, "model": "rotate", "loss": "margin"}),
         (7, {"buffer": 4, "model": "transe-l2", "loss": "logistic"}),
         (4, {"model": "dot", "negatives": 200}),
         (40, {"buffer": 8}),
+        (6, {"slices": 3}),
+        (5, {"slices": 4, "sweeps": 3, "by_degree": 0.5}),
     ],
 )
 def test_swapping_gives_the_same_as_holding_everything(tmp_path, make_runtime, source, partitions, options):
+    slices = options.pop("slices", 1)
     runtime, config = make_runtime(), replace(CONFIG, epochs=2, **options)
     tables, losses = [], []
     for resident in (True, False):
         run = tmp_path / f"run-{resident}"
-        buckets = buckets_of(source, run, runtime, partitions)
+        buckets = buckets_of(source, run, runtime, partitions, slices=slices)
         trained = fit(buckets, run, config, runtime, resident=resident)
         assert trained.result.resident == resident
         tables.append(table_of(run, runtime))
         losses.append([record.loss for record in trained.records])
         starts = buckets.starts(runtime)
-        expected = {
-            divmod(b, partitions): config.epochs * int(n) for b, n in enumerate(np.diff(starts)) if n
-        }  # every bucket once an epoch
-        assert {k: v for k, v in trained.counts.items() if v} == expected
+        assert len(starts) == (partitions * slices) ** 2 + 1
+        np.testing.assert_array_equal(
+            trained.result.edges_of_bucket, config.epochs * np.diff(starts)
+        )  # every bucket once an epoch
     same(*tables)
     assert losses[0] == losses[1]
     assert losses[0][-1] < losses[0][0]
@@ -116,15 +122,14 @@ def test_the_first_vectors_do_not_depend_on_the_partitions(tmp_path, make_runtim
 
 @pytest.mark.parametrize("resident", [True, False])
 def test_going_on_equals_no_interruption(tmp_path, make_runtime, source, resident, monkeypatch):
-    monkeypatch.setattr(schedules, "PIECE_EDGES", 80)
-    runtime = make_runtime()
-
+    monkeypatch.setattr(schedules, "UNIT_EDGES", 80)
+    runtime, config = make_runtime(), replace(CONFIG, sweeps=2)
     whole = tmp_path / "whole"
-    buckets = buckets_of(source, whole, runtime, 6)
-    expected = fit(buckets, whole, CONFIG, runtime, resident=resident)
+    buckets = buckets_of(source, whole, runtime, 6, slices=2)
+    expected = fit(buckets, whole, config, runtime, resident=resident)
     units = len(list(expected.schedule.units(0)))
     run = tmp_path / "run"
-    buckets = buckets_of(source, run, runtime, 6)
+    buckets = buckets_of(source, run, runtime, 6, slices=2)
     seen = 0
     for stop_at in (3, units // 2, 5, units + 7):  # units from where each try begins
 
@@ -136,8 +141,8 @@ def test_going_on_equals_no_interruption(tmp_path, make_runtime, source, residen
 
         seen = 0
         with pytest.raises(Stop):
-            fit(buckets, run, CONFIG, runtime, resident=resident, checkpoint_seconds=0, on_unit=stop)
-    again = fit(buckets, run, CONFIG, runtime, resident=resident)
+            fit(buckets, run, config, runtime, resident=resident, checkpoint_seconds=0, on_unit=stop)
+    again = fit(buckets, run, config, runtime, resident=resident)
     assert again.resumed is not None
     assert [r.loss for r in again.records] == pytest.approx([r.loss for r in expected.records], rel=1e-12)
     same(table_of(run, runtime), table_of(whole, runtime))
@@ -246,7 +251,7 @@ def test_a_write_that_fails_ends_training_and_the_checkpoint_stays(tmp_path, mak
     if fault == "disk_full":
         plan.disk_full_after_bytes = 30_000
     else:
-        plan.fail_at_op = 40
+        plan.fail_at_op = 20
     with pytest.raises(IoError, match=r"tables\.bin|edges\.bin"):
         fit(buckets, run, CONFIG, make_runtime(faults=plan), resident=False)
     same(table_of(run, runtime), before)
@@ -268,7 +273,7 @@ def test_damage_is_found(tmp_path, make_runtime, source):
     for at in range(0, len(torn), 4096):
         torn[at] ^= 1
     path.write_bytes(torn)
-    with pytest.raises(ChecksumError, match=r"tables\.bin: partition \d"):
+    with pytest.raises(ChecksumError, match=r"tables\.bin: slice \d"):
         table_of(run, runtime)
     with pytest.raises(ChecksumError, match="--fresh"):
         fit(buckets, run, CONFIG, runtime)
@@ -297,7 +302,7 @@ def test_the_budget_holds(tmp_path, make_runtime):
     assert fit(buckets, run, config, make_runtime("4MiB"), fresh=True).result.resident
     before = table_of(run, setup)
     with pytest.raises(
-        BudgetError, match=r"10 partitions of .* raise --memory, prepare with more partitions, or lower"
+        BudgetError, match=r"10 slices of .* raise --memory, prepare with more partitions, or lower"
     ):
         fit(buckets, run, config, make_runtime("1MiB"), resident=True, fresh=True)
     with pytest.raises(BudgetError, match=r"'embed-batch'.*lower --batch, --chunk, --negatives or --dim"):
@@ -328,6 +333,31 @@ def test_partitions_follow_from_the_budget(tmp_path, make_runtime, options):
         fewest_partitions(*sizes, config, 100 << 10)
 
 
+def test_edges_of_pieces(tmp_path, make_runtime, source, monkeypatch):
+    """Those of the whole array, from memory and from disk; damaged ones are named."""
+    runtime, run = make_runtime(), tmp_path / "run"
+    buckets = buckets_of(source, run, runtime, 3)
+    whole, starts = buckets.array(runtime, "edges").read("test"), buckets.starts(runtime)
+    random, pieces = np.random.default_rng(0), []
+    for bucket in random.permutation(9):
+        first, stop = np.sort(random.integers(starts[bucket], starts[bucket + 1] + 1, 2))
+        pieces.append((*divmod(int(bucket), 3), first, stop))
+    expected = np.concatenate([whole[first:stop] for _, _, first, stop in pieces])
+    for held in (8, 1 << 60):
+        monkeypatch.setattr(edges, "_HELD", held)
+        reader = TrainingEdges(buckets, runtime)
+        read = runtime.io.counters.read_bytes
+        np.testing.assert_array_equal(reader.read(np.array(pieces)), expected)
+        assert (runtime.io.counters.read_bytes > read) == (held > 8)
+        assert len(reader.read(np.empty((0, 4), np.int64))) == 0
+        wrong = np.array([(0, 1, starts[1], starts[1] + 2), (2, 2, starts[1] + 2, starts[1] + 40)])
+        buckets.division.__dict__["starts"] = np.array([0, 90, 180, 181])  # partition 2 of one row
+        with pytest.raises(FormatError, match=r"an edge of bucket \(2, 2\) leads out of it"):
+            TrainingEdges(buckets, runtime).read(wrong)
+        del buckets.division.__dict__["starts"]
+        reader.close()
+
+
 def test_what_was_trained_is_only_read(tmp_path, make_runtime, source):
     runtime, run = make_runtime(), tmp_path / "run"
     fit(buckets_of(source, run, runtime, 3), run, CONFIG, runtime)
@@ -336,18 +366,20 @@ def test_what_was_trained_is_only_read(tmp_path, make_runtime, source):
     slab = runtime.budget.empty("slab", table.slab_bytes)
     table.load(1, slab)
     with pytest.raises(ArgumentError, match="opened for reading"):
-        table.exchange(slab, 1, None).wait()
+        table.exchange([Move(slab, 1, None)]).wait()
     trained.close()
 
 
 def test_prepare_asks_the_budget(tmp_path, make_runtime):
     source = knowledge_graph(tmp_path, make_runtime(), train=random_triples(90_000, 4, 100_000))
     assert embed_prepare(source, tmp_path / "a").division.parts == 1
-    divided = embed_prepare(source, tmp_path / "b", memory="64MiB", dim=64).division.parts
+    made = embed_prepare(source, tmp_path / "b", memory="64MiB", dim=64)
+    assert made.slices > 1
+    divided = made.partitions
     assert divided > 1
     report = embed_train(tmp_path / "b", memory="64MiB", dim=64, epochs=1)
     assert not report.resident
-    assert embed_prepare(source, tmp_path / "c", memory="64MiB", dim=100).division.parts > divided
+    assert embed_prepare(source, tmp_path / "c", memory="64MiB", dim=100).partitions > divided
 
 
 def test_impossible_requests(tmp_path, make_runtime, source):

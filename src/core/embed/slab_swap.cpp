@@ -6,9 +6,8 @@
 
 namespace outcrop {
 
-SlabSwap::SlabSwap(std::shared_ptr<BlockIo> io, std::span<std::byte> slab, std::optional<SlabPlace> write,
-                   std::optional<SlabPlace> read)
-    : io_(std::move(io)), slab_(slab), write_(write), read_(read), thread_([this] { run(); }) {}
+SlabSwap::SlabSwap(std::shared_ptr<BlockIo> io, std::vector<SlabMove> moves)
+    : io_(std::move(io)), moves_(std::move(moves)), thread_([this] { run(); }) {}
 
 SlabSwap::~SlabSwap() {
   if (thread_.joinable()) thread_.join();
@@ -21,13 +20,15 @@ void SlabSwap::wait() {
 
 void SlabSwap::run() {
   try {
-    if (write_) {
-      written_crc_ = crc32c(slab_.data(), slab_.size());
-      transfer(IoOp::write, *write_);
-    }
-    if (read_) {
-      transfer(IoOp::read, *read_);
-      read_crc_ = crc32c(slab_.data(), slab_.size());
+    for (SlabMove& move : moves_) {
+      if (move.write) {
+        move.written_crc = crc32c(move.slab.data(), move.slab.size());
+        transfer(IoOp::write, move, *move.write);
+      }
+      if (move.read) {
+        transfer(IoOp::read, move, *move.read);
+        move.read_crc = crc32c(move.slab.data(), move.slab.size());
+      }
     }
   } catch (...) {
     error_ = std::current_exception();
@@ -35,8 +36,8 @@ void SlabSwap::run() {
   done_ = true;
 }
 
-void SlabSwap::transfer(IoOp op, const SlabPlace& place) {
-  io_->submit(op, {{place.file, place.offset, slab_.size(), slab_.data()}})->wait();
+void SlabSwap::transfer(IoOp op, const SlabMove& move, const SlabPlace& place) {
+  io_->submit(op, {{place.file, place.offset, move.slab.size(), move.slab.data()}})->wait();
 }
 
 }  // namespace outcrop

@@ -47,6 +47,7 @@ def embed_prepare(
     run: str | Path,
     *,
     partitions: int | None = None,
+    slices: int | None = None,
     dim: int = 100,
     numbering: str = "random",
     valid_fraction: float = 0.0,
@@ -60,6 +61,7 @@ def embed_prepare(
     Args:
         partitions: None: as few as let vectors of ``dim`` floats be trained in ``memory`` with the defaults of
             :class:`outcrop.config.EmbedConfig`; one without a budget.
+        slices: Of each partition; see :class:`outcrop.config.BucketConfig`.
         numbering: How nodes are dealt out to partitions: ``random``, ``id`` or ``degree``.
         valid_fraction, test_fraction: Of the edges, held out where the source has no such splits.
 
@@ -69,7 +71,7 @@ def embed_prepare(
     with Runtime(memory, progress=progress) as runtime:
         if partitions is None:
             partitions = 1 if memory is None else _partitions(source, dim, runtime)
-        config = BucketConfig(partitions, numbering, valid_fraction, test_fraction, seed)  # type: ignore[arg-type]
+        config = BucketConfig(partitions, numbering, valid_fraction, test_fraction, seed, slices)  # type: ignore[arg-type]
         return prepare_buckets(source, run, config, runtime)
 
 
@@ -117,8 +119,8 @@ def embed_train(
         finally:
             fit.close()
         return EmbedReport(
-            buckets.division.parts,
-            min(config.buffer, buckets.division.parts),
+            buckets.partitions,
+            min(config.buffer, buckets.partitions),
             result.resident,
             result.resumed_epoch,
             [{**asdict(record), "edges_per_s": record.edges_per_s} for record in result.records],

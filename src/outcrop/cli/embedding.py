@@ -156,6 +156,13 @@ def prepare(
             help="Parts that the nodes are divided into; default: as few as let --dim be trained in --memory.",
         ),
     ] = None,
+    slices: Annotated[
+        int | None,
+        typer.Option(
+            "--slices",
+            help="Of each partition, dealt out anew for every sweep; default: 8, of many partitions fewer.",
+        ),
+    ] = None,
     dim: Annotated[int, typer.Option("--dim", help="Floats of a vector, where --memory decides.")] = 100,
     numbering: Annotated[
         str, typer.Option("--numbering", help="How nodes are dealt out to them: random, id or degree.")
@@ -176,6 +183,7 @@ def prepare(
             graph,
             run,
             partitions=partitions,
+            slices=slices,
             dim=dim,
             numbering=numbering,
             valid_fraction=valid_fraction,
@@ -187,7 +195,8 @@ def prepare(
     facts = {
         "nodes": made.num_nodes,
         "relations": made.num_relations,
-        "partitions": made.division.parts,
+        "partitions": made.partitions,
+        "slices": made.slices,
         "train": made.num_edges,
         "valid": made.count("valid"),
         "test": made.count("test"),
@@ -231,6 +240,13 @@ def train(
     n3: Annotated[float, typer.Option("--n3", help="Weight of the nuclear 3-norm regulariser.")] = 0.0,
     l2: Annotated[float, typer.Option("--l2", help="Weight of the squared norm.")] = 0.0,
     buffer: Buffer = 3,
+    sweeps: Annotated[
+        int,
+        typer.Option(
+            "--sweeps",
+            help="Times that an epoch goes over the partitions, each with another part of the edges.",
+        ),
+    ] = 1,
     order: OrderName = "best",
     resident: Annotated[
         bool | None,
@@ -276,6 +292,7 @@ def train(
         n3=n3,
         l2=l2,
         buffer=buffer,
+        sweeps=sweeps,
         order=order,
         seed=seed,
     )

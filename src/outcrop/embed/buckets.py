@@ -1,11 +1,12 @@
-"""Edges sorted into the buckets of their partitions: what training of embeddings reads.
+"""Edges sorted into the buckets of their slices: what training of embeddings reads.
 
+Nodes are divided into ``p = partitions * slices`` slices; what lies on disk, is read, written and trained, is theirs.
 Arrays: ``edges`` uint32 [E, 3] (source, relation, target), without relations [E, 2]; sources and targets by their
-number within their partition. ``starts`` int64 [p * p + 1]: bucket (i, j) has the edges from ``starts[i * p + j]`` on.
+number within their slice. ``starts`` int64 [p * p + 1]: bucket (i, j) has the edges from ``starts[i * p + j]`` on.
 ``valid``, ``test`` (where there are such edges) int64 [n, 3] or [n, 2]: rows of the whole table instead.
 ``degrees`` uint32 [N]: training edges that begin or end at each row. ``order`` int64 [N]: the node of each row, for
 numbering ``degree``. ``entity_names``, ``entity_name_offsets``, and of relations: as the source has them.
-Attributes: num_nodes, num_relations (0: no relations), partitions.
+Attributes: num_nodes, num_relations (0: no relations), partitions, slices (of each partition).
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from outcrop.store.arrays import DiskArray
 from outcrop.store.manifest import Manifest
 from outcrop.store.names import read_text
 
-FORMAT, VERSION = "outcrop.buckets", 1
+FORMAT, VERSION = "outcrop.buckets", 2
 FOLDER = "buckets"
 
 
@@ -33,7 +34,9 @@ class Buckets:
         self.path, self.manifest = path, manifest
         self.num_nodes: int = manifest.attributes["num_nodes"]
         self.num_relations: int = manifest.attributes["num_relations"]
-        self.division = Division(self.num_nodes, manifest.attributes["partitions"])
+        self.partitions: int = manifest.attributes["partitions"]
+        self.slices: int = manifest.attributes["slices"]
+        self.division = Division(self.num_nodes, self.partitions * self.slices)
         self.width = 3 if self.num_relations else 2
         shapes = {
             "edges": (None, self.width),

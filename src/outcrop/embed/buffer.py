@@ -1,4 +1,4 @@
-"""The partitions in memory: rows of the whole table in slots, and the swaps, which run while training goes on."""
+"""The slices in memory: rows of the whole table in slots, and the swaps, which run while training goes on."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from outcrop.embed.tables import Table
+from outcrop.embed.tables import Move, Table
 from outcrop.errors import BudgetError
 from outcrop.runtime import Runtime
 
@@ -32,11 +32,11 @@ class SwapRecord:
 
 
 class Buffer:
-    """``slots`` slabs in memory. With as many slots as partitions nothing is ever swapped.
+    """``slots`` slabs in memory. With as many slots as slices nothing is ever swapped.
 
     Attributes:
-        rows: float32 [slots * slab_rows, stride], all slots: row r of a partition is ``base[partition] + r``.
-        base: int64 by partition; -1 where it is not resident.
+        rows: float32 [slots * slab_rows, stride], all slots: row r of a slice is ``base[slice] + r``.
+        base: int64 by slice; -1 where it is not resident.
         swaps: What became of each swap.
         waited: Seconds that they were waited for, all together.
     """
@@ -45,7 +45,7 @@ class Buffer:
         need = slots * table.slab_bytes
         if need > runtime.budget.free_bytes:
             raise BudgetError(
-                f"{slots} partitions of {table.slab_bytes} bytes take {need} bytes, {runtime.budget.free_bytes} of the "
+                f"{slots} slices of {table.slab_bytes} bytes take {need} bytes, {runtime.budget.free_bytes} of the "
                 "memory budget are free: raise --memory, prepare with more partitions, or lower --buffer, --batch or "
                 "--negatives"
             )
@@ -109,8 +109,7 @@ class Buffer:
     def flush(self) -> None:
         """Writes all that changed; no swap may be under way."""
         assert self._swap is None
-        for part in sorted(self._dirty):
-            self._table.exchange(self.slab(part), part, None).wait()
+        self._table.exchange([Move(self.slab(part), part, None) for part in sorted(self._dirty)]).wait()
         self._dirty.clear()
 
     def close(self) -> None:
@@ -120,7 +119,7 @@ class Buffer:
 
 
 class _Swap:
-    """Each evicted partition is written, and another read into its slot."""
+    """Each evicted slice is written, and another read into its slot."""
 
     def __init__(self, buffer: Buffer, evicted: Sequence[int], loaded: Sequence[int]):
         self._buffer, table = buffer, buffer._table
@@ -137,26 +136,28 @@ class _Swap:
         coming: list[int | None] = list(loaded)
         slots = [*leaving, *((None, slot) for slot in free)]
         coming += [None] * (len(slots) - len(coming))
-        self._exchanges = [
-            (table.exchange(buffer._memory[slot], stored, part), slot)
+        moves = [
+            (Move(buffer._memory[slot], stored, part), slot)
             for (stored, slot), part in zip(slots, coming, strict=True)
             if stored is not None or part is not None
         ]
+        self._slots = [slot for _, slot in moves]
+        self._exchange = table.exchange([move for move, _ in moves])
 
     def look(self) -> None:
         """Notes when everything has been moved."""
-        if not self._moved and all(exchange.done for exchange, _ in self._exchanges):
+        if not self._moved and self._exchange.done:
             self._moved = time.perf_counter()
 
     def finish(self) -> None:
-        buffer = self._buffer
-        for exchange, slot in self._exchanges:
-            exchange.wait()
-            if exchange.loaded is not None:
-                buffer._slot_of[exchange.loaded] = slot
-                buffer.base[exchange.loaded] = slot * self._buffer._table.slab_rows
-                if not exchange.read:
-                    buffer.touch(exchange.loaded)  # made anew: on disk it is not
+        buffer, exchange = self._buffer, self._exchange
+        exchange.wait()
+        for move, read, slot in zip(exchange.moves, exchange.read, self._slots, strict=True):
+            if move.loaded is not None:
+                buffer._slot_of[move.loaded] = slot
+                buffer.base[move.loaded] = slot * buffer._table.slab_rows
+                if not read:
+                    buffer.touch(move.loaded)  # made anew: on disk it is not
 
     def record(self, waited_from: float) -> SwapRecord:
         now = time.perf_counter()

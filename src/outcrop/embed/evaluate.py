@@ -3,7 +3,7 @@
 Ranks are the mean of the best and the worst rank among equal scores (PyKEEN's "realistic" rank). Filtered ranks leave
 out candidates that make another known edge, of any split (Bordes et al. 2013). Everything is computed in float64, so
 that the result does not depend on how the table is divided; scores that differ by less than a few roundings are equal.
-The table is read once for a block of edges, a partition at a time.
+The table is read once for a block of edges, a slice at a time.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ def evaluate(
 
     Raises:
         ArgumentError: There are no edges in ``split``.
-        BudgetError: One partition does not fit.
+        BudgetError: One slice does not fit.
     """
     buckets, runtime = trained.buckets, trained.runtime
     if split not in HELD_OUT:
@@ -180,30 +180,27 @@ class _Block:
     def ranks(self, filtered: bool, drawn: np.ndarray | None) -> dict[str, Ranks]:
         found = {side: Ranks.none(len(self.edges)) for side in SIDES}
         known = {side: self._known_pairs(side) if filtered else self._own_pairs(side) for side in SIDES}
-        if drawn is None:
-            for first, vectors in self.trained.partitions():
-                rows = np.arange(first, first + len(vectors), dtype=np.int64)
-                for side in SIDES:
-                    self._count(found[side], side, rows, vectors, known[side])
-        else:
+        if drawn is not None:
             vectors = self.trained.vectors(drawn)
-            for side in SIDES:
-                self._count(found[side], side, drawn, vectors, known[side])
+            for side, (edge, row) in known.items():
+                at, column = matches(drawn, row)
+                self._count(found[side], side, vectors, edge[at], column)
+            return found
+        for side, (edge, row) in known.items():
+            by_row = np.argsort(row, kind="stable")
+            known[side] = edge[by_row], row[by_row]
+        for first, vectors in self.trained.slices():
+            for side, (edge, row) in known.items():
+                here = slice(*np.searchsorted(row, [first, first + len(vectors)]))
+                self._count(found[side], side, vectors, edge[here], row[here] - first)
         return found
 
     def _count(
-        self,
-        found: Ranks,
-        side: str,
-        rows: np.ndarray,
-        vectors: np.ndarray,
-        left_out: tuple[np.ndarray, np.ndarray],
+        self, found: Ranks, side: str, vectors: np.ndarray, edge: np.ndarray, column: np.ndarray
     ) -> None:
-        """Counts candidates ``rows``; ``left_out``: (edge, row) of pairs that do not count."""
+        """Counts candidates ``vectors``; the pairs of ``edge[i]`` and candidate ``column[i]`` do not count."""
         queries, true = self.queries[side], self.true[side]
-        which, column = matches(rows, left_out[1])
-        edge = left_out[0][which]
-        for begin in range(0, len(rows), _CANDIDATES):
+        for begin in range(0, len(vectors), _CANDIDATES):
             candidates = torch.from_numpy(np.ascontiguousarray(vectors[begin : begin + _CANDIDATES])).double()
             for start in range(0, len(queries), _EDGES):
                 part = slice(start, min(start + _EDGES, len(queries)))

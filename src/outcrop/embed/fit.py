@@ -22,6 +22,7 @@ from outcrop import checkpoint as checkpoints
 from outcrop.config import EmbedConfig
 from outcrop.embed.buckets import Buckets
 from outcrop.embed.buffer import Buffer, SwapRecord
+from outcrop.embed.edges import TrainingEdges
 from outcrop.embed.negatives import Pool
 from outcrop.embed.orders import make_order
 from outcrop.embed.schedule import Schedule, Unit, key_pair
@@ -35,7 +36,9 @@ from outcrop.store.manifest import write_atomic
 
 FOLDER, CHECKPOINT, TIMELINE = "tables", "checkpoint.safetensors", "timeline.json"
 _MOST_SPANS = 4096
-FORMAT, VERSION = "outcrop.embedding", 1
+_UNIT_EDGE_BYTES = 56  # of an edge of a unit: rows of its ends, relation, place in the order, what makes them
+Span = tuple[float, float, int, int]  # begin, end, buckets of slices, edges
+FORMAT, VERSION = "outcrop.embedding", 2
 _FREE_FIELDS = ("epochs",)  # may change when training goes on
 _DISTANCES = ("transe-l1", "transe-l2", "rotate")
 
@@ -59,10 +62,12 @@ class EpochRecord:
 
 @dataclass
 class FitResult:
+    """``edges_of_bucket``: int64 [p * p], of slices: how many were trained."""
+
     records: list[EpochRecord]
     resident: bool
     resumed_epoch: int | None
-    bucket_counts: dict[tuple[int, int], int]
+    edges_of_bucket: np.ndarray
 
 
 def start_of(config: EmbedConfig) -> Start:
@@ -135,10 +140,9 @@ class Fit:
         score = score_function(config.model, config.dim)
         if config.reciprocal and not score.has_relations:
             raise ArgumentError(f"model {config.model} has no relations: leave --reciprocal out")
-        p = buckets.division.parts
-        order = make_order(config.order, p, min(config.buffer, p))
-        self._starts = buckets.starts(runtime)
-        self.schedule = Schedule(order, self._starts, config.seed)
+        partitions = buckets.partitions
+        order = make_order(config.order, partitions, min(config.buffer, partitions))
+        self.schedule = Schedule(order, buckets.slices, buckets.starts(runtime), config.seed, config.sweeps)
         self.folder.mkdir(parents=True, exist_ok=True)
         self._path = self.folder / CHECKPOINT
         self.records: list[EpochRecord] = []
@@ -152,7 +156,7 @@ class Fit:
             self.resumed = self._restore(found)
             if resident is None:
                 resident = fits_in_memory(buckets, config, runtime.budget.free_bytes)
-            slots = p if resident else max(len(state) for state in order.states)
+            slots = (partitions if resident else max(map(len, order.states))) * buckets.slices
             self.buffer = Buffer(self.table, slots, runtime)
             if found is None:  # not before everything else is there
                 self._path.unlink(missing_ok=True)
@@ -161,8 +165,8 @@ class Fit:
             self.table.close()
             raise
         self._degrees = buckets.array(runtime, "degrees") if config.by_degree else None
-        self._edges = buckets.array(runtime, "edges")
-        self.counts: dict[tuple[int, int], int] = {}
+        self._edges = TrainingEdges(buckets, runtime)
+        self._counts = np.zeros(buckets.division.parts**2, np.int64)
 
     # Checkpoints
 
@@ -229,18 +233,16 @@ class Fit:
             for epoch in range(self._epoch, epochs):
                 with self.runtime.trace.span("embed.epoch", epoch=epoch):
                     self._one_epoch(epoch)
-        return FitResult(self.records, self.buffer.holds_all, self.resumed, self.counts)
+        return FitResult(self.records, self.buffer.holds_all, self.resumed, self._counts)
 
     def _one_epoch(self, epoch: int) -> None:
         runtime, buffer = self.runtime, self.buffer
         skip, loss = (self._unit, self._loss) if epoch == self._epoch else (0, 0.0)
         begin, before, swaps = time.perf_counter(), runtime.io.counters, len(buffer.swaps)
-        spans: list[tuple[float, float, int, int]] = []
+        spans: list[Span] = []
         units = [unit for unit in self.schedule.units(epoch) if unit.number >= skip]
-        edges_before = self.schedule.num_edges - sum(unit.stop - unit.first for unit in units)
+        edges_before = self.schedule.num_edges - sum(unit.num_edges for unit in units)
         runtime.progress.advance("embed", edges_before)
-        if units:
-            buffer.enter(units[0].state)
         pool: tuple[tuple[int, ...], Pool] | None = None
         done, swap = edges_before, None
         for unit in units:
@@ -251,6 +253,8 @@ class Fit:
                 and time.monotonic() - self._saved > self._checkpoint_seconds
             ):
                 self._save(epoch, unit.number, loss)
+            if not buffer.swapping:
+                buffer.enter(unit.state)  # where training goes on, or a sweep begins with another state
             swap = unit.swap or swap
             if unit.swap and not unit.bare and self._prefetch:
                 buffer.begin_swap(*unit.swap)
@@ -259,8 +263,8 @@ class Fit:
                 pool = (unit.pool, self._pool(unit.pool))
             started = time.perf_counter()
             loss = self._train(epoch, unit, pool[1], loss, done)
-            spans.append((started - begin, time.perf_counter() - begin, unit.source, unit.target))
-            done += unit.stop - unit.first
+            spans.append((started - begin, time.perf_counter() - begin, len(unit.pieces), unit.num_edges))
+            done += unit.num_edges
             if self._on_unit:
                 self._on_unit(epoch, unit, loss / max(2 * done, 1))
             if unit.last:
@@ -285,9 +289,7 @@ class Fit:
         self._write_timeline(epoch, spans, [s for s in buffer.swaps[swaps:] if s.evicted], begin)
         runtime.trace.event("embed.record", **asdict(self.records[-1]))
 
-    def _write_timeline(
-        self, epoch: int, spans: list[tuple[float, float, int, int]], swaps: list[SwapRecord], begin: float
-    ) -> None:
+    def _write_timeline(self, epoch: int, spans: list[Span], swaps: list[SwapRecord], begin: float) -> None:
         """What the report draws, of the epoch that ended last. Seconds since it began."""
         what = {
             "epoch": epoch,
@@ -298,66 +300,64 @@ class Fit:
         }
         write_atomic(self.folder / TIMELINE, json.dumps(what).encode())
 
-    def _pool(self, partitions: tuple[int, ...]) -> Pool:
+    def _pool(self, slices: tuple[int, ...]) -> Pool:
         degrees = None
         if self._degrees is not None:
             starts = self.buckets.division.starts
             degrees = [
-                self._degrees.read("degrees", int(starts[part]), int(starts[part + 1])) for part in partitions
+                self._degrees.read("degrees", int(starts[part]), int(starts[part + 1])) for part in slices
             ]
-        return Pool(partitions, self.buckets.division, degrees)
+        return Pool(slices, self.buckets.division, degrees)
 
     def _train(self, epoch: int, unit: Unit, pool: Pool, loss: float, done: int) -> float:
-        """One unit. ``loss``: the sum over the ``done`` edges of this epoch so far; with those of this unit."""
+        """One unit. ``loss``: the sum over the ``done`` edges of this epoch before; that with those of this unit."""
         config, buffer, seed = self.config, self.buffer, self.config.seed
-        bucket = (unit.source, unit.target)
-        self.counts[bucket] = self.counts.get(bucket, 0) + unit.stop - unit.first
-        if unit.first == unit.stop:
+        if not unit.num_edges:
             return loss
-        edges = self._edges.read("edges", unit.first, unit.stop)
-        if edges[:, 0].max() >= self.buckets.division.size(unit.source) or edges[
-            :, -1
-        ].max() >= self.buckets.division.size(unit.target):
-            raise FormatError(
-                f"{self.buckets.path}: an edge of bucket {bucket} leads out of it: prepare it again"
-            )
-        if edges.shape[1] == 3 and edges[:, 1].max() >= self.buckets.num_relations:
-            raise FormatError(
-                f"{self.buckets.path}: an edge of bucket {bucket} has no such relation: prepare it again"
-            )
-        held = self.runtime.budget.reserve("edges", 16 * len(edges))
-        random = np.random.Generator(np.random.Philox(key=key_pair(seed, 4, epoch, unit.first)))
-        order = random.permutation(len(edges))
-        buffer.touch(*unit.pool)  # negatives are in all of them
-        for number, at in enumerate(range(0, len(edges), config.batch)):
-            batch = edges[order[at : at + config.batch]]
-            negatives = []
-            for chunk in range(-(-len(batch) // config.chunk)):
-                key = key_pair(seed, 5, epoch, unit.first, number, chunk)
-                part, row = pool.draw(config.negatives, (int(key[0]), int(key[1])), config.by_degree)
-                negatives.append(buffer.base[part] + row)
-            self._step += 1
-            value = self._stepper.run(
-                buffer.rows,
-                buffer.base[unit.source] + batch[:, 0].astype(np.int64),
-                batch[:, 1]
-                if batch.shape[1] == 3
-                else (np.zeros(len(batch), np.int64) if self.relations else None),
-                buffer.base[unit.target] + batch[:, -1].astype(np.int64),
-                negatives,
-                self._step,
-            )
-            if not math.isfinite(value):
-                raise NumericError(
-                    f"epoch {epoch}, bucket {bucket}: the loss is {value}; lower the learning rate ({config.rate})"
+        with self.runtime.budget.reserve("edges", _UNIT_EDGE_BYTES * unit.num_edges):
+            source, relation, target = self._rows_of(unit)
+            random = np.random.Generator(np.random.Philox(key=key_pair(seed, 4, epoch, unit.number)))
+            order = random.permutation(len(source))
+            buffer.touch(*unit.pool)  # negatives are in all of them
+            for number, at in enumerate(range(0, len(source), config.batch)):
+                batch = order[at : at + config.batch]
+                negatives = []
+                for chunk in range(-(-len(batch) // config.chunk)):
+                    key = key_pair(seed, 5, epoch, unit.number, number, chunk)
+                    part, row = pool.draw(config.negatives, (int(key[0]), int(key[1])), config.by_degree)
+                    negatives.append(buffer.base[part] + row)
+                self._step += 1
+                value = self._stepper.run(
+                    buffer.rows,
+                    source[batch],
+                    relation[batch] if self.relations else None,
+                    target[batch],
+                    negatives,
+                    self._step,
                 )
-            loss += value
-            buffer.look()
-            done += len(batch)
-            self.runtime.progress.note("embed", f"epoch {epoch}, loss {loss / (2 * done):.4f}{self._waits()}")
-            self.runtime.progress.advance("embed", len(batch))
-        held.release()
+                if not math.isfinite(value):
+                    raise NumericError(
+                        f"epoch {epoch}: the loss is {value}; lower the learning rate ({config.rate})"
+                    )
+                loss += value
+                done += len(batch)
+                buffer.look()
+                self.runtime.progress.note(
+                    "embed", f"epoch {epoch}, loss {loss / (2 * done):.4f}{self._waits()}"
+                )
+                self.runtime.progress.advance("embed", len(batch))
         return loss
+
+    def _rows_of(self, unit: Unit) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Row of the source, relation and row of the target of every edge: int64, uint32, int64 [n]."""
+        edges, base = self._edges.read(unit.pieces), self.buffer.base
+        lengths = unit.pieces[:, 3] - unit.pieces[:, 2]
+        buckets = unit.pieces[:, 0] * self.buckets.division.parts + unit.pieces[:, 1]
+        np.add.at(self._counts, buckets, lengths)
+        source = np.repeat(base[unit.pieces[:, 0]], lengths) + edges[:, 0]
+        target = np.repeat(base[unit.pieces[:, 1]], lengths) + edges[:, -1]
+        relation = edges[:, 1].copy() if edges.shape[1] == 3 else np.zeros(len(edges), np.uint32)
+        return source, relation, target
 
     def _waits(self) -> str:
         buffer = self.buffer

@@ -1,6 +1,6 @@
 """Negatives: nodes that stand in for an end of an edge, shared by a chunk of edges.
 
-They are drawn from the partitions that are resident and stay so, never from one that is being swapped, and only from
+They are drawn from the slices that are resident and stay so, never from one that is being swapped, and only from
 rows that are there; which these are follows from the order alone, so that the draws do not depend on what is in memory.
 Draws are keyed by (seed, epoch, unit of training, chunk).
 """
@@ -15,17 +15,17 @@ from outcrop.embed.numbering import Division
 
 
 class Pool:
-    """The rows of some partitions, numbered one after the other, in the sequence given.
+    """The rows of some slices, numbered one after the other, in the sequence given.
 
     Args:
-        degrees: By partition, uint32; for the degree-weighted share.
+        degrees: By slice, uint32; for the degree-weighted share.
     """
 
     def __init__(
-        self, partitions: Sequence[int], division: Division, degrees: Sequence[np.ndarray] | None = None
+        self, slices: Sequence[int], division: Division, degrees: Sequence[np.ndarray] | None = None
     ):
-        self.partitions = np.array(partitions, np.int64)
-        sizes = [division.size(part) for part in partitions]
+        self.slices = np.array(slices, np.int64)
+        sizes = [division.size(part) for part in slices]
         self._starts = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
         self._ends = (
             np.cumsum(np.concatenate([np.asarray(d, np.int64) for d in degrees])) if degrees else None
@@ -35,7 +35,7 @@ class Pool:
         return int(self._starts[-1])
 
     def draw(self, count: int, key: tuple[int, int], by_degree: float) -> tuple[np.ndarray, np.ndarray]:
-        """(partition, number in it) of ``count`` rows with replacement; of all rows, once, where these are no more.
+        """(slice, number in it) of ``count`` rows with replacement; of all rows, once, where these are no more.
 
         Args:
             by_degree: Share that is drawn in proportion to degree; the rest uniformly.
@@ -54,4 +54,4 @@ class Pool:
 
     def _places(self, numbers: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         at = np.searchsorted(self._starts, numbers, side="right") - 1
-        return self.partitions[at], numbers - self._starts[at]
+        return self.slices[at], numbers - self._starts[at]

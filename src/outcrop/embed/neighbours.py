@@ -57,7 +57,7 @@ def neighbours(
     row = numbering.rows(np.array([node], np.int64))
     query = trained.vectors(row)[0]
     found: list[tuple[float, int]] = []
-    for first, vectors in trained.partitions():
+    for first, vectors in trained.slices():
         held = np.ascontiguousarray(vectors)
         nearest = search(held, query, min(count + 1, len(held)), METRICS[metric], exact=True)
         pairs = zip(nearest.distances.tolist(), nearest.keys.tolist(), strict=True)

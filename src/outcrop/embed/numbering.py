@@ -1,8 +1,8 @@
-"""Which node lies where: rows of the whole table, and their partitions.
+"""Which node lies where: rows of the whole table, and their slices.
 
-Rows 0 .. n - 1 are divided into partitions of consecutive rows; a numbering says which node has which row. ``random``
+Rows 0 .. n - 1 are divided into slices of consecutive rows; a numbering says which node has which row. ``random``
 is a keyed bijection that needs no memory; ``id`` keeps the order of the ids; ``degree`` deals the nodes out by
-descending degree, so that all partitions have about as many edges, and holds 16 bytes a node.
+descending degree, so that all slices have about as many edges, and holds 16 bytes a node.
 """
 
 from __future__ import annotations
@@ -17,6 +17,8 @@ from outcrop import _core
 from outcrop.runtime import Runtime
 
 NUMBERINGS = ("random", "id", "degree")
+
+_SLICES, _MOST_SLICES = 8, 64  # of a partition, of all together
 
 
 @dataclass(frozen=True)
@@ -36,16 +38,21 @@ class Division:
 
     @property
     def most(self) -> int:
-        """Rows of the largest partition."""
+        """Rows of the largest slice."""
         return -(-self.rows // self.parts)
 
     def size(self, part: int) -> int:
         return int(self.starts[part + 1] - self.starts[part])
 
     def place(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """(partition, number in it) of each row, int64."""
+        """(slice, number in it) of each row, int64."""
         part = np.searchsorted(self.starts, rows, side="right") - 1
         return part, rows - self.starts[part]
+
+
+def default_slices(partitions: int, num_nodes: int) -> int:
+    """Of each partition, where there is more than one: few enough that buckets stay few."""
+    return 1 if partitions == 1 else max(min(_SLICES, _MOST_SLICES // partitions, num_nodes // partitions), 1)
 
 
 class Numbering(Protocol):
@@ -96,7 +103,7 @@ class Listed:
 
 
 def by_degree(degrees: np.ndarray, division: Division) -> np.ndarray:
-    """The node of each row, int64: dealt to the partitions in turn by descending degree, back and forth."""
+    """The node of each row, int64: dealt to the slices in turn by descending degree, back and forth."""
     order = np.argsort(-degrees.astype(np.int64), kind="stable")
     turn, seat = np.divmod(np.arange(len(order)), division.parts)
     whole = turn < division.rows // division.parts

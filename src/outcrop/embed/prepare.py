@@ -16,7 +16,7 @@ import numpy as np
 from outcrop import _core
 from outcrop.config import BucketConfig
 from outcrop.embed.buckets import FOLDER, FORMAT, VERSION, Buckets, open_buckets
-from outcrop.embed.numbering import ById, Division, Listed, Numbering, Random, by_degree
+from outcrop.embed.numbering import ById, Division, Listed, Numbering, Random, by_degree, default_slices
 from outcrop.embed.sources import EdgeSource, open_source
 from outcrop.errors import ArgumentError, BudgetError
 from outcrop.links import key_of, mix64
@@ -61,9 +61,11 @@ def prepare(source: Path | str, run: Path | str, config: BucketConfig, runtime: 
 def _check(edges: EdgeSource, config: BucketConfig) -> None:
     if not edges.count("train"):
         raise ArgumentError(f"{edges.path} has no edges to train on")
-    if config.partitions > edges.num_nodes:
+    slices = config.partitions * (config.slices or 1)
+    if slices > edges.num_nodes:
         raise ArgumentError(
-            f"{config.partitions} partitions of {edges.num_nodes} nodes: there can be one a node at most"
+            f"{config.partitions} partitions, {slices} slices in all, of {edges.num_nodes} nodes: there can be one a "
+            "node at most"
         )
     there = [split for split in HELD_OUT if edges.count(split)]
     if there and (config.valid_fraction or config.test_fraction):
@@ -75,7 +77,8 @@ def _check(edges: EdgeSource, config: BucketConfig) -> None:
 class _Prepare:
     def __init__(self, edges: EdgeSource, config: BucketConfig, runtime: Runtime, work: Path):
         self.edges, self.config, self.runtime, self.work = edges, config, runtime, work
-        self.division = Division(edges.num_nodes, config.partitions)
+        self.slices = config.slices or default_slices(config.partitions, edges.num_nodes)
+        self.division = Division(edges.num_nodes, config.partitions * self.slices)
         self.block_bytes = min(max(runtime.budget.free_bytes // 32, _MIN_BLOCK_BYTES), _MAX_BLOCK_BYTES)
         self.arrays: dict[str, ArraySpec] = {}
 
@@ -90,6 +93,7 @@ class _Prepare:
             "num_nodes": self.edges.num_nodes,
             "num_relations": self.edges.num_relations,
             "partitions": self.config.partitions,
+            "slices": self.slices,
         }
         return Manifest(FORMAT, VERSION, self.arrays, attributes, asdict(self.config), inputs)
 
@@ -184,7 +188,7 @@ class _Prepare:
             )
         return _core.BucketSorter(
             runtime.io, runtime.budget, runtime.workers, str(self.work), memory, edges.num_nodes,
-            self.config.partitions, max(edges.num_relations, 1),
+            self.division.parts, max(edges.num_relations, 1),
         )  # fmt: skip
 
     def _write_edges(self, sorter: _core.BucketSorter, count: int, columns: list[int]) -> None:
@@ -212,7 +216,7 @@ class _Prepare:
 
     def _degrees(self, starts: np.ndarray) -> None:
         """Writes ``degrees``, a partition at a time, from the buckets that have it on either side."""
-        p = self.config.partitions
+        p = self.division.parts
         edges = DiskArray(self.runtime, self.work, self.arrays["edges"])
         writer = self._writer("degrees", "uint32")
         most = max(self.block_bytes // (4 * edges.spec.shape[1]), 1)

@@ -1,4 +1,10 @@
-"""What is trained when: units of training in the sequence of an order, epoch after epoch."""
+"""What is trained when: units of training in the sequence of an order, sweep after sweep.
+
+Each partition of the order is made of slices, which are what lies on disk. An epoch is one or more sweeps over the
+order, each with another part of the edges of every bucket, and for every sweep the slices are dealt out to partitions
+anew, as MariusGNN deals partitions out to groups (Waleffe et al. 2023, section 5.1): nodes that are in memory together
+are others each time, which is what accuracy depends on (docs/design/partitions-and-quality.md).
+"""
 
 from __future__ import annotations
 
@@ -8,128 +14,138 @@ from dataclasses import dataclass
 import numpy as np
 
 from outcrop.embed.orders import Order, State
-from outcrop.links import key_of
+from outcrop.links import key_of, mix64
 
-PIECE_EDGES = 1 << 18  # of a bucket; read, shuffled and trained as one unit
+UNIT_EDGES = 1 << 17  # read, shuffled and trained together
 
-Swap = tuple[State, State]  # evicted, loaded
+Swap = tuple[State, State]  # slices evicted, loaded
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Unit:
-    """Edges ``first:stop`` of bucket (source, target).
+    """Edges that are shuffled together: of all buckets that are trained at the same time.
 
     Attributes:
         number: In the epoch.
-        state: Partitions that are resident.
+        pieces: int64 [k, 4]: (source, target, first, stop): edges ``first:stop``, all between these two slices.
+        state: Slices that are resident.
         pool: Those of them that negatives come from: all that no swap touches.
         swap: (evicted, loaded) of the swap that begins before this unit; of a swap that nothing hides, after the last.
         last: Of its state: the swap must be over after it.
     """
 
     number: int
-    source: int
-    target: int
-    first: int
-    stop: int
+    pieces: np.ndarray
     state: tuple[int, ...]
     pool: tuple[int, ...]
     swap: Swap | None = None
     last: bool = False
     bare: bool = False
 
+    @property
+    def num_edges(self) -> int:
+        return int((self.pieces[:, 3] - self.pieces[:, 2]).sum())
+
 
 class Schedule:
     """The units of every epoch. The same for the same order, buckets and seed, whatever is in memory.
 
-    Every epoch the partitions take the parts of the order anew, at random, but so that its first state is the last one
-    of the epoch before: nothing is loaded between epochs.
+    The first state of a sweep is the last one of the sweep before: nothing is loaded between them.
+
+    Args:
+        slices: Of each partition of ``order``.
+        starts: int64 [(partitions * slices)^2 + 1]: first edge of each bucket of slices.
+        sweeps: Over the order, in an epoch.
     """
 
-    def __init__(self, order: Order, starts: np.ndarray, seed: int):
-        self._order, self._starts, self._seed = order, starts, seed
-        self._parts = [self._random(0)]
+    def __init__(self, order: Order, slices: int, starts: np.ndarray, seed: int, sweeps: int = 1):
+        self._order, self._starts, self._seed, self._sweeps = order, starts, seed, sweeps
+        self._count = order.partitions * slices
+        self._dealt = [self._random(0).reshape(order.partitions, slices)]
 
-    def _random(self, epoch: int) -> np.ndarray:
-        keys = np.random.Philox(key=np.array([self._seed, epoch], np.uint64)).random_raw(
-            self._order.partitions
-        )
+    def _random(self, sweep: int) -> np.ndarray:
+        keys = np.random.Philox(key=np.array([self._seed, sweep], np.uint64)).random_raw(self._count)
         return np.argsort(keys, kind="stable")
 
-    def parts(self, epoch: int) -> np.ndarray:
-        """int64 [p]: the partition that plays each part of the order."""
-        while len(self._parts) <= epoch:
-            before, number = self._parts[-1], len(self._parts)
+    def partitions(self, sweep: int) -> np.ndarray:
+        """int64 [p, slices]: the slices of each partition in a sweep, counted through all epochs."""
+        while len(self._dealt) <= sweep:
+            before, rank = self._dealt[-1], self._random(len(self._dealt))
             first, last = self._order.states[0], self._order.states[-1]
-            rank = self._random(number)
-            stays = before[list(last[: len(first)])]
-            stays = stays[np.argsort(rank[stays], kind="stable")]
-            others = np.setdiff1d(np.arange(self._order.partitions), stays)
-            others = others[np.argsort(rank[others], kind="stable")]
+            seats = list(first[: len(last)])
+            stays = before[list(last[: len(seats)])].ravel()
+            others = np.setdiff1d(before, stays)
             now = np.empty_like(before)
-            seats = list(first[: len(stays)])
-            now[seats] = stays
-            now[np.setdiff1d(np.arange(self._order.partitions), seats)] = others
-            self._parts.append(now)
-        return self._parts[epoch]
+            free = np.setdiff1d(np.arange(len(now)), seats)
+            for places, slices in ((seats, stays), (free, others)):
+                now[places] = slices[np.argsort(rank[slices], kind="stable")].reshape(-1, now.shape[1])
+            self._dealt.append(now)
+        return self._dealt[sweep]
 
     @property
     def num_edges(self) -> int:
         return int(self._starts[-1])
 
     def first_state(self, epoch: int) -> tuple[int, ...]:
-        return self._named(epoch, self._order.states[0])
+        return self._slices(epoch * self._sweeps, self._order.states[0])
 
-    def _named(self, epoch: int, state: tuple[int, ...]) -> tuple[int, ...]:
-        parts = self.parts(epoch)
-        return tuple(int(parts[i]) for i in state)
-
-    def _swap(self, epoch: int, swap: Swap) -> Swap:
-        return self._named(epoch, swap[0]), self._named(epoch, swap[1])
+    def _slices(self, sweep: int, state: State) -> tuple[int, ...]:
+        return tuple(self.partitions(sweep)[list(state)].ravel().tolist())
 
     def units(self, epoch: int) -> Iterator[Unit]:
         """In order. Every edge is in one of them."""
-        order, parts, number = self._order, self.parts(epoch), 0
+        number = 0
+        for sweep in range(epoch * self._sweeps, (epoch + 1) * self._sweeps):
+            for unit in self._sweep(epoch, sweep, number):
+                yield unit
+                number = unit.number + 1
+
+    def _sweep(self, epoch: int, sweep: int, number: int) -> Iterator[Unit]:
+        order, nothing = self._order, np.empty((0, 4), np.int64)
         for s, state in enumerate(order.states):
-            here = self._named(epoch, state)
-            meanwhile = len(order.overlapped[s]) if s < len(order.swaps) else 0
-            swap = self._swap(epoch, order.swaps[s]) if s < len(order.swaps) else None
+            here, swap, meanwhile = self._slices(sweep, state), None, 0
+            if s < len(order.swaps):
+                evicted, loaded = (self._slices(sweep, part) for part in order.swaps[s])
+                swap, meanwhile = (evicted, loaded), len(order.overlapped[s])
             stay = tuple(part for part in here if not swap or part not in swap[0])
-            buckets = [(int(parts[i]), int(parts[j])) for i, j in order.buckets[s]]
-            begin = len(buckets) - meanwhile
-            pieces = [
-                (bucket, piece, at >= begin)
-                for at, bucket in enumerate(buckets)
-                for piece in self._pieces(epoch, bucket)
+            begin = len(order.buckets[s]) - meanwhile
+            units = [
+                (pieces, during)
+                for buckets, during in ((order.buckets[s][:begin], False), (order.buckets[s][begin:], True))
+                for pieces in self._mixed(epoch, sweep, buckets)
             ]
-            hidden = next((at for at, (_, _, during) in enumerate(pieces) if during), None)
-            for at, ((source, target), (first, stop), during) in enumerate(pieces):
-                yield Unit(
-                    number,
-                    source,
-                    target,
-                    first,
-                    stop,
-                    here,
-                    stay if during else here,
-                    swap if at == hidden or (hidden is None and at == len(pieces) - 1) else None,
-                    at == len(pieces) - 1,
-                    hidden is None,
-                )
-                number += 1
-            if not pieces and swap:  # nothing to train here, but the buffer must move on
-                yield Unit(number, here[0], here[0], 0, 0, here, here, swap, True, True)
+            hidden = next((at for at, (_, during) in enumerate(units) if during), None)
+            if not units and swap:  # nothing to train here, but the buffer must move on
+                units = [(nothing, False)]
+            for at, (pieces, during) in enumerate(units):
+                last = at == len(units) - 1
+                begins = at == hidden or (hidden is None and last)
+                pool = stay if during else here
+                yield Unit(number, pieces, here, pool, swap if begins else None, last, hidden is None)
                 number += 1
 
-    def _pieces(self, epoch: int, bucket: tuple[int, int]) -> list[tuple[int, int]]:
-        """The pieces of a bucket that has edges, shuffled anew every epoch."""
-        at = bucket[0] * self._order.partitions + bucket[1]
-        first, stop = int(self._starts[at]), int(self._starts[at + 1])
-        pieces = [(begin, min(begin + PIECE_EDGES, stop)) for begin in range(first, stop, PIECE_EDGES)]
-        if len(pieces) < 2:
-            return pieces
-        keys = np.random.Philox(key=key_pair(self._seed, 2, epoch, at)).random_raw(len(pieces))
-        return [pieces[i] for i in np.argsort(keys, kind="stable")]
+    def _mixed(self, epoch: int, sweep: int, buckets: tuple[tuple[int, int], ...]) -> Iterator[np.ndarray]:
+        """Pieces of as few units as hold what this sweep trains of ``buckets``, an equal share of each in every unit;
+        the shares are not the same ones together in every epoch."""
+        if not buckets:
+            return
+        dealt, among = self.partitions(sweep), np.array(buckets)
+        source = np.repeat(dealt[among[:, 0]], dealt.shape[1], axis=1).ravel()
+        target = np.tile(dealt[among[:, 1]], dealt.shape[1]).ravel()
+        bucket = source * self._count + target
+        first, size = self._starts[bucket], np.diff(self._starts)[bucket]
+        part = sweep % self._sweeps
+        first, stop = first + size * part // self._sweeps, first + size * (part + 1) // self._sweeps
+        count = -(-int((stop - first).sum()) // UNIT_EDGES)
+        turn = (mix64(bucket.astype(np.uint64) ^ key_of(self._seed, 2, epoch)) >> np.uint64(1)).astype(
+            np.int64
+        )
+        for unit in range(count):
+            share = (turn + unit) % count
+            begin = first + (stop - first) * share // count
+            end = first + (stop - first) * (share + 1) // count
+            pieces = np.stack([source, target, begin, end], axis=1)
+            yield pieces[begin < end]
 
 
 def key_pair(*parts: int) -> np.ndarray:

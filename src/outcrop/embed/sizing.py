@@ -3,32 +3,33 @@
 from __future__ import annotations
 
 from outcrop.config import EmbedConfig
-from outcrop.embed.numbering import Division
-from outcrop.embed.schedule import PIECE_EDGES
+from outcrop.embed.numbering import Division, default_slices
+from outcrop.embed.schedule import UNIT_EDGES
 from outcrop.embed.scores import score_function
 from outcrop.embed.step import batch_bytes, stride
 from outcrop.embed.tables import slab_rows
 from outcrop.errors import BudgetError
 
 MOST_PARTITIONS = 128  # orders of more take long to find
-_PIECE_EDGE_BYTES = 12 + 16  # of an edge that is trained: read, and in the order of this epoch
+_UNIT_EDGE_BYTES = 12 + 56  # of an edge that is trained: read, and as Fit reserves it
 
 
 def training_bytes(
     num_nodes: int, num_edges: int, num_relations: int, partitions: int, config: EmbedConfig
 ) -> int:
     """What :class:`outcrop.embed.fit.Fit` holds at most with that many partitions, at most ``buffer`` in memory."""
-    division = Division(num_nodes, partitions)
+    slices = default_slices(partitions, num_nodes)
+    division = Division(num_nodes, partitions * slices)
     floats = stride(config, config.dim)
-    resident = min(config.buffer, partitions)
+    resident = min(config.buffer, partitions) * slices
     table = resident * slab_rows(division, floats) * floats * 4
     width = score_function(config.model, config.dim).relation_width(config.dim)
     relations = (
         max(num_relations, 1) * (2 if config.reciprocal else 1) * stride(config, width) * 4 if width else 0
     )
-    pieces = min(num_edges, PIECE_EDGES) * _PIECE_EDGE_BYTES
+    unit = min(num_edges, UNIT_EDGES) * _UNIT_EDGE_BYTES
     degrees = 4 * division.most * resident if config.by_degree else 0
-    return table + relations + batch_bytes(config) + pieces + degrees + 8 * (partitions**2 + 1)
+    return table + relations + batch_bytes(config) + unit + degrees + 16 * (division.parts**2 + 1)
 
 
 def fewest_partitions(

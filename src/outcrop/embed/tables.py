@@ -1,16 +1,17 @@
-"""The table of vectors and optimizer state on disk, a slab for each partition, in two places.
+"""The table of vectors and optimizer state on disk, a slab for each slice, in two places.
 
-A checkpoint names one of the two places of each partition; writing back goes to the other, so what a checkpoint names
+A checkpoint names one of the two places of each slice; writing back goes to the other, so what a checkpoint names
 stays as it was until the next one is complete. A kill loses what was done since, and corrupts nothing.
 
-``tables.bin`` has ``2 * partitions`` slabs: partition i in ``2 * i`` and ``2 * i + 1``. A slab is float32 [rows,
-stride]: rows of vector and state, of the largest partition and as many more as fill whole pages. A partition that was
+``tables.bin`` has ``2 * slices`` slabs: slice i in ``2 * i`` and ``2 * i + 1``. A slab is float32 [rows,
+stride]: rows of vector and state, of the largest slice and as many more as fill whole pages. A slice that was
 never written has no place; its rows are made anew from the seed.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -37,7 +38,7 @@ class RowShape:
 
 @dataclass(frozen=True)
 class Start:
-    """How rows begin: uniform in ``[-bound, bound)``, keyed by ``key`` and the node, whatever the partitions."""
+    """How rows begin: uniform in ``[-bound, bound)``, keyed by ``key`` and the node, whatever the slices."""
 
     bound: float
     key: int
@@ -50,7 +51,7 @@ def slab_rows(division: Division, stride: int) -> int:
 
 
 class Table:
-    """Reads and writes slabs. ``places`` and ``checksums``: by partition, of what was written last."""
+    """Reads and writes slabs. ``places`` and ``checksums``: by slice, of what was written last."""
 
     def __init__(
         self,
@@ -82,13 +83,13 @@ class Table:
         places, checksums = state["places"], state["checksums"]
         if not len(places) == len(checksums) == self.division.parts or not set(places) <= {_NOWHERE, 0, 1}:
             raise FormatError(
-                f"{self.path}: its checkpoint has {len(places)} partitions, not {self.division.parts}"
+                f"{self.path}: its checkpoint has {len(places)} slices, not {self.division.parts}"
             )
         size = self._io.size_bytes(self._file)
         for part, place in enumerate(places):
             if place != _NOWHERE and self._offset(part, place) + self.slab_bytes > size:
                 raise FormatError(
-                    f"{self.path} is truncated: it has {size} bytes, partition {part} lies beyond them: "
+                    f"{self.path} is truncated: it has {size} bytes, slice {part} lies beyond them: "
                     "train again with --fresh"
                 )
         self.places, self.checksums, self._kept = list(places), list(checksums), list(places)
@@ -117,36 +118,41 @@ class Table:
         return slab.view(np.float32).reshape(self.slab_rows, self.shape.stride)
 
     def load(self, part: int, slab: np.ndarray) -> None:
-        """Fills ``slab``, uint8 [slab_bytes], with a partition.
+        """Fills ``slab``, uint8 [slab_bytes], with a slice.
 
         Raises:
             ChecksumError: It is not what was written.
             IoError: It could not be read.
         """
-        self.exchange(slab, None, part).wait()
+        self.exchange([Move(slab, None, part)]).wait()
 
-    def exchange(self, slab: np.ndarray, stored: int | None, loaded: int | None) -> Exchange:
-        """Begins to write partition ``stored`` from ``slab`` and then to read ``loaded`` over it, where there are such.
+    def exchange(self, moves: Sequence[Move]) -> Exchange:
+        """Begins to write what is in slabs, and then to read others over it, one slab after the other.
 
-        It is written to the place that the last checkpoint does not name.
+        A slab is written to the place that the last checkpoint does not name.
         """
-        write_at = read_at = 0
-        if stored is not None:
-            self.places[stored] = 1 - self._kept[stored] if self._kept[stored] != _NOWHERE else 0
-            write_at = self._offset(stored, self.places[stored])
-        there = loaded is not None and self.places[loaded] != _NOWHERE
-        if loaded is not None and there:
-            read_at = self._offset(loaded, self.places[loaded])
-        job = _core.SlabSwap(
-            self._io, slab, None if stored is None else self._file, write_at, self._file if there else None, read_at
-        )  # fmt: skip
-        return Exchange(self, slab, stored, loaded, there, job)
+        write_at, read_at = [], []
+        for move in moves:
+            if move.stored is not None:
+                kept = self._kept[move.stored]
+                self.places[move.stored] = 1 - kept if kept != _NOWHERE else 0
+            write_at.append(self._place(move.stored))
+        for move in moves:  # where they were before anything moved: none of them is written meanwhile
+            read_at.append(self._place(move.loaded))
+        job = _core.SlabSwap(self._io, self._file, [move.slab for move in moves], write_at, read_at)
+        return Exchange(self, tuple(moves), tuple(at is not None for at in read_at), job)
+
+    def _place(self, part: int | None) -> int | None:
+        """Where a slice is in the file; None where it was never written."""
+        if part is None or self.places[part] == _NOWHERE:
+            return None
+        return self._offset(part, self.places[part])
 
     def _offset(self, part: int, place: int) -> int:
         return (2 * part + place) * self.slab_bytes
 
     def begin(self, part: int, slab: np.ndarray) -> None:
-        """Rows of a partition that was never written."""
+        """Rows of a slice that was never written."""
         slab[:] = 0
         first, size = int(self.division.starts[part]), self.division.size(part)
         step = 1 << 16
@@ -167,15 +173,22 @@ class Table:
         self._io.close(self._file)
 
 
-@dataclass
-class Exchange:
-    """A slab on its way: ``stored`` to disk, then ``loaded`` from there; ``read`` unless that was never written."""
+@dataclass(frozen=True)
+class Move:
+    """Partition ``stored`` is written from ``slab``, then ``loaded`` read over it; None: nothing."""
 
-    table: Table
     slab: np.ndarray
     stored: int | None
     loaded: int | None
-    read: bool
+
+
+@dataclass
+class Exchange:
+    """Slabs on their way. ``read``: of each, whether it comes from disk; others were never written."""
+
+    table: Table
+    moves: tuple[Move, ...]
+    read: tuple[bool, ...]
     job: _core.SlabSwap
 
     @property
@@ -183,7 +196,7 @@ class Exchange:
         return self.job.done
 
     def wait(self) -> None:
-        """Until the slab is there; its first rows are made where it was never written.
+        """Until all are there; the first rows are made of one that was never written.
 
         Raises:
             ChecksumError: What was read is not what was written.
@@ -191,14 +204,15 @@ class Exchange:
         """
         self.job.wait()
         table = self.table
-        if self.stored is not None:
-            table.checksums[self.stored] = self.job.written_crc
-        if self.loaded is None:
-            return
-        if not self.read:
-            table.begin(self.loaded, self.slab)
-        elif self.job.read_crc != table.checksums[self.loaded]:
-            raise ChecksumError(
-                f"{table.path}: partition {self.loaded} has checksum {self.job.read_crc:08x}, "
-                f"{table.checksums[self.loaded]:08x} was written: the file was damaged; train again with --fresh"
-            )
+        for move, read, (written_crc, read_crc) in zip(self.moves, self.read, self.job.crcs, strict=True):
+            if move.stored is not None:
+                table.checksums[move.stored] = written_crc
+            if move.loaded is None:
+                continue
+            if not read:
+                table.begin(move.loaded, move.slab)
+            elif read_crc != table.checksums[move.loaded]:
+                raise ChecksumError(
+                    f"{table.path}: slice {move.loaded} has checksum {read_crc:08x}, "
+                    f"{table.checksums[move.loaded]:08x} was written: the file was damaged; train again with --fresh"
+                )

@@ -41,13 +41,14 @@ class Trained:
     def num_nodes(self) -> int:
         return self.buckets.num_nodes
 
-    def partitions(self) -> Iterator[tuple[int, np.ndarray]]:
-        """(first row, float32 [rows, dim] vectors) of each partition, the memory used again for the next."""
+    def slices(self) -> Iterator[tuple[int, np.ndarray]]:
+        """(first row, float32 [rows, dim] vectors) of each slice, the memory used again for the next."""
         table, division = self.table, self.buckets.division
-        if table.slab_bytes > self.runtime.budget.free_bytes:
+        free = self.runtime.budget.free_bytes
+        if table.slab_bytes > free:
             raise BudgetError(
-                f"one partition takes {table.slab_bytes} bytes, {self.runtime.budget.free_bytes} of the memory budget "
-                "are free: raise --memory, or prepare with more partitions"
+                f"one slice of the table takes {table.slab_bytes} bytes, {free} of the memory budget are "
+                "free: raise --memory, or prepare with more partitions"
             )
         slab = self.runtime.budget.empty("partitions", table.slab_bytes)
         for part in range(division.parts):
@@ -59,7 +60,7 @@ class Trained:
         out = np.empty((len(rows), self.config.dim), np.float32)
         order = np.argsort(rows, kind="stable")
         ranked = rows[order]
-        for first, vectors in self.partitions():
+        for first, vectors in self.slices():
             begin, end = np.searchsorted(ranked, [first, first + len(vectors)])
             out[order[begin:end]] = vectors[ranked[begin:end] - first]
         return out

@@ -18,7 +18,7 @@ from outcrop.report.training import MAX_COLUMNS
 from outcrop.report.units import digits, say
 
 Record = dict[str, Any]
-_SHOWN_SWAPS = 12
+_SHOWN_SWAPS, _SHOWN_SLICES = 12, 3
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ def page(facts: EmbeddingFacts) -> str:
     buckets, records = facts.buckets, facts.records
     subtitle = (
         f"{buckets.num_nodes:,} nodes, {buckets.num_edges:,} training edges, {buckets.num_relations:,} relations, "
-        f"{buckets.division.parts} partitions"
+        f"{buckets.partitions} partitions"
     )
     sections = [Section("settings", "Settings", [("Settings", _settings(facts))])]
     verdict, advice, tiles = "Nothing has been trained yet.", "Run outcrop embed train.", []
@@ -137,8 +137,15 @@ def _timeline(timeline: Record) -> Figure:
     swaps = timeline["swaps"][:_SHOWN_SWAPS]
     first, last = swaps[0]["begin"], max(s["moved"] + s["waited"] for s in swaps)
     spans = [
-        Span("train", b, e, "s-compute", f"{i},{j}", f"bucket ({i}, {j}): {say('seconds', e - b)}")
-        for b, e, i, j in timeline["trained"]
+        Span(
+            "train",
+            b,
+            e,
+            "s-compute",
+            f"{edges:,}",
+            f"{edges:,} edges of {buckets} buckets: {say('seconds', e - b)}",
+        )
+        for b, e, buckets, edges in timeline["trained"]
         if e > first and b < last
     ]
     for swap in swaps:
@@ -204,5 +211,7 @@ def _loss(records: list[Record]) -> Figure:
     )  # fmt: skip
 
 
-def _ids(partitions: list[int]) -> str:
-    return ", ".join(map(str, partitions))
+def _ids(slices: list[int]) -> str:
+    """All of a few, the first of many."""
+    more = len(slices) - _SHOWN_SLICES
+    return ", ".join(map(str, slices[:_SHOWN_SLICES])) + (f" and {more} more" if more > 0 else "")

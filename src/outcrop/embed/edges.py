@@ -1,0 +1,65 @@
+"""Training edges of some pieces of buckets, from disk, or from memory where they take little of the budget."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from outcrop.embed.buckets import Buckets
+from outcrop.errors import FormatError
+from outcrop.runtime import Runtime
+
+_TAG = "edges"
+_HELD = 8  # one part in so many of the free budget may hold edges
+
+
+class TrainingEdges:
+    """Reads edges and checks that they lead where their bucket says."""
+
+    def __init__(self, buckets: Buckets, runtime: Runtime):
+        self._buckets = buckets
+        self._sizes = np.diff(buckets.division.starts)
+        self._array = buckets.array(runtime, "edges")
+        few = self._array.spec.data_bytes <= runtime.budget.free_bytes // _HELD
+        self._held = self._array.read(_TAG) if few else None
+
+    def read(self, pieces: np.ndarray) -> np.ndarray:
+        """The edges of ``pieces``, one after the other: uint32 [n, 3] or [n, 2] of :mod:`outcrop.embed.buckets`.
+
+        Equals ``np.concatenate([edges[first:stop] for _, _, first, stop in pieces])``.
+
+        Args:
+            pieces: int64 [k, 4]: (source, target, first, stop).
+
+        Raises:
+            FormatError: An edge leads out of its bucket, or has a relation that is not there.
+        """
+        first, stop = pieces[:, 2], pieces[:, 3]
+        if self._held is None:
+            edges = self._array.read_ranges(_TAG, first, stop)
+        else:
+            edges = self._held[ranges(first, stop)]
+        self._check(edges, pieces)
+        return edges
+
+    def _check(self, edges: np.ndarray, pieces: np.ndarray) -> None:
+        lengths, relations = pieces[:, 3] - pieces[:, 2], self._buckets.num_relations
+        wrong = (edges[:, 0] >= np.repeat(self._sizes[pieces[:, 0]], lengths)) | (
+            edges[:, -1] >= np.repeat(self._sizes[pieces[:, 1]], lengths)
+        )
+        why = "leads out of it"
+        if relations and not wrong.any():
+            wrong, why = edges[:, 1] >= relations, "has no such relation"
+        if wrong.any():
+            at = np.searchsorted(np.cumsum(lengths), int(np.argmax(wrong)), side="right")
+            bucket = tuple(pieces[at, :2].tolist())
+            raise FormatError(f"{self._buckets.path}: an edge of bucket {bucket} {why}: prepare it again")
+
+    def close(self) -> None:
+        self._held = None
+        self._array.close()
+
+
+def ranges(first: np.ndarray, stop: np.ndarray) -> np.ndarray:
+    """int64: ``np.concatenate([np.arange(a, b) for a, b in zip(first, stop)])``."""
+    lengths = stop - first
+    return np.arange(int(lengths.sum())) + np.repeat(first - np.cumsum(lengths) + lengths, lengths)
