@@ -46,4 +46,5 @@ NB_MODULE(_core, m) {
   outcrop::bind_cache(m);
   outcrop::bind_order(m);
   outcrop::bind_embed(m);
+  outcrop::bind_twin(m);
 }

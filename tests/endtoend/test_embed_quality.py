@@ -8,7 +8,10 @@ from outcrop.api.embed import embed_eval, embed_prepare, embed_train
 from outcrop.stages.ingest_triples import import_triples
 from support import shared_path
 
-pytestmark = pytest.mark.slow
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.filterwarnings("ignore:.*name entities or relations that:outcrop.errors.OutcropWarning"),
+]
 
 OPTIONS = {
     "dim": 32,

@@ -1,0 +1,79 @@
+#include "twin/kernels.h"
+
+#include <set>
+
+#include "base/error.h"
+#include "kernels/gather.h"
+
+namespace outcrop {
+
+namespace {
+
+template <typename Word, typename Index>
+int64_t run_gather(const TwinRows& rows, const void* index, int64_t count, int64_t warps) {
+  kernels::int64 wrong = 0;
+  kernels::Gather<Index> g;
+  g.table = reinterpret_cast<const kernels::uint8*>(rows.table);
+  g.table_stride = rows.table_stride;
+  g.num_rows = rows.num_rows;
+  g.index = static_cast<const Index*>(index);
+  g.count = count;
+  g.out = reinterpret_cast<kernels::uint8*>(rows.out);
+  g.out_stride = rows.out_stride;
+  g.row_words = rows.row_bytes / static_cast<int64_t>(sizeof(Word));
+  g.wrong = &wrong;
+  for (int64_t warp = 0; warp < warps; ++warp) {
+    for (int lane = 0; lane < kernels::kWarp; ++lane) {
+      kernels::gather<Word>(g, kernels::Lane{lane, warp, warps});
+    }
+  }
+  return wrong - 1;
+}
+
+// f(Word{}) for the type of so many bytes.
+template <typename F>
+int64_t with_word(int word_bytes, const F& f) {
+  switch (word_bytes) {
+    case 1:
+      return f(kernels::uint8{});
+    case 2:
+      return f(kernels::uint16{});
+    case 4:
+      return f(kernels::uint32{});
+    case 8:
+      return f(kernels::uint64{});
+    case 16:
+      return f(kernels::Word16{});
+    default:
+      throw Error(ErrorKind::argument,
+                  "words have 1, 2, 4, 8 or 16 bytes, not " + std::to_string(word_bytes));
+  }
+}
+
+}  // namespace
+
+int64_t twin_gather(const TwinRows& rows, const void* index, int index_bytes, int64_t count, int word_bytes,
+                    int64_t warps) {
+  return with_word(word_bytes, [&]<typename Word>(Word) {
+    return index_bytes == 4 ? run_gather<Word, kernels::int32>(rows, index, count, warps)
+                            : run_gather<Word, kernels::int64>(rows, index, count, warps);
+  });
+}
+
+int64_t twin_gather_requests(uint64_t address, int64_t row_bytes, int word_bytes) {
+  return with_word(word_bytes, [&]<typename Word>(Word) {
+    const int64_t words = row_bytes / word_bytes, shift = kernels::shift_of<Word>(address);
+    int64_t requests = 0;
+    for (int64_t round = 0; round < kernels::rounds_of(words); ++round) {
+      std::set<uint64_t> lines;
+      for (int lane = 0; lane < kernels::kWarp; ++lane) {
+        const int64_t at = kernels::word_of(round, lane, shift, words);
+        if (at >= 0) lines.insert((address + static_cast<uint64_t>(at * word_bytes)) / kernels::kLineBytes);
+      }
+      requests += static_cast<int64_t>(lines.size());
+    }
+    return requests;
+  });
+}
+
+}  // namespace outcrop

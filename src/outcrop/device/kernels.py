@@ -1,0 +1,127 @@
+"""Kernels for a GPU: compiled by NVRTC through cuda.core when they are first used, kept in a cache.
+
+Compiling needs neither a GPU nor a driver, so that it is tested everywhere; running needs both.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import tempfile
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from outcrop import kernels
+from outcrop.errors import DeviceError
+
+if TYPE_CHECKING:
+    import torch
+
+_STANDARD = "c++17"
+_WARPS_A_BLOCK, _BLOCKS_A_PROCESSOR = 8, 16
+_HOW = "pip install 'outcrop[gpu]' adds what compiles kernels"
+
+
+def _cuda(module: str) -> Any:
+    """A module of cuda-python, which is an extra."""
+    return importlib.import_module(f"cuda.{module}")
+
+
+def nvrtc_version() -> str:
+    """Such as ``13.0``.
+
+    Raises:
+        DeviceError: NVRTC or cuda.core is not there.
+    """
+    try:
+        error, major, minor = _cuda("bindings.nvrtc").nvrtcVersion()
+    except (ImportError, RuntimeError, OSError) as problem:
+        raise DeviceError(f"kernels cannot be compiled: {problem}; {_HOW}") from None
+    if int(error) != 0:
+        raise DeviceError(f"kernels cannot be compiled: NVRTC says {error}; {_HOW}")
+    return f"{major}.{minor}"
+
+
+def cache_folder() -> Path:
+    """Where compiled kernels are kept: ``$OUTCROP_CACHE``, or ``outcrop`` in the user's cache folder."""
+    named = os.environ.get("OUTCROP_CACHE")
+    if named:
+        return Path(named)
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "outcrop"
+
+
+def compiled(name: str, arch: str) -> bytes:
+    """The cubin of the kernels ``name`` for ``arch`` (``sm_90``), from the cache where it is there.
+
+    Raises:
+        DeviceError: NVRTC or cuda.core is not there, or the compiler refuses.
+    """
+    path = (
+        cache_folder() / "kernels" / f"{name}-{arch}-nvrtc{nvrtc_version()}-{kernels.digest(name)[:16]}.cubin"
+    )
+    try:
+        return path.read_bytes()
+    except OSError:
+        code = compile_kernels(name, arch)
+    _keep(path, code)
+    return code
+
+
+def compile_kernels(name: str, arch: str) -> bytes:
+    """As :func:`compiled`, without the cache."""
+    nvrtc_version()
+    core = _cuda("core")
+    options = core.ProgramOptions(std=_STANDARD, arch=arch, include_path=str(kernels.FOLDER.parent))
+    try:
+        code: Any = core.Program(kernels.source(name), "c++", options).compile("cubin").code
+    except Exception as problem:  # cuda.core has a class of its own for each version
+        raise DeviceError(f"kernels {name!r} cannot be compiled for {arch}: {problem}") from None
+    return bytes(code)
+
+
+def _keep(path: Path, code: bytes) -> None:
+    """Another process that compiles the same keeps the same; a cache that cannot be written is none."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as file:
+            file.write(code)
+        os.replace(file.name, path)
+    except OSError:
+        return
+
+
+@cache
+def _module(name: str, device: int) -> Any:
+    core = _cuda("core")
+    capability = core.Device(device).compute_capability
+    return core.ObjectCode.from_cubin(compiled(name, f"sm_{capability.major}{capability.minor}"))
+
+
+def launch(name: str, entry: str, device: torch.device, warps: int, arguments: list[int]) -> None:
+    """Runs the kernel ``entry`` of ``name`` on torch's current stream of ``device``.
+
+    Args:
+        warps: That have something to do; fewer run where the device has no room for all, and take turns.
+        arguments: Addresses and int64 numbers.
+
+    Raises:
+        DeviceError: See :func:`compiled`.
+    """
+    import numpy as np
+    import torch
+
+    core = _cuda("core")
+    with torch.cuda.device(device):
+        number = torch.cuda.current_device()
+        blocks = min(-(-warps // _WARPS_A_BLOCK), _BLOCKS_A_PROCESSOR * _processors(number))
+        stream = core.Device(number).create_stream(torch.cuda.current_stream())
+        config = core.LaunchConfig(grid=max(blocks, 1), block=_WARPS_A_BLOCK * 32)
+        core.launch(stream, config, _module(name, number).get_kernel(entry), *map(np.int64, arguments))
+
+
+@cache
+def _processors(device: int) -> int:
+    import torch
+
+    return torch.cuda.get_device_properties(device).multi_processor_count

@@ -1,0 +1,33 @@
+// What kernels need from the compiler, the same under NVRTC and under a C++ compiler: the CPU twin of a kernel (core/twin)
+// runs the code of its header lane by lane. Headers of kernels include nothing else.
+#pragma once
+
+#if defined(__CUDACC__)
+#define OUTCROP_DEVICE __device__ __forceinline__
+#else
+#define OUTCROP_DEVICE inline
+#endif
+
+namespace outcrop::kernels {
+
+using uint8 = unsigned char;
+using uint16 = unsigned short;
+using uint32 = unsigned int;
+using uint64 = unsigned long long;
+using int32 = int;
+using int64 = long long;
+struct alignas(16) Word16 {
+  uint32 parts[4];
+};
+
+constexpr int kWarp = 32;        // lanes
+constexpr int kLineBytes = 128;  // of one request over PCIe
+
+// A thread, as kernels see it.
+struct Lane {
+  int lane;     // in its warp
+  int64 warp;   // of the whole grid
+  int64 warps;  // in it
+};
+
+}  // namespace outcrop::kernels

@@ -1,0 +1,111 @@
+"""``outcrop::gather(table, index)``: rows of a table, on the device of the index, read where they lie.
+
+Equals ``table[index]``, bit for bit. With the index on a GPU, the table may be in its memory, or in host memory that it
+can read (pinned or registered); the kernel is kernels/gather.h. Known to autograd and to torch.compile (without a break).
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+
+from outcrop.device.kernels import launch
+from outcrop.errors import ArgumentError
+
+_WIDEST = 16
+
+
+@torch.library.custom_op("outcrop::gather", mutates_args=())
+def gather(table: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
+    """Rows ``index`` of ``table``.
+
+    Args:
+        table: [n, ...], any strides, any dtype; read in place.
+        index: int64 or int32, any shape.
+
+    Returns:
+        [*index.shape, ...], contiguous, on the device of ``index``.
+
+    Raises:
+        IndexError: An id is negative, or not below n.
+        ArgumentError: ``index`` holds no integers, or ``table`` no rows.
+    """
+    check(table, index)
+    if index.is_cuda:
+        return _on_gpu(table, index)
+    flat = index.reshape(-1)
+    if flat.numel() and not 0 <= int(flat.min()) <= int(flat.max()) < len(table):
+        raise IndexError(f"rows {int(flat.min())} to {int(flat.max())} asked for, the table has {len(table)}")
+    return table.index_select(0, flat).reshape(*index.shape, *table.shape[1:])
+
+
+@gather.register_fake
+def _(table: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
+    return table.new_empty((*index.shape, *table.shape[1:]), device=index.device)
+
+
+def _setup(ctx: Any, inputs: tuple[torch.Tensor, torch.Tensor], output: torch.Tensor) -> None:
+    table, index = inputs
+    ctx.save_for_backward(index)
+    ctx.shape, ctx.device = table.shape, table.device
+
+
+def _backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
+    """Rows that were taken several times have the sum of their gradients; where the table is, there is its gradient."""
+    (index,) = ctx.saved_tensors
+    rows = gradient.reshape(-1, *ctx.shape[1:]).to(ctx.device)
+    out = torch.zeros(ctx.shape, dtype=gradient.dtype, device=ctx.device)
+    return out.index_add(0, index.reshape(-1).to(ctx.device), rows), None
+
+
+gather.register_autograd(_backward, setup_context=_setup)
+
+
+def check(table: torch.Tensor, index: torch.Tensor) -> None:
+    if index.dtype not in (torch.int64, torch.int32):
+        raise ArgumentError(f"an index is int64 or int32, not {index.dtype}")
+    if table.dim() == 0:
+        raise ArgumentError("a tensor without dimensions has no rows to gather")
+
+
+def _on_gpu(table: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
+    out = torch.empty((*index.shape, *table.shape[1:]), dtype=table.dtype, device=index.device)
+    if not out.numel():
+        return out
+    if not len(table):
+        raise IndexError("the table has no rows")
+    if not table[0].is_contiguous():
+        table = table.contiguous()  # rows with gaps inside are no rows that a warp can copy
+    flat = index.contiguous()
+    row = table[0].numel() * table.element_size()
+    stride = table.stride(0) * table.element_size()
+    word = word_bytes(table.data_ptr(), stride, out.data_ptr(), row)
+    wrong = torch.zeros(1, dtype=torch.int64, device=index.device)
+    arguments = [
+        table.data_ptr(),
+        stride,
+        len(table),
+        flat.data_ptr(),
+        flat.numel(),
+        out.data_ptr(),
+        row,
+        row // word,
+    ]
+    launch(
+        "gather",
+        f"gather_{word}_{8 * flat.element_size()}",
+        index.device,
+        flat.numel(),
+        [*arguments, wrong.data_ptr()],
+    )
+    at = int(wrong) - 1
+    if at >= 0:
+        raise IndexError(f"row {int(flat.reshape(-1)[at])} asked for, the table has {len(table)}")
+    return out
+
+
+def word_bytes(*numbers: int) -> int:
+    """Bytes of the widest access that suits addresses, strides and widths: 1, 2, 4, 8 or 16."""
+    return math.gcd(_WIDEST, *numbers)

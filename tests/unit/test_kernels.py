@@ -1,0 +1,73 @@
+"""Kernels are compiled for every architecture that matters, without a GPU, and kept."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from artifact_support import child_environment
+from outcrop import kernels
+from outcrop.device import kernels as compiling
+from outcrop.errors import DeviceError
+
+ENTRIES = {"gather": {f"gather_{word}_{bits}" for word in (1, 2, 4, 8, 16) for bits in (32, 64)}}
+
+
+def test_nothing_touches_cuda_before_it_is_asked_to():
+    code = (
+        "import sys, torch; before = set(sys.modules); "  # torch itself may look for some
+        "import outcrop, outcrop.unified.gather; from outcrop import train, embed_train; "
+        "new = set(sys.modules) - before; "
+        "print([m for m in new if m.split('.')[0] in ('cuda', 'triton')], torch.cuda.is_initialized())"
+    )
+    ended = subprocess.run(
+        [sys.executable, "-c", code], env=child_environment(), capture_output=True, text=True, check=True
+    )
+    assert ended.stdout == "[] False\n"
+
+
+@pytest.mark.parametrize("arch", ["sm_80", "sm_90"])
+@pytest.mark.parametrize("name", kernels.NAMES)
+def test_every_kernel_compiles(name, arch):
+    pytest.importorskip("cuda.core")
+    code = compiling.compile_kernels(name, arch)
+    assert code.startswith(b"\x7fELF")
+    for entry in ENTRIES[name]:
+        assert entry.encode() in code
+
+
+def test_the_names_are_those_of_the_files():
+    assert {path.stem for path in kernels.FOLDER.glob("*.cu")} == set(kernels.NAMES) == set(ENTRIES)
+
+
+def test_a_kernel_is_compiled_once(tmp_path, monkeypatch):
+    made = []
+    monkeypatch.setenv("OUTCROP_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(compiling, "nvrtc_version", lambda: "13.0")
+    monkeypatch.setattr(compiling, "compile_kernels", lambda name, arch: made.append((name, arch)) or b"code")
+    assert [compiling.compiled("gather", arch) for arch in ("sm_80", "sm_80", "sm_90")] == [b"code"] * 3
+    assert made == [("gather", "sm_80"), ("gather", "sm_90")]
+    monkeypatch.setattr(kernels, "digest", lambda name: "other sources")
+    compiling.compiled("gather", "sm_80")
+    monkeypatch.setattr(compiling, "nvrtc_version", lambda: "13.1")
+    compiling.compiled("gather", "sm_80")
+    assert len(made) == 4
+    assert len(list((tmp_path / "cache" / "kernels").iterdir())) == 4
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("OUTCROP_CACHE", str(tmp_path / "file"))  # no folder: nothing can be kept
+    assert compiling.compiled("gather", "sm_80") == b"code"
+
+
+def test_what_is_missing_is_said(monkeypatch):
+    monkeypatch.setitem(sys.modules, "cuda.bindings.nvrtc", None)
+    with pytest.raises(DeviceError, match=r"kernels cannot be compiled: .*pip install 'outcrop\[gpu\]'"):
+        compiling.compiled("gather", "sm_90")
+
+
+def test_a_compiler_error_is_shown(monkeypatch):
+    pytest.importorskip("cuda.core")
+    monkeypatch.setattr(kernels, "source", lambda name: "this is no C++")
+    with pytest.raises(DeviceError, match=r"'gather' cannot be compiled for sm_90: .*\n"):
+        compiling.compile_kernels("gather", "sm_90")
