@@ -1,7 +1,7 @@
 """``outcrop::gather(table, index)``: rows of a table, on the device of the index, read where they lie.
 
 Equals ``table[index]``, bit for bit. With the index on a GPU, the table may be in its memory, or in host memory that it
-can read (pinned or registered); the kernel is kernels/gather.h. Known to autograd and to torch.compile (without a break).
+can read (pinned or registered); the kernel is kernels/gather.h. autograd and torch.compile know it.
 """
 
 from __future__ import annotations
