@@ -5,9 +5,9 @@ Compiling needs neither a GPU nor a driver, so that it is tested everywhere; run
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import os
-import tempfile
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -82,13 +82,14 @@ def compile_kernels(name: str, arch: str) -> bytes:
 
 def _keep(path: Path, code: bytes) -> None:
     """Another process that compiles the same keeps the same; a cache that cannot be written is none."""
+    made = path.with_suffix(f".{os.getpid()}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as file:
-            file.write(code)
-        os.replace(file.name, path)
+        made.write_bytes(code)
+        made.replace(path)
     except OSError:
-        return
+        with contextlib.suppress(OSError):
+            made.unlink()
 
 
 @cache

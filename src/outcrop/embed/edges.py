@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from outcrop.embed.buckets import Buckets
+from outcrop.embed.matches import ranges
 from outcrop.errors import FormatError
 from outcrop.runtime import Runtime
 
@@ -57,9 +58,3 @@ class TrainingEdges:
     def close(self) -> None:
         self._held = None
         self._array.close()
-
-
-def ranges(first: np.ndarray, stop: np.ndarray) -> np.ndarray:
-    """int64: ``np.concatenate([np.arange(a, b) for a, b in zip(first, stop)])``."""
-    lengths = stop - first
-    return np.arange(int(lengths.sum())) + np.repeat(first - np.cumsum(lengths) + lengths, lengths)

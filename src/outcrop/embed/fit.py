@@ -36,7 +36,7 @@ from outcrop.store.manifest import write_atomic
 
 FOLDER, CHECKPOINT, TIMELINE = "tables", "checkpoint.safetensors", "timeline.json"
 _MOST_SPANS = 4096
-_UNIT_EDGE_BYTES = 56  # of an edge of a unit: rows of its ends, relation, place in the order, what makes them
+UNIT_EDGE_BYTES = 56  # of an edge of a unit: rows of its ends, relation, place in the order, what makes them
 Span = tuple[float, float, int, int]  # begin, end, buckets of slices, edges
 FORMAT, VERSION = "outcrop.embedding", 2
 _FREE_FIELDS = ("epochs",)  # may change when training goes on
@@ -314,7 +314,7 @@ class Fit:
         config, buffer, seed = self.config, self.buffer, self.config.seed
         if not unit.num_edges:
             return loss
-        with self.runtime.budget.reserve("edges", _UNIT_EDGE_BYTES * unit.num_edges):
+        with self.runtime.budget.reserve("edges", UNIT_EDGE_BYTES * unit.num_edges):
             source, relation, target = self._rows_of(unit)
             random = np.random.Generator(np.random.Philox(key=key_pair(seed, 4, epoch, unit.number)))
             order = random.permutation(len(source))

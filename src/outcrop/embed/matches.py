@@ -1,4 +1,4 @@
-"""All places of numbers in a list that may have them several times."""
+"""Places of numbers in a list that may have them several times, and the numbers of several ranges."""
 
 from __future__ import annotations
 
@@ -10,7 +10,10 @@ def matches(where: np.ndarray, wanted: np.ndarray) -> tuple[np.ndarray, np.ndarr
     order = np.argsort(where, kind="stable")
     ranked = where[order]
     begin, end = np.searchsorted(ranked, wanted, "left"), np.searchsorted(ranked, wanted, "right")
-    counts = end - begin
-    i = np.repeat(np.arange(len(wanted)), counts)
-    within = np.arange(len(i)) - np.repeat(np.cumsum(counts) - counts, counts)
-    return i, order[np.repeat(begin, counts) + within]
+    return np.repeat(np.arange(len(wanted)), end - begin), order[ranges(begin, end)]
+
+
+def ranges(first: np.ndarray, stop: np.ndarray) -> np.ndarray:
+    """int64: ``np.concatenate([np.arange(a, b) for a, b in zip(first, stop)])``."""
+    lengths = stop - first
+    return np.arange(int(lengths.sum())) + np.repeat(first - np.cumsum(lengths) + lengths, lengths)

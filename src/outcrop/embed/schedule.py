@@ -133,7 +133,7 @@ class Schedule:
         source = np.repeat(dealt[among[:, 0]], dealt.shape[1], axis=1).ravel()
         target = np.tile(dealt[among[:, 1]], dealt.shape[1]).ravel()
         bucket = source * self._count + target
-        first, size = self._starts[bucket], np.diff(self._starts)[bucket]
+        first, size = self._starts[bucket], self._starts[bucket + 1] - self._starts[bucket]
         part = sweep % self._sweeps
         first, stop = first + size * part // self._sweeps, first + size * (part + 1) // self._sweeps
         count = -(-int((stop - first).sum()) // UNIT_EDGES)

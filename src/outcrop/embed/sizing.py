@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from outcrop.config import EmbedConfig
+from outcrop.embed.fit import UNIT_EDGE_BYTES
 from outcrop.embed.numbering import Division, default_slices
 from outcrop.embed.schedule import UNIT_EDGES
 from outcrop.embed.scores import score_function
@@ -11,7 +12,7 @@ from outcrop.embed.tables import slab_rows
 from outcrop.errors import BudgetError
 
 MOST_PARTITIONS = 128  # orders of more take long to find
-_UNIT_EDGE_BYTES = 12 + 56  # of an edge that is trained: read, and as Fit reserves it
+_READ_EDGE_BYTES = 12  # as it lies on disk
 
 
 def training_bytes(
@@ -27,7 +28,7 @@ def training_bytes(
     relations = (
         max(num_relations, 1) * (2 if config.reciprocal else 1) * stride(config, width) * 4 if width else 0
     )
-    unit = min(num_edges, UNIT_EDGES) * _UNIT_EDGE_BYTES
+    unit = min(num_edges, UNIT_EDGES) * (_READ_EDGE_BYTES + UNIT_EDGE_BYTES)
     degrees = 4 * division.most * resident if config.by_degree else 0
     return table + relations + batch_bytes(config) + unit + degrees + 16 * (division.parts**2 + 1)
 

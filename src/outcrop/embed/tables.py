@@ -131,14 +131,12 @@ class Table:
 
         A slab is written to the place that the last checkpoint does not name.
         """
-        write_at, read_at = [], []
         for move in moves:
             if move.stored is not None:
                 kept = self._kept[move.stored]
                 self.places[move.stored] = 1 - kept if kept != _NOWHERE else 0
-            write_at.append(self._place(move.stored))
-        for move in moves:  # where they were before anything moved: none of them is written meanwhile
-            read_at.append(self._place(move.loaded))
+        write_at = [self._place(move.stored) for move in moves]
+        read_at = [self._place(move.loaded) for move in moves]
         job = _core.SlabSwap(self._io, self._file, [move.slab for move in moves], write_at, read_at)
         return Exchange(self, tuple(moves), tuple(at is not None for at in read_at), job)
 
@@ -175,7 +173,7 @@ class Table:
 
 @dataclass(frozen=True)
 class Move:
-    """Partition ``stored`` is written from ``slab``, then ``loaded`` read over it; None: nothing."""
+    """Slice ``stored`` is written from ``slab``, then ``loaded`` read over it; None: nothing."""
 
     slab: np.ndarray
     stored: int | None

@@ -29,16 +29,16 @@ OUTCROP_DEVICE int64 shift_of(uint64 address) {
   return static_cast<int64>(address % kLineBytes / sizeof(Word) % kWarp);
 }
 
+// Rounds of a warp over a row.
+OUTCROP_DEVICE int64 rounds_of(int64 words) { return (words + kWarp - 1) / kWarp; }
+
 // The word of a row that a lane reads in a round: -1 for none.
 OUTCROP_DEVICE int64 word_of(int64 round, int lane, int64 shift, int64 words) {
   const int64 at = round * kWarp + lane - shift;
   if (at >= 0) return at < words ? at : -1;
-  const int64 wrapped = at + (words + kWarp - 1) / kWarp * kWarp;  // the end of the row, which rounds leave over
+  const int64 wrapped = at + rounds_of(words) * kWarp;  // the end of the row, which rounds leave over
   return wrapped >= words ? -1 : wrapped;
 }
-
-// Rounds of a warp over a row.
-OUTCROP_DEVICE int64 rounds_of(int64 words) { return (words + kWarp - 1) / kWarp; }
 
 template <typename Word>
 OUTCROP_DEVICE void copy_row(const uint8* source, uint8* target, int64 words, int lane) {

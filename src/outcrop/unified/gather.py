@@ -76,30 +76,21 @@ def _on_gpu(table: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
         return out
     if not len(table):
         raise IndexError("the table has no rows")
-    if not table[0].is_contiguous():
-        table = table.contiguous()  # rows with gaps inside are no rows that a warp can copy
+    if not table.is_cuda and not table.is_pinned():
+        raise ArgumentError(
+            "the GPU cannot read a table in pageable memory: table.pin_memory() makes one that it can"
+        )
+    if not table[0].is_contiguous():  # rows with gaps inside are no rows that a warp can copy
+        table = table.contiguous() if table.is_cuda else table.contiguous().pin_memory()
     flat = index.contiguous()
     row = table[0].numel() * table.element_size()
     stride = table.stride(0) * table.element_size()
     word = word_bytes(table.data_ptr(), stride, out.data_ptr(), row)
     wrong = torch.zeros(1, dtype=torch.int64, device=index.device)
-    arguments = [
-        table.data_ptr(),
-        stride,
-        len(table),
-        flat.data_ptr(),
-        flat.numel(),
-        out.data_ptr(),
-        row,
-        row // word,
-    ]
-    launch(
-        "gather",
-        f"gather_{word}_{8 * flat.element_size()}",
-        index.device,
-        flat.numel(),
-        [*arguments, wrong.data_ptr()],
-    )
+    source = [table.data_ptr(), stride, len(table), flat.data_ptr(), flat.numel()]
+    target = [out.data_ptr(), row, row // word, wrong.data_ptr()]
+    entry = f"gather_{word}_{8 * flat.element_size()}"
+    launch("gather", entry, index.device, flat.numel(), [*source, *target])
     at = int(wrong) - 1
     if at >= 0:
         raise IndexError(f"row {int(flat.reshape(-1)[at])} asked for, the table has {len(table)}")
