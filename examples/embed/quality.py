@@ -1,7 +1,7 @@
 """Trains the configurations of this folder with several seeds and prints how well held-out edges are ranked.
 
     python examples/embed/quality.py DATA --work FOLDER [--only FB15k-237] [--seeds 5] [--json quality.json]
-    python examples/embed/quality.py DATA --work FOLDER --only FB15k-237+small --partitions 1 8 12 [--sweeps 8]
+    python examples/embed/quality.py DATA --work FOLDER --only FB15k-237+small --partitions 1 8 12 [--sweeps 16]
 
 DATA holds a folder for each graph: train.txt, valid.txt and test.txt, or one edge list, whose edges are then held out
 by `outcrop embed prepare`. What was trained already is not trained again, so that the script can be stopped any time.
@@ -15,7 +15,9 @@ import statistics
 import subprocess
 import sys
 import time
+import tomllib
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +28,9 @@ CANDIDATES = ["--candidates", "10000"]  # for graphs with more nodes than are wo
 
 def outcrop(*arguments: str | Path) -> None:
     subprocess.run([sys.executable, "-m", "outcrop", *map(str, arguments)], check=True)
+
+
+BUFFER = 3  # partitions in memory
 
 
 @dataclass(frozen=True)
@@ -42,6 +47,18 @@ class Case:
             return self.config.stem
         return f"{self.config.stem}-{self.partitions}-partitions-{self.sweeps}-sweeps"
 
+    def swapping(self) -> list[str]:
+        """Options of training from disk: batches in proportion to what is resident, so that one step meets a node as
+        often as it does with one partition."""
+        if self.partitions == 1:
+            return []
+        of_config = tomllib.loads(self.config.read_text())
+        scaled = {
+            f"--{name}": str(round(of_config[name] * BUFFER / self.partitions)) for name in ("batch", "chunk")
+        }
+        buffer = ["--swapping", "--buffer", str(BUFFER), "--sweeps", str(self.sweeps)]
+        return [*buffer, *chain.from_iterable(scaled.items())]
+
 
 def one_seed(case: Case, folder: Path, work: Path, seed: int) -> dict[str, Any]:
     """Imports, prepares, trains and ranks; the metrics that `outcrop embed eval --json` writes, and the time taken."""
@@ -55,9 +72,8 @@ def one_seed(case: Case, folder: Path, work: Path, seed: int) -> dict[str, Any]:
         outcrop("import", source, graph)
     prepare = ["--seed", str(seed), "--partitions", str(case.partitions), *([] if triples else HELD_OUT)]
     outcrop("embed", "prepare", graph, run, *prepare)
-    swapping = ["--swapping", "--sweeps", str(case.sweeps)] if case.partitions > 1 else []
     begin = time.monotonic()
-    outcrop("embed", "train", run, "--config", case.config, "--seed", str(seed), *swapping)
+    outcrop("embed", "train", run, "--config", case.config, "--seed", str(seed), *case.swapping())
     seconds = time.monotonic() - begin
     outcrop("embed", "eval", run, "--split", "test", "--json", result, *([] if triples else CANDIDATES))
     found = {**json.loads(result.read_text()), "seed": seed, "train_seconds": seconds}
@@ -99,8 +115,8 @@ def main() -> None:
     parser.add_argument("--work", type=Path, default=Path("embed-quality"))
     parser.add_argument("--only", nargs="*", help="names of configurations")
     parser.add_argument("--seeds", type=int, default=5)
-    parser.add_argument("--partitions", type=int, nargs="*", default=[1], help="3 of them in memory")
-    parser.add_argument("--sweeps", type=int, default=8, help="of an epoch over more than one partition")
+    parser.add_argument("--partitions", type=int, nargs="*", default=[1], help=f"{BUFFER} of them in memory")
+    parser.add_argument("--sweeps", type=int, default=16, help="of an epoch over more than one partition")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     options.work.mkdir(parents=True, exist_ok=True)

@@ -13,7 +13,7 @@ import shutil
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import median
+from statistics import fmean, median
 from typing import Any
 
 import torch
@@ -60,7 +60,7 @@ class Large:
 
 
 def cases(nodes: int) -> list[Case]:
-    return [Case("many edges", nodes, 8 * nodes), Case("few edges", nodes, nodes // 2)]
+    return [Case("many edges", nodes, 16 * nodes), Case("few edges", nodes, nodes // 2)]
 
 
 def run(folder: Path, nodes: int, graphs: list[Path], rounds: int, say: Say) -> dict[str, Any]:
@@ -221,7 +221,7 @@ def _compare(folder: Path, case: Case, rounds: int, say: Say) -> dict[str, Any]:
     shutil.rmtree(run_folder, ignore_errors=True)
     modes = {name: {**r[-1], "seconds": median(x["seconds"] for x in r)} for name, r in found.items()}
     resident, idle = modes["resident"]["seconds"], modes["not overlapped"]
-    per_swap = (idle["seconds"] - resident) / max(len(idle["waits"]) // (_EPOCHS - 1), 1)
+    per_swap = fmean(idle["waits"])
     hiding = 2 * resident / PARTITIONS**2
     return {
         **modes,
