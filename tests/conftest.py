@@ -35,6 +35,9 @@ hypothesis.settings.load_profile("outcrop")
 
 _failed = pytest.StashKey[bool]()
 
+FAKE_GPU = "OUTCROP_FAKE_GPU"  # set where tests/fakegpu may run: unit/test_fake_gpu.py
+collect_ignore = [] if os.environ.get(FAKE_GPU) else ["fakegpu"]
+
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
@@ -55,6 +58,7 @@ _UNTORTURED = (
     "test_embed_fit",
     "test_embed_step",
     "test_schedule",
+    "test_fake_gpu",
 )
 
 

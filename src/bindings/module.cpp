@@ -47,4 +47,5 @@ NB_MODULE(_core, m) {
   outcrop::bind_order(m);
   outcrop::bind_embed(m);
   outcrop::bind_twin(m);
+  outcrop::bind_device(m);
 }

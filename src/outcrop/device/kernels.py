@@ -23,7 +23,7 @@ _WARPS_A_BLOCK, _BLOCKS_A_PROCESSOR = 8, 16
 _HOW = "pip install 'outcrop[gpu]' adds what compiles kernels"
 
 
-def _cuda(module: str) -> Any:
+def cuda_module(module: str) -> Any:
     """A module of cuda-python, which is an extra."""
     return importlib.import_module(f"cuda.{module}")
 
@@ -35,7 +35,7 @@ def nvrtc_version() -> str:
         DeviceError: NVRTC or cuda.core is not there.
     """
     try:
-        error, major, minor = _cuda("bindings.nvrtc").nvrtcVersion()
+        error, major, minor = cuda_module("bindings.nvrtc").nvrtcVersion()
     except (ImportError, RuntimeError, OSError) as problem:
         raise DeviceError(f"kernels cannot be compiled: {problem}; {_HOW}") from None
     if int(error) != 0:
@@ -71,7 +71,7 @@ def compiled(name: str, arch: str) -> bytes:
 def compile_kernels(name: str, arch: str) -> bytes:
     """As :func:`compiled`, without the cache."""
     nvrtc_version()
-    core = _cuda("core")
+    core = cuda_module("core")
     options = core.ProgramOptions(std=_STANDARD, arch=arch, include_path=str(kernels.FOLDER.parent))
     try:
         code: Any = core.Program(kernels.source(name), "c++", options).compile("cubin").code
@@ -94,7 +94,7 @@ def _keep(path: Path, code: bytes) -> None:
 
 @cache
 def _module(name: str, device: int) -> Any:
-    core = _cuda("core")
+    core = cuda_module("core")
     capability = core.Device(device).compute_capability
     return core.ObjectCode.from_cubin(compiled(name, f"sm_{capability.major}{capability.minor}"))
 
@@ -112,7 +112,7 @@ def launch(name: str, entry: str, device: torch.device, warps: int, arguments: l
     import numpy as np
     import torch
 
-    core = _cuda("core")
+    core = cuda_module("core")
     with torch.cuda.device(device):
         number = torch.cuda.current_device()
         blocks = min(-(-warps // _WARPS_A_BLOCK), _BLOCKS_A_PROCESSOR * _processors(number))

@@ -1,1 +1,100 @@
-"""Tensors in host memory that a GPU reads in place: PyTorch-Direct on stock PyTorch."""
+"""Tensors in host memory that a GPU reads in place: PyTorch-Direct on stock PyTorch.
+
+``features = unified.to_unified(features)`` and ``features[gpu_ids]`` are all that a training script needs; where an
+operation is computed and what its result is follow the paper's table 3 (placement.py). Without CUDA all of it works,
+on the CPU. ``unified.enable()`` lets torch's own functions take ``"unified"`` as a device.
+"""
+
+from __future__ import annotations
+
+from typing import Any, TypeVar, overload
+
+import numpy as np
+import torch
+
+from outcrop.errors import ArgumentError
+from outcrop.unified.gather import gather
+from outcrop.unified.memory import host_memory
+from outcrop.unified.mode import UnifiedMode, enable
+from outcrop.unified.tensor import (
+    UnifiedDevice,
+    UnifiedTensor,
+    copy_to_unified,
+    in_unified_memory,
+    replacing_parameters,
+)
+
+__all__ = [
+    "UnifiedDevice",
+    "UnifiedMode",
+    "UnifiedTensor",
+    "device",
+    "empty",
+    "enable",
+    "gather",
+    "in_place",
+    "is_unified",
+    "to_unified",
+]
+
+device = UnifiedDevice
+Module = TypeVar("Module", bound=torch.nn.Module)
+
+
+@overload
+def to_unified(x: torch.Tensor, device: UnifiedDevice | None = ...) -> UnifiedTensor: ...
+@overload
+def to_unified(x: Module, device: UnifiedDevice | None = ...) -> Module: ...
+def to_unified(x: Any, device: UnifiedDevice | None = None) -> Any:
+    """A copy of a tensor in memory that the GPU reads in place, or a module whose parameters and buffers are such.
+
+    Args:
+        x: Strided, on any device. autograd sees the copy.
+        device: What it is created with: ``unified.device(propagatedToCUDA=True)`` prefers the GPU.
+
+    Raises:
+        DeviceError: So much memory cannot be pinned.
+    """
+    device = device or UnifiedDevice()
+    if isinstance(x, torch.nn.Module):
+        with replacing_parameters():
+            return x._apply(lambda tensor: copy_to_unified(tensor, device))
+    return copy_to_unified(x, device)
+
+
+def empty(*size: int, dtype: torch.dtype | None = None, device: UnifiedDevice | None = None) -> UnifiedTensor:
+    """A tensor of unset values, as torch.empty makes."""
+    return (device or UnifiedDevice()).empty(size, dtype)
+
+
+def in_place(x: torch.Tensor | np.ndarray, *, propagatedToCUDA: bool = False) -> UnifiedTensor:
+    """A unified tensor over the memory of ``x``, which is pinned where it is, not copied.
+
+    The memory stays pinned, and alive, as long as a tensor made of this one lives. Writing to one is writing to the
+    other.
+
+    Args:
+        x: A CPU tensor, any strides and offset, or a writable array.
+
+    Raises:
+        ArgumentError: It is on a GPU, or cannot be written.
+        DeviceError: Its memory cannot be pinned.
+    """
+    if isinstance(x, np.ndarray):
+        if not x.flags.writeable:
+            raise ArgumentError(
+                "the array is read-only, as a file mapped for reading is: copy it with to_unified()"
+            )
+        x = torch.from_numpy(x)
+    if isinstance(x, UnifiedTensor):
+        return x
+    if not x.is_cpu or x.layout is not torch.strided:
+        raise ArgumentError(
+            f"only a strided tensor of the CPU has memory to use in place, not one on {x.device}"
+        )
+    return in_unified_memory(host_memory().adopt(x), propagatedToCUDA)
+
+
+def is_unified(x: torch.Tensor) -> bool:
+    """Whether ``x`` is a unified tensor."""
+    return isinstance(x, UnifiedTensor)

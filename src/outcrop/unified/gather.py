@@ -11,8 +11,9 @@ from typing import Any
 
 import torch
 
-from outcrop.device.kernels import launch
+from outcrop.device.gpu import Gpu
 from outcrop.errors import ArgumentError
+from outcrop.unified.memory import host_memory
 
 _WIDEST = 16
 
@@ -33,8 +34,9 @@ def gather(table: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
         ArgumentError: ``index`` holds no integers, or ``table`` no rows.
     """
     check(table, index)
-    if index.is_cuda:
-        return _on_gpu(table, index)
+    gpu = host_memory().gpu
+    if gpu is not None and index.device.type == gpu.type:
+        return _on_gpu(gpu, table, index)
     flat = index.reshape(-1)
     if flat.numel() and not 0 <= int(flat.min()) <= int(flat.max()) < len(table):
         raise IndexError(f"rows {int(flat.min())} to {int(flat.max())} asked for, the table has {len(table)}")
@@ -70,18 +72,24 @@ def check(table: torch.Tensor, index: torch.Tensor) -> None:
         raise ArgumentError("a tensor without dimensions has no rows to gather")
 
 
-def _on_gpu(table: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
+def _on_gpu(gpu: Gpu, table: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
     out = torch.empty((*index.shape, *table.shape[1:]), dtype=table.dtype, device=index.device)
     if not out.numel():
         return out
     if not len(table):
         raise IndexError("the table has no rows")
-    if not table.is_cuda and not table.is_pinned():
-        raise ArgumentError(
-            "the GPU cannot read a table in pageable memory: table.pin_memory() makes one that it can"
-        )
     if not table[0].is_contiguous():  # rows with gaps inside are no rows that a warp can copy
-        table = table.contiguous() if table.is_cuda else table.contiguous().pin_memory()
+        table = (
+            host_memory().empty(tuple(table.shape), table.dtype).copy_(table)
+            if table.is_cpu
+            else table.contiguous()
+        )
+    if host_memory().owns(table):
+        table = host_memory().on_gpu(table, index.get_device())
+    if table.is_cpu and not table.is_pinned():
+        raise ArgumentError(
+            "the GPU cannot read a table in pageable memory in place: outcrop.unified.in_place(table) lets it"
+        )
     flat = index.contiguous()
     row = table[0].numel() * table.element_size()
     stride = table.stride(0) * table.element_size()
@@ -90,7 +98,7 @@ def _on_gpu(table: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
     source = [table.data_ptr(), stride, len(table), flat.data_ptr(), flat.numel()]
     target = [out.data_ptr(), row, row // word, wrong.data_ptr()]
     entry = f"gather_{word}_{8 * flat.element_size()}"
-    launch("gather", entry, index.device, flat.numel(), [*source, *target])
+    gpu.launch("gather", entry, index.device, flat.numel(), [*source, *target])
     at = int(wrong) - 1
     if at >= 0:
         raise IndexError(f"row {int(flat.reshape(-1)[at])} asked for, the table has {len(table)}")

@@ -1,0 +1,215 @@
+"""What is asked of a kind of GPU: pinning host memory, streams, kernels. CUDA is one; tests bring another."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING, Any, Protocol
+
+from outcrop import _core
+from outcrop.device.kernels import cuda_module, launch
+from outcrop.errors import ArgumentError, DeviceError
+
+if TYPE_CHECKING:
+    import torch
+
+ADVICE = tuple(
+    f"{how}{what}" for how in ("Set", "Unset") for what in ("ReadMostly", "PreferredLocation", "AccessedBy")
+)
+
+
+class Gpu(Protocol):
+    """A kind of GPU. Numbers of devices are those of torch."""
+
+    type: str  # of its torch devices
+    dlpack: int  # its number in DLPack
+
+    def register(self, address: int, num_bytes: int) -> None:
+        """Lets the GPU read this host memory; DeviceError where it cannot."""
+        ...
+
+    def unregister(self, address: int) -> None: ...
+
+    def managed(self, num_bytes: int) -> int:
+        """The address of new memory that the driver may move between host and GPU."""
+        ...
+
+    def free_managed(self, address: int) -> None: ...
+
+    def advise(self, address: int, num_bytes: int, advice: str, device: torch.device) -> int:
+        """CUDA's error code."""
+        ...
+
+    def current(self) -> int: ...
+
+    def count(self) -> int: ...
+
+    def memory(self, device: int) -> tuple[int, int]:
+        """Bytes of the device that are free, and all."""
+        ...
+
+    def peak_bytes(self, device: int) -> int:
+        """The most that tensors of this process had there at a time."""
+        ...
+
+    def new_stream(self, device: int) -> Any: ...
+
+    def on_stream(self, stream: Any) -> AbstractContextManager[Any]:
+        """What is launched within goes to ``stream``."""
+        ...
+
+    def stream(self, device: int) -> Any:
+        """What is launched on ``device`` now is launched on this: hashable."""
+        ...
+
+    def launch(self, name: str, entry: str, device: torch.device, warps: int, arguments: list[int]) -> None:
+        """See :func:`outcrop.device.kernels.launch`."""
+        ...
+
+    def fence(self, stream: Any) -> Fence:
+        """Passed when everything is done that ``stream`` has been given by now."""
+        ...
+
+
+class Fence(Protocol):
+    def query(self) -> bool: ...
+
+    def synchronize(self) -> None: ...
+
+
+class Cuda:
+    """:class:`Gpu` by torch's CUDA runtime and, for managed memory, cuda-python."""
+
+    type, dlpack = "cuda", 2
+
+    def register(self, address: int, num_bytes: int) -> None:
+        import torch
+
+        runtime: Any = torch.cuda.cudart()
+        error = int(runtime.cudaHostRegister(address, num_bytes, 0))
+        if error != 0:
+            raise DeviceError(
+                f"{num_bytes} bytes of host memory cannot be pinned for the GPU (CUDA error {error}); "
+                "use less, or raise the limit on locked memory (ulimit -l)"
+            )
+
+    def unregister(self, address: int) -> None:
+        import torch
+
+        runtime: Any = torch.cuda.cudart()
+        runtime.cudaHostUnregister(address)
+
+    def managed(self, num_bytes: int) -> int:
+        runtime = cuda_module("bindings.runtime")
+        error, address = runtime.cudaMallocManaged(num_bytes, runtime.cudaMemAttachGlobal)
+        if int(error) != 0:
+            raise DeviceError(f"{num_bytes} bytes of managed memory cannot be had ({error})")
+        return int(address)
+
+    def free_managed(self, address: int) -> None:
+        cuda_module("bindings.runtime").cudaFree(address)
+
+    def advise(self, address: int, num_bytes: int, advice: str, device: torch.device) -> int:
+        runtime = cuda_module("bindings.runtime")
+        number = self.current() if device.index is None else device.index
+        if int(cuda_module("bindings").__version__.split(".")[0]) >= 13:
+            place: Any = runtime.cudaMemLocation()
+            kinds = runtime.cudaMemLocationType
+            on_gpu = device.type == self.type
+            place.type = kinds.cudaMemLocationTypeDevice if on_gpu else kinds.cudaMemLocationTypeHost
+            place.id = number if on_gpu else 0
+        else:
+            place = number if device.type == self.type else -1  # cudaCpuDeviceId
+        (error,) = runtime.cudaMemAdvise(
+            address, num_bytes, getattr(runtime.cudaMemoryAdvise, f"cudaMemAdvise{advice}"), place
+        )
+        return int(error)
+
+    def current(self) -> int:
+        import torch
+
+        return torch.cuda.current_device()
+
+    def count(self) -> int:
+        import torch
+
+        return torch.cuda.device_count()
+
+    def memory(self, device: int) -> tuple[int, int]:
+        import torch
+
+        return torch.cuda.mem_get_info(device)
+
+    def peak_bytes(self, device: int) -> int:
+        import torch
+
+        return int(torch.cuda.max_memory_allocated(device))
+
+    def new_stream(self, device: int) -> Any:
+        import torch
+
+        return torch.cuda.Stream(device)
+
+    def on_stream(self, stream: Any) -> AbstractContextManager[Any]:
+        import torch
+
+        return torch.cuda.stream(stream)
+
+    def stream(self, device: int) -> Any:
+        import torch
+
+        return torch.cuda.current_stream(device)
+
+    def launch(self, name: str, entry: str, device: torch.device, warps: int, arguments: list[int]) -> None:
+        launch(name, entry, device, warps, arguments)
+
+    def fence(self, stream: Any) -> Fence:
+        return stream.record_event()
+
+
+def _cuda() -> Gpu | None:
+    import torch
+
+    if torch.cuda._is_in_bad_fork() or not torch.cuda.is_available():
+        return None
+    return Cuda()
+
+
+KINDS: dict[str, Callable[[], Gpu | None]] = {"cuda": _cuda}
+"""By the type of their torch devices; None where this process cannot use it, as after a fork."""
+
+
+def usable() -> Gpu | None:
+    """The GPU of this process, of the first kind that there is."""
+    return next((gpu for kind in KINDS.values() if (gpu := kind()) is not None), None)
+
+
+def gpu_of(device: torch.device) -> Gpu | None:
+    """The kind that ``device`` is one of; None for the CPU."""
+    return KINDS[device.type]() if device.type in KINDS else None
+
+
+def seen_by(gpu: Gpu, tensor: torch.Tensor, device: int, *, keeping: Any = None) -> torch.Tensor:
+    """The memory of ``tensor`` as a tensor of GPU ``device``, without a copy; keeps ``keeping`` (it) alive.
+
+    Args:
+        tensor: Strided, in memory of the device, or of the host that is registered with, or managed by, CUDA.
+    """
+    import torch
+
+    dtype = tensor.dtype
+    kind = 5 if dtype.is_complex else 2 if dtype.is_floating_point else 0 if dtype.is_signed else 1
+    kind = {torch.bfloat16: 4, torch.bool: 6}.get(dtype, kind)
+    if kind == 2 and dtype.itemsize == 1:
+        raise ArgumentError(f"a GPU tensor over memory cannot be made of {dtype}")
+    capsule = _core.memory_as(
+        tensor.data_ptr(),
+        list(tensor.shape),
+        list(tensor.stride()),
+        kind,
+        8 * dtype.itemsize,
+        gpu.dlpack,
+        device,
+        tensor if keeping is None else keeping,
+    )
+    return torch.from_dlpack(capsule)

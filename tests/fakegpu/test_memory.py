@@ -1,0 +1,221 @@
+"""Unified memory lives as long as something reads it, no longer, and is pinned exactly then."""
+
+from __future__ import annotations
+
+import gc
+import os
+import resource
+import subprocess
+import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from outcrop import unified
+from outcrop.unified import UnifiedDevice, in_place, to_unified
+from outcrop.unified.memory import host_memory
+
+GPU = "fakecuda"
+LARGE = 3 << 20  # bytes: not pooled
+
+
+@pytest.fixture(autouse=True)
+def pinned(gpu):
+    """Gives the addresses that were registered since the test began: free blocks of the pool stay so."""
+    gc.collect()
+    assert host_memory().blocks() == 0
+    before = set(gpu.registered)
+    return lambda: [at for at in gpu.registered if at not in before]
+
+
+def test_memory_in_place_is_neither_copied_nor_moved(gpu):
+    source = torch.arange(24.0).view(4, 6)
+    part = source[1:, 1::2]
+    u = in_place(part)
+    assert u.data_ptr() == part.data_ptr()
+    assert u.stride() == part.stride()
+    assert gpu.registered[source.data_ptr()] == source.untyped_storage().nbytes()
+    u.fill_(7)
+    assert torch.equal(source[1:, 1::2], torch.full((3, 3), 7.0))
+    source[2, 1] = -1
+    assert u[torch.tensor([1]).to(GPU)].cpu()[0, 0] == -1
+
+
+@pytest.mark.parametrize("first", ["source", "unified", "view"])
+def test_memory_in_place_lives_while_anything_does(gpu, first):
+    array = np.arange(LARGE, dtype=np.uint8)
+    address = array.ctypes.data
+    held = {"source": array, "unified": in_place(array)}
+    held["view"] = held["unified"][5:]
+    del array
+    del held[first]
+    gc.collect()
+    assert address in gpu.registered
+    for key, kept in held.items():
+        assert int(kept[0]) == (5 if key == "view" else 0)
+    del kept
+    held.pop("source", None)
+    while held:
+        assert address in gpu.registered
+        held.popitem()
+    assert address not in gpu.registered
+
+
+def test_adopted_twice_is_registered_once(pinned):
+    source = torch.zeros(LARGE, dtype=torch.uint8)
+    a, b = in_place(source), in_place(source[100:])
+    assert pinned() == [source.data_ptr()]
+    del a
+    assert pinned() == [source.data_ptr()]
+    assert b[torch.tensor([3]).to(GPU)].cpu().item() == 0
+    del b
+    assert pinned() == []
+    c = in_place(source)
+    assert pinned() == [source.data_ptr()]
+    del c
+
+
+def test_what_the_gpu_still_reads_is_kept(gpu):
+    """Registered until the fence of the stream that was given work is passed; then free, at the next occasion."""
+    u = to_unified(torch.ones(LARGE, dtype=torch.uint8))
+    address = u.data_ptr()
+    gpu.busy = True
+    rows = u[torch.tensor([1, 2]).to(GPU)]
+    del u
+    host_memory().collect()
+    assert address in gpu.registered
+    gpu.busy = False
+    host_memory().collect()
+    assert address not in gpu.registered
+    assert rows.cpu().tolist() == [1, 1]
+
+
+def test_what_the_gpu_still_reads_is_not_reused(gpu):
+    small = to_unified(torch.ones(10))
+    address = small.data_ptr()
+    gpu.busy = True
+    small.set_propagatedToCUDA(True)
+    out = small + 1
+    del small
+    other = to_unified(torch.zeros(10))
+    assert other.data_ptr() != address
+    gpu.busy = False
+    del other, out
+    assert host_memory().blocks() == 0
+    again = {to_unified(torch.zeros(10)).data_ptr() for _ in range(5)}
+    assert len(again) == 1  # of the pool
+
+
+def test_readopting_waits_for_the_gpu(gpu):
+    source = torch.ones(LARGE, dtype=torch.uint8)
+    u = in_place(source)
+    _ = u[torch.tensor([1]).to(GPU)]
+    gpu.busy = True
+    del u
+    u = in_place(source)  # would be registered twice, or the first registration taken from it
+    assert source.data_ptr() in gpu.registered
+    gpu.busy = False
+    host_memory().collect()
+    assert source.data_ptr() in gpu.registered
+    del u
+
+
+def test_a_refused_registration_leaves_nothing(gpu):
+    source = torch.ones(LARGE, dtype=torch.uint8)
+    gpu.refuse = True
+    for make in (lambda: in_place(source), lambda: to_unified(source)):
+        with pytest.raises(RuntimeError, match="pinned"):
+            make()
+        assert host_memory().blocks() == 0
+    gpu.refuse = False
+    assert in_place(source).data_ptr() == source.data_ptr()
+
+
+def test_ten_thousand_lives_leave_nothing(pinned):
+    def live(n: int) -> None:
+        source = torch.ones(1000)
+        for _ in range(n):
+            u = to_unified(source, UnifiedDevice(True)).requires_grad_()
+            ((u[1:] * 2).sum() + in_place(source).sum()).backward()
+
+    live(500)
+    gc.collect()
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    live(10_000)
+    gc.collect()
+    assert host_memory().blocks() == 0
+    assert len(pinned()) < 20  # the pool
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 20 << 10  # KiB
+
+
+def test_large_memory_goes_back_to_the_system(pinned):
+    size = 64 << 20
+    for _ in range(40):
+        to_unified(torch.empty(size, dtype=torch.uint8)).fill_(1)
+    assert pinned() == []
+    resident = int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    assert resident < 20 * size
+
+
+def test_threads(gpu):
+    """Created, used, passed on and dropped by many threads at once."""
+    index = torch.tensor([5, 1]).to(GPU)
+    shared = to_unified(torch.arange(1000.0))
+
+    def work(seed: int) -> None:
+        for i in range(100):
+            u = to_unified(torch.full((100 + seed,), float(i)))
+            assert u[index].cpu().tolist() == [i, i]
+            assert shared[index].cpu().tolist() == [5, 1]
+            assert (u + i).sum().item() == 2 * i * (100 + seed)
+
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(work, range(8)))
+    assert threading.active_count() < 20
+
+
+def test_empty_tensors(gpu):
+    for size in ((0,), (3, 0), (0, 5)):
+        assert to_unified(torch.empty(size)).shape == size
+        assert in_place(torch.empty(size)).shape == size
+        assert unified.empty(*size).is_unified
+    assert to_unified(torch.tensor(3.0)).item() == 3.0
+
+
+def test_a_forked_child_leaves_its_parents_memory_alone(gpu):
+    u = to_unified(torch.ones(LARGE, dtype=torch.uint8))
+    child = os.fork()
+    if child == 0:
+        del u
+        gc.collect()
+        os._exit(0 if len(gpu.registered) and host_memory().blocks() == 0 else 1)
+    assert os.waitpid(child, 0)[1] == 0
+    assert u.data_ptr() in gpu.registered
+
+
+LEAVING = """
+import sys
+sys.path.insert(0, sys.argv[1])
+import fake_gpu, torch
+fake_gpu.install()
+from outcrop.device import gpu
+gpu.KINDS["fakecuda"] = lambda: fake_gpu.gpu
+from outcrop import unified
+table = unified.to_unified(torch.ones(1000, 1000))
+kept = [table[torch.tensor([1]).to("fakecuda")], unified.in_place(torch.ones(5)), table[3:]]
+fake_gpu.gpu.busy = True
+"""
+
+
+def test_leaving_the_interpreter_with_tensors_alive():
+    run = subprocess.run(
+        [sys.executable, "-X", "dev", "-c", LEAVING, str(Path(__file__).parent)],
+        capture_output=True,
+        text=True,
+    )
+    assert run.returncode == 0, run.stderr
+    assert "Exception" not in run.stderr, run.stderr
