@@ -45,6 +45,29 @@ void bind_twin(nb::module_& m) {
       "table"_a, "index"_a, "out"_a, "word_bytes"_a, "warps"_a = 2,
       "out[i] = table[index[i]] by the code of the GPU kernel, lane by lane; -1, or a place in index that is "
       "no row.");
+  m.def(
+      "twin_assemble",
+      [](const std::vector<ConstRows>& tables, const Array1<const uint64_t>& place, const Rows& out,
+         int word_bytes, int64_t warps) {
+        check_length("tables", tables.size(), 3);
+        check_length("out", out.shape(0), place.shape(0));
+        dense_rows("out", out);
+        std::vector<TwinTable> rows;
+        for (const ConstRows& table : tables) {
+          dense_rows("a table", table);
+          check_length("a row of out", out.shape(1), table.shape(1));
+          rows.push_back({reinterpret_cast<const std::byte*>(table.data()), table.stride(0),
+                          static_cast<int64_t>(table.shape(0))});
+        }
+        nb::gil_scoped_release release;
+        return twin_assemble(rows.data(), place.data(), static_cast<int64_t>(place.shape(0)),
+                             reinterpret_cast<std::byte*>(out.data()), static_cast<int64_t>(out.shape(1)),
+                             word_bytes, warps);
+      },
+      "tables"_a, "place"_a, "out"_a, "word_bytes"_a, "warps"_a = 2,
+      "out[i] = tables[place[i] >> 56][place[i] & (1 << 56) - 1] by the code of the GPU kernel; -1, or a "
+      "place that "
+      "is none.");
   m.def("twin_gather_requests", &twin_gather_requests, "address"_a, "row_bytes"_a, "word_bytes"_a,
         "Lines of 128 bytes that the kernel asks for to read a row at an address.");
 }

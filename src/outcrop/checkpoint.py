@@ -19,8 +19,9 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 
+from outcrop.device import resolve
 from outcrop.errors import ArgumentError, ChecksumError, FormatError
-from outcrop.models import Model, build_model, torch_device
+from outcrop.models import Model, build_model
 from outcrop.store.manifest import sync_folder, write_atomic
 
 FORMAT, VERSION = "outcrop.checkpoint", 1
@@ -200,7 +201,7 @@ def load_best(folder: Path, device: str = "cpu") -> tuple[Model, Meta]:
     except KeyError as error:
         raise FormatError(f"{path} lacks field {error} of its configuration: {_AGAIN}") from None
     load_into(path, model, found.model)
-    return model.to(torch_device(device)).eval(), found.meta
+    return model.to(resolve(device)).eval(), found.meta
 
 
 def digest(state: State) -> str:

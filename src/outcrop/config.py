@@ -190,6 +190,15 @@ class PlanConfig:
             )
 
 
+@dataclass(frozen=True)
+class DeviceConfig:
+    """Where batches go. ``memory_bytes``: of a GPU, for cached rows and batches; 0: what is free there."""
+
+    name: str = "cpu"
+    memory_bytes: int = 0
+
+
+CPU = DeviceConfig()
 CACHE_POLICIES = ("sieve", "lru", "s3fifo")
 
 

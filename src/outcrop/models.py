@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch_geometric.nn import GATConv, GCNConv, SAGEConv
 
 from outcrop import layers as graph_layers
-from outcrop.errors import ArgumentError, DeviceError
+from outcrop.errors import ArgumentError
 from outcrop.sparse import Block, as_input, blocks_of, without_loops
 from outcrop.store.minibatch import MiniBatch
 
@@ -140,32 +140,6 @@ def _conv(name: str, in_dim: int, out_dim: int, heads: int) -> nn.Module:
     if name == "gcn":
         return GCNConv(in_dim, out_dim)
     return GATConv(in_dim, out_dim // heads, heads=heads)
-
-
-def torch_device(name: str) -> torch.device:
-    """The device called ``name``.
-
-    Raises:
-        DeviceError: It is not there.
-    """
-    try:
-        device = torch.device(name)
-    except RuntimeError:
-        raise DeviceError(f"device {name!r} is unknown; use cpu, cuda or cuda:N") from None
-    if device.type not in ("cpu", "cuda"):
-        raise DeviceError(f"device {name!r} is not supported; use cpu, cuda or cuda:N")
-    if device.type == "cuda":
-        count = torch.cuda.device_count() if torch.cuda.is_available() else 0
-        if count == 0:
-            raise DeviceError(
-                f"device {name!r} was asked for, but torch {torch.__version__} finds no CUDA device: "
-                "use --device cpu, or install a driver and a CUDA build of torch"
-            )
-        if (device.index or 0) >= count:
-            raise DeviceError(
-                f"device {name!r} was asked for, but there are {count} CUDA devices, counted from 0"
-            )
-    return device
 
 
 def settle_allocator() -> None:

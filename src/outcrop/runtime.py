@@ -58,6 +58,7 @@ class Runtime:
         progress: Progress | None = None,
     ):
         self.budget = _core.Budget.create(UNLIMITED if memory is None else parse_size(memory))
+        self.device_peaks: dict[str, int] = {}  # bytes on a GPU by tag, of what was closed
         self.io = _core.BlockIo.create(_io_options(io or IoConfig(), faults), self.budget)
         self.topology = (io or IoConfig()).topology
         self.workers = _core.WorkerPool(threads)

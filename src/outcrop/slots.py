@@ -9,53 +9,84 @@ from __future__ import annotations
 import gc
 import threading
 import weakref
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import numpy as np
 
-from outcrop.device import HostRegistration
+from outcrop.device.gpu import Gpu
 from outcrop.errors import BudgetError, CancelledError
 from outcrop.runtime import Runtime
 
+if TYPE_CHECKING:
+    import torch
+
+
+S = TypeVar("S", bound="Slot")
+
 
 class Slot:
-    """Buffers of one mini-batch in flight: ``x`` for rows, ``meta`` for the record; both uint8, page-aligned."""
+    """Memory of a pool: what every kind has."""
 
-    def __init__(self, runtime: Runtime, x_bytes: int, meta_bytes: int, pinned: bool):
-        self._runtime, self._pinned = runtime, pinned
-        self._registration: HostRegistration | None = None
+    x: Any  # the rows of one mini-batch, as bytes
+
+    def make_room(self, x_bytes: int) -> None:
+        """Grows ``x`` where the size of batches is not known ahead."""
+        raise NotImplementedError
+
+    def returned(self) -> None:
+        """The last tensor over it has died."""
+
+    def release(self) -> None:
+        """Gives the memory back."""
+
+
+class HostSlot(Slot):
+    """Buffers of one mini-batch in flight: ``x`` for rows, ``meta`` for the record; both uint8, page-aligned.
+
+    With a GPU ``x`` is pinned, so that the GPU reads it in place and copies run beside everything else.
+    """
+
+    def __init__(self, runtime: Runtime, x_bytes: int, meta_bytes: int, gpu: Gpu | None):
+        self._runtime, self._gpu = runtime, gpu
+        self.pinned: torch.Tensor | None = None  # x as the GPU reads it
         self.x = self._allocate(x_bytes)
         self.meta = runtime.budget.empty("batch-meta", meta_bytes)
 
     def _allocate(self, count: int) -> np.ndarray:
         x = self._runtime.budget.empty("batch-rows", count)
-        if self._pinned and count:
-            self._registration = HostRegistration(x)
+        if self._gpu is not None and count:
+            from outcrop.unified import in_place  # brings torch
+
+            self.pinned = in_place(x)
         return x
 
     def make_room(self, x_bytes: int) -> None:
-        """Grows ``x`` where the size of batches is not known ahead."""
         if len(self.x) < x_bytes:
             self.release()
             self.x = np.zeros(0, np.uint8)
             self.x = self._allocate(x_bytes + x_bytes // 4)
 
     def release(self) -> None:
-        if self._registration is not None:
-            self._registration.release()
-            self._registration = None
+        self.pinned = None
 
 
-class SlotPool:
-    """``count`` slots, reserved when the pool is made."""
+class SlotPool(Generic[S]):
+    """Slots, reserved when the pool is made.
 
-    def __init__(self, runtime: Runtime, count: int, x_bytes: int, meta_bytes: int, *, pinned: bool = False):
-        self._slots = [Slot(runtime, x_bytes, meta_bytes, pinned) for _ in range(count)]
+    Args:
+        slots: All of one kind.
+        limit: The option that limits how many there are, for the message where the caller keeps them all.
+    """
+
+    def __init__(self, slots: Sequence[S], limit: str = "--memory"):
+        self._slots, self._limit = list(slots), limit
         self._free = list(self._slots)
         self._handed = 0
         # Finalizers run wherever the garbage collector does, also in a thread that holds the lock: hence re-entrant.
         self._changed = threading.Condition(threading.RLock())
 
-    def lease(self, stopped: threading.Event) -> Lease:
+    def lease(self, stopped: threading.Event) -> Lease[S]:
         """Waits for a free slot. Raises CancelledError once ``stopped`` is set (call :meth:`wake` after setting it)."""
         with self._changed:
             while not self._free and not stopped.is_set():
@@ -78,10 +109,11 @@ class SlotPool:
                 raise BudgetError(
                     f"all {len(self._slots)} batch buffers that the memory budget allows are held by the "
                     "caller: let go of earlier batches (del, or x.clone() what must stay), or raise "
-                    "--memory"
+                    f"{self._limit}"
                 )
 
-    def give_back(self, slot: Slot, lease: _Kept) -> None:
+    def give_back(self, slot: S, lease: _Kept) -> None:
+        slot.returned()
         with self._changed:
             self._free.append(slot)
             self._handed -= lease.taken
@@ -101,23 +133,30 @@ class SlotPool:
         self._free.clear()
 
 
+def host_pool(
+    runtime: Runtime, count: int, x_bytes: int, meta_bytes: int, *, gpu: Gpu | None = None
+) -> SlotPool[HostSlot]:
+    """``count`` slots in host memory."""
+    return SlotPool([HostSlot(runtime, x_bytes, meta_bytes, gpu) for _ in range(count)])
+
+
 class _Kept:
     """``taken``: the consumer has the array over the slot; ``returned``: the slot is free again."""
 
     taken = returned = False
 
 
-class Lease:
+class Lease(Generic[S]):
     """The right to one slot; ends when dropped, or, once handed over, when the array over it dies."""
 
-    def __init__(self, pool: SlotPool, slot: Slot):
+    def __init__(self, pool: SlotPool[S], slot: S):
         self.slot = slot
         self._pool, self._kept = pool, _Kept()
         self._finalizer = weakref.finalize(self, pool.give_back, slot, self._kept)
         self._finalizer.atexit = False
 
-    def hand_over(self, array: np.ndarray) -> None:
-        """From now on ``array`` (over the slot's memory) keeps the slot."""
+    def hand_over(self, array: Any) -> None:
+        """From now on ``array`` (over the slot's memory, or what a tensor over it keeps) keeps the slot."""
         if self._finalizer.detach():
             weakref.finalize(array, self._pool.give_back, self.slot, self._kept).atexit = False
 

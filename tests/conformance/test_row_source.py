@@ -30,6 +30,7 @@ from outcrop.rows import (
 )
 from outcrop.runtime import Runtime
 from outcrop.store.graph import Graph
+from outcrop.unified.rows import UnifiedRows
 from run_support import (
     DTYPES,
     ITEM_BYTES,
@@ -48,6 +49,10 @@ SCRATCH = 1 << 18
 
 def host(graph: Graph, runtime: Runtime) -> RowSource:
     return HostRows(graph.array(runtime, "features"), runtime)
+
+
+def unified(graph: Graph, runtime: Runtime) -> RowSource:
+    return UnifiedRows(graph.array(runtime, "features"), runtime)
 
 
 def mapped(graph: Graph, runtime: Runtime) -> RowSource:
@@ -114,6 +119,7 @@ def partition(resident: int) -> Callable[[Graph, Runtime], RowSource]:
 
 ANY_ORDER: dict[str, tuple[type[RowSource], Callable[[Graph, Runtime], RowSource]]] = {
     "host": (HostRows, host),
+    "unified": (UnifiedRows, unified),
     "map": (MapRows, mapped),
     "disk-merged": (DiskRows, merged),
     "disk-each": (DiskRows, row_by_row),

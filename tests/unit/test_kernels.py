@@ -12,7 +12,11 @@ from outcrop import kernels
 from outcrop.device import kernels as compiling
 from outcrop.errors import DeviceError
 
-ENTRIES = {"gather": {f"gather_{word}_{bits}" for word in (1, 2, 4, 8, 16) for bits in (32, 64)}}
+WORDS = (1, 2, 4, 8, 16)
+ENTRIES = {
+    "assemble": {f"assemble_{word}" for word in WORDS},
+    "gather": {f"gather_{word}_{bits}" for word in WORDS for bits in (32, 64)},
+}
 
 
 def test_nothing_touches_cuda_before_it_is_asked_to():

@@ -11,8 +11,9 @@ from torch_geometric.utils import trim_to_layer
 
 from batch_reference import deliver, loopless_degrees, random_adjacency, sample, symmetric
 from outcrop import layers, sparse
+from outcrop.device import resolve
 from outcrop.errors import ArgumentError, DeviceError
-from outcrop.models import MODELS, Model, build_model, torch_device
+from outcrop.models import MODELS, Model, build_model
 from outcrop.sparse import Block, blocks_of
 from outcrop.store.batches import BatchGraph
 from outcrop.store.minibatch import MiniBatch
@@ -267,9 +268,11 @@ def test_batches_of_other_depth_are_refused():
 
 
 def test_devices():
-    assert torch_device("cpu") == torch.device("cpu")
-    with pytest.raises(DeviceError, match="use cpu, cuda"):
-        torch_device("warp")
+    assert resolve("cpu") == torch.device("cpu")
+    with pytest.raises(ArgumentError, match="write cpu or cuda"):
+        resolve("warp")
+    with pytest.raises(DeviceError, match="use cpu or cuda"):
+        resolve("meta")
     if not torch.cuda.is_available():
         with pytest.raises(DeviceError, match="--device cpu"):
-            torch_device("cuda")
+            resolve("cuda")

@@ -18,9 +18,10 @@ from outcrop.config import PlanConfig
 from outcrop.errors import ArgumentError, BudgetError, CancelledError, ChecksumError
 from outcrop.rows import open_rows
 from outcrop.runtime import Runtime
-from outcrop.slots import SlotPool
-from outcrop.stages.load import LoadSession, _Tensors, packed_session
+from outcrop.slots import host_pool
+from outcrop.stages.load import LoadSession, packed_session
 from outcrop.store.minibatch import MiniBatch
+from outcrop.transfer import ToCpu
 from run_support import a_graph, as_rows, packed_run, random_features
 
 Make = Callable[..., Runtime]
@@ -263,7 +264,7 @@ def test_a_new_pass_ends_the_one_before(packed, slots):
 def test_pool_leases(make_runtime):
     runtime = make_runtime(threads=1)
     before = runtime.budget.now_bytes
-    pool, stopped = SlotPool(runtime, 2, 8192, 4096), threading.Event()
+    pool, stopped = host_pool(runtime, 2, 8192, 4096), threading.Event()
     assert runtime.budget.now_bytes - before == 2 * (8192 + 4096)
     first, second = pool.lease(stopped), pool.lease(stopped)
     assert first.slot is not second.slot
@@ -296,7 +297,7 @@ def test_pool_leases(make_runtime):
 
 
 def test_a_waiting_lease_is_woken(make_runtime):
-    pool, stopped = SlotPool(make_runtime(threads=1), 1, 4096, 0), threading.Event()
+    pool, stopped = host_pool(make_runtime(threads=1), 1, 4096, 0), threading.Event()
     lease, outcome = pool.lease(stopped), []
 
     def wait() -> None:
@@ -317,7 +318,7 @@ def test_a_waiting_lease_is_woken(make_runtime):
 
 def test_rows_grow_where_the_size_is_not_known(make_runtime):
     runtime = make_runtime(threads=1)
-    pool = SlotPool(runtime, 1, 0, 0)
+    pool = host_pool(runtime, 1, 0, 0)
     lease = pool.lease(threading.Event())
     lease.slot.make_room(10000)
     grown = lease.slot.x
@@ -330,13 +331,13 @@ def test_rows_grow_where_the_size_is_not_known(make_runtime):
 
 def test_a_slow_last_stage_is_not_mistaken_for_a_greedy_caller(packed, monkeypatch):
     """The caller keeps one of two buffers, as a for loop does; the other is filled but not in the queue yet."""
-    fill = _Tensors._fill_from_device
+    deliver = ToCpu.deliver
 
-    def slowly(self, x, table):
+    def slowly(self, *arguments):
         time.sleep(0.15)  # longer than the consumer waits before it looks whether it waits for itself
-        fill(self, x, table)
+        return deliver(self, *arguments)
 
-    monkeypatch.setattr(_Tensors, "_fill_from_device", slowly)
+    monkeypatch.setattr(ToCpu, "deliver", slowly)
     with packed(2) as session:
         assert sum(right(b) for b in session.batches("valid")) == 3
 

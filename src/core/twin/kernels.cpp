@@ -3,11 +3,18 @@
 #include <set>
 
 #include "base/error.h"
-#include "kernels/gather.h"
+#include "kernels/assemble.h"
 
 namespace outcrop {
 
 namespace {
+
+template <typename Body>
+void every_lane(int64_t warps, const Body& body) {
+  for (int64_t warp = 0; warp < warps; ++warp) {
+    for (int lane = 0; lane < kernels::kWarp; ++lane) body(kernels::Lane{lane, warp, warps});
+  }
+}
 
 template <typename Word, typename Index>
 int64_t run_gather(const TwinRows& rows, const void* index, int64_t count, int64_t warps) {
@@ -22,11 +29,7 @@ int64_t run_gather(const TwinRows& rows, const void* index, int64_t count, int64
   g.out_stride = rows.out_stride;
   g.row_words = rows.row_bytes / static_cast<int64_t>(sizeof(Word));
   g.wrong = &wrong;
-  for (int64_t warp = 0; warp < warps; ++warp) {
-    for (int lane = 0; lane < kernels::kWarp; ++lane) {
-      kernels::gather<Word>(g, kernels::Lane{lane, warp, warps});
-    }
-  }
+  every_lane(warps, [&](const kernels::Lane& me) { kernels::gather<Word>(g, me); });
   return wrong - 1;
 }
 
@@ -58,6 +61,27 @@ int64_t twin_gather(const TwinRows& rows, const void* index, int index_bytes, in
     return index_bytes == 4 ? run_gather<Word, kernels::int32>(rows, index, count, warps)
                             : run_gather<Word, kernels::int64>(rows, index, count, warps);
   });
+}
+
+int64_t twin_assemble(const TwinTable* tables, const uint64_t* place, int64_t count, std::byte* out,
+                      int64_t row_bytes, int word_bytes, int64_t warps) {
+  kernels::int64 wrong = 0;
+  kernels::Assemble a{};
+  for (int i = 0; i < kernels::kTables; ++i) {
+    a.tables[i] = {reinterpret_cast<const kernels::uint8*>(tables[i].rows), tables[i].stride,
+                   tables[i].count};
+  }
+  a.place = reinterpret_cast<const kernels::uint64*>(place);
+  a.count = count;
+  a.out = reinterpret_cast<kernels::uint8*>(out);
+  a.out_stride = row_bytes;
+  a.row_words = row_bytes / word_bytes;
+  a.wrong = &wrong;
+  with_word(word_bytes, [&]<typename Word>(Word) {
+    every_lane(warps, [&](const kernels::Lane& me) { kernels::assemble<Word>(a, me); });
+    return 0;
+  });
+  return wrong - 1;
 }
 
 int64_t twin_gather_requests(uint64_t address, int64_t row_bytes, int word_bytes) {

@@ -18,6 +18,16 @@ struct TwinRows {
 int64_t twin_gather(const TwinRows& rows, const void* index, int index_bytes, int64_t count, int word_bytes,
                     int64_t warps);
 
+struct TwinTable {
+  const std::byte* rows;
+  int64_t stride, count;
+};
+
+// out[i] = the row that place[i] names, by kernels/assemble.h. `tables` are 3. Returns -1, or a place that is
+// none.
+int64_t twin_assemble(const TwinTable* tables, const uint64_t* place, int64_t count, std::byte* out,
+                      int64_t row_bytes, int word_bytes, int64_t warps);
+
 // Requests of kernels/gather.h for one row at `address`: lines of 128 bytes that each round of the warp
 // touches.
 int64_t twin_gather_requests(uint64_t address, int64_t row_bytes, int word_bytes);

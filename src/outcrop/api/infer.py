@@ -19,7 +19,7 @@ import numpy as np
 from outcrop import accumulate
 from outcrop import checkpoint as checkpoints
 from outcrop import device as devices
-from outcrop.config import SampleConfig, Size, format_bytes, parse_size
+from outcrop.config import DeviceConfig, SampleConfig, Size, format_bytes, parse_size
 from outcrop.errors import ArgumentError, FormatError, IoError
 from outcrop.models import Model
 from outcrop.rows import open_rows
@@ -400,12 +400,12 @@ def _sampled(task: _Task, work: Path, config: SampleConfig, report: InferReport,
         work.mkdir(exist_ok=True)
     held = runtime.budget.reserve("infer-ids", 8 * graph.num_nodes if task.wanted is None else 0)
     seeds = np.arange(graph.num_nodes, dtype=np.int64) if task.wanted is None else task.wanted
-    device = str(next(task.model.parameters()).device)
-    pool = load.make_pool(graph, runtime, slots=_SLOTS, max_nodes=0, device_name=device)
+    to = DeviceConfig(str(next(task.model.parameters()).device))
+    pool = load.make_pool(graph, runtime, slots=_SLOTS, max_nodes=0, to=to)
     rows = open_rows(graph, runtime, "online")
     sampler = BatchSampler(graph, replace(config, splits=()), runtime, share=0.25)
     runtime.progress.start("infer", task.num_rows, "nodes")
-    with load.row_session(graph, _GivenSeeds(sampler, seeds), rows, pool, runtime, device) as session:
+    with load.row_session(graph, _GivenSeeds(sampler, seeds), rows, pool, runtime, to) as session:
         blocks = inferring.scores_of(task.model, task.depth, session.batches("infer", 0))
         inferring.write_rows(blocks, task.out_dim, folder, wanted, inputs, runtime)
     runtime.progress.finish("infer")

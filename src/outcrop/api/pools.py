@@ -27,7 +27,7 @@ from typing import IO, Any
 
 from outcrop.api.prepare import PrepareReport, prepare_described
 from outcrop.api.run import open_session
-from outcrop.config import PlanConfig, SampleConfig, format_bytes
+from outcrop.config import DeviceConfig, PlanConfig, SampleConfig, format_bytes
 from outcrop.errors import ArgumentError, BudgetError, OutcropError
 from outcrop.runtime import Runtime
 from outcrop.stages.load import LoadSession
@@ -242,22 +242,22 @@ class Pools:
             if match and int(match[1]) not in kept:
                 shutil.rmtree(found)
 
-    def session(self, split: str, epoch: int, runtime: Runtime, device: str) -> LoadSession:
+    def session(self, split: str, epoch: int, runtime: Runtime, to: DeviceConfig) -> LoadSession:
         """Loading of one epoch of ``split``; goes on to the next pool, and waits for it, where ``epoch`` needs it."""
         if split != "train":
             if self._eval is None:
-                self._eval = self._open(self._folder / EVAL, runtime, device)
+                self._eval = self._open(self._folder / EVAL, runtime, to)
             return self._eval
         number = epoch // self._config.epochs
         if number != self._current or self._train is None:
-            self._switch(number, runtime, device)
+            self._switch(number, runtime, to)
         assert self._train is not None
         return self._train
 
-    def _open(self, folder: Path, runtime: Runtime, device: str) -> LoadSession:
-        return open_session(self._graph, runtime, "packed", run_folder=folder, device=device)
+    def _open(self, folder: Path, runtime: Runtime, to: DeviceConfig) -> LoadSession:
+        return open_session(self._graph, runtime, "packed", run_folder=folder, to=to)
 
-    def _switch(self, number: int, runtime: Runtime, device: str) -> None:
+    def _switch(self, number: int, runtime: Runtime, to: DeviceConfig) -> None:
         started = time.monotonic()
         if self._train is not None:
             self._train.close()
@@ -266,7 +266,7 @@ class Pools:
         if self._background is not None:
             self._finish_background(runtime)
         self._remove_but((number,))
-        self._train, self._current = self._open(self._pool(number), runtime, device), number
+        self._train, self._current = self._open(self._pool(number), runtime, to), number
         disk = sum(f.stat().st_size for f in self._pool(number).rglob("*") if f.is_file())
         waited = time.monotonic() - started
         self.records.append(PoolRecord(number, number * self._config.epochs, waited, disk))

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from outcrop.config import BaselineConfig, SampleConfig, Size
+from outcrop.config import CPU, BaselineConfig, DeviceConfig, SampleConfig, Size
+from outcrop.device import gpu_named
 from outcrop.errors import ArgumentError, FormatError
 from outcrop.partition import PartitionGraphs, fitting_partitions
 from outcrop.rows import (
@@ -26,7 +27,7 @@ from outcrop.rows import (
 )
 from outcrop.runtime import Runtime
 from outcrop.sampling import BatchSampler
-from outcrop.slots import SlotPool
+from outcrop.slots import HostSlot, SlotPool
 from outcrop.stages import load
 from outcrop.store import manifest as manifests
 from outcrop.store import packed, placement, run, samples
@@ -49,7 +50,7 @@ def open_session(
     *,
     run_folder: Path | None = None,
     config: SampleConfig | None = None,
-    device: str = "cpu",
+    to: DeviceConfig = CPU,
     baseline: BaselineConfig | None = None,
 ) -> load.LoadSession:
     """Loading in ``mode``: recorded batches where there is a run, else batches drawn on the fly as ``config`` says.
@@ -73,7 +74,7 @@ def open_session(
             raise ArgumentError(
                 f"mode {mode} needs a run: make one with outcrop prepare, or choose another mode"
             )
-        return _open_on_the_fly(graph, runtime, mode, config or SampleConfig(), device, baseline)
+        return _open_on_the_fly(graph, runtime, mode, config or SampleConfig(), to, baseline)
     info = run.read(run_folder)
     if info.graph_digest != graph.digest():
         raise FormatError(
@@ -87,30 +88,26 @@ def open_session(
         _read_pack_manifest(run_folder, places)
         records = packed.open_packed(runtime, run_folder / "pack", places, sample_set)
         return load.packed_session(
-            graph, sample_set, places, records, open_rows(graph, runtime, "online"), runtime, device
+            graph, sample_set, places, records, open_rows(graph, runtime, "online"), runtime, to
         )
     # Buffers first: what is left afterwards is for topology and caches.
-    pool = load.make_pool(
-        graph, runtime, slots=_ROW_SLOTS, max_nodes=sample_set.max_nodes, device_name=device
-    )
-    rows = open_rows(graph, runtime, mode)
+    pool = load.make_pool(graph, runtime, slots=_ROW_SLOTS, max_nodes=sample_set.max_nodes, to=to)
+    rows = _open_rows(graph, runtime, mode, to)
     if mode == "partition":
-        return _partition_session(
-            graph, runtime, info.sample, rows, pool, device, baseline, buffers_grow=False
-        )
+        return _partition_session(graph, runtime, info.sample, rows, pool, to, baseline, buffers_grow=False)
     if mode == "online":
         graphs = _graphs_on_the_fly(graph, sample_set, info.sample, runtime)
         rows = _with_host_cache(graph, rows, runtime, run_folder, sample_set)
-        return load.row_session(graph, graphs, rows, pool, runtime, device)
+        return load.row_session(graph, graphs, rows, pool, runtime, to)
     graphs = load.RecordedGraphs(sample_set, runtime)
     if mode == "belady":
         uses = NextUses(sample_set, schedule_of(sample_set, baseline.passes), runtime)
         count = _cache_rows(rows, runtime, "belady", baseline, 1.0, uses.cycle)
         rows = BeladyRows(rows, runtime, uses, rows=count)
-        return load.placed_session(graph, graphs, rows, pool, runtime, device)
+        return load.placed_session(graph, graphs, rows, pool, runtime, to)
     if mode == "dynamic":
         rows = _with_dynamic_cache(rows, runtime, baseline, 1.0)
-    return load.row_session(graph, graphs, rows, pool, runtime, device)
+    return load.row_session(graph, graphs, rows, pool, runtime, to)
 
 
 def _graphs_on_the_fly(
@@ -123,17 +120,31 @@ def _graphs_on_the_fly(
 
 
 def _open_on_the_fly(
-    graph: Graph, runtime: Runtime, mode: str, config: SampleConfig, device: str, baseline: BaselineConfig
+    graph: Graph,
+    runtime: Runtime,
+    mode: str,
+    config: SampleConfig,
+    to: DeviceConfig,
+    baseline: BaselineConfig,
 ) -> load.LoadSession:
     """Loading without a run. A good part of the budget is left for the buffers, which grow to the size of batches."""
-    pool = load.make_pool(graph, runtime, slots=_ROW_SLOTS, max_nodes=0, device_name=device)
-    rows = open_rows(graph, runtime, mode)
+    pool = load.make_pool(graph, runtime, slots=_ROW_SLOTS, max_nodes=0, to=to)
+    rows = _open_rows(graph, runtime, mode, to)
     if mode == "partition":
-        return _partition_session(graph, runtime, config, rows, pool, device, baseline, buffers_grow=True)
+        return _partition_session(graph, runtime, config, rows, pool, to, baseline, buffers_grow=True)
     graphs = load.SampledGraphs(BatchSampler(graph, config, runtime, share=0.25))
     if mode == "dynamic":
         rows = _with_dynamic_cache(rows, runtime, baseline, 0.5)
-    return load.row_session(graph, graphs, rows, pool, runtime, device)
+    return load.row_session(graph, graphs, rows, pool, runtime, to)
+
+
+def _open_rows(graph: Graph, runtime: Runtime, mode: str, to: DeviceConfig) -> RowSource:
+    """In mode ``memory`` a GPU reads the rows where they are."""
+    if mode == "memory" and gpu_named(to.name) is not None:
+        from outcrop.unified.rows import UnifiedRows  # brings torch
+
+        return UnifiedRows(graph.array(runtime, "features"), runtime)
+    return open_rows(graph, runtime, mode)
 
 
 def _cache_rows(
@@ -159,8 +170,8 @@ def _partition_session(
     runtime: Runtime,
     config: SampleConfig,
     below: RowSource,
-    pool: SlotPool,
-    device: str,
+    pool: SlotPool[HostSlot],
+    to: DeviceConfig,
     baseline: BaselineConfig,
     *,
     buffers_grow: bool,
@@ -172,7 +183,7 @@ def _partition_session(
     )
     rows = PartitionRows(graph.array(runtime, "features"), below, shape, runtime)
     graphs = PartitionGraphs(graph, config, shape, online, runtime, share=0.25 if buffers_grow else 0.75)
-    return load.placed_session(graph, graphs, rows, pool, runtime, device)
+    return load.placed_session(graph, graphs, rows, pool, runtime, to)
 
 
 def _open_places(
@@ -248,9 +259,10 @@ class Run:
         """
         from outcrop.pyg import to_pyg
 
+        to = DeviceConfig(device, self.info.plan.gpu_memory)
         with (
             Runtime(self.memory) as runtime,
-            open_session(self.graph, runtime, mode, run_folder=self.path, device=device) as session,
+            open_session(self.graph, runtime, mode, run_folder=self.path, to=to) as session,
             closing(session.batches(split, epoch)) as batches,
         ):
             for batch in batches:

@@ -19,6 +19,7 @@ from outcrop.api.prepare import PrepareReport, prepare
 from outcrop.api.run import open_session
 from outcrop.config import (
     BaselineConfig,
+    DeviceConfig,
     IoConfig,
     PlanConfig,
     SampleConfig,
@@ -50,6 +51,7 @@ class TrainReport:
     seconds: float
     peak_host_bytes: int
     peak_device_bytes: int
+    peak_device_by_tag: dict[str, int]
     peak_by_tag: dict[str, int]
     peak_process_bytes: int
     budget: dict[str, int | None]
@@ -147,6 +149,7 @@ def train(
         passes=("train", "valid") if graph.has("valid") else ("train",),
     )
     folder = None if run is None else Path(run)
+    planned = 0  # bytes on the device
     report: PrepareReport | None = None
     if folder is not None and not refresh:
         if fanouts is not None or batch_size is not None:
@@ -155,6 +158,7 @@ def train(
             )
         info = runs.read(folder)
         sampling, memory = info.sample, info.plan.memory if memory is None else memory
+        planned = info.plan.gpu_memory
         if sampling.task == "link":
             raise ArgumentError(
                 f"{folder} holds edges to be predicted: train on Run({str(folder)!r}).loader() with a loop of your own"
@@ -202,6 +206,7 @@ def train(
             )
     started = time.monotonic()
     limit = memory if pools is None else pools.shares.runtime
+    to = DeviceConfig(device, parse_size(gpu_memory) or planned)
     with (
         Runtime(limit, io=io, trace_path=trace_path, progress=progress) as runtime,
         history.training(None if pools else folder, graph, sampling, config, mode, runtime) as finish,
@@ -218,16 +223,14 @@ def train(
                         mode,
                         run_folder=folder,
                         config=sampling,
-                        device=device,
+                        to=to,
                         baseline=baseline,
                     )
                 )
                 passes = _Passes(lambda split, epoch: session, runtime)
             else:
                 closing.callback(pools.close)
-                passes = _Passes(
-                    partial(pools.session, runtime=runtime, device=device), runtime, check=pools.check
-                )
+                passes = _Passes(partial(pools.session, runtime=runtime, to=to), runtime, check=pools.check)
             result, accuracy = _train(
                 graph, passes, sampling.splits, config, runtime, checkpoint, resume, test, inputs
             )
@@ -242,6 +245,7 @@ def train(
             seconds=time.monotonic() - started,
             peak_host_bytes=runtime.budget.peak_bytes,
             peak_device_bytes=_peak_device_bytes(device),
+            peak_device_by_tag=dict(runtime.device_peaks),
             peak_by_tag={tag: usage.peak_bytes for tag, usage in runtime.budget.by_tag.items()},
             peak_process_bytes=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
             budget={
@@ -369,8 +373,5 @@ class _CheckedPass(Iterator[MiniBatch]):
 
 
 def _peak_device_bytes(name: str) -> int:
-    if not name.startswith("cuda"):
-        return 0
-    import torch
-
-    return int(torch.cuda.max_memory_allocated(name))
+    gpu = devices.gpu_named(name)
+    return 0 if gpu is None else gpu.peak_bytes(devices.resolve(name).index or 0)

@@ -31,6 +31,7 @@ EXPERIMENTS = (
     "orders",
     "embed",
     "embed-large",
+    "gpu",
 )
 
 
@@ -82,7 +83,7 @@ def bench(
     if experiment not in EXPERIMENTS:
         raise ArgumentError(f"experiment {experiment!r} is unknown; known: {', '.join(EXPERIMENTS)}")
     from outcrop.advisor import machine
-    from outcrop.bench import curves, embed, epoch, io, layout, orders, pipeline, prepare, quality
+    from outcrop.bench import curves, embed, epoch, gpu, io, layout, orders, pipeline, prepare, quality
     from outcrop.report import benches, page
 
     if plot is not None:
@@ -110,6 +111,7 @@ def bench(
         "orders": lambda: orders.run(orders.PARTITIONS, orders.BUFFERS, say),
         "embed": lambda: embed.run(folder, nodes or 1_000_000, graph or [], rounds, say),
         "embed-large": lambda: embed.large(folder, embed.Large(nodes or 10_000_000), say),
+        "gpu": lambda: gpu.run(folder, _shape(nodes, skew), rounds, say),
     }
     result = run[experiment]()
     result = {"experiment": experiment, "machine": machine.describe(), "revision": _revision(), **result}

@@ -14,7 +14,7 @@ from outcrop.store.arrays import DiskArray
 
 @final
 class HostRows(RowSource):
-    """All rows in memory, held under the tag ``features``."""
+    """All rows in memory, held under the tag ``features``: ``table``, uint8 [rows, row_bytes]."""
 
     def __init__(self, features: DiskArray, runtime: Runtime):
         self.num_rows, self.row_bytes = features.num_rows, features.row_bytes
@@ -22,12 +22,12 @@ class HostRows(RowSource):
         held = runtime.budget.empty("features", features.spec.data_bytes)
         features.read_bytes(0, held)
         features.check(_core.crc32c(held))
-        self._table = held.reshape(self.num_rows, features.spec.stride_bytes)[:, : self.row_bytes]
+        self.table = held.reshape(self.num_rows, features.spec.stride_bytes)[:, : self.row_bytes]
 
     def read_rows(self, ids: np.ndarray, out: np.ndarray) -> dict[str, int]:
         self._check(ids, out)
-        _core.gather_rows(self._workers, self._table, ids, out.reshape(len(ids), self.row_bytes))
+        _core.gather_rows(self._workers, self.table, ids, out.reshape(len(ids), self.row_bytes))
         return {"host": len(ids)}
 
     def close(self) -> None:
-        del self._table
+        del self.table

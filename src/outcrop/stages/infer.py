@@ -32,7 +32,7 @@ from outcrop.flow import Pipeline, Stage
 from outcrop.models import Model
 from outcrop.rows import DiskRows, RowSource, TieredRows, scratch_share
 from outcrop.runtime import Runtime
-from outcrop.slots import Lease, SlotPool
+from outcrop.slots import HostSlot, Lease, host_pool
 from outcrop.sparse import as_input, blocks_of
 from outcrop.store import manifest as manifests
 from outcrop.store.arrays import ArrayWriter, DiskArray
@@ -249,7 +249,7 @@ class _Work:
     part: tuple[np.ndarray, np.ndarray, np.ndarray] | None = None
     x: np.ndarray | None = None
     scale: np.ndarray | None = None
-    lease: Lease | None = None
+    lease: Lease[HostSlot] | None = None
 
 
 class Layer:
@@ -295,7 +295,7 @@ class Layer:
         if counts is not None and not self.division.whole:
             self._rows = _with_cache(self._rows, counts, self.division.cache_bytes, runtime)
         self._row_bytes = source.row_bytes
-        self._pool = SlotPool(runtime, _SLOTS, self.division.rows * self._row_bytes, 0)
+        self._pool = host_pool(runtime, _SLOTS, self.division.rows * self._row_bytes, 0)
         # The topology is read into memory of its own, while one range is in use at most two.
         read = 2 * (
             8 * (self.division.targets + 1) + graph.spec("indices").stride_bytes * self.division.edges

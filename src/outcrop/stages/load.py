@@ -17,24 +17,24 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 
 from outcrop import _core, device
+from outcrop.config import CPU, DeviceConfig
 from outcrop.errors import ArgumentError, CancelledError
 from outcrop.flow import Pipeline, Sequence, Stage
 from outcrop.rows import Placed, RowSource
 from outcrop.runtime import Runtime
 from outcrop.sampling import BatchSampler
-from outcrop.slots import Lease, SlotPool
+from outcrop.slots import HostSlot, Lease, SlotPool, host_pool
 from outcrop.store import record
 from outcrop.store.arrays import DiskArray
 from outcrop.store.batches import BatchGraph
 from outcrop.store.graph import Graph
-from outcrop.store.manifest import ArraySpec
 from outcrop.store.packed import PackedRecords
 from outcrop.store.placement import Placement
 from outcrop.store.samples import SampleSet
+from outcrop.transfer import Transfer, transfer_to
+from outcrop.unified.rows import UnifiedRows
 
 if TYPE_CHECKING:
-    import torch
-
     from outcrop.store.minibatch import MiniBatch
 
 MODES = ("packed", "online", "memory", "memmap", "ondisk", "dynamic", "belady", "partition")
@@ -60,7 +60,7 @@ class _Item:
     """A batch on its way through the stages."""
 
     graph: BatchGraph | None
-    lease: Lease
+    lease: Lease[HostSlot]
     batch: int = -1
     job: Any = None
     table: record.AddressTable | None = None
@@ -74,7 +74,7 @@ class Feeder(Protocol):
     row_bytes: int
 
     def source(self, split: str, epoch: int) -> Iterable[Any]: ...
-    def submit(self, what: Any, lease: Lease) -> _Item: ...
+    def submit(self, what: Any, lease: Lease[HostSlot]) -> _Item: ...
     def read(self, item: _Item) -> _Item: ...
     def assemble(self, item: _Item) -> _Item: ...
     def share(self, item: _Item) -> _Item: ...
@@ -121,21 +121,30 @@ class SampledGraphs:
 
 
 class RowFeeder:
-    """Modes that fetch rows by node id from a RowSource: all but packed."""
+    """Modes that fetch rows by node id from a RowSource: all but packed.
 
-    def __init__(self, graphs: Graphs, rows: RowSource):
-        self._graphs, self._rows = graphs, rows
+    Args:
+        in_place: The transfer takes rows where they are: none are read here.
+    """
+
+    def __init__(self, graphs: Graphs, rows: RowSource, *, in_place: bool = False):
+        self._graphs, self._rows, self._in_place = graphs, rows, in_place
         self.row_bytes = rows.row_bytes
 
     def source(self, split: str, epoch: int) -> Iterable[Any]:
         return self._graphs.batches(split, epoch)
 
-    def submit(self, what: Any, lease: Lease) -> _Item:
+    def submit(self, what: Any, lease: Lease[HostSlot]) -> _Item:
+        if self._in_place:
+            return _Item(what, lease)
         lease.slot.make_room(record.align_page(what.num_nodes * self.row_bytes) + 2 * record.PAGE_BYTES)
         return _Item(what, lease)
 
     def read(self, item: _Item) -> _Item:
         assert item.graph is not None
+        if self._in_place:
+            item.levels = {"host": item.graph.num_nodes}
+            return item
         out = item.lease.slot.x[: item.graph.num_nodes * self.row_bytes]
         item.levels = self._rows.read_rows(item.graph.n_id, out)
         item.needed = sum(n for level, n in item.levels.items() if level in ("disk", "map")) * self.row_bytes
@@ -161,7 +170,7 @@ class PlacedFeeder(RowFeeder):
     def source(self, split: str, epoch: int) -> Iterable[tuple[Any, BatchGraph]]:
         return self._placed_graphs.placed(split, epoch)
 
-    def submit(self, what: Any, lease: Lease) -> _Item:
+    def submit(self, what: Any, lease: Lease[HostSlot]) -> _Item:
         place, graph = what
         item = super().submit(graph, lease)
         item.job = place
@@ -176,19 +185,19 @@ class PlacedFeeder(RowFeeder):
 class PackedFeeder:
     """Mode packed: one record per batch, expanded in place, cached rows filled in.
 
-    Splits that were not packed are read row by row through ``fallback``.
+    Splits that were not packed are read row by row through ``fallback``. Without a ``host_cache`` the rows of that
+    level are left to the transfer.
     """
 
-    def __init__(self, packed: PackedRecords, host_cache: np.ndarray, fallback: RowFeeder):
+    def __init__(self, packed: PackedRecords, host_cache: np.ndarray | None, fallback: RowFeeder):
         self._packed, self._host_cache, self._fallback = packed, host_cache, fallback
         self.row_bytes = packed.row_bytes
-        self._device_cache: Any = None
 
     def source(self, split: str, epoch: int) -> Iterable[Any]:
         batches = self._packed.batches_of(split, epoch)
         return batches if all(self._packed.holds(b) for b in batches) else self._fallback.source(split, epoch)
 
-    def submit(self, what: Any, lease: Lease) -> _Item:
+    def submit(self, what: Any, lease: Lease[HostSlot]) -> _Item:
         if isinstance(what, BatchGraph):
             return self._fallback.submit(what, lease)
         return _Item(None, lease, what, self._packed.submit(what, lease.slot.meta, lease.slot.x))
@@ -208,9 +217,10 @@ class PackedFeeder:
         assert item.graph is not None
         x, n, table = item.lease.slot.x, item.graph.num_nodes, item.table
         self._packed.expand(item.batch, table, n, x)
-        _core.fill_rows(
-            x, n, self.row_bytes, table.host_positions, table.host_rows, self._host_cache, self.row_bytes
-        )
+        if self._host_cache is not None:
+            _core.fill_rows(
+                x, n, self.row_bytes, table.host_positions, table.host_rows, self._host_cache, self.row_bytes
+            )
         item.levels = {
             "device": len(table.device_positions),
             "host": len(table.host_positions),
@@ -227,30 +237,25 @@ class PackedFeeder:
 
     def close(self) -> None:
         self._fallback.close()
-        self._host_cache = np.zeros(0, np.uint8)
+        self._host_cache = None
 
 
 class LoadSession:
     """Buffers, caches and row source of one mode, kept from epoch to epoch.
 
     Args:
-        feature_spec: The graph's ``features`` array: dtype and width of ``batch.x``.
         pool: Batch buffers (:func:`make_pool`).
-        device_cache: uint8 [rows, row_bytes] on the CPU, moved to the device here; None = no device level.
+        transfer: Makes tensors of what was read.
     """
 
     def __init__(
         self,
         feeder: Feeder,
-        feature_spec: ArraySpec,
-        pool: SlotPool,
+        pool: SlotPool[HostSlot],
+        transfer: Transfer,
         runtime: Runtime,
-        *,
-        device_name: str = "cpu",
-        device_cache: np.ndarray | None = None,
     ):
-        self._feeder, self._runtime, self._pool = feeder, runtime, pool
-        self._tensors = _Tensors(feature_spec, feeder.row_bytes, device.resolve(device_name), device_cache)
+        self._feeder, self._runtime, self._pool, self._transfer = feeder, runtime, pool, transfer
         self._closed = False
         self._current: weakref.ref[Loader] | None = None
 
@@ -270,7 +275,7 @@ class LoadSession:
         previous = self._current() if self._current else None
         if previous is not None:
             previous.supersede()
-        loader = Loader(self._feeder, self._pool, self._tensors, split, epoch, self._runtime, overlapped)
+        loader = Loader(self._feeder, self._pool, self._transfer, split, epoch, self._runtime, overlapped)
         self._current = weakref.ref(loader)
         return loader
 
@@ -282,7 +287,9 @@ class LoadSession:
         if previous is not None:
             previous.supersede()
         self._feeder.close()
-        self._tensors.close()
+        for tag, peak in self._transfer.peak_by_tag().items():
+            self._runtime.device_peaks[tag] = max(peak, self._runtime.device_peaks.get(tag, 0))
+        self._transfer.close()
         self._pool.close()
 
     def __enter__(self) -> LoadSession:
@@ -298,8 +305,8 @@ class Loader:
     def __init__(
         self,
         feeder: Feeder,
-        pool: SlotPool,
-        tensors: _Tensors,
+        pool: SlotPool[HostSlot],
+        transfer: Transfer,
         split: str,
         epoch: int,
         runtime: Runtime,
@@ -313,6 +320,7 @@ class Loader:
         def stop() -> None:
             stopped.set()
             pool.wake()
+            transfer.wake()
 
         def traced(name: str, step: Any) -> Any:
             numbers = count()
@@ -327,23 +335,28 @@ class Loader:
 
         def submit(what: Any) -> _Item:
             if not overlapped:
-                pool.check_not_starved()
+                check_not_starved()
             return feeder.submit(what, lease(stopped))
 
-        def transfer(item: _Item) -> tuple[MiniBatch, _Item]:
-            return tensors.deliver(item), item
+        def deliver(item: _Item) -> tuple[MiniBatch, _Item]:
+            assert item.graph is not None
+            return transfer.deliver(item.graph, item.lease, item.table, stopped), item
+
+        def check_not_starved() -> None:
+            pool.check_not_starved()
+            transfer.check_not_starved()
 
         steps = (
             ("submit", submit),
             ("read", feeder.read),
             ("assemble", feeder.assemble),
             ("share", feeder.share),
-            ("transfer", transfer),
+            ("transfer", deliver),
         )
         source = _drawn(feeder.source(split, epoch), traced)
         stages = [Stage(name, traced(name, step)) for name, step in steps]
         self._pipeline: Pipeline[tuple[MiniBatch, _Item]] | Sequence[tuple[MiniBatch, _Item]] = (
-            Pipeline(source, stages, while_waiting=pool.check_not_starved, on_cancel=stop)
+            Pipeline(source, stages, while_waiting=check_not_starved, on_cancel=stop)
             if overlapped
             else Sequence(source, stages)
         )
@@ -386,63 +399,6 @@ def _drawn(source: Iterable[Any], traced: Any) -> Iterator[Any]:
         del batch
 
 
-class _Tensors:
-    """The transfer stage: NumPy buffers to torch tensors, on the device."""
-
-    def __init__(
-        self, spec: ArraySpec, row_bytes: int, target: torch.device, device_cache: np.ndarray | None
-    ):
-        import torch
-
-        self._dtype, self._target, self._row_bytes = getattr(torch, spec.dtype), target, row_bytes
-        self._stream = torch.cuda.Stream(target) if target.type == "cuda" else None
-        self._device_cache: torch.Tensor | None = None
-        if device_cache is not None and len(device_cache):
-            self._device_cache = self._as_rows(device_cache, len(device_cache) // row_bytes).to(
-                target, copy=True
-            )
-
-    def _as_rows(self, data: np.ndarray, rows: int) -> torch.Tensor:
-        import torch
-
-        return torch.from_numpy(data[: rows * self._row_bytes]).view(self._dtype).reshape(rows, -1)
-
-    def deliver(self, item: _Item) -> MiniBatch:
-        import torch
-
-        from outcrop.store.minibatch import MiniBatch
-
-        assert item.graph is not None
-        graph, table = item.graph, item.table
-        # This array carries the lease: torch keeps it alive as long as any tensor over it.
-        data = item.lease.slot.x[: graph.num_nodes * self._row_bytes]
-        item.lease.hand_over(data)
-        x = torch.from_numpy(data).view(self._dtype).reshape(graph.num_nodes, -1)
-        y = torch.from_numpy(graph.labels)
-        degree = None if graph.degree is None else torch.from_numpy(graph.degree).to(self._target)
-        if self._stream is not None:
-            with torch.cuda.stream(self._stream):
-                x, y = x.to(self._target, non_blocking=True), y.to(self._target, non_blocking=True)
-                self._fill_from_device(x, table)
-            self._stream.synchronize()
-        else:
-            self._fill_from_device(x, table)
-        return MiniBatch(graph=graph, x=x, y=y, degree=degree)
-
-    def _fill_from_device(self, x: torch.Tensor, table: record.AddressTable | None) -> None:
-        import torch
-
-        if table is not None and self._device_cache is not None and len(table.device_positions):
-            positions, rows = (
-                torch.from_numpy(a.astype(np.int64)).to(self._target, non_blocking=True)
-                for a in (table.device_positions, table.device_rows)
-            )
-            x[positions] = self._device_cache[rows]
-
-    def close(self) -> None:
-        self._device_cache = None
-
-
 def read_cache(runtime: Runtime, packed: PackedRecords, name: str) -> np.ndarray:
     """A cache file of the pack stage in memory, flat uint8, held under its name."""
     array = DiskArray(runtime, packed.path, packed.manifest.arrays[name])
@@ -459,54 +415,58 @@ def packed_session(
     packed: PackedRecords,
     rows: RowSource,
     runtime: Runtime,
-    device_name: str = "cpu",
+    to: DeviceConfig = CPU,
 ) -> LoadSession:
     """Loading in mode ``packed``; ``rows`` serves the splits that were not packed."""
-    pool = SlotPool(
-        runtime,
-        placement.slots,
-        placement.slot_rows_bytes,
-        placement.slot_meta_bytes,
-        pinned=device.resolve(device_name).type == "cuda",
+    spec, gpu = graph.spec("features"), device.gpu_named(to.name)
+    pool = host_pool(runtime, placement.slots, placement.slot_rows_bytes, placement.slot_meta_bytes, gpu=gpu)
+    host_cache = read_cache(runtime, packed, "host_cache")
+    cache = read_cache(runtime, packed, "device_cache") if placement.num_cached("device") else None
+    most = samples.max_nodes
+    transfer = transfer_to(
+        to,
+        spec,
+        packed.row_bytes,
+        max_rows=most,
+        device_cache=cache,
+        host_cache=None if gpu is None else host_cache,
     )
     fallback = RowFeeder(RecordedGraphs(samples, runtime), rows)
-    feeder = PackedFeeder(packed, read_cache(runtime, packed, "host_cache"), fallback)
-    cache = read_cache(runtime, packed, "device_cache") if placement.num_cached("device") else None
-    return LoadSession(
-        feeder, graph.spec("features"), pool, runtime, device_name=device_name, device_cache=cache
-    )
+    feeder = PackedFeeder(packed, host_cache if gpu is None else None, fallback)
+    return LoadSession(feeder, pool, transfer, runtime)
 
 
-def make_pool(graph: Graph, runtime: Runtime, *, slots: int, max_nodes: int, device_name: str) -> SlotPool:
+def make_pool(
+    graph: Graph, runtime: Runtime, *, slots: int, max_nodes: int, to: DeviceConfig
+) -> SlotPool[HostSlot]:
     """Batch buffers for modes that fetch rows by id. ``max_nodes``: of any batch, where it is known (0: they grow)."""
     row_bytes = graph.spec("features").stride_bytes
     x_bytes = record.align_page(max_nodes * row_bytes) + 2 * record.PAGE_BYTES if max_nodes else 0
-    return SlotPool(runtime, slots, x_bytes, 0, pinned=device.resolve(device_name).type == "cuda")
+    return host_pool(runtime, slots, x_bytes, 0, gpu=device.gpu_named(to.name))
 
 
 def row_session(
     graph: Graph,
     graphs: Graphs,
     rows: RowSource,
-    pool: SlotPool,
+    pool: SlotPool[HostSlot],
     runtime: Runtime,
-    device_name: str = "cpu",
+    to: DeviceConfig,
 ) -> LoadSession:
     """Loading in the other modes."""
-    return LoadSession(
-        RowFeeder(graphs, rows), graph.spec("features"), pool, runtime, device_name=device_name
-    )
+    table = rows.table if isinstance(rows, UnifiedRows) else None
+    transfer = transfer_to(to, graph.spec("features"), rows.row_bytes, table=table)
+    return LoadSession(RowFeeder(graphs, rows, in_place=table is not None), pool, transfer, runtime)
 
 
 def placed_session(
     graph: Graph,
     graphs: PlacedGraphs,
     rows: RowSource,
-    pool: SlotPool,
+    pool: SlotPool[HostSlot],
     runtime: Runtime,
-    device_name: str = "cpu",
+    to: DeviceConfig,
 ) -> LoadSession:
     """Loading in modes ``belady`` and ``partition``; ``rows`` is told which batch comes."""
-    return LoadSession(
-        PlacedFeeder(graphs, rows), graph.spec("features"), pool, runtime, device_name=device_name
-    )
+    transfer = transfer_to(to, graph.spec("features"), rows.row_bytes)
+    return LoadSession(PlacedFeeder(graphs, rows), pool, transfer, runtime)

@@ -24,8 +24,9 @@ import torch.nn.functional as F
 from outcrop import checkpoint as checkpoints
 from outcrop.checkpoint import Checkpoint, Meta, State
 from outcrop.config import TrainConfig
+from outcrop.device import resolve
 from outcrop.errors import ArgumentError, NumericError
-from outcrop.models import Model, build_model, settle_allocator, torch_device
+from outcrop.models import Model, build_model, settle_allocator
 from outcrop.store.minibatch import MiniBatch
 
 if TYPE_CHECKING:
@@ -150,7 +151,7 @@ class _Run:
         self, config: TrainConfig, in_dim: int, num_classes: int, inputs: dict[str, str], out: Path | None
     ):
         self.config, self.out, self.inputs = config, out, inputs
-        self.device = torch_device(config.device)
+        self.device = resolve(config.device)
         self.num_classes = num_classes
         self.identity = {
             "in_dim": in_dim,

@@ -1,0 +1,198 @@
+"""Benchmark ``gpu``: rows fetched by the GPU from host memory, against what PCIe can carry and against the CPU's way.
+
+Source: PyTorch-Direct, section 5.2 (microbenchmark) and Figures 6 to 8. Everything is measured in turns in one run and
+given as the median; bytes are those of the rows. Where there is no GPU it is refused.
+
+- ``ceiling``: a copy of as many bytes from pinned memory, which is what the bus carries.
+- ``gather``: the aligned kernel, in place. ``naive``: torch's own indexing of the same memory, in place.
+- ``copy``: rows gathered by the CPU, then copied (what training scripts do).
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from outcrop.api.run import open_session
+from outcrop.api.train import train
+from outcrop.bench.epoch import Say, ensure_graph
+from outcrop.config import DeviceConfig, GraphShape, SampleConfig
+from outcrop.device import resolve
+from outcrop.device.gpu import Gpu, gpu_of
+from outcrop.errors import DeviceError
+from outcrop.rows import open_rows
+from outcrop.runtime import Runtime
+from outcrop.sampling import BatchSampler
+from outcrop.stages import load
+from outcrop.store.graph import open_graph
+from outcrop.unified import gather, in_place
+from outcrop.unified.memory import host_memory
+
+WIDTHS = tuple(256 << i for i in range(7))  # bytes, 256 to 16 KiB
+MISALIGNED = tuple(range(2048, 2080, 4))
+
+
+def run(
+    folder: Path,
+    shape: GraphShape,
+    rounds: int,
+    say: Say,
+    *,
+    device_name: str = "cuda",
+    batch_bytes: int = 64 << 20,
+) -> dict[str, Any]:
+    """``shape``: of the graph to train on. ``batch_bytes``: of the rows fetched at a time."""
+    device = resolve(device_name)
+    gpu = gpu_of(device)
+    if gpu is None:
+        raise DeviceError("bench gpu measures a GPU: --device cuda")
+    device = torch.device(device.type, gpu.current() if device.index is None else device.index)
+    gathers = [_gather(gpu, device, width, rounds, batch_bytes, say) for width in (*WIDTHS, *MISALIGNED)]
+    epochs = _epochs(gpu, device, ensure_graph(folder, shape, say), rounds, say)
+    return {
+        "experiment": "gpu",
+        "device": str(device),
+        "gathers": gathers,
+        "epochs": epochs,
+        "columns": [
+            "row",
+            "ceiling",
+            "gather",
+            "naive",
+            "copy",
+            "of the ceiling",
+            "against naive",
+            "against copy",
+        ],
+        "rows": [
+            [
+                f"{g['row_bytes']} B",
+                *(f"{g['gigabytes_per_s'][way]:.2f} GB/s" for way in ("ceiling", "gather", "naive", "copy")),
+                f"{g['of_ceiling']:.3f}",
+                f"{g['against_naive']:.2f}x",
+                f"{g['against_copy']:.2f}x",
+            ]
+            for g in gathers
+        ],
+    }
+
+
+def _gather(
+    gpu: Gpu, device: torch.device, width: int, rounds: int, batch_bytes: int, say: Say
+) -> dict[str, Any]:
+    say(f"rows of {width} bytes")
+    count = max(1, batch_bytes // width)
+    rows = 8 * count  # so that the rows of a batch lie far apart
+    random = np.random.default_rng(width)
+    plain = torch.from_numpy(random.integers(0, 1 << 30, (rows, width // 4), dtype=np.int32)).view(
+        torch.float32
+    )
+    table = in_place(plain)
+    ids = torch.from_numpy(random.integers(0, rows, count))
+    there = ids.to(device)
+    in_unified = table.as_subclass(torch.Tensor)
+    seen = host_memory().on_gpu(in_unified, device.index)
+    pinned = in_place(torch.empty(count, width // 4)).as_subclass(torch.Tensor)
+    target = torch.empty(count, width // 4, device=device)
+
+    def copied() -> None:
+        torch.index_select(plain, 0, ids, out=pinned)
+        target.copy_(pinned, non_blocking=True)
+
+    ways: dict[str, Callable[[], Any]] = {
+        "ceiling": lambda: target.copy_(pinned, non_blocking=True),
+        "gather": lambda: gather(in_unified, there),
+        "naive": lambda: seen[there],
+        "copy": copied,
+    }
+    found = ways["gather"]()
+    if not torch.equal(found.cpu().view(torch.int32), plain[ids].view(torch.int32)):
+        raise DeviceError(f"the gather kernel gave wrong rows of {width} bytes")
+    seconds = _in_turns(gpu, device, ways, rounds)
+    rate = {name: count * width / s / 1e9 for name, s in seconds.items()}
+    return {
+        "row_bytes": width,
+        "rows": count,
+        "seconds": seconds,
+        "gigabytes_per_s": rate,
+        "of_ceiling": rate["gather"] / rate["ceiling"],
+        "against_naive": rate["gather"] / rate["naive"],
+        "against_copy": rate["gather"] / rate["copy"],
+    }
+
+
+def _in_turns(
+    gpu: Gpu, device: torch.device, ways: dict[str, Callable[[], Any]], rounds: int
+) -> dict[str, float]:
+    """Median seconds of each, done by the GPU; the first turn is not counted."""
+    times: dict[str, list[float]] = {name: [] for name in ways}
+    for turn in range(rounds + 1):
+        for name, way in ways.items():
+            _wait(gpu, device)
+            begin = time.perf_counter()
+            way()
+            _wait(gpu, device)
+            if turn:
+                times[name].append(time.perf_counter() - begin)
+    return {name: statistics.median(t) for name, t in times.items()}
+
+
+def _wait(gpu: Gpu, device: torch.device) -> None:
+    gpu.fence(gpu.stream(device.index)).synchronize()
+
+
+def _epochs(gpu: Gpu, device: torch.device, path: Path, rounds: int, say: Say) -> dict[str, Any]:
+    """Seconds of loading an epoch, rows read in place and gathered by the CPU; and of training one, in every mode."""
+    graph, to = open_graph(path), DeviceConfig(str(device))
+    config = SampleConfig(fanouts=(10, 10), batch_size=1024)
+    loading: dict[str, list[float]] = {"in place": [], "copy": []}
+    for _ in range(rounds):
+        for way, seconds in loading.items():
+            say(f"loading, {way}")
+            with Runtime() as runtime:
+                session = (
+                    open_session(graph, runtime, "memory", config=config, to=to)
+                    if way == "in place"
+                    else _copying(graph, runtime, config, to)
+                )
+                with session:
+                    begin = time.perf_counter()
+                    for batch in session.batches("train"):
+                        del batch
+                    _wait(gpu, device)
+                    seconds.append(time.perf_counter() - begin)
+    losses, training = {}, {}
+    options = {
+        "fanouts": (10, 10),
+        "batch_size": 1024,
+        "epochs": rounds + 1,
+        "trace_losses": True,
+        "test": False,
+    }
+    for mode in ("memory", "packed", "online"):
+        say(f"training, {mode}")
+        report = train(graph, mode=mode, **options, device=str(device), evaluate_every=rounds + 1)
+        losses[mode] = report.batch_losses
+        training[mode] = statistics.median(epoch["seconds"] for epoch in report.epochs[1:])
+    return {
+        "load_seconds": {way: statistics.median(seconds) for way, seconds in loading.items()},
+        "train_seconds": training,
+        "losses_equal": losses["memory"] == losses["online"],
+        "largest_loss_difference": max(
+            abs(a - b) for a, b in zip(losses["memory"], losses["online"], strict=True)
+        ),
+    }
+
+
+def _copying(graph: Any, runtime: Runtime, config: SampleConfig, to: DeviceConfig) -> load.LoadSession:
+    """Mode ``memory`` as it would be without unified memory."""
+    pool = load.make_pool(graph, runtime, slots=2, max_nodes=0, to=to)
+    rows = open_rows(graph, runtime, "memory")
+    graphs = load.SampledGraphs(BatchSampler(graph, config, runtime, share=0.25))
+    return load.row_session(graph, graphs, rows, pool, runtime, to)

@@ -1,0 +1,149 @@
+"""Loading and training on the GPU: the batches, and the losses, of the CPU; and no byte more than --gpu-memory."""
+
+from __future__ import annotations
+
+import gc
+
+import numpy as np
+import pytest
+import torch
+
+from outcrop.api.prepare import prepare
+from outcrop.api.run import open_session
+from outcrop.api.train import train
+from outcrop.config import DeviceConfig
+from outcrop.errors import BudgetError
+from outcrop.runtime import Runtime
+from outcrop.store.graph import open_graph
+from run_support import a_graph, as_rows
+
+GPU = "fakecuda"
+DEVICE_BYTES = 190 << 10
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("made")
+    with Runtime() as runtime:
+        a_graph(folder / "graph", runtime, width=129, train=200)
+    graph = open_graph(folder / "graph")
+    # All levels are used: device cache, host cache, disk cache, packed rows.
+    options = {"fanouts": (3, 3), "batch_size": 20, "memory": "1600KiB", "disk_space": "700KiB"}
+    prepare(graph, folder / "run", **options, gpu_memory=DEVICE_BYTES)
+    return graph, folder / "run"
+
+
+@pytest.mark.parametrize("mode", ["packed", "memory", "online", "ondisk", "dynamic", "belady"])
+def test_batches_are_those_of_the_cpu(made, mode, gpu):
+    graph, run = made
+    gpu.launched.clear()
+    for split in ("train", "valid"):
+        with Runtime() as a, Runtime() as b:
+            to = DeviceConfig(GPU, DEVICE_BYTES)
+            with (
+                open_session(graph, a, mode, run_folder=run) as here,
+                open_session(graph, b, mode, run_folder=run, to=to) as there,
+            ):
+                count = 0
+                for ours, theirs in zip(here.batches(split), there.batches(split), strict=True):
+                    assert theirs.x.device.type == theirs.y.device.type == GPU
+                    assert torch.equal(theirs.x.cpu(), ours.x)
+                    assert torch.equal(theirs.y.cpu(), ours.y)
+                    assert np.array_equal(theirs.graph.n_id, ours.graph.n_id)
+                    count += 1
+                    del ours, theirs
+                assert count > 1
+            peaks = b.device_peaks
+        assert sum(peaks.values()) <= DEVICE_BYTES
+    assert bool(gpu.launched) == (mode in ("packed", "memory"))
+
+
+def test_every_level_serves_rows(made, gpu):
+    """The plan of this run has rows on the device, in the host, on disk and packed; the fake GPU assembles three."""
+    graph, run = made
+    with Runtime() as runtime:
+        with open_session(
+            graph, runtime, "packed", run_folder=run, to=DeviceConfig(GPU, DEVICE_BYTES)
+        ) as session:
+            loader = session.batches("train")
+            for batch in loader:
+                del batch
+            levels = loader.stats.rows_by_level
+        assert all(levels[name] > 0 for name in ("device", "host", "disk_cache", "packed")), levels
+        assert set(runtime.device_peaks) == {"device-cache", "device-batches"}
+        assert sum(runtime.device_peaks.values()) <= DEVICE_BYTES
+
+
+@pytest.mark.parametrize("model", ["sage", "gcn"])  # the device has no sampled product, which GAT needs
+def test_losses_are_those_of_the_cpu(made, model, gpu):
+    graph, run = made
+    options = {"model": model, "hidden": 8, "heads": 2, "epochs": 2, "trace_losses": True}
+    if model == "gcn":
+        options |= {"fanouts": (3, 3), "batch_size": 20, "mode": "online"}
+        runs: dict = {}
+    else:
+        runs = {"run": run}
+    reference = train(graph, **runs, **options)
+    report = train(graph, **runs, **options, device=GPU, gpu_memory=DEVICE_BYTES)
+    assert report.batch_losses == pytest.approx(reference.batch_losses, rel=1e-5)
+    assert report.test_accuracy == reference.test_accuracy
+    assert 0 < sum(report.peak_device_by_tag.values()) <= DEVICE_BYTES
+    for mode in ("memory", "online"):
+        again = train(graph, **runs, **(options | {"mode": mode}), device=GPU)
+        assert again.batch_losses == report.batch_losses
+
+
+def test_keeping_batches_is_an_error_not_a_hang(made, gpu):
+    graph, run = made
+    kept = []
+    with (
+        Runtime() as runtime,
+        open_session(graph, runtime, "packed", run_folder=run, to=DeviceConfig(GPU)) as session,
+    ):
+        with pytest.raises(BudgetError, match=r"all 2 batch buffers .* raise --gpu-memory"):  # noqa: PT012
+            for batch in session.batches("train"):
+                kept.append(batch)
+        expected = [as_rows(b.x.cpu().numpy()) for b in kept]
+        del kept, batch
+        gc.collect()
+        for batch, rows in zip(session.batches("train"), expected, strict=False):
+            assert np.array_equal(as_rows(batch.x.cpu().numpy()), rows)
+            del batch
+
+
+def test_a_buffer_is_not_written_while_something_reads_it(made, gpu):
+    """The fence of what trained on it is passed before the next batch comes into it."""
+    graph, run = made
+    with (
+        Runtime() as runtime,
+        open_session(graph, runtime, "packed", run_folder=run, to=DeviceConfig(GPU)) as session,
+    ):
+        seen = {}
+        for batch in session.batches("train"):
+            address = batch.x.data_ptr()
+            seen[address] = seen.get(address, 0) + 1
+            view = batch.x[1:]
+            before = view.cpu().clone()
+            del batch
+            assert torch.equal(view.cpu(), before)  # a view keeps the buffer
+            del view
+        assert len(seen) == 2
+        assert sum(seen.values()) > 4
+
+
+def test_more_than_there_is_is_refused_before_anything_is_read(made, gpu):
+    graph, run = made
+    gpu.total_bytes = 100 << 10
+    try:
+        with pytest.raises(BudgetError, match=r"fakecuda has .* free, --gpu-memory asks for"):
+            train(graph, run=run, epochs=1, device=GPU, gpu_memory=DEVICE_BYTES)
+        with pytest.raises(BudgetError, match="device-batches do not fit"):
+            train(graph, run=run, mode="memory", epochs=1, device=GPU, gpu_memory="1KiB")
+    finally:
+        gpu.total_bytes = 1 << 30
+
+
+def test_what_was_not_planned_for_so_little_is_refused(made, gpu):
+    graph, run = made
+    with pytest.raises(BudgetError, match=r"for device-(cache|batches) do not fit"):
+        train(graph, run=run, epochs=1, device=GPU, gpu_memory=DEVICE_BYTES // 2)
