@@ -15,9 +15,9 @@ import torch
 
 from outcrop import _core
 from outcrop import device as devices
-from outcrop.config import DeviceConfig, format_bytes
+from outcrop.config import DeviceConfig
+from outcrop.device.budget import DeviceBudget
 from outcrop.device.gpu import Fence, Gpu, gpu_of, seen_by
-from outcrop.errors import BudgetError
 from outcrop.slots import HostSlot, Lease, Slot, SlotPool
 from outcrop.store import record
 from outcrop.store.batches import BatchGraph
@@ -151,42 +151,6 @@ def transfer_to(
         host_cache=host_cache,
         table=table,
     )
-
-
-class DeviceBudget:
-    """Bytes of device memory that Outcrop may hold, by tag.
-
-    Args:
-        limit_bytes: 0: what is there.
-
-    Raises:
-        BudgetError: The device has less free than that.
-    """
-
-    def __init__(self, gpu: Gpu, device: torch.device, limit_bytes: int):
-        self._device, self._limited = device, limit_bytes > 0
-        free, _ = gpu.memory(device.index or 0)
-        if limit_bytes > free:
-            raise BudgetError(
-                f"{device} has {format_bytes(free)} free, --gpu-memory asks for {format_bytes(limit_bytes)}: "
-                "lower it, or end what else runs there"
-            )
-        self._budget = _core.Budget.create(limit_bytes or free)
-
-    def empty(self, tag: str, num_bytes: int) -> tuple[torch.Tensor, Any]:
-        """uint8 [num_bytes] on the device, and the reservation that it is held under."""
-        try:
-            held = self._budget.reserve(tag, num_bytes)
-            return torch.empty(num_bytes, dtype=torch.uint8, device=self._device), held
-        except (BudgetError, torch.OutOfMemoryError) as error:
-            what = "--gpu-memory" if self._limited else "a smaller batch, or --gpu-memory"
-            raise BudgetError(
-                f"{format_bytes(num_bytes)} for {tag} do not fit what {self._device} has left: {error}; change {what}"
-            ) from None
-
-    def by_tag(self) -> dict[str, int]:
-        """The peak of each tag."""
-        return {tag: usage.peak_bytes for tag, usage in self._budget.by_tag.items()}
 
 
 class DeviceSlot(Slot):

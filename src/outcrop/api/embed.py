@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from outcrop.config import BucketConfig, EmbedConfig, Size
+from outcrop.config import BucketConfig, DeviceConfig, EmbedConfig, Size, parse_size
 from outcrop.embed import evaluate as evaluation
 from outcrop.embed import export as exporting
 from outcrop.embed import neighbours as nearest
@@ -37,6 +37,7 @@ class EmbedReport:
     resumed_epoch: int | None
     epochs: list[dict[str, Any]] = field(default_factory=list)
     peak_host_bytes: int = 0
+    peak_device_by_tag: dict[str, int] = field(default_factory=dict)
 
     def as_dict(self) -> dict[str, Any]:
         return dict(vars(self))
@@ -91,6 +92,8 @@ def embed_train(
     fresh: bool = False,
     checkpoint_seconds: float = 300.0,
     prefetch: bool = True,
+    device: str = "cpu",
+    gpu_memory: Size = 0,
     trace_path: Path | None = None,
     progress: Progress | None = None,
     **options: Any,
@@ -102,6 +105,9 @@ def embed_train(
         resident: All partitions in memory, or ``config.buffer`` of them; None: all where ``memory`` has room.
         fresh: Start over.
         prefetch: Swap while training goes on.
+        device: Where the partitions in memory lie, and training runs. What a GPU computes is that of the CPU as far as
+            rounding goes; either goes on from a checkpoint of the other.
+        gpu_memory: Of the device, for partitions and batches; 0: what is free there.
 
     Raises:
         ArgumentError: The checkpoint is of another configuration.
@@ -112,7 +118,7 @@ def embed_train(
     with Runtime(memory, trace_path=trace_path, progress=progress) as runtime:
         fit = Fit(
             buckets, Path(run), config, runtime, resident=resident, fresh=fresh, checkpoint_seconds=checkpoint_seconds,
-            prefetch=prefetch,
+            prefetch=prefetch, to=DeviceConfig(device, parse_size(gpu_memory)),
         )  # fmt: skip
         try:
             result = fit.run()
@@ -125,6 +131,7 @@ def embed_train(
             result.resumed_epoch,
             [{**asdict(record), "edges_per_s": record.edges_per_s} for record in result.records],
             runtime.budget.peak_bytes,
+            dict(runtime.device_peaks),
         )
 
 

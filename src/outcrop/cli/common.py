@@ -37,8 +37,10 @@ Json = Annotated[
 ]
 Quiet = Annotated[bool, typer.Option("--quiet", help="No progress bars and no summary.")]
 Memory = Annotated[str | None, typer.Option("--memory", help="Memory budget, such as 4GiB.", metavar="SIZE")]
+Device = Annotated[str, typer.Option("--device", help="cpu or cuda.")]
 GpuMemory = Annotated[
-    str, typer.Option("--gpu-memory", help="Device memory for cached rows and batches.", metavar="SIZE")
+    str,
+    typer.Option("--gpu-memory", help="Device memory for rows and batches; 0: what is free.", metavar="SIZE"),
 ]
 DiskSpace = Annotated[
     str | None,

@@ -259,6 +259,8 @@ def train(
         bool, typer.Option("--prefetch/--no-prefetch", help="Swap while training goes on, or after it.")
     ] = True,
     memory: common.Memory = None,
+    device: common.Device = "cpu",
+    gpu_memory: common.GpuMemory = "0",
     fresh: Annotated[bool, typer.Option("--fresh", help="Start over.")] = False,
     checkpoint_minutes: Annotated[
         float,
@@ -305,6 +307,8 @@ def train(
             fresh=fresh,
             checkpoint_seconds=60 * checkpoint_minutes,
             prefetch=prefetch,
+            device=device,
+            gpu_memory=gpu_memory,
             trace_path=trace,
             progress=progress,
         )

@@ -81,7 +81,7 @@ def train(
     gpu_memory: common.GpuMemory = "0",
     disk_space: common.DiskSpace = None,
     topology: common.Topology = "automatic",
-    device: Annotated[str, typer.Option("--device", help="cpu or cuda.")] = "cpu",
+    device: common.Device = "cpu",
     checkpoint: Annotated[
         Path | None, typer.Option("--checkpoint", help="Folder; training goes on from it.")
     ] = None,

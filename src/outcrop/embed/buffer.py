@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -12,7 +13,28 @@ from outcrop.embed.tables import Move, Table
 from outcrop.errors import BudgetError
 from outcrop.runtime import Runtime
 
-_TAG = "partitions"
+TAG = "partitions"
+
+
+@dataclass(frozen=True)
+class SlotMove:
+    """Slice ``stored`` is written from a slot, then ``loaded`` read into it; None: nothing."""
+
+    slot: int
+    stored: int | None
+    loaded: int | None
+
+
+class Moving(Protocol):
+    """Slices on their way. ``read``: of each move, whether it comes from disk; others were never written."""
+
+    @property
+    def read(self) -> tuple[bool, ...]: ...
+
+    @property
+    def done(self) -> bool: ...
+
+    def wait(self) -> None: ...
 
 
 @dataclass(frozen=True)
@@ -32,7 +54,7 @@ class SwapRecord:
 
 
 class Buffer:
-    """``slots`` slabs in memory. With as many slots as slices nothing is ever swapped.
+    """``slots`` slabs in host memory. With as many slots as slices nothing is ever swapped.
 
     Attributes:
         rows: float32 [slots * slab_rows, stride], all slots: row r of a slice is ``base[slice] + r``.
@@ -41,17 +63,11 @@ class Buffer:
         waited: Seconds that they were waited for, all together.
     """
 
+    rows: Any
+
     def __init__(self, table: Table, slots: int, runtime: Runtime):
-        need = slots * table.slab_bytes
-        if need > runtime.budget.free_bytes:
-            raise BudgetError(
-                f"{slots} slices of {table.slab_bytes} bytes take {need} bytes, {runtime.budget.free_bytes} of the "
-                "memory budget are free: raise --memory, prepare with more partitions, or lower --buffer, --batch or "
-                "--negatives"
-            )
-        self._table, self._runtime = table, runtime
-        self._memory = runtime.budget.empty(_TAG, need).reshape(slots, table.slab_bytes)
-        self.rows = self._memory.reshape(-1).view(np.float32).reshape(-1, table.shape.stride)
+        self._table, self._slots, self._runtime = table, slots, runtime
+        self._allocate()
         self._slot_of: dict[int, int] = {}
         self._dirty: set[int] = set()
         self.base = np.full(table.division.parts, -1, np.int64)
@@ -59,12 +75,24 @@ class Buffer:
         self.swaps: list[SwapRecord] = []
         self.waited = 0.0
 
+    def _allocate(self) -> None:
+        table, free = self._table, self._runtime.budget.free_bytes
+        need = self._slots * table.slab_bytes
+        if need > free:
+            raise BudgetError(
+                f"{self._slots} slices of {table.slab_bytes} bytes take {need} bytes, {free} of the memory budget are "
+                "free: raise --memory, prepare with more partitions, or lower --buffer, --batch or --negatives"
+            )
+        self._memory = self._runtime.budget.empty(TAG, need).reshape(self._slots, table.slab_bytes)
+        self.rows = self._memory.reshape(-1).view(np.float32).reshape(-1, table.shape.stride)
+
+    def exchange(self, moves: Sequence[SlotMove]) -> Moving:
+        """Begins to move slices between slots and disk."""
+        return self._table.exchange([Move(self._memory[m.slot], m.stored, m.loaded) for m in moves])
+
     @property
     def holds_all(self) -> bool:
-        return len(self._memory) >= self._table.division.parts
-
-    def slab(self, part: int) -> np.ndarray:
-        return self._memory[self._slot_of[part]]
+        return self._slots >= self._table.division.parts
 
     def enter(self, parts: Sequence[int]) -> None:
         """Holds exactly ``parts``, or everything; what is not there is loaded now."""
@@ -109,7 +137,7 @@ class Buffer:
     def flush(self) -> None:
         """Writes all that changed; no swap may be under way."""
         assert self._swap is None
-        self._table.exchange([Move(self.slab(part), part, None) for part in sorted(self._dirty)]).wait()
+        self.exchange([SlotMove(self._slot_of[part], part, None) for part in sorted(self._dirty)]).wait()
         self._dirty.clear()
 
     def close(self) -> None:
@@ -122,11 +150,11 @@ class _Swap:
     """Each evicted slice is written, and another read into its slot."""
 
     def __init__(self, buffer: Buffer, evicted: Sequence[int], loaded: Sequence[int]):
-        self._buffer, table = buffer, buffer._table
+        self._buffer = buffer
         self._evicted, self._wanted = tuple(evicted), tuple(loaded)
         self._begin, self._moved = time.perf_counter(), 0.0
         taken = set(buffer._slot_of.values())
-        free = [slot for slot in range(len(buffer._memory)) if slot not in taken]
+        free = [slot for slot in range(buffer._slots) if slot not in taken]
         leaving: list[tuple[int | None, int]] = []
         for part in evicted:
             slot = buffer._slot_of.pop(part)
@@ -136,13 +164,12 @@ class _Swap:
         coming: list[int | None] = list(loaded)
         slots = [*leaving, *((None, slot) for slot in free)]
         coming += [None] * (len(slots) - len(coming))
-        moves = [
-            (Move(buffer._memory[slot], stored, part), slot)
+        self._moves = [
+            SlotMove(slot, stored, part)
             for (stored, slot), part in zip(slots, coming, strict=True)
             if stored is not None or part is not None
         ]
-        self._slots = [slot for _, slot in moves]
-        self._exchange = table.exchange([move for move, _ in moves])
+        self._exchange = buffer.exchange(self._moves)
 
     def look(self) -> None:
         """Notes when everything has been moved."""
@@ -152,10 +179,10 @@ class _Swap:
     def finish(self) -> None:
         buffer, exchange = self._buffer, self._exchange
         exchange.wait()
-        for move, read, slot in zip(exchange.moves, exchange.read, self._slots, strict=True):
+        for move, read in zip(self._moves, exchange.read, strict=True):
             if move.loaded is not None:
-                buffer._slot_of[move.loaded] = slot
-                buffer.base[move.loaded] = slot * buffer._table.slab_rows
+                buffer._slot_of[move.loaded] = move.slot
+                buffer.base[move.loaded] = move.slot * buffer._table.slab_rows
                 if not read:
                     buffer.touch(move.loaded)  # made anew: on disk it is not
 

@@ -19,11 +19,14 @@ import torch
 
 from outcrop import _core
 from outcrop import checkpoint as checkpoints
-from outcrop.config import EmbedConfig
+from outcrop.config import CPU, DeviceConfig, EmbedConfig
+from outcrop.device import gpu_named, resolve
+from outcrop.device.budget import DeviceBudget
 from outcrop.embed.buckets import Buckets
 from outcrop.embed.buffer import Buffer, SwapRecord
 from outcrop.embed.edges import TrainingEdges
 from outcrop.embed.negatives import Pool
+from outcrop.embed.on_gpu import GpuBuffer, GpuStepper
 from outcrop.embed.orders import make_order
 from outcrop.embed.schedule import Schedule, Unit, key_pair
 from outcrop.embed.scores import score_function
@@ -110,6 +113,37 @@ def fits_in_memory(buckets: Buckets, config: EmbedConfig, free_bytes: int) -> bo
     return table <= free_bytes * 0.9
 
 
+@dataclass
+class _Place:
+    """Where the training runs: what is made there."""
+
+    stepper: Stepper
+    buffer: Callable[[Table, int], Buffer]
+    free_bytes: Callable[[], int]
+    peak_by_tag: Callable[[], dict[str, int]]
+
+
+def _place(
+    to: DeviceConfig, buckets: Buckets, config: EmbedConfig, relations: Relations | None, runtime: Runtime
+) -> _Place:
+    gpu = gpu_named(to.name)
+    if gpu is None:
+        return _Place(
+            Stepper(config, relations, runtime),
+            lambda table, slots: Buffer(table, slots, runtime),
+            lambda: runtime.budget.free_bytes,
+            dict,
+        )
+    device = resolve(to.name)
+    budget = DeviceBudget(gpu, device, to.memory_bytes)
+    return _Place(
+        GpuStepper(config, relations, runtime, device, budget),
+        lambda table, slots: GpuBuffer(table, slots, runtime, gpu, device, budget, buckets.slices),
+        lambda: budget.free_bytes,
+        budget.by_tag,
+    )
+
+
 class Fit:
     """One training.
 
@@ -117,6 +151,7 @@ class Fit:
         resident: Hold all partitions instead of ``config.buffer``; None: where the budget has room for them.
         fresh: Start over even if there is a checkpoint.
         prefetch: Swap while training goes on; without, after it, for comparison.
+        to: Where the partitions in memory lie, and training runs.
         checkpoint_seconds: Time between checkpoints within an epoch; every epoch ends with one.
         on_unit: Called after every unit with (epoch, unit, mean loss so far).
     """
@@ -132,6 +167,7 @@ class Fit:
         fresh: bool = False,
         checkpoint_seconds: float = 300.0,
         prefetch: bool = True,
+        to: DeviceConfig = CPU,
         on_unit: Callable[[int, Unit, float], None] | None = None,
     ):
         self.buckets, self.config, self.runtime = buckets, config, runtime
@@ -150,14 +186,16 @@ class Fit:
         self._loss = 0.0
         self.relations = make_relations(buckets, config, runtime)
         found = self._read() if self._path.exists() and not fresh else None
-        self._stepper = Stepper(config, self.relations, runtime)
+        self._place = _place(to, buckets, config, self.relations, runtime)
+        self._stepper = self._place.stepper
         self.table = open_table(buckets, self.folder, config, runtime)
         try:
             self.resumed = self._restore(found)
+            self._stepper.begin()
             if resident is None:
-                resident = fits_in_memory(buckets, config, runtime.budget.free_bytes)
+                resident = fits_in_memory(buckets, config, self._place.free_bytes())
             slots = (partitions if resident else max(map(len, order.states))) * buckets.slices
-            self.buffer = Buffer(self.table, slots, runtime)
+            self.buffer = self._place.buffer(self.table, slots)
             if found is None:  # not before everything else is there
                 self._path.unlink(missing_ok=True)
                 self.table.clear()
@@ -202,6 +240,7 @@ class Fit:
         """What is on disk from now on is the state before ``unit`` of ``epoch``."""
         with self.runtime.trace.span("embed.checkpoint", epoch=epoch, unit=unit):
             self.buffer.flush()
+            self._stepper.settle()
             self.table.sync()
             tensors = {} if self.relations is None else {"relations": torch.from_numpy(self.relations.rows)}
             meta = {
@@ -364,6 +403,8 @@ class Fit:
         return "" if buffer.holds_all else f", waited {buffer.waited:.1f} s for {len(buffer.swaps)} swaps"
 
     def close(self) -> None:
+        for tag, peak in self._place.peak_by_tag().items():
+            self.runtime.device_peaks[tag] = max(peak, self.runtime.device_peaks.get(tag, 0))
         self.buffer.close()
         self.table.close()
         self._edges.close()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -22,7 +23,7 @@ from outcrop.runtime import Runtime
 Tensor = torch.Tensor
 Ends = tuple[Tensor, Tensor, Tensor]  # sources, targets, negatives
 Queries = tuple[Tensor, Tensor, Callable[[Tensor, Tensor], None]]
-_TAG = "embed-batch"
+TAG = "embed-batch"
 _ID_BYTES = 96  # of a touched row: ids, and what the step sorts
 _TILE_FLOATS = (
     1 << 20
@@ -78,6 +79,8 @@ def batch_bytes(config: EmbedConfig) -> int:
 class Stepper:
     """Trains batches on a table of rows. Holds the buffers that a batch needs under the tag ``embed-batch``."""
 
+    device = torch.device("cpu")
+
     def __init__(self, config: EmbedConfig, relations: Relations | None, runtime: Runtime):
         self.config, self.relations = config, relations
         self.score: Score = score_function(config.model, config.dim)
@@ -85,13 +88,14 @@ class Stepper:
         self._loss = self._softmax if config.loss == "softmax" else loss_function(config.loss, config.margin)
         most, self._tile = _most_rows(config), tile_queries(config)
         try:
-            self._held = runtime.budget.reserve(_TAG, batch_bytes(config))
+            self._held = self._reserve(runtime, batch_bytes(config))
         except BudgetError as error:
             raise BudgetError(f"{error}, or lower --batch, --chunk, --negatives or --dim") from None
         # torch aligns its memory, NumPy does not, and on that the last bits of a matrix product may depend.
-        self._vectors = torch.empty(most, config.dim)
-        self._gradients = torch.empty(most, config.dim)
-        self._scores = torch.empty(self._tile * config.negatives)
+        self._vectors = torch.empty(most, config.dim, device=self.device)
+        self._gradients = torch.empty(most, config.dim, device=self.device)
+        self._scores = torch.empty(self._tile * config.negatives, device=self.device)
+        self._relation_rows: Any = None if relations is None else relations.rows
         self._nodes = self._options(config.rate)
         self._edges = self._options(config.relation_rate or config.rate)
 
@@ -102,7 +106,7 @@ class Stepper:
 
     def run(
         self,
-        rows: np.ndarray,
+        rows: Any,
         source: np.ndarray,
         relation: np.ndarray | None,
         target: np.ndarray,
@@ -124,14 +128,14 @@ class Stepper:
         dim, count = self.config.dim, len(source)
         ids = np.concatenate([source, target, *negatives])
         x, gx = self._vectors[: len(ids)], self._gradients[: len(ids)]
-        _core.take_rows(rows, dim, ids, x.numpy(), self._workers)
+        self._take(rows, ids, x)
         gx.zero_()
         relation_ids = r = gr = None
         if self.relations is not None:
             assert relation is not None
             relation_ids = self.relations.ids(relation)
-            r = torch.empty(len(relation_ids), self.score.relation_width(dim))
-            _core.take_rows(self.relations.rows, r.shape[1], relation_ids, r.numpy(), self._workers)
+            r = x.new_empty(len(relation_ids), self.score.relation_width(dim))
+            self._take(self._relation_rows, relation_ids, r)
             gr = torch.zeros_like(r)
         loss, at = 0.0, 2 * count
         for number, others in enumerate(negatives):
@@ -148,12 +152,31 @@ class Stepper:
                 (others, np.concatenate([target[part], source[part]])),
             )
         self._nodes.step = self._edges.step = step
-        _core.step_rows(rows, dim, ids, gx.numpy(), self._nodes, self._workers)
-        if self.relations is not None and gr is not None and relation_ids is not None:
-            _core.step_rows(
-                self.relations.rows, gr.shape[1], relation_ids, gr.numpy(), self._edges, self._workers
-            )
+        self._step(rows, ids, gx, self._nodes)
+        if gr is not None and relation_ids is not None:
+            self._step(self._relation_rows, relation_ids, gr, self._edges)
         return loss
+
+    def _reserve(self, runtime: Runtime, num_bytes: int) -> Any:
+        return runtime.budget.reserve(TAG, num_bytes)
+
+    def _take(self, rows: Any, ids: np.ndarray, out: Tensor) -> None:
+        """``out[:] = rows[ids, : out.shape[1]]``"""
+        _core.take_rows(rows, out.shape[1], ids, out.numpy(), self._workers)
+
+    def _step(self, rows: Any, ids: np.ndarray, gradients: Tensor, options: _core.StepOptions) -> None:
+        """One step of each different row of ``ids`` by the sum of its gradients."""
+        _core.step_rows(rows, gradients.shape[1], ids, gradients.numpy(), options, self._workers)
+
+    def _leave_out(self, scores: Tensor, negatives: np.ndarray, wanted: np.ndarray) -> None:
+        """-inf where a negative is what the query looks for."""
+        _core.leave_out(scores.numpy(), negatives, wanted, self._workers)
+
+    def begin(self) -> None:
+        """Takes ``relations.rows`` as they are now, where they are trained elsewhere."""
+
+    def settle(self) -> None:
+        """Brings ``relations.rows`` up to date, where they are trained elsewhere."""
 
     def _of_relations(self, r: Tensor | None, part: slice, count: int) -> list[Tensor]:
         if r is None:
@@ -178,9 +201,7 @@ class Stepper:
             rows: Of the negatives, and of what each query looks for: an edge is no negative of itself.
         """
         compare = self.score.compare
-        queries, positive, back = (self._product if self.score.product is not None else self._by_autograd)(
-            ends, to_ends, relations, to_relations
-        )
+        queries, positive, back = self._queries(ends, to_ends, relations, to_relations)
         candidates, (negatives, wanted) = ends[2], rows
         to_queries, to_positive, loss = torch.empty_like(queries), torch.empty_like(positive), 0.0
         for begin in range(0, len(queries), self._tile):
@@ -189,7 +210,7 @@ class Stepper:
             scores = self._scores[: len(some) * len(candidates)].view(len(some), -1)
             compare.scores(some, candidates, scores)
             kept = scores.clone() if compare.needs_scores else scores
-            _core.leave_out(scores.numpy(), negatives, wanted[tile], self._workers)
+            self._leave_out(scores, negatives, wanted[tile])
             loss += self._loss(positive[tile], scores, to_positive[tile])
             compare.gradients(some, candidates, kept, scores, to_queries[tile], to_ends[2])
         back(to_queries, to_positive)
@@ -197,6 +218,12 @@ class Stepper:
             if x.shape[1] == self.config.dim:  # angles have no size
                 _regularise(out, x, self.config, self.score.complex_numbers)
         return loss
+
+    def _queries(
+        self, ends: Ends, to_ends: Ends, relations: list[Tensor], to_relations: list[Tensor]
+    ) -> Queries:
+        make = self._by_autograd if self.score.product is None else self._product
+        return make(ends, to_ends, relations, to_relations)
 
     def _softmax(self, positive: Tensor, negative: Tensor, to_positive: Tensor) -> float:
         """As :func:`outcrop.embed.losses.softmax`, in one pass."""

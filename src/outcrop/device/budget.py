@@ -1,0 +1,67 @@
+"""Device memory that Outcrop may hold, by tag."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from outcrop import _core
+from outcrop.config import format_bytes
+from outcrop.device.gpu import Gpu
+from outcrop.errors import BudgetError
+
+if TYPE_CHECKING:
+    import torch
+
+
+class DeviceBudget:
+    """Bytes of device memory that Outcrop may hold, by tag.
+
+    Args:
+        limit_bytes: 0: what is there.
+
+    Raises:
+        BudgetError: The device has less free than that.
+    """
+
+    def __init__(self, gpu: Gpu, device: torch.device, limit_bytes: int):
+        self._device, self._limited = device, limit_bytes > 0
+        free, _ = gpu.memory(device.index or 0)
+        if limit_bytes > free:
+            raise BudgetError(
+                f"{device} has {format_bytes(free)} free, --gpu-memory asks for {format_bytes(limit_bytes)}: "
+                "lower it, or end what else runs there"
+            )
+        self._budget = _core.Budget.create(limit_bytes or free)
+
+    @property
+    def free_bytes(self) -> int:
+        return self._budget.free_bytes
+
+    def reserve(self, tag: str, num_bytes: int) -> Any:
+        """Counts what others allocate, until it is released or gone."""
+        return self._granted(tag, num_bytes, lambda: None)[1]
+
+    def empty(self, tag: str, num_bytes: int) -> tuple[torch.Tensor, Any]:
+        """uint8 [num_bytes] on the device, and the reservation that it is held under."""
+        import torch
+
+        return self._granted(
+            tag, num_bytes, lambda: torch.empty(num_bytes, dtype=torch.uint8, device=self._device)
+        )
+
+    def _granted(self, tag: str, num_bytes: int, make: Callable[[], Any]) -> tuple[Any, Any]:
+        import torch
+
+        try:
+            held = self._budget.reserve(tag, num_bytes)
+            return make(), held
+        except (BudgetError, torch.OutOfMemoryError) as error:
+            what = "--gpu-memory" if self._limited else "a smaller batch, or --gpu-memory"
+            raise BudgetError(
+                f"{format_bytes(num_bytes)} for {tag} do not fit what {self._device} has left: {error}; change {what}"
+            ) from None
+
+    def by_tag(self) -> dict[str, int]:
+        """The peak of each tag."""
+        return {tag: usage.peak_bytes for tag, usage in self._budget.by_tag.items()}
