@@ -1,7 +1,10 @@
 #!/usr/bin/env bash
 # The tests that need a CUDA device, on a machine that may have no network: scripts/gpu-check.sh [OUTPUT FOLDER]
-# Uses the torch that is there (PYTHON names another interpreter), builds the C++ core in place, runs
-# `pytest -m gpu --require=gpu` and writes gpu-check.json to the output folder (benchmarks/results/gpu by default).
+# Uses the torch that is there (PYTHON names another interpreter), builds the C++ core in place, and runs
+# - `pytest -m gpu --require=gpu`, the kernels among it once more under compute-sanitizer where that is installed:
+#   gpu-check.json, sanitizer-*.txt;
+# - `outcrop bench gpu`: gpu.json. OUTCROP_GPU_NODES makes its graph smaller or larger.
+# All go to the output folder (benchmarks/results/gpu by default).
 # Python packages that are missing can be put as wheels into .whl/ (or the folder that OUTCROP_WHEELS names).
 out=${1:-benchmarks/results/gpu}
 case $out in /*) ;; *) out=$PWD/$out ;; esac
@@ -26,7 +29,7 @@ if compgen -G "$wheels/*.whl" >/dev/null; then
   quietly gpu-wheels "$python" -m pip install --no-index --no-deps --no-compile --upgrade --target "$site" "$wheels"/*.whl
 fi
 missing=
-for module in nanobind numpy pytest hypothesis; do
+for module in nanobind numpy pytest hypothesis typer rich pyarrow safetensors torch_geometric cuda.core triton; do
   "$python" -c "import $module" 2>/dev/null || missing+=" $module"
 done
 command -v cmake >/dev/null || missing+=" cmake"
@@ -46,4 +49,20 @@ start=$SECONDS
 "$python" -m pytest -o addopts="--strict-markers --import-mode=importlib -ra" -W ignore::pytest.PytestConfigWarning \
   -m gpu --require=gpu --junitxml "$report" && status=0 || status=$?
 "$python" scripts/gpu_record.py "$report" "$out/gpu-check.json" --status "$status" --seconds $((SECONDS - start))
+
+if command -v compute-sanitizer >/dev/null; then
+  for tool in memcheck racecheck; do
+    say "running the kernels under compute-sanitizer ($tool)"
+    OUTCROP_GPU_TESTS=cuda PYTHONPATH=tests/device:tests:$PYTHONPATH compute-sanitizer --tool "$tool" --error-exitcode 9 \
+      "$python" -m pytest -q -o addopts="--import-mode=importlib" -W ignore::pytest.PytestConfigWarning -p no:cacheprovider \
+      tests/device/test_tensor.py -k "index_of_the_gpu or gather_of_nothing" 2>&1 | tee "$out/sanitizer-$tool.txt" | tail -3
+    [ "${PIPESTATUS[0]}" = 0 ] || status=1
+  done
+else
+  say "compute-sanitizer is not installed: the kernels run without it"
+fi
+
+say "measuring (outcrop bench gpu, a few minutes)"
+"$python" -m outcrop bench gpu --folder build/gpu/bench --nodes "${OUTCROP_GPU_NODES:-1000000}" --rounds 5 \
+  --json "$out/gpu.json" || status=1
 exit "$status"

@@ -35,8 +35,8 @@ hypothesis.settings.load_profile("outcrop")
 
 _failed = pytest.StashKey[bool]()
 
-FAKE_GPU = "OUTCROP_FAKE_GPU"  # set where tests/fakegpu may run: unit/test_fake_gpu.py
-collect_ignore = [] if os.environ.get(FAKE_GPU) else ["fakegpu"]
+GPU_TESTS = "OUTCROP_GPU_TESTS"  # set where tests/device may run: unit/test_fake_gpu.py
+collect_ignore = [] if os.environ.get(GPU_TESTS) else ["device"]
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -124,7 +124,7 @@ def pytest_runtest_makereport(
 def pytest_make_collect_report(
     collector: pytest.Collector,
 ) -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
-    """A module under tests/gpu that skips itself while it is collected is caught by ``--require=gpu`` too."""
+    """A module under tests/device that skips itself while it is collected is caught by ``--require=gpu`` too."""
     report = yield
     required = [name for name in collector.config.getoption("--require") if name in collector.path.parts]
     if report.skipped and required:

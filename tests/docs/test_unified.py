@@ -35,7 +35,7 @@ def losses(script: str, device: str) -> list[float]:
     return names["losses"]
 
 
-@pytest.mark.skipif(bool(os.environ.get("OUTCROP_FAKE_GPU")), reason="of the CPU")
+@pytest.mark.skipif(bool(os.environ.get("OUTCROP_GPU_TESTS")), reason="of the CPU")
 def test_two_lines_on_the_cpu():
     before, after = (losses(script, "cpu") for script in scripts())
     assert before == after

@@ -1,4 +1,7 @@
-"""The tests of tests/fakegpu, in a process of their own: the GPU that they make of torch's spare device type stays."""
+"""The tests of tests/device, in a process of their own: a fake GPU that is made of torch's spare device type stays.
+
+On a machine that has one they run on a real GPU, too.
+"""
 
 from __future__ import annotations
 
@@ -10,26 +13,29 @@ import pytest
 
 from support import REPOSITORY
 
-FOLDER = REPOSITORY / "tests" / "fakegpu"
+FOLDER = REPOSITORY / "tests" / "device"
+MODULES = sorted(path.stem for path in FOLDER.glob("test_*.py"))
+
+
+def run(module: str, device: str) -> None:
+    paths = [str(FOLDER), *(p for p in sys.path if p)]
+    env = {k: v for k, v in os.environ.items() if not k.startswith("PYTEST_")}
+    env |= {"OUTCROP_GPU_TESTS": device, "PYTHONPATH": os.pathsep.join(paths)}
+    options = ["-q", "-p", "no:xdist", "-p", "no:cacheprovider", "-p", "no:logging", "-o", "timeout=120"]
+    command = [sys.executable, "-m", "pytest", *options, FOLDER / f"{module}.py"]
+    ended = subprocess.run(command, env=env, cwd=REPOSITORY, capture_output=True, text=True)
+    assert ended.returncode == 0, ended.stdout[-6000:] + ended.stderr[-2000:]
+    assert " passed" in ended.stdout
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("module", sorted(path.stem for path in FOLDER.glob("test_*.py")))
+@pytest.mark.parametrize("module", MODULES)
 def test_on_a_fake_gpu(module):
-    paths = [str(FOLDER), *(p for p in sys.path if p)]
-    env = {k: v for k, v in os.environ.items() if not k.startswith("PYTEST_")}
-    env |= {"OUTCROP_FAKE_GPU": "1", "PYTHONPATH": os.pathsep.join(paths)}
-    command = [
-        sys.executable,
-        "-m",
-        "pytest",
-        "-q",
-        "-p",
-        "no:xdist",
-        "-p",
-        "no:cacheprovider",
-        FOLDER / f"{module}.py",
-    ]
-    run = subprocess.run(command, env=env, cwd=REPOSITORY, capture_output=True, text=True)
-    assert run.returncode == 0, run.stdout[-6000:] + run.stderr[-2000:]
-    assert " passed" in run.stdout
+    run(module, "fake")
+
+
+@pytest.mark.gpu
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("module", MODULES)
+def test_on_cuda(module):
+    run(module, "cuda")

@@ -6,6 +6,8 @@ given as the median; bytes are those of the rows. Where there is no GPU it is re
 - ``ceiling``: a copy of as many bytes from pinned memory, which is what the bus carries.
 - ``gather``: the aligned kernel, in place. ``naive``: torch's own indexing of the same memory, in place.
 - ``copy``: rows gathered by the CPU, then copied (what training scripts do).
+
+``fused``: the softmax loss of embeddings with its gradients, in one pass of kernels, against torch (Legend, section 6).
 """
 
 from __future__ import annotations
@@ -25,6 +27,7 @@ from outcrop.bench.epoch import Say, ensure_graph
 from outcrop.config import DeviceConfig, GraphShape, SampleConfig
 from outcrop.device import resolve
 from outcrop.device.gpu import Gpu, gpu_of
+from outcrop.embed import fused
 from outcrop.errors import DeviceError
 from outcrop.rows import open_rows
 from outcrop.runtime import Runtime
@@ -54,11 +57,13 @@ def run(
         raise DeviceError("bench gpu measures a GPU: --device cuda")
     device = torch.device(device.type, gpu.current() if device.index is None else device.index)
     gathers = [_gather(gpu, device, width, rounds, batch_bytes, say) for width in (*WIDTHS, *MISALIGNED)]
+    fused_scores = _fused(gpu, device, rounds, say)
     epochs = _epochs(gpu, device, ensure_graph(folder, shape, say), rounds, say)
     return {
         "experiment": "gpu",
         "device": str(device),
         "gathers": gathers,
+        "fused": fused_scores,
         "epochs": epochs,
         "columns": [
             "row",
@@ -124,6 +129,45 @@ def _gather(
         "of_ceiling": rate["gather"] / rate["ceiling"],
         "against_naive": rate["gather"] / rate["naive"],
         "against_copy": rate["gather"] / rate["copy"],
+    }
+
+
+def _fused(gpu: Gpu, device: torch.device, rounds: int, say: Say) -> dict[str, Any]:
+    """Seconds of a batch's scores, loss and gradients; TF32 on both sides."""
+    if not fused.usable(device):
+        return {}
+    n, k, dim = 100_000, 1_000, 100
+    say(f"softmax of {n:,} queries, {k:,} negatives, {dim} floats")
+    queries, candidates = (torch.randn(rows, dim, device=device) / dim for rows in (n, k))
+    positive, ids = torch.randn(n, device=device), torch.arange(k, device=device)
+    wanted = torch.randint(0, 10 * k, (n,), device=device)
+
+    def plain() -> tuple[torch.Tensor, ...]:
+        leaves = [x.detach().requires_grad_() for x in (queries, positive, candidates)]
+        scores = (leaves[0] @ leaves[2].T).masked_fill(wanted[:, None] == ids, -torch.inf)
+        loss = torch.cat([leaves[1][:, None], scores], 1).logsumexp(1).sum() - leaves[1].sum()
+        return loss.detach(), *torch.autograd.grad(loss, leaves)
+
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("high")
+    try:
+        ways = {"fused": lambda: fused.softmax(queries, positive, candidates, wanted, ids), "plain": plain}
+        differences = [
+            float((a - b).abs().max() / b.abs().max().clamp_min(1e-30))
+            for a, b in zip(ways["fused"](), plain(), strict=True)
+        ]
+        seconds = _in_turns(gpu, device, ways, max(rounds, 5))
+    finally:
+        torch.set_float32_matmul_precision(before)
+    products = 2 * n * k * dim * 3
+    return {
+        "shape": [n, k, dim],
+        "seconds": seconds,
+        "speed_up": seconds["plain"] / seconds["fused"],
+        "useful_teraflops": {name: products / s / 1e12 for name, s in seconds.items()},
+        "relative_differences": dict(
+            zip(("loss", "queries", "positive", "candidates"), differences, strict=True)
+        ),
     }
 
 

@@ -16,15 +16,18 @@ from outcrop import _core
 from outcrop.config import EmbedConfig
 from outcrop.device.budget import DeviceBudget
 from outcrop.device.gpu import Fence, Gpu
+from outcrop.embed import fused
 from outcrop.embed.buffer import TAG, Buffer, Moving, SlotMove
+from outcrop.embed.compare import Dot
 from outcrop.embed.losses import loss_function
 from outcrop.embed.step import TAG as BATCH
-from outcrop.embed.step import Ends, Queries, Relations, Stepper
+from outcrop.embed.step import Ends, Queries, Relations, Stepper, most_rows, stride
 from outcrop.embed.tables import Exchange, Move, Table
 from outcrop.runtime import Runtime
 from outcrop.unified import in_place
 
 Tensor = torch.Tensor
+_STEP_COPIES = 3  # of the rows of a batch that a step holds
 
 
 class GpuBuffer(Buffer):
@@ -154,7 +157,32 @@ class GpuStepper(Stepper):
         self._loss = loss_function(config.loss, config.margin)
 
     def _reserve(self, runtime: Runtime, num_bytes: int) -> Any:
-        return self._budget.reserve(BATCH, num_bytes)
+        rows = _STEP_COPIES * 4 * most_rows(self.config) * stride(self.config, self.config.dim)
+        shares = fused.most_bytes(self.config.negatives, self.config.dim) if self._fused else 0
+        return self._budget.reserve(BATCH, num_bytes + rows + shares)
+
+    @property
+    def _fused(self) -> bool:
+        """Whether one pass of kernels makes scores, loss and gradients."""
+        products = isinstance(self.score.compare, Dot)
+        return products and self.config.loss == "softmax" and fused.usable(self.device)
+
+    def _compare(
+        self,
+        queries: Tensor,
+        positive: Tensor,
+        candidates: Tensor,
+        rows: tuple[np.ndarray, np.ndarray],
+        to: tuple[Tensor, Tensor, Tensor],
+    ) -> float:
+        if not self._fused:
+            return super()._compare(queries, positive, candidates, rows, to)
+        negatives, wanted = (self._ids(ids) for ids in rows)
+        loss, *gradients = fused.softmax(queries, positive, candidates, wanted, negatives)
+        to[0].copy_(gradients[0])
+        to[1].copy_(gradients[1])
+        to[2].add_(gradients[2])
+        return loss.item()
 
     def _ids(self, ids: np.ndarray) -> Tensor:
         return torch.from_numpy(ids.astype(np.int64, copy=False)).to(self.device, non_blocking=True)

@@ -61,14 +61,14 @@ def tile_queries(config: EmbedConfig) -> int:
     return -(-queries // max(tiles, 1))
 
 
-def _most_rows(config: EmbedConfig) -> int:
+def most_rows(config: EmbedConfig) -> int:
     return 2 * config.batch + -(-config.batch // config.chunk) * config.negatives
 
 
 def batch_bytes(config: EmbedConfig) -> int:
     """What a batch needs at most: vectors and gradients, queries, a tile of scores, and what the step sorts."""
     most, copies = (
-        _most_rows(config),
+        most_rows(config),
         2 if score_function(config.model, config.dim).compare.needs_scores else 1,
     )
     floats = 2 * most * config.dim + (4 * config.batch + 16 * config.chunk) * config.dim
@@ -86,7 +86,7 @@ class Stepper:
         self.score: Score = score_function(config.model, config.dim)
         self._workers = runtime.workers
         self._loss = self._softmax if config.loss == "softmax" else loss_function(config.loss, config.margin)
-        most, self._tile = _most_rows(config), tile_queries(config)
+        most, self._tile = most_rows(config), tile_queries(config)
         try:
             self._held = self._reserve(runtime, batch_bytes(config))
         except BudgetError as error:
@@ -200,10 +200,30 @@ class Stepper:
             to_relations: Gradients, added to.
             rows: Of the negatives, and of what each query looks for: an edge is no negative of itself.
         """
-        compare = self.score.compare
         queries, positive, back = self._queries(ends, to_ends, relations, to_relations)
-        candidates, (negatives, wanted) = ends[2], rows
-        to_queries, to_positive, loss = torch.empty_like(queries), torch.empty_like(positive), 0.0
+        to_queries, to_positive = torch.empty_like(queries), torch.empty_like(positive)
+        loss = self._compare(queries, positive, ends[2], rows, (to_queries, to_positive, to_ends[2]))
+        back(to_queries, to_positive)
+        for out, x in zip((*to_ends[:2], *to_relations), (*ends[:2], *relations), strict=True):
+            if x.shape[1] == self.config.dim:  # angles have no size
+                _regularise(out, x, self.config, self.score.complex_numbers)
+        return loss
+
+    def _compare(
+        self,
+        queries: Tensor,
+        positive: Tensor,
+        candidates: Tensor,
+        rows: tuple[np.ndarray, np.ndarray],
+        to: tuple[Tensor, Tensor, Tensor],
+    ) -> float:
+        """Loss of queries against candidates.
+
+        Args:
+            to: Gradients: those of queries and positive are written, those of candidates added to.
+        """
+        compare, loss = self.score.compare, 0.0
+        (negatives, wanted), (to_queries, to_positive, to_candidates) = rows, to
         for begin in range(0, len(queries), self._tile):
             tile = slice(begin, begin + self._tile)
             some = queries[tile]
@@ -212,11 +232,7 @@ class Stepper:
             kept = scores.clone() if compare.needs_scores else scores
             self._leave_out(scores, negatives, wanted[tile])
             loss += self._loss(positive[tile], scores, to_positive[tile])
-            compare.gradients(some, candidates, kept, scores, to_queries[tile], to_ends[2])
-        back(to_queries, to_positive)
-        for out, x in zip((*to_ends[:2], *to_relations), (*ends[:2], *relations), strict=True):
-            if x.shape[1] == self.config.dim:  # angles have no size
-                _regularise(out, x, self.config, self.score.complex_numbers)
+            compare.gradients(some, candidates, kept, scores, to_queries[tile], to_candidates)
         return loss
 
     def _queries(

@@ -10,13 +10,13 @@ import pickle
 import numpy as np
 import pytest
 import torch
+from device_under_test import NAME as GPU
 from torch.nn import functional
 
 from outcrop import unified
 from outcrop.errors import DeviceError
 from outcrop.unified import UnifiedDevice, UnifiedMode, UnifiedTensor, in_place, to_unified
 
-GPU = "fakecuda"
 PROPAGATING = UnifiedDevice(True)
 
 
@@ -129,28 +129,28 @@ OPERANDS = {
 }
 TABLE_3 = [
     # a CPU tensor that is no scalar
-    ("up c", GPU, "unified"),
-    ("up up c", GPU, "unified"),
-    ("up c g", GPU, "unified"),
+    ("up c", "gpu", "unified"),
+    ("up up c", "gpu", "unified"),
+    ("up c g", "gpu", "unified"),
     ("un c", "cpu", "unified"),
     ("un c g", "cpu", "unified"),
-    ("up un c", GPU, "unified"),
+    ("up un c", "gpu", "unified"),
     # a GPU tensor
-    ("up g", GPU, GPU),
-    ("up g s", GPU, GPU),
-    ("up up g", GPU, GPU),
-    ("un g", GPU, "unified, propagating"),
-    ("up un g", GPU, "unified, propagating"),
-    ("un g s", GPU, "unified, propagating"),
+    ("up g", "gpu", GPU),
+    ("up g s", "gpu", GPU),
+    ("up up g", "gpu", GPU),
+    ("un g", "gpu", "unified, propagating"),
+    ("up un g", "gpu", "unified, propagating"),
+    ("un g s", "gpu", "unified, propagating"),
     # CPU scalars, or unified tensors alone
-    ("up", GPU, GPU),
-    ("up s", GPU, GPU),
-    ("up up", GPU, GPU),
+    ("up", "gpu", GPU),
+    ("up s", "gpu", GPU),
+    ("up up", "gpu", GPU),
     ("un", "cpu", "unified"),
     ("un s", "cpu", "unified"),
     ("un un", "cpu", "unified"),
-    ("up un", GPU, "unified"),
-    ("up un s", GPU, "unified"),
+    ("up un", "gpu", "unified"),
+    ("up un s", "gpu", "unified"),
 ]
 
 
@@ -166,11 +166,12 @@ def test_table_3(names, computed, output, requires_grad, a, gpu):
         operands = [
             OPERANDS[name](a).requires_grad_(requires_grad and name != "s") for name in [*order, *scalars]
         ]
-        gpu.ran.clear()
+        ran = [] if gpu.ran is None else gpu.ran  # CUDA does not say
+        ran.clear()
         out = op(*operands)
         assert kind(out) == output, order
-        on_gpu = any("copy" not in op and "empty" not in op for op in gpu.ran)
-        assert on_gpu == (computed == GPU), (order, gpu.ran)
+        on_gpu = any("copy" not in op and "empty" not in op for op in ran)
+        assert gpu.ran is None or on_gpu == (computed == "gpu"), (order, ran)
         references = [plain(x).requires_grad_(x.requires_grad) for x in operands]
         expected = op(*references)
         assert torch.equal(plain(out), expected.detach())

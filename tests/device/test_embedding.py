@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import device_under_test
 import numpy as np
 import pytest
 import torch
+from device_under_test import NAME as GPU
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -14,6 +16,7 @@ from embed_support import buckets_of, fit, knowledge_graph, random_triples, tabl
 from outcrop import _core
 from outcrop.api.embed import embed_eval, embed_train
 from outcrop.config import DeviceConfig, EmbedConfig
+from outcrop.embed import fused
 from outcrop.embed.on_gpu import stepped
 from outcrop.errors import BudgetError
 from outcrop.runtime import Runtime
@@ -21,7 +24,6 @@ from outcrop.runtime import Runtime
 pytestmark = pytest.mark.filterwarnings(
     "ignore:.*name entities or relations that:outcrop.errors.OutcropWarning"
 )
-GPU = "fakecuda"
 CONFIG = EmbedConfig(dim=8, epochs=2, negatives=12, batch=50, chunk=20, rate=0.1)
 TO = DeviceConfig(GPU)
 
@@ -70,18 +72,44 @@ def test_swapping_and_optimizers(kg, tmp_path, optimizer, resident, gpu):
     assert bool(sum(bool(s.evicted) for s in ours[0].buffer.swaps)) != resident
 
 
+@pytest.mark.parametrize("model", ["dot", "distmult", "complex"])
+def test_the_fused_loss_takes_the_place_of_scores(kg, tmp_path, model, gpu, monkeypatch):
+    """Kernels need CUDA: here the line of torch that they equal (test_fused.py) stands for them."""
+    calls = []
+
+    def softmax(queries, positive, candidates, wanted, ids):
+        calls.append(len(queries))
+        leaves = [x.cpu().requires_grad_() for x in (queries, positive, candidates)]
+        left_out = wanted.cpu()[:, None] == ids.cpu()
+        scores = (leaves[0] @ leaves[2].T).masked_fill(left_out, -torch.inf)
+        logits, first = (
+            torch.cat([leaves[1][:, None], scores], 1),
+            torch.zeros(len(scores), dtype=torch.int64),
+        )
+        loss = torch.nn.functional.cross_entropy(logits, first, reduction="sum")
+        return tuple(x.detach().to(GPU) for x in (loss, *torch.autograd.grad(loss, leaves)))
+
+    config = replace(CONFIG, model=model)
+    reference = trained(kg, tmp_path, "cpu", config, DeviceConfig())
+    monkeypatch.setattr(fused, "softmax", softmax)
+    monkeypatch.setattr(fused, "usable", lambda device: True)
+    alike(trained(kg, tmp_path, "gpu", config, TO), reference)
+    assert calls
+    calls.clear()
+    trained(kg, tmp_path, "margin", replace(config, loss="margin"), TO)
+    assert not calls
+
+
 @pytest.mark.parametrize("busy_looks", [0, 3])
 def test_a_swap_waits_for_what_the_gpu_was_given(kg, tmp_path, busy_looks, gpu, monkeypatch):
     """While the GPU is busy nothing is fetched from it: looking does not wait, ending a swap does."""
-    import fake_gpu
-
     looks = []
 
     def query(self):
         looks.append(1)
         return len(looks) % (busy_looks + 1) == 0
 
-    monkeypatch.setattr(fake_gpu.FakeFence, "query", query)
+    monkeypatch.setattr(device_under_test.Fence, "query", query)
     config = replace(CONFIG, model="distmult")
     alike(
         trained(kg, tmp_path, "gpu", config, TO, resident=False),
@@ -120,7 +148,7 @@ def test_the_budget_of_the_device_holds(kg, tmp_path, gpu):
         with pytest.raises(BudgetError, match="change a smaller batch, or --gpu-memory"):
             embed_train(run, fresh=True, **options)
     finally:
-        gpu.total_bytes = 1 << 30
+        gpu.total_bytes = 0
 
 
 @given(

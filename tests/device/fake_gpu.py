@@ -20,46 +20,35 @@ from outcrop import _core
 
 NAME = "fakecuda"
 _DLPACK_EXTENSION, _DLPACK_CPU = 12, 1
+_BYTES = 1 << 30
 _DISPATCH_CPU = torch._C.DispatchKeySet(torch._C.DispatchKey.CPU)
 _libraries: list[torch.library.Library] = []
 
 
 class FakeFence:
-    def __init__(self, gpu: FakeGpu):
-        self._gpu = gpu
+    """What is asked of this GPU is done at once."""
 
     def query(self) -> bool:
-        return not self._gpu.busy
+        return True
 
-    def synchronize(self) -> None:
-        self._gpu.busy = False
+    def synchronize(self) -> None: ...
 
 
 class FakeGpu:
-    """outcrop.device.gpu.Gpu: counts what is registered, and is ``busy`` when a test says so."""
+    """outcrop.device.gpu.Gpu"""
 
     type, dlpack = NAME, _DLPACK_EXTENSION
 
     def __init__(self) -> None:
-        self.registered: dict[int, int] = {}
+        self.pinned: dict[int, int] = {}
         self.managed_memory: dict[int, np.ndarray] = {}
-        self.advices: list[tuple[str, str]] = []
-        self.launched: list[str] = []  # kernels
         self.ran: list[str] = []  # operators
-        self.busy = False
-        self.refuse = False
-        self.total_bytes = 1 << 30
 
     def register(self, address: int, num_bytes: int) -> None:
-        if self.refuse:
-            raise RuntimeError("no memory can be pinned")
-        for at, size in self.registered.items():
-            assert address + num_bytes <= at or at + size <= address, "registered twice"
-        self.registered[address] = num_bytes
+        self.pinned[address] = num_bytes
 
     def unregister(self, address: int) -> None:
-        assert not self.busy, "unregistered while the GPU reads it"
-        del self.registered[address]
+        del self.pinned[address]
 
     def managed(self, num_bytes: int) -> int:
         memory = np.zeros(num_bytes, np.uint8)
@@ -74,7 +63,6 @@ class FakeGpu:
 
     def advise(self, address: int, num_bytes: int, advice: str, device: torch.device) -> int:
         assert address in self.managed_memory
-        self.advices.append((advice, device.type))
         return 0
 
     def current(self) -> int:
@@ -84,7 +72,7 @@ class FakeGpu:
         return 1
 
     def memory(self, device: int) -> tuple[int, int]:
-        return self.total_bytes - _allocated.now_bytes, self.total_bytes
+        return _BYTES - _allocated.now_bytes, _BYTES
 
     def peak_bytes(self, device: int) -> int:
         return _allocated.peak_bytes
@@ -99,7 +87,7 @@ class FakeGpu:
         return ("stream", device)
 
     def fence(self, stream: Any) -> FakeFence:
-        return FakeFence(self)
+        return FakeFence()
 
     def launch(self, name: str, entry: str, device: torch.device, warps: int, arguments: list[int]) -> None:
         """The twin of the kernel."""
@@ -107,7 +95,6 @@ class FakeGpu:
         self.check(arguments[-1])
         if bad >= 0:
             _bytes(arguments[-1], 8).view(np.int64)[0] = bad + 1
-        self.launched.append(entry)
 
     def _assemble(self, entry: str, warps: int, arguments: list[int]) -> int:
         word = int(entry.split("_")[1])
@@ -142,7 +129,7 @@ class FakeGpu:
     def check(self, address: int) -> None:
         """Whether this GPU could read here."""
         at = _allocated.containing(address)
-        ours = any(start <= address < start + size for start, size in self.registered.items())
+        ours = any(start <= address < start + size for start, size in self.pinned.items())
         assert at or ours, "an address that this GPU cannot read"
 
 

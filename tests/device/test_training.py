@@ -7,6 +7,8 @@ import gc
 import numpy as np
 import pytest
 import torch
+from device_under_test import FAKE
+from device_under_test import NAME as GPU
 
 from outcrop.api.prepare import prepare
 from outcrop.api.run import open_session
@@ -17,7 +19,6 @@ from outcrop.runtime import Runtime
 from outcrop.store.graph import open_graph
 from run_support import a_graph, as_rows
 
-GPU = "fakecuda"
 DEVICE_BYTES = 190 << 10
 
 
@@ -85,12 +86,14 @@ def test_losses_are_those_of_the_cpu(made, model, gpu):
         runs = {"run": run}
     reference = train(graph, **runs, **options)
     report = train(graph, **runs, **options, device=GPU, gpu_memory=DEVICE_BYTES)
-    assert report.batch_losses == pytest.approx(reference.batch_losses, rel=1e-5)
+    assert report.batch_losses == pytest.approx(reference.batch_losses, rel=1e-5 if FAKE else 1e-3)
     assert report.test_accuracy == reference.test_accuracy
     assert 0 < sum(report.peak_device_by_tag.values()) <= DEVICE_BYTES
     for mode in ("memory", "online"):
         again = train(graph, **runs, **(options | {"mode": mode}), device=GPU)
-        assert again.batch_losses == report.batch_losses
+        assert again.batch_losses == (
+            report.batch_losses if FAKE else pytest.approx(report.batch_losses, rel=1e-3)
+        )
 
 
 def test_keeping_batches_is_an_error_not_a_hang(made, gpu):
@@ -135,12 +138,12 @@ def test_more_than_there_is_is_refused_before_anything_is_read(made, gpu):
     graph, run = made
     gpu.total_bytes = 100 << 10
     try:
-        with pytest.raises(BudgetError, match=r"fakecuda has .* free, --gpu-memory asks for"):
+        with pytest.raises(BudgetError, match=rf"{GPU}\S* has .* free, --gpu-memory asks for"):
             train(graph, run=run, epochs=1, device=GPU, gpu_memory=DEVICE_BYTES)
         with pytest.raises(BudgetError, match="device-batches do not fit"):
             train(graph, run=run, mode="memory", epochs=1, device=GPU, gpu_memory="1KiB")
     finally:
-        gpu.total_bytes = 1 << 30
+        gpu.total_bytes = 0
 
 
 def test_what_was_not_planned_for_so_little_is_refused(made, gpu):

@@ -1,0 +1,110 @@
+"""The fused softmax against autograd in float64, in Triton's interpreter, which runs on the CPU; and compiled."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from artifact_support import child_environment
+
+pytest.importorskip("triton")
+
+SHAPES = [
+    (1, 1, 1),
+    (3, 5, 7),
+    (64, 64, 16),
+    (65, 130, 20),
+    (130, 63, 100),
+    (70, 40, 130),
+    (200, 10, 300),
+    (0, 4, 8),
+    (4, 0, 8),
+]
+CHECK = """
+import torch
+from outcrop.embed import fused
+
+def reference(queries, positive, candidates, wanted, ids):
+    leaves = [x.double().requires_grad_() for x in (queries, positive, candidates)]
+    scores = (leaves[0] @ leaves[2].T).masked_fill(wanted[:, None] == ids, -torch.inf)
+    logits = torch.cat([leaves[1][:, None], scores], 1)
+    loss = torch.nn.functional.cross_entropy(logits, torch.zeros(len(logits), dtype=torch.int64), reduction="sum")
+    return loss, *torch.autograd.grad(loss, leaves)
+
+for n, k, dim in {shapes}:
+    for scale in (0.3, 30.0):
+        torch.manual_seed(n + k)
+        queries, candidates = torch.randn(n, dim) * scale, torch.randn(k, dim)
+        positive, wanted, ids = torch.randn(n) * scale, torch.randint(0, 9, (n,)), torch.randint(0, 9, (k,))
+        found = fused.softmax(queries, positive, candidates, wanted, ids, precision="ieee")
+        for ours, theirs in zip(found, reference(queries, positive, candidates, wanted, ids), strict=True):
+            assert ours.shape == theirs.shape, (n, k, dim)
+            torch.testing.assert_close(ours, theirs.float(), rtol=2e-4, atol=2e-4 * scale)
+print("the same")
+"""
+COMPILE = """
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+from outcrop.embed import fused, fused_kernels as kernels
+
+common = dict(queries="*fp32", candidates="*fp32", wanted="*i64", ids="*i64", out="*fp32", n="i32", k="i32", dim="i32")
+for name, more in (
+    ("log_sum_exp", dict(positive="*fp32")),
+    ("query_gradients", dict(log_sums="*fp32")),
+    ("candidate_gradients", dict(log_sums="*fp32", share="i32")),
+):
+    fn = getattr(kernels, name)
+    for arch in (80, 90):
+        sizes = dict(ROWS=fused.ROWS, COLUMNS=fused.COLUMNS, STEP=fused.step_of(100), PRECISION="tf32")
+        signature = {a: (common | more).get(a, "constexpr") for a in fn.arg_names}
+        source = ASTSource(fn=fn, signature=signature, constexprs=sizes)
+        made = triton.compile(source, target=GPUTarget("cuda", arch, 32))
+        assert made.asm["cubin"][:4] == b"\\x7fELF"
+        assert "mma" in made.asm["ptx"], (name, arch)
+print("compiled")
+"""
+
+
+def child(code: str, **environment: str) -> str:
+    ended = subprocess.run(
+        [sys.executable, "-c", code],
+        env=child_environment() | environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert ended.returncode == 0, ended.stderr[-4000:]
+    return ended.stdout
+
+
+def test_fused_softmax_equals_autograd():
+    assert child(CHECK.replace("{shapes}", repr(SHAPES)), TRITON_INTERPRET="1") == "the same\n"
+
+
+def test_kernels_compile_without_a_gpu(tmp_path):
+    assert child(COMPILE, TRITON_CACHE_DIR=str(tmp_path)) == "compiled\n"
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("precision", ["tf32", "ieee"])
+def test_on_a_gpu(precision):
+    from outcrop.embed import fused
+
+    for n, k, dim in SHAPES:
+        torch.manual_seed(n)
+        queries, candidates, positive = torch.randn(n, dim) / 4, torch.randn(k, dim), torch.randn(n)
+        wanted, ids = torch.randint(0, 9, (n,)), torch.randint(0, 9, (k,))
+        there = [x.cuda() for x in (queries, positive, candidates, wanted, ids)]
+        found = fused.softmax(*there, precision=precision)
+        scores = (queries @ candidates.T).masked_fill(wanted[:, None] == ids, -torch.inf)
+        logits = torch.cat([positive[:, None], scores], 1)
+        expected = torch.nn.functional.cross_entropy(
+            logits, torch.zeros(n, dtype=torch.int64), reduction="sum"
+        )
+        assert float(found[0]) == pytest.approx(
+            float(expected), rel=1e-3 if precision == "tf32" else 1e-5, abs=1e-4
+        )
