@@ -21,7 +21,7 @@ ENTRIES = {
 
 def test_nothing_touches_cuda_before_it_is_asked_to():
     code = (
-        "import sys, torch; before = set(sys.modules); "  # torch itself may look for some
+        "import sys, torch, torch_geometric; before = set(sys.modules); "  # these may look for some themselves
         "import outcrop, outcrop.unified.gather; from outcrop import train, embed_train; "
         "new = set(sys.modules) - before; "
         "print([m for m in new if m.split('.')[0] in ('cuda', 'triton')], torch.cuda.is_initialized())"
