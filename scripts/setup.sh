@@ -68,8 +68,18 @@ build() {
     quietly "$1" pip install -c constraints.txt --no-build-isolation --editable "${@:2}"
 }
 
+# Triton lies beside the environment, for the tests that put it on their path: where it can be imported, torch imports it
+# whenever its compiler is, which costs each of the many processes that tests start half a second.
+install_triton() {
+  fresh triton 1 && return
+  say "installing triton for the tests of its kernels (160 MB)"
+  quietly triton pip install --no-deps --upgrade --target "$venv/beside" 'triton>=3.5'
+  done_with triton 1
+}
+
 case $purpose in build) extra= ;; *) extra=$purpose ;; esac
 make_venv
 prepare_system
 install_torch
 install_outcrop "$extra"
+if [ "$purpose" = test ]; then install_triton; fi

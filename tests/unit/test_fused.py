@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+import importlib.util
+import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
 
 from artifact_support import child_environment
 
-pytest.importorskip("triton")
-
+BESIDE = Path(sys.prefix) / "beside"  # where scripts/setup.sh installs Triton
+needs_triton = pytest.mark.skipif(
+    not (BESIDE / "triton").is_dir()
+    and importlib.util.find_spec("triton") is None
+    and not os.environ.get("OUTCROP_STRICT"),
+    reason="no Triton",
+)
 SHAPES = [
     (1, 1, 1),
     (3, 5, 7),
@@ -70,9 +78,10 @@ print("compiled")
 
 
 def child(code: str, **environment: str) -> str:
+    paths = os.pathsep.join((child_environment()["PYTHONPATH"], str(BESIDE)))
     ended = subprocess.run(
         [sys.executable, "-c", code],
-        env=child_environment() | environment,
+        env=child_environment() | {"PYTHONPATH": paths} | environment,
         capture_output=True,
         text=True,
         check=False,
@@ -81,10 +90,12 @@ def child(code: str, **environment: str) -> str:
     return ended.stdout
 
 
+@needs_triton
 def test_fused_softmax_equals_autograd():
     assert child(CHECK.replace("{shapes}", repr(SHAPES)), TRITON_INTERPRET="1") == "the same\n"
 
 
+@needs_triton
 def test_kernels_compile_without_a_gpu(tmp_path):
     assert child(COMPILE, TRITON_CACHE_DIR=str(tmp_path)) == "compiled\n"
 

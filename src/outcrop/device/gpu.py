@@ -13,6 +13,7 @@ from outcrop.errors import ArgumentError, DeviceError
 if TYPE_CHECKING:
     import torch
 
+_PORTABLE, _MAPPED = 1, 2  # cudaHostRegister: for every context, and in the address space of the GPU
 ADVICE = tuple(
     f"{how}{what}" for how in ("Set", "Unset") for what in ("ReadMostly", "PreferredLocation", "AccessedBy")
 )
@@ -86,7 +87,7 @@ class Cuda:
         import torch
 
         runtime: Any = torch.cuda.cudart()
-        error = int(runtime.cudaHostRegister(address, num_bytes, 0))
+        error = int(runtime.cudaHostRegister(address, num_bytes, _PORTABLE | _MAPPED))
         if error != 0:
             raise DeviceError(
                 f"{num_bytes} bytes of host memory cannot be pinned for the GPU (CUDA error {error}); "

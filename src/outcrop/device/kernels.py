@@ -116,7 +116,9 @@ def launch(name: str, entry: str, device: torch.device, warps: int, arguments: l
     with torch.cuda.device(device):
         number = torch.cuda.current_device()
         blocks = min(-(-warps // _WARPS_A_BLOCK), _BLOCKS_A_PROCESSOR * _processors(number))
-        stream = core.Device(number).create_stream(torch.cuda.current_stream())
+        gpu = core.Device(number)
+        gpu.set_current()  # torch's context, which cuda.core wants to hear of
+        stream = gpu.create_stream(torch.cuda.current_stream())
         config = core.LaunchConfig(grid=max(blocks, 1), block=_WARPS_A_BLOCK * 32)
         core.launch(stream, config, _module(name, number).get_kernel(entry), *map(np.int64, arguments))
 

@@ -5,6 +5,7 @@ For score functions that are products of a query and a candidate: dot, DistMult,
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 from typing import Any
 
@@ -56,8 +57,7 @@ def softmax(
     Returns:
         The sum, and the gradients by queries, positive and candidates.
     """
-    from outcrop.embed import fused_kernels as kernels
-
+    kernels: Any = importlib.import_module("outcrop.embed.fused_kernels")  # brings Triton
     n, dim = queries.shape
     k, step = len(candidates), step_of(dim)
     if n == 0 or k == 0:

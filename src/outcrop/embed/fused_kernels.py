@@ -4,7 +4,8 @@ Scores are made block by block and never stored: forwards a running log-sum-exp 
 once more for the gradient of the queries and once for that of the candidates (Legend, section 6, reuses them likewise).
 """
 
-# The code of kernels is Triton's, which has no annotations but its own: pyright: basic
+# Triton is an extra:
+# pyright: reportMissingImports=false
 
 import triton
 import triton.language as tl

@@ -55,7 +55,7 @@ class GpuBuffer(Buffer):
         self.staging = self._runtime.budget.empty(TAG, self._staged * table.slab_bytes).reshape(
             self._staged, -1
         )
-        self._pinned = in_place(self.staging)
+        self.pinned = in_place(self.staging).as_subclass(torch.Tensor)  # plain: copies are those of the bus
         self.stream = self.gpu.new_stream(self.device.index or 0)
 
     def exchange(self, moves: Sequence[SlotMove]) -> Moving:
@@ -66,7 +66,7 @@ class GpuBuffer(Buffer):
 
     def close(self) -> None:
         self._swap = None  # what it does to the staged slabs is waited for when it goes
-        del self.rows, self.slabs, self._pinned, self.staging
+        del self.rows, self.slabs, self.pinned, self.staging
         self._held = None
 
 
@@ -116,7 +116,7 @@ class _GpuExchange:
         with b.gpu.on_stream(b.stream):
             for staged, move in enumerate(self._groups[0]):
                 if move.stored is not None:
-                    b._pinned[staged].copy_(b.slabs[move.slot], non_blocking=True)
+                    b.pinned[staged].copy_(b.slabs[move.slot], non_blocking=True)
         self._fence, self._next = b.gpu.fence(b.stream), self._store
 
     def _store(self) -> None:
@@ -133,7 +133,7 @@ class _GpuExchange:
         with b.gpu.on_stream(b.stream):
             for staged, move in enumerate(self._groups[0]):
                 if move.loaded is not None:
-                    b.slabs[move.slot].copy_(b._pinned[staged], non_blocking=True)
+                    b.slabs[move.slot].copy_(b.pinned[staged], non_blocking=True)
         self._job, self._fence, self._next = None, b.gpu.fence(b.stream), self._end
 
     def _end(self) -> None:
