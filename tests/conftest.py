@@ -49,7 +49,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
 
 
-_MANY_CASES = 6
+_MANY_CASES = 3
 # Of the guards themselves; of what reads as others do, at length; of what hardly reads.
 _UNTORTURED = (
     "test_guards",
