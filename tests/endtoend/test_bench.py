@@ -78,12 +78,13 @@ def test_packing_batch_by_batch_writes_the_same_rows(folder: Path):
 
 
 @pytest.mark.slow
-def test_embed_compares_the_same_trainings(folder: Path, tmp_path: Path, make_runtime):
+def test_embed_compares_the_same_trainings(folder: Path, tmp_path: Path, make_runtime, monkeypatch):
+    monkeypatch.setattr(embed, "cases", lambda nodes: [embed.Case("few edges", nodes, nodes // 2)])
     knowledge = knowledge_graph(
         tmp_path, make_runtime(), train=random_triples(40, 3, 500), test=random_triples(40, 3, 40)
     )
     result = embed.run(folder, 2000, [knowledge], 1, silent)
-    assert [r[0] for r in result["rows"]] == ["many edges", "few edges"]
+    assert [r[0] for r in result["rows"]] == ["few edges"]
     for case in result["cases"].values():
         assert case["identical_losses"]
         assert case["swapping"]["bytes_read"] > case["resident"]["bytes_read"]

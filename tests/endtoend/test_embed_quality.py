@@ -15,7 +15,7 @@ pytestmark = [
 
 OPTIONS = {
     "dim": 32,
-    "epochs": 4,
+    "epochs": 3,
     "reciprocal": True,
     "n3": 0.02,
     "batch": 375,
