@@ -65,6 +65,11 @@ class Runtime:
         self.trace = Trace(trace_path)
         self.progress: Progress = progress or SilentProgress()
 
+    def note_device_peaks(self, peaks: dict[str, int]) -> None:
+        """Keeps the largest of each tag."""
+        for tag, peak in peaks.items():
+            self.device_peaks[tag] = max(peak, self.device_peaks.get(tag, 0))
+
     @contextmanager
     def task(self, name: str, total: int, unit: str) -> Iterator[None]:
         """Shows the progress of what the block does; where it fails its bar stays as far as it came."""

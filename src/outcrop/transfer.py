@@ -8,6 +8,7 @@ from the pinned buffer that they were read into (PyTorch-Direct 4.5; DiskGNN sec
 from __future__ import annotations
 
 import threading
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
@@ -30,18 +31,22 @@ _DEVICE, _HOST, _STAGED = range(3)  # tables of the kernel
 DEVICE_SLOTS = 2  # mini-batches on the device: one trains, one arrives
 
 
+@dataclass(frozen=True)
+class Arrived:
+    """A mini-batch as it was read.
+
+    Attributes:
+        lease: Of the buffer that holds its rows.
+        table: Of a packed batch: which rows caches have.
+    """
+
+    graph: BatchGraph
+    lease: Lease[HostSlot]
+    table: record.AddressTable | None
+
+
 class Transfer(Protocol):
-    """``gathers``: whether cached rows are put in place here, and not by the stages before."""
-
-    gathers: bool
-
-    def deliver(
-        self,
-        graph: BatchGraph,
-        lease: Lease[HostSlot],
-        table: record.AddressTable | None,
-        stopped: threading.Event,
-    ) -> MiniBatch: ...
+    def deliver(self, batch: Arrived, stopped: threading.Event) -> MiniBatch: ...
 
     def check_not_starved(self) -> None: ...
 
@@ -64,12 +69,6 @@ class _Rows:
         """[n, width] over uint8 [n * row_bytes]."""
         return x.view(self.dtype).reshape(-1, self.row_bytes // self.dtype.itemsize)
 
-    def taken(self, graph: BatchGraph, lease: Lease[HostSlot]) -> np.ndarray:
-        """The rows of a batch in its buffer. The array carries the lease: tensors over it keep it alive."""
-        data = lease.slot.x[: graph.num_nodes * self.row_bytes]
-        lease.hand_over(data)
-        return data
-
 
 class ToCpu:
     """Tensors over the buffers.
@@ -80,21 +79,15 @@ class ToCpu:
         device_cache: uint8, flat: rows that a run planned for a device; None: no such level.
     """
 
-    gathers = False
-
     def __init__(self, spec: ArraySpec, row_bytes: int, device_cache: np.ndarray | None = None):
         self._rows, self._device_cache = _Rows(spec, row_bytes), device_cache
 
-    def deliver(
-        self,
-        graph: BatchGraph,
-        lease: Lease[HostSlot],
-        table: record.AddressTable | None,
-        stopped: threading.Event,
-    ) -> MiniBatch:
-        data = self._rows.taken(graph, lease)
+    def deliver(self, batch: Arrived, stopped: threading.Event) -> MiniBatch:
+        graph, table, row_bytes = batch.graph, batch.table, self._rows.row_bytes
+        # This array carries the lease: tensors over it keep it alive.
+        data = batch.lease.slot.x[: graph.num_nodes * row_bytes]
+        batch.lease.hand_over(data)
         if table is not None and self._device_cache is not None:
-            row_bytes = self._rows.row_bytes
             _core.fill_rows(
                 data,
                 graph.num_nodes,
@@ -199,8 +192,6 @@ class ToGpu:
         table: uint8 [n, row_bytes] in unified memory: all rows. Batches then come without rows.
     """
 
-    gathers = True
-
     def __init__(
         self,
         gpu: Gpu,
@@ -227,13 +218,8 @@ class ToGpu:
         self._device_cache = there.view(-1, row_bytes)
         self._host_cache = in_place(nothing if host_cache is None else host_cache).view(-1, row_bytes)
 
-    def deliver(
-        self,
-        graph: BatchGraph,
-        lease: Lease[HostSlot],
-        table: record.AddressTable | None,
-        stopped: threading.Event,
-    ) -> MiniBatch:
+    def deliver(self, batch: Arrived, stopped: threading.Event) -> MiniBatch:
+        graph, lease, table = batch.graph, batch.lease, batch.table
         rows, n = self._rows.row_bytes, graph.num_nodes
         slot_lease = self._pool.lease(stopped)
         slot = slot_lease.slot

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import device_under_test
 import pytest
-import torch._dynamo  # noqa: F401 (sets a variable of the environment)
+import torch_geometric  # noqa: F401 (first: it replaces a function of torch, and sets a variable of the environment)
 
 _device = device_under_test.begin()
 

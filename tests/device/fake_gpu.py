@@ -17,6 +17,7 @@ import torch
 from torch.utils._pytree import tree_map
 
 from outcrop import _core
+from outcrop.device.gpu import tensor_over
 
 NAME = "fakecuda"
 _DLPACK_EXTENSION, _DLPACK_CPU = 12, 1
@@ -180,16 +181,6 @@ def is_fake(x: Any) -> bool:
     return isinstance(x, torch.Tensor) and x.device.type == NAME
 
 
-def _wrap(address: int, like: torch.Tensor, device_type: int, owner: Any) -> torch.Tensor:
-    dtype = like.dtype
-    kind = 5 if dtype.is_complex else 2 if dtype.is_floating_point else 0 if dtype.is_signed else 1
-    kind = {torch.bfloat16: 4, torch.bool: 6}.get(dtype, kind)
-    shape, strides = list(like.shape), list(like.stride())
-    return torch.from_dlpack(
-        _core.memory_as(address, shape, strides, kind, 8 * dtype.itemsize, device_type, 0, owner)
-    )
-
-
 def _new(shape: Any, dtype: torch.dtype | None, strides: Any = None) -> torch.Tensor:
     dtype = dtype or torch.get_default_dtype()
     like = torch.empty(tuple(shape), dtype=dtype, device="meta")
@@ -199,14 +190,14 @@ def _new(shape: Any, dtype: torch.dtype | None, strides: Any = None) -> torch.Te
         1 + sum((n - 1) * s for n, s in zip(like.shape, like.stride(), strict=True)) if like.numel() else 0
     )
     memory = _DeviceMemory(elements * dtype.itemsize)
-    return _wrap(memory.address, like, _DLPACK_EXTENSION, memory)
+    return tensor_over(memory.address, like, _DLPACK_EXTENSION, 0, memory)
 
 
 def _on_cpu(x: torch.Tensor) -> torch.Tensor:
     if not x.numel():
         return torch.empty_strided(x.shape, x.stride(), dtype=x.dtype)
     gpu.check(x.data_ptr())
-    return _wrap(x.data_ptr(), x, _DLPACK_CPU, x)
+    return tensor_over(x.data_ptr(), x, _DLPACK_CPU, 0, x)
 
 
 def _copy(source: torch.Tensor, target: torch.Tensor, non_blocking: bool = False) -> torch.Tensor:

@@ -196,21 +196,26 @@ def seen_by(gpu: Gpu, tensor: torch.Tensor, device: int, *, keeping: Any = None)
     Args:
         tensor: Strided, in memory of the device, or of the host that is registered with, or managed by, CUDA.
     """
+    keeping = tensor if keeping is None else keeping
+    return tensor_over(tensor.data_ptr(), tensor, gpu.dlpack, device, keeping)
+
+
+def tensor_over(
+    address: int, like: torch.Tensor, device_type: int, device: int, keeping: Any
+) -> torch.Tensor:
+    """A tensor of the shape, strides and dtype of ``like`` over memory at ``address``; keeps ``keeping`` alive.
+
+    Args:
+        device_type: A number of DLPack.
+    """
     import torch
 
-    dtype = tensor.dtype
+    dtype = like.dtype
     kind = 5 if dtype.is_complex else 2 if dtype.is_floating_point else 0 if dtype.is_signed else 1
     kind = {torch.bfloat16: 4, torch.bool: 6}.get(dtype, kind)
     if kind == 2 and dtype.itemsize == 1:
         raise ArgumentError(f"a GPU tensor over memory cannot be made of {dtype}")
-    capsule = _core.memory_as(
-        tensor.data_ptr(),
-        list(tensor.shape),
-        list(tensor.stride()),
-        kind,
-        8 * dtype.itemsize,
-        gpu.dlpack,
-        device,
-        tensor if keeping is None else keeping,
+    shape, strides = list(like.shape), list(like.stride())
+    return torch.from_dlpack(
+        _core.memory_as(address, shape, strides, kind, 8 * dtype.itemsize, device_type, device, keeping)
     )
-    return torch.from_dlpack(capsule)

@@ -403,8 +403,7 @@ class Fit:
         return "" if buffer.holds_all else f", waited {buffer.waited:.1f} s for {len(buffer.swaps)} swaps"
 
     def close(self) -> None:
-        for tag, peak in self._place.peak_by_tag().items():
-            self.runtime.device_peaks[tag] = max(peak, self.runtime.device_peaks.get(tag, 0))
+        self.runtime.note_device_peaks(self._place.peak_by_tag())
         self.buffer.close()
         self.table.close()
         self._edges.close()

@@ -31,11 +31,10 @@ from outcrop.store.graph import Graph
 from outcrop.store.packed import PackedRecords
 from outcrop.store.placement import Placement
 from outcrop.store.samples import SampleSet
-from outcrop.transfer import Transfer, transfer_to
-from outcrop.unified.rows import UnifiedRows
 
 if TYPE_CHECKING:
     from outcrop.store.minibatch import MiniBatch
+    from outcrop.transfer import Transfer
 
 MODES = ("packed", "online", "memory", "memmap", "ondisk", "dynamic", "belady", "partition")
 
@@ -287,8 +286,7 @@ class LoadSession:
         if previous is not None:
             previous.supersede()
         self._feeder.close()
-        for tag, peak in self._transfer.peak_by_tag().items():
-            self._runtime.device_peaks[tag] = max(peak, self._runtime.device_peaks.get(tag, 0))
+        self._runtime.note_device_peaks(self._transfer.peak_by_tag())
         self._transfer.close()
         self._pool.close()
 
@@ -339,8 +337,10 @@ class Loader:
             return feeder.submit(what, lease(stopped))
 
         def deliver(item: _Item) -> tuple[MiniBatch, _Item]:
+            from outcrop.transfer import Arrived
+
             assert item.graph is not None
-            return transfer.deliver(item.graph, item.lease, item.table, stopped), item
+            return transfer.deliver(Arrived(item.graph, item.lease, item.table), stopped), item
 
         def check_not_starved() -> None:
             pool.check_not_starved()
@@ -418,6 +418,8 @@ def packed_session(
     to: DeviceConfig = CPU,
 ) -> LoadSession:
     """Loading in mode ``packed``; ``rows`` serves the splits that were not packed."""
+    from outcrop.transfer import transfer_to  # brings torch
+
     spec, gpu = graph.spec("features"), device.gpu_named(to.name)
     pool = host_pool(runtime, placement.slots, placement.slot_rows_bytes, placement.slot_meta_bytes, gpu=gpu)
     host_cache = read_cache(runtime, packed, "host_cache")
@@ -454,6 +456,9 @@ def row_session(
     to: DeviceConfig,
 ) -> LoadSession:
     """Loading in the other modes."""
+    from outcrop.transfer import transfer_to  # brings torch
+    from outcrop.unified.rows import UnifiedRows
+
     table = rows.table if isinstance(rows, UnifiedRows) else None
     transfer = transfer_to(to, graph.spec("features"), rows.row_bytes, table=table)
     return LoadSession(RowFeeder(graphs, rows, in_place=table is not None), pool, transfer, runtime)
@@ -468,5 +473,7 @@ def placed_session(
     to: DeviceConfig,
 ) -> LoadSession:
     """Loading in modes ``belady`` and ``partition``; ``rows`` is told which batch comes."""
+    from outcrop.transfer import transfer_to  # brings torch
+
     transfer = transfer_to(to, graph.spec("features"), rows.row_bytes)
     return LoadSession(PlacedFeeder(graphs, rows), pool, transfer, runtime)

@@ -145,8 +145,11 @@ def _dispatched(func: Any, args: Any, kwargs: Any) -> Any:
         if found is not NotImplemented:
             return found
     name = name_of(func)
-    if name in METADATA or name in VIEWS:
-        return _as_views(func, args, kwargs, name in VIEWS)
+    if name in METADATA:
+        with torch._C.DisableTorchFunctionSubclass():
+            return func(*args, **kwargs)
+    if name in VIEWS:
+        return _as_views(func, args, kwargs)
     return _placed(func, name, args, kwargs)
 
 
@@ -338,14 +341,14 @@ def _address(x: torch.Tensor) -> int:
         return x.untyped_storage().data_ptr()
 
 
-def _as_views(func: Any, args: Any, kwargs: Any, view: bool) -> Any:
+def _as_views(func: Any, args: Any, kwargs: Any) -> Any:
     """``func`` on the host memory; a view is unified, with the hint of what it is one of."""
     unified = [x for x in tree_leaves((args, kwargs)) if _is_unified(x)]
     with torch._C.DisableTorchFunctionSubclass():
         result = func(*args, **kwargs)
 
     def delivered(x: Any) -> Any:
-        if view and type(x) is torch.Tensor and x.layout is torch.strided and x.is_cpu:
+        if type(x) is torch.Tensor and x.layout is torch.strided and x.is_cpu:
             return _host_result(x, unified, unified[0]._propagated)
         return x
 
@@ -373,7 +376,7 @@ def _getitem(x: Any, key: Any) -> Any:
         return _rows(x, torch.where(key < 0, key + len(x), key))
     parts = key if isinstance(key, tuple) else (key,)
     if all(part is None or part is Ellipsis or type(part) in (int, slice) for part in parts):
-        return _as_views(torch.Tensor.__getitem__, (x, key), {}, True)
+        return _as_views(torch.Tensor.__getitem__, (x, key), {})
     return NotImplemented
 
 
@@ -448,10 +451,13 @@ def _cuda(x: torch.Tensor, device: Any = None, *args: Any, **kwargs: Any) -> tor
     return _plain(x).to(device if device is not None or gpu is None else gpu.type)
 
 
+# torch's own: torch_geometric puts a wrapper in the place of torch.index_select.
+_INDEX_SELECT: Any = torch._C._VariableFunctions.index_select  # pyright: ignore[reportAttributeAccessIssue]
+
 _SPECIAL: dict[Any, Any] = {
     torch.Tensor.__getitem__: _getitem,
     torch.Tensor.index_select: _index_select,
-    torch.index_select: _index_select,
+    _INDEX_SELECT: _index_select,
     torch.nn.functional.embedding: _embedding,
     torch.ops.outcrop.gather.default: _gather,
     torch.ops.outcrop.gather: _gather,
