@@ -7,6 +7,7 @@
 
 #include "base/parallel.h"
 #include "bindings.h"
+#include "cache/hot_rows.h"
 #include "cache/next_use.h"
 #include "cache/row_cache.h"
 #include "graph/induce.h"
@@ -75,7 +76,45 @@ void bind_induce(nb::module_& m) {
 
 }  // namespace
 
+template <class T>
+nb::ndarray<nb::numpy, T, nb::ndim<1>> owned(std::vector<T>&& values) {
+  auto* kept = new std::vector<T>(std::move(values));
+  nb::capsule owner(kept, [](void* p) noexcept { delete static_cast<std::vector<T>*>(p); });
+  return nb::ndarray<nb::numpy, T, nb::ndim<1>>(kept->data(), {kept->size()}, owner);
+}
+
+// Of rows [n, row_bytes] of bytes, `out` has one for each id.
+nb::tuple take_rows(const HotIndex& index, WorkerPool& workers, ConstBytes cached, uint64_t row_bytes, Ids ids,
+                    Bytes out) {
+  check_length("cached", cached.size(), static_cast<uint64_t>(index.num_rows()) * row_bytes);
+  check_length("out", out.size(), ids.size() * row_bytes);
+  Misses misses;
+  {
+    nb::gil_scoped_release release;
+    misses = take_hot_rows(workers, index, reinterpret_cast<const std::byte*>(cached.data()), row_bytes,
+                           ids.data(), ids.size(), reinterpret_cast<std::byte*>(out.data()), row_bytes);
+  }
+  return nb::make_tuple(owned(std::move(misses.ids)), owned(std::move(misses.positions)));
+}
+
+void bind_hot(nb::module_& m) {
+  nb::class_<HotIndex>(m, "HotIndex", "Which rows and which neighbour lists a static cache has.")
+      .def(
+          "__init__",
+          [](HotIndex* self, Budget& budget, int64_t num_nodes, Ids rows, Ids lists) {
+            if (num_nodes < 0) throw Error(ErrorKind::argument, "num_nodes must not be negative");
+            new (self) HotIndex(budget, num_nodes, {rows.data(), rows.size()}, {lists.data(), lists.size()});
+          },
+          "budget"_a, "num_nodes"_a, "rows"_a, "lists"_a)
+      .def_static("bytes", &HotIndex::bytes, "num_nodes"_a)
+      .def_prop_ro("num_rows", &HotIndex::num_rows)
+      .def_prop_ro("num_lists", &HotIndex::num_lists)
+      .def("take_rows", &take_rows, "workers"_a, "cached"_a, "row_bytes"_a, "ids"_a, "out"_a,
+           "Fills the rows of `out` whose ids are cached; returns the ids of the others, in order, and their places.");
+}
+
 void bind_cache(nb::module_& m) {
+  bind_hot(m);
   nb::enum_<CachePolicy>(m, "CachePolicy")
       .value("lru", CachePolicy::lru)
       .value("sieve", CachePolicy::sieve)

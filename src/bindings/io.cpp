@@ -5,6 +5,7 @@
 
 #include "bindings.h"
 #include "io/block_io.h"
+#include "io/row_stream.h"
 #include "io/rows.h"
 
 namespace outcrop {
@@ -40,6 +41,11 @@ class PyJob {
 };
 using PyIoJob = PyJob<std::shared_ptr<IoJob>>;
 using PyRowJob = PyJob<std::unique_ptr<RowJob>>;
+struct RowArrays {
+  Ids ids;
+  Array1<const int32_t> positions;
+  ByteRows out;
+};
 
 // Requests for lengths[i] bytes between offsets[i] of the file and memory[positions[i]:].
 std::vector<IoRequest> make_requests(FileId file, const Ids& offsets, const Ids& lengths,
@@ -220,18 +226,6 @@ void bind_rows(nb::module_& m) {
           },
           "ids"_a, "positions"_a, "out"_a, "out[positions] = file_rows[ids] for ids that do not fall.")
       .def(
-          "submit_rows",
-          [](RowReader& reader, Ids ids, ByteRows out) {
-            const Output o = check_output(out, ids.size(), reader.layout().row_bytes);
-            std::unique_ptr<RowJob> job;
-            {
-              nb::gil_scoped_release release;
-              job = reader.submit_rows(ids.data(), ids.size(), o.data, o.stride);
-            }
-            return PyRowJob(std::move(job), std::move(out));
-          },
-          "ids"_a, "out"_a)
-      .def(
           "check_pages",
           [](RowReader& reader, Array1<const uint32_t> crcs) {
             reader.check_pages(crcs.data(), crcs.size());
@@ -246,6 +240,28 @@ void bind_rows(nb::module_& m) {
           "ids"_a)
       .def_prop_ro("num_rows", &RowReader::num_rows)
       .def_prop_ro("group_rows", &RowReader::group_rows);
+  nb::class_<RowStream>(m, "RowStream", "Rows of an open file, asked for and waited for separately.")
+      .def(
+          "__init__",
+          [](RowStream* self, std::shared_ptr<BlockIo> io, Budget& budget, FileId file, uint64_t base,
+             uint64_t stride, uint64_t row_bytes, uint64_t num_rows, uint64_t scratch_bytes) {
+            new (self) RowStream(std::move(io), budget, file, {base, stride, row_bytes}, num_rows, scratch_bytes);
+          },
+          "io"_a, "budget"_a, "file"_a, "base"_a, "stride"_a, "row_bytes"_a, "num_rows"_a, "scratch_bytes"_a)
+      .def_static("min_scratch_bytes", &RowStream::min_scratch_bytes, "row_bytes"_a)
+      .def(
+          "submit",
+          [](RowStream& stream, Ids ids, Array1<const int32_t> positions, ByteRows out) {
+            const Output o = check_output(out, out.shape(0), stream.layout().row_bytes);
+            check_length("positions", positions.size(), ids.size());
+            std::unique_ptr<RowJob> job;
+            {
+              nb::gil_scoped_release release;
+              job = stream.submit(ids.data(), positions.data(), ids.size(), o.data, out.shape(0), o.stride);
+            }
+            return PyRowJob(std::move(job), RowArrays{std::move(ids), std::move(positions), std::move(out)});
+          },
+          "ids"_a, "positions"_a, "out"_a, "Starts out[positions] = file_rows[ids] for ids that do not fall.");
   m.def(
       "count_read_bytes",
       [](Ids ids, uint64_t base, uint64_t stride, uint64_t row_bytes, bool merge) {

@@ -22,12 +22,47 @@ nb::object vector_to_numpy(std::vector<T>&& values) {
   return nb::cast(nb::ndarray<nb::numpy, T, nb::ndim<1>>(owned->data(), {owned->size()}, owner));
 }
 
+nb::tuple to_tuple(SampledBatch&& b) {
+  return nb::make_tuple(vector_to_numpy(std::move(b.n_id)), vector_to_numpy(std::move(b.rowptr)),
+                        vector_to_numpy(std::move(b.col)), b.nodes_per_hop, b.edges_per_hop);
+}
+
 nb::list to_list(std::vector<SampledBatch>&& batches) {
   nb::list out;
-  for (SampledBatch& b : batches)
-    out.append(nb::make_tuple(vector_to_numpy(std::move(b.n_id)), vector_to_numpy(std::move(b.rowptr)),
-                              vector_to_numpy(std::move(b.col)), b.nodes_per_hop, b.edges_per_hop));
+  for (SampledBatch& b : batches) out.append(to_tuple(std::move(b)));
   return out;
+}
+
+// One batch in steps: begin, hop, ..., finish.
+template <class Sampler, class Class>
+void bind_steps(Class& sampler) {
+  sampler
+      .def(
+          "begin",
+          [](Sampler& s, Ids seeds, uint64_t split, uint64_t epoch, uint64_t batch) {
+            s.begin({seeds.data(), seeds.size()}, {split, epoch, batch});
+          },
+          "seeds"_a, "split"_a, "epoch"_a, "batch"_a, nb::call_guard<nb::gil_scoped_release>())
+      .def(
+          "hop",
+          [](Sampler& s) {
+            std::vector<int64_t> nodes;
+            {
+              nb::gil_scoped_release release;
+              const auto met = s.hop();
+              nodes.assign(met.begin(), met.end());
+            }
+            return vector_to_numpy(std::move(nodes));
+          },
+          "The nodes first met in the next hop, ascending.")
+      .def("finish", [](Sampler& s) {
+        SampledBatch batch;
+        {
+          nb::gil_scoped_release release;
+          batch = s.finish();
+        }
+        return to_tuple(std::move(batch));
+      });
 }
 
 SamplerOptions make_options(const std::string& name, std::vector<int64_t> fanouts, bool replace,
@@ -100,6 +135,10 @@ class Samplers {
     return out;
   }
 
+  void begin(std::span<const int64_t> seeds, BatchKey key) { samplers_.front().begin(seeds, key); }
+  std::span<const int64_t> hop() { return samplers_.front().hop(); }
+  SampledBatch finish() { return samplers_.front().finish(); }
+
  private:
   std::shared_ptr<WorkerPool> workers_;
   Ids indptr_;
@@ -113,7 +152,44 @@ class Samplers {
 struct PyPagedTopology {
   std::shared_ptr<PagedTopology> topology = std::make_shared<PagedTopology>();
   std::optional<Ids> indptr;
+  std::optional<Ids> offsets;  // of cached lists, which `indices` and `weights` have
+  std::optional<ConstBytes> indices, weights;
 };
+
+// Lists of the nodes that `index` names are taken from memory from now on.
+void cache_lists(PyPagedTopology& p, std::shared_ptr<HotIndex> index, Ids offsets, ConstBytes indices,
+                 std::optional<ConstBytes> weights) {
+  PagedTopology& t = *p.topology;
+  check_length("offsets", offsets.size(), static_cast<size_t>(index->num_lists()) + 1);
+  const auto count = static_cast<size_t>(offsets.data()[index->num_lists()]);
+  check_length("indices", indices.size(), count * t.indices->element_bytes());
+  if (weights.has_value() != (t.weights != nullptr))
+    throw Error(ErrorKind::argument, "weights are cached where the topology has them, and only there");
+  if (weights) {
+    check_length("weights", weights->size(), count * sizeof(float));
+    t.weights->go_on(reinterpret_cast<const std::byte*>(weights->data()), count);
+  }
+  t.indices->go_on(reinterpret_cast<const std::byte*>(indices.data()), count);
+  t.cached = {std::move(index), offsets.data()};
+  p.offsets = std::move(offsets), p.indices = std::move(indices), p.weights = std::move(weights);
+}
+
+// The lists at ends, one after the other, from the indices or the weights.
+void read_lists(PyPagedTopology& p, Ids ends, Bytes out, bool weights) {
+  PagedArray* array = weights ? p.topology->weights.get() : p.topology->indices.get();
+  if (!array) throw Error(ErrorKind::argument, "the topology has no weights");
+  uint64_t count = 0;
+  for (size_t i = 0; i + 1 < ends.size(); i += 2) {
+    const int64_t begin = ends.data()[i], end = ends.data()[i + 1];
+    if (begin < 0 || end < begin || static_cast<uint64_t>(end) > array->size())
+      throw Error(ErrorKind::argument, "a list from " + std::to_string(begin) + " to " + std::to_string(end) +
+                                           " of " + std::to_string(array->size()) + " edges");
+    count += static_cast<uint64_t>(end - begin);
+  }
+  check_length("out", out.size(), count * array->element_bytes());
+  nb::gil_scoped_release release;
+  p.topology->read_lists(*array, {ends.data(), ends.size()}, reinterpret_cast<std::byte*>(out.data()));
+}
 
 nb::dict stats_of(const PagedArray* array) {
   nb::dict out;
@@ -121,6 +197,7 @@ nb::dict stats_of(const PagedArray* array) {
   out["wanted"] = array->stats().wanted;
   out["hits"] = array->stats().hits;
   out["read"] = array->stats().read;
+  out["held"] = array->stats().held;
   out["cache_pages"] = array->cache_pages();
   return out;
 }
@@ -186,6 +263,10 @@ void bind_paged(nb::module_& m) {
             p.topology->read_neighbours({positions.data(), positions.size()}, out.data());
           },
           "positions"_a, "out"_a, nb::call_guard<nb::gil_scoped_release>(), "out[i] = indices[positions[i]].")
+      .def("read_lists", &read_lists, "ends"_a, "out"_a, "weights"_a = false,
+           "The elements ends[2 i] to ends[2 i + 1] of the indices (or weights), one list after the other.")
+      .def("cache_lists", &cache_lists, "index"_a, "offsets"_a, "indices"_a, "weights"_a.none() = nb::none(),
+           "Lists of the nodes that the index names lie in memory from now on.")
       .def_prop_ro("stats", [](const PyPagedTopology& p) {
         nb::dict out;
         out["indptr"] = stats_of(p.topology->indptr_pages.get());
@@ -193,8 +274,9 @@ void bind_paged(nb::module_& m) {
         out["weights"] = stats_of(p.topology->weights.get());
         return out;
       });
-  nb::class_<WaveSampler>(m, "WaveSampler", "The sampler over a PagedTopology.")
-      .def(
+  nb::class_<WaveSampler> wave(m, "WaveSampler", "The sampler over a PagedTopology.");
+  bind_steps<WaveSampler>(wave);
+  wave.def(
           "__init__",
           [](WaveSampler* self, std::shared_ptr<WorkerPool> workers, PyPagedTopology& topology,
              Budget& budget, std::vector<int64_t> fanouts, bool replace, uint64_t seed,
@@ -227,8 +309,9 @@ void bind_paged(nb::module_& m) {
 }  // namespace
 
 void bind_sampler(nb::module_& m) {
-  nb::class_<Samplers>(m, "NeighborSampler")
-      .def(
+  nb::class_<Samplers> samplers(m, "NeighborSampler");
+  bind_steps<Samplers>(samplers);
+  samplers.def(
           "__init__",
           [](Samplers* self, std::shared_ptr<WorkerPool> workers, Ids indptr, AnyArray indices,
              std::vector<int64_t> fanouts, bool replace, uint64_t seed, uint64_t max_batch_bytes,

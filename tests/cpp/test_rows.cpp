@@ -162,42 +162,6 @@ TEST_P(RowsTest, EveryWidthScratchAndMode) {
     }
 }
 
-TEST_P(RowsTest, SplitSubmitAndComplete) {
-  const uint64_t width = 512, num_rows = 4000;
-  const auto file = random_bytes(width * num_rows, 1);
-  write_plainly(folder_.file("rows"), file);
-  auto io = engine();
-  const FileId f = io->open(folder_.file("rows"), OpenMode::read);
-  auto reader =
-      std::make_unique<RowReader>(io, *budget_, f, RowLayout{0, width, width}, num_rows, 2 << 20, true);
-  auto a = random_ids(100, num_rows, 1), b = random_ids(100, num_rows, 2);
-  const auto expect = [&](const std::vector<int64_t>& ids, const BytesVector& out) {
-    for (size_t i = 0; i < ids.size(); ++i)
-      ASSERT_EQ(std::memcmp(out.data() + i * width, file.data() + ids[i] * width, width), 0);
-  };
-  BytesVector out_a(100 * width), out_b(100 * width), out_c(100 * width);
-  auto job_a = reader->submit_rows(a.data(), a.size(), out_a.data(), width);
-  auto job_b = reader->submit_rows(b.data(), b.size(), out_b.data(), width);
-  message_of([&] { reader->submit_rows(a.data(), 1, out_c.data(), width); }, ErrorKind::argument);
-  message_of([&] { reader->read_rows(a.data(), 1, out_c.data(), width); }, ErrorKind::argument);
-  job_b->wait();
-  job_a->wait();
-  job_a->wait();
-  expect(a, out_a);
-  expect(b, out_b);
-  auto dropped = reader->submit_rows(a.data(), a.size(), out_c.data(), width);
-  dropped.reset();
-  reader->read_rows(b.data(), b.size(), out_c.data(), width);
-  expect(b, out_c);
-  const auto many = random_ids(20'000, num_rows, 3);
-  BytesVector big(many.size() * width);
-  message_of([&] { reader->submit_rows(many.data(), many.size(), big.data(), width); }, ErrorKind::argument);
-  auto outlives = reader->submit_rows(a.data(), a.size(), out_b.data(), width);
-  reader.reset();
-  outlives->wait();
-  expect(a, out_b);
-}
-
 TEST_P(RowsTest, RefusesNonsense) {
   write_plainly(folder_.file("rows"), random_bytes(4096, 1));
   auto io = engine();

@@ -115,7 +115,7 @@ def test_rows_with_base_stride_and_small_scratch(
         _core.RowReader(io, budget, file, base, stride, row_bytes, num_rows, 1 << 40, merge)
 
 
-def test_split_rows_and_id_checks(tmp_path: Path, engine: Engine, budget: _core.Budget):
+def test_rows_in_two_steps_and_id_checks(tmp_path: Path, engine: Engine, budget: _core.Budget):
     table = np.random.default_rng(2).integers(0, 256, (1000, 512), np.uint8)
     table.tofile(tmp_path / "x")
     io = engine()
@@ -123,11 +123,13 @@ def test_split_rows_and_id_checks(tmp_path: Path, engine: Engine, budget: _core.
     reader = _core.RowReader(io, budget, file, 0, 512, 512, 1000, 4 << 20)
     ids = np.array([5, 999, 5, 0])
     out = np.zeros((4, 512), np.uint8)
-    job = reader.submit_rows(ids, out)
+    stream = _core.RowStream(io, budget, file, 0, 512, 512, 1000, 1 << 20)
+    order = np.argsort(ids, kind="stable").astype(np.int32)
+    job = stream.submit(ids[order], order, out)
     job.wait()
     assert job.ready
     np.testing.assert_array_equal(out, table[ids])
-    reader.submit_rows(ids, np.zeros((4, 512), np.uint8))  # dropped at once, with its output
+    stream.submit(ids[order], order, np.zeros((4, 512), np.uint8))  # dropped at once, with its arrays
     for bad in (1000, -1, 2**62):
         with pytest.raises(
             ArgumentError, match=f"row id {bad} at position 1 is outside the table of 1000 rows"

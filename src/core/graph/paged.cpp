@@ -86,11 +86,26 @@ void PagedArray::serve(const std::byte* page, const Piece& piece, std::byte* out
     std::memcpy(to, from, 8);
 }
 
+void PagedArray::serve_held(const Piece& piece, std::byte* out) {
+  const uint64_t from = piece.position - count_;
+  if (from + piece.count > held_count_)
+    throw Error(ErrorKind::argument, "element " + std::to_string(piece.position) + " of " +
+                                         io_->path(file_) + " was wanted, " + std::to_string(count_) +
+                                         " are there and " + std::to_string(held_count_) + " cached");
+  ++stats_.held;
+  std::memcpy(out + piece.out * element_bytes_, held_ + from * element_bytes_, piece.count * element_bytes_);
+}
+
 // One window after the other: hits are served while the window is filled, before anything is evicted for it.
 void PagedArray::gather_group(PageScratch& scratch, std::span<const Piece> pieces, std::byte* out) {
   std::vector<uint64_t>& keys = scratch.keys_;
   keys.clear();
-  for (size_t i = 0; i < pieces.size(); ++i) keys.push_back(pieces[i].position / per_page_ << kIndexBits | i);
+  for (size_t i = 0; i < pieces.size(); ++i) {
+    if (pieces[i].position < count_)
+      keys.push_back(pieces[i].position / per_page_ << kIndexBits | i);
+    else
+      serve_held(pieces[i], out);
+  }
   const auto page_bits = static_cast<unsigned>(std::bit_width(frame_of_.size()));
   radix_sort(keys, scratch.keys_scratch_, kIndexBits, kIndexBits + page_bits);
   const auto page_at = [&](size_t k) { return static_cast<uint32_t>(keys[k] >> kIndexBits); };

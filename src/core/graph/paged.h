@@ -5,6 +5,8 @@
 // one request. Pages that were read enter the cache, which keeps those that are wanted most: a clock with
 // small counters (a hit raises a page's counter, the hand lowers it and evicts a page that stands at zero).
 // All memory is taken from the budget when the array is made. Not thread-safe.
+//
+// Behind its end an array may go on in memory (go_on): that is where lists lie that are cached whole (wave.h).
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -30,6 +32,7 @@ struct PageStats {
   uint64_t wanted = 0;  // distinct pages, summed over gathers
   uint64_t hits = 0;    // of them found in the cache
   uint64_t read = 0;    // read from disk: wanted - hits
+  uint64_t held = 0;    // pieces behind the end, in memory
 };
 
 // Memory for one gather at a time, shared by the arrays of a topology.
@@ -61,6 +64,8 @@ class PagedArray {
   void gather(PageScratch& scratch, std::span<const Piece> pieces, std::byte* out);
   // Appends pieces for elements [position, position + n) that go to `out` on.
   void add_pieces(std::vector<Piece>& pieces, uint64_t position, uint64_t n, uint32_t out) const;
+  // Element size() + i is element i of `held`, which has `count` and must live as long as the array.
+  void go_on(const std::byte* held, uint64_t count) { held_ = held, held_count_ = count; }
   uint64_t size() const { return count_; }
   uint64_t element_bytes() const { return element_bytes_; }
   const PageStats& stats() const { return stats_; }
@@ -73,6 +78,7 @@ class PagedArray {
   };
   void gather_group(PageScratch& scratch, std::span<const Piece> pieces, std::byte* out);
   void serve(const std::byte* page, const Piece& piece, std::byte* out) const;
+  void serve_held(const Piece& piece, std::byte* out);
   void read_pages(PageScratch& scratch, std::span<const uint32_t> pages);
   void admit(uint32_t page, const std::byte* data);
 
@@ -85,6 +91,8 @@ class PagedArray {
   Buffer cache_;
   size_t used_ = 0, hand_ = 0;
   PageStats stats_;
+  const std::byte* held_ = nullptr;
+  uint64_t held_count_ = 0;
 };
 
 }  // namespace outcrop

@@ -116,26 +116,41 @@ void NeighborSampler::induce(const Index* indices) {
 }
 
 template <class Index>
-void NeighborSampler::sample_hops(const Index* indices, BatchKey key) {
-  for (size_t hop = 0; hop < options_.fanouts.size(); ++hop) {
-    const uint64_t k = hop_key(options_.seed, key, hop);
-    const int64_t fanout = options_.fanouts[hop];
-    all_lists_ = fanout == -1;
-    if (options_.kind == SamplerKind::labor)
-      labor_hop(indices, fanout, k);
-    else if (options_.kind == SamplerKind::weighted)
-      weighted_hop(indices, fanout, k);
-    else
-      uniform_hop(indices, fanout, k);
-  }
+void NeighborSampler::draw_hop(const Index* indices, int64_t fanout, uint64_t key) {
+  all_lists_ = fanout == -1;
+  if (options_.kind == SamplerKind::labor)
+    labor_hop(indices, fanout, key);
+  else if (options_.kind == SamplerKind::weighted)
+    weighted_hop(indices, fanout, key);
+  else
+    uniform_hop(indices, fanout, key);
   all_lists_ = false;
-  if (options_.kind == SamplerKind::shadow) induce(indices);
+}
+
+void NeighborSampler::begin(std::span<const int64_t> seeds, BatchKey key) {
+  batch_.begin(seeds);
+  key_ = key;
+  hops_ = 0;
+}
+
+std::span<const int64_t> NeighborSampler::hop() {
+  if (hops_ == options_.fanouts.size()) throw Error(ErrorKind::argument, "all hops of the batch were drawn");
+  const uint64_t key = hop_key(options_.seed, key_, hops_);
+  with_indices(topology_, [&](const auto* indices) { draw_hop(indices, options_.fanouts[hops_], key); });
+  ++hops_;
+  return batch_.frontier();
+}
+
+SampledBatch NeighborSampler::finish() {
+  if (options_.kind == SamplerKind::shadow)
+    with_indices(topology_, [&](const auto* indices) { induce(indices); });
+  return batch_.take();
 }
 
 SampledBatch NeighborSampler::sample(std::span<const int64_t> seeds, BatchKey key) {
-  batch_.begin(seeds);
-  with_indices(topology_, [&](const auto* indices) { sample_hops(indices, key); });
-  return batch_.take();
+  begin(seeds, key);
+  while (hops_ < options_.fanouts.size()) hop();
+  return finish();
 }
 
 }  // namespace outcrop

@@ -35,10 +35,15 @@ class NeighborSampler {
   // Throws Error(argument) for seeds out of range or repeated, Error(format) for a damaged topology,
   // Error(budget) where the batch would need more than max_batch_bytes.
   SampledBatch sample(std::span<const int64_t> seeds, BatchKey key);
+  // The same in steps, so that rows can be fetched as soon as a hop is drawn: begin, hop as often as there are fanouts,
+  // finish. The nodes that a hop gives are those first met in it, ascending; they stay until the next call.
+  void begin(std::span<const int64_t> seeds, BatchKey key);
+  std::span<const int64_t> hop();
+  SampledBatch finish();
 
  private:
   template <class Index>
-  void sample_hops(const Index* indices, BatchKey key);
+  void draw_hop(const Index* indices, int64_t fanout, uint64_t key);
   template <class Index>
   void uniform_hop(const Index* indices, int64_t fanout, uint64_t key);
   template <class Index>
@@ -54,6 +59,8 @@ class NeighborSampler {
   Topology topology_;
   SamplerOptions options_;
   BatchBuilder batch_;
+  BatchKey key_;
+  size_t hops_ = 0;  // drawn
   UniformDraw draw_;
   Race race_;
   bool all_lists_ = false;          // this hop keeps whole lists, however long

@@ -54,6 +54,26 @@ void PagedTopology::read_neighbours(std::span<const int64_t> positions, int64_t*
   }
 }
 
+void PagedTopology::read_lists(PagedArray& array, std::span<const int64_t> ends, std::byte* out) {
+  std::vector<Piece> pieces;
+  uint32_t wanted = 0;  // elements of these pieces
+  const auto read = [&] {
+    array.gather(*scratch, pieces, out);
+    out += uint64_t{wanted} * array.element_bytes();
+    pieces.clear();
+    wanted = 0;
+  };
+  constexpr uint64_t kMost = 1 << 20;  // elements of a list that are planned at a time
+  for (size_t i = 0; i + 1 < ends.size(); i += 2)
+    for (auto at = static_cast<uint64_t>(ends[i]), end = static_cast<uint64_t>(ends[i + 1]); at < end;) {
+      const uint64_t n = std::min(end - at, kMost);
+      array.add_pieces(pieces, at, n, wanted);
+      at += n, wanted += static_cast<uint32_t>(n);
+      if (pieces.size() >= scratch->pieces() || wanted >= kMost) read();
+    }
+  read();
+}
+
 // PagedBatch
 
 PagedBatch::PagedBatch(const PagedTopology& topology, const SamplerOptions& options)
@@ -89,27 +109,28 @@ void PagedBatch::begin_induced() {
 
 bool PagedBatch::plan_ranges(size_t room, std::vector<Piece>& pieces) {
   if (topology_.indptr) {
-    for (int64_t node : nodes_) {
-      const ListRange list =
-          checked_range(node, topology_.indptr[node], topology_.indptr[node + 1], topology_.num_edges);
-      ranges_.push_back(list.start);
-      ranges_.push_back(list.start + list.degree);
-    }
+    for (int64_t node : nodes_) add_range(node, topology_.indptr[node], topology_.indptr[node + 1]);
     return false;
   }
   const size_t begin = planned_ranges_;
+  int64_t from, to;
   for (; planned_ranges_ < nodes_.size() && 2 * (planned_ranges_ - begin) + 2 <= room; ++planned_ranges_)
-    topology_.indptr_pages->add_pieces(pieces, static_cast<uint64_t>(nodes_[planned_ranges_]), 2,
-                                       static_cast<uint32_t>(2 * (planned_ranges_ - begin)));
+    if (!topology_.find_cached(nodes_[planned_ranges_], from, to))
+      topology_.indptr_pages->add_pieces(pieces, static_cast<uint64_t>(nodes_[planned_ranges_]), 2,
+                                         static_cast<uint32_t>(2 * (planned_ranges_ - begin)));
   return planned_ranges_ > begin;
 }
 
 void PagedBatch::take_ranges(const int64_t* ends) {
-  for (size_t i = ranges_.size() / 2; i < planned_ranges_; ++i, ends += 2) {
-    const ListRange list = checked_range(nodes_[i], ends[0], ends[1], topology_.num_edges);
-    ranges_.push_back(list.start);
-    ranges_.push_back(list.start + list.degree);
-  }
+  for (size_t i = ranges_.size() / 2; i < planned_ranges_; ++i, ends += 2)
+    add_range(nodes_[i], ends[0], ends[1]);
+}
+
+// `begin` and `end` count where the list is not cached.
+void PagedBatch::add_range(int64_t node, int64_t begin, int64_t end) {
+  if (!topology_.find_cached(node, begin, end)) checked_range(node, begin, end, topology_.num_edges);
+  ranges_.push_back(begin);
+  ranges_.push_back(end);
 }
 
 void PagedBatch::begin_lists(Stage stage) {
@@ -289,6 +310,24 @@ void WaveSampler::read_neighbours(size_t count) {
       });
 }
 
+void WaveSampler::draw_hop(size_t count) {
+  if (hops_ == options_.fanouts.size()) throw Error(ErrorKind::argument, "all hops of the batch were drawn");
+  each(count, [this](PagedBatch& b) { b.begin_hop(hops_); });
+  read_ranges(count);
+  if (options_.kind == SamplerKind::weighted) read_weights(count);
+  read_neighbours(count);
+  each(count, [](PagedBatch& b) { b.finish_hop(); });
+  ++hops_;
+}
+
+void WaveSampler::induce(size_t count) {
+  if (options_.kind != SamplerKind::shadow) return;
+  each(count, [](PagedBatch& b) { b.begin_induced(); });
+  read_ranges(count);
+  read_neighbours(count);
+  each(count, [](PagedBatch& b) { b.finish_induced(); });
+}
+
 std::vector<SampledBatch> WaveSampler::sample(std::span<const int64_t> seeds,
                                               std::span<const int64_t> offsets, BatchKey key) {
   const size_t count = offsets.size() - 1;
@@ -296,22 +335,26 @@ std::vector<SampledBatch> WaveSampler::sample(std::span<const int64_t> seeds,
     const auto begin = static_cast<size_t>(offsets[b]), end = static_cast<size_t>(offsets[b + 1]);
     batches_[b]->begin(seeds.subspan(begin, end - begin), {key.split, key.epoch, key.batch + b});
   });
-  for (size_t hop = 0; hop < options_.fanouts.size(); ++hop) {
-    each(count, [hop](PagedBatch& b) { b.begin_hop(hop); });
-    read_ranges(count);
-    if (options_.kind == SamplerKind::weighted) read_weights(count);
-    read_neighbours(count);
-    each(count, [](PagedBatch& b) { b.finish_hop(); });
-  }
-  if (options_.kind == SamplerKind::shadow) {
-    each(count, [](PagedBatch& b) { b.begin_induced(); });
-    read_ranges(count);
-    read_neighbours(count);
-    each(count, [](PagedBatch& b) { b.finish_induced(); });
-  }
+  for (hops_ = 0; hops_ < options_.fanouts.size();) draw_hop(count);
+  induce(count);
   std::vector<SampledBatch> out;
   for (size_t b = 0; b < count; ++b) out.push_back(batches_[b]->result());
   return out;
+}
+
+void WaveSampler::begin(std::span<const int64_t> seeds, BatchKey key) {
+  batches_.front()->begin(seeds, key);
+  hops_ = 0;
+}
+
+std::span<const int64_t> WaveSampler::hop() {
+  draw_hop(1);
+  return batches_.front()->frontier();
+}
+
+SampledBatch WaveSampler::finish() {
+  induce(1);
+  return batches_.front()->result();
 }
 
 }  // namespace outcrop

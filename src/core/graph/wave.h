@@ -12,10 +12,18 @@
 
 #include "base/budget.h"
 #include "base/parallel.h"
+#include "cache/hot_index.h"
 #include "graph/paged.h"
 #include "graph/sampler.h"
 
 namespace outcrop {
+
+// Neighbour lists in memory: list i, of the node that `index` says, is elements [offsets[i], offsets[i + 1]) of what the
+// arrays of the topology go on with behind their ends.
+struct CachedLists {
+  std::shared_ptr<const HotIndex> index;
+  const int64_t* offsets = nullptr;
+};
 
 struct PagedTopology {
   int64_t num_nodes = 0, num_edges = 0;
@@ -24,7 +32,17 @@ struct PagedTopology {
   std::unique_ptr<PagedArray> indices;       // uint32 or int64 [num_edges]
   std::unique_ptr<PagedArray> weights;       // float32 [num_edges], or none
   std::unique_ptr<PageScratch> scratch;
+  CachedLists cached;
 
+  // Where a cached list lies: positions from num_edges on. False where it is not cached.
+  bool find_cached(int64_t node, int64_t& begin, int64_t& end) const {
+    const int64_t list = cached.index ? cached.index->list_of(node) : -1;
+    if (list < 0) return false;
+    begin = num_edges + cached.offsets[list], end = num_edges + cached.offsets[list + 1];
+    return true;
+  }
+  // The lists that lie at [ends[2 i], ends[2 i + 1]), one after the other.
+  void read_lists(PagedArray& array, std::span<const int64_t> ends, std::byte* out);
   // ends[2 i], ends[2 i + 1] = where the list of ids[i] begins and ends. Throws Error(argument) for ids out
   // of range.
   void read_ranges(std::span<const int64_t> ids, int64_t* ends);
@@ -42,7 +60,7 @@ class PagedBatch {
 
   // Pieces for at most `room` elements; false where there was nothing left to plan.
   bool plan_ranges(size_t room, std::vector<Piece>& pieces);
-  void take_ranges(const int64_t* ends);
+  void take_ranges(const int64_t* ends);  // of what was planned
   void begin_weights() { begin_lists(Stage::weights); }
   void begin_neighbours() { begin_lists(induced_ ? Stage::induced : Stage::neighbours); }
   bool plan(size_t room, std::vector<Piece>& pieces);
@@ -50,6 +68,7 @@ class PagedBatch {
   void take(const Element* values);
 
   void finish_hop();
+  std::span<const int64_t> frontier() const { return batch_.frontier(); }
   void finish_induced() { batch_.finish_induced(); }
   SampledBatch result() { return batch_.take(); }
 
@@ -62,6 +81,7 @@ class PagedBatch {
   void begin_pass(std::span<const int64_t> nodes);
   void begin_lists(Stage stage);
   void open_list();
+  void add_range(int64_t node, int64_t begin, int64_t end);
   ListRange range(size_t i) const { return {ranges_[2 * i], ranges_[2 * i + 1] - ranges_[2 * i]}; }
   template <class Index>
   void take_neighbours(const Index* values, const Segment& segment);
@@ -100,6 +120,10 @@ class WaveSampler {
   // Batch i has seeds[offsets[i]:offsets[i + 1]] and key.batch + i; at most `wave` batches.
   std::vector<SampledBatch> sample(std::span<const int64_t> seeds, std::span<const int64_t> offsets,
                                    BatchKey key);
+  // One batch in steps, as NeighborSampler has them.
+  void begin(std::span<const int64_t> seeds, BatchKey key);
+  std::span<const int64_t> hop();
+  SampledBatch finish();
   size_t wave() const { return batches_.size(); }
   // Memory of rounds besides the page scratch, for `pieces` pieces.
   static uint64_t round_bytes(uint64_t pieces) { return pieces * (2 * sizeof(Piece) + sizeof(int64_t)); }
@@ -111,11 +135,14 @@ class WaveSampler {
   void read_ranges(size_t count);
   void read_weights(size_t count);
   void read_neighbours(size_t count);
+  void draw_hop(size_t count);
+  void induce(size_t count);
 
   std::shared_ptr<WorkerPool> workers_;
   std::shared_ptr<PagedTopology> topology_;
   SamplerOptions options_;
   std::vector<std::unique_ptr<PagedBatch>> batches_;
+  size_t hops_ = 0;  // drawn
   size_t room_;  // elements of one batch in one round
   Reservation pieces_bytes_;
   std::vector<std::vector<Piece>> pieces_of_;

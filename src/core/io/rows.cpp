@@ -1,16 +1,15 @@
 #include "io/rows.h"
 
 #include <algorithm>
-#include <array>
 #include <cstring>
 #include <mutex>
-#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "base/checksum.h"
 #include "base/error.h"
+#include "io/row_stream.h"
 
 namespace outcrop {
 namespace {
@@ -30,8 +29,7 @@ struct RowReader::State {
   Buffer scratch;
   uint64_t side_bytes = 0;  // pages of one side
   size_t group_rows = 0;    // room for entries
-  std::mutex turn, mutex;   // turn: of read_rows; mutex: of taken
-  std::array<bool, 2> taken{};
+  std::mutex turn;          // of reading
   const uint32_t* page_crcs = nullptr;
   std::vector<bool> checked;  // pages found right
 
@@ -48,11 +46,6 @@ struct RowReader::State {
   void read_sorted(const int32_t* ids, const int32_t* positions, size_t n, std::byte* out,
                    uint64_t out_stride);
   void hand_on(const RowWindow& window, const RowWindow& next, unsigned s) const;
-  void take(unsigned s) { taken[s] = true; }
-  void free(unsigned s) {
-    std::lock_guard lock(mutex);
-    taken[s] = false;
-  }
 };
 
 std::shared_ptr<IoJob> RowReader::State::start(const RowWindow& window, unsigned s) const {
@@ -150,53 +143,6 @@ void RowReader::State::read_sorted(const int32_t* ids, const int32_t* positions,
   }
 }
 
-namespace {
-
-class ScratchRowJob final : public RowJob {
- public:
-  ScratchRowJob(std::shared_ptr<RowReader::State> state, unsigned side, std::vector<RowEntry> rows,
-                RowWindow window, std::byte* out, uint64_t out_stride)
-      : state_(std::move(state)),
-        side_(side),
-        rows_(std::move(rows)),
-        window_(std::move(window)),
-        out_(out),
-        out_stride_(out_stride),
-        job_(state_->start(window_, side_)) {}
-  ~ScratchRowJob() override { give_back(); }
-  bool ready() const override { return !job_ || job_->done(); }
-  void wait() override {
-    if (error_) throw *error_;
-    if (!job_) return;
-    try {
-      job_->wait();
-      state_->check(window_, side_);
-      state_->copy_out(window_, rows_.data(), side_, out_, out_stride_);
-    } catch (const Error& e) {
-      error_ = e;
-    }
-    give_back();
-    if (error_) throw *error_;
-  }
-
- private:
-  void give_back() {
-    if (!job_) return;
-    job_.reset();  // waits
-    state_->free(side_);
-  }
-  const std::shared_ptr<RowReader::State> state_;
-  const unsigned side_;
-  const std::vector<RowEntry> rows_;
-  const RowWindow window_;
-  std::byte* const out_;
-  const uint64_t out_stride_;
-  std::shared_ptr<IoJob> job_;
-  std::optional<Error> error_;
-};
-
-}  // namespace
-
 uint64_t RowReader::min_scratch_bytes(uint64_t row_bytes) {
   return kOrderShare * RowLayout{0, row_bytes, row_bytes}.max_pages() * kPageBytes;
 }
@@ -205,24 +151,13 @@ RowReader::RowReader(std::shared_ptr<BlockIo> io, Budget& budget, FileId file, c
                      uint64_t num_rows, uint64_t scratch_bytes, bool merge)
     : state_(std::make_shared<State>()) {
   State& s = *state_;
-  if (layout.row_bytes == 0 || layout.stride < layout.row_bytes)
-    throw Error(ErrorKind::argument, "rows of " + std::to_string(layout.row_bytes) +
-                                         " bytes with a stride of " + std::to_string(layout.stride) +
-                                         " bytes overlap or are empty");
+  check_rows_of_file(*io, file, layout, num_rows);
   if (scratch_bytes < min_scratch_bytes(layout.row_bytes))
     throw Error(ErrorKind::argument,
                 "row scratch of " + std::to_string(scratch_bytes) + " bytes is too small for rows of " +
                     std::to_string(layout.row_bytes) + " bytes; at least " +
                     std::to_string(min_scratch_bytes(layout.row_bytes)) + " bytes are needed");
   s.file_bytes = io->size_bytes(file);
-  // Checked by division: the product of hostile numbers could wrap.
-  const uint64_t room = s.file_bytes < layout.base + layout.row_bytes || layout.base > s.file_bytes
-                            ? 0
-                            : (s.file_bytes - layout.base - layout.row_bytes) / layout.stride + 1;
-  if (num_rows > room)
-    throw Error(ErrorKind::io, io->path(file) + " of " + std::to_string(s.file_bytes) + " bytes holds " +
-                                   std::to_string(room) + " rows, not " + std::to_string(num_rows) +
-                                   ": the file is truncated");
   s.io = std::move(io);
   s.file = file;
   s.layout = layout;
@@ -239,29 +174,6 @@ const RowLayout& RowReader::layout() const { return state_->layout; }
 uint64_t RowReader::num_rows() const { return state_->num_rows; }
 size_t RowReader::group_rows() const { return state_->group_rows; }
 
-namespace {
-
-// Both sides of the scratch, in turn with other threads, until it dies.
-class WholeScratch {
- public:
-  explicit WholeScratch(RowReader::State& state) : state_(state), turn_(state.turn) {
-    std::lock_guard lock(state.mutex);
-    if (state.taken[0] || state.taken[1])
-      throw Error(ErrorKind::argument, "rows are read while a row job is under way; wait for it first");
-    state.taken = {true, true};
-  }
-  ~WholeScratch() {
-    std::lock_guard lock(state_.mutex);
-    state_.taken = {};
-  }
-
- private:
-  RowReader::State& state_;
-  std::lock_guard<std::mutex> turn_;
-};
-
-}  // namespace
-
 void RowReader::read_sorted(const int32_t* ids, const int32_t* positions, size_t n, std::byte* out,
                             size_t out_rows, uint64_t out_stride) {
   for (size_t i = 0; i < n; ++i)
@@ -271,43 +183,16 @@ void RowReader::read_sorted(const int32_t* ids, const int32_t* positions, size_t
                                          " of " + std::to_string(state_->num_rows) + " cached on disk at " +
                                          std::to_string(positions[i]) + ": it was damaged");
   if (n == 0) return;
-  const WholeScratch both(*state_);
+  std::lock_guard turn(state_->turn);
   state_->read_sorted(ids, positions, n, out, out_stride);
 }
 
 void RowReader::read_rows(const int64_t* ids, size_t n, std::byte* out, uint64_t out_stride) {
   check_ids(ids, n, state_->num_rows);
-  const WholeScratch both(*state_);
+  std::lock_guard turn(state_->turn);
   for (size_t begin = 0; begin < n; begin += state_->group_rows)
     state_->read_group(ids + begin, std::min(state_->group_rows, n - begin), out + begin * out_stride,
                        out_stride);
-}
-
-std::unique_ptr<RowJob> RowReader::submit_rows(const int64_t* ids, size_t n, std::byte* out,
-                                               uint64_t out_stride) {
-  check_ids(ids, n, state_->num_rows);
-  std::vector<RowEntry> rows(n);
-  make_entries(ids, n, state_->merge, rows.data());
-  RowWindow window = state_->plan(rows.data(), 0, n, nullptr);
-  if (window.end < n)
-    throw Error(ErrorKind::argument, std::to_string(n) + " rows do not fit one side of the scratch (" +
-                                         std::to_string(state_->side_bytes) + " bytes), the first " +
-                                         std::to_string(window.end) +
-                                         " do; enlarge the scratch or submit fewer");
-  unsigned side;
-  {
-    std::lock_guard lock(state_->mutex);
-    side = state_->taken[0] ? 1 : 0;
-    if (state_->taken[side])
-      throw Error(ErrorKind::argument, "two row jobs are under way already; wait for one first");
-    state_->take(side);
-  }
-  try {
-    return std::make_unique<ScratchRowJob>(state_, side, std::move(rows), std::move(window), out, out_stride);
-  } catch (...) {
-    state_->free(side);
-    throw;
-  }
 }
 
 void RowReader::check_pages(const uint32_t* crcs, size_t n) {

@@ -4,8 +4,7 @@
 // window are copied out, the next window is being read into the other side. Ids are taken in groups of
 // group_rows(); with merging a group is sorted, and each page that it needs is read exactly once, however
 // many windows it takes. All memory is reserved when the reader is made. One thread at a time reads; others
-// wait for their turn. submit_rows() is the split form: it takes one side until its job has been waited for
-// or dropped.
+// wait for their turn. row_stream.h is the split form.
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -17,13 +16,6 @@
 #include "io/coalesce.h"
 
 namespace outcrop {
-
-class RowJob {
- public:
-  virtual ~RowJob() = default;  // waits for the disk, copies nothing
-  virtual void wait() = 0;      // fills `out`; throws Error(io) if a read failed; a second call does nothing
-  virtual bool ready() const = 0;  // wait() would not wait for the disk
-};
 
 class RowReader {
  public:
@@ -43,9 +35,6 @@ class RowReader {
   // ids fall or leave the file: both come from an address table on disk.
   void read_sorted(const int32_t* ids, const int32_t* positions, size_t n, std::byte* out, size_t out_rows,
                    uint64_t out_stride);
-  // Starts the same as read_rows; `out` must live until the job was waited for. Throws Error(argument) if the
-  // rows do not fit one side of the scratch, or both sides are taken.
-  std::unique_ptr<RowJob> submit_rows(const int64_t* ids, size_t n, std::byte* out, uint64_t out_stride);
   // From now on every page of the file is compared with its CRC-32C when it is first read; `crcs` has one for
   // each page that rows lie on, and must live as long as the reader. Throws Error(argument) if there are
   // fewer.
