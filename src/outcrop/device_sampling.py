@@ -18,6 +18,7 @@ import numpy as np
 import torch
 
 from outcrop import _core
+from outcrop.device.budget import DeviceBudget
 from outcrop.device.gpu import gpu_of
 from outcrop.errors import ArgumentError, FormatError
 from outcrop.store.batches import BatchGraph
@@ -68,9 +69,11 @@ class DeviceSampler:
         sampler: One of :data:`SAMPLERS`.
         in_place: The topology stays in host memory, which is pinned where it is, and is read over the bus; else it is
             copied to the device. (A mapped one can only be copied.)
+        budget: Device memory that the copy is counted in; what a batch takes while it is drawn is not.
 
     Raises:
         ArgumentError: It cannot be drawn so.
+        BudgetError: The copy does not fit.
         DeviceError: The memory cannot be pinned.
     """
 
@@ -84,16 +87,18 @@ class DeviceSampler:
         seed: int = 0,
         sampler: str = "neighbor",
         in_place: bool = False,
+        budget: DeviceBudget | None = None,
     ):
         _check_options(topology, fanouts, replace, sampler)
         self.topology, self.device = topology, device
         self._fanouts, self._replace, self._seed, self._kind = tuple(fanouts), replace, seed, sampler
         self._gpu = gpu_of(device)
         self._wide = topology.indices is not None and topology.indices.itemsize == 8
+        arrays = [array for array in (topology.indptr, topology.indices) if array is not None]
+        if budget is not None and self._gpu is not None and not in_place:
+            self._held = budget.reserve("topology", sum(array.nbytes for array in arrays))
         self._indptr, self._indices = (
-            _Resident(array, device, self._gpu is not None, in_place)
-            for array in (topology.indptr, topology.indices)
-            if array is not None
+            _Resident(array, device, self._gpu is not None, in_place) for array in arrays
         )
 
     def draw(self, seeds: np.ndarray, split: int, epoch: int, batch: int) -> Drawn:
