@@ -11,6 +11,7 @@ drawn here: it compares quotients of ``std::log`` in double precision, whose las
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -90,19 +91,26 @@ class DeviceSampler:
         budget: DeviceBudget | None = None,
     ):
         _check_options(topology, fanouts, replace, sampler)
+        self._gpu = gpu_of(device)
+        if self._gpu is not None and device.index is None:
+            device = torch.device(device.type, self._gpu.current())
         self.topology, self.device = topology, device
         self._fanouts, self._replace, self._seed, self._kind = tuple(fanouts), replace, seed, sampler
-        self._gpu = gpu_of(device)
         self._wide = topology.indices is not None and topology.indices.itemsize == 8
         arrays = [array for array in (topology.indptr, topology.indices) if array is not None]
         if budget is not None and self._gpu is not None and not in_place:
             self._held = budget.reserve("topology", sum(array.nbytes for array in arrays))
-        self._indptr, self._indices = (
-            _Resident(array, device, self._gpu is not None, in_place) for array in arrays
-        )
+        # Of its own: what is drawn for the next batch does not wait for training on this one.
+        self._stream = None if self._gpu is None else self._gpu.new_stream(device.index)
+        with self._apart():
+            self._indptr, self._indices = (
+                _Resident(array, device, self._gpu is not None, in_place) for array in arrays
+            )
+        if self._gpu is not None:
+            self._gpu.fence(self._stream).synchronize()
 
     def draw(self, seeds: np.ndarray, split: int, epoch: int, batch: int) -> Drawn:
-        """One mini-batch of ``seeds`` (int64), whose arrays stay on the device.
+        """One mini-batch of ``seeds`` (int64), drawn on the current stream; its arrays stay on the device.
 
         Raises:
             ArgumentError: A seed is no node or stands twice, or the batch is too large.
@@ -139,16 +147,20 @@ class DeviceSampler:
     def sample(
         self, seeds: np.ndarray, offsets: np.ndarray, split: int, epoch: int, first_batch: int
     ) -> list[Parts]:
-        """Batch i, of number ``first_batch + i``, has ``seeds[offsets[i]:offsets[i + 1]]``."""
+        """Batch i, of number ``first_batch + i``, has ``seeds[offsets[i]:offsets[i + 1]]``; on a stream of its own."""
         ends = zip(offsets[:-1].tolist(), offsets[1:].tolist(), strict=True)
-        return [
-            self.draw(seeds[begin:end], split, epoch, first_batch + i).parts()
-            for i, (begin, end) in enumerate(ends)
-        ]
+        with self._apart():
+            return [
+                self.draw(seeds[begin:end], split, epoch, first_batch + i).parts()
+                for i, (begin, end) in enumerate(ends)
+            ]
 
     def degrees(self, ids: np.ndarray, out: np.ndarray) -> None:
         """``out[i]``: in-neighbours of ``ids[i]`` other than itself, found by the CPU."""
         out[:] = self.topology.degrees(ids)
+
+    def _apart(self) -> AbstractContextManager[Any]:
+        return nullcontext() if self._gpu is None else self._gpu.on_stream(self._stream)
 
     def _hop(self, nodes: torch.Tensor, fanout: int, key: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Neighbours of ``nodes``, row after row, and how many each has."""
@@ -266,7 +278,7 @@ class _Resident:
         if isinstance(self._held, np.ndarray):
             return self._held.ctypes.data
         if self._pinned and self._held.numel():
-            return host_memory().on_gpu(self._held, self._device.index or 0).data_ptr()
+            return host_memory().on_gpu(self._held, self._device.index).data_ptr()
         return self._held.data_ptr()
 
 

@@ -52,7 +52,7 @@ class BatchSampler:
 
     Args:
         share: Of the free budget, how much the scratch memory may take, and then how much the topology.
-        on: The GPU that draws; None: the CPU. The batches are the same.
+        on: The GPU that draws, in place where the topology is in memory; None: the CPU. The batches are the same.
     """
 
     def __init__(
@@ -88,7 +88,8 @@ class BatchSampler:
         else:
             from outcrop.device_sampling import DeviceSampler  # brings torch
 
-            self._sampler = DeviceSampler(self.topology, on, **options)
+            in_place = self.topology.placement == "memory"
+            self._sampler = DeviceSampler(self.topology, on, in_place=in_place, **options)
         self._labels = graph.array(runtime, "labels").memmap() if graph.has("labels") else None
         self._links = LinkSeeds(graph, config, self.topology, runtime) if config.task == "link" else None
 

@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from outcrop import _core
+from outcrop.api.train import train
 from outcrop.config import SampleConfig
 from outcrop.device_sampling import DeviceSampler, sample_on
 from outcrop.errors import ArgumentError, FormatError
@@ -128,6 +129,9 @@ def test_what_no_gpu_draws_is_refused():
         DeviceSampler(topology, CPU, fanouts=[1], sampler="weighted")
     with pytest.raises(ArgumentError, match="on disk cannot be sampled on a GPU: give it more memory"):
         DeviceSampler(Topology(1, 1, "paged", topology.indptr, None), CPU, fanouts=[1])
+    for where, mode, said in (("gpu", "packed", "--mode online"), ("tpu", "online", "write cpu or gpu")):
+        with pytest.raises(ArgumentError, match=said):
+            train("nowhere", mode=mode, sample_on=where)
     with pytest.raises(ArgumentError, match="no sampling kernel sample_nothing"):
         _core.twin_sample("sample_nothing", 1, [])
     with pytest.raises(ArgumentError, match="sample_draw takes 8 arguments, not 7"):
