@@ -334,6 +334,12 @@ void bind_sampler(nb::module_& m) {
             return to_list(std::move(batches));
           },
           "seeds"_a, "offsets"_a, "split"_a, "epoch"_a, "first_batch"_a);
+  m.def(
+      "hop_key",
+      [](uint64_t seed, uint64_t split, uint64_t epoch, uint64_t batch, size_t hop) {
+        return hop_key(seed, {split, epoch, batch}, hop);
+      },
+      "seed"_a, "split"_a, "epoch"_a, "batch"_a, "hop"_a, "Key of the random numbers of one hop of a batch.");
   bind_paged(m);
 }
 

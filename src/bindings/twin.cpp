@@ -1,5 +1,6 @@
 #include "bindings.h"
 #include "twin/kernels.h"
+#include "twin/sample.h"
 
 namespace outcrop {
 
@@ -70,6 +71,16 @@ void bind_twin(nb::module_& m) {
       "is none.");
   m.def("twin_gather_requests", &twin_gather_requests, "address"_a, "row_bytes"_a, "word_bytes"_a,
         "Lines of 128 bytes that the kernel asks for to read a row at an address.");
+  m.def(
+      "twin_sample",
+      [](const std::string& entry, int64_t warps, const std::vector<int64_t>& arguments, bool backwards) {
+        nb::gil_scoped_release release;
+        twin_sample(entry, warps, arguments, backwards);
+      },
+      "entry"_a, "warps"_a, "arguments"_a, "backwards"_a = false,
+      "Runs a kernel of kernels/sample.cu on the CPU. Arguments are addresses and numbers, and not checked: "
+      "for "
+      "whoever launches kernels.");
 }
 
 }  // namespace outcrop

@@ -192,10 +192,16 @@ class PlanConfig:
 
 @dataclass(frozen=True)
 class DeviceConfig:
-    """Where batches go. ``memory_bytes``: of a GPU, for cached rows and batches; 0: what is free there."""
+    """Where batches go.
+
+    Attributes:
+        memory_bytes: Of a GPU, for cached rows and batches; 0: what is free there.
+        draws: The GPU draws the batches too that are drawn on the fly.
+    """
 
     name: str = "cpu"
     memory_bytes: int = 0
+    draws: bool = False
 
 
 CPU = DeviceConfig()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -19,6 +20,9 @@ from outcrop.runtime import Runtime
 from outcrop.store.batches import BatchGraph
 from outcrop.store.graph import Graph
 from outcrop.store.topology import load_topology, placement_of, topology_bytes
+
+if TYPE_CHECKING:
+    import torch
 
 SPLIT_CODES = {"train": 0, "valid": 1, "test": 2, "infer": 3}
 _MIB = 1 << 20
@@ -48,9 +52,18 @@ class BatchSampler:
 
     Args:
         share: Of the free budget, how much the scratch memory may take, and then how much the topology.
+        on: The GPU that draws, in place where the topology is in memory; None: the CPU. The batches are the same.
     """
 
-    def __init__(self, graph: Graph, config: SampleConfig, runtime: Runtime, *, share: float = 0.5):
+    def __init__(
+        self,
+        graph: Graph,
+        config: SampleConfig,
+        runtime: Runtime,
+        *,
+        share: float = 0.5,
+        on: torch.device | None = None,
+    ):
         if config.sampler == "foreign":
             raise ArgumentError("the batches came from elsewhere: they cannot be drawn again")
         self.graph, self.config = graph, config
@@ -65,16 +78,18 @@ class BatchSampler:
         self.topology = load_topology(graph, runtime, share=share, weighted=config.sampler == "weighted")
         if self.topology.placement == "paged":  # more at a time: more of them want the same page
             self._wave.widen(_MAX_WAVE, int(runtime.budget.free_bytes * share / 2))
-        self._sampler = self.topology.sampler(
-            runtime,
-            self._wave.workers,
-            self._wave.batches,
-            fanouts=list(config.fanouts),
-            replace=config.replace,
-            seed=config.seed,
-            max_batch_bytes=self._wave.most_batch_bytes,
-            sampler=config.sampler,
-        )
+        options = {name: getattr(config, name) for name in ("fanouts", "replace", "seed", "sampler")}
+        self._sampler: Any
+        if on is None:
+            most = self._wave.most_batch_bytes
+            self._sampler = self.topology.sampler(
+                runtime, self._wave.workers, self._wave.batches, max_batch_bytes=most, **options
+            )
+        else:
+            from outcrop.device_sampling import DeviceSampler  # brings torch
+
+            in_place = self.topology.placement == "memory"
+            self._sampler = DeviceSampler(self.topology, on, in_place=in_place, **options)
         self._labels = graph.array(runtime, "labels").memmap() if graph.has("labels") else None
         self._links = LinkSeeds(graph, config, self.topology, runtime) if config.task == "link" else None
 

@@ -92,10 +92,23 @@ class FakeGpu:
 
     def launch(self, name: str, entry: str, device: torch.device, warps: int, arguments: list[int]) -> None:
         """The twin of the kernel."""
+        if name == "sample":
+            self._sample(entry, warps, arguments)
+            return
         bad = {"gather": self._gather, "assemble": self._assemble}[name](entry, warps, arguments[:-1])
         self.check(arguments[-1])
         if bad >= 0:
             _bytes(arguments[-1], 8).view(np.int64)[0] = bad + 1
+
+    def _sample(self, entry: str, warps: int, arguments: list[int]) -> None:
+        pointers = {
+            "sample_count": (0, 2, 6, 7, 8, 9),
+            "sample_draw": (1, 5, 6, 7),
+            "sample_labor": (3, 4, 5, 6),
+        }
+        for at in pointers.get(entry, (0, *range(5, 11))):
+            self.check(arguments[at])
+        _core.twin_sample(entry, warps, arguments)
 
     def _assemble(self, entry: str, warps: int, arguments: list[int]) -> int:
         word = int(entry.split("_")[1])

@@ -13,6 +13,8 @@ def test_bench_gpu(tmp_path, gpu):
     result = bench.run(tmp_path, shape, 1, print, device_name=GPU, batch_bytes=32 << 10)
     assert [g["row_bytes"] for g in result["gathers"]] == [*bench.WIDTHS, *bench.MISALIGNED]
     assert all(set(g["seconds"]) == {"ceiling", "gather", "naive", "copy"} for g in result["gathers"])
+    assert result["sampling"]["batches"] >= 1  # the same by CPU and GPU: the benchmark compares them
+    assert set(result["sampling"]["seconds"]) == {"cpu", "device", "in place"}
     assert result["epochs"]["losses_equal"]
     assert set(result["epochs"]["train_seconds"]) == {"memory", "packed", "online"}
     assert len(result["rows"][0]) == len(result["columns"])

@@ -89,8 +89,10 @@ def test_losses_are_those_of_the_cpu(made, model, gpu):
     assert report.batch_losses == pytest.approx(reference.batch_losses, rel=1e-5 if FAKE else 1e-3)
     assert report.test_accuracy == reference.test_accuracy
     assert 0 < sum(report.peak_device_by_tag.values()) <= DEVICE_BYTES
-    for mode in ("memory", "online"):
-        again = train(graph, **runs, **(options | {"mode": mode}), device=GPU)
+    for mode, sample_on in (("memory", "cpu"), ("online", "gpu")):
+        gpu.launched.clear()
+        again = train(graph, **runs, **(options | {"mode": mode}), device=GPU, sample_on=sample_on)
+        assert ("sample_fetch_32" in gpu.launched) == (sample_on == "gpu")
         assert again.batch_losses == (
             report.batch_losses if FAKE else pytest.approx(report.batch_losses, rel=1e-3)
         )

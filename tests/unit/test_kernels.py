@@ -16,6 +16,7 @@ WORDS = (1, 2, 4, 8, 16)
 ENTRIES = {
     "assemble": {f"assemble_{word}" for word in WORDS},
     "gather": {f"gather_{word}_{bits}" for word in WORDS for bits in (32, 64)},
+    "sample": {f"sample_{entry}" for entry in ("count", "draw", "fetch_32", "fetch_64", "labor")},
 }
 
 

@@ -21,6 +21,7 @@
 
 #include "base/buffer.h"
 #include "base/parallel.h"
+#include "base/random.h"
 #include "graph/permutation.h"
 
 namespace outcrop {
@@ -84,8 +85,8 @@ class GraphGenerator {
 
  private:
   uint64_t degree_of_rank(uint64_t rank) const;
-  uint64_t draw_rank(uint64_t target_rank, class RandomStream& random) const;
-  uint64_t draw_by_degree(class RandomStream& random) const;
+  uint64_t draw_rank(uint64_t target_rank, RandomStream& random) const;
+  uint64_t draw_by_degree(RandomStream& random) const;
   template <class Index>
   void sources_of(uint64_t node, Index* out, uint64_t degree) const;
 

@@ -4,17 +4,11 @@
 
 #include "base/error.h"
 #include "kernels/assemble.h"
+#include "twin/lanes.h"
 
 namespace outcrop {
 
 namespace {
-
-template <typename Body>
-void every_lane(int64_t warps, const Body& body) {
-  for (int64_t warp = 0; warp < warps; ++warp) {
-    for (int lane = 0; lane < kernels::kWarp; ++lane) body(kernels::Lane{lane, warp, warps});
-  }
-}
 
 template <typename Word, typename Index>
 int64_t run_gather(const TwinRows& rows, const void* index, int64_t count, int64_t warps) {

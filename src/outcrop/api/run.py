@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from outcrop.config import CPU, BaselineConfig, DeviceConfig, SampleConfig, Size
-from outcrop.device import gpu_named
+from outcrop.device import gpu_named, resolve
 from outcrop.errors import ArgumentError, FormatError
 from outcrop.partition import PartitionGraphs, fitting_partitions
 from outcrop.rows import (
@@ -96,7 +96,7 @@ def open_session(
     if mode == "partition":
         return _partition_session(graph, runtime, info.sample, rows, pool, to, baseline, buffers_grow=False)
     if mode == "online":
-        graphs = _graphs_on_the_fly(graph, sample_set, info.sample, runtime)
+        graphs = _graphs_on_the_fly(graph, sample_set, info.sample, runtime, to)
         rows = _with_host_cache(graph, rows, runtime, run_folder, sample_set)
         return load.row_session(graph, graphs, rows, pool, runtime, to)
     graphs = load.RecordedGraphs(sample_set, runtime)
@@ -111,12 +111,13 @@ def open_session(
 
 
 def _graphs_on_the_fly(
-    graph: Graph, sample_set: samples.SampleSet, config: SampleConfig, runtime: Runtime
+    graph: Graph, sample_set: samples.SampleSet, config: SampleConfig, runtime: Runtime, to: DeviceConfig
 ) -> load.RecordedGraphs | load.SampledGraphs:
     if config.sampler == "foreign":  # nothing here could draw them again
         return load.RecordedGraphs(sample_set, runtime)
     # Drawing batches cannot do without its memory; less topology and a smaller cache are only slower.
-    return load.SampledGraphs(BatchSampler(graph, config, runtime, share=0.8))
+    on = resolve(to.name) if to.draws else None
+    return load.SampledGraphs(BatchSampler(graph, config, runtime, share=0.8, on=on))
 
 
 def _open_on_the_fly(
@@ -132,7 +133,8 @@ def _open_on_the_fly(
     rows = _open_rows(graph, runtime, mode, to)
     if mode == "partition":
         return _partition_session(graph, runtime, config, rows, pool, to, baseline, buffers_grow=True)
-    graphs = load.SampledGraphs(BatchSampler(graph, config, runtime, share=0.25))
+    on = resolve(to.name) if to.draws else None
+    graphs = load.SampledGraphs(BatchSampler(graph, config, runtime, share=0.25, on=on))
     if mode == "dynamic":
         rows = _with_dynamic_cache(rows, runtime, baseline, 0.5)
     return load.row_session(graph, graphs, rows, pool, runtime, to)

@@ -87,6 +87,7 @@ def train(
     gpu_memory: Size = 0,
     disk_space: Size | None = None,
     device: str = "cpu",
+    sample_on: str = "cpu",
     cache_policy: str = "sieve",
     partitions: int | None = None,
     resident: int | None = None,
@@ -114,6 +115,8 @@ def train(
         refresh_rate: Bytes per second that preparing the next pool reads and writes at the most.
         memory: Budget for everything Outcrop holds; the interpreter, torch and the model come on top.
             None takes the budget the run was planned for.
+        sample_on: ``gpu``: ``device`` draws the batches of mode ``online``, the same as the CPU draws. The topology
+            stays in host memory and is read in place.
         cache_policy: Of mode ``dynamic``: ``sieve``, ``lru`` or ``s3fifo``.
         partitions, resident: Of mode ``partition``: how many, and how many are in memory at a time (None: as fits).
         checkpoint: Folder for checkpoints; training goes on from the one it holds, unless ``resume`` is false.
@@ -129,7 +132,7 @@ def train(
     """
     # Every argument is checked before anything is prepared or read.
     _check_mode(mode, evaluate_every)
-    devices.resolve(device)
+    _check_sample_on(sample_on, mode, device)
     graph = graph if isinstance(graph, Graph) else open_graph(graph)
     sampling = SampleConfig(
         fanouts=(10, 10) if fanouts is None else tuple(fanouts),
@@ -206,7 +209,7 @@ def train(
             )
     started = time.monotonic()
     limit = memory if pools is None else pools.shares.runtime
-    to = DeviceConfig(device, parse_size(gpu_memory) or planned)
+    to = DeviceConfig(device, parse_size(gpu_memory) or planned, draws=sample_on == "gpu")
     with (
         Runtime(limit, io=io, trace_path=trace_path, progress=progress) as runtime,
         history.training(None if pools else folder, graph, sampling, config, mode, runtime) as finish,
@@ -272,6 +275,16 @@ def _next_epoch(checkpoint: str | Path | None, epochs: int) -> int | None:
     path = None if checkpoint is None else Path(checkpoint) / checkpoints.LAST
     done = checkpoints.read(path).meta.epochs_done if path is not None and path.exists() else 0
     return done if done < epochs else None
+
+
+def _check_sample_on(sample_on: str, mode: str, device: str) -> None:
+    on_gpu = devices.gpu_named(device) is not None
+    if sample_on not in ("cpu", "gpu"):
+        raise ArgumentError(f"--sample-on {sample_on!r} is unknown; write cpu or gpu")
+    if sample_on == "gpu" and not (on_gpu and mode == "online"):
+        raise ArgumentError(
+            f"--sample-on gpu needs --mode online and a GPU as --device, not {mode} and {device}"
+        )
 
 
 def _check_mode(mode: str, evaluate_every: int) -> None:

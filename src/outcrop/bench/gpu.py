@@ -7,6 +7,9 @@ given as the median; bytes are those of the rows. Where there is no GPU it is re
 - ``gather``: the aligned kernel, in place. ``naive``: torch's own indexing of the same memory, in place.
 - ``copy``: rows gathered by the CPU, then copied (what training scripts do).
 
+``sampling``: mini-batches drawn by the kernels, from a topology in device memory (``device``) and in the host's (``in
+place``), left on the GPU, against the C++ sampler with all threads, copied there (``cpu``). All are compared first.
+
 ``fused``: the softmax loss of embeddings with its gradients, in one pass of kernels, against torch (Legend, section 6).
 """
 
@@ -15,6 +18,7 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,13 +31,16 @@ from outcrop.bench.epoch import Say, ensure_graph
 from outcrop.config import DeviceConfig, GraphShape, SampleConfig
 from outcrop.device import resolve
 from outcrop.device.gpu import Gpu, gpu_of
+from outcrop.device_sampling import DeviceSampler, Drawn
 from outcrop.embed import fused
 from outcrop.errors import DeviceError
 from outcrop.rows import open_rows
 from outcrop.runtime import Runtime
-from outcrop.sampling import BatchSampler
+from outcrop.sampling import SPLIT_CODES, BatchSampler, epoch_seeds, split_ids
 from outcrop.stages import load
 from outcrop.store.graph import open_graph
+from outcrop.store.minibatch import as_tensor
+from outcrop.store.topology import load_topology
 from outcrop.unified import gather, in_place
 from outcrop.unified.memory import host_memory
 
@@ -58,12 +65,15 @@ def run(
     device = torch.device(device.type, gpu.current() if device.index is None else device.index)
     gathers = [_gather(gpu, device, width, rounds, batch_bytes, say) for width in (*WIDTHS, *MISALIGNED)]
     fused_scores = _fused(gpu, device, rounds, say)
-    epochs = _epochs(gpu, device, ensure_graph(folder, shape, say), rounds, say)
+    path = ensure_graph(folder, shape, say)
+    sampling = _sampling(gpu, device, path, rounds, say)
+    epochs = _epochs(gpu, device, path, rounds, say)
     return {
         "experiment": "gpu",
         "device": str(device),
         "gathers": gathers,
         "fused": fused_scores,
+        "sampling": sampling,
         "epochs": epochs,
         "columns": [
             "row",
@@ -168,6 +178,48 @@ def _fused(gpu: Gpu, device: torch.device, rounds: int, say: Say) -> dict[str, A
         "relative_differences": dict(
             zip(("loss", "queries", "positive", "candidates"), differences, strict=True)
         ),
+    }
+
+
+def _sampling(gpu: Gpu, device: torch.device, path: Path, rounds: int, say: Say) -> dict[str, Any]:
+    """Seconds of drawing (up to) 32 batches, which are in device memory then."""
+    graph, config = open_graph(path), SampleConfig(fanouts=(10, 10, 10), batch_size=1024)
+    options = {"fanouts": config.fanouts, "seed": config.seed}
+    with Runtime() as runtime:
+        say("drawing batches")
+        seeds = epoch_seeds(split_ids(graph, runtime, "train"), config, "train", 0)[: 32 * config.batch_size]
+        offsets = np.minimum(np.arange(0, len(seeds) + config.batch_size, config.batch_size), len(seeds))
+        what = (seeds, offsets, SPLIT_CODES["train"], 0, 0)
+        topology = load_topology(graph, runtime)
+        core = topology.sampler(runtime, runtime.workers, len(offsets) - 1, **options)
+        samplers = {
+            "device": DeviceSampler(topology, device, **options),
+            "in place": DeviceSampler(topology, device, in_place=True, **options),
+        }
+        wanted = core.sample(*what)
+        for name, sampler in samplers.items():
+            for found, batch in zip(sampler.sample(*what), wanted, strict=True):
+                if not all(np.array_equal(a, b) for a, b in zip(found, batch, strict=True)):
+                    raise DeviceError(
+                        f"the sampling kernels ({name}) gave another batch than the C++ sampler"
+                    )
+
+        def on_gpu(sampler: DeviceSampler) -> list[Drawn]:
+            ends = range(len(offsets) - 1)
+            return [sampler.draw(seeds[offsets[i] : offsets[i + 1]], what[2], 0, i) for i in ends]
+
+        ways: dict[str, Callable[[], Any]] = {
+            "cpu": lambda: [[as_tensor(x, device) for x in batch[:3]] for batch in core.sample(*what)],
+            **{name: partial(on_gpu, sampler) for name, sampler in samplers.items()},
+        }
+        seconds = _in_turns(gpu, device, ways, rounds)
+    edges = sum(len(batch[2]) for batch in wanted)
+    return {
+        "batches": len(wanted),
+        "edges": edges,
+        "seconds": seconds,
+        "edges_per_s": {name: edges / s for name, s in seconds.items()},
+        "speed_up": {name: seconds["cpu"] / seconds[name] for name in samplers},
     }
 
 

@@ -82,6 +82,9 @@ def train(
     disk_space: common.DiskSpace = None,
     topology: common.Topology = "automatic",
     device: common.Device = "cpu",
+    sample_on: Annotated[
+        str, typer.Option("--sample-on", help="gpu: the device draws the batches of mode online.")
+    ] = "cpu",
     checkpoint: Annotated[
         Path | None, typer.Option("--checkpoint", help="Folder; training goes on from it.")
     ] = None,
@@ -127,6 +130,7 @@ def train(
             gpu_memory=gpu_memory,
             disk_space=disk_space,
             device=device,
+            sample_on=sample_on,
             cache_policy=cache_policy,
             partitions=partitions,
             resident=resident,

@@ -1,0 +1,74 @@
+#include "twin/sample.h"
+
+#include "base/error.h"
+#include "kernels/sample.h"
+#include "twin/lanes.h"
+
+namespace outcrop {
+namespace {
+
+using kernels::int64;
+using kernels::Lane;
+
+// The arguments of a launch, one after the other.
+class Arguments {
+ public:
+  explicit Arguments(std::span<const int64_t> values) : values_(values) {}
+  operator int64() { return values_[next_++]; }
+  operator kernels::uint64() { return static_cast<kernels::uint64>(values_[next_++]); }
+  template <typename T>
+  operator T*() {
+    return reinterpret_cast<T*>(values_[next_++]);
+  }
+
+ private:
+  std::span<const int64_t> values_;
+  size_t next_ = 0;
+};
+
+template <typename Index>
+kernels::Fetch<Index> fetch_of(Arguments a) {
+  return {a, a, a, {a, a}, a, a, a, a, a, a};  // braces evaluate from left to right
+}
+
+template <typename Body>
+void run(int64_t warps, bool backwards, const Body& body) {
+  every_lane(warps, [&](const Lane& me) {
+    body(backwards ? Lane{kernels::kWarp - 1 - me.lane, warps - 1 - me.warp, warps} : me);
+  });
+}
+
+}  // namespace
+
+void twin_sample(const std::string& entry, int64_t warps, std::span<const int64_t> arguments,
+                 bool backwards) {
+  const auto expect = [&](size_t count) {
+    if (arguments.size() != count)
+      throw Error(ErrorKind::argument, entry + " takes " + std::to_string(count) + " arguments, not " +
+                                           std::to_string(arguments.size()));
+    return Arguments(arguments);
+  };
+  if (entry == "sample_count") {
+    Arguments a = expect(10);
+    const kernels::CountRows c{a, a, a, a, {a, a}, a, a, a, a};
+    run(warps, backwards, [&](const Lane& me) { kernels::count_rows(c, me); });
+  } else if (entry == "sample_draw") {
+    Arguments a = expect(8);
+    const kernels::DrawPlaces d{a, a, a, {a, a}, a, a, a};
+    run(warps, backwards, [&](const Lane& me) { kernels::draw_places(d, me); });
+  } else if (entry == "sample_fetch_32") {
+    const auto f = fetch_of<kernels::uint32>(expect(11));
+    run(warps, backwards, [&](const Lane& me) { kernels::fetch(f, me); });
+  } else if (entry == "sample_fetch_64") {
+    const auto f = fetch_of<int64>(expect(11));
+    run(warps, backwards, [&](const Lane& me) { kernels::fetch(f, me); });
+  } else if (entry == "sample_labor") {
+    Arguments a = expect(7);
+    const kernels::KeepLabor k{a, a, {a, 0}, a, a, a, a};
+    run(warps, backwards, [&](const Lane& me) { kernels::keep_labor(k, me); });
+  } else {
+    throw Error(ErrorKind::argument, "there is no sampling kernel " + entry);
+  }
+}
+
+}  // namespace outcrop

@@ -1,0 +1,51 @@
+"""What no device draws, refused in the words of the core (core/graph/sampler.cpp, batch_builder.cpp, topology.cpp)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from outcrop.errors import ArgumentError, FormatError
+from outcrop.store.topology import Topology
+
+SAMPLERS = ("neighbor", "labor", "shadow")
+
+
+def check_options(topology: Topology, fanouts: Sequence[int], replace: bool, sampler: str) -> None:
+    if sampler not in SAMPLERS:
+        raise ArgumentError(
+            f"sampler {sampler!r} is not drawn on a GPU, only {', '.join(SAMPLERS)}: sample on the CPU"
+        )
+    if topology.indptr is None or topology.indices is None:
+        raise ArgumentError(
+            "a topology on disk cannot be sampled on a GPU: give it more memory, or sample on the CPU"
+        )
+    if not fanouts:
+        raise ArgumentError("no fanouts given")
+    for fanout in fanouts:
+        if fanout < -1 or fanout == 0 or (fanout == -1 and replace):
+            raise ArgumentError(f"fanout {fanout} is not possible here")
+    if replace and sampler == "labor":
+        raise ArgumentError("labor and weighted sampling are without replacement")
+
+
+def check_seeds(seeds: np.ndarray, num_nodes: int) -> None:
+    outside = seeds[(seeds < 0) | (seeds >= num_nodes)]
+    if len(outside):
+        raise ArgumentError(f"seed node {outside[0]} is not in 0..{num_nodes - 1}")
+    ids, counts = np.unique(seeds, return_counts=True)
+    if len(ids) < len(seeds):
+        raise ArgumentError(f"seed node {ids[counts > 1][0]} stands twice in one mini-batch")
+
+
+def refuse_size(edges: int) -> None:
+    raise ArgumentError(
+        f"a mini-batch of {edges} edges is too large (2^31 is the limit); lower batch size or fanouts"
+    )
+
+
+def refuse_neighbour(neighbour: int, num_nodes: int) -> None:
+    raise FormatError(
+        f"the topology is damaged: neighbour {neighbour} in a graph of {num_nodes} nodes; run outcrop verify"
+    )
