@@ -84,8 +84,8 @@ nb::ndarray<nb::numpy, T, nb::ndim<1>> owned(std::vector<T>&& values) {
 }
 
 // Of rows [n, row_bytes] of bytes, `out` has one for each id.
-nb::tuple take_rows(const HotIndex& index, WorkerPool& workers, ConstBytes cached, uint64_t row_bytes, Ids ids,
-                    Bytes out) {
+nb::tuple take_rows(const HotIndex& index, WorkerPool& workers, ConstBytes cached, uint64_t row_bytes,
+                    Ids ids, Bytes out) {
   check_length("cached", cached.size(), static_cast<uint64_t>(index.num_rows()) * row_bytes);
   check_length("out", out.size(), ids.size() * row_bytes);
   Misses misses;
@@ -110,7 +110,8 @@ void bind_hot(nb::module_& m) {
       .def_prop_ro("num_rows", &HotIndex::num_rows)
       .def_prop_ro("num_lists", &HotIndex::num_lists)
       .def("take_rows", &take_rows, "workers"_a, "cached"_a, "row_bytes"_a, "ids"_a, "out"_a,
-           "Fills the rows of `out` whose ids are cached; returns the ids of the others, in order, and their places.");
+           "Fills the rows of `out` whose ids are cached; returns the ids of the others, in order, and their "
+           "places.");
 }
 
 void bind_cache(nb::module_& m) {

@@ -245,7 +245,8 @@ void bind_rows(nb::module_& m) {
           "__init__",
           [](RowStream* self, std::shared_ptr<BlockIo> io, Budget& budget, FileId file, uint64_t base,
              uint64_t stride, uint64_t row_bytes, uint64_t num_rows, uint64_t scratch_bytes) {
-            new (self) RowStream(std::move(io), budget, file, {base, stride, row_bytes}, num_rows, scratch_bytes);
+            new (self)
+                RowStream(std::move(io), budget, file, {base, stride, row_bytes}, num_rows, scratch_bytes);
           },
           "io"_a, "budget"_a, "file"_a, "base"_a, "stride"_a, "row_bytes"_a, "num_rows"_a, "scratch_bytes"_a)
       .def_static("min_scratch_bytes", &RowStream::min_scratch_bytes, "row_bytes"_a)
@@ -261,7 +262,8 @@ void bind_rows(nb::module_& m) {
             }
             return PyRowJob(std::move(job), RowArrays{std::move(ids), std::move(positions), std::move(out)});
           },
-          "ids"_a, "positions"_a, "out"_a, "Starts out[positions] = file_rows[ids] for ids that do not fall.");
+          "ids"_a, "positions"_a, "out"_a,
+          "Starts out[positions] = file_rows[ids] for ids that do not fall.");
   m.def(
       "count_read_bytes",
       [](Ids ids, uint64_t base, uint64_t stride, uint64_t row_bytes, bool merge) {

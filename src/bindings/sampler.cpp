@@ -311,7 +311,8 @@ void bind_paged(nb::module_& m) {
 void bind_sampler(nb::module_& m) {
   nb::class_<Samplers> samplers(m, "NeighborSampler");
   bind_steps<Samplers>(samplers);
-  samplers.def(
+  samplers
+      .def(
           "__init__",
           [](Samplers* self, std::shared_ptr<WorkerPool> workers, Ids indptr, AnyArray indices,
              std::vector<int64_t> fanouts, bool replace, uint64_t seed, uint64_t max_batch_bytes,

@@ -6,8 +6,8 @@ topology lies, and whether they are drawn ahead (stages/sample.py) or on the fly
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import replace
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -15,7 +15,7 @@ import numpy as np
 from outcrop import _core
 from outcrop.config import SampleConfig
 from outcrop.errors import ArgumentError, FormatError
-from outcrop.links import LinkSeeds, mix64
+from outcrop.links import LinkBatch, LinkSeeds, mix64
 from outcrop.runtime import Runtime
 from outcrop.store.batches import BatchGraph
 from outcrop.store.graph import Graph
@@ -45,6 +45,17 @@ def epoch_seeds(ids: np.ndarray, config: SampleConfig, split: str, epoch: int) -
     return seeds
 
 
+@dataclass(frozen=True)
+class Seeds:
+    """What a batch is drawn from: ``nodes`` int64; ``split`` as the key has it; ``link`` where edges are predicted."""
+
+    split: int
+    epoch: int
+    batch: int
+    nodes: np.ndarray
+    link: LinkBatch | None = None
+
+
 class BatchSampler:
     """Draws batches on the fly: the same that the sample stage writes.
 
@@ -52,6 +63,8 @@ class BatchSampler:
 
     Args:
         share: Of the free budget, how much the scratch memory may take, and then how much the topology.
+        at_once: Batches that are drawn at a time; None: as many as pay. One is what :meth:`draw` needs.
+        page_cache: Of a topology that is read by pages, keep pages too.
         on: The GPU that draws, in place where the topology is in memory; None: the CPU. The batches are the same.
     """
 
@@ -62,6 +75,8 @@ class BatchSampler:
         runtime: Runtime,
         *,
         share: float = 0.5,
+        at_once: int | None = None,
+        page_cache: bool = True,
         on: torch.device | None = None,
     ):
         if config.sampler == "foreign":
@@ -74,9 +89,13 @@ class BatchSampler:
         # The sampler's scratch and the results that wait first: the topology can also stay on disk.
         free = int(runtime.budget.free_bytes * share)
         on_disk = placement_of(runtime.topology, topology_bytes(graph), free) == "paged"
-        self._wave = Wave(config, graph, free, runtime, on_disk)
-        self.topology = load_topology(graph, runtime, share=share, weighted=config.sampler == "weighted")
-        if self.topology.placement == "paged":  # more at a time: more of them want the same page
+        self._wave = Wave(config, graph, free, runtime, on_disk, at_once)
+        self.topology = load_topology(
+            graph, runtime, share=share, weighted=config.sampler == "weighted", page_cache=page_cache
+        )
+        if (
+            self.topology.placement == "paged" and at_once is None
+        ):  # more at a time: more of them want the same page
             self._wave.widen(_MAX_WAVE, int(runtime.budget.free_bytes * share / 2))
         options = {name: getattr(config, name) for name in ("fanouts", "replace", "seed", "sampler")}
         self._sampler: Any
@@ -131,6 +150,40 @@ class BatchSampler:
             )
             for parts in self._sampler.sample(seeds, offsets, SPLIT_CODES[split], epoch, first):
                 yield self._finish(*parts)
+
+    def seeds(self, split: str, epoch: int) -> Iterator[Seeds]:
+        """What :meth:`draw` draws the batches of one epoch of ``split`` from, in order."""
+        if split not in self.config.splits:
+            raise ArgumentError(f"split {split!r} is not sampled, only {', '.join(self.config.splits)}")
+        code, size = SPLIT_CODES[split], self.config.batch_size
+        nodes = None if self._links else epoch_seeds(self.ids[split], self.config, split, epoch)
+        for number in range(self.num_batches(split)):
+            if nodes is None:
+                assert self._links is not None
+                link = self._links.batch(split, code, epoch, number)
+                yield Seeds(code, epoch, number, link.seeds, link)
+            else:
+                yield Seeds(code, epoch, number, nodes[number * size : (number + 1) * size])
+
+    def draw(self, seeds: Seeds, met: Callable[[np.ndarray], None]) -> BatchGraph:
+        """One batch, as :meth:`epoch` gives it.
+
+        Args:
+            met: Called with the seeds, and after each hop with the nodes first met in it: the next part of ``n_id``.
+        """
+        if hasattr(self._sampler, "begin"):
+            self._sampler.begin(seeds.nodes, seeds.split, seeds.epoch, seeds.batch)
+            met(seeds.nodes)
+            for _ in self.config.fanouts:
+                met(self._sampler.hop())
+            graph = self._finish(*self._sampler.finish())
+        else:  # a GPU draws batches whole
+            offsets = np.array([0, len(seeds.nodes)], np.int64)
+            drawn = self._sampler.sample(seeds.nodes, offsets, seeds.split, seeds.epoch, seeds.batch)
+            graph = self._finish(*drawn[0])
+            met(graph.n_id)
+        link = seeds.link
+        return graph if link is None else replace(graph, edge_label_index=link.index, edge_label=link.label)
 
     def _finish(
         self,
@@ -192,13 +245,14 @@ def _worst_case_bytes(config: SampleConfig, graph: Graph, on_disk: bool = False)
         edges += last
         frontier = min(last, graph.num_nodes)
     reached = min(seeds + edges, graph.num_nodes)
+    nodes = min(seeds + edges - last, graph.num_nodes) + last  # in the last hop, repeats included
     if config.sampler == "shadow":
         edges = max(edges, min(graph.num_edges, 8 * reached * max(graph.num_edges // graph.num_nodes, 1)))
-    nodes = reached + last
     extra = 0 if config.sampler == "neighbor" else 8 * last
     if on_disk:  # what was read, and where the lists lie
         extra = 16 * last + 16 * reached
-    return 12 * nodes + 2 * 12 * 4 * max(nodes, 64) + 4 * edges + 20 * last + extra + _MIB
+    table = 12 * (1 << (max(2 * nodes, 64) - 1).bit_length())
+    return 12 * nodes + table // 2 * 3 + 4 * edges + 20 * last + extra + _MIB
 
 
 class Wave:
@@ -208,11 +262,17 @@ class Wave:
     """
 
     def __init__(
-        self, config: SampleConfig, graph: Graph, most: int, runtime: Runtime, on_disk: bool = False
+        self,
+        config: SampleConfig,
+        graph: Graph,
+        most: int,
+        runtime: Runtime,
+        on_disk: bool = False,
+        at_once: int | None = None,
     ):
         worst, threads = _worst_case_bytes(config, graph, on_disk), runtime.workers.threads
         self._runtime = runtime
-        self.batches = min(max(most // 2 // worst, 1), threads)
+        self.batches = min(max(most // 2 // worst, 1), at_once or threads)
         self.workers = runtime.workers if self.batches == threads else _core.WorkerPool(self.batches)
         self._batch_bytes = max(min(worst, most // 2 // self.batches), 1)
         self._held = [self._hold(self.batches)]

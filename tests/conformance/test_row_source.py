@@ -16,8 +16,11 @@ from outcrop.errors import ArgumentError, BudgetError
 from outcrop.rows import (
     BeladyRows,
     DiskRows,
+    DiskStream,
     DynamicRows,
     HostRows,
+    HotRows,
+    HotSet,
     MapRows,
     NextUses,
     PackedRows,
@@ -79,6 +82,18 @@ def tiered(chosen: Callable[[np.ndarray], np.ndarray], below: Callable[[Graph, R
     return make
 
 
+def hot(chosen: Callable[[np.ndarray], np.ndarray]) -> Callable[[Graph, Runtime], RowSource]:
+    def make(graph: Graph, runtime: Runtime) -> RowSource:
+        ids = np.flatnonzero(chosen(np.arange(graph.num_nodes)))
+        held = np.zeros(len(ids) * host(graph, runtime).row_bytes, np.uint8)
+        host(graph, runtime).read_rows(ids, held)
+        index = _core.HotIndex(runtime.budget, graph.num_nodes, ids, ids[:0])
+        stream = DiskStream(graph.array(runtime, "features"), runtime, scratch_bytes=SCRATCH)
+        return HotRows(HotSet(index, held), stream, runtime)
+
+    return make
+
+
 def dynamic(policy: str, capacity: int) -> Callable[[Graph, Runtime], RowSource]:
     def make(graph: Graph, runtime: Runtime) -> RowSource:
         return DynamicRows(merged(graph, runtime), runtime, policy=policy, rows=capacity)
@@ -127,6 +142,9 @@ ANY_ORDER: dict[str, tuple[type[RowSource], Callable[[Graph, Runtime], RowSource
     "tiered-none": (TieredRows, tiered(lambda ids: ids < 0)),
     "tiered-all": (TieredRows, tiered(lambda ids: ids >= 0)),
     "tiered-ends": (TieredRows, tiered(lambda ids: (ids == 0) | (ids == NODES - 1), row_by_row)),
+    "hot-some": (HotRows, hot(lambda ids: ids % 3 == 1)),
+    "hot-none": (HotRows, hot(lambda ids: ids < 0)),
+    "hot-all": (HotRows, hot(lambda ids: ids >= 0)),
     "dynamic-lru": (DynamicRows, dynamic("lru", 60)),
     "dynamic-sieve": (DynamicRows, dynamic("sieve", 60)),
     "dynamic-s3fifo": (DynamicRows, dynamic("s3fifo", 60)),
@@ -245,6 +263,9 @@ def test_levels_are_told_apart(graph, make_runtime):
         "map": {"map": 6},
         "disk-merged": {"disk": 6},
         "disk-each": {"disk": 6},
+        "hot-some": {"host": 3, "disk": 3},
+        "hot-none": {"host": 0, "disk": 6},
+        "hot-all": {"host": 6, "disk": 0},
         "tiered-some": {"host": 3, "disk": 3},
         "tiered-none": {"host": 0, "disk": 6},
         "tiered-all": {"host": 6, "disk": 0},

@@ -1,12 +1,11 @@
 // RowStream against plain copies: every width, any scratch, many jobs at once, jobs dropped and failed.
-#include "io/row_stream.h"
-
 #include <algorithm>
 #include <atomic>
 #include <numeric>
 #include <random>
 #include <thread>
 
+#include "io/row_stream.h"
 #include "io/rows.h"
 #include "io_test_util.h"
 
@@ -43,8 +42,8 @@ class RowStreamTest : public BothBackends {
     std::iota(wish->positions.begin(), wish->positions.end(), 0);
     std::shuffle(wish->positions.begin(), wish->positions.end(), rng);
     wish->out.resize(n * layout_.row_bytes);
-    wish->job = stream_->submit(wish->ids.data(), wish->positions.data(), n, wish->out.data(), n,
-                                layout_.row_bytes);
+    wish->job =
+        stream_->submit(wish->ids.data(), wish->positions.data(), n, wish->out.data(), n, layout_.row_bytes);
     return wish;
   }
 

@@ -1,8 +1,9 @@
-// Which nodes have their features, and which their neighbour lists, in a static cache: one lookup for both (Hyperion,
-// section III-B; "unified" there). Cached rows and lists lie in ascending order of node id, so that a node's place is the
-// number of cached nodes before it: three bits a node and no hashing.
+// Which nodes have their features, and which their neighbour lists, in a static cache: one lookup for both
+// (Hyperion, section III-B; "unified" there). Cached rows and lists lie in ascending order of node id, so
+// that a node's place is the number of cached nodes before it: three bits a node and no hashing.
 //
-// A block is 64 nodes: a bit for each in either set, and how many are set in the blocks before. Not changed once made.
+// A block is 64 nodes: a bit for each in either set, and how many are set in the blocks before. Not changed
+// once made.
 #pragma once
 #include <bit>
 #include <cstdint>
@@ -15,7 +16,9 @@ namespace outcrop {
 
 class HotIndex {
  public:
-  static uint64_t bytes(int64_t num_nodes) { return (static_cast<uint64_t>(num_nodes) / 64 + 1) * sizeof(Block); }
+  static uint64_t bytes(int64_t num_nodes) {
+    return (static_cast<uint64_t>(num_nodes) / 64 + 1) * sizeof(Block);
+  }
   // Both ascending, without repeats. Throws Error(argument) where they are not, or leave [0, num_nodes).
   HotIndex(Budget& budget, int64_t num_nodes, std::span<const int64_t> rows, std::span<const int64_t> lists);
 
@@ -39,7 +42,7 @@ class HotIndex {
   };
   static int64_t place(uint64_t bits, uint32_t before, int64_t id) {
     const uint64_t bit = uint64_t{1} << (static_cast<uint64_t>(id) % 64);
-    return bits & bit ? before + std::popcount(bits & (bit - 1)) : -1;
+    return bits & bit ? int64_t{before} + std::popcount(bits & (bit - 1)) : -1;
   }
   int64_t num_nodes_, num_rows_, num_lists_;
   Reservation held_;

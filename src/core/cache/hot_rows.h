@@ -10,12 +10,13 @@
 namespace outcrop {
 
 struct Misses {
-  std::vector<int64_t> ids;         // not falling
-  std::vector<int32_t> positions;   // in the output
+  std::vector<int64_t> ids;        // not falling
+  std::vector<int32_t> positions;  // in the output
 };
 
-// out[i] = cached[place of ids[i]] for the ids whose rows are cached (rows of row_bytes without gaps); the others come
-// back with their positions. Ids may come in any order. Throws Error(argument) for ids that are no nodes.
+// out[i] = cached[place of ids[i]] for the ids whose rows are cached (rows of row_bytes without gaps); the
+// others come back with their positions. Ids may come in any order. Throws Error(argument) for ids that are
+// no nodes.
 Misses take_hot_rows(WorkerPool& workers, const HotIndex& index, const std::byte* cached, uint64_t row_bytes,
                      const int64_t* ids, size_t n, std::byte* out, uint64_t out_stride);
 

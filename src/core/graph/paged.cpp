@@ -89,9 +89,9 @@ void PagedArray::serve(const std::byte* page, const Piece& piece, std::byte* out
 void PagedArray::serve_held(const Piece& piece, std::byte* out) {
   const uint64_t from = piece.position - count_;
   if (from + piece.count > held_count_)
-    throw Error(ErrorKind::argument, "element " + std::to_string(piece.position) + " of " +
-                                         io_->path(file_) + " was wanted, " + std::to_string(count_) +
-                                         " are there and " + std::to_string(held_count_) + " cached");
+    throw Error(ErrorKind::argument, "element " + std::to_string(piece.position) + " of " + io_->path(file_) +
+                                         " was wanted, " + std::to_string(count_) + " are there and " +
+                                         std::to_string(held_count_) + " cached");
   ++stats_.held;
   std::memcpy(out + piece.out * element_bytes_, held_ + from * element_bytes_, piece.count * element_bytes_);
 }

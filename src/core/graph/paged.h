@@ -6,7 +6,8 @@
 // small counters (a hit raises a page's counter, the hand lowers it and evicts a page that stands at zero).
 // All memory is taken from the budget when the array is made. Not thread-safe.
 //
-// Behind its end an array may go on in memory (go_on): that is where lists lie that are cached whole (wave.h).
+// Behind its end an array may go on in memory (go_on): that is where lists lie that are cached whole
+// (wave.h).
 #pragma once
 #include <cstddef>
 #include <cstdint>

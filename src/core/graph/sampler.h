@@ -35,8 +35,9 @@ class NeighborSampler {
   // Throws Error(argument) for seeds out of range or repeated, Error(format) for a damaged topology,
   // Error(budget) where the batch would need more than max_batch_bytes.
   SampledBatch sample(std::span<const int64_t> seeds, BatchKey key);
-  // The same in steps, so that rows can be fetched as soon as a hop is drawn: begin, hop as often as there are fanouts,
-  // finish. The nodes that a hop gives are those first met in it, ascending; they stay until the next call.
+  // The same in steps, so that rows can be fetched as soon as a hop is drawn: begin, hop as often as there
+  // are fanouts, finish. The nodes that a hop gives are those first met in it, ascending; they stay until the
+  // next call.
   void begin(std::span<const int64_t> seeds, BatchKey key);
   std::span<const int64_t> hop();
   SampledBatch finish();

@@ -18,8 +18,8 @@
 
 namespace outcrop {
 
-// Neighbour lists in memory: list i, of the node that `index` says, is elements [offsets[i], offsets[i + 1]) of what the
-// arrays of the topology go on with behind their ends.
+// Neighbour lists in memory: list i, of the node that `index` says, is elements [offsets[i], offsets[i + 1])
+// of what the arrays of the topology go on with behind their ends.
 struct CachedLists {
   std::shared_ptr<const HotIndex> index;
   const int64_t* offsets = nullptr;
@@ -143,7 +143,7 @@ class WaveSampler {
   SamplerOptions options_;
   std::vector<std::unique_ptr<PagedBatch>> batches_;
   size_t hops_ = 0;  // drawn
-  size_t room_;  // elements of one batch in one round
+  size_t room_;      // elements of one batch in one round
   Reservation pieces_bytes_;
   std::vector<std::vector<Piece>> pieces_of_;
   std::vector<Piece> pieces_;

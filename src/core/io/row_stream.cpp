@@ -33,8 +33,8 @@ struct Job {
   // Of the driver:
   size_t planned = 0;
   std::optional<RowWindow> last;  // planned before
-  std::vector<std::byte> tail;  // pages at the end of the window that was copied out last
-  size_t flying = 0;            // windows
+  std::vector<std::byte> tail;    // pages at the end of the window that was copied out last
+  size_t flying = 0;              // windows
   // Under the stream's mutex:
   std::optional<Error> error;
   bool done = false;
@@ -66,7 +66,7 @@ struct RowStream::State {
   const pid_t pid = getpid();
 
   std::mutex mutex;
-  std::condition_variable changed;  // a job came, or ended, or the stream does
+  std::condition_variable changed;         // a job came, or ended, or the stream does
   std::deque<std::shared_ptr<Job>> queue;  // not planned to their end
   bool ending = false;
   std::thread driver;

@@ -21,6 +21,7 @@ from outcrop import checkpoint as checkpoints
 from outcrop import device as devices
 from outcrop.config import DeviceConfig, SampleConfig, Size, format_bytes, parse_size
 from outcrop.errors import ArgumentError, FormatError, IoError
+from outcrop.feeders import SampledGraphs
 from outcrop.models import Model
 from outcrop.rows import open_rows
 from outcrop.runtime import Progress, Runtime
@@ -362,7 +363,7 @@ def _check_space(out: Path, needed: int, work: Path) -> None:
         )
 
 
-class _GivenSeeds(load.SampledGraphs):
+class _GivenSeeds(SampledGraphs):
     """Batches around given seeds, drawn on the fly."""
 
     def __init__(self, sampler: BatchSampler, seeds: np.ndarray):

@@ -8,11 +8,11 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import numpy as np
-
+from outcrop.api.online import open_online
 from outcrop.config import CPU, BaselineConfig, DeviceConfig, SampleConfig, Size
-from outcrop.device import gpu_named, resolve
+from outcrop.device import gpu_named
 from outcrop.errors import ArgumentError, FormatError
+from outcrop.feeders import RecordedGraphs, SampledGraphs
 from outcrop.partition import PartitionGraphs, fitting_partitions
 from outcrop.rows import (
     BeladyRows,
@@ -20,7 +20,6 @@ from outcrop.rows import (
     NextUses,
     PartitionRows,
     RowSource,
-    TieredRows,
     open_rows,
     rows_within,
     schedule_of,
@@ -31,7 +30,6 @@ from outcrop.slots import HostSlot, SlotPool
 from outcrop.stages import load
 from outcrop.store import manifest as manifests
 from outcrop.store import packed, placement, run, samples
-from outcrop.store.arrays import DiskArray
 from outcrop.store.graph import Graph, open_graph
 from outcrop.store.manifest import Manifest
 
@@ -55,8 +53,7 @@ def open_session(
 ) -> load.LoadSession:
     """Loading in ``mode``: recorded batches where there is a run, else batches drawn on the fly as ``config`` says.
 
-    Mode ``online`` always draws on the fly; with a run it uses the run's host cache. Mode ``partition`` draws on the
-    fly too, with a run as the run was sampled.
+    Modes ``online`` and ``partition`` always draw on the fly, with a run as the run was sampled.
 
     Args:
         baseline: Options of modes ``dynamic``, ``belady`` and ``partition``.
@@ -90,16 +87,14 @@ def open_session(
         return load.packed_session(
             graph, sample_set, places, records, open_rows(graph, runtime, "online"), runtime, to
         )
+    if mode == "online":
+        return open_online(graph, runtime, info.sample, to, sample_set)
     # Buffers first: what is left afterwards is for topology and caches.
     pool = load.make_pool(graph, runtime, slots=_ROW_SLOTS, max_nodes=sample_set.max_nodes, to=to)
     rows = _open_rows(graph, runtime, mode, to)
     if mode == "partition":
         return _partition_session(graph, runtime, info.sample, rows, pool, to, baseline, buffers_grow=False)
-    if mode == "online":
-        graphs = _graphs_on_the_fly(graph, sample_set, info.sample, runtime, to)
-        rows = _with_host_cache(graph, rows, runtime, run_folder, sample_set)
-        return load.row_session(graph, graphs, rows, pool, runtime, to)
-    graphs = load.RecordedGraphs(sample_set, runtime)
+    graphs = RecordedGraphs(sample_set, runtime)
     if mode == "belady":
         uses = NextUses(sample_set, schedule_of(sample_set, baseline.passes), runtime)
         count = _cache_rows(rows, runtime, "belady", baseline, 1.0, uses.cycle)
@@ -108,16 +103,6 @@ def open_session(
     if mode == "dynamic":
         rows = _with_dynamic_cache(rows, runtime, baseline, 1.0)
     return load.row_session(graph, graphs, rows, pool, runtime, to)
-
-
-def _graphs_on_the_fly(
-    graph: Graph, sample_set: samples.SampleSet, config: SampleConfig, runtime: Runtime, to: DeviceConfig
-) -> load.RecordedGraphs | load.SampledGraphs:
-    if config.sampler == "foreign":  # nothing here could draw them again
-        return load.RecordedGraphs(sample_set, runtime)
-    # Drawing batches cannot do without its memory; less topology and a smaller cache are only slower.
-    on = resolve(to.name) if to.draws else None
-    return load.SampledGraphs(BatchSampler(graph, config, runtime, share=0.8, on=on))
 
 
 def _open_on_the_fly(
@@ -129,12 +114,13 @@ def _open_on_the_fly(
     baseline: BaselineConfig,
 ) -> load.LoadSession:
     """Loading without a run. A good part of the budget is left for the buffers, which grow to the size of batches."""
+    if mode == "online":
+        return open_online(graph, runtime, config, to)
     pool = load.make_pool(graph, runtime, slots=_ROW_SLOTS, max_nodes=0, to=to)
     rows = _open_rows(graph, runtime, mode, to)
     if mode == "partition":
         return _partition_session(graph, runtime, config, rows, pool, to, baseline, buffers_grow=True)
-    on = resolve(to.name) if to.draws else None
-    graphs = load.SampledGraphs(BatchSampler(graph, config, runtime, share=0.25, on=on))
+    graphs = SampledGraphs(BatchSampler(graph, config, runtime, share=0.25))
     if mode == "dynamic":
         rows = _with_dynamic_cache(rows, runtime, baseline, 0.5)
     return load.row_session(graph, graphs, rows, pool, runtime, to)
@@ -214,26 +200,6 @@ def _check_belongs(
             f"{folder} does not belong to the rest of its run, as after an interrupted prepare: run outcrop "
             "prepare again with the options that you want"
         )
-
-
-def _with_host_cache(
-    graph: Graph, rows: RowSource, runtime: Runtime, run_folder: Path, sample_set: samples.SampleSet
-) -> RowSource:
-    """The run's host cache over ``rows``, as far as it fits in what is left of the budget."""
-    if not (run_folder / "pack" / "manifest.json").is_file():
-        return rows
-    places = _open_places(graph, runtime, run_folder, sample_set)
-    held = places.num_cached("host") * _ID_BYTES
-    if held > runtime.budget.free_bytes // 2:
-        return rows
-    manifest = _read_pack_manifest(run_folder, places)
-    cache = DiskArray(runtime, run_folder / "pack", manifest.arrays["host_cache"])
-    fit = min(len(places.host_ids), (runtime.budget.free_bytes - _MARGIN_BYTES) // max(rows.row_bytes, 1))
-    if fit <= 0:
-        return rows
-    hot = cache.read_first("host_cache", fit).reshape(-1).view(np.uint8)
-    cache.close()
-    return TieredRows(places.host_ids[:fit], hot, rows, runtime)
 
 
 class Run:

@@ -34,6 +34,7 @@ from outcrop.device.gpu import Gpu, gpu_of
 from outcrop.device_sampling import DeviceSampler, Drawn
 from outcrop.embed import fused
 from outcrop.errors import DeviceError
+from outcrop.feeders import SampledGraphs
 from outcrop.rows import open_rows
 from outcrop.runtime import Runtime
 from outcrop.sampling import SPLIT_CODES, BatchSampler, epoch_seeds, split_ids
@@ -290,5 +291,5 @@ def _copying(graph: Any, runtime: Runtime, config: SampleConfig, to: DeviceConfi
     """Mode ``memory`` as it would be without unified memory."""
     pool = load.make_pool(graph, runtime, slots=2, max_nodes=0, to=to)
     rows = open_rows(graph, runtime, "memory")
-    graphs = load.SampledGraphs(BatchSampler(graph, config, runtime, share=0.25))
+    graphs = SampledGraphs(BatchSampler(graph, config, runtime, share=0.25))
     return load.row_session(graph, graphs, rows, pool, runtime, to)

@@ -12,6 +12,7 @@ from outcrop.rows.belady import BeladyRows, NextUses, schedule_of
 from outcrop.rows.cached import DynamicRows, rows_within
 from outcrop.rows.disk import DiskRows
 from outcrop.rows.host import HostRows
+from outcrop.rows.hot import DiskStream, HotRows, HotSet, Pending, RowStream
 from outcrop.rows.map import MapRows
 from outcrop.rows.packed import PackedRows
 from outcrop.rows.partition import Partitioning, PartitionRows, Visit
@@ -22,15 +23,20 @@ from outcrop.store.graph import Graph
 __all__ = [
     "BeladyRows",
     "DiskRows",
+    "DiskStream",
     "DynamicRows",
     "HostRows",
+    "HotRows",
+    "HotSet",
     "MapRows",
     "NextUses",
     "PackedRows",
     "PartitionRows",
     "Partitioning",
+    "Pending",
     "Placed",
     "RowSource",
+    "RowStream",
     "TieredRows",
     "Visit",
     "open_rows",

@@ -12,21 +12,31 @@ import weakref
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import count
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from outcrop import _core, device
+from outcrop import device
 from outcrop.config import CPU, DeviceConfig
 from outcrop.errors import ArgumentError, CancelledError
+from outcrop.feeders import (
+    Drawer,
+    Feeder,
+    Graphs,
+    Item,
+    OnlineFeeder,
+    PackedFeeder,
+    PlacedFeeder,
+    PlacedGraphs,
+    RecordedGraphs,
+    RowFeeder,
+)
 from outcrop.flow import Pipeline, Sequence, Stage
-from outcrop.rows import Placed, RowSource
+from outcrop.rows import HotRows, RowSource
 from outcrop.runtime import Runtime
-from outcrop.sampling import BatchSampler
-from outcrop.slots import HostSlot, Lease, SlotPool, host_pool
+from outcrop.slots import HostSlot, SlotPool, host_pool
 from outcrop.store import record
 from outcrop.store.arrays import DiskArray
-from outcrop.store.batches import BatchGraph
 from outcrop.store.graph import Graph
 from outcrop.store.packed import PackedRecords
 from outcrop.store.placement import Placement
@@ -52,191 +62,6 @@ class LoadStats:
         self.bytes_needed += needed
         for level, rows in levels.items():
             self.rows_by_level[level] = self.rows_by_level.get(level, 0) + rows
-
-
-@dataclass
-class _Item:
-    """A batch on its way through the stages."""
-
-    graph: BatchGraph | None
-    lease: Lease[HostSlot]
-    batch: int = -1
-    job: Any = None
-    table: record.AddressTable | None = None
-    levels: dict[str, int] = field(default_factory=dict)
-    needed: int = 0
-
-
-class Feeder(Protocol):
-    """Where batches of one mode come from: the stages up to the transfer."""
-
-    row_bytes: int
-
-    def source(self, split: str, epoch: int) -> Iterable[Any]: ...
-    def submit(self, what: Any, lease: Lease[HostSlot]) -> _Item: ...
-    def read(self, item: _Item) -> _Item: ...
-    def assemble(self, item: _Item) -> _Item: ...
-    def share(self, item: _Item) -> _Item: ...
-    def close(self) -> None: ...
-
-
-class Graphs(Protocol):
-    """Batch structures of a pass, in order."""
-
-    def batches(self, split: str, epoch: int) -> Iterator[BatchGraph]: ...
-
-
-class PlacedGraphs(Graphs, Protocol):
-    def placed(self, split: str, epoch: int) -> Iterator[tuple[Any, BatchGraph]]:
-        """Each with what the row source is told before (``go_to``)."""
-        ...
-
-
-class RecordedGraphs:
-    """Batch structures from the sample stage."""
-
-    def __init__(self, samples: SampleSet, runtime: Runtime):
-        self._samples = samples
-        self._buffer = runtime.budget.empty("batch-meta", samples.max_record_bytes)
-
-    def batches(self, split: str, epoch: int) -> Iterator[BatchGraph]:
-        for batch in self._samples.group(split).batches(epoch):
-            yield self._samples.read(batch, self._buffer)
-
-    def placed(self, split: str, epoch: int) -> Iterator[tuple[int, BatchGraph]]:
-        """With the number of each batch in the sample set."""
-        return zip(self._samples.group(split).batches(epoch), self.batches(split, epoch), strict=True)
-
-
-class SampledGraphs:
-    """Batch structures drawn on the fly; the same that the sample stage writes."""
-
-    def __init__(self, sampler: BatchSampler):
-        self._sampler = sampler
-
-    def batches(self, split: str, epoch: int) -> Iterator[BatchGraph]:
-        config = self._sampler.config
-        yield from self._sampler.epoch(split, config.epoch_number(split, epoch))
-
-
-class RowFeeder:
-    """Modes that fetch rows by node id from a RowSource: all but packed.
-
-    Args:
-        in_place: The transfer takes rows where they are: none are read here.
-    """
-
-    def __init__(self, graphs: Graphs, rows: RowSource, *, in_place: bool = False):
-        self._graphs, self._rows, self._in_place = graphs, rows, in_place
-        self.row_bytes = rows.row_bytes
-
-    def source(self, split: str, epoch: int) -> Iterable[Any]:
-        return self._graphs.batches(split, epoch)
-
-    def submit(self, what: Any, lease: Lease[HostSlot]) -> _Item:
-        if self._in_place:
-            return _Item(what, lease)
-        lease.slot.make_room(record.align_page(what.num_nodes * self.row_bytes) + 2 * record.PAGE_BYTES)
-        return _Item(what, lease)
-
-    def read(self, item: _Item) -> _Item:
-        assert item.graph is not None
-        if self._in_place:
-            item.levels = {"host": item.graph.num_nodes}
-            return item
-        out = item.lease.slot.x[: item.graph.num_nodes * self.row_bytes]
-        item.levels = self._rows.read_rows(item.graph.n_id, out)
-        item.needed = sum(n for level, n in item.levels.items() if level in ("disk", "map")) * self.row_bytes
-        return item
-
-    def assemble(self, item: _Item) -> _Item:
-        return item
-
-    def share(self, item: _Item) -> _Item:
-        return item
-
-    def close(self) -> None:
-        self._rows.close()
-
-
-class PlacedFeeder(RowFeeder):
-    """Modes whose row source must know which batch comes: belady and partition."""
-
-    def __init__(self, graphs: PlacedGraphs, rows: RowSource):
-        super().__init__(graphs, rows)
-        self._placed_graphs = graphs
-
-    def source(self, split: str, epoch: int) -> Iterable[tuple[Any, BatchGraph]]:
-        return self._placed_graphs.placed(split, epoch)
-
-    def submit(self, what: Any, lease: Lease[HostSlot]) -> _Item:
-        place, graph = what
-        item = super().submit(graph, lease)
-        item.job = place
-        return item
-
-    def read(self, item: _Item) -> _Item:
-        assert isinstance(self._rows, Placed)
-        self._rows.go_to(item.job)
-        return super().read(item)
-
-
-class PackedFeeder:
-    """Mode packed: one record per batch, expanded in place, cached rows filled in.
-
-    Splits that were not packed are read row by row through ``fallback``. Without a ``host_cache`` the rows of that
-    level are left to the transfer.
-    """
-
-    def __init__(self, packed: PackedRecords, host_cache: np.ndarray | None, fallback: RowFeeder):
-        self._packed, self._host_cache, self._fallback = packed, host_cache, fallback
-        self.row_bytes = packed.row_bytes
-
-    def source(self, split: str, epoch: int) -> Iterable[Any]:
-        batches = self._packed.batches_of(split, epoch)
-        return batches if all(self._packed.holds(b) for b in batches) else self._fallback.source(split, epoch)
-
-    def submit(self, what: Any, lease: Lease[HostSlot]) -> _Item:
-        if isinstance(what, BatchGraph):
-            return self._fallback.submit(what, lease)
-        return _Item(None, lease, what, self._packed.submit(what, lease.slot.meta, lease.slot.x))
-
-    def read(self, item: _Item) -> _Item:
-        if item.graph is not None:
-            return self._fallback.read(item)
-        item.graph, item.table = self._packed.finish(
-            item.batch, item.job, item.lease.slot.meta, item.lease.slot.x
-        )
-        item.needed = self._packed.needed_bytes(item.batch)
-        return item
-
-    def assemble(self, item: _Item) -> _Item:
-        if item.table is None:
-            return item
-        assert item.graph is not None
-        x, n, table = item.lease.slot.x, item.graph.num_nodes, item.table
-        self._packed.expand(item.batch, table, n, x)
-        if self._host_cache is not None:
-            _core.fill_rows(
-                x, n, self.row_bytes, table.host_positions, table.host_rows, self._host_cache, self.row_bytes
-            )
-        item.levels = {
-            "device": len(table.device_positions),
-            "host": len(table.host_positions),
-            "disk_cache": len(table.disk_positions),
-            "packed": n - table.num_cached,
-        }
-        return item
-
-    def share(self, item: _Item) -> _Item:
-        if item.table is not None:
-            assert item.graph is not None
-            self._packed.read_shared(item.table, item.graph.num_nodes, item.lease.slot.x)
-        return item
-
-    def close(self) -> None:
-        self._fallback.close()
-        self._host_cache = None
 
 
 class LoadSession:
@@ -331,12 +156,12 @@ class Loader:
 
         lease = traced("lease", pool.lease)  # waiting for a free buffer is no work: it has a span of its own
 
-        def submit(what: Any) -> _Item:
+        def submit(what: Any) -> Item:
             if not overlapped:
                 check_not_starved()
             return feeder.submit(what, lease(stopped))
 
-        def deliver(item: _Item) -> tuple[MiniBatch, _Item]:
+        def deliver(item: Item) -> tuple[MiniBatch, Item]:
             from outcrop.transfer import Arrived
 
             assert item.graph is not None
@@ -355,7 +180,7 @@ class Loader:
         )
         source = _drawn(feeder.source(split, epoch), traced)
         stages = [Stage(name, traced(name, step)) for name, step in steps]
-        self._pipeline: Pipeline[tuple[MiniBatch, _Item]] | Sequence[tuple[MiniBatch, _Item]] = (
+        self._pipeline: Pipeline[tuple[MiniBatch, Item]] | Sequence[tuple[MiniBatch, Item]] = (
             Pipeline(source, stages, while_waiting=check_not_starved, on_cancel=stop)
             if overlapped
             else Sequence(source, stages)
@@ -477,3 +302,18 @@ def placed_session(
 
     transfer = transfer_to(to, graph.spec("features"), rows.row_bytes)
     return LoadSession(PlacedFeeder(graphs, rows), pool, transfer, runtime)
+
+
+def online_session(
+    graph: Graph,
+    drawer: Drawer,
+    rows: HotRows,
+    pool: SlotPool[HostSlot],
+    runtime: Runtime,
+    to: DeviceConfig,
+) -> LoadSession:
+    """Loading in mode ``online``."""
+    from outcrop.transfer import transfer_to  # brings torch
+
+    transfer = transfer_to(to, graph.spec("features"), rows.row_bytes)
+    return LoadSession(OnlineFeeder(drawer, rows), pool, transfer, runtime)

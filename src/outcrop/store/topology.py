@@ -20,6 +20,7 @@ from outcrop.store.graph import Graph
 
 _MAX_SCRATCH_BYTES = 16 << 20
 _SCRATCH_SHARE = 8
+_LIST_BOOKS = 40  # bytes besides the neighbours of a cached list, most of them while it is read
 
 
 @dataclass(frozen=True)
@@ -106,6 +107,32 @@ class Topology:
         loops = self.lower_bounds(ids, ids + 1) - self.lower_bounds(ids, ids)
         return (end - begin - loops).astype(np.int32)
 
+    def list_bytes(self, first: int, count: int) -> np.ndarray:
+        """int64: bytes that the cached lists of nodes ``first .. first + count - 1`` take, with their books."""
+        if self.indptr is not None:
+            degrees = np.diff(self.indptr[first : first + count + 1])
+        else:
+            begin, end = self.ranges(np.arange(first, first + count, dtype=np.int64))
+            degrees = end - begin
+        return degrees * self._element_bytes + _LIST_BOOKS
+
+    @property
+    def _element_bytes(self) -> int:
+        return self.files[1].dtype.itemsize + (self.files[2].dtype.itemsize if len(self.files) > 2 else 0)
+
+    def cache_lists(self, index: Any, ids: np.ndarray, runtime: Runtime) -> None:
+        """From now on lists of ``ids`` (ascending, those of ``index``) are taken from memory, tag ``list-cache``."""
+        begin, end = self.ranges(ids)
+        ends = np.stack([begin, end], axis=1).reshape(-1)
+        offsets = runtime.budget.empty("list-cache", 8 * (len(ids) + 1)).view(np.int64)
+        np.cumsum(end - begin, out=offsets[1:])
+        held = []
+        for array in self.files[1:]:
+            values = runtime.budget.empty("list-cache", int(offsets[-1]) * array.dtype.itemsize)
+            self.pages.read_lists(ends, values, weights=array is not self.files[1])
+            held.append(values)
+        self.pages.cache_lists(index, offsets, *held)
+
 
 def topology_bytes(graph: Graph) -> int:
     """Bytes of ``indptr`` and ``indices``."""
@@ -121,13 +148,22 @@ def placement_of(asked: str, wanted_bytes: int, available_bytes: int) -> str:
     return "map" if 2 * wanted_bytes <= system.available_memory() else "paged"
 
 
-def load_topology(graph: Graph, runtime: Runtime, *, share: float = 0.5, weighted: bool = False) -> Topology:
+def load_topology(
+    graph: Graph,
+    runtime: Runtime,
+    *,
+    share: float = 0.5,
+    weighted: bool = False,
+    page_cache: bool = True,
+) -> Topology:
     """Loads the topology whole if it takes at most ``share`` of the free budget, else maps it or reads it by pages.
 
     ``runtime.topology`` may ask for one placement (:func:`placement_of`).
 
     Args:
         weighted: The edge weights too.
+        page_cache: Where lists are read by pages, keep pages; without it little is held, and hot lists can be cached
+            whole (:meth:`Topology.cache_lists`).
 
     Raises:
         FormatError: The graph has no edge weights, or an array is damaged.
@@ -138,7 +174,7 @@ def load_topology(graph: Graph, runtime: Runtime, *, share: float = 0.5, weighte
     available = int(share * runtime.budget.free_bytes)
     placement = placement_of(runtime.topology, sum(a.spec.data_bytes for a in arrays), available)
     if placement == "paged":
-        return _open_pages(graph, runtime, arrays, available)
+        return _open_pages(graph, runtime, arrays, available, page_cache)
     in_memory = placement == "memory"
     parts: list[np.ndarray | None] = [a.read("topology") if in_memory else a.memmap() for a in arrays]
     for array in arrays:
@@ -155,13 +191,15 @@ def scratch_bytes(available: int) -> int:
     return max(least, min(available // _SCRATCH_SHARE, _MAX_SCRATCH_BYTES))
 
 
-def _open_pages(graph: Graph, runtime: Runtime, arrays: list[DiskArray], available: int) -> Topology:
+def _open_pages(
+    graph: Graph, runtime: Runtime, arrays: list[DiskArray], available: int, page_cache: bool
+) -> Topology:
     scratch = scratch_bytes(available)
     left = max(available - scratch - _core.WaveSampler.round_bytes(scratch // 32), 0)
     indptr = arrays[0].read("topology") if arrays[0].spec.data_bytes <= left // 2 else None
     if indptr is not None:
         left -= arrays[0].spec.data_bytes
-    each = left // (len(arrays) - (indptr is not None))
+    each = left // (len(arrays) - (indptr is not None)) if page_cache else 0
     pages = _core.PagedTopology(
         runtime.io,
         runtime.budget,

@@ -1,0 +1,313 @@
+"""Where the batches of each mode come from: the stages of loading up to the transfer.
+
+A feeder gives what a pass goes over (``source``), begins a batch in a leased buffer without waiting for the disk
+(``submit``), waits for what was read (``read``), puts rows in their places (``assemble``, ``share``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import numpy as np
+
+from outcrop import _core
+from outcrop.rows import HotRows, Pending, Placed, RowSource
+from outcrop.runtime import Runtime
+from outcrop.sampling import BatchSampler, Seeds
+from outcrop.slots import HostSlot, Lease
+from outcrop.store import record
+from outcrop.store.batches import BatchGraph
+from outcrop.store.packed import PackedRecords
+from outcrop.store.samples import SampleSet
+
+
+@dataclass
+class Item:
+    """A batch on its way through the stages."""
+
+    graph: BatchGraph | None
+    lease: Lease[HostSlot]
+    batch: int = -1
+    job: Any = None
+    table: record.AddressTable | None = None
+    levels: dict[str, int] = field(default_factory=dict)
+    needed: int = 0
+
+
+class Feeder(Protocol):
+    """Where batches of one mode come from: the stages up to the transfer."""
+
+    row_bytes: int
+
+    def source(self, split: str, epoch: int) -> Iterable[Any]: ...
+    def submit(self, what: Any, lease: Lease[HostSlot]) -> Item: ...
+    def read(self, item: Item) -> Item: ...
+    def assemble(self, item: Item) -> Item: ...
+    def share(self, item: Item) -> Item: ...
+    def close(self) -> None: ...
+
+
+class Graphs(Protocol):
+    """Batch structures of a pass, in order."""
+
+    def batches(self, split: str, epoch: int) -> Iterator[BatchGraph]: ...
+
+
+class PlacedGraphs(Graphs, Protocol):
+    def placed(self, split: str, epoch: int) -> Iterator[tuple[Any, BatchGraph]]:
+        """Each with what the row source is told before (``go_to``)."""
+        ...
+
+
+class RecordedGraphs:
+    """Batch structures from the sample stage."""
+
+    def __init__(self, samples: SampleSet, runtime: Runtime):
+        self._samples = samples
+        self._buffer = runtime.budget.empty("batch-meta", samples.max_record_bytes)
+
+    def batches(self, split: str, epoch: int) -> Iterator[BatchGraph]:
+        for batch in self._samples.group(split).batches(epoch):
+            yield self._samples.read(batch, self._buffer)
+
+    def placed(self, split: str, epoch: int) -> Iterator[tuple[int, BatchGraph]]:
+        """With the number of each batch in the sample set."""
+        return zip(self._samples.group(split).batches(epoch), self.batches(split, epoch), strict=True)
+
+
+class SampledGraphs:
+    """Batch structures drawn on the fly; the same that the sample stage writes."""
+
+    def __init__(self, sampler: BatchSampler):
+        self._sampler = sampler
+
+    def batches(self, split: str, epoch: int) -> Iterator[BatchGraph]:
+        config = self._sampler.config
+        yield from self._sampler.epoch(split, config.epoch_number(split, epoch))
+
+
+class RowFeeder:
+    """Modes that fetch rows by node id from a RowSource: all but packed.
+
+    Args:
+        in_place: The transfer takes rows where they are: none are read here.
+    """
+
+    def __init__(self, graphs: Graphs, rows: RowSource, *, in_place: bool = False):
+        self._graphs, self._rows, self._in_place = graphs, rows, in_place
+        self.row_bytes = rows.row_bytes
+
+    def source(self, split: str, epoch: int) -> Iterable[Any]:
+        return self._graphs.batches(split, epoch)
+
+    def submit(self, what: Any, lease: Lease[HostSlot]) -> Item:
+        if self._in_place:
+            return Item(what, lease)
+        lease.slot.make_room(record.align_page(what.num_nodes * self.row_bytes) + 2 * record.PAGE_BYTES)
+        return Item(what, lease)
+
+    def read(self, item: Item) -> Item:
+        assert item.graph is not None
+        if self._in_place:
+            item.levels = {"host": item.graph.num_nodes}
+            return item
+        out = item.lease.slot.x[: item.graph.num_nodes * self.row_bytes]
+        item.levels = self._rows.read_rows(item.graph.n_id, out)
+        item.needed = sum(n for level, n in item.levels.items() if level in ("disk", "map")) * self.row_bytes
+        return item
+
+    def assemble(self, item: Item) -> Item:
+        return item
+
+    def share(self, item: Item) -> Item:
+        return item
+
+    def close(self) -> None:
+        self._rows.close()
+
+
+class PlacedFeeder(RowFeeder):
+    """Modes whose row source must know which batch comes: belady and partition."""
+
+    def __init__(self, graphs: PlacedGraphs, rows: RowSource):
+        super().__init__(graphs, rows)
+        self._placed_graphs = graphs
+
+    def source(self, split: str, epoch: int) -> Iterable[tuple[Any, BatchGraph]]:
+        return self._placed_graphs.placed(split, epoch)
+
+    def submit(self, what: Any, lease: Lease[HostSlot]) -> Item:
+        place, graph = what
+        item = super().submit(graph, lease)
+        item.job = place
+        return item
+
+    def read(self, item: Item) -> Item:
+        assert isinstance(self._rows, Placed)
+        self._rows.go_to(item.job)
+        return super().read(item)
+
+
+class Drawer(Protocol):
+    """Draws batches one at a time and says which nodes are met as soon as they are."""
+
+    def seeds(self, split: str, epoch: int) -> Iterator[Any]: ...
+    def draw(self, seeds: Any, met: Callable[[np.ndarray], None]) -> BatchGraph: ...
+
+
+class SampledDrawer:
+    """Batches drawn on the fly, a hop at a time."""
+
+    def __init__(self, sampler: BatchSampler):
+        self._sampler = sampler
+
+    def seeds(self, split: str, epoch: int) -> Iterator[Seeds]:
+        return self._sampler.seeds(split, self._sampler.config.epoch_number(split, epoch))
+
+    def draw(self, seeds: Seeds, met: Callable[[np.ndarray], None]) -> BatchGraph:
+        return self._sampler.draw(seeds, met)
+
+
+class RecordedDrawer:
+    """Recorded batches, for those that nothing here could draw again."""
+
+    def __init__(self, graphs: RecordedGraphs):
+        self._graphs = graphs
+
+    def seeds(self, split: str, epoch: int) -> Iterator[BatchGraph]:
+        return self._graphs.batches(split, epoch)
+
+    def draw(self, seeds: BatchGraph, met: Callable[[np.ndarray], None]) -> BatchGraph:
+        met(seeds.n_id)
+        return seeds
+
+
+class OnlineFeeder:
+    """Mode online: rows are asked for hop by hop while the batch is drawn, and waited for when it is needed.
+
+    Source: Hyperion, sections III (pipeline) and III-A. The nodes first met in a hop are consecutive in the batch, so
+    their rows, from the cache or from the disk, go straight to their places.
+    """
+
+    def __init__(self, drawer: Drawer, rows: HotRows):
+        self._drawer, self._rows = drawer, rows
+        self.row_bytes = rows.row_bytes
+
+    def source(self, split: str, epoch: int) -> Iterable[Any]:
+        return self._drawer.seeds(split, epoch)
+
+    def submit(self, what: Any, lease: Lease[HostSlot]) -> Item:
+        item = Item(None, lease, job=_Asked(self._rows, lease.slot))
+        item.graph = self._drawer.draw(what, item.job.met)
+        item.levels = item.job.levels
+        item.needed = item.levels.get("disk", 0) * self.row_bytes
+        return item
+
+    def read(self, item: Item) -> Item:
+        item.job.wait()
+        return item
+
+    def assemble(self, item: Item) -> Item:
+        return item
+
+    def share(self, item: Item) -> Item:
+        return item
+
+    def close(self) -> None:
+        self._rows.close()
+
+
+class _Asked:
+    """The rows of one batch that were asked for so far."""
+
+    def __init__(self, rows: HotRows, slot: HostSlot):
+        self._rows, self._slot = rows, slot
+        self._met: list[np.ndarray] = []
+        self._jobs: list[Pending] = []
+        self._end = 0
+        self.levels: dict[str, int] = {}
+
+    def met(self, nodes: np.ndarray) -> None:
+        end = self._end + len(nodes) * self._rows.row_bytes
+        again = self._make_room(end) if end > len(self._slot.x) else ()
+        for part in (*again, nodes):
+            self._ask(part)
+        self._met.append(nodes)
+
+    def _ask(self, nodes: np.ndarray) -> None:
+        begin, self._end = self._end, self._end + len(nodes) * self._rows.row_bytes
+        job, levels = self._rows.submit(nodes, self._slot.x[begin : self._end])
+        self._jobs.append(job)
+        for level, count in levels.items():
+            self.levels[level] = self.levels.get(level, 0) + count
+
+    def _make_room(self, count: int) -> list[np.ndarray]:
+        """Where the batch is larger than any before. What was asked for must be asked for again."""
+        self.wait()
+        self._slot.make_room(record.align_page(count) + 2 * record.PAGE_BYTES)
+        self._end, self.levels = 0, {}
+        return self._met
+
+    def wait(self) -> None:
+        while self._jobs:
+            self._jobs.pop().wait()
+
+
+class PackedFeeder:
+    """Mode packed: one record per batch, expanded in place, cached rows filled in.
+
+    Splits that were not packed are read row by row through ``fallback``. Without a ``host_cache`` the rows of that
+    level are left to the transfer.
+    """
+
+    def __init__(self, packed: PackedRecords, host_cache: np.ndarray | None, fallback: RowFeeder):
+        self._packed, self._host_cache, self._fallback = packed, host_cache, fallback
+        self.row_bytes = packed.row_bytes
+
+    def source(self, split: str, epoch: int) -> Iterable[Any]:
+        batches = self._packed.batches_of(split, epoch)
+        return batches if all(self._packed.holds(b) for b in batches) else self._fallback.source(split, epoch)
+
+    def submit(self, what: Any, lease: Lease[HostSlot]) -> Item:
+        if isinstance(what, BatchGraph):
+            return self._fallback.submit(what, lease)
+        return Item(None, lease, what, self._packed.submit(what, lease.slot.meta, lease.slot.x))
+
+    def read(self, item: Item) -> Item:
+        if item.graph is not None:
+            return self._fallback.read(item)
+        item.graph, item.table = self._packed.finish(
+            item.batch, item.job, item.lease.slot.meta, item.lease.slot.x
+        )
+        item.needed = self._packed.needed_bytes(item.batch)
+        return item
+
+    def assemble(self, item: Item) -> Item:
+        if item.table is None:
+            return item
+        assert item.graph is not None
+        x, n, table = item.lease.slot.x, item.graph.num_nodes, item.table
+        self._packed.expand(item.batch, table, n, x)
+        if self._host_cache is not None:
+            _core.fill_rows(
+                x, n, self.row_bytes, table.host_positions, table.host_rows, self._host_cache, self.row_bytes
+            )
+        item.levels = {
+            "device": len(table.device_positions),
+            "host": len(table.host_positions),
+            "disk_cache": len(table.disk_positions),
+            "packed": n - table.num_cached,
+        }
+        return item
+
+    def share(self, item: Item) -> Item:
+        if item.table is not None:
+            assert item.graph is not None
+            self._packed.read_shared(item.table, item.graph.num_nodes, item.lease.slot.x)
+        return item
+
+    def close(self) -> None:
+        self._fallback.close()
+        self._host_cache = None

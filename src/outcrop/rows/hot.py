@@ -1,0 +1,108 @@
+"""A static cache over reads that are asked for and waited for separately: what mode ``online`` reads from."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Protocol, final
+
+import numpy as np
+
+from outcrop import _core
+from outcrop.rows.base import RowSource
+from outcrop.runtime import Runtime
+from outcrop.store.arrays import DiskArray
+
+
+class Pending(Protocol):
+    """Rows under way."""
+
+    def wait(self) -> None:
+        """Until they are there; raises what reading failed with."""
+        ...
+
+
+class RowStream(Protocol):
+    """Rows that are read while their consumer does something else."""
+
+    num_rows: int
+    row_bytes: int
+
+    def submit(self, ids: np.ndarray, positions: np.ndarray, out: np.ndarray) -> Pending:
+        """Starts ``out[positions] = features[ids]``; returns at once.
+
+        Args:
+            ids: int64, ascending.
+            positions: int32.
+            out: uint8 [n, row_bytes].
+        """
+        ...
+
+    def close(self) -> None: ...
+
+
+@final
+class DiskStream(RowStream):
+    """Rows read from disk by the engine (core/io/row_stream.h), each page that a call needs once.
+
+    Args:
+        scratch_bytes: Memory for pages in flight, held under the tag ``row-scratch``.
+    """
+
+    def __init__(self, features: DiskArray, runtime: Runtime, *, scratch_bytes: int):
+        self.num_rows, self.row_bytes = features.num_rows, features.row_bytes
+        self._features = features
+        self._stream = _core.RowStream(
+            runtime.io,
+            runtime.budget,
+            features.file,
+            0,
+            features.spec.stride_bytes,
+            self.row_bytes,
+            self.num_rows,
+            max(scratch_bytes, _core.RowStream.min_scratch_bytes(self.row_bytes)),
+        )
+
+    def submit(self, ids: np.ndarray, positions: np.ndarray, out: np.ndarray) -> Pending:
+        return self._stream.submit(ids, positions, out)
+
+    def close(self) -> None:
+        del self._stream
+
+
+@dataclass
+class HotSet:
+    """What a static cache has: ``index`` (which rows and lists), ``rows`` (uint8, flat, in the order of their ids)."""
+
+    index: Any
+    rows: np.ndarray
+
+
+@final
+class HotRows(RowSource):
+    """The hottest rows in memory, the others through a stream. ``submit`` does not wait for the disk."""
+
+    def __init__(self, hot: HotSet, stream: RowStream, runtime: Runtime):
+        self.num_rows, self.row_bytes = stream.num_rows, stream.row_bytes
+        self._hot, self._stream, self._workers = hot, stream, runtime.workers
+
+    def submit(self, ids: np.ndarray, out: np.ndarray) -> tuple[Pending, dict[str, int]]:
+        """Copies the cached rows of ``ids`` into ``out``, uint8 [len(ids) * row_bytes], and starts reading the others.
+
+        Returns:
+            What to wait for before ``out`` is used or given up, and how many rows come from each level.
+        """
+        missing, positions = self._hot.index.take_rows(
+            self._workers, self._hot.rows, self.row_bytes, ids, out
+        )
+        job = self._stream.submit(missing, positions, out.reshape(len(ids), self.row_bytes))
+        return job, {"host": len(ids) - len(missing), "disk": len(missing)}
+
+    def read_rows(self, ids: np.ndarray, out: np.ndarray) -> dict[str, int]:
+        self._check(ids, out)
+        job, levels = self.submit(ids, out)
+        job.wait()
+        return levels
+
+    def close(self) -> None:
+        self._stream.close()
+        del self._hot

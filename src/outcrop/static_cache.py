@@ -1,0 +1,113 @@
+"""The static cache of mode ``online``: the hottest features and the hottest neighbour lists under one budget.
+
+Source: Hyperion, section III-B2. Which is better is decided by what it saves (outcrop.tiers); both are found by one
+lookup (core/cache/hot_index.h). Nothing is replaced while training, so that looking up never waits.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from outcrop import _core, tiers
+from outcrop.hotness import Hotness
+from outcrop.rows import DiskRows, HotSet
+from outcrop.runtime import Runtime
+from outcrop.store.arrays import DiskArray
+from outcrop.store.topology import Topology
+
+_LEVELS = 1 << 16
+_ID_BYTES = 16  # for each row that is cached, while it is read
+_MARGIN_BYTES = 64 << 10  # for the small tables that come later
+
+
+@dataclass(frozen=True)
+class CacheShares:
+    """Bytes of rows and of neighbour lists in the cache."""
+
+    row_bytes: int
+    list_bytes: int
+
+
+def _row_levels(hotness: Hotness, row_bytes: int) -> tiers.Levels:
+    return sum(
+        (tiers.Levels.count(w.rows, row_bytes, _LEVELS) for w in hotness.windows()), start=_no_levels()
+    )
+
+
+def _list_levels(hotness: Hotness, topology: Topology | None) -> tiers.Levels:
+    if topology is None or topology.placement != "paged":
+        return _no_levels()
+    return sum(
+        (
+            tiers.Levels.count(w.lists, topology.list_bytes(w.first, len(w.lists)), _LEVELS)
+            for w in hotness.windows()
+        ),
+        start=_no_levels(),
+    )
+
+
+def _no_levels() -> tiers.Levels:
+    nothing = np.zeros(_LEVELS, np.int64)
+    return tiers.Levels(nothing, nothing, nothing)
+
+
+def share_out(rows: tiers.Levels, lists: tiers.Levels, capacity: int) -> CacheShares:
+    """How ``capacity`` bytes of host memory are divided between rows and lists."""
+    unit = tiers.unit_of(0, capacity)
+    most = capacity // unit
+    of_rows, of_lists = rows.chunks(unit, most), lists.chunks(unit, most)
+    plan = tiers.place(of_rows, of_lists, 0, capacity, unit)
+    return CacheShares(*plan.bytes_in((of_rows, of_lists), tiers.HOST))
+
+
+def fill(
+    features: DiskArray,
+    topology: Topology | None,
+    hotness: Hotness,
+    runtime: Runtime,
+    *,
+    scratch_bytes: int,
+) -> HotSet:
+    """Reads what is worth caching, within the budget that is left: rows, tag ``row-cache``, and lists.
+
+    Args:
+        hotness: Is used up: its counters are given back before the cache is read.
+        scratch_bytes: For reading.
+    """
+    num_nodes, row_bytes = features.num_rows, max(features.row_bytes, 1)
+    books = _core.HotIndex.bytes(num_nodes) + scratch_bytes + _MARGIN_BYTES
+    room = max(runtime.budget.free_bytes + hotness.held_bytes - books, 0)
+    capacity = room * row_bytes // (row_bytes + _ID_BYTES)
+    rows, lists = np.zeros(0, np.int64), np.zeros(0, np.int64)
+    if capacity >= row_bytes:
+        rows, lists = _choose(hotness, topology, row_bytes, capacity)
+    hotness.close()
+    index = _core.HotIndex(runtime.budget, num_nodes, rows, lists)
+    cached = runtime.budget.empty("row-cache", len(rows) * features.row_bytes)
+    reader = DiskRows(features, runtime, scratch_bytes=scratch_bytes)
+    reader.read_rows(rows, cached)
+    reader.close()
+    if topology is not None and len(lists):
+        topology.cache_lists(index, lists, runtime)
+    return HotSet(index, cached)
+
+
+def _choose(
+    hotness: Hotness, topology: Topology | None, row_bytes: int, capacity: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """Ids, ascending, of the rows and of the lists to cache."""
+    of_rows, of_lists = _row_levels(hotness, row_bytes), _list_levels(hotness, topology)
+    shares = share_out(of_rows, of_lists, capacity)
+    row_limit = tiers.Threshold.of(of_rows, shares.row_bytes)
+    list_limit = tiers.Threshold.of(of_lists, shares.list_bytes)
+    rows, lists = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
+    for w in hotness.windows():
+        picked, row_limit = row_limit.pick(w.rows, row_bytes, _LEVELS)
+        rows.append(picked + w.first)
+        if topology is not None and shares.list_bytes:
+            sizes = topology.list_bytes(w.first, len(w.lists))
+            picked, list_limit = list_limit.pick(w.lists, sizes, _LEVELS)
+            lists.append(picked + w.first)
+    return np.concatenate(rows), np.concatenate(lists)
