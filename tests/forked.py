@@ -64,7 +64,7 @@ def serve(name):
     sys.argv = ["-c", *request["arguments"]]
     return request["code"]
 
-gc.freeze()  # what was imported is not collected at the end of every child, which takes a second
+gc.freeze()  # what was imported is not collected at the end of every child, which takes a second; or: gc.unfreeze()
 _code = serve("\\0" + sys.argv[1][1:])
 del serve, ctypes, gc, json, os, signal, socket
 exec(compile(_code, "<string>", "exec"))

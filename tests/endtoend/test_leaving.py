@@ -170,7 +170,8 @@ def test_two_loaders_of_one_run(made: Path) -> None:
 
 
 SCRIPT = """
-import sys
+import gc, sys
+gc.unfreeze()  # it ends as if it had imported everything itself
 from outcrop.api.run import Run
 run = Run(sys.argv[1], memory="6MiB")
 """
@@ -210,6 +211,7 @@ def test_control_c_ends_a_process_that_loads(made: Path) -> None:
 # A child made by fork has no threads but its own: whatever it does with what it inherited, it must end.
 FORK = """
 import gc, os, signal, sys
+gc.unfreeze()
 from outcrop.api.run import open_session
 from outcrop.runtime import Runtime
 from outcrop.store.graph import open_graph
