@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -17,12 +18,12 @@ FOLDER = REPOSITORY / "tests" / "device"
 MODULES = sorted(FOLDER.glob("test_*.py"))
 
 
-def run(device: str) -> None:
+def run(device: str, *modules: Path) -> None:
     paths = [str(FOLDER), *(p for p in sys.path if p)]
     env = {k: v for k, v in os.environ.items() if not k.startswith("PYTEST_")}
     env |= {"OUTCROP_GPU_TESTS": device, "PYTHONPATH": os.pathsep.join(paths)}
     options = ["-q", "-p", "no:xdist", "-p", "no:cacheprovider", "-p", "no:logging", "-o", "timeout=120"]
-    command = [sys.executable, "-m", "pytest", *options, *MODULES]
+    command = [sys.executable, "-m", "pytest", *options, *modules]
     ended = subprocess.run(command, env=env, cwd=REPOSITORY, capture_output=True, text=True)
     assert ended.returncode == 0, ended.stdout[-6000:] + ended.stderr[-2000:]
     assert " passed" in ended.stdout
@@ -30,10 +31,13 @@ def run(device: str) -> None:
 
 @pytest.mark.timeout(600)
 def test_on_a_fake_gpu():
-    run("fake")
+    run("fake", *MODULES)
 
 
 @pytest.mark.gpu
 @pytest.mark.timeout(600)
-def test_on_cuda():
-    run("cuda")
+@pytest.mark.parametrize(
+    "module", MODULES, ids=lambda path: path.stem
+)  # each by name in what gpu-check.sh records
+def test_on_cuda(module):
+    run("cuda", module)
