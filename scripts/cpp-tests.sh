@@ -9,7 +9,7 @@ report=$PWD/$reports/cpp-$variant.xml
 rm -f "$report"
 PATH=$PWD/$venv/bin:$PATH
 case $variant in
-  plain) options=(-DCMAKE_BUILD_TYPE=RelWithDebInfo) ;;
+  plain) options=(-DCMAKE_BUILD_TYPE=RelWithDebInfo "-DCMAKE_CXX_FLAGS_RELWITHDEBINFO=-O2 -g1 -DNDEBUG") ;;
   asan) options=(-DCMAKE_BUILD_TYPE=Debug -DOUTCROP_SANITIZE=address,undefined) ;;
   tsan) options=(-DCMAKE_BUILD_TYPE=Debug -DOUTCROP_SANITIZE=thread) ;;
   *) die "unknown variant '$variant': plain, asan or tsan" ;;

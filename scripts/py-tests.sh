@@ -11,6 +11,11 @@ case $tier in
   quick | slow | torture-*) processes=${OUTCROP_TEST_PROCESSES:-2} ;;
   *) processes=0 ;;
 esac
+# Collecting imports every file, in every process: of the few slow tests only those that hold one.
+if [ "$tier" = slow ]; then
+  mapfile -t files < <(grep -rl --include='test_*.py' 'mark\.slow' tests)
+  set -- "$@" "${files[@]}"
+fi
 "$venv/bin/python" -m pytest -n "$processes" --dist loadfile --junitxml "$report" -o junit_suite_name="$tier" "$@" && status=0 || status=$?
 if [ $status = 5 ] && [ -n "${OUTCROP_ALLOW_EMPTY:-}" ]; then
   say "no tests in tier $tier"

@@ -14,7 +14,8 @@ import pyarrow.parquet as pq
 import pytest
 
 import outcrop
-from artifact_support import leftovers, python
+from artifact_support import leftovers
+from forked import python
 from infer_support import a_model, as_float, odd_graph, reference, save
 from outcrop import checkpoint as checkpoints
 from outcrop.api import infer as inference

@@ -12,7 +12,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from artifact_support import child_environment, differences, leftovers, prepare, python, small_graph, tree
+from artifact_support import child_environment, differences, leftovers, prepare, small_graph, tree
+from forked import LIGHT, python
 from outcrop.api.graph import generate_graph, import_graph
 from outcrop.store.graph import Graph
 
@@ -94,7 +95,7 @@ def graph(tmp_path: Path) -> Graph:
 
 def survives(code: str, *arguments: object, after: int, memory: str = "1700KiB") -> bool:
     """Runs ``code``, which is killed after so many steps; true if it came to its end before."""
-    ended = python(code, *arguments, DIE_AFTER=str(after), MEMORY=memory)
+    ended = python(code, *arguments, imports=LIGHT, DIE_AFTER=str(after), MEMORY=memory)
     assert ended.returncode in (0, -signal.SIGKILL), ended.stderr
     return ended.returncode == 0
 

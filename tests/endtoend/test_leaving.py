@@ -14,7 +14,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from artifact_support import fresh_runtime, memory_folder, prepare, python, small_graph
+from artifact_support import fresh_runtime, memory_folder, prepare, small_graph
+from artifact_support import python as started
+from forked import python
 from outcrop.api.run import Run, open_session
 from outcrop.errors import ArgumentError, BudgetError
 from outcrop.runtime import Runtime
@@ -168,7 +170,8 @@ def test_two_loaders_of_one_run(made: Path) -> None:
 
 
 SCRIPT = """
-import sys
+import gc, sys
+gc.unfreeze()  # it ends as if it had imported everything itself
 from outcrop.api.run import Run
 run = Run(sys.argv[1], memory="6MiB")
 """
@@ -199,7 +202,7 @@ def test_control_c_ends_a_process_that_loads(made: Path) -> None:
     code = SCRIPT + (
         "import os, signal\nfor number, batch in enumerate(run.loader()):\n    os.kill(os.getpid(), signal.SIGINT)\n"
     )
-    ended = python(code, made / "run", timeout=40)
+    ended = started(code, made / "run", timeout=40)
     # Python ends by the signal, or with 1 where torch_geometric has imported pandas.
     assert ended.returncode in (-signal.SIGINT, 1)
     assert "KeyboardInterrupt" in ended.stderr
@@ -208,6 +211,7 @@ def test_control_c_ends_a_process_that_loads(made: Path) -> None:
 # A child made by fork has no threads but its own: whatever it does with what it inherited, it must end.
 FORK = """
 import gc, os, signal, sys
+gc.unfreeze()
 from outcrop.api.run import open_session
 from outcrop.runtime import Runtime
 from outcrop.store.graph import open_graph

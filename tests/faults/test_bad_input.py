@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 import torch
 
-from artifact_support import NODES, fresh_runtime, memory_folder, prepare, python, small_graph, tree
+from artifact_support import NODES, fresh_runtime, memory_folder, prepare, small_graph, tree
+from forked import python
 from outcrop.api.prepare import prepare as prepare_run
 from outcrop.api.train import train
 from outcrop.config import parse_size

@@ -1,4 +1,4 @@
-"""The tests of tests/device, in a process of their own: a fake GPU that is made of torch's spare device type stays.
+"""The tests of tests/device, in one process of their own: a fake GPU that is made of torch's spare device type stays.
 
 On a machine that has one they run on a real GPU, too.
 """
@@ -8,34 +8,36 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 from support import REPOSITORY
 
 FOLDER = REPOSITORY / "tests" / "device"
-MODULES = sorted(path.stem for path in FOLDER.glob("test_*.py"))
+MODULES = sorted(FOLDER.glob("test_*.py"))
 
 
-def run(module: str, device: str) -> None:
+def run(device: str, *modules: Path) -> None:
     paths = [str(FOLDER), *(p for p in sys.path if p)]
     env = {k: v for k, v in os.environ.items() if not k.startswith("PYTEST_")}
     env |= {"OUTCROP_GPU_TESTS": device, "PYTHONPATH": os.pathsep.join(paths)}
     options = ["-q", "-p", "no:xdist", "-p", "no:cacheprovider", "-p", "no:logging", "-o", "timeout=120"]
-    command = [sys.executable, "-m", "pytest", *options, FOLDER / f"{module}.py"]
+    command = [sys.executable, "-m", "pytest", *options, *modules]
     ended = subprocess.run(command, env=env, cwd=REPOSITORY, capture_output=True, text=True)
     assert ended.returncode == 0, ended.stdout[-6000:] + ended.stderr[-2000:]
     assert " passed" in ended.stdout
 
 
-@pytest.mark.timeout(300)
-@pytest.mark.parametrize("module", MODULES)
-def test_on_a_fake_gpu(module):
-    run(module, "fake")
+@pytest.mark.timeout(600)
+def test_on_a_fake_gpu():
+    run("fake", *MODULES)
 
 
 @pytest.mark.gpu
-@pytest.mark.timeout(300)
-@pytest.mark.parametrize("module", MODULES)
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize(
+    "module", MODULES, ids=lambda path: path.stem
+)  # each by name in what gpu-check.sh records
 def test_on_cuda(module):
-    run(module, "cuda")
+    run("cuda", module)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from outcrop import _core
 from outcrop.device.kernels import cuda_module, launch
-from outcrop.errors import ArgumentError, DeviceError
+from outcrop.errors import DeviceError
 
 if TYPE_CHECKING:
     import torch
@@ -214,7 +214,8 @@ def tensor_over(
     kind = 5 if dtype.is_complex else 2 if dtype.is_floating_point else 0 if dtype.is_signed else 1
     kind = {torch.bfloat16: 4, torch.bool: 6}.get(dtype, kind)
     if kind == 2 and dtype.itemsize == 1:
-        raise ArgumentError(f"a GPU tensor over memory cannot be made of {dtype}")
+        # Not every torch can exchange these floats: as bytes, and back.
+        return tensor_over(address, like.detach().view(torch.uint8), device_type, device, keeping).view(dtype)
     shape, strides = list(like.shape), list(like.stride())
     return torch.from_dlpack(
         _core.memory_as(address, shape, strides, kind, 8 * dtype.itemsize, device_type, device, keeping)

@@ -85,6 +85,7 @@ class UnifiedTensor(torch.Tensor):
     """
 
     _propagated: bool = False
+    _is_param: bool = False  # what torch.nn.Parameter sets, and goes by
 
     @property
     def is_unified(self) -> bool:
@@ -118,15 +119,19 @@ class UnifiedTensor(torch.Tensor):
         shown = torch.Tensor.__repr__(_plain(self), tensor_contents=tensor_contents)
         return f"{shown[:-1]}, device='unified', propagatedToCUDA={self._propagated})"
 
+    def __format__(self, spec: str) -> str:
+        """A number as numbers are formatted: torch does so for its own type only."""
+        return format(self.item(), spec) if spec and self.dim() == 0 else super().__format__(spec)
+
     def __reduce_ex__(self, protocol: Any) -> Any:
-        return rebuild, (_plain(self).detach().clone(), self._propagated, self.requires_grad)
+        return rebuild, (_plain(self).detach().clone(), self._propagated, self.requires_grad, self._is_param)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> UnifiedTensor:
         if id(self) in memo:
             return memo[id(self)]
         if not self.is_leaf:
             raise RuntimeError("only leaves of the graph, or what is detached from it, can be copied deeply")
-        out = rebuild(_plain(self).detach(), self._propagated, self.requires_grad)
+        out = rebuild(_plain(self).detach(), self._propagated, self.requires_grad, self._is_param)
         out.grad = copy.deepcopy(self.grad, memo)
         memo[id(self)] = out
         return out
@@ -153,10 +158,14 @@ def _dispatched(func: Any, args: Any, kwargs: Any) -> Any:
     return _placed(func, name, args, kwargs)
 
 
-def rebuild(plain: torch.Tensor, propagated: bool, requires_grad: bool) -> UnifiedTensor:
+def rebuild(
+    plain: torch.Tensor, propagated: bool, requires_grad: bool, parameter: bool = False
+) -> UnifiedTensor:
     """What a pickle of a unified tensor holds: a copy of ``plain`` in unified memory."""
     out = in_unified_memory(_copied(plain, UnifiedDevice(propagated)), propagated)
     out.requires_grad_(requires_grad)
+    if parameter:
+        out._is_param = True
     return out
 
 
@@ -355,14 +364,13 @@ def _as_views(func: Any, args: Any, kwargs: Any) -> Any:
     return tree_map(delivered, result)
 
 
-def _is_gpu_index(index: Any) -> bool:
+def _is_of_gpu(x: Any) -> TypeGuard[torch.Tensor]:
     gpu = host_memory().gpu
-    return (
-        gpu is not None
-        and isinstance(index, torch.Tensor)
-        and index.device.type == gpu.type
-        and index.dtype in (torch.int64, torch.int32)
-    )
+    return gpu is not None and isinstance(x, torch.Tensor) and x.device.type == gpu.type
+
+
+def _is_gpu_index(index: Any) -> bool:
+    return _is_of_gpu(index) and index.dtype in (torch.int64, torch.int32)
 
 
 def _rows(x: UnifiedTensor, index: torch.Tensor) -> torch.Tensor:
@@ -377,7 +385,11 @@ def _getitem(x: Any, key: Any) -> Any:
     parts = key if isinstance(key, tuple) else (key,)
     if all(part is None or part is Ellipsis or type(part) in (int, slice) for part in parts):
         return _as_views(torch.Tensor.__getitem__, (x, key), {})
-    return NotImplemented
+    there = next((part.device for part in parts if _is_of_gpu(part)), None)
+    if there is None:
+        return NotImplemented
+    key = tree_map(lambda part: part.to(there) if isinstance(part, torch.Tensor) else part, key)
+    return on_gpu(x, there.index or 0)[key]
 
 
 def _index_select(x: Any, dim: int, index: Any) -> Any:
@@ -395,7 +407,9 @@ def _embedding(
     scale_grad_by_freq: bool = False,
     sparse: bool = False,
 ) -> Any:
-    if padding_idx is None and max_norm is None and not scale_grad_by_freq and not sparse:
+    learned = torch.is_grad_enabled() and isinstance(weight, torch.Tensor) and weight.requires_grad
+    of_gradients = padding_idx is not None or scale_grad_by_freq or sparse
+    if max_norm is None and not (learned and of_gradients):
         return _index_select(weight, 0, index)
     return NotImplemented
 
@@ -451,6 +465,14 @@ def _cuda(x: torch.Tensor, device: Any = None, *args: Any, **kwargs: Any) -> tor
     return _plain(x).to(device if device is not None or gpu is None else gpu.type)
 
 
+def _same_kind(x: torch.Tensor, y: torch.Tensor) -> bool:
+    """Whether ``x.data = y`` may be: Module.to() and the like else make a new parameter, of the type of ``y``."""
+    if _is_unified(x) != _is_unified(y):
+        return False
+    return _SAME_KIND(_plain(x), _plain(y))
+
+
+_SAME_KIND: Any = torch._has_compatible_shallow_copy_type  # pyright: ignore[reportPrivateImportUsage]
 # torch's own: torch_geometric puts a wrapper in the place of torch.index_select.
 _INDEX_SELECT: Any = torch._C._VariableFunctions.index_select  # pyright: ignore[reportAttributeAccessIssue]
 
@@ -462,6 +484,7 @@ _SPECIAL: dict[Any, Any] = {
     torch.ops.outcrop.gather.default: _gather,
     torch.ops.outcrop.gather: _gather,
     torch.Tensor.to: _to,
+    _SAME_KIND: _same_kind,
     torch.Tensor.grad.__get__: _grad,  # pyright: ignore[reportAttributeAccessIssue, reportOptionalMemberAccess]
     torch.Tensor.cpu: _cpu,
     torch.Tensor.cuda: _cuda,
