@@ -37,6 +37,7 @@ class CommandQueue {
   uint32_t in_flight() const { return pair_.depth - 1 - static_cast<uint32_t>(free_.size()); }
   uint32_t capacity() const { return pair_.depth - 1; }  // ids are below it
   bool full() const { return free_.empty(); }
+  uint16_t next_id() const { return free_.back(); }  // what put() will give, unless full
   // Into the ring, not yet rung. `command.id` is given here and returned. Throws Error(argument) if full.
   uint16_t put(kernels::Command command);
   void ring();

@@ -146,10 +146,16 @@ std::string header_fault(Bytes head, const Header& header, uint64_t disk_bytes) 
   return {};
 }
 
-// First byte of [from, from + bytes.size()) that is not zero and not of [skip, skip_end).
+// First byte that is not zero and not of [skip, skip_end), as an offset of the disk, whose bytes from `from`
+// on these are.
 std::optional<uint64_t> stray_byte(Bytes bytes, uint64_t from, uint64_t skip, uint64_t skip_end) {
-  for (size_t i = 0; i < bytes.size(); ++i)
-    if (bytes[i] != std::byte{0} && (from + i < skip || from + i >= skip_end)) return from + i;
+  static constexpr std::byte kZeros[4096]{};
+  for (size_t page = 0; page < bytes.size(); page += sizeof kZeros) {
+    const size_t end = std::min(page + sizeof kZeros, bytes.size());
+    if (std::memcmp(bytes.data() + page, kZeros, end - page) == 0) continue;
+    for (size_t i = page; i < end; ++i)
+      if (bytes[i] != std::byte{0} && (from + i < skip || from + i >= skip_end)) return from + i;
+  }
   return std::nullopt;
 }
 

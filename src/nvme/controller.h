@@ -105,6 +105,7 @@ class ReadQueue {
   bool full() const { return queue_.full(); }
   uint32_t in_flight() const { return queue_.in_flight(); }
   uint32_t capacity() const { return queue_.capacity(); }
+  uint16_t next_id() const { return queue_.next_id(); }
   uint32_t take(std::vector<Finished>& into) { return queue_.take(into); }
   uint32_t wait(std::vector<Finished>& into, uint32_t most = UINT32_MAX) { return queue_.wait(into, most); }
   const QueueCounters& counters() const { return queue_.counters(); }
