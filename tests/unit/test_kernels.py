@@ -16,6 +16,7 @@ WORDS = (1, 2, 4, 8, 16)
 ENTRIES = {
     "assemble": {f"assemble_{word}" for word in WORDS},
     "gather": {f"gather_{word}_{bits}" for word in WORDS for bits in (32, 64)},
+    "io_queue": {"io_submit", *(f"io_complete_{word}" for word in WORDS)},
 }
 
 
