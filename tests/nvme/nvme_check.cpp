@@ -6,12 +6,15 @@
 #include <chrono>
 #include <cstdio>
 #include <cstring>
+#include <fstream>
 #include <string>
 #include <vector>
 
 #include "base/error.h"
 #include "base/random.h"
+#include "gpuio/layout.h"
 #include "nvme/disk.h"
+#include "twin/io_queue.h"
 
 namespace outcrop::nvme {
 namespace {
@@ -50,6 +53,21 @@ std::string make_image(const std::string& path, uint64_t bytes) {
   const bool good = write(fd, data.data(), bytes) == static_cast<ssize_t>(bytes) && close(fd) == 0;
   require(good, "cannot write " + path);
   return path;
+}
+
+// The first page of a disk for `bytes` of data, as a file (docs/nvme.md).
+std::string write_header(const std::string& path, uint64_t bytes, const std::string& label) {
+  std::ofstream out(path, std::ios::binary);
+  out << make_header({kExaminedBytes, bytes, label});
+  require(static_cast<bool>(out.flush()), "cannot write " + path);
+  return path + ": put it at byte 0 of the disk, and the data at byte " + std::to_string(kExaminedBytes);
+}
+
+std::string show(const std::string& address) {
+  Disk disk(address, budget(), {});
+  return disk.info().model + ", " + std::to_string(disk.geometry().bytes()) + " bytes: '" +
+         disk.header().label + "', " + std::to_string(disk.header().data_bytes) +
+         " bytes of data from byte " + std::to_string(disk.header().data_offset);
 }
 
 // Reads in flight in one queue, each into its id's slot.
@@ -199,6 +217,62 @@ std::string reads(const std::string& address, uint64_t total) {
   return line;
 }
 
+// The kernels that a GPU runs (here their twin), which know nothing of this driver: rows through the rings of
+// the disk, several submissions before the first completions are taken.
+std::string rows(const std::string& address, uint64_t total) {
+  constexpr int64_t kRow = 1208, kStride = 1216, kBatch = 96, kAhead = 3;
+  Disk disk(address, budget(), {});
+  const auto layout = QueueLayout::within(kRow, uint64_t{8} << 20, kAhead * kBatch);
+  auto memory_budget = budget();
+  const DmaMemory memory(disk.space(), *memory_budget, "queue", layout.bytes);
+  kernels::IoQueue queue = layout.at(memory.data());
+  queue.pair = disk.create_queue(static_cast<uint32_t>(layout.depth));
+  for (uint64_t id = 0; id < layout.ids; ++id) queue.free_ids[id] = static_cast<uint16_t>(id);
+  const auto base = static_cast<int64_t>(disk.header().data_offset);
+  const uint64_t num_rows = disk.header().data_bytes / kStride;
+  RandomStream random(7, 0);
+  std::vector<int64_t> wanted(total);
+  for (auto& row : wanted) row = static_cast<int64_t>(random.below(num_rows));
+  std::vector<uint64_t> out(total * kRow / 8);
+  const auto begin = std::chrono::steady_clock::now();
+  int64_t submitted = 0, completed = 0;
+  while (completed < static_cast<int64_t>(total)) {
+    const int64_t left = static_cast<int64_t>(total) - submitted;
+    if (left > 0 && submitted - completed + kBatch <= queue.num_ids) {
+      const int64_t count = std::min(left, kBatch);
+      twin_io_submit({queue,
+                      memory.bus() + layout.staging,
+                      {base, kStride, kRow},
+                      reinterpret_cast<const kernels::int64*>(wanted.data()),
+                      reinterpret_cast<kernels::uint8*>(out.data()),
+                      kRow,
+                      submitted,
+                      count,
+                      submitted,
+                      completed});
+      submitted += count;
+      continue;
+    }
+    const int64_t count = std::min(kBatch, submitted - completed);
+    twin_io_complete({queue, reinterpret_cast<uint32_t*>(memory.data() + layout.ended), count, completed}, 8,
+                     int64_t{20} * 1'000'000'000);
+    require(!kernels::lost(queue), "completions were lost");
+    completed += count;
+  }
+  const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - begin;
+  uint64_t wrong = 0, failed = 0;
+  for (uint64_t i = 0; i < total; ++i)
+    for (uint64_t j = 0; j < kRow / 8; ++j)
+      wrong += out[i * kRow / 8 + j] != word_at(static_cast<uint64_t>(base + wanted[i] * kStride) + 8 * j);
+  for (uint32_t status = 1; status < kernels::kStatuses; ++status) failed += queue.counts[status];
+  disk.shutdown();
+  require(wrong == 0 && failed == 0,
+          std::to_string(wrong) + " wrong words, " + std::to_string(failed) + " failed");
+  return std::to_string(total) + " rows of " + std::to_string(kRow) +
+         " bytes by the kernels' twin, every byte verified, 0 wrong, " + std::to_string(seconds.count()) +
+         " s";
+}
+
 // One block that cannot be read: every read of it fails with the error of the medium, all others are right.
 // And beyond the end of the disk.
 std::string media(const std::string& address, uint64_t bad) {
@@ -273,6 +347,9 @@ std::string run(const std::vector<std::string>& arguments) {
   if (name == "identify") return identify(arguments.at(1), arguments.at(2));
   if (name == "queues") return queues(arguments.at(1));
   if (name == "reads") return reads(arguments.at(1), number(2));
+  if (name == "rows") return rows(arguments.at(1), number(2));
+  if (name == "header") return write_header(arguments.at(1), number(2), arguments.at(3));
+  if (name == "show") return show(arguments.at(1));
   if (name == "media") return media(arguments.at(1), number(2));
   if (name == "refused") return refused(arguments.at(1), arguments.at(2));
   if (name == "blank") return blank(arguments.at(1));
