@@ -96,7 +96,7 @@ for d in 10 11 12 13 14 16 17; do bind \$d; done
 nvme_check identify \$(at 10) data
 nvme_check queues \$(at 10)
 nvme_check reads \$(at 10) $reads
-nvme_check rows \$(at 10) $reads
+nvme_check rows \$(at 10) 20000
 nvme_check media \$(at 11) $bad_block
 nvme_check refused \$(at 12) "ext2, ext3 or ext4 file system"
 nvme_check refused \$(at 13) "GPT partition table"

@@ -4,8 +4,10 @@
 #include <functional>
 
 #include "fake_nvme.h"
+#include "gpuio/layout.h"
 #include "io_test_util.h"
 #include "nvme/disk.h"
+#include "twin/io_queue.h"
 
 namespace outcrop::testing {
 namespace {
@@ -14,6 +16,7 @@ using namespace nvme;
 using std::chrono::milliseconds;
 
 constexpr uint64_t kMiB = 1 << 20;
+constexpr int kPatient = 20'000;  // ms
 
 // The message of the Error that fn throws; empty: none.
 std::string error_of(const std::function<void()>& fn) {
@@ -30,9 +33,10 @@ bool says(const std::string& message, const std::string& part) {
 
 class NvmeTest : public ::testing::Test {
  protected:
-  std::unique_ptr<Controller> open(FakeNvme& fake) {
+  std::unique_ptr<Controller> open(FakeNvme& fake, int ready_ms = kPatient) {
     ControllerOptions options;
-    options.command_deadline = options.ready_deadline = milliseconds(deadline_ms_);
+    options.command_deadline = milliseconds(kPatient);
+    options.ready_deadline = milliseconds(ready_ms);
     options.queues = 3;
     return std::make_unique<Controller>(fake.registers(), fake.space, budget_, "x", options);
   }
@@ -46,7 +50,6 @@ class NvmeTest : public ::testing::Test {
     EXPECT_EQ(budget_->now_bytes(), 0u);
   }
   std::shared_ptr<Budget> budget_ = Budget::create(64 * kMiB);
-  int deadline_ms_ = 20'000;
 };
 
 // Two queues filled whenever an id is free; the fake completes in any order. A read's place follows its id,
@@ -67,7 +70,7 @@ TEST_F(NvmeTest, ReadsUnderContinuousSubmissionAreRightAndOnlyReadsAreSent) {
     std::vector<ReadQueue> queues;
     std::vector<DmaMemory> staging;
     for (const uint32_t depth : kDepths) {
-      queues.emplace_back(controller->create_queue(depth), milliseconds(deadline_ms_), "queue");
+      queues.emplace_back(controller->create_queue(depth), milliseconds(kPatient), "queue");
       staging.emplace_back(fake.space, *budget_, "staging", (depth - 1) * 2 * kPageBytes);
     }
     std::map<std::pair<int, int>, std::pair<uint64_t, uint64_t>> out;  // queue and id: block, blocks
@@ -130,7 +133,7 @@ TEST_F(NvmeTest, QueuesAreBoundedAndCanBeMadeAgain) {
     EXPECT_TRUE(says(error_of([&] { controller->create_queue(4); }), "gives 3 queue pairs"));
     controller->drop_queue();
     const kernels::QueuePair pair = controller->create_queue(2);
-    ReadQueue queue(pair, milliseconds(deadline_ms_), "queue");
+    ReadQueue queue(pair, milliseconds(kPatient), "queue");
     const DmaMemory page(fake.space, *budget_, "staging", kPageBytes);
     std::vector<Finished> finished;
     for (int i = 0; i < 5; ++i) {  // one entry is always left free
@@ -171,38 +174,85 @@ TEST_F(NvmeTest, WhatItCannotDriveIsRefusedBeforeAnythingIsRead) {
   }
 }
 
+// What goes wrong when a faulty controller is opened, read from and shut down.
 TEST_F(NvmeTest, NothingHangs) {
   struct Case {
     const char* message;
     std::function<void(FakeFaults&)> change;
+    std::vector<int> ready_ms = {kPatient};
+    int queue_ms = kPatient;
   };
   const Case cases[] = {
       {"does not answer", [](FakeFaults& f) { f.gone = true; }},
-      {"did not become ready within 15 ms", [](FakeFaults& f) { f.never_ready = true; }},
+      {"did not become ready within 15 ms", [](FakeFaults& f) { f.never_ready = true; }, {15}},
       {"fatal error while waiting for it to become ready", [](FakeFaults& f) { f.fatal = true; }},
-      {"did not shut down within 15 ms", [](FakeFaults& f) { f.never_down = true; }},
-      {"no completion for 15 ms", [](FakeFaults& f) { f.silent_after_reads = 9; }},
+      // It has to become ready in the same time, which on a busy machine takes a thread a while.
+      {"did not shut down within", [](FakeFaults& f) { f.never_down = true; }, {25, 250, 2500}},
+      {"no completion for 15 ms", [](FakeFaults& f) { f.silent_after_reads = 9; }, {kPatient}, 15},
       {"completed command 999, which is not in flight", [](FakeFaults& f) { f.wrong_id_at_read = 9; }},
   };
-  deadline_ms_ = 15;
   for (const Case& c : cases) {
     FakeFaults faults;
     c.change(faults);
-    FakeNvme fake(BytesVector(kMiB), faults);
-    const std::string message = error_of([&] {
-      deadline_ms_ = faults.never_ready || faults.never_down || faults.silent_after_reads < 100 ? 15 : 20'000;
-      auto controller = open(fake);
-      ReadQueue queue(controller->create_queue(16), milliseconds(deadline_ms_), "queue");
-      const DmaMemory staging(fake.space, *budget_, "staging", 4 * kPageBytes);
-      (void)read_range(queue, staging, 0, 64 * kPageBytes, "x");
-      controller->drop_queue();
-      controller->shutdown();
-    });
+    std::string message;
+    for (size_t attempt = 0; attempt < c.ready_ms.size() && !says(message, c.message); ++attempt) {
+      FakeNvme fake(BytesVector(kMiB), faults);
+      message = error_of([&] {
+        auto controller = open(fake, c.ready_ms[attempt]);
+        ReadQueue queue(controller->create_queue(16), milliseconds(c.queue_ms), "queue");
+        const DmaMemory staging(fake.space, *budget_, "staging", 4 * kPageBytes);
+        (void)read_range(queue, staging, 0, 64 * kPageBytes, "x");
+        controller->drop_queue();
+        controller->shutdown();
+      });
+      fake.stop();
+      EXPECT_EQ(fake.space->mapped(), 0u) << c.message;
+      EXPECT_EQ(budget_->now_bytes(), 0u) << c.message;
+    }
     EXPECT_TRUE(says(message, c.message)) << c.message << ", not " << message;
-    fake.stop();
-    EXPECT_EQ(fake.space->mapped(), 0u) << c.message;
-    EXPECT_EQ(budget_->now_bytes(), 0u) << c.message;
   }
+}
+
+// The kernels of kernels/io_queue.h, as a GPU would run them, know nothing of this driver.
+TEST_F(NvmeTest, TheKernelsReadRowsThroughADisksRings) {
+  constexpr int64_t kRow = 1500, kStride = 1504, kBase = 4096, kRows = 2000, kBatch = 16;
+  const BytesVector disk = random_bytes(kMiB, 6);
+  FakeNvme fake(disk);
+  {
+    auto controller = open(fake);
+    const auto layout = QueueLayout::within(kRow, kMiB, 3 * kBatch);
+    const DmaMemory memory(fake.space, *budget_, "queue", layout.bytes);
+    kernels::IoQueue queue = layout.at(memory.data());
+    queue.pair = controller->create_queue(static_cast<uint32_t>(layout.depth));
+    for (uint64_t id = 0; id < layout.ids; ++id) queue.free_ids[id] = static_cast<uint16_t>(id);
+    std::mt19937_64 rng(8);
+    std::vector<kernels::int64> wanted(kRows);
+    for (auto& row : wanted) row = static_cast<kernels::int64>(rng() % ((kMiB - kBase) / kStride));
+    std::vector<kernels::uint8> out(kRows * kRow);
+    for (int64_t submitted = 0, completed = 0; completed < kRows; completed += kBatch) {
+      for (; submitted < kRows && submitted - completed + kBatch <= queue.num_ids; submitted += kBatch)
+        twin_io_submit({queue,
+                        memory.bus() + layout.staging,
+                        {kBase, kStride, kRow},
+                        wanted.data(),
+                        out.data(),
+                        kRow,
+                        submitted,
+                        kBatch,
+                        submitted,
+                        completed});
+      twin_io_complete({queue, memory.as<kernels::uint32>(layout.ended), kBatch, completed}, 4,
+                       20'000'000'000);
+      ASSERT_FALSE(kernels::lost(queue));
+    }
+    uint64_t wrong = 0;
+    for (int64_t i = 0; i < kRows; ++i)
+      wrong += std::memcmp(out.data() + i * kRow, disk.data() + kBase + wanted[i] * kStride, kRow) != 0;
+    EXPECT_EQ(wrong, 0u);
+    EXPECT_EQ(std::count(queue.counts, queue.counts + kernels::kStatuses, 0u), kernels::kStatuses);
+  }
+  expect_clean(fake);
+  EXPECT_EQ(fake.reads(), static_cast<uint64_t>(kRows));
 }
 
 TEST_F(NvmeTest, RangesAreReadWholeAndErrorsNameTheirPlace) {
@@ -212,7 +262,7 @@ TEST_F(NvmeTest, RangesAreReadWholeAndErrorsNameTheirPlace) {
   FakeNvme fake(disk, faults);
   {
     auto controller = open(fake);
-    ReadQueue queue(controller->create_queue(8), milliseconds(deadline_ms_), "queue");
+    ReadQueue queue(controller->create_queue(8), milliseconds(kPatient), "queue");
     const DmaMemory staging(fake.space, *budget_, "staging", 3 * kPageBytes);
     const auto got = read_range(queue, staging, 512, 700 * 512, "x");
     EXPECT_TRUE(std::equal(got.begin(), got.end(), disk.begin() + 512));
