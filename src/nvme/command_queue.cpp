@@ -59,17 +59,18 @@ CommandQueue::CommandQueue(kernels::QueuePair pair, std::chrono::milliseconds de
 
 void CommandQueue::fail(const std::string& what) const { throw Error(ErrorKind::io, name_ + ": " + what); }
 
-uint16_t CommandQueue::put(kernels::Command command) {
+uint16_t CommandQueue::put(const kernels::Command& command) {
   if (full())
     throw Error(ErrorKind::argument, name_ + ": all " + std::to_string(pair_.depth - 1) +
                                          " commands are in flight: take completions first");
-  command.id = free_.back();
+  const uint16_t id = free_.back();
   free_.pop_back();
-  out_[command.id] = true;
+  out_[id] = true;
   pair_.commands[tail_] = command;
+  pair_.commands[tail_].id = id;
   tail_ = tail_ + 1 == pair_.depth ? 0 : tail_ + 1;
   ++counters_.submitted;
-  return command.id;
+  return id;
 }
 
 void CommandQueue::ring() {

@@ -39,7 +39,7 @@ class CommandQueue {
   bool full() const { return free_.empty(); }
   uint16_t next_id() const { return free_.back(); }  // what put() will give, unless full
   // Into the ring, not yet rung. `command.id` is given here and returned. Throws Error(argument) if full.
-  uint16_t put(kernels::Command command);
+  uint16_t put(const kernels::Command& command);
   void ring();
   // Takes completions that are there, at most `most`, and returns how many were put into `into`.
   uint32_t take(std::vector<Finished>& into, uint32_t most = UINT32_MAX);

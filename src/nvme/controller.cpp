@@ -129,7 +129,7 @@ Controller::Rings Controller::make_rings(uint32_t queue, uint32_t depth) {
   return rings;
 }
 
-uint32_t Controller::admin(kernels::Command command, const char* what) {
+uint32_t Controller::admin(const kernels::Command& command, const char* what) {
   const uint16_t id = admin_->put(command);
   admin_->ring();
   for (std::vector<Finished> finished;; finished.clear()) {

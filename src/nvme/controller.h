@@ -75,7 +75,7 @@ class Controller {
   void enable();
   void identify();
   void ask_queues();
-  uint32_t admin(kernels::Command command, const char* what);
+  uint32_t admin(const kernels::Command& command, const char* what);
   void await_status(uint32_t mask, uint32_t value, const char* what);
   [[noreturn]] void fail(ErrorKind kind, const std::string& what) const;
 

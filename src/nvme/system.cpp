@@ -1,8 +1,8 @@
 // usable_group(): what the system says of a device, before anything is opened.
 #include <filesystem>
 #include <fstream>
-#include <regex>
 #include <set>
+#include <string_view>
 
 #include "base/error.h"
 #include "nvme/vfio.h"
@@ -12,6 +12,18 @@ namespace {
 
 namespace fs = std::filesystem;
 constexpr const char* kNvmeClass = "0x010802";
+
+// domain:bus:device.function, in small hexadecimal digits, as the kernel names them.
+bool is_pci_address(const std::string& s) {
+  constexpr std::string_view kHex = "0123456789abcdef", kTail = ":xx:xx.x";
+  if (s.size() < 4 + kTail.size() || s.size() > 8 + kTail.size()) return false;
+  const size_t domain = s.size() - kTail.size();
+  for (size_t i = 0; i < s.size(); ++i) {
+    const char wanted = i < domain ? 'x' : kTail[i - domain];
+    if (wanted == 'x' ? kHex.find(s[i]) == kHex.npos : s[i] != wanted) return false;
+  }
+  return s.back() < '8';
+}
 
 std::string first_line(const fs::path& path) {
   std::ifstream in(path);
@@ -56,9 +68,8 @@ std::string uses(const fs::path& device, const SystemPaths& paths) {
 }  // namespace
 
 std::string usable_group(const std::string& address, const SystemPaths& paths) {
-  static const std::regex form("[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\\.[0-7]");
   const std::string name = "NVMe " + address + ": ";
-  if (!std::regex_match(address, form))
+  if (!is_pci_address(address))
     throw Error(ErrorKind::argument, name + "not a PCI address; they look like 0000:3b:00.0 (lspci -D)");
   const fs::path device = fs::path(paths.sys) / "bus/pci/devices" / address;
   if (!fs::exists(device))

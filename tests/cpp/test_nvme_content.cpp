@@ -241,7 +241,8 @@ TEST_F(NvmeSystem, OthersAreRefusedWithWhatHasThem) {
   write(device() / "class", "0x020000\n");
   EXPECT_NE(refusal().find("not an NVMe controller (its class is 0x020000"), std::string::npos);
   EXPECT_NE(refusal("0000:3b:00.1").find("no such device"), std::string::npos);
-  for (const char* wrong : {"3b:00.0", "../../x", "0000:3b:00.9", ""})
+  for (const char* wrong :
+       {"3b:00.0", "../../x", "0000:3b:00.9", "", "0000:3B:00.0", "0000:3b/00.0", "000:3b:00.0"})
     EXPECT_NE(refusal(wrong).find("not a PCI address"), std::string::npos) << wrong;
 }
 
