@@ -28,6 +28,11 @@ find_tools() {
   need sfdisk fdisk
 }
 
+find_modules() {
+  find "$1/lib/modules" '(' -name 'irqbypass.ko*' -o -name 'vfio.ko*' -o -name 'vfio_virqfd.ko*' \
+    -o -name 'vfio_iommu_type1.ko*' -o -name 'vfio-pci-core.ko*' -o -name 'vfio-pci.ko*' ')'
+}
+
 # Debian's kernel for clouds: NVMe built in, VFIO and the Intel IOMMU as modules or built in.
 find_kernel() {
   kernel=${OUTCROP_NVME_KERNEL:-$work/kernel}
@@ -41,7 +46,10 @@ find_kernel() {
     rm -rf "$work/package" && mkdir -p "$work/package"
     (cd "$work/package" && quietly_here apt-get download "$package") || skip "cannot fetch $package"
     dpkg-deb -x "$work"/package/*.deb "$work/package/tree"
-    mv "$work/package/tree" "$kernel"
+    rm -rf "$kernel" && mkdir -p "$kernel/lib/modules"
+    mv "$work/package/tree/boot" "$kernel"
+    find_modules "$work/package/tree" | xargs -r mv -t "$kernel/lib/modules"
+    rm -r "$work/package"
   fi
   image=$(find "$kernel/boot" -name 'vmlinuz-*' | head -n 1)
   [ -n "$image" ] || skip "no boot/vmlinuz-* in $kernel"
@@ -111,17 +119,16 @@ EOF
 cases=12
 
 make_initrd() {
-  local root=$work/root modules
+  local root=$work/root module
   rm -rf "$root" && mkdir -p "$root"/{bin,mod,proc,sys,dev}
   cp "$(command -v busybox)" "$root/bin/busybox"
   cp "$check" "$root/bin/nvme_check"
-  while read -r modules; do
-    case $modules in
-      *.xz) xz -dc "$modules" >"$root/mod/$(basename "$modules" .xz)" ;;
-      *) cp "$modules" "$root/mod/" ;;
+  while read -r module; do
+    case $module in
+      *.xz) xz -dc "$module" >"$root/mod/$(basename "$module" .xz)" ;;
+      *) cp "$module" "$root/mod/" ;;
     esac
-  done < <(find "$kernel/lib/modules" -name 'irqbypass.ko*' -o -name 'vfio.ko*' -o -name 'vfio_virqfd.ko*' \
-    -o -name 'vfio_iommu_type1.ko*' -o -name 'vfio-pci-core.ko*' -o -name 'vfio-pci.ko*')
+  done < <(find_modules "$kernel")
   make_init >"$root/init"
   chmod +x "$root/init"
   (cd "$root" && find . | cpio --quiet -o -H newc) >"$work/initrd"
@@ -141,7 +148,7 @@ run_machine() {
   done
   timeout "$limit" qemu-system-x86_64 -accel tcg -machine q35 -cpu max -m 512 -smp 1 -display none -monitor none \
     -serial "file:$work/console" -no-reboot -nic none -device intel-iommu "${arguments[@]}" \
-    -kernel "$image" -initrd "$work/initrd" -append "console=ttyS0 intel_iommu=on quiet panic=-1 loglevel=3" \
+    -kernel "$image" -initrd "$work/initrd" -append "console=ttyS0 intel_iommu=on quiet panic=-1 loglevel=3 no_timer_check" \
     2>"$work/qemu.log"  # of injected errors, mostly
 }
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import subprocess
 
@@ -22,4 +23,4 @@ def test_every_case_passes_in_qemu() -> None:
     if done.returncode == MISSING:
         pytest.skip(done.stdout.strip().splitlines()[-1])
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "12 of 12 cases passed" in done.stdout
+    assert re.search(r" (\d+) of \1 cases passed", done.stdout)
