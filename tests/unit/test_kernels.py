@@ -17,6 +17,7 @@ ENTRIES = {
     "assemble": {f"assemble_{word}" for word in WORDS},
     "gather": {f"gather_{word}_{bits}" for word in WORDS for bits in (32, 64)},
     "sample": {f"sample_{entry}" for entry in ("count", "draw", "fetch_32", "fetch_64", "labor")},
+    "io_queue": {"io_submit", *(f"io_complete_{word}" for word in WORDS)},
 }
 
 

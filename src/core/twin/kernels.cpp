@@ -2,9 +2,9 @@
 
 #include <set>
 
-#include "base/error.h"
 #include "kernels/assemble.h"
 #include "twin/lanes.h"
+#include "twin/word.h"
 
 namespace outcrop {
 
@@ -25,26 +25,6 @@ int64_t run_gather(const TwinRows& rows, const void* index, int64_t count, int64
   g.wrong = &wrong;
   every_lane(warps, [&](const kernels::Lane& me) { kernels::gather<Word>(g, me); });
   return wrong - 1;
-}
-
-// f(Word{}) for the type of so many bytes.
-template <typename F>
-int64_t with_word(int word_bytes, const F& f) {
-  switch (word_bytes) {
-    case 1:
-      return f(kernels::uint8{});
-    case 2:
-      return f(kernels::uint16{});
-    case 4:
-      return f(kernels::uint32{});
-    case 8:
-      return f(kernels::uint64{});
-    case 16:
-      return f(kernels::Word16{});
-    default:
-      throw Error(ErrorKind::argument,
-                  "words have 1, 2, 4, 8 or 16 bytes, not " + std::to_string(word_bytes));
-  }
 }
 
 }  // namespace

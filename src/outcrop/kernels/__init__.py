@@ -10,7 +10,7 @@ from functools import cache
 from pathlib import Path
 
 FOLDER = Path(__file__).parent  # holds what the sources include as "kernels/..."
-NAMES = ("assemble", "gather", "sample")
+NAMES = ("assemble", "gather", "io_queue", "sample")
 
 
 def source(name: str) -> str:

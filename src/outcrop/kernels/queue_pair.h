@@ -18,6 +18,10 @@ constexpr uint32 kMemoryPage =
     4096;  // a command names at most two of these: longer transfers are more commands
 constexpr uint8 kReadOpcode = 2;
 
+// Statuses: what kind of error in bits 8 to 10, which one in bits 0 to 7.
+constexpr uint32 kDone = 0, kInvalidOpcode = 0x001, kInvalidField = 0x002, kInvalidSpace = 0x00b,
+                 kBeyondEnd = 0x080, kUnreadable = 0x281;
+
 struct alignas(64) Command {
   uint8 opcode, flags;
   uint16 id;

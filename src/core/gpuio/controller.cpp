@@ -1,0 +1,256 @@
+#include "gpuio/controller.h"
+
+#include <sys/types.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <deque>
+#include <mutex>
+#include <optional>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "base/error.h"
+#include "base/random.h"
+
+namespace outcrop {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+using kernels::kBlockBytes;
+using kernels::kMemoryPage;
+
+constexpr unsigned kEager = 32, kAttentive = 512;  // looks in vain before it looks less often
+
+}  // namespace
+
+class RingController::Impl {
+ public:
+  Impl(std::shared_ptr<BlockIo> io, FileId file, const QueueLayout& layout, std::byte* memory,
+       const RingFaults& faults)
+      : io_(std::move(io)),
+        file_(file),
+        file_bytes_(io_->size_bytes(file)),
+        queue_(layout.at(memory)),
+        ended_(reinterpret_cast<kernels::uint32*>(memory + layout.ended)),
+        faults_(faults),
+        thread_([this] { run(); }) {}
+  ~Impl() {
+    stop_.store(true, std::memory_order_relaxed);
+    thread_.join();
+  }
+
+  bool forked() const { return pid_ != getpid(); }
+  uint64_t served() const { return served_.load(std::memory_order_relaxed); }
+  std::string error() const {
+    std::lock_guard lock(mutex_);
+    return error_;
+  }
+
+ private:
+  struct Flight {  // a command that was given to the engine
+    std::shared_ptr<IoJob> job;
+    uint64_t number;
+    uint16_t id;
+  };
+  struct Finished {
+    uint64_t number;
+    uint16_t id;
+    uint32_t status;
+    Clock::time_point ready;
+  };
+
+  void run();
+  bool fetch();
+  uint32_t start(const kernels::Command& command, uint64_t number);
+  bool collect();
+  bool publish();
+  void post(const Finished& finished);
+  void finish(uint64_t number, uint16_t id, uint32_t status);
+  void pause(unsigned quiet) const;
+  void note(const std::string& error) {
+    std::lock_guard lock(mutex_);
+    error_ = error;
+  }
+  uint64_t chance(uint64_t number, uint64_t what) const {
+    return mix64(mix64(faults_.seed * 8 + what) ^ number);
+  }
+
+  const std::shared_ptr<BlockIo> io_;
+  const FileId file_;
+  const uint64_t file_bytes_;
+  const kernels::IoQueue queue_;
+  kernels::uint32* const ended_;
+  const RingFaults faults_;
+  const pid_t pid_ = getpid();
+
+  // Of the thread:
+  uint64_t fetched_ = 0, published_ = 0;
+  std::vector<Flight> flights_;
+  std::vector<Finished> finished_;
+  uint16_t last_id_ = 0;
+  bool dead_ = false;
+
+  std::atomic<uint64_t> served_{0};
+  std::atomic<bool> stop_{false};
+  mutable std::mutex mutex_;
+  std::string error_;
+  std::thread thread_;  // last: it uses all others
+};
+
+void RingController::Impl::run() {
+  try {
+    for (unsigned quiet = 0; !stop_.load(std::memory_order_relaxed) && !dead_;) {
+      const bool fetched = fetch(), collected = collect(), published = publish();
+      quiet = fetched || collected || published ? 0 : quiet + 1;
+      if (quiet) pause(quiet);
+    }
+  } catch (const std::exception& e) {
+    note(e.what());
+    kernels::store_release(ended_, 1);
+  }
+  flights_.clear();  // waits
+}
+
+void RingController::Impl::pause(unsigned quiet) const {
+  using std::chrono::microseconds;
+  if (quiet <= kEager) return std::this_thread::yield();
+  std::this_thread::sleep_for(microseconds(quiet <= kAttentive || !flights_.empty() ? 20 : 500));
+}
+
+// New commands, to the engine.
+bool RingController::Impl::fetch() {
+  const uint32_t depth = queue_.pair.depth, tail = kernels::load_acquire(queue_.pair.command_doorbell);
+  if (tail >= depth)
+    throw Error(ErrorKind::argument,
+                "a doorbell of a ring of " + std::to_string(depth) + " was set to " + std::to_string(tail));
+  bool any = false;
+  for (; fetched_ % depth != tail; any = true) {
+    const uint64_t number = fetched_;
+    if (number == faults_.die_at) {
+      dead_ = true;
+      return true;
+    }
+    if (number == faults_.fail_at) throw Error(ErrorKind::io, "the controller was made to fail");
+    const kernels::Command command = queue_.pair.commands[number % depth];
+    ++fetched_;
+    if (const uint32_t status = start(command, number)) finish(number, command.id, status);
+  }
+  return any;
+}
+
+// 0, or the status that the command ends with at once.
+uint32_t RingController::Impl::start(const kernels::Command& c, uint64_t number) {
+  if (faults_.error_probability > 0 &&
+      static_cast<double>(chance(number, 0) >> 11) * 0x1p-53 < faults_.error_probability)
+    return faults_.error_status;
+  if (c.opcode != kernels::kReadOpcode) return kernels::kInvalidOpcode;
+  if (c.space != 1) return kernels::kInvalidSpace;
+  const uint64_t first = c.words[0] | uint64_t{c.words[1]} << 32, blocks = uint64_t{c.words[2]} + 1;
+  const uint64_t blocks_of_file = (file_bytes_ + kBlockBytes - 1) / kBlockBytes;
+  if (blocks > blocks_of_file || first > blocks_of_file - blocks) return kernels::kBeyondEnd;
+  const auto staging = reinterpret_cast<uint64_t>(queue_.staging);
+  const uint64_t staged = static_cast<uint64_t>(queue_.num_ids * queue_.slot_bytes);
+  std::vector<IoRequest> requests;
+  uint64_t offset = first * kBlockBytes, left = blocks * kBlockBytes;
+  for (int part = 0; part < 2 && left; ++part) {
+    const uint64_t address = c.data[part];
+    const uint64_t bytes = std::min(left, kMemoryPage - address % kMemoryPage);
+    if (address % kBlockBytes || (part == 1 && address % kMemoryPage) || address < staging ||
+        address - staging > staged || bytes > staged - (address - staging))
+      return kernels::kInvalidField;
+    auto* data = reinterpret_cast<std::byte*>(address);
+    const uint64_t there = std::min(bytes, file_bytes_ - std::min(offset, file_bytes_));
+    if (part == 1 && requests[0].data + requests[0].length == data)
+      requests[0].length += there;
+    else if (there)
+      requests.push_back({file_, offset, there, data});
+    offset += bytes;
+    left -= bytes;
+  }
+  if (left) return kernels::kInvalidField;
+  flights_.push_back({io_->submit(IoOp::read, std::move(requests)), number, c.id});
+  return kernels::kDone;
+}
+
+void RingController::Impl::finish(uint64_t number, uint16_t id, uint32_t status) {
+  Clock::time_point ready{};
+  if (faults_.delay_us)
+    ready = Clock::now() + std::chrono::microseconds(chance(number, 1) % (uint64_t{faults_.delay_us} + 1));
+  finished_.push_back({number, id, status, ready});
+}
+
+// What the engine has ended.
+bool RingController::Impl::collect() {
+  const auto over = [&](Flight& flight) {
+    if (!flight.job->done()) return false;
+    uint32_t status = kernels::kDone;
+    try {
+      flight.job->wait();
+    } catch (const Error& e) {
+      note(e.what());
+      status = kernels::kUnreadable;
+    }
+    finish(flight.number, flight.id, status);
+    return true;
+  };
+  const size_t before = flights_.size();
+  flights_.erase(std::remove_if(flights_.begin(), flights_.end(), over), flights_.end());
+  return flights_.size() < before;
+}
+
+// What may be told, as far as there is room.
+bool RingController::Impl::publish() {
+  if (finished_.empty()) return false;
+  if (faults_.shuffle)
+    std::sort(finished_.begin(), finished_.end(), [&](const Finished& a, const Finished& b) {
+      return chance(a.number, 2) < chance(b.number, 2);
+    });
+  const Clock::time_point now = faults_.delay_us ? Clock::now() : Clock::time_point{};
+  const uint32_t depth = queue_.pair.depth;
+  const uint32_t taken = kernels::load_acquire(queue_.pair.completion_doorbell);
+  // A part stays behind, to come after what is fetched later.
+  size_t most = faults_.shuffle ? (finished_.size() + 3) / 4 : finished_.size();
+  std::vector<Finished> kept;
+  for (const Finished& f : finished_) {
+    if (most == 0 || f.ready > now || (published_ + 1) % depth == taken) {
+      kept.push_back(f);
+    } else {
+      post(f);
+      --most;
+    }
+  }
+  const bool any = kept.size() < finished_.size();
+  finished_.swap(kept);
+  return any;
+}
+
+void RingController::Impl::post(const Finished& f) {
+  const uint32_t depth = queue_.pair.depth;
+  kernels::Completion& entry = queue_.pair.completions[published_ % depth];
+  entry.result = entry.reserved = 0;
+  entry.head = static_cast<uint16_t>(fetched_ % depth);
+  entry.queue = 1;
+  const uint32_t phase = published_ / depth % 2 == 0 ? 1 : 0;
+  const uint16_t id = published_ == faults_.repeat_at ? last_id_ : f.id;
+  kernels::store_release(&entry.last, kernels::completion_word(id, phase, f.status));
+  last_id_ = f.id;
+  ++published_;
+  served_.fetch_add(1, std::memory_order_relaxed);
+}
+
+RingController::RingController(std::shared_ptr<BlockIo> io, FileId file, const QueueLayout& layout,
+                               std::byte* memory, const RingFaults& faults)
+    : impl_(std::make_unique<Impl>(std::move(io), file, layout, memory, faults)) {}
+
+RingController::~RingController() {
+  if (impl_->forked()) (void)impl_.release();  // its thread is in the parent
+}
+
+uint64_t RingController::served() const { return impl_->served(); }
+std::string RingController::error() const { return impl_->error(); }
+
+}  // namespace outcrop
