@@ -50,16 +50,18 @@ class Hotness:
         self.window = min(max(room // _COUNTER_BYTES, 1 << 10), max(num_nodes, 1))
         held = runtime.budget.empty(_TAG, self.window * _COUNTER_BYTES).view(np.uint32)
         self._rows, self._lists = held[: self.window], held[self.window :]
+        self._held = self.window
         self._counted = -1  # first node of the window that is in the counters
         self.batches = self.most_nodes = 0
 
     @property
     def held_bytes(self) -> int:
         """Of the budget, until :meth:`close`."""
-        return self.window * _COUNTER_BYTES
+        return self._held * _COUNTER_BYTES
 
     def close(self) -> None:
-        del self._rows, self._lists
+        self._rows = self._lists = np.zeros(0, np.uint32)
+        self._held = 0
 
     def windows(self) -> Iterator[Wanted]:
         """In order; the arrays are used again for the next one."""

@@ -81,7 +81,7 @@ def fill(
     room = max(runtime.budget.free_bytes + hotness.held_bytes - books, 0)
     capacity = room * row_bytes // (row_bytes + _ID_BYTES)
     rows, lists = np.zeros(0, np.int64), np.zeros(0, np.int64)
-    if capacity >= row_bytes:
+    if hotness.held_bytes and capacity >= row_bytes:
         rows, lists = _choose(hotness, topology, row_bytes, capacity)
     hotness.close()
     index = _core.HotIndex(runtime.budget, num_nodes, rows, lists)

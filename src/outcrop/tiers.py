@@ -2,8 +2,9 @@
 
 Source: Hyperion, section III-B2. Features and lists are sorted, each by how often they are wanted, and cut into chunks;
 the chunks that save the most transactions on the bus are cached. What is wanted H times of D bytes costs ``ceil(H D /
-line)`` transactions where it is read from host memory, ``ceil(H D / sector) sector / line`` where from disk, and none
-where the device has it.
+line)`` transactions where it is read from host memory, ``H ceil(D / sector) sector / line`` where from disk, and none
+where the device has it. (The paper has ``ceil(H D / sector)`` there, as if several reads could share a sector: rows of
+whole sectors would then gain nothing from host memory.)
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 
 LINE_BYTES = 128  # of a transaction on the bus
-SECTOR_BYTES = 512  # the least that is read of a disk
+SECTOR_BYTES = 4096  # the least that the engine reads of a disk
 DEVICE, HOST, DISK = 0, 1, 2
 _UNITS = 256  # parts of the larger capacity that are decided about
 _UNITS_OF_BOTH = 48  # where there are two
@@ -27,8 +28,8 @@ def host_cost(wanted: np.ndarray, sizes: np.ndarray | int, line: int = LINE_BYTE
 def disk_cost(
     wanted: np.ndarray, sizes: np.ndarray | int, line: int = LINE_BYTES, sector: int = SECTOR_BYTES
 ) -> np.ndarray:
-    """Transactions, int64: ``ceil(wanted * sizes / sector) * sector / line``."""
-    return -(-wanted.astype(np.int64) * sizes // sector) * (sector // line)
+    """Transactions, int64: ``wanted * ceil(sizes / sector) * sector / line``."""
+    return wanted.astype(np.int64) * -(-sizes // sector) * (sector // line)
 
 
 @dataclass(frozen=True)

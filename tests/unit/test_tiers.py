@@ -64,11 +64,11 @@ def test_the_fixed_strategies_differ_as_their_names_say():
     assert there["hybrid"].lists.tolist() == [0, 1, 2, 2]
 
 
-def test_costs_are_the_papers():
+def test_costs_by_hand():
     wanted = np.array([0, 1, 3])
     assert tiers.host_cost(wanted, 100).tolist() == [0, 1, 3]  # ceil(300 / 128)
-    assert tiers.disk_cost(wanted, 100).tolist() == [0, 4, 4]  # a sector of 512 is four lines
-    assert tiers.disk_cost(wanted, 1000).tolist() == [0, 8, 24]
+    assert tiers.disk_cost(wanted, 100, sector=512).tolist() == [0, 4, 12]  # a sector of 512 is four lines
+    assert tiers.disk_cost(wanted, 1000, sector=512).tolist() == [0, 8, 24]
 
 
 @settings(max_examples=60, deadline=None)

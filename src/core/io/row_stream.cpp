@@ -21,8 +21,8 @@ namespace {
 
 constexpr uint64_t kMaxReadBytes = uint64_t{1} << 20;
 constexpr uint64_t kOrderShare = 4;  // a quarter of the scratch holds the order of the rows, the rest pages
-constexpr uint64_t kMostParts = 8;
-constexpr uint64_t kPartBytes = uint64_t{256} << 10;  // parts are not smaller where there is room
+constexpr uint64_t kMostParts = 4;
+constexpr uint64_t kPartBytes = uint64_t{64} << 10;
 
 struct Job {
   const int64_t* ids;

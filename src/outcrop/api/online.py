@@ -23,6 +23,8 @@ from outcrop.store.samples import SampleSet
 from outcrop.store.topology import Topology
 
 _SLOTS, _MORE_SLOTS = 2, 3  # one more, where it costs little: one is drawn, one is read, one is computed with
+_MARGIN = 16  # part of the largest batch counted that later ones may be larger by
+_CACHE_BOOKS = 1 << 20
 _DRAWING_SHARE = (
     0.4  # of the budget, for drawing's scratch memory, and of what is left for a topology in memory
 )
@@ -51,9 +53,11 @@ def open_online(
 
     hotness = Hotness(graph.num_nodes, ahead, runtime, expand_all=config.sampler == "shadow")
     next(hotness.windows(), None)  # counted once, the size of batches is known
-    most = recorded.max_nodes if recorded else hotness.most_nodes + hotness.most_nodes // 8
+    most = recorded.max_nodes if recorded else hotness.most_nodes + hotness.most_nodes // _MARGIN
     batch_bytes = most * features.spec.stride_bytes
     slots = _MORE_SLOTS if _MORE_SLOTS * batch_bytes <= runtime.budget.free_bytes // 2 else _SLOTS
+    if slots * batch_bytes > runtime.budget.free_bytes - _CACHE_BOOKS:
+        hotness.close()  # buffers need its memory: nothing is cached
     pool = load.make_pool(graph, runtime, slots=slots, max_nodes=most, to=to)
     hot = fill(features, topology, hotness, runtime, scratch_bytes=scratch)
     return load.online_session(graph, drawer, HotRows(hot, stream, runtime), pool, runtime, to)
