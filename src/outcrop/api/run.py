@@ -24,6 +24,7 @@ from outcrop.rows import (
     open_rows,
     rows_within,
     schedule_of,
+    scratch_share,
 )
 from outcrop.runtime import Runtime
 from outcrop.sampling import BatchSampler
@@ -139,11 +140,16 @@ def _open_on_the_fly(
 
 
 def _open_rows(graph: Graph, runtime: Runtime, mode: str, to: DeviceConfig) -> RowSource:
-    """In mode ``memory`` a GPU reads the rows where they are."""
+    """In mode ``memory`` a GPU reads the rows where they are; in mode ``online`` it may ask the disk for them."""
     if mode == "memory" and gpu_named(to.name) is not None:
         from outcrop.unified.rows import UnifiedRows  # brings torch
 
         return UnifiedRows(graph.array(runtime, "features"), runtime)
+    if mode == "online" and runtime.initiator == "gpu":
+        from outcrop.gpuio import GpuDiskRows
+
+        staging = scratch_share(runtime.budget.limit_bytes)
+        return GpuDiskRows(graph.array(runtime, "features"), runtime, staging_bytes=staging, device=to.name)
     return open_rows(graph, runtime, mode)
 
 
