@@ -92,10 +92,24 @@ class FakeGpu:
 
     def launch(self, name: str, entry: str, device: torch.device, warps: int, arguments: list[int]) -> None:
         """The twin of the kernel."""
+        if name == "io_queue":
+            return self._io_queue(entry, warps, arguments)
         bad = {"gather": self._gather, "assemble": self._assemble}[name](entry, warps, arguments[:-1])
         self.check(arguments[-1])
         if bad >= 0:
             _bytes(arguments[-1], 8).view(np.int64)[0] = bad + 1
+
+    def _io_queue(self, entry: str, warps: int, arguments: list[int]) -> None:
+        for pointer in (*arguments[:4], arguments[5], arguments[6], arguments[8], arguments[10]):
+            self.check(pointer)
+        if entry == "io_submit":
+            assert warps == 1  # one block, which rings once
+            self.check(arguments[15])
+            self.check(arguments[16])
+            _core.twin_io_submit(arguments)
+        else:
+            self.check(arguments[11])
+            _core.twin_io_complete(arguments, int(entry.split("_")[2]))
 
     def _assemble(self, entry: str, warps: int, arguments: list[int]) -> int:
         word = int(entry.split("_")[1])

@@ -137,6 +137,10 @@ class Kernels:
         self._gpu.fence(self._stream).synchronize()
         self._pinned = None
 
+    def catch_up(self) -> None:
+        """Waits for what the caller's stream was given: it may use the memory that kernels are to write."""
+        self._gpu.fence(self._gpu.stream(self._device.index or 0)).synchronize()
+
     def rows(self, count: int) -> torch.Tensor:
         """uint8 [count] on the device."""
         import torch
@@ -158,7 +162,9 @@ class _OnGpu:
 
         self._kernels, self._rows = kernels, None
         self._out: Any = torch.from_numpy(out) if isinstance(out, np.ndarray) else out
-        if self._out.is_cpu and not self._out.is_pinned():
+        if not self._out.is_cpu:
+            kernels.catch_up()
+        elif not self._out.is_pinned():
             self._rows = kernels.rows(self._out.numel())
         self.address = (self._out if self._rows is None else self._rows).data_ptr()
 

@@ -113,7 +113,9 @@ OUTCROP_DEVICE Taken await(const Complete& c, int64 i, Patience& patience) {
   const Completion* entry = &pair.completions[number % pair.depth];
   const uint32 phase = number / pair.depth % 2 == 0 ? 1 : 0;
   for (;;) {
-    const bool last = load_acquire(c.ended) != 0 || lost(c.queue);  // what came before that counts
+    // Once lost, commands are counted that were not submitted: what is in their entries is of earlier rounds.
+    if (lost(c.queue)) return {};
+    const bool last = load_acquire(c.ended) != 0;  // what came before that counts
     const Taken taken = look(entry, phase);
     if (taken.ready || last || patience.over()) return taken;
   }
