@@ -33,8 +33,10 @@ class MemoryIo final : public BlockIo {
   void close(FileId) override {}
   uint64_t size_bytes(FileId) const override { return bytes_.size(); }
   const std::string& path(FileId) const override { return path_; }
-  std::shared_ptr<IoJob> submit(IoOp, std::vector<IoRequest> requests) override {
+  std::shared_ptr<IoJob> submit(IoOp, std::vector<IoRequest> requests, IoListener* listener,
+                                uint64_t token) override {
     for (const IoRequest& r : requests) std::memcpy(r.data, bytes_.data() + r.offset, r.length);
+    listener->ended(token);
     return std::make_shared<Done>();
   }
   void sync(FileId) override {}

@@ -15,13 +15,13 @@ class Patience {
     if (++looks_ % kEager)
       std::this_thread::yield();
     else
-      std::this_thread::sleep_for(std::chrono::microseconds(20));
+      std::this_thread::sleep_for(std::chrono::microseconds(30));
     return Clock::now() > end_;
   }
 
  private:
   using Clock = std::chrono::steady_clock;
-  static constexpr unsigned kEager = 16;
+  static constexpr unsigned kEager = 2;
   const Clock::time_point end_;
   unsigned looks_ = 0;
 };
