@@ -1,8 +1,9 @@
-"""Rows through rings: the split calls, what goes wrong, and training with them. tests/cpp/test_io_queue.cpp has the rest."""
+"""Rows through rings: the split calls, what goes wrong, training. tests/cpp/test_io_queue.cpp has what lies below."""
 
 from __future__ import annotations
 
 import json
+import os
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -96,6 +97,22 @@ def test_threads_take_turns(graph, make_runtime):
     source.close()
 
 
+def test_a_forked_child_is_told_and_leaves_the_rings_alone(graph, make_runtime):
+    source, ids, out = rings(graph, make_runtime(threads=1)), some_ids(50, 1), np.zeros(50 * ROW, np.uint8)
+    child = os.fork()
+    if child == 0:
+        try:
+            source.read_rows(ids, out)
+        except IoError as error:
+            source.close()
+            os._exit(7 if "served in the process that was forked" in str(error) else 8)
+        os._exit(9)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+    source.read_rows(ids, out)
+    assert np.array_equal(out.reshape(-1, ROW), FEATURES[ids])
+    source.close()
+
+
 def test_rows_longer_than_a_command_and_a_queue_of_one(tmp_path, make_runtime):
     runtime = make_runtime(threads=1)
     graph = a_graph(tmp_path / "g", runtime, nodes=NODES, edges=900, width=5001)
@@ -110,17 +127,17 @@ def test_reads_that_fail_are_told_and_others_are_right(graph, make_runtime):
     source, failed = rings(graph, make_runtime(threads=1), error_probability=0.01, shuffle=True), 0
     for turn in range(40):
         ids, out = some_ids(50, turn), np.full(50 * ROW, 170, np.uint8)
+        said = ""
         try:
             source.read_rows(ids, out)
         except IoError as error:
-            untouched = int((out.reshape(50, ROW) == 170).all(axis=1).sum())
-            assert f"of 50 reads through rings there failed {untouched} with status 0x281" in str(error)
-            assert "features.bin" in str(error)
-            failed += 1
-        else:
-            untouched = 0
-        right = (out.reshape(50, ROW) == FEATURES[ids]).all(axis=1).sum()
+            said = str(error)
+        untouched = int((out.reshape(50, ROW) == 170).all(axis=1).sum())
+        right = int((out.reshape(50, ROW) == FEATURES[ids]).all(axis=1).sum())
         assert right == 50 - untouched
+        told = f"of 50 reads through rings there failed {untouched} with status 0x281 (unreadable)"
+        assert (told in said and "features.bin" in said) if untouched else not said
+        failed += bool(untouched)
     assert 3 < failed < 37
     source.close()
 
@@ -147,7 +164,9 @@ def test_what_the_engine_says_is_handed_on(graph, make_runtime):
     faults = _core.FaultPlan()
     faults.error_probability = 1
     source = rings(graph, make_runtime(threads=1, faults=faults))
-    with pytest.raises(IoError, match=r"status 0x281 \(unreadable\): cannot read .*features\.bin: Input/output"):
+    with pytest.raises(
+        IoError, match=r"status 0x281 \(unreadable\): cannot read .*features\.bin: Input/output"
+    ):
         source.read_rows(some_ids(5, 1), np.zeros(5 * ROW, np.uint8))
     source.close()
     runtime = make_runtime(threads=1)

@@ -23,7 +23,7 @@ using kernels::kBlockBytes;
 using kernels::kMemoryPage;
 
 constexpr unsigned kEager = 4, kAttentive = 200;  // looks in vain before it looks less often
-constexpr std::chrono::microseconds kSoon{30}, kLater{500};
+constexpr std::chrono::microseconds kSoon{30}, kLater{1000};
 
 }  // namespace
 

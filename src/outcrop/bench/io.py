@@ -82,9 +82,7 @@ def run(folder: Path, *, size_bytes: int, seconds: float) -> dict[str, Any]:
     return result
 
 
-def _case(
-    ours: Callable[[], float], other: Callable[[], float | None], name: str = "fio"
-) -> dict[str, Any]:
+def _case(ours: Callable[[], float], other: Callable[[], float | None], name: str = "fio") -> dict[str, Any]:
     rounds = [(ours(), other()) for _ in range(_ROUNDS)]
     median_ours = statistics.median(a for a, _ in rounds)
     others = [b for _, b in rounds if b is not None]
