@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import threading
+import warnings
 from collections.abc import Callable
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -19,7 +20,7 @@ from outcrop.config import IoConfig
 from outcrop.errors import ArgumentError, IoError
 from outcrop.gpuio import GpuDiskRows
 from outcrop.runtime import Runtime
-from outcrop.store.graph import Graph
+from outcrop.store.graph import Graph, open_graph
 from run_support import a_graph, as_rows, random_features
 
 NODES, WIDTH = 500, 150
@@ -29,9 +30,12 @@ STAGING = 64 << 10
 Make = Callable[..., Runtime]
 
 
-@pytest.fixture
-def graph(tmp_path: Path, make_runtime: Make) -> Graph:
-    return a_graph(tmp_path / "g", make_runtime(threads=1), nodes=NODES, edges=900, width=WIDTH)
+@pytest.fixture(scope="module")
+def graph(tmp_path_factory: pytest.TempPathFactory) -> Graph:
+    path = tmp_path_factory.mktemp("made") / "g"
+    with Runtime(threads=1) as runtime:
+        a_graph(path, runtime, nodes=NODES, edges=900, width=WIDTH)
+    return open_graph(path)
 
 
 def faults_of(**options: float) -> _core.RingFaults:
@@ -71,7 +75,10 @@ def test_submit_and_complete_are_two_calls(graph, make_runtime):
             reads[i].wait()
         for ids, out in zip(wanted, outs, strict=True):
             assert np.array_equal(out.reshape(-1, ROW), FEATURES[ids])
-    left = source.submit(some_ids(9, 1), np.zeros(9 * ROW, np.uint8))
+    for bad in (np.zeros(18 * ROW, np.uint8)[::2], np.zeros(9 * ROW, np.int8), np.zeros(9 * ROW, np.uint16)):
+        with pytest.raises(ArgumentError, match="contiguous bytes"):
+            source.submit(some_ids(9, 1), bad)
+    left = source.submit(some_ids(9, 1).astype(np.int32), np.zeros(9 * ROW, np.uint8))
     source.close()
     with pytest.raises(IoError, match=r"features\.bin: these rows were closed"):
         left.wait()
@@ -99,7 +106,9 @@ def test_threads_take_turns(graph, make_runtime):
 
 def test_a_forked_child_is_told_and_leaves_the_rings_alone(graph, make_runtime):
     source, ids, out = rings(graph, make_runtime(threads=1)), some_ids(50, 1), np.zeros(50 * ROW, np.uint8)
-    child = os.fork()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # of forking where there are threads
+        child = os.fork()
     if child == 0:
         try:
             source.read_rows(ids, out)
@@ -115,9 +124,9 @@ def test_a_forked_child_is_told_and_leaves_the_rings_alone(graph, make_runtime):
 
 def test_rows_longer_than_a_command_and_a_queue_of_one(tmp_path, make_runtime):
     runtime = make_runtime(threads=1)
-    graph = a_graph(tmp_path / "g", runtime, nodes=NODES, edges=900, width=5001)
-    source, features = rings(graph, runtime, 1), as_rows(random_features(NODES, 5001, "float32"))
-    ids, out = some_ids(30, 1), np.zeros(30 * 5001 * 4, np.uint8)
+    graph = a_graph(tmp_path / "g", runtime, nodes=80, edges=900, width=5001, train=10)
+    source, features = rings(graph, runtime, 1), as_rows(random_features(80, 5001, "float32"))
+    ids, out = some_ids(30, 1) % 80, np.zeros(30 * 5001 * 4, np.uint8)
     source.read_rows(ids, out)
     assert np.array_equal(out.reshape(30, -1), features[ids])
     source.close()
@@ -160,7 +169,7 @@ def test_a_queue_that_is_lost_ends_with_an_error(graph, make_runtime, kind):
     again.close()
 
 
-def test_what_the_engine_says_is_handed_on(graph, make_runtime):
+def test_what_the_engine_says_is_handed_on(graph, tmp_path, make_runtime):
     faults = _core.FaultPlan()
     faults.error_probability = 1
     source = rings(graph, make_runtime(threads=1, faults=faults))
@@ -170,6 +179,7 @@ def test_what_the_engine_says_is_handed_on(graph, make_runtime):
         source.read_rows(some_ids(5, 1), np.zeros(5 * ROW, np.uint8))
     source.close()
     runtime = make_runtime(threads=1)
+    graph = open_graph(shutil.copytree(graph.path, tmp_path / "copy"))
     with (graph.path / "features.bin").open("r+b") as file:
         file.truncate(ROW * 400)
     with pytest.raises(IoError, match=r"of 240000 bytes holds 400 rows, not 500: the file is truncated"):

@@ -86,6 +86,7 @@ class RowQueue:
         memory = runtime.budget.empty(_TAG, layout.bytes)
         chosen = resolve(device)
         gpu = gpu_of(chosen)
+        self._gpu = None if gpu is None else (chosen.type, chosen.index or 0)
         by: Submitter = Twin(memory, layout) if gpu is None else Kernels(gpu, chosen, memory, layout)
         self._by, self._ids, start = by, layout.ids, memory.ctypes.data
         self._ended, self._bus = start + layout.ended, start + layout.staging
@@ -109,6 +110,13 @@ class RowQueue:
         self._waiting: deque[Reads] = deque()  # with commands that were not submitted
         self._lost = ""
 
+    def can_fill(self, out: Any) -> bool:
+        """Whether ``out`` is contiguous, of bytes, and where they can be put."""
+        if isinstance(out, np.ndarray):
+            return out.dtype == np.uint8 and out.flags.c_contiguous and out.flags.writeable
+        there = (out.device.type, out.device.index) == self._gpu
+        return there and str(out.dtype) == "torch.uint8" and out.is_contiguous()
+
     def submit(self, ids: np.ndarray, out: Any) -> Reads:
         """Begins to read rows ``ids``, int64, to ``out``, uint8 [len(ids) * row bytes], on the CPU or on the GPU.
 
@@ -120,7 +128,7 @@ class RowQueue:
         if self._process != os.getpid():
             raise IoError(f"{self._features.path}: its rings are served in the process that was forked")
         place = self._by.place(out)
-        address, kept = self._by.wanted(np.ascontiguousarray(ids))
+        address, kept = self._by.wanted(np.ascontiguousarray(ids, np.int64))
         word = math.gcd(_WIDEST, place.address, *self._rows)
         reads = Reads(address, place, (kept, out), len(ids) * self._pieces, word, done=not len(ids))
         if len(ids):

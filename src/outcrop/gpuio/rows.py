@@ -8,7 +8,7 @@ from typing import Any, final
 import numpy as np
 
 from outcrop import _core
-from outcrop.errors import IoError
+from outcrop.errors import ArgumentError, IoError
 from outcrop.gpuio.queue import Reads, RowQueue
 from outcrop.rows.base import RowSource
 from outcrop.runtime import Runtime
@@ -84,6 +84,10 @@ class GpuDiskRows(RowSource):
             IoError: No answer came to an earlier read: open the rows again.
         """
         self._check(ids, out)
+        if not self._queue.can_fill(out):
+            raise ArgumentError(
+                "rows are put into contiguous bytes, of an array or of a tensor of the device"
+            )
         with self._turn:
             return RowReads(self, self._queue.submit(ids, out))
 

@@ -112,7 +112,7 @@ class Kernels:
         import torch
 
         with self._gpu.on_stream(self._stream):
-            there = torch.from_numpy(ids).to(self._device)
+            there = torch.from_numpy(ids if ids.flags.writeable else ids.copy()).to(self._device)
         return there.data_ptr(), there
 
     def place(self, out: Any) -> Place:
