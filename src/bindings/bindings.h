@@ -48,5 +48,6 @@ void bind_order(nb::module_& m);
 void bind_embed(nb::module_& m);
 void bind_twin(nb::module_& m);
 void bind_device(nb::module_& m);
+void bind_gpuio(nb::module_& m);
 
 }  // namespace outcrop

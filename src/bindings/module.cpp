@@ -48,4 +48,5 @@ NB_MODULE(_core, m) {
   outcrop::bind_embed(m);
   outcrop::bind_twin(m);
   outcrop::bind_device(m);
+  outcrop::bind_gpuio(m);
 }

@@ -18,6 +18,7 @@ for _power, _letter in enumerate("KMGT", start=1):
 Size = int | str
 
 TOPOLOGIES = ("automatic", "memory", "paged", "map")
+INITIATORS = ("engine", "gpu")
 SAMPLERS = ("neighbor", "labor", "shadow", "weighted", "foreign")
 
 ALLOWANCE_BYTES = 384 << 20
@@ -65,7 +66,8 @@ class IoConfig:
     ``topology``: where sampling reads neighbour lists: ``memory``; ``paged``, from disk through the engine, with a
     cache of the pages that are wanted most; ``map``, through the system's page cache; ``automatic``: memory where it
     fits its share of the budget, else map where the system has twice the room for it, else paged. Batches are the same.
-    ``rate_bytes_per_second``: limit of reads and writes together, on average; 0 = none.
+    ``rate_bytes_per_second``: limit of reads and writes together, on average; 0 = none. ``initiator``: who asks for the
+    rows that mode ``online`` reads: ``engine``, or ``gpu``, by kernels through queue pairs (outcrop.gpuio).
     """
 
     backend: Literal["automatic", "uring", "pread"] = "automatic"
@@ -75,8 +77,11 @@ class IoConfig:
     threads: int = 4
     rate_bytes_per_second: int = 0
     topology: Literal["automatic", "memory", "paged", "map"] = "automatic"
+    initiator: Literal["engine", "gpu"] = "engine"
 
     def __post_init__(self) -> None:
+        if self.initiator not in INITIATORS:
+            raise ArgumentError(f"io {self.initiator!r} is unknown; known: {', '.join(INITIATORS)}")
         if self.topology not in TOPOLOGIES:
             raise ArgumentError(f"topology {self.topology!r} is unknown; known: {', '.join(TOPOLOGIES)}")
 

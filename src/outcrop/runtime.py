@@ -61,6 +61,7 @@ class Runtime:
         self.device_peaks: dict[str, int] = {}  # bytes on a GPU by tag, of what was closed
         self.io = _core.BlockIo.create(_io_options(io or IoConfig(), faults), self.budget)
         self.topology = (io or IoConfig()).topology
+        self.initiator = (io or IoConfig()).initiator
         self.workers = _core.WorkerPool(threads)
         self.trace = Trace(trace_path)
         self.progress: Progress = progress or SilentProgress()

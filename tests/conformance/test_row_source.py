@@ -13,6 +13,7 @@ import pytest
 
 from outcrop import _core, rows
 from outcrop.errors import ArgumentError, BudgetError
+from outcrop.gpuio import GpuDiskRows
 from outcrop.rows import (
     BeladyRows,
     DiskRows,
@@ -68,6 +69,12 @@ def merged(graph: Graph, runtime: Runtime) -> RowSource:
 
 def row_by_row(graph: Graph, runtime: Runtime) -> RowSource:
     return DiskRows(graph.array(runtime, "features"), runtime, scratch_bytes=SCRATCH, merge=False)
+
+
+def through_rings(graph: Graph, runtime: Runtime) -> RowSource:
+    faults = _core.RingFaults()
+    faults.shuffle = True
+    return GpuDiskRows(graph.array(runtime, "features"), runtime, staging_bytes=SCRATCH, faults=faults)
 
 
 def tiered(chosen: Callable[[np.ndarray], np.ndarray], below: Callable[[Graph, Runtime], RowSource] = merged):
@@ -138,6 +145,7 @@ ANY_ORDER: dict[str, tuple[type[RowSource], Callable[[Graph, Runtime], RowSource
     "map": (MapRows, mapped),
     "disk-merged": (DiskRows, merged),
     "disk-each": (DiskRows, row_by_row),
+    "rings": (GpuDiskRows, through_rings),
     "tiered-some": (TieredRows, tiered(lambda ids: ids % 3 == 1)),
     "tiered-none": (TieredRows, tiered(lambda ids: ids < 0)),
     "tiered-all": (TieredRows, tiered(lambda ids: ids >= 0)),
@@ -266,6 +274,7 @@ def test_levels_are_told_apart(graph, make_runtime):
         "hot-some": {"host": 3, "disk": 3},
         "hot-none": {"host": 0, "disk": 6},
         "hot-all": {"host": 6, "disk": 0},
+        "rings": {"disk": 6},
         "tiered-some": {"host": 3, "disk": 3},
         "tiered-none": {"host": 0, "disk": 6},
         "tiered-all": {"host": 6, "disk": 0},

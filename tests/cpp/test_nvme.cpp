@@ -229,8 +229,9 @@ TEST_F(NvmeTest, TheKernelsReadRowsThroughADisksRings) {
     std::vector<kernels::int64> wanted(kRows);
     for (auto& row : wanted) row = static_cast<kernels::int64>(rng() % ((kMiB - kBase) / kStride));
     std::vector<kernels::uint8> out(kRows * kRow);
+    int64_t told = 0;
     for (int64_t submitted = 0, completed = 0; completed < kRows; completed += kBatch) {
-      for (; submitted < kRows && submitted - completed + kBatch <= queue.num_ids; submitted += kBatch)
+      for (; submitted < kRows && submitted - completed + kBatch <= queue.num_ids; submitted += kBatch) {
         twin_io_submit({queue,
                         memory.bus() + layout.staging,
                         {kBase, kStride, kRow},
@@ -240,7 +241,11 @@ TEST_F(NvmeTest, TheKernelsReadRowsThroughADisksRings) {
                         submitted,
                         kBatch,
                         submitted,
-                        completed});
+                        completed,
+                        told,
+                        nullptr});
+        told = completed;
+      }
       twin_io_complete({queue, memory.as<kernels::uint32>(layout.ended), kBatch, completed}, 4,
                        20'000'000'000);
       ASSERT_FALSE(kernels::lost(queue));

@@ -93,8 +93,9 @@ class FakeGpu:
     def launch(self, name: str, entry: str, device: torch.device, warps: int, arguments: list[int]) -> None:
         """The twin of the kernel."""
         if name == "sample":
-            self._sample(entry, warps, arguments)
-            return
+            return self._sample(entry, warps, arguments)
+        if name == "io_queue":
+            return self._io_queue(entry, warps, arguments)
         bad = {"gather": self._gather, "assemble": self._assemble}[name](entry, warps, arguments[:-1])
         self.check(arguments[-1])
         if bad >= 0:
@@ -109,6 +110,18 @@ class FakeGpu:
         for at in pointers.get(entry, (0, *range(5, 11))):
             self.check(arguments[at])
         _core.twin_sample(entry, warps, arguments)
+
+    def _io_queue(self, entry: str, warps: int, arguments: list[int]) -> None:
+        for pointer in (*arguments[:4], arguments[5], arguments[6], arguments[8], arguments[10]):
+            self.check(pointer)
+        if entry == "io_submit":
+            assert warps == 1  # one block, which rings once
+            for pointer in (arguments[15], arguments[16], *filter(None, arguments[-1:])):
+                self.check(pointer)
+            _core.twin_io_submit(arguments)
+        else:
+            self.check(arguments[11])
+            _core.twin_io_complete(arguments, int(entry.split("_")[2]))
 
     def _assemble(self, entry: str, warps: int, arguments: list[int]) -> int:
         word = int(entry.split("_")[1])

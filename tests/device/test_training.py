@@ -10,15 +10,16 @@ import torch
 from device_under_test import FAKE
 from device_under_test import NAME as GPU
 
-from outcrop import layers
+from outcrop import _core, layers
 from outcrop.api.prepare import prepare
 from outcrop.api.run import open_session
 from outcrop.api.train import train
-from outcrop.config import DeviceConfig
-from outcrop.errors import BudgetError
+from outcrop.config import DeviceConfig, IoConfig
+from outcrop.errors import BudgetError, IoError
+from outcrop.gpuio import GpuDiskRows
 from outcrop.runtime import Runtime
 from outcrop.store.graph import open_graph
-from run_support import a_graph, as_rows
+from run_support import a_graph, as_rows, random_features
 
 DEVICE_BYTES = 190 << 10
 
@@ -105,6 +106,38 @@ def test_losses_are_those_of_the_cpu(made, model, gpu, monkeypatch):
         assert again.batch_losses == (
             report.batch_losses if FAKE else pytest.approx(report.batch_losses, rel=1e-3)
         )
+
+
+def test_kernels_read_rows_through_rings(made, gpu):
+    graph, run = made
+    ids = np.random.default_rng(1).integers(0, 600, 900)
+    rows, faults = as_rows(random_features(600, 129, "float32")), _core.RingFaults()
+    faults.shuffle, faults.fail_at = True, 2500
+    with Runtime() as runtime:
+        array = graph.array(runtime, "features")
+        source = GpuDiskRows(array, runtime, staging_bytes=64 << 10, device=GPU, faults=faults)
+        gpu.launched.clear()
+        there, here = torch.zeros(rows[ids].size, dtype=torch.uint8, device=GPU), np.zeros_like(rows[ids])
+        first, second = source.submit(ids, there), source.submit(ids[::-1], here.reshape(-1))
+        assert set(gpu.launched) == {"io_submit"}
+        second.wait()
+        first.wait()
+        assert np.array_equal(here, rows[ids[::-1]])
+        assert np.array_equal(there.cpu().numpy().reshape(here.shape), rows[ids])
+        assert set(gpu.launched) == {"io_submit", "io_complete_4"}
+        with pytest.raises(IoError, match=r"features\.bin: .*made to fail.*open the rows again"):
+            source.read_rows(ids, here.reshape(-1))
+        source.close()
+    with Runtime() as a, Runtime(io=IoConfig(initiator="gpu")) as b:
+        gpu.launched.clear()
+        with (
+            open_session(graph, a, "online", run_folder=run) as ours,
+            open_session(graph, b, "online", run_folder=run, to=DeviceConfig(GPU)) as theirs,
+        ):
+            for x, y in zip(ours.batches("train"), theirs.batches("train"), strict=True):
+                assert torch.equal(y.x.cpu(), x.x)
+                del x, y
+        assert "io_submit" in gpu.launched
 
 
 def test_keeping_batches_is_an_error_not_a_hang(made, gpu):

@@ -235,7 +235,7 @@ std::string rows(const std::string& address, uint64_t total) {
   for (auto& row : wanted) row = static_cast<int64_t>(random.below(num_rows));
   std::vector<uint64_t> out(total * kRow / 8);
   const auto begin = std::chrono::steady_clock::now();
-  int64_t submitted = 0, completed = 0;
+  int64_t submitted = 0, completed = 0, told = 0;
   while (completed < static_cast<int64_t>(total)) {
     const int64_t left = static_cast<int64_t>(total) - submitted;
     if (left > 0 && submitted - completed + kBatch <= queue.num_ids) {
@@ -249,7 +249,10 @@ std::string rows(const std::string& address, uint64_t total) {
                       submitted,
                       count,
                       submitted,
-                      completed});
+                      completed,
+                      told,
+                      nullptr});
+      told = completed;
       submitted += count;
       continue;
     }

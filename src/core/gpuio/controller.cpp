@@ -6,9 +6,8 @@
 #include <algorithm>
 #include <atomic>
 #include <chrono>
-#include <deque>
+#include <condition_variable>
 #include <mutex>
-#include <optional>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -23,11 +22,12 @@ using Clock = std::chrono::steady_clock;
 using kernels::kBlockBytes;
 using kernels::kMemoryPage;
 
-constexpr unsigned kEager = 32, kAttentive = 512;  // looks in vain before it looks less often
+constexpr unsigned kEager = 4, kAttentive = 200;  // looks in vain before it looks less often
+constexpr std::chrono::microseconds kSoon{30}, kLater{1000};
 
 }  // namespace
 
-class RingController::Impl {
+class RingController::Impl final : private IoListener {
  public:
   Impl(std::shared_ptr<BlockIo> io, FileId file, const QueueLayout& layout, std::byte* memory,
        const RingFaults& faults)
@@ -53,8 +53,8 @@ class RingController::Impl {
  private:
   struct Flight {  // a command that was given to the engine
     std::shared_ptr<IoJob> job;
-    uint64_t number;
-    uint16_t id;
+    uint64_t number = 0;
+    uint16_t id = 0;
   };
   struct Finished {
     uint64_t number;
@@ -70,7 +70,8 @@ class RingController::Impl {
   bool publish();
   void post(const Finished& finished);
   void finish(uint64_t number, uint16_t id, uint32_t status);
-  void pause(unsigned quiet) const;
+  void pause(unsigned quiet);
+  void ended(uint64_t token) noexcept override;
   void note(const std::string& error) {
     std::lock_guard lock(mutex_);
     error_ = error;
@@ -89,7 +90,9 @@ class RingController::Impl {
 
   // Of the thread:
   uint64_t fetched_ = 0, published_ = 0;
-  std::vector<Flight> flights_;
+  std::vector<Flight> flights_;         // by token
+  std::vector<uint64_t> free_flights_;  // tokens
+  std::vector<uint64_t> landed_;        // tokens, of collect()
   std::vector<Finished> finished_;
   uint16_t last_id_ = 0;
   bool dead_ = false;
@@ -98,6 +101,9 @@ class RingController::Impl {
   std::atomic<bool> stop_{false};
   mutable std::mutex mutex_;
   std::string error_;
+  std::vector<uint64_t> ended_jobs_;  // tokens
+  std::condition_variable news_;      // of ended_jobs_
+  bool waiting_ = false;
   std::thread thread_;  // last: it uses all others
 };
 
@@ -115,10 +121,20 @@ void RingController::Impl::run() {
   flights_.clear();  // waits
 }
 
-void RingController::Impl::pause(unsigned quiet) const {
-  using std::chrono::microseconds;
+// Until a read has ended, but not for long: nobody says when a doorbell is rung.
+void RingController::Impl::pause(unsigned quiet) {
   if (quiet <= kEager) return std::this_thread::yield();
-  std::this_thread::sleep_for(microseconds(quiet <= kAttentive || !flights_.empty() ? 20 : 500));
+  const auto end = std::chrono::system_clock::now() + (quiet <= kAttentive ? kSoon : kLater);
+  std::unique_lock lock(mutex_);
+  waiting_ = true;
+  if (ended_jobs_.empty()) (void)news_.wait_until(lock, end);
+  waiting_ = false;
+}
+
+void RingController::Impl::ended(uint64_t token) noexcept {
+  std::lock_guard lock(mutex_);
+  ended_jobs_.push_back(token);  // there is room
+  if (std::exchange(waiting_, false)) news_.notify_one();
 }
 
 // New commands, to the engine.
@@ -172,7 +188,18 @@ uint32_t RingController::Impl::start(const kernels::Command& c, uint64_t number)
     left -= bytes;
   }
   if (left) return kernels::kInvalidField;
-  flights_.push_back({io_->submit(IoOp::read, std::move(requests)), number, c.id});
+  if (free_flights_.empty()) {
+    free_flights_.push_back(flights_.size());
+    flights_.emplace_back();
+    free_flights_.reserve(flights_.size());
+    landed_.reserve(flights_.size());
+    std::lock_guard lock(mutex_);
+    ended_jobs_.reserve(flights_.size());
+  }
+  const uint64_t token = free_flights_.back();
+  flights_[token] = {nullptr, number, c.id};
+  flights_[token].job = io_->submit(IoOp::read, std::move(requests), this, token);
+  free_flights_.pop_back();
   return kernels::kDone;
 }
 
@@ -185,8 +212,13 @@ void RingController::Impl::finish(uint64_t number, uint16_t id, uint32_t status)
 
 // What the engine has ended.
 bool RingController::Impl::collect() {
-  const auto over = [&](Flight& flight) {
-    if (!flight.job->done()) return false;
+  landed_.clear();
+  {
+    std::lock_guard lock(mutex_);
+    landed_.swap(ended_jobs_);
+  }
+  for (const uint64_t token : landed_) {
+    Flight& flight = flights_[token];
     uint32_t status = kernels::kDone;
     try {
       flight.job->wait();
@@ -195,11 +227,10 @@ bool RingController::Impl::collect() {
       status = kernels::kUnreadable;
     }
     finish(flight.number, flight.id, status);
-    return true;
-  };
-  const size_t before = flights_.size();
-  flights_.erase(std::remove_if(flights_.begin(), flights_.end(), over), flights_.end());
-  return flights_.size() < before;
+    flight.job.reset();
+    free_flights_.push_back(token);
+  }
+  return !landed_.empty();
 }
 
 // What may be told, as far as there is room.

@@ -2,13 +2,13 @@
 // any file system, no privileges.
 //
 // Protocol. It polls the doorbell, fetches the commands behind it and gives each to the engine as a job of
-// its own; as jobs end, in whatever order, it publishes their completions. A command that makes no sense, or
-// whose read failed, is completed with a status. Where nothing happens it looks less and less often.
-// Invariants. Data is in staging memory before its completion is published. No completion overwrites one that
-// was not taken. Memory that a command names outside staging is never written. If the thread itself fails it
-// says so in `ended`, and why in error(). The memory of the queue must outlive the controller; its destructor
-// waits for reads under way. In a forked child there is no thread: rings are not served there, and the
-// destructor leaves everything alone.
+// its own; as jobs end, in whatever order, the engine says so, and it publishes their completions. A command
+// that makes no sense, or whose read failed, is completed with a status. Where nothing happens it looks at
+// the doorbell less and less often. Invariants. Data is in staging memory before its completion is published.
+// No completion overwrites one that was not taken. Memory that a command names outside staging is never
+// written. If the thread itself fails it says so in `ended`, and why in error(). The memory of the queue must
+// outlive the controller; its destructor waits for reads under way. In a forked child there is no thread:
+// rings are not served there, and the destructor leaves everything alone.
 #pragma once
 #include <cstddef>
 #include <cstdint>

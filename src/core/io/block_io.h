@@ -67,6 +67,15 @@ class IoJob {
   virtual bool done() const = 0;  // finished, well or not
 };
 
+// Told by the engine's threads, once for each job that it was given with, just before wait() stops waiting.
+class IoListener {
+ public:
+  virtual void ended(uint64_t token) noexcept = 0;
+
+ protected:
+  ~IoListener() = default;
+};
+
 class BlockIo {
  public:
   static std::shared_ptr<BlockIo> create(const IoOptions& options, std::shared_ptr<Budget> budget);
@@ -76,7 +85,9 @@ class BlockIo {
   virtual void close(FileId file) = 0;
   virtual uint64_t size_bytes(FileId file) const = 0;
   virtual const std::string& path(FileId file) const = 0;
-  virtual std::shared_ptr<IoJob> submit(IoOp op, std::vector<IoRequest> requests) = 0;
+  // The listener, if any, must live until the job was waited for.
+  virtual std::shared_ptr<IoJob> submit(IoOp op, std::vector<IoRequest> requests,
+                                        IoListener* listener = nullptr, uint64_t token = 0) = 0;
   virtual void sync(FileId file) = 0;                    // fdatasync
   virtual void drop_cache(FileId file) = 0;              // fsync + POSIX_FADV_DONTNEED
   virtual void resize(FileId file, uint64_t bytes) = 0;  // ftruncate; preallocates where possible

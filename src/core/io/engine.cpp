@@ -48,8 +48,14 @@ void check(IoOp op, const IoRequest& r, const File& file) {
 
 }  // namespace
 
-JobState::JobState(IoOp op, std::vector<IoRequest> requests, std::vector<std::shared_ptr<File>> files)
-    : op_(op), pid_(getpid()), requests_(std::move(requests)), files_(std::move(files)) {}
+JobState::JobState(IoOp op, std::vector<IoRequest> requests, std::vector<std::shared_ptr<File>> files,
+                   IoListener* listener, uint64_t token)
+    : op_(op),
+      pid_(getpid()),
+      listener_(listener),
+      token_(token),
+      requests_(std::move(requests)),
+      files_(std::move(files)) {}
 
 void JobState::wait() {
   if (pid_ != getpid()) throw_forked();
@@ -80,6 +86,7 @@ void JobState::finish() {
   files_.clear();
   requests_ = {};
   next_ = 0;
+  if (listener_) listener_->ended(token_);
   std::lock_guard lock(mutex_);
   done_ = true;
   ended_.notify_all();
@@ -154,7 +161,8 @@ void Engine::resize(FileId id, uint64_t bytes) {
   file->resize(bytes);
 }
 
-std::shared_ptr<IoJob> Engine::submit(IoOp op, std::vector<IoRequest> requests) {
+std::shared_ptr<IoJob> Engine::submit(IoOp op, std::vector<IoRequest> requests, IoListener* listener,
+                                      uint64_t token) {
   if (forked()) throw_forked();
   std::vector<std::shared_ptr<File>> files;
   const File* file = nullptr;
@@ -182,7 +190,7 @@ std::shared_ptr<IoJob> Engine::submit(IoOp op, std::vector<IoRequest> requests) 
       f->write_back(bytes, options_.unwritten_bytes);
     }
   }
-  auto state = std::make_shared<JobState>(op, std::move(requests), std::move(files));
+  auto state = std::make_shared<JobState>(op, std::move(requests), std::move(files), listener, token);
   enqueue(state);
   return std::make_shared<JobHandle>(std::move(state), end);
 }

@@ -28,7 +28,8 @@ namespace outcrop {
 
 class JobState {
  public:
-  JobState(IoOp op, std::vector<IoRequest> requests, std::vector<std::shared_ptr<File>> files);
+  JobState(IoOp op, std::vector<IoRequest> requests, std::vector<std::shared_ptr<File>> files,
+           IoListener* listener, uint64_t token);
   void wait();          // throws what failed
   void wait_quietly();  // returns at once in a forked child
   bool done() const;
@@ -42,6 +43,8 @@ class JobState {
   // Of the engine:
   const IoOp op_;
   const pid_t pid_;
+  IoListener* const listener_;
+  const uint64_t token_;
   std::vector<IoRequest> requests_;
   std::vector<std::shared_ptr<File>> files_;  // each once
   File* last_file_ = nullptr;
@@ -84,7 +87,8 @@ class Engine : public BlockIo {
   void close(FileId file) override;
   uint64_t size_bytes(FileId file) const override { return files_.get(file)->size_bytes(); }
   const std::string& path(FileId file) const override { return files_.get(file)->path(); }
-  std::shared_ptr<IoJob> submit(IoOp op, std::vector<IoRequest> requests) override;
+  std::shared_ptr<IoJob> submit(IoOp op, std::vector<IoRequest> requests, IoListener* listener = nullptr,
+                                uint64_t token = 0) override;
   void sync(FileId file) override { files_.get(file)->sync(); }
   void drop_cache(FileId file) override { files_.get(file)->drop_cache(); }
   void resize(FileId file, uint64_t bytes) override;

@@ -15,13 +15,13 @@ class Patience {
     if (++looks_ % kEager)
       std::this_thread::yield();
     else
-      std::this_thread::sleep_for(std::chrono::microseconds(20));
+      std::this_thread::sleep_for(std::chrono::microseconds(30));
     return Clock::now() > end_;
   }
 
  private:
   using Clock = std::chrono::steady_clock;
-  static constexpr unsigned kEager = 16;
+  static constexpr unsigned kEager = 2;
   const Clock::time_point end_;
   unsigned looks_ = 0;
 };
@@ -74,7 +74,9 @@ void twin_io_submit(const int64_t* arguments) {
                                  a[7],
                                  a[8],
                                  a[9],
-                                 a[10]});
+                                 a[10],
+                                 a[11],
+                                 pointer<const kernels::int32>(a[12])});
 }
 
 void twin_io_complete(const int64_t* arguments, int word_bytes) {

@@ -12,7 +12,7 @@ from outcrop.config import DeviceConfig, SampleConfig
 from outcrop.device import resolve
 from outcrop.feeders import Drawer, RecordedDrawer, RecordedGraphs, SampledDrawer, SampledGraphs
 from outcrop.hotness import PRESAMPLED_BATCHES, Hotness
-from outcrop.rows import DiskStream, HotRows, scratch_share
+from outcrop.rows import DiskStream, HotRows, RowStream, scratch_share
 from outcrop.runtime import Runtime
 from outcrop.sampling import BatchSampler
 from outcrop.stages import load
@@ -44,7 +44,13 @@ def open_online(
     """
     features = graph.array(runtime, "features")
     scratch = scratch_share(runtime.budget.limit_bytes)
-    stream = DiskStream(features, runtime, scratch_bytes=scratch)
+    if runtime.initiator == "gpu":
+        from outcrop.gpuio import GpuDiskRows
+
+        rings = GpuDiskRows(features, runtime, staging_bytes=scratch, device=to.name)
+        stream: RowStream = rings.stream()
+    else:
+        stream = DiskStream(features, runtime, scratch_bytes=scratch)
     drawer, topology, drawn = _drawing(graph, runtime, config, to, recorded)
     split = "train" if "train" in config.splits else config.splits[0]
 

@@ -81,6 +81,7 @@ def train(
     layers: int | None = None,
     sample_epochs: int = 1,
     topology: str = "automatic",
+    io: str = "engine",
     refresh: bool = False,
     refresh_rate: Size | None = None,
     memory: Size | None = None,
@@ -110,6 +111,7 @@ def train(
         fanouts, batch_size, sampler, sample_epochs: As in :func:`outcrop.prepare`; a run has its own.
         layers: None = as many as hops, which is what sampled batches allow; ShaDow's take any number.
         topology: Where neighbour lists are read from (:class:`outcrop.config.IoConfig`).
+        io: Of mode ``online``, who asks for rows on disk: ``engine``, or ``gpu`` (:mod:`outcrop.gpuio`).
         refresh: Instead of replaying the ``sample_epochs`` epochs of the pool, prepare the next ones while these train;
             ``run`` is then the folder for the pools (none: ``<graph>.pools``). See :mod:`outcrop.api.pools`.
         refresh_rate: Bytes per second that preparing the next pool reads and writes at the most.
@@ -143,7 +145,9 @@ def train(
         degrees=model == "gcn" and sampler != "shadow",
         sampler=sampler,  # type: ignore[arg-type]
     )
-    io = IoConfig(topology=topology)  # type: ignore[arg-type]
+    io_config = IoConfig(topology=topology, initiator=io)  # type: ignore[arg-type]
+    if io != "engine" and mode != "online":
+        raise ArgumentError(f"io {io} is for mode online, not {mode}")
     _check_complete(graph)
     baseline = BaselineConfig(
         cache_policy=cache_policy,
@@ -192,7 +196,7 @@ def train(
         sampling = replace(sampling, epochs=epochs)  # drawn on the fly: nothing has to be prepared
     elif folder is None and mode == "packed":
         folder = graph.path.with_name(graph.path.name + ".run")
-        with Runtime(memory, io=io, progress=progress) as runtime:
+        with Runtime(memory, io=io_config, progress=progress) as runtime:
             report = prepare(
                 graph,
                 folder,
@@ -211,7 +215,7 @@ def train(
     limit = memory if pools is None else pools.shares.runtime
     to = DeviceConfig(device, parse_size(gpu_memory) or planned, draws=sample_on == "gpu")
     with (
-        Runtime(limit, io=io, trace_path=trace_path, progress=progress) as runtime,
+        Runtime(limit, io=io_config, trace_path=trace_path, progress=progress) as runtime,
         history.training(None if pools else folder, graph, sampling, config, mode, runtime) as finish,
     ):
         inputs = {"graph": graph.digest(), "sampling": f"{sampling} refreshed" if refresh else str(sampling)}

@@ -1,7 +1,8 @@
 """The I/O engine against fio on one file: 4 KiB random reads and 1 MiB sequential reads, past the page cache.
 
 Both sides use io_uring with O_DIRECT, registered files and the same depth, on the same file, and take turns; what
-is reported is the median of the rounds. fio is optional: without it only the engine is measured.
+is reported is the median of the rounds. fio is optional: without it only the engine is measured. The same random
+reads through queue pairs (outcrop.gpuio) are compared with the engine asked directly.
 """
 
 from __future__ import annotations
@@ -19,8 +20,12 @@ from typing import Any
 import numpy as np
 
 from outcrop import _core
+from outcrop.config import IoConfig
 from outcrop.errors import ArgumentError
-from outcrop.runtime import UNLIMITED
+from outcrop.gpuio import GpuDiskRows
+from outcrop.runtime import UNLIMITED, Runtime
+from outcrop.store.arrays import DiskArray
+from outcrop.store.manifest import ArraySpec
 
 PAGE_BYTES = 4096
 BLOCK_BYTES = 1 << 20
@@ -30,6 +35,7 @@ _ROUNDS = 5
 _JOB_READS = 8192  # random reads per job
 _JOB_BLOCKS = 8  # blocks per sequential job
 _JOBS = 3  # jobs under way at a time
+_STAGING_BYTES = 8 << 20
 
 
 def run(folder: Path, *, size_bytes: int, seconds: float) -> dict[str, Any]:
@@ -38,12 +44,13 @@ def run(folder: Path, *, size_bytes: int, seconds: float) -> dict[str, Any]:
     Args:
         folder: On the disk to measure; the file is removed afterwards.
         size_bytes: Size of the file, a multiple of 1 MiB; well above the disk's own cache.
-        seconds: Length of one measurement; there are 5 rounds of up to 4 measurements.
+        seconds: Length of one measurement; there are 5 rounds of up to 6 measurements.
 
     Returns:
-        ``{"backend", "size_bytes", "random_4k": case, "sequential_1m": case}`` where a case is ``{"ours", "fio",
-        "ratio", "rounds"}``: median reads/s (random) or bytes/s (sequential); ``fio`` and ``ratio`` are None
-        without fio; ``rounds`` are the pairs as measured.
+        ``{"backend", "size_bytes", "random_4k": case, "sequential_1m": case, "rings_4k": case}`` where a case is
+        ``{"ours", "fio", "ratio", "rounds"}``: median reads/s (random) or bytes/s (sequential); ``fio`` and ``ratio``
+        are None without fio; ``rounds`` are the pairs as measured. ``rings_4k`` has the rings, without a GPU, as
+        ``ours``, and ``engine`` for ``fio``.
 
     Raises:
         ArgumentError: If ``size_bytes`` or ``seconds`` cannot be used.
@@ -65,18 +72,23 @@ def run(folder: Path, *, size_bytes: int, seconds: float) -> dict[str, Any]:
             lambda: _ours_sequential(path, size_bytes, seconds),
             lambda: _fio(path, size_bytes, seconds, "read", BLOCK_BYTES, SEQUENTIAL_DEPTH, "bw_bytes"),
         )
+        result["rings_4k"] = _case(
+            lambda: _rings_random(path, size_bytes, seconds),
+            lambda: _ours_random(path, size_bytes, seconds),
+            "engine",
+        )
     finally:
         path.unlink(missing_ok=True)
     return result
 
 
-def _case(ours: Callable[[], float], fio: Callable[[], float | None]) -> dict[str, Any]:
-    rounds = [(ours(), fio()) for _ in range(_ROUNDS)]
+def _case(ours: Callable[[], float], other: Callable[[], float | None], name: str = "fio") -> dict[str, Any]:
+    rounds = [(ours(), other()) for _ in range(_ROUNDS)]
     median_ours = statistics.median(a for a, _ in rounds)
     others = [b for _, b in rounds if b is not None]
-    median_fio = statistics.median(others) if others else None
-    ratio = median_ours / median_fio if median_fio else None
-    return {"ours": median_ours, "fio": median_fio, "ratio": ratio, "rounds": rounds}
+    median_other = statistics.median(others) if others else None
+    ratio = median_ours / median_other if median_other else None
+    return {"ours": median_ours, name: median_other, "ratio": ratio, "rounds": rounds}
 
 
 def _engine(depth: int) -> _core.BlockIo:
@@ -138,6 +150,21 @@ def _ours_random(path: Path, size_bytes: int, seconds: float) -> float:
 
     count, taken = _keep_busy(io, file, seconds, _JOB_READS * PAGE_BYTES, jobs())
     return count / PAGE_BYTES / taken
+
+
+def _rings_random(path: Path, size_bytes: int, seconds: float) -> float:
+    pages = size_bytes // PAGE_BYTES
+    spec = ArraySpec(path.name, "uint8", (pages, PAGE_BYTES), PAGE_BYTES, 0, size_bytes)
+    rng, out = np.random.default_rng(time.time_ns()), np.zeros(_JOB_READS * PAGE_BYTES, np.uint8)
+    with Runtime(io=IoConfig(depth=RANDOM_DEPTH)) as runtime:
+        rows = GpuDiskRows(DiskArray(runtime, path.parent, spec), runtime, staging_bytes=_STAGING_BYTES)
+        start, count = time.perf_counter(), 0
+        while time.perf_counter() - start < seconds:
+            rows.read_rows(rng.integers(0, pages, _JOB_READS, np.int64), out)
+            count += _JOB_READS
+        taken = time.perf_counter() - start
+        rows.close()
+    return count / taken
 
 
 def _ours_sequential(path: Path, size_bytes: int, seconds: float) -> float:

@@ -81,6 +81,9 @@ def train(
     gpu_memory: common.GpuMemory = "0",
     disk_space: common.DiskSpace = None,
     topology: common.Topology = "automatic",
+    io: Annotated[
+        str, typer.Option("--io", help="Of mode online, who asks for rows on disk: engine or gpu.")
+    ] = "engine",
     device: common.Device = "cpu",
     sample_on: Annotated[
         str, typer.Option("--sample-on", help="gpu: the device draws the batches of mode online.")
@@ -106,6 +109,8 @@ def train(
 ) -> None:
     from outcrop.api.train import train as run_training
 
+    if io == "gpu" and device == "cpu" and not quiet:
+        common.console.print("--io gpu on the CPU: the kernels' twin reads through the rings.")
     with common.progress_bars(quiet) as progress:
         report = run_training(
             graph,
@@ -124,6 +129,7 @@ def train(
             layers=layers,
             sample_epochs=sample_epochs,
             topology=topology,
+            io=io,
             refresh=refresh,
             refresh_rate=refresh_rate,
             memory=memory,

@@ -52,9 +52,10 @@ __device__ __forceinline__ void complete(const Complete& c, int64 deadline_ns) {
 
 extern "C" __global__ void io_submit(OUTCROP_QUEUE_PARAMETERS, uint64 bus, int64 base, int64 stride,
                                      int64 row_bytes, const int64* wanted, uint8* out, int64 out_stride,
-                                     int64 first, int64 count, int64 submitted, int64 completed) {
-  const Submit s{OUTCROP_QUEUE, bus,   {base, stride, row_bytes}, wanted,   out,
-                 out_stride,    first, count,                     submitted, completed};
+                                     int64 first, int64 count, int64 submitted, int64 completed, int64 told,
+                                     const int32* places) {
+  const Submit s{OUTCROP_QUEUE, bus,   {base, stride, row_bytes}, wanted,    out,  out_stride,
+                 first,         count, submitted,                 completed, told, places};
   if (blockIdx.x > 0 || lost(s.queue)) return;  // the doorbell is rung once, after all commands
   for (int64 i = threadIdx.x; i < count; i += blockDim.x) submit_one(s, i);
   __threadfence_system();

@@ -57,11 +57,13 @@ struct Submit {
   IoQueue queue;
   uint64 bus;  // address of staging as the controller knows it
   FileRows rows;
-  const int64* wanted;  // out[i] = row wanted[i]
+  const int64* wanted;  // out[i] = row wanted[i]; with places: out[places[i]]
   uint8* out;
   int64 out_stride;
   int64 first, count;          // commands of `wanted`: row by row, piece by piece
   int64 submitted, completed;  // commands, before
+  int64 told;                  // of those completed, what the completion doorbell was told of
+  const int32* places;         // or none
 };
 
 struct Complete {
@@ -91,7 +93,8 @@ OUTCROP_DEVICE void submit_one(const Submit& s, int64 i) {
   const int64 block = offset / kBlockBytes, from = offset % kBlockBytes;
   const int64 number = s.submitted + i;
   const uint16 id = q.free_ids[number % q.num_ids];
-  q.landings[id] = {s.out + row * s.out_stride + begin, static_cast<uint32>(from), static_cast<uint32>(bytes)};
+  const int64 place = s.places ? s.places[row] : row;
+  q.landings[id] = {s.out + place * s.out_stride + begin, static_cast<uint32>(from), static_cast<uint32>(bytes)};
   q.pair.commands[number % q.pair.depth] =
       read_command(id, static_cast<uint64>(block), static_cast<uint32>((from + bytes - 1) / kBlockBytes + 1),
                    s.bus + static_cast<uint64>(id * q.slot_bytes));
@@ -101,7 +104,9 @@ OUTCROP_DEVICE void submit_one(const Submit& s, int64 i) {
 // is then room for those of the new commands.
 OUTCROP_DEVICE void ring_submitted(const Submit& s) {
   const QueuePair& pair = s.queue.pair;
-  ring(pair.completion_doorbell, static_cast<uint32>(s.completed % pair.depth));
+  // A disk may take a doorbell that is told the same twice for a mistake.
+  if (s.completed % pair.depth != s.told % pair.depth)
+    ring(pair.completion_doorbell, static_cast<uint32>(s.completed % pair.depth));
   ring(pair.command_doorbell, static_cast<uint32>((s.submitted + s.count) % pair.depth));
 }
 
@@ -113,7 +118,9 @@ OUTCROP_DEVICE Taken await(const Complete& c, int64 i, Patience& patience) {
   const Completion* entry = &pair.completions[number % pair.depth];
   const uint32 phase = number / pair.depth % 2 == 0 ? 1 : 0;
   for (;;) {
-    const bool last = load_acquire(c.ended) != 0 || lost(c.queue);  // what came before that counts
+    // Once lost, commands are counted that were not submitted: what is in their entries is of earlier rounds.
+    if (lost(c.queue)) return {};
+    const bool last = load_acquire(c.ended) != 0;  // what came before that counts
     const Taken taken = look(entry, phase);
     if (taken.ready || last || patience.over()) return taken;
   }

@@ -1,0 +1,89 @@
+#include "bindings.h"
+#include "gpuio/controller.h"
+#include "twin/io_queue.h"
+
+namespace outcrop {
+
+namespace {
+
+// A controller and the memory that it serves, which goes after it.
+class PyRingController {
+ public:
+  PyRingController(std::shared_ptr<BlockIo> io, FileId file, const QueueLayout& layout, Bytes memory,
+                   const RingFaults& faults)
+      : memory_(std::move(memory)) {
+    if (memory_.size() < layout.bytes || reinterpret_cast<uintptr_t>(memory_.data()) % kPageBytes)
+      throw Error(ErrorKind::argument, "a queue of " + std::to_string(layout.bytes) +
+                                           " bytes does not fit memory of " + std::to_string(memory_.size()) +
+                                           " bytes, or that does not begin at a page");
+    controller_ = std::make_unique<RingController>(std::move(io), file, layout,
+                                                   reinterpret_cast<std::byte*>(memory_.data()), faults);
+  }
+  ~PyRingController() { close(); }
+  void close() {
+    nb::gil_scoped_release release;
+    controller_.reset();
+  }
+  uint64_t served() const { return controller_ ? controller_->served() : 0; }
+  std::string error() const { return controller_ ? controller_->error() : std::string(); }
+
+ private:
+  Bytes memory_;
+  std::unique_ptr<RingController> controller_;
+};
+
+}  // namespace
+
+void bind_gpuio(nb::module_& m) {
+  nb::class_<QueueLayout>(m, "QueueLayout", "Where the parts of a queue lie in memory; offsets in bytes.")
+      .def_static("within", &QueueLayout::within, "row_bytes"_a, "memory_bytes"_a, "max_ids"_a)
+      .def_ro("ids", &QueueLayout::ids)
+      .def_ro("slot_bytes", &QueueLayout::slot_bytes)
+      .def_ro("depth", &QueueLayout::depth)
+      .def_ro("staging", &QueueLayout::staging)
+      .def_ro("commands", &QueueLayout::commands)
+      .def_ro("completions", &QueueLayout::completions)
+      .def_ro("command_doorbell", &QueueLayout::command_doorbell)
+      .def_ro("completion_doorbell", &QueueLayout::completion_doorbell)
+      .def_ro("ended", &QueueLayout::ended)
+      .def_ro("counts", &QueueLayout::counts)
+      .def_ro("free_ids", &QueueLayout::free_ids)
+      .def_ro("landings", &QueueLayout::landings)
+      .def_ro("bytes", &QueueLayout::bytes);
+  nb::class_<RingFaults>(m, "RingFaults", "What a controller does wrong, for tests.")
+      .def(nb::init<>())
+      .def_rw("error_probability", &RingFaults::error_probability)
+      .def_rw("error_status", &RingFaults::error_status)
+      .def_rw("delay_us", &RingFaults::delay_us)
+      .def_rw("shuffle", &RingFaults::shuffle)
+      .def_rw("die_at", &RingFaults::die_at)
+      .def_rw("fail_at", &RingFaults::fail_at)
+      .def_rw("repeat_at", &RingFaults::repeat_at)
+      .def_rw("seed", &RingFaults::seed);
+  nb::class_<PyRingController>(m, "RingController", "The thread that serves a queue from a file.")
+      .def(nb::init<std::shared_ptr<BlockIo>, FileId, const QueueLayout&, Bytes, const RingFaults&>(), "io"_a,
+           "file"_a, "layout"_a, "memory"_a, "faults"_a)
+      .def("close", &PyRingController::close, "Ends the thread; waits for reads under way.")
+      .def_prop_ro("served", &PyRingController::served)
+      .def_prop_ro("error", &PyRingController::error, "What went wrong last; empty: nothing.");
+  m.attr("PIECE_BYTES") = static_cast<int64_t>(kernels::kPieceBytes);
+  m.attr("QUEUE_STATUSES") = static_cast<int64_t>(kernels::kStatuses);
+  m.def(
+      "twin_io_submit",
+      [](const std::vector<int64_t>& arguments) {
+        check_length("arguments", arguments.size(), kSubmitArguments);
+        nb::gil_scoped_release release;
+        twin_io_submit(arguments.data());
+      },
+      "arguments"_a, "The kernel io_submit on the CPU, with its arguments.");
+  m.def(
+      "twin_io_complete",
+      [](const std::vector<int64_t>& arguments, int word_bytes) {
+        check_length("arguments", arguments.size(), kCompleteArguments);
+        nb::gil_scoped_release release;
+        twin_io_complete(arguments.data(), word_bytes);
+      },
+      "arguments"_a, "word_bytes"_a, "The kernel io_complete_<word_bytes> on the CPU, with its arguments.");
+}
+
+}  // namespace outcrop

@@ -1,0 +1,11 @@
+"""GPU-initiated disk I/O: kernels ask for rows through queue pairs in memory, and put them where they belong.
+
+Source: Hyperion, section III-A. The rings are those of NVM Express (kernels/queue_pair.h). A thread of the host serves
+them from any file by the I/O engine (core/gpuio). Without a GPU the same code submits and completes on the CPU.
+"""
+
+from __future__ import annotations
+
+from outcrop.gpuio.rows import GpuDiskRows, RowReads
+
+__all__ = ["GpuDiskRows", "RowReads"]

@@ -1,0 +1,129 @@
+"""GpuDiskRows: rows from disk that kernels ask for. Mode ``online`` with ``--io gpu``."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any, final
+
+import numpy as np
+
+from outcrop import _core
+from outcrop.errors import ArgumentError, IoError
+from outcrop.gpuio.queue import Reads, RowQueue
+from outcrop.rows.base import RowSource
+from outcrop.runtime import Runtime
+from outcrop.store.arrays import DiskArray
+
+DEADLINE_SECONDS = 60.0
+
+
+class RowReads:
+    """Rows on their way (:meth:`GpuDiskRows.submit`)."""
+
+    def __init__(self, source: GpuDiskRows, reads: Reads):
+        self._source, self._reads = source, reads
+
+    @property
+    def done(self) -> bool:
+        """Whether :meth:`wait` returns at once. Others' waiting may complete these, nothing else does."""
+        return self._reads.done
+
+    def wait(self) -> None:
+        """Completes these, and all that were submitted so far: what one of them meets, each of them raises.
+
+        Raises:
+            IoError: A read failed or had no answer in time; rows that were not read are as they were before.
+        """
+        self._source._finish(self._reads)
+
+
+@final
+class GpuDiskRows(RowSource):
+    """Rows read from disk by commands in rings, each row for itself; safe to use from several threads.
+
+    A row is one command for the blocks of 512 bytes that it touches (several where it is longer than 7680 bytes). Rows
+    that share a block are not merged, and repeats are read again. A GPU does this by the kernels of kernels/io_queue.h,
+    which leave it to other work between the two calls; on ``cpu`` their twin does the same.
+
+    Args:
+        staging_bytes: Memory for rings and for blocks in flight, held under the tag ``ring-staging``; with a GPU it is
+            pinned.
+        deadline_seconds: How long a completion is waited for.
+        faults: For tests.
+
+    Raises:
+        IoError: The file is too small for its rows.
+        DeviceError: The device is not there, or the memory cannot be pinned.
+    """
+
+    def __init__(
+        self,
+        features: DiskArray,
+        runtime: Runtime,
+        *,
+        staging_bytes: int,
+        device: str = "cpu",
+        deadline_seconds: float = DEADLINE_SECONDS,
+        faults: _core.RingFaults | None = None,
+    ):
+        self.num_rows, self.row_bytes = features.num_rows, features.row_bytes
+        self._turn = threading.Lock()
+        self._queue = RowQueue(
+            features, runtime, device, staging_bytes, deadline_seconds, faults or _core.RingFaults()
+        )
+
+    def submit(self, ids: np.ndarray, out: Any) -> RowReads:
+        """Begins to read rows ``ids`` and returns at once; as many commands as the rings hold are under way then.
+
+        Args:
+            ids: int64.
+            out: uint8 [len(ids) * row_bytes]: an array, or, with a GPU, a tensor of that device. It is kept alive.
+
+        Raises:
+            ArgumentError: As of :meth:`read_rows`.
+            IoError: No answer came to an earlier read: open the rows again.
+        """
+        self._check(ids, out)
+        if not self._queue.can_fill(out):
+            raise ArgumentError(
+                "rows are put into contiguous bytes, of an array or of a tensor of the device"
+            )
+        return self.submit_to(ids, None, out)
+
+    def submit_to(self, ids: np.ndarray, places: np.ndarray | None, out: Any) -> RowReads:
+        """As :meth:`submit`, unchecked, to rows ``places`` (int32) of ``out``."""
+        with self._turn:
+            return RowReads(self, self._queue.submit(ids, out, places))
+
+    def stream(self) -> RingStream:
+        """The same as a stream for :class:`outcrop.rows.HotRows`."""
+        return RingStream(self)
+
+    def read_rows(self, ids: np.ndarray, out: np.ndarray) -> dict[str, int]:
+        self.submit(ids, out).wait()
+        return {"disk": len(ids)}
+
+    def close(self) -> None:
+        with self._turn:
+            self._queue.close()
+
+    def _finish(self, reads: Reads) -> None:
+        with self._turn:
+            if not reads.done:
+                self._queue.finish()
+        if reads.error:
+            raise IoError(reads.error)
+
+
+class RingStream:
+    """:class:`outcrop.rows.RowStream` through rings."""
+
+    def __init__(self, rows: GpuDiskRows):
+        self.num_rows, self.row_bytes = rows.num_rows, rows.row_bytes
+        self._rows = rows
+
+    def submit(self, ids: np.ndarray, positions: np.ndarray, out: np.ndarray) -> RowReads:
+        return self._rows.submit_to(ids, positions, out.reshape(-1))
+
+    def close(self) -> None:
+        self._rows.close()
