@@ -62,6 +62,11 @@ def share_out(rows: tiers.Levels, lists: tiers.Levels, capacity: int) -> CacheSh
     return CacheShares(*plan.bytes_in((of_rows, of_lists), tiers.HOST))
 
 
+def books_bytes(num_nodes: int, scratch_bytes: int) -> int:
+    """What a cache takes besides what it holds, while it is filled."""
+    return _core.HotIndex.bytes(num_nodes) + scratch_bytes + _MARGIN_BYTES
+
+
 def fill(
     features: DiskArray,
     topology: Topology | None,
@@ -77,7 +82,7 @@ def fill(
         scratch_bytes: For reading.
     """
     num_nodes, row_bytes = features.num_rows, max(features.row_bytes, 1)
-    books = _core.HotIndex.bytes(num_nodes) + scratch_bytes + _MARGIN_BYTES
+    books = books_bytes(num_nodes, scratch_bytes)
     room = max(runtime.budget.free_bytes + hotness.held_bytes - books, 0)
     capacity = room * row_bytes // (row_bytes + _ID_BYTES)
     rows, lists = np.zeros(0, np.int64), np.zeros(0, np.int64)

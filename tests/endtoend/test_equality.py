@@ -331,7 +331,9 @@ def test_training_gives_the_same_bits_in_every_mode(problem, tmp_path, make_runt
         assert report.peak_host_bytes <= 16 << 20
     levels = {mode: report.epochs[0]["rows_by_level"] for mode, report in reports.items()}
     assert all(levels["packed"][name] > 0 for name in ("device", "host", "packed"))
-    assert levels["online"]["host"] > 0  # all that is wanted fits the cache; with less room: unit/test_online.py
+    assert (
+        levels["online"]["host"] > 0
+    )  # all that is wanted fits the cache; with less room: unit/test_online.py
     assert levels["partition"]["host"] == sum(levels["memory"].values())
 
 

@@ -16,7 +16,7 @@ from outcrop.rows import DiskStream, HotRows, RowStream, scratch_share
 from outcrop.runtime import Runtime
 from outcrop.sampling import BatchSampler
 from outcrop.stages import load
-from outcrop.static_cache import fill
+from outcrop.static_cache import books_bytes, fill
 from outcrop.store.batches import BatchGraph
 from outcrop.store.graph import Graph
 from outcrop.store.samples import SampleSet
@@ -24,7 +24,6 @@ from outcrop.store.topology import Topology
 
 _SLOTS, _MORE_SLOTS = 2, 3  # one more, where it costs little: one is drawn, one is read, one is computed with
 _MARGIN = 16  # part of the largest batch counted that later ones may be larger by
-_CACHE_BOOKS = 1 << 20
 _DRAWING_SHARE = (
     0.4  # of the budget, for drawing's scratch memory, and of what is left for a topology in memory
 )
@@ -62,7 +61,7 @@ def open_online(
     most = recorded.max_nodes if recorded else hotness.most_nodes + hotness.most_nodes // _MARGIN
     batch_bytes = most * features.spec.stride_bytes
     slots = _MORE_SLOTS if _MORE_SLOTS * batch_bytes <= runtime.budget.free_bytes // 2 else _SLOTS
-    if slots * batch_bytes > runtime.budget.free_bytes - _CACHE_BOOKS:
+    if slots * batch_bytes + books_bytes(graph.num_nodes, scratch) > runtime.budget.free_bytes:
         hotness.close()  # buffers need its memory: nothing is cached
     pool = load.make_pool(graph, runtime, slots=slots, max_nodes=most, to=to)
     hot = fill(features, topology, hotness, runtime, scratch_bytes=scratch)

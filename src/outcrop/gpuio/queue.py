@@ -138,7 +138,9 @@ class RowQueue:
         address, kept = self._by.given(np.ascontiguousarray(ids, np.int64))
         at, kept_too = (0, None) if places is None else self._by.given(np.ascontiguousarray(places, np.int32))
         word = math.gcd(_WIDEST, place.address, *self._rows)
-        reads = Reads(address, at, place, (kept, kept_too, out), len(ids) * self._pieces, word, done=not len(ids))
+        reads = Reads(
+            address, at, place, (kept, kept_too, out), len(ids) * self._pieces, word, done=not len(ids)
+        )
         if len(ids):
             self._under_way.append(reads)
             self._waiting.append(reads)
