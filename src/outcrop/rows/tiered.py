@@ -31,6 +31,14 @@ class TieredRows(RowSource):
             self._below, ids, out, positions, rows, self._hot_rows, self.row_bytes, self._runtime
         )
 
+    def missing(self, ids: np.ndarray) -> np.ndarray:
+        """Those of ``ids`` that come from below, in their order."""
+        return np.delete(ids, find_sorted(self._hot_ids, ids)[0])
+
+    @property
+    def below(self) -> RowSource:
+        return self._below
+
     def close(self) -> None:
         self._below.close()
         del self._hot_rows

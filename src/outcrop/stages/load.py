@@ -130,6 +130,11 @@ class RowFeeder:
         self._graphs, self._rows, self._in_place = graphs, rows, in_place
         self.row_bytes = rows.row_bytes
 
+    @property
+    def rows(self) -> RowSource:
+        """Where rows come from by id."""
+        return self._rows
+
     def source(self, split: str, epoch: int) -> Iterable[Any]:
         return self._graphs.batches(split, epoch)
 
@@ -277,6 +282,10 @@ class LoadSession:
         loader = Loader(self._feeder, self._pool, self._transfer, split, epoch, self._runtime, overlapped)
         self._current = weakref.ref(loader)
         return loader
+
+    @property
+    def feeder(self) -> Feeder:
+        return self._feeder
 
     def close(self) -> None:
         if self._closed:
