@@ -22,6 +22,7 @@ from outcrop.errors import FormatError
 from outcrop.store import manifest as manifests
 
 FORMAT, VERSION = "outcrop.profile", 1
+HERE = "here"
 _MOST_SECONDS = 30 * 86400
 _CACHE_VARIABLE = "OUTCROP_CACHE"
 
@@ -61,7 +62,7 @@ class Profile:
         """This machine as the cost model knows it."""
         bus = self.bus_bytes_per_s if gpu and self.bus_bytes_per_s else float("inf")
         return Hardware(
-            "this machine",
+            HERE,
             Disk("disk", self.reads, self.latency_s),
             bus_bytes_per_s=bus,
             memory_bytes=self.memory_bytes,

@@ -100,6 +100,21 @@ def step_work(network: Network, shape: Shape) -> tuple[float, float]:
     return operations, moved
 
 
+REFERENCE = Shape((1024, 10_233, 55_830), (10_240, 102_330))
+"""Of ``steps.synthetic_batch``, in expectation: the profile's steps are on it, with 128 features and 47 classes."""
+
+
+def scaled_step(reference_s: float, network: Network, shape: Shape) -> float:
+    """About what a step takes where one of the same model on the reference batch takes ``reference_s``.
+
+    Half of that is taken to go with the products and half with what is moved: good enough to choose by.
+    """
+    width = {"gat": 128}.get(network.model, 256)
+    known = step_work(Network(network.model, 128, width, 47), REFERENCE)
+    asked = step_work(network, shape)
+    return reference_s * sum(a / k for a, k in zip(asked, known, strict=True)) / 2
+
+
 def step_seconds(gpu: Gpu, network: Network, shape: Shape) -> float:
     """A training step: products at the rate of products, then moves at the rate of moves."""
     operations, moved = step_work(network, shape)

@@ -20,7 +20,8 @@ import numpy as np
 from outcrop import device as devices
 from outcrop.advisor import cost, machine, shapes
 from outcrop.advisor.cost import Hardware, Loading, Offer, Prices, Workload
-from outcrop.advisor.profile import Profile
+from outcrop.advisor.pages import page_runs
+from outcrop.advisor.profile import HERE, Profile
 from outcrop.api.prepare import prepare
 from outcrop.api.run import open_session
 from outcrop.config import SampleConfig, Size, format_bytes, parse_size
@@ -70,15 +71,6 @@ class Counted:
     disk_bytes: int
     compute_s: float
     assumptions: tuple[str, ...]
-
-
-def page_runs(ids: np.ndarray, row_bytes: int, stride: int) -> int:
-    """Runs of adjacent pages under rows ``ids``: about as many requests as reading them takes."""
-    if not len(ids):
-        return 0
-    first = np.sort(ids) * stride
-    pages = np.unique(np.concatenate([first // PAGE_BYTES, (first + row_bytes - 1) // PAGE_BYTES]))
-    return int((np.diff(pages) > 1).sum()) + 1
 
 
 def online_reads(rows: RowSource, ids: np.ndarray, stride: int) -> tuple[int, int]:
@@ -414,7 +406,7 @@ def _task(
 
 def _cost(hardware: Hardware, prices: Prices) -> float | None:
     """What a machine costs; None for this one, whose disk nobody has named in the prices."""
-    if hardware.disk.name not in dict(prices.disks) and hardware.name == "this machine":
+    if hardware.disk.name not in dict(prices.disks) and hardware.name == HERE:
         return None
     return cost.tco(hardware, prices)
 
