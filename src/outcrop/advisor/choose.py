@@ -26,6 +26,7 @@ class Facts:
         row_bytes, feature_bytes: Of the graph.
         rows: That an epoch wants, repeats counted.
         online_bytes, online_requests: That an epoch reads in mode online without a cache.
+        online_held: Share of these that a cache in mode online serves.
         epochs, pool: Trained, and sampled ahead.
         compute_s, draw_s: Of an epoch: computing, and CPU seconds of drawing its batches.
         write_bytes_per_s: Of the disk.
@@ -41,6 +42,7 @@ class Facts:
     rows: float
     online_bytes: float
     online_requests: float
+    online_held: float = 0.0
     epochs: int = 10
     pool: int = 1
     compute_s: float = 0.0
@@ -97,7 +99,7 @@ def choose(facts: Facts, hardware: Hardware) -> Choice:
         "packed", facts.batches, facts.seeds, ((wanted, large),), facts.compute_s,
         loading=Loading(read_bytes=wanted, copied_bytes=wanted, gathered_bytes=facts.rows * facts.row_bytes - wanted),
     ))  # fmt: skip
-    misses = 1 - held
+    misses = 1 - facts.online_held
     online = cost.predict(hardware, Workload(
         "online", facts.batches, facts.seeds, ((facts.online_bytes * misses, facts.online_requests * misses),),
         facts.compute_s,
@@ -114,9 +116,10 @@ def choose(facts: Facts, hardware: Hardware) -> Choice:
         why = f"{budget}; online: packing takes at least {format_bytes(least)} of disk, there are {format_bytes(limit)}"
         return Choice(memory, "online", facts.disk_space, why, packed_s, online_s)
     mode = "packed" if packed_s <= online_s else "online"
+    bound = (packed if mode == "packed" else online).bound
     why = (
         f"{budget}; {mode}: {facts.epochs} epochs are predicted to take {packed_s:.3g} s packed (with "
-        f"{prepare_s:.3g} s of preparing) and {online_s:.3g} s online; the bound is {(packed if mode == 'packed' else online).bound}"
+        f"{prepare_s:.3g} s of preparing) and {online_s:.3g} s online; bound by {bound}"
     )
     if shared and mode == "packed":
         why += f"\nbatches share rows on disk: all packed is {format_bytes(packed_bytes)}, {format_bytes(limit)} may be"

@@ -18,6 +18,6 @@ def page_runs(ids: np.ndarray, row_bytes: int, stride: int) -> int:
     """Runs of adjacent pages under rows ``ids``: about as many requests as reading them takes."""
     if not len(ids):
         return 0
-    first = np.sort(ids) * stride
-    pages = np.unique(np.concatenate([first // PAGE_BYTES, (first + row_bytes - 1) // PAGE_BYTES]))
-    return int((np.diff(pages) > 1).sum()) + 1
+    starts = np.unique(ids) * stride
+    first, last = starts // PAGE_BYTES, (starts + row_bytes - 1) // PAGE_BYTES
+    return int((first[1:] > last[:-1] + 1).sum()) + 1

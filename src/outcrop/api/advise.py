@@ -24,7 +24,7 @@ from outcrop.advisor.pages import page_runs
 from outcrop.advisor.profile import HERE, Profile
 from outcrop.api.prepare import prepare
 from outcrop.api.run import open_session
-from outcrop.config import SampleConfig, Size, format_bytes, parse_size
+from outcrop.config import IoConfig, SampleConfig, Size, format_bytes, parse_size
 from outcrop.errors import ArgumentError, BudgetError
 from outcrop.rows import DiskRows, RowSource, TieredRows
 from outcrop.runtime import Runtime
@@ -37,7 +37,7 @@ from outcrop.store.record import PAGE_BYTES
 from outcrop.store.samples import SampleSet, open_samples
 
 _LARGE_READ = 1 << 20
-_TIMED_BATCHES = 3
+_TIMED_BATCHES, _TIMED_S = 3, 1.0
 _DRAWN_BATCHES = 8
 
 
@@ -58,6 +58,11 @@ class Task:
     disk_space: Size | None = None
     device: str = "cpu"
     run: Path | None = None
+    topology: str = "automatic"
+
+    @property
+    def io(self) -> IoConfig:
+        return IoConfig(topology=self.topology)  # type: ignore[arg-type]
 
 
 @dataclass(frozen=True)
@@ -118,7 +123,7 @@ def count(task: Task, profile: Profile | None = None, *, compute_s: float | None
         at = np.array(group.batches(0))
         network = shapes.Network(task.model, graph.feature_dim, _width(task), graph.num_classes)
         if compute_s is None and profile is not None:
-            compute_s = _compute_seconds(task, samples, runtime)
+            compute_s = compute_seconds(task, samples, runtime)
         compute = compute_s or 0.0
         row_bytes = graph.spec("features").stride_bytes
         rows, seeds = int(samples.num_nodes[at].sum()), int(samples.nodes_per_hop[at, 0].sum())
@@ -181,7 +186,7 @@ def _edges_of(samples: SampleSet, at: np.ndarray) -> tuple[float, ...]:
     return tuple(float(total * n / max(reached.sum(), 1)) for n in reached)
 
 
-def _compute_seconds(task: Task, samples: SampleSet, runtime: Runtime) -> float:
+def compute_seconds(task: Task, samples: SampleSet, runtime: Runtime) -> float:
     """Of an epoch: a few of its batches timed, the others in proportion to their nodes and edges."""
     from outcrop.advisor import steps
 
@@ -193,7 +198,9 @@ def _compute_seconds(task: Task, samples: SampleSet, runtime: Runtime) -> float:
         steps.batch_of(samples.read(b, buffer), task.graph.feature_dim, task.graph.num_classes)
         for b in chosen
     ]
-    seconds = steps.step_seconds(batches, task.model, task.hidden, task.graph.num_classes, device=task.device)
+    seconds = steps.step_seconds(
+        batches, task.model, task.hidden, task.graph.num_classes, seconds=_TIMED_S, device=task.device
+    )
     size = samples.num_nodes + samples.num_edges
     return sum(seconds) * float(size[np.array(every)].sum() / size[np.array(chosen)].sum())
 
@@ -246,7 +253,7 @@ def _online_work(
     run = task.run if task.run is not None and (task.run / "pack" / "manifest.json").is_file() else None
     config = SampleConfig(**{**samples.manifest.config, "fanouts": tuple(samples.manifest.config["fanouts"])})
     with (
-        Runtime(task.memory) as runtime,
+        Runtime(task.memory, io=task.io) as runtime,
         open_session(graph, runtime, "online", run_folder=run, config=config) as session,
     ):
         held = Runtime()  # what counting takes is no part of the budget
@@ -274,7 +281,7 @@ def _online_work(
 
 def _drawing(task: Task, config: SampleConfig) -> tuple[float, float]:
     """CPU seconds, and bytes read of the topology, that drawing a batch takes."""
-    with Runtime(task.memory) as runtime:
+    with Runtime(task.memory, io=task.io) as runtime:
         sampler = BatchSampler(task.graph, config, runtime)
         batches, before = sampler.epoch("train", 0), runtime.io.counters.read_bytes
         cpu, drawn = time.process_time(), 0
