@@ -17,7 +17,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from outcrop.advisor import choose, cost, hardware, pages, profile, shapes
+from outcrop.advisor import choose, cost, hardware, pages, profile, shapes, steps
 from outcrop.advisor.cost import Disk, Gpu, Hardware, HostCosts, Loading, Prices, Workload
 from outcrop.api import advise, auto
 from outcrop.api.prepare import prepare
@@ -370,7 +370,7 @@ def epoch_reads(graph, run: Path, mode: str, memory: int) -> int:
 
 def test_advice_counts_exactly_what_is_read(tmp_path, monkeypatch):
     """Packed and online, of a bare graph, of a planned run and of a packed one, against epochs that are loaded."""
-    monkeypatch.setattr(advise, "_TIMED_S", 0.0)
+    monkeypatch.setattr(advise, "compute_seconds", lambda task, samples, runtime: 0.05)
     monkeypatch.setattr(advise.machine, "profile_of", lambda folder, path=None: a_profile({}))
     with Runtime() as runtime:
         graph = a_graph(tmp_path / "g", runtime, nodes=3000, edges=20000, width=128, train=600)
@@ -410,6 +410,29 @@ def test_advice_counts_exactly_what_is_read(tmp_path, monkeypatch):
     advising.summarize(result)
 
 
+def test_computing_is_timed_on_batches_and_scaled_to_the_epoch(tmp_path, monkeypatch):
+    with Runtime() as runtime:
+        graph = a_graph(tmp_path / "g", runtime)
+        prepare(graph, tmp_path / "r", fanouts=(3, 3), batch_size=20, stop_after="sample", runtime=runtime)
+        samples = open_samples(runtime, tmp_path / "r" / "sample")
+        seen = []
+
+        def timed(batches, model, hidden, classes, **options):
+            seen.extend(batches)
+            return [1.0] * len(batches)
+
+        monkeypatch.setattr(steps, "step_seconds", timed)
+        task = advise.Task(graph, fanouts=(3, 3), batch_size=20)
+        found = advise.compute_seconds(task, samples, runtime)
+    at = list(samples.group("train").batches(0))
+    size = samples.num_nodes[at] + samples.num_edges[at]
+    assert len(at) == 5
+    assert [b.graph.num_nodes for b in seen] == samples.num_nodes[at][[0, 2, 4]].tolist()
+    assert found == pytest.approx(3.0 * size.sum() / size[[0, 2, 4]].sum())
+    monkeypatch.undo()
+    assert steps.step_seconds(seen[:1], "gcn", 8, 5, seconds=0.0)[0] > 0
+
+
 def test_auto_is_recorded_and_stays(tmp_path, monkeypatch):
     monkeypatch.setattr(auto.machine, "profile_of", lambda folder, path=None: a_profile({}))
     monkeypatch.setattr(auto.system, "available_memory", lambda: 2 << 30)
@@ -433,7 +456,8 @@ def test_auto_is_recorded_and_stays(tmp_path, monkeypatch):
 def test_bench_cost_model_counts_exactly(tmp_path, monkeypatch):
     monkeypatch.setattr(cost_model.machine, "measure_profile", lambda folder: a_profile({}))
     monkeypatch.setattr(cost_model.machine, "read_rates", lambda path, seconds: None)
-    monkeypatch.setattr(cost_model, "compute_seconds", lambda task, samples, runtime: 0.05)
+    for module in (advise, cost_model):
+        monkeypatch.setattr(module, "compute_seconds", lambda task, samples, runtime: 0.05)
     with Runtime() as runtime:
         a_graph(tmp_path / "tiny.oc", runtime, nodes=2000, edges=10000, width=512, train=200)
     shape = GraphShape("tiny", nodes=2000, edges=10000, features=512)
