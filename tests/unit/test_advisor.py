@@ -84,6 +84,39 @@ def test_the_papers_equations(q, n_disk, n_mem, th_disk, th_bus, alpha, train, m
     assert cost.tpc(found, total) == pytest.approx(1000 / (max(t_disk, t_bus, train) * total), rel=1e-12)
 
 
+@given(
+    st.lists(
+        st.tuples(
+            st.sampled_from([0.1, 0.3, 0.5]), st.sampled_from([0.0, 0.1, 0.2]), st.sampled_from([0.1, 0.4])
+        ),
+        min_size=1,
+        max_size=1,
+    ),
+    st.integers(2, 4),
+)
+def test_few_buffers_hold_batches_up(parts, buffers):
+    """Oracle: every batch takes a free buffer, the disk, the CPU and computing in turn, each one at a time."""
+    ((load, host, compute),) = parts
+    batches, free = 400, [0.0] * buffers
+    disk = cpu = done = 0.0
+    for i in range(batches):
+        disk = max(disk, free[i % buffers]) + load
+        cpu = max(cpu, disk) + host
+        done = max(done, cpu) + compute
+        free[i % buffers] = done
+    work = Workload(
+        "packed",
+        batches,
+        batches,
+        ((batches * 100.0, batches),),
+        compute * batches,
+        loading=Loading(other_s=host * batches),
+        buffers=buffers,
+    )
+    found = cost.predict(Hardware("x", Disk("d", ((100, 1 / load),))), work)
+    assert found.epoch_s == pytest.approx(done, rel=5e-3)
+
+
 def test_an_epoch_is_a_pipeline_of_two_stages():
     """Loading l and computing c of every batch: the oracle runs the batches one by one."""
     for load, compute, batches in ((0.2, 0.5, 7), (0.5, 0.2, 7), (0.3, 0.3, 1)):

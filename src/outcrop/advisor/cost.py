@@ -133,6 +133,7 @@ class Workload:
         reads: (bytes, requests) from disk, of one kind each: what is read in a piece, and what page by page.
         memory_bytes: Read from host memory over the bus.
         compute_s: Computing alone, all batches.
+        buffers: That batches are loaded into and computed from; 0: as many as are wanted.
         exact: What is read was counted, not estimated.
     """
 
@@ -143,6 +144,7 @@ class Workload:
     compute_s: float
     memory_bytes: float = 0.0
     loading: Loading = Loading()
+    buffers: int = 0
     exact: bool = True
 
     @property
@@ -152,7 +154,10 @@ class Workload:
 
 @dataclass(frozen=True)
 class Prediction:
-    """Seconds of an average batch, by what they are spent on, and of the epoch; ``bound`` is the longest."""
+    """Seconds of an average batch, by what they are spent on, and of the epoch; ``bound`` is the longest.
+
+    ``buffer_s``: time between batches that the number of buffers allows.
+    """
 
     name: str
     hardware: str
@@ -164,12 +169,13 @@ class Prediction:
     bytes_read: float
     samples: int
     batches: int
+    buffer_s: float = 0.0
     exact: bool = True
 
     @property
     def batch_s(self) -> float:
-        """Equation 4."""
-        return max(self.disk_s, self.bus_s, self.host_s, self.compute_s)
+        """Equation 4, and no less than buffers allow."""
+        return max(self.disk_s, self.bus_s, self.host_s, self.compute_s, self.buffer_s)
 
     @property
     def bound(self) -> str:
@@ -204,7 +210,8 @@ def predict(hardware: Hardware, work: Workload) -> Prediction:
     """The time of an epoch of ``work``.
 
     A pipeline of B batches whose loading takes l and whose computing takes c ends after l + c + (B - 1) max(l, c):
-    the first batch has nothing to hide behind, and nothing hides the last one's computing.
+    the first batch has nothing to hide behind, and nothing hides the last one's computing. A batch holds its buffer
+    from its first read to the end of its computing, so k buffers let no more than k batches pass in that time.
     """
     batches = max(work.batches, 1)
     disk = disk_seconds(hardware, work.reads) / batches
@@ -213,12 +220,23 @@ def predict(hardware: Hardware, work: Workload) -> Prediction:
     cpu = host_seconds(hardware.host, work.loading, batches) / batches
     host = cpu / max(hardware.cores, 1)
     compute = work.compute_s / batches + hardware.host.stall * cpu
-    longest = max(disk, bus, host, compute)
+    held = (disk + bus + host + compute) / work.buffers if work.buffers else 0.0
     alone = work.compute_s / batches  # nothing is loaded beside the last batch
-    epoch = (batches - 1) * longest + max(disk, host) + bus + alone
+    longest = max(disk, bus, host, compute, held)
     return Prediction(
-        work.name, hardware.name, disk, bus, host, compute, epoch, work.disk_bytes, work.samples, batches, work.exact
-    )  # fmt: skip
+        name=work.name,
+        hardware=hardware.name,
+        disk_s=disk,
+        bus_s=bus,
+        host_s=host,
+        compute_s=compute,
+        epoch_s=(batches - 1) * longest + max(disk, host) + bus + alone,
+        bytes_read=work.disk_bytes,
+        samples=work.samples,
+        batches=batches,
+        buffer_s=held,
+        exact=work.exact,
+    )
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ import json
 import os
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -59,7 +59,7 @@ class Profile:
     seconds: float = 0.0
 
     def hardware(self, *, gpu: bool = False) -> Hardware:
-        """This machine as the cost model knows it."""
+        """This machine as the cost model knows it; with its ``gpu`` nothing that loads is in the way of computing."""
         bus = self.bus_bytes_per_s if gpu and self.bus_bytes_per_s else float("inf")
         return Hardware(
             HERE,
@@ -67,7 +67,7 @@ class Profile:
             bus_bytes_per_s=bus,
             memory_bytes=self.memory_bytes,
             cores=self.cores,
-            host=self.host,
+            host=replace(self.host, stall=0.0) if gpu else self.host,
         )
 
     def to_json(self) -> dict[str, Any]:

@@ -17,7 +17,8 @@ from outcrop.runtime import Runtime
 from outcrop.store.batches import BatchGraph
 from outcrop.store.minibatch import MiniBatch
 
-_WARM_STEPS = 2
+_WARM_STEPS, _LEAST_STEPS = 8, 18
+_PATIENCE = 4  # times what was asked for, on a machine too slow for so many steps
 CLASSES = 47
 _BUS_BYTES = 256 << 20
 _MOVED_BYTES = 8 << 20
@@ -108,20 +109,25 @@ def step_seconds(
 ) -> list[float]:
     """Median time of a training step on each of ``batches``, with nothing beside it; takes about ``seconds``.
 
-    Batches take turns, so that caches are as cold as they are between the batches of an epoch.
+    Batches take turns, so that caches are as cold as they are between the batches of an epoch. The first steps of a
+    process take several times as long (its allocator grows, threads start), so the first half does not count.
+
+    Args:
+        seconds: 0 takes as few steps as there can be.
     """
     settle_allocator()
     steps = [training_step(batch, name, hidden, num_classes, device=device) for batch in batches]
     times: list[list[float]] = [[] for _ in steps]
-    begun, turn = time.perf_counter(), 0
-    while turn < _WARM_STEPS or not times[-1] or time.perf_counter() - begun < seconds:
+    least = -(-_LEAST_STEPS // len(steps)) if seconds else 2
+    begun = time.perf_counter()
+    while (elapsed := time.perf_counter() - begun) < seconds or len(times[-1]) < least:
+        if elapsed > _PATIENCE * seconds and len(times[-1]) > 1 and seconds:
+            break
         for step, found in zip(steps, times, strict=True):
             begin = time.perf_counter()
             step()
-            if turn >= min(_WARM_STEPS, 1 if len(steps) > 1 else _WARM_STEPS):
-                found.append(time.perf_counter() - begin)
-        turn += 1
-    return [median(found) for found in times]
+            found.append(time.perf_counter() - begin)
+    return [median(found[len(found) // 2 :]) for found in times]
 
 
 def stall(step: Callable[[], None], runtime: Runtime, seconds: float = 1.0) -> float:

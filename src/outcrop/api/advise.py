@@ -7,6 +7,7 @@ rest is the cost model (advisor/cost.py) with the profile of the machine.
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -38,6 +39,7 @@ from outcrop.store.samples import SampleSet, open_samples
 
 _LARGE_READ = 1 << 20
 _TIMED_BATCHES, _TIMED_S = 3, 1.0
+_ONLINE_BUFFERS = 2
 _DRAWN_BATCHES = 8
 
 
@@ -156,7 +158,9 @@ def _planned(task: Task) -> Iterator[tuple[Path, dict[str, Any]]]:
         with Runtime() as runtime:
             yield task.run, open_placement(runtime, task.run / "plan").predicted
         return
-    with TemporaryDirectory(prefix=".outcrop-advise-", dir=task.graph.path.parent) as folder:
+    beside = task.graph.path.parent
+    where = beside if os.access(beside, os.W_OK) else None
+    with TemporaryDirectory(prefix=".outcrop-advise-", dir=where) as folder:
         out = Path(folder) / "run"
         report = prepare(
             task.graph,
@@ -236,6 +240,7 @@ def _packed_work(
             copied_bytes=epoch["bytes_read"],
             gathered_bytes=(levels["host"] + levels["disk_cache"]) * row_bytes,
         ),
+        buffers=places.slots,
     )
 
 
@@ -276,6 +281,7 @@ def _online_work(
         compute_s=compute_s,
         memory_bytes=max(total * row_bytes - read, 0),
         loading=Loading(requests=requests, gathered_bytes=total * row_bytes, other_s=drawn_s * len(at)),
+        buffers=_ONLINE_BUFFERS,
     )
 
 
@@ -345,7 +351,7 @@ def advise(
         graph, run, model, hidden, fanouts, batch_size, sampler, sample_epochs, memory, gpu_memory, disk_space,
         device, seed,
     )  # fmt: skip
-    measured = machine.profile_of(graph.path, profile)
+    measured = machine.profile_of(graph.path.resolve().parent, profile)
     counted = count(task, measured)
     here = measured.hardware(gpu=device != "cpu")
     rows, offers = [], {}

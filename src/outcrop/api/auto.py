@@ -15,7 +15,7 @@ from outcrop.advisor import choose, machine, shapes
 from outcrop.advisor.choose import AUTO, Choice, Facts
 from outcrop.advisor.pages import page_bytes, page_runs
 from outcrop.advisor.profile import Profile
-from outcrop.config import SampleConfig, Size, parse_size
+from outcrop.config import SampleConfig, Size, format_bytes, parse_size
 from outcrop.runtime import Runtime
 from outcrop.sampling import BatchSampler
 from outcrop.store import run as runs
@@ -57,7 +57,13 @@ def settle(
         if info.sample == sampling and info.graph_digest == graph.digest() and info.plan.memory is not None:
             choose.memory_within(available)
             return Choice(info.plan.memory, "packed", info.plan.disk_space, f"as {out.name} was made")
-    profile = profile or machine.profile_of(graph.path)
+    limit = None if disk_space is None else parse_size(disk_space, feature_bytes=graph.feature_bytes)
+    if sampling.sampler == "foreign":  # nobody can look at these batches ahead
+        memory = choose.memory_within(available)
+        return Choice(
+            memory, "packed", limit, f"memory {format_bytes(memory)} of {format_bytes(available)} available"
+        )
+    profile = profile or machine.profile_of(graph.path.resolve().parent)
     folder = graph.path if out is None else next(p for p in (out, *out.resolve().parents) if p.is_dir())
     disk = os.statvfs(folder)
     memory = choose.memory_within(available)
@@ -68,7 +74,7 @@ def settle(
         epochs=epochs,
         pool=sampling.epochs,
         write_bytes_per_s=profile.write_bytes_per_s,
-        disk_space=None if disk_space is None else parse_size(disk_space, feature_bytes=graph.feature_bytes),
+        disk_space=limit,
         **facts,
     )
     return choose.choose(facts, profile.hardware())
