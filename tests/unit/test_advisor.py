@@ -148,12 +148,14 @@ def test_requests_between_measured_sizes_and_beyond():
 def test_loading_takes_of_the_cores_that_compute():
     costs = HostCosts(1e-9, 1e-6, 2e-9, 3e-9, 1e-3, stall=0.5)
     loading = Loading(10**6, 100, 10**5, 10**4, 0.25)
-    cpu = 1e-3 + 1e-4 + 2e-4 + 3e-5 + 4e-3 + 0.25
-    assert cost.host_seconds(costs, loading, 4) == pytest.approx(cpu)
+    serial, parallel = 1e-3 + 1e-4 + 3e-5 + 4e-3, 2e-4 + 0.25
+    assert cost.host_seconds(costs, loading, 4) == pytest.approx((serial, parallel))
     work = Workload("packed", 4, 4, (), 2.0, loading=loading)
     found = cost.predict(Hardware("x", Disk("d", ((4096, 1.0),)), host=costs, cores=2), work)
-    assert found.compute_s == pytest.approx(2.0 / 4 + 0.5 * cpu / 4)
-    assert found.host_s == pytest.approx(cpu / 4 / 2)
+    assert found.compute_s == pytest.approx(2.0 / 4 + 0.5 * serial / 4 + parallel / 2 / 4)
+    assert found.host_s == pytest.approx((serial + parallel) / 4 / 2)
+    alone = cost.predict(Hardware("x", Disk("d", ((4096, 1.0),)), host=replace(costs, stall=0.0)), work)
+    assert alone.compute_s == 2.0 / 4
 
 
 # What the paper says

@@ -67,8 +67,8 @@ class HostCosts:
         read_byte_s: Per byte read in large requests; request_s: per small request.
         copy_byte_s: Per byte moved in order; gather_byte_s: per byte of rows picked from anywhere in memory.
         batch_s: Per batch, whatever its size.
-        stall: Seconds by which computing gets longer for each CPU second of loading beside it. 1 / cores where work
-            spreads evenly, more where all threads of a product wait for the one that was interrupted.
+        stall: Seconds by which computing gets longer for each CPU second of a single thread beside it: all threads of a
+            product wait for the one that was interrupted. What all cores do together costs each of them its part.
     """
 
     read_byte_s: float = 0.0
@@ -194,16 +194,15 @@ def disk_seconds(hardware: Hardware, reads: Sequence[tuple[float, float]]) -> fl
     return max(busy / max(hardware.disks, 1), limited)
 
 
-def host_seconds(costs: HostCosts, loading: Loading, batches: int) -> float:
-    """CPU seconds of loading an epoch."""
-    return (
+def host_seconds(costs: HostCosts, loading: Loading, batches: int) -> tuple[float, float]:
+    """CPU seconds of loading an epoch: in single threads, and in all of them together (moving rows, drawing)."""
+    serial = (
         loading.read_bytes * costs.read_byte_s
         + loading.requests * costs.request_s
-        + loading.copied_bytes * costs.copy_byte_s
         + loading.gathered_bytes * costs.gather_byte_s
         + batches * costs.batch_s
-        + loading.other_s
     )
+    return serial, loading.copied_bytes * costs.copy_byte_s + loading.other_s
 
 
 def predict(hardware: Hardware, work: Workload) -> Prediction:
@@ -217,9 +216,12 @@ def predict(hardware: Hardware, work: Workload) -> Prediction:
     disk = disk_seconds(hardware, work.reads) / batches
     disk += hardware.disk.latency_s if work.disk_bytes else 0.0
     bus = (work.disk_bytes + work.memory_bytes) / hardware.bus_bytes_per_s / batches
-    cpu = host_seconds(hardware.host, work.loading, batches) / batches
-    host = cpu / max(hardware.cores, 1)
-    compute = work.compute_s / batches + hardware.host.stall * cpu
+    serial, parallel = (s / batches for s in host_seconds(hardware.host, work.loading, batches))
+    cores = max(hardware.cores, 1)
+    host = (serial + parallel) / cores
+    compute = work.compute_s / batches
+    if hardware.host.stall:  # computing has no cores of its own
+        compute += hardware.host.stall * serial + parallel / cores
     held = (disk + bus + host + compute) / work.buffers if work.buffers else 0.0
     alone = work.compute_s / batches  # nothing is loaded beside the last batch
     longest = max(disk, bus, host, compute, held)

@@ -17,6 +17,7 @@ from outcrop.runtime import Runtime
 from outcrop.store.batches import BatchGraph
 from outcrop.store.minibatch import MiniBatch
 
+_MOST_STALL = 2.0  # what moves memory beside a product can cost it more than its own time
 _WARM_STEPS, _LEAST_STEPS = 8, 18
 _PATIENCE = 4  # times what was asked for, on a machine too slow for so many steps
 CLASSES = 47
@@ -149,10 +150,9 @@ def stall(step: Callable[[], None], runtime: Runtime, seconds: float = 1.0) -> f
             begin, cpu = time.perf_counter(), mover.cpu_s
             step()
             beside.append((time.perf_counter() - begin, mover.cpu_s - cpu))
-    usual = median(alone)
-    worked = sum(cpu for _, cpu in beside)
-    longer = sum(took - usual for took, _ in beside)
-    return min(max(longer / worked, 0.0), 1.0) if worked > 0 else 0.0
+    worked = median(cpu for _, cpu in beside)
+    longer = median(took - before for (took, _), before in zip(beside, alone, strict=True))
+    return min(max(longer / worked, 0.0), _MOST_STALL) if worked > 0 else 0.0
 
 
 class _Mover:
