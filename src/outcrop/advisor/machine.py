@@ -33,6 +33,7 @@ _PROFILE_SIZES = {
 _PROFILE_FILE_BYTES = 512 << 20
 _MEMORY_BYTES = 64 << 20  # more than caches hold
 _LATENCY_READS = 100
+_JOBS_PER_BATCH = 2  # a record is two parts
 _RANDOM_SPAN_BYTES = 1 << 30  # of a file that was there: a list of all pages of a large one would take memory
 
 
@@ -79,7 +80,7 @@ def measure_profile(folder: Path, *, budget_s: float = 12.0) -> Profile:
         request_s=disk.pop("request_s"),
         copy_byte_s=memory.pop("copy_byte_s"),
         gather_byte_s=memory.pop("gather_byte_s"),
-        batch_s=_pipeline_seconds(),
+        batch_s=_pipeline_seconds() + _JOBS_PER_BATCH * disk.pop("job_s"),
         stall=computing.pop("stall"),
     )
     return Profile(
@@ -117,28 +118,29 @@ def _profile_disk(runtime: Runtime, path: Path, seconds: float) -> dict[str, Any
                 runtime, file, _PROFILE_FILE_BYTES, size, per_job if not whole else 16, seconds * (2 if whole else 1),
                 shuffle=not whole,
             )  # fmt: skip
-        latency = _latency(runtime, file)
+        latency, job_s = _latency(runtime, file)
     finally:
         runtime.io.close(file)
     return {
         "reads": tuple((size, found[size][0]) for size in sorted(found)),
         "latency_s": latency,
+        "job_s": job_s,
         "write_bytes_per_s": _PROFILE_FILE_BYTES / written,
         "read_byte_s": found[_SEQUENTIAL_BYTES][1] / _SEQUENTIAL_BYTES,
         "request_s": found[_RANDOM_BYTES][1],
     }
 
 
-def _latency(runtime: Runtime, file: int) -> float:
-    """Median seconds of one 4 KiB read with nothing else in flight."""
+def _latency(runtime: Runtime, file: int) -> tuple[float, float]:
+    """Of one 4 KiB read with nothing else in flight: median seconds, and CPU seconds of submitting and waiting."""
     buffer, zero = runtime.budget.empty("measure", _RANDOM_BYTES), np.zeros(1, np.int64)
     length = np.full(1, _RANDOM_BYTES, np.int64)
-    times = []
+    times, cpu = [], time.process_time()
     for page in np.random.default_rng(2).integers(0, _PROFILE_FILE_BYTES // _RANDOM_BYTES, _LATENCY_READS):
         begin = time.perf_counter()
         runtime.io.submit_reads(file, np.full(1, page * _RANDOM_BYTES), length, buffer, zero).wait()
         times.append(time.perf_counter() - begin)
-    return float(np.median(times))
+    return float(np.median(times)), (time.process_time() - cpu) / _LATENCY_READS
 
 
 def _profile_memory(runtime: Runtime, row_bytes: int = 512, rounds: int = 5) -> dict[str, Any]:
@@ -149,6 +151,13 @@ def _profile_memory(runtime: Runtime, row_bytes: int = 512, rounds: int = 5) -> 
     table[:], out[:] = 1, 1
     ids = np.random.default_rng(3).integers(0, rows, rows)
     cached = np.arange(0, rows, 16, dtype=np.int64)
+    # A cache fills the gaps of a batch: in the order of the batch, from anywhere in the cache, in one thread.
+    gaps = np.arange(rows // 2, dtype=np.int32) * 2
+    held = np.random.default_rng(4).integers(0, rows, len(gaps)).astype(np.int32)
+
+    def fill() -> None:
+        _core.fill_rows(out, rows, row_bytes, gaps, held, table, row_bytes)
+
     costs: dict[str, Any] = {}
     for name, move in (
         ("copy", lambda: _core.expand_rows(runtime.workers, out, rows, row_bytes, cached)),
@@ -167,6 +176,12 @@ def _profile_memory(runtime: Runtime, row_bytes: int = 512, rounds: int = 5) -> 
             cpus.append(time.process_time() - cpu)
         costs[f"{name}_bytes_per_s"] = _MEMORY_BYTES / float(np.median(walls))
         costs[f"{name}_byte_s"] = float(np.median(cpus)) / _MEMORY_BYTES
+    cpus = []
+    for _ in range(rounds):
+        cpu = time.process_time()
+        fill()
+        cpus.append(time.process_time() - cpu)
+    costs["gather_byte_s"] = float(np.median(cpus)) / (len(gaps) * row_bytes)
     return costs
 
 
