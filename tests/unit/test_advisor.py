@@ -462,6 +462,7 @@ def test_computing_is_timed_on_batches_and_scaled_to_the_epoch(tmp_path, monkeyp
     at = list(samples.group("train").batches(0))
     size = samples.num_nodes[at] + samples.num_edges[at]
     assert len(at) == 5
+    assert [b.x.data_ptr() % 64 for b in seen] == [0, 0, 0]
     assert [b.graph.num_nodes for b in seen] == samples.num_nodes[at][[0, 2, 4]].tolist()
     assert found == pytest.approx(3.0 * size.sum() / size[[0, 2, 4]].sum())
     monkeypatch.undo()

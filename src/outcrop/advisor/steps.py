@@ -96,7 +96,8 @@ def batch_of(graph: BatchGraph, in_dim: int, num_classes: int, seed: int = 0) ->
     x = rng.standard_normal((graph.num_nodes, in_dim), dtype=np.float32)
     labels = rng.integers(0, max(num_classes, 1), graph.num_seeds)
     degree = None if graph.degree is None else torch.from_numpy(np.array(graph.degree))
-    return MiniBatch(graph, torch.from_numpy(x), torch.from_numpy(labels), degree)
+    # Copied, because torch aligns what it allocates, as loaders do: models copy in every step what is not aligned.
+    return MiniBatch(graph, torch.from_numpy(x).clone(), torch.from_numpy(labels), degree)
 
 
 def step_seconds(
