@@ -192,14 +192,14 @@ class OnlineFeeder:
     """
 
     def __init__(self, drawer: Drawer, rows: HotRows):
-        self._drawer, self._rows = drawer, rows
+        self._drawer, self.rows = drawer, rows
         self.row_bytes = rows.row_bytes
 
     def source(self, split: str, epoch: int) -> Iterable[Any]:
         return self._drawer.seeds(split, epoch)
 
     def submit(self, what: Any, lease: Lease[HostSlot]) -> Item:
-        item = Item(None, lease, job=_Asked(self._rows, lease.slot))
+        item = Item(None, lease, job=_Asked(self.rows, lease.slot))
         item.graph = self._drawer.draw(what, item.job.met)
         item.levels = item.job.levels
         item.needed = item.levels.get("disk", 0) * self.row_bytes
@@ -216,7 +216,7 @@ class OnlineFeeder:
         return item
 
     def close(self) -> None:
-        self._rows.close()
+        self.rows.close()
 
 
 class _Asked:

@@ -86,6 +86,9 @@ class SlotPool(Generic[S]):
         # Finalizers run wherever the garbage collector does, also in a thread that holds the lock: hence re-entrant.
         self._changed = threading.Condition(threading.RLock())
 
+    def __len__(self) -> int:
+        return len(self._slots)
+
     def lease(self, stopped: threading.Event) -> Lease[S]:
         """Waits for a free slot. Raises CancelledError once ``stopped`` is set (call :meth:`wake` after setting it)."""
         with self._changed:

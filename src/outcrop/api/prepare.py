@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from outcrop.advisor.machine import read_rates
-from outcrop.api import history
+from outcrop.api import auto, history
 from outcrop.config import IoConfig, PlanConfig, SampleConfig, Size, parse_size
 from outcrop.errors import ArgumentError, FormatError
 from outcrop.foreign import ForeignBatches, Source
@@ -35,6 +35,7 @@ class PrepareReport:
         skipped: Stages whose results were there.
         bytes_read, bytes_written: Of this call.
         predicted: What the plan promises: bytes and rows per level and epoch, exactly.
+        chosen: What ``memory="auto"`` chose, and why.
     """
 
     seconds: float = 0.0
@@ -45,6 +46,7 @@ class PrepareReport:
     bytes_written: int = 0
     disk_bytes: int = 0
     predicted: dict[str, Any] = field(default_factory=dict)
+    chosen: str = ""
 
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -91,6 +93,8 @@ def prepare(
         degrees: Record whole-graph degrees too, which GCN's normalisation uses.
         epochs: Epochs sampled ahead; longer training replays them.
         memory, gpu_memory: Budgets of training, bytes or text (``"4GiB"``). Preparing keeps within ``memory`` too.
+            Memory ``"auto"`` takes what the machine has left, and limits the disk space where the disk does; a run that
+            is there keeps its own.
         disk_space: Limit for the files of the run, bytes, text, or ``"3x"`` the feature size.
         layout: What is shared on disk where packing everything exceeds ``disk_space`` (:class:`PlanConfig`).
         runtime: None makes one with ``memory`` as its budget.
@@ -122,6 +126,10 @@ def prepare(
         negatives=negatives,
         filter_negatives=filter_negatives,
     )
+    chosen = ""
+    if auto.is_auto(memory):
+        choice = auto.settle(graph, sample_config, out, disk_space=disk_space)
+        memory, disk_space, chosen = choice.memory, choice.disk_space, choice.why
     plan_config = PlanConfig(
         memory=None if memory is None else parse_size(memory),
         gpu_memory=parse_size(gpu_memory),
@@ -133,9 +141,11 @@ def prepare(
     runtime = runtime or Runtime(plan_config.memory, io=IoConfig(topology=topology))  # type: ignore[arg-type]
     try:
         with history.preparing(out, graph, runtime) as finish:
-            return finish(
-                _prepare(graph, out, sample_config, plan_config, runtime, stop_after, foreign, batches_key)
+            report = _prepare(
+                graph, out, sample_config, plan_config, runtime, stop_after, foreign, batches_key
             )
+            report.chosen = chosen
+            return finish(report)
     finally:
         if own:
             runtime.close()

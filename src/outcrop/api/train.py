@@ -13,7 +13,7 @@ from typing import Any
 
 from outcrop import checkpoint as checkpoints
 from outcrop import device as devices
-from outcrop.api import history
+from outcrop.api import auto, history
 from outcrop.api.pools import Pools
 from outcrop.api.prepare import PrepareReport, prepare
 from outcrop.api.run import open_session
@@ -58,6 +58,7 @@ class TrainReport:
     io_backend: str
     prepare: dict[str, Any] = field(default_factory=dict)
     pools: list[dict[str, Any]] = field(default_factory=list)
+    chosen: str = ""
 
     def as_dict(self) -> dict[str, Any]:
         return dict(vars(self))
@@ -67,7 +68,7 @@ def train(
     graph: Graph | str | Path,
     *,
     run: str | Path | None = None,
-    mode: str = "packed",
+    mode: str | None = None,
     model: str = "sage",
     hidden: int | None = None,
     heads: int = 4,
@@ -100,6 +101,7 @@ def train(
     trace_path: Path | None = None,
     test: bool = True,
     progress: Progress | None = None,
+    on_choice: Callable[[str], None] | None = None,
 ) -> TrainReport:
     """Trains a model on ``graph`` from disk, inside ``memory``, with the result that training in memory would have.
 
@@ -107,7 +109,8 @@ def train(
         run: A prepared run. Without one, mode ``packed`` prepares ``<graph>.run`` first, other modes draw their
             batches on the fly (the same batches, for the same seed).
         mode: Where rows come from: ``packed``, ``online``, ``memory``, or a baseline: ``memmap``, ``ondisk``,
-            ``dynamic``, ``belady`` (with a run), ``partition`` (which also changes what is learned).
+            ``dynamic``, ``belady`` (with a run), ``partition`` (which also changes what is learned). None: ``packed``,
+            with memory ``"auto"`` whichever of packed and online is predicted to be done sooner.
         fanouts, batch_size, sampler, sample_epochs: As in :func:`outcrop.prepare`; a run has its own.
         layers: None = as many as hops, which is what sampled batches allow; ShaDow's take any number.
         topology: Where neighbour lists are read from (:class:`outcrop.config.IoConfig`).
@@ -116,7 +119,7 @@ def train(
             ``run`` is then the folder for the pools (none: ``<graph>.pools``). See :mod:`outcrop.api.pools`.
         refresh_rate: Bytes per second that preparing the next pool reads and writes at the most.
         memory: Budget for everything Outcrop holds; the interpreter, torch and the model come on top.
-            None takes the budget the run was planned for.
+            None takes the budget the run was planned for; ``"auto"`` what the machine has left.
         sample_on: ``gpu``: ``device`` draws the batches of mode ``online``, the same as the CPU draws. The topology
             stays in host memory and is read in place.
         cache_policy: Of mode ``dynamic``: ``sieve``, ``lru`` or ``s3fifo``.
@@ -127,14 +130,15 @@ def train(
         seed: Of sampling (without a run) and of the model.
         trace_losses: Keep the loss of every batch.
         trace_path: JSONL file for spans of all stages.
+        on_choice: Told what memory ``"auto"`` chose, and why, before anything is prepared.
 
     Raises:
         BudgetError: A limit cannot be met.
         OutcropError: See the messages.
     """
     # Every argument is checked before anything is prepared or read.
-    _check_mode(mode, evaluate_every)
-    _check_sample_on(sample_on, mode, device)
+    _check_mode(mode or "packed", evaluate_every)
+    _check_sample_on(sample_on, mode or "packed", device)
     graph = graph if isinstance(graph, Graph) else open_graph(graph)
     sampling = SampleConfig(
         fanouts=(10, 10) if fanouts is None else tuple(fanouts),
@@ -156,6 +160,9 @@ def train(
         passes=("train", "valid") if graph.has("valid") else ("train",),
     )
     folder = None if run is None else Path(run)
+    memory, mode, disk_space, chosen = _choose(
+        graph, folder, sampling, mode, epochs, model, hidden, memory, disk_space, on_choice
+    )
     planned = 0  # bytes on the device
     report: PrepareReport | None = None
     if folder is not None and not refresh:
@@ -262,8 +269,42 @@ def train(
             io_backend=runtime.io.backend_name,
             prepare=report.as_dict() if report else {},
             pools=pools.as_dicts() if pools else [],
+            chosen=chosen,
         )
         return finish(trained)
+
+
+def _choose(
+    graph: Graph,
+    folder: Path | None,
+    sampling: SampleConfig,
+    mode: str | None,
+    epochs: int,
+    model: str,
+    hidden: int | None,
+    memory: Size | None,
+    disk_space: Size | None,
+    on_choice: Callable[[str], None] | None,
+) -> tuple[Size | None, str, Size | None, str]:
+    """(memory, mode, disk space, why) in place of ``"auto"``; a run that was named has its own batches and limits."""
+    if not auto.is_auto(memory):
+        return memory, mode or "packed", disk_space, ""
+    out = graph.path.with_name(graph.path.name + ".run") if folder is None else folder
+    if folder is not None and (folder / runs.RUN_FILE).is_file():
+        sampling = runs.read(folder).sample
+    choice = auto.settle(
+        graph,
+        sampling,
+        out if mode in (None, "packed") else None,
+        epochs=epochs,
+        model=model,
+        hidden=hidden,
+        disk_space=disk_space,
+    )
+    if on_choice is not None:
+        on_choice(choice.why)
+    mode = mode or choice.mode
+    return choice.memory, mode, choice.disk_space if mode == "packed" else disk_space, choice.why
 
 
 def _limits(graph: Graph, memory: Size | None, gpu_memory: Size, disk_space: Size | None) -> PlanConfig:

@@ -7,48 +7,11 @@ from collections.abc import Callable
 from itertools import pairwise
 from statistics import median
 
-import numpy as np
 import torch
-import torch.nn.functional as F
 
-from outcrop.models import build_model, settle_allocator
+from outcrop.models import settle_allocator
 from outcrop.sparse import Block, as_input, blocks_of, spmm, spmm_transposed
-from outcrop.store.batches import BatchGraph
 from outcrop.store.minibatch import MiniBatch
-
-
-def synthetic_batch(
-    seeds: int = 1024,
-    fanouts: tuple[int, ...] = (10, 10),
-    dim: int = 128,
-    num_classes: int = 47,
-    pool: int = 75_000,
-    seed: int = 0,
-) -> MiniBatch:
-    """A random batch with the shape of a sampled one: 1024 seeds, about 11,000 targets, 67,000 nodes, 113,000 edges.
-
-    Args:
-        pool: How many nodes a hop draws its neighbours from; smaller gives more repeated sources.
-    """
-    rng = np.random.default_rng(seed)
-    nodes, edges, frontier = [seeds], [], seeds
-    rows, cols = [], []
-    for fanout in fanouts:
-        known = sum(nodes)
-        draws = rng.integers(0, pool if frontier * fanout > pool // 2 else 100 * pool, frontier * fanout)
-        unique, local = np.unique(draws, return_inverse=True)
-        cols.append((known + local).astype(np.int32))
-        rows.append(np.full(frontier, fanout))
-        edges.append(frontier * fanout)
-        nodes.append(len(unique))
-        frontier = len(unique)
-    rowptr = np.concatenate([[0], np.cumsum(np.concatenate(rows))]).astype(np.int32)
-    labels = rng.integers(0, num_classes, seeds)
-    graph = BatchGraph(
-        np.arange(sum(nodes)), rowptr, np.concatenate(cols), tuple(nodes), tuple(edges), labels
-    )
-    x = rng.standard_normal((sum(nodes), dim), dtype=np.float32)
-    return MiniBatch(graph, torch.from_numpy(x).clone(), torch.from_numpy(labels))
 
 
 def bare_products(batch: MiniBatch, hidden: int = 256, num_classes: int = 47) -> Callable[[], None]:
@@ -96,24 +59,6 @@ def _bare_backward(
     below = spmm_transposed(block, grad @ left)
     below[: block.num_targets].addmm_(grad, right)
     return below
-
-
-def training_step(
-    batch: MiniBatch, name: str = "sage", hidden: int | None = None, num_classes: int = 47
-) -> Callable[[], None]:
-    """One call is a whole step: blocks, forward, loss, backward, Adam."""
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        model = build_model(name, batch.x.shape[1], hidden, num_classes, batch.graph.hops)
-    optimizer = torch.optim.Adam(model.parameters(), lr=1e-3, fused=True)
-
-    def run() -> None:
-        loss = F.cross_entropy(model(batch), batch.y)
-        optimizer.zero_grad(set_to_none=True)
-        loss.backward()
-        optimizer.step()
-
-    return run
 
 
 def compare(first: Callable[[], None], second: Callable[[], None], rounds: int = 15) -> dict[str, float]:

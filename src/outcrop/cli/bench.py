@@ -28,6 +28,7 @@ EXPERIMENTS = (
     "scale",
     "quality",
     "io",
+    "cost-model",
     "orders",
     "embed",
     "embed-large",
@@ -83,7 +84,19 @@ def bench(
     if experiment not in EXPERIMENTS:
         raise ArgumentError(f"experiment {experiment!r} is unknown; known: {', '.join(EXPERIMENTS)}")
     from outcrop.advisor import machine
-    from outcrop.bench import curves, embed, epoch, gpu, io, layout, orders, pipeline, prepare, quality
+    from outcrop.bench import (
+        cost_model,
+        curves,
+        embed,
+        epoch,
+        gpu,
+        io,
+        layout,
+        orders,
+        pipeline,
+        prepare,
+        quality,
+    )
     from outcrop.report import benches, page
 
     if plot is not None:
@@ -107,6 +120,7 @@ def bench(
         "memory-curve": lambda: curves.memory_curve(folder, setting, names, _numbers(caps, float), say),
         "scale": lambda: curves.scale(folder, setting, _numbers(sizes, int), say),
         "quality": lambda: quality.run(graph or [], folder, names, setting, say),
+        "cost-model": lambda: cost_model.run(folder, setting, say),
         "io": lambda: io.run(folder, size_bytes=2 << 30, seconds=5),
         "orders": lambda: orders.run(orders.PARTITIONS, orders.BUFFERS, say),
         "embed": lambda: embed.run(folder, nodes or 1_000_000, graph or [], rounds, say),

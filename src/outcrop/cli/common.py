@@ -36,7 +36,12 @@ Json = Annotated[
     Path | None, typer.Option("--json", help="Write the result to this file as JSON.", metavar="FILE")
 ]
 Quiet = Annotated[bool, typer.Option("--quiet", help="No progress bars and no summary.")]
-Memory = Annotated[str | None, typer.Option("--memory", help="Memory budget, such as 4GiB.", metavar="SIZE")]
+Memory = Annotated[
+    str | None,
+    typer.Option(
+        "--memory", help="Memory budget, such as 4GiB; prepare and train take auto, too.", metavar="SIZE"
+    ),
+]
 Device = Annotated[str, typer.Option("--device", help="cpu or cuda.")]
 GpuMemory = Annotated[
     str,
@@ -188,6 +193,12 @@ def parse_fanouts(text: str) -> tuple[int, ...]:
         return tuple(int(part) for part in text.split(","))
     except ValueError:
         raise ArgumentError(f"fanouts {text!r} are not understood; write for example 10,15,20") from None
+
+
+def say_choice(why: str) -> None:
+    """What ``--memory auto`` took, on standard error."""
+    for line in why.splitlines():
+        console.print(line, soft_wrap=True, highlight=False)
 
 
 def parse_optional(size: str | None) -> int | None:

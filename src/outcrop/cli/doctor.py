@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from outcrop.cli import common
 from outcrop.config import format_bytes
+from outcrop.errors import ArgumentError
 
 
 def add_commands(app: typer.Typer) -> None:
@@ -21,16 +22,22 @@ def add_commands(app: typer.Typer) -> None:
 def doctor(
     folder: Annotated[Path, typer.Option("--folder", help="Measure the disk under this folder.")] = Path(),
     measure: Annotated[
-        bool, typer.Option("--measure/--no-measure", help="Measure read rates (about 5 s).")
+        bool, typer.Option("--measure/--no-measure", help="Measure disk, memory, computing (about 15 s).")
     ] = True,
+    save: Annotated[
+        Path | None,
+        typer.Option("--save", help="Write the profile here, not where Outcrop keeps it.", metavar="FILE"),
+    ] = None,
     json: common.Json = None,
     quiet: common.Quiet = False,
 ) -> None:
     from outcrop.advisor import machine
 
+    if save is not None and not measure:
+        raise ArgumentError("--save keeps what is measured: leave --no-measure out")
     about = machine.describe()
     if measure:
-        about["disk"] = machine.measure_disk(folder)
+        _measure(about, folder, save)
     common.write_json(json, about)
     if quiet:
         return
@@ -47,9 +54,39 @@ def doctor(
         facts["disk, sequential"] = f"{disk['sequential_bytes_per_s'] / 1e9:.2f} GB/s"
         facts["disk, random 4 KiB"] = f"{disk['random_ops_per_s'] / 1e3:.1f} k reads/s"
         facts["O_DIRECT"] = "yes" if disk["direct"] else "no"
+        found = about["profile"]
+        facts["memory, moved and picked"] = (
+            f"{found['copy_bytes_per_s'] / 1e9:.1f} and {found['gather_bytes_per_s'] / 1e9:.1f} GB/s"
+        )
+        facts["training step"] = ", ".join(f"{k} {1e3 * v:.0f} ms" for k, v in found["steps"].items())
+        facts["profile"] = about["profile_path"] or "not kept: its folder cannot be written"
     common.print_facts(facts)
     for advice in _advice(about):
         common.out.print(f"- {advice}", highlight=False)
+
+
+def _measure(about: dict[str, Any], folder: Path, save: Path | None) -> None:
+    """Adds the profile, and the rates of the disk by themselves; keeps the profile."""
+    from outcrop.advisor import machine
+    from outcrop.advisor import profile as profiles
+
+    found = machine.measure_profile(folder)
+    path = save or profiles.default_path(found.key)
+    try:
+        profiles.write(path, found)
+        about["profile_path"] = str(path)
+    except OSError:
+        if save is not None:
+            raise
+        about["profile_path"] = None
+    about["profile"] = found.to_json()
+    rates = dict(found.reads)
+    about["disk"] = {
+        "sequential_bytes_per_s": found.hardware().disk.bytes_per_s,
+        "random_ops_per_s": rates[min(rates)],
+        "backend": about["io_backend"],
+        "direct": machine.direct_works(folder),
+    }
 
 
 def _advice(about: dict) -> list[str]:

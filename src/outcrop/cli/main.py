@@ -9,7 +9,18 @@ from typing import Annotated, Any
 
 import typer
 
-from outcrop.cli import bench, data, demo, doctor, embedding, inferring, preparing, reporting, training
+from outcrop.cli import (
+    advising,
+    bench,
+    data,
+    demo,
+    doctor,
+    embedding,
+    inferring,
+    preparing,
+    reporting,
+    training,
+)
 from outcrop.cli.common import console
 from outcrop.errors import OutcropError, OutcropWarning
 
@@ -20,7 +31,7 @@ app = typer.Typer(
     rich_markup_mode="rich",
     help="Train graph neural networks on graphs larger than memory, exactly, on one machine.",
 )
-for module in (demo, doctor, data, preparing, training, inferring, embedding, reporting, bench):
+for module in (demo, doctor, data, preparing, training, inferring, embedding, reporting, advising, bench):
     module.add_commands(app)
 
 _debug = False

@@ -88,9 +88,21 @@ def _command(stop_after: str | None) -> Any:
         json: common.Json = None,
         quiet: common.Quiet = False,
     ) -> None:
+        from outcrop.api import auto
         from outcrop.api.prepare import prepare
 
         io = IoConfig(topology=topology)  # type: ignore[arg-type]
+        chosen = ""
+        if auto.is_auto(memory):
+            choice = auto.settle_run(
+                graph, run, disk_space, fanouts=common.parse_fanouts(fanouts), batch_size=batch_size, epochs=epochs,
+                replace=replace, seed=seed, sampler=sampler, degrees=degrees, task=task, negatives=negatives,
+                filter_negatives=filter_negatives,
+            )  # fmt: skip
+            memory, chosen = str(choice.memory), choice.why
+            disk_space = None if choice.disk_space is None else str(choice.disk_space)
+            if not quiet:
+                common.say_choice(chosen)
         with common.runtime_for(memory, quiet, io=io) as runtime:
             report = prepare(
                 graph,
@@ -112,6 +124,7 @@ def _command(stop_after: str | None) -> Any:
                 runtime=runtime,
                 stop_after=stop_after,
             )
+        report.chosen = chosen
         seconds = _load_seconds(graph, report)
         common.write_json(json, {**report.as_dict(), "predicted_load_seconds": seconds})
         if not quiet:

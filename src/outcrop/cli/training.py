@@ -39,12 +39,12 @@ def train(
     weight_decay: Annotated[float, typer.Option("--weight-decay")] = 0.0,
     epochs: Annotated[int, typer.Option("--epochs")] = 10,
     mode: Annotated[
-        str,
+        str | None,
         typer.Option(
             "--mode",
-            help="packed, online, memory, memmap, ondisk, dynamic, belady (with --run) or partition.",
+            help="packed (default), online, memory, memmap, ondisk, dynamic, belady (with --run), partition.",
         ),
-    ] = "packed",
+    ] = None,
     cache_policy: Annotated[
         str, typer.Option("--cache-policy", help="Of mode dynamic: sieve, lru or s3fifo.")
     ] = "sieve",
@@ -147,6 +147,7 @@ def train(
             trace_losses=trace_losses,
             trace_path=trace,
             progress=progress,
+            on_choice=None if quiet else common.say_choice,
         ).as_dict()
     common.write_json(json, report)
     if not quiet:

@@ -41,5 +41,9 @@ class DiskRows(RowSource):
         self._reader.read_rows(ids, out.reshape(len(ids), self.row_bytes))
         return {"disk": len(ids)}
 
+    def count_read_bytes(self, ids: np.ndarray) -> int:
+        """Bytes that :meth:`read_rows` reads for ``ids``, exactly."""
+        return self._reader.count_read_bytes(np.ascontiguousarray(ids, np.int64))
+
     def close(self) -> None:
         del self._reader

@@ -97,6 +97,11 @@ class HotRows(RowSource):
         job = self._stream.submit(missing, positions, out.reshape(len(ids), self.row_bytes))
         return job, {"host": len(ids) - len(missing), "disk": len(missing)}
 
+    def missing(self, ids: np.ndarray) -> np.ndarray:
+        """Those of ``ids`` that are read, ascending."""
+        nothing = np.zeros(0, np.uint8)
+        return self._hot.index.take_rows(self._workers, nothing, 0, ids, nothing)[0]
+
     def read_rows(self, ids: np.ndarray, out: np.ndarray) -> dict[str, int]:
         self._check(ids, out)
         job, levels = self.submit(ids, out)

@@ -103,6 +103,15 @@ class LoadSession:
         self._current = weakref.ref(loader)
         return loader
 
+    @property
+    def feeder(self) -> Feeder:
+        return self._feeder
+
+    @property
+    def buffers(self) -> int:
+        """Batches that can be under way."""
+        return len(self._pool)
+
     def close(self) -> None:
         if self._closed:
             return

@@ -1,0 +1,227 @@
+"""Machines, prices and data sets described in TOML; the paper's own ship as examples (advisor/examples).
+
+Every file is checked as a whole: all that is wrong with it is said at once, with the name of the file and of the key.
+"""
+
+from __future__ import annotations
+
+import math
+import tomllib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from outcrop.advisor.cost import Disk, Gpu, Hardware, HostCosts, Prices
+from outcrop.advisor.shapes import DataSet
+from outcrop.config import parse_size
+from outcrop.errors import ArgumentError
+
+EXAMPLES = Path(__file__).parent / "examples"
+
+
+class _Table:
+    """A table of a TOML file whose keys are taken one by one; ``end`` complains about those that nobody took."""
+
+    def __init__(self, path: Path, values: Any, name: str, problems: list[str]):
+        self._where, self._problems = f"[{name}] " if name else "", problems
+        self._path = path
+        self._values = dict(values) if isinstance(values, dict) else {}
+        if not isinstance(values, dict):
+            problems.append(f"{self._where or name}is no table")
+
+    def take(
+        self, key: str, check: Callable[[Any], Any], default: Any = None, *, needed: bool = False
+    ) -> Any:
+        if key not in self._values:
+            if needed:
+                self._problems.append(f"{self._where}{key} is missing")
+            return default
+        value = self._values.pop(key)
+        try:
+            return check(value)
+        except (ArgumentError, TypeError, ValueError) as error:
+            self._problems.append(f"{self._where}{key} = {value!r}: {error}")
+            return default
+
+    def table(self, key: str) -> _Table | None:
+        if key not in self._values:
+            return None
+        return _Table(self._path, self._values.pop(key), key, self._problems)
+
+    def rest(self) -> dict[str, Any]:
+        """All keys that are left, whatever they are called."""
+        values, self._values = self._values, {}
+        return values
+
+    def end(self) -> None:
+        self._problems += [f"{self._where}{key} is unknown" for key in self._values]
+
+
+def _positive(value: Any) -> float:
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < math.inf:
+        raise ValueError("not a positive number")
+    return float(value)
+
+
+def _at_least_zero(value: Any) -> float:
+    return 0.0 if not isinstance(value, bool) and value == 0 else _positive(value)
+
+
+def _count(value: Any) -> int:
+    if _at_least_zero(value) != int(value):
+        raise ValueError("not a whole number")
+    return int(value)
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, str) or not value:
+        raise ValueError("not a name")
+    return value
+
+
+def _size(value: Any) -> int:
+    return parse_size(value if isinstance(value, str) else _count(value))
+
+
+def _reads(value: Any) -> tuple[tuple[int, float], ...]:
+    if not isinstance(value, list) or any(not isinstance(pair, list) or len(pair) != 2 for pair in value):
+        raise ValueError("not a list of [bytes of a request, requests per second]")
+    found = tuple((_count(size), _positive(rate)) for size, rate in value)
+    Disk("", found)
+    return found
+
+
+def find(name: str | Path) -> Path:
+    """A file that is there, or the shipped example of that name (``machine-a``, ``prices``).
+
+    Raises:
+        ArgumentError: Neither.
+    """
+    path = Path(name)
+    if path.is_file():
+        return path
+    shipped = EXAMPLES / f"{path.name.removesuffix('.toml')}.toml"
+    if path.parent == Path() and shipped.is_file():
+        return shipped
+    known = ", ".join(sorted(f.stem for f in EXAMPLES.glob("*.toml")))
+    raise ArgumentError(f"{name} is no file, nor one of the examples that ship with Outcrop: {known}")
+
+
+def _parse(name: str | Path) -> tuple[Path, dict[str, Any]]:
+    path = find(name)
+    try:
+        return path, tomllib.loads(path.read_text())
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ArgumentError(f"{path} is no TOML file: {error}") from None
+
+
+def _refuse(path: Path, problems: list[str]) -> None:
+    if problems:
+        raise ArgumentError(
+            f"{path}: {'; '.join(problems)}. {EXAMPLES / path.name if path.parent != EXAMPLES else 'It'} "
+            "shows how such files look" if (EXAMPLES / path.name).is_file() else
+            f"{path}: {'; '.join(problems)}. Files in {EXAMPLES} show how it looks"
+        )  # fmt: skip
+
+
+def read_machine(name: str | Path) -> Hardware:
+    """A machine from a TOML file, such as ``advisor/examples/machine-a.toml``.
+
+    Raises:
+        ArgumentError: Keys are missing, unknown or have values that are not possible; all are named.
+    """
+    path, values = _parse(name)
+    problems: list[str] = []
+    top = _Table(path, values, "", problems)
+    disk, gpu = top.table("disk"), top.table("gpu")
+    if disk is None:
+        problems.append("[disk] is missing")
+    host = top.table("host")
+    found: dict[str, Any] = {
+        "name": top.take("name", _text, path.stem),
+        "memory_bytes": top.take("memory", _size, 0, needed=True),
+        "cores": top.take("cores", _count, 1),
+        "machines": top.take("machines", _count, 1),
+        "bus_bytes_per_s": top.take("bus_bytes_per_s", _positive, math.inf, needed=gpu is not None),
+        "disk_limit_bytes_per_s": top.take("disk_limit_bytes_per_s", _positive, math.inf),
+    }
+    if disk is not None:
+        found["disks"] = disk.take("count", _count, 1)
+        found["most_disks"] = disk.take("most", _count, max(found["disks"], 16))
+        parts = (
+            disk.take("name", _text, "disk"),
+            disk.take("reads", _reads, ((4096, 1.0),), needed=True),
+            disk.take("latency_s", _at_least_zero, 0.0),
+        )
+        found["disk"] = Disk(*parts)
+        disk.end()
+        if found["disks"] > found["most_disks"]:
+            problems.append(f"[disk] count {found['disks']} is above most {found['most_disks']}")
+    if gpu is not None:
+        found["gpu"] = Gpu(
+            gpu.take("name", _text, "gpu"),
+            gpu.take("flops_per_s", _positive, 1.0, needed=True),
+            gpu.take("bytes_per_s", _positive, 1.0, needed=True),
+            gpu.take("memory", _size, 0),
+        )
+        gpu.end()
+    if host is not None:
+        found["host"] = HostCosts(
+            **{key: host.take(key, _at_least_zero, 0.0) for key in HostCosts.__dataclass_fields__}
+        )
+        host.end()
+    top.end()
+    _refuse(path, problems)
+    return Hardware(**found)
+
+
+def read_prices(name: str | Path) -> Prices:
+    """Prices from a TOML file, such as ``advisor/examples/prices.toml``.
+
+    Raises:
+        ArgumentError: As :func:`read_machine`.
+    """
+    path, values = _parse(name)
+    problems: list[str] = []
+    top = _Table(path, values, "", problems)
+    tables = {}
+    for kind in ("disks", "gpus"):
+        table = top.table(kind)
+        names = {} if table is None else table.rest()
+        priced = _Table(path, names, kind, problems)
+        tables[kind] = tuple((key, priced.take(key, _at_least_zero, 0.0)) for key in list(names))
+    prices = Prices(
+        machine=top.take("machine", _at_least_zero, 0.0, needed=True),
+        electricity=top.take("electricity", _at_least_zero, 0.0),
+        memory_gib=top.take("memory_gib", _at_least_zero, 0.0),
+        currency=top.take("currency", _text, "USD"),
+        **tables,
+    )
+    top.end()
+    _refuse(path, problems)
+    return prices
+
+
+def read_data_sets(name: str | Path = "datasets") -> dict[str, DataSet]:
+    """Data sets by name from a TOML file, such as ``advisor/examples/datasets.toml``.
+
+    Raises:
+        ArgumentError: As :func:`read_machine`.
+    """
+    path, values = _parse(name)
+    problems: list[str] = []
+    found = {}
+    for key, entry in values.items():
+        table = _Table(path, entry, key, problems)
+        found[key] = DataSet(
+            key,
+            nodes=table.take("nodes", _count, 1, needed=True),
+            edges=table.take("edges", _count, 1, needed=True),
+            topology_bytes=table.take("topology", _size, 0, needed=True),
+            features=table.take("features", _count, 1, needed=True),
+            classes=table.take("classes", _count, 1, needed=True),
+            hotness=table.take("hotness", _positive, 1.0),
+        )
+        table.end()
+    _refuse(path, problems)
+    return found

@@ -1,0 +1,121 @@
+"""``--memory auto``: looks at the machine and at a few batches, and settles budget, mode and disk space."""
+
+from __future__ import annotations
+
+import os
+import time
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from outcrop import system
+from outcrop.advisor import choose, machine, shapes
+from outcrop.advisor.choose import AUTO, Choice, Facts
+from outcrop.advisor.pages import page_bytes, page_runs
+from outcrop.advisor.profile import Profile
+from outcrop.config import SampleConfig, Size, format_bytes, parse_size
+from outcrop.runtime import Runtime
+from outcrop.sampling import BatchSampler
+from outcrop.store import run as runs
+from outcrop.store.graph import Graph, open_graph
+
+_LOOKED_AT = 4
+
+
+def is_auto(memory: Size | None) -> bool:
+    return memory == AUTO
+
+
+def settle(
+    graph: Graph,
+    sampling: SampleConfig,
+    out: Path | None,
+    *,
+    epochs: int = 10,
+    model: str = "sage",
+    hidden: int | None = None,
+    disk_space: Size | None = None,
+    profile: Profile | None = None,
+    available_bytes: int | None = None,
+) -> Choice:
+    """What to train ``graph`` with. A run that is there already, of the same batches, keeps what it was made with.
+
+    Args:
+        out: The run that exists or is to be made.
+        epochs: That will be trained.
+        profile: None: the one that is kept, measured where there is none (about 15 s).
+        available_bytes: None: asks the system.
+
+    Raises:
+        BudgetError: There is too little memory.
+    """
+    available = system.available_memory() if available_bytes is None else available_bytes
+    if out is not None and (out / runs.RUN_FILE).is_file():
+        info = runs.read(out)
+        if info.sample == sampling and info.graph_digest == graph.digest() and info.plan.memory is not None:
+            choose.memory_within(available)
+            return Choice(info.plan.memory, "packed", info.plan.disk_space, f"as {out.name} was made")
+    limit = None if disk_space is None else parse_size(disk_space, feature_bytes=graph.feature_bytes)
+    if sampling.sampler == "foreign":  # nobody can look at these batches ahead
+        memory = choose.memory_within(available)
+        return Choice(
+            memory, "packed", limit, f"memory {format_bytes(memory)} of {format_bytes(available)} available"
+        )
+    profile = profile or machine.profile_of(graph.path.resolve().parent)
+    folder = graph.path if out is None else next(p for p in (out, *out.resolve().parents) if p.is_dir())
+    disk = os.statvfs(folder)
+    memory = choose.memory_within(available)
+    facts = _look(graph, sampling, memory, profile, model, hidden)
+    facts = Facts(
+        available_bytes=available,
+        free_disk_bytes=disk.f_bavail * disk.f_frsize,
+        epochs=epochs,
+        pool=sampling.epochs,
+        write_bytes_per_s=profile.write_bytes_per_s,
+        disk_space=limit,
+        **facts,
+    )
+    return choose.choose(facts, profile.hardware())
+
+
+def settle_run(graph: Path, out: Path, disk_space: Size | None, **sampling: Any) -> Choice:
+    """:func:`settle` for the run that ``outcrop prepare`` makes."""
+    return settle(open_graph(graph), SampleConfig(**sampling), out, disk_space=disk_space)
+
+
+def _look(
+    graph: Graph, sampling: SampleConfig, memory: int, profile: Profile, model: str, hidden: int | None
+) -> dict[str, Any]:
+    """Facts of an epoch from its first batches; drawn within ``memory``."""
+    spec = graph.spec("features")
+    with Runtime(memory) as runtime:
+        sampler = BatchSampler(graph, sampling, runtime)
+        count = sampler.num_batches("train")
+        cpu, found = time.process_time(), sampler.epoch("train", 0)
+        batches = list(islice(found, _LOOKED_AT))
+        found.close()  # type: ignore[attr-defined]
+        drawn_s = (time.process_time() - cpu) / max(len(batches), 1)
+    scale = count / max(len(batches), 1)
+    read = sum(page_bytes(b.n_id, spec.stride_bytes, spec.stride_bytes) for b in batches)
+    requests = sum(page_runs(b.n_id, spec.stride_bytes, spec.stride_bytes) for b in batches)
+    nodes = np.mean([b.nodes_per_hop for b in batches], axis=0)
+    edges = np.mean([b.edges_per_hop for b in batches], axis=0)
+    network = shapes.Network(
+        model, graph.feature_dim, hidden or (128 if model == "gat" else 256), graph.num_classes
+    )
+    step = shapes.scaled_step(
+        profile.steps.get(model, 0.0), network, shapes.Shape(tuple(nodes), tuple(edges))
+    )
+    return {
+        "batches": count,
+        "seeds": len(sampler.ids["train"]) if sampling.task != "link" else count * sampling.batch_size,
+        "row_bytes": spec.stride_bytes,
+        "feature_bytes": graph.feature_bytes,
+        "rows": float(nodes.sum()) * count,
+        "online_bytes": read * scale,
+        "online_requests": requests * scale,
+        "compute_s": step * count,
+        "draw_s": drawn_s * count,
+    }
