@@ -66,7 +66,7 @@ void bind_steps(Class& sampler) {
 }
 
 SamplerOptions make_options(const std::string& name, std::vector<int64_t> fanouts, bool replace,
-                            uint64_t seed, uint64_t max_batch_bytes) {
+                            uint64_t seed, uint64_t max_batch_bytes, uint64_t dependency) {
   SamplerKind kind = SamplerKind::neighbor;
   if (name == "labor")
     kind = SamplerKind::labor;
@@ -77,7 +77,7 @@ SamplerOptions make_options(const std::string& name, std::vector<int64_t> fanout
   else if (name != "neighbor")
     throw Error(ErrorKind::argument,
                 "sampler '" + name + "' is unknown; known: neighbor, labor, shadow, weighted");
-  return {kind, std::move(fanouts), replace, seed, max_batch_bytes};
+  return {kind, std::move(fanouts), replace, seed, max_batch_bytes, dependency};
 }
 
 void check_offsets(const Ids& seeds, const Ids& offsets) {
@@ -280,13 +280,14 @@ void bind_paged(nb::module_& m) {
           "__init__",
           [](WaveSampler* self, std::shared_ptr<WorkerPool> workers, PyPagedTopology& topology,
              Budget& budget, std::vector<int64_t> fanouts, bool replace, uint64_t seed,
-             uint64_t max_batch_bytes, const std::string& sampler, size_t wave) {
-            new (self)
-                WaveSampler(std::move(workers), topology.topology, budget,
-                            make_options(sampler, std::move(fanouts), replace, seed, max_batch_bytes), wave);
+             uint64_t max_batch_bytes, const std::string& sampler, size_t wave, uint64_t dependency) {
+            new (self) WaveSampler(
+                std::move(workers), topology.topology, budget,
+                make_options(sampler, std::move(fanouts), replace, seed, max_batch_bytes, dependency), wave);
           },
           "workers"_a, "topology"_a, "budget"_a, "fanouts"_a, "replace"_a = false, "seed"_a = 0,
-          "max_batch_bytes"_a = UINT64_MAX, "sampler"_a = "neighbor", "wave"_a = 1, nb::keep_alive<1, 3>())
+          "max_batch_bytes"_a = UINT64_MAX, "sampler"_a = "neighbor", "wave"_a = 1, "dependency"_a = 1,
+          nb::keep_alive<1, 3>())
       .def_static("round_bytes", &WaveSampler::round_bytes, "pieces"_a)
       .def(
           "sample",
@@ -316,12 +317,14 @@ void bind_sampler(nb::module_& m) {
           "__init__",
           [](Samplers* self, std::shared_ptr<WorkerPool> workers, Ids indptr, AnyArray indices,
              std::vector<int64_t> fanouts, bool replace, uint64_t seed, uint64_t max_batch_bytes,
-             const std::string& sampler, std::optional<Weights> weights) {
-            new (self) Samplers(std::move(workers), indptr, indices, std::move(weights),
-                                make_options(sampler, std::move(fanouts), replace, seed, max_batch_bytes));
+             const std::string& sampler, std::optional<Weights> weights, uint64_t dependency) {
+            new (self) Samplers(
+                std::move(workers), indptr, indices, std::move(weights),
+                make_options(sampler, std::move(fanouts), replace, seed, max_batch_bytes, dependency));
           },
           "workers"_a, "indptr"_a, "indices"_a, "fanouts"_a, "replace"_a = false, "seed"_a = 0,
-          "max_batch_bytes"_a = UINT64_MAX, "sampler"_a = "neighbor", "weights"_a.none() = nb::none())
+          "max_batch_bytes"_a = UINT64_MAX, "sampler"_a = "neighbor", "weights"_a.none() = nb::none(),
+          "dependency"_a = 1)
       .def("degrees", &Samplers::degrees, "ids"_a, "out"_a, nb::call_guard<nb::gil_scoped_release>(),
            "out[i] = number of in-neighbours of ids[i] other than itself.")
       .def(

@@ -103,6 +103,9 @@ class SampleConfig:
             ``neighbor`` reaches from the seeds of a batch together, and every edge of the graph among them
             (Zeng et al. 2021, ShaDow); a model of any number of layers runs on the whole of it. ``foreign``: batches
             came from elsewhere.
+        dependency: Of ``labor``: how many batches in a row a node keeps its random number for (dependent mini-batches:
+            Balin, LaSalle and Catalyurek, Cooperative minibatching). Each batch is drawn as before, but shares most
+            of its nodes with the one before it, which caches and page reads gain from. 1: independent.
         degrees: Record each node's in-degree in the whole graph too, for GCN's normalisation.
         task: ``node``: seeds are the nodes of a split. ``link``: seeds are the ends of positive edges (the graph's
             ``<split>_edges``; without them all edges train) and of drawn negative ones.
@@ -122,6 +125,7 @@ class SampleConfig:
     negatives: float = 1.0
     filter_negatives: bool = False
     first_epoch: int = 0
+    dependency: int = 1
 
     def __post_init__(self) -> None:
         if problems := [*self._problems_of_batches(), *self._problems_of_samplers()]:
@@ -152,6 +156,8 @@ class SampleConfig:
         problems = []
         if self.sampler not in SAMPLERS:
             problems.append(f"sampler {self.sampler!r} is unknown; known: {', '.join(SAMPLERS[:-1])}")
+        if self.dependency < 1 or (self.dependency > 1 and self.sampler != "labor"):
+            problems.append(f"batch dependency {self.dependency} is not 1 or, with sampler labor, more")
         if self.replace and self.sampler in ("labor", "weighted"):
             problems.append(f"sampler {self.sampler} draws without replacement only")
         if self.task not in ("node", "link"):

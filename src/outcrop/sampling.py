@@ -97,7 +97,9 @@ class BatchSampler:
             self.topology.placement == "paged" and at_once is None
         ):  # more at a time: more of them want the same page
             self._wave.widen(_MAX_WAVE, int(runtime.budget.free_bytes * share / 2))
-        options = {name: getattr(config, name) for name in ("fanouts", "replace", "seed", "sampler")}
+        options = {
+            name: getattr(config, name) for name in ("fanouts", "replace", "seed", "sampler", "dependency")
+        }
         self._sampler: Any
         if on is None:
             most = self._wave.most_batch_bytes

@@ -12,14 +12,14 @@ import numpy as np
 
 from outcrop import _core, tiers
 from outcrop.hotness import Hotness
-from outcrop.rows import DiskRows, HotSet
+from outcrop.rows import HotSet, RowStream
 from outcrop.runtime import Runtime
-from outcrop.store.arrays import DiskArray
 from outcrop.store.topology import Topology
 
 _LEVELS = 1 << 16
-_ID_BYTES = 16  # for each row that is cached, while it is read
+_ID_BYTES = 24  # for each row that is cached, while it is read
 _MARGIN_BYTES = 64 << 10  # for the small tables that come later
+_READ_ROWS = 1 << 18  # at a time
 
 
 @dataclass(frozen=True)
@@ -62,27 +62,21 @@ def share_out(rows: tiers.Levels, lists: tiers.Levels, capacity: int) -> CacheSh
     return CacheShares(*plan.bytes_in((of_rows, of_lists), tiers.HOST))
 
 
-def books_bytes(num_nodes: int, scratch_bytes: int) -> int:
-    """What a cache takes besides what it holds, while it is filled."""
-    return _core.HotIndex.bytes(num_nodes) + scratch_bytes + _MARGIN_BYTES
+def books_bytes(num_nodes: int) -> int:
+    """What a cache takes besides what it holds."""
+    return _core.HotIndex.bytes(num_nodes) + _MARGIN_BYTES
 
 
-def fill(
-    features: DiskArray,
-    topology: Topology | None,
-    hotness: Hotness,
-    runtime: Runtime,
-    *,
-    scratch_bytes: int,
-) -> HotSet:
+def fill(stream: RowStream, topology: Topology | None, hotness: Hotness, runtime: Runtime) -> HotSet:
     """Reads what is worth caching, within the budget that is left: rows, tag ``row-cache``, and lists.
 
     Args:
+        stream: Reads the rows.
+        topology: Of which lists may be cached; None: none.
         hotness: Is used up: its counters are given back before the cache is read.
-        scratch_bytes: For reading.
     """
-    num_nodes, row_bytes = features.num_rows, max(features.row_bytes, 1)
-    books = books_bytes(num_nodes, scratch_bytes)
+    num_nodes, row_bytes = stream.num_rows, stream.row_bytes
+    books = books_bytes(num_nodes)
     room = max(runtime.budget.free_bytes + hotness.held_bytes - books, 0)
     capacity = room * row_bytes // (row_bytes + _ID_BYTES)
     rows, lists = np.zeros(0, np.int64), np.zeros(0, np.int64)
@@ -90,10 +84,11 @@ def fill(
         rows, lists = _choose(hotness, topology, row_bytes, capacity)
     hotness.close()
     index = _core.HotIndex(runtime.budget, num_nodes, rows, lists)
-    cached = runtime.budget.empty("row-cache", len(rows) * features.row_bytes)
-    reader = DiskRows(features, runtime, scratch_bytes=scratch_bytes)
-    reader.read_rows(rows, cached)
-    reader.close()
+    cached = runtime.budget.empty("row-cache", len(rows) * row_bytes)
+    for first in range(0, len(rows), _READ_ROWS):
+        part = rows[first : first + _READ_ROWS]
+        out = cached[first * row_bytes :][: len(part) * row_bytes].reshape(len(part), row_bytes)
+        stream.submit(part, np.arange(len(part), dtype=np.int32), out).wait()
     if topology is not None and len(lists):
         topology.cache_lists(index, lists, runtime)
     return HotSet(index, cached)

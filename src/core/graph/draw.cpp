@@ -19,6 +19,14 @@ uint64_t hop_key(uint64_t seed, BatchKey key, size_t hop) {
   return k;
 }
 
+LaborNumbers::LaborNumbers(uint64_t seed, BatchKey key, size_t hop, uint64_t dependency)
+    : dependency_(dependency),
+      place_(key.batch % dependency),
+      phase_(mix64(~hop_key(seed, {key.split, key.epoch, 0}, hop))) {
+  const uint64_t group = key.batch / dependency;
+  for (uint64_t i = 0; i < 2; ++i) keys_[i] = hop_key(seed, {key.split, key.epoch, group + i}, hop);
+}
+
 // `count` distinct places in [start, start + degree), degree > count: Floyd's algorithm (Bentley and Floyd,
 // CACM 1987), which draws exactly `count` numbers.
 void UniformDraw::distinct(std::vector<int64_t>& out, RandomStream& random, int64_t start, int64_t degree,

@@ -21,6 +21,9 @@ void check_options(const SamplerOptions& options, bool has_weights) {
   const bool may_replace = options.kind == SamplerKind::neighbor || options.kind == SamplerKind::shadow;
   if (options.replace && !may_replace)
     throw Error(ErrorKind::argument, "labor and weighted sampling are without replacement");
+  if (options.dependency < 1 || (options.dependency > 1 && options.kind != SamplerKind::labor))
+    throw Error(ErrorKind::argument, "a batch dependency of " + std::to_string(options.dependency) +
+                                         " is not possible here: it is 1, or more with labor");
   if (options.kind == SamplerKind::weighted && !has_weights)
     throw Error(ErrorKind::argument, "weighted sampling needs edge weights");
 }
@@ -78,14 +81,15 @@ void NeighborSampler::for_each_list(const Index* indices, std::span<const int64_
 }
 
 template <class Index>
-void NeighborSampler::labor_hop(const Index* indices, int64_t fanout, uint64_t key) {
+void NeighborSampler::labor_hop(const Index* indices, int64_t fanout) {
+  const LaborNumbers number(options_.seed, key_, hops_, options_.dependency);
   for_each_list(indices, batch_.frontier(), [&](int64_t, ListRange list) {
     const Index* neighbours = indices + list.start;
     if (labor_takes_all(list.degree, fanout)) {
       batch_.keep(neighbours, list.degree);
     } else {
       const uint64_t bound = labor_bound(list.degree, fanout);
-      batch_.keep_if(neighbours, list.degree, [&](uint64_t id) { return labor_number(key, id) < bound; });
+      batch_.keep_if(neighbours, list.degree, [&](uint64_t id) { return number(id) < bound; });
     }
     batch_.end_row();
   });
@@ -119,7 +123,7 @@ template <class Index>
 void NeighborSampler::draw_hop(const Index* indices, int64_t fanout, uint64_t key) {
   all_lists_ = fanout == -1;
   if (options_.kind == SamplerKind::labor)
-    labor_hop(indices, fanout, key);
+    labor_hop(indices, fanout);
   else if (options_.kind == SamplerKind::weighted)
     weighted_hop(indices, fanout, key);
   else

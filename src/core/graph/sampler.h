@@ -23,6 +23,7 @@ struct SamplerOptions {
   bool replace = false;
   uint64_t seed = 0;
   uint64_t max_batch_bytes = UINT64_MAX;  // memory one batch may use while it is sampled
+  uint64_t dependency = 1;                // of labor: batches that a node's random number stays for (draw.h)
 };
 
 // Throws Error(argument) for what no sampler can do.
@@ -48,7 +49,7 @@ class NeighborSampler {
   template <class Index>
   void uniform_hop(const Index* indices, int64_t fanout, uint64_t key);
   template <class Index>
-  void labor_hop(const Index* indices, int64_t fanout, uint64_t key);
+  void labor_hop(const Index* indices, int64_t fanout);
   template <class Index>
   void weighted_hop(const Index* indices, int64_t fanout, uint64_t key);
   template <class Index>

@@ -95,6 +95,7 @@ void PagedBatch::begin_pass(std::span<const int64_t> nodes) {
 
 void PagedBatch::begin_hop(size_t hop) {
   hop_key_ = hop_key(options_.seed, key_, hop);
+  hop_ = hop;
   fanout_ = options_.fanouts[hop];
   chosen_.clear();
   chosen_ends_.clear();
@@ -193,7 +194,8 @@ void PagedBatch::take_neighbours(const Index* values, const Segment& segment) {
   const int64_t degree = range(segment.node).degree;
   if (options_.kind == SamplerKind::labor && !labor_takes_all(degree, fanout_)) {
     const uint64_t bound = labor_bound(degree, fanout_);
-    batch_.keep_if(values, segment.count, [&](uint64_t id) { return labor_number(hop_key_, id) < bound; });
+    const LaborNumbers number(options_.seed, key_, hop_, options_.dependency);
+    batch_.keep_if(values, segment.count, [&](uint64_t id) { return number(id) < bound; });
   } else {
     batch_.keep(values, segment.count);
   }

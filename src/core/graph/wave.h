@@ -95,6 +95,7 @@ class PagedBatch {
   Race race_;
   BatchKey key_;
   uint64_t hop_key_ = 0;
+  size_t hop_ = 0;
   int64_t fanout_ = 0;
   bool induced_ = false;
   Stage stage_ = Stage::neighbours;

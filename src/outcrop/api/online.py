@@ -61,10 +61,10 @@ def open_online(
     most = recorded.max_nodes if recorded else hotness.most_nodes + hotness.most_nodes // _MARGIN
     batch_bytes = most * features.spec.stride_bytes
     slots = _MORE_SLOTS if _MORE_SLOTS * batch_bytes <= runtime.budget.free_bytes // 2 else _SLOTS
-    if slots * batch_bytes + books_bytes(graph.num_nodes, scratch) > runtime.budget.free_bytes:
+    if slots * batch_bytes + books_bytes(graph.num_nodes) > runtime.budget.free_bytes:
         hotness.close()  # buffers need its memory: nothing is cached
     pool = load.make_pool(graph, runtime, slots=slots, max_nodes=most, to=to)
-    hot = fill(features, topology, hotness, runtime, scratch_bytes=scratch)
+    hot = fill(stream, topology, hotness, runtime)
     return load.online_session(graph, drawer, HotRows(hot, stream, runtime), pool, runtime, to)
 
 

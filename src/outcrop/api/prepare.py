@@ -60,6 +60,7 @@ def prepare(
     batch_size: int = 1024,
     sampler: str = "neighbor",
     replace: bool = False,
+    dependency: int = 1,
     degrees: bool = False,
     epochs: int = 1,
     memory: Size | None = None,
@@ -82,7 +83,7 @@ def prepare(
 
     Args:
         fanouts: Neighbours per hop, -1 = all.
-        sampler, task, negatives, filter_negatives: See :class:`outcrop.config.SampleConfig`.
+        sampler, dependency, task, negatives, filter_negatives: See :class:`outcrop.config.SampleConfig`.
         batches: Mini-batches from elsewhere instead: an iterable, or a function of the epoch that makes one, or
             either of them by split (:mod:`outcrop.foreign` says what a batch must have, and how it is reordered).
             Hops are those of the batches; ``fanouts``, ``batch_size``, ``sampler`` and ``seed`` do not matter.
@@ -110,7 +111,7 @@ def prepare(
         if task != "node":
             raise ArgumentError(f"task {task!r} has no effect on batches from elsewhere: leave it out")
         foreign = ForeignBatches(batches, graph.num_nodes)
-        fanouts, sampler, replace = (-1,) * foreign.hops, "foreign", False
+        fanouts, sampler, replace, dependency = (-1,) * foreign.hops, "foreign", False, 1
     elif sampler == "foreign":
         raise ArgumentError("sampler 'foreign' needs batches")
     sample_config = SampleConfig(
@@ -120,6 +121,7 @@ def prepare(
         replace=replace,
         seed=seed,
         sampler=sampler,  # type: ignore[arg-type]
+        dependency=dependency,
         splits=foreign.splits if foreign else ("train", "valid", "test"),
         degrees=degrees,
         task=task,  # type: ignore[arg-type]

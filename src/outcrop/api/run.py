@@ -34,6 +34,7 @@ from outcrop.store.graph import Graph, open_graph
 from outcrop.store.manifest import Manifest
 
 _ROW_SLOTS = 2
+_BEFORE = {"dependency": 1}  # of runs from before there was a choice
 _ID_BYTES = 8
 _MARGIN_BYTES = 64 << 10  # for the small tables that come later
 
@@ -195,7 +196,7 @@ def _check_belongs(
 ) -> None:
     """Raises FormatError where a stage was made from other inputs, as after a prepare that was interrupted."""
     same = all(manifest.inputs.get(name) == digest for name, digest in inputs.items())
-    if not same or (config is not None and manifest.config != manifests.plain(asdict(config))):
+    if not same or (config is not None and {**_BEFORE, **manifest.config} != manifests.plain(asdict(config))):
         raise FormatError(
             f"{folder} does not belong to the rest of its run, as after an interrupted prepare: run outcrop "
             "prepare again with the options that you want"

@@ -79,6 +79,7 @@ def train(
     fanouts: Sequence[int] | None = None,
     batch_size: int | None = None,
     sampler: str = "neighbor",
+    dependency: int = 1,
     layers: int | None = None,
     sample_epochs: int = 1,
     topology: str = "automatic",
@@ -111,7 +112,7 @@ def train(
         mode: Where rows come from: ``packed``, ``online``, ``memory``, or a baseline: ``memmap``, ``ondisk``,
             ``dynamic``, ``belady`` (with a run), ``partition`` (which also changes what is learned). None: ``packed``,
             with memory ``"auto"`` whichever of packed and online is predicted to be done sooner.
-        fanouts, batch_size, sampler, sample_epochs: As in :func:`outcrop.prepare`; a run has its own.
+        fanouts, batch_size, sampler, dependency, sample_epochs: As in :func:`outcrop.prepare`; a run has its own.
         layers: None = as many as hops, which is what sampled batches allow; ShaDow's take any number.
         topology: Where neighbour lists are read from (:class:`outcrop.config.IoConfig`).
         io: Of mode ``online``, who asks for rows on disk: ``engine``, or ``gpu`` (:mod:`outcrop.gpuio`).
@@ -148,6 +149,7 @@ def train(
         # ShaDow's subgraphs have degrees of their own.
         degrees=model == "gcn" and sampler != "shadow",
         sampler=sampler,  # type: ignore[arg-type]
+        dependency=dependency,
     )
     io_config = IoConfig(topology=topology, initiator=io)  # type: ignore[arg-type]
     if io != "engine" and mode != "online":
@@ -212,6 +214,7 @@ def train(
                 epochs=sample_epochs,
                 degrees=sampling.degrees,
                 sampler=sampler,
+                dependency=dependency,
                 memory=memory,
                 gpu_memory=gpu_memory,
                 disk_space=disk_space,

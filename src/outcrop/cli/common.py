@@ -95,6 +95,10 @@ Fanouts = Annotated[
 Sampler = Annotated[
     str, typer.Option("--sampler", help="neighbor, labor, shadow, or weighted (needs edge weights).")
 ]
+BatchDependency = Annotated[
+    int,
+    typer.Option("--batch-dependency", help="labor: batches in a row that want most of the same nodes."),
+]
 Topology = Annotated[
     str,
     typer.Option(

@@ -73,6 +73,7 @@ def _command(stop_after: str | None) -> Any:
         fanouts: common.Fanouts = "10,10",
         batch_size: BatchSize = 1024,
         sampler: common.Sampler = "neighbor",
+        batch_dependency: common.BatchDependency = 1,
         epochs: Epochs = 1,
         replace: Replace = False,
         degrees: Degrees = False,
@@ -97,7 +98,7 @@ def _command(stop_after: str | None) -> Any:
             choice = auto.settle_run(
                 graph, run, disk_space, fanouts=common.parse_fanouts(fanouts), batch_size=batch_size, epochs=epochs,
                 replace=replace, seed=seed, sampler=sampler, degrees=degrees, task=task, negatives=negatives,
-                filter_negatives=filter_negatives,
+                filter_negatives=filter_negatives, dependency=batch_dependency,
             )  # fmt: skip
             memory, chosen = str(choice.memory), choice.why
             disk_space = None if choice.disk_space is None else str(choice.disk_space)
@@ -110,6 +111,7 @@ def _command(stop_after: str | None) -> Any:
                 fanouts=common.parse_fanouts(fanouts),
                 batch_size=batch_size,
                 sampler=sampler,
+                dependency=batch_dependency,
                 replace=replace,
                 degrees=degrees,
                 epochs=epochs,

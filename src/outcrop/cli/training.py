@@ -61,6 +61,7 @@ def train(
     ] = None,
     batch_size: Annotated[int | None, typer.Option("--batch-size", help="Without --run.")] = None,
     sampler: common.Sampler = "neighbor",
+    batch_dependency: common.BatchDependency = 1,
     layers: Annotated[
         int | None, typer.Option("--layers", help="As many as hops; with ShaDow any number.")
     ] = None,
@@ -126,6 +127,7 @@ def train(
             fanouts=None if fanouts is None else common.parse_fanouts(fanouts),
             batch_size=batch_size,
             sampler=sampler,
+            dependency=batch_dependency,
             layers=layers,
             sample_epochs=sample_epochs,
             topology=topology,

@@ -12,7 +12,13 @@ from outcrop.store.topology import Topology
 SAMPLERS = ("neighbor", "labor", "shadow")
 
 
-def check_options(topology: Topology, fanouts: Sequence[int], replace: bool, sampler: str) -> None:
+def check_options(
+    topology: Topology, fanouts: Sequence[int], replace: bool, sampler: str, dependency: int = 1
+) -> None:
+    if dependency != 1:
+        raise ArgumentError(
+            f"batches that depend on each other (by {dependency}) are not drawn on a GPU: sample on the CPU"
+        )
     if sampler not in SAMPLERS:
         raise ArgumentError(
             f"sampler {sampler!r} is not drawn on a GPU, only {', '.join(SAMPLERS)}: sample on the CPU"

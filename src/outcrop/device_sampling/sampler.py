@@ -78,10 +78,11 @@ class DeviceSampler:
         replace: bool = False,
         seed: int = 0,
         sampler: str = "neighbor",
+        dependency: int = 1,
         in_place: bool = False,
         budget: DeviceBudget | None = None,
     ):
-        check_options(topology, fanouts, replace, sampler)
+        check_options(topology, fanouts, replace, sampler, dependency)
         self._gpu = gpu_of(device)
         if self._gpu is not None and device.index is None:
             device = torch.device(device.type, self._gpu.current())
