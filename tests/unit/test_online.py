@@ -96,7 +96,8 @@ def graph(tmp_path_factory: pytest.TempPathFactory) -> Graph:
 @pytest.mark.parametrize("sampler", ["neighbor", "labor", "shadow"])
 @pytest.mark.parametrize("topology", ["memory", "paged"])
 def test_drawing_in_hops_is_drawing(graph: Graph, make_runtime: MakeRuntime, sampler: str, topology: str):
-    config = SampleConfig(fanouts=(4, 3), batch_size=50, sampler=sampler)  # type: ignore[arg-type]
+    dependency = 4 if sampler == "labor" else 1
+    config = SampleConfig(fanouts=(4, 3), batch_size=50, sampler=sampler, dependency=dependency)  # type: ignore[arg-type]
     whole = BatchSampler(graph, config, make_runtime())
     stepwise = BatchSampler(graph, config, make_runtime(io=IoConfig(topology=topology)), at_once=1)  # type: ignore[arg-type]
     drawer = SampledDrawer(stepwise)

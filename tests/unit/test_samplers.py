@@ -119,6 +119,31 @@ def test_labor_shares_one_number_per_node_and_hop():
     assert len(set(picked)) > 45
 
 
+def test_dependent_batches_keep_most_of_what_was_drawn():
+    leaves, fanout, k, count = 60, 6, 8, 4000
+    options = {"sampler": "labor", "seed": 5}
+    picked = np.zeros((count, leaves + 1), bool)
+    for b, batch in enumerate(draw(star(leaves), [[0]] * count, (fanout,), dependency=k, **options)):
+        picked[b, rows_of(batch)[0]] = True
+    changes = picked[1:, 1:] ^ picked[:-1, 1:]  # [b]: between batch b and b + 1
+    phases = [set((np.flatnonzero(leaf) % k).tolist()) for leaf in changes.T]
+    assert all(
+        len(phase) == 1 for phase in phases
+    )  # each leaf's number is drawn anew at one place of every k batches
+    assert {p for phase in phases for p in phase} == set(range(k))  # and not all leaves' at once
+    # What one batch has is what LABOR-0 draws: an edge is kept with probability fanout / degree.
+    groups = picked[k // 2 :: k, 1:].sum(axis=0)  # independent of each other
+    low, high = stats.binom.ppf([RARE, 1 - RARE], len(picked[k // 2 :: k]), fanout / leaves)
+    assert ((low <= groups) & (groups <= high)).all()
+    graph, seeds = random_csc(400, 6000, 1), [list(range(i, i + 20)) for i in range(0, 400, 20)]
+    alone, same_as = (draw(graph, seeds, (5, 5), **options, **more) for more in ({}, {"dependency": 1}))
+    assert all(same(a, b) for a, b in zip(alone, same_as, strict=True))
+    with pytest.raises(ArgumentError, match="batch dependency of 2 is not possible"):
+        draw(graph, seeds, (5,), dependency=2)
+    with pytest.raises(ArgumentError, match="batch dependency 3 is not 1 or, with sampler labor, more"):
+        SampleConfig(dependency=3)
+
+
 def test_labor_meets_fewer_nodes_than_neighbour_sampling():
     rng = np.random.default_rng(0)
     graph = csc([sorted(rng.choice(300, 60, replace=False).tolist()) for _ in range(300)])

@@ -37,6 +37,14 @@ class Setting:
     hidden: int = 256
     epochs: int = 5
     rounds: int = 2
+    sampler: str = "neighbor"
+    dependency: int = 1
+
+    @property
+    def batches(self) -> str:
+        """For names of runs."""
+        drawn = "" if self.sampler == "neighbor" else f"-{self.sampler}{self.dependency}"
+        return self.fanouts.replace(",", "-") + drawn
 
     @property
     def memory(self) -> int:
@@ -54,7 +62,7 @@ def ensure_graph(folder: Path, shape: GraphShape, say: Say) -> Path:
 
 def ensure_run(folder: Path, graph: Path, setting: Setting, say: Say) -> tuple[Path, dict[str, Any]]:
     """The prepared run of ``setting``, made under its cap."""
-    run = folder / f"{graph.stem}-{setting.fanouts.replace(',', '-')}-cap{setting.cap:g}.run"
+    run = folder / f"{graph.stem}-{setting.batches}-cap{setting.cap:g}.run"
     say(f"preparing {run.name} in {format_bytes(setting.memory)}")
     return run, prepared_run(graph, run, setting)
 
@@ -67,7 +75,8 @@ def prepared_run(graph: Path, run: Path, setting: Setting) -> dict[str, Any]:
 
 
 def _batches(setting: Setting) -> list[str]:
-    return ["--fanouts", setting.fanouts, "--batch-size", str(setting.batch_size)]
+    drawn = ["--sampler", setting.sampler, "--batch-dependency", str(setting.dependency)]
+    return ["--fanouts", setting.fanouts, "--batch-size", str(setting.batch_size), *drawn]
 
 
 def train_once(graph: Path, run: Path | None, setting: Setting, mode: str, epochs: int) -> dict[str, Any]:

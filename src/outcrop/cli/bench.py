@@ -54,6 +54,8 @@ def bench(
     ] = None,
     fanouts: common.Fanouts = "10,10",
     batch_size: Annotated[int, typer.Option("--batch-size")] = 1024,
+    sampler: common.Sampler = "neighbor",
+    batch_dependency: common.BatchDependency = 1,
     cap: Annotated[float, typer.Option("--cap", help="Budget as a share of the feature bytes.")] = 0.1,
     model: Annotated[str, typer.Option("--model")] = "sage",
     modes: Annotated[
@@ -102,7 +104,15 @@ def bench(
     if plot is not None:
         benches.check_plot(plot)
     setting = epoch.Setting(
-        _shape(nodes, skew), fanouts, batch_size, cap, model, epochs=epochs, rounds=rounds
+        _shape(nodes, skew),
+        fanouts,
+        batch_size,
+        cap,
+        model,
+        epochs=epochs,
+        rounds=rounds,
+        sampler=sampler,
+        dependency=batch_dependency,
     )
     folder.mkdir(parents=True, exist_ok=True)
 
