@@ -97,6 +97,17 @@ nb::tuple take_rows(const HotIndex& index, WorkerPool& workers, ConstBytes cache
   return nb::make_tuple(owned(std::move(misses.ids)), owned(std::move(misses.positions)));
 }
 
+nb::tuple find_rows(const HotIndex& index, Ids ids) {
+  Misses misses;
+  Hits hits;
+  {
+    nb::gil_scoped_release release;
+    hits = find_hot_rows(index, ids.data(), ids.size(), misses);
+  }
+  return nb::make_tuple(owned(std::move(hits.positions)), owned(std::move(hits.rows)),
+                        owned(std::move(misses.ids)), owned(std::move(misses.positions)));
+}
+
 void bind_hot(nb::module_& m) {
   nb::class_<HotIndex>(m, "HotIndex", "Which rows and which neighbour lists a static cache has.")
       .def(
@@ -109,6 +120,9 @@ void bind_hot(nb::module_& m) {
       .def_static("bytes", &HotIndex::bytes, "num_nodes"_a)
       .def_prop_ro("num_rows", &HotIndex::num_rows)
       .def_prop_ro("num_lists", &HotIndex::num_lists)
+      .def("find_rows", &find_rows, "ids"_a,
+           "Places in ids of those that are cached, their rows; the ids of the others, in order, and their "
+           "places.")
       .def("take_rows", &take_rows, "workers"_a, "cached"_a, "row_bytes"_a, "ids"_a, "out"_a,
            "Fills the rows of `out` whose ids are cached; returns the ids of the others, in order, and their "
            "places.");

@@ -189,19 +189,22 @@ class OnlineFeeder:
 
     Source: Hyperion, sections III (pipeline) and III-A. The nodes first met in a hop are consecutive in the batch, so
     their rows, from the cache or from the disk, go straight to their places.
+
+    Args:
+        apart: Cached rows are left to the transfer, which a table tells where they are.
     """
 
-    def __init__(self, drawer: Drawer, rows: HotRows):
-        self._drawer, self.rows = drawer, rows
+    def __init__(self, drawer: Drawer, rows: HotRows, *, apart: bool = False):
+        self._drawer, self.rows, self._apart = drawer, rows, apart
         self.row_bytes = rows.row_bytes
 
     def source(self, split: str, epoch: int) -> Iterable[Any]:
         return self._drawer.seeds(split, epoch)
 
     def submit(self, what: Any, lease: Lease[HostSlot]) -> Item:
-        item = Item(None, lease, job=_Asked(self.rows, lease.slot))
+        item = Item(None, lease, job=_Asked(self.rows, lease.slot, self._apart))
         item.graph = self._drawer.draw(what, item.job.met)
-        item.levels = item.job.levels
+        item.levels, item.table = item.job.levels, item.job.table() if self._apart else None
         item.needed = item.levels.get("disk", 0) * self.row_bytes
         return item
 
@@ -222,8 +225,9 @@ class OnlineFeeder:
 class _Asked:
     """The rows of one batch that were asked for so far."""
 
-    def __init__(self, rows: HotRows, slot: HostSlot):
-        self._rows, self._slot = rows, slot
+    def __init__(self, rows: HotRows, slot: HostSlot, apart: bool):
+        self._rows, self._slot, self._apart = rows, slot, apart
+        self._tables: list[record.AddressTable] = []
         self._met: list[np.ndarray] = []
         self._jobs: list[Pending] = []
         self._end = 0
@@ -238,7 +242,14 @@ class _Asked:
 
     def _ask(self, nodes: np.ndarray) -> None:
         begin, self._end = self._end, self._end + len(nodes) * self._rows.row_bytes
-        job, levels = self._rows.submit(nodes, self._slot.x[begin : self._end])
+        out = self._slot.x[begin : self._end]
+        if self._apart:
+            job, table = self._rows.submit_apart(nodes, out)
+            self._tables.append(table.moved(begin // self._rows.row_bytes))
+            cached = {"host": len(table.host_rows), "device": len(table.device_rows)}
+            levels = {**cached, "disk": len(nodes) - table.num_cached}
+        else:
+            job, levels = self._rows.submit(nodes, out)
         self._jobs.append(job)
         for level, count in levels.items():
             self.levels[level] = self.levels.get(level, 0) + count
@@ -248,7 +259,11 @@ class _Asked:
         self.wait()
         self._slot.make_room(record.align_page(count) + 2 * record.PAGE_BYTES)
         self._end, self.levels = 0, {}
+        self._tables.clear()
         return self._met
+
+    def table(self) -> record.AddressTable:
+        return record.AddressTable.joined(self._tables)
 
     def wait(self) -> None:
         while self._jobs:

@@ -14,6 +14,7 @@ from outcrop.runtime import Runtime
 from outcrop.store.batches import BatchGraph
 
 PRESAMPLED_BATCHES = 512  # at most: more of an epoch's batches say the same
+_BLOCK_NODES = 1 << 20  # that who plans works on at a time
 _TAG = "hotness"
 _COUNTER_BYTES = 8  # of a node: two counters
 
@@ -64,12 +65,14 @@ class Hotness:
         self._held = 0
 
     def windows(self) -> Iterator[Wanted]:
-        """In order; the arrays are used again for the next one."""
+        """In order, a bounded number of nodes at a time; the arrays are used again for the next window."""
         for first in range(0, self._num_nodes, self.window):
             if self._counted != first:
                 self._count(first)
             count = min(self.window, self._num_nodes - first)
-            yield Wanted(first, self._rows[:count], self._lists[:count])
+            for at in range(0, count, _BLOCK_NODES):
+                part = slice(at, min(at + _BLOCK_NODES, count))
+                yield Wanted(first + at, self._rows[part], self._lists[part])
 
     def _count(self, first: int) -> None:
         self._counted = -1

@@ -167,14 +167,19 @@ class Levels:
     def __add__(self, other: Levels) -> Levels:
         return Levels(self.sizes + other.sizes, self.host + other.host, self.disk + other.disk)
 
-    def chunks(self, unit: int, most: int) -> Chunks:
-        """The first ``most`` chunks of ``unit`` bytes, the hottest first; within a level all bytes count alike.
+    def chunks(self, unit: int, most: int, after: int = 0) -> Chunks:
+        """``most`` chunks of ``unit`` bytes, the hottest first; within a level all bytes count alike.
 
         What is never wanted is in none.
+
+        Args:
+            after: Bytes of the hottest that are left out: they are somewhere already.
         """
         ends = np.cumsum(self.sizes[:0:-1])
         total = int(ends[-1]) if len(ends) else 0
-        cuts = np.minimum(np.arange(min(most, -(-total // unit)) + 1, dtype=np.int64) * unit, total)
+        after = min(after, total)
+        count = min(most, -(-(total - after) // unit))
+        cuts = np.minimum(after + np.arange(count + 1, dtype=np.int64) * unit, total)
 
         def upto(values: np.ndarray) -> np.ndarray:
             sums = np.concatenate([[0], np.cumsum(values[:0:-1])]).astype(np.float64)

@@ -65,7 +65,7 @@ class RowStreamTest : public BothBackends {
 };
 
 TEST_P(RowStreamTest, EveryWidthAndScratchReadsEachPageOnce) {
-  for (uint64_t width : {1, 7, 100, 343, 1024, 1433, 5732})
+  for (uint64_t width : {1, 343, 1024, 5732})
     for (uint64_t scratch : {RowStream::min_scratch_bytes(width), uint64_t{2} << 20}) {
       make(width, width + (width == 343 ? 29 : 0), 777, scratch);
       const auto a = submit(500, 1), b = submit(0, 2), c = submit(900, 3);

@@ -58,12 +58,21 @@ def test_batches_are_those_of_the_cpu(made, mode, gpu):
                 assert count > 1
             peaks = b.device_peaks
         assert sum(peaks.values()) <= DEVICE_BYTES
-    assert bool(gpu.launched) == (mode in ("packed", "memory"))
+    assert bool(gpu.launched) == (mode in ("packed", "memory", "online"))
 
 
 def test_every_level_serves_rows(made, gpu):
     """The plan of this run has rows on the device, in the host, on disk and packed; the fake GPU assembles three."""
     graph, run = made
+    with Runtime("900KiB", io=IoConfig(topology="map")) as runtime:
+        with open_session(
+            graph, runtime, "online", run_folder=run, to=DeviceConfig(GPU, DEVICE_BYTES)
+        ) as session:
+            loader = session.batches("train")
+            for batch in loader:
+                del batch
+            assert all(loader.stats.rows_by_level[name] > 0 for name in ("device", "host", "disk"))
+        assert sum(runtime.device_peaks.values()) <= DEVICE_BYTES
     with Runtime() as runtime:
         with open_session(
             graph, runtime, "packed", run_folder=run, to=DeviceConfig(GPU, DEVICE_BYTES)

@@ -107,7 +107,7 @@ USED_BY = {
         "run/pack/page_crc.bin",
         "run/pack/rows_crc.bin",
     )
-} | {"run/sample/batches.bin": "ondisk", "run/plan/host_ids.bin": "online"}
+} | {"run/sample/batches.bin": "ondisk"}
 
 
 def names_below(*folders: str) -> list[str]:
@@ -256,12 +256,6 @@ def _in_padding(run: Path, runtime: Runtime, at: int) -> bool:
     begin = int(places.offsets[p]) + places.meta_span_bytes(p, samples)
     first = begin + record.shift_bytes(nodes, rows, places.row_bytes)
     return at >= begin and not first <= at < first + rows * places.row_bytes
-
-
-@pytest.mark.parametrize("name", ["run/pack/host_cache.bin"])
-def test_flipped_bits_of_a_cache_that_is_used_in_part(copy: Path, features: np.ndarray, name: str) -> None:
-    for _ in flips(copy / name, 8, data_bytes(copy, name)):
-        is_refused(copy, features, copy / name, "online")
 
 
 @pytest.mark.parametrize("mode", ["online", "memory", "ondisk"])

@@ -14,6 +14,13 @@ struct Misses {
   std::vector<int32_t> positions;  // in the output
 };
 
+struct Hits {
+  std::vector<int32_t> positions, rows;  // in the ids, and in the cache
+};
+
+// Which ids are cached, and where. Throws Error(argument) for ids that are no nodes.
+Hits find_hot_rows(const HotIndex& index, const int64_t* ids, size_t n, Misses& misses);
+
 // out[i] = cached[place of ids[i]] for the ids whose rows are cached (rows of row_bytes without gaps); the
 // others come back with their positions. Ids may come in any order. Throws Error(argument) for ids that are
 // no nodes.

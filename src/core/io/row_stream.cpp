@@ -247,8 +247,9 @@ RowStream::RowStream(std::shared_ptr<BlockIo> io, Budget& budget, FileId file, c
 
 RowStream::~RowStream() {
   State& s = *state_;
-  if (s.pid != getpid()) {  // the thread is in another process
-    s.driver.detach();
+  if (s.pid !=
+      getpid()) {  // the thread is in another process, and still waits for what would be destroyed here
+    new std::shared_ptr<State>(state_);
     return;
   }
   {

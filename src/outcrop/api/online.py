@@ -9,12 +9,13 @@ from collections.abc import Iterator
 from itertools import islice
 
 from outcrop.config import DeviceConfig, SampleConfig
-from outcrop.device import resolve
+from outcrop.device import gpu_named, resolve
 from outcrop.feeders import Drawer, RecordedDrawer, RecordedGraphs, SampledDrawer, SampledGraphs
 from outcrop.hotness import PRESAMPLED_BATCHES, Hotness
-from outcrop.rows import DiskStream, HotRows, RowStream, scratch_share
+from outcrop.rows import DiskStream, RowStream, scratch_share
 from outcrop.runtime import Runtime
 from outcrop.sampling import BatchSampler
+from outcrop.slots import HostSlot, SlotPool
 from outcrop.stages import load
 from outcrop.static_cache import books_bytes, fill
 from outcrop.store.batches import BatchGraph
@@ -24,9 +25,10 @@ from outcrop.store.topology import Topology
 
 _SLOTS, _MORE_SLOTS = 2, 3  # one more, where it costs little: one is drawn, one is read, one is computed with
 _MARGIN = 16  # part of the largest batch counted that later ones may be larger by
-_DRAWING_SHARE = (
-    0.4  # of the budget, for drawing's scratch memory, and of what is left for a topology in memory
-)
+_DRAWING_SHARE, _DRAWING_SHARE_LAST = (
+    0.4,
+    0.8,
+)  # of what is left: before the buffers have their place, and after
 
 
 def open_online(
@@ -50,6 +52,9 @@ def open_online(
         stream: RowStream = rings.stream()
     else:
         stream = DiskStream(features, runtime, scratch_bytes=scratch)
+    pool = None
+    if recorded is not None:  # the size of batches is known: buffers come first
+        pool = _make_pool(graph, runtime, recorded.max_nodes, to)
     drawer, topology, drawn = _drawing(graph, runtime, config, to, recorded)
     split = "train" if "train" in config.splits else config.splits[0]
 
@@ -60,12 +65,20 @@ def open_online(
     next(hotness.windows(), None)  # counted once, the size of batches is known
     most = recorded.max_nodes if recorded else hotness.most_nodes + hotness.most_nodes // _MARGIN
     batch_bytes = most * features.spec.stride_bytes
+    if pool is None:
+        if _SLOTS * batch_bytes + books_bytes(graph.num_nodes) > runtime.budget.free_bytes:
+            hotness.close()  # buffers need its memory: nothing is cached
+        pool = _make_pool(graph, runtime, most, to)
+    on_gpu = gpu_named(to.name) is not None
+    device_bytes = to.memory_bytes - load.DEVICE_BATCHES * batch_bytes if on_gpu else 0
+    hot = fill(stream, topology, hotness, runtime, max(device_bytes, 0))
+    return load.online_session(graph, drawer, hot, stream, pool, runtime, to, most)
+
+
+def _make_pool(graph: Graph, runtime: Runtime, most: int, to: DeviceConfig) -> SlotPool[HostSlot]:
+    batch_bytes = most * graph.spec("features").stride_bytes
     slots = _MORE_SLOTS if _MORE_SLOTS * batch_bytes <= runtime.budget.free_bytes // 2 else _SLOTS
-    if slots * batch_bytes + books_bytes(graph.num_nodes) > runtime.budget.free_bytes:
-        hotness.close()  # buffers need its memory: nothing is cached
-    pool = load.make_pool(graph, runtime, slots=slots, max_nodes=most, to=to)
-    hot = fill(stream, topology, hotness, runtime)
-    return load.online_session(graph, drawer, HotRows(hot, stream, runtime), pool, runtime, to)
+    return load.make_pool(graph, runtime, slots=slots, max_nodes=most, to=to)
 
 
 def _drawing(
@@ -77,5 +90,6 @@ def _drawing(
         assert graphs is not None
         return RecordedDrawer(graphs), None, graphs
     on = resolve(to.name) if to.draws else None
-    sampler = BatchSampler(graph, config, runtime, share=_DRAWING_SHARE, at_once=1, page_cache=False, on=on)
+    share = _DRAWING_SHARE if recorded is None else _DRAWING_SHARE_LAST
+    sampler = BatchSampler(graph, config, runtime, share=share, at_once=1, page_cache=False, on=on)
     return SampledDrawer(sampler), sampler.topology, graphs or SampledGraphs(sampler)

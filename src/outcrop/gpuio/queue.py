@@ -119,6 +119,10 @@ class RowQueue:
         there = (out.device.type, out.device.index) == self._gpu
         return there and str(out.dtype) == "torch.uint8" and out.is_contiguous()
 
+    def fills_in_place(self, out: np.ndarray) -> bool:
+        """Whether rows of ``out`` that are not asked for stay as they are."""
+        return self._by.place(out).direct
+
     def submit(self, ids: np.ndarray, out: Any, places: np.ndarray | None = None) -> Reads:
         """Begins to read rows ``ids``, int64, to ``out``, uint8, flat, on the CPU or on the GPU.
 

@@ -95,6 +95,10 @@ class GpuDiskRows(RowSource):
         with self._turn:
             return RowReads(self, self._queue.submit(ids, out, places))
 
+    def fills_in_place(self, out: np.ndarray) -> bool:
+        """Whether rows can be put to single places of ``out``."""
+        return self._queue.fills_in_place(out)
+
     def stream(self) -> RingStream:
         """The same as a stream for :class:`outcrop.rows.HotRows`."""
         return RingStream(self)
@@ -115,6 +119,17 @@ class GpuDiskRows(RowSource):
             raise IoError(reads.error)
 
 
+class _Apart:
+    """Rows that are read to memory of their own and put to their places when they are waited for."""
+
+    def __init__(self, reads: RowReads, held: np.ndarray, positions: np.ndarray, out: np.ndarray):
+        self._reads, self._held, self._positions, self._out = reads, held, positions, out
+
+    def wait(self) -> None:
+        self._reads.wait()
+        self._out[self._positions] = self._held.reshape(len(self._positions), self._out.shape[1])
+
+
 class RingStream:
     """:class:`outcrop.rows.RowStream` through rings."""
 
@@ -122,8 +137,13 @@ class RingStream:
         self.num_rows, self.row_bytes = rows.num_rows, rows.row_bytes
         self._rows = rows
 
-    def submit(self, ids: np.ndarray, positions: np.ndarray, out: np.ndarray) -> RowReads:
-        return self._rows.submit_to(ids, positions, out.reshape(-1))
+    def submit(self, ids: np.ndarray, positions: np.ndarray | None, out: np.ndarray) -> RowReads | _Apart:
+        flat = out.reshape(-1)
+        if positions is None or self._rows.fills_in_place(flat):
+            return self._rows.submit_to(ids, positions, flat)
+        # A GPU cannot write to single places of memory that is not its own or pinned.
+        held = np.empty(len(ids) * self.row_bytes, np.uint8)
+        return _Apart(self._rows.submit_to(ids, None, held), held, positions, out)
 
     def close(self) -> None:
         self._rows.close()

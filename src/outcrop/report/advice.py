@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from pathlib import Path
 from typing import Any
 
@@ -138,14 +139,14 @@ def save(result: dict[str, Any], path: Path) -> None:
 
 def _png(result: dict[str, Any], path: Path) -> None:
     try:
-        from matplotlib.backends.backend_agg import FigureCanvasAgg
-        from matplotlib.figure import Figure as Drawing
+        canvas: Any = importlib.import_module("matplotlib.backends.backend_agg").FigureCanvasAgg
+        figure: Any = importlib.import_module("matplotlib.figure").Figure
     except ImportError:
         raise ArgumentError(
             f"{path}: .png needs matplotlib (pip install 'outcrop[bench]'); .svg does not"
         ) from None
     curves = result["disk_curve"]
-    drawing = Drawing(figsize=(8, 3 + 3 * bool(curves)), layout="constrained")
+    drawing = figure(figsize=(8, 3 + 3 * bool(curves)), layout="constrained")
     axes = drawing.subplots(1 + bool(curves), 1, squeeze=False)[:, 0]
     rows = result["predictions"][::-1]
     axes[0].barh([f"{r['hardware']}, {r['mode']}" for r in rows], [r["epoch_seconds"] for r in rows])
@@ -159,5 +160,5 @@ def _png(result: dict[str, Any], path: Path) -> None:
         axes[1].set_ylabel(f"samples/s per {result['currency']}")
     if curves:
         axes[1].legend()
-    FigureCanvasAgg(drawing)
+    canvas(drawing)
     drawing.savefig(path)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol, final
 
 import numpy as np
@@ -11,6 +11,7 @@ from outcrop import _core
 from outcrop.rows.base import RowSource
 from outcrop.runtime import Runtime
 from outcrop.store.arrays import DiskArray
+from outcrop.store.record import AddressTable
 
 
 class Pending(Protocol):
@@ -27,12 +28,12 @@ class RowStream(Protocol):
     num_rows: int
     row_bytes: int
 
-    def submit(self, ids: np.ndarray, positions: np.ndarray, out: np.ndarray) -> Pending:
+    def submit(self, ids: np.ndarray, positions: np.ndarray | None, out: np.ndarray) -> Pending:
         """Starts ``out[positions] = features[ids]``; returns at once.
 
         Args:
             ids: int64, ascending.
-            positions: int32.
+            positions: int32; None: ``out`` has a row for each, in order.
             out: uint8 [n, row_bytes].
         """
         ...
@@ -62,7 +63,9 @@ class DiskStream(RowStream):
             max(scratch_bytes, _core.RowStream.min_scratch_bytes(self.row_bytes)),
         )
 
-    def submit(self, ids: np.ndarray, positions: np.ndarray, out: np.ndarray) -> Pending:
+    def submit(self, ids: np.ndarray, positions: np.ndarray | None, out: np.ndarray) -> Pending:
+        if positions is None:
+            positions = np.arange(len(ids), dtype=np.int32)
         return self._stream.submit(ids, positions, out)
 
     def close(self) -> None:
@@ -71,10 +74,19 @@ class DiskStream(RowStream):
 
 @dataclass
 class HotSet:
-    """What a static cache has: ``index`` (which rows and lists), ``rows`` (uint8, flat, in the order of their ids)."""
+    """What a static cache has.
+
+    Attributes:
+        index: Which rows and lists.
+        rows, device_rows: uint8, flat, those in host memory and those for a device, each in the order of their ids.
+        tiers: int32, for each cached row, in the order of ids: its number among ``rows``, or ``-1`` less its number
+            among ``device_rows``. None: all are in host memory.
+    """
 
     index: Any
     rows: np.ndarray
+    device_rows: np.ndarray = field(default_factory=lambda: np.zeros(0, np.uint8))
+    tiers: np.ndarray | None = None
 
 
 @final
@@ -96,6 +108,14 @@ class HotRows(RowSource):
         )
         job = self._stream.submit(missing, positions, out.reshape(len(ids), self.row_bytes))
         return job, {"host": len(ids) - len(missing), "disk": len(missing)}
+
+    def submit_apart(self, ids: np.ndarray, out: np.ndarray) -> tuple[Pending, AddressTable]:
+        """As :meth:`submit`, but cached rows are not copied: the table says where they are."""
+        positions, rows, missing, places = self._hot.index.find_rows(ids)
+        job = self._stream.submit(missing, places, out.reshape(len(ids), self.row_bytes))
+        where = rows if self._hot.tiers is None else self._hot.tiers[rows]
+        host, device = where >= 0, where < 0
+        return job, AddressTable(positions[host], where[host], positions[device], -1 - where[device])
 
     def missing(self, ids: np.ndarray) -> np.ndarray:
         """Those of ``ids`` that are read, ascending."""

@@ -32,7 +32,7 @@ from outcrop.feeders import (
     RowFeeder,
 )
 from outcrop.flow import Pipeline, Sequence, Stage
-from outcrop.rows import HotRows, RowSource
+from outcrop.rows import HotRows, HotSet, RowSource, RowStream
 from outcrop.runtime import Runtime
 from outcrop.slots import HostSlot, SlotPool, host_pool
 from outcrop.store import record
@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from outcrop.store.minibatch import MiniBatch
     from outcrop.transfer import Transfer
 
+DEVICE_BATCHES = 2  # that lie on a GPU at a time (outcrop.transfer)
 MODES = ("packed", "online", "memory", "memmap", "ondisk", "dynamic", "belady", "partition")
 
 
@@ -316,13 +317,21 @@ def placed_session(
 def online_session(
     graph: Graph,
     drawer: Drawer,
-    rows: HotRows,
+    hot: HotSet,
+    stream: RowStream,
     pool: SlotPool[HostSlot],
     runtime: Runtime,
     to: DeviceConfig,
+    max_nodes: int,
 ) -> LoadSession:
-    """Loading in mode ``online``."""
+    """Loading in mode ``online``. A GPU puts rows together: from its cache, the host's, and what was read."""
     from outcrop.transfer import transfer_to  # brings torch
 
-    transfer = transfer_to(to, graph.spec("features"), rows.row_bytes)
-    return LoadSession(OnlineFeeder(drawer, rows), pool, transfer, runtime)
+    rows, spec = HotRows(hot, stream, runtime), graph.spec("features")
+    if device.gpu_named(to.name) is None:
+        return LoadSession(OnlineFeeder(drawer, rows), pool, transfer_to(to, spec, rows.row_bytes), runtime)
+    transfer = transfer_to(
+        to, spec, rows.row_bytes, max_rows=max_nodes, device_cache=hot.device_rows, host_cache=hot.rows
+    )
+    hot.device_rows = hot.device_rows[:0].copy()  # the device has them now
+    return LoadSession(OnlineFeeder(drawer, rows, apart=True), pool, transfer, runtime)

@@ -14,7 +14,8 @@ and in the device cache, and by ascending row which lie in the disk cache; all o
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass, field, fields
 
 import numpy as np
 
@@ -69,6 +70,23 @@ class AddressTable:
     device_rows: np.ndarray = field(default_factory=_no_rows)
     disk_positions: np.ndarray = field(default_factory=_no_rows)
     disk_rows: np.ndarray = field(default_factory=_no_rows)
+
+    def moved(self, by: int) -> AddressTable:
+        """With positions so many further on."""
+        return AddressTable(
+            self.host_positions + np.int32(by),
+            self.host_rows,
+            self.device_positions + np.int32(by),
+            self.device_rows,
+            self.disk_positions + np.int32(by),
+            self.disk_rows,
+        )
+
+    @classmethod
+    def joined(cls, tables: Sequence[AddressTable]) -> AddressTable:
+        """Of parts of a batch that follow each other."""
+        columns = [[getattr(table, column.name) for table in tables] for column in fields(cls)]
+        return cls(*(np.concatenate(column) if column else _no_rows() for column in columns))
 
     @property
     def num_cached(self) -> int:
