@@ -7,6 +7,7 @@ on host memory that was not registered, or no longer is. For a process of its ow
 from __future__ import annotations
 
 import bisect
+import threading
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from types import SimpleNamespace
@@ -172,20 +173,24 @@ class _Allocated:
         self.starts: list[int] = []
         self.sizes: dict[int, int] = {}
         self.now_bytes = self.peak_bytes = 0
+        self._turn = threading.RLock()  # finalizers run wherever the garbage collector does
 
     def add(self, memory: _DeviceMemory) -> None:
-        self.now_bytes += memory.num_bytes
-        self.peak_bytes = max(self.peak_bytes, self.now_bytes)
-        bisect.insort(self.starts, memory.address)
-        self.sizes[memory.address] = memory.num_bytes
+        with self._turn:
+            self.now_bytes += memory.num_bytes
+            self.peak_bytes = max(self.peak_bytes, self.now_bytes)
+            bisect.insort(self.starts, memory.address)
+            self.sizes[memory.address] = memory.num_bytes
 
     def remove(self, address: int) -> None:
-        self.starts.remove(address)
-        self.now_bytes -= self.sizes.pop(address)
+        with self._turn:
+            self.starts.remove(address)
+            self.now_bytes -= self.sizes.pop(address)
 
     def containing(self, address: int) -> bool:
-        at = bisect.bisect_right(self.starts, address) - 1
-        return at >= 0 and address < self.starts[at] + self.sizes[self.starts[at]]
+        with self._turn:
+            at = bisect.bisect_right(self.starts, address) - 1
+            return at >= 0 and address < self.starts[at] + self.sizes[self.starts[at]]
 
 
 class _DeviceMemory:
