@@ -22,7 +22,7 @@ _WARM_STEPS, _LEAST_STEPS = 8, 18
 _PATIENCE = 4  # times what was asked for, on a machine too slow for so many steps
 CLASSES = 47
 _BUS_BYTES = 256 << 20
-_MOVED_BYTES, _TABLE_BYTES, _ROW_BYTES = 8 << 20, 128 << 20, 512  # more than caches keep, as loading moves
+_MOVED_BYTES = 8 << 20
 
 
 def synthetic_batch(
@@ -157,26 +157,22 @@ def stall(step: Callable[[], None], runtime: Runtime, seconds: float = 1.0) -> f
 
 
 class _Mover:
-    """A thread that picks and moves rows as loading does, works half of the time, and says how long it worked."""
+    """A thread that moves rows within a buffer, works half of the time, and says how long it worked."""
 
     def __init__(self, runtime: Runtime):
         self._workers = _core.WorkerPool(1)
         self._buffer = runtime.budget.empty("measure", _MOVED_BYTES)
-        self._table = runtime.budget.empty("measure", _TABLE_BYTES).reshape(-1, _ROW_BYTES)
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="outcrop-measure", daemon=True)
         self.cpu_s = 0.0
 
     def _run(self) -> None:
-        rows, rng = _MOVED_BYTES // _ROW_BYTES, np.random.default_rng(0)
+        rows = _MOVED_BYTES // 512
         cached = np.arange(0, rows, 16, dtype=np.int64)
-        out = self._buffer.reshape(rows, _ROW_BYTES)
         while not self._stop.is_set():
             begin = time.perf_counter()
-            ids = rng.integers(0, len(self._table), rows)
             before = time.thread_time()
-            _core.gather_rows(self._workers, self._table, ids, out)
-            _core.expand_rows(self._workers, self._buffer, rows, _ROW_BYTES, cached)
+            _core.expand_rows(self._workers, self._buffer, rows, 512, cached)
             self.cpu_s += time.thread_time() - before
             self._stop.wait(time.perf_counter() - begin)
 
