@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "base/error.h"
+#include "io/row_file.h"
 
 namespace outcrop {
 namespace {
@@ -54,10 +55,9 @@ struct Part {
 }  // namespace
 
 struct RowStream::State {
-  std::shared_ptr<BlockIo> io;
-  FileId file = 0;
-  RowLayout layout;
-  uint64_t num_rows = 0, file_bytes = 0;
+  explicit State(RowFile rows) : file(std::move(rows)) {}
+
+  const RowFile file;
   Buffer scratch;
   uint64_t part_bytes = 0;
   size_t part_rows = 0;
@@ -105,13 +105,9 @@ bool RowStream::State::begin_window(const std::shared_ptr<Job>& job) {
     part.rows[i] = {static_cast<uint64_t>(job->ids[job->planned + i]),
                     static_cast<uint64_t>(job->positions[job->planned + i])};
   try {
-    part.window = plan_window(layout, true, part.rows, 0, count, part_bytes / kPageBytes, kMaxReadBytes,
+    part.window = plan_window(file.layout, true, part.rows, 0, count, part_bytes / kPageBytes, kMaxReadBytes,
                               job->last ? &*job->last : nullptr);
-    std::vector<IoRequest> requests;
-    requests.reserve(part.window->reads.size());
-    for (const PageRead& r : part.window->reads)  // a file not padded to whole pages ends within its last one
-      requests.push_back({file, r.offset, std::min(r.length, file_bytes - r.offset), part.pages + r.at});
-    part.io = io->submit(IoOp::read, std::move(requests));
+    part.io = file.start(*part.window, part.pages);
   } catch (const Error& error) {
     fail(*job, error);
     return false;
@@ -130,12 +126,9 @@ void RowStream::State::copy_out(Part& part) {
   const uint64_t carried = part.window->start.carried() * kPageBytes;
   if (carried) std::memcpy(part.pages, job.tail.data() + job.tail.size() - carried, carried);
   const uint64_t end = part.window->stop.pages() * kPageBytes;
-  const uint64_t kept = std::min(end, layout.max_pages() * kPageBytes);
+  const uint64_t kept = std::min(end, file.layout.max_pages() * kPageBytes);
   job.tail.assign(part.pages + end - kept, part.pages + end);
-  PageWalk walk = part.window->start;
-  for (size_t i = part.window->begin; i < part.window->end; ++i)
-    std::memcpy(job.out + part.rows[i].row * job.out_stride, part.pages + walk.add(part.rows[i].id),
-                layout.row_bytes);
+  file.copy_out(*part.window, part.rows, part.pages, job.out, job.out_stride);
 }
 
 // Waits for the oldest window.
@@ -219,19 +212,9 @@ uint64_t RowStream::min_scratch_bytes(uint64_t row_bytes) {
 
 RowStream::RowStream(std::shared_ptr<BlockIo> io, Budget& budget, FileId file, const RowLayout& layout,
                      uint64_t num_rows, uint64_t scratch_bytes)
-    : state_(std::make_shared<State>()) {
+    : state_(std::make_shared<State>(RowFile(std::move(io), file, layout, num_rows))) {
   State& s = *state_;
-  check_rows_of_file(*io, file, layout, num_rows);
-  if (scratch_bytes < min_scratch_bytes(layout.row_bytes))
-    throw Error(ErrorKind::argument,
-                "row scratch of " + std::to_string(scratch_bytes) + " bytes is too small for rows of " +
-                    std::to_string(layout.row_bytes) + " bytes; at least " +
-                    std::to_string(min_scratch_bytes(layout.row_bytes)) + " bytes are needed");
-  s.file_bytes = io->size_bytes(file);
-  s.io = std::move(io);
-  s.file = file;
-  s.layout = layout;
-  s.num_rows = num_rows;
+  check_scratch(scratch_bytes, min_scratch_bytes(layout.row_bytes), layout.row_bytes);
   const uint64_t least = layout.max_pages() * kPageBytes, order = scratch_bytes / kOrderShare;
   const uint64_t pages = scratch_bytes - order;
   const uint64_t parts = std::clamp<uint64_t>(pages / std::max(least, kPartBytes), 2, kMostParts);
@@ -247,8 +230,8 @@ RowStream::RowStream(std::shared_ptr<BlockIo> io, Budget& budget, FileId file, c
 
 RowStream::~RowStream() {
   State& s = *state_;
-  if (s.pid !=
-      getpid()) {  // the thread is in another process, and still waits for what would be destroyed here
+  if (s.pid != getpid()) {
+    // The thread is in another process, and still waits for what would be destroyed here.
     new std::shared_ptr<State>(state_);
     return;
   }
@@ -260,18 +243,18 @@ RowStream::~RowStream() {
   s.driver.join();
 }
 
-const RowLayout& RowStream::layout() const { return state_->layout; }
-uint64_t RowStream::num_rows() const { return state_->num_rows; }
+const RowLayout& RowStream::layout() const { return state_->file.layout; }
+uint64_t RowStream::num_rows() const { return state_->file.num_rows; }
 
 std::unique_ptr<RowJob> RowStream::submit(const int64_t* ids, const int32_t* positions, size_t n,
                                           std::byte* out, size_t out_rows, uint64_t out_stride) {
   if (state_->pid != getpid())
     throw Error(ErrorKind::io, "these rows belong to the process that was forked; open them in the child");
   for (size_t i = 0; i < n; ++i) {
-    if (ids[i] < (i ? ids[i - 1] : 0) || static_cast<uint64_t>(ids[i]) >= state_->num_rows)
+    if (ids[i] < (i ? ids[i - 1] : 0) || static_cast<uint64_t>(ids[i]) >= state_->file.num_rows)
       throw Error(ErrorKind::argument, "row id " + std::to_string(ids[i]) + " at position " +
                                            std::to_string(i) + " falls, or is outside the table of " +
-                                           std::to_string(state_->num_rows) + " rows");
+                                           std::to_string(state_->file.num_rows) + " rows");
     if (static_cast<uint32_t>(positions[i]) >= out_rows)
       throw Error(ErrorKind::argument, "row " + std::to_string(i) + " goes to place " +
                                            std::to_string(positions[i]) + " of an output of " +
@@ -287,22 +270,6 @@ std::unique_ptr<RowJob> RowStream::submit(const int64_t* ids, const int32_t* pos
     state_->changed.notify_all();
   }
   return handle;
-}
-
-void check_rows_of_file(const BlockIo& io, FileId file, const RowLayout& layout, uint64_t num_rows) {
-  if (layout.row_bytes == 0 || layout.stride < layout.row_bytes)
-    throw Error(ErrorKind::argument, "rows of " + std::to_string(layout.row_bytes) +
-                                         " bytes with a stride of " + std::to_string(layout.stride) +
-                                         " bytes overlap or are empty");
-  const uint64_t bytes = io.size_bytes(file);
-  // Checked by division: the product of hostile numbers could wrap.
-  const uint64_t room = layout.base > bytes || bytes - layout.base < layout.row_bytes
-                            ? 0
-                            : (bytes - layout.base - layout.row_bytes) / layout.stride + 1;
-  if (num_rows > room)
-    throw Error(ErrorKind::io, io.path(file) + " of " + std::to_string(bytes) + " bytes holds " +
-                                   std::to_string(room) + " rows, not " + std::to_string(num_rows) +
-                                   ": the file is truncated");
 }
 
 }  // namespace outcrop

@@ -47,8 +47,4 @@ class RowStream {
   std::shared_ptr<State> state_;
 };
 
-// Rows that a file of this size holds. Throws Error(argument) for an impossible layout, Error(io) where
-// num_rows are more.
-void check_rows_of_file(const BlockIo& io, FileId file, const RowLayout& layout, uint64_t num_rows);
-
 }  // namespace outcrop

@@ -9,7 +9,7 @@
 
 #include "base/checksum.h"
 #include "base/error.h"
-#include "io/row_stream.h"
+#include "io/row_file.h"
 
 namespace outcrop {
 namespace {
@@ -21,11 +21,10 @@ constexpr uint64_t kOrderShare = 4;  // a quarter of the scratch holds the order
 
 // Shared with the jobs, so that they may outlive the reader.
 struct RowReader::State {
-  std::shared_ptr<BlockIo> io;
-  FileId file = 0;
-  RowLayout layout;
-  uint64_t num_rows = 0, file_bytes = 0;
-  bool merge = true;
+  State(RowFile rows, bool merged) : file(std::move(rows)), merge(merged) {}
+
+  const RowFile file;
+  const bool merge;
   Buffer scratch;
   uint64_t side_bytes = 0;  // pages of one side
   size_t group_rows = 0;    // room for entries
@@ -36,7 +35,7 @@ struct RowReader::State {
   std::byte* side(unsigned s) const { return scratch.data() + s * side_bytes; }
   RowEntry* entries() const { return reinterpret_cast<RowEntry*>(scratch.data() + 2 * side_bytes); }
   RowWindow plan(const RowEntry* rows, size_t begin, size_t end, const RowWindow* before) const {
-    return plan_window(layout, merge, rows, begin, end, side_bytes / kPageBytes, kMaxReadBytes, before);
+    return plan_window(file.layout, merge, rows, begin, end, side_bytes / kPageBytes, kMaxReadBytes, before);
   }
   std::shared_ptr<IoJob> start(const RowWindow& window, unsigned s) const;
   void check(const RowWindow& window, unsigned s);
@@ -49,12 +48,7 @@ struct RowReader::State {
 };
 
 std::shared_ptr<IoJob> RowReader::State::start(const RowWindow& window, unsigned s) const {
-  std::vector<IoRequest> requests;
-  requests.reserve(window.reads.size());
-  for (const PageRead& r :
-       window.reads)  // a file that was not padded to whole pages ends within its last one
-    requests.push_back({file, r.offset, std::min(r.length, file_bytes - r.offset), side(s) + r.at});
-  return io->submit(IoOp::read, std::move(requests));
+  return file.start(window, side(s));
 }
 
 // Compares what a window has read with its checksums, where there are any.
@@ -66,7 +60,7 @@ void RowReader::State::check(const RowWindow& window, unsigned s) {
       if (checked[page]) continue;
       if (crc32c(side(s) + r.at + at, kPageBytes) != page_crcs[page])
         throw Error(ErrorKind::checksum,
-                    io->path(file) + ": page " + std::to_string(page) +
+                    file.io->path(file.file) + ": page " + std::to_string(page) +
                         " was damaged after it was written; remove its folder and prepare the run again");
       checked[page] = true;
     }
@@ -74,9 +68,7 @@ void RowReader::State::check(const RowWindow& window, unsigned s) {
 
 void RowReader::State::copy_out(const RowWindow& window, const RowEntry* rows, unsigned s, std::byte* out,
                                 uint64_t out_stride) const {
-  PageWalk walk = window.start;
-  for (size_t i = window.begin; i < window.end; ++i)
-    std::memcpy(out + rows[i].row * out_stride, side(s) + walk.add(rows[i].id), layout.row_bytes);
+  file.copy_out(window, rows, side(s), out, out_stride);
 }
 
 void RowReader::State::read_group(const int64_t* ids, size_t n, std::byte* out, uint64_t out_stride) {
@@ -149,20 +141,9 @@ uint64_t RowReader::min_scratch_bytes(uint64_t row_bytes) {
 
 RowReader::RowReader(std::shared_ptr<BlockIo> io, Budget& budget, FileId file, const RowLayout& layout,
                      uint64_t num_rows, uint64_t scratch_bytes, bool merge)
-    : state_(std::make_shared<State>()) {
+    : state_(std::make_shared<State>(RowFile(std::move(io), file, layout, num_rows), merge)) {
   State& s = *state_;
-  check_rows_of_file(*io, file, layout, num_rows);
-  if (scratch_bytes < min_scratch_bytes(layout.row_bytes))
-    throw Error(ErrorKind::argument,
-                "row scratch of " + std::to_string(scratch_bytes) + " bytes is too small for rows of " +
-                    std::to_string(layout.row_bytes) + " bytes; at least " +
-                    std::to_string(min_scratch_bytes(layout.row_bytes)) + " bytes are needed");
-  s.file_bytes = io->size_bytes(file);
-  s.io = std::move(io);
-  s.file = file;
-  s.layout = layout;
-  s.num_rows = num_rows;
-  s.merge = merge;
+  check_scratch(scratch_bytes, min_scratch_bytes(layout.row_bytes), layout.row_bytes);
   const uint64_t order_bytes = align_down(scratch_bytes / kOrderShare, kPageBytes);
   s.side_bytes = align_down((scratch_bytes - order_bytes) / 2, kPageBytes);
   s.group_rows = order_bytes / sizeof(RowEntry);
@@ -170,25 +151,26 @@ RowReader::RowReader(std::shared_ptr<BlockIo> io, Budget& budget, FileId file, c
 }
 
 RowReader::~RowReader() = default;
-const RowLayout& RowReader::layout() const { return state_->layout; }
-uint64_t RowReader::num_rows() const { return state_->num_rows; }
+const RowLayout& RowReader::layout() const { return state_->file.layout; }
+uint64_t RowReader::num_rows() const { return state_->file.num_rows; }
 size_t RowReader::group_rows() const { return state_->group_rows; }
 
 void RowReader::read_sorted(const int32_t* ids, const int32_t* positions, size_t n, std::byte* out,
                             size_t out_rows, uint64_t out_stride) {
   for (size_t i = 0; i < n; ++i)
-    if (ids[i] < (i ? ids[i - 1] : 0) || static_cast<uint64_t>(ids[i]) >= state_->num_rows ||
+    if (ids[i] < (i ? ids[i - 1] : 0) || static_cast<uint64_t>(ids[i]) >= state_->file.num_rows ||
         static_cast<uint32_t>(positions[i]) >= out_rows)
       throw Error(ErrorKind::format, "the address table of a mini-batch puts row " + std::to_string(ids[i]) +
-                                         " of " + std::to_string(state_->num_rows) + " cached on disk at " +
-                                         std::to_string(positions[i]) + ": it was damaged");
+                                         " of " + std::to_string(state_->file.num_rows) +
+                                         " cached on disk at " + std::to_string(positions[i]) +
+                                         ": it was damaged");
   if (n == 0) return;
   std::lock_guard turn(state_->turn);
   state_->read_sorted(ids, positions, n, out, out_stride);
 }
 
 void RowReader::read_rows(const int64_t* ids, size_t n, std::byte* out, uint64_t out_stride) {
-  check_ids(ids, n, state_->num_rows);
+  check_ids(ids, n, state_->file.num_rows);
   std::lock_guard turn(state_->turn);
   for (size_t begin = 0; begin < n; begin += state_->group_rows)
     state_->read_group(ids + begin, std::min(state_->group_rows, n - begin), out + begin * out_stride,
@@ -197,17 +179,18 @@ void RowReader::read_rows(const int64_t* ids, size_t n, std::byte* out, uint64_t
 
 void RowReader::check_pages(const uint32_t* crcs, size_t n) {
   State& s = *state_;
-  const uint64_t pages = s.num_rows ? s.layout.end_page(s.num_rows - 1) : 0;
-  if (n < pages || s.file_bytes < pages * kPageBytes)
-    throw Error(ErrorKind::format, s.io->path(s.file) + " has " + std::to_string(n) + " checksums for " +
-                                       std::to_string(pages) + " pages; prepare the run again");
+  const uint64_t pages = s.file.num_rows ? s.file.layout.end_page(s.file.num_rows - 1) : 0;
+  if (n < pages || s.file.file_bytes < pages * kPageBytes)
+    throw Error(ErrorKind::format, s.file.io->path(s.file.file) + " has " + std::to_string(n) +
+                                       " checksums for " + std::to_string(pages) +
+                                       " pages; prepare the run again");
   s.page_crcs = crcs;
   s.checked.assign(pages, false);
 }
 
 uint64_t RowReader::count_read_bytes(const int64_t* ids, size_t n) const {
-  check_ids(ids, n, state_->num_rows);
-  return outcrop::count_read_bytes(ids, n, state_->layout, state_->merge, state_->group_rows);
+  check_ids(ids, n, state_->file.num_rows);
+  return outcrop::count_read_bytes(ids, n, state_->file.layout, state_->merge, state_->group_rows);
 }
 
 void check_ids(const int64_t* ids, size_t n, uint64_t num_rows) {
