@@ -147,8 +147,54 @@ def test_two_pools_at_most_and_half_the_space_each(graph: Graph, tmp_path: Path)
 def test_too_little_space_or_memory_fails_before_training(graph: Graph, tmp_path: Path) -> None:
     with pytest.raises(BudgetError, match=r"disk|space"):
         refreshed(graph, tmp_path / "pools", disk_space="200KiB")
-    with pytest.raises(BudgetError, match=r"preparing has 512.0 KiB of memory"):
-        refreshed(graph, tmp_path / "pools", memory="2MiB")
+    with pytest.raises(BudgetError, match=r"in turn \(1.0 MiB of memory for each.* 2 mini-batches .*smallest budget"):
+        refreshed(graph, tmp_path / "pools", memory="1MiB")
+
+
+class Names(Watch):
+    """Progress that keeps which pools were there at a time."""
+
+    def __init__(self, folder: Path):
+        super().__init__(folder)
+        self.seen = set[tuple[str, ...]]()
+
+    def look(self) -> None:
+        super().look()
+        self.seen.add(tuple(sorted(p.name for p in self.folder.glob("pool-*"))))
+
+
+@pytest.mark.parametrize("per_pool", [1, 2])
+def test_a_small_budget_prepares_and_trains_in_turn(
+    graph: Graph, at_once: Any, tmp_path: Path, per_pool: int
+) -> None:
+    """2 MiB do for a run, and so for its pools: the same losses, one pool at a time, never more than the budget."""
+    folder = tmp_path / "pools"
+    watch = Names(folder)
+    options = {"memory": "2MiB", "sample_epochs": per_pool, "progress": watch, "disk_space": "2MiB"}
+    report = refreshed(graph, folder, **options)
+    assert losses(report) == losses(at_once)
+    assert watch.most == 1
+    assert {name for names in watch.seen for name in names} == {f"pool-{n}" for n in range(-(-EPOCHS // per_pool))}
+    assert [p["beside"] for p in report.pools] == [False] * -(-EPOCHS // per_pool)
+    assert report.pools[0]["bytes_read"] == 0  # prepared before
+    assert all(p["bytes_read"] and p["bytes_written"] > p["disk_bytes"] // 2 for p in report.pools[1:])
+    assert 1 << 20 < report.peak_host_bytes <= 2 << 20
+    space = runs.read(folder / "eval").plan.disk_space, runs.read(folder / pool_names(folder)[-1]).plan.disk_space
+    held = sum(f.stat().st_size for f in (folder / "eval").rglob("*") if f.is_file())
+    assert space == (1 << 20, (2 << 20) - held)
+
+
+def test_in_turn_goes_on_after_an_interruption(graph: Graph, at_once: Any, tmp_path: Path) -> None:
+    for epochs in (1, 3, 4, EPOCHS):
+        options = {"epochs": epochs, "memory": "2MiB", "checkpoint": tmp_path / "ckpt"}
+        report = refreshed(graph, tmp_path / "pools", **options)
+    assert losses(report) == losses(at_once)
+    assert report.pools[-1]["beside"] is False
+    for epochs in (EPOCHS + 1, EPOCHS + 3):  # and with a budget for both at once, from the same checkpoint
+        report = refreshed(graph, tmp_path / "pools", epochs=epochs, checkpoint=tmp_path / "ckpt")
+    assert report.pools[-1]["beside"] is True
+    want = refreshed(graph, tmp_path / "others", epochs=EPOCHS + 3)
+    assert losses(report) == losses(want)
 
 
 def test_evaluation_has_more_memory_where_it_needs_it(graph: Graph, at_once: Any, tmp_path: Path) -> None:

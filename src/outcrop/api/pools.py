@@ -8,6 +8,10 @@ Folder: ``eval``, the batches of validation and test, prepared once; ``pool-<k>`
 Disk: what ``eval`` takes, half of all at the most, and half of the rest for each pool. Memory: a quarter for
 preparing, an eighth for ``eval`` (up to a third, where its batches do not fit in less), 1/32 stays free, training has
 the rest.
+
+Where the budget is too small for that, all happens in turn, each with the whole of it: pool k trains and is removed,
+pool k + 1 is prepared in this process, evaluation opens its batches when they are wanted. Any budget that can prepare
+and train a run can refresh it so, and the one pool has all of the disk that ``eval`` leaves.
 """
 
 from __future__ import annotations
@@ -21,6 +25,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import IO, Any
@@ -29,7 +34,7 @@ from outcrop.api.prepare import PrepareReport, prepare_described
 from outcrop.api.run import open_session
 from outcrop.config import DeviceConfig, PlanConfig, SampleConfig, format_bytes
 from outcrop.errors import ArgumentError, BudgetError, OutcropError
-from outcrop.runtime import Runtime
+from outcrop.runtime import Progress, Runtime
 from outcrop.stages.load import LoadSession
 from outcrop.store import manifest as manifests
 from outcrop.store import run as runs
@@ -49,12 +54,13 @@ EVAL = "eval"
 
 @dataclass(frozen=True)
 class Shares:
-    """Bytes of the memory budget for each; None = no limit."""
+    """Bytes of the memory budget for each; None = no limit. ``beside``: all at the same time, or else in turn."""
 
     prepare: int | None
     evaluate: int | None
     train: int | None
     runtime: int | None  # of the training process: train, evaluate and what stays free
+    beside: bool = True
 
     @staticmethod
     def of(memory: int | None, divisor: int = _EVAL_DIVISORS[0]) -> Shares:
@@ -63,28 +69,50 @@ class Shares:
         quarter, evaluate = memory // 4, memory // divisor
         return Shares(quarter, evaluate, memory - quarter - evaluate - memory // 32, memory - quarter)
 
+    @staticmethod
+    def possible(memory: int | None) -> Iterator[Shares]:
+        """Beside each other, with as little for evaluation as possible; in turn."""
+        if memory is None:
+            yield Shares.of(None)
+            return
+        for divisor in _EVAL_DIVISORS:
+            yield Shares.of(memory, divisor)
+        yield Shares(memory, memory, memory, memory, beside=False)
+
+    def pool_space(self, left: int | None) -> int | None:
+        """Bytes for one pool, of the disk that evaluation leaves."""
+        return None if left is None else left // 2 if self.beside else left
+
     def explain(self, error: BudgetError) -> BudgetError:
-        """``error`` of one share as one of the whole."""
-        memory = (
-            "memory has no limit"
-            if self.prepare is None
-            else f"preparing has {format_bytes(self.prepare)} of memory, evaluation "
-            f"{format_bytes(self.evaluate or 0)}, training {format_bytes(self.train or 0)}"
-        )
+        """``error`` of the last of what is possible, as one of the whole."""
+        memory = "memory has no limit" if self.train is None else f"{format_bytes(self.train)} of memory for each"
         return BudgetError(
-            f"refreshing divides the budgets ({memory}; of the disk evaluation has at most half, each of two pools "
-            f"half of the rest), and for one of them: {error}"
+            f"refreshing prepares and trains in turn ({memory}; of the disk evaluation has at most half, the pool the "
+            f"rest), and one of them cannot: {error}"
+            if not self.beside
+            else f"refreshing divides the disk ({memory}; evaluation has at most half, each of two pools half of the "
+            f"rest), and for one of them: {error}"
         )
 
 
 @dataclass
 class PoolRecord:
-    """One pool as it was used. ``waited_seconds``: training stood still for it."""
+    """One pool as it was used.
+
+    Attributes:
+        waited_seconds: Training stood still for it, from the end of the pool before.
+        disk_bytes: That it took.
+        beside: It was prepared while the one before it trained, or else in turn.
+        bytes_read, bytes_written: Of preparing it in this process, between two epochs; 0 where another did.
+    """
 
     pool: int
     first_epoch: int
     waited_seconds: float
     disk_bytes: int
+    beside: bool
+    bytes_read: int = 0
+    bytes_written: int = 0
 
 
 class Background:
@@ -147,7 +175,8 @@ class Pools:
         config: What is sampled; ``config.epochs`` is E.
         plan: Limits of the whole; its ``memory`` is the budget of everything, ``disk_space`` of all files.
         epochs: Of the whole training.
-        rate: Bytes per second that preparing in the background reads and writes at the most; None = no limit.
+        rate: Bytes per second that preparing in the background reads and writes at the most; None = no limit. What
+            is prepared in turn has no training to spare, and no limit.
     """
 
     def __init__(
@@ -161,40 +190,47 @@ class Pools:
     ):
         self._graph, self._folder, self._config, self._plan = graph, folder, config, plan
         self._epochs, self._rate = epochs, rate
-        self.shares = Shares.of(plan.memory)
+        self.shares = next(Shares.possible(plan.memory))
         self._eval_splits = tuple(
             s for s in config.splits if s != "train" and graph.has(s) and graph.spec(s).shape[0]
         )
         self._pool_space: int | None = None
-        self._current, self._background = -1, None
-        self._train: LoadSession | None = None
-        self._eval: LoadSession | None = None
+        self._first = self._current = -1
+        self._background: Background | None = None
+        self._sessions: dict[str, LoadSession] = {}  # by the name of their folder
         self.records: list[PoolRecord] = []
 
     def _pool(self, number: int) -> Path:
         return self._folder / f"pool-{number}"
 
-    def prepare(self, first_epoch: int | None, runtime: Runtime) -> PrepareReport | None:
+    def prepare(self, first_epoch: int | None, progress: Progress | None = None) -> PrepareReport | None:
         """Prepares what training begins with: the evaluation batches, and the pool of ``first_epoch`` (None: no pool).
 
-        ``runtime`` has the memory that preparing in the background will have, so what cannot work fails here.
+        It has no more memory than preparing will have later, so what cannot work fails here.
         """
         self._check_folder()
+        failed = BudgetError()
+        for shares in Shares.possible(self._plan.memory):
+            self.shares = shares
+            try:
+                with Runtime(self.shares.prepare, progress=progress) as runtime:
+                    return self._prepare(first_epoch, runtime)
+            except BudgetError as error:
+                failed = error
+        raise self.shares.explain(failed) from failed
+
+    def _prepare(self, first_epoch: int | None, runtime: Runtime) -> PrepareReport | None:
+        used = self._prepare_eval(runtime).disk_bytes if self._eval_splits else 0
         space = self._plan.disk_space
-        used = 0
-        if self._eval_splits:
-            used = self._prepare_eval(runtime).disk_bytes
-        self._pool_space = None if space is None else (space - used) // 2
+        self._pool_space = self.shares.pool_space(None if space is None else space - used)
         if first_epoch is None:
             self._remove_but(())
             return None
         number = first_epoch // self._config.epochs
-        self._remove_but((number, number + 1))
+        self._remove_but((number, number + 1) if self.shares.beside else (number,))
         self._describe_pool(number)
-        try:
-            return prepare_described(self._pool(number), runtime)
-        except BudgetError as error:
-            raise self.shares.explain(error) from error
+        self._first = number
+        return prepare_described(self._pool(number), runtime)
 
     def _prepare_eval(self, runtime: Runtime) -> PrepareReport:
         space = self._plan.disk_space
@@ -205,15 +241,8 @@ class Pools:
             disk_space=None if space is None else space // 2,
             packed_splits=("valid",) if "valid" in self._eval_splits else self._eval_splits,
         )
-        failed = BudgetError()
-        for divisor in _EVAL_DIVISORS:
-            self.shares = Shares.of(self._plan.memory, divisor)
-            self._describe(self._folder / EVAL, config, replace(plan, memory=self.shares.evaluate))
-            try:
-                return prepare_described(self._folder / EVAL, runtime)
-            except BudgetError as error:
-                failed = error
-        raise self.shares.explain(failed) from failed
+        self._describe(self._folder / EVAL, config, replace(plan, memory=self.shares.evaluate))
+        return prepare_described(self._folder / EVAL, runtime)
 
     def _check_folder(self) -> None:
         if not self._folder.exists():
@@ -244,36 +273,51 @@ class Pools:
 
     def session(self, split: str, epoch: int, runtime: Runtime, to: DeviceConfig) -> LoadSession:
         """Loading of one epoch of ``split``; goes on to the next pool, and waits for it, where ``epoch`` needs it."""
-        if split != "train":
-            if self._eval is None:
-                self._eval = self._open(self._folder / EVAL, runtime, to)
-            return self._eval
         number = epoch // self._config.epochs
-        if number != self._current or self._train is None:
-            self._switch(number, runtime, to)
-        assert self._train is not None
-        return self._train
+        if split != "train":
+            return self._open(EVAL, runtime, to)
+        if number == self._current:
+            return self._open(self._pool(number).name, runtime, to)
+        return self._switch(number, runtime, to)
 
-    def _open(self, folder: Path, runtime: Runtime, to: DeviceConfig) -> LoadSession:
-        return open_session(self._graph, runtime, "packed", run_folder=folder, to=to)
+    def _open(self, name: str, runtime: Runtime, to: DeviceConfig) -> LoadSession:
+        if name not in self._sessions:
+            if not self.shares.beside:
+                self._close()
+            self._sessions[name] = open_session(
+                self._graph, runtime, "packed", run_folder=self._folder / name, to=to
+            )
+        return self._sessions[name]
 
-    def _switch(self, number: int, runtime: Runtime, to: DeviceConfig) -> None:
+    def _close(self, kept: str = "") -> None:
+        """Closes what is open, but for ``kept``."""
+        for name in [name for name in self._sessions if name != kept]:
+            self._sessions.pop(name).close()
+        gc.collect()  # what cycles of the last pass hold must be back before the next buffers are taken
+
+    def _switch(self, number: int, runtime: Runtime, to: DeviceConfig) -> LoadSession:
         started = time.monotonic()
-        if self._train is not None:
-            self._train.close()
-            self._train = None
-            gc.collect()  # what cycles of the last pass hold must be back before the next buffers are taken
+        self._close(kept=EVAL if self.shares.beside else "")
         if self._background is not None:
             self._finish_background(runtime)
         self._remove_but((number,))
-        self._train, self._current = self._open(self._pool(number), runtime, to), number
+        made = None
+        if not self.shares.beside and number != self._first:
+            self._describe_pool(number)
+            made = prepare_described(self._pool(number), runtime)
+        session = self._open(self._pool(number).name, runtime, to)
+        self._current = number
         disk = sum(f.stat().st_size for f in self._pool(number).rglob("*") if f.is_file())
         waited = time.monotonic() - started
-        self.records.append(PoolRecord(number, number * self._config.epochs, waited, disk))
+        record = PoolRecord(number, number * self._config.epochs, waited, disk, self.shares.beside)
+        if made is not None:
+            record.bytes_read, record.bytes_written = made.bytes_read, made.bytes_written
+        self.records.append(record)
         runtime.trace.event("pool", pool=number, waited_seconds=waited)
-        if (number + 1) * self._config.epochs < self._epochs:
+        if self.shares.beside and (number + 1) * self._config.epochs < self._epochs:
             self._describe_pool(number + 1)
             self._background = Background(self._pool(number + 1), self.shares.prepare, self._rate)
+        return session
 
     def _finish_background(self, runtime: Runtime) -> None:
         assert self._background is not None
@@ -298,7 +342,4 @@ class Pools:
         if self._background is not None:
             self._background.close()
             self._background = None
-        for session in (self._train, self._eval):
-            if session is not None:
-                session.close()
-        self._train = self._eval = None
+        self._close()

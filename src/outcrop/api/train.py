@@ -117,8 +117,9 @@ def train(
         topology: Where neighbour lists are read from (:class:`outcrop.config.IoConfig`).
         io: Of mode ``online``, who asks for rows on disk: ``engine``, or ``gpu`` (:mod:`outcrop.gpuio`).
         refresh: Instead of replaying the ``sample_epochs`` epochs of the pool, prepare the next ones while these train;
-            ``run`` is then the folder for the pools (none: ``<graph>.pools``). See :mod:`outcrop.api.pools`.
-        refresh_rate: Bytes per second that preparing the next pool reads and writes at the most.
+            ``run`` is then the folder for the pools (none: ``<graph>.pools``). Where the budget is too small for both
+            at once, in turn. See :mod:`outcrop.api.pools`.
+        refresh_rate: Bytes per second that preparing the next pool beside training reads and writes at the most.
         memory: Budget for everything Outcrop holds; the interpreter, torch and the model come on top.
             None takes the budget the run was planned for; ``"auto"`` what the machine has left.
         sample_on: ``gpu``: ``device`` draws the batches of mode ``online``, the same as the CPU draws. The topology
@@ -199,8 +200,7 @@ def train(
         folder = folder or graph.path.with_name(graph.path.name + ".pools")
         rate = None if refresh_rate is None else parse_size(refresh_rate)
         pools = Pools(graph, folder, sampling, limits, epochs, rate)
-        with Runtime(pools.shares.prepare, progress=progress) as runtime:
-            report = pools.prepare(_next_epoch(checkpoint if resume else None, epochs), runtime)
+        report = pools.prepare(_next_epoch(checkpoint if resume else None, epochs), progress)
     elif refresh:
         sampling = replace(sampling, epochs=epochs)  # drawn on the fly: nothing has to be prepared
     elif folder is None and mode == "packed":

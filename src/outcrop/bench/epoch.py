@@ -7,6 +7,7 @@ are exact. Mode ``memory`` runs without a cap: it is what the others are compare
 
 from __future__ import annotations
 
+import shutil
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
@@ -22,6 +23,7 @@ from outcrop.store import run as runs
 from outcrop.store.graph import open_graph
 
 Say = Callable[[str], None]
+REFRESH = "refresh"  # packed, every epoch's batches drawn anew and packed while, or after, the one before trains
 _UNLIMITED = "1TiB"
 
 
@@ -85,13 +87,22 @@ def train_once(graph: Path, run: Path | None, setting: Setting, mode: str, epoch
     The baselines that cannot keep to a budget are given the same cap by the kernel alone.
     """
     capped = mode != "memory"
-    command: list[str | Path] = ["train", graph, "--mode", mode, "--model", setting.model]
+    pools = graph.with_suffix(".pools") if mode == REFRESH else None
+    command: list[str | Path] = ["train", graph, "--mode", "packed" if pools else mode, "--model", setting.model]
     command += ["--hidden", str(setting.hidden), "--epochs", str(epochs), "--trace-losses"]
-    command += _batches(setting) if run is None else ["--run", run]
+    command += ["--run", pools, "--refresh"] if pools else [] if run is None else ["--run", run]
+    command += _batches(setting) if run is None or pools else []
     command += ["--memory", str(setting.memory) if capped else _UNLIMITED]
     if mode != "belady":  # scores are not what is measured; belady plans for them
         command += ["--evaluate-every", str(epochs)]
     done = outcrop(command, limit_bytes=setting.memory + ALLOWANCE_BYTES if capped else None)
+    for pool in done.result["pools"]:  # an epoch of its own each: what it waited for is part of it
+        record = done.result["epochs"][pool["first_epoch"]]
+        record["seconds"] += pool["waited_seconds"]
+        record["load_seconds"] += pool["waited_seconds"]
+        record["bytes_read"] += pool["bytes_read"]
+    if pools:
+        shutil.rmtree(pools)
     return {**done.result, "limit_bytes": done.limit_bytes, "peak_group_bytes": done.peak_group_bytes}
 
 
@@ -113,7 +124,7 @@ def epoch(folder: Path, setting: Setting, modes: Sequence[str], say: Say) -> dic
         tuple(r["batch_losses"][: len(next(iter(results.values()))[0]["batch_losses"])])[:20]
         for mode, rs in results.items()
         for r in rs
-        if mode != "partition"  # draws other batches, on purpose
+        if mode not in ("partition", REFRESH)  # draw other batches, on purpose
     }
     return {
         "experiment": "epoch",
@@ -128,7 +139,8 @@ def epoch(folder: Path, setting: Setting, modes: Sequence[str], say: Say) -> dic
 
 def _epochs(mode: str, setting: Setting) -> int:
     """Of one process: the slow modes go over the data once, those with a cache that must fill twice."""
-    return {"packed": setting.epochs, "memory": setting.epochs, "dynamic": 2, "belady": 2}.get(mode, 1)
+    many = ("packed", "memory", REFRESH)
+    return setting.epochs if mode in many else {"dynamic": 2, "belady": 2}.get(mode, 1)
 
 
 def _summary(mode: str, results: list[dict[str, Any]]) -> dict[str, Any]:

@@ -75,7 +75,7 @@ def train(
     refresh_rate: Annotated[
         str | None,
         typer.Option(
-            "--refresh-rate", help="Disk bytes per second of preparing them, such as 200MiB.", metavar="SIZE"
+            "--refresh-rate", help="Disk bytes per second of preparing beside training, such as 200MiB.", metavar="SIZE"
         ),
     ] = None,
     memory: common.Memory = None,
@@ -181,4 +181,8 @@ def summarize(report: dict[str, Any]) -> None:
         f"{'no limit' if memory is None else format_bytes(memory)} "
         f"(whole process {format_bytes(report['peak_process_bytes'])})"
     )
+    if report["pools"]:
+        how = "beside training" if report["pools"][0]["beside"] else "in turn: both at once exceed the budget"
+        waited = sum(pool["waited_seconds"] for pool in report["pools"])
+        facts["pools"] = f"{len(report['pools'])}, prepared {how}; waited for {waited:.2f} s"
     common.print_facts(facts)
