@@ -147,7 +147,9 @@ def test_two_pools_at_most_and_half_the_space_each(graph: Graph, tmp_path: Path)
 def test_too_little_space_or_memory_fails_before_training(graph: Graph, tmp_path: Path) -> None:
     with pytest.raises(BudgetError, match=r"disk|space"):
         refreshed(graph, tmp_path / "pools", disk_space="200KiB")
-    with pytest.raises(BudgetError, match=r"in turn \(1.0 MiB of memory for each.* 2 mini-batches .*smallest budget"):
+    with pytest.raises(
+        BudgetError, match=r"in turn \(1.0 MiB of memory for each.* 2 mini-batches .*smallest budget"
+    ):
         refreshed(graph, tmp_path / "pools", memory="1MiB")
 
 
@@ -174,12 +176,17 @@ def test_a_small_budget_prepares_and_trains_in_turn(
     report = refreshed(graph, folder, **options)
     assert losses(report) == losses(at_once)
     assert watch.most == 1
-    assert {name for names in watch.seen for name in names} == {f"pool-{n}" for n in range(-(-EPOCHS // per_pool))}
+    assert {name for names in watch.seen for name in names} == {
+        f"pool-{n}" for n in range(-(-EPOCHS // per_pool))
+    }
     assert [p["beside"] for p in report.pools] == [False] * -(-EPOCHS // per_pool)
     assert report.pools[0]["bytes_read"] == 0  # prepared before
     assert all(p["bytes_read"] and p["bytes_written"] > p["disk_bytes"] // 2 for p in report.pools[1:])
     assert 1 << 20 < report.peak_host_bytes <= 2 << 20
-    space = runs.read(folder / "eval").plan.disk_space, runs.read(folder / pool_names(folder)[-1]).plan.disk_space
+    space = (
+        runs.read(folder / "eval").plan.disk_space,
+        runs.read(folder / pool_names(folder)[-1]).plan.disk_space,
+    )
     held = sum(f.stat().st_size for f in (folder / "eval").rglob("*") if f.is_file())
     assert space == (1 << 20, (2 << 20) - held)
 

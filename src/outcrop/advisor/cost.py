@@ -66,9 +66,11 @@ class HostCosts:
     Attributes:
         read_byte_s: Per byte read in large requests; request_s: per small request.
         copy_byte_s: Per byte moved in order; gather_byte_s: per byte of rows picked from anywhere in memory.
+        structure_byte_s: Per byte of a prepared batch's graph and address table: checked, copied, sorted.
         batch_s: Per batch, whatever its size.
         stall: Seconds by which computing gets longer for each CPU second of a single thread beside it: all threads of a
             product wait for the one that was interrupted. What all cores do together costs each of them its part.
+        stretch: How many times as long a batch's loading takes beside computing, for want of a core.
     """
 
     read_byte_s: float = 0.0
@@ -77,6 +79,8 @@ class HostCosts:
     gather_byte_s: float = 0.0
     batch_s: float = 0.0
     stall: float = 0.0
+    stretch: float = 1.0
+    structure_byte_s: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -122,6 +126,7 @@ class Loading:
     copied_bytes: float = 0
     gathered_bytes: float = 0
     other_s: float = 0.0
+    structure_bytes: float = 0
 
 
 @dataclass(frozen=True)
@@ -200,6 +205,7 @@ def host_seconds(costs: HostCosts, loading: Loading, batches: int) -> tuple[floa
         loading.read_bytes * costs.read_byte_s
         + loading.requests * costs.request_s
         + loading.gathered_bytes * costs.gather_byte_s
+        + loading.structure_bytes * costs.structure_byte_s
         + batches * costs.batch_s
     )
     return serial, loading.copied_bytes * costs.copy_byte_s + loading.other_s
@@ -210,7 +216,8 @@ def predict(hardware: Hardware, work: Workload) -> Prediction:
 
     A pipeline of B batches whose loading takes l and whose computing takes c ends after l + c + (B - 1) max(l, c):
     the first batch has nothing to hide behind, and nothing hides the last one's computing. A batch holds its buffer
-    from its first read to the end of its computing, so k buffers let no more than k batches pass in that time.
+    from its first read to the end of its computing, so k buffers let no more than k batches pass in that time. With few
+    cores that time is longer than what loading takes of them: what loads waits for those that compute.
     """
     batches = max(work.batches, 1)
     disk = disk_seconds(hardware, work.reads) / batches
@@ -222,7 +229,8 @@ def predict(hardware: Hardware, work: Workload) -> Prediction:
     compute = work.compute_s / batches
     if hardware.host.stall:  # computing has no cores of its own
         compute += hardware.host.stall * serial + parallel / cores
-    held = (disk + bus + host + compute) / work.buffers if work.buffers else 0.0
+    waited = (serial + parallel / cores) * hardware.host.stretch
+    held = (disk + bus + waited + compute) / work.buffers if work.buffers else 0.0
     alone = work.compute_s / batches  # nothing is loaded beside the last batch
     longest = max(disk, bus, host, compute, held)
     return Prediction(

@@ -20,6 +20,7 @@ from outcrop.config import IoConfig
 from outcrop.errors import OutcropError
 from outcrop.flow import Pipeline, Stage
 from outcrop.runtime import Runtime
+from outcrop.store import record
 from outcrop.store.graph import Graph
 
 _SEQUENTIAL_BYTES = 1 << 20
@@ -31,7 +32,8 @@ _PROFILE_SIZES = {
     _RANDOM_BYTES: 2048,
 }  # of requests: how many in a job
 _PROFILE_FILE_BYTES = 512 << 20
-_MEMORY_BYTES = 64 << 20  # more than caches hold
+_MEMORY_BYTES = 256 << 20  # several times what caches hold: what was read lies in none of them
+_CACHED_EVERY = 4  # rows of a batch: what is moved in a piece is short
 _LATENCY_READS = 100
 _JOBS_PER_BATCH = 2  # a record is two parts
 _RANDOM_SPAN_BYTES = 1 << 30  # of a file that was there: a list of all pages of a large one would take memory
@@ -80,8 +82,10 @@ def measure_profile(folder: Path, *, budget_s: float = 12.0) -> Profile:
         request_s=disk.pop("request_s"),
         copy_byte_s=memory.pop("copy_byte_s"),
         gather_byte_s=memory.pop("gather_byte_s"),
+        structure_byte_s=_structure_seconds(),
         batch_s=_pipeline_seconds() + _JOBS_PER_BATCH * disk.pop("job_s"),
         stall=computing.pop("stall"),
+        stretch=computing.pop("stretch"),
     )
     return Profile(
         key=key_of(folder, about),
@@ -150,7 +154,7 @@ def _profile_memory(runtime: Runtime, row_bytes: int = 512, rounds: int = 5) -> 
     out = runtime.budget.empty("measure", _MEMORY_BYTES)
     table[:], out[:] = 1, 1
     ids = np.random.default_rng(3).integers(0, rows, rows)
-    cached = np.arange(0, rows, 16, dtype=np.int64)
+    cached = np.arange(0, rows, _CACHED_EVERY, dtype=np.int64)
     # A cache fills the gaps of a batch: in the order of the batch, from anywhere in the cache, in one thread.
     gaps = np.arange(rows // 2, dtype=np.int32) * 2
     held = np.random.default_rng(4).integers(0, rows, len(gaps)).astype(np.int32)
@@ -194,6 +198,21 @@ def _pipeline_seconds(items: int = 200) -> float:
     return (time.process_time() - cpu) / items
 
 
+def _structure_seconds(rounds: int = 9) -> float:
+    """CPU seconds of a byte of a batch's graph and address table, from the record to what is computed with."""
+    from outcrop.advisor import steps
+
+    graph = steps.synthetic_batch(dim=1).graph
+    cached = np.arange(0, graph.num_nodes, _CACHED_EVERY, dtype=np.int32)
+    encoded = record.encode(graph, record.AddressTable(cached, cached), record.id_bytes_for(1))
+    times = []
+    for _ in range(rounds):
+        cpu = time.thread_time()
+        record.decode(encoded, "a measurement")[1].cached_positions()
+        times.append(time.thread_time() - cpu)
+    return float(np.median(times)) / len(encoded)
+
+
 def _profile_computing(runtime: Runtime, seconds: float) -> dict[str, Any]:
     from outcrop.advisor import steps
 
@@ -203,7 +222,7 @@ def _profile_computing(runtime: Runtime, seconds: float) -> dict[str, Any]:
             model: steps.step_seconds([batch], model, None, steps.CLASSES, seconds=seconds / 2)[0]
             for model in ("sage", "gcn", "gat")
         },
-        "stall": steps.stall(steps.training_step(batch), runtime, seconds),
+        **steps.beside(steps.training_step(batch), runtime, seconds),
     }
     if _gpus():
         found |= {

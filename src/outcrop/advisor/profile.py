@@ -21,7 +21,7 @@ from outcrop.advisor.cost import Disk, Hardware, HostCosts
 from outcrop.errors import FormatError
 from outcrop.store import manifest as manifests
 
-FORMAT, VERSION = "outcrop.profile", 1
+FORMAT, VERSION = "outcrop.profile", 2
 HERE = "here"
 _MOST_SECONDS = 30 * 86400
 _CACHE_VARIABLE = "OUTCROP_CACHE"
@@ -67,7 +67,7 @@ class Profile:
             bus_bytes_per_s=bus,
             memory_bytes=self.memory_bytes,
             cores=self.cores,
-            host=replace(self.host, stall=0.0) if gpu else self.host,
+            host=replace(self.host, stall=0.0, stretch=1.0) if gpu else self.host,
         )
 
     def to_json(self) -> dict[str, Any]:

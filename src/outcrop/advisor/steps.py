@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from statistics import median
+from typing import Any
 
 import numpy as np
 import torch
@@ -18,11 +21,13 @@ from outcrop.store.batches import BatchGraph
 from outcrop.store.minibatch import MiniBatch
 
 _MOST_STALL = 2.0  # what moves memory beside a product can cost it more than its own time
+_MOST_STRETCH = 3.0  # as far as traces of training showed: loading seldom begins just when a step does
 _WARM_STEPS, _LEAST_STEPS = 8, 18
 _PATIENCE = 4  # times what was asked for, on a machine too slow for so many steps
 CLASSES = 47
 _BUS_BYTES = 256 << 20
-_MOVED_BYTES = 8 << 20
+_MOVED_BYTES, _TABLE_BYTES = 64 << 20, 256 << 20  # of a batch, of a cache: more than processors keep
+_MOVED_ROW_BYTES = 512
 
 
 def synthetic_batch(
@@ -132,57 +137,89 @@ def step_seconds(
     return [median(found[len(found) // 2 :]) for found in times]
 
 
-def stall(step: Callable[[], None], runtime: Runtime, seconds: float = 1.0) -> float:
-    """Seconds by which steps get longer for each CPU second of loading beside them.
+def beside(step: Callable[[], None], runtime: Runtime, seconds: float = 1.0) -> dict[str, float]:
+    """What steps and loading cost each other on the same cores.
 
-    Steps alone and steps beside a thread that moves rows as assembling does take turns; what the thread took is its own
-    CPU time. Half the turns have it, and it rests as long as it works, so that both sides have a say.
+    Steps alone, steps beside a thread that fills in cached rows (it rests as long as it works, so that both sides have a
+    say), and steps at whose beginning all cores are asked to move a batch's rows to their places, take turns.
+
+    Returns:
+        ``stall``: seconds by which steps get longer for each CPU second of a thread beside them; ``stretch``: how many
+        times as long as alone moving rows takes beside a step.
     """
-    alone: list[float] = []
-    beside: list[tuple[float, float]] = []
     for _ in range(_WARM_STEPS):
         step()
+    mover = _Mover(runtime)
+    own = median(mover.expand() for _ in range(_WARM_STEPS))
+    longer: list[float] = []
+    worked: list[float] = []
+    moves: list[float] = []
     begun = time.perf_counter()
-    while len(beside) < 3 or time.perf_counter() - begun < seconds:
-        begin = time.perf_counter()
-        step()
-        alone.append(time.perf_counter() - begin)
-        with _Mover(runtime) as mover:
-            begin, cpu = time.perf_counter(), mover.cpu_s
+    while len(moves) < 3 or time.perf_counter() - begun < seconds:
+        alone = _timed(step)
+        with mover.filling():
+            before = mover.cpu_s
+            longer.append(_timed(step) - alone)
+            worked.append(mover.cpu_s - before)
+        with ThreadPoolExecutor(1) as thread:
+            move = thread.submit(mover.expand)
             step()
-            beside.append((time.perf_counter() - begin, mover.cpu_s - cpu))
-    worked = median(cpu for _, cpu in beside)
-    longer = median(took - before for (took, _), before in zip(beside, alone, strict=True))
-    return min(max(longer / worked, 0.0), _MOST_STALL) if worked > 0 else 0.0
+            moves.append(move.result())
+    cpu = median(worked)
+    return {
+        "stall": min(max(median(longer) / cpu, 0.0), _MOST_STALL) if cpu > 0 else 0.0,
+        "stretch": min(max(median(moves) / own, 1.0), _MOST_STRETCH),
+    }
+
+
+def _timed(step: Callable[[], Any]) -> float:
+    begin = time.perf_counter()
+    step()
+    return time.perf_counter() - begin
 
 
 class _Mover:
-    """A thread that moves rows within a buffer, works half of the time, and says how long it worked."""
+    """Moves rows as assembling does: packed rows to their places with all cores, cached rows between them with one."""
 
     def __init__(self, runtime: Runtime):
-        self._workers = _core.WorkerPool(1)
+        self._workers = runtime.workers
         self._buffer = runtime.budget.empty("measure", _MOVED_BYTES)
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="outcrop-measure", daemon=True)
-        self.cpu_s = 0.0
+        self._table = runtime.budget.empty("measure", _TABLE_BYTES)
+        self._table[:], self._buffer[:] = 1, 1
+        self._rows = _MOVED_BYTES // _MOVED_ROW_BYTES
+        self._cached = np.arange(0, self._rows, 8, dtype=np.int32)
+        held = np.random.default_rng(5).integers(0, _TABLE_BYTES // _MOVED_ROW_BYTES, len(self._cached))
+        self._held = held.astype(np.int32)
+        self.cpu_s = 0.0  # of filling
 
-    def _run(self) -> None:
-        rows = _MOVED_BYTES // 512
-        cached = np.arange(0, rows, 16, dtype=np.int64)
-        while not self._stop.is_set():
-            begin = time.perf_counter()
+    def expand(self) -> float:
+        cached = self._cached.astype(np.int64)
+        return _timed(
+            lambda: _core.expand_rows(self._workers, self._buffer, self._rows, _MOVED_ROW_BYTES, cached)
+        )
+
+    def _fill(self) -> None:
+        width = _MOVED_ROW_BYTES
+        _core.fill_rows(self._buffer, self._rows, width, self._cached, self._held, self._table, width)
+
+    def _run(self, stop: threading.Event) -> None:
+        while not stop.is_set():
             before = time.thread_time()
-            _core.expand_rows(self._workers, self._buffer, rows, 512, cached)
+            took = _timed(self._fill)
             self.cpu_s += time.thread_time() - before
-            self._stop.wait(time.perf_counter() - begin)
+            stop.wait(took)
 
-    def __enter__(self) -> _Mover:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        self._stop.set()
-        self._thread.join()
+    @contextmanager
+    def filling(self) -> Iterator[None]:
+        """A thread fills rows in within the block, half of the time."""
+        stop = threading.Event()
+        thread = threading.Thread(target=self._run, args=(stop,), name="outcrop-measure", daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            stop.set()
+            thread.join()
 
 
 def bus_rate(rounds: int = 5) -> float:

@@ -85,7 +85,9 @@ class Shares:
 
     def explain(self, error: BudgetError) -> BudgetError:
         """``error`` of the last of what is possible, as one of the whole."""
-        memory = "memory has no limit" if self.train is None else f"{format_bytes(self.train)} of memory for each"
+        memory = (
+            "memory has no limit" if self.train is None else f"{format_bytes(self.train)} of memory for each"
+        )
         return BudgetError(
             f"refreshing prepares and trains in turn ({memory}; of the disk evaluation has at most half, the pool the "
             f"rest), and one of them cannot: {error}"

@@ -23,7 +23,9 @@ from outcrop.store import run as runs
 from outcrop.store.graph import open_graph
 
 Say = Callable[[str], None]
-REFRESH = "refresh"  # packed, every epoch's batches drawn anew and packed while, or after, the one before trains
+REFRESH = (
+    "refresh"  # packed, every epoch's batches drawn anew and packed while, or after, the one before trains
+)
 _UNLIMITED = "1TiB"
 
 
@@ -88,7 +90,14 @@ def train_once(graph: Path, run: Path | None, setting: Setting, mode: str, epoch
     """
     capped = mode != "memory"
     pools = graph.with_suffix(".pools") if mode == REFRESH else None
-    command: list[str | Path] = ["train", graph, "--mode", "packed" if pools else mode, "--model", setting.model]
+    command: list[str | Path] = [
+        "train",
+        graph,
+        "--mode",
+        "packed" if pools else mode,
+        "--model",
+        setting.model,
+    ]
     command += ["--hidden", str(setting.hidden), "--epochs", str(epochs), "--trace-losses"]
     command += ["--run", pools, "--refresh"] if pools else [] if run is None else ["--run", run]
     command += _batches(setting) if run is None or pools else []

@@ -75,7 +75,9 @@ def train(
     refresh_rate: Annotated[
         str | None,
         typer.Option(
-            "--refresh-rate", help="Disk bytes per second of preparing beside training, such as 200MiB.", metavar="SIZE"
+            "--refresh-rate",
+            help="Disk bytes per second of preparing beside training, such as 200MiB.",
+            metavar="SIZE",
         ),
     ] = None,
     memory: common.Memory = None,
