@@ -88,8 +88,18 @@ class SampledGraphs:
         yield from self._sampler.epoch(split, config.epoch_number(split, epoch))
 
 
-class RowFeeder:
-    """Modes that fetch rows by node id from a RowSource: all but packed.
+class _InPlace:
+    """Feeders whose rows are in their places once they are read."""
+
+    def assemble(self, item: Item) -> Item:
+        return item
+
+    def share(self, item: Item) -> Item:
+        return item
+
+
+class RowFeeder(_InPlace):
+    """Modes that fetch rows by node id from a RowSource: all but packed and online.
 
     Args:
         in_place: The transfer takes rows where they are: none are read here.
@@ -116,12 +126,6 @@ class RowFeeder:
         out = item.lease.slot.x[: item.graph.num_nodes * self.row_bytes]
         item.levels = self._rows.read_rows(item.graph.n_id, out)
         item.needed = sum(n for level, n in item.levels.items() if level in ("disk", "map")) * self.row_bytes
-        return item
-
-    def assemble(self, item: Item) -> Item:
-        return item
-
-    def share(self, item: Item) -> Item:
         return item
 
     def close(self) -> None:
@@ -184,7 +188,7 @@ class RecordedDrawer:
         return seeds
 
 
-class OnlineFeeder:
+class OnlineFeeder(_InPlace):
     """Mode online: rows are asked for hop by hop while the batch is drawn, and waited for when it is needed.
 
     Source: Hyperion, sections III (pipeline) and III-A. The nodes first met in a hop are consecutive in the batch, so
@@ -210,12 +214,6 @@ class OnlineFeeder:
 
     def read(self, item: Item) -> Item:
         item.job.wait()
-        return item
-
-    def assemble(self, item: Item) -> Item:
-        return item
-
-    def share(self, item: Item) -> Item:
         return item
 
     def close(self) -> None:

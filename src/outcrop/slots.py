@@ -21,6 +21,7 @@ from outcrop.runtime import Runtime
 if TYPE_CHECKING:
     import torch
 
+DEVICE_BATCHES = 2  # mini-batches on a GPU at a time: one trains, one arrives
 
 S = TypeVar("S", bound="Slot")
 

@@ -30,27 +30,15 @@ class CacheShares:
     list_bytes: int
 
 
-def _row_levels(hotness: Hotness, row_bytes: int) -> tiers.Levels:
-    return sum(
-        (tiers.Levels.count(w.rows, row_bytes, _LEVELS) for w in hotness.windows()), start=_no_levels()
-    )
-
-
-def _list_levels(hotness: Hotness, topology: Topology | None) -> tiers.Levels:
-    if topology is None or topology.placement != "paged":
-        return _no_levels()
-    return sum(
-        (
-            tiers.Levels.count(w.lists, topology.list_bytes(w.first, len(w.lists)), _LEVELS)
-            for w in hotness.windows()
-        ),
-        start=_no_levels(),
-    )
-
-
-def _no_levels() -> tiers.Levels:
+def _levels(hotness: Hotness, row_bytes: int, topology: Topology | None) -> tuple[tiers.Levels, tiers.Levels]:
+    """Of rows and of lists, in one pass; of no lists where the topology is in memory anyway."""
     nothing = np.zeros(_LEVELS, np.int64)
-    return tiers.Levels(nothing, nothing, nothing)
+    rows = lists = tiers.Levels(nothing, nothing, nothing)
+    for w in hotness.windows():
+        rows += tiers.Levels.count(w.rows, row_bytes, _LEVELS)
+        if topology is not None and topology.placement == "paged":
+            lists += tiers.Levels.count(w.lists, topology.list_bytes(w.first, len(w.lists)), _LEVELS)
+    return rows, lists
 
 
 def share_out(rows: tiers.Levels, lists: tiers.Levels, capacity: int, on_device: int = 0) -> CacheShares:
@@ -59,7 +47,7 @@ def share_out(rows: tiers.Levels, lists: tiers.Levels, capacity: int, on_device:
     Args:
         on_device: Bytes of the hottest rows that a device has. (The CPU wants lists: none are there.)
     """
-    unit = tiers.unit_of(0, capacity)
+    unit = tiers.unit_of(capacity)
     most = capacity // unit
     of_rows, of_lists = rows.chunks(unit, most, on_device), lists.chunks(unit, most)
     plan = tiers.place(of_rows, of_lists, 0, capacity, unit)
@@ -121,7 +109,7 @@ def _choose(
     hotness: Hotness, topology: Topology | None, row_bytes: int, capacity: int, device_bytes: int = 0
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Ids, ascending, of the rows and of the lists to cache, and which of the rows are for the device."""
-    of_rows, of_lists = _row_levels(hotness, row_bytes), _list_levels(hotness, topology)
+    of_rows, of_lists = _levels(hotness, row_bytes, topology)
     shares = share_out(of_rows, of_lists, capacity, device_bytes)
     row_limit = tiers.Threshold.of(of_rows, device_bytes + shares.row_bytes)
     device_limit = tiers.Threshold.of(of_rows, device_bytes)

@@ -1,4 +1,4 @@
-"""What the operating system says about memory."""
+"""What the operating system says: how much memory there is, where files of this machine are kept."""
 
 from __future__ import annotations
 
@@ -6,6 +6,14 @@ import os
 from pathlib import Path
 
 _CGROUPS = Path("/sys/fs/cgroup")
+
+
+def cache_folder() -> Path:
+    """For what was worked out on this machine: ``$OUTCROP_CACHE``, or ``outcrop`` in the user's cache folder."""
+    named = os.environ.get("OUTCROP_CACHE")
+    if named:
+        return Path(named)
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "outcrop"
 
 
 def available_memory() -> int:

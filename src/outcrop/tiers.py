@@ -16,8 +16,7 @@ import numpy as np
 LINE_BYTES = 128  # of a transaction on the bus
 SECTOR_BYTES = 4096  # the least that the engine reads of a disk
 DEVICE, HOST, DISK = 0, 1, 2
-_UNITS = 256  # parts of the larger capacity that are decided about
-_UNITS_OF_BOTH = 48  # where there are two
+_UNITS = 256  # parts of a capacity that are decided about
 
 
 def host_cost(wanted: np.ndarray, sizes: np.ndarray | int, line: int = LINE_BYTES) -> np.ndarray:
@@ -68,10 +67,9 @@ def transactions(chunks: Chunks, tiers: np.ndarray) -> int:
     return int(np.where(tiers == HOST, chunks.host, np.where(tiers == DISK, chunks.disk, 0)).sum())
 
 
-def unit_of(device_bytes: int, host_bytes: int) -> int:
+def unit_of(capacity: int) -> int:
     """Bytes of a chunk: what placement decides about at a time."""
-    units = _UNITS if not device_bytes or not host_bytes else _UNITS_OF_BOTH
-    return max(-(-max(device_bytes, host_bytes) // units), 1)
+    return max(-(-capacity // _UNITS), 1)
 
 
 def place(rows: Chunks, lists: Chunks, device_bytes: int, host_bytes: int, unit: int) -> TierPlan:

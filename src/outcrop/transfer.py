@@ -19,7 +19,7 @@ from outcrop import device as devices
 from outcrop.config import DeviceConfig
 from outcrop.device.budget import DeviceBudget
 from outcrop.device.gpu import Fence, Gpu, gpu_of, seen_by
-from outcrop.slots import HostSlot, Lease, Slot, SlotPool
+from outcrop.slots import DEVICE_BATCHES, HostSlot, Lease, Slot, SlotPool
 from outcrop.store import record
 from outcrop.store.batches import BatchGraph
 from outcrop.store.manifest import ArraySpec
@@ -28,7 +28,6 @@ from outcrop.unified import in_place
 from outcrop.unified.assemble import assemble, places
 
 _DEVICE, _HOST, _STAGED = range(3)  # tables of the kernel
-DEVICE_SLOTS = 2  # mini-batches on the device: one trains, one arrives
 
 
 @dataclass(frozen=True)
@@ -208,7 +207,7 @@ class ToGpu:
         self._gpu, self._device, self._rows, self._all = gpu, device, _Rows(spec, row_bytes), table
         self._stream, self._budget = gpu.new_stream(device.index or 0), budget
         self._pool = SlotPool(
-            [DeviceSlot(gpu, device, budget, max_rows * row_bytes) for _ in range(DEVICE_SLOTS)],
+            [DeviceSlot(gpu, device, budget, max_rows * row_bytes) for _ in range(DEVICE_BATCHES)],
             "--gpu-memory",
         )
         nothing = np.zeros(0, np.uint8)

@@ -244,6 +244,7 @@ def test_bench_runs_without_fio(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     for case, other in (("random_4k", "fio"), ("sequential_1m", "fio"), ("rings_4k", "engine")):
         assert result[case]["ours"] > 0
         assert (result[case][other] is None) == (other == "fio")
+        assert 0 < result[case]["cores"] < 64
     assert not list(tmp_path.iterdir())
     with pytest.raises(ArgumentError):
         io_bench.run(tmp_path, size_bytes=1000, seconds=1)

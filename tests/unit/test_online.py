@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+import tracemalloc
 from collections.abc import Callable
 
 import numpy as np
@@ -18,6 +20,7 @@ from outcrop.hotness import Hotness
 from outcrop.rows import DiskStream, HotRows, HotSet
 from outcrop.runtime import Runtime
 from outcrop.sampling import BatchSampler
+from outcrop.static_cache import fill
 from outcrop.store.batches import BatchGraph
 from outcrop.store.graph import Graph
 from run_support import a_graph, as_rows, random_features
@@ -84,6 +87,52 @@ def test_hotness_counts_rows_and_expanded_lists(make_runtime: MakeRuntime, share
         np.testing.assert_array_equal(np.concatenate([t for _, _, t in found]), lists)
         assert hotness.most_nodes == max(len(b.n_id) for b in batches)
         hotness.close()
+
+
+class _Rows:
+    """A stream of rows that say their number, without a file."""
+
+    def __init__(self, num_rows: int, row_bytes: int):
+        self.num_rows, self.row_bytes = num_rows, row_bytes
+
+    def submit(self, ids: np.ndarray, positions: object, out: np.ndarray) -> _Rows:
+        out.view(np.int64)[:] = ids[:, None]
+        return self
+
+    def wait(self) -> None: ...
+    def close(self) -> None: ...
+
+
+@pytest.mark.slow
+def test_a_plan_for_a_hundred_million_nodes_takes_seconds_and_keeps_to_the_budget():
+    """Oracle: every distinct node of the batches sorted by how often they have it."""
+    nodes, row_bytes, memory = 10**8, 512, 512 << 20
+    rng = np.random.default_rng(0)
+    ids = [np.unique((nodes * rng.random(70_000) ** 3).astype(np.int64)) for _ in range(16)]
+    nothing, hops = np.zeros(0, np.int32), (1, 0)
+    batches = [
+        BatchGraph(n, np.zeros(2, np.int32), nothing, (*hops, len(n) - 1), (0, 0), np.zeros(1, np.int64))
+        for n in ids
+    ]
+    tracemalloc.start()
+    with Runtime(memory) as runtime:
+        hotness = Hotness(nodes, lambda: iter(batches), runtime)
+        begin = time.monotonic()
+        hot = fill(_Rows(nodes, row_bytes), None, hotness, runtime)
+        took = time.monotonic() - begin
+        assert runtime.budget.peak_bytes <= memory
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert took < 60  # about 10 s on two cores
+    assert peak < memory // 2  # of what planning takes beside the budget
+    node, wanted = np.unique(np.concatenate(ids), return_counts=True)
+    held = hot.index.bytes(nodes) + len(hot.rows)
+    assert memory * 0.9 < held <= memory
+    count = len(hot.rows) // row_bytes
+    cached = hot.rows.view(np.int64).reshape(count, -1)[:, 0]
+    assert (np.diff(cached) > 0).all()
+    found = wanted[np.searchsorted(node, cached)]
+    np.testing.assert_array_equal(np.sort(found)[::-1], np.sort(wanted)[::-1][:count])
 
 
 @pytest.fixture(scope="module")

@@ -27,6 +27,7 @@ class Facts:
         rows: That an epoch wants, repeats counted.
         online_bytes, online_requests: That an epoch reads in mode online without a cache.
         epochs, pool: Trained, and sampled ahead.
+        refresh: Every pool is drawn and packed anew, instead of replaying one.
         compute_s, draw_s: Of an epoch: computing, and CPU seconds of drawing its batches.
         write_bytes_per_s: Of the disk.
         disk_space: A limit that the user set; None: none.
@@ -43,6 +44,7 @@ class Facts:
     online_requests: float
     epochs: int = 10
     pool: int = 1
+    refresh: bool = False
     compute_s: float = 0.0
     draw_s: float = 0.0
     write_bytes_per_s: float = 1e9
@@ -104,8 +106,11 @@ def choose(facts: Facts, hardware: Hardware) -> Choice:
         loading=Loading(requests=facts.online_requests * misses, gathered_bytes=facts.rows * facts.row_bytes,
                         other_s=facts.draw_s),
     ))  # fmt: skip
-    prepare_s = facts.feature_bytes / hardware.disk.bytes_per_s + packed_bytes / facts.write_bytes_per_s
-    prepare_s += facts.draw_s * facts.pool
+    prepare_s = cost.packing_seconds(
+        hardware, facts.feature_bytes, packed_bytes, facts.write_bytes_per_s, facts.draw_s * facts.pool
+    )
+    if facts.refresh:  # in turn; beside training it is hidden in part
+        prepare_s *= -(-facts.epochs // facts.pool)
     packed_s, online_s = prepare_s + facts.epochs * packed.epoch_s, facts.epochs * online.epoch_s
     shared = packed_bytes > limit
     least = min(packed_bytes, facts.feature_bytes * _LEAST_DISK)

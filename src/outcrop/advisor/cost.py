@@ -249,6 +249,13 @@ def predict(hardware: Hardware, work: Workload) -> Prediction:
     )
 
 
+def packing_seconds(
+    hardware: Hardware, feature_bytes: float, packed_bytes: float, write_bytes_per_s: float, draw_s: float
+) -> float:
+    """What preparing takes: batches are drawn, all features are read once in order, records are written."""
+    return feature_bytes / hardware.disk.bytes_per_s + packed_bytes / write_bytes_per_s + draw_s
+
+
 @dataclass(frozen=True)
 class Prices:
     """In ``currency``, over the five years of equation 5.

@@ -20,11 +20,11 @@ import outcrop
 from outcrop.advisor.cost import Disk, Hardware, HostCosts
 from outcrop.errors import FormatError
 from outcrop.store import manifest as manifests
+from outcrop.system import cache_folder
 
 FORMAT, VERSION = "outcrop.profile", 2
 HERE = "here"
 _MOST_SECONDS = 30 * 86400
-_CACHE_VARIABLE = "OUTCROP_CACHE"
 
 
 @dataclass(frozen=True)
@@ -88,12 +88,9 @@ def key_of(folder: Path, about: dict[str, Any]) -> dict[str, Any]:
 
 
 def default_path(key: dict[str, Any]) -> Path:
-    """Where the profile of ``key`` is kept: ``$OUTCROP_CACHE``, else ``outcrop`` in the user's cache folder."""
-    chosen = os.environ.get(_CACHE_VARIABLE)
-    base = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
-    folder = Path(chosen) if chosen else Path(base) / "outcrop"
+    """Where the profile of ``key`` is kept."""
     name = hashlib.blake2b(json.dumps(key, sort_keys=True).encode(), digest_size=6).hexdigest()
-    return folder / f"profile-{name}.json"
+    return cache_folder() / f"profile-{name}.json"
 
 
 def write(path: Path, profile: Profile) -> None:

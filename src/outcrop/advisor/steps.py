@@ -140,8 +140,8 @@ def step_seconds(
 def beside(step: Callable[[], None], runtime: Runtime, seconds: float = 1.0) -> dict[str, float]:
     """What steps and loading cost each other on the same cores.
 
-    Steps alone, steps beside a thread that fills in cached rows (it rests as long as it works, so that both sides have a
-    say), and steps at whose beginning all cores are asked to move a batch's rows to their places, take turns.
+    Steps alone, steps beside a thread that fills in cached rows (it rests as long as it works, so that both sides have
+    a say), and steps at whose beginning all cores are asked to move a batch's rows to their places, take turns.
 
     Returns:
         ``stall``: seconds by which steps get longer for each CPU second of a thread beside them; ``stretch``: how many

@@ -13,7 +13,7 @@ from typing import Any
 
 from outcrop.advisor import cost, machine, shapes
 from outcrop.advisor.cost import Hardware, Offer, Prices, Workload
-from outcrop.advisor.profile import HERE
+from outcrop.advisor.profile import HERE, Profile
 from outcrop.api.counting import Counted, Task, count
 from outcrop.config import Size, format_bytes, parse_size
 from outcrop.store import run as runs
@@ -61,8 +61,9 @@ def advise(
         profile: File of ``outcrop doctor --save``; None: the one kept for this machine, measured where there is none.
 
     Returns:
-        ``predictions`` (a row per machine and mode), ``disk_curve`` (TPC by number of disks), ``changes`` (what one
-        changed component gains per unit of money), ``assumptions``, and what was asked.
+        ``predictions`` (a row per machine and mode), ``fresh`` (seconds of an epoch here whose batches are drawn anew,
+        for each way of having that), ``disk_curve`` (TPC by number of disks), ``changes`` (what one changed component
+        gains per unit of money), ``assumptions``, and what was asked.
 
     Raises:
         BudgetError: A limit cannot be met.
@@ -84,6 +85,7 @@ def advise(
             rows.append(_row(found, price))
             if price is not None:
                 offers[hardware.name, mode] = Offer(hardware, price, found)
+    epoch_s = {row["mode"]: row["epoch_seconds"] for row in rows[: len(counted.works)]}
     result: dict[str, Any] = {
         "graph": str(graph.path),
         "model": model,
@@ -92,6 +94,7 @@ def advise(
         "profile": measured.to_json(),
         "run_disk_bytes": counted.disk_bytes,
         "predictions": rows,
+        "fresh": _fresh(task, counted, here, measured, epoch_s),
         "disk_curve": {},
         "changes": [],
         "assumptions": list(counted.assumptions),
@@ -99,6 +102,18 @@ def advise(
     if prices is not None:
         _add_prices(result, task, counted, machines, here, prices, budget, offers)
     return result
+
+
+def _fresh(
+    task: Task, counted: Counted, here: Hardware, measured: Profile, epoch_s: dict[str, float]
+) -> dict[str, float]:
+    """Seconds of an epoch of new batches: drawn online, or packed in turn with training (``train --refresh``)."""
+    packed, online = counted.works["packed"], counted.works.get("online")
+    drawn = online.loading.other_s if online else 0.0
+    features = task.graph.feature_bytes / max(task.sample_epochs, 1)  # read once for all epochs of a pool
+    preparing = cost.packing_seconds(here, features, packed.disk_bytes, measured.write_bytes_per_s, drawn)
+    found = {"refresh": epoch_s["packed"] + preparing, "preparing": preparing}
+    return found | ({"online": epoch_s["online"]} if online else {})
 
 
 def _task(

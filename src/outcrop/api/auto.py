@@ -37,6 +37,7 @@ def settle(
     model: str = "sage",
     hidden: int | None = None,
     disk_space: Size | None = None,
+    refresh: bool = False,
     profile: Profile | None = None,
     available_bytes: int | None = None,
 ) -> Choice:
@@ -45,6 +46,7 @@ def settle(
     Args:
         out: The run that exists or is to be made.
         epochs: That will be trained.
+        refresh: On batches that are drawn anew for every pool.
         profile: None: the one that is kept, measured where there is none (about 15 s).
         available_bytes: None: asks the system.
 
@@ -73,6 +75,7 @@ def settle(
         free_disk_bytes=disk.f_bavail * disk.f_frsize,
         epochs=epochs,
         pool=sampling.epochs,
+        refresh=refresh,
         write_bytes_per_s=profile.write_bytes_per_s,
         disk_space=limit,
         **facts,

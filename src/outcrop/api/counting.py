@@ -16,11 +16,10 @@ from typing import Any
 
 import numpy as np
 
-from outcrop import _core
 from outcrop import device as devices
 from outcrop.advisor import shapes
 from outcrop.advisor.cost import Loading, Workload
-from outcrop.advisor.pages import page_runs
+from outcrop.advisor.pages import page_bytes, page_runs
 from outcrop.advisor.profile import Profile
 from outcrop.api.prepare import prepare
 from outcrop.api.run import open_session
@@ -94,7 +93,7 @@ def online_bytes(
         parts = [ids] if whole else np.split(ids, np.cumsum(samples.nodes_per_hop[batch])[:-1])
         for part in parts:
             missing = session.feeder.rows.missing(part)
-            read += _core.count_read_bytes(missing, 0, spec.stride_bytes, session.feeder.row_bytes)
+            read += page_bytes(missing, session.feeder.row_bytes, spec.stride_bytes)
             requests += page_runs(missing, session.feeder.row_bytes, spec.stride_bytes)
     return read, requests
 

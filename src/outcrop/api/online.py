@@ -15,7 +15,7 @@ from outcrop.hotness import PRESAMPLED_BATCHES, Hotness
 from outcrop.rows import DiskStream, RowStream, scratch_share
 from outcrop.runtime import Runtime
 from outcrop.sampling import BatchSampler
-from outcrop.slots import HostSlot, SlotPool
+from outcrop.slots import DEVICE_BATCHES, HostSlot, SlotPool
 from outcrop.stages import load
 from outcrop.static_cache import books_bytes, fill
 from outcrop.store.batches import BatchGraph
@@ -25,10 +25,8 @@ from outcrop.store.topology import Topology
 
 _SLOTS, _MORE_SLOTS = 2, 3  # one more, where it costs little: one is drawn, one is read, one is computed with
 _MARGIN = 16  # part of the largest batch counted that later ones may be larger by
-_DRAWING_SHARE, _DRAWING_SHARE_LAST = (
-    0.4,
-    0.8,
-)  # of what is left: before the buffers have their place, and after
+# Of what is left, for drawing: before the buffers have their place, and after.
+_DRAWING_SHARE, _DRAWING_SHARE_LAST = 0.4, 0.8
 
 
 def open_online(
@@ -70,7 +68,7 @@ def open_online(
             hotness.close()  # buffers need its memory: nothing is cached
         pool = _make_pool(graph, runtime, most, to)
     on_gpu = gpu_named(to.name) is not None
-    device_bytes = to.memory_bytes - load.DEVICE_BATCHES * batch_bytes if on_gpu else 0
+    device_bytes = to.memory_bytes - DEVICE_BATCHES * batch_bytes if on_gpu else 0
     hot = fill(stream, topology, hotness, runtime, max(device_bytes, 0))
     return load.online_session(graph, drawer, hot, stream, pool, runtime, to, most)
 

@@ -35,7 +35,6 @@ from outcrop.store.manifest import Manifest
 
 _ROW_SLOTS = 2
 _BEFORE = {"dependency": 1}  # of runs from before there was a choice
-_ID_BYTES = 8
 _MARGIN_BYTES = 64 << 10  # for the small tables that come later
 
 if TYPE_CHECKING:

@@ -164,7 +164,7 @@ def train(
     )
     folder = None if run is None else Path(run)
     memory, mode, disk_space, chosen = _choose(
-        graph, folder, sampling, mode, epochs, model, hidden, memory, disk_space, on_choice
+        graph, folder, sampling, mode, epochs, model, hidden, memory, disk_space, refresh, on_choice
     )
     planned = 0  # bytes on the device
     report: PrepareReport | None = None
@@ -287,6 +287,7 @@ def _choose(
     hidden: int | None,
     memory: Size | None,
     disk_space: Size | None,
+    refresh: bool,
     on_choice: Callable[[str], None] | None,
 ) -> tuple[Size | None, str, Size | None, str]:
     """(memory, mode, disk space, why) in place of ``"auto"``; a run that was named has its own batches and limits."""
@@ -303,6 +304,7 @@ def _choose(
         model=model,
         hidden=hidden,
         disk_space=disk_space,
+        refresh=refresh,
     )
     if on_choice is not None:
         on_choice(choice.why)

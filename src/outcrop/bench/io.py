@@ -48,9 +48,9 @@ def run(folder: Path, *, size_bytes: int, seconds: float) -> dict[str, Any]:
 
     Returns:
         ``{"backend", "size_bytes", "random_4k": case, "sequential_1m": case, "rings_4k": case}`` where a case is
-        ``{"ours", "fio", "ratio", "rounds"}``: median reads/s (random) or bytes/s (sequential); ``fio`` and ``ratio``
-        are None without fio; ``rounds`` are the pairs as measured. ``rings_4k`` has the rings, without a GPU, as
-        ``ours``, and ``engine`` for ``fio``.
+        ``{"ours", "fio", "ratio", "cores", "rounds"}``: median reads/s (random) or bytes/s (sequential); ``fio`` and
+        ``ratio`` are None without fio; ``cores`` is how many ours keeps busy; ``rounds`` are the pairs as measured.
+        ``rings_4k`` has the rings, without a GPU, as ``ours``, and ``engine`` for ``fio``.
 
     Raises:
         ArgumentError: If ``size_bytes`` or ``seconds`` cannot be used.
@@ -83,12 +83,19 @@ def run(folder: Path, *, size_bytes: int, seconds: float) -> dict[str, Any]:
 
 
 def _case(ours: Callable[[], float], other: Callable[[], float | None], name: str = "fio") -> dict[str, Any]:
-    rounds = [(ours(), other()) for _ in range(_ROUNDS)]
+    rounds, cores = [], []
+    for _ in range(_ROUNDS):
+        begin, cpu = time.perf_counter(), time.process_time()
+        found = ours()
+        cores.append((time.process_time() - cpu) / (time.perf_counter() - begin))
+        rounds.append((found, other()))
     median_ours = statistics.median(a for a, _ in rounds)
     others = [b for _, b in rounds if b is not None]
     median_other = statistics.median(others) if others else None
     ratio = median_ours / median_other if median_other else None
-    return {"ours": median_ours, name: median_other, "ratio": ratio, "rounds": rounds}
+    return {
+        "ours": median_ours, name: median_other, "ratio": ratio, "cores": statistics.median(cores), "rounds": rounds,
+    }  # fmt: skip
 
 
 def _engine(depth: int) -> _core.BlockIo:

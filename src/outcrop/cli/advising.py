@@ -112,6 +112,12 @@ def summarize(result: dict[str, Any]) -> None:
         money = result["currency"]
         common.print_table(["machine", "mode", money, f"samples/s per {money}"], priced)
     say = common.out.print
+    fresh = result["fresh"]
+    ways = [
+        f"{_seconds(fresh['refresh'])} with train --refresh ({_seconds(fresh['preparing'])} of it preparing)"
+    ]
+    ways += [f"{_seconds(fresh['online'])} online"] if "online" in fresh else []
+    say(f"an epoch of new batches: {', '.join(ways)}", highlight=False)
     for name, curve in result["disk_curve"].items():
         if curve["best_disks"] is None:
             say(f"{name}: no number of disks is within the budget", highlight=False)

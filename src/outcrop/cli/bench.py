@@ -213,11 +213,11 @@ def _print(experiment: str, result: dict[str, Any], setting: Setting) -> None:
         common.print_table(["mode", "epoch", "delivered", "from disk", "of limit", "read"], rows, cap)
     else:
         rows = [
-            [name, case["ours"], case.get("fio", case.get("engine")), case["ratio"]]
+            [name, case["ours"], case.get("fio", case.get("engine")), case["ratio"], case["cores"]]
             for name, case in result.items()
             if isinstance(case, dict) and "ratio" in case
         ]
         common.print_table(
-            ["case", "outcrop", "fio (rings: engine)", "ratio"],
+            ["case", "outcrop", "fio (rings: engine)", "ratio", "cores"],
             [[r[0], *(f"{v:.4g}" if v else "-" for v in r[1:])] for r in rows],
         )

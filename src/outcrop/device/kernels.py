@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from outcrop import kernels
 from outcrop.errors import DeviceError
+from outcrop.system import cache_folder
 
 if TYPE_CHECKING:
     import torch
@@ -41,14 +42,6 @@ def nvrtc_version() -> str:
     if int(error) != 0:
         raise DeviceError(f"kernels cannot be compiled: NVRTC says {error}; {_HOW}")
     return f"{major}.{minor}"
-
-
-def cache_folder() -> Path:
-    """Where compiled kernels are kept: ``$OUTCROP_CACHE``, or ``outcrop`` in the user's cache folder."""
-    named = os.environ.get("OUTCROP_CACHE")
-    if named:
-        return Path(named)
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "outcrop"
 
 
 def compiled(name: str, arch: str) -> bytes:

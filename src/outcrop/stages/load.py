@@ -46,7 +46,6 @@ if TYPE_CHECKING:
     from outcrop.store.minibatch import MiniBatch
     from outcrop.transfer import Transfer
 
-DEVICE_BATCHES = 2  # that lie on a GPU at a time (outcrop.transfer)
 MODES = ("packed", "online", "memory", "memmap", "ondisk", "dynamic", "belady", "partition")
 
 

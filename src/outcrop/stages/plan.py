@@ -23,6 +23,7 @@ from outcrop.errors import ArgumentError, BudgetError
 from outcrop.layout import NONE, Arranger, Layout, Shared, Sizes, WantedIds
 from outcrop.rows import scratch_share
 from outcrop.runtime import Runtime
+from outcrop.slots import DEVICE_BATCHES
 from outcrop.store import manifest as manifests
 from outcrop.store import record
 from outcrop.store.arrays import ArrayWriter
@@ -163,10 +164,10 @@ def divide_host_memory(samples: SampleSet, config: PlanConfig, row_bytes: int) -
 
 
 def _device_rows(samples: SampleSet, config: PlanConfig, row_bytes: int) -> int:
-    """Rows of the device cache: what two batches leave of the device budget."""
+    """Rows of the device cache: what the batches on a device leave of its budget."""
     if config.gpu_memory == 0:
         return 0
-    batches = 2 * (samples.max_nodes * row_bytes + samples.max_record_bytes * 2)
+    batches = DEVICE_BATCHES * (samples.max_nodes * row_bytes + samples.max_record_bytes * 2)
     if config.gpu_memory < batches:
         raise BudgetError(
             f"a device memory budget of {config.gpu_memory} bytes cannot hold two mini-batches; the "

@@ -17,7 +17,6 @@ PAGE_BYTES = 4096
 _WRITE_BUFFER_BYTES = 1 << 20  # at most; a 64th of a small budget
 _MIN_WRITE_BUFFER_BYTES = 16 << 10
 _VERIFY_BUFFER_BYTES = 4 << 20
-_REST_BUFFER_BYTES = 64 << 10
 
 # NumPy has no bfloat16: its 16 raw bits are kept as uint16.
 _STORAGE = {
@@ -183,29 +182,14 @@ class DiskArray:
         rows = flat.reshape(self.num_rows, self.spec.stride_bytes)[:, : self.row_bytes]
         return rows.view(self.dtype).reshape(self.spec.shape)
 
-    def read_first(self, tag: str, rows: int) -> np.ndarray:
-        """The first ``rows`` rows, as :meth:`read`; the rest is read too, to compare the checksum of the whole.
-
-        Raises:
-            ChecksumError: The bytes differ from those that were written.
-        """
-        out = self.read(tag, 0, rows)
-        if out.nbytes < self.spec.data_bytes:
-            self._check_from(out.nbytes, _core.crc32c(as_bytes(out)), _REST_BUFFER_BYTES)
-        return out
-
     def verify(self) -> None:
         """Reads the file and compares its checksum.
 
         Raises:
             ChecksumError: The bytes differ from those that were written.
         """
-        self._check_from(0, 0, _VERIFY_BUFFER_BYTES)
-
-    def _check_from(self, at: int, crc: int, buffer_bytes: int) -> None:
-        """Reads on at ``at``; ``crc`` is that of the bytes before."""
-        left = self.spec.data_bytes - at
-        most = max(min(buffer_bytes, self._runtime.budget.free_bytes // 2), PAGE_BYTES)
+        at, crc, left = 0, 0, self.spec.data_bytes
+        most = max(min(_VERIFY_BUFFER_BYTES, self._runtime.budget.free_bytes // 2), PAGE_BYTES)
         buffer = self._runtime.budget.empty("verify", min(most, max(left, 1)))
         while left:
             part = buffer[: min(left, len(buffer))]
