@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 SPLIT_CODES = {"train": 0, "valid": 1, "test": 2, "infer": 3}
 _MIB = 1 << 20
-_MAX_WAVE = 8  # batches drawn together from a paged topology
+_FEW = 8  # batches that are drawn together where training waits for the first of them
 
 
 def epoch_seeds(ids: np.ndarray, config: SampleConfig, split: str, epoch: int) -> np.ndarray:
@@ -63,7 +63,8 @@ class BatchSampler:
 
     Args:
         share: Of the free budget, how much the scratch memory may take, and then how much the topology.
-        at_once: Batches that are drawn at a time; None: as many as pay. One is what :meth:`draw` needs.
+        at_once: Batches that are drawn at a time at the most. The more there are, the fewer reads a topology on disk
+            takes, and the longer the first of them takes. One is what :meth:`draw` needs.
         page_cache: Of a topology that is read by pages, keep pages too.
         on: The GPU that draws, in place where the topology is in memory; None: the CPU. The batches are the same.
     """
@@ -75,7 +76,7 @@ class BatchSampler:
         runtime: Runtime,
         *,
         share: float = 0.5,
-        at_once: int | None = None,
+        at_once: int = _FEW,
         page_cache: bool = True,
         on: torch.device | None = None,
     ):
@@ -90,13 +91,11 @@ class BatchSampler:
         free = int(runtime.budget.free_bytes * share)
         on_disk = placement_of(runtime.topology, topology_bytes(graph), free) == "paged"
         self._wave = Wave(config, graph, free, runtime, on_disk, at_once)
+        if on_disk:  # more at a time want the same page: that is worth more than keeping pages
+            self._wave.widen(at_once, int(runtime.budget.free_bytes * share / 2))
         self.topology = load_topology(
             graph, runtime, share=share, weighted=config.sampler == "weighted", page_cache=page_cache
         )
-        if (
-            self.topology.placement == "paged" and at_once is None
-        ):  # more at a time: more of them want the same page
-            self._wave.widen(_MAX_WAVE, int(runtime.budget.free_bytes * share / 2))
         options = {
             name: getattr(config, name) for name in ("fanouts", "replace", "seed", "sampler", "dependency")
         }
@@ -231,11 +230,15 @@ def seed_labels(graph: Graph, labels: np.ndarray | None, seeds: np.ndarray) -> n
     return found
 
 
-def _worst_case_bytes(config: SampleConfig, graph: Graph, on_disk: bool = False) -> int:
+def _worst_case_bytes(config: SampleConfig, graph: Graph, on_disk: bool = False) -> tuple[int, int]:
     """Bytes that one batch can need at the most while it is sampled (core/graph/batch_builder.cpp, check_memory).
 
     Of samplers whose batches depend on the graph, what they need unless it is unusual: twice the edges that are
     expected of LABOR, and for an induced subgraph eight times the mean degree per node.
+
+    Returns:
+        While its nodes are entered; while it waits for its lists, or drawn for those before it (core/graph/wave.h).
+        Twice the same where the sampler does not say before it reads how much it will keep.
     """
     seeds = config.batch_size
     if config.task == "link":
@@ -254,13 +257,17 @@ def _worst_case_bytes(config: SampleConfig, graph: Graph, on_disk: bool = False)
     if on_disk:  # what was read, and where the lists lie
         extra = 16 * last + 16 * reached
     table = 12 * (1 << (max(2 * nodes, 64) - 1).bit_length())
-    return 12 * nodes + table // 2 * 3 + 4 * edges + 20 * last + extra + _MIB
+    entered = 12 * nodes + table // 2 * 3 + 4 * edges + 20 * last + extra + _MIB
+    kept = 8 * last  # neighbours before they are entered; afterwards they are nodes and edges
+    expanded = nodes - last
+    waiting = 16 * expanded + max(12 * expanded + kept, 8 * nodes + 4 * edges) + _MIB // 8
+    return entered, waiting if config.sampler == "neighbor" else 2 * entered
 
 
 class Wave:
     """Mini-batches that are drawn at a time, by whom, and the memory for them: fewer where ``most`` bytes are few.
 
-    Each takes its worst case twice while it is drawn.
+    As many as threads enter theirs at a time: each takes its worst case twice. More wait meanwhile (:meth:`widen`).
     """
 
     def __init__(
@@ -270,25 +277,24 @@ class Wave:
         most: int,
         runtime: Runtime,
         on_disk: bool = False,
-        at_once: int | None = None,
+        at_once: int = _FEW,
     ):
-        worst, threads = _worst_case_bytes(config, graph, on_disk), runtime.workers.threads
+        (worst, self._waiting_bytes), threads = (
+            _worst_case_bytes(config, graph, on_disk),
+            runtime.workers.threads,
+        )
         self._runtime = runtime
-        self.batches = min(max(most // 2 // worst, 1), at_once or threads)
+        self.batches = min(max(most // 2 // worst, 1), at_once, threads)
         self.workers = runtime.workers if self.batches == threads else _core.WorkerPool(self.batches)
         self._batch_bytes = max(min(worst, most // 2 // self.batches), 1)
-        self._held = [self._hold(self.batches)]
-
-    def _hold(self, batches: int) -> _core.Reservation:
-        return self._runtime.budget.reserve("sampler", 2 * batches * self._batch_bytes)
+        self._held = [runtime.budget.reserve("sampler", 2 * self.batches * self._batch_bytes)]
 
     def widen(self, batches: int, most: int) -> None:
-        """Up to so many, where ``most`` bytes more allow it; all threads draw them."""
-        more = min(batches - self.batches, most // (2 * self._batch_bytes))
+        """Up to ``batches``, where ``most`` bytes more allow it."""
+        more = min(batches - self.batches, most // self._waiting_bytes)
         if more > 0:
-            self._held.append(self._hold(more))
+            self._held.append(self._runtime.budget.reserve("sampler", more * self._waiting_bytes))
             self.batches += more
-        self.workers = self._runtime.workers
 
     @property
     def most_batch_bytes(self) -> int:

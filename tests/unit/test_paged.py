@@ -16,6 +16,7 @@ from outcrop.config import IoConfig, SampleConfig
 from outcrop.errors import ArgumentError, BudgetError, FormatError, IoError
 from outcrop.runtime import Runtime
 from outcrop.sampling import BatchSampler
+from outcrop.stages.sample import sample
 from outcrop.store.batches import BatchGraph
 from outcrop.store.topology import load_topology, placement_of
 from outcrop.testing import write_graph
@@ -197,6 +198,43 @@ def test_each_page_is_read_once_per_hop_and_wave(tmp_path, make_runtime):
     assert sum(stats[name]["read"] for name in ("indptr", "indices")) == wanted
     assert stats["indices"]["hits"] == 0
     assert disk.reads() - before < 1.2 * (graph[0].nbytes + graph[1].nbytes // 2)
+
+
+@pytest.mark.exact_io
+def test_in_many_rounds_too_a_page_is_read_about_once(tmp_path, make_runtime):
+    """Batches that go over their nodes together want a page at about the same time."""
+    graph = random_csc(40000, 600000, 2)
+    disk = on_disk(tmp_path, make_runtime(threads=2), graph, scratch=1 << 17, indptr_in_memory=True)
+    seeds = [list(range(i, 32000, 320)) for i in range(32)]
+    disk.draw(seeds, (5, 5), seed=1)
+    rounds = sum(len(b.col) for b in draw(graph, seeds, (5, 5), seed=1)) / ((1 << 16) / 16)
+    assert rounds > 10
+    pages = graph[1].nbytes // 2 // PAGE  # half: 32 bits on disk
+    assert disk.reads() < 1.3 * 2 * pages * PAGE
+    alone = disk.reads()
+    for i, one in enumerate(seeds):
+        disk.draw([one], (5, 5), seed=1, first_batch=i)
+    assert disk.reads() - alone > 5 * alone
+
+
+@pytest.mark.exact_io
+def test_in_little_memory_many_batches_wait_for_their_lists_together(tmp_path, make_runtime):
+    """Where the budget has room to enter the nodes of one batch of 40 at a time; reading for one costs 34x."""
+    edges = np.random.default_rng(0).integers(0, 300_000, (2, 1_500_000))
+    graph = write_graph(
+        tmp_path / "g", edges, 300_000, make_runtime(), splits={"train": np.arange(0, 300_000, 15)}
+    )
+    config = SampleConfig(fanouts=(5, 5), batch_size=500, splits=("train",))
+    read = {}
+    for memory, placement in (("16MiB", "paged"), (None, "memory")):
+        runtime = make_runtime(memory, threads=2, io=IoConfig(topology=placement))
+        sample(graph, config, tmp_path / placement, runtime)
+        read[placement] = runtime.io.counters.read_bytes
+        assert memory is None or runtime.budget.peak_bytes <= runtime.budget.limit_bytes
+    assert len(list((tmp_path / "paged").iterdir())) > 1
+    for path in (tmp_path / "paged").iterdir():
+        assert path.read_bytes() == (tmp_path / "memory" / path.name).read_bytes()
+    assert read["paged"] < 15 * read["memory"]
 
 
 @pytest.mark.exact_io

@@ -4,7 +4,11 @@
 //
 // Protocol: begin(seeds); per hop, for each node of frontier() in order: keep() its neighbours, end_row();
 // then finish_hop(). Afterwards, for induced subgraphs: begin_induced(), per node keep_inside(), end_row();
-// finish_induced(). take() ends it; the scratch memory stays for the next batch.
+// finish_induced(). take() ends it.
+//
+// Finding repeats takes much more memory than a batch has, but only while nodes are entered. It lies in a
+// BatchScratch, which stays for the next batch, and which batches that wait for their lists need not have:
+// one that goes on in another says enter() first.
 #pragma once
 #include <algorithm>
 #include <cstdint>
@@ -22,12 +26,20 @@ struct SampledBatch {
   std::vector<int64_t> nodes_per_hop, edges_per_hop;
 };
 
+struct BatchScratch {
+  Relabel relabel;                  // of all nodes met
+  std::vector<uint32_t> new_slots;  // in it, of each node met in this hop
+  std::vector<uint64_t> order, order_scratch;
+};
+
 class BatchBuilder {
  public:
   BatchBuilder(int64_t num_nodes, uint64_t max_batch_bytes)
       : num_nodes_(num_nodes), max_batch_bytes_(max_batch_bytes) {}
   // Throws Error(argument) for seeds out of range or repeated.
-  void begin(std::span<const int64_t> seeds);
+  void begin(std::span<const int64_t> seeds, BatchScratch& scratch);
+  // Goes on in `scratch`, which may have served another batch.
+  void enter(BatchScratch& scratch);
 
   std::span<const int64_t> frontier() const {
     return std::span(batch_.n_id).subspan(batch_.rowptr.size() - 1);
@@ -49,7 +61,10 @@ class BatchBuilder {
     keep_if(neighbours, n, [](uint64_t) { return true; });
   }
   void end_row();
+  void reserve_kept(size_t neighbours) { kept_.reserve(neighbours); }  // of this hop
   void finish_hop();
+  // Until the next hop nothing is kept: gives its memory back.
+  void release_kept() { kept_ = {}; }
 
   void begin_induced();
   template <class Index>
@@ -76,23 +91,21 @@ class BatchBuilder {
  private:
   void insert(int64_t neighbour) {
     const auto next = static_cast<int32_t>(batch_.n_id.size());
-    const auto [slot, is_new] = relabel_.insert(static_cast<uint64_t>(neighbour), next);
+    const auto [slot, is_new] = scratch_->relabel.insert(static_cast<uint64_t>(neighbour), next);
     if (is_new) {
       batch_.n_id.push_back(neighbour);
-      new_slots_.push_back(static_cast<uint32_t>(slot));
+      scratch_->new_slots.push_back(static_cast<uint32_t>(slot));
     }
-    batch_.col.push_back(relabel_.local(slot));
+    batch_.col.push_back(scratch_->relabel.local(slot));
   }
   void order_new_nodes();
 
   int64_t num_nodes_;
   uint64_t max_batch_bytes_;
   SampledBatch batch_;
-  Relabel relabel_;
+  BatchScratch* scratch_ = nullptr;
   size_t hop_nodes_ = 0, hop_edges_ = 0;  // nodes and edges before this hop
   std::vector<int64_t> kept_;             // neighbours of the hop's nodes, row by row
-  std::vector<uint32_t> new_slots_;       // relabel slot of each node met in this hop
-  std::vector<uint64_t> order_, order_scratch_;
 };
 
 template <class Index>
@@ -103,10 +116,10 @@ void BatchBuilder::keep_inside(const Index* neighbours, int64_t n) {
     for (int64_t i = begin; i < end; ++i) {
       const auto id = static_cast<uint64_t>(neighbours[i]);
       if (id >= static_cast<uint64_t>(num_nodes_)) refuse_neighbour(static_cast<int64_t>(id), num_nodes_);
-      relabel_.prefetch(id);
+      scratch_->relabel.prefetch(id);
     }
     for (int64_t i = begin; i < end; ++i)
-      if (const int32_t local = relabel_.find(static_cast<uint64_t>(neighbours[i])); local >= 0)
+      if (const int32_t local = scratch_->relabel.find(static_cast<uint64_t>(neighbours[i])); local >= 0)
         batch_.col.push_back(local);
   }
 }
@@ -117,7 +130,7 @@ void BatchBuilder::insert_block(const Index* indices, std::vector<int64_t>& posi
   for (auto& p : positions) {  // from here on the neighbour itself
     p = static_cast<int64_t>(indices[p]);
     if (static_cast<uint64_t>(p) >= static_cast<uint64_t>(num_nodes_)) refuse_neighbour(p, num_nodes_);
-    relabel_.prefetch(static_cast<uint64_t>(p));
+    scratch_->relabel.prefetch(static_cast<uint64_t>(p));
   }
   for (int64_t neighbour : positions) insert(neighbour);
 }

@@ -132,7 +132,7 @@ void NeighborSampler::draw_hop(const Index* indices, int64_t fanout, uint64_t ke
 }
 
 void NeighborSampler::begin(std::span<const int64_t> seeds, BatchKey key) {
-  batch_.begin(seeds);
+  batch_.begin(seeds, scratch_);
   key_ = key;
   hops_ = 0;
 }

@@ -60,6 +60,7 @@ class NeighborSampler {
 
   Topology topology_;
   SamplerOptions options_;
+  BatchScratch scratch_;
   BatchBuilder batch_;
   BatchKey key_;
   size_t hops_ = 0;  // drawn

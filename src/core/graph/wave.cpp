@@ -79,8 +79,8 @@ void PagedTopology::read_lists(PagedArray& array, std::span<const int64_t> ends,
 PagedBatch::PagedBatch(const PagedTopology& topology, const SamplerOptions& options)
     : topology_(topology), options_(options), batch_(topology.num_nodes, options.max_batch_bytes) {}
 
-void PagedBatch::begin(std::span<const int64_t> seeds, BatchKey key) {
-  batch_.begin(seeds);
+void PagedBatch::begin(std::span<const int64_t> seeds, BatchKey key, BatchScratch& scratch) {
+  batch_.begin(seeds, scratch);
   key_ = key;
   induced_ = false;
 }
@@ -104,6 +104,7 @@ void PagedBatch::begin_hop(size_t hop) {
 
 void PagedBatch::begin_induced() {
   induced_ = true;
+  batch_.enter(induced_scratch_);
   batch_.begin_induced();
   begin_pass(batch_.nodes());
 }
@@ -138,6 +139,20 @@ void PagedBatch::begin_lists(Stage stage) {
   stage_ = stage;
   node_ = 0;
   open_ = false;
+  const bool uniform = options_.kind == SamplerKind::neighbor || options_.kind == SamplerKind::shadow;
+  if (stage != Stage::neighbours || !uniform) return;
+  size_t kept = 0;  // known before it is read
+  for (size_t i = 0; i < nodes_.size(); ++i) {
+    const int64_t degree = range(i).degree;
+    kept += static_cast<size_t>(draws_places(degree) ? (degree ? fanout_ : 0) : degree);
+  }
+  batch_.check_kept(kept, 2 * sizeof(int64_t) * nodes_.size());
+  batch_.reserve_kept(kept);
+}
+
+// Uniformly, places of a list of `degree` neighbours; or else the whole list.
+bool PagedBatch::draws_places(int64_t degree) const {
+  return options_.replace || (fanout_ != -1 && degree > fanout_);
 }
 
 // What of the list of node_ is wanted.
@@ -153,8 +168,7 @@ void PagedBatch::open_list() {
     whole_ = false;
     positions_.assign(chosen_.begin() + begin, chosen_.begin() + chosen_ends_[node_]);
     length_ = static_cast<int64_t>(positions_.size());
-  } else if (options_.kind != SamplerKind::labor &&
-             (options_.replace || (fanout_ != -1 && list.degree > fanout_))) {
+  } else if (options_.kind != SamplerKind::labor && draws_places(list.degree)) {
     whole_ = false;
     positions_.clear();
     length_ =
@@ -233,13 +247,20 @@ void PagedBatch::check_memory() const {
       0, 2 * sizeof(int64_t) * nodes_.size() + sizeof(int64_t) * (chosen_.size() + chosen_ends_.size()));
 }
 
-void PagedBatch::finish_hop() { batch_.finish_hop(); }
+void PagedBatch::finish_hop(BatchScratch& scratch) {
+  batch_.enter(scratch);
+  batch_.finish_hop();
+  batch_.release_kept();
+}
 
 // WaveSampler
 
 WaveSampler::WaveSampler(std::shared_ptr<WorkerPool> workers, std::shared_ptr<PagedTopology> topology,
                          Budget& budget, SamplerOptions options, size_t wave)
-    : workers_(std::move(workers)), topology_(std::move(topology)), options_(std::move(options)) {
+    : workers_(std::move(workers)),
+      topology_(std::move(topology)),
+      options_(std::move(options)),
+      scratch_(workers_->threads()) {
   check_options(options_, topology_->weights != nullptr);
   wave = std::max<size_t>(wave, 1);
   for (size_t i = 0; i < wave; ++i) batches_.push_back(std::make_unique<PagedBatch>(*topology_, options_));
@@ -253,6 +274,10 @@ WaveSampler::WaveSampler(std::shared_ptr<WorkerPool> workers, std::shared_ptr<Pa
 
 void WaveSampler::each(size_t count, const std::function<void(PagedBatch&)>& fn) {
   workers_->run(count, [&](size_t b, unsigned) { fn(*batches_[b]); });
+}
+
+void WaveSampler::finish_hop(size_t count) {
+  workers_->run(count, [&](size_t b, unsigned worker) { batches_[b]->finish_hop(scratch_[worker]); });
 }
 
 // plan(batch, pieces) says whether the batch wants something; take(batch, values) gets it.
@@ -318,7 +343,7 @@ void WaveSampler::draw_hop(size_t count) {
   read_ranges(count);
   if (options_.kind == SamplerKind::weighted) read_weights(count);
   read_neighbours(count);
-  each(count, [](PagedBatch& b) { b.finish_hop(); });
+  finish_hop(count);
   ++hops_;
 }
 
@@ -333,9 +358,10 @@ void WaveSampler::induce(size_t count) {
 std::vector<SampledBatch> WaveSampler::sample(std::span<const int64_t> seeds,
                                               std::span<const int64_t> offsets, BatchKey key) {
   const size_t count = offsets.size() - 1;
-  workers_->run(count, [&](size_t b, unsigned) {
+  workers_->run(count, [&](size_t b, unsigned worker) {
     const auto begin = static_cast<size_t>(offsets[b]), end = static_cast<size_t>(offsets[b + 1]);
-    batches_[b]->begin(seeds.subspan(begin, end - begin), {key.split, key.epoch, key.batch + b});
+    batches_[b]->begin(seeds.subspan(begin, end - begin), {key.split, key.epoch, key.batch + b},
+                       scratch_[worker]);
   });
   for (hops_ = 0; hops_ < options_.fanouts.size();) draw_hop(count);
   induce(count);
@@ -345,7 +371,7 @@ std::vector<SampledBatch> WaveSampler::sample(std::span<const int64_t> seeds,
 }
 
 void WaveSampler::begin(std::span<const int64_t> seeds, BatchKey key) {
-  batches_.front()->begin(seeds, key);
+  batches_.front()->begin(seeds, key, scratch_.front());
   hops_ = 0;
 }
 

@@ -1,8 +1,13 @@
 // Sampling from a topology on disk: several mini-batches at once, hop by hop. Of a hop, first the ends of the
 // neighbour lists are read, then what is wanted of the lists: for uniform draws the drawn places alone (they
 // follow from the degree), for LABOR, ShaDow and weights whole lists, in bounded pieces. The wishes of all
-// batches of the wave are sorted and merged by page (graph/paged.h). The batches are those that
-// NeighborSampler draws, bit for bit.
+// batches of the wave are sorted and merged by page (graph/paged.h). Batches go over their nodes ascending,
+// so all of a wave are at about the same place of the file, and a hop reads a page about once however many
+// batches want it. The batches are those that NeighborSampler draws, bit for bit.
+//
+// A batch of a wave holds its nodes and edges, and of the hop where its lists lie and what it keeps of them;
+// what finds repeats (BatchScratch) there is once per worker. Induced subgraphs look it up while they read,
+// and have one each.
 #pragma once
 #include <cstdint>
 #include <functional>
@@ -54,7 +59,7 @@ struct PagedTopology {
 class PagedBatch {
  public:
   PagedBatch(const PagedTopology& topology, const SamplerOptions& options);
-  void begin(std::span<const int64_t> seeds, BatchKey key);
+  void begin(std::span<const int64_t> seeds, BatchKey key, BatchScratch& scratch);
   void begin_hop(size_t hop);
   void begin_induced();
 
@@ -67,7 +72,7 @@ class PagedBatch {
   template <class Element>
   void take(const Element* values);
 
-  void finish_hop();
+  void finish_hop(BatchScratch& scratch);
   std::span<const int64_t> frontier() const { return batch_.frontier(); }
   void finish_induced() { batch_.finish_induced(); }
   SampledBatch result() { return batch_.take(); }
@@ -81,6 +86,7 @@ class PagedBatch {
   void begin_pass(std::span<const int64_t> nodes);
   void begin_lists(Stage stage);
   void open_list();
+  bool draws_places(int64_t degree) const;
   void add_range(int64_t node, int64_t begin, int64_t end);
   ListRange range(size_t i) const { return {ranges_[2 * i], ranges_[2 * i + 1] - ranges_[2 * i]}; }
   template <class Index>
@@ -91,6 +97,7 @@ class PagedBatch {
   const PagedTopology& topology_;
   const SamplerOptions& options_;
   BatchBuilder batch_;
+  BatchScratch induced_scratch_;
   UniformDraw draw_;
   Race race_;
   BatchKey key_;
@@ -133,6 +140,7 @@ class WaveSampler {
   template <class Plan, class Take>
   void rounds(size_t count, PagedArray& array, Plan&& plan, Take&& take);
   void each(size_t count, const std::function<void(PagedBatch&)>& fn);
+  void finish_hop(size_t count);
   void read_ranges(size_t count);
   void read_weights(size_t count);
   void read_neighbours(size_t count);
@@ -143,8 +151,9 @@ class WaveSampler {
   std::shared_ptr<PagedTopology> topology_;
   SamplerOptions options_;
   std::vector<std::unique_ptr<PagedBatch>> batches_;
-  size_t hops_ = 0;  // drawn
-  size_t room_;      // elements of one batch in one round
+  std::vector<BatchScratch> scratch_;  // per worker
+  size_t hops_ = 0;                    // drawn
+  size_t room_;                        // elements of one batch in one round
   Reservation pieces_bytes_;
   std::vector<std::vector<Piece>> pieces_of_;
   std::vector<Piece> pieces_;

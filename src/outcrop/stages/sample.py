@@ -26,6 +26,7 @@ from outcrop.store.manifest import Manifest
 from outcrop.store.samples import FORMAT, VERSION
 from outcrop.store.topology import load_topology
 
+_AT_ONCE = 64  # nobody waits for the first batch
 Draw = Callable[[str, int], Iterator[BatchGraph]]
 
 
@@ -59,7 +60,7 @@ def sample(
         BudgetError: One batch does not fit in its share of the budget.
     """
     if foreign is None:
-        sampler = BatchSampler(graph, config, runtime)
+        sampler = BatchSampler(graph, config, runtime, at_once=_AT_ONCE)
         counts = {split: sampler.num_batches(split) for split in config.splits}
         if "train" in counts and not counts["train"]:
             what = "edges to train on" if config.task == "link" else "training nodes"
