@@ -64,7 +64,7 @@ class BatchSampler:
     Args:
         share: Of the free budget, how much the scratch memory may take, and then how much the topology.
         at_once: Batches that are drawn at a time at the most. The more there are, the fewer reads a topology on disk
-            takes, and the longer the first of them takes. One is what :meth:`draw` needs.
+            takes, and the longer the first of them takes. None: a few. One is what :meth:`draw` needs.
         page_cache: Of a topology that is read by pages, keep pages too.
         on: The GPU that draws, in place where the topology is in memory; None: the CPU. The batches are the same.
     """
@@ -76,7 +76,7 @@ class BatchSampler:
         runtime: Runtime,
         *,
         share: float = 0.5,
-        at_once: int = _FEW,
+        at_once: int | None = None,
         page_cache: bool = True,
         on: torch.device | None = None,
     ):
@@ -92,7 +92,7 @@ class BatchSampler:
         on_disk = placement_of(runtime.topology, topology_bytes(graph), free) == "paged"
         self._wave = Wave(config, graph, free, runtime, on_disk, at_once)
         if on_disk:  # more at a time want the same page: that is worth more than keeping pages
-            self._wave.widen(at_once, int(runtime.budget.free_bytes * share / 2))
+            self._wave.widen(at_once or _FEW, int(runtime.budget.free_bytes * share / 2))
         self.topology = load_topology(
             graph, runtime, share=share, weighted=config.sampler == "weighted", page_cache=page_cache
         )
@@ -258,9 +258,9 @@ def _worst_case_bytes(config: SampleConfig, graph: Graph, on_disk: bool = False)
         extra = 16 * last + 16 * reached
     table = 12 * (1 << (max(2 * nodes, 64) - 1).bit_length())
     entered = 12 * nodes + table // 2 * 3 + 4 * edges + 20 * last + extra + _MIB
-    kept = 8 * last  # neighbours before they are entered; afterwards they are nodes and edges
-    expanded = nodes - last
-    waiting = 16 * expanded + max(12 * expanded + kept, 8 * nodes + 4 * edges) + _MIB // 8
+    expanded = nodes - last  # 8 each for the id, rowptr while it grows, and both ends of the list
+    kept = 8 * last  # neighbours before they are entered, which makes nodes and edges of them
+    waiting = 24 * expanded + max(4 * (edges - last) + kept, 8 * last + 4 * edges) + _MIB // 8
     return entered, waiting if config.sampler == "neighbor" else 2 * entered
 
 
@@ -277,14 +277,12 @@ class Wave:
         most: int,
         runtime: Runtime,
         on_disk: bool = False,
-        at_once: int = _FEW,
+        at_once: int | None = None,
     ):
-        (worst, self._waiting_bytes), threads = (
-            _worst_case_bytes(config, graph, on_disk),
-            runtime.workers.threads,
-        )
+        worst, self._waiting_bytes = _worst_case_bytes(config, graph, on_disk)
+        threads = runtime.workers.threads
         self._runtime = runtime
-        self.batches = min(max(most // 2 // worst, 1), at_once, threads)
+        self.batches = min(max(most // 2 // worst, 1), at_once or threads, threads)
         self.workers = runtime.workers if self.batches == threads else _core.WorkerPool(self.batches)
         self._batch_bytes = max(min(worst, most // 2 // self.batches), 1)
         self._held = [runtime.budget.reserve("sampler", 2 * self.batches * self._batch_bytes)]

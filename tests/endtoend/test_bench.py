@@ -61,7 +61,7 @@ def test_layout_counts_what_planning_counts(folder: Path, monkeypatch: pytest.Mo
 
 
 def test_pipeline_compares_the_same_losses(folder: Path):
-    result = pipeline.run(folder, SETTING, silent)
+    result = pipeline.run(folder, SETTING, ["packed", "online"], silent)
     assert len(result["cases"]) == 5
     for case in result["cases"].values():
         assert case["identical_losses"]

@@ -27,25 +27,19 @@ _BALANCES = (0.5, 1.0, 2.0)  # of reading to computing
 _TOLERANCE, _TRIES = 0.05, 4  # what computing takes changes from minute to minute
 
 
-def run(folder: Path, setting: Setting, say: Say) -> dict[str, Any]:
+def run(folder: Path, setting: Setting, modes: list[str], say: Say) -> dict[str, Any]:
+    """Cases of ``packed`` and of ``online``, as far as they are among ``modes``."""
     path = ensure_graph(folder, setting.shape, say)
     run_folder, _ = ensure_run(folder, path, setting, say)
     graph = open_graph(path)
     threads = torch.get_num_threads()
     torch.set_num_threads(max(threads // 2, 1))
+    cases = {}
     try:
-        cases = {"packed, full rate": _epochs(graph, run_folder, setting, "packed", 0, say)}
-        compute = cases["packed, full rate"]["sequential"]["stages"]["compute"]
-        for balance in _BALANCES:
-            name = f"packed, reading {balance:g}x of computing"
-            for _ in range(_TRIES):
-                rate = int(cases["packed, full rate"]["sequential"]["bytes_read"] / (compute * balance))
-                cases[name] = _epochs(graph, run_folder, setting, "packed", rate, say)
-                stages = cases[name]["sequential"]["stages"]
-                compute = stages["compute"]
-                if abs(stages["read"] / (compute * balance) - 1) < _TOLERANCE:
-                    break
-        cases["online, full rate"] = _epochs(graph, run_folder, setting, "online", 0, say)
+        if "packed" in modes:
+            cases = _packed(graph, run_folder, setting, say)
+        if "online" in modes:
+            cases["online, full rate"] = _epochs(graph, run_folder, setting, "online", 0, say)
     finally:
         torch.set_num_threads(threads)
     return {
@@ -72,6 +66,21 @@ def run(folder: Path, setting: Setting, say: Say) -> dict[str, Any]:
             for name, c in cases.items()
         ],
     }
+
+
+def _packed(graph: Graph, run_folder: Path, setting: Setting, say: Say) -> dict[str, dict[str, Any]]:
+    cases = {"packed, full rate": _epochs(graph, run_folder, setting, "packed", 0, say)}
+    sequential = cases["packed, full rate"]["sequential"]
+    read, compute = sequential["bytes_read"], sequential["stages"]["compute"]
+    for balance in _BALANCES:
+        name = f"packed, reading {balance:g}x of computing"
+        for _ in range(_TRIES):
+            cases[name] = _epochs(graph, run_folder, setting, "packed", int(read / (compute * balance)), say)
+            stages = cases[name]["sequential"]["stages"]
+            compute = stages["compute"]
+            if abs(stages["read"] / (compute * balance) - 1) < _TOLERANCE:
+                break
+    return cases
 
 
 def _epochs(

@@ -126,7 +126,7 @@ def bench(
         "loader": lambda: epoch.loader(folder, setting, names, say),
         "prepare": lambda: prepare.run(folder, setting, say),
         "layout": lambda: layout.run(folder, setting, say),
-        "pipeline": lambda: pipeline.run(folder, setting, say),
+        "pipeline": lambda: pipeline.run(folder, setting, names, say),
         "memory-curve": lambda: curves.memory_curve(folder, setting, names, _numbers(caps, float), say),
         "scale": lambda: curves.scale(folder, setting, _numbers(sizes, int), say),
         "quality": lambda: quality.run(graph or [], folder, names, setting, say),
