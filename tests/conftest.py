@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import gc
 import os
+import signal
 import time
 from collections import Counter
 from collections.abc import Callable, Generator, Iterator
@@ -32,6 +33,9 @@ hypothesis.settings.register_profile(
     print_blob=True,
 )
 hypothesis.settings.load_profile("outcrop")
+
+# A shell starts what it runs in the background deaf to Ctrl-C, which tests send, to themselves and their children.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 _failed = pytest.StashKey[bool]()
 
