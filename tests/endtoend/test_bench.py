@@ -67,6 +67,9 @@ def test_pipeline_compares_the_same_losses(folder: Path):
         assert case["identical_losses"]
         assert case["sequential"]["bytes_read"] == case["overlapped"]["bytes_read"] > 0
         assert case["sequential"]["stages"]["compute"] > 0 < case["overlapped"]["stages"]["read"]
+    assert list(pipeline.run(folder, SETTING, ["online"], silent)["cases"]) == ["online, full rate"]
+    with pytest.raises(ArgumentError, match="memory"):
+        pipeline.run(folder, SETTING, ["memory"], silent)
 
 
 def test_packing_batch_by_batch_writes_the_same_rows(folder: Path):

@@ -18,6 +18,7 @@ import torch
 from outcrop.api.run import open_session
 from outcrop.bench.epoch import Say, Setting, ensure_graph, ensure_run
 from outcrop.config import IoConfig, TrainConfig
+from outcrop.errors import ArgumentError
 from outcrop.runtime import Runtime
 from outcrop.stages import train as training
 from outcrop.stages.evaluate import evaluate
@@ -28,7 +29,13 @@ _TOLERANCE, _TRIES = 0.05, 4  # what computing takes changes from minute to minu
 
 
 def run(folder: Path, setting: Setting, modes: list[str], say: Say) -> dict[str, Any]:
-    """Cases of ``packed`` and of ``online``, as far as they are among ``modes``."""
+    """Cases of ``packed`` and of ``online``, as far as they are among ``modes``.
+
+    Raises:
+        ArgumentError: Neither of them is.
+    """
+    if not {"packed", "online"} & set(modes):
+        raise ArgumentError(f"pipeline compares stages of packed and online, not of {', '.join(modes)}")
     path = ensure_graph(folder, setting.shape, say)
     run_folder, _ = ensure_run(folder, path, setting, say)
     graph = open_graph(path)
