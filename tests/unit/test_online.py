@@ -58,6 +58,20 @@ def test_what_the_index_refuses():
         index.take_rows(_core.WorkerPool(1), np.zeros(4, np.uint8), 4, np.array([5]), np.zeros(4, np.uint8))
 
 
+def test_an_index_of_nothing_takes_nothing():
+    """A budget with room for no cache has none for its books either (375 KB for these nodes)."""
+    none = np.zeros(0, np.int64)
+    index = _core.HotIndex(_core.Budget.create(1024), 1_000_000, none, none)
+    ids = np.array([0, 64, 999_999])
+    missing, places = index.take_rows(
+        _core.WorkerPool(1), np.zeros(0, np.uint8), 4, ids, np.zeros(12, np.uint8)
+    )
+    np.testing.assert_array_equal(missing, ids)
+    np.testing.assert_array_equal(places, np.arange(3))
+    with pytest.raises(ArgumentError, match="outside the table"):
+        index.take_rows(_core.WorkerPool(1), none.view(np.uint8), 4, ids + 1, np.zeros(12, np.uint8))
+
+
 def _batches(seed: int, nodes: int, count: int) -> list[BatchGraph]:
     rng = np.random.default_rng(seed)
     made = []

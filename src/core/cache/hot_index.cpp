@@ -26,6 +26,7 @@ HotIndex::HotIndex(Budget& budget, int64_t num_nodes, std::span<const int64_t> r
   check(lists, num_nodes, "lists");
   if (rows.size() > UINT32_MAX || lists.size() > UINT32_MAX)
     throw Error(ErrorKind::argument, "a cache of more than 2^32 nodes");
+  if (rows.empty() && lists.empty()) return;
   held_ = budget.reserve("cache-index", bytes(num_nodes));
   blocks_.resize(static_cast<size_t>(num_nodes) / 64 + 1);
   const auto bit = [](int64_t id) { return uint64_t{1} << (static_cast<uint64_t>(id) % 64); };

@@ -3,7 +3,7 @@
 // that a node's place is the number of cached nodes before it: three bits a node and no hashing.
 //
 // A block is 64 nodes: a bit for each in either set, and how many are set in the blocks before. Not changed
-// once made.
+// once made. Where nothing is cached it takes no memory.
 #pragma once
 #include <bit>
 #include <cstdint>
@@ -27,10 +27,12 @@ class HotIndex {
   int64_t num_lists() const { return num_lists_; }
   // -1: not cached. `id` must be below num_nodes.
   int64_t row_of(int64_t id) const {
+    if (blocks_.empty()) return -1;
     const Block& b = blocks_[static_cast<uint64_t>(id) / 64];
     return place(b.rows, b.rows_before, id);
   }
   int64_t list_of(int64_t id) const {
+    if (blocks_.empty()) return -1;
     const Block& b = blocks_[static_cast<uint64_t>(id) / 64];
     return place(b.lists, b.lists_before, id);
   }
