@@ -9,6 +9,10 @@ import pytest
 
 from support import REPOSITORY
 
+pytestmark = pytest.mark.leaks(
+    "env", reason="torch sets TORCHINDUCTOR_CACHE_DIR when a custom op is first called"
+)
+
 PAGE = (REPOSITORY / "docs" / "unified.md").read_text()
 
 
