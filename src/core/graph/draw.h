@@ -1,6 +1,7 @@
 // What is drawn for one node: pure functions of (key, node, degree, weights), so that the same comes out
 // wherever the neighbour lists lie and in whatever company the node is.
 #pragma once
+#include <algorithm>
 #include <array>
 #include <cstddef>
 #include <cstdint>
@@ -22,6 +23,10 @@ uint64_t hop_key(uint64_t seed, BatchKey key, size_t hop);
 // Uniform: which places of a list of `degree` neighbours. Not thread-safe (scratch memory).
 class UniformDraw {
  public:
+  // How many places() appends.
+  static int64_t count(int64_t degree, int64_t fanout, bool replace) {
+    return fanout == -1 ? degree : replace ? (degree ? fanout : 0) : std::min(degree, fanout);
+  }
   // Appends the drawn places, each plus `start`, and returns how many. fanout -1: all.
   int64_t places(std::vector<int64_t>& out, uint64_t key, int64_t node, int64_t start, int64_t degree,
                  int64_t fanout, bool replace);

@@ -41,8 +41,7 @@ int64_t NeighborSampler::count_edges(int64_t fanout) const {
   const std::span<const int64_t> nodes = batch_.frontier();
   for (size_t i = 0; i < nodes.size(); ++i) {
     if (i + kAhead < nodes.size()) __builtin_prefetch(&topology_.indptr[nodes[i + kAhead]]);
-    const int64_t d = range_of(topology_, nodes[i]).degree;
-    edges += fanout == -1 ? d : options_.replace ? (d ? fanout : 0) : std::min(d, fanout);
+    edges += UniformDraw::count(range_of(topology_, nodes[i]).degree, fanout, options_.replace);
   }
   return edges;
 }

@@ -142,17 +142,10 @@ void PagedBatch::begin_lists(Stage stage) {
   const bool uniform = options_.kind == SamplerKind::neighbor || options_.kind == SamplerKind::shadow;
   if (stage != Stage::neighbours || !uniform) return;
   size_t kept = 0;  // known before it is read
-  for (size_t i = 0; i < nodes_.size(); ++i) {
-    const int64_t degree = range(i).degree;
-    kept += static_cast<size_t>(draws_places(degree) ? (degree ? fanout_ : 0) : degree);
-  }
-  batch_.check_kept(kept, 2 * sizeof(int64_t) * nodes_.size());
+  for (size_t i = 0; i < nodes_.size(); ++i)
+    kept += static_cast<size_t>(UniformDraw::count(range(i).degree, fanout_, options_.replace));
+  check_memory(kept);
   batch_.reserve_kept(kept);
-}
-
-// Uniformly, places of a list of `degree` neighbours; or else the whole list.
-bool PagedBatch::draws_places(int64_t degree) const {
-  return options_.replace || (fanout_ != -1 && degree > fanout_);
 }
 
 // What of the list of node_ is wanted.
@@ -168,7 +161,8 @@ void PagedBatch::open_list() {
     whole_ = false;
     positions_.assign(chosen_.begin() + begin, chosen_.begin() + chosen_ends_[node_]);
     length_ = static_cast<int64_t>(positions_.size());
-  } else if (options_.kind != SamplerKind::labor && draws_places(list.degree)) {
+  } else if (options_.kind != SamplerKind::labor &&
+             (options_.replace || (fanout_ != -1 && list.degree > fanout_))) {
     whole_ = false;
     positions_.clear();
     length_ =
@@ -242,9 +236,9 @@ void PagedBatch::take(const Element* values) {
 }
 
 // Ranges of the pass, and what was chosen by weight, come on top of the batch itself.
-void PagedBatch::check_memory() const {
-  batch_.check_kept(
-      0, 2 * sizeof(int64_t) * nodes_.size() + sizeof(int64_t) * (chosen_.size() + chosen_ends_.size()));
+void PagedBatch::check_memory(size_t more_kept) const {
+  batch_.check_kept(more_kept, 2 * sizeof(int64_t) * nodes_.size() +
+                                   sizeof(int64_t) * (chosen_.size() + chosen_ends_.size()));
 }
 
 void PagedBatch::finish_hop(BatchScratch& scratch) {

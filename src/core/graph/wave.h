@@ -86,13 +86,12 @@ class PagedBatch {
   void begin_pass(std::span<const int64_t> nodes);
   void begin_lists(Stage stage);
   void open_list();
-  bool draws_places(int64_t degree) const;
   void add_range(int64_t node, int64_t begin, int64_t end);
   ListRange range(size_t i) const { return {ranges_[2 * i], ranges_[2 * i + 1] - ranges_[2 * i]}; }
   template <class Index>
   void take_neighbours(const Index* values, const Segment& segment);
   void take_weights(const float* values, const Segment& segment);
-  void check_memory() const;
+  void check_memory(size_t more_kept = 0) const;
 
   const PagedTopology& topology_;
   const SamplerOptions& options_;

@@ -86,16 +86,15 @@ def _case(ours: Callable[[], float], other: Callable[[], float | None], name: st
     rounds, cores = [], []
     for _ in range(_ROUNDS):
         begin, cpu = time.perf_counter(), time.process_time()
-        found = ours()
+        rate = ours()
         cores.append((time.process_time() - cpu) / (time.perf_counter() - begin))
-        rounds.append((found, other()))
+        rounds.append((rate, other()))
     median_ours = statistics.median(a for a, _ in rounds)
     others = [b for _, b in rounds if b is not None]
     median_other = statistics.median(others) if others else None
     ratio = median_ours / median_other if median_other else None
-    return {
-        "ours": median_ours, name: median_other, "ratio": ratio, "cores": statistics.median(cores), "rounds": rounds,
-    }  # fmt: skip
+    found = {"ours": median_ours, name: median_other, "ratio": ratio}
+    return found | {"cores": statistics.median(cores), "rounds": rounds}
 
 
 def _engine(depth: int) -> _core.BlockIo:
