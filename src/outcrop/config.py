@@ -94,8 +94,7 @@ class SampleConfig:
         fanouts: Neighbours per hop, -1 = all.
         batch_size: Seed nodes per batch; positive edges where the task is ``link``.
         epochs: Pool of epochs sampled ahead.
-        first_epoch: Training epoch number of the first epoch of the pool, a multiple of ``epochs``; epochs are
-            drawn by their number.
+        first_epoch: Training epoch number of the first epoch of the pool; epochs are drawn by their number.
         sampler: ``neighbor``: uniform. ``labor``: LABOR-0 (Balin and Catalyurek 2023, section 3): one random number
             r_t per node t, batch and hop, the edge (t, s) is kept iff ``r_t <= fanout / degree(s)``; as many edges are
             expected as ``neighbor`` draws, over fewer nodes. ``weighted``: without replacement in proportion to the
@@ -146,10 +145,6 @@ class SampleConfig:
             problems.append(f"epochs {self.epochs} is below 1")
         if self.first_epoch < 0:
             problems.append(f"first epoch {self.first_epoch} is negative")
-        elif self.epochs >= 1 and self.first_epoch % self.epochs:
-            problems.append(
-                f"first epoch {self.first_epoch} is no multiple of the {self.epochs} epochs of a pool"
-            )
         return problems
 
     def _problems_of_samplers(self) -> list[str]:
@@ -168,7 +163,7 @@ class SampleConfig:
 
     def epoch_number(self, split: str, epoch: int) -> int:
         """By what number the ``epoch`` of training is drawn: the pool is replayed, evaluation has one epoch."""
-        return self.first_epoch + epoch % self.epochs if split == "train" else 0
+        return self.first_epoch + (epoch - self.first_epoch) % self.epochs if split == "train" else 0
 
 
 @dataclass(frozen=True)

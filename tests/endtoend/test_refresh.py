@@ -218,16 +218,20 @@ def test_evaluation_is_prepared_once(graph: Graph, tmp_path: Path) -> None:
     refreshed(graph, tmp_path / "pools")
     assert {f: f.stat().st_mtime_ns for f in before} == before
     info = runs.read(tmp_path / "pools" / "pool-2")
-    assert (info.sample.splits, info.sample.first_epoch, info.sample.epochs) == (("train",), 4, 2)
+    assert (info.sample.splits, info.sample.first_epoch, info.sample.epochs) == (
+        ("train",),
+        4,
+        1,
+    )  # the last epoch
 
 
 def test_first_epoch_of_a_pool(graph: Graph, tmp_path: Path) -> None:
-    """Epochs 4 and 5 of a pool from 4 on are those of a pool from 0 on, byte for byte."""
+    """Epochs 4 and 5 of a pool from 4 on, or from 3, are those of a pool from 0 on, byte for byte."""
     from outcrop.stages.sample import sample
 
     with Runtime() as runtime:
         batches = []
-        for first, epochs in ((0, 6), (4, 2)):
+        for first, epochs in ((0, 6), (4, 2), (3, 5)):
             config = SampleConfig((3, 3), 15, epochs=epochs, first_epoch=first, splits=("train",))
             sample(graph, config, tmp_path / f"{first}", runtime)
             found = samples.open_samples(runtime, tmp_path / f"{first}")
@@ -240,9 +244,7 @@ def test_first_epoch_of_a_pool(graph: Graph, tmp_path: Path) -> None:
                 ]
             )
             found.file.close()
-    assert batches[0] == batches[1]
-    with pytest.raises(ArgumentError, match="first epoch 3 is no multiple of the 2 epochs of a pool"):
-        SampleConfig(epochs=2, first_epoch=3)
+    assert batches[0] == batches[1] == batches[2]
 
 
 def slow(monkeypatch: pytest.MonkeyPatch) -> list[pools.Background]:

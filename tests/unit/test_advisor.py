@@ -360,7 +360,8 @@ def test_a_profile_is_kept_and_measured_again_where_it_must(tmp_path, monkeypatc
 def facts(**changes) -> choose.Facts:
     values = {
         "available_bytes": 2 << 30, "free_disk_bytes": 100 << 30, "batches": 100, "seeds": 100_000, "row_bytes": 512,
-        "feature_bytes": 8 << 30, "rows": 6e6, "online_bytes": 2e10, "online_requests": 4e6, "compute_s": 3.0,
+        "feature_bytes": 8 << 30, "rows": 6e6, "missing": 0.9, "online_bytes": 2e10, "online_requests": 4e6,
+        "compute_s": 3.0,
     }  # fmt: skip
     return choose.Facts(**{**values, **changes})
 
@@ -395,9 +396,64 @@ def test_auto_takes_what_is_sooner_done_and_fits():
 
 
 def replayed_bytes() -> float:
-    """Of the rows of ``facts``, those that no cache holds: it has half of the memory."""
-    memory = (2 << 30) * 7 // 8 - ALLOWANCE_BYTES
-    return 6e6 * 512 * (1 - memory / 2 / (8 << 30))
+    """Of the rows of ``facts``, those that no cache holds."""
+    return 6e6 * 512 * 0.9
+
+
+def test_online_spools_where_that_is_sooner_done_and_fits():
+    here = a_profile({}).hardware()
+    again = {"refresh": True, "write_bytes_per_s": 1e9, "compute_s": 0.0}
+    found = choose.spooling(facts(epochs=50, **again), here)
+    # An epoch's rows are 2.8 GB, written and read 5.5: reading 8.6 GB of features is a quarter of that of 7 epochs.
+    assert found.epochs == 7
+    assert "--disk-space 0" in found.why
+    epoch_s = choose.spooling(facts(epochs=1, **again), here).direct_s
+    assert found.direct_s == pytest.approx(50 * epoch_s)
+    scans_s = -(-50 // 7) * (8 << 30) / (1 << 20) / 1000
+    reading_s = 50 * replayed_bytes() / 1048576000
+    assert found.spooled_s == pytest.approx(scans_s + 50 * replayed_bytes() / 1e9 + reading_s, rel=0.05)
+    # Equal parts, and never more than are trained.
+    assert choose.spooling(facts(epochs=8, **again), here).epochs == 4
+    assert choose.spooling(facts(epochs=3, **again), here).epochs == 3
+    # What is replayed is spooled once.
+    once = choose.spooling(facts(epochs=50, pool=2), here)
+    assert once.epochs == 2
+    assert once.spooled_s < found.spooled_s
+    # Half of the space is for evaluation; what does not fit the rest is spooled in more parts, shared, or not at all.
+    assert choose.spooling(facts(epochs=50, disk_space=13 << 30, **again), here).epochs == 2
+    tight = choose.spooling(facts(epochs=50, pool=9, disk_space=21 << 30), here)
+    assert (tight.epochs, tight.disk_space) == (9, 21 << 30)
+    assert found.disk_space is None
+    for little in (
+        facts(epochs=50, disk_space=5 << 30, **again),
+        facts(epochs=50, free_disk_bytes=1 << 30, **again),
+    ):
+        direct = choose.spooling(little, here)
+        assert (direct.epochs, direct.disk_space) == (0, little.disk_space)
+        assert "of disk" in direct.why
+    # Where nearly everything is cached, or computing takes longer than reading, nothing is written.
+    for changes in ({"missing": 0.001}, {"compute_s": 400.0}, {"online_requests": 1e5, "online_bytes": 4e9}):
+        direct = choose.spooling(facts(epochs=50, **{**again, **changes}), here)
+        assert direct.epochs == 0
+        assert "predicted" in direct.why
+
+
+@given(
+    st.lists(st.lists(st.integers(0, 40), unique=True), max_size=4), st.integers(0, 60), st.integers(41, 50)
+)
+def test_share_of_rows_that_no_cache_holds(batches, cache_rows, num_nodes):
+    """Against a count by hand: what earlier batches wanted most is held, any of the others where there is room."""
+    found = auto.missing_share([np.array(b, np.int64) for b in batches], cache_rows, num_nodes)
+    if not batches or not batches[-1] or cache_rows >= num_nodes:
+        assert found == 0.0
+        return
+    times: dict[int, int] = {}
+    for node in sorted(node for batch in batches[:-1] for node in batch):
+        times[node] = times.get(node, 0) + 1
+    ranked = sorted(times, key=lambda node: (-times[node], node))
+    missed = sum(node not in ranked[:cache_rows] for node in batches[-1])
+    room = max(cache_rows - len(ranked), 0) / (num_nodes - len(ranked))
+    assert found == pytest.approx(missed / len(batches[-1]) * (1 - room))
 
 
 # What is counted is what is read

@@ -1,4 +1,7 @@
-"""What ``--memory auto`` takes: a budget, packed or online, and how much disk, from the machine and its profile."""
+"""What ``--memory auto`` takes: a budget, packed or online, and how much disk; and whether mode ``online`` spools.
+
+Spooling: batches of a few epochs are drawn, their rows written in the order of use, and read back while training.
+"""
 
 from __future__ import annotations
 
@@ -14,6 +17,9 @@ _MARGIN_SHARE = 8  # of what is available is left to others: an eighth
 _LEAST_BYTES = 32 << 20
 _DISK_SHARE = 0.9  # of what is free may be taken
 _LEAST_DISK = 1.2  # times the rows of an epoch's distinct nodes: below that sharing does not help
+_SCAN_SHARE = 4  # reading all features once is a quarter, at the most, of what a spool reads and writes
+_WORTH = 1.25  # times as fast: for less nobody's disk is filled
+_SPOOL_SHARE = 2  # of the space: evaluation has the other half, as in api/pools.py
 
 
 @dataclass(frozen=True)
@@ -25,7 +31,8 @@ class Facts:
         batches, seeds: Of one epoch.
         row_bytes, feature_bytes: Of the graph.
         rows: That an epoch wants, repeats counted.
-        online_bytes, online_requests: That an epoch reads in mode online without a cache.
+        missing: Share of them that no cache holds.
+        online_bytes, online_requests: That an epoch reads where rows are read as it is drawn, without a cache.
         epochs, pool: Trained, and sampled ahead.
         refresh: Every pool is drawn and packed anew, instead of replaying one.
         compute_s, draw_s: Of an epoch: computing, and CPU seconds of drawing its batches.
@@ -40,6 +47,7 @@ class Facts:
     row_bytes: int
     feature_bytes: int
     rows: float
+    missing: float
     online_bytes: float
     online_requests: float
     epochs: int = 10
@@ -78,6 +86,24 @@ def memory_within(available_bytes: int) -> int:
     return left
 
 
+@dataclass(frozen=True)
+class Spooling:
+    """How mode ``online`` gets its rows.
+
+    Attributes:
+        epochs: That are spooled at a time; 0: rows are read as batches are drawn.
+        disk_space: That all files may take; None: no limit of their own.
+        why: A line.
+        spooled_s, direct_s: What the whole training is predicted to take in either way.
+    """
+
+    epochs: int
+    disk_space: int | None
+    why: str
+    spooled_s: float = 0.0
+    direct_s: float = 0.0
+
+
 def choose(facts: Facts, hardware: Hardware) -> Choice:
     """Packed or online, whichever trains ``facts.epochs`` epochs sooner, preparing included; and its limits.
 
@@ -88,32 +114,13 @@ def choose(facts: Facts, hardware: Hardware) -> Choice:
         BudgetError: There is too little memory.
     """
     memory = memory_within(facts.available_bytes)
-    held = min(memory / 2 / max(facts.feature_bytes, 1), 1.0)  # caches get what buffers leave: about half
-    wanted = facts.rows * facts.row_bytes * (1 - held)
-    limit = int(facts.free_disk_bytes * _DISK_SHARE)
-    if facts.disk_space is not None:
-        limit = min(limit, facts.disk_space)
-    packed_bytes = wanted * facts.pool
-    large = max(wanted / (1 << 20), facts.batches if wanted else 0)
-    packed = cost.predict(hardware, Workload(
-        "packed", facts.batches, facts.seeds, ((wanted, large),), facts.compute_s,
-        loading=Loading(read_bytes=wanted, copied_bytes=wanted, gathered_bytes=facts.rows * facts.row_bytes - wanted),
-    ))  # fmt: skip
-    misses = 1 - held  # at the most: what is hot is held first
-    online = cost.predict(hardware, Workload(
-        "online", facts.batches, facts.seeds, ((facts.online_bytes * misses, facts.online_requests * misses),),
-        facts.compute_s,
-        loading=Loading(requests=facts.online_requests * misses, gathered_bytes=facts.rows * facts.row_bytes,
-                        other_s=facts.draw_s),
-    ))  # fmt: skip
-    prepare_s = cost.packing_seconds(
-        hardware, facts.feature_bytes, packed_bytes, facts.write_bytes_per_s, facts.draw_s * facts.pool
-    )
-    if facts.refresh:  # in turn; beside training it is hidden in part
-        prepare_s *= -(-facts.epochs // facts.pool)
+    limit = _space(facts)
+    packed, online = _packed(facts, hardware), _direct(facts, hardware)
+    packed_bytes = _wanted(facts) * facts.pool
+    prepare_s = _preparing(facts, hardware, facts.pool)
     packed_s, online_s = prepare_s + facts.epochs * packed.epoch_s, facts.epochs * online.epoch_s
     shared = packed_bytes > limit
-    least = min(packed_bytes, facts.feature_bytes * _LEAST_DISK)
+    least = _least_space(facts, packed_bytes)
     budget = f"memory {format_bytes(memory)} of {format_bytes(facts.available_bytes)} available"
     if shared and limit < least:
         why = f"{budget}; online: packing takes at least {format_bytes(least)} of disk, there are {format_bytes(limit)}"
@@ -127,3 +134,80 @@ def choose(facts: Facts, hardware: Hardware) -> Choice:
     if shared and mode == "packed":
         why += f"\nbatches share rows on disk: all packed is {format_bytes(packed_bytes)}, {format_bytes(limit)} may be"
     return Choice(memory, mode, limit if shared else facts.disk_space, why, packed_s, online_s)
+
+
+def spooling(facts: Facts, hardware: Hardware) -> Spooling:
+    """Whether mode ``online`` spools, and how many epochs at a time; ``facts.available_bytes`` does not matter.
+
+    Without ``facts.refresh`` the ``facts.pool`` epochs that are replayed are spooled once. With it as few are at a time
+    as make reading all features a small part, so that training begins soon and little disk is taken.
+    """
+    wanted, limit = _wanted(facts), _space(facts)
+    space = limit // _SPOOL_SHARE
+    direct_s = facts.epochs * _direct(facts, hardware).epoch_s
+    many = facts.pool
+    if facts.refresh:
+        most = max(min(facts.epochs, int(space / wanted) if wanted else facts.epochs), 1)
+        spools = -(
+            -facts.epochs // min(-(-_SCAN_SHARE * facts.feature_bytes // max(int(2 * wanted), 1)), most)
+        )
+        many = -(-facts.epochs // spools)  # equal parts
+    spooled_s = _preparing(facts, hardware, many) + facts.epochs * _packed(facts, hardware).epoch_s
+    least = _least_space(facts, wanted * many)
+    if space < least:
+        why = f"spooling takes at least {format_bytes(_SPOOL_SHARE * least)} of disk, there are {format_bytes(limit)}"
+    elif direct_s < _WORTH * spooled_s:
+        why = (
+            f"{facts.epochs} epochs are predicted to take {direct_s:.3g} s so, and {spooled_s:.3g} s spooled"
+        )
+    else:
+        why = (
+            f"{many} {'epoch is' if many == 1 else 'epochs are'} spooled to disk at a time, about "
+            f"{format_bytes(int(wanted * many))}: all {facts.epochs} are predicted to take {spooled_s:.3g} s so, "
+            f"{direct_s:.3g} s if rows are read as batches are drawn (--disk-space 0)"
+        )
+        shared = wanted * many > space
+        return Spooling(many, limit if shared else facts.disk_space, why, spooled_s, direct_s)
+    return Spooling(0, facts.disk_space, f"rows are read as batches are drawn: {why}", spooled_s, direct_s)
+
+
+def _space(facts: Facts) -> int:
+    limit = int(facts.free_disk_bytes * _DISK_SHARE)
+    return limit if facts.disk_space is None else min(limit, facts.disk_space)
+
+
+def _wanted(facts: Facts) -> float:
+    """Bytes of an epoch's rows that no cache holds."""
+    return facts.rows * facts.row_bytes * facts.missing
+
+
+def _least_space(facts: Facts, packed_bytes: float) -> int:
+    return int(min(packed_bytes, facts.feature_bytes * _LEAST_DISK))
+
+
+def _preparing(facts: Facts, hardware: Hardware, pool: int) -> float:
+    """Seconds of drawing and packing, ``pool`` epochs at a time, all epochs or only the first of them."""
+    epochs = facts.epochs if facts.refresh else pool
+    features = (
+        -(-epochs // pool) * facts.feature_bytes
+    )  # read for each pool; in turn: beside training it is hidden
+    return cost.packing_seconds(
+        hardware, features, _wanted(facts) * epochs, facts.write_bytes_per_s, facts.draw_s * epochs
+    )
+
+
+def _packed(facts: Facts, hardware: Hardware) -> cost.Prediction:
+    wanted = _wanted(facts)
+    large = max(wanted / (1 << 20), facts.batches if wanted else 0)
+    return cost.predict(hardware, Workload(
+        "packed", facts.batches, facts.seeds, ((wanted, large),), facts.compute_s,
+        loading=Loading(read_bytes=wanted, copied_bytes=wanted, gathered_bytes=facts.rows * facts.row_bytes - wanted),
+    ))  # fmt: skip
+
+
+def _direct(facts: Facts, hardware: Hardware) -> cost.Prediction:
+    requests = facts.online_requests * facts.missing
+    return cost.predict(hardware, Workload(
+        "online", facts.batches, facts.seeds, ((facts.online_bytes * facts.missing, requests),), facts.compute_s,
+        loading=Loading(requests=requests, gathered_bytes=facts.rows * facts.row_bytes, other_s=facts.draw_s),
+    ))  # fmt: skip

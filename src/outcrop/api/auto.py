@@ -1,9 +1,11 @@
-"""``--memory auto``: looks at the machine and at a few batches, and settles budget, mode and disk space."""
+"""Choices made for the user: looks at the machine and at a few batches, and settles budget, mode and disk space."""
 
 from __future__ import annotations
 
 import os
 import time
+from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -19,9 +21,12 @@ from outcrop.config import SampleConfig, Size, format_bytes, parse_size
 from outcrop.runtime import Runtime
 from outcrop.sampling import BatchSampler
 from outcrop.store import run as runs
+from outcrop.store.batches import BatchGraph
 from outcrop.store.graph import Graph, open_graph
+from outcrop.store.topology import topology_bytes
 
 _LOOKED_AT = 4
+_BUFFERS, _TOPOLOGY_SHARE = 2, 0.4  # batches in memory, and of the budget, as mode online takes them
 
 
 def is_auto(memory: Size | None) -> bool:
@@ -69,16 +74,17 @@ def settle(
     folder = graph.path if out is None else next(p for p in (out, *out.resolve().parents) if p.is_dir())
     disk = os.statvfs(folder)
     memory = choose.memory_within(available)
-    facts = _look(graph, sampling, memory, profile, model, hidden)
+    seen = look(graph, sampling, memory)
     facts = Facts(
         available_bytes=available,
         free_disk_bytes=disk.f_bavail * disk.f_frsize,
         epochs=epochs,
         pool=sampling.epochs,
         refresh=refresh,
+        compute_s=_step_seconds(graph, seen, profile, model, hidden) * seen.count,
         write_bytes_per_s=profile.write_bytes_per_s,
         disk_space=limit,
-        **facts,
+        **seen.facts(graph),
     )
     return choose.choose(facts, profile.hardware())
 
@@ -88,11 +94,42 @@ def settle_run(graph: Path, out: Path, disk_space: Size | None, **sampling: Any)
     return settle(open_graph(graph), SampleConfig(**sampling), out, disk_space=disk_space)
 
 
-def _look(
-    graph: Graph, sampling: SampleConfig, memory: int, profile: Profile, model: str, hidden: int | None
-) -> dict[str, Any]:
-    """Facts of an epoch from its first batches; drawn within ``memory``."""
-    spec = graph.spec("features")
+@dataclass(frozen=True)
+class Seen:
+    """The first batches of an epoch.
+
+    Attributes:
+        count, seeds: Of the whole epoch.
+        drawn_s: CPU seconds that drawing one took.
+        missing: Share of their rows that no cache within the budget would hold; at the most.
+    """
+
+    batches: list[BatchGraph]
+    count: int
+    seeds: int
+    drawn_s: float
+    missing: float
+
+    def facts(self, graph: Graph) -> dict[str, Any]:
+        """What :class:`outcrop.advisor.choose.Facts` wants to know of an epoch."""
+        spec, scale = graph.spec("features"), self.count / max(len(self.batches), 1)
+        read = sum(page_bytes(b.n_id, spec.stride_bytes, spec.stride_bytes) for b in self.batches)
+        requests = sum(page_runs(b.n_id, spec.stride_bytes, spec.stride_bytes) for b in self.batches)
+        return {
+            "batches": self.count,
+            "seeds": self.seeds,
+            "row_bytes": spec.stride_bytes,
+            "feature_bytes": graph.feature_bytes,
+            "rows": sum(b.num_nodes for b in self.batches) * scale,
+            "missing": self.missing,
+            "online_bytes": read * scale,
+            "online_requests": requests * scale,
+            "draw_s": self.drawn_s * self.count,
+        }
+
+
+def look(graph: Graph, sampling: SampleConfig, memory: int) -> Seen:
+    """Draws the first batches of an epoch within ``memory``."""
     with Runtime(memory) as runtime:
         sampler = BatchSampler(graph, sampling, runtime)
         count = sampler.num_batches("train")
@@ -100,25 +137,35 @@ def _look(
         batches = list(islice(found, _LOOKED_AT))
         found.close()  # type: ignore[attr-defined]
         drawn_s = (time.process_time() - cpu) / max(len(batches), 1)
-    scale = count / max(len(batches), 1)
-    read = sum(page_bytes(b.n_id, spec.stride_bytes, spec.stride_bytes) for b in batches)
-    requests = sum(page_runs(b.n_id, spec.stride_bytes, spec.stride_bytes) for b in batches)
-    nodes = np.mean([b.nodes_per_hop for b in batches], axis=0)
-    edges = np.mean([b.edges_per_hop for b in batches], axis=0)
+    seeds = len(sampler.ids["train"]) if sampling.task != "link" else count * sampling.batch_size
+    row_bytes = graph.spec("features").stride_bytes
+    buffers = _BUFFERS * max((b.num_nodes for b in batches), default=0) * row_bytes
+    left = memory - buffers - min(topology_bytes(graph), int(memory * _TOPOLOGY_SHARE))
+    missing = missing_share([b.n_id for b in batches], left // max(row_bytes, 1), graph.num_nodes)
+    return Seen(batches, count, seeds, drawn_s, missing)
+
+
+def missing_share(batches: Sequence[np.ndarray], cache_rows: int, num_nodes: int) -> float:
+    """Share of the last batch's rows that a cache would not hold which the others have filled: often wanted rows first.
+
+    What room they leave is for rows that were not seen, any of them.
+    """
+    *others, last = batches or [np.zeros(0, np.int64)]
+    if not len(last) or cache_rows >= num_nodes:
+        return 0.0
+    seen, times = np.unique(np.concatenate(others or [last[:0]]), return_counts=True)
+    held = seen[np.argsort(-times, kind="stable")[: max(cache_rows, 0)]]
+    unseen = max(cache_rows - len(seen), 0) / max(num_nodes - len(seen), 1)
+    return float((~np.isin(last, held)).mean() * (1 - unseen))
+
+
+def _step_seconds(graph: Graph, seen: Seen, profile: Profile, model: str, hidden: int | None) -> float:
+    """Of a training step on an average one of the batches seen, from the profile's step."""
+    nodes = np.mean([b.nodes_per_hop for b in seen.batches], axis=0)
+    edges = np.mean([b.edges_per_hop for b in seen.batches], axis=0)
     network = shapes.Network(
         model, graph.feature_dim, hidden or (128 if model == "gat" else 256), graph.num_classes
     )
-    step = shapes.scaled_step(
+    return shapes.scaled_step(
         profile.steps.get(model, 0.0), network, shapes.Shape(tuple(nodes), tuple(edges))
     )
-    return {
-        "batches": count,
-        "seeds": len(sampler.ids["train"]) if sampling.task != "link" else count * sampling.batch_size,
-        "row_bytes": spec.stride_bytes,
-        "feature_bytes": graph.feature_bytes,
-        "rows": float(nodes.sum()) * count,
-        "online_bytes": read * scale,
-        "online_requests": requests * scale,
-        "compute_s": step * count,
-        "draw_s": drawn_s * count,
-    }

@@ -1,4 +1,5 @@
-"""Sample pools that are refreshed: pool k holds the batches of epochs kE to (k + 1)E - 1, and is gone after them.
+"""Sample pools that are refreshed: pool k holds the batches of epochs kE to (k + 1)E - 1, or to the last one, and is
+gone after them.
 
 While pool k trains, pool k + 1 is prepared by a process of its own, ``outcrop prepare-pool``: at the lowest CPU and
 I/O priority, in a quarter of the memory budget, no faster than a given rate, dead when its parent is. Batches are
@@ -257,7 +258,9 @@ class Pools:
                 )
 
     def _describe_pool(self, number: int) -> None:
-        config = replace(self._config, splits=("train",), first_epoch=number * self._config.epochs)
+        first = number * self._config.epochs
+        epochs = min(self._config.epochs, self._epochs - first)
+        config = replace(self._config, splits=("train",), first_epoch=first, epochs=epochs)
         plan = replace(self._plan, memory=self.shares.train, disk_space=self._pool_space)
         self._describe(self._pool(number), config, plan)
 

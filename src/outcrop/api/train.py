@@ -7,16 +7,13 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 from outcrop import checkpoint as checkpoints
 from outcrop import device as devices
-from outcrop.api import auto, history
-from outcrop.api.pools import Pools
-from outcrop.api.prepare import PrepareReport, prepare
-from outcrop.api.run import open_session
+from outcrop.api import auto, history, spool
+from outcrop.api.supply import Supply, Wanted, prepared
 from outcrop.config import (
     BaselineConfig,
     DeviceConfig,
@@ -58,6 +55,7 @@ class TrainReport:
     io_backend: str
     prepare: dict[str, Any] = field(default_factory=dict)
     pools: list[dict[str, Any]] = field(default_factory=list)
+    spooled_epochs: int = 0
     chosen: str = ""
 
     def as_dict(self) -> dict[str, Any]:
@@ -116,6 +114,9 @@ def train(
         layers: None = as many as hops, which is what sampled batches allow; ShaDow's take any number.
         topology: Where neighbour lists are read from (:class:`outcrop.config.IoConfig`).
         io: Of mode ``online``, who asks for rows on disk: ``engine``, or ``gpu`` (:mod:`outcrop.gpuio`).
+        disk_space: Limit of the files that are made, as in :func:`outcrop.prepare`. Mode ``online`` spools
+            (:mod:`outcrop.api.spool`) where that is predicted to be done sooner: within this limit, or nine tenths of
+            what is free; 0: never.
         refresh: Instead of replaying the ``sample_epochs`` epochs of the pool, prepare the next ones while these train;
             ``run`` is then the folder for the pools (none: ``<graph>.pools``). Where the budget is too small for both
             at once, in turn. See :mod:`outcrop.api.pools`.
@@ -132,7 +133,7 @@ def train(
         seed: Of sampling (without a run) and of the model.
         trace_losses: Keep the loss of every batch.
         trace_path: JSONL file for spans of all stages.
-        on_choice: Told what memory ``"auto"`` chose, and why, before anything is prepared.
+        on_choice: Told what memory ``"auto"`` chose, or mode ``online``, and why, before anything is prepared.
 
     Raises:
         BudgetError: A limit cannot be met.
@@ -167,7 +168,6 @@ def train(
         graph, folder, sampling, mode, epochs, model, hidden, memory, disk_space, refresh, on_choice
     )
     planned = 0  # bytes on the device
-    report: PrepareReport | None = None
     if folder is not None and not refresh:
         if fanouts is not None or batch_size is not None:
             raise ArgumentError(
@@ -194,60 +194,40 @@ def train(
         trace_losses=trace_losses,
         evaluate_every=evaluate_every,
     )
-    pools: Pools | None = None
-    if refresh and mode == "packed":
-        limits = _limits(graph, memory, gpu_memory, disk_space)
-        folder = folder or graph.path.with_name(graph.path.name + ".pools")
-        rate = None if refresh_rate is None else parse_size(refresh_rate)
-        pools = Pools(graph, folder, sampling, limits, epochs, rate)
-        report = pools.prepare(_next_epoch(checkpoint if resume else None, epochs), progress)
-    elif refresh:
-        sampling = replace(sampling, epochs=epochs)  # drawn on the fly: nothing has to be prepared
-    elif folder is None and mode == "packed":
-        folder = graph.path.with_name(graph.path.name + ".run")
-        with Runtime(memory, io=io_config, progress=progress) as runtime:
-            report = prepare(
-                graph,
-                folder,
-                fanouts=sampling.fanouts,
-                batch_size=sampling.batch_size,
-                epochs=sample_epochs,
-                degrees=sampling.degrees,
-                sampler=sampler,
-                dependency=dependency,
-                memory=memory,
-                gpu_memory=gpu_memory,
-                disk_space=disk_space,
-                seed=seed,
-                runtime=runtime,
-            )
-    started = time.monotonic()
-    limit = memory if pools is None else pools.shares.runtime
-    to = DeviceConfig(device, parse_size(gpu_memory) or planned, draws=sample_on == "gpu")
-    with (
-        Runtime(limit, io=io_config, trace_path=trace_path, progress=progress) as runtime,
-        history.training(None if pools else folder, graph, sampling, config, mode, runtime) as finish,
-    ):
-        inputs = {"graph": graph.digest(), "sampling": f"{sampling} refreshed" if refresh else str(sampling)}
-        if mode == "partition":
-            inputs["partitions"] = f"{partitions}, resident {resident}"
-        with ExitStack() as closing:
-            if pools is None:
-                session = closing.enter_context(
-                    open_session(
-                        graph,
-                        runtime,
-                        mode,
-                        run_folder=folder,
-                        config=sampling,
-                        to=to,
-                        baseline=baseline,
-                    )
-                )
-                passes = _Passes(lambda split, epoch: session, runtime)
-            else:
-                closing.callback(pools.close)
-                passes = _Passes(partial(pools.session, runtime=runtime, to=to), runtime, check=pools.check)
+    limits = _limits(graph, memory, gpu_memory, disk_space)
+    inputs = {"graph": graph.digest(), "sampling": str(sampling)}
+    if refresh:  # the same batches, however many epochs are drawn at a time
+        inputs["sampling"] = f"{replace(sampling, epochs=1)} refreshed"
+    if mode == "partition":
+        inputs["partitions"] = f"{partitions}, resident {resident}"
+    wanted = Wanted(
+        graph,
+        sampling,
+        limits,
+        epochs,
+        next_epoch=_next_epoch(checkpoint if resume else None, epochs),
+        refresh=refresh,
+        rate=None if refresh_rate is None else parse_size(refresh_rate),
+        io=io_config,
+        progress=progress,
+    )
+    with ExitStack() as closing:
+        if mode == "online" and folder is None and io == "engine" and sample_on == "cpu":
+            supply, why = spool.supply(wanted, config, closing)
+            if why and on_choice is not None:
+                on_choice(why)
+            chosen = "\n".join(filter(None, (chosen, why)))
+        else:
+            supply = _supply(wanted, mode, folder)
+        started = time.monotonic()
+        to = DeviceConfig(device, limits.gpu_memory or planned, draws=sample_on == "gpu")
+        runtime = closing.enter_context(
+            Runtime(supply.memory, io=io_config, trace_path=trace_path, progress=progress)
+        )
+        finish = closing.enter_context(history.training(supply.run, graph, sampling, config, mode, runtime))
+        with ExitStack() as opened:
+            session, check = supply.open(runtime, to, baseline, opened)
+            passes = _Passes(session, runtime, check)
             result, accuracy = _train(
                 graph, passes, sampling.splits, config, runtime, checkpoint, resume, test, inputs
             )
@@ -265,16 +245,25 @@ def train(
             peak_device_by_tag=dict(runtime.device_peaks),
             peak_by_tag={tag: usage.peak_bytes for tag, usage in runtime.budget.by_tag.items()},
             peak_process_bytes=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
-            budget={
-                name: getattr(_limits(graph, memory, gpu_memory, disk_space), name)
-                for name in ("memory", "gpu_memory", "disk_space")
-            },
+            budget={name: getattr(limits, name) for name in ("memory", "gpu_memory", "disk_space")},
             io_backend=runtime.io.backend_name,
-            prepare=report.as_dict() if report else {},
-            pools=pools.as_dicts() if pools else [],
+            prepare=supply.report.as_dict() if supply.report else {},
+            pools=supply.pools.as_dicts() if supply.pools else [],
+            spooled_epochs=supply.spooled_epochs,
             chosen=chosen,
         )
         return finish(trained)
+
+
+def _supply(wanted: Wanted, mode: str, folder: Path | None) -> Supply:
+    if mode != "packed" and wanted.refresh and folder is not None:
+        raise ArgumentError(f"mode {mode} draws the batches of every epoch itself: leave --run {folder} out")
+    if mode == "packed" and (wanted.refresh or folder is None):
+        path = wanted.graph.path
+        return prepared(
+            wanted, folder or path.with_name(path.name + (".pools" if wanted.refresh else ".run"))
+        )
+    return Supply(wanted, mode, folder)
 
 
 def _choose(

@@ -90,7 +90,8 @@ def sample(
 
 def _numbered(sampler: BatchSampler) -> Draw:
     """Epochs of the pool, by their number in the training."""
-    return lambda split, epoch: sampler.epoch(split, sampler.config.epoch_number(split, epoch))
+    config = sampler.config
+    return lambda split, at: sampler.epoch(split, config.epoch_number(split, config.first_epoch + at))
 
 
 def _with_labels(graph: Graph, config: SampleConfig, foreign: ForeignBatches, runtime: Runtime) -> Draw:

@@ -26,15 +26,19 @@ FORMAT, VERSION = "outcrop.sample", 1
 
 @dataclass(frozen=True)
 class Group:
-    """The batches of one split: ``epochs`` times ``per_epoch`` from number ``first`` on."""
+    """The batches of one split: ``epochs`` times ``per_epoch`` from number ``first`` on.
+
+    ``first_epoch``: by what number training knows the first of them.
+    """
 
     first: int
     epochs: int
     per_epoch: int
+    first_epoch: int = 0
 
     def batches(self, epoch: int) -> range:
-        """Batch numbers of ``epoch``; a pool of E epochs is replayed, epoch e uses e mod E."""
-        start = self.first + epoch % self.epochs * self.per_epoch
+        """Batch numbers of ``epoch``; a pool of E epochs is replayed: of one from epoch 0 on, epoch e uses e mod E."""
+        start = self.first + (epoch - self.first_epoch) % self.epochs * self.per_epoch
         return range(start, start + self.per_epoch)
 
     def all_batches(self) -> range:
@@ -47,7 +51,11 @@ class SampleSet:
     def __init__(self, runtime: Runtime, path: Path, manifest: Manifest):
         self.path, self.manifest = path, manifest
         self._runtime = runtime
-        self.groups = {name: Group(**g) for name, g in manifest.attributes["groups"].items()}
+        begins = {"train": manifest.config.get("first_epoch", 0)}
+        self.groups = {
+            name: Group(**g, first_epoch=begins.get(name, 0))
+            for name, g in manifest.attributes["groups"].items()
+        }
         self.id_bytes: int = manifest.attributes["id_bytes"]
         self.hops: int = manifest.attributes["hops"]
         self.degrees: bool = manifest.attributes["degrees"]

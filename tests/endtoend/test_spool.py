@@ -1,0 +1,211 @@
+"""Mode online that spools: the losses of reading rows as batches are drawn, and nothing left behind."""
+
+from __future__ import annotations
+
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from artifact_support import child_environment, small_graph
+from outcrop.advisor.choose import Spooling
+from outcrop.advisor.cost import Disk, Hardware
+from outcrop.api import spool
+from outcrop.api.prepare import prepare
+from outcrop.api.train import train
+from outcrop.errors import ArgumentError, OutcropError
+from outcrop.store.graph import Graph
+
+SAMPLING: dict[str, Any] = {"fanouts": (3, 3), "batch_size": 15, "seed": 4}
+LEARNING: dict[str, Any] = {"hidden": 8, "trace_losses": True, "dropout": 0.3}
+EPOCHS = 5
+SLOW_SEEKS = Hardware("here", Disk("here", ((4096, 1e3), (1 << 20, 1e3))))
+FAST_SEEKS = Hardware("here", Disk("here", ((4096, 1e9), (1 << 20, 1e3))))
+
+
+@pytest.fixture(scope="module")
+def graph(tmp_path_factory: pytest.TempPathFactory) -> Graph:
+    return small_graph(tmp_path_factory.mktemp("spool") / "graph")
+
+
+@pytest.fixture(autouse=True)
+def nothing_left(graph: Graph) -> Iterator[None]:
+    yield
+    assert left(graph) == []
+
+
+def left(graph: Graph) -> list[str]:
+    return sorted(path.name for path in graph.path.parent.iterdir() if path.name != graph.path.name)
+
+
+def online(graph: Graph, **changes: Any) -> Any:
+    options = {"epochs": EPOCHS, "memory": "2MiB", "mode": "online", **SAMPLING, **LEARNING, **changes}
+    return train(graph, **options)
+
+
+def losses(report: Any) -> tuple[list[float], list[float], float]:
+    return report.batch_losses, [e["valid_accuracy"] for e in report.epochs], report.test_accuracy
+
+
+@pytest.fixture
+def spools(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Sets how many epochs are spooled."""
+
+    def take(epochs: int, disk_space: int | None = None) -> None:
+        monkeypatch.setattr(spool, "settle", lambda *_: Spooling(epochs, disk_space, "as the test says"))
+
+    return take
+
+
+@pytest.mark.parametrize("memory", ["2MiB", "64MiB"])  # in turn, and beside training
+@pytest.mark.parametrize("epochs", [1, 2, 3, 5])
+def test_new_batches_every_epoch(graph: Graph, spools: Any, epochs: int, memory: str) -> None:
+    direct = online(graph, refresh=True, memory=memory)
+    assert (direct.spooled_epochs, direct.pools) == (0, [])  # so few features are read in no time
+    spools(epochs)
+    report = online(graph, refresh=True, memory=memory)
+    assert losses(report) == losses(direct)
+    assert (report.mode, report.spooled_epochs, report.chosen) == ("online", epochs, "as the test says")
+    assert [pool["first_epoch"] for pool in report.pools] == list(range(0, EPOCHS, epochs))
+    assert {pool["beside"] for pool in report.pools} == {memory == "64MiB"}
+    assert report.peak_host_bytes <= (2 << 20 if memory == "2MiB" else 48 << 20)
+
+
+@pytest.mark.parametrize("model", ["sage", "gcn"])
+def test_replayed_batches(graph: Graph, spools: Any, tmp_path: Path, model: str) -> None:
+    options = {"sample_epochs": 2, "model": model, "memory": "1640KiB"}
+    direct = online(graph, **options)
+    spools(2)
+    report = online(graph, **options)
+    prepare(graph, tmp_path / "run", epochs=2, degrees=model == "gcn", memory="1640KiB", **SAMPLING)
+    packed = train(graph, run=tmp_path / "run", epochs=EPOCHS, model=model, seed=SAMPLING["seed"], **LEARNING)
+    assert losses(report) == losses(direct) == losses(packed)
+    assert report.epochs[0]["rows_by_level"]["packed"] > 0
+    assert report.prepare["bytes_written"] > 0
+    with pytest.raises(ArgumentError, match="leave --run"):
+        train(graph, mode="online", refresh=True, run=tmp_path / "run")
+
+
+def test_goes_on_in_either_way(graph: Graph, spools: Any, tmp_path: Path) -> None:
+    """A checkpoint does not know how rows came: spooled, directly, and as packed pools."""
+    want = online(graph, refresh=True)
+    options = {"refresh": True, "checkpoint": tmp_path / "ckpt"}
+    online(graph, epochs=1, **options)
+    spools(2)
+    report = online(graph, epochs=4, **options)
+    assert [pool["pool"] for pool in report.pools] == [0, 1]
+    report = online(graph, mode="packed", run=tmp_path / "pools", **options)
+    assert losses(report) == losses(want)
+    assert online(graph, **options).pools == []  # nothing was left to be trained
+
+
+def test_it_chooses_by_what_the_disk_does(graph: Graph, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(spool, "LEAST_BYTES", 0)
+    said: list[str] = []
+    found = []
+    for disk in (SLOW_SEEKS, FAST_SEEKS):
+        monkeypatch.setattr(spool.machine, "rough_hardware", lambda path, disk=disk: disk)
+        found.append(online(graph, refresh=True, on_choice=said.append))
+    assert [bool(report.spooled_epochs) for report in found] == [True, False]
+    assert losses(found[0]) == losses(found[1])
+    assert [report.chosen for report in found] == said
+    assert "spooled to disk at a time" in said[0]
+    assert "rows are read as batches are drawn" in said[1]
+    # With slow seeks again, but reasons not to.
+    monkeypatch.setattr(spool.machine, "rough_hardware", lambda path: SLOW_SEEKS)
+    for reason in ({"disk_space": 0}, {"memory": None}, {"disk_space": "1KiB"}):
+        assert online(graph, refresh=True, **reason).spooled_epochs == 0
+    monkeypatch.setattr(spool.os, "access", lambda path, mode: False)
+    report = online(graph, refresh=True)
+    assert f"nothing may be written to {graph.path.parent}" in report.chosen
+
+
+def test_what_does_not_fit_is_read_directly(graph: Graph, spools: Any) -> None:
+    spools(2, 100 << 10)
+    report = online(graph, refresh=True)
+    assert report.spooled_epochs == 0
+    assert "spooling does not fit" in report.chosen
+    assert losses(report) == losses(online(graph, mode="memory", memory=None, refresh=True))
+
+
+def test_an_error_in_training_leaves_nothing(graph: Graph, spools: Any) -> None:
+    spools(1)
+
+    class Fails:
+        def start(self, task: str, total: int, unit: str) -> None: ...
+        def advance(self, task: str, amount: int) -> None:
+            if task == "train":
+                assert len(left(graph)) == 1
+                raise OutcropError("as the test wants")
+
+        def note(self, task: str, text: str) -> None: ...
+        def finish(self, task: str) -> None: ...
+
+    with pytest.raises(OutcropError, match="as the test wants"):
+        online(graph, refresh=True, progress=Fails())
+
+
+FOREVER = """
+import sys, time
+from contextlib import contextmanager
+from outcrop.api import spool
+from outcrop.store.graph import open_graph
+with spool.folder(open_graph(sys.argv[1])) as made:
+    (made / "rows").mkdir()
+    (made / "rows" / "records.bin").write_bytes(b"x" * 1000)
+    print(made, flush=True)
+    time.sleep(600)
+"""
+
+
+def test_folders_of_killed_trainings_are_removed_and_no_others(graph: Graph) -> None:
+    running = [
+        subprocess.Popen(
+            [sys.executable, "-c", FOREVER, str(graph.path)],
+            env=child_environment(),
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for _ in range(2)
+    ]
+    try:
+        made = [Path(process.stdout.readline().strip()) for process in running if process.stdout]
+        assert len({*made}) == 2
+        running[0].send_signal(signal.SIGKILL)
+        running[0].wait()
+        assert made[0].is_dir()
+        with spool.folder(graph) as mine:
+            assert not made[0].exists()
+            assert made[1].is_dir()  # its training goes on
+            with spool.folder(graph) as another:
+                assert mine.is_dir()
+                assert another != mine
+        running[1].send_signal(signal.SIGINT)
+        running[1].wait()
+        assert not made[1].exists()
+    finally:
+        for process in running:
+            process.kill()
+            process.wait()
+            assert process.stdout
+            process.stdout.close()
+
+
+def test_without_locks_nothing_is_taken_for_left(graph: Graph, monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_locks(handle: int, how: int) -> None:
+        raise OSError("no locks available")
+
+    kept = graph.path.with_name(f"{graph.path.name}.spool-kept")
+    kept.mkdir()
+    monkeypatch.setattr(spool.fcntl, "flock", no_locks)
+    with ExitStack() as both:
+        made = [both.enter_context(spool.folder(graph)) for _ in range(2)]
+        assert left(graph) == sorted([kept.name, *(path.name for path in made)])
+    assert kept.is_dir()
+    shutil.rmtree(kept)
