@@ -5,6 +5,7 @@ Source: Hyperion, section III.
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Iterator
 from itertools import islice
 
@@ -53,7 +54,9 @@ def open_online(
     pool = None
     if recorded is not None:  # the size of batches is known: buffers come first
         pool = _make_pool(graph, runtime, recorded.max_nodes, to)
-    drawer, topology, drawn = _drawing(graph, runtime, config, to, recorded)
+    share = _DRAWING_SHARE if recorded is None else _DRAWING_SHARE_LAST
+    before = runtime.budget.free_bytes
+    drawer, topology, drawn = _drawing(graph, runtime, config, to, recorded, share)
     split = "train" if "train" in config.splits else config.splits[0]
 
     def ahead() -> Iterator[BatchGraph]:
@@ -66,6 +69,11 @@ def open_online(
     if pool is None:
         if _SLOTS * batch_bytes + books_bytes(graph.num_nodes) > runtime.budget.free_bytes:
             hotness.close()  # buffers need its memory: nothing is cached
+        if 0 < before - _SLOTS * batch_bytes < before - runtime.budget.free_bytes:  # and drawing has less
+            share = (1 - _SLOTS * batch_bytes / before) * _DRAWING_SHARE_LAST
+            del drawer, topology, drawn
+            gc.collect()
+            drawer, topology, drawn = _drawing(graph, runtime, config, to, recorded, share)
         pool = _make_pool(graph, runtime, most, to)
     on_gpu = gpu_named(to.name) is not None
     device_bytes = to.memory_bytes - DEVICE_BATCHES * batch_bytes if on_gpu else 0
@@ -80,7 +88,12 @@ def _make_pool(graph: Graph, runtime: Runtime, most: int, to: DeviceConfig) -> S
 
 
 def _drawing(
-    graph: Graph, runtime: Runtime, config: SampleConfig, to: DeviceConfig, recorded: SampleSet | None
+    graph: Graph,
+    runtime: Runtime,
+    config: SampleConfig,
+    to: DeviceConfig,
+    recorded: SampleSet | None,
+    share: float,
 ) -> tuple[Drawer, Topology | None, RecordedGraphs | SampledGraphs]:
     """Who draws the batches, from which topology, and the same batches whole, to be counted."""
     graphs = None if recorded is None else RecordedGraphs(recorded, runtime)
@@ -88,6 +101,5 @@ def _drawing(
         assert graphs is not None
         return RecordedDrawer(graphs), None, graphs
     on = resolve(to.name) if to.draws else None
-    share = _DRAWING_SHARE if recorded is None else _DRAWING_SHARE_LAST
     sampler = BatchSampler(graph, config, runtime, share=share, at_once=1, page_cache=False, on=on)
     return SampledDrawer(sampler), sampler.topology, graphs or SampledGraphs(sampler)
