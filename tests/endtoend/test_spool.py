@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from artifact_support import child_environment, small_graph
+from artifact_support import child_environment, python, small_graph
 from outcrop.advisor.choose import Spooling
 from outcrop.advisor.cost import Disk, Hardware
 from outcrop.api import spool
@@ -195,6 +195,32 @@ def test_folders_of_killed_trainings_are_removed_and_no_others(graph: Graph) -> 
             process.wait()
             assert process.stdout
             process.stdout.close()
+
+
+TERMINATED = """
+import os, signal, sys, threading, time
+from pathlib import Path
+from outcrop.advisor.choose import Spooling
+from outcrop.api import spool
+from outcrop.cli import main
+spool.settle = lambda *_: Spooling(2, None, "")
+graph = Path(sys.argv[1])
+def terminate():
+    while not list(graph.parent.glob("*.spool-*/rows/pool-1/pack/manifest.json")):
+        time.sleep(0.001)
+    os.kill(os.getpid(), signal.SIGTERM)
+threading.Thread(target=terminate, daemon=True).start()
+sys.argv[2:] = "--mode online --refresh --epochs 1000 --fanouts 3,3 --batch-size 15 --memory 2MiB --hidden 8".split()
+sys.argv[1:1] = ["train"]
+main.run()
+"""
+
+
+def test_terminated_in_training_it_leaves_nothing(graph: Graph) -> None:
+    ended = python(TERMINATED, graph.path)
+    assert (ended.returncode, left(graph)) == (128 + signal.SIGTERM, [])
+    assert "run the same command again" in ended.stderr
+    assert "Traceback" not in ended.stderr
 
 
 def test_without_locks_nothing_is_taken_for_left(graph: Graph, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 import warnings
 from typing import Annotated, Any
@@ -47,12 +48,14 @@ def options(debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks
 # torch's OpenMP threads spin at barriers by default; on few cores that keeps the loading threads from running, and
 # an epoch can take several times as long. So they spin for a moment only. Read when torch is first imported.
 _SPIN_COUNT = "20000"
+_INTERRUPTED, _TERMINATED = 130, 128 + signal.SIGTERM
 
 
 def run() -> None:
     """Entry point: errors are one or two lines on standard error and status 1, wrong usage status 2."""
     os.environ.setdefault("GOMP_SPINCOUNT", _SPIN_COUNT)
     warnings.showwarning = _show_warning
+    signal.signal(signal.SIGTERM, _end)  # as Ctrl-C does: temporary files go, what is done stays
     try:
         app(standalone_mode=True)
     except OutcropError as error:
@@ -71,11 +74,18 @@ def run() -> None:
         sys.exit(1)
     except KeyboardInterrupt:
         _say_how_to_go_on()
-        sys.exit(130)
+        sys.exit(_INTERRUPTED)
     except SystemExit as end:
-        if end.code == 130:  # Typer makes this of an interruption, without a word
+        if end.code in (
+            _INTERRUPTED,
+            _TERMINATED,
+        ):  # Typer makes the first of an interruption, without a word
             _say_how_to_go_on()
         raise
+
+
+def _end(*_: object) -> None:
+    sys.exit(_TERMINATED)
 
 
 def _show_warning(message: Warning | str, category: type[Warning], *where: Any, **more: Any) -> None:

@@ -42,7 +42,8 @@ def train(
         str | None,
         typer.Option(
             "--mode",
-            help="packed (default), online, memory, memmap, ondisk, dynamic, belady (with --run), partition.",
+            help="packed (default), online (nothing prepared), memory, memmap, ondisk, dynamic, belady (with --run), "
+            "partition.",
         ),
     ] = None,
     cache_policy: Annotated[
@@ -82,7 +83,14 @@ def train(
     ] = None,
     memory: common.Memory = None,
     gpu_memory: common.GpuMemory = "0",
-    disk_space: common.DiskSpace = None,
+    disk_space: Annotated[
+        str | None,
+        typer.Option(
+            "--disk-space",
+            help="Limit for the files made: 20GiB, or 3x the features. Mode online: 0 writes none.",
+            metavar="SIZE",
+        ),
+    ] = None,
     topology: common.Topology = "automatic",
     io: Annotated[
         str, typer.Option("--io", help="Of mode online, who asks for rows on disk: engine or gpu.")
@@ -183,6 +191,8 @@ def summarize(report: dict[str, Any]) -> None:
         f"{'no limit' if memory is None else format_bytes(memory)} "
         f"(whole process {format_bytes(report['peak_process_bytes'])})"
     )
+    if report["spooled_epochs"]:
+        facts["rows"] = f"spooled to disk, {report['spooled_epochs']} epochs at a time"
     if report["pools"]:
         how = "beside training" if report["pools"][0]["beside"] else "in turn: both at once exceed the budget"
         waited = sum(pool["waited_seconds"] for pool in report["pools"])
