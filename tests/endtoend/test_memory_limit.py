@@ -43,6 +43,17 @@ report = train(sys.argv[1], run=sys.argv[2], memory=sys.argv[3], mode=sys.argv[4
                topology=sys.argv[6] if sys.argv[6:] else "automatic")
 print(json.dumps({"peak": report.peak_host_bytes, "losses": [e["loss"] for e in report.epochs]}))
 """
+SPOOL = """
+import json, sys
+from outcrop.advisor.cost import Disk, Hardware
+from outcrop.api import spool
+from outcrop.api.train import train
+spool.machine.rough_hardware = lambda path: Hardware("here", Disk("here", ((4096, 2e4), (1 << 20, 1e3))))
+report = train(sys.argv[1], mode="online", refresh=True, memory=sys.argv[2], fanouts=[10, 10], batch_size=200, epochs=4,
+               disk_space=sys.argv[3])
+print(json.dumps({"peak": report.peak_host_bytes, "losses": [e["loss"] for e in report.epochs],
+                  "spooled": report.spooled_epochs, "beside": [p["beside"] for p in report.pools]}))
+"""
 EMBED = """
 import json, os, sys
 os.environ["GOMP_SPINCOUNT"] = "20000"  # as the command sets it
@@ -115,6 +126,17 @@ def test_prepare_and_train_packed(graph: Graph, prepared: Path, model: str) -> N
 def test_other_modes(graph: Graph, prepared: Path, mode: str) -> None:
     budget = parse_size(MEMORY)
     succeeds(TRAIN, graph.path, prepared, MEMORY, mode, "sage", limit=budget + ALLOWANCE_BYTES)
+
+
+@pytest.mark.slow
+def test_online_spools(graph: Graph) -> None:
+    """Looking at batches, timing a step, packing and training: all of it within the limit."""
+    limit = parse_size(MEMORY) + ALLOWANCE_BYTES
+    spooled, direct = (succeeds(SPOOL, graph.path, MEMORY, space, limit=limit) for space in ("4GiB", "0"))
+    assert 1 <= spooled["spooled"] < 4
+    assert spooled["beside"] == [False] * len(spooled["beside"])
+    assert (direct["spooled"], direct["losses"]) == (0, spooled["losses"])
+    assert [path.name for path in graph.path.parent.iterdir() if "spool" in path.name] == []
 
 
 @pytest.mark.slow

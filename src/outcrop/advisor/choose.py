@@ -18,6 +18,7 @@ _LEAST_BYTES = 32 << 20
 _DISK_SHARE = 0.9  # of what is free may be taken
 _LEAST_DISK = 1.2  # times the rows of an epoch's distinct nodes: below that sharing does not help
 _SCAN_SHARE = 4  # reading all features once is a quarter, at the most, of what a spool reads and writes
+_MOST_EPOCHS = 16  # at a time: training begins soon, however little is written
 _WORTH = 1.25  # times as fast: for less nobody's disk is filled
 _SPOOL_SHARE = 2  # of the space: evaluation has the other half, as in api/pools.py
 
@@ -147,10 +148,8 @@ def spooling(facts: Facts, hardware: Hardware) -> Spooling:
     direct_s = facts.epochs * _direct(facts, hardware).epoch_s
     many = facts.pool
     if facts.refresh:
-        most = max(min(facts.epochs, int(space / wanted) if wanted else facts.epochs), 1)
-        spools = -(
-            -facts.epochs // min(-(-_SCAN_SHARE * facts.feature_bytes // max(int(2 * wanted), 1)), most)
-        )
+        most = max(int(space / wanted) if wanted else facts.epochs, 1)
+        spools = -(-facts.epochs // min(epochs_at_a_time(facts.feature_bytes, wanted), most))
         many = -(-facts.epochs // spools)  # equal parts
     spooled_s = _preparing(facts, hardware, many) + facts.epochs * _packed(facts, hardware).epoch_s
     least = _least_space(facts, wanted * many)
@@ -169,6 +168,11 @@ def spooling(facts: Facts, hardware: Hardware) -> Spooling:
         shared = wanted * many > space
         return Spooling(many, limit if shared else facts.disk_space, why, spooled_s, direct_s)
     return Spooling(0, facts.disk_space, f"rows are read as batches are drawn: {why}", spooled_s, direct_s)
+
+
+def epochs_at_a_time(feature_bytes: int, wanted: float) -> int:
+    """The fewest epochs of ``wanted`` bytes, written and read, with which reading all features is a small part."""
+    return min(max(-(-_SCAN_SHARE * feature_bytes // max(int(2 * wanted), 1)), 1), _MOST_EPOCHS)
 
 
 def _space(facts: Facts) -> int:

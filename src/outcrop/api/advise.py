@@ -11,7 +11,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from outcrop.advisor import cost, machine, shapes
+from outcrop.advisor import choose, cost, machine, shapes
 from outcrop.advisor.cost import Hardware, Offer, Prices, Workload
 from outcrop.advisor.profile import HERE, Profile
 from outcrop.api.counting import Counted, Task, count
@@ -61,8 +61,9 @@ def advise(
         profile: File of ``outcrop doctor --save``; None: the one kept for this machine, measured where there is none.
 
     Returns:
-        ``predictions`` (a row per machine and mode), ``fresh`` (seconds of an epoch here whose batches are drawn anew,
-        for each way of having that), ``disk_curve`` (TPC by number of disks), ``changes`` (what one changed component
+        ``predictions`` (a row per machine and mode; ``online`` reads rows as batches are drawn), ``fresh`` (seconds of
+        an epoch here whose batches are drawn anew: ``spooled``, of it ``preparing``, with ``epochs`` at a time, and
+        ``online``), ``disk_curve`` (TPC by number of disks), ``changes`` (what one changed component
         gains per unit of money), ``assumptions``, and what was asked.
 
     Raises:
@@ -107,12 +108,13 @@ def advise(
 def _fresh(
     task: Task, counted: Counted, here: Hardware, measured: Profile, epoch_s: dict[str, float]
 ) -> dict[str, float]:
-    """Seconds of an epoch of new batches: drawn online, or packed in turn with training (``train --refresh``)."""
+    """Seconds of an epoch of new batches: read as they are drawn, or spooled in turn with training."""
     packed, online = counted.works["packed"], counted.works.get("online")
     drawn = online.loading.other_s if online else 0.0
-    features = task.graph.feature_bytes / max(task.sample_epochs, 1)  # read once for all epochs of a pool
+    epochs = max(task.sample_epochs, choose.epochs_at_a_time(task.graph.feature_bytes, packed.disk_bytes))
+    features = task.graph.feature_bytes / epochs  # read once for all of them
     preparing = cost.packing_seconds(here, features, packed.disk_bytes, measured.write_bytes_per_s, drawn)
-    found = {"refresh": epoch_s["packed"] + preparing, "preparing": preparing}
+    found = {"spooled": epoch_s["packed"] + preparing, "preparing": preparing, "epochs": epochs}
     return found | ({"online": epoch_s["online"]} if online else {})
 
 

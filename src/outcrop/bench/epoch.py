@@ -23,9 +23,10 @@ from outcrop.store import run as runs
 from outcrop.store.graph import open_graph
 
 Say = Callable[[str], None]
-REFRESH = (
-    "refresh"  # packed, every epoch's batches drawn anew and packed while, or after, the one before trains
-)
+# Batches of their own in every epoch, as a user gets them: online, and packed pools of one epoch each. ``direct``: mode
+# online that must not spool, with the run's batches.
+ONLINE, REFRESH, DIRECT = "online", "refresh", "direct"
+_FRESH = (ONLINE, REFRESH)
 _UNLIMITED = "1TiB"
 
 
@@ -90,22 +91,23 @@ def train_once(graph: Path, run: Path | None, setting: Setting, mode: str, epoch
     """
     capped = mode != "memory"
     pools = graph.with_suffix(".pools") if mode == REFRESH else None
-    command: list[str | Path] = [
-        "train",
-        graph,
-        "--mode",
-        "packed" if pools else mode,
-        "--model",
-        setting.model,
-    ]
+    drawn = mode in _FRESH
+    named = {REFRESH: "packed", DIRECT: "online"}.get(mode, mode)
+    command: list[str | Path] = ["train", graph, "--mode", named, "--model", setting.model]
     command += ["--hidden", str(setting.hidden), "--epochs", str(epochs), "--trace-losses"]
-    command += ["--run", pools, "--refresh"] if pools else [] if run is None else ["--run", run]
-    command += _batches(setting) if run is None or pools else []
+    source = pools if drawn else run
+    command += [] if source is None else ["--run", source]
+    command += _batches(setting) if run is None or drawn else []
+    command += ["--refresh"] if drawn else []
     command += ["--memory", str(setting.memory) if capped else _UNLIMITED]
     if mode != "belady":  # scores are not what is measured; belady plans for them
         command += ["--evaluate-every", str(epochs)]
     done = outcrop(command, limit_bytes=setting.memory + ALLOWANCE_BYTES if capped else None)
-    for pool in done.result["pools"]:  # an epoch of its own each: what it waited for is part of it
+    if mode == ONLINE:
+        _spread(done.result)
+    for pool in (
+        done.result["pools"] if pools else ()
+    ):  # an epoch of its own each: what it waited for is part of it
         record = done.result["epochs"][pool["first_epoch"]]
         record["seconds"] += pool["waited_seconds"]
         record["load_seconds"] += pool["waited_seconds"]
@@ -113,6 +115,17 @@ def train_once(graph: Path, run: Path | None, setting: Setting, mode: str, epoch
     if pools:
         shutil.rmtree(pools)
     return {**done.result, "limit_bytes": done.limit_bytes, "peak_group_bytes": done.peak_group_bytes}
+
+
+def _spread(result: dict[str, Any]) -> None:
+    """Adds to every epoch its part of what spooling took, that of the first epochs included."""
+    made = [result["prepare"]] if result["prepare"] else []
+    seconds = sum(pool["waited_seconds"] for pool in result["pools"]) + sum(one["seconds"] for one in made)
+    read = sum(pool["bytes_read"] for pool in result["pools"]) + sum(one["bytes_read"] for one in made)
+    for record in result["epochs"]:
+        record["seconds"] += seconds / len(result["epochs"])
+        record["load_seconds"] += seconds / len(result["epochs"])
+        record["bytes_read"] += read // len(result["epochs"])
 
 
 def epoch(folder: Path, setting: Setting, modes: Sequence[str], say: Say) -> dict[str, Any]:
@@ -133,7 +146,7 @@ def epoch(folder: Path, setting: Setting, modes: Sequence[str], say: Say) -> dic
         tuple(r["batch_losses"][: len(next(iter(results.values()))[0]["batch_losses"])])[:20]
         for mode, rs in results.items()
         for r in rs
-        if mode not in ("partition", REFRESH)  # draw other batches, on purpose
+        if mode != "partition"  # draws other batches, on purpose
     }
     return {
         "experiment": "epoch",
@@ -148,7 +161,7 @@ def epoch(folder: Path, setting: Setting, modes: Sequence[str], say: Say) -> dic
 
 def _epochs(mode: str, setting: Setting) -> int:
     """Of one process: the slow modes go over the data once, those with a cache that must fill twice."""
-    many = ("packed", "memory", REFRESH)
+    many = ("packed", "memory", *_FRESH)
     return setting.epochs if mode in many else {"dynamic": 2, "belady": 2}.get(mode, 1)
 
 
@@ -226,7 +239,8 @@ def loader(folder: Path, setting: Setting, modes: Sequence[str], say: Say) -> di
 def _load_once(graph_path: Path, run: Path, mode: str, setting: Setting, epochs: int) -> dict[str, Any]:
     graph, info = open_graph(graph_path), runs.read(run)
     memory = None if mode == "memory" else info.plan.memory
-    with Runtime(memory) as runtime, open_session(graph, runtime, mode, run_folder=run) as session:
+    named = "online" if mode == DIRECT else mode
+    with Runtime(memory) as runtime, open_session(graph, runtime, named, run_folder=run) as session:
         seconds, read, batches = [], 0, session.batches("train", 0)
         batches.close()
         for number in range(epochs):

@@ -114,10 +114,11 @@ def summarize(result: dict[str, Any]) -> None:
     say = common.out.print
     fresh = result["fresh"]
     ways = [
-        f"{_seconds(fresh['refresh'])} with train --refresh ({_seconds(fresh['preparing'])} of it preparing)"
+        f"{_seconds(fresh['spooled'])} spooled, {fresh['epochs']} epochs at a time ({_seconds(fresh['preparing'])} of "
+        "it preparing)"
     ]
-    ways += [f"{_seconds(fresh['online'])} online"] if "online" in fresh else []
-    say(f"an epoch of new batches: {', '.join(ways)}", highlight=False)
+    ways += [f"{_seconds(fresh['online'])} read as they are drawn"] if "online" in fresh else []
+    say(f"new batches every epoch (train --mode online --refresh): {', '.join(ways)}", highlight=False)
     for name, curve in result["disk_curve"].items():
         if curve["best_disks"] is None:
             say(f"{name}: no number of disks is within the budget", highlight=False)
