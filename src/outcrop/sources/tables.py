@@ -170,7 +170,9 @@ class Table:
             with self.path.open("rb") as file:
                 if not file.read(1) or self._ends_after_header():
                     return
-            with pa_csv.open_csv(self.path, read, parse, convert) as reader:
+            # Arrow's own allocator would keep 30 MB of what was read.
+            pool = pa.system_memory_pool()
+            with pa_csv.open_csv(self.path, read, parse, convert, memory_pool=pool) as reader:
                 yield from reader
 
     def _ends_after_header(self) -> bool:
