@@ -92,7 +92,8 @@ class BatchSampler:
         on_disk = placement_of(runtime.topology, topology_bytes(graph), free) == "paged"
         self._wave = Wave(config, graph, free, runtime, on_disk, at_once)
         if on_disk:  # more at a time want the same page: that is worth more than keeping pages
-            self._wave.widen(at_once or _FEW, int(runtime.budget.free_bytes * share / 2))
+            epoch = max((-(-len(ids) // config.batch_size) for ids in self.ids.values()), default=_FEW)
+            self._wave.widen(min(at_once or _FEW, epoch), int(runtime.budget.free_bytes * share))
         self.topology = load_topology(
             graph, runtime, share=share, weighted=config.sampler == "weighted", page_cache=page_cache
         )

@@ -367,12 +367,19 @@ def test_damaged_files_are_refused(tmp_path, make_runtime):
         on_disk(tmp_path, runtime, graph, scratch=1000)
 
 
-def test_a_read_error_ends_sampling(tmp_path, make_runtime):
+@pytest.mark.parametrize("at", [3, 8, 16])
+def test_a_read_error_ends_sampling(tmp_path, make_runtime, at):
+    """While the next window is being read; what the cache holds is right afterwards."""
     faults = _core.FaultPlan()
-    faults.fail_at_op = 3
-    disk = on_disk(tmp_path, make_runtime(threads=1, faults=faults), random_csc(3000, 60000, 1))
+    faults.fail_at_op = at
+    graph = random_csc(3000, 60000, 1)
+    runtime = make_runtime(threads=1, faults=faults)
+    disk = on_disk(tmp_path, runtime, graph, scratch=1 << 16, cache=1 << 16)
     with pytest.raises(IoError):
         disk.draw([list(range(50))], (5, 5))
+    for seed in range(2):
+        (batch,) = disk.draw([list(range(50))], (5, 5), seed=seed)
+        assert same(batch, draw(graph, [list(range(50))], (5, 5), seed=seed)[0])
 
 
 @pytest.mark.parametrize("sampler", SAMPLERS)

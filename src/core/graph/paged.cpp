@@ -96,7 +96,8 @@ void PagedArray::serve_held(const Piece& piece, std::byte* out) {
   std::memcpy(out + piece.out * element_bytes_, held_ + from * element_bytes_, piece.count * element_bytes_);
 }
 
-// One window after the other: hits are served while the window is filled, before anything is evicted for it.
+// One window after the other, each read while the one before it is served. Hits are served while a window is
+// filled, before anything is evicted for it or for the one before.
 void PagedArray::gather_group(PageScratch& scratch, std::span<const Piece> pieces, std::byte* out) {
   std::vector<uint64_t>& keys = scratch.keys_;
   keys.clear();
@@ -110,42 +111,55 @@ void PagedArray::gather_group(PageScratch& scratch, std::span<const Piece> piece
   radix_sort(keys, scratch.keys_scratch_, kIndexBits, kIndexBits + page_bits);
   const auto page_at = [&](size_t k) { return static_cast<uint32_t>(keys[k] >> kIndexBits); };
   const auto piece_at = [&](size_t k) -> const Piece& { return pieces[static_cast<uint32_t>(keys[k])]; };
-  std::vector<uint32_t> missing;
-  missing.reserve(std::min(scratch.pages(), pieces.size()));
-  size_t begin = 0;
-  while (begin < keys.size()) {
-    missing.clear();
-    size_t end = begin;
-    while (end < keys.size()) {  // fill the window
-      const uint32_t page = page_at(end);
+
+  struct Window {  // keys [begin, end)
+    std::byte* pages;
+    size_t begin = 0, end = 0;
+    std::vector<uint32_t> missing;
+    std::shared_ptr<IoJob> job;
+  };
+  const size_t most = scratch.pages() / 2;
+  const auto fill = [&](Window& w, size_t begin) {
+    w.begin = w.end = begin;
+    w.missing.clear();
+    while (w.end < keys.size()) {
+      const uint32_t page = page_at(w.end);
       const int32_t frame = frame_of_[page];
-      if (frame < 0 && missing.size() == scratch.pages()) break;
+      if (frame < 0 && w.missing.size() == most) break;
       ++stats_.wanted;
       if (frame >= 0) {
         ++stats_.hits;
         auto& counter = frames_[static_cast<size_t>(frame)].counter;
         counter = std::min<uint8_t>(kMaxCounter, counter + 1);
         const std::byte* data = cache_.data() + static_cast<size_t>(frame) * kPageBytes;
-        for (; end < keys.size() && page_at(end) == page; ++end) serve(data, piece_at(end), out);
+        for (; w.end < keys.size() && page_at(w.end) == page; ++w.end) serve(data, piece_at(w.end), out);
       } else {
-        missing.push_back(page);
-        while (end < keys.size() && page_at(end) == page) ++end;
+        w.missing.push_back(page);
+        while (w.end < keys.size() && page_at(w.end) == page) ++w.end;
       }
     }
-    read_pages(scratch, missing);
+    if (!w.missing.empty()) w.job = read_pages(w.missing, w.pages);
+  };
+  const auto take = [&](Window& w) {
+    if (w.missing.empty()) return;
+    w.job->wait();
     size_t m = 0;
-    for (size_t k = begin; k < end && m < missing.size(); ++k) {
-      while (m < missing.size() && missing[m] < page_at(k)) ++m;
-      if (m < missing.size() && missing[m] == page_at(k))
-        serve(scratch.pages_.data() + m * kPageBytes, piece_at(k), out);
+    for (size_t k = w.begin; k < w.end && m < w.missing.size(); ++k) {
+      while (m < w.missing.size() && w.missing[m] < page_at(k)) ++m;
+      if (m < w.missing.size() && w.missing[m] == page_at(k))
+        serve(w.pages + m * kPageBytes, piece_at(k), out);
     }
-    for (size_t i = 0; i < missing.size(); ++i) admit(missing[i], scratch.pages_.data() + i * kPageBytes);
-    begin = end;
+    for (size_t i = 0; i < w.missing.size(); ++i) admit(w.missing[i], w.pages + i * kPageBytes);
+  };
+  Window now{scratch.pages_.data(), 0, 0, {}, nullptr};
+  Window next{scratch.pages_.data() + most * kPageBytes, 0, 0, {}, nullptr};
+  for (fill(now, 0); now.begin < now.end; std::swap(now, next)) {
+    fill(next, now.end);
+    take(now);
   }
 }
 
-void PagedArray::read_pages(PageScratch& scratch, std::span<const uint32_t> pages) {
-  if (pages.empty()) return;
+std::shared_ptr<IoJob> PagedArray::read_pages(std::span<const uint32_t> pages, std::byte* to) {
   stats_.read += pages.size();
   std::vector<IoRequest> requests;
   for (size_t i = 0; i < pages.size();) {
@@ -153,11 +167,11 @@ void PagedArray::read_pages(PageScratch& scratch, std::span<const uint32_t> page
     while (i + run < pages.size() && run < kMaxReadPages && pages[i + run] == pages[i] + run) ++run;
     const uint64_t offset = uint64_t{pages[i]} * kPageBytes;
     // A file that was not padded to whole pages ends within its last one.
-    requests.push_back({file_, offset, std::min<uint64_t>(run * kPageBytes, file_bytes_ - offset),
-                        scratch.pages_.data() + i * kPageBytes});
+    requests.push_back(
+        {file_, offset, std::min<uint64_t>(run * kPageBytes, file_bytes_ - offset), to + i * kPageBytes});
     i += run;
   }
-  io_->submit(IoOp::read, std::move(requests))->wait();
+  return io_->submit(IoOp::read, std::move(requests));
 }
 
 void PagedArray::admit(uint32_t page, const std::byte* data) {

@@ -2,9 +2,10 @@
 //
 // gather() takes the pieces (runs of elements inside one page) that a wave of mini-batches wants, sorts them
 // by page, serves those whose page is in the cache, and reads every other page once, neighbouring pages in
-// one request. Pages that were read enter the cache, which keeps those that are wanted most: a clock with
-// small counters (a hit raises a page's counter, the hand lowers it and evicts a page that stands at zero).
-// All memory is taken from the budget when the array is made. Not thread-safe.
+// one request, a window of them while the one before is served. Pages that were read enter the cache, which
+// keeps those that are wanted most: a clock with small counters (a hit raises a page's counter, the hand
+// lowers it and evicts a page that stands at zero). All memory is taken from the budget when the array is
+// made. Not thread-safe.
 //
 // Behind its end an array may go on in memory (go_on): that is where lists lie that are cached whole
 // (wave.h).
@@ -80,7 +81,7 @@ class PagedArray {
   void gather_group(PageScratch& scratch, std::span<const Piece> pieces, std::byte* out);
   void serve(const std::byte* page, const Piece& piece, std::byte* out) const;
   void serve_held(const Piece& piece, std::byte* out);
-  void read_pages(PageScratch& scratch, std::span<const uint32_t> pages);
+  std::shared_ptr<IoJob> read_pages(std::span<const uint32_t> pages, std::byte* to);
   void admit(uint32_t page, const std::byte* data);
 
   std::shared_ptr<BlockIo> io_;

@@ -19,7 +19,7 @@ from outcrop.store.arrays import DiskArray
 from outcrop.store.graph import Graph
 
 _MAX_SCRATCH_BYTES = 16 << 20
-_SCRATCH_SHARE = 8
+_SCRATCH_SHARE = {True: 2, False: 8}  # reading more at a time is worth more than keeping pages, not than hot lists
 _LIST_BOOKS = 40  # bytes besides the neighbours of a cached list, most of them while it is read
 
 
@@ -185,16 +185,16 @@ def load_topology(
     )
 
 
-def scratch_bytes(available: int) -> int:
+def scratch_bytes(available: int, page_cache: bool = True) -> int:
     """Memory for reading by pages, of ``available`` for the topology; 1.25 times as much more goes to the rounds."""
     least = _core.PagedTopology.MIN_SCRATCH_BYTES
-    return max(least, min(available // _SCRATCH_SHARE, _MAX_SCRATCH_BYTES))
+    return max(least, min(available // _SCRATCH_SHARE[page_cache], _MAX_SCRATCH_BYTES))
 
 
 def _open_pages(
     graph: Graph, runtime: Runtime, arrays: list[DiskArray], available: int, page_cache: bool
 ) -> Topology:
-    scratch = scratch_bytes(available)
+    scratch = scratch_bytes(available, page_cache)
     left = max(available - scratch - _core.WaveSampler.round_bytes(scratch // 32), 0)
     indptr = arrays[0].read("topology") if arrays[0].spec.data_bytes <= left // 2 else None
     if indptr is not None:
