@@ -11,7 +11,7 @@ import pytest
 from embed_support import knowledge_graph, random_triples
 from outcrop.api.prepare import prepare
 from outcrop.api.run import open_session
-from outcrop.bench import curves, embed, layout, pipeline, quality
+from outcrop.bench import curves, embed, epoch, layout, pipeline, quality
 from outcrop.bench import prepare as preparing
 from outcrop.bench.epoch import Setting, ensure_graph
 from outcrop.config import GraphShape
@@ -58,6 +58,24 @@ def test_layout_counts_what_planning_counts(folder: Path, monkeypatch: pytest.Mo
     wants = places.num_packed.sum() + places.cached_rows[:, 2].sum()
     read = places.num_packed.sum() * 256 + places.disk_pages.sum() * 4096
     assert segmented["amplification"] == pytest.approx(read / (wants * 256), rel=1e-12)
+
+
+def test_what_spooling_takes_is_part_of_every_epoch():
+    epochs = [{"seconds": 1.0, "load_seconds": 0.1, "bytes_read": 100} for _ in range(4)]
+    pools = [{"waited_seconds": 0.5, "bytes_read": 0}, {"waited_seconds": 2.5, "bytes_read": 40}]
+    spread = {"epochs": epochs, "pools": pools, "prepare": {"seconds": 5.0, "bytes_read": 60}}
+    epoch.count_spooling(spread)
+    assert epochs == [{"seconds": 3.0, "load_seconds": 2.1, "bytes_read": 125}] * 4
+    bare = {"epochs": [{"seconds": 1.0, "load_seconds": 0.1, "bytes_read": 100}], "pools": [], "prepare": {}}
+    epoch.count_spooling(bare)
+    assert bare["epochs"][0]["seconds"] == 1.0
+
+
+@pytest.mark.slow
+def test_modes_that_draw_their_own_batches_begin_with_those_of_the_run(folder: Path):
+    result = epoch.epoch(folder, SETTING, ["memory", "packed", "online", "direct", "refresh"], silent)
+    assert result["first_20_losses_identical"]
+    assert all(row["bytes_read"] > 0 for mode, row in result["modes"].items() if mode != "memory")
 
 
 def test_pipeline_compares_the_same_losses(folder: Path):

@@ -19,6 +19,7 @@ from outcrop.advisor.cost import Disk, Hardware
 from outcrop.api import spool
 from outcrop.api.prepare import prepare
 from outcrop.api.train import train
+from outcrop.config import parse_size
 from outcrop.errors import ArgumentError, OutcropError
 from outcrop.store.graph import Graph
 
@@ -63,8 +64,7 @@ def spools(monkeypatch: pytest.MonkeyPatch) -> Any:
     return take
 
 
-@pytest.mark.parametrize("memory", ["2MiB", "64MiB"])  # in turn, and beside training
-@pytest.mark.parametrize("epochs", [1, 2, 3, 5])
+@pytest.mark.parametrize(("epochs", "memory"), [(1, "2MiB"), (2, "64MiB"), (3, "2MiB"), (5, "2MiB")])
 def test_new_batches_every_epoch(graph: Graph, spools: Any, epochs: int, memory: str) -> None:
     direct = online(graph, refresh=True, memory=memory)
     assert (direct.spooled_epochs, direct.pools) == (0, [])  # so few features are read in no time
@@ -73,8 +73,8 @@ def test_new_batches_every_epoch(graph: Graph, spools: Any, epochs: int, memory:
     assert losses(report) == losses(direct)
     assert (report.mode, report.spooled_epochs, report.chosen) == ("online", epochs, "as the test says")
     assert [pool["first_epoch"] for pool in report.pools] == list(range(0, EPOCHS, epochs))
-    assert {pool["beside"] for pool in report.pools} == {memory == "64MiB"}
-    assert report.peak_host_bytes <= (2 << 20 if memory == "2MiB" else 48 << 20)
+    assert not any(pool["beside"] for pool in report.pools)  # the CPU trains
+    assert report.peak_host_bytes <= parse_size(memory)
 
 
 @pytest.mark.parametrize("model", ["sage", "gcn"])

@@ -71,12 +71,12 @@ class Shares:
         return Shares(quarter, evaluate, memory - quarter - evaluate - memory // 32, memory - quarter)
 
     @staticmethod
-    def possible(memory: int | None) -> Iterator[Shares]:
-        """Beside each other, with as little for evaluation as possible; in turn."""
+    def possible(memory: int | None, beside: bool = True) -> Iterator[Shares]:
+        """Beside each other, with as little for evaluation as possible; in turn, or only that."""
         if memory is None:
             yield Shares.of(None)
             return
-        for divisor in _EVAL_DIVISORS:
+        for divisor in _EVAL_DIVISORS if beside else ():
             yield Shares.of(memory, divisor)
         yield Shares(memory, memory, memory, memory, beside=False)
 
@@ -180,6 +180,7 @@ class Pools:
         epochs: Of the whole training.
         rate: Bytes per second that preparing in the background reads and writes at the most; None = no limit. What
             is prepared in turn has no training to spare, and no limit.
+        beside: Prepare beside training where the budget is large enough.
     """
 
     def __init__(
@@ -190,10 +191,12 @@ class Pools:
         plan: PlanConfig,
         epochs: int,
         rate: int | None,
+        beside: bool = True,
     ):
         self._graph, self._folder, self._config, self._plan = graph, folder, config, plan
         self._epochs, self._rate = epochs, rate
-        self.shares = next(Shares.possible(plan.memory))
+        self._beside = beside
+        self.shares = next(Shares.possible(plan.memory, beside))
         self._eval_splits = tuple(
             s for s in config.splits if s != "train" and graph.has(s) and graph.spec(s).shape[0]
         )
@@ -213,7 +216,7 @@ class Pools:
         """
         self._check_folder()
         failed = BudgetError()
-        for shares in Shares.possible(self._plan.memory):
+        for shares in Shares.possible(self._plan.memory, self._beside):
             self.shares = shares
             try:
                 with Runtime(self.shares.prepare, progress=progress) as runtime:

@@ -22,6 +22,7 @@ from outcrop.advisor.choose import Facts, Spooling
 from outcrop.api import auto
 from outcrop.api.supply import Supply, Wanted, prepared
 from outcrop.config import TrainConfig
+from outcrop.device import gpu_named
 from outcrop.errors import BudgetError
 from outcrop.store.graph import Graph
 
@@ -39,6 +40,8 @@ def supply(wanted: Wanted, learning: TrainConfig, closing: ExitStack) -> tuple[S
         wanted,
         sampling=replace(wanted.sampling, epochs=spooling.epochs),
         limits=replace(wanted.limits, disk_space=spooling.disk_space),
+        beside=gpu_named(learning.device)
+        is not None,  # where the CPU trains it has nothing left for preparing
     )
     with ExitStack() as trying:
         try:

@@ -25,6 +25,7 @@ class Wanted:
         epochs, next_epoch: Of the training, and the first of them that is still to be trained; None: all are done.
         refresh: Every epoch has batches of its own, instead of those of ``sampling.epochs`` epochs again and again.
         rate: Bytes per second of preparing beside training; None = no limit.
+        beside: Prepare pools beside training where the budget is large enough.
     """
 
     graph: Graph
@@ -34,6 +35,7 @@ class Wanted:
     next_epoch: int | None
     refresh: bool = False
     rate: int | None = None
+    beside: bool = True
     io: IoConfig = field(default_factory=IoConfig)
     progress: Progress | None = None
 
@@ -94,7 +96,7 @@ def prepared(wanted: Wanted, folder: Path) -> Supply:
     """
     graph, sampling, limits = wanted.graph, wanted.sampling, wanted.limits
     if wanted.refresh:
-        pools = Pools(graph, folder, sampling, limits, wanted.epochs, wanted.rate)
+        pools = Pools(graph, folder, sampling, limits, wanted.epochs, wanted.rate, wanted.beside)
         return Supply(wanted, "packed", folder, pools, pools.prepare(wanted.next_epoch, wanted.progress))
     with Runtime(limits.memory, io=wanted.io, progress=wanted.progress) as runtime:
         report = prepare(

@@ -104,7 +104,7 @@ def train_once(graph: Path, run: Path | None, setting: Setting, mode: str, epoch
         command += ["--evaluate-every", str(epochs)]
     done = outcrop(command, limit_bytes=setting.memory + ALLOWANCE_BYTES if capped else None)
     if mode == ONLINE:
-        _spread(done.result)
+        count_spooling(done.result)
     for pool in (
         done.result["pools"] if pools else ()
     ):  # an epoch of its own each: what it waited for is part of it
@@ -117,7 +117,7 @@ def train_once(graph: Path, run: Path | None, setting: Setting, mode: str, epoch
     return {**done.result, "limit_bytes": done.limit_bytes, "peak_group_bytes": done.peak_group_bytes}
 
 
-def _spread(result: dict[str, Any]) -> None:
+def count_spooling(result: dict[str, Any]) -> None:
     """Adds to every epoch its part of what spooling took, that of the first epochs included."""
     made = [result["prepare"]] if result["prepare"] else []
     seconds = sum(pool["waited_seconds"] for pool in result["pools"]) + sum(one["seconds"] for one in made)

@@ -26,7 +26,7 @@ from outcrop.store.manifest import Manifest
 from outcrop.store.samples import FORMAT, VERSION
 from outcrop.store.topology import load_topology
 
-_AT_ONCE = 64  # nobody waits for the first batch
+_AT_ONCE = 1024  # nobody waits for the first batch
 Draw = Callable[[str, int], Iterator[BatchGraph]]
 
 

@@ -19,7 +19,10 @@ from outcrop.store.arrays import DiskArray
 from outcrop.store.graph import Graph
 
 _MAX_SCRATCH_BYTES = 16 << 20
-_SCRATCH_SHARE = {True: 2, False: 8}  # reading more at a time is worth more than keeping pages, not than hot lists
+_SCRATCH_SHARE = {
+    True: 2,
+    False: 8,
+}  # reading more at a time is worth more than keeping pages, not than hot lists
 _LIST_BOOKS = 40  # bytes besides the neighbours of a cached list, most of them while it is read
 
 
