@@ -165,6 +165,9 @@ with spool.folder(open_graph(sys.argv[1])) as made:
 
 
 def test_folders_of_killed_trainings_are_removed_and_no_others(graph: Graph) -> None:
+    others = graph.path.with_name(f"{graph.path.name}.spool-notes")
+    others.mkdir()
+    (others / "mine.txt").touch()
     running = [
         subprocess.Popen(
             [sys.executable, "-c", FOREVER, str(graph.path)],
@@ -183,6 +186,7 @@ def test_folders_of_killed_trainings_are_removed_and_no_others(graph: Graph) -> 
         with spool.folder(graph) as mine:
             assert not made[0].exists()
             assert made[1].is_dir()  # its training goes on
+            assert others.is_dir()  # and what holds other files is none of ours
             with spool.folder(graph) as another:
                 assert mine.is_dir()
                 assert another != mine
@@ -195,6 +199,7 @@ def test_folders_of_killed_trainings_are_removed_and_no_others(graph: Graph) -> 
             process.wait()
             assert process.stdout
             process.stdout.close()
+        shutil.rmtree(others)
 
 
 TERMINATED = """
@@ -229,6 +234,7 @@ def test_without_locks_nothing_is_taken_for_left(graph: Graph, monkeypatch: pyte
 
     kept = graph.path.with_name(f"{graph.path.name}.spool-kept")
     kept.mkdir()
+    (kept / "rows").mkdir()
     monkeypatch.setattr(spool.fcntl, "flock", no_locks)
     with ExitStack() as both:
         made = [both.enter_context(spool.folder(graph)) for _ in range(2)]

@@ -93,7 +93,7 @@ class Spooling:
 
     Attributes:
         epochs: That are spooled at a time; 0: rows are read as batches are drawn.
-        disk_space: That all files may take; None: no limit of their own.
+        disk_space: That all files may take.
         why: A line.
         spooled_s, direct_s: What the whole training is predicted to take in either way.
     """
@@ -156,17 +156,14 @@ def spooling(facts: Facts, hardware: Hardware) -> Spooling:
     if space < least:
         why = f"spooling takes at least {format_bytes(_SPOOL_SHARE * least)} of disk, there are {format_bytes(limit)}"
     elif direct_s < _WORTH * spooled_s:
-        why = (
-            f"{facts.epochs} epochs are predicted to take {direct_s:.3g} s so, and {spooled_s:.3g} s spooled"
-        )
+        why = f"{facts.epochs} epochs are predicted to take {direct_s:.3g} s so, {spooled_s:.3g} s spooled"
     else:
         why = (
             f"{many} {'epoch is' if many == 1 else 'epochs are'} spooled to disk at a time, about "
             f"{format_bytes(int(wanted * many))}: all {facts.epochs} are predicted to take {spooled_s:.3g} s so, "
             f"{direct_s:.3g} s if rows are read as batches are drawn (--disk-space 0)"
         )
-        shared = wanted * many > space
-        return Spooling(many, limit if shared else facts.disk_space, why, spooled_s, direct_s)
+        return Spooling(many, limit, why, spooled_s, direct_s)
     return Spooling(0, facts.disk_space, f"rows are read as batches are drawn: {why}", spooled_s, direct_s)
 
 
@@ -192,9 +189,8 @@ def _least_space(facts: Facts, packed_bytes: float) -> int:
 def _preparing(facts: Facts, hardware: Hardware, pool: int) -> float:
     """Seconds of drawing and packing, ``pool`` epochs at a time, all epochs or only the first of them."""
     epochs = facts.epochs if facts.refresh else pool
-    features = (
-        -(-epochs // pool) * facts.feature_bytes
-    )  # read for each pool; in turn: beside training it is hidden
+    # All features are read for each pool, in turn: beside training it is hidden in part.
+    features = -(-epochs // pool) * facts.feature_bytes
     return cost.packing_seconds(
         hardware, features, _wanted(facts) * epochs, facts.write_bytes_per_s, facts.draw_s * epochs
     )

@@ -28,6 +28,7 @@ from outcrop.store.graph import Graph
 
 LEAST_BYTES = 64 << 20  # of features: less is read in a second
 _STEP_S = 0.5
+_ROWS = "rows"
 
 
 def supply(wanted: Wanted, learning: TrainConfig, closing: ExitStack) -> tuple[Supply, str]:
@@ -40,12 +41,12 @@ def supply(wanted: Wanted, learning: TrainConfig, closing: ExitStack) -> tuple[S
         wanted,
         sampling=replace(wanted.sampling, epochs=spooling.epochs),
         limits=replace(wanted.limits, disk_space=spooling.disk_space),
-        beside=gpu_named(learning.device)
-        is not None,  # where the CPU trains it has nothing left for preparing
+        # Where the CPU trains it has nothing left for preparing.
+        beside=gpu_named(learning.device) is not None,
     )
     with ExitStack() as trying:
         try:
-            made = prepared(spooled, trying.enter_context(folder(wanted.graph)) / "rows")
+            made = prepared(spooled, trying.enter_context(folder(wanted.graph)) / _ROWS)
         except BudgetError as error:
             return direct, f"rows are read as batches are drawn: spooling does not fit: {error}"
         closing.push(trying.pop_all())
@@ -107,10 +108,9 @@ def folder(graph: Graph) -> Iterator[Path]:
     path = graph.path.resolve()
     prefix = f"{path.name}.spool-"
     with ExitStack() as held:
-        with _opened(
-            path
-        ) as graph_handle:  # so that nobody takes a folder for one left that is just being made
-            if _lock(graph_handle):
+        # One at a time, so that nobody takes a folder for one left that is just being made.
+        with _opened(path) as handle:
+            if _lock(handle):
                 _remove_left(path.parent, prefix)
             made = Path(tempfile.mkdtemp(prefix=prefix, dir=path.parent))
             held.callback(shutil.rmtree, made, ignore_errors=True)
@@ -121,7 +121,8 @@ def folder(graph: Graph) -> Iterator[Path]:
 def _remove_left(where: Path, prefix: str) -> None:
     for left in where.glob(f"{prefix}*"):
         with suppress(OSError), _opened(left) as handle:
-            if _lock(handle, wait=False):
+            ours = all(found.name == _ROWS for found in left.iterdir())
+            if ours and _lock(handle, wait=False):
                 shutil.rmtree(left)
 
 
