@@ -73,7 +73,9 @@ def test_what_spooling_takes_is_part_of_every_epoch():
 
 @pytest.mark.slow
 def test_modes_that_draw_their_own_batches_begin_with_those_of_the_run(folder: Path):
-    result = epoch.epoch(folder, SETTING, ["memory", "packed", "online", "direct", "refresh"], silent)
+    result = epoch.epoch(
+        folder, SETTING, ["memory", "packed", "online", "fresh", "direct", "refresh"], silent
+    )
     assert result["first_20_losses_identical"]
     assert all(row["bytes_read"] > 0 for mode, row in result["modes"].items() if mode != "memory")
 

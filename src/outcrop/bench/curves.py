@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from outcrop.bench.epoch import ONLINE, Say, Setting, ensure_graph, plain, prepared_run, train_once
+from outcrop.bench.epoch import WITHOUT_RUN, Say, Setting, ensure_graph, plain, prepared_run, train_once
 from outcrop.config import GraphShape, format_bytes
 from outcrop.errors import OutcropError
 
@@ -47,7 +47,9 @@ def memory_curve(
         for mode in modes:
             say(f"cap {cap:.0%}: {mode}")
             try:
-                done = train_once(graph, run, at, mode, setting.epochs if mode in ("packed", ONLINE) else 2)
+                done = train_once(
+                    graph, run, at, mode, setting.epochs if mode in ("packed", *WITHOUT_RUN) else 2
+                )
             except OutcropError as error:
                 say(str(error))
                 continue

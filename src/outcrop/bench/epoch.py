@@ -23,10 +23,10 @@ from outcrop.store import run as runs
 from outcrop.store.graph import open_graph
 
 Say = Callable[[str], None]
-# Batches of their own in every epoch, as a user gets them: online, and packed pools of one epoch each. ``direct``: mode
-# online that must not spool, with the run's batches.
-ONLINE, REFRESH, DIRECT = "online", "refresh", "direct"
-_FRESH = (ONLINE, REFRESH)
+# Mode online as a user gets it, of the batches that the others replay (``online``) and of new ones in every epoch
+# (``fresh``); packed pools of one new epoch each; mode online that reads the run's rows as batches are drawn.
+ONLINE, FRESH, REFRESH, DIRECT = "online", "fresh", "refresh", "direct"
+WITHOUT_RUN = (ONLINE, FRESH)
 _UNLIMITED = "1TiB"
 
 
@@ -91,28 +91,26 @@ def train_once(graph: Path, run: Path | None, setting: Setting, mode: str, epoch
     """
     capped = mode != "memory"
     pools = graph.with_suffix(".pools") if mode == REFRESH else None
-    drawn = mode in _FRESH
-    named = {REFRESH: "packed", DIRECT: "online"}.get(mode, mode)
+    run = None if mode in WITHOUT_RUN else run
+    named = {REFRESH: "packed", FRESH: ONLINE, DIRECT: ONLINE}.get(mode, mode)
     command: list[str | Path] = ["train", graph, "--mode", named, "--model", setting.model]
     command += ["--hidden", str(setting.hidden), "--epochs", str(epochs), "--trace-losses"]
-    source = pools if drawn else run
+    source = pools or run
     command += [] if source is None else ["--run", source]
-    command += _batches(setting) if run is None or drawn else []
-    command += ["--refresh"] if drawn else []
+    command += _batches(setting) if run is None or pools else []
+    command += ["--refresh"] if mode in (FRESH, REFRESH) else []
     command += ["--memory", str(setting.memory) if capped else _UNLIMITED]
     if mode != "belady":  # scores are not what is measured; belady plans for them
         command += ["--evaluate-every", str(epochs)]
     done = outcrop(command, limit_bytes=setting.memory + ALLOWANCE_BYTES if capped else None)
-    if mode == ONLINE:
+    if mode in WITHOUT_RUN:
         count_spooling(done.result)
-    for pool in (
-        done.result["pools"] if pools else ()
-    ):  # an epoch of its own each: what it waited for is part of it
-        record = done.result["epochs"][pool["first_epoch"]]
-        record["seconds"] += pool["waited_seconds"]
-        record["load_seconds"] += pool["waited_seconds"]
-        record["bytes_read"] += pool["bytes_read"]
     if pools:
+        for pool in done.result["pools"]:  # an epoch of its own each: what it waited for is part of it
+            record = done.result["epochs"][pool["first_epoch"]]
+            record["seconds"] += pool["waited_seconds"]
+            record["load_seconds"] += pool["waited_seconds"]
+            record["bytes_read"] += pool["bytes_read"]
         shutil.rmtree(pools)
     return {**done.result, "limit_bytes": done.limit_bytes, "peak_group_bytes": done.peak_group_bytes}
 
@@ -161,7 +159,7 @@ def epoch(folder: Path, setting: Setting, modes: Sequence[str], say: Say) -> dic
 
 def _epochs(mode: str, setting: Setting) -> int:
     """Of one process: the slow modes go over the data once, those with a cache that must fill twice."""
-    many = ("packed", "memory", *_FRESH)
+    many = ("packed", "memory", REFRESH, *WITHOUT_RUN)
     return setting.epochs if mode in many else {"dynamic": 2, "belady": 2}.get(mode, 1)
 
 
