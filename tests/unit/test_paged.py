@@ -146,7 +146,7 @@ def test_degrees_edges_and_membership(tmp_path, make_runtime):
     edges = np.unique(rng.integers(0, 3000, (2, 40000)), axis=1)
     graph = write_graph(tmp_path / "g", edges, 3000, make_runtime(threads=1))
     memory = load_topology(graph, make_runtime(io=IoConfig(topology="memory")))
-    paged = load_topology(graph, make_runtime("64MiB", io=IoConfig(topology="paged")))
+    paged = load_topology(graph, make_runtime(io=IoConfig(topology="paged")))
     small = load_topology(graph, make_runtime("400KiB", io=IoConfig(topology="paged")))
     assert (memory.placement, paged.placement, small.placement) == ("memory", "paged", "paged")
     assert paged.indptr is not None

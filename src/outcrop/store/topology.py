@@ -188,16 +188,17 @@ def load_topology(
     )
 
 
-def scratch_bytes(available: int, page_cache: bool = True) -> int:
-    """Memory for reading by pages, of ``available`` for the topology; 1.25 times as much more goes to the rounds."""
+def scratch_bytes(available: int, wanted_bytes: int, page_cache: bool = True) -> int:
+    """Memory for reading a topology of ``wanted_bytes`` by pages, of ``available`` for it; 1.25 times as much more goes
+    to the rounds."""
     least = _core.PagedTopology.MIN_SCRATCH_BYTES
-    return max(least, min(available // _SCRATCH_SHARE[page_cache], _MAX_SCRATCH_BYTES))
+    return max(least, min(available // _SCRATCH_SHARE[page_cache], wanted_bytes, _MAX_SCRATCH_BYTES))
 
 
 def _open_pages(
     graph: Graph, runtime: Runtime, arrays: list[DiskArray], available: int, page_cache: bool
 ) -> Topology:
-    scratch = scratch_bytes(available, page_cache)
+    scratch = scratch_bytes(available, sum(a.spec.data_bytes for a in arrays), page_cache)
     left = max(available - scratch - _core.WaveSampler.round_bytes(scratch // 32), 0)
     indptr = arrays[0].read("topology") if arrays[0].spec.data_bytes <= left // 2 else None
     if indptr is not None:
