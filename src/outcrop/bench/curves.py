@@ -10,7 +10,7 @@ import shutil
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from statistics import median
+from statistics import fmean, median
 from typing import Any
 
 import numpy as np
@@ -54,7 +54,8 @@ def memory_curve(
                 say(str(error))
                 continue
             epochs = done["epochs"][1:] or done["epochs"]
-            seconds = median(e["seconds"] for e in epochs)
+            middle = fmean if mode in WITHOUT_RUN else median
+            seconds = middle(e["seconds"] for e in epochs)
             points[mode].append(
                 {
                     "cap": cap,
