@@ -423,7 +423,9 @@ def test_online_spools_where_that_is_sooner_done_and_fits():
     assert choose.spooling(facts(epochs=50, disk_space=13 << 30, **again), here).epochs == 2
     tight = choose.spooling(facts(epochs=50, pool=9, disk_space=21 << 30), here)
     assert (tight.epochs, tight.disk_space) == (9, 21 << 30)
-    assert found.disk_space == int(0.9 * (100 << 30))
+    assert found.disk_space is None
+    many_valid = choose.spooling(facts(epochs=50, evaluated=40.0, **again), here)
+    assert (many_valid.epochs, many_valid.disk_space) == (7, int(0.9 * (100 << 30)))
     for little in (
         facts(epochs=50, disk_space=5 << 30, **again),
         facts(epochs=50, free_disk_bytes=1 << 30, **again),

@@ -35,6 +35,7 @@ class Facts:
         missing: Share of them that no cache holds.
         online_bytes, online_requests: That an epoch reads where rows are read as it is drawn, without a cache.
         epochs, pool: Trained, and sampled ahead.
+        evaluated: Seeds of validation, in epochs of training.
         refresh: Every pool is drawn and packed anew, instead of replaying one.
         compute_s, draw_s: Of an epoch: computing, and CPU seconds of drawing its batches.
         write_bytes_per_s: Of the disk.
@@ -53,6 +54,7 @@ class Facts:
     online_requests: float
     epochs: int = 10
     pool: int = 1
+    evaluated: float = 0.0
     refresh: bool = False
     compute_s: float = 0.0
     draw_s: float = 0.0
@@ -93,7 +95,7 @@ class Spooling:
 
     Attributes:
         epochs: That are spooled at a time; 0: rows are read as batches are drawn.
-        disk_space: That all files may take.
+        disk_space: That all files may take; None: what they want is there.
         why: A line.
         spooled_s, direct_s: What the whole training is predicted to take in either way.
     """
@@ -163,7 +165,9 @@ def spooling(facts: Facts, hardware: Hardware) -> Spooling:
             f"{format_bytes(int(wanted * many))}: all {facts.epochs} are predicted to take {spooled_s:.3g} s so, "
             f"{direct_s:.3g} s if rows are read as batches are drawn (--disk-space 0)"
         )
-        return Spooling(many, limit, why, spooled_s, direct_s)
+        # Rows that may have to be shared take memory to plan for, which the smallest budgets have not got.
+        shared = wanted * max(many, facts.evaluated) > space
+        return Spooling(many, limit if shared else facts.disk_space, why, spooled_s, direct_s)
     return Spooling(0, facts.disk_space, f"rows are read as batches are drawn: {why}", spooled_s, direct_s)
 
 

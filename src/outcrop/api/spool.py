@@ -85,6 +85,7 @@ def settle(wanted: Wanted, learning: TrainConfig) -> Spooling:
         free_disk_bytes=disk.f_bavail * disk.f_frsize,
         epochs=epochs,
         pool=wanted.sampling.epochs,
+        evaluated=graph.spec("valid").shape[0] / max(seen.seeds, 1) if graph.has("valid") else 0.0,
         refresh=wanted.refresh,
         compute_s=step_s * seen.count,
         write_bytes_per_s=rough.disk.bytes_per_s,
