@@ -67,10 +67,11 @@ def open_online(
     most = recorded.max_nodes if recorded else hotness.most_nodes + hotness.most_nodes // _MARGIN
     batch_bytes = most * features.spec.stride_bytes
     if pool is None:
-        if _SLOTS * batch_bytes + books_bytes(graph.num_nodes) > runtime.budget.free_bytes:
+        buffers = _SLOTS * batch_bytes
+        if buffers + books_bytes(graph.num_nodes) > runtime.budget.free_bytes:
             hotness.close()  # buffers need its memory: nothing is cached
-        if 0 < before - _SLOTS * batch_bytes < before - runtime.budget.free_bytes:  # and drawing has less
-            share = (1 - _SLOTS * batch_bytes / before) * _DRAWING_SHARE_LAST
+        if runtime.budget.free_bytes < buffers < before:  # and drawing has less
+            share = (1 - buffers / before) * _DRAWING_SHARE_LAST
             del drawer, topology, drawn
             gc.collect()
             drawer, topology, drawn = _drawing(graph, runtime, config, to, recorded, share)

@@ -10,12 +10,21 @@ import shutil
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from statistics import fmean, median
+from statistics import median
 from typing import Any
 
 import numpy as np
 
-from outcrop.bench.epoch import WITHOUT_RUN, Say, Setting, ensure_graph, plain, prepared_run, train_once
+from outcrop.bench.epoch import (
+    WITHOUT_RUN,
+    Say,
+    Setting,
+    ensure_graph,
+    middle,
+    plain,
+    prepared_run,
+    train_once,
+)
 from outcrop.config import GraphShape, format_bytes
 from outcrop.errors import OutcropError
 
@@ -54,8 +63,7 @@ def memory_curve(
                 say(str(error))
                 continue
             epochs = done["epochs"][1:] or done["epochs"]
-            middle = fmean if mode in WITHOUT_RUN else median
-            seconds = middle(e["seconds"] for e in epochs)
+            seconds = middle(mode, (e["seconds"] for e in epochs))
             points[mode].append(
                 {
                     "cap": cap,

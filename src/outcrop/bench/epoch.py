@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import shutil
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from statistics import fmean, median
@@ -163,15 +163,18 @@ def _epochs(mode: str, setting: Setting) -> int:
     return setting.epochs if mode in many else {"dynamic": 2, "belady": 2}.get(mode, 1)
 
 
+def middle(mode: str, seconds: Iterable[float]) -> float:
+    """The median; of spooled epochs the mean: the first of each spool is the slower one, and what it takes counts."""
+    return fmean(seconds) if mode in WITHOUT_RUN else median(seconds)
+
+
 def _summary(mode: str, results: list[dict[str, Any]]) -> dict[str, Any]:
     # The first epoch of a process pays for warming up; where there are more it is left out.
     epochs = [e for r in results for e in (r["epochs"][1:] or r["epochs"])]
     last = epochs[-1]
-    # Of spooled epochs the first of each spool is the slower one: what it takes counts.
-    middle = fmean if mode in WITHOUT_RUN else median
     return {
-        "seconds": middle(e["seconds"] for e in epochs),
-        "load_seconds": middle(e["load_seconds"] for e in epochs),
+        "seconds": middle(mode, (e["seconds"] for e in epochs)),
+        "load_seconds": middle(mode, (e["load_seconds"] for e in epochs)),
         "all_seconds": [e["seconds"] for e in epochs],
         "bytes_read": last["bytes_read"],
         "read_ops": last["read_ops"],

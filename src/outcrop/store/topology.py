@@ -188,7 +188,7 @@ def load_topology(
     )
 
 
-def scratch_bytes(available: int, wanted_bytes: int, page_cache: bool = True) -> int:
+def scratch_bytes(available: int, wanted_bytes: int, page_cache: bool) -> int:
     """Memory for reading a topology of ``wanted_bytes`` by pages, of ``available`` for it; 1.25 times as much more goes
     to the rounds."""
     least = _core.PagedTopology.MIN_SCRATCH_BYTES
