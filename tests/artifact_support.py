@@ -110,7 +110,7 @@ def child_environment(**variables: str) -> dict[str, str]:
 
 
 def python(
-    code: str, *arguments: object, timeout: float = 60, **variables: str
+    code: str, *arguments: object, timeout: float = support.HANGS_SECONDS, **variables: str
 ) -> subprocess.CompletedProcess[str]:
     """Runs ``code`` in a Python of its own to its end."""
     return subprocess.run(

@@ -24,6 +24,7 @@ import time
 from pathlib import Path
 
 from artifact_support import child_environment
+from support import HANGS_SECONDS
 
 LIGHT = "import outcrop.api.prepare, outcrop.stages.generate, outcrop.stages.ingest"
 HEAVY = (
@@ -86,7 +87,7 @@ def _stem(imports: str) -> str:
         stem.wait()
 
     atexit.register(end)
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + HANGS_SECONDS
     while True:
         try:
             _connect(name).close()
@@ -108,7 +109,7 @@ def _connect(name: str) -> socket.socket:
 
 
 def python(
-    code: str, *arguments: object, timeout: float = 60, imports: str = HEAVY, **variables: str
+    code: str, *arguments: object, timeout: float = HANGS_SECONDS, imports: str = HEAVY, **variables: str
 ) -> subprocess.CompletedProcess[str]:
     """Runs ``code`` to its end in a child of the stem that has done ``imports``."""
     name = _stem(imports)

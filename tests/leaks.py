@@ -20,7 +20,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-GRACE_SECONDS = float(os.environ.get("OUTCROP_LEAK_GRACE_SECONDS", "2"))
+GRACE_SECONDS = float(os.environ.get("OUTCROP_LEAK_GRACE_SECONDS", "30"))
 KINDS = ("thread", "fd", "env")
 # Kernel workers of a living io_uring, and helpers that libraries keep: they come and go on their own.
 _FOREIGN_THREADS = ("iou-wrk", "jemalloc_bg", "cuda", "pt_autograd", "cublas")

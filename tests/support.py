@@ -10,6 +10,9 @@ from typing import Any
 
 import pytest
 
+HANGS_SECONDS = 300.0
+"""What a child may take before it counts as hanging; with other work beside the tests all takes ten times as long."""
+
 REPOSITORY = Path(__file__).resolve().parent.parent
 TORTURES = ("", "tiny", "faults", "pread")
 TINY_MEMORY = "64MiB"

@@ -193,7 +193,7 @@ ENDINGS = {
 @pytest.mark.parametrize("mode", ["packed", pytest.param("online", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("ending", ENDINGS)
 def test_the_process_ends(made: Path, ending: str, mode: str) -> None:
-    ended = python(SCRIPT + f"mode = {mode!r}\n" + ENDINGS[ending], made / "run", timeout=40)
+    ended = python(SCRIPT + f"mode = {mode!r}\n" + ENDINGS[ending], made / "run")
     assert ended.returncode == 0, ended.stderr
     assert ended.stderr == ""
 
@@ -202,7 +202,7 @@ def test_control_c_ends_a_process_that_loads(made: Path) -> None:
     code = SCRIPT + (
         "import os, signal\nfor number, batch in enumerate(run.loader()):\n    os.kill(os.getpid(), signal.SIGINT)\n"
     )
-    ended = started(code, made / "run", timeout=40)
+    ended = started(code, made / "run")
     # Python ends by the signal, or with 1 where torch_geometric has imported pandas.
     assert ended.returncode in (-signal.SIGINT, 1)
     assert "KeyboardInterrupt" in ended.stderr
@@ -242,5 +242,5 @@ CHILDREN = {
 
 @pytest.mark.parametrize("child", CHILDREN)
 def test_fork(made: Path, child: str) -> None:
-    ended = python(FORK.replace("CHILD", CHILDREN[child]), made, timeout=60)
+    ended = python(FORK.replace("CHILD", CHILDREN[child]), made)
     assert ended.returncode == 0, ended.stderr

@@ -233,7 +233,7 @@ CLI = "from outcrop.cli.main import run; import sys; sys.argv[0] = 'outcrop'; ru
 
 def outcrop(*arguments: object) -> tuple[int, str]:
     """Exit status and standard error as one line."""
-    ended = python(CLI, *arguments, timeout=60)
+    ended = python(CLI, *arguments)
     assert "Traceback" not in ended.stderr, ended.stderr
     return ended.returncode, " ".join(ended.stderr.split())
 

@@ -23,7 +23,7 @@ from outcrop.errors import ArgumentError, BudgetError, FormatError, IoError
 from outcrop.runtime import Runtime, SilentProgress
 from outcrop.stages.ingest import import_graph
 from outcrop.stages.verify import verify_artifact
-from support import held_bytes, new_runtime
+from support import HANGS_SECONDS, held_bytes, new_runtime
 
 TORTURED = True
 NODES = 40
@@ -342,7 +342,7 @@ def test_writes_that_the_system_refuses(folder: Path, limit: int) -> None:
     """A limit on file size stands for a full disk: the write fails in the middle of an array or of the scratch file."""
     np.save(folder / "edges.npy", np.random.default_rng(0).integers(0, NODES, (300_000, 2)))
     child = _child(f"arrays:{folder}", folder.parent / "graph", limit)
-    output, _ = child.communicate(timeout=60)
+    output, _ = child.communicate(timeout=HANGS_SECONDS)
     assert f"IoError {errno.EFBIG}" in output, output
     assert [p.name for p in folder.parent.iterdir()] == ["in"]
 
@@ -367,11 +367,11 @@ def test_killed_import_leaves_no_artifact(folder: Path) -> None:
     out = folder.parent / "graph"
     child = _child(f"arrays:{folder}", out, 0)
     partial = folder.parent / ".graph.partial" / "features.bin"
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + HANGS_SECONDS
     while child.poll() is None and not partial.exists() and time.monotonic() < deadline:
         time.sleep(0.002)
     child.send_signal(signal.SIGKILL)
-    child.communicate(timeout=60)
+    child.communicate(timeout=HANGS_SECONDS)
     if child.returncode == 0:
         pytest.skip("the import was faster than the signal")
     assert not out.exists()

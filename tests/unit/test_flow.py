@@ -14,7 +14,7 @@ import pytest
 from outcrop.errors import BudgetError, CancelledError, IoError
 from outcrop.flow import Cancelled, Pipeline, Stage
 
-PATIENCE_SECONDS = 20.0  # how long a test waits for what should happen at once
+PATIENCE_SECONDS = 120.0  # how long a test waits for what should happen at once
 
 
 def until(condition: Callable[[], bool]) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from itertools import pairwise
 from types import SimpleNamespace
 
@@ -238,14 +237,11 @@ def test_thinned_keeps_both_ends():
     assert kept == sorted(set(kept))
 
 
-def test_recording_a_span_costs_microseconds(watched):
-    """Not a time limit, which no test here has: recording does a bounded amount of work per span."""
+def test_recording_a_span_looks_at_the_budget_now_and_then_only(watched):
     recorder, runtime, _ = watched
     looked = []
     runtime.budget = type("B", (), {"by_tag": property(lambda self: looked.append(1) or {})})()
-    begin = time.perf_counter()
     with recorder.watching():
         for i in range(10_000):
             runtime.trace.event("read", start_ns=i, end_ns=i + 1)
-    assert time.perf_counter() > begin
     assert len(looked) <= 3  # the clock stands still: first and last look only
