@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from outcrop.runtime import Runtime
     from outcrop.store.graph import Graph, open_graph
 
-__version__ = "0.1.0"
+__version__ = "0.1.0"  # the only place: the package's metadata and `outcrop --version` read it
 
 _HOME = {
     "Graph": "outcrop.store.graph",

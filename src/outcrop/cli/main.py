@@ -10,6 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
+import outcrop
 from outcrop.cli import (
     advising,
     bench,
@@ -39,8 +40,20 @@ _debug = False
 _python_shows = warnings.showwarning
 
 
+def _print_version(asked: bool) -> None:
+    if asked:
+        print(f"outcrop {outcrop.__version__}")
+        raise typer.Exit
+
+
 @app.callback()
-def options(debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks.")] = False) -> None:
+def options(
+    debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks.")] = False,
+    version: Annotated[
+        bool,
+        typer.Option("--version", help="Print the version and exit.", is_eager=True, callback=_print_version),
+    ] = False,
+) -> None:
     global _debug  # the one place where an option must outlive the command: the error handler below
     _debug = debug
 
