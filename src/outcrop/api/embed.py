@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from outcrop.config import BucketConfig, DeviceConfig, EmbedConfig, Size, parse_size
+from outcrop.config import BucketConfig, DeviceConfig, EmbedConfig, Size, format_bytes, parse_size
 from outcrop.embed import evaluate as evaluation
 from outcrop.embed import export as exporting
 from outcrop.embed import neighbours as nearest
@@ -38,6 +38,14 @@ class EmbedReport:
     epochs: list[dict[str, Any]] = field(default_factory=list)
     peak_host_bytes: int = 0
     peak_device_by_tag: dict[str, int] = field(default_factory=dict)
+
+    def __repr__(self) -> str:
+        held = "all" if self.resident else f"{self.buffer} of {self.partitions}"
+        loss = f", last loss {self.epochs[-1]['loss']:.4f}" if self.epochs else ""
+        return (
+            f"EmbedReport({len(self.epochs)} epochs{loss}, partitions in memory: {held}, "
+            f"peak memory {format_bytes(self.peak_host_bytes)})"
+        )
 
     def as_dict(self) -> dict[str, Any]:
         return dict(vars(self))

@@ -66,6 +66,14 @@ class InferReport:
     budget: dict[str, int | None] = field(default_factory=dict)
     io_backend: str = ""
 
+    def __repr__(self) -> str:
+        limit = self.budget.get("memory")
+        of = "no limit" if limit is None else format_bytes(limit)
+        return (
+            f"InferReport({self.rows} rows x {self.columns} of {self.output}, {self.method}, {self.seconds:.1f} s, "
+            f"peak memory {format_bytes(self.peak_host_bytes)} of {of})"
+        )
+
     def as_dict(self) -> dict[str, Any]:
         return dict(vars(self))
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from outcrop.advisor.machine import read_rates
 from outcrop.api import auto, history
-from outcrop.config import IoConfig, PlanConfig, SampleConfig, Size, parse_size
+from outcrop.config import IoConfig, PlanConfig, SampleConfig, Size, format_bytes, parse_size
 from outcrop.errors import ArgumentError, FormatError
 from outcrop.foreign import ForeignBatches, Source
 from outcrop.runtime import UNLIMITED, Runtime
@@ -47,6 +47,14 @@ class PrepareReport:
     disk_bytes: int = 0
     predicted: dict[str, Any] = field(default_factory=dict)
     chosen: str = ""
+
+    def __repr__(self) -> str:
+        done = ", ".join(f"{name} {seconds:.1f} s" for name, seconds in self.stage_seconds.items())
+        there = f"; already there: {', '.join(self.skipped)}" if self.skipped else ""
+        return (
+            f"PrepareReport({done or 'nothing to do'}{there}; read {format_bytes(self.bytes_read)}, "
+            f"written {format_bytes(self.bytes_written)}, run on disk {format_bytes(self.disk_bytes)})"
+        )
 
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from outcrop.api.online import open_online
-from outcrop.config import CPU, BaselineConfig, DeviceConfig, SampleConfig, Size
+from outcrop.config import CPU, BaselineConfig, DeviceConfig, SampleConfig, Size, format_bytes, parse_size
 from outcrop.device import gpu_named
 from outcrop.errors import ArgumentError, FormatError
 from outcrop.feeders import RecordedGraphs, SampledGraphs
@@ -215,6 +215,14 @@ class Run:
         self.info = run.read(self.path)
         self.graph = open_graph(self.info.graph_path(self.path))
         self.memory = self.info.plan.memory if memory is None else memory
+
+    def __repr__(self) -> str:
+        sample = self.info.sample
+        memory = "no limit" if self.memory is None else format_bytes(parse_size(self.memory))
+        return (
+            f"Run(path={str(self.path)!r}, graph={str(self.graph.path)!r}, fanouts={list(sample.fanouts)}, "
+            f"batch_size={sample.batch_size}, epochs={sample.epochs}, memory={memory})"
+        )
 
     def loader(
         self, epoch: int = 0, *, split: str = "train", mode: str = "packed", device: str = "cpu"

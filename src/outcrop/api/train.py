@@ -22,6 +22,7 @@ from outcrop.config import (
     SampleConfig,
     Size,
     TrainConfig,
+    format_bytes,
     parse_size,
 )
 from outcrop.errors import ArgumentError
@@ -57,6 +58,17 @@ class TrainReport:
     pools: list[dict[str, Any]] = field(default_factory=list)
     spooled_epochs: int = 0
     chosen: str = ""
+
+    def __repr__(self) -> str:
+        accuracy = "none" if self.test_accuracy is None else f"{self.test_accuracy:.4f}"
+        lines = [f"{self.model} on {self.device}, mode {self.mode}: test accuracy {accuracy}"]
+        if self.epochs:
+            loss = self.epochs[-1]["loss"]
+            lines.append(f"{len(self.epochs)} epochs, best {self.best_epoch}, last loss {loss:.4f}")
+        limit = self.budget.get("memory")
+        of = "no limit" if limit is None else format_bytes(limit)
+        lines.append(f"{self.seconds:.1f} s, peak memory {format_bytes(self.peak_host_bytes)} of {of}")
+        return f"{type(self).__name__}({'; '.join(lines)})"
 
     def as_dict(self) -> dict[str, Any]:
         return dict(vars(self))

@@ -49,6 +49,12 @@ class Buckets:
             if len(found) != len(shape) or any(w not in (None, f) for w, f in zip(shape, found, strict=True)):
                 raise FormatError(f"{path}: array {name!r} has shape {found}, expected {shape}")
 
+    def __repr__(self) -> str:
+        return (
+            f"Buckets(nodes={self.num_nodes}, edges={self.num_edges}, relations={self.num_relations}, "
+            f"partitions={self.partitions}, path={str(self.path)!r})"
+        )
+
     @property
     def num_edges(self) -> int:
         return self.manifest.arrays["edges"].shape[0]

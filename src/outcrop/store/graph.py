@@ -53,6 +53,15 @@ class Graph:
             if spec is not None and spec.shape[0] != rows:
                 raise FormatError(f"{path}: array {name!r} has {spec.shape[0]} rows, {rows} were expected")
 
+    def __repr__(self) -> str:
+        parts = [f"nodes={self.num_nodes}", f"edges={self.num_edges}"]
+        if self.has("features"):
+            spec = self.spec("features")
+            parts.append(f"features={'x'.join(map(str, spec.shape))} {spec.dtype}")
+        if self.num_classes:
+            parts.append(f"classes={self.num_classes}")
+        return f"Graph({', '.join(parts)}, path={str(self.path)!r})"
+
     def has(self, name: str) -> bool:
         return name in self.manifest.arrays
 

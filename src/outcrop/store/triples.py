@@ -41,6 +41,11 @@ class Triples:
             if spec is not None and (len(spec.shape) != 2 or spec.shape[1] != self.width):
                 raise FormatError(f"{path}: array {split!r} has shape {spec.shape}, not [n, {self.width}]")
 
+    def __repr__(self) -> str:
+        splits = "".join(f", {split}={self.count(split)}" for split in SPLITS)
+        counts = f"entities={self.num_entities}, relations={self.num_relations}{splits}"
+        return f"Triples({counts}, path={str(self.path)!r})"
+
     def count(self, split: str) -> int:
         """Triples of ``split``; 0 where there are none."""
         spec = self.manifest.arrays.get(split)
