@@ -1,10 +1,12 @@
 """Checkpoints of training: one safetensors file each, replaced atomically, checked when read. No pickle.
 
 Folder: ``last.safetensors`` holds everything that training goes on from; ``best.safetensors`` the model of the best
-epoch, for use. ``last`` also holds the best model, so it alone is the truth after a crash.
+epoch, for use. ``last`` also holds the best model, so it alone is the truth: it is written first, and where a crash
+left ``best`` behind it, resuming writes ``best`` again and :func:`load_best` takes the model from ``last``.
 Tensors: ``model.<name>``, ``best.<name>``, ``optimizer.<parameter number>.<name>``. Header entry ``outcrop``: JSON
-with format, version, :class:`Meta` and the SHA-256 of all tensors. Dropout is keyed by (seed, epoch, batch) and the
-sampler by the same, so the seed and the number of finished epochs are the whole random state.
+with format, version, kind (``last`` or ``best``), :class:`Meta` and the SHA-256 of all tensors; version 1 had no kind.
+Dropout is keyed by (seed, epoch, batch) and the sampler by the same, so the seed and the number of finished epochs are
+the whole random state.
 """
 
 from __future__ import annotations
@@ -20,11 +22,12 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 
 from outcrop.device import resolve
-from outcrop.errors import ArgumentError, ChecksumError, FormatError
+from outcrop.errors import ArgumentError, ChecksumError, FormatError, OutcropError
 from outcrop.models import Model, build_model
 from outcrop.store.manifest import sync_folder, write_atomic
 
-FORMAT, VERSION = "outcrop.checkpoint", 1
+FORMAT, VERSION = "outcrop.checkpoint", 2
+_OLDEST = 1
 LAST, BEST = "last.safetensors", "best.safetensors"
 _AGAIN = "train again, or point to another checkpoint folder"
 
@@ -54,12 +57,17 @@ class Meta:
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """States as on the CPU. ``optimizer`` maps "<parameter number>.<name>"; empty in ``best``."""
+    """States as on the CPU. ``optimizer`` maps "<parameter number>.<name>"; it and ``best`` are empty in ``best``."""
 
     meta: Meta
     model: State
     best: State = field(default_factory=dict)
     optimizer: State = field(default_factory=dict)
+
+    @property
+    def kind(self) -> str:
+        """``last`` or ``best``: what the file is for."""
+        return "last" if self.best or self.optimizer else "best"
 
 
 def optimizer_state(optimizer: torch.optim.Optimizer) -> State:
@@ -84,17 +92,20 @@ def write(path: Path, checkpoint: Checkpoint) -> None:
         for part in ("model", "best", "optimizer")
         for name, value in getattr(checkpoint, part).items()
     }
-    write_tensors(path, FORMAT, VERSION, tensors, asdict(checkpoint.meta))
+    write_tensors(path, FORMAT, VERSION, tensors, {"kind": checkpoint.kind, **asdict(checkpoint.meta)})
 
 
-def read(path: Path) -> Checkpoint:
+def read(path: Path, kind: str | None = None) -> Checkpoint:
     """Reads and checks a checkpoint.
 
+    Args:
+        kind: What it must be, ``last`` or ``best``; None: either.
+
     Raises:
-        FormatError: Missing, foreign, truncated or of another version.
+        FormatError: Missing, foreign, truncated, of another version or of another kind.
         ChecksumError: The tensors differ from those written.
     """
-    tensors, header = read_tensors(path, FORMAT, VERSION)
+    tensors, header = read_tensors(path, FORMAT, VERSION, oldest=_OLDEST)
     parts: dict[str, State] = {"model": {}, "best": {}, "optimizer": {}}
     try:
         for key, value in tensors.items():
@@ -103,7 +114,28 @@ def read(path: Path) -> Checkpoint:
         meta = Meta(**{name: header[name] for name in Meta.__dataclass_fields__})
     except (KeyError, ValueError) as error:
         raise FormatError(f"{path} lacks or garbles a field ({error}): {_AGAIN}") from None
-    return Checkpoint(meta, **parts)
+    found = Checkpoint(meta, **parts)
+    there = header.get("kind", found.kind)
+    if kind is not None and there != kind:
+        raise FormatError(
+            f"{path} is a checkpoint of kind {there!r} under the name of {kind!r}: give the files in {path.parent} "
+            "their own names again, or train again"
+        )
+    return found
+
+
+def renew_best(folder: Path, last: Checkpoint) -> None:
+    """Writes ``best.safetensors`` again where it is missing, damaged or not what ``last`` holds.
+
+    A crash between the two files of a checkpoint leaves it so.
+    """
+    try:
+        found = read(folder / BEST, "best")
+        same = found.meta.best_epoch == last.meta.best_epoch and _digest(found.model) == _digest(last.best)
+    except OutcropError:
+        same = False
+    if not same:
+        write(folder / BEST, Checkpoint(last.meta, last.best))
 
 
 def write_tensors(path: Path, format: str, version: int, tensors: State, meta: dict[str, Any]) -> None:
@@ -115,14 +147,21 @@ def write_tensors(path: Path, format: str, version: int, tensors: State, meta: d
     sync_folder(path.parent)
 
 
-def read_tensors(path: Path, format: str, version: int) -> tuple[State, dict[str, Any]]:
-    """Tensors and header of :func:`write_tensors`; FormatError or ChecksumError as :func:`read`."""
+def read_tensors(
+    path: Path, format: str, version: int, *, oldest: int | None = None
+) -> tuple[State, dict[str, Any]]:
+    """Tensors and header of :func:`write_tensors`; FormatError or ChecksumError as :func:`read`.
+
+    Args:
+        oldest: First version that can still be read; None: only ``version``.
+    """
     tensors, header = _open(path)
     if header.get("format") != format:
         raise FormatError(f"{path} is a safetensors file, but no checkpoint of Outcrop ({format}): {_AGAIN}")
-    if header.get("version") != version:
+    if header.get("version") not in range(oldest or version, version + 1):
+        reads = f"version {version}" if oldest is None else f"versions {oldest} to {version}"
         raise FormatError(
-            f"{path} has version {header.get('version')!r}, this Outcrop reads version {version}: {_AGAIN}"
+            f"{path} has version {header.get('version')!r}, this Outcrop reads {reads}: {_AGAIN}"
         )
     if header.get("sha256") != _digest(tensors):
         raise ChecksumError(
@@ -185,8 +224,7 @@ def load_model(folder: Path, device: str = "cpu") -> Model:
 
 def load_best(folder: Path, device: str = "cpu") -> tuple[Model, Meta]:
     """As :func:`load_model`, with what the checkpoint says about itself."""
-    path = folder / BEST
-    found = read(path)
+    path, found = _best(folder)
     try:
         config = found.meta.config
         model = build_model(
@@ -202,6 +240,25 @@ def load_best(folder: Path, device: str = "cpu") -> tuple[Model, Meta]:
         raise FormatError(f"{path} lacks field {error} of its configuration: {_AGAIN}") from None
     load_into(path, model, found.model)
     return model.to(resolve(device)).eval(), found.meta
+
+
+def _best(folder: Path) -> tuple[Path, Checkpoint]:
+    """The best model and the file that it comes from: ``last`` where a crash left ``best`` missing or behind it."""
+    last, best = folder / LAST, folder / BEST
+    found = read(best, "best") if best.is_file() or not last.is_file() else None
+    if found is not None and not (last.is_file() and _epochs_done(last) > found.meta.epochs_done):
+        return best, found
+    whole = read(last, "last")
+    return last, Checkpoint(whole.meta, whole.best)
+
+
+def _epochs_done(path: Path) -> int:
+    """Finished epochs by the header alone; -1 where it cannot be told: the other file is all there is."""
+    try:
+        with safe_open(path, framework="pt") as file:
+            return int(json.loads((file.metadata() or {})["outcrop"])["epochs_done"])
+    except (SafetensorError, OSError, ValueError, KeyError, TypeError):
+        return -1
 
 
 def digest(state: State) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -102,6 +103,52 @@ def test_crash_between_the_two_files_is_harmless(problem, tmp_path, monkeypatch)
     assert same(load_file(tmp_path / "torn" / BEST), load_file(tmp_path / "whole" / BEST))
 
 
+@pytest.mark.parametrize("error", [OSError, KeyboardInterrupt])
+@pytest.mark.parametrize("every", [1, 3])
+def test_best_is_never_left_behind_last(problem, tmp_path, monkeypatch, error, every):
+    """The last checkpoint fails, or the process is killed, between its two files: ``best`` is old, or missing."""
+    scores = iter([0.1, 0.2, 0.3] * 2)
+    config, out, write = (
+        replace(CONFIG, epochs=3, checkpoint_every=every),
+        tmp_path / "torn",
+        checkpoints.write,
+    )
+
+    def run(folder):
+        return problem.run(config, folder, evaluate=lambda *_: SimpleNamespace(accuracy=next(scores)))
+
+    def torn(path, checkpoint):
+        if path.name == BEST and checkpoint.meta.epochs_done == 3:
+            raise error
+        write(path, checkpoint)
+
+    whole = run(tmp_path / "whole")
+    with monkeypatch.context() as patch:
+        patch.setattr(checkpoints, "write", torn)
+        with pytest.raises(error):
+            run(out)
+    assert (out / BEST).exists() == (every == 1)
+    # Whoever does not train again has the best model all the same.
+    assert same(checkpoints.load_model(out).state_dict(), whole.model.state_dict())
+    assert len(run(out).epochs) == 3
+    assert same(load_file(out / BEST), load_file(tmp_path / "whole" / BEST))
+    assert checkpoints.read(out / BEST).meta.best_epoch == 2
+
+
+@pytest.mark.parametrize("old", [False, True])
+def test_last_and_best_under_each_others_names_are_refused(problem, folder, old):
+    if old:  # the first version said nothing about kinds
+        for file in (LAST, BEST):
+            rewrite(folder / file, lambda h: (h.pop("kind"), h.update(version=1)))
+    (folder / LAST).rename(folder / "third")
+    (folder / BEST).rename(folder / LAST)
+    (folder / "third").rename(folder / BEST)
+    with pytest.raises(FormatError, match=r"last.safetensors is a checkpoint of kind 'best'"):
+        problem.run(replace(CONFIG, epochs=3), folder, inputs={"graph": "aa"})
+    with pytest.raises(FormatError, match=r"best.safetensors is a checkpoint of kind 'last'"):
+        checkpoints.load_model(folder)
+
+
 def test_finished_training_is_not_repeated(problem, folder):
     before = (folder / LAST).read_bytes()
     result = problem.run(
@@ -126,7 +173,8 @@ def test_the_files_hold_no_pickle_and_nothing_half_written(folder):
     with safe_open(folder / LAST, "pt") as file:
         header = json.loads(file.metadata()["outcrop"])
     assert header["format"] == "outcrop.checkpoint"
-    assert header["version"] == 1
+    assert header["version"] == 2
+    assert header["kind"] == "last"
     assert header["epochs_done"] == 2
     assert len(header["history"]) == 2
     assert header["inputs"] == {"graph": "aa"}
@@ -185,7 +233,7 @@ def rewrite(path, change):
     ("change", "message"),
     [
         (lambda h: h.update(format="other"), "no checkpoint of Outcrop"),
-        (lambda h: h.update(version=2), "version 2, this Outcrop reads version 1"),
+        (lambda h: h.update(version=3), "version 3, this Outcrop reads versions 1 to 2"),
         (lambda h: h.pop("history"), "lacks or garbles a field"),
     ],
 )

@@ -263,7 +263,7 @@ class _Run:
     def restore(self) -> None:
         assert self.out is not None
         path = self.out / checkpoints.LAST
-        found = checkpoints.read(path)
+        found = checkpoints.read(path, "last")
         checkpoints.require_same(path, found.meta, self.identity, self.inputs)
         if found.meta.epochs_done > self.config.epochs:
             raise ArgumentError(
@@ -275,6 +275,7 @@ class _Run:
         self.records = [EpochRecord(**record) for record in found.meta.history]
         self.batch_losses = list(found.meta.batch_losses)
         self.best_epoch, self.best = found.meta.best_epoch, found.best
+        checkpoints.renew_best(self.out, found)
 
     def result(self) -> TrainResult:
         self.model.load_state_dict(self.best)
