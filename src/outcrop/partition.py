@@ -17,7 +17,7 @@ from outcrop.config import SampleConfig
 from outcrop.errors import ArgumentError, BudgetError
 from outcrop.rows import Partitioning, Visit
 from outcrop.runtime import Runtime
-from outcrop.sampling import SPLIT_CODES, BatchSampler, Wave, epoch_seeds
+from outcrop.sampling import SPLIT_CODES, BatchSampler, Wave, epoch_seeds, seed_labels
 from outcrop.store.arrays import PAGE_BYTES
 from outcrop.store.batches import BatchGraph
 from outcrop.store.graph import Graph
@@ -215,7 +215,7 @@ class PartitionGraphs:
         ids = n_id - base[owners] + self._parts.bounds[owners]
         labels = np.full(nodes[0], -1, np.int64)
         if self._labels is not None:
-            labels = self._labels[ids[: nodes[0]]].astype(np.int64)
+            labels = seed_labels(self._graph, self._labels, ids[: nodes[0]])
         degree = None
         if self._config.degrees:
             degree = np.zeros(len(n_id), np.int32)

@@ -215,12 +215,12 @@ class BatchSampler:
 
 
 def seed_labels(graph: Graph, labels: np.ndarray | None, seeds: np.ndarray) -> np.ndarray:
-    """int64: labels of ``seeds``, -1 where there are none.
+    """int64: classes of ``seeds``, -1 where there are none and for labels of other kinds.
 
     Raises:
         FormatError: A label is no class.
     """
-    if labels is None:
+    if labels is None or graph.label_kind != "class":
         return np.full(len(seeds), -1, np.int64)
     found = labels[seeds].astype(np.int64)
     if len(found) and not -1 <= found.min() <= found.max() < graph.num_classes:

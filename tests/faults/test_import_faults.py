@@ -98,7 +98,11 @@ def put(at: Any, value: Any) -> Callable[[np.ndarray], None]:
         (change("features", lambda a: a.astype(np.complex64)), FormatError, r"complex64"),
         (change("labels", lambda a: a[:-3]), ArgumentError, r"37 rows"),
         (change("labels", put(4, -2)), FormatError, r"row 4 is -2"),
-        (change("labels", lambda a: a + 0.5), FormatError, r"row 0 is .*whole numbers"),
+        (
+            change("labels", lambda a: np.where(a > 0, np.inf, a)),
+            FormatError,
+            r"row \d+ is inf.*whole numbers",
+        ),
         (change("train", put(3, NODES)), ArgumentError, r"split train lists node 40"),
         (change("train", put(3, -1)), ArgumentError, r"split train lists node -1"),
         (change("train", put(3, 4)), ArgumentError, r"lists node 4 twice"),

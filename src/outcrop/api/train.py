@@ -353,6 +353,11 @@ def _check_complete(graph: Graph) -> None:
         )
     if not graph.has("labels") or graph.num_classes < 1:
         raise ArgumentError(f"{graph.path} has no labels to learn: import them with the graph")
+    if graph.label_kind != "class":
+        raise ArgumentError(
+            f"{graph.path} has labels of kind {graph.label_kind}; training knows class labels only: train on batches "
+            "of run.loader() with a loss of your own"
+        )
     if graph.feature_bytes == 0:
         raise ArgumentError(f"{graph.path} has no features to learn from: import them with the graph")
 

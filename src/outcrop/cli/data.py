@@ -119,6 +119,10 @@ def import_(
     split_index: Annotated[
         int, typer.Option("--split-index", help="Which of several splits of the source.")
     ] = 0,
+    label_kind: Annotated[
+        str | None,
+        typer.Option("--label-kind", help="class, multilabel or regression. Default: as the labels look."),
+    ] = None,
     unknown: Annotated[
         str,
         typer.Option("--unknown", help="Triples of names that no training triple has: skip or error."),
@@ -143,6 +147,7 @@ def import_(
         test_fraction=test_fraction,
         split_seed=split_seed,
         split_index=split_index,
+        label_kind=label_kind,  # type: ignore[arg-type]
     )
     started = time.monotonic()
     with common.runtime_for(memory, quiet) as runtime:

@@ -31,6 +31,7 @@ from outcrop.sources.base import (
     same_length,
 )
 from outcrop.sources.folder import split_ids
+from outcrop.sources.labels import array_labels
 from outcrop.sources.tables import array_blocks
 
 
@@ -213,14 +214,7 @@ def csr_features(name: str, runtime: Runtime, matrix: Csr, data: np.ndarray) -> 
 
 
 def _labels(archive: Archive, runtime: Runtime, member: str) -> LabelSource:
-    labels = archive.read(member)
-    if labels.ndim != 1:
-        raise FormatError(f"{archive.path} {member} has shape {labels.shape}; labels are one number per node")
-    return LabelSource(
-        f"{archive.path} {member}",
-        len(labels),
-        lambda: array_blocks(runtime, labels, block_bytes(runtime) // 16),
-    )
+    return array_labels(runtime, f"{archive.path} {member}", archive.read(member))
 
 
 def _heterophilous(archive: Archive, runtime: Runtime, split_index: int) -> GraphSource:

@@ -30,7 +30,7 @@ class FeatureSource:
 
 @dataclass(frozen=True)
 class LabelSource:
-    """One label per node in node order: blocks of integers, floats (NaN = none) or strings."""
+    """Labels in node order: blocks ``[n]`` of integers, floats (NaN = none) or text, or ``[n, T]`` of numbers."""
 
     name: str
     num_rows: int | None

@@ -25,12 +25,12 @@ from outcrop.sources.base import (
     FeatureSource,
     GraphSource,
     LabelSource,
-    block_bytes,
     check_ids,
     same_length,
 )
 from outcrop.sources.edge_list import WEIGHT_COLUMNS, array_edges, table_edges, text_columns
 from outcrop.sources.ids import IdMap, PlainIds, TextIds, ids_of_table, is_text
+from outcrop.sources.labels import array_labels, label_column
 from outcrop.sources.tables import Table
 
 _SPLIT_NAMES = {"train": "train", "valid": "valid", "val": "valid", "validation": "valid", "test": "test"}
@@ -172,38 +172,28 @@ def _labels(runtime: Runtime, folder: Path, nodes: Table | None) -> LabelSource 
     if path and in_nodes and nodes:
         raise ArgumentError(f"labels are in {path} and in {nodes.path}: keep one of them")
     if path is None:
-        return table_labels(runtime, nodes, in_nodes) if nodes and in_nodes else None
+        return table_labels(runtime, nodes, [in_nodes]) if nodes and in_nodes else None
     if path.suffix == ".npy":
-        array = tables.open_npy(path)
-        array = array[:, 0] if array.ndim == 2 and array.shape[1] == 1 else array
-        if array.ndim != 1:
-            raise FormatError(f"{path} has shape {array.shape}; labels are one number per node")
-        return LabelSource(
-            str(path), len(array), lambda: tables.array_blocks(runtime, array, block_bytes(runtime) // 16)
-        )
+        return array_labels(runtime, str(path), tables.open_npy(path))
     table = tables.open_table(path)
-    column = table.column("label", "labels", "class", "y") or (
-        table.columns[0] if len(table.columns) == 1 else None
-    )
-    if column is None or table.column("id", "node") is not None:
-        raise FormatError(
-            f"{path} needs one column, the labels in node order; labels by id go into nodes.csv"
-        )
-    return table_labels(runtime, table, column)
+    if table.column("id", "node") is not None:
+        raise FormatError(f"{path} needs labels in node order; labels by id go into nodes.csv")
+    column = table.column("label", "labels", "class", "y")
+    if column is None and not table.columns:
+        raise FormatError(f"{path} has no columns; labels need at least one")
+    return table_labels(runtime, table, [column] if column else list(table.columns))
 
 
-def table_labels(runtime: Runtime, table: Table, column: str) -> LabelSource:
-    """Labels in a column; empty cells (numbers) or empty text mean none."""
+def table_labels(runtime: Runtime, table: Table, columns: list[str]) -> LabelSource:
+    """Labels in one column, which may hold lists, or in several of numbers; an empty cell means none."""
 
     def blocks() -> Iterator[np.ndarray]:
-        for (block,) in table.blocks(runtime, [column]):
-            yield (
-                block.to_numpy(zero_copy_only=False)
-                if not block.null_count or not is_text(block)
-                else block.fill_null("").to_numpy(zero_copy_only=False)
-            )
+        for block in table.blocks(runtime, columns):
+            parts = [label_column(str(table.path), column) for column in block]
+            yield parts[0] if len(parts) == 1 else np.stack(parts, axis=1)
 
-    return LabelSource(f"{table.path} column {column!r}", table.num_rows, blocks)
+    listed = f"columns {', '.join(map(repr, columns))}" if len(columns) > 1 else f"column {columns[0]!r}"
+    return LabelSource(f"{table.path} {listed}", table.num_rows, blocks)
 
 
 def _edge_splits(folder: Path, ids: IdMap) -> dict[str, np.ndarray]:

@@ -55,7 +55,7 @@ def open_musae(folder: Path, runtime: Runtime, held: ExitStack) -> GraphSource:
         num_nodes,
         None,
         _features(_only(folder, "*.json"), num_nodes, runtime, held),
-        table_labels(runtime, target, label),
+        table_labels(runtime, target, [label]),
         reverse=True,
         split_protocol="fractions",
     )

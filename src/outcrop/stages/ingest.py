@@ -21,11 +21,12 @@ from outcrop.sources.archive import open_archive
 from outcrop.sources.base import FeatureSource, GraphSource, LabelSource, SplitProtocol, block_bytes
 from outcrop.sources.edge_list import open_edge_list
 from outcrop.sources.folder import open_folder
+from outcrop.sources.labels import labelled, write_labels
 from outcrop.sources.musae import open_musae
 from outcrop.sources.split import Splitter, check_splits, per_class_splits
 from outcrop.store import manifest as manifests
 from outcrop.store.arrays import ArrayWriter, DiskArray, storage_dtype
-from outcrop.store.graph import FORMAT, SPLITS, VERSION, Graph, open_graph
+from outcrop.store.graph import FORMAT, LABEL_KINDS, SPLITS, VERSION, Graph, LabelKind, open_graph
 from outcrop.store.manifest import ArraySpec, Manifest
 from outcrop.store.names import write_names
 
@@ -54,6 +55,8 @@ class ImportConfig:
             the splits of the source. Without ``test_fraction`` the rest is for testing.
         split_seed: Names the division; the same seed gives the same one on every machine.
         split_index: Which of several splits of the source.
+        label_kind: ``class``, ``multilabel`` or ``regression``; None = as the values are (see
+            :mod:`outcrop.sources.labels`).
     """
 
     keep_duplicates: bool = False
@@ -68,6 +71,7 @@ class ImportConfig:
     test_fraction: float | None = None
     split_seed: int = 0
     split_index: int = 0
+    label_kind: LabelKind | None = None
 
     def __post_init__(self) -> None:
         problems = []
@@ -86,10 +90,17 @@ class ImportConfig:
             problems.append(
                 f"split fractions {train:g}, {valid:g}, {test:g} are negative or exceed 1 together"
             )
+        if self.label_kind not in (None, *LABEL_KINDS):
+            problems.append(f"label kind {self.label_kind!r} is none of {', '.join(LABEL_KINDS)}")
         if self.split_index < 0:
             problems.append(f"split index {self.split_index} is negative")
         if problems:
             raise ArgumentError("; ".join(problems))
+
+    def stored(self) -> dict[str, Any]:
+        """The fields for the manifest; those that came later are left out where they say nothing, as they were then."""
+        later = ("label_kind",)
+        return {name: value for name, value in asdict(self).items() if name not in later or value is not None}
 
     @property
     def fractions_given(self) -> bool:
@@ -179,6 +190,7 @@ class _Import:
         self.source, self.config, self.runtime, self.work = source, config, runtime, work
         self.arrays: dict[str, ArraySpec] = {}
         self.attributes: dict[str, Any] = {"num_classes": 0, "feature_dim": 0}
+        self.notes: list[str] = []
 
     def run(self, kind: str, dtype: str | None) -> None:
         if self.source.num_nodes == 0:
@@ -198,7 +210,7 @@ class _Import:
         self._edge_splits(num_nodes)
         if self.source.names is not None:
             self._names(self.source.names(), num_nodes)
-        config = asdict(self.config) | {"source": kind}
+        config = self.config.stored() | {"source": kind}
         manifests.write(self.work, Manifest(FORMAT, VERSION, self.arrays, self.attributes, config))
 
     def _edges(self) -> int:
@@ -265,35 +277,18 @@ class _Import:
         self.arrays["features"] = writer.finish()
 
     def _labels(self, labels: LabelSource, num_nodes: int) -> None:
-        """Writes int64 labels; text is numbered in sorted order of the class names."""
-        names = self._label_names(labels)
-        writer = ArrayWriter(self.runtime, self.work, "labels", "int64")
-        row, largest = 0, -1
         with self.runtime.task("labels", num_nodes, "rows"):
-            for block in labels.blocks():
-                numbers = _label_numbers(labels.name, block, names, row)
-                largest = max(largest, int(numbers.max(initial=-1)))
-                writer.append(numbers)
-                row += len(block)
-                self.runtime.progress.advance("labels", len(block))
-        self._check_rows(labels.name, row, num_nodes)
-        self.arrays["labels"] = writer.finish()
-        class_names = list(names) if names is not None else list(self.source.class_names)
-        self.attributes["num_classes"] = max(largest + 1, len(class_names))
-        if class_names:
-            self.attributes["class_names"] = class_names
+            stored = write_labels(
+                labels, self.runtime, self.work, self.config.label_kind, self.source.class_names
+            )
+            self.runtime.progress.advance("labels", stored.spec.shape[0])
+        self._check_rows(labels.name, stored.spec.shape[0], num_nodes)
+        self.arrays["labels"] = stored.spec
+        self.attributes |= stored.attributes
+        self.notes += stored.notes
 
-    def _label_names(self, labels: LabelSource) -> dict[str, int] | None:
-        """The classes where labels are text, else None."""
-        found: set[str] = set()
-        text = False
-        for block in labels.blocks():
-            if block.dtype.kind not in "OUS":
-                return None
-            text = True
-            found.update(str(word) for word in np.unique(block.astype(str)))
-        found.discard("")
-        return {name: number for number, name in enumerate(sorted(found))} if text else None
+    def _label_kind(self) -> LabelKind:
+        return self.attributes.get("label_kind", "class")
 
     def _check_rows(self, name: str, found: int, wanted: int) -> None:
         if found != wanted:
@@ -317,6 +312,11 @@ class _Import:
                 raise ArgumentError(
                     f"{self.source.name} has no labels, which split protocol {protocol!r} needs"
                 )
+            if self._label_kind() != "class":
+                raise ArgumentError(
+                    f"{self.source.name} has labels of kind {self._label_kind()}; split protocol {protocol!r} "
+                    "needs classes"
+                )
             labels = DiskArray(self.runtime, self.work, self.arrays["labels"]).read("split-labels")
             self._write_splits(
                 per_class_splits(labels, self.config.split_seed, protocol == "planetoid", self.runtime)
@@ -329,12 +329,14 @@ class _Import:
             DiskArray(self.runtime, self.work, self.arrays["labels"]) if "labels" in self.arrays else None
         )
 
+        kind = self._label_kind()
+
         def blocks() -> Iterator[np.ndarray]:
             """Ids of the nodes that take part."""
             for start in starts:
                 stop = min(start + rows, num_nodes)
                 ids = np.arange(start, stop)
-                yield ids if labels is None else ids[labels.read("import", start, stop) >= 0]
+                yield ids if labels is None else ids[labelled(labels.read("import", start, stop), kind)]
 
         count = sum(len(ids) for ids in blocks())
         splitter = Splitter(self.config.split_seed, count, self.config.fractions())
@@ -425,30 +427,3 @@ def _check_finite(name: str, block: np.ndarray, dtype: str, first_row: int) -> N
             f"{name}: row {first_row + row}, column {column} is not finite as {dtype}: clean the features or "
             "allow NaN and infinity"
         )
-
-
-def _label_numbers(name: str, block: np.ndarray, names: dict[str, int] | None, first_row: int) -> np.ndarray:
-    """int64 labels, -1 = none."""
-    if names is not None:
-        words, where = np.unique(block.astype(str), return_inverse=True)
-        return np.asarray([names.get(str(word), -1) for word in words], np.int64)[where]
-    if block.dtype.kind == "f":
-        none = np.isnan(block)
-        whole = np.where(none, -1, block)
-        bad = ~np.isfinite(whole) | (whole != np.floor(whole)) | (np.abs(whole) > 2**53)
-        if bad.any():
-            row = int(np.argmax(bad))
-            raise FormatError(
-                f"{name}: row {first_row + row} is {block[row]}; labels are whole numbers or text"
-            )
-        block = whole.astype(np.int64)
-    if block.dtype.kind not in "iub":
-        raise FormatError(f"{name} holds {block.dtype}; labels are whole numbers or text")
-    numbers = block.astype(np.int64)
-    bad = numbers < -1
-    if bad.any():
-        row = int(np.argmax(bad))
-        raise FormatError(
-            f"{name}: row {first_row + row} is {numbers[row]}; classes count from 0, -1 means none"
-        )
-    return numbers

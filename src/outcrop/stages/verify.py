@@ -12,7 +12,7 @@ from outcrop.runtime import Runtime
 from outcrop.store import manifest as manifests
 from outcrop.store.arrays import DiskArray
 from outcrop.store.graph import FORMAT as GRAPH_FORMAT
-from outcrop.store.graph import SPLITS, Graph, open_graph
+from outcrop.store.graph import SPLITS, UNKNOWN_MULTILABEL, Graph, open_graph
 from outcrop.store.manifest import Manifest
 
 _BLOCK_ROWS = 1 << 17
@@ -47,7 +47,7 @@ def verify_artifact(path: Path | str, runtime: Runtime) -> dict[str, Any]:
 def _verify_graph(graph: Graph, runtime: Runtime) -> None:
     _verify_topology(graph, runtime)
     if graph.has("labels"):
-        _verify_range(graph, runtime, "labels", -1, graph.num_classes)
+        _verify_labels(graph, runtime)
     for split in SPLITS:
         if graph.has(split):
             _verify_range(graph, runtime, split, 0, graph.num_nodes, ascending=True)
@@ -90,6 +90,26 @@ def _verify_indices(indices: DiskArray, indptr: np.ndarray, num_nodes: int, firs
                 f"{indices.path}: the sources of a node fall at edge {inside[0]} (nodes from {first_node} on)"
             )
         carried = block[-1:].copy()
+
+
+def _verify_labels(graph: Graph, runtime: Runtime) -> None:
+    if graph.label_kind == "class":
+        _verify_range(graph, runtime, "labels", -1, graph.num_classes)
+        return
+    array = graph.array(runtime, "labels")
+    for start in range(0, array.num_rows, _BLOCK_ROWS):
+        block = array.read("verify", start, min(start + _BLOCK_ROWS, array.num_rows))
+        bad = (
+            np.isinf(block)
+            if graph.label_kind == "regression"
+            else (block > 1) & (block != UNKNOWN_MULTILABEL)
+        )
+        rows = bad.reshape(len(block), -1).any(axis=1)
+        if rows.any():
+            row = int(np.argmax(rows))
+            raise FormatError(
+                f"{array.path}: row {start + row} is {block[row]}, no label of kind {graph.label_kind}"
+            )
 
 
 def _verify_range(

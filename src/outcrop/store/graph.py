@@ -2,15 +2,19 @@
 
 Arrays: ``indptr`` int64 [N + 1] and ``indices`` uint32 or int64 [E]: the in-neighbours (sources of the edges that
 point at v) of node v are ``indices[indptr[v]:indptr[v + 1]]``, ascending. Optional: ``features`` [N, D] of any dtype,
-``labels`` int64 [N] (-1 = none), ``train``, ``valid``, ``test`` int64 node ids, ascending; ``edge_weight`` float32 [E],
+``labels`` (see below), ``train``, ``valid``, ``test`` int64 node ids, ascending; ``edge_weight`` float32 [E],
 not negative, in the order of ``indices``; ``train_edges``, ``valid_edges``, ``test_edges`` int64 [M, 2] (source,
 target), the positive edges of link prediction.
-Attributes: num_nodes, num_edges, num_classes, feature_dim.
+Attributes: num_nodes, num_edges, num_classes, feature_dim; class_names where classes have names; label_kind, which
+says what ``labels`` are: ``class`` (where it is absent, too) int64 [N] from 0 to num_classes - 1, -1 = unknown;
+``multilabel`` uint8 [N, num_classes] of 0 and 1, 255 = unknown; ``regression`` float32 [N] or [N, num_classes], NaN =
+unknown.
 """
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 
@@ -22,10 +26,19 @@ from outcrop.store.manifest import ArraySpec, Manifest
 
 FORMAT, VERSION = "outcrop.graph", 1
 SPLITS = ("train", "valid", "test")
+LabelKind = Literal["class", "multilabel", "regression"]
+LABEL_KINDS: tuple[LabelKind, ...] = ("class", "multilabel", "regression")
+UNKNOWN_MULTILABEL = 255
 
 
 class Graph:
-    """A graph on disk. Opening reads the manifest only; arrays are opened as they are asked for."""
+    """A graph on disk. Opening reads the manifest only; arrays are opened as they are asked for.
+
+    Attributes:
+        num_classes: Classes; columns of the targets for regression (1 for ``[N]``); 0 without labels.
+        label_kind: ``class``, ``multilabel`` or ``regression`` (the head of this file).
+        class_names: What class i was called in the source; empty where classes have no names.
+    """
 
     def __init__(self, path: Path, manifest: Manifest):
         self.path, self.manifest = path, manifest
@@ -35,8 +48,11 @@ class Graph:
             self.num_edges: int = attributes["num_edges"]
             self.num_classes: int = attributes["num_classes"]
             self.feature_dim: int = attributes["feature_dim"]
+            self.label_kind: LabelKind = attributes.get("label_kind", "class")
+            self.class_names: tuple[str, ...] = tuple(attributes.get("class_names", ()))
         except KeyError as error:
             raise FormatError(f"{path}: its manifest lacks attribute {error}") from None
+        self._check_labels()
         shapes = {
             "indptr": self.num_nodes + 1,
             "indices": self.num_edges,
@@ -59,8 +75,27 @@ class Graph:
             spec = self.spec("features")
             parts.append(f"features={'x'.join(map(str, spec.shape))} {spec.dtype}")
         if self.num_classes:
-            parts.append(f"classes={self.num_classes}")
+            name = {"class": "classes", "multilabel": "multilabel", "regression": "targets"}[self.label_kind]
+            parts.append(f"{name}={self.num_classes}")
         return f"Graph({', '.join(parts)}, path={str(self.path)!r})"
+
+    def _check_labels(self) -> None:
+        if self.label_kind not in LABEL_KINDS:
+            raise FormatError(
+                f"{self.path}: label kind {self.label_kind!r} is unknown (known: {', '.join(LABEL_KINDS)}): it was "
+                "made by a newer Outcrop, or changed by hand"
+            )
+        spec = self.manifest.arrays.get("labels")
+        if spec is None:
+            return
+        dtype = {"class": "int64", "multilabel": "uint8", "regression": "float32"}[self.label_kind]
+        columns = spec.shape[1:]
+        one = self.label_kind == "class" or (self.label_kind == "regression" and self.num_classes == 1)
+        if spec.dtype != dtype or columns not in ([()] if one else [(self.num_classes,)]):
+            raise FormatError(
+                f"{self.path}: labels of kind {self.label_kind} and {self.num_classes} classes are stored as "
+                f"{spec.dtype} {list(spec.shape)}"
+            )
 
     def has(self, name: str) -> bool:
         return name in self.manifest.arrays
