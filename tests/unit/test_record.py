@@ -27,13 +27,18 @@ def records(make) -> tuple[BatchGraph, record.AddressTable, int]:
     nodes, rows, id_bytes = sum(nodes_per_hop), sum(nodes_per_hop[:-1]), make(st.sampled_from([4, 8]))
     limit = 2**31 - 1 if id_bytes == 4 else 2**63 - 1
     degrees = make(st.lists(st.integers(0, 4), min_size=rows, max_size=rows)) if nodes else [0] * rows
-    edges = sum(degrees)
     ends = np.cumsum(nodes_per_hop)
     edges_per_hop = tuple(int(sum(degrees[(ends[h - 1] if h else 0) : ends[h]])) for h in range(hops))
     graph = BatchGraph(
         np.array(make(st.lists(st.integers(0, limit), min_size=nodes, max_size=nodes)), np.int64),
         np.cumsum([0, *degrees]).astype(np.int32),
-        int32(make(st.lists(st.integers(0, max(nodes - 1, 0)), min_size=edges, max_size=edges))),
+        int32(
+            [
+                make(st.integers(0, int(ends[hop + 1]) - 1))  # a node that is met by then
+                for hop in range(hops)
+                for _ in range(edges_per_hop[hop])
+            ]
+        ),
         nodes_per_hop,
         edges_per_hop,
         np.array(
@@ -87,7 +92,7 @@ def sample_record(id_bytes: int = 4) -> tuple[BatchGraph, record.AddressTable, n
     graph = BatchGraph(
         np.array([9, 3, 4, 7, 12], np.int64),
         int32([0, 2, 3, 5]),
-        int32([2, 1, 3, 4, 0]),
+        int32([2, 1, 2, 4, 0]),
         (2, 1, 2),
         (3, 2),
         np.array([1, -1], np.int64),
@@ -212,20 +217,90 @@ def test_whole_batches_and_edges_to_predict_round_trip():
     for count in (1, 4):
         index = np.arange(2 * count, dtype=np.int32).reshape(2, count) % 2
         label = np.linspace(0, 1, count).astype(np.float32)
-        changed = dataclasses.replace(graph, whole=True, edge_label_index=index, edge_label=label)
+        changed = dataclasses.replace(
+            graph, rowptr=int32([0, 2, 3, 5, 5, 5]), whole=True, edge_label_index=index, edge_label=label
+        )
         blob = record.encode(changed, table, 4)
         back, addresses = record.decode(blob, "here")
         assert back.whole
         assert equal(back, changed, ("n_id", "rowptr", "col", "labels", "edge_label_index", "edge_label"))
         assert equal(addresses, table, ("host_positions", "host_rows", "device_positions", "device_rows"))
-        sizes = (
-            graph.num_nodes,
-            len(graph.rowptr) - 1,
-            graph.num_edges,
-            graph.num_seeds,
-            table.num_cached,
-            4,
-        )
+        sizes = (graph.num_nodes, graph.num_nodes, graph.num_edges, graph.num_seeds, table.num_cached, 4)
         extra = round_up(8 * count, 8) + round_up(4 * count, 8)
         assert record.meta_bytes(*sizes, label_edges=count) == record.meta_bytes(*sizes) + extra
         assert blob[:512].view("<i8")[9] == record.meta_bytes(*sizes, label_edges=count)
+
+
+def is_sound(graph: BatchGraph, table: record.AddressTable, num_nodes: int, classes: int) -> bool:
+    """What store/batches.py says of a batch, edge by edge."""
+    ends = np.cumsum(graph.nodes_per_hop).tolist()
+    rows = graph.num_nodes if graph.whole else ends[-2]
+    if min(graph.nodes_per_hop) < 0 or ends[-1] != graph.num_nodes or len(graph.rowptr) - 1 != rows:
+        return False
+    at = 0
+    if graph.rowptr[0] != 0:
+        return False
+    per_hop = [0] * graph.hops
+    for row in range(rows):
+        begin, end = int(graph.rowptr[row]), int(graph.rowptr[row + 1])
+        if not at == begin <= end <= graph.num_edges:
+            return False
+        hop = next(h for h in range(graph.hops + 1) if row < ends[h])
+        limit = graph.num_nodes if graph.whole else ends[hop + 1]
+        if any(not 0 <= source < limit for source in graph.col[begin:end]):
+            return False
+        per_hop[0 if graph.whole else hop] += end - begin
+        at = end
+    labels_fit = all(-1 <= label < classes for label in graph.labels)
+    ids_fit = all(0 <= node < num_nodes for node in graph.n_id)
+    slots = [*table.host_rows, *table.device_rows, *table.disk_rows]
+    places = [*table.host_positions, *table.device_positions, *table.disk_positions]
+    fits = all(slot >= 0 for slot in slots) and all(0 <= place < graph.num_nodes for place in places)
+    return at == graph.num_edges and tuple(per_hop) == graph.edges_per_hop and labels_fit and ids_fit and fits
+
+
+NUMBERS = st.one_of(st.integers(-3, 14), st.sampled_from([-(2**31), 2**31 - 1]))
+
+
+@given(
+    st.sampled_from(["n_id", "rowptr", "col", "labels", "host_positions", "host_rows", "disk_positions"]),
+    st.integers(0, 7),
+    NUMBERS,
+    st.booleans(),
+)
+@settings(max_examples=300)
+def test_a_record_whose_checksum_is_right_is_taken_only_where_all_of_it_holds(column, at, value, whole):
+    """One number is changed and the checksum made to fit again, as anyone who writes a run could."""
+    graph, table, _ = sample_record()
+    table = dataclasses.replace(table, disk_positions=int32([3]), disk_rows=int32([0]))
+    if whole:
+        graph = dataclasses.replace(graph, rowptr=int32([0, 2, 3, 5, 5, 5]), edges_per_hop=(5, 0), whole=True)
+    part = graph if hasattr(graph, column) else table
+    changed = getattr(part, column).copy()
+    changed[at % len(changed)] = value
+    part = dataclasses.replace(part, **{column: changed})
+    graph, table = (part, table) if isinstance(part, BatchGraph) else (graph, part)
+    blob = record.encode(graph, table, 4)
+    if is_sound(graph, table, 13, 2):
+        back, addresses = record.decode(blob, "here", num_nodes=13, num_classes=2)
+        assert equal(back, graph, ("n_id", "rowptr", "col", "labels"))
+        assert equal(addresses, table, ("host_positions", "host_rows", "disk_positions", "disk_rows"))
+    else:
+        with pytest.raises(FormatError, match=r"here: .* checksum is right"):
+            record.decode(blob, "here", num_nodes=13, num_classes=2)
+
+
+@given(
+    st.lists(st.integers(-1, 4), min_size=3, max_size=3), st.lists(st.integers(-1, 6), min_size=2, max_size=2)
+)
+def test_hops_that_do_not_add_up_are_refused(nodes, edges):
+    graph, _, blob = sample_record()
+    out = blob.copy()
+    header = out[:512].view("<i8")
+    header[24:27], header[40:42], header[10] = nodes, edges, 0
+    header[10] = _core.crc32c(out)
+    if (tuple(nodes), tuple(edges)) == (graph.nodes_per_hop, graph.edges_per_hop):
+        record.decode(out, "here")
+    else:
+        with pytest.raises(FormatError, match="here"):
+            record.decode(out, "here")

@@ -78,7 +78,7 @@ def open_session(
             f"{run_folder} was prepared from another state of the graph than {graph.path} is in now: "
             "run outcrop prepare again"
         )
-    sample_set = samples.open_samples(runtime, run_folder / "sample")
+    sample_set = samples.open_samples(runtime, run_folder / "sample", graph)
     _check_belongs(sample_set.path, sample_set.manifest, {"graph": graph.digest()}, info.sample)
     if mode == "packed":
         places = _open_places(graph, runtime, run_folder, sample_set)

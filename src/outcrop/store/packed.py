@@ -42,6 +42,8 @@ class PackedRecords:
         self._shared: _core.RowReader | None = None
         self._checked = np.zeros(len(self._rows_crc), bool)
         self.row_bytes = placement.row_bytes
+        self._cache_rows = {level: placement.num_cached(level) for level in ("host", "device")}
+        self._cache_rows["disk"] = placement.num_disk_rows
         self._check()
         if placement.num_disk_rows:
             self._disk_cache = DiskArray(runtime, path, manifest.arrays["disk_cache"])
@@ -128,8 +130,8 @@ class PackedRecords:
         """
         job.wait()
         p = self._number[batch]
-        graph, table = record.decode(
-            meta[: self.placement.meta_span_bytes(p, self._samples)], self._where(batch)
+        graph, table = self._samples.decode(
+            meta[: self.placement.meta_span_bytes(p, self._samples)], self._where(batch), self._cache_rows
         )
         if graph.num_nodes - table.num_cached != self.placement.num_packed[p]:
             raise FormatError(f"{self._where(batch)} belongs to another plan; prepare the run again")

@@ -14,13 +14,14 @@ and in the device cache, and by ascending row which lie in the disk cache; all o
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 
 import numpy as np
 
 from outcrop import _core
 from outcrop.errors import ChecksumError, FormatError
+from outcrop.store import record_contents
 from outcrop.store.batches import BatchGraph
 
 PAGE_BYTES = 4096
@@ -220,11 +221,23 @@ def node_ids_range(meta_offset: int, nodes: int, id_bytes: int) -> tuple[int, in
     return meta_offset + HEADER_BYTES, nodes * id_bytes
 
 
-def decode(meta: np.ndarray, where: str) -> tuple[BatchGraph, AddressTable]:
+def decode(
+    meta: np.ndarray,
+    where: str,
+    *,
+    num_nodes: int | None = None,
+    num_classes: int | None = None,
+    cache_rows: Mapping[str, int] | None = None,
+) -> tuple[BatchGraph, AddressTable]:
     """Undoes :func:`encode`; the arrays are copies.
 
+    Args:
+        meta: uint8, the meta part; more may follow it.
+        where: What errors name.
+        num_nodes, num_classes, cache_rows: What ids, labels and rows of each cache must be below, where it is known.
+
     Raises:
-        FormatError: Foreign bytes or an impossible header.
+        FormatError: Foreign bytes, an impossible header, or arrays that contradict each other.
         ChecksumError: Changed bytes.
     """
     if len(meta) < HEADER_BYTES or len(meta) % 8:
@@ -279,7 +292,9 @@ def decode(meta: np.ndarray, where: str) -> tuple[BatchGraph, AddressTable]:
         edge_label=edge_label.copy() if label_edges else None,
     )
     cuts = np.cumsum([host, host, device, device, disk])
-    return graph, AddressTable(*(part.copy() for part in np.split(cached, cuts)))
+    table = AddressTable(*(part.copy() for part in np.split(cached, cuts)))
+    record_contents.check(graph, table, where, num_nodes, num_classes, cache_rows)
+    return graph, table
 
 
 def _check_crc(meta: np.ndarray, header: np.ndarray, where: str) -> None:

@@ -8,6 +8,7 @@ Attributes: ``groups``, which batches belong to a split: ``{"train": {"first", "
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,6 +20,7 @@ from outcrop.store import manifest as manifests
 from outcrop.store import record
 from outcrop.store.arrays import DiskArray
 from outcrop.store.batches import BatchGraph
+from outcrop.store.graph import Graph
 from outcrop.store.manifest import Manifest
 
 FORMAT, VERSION = "outcrop.sample", 1
@@ -48,9 +50,11 @@ class Group:
 class SampleSet:
     """Reads sampled mini-batches from disk; holds the small tables in memory."""
 
-    def __init__(self, runtime: Runtime, path: Path, manifest: Manifest):
+    def __init__(self, runtime: Runtime, path: Path, manifest: Manifest, graph: Graph | None = None):
         self.path, self.manifest = path, manifest
         self._runtime = runtime
+        self._graph_nodes = int(graph.num_nodes if graph else manifest.attributes["num_nodes"])
+        self._classes = graph.num_classes or None if graph else None
         begins = {"train": manifest.config.get("first_epoch", 0)}
         self.groups = {
             name: Group(**g, first_epoch=begins.get(name, 0))
@@ -131,7 +135,15 @@ class SampleSet:
         """The graph of ``batch``, read through ``buffer``, uint8 of at least ``max_record_bytes``."""
         part = buffer[: self.record_bytes(batch)]
         self.file.read_bytes(int(self.offsets[batch]), part)
-        return record.decode(part, self.where(batch))[0]
+        return self.decode(part, self.where(batch))[0]
+
+    def decode(
+        self, meta: np.ndarray, where: str, cache_rows: Mapping[str, int] | None = None
+    ) -> tuple[BatchGraph, record.AddressTable]:
+        """Decodes a record of this run (:func:`record.decode`), whose ids and labels must be of its graph."""
+        return record.decode(
+            meta, where, num_nodes=self._graph_nodes, num_classes=self._classes, cache_rows=cache_rows
+        )
 
     def read_node_ids(self, batch: int, buffer: np.ndarray) -> np.ndarray:
         """``n_id`` of ``batch`` alone, int32 or int64, in ``buffer``."""
@@ -140,7 +152,7 @@ class SampleSet:
         )
         self.file.read_bytes(offset, buffer[:count])
         ids = buffer[:count].view(f"<i{self.id_bytes}")
-        if len(ids) and not 0 <= ids.min() <= ids.max() < self.manifest.attributes["num_nodes"]:
+        if len(ids) and not 0 <= ids.min() <= ids.max() < self._graph_nodes:
             raise FormatError(
                 f"{self.where(batch)}: its node ids leave the graph, the file was damaged after it was "
                 f"written; remove {self.path} and prepare the run again"
@@ -156,6 +168,14 @@ class SampleSet:
         return int(self.num_nodes.max(initial=0))
 
 
-def open_samples(runtime: Runtime, path: Path) -> SampleSet:
+def open_samples(runtime: Runtime, path: Path, graph: Graph | None = None) -> SampleSet:
+    """Opens the artifact of the sample stage at ``path``.
+
+    Args:
+        graph: Whose nodes and classes ids and labels must be; None: the number of nodes is what the artifact says.
+
+    Raises:
+        FormatError: Missing, foreign, of another version, or tables that contradict each other.
+    """
     with manifests.opening(path, FORMAT, VERSION) as manifest:
-        return SampleSet(runtime, path, manifest)
+        return SampleSet(runtime, path, manifest, graph)
