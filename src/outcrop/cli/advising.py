@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from outcrop.cli import common
+from outcrop.cli import common, printing
 from outcrop.config import format_bytes
 
 
@@ -102,7 +102,7 @@ def summarize(result: dict[str, Any]) -> None:
         for r in result["predictions"]
     ]
     columns = ["machine", "mode", "epoch", "bound", "disk", "bus", "host", "compute", "read"]
-    common.print_table(columns, rows, "Predicted; disk to compute: ms of a mini-batch")
+    printing.print_table(columns, rows, "Predicted; disk to compute: ms of a mini-batch")
     priced = [
         [r["hardware"], r["mode"], f"{r['cost']:,.0f}", f"{r['samples_per_s_and_unit']:.3g}"]
         for r in result["predictions"]
@@ -110,34 +110,30 @@ def summarize(result: dict[str, Any]) -> None:
     ]
     if priced:
         money = result["currency"]
-        common.print_table(["machine", "mode", money, f"samples/s per {money}"], priced)
-    say = common.out.print
+        printing.print_table(["machine", "mode", money, f"samples/s per {money}"], priced)
+    say = printing.print_line
     fresh = result["fresh"]
     ways = [
         f"{_seconds(fresh['spooled'])} spooled, {fresh['epochs']} epochs at a time ({_seconds(fresh['preparing'])} of "
         "it preparing)"
     ]
     ways += [f"{_seconds(fresh['online'])} read as they are drawn"] if "online" in fresh else []
-    say(f"new batches every epoch (train --mode online --refresh): {', '.join(ways)}", highlight=False)
+    say(f"new batches every epoch (train --mode online --refresh): {', '.join(ways)}")
     for name, curve in result["disk_curve"].items():
         if curve["best_disks"] is None:
-            say(f"{name}: no number of disks is within the budget", highlight=False)
+            say(f"{name}: no number of disks is within the budget")
         else:
-            say(
-                f"{name}: {curve['best_disks']} disks do most for the money ({curve['mode']})",
-                highlight=False,
-            )
+            say(f"{name}: {curve['best_disks']} disks do most for the money ({curve['mode']})")
     for change in result["changes"][:1]:
         better = change["epochs_per_hour_more_per_1000"]
         say(
             f"the best single change: {change['hardware']}, {change['change']} for {change['price']:,.2f} "
             f"{result['currency']}: an epoch takes {_seconds(change['epoch_seconds'])}"
             if better > 0
-            else "no single change makes an epoch faster",
-            highlight=False,
+            else "no single change makes an epoch faster"
         )
     for line in result["assumptions"]:
-        say(f"- assumed: {line}", highlight=False)
+        say(f"- assumed: {line}")
 
 
 def _seconds(value: float) -> str:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
-from outcrop.cli import common
+from outcrop.cli import common, printing
 from outcrop.config import GraphShape, format_bytes
 from outcrop.errors import ArgumentError
 
@@ -118,7 +118,7 @@ def bench(
 
     def say(text: str) -> None:
         if not quiet:
-            common.console.print(text)
+            printing.console.print(text)
 
     names = modes.split(",")
     run: dict[str, Callable[[], dict[str, Any]]] = {
@@ -171,9 +171,9 @@ def _revision() -> str | None:
 
 def _print(experiment: str, result: dict[str, Any], setting: Setting) -> None:
     if "columns" in result:
-        common.print_table(result["columns"], result["rows"], experiment)
+        printing.print_table(result["columns"], result["rows"], experiment)
         if "says" in result:
-            common.out.print(result["says"], highlight=False)
+            printing.print_line(result["says"])
         return
     cap = f"cap {setting.cap:.0%} = {format_bytes(setting.memory)}, fanouts {setting.fanouts}"
     if experiment == "epoch":
@@ -189,14 +189,13 @@ def _print(experiment: str, result: dict[str, Any], setting: Setting) -> None:
             ]
             for mode, r in result["modes"].items()
         ]
-        common.print_table(
+        printing.print_table(
             ["mode", "epoch", "to memory", "waiting", "read", "read/needed", "held"], rows, cap
         )
-        common.out.print(
+        printing.print_line(
             f"bare products of the same shapes: {result['bare_products_seconds']:.2f} s; memory is "
             f"{result['memory_against_bare'] or float('nan'):.2f}x; losses identical: "
-            f"{result['first_20_losses_identical']}",
-            highlight=False,
+            f"{result['first_20_losses_identical']}"
         )
     elif experiment == "loader":
         rows = [
@@ -210,14 +209,14 @@ def _print(experiment: str, result: dict[str, Any], setting: Setting) -> None:
             ]
             for mode, r in result["modes"].items()
         ]
-        common.print_table(["mode", "epoch", "delivered", "from disk", "of limit", "read"], rows, cap)
+        printing.print_table(["mode", "epoch", "delivered", "from disk", "of limit", "read"], rows, cap)
     else:
         rows = [
             [name, case["ours"], case.get("fio", case.get("engine")), case["ratio"], case["cores"]]
             for name, case in result.items()
             if isinstance(case, dict) and "ratio" in case
         ]
-        common.print_table(
+        printing.print_table(
             ["case", "outcrop", "fio (rings: engine)", "ratio", "cores"],
             [[r[0], *(f"{v:.4g}" if v else "-" for v in r[1:])] for r in rows],
         )

@@ -1,16 +1,16 @@
-"""What all commands share: options, progress bars, JSON results, the table of a comparison."""
+"""What all commands share: options, progress bars, JSON results; how they print is in :mod:`outcrop.cli.printing`."""
 
 from __future__ import annotations
 
 import json
+import sys
 import tomllib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 from rich.progress import (
     BarColumn,
     DownloadColumn,
@@ -23,17 +23,32 @@ from rich.progress import (
     TransferSpeedColumn,
 )
 from rich.progress import Progress as RichBars
-from rich.table import Table
+from rich.text import Text
 
+from outcrop.cli.interruptions import ending_at_once
+from outcrop.cli.printing import console, out, printable
 from outcrop.config import IoConfig, Size, parse_size
 from outcrop.errors import ArgumentError
 from outcrop.runtime import Progress, Runtime, SilentProgress
 
-console = Console(stderr=True)
-out = Console()
 
+def _check_json(path: Path | None) -> Path | None:
+    """Before anything begins: what people read gives way on standard output, and the file has a folder."""
+    out.stderr = path == STANDARD_OUTPUT
+    if path is not None and path != STANDARD_OUTPUT and not path.parent.is_dir():
+        raise ArgumentError(f"--json {path}: {path.parent} is no folder")
+    return path
+
+
+STANDARD_OUTPUT = Path("-")
 Json = Annotated[
-    Path | None, typer.Option("--json", help="Write the result to this file as JSON.", metavar="FILE")
+    Path | None,
+    typer.Option(
+        "--json",
+        help="Write the result to this file as JSON; - is standard output.",
+        metavar="FILE",
+        callback=_check_json,
+    ),
 ]
 Quiet = Annotated[bool, typer.Option("--quiet", help="No progress bars and no summary.")]
 Memory = Annotated[
@@ -180,6 +195,15 @@ def progress_bars(quiet: bool) -> Iterator[Progress]:
         yield bars
 
 
+def load_torch(quiet: bool) -> None:
+    """Imports torch, which takes seconds, from a busy disk half a minute: says so, and a signal ends it at once."""
+    if "torch" not in sys.modules:
+        if not quiet:
+            console.print("loading torch")
+        with ending_at_once():
+            import torch  # noqa: F401
+
+
 @contextmanager
 def runtime_for(
     memory: Size | None, quiet: bool, *, io: IoConfig | None = None, trace: Path | None = None
@@ -202,7 +226,7 @@ def parse_fanouts(text: str) -> tuple[int, ...]:
 def say_choice(why: str) -> None:
     """What ``--memory auto`` took, on standard error."""
     for line in why.splitlines():
-        console.print(line, soft_wrap=True, highlight=False)
+        console.print(Text(printable(line)), soft_wrap=True, highlight=False)
 
 
 def parse_optional(size: str | None) -> int | None:
@@ -210,22 +234,11 @@ def parse_optional(size: str | None) -> int | None:
 
 
 def write_json(path: Path | None, result: dict[str, Any]) -> None:
-    if path is not None:
-        path.write_text(json.dumps(result, indent=1) + "\n")
-
-
-def print_table(columns: Sequence[str], rows: Sequence[Sequence[object]], title: str | None = None) -> None:
-    """A table on standard output: first column left, the rest right aligned."""
-    table = Table(title=title, title_justify="left")
-    for i, column in enumerate(columns):
-        table.add_column(column, justify="right" if i else "left")
-    for row in rows:
-        table.add_row(*(str(cell) for cell in row))
-    out.print(table)
-
-
-def print_facts(facts: dict[str, object]) -> None:
-    """Name and value per line, aligned."""
-    width = max(map(len, facts), default=0)
-    for name, value in facts.items():
-        out.print(f"{name:<{width}}  {value}", highlight=False)
+    """``result`` as the option ``--json`` asks: to a file, to standard output (``-``), or not at all."""
+    if path is None:
+        return
+    text = json.dumps(result, indent=1) + "\n"
+    if path == STANDARD_OUTPUT:
+        sys.stdout.write(text)
+    else:
+        path.write_text(text)

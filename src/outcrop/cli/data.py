@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from outcrop.cli import common
+from outcrop.cli import common, printing
 from outcrop.config import format_bytes
 from outcrop.store import manifest as manifests
 from outcrop.store.run import RUN_FILE
@@ -171,7 +171,7 @@ def _report(path: Path, result: dict[str, Any], json: Path | None, quiet: bool) 
     about = describe(path)
     common.write_json(json, {**about, **result})
     if not quiet:
-        common.print_facts({**_facts(about), "took": f"{result['seconds']:.1f} s"})
+        printing.print_facts({**_facts(about), "took": f"{result['seconds']:.1f} s"})
 
 
 def _artifacts(path: Path) -> list[Path]:
@@ -188,8 +188,8 @@ def info(path: PathArg, json: common.Json = None, quiet: common.Quiet = False) -
     common.write_json(json, about[0] if len(about) == 1 else {"path": str(path), "artifacts": about})
     if not quiet:
         for one in about:
-            common.print_facts(_facts(one))
-            common.out.print()
+            printing.print_facts(_facts(one))
+            printing.print_line("")
 
 
 def _facts(about: dict[str, Any]) -> dict[str, object]:
@@ -222,6 +222,4 @@ def verify(
     if not quiet:
         for name, result in results.items():
             size, count = format_bytes(result["bytes"]), result["arrays"]
-            common.out.print(
-                f"verified {name}: {count} arrays, {size}, every checksum right", highlight=False
-            )
+            printing.print_line(f"verified {name}: {count} arrays, {size}, every checksum right")

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from outcrop.cli import common
+from outcrop.cli import common, printing
 from outcrop.errors import OutcropError
 
 
@@ -40,11 +40,11 @@ def demo(
             nodes=nodes,
             epochs=epochs,
             quiet=quiet,
-            say=(lambda text: None) if quiet else common.console.print,
+            say=(lambda text: None) if quiet else printing.console.print,
         )
     common.write_json(json, result)
     if not quiet:
-        common.print_table(["", *result["columns"]], result["rows"], title=result["title"])
-        common.out.print(result["verdict"], highlight=False)
+        printing.print_table(["", *result["columns"]], result["rows"], title=result["title"])
+        printing.print_line(result["verdict"])
     if not result["identical_losses"]:
         raise OutcropError("the losses of the two runs differ: this is a bug, please report it")

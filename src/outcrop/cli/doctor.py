@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from outcrop.cli import common
+from outcrop.cli import common, printing
 from outcrop.config import format_bytes
 from outcrop.errors import ArgumentError
 
@@ -60,9 +60,9 @@ def doctor(
         )
         facts["training step"] = ", ".join(f"{k} {1e3 * v:.0f} ms" for k, v in found["steps"].items())
         facts["profile"] = about["profile_path"] or "not kept: its folder cannot be written"
-    common.print_facts(facts)
+    printing.print_facts(facts)
     for advice in _advice(about):
-        common.out.print(f"- {advice}", highlight=False)
+        printing.print_line(f"- {advice}")
 
 
 def _measure(about: dict[str, Any], folder: Path, save: Path | None) -> None:

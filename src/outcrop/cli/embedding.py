@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from outcrop.cli import common
+from outcrop.cli import common, printing
 from outcrop.config import format_bytes
 
 if TYPE_CHECKING:
@@ -84,7 +84,7 @@ def orders(
     if quiet:
         return
     bare = len(made.bare_swaps)
-    common.print_facts(
+    printing.print_facts(
         {
             "order": f"{made.name}, {partitions} partitions, {buffer} resident; verified: every bucket once",
             "states": f"{len(made.states)} (with one load a swap at least {least_states(partitions, buffer)})",
@@ -92,7 +92,7 @@ def orders(
             "swaps": f"{len(made.swaps)}, {'all hidden' if not bare else f'{bare} with nothing to train meanwhile'}",
         }
     )
-    common.print_table(
+    printing.print_table(
         ["state", "resident", "trained before the swap", "during it", "out", "in"], _rows(made)
     )
 
@@ -176,6 +176,7 @@ def prepare(
     json: common.Json = None,
     quiet: common.Quiet = False,
 ) -> None:
+    common.load_torch(quiet)
     from outcrop.api.embed import embed_prepare
 
     with common.progress_bars(quiet) as progress:
@@ -203,7 +204,7 @@ def prepare(
     }
     common.write_json(json, facts)
     if not quiet:
-        common.print_facts({name: f"{value:,}" for name, value in facts.items()})
+        printing.print_facts({name: f"{value:,}" for name, value in facts.items()})
 
 
 def train(
@@ -273,6 +274,7 @@ def train(
     json: common.Json = None,
     quiet: common.Quiet = False,
 ) -> None:
+    common.load_torch(quiet)
     from outcrop.api.embed import embed_train
     from outcrop.config import EmbedConfig
 
@@ -327,7 +329,7 @@ def train(
         ]
         for e in report.epochs
     ]
-    common.print_table(["epoch", "loss", "time", "edges/s", "waiting", "read", "written"], rows)
+    printing.print_table(["epoch", "loss", "time", "edges/s", "waiting", "read", "written"], rows)
     held = "all" if report.resident else f"{report.buffer} of {report.partitions}"
     facts: dict[str, object] = {
         "partitions in memory": held,
@@ -335,7 +337,7 @@ def train(
     }
     if report.resumed_epoch is not None:
         facts["went on from epoch"] = str(report.resumed_epoch)
-    common.print_facts(facts)
+    printing.print_facts(facts)
 
 
 def evaluate(
@@ -357,6 +359,7 @@ def evaluate(
 ) -> None:
     from dataclasses import asdict
 
+    common.load_torch(quiet)
     from outcrop.api.embed import embed_eval
 
     with common.progress_bars(quiet) as progress:
@@ -377,8 +380,8 @@ def evaluate(
         [name, f"{m.mrr:.4f}", f"{m.mean_rank:.1f}", *(f"{hits:.4f}" for hits in m.hits.values())]
         for name, m in {"both": found, **found.sides}.items()
     ]
-    common.print_table(["end looked for", "MRR", "mean rank", *(f"Hits@{k}" for k in found.hits)], rows)
-    common.print_facts({"ranks": found.protocol, "edges": f"{found.edges:,}"})
+    printing.print_table(["end looked for", "MRR", "mean rank", *(f"Hits@{k}" for k in found.hits)], rows)
+    printing.print_facts({"ranks": found.protocol, "edges": f"{found.edges:,}"})
 
 
 def export(
@@ -389,14 +392,17 @@ def export(
         typer.Option("--out", help="Folder for the files; default: RUN/export.", metavar="FOLDER"),
     ] = None,
     memory: common.Memory = None,
+    json: common.Json = None,
     quiet: common.Quiet = False,
 ) -> None:
+    common.load_torch(quiet)
     from outcrop.api.embed import embed_export
 
     with common.progress_bars(quiet) as progress:
         made = embed_export(run, format, out, memory=memory, progress=progress)
+    common.write_json(json, {"files": {str(path): path.stat().st_size for path in made}})
     if not quiet:
-        common.print_facts({str(path): format_bytes(path.stat().st_size) for path in made})
+        printing.print_facts({str(path): format_bytes(path.stat().st_size) for path in made})
 
 
 def neighbours(
@@ -410,6 +416,7 @@ def neighbours(
     json: common.Json = None,
     quiet: common.Quiet = False,
 ) -> None:
+    common.load_torch(quiet)
     from outcrop.api.embed import embed_neighbours
 
     found = embed_neighbours(run, name, count=count, metric=metric, memory=memory)
@@ -418,4 +425,4 @@ def neighbours(
     )
     if not quiet:
         rows = [[str(i) if n is None else n, f"{d:.4f}"] for i, n, d in found]
-        common.print_table([f"nearest to {name}", "distance"], rows)
+        printing.print_table([f"nearest to {name}", "distance"], rows)

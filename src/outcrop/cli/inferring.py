@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from outcrop.cli import common
+from outcrop.cli import common, printing
 from outcrop.config import format_bytes
 
 
@@ -44,6 +44,7 @@ def infer(
     json: common.Json = None,
     quiet: common.Quiet = False,
 ) -> None:
+    common.load_torch(quiet)
     from outcrop.api.infer import infer as run
 
     with common.progress_bars(quiet) as progress:
@@ -81,9 +82,9 @@ def summarize(out: Path, report: dict[str, Any]) -> None:
         for layer in report["layers"]
     ]
     if rows:
-        common.print_table(["layer", "spans", "parts", "time", "read", "written"], rows)
+        printing.print_table(["layer", "spans", "parts", "time", "read", "written"], rows)
     memory = report["budget"]["memory"]
-    common.print_facts(
+    printing.print_facts(
         {
             "written": f"{out}: {report['rows']} rows of {report['output']} in {report['seconds']:.1f} s",
             "peak memory": f"{format_bytes(report['peak_host_bytes'])} of "

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import os
-import signal
 import sys
 import warnings
-from typing import Annotated, Any
+from typing import Annotated, Any, NoReturn
 
 import typer
 
@@ -19,11 +18,12 @@ from outcrop.cli import (
     doctor,
     embedding,
     inferring,
+    interruptions,
     preparing,
     reporting,
     training,
 )
-from outcrop.cli.common import console
+from outcrop.cli.printing import console, say
 from outcrop.errors import OutcropError, OutcropWarning
 
 app = typer.Typer(
@@ -61,58 +61,69 @@ def options(
 # torch's OpenMP threads spin at barriers by default; on few cores that keeps the loading threads from running, and
 # an epoch can take several times as long. So they spin for a moment only. Read when torch is first imported.
 _SPIN_COUNT = "20000"
-_INTERRUPTED, _TERMINATED = 130, 128 + signal.SIGTERM
 
 
 def run() -> None:
     """Entry point: errors are one or two lines on standard error and status 1, wrong usage status 2."""
     os.environ.setdefault("GOMP_SPINCOUNT", _SPIN_COUNT)
     warnings.showwarning = _show_warning
-    signal.signal(signal.SIGTERM, _end)  # as Ctrl-C does: temporary files go, what is done stays
+    interruptions.install()
     try:
         app(standalone_mode=True)
-    except OutcropError as error:
+    except (OutcropError, OSError, MemoryError) as error:
         if _debug:
             raise
-        console.print(f"[bold red]error:[/] {_escape(str(error))}", soft_wrap=True, highlight=False)
-        sys.exit(1)
-    except (OSError, MemoryError) as error:
-        if _debug:
-            raise
-        console.print(
-            f"[bold red]error:[/] {_escape(str(error) or type(error).__name__)}",
-            soft_wrap=True,
-            highlight=False,
-        )
-        sys.exit(1)
+        _fail(str(error) or type(error).__name__)
     except KeyboardInterrupt:
         _say_how_to_go_on()
-        sys.exit(_INTERRUPTED)
+        sys.exit(interruptions.INTERRUPTED)
     except SystemExit as end:
-        if end.code in (
-            _INTERRUPTED,
-            _TERMINATED,
-        ):  # Typer makes the first of an interruption, without a word
+        # Typer makes the first of an interruption, without a word
+        if end.code in (interruptions.INTERRUPTED, interruptions.TERMINATED):
             _say_how_to_go_on()
         raise
+    except Exception as error:  # the last resort: whatever was not foreseen is one line, too
+        if _debug:
+            raise
+        text = " ".join(str(error).split())
+        _fail(
+            f"{type(error).__name__}: {text[:_LONGEST_MESSAGE]}\nThis was not foreseen and may be a bug of Outcrop: "
+            "outcrop --debug COMMAND ... shows where it happened"
+        )
+
+    finally:
+        interruptions.end_at_once()
 
 
-def _end(*_: object) -> None:
-    sys.exit(_TERMINATED)
+_LONGEST_MESSAGE = 500
+
+
+def _fail(text: str) -> NoReturn:
+    say("error:", "bold red", text)
+    sys.exit(1)
 
 
 def _show_warning(message: Warning | str, category: type[Warning], *where: Any, **more: Any) -> None:
     if issubclass(category, OutcropWarning):
-        console.print(f"[yellow]warning:[/] {_escape(str(message))}", soft_wrap=True, highlight=False)
+        say("warning:", "yellow", str(message))
     else:
         _python_shows(message, category, *where, **more)
 
 
+_GO_ON = (
+    ["prepare"],
+    ["sample"],
+    ["plan"],
+    ["pack"],
+    ["train"],
+    ["infer"],
+    ["embed", "prepare"],
+    ["embed", "train"],
+)
+
+
 def _say_how_to_go_on() -> None:
-    console.print(
-        "interrupted; nothing finished is lost: run the same command again to go on", soft_wrap=True
-    )
-
-
-def _escape(text: str) -> str:
-    return text.replace("[", "\\[")
+    words = [word for word in sys.argv[1:] if not word.startswith("-")]
+    goes_on = any(words[: len(command)] == command for command in _GO_ON)
+    how = "nothing finished is lost: run the same command again to go on"
+    console.print(f"interrupted; {how if goes_on else 'the same command starts over'}", soft_wrap=True)

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from outcrop.api.prepare import PrepareReport
-from outcrop.cli import common
+from outcrop.cli import common, printing
 from outcrop.config import IoConfig, format_bytes, parse_size
 
 GraphArg = Annotated[
@@ -175,4 +175,4 @@ def summarize(report: PrepareReport, load_seconds: float | None) -> None:
             facts["loading an epoch"] = f"about {load_seconds:.2f} s at this disk's rate"
         if report.disk_bytes and not report.stage_seconds.get("pack"):
             facts["the run will take"] = format_bytes(report.predicted["disk_bytes"])
-    common.print_facts(facts)
+    printing.print_facts(facts)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from outcrop.cli import common
+from outcrop.cli import common, printing
 from outcrop.config import format_bytes
 from outcrop.errors import FormatError, OutcropError
 
@@ -68,8 +68,8 @@ def report(
     common.write_json(json, {"out": str(out), "bytes": len(text.encode()), **about})
     if not quiet:
         if "verdict" in about:
-            common.out.print(about["verdict"], highlight=False)
-        common.print_facts({"page": f"{out} ({format_bytes(len(text.encode()))})"})
+            printing.print_line(str(about["verdict"]))
+        printing.print_facts({"page": f"{out} ({format_bytes(len(text.encode()))})"})
 
 
 def _about(facts: RunFacts) -> dict[str, object]:

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from outcrop.cli import common
+from outcrop.cli import common, printing
 from outcrop.config import format_bytes
 
 GraphArg = Annotated[Path, typer.Argument(help="Graph folder.", metavar="GRAPH")]
@@ -118,10 +118,11 @@ def train(
     json: common.Json = None,
     quiet: common.Quiet = False,
 ) -> None:
+    common.load_torch(quiet)
     from outcrop.api.train import train as run_training
 
     if io == "gpu" and device == "cpu" and not quiet:
-        common.console.print("--io gpu on the CPU: the kernels' twin reads through the rings.")
+        printing.console.print("--io gpu on the CPU: the kernels' twin reads through the rings.")
     with common.progress_bars(quiet) as progress:
         report = run_training(
             graph,
@@ -181,7 +182,7 @@ def summarize(report: dict[str, Any]) -> None:
                 format_bytes(e["bytes_read"]),
             ]
         )
-    common.print_table(["epoch", "loss", "valid", "time", "waiting", "read"], rows)
+    printing.print_table(["epoch", "loss", "valid", "time", "waiting", "read"], rows)
     facts: dict[str, object] = {"mode": report["mode"], "best epoch": report["best_epoch"]}
     if report["test_accuracy"] is not None:
         facts["test accuracy"] = f"{report['test_accuracy']:.4f}"
@@ -197,4 +198,4 @@ def summarize(report: dict[str, Any]) -> None:
         how = "beside training" if report["pools"][0]["beside"] else "in turn: both at once exceed the budget"
         waited = sum(pool["waited_seconds"] for pool in report["pools"])
         facts["pools"] = f"{len(report['pools'])}, prepared {how}; waited for {waited:.2f} s"
-    common.print_facts(facts)
+    printing.print_facts(facts)
