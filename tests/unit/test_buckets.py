@@ -124,6 +124,18 @@ def test_held_out_edges_do_not_depend_on_the_partitions(tmp_path, make_runtime):
     assert splits[0] == splits[1]
 
 
+@pytest.mark.parametrize("fraction", [0.0, 0.2])
+def test_numbering_by_degree_counts_the_edges_that_are_trained_on(tmp_path, make_runtime, fraction):
+    runtime = make_runtime()
+    source = knowledge_graph(tmp_path, runtime, train=random_triples(300, 3, 2000))
+    found = buckets_of(source, tmp_path / "run", runtime, 5, numbering="degree", test_fraction=fraction)
+    order, degrees = (found.array(runtime, name).read("test") for name in ("order", "degrees"))
+    of_node = np.empty(300, np.int64)  # as stored, counted from the buckets themselves
+    of_node[order] = degrees
+    assert of_node.sum() == 2 * found.num_edges
+    np.testing.assert_array_equal(order, by_degree(of_node, found.division))
+
+
 def test_dealing_by_degree_is_even():
     degrees = np.random.default_rng(0).zipf(1.5, 1003).clip(max=5000)
     division = Division(1003, 7)

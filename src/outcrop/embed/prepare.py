@@ -116,7 +116,7 @@ class _Prepare:
             degrees = np.zeros(nodes, np.int64)
             with self.runtime.task("count edges", self.edges.count("train"), "edges"):
                 for block, held_out in self._train_blocks():
-                    for ids in (block[~held_out, 0], block[~held_out, -1]):
+                    for ids in (block[held_out == 0, 0], block[held_out == 0, -1]):
                         seen, counts = np.unique(ids, return_counts=True)
                         degrees[seen] += counts
                     self.runtime.progress.advance("count edges", len(block))
