@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import signal
 import subprocess
 import sys
@@ -12,9 +13,20 @@ from typing import Any
 import numpy as np
 import pytest
 
-from artifact_support import child_environment, differences, leftovers, prepare, small_graph, tree
+from artifact_support import (
+    child_environment,
+    differences,
+    fresh_runtime,
+    leftovers,
+    memory_folder,
+    prepare,
+    small_graph,
+    tree,
+)
 from forked import LIGHT, python
 from outcrop.api.graph import generate_graph, import_graph
+from outcrop.config import BucketConfig
+from outcrop.embed.prepare import prepare as prepare_buckets
 from outcrop.store.graph import Graph
 
 # Dies by SIGKILL at the n-th sign of progress, write of a manifest or journal, rename or removal.
@@ -72,6 +84,14 @@ GENERATE = (
     + """
 from outcrop.stages.generate import generate_graph
 generate_graph(sys.argv[2], runtime, nodes=3000, edges=20000, features=50, classes=4)
+"""
+)
+EMBED = (
+    DYING
+    + """
+from outcrop.config import BucketConfig
+from outcrop.embed.prepare import prepare
+prepare(sys.argv[1], sys.argv[2], BucketConfig(4, "degree", test_fraction=0.1), runtime)
 """
 )
 # Dies in the replacement of an artifact only.
@@ -233,6 +253,35 @@ def test_another_graph_after_a_kill(tmp_path: Path) -> None:
     prepare(graph, tmp_path / "run")
     prepare(graph, tmp_path / "want")
     assert differences(tree(tmp_path / "run"), tree(tmp_path / "want")) == []
+
+
+def buckets(graph: Path, run: Path, partitions: int = 4) -> dict[str, bytes]:
+    with fresh_runtime("4MiB") as runtime:
+        prepare_buckets(graph, run, BucketConfig(partitions, "degree", test_fraction=0.1), runtime)
+    return tree(run)
+
+
+@pytest.mark.parametrize("before", [None, 2], ids=["first", "replacing"])
+@pytest.mark.parametrize("step", [17, pytest.param(1, marks=[pytest.mark.slow, pytest.mark.timeout(300)])])
+def test_killed_making_buckets(before: int | None, step: int) -> None:
+    """Killed where it makes its first buckets or takes others in their place, the same command goes on."""
+    with memory_folder() as folder:
+        generate_graph(folder / "graph", nodes=600, edges=4000, features=1, classes=2)
+        want = buckets(folder / "graph", folder / "want")
+        old = buckets(folder / "graph", folder / "old", before) if before else {}
+        killed = 0
+        for after in range(0, 1000, step):
+            run = folder / f"run-{after}"
+            if before:
+                shutil.copytree(folder / "old", run)
+            if survives(EMBED, folder / "graph", run, after=after, memory="4MiB"):
+                break
+            killed += 1
+            published = {name: data for name, data in tree(run).items() if name.startswith("buckets/")}
+            assert published in ({}, old, want)
+            assert differences(buckets(folder / "graph", run), want) == []
+            assert leftovers(run) == []
+        assert killed >= 40 // step
 
 
 def cut(content: bytes) -> bytes:

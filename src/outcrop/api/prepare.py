@@ -228,6 +228,7 @@ def _prepare(
         always: bool = False,
     ) -> None:
         if not always and manifests.is_current(out / name, format, version, *wanted):
+            manifests.remove_leftovers(out / name)
             report.skipped.append(name)
             return
         _remove_headless(out / name)

@@ -40,22 +40,31 @@ def prepare(source: Path | str, run: Path | str, config: BucketConfig, runtime: 
     """
     edges, run = open_source(source), Path(run)
     _check(edges, config)
-    if run.exists() and not (run / FOLDER).is_dir() and (not run.is_dir() or any(run.iterdir())):
-        raise ArgumentError(f"{run} is in the way and no embedding run: remove it or choose another place")
+    _check_place(run)
     inputs = {"source": edges.manifest.digest()}
     if manifests.exists(run / FOLDER):
         found = open_buckets(run)
         if (found.manifest.config, found.manifest.inputs) == (asdict(config), inputs):
+            manifests.remove_leftovers(run / FOLDER)
             return found
-        if any(path.name != FOLDER for path in run.iterdir()):
+        if _others(run):
             raise ArgumentError(
                 f"{run} holds embeddings of other buckets: remove it, or choose another place for these"
             )
-    run.mkdir(parents=True, exist_ok=True)
     with manifests.publishing(run / FOLDER) as work, runtime.trace.span("buckets", source=str(source)):
         manifest = _Prepare(edges, config, runtime, work).run(inputs)
         manifests.write(work, manifest)
     return open_buckets(run)
+
+
+def _check_place(run: Path) -> None:
+    if run.exists() and (not run.is_dir() or (not (run / FOLDER).is_dir() and _others(run))):
+        raise ArgumentError(f"{run} is in the way and no embedding run: remove it or choose another place")
+
+
+def _others(run: Path) -> list[Path]:
+    """What ``run`` holds beside buckets: those that are there, or that a killed call was making or replacing."""
+    return [found for found in run.iterdir() if found not in manifests.versions_of(run / FOLDER)]
 
 
 def _check(edges: EdgeSource, config: BucketConfig) -> None:

@@ -188,6 +188,17 @@ def partial_folder(final: Path) -> Path:
     return final.parent / f".{final.name}.partial"
 
 
+def versions_of(final: Path) -> tuple[Path, Path, Path]:
+    """Where ``final`` may lie: itself, and what a kill leaves while it is being built or replaced."""
+    return final, partial_folder(final), _replaced_folder(final)
+
+
+def remove_leftovers(final: Path) -> None:
+    """Removes what killed calls have left beside ``final``, which is whole: they were to make or to replace it."""
+    for left in versions_of(final)[1:]:
+        shutil.rmtree(left, ignore_errors=True)
+
+
 def check_destination(final: Path) -> None:
     """Raises ArgumentError where something that is no artifact is in the way of ``final``."""
     if final.exists() and not exists(final):
