@@ -21,6 +21,7 @@ from outcrop.api.prepare import prepare
 from outcrop.api.train import train
 from outcrop.config import parse_size
 from outcrop.errors import ArgumentError, OutcropError
+from outcrop.store import lock
 from outcrop.store.graph import Graph
 
 SAMPLING: dict[str, Any] = {"fanouts": (3, 3), "batch_size": 15, "seed": 4}
@@ -235,7 +236,7 @@ def test_without_locks_nothing_is_taken_for_left(graph: Graph, monkeypatch: pyte
     kept = graph.path.with_name(f"{graph.path.name}.spool-kept")
     kept.mkdir()
     (kept / "rows").mkdir()
-    monkeypatch.setattr(spool.fcntl, "flock", no_locks)
+    monkeypatch.setattr(lock.fcntl, "flock", no_locks)
     with ExitStack() as both:
         made = [both.enter_context(spool.folder(graph)) for _ in range(2)]
         assert left(graph) == sorted([kept.name, *(path.name for path in made)])

@@ -19,6 +19,7 @@ from outcrop.embed.sizing import fewest_partitions
 from outcrop.embed.sources import open_source
 from outcrop.embed.trained import Trained, open_trained
 from outcrop.runtime import Progress, Runtime
+from outcrop.store.lock import only_process_in
 
 
 @dataclass
@@ -119,11 +120,12 @@ def embed_train(
 
     Raises:
         ArgumentError: The checkpoint is of another configuration.
-        BudgetError, NumericError, IoError, ChecksumError: See the messages.
+        IoError: Another process prepares or trains in ``run``, or the system refuses a file.
+        BudgetError, NumericError, ChecksumError: See the messages.
     """
     config = EmbedConfig(**options) if config is None else config
     buckets = open_buckets(run)
-    with Runtime(memory, trace_path=trace_path, progress=progress) as runtime:
+    with only_process_in(Path(run)), Runtime(memory, trace_path=trace_path, progress=progress) as runtime:
         fit = Fit(
             buckets, Path(run), config, runtime, resident=resident, fresh=fresh, checkpoint_seconds=checkpoint_seconds,
             prefetch=prefetch, to=DeviceConfig(device, parse_size(gpu_memory)),

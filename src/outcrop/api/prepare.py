@@ -23,6 +23,7 @@ from outcrop.store import manifest as manifests
 from outcrop.store import packed, placement, run, samples
 from outcrop.store.graph import Graph, open_graph
 from outcrop.store.history import disk_bytes
+from outcrop.store.lock import only_process_in
 from outcrop.store.manifest import Manifest
 
 
@@ -111,6 +112,7 @@ def prepare(
 
     Raises:
         BudgetError: A limit cannot be met; names the smallest that could.
+        IoError: Another process prepares ``out``, or the system refuses a file.
     """
     graph = graph if isinstance(graph, Graph) else open_graph(graph)
     out = Path(out)
@@ -150,7 +152,7 @@ def prepare(
     own = runtime is None
     runtime = runtime or Runtime(plan_config.memory, io=IoConfig(topology=topology))  # type: ignore[arg-type]
     try:
-        with history.preparing(out, graph, runtime) as finish:
+        with only_process_in(out), history.preparing(out, graph, runtime) as finish:
             report = _prepare(
                 graph, out, sample_config, plan_config, runtime, stop_after, foreign, batches_key
             )
@@ -192,7 +194,8 @@ def prepare_described(out: Path, runtime: Runtime) -> PrepareReport:
         raise FormatError(
             f"{out} was begun with another state of the graph than {graph.path} is in now: start again"
         )
-    return _prepare(graph, out, info.sample, info.plan, runtime, None)
+    with only_process_in(out):
+        return _prepare(graph, out, info.sample, info.plan, runtime, None)
 
 
 def _remove_headless(folder: Path) -> None:

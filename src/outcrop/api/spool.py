@@ -8,7 +8,6 @@ that is gone when training ends.
 
 from __future__ import annotations
 
-import fcntl
 import os
 import shutil
 import tempfile
@@ -25,6 +24,7 @@ from outcrop.config import TrainConfig
 from outcrop.device import gpu_named
 from outcrop.errors import BudgetError
 from outcrop.store.graph import Graph
+from outcrop.store.lock import opened, try_lock
 
 LEAST_BYTES = 64 << 20  # of features: less is read in a second
 _STEP_S = 0.5
@@ -110,36 +110,18 @@ def folder(graph: Graph) -> Iterator[Path]:
     prefix = f"{path.name}.spool-"
     with ExitStack() as held:
         # One at a time, so that nobody takes a folder for one left that is just being made.
-        with _opened(path) as handle:
-            if _lock(handle):
+        with opened(path) as handle:
+            if try_lock(handle):
                 _remove_left(path.parent, prefix)
             made = Path(tempfile.mkdtemp(prefix=prefix, dir=path.parent))
             held.callback(shutil.rmtree, made, ignore_errors=True)
-            _lock(held.enter_context(_opened(made)))  # for as long as training runs
+            try_lock(held.enter_context(opened(made)))  # for as long as training runs
         yield made
 
 
 def _remove_left(where: Path, prefix: str) -> None:
     for left in where.glob(f"{prefix}*"):
-        with suppress(OSError), _opened(left) as handle:
+        with suppress(OSError), opened(left) as handle:
             ours = all(found.name == _ROWS for found in left.iterdir())
-            if ours and _lock(handle, wait=False):
+            if ours and try_lock(handle, wait=False):
                 shutil.rmtree(left)
-
-
-@contextmanager
-def _opened(path: Path) -> Iterator[int]:
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        yield handle
-    finally:
-        os.close(handle)
-
-
-def _lock(handle: int, *, wait: bool = True) -> bool:
-    """Whether it worked: some network file systems have no locks, and what is left there nobody can tell from used."""
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
-    except OSError:
-        return False
-    return True

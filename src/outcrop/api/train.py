@@ -32,6 +32,7 @@ from outcrop.stages import train as training
 from outcrop.stages.load import MODES, Loader, LoadSession
 from outcrop.store import run as runs
 from outcrop.store.graph import Graph, open_graph
+from outcrop.store.lock import only_process_in
 from outcrop.store.minibatch import MiniBatch
 
 
@@ -149,6 +150,7 @@ def train(
 
     Raises:
         BudgetError: A limit cannot be met.
+        IoError: Another process trains with this ``checkpoint``.
         OutcropError: See the messages.
     """
     # Every argument is checked before anything is prepared or read.
@@ -212,18 +214,20 @@ def train(
         inputs["sampling"] = f"{replace(sampling, epochs=1)} refreshed"
     if mode == "partition":
         inputs["partitions"] = f"{partitions}, resident {resident}"
-    wanted = Wanted(
-        graph,
-        sampling,
-        limits,
-        epochs,
-        next_epoch=_next_epoch(checkpoint if resume else None, epochs),
-        refresh=refresh,
-        rate=None if refresh_rate is None else parse_size(refresh_rate),
-        io=io_config,
-        progress=progress,
-    )
     with ExitStack() as closing:
+        if checkpoint is not None:
+            closing.enter_context(only_process_in(Path(checkpoint)))
+        wanted = Wanted(
+            graph,
+            sampling,
+            limits,
+            epochs,
+            next_epoch=_next_epoch(checkpoint if resume else None, epochs),
+            refresh=refresh,
+            rate=None if refresh_rate is None else parse_size(refresh_rate),
+            io=io_config,
+            progress=progress,
+        )
         if mode == "online" and folder is None and io == "engine" and sample_on == "cpu":
             supply, why = spool.supply(wanted, config, closing)
             if why and on_choice is not None:

@@ -23,6 +23,7 @@ from outcrop.links import key_of, mix64
 from outcrop.runtime import Runtime
 from outcrop.store import manifest as manifests
 from outcrop.store.arrays import ArrayWriter, DiskArray
+from outcrop.store.lock import only_process_in
 from outcrop.store.manifest import ArraySpec, Manifest
 
 HELD_OUT = ("valid", "test")
@@ -37,24 +38,26 @@ def prepare(source: Path | str, run: Path | str, config: BucketConfig, runtime: 
     Raises:
         ArgumentError: More partitions than nodes, no edges, or ``run`` is something else.
         BudgetError: The budget is too small to sort with.
+        IoError: Another process prepares or trains in ``run``, or the system refuses a file.
     """
     edges, run = open_source(source), Path(run)
     _check(edges, config)
     _check_place(run)
     inputs = {"source": edges.manifest.digest()}
-    if manifests.exists(run / FOLDER):
-        found = open_buckets(run)
-        if (found.manifest.config, found.manifest.inputs) == (asdict(config), inputs):
-            manifests.remove_leftovers(run / FOLDER)
-            return found
-        if _others(run):
-            raise ArgumentError(
-                f"{run} holds embeddings of other buckets: remove it, or choose another place for these"
-            )
-    with manifests.publishing(run / FOLDER) as work, runtime.trace.span("buckets", source=str(source)):
-        manifest = _Prepare(edges, config, runtime, work).run(inputs)
-        manifests.write(work, manifest)
-    return open_buckets(run)
+    with only_process_in(run):
+        if manifests.exists(run / FOLDER):
+            found = open_buckets(run)
+            if (found.manifest.config, found.manifest.inputs) == (asdict(config), inputs):
+                manifests.remove_leftovers(run / FOLDER)
+                return found
+            if _others(run):
+                raise ArgumentError(
+                    f"{run} holds embeddings of other buckets: remove it, or choose another place for these"
+                )
+        with manifests.publishing(run / FOLDER) as work, runtime.trace.span("buckets", source=str(source)):
+            manifest = _Prepare(edges, config, runtime, work).run(inputs)
+            manifests.write(work, manifest)
+        return open_buckets(run)
 
 
 def _check_place(run: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,8 +16,9 @@ from outcrop.embed.buckets import Buckets, open_buckets
 from outcrop.embed.fit import CHECKPOINT, FOLDER, FORMAT, VERSION, open_table
 from outcrop.embed.scores import Score, score_function
 from outcrop.embed.tables import FILE, Table
-from outcrop.errors import BudgetError, FormatError
+from outcrop.errors import BudgetError, ChecksumError, FormatError, IoError
 from outcrop.runtime import Runtime
+from outcrop.store.lock import in_use
 
 
 @dataclass(frozen=True)
@@ -42,7 +44,12 @@ class Trained:
         return self.buckets.num_nodes
 
     def slices(self) -> Iterator[tuple[int, np.ndarray]]:
-        """(first row, float32 [rows, dim] vectors) of each slice, the memory used again for the next."""
+        """(first row, float32 [rows, dim] vectors) of each slice, the memory used again for the next.
+
+        Raises:
+            BudgetError: There is no room for one slice.
+            IoError: Another process trains meanwhile, and has replaced what the checkpoint named.
+        """
         table, division = self.table, self.buckets.division
         free = self.runtime.budget.free_bytes
         if table.slab_bytes > free:
@@ -52,8 +59,21 @@ class Trained:
             )
         slab = self.runtime.budget.empty("partitions", table.slab_bytes)
         for part in range(division.parts):
-            table.load(part, slab)
+            self._load(part, slab)
             yield int(division.starts[part]), table.rows_of(slab)[: division.size(part), : self.config.dim]
+
+    def _load(self, part: int, slab: np.ndarray) -> None:
+        try:
+            self.table.load(part, slab)
+        except ChecksumError:
+            run = self.buckets.path.parent
+            if not in_use(run):
+                raise
+            raise IoError(
+                errno.EWOULDBLOCK,
+                f"{run} is in use: another process trains there and has replaced the vectors that were being read; "
+                "run this again, or wait until it has ended",
+            ) from None
 
     def vectors(self, rows: np.ndarray) -> np.ndarray:
         """float32 [n, dim] of rows of the whole table, in one pass over it."""

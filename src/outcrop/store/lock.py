@@ -1,0 +1,75 @@
+"""Locks on folders: two processes that write to one would undo each other's work.
+
+A lock is ``flock`` on the folder itself: nothing is left behind, and the kernel gives it back however its owner ends.
+Some network file systems have no such locks; there nothing is refused, and nothing is protected.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from outcrop.errors import IoError
+from outcrop.store.manifest import naming_files
+
+PATIENCE_S = (
+    5.0  # long enough for a process that is just ending, as one does that a killed training has started
+)
+_STEP_S = 0.05
+
+
+@contextmanager
+def only_process_in(folder: Path) -> Iterator[None]:
+    """Makes ``folder`` where it is missing, and locks it for the block; without effect where ``folder`` is a file.
+
+    Raises:
+        IoError: Another process has it locked, and still had after a few seconds; names the folder.
+    """
+    if folder.exists() and not folder.is_dir():  # whoever wants to write there says so
+        yield
+        return
+    with naming_files(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+    with opened(folder) as handle:
+        until = time.monotonic() + PATIENCE_S
+        while try_lock(handle, wait=False) is False:
+            if time.monotonic() > until:
+                raise IoError(
+                    errno.EWOULDBLOCK,
+                    f"{folder} is in use: another process prepares or trains there; wait until it has ended, or "
+                    "choose another place",
+                )
+            time.sleep(_STEP_S)
+        yield
+
+
+def in_use(folder: Path) -> bool:
+    """Whether another process, or another part of this one, has ``folder`` locked."""
+    with opened(folder) as handle:
+        return try_lock(handle, wait=False) is False
+
+
+@contextmanager
+def opened(folder: Path) -> Iterator[int]:
+    """A descriptor of ``folder``, to lock it by; closing it gives the lock back."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        yield handle
+    finally:
+        os.close(handle)
+
+
+def try_lock(handle: int, *, wait: bool = True) -> bool | None:
+    """Locks what ``handle`` is of: True; False: somebody else has it locked; None: it cannot be locked."""
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+    except BlockingIOError:
+        return False
+    except OSError:
+        return None
+    return True
