@@ -87,7 +87,7 @@ def save(folder: Path, graph: Graph, name: str, model: Model, **changes: object)
         "dropout": 0.5,
         **changes,
     }
-    inputs = {"graph": graph.digest(), "sampling": "SampleConfig(fanouts=(4, 3), batch_size=16)"}
+    inputs = {"graph": graph.digest(), "sampling": {"fanouts": [4, 3], "batch_size": 16}}
     checkpoints.write(
         folder / checkpoints.BEST, Checkpoint(Meta(1, 0, config, inputs), dict(model.state_dict()))
     )

@@ -4,7 +4,8 @@ Folder: ``last.safetensors`` holds everything that training goes on from; ``best
 epoch, for use. ``last`` also holds the best model, so it alone is the truth: it is written first, and where a crash
 left ``best`` behind it, resuming writes ``best`` again and :func:`load_best` takes the model from ``last``.
 Tensors: ``model.<name>``, ``best.<name>``, ``optimizer.<parameter number>.<name>``. Header entry ``outcrop``: JSON
-with format, version, kind (``last`` or ``best``), :class:`Meta` and the SHA-256 of all tensors; version 1 had no kind.
+with format, version, kind (``last`` or ``best``), :class:`Meta` and the SHA-256 of all tensors. Version 1 had no kind,
+and inputs as text.
 Dropout is keyed by (seed, epoch, batch) and the sampler by the same, so the seed and the number of finished epochs are
 the whole random state.
 """
@@ -13,7 +14,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,9 +22,11 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 
+from outcrop.config import TrainConfig
 from outcrop.device import resolve
 from outcrop.errors import ArgumentError, ChecksumError, FormatError, OutcropError
 from outcrop.models import Model, build_model
+from outcrop.store import identity
 from outcrop.store.manifest import sync_folder, write_atomic
 
 FORMAT, VERSION = "outcrop.checkpoint", 2
@@ -42,7 +45,7 @@ class Meta:
         epochs_done: Finished epochs.
         best_epoch: The epoch of the best model, counted from 0.
         config: Fields of the training configuration, with in_dim and num_classes.
-        inputs: Digests of what was trained on: graph, run.
+        inputs: What was trained on: digest of the graph, fields of the sampling (:mod:`outcrop.store.identity`).
         history: One record per finished epoch.
         batch_losses: Loss of every batch, where they were asked for.
     """
@@ -50,7 +53,7 @@ class Meta:
     epochs_done: int
     best_epoch: int
     config: dict[str, Any]
-    inputs: dict[str, str] = field(default_factory=dict)
+    inputs: dict[str, Any] = field(default_factory=dict)
     history: list[dict[str, Any]] = field(default_factory=list)
     batch_losses: list[float] = field(default_factory=list)
 
@@ -112,7 +115,10 @@ def read(path: Path, kind: str | None = None) -> Checkpoint:
             part, name = key.split(".", 1)
             parts[part][name] = value
         meta = Meta(**{name: header[name] for name in Meta.__dataclass_fields__})
-    except (KeyError, ValueError) as error:
+        if header["version"] == 1:
+            meta = replace(meta, inputs=identity.inputs_of_version_1(meta.inputs))
+        _check_types(meta)
+    except (KeyError, ValueError, TypeError) as error:
         raise FormatError(f"{path} lacks or garbles a field ({error}): {_AGAIN}") from None
     found = Checkpoint(meta, **parts)
     there = header.get("kind", found.kind)
@@ -122,6 +128,20 @@ def read(path: Path, kind: str | None = None) -> Checkpoint:
             "their own names again, or train again"
         )
     return found
+
+
+def _check_types(meta: Meta) -> None:
+    """Raises TypeError where a field of the header is of another type than it was written with."""
+    for name, kind in (
+        ("epochs_done", int),
+        ("best_epoch", int),
+        ("config", dict),
+        ("inputs", dict),
+        ("history", list),
+        ("batch_losses", list),
+    ):
+        if not isinstance(getattr(meta, name), kind):
+            raise TypeError(f"{name} is no {kind.__name__}")
 
 
 def renew_best(folder: Path, last: Checkpoint) -> None:
@@ -170,26 +190,27 @@ def read_tensors(
     return tensors, header
 
 
-def require_same(path: Path, found: Meta, config: dict[str, Any], inputs: dict[str, str]) -> None:
-    """Checks that a checkpoint belongs to this training.
+def require_same(path: Path, found: Meta, config: dict[str, Any], inputs: dict[str, Any]) -> None:
+    """Checks that a checkpoint belongs to this training (:mod:`outcrop.store.identity`).
 
     Raises:
         ArgumentError: Names every field that differs.
     """
-    require_equal(
-        path,
-        {**found.config, **{f"{name} digest": value for name, value in found.inputs.items()}},
-        {**config, **{f"{name} digest": value for name, value in inputs.items()}},
-    )
+    have, wanted = {**found.config, **_named(found.inputs)}, {**config, **_named(inputs)}
+    defaults = {name: value for name, value in asdict(TrainConfig()).items() if name in config}
+    _refuse(path, identity.differences(have, wanted, found.epochs_done, defaults))
+
+
+def _named(inputs: dict[str, Any]) -> dict[str, Any]:
+    return {f"{name} digest" if isinstance(value, str) else name: value for name, value in inputs.items()}
 
 
 def require_equal(path: Path, have: dict[str, Any], wanted: dict[str, Any]) -> None:
-    """As :func:`require_same`, for any fields."""
-    differing = [
-        f"{name} (there {have.get(name)!r}, now {wanted.get(name)!r})"
-        for name in sorted(wanted.keys() | have.keys())
-        if have.get(name) != wanted.get(name)
-    ]
+    """As :func:`require_same`, for any fields; those that are missing are None."""
+    _refuse(path, identity.differences(have, wanted, 0, {}))
+
+
+def _refuse(path: Path, differing: list[str]) -> None:
     if differing:
         raise ArgumentError(
             f"{path} comes from another training, it differs in {', '.join(differing)}: go on with "

@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import hashlib
 import os
-import re
 import resource
 import shutil
 import time
@@ -29,8 +28,8 @@ from outcrop.sampling import BatchSampler
 from outcrop.stages import export as exporting
 from outcrop.stages import infer as inferring
 from outcrop.stages import load
+from outcrop.store import identity, record
 from outcrop.store import manifest as manifests
-from outcrop.store import record
 from outcrop.store.arrays import DiskArray
 from outcrop.store.batches import BatchGraph
 from outcrop.store.graph import Graph, open_graph
@@ -385,10 +384,9 @@ def _fanouts(task: _Task, asked: Sequence[int] | None) -> tuple[int, ...]:
     """Of the layers that are computed: as asked, else those of the training."""
     layers = task.model.num_layers
     if asked is None:
-        match = re.search(r"fanouts=\(([-0-9, ]+)\)", task.meta.inputs.get("sampling", ""))
-        if match is None:
+        asked = task.meta.inputs.get("sampling", {}).get("fanouts")
+        if asked is None:
             raise ArgumentError("the checkpoint does not say with which fanouts it was trained: give fanouts")
-        asked = [int(part) for part in match[1].split(",") if part.strip()]
     if len(asked) != layers:
         raise ArgumentError(f"{len(asked)} fanouts given for a model of {layers} layers: give one per layer")
     return tuple(asked[: task.depth])
@@ -402,7 +400,9 @@ def _sampled(task: _Task, work: Path, config: SampleConfig, report: InferReport,
         + exporting.output_bytes(task.num_rows, task.out_dim, report.output),
         work,
     )
-    wanted, inputs = inferring.expected(graph, task.digest, str(config), task.targets())
+    wanted, inputs = inferring.expected(
+        graph, task.digest, {"sampled": identity.sampling_fields(config)}, task.targets()
+    )
     if manifests.is_current(folder, inferring.FORMAT, inferring.VERSION, wanted, inputs):
         return folder
     with manifests.naming_files(work):

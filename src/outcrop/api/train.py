@@ -6,7 +6,7 @@ import resource
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +30,7 @@ from outcrop.runtime import Progress, Runtime
 from outcrop.stages import evaluate as evaluation
 from outcrop.stages import train as training
 from outcrop.stages.load import MODES, Loader, LoadSession
+from outcrop.store import identity
 from outcrop.store import run as runs
 from outcrop.store.graph import Graph, open_graph
 from outcrop.store.lock import only_process_in
@@ -209,11 +210,12 @@ def train(
         evaluate_every=evaluate_every,
     )
     limits = _limits(graph, memory, gpu_memory, disk_space)
-    inputs = {"graph": graph.digest(), "sampling": str(sampling)}
-    if refresh:  # the same batches, however many epochs are drawn at a time
-        inputs["sampling"] = f"{replace(sampling, epochs=1)} refreshed"
+    inputs: dict[str, Any] = {
+        "graph": graph.digest(),
+        "sampling": identity.sampling_fields(sampling, fresh=refresh),
+    }
     if mode == "partition":
-        inputs["partitions"] = f"{partitions}, resident {resident}"
+        inputs["partitions"] = {"partitions": partitions, "resident": resident}
     with ExitStack() as closing:
         if checkpoint is not None:
             closing.enter_context(only_process_in(Path(checkpoint)))
@@ -375,7 +377,7 @@ def _train(
     checkpoint: str | Path | None,
     resume: bool,
     test: bool,
-    inputs: dict[str, str],
+    inputs: dict[str, Any],
 ) -> tuple[training.TrainResult, float | None]:
     result = training.train(
         lambda epoch: passes.start("train", epoch),

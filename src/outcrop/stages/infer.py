@@ -226,8 +226,10 @@ def open_counts(folder: Path) -> Counts:
     return Counts(folder, manifests.read(folder, COUNTS_FORMAT, COUNTS_VERSION))
 
 
-def expected(graph: Graph, model_digest: str, what: str, targets: str) -> tuple[dict, dict[str, str]]:
-    """Config and input digests of the output of ``what`` ("layer 0", ...) for ``targets`` ("all", or a digest)."""
+def expected(
+    graph: Graph, model_digest: str, what: str | dict[str, Any], targets: str
+) -> tuple[dict, dict[str, str]]:
+    """Config and input digests of the output of ``what`` ("layer 0", a sampling) for ``targets``: all, or a digest."""
     return {"what": what, "targets": targets}, {"graph": graph.digest(), "model": model_digest}
 
 

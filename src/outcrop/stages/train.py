@@ -92,7 +92,7 @@ def train(
     in_dim: int,
     num_classes: int,
     evaluate: Evaluate,
-    inputs: dict[str, str] | None = None,
+    inputs: dict[str, Any] | None = None,
     counters: Callable[[], dict[str, Any]] | None = None,
     resume: bool = True,
 ) -> TrainResult:
@@ -103,7 +103,7 @@ def train(
         valid_batches: Batches to score after an epoch.
         out: Folder for ``last.safetensors`` and ``best.safetensors``; None writes none.
         evaluate: Scores a model on batches; :func:`outcrop.stages.evaluate.evaluate`.
-        inputs: Digests of what the batches come from, kept in checkpoints and compared when going on.
+        inputs: What the batches come from, kept in checkpoints and compared when going on (outcrop.store.identity).
         counters: Called after each epoch's batches and before validation; goes into its record.
         resume: Goes on from ``out`` where it holds a checkpoint; otherwise starts over and overwrites it.
 
@@ -148,7 +148,7 @@ class _Run:
     """Model, optimizer and history of one training."""
 
     def __init__(
-        self, config: TrainConfig, in_dim: int, num_classes: int, inputs: dict[str, str], out: Path | None
+        self, config: TrainConfig, in_dim: int, num_classes: int, inputs: dict[str, Any], out: Path | None
     ):
         self.config, self.out, self.inputs = config, out, inputs
         self.device = resolve(config.device)
