@@ -6,13 +6,14 @@ A feeder gives what a pass goes over (``source``), begins a batch in a leased bu
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import numpy as np
 
 from outcrop import _core
+from outcrop.errors import ArgumentError
 from outcrop.rows import HotRows, Pending, Placed, RowSource
 from outcrop.runtime import Runtime
 from outcrop.sampling import BatchSampler, Seeds
@@ -41,7 +42,7 @@ class Feeder(Protocol):
 
     row_bytes: int
 
-    def source(self, split: str, epoch: int) -> Iterable[Any]: ...
+    def source(self, split: str, epoch: int, numbers: Sequence[int] | None = None) -> Iterable[Any]: ...
     def submit(self, what: Any, lease: Lease[HostSlot]) -> Item: ...
     def read(self, item: Item) -> Item: ...
     def assemble(self, item: Item) -> Item: ...
@@ -50,9 +51,11 @@ class Feeder(Protocol):
 
 
 class Graphs(Protocol):
-    """Batch structures of a pass, in order."""
+    """Batch structures of a pass, in order: of the batches ``numbers`` of the epoch, None: of all."""
 
-    def batches(self, split: str, epoch: int) -> Iterator[BatchGraph]: ...
+    def batches(
+        self, split: str, epoch: int, numbers: Sequence[int] | None = None
+    ) -> Iterator[BatchGraph]: ...
 
 
 class PlacedGraphs(Graphs, Protocol):
@@ -68,8 +71,9 @@ class RecordedGraphs:
         self._samples = samples
         self._buffer = runtime.budget.empty("batch-meta", samples.max_record_bytes)
 
-    def batches(self, split: str, epoch: int) -> Iterator[BatchGraph]:
-        for batch in self._samples.group(split).batches(epoch):
+    def batches(self, split: str, epoch: int, numbers: Sequence[int] | None = None) -> Iterator[BatchGraph]:
+        every = self._samples.group(split).batches(epoch)
+        for batch in every if numbers is None else (every[n] for n in numbers):
             yield self._samples.read(batch, self._buffer)
 
     def placed(self, split: str, epoch: int) -> Iterator[tuple[int, BatchGraph]]:
@@ -83,9 +87,9 @@ class SampledGraphs:
     def __init__(self, sampler: BatchSampler):
         self._sampler = sampler
 
-    def batches(self, split: str, epoch: int) -> Iterator[BatchGraph]:
+    def batches(self, split: str, epoch: int, numbers: Sequence[int] | None = None) -> Iterator[BatchGraph]:
         config = self._sampler.config
-        yield from self._sampler.epoch(split, config.epoch_number(split, epoch))
+        yield from self._sampler.epoch(split, config.epoch_number(split, epoch), numbers)
 
 
 class _InPlace:
@@ -109,8 +113,8 @@ class RowFeeder(_InPlace):
         self._graphs, self._rows, self._in_place = graphs, rows, in_place
         self.row_bytes = rows.row_bytes
 
-    def source(self, split: str, epoch: int) -> Iterable[Any]:
-        return self._graphs.batches(split, epoch)
+    def source(self, split: str, epoch: int, numbers: Sequence[int] | None = None) -> Iterable[Any]:
+        return self._graphs.batches(split, epoch, numbers)
 
     def submit(self, what: Any, lease: Lease[HostSlot]) -> Item:
         if self._in_place:
@@ -139,7 +143,13 @@ class PlacedFeeder(RowFeeder):
         super().__init__(graphs, rows)
         self._placed_graphs = graphs
 
-    def source(self, split: str, epoch: int) -> Iterable[tuple[Any, BatchGraph]]:
+    def source(
+        self, split: str, epoch: int, numbers: Sequence[int] | None = None
+    ) -> Iterable[tuple[Any, BatchGraph]]:
+        if numbers is not None:
+            raise ArgumentError(
+                "modes belady and partition go over whole epochs: ranks, and going on within one, need another mode"
+            )
         return self._placed_graphs.placed(split, epoch)
 
     def submit(self, what: Any, lease: Lease[HostSlot]) -> Item:
@@ -157,7 +167,7 @@ class PlacedFeeder(RowFeeder):
 class Drawer(Protocol):
     """Draws batches one at a time and says which nodes are met as soon as they are."""
 
-    def seeds(self, split: str, epoch: int) -> Iterator[Any]: ...
+    def seeds(self, split: str, epoch: int, numbers: Sequence[int] | None = None) -> Iterator[Any]: ...
     def draw(self, seeds: Any, met: Callable[[np.ndarray], None]) -> BatchGraph: ...
 
 
@@ -167,8 +177,8 @@ class SampledDrawer:
     def __init__(self, sampler: BatchSampler):
         self._sampler = sampler
 
-    def seeds(self, split: str, epoch: int) -> Iterator[Seeds]:
-        return self._sampler.seeds(split, self._sampler.config.epoch_number(split, epoch))
+    def seeds(self, split: str, epoch: int, numbers: Sequence[int] | None = None) -> Iterator[Seeds]:
+        return self._sampler.seeds(split, self._sampler.config.epoch_number(split, epoch), numbers)
 
     def draw(self, seeds: Seeds, met: Callable[[np.ndarray], None]) -> BatchGraph:
         return self._sampler.draw(seeds, met)
@@ -180,8 +190,8 @@ class RecordedDrawer:
     def __init__(self, graphs: RecordedGraphs):
         self._graphs = graphs
 
-    def seeds(self, split: str, epoch: int) -> Iterator[BatchGraph]:
-        return self._graphs.batches(split, epoch)
+    def seeds(self, split: str, epoch: int, numbers: Sequence[int] | None = None) -> Iterator[BatchGraph]:
+        return self._graphs.batches(split, epoch, numbers)
 
     def draw(self, seeds: BatchGraph, met: Callable[[np.ndarray], None]) -> BatchGraph:
         met(seeds.n_id)
@@ -202,8 +212,8 @@ class OnlineFeeder(_InPlace):
         self._drawer, self.rows, self._apart = drawer, rows, apart
         self.row_bytes = rows.row_bytes
 
-    def source(self, split: str, epoch: int) -> Iterable[Any]:
-        return self._drawer.seeds(split, epoch)
+    def source(self, split: str, epoch: int, numbers: Sequence[int] | None = None) -> Iterable[Any]:
+        return self._drawer.seeds(split, epoch, numbers)
 
     def submit(self, what: Any, lease: Lease[HostSlot]) -> Item:
         item = Item(None, lease, job=_Asked(self.rows, lease.slot, self._apart))
@@ -279,9 +289,11 @@ class PackedFeeder:
         self._packed, self._host_cache, self._fallback = packed, host_cache, fallback
         self.row_bytes = packed.row_bytes
 
-    def source(self, split: str, epoch: int) -> Iterable[Any]:
+    def source(self, split: str, epoch: int, numbers: Sequence[int] | None = None) -> Iterable[Any]:
         batches = self._packed.batches_of(split, epoch)
-        return batches if all(self._packed.holds(b) for b in batches) else self._fallback.source(split, epoch)
+        if not all(self._packed.holds(b) for b in batches):
+            return self._fallback.source(split, epoch, numbers)
+        return batches if numbers is None else [batches[n] for n in numbers]
 
     def submit(self, what: Any, lease: Lease[HostSlot]) -> Item:
         if isinstance(what, BatchGraph):

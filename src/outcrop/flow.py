@@ -7,6 +7,7 @@ Work inside a stage is C++ or I/O that releases the GIL.
 
 from __future__ import annotations
 
+import os
 import threading
 import traceback
 import weakref
@@ -84,6 +85,7 @@ class _State:
         self.queues = [_Queue(s.depth, self.cancelled) for s in stages]
         self.source, self.stages = source, stages
         self.error: BaseException | None = None
+        self.process = os.getpid()
         self._lock = threading.Lock()
 
     def fail(self, error: BaseException) -> None:
@@ -174,6 +176,11 @@ class Pipeline(Generic[T]):
     def __next__(self) -> T:
         if not self.running:
             raise StopIteration
+        if self._state.process != os.getpid():
+            raise CancelledError(
+                f"this pass was begun by process {self._state.process}, and its threads are not in process "
+                f"{os.getpid()}, which was forked from it: begin a pass of your own after the fork"
+            )
         try:
             item = self._state.queues[-1].get(self._while_waiting)
         except CancelledError:
@@ -194,7 +201,7 @@ class Pipeline(Generic[T]):
         self._finish()
 
 
-class Sequence(Generic[T]):
+class SerialPipeline(Generic[T]):
     """The same stages one after another in the caller's thread: what overlapping is compared with."""
 
     def __init__(self, source: Iterable[Any], stages: list[Stage]):
@@ -222,6 +229,10 @@ class Sequence(Generic[T]):
 
 
 def _end(state: _State, threads: list[threading.Thread], on_cancel: Callable[[], None] | None) -> None:
+    if (
+        state.process != os.getpid()
+    ):  # a fork: the threads are not here, and what they held locked stays locked
+        return
     state.cancel()
     if on_cancel is not None:
         on_cancel()

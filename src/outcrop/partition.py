@@ -8,7 +8,7 @@ all partitions resident the batches are those of the other modes, bit for bit.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
@@ -110,7 +110,7 @@ class PartitionGraphs:
             )
         self._graph, self._config, self._parts, self._online = graph, config, partitioning, online
         self._runtime = runtime
-        self._ids = online.ids
+        self._ids = {split: np.asarray(ids, np.int64) for split, ids in online.ids.items()}
         self._owners = (
             partitioning.owners(self._ids["train"]) if "train" in self._ids else np.zeros(0, np.int64)
         )
@@ -123,7 +123,8 @@ class PartitionGraphs:
         self._wave = Wave(config, graph, int(runtime.budget.free_bytes * share), runtime)
         self._labels = graph.array(runtime, "labels").memmap() if graph.has("labels") else None
 
-    def batches(self, split: str, epoch: int) -> Iterator[BatchGraph]:
+    def batches(self, split: str, epoch: int, numbers: Sequence[int] | None = None) -> Iterator[BatchGraph]:
+        assert numbers is None  # batches are those of the partitions that are resident
         return (batch for _, batch in self.placed(split, epoch))
 
     def placed(self, split: str, epoch: int) -> Iterator[tuple[Visit | None, BatchGraph]]:

@@ -6,7 +6,7 @@ topology lies, and whether they are drawn ahead (stages/sample.py) or on the fly
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -24,12 +24,13 @@ from outcrop.store.topology import load_topology, placement_of, topology_bytes
 if TYPE_CHECKING:
     import torch
 
+Ids = np.ndarray | range
 SPLIT_CODES = {"train": 0, "valid": 1, "test": 2, "infer": 3}
 _MIB = 1 << 20
 _FEW = 8  # batches that are drawn together where training waits for the first of them
 
 
-def epoch_seeds(ids: np.ndarray, config: SampleConfig, split: str, epoch: int) -> np.ndarray:
+def epoch_seeds(ids: Ids, config: SampleConfig, split: str, epoch: int) -> np.ndarray:
     """Seeds of all batches of one epoch in order, int64: shuffled for training, ascending within a batch.
 
     The shuffle is keyed by (seed, epoch, node): ``ids[argsort(hash(seed, epoch, ids))]``.
@@ -38,8 +39,9 @@ def epoch_seeds(ids: np.ndarray, config: SampleConfig, split: str, epoch: int) -
         return np.ascontiguousarray(ids, np.int64)
     with np.errstate(over="ignore"):
         key = mix64(mix64(np.array([config.seed], np.uint64)) ^ np.uint64(epoch))
-        order = np.argsort(mix64(mix64(ids.astype(np.uint64)) ^ key), kind="stable")
-    seeds = np.ascontiguousarray(ids[order], np.int64)
+        nodes = np.asarray(ids, np.int64)
+        order = np.argsort(mix64(mix64(nodes.astype(np.uint64)) ^ key), kind="stable")
+    seeds = np.ascontiguousarray(nodes[order], np.int64)
     for start in range(0, len(seeds), config.batch_size):
         seeds[start : start + config.batch_size].sort()
     return seeds
@@ -67,6 +69,7 @@ class BatchSampler:
             takes, and the longer the first of them takes. None: a few. One is what :meth:`draw` needs.
         page_cache: Of a topology that is read by pages, keep pages too.
         on: The GPU that draws, in place where the topology is in memory; None: the CPU. The batches are the same.
+        ids: Node ids of a split, int64, in place of those that the graph has.
     """
 
     def __init__(
@@ -79,6 +82,7 @@ class BatchSampler:
         at_once: int | None = None,
         page_cache: bool = True,
         on: torch.device | None = None,
+        ids: Mapping[str, Ids] | None = None,
     ):
         if config.sampler == "foreign":
             raise ArgumentError("the batches came from elsewhere: they cannot be drawn again")
@@ -86,7 +90,10 @@ class BatchSampler:
         self._runtime = runtime
         # All that is held is held from now on: what comes after may take the rest of the budget for caches.
         splits = config.splits if config.task != "link" else ()
-        self.ids = {split: split_ids(graph, runtime, split) for split in splits}
+        given = ids or {}
+        self.ids: dict[str, Ids] = {
+            split: given[split] if split in given else split_ids(graph, runtime, split) for split in splits
+        }
         # The sampler's scratch and the results that wait first: the topology can also stay on disk.
         free = int(runtime.budget.free_bytes * share)
         on_disk = placement_of(runtime.topology, topology_bytes(graph), free) == "paged"
@@ -119,8 +126,8 @@ class BatchSampler:
         seeds = self._links.num_edges(split) if self._links else len(self.ids[split])
         return -(-seeds // self.config.batch_size)
 
-    def epoch(self, split: str, epoch: int) -> Iterator[BatchGraph]:
-        """All batches of one epoch of ``split``, in order.
+    def epoch(self, split: str, epoch: int, numbers: Sequence[int] | None = None) -> Iterator[BatchGraph]:
+        """The batches ``numbers`` of one epoch of ``split``, in this order; None: all of them.
 
         Raises:
             ArgumentError: ``split`` is none of ``config.splits``.
@@ -128,44 +135,51 @@ class BatchSampler:
         if split not in self.config.splits:
             raise ArgumentError(f"split {split!r} is not sampled, only {', '.join(self.config.splits)}")
         if self._links is None:
-            yield from self.batches(split, epoch, epoch_seeds(self.ids[split], self.config, split, epoch))
+            seeds = self._seeds_of_epoch(split, epoch)
+            yield from self.batches(split, epoch, seeds, numbers)
             return
-        code, count = SPLIT_CODES[split], self.num_batches(split)
-        for first in range(0, count, self._wave.batches):
-            links = [
-                self._links.batch(split, code, epoch, number)
-                for number in range(first, min(first + self._wave.batches, count))
-            ]
+        code = SPLIT_CODES[split]
+        every = range(self.num_batches(split)) if numbers is None else numbers
+        for first, count in _consecutive(every, self._wave.batches):
+            links = [self._links.batch(split, code, epoch, first + i) for i in range(count)]
             offsets = np.cumsum([0, *(len(link.seeds) for link in links)], dtype=np.int64)
             seeds = np.concatenate([link.seeds for link in links])
             drawn = self._sampler.sample(seeds, offsets, code, epoch, first)
             for parts, link in zip(drawn, links, strict=True):
                 yield replace(self._finish(*parts), edge_label_index=link.index, edge_label=link.label)
 
-    def batches(self, split: str, epoch: int, seeds: np.ndarray) -> Iterator[BatchGraph]:
-        """The batches of one epoch with these ``seeds``, in order, a wave at a time."""
-        size, wave = self.config.batch_size, self._wave.batches
-        count = -(-len(seeds) // size)
-        for first in range(0, count, wave):
-            offsets = np.minimum(
-                np.arange(first, min(first + wave, count) + 1, dtype=np.int64) * size, len(seeds)
-            )
-            for parts in self._sampler.sample(seeds, offsets, SPLIT_CODES[split], epoch, first):
+    def batches(
+        self, split: str, epoch: int, seeds: Ids, numbers: Sequence[int] | None = None
+    ) -> Iterator[BatchGraph]:
+        """The batches ``numbers`` (None: all) of one epoch with these ``seeds``, in order, a wave at a time."""
+        size = self.config.batch_size
+        every = range(-(-len(seeds) // size)) if numbers is None else numbers
+        for first, count in _consecutive(every, self._wave.batches):
+            nodes = np.asarray(seeds[first * size : (first + count) * size], np.int64)
+            offsets = np.minimum(np.arange(count + 1, dtype=np.int64) * size, len(nodes))
+            for parts in self._sampler.sample(nodes, offsets, SPLIT_CODES[split], epoch, first):
                 yield self._finish(*parts)
 
-    def seeds(self, split: str, epoch: int) -> Iterator[Seeds]:
-        """What :meth:`draw` draws the batches of one epoch of ``split`` from, in order."""
+    def seeds(self, split: str, epoch: int, numbers: Sequence[int] | None = None) -> Iterator[Seeds]:
+        """What :meth:`draw` draws the batches ``numbers`` (None: all) of one epoch of ``split`` from, in order."""
         if split not in self.config.splits:
             raise ArgumentError(f"split {split!r} is not sampled, only {', '.join(self.config.splits)}")
         code, size = SPLIT_CODES[split], self.config.batch_size
-        nodes = None if self._links else epoch_seeds(self.ids[split], self.config, split, epoch)
-        for number in range(self.num_batches(split)):
+        nodes = None if self._links else self._seeds_of_epoch(split, epoch)
+        for number in range(self.num_batches(split)) if numbers is None else numbers:
             if nodes is None:
                 assert self._links is not None
                 link = self._links.batch(split, code, epoch, number)
                 yield Seeds(code, epoch, number, link.seeds, link)
             else:
-                yield Seeds(code, epoch, number, nodes[number * size : (number + 1) * size])
+                part = np.asarray(nodes[number * size : (number + 1) * size], np.int64)
+                yield Seeds(code, epoch, number, part)
+
+    def _seeds_of_epoch(self, split: str, epoch: int) -> Ids:
+        ids = self.ids[split]
+        if isinstance(ids, range) and split != "train":  # takes no memory, whatever the graph
+            return ids
+        return epoch_seeds(ids, self.config, split, epoch)
 
     def draw(self, seeds: Seeds, met: Callable[[np.ndarray], None]) -> BatchGraph:
         """One batch, as :meth:`epoch` gives it.
@@ -212,6 +226,17 @@ class BatchSampler:
         degree = np.zeros(len(n_id), np.int32)
         self._sampler.degrees(n_id, degree)
         return degree
+
+
+def _consecutive(numbers: Sequence[int], most: int) -> Iterator[tuple[int, int]]:
+    """(first, count) of the stretches of consecutive ``numbers``, of at most ``most`` each."""
+    at = 0
+    while at < len(numbers):
+        end = at + 1
+        while end < min(len(numbers), at + most) and numbers[end] == numbers[end - 1] + 1:
+            end += 1
+        yield numbers[at], end - at
+        at = end
 
 
 def seed_labels(graph: Graph, labels: np.ndarray | None, seeds: np.ndarray) -> np.ndarray:

@@ -376,8 +376,8 @@ class _GivenSeeds(SampledGraphs):
     def __init__(self, sampler: BatchSampler, seeds: np.ndarray):
         self._sampler, self._seeds = sampler, seeds
 
-    def batches(self, split: str, epoch: int) -> Iterator[BatchGraph]:
-        yield from self._sampler.batches(split, epoch, self._seeds)
+    def batches(self, split: str, epoch: int, numbers: Sequence[int] | None = None) -> Iterator[BatchGraph]:
+        yield from self._sampler.batches(split, epoch, self._seeds, numbers)
 
 
 def _fanouts(task: _Task, asked: Sequence[int] | None) -> tuple[int, ...]:

@@ -6,7 +6,7 @@ Source: Hyperion, section III.
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from itertools import islice
 
 from outcrop.config import DeviceConfig, SampleConfig
@@ -15,7 +15,7 @@ from outcrop.feeders import Drawer, RecordedDrawer, RecordedGraphs, SampledDrawe
 from outcrop.hotness import PRESAMPLED_BATCHES, Hotness
 from outcrop.rows import DiskStream, RowStream, scratch_share
 from outcrop.runtime import Runtime
-from outcrop.sampling import BatchSampler
+from outcrop.sampling import BatchSampler, Ids
 from outcrop.slots import DEVICE_BATCHES, HostSlot, SlotPool
 from outcrop.stages import load
 from outcrop.static_cache import books_bytes, fill
@@ -36,11 +36,13 @@ def open_online(
     config: SampleConfig,
     to: DeviceConfig,
     recorded: SampleSet | None = None,
+    ids: Mapping[str, Ids] | None = None,
 ) -> load.LoadSession:
     """An epoch is drawn ahead and counted; then batch buffers take their place, and what is left is for what is hot.
 
     Args:
         recorded: Batches of a run: they need not be drawn to be counted, and those from elsewhere are replayed.
+        ids: Nodes of a split in place of those that the graph has.
     """
     features = graph.array(runtime, "features")
     scratch = scratch_share(runtime.budget.limit_bytes)
@@ -56,7 +58,7 @@ def open_online(
         pool = _make_pool(graph, runtime, recorded.max_nodes, to)
     share = _DRAWING_SHARE if recorded is None else _DRAWING_SHARE_LAST
     before = runtime.budget.free_bytes
-    drawer, topology, drawn = _drawing(graph, runtime, config, to, recorded, share)
+    drawer, topology, drawn = _drawing(graph, runtime, config, to, recorded, share, ids)
     split = "train" if "train" in config.splits else config.splits[0]
 
     def ahead() -> Iterator[BatchGraph]:
@@ -74,7 +76,7 @@ def open_online(
             share = (1 - buffers / before) * _DRAWING_SHARE_LAST
             del drawer, topology, drawn
             gc.collect()
-            drawer, topology, drawn = _drawing(graph, runtime, config, to, recorded, share)
+            drawer, topology, drawn = _drawing(graph, runtime, config, to, recorded, share, ids)
         pool = _make_pool(graph, runtime, most, to)
     on_gpu = gpu_named(to.name) is not None
     device_bytes = to.memory_bytes - DEVICE_BATCHES * batch_bytes if on_gpu else 0
@@ -95,6 +97,7 @@ def _drawing(
     to: DeviceConfig,
     recorded: SampleSet | None,
     share: float,
+    ids: Mapping[str, Ids] | None,
 ) -> tuple[Drawer, Topology | None, RecordedGraphs | SampledGraphs]:
     """Who draws the batches, from which topology, and the same batches whole, to be counted."""
     graphs = None if recorded is None else RecordedGraphs(recorded, runtime)
@@ -102,5 +105,5 @@ def _drawing(
         assert graphs is not None
         return RecordedDrawer(graphs), None, graphs
     on = resolve(to.name) if to.draws else None
-    sampler = BatchSampler(graph, config, runtime, share=share, at_once=1, page_cache=False, on=on)
+    sampler = BatchSampler(graph, config, runtime, share=share, at_once=1, page_cache=False, on=on, ids=ids)
     return SampledDrawer(sampler), sampler.topology, graphs or SampledGraphs(sampler)

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import closing
-from dataclasses import asdict
+import hashlib
+import weakref
+from collections.abc import Mapping
+from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+
+from numpy.typing import ArrayLike
 
 from outcrop.api.online import open_online
 from outcrop.config import CPU, BaselineConfig, DeviceConfig, SampleConfig, Size, format_bytes, parse_size
 from outcrop.device import gpu_named
 from outcrop.errors import ArgumentError, FormatError
 from outcrop.feeders import RecordedGraphs, SampledGraphs
+from outcrop.loading.input_ids import InputIds, checked_ids
+from outcrop.loading.ranks import process_ranks
+from outcrop.loading.run_loader import RunLoader, Source
+from outcrop.loading.sessions import Sessions
 from outcrop.partition import PartitionGraphs, fitting_partitions
 from outcrop.rows import (
     BeladyRows,
@@ -25,20 +31,18 @@ from outcrop.rows import (
     schedule_of,
 )
 from outcrop.runtime import Runtime
-from outcrop.sampling import BatchSampler
+from outcrop.sampling import BatchSampler, Ids
 from outcrop.slots import HostSlot, SlotPool
 from outcrop.stages import load
 from outcrop.store import manifest as manifests
 from outcrop.store import packed, placement, run, samples
-from outcrop.store.graph import Graph, open_graph
+from outcrop.store.graph import SPLITS, Graph, open_graph
 from outcrop.store.manifest import Manifest
 
 _ROW_SLOTS = 2
 _BEFORE = {"dependency": 1}  # of runs from before there was a choice
+EVERY_EPOCH = 1 << 31  # more than anybody trains: epochs are drawn by their own numbers
 _MARGIN_BYTES = 64 << 10  # for the small tables that come later
-
-if TYPE_CHECKING:
-    from torch_geometric.data import Data
 
 
 def open_session(
@@ -50,6 +54,7 @@ def open_session(
     config: SampleConfig | None = None,
     to: DeviceConfig = CPU,
     baseline: BaselineConfig | None = None,
+    ids: Mapping[str, Ids] | None = None,
 ) -> load.LoadSession:
     """Loading in ``mode``: recorded batches where there is a run, else batches drawn on the fly as ``config`` says.
 
@@ -57,6 +62,7 @@ def open_session(
 
     Args:
         baseline: Options of modes ``dynamic``, ``belady`` and ``partition``.
+        ids: Of batches drawn on the fly: nodes of a split, in place of those that the graph has.
 
     Raises:
         ArgumentError: Mode unknown, or ``packed`` or ``belady`` without a run.
@@ -71,7 +77,7 @@ def open_session(
             raise ArgumentError(
                 f"mode {mode} needs a run: make one with outcrop prepare, or choose another mode"
             )
-        return _open_on_the_fly(graph, runtime, mode, config or SampleConfig(), to, baseline)
+        return _open_on_the_fly(graph, runtime, mode, config or SampleConfig(), to, baseline, ids)
     info = run.read(run_folder)
     if info.graph_digest != graph.digest():
         raise FormatError(
@@ -112,15 +118,16 @@ def _open_on_the_fly(
     config: SampleConfig,
     to: DeviceConfig,
     baseline: BaselineConfig,
+    ids: Mapping[str, Ids] | None,
 ) -> load.LoadSession:
     """Loading without a run. A good part of the budget is left for the buffers, which grow to the size of batches."""
     if mode == "online":
-        return open_online(graph, runtime, config, to)
+        return open_online(graph, runtime, config, to, ids=ids)
     pool = load.make_pool(graph, runtime, slots=_ROW_SLOTS, max_nodes=0, to=to)
     rows = _open_rows(graph, runtime, mode, to)
     if mode == "partition":
         return _partition_session(graph, runtime, config, rows, pool, to, baseline, buffers_grow=True)
-    graphs = SampledGraphs(BatchSampler(graph, config, runtime, share=0.25))
+    graphs = SampledGraphs(BatchSampler(graph, config, runtime, share=0.25, ids=ids))
     if mode == "dynamic":
         rows = _with_dynamic_cache(rows, runtime, baseline, 0.5)
     return load.row_session(graph, graphs, rows, pool, runtime, to)
@@ -208,13 +215,20 @@ class Run:
     Args:
         path: Folder made by :func:`outcrop.prepare`.
         memory: Budget of loading; None takes the one the run was planned for.
+        graph: Where the graph is now; None: where it was, seen from the run, when the run was prepared.
+
+    Raises:
+        FormatError: There is no finished run, its graph is not there, or ``graph`` is another one.
     """
 
-    def __init__(self, path: str | Path, *, memory: Size | None = None):
+    def __init__(
+        self, path: str | Path, *, memory: Size | None = None, graph: str | Path | Graph | None = None
+    ):
         self.path = Path(path)
         self.info = run.read(self.path)
-        self.graph = open_graph(self.info.graph_path(self.path))
+        self.graph = _graph_of(self.path, self.info, graph)
         self.memory = self.info.plan.memory if memory is None else memory
+        self._shared: weakref.ref[Sessions] | None = None
 
     def __repr__(self) -> str:
         sample = self.info.sample
@@ -225,24 +239,190 @@ class Run:
         )
 
     def loader(
-        self, epoch: int = 0, *, split: str = "train", mode: str = "packed", device: str = "cpu"
-    ) -> Iterator[Data]:
-        """The mini-batches of one epoch as ``torch_geometric.data.Data``.
+        self,
+        what: int | str | ArrayLike | None = None,
+        /,
+        *,
+        split: str | ArrayLike = "train",
+        epoch: int | None = None,
+        shuffle: bool | None = None,
+        rank: int | None = None,
+        world: int | None = None,
+        accumulate: int | None = None,
+        uneven: str = "wrap",
+        mode: str = "packed",
+        device: str = "cpu",
+    ) -> RunLoader:
+        """The run's mini-batches, to iterate over once an epoch (:class:`outcrop.loading.run_loader.RunLoader`).
 
-        Each has ``x`` [n, D], ``edge_index`` int64 [2, E], ``y`` (of the seeds), ``n_id``, ``batch_size``,
-        ``num_sampled_nodes`` and ``num_sampled_edges``, in NeighborLoader's conventions. ``x`` lies in one of a few
-        buffers: do not keep more than one batch without cloning it.
+        ``for batch in run.loader(): ...`` trains for an epoch; keep the loader for many.
+
+        Args:
+            what: A split, or an epoch, without its name.
+            split: ``train``, ``valid`` or ``test``; ``all`` nodes of the graph; or node ids int64 [n], or a mask
+                [num_nodes] of bool. Batches of the last two are drawn as they are needed, with the run's fanouts
+                and batch size, the same ones every time.
+            epoch: Which epoch every iteration is; None: each is the next one.
+            shuffle: None: ``train`` is shuffled, nothing else. Otherwise batches are drawn as they are needed.
+            rank, world: Of the process; None: of the process group of torch.distributed, if there is one.
+            accumulate: Batches of a step, of all processes together: batch n belongs to rank
+                ``n % accumulate % world``. None: ``world``.
+            uneven: Where batches do not divide evenly: ``wrap`` gives the first ones once more, ``drop`` leaves the
+                last ones out, ``short`` gives some ranks fewer.
+            mode: Where rows come from (:data:`outcrop.stages.load.MODES`). Batches that are drawn come from ``online``
+                where it says ``packed``.
+            device: ``cpu``, ``cuda`` or ``cuda:N``.
+
+        Raises:
+            ArgumentError: Values out of range; a split that the run has no batches of; batches that would have to be
+                drawn where they came from elsewhere, or for edges.
         """
-        from outcrop.pyg import to_pyg
-
+        if isinstance(what, int):
+            epoch = what
+        elif what is not None:
+            split = what
+        ranks = process_ranks(rank, world, accumulate, uneven)
         to = DeviceConfig(device, self.info.plan.gpu_memory)
-        with (
-            Runtime(self.memory) as runtime,
-            open_session(self.graph, runtime, mode, run_folder=self.path, to=to) as session,
-            closing(session.batches(split, epoch)) as batches,
-        ):
-            for batch in batches:
-                data = to_pyg(batch)
-                del batch
-                yield data
-                del data
+        drawn = not isinstance(split, str) or split == "all"
+        if drawn or (shuffle is not None and shuffle != (split == "train")):
+            source = self._drawn_source(split, bool(shuffle), mode, to)
+        else:
+            source = self._recorded_source(str(split), mode, to)
+        return RunLoader(source, self._sessions(), ranks, epoch)
+
+    def _sessions(self) -> Sessions:
+        """What the loaders of this run share as long as there are any."""
+        shared = self._shared() if self._shared is not None else None
+        if shared is None:
+            shared = Sessions()
+            self._shared = weakref.ref(shared)
+        return shared
+
+    def _recorded_source(self, split: str, mode: str, to: DeviceConfig) -> Source:
+        with manifests.opening(self.path / "sample", samples.FORMAT, samples.VERSION) as manifest:
+            groups = samples.groups_of(manifest)
+        if split not in groups:
+            raise ArgumentError(
+                f"{self.path} holds no batches of split {split!r}, only of {', '.join(sorted(groups))}; 'all' and "
+                "node ids are drawn as they are needed"
+            )
+        group, graph, path, memory = groups[split], self.graph, self.path, self.memory
+
+        def open_it() -> tuple[Runtime, load.LoadSession]:
+            runtime = Runtime(memory)
+            return runtime, open_session(graph, runtime, mode, run_folder=path, to=to)
+
+        by_node = self.info.sample.task == "node" and self.info.sample.sampler != "foreign"
+        return Source(
+            name=split,
+            split=split,
+            count=None if mode == "partition" and split == "train" else group.per_epoch,
+            distinct=range(group.first_epoch, group.first_epoch + group.epochs if split == "train" else 0),
+            key=("recorded", mode, to),
+            open=open_it,
+            input_ids=(lambda runtime: split_positions(graph, runtime, split)) if by_node else None,
+            identity={"run": manifest.digest()},
+            home=str(self.path),
+        )
+
+    def _drawn_source(self, split: str | ArrayLike, shuffle: bool, mode: str, to: DeviceConfig) -> Source:
+        """Batches around nodes that the run has none of, drawn with its options."""
+        sample = self.info.sample
+        if sample.task == "link":
+            raise ArgumentError(
+                f"{self.path} was prepared for edges: only its splits train, valid and test have batches"
+            )
+        config = replace(sample, splits=("train" if shuffle else "infer",), epochs=EVERY_EPOCH, first_epoch=0)
+        return drawn_source(
+            self.graph,
+            split,
+            config,
+            "online" if mode == "packed" else mode,
+            self.memory,
+            to,
+            home=str(self.path),
+        )
+
+
+def drawn_source(
+    graph: Graph,
+    split: str | ArrayLike,
+    config: SampleConfig,
+    mode: str,
+    memory: Size | None,
+    to: DeviceConfig,
+    *,
+    home: str,
+) -> Source:
+    """Batches of ``config`` around any nodes, drawn as they are needed: shuffled in every epoch if the only split of
+    ``config`` is ``train``, else in the order given, and the same ones in every epoch.
+
+    Raises:
+        ArgumentError: Bad node ids, a split that the graph has not, or a mode that needs recorded batches.
+    """
+    if mode in ("packed", "belady", "partition"):
+        raise ArgumentError(
+            f"mode {mode} has no batches of its own choice of nodes: use online, memory, memmap, ondisk"
+        )
+    if config.sampler == "foreign":
+        raise ArgumentError(f"{home}: its batches came from elsewhere: none can be drawn around other nodes")
+    ids, name, of = _chosen_ids(graph, split, home)
+    (drawn_split,) = config.splits
+
+    def open_it() -> tuple[Runtime, load.LoadSession]:
+        runtime = Runtime(memory)
+        return runtime, open_session(graph, runtime, mode, config=config, to=to, ids={drawn_split: ids})
+
+    positions = InputIds(ids)
+    identity = {"graph": graph.digest(), "nodes": of, "sampling": manifests.plain(asdict(config))}
+    return Source(
+        name=name,
+        split=drawn_split,
+        count=-(-len(ids) // config.batch_size),
+        distinct=range(0),
+        key=object(),
+        open=open_it,
+        input_ids=lambda runtime: positions,
+        identity=identity,
+        home=home,
+    )
+
+
+def _chosen_ids(graph: Graph, split: str | ArrayLike, home: str) -> tuple[Ids, str, str]:
+    """The nodes, what to call them, and what names them: equal for equal nodes."""
+    if isinstance(split, str):
+        if split == "all":
+            return range(graph.num_nodes), "all", "all"
+        if split not in SPLITS or not graph.has(split):
+            known = ", ".join(["all", *(s for s in SPLITS if graph.has(s))])
+            raise ArgumentError(f"{graph.path} has no split {split!r}; it has {known}, or pass node ids")
+        with Runtime() as runtime:
+            return graph.split(runtime, split), split, split
+    ids = checked_ids(split, graph.num_nodes, home)
+    return ids, f"{len(ids)} nodes", hashlib.sha256(ids.tobytes()).hexdigest()
+
+
+def split_positions(graph: Graph, runtime: Runtime, split: str) -> InputIds:
+    """Positions in a split of ``graph``, which stays on disk."""
+    return InputIds(graph.array(runtime, split).memmap(), ascending=True)
+
+
+def _graph_of(path: Path, info: run.RunInfo, given: str | Path | Graph | None) -> Graph:
+    """The graph of a run.
+
+    Raises:
+        FormatError: It is not there, or another one.
+    """
+    place = info.graph_path(path) if given is None else given
+    try:
+        graph = place if isinstance(place, Graph) else open_graph(place)
+    except FormatError as error:
+        if given is not None or manifests.exists(Path(str(place))):
+            raise
+        raise FormatError(
+            f"the graph of run {path} is not at {place}: if it was moved, say where it is now: "
+            f"open_run({str(path)!r}, graph=...)"
+        ) from error
+    if given is not None and graph.digest() != info.graph_digest:
+        raise FormatError(f"{graph.path} is not the graph that {path} was prepared from, or in another state")
+    return graph

@@ -19,10 +19,14 @@ def prepare(graph: Graph | str | Path, out: str | Path, **options: Any) -> Run:
     return Run(out)
 
 
-def open_run(path: str | Path, *, memory: Size | None = None) -> Run:
+def open_run(path: str | Path, *, memory: Size | None = None, graph: str | Path | Graph | None = None) -> Run:
     """Opens the prepared run at ``path``.
 
+    Args:
+        memory: Budget of loading; None takes the one the run was planned for.
+        graph: Where its graph is now, if one of them was moved.
+
     Raises:
-        FormatError: There is none, or it is not finished.
+        FormatError: There is none, it is not finished, or its graph is not there.
     """
-    return Run(path, memory=memory)
+    return Run(path, memory=memory, graph=graph)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import count
 from typing import TYPE_CHECKING, Any
@@ -31,7 +31,7 @@ from outcrop.feeders import (
     RecordedGraphs,
     RowFeeder,
 )
-from outcrop.flow import Pipeline, Sequence, Stage
+from outcrop.flow import Pipeline, SerialPipeline, Stage
 from outcrop.rows import HotRows, HotSet, RowSource, RowStream
 from outcrop.runtime import Runtime
 from outcrop.slots import HostSlot, SlotPool, host_pool
@@ -83,10 +83,19 @@ class LoadSession:
         self._closed = False
         self._current: weakref.ref[Loader] | None = None
 
-    def batches(self, split: str, epoch: int = 0, *, overlapped: bool = True) -> Loader:
+    def batches(
+        self,
+        split: str,
+        epoch: int = 0,
+        *,
+        numbers: Sequence[int] | None = None,
+        overlapped: bool = True,
+    ) -> Loader:
         """One pass over ``split``; use it as an iterator, close it (or let it go) when done.
 
-        Without ``overlapped`` the stages run one after another when a batch is asked for, to compare with.
+        Args:
+            numbers: Which batches of the epoch, in which order; None: all.
+            overlapped: Else the stages run one after another when a batch is asked for, to compare with.
 
         A session makes one pass at a time, because the batches that one has under way could take the buffers that the
         other waits for: a new pass ends the one before, whose iterator then raises CancelledError.
@@ -99,7 +108,10 @@ class LoadSession:
         previous = self._current() if self._current else None
         if previous is not None:
             previous.supersede()
-        loader = Loader(self._feeder, self._pool, self._transfer, split, epoch, self._runtime, overlapped)
+        source = self._feeder.source(split, epoch, numbers)
+        loader = Loader(
+            self._feeder, self._pool, self._transfer, split, epoch, self._runtime, overlapped, source
+        )
         self._current = weakref.ref(loader)
         return loader
 
@@ -142,7 +154,8 @@ class Loader:
         split: str,
         epoch: int,
         runtime: Runtime,
-        overlapped: bool = True,
+        overlapped: bool,
+        source: Iterable[Any],
     ):
         self.stats = LoadStats()
         self._superseded = False
@@ -187,12 +200,12 @@ class Loader:
             ("share", feeder.share),
             ("transfer", deliver),
         )
-        source = _drawn(feeder.source(split, epoch), traced)
+        drawn = _drawn(source, traced)
         stages = [Stage(name, traced(name, step)) for name, step in steps]
-        self._pipeline: Pipeline[tuple[MiniBatch, Item]] | Sequence[tuple[MiniBatch, Item]] = (
-            Pipeline(source, stages, while_waiting=check_not_starved, on_cancel=stop)
+        self._pipeline: Pipeline[tuple[MiniBatch, Item]] | SerialPipeline[tuple[MiniBatch, Item]] = (
+            Pipeline(drawn, stages, while_waiting=check_not_starved, on_cancel=stop)
             if overlapped
-            else Sequence(source, stages)
+            else SerialPipeline(drawn, stages)
         )
 
     def __iter__(self) -> Iterator[MiniBatch]:

@@ -47,6 +47,14 @@ class Group:
         return range(self.first, self.first + self.epochs * self.per_epoch)
 
 
+def groups_of(manifest: Manifest) -> dict[str, Group]:
+    """The batches of each split, as the manifest of a sample set lists them."""
+    begins = {"train": manifest.config.get("first_epoch", 0)}
+    return {
+        name: Group(**g, first_epoch=begins.get(name, 0)) for name, g in manifest.attributes["groups"].items()
+    }
+
+
 class SampleSet:
     """Reads sampled mini-batches from disk; holds the small tables in memory."""
 
@@ -55,11 +63,7 @@ class SampleSet:
         self._runtime = runtime
         self._graph_nodes = int(graph.num_nodes if graph else manifest.attributes["num_nodes"])
         self._classes = graph.num_classes or None if graph else None
-        begins = {"train": manifest.config.get("first_epoch", 0)}
-        self.groups = {
-            name: Group(**g, first_epoch=begins.get(name, 0))
-            for name, g in manifest.attributes["groups"].items()
-        }
+        self.groups = groups_of(manifest)
         self.id_bytes: int = manifest.attributes["id_bytes"]
         self.hops: int = manifest.attributes["hops"]
         self.degrees: bool = manifest.attributes["degrees"]

@@ -1,0 +1,319 @@
+"""The loader that people hold: an object that is iterated once an epoch, as torch's DataLoader is."""
+
+from __future__ import annotations
+
+import warnings
+import weakref
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from outcrop.errors import ArgumentError, OutcropWarning
+from outcrop.loading.input_ids import InputIds
+from outcrop.loading.ranks import Ranks
+from outcrop.loading.sessions import Open, OpenSession, Sessions
+from outcrop.runtime import Runtime
+
+if TYPE_CHECKING:
+    from torch_geometric.data import Data
+
+_STATE_VERSION = 1
+
+
+@dataclass(frozen=True)
+class Source:
+    """What a loader goes over.
+
+    Attributes:
+        name: What people call it: a split, or where the batches are from.
+        split: As sessions know it.
+        count: Batches of an epoch; None: not known before it is over.
+        distinct: Epochs that differ; training beyond them meets them again. Empty: every epoch has its own batches, or
+            there is one only.
+        key: Equal for loaders that can share a session.
+        open: Opens one.
+        input_ids: Ids that seeds are positions in, opened within a runtime; None: batches have no ``input_id``.
+        identity: What must be the same for a state to be loaded, beside ranks.
+        home: Where the batches lie, for messages.
+    """
+
+    name: str
+    split: str
+    count: int | None
+    distinct: range
+    key: Hashable
+    open: Open
+    input_ids: Callable[[Runtime], InputIds] | None
+    identity: Mapping[str, Any]
+    home: str
+
+
+@dataclass
+class _Place:
+    """Where a loader is: ``position`` batches of ``epoch`` were handed out; ``over``: and there are no more."""
+
+    epoch: int = 0
+    position: int = 0
+    over: bool = True
+    begun: bool = field(default=False)
+
+
+class RunLoader:
+    """Mini-batches from disk, as ``torch_geometric.data.Data``; iterate over it once an epoch.
+
+    Each iteration is the next epoch: 0, 1, 2, ..., unless ``epoch`` or :meth:`set_epoch` says which. What loading
+    needs (threads, buffers, caches) is opened by the first iteration and kept until :meth:`close`, or until nothing
+    refers to the loader; it also works as a context manager. Loaders of one run share it, so that passes one after
+    another (train, then valid) keep within the run's memory; passes at the same time take that memory each.
+
+    Batches have ``x`` [n, D], ``edge_index`` int64 [2, E], ``y`` (of the seeds), ``n_id``, ``batch_size``,
+    ``num_sampled_nodes``, ``num_sampled_edges`` in NeighborLoader's conventions, ``input_id`` int64 [batch_size]
+    (positions of the seeds in the split, or in the ids given) and ``number``, which batch of the epoch it is. ``x``
+    lies in one of a few buffers: do not keep more than one batch without cloning it.
+    """
+
+    def __init__(self, source: Source, sessions: Sessions, ranks: Ranks, epoch: int | None = None):
+        if source.count is None and not ranks.alone:
+            raise ArgumentError(
+                f"{source.home}: batches that are not counted ahead cannot be divided among ranks"
+            )
+        self._source, self._sessions, self._ranks = source, sessions, ranks
+        self._fixed: int | None = None
+        self._next = 0
+        self._place = _Place()
+        self._resumed: tuple[int, int] | None = None
+        self._pass: weakref.ref[_Pass] | None = None
+        self._stepped: _Pass | None = None  # by next(loader)
+        self._warned = False
+        if epoch is not None:
+            self.set_epoch(epoch)
+
+    def __len__(self) -> int:
+        """Batches of an epoch that this process gets.
+
+        Raises:
+            TypeError: Not known before the epoch is over (mode partition).
+        """
+        if self._source.count is None:
+            raise TypeError(f"{self._source.home}: how many batches an epoch has shows when it is over")
+        return len(self._ranks.batches(self._source.count))
+
+    def __repr__(self) -> str:
+        length = "?" if self._source.count is None else len(self)
+        ranks = "" if self._ranks.alone else f", rank={self._ranks.rank}, world={self._ranks.world}"
+        return f"RunLoader({self._source.home!r}, split={self._source.name!r}, batches={length}{ranks})"
+
+    def __getitem__(self, index: object) -> NoReturn:
+        """Refused, or a DataLoader around this loader would ask for batches one by one."""
+        raise ArgumentError(_NO_DATALOADER)
+
+    def set_epoch(self, epoch: int | None) -> None:
+        """Fixes the epoch of the iterations to come, as torch's DistributedSampler does; None: each is the next one."""
+        if epoch is not None and epoch < 0:
+            raise ArgumentError(f"epoch {epoch} is negative")
+        self._fixed = epoch
+
+    def __iter__(self) -> Iterator[Data]:
+        """Begins a pass. A pass of this loader that is still under way ends.
+
+        Raises:
+            ArgumentError: In a worker process of a DataLoader.
+        """
+        if (stepped := self._stepped) is not None:
+            self._stepped = None
+            return stepped
+        return self._begin()
+
+    def __next__(self) -> Data:
+        """The next batch of the pass that the first ``next`` began."""
+        if self._stepped is None:
+            self._stepped = self._begin()
+        try:
+            return next(self._stepped)
+        except BaseException:
+            self._stepped = None
+            raise
+
+    def _begin(self) -> _Pass:
+        _refuse_worker()
+        self._end_pass()
+        epoch, position = self._where_to_begin()
+        self._warn_of_replay(epoch)
+        count = self._source.count
+        numbers = None if count is None else self._ranks.batches(count)
+        begun = _Pass(self._source, self._sessions, epoch, numbers, position)
+        self._place, self._next, self._resumed = begun.place, epoch + 1, None
+        self._pass = weakref.ref(begun)
+        return begun
+
+    def _where_to_begin(self) -> tuple[int, int]:
+        epoch = self._next if self._fixed is None else self._fixed
+        if self._resumed is None:
+            return epoch, 0
+        at, position = self._resumed
+        if self._fixed is None and position == self._length_or(position + 1):
+            return at + 1, 0  # that epoch was over
+        if self._fixed is None or self._fixed == at:
+            return at, position
+        return epoch, 0
+
+    def _length_or(self, otherwise: int) -> int:
+        return otherwise if self._source.count is None else len(self)
+
+    def _warn_of_replay(self, epoch: int) -> None:
+        distinct = self._source.distinct
+        if self._warned or not distinct or epoch in distinct:
+            return
+        self._warned = True
+        again = distinct[(epoch - distinct.start) % len(distinct)]
+        warnings.warn(
+            f"epoch {epoch} has the batches of epoch {again} again: {self._source.home} holds {len(distinct)} "
+            f"different epoch{'s'[: len(distinct) != 1]}. Prepare it with epochs=N for N of them",
+            OutcropWarning,
+            stacklevel=4,
+        )
+
+    def _end_pass(self) -> None:
+        self._stepped = None
+        under_way = self._pass() if self._pass is not None else None
+        if under_way is not None:
+            under_way.close()
+        self._pass = None
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where the loader is, as plain values that JSON and ``torch.save`` can keep.
+
+        Within an epoch it counts the batches that were handed out. All ranks are at the same place, so one state does
+        for all of them.
+        """
+        place = self._place
+        if not place.begun:
+            epoch, position = (self._next, 0) if self._resumed is None else self._resumed
+        elif place.over:
+            epoch, position = place.epoch + 1, 0
+        else:
+            epoch, position = place.epoch, place.position
+        return {"version": _STATE_VERSION, "epoch": epoch, "position": position, **self._identity()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """The next iteration goes on where ``state`` was taken: it gives the batches that were left of that epoch.
+
+        Where :meth:`set_epoch` names another epoch by then, that one is begun instead.
+
+        Raises:
+            ArgumentError: The state is of other batches, or of other ranks; names the field.
+        """
+        own = {"version": _STATE_VERSION, **self._identity()}
+        for name, value in own.items():
+            if state.get(name, value) != value:
+                raise ArgumentError(
+                    f"this state is of a loader with {name} {state[name]!r}, here it is {value!r}: open the loader as "
+                    "the one that it was taken from"
+                )
+        try:
+            epoch, position = int(state["epoch"]), int(state["position"])
+        except (KeyError, TypeError, ValueError):
+            raise ArgumentError("this is no state of a loader: it lacks epoch or position") from None
+        if epoch < 0 or not 0 <= position <= self._length_or(position):
+            raise ArgumentError(f"position {position} of epoch {epoch} is outside the epochs of {self!r}")
+        if position and self._source.count is None:
+            raise ArgumentError(f"{self._source.home}: only whole epochs can be gone on with in this mode")
+        self._end_pass()
+        self._place, self._next, self._resumed = _Place(), epoch, (epoch, position)
+
+    def _identity(self) -> dict[str, Any]:
+        ranks = self._ranks
+        return {
+            "split": self._source.name,
+            "batches": self._source.count,
+            "world": ranks.world,
+            "accumulate": ranks.accumulate,
+            "uneven": ranks.uneven,
+            **self._source.identity,
+        }
+
+    def close(self) -> None:
+        """Ends a pass that is under way and frees what was kept. Iterating again opens it again."""
+        self._end_pass()
+        self._sessions.close()
+
+    def __enter__(self) -> RunLoader:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+
+class _Pass:
+    """One epoch, or what is left of it. It does not refer to its loader, so that dropping both ends the threads.
+
+    Args:
+        numbers: Of the whole epoch's batches, in order; None: not known ahead.
+        start: How many of them were handed out before.
+    """
+
+    def __init__(
+        self, source: Source, sessions: Sessions, epoch: int, numbers: Sequence[int] | None, start: int
+    ):
+        self.place = _Place(epoch, start, over=False, begun=True)
+        self._numbers = numbers
+        left = None if numbers is None or (isinstance(numbers, range) and not start) else numbers[start:]
+        used = sessions.take(source.key, source.open)
+        try:
+            self._input_ids = None if source.input_ids is None else source.input_ids(used.runtime)
+            self._batches = used.session.batches(source.split, epoch, numbers=left)
+        except BaseException:
+            sessions.give_back(used)
+            raise
+        self._finish = weakref.finalize(self, _finish, self._batches, sessions, used)
+
+    def __iter__(self) -> Iterator[Data]:
+        return self
+
+    def __next__(self) -> Data:
+        from outcrop.loading.pyg import to_pyg
+
+        if not self._finish.alive:
+            self._mark_over()
+            raise StopIteration
+        try:
+            batch = next(self._batches)
+        except BaseException as error:
+            self.close()
+            if isinstance(error, StopIteration):
+                self._mark_over()
+            raise
+        place = self.place
+        number = place.position if self._numbers is None else self._numbers[place.position]
+        ids = self._input_ids
+        data = to_pyg(batch, number=number, input_id=None if ids is None else ids.of(batch.graph))
+        place.position += 1
+        if self._numbers is not None and place.position == len(self._numbers):
+            self.close()  # others can use the session at once: many callers never ask for the end
+        return data
+
+    def _mark_over(self) -> None:
+        self.place.over = self._numbers is None or self.place.position == len(self._numbers)
+
+    def close(self) -> None:
+        self._finish()
+
+
+def _finish(batches: Any, sessions: Sessions, used: OpenSession) -> None:
+    batches.close()
+    sessions.give_back(used)
+
+
+_NO_DATALOADER = (
+    "this loader gives whole mini-batches and reads ahead in threads of its own: iterate over it as it is, or pass it "
+    "to Lightning, instead of wrapping it in a torch DataLoader"
+)
+
+
+def _refuse_worker() -> None:
+    from torch.utils.data import get_worker_info
+
+    if get_worker_info() is not None:
+        raise ArgumentError(
+            f"every worker process of a DataLoader would give every batch: {_NO_DATALOADER}, or set num_workers=0"
+        )
