@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from outcrop.api.run import Run
     from outcrop.api.shortcuts import open_run, prepare
     from outcrop.api.train import TrainReport, train
+    from outcrop.checkpoint import load_model
     from outcrop.runtime import Runtime
     from outcrop.store.graph import Graph, open_graph
 
@@ -37,6 +38,7 @@ _HOME = {
     "import_graph": "outcrop.api.graph",
     "import_triples": "outcrop.api.graph",
     "infer": "outcrop.api.infer",
+    "load_model": "outcrop.checkpoint",
     "open_graph": "outcrop.store.graph",
     "open_run": "outcrop.api.shortcuts",
     "prepare": "outcrop.api.shortcuts",
@@ -59,6 +61,7 @@ __all__ = [
     "import_graph",
     "import_triples",
     "infer",
+    "load_model",
     "open_graph",
     "open_run",
     "prepare",

@@ -234,13 +234,17 @@ def load_into(path: Path, model: torch.nn.Module, state: State) -> None:
     model.load_state_dict(state)
 
 
-def load_model(folder: Path, device: str = "cpu") -> Model:
-    """The best model of the training whose checkpoints are in ``folder``, ready to score.
+def load_model(folder: str | Path, device: str = "cpu") -> Model:
+    """Loads the best model of the training whose checkpoints are in ``folder``, in eval mode.
+
+    Args:
+        folder: What ``outcrop.train`` was given as ``checkpoint``.
+        device: cpu, cuda or cuda:N.
 
     Raises:
         FormatError: No checkpoint there, or it cannot be read.
     """
-    return load_best(folder, device)[0]
+    return load_best(Path(folder), device)[0]
 
 
 def load_best(folder: Path, device: str = "cpu") -> tuple[Model, Meta]:

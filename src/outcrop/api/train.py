@@ -39,10 +39,18 @@ from outcrop.store.minibatch import MiniBatch
 
 @dataclass
 class TrainReport:
-    """Result of :func:`train`; ``as_dict`` is what ``--json`` writes."""
+    """Result of :func:`train`; ``as_dict`` is what ``--json`` writes.
+
+    Attributes:
+        model: The trained :class:`outcrop.models.Model` with the parameters of ``best_epoch``, in eval mode, on the
+            device of the training. Not in ``as_dict``, where ``model`` is ``model_name``.
+        model_file: The checkpoint of this model; None without a checkpoint folder.
+        resumed_from: Epochs that the checkpoint had behind it; None where training began anew.
+        trained_epochs: Epochs that this call trained; 0 where the checkpoint had them all.
+    """
 
     mode: str
-    model: str
+    model_name: str
     device: str
     epochs: list[dict[str, Any]]
     best_epoch: int
@@ -60,10 +68,14 @@ class TrainReport:
     pools: list[dict[str, Any]] = field(default_factory=list)
     spooled_epochs: int = 0
     chosen: str = ""
+    model_file: str | None = None
+    resumed_from: int | None = None
+    trained_epochs: int = 0
+    model: Any = field(default=None, compare=False)
 
     def __repr__(self) -> str:
         accuracy = "none" if self.test_accuracy is None else f"{self.test_accuracy:.4f}"
-        lines = [f"{self.model} on {self.device}, mode {self.mode}: test accuracy {accuracy}"]
+        lines = [f"{self.model_name} on {self.device}, mode {self.mode}: test accuracy {accuracy}"]
         if self.epochs:
             loss = self.epochs[-1]["loss"]
             lines.append(f"{len(self.epochs)} epochs, best {self.best_epoch}, last loss {loss:.4f}")
@@ -73,7 +85,9 @@ class TrainReport:
         return f"{type(self).__name__}({'; '.join(lines)})"
 
     def as_dict(self) -> dict[str, Any]:
-        return dict(vars(self))
+        """All fields but ``model``, whose name has its place."""
+        names = {"model_name": "model"}
+        return {names.get(name, name): value for name, value in vars(self).items() if name != "model"}
 
 
 def train(
@@ -142,6 +156,7 @@ def train(
         cache_policy: Of mode ``dynamic``: ``sieve``, ``lru`` or ``s3fifo``.
         partitions, resident: Of mode ``partition``: how many, and how many are in memory at a time (None: as fits).
         checkpoint: Folder for checkpoints; training goes on from the one it holds, unless ``resume`` is false.
+            :func:`outcrop.load_model` reads the trained model from it.
         evaluate_every: Epochs between scores of the validation nodes, which are drawn and read on the fly: with many of
             them that takes longer than an epoch. The last epoch always has one.
         seed: Of sampling (without a run) and of the model.
@@ -251,7 +266,7 @@ def train(
             )
         trained = TrainReport(
             mode=mode,
-            model=model,
+            model_name=model,
             device=device,
             epochs=[record.to_json() for record in result.epochs],
             best_epoch=result.best_epoch,
@@ -269,6 +284,10 @@ def train(
             pools=supply.pools.as_dicts() if supply.pools else [],
             spooled_epochs=supply.spooled_epochs,
             chosen=chosen,
+            model_file=None if checkpoint is None else str(Path(checkpoint) / checkpoints.BEST),
+            resumed_from=result.resumed_from,
+            trained_epochs=len(result.epochs) - (result.resumed_from or 0),
+            model=result.model.eval(),
         )
         return finish(trained)
 

@@ -184,6 +184,10 @@ def summarize(report: dict[str, Any]) -> None:
         )
     printing.print_table(["epoch", "loss", "valid", "time", "waiting", "read"], rows)
     facts: dict[str, object] = {"mode": report["mode"], "best epoch": report["best_epoch"]}
+    if report["resumed_from"] is not None:
+        facts["training"] = _resumed(report)
+    if report["model_file"] is not None:
+        facts["model"] = report["model_file"]
     if report["test_accuracy"] is not None:
         facts["test accuracy"] = f"{report['test_accuracy']:.4f}"
     memory = report["budget"]["memory"]
@@ -199,3 +203,11 @@ def summarize(report: dict[str, Any]) -> None:
         waited = sum(pool["waited_seconds"] for pool in report["pools"])
         facts["pools"] = f"{len(report['pools'])}, prepared {how}; waited for {waited:.2f} s"
     printing.print_facts(facts)
+
+
+def _resumed(report: dict[str, Any]) -> str:
+    """What the checkpoint had, and what was trained now."""
+    before = report["resumed_from"]
+    if report["trained_epochs"]:
+        return f"went on after {before} epochs of the checkpoint"
+    return f"already trained {before} epochs: nothing was left to do; more with --epochs, anew with --fresh"

@@ -74,12 +74,13 @@ class EpochRecord:
 @dataclass(frozen=True)
 class TrainResult:
     """``model`` has the parameters of ``best_epoch``: best validation accuracy, the earliest of equals; without
-    validation the last epoch."""
+    validation the last epoch. ``resumed_from``: epochs that a checkpoint had behind it, None without one."""
 
     model: Model
     epochs: list[EpochRecord]
     best_epoch: int
     batch_losses: list[float]
+    resumed_from: int | None = None
 
 
 def train(
@@ -175,6 +176,7 @@ class _Run:
         self.records: list[EpochRecord] = []
         self.batch_losses: list[float] = []
         self.best_epoch, self.best = -1, dict[str, torch.Tensor]()
+        self.resumed_from: int | None = None
 
     @property
     def epochs_done(self) -> int:
@@ -275,11 +277,12 @@ class _Run:
         self.records = [EpochRecord(**record) for record in found.meta.history]
         self.batch_losses = list(found.meta.batch_losses)
         self.best_epoch, self.best = found.meta.best_epoch, found.best
+        self.resumed_from = self.epochs_done
         checkpoints.renew_best(self.out, found)
 
     def result(self) -> TrainResult:
         self.model.load_state_dict(self.best)
-        return TrainResult(self.model, self.records, self.best_epoch, self.batch_losses)
+        return TrainResult(self.model, self.records, self.best_epoch, self.batch_losses, self.resumed_from)
 
 
 @contextmanager

@@ -1,0 +1,65 @@
+"""What a training leaves: its model in hand and on disk, and what running it again says."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+import outcrop as oc
+from outcrop.cli.main import app
+
+pytestmark = pytest.mark.leaks(
+    "env", reason="torch sets TORCHINDUCTOR_CACHE_DIR when its compiler is first imported"
+)
+
+GRAPH = Path(__file__).parents[1] / "golden" / "checkpoint-0.1" / "graph.oc"
+OPTIONS = {"mode": "memory", "hidden": 4, "fanouts": [3, 2], "batch_size": 16, "sample_epochs": 1}
+
+
+@pytest.mark.parametrize("kind", [str, Path])
+def test_the_model_is_in_the_result_and_in_the_folder(tmp_path, kind):
+    result = oc.train(GRAPH, epochs=3, checkpoint=kind(tmp_path), **OPTIONS)
+    loaded = oc.load_model(kind(tmp_path))
+    assert isinstance(result.model, torch.nn.Module)
+    assert not result.model.training
+    assert not loaded.training
+    states = [dict(model.state_dict()) for model in (result.model, loaded)]
+    assert states[0].keys() == states[1].keys()
+    assert all(torch.equal(states[0][name], states[1][name]) for name in states[0])
+    # It is the model of the best epoch: training only so far gives the same.
+    early = oc.train(GRAPH, epochs=result.best_epoch + 1, **OPTIONS).model.state_dict()
+    assert all(torch.equal(early[name], states[0][name]) for name in early)
+    assert (result.resumed_from, result.trained_epochs) == (None, 3)
+    written = json.loads(json.dumps(result.as_dict()))
+    assert (written["model"], written["model_file"]) == ("sage", str(tmp_path / "best.safetensors"))
+
+
+def test_without_a_checkpoint_folder_the_model_is_not_lost():
+    result = oc.train(GRAPH, epochs=1, **OPTIONS)
+    assert result.as_dict()["model_file"] is None
+    assert sum(p.numel() for p in result.model.parameters()) == 2 * 4 * 4 + 4 + 2 * 4 * 3 + 3
+
+
+def test_training_again_says_that_all_was_trained(tmp_path):
+    def train(*more: str) -> tuple[str, dict]:
+        arguments = ["--mode", "memory", "--hidden", "4", "--fanouts", "3,2", "--batch-size", "16", *more]
+        out = tmp_path / "result.json"
+        ran = CliRunner().invoke(
+            app, ["train", str(GRAPH), "--checkpoint", str(tmp_path / "c"), "--json", str(out), *arguments]
+        )
+        assert ran.exit_code == 0, ran.output
+        return " ".join(ran.stdout.split()), json.loads(out.read_bytes())
+
+    said, first = train("--epochs", "2")
+    assert "already trained" not in said
+    assert first["trained_epochs"] == 2
+    said, again = train("--epochs", "2")
+    assert "already trained 2 epochs: nothing was left to do; more with --epochs, anew with --fresh" in said
+    assert (again["resumed_from"], again["trained_epochs"], again["epochs"]) == (2, 0, first["epochs"])
+    said, more = train("--epochs", "3")
+    assert "went on after 2 epochs of the checkpoint" in said
+    assert (more["resumed_from"], more["trained_epochs"]) == (2, 1)
