@@ -1,8 +1,9 @@
-"""What the operating system says: how much memory there is, where files of this machine are kept."""
+"""What the operating system says: memory there is, where files of this machine are kept, what starts Outcrop."""
 
 from __future__ import annotations
 
 import os
+import sys
 from pathlib import Path
 
 _CGROUPS = Path("/sys/fs/cgroup")
@@ -14,6 +15,11 @@ def cache_folder() -> Path:
     if named:
         return Path(named)
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "outcrop"
+
+
+def outcrop_command(*arguments: str) -> list[str]:
+    """The command ``outcrop ARGUMENTS``, run by this Python: nothing is imported from the working folder (``-P``)."""
+    return [sys.executable, "-P", "-m", "outcrop", *arguments]
 
 
 def available_memory() -> int:

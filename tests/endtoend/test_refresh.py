@@ -15,6 +15,7 @@ from artifact_support import child_environment, python, small_graph
 from outcrop.api import background, pools
 from outcrop.api.prepare import prepare
 from outcrop.api.train import train
+from outcrop.bench import process
 from outcrop.config import IoConfig, SampleConfig
 from outcrop.errors import ArgumentError, BudgetError, OutcropError
 from outcrop.runtime import Runtime
@@ -366,6 +367,23 @@ def test_without_its_parent_it_does_not_begin(graph: Graph, tmp_path: Path) -> N
     ended = python(code, "prepare-pool", tmp_path / "run", "--parent", os.getpid(), "--rate", "100MiB")
     assert ended.returncode == 0, ended.stderr
     assert (tmp_path / "run" / "pack" / "manifest.json").is_file()
+
+
+def test_nothing_in_the_working_folder_is_executed(
+    graph: Graph, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither by the background nor by benchmarks, which start the command too."""
+    prepare(graph, tmp_path / "run", epochs=1, stop_after="sample", **SAMPLING)
+    for name in ("numpy.py", "typer.py", "outcrop.py"):
+        (tmp_path / name).write_text("open('hijacked', 'w').close(); raise SystemExit('hijacked')")
+    monkeypatch.chdir(tmp_path)
+    started = pools.Background(tmp_path / "run", None, None)
+    while not started.check():
+        started.wait(0.05)
+    started.close()
+    assert (tmp_path / "run" / "pack" / "manifest.json").is_file()
+    assert process.outcrop(["info", graph.path]).result
+    assert not (tmp_path / "hijacked").exists()
 
 
 def test_priority_of_the_background() -> None:

@@ -23,7 +23,6 @@ import re
 import shutil
 import signal
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Iterator
@@ -31,6 +30,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import IO, Any
 
+from outcrop import system
 from outcrop.api.prepare import PrepareReport, prepare_described
 from outcrop.api.run import open_session
 from outcrop.config import DeviceConfig, PlanConfig, SampleConfig, format_bytes
@@ -124,7 +124,7 @@ class Background:
     def __init__(self, folder: Path, memory: int | None, rate: int | None):
         self.folder = folder
         self._stderr: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 - close() closes it
-        command = [sys.executable, "-m", "outcrop", "prepare-pool", str(folder), "--parent", str(os.getpid())]
+        command = system.outcrop_command("prepare-pool", str(folder), "--parent", str(os.getpid()))
         command += [] if memory is None else ["--memory", str(memory)]
         command += [] if rate is None else ["--rate", str(rate)]
         self._process = subprocess.Popen(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +12,7 @@ from typing import Any
 
 from outcrop.bench.cgroup import LimitUnavailable, memory_limited
 from outcrop.errors import OutcropError
+from outcrop.system import outcrop_command
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ def outcrop(
     """
     with TemporaryDirectory(prefix="outcrop-") as folder:
         out = Path(folder) / "result.json"
-        command = [sys.executable, "-m", "outcrop", *map(str, arguments), "--json", str(out)]
+        command = outcrop_command(*map(str, arguments), "--json", str(out))
         command += ["--quiet"] if quiet else []
         limit, peak = limit_bytes, None
         try:
