@@ -125,6 +125,7 @@ def _task(graph: Graph, folder: Path, setting: Setting, case: Case) -> Task:
         folder / name,
         fanouts=fanouts,
         batch_size=setting.batch_size,
+        epochs=1,
         degrees=degrees,
         memory=memory,
     )

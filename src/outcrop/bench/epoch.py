@@ -75,6 +75,7 @@ def ensure_run(folder: Path, graph: Path, setting: Setting, say: Say) -> tuple[P
 def prepared_run(graph: Path, run: Path, setting: Setting) -> dict[str, Any]:
     """Prepares ``run`` in a process under the cap; its report, with the limit and the peak of the process."""
     command = ["prepare", graph, run, *_batches(setting), "--memory", str(setting.memory)]
+    command += ["--epochs", "1"]  # which training replays
     done = outcrop(command, limit_bytes=setting.memory + ALLOWANCE_BYTES)
     return {**done.result, "peak_group_bytes": done.peak_group_bytes, "limit_bytes": done.limit_bytes}
 
@@ -98,7 +99,8 @@ def train_once(graph: Path, run: Path | None, setting: Setting, mode: str, epoch
     source = pools or run
     command += [] if source is None else ["--run", source]
     command += _batches(setting) if run is None or pools else []
-    command += ["--refresh"] if mode in (FRESH, REFRESH) else []
+    command += ["--refresh"] if mode == REFRESH else []
+    command += ["--sample-epochs", "1"] if run is None and mode in ("memory", ONLINE) else []
     command += ["--memory", str(setting.memory) if capped else _UNLIMITED]
     if mode != "belady":  # scores are not what is measured; belady plans for them
         command += ["--evaluate-every", str(epochs)]

@@ -269,6 +269,7 @@ def _epochs(gpu: Gpu, device: torch.device, path: Path, rounds: int, say: Say) -
         "fanouts": (10, 10),
         "batch_size": 1024,
         "epochs": rounds + 1,
+        "sample_epochs": 1,
         "trace_losses": True,
         "test": False,
     }

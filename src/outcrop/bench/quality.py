@@ -43,6 +43,7 @@ def run(
                 run_folder,
                 fanouts=[int(f) for f in setting.fanouts.split(",")],
                 batch_size=setting.batch_size,
+                epochs=setting.epochs,
                 memory=memory,
                 seed=seed,
                 degrees=setting.model == "gcn",
