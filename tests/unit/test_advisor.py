@@ -488,10 +488,10 @@ def test_advice_counts_exactly_what_is_read(tmp_path, monkeypatch):
     memory, run = 4 << 20, tmp_path / "r"
     options = {"fanouts": (4, 4), "batch_size": 64, "memory": memory}
     bare = advise.advise(graph, model="gcn", hidden=8, **options)
-    prepare(graph, run, degrees=True, **options, stop_after="plan")
+    prepare(graph, run, degrees=True, epochs=1, **options, stop_after="plan")
     planned = advise.advise(graph, run=run, model="gcn", hidden=8)
     assert [p["bytes_read"] for p in planned["predictions"]] == [p["bytes_read"] for p in bare["predictions"]]
-    prepare(graph, run, degrees=True, **options)
+    prepare(graph, run, degrees=True, epochs=1, **options)
     described = [hardware.read_machine(name) for name in ("machine-a", "machine-b")]
     result = advise.advise(
         graph,
@@ -559,7 +559,8 @@ def test_auto_is_recorded_and_stays(tmp_path, monkeypatch):
     again = prepare(graph, tmp_path / "r", memory="auto", **options)
     assert again.skipped == ["sample", "plan", "pack"]
     assert runs.read(tmp_path / "r").plan == plan
-    choice = auto.settle(graph, SampleConfig(**options), tmp_path / "r")
+    choice = auto.settle(graph, SampleConfig(**options, epochs=10), tmp_path / "r")
+    assert auto.settle(graph, SampleConfig(**options), tmp_path / "r", least_epochs=7) == choice
     assert (choice.memory, choice.mode) == (plan.memory, "packed")
     with Runtime(choice.memory) as runtime:
         assert open_samples(runtime, tmp_path / "r" / "sample").max_nodes > 0

@@ -171,6 +171,12 @@ def spooling(facts: Facts, hardware: Hardware) -> Spooling:
     return Spooling(0, facts.disk_space, f"rows are read as batches are drawn: {why}", spooled_s, direct_s)
 
 
+def whole_epochs(facts: Facts) -> int:
+    """Of ``facts.epochs``, how many fit the disk at a time without sharing rows; at least one."""
+    wanted = _wanted(facts)
+    return max(min(int(_space(facts) / wanted) if wanted else facts.epochs, facts.epochs), 1)
+
+
 def epochs_at_a_time(feature_bytes: int, wanted: float) -> int:
     """The fewest epochs of ``wanted`` bytes, written and read, with which reading all features is a small part."""
     return min(max(-(-_SCAN_SHARE * feature_bytes // max(int(2 * wanted), 1)), 1), _MOST_EPOCHS)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,7 @@ from outcrop.runtime import Runtime
 from outcrop.sampling import BatchSampler
 from outcrop.store import run as runs
 from outcrop.store.batches import BatchGraph
-from outcrop.store.graph import Graph, open_graph
+from outcrop.store.graph import Graph
 from outcrop.store.topology import topology_bytes
 
 _LOOKED_AT = 4
@@ -43,6 +43,7 @@ def settle(
     hidden: int | None = None,
     disk_space: Size | None = None,
     refresh: bool = False,
+    least_epochs: int | None = None,
     profile: Profile | None = None,
     available_bytes: int | None = None,
 ) -> Choice:
@@ -52,6 +53,8 @@ def settle(
         out: The run that exists or is to be made.
         epochs: That will be trained.
         refresh: On batches that are drawn anew for every pool.
+        least_epochs: Batches are prepared for as many of ``epochs`` as fit the disk, and a run of the same batches that
+            has at least so many stays; None: for ``sampling.epochs``, no more and no less.
         profile: None: the one that is kept, measured where there is none (about 15 s).
         available_bytes: None: asks the system.
 
@@ -61,7 +64,10 @@ def settle(
     available = system.available_memory() if available_bytes is None else available_bytes
     if out is not None and (out / runs.RUN_FILE).is_file():
         info = runs.read(out)
-        if info.sample == sampling and info.graph_digest == graph.digest() and info.plan.memory is not None:
+        same = sampling
+        if least_epochs is not None and info.sample.epochs >= least_epochs:
+            same = replace(sampling, epochs=info.sample.epochs)
+        if info.sample == same and info.graph_digest == graph.digest() and info.plan.memory is not None:
             choose.memory_within(available)
             return Choice(info.plan.memory, "packed", info.plan.disk_space, f"as {out.name} was made")
     limit = None if disk_space is None else parse_size(disk_space, feature_bytes=graph.feature_bytes)
@@ -86,12 +92,9 @@ def settle(
         disk_space=limit,
         **seen.facts(graph),
     )
+    if least_epochs is not None:
+        facts = replace(facts, pool=choose.whole_epochs(facts), refresh=True)
     return choose.choose(facts, profile.hardware())
-
-
-def settle_run(graph: Path, out: Path, disk_space: Size | None, **sampling: Any) -> Choice:
-    """:func:`settle` for the run that ``outcrop prepare`` makes."""
-    return settle(open_graph(graph), SampleConfig(**sampling), out, disk_space=disk_space)
 
 
 @dataclass(frozen=True)

@@ -6,16 +6,18 @@ import os
 import shutil
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
+from dataclasses import replace as with_fields
 from pathlib import Path
 from typing import Any
 
 from outcrop.advisor.machine import read_rates
 from outcrop.api import auto, history
+from outcrop.api import epochs as epoch_choice
 from outcrop.config import IoConfig, PlanConfig, SampleConfig, Size, format_bytes, parse_size
 from outcrop.errors import ArgumentError, FormatError
 from outcrop.foreign import ForeignBatches, Source
-from outcrop.runtime import UNLIMITED, Runtime
+from outcrop.runtime import UNLIMITED, Progress, Runtime
 from outcrop.stages import pack as packing
 from outcrop.stages import plan as planning
 from outcrop.stages import sample as sampling
@@ -36,7 +38,8 @@ class PrepareReport:
         skipped: Stages whose results were there.
         bytes_read, bytes_written: Of this call.
         predicted: What the plan promises: bytes and rows per level and epoch, exactly.
-        chosen: What ``memory="auto"`` chose, and why.
+        epochs: That the run has.
+        chosen: What was chosen for the user, and why: lines.
     """
 
     seconds: float = 0.0
@@ -47,6 +50,7 @@ class PrepareReport:
     bytes_written: int = 0
     disk_bytes: int = 0
     predicted: dict[str, Any] = field(default_factory=dict)
+    epochs: int = 0
     chosen: str = ""
 
     def __repr__(self) -> str:
@@ -71,7 +75,7 @@ def prepare(
     replace: bool = False,
     dependency: int = 1,
     degrees: bool = False,
-    epochs: int = 1,
+    epochs: int | None = None,
     memory: Size | None = None,
     gpu_memory: Size = 0,
     disk_space: Size | None = None,
@@ -85,6 +89,8 @@ def prepare(
     topology: str = "automatic",
     runtime: Runtime | None = None,
     stop_after: str | None = None,
+    progress: Progress | None = None,
+    on_choice: Callable[[str], None] | None = None,
 ) -> PrepareReport:
     """Makes the run ``out``: everything that training from disk needs, within the budgets.
 
@@ -101,7 +107,9 @@ def prepare(
         topology: Where neighbour lists are read from (:class:`outcrop.config.IoConfig`); without effect with a
             ``runtime``, which has its own.
         degrees: Record whole-graph degrees too, which GCN's normalisation uses.
-        epochs: Epochs sampled ahead; longer training replays them.
+        epochs: Epochs sampled ahead, each with batches of its own; longer training replays them. None: 10, what
+            training has by default, or fewer where the disk has no room for them; a run that is there keeps its
+            number; batches from elsewhere: 1.
         memory, gpu_memory: Budgets of training, bytes or text (``"4GiB"``). Preparing keeps within ``memory`` too.
             Memory ``"auto"`` takes what the machine has left, and limits the disk space where the disk does; a run that
             is there keeps its own.
@@ -109,6 +117,8 @@ def prepare(
         layout: What is shared on disk where packing everything exceeds ``disk_space`` (:class:`PlanConfig`).
         runtime: None makes one with ``memory`` as its budget.
         stop_after: ``"sample"`` or ``"plan"``: leave the later stages for another call.
+        progress: Of the runtime that is made; one that is given has its own.
+        on_choice: Told what memory ``"auto"`` chose, and where fewer epochs are prepared than training has by default.
 
     Raises:
         BudgetError: A limit cannot be met; names the smallest that could.
@@ -127,7 +137,7 @@ def prepare(
     sample_config = SampleConfig(
         fanouts=tuple(fanouts),
         batch_size=batch_size,
-        epochs=epochs,
+        epochs=1 if epochs is None else epochs,
         replace=replace,
         seed=seed,
         sampler=sampler,  # type: ignore[arg-type]
@@ -138,25 +148,36 @@ def prepare(
         negatives=negatives,
         filter_negatives=filter_negatives,
     )
-    chosen = ""
+    chosen: list[str] = []
+    choose_epochs = epochs is None and foreign is None
     if auto.is_auto(memory):
-        choice = auto.settle(graph, sample_config, out, disk_space=disk_space)
-        memory, disk_space, chosen = choice.memory, choice.disk_space, choice.why
+        least = 1 if choose_epochs else None
+        choice = auto.settle(graph, sample_config, out, disk_space=disk_space, least_epochs=least)
+        memory, disk_space = choice.memory, choice.disk_space
+        chosen.append(choice.why)
     plan_config = PlanConfig(
         memory=None if memory is None else parse_size(memory),
         gpu_memory=parse_size(gpu_memory),
         disk_space=None if disk_space is None else parse_size(disk_space, feature_bytes=graph.feature_bytes),
         layout=layout,
     )
+    if choose_epochs:
+        found = epoch_choice.for_run(graph, sample_config, plan_config, out)
+        sample_config = with_fields(sample_config, epochs=found.count)
+        chosen += [found.why] if found.why else []
+    if on_choice is not None:
+        for why in chosen:
+            on_choice(why)
     plan_config = _with_rates(plan_config, sample_config, graph, out)
     own = runtime is None
-    runtime = runtime or Runtime(plan_config.memory, io=IoConfig(topology=topology))  # type: ignore[arg-type]
+    io = IoConfig(topology=topology)  # type: ignore[arg-type]
+    runtime = runtime or Runtime(plan_config.memory, io=io, progress=progress)
     try:
         with only_process_in(out), history.preparing(out, graph, runtime) as finish:
             report = _prepare(
                 graph, out, sample_config, plan_config, runtime, stop_after, foreign, batches_key
             )
-            report.chosen = chosen
+            report.chosen = "\n".join(chosen)
             return finish(report)
     finally:
         if own:
@@ -169,7 +190,7 @@ def _with_rates(config: PlanConfig, sampling: SampleConfig, graph: Graph, out: P
         return config
     if (out / run.RUN_FILE).is_file():
         before = run.read(out)
-        same = replace(
+        same = with_fields(
             config, sequential_rate=before.plan.sequential_rate, random_rate=before.plan.random_rate
         )
         if before.sample == sampling and before.plan == same:
@@ -178,7 +199,7 @@ def _with_rates(config: PlanConfig, sampling: SampleConfig, graph: Graph, out: P
     if rates is None:  # too small to measure: then nothing depends on it
         return config
     sequential, random = (round(rates[k]) for k in ("sequential_bytes_per_s", "random_ops_per_s"))
-    return replace(config, sequential_rate=sequential, random_rate=random)
+    return with_fields(config, sequential_rate=sequential, random_rate=random)
 
 
 def prepare_described(out: Path, runtime: Runtime) -> PrepareReport:
@@ -214,7 +235,8 @@ def _prepare(
     foreign: ForeignBatches | None = None,
     batches_key: str | None = None,
 ) -> PrepareReport:
-    report, started, before = PrepareReport(), time.monotonic(), runtime.io.counters
+    report = PrepareReport(epochs=sample_config.epochs)
+    started, before = time.monotonic(), runtime.io.counters
     run.write(
         out,
         run.RunInfo(

@@ -7,11 +7,14 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
+from outcrop.api import epochs as epoch_choice
 from outcrop.api.pools import Pools
 from outcrop.api.prepare import PrepareReport, prepare
 from outcrop.api.run import open_session
 from outcrop.config import BaselineConfig, DeviceConfig, IoConfig, PlanConfig, SampleConfig
+from outcrop.errors import BudgetError
 from outcrop.runtime import Progress, Runtime
 from outcrop.stages.load import LoadSession
 from outcrop.store.graph import Graph
@@ -65,6 +68,35 @@ class Supply:
         """The run that stays, and keeps the history of its trainings."""
         return None if self.pools or self.spooled_epochs else self.folder
 
+    @property
+    def drawn(self) -> SampleConfig:
+        """What is drawn; where every epoch has batches of its own, ``epochs`` are all that are trained."""
+        config = self.wanted.sampling
+        return replace(config, epochs=self.wanted.epochs) if self.wanted.refresh else config
+
+    @property
+    def prepared_epochs(self) -> int | None:
+        """Epochs that are prepared at a time; None: batches are drawn as they are wanted."""
+        return None if self.folder is None else self.wanted.sampling.epochs
+
+    def counters(self, epoch: int) -> dict[str, Any]:
+        """Of a trained epoch: whether its batches are its own, and its part of the seconds that preparing took."""
+        return {
+            "distinct_batches": self.drawn.epoch_number("train", epoch) == epoch,
+            "prepare_seconds": self._prepare_seconds(epoch),
+        }
+
+    def _prepare_seconds(self, epoch: int) -> float:
+        begun = self.wanted.next_epoch or 0
+        first, seconds = begun, 0.0 if self.report is None else self.report.seconds
+        last = self.wanted.epochs
+        if self.pools is not None:
+            each = self.wanted.sampling.epochs
+            pool = next(p for p in self.pools.records if p.first_epoch <= epoch < p.first_epoch + each)
+            first, last = max(pool.first_epoch, begun), min(pool.first_epoch + each, last)
+            seconds = pool.waited_seconds + (seconds if pool is self.pools.records[0] else 0.0)
+        return seconds / (last - first)
+
     def open(
         self, runtime: Runtime, to: DeviceConfig, baseline: BaselineConfig, closing: ExitStack
     ) -> tuple[Callable[[str, int], LoadSession], Callable[[], None] | None]:
@@ -72,20 +104,46 @@ class Supply:
         if self.pools is not None:
             closing.callback(self.pools.close)
             return partial(self.pools.session, runtime=runtime, to=to), self.pools.check
-        config = self.wanted.sampling
-        if self.wanted.refresh:
-            config = replace(config, epochs=self.wanted.epochs)  # drawn by their numbers
         session = open_session(
             self.wanted.graph,
             runtime,
             self.mode,
             run_folder=self.folder,
-            config=config,
+            config=self.drawn,
             to=to,
             baseline=baseline,
         )
         closing.enter_context(session)
         return (lambda split, epoch: session), None
+
+
+def every_epoch(wanted: Wanted, say: Callable[[str], None]) -> Supply:
+    """Batches of its own for every epoch, prepared: all in the run beside the graph, or in pools of as many as fit.
+
+    Args:
+        say: Told what was chosen, before anything is prepared.
+
+    Raises:
+        BudgetError: A limit cannot be met.
+    """
+    graph, limits = wanted.graph, wanted.limits
+    run, pools = beside(graph, ".run"), beside(graph, ".pools")
+    choice = epoch_choice.for_training(graph, wanted.sampling, limits, wanted.epochs, run)
+    say(choice.why)
+    at_once = replace(wanted, sampling=replace(wanted.sampling, epochs=choice.count), refresh=False)
+    if choice.all_at_once:
+        return prepared(at_once, run)
+    limits = replace(limits, disk_space=choice.limit)
+    try:
+        return prepared(replace(at_once, limits=limits, refresh=True), pools)
+    except BudgetError:  # not even one epoch: batches share rows
+        epochs = replace(wanted.sampling, epochs=wanted.epochs)
+        return prepared(replace(at_once, sampling=epochs, limits=limits), run)
+
+
+def beside(graph: Graph, suffix: str) -> Path:
+    """Where what is made of ``graph`` lies, unless a folder was named."""
+    return graph.path.with_name(graph.path.name + suffix)
 
 
 def prepared(wanted: Wanted, folder: Path) -> Supply:

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import resource
 import time
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from outcrop import checkpoint as checkpoints
 from outcrop import device as devices
 from outcrop.api import auto, history, spool
-from outcrop.api.supply import Supply, Wanted, prepared
+from outcrop.api.supply import Supply, Wanted, beside, every_epoch, prepared
 from outcrop.config import (
     BaselineConfig,
     DeviceConfig,
@@ -25,7 +26,7 @@ from outcrop.config import (
     format_bytes,
     parse_size,
 )
-from outcrop.errors import ArgumentError
+from outcrop.errors import ArgumentError, OutcropWarning
 from outcrop.runtime import Progress, Runtime
 from outcrop.stages import evaluate as evaluation
 from outcrop.stages import train as training
@@ -42,6 +43,9 @@ class TrainReport:
     """Result of :func:`train`; ``as_dict`` is what ``--json`` writes.
 
     Attributes:
+        distinct_epochs: Epochs trained on batches of their own; the others replayed theirs.
+        prepared_epochs: Epochs prepared at a time; None: batches were drawn as they were wanted.
+        chosen: What was chosen for the user, and why: lines.
         model: The trained :class:`outcrop.models.Model` with the parameters of ``best_epoch``, in eval mode, on the
             device of the training. Not in ``as_dict``, where ``model`` is ``model_name``.
         model_file: The checkpoint of this model; None without a checkpoint folder.
@@ -67,6 +71,8 @@ class TrainReport:
     prepare: dict[str, Any] = field(default_factory=dict)
     pools: list[dict[str, Any]] = field(default_factory=list)
     spooled_epochs: int = 0
+    distinct_epochs: int = 0
+    prepared_epochs: int | None = None
     chosen: str = ""
     model_file: str | None = None
     resumed_from: int | None = None
@@ -107,7 +113,7 @@ def train(
     sampler: str = "neighbor",
     dependency: int = 1,
     layers: int | None = None,
-    sample_epochs: int = 1,
+    sample_epochs: int | None = None,
     topology: str = "automatic",
     io: str = "engine",
     refresh: bool = False,
@@ -132,22 +138,29 @@ def train(
 ) -> TrainReport:
     """Trains a model on ``graph`` from disk, inside ``memory``, with the result that training in memory would have.
 
+    Every epoch has new batches (as with ``NeighborLoader(shuffle=True)``), the same in every mode for the same seed,
+    unless ``run`` or ``sample_epochs`` has fewer: then these are replayed.
+
     Args:
-        run: A prepared run. Without one, mode ``packed`` prepares ``<graph>.run`` first, other modes draw their
-            batches on the fly (the same batches, for the same seed).
+        run: A prepared run; training longer than it has epochs replays them. Without one, mode ``packed`` prepares
+            all epochs in ``<graph>.run`` first, which replaces another run there, or as many at a time as the disk
+            has room for in ``<graph>.pools``; other modes draw their batches on the fly.
         mode: Where rows come from: ``packed``, ``online``, ``memory``, or a baseline: ``memmap``, ``ondisk``,
             ``dynamic``, ``belady`` (with a run), ``partition`` (which also changes what is learned). None: ``packed``,
             with memory ``"auto"`` whichever of packed and online is predicted to be done sooner.
-        fanouts, batch_size, sampler, dependency, sample_epochs: As in :func:`outcrop.prepare`; a run has its own.
+        fanouts, batch_size, sampler, dependency: As in :func:`outcrop.prepare`; a run has its own.
+        sample_epochs: Replay the batches of so many epochs; with ``refresh``, epochs in a pool. None: no epoch is
+            replayed, unless ``checkpoint`` has replayed some: then it goes on so.
         layers: None = as many as hops, which is what sampled batches allow; ShaDow's take any number.
         topology: Where neighbour lists are read from (:class:`outcrop.config.IoConfig`).
         io: Of mode ``online``, who asks for rows on disk: ``engine``, or ``gpu`` (:mod:`outcrop.gpuio`).
         disk_space: Limit of the files that are made, as in :func:`outcrop.prepare`. Mode ``online`` spools
             (:mod:`outcrop.api.spool`) where that is predicted to be done sooner: within this limit, or nine tenths of
             what is free; 0: never.
-        refresh: Instead of replaying the ``sample_epochs`` epochs of the pool, prepare the next ones while these train;
-            ``run`` is then the folder for the pools (none: ``<graph>.pools``). Where the budget is too small for both
-            at once, in turn. See :mod:`outcrop.api.pools`.
+        refresh: In mode ``packed``, do not prepare all epochs at once: prepare the next ``sample_epochs`` (None: one)
+            while these train; ``run`` is then the folder for the pools (none: ``<graph>.pools``). Where the budget is
+            too small for both at once, in turn. See :mod:`outcrop.api.pools`. Modes that draw on the fly prepare
+            nothing, with or without it.
         refresh_rate: Bytes per second that preparing the next pool beside training reads and writes at the most.
         memory: Budget for everything Outcrop holds; the interpreter, torch and the model come on top.
             None takes the budget the run was planned for; ``"auto"`` what the machine has left.
@@ -162,7 +175,9 @@ def train(
         seed: Of sampling (without a run) and of the model.
         trace_losses: Keep the loss of every batch.
         trace_path: JSONL file for spans of all stages.
-        on_choice: Told what memory ``"auto"`` chose, or mode ``online``, and why, before anything is prepared.
+        on_choice: Told, before anything is prepared, what was chosen and why: by memory ``"auto"``, by mode
+            ``online``, and how many epochs are prepared or replayed. None: a warning where epochs are replayed though
+            nobody asked for it.
 
     Raises:
         BudgetError: A limit cannot be met.
@@ -176,7 +191,7 @@ def train(
     sampling = SampleConfig(
         fanouts=(10, 10) if fanouts is None else tuple(fanouts),
         batch_size=1024 if batch_size is None else batch_size,
-        epochs=sample_epochs,
+        epochs=1 if sample_epochs is None else sample_epochs,
         seed=seed,
         # ShaDow's subgraphs have degrees of their own.
         degrees=model == "gcn" and sampler != "shadow",
@@ -194,9 +209,19 @@ def train(
         passes=("train", "valid") if graph.has("valid") else ("train",),
     )
     folder = None if run is None else Path(run)
-    memory, mode, disk_space, chosen = _choose(
-        graph, folder, sampling, mode, epochs, model, hidden, memory, disk_space, refresh, on_choice
+    said = _Choices(on_choice)
+    new_batches = refresh or (folder is None and sample_epochs is None)
+    replayed = _replayed_epochs(checkpoint if resume else None)
+    if new_batches and not refresh and replayed:
+        new_batches, sampling = False, replace(sampling, epochs=replayed)
+        said.add(
+            f"{checkpoint} was begun replaying batches, and goes on so: --fresh starts over with new ones"
+        )
+    least = epochs if new_batches and not refresh else None
+    memory, mode, disk_space, why = _choose(
+        graph, folder, sampling, mode, epochs, model, hidden, memory, disk_space, refresh, least
     )
+    said.add(why)
     planned = 0  # bytes on the device
     if folder is not None and not refresh:
         if fanouts is not None or batch_size is not None:
@@ -227,7 +252,7 @@ def train(
     limits = _limits(graph, memory, gpu_memory, disk_space)
     inputs: dict[str, Any] = {
         "graph": graph.digest(),
-        "sampling": identity.sampling_fields(sampling, fresh=refresh),
+        "sampling": identity.sampling_fields(sampling, fresh=new_batches),
     }
     if mode == "partition":
         inputs["partitions"] = {"partitions": partitions, "resident": resident}
@@ -240,27 +265,30 @@ def train(
             limits,
             epochs,
             next_epoch=_next_epoch(checkpoint if resume else None, epochs),
-            refresh=refresh,
+            refresh=new_batches,
             rate=None if refresh_rate is None else parse_size(refresh_rate),
             io=io_config,
             progress=progress,
         )
         if mode == "online" and folder is None and io == "engine" and sample_on == "cpu":
             supply, why = spool.supply(wanted, config, closing)
-            if why and on_choice is not None:
-                on_choice(why)
-            chosen = "\n".join(filter(None, (chosen, why)))
+            said.add(why)
+        elif mode == "packed" and folder is None and new_batches and not refresh:
+            supply = every_epoch(wanted, said.add)
         else:
             supply = _supply(wanted, mode, folder)
+        said.replay(supply.drawn.epochs, epochs, folder)
         started = time.monotonic()
         to = DeviceConfig(device, limits.gpu_memory or planned, draws=sample_on == "gpu")
         runtime = closing.enter_context(
             Runtime(supply.memory, io=io_config, trace_path=trace_path, progress=progress)
         )
-        finish = closing.enter_context(history.training(supply.run, graph, sampling, config, mode, runtime))
+        finish = closing.enter_context(
+            history.training(supply.run, graph, supply.drawn, config, mode, runtime)
+        )
         with ExitStack() as opened:
             session, check = supply.open(runtime, to, baseline, opened)
-            passes = _Passes(session, runtime, check)
+            passes = _Passes(session, runtime, check, supply.counters)
             result, accuracy = _train(
                 graph, passes, sampling.splits, config, runtime, checkpoint, resume, test, inputs
             )
@@ -283,7 +311,9 @@ def train(
             prepare=supply.report.as_dict() if supply.report else {},
             pools=supply.pools.as_dicts() if supply.pools else [],
             spooled_epochs=supply.spooled_epochs,
-            chosen=chosen,
+            distinct_epochs=min(supply.drawn.epochs, epochs),
+            prepared_epochs=supply.prepared_epochs,
+            chosen=said.text,
             model_file=None if checkpoint is None else str(Path(checkpoint) / checkpoints.BEST),
             resumed_from=result.resumed_from,
             trained_epochs=len(result.epochs) - (result.resumed_from or 0),
@@ -296,11 +326,53 @@ def _supply(wanted: Wanted, mode: str, folder: Path | None) -> Supply:
     if mode != "packed" and wanted.refresh and folder is not None:
         raise ArgumentError(f"mode {mode} draws the batches of every epoch itself: leave --run {folder} out")
     if mode == "packed" and (wanted.refresh or folder is None):
-        path = wanted.graph.path
-        return prepared(
-            wanted, folder or path.with_name(path.name + (".pools" if wanted.refresh else ".run"))
-        )
+        return prepared(wanted, folder or beside(wanted.graph, ".pools" if wanted.refresh else ".run"))
     return Supply(wanted, mode, folder)
+
+
+class _Choices:
+    """What was chosen for the user: told when it is, and kept for the report."""
+
+    def __init__(self, on_choice: Callable[[str], None] | None):
+        self._on_choice = on_choice
+        self._lines: list[str] = []
+
+    @property
+    def text(self) -> str:
+        return "\n".join(self._lines)
+
+    def add(self, why: str) -> None:
+        if not why:
+            return
+        self._lines.append(why)
+        if self._on_choice is not None:
+            self._on_choice(why)
+
+    def replay(self, distinct: int, epochs: int, run: Path | None) -> None:
+        """Says it where epochs are replayed; a warning where nobody asked for that and nobody listens."""
+        if distinct >= epochs:
+            return
+        have = "1 epoch" if distinct == 1 else f"{distinct} epochs"
+        if run is None:
+            self.add(f"the batches of {have} are replayed in all {epochs}, as asked for (sample epochs)")
+            return
+        why = (
+            f"{run} has {have} prepared, {epochs} are trained: batches are replayed; outcrop prepare --epochs {epochs} "
+            "makes new ones for every epoch"
+        )
+        if self._on_choice is None:
+            warnings.warn(why, OutcropWarning, stacklevel=3)
+        self.add(why)
+
+
+def _replayed_epochs(checkpoint: str | Path | None) -> int | None:
+    """How many epochs ``checkpoint`` has replayed, as was usual before new batches were; None: it has not yet."""
+    path = None if checkpoint is None else Path(checkpoint) / checkpoints.LAST
+    if path is None or not path.exists():
+        return None
+    meta = checkpoints.read(path).meta
+    sampled = meta.inputs.get("sampling", {}).get("epochs")
+    return sampled if sampled is not None and sampled < meta.epochs_done else None
 
 
 def _choose(
@@ -314,7 +386,7 @@ def _choose(
     memory: Size | None,
     disk_space: Size | None,
     refresh: bool,
-    on_choice: Callable[[str], None] | None,
+    least_epochs: int | None,
 ) -> tuple[Size | None, str, Size | None, str]:
     """(memory, mode, disk space, why) in place of ``"auto"``; a run that was named has its own batches and limits."""
     if not auto.is_auto(memory):
@@ -331,9 +403,8 @@ def _choose(
         hidden=hidden,
         disk_space=disk_space,
         refresh=refresh,
+        least_epochs=None if folder is not None else least_epochs,
     )
-    if on_choice is not None:
-        on_choice(choice.why)
     mode = mode or choice.mode
     return choice.memory, mode, choice.disk_space if mode == "packed" else disk_space, choice.why
 
@@ -423,6 +494,7 @@ class _Passes:
     Args:
         session: What loads an epoch of a split.
         check: Called for every batch; raises to end the training.
+        about: What else is counted of a training epoch.
     """
 
     def __init__(
@@ -430,13 +502,16 @@ class _Passes:
         session: Callable[[str, int], LoadSession],
         runtime: Runtime,
         check: Callable[[], None] | None = None,
+        about: Callable[[int], dict[str, Any]] | None = None,
     ):
-        self._session, self._runtime, self._check = session, runtime, check
+        self._session, self._runtime, self._check, self._about = session, runtime, check, about
+        self._epoch = 0
         self._loader: Loader | None = None
         self._before = runtime.io.counters
 
     def start(self, split: str, epoch: int) -> Iterator[MiniBatch]:
         session = self._session(split, epoch)
+        self._epoch = epoch
         self._before = self._runtime.io.counters
         self._loader = session.batches(split, epoch)
         return self._loader if self._check is None else _CheckedPass(self._loader, self._check)
@@ -449,6 +524,7 @@ class _Passes:
             "read_ops": now.read_ops - self._before.read_ops,
             "bytes_needed_from_disk": stats.bytes_needed,
             "rows_by_level": {"device": 0, "host": 0, "disk_cache": 0, "packed": 0, **stats.rows_by_level},
+            **({} if self._about is None else self._about(self._epoch)),
         }
 
 

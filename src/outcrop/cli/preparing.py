@@ -22,7 +22,12 @@ FilterNegatives = Annotated[
     bool, typer.Option("--filter-negatives", help="link: draw again what is an edge of the graph.")
 ]
 Epochs = Annotated[
-    int, typer.Option("--epochs", help="Epochs to sample ahead; longer training replays them.")
+    int | None,
+    typer.Option(
+        "--epochs",
+        help="Epochs to prepare, each with new batches; longer training replays them. Default: 10, as training has, "
+        "or fewer where the disk has no room; a run that is there keeps its number.",
+    ),
 ]
 Replace = Annotated[bool, typer.Option("--replace", help="Draw neighbours with replacement.")]
 Layout = Annotated[
@@ -74,7 +79,7 @@ def _command(stop_after: str | None) -> Any:
         batch_size: BatchSize = 1024,
         sampler: common.Sampler = "neighbor",
         batch_dependency: common.BatchDependency = 1,
-        epochs: Epochs = 1,
+        epochs: Epochs = None,
         replace: Replace = False,
         degrees: Degrees = False,
         memory: common.Memory = None,
@@ -89,22 +94,9 @@ def _command(stop_after: str | None) -> Any:
         json: common.Json = None,
         quiet: common.Quiet = False,
     ) -> None:
-        from outcrop.api import auto
         from outcrop.api.prepare import prepare
 
-        io = IoConfig(topology=topology)  # type: ignore[arg-type]
-        chosen = ""
-        if auto.is_auto(memory):
-            choice = auto.settle_run(
-                graph, run, disk_space, fanouts=common.parse_fanouts(fanouts), batch_size=batch_size, epochs=epochs,
-                replace=replace, seed=seed, sampler=sampler, degrees=degrees, task=task, negatives=negatives,
-                filter_negatives=filter_negatives, dependency=batch_dependency,
-            )  # fmt: skip
-            memory, chosen = str(choice.memory), choice.why
-            disk_space = None if choice.disk_space is None else str(choice.disk_space)
-            if not quiet:
-                common.say_choice(chosen)
-        with common.runtime_for(memory, quiet, io=io) as runtime:
+        with common.progress_bars(quiet) as progress:
             report = prepare(
                 graph,
                 run,
@@ -123,10 +115,11 @@ def _command(stop_after: str | None) -> Any:
                 negatives=negatives,
                 filter_negatives=filter_negatives,
                 seed=seed,
-                runtime=runtime,
+                topology=topology,
                 stop_after=stop_after,
+                progress=progress,
+                on_choice=None if quiet else common.say_choice,
             )
-        report.chosen = chosen
         seconds = _load_seconds(graph, report)
         common.write_json(json, {**report.as_dict(), "predicted_load_seconds": seconds})
         if not quiet:
@@ -155,6 +148,7 @@ def summarize(report: PrepareReport, load_seconds: float | None) -> None:
     facts: dict[str, object] = {"done": done}
     if report.skipped:
         facts["already there"] = ", ".join(report.skipped)
+    facts["epochs"] = f"{report.epochs}, each with batches of its own; longer training replays them"
     facts["read, written"] = f"{format_bytes(report.bytes_read)}, {format_bytes(report.bytes_written)}"
     facts["run on disk"] = format_bytes(report.disk_bytes)
     if report.predicted:

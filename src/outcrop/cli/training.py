@@ -26,7 +26,9 @@ def train(
     run: Annotated[
         Path | None,
         typer.Option(
-            "--run", help="Run made by outcrop prepare; none: one is made. --refresh: folder for pools."
+            "--run",
+            help="Run made by outcrop prepare; training longer than its epochs replays them. None: one is made, of "
+            "all epochs or as many at a time as the disk has room for. --refresh: folder for pools.",
         ),
     ] = None,
     model: Annotated[str, typer.Option("--model", help="sage, gat or gcn.")] = "sage",
@@ -67,11 +69,20 @@ def train(
         int | None, typer.Option("--layers", help="As many as hops; with ShaDow any number.")
     ] = None,
     sample_epochs: Annotated[
-        int, typer.Option("--sample-epochs", help="Without --run: epochs sampled ahead, or per pool.")
-    ] = 1,
+        int | None,
+        typer.Option(
+            "--sample-epochs",
+            help="Without --run: replay the batches of so many epochs (default: new ones in every epoch); with "
+            "--refresh: epochs prepared at a time.",
+        ),
+    ] = None,
     refresh: Annotated[
         bool,
-        typer.Option("--refresh", help="Prepare the next epochs while these train, instead of replaying."),
+        typer.Option(
+            "--refresh",
+            help="packed: prepare the next epochs while these train, not all at once before. Other modes draw new "
+            "batches anyway.",
+        ),
     ] = False,
     refresh_rate: Annotated[
         str | None,
@@ -160,7 +171,7 @@ def train(
             trace_losses=trace_losses,
             trace_path=trace,
             progress=progress,
-            on_choice=None if quiet else common.say_choice,
+            on_choice=(lambda why: None) if quiet else common.say_choice,
         ).as_dict()
     common.write_json(json, report)
     if not quiet:
@@ -195,6 +206,12 @@ def summarize(report: dict[str, Any]) -> None:
         f"{format_bytes(report['peak_host_bytes'])} of "
         f"{'no limit' if memory is None else format_bytes(memory)} "
         f"(whole process {format_bytes(report['peak_process_bytes'])})"
+    )
+    trained, distinct = len(report["epochs"]), report["distinct_epochs"]
+    facts["batches"] = (
+        "new ones in every epoch"
+        if distinct >= trained
+        else f"of {distinct} epochs, replayed in all {trained}"
     )
     if report["spooled_epochs"]:
         facts["rows"] = f"spooled to disk, {report['spooled_epochs']} epochs at a time"

@@ -1,0 +1,191 @@
+"""New batches in every epoch: what is prepared for them, in which disk space, and what replaying says."""
+
+from __future__ import annotations
+
+import warnings
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from artifact_support import small_graph
+from outcrop.api import epochs as epoch_choice
+from outcrop.api.prepare import prepare
+from outcrop.api.train import TrainReport, train
+from outcrop.config import PlanConfig, SampleConfig
+from outcrop.errors import BudgetError, OutcropWarning
+from outcrop.runtime import Runtime, SilentProgress
+from outcrop.store import samples
+from outcrop.store.graph import Graph
+
+SAMPLING: dict[str, Any] = {"fanouts": (3, 3), "batch_size": 15, "seed": 4}
+LEARNING: dict[str, Any] = {"hidden": 8, "trace_losses": True, "dropout": 0.3, "memory": "2MiB"}
+EPOCHS = 3
+
+
+@pytest.fixture
+def graph(tmp_path: Path) -> Graph:
+    return small_graph(tmp_path / "graph")
+
+
+def trained(graph: Graph, **changes: Any) -> TrainReport:
+    run = {} if "run" in changes else SAMPLING
+    return train(graph, **{"epochs": EPOCHS, **run, "seed": SAMPLING["seed"], **LEARNING, **changes})
+
+
+def losses(report: TrainReport) -> tuple[list[float], list[float | None], float | None]:
+    return report.batch_losses, [e["valid_accuracy"] for e in report.epochs], report.test_accuracy
+
+
+def seeds_of(run: Path) -> list[list[int]]:
+    """Seeds of every training epoch, in the order of the batches."""
+    found = []
+    with Runtime() as runtime:
+        sample_set = samples.open_samples(runtime, run / "sample")
+        buffer = np.zeros(sample_set.max_record_bytes, np.uint8)
+        group = sample_set.group("train")
+        for epoch in range(group.epochs):
+            batches = [sample_set.read(b, buffer) for b in group.batches(epoch)]
+            found.append([int(node) for b in batches for node in b.n_id[: b.num_seeds]])
+        sample_set.file.close()
+    return found
+
+
+def test_packed_prepares_every_epoch_in_one_pass_over_the_features(graph: Graph, tmp_path: Path) -> None:
+    said: list[str] = []
+    report = trained(graph, on_choice=said.append)
+    assert said == ["new batches in every epoch: 3 epochs are prepared at once"]
+    assert (report.chosen, report.prepared_epochs, report.distinct_epochs) == (said[0], EPOCHS, EPOCHS)
+    assert [e["distinct_batches"] for e in report.epochs] == [True] * EPOCHS
+    assert sum(e["prepare_seconds"] for e in report.epochs) == pytest.approx(report.prepare["seconds"])
+    found = seeds_of(graph.path.with_name("graph.run"))
+    with Runtime() as runtime:
+        wanted = sorted(graph.split(runtime, "train").tolist())
+    assert [sorted(seeds) for seeds in found] == [wanted] * EPOCHS  # all nodes each time,
+    assert len({tuple(seeds) for seeds in found}) == EPOCHS  # in other batches
+    # Packing reads the features once, and once more what was sampled: no pass for each epoch.
+    read = report.prepare["stages"]["pack"]["bytes_read"]
+    sampled = sum(f.stat().st_size for f in (graph.path.with_name("graph.run") / "sample").iterdir())
+    assert graph.feature_bytes <= read <= 1.1 * graph.feature_bytes + 2 * sampled
+    again = trained(graph, epochs=2)  # a run of more epochs does
+    assert again.prepare["skipped"] == ["sample", "plan", "pack"]
+    assert again.batch_losses == report.batch_losses[: len(again.batch_losses)]
+
+
+def test_every_mode_draws_the_same_new_batches(graph: Graph, tmp_path: Path) -> None:
+    want = losses(trained(graph))
+    assert len(set(want[0])) == EPOCHS * 4
+    for mode in ("online", "memory", "memmap", "ondisk", "dynamic", "partition"):
+        report = trained(graph, mode=mode, **({"memory": "64MiB"} if mode in ("memory", "partition") else {}))
+        assert losses(report) == want, mode
+        assert (report.distinct_epochs, report.prepared_epochs) == (EPOCHS, None)
+        assert [(e["distinct_batches"], e["prepare_seconds"]) for e in report.epochs] == [
+            (True, 0.0)
+        ] * EPOCHS
+    prepare(graph, tmp_path / "run", epochs=EPOCHS, memory="2MiB", **SAMPLING)
+    for mode in ("packed", "belady"):
+        assert losses(trained(graph, mode=mode, run=tmp_path / "run")) == want, mode
+    replayed = trained(graph, sample_epochs=1)
+    assert losses(replayed) == losses(trained(graph, mode="memory", memory=None, sample_epochs=1)) != want
+    assert [e["distinct_batches"] for e in replayed.epochs] == [True, False, False]
+    assert "replayed in all 3" in replayed.chosen
+
+
+class _Most(SilentProgress):
+    """Looks at how much lies in a folder."""
+
+    def __init__(self, folder: Path):
+        self.folder, self.most = folder, 0
+
+    def advance(self, task: str, amount: int) -> None:
+        files = [f.stat().st_size for f in self.folder.glob("graph.[pr]*/**/*") if f.is_file()]
+        self.most = max(self.most, sum(files))
+
+
+def test_where_the_disk_has_no_room_as_many_as_fit(
+    graph: Graph, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    want = losses(trained(graph, mode="memory", memory=None, epochs=5))
+    size = epoch_choice.EpochBytes(200 << 10, 100 << 10, 0, 0)
+    monkeypatch.setattr(epoch_choice, "most_bytes", lambda *_: size)
+    monkeypatch.setattr(epoch_choice, "measured_bytes", lambda *_: size)
+    watch = _Most(tmp_path)
+    report = trained(graph, epochs=5, disk_space="1000KiB", progress=watch)
+    assert losses(report) == want
+    assert "2 of 5 epochs are prepared at a time" in report.chosen
+    assert [pool["first_epoch"] for pool in report.pools] == [0, 2, 4]
+    assert report.prepared_epochs == 2
+    assert 200 << 10 < watch.most <= 1000 << 10
+    seconds = report.prepare["seconds"] + sum(pool["waited_seconds"] for pool in report.pools)
+    assert sum(e["prepare_seconds"] for e in report.epochs) == pytest.approx(seconds)
+    assert all(e["distinct_batches"] for e in report.epochs)
+
+
+def test_what_is_counted_is_never_less_than_what_is_written(graph: Graph, tmp_path: Path) -> None:
+    """The bound from the fanouts, and what a few batches say, against the files."""
+    for memory in (None, 2 << 20):
+        limits, config = PlanConfig(memory=memory), SampleConfig((3, 3), 15, seed=4)
+        most = epoch_choice.most_bytes(graph, config, limits)
+        measured = epoch_choice.measured_bytes(graph, config, limits)
+        assert most is not None
+        for count in (1, 3):
+            run = tmp_path / f"{memory}-{count}"
+            made = prepare(graph, run, memory=memory, epochs=count, **SAMPLING).disk_bytes
+            assert made <= measured.run(count) <= most.run(count)
+            assert measured.fitting(measured.run(count) - measured.evaluation) == count
+    assert epoch_choice.most_bytes(graph, SampleConfig((3, -1)), limits) is None
+    assert epoch_choice.most_bytes(graph, SampleConfig(sampler="shadow"), limits) is None
+
+
+def test_too_little_disk_names_what_does(graph: Graph) -> None:
+    with pytest.raises(BudgetError, match=r"smallest --disk-space that does is \d+") as refused:
+        trained(graph, disk_space="300KiB")
+    assert trained(graph, disk_space=int(str(refused.value).split("does is ")[1].split(",")[0])).epochs
+
+
+def test_prepare_has_ten_epochs_or_as_many_as_fit(
+    graph: Graph, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options = {"memory": "2MiB", **SAMPLING}
+    assert prepare(graph, tmp_path / "run", **options).epochs == len(seeds_of(tmp_path / "run")) == 10
+    monkeypatch.setattr(epoch_choice, "most_bytes", lambda *_: None)
+    said: list[str] = []
+    report = prepare(graph, tmp_path / "few", **options, disk_space="2MiB", on_choice=said.append)
+    assert 1 <= report.epochs < 10
+    assert report.epochs == len(seeds_of(tmp_path / "few"))
+    assert [report.chosen] == said
+    assert "prepared instead of 10: each takes about" in said[0]
+    assert report.disk_bytes <= 2 << 20
+    # What was begun with another number goes on with it.
+    prepare(graph, tmp_path / "one", epochs=1, stop_after="sample", **options)
+    assert prepare(graph, tmp_path / "one", **options).epochs == 1
+
+
+def test_training_longer_than_a_run_says_once_that_it_replays(graph: Graph, tmp_path: Path) -> None:
+    prepare(graph, tmp_path / "run", epochs=2, memory="2MiB", **SAMPLING)
+    said: list[str] = []
+    report = trained(graph, run=tmp_path / "run", on_choice=said.append)
+    assert [line for line in said if "2 epochs prepared, 3 are trained" in line] == [report.chosen]
+    assert "outcrop prepare --epochs 3" in report.chosen
+    assert [e["distinct_batches"] for e in report.epochs] == [True, True, False]
+    assert (report.distinct_epochs, report.prepared_epochs) == (2, 2)
+    with pytest.warns(OutcropWarning, match="batches are replayed"):
+        trained(graph, run=tmp_path / "run")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert trained(graph, run=tmp_path / "run", epochs=2).chosen == ""
+
+
+def test_a_checkpoint_that_replays_goes_on_so(graph: Graph, tmp_path: Path) -> None:
+    """What was trained before new batches were the default, with nothing said, is one epoch replayed."""
+    want = losses(trained(graph, sample_epochs=1))
+    trained(graph, sample_epochs=1, epochs=2, checkpoint=tmp_path / "ckpt")
+    report = trained(graph, checkpoint=tmp_path / "ckpt")
+    assert losses(report) == want
+    assert "goes on so" in report.chosen
+    fresh = trained(graph, checkpoint=tmp_path / "ckpt", resume=False)
+    assert losses(fresh) != want
+    longer = trained(graph, checkpoint=tmp_path / "ckpt", epochs=5)  # and new batches go on with new ones
+    assert longer.distinct_epochs == 5
+    assert losses(longer) == losses(trained(graph, epochs=5, mode="online"))
