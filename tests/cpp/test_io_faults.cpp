@@ -100,6 +100,38 @@ TEST_P(IoFaultTest, ExactlyTheChosenOperationFails) {
   EXPECT_EQ(std::memcmp(memory.data() + 4 * 4096, bytes_.data() + 4 * 4096, 4 * 4096), 0);
 }
 
+// As under a seccomp filter that forbids io_uring_enter alone.
+TEST_P(IoFaultTest, ARingThatCannotBeEnteredIsNotUsed) {
+  if (GetParam() != Backend::uring) GTEST_SKIP() << "only a ring is entered";
+  IoOptions options;
+  options.faults.fail_enter_at = 0;
+  options.faults.error_number = EPERM;
+  EXPECT_EQ(message_of([&] { engine(options); }, ErrorKind::io, EPERM),
+            "io_uring cannot be used here (choose the pread backend): Operation not permitted");
+  options.backend = Backend::automatic;
+  auto io = BlockIo::create(options, budget_);
+  EXPECT_EQ(io->backend_name(), "pread");
+  const FileId f = io->open(folder_.file("x"), OpenMode::read);
+  BytesVector memory(bytes_.size());
+  io->submit(IoOp::read, pieces(f, memory))->wait();
+  EXPECT_EQ(memory, bytes_);
+}
+
+TEST_P(IoFaultTest, ARingThatFailsLaterSaysWhyEachTime) {
+  if (GetParam() != Backend::uring) GTEST_SKIP() << "only a ring is entered";
+  IoOptions options;
+  options.faults.fail_enter_at = 1;
+  options.faults.error_number = EPERM;
+  auto io = engine(options);
+  const FileId f = io->open(folder_.file("x"), OpenMode::read);
+  std::byte b;
+  for (int i = 0; i < 3; ++i)
+    EXPECT_EQ(message_of([&] { io->read(f, 0, &b, 1); }, ErrorKind::io, EPERM),
+              "the kernel no longer serves the io_uring of this process (Operation not permitted): run it "
+              "again with "
+              "OUTCROP_IO_BACKEND=pread in the environment");
+}
+
 TEST_P(IoFaultTest, EndlessAgainEnds) {
   IoOptions options;
   options.faults.fail_at_op = 0;

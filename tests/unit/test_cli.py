@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import importlib
 import json
+import os
 import signal
+import stat
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -18,8 +21,10 @@ from typer.testing import CliRunner
 
 from artifact_support import child_environment, memory_folder, prepare, small_graph
 from forked import python
+from outcrop.checkpoint import write_tensors
 from outcrop.cli import printing
 from outcrop.cli.main import app
+from outcrop.errors import IoError
 
 importlib.import_module(
     "torch_geometric"
@@ -177,3 +182,15 @@ def outcrop_with(code: str, *arguments: Any) -> tuple[int, str]:
     ended = python(code, *arguments)
     assert "Traceback" not in ended.stderr, ended.stderr
     return ended.returncode, " ".join(ended.stderr.split())
+
+
+def test_a_folder_that_cannot_be_synced_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(fd: int) -> None:
+        if stat.S_ISDIR(os.fstat(fd).st_mode):
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    monkeypatch.setattr(os, "fsync", refuse)
+    with pytest.raises(IoError) as caught:
+        write_tensors(tmp_path / "ckpt" / "a.safetensors", "test", 1, {}, {})
+    assert f"{tmp_path / 'ckpt'}: Input/output error" in str(caught.value)
+    assert caught.value.errno == errno.EIO

@@ -51,6 +51,14 @@ int set_up_ring(io_uring& ring, unsigned entries) {
   return result;
 }
 
+Error ring_error(int error_number) {
+  return Error(ErrorKind::io,
+               std::string("the kernel no longer serves the io_uring of this process (") +
+                   std::strerror(error_number) +
+                   "): run it again with OUTCROP_IO_BACKEND=pread in the environment",
+               error_number);
+}
+
 struct Flight {
   Transfer transfer;
   int fault = 0;  // errno that stands in for the system call
@@ -73,6 +81,8 @@ class Ring {
     uint64_t serial;
   };
   void run(std::promise<int> ready);
+  int try_out();
+  int enter();
   void register_all();
   void loop();
   bool take_new_work();
@@ -106,6 +116,8 @@ class Ring {
   std::optional<Transfer> pending_;
   uint64_t flying_bytes_ = 0;
   bool broken_ = false;
+  int broken_by_ = 0;  // errno
+  uint64_t enters_ = 0;
 
   // Between threads:
   std::mutex mutex_;
@@ -169,12 +181,35 @@ void Ring::forget_file(FileId slot, uint64_t serial) {
 
 // The ring is made here because a ring with SINGLE_ISSUER belongs to the thread that made it.
 void Ring::run(std::promise<int> ready) {
-  const int result = set_up_ring(ring_, static_cast<unsigned>(flights_.size()) + kSpareEntries);
-  if (result == 0) register_all();
+  int result = set_up_ring(ring_, static_cast<unsigned>(flights_.size()) + kSpareEntries);
+  if (result == 0) {
+    result = try_out();
+    if (result < 0)
+      io_uring_queue_exit(&ring_);
+    else
+      register_all();
+  }
   ready.set_value(result);
   if (result < 0) return;
   loop();
   if (!broken_) io_uring_queue_exit(&ring_);
+}
+
+// A request that does nothing: where a policy lets rings be made but not entered, this is where it shows.
+int Ring::try_out() {
+  io_uring_prep_nop(io_uring_get_sqe(&ring_));
+  io_uring_cqe* cqe = nullptr;
+  int result = enter();
+  for (unsigned i = 0; result == -EINTR && i < kMaxRingErrors; ++i) result = enter();
+  if (result >= 0) result = io_uring_wait_cqe(&ring_, &cqe);
+  if (result < 0) return result;
+  io_uring_cqe_seen(&ring_, cqe);
+  return 0;
+}
+
+int Ring::enter() {
+  if (enters_++ >= options_.faults.fail_enter_at) return -options_.faults.error_number;
+  return io_uring_submit_and_wait(&ring_, 1);
 }
 
 // Each registration is an optimisation: where a limit forbids it, plain requests do.
@@ -200,7 +235,7 @@ void Ring::loop() {
       continue;
     }
     if (stopping && feed_.empty() && !pending_ && free_flights_.size() == flights_.size()) return;
-    const int result = io_uring_submit_and_wait(&ring_, 1);
+    const int result = enter();
     if (result >= 0 || result == -EINTR) {
       errors = 0;
     } else if (++errors > kMaxRingErrors || (result != -EAGAIN && result != -EBUSY && result != -ENOMEM)) {
@@ -242,7 +277,7 @@ void Ring::unregister(const ClosedFile& file) {
 
 void Ring::fill() {
   if (broken_) {
-    feed_.fail_all(Error(ErrorKind::io, "the I/O engine has failed earlier and takes no more work"));
+    feed_.fail_all(ring_error(broken_by_));
     return;
   }
   while (!free_flights_.empty()) {
@@ -370,8 +405,8 @@ void Ring::poll_wake() {
 void Ring::give_up(int error_number) {
   io_uring_queue_exit(&ring_);
   broken_ = true;
-  const Error error(ErrorKind::io, std::string("the io_uring engine failed: ") + std::strerror(error_number),
-                    error_number);
+  broken_by_ = error_number;
+  const Error error = ring_error(error_number);
   feed_.fail_all(error);
   if (pending_) feed_.settle(*pending_, error);
   pending_.reset();

@@ -304,11 +304,22 @@ def temporary_file(path: Path) -> Path:
 
 
 def sync_folder(folder: Path) -> None:
-    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    """Makes the names in ``folder`` durable, as files were created, renamed or removed there.
+
+    Raises:
+        IoError: The operating system refused; names the folder.
+    """
     try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
+        fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            os.fsync(fd)
+        finally:
+            os.close(fd)
+    except OSError as error:
+        raise IoError(
+            error.errno or 0,
+            f"{folder}: {error.strerror or error}, so what was written there may not outlast a crash",
+        ) from error
 
 
 def plain(fields: dict[str, Any]) -> dict[str, Any]:
