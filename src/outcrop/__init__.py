@@ -19,10 +19,12 @@ if TYPE_CHECKING:
     from outcrop.checkpoint import load_model
     from outcrop.runtime import Runtime
     from outcrop.store.graph import Graph, open_graph
+    from outcrop.training.callbacks import Callback
 
 __version__ = "0.1.0"  # the only place: the package's metadata and `outcrop --version` read it
 
 _HOME = {
+    "Callback": "outcrop.training.callbacks",
     "Graph": "outcrop.store.graph",
     "InferReport": "outcrop.api.infer",
     "PrepareReport": "outcrop.api.prepare",
@@ -46,6 +48,7 @@ _HOME = {
 }
 
 __all__ = [
+    "Callback",
     "Graph",
     "InferReport",
     "PrepareReport",

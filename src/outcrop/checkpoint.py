@@ -48,6 +48,9 @@ class Meta:
         inputs: What was trained on: digest of the graph, fields of the sampling (:mod:`outcrop.store.identity`).
         history: One record per finished epoch.
         batch_losses: Loss of every batch, where they were asked for.
+        updates: Of the parameters, of all epochs and batches until now.
+        partial: Of an epoch that was begun: ``batch``, the first that is still to be trained, and the sums so far.
+            Empty between epochs.
     """
 
     epochs_done: int
@@ -56,6 +59,15 @@ class Meta:
     inputs: dict[str, Any] = field(default_factory=dict)
     history: list[dict[str, Any]] = field(default_factory=list)
     batch_losses: list[float] = field(default_factory=list)
+    updates: int = 0
+    partial: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def epochs_begun(self) -> int:
+        return self.epochs_done + bool(self.partial)
+
+
+_LATER = ("updates", "partial")  # fields of Meta that the first version did not have
 
 
 @dataclass(frozen=True)
@@ -114,7 +126,8 @@ def read(path: Path, kind: str | None = None) -> Checkpoint:
         for key, value in tensors.items():
             part, name = key.split(".", 1)
             parts[part][name] = value
-        meta = Meta(**{name: header[name] for name in Meta.__dataclass_fields__})
+        names = [name for name in Meta.__dataclass_fields__ if name in header or name not in _LATER]
+        meta = Meta(**{name: header[name] for name in names})
         if header["version"] == 1:
             meta = replace(meta, inputs=identity.inputs_of_version_1(meta.inputs))
         _check_types(meta)
@@ -139,6 +152,8 @@ def _check_types(meta: Meta) -> None:
         ("inputs", dict),
         ("history", list),
         ("batch_losses", list),
+        ("updates", int),
+        ("partial", dict),
     ):
         if not isinstance(getattr(meta, name), kind):
             raise TypeError(f"{name} is no {kind.__name__}")
@@ -149,6 +164,8 @@ def renew_best(folder: Path, last: Checkpoint) -> None:
 
     A crash between the two files of a checkpoint leaves it so.
     """
+    if not last.best:  # no epoch was finished
+        return
     try:
         found = read(folder / BEST, "best")
         same = found.meta.best_epoch == last.meta.best_epoch and _digest(found.model) == _digest(last.best)
@@ -198,7 +215,7 @@ def require_same(path: Path, found: Meta, config: dict[str, Any], inputs: dict[s
     """
     have, wanted = {**found.config, **_named(found.inputs)}, {**config, **_named(inputs)}
     defaults = {name: value for name, value in asdict(TrainConfig()).items() if name in config}
-    _refuse(path, identity.differences(have, wanted, found.epochs_done, defaults))
+    _refuse(path, identity.differences(have, wanted, found.epochs_begun, defaults))
 
 
 def _named(inputs: dict[str, Any]) -> dict[str, Any]:
@@ -274,6 +291,8 @@ def _best(folder: Path) -> tuple[Path, Checkpoint]:
     if found is not None and not (last.is_file() and _epochs_done(last) > found.meta.epochs_done):
         return best, found
     whole = read(last, "last")
+    if not whole.best:
+        raise FormatError(f"{last} is of a training that finished no epoch yet: train on")
     return last, Checkpoint(whole.meta, whole.best)
 
 

@@ -19,6 +19,7 @@ Size = int | str
 
 TOPOLOGIES = ("automatic", "memory", "paged", "map")
 INITIATORS = ("engine", "gpu")
+SCHEDULES = ("constant", "cosine", "step")
 SAMPLERS = ("neighbor", "labor", "shadow", "weighted", "foreign")
 
 ALLOWANCE_BYTES = 384 << 20
@@ -260,6 +261,12 @@ class TrainConfig:
         trace_losses: Whether the result lists the loss of every batch.
         checkpoint_every: Epochs between checkpoints; the last epoch always has one.
         evaluate_every: Epochs between scores of the validation nodes; the last epoch always has one.
+        patience: Training ends when the validation nodes were scored so many times without a better score; None: never.
+        schedule: Learning rate from epoch to epoch: ``constant``; ``cosine``, to 0 after the last; ``step``: times
+            ``step_factor`` after every ``step_epochs`` (:mod:`outcrop.training.rates`).
+        warmup_steps: Updates at the beginning over which the rate rises linearly to where it should be.
+        class_weights: What the loss of a seed counts, by its label: one number per class, or ``balanced``.
+        checkpoint_minutes: Time between checkpoints within an epoch; None: only between epochs; 0: after every batch.
     """
 
     model: str = "sage"
@@ -275,8 +282,19 @@ class TrainConfig:
     trace_losses: bool = False
     checkpoint_every: int = 1
     evaluate_every: int = 1
+    patience: int | None = None
+    schedule: Literal["constant", "cosine", "step"] = "constant"
+    warmup_steps: int = 0
+    step_epochs: int = 10
+    step_factor: float = 0.1
+    class_weights: str | tuple[float, ...] | None = None
+    checkpoint_minutes: float | None = None
 
     def __post_init__(self) -> None:
+        if problems := [*self._problems_of_the_model(), *self._problems_of_learning()]:
+            raise ArgumentError("; ".join(problems))
+
+    def _problems_of_the_model(self) -> list[str]:
         problems = []
         if self.model not in ("sage", "gat", "gcn"):
             problems.append(f"model {self.model!r} is unknown; known: sage, gat, gcn")
@@ -287,20 +305,38 @@ class TrainConfig:
             "epochs": self.epochs,
             "checkpoint_every": self.checkpoint_every,
             "evaluate_every": self.evaluate_every,
+            "patience": 1 if self.patience is None else self.patience,
+            "step_epochs": self.step_epochs,
         }
         problems += [f"{name} {value} is below 1" for name, value in counts.items() if value < 1]
         if self.model == "gat" and self.hidden is not None and self.heads >= 1 and self.hidden % self.heads:
             problems.append(f"hidden {self.hidden} is no multiple of heads {self.heads}")
         if not 0.0 <= self.dropout < 1.0:
             problems.append(f"dropout {self.dropout} is not in [0, 1)")
+        return problems
+
+    def _problems_of_learning(self) -> list[str]:
+        problems = []
         if not 0.0 < self.learning_rate < math.inf:
             problems.append(f"learning rate {self.learning_rate} is not a positive number")
         if not 0.0 <= self.weight_decay < math.inf:
             problems.append(f"weight decay {self.weight_decay} is negative or not a number")
         if not -(2**63) <= self.seed < 2**64:
             problems.append(f"seed {self.seed} does not fit 64 bits")
-        if problems:
-            raise ArgumentError("; ".join(problems))
+        if self.schedule not in SCHEDULES:
+            problems.append(f"schedule {self.schedule!r} is unknown; known: {', '.join(SCHEDULES)}")
+        if self.warmup_steps < 0:
+            problems.append(f"warmup steps {self.warmup_steps} is negative")
+        if not 0.0 < self.step_factor <= 1.0:
+            problems.append(f"step factor {self.step_factor} is not in (0, 1]")
+        weights = self.class_weights
+        if isinstance(weights, str) and weights != "balanced":
+            problems.append(f"class weights {weights!r} are not 'balanced'; else give one number per class")
+        if isinstance(weights, tuple) and not all(0.0 <= weight < math.inf for weight in weights):
+            problems.append(f"class weights {weights} are not all finite and at least 0")
+        if self.checkpoint_minutes is not None and not 0.0 <= self.checkpoint_minutes < math.inf:
+            problems.append(f"{self.checkpoint_minutes} minutes between checkpoints are not possible")
+        return problems
 
 
 @dataclass(frozen=True)

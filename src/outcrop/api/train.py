@@ -8,6 +8,7 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +37,7 @@ from outcrop.store import run as runs
 from outcrop.store.graph import Graph, open_graph
 from outcrop.store.lock import only_process_in
 from outcrop.store.minibatch import MiniBatch
+from outcrop.training.weights import class_weights as resolve_class_weights
 
 
 @dataclass
@@ -51,6 +53,7 @@ class TrainReport:
         model_file: The checkpoint of this model; None without a checkpoint folder.
         resumed_from: Epochs that the checkpoint had behind it; None where training began anew.
         trained_epochs: Epochs that this call trained; 0 where the checkpoint had them all.
+        stopped_early: Whether ``patience`` ended the training before its last epoch.
     """
 
     mode: str
@@ -77,6 +80,7 @@ class TrainReport:
     model_file: str | None = None
     resumed_from: int | None = None
     trained_epochs: int = 0
+    stopped_early: bool = False
     model: Any = field(default=None, compare=False)
 
     def __repr__(self) -> str:
@@ -128,7 +132,15 @@ def train(
     resident: int | None = None,
     checkpoint: str | Path | None = None,
     resume: bool = True,
+    checkpoint_minutes: float | None = None,
     evaluate_every: int = 1,
+    patience: int | None = None,
+    schedule: str = "constant",
+    warmup_steps: int = 0,
+    step_epochs: int = 10,
+    step_factor: float = 0.1,
+    class_weights: str | Sequence[float] | None = None,
+    callbacks: Sequence[Any] = (),
     seed: int = 0,
     trace_losses: bool = False,
     trace_path: Path | None = None,
@@ -172,6 +184,15 @@ def train(
             :func:`outcrop.load_model` reads the trained model from it.
         evaluate_every: Epochs between scores of the validation nodes, which are drawn and read on the fly: with many of
             them that takes longer than an epoch. The last epoch always has one.
+        checkpoint_minutes: Time between checkpoints within an epoch, from which training goes on with the next batch;
+            None: only between epochs.
+        patience: Ends the training when the validation nodes were scored so many times without a better score.
+        schedule: Learning rate from epoch to epoch: ``constant``, ``cosine`` (to 0 after the last epoch), or ``step``:
+            times ``step_factor`` after every ``step_epochs``. torch's CosineAnnealingLR and StepLR.
+        warmup_steps: Updates over which the learning rate rises linearly at the beginning; torch's LinearLR.
+        class_weights: What the loss of a seed counts, by its label: one number per class, or ``"balanced"``.
+        callbacks: Objects with ``on_step(step, values)`` or ``on_epoch(epoch, values)``: :class:`outcrop.Callback`,
+            with examples for TensorBoard, Weights & Biases and MLflow in :mod:`outcrop.training.callbacks`.
         seed: Of sampling (without a run) and of the model.
         trace_losses: Keep the loss of every batch.
         trace_path: JSONL file for spans of all stages.
@@ -187,6 +208,7 @@ def train(
     # Every argument is checked before anything is prepared or read.
     _check_mode(mode or "packed", evaluate_every)
     _check_sample_on(sample_on, mode or "packed", device)
+    _check_minutes(checkpoint_minutes, checkpoint)
     graph = graph if isinstance(graph, Graph) else open_graph(graph)
     sampling = SampleConfig(
         fanouts=(10, 10) if fanouts is None else tuple(fanouts),
@@ -248,6 +270,13 @@ def train(
         device=device,
         trace_losses=trace_losses,
         evaluate_every=evaluate_every,
+        patience=patience,
+        schedule=schedule,  # type: ignore[arg-type]
+        warmup_steps=warmup_steps,
+        step_epochs=step_epochs,
+        step_factor=step_factor,
+        class_weights=_plain_weights(class_weights),
+        checkpoint_minutes=checkpoint_minutes,
     )
     limits = _limits(graph, memory, gpu_memory, disk_space)
     inputs: dict[str, Any] = {
@@ -264,7 +293,7 @@ def train(
             sampling,
             limits,
             epochs,
-            next_epoch=_next_epoch(checkpoint if resume else None, epochs),
+            next_epoch=_next_epoch(checkpoint if resume else None, config),
             refresh=new_batches,
             rate=None if refresh_rate is None else parse_size(refresh_rate),
             io=io_config,
@@ -288,9 +317,10 @@ def train(
         )
         with ExitStack() as opened:
             session, check = supply.open(runtime, to, baseline, opened)
-            passes = _Passes(session, runtime, check, supply.counters)
+            num_batches = _batch_counter(graph, sampling, mode)
+            passes = _Passes(session, runtime, check, supply.counters, num_batches)
             result, accuracy = _train(
-                graph, passes, sampling.splits, config, runtime, checkpoint, resume, test, inputs
+                graph, passes, sampling.splits, config, runtime, checkpoint, resume, test, inputs, callbacks
             )
         trained = TrainReport(
             mode=mode,
@@ -317,6 +347,7 @@ def train(
             model_file=None if checkpoint is None else str(Path(checkpoint) / checkpoints.BEST),
             resumed_from=result.resumed_from,
             trained_epochs=len(result.epochs) - (result.resumed_from or 0),
+            stopped_early=result.stopped_early,
             model=result.model.eval(),
         )
         return finish(trained)
@@ -417,11 +448,30 @@ def _limits(graph: Graph, memory: Size | None, gpu_memory: Size, disk_space: Siz
     )
 
 
-def _next_epoch(checkpoint: str | Path | None, epochs: int) -> int | None:
-    """The epoch that training begins with; None where the checkpoint has them all."""
+def _next_epoch(checkpoint: str | Path | None, config: TrainConfig) -> int | None:
+    """The epoch that training begins with, or goes on within; None where there is nothing left to train."""
     path = None if checkpoint is None else Path(checkpoint) / checkpoints.LAST
-    done = checkpoints.read(path).meta.epochs_done if path is not None and path.exists() else 0
-    return done if done < epochs else None
+    if path is None or not path.exists():
+        return 0
+    meta = checkpoints.read(path).meta
+    ended = training.stopped_early(meta.history, meta.best_epoch, config.patience)
+    return None if ended or meta.epochs_done >= config.epochs else meta.epochs_done
+
+
+def _batch_counter(graph: Graph, sampling: SampleConfig, mode: str) -> Callable[[str], int] | None:
+    """What tells how many batches an epoch of a split has; None where loading cannot begin within an epoch."""
+    if sampling.sampler == "foreign" or mode in ("belady", "partition"):
+        return None
+    return lambda split: -(-graph.spec(split).shape[0] // sampling.batch_size)
+
+
+def _check_minutes(minutes: float | None, checkpoint: str | Path | None) -> None:
+    if minutes is not None and checkpoint is None:
+        raise ArgumentError("--checkpoint-minutes needs a folder for checkpoints: name one with --checkpoint")
+
+
+def _plain_weights(weights: str | Sequence[float] | None) -> str | tuple[float, ...] | None:
+    return weights if weights is None or isinstance(weights, str) else tuple(map(float, weights))
 
 
 def _check_sample_on(sample_on: str, mode: str, device: str) -> None:
@@ -468,9 +518,10 @@ def _train(
     resume: bool,
     test: bool,
     inputs: dict[str, Any],
+    callbacks: Sequence[Any],
 ) -> tuple[training.TrainResult, float | None]:
     result = training.train(
-        lambda epoch: passes.start("train", epoch),
+        lambda epoch, first=0: passes.start("train", epoch, first),
         (lambda: passes.start("valid", 0)) if graph.has("valid") and "valid" in splits else None,
         config,
         None if checkpoint is None else Path(checkpoint),
@@ -481,6 +532,8 @@ def _train(
         inputs=inputs,
         counters=passes.counters,
         resume=resume,
+        class_weights=resolve_class_weights(graph, config.class_weights, runtime),
+        callbacks=callbacks,
     )
     accuracy = None
     if test and graph.has("test") and "test" in splits:
@@ -495,6 +548,7 @@ class _Passes:
         session: What loads an epoch of a split.
         check: Called for every batch; raises to end the training.
         about: What else is counted of a training epoch.
+        num_batches: Of an epoch of a split; None: passes go through all batches to begin with a later one.
     """
 
     def __init__(
@@ -503,18 +557,26 @@ class _Passes:
         runtime: Runtime,
         check: Callable[[], None] | None = None,
         about: Callable[[int], dict[str, Any]] | None = None,
+        num_batches: Callable[[str], int] | None = None,
     ):
         self._session, self._runtime, self._check, self._about = session, runtime, check, about
+        self._num_batches = num_batches
         self._epoch = 0
         self._loader: Loader | None = None
         self._before = runtime.io.counters
 
-    def start(self, split: str, epoch: int) -> Iterator[MiniBatch]:
+    def start(self, split: str, epoch: int, first: int = 0) -> Iterator[MiniBatch]:
+        """A pass over the batches of an epoch from number ``first`` on."""
         session = self._session(split, epoch)
         self._epoch = epoch
         self._before = self._runtime.io.counters
-        self._loader = session.batches(split, epoch)
-        return self._loader if self._check is None else _CheckedPass(self._loader, self._check)
+        numbers = range(first, self._num_batches(split)) if first and self._num_batches else None
+        self._loader = session.batches(split, epoch, numbers=numbers)
+        batches = self._loader if self._check is None else _CheckedPass(self._loader, self._check)
+        if first and numbers is None:
+            for _ in islice(batches, first):
+                pass
+        return batches
 
     def counters(self) -> dict[str, Any]:
         assert self._loader is not None

@@ -9,6 +9,7 @@ import typer
 
 from outcrop.cli import common, printing
 from outcrop.config import format_bytes
+from outcrop.errors import ArgumentError
 
 GraphArg = Annotated[Path, typer.Argument(help="Graph folder.", metavar="GRAPH")]
 
@@ -116,9 +117,36 @@ def train(
     fresh: Annotated[
         bool, typer.Option("--fresh", help="Start over even if the checkpoint folder holds one.")
     ] = False,
+    checkpoint_minutes: Annotated[
+        float | None,
+        typer.Option("--checkpoint-minutes", help="Also checkpoints within an epoch, so far apart."),
+    ] = None,
     evaluate_every: Annotated[
         int, typer.Option("--evaluate-every", help="Epochs between scores of the validation nodes.")
     ] = 1,
+    patience: Annotated[
+        int | None,
+        typer.Option("--patience", help="End after so many scores of validation without a better one."),
+    ] = None,
+    schedule: Annotated[
+        str, typer.Option("--schedule", help="Learning rate over the epochs: constant, cosine or step.")
+    ] = "constant",
+    warmup_steps: Annotated[
+        int,
+        typer.Option("--warmup-steps", help="Updates over which the learning rate rises at the beginning."),
+    ] = 0,
+    step_epochs: Annotated[
+        int, typer.Option("--step-epochs", help="Of schedule step: epochs between its steps.")
+    ] = 10,
+    step_factor: Annotated[
+        float, typer.Option("--step-factor", help="Of schedule step: what the rate is multiplied by.")
+    ] = 0.1,
+    class_weights: Annotated[
+        str | None,
+        typer.Option(
+            "--class-weights", help="balanced, or a number per class, such as 1,1,4.", metavar="W,W"
+        ),
+    ] = None,
     seed: common.Seed = 0,
     trace_losses: Annotated[
         bool, typer.Option("--trace-losses", help="List every batch's loss in the JSON.")
@@ -166,7 +194,14 @@ def train(
             resident=resident,
             checkpoint=checkpoint,
             resume=not fresh,
+            checkpoint_minutes=checkpoint_minutes,
             evaluate_every=evaluate_every,
+            patience=patience,
+            schedule=schedule,
+            warmup_steps=warmup_steps,
+            step_epochs=step_epochs,
+            step_factor=step_factor,
+            class_weights=_parse_weights(class_weights),
             seed=seed,
             trace_losses=trace_losses,
             trace_path=trace,
@@ -176,6 +211,18 @@ def train(
     common.write_json(json, report)
     if not quiet:
         summarize(report)
+
+
+def _parse_weights(text: str | None) -> str | tuple[float, ...] | None:
+    """``balanced``, or numbers with commas between them."""
+    if text is None or text == "balanced":
+        return text
+    try:
+        return tuple(float(part) for part in text.split(","))
+    except ValueError:
+        raise ArgumentError(
+            f"class weights {text!r} are not understood; write balanced, or for example 1,1,4"
+        ) from None
 
 
 def summarize(report: dict[str, Any]) -> None:
@@ -197,6 +244,8 @@ def summarize(report: dict[str, Any]) -> None:
     facts: dict[str, object] = {"mode": report["mode"], "best epoch": report["best_epoch"]}
     if report["resumed_from"] is not None:
         facts["training"] = _resumed(report)
+    if report["stopped_early"]:
+        facts["stopped early"] = "validation got no better for as long as --patience asks"
     if report["model_file"] is not None:
         facts["model"] = report["model_file"]
     if report["test_accuracy"] is not None:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import hashlib
 import math
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -28,13 +28,23 @@ from outcrop.device import resolve
 from outcrop.errors import ArgumentError, NumericError
 from outcrop.models import Model, build_model, settle_allocator
 from outcrop.store.minibatch import MiniBatch
+from outcrop.training.callbacks import Callbacks
+from outcrop.training.rates import learning_rate
 
 if TYPE_CHECKING:
     from outcrop.runtime import Runtime
     from outcrop.trace import Trace
 
 # These may change between the runs that share a checkpoint.
-_FREE_FIELDS = ("epochs", "device", "trace_losses", "checkpoint_every", "evaluate_every")
+_FREE_FIELDS = (
+    "epochs",
+    "device",
+    "trace_losses",
+    "checkpoint_every",
+    "evaluate_every",
+    "patience",
+    "checkpoint_minutes",
+)
 
 
 class Scored(Protocol):
@@ -74,17 +84,19 @@ class EpochRecord:
 @dataclass(frozen=True)
 class TrainResult:
     """``model`` has the parameters of ``best_epoch``: best validation accuracy, the earliest of equals; without
-    validation the last epoch. ``resumed_from``: epochs that a checkpoint had behind it, None without one."""
+    validation the last epoch. ``resumed_from``: epochs that a checkpoint had behind it, None without one.
+    ``stopped_early``: validation got no better, and training ended before its last epoch."""
 
     model: Model
     epochs: list[EpochRecord]
     best_epoch: int
     batch_losses: list[float]
     resumed_from: int | None = None
+    stopped_early: bool = False
 
 
 def train(
-    batches_for_epoch: Callable[[int], Batches],
+    batches_for_epoch: Callable[..., Batches],
     valid_batches: Callable[[], Batches] | None,
     config: TrainConfig,
     out: Path | None,
@@ -96,17 +108,22 @@ def train(
     inputs: dict[str, Any] | None = None,
     counters: Callable[[], dict[str, Any]] | None = None,
     resume: bool = True,
+    class_weights: Sequence[float] | None = None,
+    callbacks: Sequence[Any] = (),
 ) -> TrainResult:
     """Trains a model by Adam on the mean cross-entropy of each batch's labelled seeds.
 
     Args:
-        batches_for_epoch: The batches of an epoch, counted from 0. An iterator with ``close`` is closed, also early.
+        batches_for_epoch: The batches of an epoch, counted from 0; where training goes on within it, called with the
+            number of the first batch, too. An iterator with ``close`` is closed, also early.
         valid_batches: Batches to score after an epoch.
         out: Folder for ``last.safetensors`` and ``best.safetensors``; None writes none.
         evaluate: Scores a model on batches; :func:`outcrop.stages.evaluate.evaluate`.
         inputs: What the batches come from, kept in checkpoints and compared when going on (outcrop.store.identity).
         counters: Called after each epoch's batches and before validation; goes into its record.
         resume: Goes on from ``out`` where it holds a checkpoint; otherwise starts over and overwrites it.
+        class_weights: What ``config.class_weights`` come to, one number per class.
+        callbacks: Told of every update and epoch (:class:`outcrop.Callback`).
 
     Raises:
         ArgumentError: No batches, a label that is no class, or a checkpoint of another training.
@@ -114,24 +131,30 @@ def train(
         DeviceError: The device is not there.
         FormatError: The checkpoint cannot be read.
     """
-    run = _Run(config, in_dim, num_classes, inputs or {}, out)
+    if config.patience is not None and valid_batches is None:
+        raise ArgumentError("patience needs validation nodes to score: import a valid split, or leave it out")
+    told = Callbacks(callbacks)
+    run = _Run(config, in_dim, num_classes, inputs or {}, out, class_weights, told)
     if out is not None and resume and (out / checkpoints.LAST).exists():
         run.restore()
     settle_allocator()
     runtime.progress.start("train", config.epochs, "epochs")
     runtime.progress.advance("train", min(run.epochs_done, config.epochs))
     for epoch in range(run.epochs_done, config.epochs):
+        if run.stopped:
+            break
         with runtime.trace.span("train.epoch", epoch=epoch):
-            record = run.epoch(epoch, batches_for_epoch(epoch), runtime.trace)
-        if counters is not None:
-            record = replace(record, counters=counters())
+            first = run.sums.batch
+            batches = batches_for_epoch(epoch, first) if first else batches_for_epoch(epoch)
+            record = run.epoch(epoch, batches, runtime.trace, counters or dict)
         last = epoch + 1 == config.epochs
         if valid_batches is not None and (last or (epoch + 1) % config.evaluate_every == 0):
             with runtime.trace.span("train.validate", epoch=epoch):
                 record = replace(record, valid_accuracy=evaluate(run.model, valid_batches()).accuracy)
         run.finish(record)
         runtime.trace.event("train.record", **record.to_json())
-        if last or (epoch + 1) % config.checkpoint_every == 0:
+        told.on_epoch(epoch, record.to_json())
+        if last or run.stopped or (epoch + 1) % config.checkpoint_every == 0:
             with runtime.trace.span("train.checkpoint", epoch=epoch):
                 run.save()
         runtime.progress.note("train", _note(record))
@@ -140,18 +163,58 @@ def train(
     return run.result()
 
 
+def stopped_early(records: Sequence[Mapping[str, Any]], best_epoch: int, patience: int | None) -> bool:
+    """Whether the last ``patience`` scores of validation, by the records of the epochs, were no better than before."""
+    if patience is None:
+        return False
+    since = [record for record in records[best_epoch + 1 :] if record["valid_accuracy"] is not None]
+    return len(since) >= patience
+
+
 def _note(record: EpochRecord) -> str:
     accuracy = "" if record.valid_accuracy is None else f", validation accuracy {record.valid_accuracy:.4f}"
     return f"loss {record.loss:.4f}{accuracy}"
+
+
+@dataclass
+class _Sums:
+    """What an epoch has come to. ``batch``: the number of the next one."""
+
+    batch: int = 0
+    loss: float = 0.0
+    labelled: int = 0
+    seconds: float = 0.0
+    load_seconds: float = 0.0
+    counters: dict[str, Any] = field(default_factory=dict)
+
+
+def _added(left: dict[str, Any], right: dict[str, Any]) -> dict[str, Any]:
+    """Counters of the parts of an epoch together, also those within counters; what is no number is of the last part."""
+    sums = dict(left)
+    for name, value in right.items():
+        if isinstance(value, dict):
+            sums[name] = _added(left.get(name, {}), value)
+        elif isinstance(value, int | float) and not isinstance(value, bool):
+            sums[name] = left.get(name, 0) + value
+        else:
+            sums[name] = value
+    return sums
 
 
 class _Run:
     """Model, optimizer and history of one training."""
 
     def __init__(
-        self, config: TrainConfig, in_dim: int, num_classes: int, inputs: dict[str, Any], out: Path | None
+        self,
+        config: TrainConfig,
+        in_dim: int,
+        num_classes: int,
+        inputs: dict[str, Any],
+        out: Path | None,
+        class_weights: Sequence[float] | None,
+        callbacks: Callbacks,
     ):
-        self.config, self.out, self.inputs = config, out, inputs
+        self.config, self.out, self.inputs, self._callbacks = config, out, inputs, callbacks
         self.device = resolve(config.device)
         self.num_classes = num_classes
         self.identity = {
@@ -159,6 +222,8 @@ class _Run:
             "num_classes": num_classes,
             **{k: v for k, v in asdict(config).items() if k not in _FREE_FIELDS},
         }
+        if config.schedule == "cosine":  # ends with the training
+            self.identity["epochs"] = config.epochs
         with _seeded(self.device, config.seed):
             model = build_model(
                 config.model,
@@ -177,36 +242,63 @@ class _Run:
         self.batch_losses: list[float] = []
         self.best_epoch, self.best = -1, dict[str, torch.Tensor]()
         self.resumed_from: int | None = None
+        self.updates, self.sums, self._saved = 0, _Sums(), time.monotonic()
+        self._weight = None
+        if class_weights is not None:
+            self._weight = torch.tensor(class_weights, dtype=torch.float32, device=self.device)
 
     @property
     def epochs_done(self) -> int:
         return len(self.records)
 
-    def epoch(self, epoch: int, batches: Batches, trace: Trace) -> EpochRecord:
+    @property
+    def stopped(self) -> bool:
+        """Whether validation got no better for as long as patience lasts."""
+        return stopped_early([vars(record) for record in self.records], self.best_epoch, self.config.patience)
+
+    def epoch(
+        self, epoch: int, batches: Batches, trace: Trace, counters: Callable[[], dict[str, Any]]
+    ) -> EpochRecord:
+        """Trains what is left of the epoch."""
         self.model.train()
-        start, waited = time.perf_counter(), 0.0
-        loss_sum, labelled, number = 0.0, 0, 0
+        before, sums = replace(self.sums), self.sums
+        start = time.perf_counter()
         iterator = iter(batches)
         try:
             while True:
                 asked = time.perf_counter()
                 batch = next(iterator, None)
-                waited += time.perf_counter() - asked
+                sums.load_seconds += time.perf_counter() - asked
                 if batch is None:
                     break
-                with trace.span("compute", split="train", epoch=epoch, batch=number):
-                    loss, count = self._step(batch, epoch, number)
+                with trace.span("compute", split="train", epoch=epoch, batch=sums.batch):
+                    loss, count = self._step(batch, epoch, sums.batch)
                 del batch
-                loss_sum, labelled, number = loss_sum + loss * count, labelled + count, number + 1
+                sums.batch += 1
+                sums.loss, sums.labelled = sums.loss + loss * count, sums.labelled + count
                 if self.config.trace_losses:
                     self.batch_losses.append(loss)
+                if self._is_time_to_save():
+                    sums.seconds = before.seconds + time.perf_counter() - start
+                    sums.counters = _added(before.counters, counters())
+                    with trace.span("train.checkpoint", epoch=epoch):
+                        self.save()
         finally:
             if (close := getattr(iterator, "close", None)) is not None:
                 close()
-        if number == 0:
+        if sums.batch == 0:
             raise ArgumentError(f"epoch {epoch} has no training batches: the train split is empty")
-        seconds = time.perf_counter() - start
-        return EpochRecord(epoch, seconds, waited, loss_sum / labelled if labelled else math.nan)
+        seconds = before.seconds + time.perf_counter() - start
+        loss = sums.loss / sums.labelled if sums.labelled else math.nan
+        self.sums = _Sums()
+        counted = _added(before.counters, counters())
+        return EpochRecord(epoch, seconds, sums.load_seconds, loss, counters=counted)
+
+    def _is_time_to_save(self) -> bool:
+        minutes = self.config.checkpoint_minutes
+        if minutes is None or self.out is None or not self.updates:
+            return False
+        return time.monotonic() - self._saved >= 60 * minutes
 
     def _step(self, batch: MiniBatch, epoch: int, number: int) -> tuple[float, int]:
         """One update. Returns the loss and the number of labelled seeds; without these nothing is updated."""
@@ -220,7 +312,10 @@ class _Run:
             )
         with _seeded(self.device, self.config.seed, epoch, number, needed=self.config.dropout > 0):
             scores = self.model(batch)
-        loss = F.cross_entropy(scores, batch.y, ignore_index=-1)
+        loss = F.cross_entropy(scores, batch.y, weight=self._weight, ignore_index=-1)
+        rate = learning_rate(self.config, epoch, self.updates)
+        for group in self.optimizer.param_groups:
+            group["lr"] = rate
         self.optimizer.zero_grad(set_to_none=True)
         loss.backward()
         value = loss.item()
@@ -230,6 +325,9 @@ class _Run:
                 f"values in the features, or lower the learning rate ({self.config.learning_rate})"
             )
         self.optimizer.step()
+        values = {"epoch": epoch, "batch": number, "loss": value, "learning_rate": rate}
+        self._callbacks.on_step(self.updates, values)
+        self.updates += 1
         return value, count
 
     def finish(self, record: EpochRecord) -> None:
@@ -245,6 +343,7 @@ class _Run:
         }
 
     def save(self) -> None:
+        """Writes both files; within an epoch only ``last``: the best model is as it was."""
         if self.out is None:
             return
         meta = Meta(
@@ -254,22 +353,26 @@ class _Run:
             self.inputs,
             [asdict(record) for record in self.records],
             self.batch_losses,
+            self.updates,
+            asdict(self.sums) if self.sums.batch else {},
         )
         state: State = self.model.state_dict()
         checkpoints.write(
             self.out / checkpoints.LAST,
             Checkpoint(meta, state, self.best, checkpoints.optimizer_state(self.optimizer)),
         )
-        checkpoints.write(self.out / checkpoints.BEST, Checkpoint(meta, self.best))
+        if not meta.partial:
+            checkpoints.write(self.out / checkpoints.BEST, Checkpoint(meta, self.best))
+        self._saved = time.monotonic()
 
     def restore(self) -> None:
         assert self.out is not None
         path = self.out / checkpoints.LAST
         found = checkpoints.read(path, "last")
         checkpoints.require_same(path, found.meta, self.identity, self.inputs)
-        if found.meta.epochs_done > self.config.epochs:
+        if found.meta.epochs_begun > self.config.epochs:
             raise ArgumentError(
-                f"{path} has {found.meta.epochs_done} epochs behind it, {self.config.epochs} were "
+                f"{path} has {found.meta.epochs_begun} epochs behind it, {self.config.epochs} were "
                 "asked for: ask for at least as many, or choose another checkpoint folder"
             )
         checkpoints.load_into(path, self.model, found.model)
@@ -278,11 +381,15 @@ class _Run:
         self.batch_losses = list(found.meta.batch_losses)
         self.best_epoch, self.best = found.meta.best_epoch, found.best
         self.resumed_from = self.epochs_done
+        self.updates, self.sums = found.meta.updates, _Sums(**found.meta.partial)
         checkpoints.renew_best(self.out, found)
 
     def result(self) -> TrainResult:
         self.model.load_state_dict(self.best)
-        return TrainResult(self.model, self.records, self.best_epoch, self.batch_losses, self.resumed_from)
+        early = self.stopped and self.epochs_done < self.config.epochs
+        return TrainResult(
+            self.model, self.records, self.best_epoch, self.batch_losses, self.resumed_from, early
+        )
 
 
 @contextmanager

@@ -1,0 +1,1 @@
+"""What a training is made of beside its loop: learning rates, callbacks, class weights, when to stop."""
