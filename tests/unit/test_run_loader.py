@@ -23,6 +23,7 @@ from outcrop.loading.ranks import Ranks
 from outcrop.runtime import Runtime
 from outcrop.store.graph import open_graph
 from outcrop.store.samples import open_samples
+from outcrop.testing import write_graph
 
 importlib.import_module(
     "torch_geometric"
@@ -356,3 +357,36 @@ def test_memory_is_given_back(run, monkeypatch):
         use(kept)
     gc.collect()
     assert [budget.now_bytes for budget in budgets] == [0, 0]
+
+
+@pytest.mark.parametrize("mode", ["packed", "online"])
+def test_edges_have_their_weights_and_ids(tmp_path, mode):
+    """Of every edge of a batch, against a dictionary of the graph's edges."""
+    rng = np.random.default_rng(3)
+    edges = np.unique(rng.integers(0, 900, (2, 9000)), axis=1)
+    weights = rng.random(edges.shape[1]).astype(np.float32)
+    weight_of = {(int(u), int(v)): float(w) for u, v, w in zip(*edges, weights, strict=True)}
+    graph = write_graph(
+        tmp_path / "graph",
+        edges,
+        1000,  # the last ones have no edges
+        Runtime(threads=1),
+        features=rng.standard_normal((1000, 5)).astype(np.float32),
+        splits={"train": np.arange(0, 1000, 7), "valid": np.arange(1, 1000, 70)},
+        edge_weight=weights,
+    )
+    run = outcrop.prepare(graph, tmp_path / "run", fanouts=(4, 3), batch_size=50, memory="4MiB")
+    every = graph.edge_index()
+    assert sorted(map(tuple, every.T.tolist()), key=lambda edge: edge[::-1]) == list(
+        map(tuple, every.T.tolist())
+    )
+    assert set(map(tuple, every.T.tolist())) == set(weight_of)
+    loaders = [run.loader(split, mode=mode, edge_ids=True) for split in ("train", "valid", "all")]
+    count = 0
+    for batch in (batch for loader in loaders for batch in loader):
+        ends = batch.n_id[batch.edge_index].numpy()
+        assert batch.edge_weight.tolist() == [weight_of[u, v] for u, v in ends.T.tolist()]
+        assert np.array_equal(every[:, batch.e_id.numpy()], ends)
+        count += batch.num_edges
+    assert count > 10_000
+    assert "e_id" not in next(iter(run.loader(mode=mode)))

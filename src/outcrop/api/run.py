@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import weakref
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
 
@@ -15,6 +15,7 @@ from outcrop.config import CPU, BaselineConfig, DeviceConfig, SampleConfig, Size
 from outcrop.device import gpu_named
 from outcrop.errors import ArgumentError, FormatError
 from outcrop.feeders import RecordedGraphs, SampledGraphs
+from outcrop.loading.edges import EdgeLookup
 from outcrop.loading.input_ids import InputIds, checked_ids
 from outcrop.loading.ranks import process_ranks
 from outcrop.loading.run_loader import RunLoader, Source
@@ -36,6 +37,7 @@ from outcrop.slots import HostSlot, SlotPool
 from outcrop.stages import load
 from outcrop.store import manifest as manifests
 from outcrop.store import packed, placement, run, samples
+from outcrop.store.batches import BatchGraph
 from outcrop.store.graph import SPLITS, Graph, open_graph
 from outcrop.store.manifest import Manifest
 
@@ -250,6 +252,7 @@ class Run:
         world: int | None = None,
         accumulate: int | None = None,
         uneven: str = "wrap",
+        edge_ids: bool = False,
         mode: str = "packed",
         device: str = "cpu",
     ) -> RunLoader:
@@ -269,6 +272,7 @@ class Run:
                 ``n % accumulate % world``. None: ``world``.
             uneven: Where batches do not divide evenly: ``wrap`` gives the first ones once more, ``drop`` leaves the
                 last ones out, ``short`` gives some ranks fewer.
+            edge_ids: Batches get ``e_id``, positions of their edges in ``run.graph.edge_index()``.
             mode: Where rows come from (:data:`outcrop.stages.load.MODES`). Batches that are drawn come from ``online``
                 where it says ``packed``.
             device: ``cpu``, ``cuda`` or ``cuda:N``.
@@ -285,9 +289,9 @@ class Run:
         to = DeviceConfig(device, self.info.plan.gpu_memory)
         drawn = not isinstance(split, str) or split == "all"
         if drawn or (shuffle is not None and shuffle != (split == "train")):
-            source = self._drawn_source(split, bool(shuffle), mode, to)
+            source = self._drawn_source(split, bool(shuffle), mode, to, edge_ids)
         else:
-            source = self._recorded_source(str(split), mode, to)
+            source = self._recorded_source(str(split), mode, to, edge_ids)
         return RunLoader(source, self._sessions(), ranks, epoch)
 
     def _sessions(self) -> Sessions:
@@ -298,7 +302,7 @@ class Run:
             self._shared = weakref.ref(shared)
         return shared
 
-    def _recorded_source(self, split: str, mode: str, to: DeviceConfig) -> Source:
+    def _recorded_source(self, split: str, mode: str, to: DeviceConfig, edge_ids: bool) -> Source:
         with manifests.opening(self.path / "sample", samples.FORMAT, samples.VERSION) as manifest:
             groups = samples.groups_of(manifest)
         if split not in groups:
@@ -321,11 +325,14 @@ class Run:
             key=("recorded", mode, to),
             open=open_it,
             input_ids=(lambda runtime: split_positions(graph, runtime, split)) if by_node else None,
+            complete=edge_lookup(graph, edge_ids, self.info.sample),
             identity={"run": manifest.digest()},
             home=str(self.path),
         )
 
-    def _drawn_source(self, split: str | ArrayLike, shuffle: bool, mode: str, to: DeviceConfig) -> Source:
+    def _drawn_source(
+        self, split: str | ArrayLike, shuffle: bool, mode: str, to: DeviceConfig, edge_ids: bool
+    ) -> Source:
         """Batches around nodes that the run has none of, drawn with its options."""
         sample = self.info.sample
         if sample.task == "link":
@@ -333,14 +340,9 @@ class Run:
                 f"{self.path} was prepared for edges: only its splits train, valid and test have batches"
             )
         config = replace(sample, splits=("train" if shuffle else "infer",), epochs=EVERY_EPOCH, first_epoch=0)
+        mode = "online" if mode == "packed" else mode
         return drawn_source(
-            self.graph,
-            split,
-            config,
-            "online" if mode == "packed" else mode,
-            self.memory,
-            to,
-            home=str(self.path),
+            self.graph, split, config, mode, self.memory, to, edge_ids=edge_ids, home=str(self.path)
         )
 
 
@@ -352,6 +354,7 @@ def drawn_source(
     memory: Size | None,
     to: DeviceConfig,
     *,
+    edge_ids: bool = False,
     home: str,
 ) -> Source:
     """Batches of ``config`` around any nodes, drawn as they are needed: shuffled in every epoch if the only split of
@@ -383,6 +386,7 @@ def drawn_source(
         key=object(),
         open=open_it,
         input_ids=lambda runtime: positions,
+        complete=edge_lookup(graph, edge_ids, config),
         identity=identity,
         home=home,
     )
@@ -400,6 +404,23 @@ def _chosen_ids(graph: Graph, split: str | ArrayLike, home: str) -> tuple[Ids, s
             return graph.split(runtime, split), split, split
     ids = checked_ids(split, graph.num_nodes, home)
     return ids, f"{len(ids)} nodes", hashlib.sha256(ids.tobytes()).hexdigest()
+
+
+def edge_lookup(
+    graph: Graph, ids: bool, config: SampleConfig
+) -> Callable[[Runtime], Callable[[BatchGraph], BatchGraph]] | None:
+    """What adds edge weights, and ids where they are asked for; None where there is nothing to add.
+
+    Raises:
+        ArgumentError: Ids of batches from elsewhere, whose edges need not be the graph's.
+    """
+    if config.sampler == "foreign":
+        if ids:
+            raise ArgumentError("batches from elsewhere have edges of their own, without ids in the graph")
+        return None
+    if not ids and not graph.has("edge_weight"):
+        return None
+    return lambda runtime: EdgeLookup(graph, runtime, ids=ids)
 
 
 def split_positions(graph: Graph, runtime: Runtime, split: str) -> InputIds:

@@ -29,6 +29,10 @@ def to_pyg(batch: MiniBatch, *, number: int | None = None, input_id: np.ndarray 
     optional: dict[str, Any] = {}
     if number is not None:
         optional["number"] = number
+    if graph.edge_weight is not None:
+        optional["edge_weight"] = torch.from_numpy(graph.edge_weight).to(device)
+    if graph.edge_ids is not None:
+        optional["e_id"] = torch.from_numpy(graph.edge_ids).to(device)
     if input_id is not None:
         optional["input_id"] = torch.from_numpy(input_id).to(device)
     if not graph.whole:

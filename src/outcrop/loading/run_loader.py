@@ -13,6 +13,7 @@ from outcrop.loading.input_ids import InputIds
 from outcrop.loading.ranks import Ranks
 from outcrop.loading.sessions import Open, OpenSession, Sessions
 from outcrop.runtime import Runtime
+from outcrop.store.batches import BatchGraph
 
 if TYPE_CHECKING:
     from torch_geometric.data import Data
@@ -33,6 +34,7 @@ class Source:
         key: Equal for loaders that can share a session.
         open: Opens one.
         input_ids: Ids that seeds are positions in, opened within a runtime; None: batches have no ``input_id``.
+        complete: Makes, within a runtime, what adds edge weights and ids to batches; None: nothing does.
         identity: What must be the same for a state to be loaded, beside ranks.
         home: Where the batches lie, for messages.
     """
@@ -44,6 +46,7 @@ class Source:
     key: Hashable
     open: Open
     input_ids: Callable[[Runtime], InputIds] | None
+    complete: Callable[[Runtime], Callable[[BatchGraph], BatchGraph]] | None
     identity: Mapping[str, Any]
     home: str
 
@@ -68,8 +71,9 @@ class RunLoader:
 
     Batches have ``x`` [n, D], ``edge_index`` int64 [2, E], ``y`` (of the seeds), ``n_id``, ``batch_size``,
     ``num_sampled_nodes``, ``num_sampled_edges`` in NeighborLoader's conventions, ``input_id`` int64 [batch_size]
-    (positions of the seeds in the split, or in the ids given) and ``number``, which batch of the epoch it is. ``x``
-    lies in one of a few buffers: do not keep more than one batch without cloning it.
+    (positions of the seeds in the split, or in the ids given) and ``number``, which batch of the epoch it is;
+    ``edge_weight`` float32 [E] where the graph has weights, and ``e_id`` int64 [E] where it was asked for: positions in
+    ``graph.edge_index()``. ``x`` lies in one of a few buffers: do not keep more than one batch without cloning it.
     """
 
     def __init__(self, source: Source, sessions: Sessions, ranks: Ranks, epoch: int | None = None):
@@ -261,7 +265,8 @@ class _Pass:
         used = sessions.take(source.key, source.open)
         try:
             self._input_ids = None if source.input_ids is None else source.input_ids(used.runtime)
-            self._batches = used.session.batches(source.split, epoch, numbers=left)
+            complete = None if source.complete is None else source.complete(used.runtime)
+            self._batches = used.session.batches(source.split, epoch, numbers=left, complete=complete)
         except BaseException:
             sessions.give_back(used)
             raise

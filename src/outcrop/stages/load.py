@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import count
 from typing import TYPE_CHECKING, Any
@@ -37,6 +37,7 @@ from outcrop.runtime import Runtime
 from outcrop.slots import HostSlot, SlotPool, host_pool
 from outcrop.store import record
 from outcrop.store.arrays import DiskArray
+from outcrop.store.batches import BatchGraph
 from outcrop.store.graph import Graph
 from outcrop.store.packed import PackedRecords
 from outcrop.store.placement import Placement
@@ -89,12 +90,14 @@ class LoadSession:
         epoch: int = 0,
         *,
         numbers: Sequence[int] | None = None,
+        complete: Callable[[BatchGraph], BatchGraph] | None = None,
         overlapped: bool = True,
     ) -> Loader:
         """One pass over ``split``; use it as an iterator, close it (or let it go) when done.
 
         Args:
             numbers: Which batches of the epoch, in which order; None: all.
+            complete: Adds to the structure of each batch, in a stage of its own.
             overlapped: Else the stages run one after another when a batch is asked for, to compare with.
 
         A session makes one pass at a time, because the batches that one has under way could take the buffers that the
@@ -110,7 +113,15 @@ class LoadSession:
             previous.supersede()
         source = self._feeder.source(split, epoch, numbers)
         loader = Loader(
-            self._feeder, self._pool, self._transfer, split, epoch, self._runtime, overlapped, source
+            self._feeder,
+            self._pool,
+            self._transfer,
+            split,
+            epoch,
+            self._runtime,
+            overlapped,
+            source,
+            complete,
         )
         self._current = weakref.ref(loader)
         return loader
@@ -156,6 +167,7 @@ class Loader:
         runtime: Runtime,
         overlapped: bool,
         source: Iterable[Any],
+        complete: Callable[[BatchGraph], BatchGraph] | None = None,
     ):
         self.stats = LoadStats()
         self._superseded = False
@@ -189,6 +201,12 @@ class Loader:
             assert item.graph is not None
             return transfer.deliver(Arrived(item.graph, item.lease, item.table), stopped), item
 
+        def add(item: Item) -> Item:
+            assert complete is not None
+            assert item.graph is not None
+            item.graph = complete(item.graph)
+            return item
+
         def check_not_starved() -> None:
             pool.check_not_starved()
             transfer.check_not_starved()
@@ -198,6 +216,7 @@ class Loader:
             ("read", feeder.read),
             ("assemble", feeder.assemble),
             ("share", feeder.share),
+            *((("complete", add),) if complete is not None else ()),
             ("transfer", deliver),
         )
         drawn = _drawn(source, traced)

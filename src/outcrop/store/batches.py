@@ -33,6 +33,8 @@ class BatchGraph:
         edge_label_index: int32 [2, num_label_edges], local (source, target) of the edges to be predicted; all are
             seeds. None unless the task is link prediction.
         edge_label: float32 [num_label_edges], 1 = positive, 0 = negative.
+        edge_weight: float32 [num_edges], in the order of ``col``; None where the graph has none or nobody asked.
+        edge_ids: int64 [num_edges], positions in :meth:`outcrop.Graph.edge_index`; None where nobody asked.
     """
 
     n_id: np.ndarray
@@ -45,6 +47,8 @@ class BatchGraph:
     whole: bool = False
     edge_label_index: np.ndarray | None = None
     edge_label: np.ndarray | None = None
+    edge_weight: np.ndarray | None = None
+    edge_ids: np.ndarray | None = None
 
     @property
     def num_label_edges(self) -> int:

@@ -110,6 +110,16 @@ class Graph:
         """Array ``name`` open for reading. Raises FormatError where the graph has none."""
         return DiskArray(runtime, self.path, self.spec(name))
 
+    def edge_index(self) -> np.ndarray:
+        """All edges, int64 [2, num_edges] of (source, target), by target and then by source, in memory.
+
+        This is the order of ``edge_weight`` and of the ``e_id`` of batches.
+        """
+        with Runtime() as runtime:
+            indptr, indices = (self.array(runtime, name).read("edge-index") for name in ("indptr", "indices"))
+        targets = np.repeat(np.arange(self.num_nodes, dtype=np.int64), np.diff(indptr))
+        return np.stack([indices.astype(np.int64), targets])
+
     def split(self, runtime: Runtime, name: str) -> np.ndarray:
         """Node ids of split ``name``, int64, ascending."""
         return self.array(runtime, name).read(f"split-{name}")
