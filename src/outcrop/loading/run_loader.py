@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 import weakref
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from outcrop.errors import ArgumentError, OutcropWarning
@@ -17,6 +17,8 @@ from outcrop.store.batches import BatchGraph
 
 if TYPE_CHECKING:
     from torch_geometric.data import Data
+
+    from outcrop.store.minibatch import MiniBatch
 
 _STATE_VERSION = 1
 
@@ -53,12 +55,15 @@ class Source:
 
 @dataclass
 class _Place:
-    """Where a loader is: ``position`` batches of ``epoch`` were handed out; ``over``: and there are no more."""
+    """Where a pass is: ``position`` batches of ``epoch`` were handed out; ``over``: and there are no more.
+
+    ``begun``: somebody asked for a batch. Some frameworks make iterators that they do not use.
+    """
 
     epoch: int = 0
     position: int = 0
-    over: bool = True
-    begun: bool = field(default=False)
+    over: bool = False
+    begun: bool = False
 
 
 class RunLoader:
@@ -118,7 +123,9 @@ class RunLoader:
         self._fixed = epoch
 
     def __iter__(self) -> Iterator[Data]:
-        """Begins a pass. A pass of this loader that is still under way ends.
+        """Begins a pass, which opens what it needs when the first batch is asked for, and counts as an epoch then.
+
+        A pass of this loader that is still under way ends.
 
         Raises:
             ArgumentError: In a worker process of a DataLoader.
@@ -141,12 +148,14 @@ class RunLoader:
     def _begin(self) -> _Pass:
         _refuse_worker()
         self._end_pass()
+        if self._place.begun:
+            self._next, self._resumed = self._place.epoch + 1, None
         epoch, position = self._where_to_begin()
         self._warn_of_replay(epoch)
         count = self._source.count
         numbers = None if count is None else self._ranks.batches(count)
         begun = _Pass(self._source, self._sessions, epoch, numbers, position)
-        self._place, self._next, self._resumed = begun.place, epoch + 1, None
+        self._place = begun.place
         self._pass = weakref.ref(begun)
         return begun
 
@@ -259,18 +268,28 @@ class _Pass:
     def __init__(
         self, source: Source, sessions: Sessions, epoch: int, numbers: Sequence[int] | None, start: int
     ):
-        self.place = _Place(epoch, start, over=False, begun=True)
-        self._numbers = numbers
-        left = None if numbers is None or (isinstance(numbers, range) and not start) else numbers[start:]
-        used = sessions.take(source.key, source.open)
+        self.place = _Place(epoch, start)
+        self._source, self._sessions, self._numbers = source, sessions, numbers
+        self._input_ids: InputIds | None = None
+        self._batches: Iterator[MiniBatch] = iter(())
+        self._finish: weakref.finalize | None = None  # closes the pass, once it has begun
+        self._closed = False
+
+    def _begin(self) -> None:
+        source, place, numbers = self._source, self.place, self._numbers
+        place.begun = True
+        whole = numbers is None or (isinstance(numbers, range) and not place.position)
+        left = None if whole or numbers is None else numbers[place.position :]
+        used = self._sessions.take(source.key, source.open)
         try:
             self._input_ids = None if source.input_ids is None else source.input_ids(used.runtime)
             complete = None if source.complete is None else source.complete(used.runtime)
-            self._batches = used.session.batches(source.split, epoch, numbers=left, complete=complete)
+            batches = used.session.batches(source.split, place.epoch, numbers=left, complete=complete)
         except BaseException:
-            sessions.give_back(used)
+            self._sessions.give_back(used)
             raise
-        self._finish = weakref.finalize(self, _finish, self._batches, sessions, used)
+        self._batches = batches
+        self._finish = weakref.finalize(self, _finish, batches, self._sessions, used)
 
     def __iter__(self) -> Iterator[Data]:
         return self
@@ -278,30 +297,34 @@ class _Pass:
     def __next__(self) -> Data:
         from outcrop.loading.pyg import to_pyg
 
-        if not self._finish.alive:
-            self._mark_over()
+        if self._finish is None and not self._closed and not self._at_end():
+            self._begin()
+        if self._finish is None or not self._finish.alive:
+            self.place.over = self._at_end()
             raise StopIteration
         try:
             batch = next(self._batches)
         except BaseException as error:
             self.close()
-            if isinstance(error, StopIteration):
-                self._mark_over()
+            self.place.over = isinstance(error, StopIteration)
             raise
         place = self.place
         number = place.position if self._numbers is None else self._numbers[place.position]
         ids = self._input_ids
         data = to_pyg(batch, number=number, input_id=None if ids is None else ids.of(batch.graph))
         place.position += 1
-        if self._numbers is not None and place.position == len(self._numbers):
+        if self._at_end():
             self.close()  # others can use the session at once: many callers never ask for the end
         return data
 
-    def _mark_over(self) -> None:
-        self.place.over = self._numbers is None or self.place.position == len(self._numbers)
+    def _at_end(self) -> bool:
+        """Of a pass whose batches are counted."""
+        return self._numbers is not None and self.place.position == len(self._numbers)
 
     def close(self) -> None:
-        self._finish()
+        self._closed = True
+        if self._finish is not None:
+            self._finish()
 
 
 def _finish(batches: Any, sessions: Sessions, used: OpenSession) -> None:
