@@ -19,6 +19,7 @@ Size = int | str
 
 TOPOLOGIES = ("automatic", "memory", "paged", "map")
 INITIATORS = ("engine", "gpu")
+PRECISIONS = ("float32", "bfloat16")
 SCHEDULES = ("constant", "cosine", "step")
 SAMPLERS = ("neighbor", "labor", "shadow", "weighted", "foreign")
 
@@ -266,6 +267,8 @@ class TrainConfig:
             ``step_factor`` after every ``step_epochs`` (:mod:`outcrop.training.rates`).
         warmup_steps: Updates at the beginning over which the rate rises linearly to where it should be.
         class_weights: What the loss of a seed counts, by its label: one number per class, or ``balanced``.
+        precision: Of dense products in training: ``float32``, or ``bfloat16`` as under ``torch.autocast``. Parameters,
+            sums over neighbours and scores of validation are float32 in both.
         checkpoint_minutes: Time between checkpoints within an epoch; None: only between epochs; 0: after every batch.
     """
 
@@ -288,10 +291,12 @@ class TrainConfig:
     step_epochs: int = 10
     step_factor: float = 0.1
     class_weights: str | tuple[float, ...] | None = None
+    precision: Literal["float32", "bfloat16"] = "float32"
     checkpoint_minutes: float | None = None
 
     def __post_init__(self) -> None:
-        if problems := [*self._problems_of_the_model(), *self._problems_of_learning()]:
+        found = (self._problems_of_the_model, self._problems_of_learning, self._problems_of_weights)
+        if problems := [problem for of in found for problem in of()]:
             raise ArgumentError("; ".join(problems))
 
     def _problems_of_the_model(self) -> list[str]:
@@ -323,19 +328,24 @@ class TrainConfig:
             problems.append(f"weight decay {self.weight_decay} is negative or not a number")
         if not -(2**63) <= self.seed < 2**64:
             problems.append(f"seed {self.seed} does not fit 64 bits")
-        if self.schedule not in SCHEDULES:
-            problems.append(f"schedule {self.schedule!r} is unknown; known: {', '.join(SCHEDULES)}")
+        for name, known in (("schedule", SCHEDULES), ("precision", PRECISIONS)):
+            if getattr(self, name) not in known:
+                problems.append(f"{name} {getattr(self, name)!r} is unknown; known: {', '.join(known)}")
         if self.warmup_steps < 0:
             problems.append(f"warmup steps {self.warmup_steps} is negative")
         if not 0.0 < self.step_factor <= 1.0:
             problems.append(f"step factor {self.step_factor} is not in (0, 1]")
+        if self.checkpoint_minutes is not None and not 0.0 <= self.checkpoint_minutes < math.inf:
+            problems.append(f"{self.checkpoint_minutes} minutes between checkpoints are not possible")
+        return problems
+
+    def _problems_of_weights(self) -> list[str]:
+        problems = []
         weights = self.class_weights
         if isinstance(weights, str) and weights != "balanced":
             problems.append(f"class weights {weights!r} are not 'balanced'; else give one number per class")
         if isinstance(weights, tuple) and not all(0.0 <= weight < math.inf for weight in weights):
             problems.append(f"class weights {weights} are not all finite and at least 0")
-        if self.checkpoint_minutes is not None and not 0.0 <= self.checkpoint_minutes < math.inf:
-            problems.append(f"{self.checkpoint_minutes} minutes between checkpoints are not possible")
         return problems
 
 

@@ -3,11 +3,17 @@
 Each layer is one autograd function with a written-out backward pass. Gradients of the input are made only where they
 are wanted (never for the features of a batch). A layer is linear in its input apart from attention weights, so the
 sparse and the dense product may swap: :func:`aggregate_first` decides by operation count, from shapes alone.
+
+Under ``torch.autocast`` dense products take their factors in its dtype; sums over neighbours, attention weights and all
+that lies between layers stay float32 (torch's own layers leave sums and softmax in float32, too).
 """
 
 # pyright: reportIncompatibleMethodOverride=false
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -33,48 +39,86 @@ def aggregate_first(block: Block, in_dim: int, out_dim: int, heads: int = 1) -> 
     return aggregate <= transform
 
 
+@dataclass(frozen=True)
+class Products:
+    """Dense products whose factors are rounded to ``dtype`` and whose results are float32; None: as they are."""
+
+    dtype: torch.dtype | None = None
+
+    def mm(self, left: Tensor, right: Tensor) -> Tensor:
+        """Equals ``(left.to(dtype) @ right.to(dtype)).to(left.dtype)``."""
+        if self.dtype is None:
+            return left @ right
+        return (left.to(self.dtype) @ right.to(self.dtype)).to(left.dtype)
+
+    def addmm(self, bias: Tensor, left: Tensor, right: Tensor) -> Tensor:
+        return torch.addmm(bias, left, right) if self.dtype is None else self.mm(left, right).add_(bias)
+
+    def addmm_(self, out: Tensor, left: Tensor, right: Tensor) -> Tensor:
+        return out.addmm_(left, right) if self.dtype is None else out.add_(self.mm(left, right))
+
+
+@contextmanager
+def _products(x: Tensor) -> Iterator[Products]:
+    """The products that ``torch.autocast`` asks for; within the block nothing else is cast."""
+    kind = x.device.type
+    if not torch.is_autocast_enabled(kind):
+        yield Products()
+        return
+    dtype = torch.get_autocast_dtype(kind)
+    with torch.autocast(kind, enabled=False):
+        yield Products(dtype)
+
+
 class _Sage(torch.autograd.Function):
     """out = mean_A(x) Wl' + b + x[:T] Wr'."""
 
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, left: Tensor, bias: Tensor, right: Tensor, block: Block, first: bool
+        ctx: Any,
+        x: Tensor,
+        left: Tensor,
+        bias: Tensor,
+        right: Tensor,
+        block: Block,
+        first: bool,
+        dense: Products,
     ) -> Tensor:
         scale = block.counts.clamp(min=1).to(x.dtype).reciprocal_().unsqueeze(1)
-        mean = spmm(block, x if first else x @ left.t()).mul_(scale)
-        out = torch.addmm(bias, mean, left.t()) if first else mean.add_(bias)
-        out.addmm_(x[: block.num_targets], right.t())
-        ctx.block, ctx.first = block, first
+        mean = spmm(block, x if first else dense.mm(x, left.t())).mul_(scale)
+        out = dense.addmm(bias, mean, left.t()) if first else mean.add_(bias)
+        dense.addmm_(out, x[: block.num_targets], right.t())
+        ctx.block, ctx.first, ctx.dense = block, first, dense
         ctx.save_for_backward(x, left, right, scale, mean if first else None)
         return out
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         x, left, right, scale, mean = ctx.saved_tensors
-        block, grad = ctx.block, grad.contiguous()
+        block, dense, grad = ctx.block, ctx.dense, grad.contiguous()
         target = x[: block.num_targets]
         grad_x = inner = None
         if ctx.first:
-            grad_left = grad.t() @ mean
+            grad_left = dense.mm(grad.t(), mean)
             if ctx.needs_input_grad[0]:
-                grad_x = spmm_transposed(block, (grad @ left).mul_(scale))
+                grad_x = spmm_transposed(block, dense.mm(grad, left).mul_(scale))
         else:
             inner = spmm_transposed(block, grad * scale)
-            grad_left = inner.t() @ x
+            grad_left = dense.mm(inner.t(), x)
             if ctx.needs_input_grad[0]:
-                grad_x = inner @ left
+                grad_x = dense.mm(inner, left)
         if grad_x is not None:
-            grad_x[: block.num_targets].addmm_(grad, right)
-        return grad_x, grad_left, grad.sum(0), grad.t() @ target, None, None
+            dense.addmm_(grad_x[: block.num_targets], grad, right)
+        return grad_x, grad_left, grad.sum(0), dense.mm(grad.t(), target), None, None, None
 
 
 def sage(conv: SAGEConv, x: Tensor, block: Block) -> Tensor:
     """Equals ``conv((x, x[:T]), edge_index)``: mean over the sampled in-neighbours, and the target itself."""
     check_block(block, x)
     left, right = conv.lin_l.weight, conv.lin_r.weight
-    return _Sage.apply(
-        x, left, conv.lin_l.bias, right, block, aggregate_first(block, left.shape[1], left.shape[0])
-    )
+    first = aggregate_first(block, left.shape[1], left.shape[0])
+    with _products(x) as dense:
+        return _Sage.apply(x, left, conv.lin_l.bias, right, block, first, dense)
 
 
 class _Gcn(torch.autograd.Function):
@@ -90,27 +134,28 @@ class _Gcn(torch.autograd.Function):
         loops: Tensor,
         block: Block,
         first: bool,
+        dense: Products,
     ) -> Tensor:
-        inner = x if first else x @ weight.t()
+        inner = x if first else dense.mm(x, weight.t())
         total = spmm(block, inner, edges).addcmul_(inner[: block.num_targets], loops)
-        ctx.block, ctx.first = block, first
+        ctx.block, ctx.first, ctx.dense = block, first, dense
         ctx.save_for_backward(None if first else x, weight, edges, loops, total if first else None)
-        return torch.addmm(bias, total, weight.t()) if first else total.add_(bias)
+        return dense.addmm(bias, total, weight.t()) if first else total.add_(bias)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         x, weight, edges, loops, total = ctx.saved_tensors
-        block, grad, grad_x = ctx.block, grad.contiguous(), None
+        block, dense, grad, grad_x = ctx.block, ctx.dense, grad.contiguous(), None
         if ctx.first:
-            grad_weight = grad.t() @ total
+            grad_weight = dense.mm(grad.t(), total)
             if ctx.needs_input_grad[0]:
-                grad_x = _spread(block, grad @ weight, edges, loops)
+                grad_x = _spread(block, dense.mm(grad, weight), edges, loops)
         else:
             inner = _spread(block, grad, edges, loops)
-            grad_weight = inner.t() @ x
+            grad_weight = dense.mm(inner.t(), x)
             if ctx.needs_input_grad[0]:
-                grad_x = inner @ weight
-        return grad_x, grad_weight, grad.sum(0), None, None, None, None
+                grad_x = dense.mm(inner, weight)
+        return grad_x, grad_weight, grad.sum(0), None, None, None, None, None
 
 
 def _spread(block: Block, grad: Tensor, edges: Tensor, loops: Tensor) -> Tensor:
@@ -147,7 +192,8 @@ def gcn(conv: GCNConv, x: Tensor, block: Block, degree: Tensor | None = None) ->
     check_block(block, x)
     weight = conv.lin.weight
     first = aggregate_first(block, weight.shape[1], weight.shape[0])
-    return _Gcn.apply(x, weight, conv.bias, *gcn_weights(block, x.dtype, degree), block, first)
+    with _products(x) as dense:
+        return _Gcn.apply(x, weight, conv.bias, *gcn_weights(block, x.dtype, degree), block, first, dense)
 
 
 class _Attention(torch.autograd.Function):
@@ -242,6 +288,11 @@ class _WeightedSum(torch.autograd.Function):
 def gat(conv: GATConv, x: Tensor, block: Block) -> Tensor:
     """Equals ``conv((x, x[:T]), edge_index)``; heads side by side, or their mean where ``conv.concat`` is off."""
     check_block(block, x)
+    with _products(x) as dense:
+        return _gat(conv, x, block, dense)
+
+
+def _gat(conv: GATConv, x: Tensor, block: Block, dense: Products) -> Tensor:
     heads, width, targets = conv.heads, conv.out_channels, block.num_targets
     assert conv.lin is not None
     weight = conv.lin.weight.view(heads, width, -1)
@@ -257,9 +308,9 @@ def gat(conv: GATConv, x: Tensor, block: Block) -> Tensor:
         edges = edges.masked_fill(block.is_loop, float("-inf"))
     edges, loops = _Attention.apply(edges, loops, block)
     if aggregate_first(block, weight.shape[2], heads * width, heads):
-        out = torch.bmm(_WeightedSum.apply(x, edges, loops, block), weight.transpose(1, 2))
+        out = dense.mm(_WeightedSum.apply(x, edges, loops, block), weight.transpose(1, 2))
     else:
-        out = _WeightedSum.apply(torch.matmul(x, weight.transpose(1, 2)), edges, loops, block)
+        out = _WeightedSum.apply(dense.mm(x, weight.transpose(1, 2)), edges, loops, block)
     if not conv.concat:
         return out.mean(0) + conv.bias
     return out.permute(1, 0, 2).reshape(targets, heads * width) + conv.bias

@@ -14,10 +14,11 @@ from safetensors.torch import load_file
 
 import outcrop as oc
 from outcrop import checkpoint as checkpoints
+from outcrop import layers
 from outcrop.checkpoint import BEST, LAST
 from outcrop.config import TrainConfig
 from outcrop.errors import ArgumentError, FormatError
-from outcrop.models import build_model
+from outcrop.models import MODELS, build_model
 from outcrop.training.weights import class_weights
 from training_support import CLASSES, DIM, Problem, quick
 
@@ -219,6 +220,46 @@ def test_every_mode_goes_on_within_an_epoch(tmp_path, mode):
     assert [step for step, _ in noted.steps] == list(range(count // 2 + 2, count))
     assert parts.batch_losses == whole.batch_losses
     assert same(parts.model.state_dict(), whole.model.state_dict())
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_bfloat16_rounds_factors_of_dense_products_and_nothing_else(problem, name):
+    """Against float32 products of factors rounded by hand, forwards and backwards."""
+    batch = next(iter(problem.train_batches(0)))
+    torch.manual_seed(5)
+    model = build_model(name, DIM, 16, CLASSES, 2)
+
+    def results(low, product):
+        model.zero_grad()
+        with pytest.MonkeyPatch.context() as patch, torch.autocast("cpu", torch.bfloat16, enabled=low):
+            if product is not None:
+                patch.setattr(layers.Products, "mm", product)
+                patch.setattr(layers.Products, "addmm", lambda self, bias, a, b: bias + self.mm(a, b))
+                patch.setattr(layers.Products, "addmm_", lambda self, out, a, b: out.add_(self.mm(a, b)))
+            scores = model(batch)
+            F.cross_entropy(scores.float(), batch.y).backward()
+        return [scores.detach(), *(p.grad.clone() for p in model.parameters())]
+
+    def by_hand(self, left, right):
+        return left.bfloat16().float() @ right.bfloat16().float()
+
+    exact, low, oracle = results(False, None), results(True, None), results(False, by_hand)
+    assert all(value.dtype == torch.float32 for value in low)
+    for a, b, c in zip(exact, low, oracle, strict=True):
+        assert not torch.equal(a, b)
+        scale = float(c.abs().max()) + 1e-6
+        assert float((b - c).abs().max()) < 0.02 * scale
+        assert float((b - a).abs().max()) < 0.1 * scale
+
+
+def test_training_in_bfloat16_goes_on_bit_for_bit(problem, tmp_path):
+    config = replace(CONFIG, precision="bfloat16", epochs=3)
+    whole = problem.run(config, tmp_path / "whole")
+    problem.run(replace(config, epochs=1), tmp_path / "parts")
+    assert learned(problem.run(config, tmp_path / "parts")) == learned(whole)
+    assert whole.batch_losses != problem.run(replace(CONFIG, epochs=3)).batch_losses
+    with pytest.raises(ArgumentError, match=r"precision \(there 'bfloat16', now 'float32'\)"):
+        problem.run(replace(CONFIG, epochs=3), tmp_path / "parts")
 
 
 def test_the_end_of_a_cosine_is_part_of_what_is_trained(problem, tmp_path):

@@ -140,6 +140,7 @@ def train(
     step_epochs: int = 10,
     step_factor: float = 0.1,
     class_weights: str | Sequence[float] | None = None,
+    precision: str = "float32",
     callbacks: Sequence[Any] = (),
     seed: int = 0,
     trace_losses: bool = False,
@@ -191,6 +192,7 @@ def train(
             times ``step_factor`` after every ``step_epochs``. torch's CosineAnnealingLR and StepLR.
         warmup_steps: Updates over which the learning rate rises linearly at the beginning; torch's LinearLR.
         class_weights: What the loss of a seed counts, by its label: one number per class, or ``"balanced"``.
+        precision: Of dense products: ``float32``, or ``bfloat16`` as under ``torch.autocast``; parameters stay float32.
         callbacks: Objects with ``on_step(step, values)`` or ``on_epoch(epoch, values)``: :class:`outcrop.Callback`,
             with examples for TensorBoard, Weights & Biases and MLflow in :mod:`outcrop.training.callbacks`.
         seed: Of sampling (without a run) and of the model.
@@ -276,6 +278,7 @@ def train(
         step_epochs=step_epochs,
         step_factor=step_factor,
         class_weights=_plain_weights(class_weights),
+        precision=precision,  # type: ignore[arg-type]
         checkpoint_minutes=checkpoint_minutes,
     )
     limits = _limits(graph, memory, gpu_memory, disk_space)

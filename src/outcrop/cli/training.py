@@ -147,6 +147,9 @@ def train(
             "--class-weights", help="balanced, or a number per class, such as 1,1,4.", metavar="W,W"
         ),
     ] = None,
+    precision: Annotated[
+        str, typer.Option("--precision", help="Of dense products: float32 or bfloat16.")
+    ] = "float32",
     seed: common.Seed = 0,
     trace_losses: Annotated[
         bool, typer.Option("--trace-losses", help="List every batch's loss in the JSON.")
@@ -202,6 +205,7 @@ def train(
             step_epochs=step_epochs,
             step_factor=step_factor,
             class_weights=_parse_weights(class_weights),
+            precision=precision,
             seed=seed,
             trace_losses=trace_losses,
             trace_path=trace,

@@ -13,7 +13,7 @@ import hashlib
 import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -310,7 +310,11 @@ class _Run:
                 f"epoch {epoch}, batch {number}: label {int(batch.y.max())} is no class of "
                 f"{self.num_classes}, counted from 0"
             )
-        with _seeded(self.device, self.config.seed, epoch, number, needed=self.config.dropout > 0):
+        low = self.config.precision == "bfloat16"
+        with (
+            _seeded(self.device, self.config.seed, epoch, number, needed=self.config.dropout > 0),
+            torch.autocast(self.device.type, torch.bfloat16) if low else nullcontext(),
+        ):
             scores = self.model(batch)
         loss = F.cross_entropy(scores, batch.y, weight=self._weight, ignore_index=-1)
         rate = learning_rate(self.config, epoch, self.updates)
