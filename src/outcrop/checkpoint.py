@@ -26,6 +26,7 @@ from outcrop.config import TrainConfig
 from outcrop.device import resolve
 from outcrop.errors import ArgumentError, ChecksumError, FormatError, OutcropError
 from outcrop.models import Model, build_model
+from outcrop.parsing import parse_json
 from outcrop.store import identity
 from outcrop.store.manifest import sync_folder, write_atomic
 
@@ -300,7 +301,7 @@ def _epochs_done(path: Path) -> int:
     """Finished epochs by the header alone; -1 where it cannot be told: the other file is all there is."""
     try:
         with safe_open(path, framework="pt") as file:
-            return int(json.loads((file.metadata() or {})["outcrop"])["epochs_done"])
+            return int(parse_json((file.metadata() or {})["outcrop"])["epochs_done"])
     except (SafetensorError, OSError, ValueError, KeyError, TypeError):
         return -1
 
@@ -315,7 +316,7 @@ def _open(path: Path) -> tuple[State, dict[str, Any]]:
         raise FormatError(f"{path} is missing: train with a checkpoint folder first")
     try:
         with safe_open(path, framework="pt") as file:
-            header = json.loads((file.metadata() or {}).get("outcrop", "{}"))
+            header = parse_json((file.metadata() or {}).get("outcrop", "{}"))
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a dict
     except (SafetensorError, OSError, ValueError) as error:
         raise FormatError(

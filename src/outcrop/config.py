@@ -34,22 +34,45 @@ size x 4 bytes x nodes per batch, a few times.
 """
 
 
+LARGEST_COUNT = 2**31 - 1
+"""Of what options count: batches, epochs, widths. More is a slip of the keys, and would overflow on the way."""
+
+
+def out_of_range(**counts: int | None) -> list[str]:
+    """A sentence for each of ``counts`` that is not within 1 and ``LARGEST_COUNT``; None is left out."""
+    given = {name: count for name, count in counts.items() if count is not None}
+    low = [f"{name} {count} is below 1" for name, count in given.items() if count < 1]
+    return low + [
+        f"{name} {count} is above {LARGEST_COUNT}" for name, count in given.items() if count > LARGEST_COUNT
+    ]
+
+
 def parse_size(size: Size, *, feature_bytes: int | None = None) -> int:
-    """Bytes meant by ``size``: an int, ``"512MiB"``, ``"4GiB"``, or ``"3x"`` = 3 times ``feature_bytes``."""
+    """Bytes meant by ``size``: an int, ``"512MiB"``, ``"4GiB"``, or ``"3x"`` = 3 times ``feature_bytes``.
+
+    Raises:
+        ArgumentError: Not understood, negative, or 2^63 bytes and more.
+    """
     if isinstance(size, int):
         if size < 0:
             raise ArgumentError(f"size {size} is negative")
-        return size
-    match = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([A-Za-z]*)\s*", size)
+        return _checked_size(size, size)
+    match = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([A-Za-z]*)\s*", size, re.ASCII)
     if match:
         number, unit = float(match[1]), match[2]
         if unit == "x" and feature_bytes is not None:
-            return int(number * feature_bytes)
+            return _checked_size(size, number * feature_bytes)
         if unit in _UNITS:
-            return int(number * _UNITS[unit])
+            return _checked_size(size, number * _UNITS[unit])
     raise ArgumentError(
         f"size {size!r} is not understood; write for example 512MiB, 4GiB, or 3x for disk space"
     )
+
+
+def _checked_size(size: Size, count: float) -> int:
+    if count >= 2**63:
+        raise ArgumentError(f"size {size!r} is 2^63 bytes or more, which no machine has")
+    return int(count)
 
 
 def format_bytes(count: float) -> str:
@@ -136,15 +159,16 @@ class SampleConfig:
         problems = []
         if not 1 <= len(self.fanouts) <= 15:
             problems.append(f"{len(self.fanouts)} fanouts given, 1 to 15 are possible")
-        problems += [f"fanout {f} is neither positive nor -1" for f in self.fanouts if f < 1 and f != -1]
+        problems += [
+            f"fanout {f} is neither -1 nor 1 to {LARGEST_COUNT}"
+            for f in self.fanouts
+            if not (f == -1 or 1 <= f <= LARGEST_COUNT)
+        ]
         if self.replace and -1 in self.fanouts:
             problems.append("fanout -1 (all neighbours) cannot be drawn with replacement")
-        if self.batch_size < 1:
-            problems.append(f"batch size {self.batch_size} is below 1")
+        problems += out_of_range(**{"batch size": self.batch_size, "epochs": self.epochs})
         if not 0 <= self.seed < 2**64:
             problems.append(f"seed {self.seed} is negative or does not fit 64 bits")
-        if self.epochs < 1:
-            problems.append(f"epochs {self.epochs} is below 1")
         if self.first_epoch < 0:
             problems.append(f"first epoch {self.first_epoch} is negative")
         return problems
@@ -303,17 +327,10 @@ class TrainConfig:
         problems = []
         if self.model not in ("sage", "gat", "gcn"):
             problems.append(f"model {self.model!r} is unknown; known: sage, gat, gcn")
-        counts = {
-            "hidden": 1 if self.hidden is None else self.hidden,
-            "layers": self.layers,
-            "heads": self.heads,
-            "epochs": self.epochs,
-            "checkpoint_every": self.checkpoint_every,
-            "evaluate_every": self.evaluate_every,
-            "patience": 1 if self.patience is None else self.patience,
-            "step_epochs": self.step_epochs,
-        }
-        problems += [f"{name} {value} is below 1" for name, value in counts.items() if value < 1]
+        names = (
+            "hidden", "layers", "heads", "epochs", "checkpoint_every", "evaluate_every", "patience", "step_epochs",
+        )  # fmt: skip
+        problems += out_of_range(**{name: getattr(self, name) for name in names})
         if self.model == "gat" and self.hidden is not None and self.heads >= 1 and self.hidden % self.heads:
             problems.append(f"hidden {self.hidden} is no multiple of heads {self.heads}")
         if not 0.0 <= self.dropout < 1.0:
@@ -382,8 +399,8 @@ class BucketConfig:
             problems.append(
                 f"fractions {fractions[0]} and {fractions[1]} are not in [0, 1), or leave no edges"
             )
-        if not -(2**63) <= self.seed < 2**64:
-            problems.append(f"seed {self.seed} is no 64-bit integer")
+        if not 0 <= self.seed < 2**63:
+            problems.append(f"seed {self.seed} is not in [0, 2^63)")
         if problems:
             raise ArgumentError("; ".join(problems))
 
@@ -434,7 +451,7 @@ class EmbedConfig:
 
     def __post_init__(self) -> None:
         counts = ("dim", "epochs", "negatives", "chunk", "batch", "buffer", "sweeps")
-        problems = [f"{name} {getattr(self, name)} is below 1" for name in counts if getattr(self, name) < 1]
+        problems = out_of_range(**{name: getattr(self, name) for name in counts})
         if self.optimizer not in ("adagrad", "sgd", "adam"):
             problems.append(f"optimizer {self.optimizer!r} is unknown; known: adagrad, sgd, adam")
         if not 0.0 <= self.by_degree <= 1.0:

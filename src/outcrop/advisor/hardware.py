@@ -6,7 +6,6 @@ Every file is checked as a whole: all that is wrong with it is said at once, wit
 from __future__ import annotations
 
 import math
-import tomllib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,7 @@ from outcrop.advisor.cost import Disk, Gpu, Hardware, HostCosts, Prices
 from outcrop.advisor.shapes import DataSet
 from outcrop.config import parse_size
 from outcrop.errors import ArgumentError
+from outcrop.parsing import parse_toml
 
 EXAMPLES = Path(__file__).parent / "examples"
 
@@ -110,8 +110,8 @@ def find(name: str | Path) -> Path:
 def _parse(name: str | Path) -> tuple[Path, dict[str, Any]]:
     path = find(name)
     try:
-        return path, tomllib.loads(path.read_text())
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        return path, parse_toml(path.read_text())
+    except ValueError as error:
         raise ArgumentError(f"{path} is no TOML file: {error}") from None
 
 

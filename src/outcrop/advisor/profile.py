@@ -19,6 +19,7 @@ from typing import Any
 import outcrop
 from outcrop.advisor.cost import Disk, Hardware, HostCosts
 from outcrop.errors import FormatError
+from outcrop.parsing import parse_json
 from outcrop.store import manifest as manifests
 from outcrop.system import cache_folder
 
@@ -107,7 +108,7 @@ def read(path: Path) -> Profile:
         FormatError: It is none, or of another version.
     """
     try:
-        raw = json.loads(path.read_bytes())
+        raw = parse_json(path.read_bytes())
         found = raw.pop("format"), raw.pop("version")
         if found != (FORMAT, VERSION):
             raise FormatError(

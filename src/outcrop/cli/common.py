@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import sys
-import tomllib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -29,6 +28,7 @@ from outcrop.cli.interruptions import ending_at_once
 from outcrop.cli.printing import console, out, printable
 from outcrop.config import IoConfig, Size, parse_size
 from outcrop.errors import ArgumentError
+from outcrop.parsing import parse_toml
 from outcrop.runtime import Progress, Runtime, SilentProgress
 
 
@@ -81,8 +81,8 @@ def _defaults_of_file(ctx: typer.Context, path: Path | None) -> Path | None:
             if option.startswith("--") and option not in ("--config", "--help")
         }
         try:
-            given = tomllib.loads(path.read_text())
-        except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+            given = parse_toml(path.read_text())
+        except ValueError as error:
             raise ArgumentError(f"{path} is no TOML file: {error}") from None
         unknown = [name for name in given if name not in names]
         if unknown:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from outcrop.errors import ArgumentError, FormatError
+from outcrop.parsing import parse_json
 from outcrop.store import history, run
 from outcrop.store import manifest as manifests
 from outcrop.store.manifest import Manifest
@@ -99,7 +99,7 @@ def read_bench(path: Path) -> dict[str, Any]:
         FormatError: Not that.
     """
     try:
-        raw = json.loads(path.read_bytes())
+        raw = parse_json(path.read_bytes())
     except (OSError, ValueError) as error:
         raise FormatError(f"{path} cannot be read as the JSON of a benchmark: {error}") from None
     if not isinstance(raw, dict) or "experiment" not in raw:

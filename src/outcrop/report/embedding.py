@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,6 +10,7 @@ from outcrop import checkpoint as checkpoints
 from outcrop.embed.buckets import Buckets, open_buckets
 from outcrop.embed.fit import CHECKPOINT, FOLDER, FORMAT, TIMELINE, VERSION
 from outcrop.metrics import thinned
+from outcrop.parsing import parse_json
 from outcrop.report import charts
 from outcrop.report.charts import Series, Span
 from outcrop.report.page import Figure, Section, Table, render
@@ -43,7 +43,7 @@ def collect(run: Path) -> EmbeddingFacts:
         _, meta = checkpoints.read_tensors(run / FOLDER / CHECKPOINT, FORMAT, VERSION)
         config, records = meta.get("identity", {}), meta.get("records", [])
     try:
-        timeline = json.loads((run / FOLDER / TIMELINE).read_bytes())
+        timeline = parse_json((run / FOLDER / TIMELINE).read_bytes())
     except (OSError, ValueError):
         timeline = None
     return EmbeddingFacts(run, buckets, config, records, timeline)

@@ -6,7 +6,6 @@ the features that it has). Features become dense float32 rows, expanded block by
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -14,6 +13,7 @@ from pathlib import Path
 import numpy as np
 
 from outcrop.errors import ArgumentError, FormatError
+from outcrop.parsing import parse_json
 from outcrop.runtime import Runtime
 from outcrop.sources import tables
 from outcrop.sources.base import EdgeBlock, FeatureSource, GraphSource
@@ -73,7 +73,7 @@ def _features(path: Path, num_nodes: int, runtime: Runtime, held: ExitStack) -> 
         try:
             rows = {
                 int(node): np.asarray(columns, np.int64)
-                for node, columns in json.loads(path.read_bytes()).items()
+                for node, columns in parse_json(path.read_bytes()).items()
             }
         except (ValueError, TypeError, AttributeError, OverflowError) as error:
             raise FormatError(f"{path} is no JSON of node -> list of features, or is torn: {error}") from None

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from outcrop.errors import FormatError
+from outcrop.parsing import parse_json
 from outcrop.store import manifest as manifests
 
 FOLDER = "history"
@@ -55,7 +56,7 @@ def read(path: Path) -> dict[str, Any]:
         FormatError: No record, torn, or of another version.
     """
     try:
-        raw = json.loads(path.read_bytes())
+        raw = parse_json(path.read_bytes())
     except (ValueError, OSError) as error:
         raise FormatError(f"{path} cannot be read as a record of history ({error}): delete it") from None
     found = (raw.get("format"), raw.get("version")) if isinstance(raw, dict) else (None, None)

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from outcrop.errors import ArgumentError, FormatError, IoError, OutcropError
+from outcrop.parsing import parse_json
 
 MANIFEST = "manifest.json"
 
@@ -142,7 +143,7 @@ def kind(folder: Path) -> str:
 
 def _read_json(path: Path) -> dict[str, Any]:
     try:
-        raw = json.loads(path.read_bytes())
+        raw = parse_json(path.read_bytes())
     except FileNotFoundError:
         hint = ""
         if path.name == MANIFEST and (path.parent / "run.json").is_file():
@@ -172,8 +173,9 @@ def _check_array(folder: Path, name: str, spec: ArraySpec) -> None:
     path = folder / spec.file
     try:
         found = path.stat()
-    except OSError as error:
-        raise FormatError(f"{path} (array {name!r}) cannot be opened: {error.strerror}") from None
+    except (OSError, ValueError) as error:  # the latter for names with a NUL or a surrogate
+        why = error.strerror if isinstance(error, OSError) else error
+        raise FormatError(f"{str(path)!a} (array {name!r}) cannot be opened: {why}") from None
     if not stat.S_ISREG(found.st_mode):
         raise FormatError(f"{path} (array {name!r}) is no regular file")
     size = found.st_size

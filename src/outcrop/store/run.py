@@ -8,6 +8,7 @@ from pathlib import Path
 
 from outcrop.config import PlanConfig, SampleConfig
 from outcrop.errors import ArgumentError, FormatError
+from outcrop.parsing import parse_json
 from outcrop.store import manifest as manifests
 
 RUN_FILE = "run.json"
@@ -60,7 +61,7 @@ def read(folder: Path) -> RunInfo:
     """
     path = folder / RUN_FILE
     try:
-        raw = json.loads(path.read_bytes())
+        raw = parse_json(path.read_bytes())
         if (raw["format"], raw["version"]) != (_FORMAT, _VERSION):
             raise FormatError(
                 f"{path} is {raw['format']!r} version {raw['version']}, not {_FORMAT} {_VERSION}"
