@@ -173,7 +173,12 @@ def test_garbled_parquet_pages(folder: Path) -> None:
 
 
 def test_unknown_sources(folder: Path) -> None:
-    fails(folder, ArgumentError, "unknown; known: arrays, edges, npz, musae, triples", source="zip:x")
+    fails(
+        folder,
+        ArgumentError,
+        "unknown; known: arrays, edges, npz, scipy, mat, musae, triples",
+        source="zip:x",
+    )
     fails(folder, ArgumentError, "is a knowledge graph, not a graph", source="triples:x")
     fails(folder, ArgumentError, "names no files", source="edges.npy")
     fails(folder, ArgumentError, "is no folder", source="arrays:/nowhere")

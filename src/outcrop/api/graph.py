@@ -2,23 +2,127 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from outcrop.config import Size
+from outcrop.errors import ArgumentError
 from outcrop.runtime import Runtime
+from outcrop.sources.base import SplitProtocol
 from outcrop.stages import generate, ingest, ingest_triples
-from outcrop.store.graph import Graph
+from outcrop.store.graph import Graph, LabelKind
 from outcrop.store.triples import Triples
 
 
-def import_graph(source: str, out: str | Path, *, memory: Size | None = None, **options: Any) -> Graph:
-    """Imports ``source`` (``arrays:DIR``, ``edges:FILE``, ``npz:FILE``, ``musae:DIR``) as a graph at ``out``.
+def import_graph(
+    source: Any,
+    out: str | Path,
+    *,
+    features: Any = None,
+    labels: Any = None,
+    train: Any = None,
+    valid: Any = None,
+    test: Any = None,
+    edge_weight: Any = None,
+    nodes: Any = None,
+    splits: Any = None,
+    num_nodes: int | None = None,
+    label_kind: LabelKind | None = None,
+    reverse: bool | None = None,
+    keep_duplicates: bool = False,
+    keep_self_loops: bool | None = None,
+    feature_dtype: str | None = None,
+    bfloat16_bits: bool = False,
+    allow_nonfinite: bool = False,
+    split_protocol: SplitProtocol | None = None,
+    train_fraction: float | None = None,
+    valid_fraction: float | None = None,
+    test_fraction: float | None = None,
+    split_seed: int = 0,
+    split_index: int = 0,
+    memory: Size | None = None,
+) -> Graph:
+    """Imports ``source`` as a graph at ``out``, replacing a graph that is there.
 
-    Options are those of :class:`outcrop.stages.ingest.ImportConfig`.
+    Example: ``oc.import_graph({"edges": table, "features": x, "labels": y, "train": mask}, "my.oc", reverse=True)``.
+
+    Args:
+        source: Files, as text: ``arrays:DIR``, ``edges:FILE``, ``npz:FILE``, ``scipy:FILE``, ``mat:FILE``,
+            ``musae:DIR``. Or a PyG ``Data``, a SciPy sparse matrix, a NetworkX graph, a table of edges (Arrow, Polars,
+            pandas, DuckDB), an array ``[E, 2]`` or ``[2, E]`` of edges; or a dict of parts, named as the next
+            arguments, with ``edges``.
+        features: Numbers ``[N, D]``: array, tensor, sparse matrix, or table (with a column ``id`` in any order). For
+            NetworkX the name of a node attribute, or a list of names.
+        labels: ``[N]`` or ``[N, C]``: array, tensor, sparse matrix, series or table; for NetworkX a node attribute.
+        train, valid, test: Node ids, or a mask ``[N]``; for NetworkX a node attribute or a list of nodes.
+        edge_weight: float ``[E]``, not negative, beside an array of edges; for NetworkX an edge attribute.
+        nodes: A table with a column ``id``: which nodes there are, and in which order.
+        splits: A table with columns ``id`` and ``split`` (train, valid, test).
+        num_nodes: Number of nodes, where neither features nor labels tell it.
+        label_kind: ``class``, ``multilabel`` or ``regression``; None = as the labels look.
+        reverse: Store the reverse of every edge too, as message passing on undirected graphs wants it; None = where
+            the source is known to list undirected edges once.
+        keep_duplicates: Keep edges that are listed more than once.
+        keep_self_loops: None = as is usual for the source.
+        feature_dtype: ``float16``, ``bfloat16``, ``float32`` or ``float64``; None = as they are.
+        bfloat16_bits: uint16 features are the raw bits of bfloat16.
+        allow_nonfinite: Accept NaN and infinity in features.
+        split_protocol: ``fractions``, ``per-class``, ``planetoid`` or ``none``, where the source has no splits.
+        train_fraction, valid_fraction, test_fraction: Shares of the labelled nodes, instead of splits of the source.
+        split_seed: Names the division by fractions or per class.
+        split_index: Which of several splits of the source.
+        memory: Bytes, or text such as ``"4GiB"``, that the import may take; objects that are passed come on top.
+
+    Returns:
+        The graph. Its ``notes`` say what was left out (columns without a meaning here) and what was changed.
+
+    Raises:
+        ArgumentError: Parts contradict each other or the options.
+        FormatError: A part is torn or not what it should be; names the file or part, and the row.
+        BudgetError: The memory is too small.
+        IoError: The operating system refused to write.
     """
+    parts = {
+        "features": features,
+        "labels": labels,
+        "train": train,
+        "valid": valid,
+        "test": test,
+        "edge_weight": edge_weight,
+        "nodes": nodes,
+        "splits": splits,
+    }
+    config = ingest.ImportConfig(
+        keep_duplicates=keep_duplicates,
+        keep_self_loops=keep_self_loops,
+        reverse=reverse,
+        feature_dtype=feature_dtype,
+        bfloat16_bits=bfloat16_bits,
+        allow_nonfinite=allow_nonfinite,
+        split_protocol=split_protocol,
+        train_fraction=train_fraction,
+        valid_fraction=valid_fraction,
+        test_fraction=test_fraction,
+        split_seed=split_seed,
+        split_index=split_index,
+        label_kind=label_kind,
+        num_nodes=num_nodes,
+    )
     with Runtime(memory) as runtime:
-        return ingest.import_graph(source, out, runtime, **options)
+        return ingest.import_graph(_with_parts(source, parts), out, runtime, config)
+
+
+def _with_parts(source: Any, parts: dict[str, Any]) -> Any:
+    """``source`` together with the parts that are given beside it."""
+    given = {name: value for name, value in parts.items() if value is not None}
+    if not given:
+        return source
+    if isinstance(source, str):
+        raise ArgumentError(
+            f"{', '.join(given)} cannot be given beside {source!r}: put them into its folder, or pass a dict of parts"
+        )
+    return {**(source if isinstance(source, Mapping) else {"edges": source}), **given}
 
 
 def import_triples(

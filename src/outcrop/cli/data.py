@@ -25,9 +25,10 @@ def add_commands(app: typer.Typer) -> None:
     )(generate)
     app.command(
         "import",
-        help="Import a graph.\n\nSources: arrays:DIR (edges.npy/.parquet/.csv/.tsv, features.npy/"
-        ".parquet, labels, splits), edges:FILE, npz:FILE, musae:DIR, triples:DIR.\n\n"
-        "Example: outcrop import arrays:mydata my.oc --memory 2GiB",
+        help="Import a graph.\n\nSources: arrays:DIR (edges, nodes, features, labels, splits as .npy, .parquet, .csv "
+        "or .tsv), edges:FILE (such a list of edges alone), npz:FILE (published archives, scipy.sparse.save_npz), "
+        "mat:FILE (MATLAB), musae:DIR, triples:DIR. docs/sources.md lists every file and column.\n\n"
+        "Example: outcrop import arrays:mydata my.oc --reverse --memory 2GiB",
     )(import_)
     app.command("info", help="Say what an artifact is.\n\nExample: outcrop info my.oc")(info)
     app.command(
@@ -84,7 +85,10 @@ def generate(
 def import_(
     source: Annotated[
         str,
-        typer.Argument(help="arrays:DIR, edges:FILE, npz:FILE, musae:DIR or triples:DIR.", metavar="SOURCE"),
+        typer.Argument(
+            help="arrays:DIR, edges:FILE, npz:FILE, scipy:FILE, mat:FILE, musae:DIR or triples:DIR.",
+            metavar="SOURCE",
+        ),
     ],
     path: OutArg,
     keep_duplicates: Annotated[
@@ -95,7 +99,11 @@ def import_(
         typer.Option("--keep-self-loops/--drop-self-loops", help="Default: as is usual for the source."),
     ] = None,
     reverse: Annotated[
-        bool | None, typer.Option("--reverse/--no-reverse", help="Add the reverse of every edge.")
+        bool | None,
+        typer.Option(
+            "--reverse/--no-reverse",
+            help="Add the reverse of every edge: for undirected graphs that list each edge once.",
+        ),
     ] = None,
     feature_dtype: Annotated[
         str | None, typer.Option("--feature-dtype", help="Convert features, e.g. float16.")
@@ -123,6 +131,10 @@ def import_(
         str | None,
         typer.Option("--label-kind", help="class, multilabel or regression. Default: as the labels look."),
     ] = None,
+    num_nodes: Annotated[
+        int | None,
+        typer.Option("--num-nodes", help="Default: the rows of features or labels, else the largest id + 1."),
+    ] = None,
     unknown: Annotated[
         str,
         typer.Option("--unknown", help="Triples of names that no training triple has: skip or error."),
@@ -148,18 +160,25 @@ def import_(
         split_seed=split_seed,
         split_index=split_index,
         label_kind=label_kind,  # type: ignore[arg-type]
+        num_nodes=num_nodes,
     )
     started = time.monotonic()
+    notes: tuple[str, ...] = ()
     with common.runtime_for(memory, quiet) as runtime:
         kind, _, where = source.partition(":")
         if kind == "triples" and where:
             import_triples(where, path, runtime, unknown=unknown)
         else:
-            import_graph(source, path, runtime, config)
+            notes = import_graph(source, path, runtime, config).notes
         written, peak = runtime.io.counters.write_bytes, runtime.budget.peak_bytes
     _report(
         path,
-        {"seconds": time.monotonic() - started, "bytes_written": written, "peak_host_bytes": peak},
+        {
+            "seconds": time.monotonic() - started,
+            "bytes_written": written,
+            "peak_host_bytes": peak,
+            "notes": list(notes),
+        },
         json,
         quiet,
     )
@@ -172,6 +191,8 @@ def _report(path: Path, result: dict[str, Any], json: Path | None, quiet: bool) 
     common.write_json(json, {**about, **result})
     if not quiet:
         printing.print_facts({**_facts(about), "took": f"{result['seconds']:.1f} s"})
+        for note in result.get("notes", ()):
+            printing.print_line(f"note: {note}")
 
 
 def _artifacts(path: Path) -> list[Path]:

@@ -1,11 +1,13 @@
-"""``npz:FILE``: the two published families of node-classification archives. Nothing in them is ever
-unpickled.
+"""``npz:FILE``: the published families of node-classification archives, and sparse matrices of SciPy. Nothing in
+them is ever unpickled.
 
-Sparse archives (``adj_data``, ``adj_indices``, ``adj_indptr``, ``adj_shape``; ``attr_*`` sparse or
-``attr_matrix`` dense; ``labels``) list arcs once in either direction; as is usual for them the graph is made
-undirected and self-loops are dropped. They have no splits: 20 nodes of each class train, 30 validate, the
-rest test, as in the comparison they were published with. Heterophilous archives (``edges``,
-``node_features``, ``node_labels``, ten ``train_masks``, ...) list undirected edges once.
+Sparse archives (``adj_data``, ``adj_indices``, ``adj_indptr``, ``adj_shape``, or the same as ``adj_matrix.data``, ...;
+``attr_*`` or ``attr_matrix.*`` sparse, or ``attr_matrix`` dense; ``labels``) list arcs once in either direction; as is
+usual for them the graph is made undirected and self-loops are dropped. They have no splits: 20 nodes of each class
+train, 30 validate, the rest test, as in the comparison they were published with. Heterophilous archives (``edges``,
+``node_features``, ``node_labels``, ten ``train_masks``, ...) list undirected edges once. What
+``scipy.sparse.save_npz`` wrote (CSR, CSC, COO) has an edge from row to column for each entry, weights where the values
+are not all one, and nothing else.
 """
 
 from __future__ import annotations
@@ -30,8 +32,10 @@ from outcrop.sources.base import (
     check_ids,
     same_length,
 )
-from outcrop.sources.folder import split_ids
+from outcrop.sources.features import array_features
 from outcrop.sources.labels import array_labels
+from outcrop.sources.matrix import Csr, csr_of_coo, matrix_edges, matrix_features
+from outcrop.sources.parts import Part, Parts, open_parts, split_ids
 from outcrop.sources.tables import array_blocks
 
 
@@ -93,58 +97,54 @@ def open_archive(path: Path, runtime: Runtime, held: ExitStack, split_index: int
     """
     archive = Archive(path, runtime, held)
     if "adj_indptr" in archive.names:
-        return _sparse(archive, runtime)
+        return _sparse(
+            archive, runtime, _csr(archive, "adj", values=False), _features(archive, runtime, "attr")
+        )
+    if "adj_matrix.indptr" in archive.names:
+        adjacency = _csr(archive, "adj_matrix", ".", values=False)
+        return _sparse(archive, runtime, adjacency, _features(archive, runtime, "attr_matrix", "."))
+    if {"format", "shape", "data"} <= archive.names:
+        return _scipy(archive, runtime)
     if {"edges", "node_features", "node_labels"} <= archive.names:
         return _heterophilous(archive, runtime, split_index)
     raise FormatError(
-        f"{path} holds {', '.join(sorted(archive.names)) or 'no arrays'}; known are archives with adj_indptr, "
-        "adj_indices, ... or with edges, node_features, node_labels"
+        f"{path} holds {', '.join(sorted(archive.names)) or 'no arrays'}; known are archives with adj_data, "
+        "adj_indices, adj_indptr, adj_shape; with adj_matrix.data, adj_matrix.indices, ...; of scipy.sparse.save_npz; "
+        "or with edges, node_features, node_labels"
     )
 
 
-class Csr:
-    """Indices of a sparse matrix, checked: bounds and order of ``indptr``, columns in range."""
-
-    def __init__(self, archive: Archive, prefix: str):
-        name = f"{archive.path} {prefix}_*"
-        shape = archive.read(f"{prefix}_shape")
-        indptr, indices = archive.read(f"{prefix}_indptr"), archive.read(f"{prefix}_indices")
-        if shape.shape != (2,) or shape.dtype.kind not in "iu" or (shape < 0).any():
-            raise FormatError(f"{name}: the shape {shape.tolist()} is not two sizes")
-        self.rows, self.columns = int(shape[0]), int(shape[1])
-        if (
-            indptr.ndim != 1
-            or indices.ndim != 1
-            or indptr.dtype.kind not in "iu"
-            or indices.dtype.kind not in "iu"
-        ):
-            raise FormatError(f"{name}: indptr and indices must be lists of integers")
-        if (
-            len(indptr) != self.rows + 1
-            or indptr[0] != 0
-            or indptr[-1] != len(indices)
-            or (indptr[1:] < indptr[:-1]).any()
-        ):
-            raise FormatError(
-                f"{name}: indptr does not rise from 0 to the {len(indices)} indices in {self.rows} rows"
-            )
-        if len(indices) and (int(indices.min()) < 0 or int(indices.max()) >= self.columns):
-            raise FormatError(f"{name}: column {int(indices.max())} is outside 0 to {self.columns - 1}")
-        self.indptr, self.indices = indptr, indices
-
-    def entries(self, start: int, stop: int) -> tuple[np.ndarray, slice]:
-        """Row number (from ``start``) of each entry of rows ``start:stop``, and where these entries are."""
-        rows = np.repeat(np.arange(stop - start), np.diff(self.indptr[start : stop + 1]))
-        return rows, slice(int(self.indptr[start]), int(self.indptr[stop]))
+def _scipy(archive: Archive, runtime: Runtime) -> GraphSource:
+    """A matrix as ``scipy.sparse.save_npz`` writes it: an edge from row to column for each entry."""
+    kind, name = archive.read("format"), str(archive.path)
+    word = kind.item() if kind.ndim == 0 and kind.dtype.kind in "SU" else b"?"
+    word = word.decode("ascii", "replace") if isinstance(word, bytes) else str(word)
+    if word == "coo":
+        shape, row, column = (archive.read(part) for part in ("shape", "row", "col"))
+        matrix = csr_of_coo(name, shape, row, column, archive.read("data"))
+    elif word in ("csr", "csc"):
+        shape, indptr, indices = (archive.read(part) for part in ("shape", "indptr", "indices"))
+        turned = shape[::-1] if word == "csc" and shape.shape == (2,) else shape
+        matrix = Csr(name, turned, indptr, indices, archive.read("data"))
+    else:
+        raise FormatError(f"{name} holds a matrix of format {word!r}: save it as csr, csc or coo")
+    return open_parts(Parts(name, {"edges": Part(name, matrix)}, transposed=word == "csc"), runtime)
 
 
-def _sparse(archive: Archive, runtime: Runtime) -> GraphSource:
-    adjacency = Csr(archive, "adj")
+def _csr(archive: Archive, prefix: str, separator: str = "_", values: bool = True) -> Csr:
+    """The matrix of the members ``<prefix>_indices``, ``_indptr``, ``_shape`` and, for ``values``, ``_data``."""
+    names = ("shape", "indptr", "indices", *(("data",) if values else ()))
+    parts = {part: archive.read(f"{prefix}{separator}{part}") for part in names}
+    return Csr(f"{archive.path} {prefix}", **parts)
+
+
+def _sparse(
+    archive: Archive, runtime: Runtime, adjacency: Csr, features: FeatureSource | None
+) -> GraphSource:
     if adjacency.rows != adjacency.columns:
         raise FormatError(
             f"{archive.path}: the adjacency is {adjacency.rows} x {adjacency.columns}, not square"
         )
-    features = _sparse_features(archive, runtime)
     labels = _labels(archive, runtime, "labels") if "labels" in archive.names else None
     num_nodes = same_length(
         {
@@ -154,18 +154,12 @@ def _sparse(archive: Archive, runtime: Runtime) -> GraphSource:
         }
     )
 
-    def edges() -> Iterator[EdgeBlock]:
-        step = max(1024, block_bytes(runtime) // 64)
-        for start in range(0, adjacency.rows, step):
-            rows, entries = adjacency.entries(start, min(start + step, adjacency.rows))
-            yield rows + start, adjacency.indices[entries].astype(np.int64)
-
     names = archive.read("node_names") if "node_names" in archive.names else np.zeros(0)
     has_names = names.dtype.kind == "U" and names.shape == (num_nodes,)
     classes = archive.read("class_names") if "class_names" in archive.names else np.zeros(0)
     return GraphSource(
         str(archive.path),
-        edges,
+        lambda: matrix_edges(runtime, adjacency, False),
         num_nodes,
         len(adjacency.indices),
         features,
@@ -178,39 +172,12 @@ def _sparse(archive: Archive, runtime: Runtime) -> GraphSource:
     )
 
 
-def _sparse_features(archive: Archive, runtime: Runtime) -> FeatureSource | None:
-    name = f"{archive.path} attr"
+def _features(archive: Archive, runtime: Runtime, prefix: str, separator: str = "_") -> FeatureSource | None:
+    """Dense or sparse attributes, where there are any."""
+    if f"{prefix}{separator}indptr" in archive.names:
+        return matrix_features(runtime, _csr(archive, prefix, separator))
     dense = next((n for n in ("attr_matrix", "attr_data") if n in archive.names), None)
-    if dense is None:
-        return None
-    data = archive.read(dense)
-    if "attr_indptr" not in archive.names:
-        if data.ndim != 2 or data.shape[1] == 0:
-            raise FormatError(f"{name} has shape {data.shape}; features are [nodes, columns]")
-        return FeatureSource(
-            name, data.dtype, len(data), data.shape[1], lambda rows: array_blocks(runtime, data, rows)
-        )
-    matrix = Csr(archive, "attr")
-    if data.shape != matrix.indices.shape or data.dtype.kind not in "fiub":
-        raise FormatError(f"{name}: {data.shape} values of {data.dtype} for {len(matrix.indices)} indices")
-    if matrix.columns == 0:
-        raise FormatError(f"{name} has zero feature columns")
-    return csr_features(name, runtime, matrix, data)
-
-
-def csr_features(name: str, runtime: Runtime, matrix: Csr, data: np.ndarray) -> FeatureSource:
-    """Dense rows of a sparse matrix, expanded block by block; equals ``csr_matrix((data, ...)).toarray()``."""
-
-    def blocks(rows: int) -> Iterator[np.ndarray]:
-        for start in range(0, matrix.rows, rows):
-            stop = min(start + rows, matrix.rows)
-            where, entries = matrix.entries(start, stop)
-            with runtime.budget.reserve("import", (stop - start) * matrix.columns * data.dtype.itemsize):
-                block = np.zeros((stop - start, matrix.columns), data.dtype)
-                np.add.at(block, (where, matrix.indices[entries]), data[entries])
-                yield block
-
-    return FeatureSource(name, data.dtype, matrix.rows, matrix.columns, blocks)
+    return None if dense is None else array_features(runtime, f"{archive.path} {dense}", archive.read(dense))
 
 
 def _labels(archive: Archive, runtime: Runtime, member: str) -> LabelSource:

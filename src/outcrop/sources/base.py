@@ -19,22 +19,29 @@ _MIN_BLOCK_BYTES, _MAX_BLOCK_BYTES = 64 << 10, 4 << 20
 
 @dataclass(frozen=True)
 class FeatureSource:
-    """Rows in node order. ``blocks(rows)`` yields arrays ``[<= rows, dim]`` of NumPy dtype ``dtype``, in order."""
+    """A row per node. ``blocks(rows)`` yields arrays ``[<= rows, dim]`` of NumPy dtype ``dtype``, in order.
+
+    ``order``: the node of each row, int64 ``[num_rows]``, each node once; None = rows are in node order.
+    """
 
     name: str
     dtype: np.dtype
     num_rows: int
     dim: int
     blocks: Callable[[int], Iterator[np.ndarray]]
+    order: np.ndarray | None = None
 
 
 @dataclass(frozen=True)
 class LabelSource:
-    """Labels in node order: blocks ``[n]`` of integers, floats (NaN = none) or text, or ``[n, T]`` of numbers."""
+    """Labels in node order: blocks ``[n]`` of integers, floats (NaN = none) or text, or ``[n, T]`` of numbers.
+
+    ``blocks`` is asked after the edges, with the number of nodes.
+    """
 
     name: str
     num_rows: int | None
-    blocks: Callable[[], Iterator[np.ndarray]]
+    blocks: Callable[[int], Iterator[np.ndarray]]
 
 
 @dataclass(frozen=True)
@@ -54,6 +61,7 @@ class GraphSource:
         reverse: The source lists undirected edges once, so the reverse of each is stored too.
         keep_self_loops: What is usual for this source.
         split_protocol: What is usual where the source has no splits.
+        notes: What the user should know, a sentence each: columns that are not imported.
     """
 
     name: str
@@ -70,6 +78,7 @@ class GraphSource:
     split_protocol: SplitProtocol = "none"
     weighted: bool = False
     edge_splits: Callable[[], dict[str, np.ndarray]] = dict
+    notes: tuple[str, ...] = ()
 
 
 def block_bytes(runtime: Runtime) -> int:

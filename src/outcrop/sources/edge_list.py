@@ -17,7 +17,7 @@ from outcrop.errors import ArgumentError, FormatError
 from outcrop.runtime import Runtime
 from outcrop.sources import tables
 from outcrop.sources.base import EdgeBlock, GraphSource, block_bytes, check_ids
-from outcrop.sources.ids import IdMap, PlainIds, TextIds, is_text
+from outcrop.sources.ids import IdMap, PlainIds, TextIds, is_text_type
 from outcrop.sources.tables import Table
 
 WEIGHT_COLUMNS = ("weight", "edge_weight")
@@ -33,33 +33,46 @@ def open_edge_list(path: Path, runtime: Runtime) -> GraphSource:
     if not path.is_file():
         raise ArgumentError(f"{path} is no file: edges:FILE needs a .npy, .parquet, .csv, .tsv or .txt file")
     if path.suffix == ".npy":
-        edges, num_edges = array_edges(runtime, path, PlainIds())
+        edges, num_edges = array_edges(runtime, str(path), tables.open_npy(path), PlainIds())
         return GraphSource(str(path), edges, None, num_edges)
     table = tables.open_table(path)
     ids = TextIds(runtime) if text_columns(runtime, table) else PlainIds()
     names = (lambda: ids.names() or iter(())) if isinstance(ids, TextIds) else None
+    weight = table.column(*WEIGHT_COLUMNS)
+    used = [*edge_columns(table), weight] if table.columns else []
+    left = [column for column in table.columns if column not in used]
     return GraphSource(
         str(path),
         table_edges(runtime, table, ids),
         None,
         table.num_rows,
         names=names,
-        weighted=table.column(*WEIGHT_COLUMNS) is not None,
+        weighted=weight is not None,
+        notes=(f"columns of {path} that are not imported: {', '.join(left)}",) if left else (),
     )
 
 
 def array_edges(
-    runtime: Runtime, path: Path, ids: IdMap, weights_path: Path | None = None
+    runtime: Runtime,
+    name: str,
+    array: np.ndarray,
+    ids: IdMap,
+    weights_name: str = "",
+    weights: np.ndarray | None = None,
 ) -> tuple[Callable[[], Iterator[EdgeBlock]], int]:
-    array = tables.open_npy(path)
+    """What yields the edges of an array ``[E, 2]`` or ``[2, E]``, with ``weights`` ``[E]``, and their number.
+
+    Raises:
+        FormatError: Another shape, or weights that are no numbers.
+        ArgumentError: Ids that are no integers.
+    """
     if array.ndim != 2 or 2 not in array.shape:
-        raise FormatError(f"{path} has shape {array.shape}; [edges, 2] or [2, edges] is needed")
-    check_ids(str(path), array[:0])
+        raise FormatError(f"{name} has shape {array.shape}; [edges, 2] or [2, edges] is needed")
+    check_ids(name, array[:0])
     pairs = array if array.shape[1] == 2 else array.T
-    weights = None if weights_path is None else tables.open_npy(weights_path)
     if weights is not None and (weights.shape != (len(pairs),) or weights.dtype.kind not in "fiub"):
         raise FormatError(
-            f"{weights_path} has shape {weights.shape} of {weights.dtype}; one number for each of {len(pairs)} edges "
+            f"{weights_name} has shape {weights.shape} of {weights.dtype}; one number for each of {len(pairs)} edges "
             "is needed"
         )
 
@@ -68,9 +81,9 @@ def array_edges(
 
         row, rows = 0, max(1024, block_bytes(runtime) // 64)
         for block in tables.array_blocks(runtime, pairs, rows):
-            src, dst = (check_ids(str(path), block[:, i], row) for i in (0, 1))
+            src, dst = (check_ids(name, block[:, i], row) for i in (0, 1))
             if not isinstance(ids, PlainIds):
-                src, dst = (ids.lookup(str(path), pa.array(part), row) for part in (src, dst))
+                src, dst = (ids.lookup(name, pa.array(part), row) for part in (src, dst))
             if weights is None:
                 yield src, dst
             else:
@@ -85,29 +98,28 @@ def edge_columns(table: Table) -> list[str]:
     """The columns of source and target. Raises FormatError where there are not two."""
     if len(table.columns) < 2:
         raise FormatError(
-            f"{table.path} has {len(table.columns)} columns; an edge list needs source and target"
+            f"{table.name} has {len(table.columns)} columns; an edge list needs source and target"
         )
     source = table.column("src", "source", "from", "head", "fromnodeid", "id_1")
     target = table.column("dst", "target", "to", "tail", "tonodeid", "id_2")
     weight = table.column(*WEIGHT_COLUMNS)
     ends = [source, target] if source and target else [c for c in table.columns if c != weight][:2]
     if len(ends) < 2:
-        raise FormatError(f"{table.path} has one column besides the weights; source and target are needed")
+        raise FormatError(f"{table.name} has one column besides the weights; source and target are needed")
     return ends
 
 
 def text_columns(runtime: Runtime, table: Table) -> bool:
     if not table.columns:
         return False
-    first = next(table.blocks(runtime, edge_columns(table), rows=1024), None)
-    return first is not None and any(is_text(column) for column in first)
+    return any(is_text_type(kind) for kind in table.types(runtime, edge_columns(table)))
 
 
 def table_edges(runtime: Runtime, table: Table, ids: IdMap) -> Callable[[], Iterator[EdgeBlock]]:
     def blocks() -> Iterator[EdgeBlock]:
         if not table.columns:
             return
-        row, columns, name = 0, edge_columns(table), str(table.path)
+        row, columns, name = 0, edge_columns(table), table.name
         weight = table.column(*WEIGHT_COLUMNS)
         for source, target, *rest in table.blocks(runtime, columns + ([weight] if weight else [])):
             ends = ids.lookup(name, source, row), ids.lookup(name, target, row)

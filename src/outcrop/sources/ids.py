@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
@@ -19,8 +18,12 @@ _ENTRY_BYTES = 200
 
 
 def is_text(array: pa.Array) -> bool:
-    kind = array.type.value_type if pa.types.is_dictionary(array.type) else array.type
-    return pa.types.is_string(kind) or pa.types.is_large_string(kind)
+    return is_text_type(array.type)
+
+
+def is_text_type(kind: pa.DataType) -> bool:
+    kind = kind.value_type if pa.types.is_dictionary(kind) else kind
+    return pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind)
 
 
 class IdMap(Protocol):
@@ -52,21 +55,25 @@ class PlainIds:
 class MappedIds:
     """Integers that are not 0 .. N - 1: node i is the i-th of the node table. Sorted arrays under the budget."""
 
-    def __init__(self, runtime: Runtime, path: Path, ids: np.ndarray):
+    def __init__(self, runtime: Runtime, path: str, ids: np.ndarray):
         self._held = runtime.budget.reserve("node-ids", 16 * len(ids))
-        self._path, self._ids = path, ids
+        self._path, self.ids = path, ids
         self._order = np.argsort(ids, kind="stable")
-        ranked = ids[self._order]
+        ranked = self.ids[self._order]
         repeated = np.flatnonzero(ranked[1:] == ranked[:-1])
         if len(repeated):
             raise FormatError(f"{path}: node {ranked[repeated[0]]} is listed twice")
         self.num_nodes = len(ids)
 
+    def is_permutation(self) -> bool:
+        """True where the ids are 0 .. N - 1 in another order."""
+        return np.array_equal(self.ids[self._order], np.arange(len(self.ids)))
+
     def lookup(self, name: str, block: pa.Array, first_row: int) -> np.ndarray:
         ids = PlainIds().lookup(name, block, first_row)
-        at = np.searchsorted(self._ids, ids, sorter=self._order)
+        at = np.searchsorted(self.ids, ids, sorter=self._order)
         found = self._order[np.minimum(at, max(len(self._order) - 1, 0))] if len(self._order) else at
-        wrong = self._ids[found] != ids if len(self._order) else np.ones(len(ids), bool)
+        wrong = self.ids[found] != ids if len(self._order) else np.ones(len(ids), bool)
         if wrong.any():
             row = int(np.argmax(wrong))
             raise ArgumentError(
@@ -75,7 +82,7 @@ class MappedIds:
         return found
 
     def names(self) -> Iterator[str] | None:
-        return (str(i) for i in self._ids)
+        return (str(i) for i in self.ids)
 
 
 class TextIds:
@@ -86,7 +93,7 @@ class TextIds:
         self._ids: dict[str, int] = {}
         self._held: list[Any] = []
         self._bytes_left = 0
-        self.fixed_by: Path | None = None
+        self.fixed_by: str | None = None
 
     @property
     def num_nodes(self) -> int | None:
@@ -101,7 +108,7 @@ class TextIds:
         self._bytes_left -= need
         return self._ids.setdefault(name, len(self._ids))
 
-    def add_all(self, path: Path, block: pa.Array) -> None:
+    def add_all(self, path: str, block: pa.Array) -> None:
         for name in block.to_pylist():
             if name in self._ids:
                 raise FormatError(f"{path}: node {name!r} is listed twice")
@@ -144,7 +151,7 @@ def ids_of_table(runtime: Runtime, table: Table, column: str) -> IdMap:
     Raises:
         FormatError: A node is listed twice, or an id is missing.
     """
-    name = f"{table.path} column {column!r}"
+    name = f"{table.name} column {column!r}"
     text: TextIds | None = None
     numbers: list[np.ndarray] = []
     held: list[Any] = []
@@ -152,7 +159,7 @@ def ids_of_table(runtime: Runtime, table: Table, column: str) -> IdMap:
     for (block,) in table.blocks(runtime, [column]):
         if is_text(block):
             text = text or TextIds(runtime)
-            text.add_all(table.path, block)
+            text.add_all(table.name, block)
         else:
             ids = PlainIds().lookup(name, block, row)
             if plain and not np.array_equal(ids, np.arange(row, row + len(ids))):
@@ -163,6 +170,6 @@ def ids_of_table(runtime: Runtime, table: Table, column: str) -> IdMap:
                 numbers.append(ids)
         row += len(block)
     if text:
-        text.fixed_by = table.path
+        text.fixed_by = table.name
         return text
-    return PlainIds(row) if plain else MappedIds(runtime, table.path, np.concatenate(numbers))
+    return PlainIds(row) if plain else MappedIds(runtime, table.name, np.concatenate(numbers))

@@ -15,6 +15,7 @@ that are not 0 .. C - 1 are numbered in ascending order, and their old values ar
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -25,8 +26,8 @@ import pyarrow as pa
 from outcrop.errors import ArgumentError, FormatError
 from outcrop.runtime import Runtime
 from outcrop.sources.base import LabelSource, block_bytes
-from outcrop.sources.ids import is_text
-from outcrop.sources.tables import array_blocks
+from outcrop.sources.ids import IdMap, is_text
+from outcrop.sources.tables import Table, array_blocks
 from outcrop.store.arrays import ArrayWriter
 from outcrop.store.graph import LABEL_KINDS, UNKNOWN_MULTILABEL, LabelKind
 from outcrop.store.manifest import ArraySpec
@@ -128,7 +129,9 @@ def array_labels(runtime: Runtime, name: str, array: np.ndarray) -> LabelSource:
         )
     columns = array.shape[1] if array.ndim == 2 else 1
     return LabelSource(
-        name, len(array), lambda: array_blocks(runtime, array, max(1, block_bytes(runtime) // (16 * columns)))
+        name,
+        len(array),
+        lambda num_nodes: array_blocks(runtime, array, max(1, block_bytes(runtime) // (16 * columns))),
     )
 
 
@@ -160,8 +163,81 @@ def label_column(name: str, column: pa.Array) -> np.ndarray:
     return column.to_numpy(zero_copy_only=False)
 
 
+def table_labels(runtime: Runtime, table: Table, columns: list[str]) -> LabelSource:
+    """Labels in one column, which may hold lists, or in several of numbers; an empty cell means none."""
+
+    def blocks(num_nodes: int) -> Iterator[np.ndarray]:
+        for block in table.blocks(runtime, columns):
+            parts = [label_column(table.name, column) for column in block]
+            yield parts[0] if len(parts) == 1 else np.stack(parts, axis=1)
+
+    return LabelSource(_listed(table, columns), table.num_rows, blocks)
+
+
+def _listed(table: Table, columns: list[str]) -> str:
+    several = len(columns) > 1
+    return f"{table.name} column{'s' * several} {', '.join(map(repr, columns))}"
+
+
+def labels_by_id(
+    runtime: Runtime, table: Table, columns: list[str], id_column: str, ids: IdMap
+) -> LabelSource:
+    """Labels of the nodes that a column names, in any order; the others have none. Held in memory under the budget.
+
+    Raises (when read):
+        FormatError: A node is listed twice.
+        ArgumentError: A node does not exist.
+    """
+    name = _listed(table, columns)
+
+    def blocks(num_nodes: int) -> Iterator[np.ndarray]:
+        parts, nodes, row = [], [], 0
+        for id_block, *block in table.blocks(runtime, [id_column, *columns]):
+            nodes.append(ids.lookup(table.name, id_block, row))
+            cells = [label_column(table.name, column) for column in block]
+            parts.append(cells[0] if len(cells) == 1 else np.stack(cells, axis=1))
+            row += len(id_block)
+        if not parts:
+            yield np.full(num_nodes, np.nan)
+            return
+        width = max(part.shape[1] if part.ndim == 2 else 0 for part in parts)
+        with runtime.budget.reserve("labels", 32 * num_nodes * max(width, 1)):
+            parts = [np.repeat(p[:, None], width, axis=1) if width and p.ndim == 1 else p for p in parts]
+            where = np.concatenate(nodes)
+            _check_rows(table.name, where, num_nodes)
+            yield from array_labels(runtime, name, _placed(np.concatenate(parts), where, num_nodes)).blocks(
+                num_nodes
+            )
+
+    return LabelSource(name, None, blocks)
+
+
+def _check_rows(name: str, nodes: np.ndarray, num_nodes: int) -> None:
+    bad = (nodes < 0) | (nodes >= num_nodes)
+    if bad.any():
+        row = int(np.argmax(bad))
+        raise ArgumentError(f"{name}: row {row} is of node {nodes[row]}, but there are {num_nodes} nodes")
+    counts = np.bincount(nodes, minlength=1)
+    if counts.max() > 1:
+        row = int(np.flatnonzero(nodes == np.argmax(counts > 1))[1])
+        raise FormatError(f"{name}: row {row} is of node {nodes[row]}, which has a row already")
+
+
+def _placed(values: np.ndarray, nodes: np.ndarray, num_nodes: int) -> np.ndarray:
+    """``values[i]`` at ``nodes[i]``; the rest has no label."""
+    if values.dtype.kind in "OUS":
+        placed: np.ndarray = np.full(num_nodes, "", object)
+    elif len(nodes) == num_nodes:
+        placed = np.empty((num_nodes, *values.shape[1:]), values.dtype)
+    else:
+        placed = np.full((num_nodes, *values.shape[1:]), np.nan)
+    placed[nodes] = values
+    return placed
+
+
 def write_labels(
     labels: LabelSource,
+    num_nodes: int,
     runtime: Runtime,
     work: Path,
     wanted: LabelKind | None = None,
@@ -180,11 +256,11 @@ def write_labels(
     if wanted not in (None, *LABEL_KINDS):
         raise ArgumentError(f"label kind {wanted!r} is none of {', '.join(LABEL_KINDS)}")
     survey = _Survey()
-    for block in labels.blocks():
+    for block in labels.blocks(num_nodes):
         survey.add(labels.name, _squeezed(block), runtime)
     kind = survey.kind(labels.name, wanted)
     if kind == "class":
-        return _write_classes(labels, survey, runtime, work, class_names)
+        return _write_classes(labels, num_nodes, survey, runtime, work, class_names)
     columns = survey.columns
     if kind == "multilabel" and columns is None:
         columns = 1
@@ -196,7 +272,7 @@ def write_labels(
         () if columns is None else (columns,),
     )
     row = 0
-    for block in labels.blocks():
+    for block in labels.blocks(num_nodes):
         block = _squeezed(block)
         if columns is not None:
             # One column of several: all of its rows are empty.
@@ -241,13 +317,18 @@ def _targets(name: str, block: np.ndarray, first_row: int) -> np.ndarray:
 
 
 def _write_classes(
-    labels: LabelSource, survey: _Survey, runtime: Runtime, work: Path, class_names: tuple[str, ...]
+    labels: LabelSource,
+    num_nodes: int,
+    survey: _Survey,
+    runtime: Runtime,
+    work: Path,
+    class_names: tuple[str, ...],
 ) -> StoredLabels:
     words = {name: number for number, name in enumerate(sorted(survey.words - {""}))} if survey.text else None
     values = None if survey.text or class_names else _gapped(labels.name, survey.values)
     writer = ArrayWriter(runtime, work, "labels", "int64")
     row, largest = 0, -1
-    for block in labels.blocks():
+    for block in labels.blocks(num_nodes):
         numbers = _numbers(labels.name, _squeezed(block), words, row)
         if values is not None:
             numbers = np.where(numbers < 0, -1, np.searchsorted(values, numbers))

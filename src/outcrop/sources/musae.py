@@ -18,8 +18,8 @@ from outcrop.runtime import Runtime
 from outcrop.sources import tables
 from outcrop.sources.base import EdgeBlock, FeatureSource, GraphSource
 from outcrop.sources.edge_list import edge_columns
-from outcrop.sources.folder import table_labels
 from outcrop.sources.ids import PlainIds, ids_of_table
+from outcrop.sources.labels import table_labels
 
 # A list of small ints in JSON, as Python objects and as the flat arrays made from them, per byte of text.
 _JSON_FACTOR = 12
@@ -36,16 +36,16 @@ def open_musae(folder: Path, runtime: Runtime, held: ExitStack) -> GraphSource:
     target = tables.open_table(_only(folder, "*_target.csv"))
     column = target.column("id", "new_id")
     if column is None:
-        raise FormatError(f"{target.path} has no column 'id' (it has {', '.join(target.columns) or 'none'})")
+        raise FormatError(f"{target.name} has no column 'id' (it has {', '.join(target.columns) or 'none'})")
     ids = ids_of_table(runtime, target, column)
     if not isinstance(ids, PlainIds):
-        raise FormatError(f"{target.path}: the ids are not 0, 1, 2, ... in order")
+        raise FormatError(f"{target.name}: the ids are not 0, 1, 2, ... in order")
     num_nodes = ids.num_nodes or 0
 
     def blocks() -> Iterator[EdgeBlock]:
         row = 0
         for source, to in edges.blocks(runtime, edge_columns(edges)):
-            yield ids.lookup(str(edges.path), source, row), ids.lookup(str(edges.path), to, row)
+            yield ids.lookup(edges.name, source, row), ids.lookup(edges.name, to, row)
             row += len(source)
 
     label = target.column("page_type", "target", "mature", "ml_target") or target.columns[-1]

@@ -6,9 +6,9 @@ rename when everything is written; an error or a kill leaves none, and importing
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +19,14 @@ from outcrop.errors import ArgumentError, BudgetError, FormatError
 from outcrop.runtime import Runtime
 from outcrop.sources.archive import open_archive
 from outcrop.sources.base import FeatureSource, GraphSource, LabelSource, SplitProtocol, block_bytes
+from outcrop.sources.checks import LargestId, one_way_note
 from outcrop.sources.edge_list import open_edge_list
 from outcrop.sources.folder import open_folder
 from outcrop.sources.labels import labelled, write_labels
+from outcrop.sources.matlab import open_matlab
 from outcrop.sources.musae import open_musae
+from outcrop.sources.objects import open_object
+from outcrop.sources.reorder import in_node_order
 from outcrop.sources.split import Splitter, check_splits, per_class_splits
 from outcrop.store import manifest as manifests
 from outcrop.store.arrays import ArrayWriter, DiskArray, storage_dtype
@@ -55,6 +59,7 @@ class ImportConfig:
             the splits of the source. Without ``test_fraction`` the rest is for testing.
         split_seed: Names the division; the same seed gives the same one on every machine.
         split_index: Which of several splits of the source.
+        num_nodes: Number of nodes; None = the rows of features or labels, else the largest id + 1.
         label_kind: ``class``, ``multilabel`` or ``regression``; None = as the values are (see
             :mod:`outcrop.sources.labels`).
     """
@@ -72,6 +77,7 @@ class ImportConfig:
     split_seed: int = 0
     split_index: int = 0
     label_kind: LabelKind | None = None
+    num_nodes: int | None = None
 
     def __post_init__(self) -> None:
         problems = []
@@ -92,6 +98,8 @@ class ImportConfig:
             )
         if self.label_kind not in (None, *LABEL_KINDS):
             problems.append(f"label kind {self.label_kind!r} is none of {', '.join(LABEL_KINDS)}")
+        if self.num_nodes is not None and self.num_nodes < 1:
+            problems.append(f"number of nodes {self.num_nodes} is below 1")
         if self.split_index < 0:
             problems.append(f"split index {self.split_index} is negative")
         if problems:
@@ -99,7 +107,7 @@ class ImportConfig:
 
     def stored(self) -> dict[str, Any]:
         """The fields for the manifest; those that came later are left out where they say nothing, as they were then."""
-        later = ("label_kind",)
+        later = ("label_kind", "num_nodes")
         return {name: value for name, value in asdict(self).items() if name not in later or value is not None}
 
     @property
@@ -115,13 +123,17 @@ class ImportConfig:
 
 
 def import_graph(
-    source: str, out: Path | str, runtime: Runtime, config: ImportConfig | None = None, **options: Any
+    source: Any, out: Path | str, runtime: Runtime, config: ImportConfig | None = None, **options: Any
 ) -> Graph:
     """Imports ``source`` as a graph artifact at ``out``, replacing an artifact that is there.
 
     Args:
-        source: ``arrays:DIR``, ``edges:FILE``, ``npz:FILE`` or ``musae:DIR``.
+        source: Text such as ``arrays:DIR`` (docs/sources.md lists all), an object that holds a graph, or a mapping of
+            its parts (:mod:`outcrop.sources.objects`).
         config: How; ``options`` are fields of :class:`ImportConfig` and may be given instead.
+
+    Returns:
+        The graph; its ``notes`` say what was not imported, and what else the user should know.
 
     Raises:
         ArgumentError: The parts of the source contradict each other or the options.
@@ -135,32 +147,56 @@ def import_graph(
     out = Path(out)
     manifests.check_destination(out)
     with ExitStack() as held:
-        opened = _open_source(source, runtime, held, config)
+        if isinstance(source, str):
+            kind, opened = source.partition(":")[0], _open_source(source, runtime, held, config)
+        else:
+            kind, opened = "objects", open_object(source, runtime, held, config.split_index)
+        opened = _with_num_nodes(opened, config.num_nodes)
         dtype = _feature_dtype(opened.features, config)
-        with manifests.publishing(out) as work, runtime.trace.span("import", source=source):
-            _Import(opened, config, runtime, work).run(source.partition(":")[0], dtype)
-    return open_graph(out)
+        with manifests.publishing(out) as work, runtime.trace.span("import", source=kind):
+            importing = _Import(opened, config, runtime, work)
+            importing.run(kind, dtype)
+    graph = open_graph(out)
+    graph.notes = (*opened.notes, *importing.notes, *one_way_note(graph, runtime, config.reverse))
+    return graph
+
+
+_SOURCES: dict[str, tuple[str, Callable[[Path, Runtime, ExitStack, ImportConfig], GraphSource]]] = {
+    "arrays": ("DIR", lambda path, runtime, held, config: open_folder(path, runtime)),
+    "edges": ("FILE", lambda path, runtime, held, config: open_edge_list(path, runtime)),
+    "npz": (
+        "FILE",
+        lambda path, runtime, held, config: open_archive(path, runtime, held, config.split_index),
+    ),
+    "scipy": (
+        "FILE",
+        lambda path, runtime, held, config: open_archive(path, runtime, held, config.split_index),
+    ),
+    "mat": ("FILE", lambda path, runtime, held, config: open_matlab(path, runtime, held)),
+    "musae": ("DIR", lambda path, runtime, held, config: open_musae(path, runtime, held)),
+}
+SOURCES = ", ".join(f"{kind}:{what}" for kind, (what, _) in _SOURCES.items())
 
 
 def _open_source(source: str, runtime: Runtime, held: ExitStack, config: ImportConfig) -> GraphSource:
     kind, _, where = source.partition(":")
-    path = Path(where)
     if not where:
-        raise ArgumentError(
-            f"source {source!r} names no files; write arrays:DIR, edges:FILE, npz:FILE, musae:DIR or "
-            "triples:DIR"
-        )
-    if kind == "arrays":
-        return open_folder(path, runtime)
-    if kind == "edges":
-        return open_edge_list(path, runtime)
-    if kind == "npz":
-        return open_archive(path, runtime, held, config.split_index)
-    if kind == "musae":
-        return open_musae(path, runtime, held)
+        raise ArgumentError(f"source {source!r} names no files; write {SOURCES} or triples:DIR")
     if kind == "triples":
         raise ArgumentError(f"{source} is a knowledge graph, not a graph: import it with import_triples")
-    raise ArgumentError(f"source kind {kind!r} is unknown; known: arrays, edges, npz, musae, triples")
+    if kind not in _SOURCES:
+        raise ArgumentError(f"source kind {kind!r} is unknown; known: {', '.join(_SOURCES)}, triples")
+    return _SOURCES[kind][1](Path(where), runtime, held, config)
+
+
+def _with_num_nodes(source: GraphSource, num_nodes: int | None) -> GraphSource:
+    if num_nodes is None:
+        return source
+    if source.num_nodes not in (None, num_nodes):
+        raise ArgumentError(
+            f"{source.name} has {source.num_nodes} nodes; {num_nodes} were given as their number"
+        )
+    return replace(source, num_nodes=num_nodes)
 
 
 def _feature_dtype(features: FeatureSource | None, config: ImportConfig) -> str | None:
@@ -230,10 +266,13 @@ class _Import:
             weighted=source.weighted,
         )
         with runtime.task("edges", source.num_edges or 0, "edges"):
+            largest = LargestId(source)
             for block in source.edges():
+                largest.add(*block[:2])
                 builder.add(*block)
                 runtime.progress.advance("edges", len(block[0]))
         listed = builder.edges_added
+        largest.check()
         with runtime.task("sort", listed, "edges"), runtime.trace.span("sort", edges=listed):
             indptr, indices, weights = (
                 str(self.work / f"{name}.bin") for name in ("indptr", "indices", "edge_weight")
@@ -265,7 +304,8 @@ class _Import:
         row_bytes = features.dim * max(features.dtype.itemsize, 4)
         row = 0
         with self.runtime.task("features", features.num_rows, "rows"):
-            for block in features.blocks(max(1, block_bytes(self.runtime) // row_bytes)):
+            rows = max(1, block_bytes(self.runtime) // row_bytes)
+            for block in in_node_order(features, self.runtime, self.work, rows):
                 with self.runtime.budget.reserve("import", 2 * block.nbytes):
                     converted = convert(block, dtype, self.config.bfloat16_bits)
                     if not self.config.allow_nonfinite:
@@ -279,7 +319,7 @@ class _Import:
     def _labels(self, labels: LabelSource, num_nodes: int) -> None:
         with self.runtime.task("labels", num_nodes, "rows"):
             stored = write_labels(
-                labels, self.runtime, self.work, self.config.label_kind, self.source.class_names
+                labels, num_nodes, self.runtime, self.work, self.config.label_kind, self.source.class_names
             )
             self.runtime.progress.advance("labels", stored.spec.shape[0])
         self._check_rows(labels.name, stored.spec.shape[0], num_nodes)

@@ -69,7 +69,7 @@ class _Import:
             if split == "train":
                 if not arrays[split].shape[0]:
                     raise ArgumentError(f"{path} holds no triples: nothing to import")
-                self.entities.fixed_by = self.relations.fixed_by = path
+                self.entities.fixed_by = self.relations.fixed_by = str(path)
             else:
                 attributes[f"skipped_{split}"] = skipped
         for kind, ids in zip(KINDS, (self.entities, self.relations), strict=True):

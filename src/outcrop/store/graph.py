@@ -38,10 +38,12 @@ class Graph:
         num_classes: Classes; columns of the targets for regression (1 for ``[N]``); 0 without labels.
         label_kind: ``class``, ``multilabel`` or ``regression`` (the head of this file).
         class_names: What class i was called in the source; empty where classes have no names.
+        notes: What an import had to say of this graph, a sentence each; empty where it was opened from disk.
     """
 
     def __init__(self, path: Path, manifest: Manifest):
         self.path, self.manifest = path, manifest
+        self.notes: tuple[str, ...] = ()
         try:
             attributes = manifest.attributes
             self.num_nodes: int = attributes["num_nodes"]
