@@ -43,8 +43,7 @@ void bind_base(nb::module_& m) {
           throw Error(ErrorKind::argument, std::to_string(data.size()) + " bytes are not " +
                                                std::to_string(out.size()) + " pages");
         nb::gil_scoped_release release;
-        for (size_t i = 0; i < out.size(); ++i)
-          out.data()[i] = crc32c(data.data() + i * kPageBytes, kPageBytes);
+        crc32c_pages(data.data(), out.size(), out.data());
       },
       "data"_a, "out"_a, "out[i] = CRC-32C of page i.");
   m.def("crc32c_combine", &crc32c_combine, "crc_a"_a, "crc_b"_a, "bytes_b"_a);

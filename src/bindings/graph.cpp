@@ -35,7 +35,8 @@ void bind_csc(nb::module_& m) {
   nb::class_<ArrayFile>(m, "ArrayFile")
       .def_ro("data_bytes", &ArrayFile::data_bytes)
       .def_ro("file_bytes", &ArrayFile::file_bytes)
-      .def_ro("crc32c", &ArrayFile::crc32c);
+      .def_ro("crc32c", &ArrayFile::crc32c)
+      .def_ro("page_crc", &ArrayFile::page_crc);
   nb::class_<SortStats>(m, "SortStats")
       .def_ro("records", &SortStats::records)
       .def_ro("runs", &SortStats::runs)

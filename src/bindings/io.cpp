@@ -5,6 +5,7 @@
 
 #include "bindings.h"
 #include "io/block_io.h"
+#include "io/page_sums.h"
 #include "io/row_stream.h"
 #include "io/rows.h"
 
@@ -228,10 +229,11 @@ void bind_rows(nb::module_& m) {
           "ids"_a, "positions"_a, "out"_a, "out[positions] = file_rows[ids] for ids that do not fall.")
       .def(
           "check_pages",
-          [](RowReader& reader, Array1<const uint32_t> crcs) {
-            reader.check_pages(crcs.data(), crcs.size());
+          [](RowReader& reader, Array1<const uint32_t> crcs, std::string remedy) {
+            reader.check_pages(crcs.data(), crcs.size(), std::move(remedy));
           },
-          "crcs"_a, nb::keep_alive<1, 2>(), "Compares each page with its CRC-32C when it is first read.")
+          "crcs"_a, "remedy"_a, nb::keep_alive<1, 2>(),
+          "Compares each page with its CRC-32C when it is read; an error ends with the remedy.")
       .def(
           "count_read_bytes",
           [](const RowReader& reader, Ids ids) {
@@ -263,8 +265,14 @@ void bind_rows(nb::module_& m) {
             }
             return PyRowJob(std::move(job), RowArrays{std::move(ids), std::move(positions), std::move(out)});
           },
-          "ids"_a, "positions"_a, "out"_a,
-          "Starts out[positions] = file_rows[ids] for ids that do not fall.");
+          "ids"_a, "positions"_a, "out"_a, "Starts out[positions] = file_rows[ids] for ids that do not fall.")
+      .def(
+          "check_pages",
+          [](RowStream& stream, Array1<const uint32_t> crcs, std::string remedy) {
+            stream.check_pages(crcs.data(), crcs.size(), std::move(remedy));
+          },
+          "crcs"_a, "remedy"_a, nb::keep_alive<1, 2>(),
+          "Compares each page with its CRC-32C when it is read; before anything is submitted.");
   m.def(
       "count_read_bytes",
       [](Ids ids, uint64_t base, uint64_t stride, uint64_t row_bytes, bool merge) {
@@ -290,9 +298,26 @@ void bind_rows(nb::module_& m) {
       "workers"_a, "table"_a, "ids"_a, "out"_a, "In memory: out[:] = table[ids], rows of bytes.");
 }
 
+void bind_page_sums(nb::module_& m) {
+  m.def(
+      "check_pages",
+      [](ConstBytes data, uint64_t first, Array1<const uint32_t> crcs, const std::string& path,
+         std::string remedy) {
+        if (data.size() % kPageBytes)
+          throw Error(ErrorKind::argument, std::to_string(data.size()) + " bytes are no whole pages");
+        nb::gil_scoped_release release;
+        std::vector<uint32_t> found(data.size() / kPageBytes);
+        PageSums{crcs.data(), crcs.size(), std::move(remedy)}.check(
+            path, first, found.size(), reinterpret_cast<const std::byte*>(data.data()), found.data());
+      },
+      "data"_a, "first"_a, "crcs"_a, "path"_a, "remedy"_a,
+      "Raises ChecksumError unless page i of data has checksum crcs[first + i].");
+}
+
 }  // namespace
 
 void bind_io(nb::module_& m) {
+  bind_page_sums(m);
   bind_options(m);
   bind_engine(m);
   bind_rows(m);

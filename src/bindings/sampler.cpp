@@ -154,7 +154,20 @@ struct PyPagedTopology {
   std::optional<Ids> indptr;
   std::optional<Ids> offsets;  // of cached lists, which `indices` and `weights` have
   std::optional<ConstBytes> indices, weights;
+  std::vector<Array1<const uint32_t>> crcs;  // of the pages of the arrays
 };
+
+// Pages of the array named `name` are compared with their checksums from now on.
+void check_pages(PyPagedTopology& p, const std::string& name, Array1<const uint32_t> crcs,
+                 std::string remedy) {
+  PagedTopology& t = *p.topology;
+  PagedArray* array = name == "indptr"    ? t.indptr_pages.get()
+                      : name == "indices" ? t.indices.get()
+                                          : t.weights.get();
+  if (!array) throw Error(ErrorKind::argument, name + " is not read by pages");
+  array->check_pages(crcs.data(), crcs.size(), std::move(remedy));
+  p.crcs.push_back(std::move(crcs));
+}
 
 // Lists of the nodes that `index` names are taken from memory from now on.
 void cache_lists(PyPagedTopology& p, std::shared_ptr<HotIndex> index, Ids offsets, ConstBytes indices,
@@ -244,6 +257,8 @@ void bind_paged(nb::module_& m) {
           "indptr_file"_a.none() = nb::none(), "indptr_cache_bytes"_a = 0, "indices_file"_a, "index_bytes"_a,
           "indices_cache_bytes"_a = 0, "weights_file"_a.none() = nb::none(), "weights_cache_bytes"_a = 0,
           "scratch_bytes"_a)
+      .def("check_pages", &check_pages, "name"_a, "crcs"_a, "remedy"_a,
+           "Compares each page of indptr, indices or edge_weight with its CRC-32C when it is read.")
       .def_static("table_bytes", &PagedArray::table_bytes, "element_bytes"_a, "count"_a)
       .def_ro_static("MIN_SCRATCH_BYTES", &PageScratch::kMinBytes)
       .def(

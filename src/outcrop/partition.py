@@ -121,7 +121,7 @@ class PartitionGraphs:
         )
         self._indices = runtime.budget.empty(_TAG, edges * _LOCAL_BYTES).view(np.uint32)
         self._wave = Wave(config, graph, int(runtime.budget.free_bytes * share), runtime)
-        self._labels = graph.array(runtime, "labels").memmap() if graph.has("labels") else None
+        self._labels = graph.array(runtime, "labels").memmap(check=True) if graph.has("labels") else None
 
     def batches(self, split: str, epoch: int, numbers: Sequence[int] | None = None) -> Iterator[BatchGraph]:
         assert numbers is None  # batches are those of the partitions that are resident

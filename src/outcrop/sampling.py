@@ -118,7 +118,7 @@ class BatchSampler:
 
             in_place = self.topology.placement == "memory"
             self._sampler = DeviceSampler(self.topology, on, in_place=in_place, **options)
-        self._labels = graph.array(runtime, "labels").memmap() if graph.has("labels") else None
+        self._labels = graph.array(runtime, "labels").memmap(check=True) if graph.has("labels") else None
         self._links = LinkSeeds(graph, config, self.topology, runtime) if config.task == "link" else None
 
     def num_batches(self, split: str) -> int:

@@ -10,7 +10,7 @@ import numpy as np
 from outcrop.runtime import Runtime
 from outcrop.store import manifest as manifests
 from outcrop.store.arrays import ArrayWriter
-from outcrop.store.graph import FORMAT, VERSION, Graph, open_graph
+from outcrop.store.graph import FORMAT, PAGED, VERSION, Graph, open_graph
 from outcrop.store.manifest import ArraySpec, Manifest
 
 
@@ -57,9 +57,9 @@ def write_graph(
     with manifests.publishing(path) as folder:
         arrays: dict[str, ArraySpec] = {}
         for name, (values, dtype) in columns.items():
-            writer = ArrayWriter(runtime, folder, name, dtype, values.shape[1:])
+            writer = ArrayWriter(runtime, folder, name, dtype, values.shape[1:], page_sums=name in PAGED)
             writer.append(values)
-            arrays[name] = writer.finish()
+            writer.finish_into(arrays)
         attributes = {
             "num_nodes": num_nodes,
             "num_edges": edge_index.shape[1],

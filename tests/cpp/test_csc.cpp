@@ -53,8 +53,22 @@ class Csc : public testing::Test {
     const CscResult r = builder.finish(folder_ / "indptr.bin", folder_ / "indices.bin");
     EXPECT_EQ(budget->now_bytes(), 0u);
     EXPECT_LE(budget->peak_bytes(), options.memory_bytes);
-    EXPECT_EQ(std::distance(fs::directory_iterator(folder_), {}), 2) << "scratch files were left";
+    EXPECT_EQ(std::distance(fs::directory_iterator(folder_), {}), 4) << "scratch files were left";
+    check_sums("indptr", r.indptr);
+    check_sums("indices", r.indices);
     return r;
+  }
+
+  // The file of page checksums beside an array has one for each page of it, as it lies on disk.
+  void check_sums(const std::string& name, const ArrayFile& file) {
+    std::ifstream in(folder_ / (name + ".bin"), std::ios::binary);
+    const std::vector<char> bytes{std::istreambuf_iterator<char>(in), {}};
+    std::vector<uint32_t> want;
+    for (size_t at = 0; at < bytes.size(); at += kPageBytes)
+      want.push_back(crc32c_table(bytes.data() + at, kPageBytes));
+    const uint64_t size = want.size() * sizeof(uint32_t);
+    const ArrayFile sums{size, align_up(size, kPageBytes), file.page_crc};
+    EXPECT_EQ(contents<uint32_t>(folder_ / (name + "_page_crc.bin"), sums), want);
   }
 
   void expect_equal(Edges edges, const CscOptions& options) {

@@ -116,7 +116,7 @@ TEST_P(RowsTest, SortedRowsReadEachPageOnceAndNoticeDamage) {
         pages.insert(p);
     for (const uint64_t scratch : {RowReader::min_scratch_bytes(row_bytes), uint64_t{1} << 20}) {
       RowReader reader(io, *budget_, f, layout, num_rows, scratch, true);
-      reader.check_pages(crcs.data(), crcs.size());
+      reader.check_pages(crcs.data(), crcs.size(), "prepare the run again");
       BytesVector out(2 * ids.size() * row_bytes, std::byte{0x5a});
       const uint64_t before = io->counters().read_bytes;
       reader.read_sorted(ids.data(), positions.data(), ids.size(), out.data(), 2 * ids.size(), row_bytes);
@@ -129,7 +129,7 @@ TEST_P(RowsTest, SortedRowsReadEachPageOnceAndNoticeDamage) {
     RowReader reader(io, *budget_, f, layout, num_rows, 1 << 20, true);
     const uint64_t page = *pages.rbegin();
     crcs[page] ^= 1;
-    reader.check_pages(crcs.data(), crcs.size());
+    reader.check_pages(crcs.data(), crcs.size(), "prepare the run again");
     BytesVector out(2 * ids.size() * row_bytes);
     message_of(
         [&] {
@@ -148,7 +148,7 @@ TEST_P(RowsTest, SortedRowsReadEachPageOnceAndNoticeDamage) {
           reader.read_sorted(ids.data(), positions.data(), ids.size(), out.data(), ids.size(), row_bytes);
         },
         ErrorKind::format);
-    message_of([&] { reader.check_pages(crcs.data(), 0); }, ErrorKind::format);
+    message_of([&] { reader.check_pages(crcs.data(), 0, "prepare the run again"); }, ErrorKind::format);
     io->close(f);
   }
 }

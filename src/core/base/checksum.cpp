@@ -9,6 +9,7 @@
 namespace outcrop {
 namespace {
 
+constexpr size_t kPage = 4096;
 constexpr uint32_t kPolynomial = 0x82F63B78u;  // reflected
 
 constexpr auto kTable = [] {
@@ -70,6 +71,21 @@ __attribute__((target("sse4.2"))) uint32_t crc32c_hardware(const void* data, siz
   for (; size; ++p, --size) c = _mm_crc32_u8(static_cast<uint32_t>(c), *p);
   return ~static_cast<uint32_t>(c);
 }
+
+__attribute__((target("sse4.2"))) void crc32c_three_pages(const unsigned char* p, uint32_t* out) {
+  uint64_t a = 0xFFFFFFFFu, b = a, c = a;
+  const auto load = [](const unsigned char* at) {
+    uint64_t v;
+    std::memcpy(&v, at, 8);
+    return v;
+  };
+  for (size_t i = 0; i < kPage; i += 8) {
+    a = _mm_crc32_u64(a, load(p + i));
+    b = _mm_crc32_u64(b, load(p + kPage + i));
+    c = _mm_crc32_u64(c, load(p + 2 * kPage + i));
+  }
+  out[0] = ~static_cast<uint32_t>(a), out[1] = ~static_cast<uint32_t>(b), out[2] = ~static_cast<uint32_t>(c);
+}
 #endif
 
 }  // namespace
@@ -87,6 +103,16 @@ uint32_t crc32c(const void* data, size_t size, uint32_t crc) {
   if (hardware) return crc32c_hardware(data, size, crc);
 #endif
   return crc32c_table(data, size, crc);
+}
+
+void crc32c_pages(const void* data, size_t pages, uint32_t* out) {
+  const auto* p = static_cast<const unsigned char*>(data);
+  size_t i = 0;
+#if defined(__x86_64__)
+  static const bool hardware = __builtin_cpu_supports("sse4.2");
+  for (; hardware && i + 3 <= pages; i += 3) crc32c_three_pages(p + i * kPage, out + i);
+#endif
+  for (; i < pages; ++i) out[i] = crc32c(p + i * kPage, kPage);
 }
 
 uint32_t crc32c_combine(uint32_t crc_a, uint32_t crc_b, uint64_t bytes_b) {

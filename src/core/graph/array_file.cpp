@@ -1,19 +1,24 @@
 #include "graph/array_file.h"
 
 #include <algorithm>
+#include <string_view>
 
 #include "base/checksum.h"
 
 namespace outcrop {
 
 ArrayFileWriter::ArrayFileWriter(std::shared_ptr<BlockIo> io, Budget& budget, const std::string& path,
-                                 size_t buffer_bytes)
+                                 size_t buffer_bytes, bool sums)
     : io_(std::move(io)),
-      buffer_(budget, "write-buffer", align_up(std::max<size_t>(buffer_bytes, 1), 2 * kPageBytes)),
+      buffer_(budget, "write-buffer",
+              align_up(std::max<size_t>(buffer_bytes, sums ? 4 * kPageBytes : 1), 2 * kPageBytes) -
+                  (sums ? 2 * kPageBytes : 0)),
       half_(buffer_.size() / 2),
       active_(buffer_.data()),
       file_(io_->open(path, OpenMode::create)),
-      open_(true) {}
+      open_(true) {
+  if (sums) sums_ = std::make_unique<ArrayFileWriter>(io_, budget, page_sums_path(path), 2 * kPageBytes);
+}
 
 ArrayFileWriter::~ArrayFileWriter() {
   job_.reset();  // waits: the job refers to buffer_
@@ -23,6 +28,10 @@ ArrayFileWriter::~ArrayFileWriter() {
 void ArrayFileWriter::flush() {
   if (filled_ == 0) return;
   crc_ = crc32c(active_, filled_, crc_);
+  if (sums_) {
+    std::memset(active_ + filled_, 0, align_up(filled_, kPageBytes) - filled_);
+    for (size_t at = 0; at < filled_; at += kPageBytes) sums_->push(crc32c(active_ + at, kPageBytes));
+  }
   if (job_) job_->wait();
   job_ = io_->submit(IoOp::write, {{file_, written_, filled_, active_}});
   written_ += filled_;
@@ -42,7 +51,13 @@ ArrayFile ArrayFileWriter::finish() {
   io_->drop_cache(file_);
   io_->close(file_);
   open_ = false;
-  return {written_, file_bytes, crc_};
+  return {written_, file_bytes, crc_, sums_ ? sums_->finish().crc32c : 0};
+}
+
+std::string page_sums_path(const std::string& path) {
+  constexpr std::string_view kEnd = ".bin";
+  const bool named = path.ends_with(kEnd);
+  return path.substr(0, path.size() - (named ? kEnd.size() : 0)) + "_page_crc.bin";
 }
 
 }  // namespace outcrop

@@ -16,12 +16,16 @@ struct ArrayFile {
   uint64_t data_bytes = 0;
   uint64_t file_bytes = 0;  // data_bytes rounded up to whole pages
   uint32_t crc32c = 0;      // of the data, without the padding
+  uint32_t page_crc = 0;    // of the file of page checksums, where one is written
 };
 
 class ArrayFileWriter {
  public:
   // buffer_bytes: at least two pages; half is filled while the other half is written.
-  ArrayFileWriter(std::shared_ptr<BlockIo> io, Budget& budget, const std::string& path, size_t buffer_bytes);
+  // sums: beside `path` the CRC-32C of each of its pages is written (page_sums_path); takes two pages of the
+  // buffer, which has four at least.
+  ArrayFileWriter(std::shared_ptr<BlockIo> io, Budget& budget, const std::string& path, size_t buffer_bytes,
+                  bool sums = false);
   ~ArrayFileWriter();
   ArrayFileWriter(const ArrayFileWriter&) = delete;
   ArrayFileWriter& operator=(const ArrayFileWriter&) = delete;
@@ -49,6 +53,10 @@ class ArrayFileWriter {
   FileId file_ = 0;
   bool open_ = false;
   std::shared_ptr<IoJob> job_;
+  std::unique_ptr<ArrayFileWriter> sums_;
 };
+
+// "folder/name.bin" -> "folder/name_page_crc.bin", as outcrop/store/arrays.py names it.
+std::string page_sums_path(const std::string& path);
 
 }  // namespace outcrop

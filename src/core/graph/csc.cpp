@@ -65,10 +65,10 @@ class Sorted final : public CscBuilder::Impl {
     result.num_nodes = options_.num_nodes >= 0 ? options_.num_nodes : std::max(largest_ + 1, min_nodes);
     result.wide = sizeof(Index) == 8;
     result.self_loops_dropped = self_loops_dropped_;
-    ArrayFileWriter indptr(io_, *budget_, indptr_path, write_bytes_);
-    ArrayFileWriter indices(io_, *budget_, indices_path, write_bytes_);
+    ArrayFileWriter indptr(io_, *budget_, indptr_path, write_bytes_, true);
+    ArrayFileWriter indices(io_, *budget_, indices_path, write_bytes_, true);
     std::optional<ArrayFileWriter> weights;
-    if (Edge::kWeighted) weights.emplace(io_, *budget_, weights_path, write_bytes_);
+    if (Edge::kWeighted) weights.emplace(io_, *budget_, weights_path, write_bytes_, true);
     indptr.push(int64_t{0});
     int64_t node = 0;         // whose end is not written yet
     uint64_t node_first = 0;  // edges before it

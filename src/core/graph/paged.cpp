@@ -6,6 +6,7 @@
 #include <string>
 #include <utility>
 
+#include "base/checksum.h"
 #include "base/error.h"
 #include "base/radix.h"
 
@@ -143,6 +144,7 @@ void PagedArray::gather_group(PageScratch& scratch, std::span<const Piece> piece
   const auto take = [&](Window& w) {
     if (w.missing.empty()) return;
     w.job->wait();
+    check(w.missing, w.pages);
     size_t m = 0;
     for (size_t k = w.begin; k < w.end && m < w.missing.size(); ++k) {
       while (m < w.missing.size() && w.missing[m] < page_at(k)) ++m;
@@ -172,6 +174,22 @@ std::shared_ptr<IoJob> PagedArray::read_pages(std::span<const uint32_t> pages, s
     i += run;
   }
   return io_->submit(IoOp::read, std::move(requests));
+}
+
+void PagedArray::check_pages(const uint32_t* crcs, size_t n, std::string remedy) {
+  const uint64_t pages = pages_of(element_bytes_, count_);
+  if (n < pages || file_bytes_ < pages * kPageBytes)
+    throw Error(ErrorKind::format, io_->path(file_) + " has " + std::to_string(n) + " checksums for " +
+                                       std::to_string(pages) + " pages; " + remedy);
+  sums_ = {crcs, n, std::move(remedy)};
+}
+
+void PagedArray::check(std::span<const uint32_t> pages, const std::byte* data) {
+  if (!sums_.crcs) return;
+  found_.resize(pages.size());
+  crc32c_pages(data, pages.size(), found_.data());
+  for (size_t i = 0; i < pages.size(); ++i)
+    if (found_[i] != sums_.crcs[pages[i]]) sums_.compare(io_->path(file_), pages[i], found_[i]);
 }
 
 void PagedArray::admit(uint32_t page, const std::byte* data) {

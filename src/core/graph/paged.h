@@ -20,6 +20,7 @@
 #include "base/budget.h"
 #include "base/buffer.h"
 #include "io/block_io.h"
+#include "io/page_sums.h"
 
 namespace outcrop {
 
@@ -66,6 +67,9 @@ class PagedArray {
   void gather(PageScratch& scratch, std::span<const Piece> pieces, std::byte* out);
   // Appends pieces for elements [position, position + n) that go to `out` on.
   void add_pieces(std::vector<Piece>& pieces, uint64_t position, uint64_t n, uint32_t out) const;
+  // From now on each page is compared with its checksum when it is read; `crcs` must live as long as this.
+  // Throws Error(format) if there are fewer than pages.
+  void check_pages(const uint32_t* crcs, size_t n, std::string remedy);
   // Element size() + i is element i of `held`, which has `count` and must live as long as the array.
   void go_on(const std::byte* held, uint64_t count) { held_ = held, held_count_ = count; }
   uint64_t size() const { return count_; }
@@ -82,6 +86,7 @@ class PagedArray {
   void serve(const std::byte* page, const Piece& piece, std::byte* out) const;
   void serve_held(const Piece& piece, std::byte* out);
   std::shared_ptr<IoJob> read_pages(std::span<const uint32_t> pages, std::byte* to);
+  void check(std::span<const uint32_t> pages, const std::byte* data);
   void admit(uint32_t page, const std::byte* data);
 
   std::shared_ptr<BlockIo> io_;
@@ -93,6 +98,8 @@ class PagedArray {
   Buffer cache_;
   size_t used_ = 0, hand_ = 0;
   PageStats stats_;
+  PageSums sums_;
+  std::vector<uint32_t> found_;  // checksums of the pages of a window
   const std::byte* held_ = nullptr;
   uint64_t held_count_ = 0;
 };

@@ -57,7 +57,7 @@ struct Part {
 struct RowStream::State {
   explicit State(RowFile rows) : file(std::move(rows)) {}
 
-  const RowFile file;
+  RowFile file;
   Buffer scratch;
   uint64_t part_bytes = 0;
   size_t part_rows = 0;
@@ -137,6 +137,7 @@ void RowStream::State::end_window() {
   Job& job = *part.job;
   try {
     part.io->wait();
+    file.check(*part.window, part.pages);
     if (!failed(job)) copy_out(part);
   } catch (const Error& error) {
     fail(job, error);
@@ -241,6 +242,10 @@ RowStream::~RowStream() {
     s.changed.notify_all();
   }
   s.driver.join();
+}
+
+void RowStream::check_pages(const uint32_t* crcs, size_t n, std::string remedy) {
+  state_->file.check_pages(crcs, n, std::move(remedy));
 }
 
 const RowLayout& RowStream::layout() const { return state_->file.layout; }

@@ -10,6 +10,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <string>
 
 #include "base/budget.h"
 #include "io/block_io.h"
@@ -38,6 +39,8 @@ class RowStream {
   // ids that fall or are no rows, and for positions outside of `out`, before anything is read.
   std::unique_ptr<RowJob> submit(const int64_t* ids, const int32_t* positions, size_t n, std::byte* out,
                                  size_t out_rows, uint64_t out_stride);
+  // As RowReader has it. Before anything is submitted.
+  void check_pages(const uint32_t* crcs, size_t n, std::string remedy);
   const RowLayout& layout() const;
   uint64_t num_rows() const;
 

@@ -7,7 +7,6 @@
 #include <utility>
 #include <vector>
 
-#include "base/checksum.h"
 #include "base/error.h"
 #include "io/row_file.h"
 
@@ -23,14 +22,12 @@ constexpr uint64_t kOrderShare = 4;  // a quarter of the scratch holds the order
 struct RowReader::State {
   State(RowFile rows, bool merged) : file(std::move(rows)), merge(merged) {}
 
-  const RowFile file;
+  RowFile file;
   const bool merge;
   Buffer scratch;
   uint64_t side_bytes = 0;  // pages of one side
   size_t group_rows = 0;    // room for entries
   std::mutex turn;          // of reading
-  const uint32_t* page_crcs = nullptr;
-  std::vector<bool> checked;  // pages found right
 
   std::byte* side(unsigned s) const { return scratch.data() + s * side_bytes; }
   RowEntry* entries() const { return reinterpret_cast<RowEntry*>(scratch.data() + 2 * side_bytes); }
@@ -38,7 +35,6 @@ struct RowReader::State {
     return plan_window(file.layout, merge, rows, begin, end, side_bytes / kPageBytes, kMaxReadBytes, before);
   }
   std::shared_ptr<IoJob> start(const RowWindow& window, unsigned s) const;
-  void check(const RowWindow& window, unsigned s);
   void copy_out(const RowWindow& window, const RowEntry* rows, unsigned s, std::byte* out,
                 uint64_t out_stride) const;
   void read_group(const int64_t* ids, size_t n, std::byte* out, uint64_t out_stride);
@@ -49,21 +45,6 @@ struct RowReader::State {
 
 std::shared_ptr<IoJob> RowReader::State::start(const RowWindow& window, unsigned s) const {
   return file.start(window, side(s));
-}
-
-// Compares what a window has read with its checksums, where there are any.
-void RowReader::State::check(const RowWindow& window, unsigned s) {
-  if (!page_crcs) return;
-  for (const PageRead& r : window.reads)
-    for (uint64_t at = 0; at < r.length; at += kPageBytes) {
-      const uint64_t page = (r.offset + at) / kPageBytes;
-      if (checked[page]) continue;
-      if (crc32c(side(s) + r.at + at, kPageBytes) != page_crcs[page])
-        throw Error(ErrorKind::checksum,
-                    file.io->path(file.file) + ": page " + std::to_string(page) +
-                        " was damaged after it was written; remove its folder and prepare the run again");
-      checked[page] = true;
-    }
 }
 
 void RowReader::State::copy_out(const RowWindow& window, const RowEntry* rows, unsigned s, std::byte* out,
@@ -82,7 +63,7 @@ void RowReader::State::read_group(const int64_t* ids, size_t n, std::byte* out, 
     RowWindow next = plan(rows, window.end, n, &window);
     auto next_job = last ? nullptr : start(next, 1 - s);
     job->wait();
-    check(window, s);
+    file.check(window, side(s));
     if (!last) hand_on(window, next, s);
     copy_out(window, rows, s, out, out_stride);
     if (last) return;
@@ -124,7 +105,7 @@ void RowReader::State::read_sorted(const int32_t* ids, const int32_t* positions,
     RowWindow next = plan(next_group.rows, window.end < group.n ? window.end : 0, next_group.n, &window);
     auto next_job = last ? nullptr : start(next, 1 - s);
     job->wait();
-    check(window, s);
+    file.check(window, side(s));
     if (!last) hand_on(window, next, s);
     copy_out(window, group.rows, s, out, out_stride);
     if (last) return;
@@ -177,15 +158,8 @@ void RowReader::read_rows(const int64_t* ids, size_t n, std::byte* out, uint64_t
                        out_stride);
 }
 
-void RowReader::check_pages(const uint32_t* crcs, size_t n) {
-  State& s = *state_;
-  const uint64_t pages = s.file.num_rows ? s.file.layout.end_page(s.file.num_rows - 1) : 0;
-  if (n < pages || s.file.file_bytes < pages * kPageBytes)
-    throw Error(ErrorKind::format, s.file.io->path(s.file.file) + " has " + std::to_string(n) +
-                                       " checksums for " + std::to_string(pages) +
-                                       " pages; prepare the run again");
-  s.page_crcs = crcs;
-  s.checked.assign(pages, false);
+void RowReader::check_pages(const uint32_t* crcs, size_t n, std::string remedy) {
+  state_->file.check_pages(crcs, n, std::move(remedy));
 }
 
 uint64_t RowReader::count_read_bytes(const int64_t* ids, size_t n) const {

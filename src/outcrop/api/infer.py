@@ -416,7 +416,7 @@ def _sampled(task: _Task, work: Path, config: SampleConfig, report: InferReport,
     runtime.progress.start("infer", task.num_rows, "nodes")
     with load.row_session(graph, _GivenSeeds(sampler, seeds), rows, pool, runtime, to) as session:
         blocks = inferring.scores_of(task.model, task.depth, session.batches("infer", 0))
-        inferring.write_rows(blocks, task.out_dim, folder, wanted, inputs, runtime)
+        inferring.write_rows(graph, blocks, task.out_dim, folder, wanted, inputs, runtime)
     runtime.progress.finish("infer")
     held.release()
     return folder

@@ -425,7 +425,7 @@ def edge_lookup(
 
 def split_positions(graph: Graph, runtime: Runtime, split: str) -> InputIds:
     """Positions in a split of ``graph``, which stays on disk."""
-    return InputIds(graph.array(runtime, split).memmap(), ascending=True)
+    return InputIds(graph.array(runtime, split).memmap(check=True), ascending=True)
 
 
 def _graph_of(path: Path, info: run.RunInfo, given: str | Path | Graph | None) -> Graph:

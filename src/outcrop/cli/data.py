@@ -224,19 +224,36 @@ def _facts(about: dict[str, Any]) -> dict[str, object]:
         if isinstance(value, (int, float, str)) and name not in facts
     }
     for name, array in about.get("arrays", {}).items():
+        if name.endswith(manifests.PAGE_SUMS):
+            continue
         shape = " x ".join(str(n) for n in array["shape"])
         facts[name] = f"{array['dtype']} {shape}  {format_bytes(array['bytes'])}"
+    if not about.get("graph", {}).get("page_checksums", True):
+        facts["page checksums"] = f"none: outcrop verify {about['path']} --add-checksums"
     facts["size on disk"] = format_bytes(about["bytes"])
     return facts
 
 
 def verify(
-    path: PathArg, memory: common.Memory = None, json: common.Json = None, quiet: common.Quiet = False
+    path: PathArg,
+    add_checksums: Annotated[
+        bool,
+        typer.Option(
+            "--add-checksums",
+            help="Of a graph made by an older Outcrop: add the checksums of its pages, so that damage is seen where "
+            "parts of it are read.",
+        ),
+    ] = False,
+    memory: common.Memory = None,
+    json: common.Json = None,
+    quiet: common.Quiet = False,
 ) -> None:
-    from outcrop.stages.verify import verify_artifact
+    from outcrop.stages.verify import add_page_sums, verify_artifact
 
     results = {}
     with common.runtime_for(memory, quiet) as runtime:
+        if add_checksums:
+            add_page_sums(path, runtime)
         for artifact in _artifacts(path):
             results[str(artifact)] = verify_artifact(artifact, runtime)
     common.write_json(json, next(iter(results.values())) if len(results) == 1 else {"artifacts": results})

@@ -35,6 +35,8 @@ class DiskRows(RowSource):
             scratch_bytes,
             merge,
         )
+        if features.page_sums is not None:
+            features.page_sums.guard(self._reader)
 
     def read_rows(self, ids: np.ndarray, out: np.ndarray) -> dict[str, int]:
         self._check(ids, out)

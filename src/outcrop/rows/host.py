@@ -20,7 +20,7 @@ class HostRows(RowSource):
         self.num_rows, self.row_bytes = features.num_rows, features.row_bytes
         self._workers = runtime.workers
         held = runtime.budget.empty("features", features.spec.data_bytes)
-        features.read_bytes(0, held)
+        runtime.io.read(features.file, 0, held)
         features.check(_core.crc32c(held))
         self.table = held.reshape(self.num_rows, features.spec.stride_bytes)[:, : self.row_bytes]
 

@@ -62,6 +62,8 @@ class DiskStream(RowStream):
             self.num_rows,
             max(scratch_bytes, _core.RowStream.min_scratch_bytes(self.row_bytes)),
         )
+        if features.page_sums is not None:
+            features.page_sums.guard(self._stream)
 
     def submit(self, ids: np.ndarray, positions: np.ndarray | None, out: np.ndarray) -> Pending:
         if positions is None:

@@ -116,7 +116,7 @@ def generate_graph(
         arrays, attributes = _topology(generator, config, runtime, work)
         arrays["labels"] = _labels(generator, config, runtime, work)
         if config.features:
-            arrays["features"] = _features(generator, config, runtime, work)
+            _features(generator, config, runtime, work).finish_into(arrays)
         arrays |= _splits(config, runtime, work)
         attributes |= {
             "num_nodes": config.nodes,
@@ -136,8 +136,8 @@ def _topology(
 ) -> tuple[dict[str, ArraySpec], dict[str, Any]]:
     wide = config.nodes > 1 << 32
     index = np.dtype(np.int64 if wide else np.uint32)
-    indptr = ArrayWriter(runtime, work, "indptr", "int64")
-    indices = ArrayWriter(runtime, work, "indices", index.name)
+    indptr = ArrayWriter(runtime, work, "indptr", "int64", page_sums=True)
+    indices = ArrayWriter(runtime, work, "indices", index.name, page_sums=True)
     most_edges = max(1024, block_bytes(runtime) // index.itemsize)
     rows = max(64, min(1 << 16, most_edges // 16))
     edges_before = most = empty = 0
@@ -159,7 +159,9 @@ def _topology(
             edges_before += int(ends[-1])
             most, empty = max(most, int(degrees.max())), empty + int((degrees == 0).sum())
     runtime.progress.finish("edges")
-    specs = {"indptr": indptr.finish(), "indices": indices.finish()}
+    specs: dict[str, ArraySpec] = {}
+    for writer in (indptr, indices):
+        writer.finish_into(specs)
     return specs, {"max_in_degree": most, "nodes_without_in_edges": empty}
 
 
@@ -189,9 +191,9 @@ def _labels(
 
 def _features(
     generator: _core.GraphGenerator, config: GenerateConfig, runtime: Runtime, work: Path
-) -> ArraySpec:
+) -> ArrayWriter:
     storage = storage_dtype(config.dtype)
-    writer = ArrayWriter(runtime, work, "features", config.dtype, (config.features,))
+    writer = ArrayWriter(runtime, work, "features", config.dtype, (config.features,), page_sums=True)
     row_bytes = config.features * storage.itemsize
     rows = max(1, min(config.nodes, block_bytes(runtime) // row_bytes))
     out = runtime.budget.empty("generate", rows * row_bytes)
@@ -203,7 +205,7 @@ def _features(
         writer.append(block.view(storage).reshape(count, config.features))
         runtime.progress.advance("features", count)
     runtime.progress.finish("features")
-    return writer.finish()
+    return writer
 
 
 def _splits(config: GenerateConfig, runtime: Runtime, work: Path) -> dict[str, ArraySpec]:

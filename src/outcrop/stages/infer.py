@@ -205,6 +205,7 @@ def count_edges(graph: Graph, out: Path, runtime: Runtime) -> Manifest:
             stop = min(start + (1 << 14), nodes)
             writer.append(np.zeros(stop - start, np.uint32) if uses is None else uses[start:stop])
         arrays["uses"] = writer.finish()
+        graph.require_unchanged()
         manifest = Manifest(COUNTS_FORMAT, COUNTS_VERSION, arrays, {}, *expected_counts(graph))
         manifests.write(folder, manifest)
     runtime.progress.finish("count edges")
@@ -273,7 +274,7 @@ class Layer:
         runtime: Runtime,
         wanted: np.ndarray | None = None,
     ):
-        self._graph, self._model, self._index, self._runtime = graph, model, index, runtime
+        self.graph, self._model, self._index, self._runtime = graph, model, index, runtime
         self._conv, self._wanted = model.convs[index], wanted
         self._dtype = getattr(torch, source.spec.dtype)
         self._device = next(model.parameters()).device
@@ -356,7 +357,7 @@ class Layer:
 
     def _plan(self) -> Iterator[_Work]:
         division = self.division
-        found = spans(self._graph, self._runtime, division.targets, division.edges, self._wanted)
+        found = spans(self.graph, self._runtime, division.targets, division.edges, self._wanted)
         for number, span in enumerate(found):
             targets = len(span.ids)
             starts = range(0, targets, division.rows)
@@ -475,10 +476,11 @@ def run_layer(
     layer: Layer, out: Path, config: dict[str, Any], inputs: dict[str, str], runtime: Runtime
 ) -> Manifest:
     """Writes the output of ``layer`` to ``out``: array ``rows``, float32 [targets, out_dim]."""
-    return write_rows(layer.outputs(), layer.out_dim, out, config, inputs, runtime)
+    return write_rows(layer.graph, layer.outputs(), layer.out_dim, out, config, inputs, runtime)
 
 
 def write_rows(
+    graph: Graph,
     blocks: Iterable[np.ndarray],
     width: int,
     out: Path,
@@ -486,13 +488,18 @@ def write_rows(
     inputs: dict[str, str],
     runtime: Runtime,
 ) -> Manifest:
-    """Writes ``blocks``, float32 [n, width] each, as one artifact."""
+    """Writes ``blocks``, float32 [n, width] each, as one artifact.
+
+    Raises:
+        FormatError: ``graph``, of which they are made, was replaced meanwhile.
+    """
     with manifests.publishing(out) as folder, torch.no_grad():
         writer = ArrayWriter(runtime, folder, ROWS, "float32", (width,))
         for block in blocks:
             writer.append(block)
             runtime.progress.advance("infer", len(block))
         manifest = Manifest(FORMAT, VERSION, {ROWS: writer.finish()}, {}, config, inputs)
+        graph.require_unchanged()
         manifests.write(folder, manifest)
     return manifest
 

@@ -29,9 +29,9 @@ from outcrop.sources.objects import open_object
 from outcrop.sources.reorder import in_node_order
 from outcrop.sources.split import Splitter, check_splits, per_class_splits
 from outcrop.store import manifest as manifests
-from outcrop.store.arrays import ArrayWriter, DiskArray, storage_dtype
+from outcrop.store.arrays import PAGE_BYTES, ArrayWriter, DiskArray, storage_dtype
 from outcrop.store.graph import FORMAT, LABEL_KINDS, SPLITS, VERSION, Graph, LabelKind, open_graph
-from outcrop.store.manifest import ArraySpec, Manifest
+from outcrop.store.manifest import PAGE_SUMS, ArraySpec, Manifest
 from outcrop.store.names import write_names
 
 _MAX_SORT_BYTES = 1 << 30
@@ -281,12 +281,7 @@ class _Import:
             runtime.progress.advance("sort", listed)
         if result.num_nodes == 0:
             raise ArgumentError(f"{source.name} has zero nodes: nothing to import")
-        self.arrays |= topology_specs(result)
-        if source.weighted:
-            weights = result.weights
-            self.arrays["edge_weight"] = ArraySpec(
-                "edge_weight.bin", "float32", (result.num_edges,), 4, weights.crc32c, weights.file_bytes
-            )
+        self.arrays |= topology_specs(result, weighted=source.weighted)
         self.attributes |= {
             "num_edges": result.num_edges,
             "undirected": reverse,
@@ -300,7 +295,7 @@ class _Import:
 
     def _features(self, features: FeatureSource, dtype: str) -> None:
         self.attributes["feature_dim"] = features.dim
-        writer = ArrayWriter(self.runtime, self.work, "features", dtype, (features.dim,))
+        writer = ArrayWriter(self.runtime, self.work, "features", dtype, (features.dim,), page_sums=True)
         row_bytes = features.dim * max(features.dtype.itemsize, 4)
         row = 0
         with self.runtime.task("features", features.num_rows, "rows"):
@@ -314,7 +309,7 @@ class _Import:
                 row += len(block)
                 self.runtime.progress.advance("features", len(block))
         self._check_rows(features.name, row, features.num_rows)
-        self.arrays["features"] = writer.finish()
+        writer.finish_into(self.arrays)
 
     def _labels(self, labels: LabelSource, num_nodes: int) -> None:
         with self.runtime.task("labels", num_nodes, "rows"):
@@ -408,18 +403,20 @@ class _Import:
         self.arrays |= specs
 
 
-def topology_specs(result: _core.CscResult) -> dict[str, ArraySpec]:
-    """Specs of the two files that a CscBuilder wrote."""
-    dtype, size = ("int64", 8) if result.wide else ("uint32", 4)
-    indptr, indices = result.indptr, result.indices
-    return {
-        "indptr": ArraySpec(
-            "indptr.bin", "int64", (result.num_nodes + 1,), 8, indptr.crc32c, indptr.file_bytes
-        ),
-        "indices": ArraySpec(
-            "indices.bin", dtype, (result.num_edges,), size, indices.crc32c, indices.file_bytes
-        ),
-    }
+def topology_specs(result: _core.CscResult, weighted: bool = False) -> dict[str, ArraySpec]:
+    """Specs of the files that a CscBuilder wrote, and of the checksums of their pages."""
+    files = [("indptr", "int64", result.num_nodes + 1, result.indptr)]
+    files += [("indices", "int64" if result.wide else "uint32", result.num_edges, result.indices)]
+    if weighted:
+        files += [("edge_weight", "float32", result.num_edges, result.weights)]
+    specs = {}
+    for name, dtype, rows, file in files:
+        width, pages = np.dtype(dtype).itemsize, file.file_bytes // PAGE_BYTES
+        specs[name] = ArraySpec(f"{name}.bin", dtype, (rows,), width, file.crc32c, file.file_bytes)
+        sums = name + PAGE_SUMS
+        table_bytes = -(-4 * pages // PAGE_BYTES) * PAGE_BYTES
+        specs[sums] = ArraySpec(f"{sums}.bin", "uint32", (pages,), 4, file.page_crc, table_bytes)
+    return specs
 
 
 def _sort_bytes(runtime: Runtime, num_edges: int | None, reverse: bool) -> int:

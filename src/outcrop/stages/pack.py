@@ -159,6 +159,11 @@ class _Packer:
         crc = ArrayWriter(self._runtime, folder, "rows_crc", "uint32")
         crc.append(self._rows_crc(journal))
         specs["rows_crc"] = crc.finish()
+        try:
+            self._graph.require_unchanged()
+        except FormatError:
+            _clear(folder)  # a graph without checksums of pages: what was packed may be of either
+            raise
         files.packed_ids_path.unlink()
         journal.remove()
         manifest = Manifest(FORMAT, VERSION, specs, {"episodes": len(episodes)}, config, inputs)
@@ -408,6 +413,8 @@ class _Packer:
             carry = buffer[at + used : headroom + end - begin].copy()
             if chunk + 1 < count:
                 job = submit(chunk + 1)
+            if file.page_sums is not None:
+                file.page_sums.check(int(chunks.starts[chunk]), buffer[headroom : headroom + end - begin])
             yield chunk, buffer[at : at + used], first, stop - first
 
     def _carry_before(self, chunk: int) -> np.ndarray:

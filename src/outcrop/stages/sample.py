@@ -83,6 +83,7 @@ def sample(
         manifest = Manifest(
             FORMAT, VERSION, writer.finish(), attributes, *expected(graph, config, batches_key)
         )
+        graph.require_unchanged()
         manifests.write(folder, manifest)
     runtime.progress.finish("sample")
     return manifest
@@ -96,7 +97,7 @@ def _numbered(sampler: BatchSampler) -> Draw:
 
 def _with_labels(graph: Graph, config: SampleConfig, foreign: ForeignBatches, runtime: Runtime) -> Draw:
     """Batches from elsewhere with what they lack: labels of the graph, and degrees where they are asked for."""
-    labels = graph.array(runtime, "labels").memmap() if graph.has("labels") else None
+    labels = graph.array(runtime, "labels").memmap(check=True) if graph.has("labels") else None
     topology = load_topology(graph, runtime) if config.degrees else None
 
     def draw(split: str, epoch: int) -> Iterator[BatchGraph]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import weakref
+from functools import cached_property
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +12,8 @@ import numpy as np
 from outcrop import _core
 from outcrop.errors import ArgumentError, ChecksumError, FormatError
 from outcrop.runtime import Runtime
-from outcrop.store.manifest import ArraySpec
+from outcrop.store.manifest import PAGE_SUMS, ArraySpec
+from outcrop.store.page_sums import PageSums
 
 PAGE_BYTES = 4096
 _WRITE_BUFFER_BYTES = 1 << 20  # at most; a 64th of a small budget
@@ -60,17 +62,31 @@ class ArrayWriter:
         folder: Where the file ``<name>.bin`` is created.
         dtype: Name as in :class:`ArraySpec`.
         row_shape: Shape of one row; ``()`` for a vector.
+        page_sums: Whether the checksum of each page is written too, as array ``<name>_page_crc``.
+        buffer_bytes: Bytes of the write buffer, whole pages; None = a share of the budget.
     """
 
     def __init__(
-        self, runtime: Runtime, folder: Path, name: str, dtype: str, row_shape: tuple[int, ...] = ()
+        self,
+        runtime: Runtime,
+        folder: Path,
+        name: str,
+        dtype: str,
+        row_shape: tuple[int, ...] = (),
+        *,
+        page_sums: bool = False,
+        buffer_bytes: int | None = None,
     ):
-        self._io = runtime.io
+        self._name, self._io = name, runtime.io
         self._dtype, self._row_shape = dtype, row_shape
         self._storage = storage_dtype(dtype)
         self._row_bytes = self._storage.itemsize * int(np.prod(row_shape, dtype=np.int64))
         self._file_name = f"{name}.bin"
-        size = min(_WRITE_BUFFER_BYTES, max(_MIN_WRITE_BUFFER_BYTES, runtime.budget.limit_bytes // 64))
+        share = min(_WRITE_BUFFER_BYTES, max(_MIN_WRITE_BUFFER_BYTES, runtime.budget.limit_bytes // 64))
+        size = share if buffer_bytes is None else buffer_bytes
+        self._sums: ArrayWriter | None = None
+        if page_sums:
+            self._sums = ArrayWriter(runtime, folder, name + PAGE_SUMS, "uint32", buffer_bytes=PAGE_BYTES)
         self._buffer = runtime.budget.empty("write-buffer", size // PAGE_BYTES * PAGE_BYTES)
         self._filled = self._written = self._crc = 0
         self._file = self._io.open(str(folder / self._file_name), _core.OpenMode.create)
@@ -94,6 +110,12 @@ class ArrayWriter:
 
     def _flush(self, count: int) -> None:
         self._crc = _core.crc32c(self._buffer[:count], self._crc)
+        if self._sums is not None:
+            pages = -(-count // PAGE_BYTES)
+            self._buffer[count : pages * PAGE_BYTES] = 0
+            crcs = np.empty(pages, np.uint32)
+            _core.crc32c_pages(self._buffer[: pages * PAGE_BYTES], crcs)
+            self._sums.append(crcs)
         self._io.write(self._file, self._written, self._buffer[:count])
         self._written += count
         self._filled = 0
@@ -113,12 +135,22 @@ class ArrayWriter:
             self._file_name, self._dtype, (rows, *self._row_shape), self._row_bytes, self._crc, file_bytes
         )
 
+    def finish_into(self, arrays: dict[str, ArraySpec]) -> None:
+        """Finishes the file and puts its spec, and that of its page checksums, into ``arrays``."""
+        arrays[self._name] = self.finish()
+        if self._sums is not None:
+            self._sums.finish_into(arrays)
+
 
 class DiskArray:
-    """An array file open for reading through the engine."""
+    """An array file open for reading through the engine.
 
-    def __init__(self, runtime: Runtime, folder: Path, spec: ArraySpec):
-        self.spec, self.path = spec, folder / spec.file
+    Args:
+        sums: Spec of the checksums of its pages; None = there are none, and parts of it are read unchecked.
+    """
+
+    def __init__(self, runtime: Runtime, folder: Path, spec: ArraySpec, sums: ArraySpec | None = None):
+        self.spec, self.path, self._sums_spec = spec, folder / spec.file, sums
         try:
             self.dtype = storage_dtype(spec.dtype)
         except FormatError as error:
@@ -133,9 +165,46 @@ class DiskArray:
         self.file = runtime.io.open(str(self.path), _core.OpenMode.read)
         self.close = weakref.finalize(self, runtime.io.close, self.file)
 
+    @cached_property
+    def page_sums(self) -> PageSums | None:
+        """The checksums of the pages of the file; None where the artifact has none.
+
+        They are mapped, not held: 0.1 % of the file, in the page cache, which the system takes back when it needs it.
+        Being compared with the manifest when they are opened, they tie every page to it.
+
+        Raises:
+            ChecksumError, FormatError: They were damaged, or are of another file.
+        """
+        if self._sums_spec is None:
+            return None
+        table = DiskArray(self._runtime, self.path.parent, self._sums_spec)
+        try:
+            return PageSums(table.memmap(check=True), self.path, self.spec)
+        finally:
+            table.close()
+
     def read_bytes(self, offset: int, out: np.ndarray) -> None:
-        """Fills the flat uint8 array ``out`` from ``offset`` of the file."""
-        self._runtime.io.read(self.file, offset, out)
+        """Fills the flat uint8 array ``out`` from ``offset`` of the file.
+
+        Raises:
+            ChecksumError: A page of it was damaged, where there are checksums of pages.
+        """
+        if self.page_sums is None or not len(out):
+            self._runtime.io.read(self.file, offset, out)
+            return
+        stop = offset + len(out)
+        begin, end = -(-offset // PAGE_BYTES) * PAGE_BYTES, stop // PAGE_BYTES * PAGE_BYTES
+        # Pages of which a part is wanted are read on their own: the checksum is of the whole page.
+        for page in sorted({at // PAGE_BYTES for at in (offset, stop) if at % PAGE_BYTES}):
+            whole, at = np.empty(PAGE_BYTES, np.uint8), page * PAGE_BYTES
+            self._runtime.io.read(self.file, at, whole)
+            self.page_sums.check(page, whole)
+            first, last = max(at, offset), min(at + PAGE_BYTES, stop)
+            out[first - offset : last - offset] = whole[first - at : last - at]
+        if begin < end:
+            pages = out[begin - offset : end - offset]
+            self._runtime.io.read(self.file, begin, pages)
+            self.page_sums.check(begin // PAGE_BYTES, pages)
 
     def read(self, tag: str, start: int = 0, stop: int | None = None) -> np.ndarray:
         """Rows ``start:stop`` in memory held under ``tag``: equals ``memmap()[start:stop]``.
@@ -152,15 +221,17 @@ class DiskArray:
         if count == 0:
             return np.zeros((stop - start, *self.spec.shape[1:]), self.dtype)
         out = self._runtime.budget.empty(tag, count)
-        self.read_bytes(start * self.row_bytes, out)
         if count == self.spec.data_bytes:
+            self._runtime.io.read(self.file, 0, out)
             self.check(_core.crc32c(out))
+        else:
+            self.read_bytes(start * self.row_bytes, out)
         return out.view(self.dtype).reshape(stop - start, *self.spec.shape[1:])
 
     def read_ranges(self, tag: str, starts: np.ndarray, stops: np.ndarray) -> np.ndarray:
         """Rows ``starts[i]:stops[i]``, one range after the other, read together, in memory held under ``tag``.
 
-        Equals ``np.concatenate([memmap()[a:b] for a, b in zip(starts, stops)])``.
+        Equals ``np.concatenate([memmap()[a:b] for a, b in zip(starts, stops)])``. Nothing is checked.
         """
         if self.spec.stride_bytes != self.row_bytes:
             raise FormatError(f"{self.path}: rows with gaps are read through a RowSource, not whole")
@@ -174,11 +245,21 @@ class DiskArray:
         self._runtime.io.submit_reads(self.file, starts * self.row_bytes, lengths, out, positions).wait()
         return out[: int(lengths.sum())].view(self.dtype).reshape(-1, *self.spec.shape[1:])
 
-    def memmap(self) -> np.ndarray:
-        """The array as a read-only map through the page cache."""
+    def memmap(self, *, check: bool = False) -> np.ndarray:
+        """The array as a read-only map through the page cache.
+
+        Args:
+            check: Whether all of it is read now and compared with its checksum. What the system drops from its cache
+                and reads again later is not.
+
+        Raises:
+            ChecksumError: The bytes differ from those that were written.
+        """
         if self.spec.data_bytes == 0:
             return np.zeros(self.spec.shape, self.dtype)
         flat = np.memmap(self.path, np.uint8, "r", shape=(self.spec.data_bytes,))
+        if check:
+            self.check(_core.crc32c(flat))
         rows = flat.reshape(self.num_rows, self.spec.stride_bytes)[:, : self.row_bytes]
         return rows.view(self.dtype).reshape(self.spec.shape)
 
@@ -189,15 +270,44 @@ class DiskArray:
             ChecksumError: The bytes differ from those that were written.
         """
         at, crc, left = 0, 0, self.spec.data_bytes
-        most = max(min(_VERIFY_BUFFER_BYTES, self._runtime.budget.free_bytes // 2), PAGE_BYTES)
-        buffer = self._runtime.budget.empty("verify", min(most, max(left, 1)))
+        buffer = self._verify_buffer(left)
         while left:
             part = buffer[: min(left, len(buffer))]
-            self.read_bytes(at, part)
+            self._runtime.io.read(self.file, at, part)
             crc = _core.crc32c(part, crc)
             at, left = at + len(part), left - len(part)
             self._runtime.progress.advance("verify", len(part))
         self.check(crc)
+
+    def _verify_buffer(self, wanted: int) -> np.ndarray:
+        """uint8, held under the tag ``verify``: at most ``wanted`` bytes, else whole pages."""
+        most = min(_VERIFY_BUFFER_BYTES, self._runtime.budget.free_bytes // 2) // PAGE_BYTES * PAGE_BYTES
+        return self._runtime.budget.empty("verify", min(max(most, PAGE_BYTES), max(wanted, 1)))
+
+    def write_page_sums(self) -> ArraySpec:
+        """Writes the checksums of the pages beside the file, replacing what is there.
+
+        The checksum of the whole is compared in the same pass, so that damage gets no checksum.
+
+        Raises:
+            ChecksumError: The bytes differ from those that were written.
+        """
+        writer = ArrayWriter(
+            self._runtime, self.path.parent, self.path.stem + PAGE_SUMS, "uint32", buffer_bytes=PAGE_BYTES
+        )
+        at, crc, left = 0, 0, self.spec.data_bytes
+        buffer = self._verify_buffer(-(-left // PAGE_BYTES) * PAGE_BYTES)
+        while left:
+            part = buffer[: min(left, len(buffer))]
+            self._runtime.io.read(self.file, at, part)
+            crc = _core.crc32c(part, crc)
+            crcs = np.empty(-(-len(part) // PAGE_BYTES), np.uint32)
+            buffer[len(part) : len(crcs) * PAGE_BYTES] = 0
+            _core.crc32c_pages(buffer[: len(crcs) * PAGE_BYTES], crcs)
+            writer.append(crcs)
+            at, left = at + len(part), left - len(part)
+        self.check(crc)
+        return writer.finish()
 
     def check(self, crc: int) -> None:
         """Compares the checksum of all data bytes with what the manifest says."""

@@ -5,6 +5,8 @@ point at v) of node v are ``indices[indptr[v]:indptr[v + 1]]``, ascending. Optio
 ``labels`` (see below), ``train``, ``valid``, ``test`` int64 node ids, ascending; ``edge_weight`` float32 [E],
 not negative, in the order of ``indices``; ``train_edges``, ``valid_edges``, ``test_edges`` int64 [M, 2] (source,
 target), the positive edges of link prediction.
+For ``features``, ``indptr``, ``indices`` and ``edge_weight`` there is ``<name>_page_crc`` uint32: CRC-32C of each page
+of the array's file. Graphs of before have none, and parts of their arrays are read unchecked.
 Attributes: num_nodes, num_edges, num_classes, feature_dim; class_names where classes have names; label_kind, which
 says what ``labels`` are: ``class`` (where it is absent, too) int64 [N] from 0 to num_classes - 1, -1 = unknown;
 ``multilabel`` uint8 [N, num_classes] of 0 and 1, 255 = unknown; ``regression`` float32 [N] or [N, num_classes], NaN =
@@ -22,10 +24,12 @@ from outcrop.errors import FormatError
 from outcrop.runtime import Runtime
 from outcrop.store import manifest as manifests
 from outcrop.store.arrays import DiskArray
-from outcrop.store.manifest import ArraySpec, Manifest
+from outcrop.store.manifest import PAGE_SUMS, ArraySpec, Manifest
 
 FORMAT, VERSION = "outcrop.graph", 1
 SPLITS = ("train", "valid", "test")
+# Arrays of which parts are read, so that their pages have checksums. The others are read and checked whole.
+PAGED = ("indptr", "indices", "edge_weight", "features")
 LabelKind = Literal["class", "multilabel", "regression"]
 LABEL_KINDS: tuple[LabelKind, ...] = ("class", "multilabel", "regression")
 UNKNOWN_MULTILABEL = 255
@@ -110,7 +114,7 @@ class Graph:
 
     def array(self, runtime: Runtime, name: str) -> DiskArray:
         """Array ``name`` open for reading. Raises FormatError where the graph has none."""
-        return DiskArray(runtime, self.path, self.spec(name))
+        return DiskArray(runtime, self.path, self.spec(name), self.manifest.arrays.get(name + PAGE_SUMS))
 
     def edge_index(self) -> np.ndarray:
         """All edges, int64 [2, num_edges] of (source, target), by target and then by source, in memory.
@@ -133,6 +137,18 @@ class Graph:
 
     def digest(self) -> str:
         return self.manifest.digest()
+
+    def require_unchanged(self) -> None:
+        """Checks that the graph at the path is still the one that was opened, before something made of it is published.
+
+        Raises:
+            FormatError: It was replaced or removed meanwhile.
+        """
+        if manifests.read(self.path, FORMAT, VERSION).digest() != self.digest():
+            raise FormatError(
+                f"{self.path} was replaced by another graph while it was read, so nothing was published: run the "
+                "same command again"
+            )
 
 
 def open_graph(path: Path | str) -> Graph:

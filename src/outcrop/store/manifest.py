@@ -14,7 +14,7 @@ import shutil
 import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,8 @@ from outcrop.errors import ArgumentError, FormatError, IoError, OutcropError
 from outcrop.parsing import parse_json
 
 MANIFEST = "manifest.json"
+# Array "x_page_crc" has a CRC-32C for each page of the file of array "x".
+PAGE_SUMS = "_page_crc"
 
 
 @dataclass(frozen=True)
@@ -64,8 +66,12 @@ class Manifest:
         return json.dumps(asdict(self), indent=1, sort_keys=True) + "\n"
 
     def digest(self) -> str:
-        """SHA-256 of the manifest: names the content, because the manifest holds every checksum."""
-        return hashlib.sha256(self.to_json().encode()).hexdigest()
+        """SHA-256 of the manifest: names the content, because the manifest holds every checksum.
+
+        Checksums of pages are left out: they follow from the content, so adding them to an artifact changes no name.
+        """
+        content = {name: spec for name, spec in self.arrays.items() if not name.endswith(PAGE_SUMS)}
+        return hashlib.sha256(replace(self, arrays=content).to_json().encode()).hexdigest()
 
 
 def exists(folder: Path) -> bool:

@@ -58,7 +58,7 @@ class PackedRecords:
                 max(placement.shared_scratch_bytes, _core.RowReader.min_scratch_bytes(self.row_bytes)),
             )
             sums = DiskArray(runtime, path, manifest.arrays["page_crc"])
-            reader.check_pages(sums.read("batch-index"))
+            reader.check_pages(sums.read("batch-index"), f"remove {path} and prepare the run again")
             sums.close()
             self._shared = reader
 

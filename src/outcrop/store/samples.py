@@ -62,7 +62,7 @@ class SampleSet:
         self.path, self.manifest = path, manifest
         self._runtime = runtime
         self._graph_nodes = int(graph.num_nodes if graph else manifest.attributes["num_nodes"])
-        self._classes = graph.num_classes or None if graph else None
+        self._classes = graph.num_classes or None if graph and graph.label_kind == "class" else None
         self.groups = groups_of(manifest)
         self.id_bytes: int = manifest.attributes["id_bytes"]
         self.hops: int = manifest.attributes["hops"]

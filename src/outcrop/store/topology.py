@@ -179,7 +179,9 @@ def load_topology(
     if placement == "paged":
         return _open_pages(graph, runtime, arrays, available, page_cache)
     in_memory = placement == "memory"
-    parts: list[np.ndarray | None] = [a.read("topology") if in_memory else a.memmap() for a in arrays]
+    parts: list[np.ndarray | None] = [
+        a.read("topology") if in_memory else a.memmap(check=True) for a in arrays
+    ]
     for array in arrays:
         array.close()
     indptr, indices, weights = (*parts, None)[:3]
@@ -219,4 +221,7 @@ def _open_pages(
         weights_cache_bytes=each,
         scratch_bytes=scratch,
     )
+    for name, array in zip(("indptr", "indices", "edge_weight"), arrays, strict=False):
+        if array.page_sums is not None and not (name == "indptr" and indptr is not None):
+            pages.check_pages(name, array.page_sums.crcs, array.page_sums.remedy)
     return Topology(graph.num_nodes, graph.num_edges, "paged", indptr, None, None, pages, tuple(arrays))

@@ -47,7 +47,7 @@ def _count_classes(graph: Graph, runtime: Runtime) -> np.ndarray:
     nodes, labels = graph.array(runtime, "train"), graph.array(runtime, "labels")
     counts = np.zeros(graph.num_classes, np.int64)
     try:
-        found, total = labels.memmap(), nodes.spec.shape[0]
+        found, total = labels.memmap(check=True), nodes.spec.shape[0]
         for first in range(0, total, _BLOCK_NODES):
             ids = nodes.read("class-weights", first, min(first + _BLOCK_NODES, total))
             counts += np.bincount(found[ids][found[ids] >= 0], minlength=len(counts))
