@@ -130,6 +130,76 @@ def test_spoiled_folder(
     fails(folder, kind, match)
 
 
+def header(shape: str) -> bytes:
+    """A ``.npy`` file of version 1 whose header has ``shape``, without data."""
+    text = f"{{'descr': '<i8', 'fortran_order': False, 'shape': {shape}, }}".ljust(117) + "\n"
+    return b"\x93NUMPY\x01\x00" + len(text).to_bytes(2, "little") + text.encode()
+
+
+def replaced_by(name: str, make: Callable[[Path], object]) -> Callable[[Path], object]:
+    """Puts something else at ``name``, in place of all files of that stem."""
+
+    def spoil(folder: Path) -> None:
+        for path in folder.glob(f"{name.partition('.')[0]}.*"):
+            path.unlink()
+        make(folder / name)
+
+    return spoil
+
+
+@pytest.mark.parametrize(
+    ("spoil", "kind", "match"),
+    [
+        (
+            replaced_by("edges.npy", lambda p: p.write_bytes(header("(-5, 2)"))),
+            FormatError,
+            r"shape \(-5, 2\)",
+        ),
+        (
+            replaced_by("edges.npy", lambda p: p.write_bytes(header("(-2, -2)"))),
+            FormatError,
+            r"shape \(-2, -2\)",
+        ),
+        (
+            replaced_by("edges.csv", lambda p: p.write_text("src,dst\n1," + "2" * 140_000 + "\n")),
+            FormatError,
+            r"edges\.csv",
+        ),
+        (
+            replaced_by("edges.csv", lambda p: p.write_text("x" * 140_000 + ",dst\n1,2\n")),
+            FormatError,
+            r"edges\.csv is no table.*field larger",
+        ),
+        (
+            replaced_by("edges.csv", lambda p: p.write_text("src,dst,src\n1,2,3\n")),
+            FormatError,
+            r"edges\.csv has two columns named 'src'",
+        ),
+        (replaced_by("features.npy", lambda p: os.mkfifo(p)), ArgumentError, r"features\.npy is no file"),
+        (replaced_by("features.npy", lambda p: p.mkdir()), ArgumentError, r"features\.npy is no file"),
+        (replaced_by("labels.npy", lambda p: p.symlink_to("gone")), ArgumentError, r"labels\.npy is no file"),
+    ],
+)
+def test_odd_files_end_in_one_line(
+    folder: Path, spoil: Callable[[Path], object], kind: type[Exception], match: str
+) -> None:
+    spoil(folder)
+    fails(folder, kind, match)
+
+
+@pytest.mark.parametrize("text", ["\n", "\n\n\n", " \n\n"])
+def test_a_table_of_empty_lines_has_no_edges(folder: Path, text: str) -> None:
+    (folder / "edges.npy").unlink()
+    (folder / "edges.csv").write_text(text)
+    assert import_graph(f"arrays:{folder}", folder.parent / "graph", new_runtime()).num_edges == 0
+
+
+def test_empty_lines_before_a_table_are_skipped(folder: Path) -> None:
+    (folder / "edges.npy").unlink()
+    (folder / "edges.csv").write_text("\n\nsrc,dst\n1,2\n2,3\n")
+    assert import_graph(f"arrays:{folder}", folder.parent / "graph", new_runtime()).num_edges == 2
+
+
 @pytest.mark.parametrize(
     ("text", "kind", "match"),
     [

@@ -192,8 +192,14 @@ def _check_array(folder: Path, name: str, spec: ArraySpec) -> None:
 
 
 def partial_folder(final: Path) -> Path:
-    """The hidden sibling in which ``final`` is built."""
+    """The hidden sibling in which ``final`` is built; of a link, that of the folder it leads to."""
+    final = _behind_link(final)
     return final.parent / f".{final.name}.partial"
+
+
+def _behind_link(final: Path) -> Path:
+    """Where a symbolic link leads, whether or not something is there; any other path itself."""
+    return Path(os.path.realpath(final)) if final.is_symlink() else final
 
 
 def versions_of(final: Path) -> tuple[Path, Path, Path]:
@@ -219,12 +225,14 @@ def check_destination(final: Path) -> None:
 def publishing(final: Path, *, resume: bool = False) -> Iterator[Path]:
     """Yields the folder to build ``final`` in; renames it into place if the block ends well.
 
-    The block must call :func:`write` last. With ``resume`` what an earlier, killed run left there is kept; an error
-    in the block then leaves it too. Otherwise it starts empty, and is removed on error.
+    Of a symbolic link the folder that it leads to is replaced, and the link stays. The block must call :func:`write`
+    last. With ``resume`` what an earlier, killed run left there is kept; an error in the block then leaves it too.
+    Otherwise it starts empty, and is removed on error.
 
     Raises:
         IoError: The operating system refused; names the file.
     """
+    final = _behind_link(final)
     work = partial_folder(final)
     try:
         with naming_files(work):
@@ -261,6 +269,7 @@ def _replace(final: Path, work: Path) -> None:
 
 def _replaced_folder(final: Path) -> Path:
     """Where what ``final`` held lies for the moment in which it is replaced."""
+    final = _behind_link(final)
     return final.parent / f".{final.name}.old"
 
 
@@ -269,6 +278,8 @@ def _put_back(final: Path) -> None:
     old = _replaced_folder(final)
     if exists(old) and not final.exists():
         old.rename(final)
+    if old.is_symlink():  # left by versions that moved the link instead of what it leads to
+        old.unlink()
     shutil.rmtree(old, ignore_errors=True)
 
 
