@@ -71,13 +71,51 @@ def test_what_spooling_takes_is_part_of_every_epoch():
     assert bare["epochs"][0]["seconds"] == 1.0
 
 
+def test_like_is_compared_with_like(folder: Path, monkeypatch: pytest.MonkeyPatch):
+    """Replayed batches with those replayed in memory, new ones with new ones, which are measured for that."""
+    times = {
+        "memory": 1.0,
+        "packed": 1.5,
+        "fresh": 6.0,
+        "refresh": 8.0,
+        "memory-fresh": 2.0,
+        "packed-fresh": 3.0,
+    }
+
+    def trained(graph: Path, run: Path, setting: Setting, mode: str, epochs: int) -> dict:
+        record = {"seconds": times[mode], "load_seconds": 0.0, "bytes_read": 1, "read_ops": 1}
+        record |= {"bytes_needed_from_disk": 1, "rows_by_level": {}}
+        counts = {"peak_host_bytes": 0, "peak_process_bytes": 0, "distinct_epochs": 1}
+        return {"epochs": [record] * 2, "batch_losses": [0.0], **counts}
+
+    monkeypatch.setattr(epoch, "train_once", trained)
+    monkeypatch.setattr(epoch, "ensure_run", lambda *_: (folder, {}))
+    monkeypatch.setattr(epoch, "bare_epoch_seconds", lambda *_: 0.5)
+    result = epoch.epoch(folder, SETTING, ["memory", "packed", "fresh", "refresh", "packed-fresh"], silent)
+    ratios = {mode: row["against_memory"] for mode, row in result["modes"].items()}
+    want = {
+        "memory": 1.0,
+        "packed": 1.5,
+        "fresh": 3.0,
+        "refresh": 4.0,
+        "packed-fresh": 1.5,
+        "memory-fresh": 1.0,
+    }
+    assert ratios == want
+    alone = epoch.epoch(folder, SETTING, ["packed", "memory"], silent)
+    assert list(alone["modes"]) == ["packed", "memory"]
+
+
 @pytest.mark.slow
 def test_modes_that_draw_their_own_batches_begin_with_those_of_the_run(folder: Path):
-    result = epoch.epoch(
-        folder, SETTING, ["memory", "packed", "online", "fresh", "direct", "refresh"], silent
-    )
+    modes = ["memory", "packed", "online", "fresh", "direct", "refresh", "packed-fresh"]
+    result = epoch.epoch(folder, SETTING, modes, silent)
     assert result["first_20_losses_identical"]
-    assert all(row["bytes_read"] > 0 for mode, row in result["modes"].items() if mode != "memory")
+    rows = result["modes"]
+    assert all(row["bytes_read"] > 0 for mode, row in rows.items() if not mode.startswith("memory"))
+    new = {mode for mode, row in rows.items() if row["distinct_epochs"] == SETTING.epochs}
+    assert new == {"fresh", "refresh", "packed-fresh", "memory-fresh"}
+    assert not list(folder.glob("*.oc.run"))
 
 
 def test_pipeline_compares_the_same_losses(folder: Path):

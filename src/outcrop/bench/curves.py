@@ -16,6 +16,8 @@ from typing import Any
 import numpy as np
 
 from outcrop.bench.epoch import (
+    MEMORY_FRESH,
+    NEW_BATCHES,
     WITHOUT_RUN,
     Say,
     Setting,
@@ -37,7 +39,7 @@ def memory_curve(
 ) -> dict[str, Any]:
     """Epoch time, bytes and disk space of each mode at each cap; nothing where two mini-batches do not fit.
 
-    Times at a cap are compared with training in memory right before.
+    Times at a cap are compared with training in memory right before: on replayed batches, or on new ones.
     """
     graph = ensure_graph(folder, setting.shape, say)
     bases: dict[float, float] = {}
@@ -51,8 +53,10 @@ def memory_curve(
         except OutcropError as error:
             say(f"cap {cap:.0%}: {error}")
             continue
-        memory = train_once(graph, None, setting, "memory", setting.epochs)
-        base = bases[cap] = median(e["seconds"] for e in memory["epochs"][1:] or memory["epochs"])
+        base = bases[cap] = _seconds_in_memory(graph, setting, "memory")
+        new_base = (
+            _seconds_in_memory(graph, setting, MEMORY_FRESH) if {*NEW_BATCHES} & {*modes} else float("nan")
+        )
         for mode in modes:
             say(f"cap {cap:.0%}: {mode}")
             try:
@@ -68,7 +72,7 @@ def memory_curve(
                 {
                     "cap": cap,
                     "seconds": seconds,
-                    "against_memory": seconds / base,
+                    "against_memory": seconds / (new_base if mode in NEW_BATCHES else base),
                     "bytes_read": epochs[-1]["bytes_read"],
                     "disk_bytes": prepared["disk_bytes"] if mode in ("packed", "belady") else 0,
                     "peak_host_bytes": done["peak_host_bytes"],
@@ -85,6 +89,11 @@ def memory_curve(
         "says": "epoch time, and against everything in memory measured beside it: "
         + ", ".join(f"{seconds:.2f} s at {cap:.0%}" for cap, seconds in bases.items()),
     }
+
+
+def _seconds_in_memory(graph: Path, setting: Setting, mode: str) -> float:
+    epochs = train_once(graph, None, setting, mode, setting.epochs)["epochs"]
+    return median(e["seconds"] for e in epochs[1:] or epochs)
 
 
 def _at(points: list[dict[str, Any]], cap: float) -> str:

@@ -26,7 +26,11 @@ Say = Callable[[str], None]
 # Mode online as a user gets it, of the batches that the others replay (``online``) and of new ones in every epoch
 # (``fresh``); packed pools of one new epoch each; mode online that reads the run's rows as batches are drawn.
 ONLINE, FRESH, REFRESH, DIRECT = "online", "fresh", "refresh", "direct"
-WITHOUT_RUN = (ONLINE, FRESH)
+# New batches in every epoch, drawn in memory, and all packed before the first.
+MEMORY_FRESH, PACKED_FRESH = "memory-fresh", "packed-fresh"
+NEW_BATCHES = (FRESH, REFRESH, MEMORY_FRESH, PACKED_FRESH)
+WITHOUT_RUN = (ONLINE, FRESH, MEMORY_FRESH, PACKED_FRESH)
+SPREAD = (ONLINE, FRESH, PACKED_FRESH)  # what is prepared for several epochs counts in all of them
 _UNLIMITED = "1TiB"
 
 
@@ -90,10 +94,13 @@ def train_once(graph: Path, run: Path | None, setting: Setting, mode: str, epoch
 
     The baselines that cannot keep to a budget are given the same cap by the kernel alone.
     """
-    capped = mode != "memory"
+    capped = mode not in ("memory", MEMORY_FRESH)
     pools = graph.with_suffix(".pools") if mode == REFRESH else None
     run = None if mode in WITHOUT_RUN else run
-    named = {REFRESH: "packed", FRESH: ONLINE, DIRECT: ONLINE}.get(mode, mode)
+    named = _MODES.get(mode, mode)
+    made = graph.with_name(graph.name + ".run") if mode == PACKED_FRESH else None
+    if made is not None:
+        shutil.rmtree(made, ignore_errors=True)  # preparing is part of what is measured
     command: list[str | Path] = ["train", graph, "--mode", named, "--model", setting.model]
     command += ["--hidden", str(setting.hidden), "--epochs", str(epochs), "--trace-losses"]
     source = pools or run
@@ -105,8 +112,10 @@ def train_once(graph: Path, run: Path | None, setting: Setting, mode: str, epoch
     if mode != "belady":  # scores are not what is measured; belady plans for them
         command += ["--evaluate-every", str(epochs)]
     done = outcrop(command, limit_bytes=setting.memory + ALLOWANCE_BYTES if capped else None)
-    if mode in WITHOUT_RUN:
+    if mode in SPREAD:
         count_spooling(done.result)
+    if made is not None:
+        shutil.rmtree(made)
     if pools:
         for pool in done.result["pools"]:  # an epoch of its own each: what it waited for is part of it
             record = done.result["epochs"][pool["first_epoch"]]
@@ -117,8 +126,17 @@ def train_once(graph: Path, run: Path | None, setting: Setting, mode: str, epoch
     return {**done.result, "limit_bytes": done.limit_bytes, "peak_group_bytes": done.peak_group_bytes}
 
 
+_MODES = {
+    REFRESH: "packed",
+    FRESH: ONLINE,
+    DIRECT: ONLINE,
+    MEMORY_FRESH: "memory",
+    PACKED_FRESH: "packed",
+}
+
+
 def count_spooling(result: dict[str, Any]) -> None:
-    """Adds to every epoch its part of what spooling took, that of the first epochs included."""
+    """Adds to every epoch its part of what spooling or packing took, that of the first epochs included."""
     made = [result["prepare"]] if result["prepare"] else []
     seconds = sum(pool["waited_seconds"] for pool in result["pools"]) + sum(one["seconds"] for one in made)
     read = sum(pool["bytes_read"] for pool in result["pools"]) + sum(one["bytes_read"] for one in made)
@@ -129,7 +147,12 @@ def count_spooling(result: dict[str, Any]) -> None:
 
 
 def epoch(folder: Path, setting: Setting, modes: Sequence[str], say: Say) -> dict[str, Any]:
-    """Trains in each mode and compares epoch times with ``memory`` and with the bare products of its shapes."""
+    """Trains in each mode and compares epoch times with ``memory`` and with the bare products of its shapes.
+
+    Like is compared with like: modes with new batches in every epoch with ``memory-fresh``, which is measured too.
+    """
+    if "memory" in modes and MEMORY_FRESH not in modes and any(mode in NEW_BATCHES for mode in modes):
+        modes = [*modes, MEMORY_FRESH]
     graph = ensure_graph(folder, setting.shape, say)
     run, prepared = ensure_run(folder, graph, setting, say)
     results: dict[str, list[dict[str, Any]]] = {mode: [] for mode in modes}
@@ -140,8 +163,9 @@ def epoch(folder: Path, setting: Setting, modes: Sequence[str], say: Say) -> dic
     bare = bare_epoch_seconds(graph, run, setting)
     rows = {mode: _summary(mode, runs_of_mode) for mode, runs_of_mode in results.items()}
     base = rows["memory"]["seconds"] if "memory" in rows else None
-    for row in rows.values():
-        row["against_memory"] = None if base is None else row["seconds"] / base
+    for mode, row in rows.items():
+        like = rows.get(MEMORY_FRESH if mode in NEW_BATCHES else "memory")
+        row["against_memory"] = None if like is None else row["seconds"] / like["seconds"]
     losses = {
         tuple(r["batch_losses"][: len(next(iter(results.values()))[0]["batch_losses"])])[:20]
         for mode, rs in results.items()
@@ -167,7 +191,7 @@ def _epochs(mode: str, setting: Setting) -> int:
 
 def middle(mode: str, seconds: Iterable[float]) -> float:
     """The median; of spooled epochs the mean: the first of each spool is the slower one, and what it takes counts."""
-    return fmean(seconds) if mode in WITHOUT_RUN else median(seconds)
+    return fmean(seconds) if mode in SPREAD else median(seconds)
 
 
 def _summary(mode: str, results: list[dict[str, Any]]) -> dict[str, Any]:
@@ -189,6 +213,7 @@ def _summary(mode: str, results: list[dict[str, Any]]) -> dict[str, Any]:
         "peak_process_bytes": max(r["peak_process_bytes"] for r in results),
         "limit_bytes": results[-1].get("limit_bytes"),
         "mode": mode,
+        "distinct_epochs": results[-1]["distinct_epochs"],
     }
 
 
