@@ -214,6 +214,9 @@ class PlanConfig:
     random_rate: float = 5e4
 
     def __post_init__(self) -> None:
+        rates = (self.sequential_rate, self.random_rate)
+        if not all(0 < rate < math.inf for rate in rates):
+            raise ArgumentError(f"disk rates {rates} are not two positive numbers")
         named = self.layout in ("cost", "heuristic", "packed")
         if not named and not re.fullmatch(r"[1-9][0-9]*,[0-9]+", self.layout):
             raise ArgumentError(

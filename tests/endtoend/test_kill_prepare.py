@@ -241,7 +241,7 @@ def test_other_options_after_a_kill(graph: Graph, tmp_path: Path, after: int) ->
         for name, content in killed.items():
             (out / name).parent.mkdir(parents=True, exist_ok=True)
             (out / name).write_bytes(content)
-        prepare(graph, out, **change)
+        prepare(graph, out, **change, overwrite=True)
         prepare(graph, want, **change)
         assert differences(tree(out), tree(want)) == [], change
 

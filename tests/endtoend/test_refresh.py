@@ -108,7 +108,7 @@ def test_goes_on_without_any_pool(graph: Graph, at_once: Any, tmp_path: Path) ->
 
 
 def test_a_checkpoint_of_replaying_is_another_training(graph: Graph, tmp_path: Path) -> None:
-    refreshed(graph, tmp_path / "pools", epochs=1, checkpoint=tmp_path / "ckpt")
+    refreshed(graph, tmp_path / "pools", epochs=3, checkpoint=tmp_path / "ckpt")
     with pytest.raises(ArgumentError, match="sampling"):
         train(graph, mode="online", sample_epochs=2, checkpoint=tmp_path / "ckpt", **SAMPLING, **LEARNING)
 

@@ -494,7 +494,7 @@ def test_stages_of_another_run(copy: Path, made: Path, features: np.ndarray, sta
 
 
 def test_interrupted_with_other_options(copy: Path, features: np.ndarray) -> None:
-    prepare(open_graph(copy / "graph"), copy / "run", seed=3, stop_after="sample")
+    prepare(open_graph(copy / "graph"), copy / "run", seed=3, stop_after="sample", overwrite=True)
     assert "does not belong" in is_refused(copy, features, copy / "run")
     prepare(open_graph(copy / "graph"), copy / "run", seed=3)
     load_everything(copy, features)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from outcrop.api import auto
 from outcrop.config import PlanConfig, SampleConfig, TrainConfig, format_bytes
-from outcrop.errors import BudgetError
+from outcrop.errors import BudgetError, FormatError
 from outcrop.runtime import UNLIMITED
 from outcrop.store import record
 from outcrop.store import run as runs
@@ -124,9 +124,10 @@ def disk_limit(folder: Path, disk_space: int | None) -> int:
 
 def epochs_there(graph: Graph, sampling: SampleConfig, limits: PlanConfig, run: Path) -> int:
     """Epochs of the run in ``run``, finished or begun, where all else about it is as asked for; or else 0."""
-    if not (run / runs.RUN_FILE).is_file():
+    try:
+        info = runs.read(run)
+    except FormatError:  # none, or none that can be read
         return 0
-    info = runs.read(run)
     rates = {"sequential_rate": info.plan.sequential_rate, "random_rate": info.plan.random_rate}
     same = (
         info.graph_digest == graph.digest()

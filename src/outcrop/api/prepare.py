@@ -39,6 +39,8 @@ class PrepareReport:
         bytes_read, bytes_written: Of this call.
         predicted: What the plan promises: bytes and rows per level and epoch, exactly.
         epochs: That the run has.
+        disk_rates: ``sequential_bytes_per_s`` and ``random_reads_per_s`` (of 4 KiB) that the layout was chosen for,
+            measured or given; None where no layout had to be. The same rates give the same files.
         chosen: What was chosen for the user, and why: lines.
     """
 
@@ -51,6 +53,7 @@ class PrepareReport:
     disk_bytes: int = 0
     predicted: dict[str, Any] = field(default_factory=dict)
     epochs: int = 0
+    disk_rates: dict[str, float] | None = None
     chosen: str = ""
 
     def __repr__(self) -> str:
@@ -87,41 +90,23 @@ def prepare(
     batches: Source | Mapping[str, Source] | None = None,
     batches_key: str | None = None,
     topology: str = "automatic",
+    rates: tuple[float, float] | None = None,
+    overwrite: bool = False,
     runtime: Runtime | None = None,
     stop_after: str | None = None,
     progress: Progress | None = None,
     on_choice: Callable[[str], None] | None = None,
 ) -> PrepareReport:
-    """Makes the run ``out``: everything that training from disk needs, within the budgets.
-
-    Interrupted at any moment, the same call goes on where it was; with other options it makes anew what they change.
+    """Makes the run ``out`` as :func:`outcrop.prepare` does, and returns what was done.
 
     Args:
-        fanouts: Neighbours per hop, -1 = all.
-        sampler, dependency, task, negatives, filter_negatives: See :class:`outcrop.config.SampleConfig`.
-        batches: Mini-batches from elsewhere instead: an iterable, or a function of the epoch that makes one, or
-            either of them by split (:mod:`outcrop.foreign` says what a batch must have, and how it is reordered).
-            Hops are those of the batches; ``fanouts``, ``batch_size``, ``sampler`` and ``seed`` do not matter.
-        batches_key: Names what ``batches`` gives: while it stays the same, they are not asked for again. Without it
-            they are, and what was made of them stays if they are the same.
-        topology: Where neighbour lists are read from (:class:`outcrop.config.IoConfig`); without effect with a
-            ``runtime``, which has its own.
-        degrees: Record whole-graph degrees too, which GCN's normalisation uses.
-        epochs: Epochs sampled ahead, each with batches of its own; longer training replays them. None: 10, what
-            training has by default, or fewer where the disk has no room for them; a run that is there keeps its
-            number; batches from elsewhere: 1.
-        memory, gpu_memory: Budgets of training, bytes or text (``"4GiB"``). Preparing keeps within ``memory`` too.
-            Memory ``"auto"`` takes what the machine has left, and limits the disk space where the disk does; a run that
-            is there keeps its own.
-        disk_space: Limit for the files of the run, bytes, text, or ``"3x"`` the feature size.
-        layout: What is shared on disk where packing everything exceeds ``disk_space`` (:class:`PlanConfig`).
-        runtime: None makes one with ``memory`` as its budget.
+        runtime: None makes one with ``memory`` as its budget, ``topology`` and ``progress``; one that is given has its
+            own of these.
         stop_after: ``"sample"`` or ``"plan"``: leave the later stages for another call.
-        progress: Of the runtime that is made; one that is given has its own.
-        on_choice: Told what memory ``"auto"`` chose, and where fewer epochs are prepared than training has by default.
 
     Raises:
         BudgetError: A limit cannot be met; names the smallest that could.
+        ArgumentError: An option is none, or a finished run of other options would be replaced.
         IoError: Another process prepares ``out``, or the system refuses a file.
     """
     graph = graph if isinstance(graph, Graph) else open_graph(graph)
@@ -165,10 +150,9 @@ def prepare(
         found = epoch_choice.for_run(graph, sample_config, plan_config, out)
         sample_config = with_fields(sample_config, epochs=found.count)
         chosen += [found.why] if found.why else []
-    if on_choice is not None:
-        for why in chosen:
-            on_choice(why)
-    plan_config = _with_rates(plan_config, sample_config, graph, out)
+    plan_config = _with_rates(plan_config, rates, sample_config, graph, out)
+    chosen += _replaced(run.differences(out, _info(graph, out, sample_config, plan_config)), out, overwrite)
+    _tell(on_choice, chosen)
     own = runtime is None
     io = IoConfig(topology=topology)  # type: ignore[arg-type]
     runtime = runtime or Runtime(plan_config.memory, io=io, progress=progress)
@@ -184,8 +168,28 @@ def prepare(
             runtime.close()
 
 
-def _with_rates(config: PlanConfig, sampling: SampleConfig, graph: Graph, out: Path) -> PlanConfig:
-    """``config`` with what the disk reads, where that matters; the same again when the call is repeated."""
+def _info(graph: Graph, out: Path, sampling: SampleConfig, plan: PlanConfig) -> run.RunInfo:
+    return run.RunInfo(os.path.relpath(graph.path.resolve(), out.resolve()), graph.digest(), sampling, plan)
+
+
+def _replaced(differing: list[str], out: Path, overwrite: bool) -> list[str]:
+    """What to say about a run of other options in ``out``; raises ArgumentError where it may not be replaced."""
+    manifests.require_overwrite(out, "a run", differing, overwrite)
+    return [f"{out} is replaced: it differs in {', '.join(differing)}"] if differing else []
+
+
+def _tell(on_choice: Callable[[str], None] | None, lines: list[str]) -> None:
+    if on_choice is not None:
+        for line in lines:
+            on_choice(line)
+
+
+def _with_rates(
+    config: PlanConfig, rates: tuple[float, float] | None, sampling: SampleConfig, graph: Graph, out: Path
+) -> PlanConfig:
+    """``config`` with what the disk reads: ``rates``, or where it matters the same again when the call is repeated."""
+    if rates is not None:
+        return with_fields(config, sequential_rate=round(rates[0]), random_rate=round(rates[1]))
     if config.disk_space is None or config.layout != "cost":
         return config
     if (out / run.RUN_FILE).is_file():
@@ -195,10 +199,10 @@ def _with_rates(config: PlanConfig, sampling: SampleConfig, graph: Graph, out: P
         )
         if before.sample == sampling and before.plan == same:
             return before.plan
-    rates = read_rates(graph.path / graph.spec("features").file)
-    if rates is None:  # too small to measure: then nothing depends on it
+    measured = read_rates(graph.path / graph.spec("features").file)
+    if measured is None:  # too small to measure: then nothing depends on it
         return config
-    sequential, random = (round(rates[k]) for k in ("sequential_bytes_per_s", "random_ops_per_s"))
+    sequential, random = (round(measured[k]) for k in ("sequential_bytes_per_s", "random_ops_per_s"))
     return with_fields(config, sequential_rate=sequential, random_rate=random)
 
 
@@ -237,12 +241,10 @@ def _prepare(
 ) -> PrepareReport:
     report = PrepareReport(epochs=sample_config.epochs)
     started, before = time.monotonic(), runtime.io.counters
-    run.write(
-        out,
-        run.RunInfo(
-            os.path.relpath(graph.path.resolve(), out.resolve()), graph.digest(), sample_config, plan_config
-        ),
-    )
+    if plan_config.disk_space is not None and plan_config.layout == "cost":
+        rates = plan_config.sequential_rate, plan_config.random_rate
+        report.disk_rates = dict(zip(("sequential_bytes_per_s", "random_reads_per_s"), rates, strict=True))
+    run.write(out, _info(graph, out, sample_config, plan_config))
 
     def stage(
         name: str,

@@ -2,20 +2,118 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 from outcrop.api.prepare import prepare as prepare_with_report
 from outcrop.api.run import Run
 from outcrop.config import Size
+from outcrop.foreign import Source
+from outcrop.runtime import Progress
 from outcrop.store.graph import Graph
 
 
-def prepare(graph: Graph | str | Path, out: str | Path, **options: Any) -> Run:
-    """Samples, plans and packs ``graph`` into ``out`` and opens the run; options as in
-    :func:`outcrop.api.prepare.prepare`. Stages whose results are there are skipped.
+def prepare(
+    graph: Graph | str | Path,
+    out: str | Path,
+    *,
+    fanouts: Sequence[int] = (10, 10),
+    batch_size: int = 1024,
+    sampler: str = "neighbor",
+    replace: bool = False,
+    dependency: int = 1,
+    degrees: bool = False,
+    epochs: int | None = None,
+    memory: Size | None = None,
+    gpu_memory: Size = 0,
+    disk_space: Size | None = None,
+    layout: str = "cost",
+    seed: int = 0,
+    task: str = "node",
+    negatives: float = 1.0,
+    filter_negatives: bool = False,
+    batches: Source | Mapping[str, Source] | None = None,
+    batches_key: str | None = None,
+    topology: str = "automatic",
+    rates: tuple[float, float] | None = None,
+    overwrite: bool = False,
+    progress: Progress | None = None,
+    on_choice: Callable[[str], None] | None = None,
+) -> Run:
+    """Samples, plans and packs ``graph`` into the run ``out``, all that training from disk needs, and opens it.
+
+    Interrupted at any moment, the same call goes on where it was; stages whose results are there are skipped.
+
+    Args:
+        graph: The graph, or its folder.
+        out: Folder of the run.
+        fanouts: Neighbours per hop, -1 = all.
+        batch_size: Seed nodes per mini-batch; positive edges where the task is ``"link"``.
+        sampler: ``"neighbor"``, ``"labor"``, ``"shadow"`` or ``"weighted"`` (:class:`outcrop.config.SampleConfig`).
+        replace: Draw neighbours with replacement.
+        dependency: Of sampler ``"labor"``: batches in a row that want most of the same nodes; 1: independent.
+        degrees: Record whole-graph degrees too, which GCN's normalisation uses.
+        epochs: Epochs prepared, each with batches of its own; longer training replays them. None: 10, what training
+            has by default, or fewer where the disk has no room for them; a run that is there keeps its number; batches
+            from elsewhere: 1.
+        memory: Budget of training, bytes or text (``"4GiB"``); preparing keeps within it too. ``"auto"`` takes what
+            the machine has left, and limits the disk space where the disk does; a run that is there keeps its own.
+            None: no limit.
+        gpu_memory: Device memory for cached rows and batches, bytes or text.
+        disk_space: Limit for the files of the run: bytes, text, or ``"3x"`` the feature size. None: none.
+        layout: What batches share on disk where packing everything exceeds ``disk_space``: ``"cost"``, ``"heuristic"``,
+            ``"packed"`` or ``"S,M"`` (:class:`outcrop.config.PlanConfig`).
+        seed: Same seed, same batches.
+        task: ``"node"``, or ``"link"``: seeds are the ends of edges to be predicted.
+        negatives: Of task ``"link"``: negative edges per positive one.
+        filter_negatives: Of task ``"link"``: draw again what is an edge of the graph.
+        batches: Mini-batches from elsewhere instead: an iterable, or a function of the epoch that makes one, or
+            either of them by split (:mod:`outcrop.foreign` says what a batch must have, and how it is reordered).
+            Hops are those of the batches; ``fanouts``, ``batch_size``, ``sampler`` and ``seed`` do not matter.
+        batches_key: Names what ``batches`` gives: while it stays the same, they are not asked for again. Without it
+            they are, and what was made of them stays if they are the same.
+        topology: Where neighbour lists are read from: ``"automatic"``, ``"memory"``, ``"paged"`` or ``"map"``.
+        rates: What the disk reads, which layout ``"cost"`` prices by: bytes per second in order, and random reads of
+            4 KiB per second. None: those that the run has, else measured. The same rates give the same files.
+        overwrite: Replace a run of other options in ``out``; without it that is an error which names what differs.
+        progress: Told how far sampling and packing are.
+        on_choice: Told, before anything is made, what memory ``"auto"`` chose, where fewer epochs are prepared than
+            training has by default, and what is replaced.
+
+    Returns:
+        The run; :func:`outcrop.api.prepare.prepare` returns seconds and bytes instead.
+
+    Raises:
+        BudgetError: A limit cannot be met; names the smallest that could.
+        ArgumentError: An option is none, or a finished run of other options would be replaced.
+        IoError: Another process prepares ``out``, or the system refuses a file.
     """
-    prepare_with_report(graph, out, **options)
+    prepare_with_report(
+        graph,
+        out,
+        fanouts=fanouts,
+        batch_size=batch_size,
+        sampler=sampler,
+        replace=replace,
+        dependency=dependency,
+        degrees=degrees,
+        epochs=epochs,
+        memory=memory,
+        gpu_memory=gpu_memory,
+        disk_space=disk_space,
+        layout=layout,
+        seed=seed,
+        task=task,
+        negatives=negatives,
+        filter_negatives=filter_negatives,
+        batches=batches,
+        batches_key=batches_key,
+        topology=topology,
+        rates=rates,
+        overwrite=overwrite,
+        progress=progress,
+        on_choice=on_choice,
+    )
     return Run(out)
 
 

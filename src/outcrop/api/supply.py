@@ -132,13 +132,13 @@ def every_epoch(wanted: Wanted, say: Callable[[str], None]) -> Supply:
     say(choice.why)
     at_once = replace(wanted, sampling=replace(wanted.sampling, epochs=choice.count), refresh=False)
     if choice.all_at_once:
-        return prepared(at_once, run)
+        return prepared(at_once, run, say)
     limits = replace(limits, disk_space=choice.limit)
     try:
         return prepared(replace(at_once, limits=limits, refresh=True), pools)
     except BudgetError:  # not even one epoch: batches share rows
         epochs = replace(wanted.sampling, epochs=wanted.epochs)
-        return prepared(replace(at_once, sampling=epochs, limits=limits), run)
+        return prepared(replace(at_once, sampling=epochs, limits=limits), run, say)
 
 
 def beside(graph: Graph, suffix: str) -> Path:
@@ -146,8 +146,11 @@ def beside(graph: Graph, suffix: str) -> Path:
     return graph.path.with_name(graph.path.name + suffix)
 
 
-def prepared(wanted: Wanted, folder: Path) -> Supply:
+def prepared(wanted: Wanted, folder: Path, say: Callable[[str], None] | None = None) -> Supply:
     """A run in ``folder``, or pools where they are to be refreshed.
+
+    Args:
+        say: Told what is replaced.
 
     Raises:
         BudgetError: A limit cannot be met.
@@ -170,6 +173,8 @@ def prepared(wanted: Wanted, folder: Path) -> Supply:
             gpu_memory=limits.gpu_memory,
             disk_space=limits.disk_space,
             seed=sampling.seed,
+            overwrite=True,
             runtime=runtime,
+            on_choice=say,
         )
     return Supply(wanted, "packed", folder, report=report)

@@ -248,11 +248,11 @@ def train(
     said.add(why)
     planned = 0  # bytes on the device
     if folder is not None and not refresh:
+        info = runs.read(folder)
         if fanouts is not None or batch_size is not None:
             raise ArgumentError(
                 f"{folder} has its own fanouts and batch size: leave them out, or prepare another run"
             )
-        info = runs.read(folder)
         sampling, memory = info.sample, info.plan.memory if memory is None else memory
         planned = info.plan.gpu_memory
         if sampling.task == "link":
@@ -392,7 +392,7 @@ class _Choices:
             return
         why = (
             f"{run} has {have} prepared, {epochs} are trained: batches are replayed; outcrop prepare --epochs {epochs} "
-            "makes new ones for every epoch"
+            "--overwrite makes new ones for every epoch"
         )
         if self._on_choice is None:
             warnings.warn(why, OutcropWarning, stacklevel=3)

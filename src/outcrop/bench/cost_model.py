@@ -128,6 +128,7 @@ def _task(graph: Graph, folder: Path, setting: Setting, case: Case) -> Task:
         epochs=1,
         degrees=degrees,
         memory=memory,
+        overwrite=True,
     )
     hidden = None if case.model == "gat" else setting.hidden
     return Task(graph, case.model, hidden, fanouts, memory=memory, run=folder / name, topology=_TOPOLOGY)

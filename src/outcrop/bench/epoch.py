@@ -79,7 +79,7 @@ def ensure_run(folder: Path, graph: Path, setting: Setting, say: Say) -> tuple[P
 def prepared_run(graph: Path, run: Path, setting: Setting) -> dict[str, Any]:
     """Prepares ``run`` in a process under the cap; its report, with the limit and the peak of the process."""
     command = ["prepare", graph, run, *_batches(setting), "--memory", str(setting.memory)]
-    command += ["--epochs", "1"]  # which training replays
+    command += ["--epochs", "1", "--overwrite"]  # which training replays
     done = outcrop(command, limit_bytes=setting.memory + ALLOWANCE_BYTES)
     return {**done.result, "peak_group_bytes": done.peak_group_bytes, "limit_bytes": done.limit_bytes}
 

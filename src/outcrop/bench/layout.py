@@ -95,6 +95,7 @@ def _opened(folder: Path, setting: Setting, epochs: int, say: Say) -> Iterator[t
         batch_size=setting.batch_size,
         epochs=epochs,
         memory=setting.memory,
+        overwrite=True,
         stop_after="plan",
     )
     with Runtime() as runtime:
@@ -233,6 +234,7 @@ def _timed(folder: Path, setting: Setting, bound: float, say: Say) -> dict[str, 
         "epochs": _EPOCHS,
         "memory": setting.memory,
         "disk_space": f"{bound:g}x",
+        "overwrite": True,
     }
     try:
         chosen = prepare(graph, run, **options)

@@ -45,6 +45,7 @@ def run(
                 batch_size=setting.batch_size,
                 epochs=setting.epochs,
                 memory=memory,
+                overwrite=True,
                 seed=seed,
                 degrees=setting.model == "gcn",
             )

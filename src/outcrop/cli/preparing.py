@@ -10,6 +10,7 @@ import typer
 from outcrop.api.prepare import PrepareReport
 from outcrop.cli import common, printing
 from outcrop.config import IoConfig, format_bytes, parse_size
+from outcrop.errors import ArgumentError
 
 GraphArg = Annotated[
     Path, typer.Argument(help="Graph folder, made by outcrop import or generate.", metavar="GRAPH")
@@ -38,6 +39,19 @@ Layout = Annotated[
         "heuristic (smallest segments), packed (nothing), or S,M: segments of S batches, in which rows wanted more "
         "than M times are shared.",
     ),
+]
+DiskRates = Annotated[
+    str | None,
+    typer.Option(
+        "--disk-rates",
+        help="What the disk reads: bytes per second in order, and random reads of 4 KiB per second, as an earlier "
+        "prepare said. With --disk-space the layout depends on them: the same rates, the same files. Default: "
+        "measured.",
+        metavar="SIZE,N",
+    ),
+]
+Overwrite = Annotated[
+    bool, typer.Option("--overwrite", help="Replace a run of other options in this folder.")
 ]
 Degrees = Annotated[bool, typer.Option("--degrees", help="Record whole-graph degrees too, for gcn.")]
 _EXAMPLE = "Example: outcrop {} papers.oc papers.run --fanouts 10,15,20 --memory 4GiB"
@@ -86,6 +100,8 @@ def _command(stop_after: str | None) -> Any:
         gpu_memory: common.GpuMemory = "0",
         disk_space: common.DiskSpace = None,
         layout: Layout = "cost",
+        disk_rates: DiskRates = None,
+        overwrite: Overwrite = False,
         task: Task = "node",
         negatives: Negatives = 1.0,
         filter_negatives: FilterNegatives = False,
@@ -116,6 +132,8 @@ def _command(stop_after: str | None) -> Any:
                 filter_negatives=filter_negatives,
                 seed=seed,
                 topology=topology,
+                rates=None if disk_rates is None else _parse_rates(disk_rates),
+                overwrite=overwrite,
                 stop_after=stop_after,
                 progress=progress,
                 on_choice=None if quiet else common.say_choice,
@@ -126,6 +144,16 @@ def _command(stop_after: str | None) -> Any:
             summarize(report, seconds)
 
     return command
+
+
+def _parse_rates(text: str) -> tuple[float, float]:
+    try:
+        sequential, random = text.split(",")
+        return parse_size(sequential), float(random)
+    except ValueError:
+        raise ArgumentError(
+            f"disk rates {text!r} are not understood; write for example 1826915173,75041 or 2GB,80000"
+        ) from None
 
 
 def _load_seconds(graph: Path, report: PrepareReport) -> float | None:
@@ -151,6 +179,9 @@ def summarize(report: PrepareReport, load_seconds: float | None) -> None:
     facts["epochs"] = f"{report.epochs}, each with batches of its own; longer training replays them"
     facts["read, written"] = f"{format_bytes(report.bytes_read)}, {format_bytes(report.bytes_written)}"
     facts["run on disk"] = format_bytes(report.disk_bytes)
+    if report.disk_rates:
+        rates = [round(rate) for rate in report.disk_rates.values()]
+        facts["disk rates"] = f"{rates[0]},{rates[1]} (with --disk-rates the same files again)"
     if report.predicted:
         epochs = report.predicted["epochs"]["train"]
         rows = epochs[0]["rows_by_level"]

@@ -12,7 +12,7 @@ import json
 import os
 import shutil
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -315,6 +315,19 @@ def write_atomic(path: Path, content: bytes) -> None:
         except BaseException:
             temporary.unlink(missing_ok=True)
             raise
+
+
+def require_overwrite(path: Path, what: str, differing: Sequence[str], overwrite: bool) -> None:
+    """Raises ArgumentError where ``path`` holds ``what`` with other options, and nobody asked to replace it.
+
+    Args:
+        differing: The options that differ, each with both values; empty: nothing is replaced.
+    """
+    if differing and not overwrite:
+        raise ArgumentError(
+            f"{path} holds {what} that differs in {', '.join(differing)}: choose another place, or replace it with "
+            "--overwrite (overwrite=True)"
+        )
 
 
 def temporary_file(path: Path) -> Path:

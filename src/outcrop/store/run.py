@@ -45,6 +45,32 @@ def write(folder: Path, info: RunInfo) -> None:
         manifests.write_atomic(path, content.encode())
 
 
+def differences(folder: Path, wanted: RunInfo) -> list[str]:
+    """What is finished in ``folder`` under other options than ``wanted``, and would be made anew: each option with both
+    values. Of limits this is what was packed; a plan alone is made in no time. A run of a graph that has changed is
+    worth nothing, and rates of the disk that were measured again do not count beside other options.
+    """
+    try:
+        have = read(folder)
+    except FormatError:
+        return []
+    same_graph = have.graph_path(folder) == wanted.graph_path(folder)
+    if not manifests.exists(folder / "sample") or (same_graph and have.graph_digest != wanted.graph_digest):
+        return []
+    packed = manifests.exists(folder / "pack")
+    rates = ("sequential_rate", "random_rate")
+
+    def options(info: RunInfo) -> dict[str, object]:
+        limits = asdict(info.plan) if packed else {}
+        return {"graph": str(info.graph_path(folder)), **asdict(info.sample), **limits}
+
+    there, now = options(have), options(wanted)
+    found = {
+        name: f"{name} (there {there[name]!r}, now {now[name]!r})" for name in now if there[name] != now[name]
+    }
+    return [text for name, text in found.items() if name not in rates or found.keys() <= {*rates}]
+
+
 def _check_free(folder: Path) -> None:
     if not folder.exists() or (folder / RUN_FILE).is_file():
         return
@@ -76,6 +102,11 @@ def read(folder: Path) -> RunInfo:
             PlanConfig(**{**plan, "packed_splits": tuple(plan["packed_splits"])}),
         )
     except FileNotFoundError:
+        if not folder.exists():
+            raise FormatError(
+                f"{folder} does not exist: make the run with outcrop prepare GRAPH {folder}, with the fanouts that you "
+                "want, or train without naming a run, which makes one"
+            ) from None
         raise FormatError(
             f"{folder} is no Outcrop run ({path.name} is missing): make one with outcrop prepare"
         ) from None
