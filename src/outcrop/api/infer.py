@@ -8,19 +8,24 @@ import os
 import resource
 import shutil
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
+from torch import nn
 
 from outcrop import accumulate
 from outcrop import checkpoint as checkpoints
-from outcrop import device as devices
 from outcrop.config import DeviceConfig, SampleConfig, Size, format_bytes, parse_size
 from outcrop.errors import ArgumentError, FormatError, IoError
 from outcrop.feeders import SampledGraphs
+from outcrop.inference.scored import Scored, what_is_scored
+from outcrop.inference.whole import WholeModel
 from outcrop.models import Model
 from outcrop.rows import open_rows
 from outcrop.runtime import Progress, Runtime
@@ -33,8 +38,8 @@ from outcrop.store import manifest as manifests
 from outcrop.store.arrays import DiskArray
 from outcrop.store.batches import BatchGraph
 from outcrop.store.graph import Graph, open_graph
+from outcrop.store.minibatch import MiniBatch
 
-METHODS = ("layerwise", "sampled")
 OUTPUTS = ("logits", "classes", "embeddings")
 _SLOTS = 2
 
@@ -80,10 +85,11 @@ class InferReport:
 def infer(
     graph: Graph | str | Path,
     *,
-    checkpoint: str | Path,
+    checkpoint: str | Path | None = None,
+    model: nn.Module | None = None,
     out: str | Path,
     nodes: np.ndarray | Sequence[int] | str | Path = "all",
-    method: str = "layerwise",
+    method: str | None = None,
     output: str = "logits",
     fanouts: Sequence[int] | None = None,
     batch_size: int = 1024,
@@ -94,15 +100,21 @@ def infer(
     trace_path: Path | None = None,
     progress: Progress | None = None,
 ) -> InferReport:
-    """Writes the predictions of the best model in ``checkpoint`` to ``out``.
+    """Writes the predictions of the best model in ``checkpoint``, or of ``model``, to ``out``.
 
-    Killed at any moment, the same call goes on with the first layer that was not finished, and gives the same bytes.
+    Killed at any moment, the same call goes on with the first layer that was not finished, and gives the same bytes;
+    with a model of one's own it starts over.
 
     Args:
+        model: Instead of a checkpoint. A stack of known layers (:func:`outcrop.inference.stack.as_stack`) is
+            scored layer by layer, any other module in sampled batches: ``model(x, edge_index)`` is called with
+            features [num_nodes, D] in the dtype of its parameters and int64 [2, num_edges], local (source, target); its
+            first rows are those of the seeds. It is called in eval mode, on the device of its parameters.
         out: ``.npy`` (the values, in the order of ``nodes``) or ``.parquet`` (with a column ``node``).
         nodes: Ids (an array, or a .npy file), distinct, in any order; ``"all"``.
         method: ``layerwise``: with all neighbours, exactly, every layer for all nodes (the last for ``nodes`` only).
-            ``sampled``: in batches with sampled neighbours, as in training; for few nodes of a large graph.
+            ``sampled``: in batches with sampled neighbours, as in training; for few nodes of a large graph. None:
+            ``layerwise`` where the model allows it.
         output: ``logits``, ``classes``, or ``embeddings``: what the last layer reads.
         fanouts, batch_size, seed: Of ``sampled``. Without fanouts those of the training.
         any_graph: Score another graph than the model was trained on; its features must mean the same.
@@ -116,16 +128,20 @@ def infer(
     """
     started = time.monotonic()
     graph = graph if isinstance(graph, Graph) else open_graph(graph)
-    task = _checked(graph, Path(checkpoint), Path(out), nodes, method, output, any_graph, device)
+    scored = what_is_scored(graph, checkpoint, model, method, fanouts, any_graph, device)
+    method = scored.method
+    task = _checked(graph, scored, Path(out), nodes, output)
     with Runtime(memory, trace_path=trace_path, progress=progress) as runtime:
         held = runtime.budget.reserve("infer-ids", 0 if task.nodes is None else 24 * len(task.nodes))
         report = InferReport(method, output, task.num_rows, task.out_dim)
         work = _work_folder(task.out)
+        if model is not None:  # weights do not say what a model computes: what was left may be of another
+            inferring.remove(work)
         if method == "layerwise":
             result = _layerwise(task, work, report, runtime)
         else:
             config = SampleConfig(
-                fanouts=_fanouts(task, fanouts),
+                fanouts=_fanouts(task, scored.fanouts),
                 batch_size=batch_size,
                 seed=seed,
                 degrees=task.model.uses_degrees,
@@ -155,8 +171,7 @@ class _Task:
     """What is to be computed, checked. ``nodes``: in the order asked for; ``wanted``: the same, ascending."""
 
     graph: Graph
-    model: Model
-    meta: checkpoints.Meta
+    model: Model | WholeModel
     digest: str
     out: Path
     nodes: np.ndarray | None
@@ -164,11 +179,18 @@ class _Task:
     depth: int  # layers to compute
 
     @property
+    def stack(self) -> Model:
+        assert isinstance(self.model, Model)
+        return self.model
+
+    @property
     def num_rows(self) -> int:
         return self.graph.num_nodes if self.nodes is None else len(self.nodes)
 
     @property
     def out_dim(self) -> int:
+        if isinstance(self.model, WholeModel):
+            return self.model.out_dim
         return accumulate.widths(self.model.convs[self.depth - 1])[1]
 
     def targets(self) -> str:
@@ -181,20 +203,10 @@ class _Task:
         return np.searchsorted(self.wanted, self.nodes).astype(np.int64)
 
 
-def _checked(
-    graph: Graph,
-    checkpoint: Path,
-    out: Path,
-    nodes: Any,
-    method: str,
-    output: str,
-    any_graph: bool,
-    device: str,
-) -> _Task:
-    """Checks every argument before any work starts."""
-    for value, known, name in ((method, METHODS, "method"), (output, OUTPUTS, "output")):
-        if value not in known:
-            raise ArgumentError(f"{name} {value!r} is unknown; known: {', '.join(known)}")
+def _checked(graph: Graph, scored: Scored, out: Path, nodes: Any, output: str) -> _Task:
+    """Checks every other argument before any work starts."""
+    if output not in OUTPUTS:
+        raise ArgumentError(f"output {output!r} is unknown; known: {', '.join(OUTPUTS)}")
     exporting.check_suffix(out)
     if out.is_dir() or not out.parent.is_dir():
         raise ArgumentError(
@@ -204,28 +216,17 @@ def _checked(
         raise IoError(
             errno.EACCES, f"{out.parent} is not writable, so {out} cannot be made: choose another place"
         )
-    devices.resolve(device)
-    if graph.feature_bytes == 0:
-        raise ArgumentError(f"{graph.path} has no features to infer from: import them with the graph")
-    model, meta = checkpoints.load_best(checkpoint, device)
-    in_dim = meta.config["in_dim"]
-    if in_dim != graph.feature_dim:
-        raise ArgumentError(
-            f"{checkpoint} was trained on features of width {in_dim}, {graph.path} has {graph.feature_dim}: use the "
-            "graph that it was trained on, or train on this one"
-        )
-    if not any_graph and meta.inputs.get("graph", graph.digest()) != graph.digest():
-        raise ArgumentError(
-            f"{checkpoint} was trained on another graph than {graph.path}, or on another state of it: use that one, "
-            "or pass --any-graph if the features mean the same"
-        )
-    depth = model.num_layers - (output == "embeddings")
+    model, depth = scored.model, 1
+    if isinstance(model, Model):
+        depth = model.num_layers - (output == "embeddings")
+    elif output == "embeddings":
+        raise ArgumentError("what the last layer of a model of your own reads is not known: ask for logits")
     if depth == 0:
         raise ArgumentError("a model of one layer has no hidden layer: ask for logits or classes")
     ids = _node_ids(graph, nodes)
     wanted = None if ids is None else np.sort(ids)
     state = checkpoints.digest(model.state_dict())
-    return _Task(graph, model, meta, state, out, ids, wanted, depth)
+    return _Task(graph, model, state, out, ids, wanted, depth)
 
 
 def _node_ids(graph: Graph, nodes: Any) -> np.ndarray | None:
@@ -270,10 +271,10 @@ def _work_folder(out: Path) -> Path:
 def _layerwise(task: _Task, work: Path, report: InferReport, runtime: Runtime) -> Path:
     """Computes the layers that are missing; returns where the last one lies."""
     graph, depth, nodes = task.graph, task.depth, task.graph.num_nodes
-    out_dims = [accumulate.widths(task.model.convs[index])[1] for index in range(depth)]
+    out_dims = [accumulate.widths(task.stack.convs[index])[1] for index in range(depth)]
     row_counts = [nodes] * (depth - 1) + [task.num_rows]
     sizes = [record.align_page(rows * width * 4) for rows, width in zip(row_counts, out_dims, strict=True)]
-    needs_counts = task.model.uses_degrees or not all(list(_divisions(task, runtime)))
+    needs_counts = task.stack.uses_degrees or not all(list(_divisions(task, runtime)))
     if needs_counts:
         sizes.append(2 * record.align_page(nodes * 4))
     report.predicted_bytes_written = sum(sizes)
@@ -306,10 +307,10 @@ def _divisions(task: _Task, runtime: Runtime) -> Iterator[bool]:
     """Per layer: whether one span holds everything. Raises BudgetError before any work starts."""
     spec = task.graph.spec("features")
     for index in range(task.depth):
-        row_bytes = spec.stride_bytes if index == 0 else 4 * accumulate.widths(task.model.convs[index])[0]
+        row_bytes = spec.stride_bytes if index == 0 else 4 * accumulate.widths(task.stack.convs[index])[0]
         widen = index == 0 and spec.dtype != "float32"
         count = task.num_rows if index == task.depth - 1 else task.graph.num_nodes
-        conv, memory = task.model.convs[index], inferring.memory_of(runtime)
+        conv, memory = task.stack.convs[index], inferring.memory_of(runtime)
         yield inferring.divide(task.graph, conv, row_bytes, widen, count, memory).whole
 
 
@@ -343,7 +344,7 @@ def _run_layer(
     )
     wanted = task.wanted if index == task.depth - 1 else None
     try:
-        layer = inferring.Layer(task.graph, source, task.model, index, counts, runtime, wanted)
+        layer = inferring.Layer(task.graph, source, task.stack, index, counts, runtime, wanted)
         try:
             with runtime.trace.span("infer-layer", layer=index):
                 inferring.run_layer(layer, work / f"layer-{index}", *_expected(task, index), runtime)
@@ -380,16 +381,24 @@ class _GivenSeeds(SampledGraphs):
         yield from self._sampler.batches(split, epoch, self._seeds, numbers)
 
 
-def _fanouts(task: _Task, asked: Sequence[int] | None) -> tuple[int, ...]:
-    """Of the layers that are computed: as asked, else those of the training."""
+def _fanouts(task: _Task, fanouts: tuple[int, ...] | None) -> tuple[int, ...]:
+    """Of the layers that are computed."""
+    if fanouts is None:
+        raise ArgumentError("the checkpoint does not say with which fanouts it was trained: give fanouts")
+    if isinstance(task.model, WholeModel):
+        return fanouts
     layers = task.model.num_layers
-    if asked is None:
-        asked = task.meta.inputs.get("sampling", {}).get("fanouts")
-        if asked is None:
-            raise ArgumentError("the checkpoint does not say with which fanouts it was trained: give fanouts")
-    if len(asked) != layers:
-        raise ArgumentError(f"{len(asked)} fanouts given for a model of {layers} layers: give one per layer")
-    return tuple(asked[: task.depth])
+    if len(fanouts) != layers:
+        raise ArgumentError(
+            f"{len(fanouts)} fanouts given for a model of {layers} layers: give one per layer"
+        )
+    return fanouts[: task.depth]
+
+
+def _compute(task: _Task) -> Callable[[MiniBatch], torch.Tensor]:
+    if isinstance(task.model, WholeModel):
+        return task.model.scores
+    return partial(inferring.first_layers, task.model, task.depth)
 
 
 def _sampled(task: _Task, work: Path, config: SampleConfig, report: InferReport, runtime: Runtime) -> Path:
@@ -409,13 +418,17 @@ def _sampled(task: _Task, work: Path, config: SampleConfig, report: InferReport,
         work.mkdir(exist_ok=True)
     held = runtime.budget.reserve("infer-ids", 8 * graph.num_nodes if task.wanted is None else 0)
     seeds = np.arange(graph.num_nodes, dtype=np.int64) if task.wanted is None else task.wanted
-    to = DeviceConfig(str(next(task.model.parameters()).device))
+    whole = isinstance(task.model, WholeModel)
+    to = DeviceConfig(str(task.model.device if whole else next(task.model.parameters()).device))
     pool = load.make_pool(graph, runtime, slots=_SLOTS, max_nodes=0, to=to)
     rows = open_rows(graph, runtime, "online")
     sampler = BatchSampler(graph, replace(config, splits=()), runtime, share=0.25)
     runtime.progress.start("infer", task.num_rows, "nodes")
-    with load.row_session(graph, _GivenSeeds(sampler, seeds), rows, pool, runtime, to) as session:
-        blocks = inferring.scores_of(task.model, task.depth, session.batches("infer", 0))
+    with (
+        load.row_session(graph, _GivenSeeds(sampler, seeds), rows, pool, runtime, to) as session,
+        task.model.scoring() if isinstance(task.model, WholeModel) else nullcontext(),
+    ):
+        blocks = inferring.scores_of(_compute(task), session.batches("infer", 0))
         inferring.write_rows(graph, blocks, task.out_dim, folder, wanted, inputs, runtime)
     runtime.progress.finish("infer")
     held.release()

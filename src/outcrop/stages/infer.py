@@ -16,7 +16,7 @@ from __future__ import annotations
 import shutil
 import threading
 from bisect import bisect_left
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -504,19 +504,24 @@ def write_rows(
     return manifest
 
 
-def scores_of(model: Model, depth: int, batches: Iterable[MiniBatch]) -> Iterator[np.ndarray]:
-    """The output of the first ``depth`` layers for the seeds of each batch, float32 [num_seeds, out_dim].
+def first_layers(model: Model, depth: int, batch: MiniBatch) -> torch.Tensor:
+    """The output of the first ``depth`` layers for the seeds of a batch of ``depth`` hops, [num_seeds, out_dim]."""
+    hidden = as_input(batch.x, next(model.parameters()).dtype)
+    for index, block in enumerate(blocks_of(batch)[:depth]):
+        hidden = model.layer(index, hidden, block, batch.degree)
+    return hidden
 
-    Batches have ``depth`` hops.
-    """
+
+def scores_of(
+    compute: Callable[[MiniBatch], torch.Tensor], batches: Iterable[MiniBatch]
+) -> Iterator[np.ndarray]:
+    """What ``compute`` gives for the seeds of each batch, float32 [num_seeds, out_dim]."""
     iterator = iter(batches)
     try:
         while (batch := next(iterator, None)) is not None:
-            hidden = as_input(batch.x, next(model.parameters()).dtype)
-            for index, block in enumerate(blocks_of(batch)[:depth]):
-                hidden = model.layer(index, hidden, block, batch.degree)
+            found = compute(batch)
             del batch
-            yield hidden.cpu().numpy()
+            yield found.cpu().numpy()
     finally:
         if (close := getattr(iterator, "close", None)) is not None:
             close()

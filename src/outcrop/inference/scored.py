@@ -1,0 +1,92 @@
+"""Chooses how a model is scored: layer by layer, or in sampled batches."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from torch import nn
+
+from outcrop import accumulate
+from outcrop import checkpoint as checkpoints
+from outcrop import device as devices
+from outcrop.errors import ArgumentError
+from outcrop.inference.stack import as_stack
+from outcrop.inference.whole import WholeModel
+from outcrop.models import Model
+from outcrop.store.graph import Graph
+
+METHODS = ("layerwise", "sampled")
+
+
+@dataclass(frozen=True)
+class Scored:
+    """What is scored, and how. ``fanouts``: of sampled batches, one per layer; None: not known."""
+
+    model: Model | WholeModel
+    method: str
+    fanouts: tuple[int, ...] | None
+
+
+def what_is_scored(
+    graph: Graph,
+    checkpoint: str | Path | None,
+    model: nn.Module | None,
+    method: str | None,
+    fanouts: Sequence[int] | None,
+    any_graph: bool,
+    device: str,
+) -> Scored:
+    """Checks what is to be scored."""
+    if method not in (None, *METHODS):
+        raise ArgumentError(f"method {method!r} is unknown; known: {', '.join(METHODS)}")
+    if (checkpoint is None) == (model is None):
+        raise ArgumentError("give a checkpoint folder or a model of your own, one of them")
+    devices.resolve(device)
+    if graph.feature_bytes == 0:
+        raise ArgumentError(f"{graph.path} has no features to infer from: import them with the graph")
+    asked = None if fanouts is None else tuple(fanouts)
+    if checkpoint is not None:
+        return _of_checkpoint(graph, Path(checkpoint), method, asked, any_graph, device)
+    assert model is not None
+    stack, why = as_stack(model)
+    if stack is not None:
+        width = accumulate.widths(stack.convs[0])[0]
+        if width != graph.feature_dim:
+            raise ArgumentError(
+                f"the model wants features of width {width}, {graph.path} has {graph.feature_dim}"
+            )
+        return Scored(stack.to(devices.resolve(device)), method or "layerwise", asked)
+    if method == "layerwise" or asked is None:
+        raise ArgumentError(
+            f"the model cannot be computed layer by layer: {why}; give fanouts to score it in sampled batches "
+            "(method 'sampled')"
+        )
+    return Scored(WholeModel(model, graph.feature_dim), "sampled", asked)
+
+
+def _of_checkpoint(
+    graph: Graph,
+    checkpoint: Path,
+    method: str | None,
+    fanouts: tuple[int, ...] | None,
+    any_graph: bool,
+    device: str,
+) -> Scored:
+    model, meta = checkpoints.load_best(checkpoint, device)
+    in_dim = meta.config["in_dim"]
+    if in_dim != graph.feature_dim:
+        raise ArgumentError(
+            f"{checkpoint} was trained on features of width {in_dim}, {graph.path} has {graph.feature_dim}: use the "
+            "graph that it was trained on, or train on this one"
+        )
+    if not any_graph and meta.inputs.get("graph", graph.digest()) != graph.digest():
+        raise ArgumentError(
+            f"{checkpoint} was trained on another graph than {graph.path}, or on another state of it: use that one, "
+            "or pass --any-graph if the features mean the same"
+        )
+    trained = meta.inputs.get("sampling", {}).get("fanouts")
+    if fanouts is None and trained is not None:
+        fanouts = tuple(trained)
+    return Scored(model, method or "layerwise", fanouts)
