@@ -73,6 +73,8 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
+    if name == "pyg":
+        return import_module("outcrop.pyg")  # sets the name, so that this is called once
     if name not in _HOME:
         raise AttributeError(f"module 'outcrop' has no attribute {name!r}")
     return getattr(import_module(_HOME[name]), name)

@@ -188,8 +188,9 @@ class SampleConfig:
         return problems
 
     def epoch_number(self, split: str, epoch: int) -> int:
-        """By what number the ``epoch`` of training is drawn: the pool is replayed, evaluation has one epoch."""
-        return self.first_epoch + (epoch - self.first_epoch) % self.epochs if split == "train" else 0
+        """By what number the ``epoch`` is drawn: the pool of training is replayed, evaluation has one epoch."""
+        pooled = split in ("train", "infer")  # infer: nodes that a caller chose
+        return self.first_epoch + (epoch - self.first_epoch) % self.epochs if pooled else 0
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,155 @@
-"""Outcrop for programs that are written for torch_geometric."""
+"""Outcrop for programs that are written for torch_geometric: a NeighborLoader from disk, and graphs as its stores."""
 
 from __future__ import annotations
 
-from outcrop.loading.pyg import to_pyg
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any
 
-__all__ = ["to_pyg"]
+from numpy.typing import ArrayLike
+from torch_geometric.data import Data
+
+from outcrop.api.run import EVERY_EPOCH, drawn_source
+from outcrop.config import DeviceConfig, SampleConfig, Size
+from outcrop.errors import ArgumentError
+from outcrop.loading.pyg import to_pyg
+from outcrop.loading.ranks import Ranks
+from outcrop.loading.run_loader import RunLoader
+from outcrop.loading.sessions import Sessions
+from outcrop.loading.stores import DiskFeatureStore, DiskGraphStore, stores
+from outcrop.store.graph import Graph, open_graph
+
+__all__ = ["DiskFeatureStore", "DiskGraphStore", "NeighborLoader", "stores", "to_pyg"]
+
+_SUBGRAPHS = {"directional": "neighbor", "induced": "shadow"}
+
+
+class NeighborLoader(RunLoader):
+    """torch_geometric's NeighborLoader on a graph that lies on disk, with nothing prepared.
+
+    A script needs two other lines: this import, and a path in place of ``data``. Batches have NeighborLoader's fields
+    (:class:`outcrop.loading.run_loader.RunLoader` says which; ``y`` is that of the seeds alone, so
+    ``batch.y[:batch.batch_size]`` works as before), drawn by Outcrop's keyed sampler: the same ``seed`` gives the same
+    batches, each iteration others. Rows are read within ``memory``; what is hot stays in it, as in mode ``online``. For
+    many epochs, :func:`outcrop.prepare` and its :meth:`outcrop.Run.loader` read a fraction of the bytes.
+
+    Args:
+        data: A graph (:func:`outcrop.open_graph`), its folder, or the pair that :func:`stores` makes of it.
+        num_neighbors: Neighbours per hop, -1 = all.
+        input_nodes: Seeds: node ids int64 [n], a mask [num_nodes] of bool, or ``"train"``, ``"valid"``, ``"test"``;
+            None = all nodes.
+        replace: Draw neighbours with replacement.
+        subgraph_type: ``directional``, or ``induced``: all edges among the nodes that were reached.
+        directed: False is ``subgraph_type="induced"``.
+        weight_attr: ``"edge_weight"`` draws neighbours in proportion to the graph's weights.
+        transform: Called with each batch; gives the batch that the loop gets.
+        batch_size, shuffle, drop_last: As of torch's DataLoader.
+        memory: Budget of everything that this loader holds, bytes or text (``"4GiB"``); None: no limit.
+        seed: Of all draws.
+        edge_ids: Batches get ``e_id``, positions of their edges in ``graph.edge_index()``.
+        mode: Where rows come from: ``online``; ``memory`` where all features fit.
+        device: ``cpu``, ``cuda`` or ``cuda:N``.
+        num_workers, persistent_workers, prefetch_factor, pin_memory, is_sorted, filter_per_worker: Without effect:
+            loading has threads of its own, and graphs on disk are sorted.
+        input_time, time_attr, temporal_strategy, disjoint, neighbor_sampler, transform_sampler_output: Refused.
+
+    Raises:
+        ArgumentError: An argument that Outcrop cannot follow, with the reason; bad node ids.
+        FormatError: No graph is there.
+    """
+
+    def __init__(
+        self,
+        data: Graph | str | Path | tuple[DiskFeatureStore, DiskGraphStore],
+        num_neighbors: Sequence[int],
+        input_nodes: ArrayLike | str | None = None,
+        input_time: None = None,
+        replace: bool = False,
+        subgraph_type: str = "directional",
+        disjoint: bool = False,
+        temporal_strategy: str = "uniform",
+        time_attr: None = None,
+        weight_attr: str | None = None,
+        transform: Callable[[Data], Data] | None = None,
+        transform_sampler_output: None = None,
+        is_sorted: bool = False,
+        filter_per_worker: bool | None = None,
+        neighbor_sampler: None = None,
+        directed: bool = True,
+        *,
+        batch_size: int = 1,
+        shuffle: bool = False,
+        drop_last: bool = False,
+        num_workers: int = 0,
+        persistent_workers: bool = False,
+        prefetch_factor: int | None = None,
+        pin_memory: bool = False,
+        memory: Size | None = None,
+        seed: int = 0,
+        edge_ids: bool = False,
+        mode: str = "online",
+        device: str = "cpu",
+    ):
+        _refuse(
+            ("input_time", input_time is not None, "the graph has no times"),
+            ("time_attr", time_attr is not None, "the graph has no times"),
+            ("temporal_strategy", temporal_strategy != "uniform", "the graph has no times"),
+            ("disjoint", disjoint, "the seeds of a batch share one subgraph"),
+            ("neighbor_sampler", neighbor_sampler is not None, "Outcrop draws from disk itself; pass the batches of "
+             "another sampler to outcrop.prepare(batches=...)"),
+            ("transform_sampler_output", transform_sampler_output is not None, "use transform"),
+            ("weight_attr", weight_attr not in (None, "edge_weight"), "weights of a graph are its 'edge_weight'"),
+            ("num_neighbors", isinstance(num_neighbors, dict), "the graph has one type of edges: give a list"),
+            ("input_nodes", isinstance(input_nodes, tuple), "the graph has one type of nodes: give ids alone"),
+            ("subgraph_type", _name(subgraph_type) not in _SUBGRAPHS, f"known: {', '.join(_SUBGRAPHS)}"),
+        )  # fmt: skip
+        induced = not directed or _name(subgraph_type) == "induced"
+        if weight_attr is not None and induced:
+            raise ArgumentError(
+                "weight_attr and an induced subgraph cannot both be had: leave one of them out"
+            )
+        graph = _graph_of(data)
+        config = SampleConfig(
+            fanouts=tuple(int(n) for n in num_neighbors),
+            batch_size=batch_size,
+            epochs=EVERY_EPOCH,
+            replace=replace,
+            seed=seed,
+            sampler="weighted" if weight_attr is not None else "shadow" if induced else "neighbor",
+            splits=("train" if shuffle else "infer",),
+        )
+        source = drawn_source(
+            graph,
+            "all" if input_nodes is None else input_nodes,
+            config,
+            mode,
+            memory,
+            DeviceConfig(device),
+            edge_ids=edge_ids,
+            drop_last=drop_last,
+            home=str(graph.path),
+        )
+        super().__init__(source, Sessions(), Ranks(), transform=transform)
+
+
+def _graph_of(data: Any) -> Graph:
+    if isinstance(data, tuple) and len(data) == 2 and isinstance(data[1], DiskGraphStore):
+        return data[1].graph
+    if isinstance(data, Graph):
+        return data
+    if isinstance(data, str | Path):
+        return open_graph(data)
+    raise ArgumentError(
+        f"a {type(data).__name__} is no graph on disk: import it once with outcrop.import_graph and pass the folder"
+    )
+
+
+def _name(subgraph_type: Any) -> str:
+    return str(getattr(subgraph_type, "value", subgraph_type))
+
+
+def _refuse(*arguments: tuple[str, bool, str]) -> None:
+    """Raises ArgumentError for each (name, whether it was given, why it cannot be followed)."""
+    given: Iterable[str] = [f"{name} is not possible: {why}" for name, is_given, why in arguments if is_given]
+    if given := list(given):
+        raise ArgumentError("; ".join(given))

@@ -339,7 +339,13 @@ class Run:
             raise ArgumentError(
                 f"{self.path} was prepared for edges: only its splits train, valid and test have batches"
             )
-        config = replace(sample, splits=("train" if shuffle else "infer",), epochs=EVERY_EPOCH, first_epoch=0)
+        config = replace(
+            sample,
+            splits=("train" if shuffle else "infer",),
+            epochs=EVERY_EPOCH if shuffle else 1,
+            first_epoch=0,
+            task="node",
+        )
         mode = "online" if mode == "packed" else mode
         return drawn_source(
             self.graph, split, config, mode, self.memory, to, edge_ids=edge_ids, home=str(self.path)
@@ -355,10 +361,11 @@ def drawn_source(
     to: DeviceConfig,
     *,
     edge_ids: bool = False,
+    drop_last: bool = False,
     home: str,
 ) -> Source:
     """Batches of ``config`` around any nodes, drawn as they are needed: shuffled in every epoch if the only split of
-    ``config`` is ``train``, else in the order given, and the same ones in every epoch.
+    ``config`` is ``train``, in the order given if it is ``infer``; ``config.epochs`` different epochs.
 
     Raises:
         ArgumentError: Bad node ids, a split that the graph has not, or a mode that needs recorded batches.
@@ -381,7 +388,8 @@ def drawn_source(
     return Source(
         name=name,
         split=drawn_split,
-        count=-(-len(ids) // config.batch_size),
+        count=len(ids) // config.batch_size if drop_last else -(-len(ids) // config.batch_size),
+        all_batches=not drop_last,
         distinct=range(0),
         key=object(),
         open=open_it,

@@ -31,6 +31,7 @@ class Source:
         name: What people call it: a split, or where the batches are from.
         split: As sessions know it.
         count: Batches of an epoch; None: not known before it is over.
+        all_batches: Those counted are all; else sessions know more, which are left out.
         distinct: Epochs that differ; training beyond them meets them again. Empty: every epoch has its own batches, or
             there is one only.
         key: Equal for loaders that can share a session.
@@ -51,6 +52,7 @@ class Source:
     complete: Callable[[Runtime], Callable[[BatchGraph], BatchGraph]] | None
     identity: Mapping[str, Any]
     home: str
+    all_batches: bool = True
 
 
 @dataclass
@@ -81,12 +83,20 @@ class RunLoader:
     ``graph.edge_index()``. ``x`` lies in one of a few buffers: do not keep more than one batch without cloning it.
     """
 
-    def __init__(self, source: Source, sessions: Sessions, ranks: Ranks, epoch: int | None = None):
+    def __init__(
+        self,
+        source: Source,
+        sessions: Sessions,
+        ranks: Ranks,
+        epoch: int | None = None,
+        transform: Callable[[Data], Data] | None = None,
+    ):
         if source.count is None and not ranks.alone:
             raise ArgumentError(
                 f"{source.home}: batches that are not counted ahead cannot be divided among ranks"
             )
         self._source, self._sessions, self._ranks = source, sessions, ranks
+        self._transform = transform
         self._fixed: int | None = None
         self._next = 0
         self._place = _Place()
@@ -154,7 +164,7 @@ class RunLoader:
         self._warn_of_replay(epoch)
         count = self._source.count
         numbers = None if count is None else self._ranks.batches(count)
-        begun = _Pass(self._source, self._sessions, epoch, numbers, position)
+        begun = _Pass(self._source, self._sessions, epoch, numbers, position, self._transform)
         self._place = begun.place
         self._pass = weakref.ref(begun)
         return begun
@@ -266,10 +276,17 @@ class _Pass:
     """
 
     def __init__(
-        self, source: Source, sessions: Sessions, epoch: int, numbers: Sequence[int] | None, start: int
+        self,
+        source: Source,
+        sessions: Sessions,
+        epoch: int,
+        numbers: Sequence[int] | None,
+        start: int,
+        transform: Callable[[Data], Data] | None,
     ):
         self.place = _Place(epoch, start)
         self._source, self._sessions, self._numbers = source, sessions, numbers
+        self._transform = transform
         self._input_ids: InputIds | None = None
         self._batches: Iterator[MiniBatch] = iter(())
         self._finish: weakref.finalize | None = None  # closes the pass, once it has begun
@@ -278,7 +295,7 @@ class _Pass:
     def _begin(self) -> None:
         source, place, numbers = self._source, self.place, self._numbers
         place.begun = True
-        whole = numbers is None or (isinstance(numbers, range) and not place.position)
+        whole = numbers is None or (source.all_batches and isinstance(numbers, range) and not place.position)
         left = None if whole or numbers is None else numbers[place.position :]
         used = self._sessions.take(source.key, source.open)
         try:
@@ -315,7 +332,7 @@ class _Pass:
         place.position += 1
         if self._at_end():
             self.close()  # others can use the session at once: many callers never ask for the end
-        return data
+        return data if self._transform is None else self._transform(data)
 
     def _at_end(self) -> bool:
         """Of a pass whose batches are counted."""

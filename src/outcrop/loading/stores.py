@@ -1,0 +1,128 @@
+"""A graph on disk as torch_geometric's FeatureStore and GraphStore, for samplers and loaders of others."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, NoReturn
+
+import numpy as np
+import torch
+from torch_geometric.data import EdgeAttr, FeatureStore, GraphStore, TensorAttr
+from torch_geometric.data.graph_store import EdgeLayout
+
+from outcrop.errors import ArgumentError
+from outcrop.runtime import Runtime
+from outcrop.store.graph import SPLITS, Graph, open_graph
+
+_NAMES = {"x": "features", "y": "labels"}
+
+
+def stores(graph: Graph | str | Path) -> tuple[DiskFeatureStore, DiskGraphStore]:
+    """The pair that loaders of torch_geometric take as ``data``.
+
+    Slower than :class:`outcrop.pyg.NeighborLoader` and without a memory budget: rows are read through the system's page
+    cache one by one, and a sampler of torch_geometric takes the whole topology into memory.
+    """
+    graph = graph if isinstance(graph, Graph) else open_graph(graph)
+    return DiskFeatureStore(graph), DiskGraphStore(graph)
+
+
+class DiskFeatureStore(FeatureStore):
+    """Has features ``x`` [N, D], labels ``y``, and the splits as ``train_mask``, ``val_mask``, ``test_mask`` bool [N].
+
+    Read only. Each is a :class:`torch_geometric.data.TensorAttr` without a group name. Rows are read when they are
+    asked for, as ``x[index]``, through the page cache: slower than Outcrop's loaders.
+    """
+
+    def __init__(self, graph: Graph):
+        super().__init__()
+        self.graph = graph
+
+    def _get_tensor(self, attr: TensorAttr) -> torch.Tensor:
+        table = self._table(str(attr.attr_name))
+        if table is None or attr.group_name is not None:
+            raise KeyError(f"{self.graph.path} has no tensor for {attr}; it has {', '.join(self._names())}")
+        index = attr.index
+        if index is None:
+            index = slice(None)
+        elif isinstance(index, torch.Tensor):
+            index = index.cpu().numpy()
+        rows = torch.from_numpy(np.array(table[index]))
+        bfloat16 = attr.attr_name == "x" and self.graph.spec("features").dtype == "bfloat16"
+        return rows.view(torch.bfloat16) if bfloat16 else rows
+
+    def _table(self, name: str) -> np.ndarray | None:
+        if name not in self._names():
+            return None
+        with Runtime() as runtime:
+            if name in _NAMES:
+                return self.graph.array(runtime, _NAMES[name]).memmap()
+            mask = np.zeros(self.graph.num_nodes, bool)
+            mask[self.graph.split(runtime, _split(name))] = True
+            return mask
+
+    def _names(self) -> list[str]:
+        tables = [name for name, array in _NAMES.items() if self.graph.has(array)]
+        return tables + [f"{'val' if s == 'valid' else s}_mask" for s in SPLITS if self.graph.has(s)]
+
+    def _get_tensor_size(self, attr: TensorAttr) -> tuple[int, ...] | None:
+        table = self._table(str(attr.attr_name))
+        if table is None or attr.group_name is not None:
+            return None
+        return table.shape if attr.index is None else tuple(self._get_tensor(attr).shape)
+
+    def get_all_tensor_attrs(self) -> list[TensorAttr]:
+        return [TensorAttr(group_name=None, attr_name=name) for name in self._names()]
+
+    def _put_tensor(self, tensor: Any, attr: TensorAttr) -> NoReturn:
+        raise ArgumentError(f"{self.graph.path} cannot be changed: import a graph with other features")
+
+    def _remove_tensor(self, attr: TensorAttr) -> NoReturn:
+        raise ArgumentError(f"{self.graph.path} cannot be changed: import a graph with other features")
+
+    def __len__(self) -> int:
+        return len(self._names())
+
+
+class DiskGraphStore(GraphStore):
+    """The one edge type of a graph, in the layouts ``coo`` and ``csc``; torch_geometric converts to ``csr``.
+
+    Read only. Edges are by target, then by source: ``coo`` is ``graph.edge_index()`` (sorted by column), ``csc`` is
+    (row, colptr). All of it is read into memory.
+    """
+
+    def __init__(self, graph: Graph):
+        super().__init__()
+        self.graph = graph
+
+    def _get_edge_index(self, edge_attr: EdgeAttr) -> tuple[torch.Tensor, torch.Tensor] | None:
+        if edge_attr.edge_type is not None:
+            return None
+        if edge_attr.layout == EdgeLayout.COO:
+            row, col = torch.from_numpy(self.graph.edge_index())
+            return row, col
+        if edge_attr.layout != EdgeLayout.CSC:
+            return None
+        with Runtime() as runtime:
+            names = ("indices", "indptr")
+            row, colptr = (self.graph.array(runtime, name).read("edge-index") for name in names)
+        return torch.from_numpy(row.astype(np.int64)), torch.from_numpy(colptr.astype(np.int64))
+
+    def get_all_edge_attrs(self) -> list[EdgeAttr]:
+        size = (self.graph.num_nodes, self.graph.num_nodes)
+        layouts = (EdgeLayout.CSC, EdgeLayout.COO)
+        attrs: list[Any] = [
+            EdgeAttr.cast(edge_type=None, layout=layout, is_sorted=True, size=size) for layout in layouts
+        ]
+        return attrs
+
+    def _put_edge_index(self, edge_index: Any, edge_attr: EdgeAttr) -> NoReturn:
+        raise ArgumentError(f"{self.graph.path} cannot be changed: import a graph with other edges")
+
+    def _remove_edge_index(self, edge_attr: EdgeAttr) -> NoReturn:
+        raise ArgumentError(f"{self.graph.path} cannot be changed: import a graph with other edges")
+
+
+def _split(mask: str) -> str:
+    name = mask.removesuffix("_mask")
+    return "valid" if name == "val" else name
