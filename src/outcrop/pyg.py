@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+import torch
 from numpy.typing import ArrayLike
 from torch_geometric.data import Data
 
@@ -16,10 +17,18 @@ from outcrop.loading.pyg import to_pyg
 from outcrop.loading.ranks import Ranks
 from outcrop.loading.run_loader import RunLoader
 from outcrop.loading.sessions import Sessions
-from outcrop.loading.stores import DiskFeatureStore, DiskGraphStore, stores
+from outcrop.loading.stores import DiskData, DiskFeatureStore, DiskGraphStore, open_data, stores
 from outcrop.store.graph import Graph, open_graph
 
-__all__ = ["DiskFeatureStore", "DiskGraphStore", "NeighborLoader", "stores", "to_pyg"]
+__all__ = [
+    "DiskData",
+    "DiskFeatureStore",
+    "DiskGraphStore",
+    "NeighborLoader",
+    "open_data",
+    "stores",
+    "to_pyg",
+]
 
 _SUBGRAPHS = {"directional": "neighbor", "induced": "shadow"}
 
@@ -27,14 +36,14 @@ _SUBGRAPHS = {"directional": "neighbor", "induced": "shadow"}
 class NeighborLoader(RunLoader):
     """torch_geometric's NeighborLoader on a graph that lies on disk, with nothing prepared.
 
-    A script needs two other lines: this import, and a path in place of ``data``. Batches have NeighborLoader's fields
+    A script needs two other lines: this import, and ``data = open_data(path)``. Batches have NeighborLoader's fields
     (:class:`outcrop.loading.run_loader.RunLoader` says which; ``y`` is that of the seeds alone, so
     ``batch.y[:batch.batch_size]`` works as before), drawn by Outcrop's keyed sampler: the same ``seed`` gives the same
     batches, each iteration others. Rows are read within ``memory``; what is hot stays in it, as in mode ``online``. For
     many epochs, :func:`outcrop.prepare` and its :meth:`outcrop.Run.loader` read a fraction of the bytes.
 
     Args:
-        data: A graph (:func:`outcrop.open_graph`), its folder, or the pair that :func:`stores` makes of it.
+        data: What :func:`open_data`, :func:`outcrop.open_graph` or :func:`stores` gives, or the graph's folder.
         num_neighbors: Neighbours per hop, -1 = all.
         input_nodes: Seeds: node ids int64 [n], a mask [num_nodes] of bool, or ``"train"``, ``"valid"``, ``"test"``;
             None = all nodes.
@@ -45,7 +54,7 @@ class NeighborLoader(RunLoader):
         transform: Called with each batch; gives the batch that the loop gets.
         batch_size, shuffle, drop_last: As of torch's DataLoader.
         memory: Budget of everything that this loader holds, bytes or text (``"4GiB"``); None: no limit.
-        seed: Of all draws.
+        seed: Of all draws; None: that of torch (``torch.manual_seed``).
         edge_ids: Batches get ``e_id``, positions of their edges in ``graph.edge_index()``.
         mode: Where rows come from: ``online``; ``memory`` where all features fit.
         device: ``cpu``, ``cuda`` or ``cuda:N``.
@@ -60,7 +69,7 @@ class NeighborLoader(RunLoader):
 
     def __init__(
         self,
-        data: Graph | str | Path | tuple[DiskFeatureStore, DiskGraphStore],
+        data: DiskData | Graph | str | Path | tuple[DiskFeatureStore, DiskGraphStore],
         num_neighbors: Sequence[int],
         input_nodes: ArrayLike | str | None = None,
         input_time: None = None,
@@ -85,7 +94,7 @@ class NeighborLoader(RunLoader):
         prefetch_factor: int | None = None,
         pin_memory: bool = False,
         memory: Size | None = None,
-        seed: int = 0,
+        seed: int | None = None,
         edge_ids: bool = False,
         mode: str = "online",
         device: str = "cpu",
@@ -114,7 +123,7 @@ class NeighborLoader(RunLoader):
             batch_size=batch_size,
             epochs=EVERY_EPOCH,
             replace=replace,
-            seed=seed,
+            seed=torch.initial_seed() % (1 << 64) if seed is None else seed,
             sampler="weighted" if weight_attr is not None else "shadow" if induced else "neighbor",
             splits=("train" if shuffle else "infer",),
         )
@@ -135,6 +144,8 @@ class NeighborLoader(RunLoader):
 def _graph_of(data: Any) -> Graph:
     if isinstance(data, tuple) and len(data) == 2 and isinstance(data[1], DiskGraphStore):
         return data[1].graph
+    if isinstance(data, DiskData):
+        return data.graph
     if isinstance(data, Graph):
         return data
     if isinstance(data, str | Path):

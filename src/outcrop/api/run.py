@@ -43,7 +43,7 @@ from outcrop.store.manifest import Manifest
 
 _ROW_SLOTS = 2
 _BEFORE = {"dependency": 1}  # of runs from before there was a choice
-EVERY_EPOCH = 1 << 31  # more than anybody trains: epochs are drawn by their own numbers
+EVERY_EPOCH = (1 << 31) - 1  # as many as can be: epochs are drawn by their own numbers
 _MARGIN_BYTES = 64 << 10  # for the small tables that come later
 
 

@@ -126,3 +126,54 @@ class DiskGraphStore(GraphStore):
 def _split(mask: str) -> str:
     name = mask.removesuffix("_mask")
     return "valid" if name == "val" else name
+
+
+class DiskData:
+    """A graph on disk with the names that scripts for torch_geometric's ``Data`` ask for, rows and edges left there.
+
+    Attributes:
+        y: Labels, as torch_geometric has them; in memory.
+        train_mask, val_mask, test_mask: bool [N], in memory; only those that the graph has.
+    """
+
+    def __init__(self, graph: Graph):
+        self.graph = graph
+        self._tables = DiskFeatureStore(graph)
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "y" or name.endswith("_mask"):
+            try:
+                return self._tables.get_tensor(group_name=None, attr_name=name, index=None)
+            except KeyError as error:
+                raise AttributeError(str(error)) from None
+        raise AttributeError(
+            f"a graph on disk has no {name!r}: batches of outcrop.pyg.NeighborLoader have it"
+        )
+
+    @property
+    def num_nodes(self) -> int:
+        return self.graph.num_nodes
+
+    @property
+    def num_edges(self) -> int:
+        return self.graph.num_edges
+
+    @property
+    def num_features(self) -> int:
+        return self.graph.feature_dim
+
+    @property
+    def num_node_features(self) -> int:
+        return self.graph.feature_dim
+
+    def __repr__(self) -> str:
+        return f"DiskData({self.graph!r})"
+
+
+def open_data(path: str | Path) -> DiskData:
+    """Opens the graph at ``path`` in place of a ``Data`` object.
+
+    Raises:
+        FormatError: There is none.
+    """
+    return DiskData(open_graph(path))
