@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,9 @@ import pyarrow.parquet as pq
 import pytest
 import scipy.io
 import scipy.sparse as sp
+from typer.testing import CliRunner
 
+from outcrop.cli.main import app
 from outcrop.errors import ArgumentError, FormatError
 from outcrop.sources.base import FeatureSource
 from outcrop.sources.reorder import in_node_order
@@ -284,3 +287,27 @@ def test_num_nodes_says_how_many_nodes_there_are(tmp_path: Path) -> None:
     assert run(f"edges:{path}").num_nodes == 900_001
     with pytest.raises(ArgumentError, match="has 50 nodes; 60 were given"):
         run(folder_of(tmp_path / "in", features=X), num_nodes=60)
+
+
+def test_the_command_says_what_was_left_out_and_what_classes_were_called(tmp_path: Path) -> None:
+    table = {"src": PAIRS[:, 0], "dst": PAIRS[:, 1], "timestamp": PAIRS[:, 0]}
+    folder = folder_of(tmp_path / "in", edges=table, labels=7 * (np.arange(NODES) % 3))
+
+    def outcrop(*options: str) -> str:
+        command = ["import", f"arrays:{folder}", str(tmp_path / "graph"), *options]
+        done = CliRunner().invoke(app, command, catch_exceptions=False)
+        assert done.exit_code == 0
+        return done.stdout
+
+    said = outcrop()
+    words = " ".join(said.split())
+    assert "that are not imported: timestamp" in words
+    assert "labels are not 0 to 2: 0, 7, 14 are stored as classes 0 to 2" in words
+    assert "--reverse (reverse=True) adds" in words
+    assert "0, 7, 14" in next(line for line in said.splitlines() if line.startswith("class_names"))
+    assert "--reverse" not in outcrop("--no-reverse")
+    options = ("--reverse", "--label-kind", "regression", "--num-nodes", "50")
+    about = json.loads(outcrop("--json", "-", "--quiet", *options))
+    assert [note.partition(" ")[0] for note in about["notes"]] == ["columns", "labels"]
+    assert about["attributes"]["label_kind"] == "regression"
+    assert about["config"]["num_nodes"] == 50

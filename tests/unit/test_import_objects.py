@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import importlib
-from collections.abc import Callable
+import weakref
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -278,3 +279,21 @@ def test_what_is_no_graph_is_refused(
 def test_parts_beside_files_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ArgumentError, match=r"features cannot be given beside 'arrays:x'"):
         run("arrays:x", tmp_path, features=X)
+
+
+def test_a_stream_is_never_held_whole(tmp_path: Path) -> None:
+    """Of a hundred batches at most three are there at the same time: the one in work, and its neighbours."""
+    made, gone, most = [], [], [0]
+    schema = pa.schema([("src", pa.int64()), ("dst", pa.int64())])
+
+    def batches() -> Iterator[pa.RecordBatch]:
+        for seed in range(100):
+            columns = np.random.default_rng(seed).integers(0, NODES, (2, 50))
+            made.append(seed)
+            weakref.finalize(columns, gone.append, seed)
+            most[0] = max(most[0], len(made) - len(gone))
+            yield pa.record_batch([pa.array(column) for column in columns], schema)
+
+    graph = run(pa.RecordBatchReader.from_batches(schema, batches()), tmp_path, keep_duplicates=True)
+    assert graph.num_edges == 100 * 50
+    assert 1 <= most[0] <= 3

@@ -13,6 +13,7 @@ from outcrop.config import format_bytes
 from outcrop.store import manifest as manifests
 from outcrop.store.run import RUN_FILE
 
+_SHOWN_CLASSES = 10
 OutArg = Annotated[Path, typer.Argument(help="Folder of the graph to make.", metavar="OUT")]
 PathArg = Annotated[Path, typer.Argument(help="A graph, a run, or a stage folder of a run.", metavar="PATH")]
 
@@ -223,6 +224,9 @@ def _facts(about: dict[str, Any]) -> dict[str, object]:
         for name, value in about.get("attributes", {}).items()
         if isinstance(value, (int, float, str)) and name not in facts
     }
+    names = about.get("attributes", {}).get("class_names")
+    if names:
+        facts["class_names"] = ", ".join(names[:_SHOWN_CLASSES]) + (", ..." if names[_SHOWN_CLASSES:] else "")
     for name, array in about.get("arrays", {}).items():
         if name.endswith(manifests.PAGE_SUMS):
             continue

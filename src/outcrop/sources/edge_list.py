@@ -20,6 +20,8 @@ from outcrop.sources.base import EdgeBlock, GraphSource, block_bytes, check_ids
 from outcrop.sources.ids import IdMap, PlainIds, TextIds, is_text_type
 from outcrop.sources.tables import Table
 
+SOURCE_COLUMNS = ("src", "source", "from", "head", "fromnodeid", "id_1")
+TARGET_COLUMNS = ("dst", "target", "to", "tail", "tonodeid", "id_2")
 WEIGHT_COLUMNS = ("weight", "edge_weight")
 
 
@@ -100,8 +102,8 @@ def edge_columns(table: Table) -> list[str]:
         raise FormatError(
             f"{table.name} has {len(table.columns)} columns; an edge list needs source and target"
         )
-    source = table.column("src", "source", "from", "head", "fromnodeid", "id_1")
-    target = table.column("dst", "target", "to", "tail", "tonodeid", "id_2")
+    source = table.column(*SOURCE_COLUMNS)
+    target = table.column(*TARGET_COLUMNS)
     weight = table.column(*WEIGHT_COLUMNS)
     ends = [source, target] if source and target else [c for c in table.columns if c != weight][:2]
     if len(ends) < 2:

@@ -23,7 +23,7 @@ from outcrop.sources.parts import EDGE_SPLITS, SPLIT_NAMES, Part, Parts, open_pa
 
 _ARRAY, _TABLE = (".npy",), tables.TABLE_SUFFIXES
 # Stem of a file -> what it is, and which endings it may have.
-_FILES = {
+FILES = {
     "edges": ("edges", _ARRAY + _TABLE),
     "edge_weight": ("edge_weight", _ARRAY),
     "nodes": ("nodes", _TABLE),
@@ -47,7 +47,7 @@ def open_folder(folder: Path, runtime: Runtime) -> GraphSource:
             f"{folder} is no folder: arrays:DIR needs one with edges.npy, .parquet, .csv or .tsv"
         )
     parts: dict[str, Part] = {}
-    for stem, (kind, suffixes) in _FILES.items():
+    for stem, (kind, suffixes) in FILES.items():
         path = tables.find(folder, stem, suffixes)
         if path is None:
             continue

@@ -18,7 +18,7 @@ from outcrop.sources.base import GraphSource
 from outcrop.sources.matrix import csr_of_scipy
 from outcrop.sources.parts import Part, Parts, open_parts
 
-_NAMES = {
+NAMES = {
     "edges": ("network", "net", "adj", "adjacency", "a", "graph"),
     "labels": ("group", "labels", "label", "gnd", "y", "class"),
     "features": ("features", "attributes", "attrb", "attr", "feature", "x"),
@@ -46,7 +46,7 @@ def open_matlab(path: Path, runtime: Runtime, held: ExitStack) -> GraphSource:
     except Exception as error:  # the parser of foreign bytes raises whatever it stumbles over
         raise FormatError(f"{path} is no MATLAB file or is torn: {error}") from None
     parts: dict[str, Part] = {}
-    for kind, names in _NAMES.items():
+    for kind, names in NAMES.items():
         found = [n for n in variables if n.lower() in names]
         if len(found) > 1:
             raise ArgumentError(
@@ -59,7 +59,7 @@ def open_matlab(path: Path, runtime: Runtime, held: ExitStack) -> GraphSource:
     if "edges" not in parts:
         raise ArgumentError(
             f"{path} holds {', '.join(variables) or 'nothing'}; the network is looked for as "
-            f"{', '.join(_NAMES['edges'])}"
+            f"{', '.join(NAMES['edges'])}"
         )
     notes = (f"variables of {path} that are not imported: {', '.join(variables)}",) if variables else ()
     return open_parts(Parts(str(path), parts, notes=notes), runtime)

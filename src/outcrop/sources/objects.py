@@ -24,7 +24,7 @@ from outcrop.sources.nx import networkx_parts
 from outcrop.sources.parts import EDGE_SPLITS, Part, Parts, open_parts
 
 # What a part may be called -> what it is.
-_KINDS = {
+KINDS = {
     **dict.fromkeys(("edges", "edge_index"), "edges"),
     **dict.fromkeys(("features", "x"), "features"),
     **dict.fromkeys(("labels", "y"), "labels"),
@@ -75,9 +75,9 @@ def _named(given: Mapping[str, Any]) -> dict[str, Any]:
     """Parts by kind. Raises ArgumentError for names that are none, or two names of one kind."""
     named: dict[str, Any] = {}
     for name, value in given.items():
-        kind = "num_nodes" if name == "num_nodes" else _KINDS.get(name)
+        kind = "num_nodes" if name == "num_nodes" else KINDS.get(name)
         if kind is None:
-            raise ArgumentError(f"{name!r} is no part of a graph; known: {', '.join(_KINDS)}, num_nodes")
+            raise ArgumentError(f"{name!r} is no part of a graph; known: {', '.join(KINDS)}, num_nodes")
         if value is None:
             continue
         if kind in named:
@@ -108,7 +108,7 @@ def _data_parts(data: Any) -> tuple[dict[str, Any], tuple[str, ...]]:
     weights = given.get("edge_attr")
     if "edge_weight" not in given and weights is not None and weights.numel() == len(weights):
         given["edge_weight"] = given.pop("edge_attr").reshape(-1)
-    left = [name for name in given if name not in _KINDS and name != "num_nodes"]
+    left = [name for name in given if name not in KINDS and name != "num_nodes"]
     notes = (f"parts of the {kind} that are not imported: {', '.join(left)}",) if left else ()
     return _named({name: value for name, value in given.items() if name not in left}), notes
 

@@ -161,7 +161,7 @@ def import_graph(
     return graph
 
 
-_SOURCES: dict[str, tuple[str, Callable[[Path, Runtime, ExitStack, ImportConfig], GraphSource]]] = {
+OPENERS: dict[str, tuple[str, Callable[[Path, Runtime, ExitStack, ImportConfig], GraphSource]]] = {
     "arrays": ("DIR", lambda path, runtime, held, config: open_folder(path, runtime)),
     "edges": ("FILE", lambda path, runtime, held, config: open_edge_list(path, runtime)),
     "npz": (
@@ -175,7 +175,7 @@ _SOURCES: dict[str, tuple[str, Callable[[Path, Runtime, ExitStack, ImportConfig]
     "mat": ("FILE", lambda path, runtime, held, config: open_matlab(path, runtime, held)),
     "musae": ("DIR", lambda path, runtime, held, config: open_musae(path, runtime, held)),
 }
-SOURCES = ", ".join(f"{kind}:{what}" for kind, (what, _) in _SOURCES.items())
+SOURCES = ", ".join(f"{kind}:{what}" for kind, (what, _) in OPENERS.items())
 
 
 def _open_source(source: str, runtime: Runtime, held: ExitStack, config: ImportConfig) -> GraphSource:
@@ -184,9 +184,9 @@ def _open_source(source: str, runtime: Runtime, held: ExitStack, config: ImportC
         raise ArgumentError(f"source {source!r} names no files; write {SOURCES} or triples:DIR")
     if kind == "triples":
         raise ArgumentError(f"{source} is a knowledge graph, not a graph: import it with import_triples")
-    if kind not in _SOURCES:
-        raise ArgumentError(f"source kind {kind!r} is unknown; known: {', '.join(_SOURCES)}, triples")
-    return _SOURCES[kind][1](Path(where), runtime, held, config)
+    if kind not in OPENERS:
+        raise ArgumentError(f"source kind {kind!r} is unknown; known: {', '.join(OPENERS)}, triples")
+    return OPENERS[kind][1](Path(where), runtime, held, config)
 
 
 def _with_num_nodes(source: GraphSource, num_nodes: int | None) -> GraphSource:
