@@ -2,6 +2,7 @@
 
 #include <nanobind/stl/optional.h>
 
+#include <algorithm>
 #include <memory>
 #include <optional>
 
@@ -55,14 +56,17 @@ void bind_steps(Class& sampler) {
             return vector_to_numpy(std::move(nodes));
           },
           "The nodes first met in the next hop, ascending.")
-      .def("finish", [](Sampler& s) {
-        SampledBatch batch;
-        {
-          nb::gil_scoped_release release;
-          batch = s.finish();
-        }
-        return to_tuple(std::move(batch));
-      });
+      .def("finish",
+           [](Sampler& s) {
+             SampledBatch batch;
+             {
+               nb::gil_scoped_release release;
+               batch = s.finish();
+             }
+             return to_tuple(std::move(batch));
+           })
+      .def_prop_ro("most_batch_bytes", &Sampler::most_batch_bytes,
+                   "Bytes that a batch has needed while it was drawn, at the most, so far.");
 }
 
 SamplerOptions make_options(const std::string& name, std::vector<int64_t> fanouts, bool replace,
@@ -138,6 +142,11 @@ class Samplers {
   void begin(std::span<const int64_t> seeds, BatchKey key) { samplers_.front().begin(seeds, key); }
   std::span<const int64_t> hop() { return samplers_.front().hop(); }
   SampledBatch finish() { return samplers_.front().finish(); }
+  uint64_t most_batch_bytes() const {
+    uint64_t most = 0;
+    for (const NeighborSampler& sampler : samplers_) most = std::max(most, sampler.most_batch_bytes());
+    return most;
+  }
 
  private:
   std::shared_ptr<WorkerPool> workers_;
@@ -185,6 +194,15 @@ void cache_lists(PyPagedTopology& p, std::shared_ptr<HotIndex> index, Ids offset
   t.indices->go_on(reinterpret_cast<const std::byte*>(indices.data()), count);
   t.cached = {std::move(index), offsets.data()};
   p.offsets = std::move(offsets), p.indices = std::move(indices), p.weights = std::move(weights);
+}
+
+// Gives back what cache_lists took: not while a hop is drawn.
+void drop_lists(PyPagedTopology& p) {
+  PagedTopology& t = *p.topology;
+  t.cached = {};
+  t.indices->go_on(nullptr, 0);
+  if (t.weights) t.weights->go_on(nullptr, 0);
+  p.offsets.reset(), p.indices.reset(), p.weights.reset();
 }
 
 // The lists at ends, one after the other, from the indices or the weights.
@@ -282,6 +300,7 @@ void bind_paged(nb::module_& m) {
            "The elements ends[2 i] to ends[2 i + 1] of the indices (or weights), one list after the other.")
       .def("cache_lists", &cache_lists, "index"_a, "offsets"_a, "indices"_a, "weights"_a.none() = nb::none(),
            "Lists of the nodes that the index names lie in memory from now on.")
+      .def("drop_lists", &drop_lists, "Lists are read again. Not while a hop is drawn.")
       .def_prop_ro("stats", [](const PyPagedTopology& p) {
         nb::dict out;
         out["indptr"] = stats_of(p.topology->indptr_pages.get());

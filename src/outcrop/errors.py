@@ -23,7 +23,16 @@ class ChecksumError(FormatError):
 
 
 class BudgetError(OutcropError, MemoryError):
-    """A memory, device-memory or disk-space limit cannot hold what was asked."""
+    """A memory, device-memory or disk-space limit cannot hold what was asked.
+
+    Attributes:
+        smallest: The smallest memory budget that can, bytes; None where it was not worked out.
+        limit: Which limit: ``memory``, ``device``, ``disk``, or ``buffers`` (the caller keeps all of them).
+    """
+
+    def __init__(self, message: str = "", smallest: int | None = None, limit: str = "memory"):
+        super().__init__(message)
+        self.smallest, self.limit = smallest, limit
 
 
 class IoError(OutcropError, OSError):

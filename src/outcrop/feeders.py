@@ -13,7 +13,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from outcrop import _core
-from outcrop.errors import ArgumentError
+from outcrop.errors import ArgumentError, BudgetError
 from outcrop.rows import HotRows, Pending, Placed, RowSource
 from outcrop.runtime import Runtime
 from outcrop.sampling import BatchSampler, Seeds
@@ -47,6 +47,10 @@ class Feeder(Protocol):
     def read(self, item: Item) -> Item: ...
     def assemble(self, item: Item) -> Item: ...
     def share(self, item: Item) -> Item: ...
+    def make_room(self, slot: HostSlot, num_nodes: int) -> None:
+        """Makes ``slot`` large enough for a batch of ``num_nodes``."""
+        ...
+
     def close(self) -> None: ...
 
 
@@ -92,6 +96,10 @@ class SampledGraphs:
         yield from self._sampler.epoch(split, config.epoch_number(split, epoch), numbers)
 
 
+def _room_bytes(rows_bytes: int) -> int:
+    return record.align_page(rows_bytes) + 2 * record.PAGE_BYTES
+
+
 class _InPlace:
     """Feeders whose rows are in their places once they are read."""
 
@@ -119,8 +127,11 @@ class RowFeeder(_InPlace):
     def submit(self, what: Any, lease: Lease[HostSlot]) -> Item:
         if self._in_place:
             return Item(what, lease)
-        lease.slot.make_room(record.align_page(what.num_nodes * self.row_bytes) + 2 * record.PAGE_BYTES)
+        self.make_room(lease.slot, what.num_nodes)
         return Item(what, lease)
+
+    def make_room(self, slot: HostSlot, num_nodes: int) -> None:
+        slot.make_room(_room_bytes(num_nodes * self.row_bytes))
 
     def read(self, item: Item) -> Item:
         assert item.graph is not None
@@ -169,6 +180,9 @@ class Drawer(Protocol):
 
     def seeds(self, split: str, epoch: int, numbers: Sequence[int] | None = None) -> Iterator[Any]: ...
     def draw(self, seeds: Any, met: Callable[[np.ndarray], None]) -> BatchGraph: ...
+    def drop_lists(self) -> None:
+        """Gives back neighbour lists that are cached; also from within ``met``."""
+        ...
 
 
 class SampledDrawer:
@@ -183,6 +197,9 @@ class SampledDrawer:
     def draw(self, seeds: Seeds, met: Callable[[np.ndarray], None]) -> BatchGraph:
         return self._sampler.draw(seeds, met)
 
+    def drop_lists(self) -> None:
+        self._sampler.topology.drop_lists()
+
 
 class RecordedDrawer:
     """Recorded batches, for those that nothing here could draw again."""
@@ -196,6 +213,8 @@ class RecordedDrawer:
     def draw(self, seeds: BatchGraph, met: Callable[[np.ndarray], None]) -> BatchGraph:
         met(seeds.n_id)
         return seeds
+
+    def drop_lists(self) -> None: ...
 
 
 class OnlineFeeder(_InPlace):
@@ -216,7 +235,7 @@ class OnlineFeeder(_InPlace):
         return self._drawer.seeds(split, epoch, numbers)
 
     def submit(self, what: Any, lease: Lease[HostSlot]) -> Item:
-        item = Item(None, lease, job=_Asked(self.rows, lease.slot, self._apart))
+        item = Item(None, lease, job=_Asked(self.rows, lease.slot, self._apart, self._grow))
         item.graph = self._drawer.draw(what, item.job.met)
         item.levels, item.table = item.job.levels, item.job.table() if self._apart else None
         item.needed = item.levels.get("disk", 0) * self.row_bytes
@@ -226,6 +245,20 @@ class OnlineFeeder(_InPlace):
         item.job.wait()
         return item
 
+    def make_room(self, slot: HostSlot, num_nodes: int) -> None:
+        self._grow(slot, num_nodes * self.row_bytes)
+
+    def _grow(self, slot: HostSlot, rows_bytes: int) -> None:
+        """What is cached gives way to a batch that is larger than those that were counted."""
+        try:
+            slot.make_room(_room_bytes(rows_bytes))
+        except BudgetError:
+            if self._apart:  # addresses of cached rows are under way
+                raise
+            self.rows.drop_cache()
+            self._drawer.drop_lists()
+            slot.make_room(_room_bytes(rows_bytes))
+
     def close(self) -> None:
         self.rows.close()
 
@@ -233,8 +266,8 @@ class OnlineFeeder(_InPlace):
 class _Asked:
     """The rows of one batch that were asked for so far."""
 
-    def __init__(self, rows: HotRows, slot: HostSlot, apart: bool):
-        self._rows, self._slot, self._apart = rows, slot, apart
+    def __init__(self, rows: HotRows, slot: HostSlot, apart: bool, grow: Callable[[HostSlot, int], None]):
+        self._rows, self._slot, self._apart, self._grow = rows, slot, apart, grow
         self._tables: list[record.AddressTable] = []
         self._met: list[np.ndarray] = []
         self._jobs: list[Pending] = []
@@ -265,7 +298,7 @@ class _Asked:
     def _make_room(self, count: int) -> list[np.ndarray]:
         """Where the batch is larger than any before. What was asked for must be asked for again."""
         self.wait()
-        self._slot.make_room(record.align_page(count) + 2 * record.PAGE_BYTES)
+        self._grow(self._slot, count)
         self._end, self.levels = 0, {}
         self._tables.clear()
         return self._met
@@ -332,6 +365,9 @@ class PackedFeeder:
             assert item.graph is not None
             self._packed.read_shared(item.table, item.graph.num_nodes, item.lease.slot.x)
         return item
+
+    def make_room(self, slot: HostSlot, num_nodes: int) -> None:
+        """Slots hold every batch of the run."""
 
     def close(self) -> None:
         self._fallback.close()

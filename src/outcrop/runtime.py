@@ -29,6 +29,27 @@ class Progress(Protocol):
     def finish(self, task: str) -> None: ...
 
 
+class Rehearsal(Protocol):
+    """What is known of mini-batches that are not drawn: a rehearsal finds out whether a budget would do.
+
+    Memory is reserved as for the real thing; large arrays are not read, nothing is drawn, and no cache is filled.
+    """
+
+    @property
+    def max_nodes(self) -> int:
+        """Nodes of the largest batch."""
+        ...
+
+    @property
+    def counted_nodes(self) -> int:
+        """Nodes of the largest of those batches that mode ``online`` counts ahead."""
+        ...
+
+    def batch_bytes(self, paged: bool) -> int:
+        """Bytes that drawing one of them needs at the most; ``paged``: from a topology that is read by pages."""
+        ...
+
+
 class SilentProgress:
     def start(self, task: str, total: int, unit: str) -> None: ...
     def advance(self, task: str, amount: int) -> None: ...
@@ -45,6 +66,7 @@ class Runtime:
         io: Options of the I/O engine. ``OUTCROP_IO_BACKEND`` in the environment overrides the backend.
         threads: Worker threads for sampling and gathers, the caller included; 0 = one per usable core.
         trace_path: JSONL file for spans and counters; None records nothing.
+        rehearsal: Only find out what fits ``memory``.
     """
 
     def __init__(
@@ -56,8 +78,11 @@ class Runtime:
         threads: int = 0,
         trace_path: str | Path | None = None,
         progress: Progress | None = None,
+        rehearsal: Rehearsal | None = None,
     ):
-        self.budget = _core.Budget.create(UNLIMITED if memory is None else parse_size(memory))
+        limit = UNLIMITED if memory is None else parse_size(memory)
+        self.budget = _core.Budget.create(limit, rehearsal=rehearsal is not None)
+        self.rehearsal = rehearsal
         self.device_peaks: dict[str, int] = {}  # bytes on a GPU by tag, of what was closed
         self.io = _core.BlockIo.create(_io_options(io or IoConfig(), faults), self.budget)
         self.topology = (io or IoConfig()).topology

@@ -14,7 +14,7 @@ import numpy as np
 
 from outcrop import _core
 from outcrop.config import SampleConfig
-from outcrop.errors import ArgumentError, FormatError
+from outcrop.errors import ArgumentError, BudgetError, FormatError
 from outcrop.links import LinkBatch, LinkSeeds, mix64
 from outcrop.runtime import Runtime
 from outcrop.store.batches import BatchGraph
@@ -120,6 +120,17 @@ class BatchSampler:
             self._sampler = DeviceSampler(self.topology, on, in_place=in_place, **options)
         self._labels = graph.array(runtime, "labels").memmap(check=True) if graph.has("labels") else None
         self._links = LinkSeeds(graph, config, self.topology, runtime) if config.task == "link" else None
+        if runtime.rehearsal is not None and on is None:
+            needed = runtime.rehearsal.batch_bytes(self.topology.placement == "paged")
+            if needed > self._wave.most_batch_bytes:
+                raise BudgetError(
+                    f"sampling one mini-batch needs {needed} bytes, {self._wave.most_batch_bytes} are set aside for it"
+                )
+
+    @property
+    def most_batch_bytes(self) -> int:
+        """Bytes that drawing a batch has needed so far, at the most; on the CPU."""
+        return self._sampler.most_batch_bytes
 
     def num_batches(self, split: str) -> int:
         """Mini-batches of one epoch of ``split``."""

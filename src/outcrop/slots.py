@@ -14,9 +14,11 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import numpy as np
 
+from outcrop import _core
 from outcrop.device.gpu import Gpu
 from outcrop.errors import BudgetError, CancelledError
 from outcrop.runtime import Runtime
+from outcrop.store.arrays import PAGE_BYTES
 
 if TYPE_CHECKING:
     import torch
@@ -42,21 +44,56 @@ class Slot:
         """Gives the memory back."""
 
 
+class RowRoom:
+    """The budget of a pool's row buffers: of all at once, so that what is held does not depend on which slot grows.
+
+    Attributes:
+        x_bytes: Of each buffer.
+    """
+
+    def __init__(self, runtime: Runtime, slots: int, x_bytes: int):
+        self._runtime, self._slots = runtime, slots
+        self._held: list[_core.Reservation] = []
+        self._buffers = _core.Budget.create(rehearsal=runtime.rehearsal is not None)  # counted by this room
+        self.x_bytes = 0
+        self._reserve(x_bytes)
+
+    def _reserve(self, x_bytes: int) -> None:
+        x_bytes = -(-x_bytes // PAGE_BYTES) * PAGE_BYTES
+        self._held.append(self._runtime.budget.reserve("batch-rows", self._slots * (x_bytes - self.x_bytes)))
+        self.x_bytes = x_bytes
+
+    def grow(self, x_bytes: int) -> None:
+        """Room for buffers of ``x_bytes``, and up to an eighth more, so that they grow seldom.
+
+        Raises:
+            BudgetError: There is not so much.
+        """
+        if x_bytes > self.x_bytes:
+            pages = -(-x_bytes // PAGE_BYTES)
+            step = 1 << max(pages.bit_length() - 4, 0)
+            self._reserve(-(-pages // step) * step * PAGE_BYTES)
+
+    def empty(self) -> np.ndarray:
+        """A buffer, uint8."""
+        return self._buffers.empty("batch-rows", self.x_bytes)
+
+
 class HostSlot(Slot):
     """Buffers of one mini-batch in flight: ``x`` for rows, ``meta`` for the record; both uint8, page-aligned.
 
     With a GPU ``x`` is pinned, so that the GPU reads it in place and copies run beside everything else.
     """
 
-    def __init__(self, runtime: Runtime, x_bytes: int, meta_bytes: int, gpu: Gpu | None):
-        self._runtime, self._gpu = runtime, gpu
+    def __init__(self, runtime: Runtime, room: RowRoom, meta_bytes: int, gpu: Gpu | None):
+        self._room, self._gpu = room, gpu
         self.pinned: torch.Tensor | None = None  # x as the GPU reads it
-        self.x = self._allocate(x_bytes)
+        self.x = self._allocate()
         self.meta = runtime.budget.empty("batch-meta", meta_bytes)
 
-    def _allocate(self, count: int) -> np.ndarray:
-        x = self._runtime.budget.empty("batch-rows", count)
-        if self._gpu is not None and count:
+    def _allocate(self) -> np.ndarray:
+        x = self._room.empty()
+        if self._gpu is not None and len(x):
             from outcrop.unified import in_place  # brings torch
 
             self.pinned = in_place(x)
@@ -64,9 +101,10 @@ class HostSlot(Slot):
 
     def make_room(self, x_bytes: int) -> None:
         if len(self.x) < x_bytes:
+            self._room.grow(x_bytes)
             self.release()
             self.x = np.zeros(0, np.uint8)
-            self.x = self._allocate(x_bytes + x_bytes // 4)
+            self.x = self._allocate()
 
     def release(self) -> None:
         self.pinned = None
@@ -113,7 +151,8 @@ class SlotPool(Generic[S]):
                 raise BudgetError(
                     f"all {len(self._slots)} batch buffers that the memory budget allows are held by the "
                     "caller: let go of earlier batches (del, or x.clone() what must stay), or raise "
-                    f"{self._limit}"
+                    f"{self._limit}",
+                    limit="buffers",
                 )
 
     def give_back(self, slot: S, lease: _Kept) -> None:
@@ -141,7 +180,8 @@ def host_pool(
     runtime: Runtime, count: int, x_bytes: int, meta_bytes: int, *, gpu: Gpu | None = None
 ) -> SlotPool[HostSlot]:
     """``count`` slots in host memory."""
-    return SlotPool([HostSlot(runtime, x_bytes, meta_bytes, gpu) for _ in range(count)])
+    room = RowRoom(runtime, count, x_bytes)
+    return SlotPool([HostSlot(runtime, room, meta_bytes, gpu) for _ in range(count)])
 
 
 class _Kept:

@@ -164,7 +164,7 @@ BASELINE_ERRORS = [
     ({"mode": "partition", "partitions": 0}, ArgumentError, "partitions 0 is below 1"),
     ({"mode": "partition", "partitions": 4, "resident": 5}, ArgumentError, "5 resident partitions are not 1 to 4"),
     ({"mode": "partition", "resident": 0}, ArgumentError, "0 resident"),
-    ({"mode": "partition", "partitions": 1, "memory": "300KiB"}, BudgetError, "1 of 1 partitions take"),
+    ({"mode": "partition", "partitions": 1, "memory": "300KiB"}, BudgetError, "mode partition; the smallest"),
     ({"mode": "dynamic", "memory": "20KiB"}, BudgetError, "KiB|bytes"),
 ]  # fmt: skip
 

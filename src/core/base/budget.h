@@ -36,10 +36,12 @@ class Budget : public std::enable_shared_from_this<Budget> {
     uint64_t peak_bytes = 0;
   };
 
-  // limit_bytes: hard limit. Use UINT64_MAX for "count only".
-  static std::shared_ptr<Budget> create(uint64_t limit_bytes) {
-    return std::shared_ptr<Budget>(new Budget(limit_bytes));
+  // limit_bytes: hard limit. Use UINT64_MAX for "count only". A rehearsal only finds out what fits: buffers
+  // of it may be larger than the machine.
+  static std::shared_ptr<Budget> create(uint64_t limit_bytes, bool rehearsal = false) {
+    return std::shared_ptr<Budget>(new Budget(limit_bytes, rehearsal));
   }
+  bool rehearsal() const { return rehearsal_; }
   // Throws Error(budget) naming the tag, what was asked, what is held by tag, and the limit.
   Reservation reserve(const std::string& tag, uint64_t bytes);
   uint64_t limit_bytes() const { return limit_; }
@@ -49,11 +51,12 @@ class Budget : public std::enable_shared_from_this<Budget> {
   std::map<std::string, Usage> by_tag() const;
 
  private:
-  explicit Budget(uint64_t limit) : limit_(limit) {}
+  Budget(uint64_t limit, bool rehearsal) : limit_(limit), rehearsal_(rehearsal) {}
   friend class Reservation;
   void give_back(const std::string& tag, uint64_t bytes) noexcept;
 
   const uint64_t limit_;
+  const bool rehearsal_;
   mutable std::mutex mutex_;
   uint64_t now_ = 0, peak_ = 0;
   std::map<std::string, Usage> tags_;

@@ -15,7 +15,8 @@ Buffer::Buffer(Budget& budget, const std::string& tag, size_t bytes) : size_(byt
   if (bytes == 0) return;
   mapped_ = align_up(bytes, kPageBytes);
   reservation_ = budget.reserve(tag, mapped_);
-  void* p = mmap(nullptr, mapped_, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  const int flags = MAP_PRIVATE | MAP_ANONYMOUS | (budget.rehearsal() ? MAP_NORESERVE : 0);
+  void* p = mmap(nullptr, mapped_, PROT_READ | PROT_WRITE, flags, -1, 0);
   if (p == MAP_FAILED) throw_io("cannot map " + std::to_string(mapped_) + " bytes for '" + tag + "'", errno);
   // Fewer TLB misses for big gathers; a hint, so the result does not matter.
   if (mapped_ >= 2 * kHugePageBytes) (void)madvise(p, mapped_, MADV_HUGEPAGE);

@@ -56,6 +56,7 @@ void BatchBuilder::check_memory(size_t more_edges, size_t extra_bytes) const {
   // depend on its thread.
   const size_t bytes =
       nodes * 12 + Relabel::bytes_for(nodes) / 2 * 3 + edges * 4 + more_edges * 20 + extra_bytes;
+  most_bytes_ = std::max<uint64_t>(most_bytes_, bytes);
   if (bytes > max_batch_bytes_)
     throw Error(ErrorKind::budget,
                 "sampling one mini-batch with " + std::to_string(edges) + " edges needs " +

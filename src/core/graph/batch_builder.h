@@ -86,6 +86,7 @@ class BatchBuilder {
     check_memory(kept_.size() + more, (kept_.size() + more) * sizeof(int64_t) + extra_bytes);
   }
   size_t kept() const { return kept_.size(); }
+  uint64_t most_bytes() const { return most_bytes_; }  // that check_memory met so far
   SampledBatch take();
 
  private:
@@ -102,6 +103,7 @@ class BatchBuilder {
 
   int64_t num_nodes_;
   uint64_t max_batch_bytes_;
+  mutable uint64_t most_bytes_ = 0;
   SampledBatch batch_;
   BatchScratch* scratch_ = nullptr;
   size_t hop_nodes_ = 0, hop_edges_ = 0;  // nodes and edges before this hop

@@ -42,6 +42,7 @@ class NeighborSampler {
   void begin(std::span<const int64_t> seeds, BatchKey key);
   std::span<const int64_t> hop();
   SampledBatch finish();
+  uint64_t most_batch_bytes() const { return batch_.most_bytes(); }  // that a batch has needed so far
 
  private:
   template <class Index>

@@ -374,6 +374,12 @@ std::span<const int64_t> WaveSampler::hop() {
   return batches_.front()->frontier();
 }
 
+uint64_t WaveSampler::most_batch_bytes() const {
+  uint64_t most = 0;
+  for (const auto& batch : batches_) most = std::max(most, batch->most_bytes());
+  return most;
+}
+
 SampledBatch WaveSampler::finish() {
   induce(1);
   return batches_.front()->result();

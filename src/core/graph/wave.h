@@ -76,6 +76,7 @@ class PagedBatch {
   std::span<const int64_t> frontier() const { return batch_.frontier(); }
   void finish_induced() { batch_.finish_induced(); }
   SampledBatch result() { return batch_.take(); }
+  uint64_t most_bytes() const { return batch_.most_bytes(); }
 
  private:
   enum class Stage { weights, neighbours, induced };
@@ -132,6 +133,7 @@ class WaveSampler {
   std::span<const int64_t> hop();
   SampledBatch finish();
   size_t wave() const { return batches_.size(); }
+  uint64_t most_batch_bytes() const;  // that a batch has needed so far
   // Memory of rounds besides the page scratch, for `pieces` pieces.
   static uint64_t round_bytes(uint64_t pieces) { return pieces * (2 * sizeof(Piece) + sizeof(int64_t)); }
 

@@ -62,11 +62,13 @@ def open_online(
     split = "train" if "train" in config.splits else config.splits[0]
 
     def ahead() -> Iterator[BatchGraph]:
-        return islice(drawn.batches(split, 0), PRESAMPLED_BATCHES)
+        return islice(drawn.batches(split, 0), PRESAMPLED_BATCHES if runtime.rehearsal is None else 0)
 
     hotness = Hotness(graph.num_nodes, ahead, runtime, expand_all=config.sampler == "shadow")
-    next(hotness.windows(), None)  # counted once, the size of batches is known
-    most = recorded.max_nodes if recorded else hotness.most_nodes + hotness.most_nodes // _MARGIN
+    if runtime.rehearsal is None:
+        next(hotness.windows(), None)  # counted once, the size of batches is known
+    counted = hotness.most_nodes if runtime.rehearsal is None else runtime.rehearsal.counted_nodes
+    most = recorded.max_nodes if recorded else counted + counted // _MARGIN
     batch_bytes = most * features.spec.stride_bytes
     if pool is None:
         buffers = _SLOTS * batch_bytes

@@ -94,7 +94,8 @@ class Shares:
             f"rest), and one of them cannot: {error}"
             if not self.beside
             else f"refreshing divides the disk ({memory}; evaluation has at most half, each of two pools half of the "
-            f"rest), and for one of them: {error}"
+            f"rest), and for one of them: {error}",
+            limit=error.limit,
         )
 
 

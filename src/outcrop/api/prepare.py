@@ -6,16 +6,18 @@ import os
 import shutil
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field
 from dataclasses import replace as with_fields
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from outcrop.advisor.machine import read_rates
-from outcrop.api import auto, history
+from outcrop.api import auto, budgets, history
 from outcrop.api import epochs as epoch_choice
 from outcrop.config import IoConfig, PlanConfig, SampleConfig, Size, format_bytes, parse_size
-from outcrop.errors import ArgumentError, FormatError
+from outcrop.errors import ArgumentError, BudgetError, FormatError
 from outcrop.foreign import ForeignBatches, Source
 from outcrop.runtime import UNLIMITED, Progress, Runtime
 from outcrop.stages import pack as packing
@@ -153,19 +155,39 @@ def prepare(
     plan_config = _with_rates(plan_config, rates, sample_config, graph, out)
     chosen += _replaced(run.differences(out, _info(graph, out, sample_config, plan_config)), out, overwrite)
     _tell(on_choice, chosen)
-    own = runtime is None
-    io = IoConfig(topology=topology)  # type: ignore[arg-type]
-    runtime = runtime or Runtime(plan_config.memory, io=io, progress=progress)
-    try:
-        with only_process_in(out), history.preparing(out, graph, runtime) as finish:
-            report = _prepare(
-                graph, out, sample_config, plan_config, runtime, stop_after, foreign, batches_key
-            )
-            report.chosen = "\n".join(chosen)
-            return finish(report)
-    finally:
-        if own:
-            runtime.close()
+    with ExitStack() as closing:
+        if runtime is None:
+            io = IoConfig(topology=topology)  # type: ignore[arg-type]
+            needs = partial(_needs, graph, out, sample_config, plan_config, io, batches_key)
+            what = "prepare this run and load its mini-batches"
+            closing.enter_context(budgets.naming_smallest(plan_config.memory, needs, what))
+            runtime = closing.enter_context(Runtime(plan_config.memory, io=io, progress=progress))
+        closing.enter_context(only_process_in(out))
+        finish = closing.enter_context(history.preparing(out, graph, runtime))
+        report = _prepare(graph, out, sample_config, plan_config, runtime, stop_after, foreign, batches_key)
+        report.chosen = "\n".join(chosen)
+        return finish(report)
+
+
+def _needs(
+    graph: Graph,
+    out: Path,
+    config: SampleConfig,
+    plan_config: PlanConfig,
+    io: IoConfig,
+    batches_key: str | None,
+) -> Callable[[int], bool]:
+    """Which budgets would do."""
+    drawn, wanted = None, sampling.expected(graph, config, batches_key)
+    if manifests.is_current(out / "sample", samples.FORMAT, samples.VERSION, *wanted):
+        drawn = samples.open_samples(Runtime(), out / "sample")
+    elif config.sampler == "foreign":  # nobody knows how large they are
+        return lambda limit: True
+    return budgets.RunNeeds(graph, config, plan_config, io, drawn).fits
+
+
+def _limit_of(runtime: Runtime) -> int | None:
+    return None if runtime.budget.limit_bytes == UNLIMITED else runtime.budget.limit_bytes
 
 
 def _info(graph: Graph, out: Path, sampling: SampleConfig, plan: PlanConfig) -> run.RunInfo:
@@ -300,12 +322,22 @@ def _prepare(
     )
     places = placement.open_placement(runtime, out / "plan")
     report.predicted = places.predicted
+
+    def pack() -> Manifest:
+        needs = budgets.RunNeeds(graph, sample_config, plan_config, drawn=sample_set)
+        limit = _limit_of(runtime)
+        if limit is not None and not needs.packs(limit, plan_config.memory):
+            raise BudgetError(
+                f"packing does not fit a memory budget of {limit} bytes ({format_bytes(limit)})"
+            )
+        return packing.pack(graph, sample_set, places, out / "pack", runtime)
+
     if stop_after != "plan":
         stage(
             "pack",
             packed.FORMAT,
             packed.VERSION,
             packing.expected(graph, sample_set, places),
-            lambda: packing.pack(graph, sample_set, places, out / "pack", runtime),
+            pack,
         )
     return finish()

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from outcrop.api import epochs as epoch_choice
+from outcrop.api.budgets import RunNeeds, SessionNeeds
 from outcrop.api.pools import Pools
 from outcrop.api.prepare import PrepareReport, prepare
 from outcrop.api.run import open_session
@@ -178,3 +179,36 @@ def prepared(wanted: Wanted, folder: Path, say: Callable[[str], None] | None = N
             on_choice=say,
         )
     return Supply(wanted, "packed", folder, report=report)
+
+
+def needs(
+    wanted: Wanted, mode: str, folder: Path | None, baseline: BaselineConfig, test: bool, at_once: bool
+) -> Callable[[int], bool]:
+    """Which memory budgets are enough for a training, its evaluations included: see :mod:`outcrop.api.budgets`.
+
+    Args:
+        test: It ends with the test nodes.
+        at_once: Mode ``packed`` prepares all epochs in one run, if it has new batches in every epoch.
+    """
+    graph, config, epochs = wanted.graph, wanted.sampling, wanted.epochs
+    scored = [s for s in ("valid", "test") if s in config.splits and (s == "valid" or test)]
+    if mode == "packed" and wanted.refresh and not at_once:
+        pools = range(0, epochs, config.epochs)
+        configs = [
+            replace(config, splits=("train",), first_epoch=first, epochs=min(config.epochs, epochs - first))
+            for first in pools
+        ]
+        if others := tuple(
+            s for s in config.splits if s != "train" and graph.has(s) and graph.spec(s).shape[0]
+        ):
+            configs.append(replace(config, splits=others, epochs=1))
+        runs = [RunNeeds(graph, one, replace(wanted.limits, disk_space=None), wanted.io) for one in configs]
+        return lambda limit: all(run.fits(limit) for run in runs)
+    if mode == "packed" and folder is None:
+        every = replace(config, epochs=epochs) if wanted.refresh else config
+        return RunNeeds(graph, every, wanted.limits, wanted.io).fits
+    if wanted.refresh:
+        config = replace(config, epochs=epochs)
+    passes = [("train", epoch) for epoch in range(wanted.next_epoch or 0, epochs)]
+    passes += [(split, 0) for split in scored if graph.has(split)]
+    return SessionNeeds(graph, mode, config, passes, run=folder, io=wanted.io, baseline=baseline).fits

@@ -8,6 +8,7 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,8 @@ from typing import Any
 from outcrop import checkpoint as checkpoints
 from outcrop import device as devices
 from outcrop.api import auto, history, spool
-from outcrop.api.supply import Supply, Wanted, beside, every_epoch, prepared
+from outcrop.api.budgets import naming_smallest
+from outcrop.api.supply import Supply, Wanted, beside, every_epoch, needs, prepared
 from outcrop.config import (
     BaselineConfig,
     DeviceConfig,
@@ -302,6 +304,8 @@ def train(
             io=io_config,
             progress=progress,
         )
+        refused = partial(needs, wanted, mode, folder, baseline, test, at_once=not refresh)
+        closing.enter_context(naming_smallest(limits.memory, refused, f"train in mode {mode}"))
         if mode == "online" and folder is None and io == "engine" and sample_on == "cpu":
             supply, why = spool.supply(wanted, config, closing)
             said.add(why)

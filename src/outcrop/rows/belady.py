@@ -103,6 +103,8 @@ class NextUses:
         ids = runtime.budget.empty(_TAG, most * samples.id_bytes)
         window = max(min(num_nodes, runtime.budget.free_bytes // _SHARE // 4), 1)
         seen = runtime.budget.empty(_TAG, window * 4).view(np.uint32)
+        if runtime.rehearsal is not None:
+            return
         for first in range(0, num_nodes, window):
             for place in reversed(range(self.cycle)):
                 nodes = samples.read_node_ids(int(self._schedule[place]), ids)

@@ -20,8 +20,9 @@ class HostRows(RowSource):
         self.num_rows, self.row_bytes = features.num_rows, features.row_bytes
         self._workers = runtime.workers
         held = runtime.budget.empty("features", features.spec.data_bytes)
-        runtime.io.read(features.file, 0, held)
-        features.check(_core.crc32c(held))
+        if runtime.rehearsal is None:
+            runtime.io.read(features.file, 0, held)
+            features.check(_core.crc32c(held))
         self.table = held.reshape(self.num_rows, features.spec.stride_bytes)[:, : self.row_bytes]
 
     def read_rows(self, ids: np.ndarray, out: np.ndarray) -> dict[str, int]:

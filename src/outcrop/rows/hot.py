@@ -97,7 +97,8 @@ class HotRows(RowSource):
 
     def __init__(self, hot: HotSet, stream: RowStream, runtime: Runtime):
         self.num_rows, self.row_bytes = stream.num_rows, stream.row_bytes
-        self._hot, self._stream, self._workers = hot, stream, runtime.workers
+        self._hot: HotSet | None = hot
+        self._stream, self._workers = stream, runtime.workers
 
     def submit(self, ids: np.ndarray, out: np.ndarray) -> tuple[Pending, dict[str, int]]:
         """Copies the cached rows of ``ids`` into ``out``, uint8 [len(ids) * row_bytes], and starts reading the others.
@@ -105,6 +106,9 @@ class HotRows(RowSource):
         Returns:
             What to wait for before ``out`` is used or given up, and how many rows come from each level.
         """
+        if self._hot is None:
+            job = self._stream.submit(ids, None, out.reshape(len(ids), self.row_bytes))
+            return job, {"host": 0, "disk": len(ids)}
         missing, positions = self._hot.index.take_rows(
             self._workers, self._hot.rows, self.row_bytes, ids, out
         )
@@ -113,6 +117,7 @@ class HotRows(RowSource):
 
     def submit_apart(self, ids: np.ndarray, out: np.ndarray) -> tuple[Pending, AddressTable]:
         """As :meth:`submit`, but cached rows are not copied: the table says where they are."""
+        assert self._hot is not None
         positions, rows, missing, places = self._hot.index.find_rows(ids)
         job = self._stream.submit(missing, places, out.reshape(len(ids), self.row_bytes))
         where = rows if self._hot.tiers is None else self._hot.tiers[rows]
@@ -121,6 +126,8 @@ class HotRows(RowSource):
 
     def missing(self, ids: np.ndarray) -> np.ndarray:
         """Those of ``ids`` that are read, ascending."""
+        if self._hot is None:
+            return ids
         nothing = np.zeros(0, np.uint8)
         return self._hot.index.take_rows(self._workers, nothing, 0, ids, nothing)[0]
 
@@ -130,6 +137,10 @@ class HotRows(RowSource):
         job.wait()
         return levels
 
+    def drop_cache(self) -> None:
+        """Gives back the memory of the cached rows: from now on all are read. Not with :meth:`submit_apart`."""
+        self._hot = None
+
     def close(self) -> None:
         self._stream.close()
-        del self._hot
+        self._hot = None

@@ -130,6 +130,14 @@ class LoadSession:
     def feeder(self) -> Feeder:
         return self._feeder
 
+    def make_room(self, num_nodes: int) -> None:
+        """Makes buffers large enough for batches of ``num_nodes``, as loading one does.
+
+        Raises:
+            BudgetError: The budget has not room for them, whatever caches give back.
+        """
+        self._feeder.make_room(self._pool.lease(threading.Event()).slot, num_nodes)
+
     @property
     def buffers(self) -> int:
         """Batches that can be under way."""

@@ -30,7 +30,7 @@ from outcrop.store.graph import Graph
 from outcrop.store.manifest import Manifest
 from outcrop.store.packed import FORMAT, VERSION
 from outcrop.store.placement import Placement
-from outcrop.store.samples import SampleSet
+from outcrop.store.samples import BatchSizes, SampleSet
 
 _MAX_CHUNK_BYTES = 256 << 20
 _JOURNAL = "journal.npz"
@@ -92,9 +92,7 @@ class _Geometry:
     table_bytes: int
 
 
-def _geometry(
-    features: DiskArray, id_bytes: int, placement: Placement, has_caches: bool, free: int
-) -> _Geometry:
+def _geometry(features: DiskArray, id_bytes: int, has_caches: bool, free: int) -> _Geometry:
     stride = features.spec.stride_bytes
     headroom = record.align_page(stride)
     pages = -(-features.spec.file_bytes // PAGE)
@@ -106,6 +104,35 @@ def _geometry(
     widths = tuple(sorted({id_bytes, 8} if has_caches else {id_bytes}))
     used = 2 * (headroom + chunk * PAGE) + 2 * len(widths) * (ids_buffer + out_buffer)
     return _Geometry(chunk, headroom, ids_buffer, out_buffer, widths, max((free - used) // 2, 1))
+
+
+def fits(
+    features: DiskArray,
+    samples: BatchSizes,
+    packed: int,
+    memory_rows: int,
+    block_rows: int,
+    free: int,
+) -> bool:
+    """Whether packing can do with ``free`` bytes, whatever the plan finds.
+
+    Args:
+        packed: Batches that are packed.
+        memory_rows: Of the caches in memory, at the most.
+        block_rows: Rows of the disk cache that are put in order at a time; 0: there is none.
+    """
+    hops = samples.hops + 1
+    tables = packed * (8 * (hops + 6) + 16) + 8 * memory_rows + 16 * PAGE
+    free -= tables
+    size = _geometry(features, samples.id_bytes, memory_rows > 0, free)
+    chunks = -(-features.spec.data_bytes // (size.chunk_pages * PAGE)) + 1
+    ids = max(samples.max_nodes, block_rows) * samples.id_bytes + 2 * PAGE
+    shared = 2 * block_rows * (features.row_bytes + samples.id_bytes + 8) + 16 * samples.max_nodes + 8 * PAGE
+    return (
+        free > samples.max_record_bytes + (shared if block_rows else 0) + PAGE
+        and hops * (chunks * 4 + 64) + hops * PAGE <= size.table_bytes
+        and ids <= size.table_bytes
+    )
 
 
 def pack(graph: Graph, samples: SampleSet, placement: Placement, out: Path, runtime: Runtime) -> Manifest:
@@ -128,7 +155,7 @@ class _Packer:
         self._row_bytes = self._features.row_bytes
         self._has_caches = bool(len(placement.host_ids) or len(placement.device_ids))
         self._geometry = _geometry(
-            self._features, samples.id_bytes, placement, self._has_caches, runtime.budget.free_bytes
+            self._features, samples.id_bytes, self._has_caches, runtime.budget.free_bytes
         )
         self._chunks = _cut(self._features, self._geometry.chunk_pages)
         self._num_blocks = len(placement.disk_blocks) - 1

@@ -30,10 +30,11 @@ from outcrop.store.arrays import ArrayWriter
 from outcrop.store.graph import Graph
 from outcrop.store.manifest import Manifest
 from outcrop.store.placement import FORMAT, VERSION, find_sorted
-from outcrop.store.samples import SampleSet
+from outcrop.store.samples import BatchSizes, SampleSet
 
 MIN_SLOTS, MAX_SLOTS = 2, 4
 _BLOCK_NODES = 1 << 17
+ID_BYTES = 16  # of each row that is cached, while it is chosen
 _MAX_IO_BUFFER_BYTES = 4 << 20
 _FIXED_BYTES = 1 << 20
 _MAX_BLOCK_BYTES = 16 << 20
@@ -76,12 +77,12 @@ def plan(graph: Graph, samples: SampleSet, config: PlanConfig, out: Path, runtim
     row_bytes = graph.spec("features").stride_bytes
     packed = packed_batches(samples, config)
     memory = divide_host_memory(samples, config, row_bytes)
-    device_rows = _device_rows(samples, config, row_bytes)
+    device_rows = device_cache_rows(samples, config, row_bytes)
     host_rows = min(memory.cache_bytes // row_bytes, graph.num_nodes)
     with runtime.trace.span("plan"):
         levels = _hottest(graph.num_nodes, samples, packed, device_rows, host_rows, runtime)
         per_hop, cached = _count_levels(samples, packed, levels, runtime)
-    draft = _Draft(samples, packed, per_hop, cached, levels, row_bytes, _block_rows(config, row_bytes))
+    draft = _Draft(samples, packed, per_hop, cached, levels, row_bytes, block_rows(config, row_bytes))
     with manifests.publishing(out) as folder:
         draft.settle(graph, config, folder, runtime)
         arrays = dict(draft.written)
@@ -112,7 +113,7 @@ def packed_batches(samples: SampleSet, config: PlanConfig) -> np.ndarray:
     return np.concatenate([np.arange(g.start, g.stop, dtype=np.int64) for g in groups])
 
 
-def divide_host_memory(samples: SampleSet, config: PlanConfig, row_bytes: int) -> HostMemory:
+def divide_host_memory(samples: BatchSizes, config: PlanConfig, row_bytes: int) -> HostMemory:
     """Batch buffers first (2 to 4), then fixed costs, the rest caches the hottest rows.
 
     Raises:
@@ -163,7 +164,7 @@ def divide_host_memory(samples: SampleSet, config: PlanConfig, row_bytes: int) -
     return HostMemory(slots, rows_bytes, meta_bytes, shared_scratch(limit), overhead, left)
 
 
-def _device_rows(samples: SampleSet, config: PlanConfig, row_bytes: int) -> int:
+def device_cache_rows(samples: BatchSizes, config: PlanConfig, row_bytes: int) -> int:
     """Rows of the device cache: what the batches on a device leave of its budget."""
     if config.gpu_memory == 0:
         return 0
@@ -171,7 +172,8 @@ def _device_rows(samples: SampleSet, config: PlanConfig, row_bytes: int) -> int:
     if config.gpu_memory < batches:
         raise BudgetError(
             f"a device memory budget of {config.gpu_memory} bytes cannot hold two mini-batches; the "
-            f"smallest that can is {batches} bytes ({format_bytes(batches)})"
+            f"smallest that can is {batches} bytes ({format_bytes(batches)})",
+            limit="device",
         )
     return (config.gpu_memory - batches) // row_bytes
 
@@ -196,8 +198,9 @@ def _hottest(
     histogram[0] = 0
     wanted = int(histogram.sum())
     device_rows = min(device_rows, wanted)
-    total_rows = min(device_rows + host_rows, wanted)
-    held = runtime.budget.reserve("plan", 16 * total_rows)
+    total_rows = min(device_rows + host_rows, wanted, runtime.budget.free_bytes // ID_BYTES)
+    device_rows = min(device_rows, total_rows)
+    held = runtime.budget.reserve("plan", ID_BYTES * total_rows)
     both = counter.top(histogram, total_rows)
     device = counter.top(histogram, device_rows)
     host = both[~np.isin(both, device, assume_unique=True)] if len(device) else both
@@ -477,11 +480,12 @@ class _Draft:
         raise BudgetError(
             f"the run needs {needed} bytes of disk {shared} ({needed / graph.feature_bytes:.2f}x the features), the "
             f"limit is {config.disk_space}; the smallest --disk-space that does is {needed}, or sample fewer epochs "
-            "(--epochs), or raise --memory so that more rows are cached"
+            "(--epochs), or raise --memory so that more rows are cached",
+            limit="disk",
         )
 
 
-def _block_rows(config: PlanConfig, row_bytes: int) -> int:
+def block_rows(config: PlanConfig, row_bytes: int) -> int:
     """Rows of the disk cache that are put in order at a time, in memory."""
     budget = _MAX_BLOCK_BYTES if config.memory is None else config.memory // 16
     return max(min(budget, _MAX_BLOCK_BYTES) // row_bytes, 1)

@@ -19,7 +19,7 @@ from outcrop.runtime import Runtime
 from outcrop.sampling import BatchSampler, seed_labels
 from outcrop.store import manifest as manifests
 from outcrop.store import record
-from outcrop.store.arrays import ArrayWriter
+from outcrop.store.arrays import ArrayWriter, write_buffer_bytes
 from outcrop.store.batches import BatchGraph
 from outcrop.store.graph import Graph
 from outcrop.store.manifest import Manifest
@@ -87,6 +87,17 @@ def sample(
         manifests.write(folder, manifest)
     runtime.progress.finish("sample")
     return manifest
+
+
+def rehearse(graph: Graph, config: SampleConfig, runtime: Runtime) -> None:
+    """Takes the memory that :func:`sample` takes, in a rehearsal.
+
+    Raises:
+        BudgetError: It is more than there is.
+    """
+    sampler = BatchSampler(graph, config, runtime, at_once=_AT_ONCE)
+    with runtime.budget.reserve("write-buffer", write_buffer_bytes(runtime.budget.limit_bytes)):
+        del sampler
 
 
 def _numbered(sampler: BatchSampler) -> Draw:

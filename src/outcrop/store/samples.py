@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 import numpy as np
 
@@ -24,6 +25,25 @@ from outcrop.store.graph import Graph
 from outcrop.store.manifest import Manifest
 
 FORMAT, VERSION = "outcrop.sample", 1
+
+
+class BatchSizes(Protocol):
+    """How large the mini-batches of a run are: of a :class:`SampleSet`, or of batches that were only counted."""
+
+    id_bytes: int
+    hops: int
+
+    @property
+    def num_batches(self) -> int: ...
+    @property
+    def num_nodes(self) -> np.ndarray:
+        """int64 [num_batches]."""
+        ...
+
+    @property
+    def max_nodes(self) -> int: ...
+    @property
+    def max_record_bytes(self) -> int: ...
 
 
 @dataclass(frozen=True)

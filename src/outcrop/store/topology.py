@@ -136,6 +136,11 @@ class Topology:
             held.append(values)
         self.pages.cache_lists(index, offsets, *held)
 
+    def drop_lists(self) -> None:
+        """Lists that were cached are read again, and their memory is given back. Not while a hop is drawn."""
+        if self.pages is not None:
+            self.pages.drop_lists()
+
 
 def topology_bytes(graph: Graph) -> int:
     """Bytes of ``indptr`` and ``indices``."""

@@ -1,0 +1,117 @@
+"""Refused memory budgets: the smallest that is named works to the end, and a byte less is refused."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
+
+from outcrop.api.prepare import prepare
+from outcrop.api.run import Run
+from outcrop.api.train import train
+from outcrop.errors import BudgetError
+from outcrop.runtime import Runtime
+from outcrop.store.graph import Graph
+from run_support import a_graph
+
+MODES = ("packed", "online", "memory", "memmap", "ondisk", "dynamic", "partition")
+OPTIONS = {"fanouts": (3, 3), "batch_size": 16, "hidden": 4, "epochs": 1}
+
+
+def follow(call: Callable[[int], Any], *, monotone: bool = True) -> int:
+    """Starts at a byte, takes the budget that is named: it works, a byte less is refused with the same name.
+
+    Without ``monotone`` another budget may be named then.
+    """
+    with pytest.raises(BudgetError) as refused:
+        call(1)
+    named = refused.value.smallest
+    assert named is not None
+    assert f"the smallest budget that can is {named} bytes" in str(refused.value)
+    call(named)
+    with pytest.raises(BudgetError) as refused:
+        call(named - 1)
+    assert refused.value.smallest is not None
+    assert refused.value.smallest == named or not monotone
+    return named
+
+
+def follow_training(graph: Graph, mode: str, **options: Any) -> int:
+    def call(memory: int) -> None:
+        shutil.rmtree(graph.path.with_name(graph.path.name + ".run"), ignore_errors=True)
+        shutil.rmtree(graph.path.with_name(graph.path.name + ".pools"), ignore_errors=True)
+        train(graph, mode=mode, memory=memory, **{**OPTIONS, **options})
+
+    return follow(call, monotone=mode != "partition")  # other budgets hold other partitions
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_training_names_the_smallest_budget_of_each_mode(tmp_path, make_runtime, mode):
+    graph = a_graph(tmp_path / "g", make_runtime(threads=1), nodes=400, width=33)
+    follow_training(graph, mode)
+
+
+@pytest.mark.parametrize("refused", [1, 20_000, 300_000, 700_000])
+def test_every_refusal_of_preparing_names_the_same_budget(tmp_path, make_runtime, refused):
+    """Whatever it fails at: the I/O engine, the splits, drawing, buffers."""
+    graph = a_graph(tmp_path / "g", make_runtime(threads=1), nodes=4000, edges=40000, width=60, train=900)
+    options = {"fanouts": (6, 5), "batch_size": 64, "epochs": 1}
+    with pytest.raises(BudgetError) as error:
+        prepare(graph, tmp_path / "refused", **options, memory=refused)
+    named = error.value.smallest
+    prepare(graph, tmp_path / "run", **options, memory=named)
+    assert sum(batch.batch_size for batch in Run(tmp_path / "run").loader()) == 900
+    with pytest.raises(BudgetError, match=f"the smallest budget that can is {named} bytes"):
+        prepare(graph, tmp_path / "less", **options, memory=named - 1)
+
+
+@pytest.mark.parametrize("mode", ["packed", "online", "belady"])
+def test_a_run_that_is_there_names_its_smallest_budget(tmp_path, make_runtime, mode):
+    graph = a_graph(tmp_path / "g", make_runtime(threads=1), nodes=500, width=40)
+    prepare(graph, tmp_path / "run", fanouts=(3, 3), batch_size=16, epochs=2, memory="4MiB")
+    follow(
+        lambda memory: train(graph, run=tmp_path / "run", mode=mode, hidden=4, epochs=2, memory=memory),
+        monotone=mode != "partition",
+    )
+
+
+def test_pools_name_the_smallest_budget(tmp_path, make_runtime):
+    graph = a_graph(tmp_path / "g", make_runtime(threads=1), nodes=500, width=40)
+    follow_training(graph, "packed", refresh=True, epochs=2)
+
+
+@pytest.mark.slow
+@settings(max_examples=25, suppress_health_check=list(HealthCheck), phases=(Phase.generate,))
+@given(data=st.data())
+def test_whatever_is_trained_the_named_budget_works(data, tmp_path_factory):
+    draw = data.draw
+    runtime = Runtime()
+    graph = a_graph(
+        tmp_path_factory.mktemp("graph") / "g",
+        runtime,
+        nodes=draw(st.integers(120, 900)),
+        edges=draw(st.integers(500, 6000)),
+        width=draw(st.sampled_from((1, 2, 7, 33, 260))),
+        train=draw(st.integers(1, 60)),
+        dtype=draw(st.sampled_from(("float32", "float16"))),
+        seed=draw(st.integers(0, 5)),
+    )
+    runtime.close()
+    mode, model = draw(st.sampled_from(MODES)), draw(st.sampled_from(("sage", "gcn")))
+    sampler = "neighbor" if mode == "partition" else draw(st.sampled_from(("neighbor", "labor", "shadow")))
+    follow_training(
+        graph,
+        mode,
+        model=model,
+        sampler=sampler,
+        fanouts=draw(st.sampled_from(((2,), (4, 4), (-1, 3), (3, 2, 2)))),
+        batch_size=draw(st.sampled_from((1, 5, 40))),
+        epochs=draw(st.sampled_from((1, 3))),
+        sample_epochs=draw(st.sampled_from((1, 2))),
+        refresh=draw(st.booleans()),
+        topology=draw(st.sampled_from(("automatic", "paged", "map"))),
+    )
