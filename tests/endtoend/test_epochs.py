@@ -15,6 +15,8 @@ from outcrop.api.prepare import prepare
 from outcrop.api.train import TrainReport, train
 from outcrop.config import PlanConfig, SampleConfig
 from outcrop.errors import BudgetError, OutcropWarning
+from outcrop.report.collect import collect_run
+from outcrop.report.runs import run_page
 from outcrop.runtime import Runtime, SilentProgress
 from outcrop.store import samples
 from outcrop.store.graph import Graph
@@ -170,6 +172,9 @@ def test_training_longer_than_a_run_says_once_that_it_replays(graph: Graph, tmp_
     assert "outcrop prepare --epochs 3" in report.chosen
     assert [e["distinct_batches"] for e in report.epochs] == [True, True, False]
     assert (report.distinct_epochs, report.prepared_epochs) == (2, 2)
+    page = run_page(collect_run(tmp_path / "run"))
+    assert "Epochs with new batches" in page
+    assert "2 of 3" in page
     with pytest.warns(OutcropWarning, match="batches are replayed"):
         trained(graph, run=tmp_path / "run")
     with warnings.catch_warnings():

@@ -118,7 +118,7 @@ def summarize(result: dict[str, Any]) -> None:
         "it preparing)"
     ]
     ways += [f"{_seconds(fresh['online'])} read as they are drawn"] if "online" in fresh else []
-    say(f"new batches every epoch (train --mode online --refresh): {', '.join(ways)}")
+    say(f"new batches every epoch (train --mode online): {', '.join(ways)}")
     for name, curve in result["disk_curve"].items():
         if curve["best_disks"] is None:
             say(f"{name}: no number of disks is within the budget")

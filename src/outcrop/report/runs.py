@@ -74,6 +74,10 @@ def _tiles(facts: RunFacts) -> list[tuple[str, str, str]]:
         ),
         ("Read / needed", "–" if amplification is None else f"{amplification:.3f}", "bytes from disk"),
     ]
+    trained, distinct = len(training["epochs"]), report.get("distinct_epochs")
+    if distinct is not None:  # reports from before say nothing
+        how = "every epoch draws its own" if distinct >= trained else "the others replay theirs"
+        tiles.append(("Epochs with new batches", f"{min(distinct, trained)} of {trained}", how))
     if peak:
         tiles.append(
             ("Memory held", say("bytes", peak), f"of {say('bytes', budget)}" if budget else "no budget set")

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from outcrop.config import PlanConfig, SampleConfig
-from outcrop.errors import ArgumentError, FormatError
+from outcrop.errors import ArgumentError, FormatError, OutcropError
 from outcrop.parsing import parse_json
 from outcrop.store import manifest as manifests
 
@@ -52,23 +52,22 @@ def differences(folder: Path, wanted: RunInfo) -> list[str]:
     """
     try:
         have = read(folder)
-    except FormatError:
+        sampled = manifests.read_any(folder / "sample").config
+    except OutcropError:  # nothing is finished, or nothing of it can be used
         return []
     same_graph = have.graph_path(folder) == wanted.graph_path(folder)
-    if not manifests.exists(folder / "sample") or (same_graph and have.graph_digest != wanted.graph_digest):
+    if have.sample == wanted.sample and have.plan == wanted.plan and same_graph:
         return []
-    packed = manifests.exists(folder / "pack")
-    rates = ("sequential_rate", "random_rate")
-
-    def options(info: RunInfo) -> dict[str, object]:
-        limits = asdict(info.plan) if packed else {}
-        return {"graph": str(info.graph_path(folder)), **asdict(info.sample), **limits}
-
-    there, now = options(have), options(wanted)
-    found = {
-        name: f"{name} (there {there[name]!r}, now {now[name]!r})" for name in now if there[name] != now[name]
-    }
-    return [text for name, text in found.items() if name not in rates or found.keys() <= {*rates}]
+    if same_graph and have.graph_digest != wanted.graph_digest:
+        return []
+    there, now = manifests.plain(asdict(have.sample)) | sampled, manifests.plain(asdict(wanted.sample))
+    there["graph"], now["graph"] = str(have.graph_path(folder)), str(wanted.graph_path(folder))
+    if manifests.exists(folder / "pack"):
+        there |= manifests.plain(asdict(have.plan))
+        now |= manifests.plain(asdict(wanted.plan))
+    found = {n: f"{n} (there {there.get(n)!r}, now {now[n]!r})" for n in now if there.get(n) != now[n]}
+    rates = {"sequential_rate", "random_rate"}
+    return [text for name, text in found.items() if name not in rates or found.keys() <= rates]
 
 
 def _check_free(folder: Path) -> None:
