@@ -6,6 +6,7 @@ import errno
 import os
 import shutil
 import signal
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +21,9 @@ from infer_support import a_model, as_float, odd_graph, reference, save
 from outcrop import checkpoint as checkpoints
 from outcrop.api import infer as inference
 from outcrop.api.infer import infer
-from outcrop.errors import ArgumentError, BudgetError, FormatError, IoError
+from outcrop.errors import ArgumentError, BudgetError, ChecksumError, FormatError, IoError
 from outcrop.stages import infer as stage
+from outcrop.store.graph import Graph
 from support import shared_path
 
 MODELS = ("sage", "gcn", "gat")
@@ -305,6 +307,12 @@ def test_damaged_topology_is_named(made: Made) -> None:
     raw = np.fromfile(path, np.uint32)
     raw[100] = 1 << 31
     raw.tofile(path)
+    with pytest.raises(ChecksumError, match=r"indices.bin: the page at byte 0 was damaged"):
+        made.infer(memory=SMALL)
+    # A graph that was made before pages had checksums.
+    manifest = made.graph.manifest
+    arrays = {name: spec for name, spec in manifest.arrays.items() if not name.endswith("_page_crc")}
+    made.graph = Graph(made.graph.path, replace(manifest, arrays=arrays))
     with pytest.raises(FormatError, match=r"indices.bin leads out of the graph"):
         made.infer(memory=SMALL)
 
