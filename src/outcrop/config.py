@@ -297,6 +297,8 @@ class TrainConfig:
         class_weights: What the loss of a seed counts, by its label: one number per class, or ``balanced``.
         precision: Of dense products in training: ``float32``, or ``bfloat16`` as under ``torch.autocast``. Parameters,
             sums over neighbours and scores of validation are float32 in both.
+        loss, metric: What is learned, and what the best epoch is chosen by; None: as goes with the labels
+            (:mod:`outcrop.training.objectives`).
         checkpoint_minutes: Time between checkpoints within an epoch; None: only between epochs; 0: after every batch.
     """
 
@@ -320,6 +322,8 @@ class TrainConfig:
     step_factor: float = 0.1
     class_weights: str | tuple[float, ...] | None = None
     precision: Literal["float32", "bfloat16"] = "float32"
+    loss: str | None = None
+    metric: str | None = None
     checkpoint_minutes: float | None = None
 
     def __post_init__(self) -> None:

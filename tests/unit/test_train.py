@@ -134,6 +134,7 @@ def test_records_carry_counters_beside_their_fields(problem):
         "load_seconds",
         "loss",
         "valid_accuracy",
+        "valid_metric",
         "bytes_read",
     }
     assert all(0 <= record.load_seconds <= record.seconds for record in records)

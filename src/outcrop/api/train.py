@@ -39,6 +39,7 @@ from outcrop.store import run as runs
 from outcrop.store.graph import Graph, open_graph
 from outcrop.store.lock import only_process_in
 from outcrop.store.minibatch import MiniBatch
+from outcrop.training.objectives import Objective, choose_objective
 from outcrop.training.weights import class_weights as resolve_class_weights
 
 
@@ -55,6 +56,8 @@ class TrainReport:
         model_file: The checkpoint of this model; None without a checkpoint folder.
         resumed_from: Epochs that the checkpoint had behind it; None where training began anew.
         trained_epochs: Epochs that this call trained; 0 where the checkpoint had them all.
+        metric: What the best epoch was chosen by; ``valid_metric`` of each epoch and ``test_metric`` are its values.
+        test_accuracy: None without test nodes, and for labels that are no classes.
         stopped_early: Whether ``patience`` ended the training before its last epoch.
     """
 
@@ -83,11 +86,14 @@ class TrainReport:
     resumed_from: int | None = None
     trained_epochs: int = 0
     stopped_early: bool = False
+    metric: str = "accuracy"
+    test_metric: float | None = None
     model: Any = field(default=None, compare=False)
 
     def __repr__(self) -> str:
-        accuracy = "none" if self.test_accuracy is None else f"{self.test_accuracy:.4f}"
-        lines = [f"{self.model_name} on {self.device}, mode {self.mode}: test accuracy {accuracy}"]
+        tested = "none" if self.test_metric is None else f"{self.test_metric:.4f}"
+        name = self.metric.replace("_", " ")
+        lines = [f"{self.model_name} on {self.device}, mode {self.mode}: test {name} {tested}"]
         if self.epochs:
             loss = self.epochs[-1]["loss"]
             lines.append(f"{len(self.epochs)} epochs, best {self.best_epoch}, last loss {loss:.4f}")
@@ -143,6 +149,8 @@ def train(
     step_factor: float = 0.1,
     class_weights: str | Sequence[float] | None = None,
     precision: str = "float32",
+    loss: str | None = None,
+    metric: str | None = None,
     callbacks: Sequence[Any] = (),
     seed: int = 0,
     trace_losses: bool = False,
@@ -195,6 +203,10 @@ def train(
         warmup_steps: Updates over which the learning rate rises linearly at the beginning; torch's LinearLR.
         class_weights: What the loss of a seed counts, by its label: one number per class, or ``"balanced"``.
         precision: Of dense products: ``float32``, or ``bfloat16`` as under ``torch.autocast``; parameters stay float32.
+        loss: ``cross_entropy`` of classes; ``bce`` of multi-label targets; ``mse`` (default) or ``l1`` of regression.
+        metric: What the best epoch and ``patience`` go by: ``accuracy`` (default) or ``macro_f1`` of classes;
+            ``micro_f1`` (default), ``macro_f1``, ``accuracy`` or ``auc`` of multi-label targets; ``mae`` (default) or
+            ``rmse`` of regression.
         callbacks: Objects with ``on_step(step, values)`` or ``on_epoch(epoch, values)``: :class:`outcrop.Callback`,
             with examples for TensorBoard, Weights & Biases and MLflow in :mod:`outcrop.training.callbacks`.
         seed: Of sampling (without a run) and of the model.
@@ -228,6 +240,7 @@ def train(
     if io != "engine" and mode != "online":
         raise ArgumentError(f"io {io} is for mode online, not {mode}")
     _check_complete(graph)
+    objective = choose_objective(graph.label_kind, loss, metric)
     baseline = BaselineConfig(
         cache_policy=cache_policy,
         partitions=partitions,
@@ -281,6 +294,8 @@ def train(
         step_factor=step_factor,
         class_weights=_plain_weights(class_weights),
         precision=precision,  # type: ignore[arg-type]
+        loss=loss,
+        metric=metric,
         checkpoint_minutes=checkpoint_minutes,
     )
     limits = _limits(graph, memory, gpu_memory, disk_space)
@@ -326,8 +341,18 @@ def train(
             session, check = supply.open(runtime, to, baseline, opened)
             num_batches = _batch_counter(graph, sampling, mode)
             passes = _Passes(session, runtime, check, supply.counters, num_batches)
-            result, accuracy = _train(
-                graph, passes, sampling.splits, config, runtime, checkpoint, resume, test, inputs, callbacks
+            result, tested = _train(
+                graph,
+                passes,
+                sampling.splits,
+                config,
+                runtime,
+                checkpoint,
+                resume,
+                test,
+                inputs,
+                callbacks,
+                objective,
             )
         trained = TrainReport(
             mode=mode,
@@ -335,7 +360,9 @@ def train(
             device=device,
             epochs=[record.to_json() for record in result.epochs],
             best_epoch=result.best_epoch,
-            test_accuracy=accuracy,
+            test_accuracy=tested.accuracy if tested is not None and graph.label_kind == "class" else None,
+            metric=objective.metric,
+            test_metric=None if tested is None else tested.metrics[objective.metric],
             batch_losses=result.batch_losses,
             seconds=time.monotonic() - started,
             peak_host_bytes=runtime.budget.peak_bytes,
@@ -506,11 +533,6 @@ def _check_complete(graph: Graph) -> None:
         )
     if not graph.has("labels") or graph.num_classes < 1:
         raise ArgumentError(f"{graph.path} has no labels to learn: import them with the graph")
-    if graph.label_kind != "class":
-        raise ArgumentError(
-            f"{graph.path} has labels of kind {graph.label_kind}; training knows class labels only: train on batches "
-            "of run.loader() with a loss of your own"
-        )
     if graph.feature_bytes == 0:
         raise ArgumentError(f"{graph.path} has no features to learn from: import them with the graph")
 
@@ -526,7 +548,8 @@ def _train(
     test: bool,
     inputs: dict[str, Any],
     callbacks: Sequence[Any],
-) -> tuple[training.TrainResult, float | None]:
+    objective: Objective,
+) -> tuple[training.TrainResult, evaluation.EvalResult | None]:
     result = training.train(
         lambda epoch, first=0: passes.start("train", epoch, first),
         (lambda: passes.start("valid", 0)) if graph.has("valid") and "valid" in splits else None,
@@ -535,17 +558,18 @@ def _train(
         runtime,
         in_dim=graph.feature_dim,
         num_classes=graph.num_classes,
-        evaluate=evaluation.evaluate,
+        evaluate=lambda model, batches: evaluation.evaluate(model, batches, objective),
         inputs=inputs,
         counters=passes.counters,
         resume=resume,
         class_weights=resolve_class_weights(graph, config.class_weights, runtime),
         callbacks=callbacks,
+        objective=objective,
     )
-    accuracy = None
+    tested = None
     if test and graph.has("test") and "test" in splits:
-        accuracy = evaluation.evaluate(result.model, passes.start("test", 0)).accuracy
-    return result, accuracy
+        tested = evaluation.evaluate(result.model, passes.start("test", 0), objective)
+    return result, tested
 
 
 class _Passes:

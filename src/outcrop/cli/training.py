@@ -150,6 +150,17 @@ def train(
     precision: Annotated[
         str, typer.Option("--precision", help="Of dense products: float32 or bfloat16.")
     ] = "float32",
+    loss: Annotated[
+        str | None, typer.Option("--loss", help="Of regression: mse (default) or l1; others have one loss.")
+    ] = None,
+    metric: Annotated[
+        str | None,
+        typer.Option(
+            "--metric",
+            help="What the best epoch goes by: accuracy, macro_f1; multi-label: micro_f1, macro_f1, accuracy, auc; "
+            "regression: mae, rmse.",
+        ),
+    ] = None,
     seed: common.Seed = 0,
     trace_losses: Annotated[
         bool, typer.Option("--trace-losses", help="List every batch's loss in the JSON.")
@@ -206,6 +217,8 @@ def train(
             step_factor=step_factor,
             class_weights=_parse_weights(class_weights),
             precision=precision,
+            loss=loss,
+            metric=metric,
             seed=seed,
             trace_losses=trace_losses,
             trace_path=trace,
@@ -233,7 +246,8 @@ def summarize(report: dict[str, Any]) -> None:
     """A line per epoch, then the result."""
     rows = []
     for e in report["epochs"]:
-        valid = "" if e["valid_accuracy"] is None else f"{e['valid_accuracy']:.4f}"
+        score = e["valid_accuracy"] if e.get("valid_metric") is None else e["valid_metric"]
+        valid = "" if score is None else f"{score:.4f}"
         rows.append(
             [
                 e["epoch"],
@@ -254,6 +268,8 @@ def summarize(report: dict[str, Any]) -> None:
         facts["model"] = report["model_file"]
     if report["test_accuracy"] is not None:
         facts["test accuracy"] = f"{report['test_accuracy']:.4f}"
+    if report["metric"] != "accuracy" and report["test_metric"] is not None:
+        facts[f"test {report['metric'].replace('_', ' ')}"] = f"{report['test_metric']:.4f}"
     memory = report["budget"]["memory"]
     facts["peak memory"] = (
         f"{format_bytes(report['peak_host_bytes'])} of "

@@ -42,6 +42,7 @@ from outcrop.store.graph import Graph
 from outcrop.store.packed import PackedRecords
 from outcrop.store.placement import Placement
 from outcrop.store.samples import SampleSet
+from outcrop.store.targets import open_targets
 
 if TYPE_CHECKING:
     from outcrop.store.minibatch import MiniBatch
@@ -71,6 +72,7 @@ class LoadSession:
     Args:
         pool: Batch buffers (:func:`make_pool`).
         transfer: Makes tensors of what was read.
+        graph: Has the targets of seeds whose labels are no classes.
     """
 
     def __init__(
@@ -79,7 +81,9 @@ class LoadSession:
         pool: SlotPool[HostSlot],
         transfer: Transfer,
         runtime: Runtime,
+        graph: Graph,
     ):
+        self._targets = open_targets(graph, runtime)
         self._feeder, self._runtime, self._pool, self._transfer = feeder, runtime, pool, transfer
         self._closed = False
         self._current: weakref.ref[Loader] | None = None
@@ -121,10 +125,19 @@ class LoadSession:
             self._runtime,
             overlapped,
             source,
-            complete,
+            self._completing(complete),
         )
         self._current = weakref.ref(loader)
         return loader
+
+    def _completing(
+        self, complete: Callable[[BatchGraph], BatchGraph] | None
+    ) -> Callable[[BatchGraph], BatchGraph] | None:
+        """``complete``, and the targets of the seeds."""
+        targets = self._targets
+        if targets is None or complete is None:
+            return targets or complete
+        return lambda batch: targets(complete(batch))
 
     @property
     def feeder(self) -> Feeder:
@@ -309,7 +322,7 @@ def packed_session(
     )
     fallback = RowFeeder(RecordedGraphs(samples, runtime), rows)
     feeder = PackedFeeder(packed, host_cache if gpu is None else None, fallback)
-    return LoadSession(feeder, pool, transfer, runtime)
+    return LoadSession(feeder, pool, transfer, runtime, graph)
 
 
 def make_pool(
@@ -335,7 +348,8 @@ def row_session(
 
     table = rows.table if isinstance(rows, UnifiedRows) else None
     transfer = transfer_to(to, graph.spec("features"), rows.row_bytes, table=table)
-    return LoadSession(RowFeeder(graphs, rows, in_place=table is not None), pool, transfer, runtime)
+    feeder = RowFeeder(graphs, rows, in_place=table is not None)
+    return LoadSession(feeder, pool, transfer, runtime, graph)
 
 
 def placed_session(
@@ -350,7 +364,7 @@ def placed_session(
     from outcrop.transfer import transfer_to  # brings torch
 
     transfer = transfer_to(to, graph.spec("features"), rows.row_bytes)
-    return LoadSession(PlacedFeeder(graphs, rows), pool, transfer, runtime)
+    return LoadSession(PlacedFeeder(graphs, rows), pool, transfer, runtime, graph)
 
 
 def online_session(
@@ -368,9 +382,10 @@ def online_session(
 
     rows, spec = HotRows(hot, stream, runtime), graph.spec("features")
     if device.gpu_named(to.name) is None:
-        return LoadSession(OnlineFeeder(drawer, rows), pool, transfer_to(to, spec, rows.row_bytes), runtime)
+        transfer = transfer_to(to, spec, rows.row_bytes)
+        return LoadSession(OnlineFeeder(drawer, rows), pool, transfer, runtime, graph)
     transfer = transfer_to(
         to, spec, rows.row_bytes, max_rows=max_nodes, device_cache=hot.device_rows, host_cache=hot.rows
     )
     hot.device_rows = hot.device_rows[:0].copy()  # the device has them now
-    return LoadSession(OnlineFeeder(drawer, rows, apart=True), pool, transfer, runtime)
+    return LoadSession(OnlineFeeder(drawer, rows, apart=True), pool, transfer, runtime, graph)

@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
-import torch.nn.functional as F
 
 from outcrop import checkpoint as checkpoints
 from outcrop.checkpoint import Checkpoint, Meta, State
@@ -29,6 +28,7 @@ from outcrop.errors import ArgumentError, NumericError
 from outcrop.models import Model, build_model, settle_allocator
 from outcrop.store.minibatch import MiniBatch
 from outcrop.training.callbacks import Callbacks
+from outcrop.training.objectives import CLASSES, Objective
 from outcrop.training.rates import learning_rate
 
 if TYPE_CHECKING:
@@ -50,6 +50,8 @@ _FREE_FIELDS = (
 class Scored(Protocol):
     @property
     def accuracy(self) -> float: ...
+    @property
+    def metrics(self) -> Mapping[str, float]: ...
 
 
 Batches = Iterable[MiniBatch]
@@ -63,8 +65,9 @@ class EpochRecord:
     Attributes:
         seconds: Of the epoch, validation and checkpoint not counted.
         load_seconds: Of these, spent waiting for batches.
-        loss: Mean cross-entropy of the labelled seeds.
-        valid_accuracy: None without validation batches.
+        loss: Mean loss of the labelled seeds.
+        valid_accuracy: None without validation batches, and for labels that are no classes.
+        valid_metric: What the best epoch is chosen by; of classes the accuracy, unless another metric was asked for.
         counters: What the caller counts, for example bytes read.
     """
 
@@ -74,6 +77,7 @@ class EpochRecord:
     loss: float
     valid_accuracy: float | None = None
     counters: dict[str, Any] = field(default_factory=dict)
+    valid_metric: float | None = None
 
     def to_json(self) -> dict[str, Any]:
         """The counters beside the fields."""
@@ -110,8 +114,9 @@ def train(
     resume: bool = True,
     class_weights: Sequence[float] | None = None,
     callbacks: Sequence[Any] = (),
+    objective: Objective = CLASSES,
 ) -> TrainResult:
-    """Trains a model by Adam on the mean cross-entropy of each batch's labelled seeds.
+    """Trains a model by Adam on the mean loss of each batch's labelled seeds.
 
     Args:
         batches_for_epoch: The batches of an epoch, counted from 0; where training goes on within it, called with the
@@ -124,6 +129,7 @@ def train(
         resume: Goes on from ``out`` where it holds a checkpoint; otherwise starts over and overwrites it.
         class_weights: What ``config.class_weights`` come to, one number per class.
         callbacks: Told of every update and epoch (:class:`outcrop.Callback`).
+        objective: Loss and metric.
 
     Raises:
         ArgumentError: No batches, a label that is no class, or a checkpoint of another training.
@@ -134,7 +140,7 @@ def train(
     if config.patience is not None and valid_batches is None:
         raise ArgumentError("patience needs validation nodes to score: import a valid split, or leave it out")
     told = Callbacks(callbacks)
-    run = _Run(config, in_dim, num_classes, inputs or {}, out, class_weights, told)
+    run = _Run(config, in_dim, num_classes, inputs or {}, out, class_weights, told, objective)
     if out is not None and resume and (out / checkpoints.LAST).exists():
         run.restore()
     settle_allocator()
@@ -150,14 +156,14 @@ def train(
         last = epoch + 1 == config.epochs
         if valid_batches is not None and (last or (epoch + 1) % config.evaluate_every == 0):
             with runtime.trace.span("train.validate", epoch=epoch):
-                record = replace(record, valid_accuracy=evaluate(run.model, valid_batches()).accuracy)
+                record = _scored(record, evaluate(run.model, valid_batches()), objective)
         run.finish(record)
         runtime.trace.event("train.record", **record.to_json())
         told.on_epoch(epoch, record.to_json())
         if last or run.stopped or (epoch + 1) % config.checkpoint_every == 0:
             with runtime.trace.span("train.checkpoint", epoch=epoch):
                 run.save()
-        runtime.progress.note("train", _note(record))
+        runtime.progress.note("train", _note(record, objective))
         runtime.progress.advance("train", 1)
     runtime.progress.finish("train")
     return run.result()
@@ -167,13 +173,30 @@ def stopped_early(records: Sequence[Mapping[str, Any]], best_epoch: int, patienc
     """Whether the last ``patience`` scores of validation, by the records of the epochs, were no better than before."""
     if patience is None:
         return False
-    since = [record for record in records[best_epoch + 1 :] if record["valid_accuracy"] is not None]
+    since = [record for record in records[best_epoch + 1 :] if _score(record) is not None]
     return len(since) >= patience
 
 
-def _note(record: EpochRecord) -> str:
-    accuracy = "" if record.valid_accuracy is None else f", validation accuracy {record.valid_accuracy:.4f}"
-    return f"loss {record.loss:.4f}{accuracy}"
+def _score(record: Mapping[str, Any]) -> float | None:
+    """By which the best epoch is chosen; records of the first version have an accuracy alone."""
+    metric = record.get("valid_metric")
+    return record["valid_accuracy"] if metric is None else metric
+
+
+def _scored(record: EpochRecord, scores: Scored, objective: Objective) -> EpochRecord:
+    accuracy = scores.accuracy if objective.kind == "class" else None
+    metric = accuracy if objective.metric == "accuracy" and accuracy is not None else None
+    return replace(
+        record,
+        valid_accuracy=accuracy,
+        valid_metric=scores.metrics[objective.metric] if metric is None else metric,
+    )
+
+
+def _note(record: EpochRecord, objective: Objective) -> str:
+    score = _score(vars(record))
+    said = "" if score is None else f", validation {objective.metric.replace('_', ' ')} {score:.4f}"
+    return f"loss {record.loss:.4f}{said}"
 
 
 @dataclass
@@ -213,7 +236,9 @@ class _Run:
         out: Path | None,
         class_weights: Sequence[float] | None,
         callbacks: Callbacks,
+        objective: Objective,
     ):
+        self._objective = objective
         self.config, self.out, self.inputs, self._callbacks = config, out, inputs, callbacks
         self.device = resolve(config.device)
         self.num_classes = num_classes
@@ -222,6 +247,8 @@ class _Run:
             "num_classes": num_classes,
             **{k: v for k, v in asdict(config).items() if k not in _FREE_FIELDS},
         }
+        if objective.kind != "class":
+            self.identity["label_kind"] = objective.kind
         if config.schedule == "cosine":  # ends with the training
             self.identity["epochs"] = config.epochs
         with _seeded(self.device, config.seed):
@@ -302,10 +329,10 @@ class _Run:
 
     def _step(self, batch: MiniBatch, epoch: int, number: int) -> tuple[float, int]:
         """One update. Returns the loss and the number of labelled seeds; without these nothing is updated."""
-        count = int((batch.y >= 0).sum())
+        count = self._objective.num_known(batch.y)
         if count == 0:
             return 0.0, 0
-        if int(batch.y.max()) >= self.num_classes:
+        if self._objective.kind == "class" and int(batch.y.max()) >= self.num_classes:
             raise ArgumentError(
                 f"epoch {epoch}, batch {number}: label {int(batch.y.max())} is no class of "
                 f"{self.num_classes}, counted from 0"
@@ -316,7 +343,7 @@ class _Run:
             torch.autocast(self.device.type, torch.bfloat16) if low else nullcontext(),
         ):
             scores = self.model(batch)
-        loss = F.cross_entropy(scores, batch.y, weight=self._weight, ignore_index=-1)
+        loss = self._objective.loss_of(scores, batch.y, self._weight)
         rate = learning_rate(self.config, epoch, self.updates)
         for group in self.optimizer.param_groups:
             group["lr"] = rate
@@ -338,8 +365,8 @@ class _Run:
         """Adds the record and keeps the model if it is the best so far."""
         self.records.append(record)
         if self.best_epoch >= 0:
-            before, now = self.records[self.best_epoch].valid_accuracy, record.valid_accuracy
-            if before is not None and (now is None or not (now > before or math.isnan(before))):
+            before, now = _score(vars(self.records[self.best_epoch])), _score(vars(record))
+            if before is not None and (now is None or not self._objective.better(now, before)):
                 return
         self.best_epoch = record.epoch
         self.best = {

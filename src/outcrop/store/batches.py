@@ -26,7 +26,8 @@ class BatchGraph:
         col: int32 [num_edges], local ids of the sources.
         nodes_per_hop: New nodes per hop, seeds first; length hops + 1.
         edges_per_hop: Sampled edges per hop; length hops. Of a whole batch: all of them, then zeros.
-        labels: int64 [num_seeds], -1 = none.
+        labels: int64 [num_seeds], -1 = none; once loaded, of a graph whose labels are no classes: float32 [num_seeds]
+            or [num_seeds, columns], NaN = unknown.
         degree: int32 [num_nodes], in-neighbours other than the node itself that each node has in the whole graph; None
             where nobody asked for them. Only GCN uses them.
         whole: Every layer uses all nodes and edges: nothing may be trimmed.

@@ -22,7 +22,8 @@ class MiniBatch:
     Attributes:
         graph: Structure, on the host.
         x: [num_nodes, D], the features of ``graph.n_id`` in the dtype of the store, on the device.
-        y: int64 [num_seeds], labels of the seeds, -1 = none.
+        y: int64 [num_seeds], labels of the seeds, -1 = none; of multi-label or regression targets float32
+            [num_seeds] or [num_seeds, columns], NaN = unknown.
         degree: Number of in-neighbours other than itself that each node of ``graph.n_id`` has in the whole graph,
             integers [num_nodes] on the device; None where the loader does not know. Only GCN uses it.
     """

@@ -26,6 +26,10 @@ def class_weights(
     Raises:
         ArgumentError: Not one weight per class.
     """
+    if wanted is not None and graph.label_kind != "class":
+        raise ArgumentError(
+            f"class weights are for classes; {graph.path} has labels of kind {graph.label_kind}"
+        )
     if wanted is None or isinstance(wanted, str):
         return None if wanted is None else _balanced(_count_classes(graph, runtime))
     if len(wanted) != graph.num_classes:

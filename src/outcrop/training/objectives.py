@@ -1,0 +1,177 @@
+"""What is learned and by what it is judged: the loss and the metric that go with a kind of labels."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from outcrop.errors import ArgumentError
+
+# The first of each is the default.
+LOSSES = {"class": ("cross_entropy",), "multilabel": ("bce",), "regression": ("mse", "l1")}
+METRICS = {
+    "class": ("accuracy", "macro_f1"),
+    "multilabel": ("micro_f1", "macro_f1", "accuracy", "auc"),
+    "regression": ("mae", "rmse"),
+}
+_LOWER_IS_BETTER = ("mae", "rmse")
+
+
+@dataclass(frozen=True)
+class Objective:
+    """Make one with :func:`choose_objective`.
+
+    Attributes:
+        kind: Of the labels: ``class`` (int64 [n], -1 = unknown), ``multilabel`` (float32 [n, columns] of 0 and 1, NaN =
+            unknown) or ``regression`` (float32 [n] or [n, columns], NaN = unknown).
+        loss: ``cross_entropy``; ``bce``: torch's ``binary_cross_entropy_with_logits``; ``mse`` or ``l1``: means over
+            what is known.
+        metric: What the best epoch is chosen by: a name in ``METRICS[kind]``.
+    """
+
+    kind: str = "class"
+    loss: str = "cross_entropy"
+    metric: str = "accuracy"
+
+    def num_known(self, y: Tensor) -> int:
+        """How many seeds have a label, or some of their targets."""
+        if self.kind == "class":
+            return int((y >= 0).sum())
+        known = ~y.isnan()
+        return int((known.any(1) if known.dim() == 2 else known).sum())
+
+    def loss_of(self, scores: Tensor, y: Tensor, weight: Tensor | None = None) -> Tensor:
+        """The mean loss of what is known, a scalar.
+
+        Args:
+            scores: float [n, columns].
+            weight: float [num_classes], of classes only.
+        """
+        if self.kind == "class":
+            return F.cross_entropy(scores, y, weight=weight, ignore_index=-1)
+        target = y.view_as(scores)
+        known = ~target.isnan()
+        compute = {"bce": F.binary_cross_entropy_with_logits, "mse": F.mse_loss, "l1": F.l1_loss}[self.loss]
+        return compute(scores[known], target[known])
+
+    def better(self, now: float, before: float) -> bool:
+        """Whether a score is better than one before; anything is better than none (NaN)."""
+        if math.isnan(before):
+            return True
+        return now < before if self.metric in _LOWER_IS_BETTER else now > before
+
+
+CLASSES = Objective()
+
+
+def choose_objective(kind: str, loss: str | None = None, metric: str | None = None) -> Objective:
+    """Returns the objective for labels of ``kind``.
+
+    Raises:
+        ArgumentError: The loss or the metric is for another kind.
+    """
+    for name, value, known in (("loss", loss, LOSSES[kind]), ("metric", metric, METRICS[kind])):
+        if value is not None and value not in known:
+            raise ArgumentError(
+                f"{name} {value!r} does not go with labels of kind {kind}; known: {', '.join(known)}"
+            )
+    return Objective(kind, loss or LOSSES[kind][0], metric or METRICS[kind][0])
+
+
+@dataclass
+class Tally:
+    """Adds up what the metrics of an objective need, batch by batch, on the CPU."""
+
+    objective: Objective
+
+    def __post_init__(self) -> None:
+        self._counts: Tensor | None = (
+            None  # float64 [3, columns]: true positives, false positives, false negatives
+        )
+        self._right = self._known = 0
+        self._absolute = self._squared = 0.0
+        self._scores: list[tuple[Tensor, Tensor]] = []
+
+    def add(self, scores: Tensor, y: Tensor) -> None:
+        """Adds a batch: scores float [n, columns], labels as the objective has them."""
+        scores = scores.detach().float().cpu()
+        if self.objective.kind == "regression":
+            error = (scores.double() - y.cpu().view_as(scores).double()).abs()
+            error = error[~error.isnan()]
+            self._known += len(error)
+            self._absolute, self._squared = (
+                self._absolute + float(error.sum()),
+                self._squared + float(error.square().sum()),
+            )
+            return
+        if self.objective.kind == "class":
+            there = y.cpu() >= 0
+            columns = scores.shape[1]
+            found = F.one_hot(scores[there].argmax(1), columns).bool()
+            true = F.one_hot(y.cpu()[there], columns).bool()
+            known = torch.ones_like(true)
+            self._right, self._known = self._right + int((found & true).sum()), self._known + len(true)
+        else:
+            y = y.cpu()
+            known, found, true = ~y.isnan(), scores > 0, y > 0.5
+            self._right, self._known = (
+                self._right + int(((found == true) & known).sum()),
+                self._known + int(known.sum()),
+            )
+            if self.objective.metric == "auc":
+                self._scores.append((scores, y))
+        counts = [found & true & known, found & ~true & known, ~found & true & known]
+        sums = torch.stack([part.sum(0) for part in counts]).double()
+        self._counts = sums if self._counts is None else self._counts + sums
+
+    def values(self) -> dict[str, float]:
+        """Every metric of the kind by name; ``auc`` where it is the objective's. NaN where nothing was known."""
+        known = self._known or math.nan
+        if self.objective.kind == "regression":
+            return {"mae": self._absolute / known, "rmse": math.sqrt(self._squared / known)}
+        values = {"accuracy": self._right / known}
+        if self._counts is None:
+            return dict.fromkeys(METRICS[self.objective.kind], math.nan)
+        true, wrong, missed = self._counts
+        total = 2 * true + wrong + missed
+        by_column = torch.where(total > 0, 2 * true / total.clamp(min=1), 0.0)
+        if self.objective.kind == "class":  # of classes that are there, or were found
+            return values | {"macro_f1": float(by_column[total > 0].mean())}
+        values |= {
+            "micro_f1": float(2 * true.sum() / total.sum().clamp(min=1)),
+            "macro_f1": float(by_column.mean()),
+        }
+        if self._scores:
+            scores, y = (torch.cat(parts) for parts in zip(*self._scores, strict=True))
+            values["auc"] = mean_auc(scores, y)
+        return values
+
+
+def mean_auc(scores: Tensor, y: Tensor) -> float:
+    """Returns the mean over columns of the area under the ROC curve; columns without both labels are left out.
+
+    Equals scikit-learn's ``roc_auc_score`` of each column's known values: the chance that a positive scores above a
+    negative, ties half.
+
+    Args:
+        scores: float32 [n, columns].
+        y: float32 [n, columns] of 0 and 1, NaN = unknown.
+    """
+    areas = []
+    for column, target in zip(scores.unbind(1), y.unbind(1), strict=True):
+        known = ~target.isnan()
+        values, positive = column[known], target[known] > 0.5
+        above, below = int(positive.sum()), int((~positive).sum())
+        if not above or not below:
+            continue
+        order = values.sort().values
+        # Middle of the ranks of equals, counted from 1/2.
+        rank = (
+            torch.searchsorted(order, values) + torch.searchsorted(order, values, right=True)
+        ).double() / 2
+        areas.append((float(rank[positive].sum()) - above * above / 2) / (above * below))
+    return sum(areas) / len(areas) if areas else math.nan
