@@ -57,7 +57,7 @@ def made() -> Iterator[dict[str, Any]]:
     ("what", "says"),
     [
         ("graph", ["Graph(nodes=6000, edges=", "features=6000x101 float32, classes=5, path='/"]),
-        ("run", ["Run(path='/", "fanouts=[3, 3], batch_size=30, epochs=1, memory=2.0 MiB)"]),
+        ("run", ["Run(path='/", "fanouts=[3, 3], batch_size=30, epochs=10, memory=2.0 MiB)"]),
         ("report", ["PrepareReport(sample ", "plan ", "pack ", "written "]),
         ("trained", ["(sage on cpu, mode packed: test accuracy ", "2 epochs, best ", " of 2.0 MiB)"]),
         ("inferred", ["InferReport(6000 rows x 5 of logits, layerwise", " of 4.0 MiB)"]),
