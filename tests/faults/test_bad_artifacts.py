@@ -407,6 +407,31 @@ ATTRIBUTES = [
 ]
 
 
+LIES = [
+    put("attributes", "num_classes", value="three"),
+    put("attributes", "num_classes", value=10**9),
+    put("attributes", "num_classes", value=-2),
+    put("attributes", "num_classes", value=True),
+    put("attributes", "feature_dim", value=1.5),
+    put("attributes", "feature_dim", value=100),
+    put("arrays", "features", "shape", value=[6000, 50]),
+    put("arrays", "features", "shape", value=[6000]),
+    put("arrays", "indptr", "dtype", value="float64"),
+    put("arrays", "indices", "dtype", value="float32"),
+    put("arrays", "train", "stride_bytes", value=4),
+    put("arrays", "train", "shape", value=[30, 2]),
+    put("arrays", "valid", "dtype", value="int32"),
+    put("arrays", "labels", "stride_bytes", value=4),
+]
+
+
+@pytest.mark.parametrize("change", LIES, ids=lambda change: change.__name__)
+def test_a_graph_whose_manifest_contradicts_itself_is_not_opened(copy: Path, change: Any) -> None:
+    edit(copy / "graph" / "manifest.json", change)
+    with pytest.raises(FormatError, match=str(copy / "graph")):
+        open_graph(copy / "graph")
+
+
 @pytest.mark.parametrize(("stage", "change"), ATTRIBUTES, ids=[f"{s}-{c.__name__}" for s, c in ATTRIBUTES])
 def test_edited_attribute(copy: Path, features: np.ndarray, stage: str, change: Any) -> None:
     edit(copy / stage / "manifest.json", change)

@@ -15,6 +15,7 @@ unknown.
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Literal
 
@@ -22,6 +23,7 @@ import numpy as np
 
 from outcrop.errors import FormatError
 from outcrop.runtime import Runtime
+from outcrop.store import graph_manifest
 from outcrop.store import manifest as manifests
 from outcrop.store.arrays import DiskArray
 from outcrop.store.manifest import PAGE_SUMS, ArraySpec, Manifest
@@ -58,22 +60,9 @@ class Graph:
             self.class_names: tuple[str, ...] = tuple(attributes.get("class_names", ()))
         except KeyError as error:
             raise FormatError(f"{path}: its manifest lacks attribute {error}") from None
+        if wrong := graph_manifest.problem(attributes, manifest.arrays):
+            raise FormatError(f"{path}: {wrong}: its manifest was changed by hand or is torn")
         self._check_labels()
-        shapes = {
-            "indptr": self.num_nodes + 1,
-            "indices": self.num_edges,
-            "features": self.num_nodes,
-            "labels": self.num_nodes,
-            "edge_weight": self.num_edges,
-        }
-        for name, rows in shapes.items():
-            spec = manifest.arrays.get(name)
-            if spec is None and name in ("indptr", "indices"):
-                raise FormatError(f"{path}: array {name!r} is missing")
-            if not isinstance(rows, int) or rows < 0:
-                raise FormatError(f"{path}: {rows!r} is no number of rows for array {name!r}")
-            if spec is not None and spec.shape[0] != rows:
-                raise FormatError(f"{path}: array {name!r} has {spec.shape[0]} rows, {rows} were expected")
 
     def __repr__(self) -> str:
         parts = [f"nodes={self.num_nodes}", f"edges={self.num_edges}"]
@@ -97,10 +86,15 @@ class Graph:
         dtype = {"class": "int64", "multilabel": "uint8", "regression": "float32"}[self.label_kind]
         columns = spec.shape[1:]
         one = self.label_kind == "class" or (self.label_kind == "regression" and self.num_classes == 1)
-        if spec.dtype != dtype or columns not in ([()] if one else [(self.num_classes,)]):
+        if spec.shape[0] != self.num_nodes:
+            raise FormatError(
+                f"{self.path}: array 'labels' has {spec.shape[0]} rows, {self.num_nodes} were expected"
+            )
+        packed = spec.stride_bytes == np.dtype(dtype).itemsize * math.prod(columns)
+        if not packed or spec.dtype != dtype or columns not in ([()] if one else [(self.num_classes,)]):
             raise FormatError(
                 f"{self.path}: labels of kind {self.label_kind} and {self.num_classes} classes are stored as "
-                f"{spec.dtype} {list(spec.shape)}"
+                f"{spec.dtype} {list(spec.shape)}, a row every {spec.stride_bytes} bytes"
             )
 
     def has(self, name: str) -> bool:
