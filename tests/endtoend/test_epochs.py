@@ -161,7 +161,9 @@ def test_prepare_has_ten_epochs_or_as_many_as_fit(
     assert report.disk_bytes <= 2 << 20
     # What was begun with another number goes on with it.
     prepare(graph, tmp_path / "one", epochs=1, stop_after="sample", **options)
-    assert prepare(graph, tmp_path / "one", **options).epochs == 1
+    report = prepare(graph, tmp_path / "one", **options)
+    assert report.epochs == 1
+    assert "was begun with 1 epoch and keeps to it" in report.chosen
 
 
 def test_training_longer_than_a_run_says_once_that_it_replays(graph: Graph, tmp_path: Path) -> None:

@@ -10,7 +10,6 @@ from pathlib import Path
 from outcrop.api import auto
 from outcrop.config import PlanConfig, SampleConfig, TrainConfig, format_bytes
 from outcrop.errors import BudgetError, FormatError
-from outcrop.runtime import UNLIMITED
 from outcrop.store import record
 from outcrop.store import run as runs
 from outcrop.store.graph import Graph
@@ -18,6 +17,8 @@ from outcrop.store.graph import Graph
 DEFAULT = TrainConfig().epochs
 _DISK_SHARE = 0.9  # of what is free may be taken
 _POOLS = 2  # one that trains, one that is prepared
+_BUFFERS = 4  # batches in memory, at the most: what they leave is for caches
+_NO_LIMIT = 1 << 62
 _TABLE_BYTES = 8  # per row: where it comes from
 
 
@@ -101,7 +102,11 @@ def for_run(graph: Graph, sampling: SampleConfig, limits: PlanConfig, run: Path)
     """
     limit = disk_limit(run, limits.disk_space)
     if there := epochs_there(graph, sampling, limits, run):
-        why = "" if there >= DEFAULT else f"{run} keeps its {_epochs(there)}: --epochs names another number"
+        why = (
+            ""
+            if there >= DEFAULT
+            else f"{run} was begun with {_count(there)} and keeps to it: --epochs names another"
+        )
         return EpochChoice(there, there, limit, why)
     fits, size = _fitting(graph, sampling, limits, DEFAULT, limit)
     if size is None or fits >= DEFAULT:
@@ -165,13 +170,20 @@ def most_bytes(graph: Graph, sampling: SampleConfig, limits: PlanConfig) -> Epoc
 
 def measured_bytes(graph: Graph, sampling: SampleConfig, limits: PlanConfig) -> EpochBytes:
     """Bytes as a few batches have them, which are drawn within the memory budget."""
-    seen = auto.look(graph, sampling, UNLIMITED if limits.memory is None else limits.memory)
+    seen = auto.look(graph, sampling, _NO_LIMIT if limits.memory is None else limits.memory)
     id_bytes, count = record.id_bytes_for(graph.num_nodes), max(len(seen.batches), 1)
     records = [len(record.encode(b, record.AddressTable(), id_bytes)) for b in seen.batches]
     nodes = sum(b.num_nodes for b in seen.batches) / count
-    rows = nodes * graph.spec("features").stride_bytes
+    row_bytes = graph.spec("features").stride_bytes
     structure = sum(records) / count + _TABLE_BYTES * nodes
-    return _of_batches(graph, sampling, limits, structure, rows, seen.missing, seen.count)
+    missing = 0.0
+    if limits.memory is not None:
+        buffer = max(
+            (b.num_nodes * row_bytes + size for b, size in zip(seen.batches, records, strict=True)), default=0
+        )
+        cached = (limits.memory - _BUFFERS * buffer) // max(row_bytes, 1)
+        missing = auto.missing_share([b.n_id for b in seen.batches], cached, graph.num_nodes)
+    return _of_batches(graph, sampling, limits, structure, nodes * row_bytes, missing, seen.count)
 
 
 def _of_batches(
@@ -206,5 +218,9 @@ def _all(epochs: int) -> str:
     return f"new batches in every epoch: {_epochs(epochs)} prepared at once"
 
 
+def _count(epochs: int) -> str:
+    return "1 epoch" if epochs == 1 else f"{epochs} epochs"
+
+
 def _epochs(count: int) -> str:
-    return "1 epoch is" if count == 1 else f"{count} epochs are"
+    return _count(count) + (" is" if count == 1 else " are")
