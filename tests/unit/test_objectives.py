@@ -106,6 +106,39 @@ def test_every_mode_learns_the_same(made, tmp_path):
     assert whole.test_metric == pytest.approx(expected, rel=1e-5)
 
 
+def test_predictions_are_probabilities_or_values(made, tmp_path):
+    graph, _ = made
+    oc.train(graph, mode="memory", checkpoint=tmp_path / "c", **OPTIONS)
+
+    def infer(output):
+        oc.infer(graph, checkpoint=tmp_path / "c", out=tmp_path / f"{output}.npy", output=output)
+        return np.load(tmp_path / f"{output}.npy")
+
+    logits = infer("logits")
+    if graph.label_kind == "regression":
+        assert np.array_equal(infer("values"), logits)
+        wrong = "probabilities"
+    else:
+        expected = torch.tensor(logits).double().sigmoid().numpy()
+        assert infer("probabilities") == pytest.approx(expected, rel=1e-6)
+        wrong = "values"
+    for output in (wrong, "classes"):
+        with pytest.raises(
+            ArgumentError, match=rf"output '{output}' is unknown for labels of kind {graph.label_kind}"
+        ):
+            infer(output)
+
+
+def test_probabilities_of_classes(tmp_path):
+    golden = Path(__file__).parents[1] / "golden" / "checkpoint-0.1"
+    for output in ("logits", "probabilities"):
+        oc.infer(
+            golden / "graph.oc", checkpoint=golden / "ckpt", out=tmp_path / f"{output}.npy", output=output
+        )
+    expected = torch.tensor(np.load(tmp_path / "logits.npy")).double().softmax(1).numpy()
+    assert np.load(tmp_path / "probabilities.npy") == pytest.approx(expected, rel=1e-6)
+
+
 def graph_split(graph, name):
     spec = graph.spec(name)
     return np.fromfile(graph.path / spec.file, np.int64)[: spec.shape[0]]

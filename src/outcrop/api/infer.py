@@ -40,7 +40,11 @@ from outcrop.store.batches import BatchGraph
 from outcrop.store.graph import Graph, open_graph
 from outcrop.store.minibatch import MiniBatch
 
-OUTPUTS = ("logits", "classes", "embeddings")
+OUTPUTS = {
+    "class": ("logits", "classes", "probabilities", "embeddings"),
+    "multilabel": ("logits", "probabilities", "embeddings"),
+    "regression": ("values", "logits", "embeddings"),
+}
 _SLOTS = 2
 
 
@@ -115,7 +119,8 @@ def infer(
         method: ``layerwise``: with all neighbours, exactly, every layer for all nodes (the last for ``nodes`` only).
             ``sampled``: in batches with sampled neighbours, as in training; for few nodes of a large graph. None:
             ``layerwise`` where the model allows it.
-        output: ``logits``, ``classes``, or ``embeddings``: what the last layer reads.
+        output: ``logits``; ``classes`` of class labels; ``probabilities`` of classes (softmax) or multi-label columns
+            (sigmoid); ``values`` of regression, which are its logits; or ``embeddings``: what the last layer reads.
         fanouts, batch_size, seed: Of ``sampled``. Without fanouts those of the training.
         any_graph: Score another graph than the model was trained on; its features must mean the same.
         memory: Budget for everything Outcrop holds; the interpreter, torch and the model come on top.
@@ -150,7 +155,8 @@ def infer(
         runtime.progress.start("export", task.num_rows, "rows")
         rows = inferring.open_rows(result, runtime)
         try:
-            exporting.export(rows, task.nodes, task.row_numbers(rows.num_rows), output, task.out, runtime)
+            numbers = task.row_numbers(rows.num_rows)
+            exporting.export(rows, task.nodes, numbers, output, task.out, runtime, scored.kind)
         finally:
             rows.close()
         runtime.progress.finish("export")
@@ -205,8 +211,10 @@ class _Task:
 
 def _checked(graph: Graph, scored: Scored, out: Path, nodes: Any, output: str) -> _Task:
     """Checks every other argument before any work starts."""
-    if output not in OUTPUTS:
-        raise ArgumentError(f"output {output!r} is unknown; known: {', '.join(OUTPUTS)}")
+    if output not in (known := OUTPUTS[scored.kind]):
+        raise ArgumentError(
+            f"output {output!r} is unknown for labels of kind {scored.kind}; known: {', '.join(known)}"
+        )
     exporting.check_suffix(out)
     if out.is_dir() or not out.parent.is_dir():
         raise ArgumentError(

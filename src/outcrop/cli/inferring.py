@@ -27,7 +27,10 @@ def infer(
     method: Annotated[
         str, typer.Option("--method", help="layerwise (all neighbours, exact) or sampled.")
     ] = "layerwise",
-    output: Annotated[str, typer.Option("--output", help="logits, classes or embeddings.")] = "logits",
+    output: Annotated[
+        str,
+        typer.Option("--output", help="logits, classes, probabilities, values (regression) or embeddings."),
+    ] = "logits",
     fanouts: Annotated[
         str | None, typer.Option("--fanouts", help="Of sampled; none: those of the training.")
     ] = None,

@@ -22,11 +22,17 @@ METHODS = ("layerwise", "sampled")
 
 @dataclass(frozen=True)
 class Scored:
-    """What is scored, and how. ``fanouts``: of sampled batches, one per layer; None: not known."""
+    """What is scored, and how.
+
+    Attributes:
+        fanouts: Of sampled batches, one per layer; None: not known.
+        kind: Of the labels that were learned: ``class``, ``multilabel`` or ``regression``.
+    """
 
     model: Model | WholeModel
     method: str
     fanouts: tuple[int, ...] | None
+    kind: str = "class"
 
 
 def what_is_scored(
@@ -57,13 +63,13 @@ def what_is_scored(
             raise ArgumentError(
                 f"the model wants features of width {width}, {graph.path} has {graph.feature_dim}"
             )
-        return Scored(stack.to(devices.resolve(device)), method or "layerwise", asked)
+        return Scored(stack.to(devices.resolve(device)), method or "layerwise", asked, graph.label_kind)
     if method == "layerwise" or asked is None:
         raise ArgumentError(
             f"the model cannot be computed layer by layer: {why}; give fanouts to score it in sampled batches "
             "(method 'sampled')"
         )
-    return Scored(WholeModel(model, graph.feature_dim), "sampled", asked)
+    return Scored(WholeModel(model, graph.feature_dim), "sampled", asked, graph.label_kind)
 
 
 def _of_checkpoint(
@@ -89,4 +95,4 @@ def _of_checkpoint(
     trained = meta.inputs.get("sampling", {}).get("fanouts")
     if fanouts is None and trained is not None:
         fanouts = tuple(trained)
-    return Scored(model, method or "layerwise", fanouts)
+    return Scored(model, method or "layerwise", fanouts, meta.config.get("label_kind", "class"))

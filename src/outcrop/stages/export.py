@@ -40,6 +40,7 @@ def export(
     what: str,
     path: Path,
     runtime: Runtime,
+    kind: str = "class",
 ) -> None:
     """Writes rows to ``path``, in the format that its suffix names.
 
@@ -47,7 +48,10 @@ def export(
         rows: float32 [n, D].
         ids: int64, the node of each row of the file; None = 0, 1, ...
         numbers: int64, the row of ``rows`` that is each row of the file; None = all, in order.
-        what: ``classes`` (int64, the column with the highest score, the first of equals), ``logits``, ``embeddings``.
+        what: ``classes`` (int64, the column with the highest score, the first of equals), ``probabilities``, or the
+            rows as they are: ``logits``, ``values``, ``embeddings``.
+        kind: Of the labels: probabilities of ``class`` are those of one class against the others, of ``multilabel``
+            those of each column.
     """
     check_suffix(path)
     count, width = (rows.num_rows if numbers is None else len(numbers)), rows.spec.shape[1]
@@ -58,7 +62,7 @@ def export(
                 table: _Table = (_Npy if path.suffix == ".npy" else _Parquet)(file, count, width, what)
                 for start, block in _blocks(rows, numbers, runtime):
                     stop = start + len(block)
-                    values = block.argmax(1) if what == "classes" else block
+                    values = _convert(block, what, kind)
                     table.append(np.arange(start, stop) if ids is None else ids[start:stop], values)
                     runtime.progress.advance("export", len(block))
                 table.finish()
@@ -69,6 +73,18 @@ def export(
         except BaseException:
             temporary.unlink(missing_ok=True)
             raise
+
+
+def _convert(block: np.ndarray, what: str, kind: str) -> np.ndarray:
+    """Rows as they are written; equals ``argmax``, ``softmax`` or ``sigmoid`` of torch."""
+    if what == "classes":
+        return block.argmax(1)
+    if what != "probabilities":
+        return block
+    if kind == "multilabel":
+        return (0.5 * (1 + np.tanh(0.5 * block.astype(np.float64)))).astype(np.float32)
+    powers = np.exp(block.astype(np.float64) - block.max(1, keepdims=True))
+    return (powers / powers.sum(1, keepdims=True)).astype(np.float32)
 
 
 def _blocks(
