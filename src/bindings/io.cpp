@@ -124,6 +124,11 @@ void bind_options(nb::module_& m) {
       .value("automatic", Backend::automatic)
       .value("uring", Backend::uring)
       .value("pread", Backend::pread);
+#ifdef OUTCROP_HAVE_URING
+  m.attr("built_with_uring") = true;  // whether the kernel allows it is another matter
+#else
+  m.attr("built_with_uring") = false;
+#endif
   nb::class_<FaultPlan>(m, "FaultPlan")
       .def(nb::init<>())
       .def("any", &FaultPlan::any)

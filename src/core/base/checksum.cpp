@@ -46,7 +46,8 @@ uint32_t shift_operator(uint64_t bytes) {
 // Three independent lanes hide the three-cycle latency of the instruction.
 constexpr size_t kLaneBytes = 2048;
 
-__attribute__((target("sse4.2"))) uint32_t crc32c_hardware(const void* data, size_t size, uint32_t crc) {
+__attribute__((target("sse4.2,crc32"))) uint32_t crc32c_hardware(const void* data, size_t size,
+                                                                 uint32_t crc) {
   static const uint32_t shift1 = shift_operator(kLaneBytes), shift2 = shift_operator(2 * kLaneBytes);
   auto load = [](const unsigned char* p) {
     uint64_t v;

@@ -18,7 +18,6 @@ enum : uint64_t { kRanks = 1, kEdges, kFeatures, kMeans };
 uint64_t stream_key(uint64_t seed, uint64_t stream) { return mix64(mix64(seed) + stream); }
 
 // Sum of four uniform 16-bit numbers less its mean: near normal, standard deviation 37,837.
-constexpr double kNoiseDeviation = 37837.0;
 int32_t noise(RandomStream& random) {
   const uint32_t x = random.next32(), y = random.next32();
   return static_cast<int32_t>((x & 0xffff) + (x >> 16) + (y & 0xffff) + (y >> 16)) - 131070;
