@@ -100,22 +100,61 @@ def test_kernels_compile_without_a_gpu(tmp_path):
     assert child(COMPILE, TRITON_CACHE_DIR=str(tmp_path)) == "compiled\n"
 
 
+TOLERANCES = {"tf32": {"rtol": 1e-2, "atol": 1e-2}, "ieee": {"rtol": 1e-4, "atol": 1e-4}}
+Inputs = tuple[torch.Tensor, ...]
+
+
+def inputs_of(n: int, k: int, dim: int) -> Inputs:
+    """Queries, positive, candidates, wanted and ids."""
+    torch.manual_seed(n)
+    queries, candidates, positive = torch.randn(n, dim) / 4, torch.randn(k, dim), torch.randn(n)
+    return queries, positive, candidates, torch.randint(0, 9, (n,)), torch.randint(0, 9, (k,))
+
+
+def autograd(inputs: Inputs) -> Inputs:
+    """Loss and gradients by queries, positive and candidates, in float64."""
+    queries, positive, candidates = (x.double().requires_grad_() for x in inputs[:3])
+    scores = (queries @ candidates.T).masked_fill(inputs[3][:, None] == inputs[4], -torch.inf)
+    logits = torch.cat([positive[:, None], scores], 1)
+    loss = torch.nn.functional.cross_entropy(
+        logits, torch.zeros(len(logits), dtype=torch.int64), reduction="sum"
+    )
+    return loss.detach(), *torch.autograd.grad(loss, (queries, positive, candidates))
+
+
+def compare(found: Inputs, inputs: Inputs, precision: str) -> None:
+    for name, ours, theirs in zip(
+        ("loss", "by queries", "by positive", "by candidates"), found, autograd(inputs), strict=True
+    ):
+        close = TOLERANCES[precision]
+        torch.testing.assert_close(
+            ours.cpu().double(), theirs, **close, msg=lambda text, name=name: f"{name}: {text}"
+        )
+
+
+def with_tf32(x: torch.Tensor) -> torch.Tensor:
+    """Rounded to the ten bits of mantissa that tensor cores read."""
+    return ((x.contiguous().view(torch.int32) + (1 << 12)) & ~((1 << 13) - 1)).view(torch.float32)
+
+
+@pytest.mark.parametrize("shape", SHAPES[:-2])
+def test_what_a_gpu_gives_is_compared_as_a_whole(shape: tuple[int, int, int]):
+    """Rounding as tensor cores do is let pass, each gradient that is wrong is seen."""
+    inputs = inputs_of(*shape)
+    right = autograd(inputs)
+    compare(autograd((with_tf32(inputs[0]), inputs[1], with_tf32(inputs[2]), *inputs[3:])), inputs, "tf32")
+    for number in range(1, 4):
+        for wrong in (-right[number], right[number] * 1.2):
+            if right[number].abs().max() > 0.2:
+                with pytest.raises(AssertionError):
+                    compare((*right[:number], wrong, *right[number + 1 :]), inputs, "tf32")
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("precision", ["tf32", "ieee"])
 def test_on_a_gpu(precision):
     from outcrop.embed import fused
 
-    for n, k, dim in SHAPES:
-        torch.manual_seed(n)
-        queries, candidates, positive = torch.randn(n, dim) / 4, torch.randn(k, dim), torch.randn(n)
-        wanted, ids = torch.randint(0, 9, (n,)), torch.randint(0, 9, (k,))
-        there = [x.cuda() for x in (queries, positive, candidates, wanted, ids)]
-        found = fused.softmax(*there, precision=precision)
-        scores = (queries @ candidates.T).masked_fill(wanted[:, None] == ids, -torch.inf)
-        logits = torch.cat([positive[:, None], scores], 1)
-        expected = torch.nn.functional.cross_entropy(
-            logits, torch.zeros(n, dtype=torch.int64), reduction="sum"
-        )
-        assert float(found[0]) == pytest.approx(
-            float(expected), rel=1e-3 if precision == "tf32" else 1e-5, abs=1e-4
-        )
+    for shape in SHAPES:
+        inputs = inputs_of(*shape)
+        compare(fused.softmax(*(x.cuda() for x in inputs), precision=precision), inputs, precision)

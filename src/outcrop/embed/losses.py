@@ -19,9 +19,11 @@ Loss = Callable[[Tensor, Tensor, Tensor], float]
 
 
 def softmax(positive: Tensor, negative: Tensor, to_positive: Tensor) -> float:
-    """Cross-entropy of each edge against its negatives (Legend, equation 1).
+    """Computes the cross-entropy of each edge among itself and its negatives.
 
-    Equals ``cross_entropy(cat([positive[:, None], negative], 1), zeros(n), reduction="sum")``.
+    Equals ``cross_entropy(cat([positive[:, None], negative], 1), zeros(n), reduction="sum")``. Legend's equation 1 is
+    ``(negative.logsumexp(1) - positive).sum()``, without the edge itself in the sum: its gradient by ``positive`` is -1
+    however well an edge scores already, so scores grow without bound, and it is infinite where no negative counts.
     """
     largest = torch.maximum(negative.amax(1), positive)
     negative.sub_(largest[:, None]).exp_()
