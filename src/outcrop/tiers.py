@@ -111,33 +111,6 @@ def _plan(rows: Chunks, lists: Chunks, tiers: np.ndarray) -> TierPlan:
     return TierPlan(of_rows, of_lists, transactions(rows, of_rows) + transactions(lists, of_lists))
 
 
-# What is filled with what first: (tier, 0 rows or 1 lists, share of the tier's capacity).
-STRATEGIES: dict[str, tuple[tuple[int, int, float], ...]] = {
-    "GTCF": ((DEVICE, 1, 1), (DEVICE, 0, 1), (HOST, 0, 1), (HOST, 1, 1)),
-    "GFCT": ((DEVICE, 0, 1), (DEVICE, 1, 1), (HOST, 1, 1), (HOST, 0, 1)),
-    "CTGF": ((HOST, 1, 1), (HOST, 0, 1), (DEVICE, 0, 1), (DEVICE, 1, 1)),
-    "CFGT": ((HOST, 0, 1), (HOST, 1, 1), (DEVICE, 1, 1), (DEVICE, 0, 1)),
-    "hybrid": ((DEVICE, 0, 3 / 4), (DEVICE, 1, 1), (HOST, 0, 7 / 8), (HOST, 1, 1)),
-}
-
-
-def place_fixed(
-    strategy: str, rows: Chunks, lists: Chunks, device_bytes: int, host_bytes: int, unit: int
-) -> TierPlan:
-    """One of the five fixed strategies of section III-B2, to compare with: the hottest that fits comes first."""
-    sizes = (-(-rows.sizes // unit), -(-lists.sizes // unit))
-    tiers = (np.full(len(rows), DISK, np.uint8), np.full(len(lists), DISK, np.uint8))
-    room, used = (device_bytes // unit, host_bytes // unit), [0, 0]
-    for tier, kind, share in STRATEGIES[strategy]:
-        most = int(room[tier] * share)
-        for i in np.flatnonzero(tiers[kind] == DISK).tolist():
-            if used[tier] + int(sizes[kind][i]) > most:
-                break
-            tiers[kind][i] = tier
-            used[tier] += int(sizes[kind][i])
-    return _plan(rows, lists, np.concatenate(tiers))
-
-
 @dataclass(frozen=True)
 class Levels:
     """What is wanted equally often, taken together; element h of each: of all that is wanted h times.

@@ -17,6 +17,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from advisor_support import described_work, read_data_sets
 from outcrop.advisor import choose, cost, hardware, pages, profile, shapes, steps
 from outcrop.advisor.cost import Disk, Gpu, Hardware, HostCosts, Loading, Prices, Workload
 from outcrop.api import advise, auto, counting
@@ -41,7 +42,7 @@ HIDDEN = (64, 128, 256)
 def paper():
     names = {"a": "machine-a", "980pro": "machine-a-980pro", "b": "machine-b", "c": "machine-c"}
     machines = {key: hardware.read_machine(name) for key, name in names.items()}
-    return machines, hardware.read_prices("prices"), hardware.read_data_sets()
+    return machines, hardware.read_prices("prices"), read_data_sets()
 
 
 def online(
@@ -49,7 +50,7 @@ def online(
 ):
     """The paper's setting: batches of 8000, fanouts 25 and 10; caches in GB. gat has 8 heads of ``hidden``."""
     network = shapes.Network(model, data.features, hidden * 8 if model == "gat" else hidden, data.classes)
-    return shapes.described_work(
+    return described_work(
         data, network, machine, fanouts=(25, 10), batch_size=8000,
         gpu_cache_bytes=gpu * GB, host_cache_bytes=host * GB,
     )  # fmt: skip

@@ -8,10 +8,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from gather_requests import flat_requests, row_requests, shifted_requests
 from outcrop import _core
 from outcrop.errors import ArgumentError
 from outcrop.unified.gather import gather, word_bytes
-from outcrop.unified.requests import flat_requests, row_requests, shifted_requests
 
 pytestmark = pytest.mark.leaks(
     "env", reason="torch sets TORCHINDUCTOR_CACHE_DIR when a custom op is first called"

@@ -15,6 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
+from outcrop.cli import reporting
 from outcrop.cli.main import app
 from outcrop.config import PlanConfig, SampleConfig
 from outcrop.errors import ArgumentError, FormatError, IoError
@@ -370,3 +371,17 @@ def test_a_drawing_stands_alone(tmp_path):
     assert benches.plot(EPOCH, tmp_path / "a.html").startswith("<!doctype html>")
     with pytest.raises(FormatError, match="holds no numbers"):
         benches.figures({"experiment": "none"})
+
+
+def test_a_trace_is_rewritten_for_perfetto(tmp_path):
+    lines = [
+        {"name": "read", "thread": "a", "start_ns": 1000, "end_ns": 3500, "bytes": 7},
+        {"name": "note", "thread": "a"},
+        {"name": "compute", "thread": "b", "start_ns": 2000, "end_ns": 9000},
+    ]
+    (tmp_path / "t.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    reporting.report(tmp_path / "t.jsonl", tmp_path / "t.json")
+    events = json.loads((tmp_path / "t.json").read_text())["traceEvents"]
+    spans = [(e["name"], e["ts"], e["dur"], e["args"]) for e in events if e["ph"] == "X"]
+    assert spans == [("read", 1.0, 2.5, {"bytes": 7}), ("compute", 2.0, 7.0, {})]
+    assert [e["args"]["name"] for e in events if e["ph"] == "M"] == ["a", "b"]

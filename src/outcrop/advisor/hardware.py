@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 from outcrop.advisor.cost import Disk, Gpu, Hardware, HostCosts, Prices
-from outcrop.advisor.shapes import DataSet
 from outcrop.config import parse_size
 from outcrop.errors import ArgumentError
 from outcrop.parsing import parse_toml
@@ -200,28 +199,3 @@ def read_prices(name: str | Path) -> Prices:
     top.end()
     _refuse(path, problems)
     return prices
-
-
-def read_data_sets(name: str | Path = "datasets") -> dict[str, DataSet]:
-    """Data sets by name from a TOML file, such as ``advisor/examples/datasets.toml``.
-
-    Raises:
-        ArgumentError: As :func:`read_machine`.
-    """
-    path, values = _parse(name)
-    problems: list[str] = []
-    found = {}
-    for key, entry in values.items():
-        table = _Table(path, entry, key, problems)
-        found[key] = DataSet(
-            key,
-            nodes=table.take("nodes", _count, 1, needed=True),
-            edges=table.take("edges", _count, 1, needed=True),
-            topology_bytes=table.take("topology", _size, 0, needed=True),
-            features=table.take("features", _count, 1, needed=True),
-            classes=table.take("classes", _count, 1, needed=True),
-            hotness=table.take("hotness", _positive, 1.0),
-        )
-        table.end()
-    _refuse(path, problems)
-    return found

@@ -1,20 +1,16 @@
-"""How large batches are and how much work they make, where nothing is there to be measured.
+"""How much work batches make, where nothing is there to be measured.
 
-Data sets that are only described: nodes of a batch from draws, hits of a cache from how uneven accesses are. Models:
-operations and bytes of a training step by the shapes of its layers, which a GPU's rates turn into time.
+Operations and bytes of a training step by the shapes of its layers, which a GPU's rates turn into time.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from outcrop.advisor.cost import Gpu, Hardware, Workload
+from outcrop.advisor.cost import Gpu
 
 _VALUE_BYTES = 4
-_TRAIN_SHARE = 0.01  # of the nodes, as the paper has it
 
 
 @dataclass(frozen=True)
@@ -37,43 +33,6 @@ class Network:
     in_dim: int
     hidden: int
     classes: int
-
-
-@dataclass(frozen=True)
-class DataSet:
-    """``hotness``: the hottest fraction f of the nodes gets f ** hotness of all accesses; 1 = all are alike."""
-
-    name: str
-    nodes: int
-    edges: int
-    topology_bytes: int
-    features: int
-    classes: int
-    hotness: float = 1.0
-
-    @property
-    def row_bytes(self) -> int:
-        return self.features * _VALUE_BYTES
-
-    @property
-    def feature_bytes(self) -> int:
-        return self.nodes * self.row_bytes
-
-    def share_of(self, cache_bytes: float) -> float:
-        """Share of the accesses that a cache of the hottest rows serves."""
-        return min(max(cache_bytes, 0) / self.feature_bytes, 1.0) ** self.hotness
-
-
-def drawn_shape(data: DataSet, fanouts: Sequence[int], batch_size: int) -> Shape:
-    """Expected distinct nodes where each hop draws uniformly: ``n * (1 - exp(-draws / n))``."""
-    nodes, edges, frontier = [float(batch_size)], [], float(batch_size)
-    for fanout in fanouts:
-        draws = frontier * min(fanout if fanout >= 0 else math.inf, data.edges / data.nodes)
-        edges.append(draws)
-        known = sum(nodes)
-        frontier = max(data.nodes * -math.expm1(-(known + draws) / data.nodes) - known, 0.0)
-        nodes.append(frontier)
-    return Shape(tuple(nodes), tuple(edges))
 
 
 def step_work(network: Network, shape: Shape) -> tuple[float, float]:
@@ -119,43 +78,3 @@ def step_seconds(gpu: Gpu, network: Network, shape: Shape) -> float:
     """A training step: products at the rate of products, then moves at the rate of moves."""
     operations, moved = step_work(network, shape)
     return operations / gpu.flops_per_s + moved / gpu.bytes_per_s
-
-
-def described_work(
-    data: DataSet,
-    network: Network,
-    hardware: Hardware,
-    *,
-    fanouts: Sequence[int],
-    batch_size: int,
-    gpu_cache_bytes: float = 0.0,
-    host_cache_bytes: float = 0.0,
-    access_bytes: int = 4096,
-) -> Workload:
-    """An epoch of online training on a described machine, with its topology in memory.
-
-    Args:
-        gpu_cache_bytes, host_cache_bytes: Of the hottest rows on the GPU, and of those after them in host memory.
-        access_bytes: Of the least that a disk reads: rows are read in whole multiples.
-
-    Raises:
-        AssertionError: The machine has no GPU.
-    """
-    assert hardware.gpu is not None
-    shape = drawn_shape(data, fanouts, batch_size)
-    samples = max(int(data.nodes * _TRAIN_SHARE), 1)
-    batches = -(-samples // batch_size)
-    near = data.share_of(gpu_cache_bytes)
-    held = data.share_of(gpu_cache_bytes + host_cache_bytes)
-    rows = shape.num_nodes * samples / batch_size
-    read = -(-data.row_bytes // access_bytes) * access_bytes
-    missed = rows * (1 - held)
-    return Workload(
-        "online",
-        batches,
-        samples,
-        reads=((missed * read, missed),) if hardware.disks else (),
-        compute_s=step_seconds(hardware.gpu, network, shape) * samples / batch_size,
-        memory_bytes=rows * (held - near) * data.row_bytes,
-        exact=False,
-    )

@@ -11,6 +11,7 @@ import typer
 from outcrop.cli import common, printing
 from outcrop.config import format_bytes
 from outcrop.errors import FormatError, OutcropError
+from outcrop.trace import to_perfetto
 
 if TYPE_CHECKING:
     from outcrop.report.collect import RunFacts
@@ -28,7 +29,9 @@ def report(
     source: Annotated[
         Path,
         typer.Argument(
-            help="Run made by outcrop prepare or embed prepare, or FILE of bench --json.", metavar="RUN"
+            help="Run made by outcrop prepare or embed prepare, FILE of bench --json, or a --trace "
+            "FILE.jsonl, rewritten for ui.perfetto.dev.",
+            metavar="RUN",
         ),
     ],
     out: Annotated[Path, typer.Option("--out", help="The page to write.", metavar="FILE")] = Path(
@@ -49,6 +52,10 @@ def report(
 ) -> None:
     from outcrop.report import benches, collect, embedding, page, runs
 
+    if source.suffix == ".jsonl":
+        to_perfetto(source, out)
+        common.write_json(json, {"out": str(out)})
+        return
     if source.is_file():
         result = collect.read_bench(source)
         about, text = {"experiment": result["experiment"]}, benches.bench_page(result)
