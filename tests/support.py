@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib.util
 import os
+import sys
 import zlib
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -30,6 +33,17 @@ def shared_path(*parts: str) -> Path:
     if base is None or not base.joinpath(*parts).exists():
         pytest.skip(f"real data {Path(*parts)} is absent")
     return base.joinpath(*parts)
+
+
+def script(name: str) -> ModuleType:
+    """``scripts/<name>.py`` as a module."""
+    spec = importlib.util.spec_from_file_location(name, REPOSITORY / "scripts" / f"{name}.py")
+    assert spec is not None
+    assert spec.loader is not None
+    made = importlib.util.module_from_spec(spec)
+    sys.modules[name] = made  # where its dataclasses look for their annotations
+    spec.loader.exec_module(made)
+    return made
 
 
 def torture() -> str:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import shlex
 import subprocess
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -138,7 +140,13 @@ def bench(
         "gpu": lambda: gpu.run(folder, _shape(nodes, skew), rounds, say),
     }
     result = run[experiment]()
-    result = {"experiment": experiment, "machine": machine.describe(), "revision": _revision(), **result}
+    result = {
+        "experiment": experiment,
+        "machine": machine.describe(),
+        "revision": _revision(),
+        "command": _command(),
+        **result,
+    }
     common.write_json(json, result)
     if plot is not None:
         page.write(plot, benches.plot(result, plot))
@@ -156,6 +164,18 @@ def _numbers(text: str, kind: type[N]) -> list[N]:
         return [kind(part) for part in text.split(",")]
     except ValueError:
         raise ArgumentError(f"{text!r} is no list of numbers, such as 1,2,3") from None
+
+
+def _command() -> str:
+    """What was typed, without where files go."""
+    words, kept = iter(sys.argv[1:]), []
+    for word in words:
+        if word.split("=")[0] in ("--json", "--folder", "--plot"):
+            if "=" not in word:
+                next(words, None)
+        elif word != "--quiet":
+            kept.append(word)
+    return shlex.join(["outcrop", *kept])
 
 
 def _revision() -> str | None:
