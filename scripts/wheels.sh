@@ -6,6 +6,7 @@
 # checkout can be found, and the quick start of README runs there.
 #   scripts/wheels.sh          all of it
 #   scripts/wheels.sh build    without the last step
+#   scripts/wheels.sh try      only that, with what lies in dist/
 # WITH_TORCH="python3.11" tries what needs torch with these only: torch is a large download for each of them. With the
 # others the rest of the quick start runs: a graph made, imported, prepared and verified.
 source "$(dirname "$0")/common.sh"
@@ -87,25 +88,28 @@ try_wheel() {  # try_wheel PYTHON: in an empty environment, with a PATH that has
   rm -rf "$place"
 }
 
+build_all() {
+  local found stable=
+  install_tools
+  make_toolchain
+  rm -rf "$dist" "$work/raw" "$work/source"
+  mkdir -p "$dist" "$work/source"
+  quietly sdist "$python" -m build --sdist --no-isolation --outdir "$dist" .
+  tar -xzf "$dist"/*.tar.gz -C "$work/source" --strip-components 1
+  for found in "${pythons[@]}"; do
+    if "$found" -c 'import sys; sys.exit(sys.version_info < (3, 12))'; then
+      [ -z "$stable" ] || continue
+      stable=$found
+    fi
+    build_wheel "$found"
+  done
+  quietly twine "$python" -m twine check --strict "$dist"/*
+}
+
 [ -x "$python" ] || die "no $venv: run make build first"
-install_tools
-make_toolchain
-rm -rf "$dist" "$work/raw"
-mkdir -p "$dist"
-quietly sdist "$python" -m build --sdist --no-isolation --outdir "$dist" .
-rm -rf "$work/source" && mkdir -p "$work/source"
-tar -xzf "$dist"/*.tar.gz -C "$work/source" --strip-components 1
 mapfile -t pythons < <(find_pythons)
 [ ${#pythons[@]} -gt 0 ] || die "no Python to build with"
-stable=
-for found in "${pythons[@]}"; do
-  if "$found" -c 'import sys; sys.exit(sys.version_info < (3, 12))'; then
-    [ -z "$stable" ] || continue
-    stable=$found
-  fi
-  build_wheel "$found"
-done
-quietly twine "$python" -m twine check --strict "$dist"/*
+if [ "${1:-}" != try ]; then build_all; fi
 if [ "${1:-}" != build ]; then
   for found in "${pythons[@]}"; do try_wheel "$found"; done
 fi
