@@ -367,6 +367,25 @@ def facts(**changes) -> choose.Facts:
     return choose.Facts(**{**values, **changes})
 
 
+def test_auto_counts_the_epochs_that_fit_the_disk():
+    """An epoch's rows that no cache holds are 2.6 GiB: nine tenths of the disk hold as many, and at least one."""
+    epoch_bytes = 6e6 * 512 * 0.9
+    assert choose.whole_epochs(facts(epochs=10)) == 10
+    assert (
+        choose.whole_epochs(facts(epochs=10, free_disk_bytes=20 << 30))
+        == int(0.9 * (20 << 30) // epoch_bytes)
+        == 6
+    )
+    assert choose.whole_epochs(facts(epochs=10, disk_space=int(3.5 * epoch_bytes))) == 3
+    assert choose.whole_epochs(facts(epochs=10, disk_space=1)) == 1
+    assert choose.whole_epochs(facts(epochs=10, missing=0.0)) == 10
+    # Each pool reads the features once more, and every epoch is written.
+    here = a_profile({}).hardware()
+    seconds = [choose.choose(facts(pool=pool, refresh=True), here).packed_s for pool in (10, 5, 1)]
+    assert seconds == sorted(seconds)
+    assert choose.choose(facts(pool=1), here).packed_s < seconds[0]
+
+
 def test_auto_takes_what_is_sooner_done_and_fits():
     here = a_profile({}).hardware()
     many = choose.choose(facts(epochs=50), here)
