@@ -195,8 +195,8 @@ class SampleConfig:
 
 @dataclass(frozen=True)
 class PlanConfig:
-    """Limits in bytes. ``memory``: host memory of loading; ``gpu_memory``: device cache and batches on the device;
-    ``disk_space``: all files of the run. None = no limit (memory: everything is cached).
+    """Limits in bytes. ``memory``: host memory of loading; ``gpu_memory``: device cache and batches on the device (0:
+    no cache); ``disk_space``: all files of the run. None = no limit (memory: everything is cached).
 
     Attributes:
         layout: What is shared on disk where packing everything exceeds ``disk_space``: ``cost`` (least predicted
@@ -231,7 +231,8 @@ class DeviceConfig:
     """Where batches go.
 
     Attributes:
-        memory_bytes: Of a GPU, for cached rows and batches; 0: what is free there.
+        memory_bytes: Of a GPU, for cached rows and batches; 0: no rows are cached there, batches take
+            what is free.
         draws: The GPU draws the batches too that are drawn on the fly.
     """
 

@@ -86,6 +86,18 @@ def test_every_level_serves_rows(made, gpu):
         assert sum(runtime.device_peaks.values()) <= DEVICE_BYTES
 
 
+@pytest.mark.parametrize("mode", ["packed", "online"])
+def test_without_device_memory_no_row_is_cached_there(made, gpu, tmp_path, mode):
+    """``gpu_memory=0`` is no cache; batches take what they need of what is free."""
+    graph, _ = made
+    prepare(graph, tmp_path / "run", fanouts=(4, 4), batch_size=20, epochs=1, memory="2MiB", gpu_memory=0)
+    report = train(graph, run=tmp_path / "run", mode=mode, epochs=1, device=GPU, gpu_memory=0)
+    assert report.epochs[0]["rows_by_level"]["device"] == 0
+    assert report.peak_device_by_tag.get("device-cache", 0) == 0
+    report = train(graph, run=tmp_path / "run", mode="online", epochs=1, device=GPU, gpu_memory="1MiB")
+    assert report.epochs[0]["rows_by_level"]["device"] > 0
+
+
 def product_of_rows(rowptr, col, left, right):
     """outcrop.sparse.sampled_dot without a sparse matrix, which the fake GPU does not have."""
     row = torch.repeat_interleave(torch.arange(len(rowptr) - 1).to(col.device), rowptr.diff())

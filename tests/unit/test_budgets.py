@@ -10,12 +10,15 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
+from outcrop.api.infer import infer
 from outcrop.api.prepare import prepare
 from outcrop.api.run import Run
 from outcrop.api.train import train
 from outcrop.errors import BudgetError
 from outcrop.runtime import Runtime
+from outcrop.stages.infer import default_memory
 from outcrop.store.graph import Graph
+from outcrop.system import available_memory
 from run_support import a_graph
 
 MODES = ("packed", "online", "memory", "memmap", "ondisk", "dynamic", "partition")
@@ -82,6 +85,33 @@ def test_a_run_that_is_there_names_its_smallest_budget(tmp_path, make_runtime, m
 def test_pools_name_the_smallest_budget(tmp_path, make_runtime):
     graph = a_graph(tmp_path / "g", make_runtime(threads=1), nodes=500, width=40)
     follow_training(graph, "packed", refresh=True, epochs=2)
+
+
+def test_infer_takes_what_it_needs(tmp_path, make_runtime):
+    """Without a budget: nothing in proportion to what would be allowed, where the graph is small."""
+    graph = a_graph(tmp_path / "g", make_runtime(threads=1), nodes=2000, width=33)
+    train(graph, mode="memory", model="gcn", checkpoint=tmp_path / "ckpt", **OPTIONS)
+    report = infer(graph, checkpoint=tmp_path / "ckpt", out=tmp_path / "all.npy")
+    assert report.budget["memory"] == default_memory(available_memory())
+    assert report.peak_host_bytes < 64 << 20
+    follow(lambda memory: infer(graph, checkpoint=tmp_path / "ckpt", out=tmp_path / "o.npy", memory=memory))
+
+
+def test_the_default_budget_of_infer_is_a_share_of_the_machine():
+    gib = 1 << 30
+    found = [default_memory(n) for n in (0, 3, gib - 1, gib, 3 * gib, 5 * gib, 64 * gib)]
+    assert found == [1, 1, gib // 4, gib // 2, gib, 2 * gib, 4 * gib]
+
+
+def test_mode_memory_does_not_inherit_the_budget_of_a_run(tmp_path, make_runtime):
+    """It needs all features in memory by definition: 4000 rows of 1600 bytes, with a run for less."""
+    graph = a_graph(tmp_path / "g", make_runtime(threads=1), nodes=4000, width=400)
+    prepare(graph, tmp_path / "run", fanouts=(3, 3), batch_size=16, epochs=1, memory="4MiB")
+    report = train(graph, run=tmp_path / "run", mode="memory", hidden=4, epochs=1)
+    assert report.peak_by_tag["features"] >= graph.feature_bytes > 4 << 20
+    assert sum(b.batch_size for b in Run(tmp_path / "run").loader(mode="memory")) == 90
+    with pytest.raises(BudgetError):
+        train(graph, run=tmp_path / "run", mode="memory", hidden=4, epochs=1, memory="4MiB")
 
 
 @pytest.mark.slow

@@ -19,10 +19,11 @@ import numpy as np
 import torch
 from torch import nn
 
-from outcrop import accumulate
+from outcrop import accumulate, system
 from outcrop import checkpoint as checkpoints
+from outcrop.api.budgets import naming_smallest
 from outcrop.config import DeviceConfig, SampleConfig, Size, format_bytes, parse_size
-from outcrop.errors import ArgumentError, FormatError, IoError
+from outcrop.errors import ArgumentError, BudgetError, FormatError, IoError
 from outcrop.feeders import SampledGraphs
 from outcrop.inference.scored import Scored, what_is_scored
 from outcrop.inference.whole import WholeModel
@@ -123,7 +124,9 @@ def infer(
             (sigmoid); ``values`` of regression, which are its logits; or ``embeddings``: what the last layer reads.
         fanouts, batch_size, seed: Of ``sampled``. Without fanouts those of the training.
         any_graph: Score another graph than the model was trained on; its features must mean the same.
-        memory: Budget for everything Outcrop holds; the interpreter, torch and the model come on top.
+        memory: Budget for everything Outcrop holds; the interpreter, torch and the model come on top. None: half of
+            what the machine has available, rounded down to a power of two, 4 GiB at the most. The order of additions,
+            and so the last bits of the result, depend on the budget: name one where they matter.
 
     Raises:
         ArgumentError: Values out of range, or a checkpoint of another graph or width.
@@ -136,8 +139,12 @@ def infer(
     scored = what_is_scored(graph, checkpoint, model, method, fanouts, any_graph, device)
     method = scored.method
     task = _checked(graph, scored, Path(out), nodes, output)
-    with Runtime(memory, trace_path=trace_path, progress=progress) as runtime:
-        held = runtime.budget.reserve("infer-ids", 0 if task.nodes is None else 24 * len(task.nodes))
+    limit = inferring.default_memory(system.available_memory()) if memory is None else parse_size(memory)
+    with (
+        naming_smallest(limit, lambda: partial(_fits, task, method), "compute one part of a layer"),
+        Runtime(limit, trace_path=trace_path, progress=progress) as runtime,
+    ):
+        held = runtime.budget.reserve("infer-ids", task.id_bytes)
         report = InferReport(method, output, task.num_rows, task.out_dim)
         work = _work_folder(task.out)
         if model is not None:  # weights do not say what a model computes: what was left may be of another
@@ -167,7 +174,7 @@ def infer(
         report.bytes_written = runtime.io.counters.write_bytes
         report.peak_host_bytes = runtime.budget.peak_bytes
         report.peak_process_bytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-        report.budget = {"memory": None if memory is None else parse_size(memory)}
+        report.budget = {"memory": limit}
         report.io_backend = runtime.io.backend_name
         return report
 
@@ -183,6 +190,11 @@ class _Task:
     nodes: np.ndarray | None
     wanted: np.ndarray | None
     depth: int  # layers to compute
+
+    @property
+    def id_bytes(self) -> int:
+        """Memory for the nodes that were asked for."""
+        return 0 if self.nodes is None else 24 * len(self.nodes)
 
     @property
     def stack(self) -> Model:
@@ -309,6 +321,17 @@ def _layerwise(task: _Task, work: Path, report: InferReport, runtime: Runtime) -
             inferring.remove(work / f"layer-{index - 1}")
     runtime.progress.finish("infer")
     return work / f"layer-{depth - 1}"
+
+
+def _fits(task: _Task, method: str, limit: int) -> bool:
+    """Whether ``limit`` bytes are enough; of sampled batches nobody knows before they are drawn."""
+    if method != "layerwise":
+        return True
+    try:
+        with Runtime(limit) as runtime, runtime.budget.reserve("infer-ids", task.id_bytes):
+            return len(list(_divisions(task, runtime))) == task.depth
+    except BudgetError:
+        return False
 
 
 def _divisions(task: _Task, runtime: Runtime) -> Iterator[bool]:

@@ -216,7 +216,7 @@ class Run:
 
     Args:
         path: Folder made by :func:`outcrop.prepare`.
-        memory: Budget of loading; None takes the one the run was planned for.
+        memory: Budget of loading; None takes the one the run was planned for (mode ``memory``: none).
         graph: Where the graph is now; None: where it was, seen from the run, when the run was prepared.
 
     Raises:
@@ -230,6 +230,9 @@ class Run:
         self.info = run.read(self.path)
         self.graph = _graph_of(self.path, self.info, graph)
         self.memory = self.info.plan.memory if memory is None else memory
+        self._whole = (
+            memory is None
+        )  # mode ``memory`` has all features in memory, whatever the run was made for
         self._shared: weakref.ref[Sessions] | None = None
 
     def __repr__(self) -> str:
@@ -302,6 +305,9 @@ class Run:
             self._shared = weakref.ref(shared)
         return shared
 
+    def _memory_of(self, mode: str) -> Size | None:
+        return None if mode == "memory" and self._whole else self.memory
+
     def _recorded_source(self, split: str, mode: str, to: DeviceConfig, edge_ids: bool) -> Source:
         with manifests.opening(self.path / "sample", samples.FORMAT, samples.VERSION) as manifest:
             groups = samples.groups_of(manifest)
@@ -310,7 +316,8 @@ class Run:
                 f"{self.path} holds no batches of split {split!r}, only of {', '.join(sorted(groups))}; 'all' and "
                 "node ids are drawn as they are needed"
             )
-        group, graph, path, memory = groups[split], self.graph, self.path, self.memory
+        group, graph, path = groups[split], self.graph, self.path
+        memory = self._memory_of(mode)
 
         def open_it() -> tuple[Runtime, load.LoadSession]:
             runtime = Runtime(memory)
@@ -348,7 +355,7 @@ class Run:
         )
         mode = "online" if mode == "packed" else mode
         return drawn_source(
-            self.graph, split, config, mode, self.memory, to, edge_ids=edge_ids, home=str(self.path)
+            self.graph, split, config, mode, self._memory_of(mode), to, edge_ids=edge_ids, home=str(self.path)
         )
 
 

@@ -59,7 +59,7 @@ def prepare(
         memory: Budget of training, bytes or text (``"4GiB"``); preparing keeps within it too. ``"auto"`` takes what
             the machine has left, and limits the disk space where the disk does; a run that is there keeps its own.
             None: no limit.
-        gpu_memory: Device memory for cached rows and batches, bytes or text.
+        gpu_memory: Device memory for cached rows and batches, bytes or text; 0: no rows are cached there.
         disk_space: Limit for the files of the run: bytes, text, or ``"3x"`` the feature size. None: none.
         layout: What batches share on disk where packing everything exceeds ``disk_space``: ``"cost"``, ``"heuristic"``,
             ``"packed"`` or ``"S,M"`` (:class:`outcrop.config.PlanConfig`).

@@ -186,7 +186,7 @@ def train(
             nothing, with or without it.
         refresh_rate: Bytes per second that preparing the next pool beside training reads and writes at the most.
         memory: Budget for everything Outcrop holds; the interpreter, torch and the model come on top.
-            None takes the budget the run was planned for; ``"auto"`` what the machine has left.
+            None takes the budget the run was planned for (mode ``memory``: none); ``"auto"`` what the machine has left.
         sample_on: ``gpu``: ``device`` draws the batches of mode ``online``, the same as the CPU draws. The topology
             stays in host memory and is read in place.
         cache_policy: Of mode ``dynamic``: ``sieve``, ``lru`` or ``s3fifo``.
@@ -268,7 +268,8 @@ def train(
             raise ArgumentError(
                 f"{folder} has its own fanouts and batch size: leave them out, or prepare another run"
             )
-        sampling, memory = info.sample, info.plan.memory if memory is None else memory
+        sampling = info.sample
+        memory = _memory_of(info, mode) if memory is None else memory
         planned = info.plan.gpu_memory
         if sampling.task == "link":
             raise ArgumentError(
@@ -472,6 +473,11 @@ def _choose(
     )
     mode = mode or choice.mode
     return choice.memory, mode, choice.disk_space if mode == "packed" else disk_space, choice.why
+
+
+def _memory_of(run: runs.RunInfo, mode: str) -> int | None:
+    """The budget of a run, but of mode ``memory``: it has all features in memory, whatever the run was made for."""
+    return None if mode == "memory" else run.plan.memory
 
 
 def _limits(graph: Graph, memory: Size | None, gpu_memory: Size, disk_space: Size | None) -> PlanConfig:

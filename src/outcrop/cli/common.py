@@ -60,7 +60,11 @@ Memory = Annotated[
 Device = Annotated[str, typer.Option("--device", help="cpu or cuda.")]
 GpuMemory = Annotated[
     str,
-    typer.Option("--gpu-memory", help="Device memory for rows and batches; 0: what is free.", metavar="SIZE"),
+    typer.Option(
+        "--gpu-memory",
+        help="Device memory for cached rows and batches; 0: no rows are cached there.",
+        metavar="SIZE",
+    ),
 ]
 DiskSpace = Annotated[
     str | None,

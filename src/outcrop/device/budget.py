@@ -30,7 +30,8 @@ class DeviceBudget:
         if limit_bytes > free:
             raise BudgetError(
                 f"{device} has {format_bytes(free)} free, --gpu-memory asks for {format_bytes(limit_bytes)}: "
-                "lower it, or end what else runs there"
+                "lower it, or end what else runs there",
+                limit="device",
             )
         self._budget = _core.Budget.create(limit_bytes or free)
 
@@ -59,7 +60,8 @@ class DeviceBudget:
         except (BudgetError, torch.OutOfMemoryError) as error:
             what = "--gpu-memory" if self._limited else "a smaller batch, or --gpu-memory"
             raise BudgetError(
-                f"{format_bytes(num_bytes)} for {tag} do not fit what {self._device} has left: {error}; change {what}"
+                f"{format_bytes(num_bytes)} for {tag} do not fit what {self._device} has left: {error}; change {what}",
+                limit="device",
             ) from None
 
     def by_tag(self) -> dict[str, int]:

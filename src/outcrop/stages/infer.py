@@ -160,6 +160,11 @@ def _fixed_bytes(total: int, row_bytes: int) -> int:
     )
 
 
+def default_memory(available_bytes: int) -> int:
+    """The budget where none is named: a power of two, so that it seldom differs, up to half of what is available."""
+    return min(1 << max(available_bytes // 2, 1).bit_length() - 1, UNLIMITED_BYTES)
+
+
 def memory_of(runtime: Runtime) -> int:
     """The budget to plan with."""
     return min(runtime.budget.limit_bytes, UNLIMITED_BYTES)
@@ -177,7 +182,7 @@ def count_edges(graph: Graph, out: Path, runtime: Runtime) -> Manifest:
     ``uses`` is all zeros where its counters take more than a quarter of the budget: then no rows are cached.
     """
     memory, nodes = memory_of(runtime), graph.num_nodes
-    most = max(memory // 4 // _COUNT_BYTES, _MIN_EDGES)
+    most = max(min(memory // 4 // _COUNT_BYTES, graph.num_edges), _MIN_EDGES)
     counted = nodes * 4 <= memory // 4
     uses = runtime.budget.empty("infer-counts", nodes * 4).view(np.uint32) if counted else None
     if uses is not None:
