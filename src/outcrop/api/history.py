@@ -23,7 +23,7 @@ from outcrop.store.graph import Graph
 
 if TYPE_CHECKING:
     from outcrop.api.prepare import PrepareReport
-    from outcrop.api.train import TrainReport
+    from outcrop.api.results import TrainReport
 
 T = TypeVar("T")
 _MAX_LOSSES = 5000

@@ -5,11 +5,10 @@ from __future__ import annotations
 import resource
 import time
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import partial
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,9 @@ from outcrop import checkpoint as checkpoints
 from outcrop import device as devices
 from outcrop.api import auto, history, spool
 from outcrop.api.budgets import naming_smallest
+from outcrop.api.results import TrainReport
 from outcrop.api.supply import Supply, Wanted, beside, every_epoch, needs, prepared
+from outcrop.api.train_checks import check_complete, check_minutes, check_mode, check_sample_on, plain_weights
 from outcrop.config import (
     BaselineConfig,
     DeviceConfig,
@@ -26,86 +27,19 @@ from outcrop.config import (
     SampleConfig,
     Size,
     TrainConfig,
-    format_bytes,
     parse_size,
 )
 from outcrop.errors import ArgumentError, OutcropWarning
+from outcrop.loading.passes import Passes
 from outcrop.runtime import Progress, Runtime
 from outcrop.stages import evaluate as evaluation
 from outcrop.stages import train as training
-from outcrop.stages.load import MODES, Loader, LoadSession
 from outcrop.store import identity
 from outcrop.store import run as runs
 from outcrop.store.graph import Graph, open_graph
 from outcrop.store.lock import only_process_in
-from outcrop.store.minibatch import MiniBatch
 from outcrop.training.objectives import Objective, choose_objective
 from outcrop.training.weights import class_weights as resolve_class_weights
-
-
-@dataclass
-class TrainReport:
-    """Result of :func:`train`; ``as_dict`` is what ``--json`` writes.
-
-    Attributes:
-        distinct_epochs: Epochs trained on batches of their own; the others replayed theirs.
-        prepared_epochs: Epochs prepared at a time; None: batches were drawn as they were wanted.
-        chosen: What was chosen for the user, and why: lines.
-        model: The trained :class:`outcrop.models.Model` with the parameters of ``best_epoch``, in eval mode, on the
-            device of the training. Not in ``as_dict``, where ``model`` is ``model_name``.
-        model_file: The checkpoint of this model; None without a checkpoint folder.
-        resumed_from: Epochs that the checkpoint had behind it; None where training began anew.
-        trained_epochs: Epochs that this call trained; 0 where the checkpoint had them all.
-        metric: What the best epoch was chosen by; ``valid_metric`` of each epoch and ``test_metric`` are its values.
-        test_accuracy: None without test nodes, and for labels that are no classes.
-        stopped_early: Whether ``patience`` ended the training before its last epoch.
-    """
-
-    mode: str
-    model_name: str
-    device: str
-    epochs: list[dict[str, Any]]
-    best_epoch: int
-    test_accuracy: float | None
-    batch_losses: list[float]
-    seconds: float
-    peak_host_bytes: int
-    peak_device_bytes: int
-    peak_device_by_tag: dict[str, int]
-    peak_by_tag: dict[str, int]
-    peak_process_bytes: int
-    budget: dict[str, int | None]
-    io_backend: str
-    prepare: dict[str, Any] = field(default_factory=dict)
-    pools: list[dict[str, Any]] = field(default_factory=list)
-    spooled_epochs: int = 0
-    distinct_epochs: int = 0
-    prepared_epochs: int | None = None
-    chosen: str = ""
-    model_file: str | None = None
-    resumed_from: int | None = None
-    trained_epochs: int = 0
-    stopped_early: bool = False
-    metric: str = "accuracy"
-    test_metric: float | None = None
-    model: Any = field(default=None, compare=False)
-
-    def __repr__(self) -> str:
-        tested = "none" if self.test_metric is None else f"{self.test_metric:.4f}"
-        name = self.metric.replace("_", " ")
-        lines = [f"{self.model_name} on {self.device}, mode {self.mode}: test {name} {tested}"]
-        if self.epochs:
-            loss = self.epochs[-1]["loss"]
-            lines.append(f"{len(self.epochs)} epochs, best {self.best_epoch}, last loss {loss:.4f}")
-        limit = self.budget.get("memory")
-        of = "no limit" if limit is None else format_bytes(limit)
-        lines.append(f"{self.seconds:.1f} s, peak memory {format_bytes(self.peak_host_bytes)} of {of}")
-        return f"{type(self).__name__}({'; '.join(lines)})"
-
-    def as_dict(self) -> dict[str, Any]:
-        """All fields but ``model``, whose name has its place."""
-        names = {"model_name": "model"}
-        return {names.get(name, name): value for name, value in vars(self).items() if name != "model"}
 
 
 def train(
@@ -222,9 +156,9 @@ def train(
         OutcropError: See the messages.
     """
     # Every argument is checked before anything is prepared or read.
-    _check_mode(mode or "packed", evaluate_every)
-    _check_sample_on(sample_on, mode or "packed", device)
-    _check_minutes(checkpoint_minutes, checkpoint)
+    check_mode(mode or "packed", evaluate_every)
+    check_sample_on(sample_on, mode or "packed", device)
+    check_minutes(checkpoint_minutes, checkpoint)
     graph = graph if isinstance(graph, Graph) else open_graph(graph)
     sampling = SampleConfig(
         fanouts=(10, 10) if fanouts is None else tuple(fanouts),
@@ -239,7 +173,7 @@ def train(
     io_config = IoConfig(topology=topology, initiator=io)  # type: ignore[arg-type]
     if io != "engine" and mode != "online":
         raise ArgumentError(f"io {io} is for mode online, not {mode}")
-    _check_complete(graph)
+    check_complete(graph)
     objective = choose_objective(graph.label_kind, loss, metric)
     baseline = BaselineConfig(
         cache_policy=cache_policy,
@@ -293,7 +227,7 @@ def train(
         warmup_steps=warmup_steps,
         step_epochs=step_epochs,
         step_factor=step_factor,
-        class_weights=_plain_weights(class_weights),
+        class_weights=plain_weights(class_weights),
         precision=precision,  # type: ignore[arg-type]
         loss=loss,
         metric=metric,
@@ -341,7 +275,7 @@ def train(
         with ExitStack() as opened:
             session, check = supply.open(runtime, to, baseline, opened)
             num_batches = _batch_counter(graph, sampling, mode)
-            passes = _Passes(session, runtime, check, supply.counters, num_batches)
+            passes = Passes(session, runtime, check, supply.counters, num_batches)
             result, tested = _train(
                 graph,
                 passes,
@@ -505,47 +439,9 @@ def _batch_counter(graph: Graph, sampling: SampleConfig, mode: str) -> Callable[
     return lambda split: -(-graph.spec(split).shape[0] // sampling.batch_size)
 
 
-def _check_minutes(minutes: float | None, checkpoint: str | Path | None) -> None:
-    if minutes is not None and checkpoint is None:
-        raise ArgumentError("--checkpoint-minutes needs a folder for checkpoints: name one with --checkpoint")
-
-
-def _plain_weights(weights: str | Sequence[float] | None) -> str | tuple[float, ...] | None:
-    return weights if weights is None or isinstance(weights, str) else tuple(map(float, weights))
-
-
-def _check_sample_on(sample_on: str, mode: str, device: str) -> None:
-    on_gpu = devices.gpu_named(device) is not None
-    if sample_on not in ("cpu", "gpu"):
-        raise ArgumentError(f"--sample-on {sample_on!r} is unknown; write cpu or gpu")
-    if sample_on == "gpu" and not (on_gpu and mode == "online"):
-        raise ArgumentError(
-            f"--sample-on gpu needs --mode online and a GPU as --device, not {mode} and {device}"
-        )
-
-
-def _check_mode(mode: str, evaluate_every: int) -> None:
-    if mode not in MODES:
-        raise ArgumentError(f"mode {mode!r} is unknown; known: {', '.join(MODES)}")
-    if mode == "belady" and evaluate_every != 1:
-        raise ArgumentError("mode belady plans for a validation in every epoch: leave --evaluate-every out")
-
-
-def _check_complete(graph: Graph) -> None:
-    """Raises ArgumentError where the graph lacks what training needs."""
-    if not graph.has("train") or graph.spec("train").shape[0] == 0:
-        raise ArgumentError(
-            f"{graph.path} has no training nodes: import a train split, or use --train-fraction"
-        )
-    if not graph.has("labels") or graph.num_classes < 1:
-        raise ArgumentError(f"{graph.path} has no labels to learn: import them with the graph")
-    if graph.feature_bytes == 0:
-        raise ArgumentError(f"{graph.path} has no features to learn from: import them with the graph")
-
-
 def _train(
     graph: Graph,
-    passes: _Passes,
+    passes: Passes,
     splits: tuple[str, ...],
     config: TrainConfig,
     runtime: Runtime,
@@ -576,69 +472,6 @@ def _train(
     if test and graph.has("test") and "test" in splits:
         tested = evaluation.evaluate(result.model, passes.start("test", 0), objective)
     return result, tested
-
-
-class _Passes:
-    """Starts passes over splits and counts what the latest one read.
-
-    Args:
-        session: What loads an epoch of a split.
-        check: Called for every batch; raises to end the training.
-        about: What else is counted of a training epoch.
-        num_batches: Of an epoch of a split; None: passes go through all batches to begin with a later one.
-    """
-
-    def __init__(
-        self,
-        session: Callable[[str, int], LoadSession],
-        runtime: Runtime,
-        check: Callable[[], None] | None = None,
-        about: Callable[[int], dict[str, Any]] | None = None,
-        num_batches: Callable[[str], int] | None = None,
-    ):
-        self._session, self._runtime, self._check, self._about = session, runtime, check, about
-        self._num_batches = num_batches
-        self._epoch = 0
-        self._loader: Loader | None = None
-        self._before = runtime.io.counters
-
-    def start(self, split: str, epoch: int, first: int = 0) -> Iterator[MiniBatch]:
-        """A pass over the batches of an epoch from number ``first`` on."""
-        session = self._session(split, epoch)
-        self._epoch = epoch
-        self._before = self._runtime.io.counters
-        numbers = range(first, self._num_batches(split)) if first and self._num_batches else None
-        self._loader = session.batches(split, epoch, numbers=numbers)
-        batches = self._loader if self._check is None else _CheckedPass(self._loader, self._check)
-        if first and numbers is None:
-            for _ in islice(batches, first):
-                pass
-        return batches
-
-    def counters(self) -> dict[str, Any]:
-        assert self._loader is not None
-        now, stats = self._runtime.io.counters, self._loader.stats
-        return {
-            "bytes_read": now.read_bytes - self._before.read_bytes,
-            "read_ops": now.read_ops - self._before.read_ops,
-            "bytes_needed_from_disk": stats.bytes_needed,
-            "rows_by_level": {"device": 0, "host": 0, "disk_cache": 0, "packed": 0, **stats.rows_by_level},
-            **({} if self._about is None else self._about(self._epoch)),
-        }
-
-
-class _CheckedPass(Iterator[MiniBatch]):
-    """A pass that looks before every batch whether to go on."""
-
-    def __init__(self, loader: Loader, check: Callable[[], None]):
-        self._loader, self._check = loader, check
-
-    def __next__(self) -> MiniBatch:
-        self._check()
-        return next(self._loader)
-
-    def close(self) -> None:
-        self._loader.close()
 
 
 def _peak_device_bytes(name: str) -> int:

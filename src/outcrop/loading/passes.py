@@ -1,0 +1,74 @@
+"""Passes over the splits of a training: started, checked before every batch, and counted."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from itertools import islice
+from typing import Any
+
+from outcrop.runtime import Runtime
+from outcrop.stages.load import Loader, LoadSession
+from outcrop.store.minibatch import MiniBatch
+
+
+class Passes:
+    """Starts passes over splits and counts what the latest one read.
+
+    Args:
+        session: What loads an epoch of a split.
+        check: Called for every batch; raises to end the training.
+        about: What else is counted of a training epoch.
+        num_batches: Of an epoch of a split; None: passes go through all batches to begin with a later one.
+    """
+
+    def __init__(
+        self,
+        session: Callable[[str, int], LoadSession],
+        runtime: Runtime,
+        check: Callable[[], None] | None = None,
+        about: Callable[[int], dict[str, Any]] | None = None,
+        num_batches: Callable[[str], int] | None = None,
+    ):
+        self._session, self._runtime, self._check, self._about = session, runtime, check, about
+        self._num_batches = num_batches
+        self._epoch = 0
+        self._loader: Loader | None = None
+        self._before = runtime.io.counters
+
+    def start(self, split: str, epoch: int, first: int = 0) -> Iterator[MiniBatch]:
+        """A pass over the batches of an epoch from number ``first`` on."""
+        session = self._session(split, epoch)
+        self._epoch = epoch
+        self._before = self._runtime.io.counters
+        numbers = range(first, self._num_batches(split)) if first and self._num_batches else None
+        self._loader = session.batches(split, epoch, numbers=numbers)
+        batches = self._loader if self._check is None else _CheckedPass(self._loader, self._check)
+        if first and numbers is None:
+            for _ in islice(batches, first):
+                pass
+        return batches
+
+    def counters(self) -> dict[str, Any]:
+        assert self._loader is not None
+        now, stats = self._runtime.io.counters, self._loader.stats
+        return {
+            "bytes_read": now.read_bytes - self._before.read_bytes,
+            "read_ops": now.read_ops - self._before.read_ops,
+            "bytes_needed_from_disk": stats.bytes_needed,
+            "rows_by_level": {"device": 0, "host": 0, "disk_cache": 0, "packed": 0, **stats.rows_by_level},
+            **({} if self._about is None else self._about(self._epoch)),
+        }
+
+
+class _CheckedPass(Iterator[MiniBatch]):
+    """A pass that looks before every batch whether to go on."""
+
+    def __init__(self, loader: Loader, check: Callable[[], None]):
+        self._loader, self._check = loader, check
+
+    def __next__(self) -> MiniBatch:
+        self._check()
+        return next(self._loader)
+
+    def close(self) -> None:
+        self._loader.close()
