@@ -217,7 +217,7 @@ def test_places_that_are_taken_or_missing(graph: Graph, folder: Path) -> None:
     for taken in (file, foreign, graph.path):
         refused(ArgumentError, "in the way", prepare_run, graph, taken, **OPTIONS)
     refused(IoError, "file", prepare_run, graph, file / "run", **OPTIONS)
-    refused(FormatError, "no Outcrop run", train, graph, run=folder / "nowhere")
+    refused(FormatError, "does not exist: make the run", train, graph, run=folder / "nowhere")
     refused(FormatError, "no Outcrop run", train, graph, run=graph.path)
     assert file.read_text() == "mine"
     assert (foreign / "thesis.txt").read_text() == "mine"
