@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import re
+import tracemalloc
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -139,6 +141,26 @@ def test_small_counters_in_several_ranges_equal_one(tmp_path, make_runtime):
     planned(graph, tmp_path, tight, tight_samples, config, "again")
     assert manifest_of(tmp_path / "plan") == manifest_of(tmp_path / "again")
     assert tight.budget.peak_bytes <= 400 << 10
+
+
+def test_choosing_rows_keeps_to_what_it_reserves(make_runtime):
+    """16 bytes for each row that is chosen: its id, twice. Counted by tracemalloc."""
+    from outcrop.stages import plan as planning
+
+    nodes = 1 << 20
+    counter = planning._Counter(
+        nodes, SimpleNamespace(max_nodes=1, id_bytes=4), np.zeros(0, int), make_runtime()
+    )
+    counter._whole = True
+    counter._counts[:] = np.arange(nodes) % 2 + 1
+    tracemalloc.start()
+    try:
+        chosen = counter.top(np.array([0, nodes // 2, nodes // 2]), nodes)
+        assert tracemalloc.get_traced_memory()[1] <= planning.ID_BYTES * nodes + (4 << 20)
+    finally:
+        tracemalloc.stop()
+    assert chosen.dtype == np.int64
+    assert np.array_equal(chosen, np.arange(nodes))
 
 
 def test_every_count_equal_takes_the_lowest_ids(tmp_path, make_runtime):

@@ -247,7 +247,7 @@ class _Counter:
                 ids = np.concatenate([np.flatnonzero(block > threshold), equal])
                 ids.sort()
                 parts.append(ids + (first + start))
-        return np.concatenate(parts).astype(np.int64)
+        return np.concatenate(parts)
 
 
 def _count_levels(
