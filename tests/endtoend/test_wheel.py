@@ -19,7 +19,7 @@ BUILD = """
 import sys
 from scikit_build_core import build
 print(build.build_sdist(sys.argv[1]))
-print(build.build_wheel(sys.argv[1], {"wheel.cmake": "false"}))
+print(build.build_wheel(sys.argv[1], {"wheel.cmake": "false", "wheel.py-api": "py3"}))
 """
 
 
