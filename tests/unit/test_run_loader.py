@@ -18,7 +18,7 @@ import outcrop
 from artifact_support import memory_folder, prepare, small_graph
 from forked import python
 from outcrop.api.run import Run
-from outcrop.errors import ArgumentError, FormatError, OutcropWarning
+from outcrop.errors import ArgumentError, ChecksumError, FormatError, OutcropWarning
 from outcrop.loading.ranks import Ranks
 from outcrop.runtime import Runtime
 from outcrop.store.graph import open_graph
@@ -390,3 +390,8 @@ def test_edges_have_their_weights_and_ids(tmp_path, mode):
         count += batch.num_edges
     assert count > 10_000
     assert "e_id" not in next(iter(run.loader(mode=mode)))
+    with (graph.path / "edge_weight.bin").open("r+b") as file:
+        file.seek(100)
+        file.write(b"\x7f")
+    with pytest.raises(ChecksumError, match=r"edge_weight\.bin"):
+        next(iter(run.loader(mode=mode)))

@@ -435,7 +435,14 @@ def edge_lookup(
         return None
     if not ids and not graph.has("edge_weight"):
         return None
-    return lambda runtime: EdgeLookup(graph, runtime, ids=ids)
+    made: list[EdgeLookup] = []  # for all passes: it reads the topology once to check it
+
+    def lookup(runtime: Runtime) -> EdgeLookup:
+        if not made:
+            made.append(EdgeLookup(graph, runtime, ids=ids))
+        return made[0]
+
+    return lookup
 
 
 def split_positions(graph: Graph, runtime: Runtime, split: str) -> InputIds:

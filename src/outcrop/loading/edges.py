@@ -16,7 +16,8 @@ class EdgeLookup:
     """Adds edge ids and edge weights to batches of ``graph``.
 
     Batches are recorded without either; both follow from the ids of an edge's ends, by a binary search in the list of
-    in-neighbours of its target. The lists are read through the system's page cache, as mode ``memmap`` reads rows.
+    in-neighbours of its target. The lists are read through the system's page cache, as mode ``memmap`` reads rows, and
+    once from end to end before, to compare their checksums.
 
     Args:
         ids: Whether batches get ``edge_ids``. They get ``edge_weight`` where the graph has weights.
@@ -25,7 +26,9 @@ class EdgeLookup:
     def __init__(self, graph: Graph, runtime: Runtime, *, ids: bool):
         self._graph, self._ids = graph, ids
         names = [name for name in ("indptr", "indices", "edge_weight") if graph.has(name)]
-        self._indptr, self._indices, *weights = (np.asarray(graph.array(runtime, n).memmap()) for n in names)
+        self._indptr, self._indices, *weights = (
+            np.asarray(graph.array(runtime, n).memmap(check=True)) for n in names
+        )
         self._weights = weights[0] if weights else None
 
     def __call__(self, batch: BatchGraph) -> BatchGraph:

@@ -77,10 +77,11 @@ class RunLoader:
     another (train, then valid) keep within the run's memory; passes at the same time take that memory each.
 
     Batches have ``x`` [n, D], ``edge_index`` int64 [2, E], ``y`` (of the seeds), ``n_id``, ``batch_size``,
-    ``num_sampled_nodes``, ``num_sampled_edges`` in NeighborLoader's conventions, ``input_id`` int64 [batch_size]
-    (positions of the seeds in the split, or in the ids given) and ``number``, which batch of the epoch it is;
-    ``edge_weight`` float32 [E] where the graph has weights, and ``e_id`` int64 [E] where it was asked for: positions in
-    ``graph.edge_index()``. ``x`` lies in one of a few buffers: do not keep more than one batch without cloning it.
+    ``num_sampled_nodes``, ``num_sampled_edges`` in NeighborLoader's conventions; ``number``, which batch of the epoch
+    it is; ``input_id`` int64 [batch_size], positions of the seeds in the split or in the ids given (not for links, nor
+    for batches from elsewhere); ``edge_weight`` float32 [E] where the graph has weights; ``e_id`` int64 [E] where it
+    was asked for, positions in ``graph.edge_index()``. ``x`` lies in one of a few buffers: do not keep more than one
+    batch without cloning it.
     """
 
     def __init__(

@@ -31,7 +31,8 @@ class DiskFeatureStore(FeatureStore):
     """Has features ``x`` [N, D], labels ``y``, and the splits as ``train_mask``, ``val_mask``, ``test_mask`` bool [N].
 
     Read only. Each is a :class:`torch_geometric.data.TensorAttr` without a group name. Rows are read when they are
-    asked for, as ``x[index]``, through the page cache: slower than Outcrop's loaders.
+    asked for, as ``x[index]``, through the page cache: slower than Outcrop's loaders, and not compared with their
+    checksums (``outcrop verify`` does that).
     """
 
     def __init__(self, graph: Graph):
