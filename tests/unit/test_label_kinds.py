@@ -10,7 +10,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from outcrop.api.train import train
 from outcrop.errors import ArgumentError, FormatError, OutcropError
 from outcrop.stages.ingest import import_graph
 from outcrop.stages.verify import verify_artifact
@@ -62,6 +61,17 @@ def test_classes_from_0_are_stored_as_they_are(tmp_path: Path) -> None:
 def test_unlabelled_nodes_stay_so_where_classes_have_gaps(tmp_path: Path) -> None:
     labels = np.array([7, -1, 3] * 10)
     assert np.array_equal(get(run(tmp_path / "in", labels)), np.array([1, -1, 0] * 10))
+
+
+def test_more_values_than_can_have_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They stay as they are where they can be 0 .. C - 1, and are no classes where they cannot."""
+    monkeypatch.setattr("outcrop.sources.labels.MAX_NAMED_CLASSES", 8)
+    graph = run(tmp_path / "a/in", np.arange(NODES)[::-1])
+    assert (get(graph)[0], graph.num_classes, graph.class_names) == (NODES - 1, NODES, ())
+    with pytest.raises(ArgumentError, match=r"over 8 different values up to 290, too many for classes"):
+        run(tmp_path / "b/in", np.arange(NODES) * 10)
+    targets = run(tmp_path / "c/in", np.arange(NODES) * 10, label_kind="regression")
+    assert np.array_equal(get(targets), np.arange(NODES) * 10.0)
 
 
 def multilabel(array: np.ndarray) -> np.ndarray:
@@ -153,12 +163,3 @@ def test_a_manifest_that_contradicts_its_labels_is_refused(tmp_path: Path) -> No
         with pytest.raises(OutcropError, match=r"labels of kind class|label kind 'fuzzy' is unknown"):
             verify_artifact(graph.path, new_runtime())
         path.write_text(text)
-
-
-def test_train_refuses_kinds_that_it_does_not_know(tmp_path: Path) -> None:
-    folder = tmp_path / "in"
-    folder.mkdir()
-    np.save(folder / "features.npy", np.ones((NODES, 2), np.float32))
-    graph = run(folder, MANY, train_fraction=0.5)
-    with pytest.raises(ArgumentError, match="labels of kind multilabel"):
-        train(graph, fanouts=[2], epochs=1, memory="64MiB")

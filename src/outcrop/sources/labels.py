@@ -32,8 +32,8 @@ from outcrop.store.arrays import ArrayWriter
 from outcrop.store.graph import LABEL_KINDS, UNKNOWN_MULTILABEL, LabelKind
 from outcrop.store.manifest import ArraySpec
 
-# More different values than this are hardly classes, and their names would not fit a manifest.
-_MAX_NAMED_CLASSES = 1 << 20
+# More different values than this are hardly classes, and their names would not fit a manifest: they are not collected.
+MAX_NAMED_CLASSES = 1 << 20
 _SHOWN = 6
 
 
@@ -57,6 +57,8 @@ class _Survey:
     binary: bool = True
     words: set[str] = field(default_factory=set)
     values: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int64))
+    rows: int = 0
+    largest: int = -1
 
     def add(self, name: str, block: np.ndarray, runtime: Runtime) -> None:
         """Takes note of a block, ``[n]`` or ``[n, T]``."""
@@ -71,6 +73,7 @@ class _Survey:
         if block.dtype.kind not in "fiub":
             raise FormatError(f"{name} holds {block.dtype}; labels are numbers or text")
         self.dtype = block.dtype
+        self.rows += len(block)
         if block.ndim == 2:
             self.columns = block.shape[1]
         known = block[~np.isnan(block)] if block.dtype.kind == "f" else block
@@ -81,7 +84,9 @@ class _Survey:
             with runtime.budget.reserve("labels", 32 * len(self.values) + 16 * len(block)):
                 found = np.unique(known)
                 exact = found.astype(np.int64) if found.dtype.kind != "f" else _exact(found)
-                self.values = np.union1d(self.values, exact[exact >= 0])
+                self.largest = max(self.largest, int(exact.max(initial=-1)))
+                if len(self.values) <= MAX_NAMED_CLASSES:
+                    self.values = np.union1d(self.values, exact[exact >= 0])
 
     def kind(self, name: str, wanted: LabelKind | None) -> LabelKind:
         """The kind that is meant. Raises ArgumentError where that cannot be, or is not clear."""
@@ -325,7 +330,7 @@ def _write_classes(
     class_names: tuple[str, ...],
 ) -> StoredLabels:
     words = {name: number for number, name in enumerate(sorted(survey.words - {""}))} if survey.text else None
-    values = None if survey.text or class_names else _gapped(labels.name, survey.values)
+    values = None if survey.text or class_names else _gapped(labels.name, survey)
     writer = ArrayWriter(runtime, work, "labels", "int64")
     row, largest = 0, -1
     for block in labels.blocks(num_nodes):
@@ -350,16 +355,17 @@ def _write_classes(
     return StoredLabels(writer.finish(), attributes, notes)
 
 
-def _gapped(name: str, values: np.ndarray) -> np.ndarray | None:
-    """``values``, ascending, where they have to be numbered anew; None where they are 0 .. C - 1."""
-    if not len(values) or int(values[-1]) == len(values) - 1:
-        return None
-    if len(values) > _MAX_NAMED_CLASSES:
+def _gapped(name: str, survey: _Survey) -> np.ndarray | None:
+    """The classes, ascending, where they have to be numbered anew; None where they are 0 .. C - 1."""
+    values = survey.values
+    if len(values) > MAX_NAMED_CLASSES:
+        if survey.largest < survey.rows:
+            return None
         raise ArgumentError(
-            f"{name} has {len(values)} different values up to {values[-1]}, too many for classes: give label kind "
-            "regression (--label-kind) if they are targets"
+            f"{name} has over {MAX_NAMED_CLASSES} different values up to {survey.largest}, too many for classes: give "
+            "label kind regression (--label-kind) if they are targets"
         )
-    return values
+    return None if survey.largest == len(values) - 1 else values
 
 
 def _numbers(name: str, block: np.ndarray, names: dict[str, int] | None, first_row: int) -> np.ndarray:
