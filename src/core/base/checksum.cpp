@@ -73,7 +73,7 @@ __attribute__((target("sse4.2,crc32"))) uint32_t crc32c_hardware(const void* dat
   return ~static_cast<uint32_t>(c);
 }
 
-__attribute__((target("sse4.2"))) void crc32c_three_pages(const unsigned char* p, uint32_t* out) {
+__attribute__((target("sse4.2,crc32"))) void crc32c_three_pages(const unsigned char* p, uint32_t* out) {
   uint64_t a = 0xFFFFFFFFu, b = a, c = a;
   const auto load = [](const unsigned char* at) {
     uint64_t v;
