@@ -242,6 +242,11 @@ def load_into(path: Path, model: torch.nn.Module, state: State) -> None:
     Raises:
         FormatError: They are those of another architecture.
     """
+    _require_shapes(path, model, state)
+    model.load_state_dict(state)
+
+
+def _require_shapes(path: Path, model: torch.nn.Module, state: State) -> None:
     own = {name: tuple(value.shape) for name, value in model.state_dict().items()}
     found = {name: tuple(value.shape) for name, value in state.items()}
     if own != found:
@@ -249,7 +254,6 @@ def load_into(path: Path, model: torch.nn.Module, state: State) -> None:
         raise FormatError(
             f"{path} holds another model: {', '.join(wrong)} are missing, extra or of another shape"
         )
-    model.load_state_dict(state)
 
 
 def load_model(folder: str | Path, device: str = "cpu") -> Model:
@@ -269,20 +273,33 @@ def load_best(folder: Path, device: str = "cpu") -> tuple[Model, Meta]:
     """As :func:`load_model`, with what the checkpoint says about itself."""
     path, found = _best(folder)
     try:
-        config = found.meta.config
-        model = build_model(
-            config["model"],
-            config["in_dim"],
-            config["hidden"],
-            config["num_classes"],
-            config["layers"],
-            heads=config["heads"],
-            dropout=config["dropout"],
-        )
-    except KeyError as error:
-        raise FormatError(f"{path} lacks field {error} of its configuration: {_AGAIN}") from None
+        # First without memory: a header may speak of a model that is not the one in the file, and larger than any.
+        with torch.device("meta"):
+            _require_shapes(path, _build(found), found.model)
+        model = _build(found)
+    except (KeyError, TypeError, ValueError, RuntimeError) as error:
+        if isinstance(error, OutcropError):
+            raise
+        raise FormatError(
+            f"{path} lacks or garbles a field of its configuration ({error}): {_AGAIN}"
+        ) from None
     load_into(path, model, found.model)
     return model.to(resolve(device)).eval(), found.meta
+
+
+def _build(found: Checkpoint) -> Model:
+    config = found.meta.config
+    if not 0 < config["layers"] <= len(found.model):  # each has a tensor at least
+        raise ValueError(f"{config['layers']} layers in {len(found.model)} tensors")
+    return build_model(
+        config["model"],
+        config["in_dim"],
+        config["hidden"],
+        config["num_classes"],
+        config["layers"],
+        heads=config["heads"],
+        dropout=config["dropout"],
+    )
 
 
 def _best(folder: Path) -> tuple[Path, Checkpoint]:

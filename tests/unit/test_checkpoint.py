@@ -243,6 +243,36 @@ def test_foreign_headers_are_refused(folder, change, message):
         checkpoints.read(folder / LAST)
 
 
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda h: h.update(config=[]),
+        lambda h: h.update(inputs="aa"),
+        lambda h: h.update(history=[{"epoch": 0}]),
+        lambda h: h.update(history=[1, 2]),
+        lambda h: h.update(best_epoch="none"),
+        lambda h: h.update(best_epoch=7),
+        lambda h: h.update(updates=[]),
+        lambda h: h.update(partial={"other": 1}),
+        lambda h: h["config"].update(layers=10**7),
+        lambda h: h["config"].update(hidden="wide"),
+        lambda h: h["config"].update(hidden=2**31),
+        lambda h: h["config"].update(dropout=[]),
+    ],
+)
+def test_fields_of_another_type_are_refused_in_one_line(problem, folder, change):
+    for file in (LAST, BEST):
+        rewrite(folder / file, change)
+
+    def load(path):
+        checkpoints.load_model(path)
+        problem.run(replace(CONFIG, epochs=2), path, inputs={"graph": "aa"})
+
+    with pytest.raises((FormatError, ArgumentError)) as error:
+        load(folder)
+    assert "\n" not in str(error.value)
+
+
 @pytest.mark.parametrize("metadata", [None, {"outcrop": "[]"}, {"outcrop": "{"}])
 def test_foreign_safetensors_files_are_refused(tmp_path, metadata):
     save_file({"weight": torch.ones(2)}, tmp_path / LAST, metadata)

@@ -24,7 +24,7 @@ from outcrop import checkpoint as checkpoints
 from outcrop.checkpoint import Checkpoint, Meta, State
 from outcrop.config import TrainConfig
 from outcrop.device import resolve
-from outcrop.errors import ArgumentError, NumericError
+from outcrop.errors import ArgumentError, FormatError, NumericError
 from outcrop.models import Model, build_model, settle_allocator
 from outcrop.store.minibatch import MiniBatch
 from outcrop.training.callbacks import Callbacks
@@ -408,11 +408,20 @@ class _Run:
             )
         checkpoints.load_into(path, self.model, found.model)
         checkpoints.restore_optimizer(self.optimizer, found.optimizer)
-        self.records = [EpochRecord(**record) for record in found.meta.history]
+        try:
+            self.records = [EpochRecord(**record) for record in found.meta.history]
+            self.updates, self.sums = found.meta.updates, _Sums(**found.meta.partial)
+            if len(self.records) != found.meta.epochs_done or not -1 <= found.meta.best_epoch < len(
+                self.records
+            ):
+                raise ValueError(f"{len(self.records)} records of {found.meta.epochs_done} epochs")
+        except (TypeError, ValueError) as error:
+            raise FormatError(
+                f"{path} lacks or garbles a field ({error}): train again, or point to another folder"
+            ) from None
         self.batch_losses = list(found.meta.batch_losses)
         self.best_epoch, self.best = found.meta.best_epoch, found.best
         self.resumed_from = self.epochs_done
-        self.updates, self.sums = found.meta.updates, _Sums(**found.meta.partial)
         checkpoints.renew_best(self.out, found)
 
     def result(self) -> TrainResult:
