@@ -10,6 +10,7 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
+from outcrop.api.budgets import smallest
 from outcrop.api.infer import infer
 from outcrop.api.prepare import prepare
 from outcrop.api.run import Run
@@ -52,10 +53,22 @@ def follow_training(graph: Graph, mode: str, **options: Any) -> int:
     return follow(call, monotone=mode != "partition")  # other budgets hold other partitions
 
 
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("mode", [*MODES[:-1], pytest.param(MODES[-1], marks=pytest.mark.slow)])
 def test_training_names_the_smallest_budget_of_each_mode(tmp_path, make_runtime, mode):
     graph = a_graph(tmp_path / "g", make_runtime(threads=1), nodes=400, width=33)
     follow_training(graph, mode)
+
+
+def test_the_smallest_is_found_where_shares_are_rounded():
+    """The first that fits, though the next does not: where a 16th and a 32nd of the budget are set aside."""
+
+    def fits(limit: int) -> bool:
+        return limit - limit // 16 - limit // 32 >= 58_001
+
+    by_hand = next(n for n in range(100_000) if fits(n))
+    assert not fits(by_hand + 1)
+    assert [smallest(refused, fits) for refused in (1, 50_000, 63_990, by_hand - 1)] == 4 * [by_hand]
+    assert smallest(1, lambda limit: False) is None
 
 
 @pytest.mark.parametrize("refused", [1, 20_000, 300_000, 700_000])

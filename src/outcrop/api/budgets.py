@@ -28,6 +28,7 @@ from outcrop.store.graph import Graph
 from outcrop.store.samples import BatchSizes
 
 _LEAST, _LARGEST, _STEPS = 1 << 14, 1 << 48, 16  # budgets that are tried, and how many in twice one
+_ROUNDED = 64  # a share of a budget is a 64th of it or more
 Pass = tuple[str, int]  # a split and an epoch
 
 
@@ -248,7 +249,8 @@ def smallest(refused: int, fits: Callable[[int], bool]) -> int | None:
     while high - low > 1:
         middle = (low + high) // 2
         low, high = (low, middle) if fits(middle) else (middle, high)
-    return high
+    # Shares of a budget are whole bytes: next to the edge one more of them may be taken than is there.
+    return next((less for less in range(max(high - _ROUNDED, refused + 1), high) if fits(less)), high)
 
 
 @contextmanager
