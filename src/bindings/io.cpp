@@ -238,7 +238,7 @@ void bind_rows(nb::module_& m) {
             reader.check_pages(crcs.data(), crcs.size(), std::move(remedy));
           },
           "crcs"_a, "remedy"_a, nb::keep_alive<1, 2>(),
-          "Compares each page with its CRC-32C when it is read; an error ends with the remedy.")
+          "Compares each page with its CRC-32C when it is first read; an error ends with the remedy.")
       .def(
           "count_read_bytes",
           [](const RowReader& reader, Ids ids) {
@@ -277,7 +277,7 @@ void bind_rows(nb::module_& m) {
             stream.check_pages(crcs.data(), crcs.size(), std::move(remedy));
           },
           "crcs"_a, "remedy"_a, nb::keep_alive<1, 2>(),
-          "Compares each page with its CRC-32C when it is read; before anything is submitted.");
+          "Compares each page with its CRC-32C when it is first read; before anything is submitted.");
   m.def(
       "count_read_bytes",
       [](Ids ids, uint64_t base, uint64_t stride, uint64_t row_bytes, bool merge) {
@@ -307,13 +307,12 @@ void bind_page_sums(nb::module_& m) {
   m.def(
       "check_pages",
       [](ConstBytes data, uint64_t first, Array1<const uint32_t> crcs, const std::string& path,
-         std::string remedy) {
+         const std::string& remedy) {
         if (data.size() % kPageBytes)
           throw Error(ErrorKind::argument, std::to_string(data.size()) + " bytes are no whole pages");
         nb::gil_scoped_release release;
-        std::vector<uint32_t> found(data.size() / kPageBytes);
-        PageSums{crcs.data(), crcs.size(), std::move(remedy)}.check(
-            path, first, found.size(), reinterpret_cast<const std::byte*>(data.data()), found.data());
+        check_run({crcs.data(), crcs.size()}, path, remedy, first, data.size() / kPageBytes,
+                  reinterpret_cast<const std::byte*>(data.data()));
       },
       "data"_a, "first"_a, "crcs"_a, "path"_a, "remedy"_a,
       "Raises ChecksumError unless page i of data has checksum crcs[first + i].");

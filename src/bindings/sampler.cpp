@@ -276,7 +276,7 @@ void bind_paged(nb::module_& m) {
           "indices_cache_bytes"_a = 0, "weights_file"_a.none() = nb::none(), "weights_cache_bytes"_a = 0,
           "scratch_bytes"_a)
       .def("check_pages", &check_pages, "name"_a, "crcs"_a, "remedy"_a,
-           "Compares each page of indptr, indices or edge_weight with its CRC-32C when it is read.")
+           "Compares each page of indptr, indices or edge_weight with its CRC-32C when it is first read.")
       .def_static("table_bytes", &PagedArray::table_bytes, "element_bytes"_a, "count"_a)
       .def_ro_static("MIN_SCRATCH_BYTES", &PageScratch::kMinBytes)
       .def(

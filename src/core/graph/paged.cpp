@@ -6,7 +6,6 @@
 #include <string>
 #include <utility>
 
-#include "base/checksum.h"
 #include "base/error.h"
 #include "base/radix.h"
 
@@ -181,15 +180,13 @@ void PagedArray::check_pages(const uint32_t* crcs, size_t n, std::string remedy)
   if (n < pages || file_bytes_ < pages * kPageBytes)
     throw Error(ErrorKind::format, io_->path(file_) + " has " + std::to_string(n) + " checksums for " +
                                        std::to_string(pages) + " pages; " + remedy);
-  sums_ = {crcs, n, std::move(remedy)};
+  sums_ = PageSums({crcs, n}, std::move(remedy));
 }
 
 void PagedArray::check(std::span<const uint32_t> pages, const std::byte* data) {
-  if (!sums_.crcs) return;
-  found_.resize(pages.size());
-  crc32c_pages(data, pages.size(), found_.data());
-  for (size_t i = 0; i < pages.size(); ++i)
-    if (found_[i] != sums_.crcs[pages[i]]) sums_.compare(io_->path(file_), pages[i], found_[i]);
+  if (sums_.empty()) return;
+  numbers_.assign(pages.begin(), pages.end());
+  sums_.check(io_->path(file_), numbers_, data);
 }
 
 void PagedArray::admit(uint32_t page, const std::byte* data) {

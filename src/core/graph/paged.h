@@ -67,8 +67,8 @@ class PagedArray {
   void gather(PageScratch& scratch, std::span<const Piece> pieces, std::byte* out);
   // Appends pieces for elements [position, position + n) that go to `out` on.
   void add_pieces(std::vector<Piece>& pieces, uint64_t position, uint64_t n, uint32_t out) const;
-  // From now on each page is compared with its checksum when it is read; `crcs` must live as long as this.
-  // Throws Error(format) if there are fewer than pages.
+  // From now on each page is compared with its checksum when it is read first; `crcs` must live as long as
+  // this. Throws Error(format) if there are fewer than pages.
   void check_pages(const uint32_t* crcs, size_t n, std::string remedy);
   // Element size() + i is element i of `held`, which has `count` and must live as long as the array.
   void go_on(const std::byte* held, uint64_t count) { held_ = held, held_count_ = count; }
@@ -99,7 +99,7 @@ class PagedArray {
   size_t used_ = 0, hand_ = 0;
   PageStats stats_;
   PageSums sums_;
-  std::vector<uint32_t> found_;  // checksums of the pages of a window
+  std::vector<uint64_t> numbers_;  // of the pages of a window
   const std::byte* held_ = nullptr;
   uint64_t held_count_ = 0;
 };

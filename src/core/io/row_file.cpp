@@ -6,7 +6,6 @@
 #include <utility>
 #include <vector>
 
-#include "base/checksum.h"
 #include "base/error.h"
 
 namespace outcrop {
@@ -40,21 +39,16 @@ void RowFile::check_pages(const uint32_t* crcs, size_t n, std::string remedy) {
   if (n < pages || file_bytes < pages * kPageBytes)
     throw Error(ErrorKind::format, io->path(file) + " has " + std::to_string(n) + " checksums for " +
                                        std::to_string(pages) + " pages; " + remedy);
-  sums = {crcs, n, std::move(remedy)};
+  sums = PageSums({crcs, n}, std::move(remedy));
 }
 
 // The pages of a window follow each other without gaps, whatever reads they came from.
-void RowFile::check(const RowWindow& window, const std::byte* pages) const {
-  if (!sums.crcs || window.reads.empty()) return;
-  const uint64_t first = window.reads.front().at, stop = window.reads.back().at + window.reads.back().length;
-  std::vector<uint32_t> found((stop - first) / kPageBytes);
-  crc32c_pages(pages + first, found.size(), found.data());
+void RowFile::check(const RowWindow& window, const std::byte* pages) {
+  if (sums.empty() || window.reads.empty()) return;
+  std::vector<uint64_t> numbers;
   for (const PageRead& r : window.reads)
-    for (uint64_t at = 0; at < r.length; at += kPageBytes) {
-      const uint64_t page = (r.offset + at) / kPageBytes;
-      const uint32_t crc = found[(r.at + at - first) / kPageBytes];
-      if (crc != sums.crcs[page]) sums.compare(io->path(file), page, crc);
-    }
+    for (uint64_t at = 0; at < r.length; at += kPageBytes) numbers.push_back((r.offset + at) / kPageBytes);
+  sums.check(io->path(file), numbers, pages + window.reads.front().at);
 }
 
 void RowFile::copy_out(const RowWindow& window, const RowEntry* rows, const std::byte* pages, std::byte* out,

@@ -36,9 +36,9 @@ class RowReader {
   // ids fall or leave the file: both come from an address table on disk.
   void read_sorted(const int32_t* ids, const int32_t* positions, size_t n, std::byte* out, size_t out_rows,
                    uint64_t out_stride);
-  // From now on every page of the file is compared with its CRC-32C when it is read, and a difference is
-  // Error(checksum) that ends with `remedy`; `crcs` has one for each page that rows lie on, and must live as
-  // long as the reader. Throws Error(format) if there are fewer. Before anything is read.
+  // From now on every page of the file is compared with its CRC-32C when it is first read, and a difference
+  // is Error(checksum) that ends with `remedy`; `crcs` has one for each page that rows lie on, and must live
+  // as long as the reader. Throws Error(format) if there are fewer. Before anything is read.
   void check_pages(const uint32_t* crcs, size_t n, std::string remedy);
   // Bytes that read_rows(ids) reads, exactly.
   uint64_t count_read_bytes(const int64_t* ids, size_t n) const;
