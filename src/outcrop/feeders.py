@@ -276,7 +276,7 @@ class _Asked:
 
     def met(self, nodes: np.ndarray) -> None:
         end = self._end + len(nodes) * self._rows.row_bytes
-        again = self._make_room(end) if end > len(self._slot.x) else ()
+        again = self._make_room(end) if _room_bytes(end) > len(self._slot.x) else ()
         for part in (*again, nodes):
             self._ask(part)
         self._met.append(nodes)

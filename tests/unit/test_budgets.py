@@ -127,6 +127,15 @@ def test_mode_memory_does_not_inherit_the_budget_of_a_run(tmp_path, make_runtime
         train(graph, run=tmp_path / "run", mode="memory", hidden=4, epochs=1, memory="4MiB")
 
 
+def test_buffers_that_grow_hop_by_hop_are_rehearsed(tmp_path, make_runtime):
+    """Validation has larger batches than the training batches that are counted ahead: found by the test below."""
+    graph = a_graph(
+        tmp_path / "g", make_runtime(threads=1), nodes=324, edges=1274, width=260, train=35, seed=2
+    )
+    options = {"sampler": "shadow", "fanouts": (2,), "batch_size": 40, "epochs": 3, "refresh": True}
+    follow_training(graph, "online", model="gcn", sample_epochs=1, topology="map", **options)
+
+
 @pytest.mark.slow
 @settings(max_examples=25, suppress_health_check=list(HealthCheck), phases=(Phase.generate,))
 @given(data=st.data())
