@@ -9,7 +9,14 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from outcrop.api.embed import embed_eval, embed_export, embed_neighbours, embed_prepare, embed_train
+    from outcrop.api.embed import (
+        embed_eval,
+        embed_export,
+        embed_neighbors,
+        embed_neighbours,
+        embed_prepare,
+        embed_train,
+    )
     from outcrop.api.graph import generate_graph, import_graph, import_triples
     from outcrop.api.infer import InferReport, infer
     from outcrop.api.prepare import PrepareReport
@@ -33,6 +40,7 @@ _HOME = {
     "TrainReport": "outcrop.api.train",
     "embed_eval": "outcrop.api.embed",
     "embed_export": "outcrop.api.embed",
+    "embed_neighbors": "outcrop.api.embed",
     "embed_neighbours": "outcrop.api.embed",
     "embed_prepare": "outcrop.api.embed",
     "embed_train": "outcrop.api.embed",
@@ -57,6 +65,7 @@ __all__ = [
     "TrainReport",
     "embed_eval",
     "embed_export",
+    "embed_neighbors",
     "embed_neighbours",
     "embed_prepare",
     "embed_train",

@@ -466,8 +466,8 @@ class EmbedConfig:
         if not 0.0 <= self.by_degree <= 1.0:
             problems.append(f"by_degree {self.by_degree} is not in [0, 1]")
         rates = {
-            "rate": self.rate,
-            "relation_rate": self.relation_rate,
+            "learning rate": self.rate,
+            "relation learning rate": self.relation_rate,
             "start": self.start,
             "margin": self.margin,
         }

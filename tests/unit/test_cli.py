@@ -105,9 +105,9 @@ def test_names_of_the_data_steer_no_terminal(made: Path, monkeypatch: pytest.Mon
     from outcrop.api import embed
 
     found = [(1, HOSTILE, 0.25), (2, None, 0.5)]
-    monkeypatch.setattr(embed, "embed_neighbours", lambda *_, **__: found)
+    monkeypatch.setattr(embed, "embed_neighbors", lambda *_, **__: found)
     monkeypatch.setenv("COLUMNS", "200")
-    done = CliRunner().invoke(app, ["embed", "neighbours", "run", HOSTILE], catch_exceptions=False)
+    done = CliRunner().invoke(app, ["embed", "neighbors", "run", HOSTILE], catch_exceptions=False)
     assert done.stdout.count(SHOWN) == 2
     assert not set(done.stdout) & (set(HOSTILE) - set("a]0;ownedred[b/]cdabcd\n"))
 

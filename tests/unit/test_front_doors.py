@@ -3,18 +3,27 @@
 from __future__ import annotations
 
 import ast
+import dataclasses
 import importlib.metadata
+import inspect
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+import usearch.index as usearch
 from typer.testing import CliRunner
 
 import outcrop as oc
 from artifact_support import memory_folder, small_graph
 from outcrop.api.prepare import prepare as prepare_with_report
 from outcrop.cli.main import app
+from outcrop.config import EmbedConfig
+from outcrop.embed.neighbours import METRICS, nearest_rows
+from outcrop.errors import ArgumentError
+from outcrop.stages.generate import GenerateConfig
 from support import REPOSITORY
 
 
@@ -68,3 +77,78 @@ def test_what_objects_print_as(made: dict[str, Any], what: str, says: list[str])
     assert [text for text in says if text not in printed] == [], printed
     assert len(printed) < 400
     assert " object at 0x" not in printed
+
+
+REPORTS = {"InferReport", "PrepareReport", "TrainReport", "Graph"}  # what functions return; not made by users
+
+
+def public() -> list[str]:
+    return [name for name in oc.__all__ if name not in REPORTS] + ["Run.loader"]
+
+
+def arguments_of(name: str) -> tuple[list[inspect.Parameter], str]:
+    """Parameters and docstring of a public name."""
+    found: Any = oc
+    for part in name.split("."):
+        found = getattr(found, part)
+    parameters = [p for p in inspect.signature(found).parameters.values() if p.name != "self"]
+    return parameters, inspect.getdoc(found) or ""
+
+
+@pytest.mark.parametrize("name", public())
+def test_arguments_are_named_typed_and_documented(name: str) -> None:
+    parameters, text = arguments_of(name)
+    assert [p.name for p in parameters if p.kind in (p.VAR_KEYWORD, p.VAR_POSITIONAL)] == []
+    assert [p.name for p in parameters if p.annotation is p.empty] == []
+    sections = re.split(r"^(\w+):\n", text, flags=re.MULTILINE)
+    args = "".join(
+        body for title, body in zip(sections[1::2], sections[2::2], strict=True) if title == "Args"
+    )
+    entries = re.findall(r"^    ([a-z_0-9, ]+):", args, re.MULTILINE)
+    documented = {one for entry in entries for one in entry.split(", ")}
+    assert {p.name for p in parameters} - documented == set()
+    assert re.match(r"[A-Z]\w+", text), "begins with a sentence"
+
+
+@pytest.mark.parametrize(
+    ("function", "config", "renamed"),
+    [
+        (oc.generate_graph, GenerateConfig, {}),
+        (oc.embed_train, EmbedConfig, {"rate": "learning_rate", "relation_rate": "relation_learning_rate"}),
+    ],
+)
+def test_defaults_are_those_of_the_options(function: Any, config: type, renamed: dict[str, str]) -> None:
+    parameters = inspect.signature(function).parameters
+    for field in dataclasses.fields(config):  # type: ignore[arg-type]
+        assert parameters[renamed.get(field.name, field.name)].default == field.default, field.name
+
+
+def test_former_names_of_rates(tmp_path: Path) -> None:
+    with (
+        pytest.warns(FutureWarning, match="rate is called learning_rate"),
+        pytest.raises(ArgumentError) as caught,
+    ):
+        oc.embed_train(tmp_path, rate=-1.0)
+    assert str(caught.value) == "learning rate -1.0 is not a positive number"
+    for option in ("--lr", "--learning-rate"):
+        done = CliRunner().invoke(app, ["embed", "train", str(tmp_path), option, "0"])
+        assert "learning rate 0.0 is not" in str(done.exception)
+
+
+@pytest.mark.parametrize("metric", ["cosine", "dot", "euclidean"])
+def test_nearest_without_usearch(metric: str) -> None:
+    """The same nodes as usearch finds, the same distances as float64 arithmetic gives."""
+    rng = np.random.default_rng(0)
+    vectors = rng.standard_normal((40_000, 6)).astype(np.float32)
+    query = vectors[17]
+    wide, q = vectors.astype(np.float64), query.astype(np.float64)
+    exact = {
+        "cosine": 1 - wide @ q / np.linalg.norm(wide, axis=1) / np.linalg.norm(q),
+        "dot": 1 - wide @ q,
+        "euclidean": ((wide - q) ** 2).sum(1),
+    }[metric]
+    distances, rows = nearest_rows(vectors, query, 5, metric)
+    np.testing.assert_array_equal(rows, np.argsort(exact)[:5])
+    np.testing.assert_allclose(distances, np.sort(exact)[:5], rtol=1e-4, atol=1e-5)
+    found = usearch.search(vectors, query, 5, METRICS[metric], exact=True)
+    np.testing.assert_array_equal(rows, found.keys)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, TypeVar
 
 from outcrop.config import BucketConfig, DeviceConfig, EmbedConfig, Size, format_bytes, parse_size
 from outcrop.embed import evaluate as evaluation
@@ -18,6 +19,7 @@ from outcrop.embed.prepare import prepare as prepare_buckets
 from outcrop.embed.sizing import fewest_partitions
 from outcrop.embed.sources import open_source
 from outcrop.embed.trained import Trained, open_trained
+from outcrop.errors import ArgumentError
 from outcrop.runtime import Progress, Runtime
 from outcrop.store.lock import only_process_in
 
@@ -69,11 +71,17 @@ def embed_prepare(
     """Sorts the edges of an imported graph or knowledge graph into buckets (:mod:`outcrop.embed.prepare`).
 
     Args:
-        partitions: None: as few as let vectors of ``dim`` floats be trained in ``memory`` with the defaults of
-            :class:`outcrop.config.EmbedConfig`; one without a budget.
-        slices: Of each partition; see :class:`outcrop.config.BucketConfig`.
-        numbering: How nodes are dealt out to partitions: ``random``, ``id`` or ``degree``.
-        valid_fraction, test_fraction: Of the edges, held out where the source has no such splits.
+        source: Graph or knowledge graph, made by :func:`outcrop.import_graph` or :func:`outcrop.import_triples`.
+        run: Folder of the embedding run to make.
+        partitions: Parts that the nodes are divided into. None: as few as let vectors of ``dim`` floats be trained in
+            ``memory`` with the defaults of :func:`embed_train`; one without a budget.
+        slices: Parts of each partition, dealt out anew for every sweep; None: 8, of many partitions fewer.
+        dim: Floats of a vector, where ``memory`` decides how many partitions there are.
+        numbering: Way in which nodes are dealt out to partitions: ``random``, ``id`` or ``degree``.
+        valid_fraction, test_fraction: Shares of the edges, held out where the source has no such splits.
+        seed: Number that decides the numbering and what is held out.
+        memory: Bytes, or text such as ``"4GiB"``, that preparing may take, and training is to be done in.
+        progress: Receiver of progress; None: silence.
 
     Raises:
         ArgumentError, BudgetError, FormatError: See the messages.
@@ -96,6 +104,26 @@ def embed_train(
     run: str | Path,
     config: EmbedConfig | None = None,
     *,
+    model: str = "complex",
+    dim: int = 100,
+    epochs: int = 10,
+    negatives: int = 1000,
+    by_degree: float = 0.0,
+    chunk: int = 1000,
+    batch: int = 5000,
+    loss: str = "softmax",
+    margin: float = 1.0,
+    optimizer: Literal["adagrad", "sgd", "adam"] = "adagrad",
+    learning_rate: float = 0.1,
+    relation_learning_rate: float | None = None,
+    start: float | None = None,
+    reciprocal: bool = False,
+    n3: float = 0.0,
+    l2: float = 0.0,
+    buffer: int = 3,
+    sweeps: int = 1,
+    order: str = "best",
+    seed: int = 0,
     memory: Size | None = None,
     resident: bool | None = None,
     fresh: bool = False,
@@ -103,27 +131,60 @@ def embed_train(
     prefetch: bool = True,
     device: str = "cpu",
     gpu_memory: Size = 0,
-    trace_path: Path | None = None,
+    trace_path: str | Path | None = None,
     progress: Progress | None = None,
-    **options: Any,
+    rate: float | None = None,
+    relation_rate: float | None = None,
 ) -> EmbedReport:
     """Trains embeddings on prepared buckets; goes on from the checkpoint of ``run`` where it holds one.
 
     Args:
-        config, options: :class:`outcrop.config.EmbedConfig`, or its fields.
-        resident: All partitions in memory, or ``config.buffer`` of them; None: all where ``memory`` has room.
-        fresh: Start over.
-        prefetch: Swap while training goes on.
+        run: Embedding run, made by :func:`embed_prepare`.
+        config: Options from ``model`` to ``seed`` as one object, in place of them.
+        model: Score function: ``dot``, ``distmult``, ``complex``, ``transe-l1``, ``transe-l2`` or ``rotate``.
+        dim: Floats of a vector; of complex ones half are imaginary parts.
+        epochs: Epochs in all, those before the checkpoint included.
+        negatives: Nodes that stand in for an end of an edge, shared by a chunk.
+        by_degree: Share of the negatives drawn in proportion to degree, the rest uniformly.
+        chunk: Edges that share negatives.
+        batch: Edges of one step of the optimizer.
+        loss: ``softmax``, ``logistic`` or ``margin``.
+        margin: Distance that loss ``margin`` asks for.
+        optimizer: ``adagrad``, ``sgd`` or ``adam`` (row-wise).
+        learning_rate: Step size of the optimizer.
+        relation_learning_rate: Step size of relation vectors; None: the same.
+        start: Standard deviation of the first vectors; None: 1e-3, and 1 / sqrt(dim) where scores are distances.
+        reciprocal: Whether relations have other vectors when the source is looked for.
+        n3, l2: Weights of the regularisers, for each edge: of the sum of cubes of moduli, and of squares.
+        buffer: Partitions that are in memory at a time, where not all are.
+        sweeps: Times that an epoch goes over the partitions, each with another part of the edges.
+        order: Sequence of partitions: ``best``, ``legend``, ``beta`` or ``cover``.
+        seed: Number that decides first vectors, negatives and the sequence of edges.
+        memory: Bytes, or text such as ``"4GiB"``, for all that Outcrop holds; torch comes on top.
+        resident: All partitions in memory, or ``buffer`` of them; None: all where ``memory`` has room.
+        fresh: Whether to start over where there is a checkpoint.
+        checkpoint_seconds: Time between checkpoints within an epoch; each epoch ends with one.
+        prefetch: Whether partitions are swapped while training goes on.
         device: Where the partitions in memory lie, and training runs. What a GPU computes is that of the CPU as far as
             rounding goes; either goes on from a checkpoint of the other.
-        gpu_memory: Of the device, for partitions and batches; 0: what is free there.
+        gpu_memory: Bytes of the device for partitions and batches; 0: what is free there.
+        trace_path: JSONL file for spans of all stages.
+        progress: Receiver of progress; None: silence.
+        rate, relation_rate: Former names of ``learning_rate`` and ``relation_learning_rate``.
 
     Raises:
-        ArgumentError: The checkpoint is of another configuration.
-        IoError: Another process prepares or trains in ``run``, or the system refuses a file.
-        BudgetError, NumericError, ChecksumError: See the messages.
+        ArgumentError: The checkpoint is of another configuration, or an option is out of range.
+        BudgetError, NumericError, IoError, ChecksumError: See the messages.
     """
-    config = EmbedConfig(**options) if config is None else config
+    given = EmbedConfig(
+        model=model, dim=dim, epochs=epochs, negatives=negatives, by_degree=by_degree, chunk=chunk, batch=batch,
+        loss=loss, margin=margin, optimizer=optimizer, rate=_renamed("rate", rate, "learning_rate", learning_rate),
+        relation_rate=_renamed("relation_rate", relation_rate, "relation_learning_rate", relation_learning_rate),
+        start=start, reciprocal=reciprocal, n3=n3, l2=l2, buffer=buffer, sweeps=sweeps, order=order, seed=seed,
+    )  # fmt: skip
+    if config is not None and given != EmbedConfig():
+        raise ArgumentError("give either config or single options of the training")
+    config = config or given
     buckets = open_buckets(run)
     with only_process_in(Path(run)), Runtime(memory, trace_path=trace_path, progress=progress) as runtime:
         fit = Fit(
@@ -145,6 +206,17 @@ def embed_train(
         )
 
 
+R = TypeVar("R", float, float | None)
+
+
+def _renamed(old: str, value: float | None, new: str, otherwise: R) -> float | R:
+    """``value`` of an argument by its former name, with a warning; else what was given by the new one."""
+    if value is None:
+        return otherwise
+    warnings.warn(f"{old} is called {new} now", FutureWarning, stacklevel=3)
+    return value
+
+
 def embed_eval(
     run: str | Path,
     split: str = "test",
@@ -156,7 +228,22 @@ def embed_eval(
     memory: Size | None = None,
     progress: Progress | None = None,
 ) -> evaluation.Metrics:
-    """Ranks held-out edges (:func:`outcrop.embed.evaluate.evaluate`)."""
+    """Ranks held-out edges: mean reciprocal rank, mean rank, Hits@1, 3 and 10.
+
+    Args:
+        run: Embedding run with a training.
+        split: ``valid`` or ``test``.
+        filtered: Whether candidates that make another known edge are left out.
+        candidates: Number of nodes to rank among, drawn with replacement, the same for all edges; None: all nodes.
+        by_degree: Whether they are drawn in proportion to degree instead of uniformly.
+        seed: Number that decides which are drawn.
+        memory: Bytes, or text such as ``"4GiB"``, that evaluating may take.
+        progress: Receiver of progress; None: silence.
+
+    Raises:
+        ArgumentError: There are no edges in ``split``, or the run has not been trained.
+        BudgetError: ``memory`` is too small.
+    """
     with _trained(run, memory, progress) as trained:
         return evaluation.evaluate(
             trained, split, filtered=filtered, candidates=candidates, by_degree=by_degree, seed=seed
@@ -171,17 +258,50 @@ def embed_export(
     memory: Size | None = None,
     progress: Progress | None = None,
 ) -> list[Path]:
-    """Writes vectors and names to the folder ``out``, or ``run/export`` (:mod:`outcrop.embed.export`); the files."""
+    """Writes vectors, with the names of the source, for other programs (:mod:`outcrop.embed.export`).
+
+    Args:
+        run: Embedding run with a training.
+        format: ``npy``, ``parquet`` or ``safetensors``.
+        out: Folder for the files; None: ``run/export``.
+        memory: Bytes, or text such as ``"4GiB"``, that exporting may take.
+        progress: Receiver of progress; None: silence.
+
+    Returns:
+        Paths of the files.
+
+    Raises:
+        ArgumentError, BudgetError, IoError: See the messages.
+    """
     with _trained(run, memory, progress) as trained:
         return exporting.export(trained, format, Path(run) / "export" if out is None else Path(out))
 
 
-def embed_neighbours(
+def embed_neighbors(
     run: str | Path, name: str, *, count: int = 10, metric: str = "cosine", memory: Size | None = None
 ) -> list[tuple[int, str | None, float]]:
-    """(id, name, distance) of the nodes nearest to node ``name`` (:func:`outcrop.embed.neighbours.neighbours`)."""
+    """Finds the nodes whose vectors are nearest to that of node ``name``: a look at what was learned.
+
+    Args:
+        run: Embedding run with a training.
+        name: Name of a node, or its id where nodes have no names.
+        count: Number of nodes to find; ``name`` itself is left out.
+        metric: ``cosine``, ``dot`` or ``euclidean``.
+        memory: Bytes, or text such as ``"4GiB"``, that looking may take.
+
+    Returns:
+        (id, name or None, distance) of each, nearest first: one minus cosine, one minus the product, or the squared
+        distance.
+
+    Raises:
+        ArgumentError: There is no such node or metric.
+    """
     with _trained(run, memory, None) as trained:
         return nearest.neighbours(trained, nearest.find_node(trained, name), count, metric)
+
+
+embed_neighbours = embed_neighbors
+"""The same, as it was spelled first."""
 
 
 @contextmanager

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from outcrop.config import Size
 from outcrop.errors import ArgumentError
@@ -128,12 +128,91 @@ def _with_parts(source: Any, parts: dict[str, Any]) -> Any:
 def import_triples(
     source: str | Path, out: str | Path, *, memory: Size | None = None, unknown: str = "skip"
 ) -> Triples:
-    """Imports a folder of triples as a knowledge graph (:func:`outcrop.stages.ingest_triples.import_triples`)."""
+    """Imports a folder of triples as a knowledge graph at ``out``.
+
+    Args:
+        source: Folder with ``train`` and, if there are, ``valid`` and ``test`` as ``.txt``, ``.tsv``, ``.csv`` or
+            ``.parquet``: three columns (source, relation, target), or two (source, target) without relations. Text has
+            no header.
+        out: Folder of the knowledge graph to make.
+        memory: Bytes, or text such as ``"4GiB"``, that the import may take.
+        unknown: Treatment of triples of entities or relations that the training triples do not have: ``skip`` or
+            ``error``.
+
+    Raises:
+        ArgumentError: No training triples; or unknown names, if these are errors.
+        FormatError: A line is malformed; the message names file and row.
+        BudgetError: The names do not fit ``memory``.
+        IoError: The operating system refused to write.
+    """
     with Runtime(memory) as runtime:
         return ingest_triples.import_triples(str(source), out, runtime, unknown=unknown)
 
 
-def generate_graph(out: str | Path, *, memory: Size | None = None, **options: Any) -> Graph:
-    """Generates a graph at ``out``; options are those of :class:`outcrop.stages.generate.GenerateConfig`."""
+def generate_graph(
+    out: str | Path,
+    *,
+    kind: Literal["sbm", "rmat"] = "sbm",
+    nodes: int = 100_000,
+    edges: int = 1_500_000,
+    features: int = 128,
+    classes: int = 16,
+    dtype: str = "float32",
+    train_fraction: float = 0.1,
+    valid_fraction: float = 0.05,
+    test_fraction: float = 0.1,
+    homophily: float = 0.6,
+    skew: float = 0.67,
+    a: float = 0.57,
+    b: float = 0.19,
+    c: float = 0.19,
+    signal: float | None = None,
+    seed: int = 0,
+    memory: Size | None = None,
+) -> Graph:
+    """Generates a synthetic graph at ``out``, streamed: it may be larger than memory.
+
+    Example: ``oc.generate_graph("my.oc", nodes=10_000, edges=150_000, features=64)``.
+
+    Args:
+        out: Folder of the graph to make.
+        kind: ``sbm``: power-law degrees and planted classes, which a GNN learns; ``rmat``: R-MAT, by default with
+            Graph500's quadrants.
+        nodes, edges: Exact counts; edges are directed and distinct.
+        features: Columns of the features; 0 = none.
+        classes: Number of labels, which are equally frequent.
+        dtype: Type of the features: ``float32``, ``float16``, ``bfloat16``, or ``int8`` in steps of 2^-5.
+        train_fraction, valid_fraction, test_fraction: Shares of the nodes, rounded to whole nodes.
+        homophily: Chance that a source is drawn from the class of its target (sbm).
+        skew: Exponent: the degree of the k-th hottest node goes with k^-skew (sbm).
+        a, b, c: Chances of the quadrants (source bit, target bit) = 00, 01, 10; 11 has the rest (rmat).
+        signal: Length of the class means, in units of the noise of one column; None = such that single rows are
+            classified right about half the time.
+        seed: Number that decides everything: the same seed gives the same graph on every machine.
+        memory: Bytes, or text such as ``"4GiB"``, that generating may take.
+
+    Raises:
+        ArgumentError: An impossible graph: more edges than pairs of nodes, more classes than nodes, ...
+        BudgetError: ``memory`` is too small.
+        IoError: The operating system refused to write.
+    """
+    config = generate.GenerateConfig(
+        kind=kind,
+        nodes=nodes,
+        edges=edges,
+        features=features,
+        classes=classes,
+        dtype=dtype,
+        train_fraction=train_fraction,
+        valid_fraction=valid_fraction,
+        test_fraction=test_fraction,
+        homophily=homophily,
+        skew=skew,
+        a=a,
+        b=b,
+        c=c,
+        signal=signal,
+        seed=seed,
+    )
     with Runtime(memory) as runtime:
-        return generate.generate_graph(out, runtime, **options)
+        return generate.generate_graph(out, runtime, config)

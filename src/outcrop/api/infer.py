@@ -102,7 +102,7 @@ def infer(
     any_graph: bool = False,
     memory: Size | None = None,
     device: str = "cpu",
-    trace_path: Path | None = None,
+    trace_path: str | Path | None = None,
     progress: Progress | None = None,
 ) -> InferReport:
     """Writes the predictions of the best model in ``checkpoint``, or of ``model``, to ``out``.

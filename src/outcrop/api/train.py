@@ -88,7 +88,7 @@ def train(
     callbacks: Sequence[Any] = (),
     seed: int = 0,
     trace_losses: bool = False,
-    trace_path: Path | None = None,
+    trace_path: str | Path | None = None,
     test: bool = True,
     progress: Progress | None = None,
     on_choice: Callable[[str], None] | None = None,

@@ -46,10 +46,12 @@ def add_commands(app: typer.Typer) -> None:
         help="Write vectors, with the names of the source, for other programs.\n\n"
         "Example: outcrop embed export fb15k.emb --format parquet --out vectors",
     )(export)
-    embed.command(
-        "neighbours",
-        help="Show the nodes nearest to one.\n\nExample: outcrop embed neighbours fb15k.emb /m/0f8l9c",
-    )(neighbours)
+    for name, hidden in (("neighbors", False), ("neighbours", True)):
+        embed.command(
+            name,
+            hidden=hidden,
+            help="Show the nodes nearest to one.\n\nExample: outcrop embed neighbors fb15k.emb /m/0f8l9c",
+        )(neighbors)
     app.add_typer(embed, name="embed")
 
 
@@ -228,9 +230,10 @@ def train(
     optimizer: Annotated[
         str, typer.Option("--optimizer", help="adagrad, sgd or adam (row-wise).")
     ] = "adagrad",
-    rate: Annotated[float, typer.Option("--lr", help="Learning rate.")] = 0.1,
+    rate: Annotated[float, typer.Option("--learning-rate", "--lr", help="Step size of the optimizer.")] = 0.1,
     relation_rate: Annotated[
-        float | None, typer.Option("--relation-lr", help="Of relations, where it is another.")
+        float | None,
+        typer.Option("--relation-learning-rate", "--relation-lr", help="Of relations, if another."),
     ] = None,
     start: Annotated[
         float | None, typer.Option("--start", help="Standard deviation of the first vectors.")
@@ -405,7 +408,7 @@ def export(
         printing.print_facts({str(path): format_bytes(path.stat().st_size) for path in made})
 
 
-def neighbours(
+def neighbors(
     run: RunFolder,
     name: Annotated[
         str, typer.Argument(help="Name of a node, or its id where nodes have none.", metavar="NAME")
@@ -417,9 +420,9 @@ def neighbours(
     quiet: common.Quiet = False,
 ) -> None:
     common.load_torch(quiet)
-    from outcrop.api.embed import embed_neighbours
+    from outcrop.api.embed import embed_neighbors
 
-    found = embed_neighbours(run, name, count=count, metric=metric, memory=memory)
+    found = embed_neighbors(run, name, count=count, metric=metric, memory=memory)
     common.write_json(
         json, {"node": name, "neighbours": [{"id": i, "name": n, "distance": d} for i, n, d in found]}
     )

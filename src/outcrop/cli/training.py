@@ -38,7 +38,9 @@ def train(
     ] = None,
     heads: Annotated[int, typer.Option("--heads", help="Attention heads of gat.")] = 4,
     dropout: Annotated[float, typer.Option("--dropout")] = 0.0,
-    learning_rate: Annotated[float, typer.Option("--lr", help="Learning rate of Adam.")] = 3e-3,
+    learning_rate: Annotated[
+        float, typer.Option("--learning-rate", "--lr", help="Step size of Adam.")
+    ] = 3e-3,
     weight_decay: Annotated[float, typer.Option("--weight-decay")] = 0.0,
     epochs: Annotated[int, typer.Option("--epochs")] = 10,
     mode: Annotated[

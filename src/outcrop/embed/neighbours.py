@@ -1,7 +1,11 @@
-"""The nearest nodes of one, for a look at what was learned: exact search by usearch, a partition at a time."""
+"""The nearest nodes of one, for a look at what was learned: exact search, a partition at a time.
+
+By usearch where it is installed (the extra ``outcrop[look]``), which is faster; else by NumPy.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from importlib import import_module
 
 import numpy as np
@@ -9,8 +13,10 @@ import numpy as np
 from outcrop.embed.trained import Trained
 from outcrop.errors import ArgumentError
 
+Search = Callable[[np.ndarray, np.ndarray, int, str], tuple[np.ndarray, np.ndarray]]
 METRICS = {"cosine": "cos", "dot": "ip", "euclidean": "l2sq"}
 _NAMES = 1 << 16  # looked through at a time
+_BLOCK = 1 << 14  # rows whose differences are held at a time
 
 
 def find_node(trained: Trained, name: str) -> int:
@@ -44,14 +50,11 @@ def neighbours(
     Distances: one minus cosine, one minus the product, or the squared distance.
 
     Raises:
-        ArgumentError: No such metric, or usearch is not installed.
+        ArgumentError: No such metric.
     """
     if metric not in METRICS:
         raise ArgumentError(f"metric {metric!r} is unknown; known: {', '.join(METRICS)}")
-    try:
-        search = import_module("usearch.index").search
-    except ImportError:
-        raise ArgumentError("looking up neighbours needs usearch: pip install usearch") from None
+    search = _searcher()
     buckets, runtime = trained.buckets, trained.runtime
     numbering = buckets.numbering(runtime)
     row = numbering.rows(np.array([node], np.int64))
@@ -59,9 +62,10 @@ def neighbours(
     found: list[tuple[float, int]] = []
     for first, vectors in trained.slices():
         held = np.ascontiguousarray(vectors)
-        nearest = search(held, query, min(count + 1, len(held)), METRICS[metric], exact=True)
-        pairs = zip(nearest.distances.tolist(), nearest.keys.tolist(), strict=True)
-        found += [(distance, first + int(key)) for distance, key in pairs]
+        distances, keys = search(held, query, min(count + 1, len(held)), metric)
+        found += [
+            (distance, first + key) for distance, key in zip(distances.tolist(), keys.tolist(), strict=True)
+        ]
         found = sorted(found)[: count + 1]
     others = [(distance, other) for distance, other in found if other != row[0]][:count]
     nodes = numbering.nodes(np.array([other for _, other in others], np.int64)).tolist()
@@ -70,3 +74,39 @@ def neighbours(
         (n, buckets.names(runtime, "entity", n, n + 1)[0] if named else None, distance)
         for n, (distance, _) in zip(nodes, others, strict=True)
     ]
+
+
+def _searcher() -> Search:
+    """``search(vectors, query, count, metric)`` gives distances float [count], nearest first, and rows int [count]."""
+    try:
+        by_usearch = import_module("usearch.index").search
+    except ImportError:
+        return nearest_rows
+
+    def search(
+        vectors: np.ndarray, query: np.ndarray, count: int, metric: str
+    ) -> tuple[np.ndarray, np.ndarray]:
+        found = by_usearch(vectors, query, count, METRICS[metric], exact=True)
+        return found.distances, found.keys
+
+    return search
+
+
+def nearest_rows(
+    vectors: np.ndarray, query: np.ndarray, count: int, metric: str
+) -> tuple[np.ndarray, np.ndarray]:
+    """Searches float [n, dim] by NumPy: ``np.argsort(distances, kind="stable")[:count]`` and their distances."""
+    if metric == "euclidean":
+        distances = np.concatenate(
+            [
+                ((vectors[start : start + _BLOCK] - query) ** 2).sum(1)
+                for start in range(0, len(vectors), _BLOCK)
+            ]
+        )
+    else:
+        distances = 1 - vectors @ query
+        if metric == "cosine":
+            lengths = np.linalg.norm(vectors, axis=1) * np.linalg.norm(query)
+            distances = 1 - (1 - distances) / np.maximum(lengths, np.finfo(np.float32).tiny)
+    rows = np.argsort(distances, kind="stable")[:count]
+    return distances[rows], rows
