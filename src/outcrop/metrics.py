@@ -18,7 +18,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from outcrop.runtime import Progress, Runtime
+from outcrop.progress import Progress
+from outcrop.runtime import Runtime
 
 FIRST_SPANS, LAST_SPANS = 2000, 3000
 MAX_SAMPLES, SAMPLE_SECONDS = 400, 0.05

@@ -12,21 +12,10 @@ from typing import Protocol
 from outcrop import _core, system
 from outcrop.config import IoConfig, Size, parse_size
 from outcrop.errors import ArgumentError
+from outcrop.progress import Progress, shown
 from outcrop.trace import Trace
 
 UNLIMITED = (1 << 64) - 1
-
-
-class Progress(Protocol):
-    """Receives the progress of long work; the command line draws it, the library is silent.
-
-    ``note``: what is known by now, such as the loss, in place of what was said before.
-    """
-
-    def start(self, task: str, total: int, unit: str) -> None: ...
-    def advance(self, task: str, amount: int) -> None: ...
-    def note(self, task: str, text: str) -> None: ...
-    def finish(self, task: str) -> None: ...
 
 
 class Rehearsal(Protocol):
@@ -50,13 +39,6 @@ class Rehearsal(Protocol):
         ...
 
 
-class SilentProgress:
-    def start(self, task: str, total: int, unit: str) -> None: ...
-    def advance(self, task: str, amount: int) -> None: ...
-    def note(self, task: str, text: str) -> None: ...
-    def finish(self, task: str) -> None: ...
-
-
 class Runtime:
     """Budget, I/O engine, workers and trace of one command or library call.
 
@@ -64,8 +46,10 @@ class Runtime:
         memory: Hard limit on what Outcrop itself holds (caches, buffers, topology, sorting), bytes or text such as
             ``"4GiB"``; None counts without a limit. The interpreter, torch and the model come on top.
         io: Options of the I/O engine. ``OUTCROP_IO_BACKEND`` in the environment overrides the backend.
+        faults: Faults of the I/O engine, for tests.
         threads: Worker threads for sampling and gathers, the caller included; 0 = one per usable core.
         trace_path: JSONL file for spans and counters; None records nothing.
+        progress: Receiver of progress; True: bars or lines on standard error, as suits it; None or False: silence.
         rehearsal: Only find out what fits ``memory``.
     """
 
@@ -77,7 +61,7 @@ class Runtime:
         faults: _core.FaultPlan | None = None,
         threads: int = 0,
         trace_path: str | Path | None = None,
-        progress: Progress | None = None,
+        progress: Progress | bool | None = None,
         rehearsal: Rehearsal | None = None,
     ):
         limit = UNLIMITED if memory is None else parse_size(memory)
@@ -89,7 +73,7 @@ class Runtime:
         self.initiator = (io or IoConfig()).initiator
         self.workers = _core.WorkerPool(threads)
         self.trace = Trace(trace_path)
-        self.progress: Progress = progress or SilentProgress()
+        self.progress = shown(progress)
 
     def note_device_peaks(self, peaks: dict[str, int]) -> None:
         """Keeps the largest of each tag."""

@@ -15,9 +15,10 @@ from outcrop.api.prepare import prepare
 from outcrop.api.train import TrainReport, train
 from outcrop.config import PlanConfig, SampleConfig
 from outcrop.errors import BudgetError, OutcropWarning
+from outcrop.progress import SilentProgress
 from outcrop.report.collect import collect_run
 from outcrop.report.runs import run_page
-from outcrop.runtime import Runtime, SilentProgress
+from outcrop.runtime import Runtime
 from outcrop.store import samples
 from outcrop.store.graph import Graph
 

@@ -18,7 +18,8 @@ from outcrop.api.run import open_session
 from outcrop.api.train import TrainReport, train
 from outcrop.config import IoConfig, PlanConfig, SampleConfig
 from outcrop.errors import BudgetError
-from outcrop.runtime import Runtime, SilentProgress
+from outcrop.progress import SilentProgress
+from outcrop.runtime import Runtime
 from outcrop.sampling import BatchSampler, epoch_seeds
 from outcrop.stages.load import MODES
 from outcrop.store import run as runs

@@ -305,7 +305,7 @@ INTERRUPTED = """
 import os, sys
 from contextlib import contextmanager
 import outcrop.cli.common as common
-from outcrop.runtime import SilentProgress
+from outcrop.progress import SilentProgress
 
 class Progress(SilentProgress):
     left = 14

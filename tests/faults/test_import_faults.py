@@ -20,7 +20,8 @@ import pytest
 
 from outcrop import _core
 from outcrop.errors import ArgumentError, BudgetError, FormatError, IoError
-from outcrop.runtime import Runtime, SilentProgress
+from outcrop.progress import SilentProgress
+from outcrop.runtime import Runtime
 from outcrop.stages.ingest import import_graph
 from outcrop.stages.verify import verify_artifact
 from support import HANGS_SECONDS, held_bytes, new_runtime

@@ -13,7 +13,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import usearch.index as usearch
 from typer.testing import CliRunner
 
 import outcrop as oc
@@ -150,5 +149,7 @@ def test_nearest_without_usearch(metric: str) -> None:
     distances, rows = nearest_rows(vectors, query, 5, metric)
     np.testing.assert_array_equal(rows, np.argsort(exact)[:5])
     np.testing.assert_allclose(distances, np.sort(exact)[:5], rtol=1e-4, atol=1e-5)
-    found = usearch.search(vectors, query, 5, METRICS[metric], exact=True)
+    from usearch.index import search  # after torch: imported before it, importing torch does not end
+
+    found = search(vectors, query, 5, METRICS[metric], exact=True)
     np.testing.assert_array_equal(rows, found.keys)

@@ -13,7 +13,7 @@ from outcrop.api.prepare import prepare
 from outcrop.api.train import train
 from outcrop.errors import FormatError, OutcropWarning
 from outcrop.metrics import Recorder, thinned
-from outcrop.runtime import SilentProgress
+from outcrop.progress import SilentProgress
 from outcrop.store import history
 from outcrop.trace import Trace
 from run_support import a_graph

@@ -20,7 +20,8 @@ from outcrop.embed.sizing import fewest_partitions
 from outcrop.embed.sources import open_source
 from outcrop.embed.trained import Trained, open_trained
 from outcrop.errors import ArgumentError
-from outcrop.runtime import Progress, Runtime
+from outcrop.progress import Progress, shows_progress
+from outcrop.runtime import Runtime
 from outcrop.store.lock import only_process_in
 
 
@@ -54,6 +55,7 @@ class EmbedReport:
         return dict(vars(self))
 
 
+@shows_progress
 def embed_prepare(
     source: str | Path,
     run: str | Path,
@@ -66,7 +68,7 @@ def embed_prepare(
     test_fraction: float = 0.0,
     seed: int = 0,
     memory: Size | None = None,
-    progress: Progress | None = None,
+    progress: Progress | bool = True,
 ) -> Buckets:
     """Sorts the edges of an imported graph or knowledge graph into buckets (:mod:`outcrop.embed.prepare`).
 
@@ -81,7 +83,7 @@ def embed_prepare(
         valid_fraction, test_fraction: Shares of the edges, held out where the source has no such splits.
         seed: Number that decides the numbering and what is held out.
         memory: Bytes, or text such as ``"4GiB"``, that preparing may take, and training is to be done in.
-        progress: Receiver of progress; None: silence.
+        progress: Whether to show progress (:mod:`outcrop.progress`), or a receiver of it.
 
     Raises:
         ArgumentError, BudgetError, FormatError: See the messages.
@@ -100,6 +102,7 @@ def _partitions(source: str | Path, dim: int, runtime: Runtime) -> int:
     )
 
 
+@shows_progress
 def embed_train(
     run: str | Path,
     config: EmbedConfig | None = None,
@@ -132,7 +135,7 @@ def embed_train(
     device: str = "cpu",
     gpu_memory: Size = 0,
     trace_path: str | Path | None = None,
-    progress: Progress | None = None,
+    progress: Progress | bool = True,
     rate: float | None = None,
     relation_rate: float | None = None,
 ) -> EmbedReport:
@@ -169,7 +172,7 @@ def embed_train(
             rounding goes; either goes on from a checkpoint of the other.
         gpu_memory: Bytes of the device for partitions and batches; 0: what is free there.
         trace_path: JSONL file for spans of all stages.
-        progress: Receiver of progress; None: silence.
+        progress: Whether to show progress (:mod:`outcrop.progress`), or a receiver of it.
         rate, relation_rate: Former names of ``learning_rate`` and ``relation_learning_rate``.
 
     Raises:
@@ -217,6 +220,7 @@ def _renamed(old: str, value: float | None, new: str, otherwise: R) -> float | R
     return value
 
 
+@shows_progress
 def embed_eval(
     run: str | Path,
     split: str = "test",
@@ -226,7 +230,7 @@ def embed_eval(
     by_degree: bool = False,
     seed: int = 0,
     memory: Size | None = None,
-    progress: Progress | None = None,
+    progress: Progress | bool = True,
 ) -> evaluation.Metrics:
     """Ranks held-out edges: mean reciprocal rank, mean rank, Hits@1, 3 and 10.
 
@@ -238,7 +242,7 @@ def embed_eval(
         by_degree: Whether they are drawn in proportion to degree instead of uniformly.
         seed: Number that decides which are drawn.
         memory: Bytes, or text such as ``"4GiB"``, that evaluating may take.
-        progress: Receiver of progress; None: silence.
+        progress: Whether to show progress (:mod:`outcrop.progress`), or a receiver of it.
 
     Raises:
         ArgumentError: There are no edges in ``split``, or the run has not been trained.
@@ -250,13 +254,14 @@ def embed_eval(
         )
 
 
+@shows_progress
 def embed_export(
     run: str | Path,
     format: str = "npy",
     out: str | Path | None = None,
     *,
     memory: Size | None = None,
-    progress: Progress | None = None,
+    progress: Progress | bool = True,
 ) -> list[Path]:
     """Writes vectors, with the names of the source, for other programs (:mod:`outcrop.embed.export`).
 
@@ -265,7 +270,7 @@ def embed_export(
         format: ``npy``, ``parquet`` or ``safetensors``.
         out: Folder for the files; None: ``run/export``.
         memory: Bytes, or text such as ``"4GiB"``, that exporting may take.
-        progress: Receiver of progress; None: silence.
+        progress: Whether to show progress (:mod:`outcrop.progress`), or a receiver of it.
 
     Returns:
         Paths of the files.
@@ -305,7 +310,7 @@ embed_neighbours = embed_neighbors
 
 
 @contextmanager
-def _trained(run: str | Path, memory: Size | None, progress: Progress | None) -> Iterator[Trained]:
+def _trained(run: str | Path, memory: Size | None, progress: Progress | bool | None) -> Iterator[Trained]:
     with Runtime(memory, progress=progress) as runtime:
         trained = open_trained(run, runtime)
         try:

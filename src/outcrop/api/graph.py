@@ -52,6 +52,7 @@ def import_graph(
             ``musae:DIR``. Or a PyG ``Data``, a SciPy sparse matrix, a NetworkX graph, a table of edges (Arrow, Polars,
             pandas, DuckDB), an array ``[E, 2]`` or ``[2, E]`` of edges; or a dict of parts, named as the next
             arguments, with ``edges``.
+        out: Folder of the graph to make.
         features: Numbers ``[N, D]``: array, tensor, sparse matrix, or table (with a column ``id`` in any order). For
             NetworkX the name of a node attribute, or a list of names.
         labels: ``[N]`` or ``[N, C]``: array, tensor, sparse matrix, series or table; for NetworkX a node attribute.

@@ -28,8 +28,9 @@ from outcrop.feeders import SampledGraphs
 from outcrop.inference.scored import Scored, what_is_scored
 from outcrop.inference.whole import WholeModel
 from outcrop.models import Model
+from outcrop.progress import Progress, shows_progress
 from outcrop.rows import open_rows
-from outcrop.runtime import Progress, Runtime
+from outcrop.runtime import Runtime
 from outcrop.sampling import BatchSampler
 from outcrop.stages import export as exporting
 from outcrop.stages import infer as inferring
@@ -87,6 +88,7 @@ class InferReport:
         return dict(vars(self))
 
 
+@shows_progress
 def infer(
     graph: Graph | str | Path,
     *,
@@ -103,7 +105,7 @@ def infer(
     memory: Size | None = None,
     device: str = "cpu",
     trace_path: str | Path | None = None,
-    progress: Progress | None = None,
+    progress: Progress | bool = True,
 ) -> InferReport:
     """Writes the predictions of the best model in ``checkpoint``, or of ``model``, to ``out``.
 
@@ -111,6 +113,8 @@ def infer(
     with a model of one's own it starts over.
 
     Args:
+        graph: Graph, or its folder.
+        checkpoint: Folder that :func:`outcrop.train` was given.
         model: Instead of a checkpoint. A stack of known layers (:func:`outcrop.inference.stack.as_stack`) is
             scored layer by layer, any other module in sampled batches: ``model(x, edge_index)`` is called with
             features [num_nodes, D] in the dtype of its parameters and int64 [2, num_edges], local (source, target); its
@@ -127,6 +131,9 @@ def infer(
         memory: Budget for everything Outcrop holds; the interpreter, torch and the model come on top. None: half of
             what the machine has available, rounded down to a power of two, 4 GiB at the most. The order of additions,
             and so the last bits of the result, depend on the budget: name one where they matter.
+        device: ``cpu``, ``cuda`` or ``cuda:N``.
+        trace_path: JSONL file for spans of all stages.
+        progress: Whether to show progress (:mod:`outcrop.progress`), or a receiver of it.
 
     Raises:
         ArgumentError: Values out of range, or a checkpoint of another graph or width.

@@ -35,7 +35,8 @@ from outcrop.api.prepare import PrepareReport, prepare_described
 from outcrop.api.run import open_session
 from outcrop.config import DeviceConfig, PlanConfig, SampleConfig, format_bytes
 from outcrop.errors import ArgumentError, BudgetError, OutcropError
-from outcrop.runtime import Progress, Runtime
+from outcrop.progress import Progress
+from outcrop.runtime import Runtime
 from outcrop.stages.load import LoadSession
 from outcrop.store import manifest as manifests
 from outcrop.store import run as runs

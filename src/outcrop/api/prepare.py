@@ -19,7 +19,8 @@ from outcrop.api import epochs as epoch_choice
 from outcrop.config import IoConfig, PlanConfig, SampleConfig, Size, format_bytes, parse_size
 from outcrop.errors import ArgumentError, BudgetError, FormatError
 from outcrop.foreign import ForeignBatches, Source
-from outcrop.runtime import UNLIMITED, Progress, Runtime
+from outcrop.progress import Progress
+from outcrop.runtime import UNLIMITED, Runtime
 from outcrop.stages import pack as packing
 from outcrop.stages import plan as planning
 from outcrop.stages import sample as sampling
@@ -96,7 +97,7 @@ def prepare(
     overwrite: bool = False,
     runtime: Runtime | None = None,
     stop_after: str | None = None,
-    progress: Progress | None = None,
+    progress: Progress | bool | None = None,
     on_choice: Callable[[str], None] | None = None,
 ) -> PrepareReport:
     """Makes the run ``out`` as :func:`outcrop.prepare` does, and returns what was done.

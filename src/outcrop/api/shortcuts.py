@@ -9,10 +9,11 @@ from outcrop.api.prepare import prepare as prepare_with_report
 from outcrop.api.run import Run
 from outcrop.config import Size
 from outcrop.foreign import Source
-from outcrop.runtime import Progress
+from outcrop.progress import Progress, shows_progress
 from outcrop.store.graph import Graph
 
 
+@shows_progress
 def prepare(
     graph: Graph | str | Path,
     out: str | Path,
@@ -37,7 +38,7 @@ def prepare(
     topology: str = "automatic",
     rates: tuple[float, float] | None = None,
     overwrite: bool = False,
-    progress: Progress | None = None,
+    progress: Progress | bool = True,
     on_choice: Callable[[str], None] | None = None,
 ) -> Run:
     """Samples, plans and packs ``graph`` into the run ``out``, all that training from disk needs, and opens it.
@@ -76,7 +77,7 @@ def prepare(
         rates: What the disk reads, which layout ``"cost"`` prices by: bytes per second in order, and random reads of
             4 KiB per second. None: those that the run has, else measured. The same rates give the same files.
         overwrite: Replace a run of other options in ``out``; without it that is an error which names what differs.
-        progress: Told how far sampling and packing are.
+        progress: Whether to show progress (:mod:`outcrop.progress`), or a receiver of it.
         on_choice: Told, before anything is made, what memory ``"auto"`` chose, where fewer epochs are prepared than
             training has by default, and what is replaced.
 
@@ -121,6 +122,7 @@ def open_run(path: str | Path, *, memory: Size | None = None, graph: str | Path 
     """Opens the prepared run at ``path``.
 
     Args:
+        path: Folder made by :func:`prepare`.
         memory: Budget of loading; None takes the one the run was planned for.
         graph: Where its graph is now, if one of them was moved.
 

@@ -16,7 +16,8 @@ from outcrop.api.prepare import PrepareReport, prepare
 from outcrop.api.run import open_session
 from outcrop.config import BaselineConfig, DeviceConfig, IoConfig, PlanConfig, SampleConfig
 from outcrop.errors import BudgetError
-from outcrop.runtime import Progress, Runtime
+from outcrop.progress import Progress
+from outcrop.runtime import Runtime
 from outcrop.stages.load import LoadSession
 from outcrop.store.graph import Graph
 

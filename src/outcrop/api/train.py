@@ -31,7 +31,8 @@ from outcrop.config import (
 )
 from outcrop.errors import ArgumentError, OutcropWarning
 from outcrop.loading.passes import Passes
-from outcrop.runtime import Progress, Runtime
+from outcrop.progress import Progress, shown, shows_progress
+from outcrop.runtime import Runtime
 from outcrop.stages import evaluate as evaluation
 from outcrop.stages import train as training
 from outcrop.store import identity
@@ -42,6 +43,7 @@ from outcrop.training.objectives import Objective, choose_objective
 from outcrop.training.weights import class_weights as resolve_class_weights
 
 
+@shows_progress
 def train(
     graph: Graph | str | Path,
     *,
@@ -90,7 +92,7 @@ def train(
     trace_losses: bool = False,
     trace_path: str | Path | None = None,
     test: bool = True,
-    progress: Progress | None = None,
+    progress: Progress | bool = True,
     on_choice: Callable[[str], None] | None = None,
 ) -> TrainReport:
     """Trains a model on ``graph`` from disk, inside ``memory``, with the result that training in memory would have.
@@ -99,12 +101,19 @@ def train(
     unless ``run`` or ``sample_epochs`` has fewer: then these are replayed.
 
     Args:
+        graph: Graph, or its folder.
         run: A prepared run; training longer than it has epochs replays them. Without one, mode ``packed`` prepares
             all epochs in ``<graph>.run`` first, which replaces another run there, or as many at a time as the disk
             has room for in ``<graph>.pools``; other modes draw their batches on the fly.
         mode: Where rows come from: ``packed``, ``online``, ``memory``, or a baseline: ``memmap``, ``ondisk``,
             ``dynamic``, ``belady`` (with a run), ``partition`` (which also changes what is learned). None: ``packed``,
             with memory ``"auto"`` whichever of packed and online is predicted to be done sooner.
+        model: ``sage``, ``gat`` or ``gcn``.
+        hidden: Width between layers, for gat of all heads together; None: 256, for gat 32 per head.
+        heads: Attention heads of gat.
+        dropout: Share of hidden values zeroed between layers.
+        learning_rate, weight_decay: Of Adam.
+        epochs: Epochs in all, those before the checkpoint included.
         fanouts, batch_size, sampler, dependency: As in :func:`outcrop.prepare`; a run has its own.
         sample_epochs: Replay the batches of so many epochs; with ``refresh``, epochs in a pool. None: no epoch is
             replayed, unless ``checkpoint`` has replayed some: then it goes on so.
@@ -121,12 +130,15 @@ def train(
         refresh_rate: Bytes per second that preparing the next pool beside training reads and writes at the most.
         memory: Budget for everything Outcrop holds; the interpreter, torch and the model come on top.
             None takes the budget the run was planned for (mode ``memory``: none); ``"auto"`` what the machine has left.
+        gpu_memory: Bytes of the device for rows and batches; 0: what the run was planned for, or is free there.
+        device: ``cpu``, ``cuda`` or ``cuda:N``.
         sample_on: ``gpu``: ``device`` draws the batches of mode ``online``, the same as the CPU draws. The topology
             stays in host memory and is read in place.
         cache_policy: Of mode ``dynamic``: ``sieve``, ``lru`` or ``s3fifo``.
         partitions, resident: Of mode ``partition``: how many, and how many are in memory at a time (None: as fits).
         checkpoint: Folder for checkpoints; training goes on from the one it holds, unless ``resume`` is false.
             :func:`outcrop.load_model` reads the trained model from it.
+        resume: Whether to go on from the checkpoint that is there.
         evaluate_every: Epochs between scores of the validation nodes, which are drawn and read on the fly: with many of
             them that takes longer than an epoch. The last epoch always has one.
         checkpoint_minutes: Time between checkpoints within an epoch, from which training goes on with the next batch;
@@ -134,6 +146,7 @@ def train(
         patience: Ends the training when the validation nodes were scored so many times without a better score.
         schedule: Learning rate from epoch to epoch: ``constant``, ``cosine`` (to 0 after the last epoch), or ``step``:
             times ``step_factor`` after every ``step_epochs``. torch's CosineAnnealingLR and StepLR.
+        step_epochs, step_factor: Of schedule ``step``.
         warmup_steps: Updates over which the learning rate rises linearly at the beginning; torch's LinearLR.
         class_weights: What the loss of a seed counts, by its label: one number per class, or ``"balanced"``.
         precision: Of dense products: ``float32``, or ``bfloat16`` as under ``torch.autocast``; parameters stay float32.
@@ -146,6 +159,8 @@ def train(
         seed: Of sampling (without a run) and of the model.
         trace_losses: Keep the loss of every batch.
         trace_path: JSONL file for spans of all stages.
+        test: Whether the test nodes are scored at the end.
+        progress: Whether to show progress (:mod:`outcrop.progress`), or a receiver of it.
         on_choice: Told, before anything is prepared, what was chosen and why: by memory ``"auto"``, by mode
             ``online``, and how many epochs are prepared or replayed. None: a warning where epochs are replayed though
             nobody asked for it.
@@ -252,7 +267,7 @@ def train(
             refresh=new_batches,
             rate=None if refresh_rate is None else parse_size(refresh_rate),
             io=io_config,
-            progress=progress,
+            progress=shown(progress),
         )
         refused = partial(needs, wanted, mode, folder, baseline, test, at_once=not refresh)
         closing.enter_context(naming_smallest(limits.memory, refused, f"train in mode {mode}"))

@@ -10,26 +10,16 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.progress import (
-    BarColumn,
-    DownloadColumn,
-    MofNCompleteColumn,
-    ProgressColumn,
-    SpinnerColumn,
-    Task,
-    TextColumn,
-    TimeRemainingColumn,
-    TransferSpeedColumn,
-)
-from rich.progress import Progress as RichBars
 from rich.text import Text
 
+from outcrop.bars import Bars
 from outcrop.cli.interruptions import ending_at_once
 from outcrop.cli.printing import console, out, printable
 from outcrop.config import IoConfig, Size, parse_size
 from outcrop.errors import ArgumentError
 from outcrop.parsing import parse_toml
-from outcrop.runtime import Progress, Runtime, SilentProgress
+from outcrop.progress import Progress, shown
+from outcrop.runtime import Runtime
 
 
 def _check_json(path: Path | None) -> Path | None:
@@ -126,77 +116,17 @@ Topology = Annotated[
 ]
 
 
-class _Amount(ProgressColumn):
-    """Bytes as sizes, everything else as counts."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._bytes, self._count, self._speed = (
-            DownloadColumn(binary_units=True),
-            MofNCompleteColumn(),
-            TransferSpeedColumn(),
-        )
-
-    def render(self, task: Task) -> Any:
-        if task.fields.get("unit") == "bytes":
-            text = self._bytes.render(task)
-            text.append("  ")
-            text.append_text(self._speed.render(task))
-            return text
-        text = self._count.render(task)
-        rate = task.finished_speed or task.speed
-        text.append(f" {task.fields.get('unit', '')}" + (f"  {rate:,.1f}/s" if rate else ""))
-        return text
-
-
-class Bars:
-    """Progress of a runtime as rich bars; one line per task."""
-
-    def __init__(self) -> None:
-        self._bars = RichBars(
-            SpinnerColumn(),
-            TextColumn("{task.description}"),
-            BarColumn(),
-            _Amount(),
-            TimeRemainingColumn(elapsed_when_finished=True),
-            TextColumn("{task.fields[note]}"),
-            console=console,
-        )
-        self._tasks: dict[str, Any] = {}
-
-    def start(self, task: str, total: int, unit: str) -> None:
-        self._tasks[task] = self._bars.add_task(task, total=max(total, 1), unit=unit, note="")
-
-    def advance(self, task: str, amount: int) -> None:
-        if task in self._tasks:
-            self._bars.advance(self._tasks[task], amount)
-
-    def note(self, task: str, text: str) -> None:
-        if task in self._tasks:
-            self._bars.update(self._tasks[task], note=text)
-
-    def finish(self, task: str) -> None:
-        if task in self._tasks:
-            entry = self._tasks.pop(task)
-            total = self._bars.tasks[self._bars.task_ids.index(entry)].total
-            self._bars.update(entry, completed=total)
-
-    def __enter__(self) -> Bars:
-        self._bars.start()
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        self._bars.stop()
-
-
 @contextmanager
 def progress_bars(quiet: bool) -> Iterator[Progress]:
-    """Live bars on a terminal, silence with --quiet or where standard error is no terminal."""
+    """Live bars on a terminal, lines where standard error goes elsewhere, silence with --quiet."""
     if quiet or not console.is_terminal:
-        yield SilentProgress()
+        yield shown(not quiet)
         return
-    with Bars() as bars:
+    bars = Bars(console)
+    try:
         yield bars
+    finally:
+        bars.close()
 
 
 def load_torch(quiet: bool) -> None:

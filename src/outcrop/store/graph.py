@@ -148,6 +148,9 @@ class Graph:
 def open_graph(path: Path | str) -> Graph:
     """Opens the graph artifact at ``path``.
 
+    Args:
+        path: Folder made by :func:`outcrop.import_graph` or :func:`outcrop.generate_graph`.
+
     Raises:
         FormatError: Missing, foreign, of another version, or truncated.
     """

@@ -1,0 +1,141 @@
+"""Progress as lines, by a clock that the test moves; who shows what; and that a display ends with its function."""
+
+from __future__ import annotations
+
+import io
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from outcrop import bars, progress
+from outcrop.progress import LineProgress, Progress, SilentProgress, shown, shows_progress
+from outcrop.runtime import Runtime
+
+
+class Clock:
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def lines(clock: Clock) -> tuple[LineProgress, list[str]]:
+    written: list[str] = []
+    return LineProgress(written.append, clock), written
+
+
+def test_a_line_every_ten_seconds() -> None:
+    clock = Clock()
+    shows, written = lines(clock)
+    shows.start("pack", 1000 << 20, "bytes")
+    for second in range(1, 26):
+        clock.now = second
+        shows.advance("pack", 25 << 20)
+    clock.now = 40
+    shows.finish("pack")
+    assert written == [
+        "pack: 5 % of 1000.0 MiB in 2 s, about 38 s left",
+        "pack: 30 % of 1000.0 MiB in 12 s, about 28 s left",
+        "pack: 55 % of 1000.0 MiB in 22 s, about 18 s left",
+        "pack: 625.0 MiB in 40 s",
+    ]
+
+
+def test_a_line_for_each_epoch_with_what_is_known() -> None:
+    clock = Clock()
+    shows, written = lines(clock)
+    shows.start("train", 3, "epochs")
+    for epoch, loss in enumerate((0.5, 0.25, 0.125), start=1):
+        clock.now = 3700.0 * epoch
+        shows.note("train", f"loss {loss}")
+        shows.advance("train", 1)
+    shows.finish("train")
+    assert written == [
+        "train: 33 % of 3 epochs in 1 h 01 min, about 2 h 03 min left; loss 0.5",
+        "train: 66 % of 3 epochs in 2 h 03 min, about 1 h 01 min left; loss 0.25",
+        "train: 3 epochs in 3 h 05 min; loss 0.125",
+    ]
+
+
+def test_what_is_over_at_once_has_no_line() -> None:
+    clock = Clock()
+    shows, written = lines(clock)
+    for task in ("sample", "plan"):
+        shows.start(task, 10, "batches")
+        clock.now += 1.5
+        shows.advance(task, 10)
+        shows.finish(task)
+    shows.advance("plan", 1)  # of no task
+    assert written == []
+
+
+def test_who_shows_what(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    own = SilentProgress()
+    assert shown(own) is own
+    assert isinstance(shown(False), SilentProgress)
+    assert isinstance(shown(None), SilentProgress)
+    assert isinstance(shown(True), SilentProgress), "OUTCROP_PROGRESS=0"
+    monkeypatch.delenv("OUTCROP_PROGRESS")
+    found = shown(True)
+    assert isinstance(found, LineProgress)
+    monkeypatch.setattr(progress, "FIRST_SECONDS", 0.0)
+    found.start("train", 2, "epochs")
+    found.advance("train", 1)
+    found.finish("train")
+    printed = capsys.readouterr()
+    assert (printed.out, len(printed.err.splitlines())) == ("", 2)
+    monkeypatch.setattr("sys.stderr", Terminal())
+    assert isinstance(shown(True), bars.Bars)
+    with Runtime(progress=False) as runtime:
+        assert isinstance(runtime.progress, SilentProgress)
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.fixture
+def ended(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """Displays that were closed."""
+    closed: list[Any] = []
+
+    class Watched(SilentProgress):
+        def close(self) -> None:
+            closed.append(self)
+
+    monkeypatch.setattr(progress, "shown", lambda given: Watched() if given is True else given)
+    return closed
+
+
+def test_a_display_ends_with_its_function(ended: list[Any]) -> None:
+    @shows_progress
+    def work(fails: bool, progress: Progress | bool = True) -> Any:
+        if fails:
+            raise ZeroDivisionError
+        return progress
+
+    used = work(False)
+    assert ended == [used]
+    with pytest.raises(ZeroDivisionError):
+        work(True)
+    assert len(ended) == 2
+    own = SilentProgress()
+    assert work(False, progress=own) is own
+    assert len(ended) == 2
+
+
+def test_bars_live_while_tasks_do() -> None:
+    """conftest.py sees to it that no thread stays."""
+    file = Terminal()
+    shows = bars.Bars(Console(file=file, force_terminal=True, width=120))
+    for task in ("sample", "pack"):
+        shows.start(task, 4, "bytes" if task == "pack" else "batches")
+        shows.advance(task, 4)
+        shows.note(task, "[red]as it is")
+        shows.finish(task)
+    shows.start("train", 4, "epochs")
+    shows.close()
+    text = file.getvalue()
+    assert all(task in text for task in ("sample", "pack", "train", "[red]as it is"))
