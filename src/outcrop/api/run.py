@@ -212,7 +212,7 @@ def _check_belongs(
 
 
 class Run:
-    """A prepared run on disk.
+    """Opens a prepared run on disk.
 
     Args:
         path: Folder made by :func:`outcrop.prepare`.
