@@ -15,16 +15,19 @@ from pathlib import Path
 from typing import Any
 
 import click
+import numpy as np
 import pytest
 import typer
+from safetensors.numpy import save_file
 from typer.testing import CliRunner
 
 from artifact_support import child_environment, memory_folder, prepare, small_graph
 from forked import python
 from outcrop.checkpoint import write_tensors
 from outcrop.cli import printing
+from outcrop.cli.describing import describe_all
 from outcrop.cli.main import app
-from outcrop.errors import IoError
+from outcrop.errors import FormatError, IoError
 
 importlib.import_module(
     "torch_geometric"
@@ -147,7 +150,8 @@ def test_a_second_interruption_shows_no_traceback() -> None:
 
 def test_what_starts_over_does_not_claim_to_go_on() -> None:
     code = (
-        "from outcrop.cli import data\ndef stop(*_): raise KeyboardInterrupt\ndata._artifacts = stop\n" + RUN
+        "from outcrop.cli import data\ndef stop(*_): raise KeyboardInterrupt\ndata.describe_all = stop\n"
+        + RUN
     )
     ended = python(code, "info", "g")
     assert (ended.returncode, ended.stderr) == (130, "interrupted; the same command starts over\n")
@@ -170,7 +174,7 @@ def test_interrupted_while_torch_is_imported(tmp_path: Path) -> None:
 
 
 def test_what_was_not_foreseen_is_one_message(monkeypatch: pytest.MonkeyPatch) -> None:
-    code = "from outcrop.cli import data\ndef fail(*_): raise {}\ndata._artifacts = fail\n" + RUN
+    code = "from outcrop.cli import data\ndef fail(*_): raise {}\ndata.describe_all = fail\n" + RUN
     status, message = outcrop_with(code.format("ZeroDivisionError('a\\x1b b')"), "info", "g")
     assert status == 1
     assert message.startswith("error: ZeroDivisionError: a\\x1b b This was not foreseen")
@@ -194,3 +198,43 @@ def test_a_folder_that_cannot_be_synced_is_named(tmp_path: Path, monkeypatch: py
         write_tensors(tmp_path / "ckpt" / "a.safetensors", "test", 1, {}, {})
     assert f"{tmp_path / 'ckpt'}: Input/output error" in str(caught.value)
     assert caught.value.errno == errno.EIO
+
+
+def test_info_of_everything(made: Path, tmp_path: Path) -> None:
+    """Graph, run, checkpoint (file and folder); what is none is told what was looked for."""
+    header = {
+        "format": "outcrop.checkpoint",
+        "version": 2,
+        "epochs_done": 3,
+        "config": {"model": "sage", "hidden": 64},
+    }
+    tensors = {"weight": np.zeros((4, 2), np.float32)}
+    for name in ("last", "best"):
+        save_file(tensors, tmp_path / f"{name}.safetensors", {"outcrop": json.dumps(header)})
+
+    def info(path: Path) -> Any:
+        return json.loads(
+            CliRunner().invoke(app, ["info", str(path), "--json", "-"], catch_exceptions=False).stdout
+        )
+
+    assert info(made / "g")["format"] == "outcrop.graph"
+    assert [Path(one["path"]).name for one in info(made / "run")["artifacts"]] == ["sample", "plan", "pack"]
+    found = info(tmp_path / "last.safetensors")
+    assert (found["format"], found["attributes"]) == (
+        "outcrop.checkpoint",
+        {"epochs_done": 3, "model": "sage", "hidden": 64},
+    )
+    assert found["tensors"] == {"weight": {"dtype": "F32", "shape": [4, 2]}}
+    assert [Path(one["path"]).name for one in info(tmp_path)["artifacts"]] == [
+        "last.safetensors",
+        "best.safetensors",
+    ]
+    printed = CliRunner().invoke(app, ["info", str(tmp_path)], catch_exceptions=False).stdout
+    assert "epochs_done" in printed
+    (tmp_path / "other").mkdir()
+    for path, says in (
+        (tmp_path / "other", "nothing that Outcrop made.*run.json"),
+        (tmp_path / "none", "does not exist"),
+    ):
+        with pytest.raises(FormatError, match=says):
+            describe_all(path)

@@ -9,6 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from outcrop.cli import common, printing
+from outcrop.cli.describing import describe_all
 from outcrop.config import format_bytes
 from outcrop.store import manifest as manifests
 from outcrop.store.run import RUN_FILE
@@ -31,7 +32,9 @@ def add_commands(app: typer.Typer) -> None:
         "mat:FILE (MATLAB), musae:DIR, triples:DIR. docs/sources.md lists every file and column.\n\n"
         "Example: outcrop import arrays:mydata my.oc --reverse --memory 2GiB",
     )(import_)
-    app.command("info", help="Say what an artifact is.\n\nExample: outcrop info my.oc")(info)
+    app.command(
+        "info", help="Say what a graph, run, embedding run or checkpoint is.\n\nExample: outcrop info my.oc"
+    )(info)
     app.command(
         "verify",
         help="Check every byte of an artifact against its checksums.\n\nExample: outcrop verify my.oc",
@@ -204,9 +207,7 @@ def _artifacts(path: Path) -> list[Path]:
 
 
 def info(path: PathArg, json: common.Json = None, quiet: common.Quiet = False) -> None:
-    from outcrop.stages.verify import describe
-
-    about = [describe(artifact) for artifact in _artifacts(path)]
+    about = describe_all(path)
     common.write_json(json, about[0] if len(about) == 1 else {"path": str(path), "artifacts": about})
     if not quiet:
         for one in about:

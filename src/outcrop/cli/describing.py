@@ -1,0 +1,72 @@
+"""What ``outcrop info`` says: of an artifact, and of folders that hold several things."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from outcrop.errors import FormatError
+from outcrop.parsing import parse_json
+from outcrop.store import manifest as manifests
+from outcrop.store.run import RUN_FILE
+
+_STAGES = ("sample", "plan", "pack")
+_BUCKETS = "buckets"
+_CHECKPOINTS = ("last.safetensors", "best.safetensors", "tables/checkpoint.safetensors")
+
+
+def describe_all(path: Path) -> list[dict[str, Any]]:
+    """Describes what is at ``path``: a graph, a run, an embedding run, a checkpoint or its folder.
+
+    Returns:
+        ``{"path", "format", "version", "bytes", "attributes", "arrays", ...}`` of each part.
+
+    Raises:
+        FormatError: Nothing there is Outcrop's, or a part is torn.
+    """
+    from outcrop.stages.verify import describe
+
+    if not path.exists():
+        raise FormatError(f"{path} does not exist")
+    if path.is_file():
+        return [_describe_tensors(path)]
+    if manifests.exists(path):
+        return [describe(path)]
+    parts = [path / name for name in (*_STAGES, _BUCKETS) if manifests.exists(path / name)]
+    tensors = [path / name for name in _CHECKPOINTS if (path / name).is_file()]
+    if not parts and not tensors and not (path / RUN_FILE).is_file():
+        raise FormatError(
+            f"{path} is nothing that Outcrop made: looked for manifest.json (graphs, knowledge graphs), {RUN_FILE} "
+            f"(runs), {_BUCKETS} (embedding runs) and {_CHECKPOINTS[0]} (checkpoints)"
+        )
+    return [*map(describe, parts), *map(_describe_tensors, tensors)]
+
+
+def _describe_tensors(path: Path) -> dict[str, Any]:
+    """From the header alone."""
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(path, framework="numpy") as file:
+            header = parse_json((file.metadata() or {}).get("outcrop", "null"))
+            shapes = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118 - no dict
+            arrays = {
+                name: {"dtype": one.get_dtype(), "shape": list(one.get_shape())}
+                for name, one in shapes.items()
+            }
+    except (SafetensorError, OSError, ValueError) as error:
+        raise FormatError(f"{path} cannot be read as a checkpoint: {error}") from None
+    if not isinstance(header, dict):
+        raise FormatError(f"{path} is no checkpoint of Outcrop: its header names none")
+    config = header.get("config")
+    plain = {
+        k: v for k, v in header.items() if isinstance(v, (int, float, str)) and k not in ("format", "version")
+    }
+    return {
+        "path": str(path),
+        "format": header.get("format"),
+        "version": header.get("version"),
+        "bytes": path.stat().st_size,
+        "attributes": plain | (config if isinstance(config, dict) else {}),
+        "tensors": arrays,
+    }
