@@ -115,6 +115,11 @@ def sampled_dot(rowptr: Tensor, col: Tensor, left: Tensor, right: Tensor) -> Ten
     """``out[i] = left[row of i] @ right[col[i]]`` for every stored entry i of a CSR pattern, without autograd."""
     if len(col) == 0:
         return left.new_zeros(0)
+    if len(col) > len(left) * len(
+        right
+    ):  # torch takes no pattern with more entries than the matrix has places
+        row = torch.arange(len(left), device=col.device).repeat_interleave(rowptr.diff())
+        return (left[row] * right[col]).sum(1)
     with warnings.catch_warnings():  # torch calls every CSR tensor a beta, once
         warnings.filterwarnings("ignore", "Sparse CSR tensor support is in beta")
         pattern = torch.sparse_csr_tensor(

@@ -242,6 +242,17 @@ def test_sparse_products_equal_scipy():
     np.testing.assert_allclose(dots, (y[block.row] * x[block.col]).sum(1), rtol=1e-12)
 
 
+def test_dots_of_parallel_edges_in_a_small_block():
+    """Drawn with replacement: more edges than there are pairs of nodes, which no sparse matrix of torch holds."""
+    rng = np.random.default_rng(0)
+    row, col = np.sort(rng.integers(0, 2, 40)), rng.integers(0, 3, 40)
+    left, right = rng.standard_normal((2, 5)), rng.standard_normal((3, 5))
+    rowptr = torch.from_numpy(np.searchsorted(row, [0, 1, 2]).astype(np.int32))
+    sources = torch.from_numpy(col.astype(np.int32))
+    dots = sparse.sampled_dot(rowptr, sources, torch.from_numpy(left), torch.from_numpy(right))
+    np.testing.assert_allclose(dots, (left[row] * right[col]).sum(1), rtol=1e-12)
+
+
 def test_state_dict_is_that_of_torch_geometric_layers():
     model = build_model("gat", 5, None, 3, 2)
     reference = torch.nn.ModuleList([GATConv(5, 32, heads=4), GATConv(128, 3, heads=1)])
