@@ -10,12 +10,15 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
+from outcrop.advisor.choose import Spooling
+from outcrop.api import spool
 from outcrop.api.budgets import smallest
 from outcrop.api.infer import infer
 from outcrop.api.prepare import prepare
 from outcrop.api.run import Run
 from outcrop.api.train import train
 from outcrop.errors import BudgetError
+from outcrop.progress import SilentProgress
 from outcrop.runtime import Runtime
 from outcrop.stages.infer import default_memory
 from outcrop.store.graph import Graph
@@ -167,3 +170,41 @@ def test_whatever_is_trained_the_named_budget_works(data, tmp_path_factory):
         refresh=draw(st.booleans()),
         topology=draw(st.sampled_from(("automatic", "paged", "map"))),
     )
+
+
+class Counting(SilentProgress):
+    """Sees batches counted; interrupts after ``stop`` of them."""
+
+    def __init__(self, stop: int = 1 << 30):
+        self.stop, self.counted = stop, 0
+
+    def advance(self, task: str, amount: int) -> None:
+        self.counted += amount * task.startswith("count batches")
+        if self.counted >= self.stop:
+            raise KeyboardInterrupt
+
+
+def test_counting_batches_is_seen_and_can_be_cut_short(tmp_path, make_runtime):
+    """It takes as long as drawing them: a user who has seen enough gets the refusal without a number."""
+    graph = a_graph(tmp_path / "g", make_runtime(threads=1), nodes=400, width=33, train=80)
+    seen = Counting()
+    with pytest.raises(BudgetError) as refused:
+        train(graph, mode="ondisk", memory=1, progress=seen, test=False, **OPTIONS)
+    assert refused.value.smallest is not None
+    evaluated = -(-graph.spec("valid").shape[0] // OPTIONS["batch_size"])
+    assert seen.counted == 80 // OPTIONS["batch_size"] + evaluated
+    with pytest.raises(BudgetError) as refused:
+        train(graph, mode="ondisk", memory=1, progress=Counting(stop=2), **OPTIONS)
+    assert refused.value.smallest is None
+
+
+def test_online_says_nothing_before_it_refuses(tmp_path, make_runtime, monkeypatch):
+    """What it would do and how long that would take is of no use where the budget does not do."""
+    monkeypatch.setattr(spool, "settle", lambda *_: Spooling(0, None, "rows are read as batches are drawn"))
+    graph = a_graph(tmp_path / "g", make_runtime(threads=1), nodes=400, width=33)
+    said: list[str] = []
+    with pytest.raises(BudgetError) as refused:
+        train(graph, mode="online", memory=100_000, on_choice=said.append, **OPTIONS)
+    assert said == []
+    train(graph, mode="online", memory=refused.value.smallest, on_choice=said.append, **OPTIONS)
+    assert said == ["rows are read as batches are drawn"]

@@ -20,6 +20,7 @@ from outcrop.api.run import open_session
 from outcrop.config import BaselineConfig, IoConfig, PlanConfig, SampleConfig, format_bytes
 from outcrop.errors import BudgetError
 from outcrop.hotness import PRESAMPLED_BATCHES
+from outcrop.progress import Progress
 from outcrop.runtime import Rehearsal, Runtime
 from outcrop.sampling import BatchSampler
 from outcrop.stages import pack, plan, sample
@@ -29,17 +30,24 @@ from outcrop.store.samples import BatchSizes
 
 _LEAST, _LARGEST, _STEPS = 1 << 14, 1 << 48, 16  # budgets that are tried, and how many in twice one
 _ROUNDED = 64  # a share of a budget is a 64th of it or more
+_TASK = "count batches, for the smallest budget"
 Pass = tuple[str, int]  # a split and an epoch
 
 
 class CountedBatches(Rehearsal):
     """How large the mini-batches of ``passes`` are, epochs by the numbers they are drawn by.
 
-    They are drawn without a limit, once, and not kept.
+    They are drawn without a limit, once, and not kept. With many of them that takes as long as drawing an epoch does.
     """
 
-    def __init__(self, graph: Graph, config: SampleConfig, passes: Sequence[Pass]):
-        self._graph, self._config = graph, config
+    def __init__(
+        self,
+        graph: Graph,
+        config: SampleConfig,
+        passes: Sequence[Pass],
+        progress: Progress | bool | None = None,
+    ):
+        self._graph, self._config, self._progress = graph, config, progress
         self._passes = [one for one in dict.fromkeys(passes) if graph.has(one[0]) or config.task == "link"]
         self._most: dict[bool, int] = {}
         self.id_bytes, self.hops = record.id_bytes_for(graph.num_nodes), len(config.fanouts)
@@ -70,13 +78,17 @@ class CountedBatches(Rehearsal):
         return self._most[paged]
 
     def _draw(self, topology: str, passes: Sequence[Pass], sizes: dict[Pass, list[tuple[int, int]]]) -> int:
-        with Runtime(io=IoConfig(topology=topology)) as runtime:  # type: ignore[arg-type]
+        io = IoConfig(topology=topology)  # type: ignore[arg-type]
+        with Runtime(io=io, progress=self._progress) as runtime:
             sampler = BatchSampler(self._graph, self._config, runtime)
-            for one in dict.fromkeys(passes):
-                sizes[one] = [
-                    (batch.num_nodes, len(record.encode(batch, record.AddressTable(), self.id_bytes)))
-                    for batch in sampler.epoch(*one)
-                ]
+            each = dict.fromkeys(passes)
+            with runtime.task(_TASK, sum(sampler.num_batches(split) for split, _ in each), "batches"):
+                for one in each:
+                    sizes[one] = []
+                    for batch in sampler.epoch(*one):
+                        encoded = record.encode(batch, record.AddressTable(), self.id_bytes)
+                        sizes[one].append((batch.num_nodes, len(encoded)))
+                        runtime.progress.advance(_TASK, 1)
             return sampler.most_batch_bytes
 
 
@@ -96,9 +108,10 @@ class RunNeeds:
         plan: PlanConfig,
         io: IoConfig | None = None,
         drawn: BatchSizes | None = None,
+        progress: Progress | bool | None = None,
     ):
         self._graph, self._config, self._plan, self._io = graph, config, plan, io
-        self._drawn = drawn
+        self._drawn, self._progress = drawn, progress
         self._counted: CountedBatches | None = None
 
     @property
@@ -107,7 +120,8 @@ class RunNeeds:
 
     def _count(self) -> CountedBatches:
         if self._counted is None:
-            self._counted = CountedBatches(self._graph, self._config, passes_of(self._config, self._graph))
+            passes = passes_of(self._config, self._graph)
+            self._counted = CountedBatches(self._graph, self._config, passes, self._progress)
         return self._counted
 
     def fits(self, limit: int) -> bool:
@@ -185,9 +199,10 @@ class SessionNeeds:
         run: Path | None = None,
         io: IoConfig | None = None,
         baseline: BaselineConfig | None = None,
+        progress: Progress | bool | None = None,
     ):
         self._graph, self._mode, self._config, self._passes = graph, mode, config, passes
-        self._run, self._io, self._baseline = run, io, baseline
+        self._run, self._io, self._baseline, self._progress = run, io, baseline, progress
         self._counted: Rehearsal | None = None
 
     def fits(self, limit: int) -> bool:
@@ -200,7 +215,9 @@ class SessionNeeds:
         if self._counted is None:
             draws = self._config.sampler != "foreign" and (self._run is None or self._mode == "online")
             numbers = [(split, self._config.epoch_number(split, epoch)) for split, epoch in self._passes]
-            self._counted = CountedBatches(self._graph, self._config, numbers) if draws else _NOTHING
+            self._counted = (
+                CountedBatches(self._graph, self._config, numbers, self._progress) if draws else _NOTHING
+            )
         with Runtime(limit, io=self._io, rehearsal=self._counted) as runtime, self._open(runtime) as session:
             if self._run is None:  # else the run says how large batches are
                 session.make_room(self._counted.max_nodes)
@@ -259,6 +276,8 @@ def naming_smallest(
 ) -> Iterator[None]:
     """Refusals of a memory budget of ``limit`` bytes within the block name the smallest budget that is none.
 
+    That may take as long as drawing the batches does; interrupted, the refusal comes as it was.
+
     Args:
         needs: Makes what says whether a budget fits; called where one was refused.
         what: What the budget cannot do, as in ``"prepare the run"``.
@@ -268,10 +287,11 @@ def naming_smallest(
     except BudgetError as error:
         if limit is None or error.smallest is not None or error.limit != "memory":
             raise
-        fits = needs()
-        if fits(limit):
-            raise  # something else was refused
-        found = smallest(limit, fits)
+        try:
+            fits = needs()
+            found = None if fits(limit) else smallest(limit, fits)  # None: something else was refused
+        except KeyboardInterrupt:
+            raise error from None
         if found is None:
             raise
         raise refusal(limit, what, found) from error

@@ -159,7 +159,7 @@ def prepare(
     with ExitStack() as closing:
         if runtime is None:
             io = IoConfig(topology=topology)  # type: ignore[arg-type]
-            needs = partial(_needs, graph, out, sample_config, plan_config, io, batches_key)
+            needs = partial(_needs, graph, out, sample_config, plan_config, io, batches_key, progress)
             what = "prepare this run and load its mini-batches"
             closing.enter_context(budgets.naming_smallest(plan_config.memory, needs, what))
             runtime = closing.enter_context(Runtime(plan_config.memory, io=io, progress=progress))
@@ -177,6 +177,7 @@ def _needs(
     plan_config: PlanConfig,
     io: IoConfig,
     batches_key: str | None,
+    progress: Progress | bool | None,
 ) -> Callable[[int], bool]:
     """Which budgets would do."""
     drawn, wanted = None, sampling.expected(graph, config, batches_key)
@@ -184,7 +185,7 @@ def _needs(
         drawn = samples.open_samples(Runtime(), out / "sample")
     elif config.sampler == "foreign":  # nobody knows how large they are
         return lambda limit: True
-    return budgets.RunNeeds(graph, config, plan_config, io, drawn).fits
+    return budgets.RunNeeds(graph, config, plan_config, io, drawn, progress).fits
 
 
 def _limit_of(runtime: Runtime) -> int | None:

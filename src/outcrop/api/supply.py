@@ -203,13 +203,16 @@ def needs(
             s for s in config.splits if s != "train" and graph.has(s) and graph.spec(s).shape[0]
         ):
             configs.append(replace(config, splits=others, epochs=1))
-        runs = [RunNeeds(graph, one, replace(wanted.limits, disk_space=None), wanted.io) for one in configs]
+        unbounded = replace(wanted.limits, disk_space=None)
+        runs = [RunNeeds(graph, one, unbounded, wanted.io, progress=wanted.progress) for one in configs]
         return lambda limit: all(run.fits(limit) for run in runs)
     if mode == "packed" and folder is None:
         every = replace(config, epochs=epochs) if wanted.refresh else config
-        return RunNeeds(graph, every, wanted.limits, wanted.io).fits
+        return RunNeeds(graph, every, wanted.limits, wanted.io, progress=wanted.progress).fits
     if wanted.refresh:
         config = replace(config, epochs=epochs)
     passes = [("train", epoch) for epoch in range(wanted.next_epoch or 0, epochs)]
     passes += [(split, 0) for split in scored if graph.has(split)]
-    return SessionNeeds(graph, mode, config, passes, run=folder, io=wanted.io, baseline=baseline).fits
+    return SessionNeeds(
+        graph, mode, config, passes, run=folder, io=wanted.io, baseline=baseline, progress=wanted.progress
+    ).fits

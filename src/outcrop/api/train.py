@@ -271,9 +271,9 @@ def train(
         )
         refused = partial(needs, wanted, mode, folder, baseline, test, at_once=not refresh)
         closing.enter_context(naming_smallest(limits.memory, refused, f"train in mode {mode}"))
+        why = ""
         if mode == "online" and folder is None and io == "engine" and sample_on == "cpu":
             supply, why = spool.supply(wanted, config, closing)
-            said.add(why)
         elif mode == "packed" and folder is None and new_batches and not refresh:
             supply = every_epoch(wanted, said.add)
         else:
@@ -289,6 +289,7 @@ def train(
         )
         with ExitStack() as opened:
             session, check = supply.open(runtime, to, baseline, opened)
+            said.add(why)  # not before it is clear that the budget does
             num_batches = _batch_counter(graph, sampling, mode)
             passes = Passes(session, runtime, check, supply.counters, num_batches)
             result, tested = _train(
