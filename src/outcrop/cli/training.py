@@ -247,6 +247,7 @@ def _parse_weights(text: str | None) -> str | tuple[float, ...] | None:
 def summarize(report: dict[str, Any]) -> None:
     """A line per epoch, then the result."""
     rows = []
+    prepared = any(e.get("prepare_seconds") for e in report["epochs"])
     for e in report["epochs"]:
         score = e["valid_accuracy"] if e.get("valid_metric") is None else e["valid_metric"]
         valid = "" if score is None else f"{score:.4f}"
@@ -257,10 +258,13 @@ def summarize(report: dict[str, Any]) -> None:
                 valid,
                 f"{e['seconds']:.2f} s",
                 f"{e['load_seconds']:.2f} s",
+                *([f"{e.get('prepare_seconds', 0.0):.2f} s"] if prepared else []),
                 format_bytes(e["bytes_read"]),
             ]
         )
-    printing.print_table(["epoch", "loss", "valid", "time", "waiting", "read"], rows)
+    # What drawing and writing this epoch's batches took, before it began or beside the epochs before it.
+    preparing = ["preparing"] if prepared else []
+    printing.print_table(["epoch", "loss", "valid", "time", "waiting", *preparing, "read"], rows)
     facts: dict[str, object] = {"mode": report["mode"], "best epoch": report["best_epoch"]}
     if report["resumed_from"] is not None:
         facts["training"] = _resumed(report)
