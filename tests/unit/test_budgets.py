@@ -98,6 +98,13 @@ def test_a_run_that_is_there_names_its_smallest_budget(tmp_path, make_runtime, m
     )
 
 
+@pytest.mark.parametrize("mode", ["packed", "online", "ondisk"])
+def test_loaders_name_the_smallest_budget(tmp_path, make_runtime, mode):
+    graph = a_graph(tmp_path / "g", make_runtime(threads=1), nodes=500, width=40)
+    prepare(graph, tmp_path / "run", fanouts=(3, 3), batch_size=16, epochs=1, memory="4MiB")
+    follow(lambda memory: sum(1 for _ in Run(tmp_path / "run", memory=memory).loader(mode=mode)))
+
+
 def test_pools_name_the_smallest_budget(tmp_path, make_runtime):
     graph = a_graph(tmp_path / "g", make_runtime(threads=1), nodes=500, width=40)
     follow_training(graph, "packed", refresh=True, epochs=2)

@@ -5,7 +5,9 @@ from __future__ import annotations
 import hashlib
 import weakref
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 
 from numpy.typing import ArrayLike
@@ -316,14 +318,23 @@ class Run:
                 f"{self.path} holds no batches of split {split!r}, only of {', '.join(sorted(groups))}; 'all' and "
                 "node ids are drawn as they are needed"
             )
-        group, graph, path = groups[split], self.graph, self.path
+        group, graph, path, sample = groups[split], self.graph, self.path, self.info.sample
         memory = self._memory_of(mode)
+        limit = None if memory is None else parse_size(memory)
 
         def open_it() -> tuple[Runtime, load.LoadSession]:
             runtime = Runtime(memory)
             return runtime, open_session(graph, runtime, mode, run_folder=path, to=to)
 
-        by_node = self.info.sample.task == "node" and self.info.sample.sampler != "foreign"
+        def refusing() -> AbstractContextManager[None]:
+            from outcrop.api import budgets  # which opens sessions as this does
+
+            epochs = range(group.first_epoch, group.first_epoch + group.epochs)
+            passes = [(split, epoch) for epoch in epochs]
+            needs = partial(budgets.SessionNeeds, graph, mode, sample, passes, run=path)
+            return budgets.naming_smallest(limit, lambda: needs().fits, f"load mini-batches in mode {mode}")
+
+        by_node = sample.task == "node" and sample.sampler != "foreign"
         return Source(
             name=split,
             split=split,
@@ -332,9 +343,10 @@ class Run:
             key=("recorded", mode, to),
             open=open_it,
             input_ids=(lambda runtime: split_positions(graph, runtime, split)) if by_node else None,
-            complete=edge_lookup(graph, edge_ids, self.info.sample),
+            complete=edge_lookup(graph, edge_ids, sample),
             identity={"run": manifest.digest()},
             home=str(self.path),
+            refusing=refusing,
         )
 
     def _drawn_source(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 import weakref
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -40,6 +41,7 @@ class Source:
         complete: Makes, within a runtime, what adds edge weights and ids to batches; None: nothing does.
         identity: What must be the same for a state to be loaded, beside ranks.
         home: Where the batches lie, for messages.
+        refusing: Around opening and reading: refusals of the memory budget name one that works, where that is known.
     """
 
     name: str
@@ -53,6 +55,7 @@ class Source:
     identity: Mapping[str, Any]
     home: str
     all_batches: bool = True
+    refusing: Callable[[], AbstractContextManager[None]] = nullcontext
 
 
 @dataclass
@@ -298,7 +301,8 @@ class _Pass:
         place.begun = True
         whole = numbers is None or (source.all_batches and isinstance(numbers, range) and not place.position)
         left = None if whole or numbers is None else numbers[place.position :]
-        used = self._sessions.take(source.key, source.open)
+        with source.refusing():
+            used = self._sessions.take(source.key, source.open)
         try:
             self._input_ids = None if source.input_ids is None else source.input_ids(used.runtime)
             complete = None if source.complete is None else source.complete(used.runtime)
@@ -321,7 +325,8 @@ class _Pass:
             self.place.over = self._at_end()
             raise StopIteration
         try:
-            batch = next(self._batches)
+            with self._source.refusing():
+                batch = next(self._batches)
         except BaseException as error:
             self.close()
             self.place.over = isinstance(error, StopIteration)
