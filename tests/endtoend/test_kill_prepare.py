@@ -217,7 +217,7 @@ def test_killed_while_replacing_keeps_the_old_or_the_new(tmp_path: Path, after: 
     held = [tree(folder) for folder in (out, tmp_path / ".graph.old") if folder.exists()]
     assert old in held or want in held
     with pytest.raises(MemoryError):  # fails after what was there has been put back
-        generate_graph(out, nodes=3000, edges=20000, features=50, classes=4, memory="20KiB")
+        generate_graph(out, nodes=3000, edges=20000, features=50, classes=4, memory="20KiB", overwrite=True)
     assert tree(out) in (old, want)
     assert survives(GENERATE, "-", out, after=FOREVER, memory="4MiB")
     assert differences(tree(out), want) == []

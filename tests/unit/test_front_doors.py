@@ -20,9 +20,11 @@ from artifact_support import memory_folder, small_graph
 from outcrop.api.prepare import prepare as prepare_with_report
 from outcrop.cli.main import app
 from outcrop.config import EmbedConfig
+from outcrop.embed.buckets import open_buckets
 from outcrop.embed.neighbours import METRICS, nearest_rows
 from outcrop.errors import ArgumentError
 from outcrop.stages.generate import GenerateConfig
+from outcrop.store.triples import open_triples
 from support import REPOSITORY
 
 
@@ -153,3 +155,56 @@ def test_nearest_without_usearch(metric: str) -> None:
 
     found = search(vectors, query, 5, METRICS[metric], exact=True)
     np.testing.assert_array_equal(rows, found.keys)
+
+
+def test_nothing_finished_is_replaced_unasked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Refused with what is there, before the source is read; ``overwrite`` replaces."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "in").mkdir()
+    np.save("in/edges.npy", np.array([[0, 1], [1, 2]]))
+    (tmp_path / "text").mkdir()
+    Path("text/train.txt").write_text("a\tlikes\tb\n")
+    sizes = {"nodes": 30, "edges": 90, "features": 2, "classes": 2}
+    flags = [word for name, size in sizes.items() for word in (f"--{name}", str(size))]
+    oc.generate_graph("g", **sizes)
+    oc.import_triples("text", "kg")
+    makes: list[tuple[str, Any, list[str]]] = [
+        ("g", lambda **more: oc.generate_graph("g", seed=1, **sizes, **more), ["generate", "g", *flags]),
+        ("g", lambda **more: oc.import_graph("arrays:in", "g", **more), ["import", "arrays:in", "g"]),
+        ("kg", lambda **more: oc.import_triples("text", "kg", **more), ["import", "triples:text", "kg"]),
+        ("kg", lambda **more: oc.import_graph("arrays:in", "kg", **more), ["import", "arrays:in", "kg"]),
+    ]
+    for place, make, command in makes:
+        before = {path.name: path.read_bytes() for path in Path(place).iterdir()}
+        there = repr((oc.open_graph if (Path(place) / "indptr.bin").exists() else open_triples)(Path(place)))
+        for refused in (make, lambda command=command: invoke(command)):
+            with pytest.raises(ArgumentError, match="--overwrite") as error:
+                refused()
+            assert there in str(error.value)
+        assert {path.name: path.read_bytes() for path in Path(place).iterdir()} == before
+        make(overwrite=True)
+        invoke([*command, "--overwrite", "--quiet"])
+    with pytest.raises(ArgumentError, match="--overwrite"):
+        oc.import_graph("arrays:nowhere", "g")
+
+
+def test_buckets_are_replaced_when_asked(tmp_path: Path) -> None:
+    """The same call again keeps them, other options are refused by name, also on the command line."""
+    graph = oc.generate_graph(tmp_path / "g", nodes=60, edges=400, features=1, classes=2)
+    run = tmp_path / "run"
+    oc.embed_prepare(graph.path, run, partitions=2, progress=False)
+    made = (run / "buckets" / "edges.bin").stat().st_mtime_ns
+    oc.embed_prepare(graph.path, run, partitions=2, progress=False)
+    assert (run / "buckets" / "edges.bin").stat().st_mtime_ns == made
+    command = ["embed", "prepare", str(graph.path), str(run), "--partitions", "3", "--quiet"]
+    for refused in (lambda: oc.embed_prepare(graph.path, run, partitions=3), lambda: invoke(command)):
+        with pytest.raises(ArgumentError, match=r"partitions \(there 2, now 3\).*--overwrite"):
+            refused()
+    assert (run / "buckets" / "edges.bin").stat().st_mtime_ns == made
+    invoke([*command, "--overwrite"])
+    assert open_buckets(run).partitions == 3
+
+
+def invoke(command: list[str]) -> None:
+    """A command in this process; what it raises is raised."""
+    CliRunner().invoke(app, command, catch_exceptions=False)

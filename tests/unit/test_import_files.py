@@ -294,7 +294,7 @@ def test_the_command_says_what_was_left_out_and_what_classes_were_called(tmp_pat
     folder = folder_of(tmp_path / "in", edges=table, labels=7 * (np.arange(NODES) % 3))
 
     def outcrop(*options: str) -> str:
-        command = ["import", f"arrays:{folder}", str(tmp_path / "graph"), *options]
+        command = ["import", f"arrays:{folder}", str(tmp_path / "graph"), "--overwrite", *options]
         done = CliRunner().invoke(app, command, catch_exceptions=False)
         assert done.exit_code == 0
         return done.stdout

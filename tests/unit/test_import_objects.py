@@ -55,7 +55,7 @@ def dense(pairs: np.ndarray, nodes: int = NODES) -> np.ndarray:
 
 
 def run(source: Any, folder: Path, **options: Any) -> Graph:
-    return oc.import_graph(source, folder / "graph", memory="32MiB", **options)
+    return oc.import_graph(source, folder / "graph", memory="32MiB", overwrite=True, **options)
 
 
 def check_parts(graph: Graph) -> None:

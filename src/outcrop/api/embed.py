@@ -68,6 +68,7 @@ def embed_prepare(
     test_fraction: float = 0.0,
     seed: int = 0,
     memory: Size | None = None,
+    overwrite: bool = False,
     progress: Progress | bool = True,
 ) -> Buckets:
     """Sorts the edges of an imported graph or knowledge graph into buckets (:mod:`outcrop.embed.prepare`).
@@ -83,6 +84,8 @@ def embed_prepare(
         valid_fraction, test_fraction: Shares of the edges, held out where the source has no such splits.
         seed: Number that decides the numbering and what is held out.
         memory: Bytes, or text such as ``"4GiB"``, that preparing may take, and training is to be done in.
+        overwrite: Replace buckets of another source or other options, on which nothing was trained; without it that is
+            an error that names what differs.
         progress: Whether to show progress (:mod:`outcrop.progress`), or a receiver of it.
 
     Raises:
@@ -92,7 +95,7 @@ def embed_prepare(
         if partitions is None:
             partitions = 1 if memory is None else _partitions(source, dim, runtime)
         config = BucketConfig(partitions, numbering, valid_fraction, test_fraction, seed, slices)  # type: ignore[arg-type]
-        return prepare_buckets(source, run, config, runtime)
+        return prepare_buckets(source, run, config, runtime, overwrite=overwrite)
 
 
 def _partitions(source: str | Path, dim: int, runtime: Runtime) -> int:

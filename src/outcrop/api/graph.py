@@ -7,12 +7,15 @@ from pathlib import Path
 from typing import Any, Literal
 
 from outcrop.config import Size
-from outcrop.errors import ArgumentError
+from outcrop.errors import ArgumentError, OutcropError
 from outcrop.runtime import Runtime
 from outcrop.sources.base import SplitProtocol
 from outcrop.stages import generate, ingest, ingest_triples
-from outcrop.store.graph import Graph, LabelKind
-from outcrop.store.triples import Triples
+from outcrop.store import manifest as manifests
+from outcrop.store.graph import FORMAT as GRAPH
+from outcrop.store.graph import Graph, LabelKind, open_graph
+from outcrop.store.triples import FORMAT as TRIPLES
+from outcrop.store.triples import Triples, open_triples
 
 
 def import_graph(
@@ -42,8 +45,9 @@ def import_graph(
     split_seed: int = 0,
     split_index: int = 0,
     memory: Size | None = None,
+    overwrite: bool = False,
 ) -> Graph:
-    """Imports ``source`` as a graph at ``out``, replacing a graph that is there.
+    """Imports ``source`` as a graph at ``out``.
 
     Example: ``oc.import_graph({"edges": table, "features": x, "labels": y, "train": mask}, "my.oc", reverse=True)``.
 
@@ -74,16 +78,18 @@ def import_graph(
         split_seed: Names the division by fractions or per class.
         split_index: Which of several splits of the source.
         memory: Bytes, or text such as ``"4GiB"``, that the import may take; objects that are passed come on top.
+        overwrite: Replace what is finished at ``out``; without it that is an error that says what is there.
 
     Returns:
         The graph. Its ``notes`` say what was left out (columns without a meaning here) and what was changed.
 
     Raises:
-        ArgumentError: Parts contradict each other or the options.
+        ArgumentError: Parts contradict each other or the options; or ``out`` is taken.
         FormatError: A part is torn or not what it should be; names the file or part, and the row.
         BudgetError: The memory is too small.
         IoError: The operating system refused to write.
     """
+    check_free(out, overwrite)
     parts = {
         "features": features,
         "labels": labels,
@@ -127,7 +133,12 @@ def _with_parts(source: Any, parts: dict[str, Any]) -> Any:
 
 
 def import_triples(
-    source: str | Path, out: str | Path, *, memory: Size | None = None, unknown: str = "skip"
+    source: str | Path,
+    out: str | Path,
+    *,
+    memory: Size | None = None,
+    unknown: str = "skip",
+    overwrite: bool = False,
 ) -> Triples:
     """Imports a folder of triples as a knowledge graph at ``out``.
 
@@ -139,13 +150,15 @@ def import_triples(
         memory: Bytes, or text such as ``"4GiB"``, that the import may take.
         unknown: Treatment of triples of entities or relations that the training triples do not have: ``skip`` or
             ``error``.
+        overwrite: Replace what is finished at ``out``; without it that is an error that says what is there.
 
     Raises:
-        ArgumentError: No training triples; or unknown names, if these are errors.
+        ArgumentError: No training triples; or unknown names, if these are errors; or ``out`` is taken.
         FormatError: A line is malformed; the message names file and row.
         BudgetError: The names do not fit ``memory``.
         IoError: The operating system refused to write.
     """
+    check_free(out, overwrite)
     with Runtime(memory) as runtime:
         return ingest_triples.import_triples(str(source), out, runtime, unknown=unknown)
 
@@ -170,6 +183,7 @@ def generate_graph(
     signal: float | None = None,
     seed: int = 0,
     memory: Size | None = None,
+    overwrite: bool = False,
 ) -> Graph:
     """Generates a synthetic graph at ``out``, streamed: it may be larger than memory.
 
@@ -191,12 +205,15 @@ def generate_graph(
             classified right about half the time.
         seed: Number that decides everything: the same seed gives the same graph on every machine.
         memory: Bytes, or text such as ``"4GiB"``, that generating may take.
+        overwrite: Replace what is finished at ``out``; without it that is an error that says what is there.
 
     Raises:
-        ArgumentError: An impossible graph: more edges than pairs of nodes, more classes than nodes, ...
+        ArgumentError: An impossible graph: more edges than pairs of nodes, more classes than nodes, ...; or ``out`` is
+            taken.
         BudgetError: ``memory`` is too small.
         IoError: The operating system refused to write.
     """
+    check_free(out, overwrite)
     config = generate.GenerateConfig(
         kind=kind,
         nodes=nodes,
@@ -217,3 +234,25 @@ def generate_graph(
     )
     with Runtime(memory) as runtime:
         return generate.generate_graph(out, runtime, config)
+
+
+def check_free(out: str | Path, overwrite: bool) -> None:
+    """Checks that a graph may be made at ``out``, before anything is read.
+
+    Raises:
+        ArgumentError: Something finished is there and ``overwrite`` does not say to replace it, or it is no artifact.
+    """
+    out = Path(out)
+    manifests.check_destination(out)
+    if manifests.exists(out) and not overwrite:
+        manifests.require_overwrite(out, _what_is_at(out), None, overwrite)
+
+
+def _what_is_at(out: Path) -> str:
+    """The artifact at ``out`` as it prints, or what is known of one that cannot be opened."""
+    try:
+        kind = manifests.kind(out)
+        opened = {GRAPH: open_graph, TRIPLES: open_triples}.get(kind)
+        return repr(opened(out)) if opened else f"an artifact {kind}"
+    except OutcropError:
+        return "a damaged artifact"

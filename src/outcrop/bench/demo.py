@@ -42,6 +42,7 @@ def run(folder: Path, *, nodes: int, epochs: int, quiet: bool, say: Callable[[st
             "0.005",
             "--test-fraction",
             "0.005",
+            "--overwrite",
         ],
         quiet=quiet,
     )

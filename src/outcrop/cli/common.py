@@ -65,6 +65,9 @@ DiskSpace = Annotated[
 Seed = Annotated[int, typer.Option("--seed", help="Same seed, same result.")]
 
 
+Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace what is finished at the destination.")]
+
+
 def _defaults_of_file(ctx: typer.Context, path: Path | None) -> Path | None:
     """Options of a TOML file become the defaults of the command: those on the command line win."""
     if path is not None:

@@ -58,11 +58,14 @@ def generate(
     ] = None,
     seed: common.Seed = 0,
     memory: common.Memory = None,
+    overwrite: common.Overwrite = False,
     json: common.Json = None,
     quiet: common.Quiet = False,
 ) -> None:
+    from outcrop.api.graph import check_free
     from outcrop.stages.generate import GenerateConfig, generate_graph
 
+    check_free(path, overwrite)
     optional: dict[str, float] = {
         name: value for name, value in (("skew", skew), ("homophily", homophily)) if value is not None
     }
@@ -144,12 +147,15 @@ def import_(
         typer.Option("--unknown", help="Triples of names that no training triple has: skip or error."),
     ] = "skip",
     memory: common.Memory = None,
+    overwrite: common.Overwrite = False,
     json: common.Json = None,
     quiet: common.Quiet = False,
 ) -> None:
+    from outcrop.api.graph import check_free
     from outcrop.stages.ingest import ImportConfig, import_graph
     from outcrop.stages.ingest_triples import import_triples
 
+    check_free(path, overwrite)
     config = ImportConfig(
         keep_duplicates=keep_duplicates,
         keep_self_loops=self_loops,

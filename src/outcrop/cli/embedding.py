@@ -173,6 +173,10 @@ def prepare(
         float, typer.Option("--valid-fraction", help="Of the edges, held out, where GRAPH has no such split.")
     ] = 0.0,
     test_fraction: Annotated[float, typer.Option("--test-fraction")] = 0.0,
+    overwrite: Annotated[
+        bool,
+        typer.Option("--overwrite", help="Replace buckets of other options that nothing was trained on."),
+    ] = False,
     memory: common.Memory = None,
     seed: common.Seed = 0,
     json: common.Json = None,
@@ -193,6 +197,7 @@ def prepare(
             test_fraction=test_fraction,
             seed=seed,
             memory=memory,
+            overwrite=overwrite,
             progress=progress,
         )
     facts = {

@@ -32,11 +32,16 @@ _RECORD_BYTES, _WRITTEN = 16, 1 << 14  # bytes of a sorted edge; edges written a
 _TAG = "buckets"
 
 
-def prepare(source: Path | str, run: Path | str, config: BucketConfig, runtime: Runtime) -> Buckets:
+def prepare(
+    source: Path | str, run: Path | str, config: BucketConfig, runtime: Runtime, *, overwrite: bool = True
+) -> Buckets:
     """Makes ``run/buckets`` from the graph at ``source``; does nothing where it is there already.
 
+    Args:
+        overwrite: Replace buckets of another source or other options, as long as nothing was trained on them.
+
     Raises:
-        ArgumentError: More partitions than nodes, no edges, or ``run`` is something else.
+        ArgumentError: More partitions than nodes, no edges, or ``run`` is something else, or holds other buckets.
         BudgetError: The budget is too small to sort with.
         IoError: Another process prepares or trains in ``run``, or the system refuses a file.
     """
@@ -54,10 +59,20 @@ def prepare(source: Path | str, run: Path | str, config: BucketConfig, runtime: 
                 raise ArgumentError(
                     f"{run} holds embeddings of other buckets: remove it, or choose another place for these"
                 )
+            manifests.require_overwrite(run, "buckets", _differing(found, config, inputs), overwrite)
         with manifests.publishing(run / FOLDER) as work, runtime.trace.span("buckets", source=str(source)):
             manifest = _Prepare(edges, config, runtime, work).run(inputs)
             manifests.write(work, manifest)
         return open_buckets(run)
+
+
+def _differing(found: Buckets, config: BucketConfig, inputs: dict[str, str]) -> list[str]:
+    """The options in which buckets that are there differ from those to be made, each with both values."""
+    have, wanted = found.manifest.config, manifests.plain(asdict(config))
+    differing = [
+        f"{n} (there {have.get(n)!r}, now {wanted[n]!r})" for n in wanted if have.get(n) != wanted[n]
+    ]
+    return differing + (["the graph that they were made from"] if found.manifest.inputs != inputs else [])
 
 
 def _check_place(run: Path) -> None:

@@ -12,7 +12,7 @@ import json
 import os
 import shutil
 import stat
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -317,16 +317,17 @@ def write_atomic(path: Path, content: bytes) -> None:
             raise
 
 
-def require_overwrite(path: Path, what: str, differing: Sequence[str], overwrite: bool) -> None:
-    """Raises ArgumentError where ``path`` holds ``what`` with other options, and nobody asked to replace it.
+def require_overwrite(path: Path, what: str, differing: list[str] | None, overwrite: bool) -> None:
+    """Raises ArgumentError where ``path`` holds ``what``, it would be replaced, and nobody asked for that.
 
     Args:
-        differing: The options that differ, each with both values; empty: nothing is replaced.
+        differing: The options that differ, each with both values; empty: nothing is replaced; None: it is replaced
+            whatever it was made with.
     """
-    if differing and not overwrite:
+    if differing != [] and not overwrite:
+        how = f" that differs in {', '.join(differing)}" if differing else ""
         raise ArgumentError(
-            f"{path} holds {what} that differs in {', '.join(differing)}: choose another place, or replace it with "
-            "--overwrite (overwrite=True)"
+            f"{path} holds {what}{how}: choose another place, or replace it with --overwrite (overwrite=True)"
         )
 
 
