@@ -19,6 +19,7 @@ from outcrop.api.run import Run
 from outcrop.api.train import train
 from outcrop.errors import BudgetError
 from outcrop.progress import SilentProgress
+from outcrop.pyg import NeighborLoader
 from outcrop.runtime import Runtime
 from outcrop.stages.infer import default_memory
 from outcrop.store.graph import Graph
@@ -105,6 +106,13 @@ def test_loaders_name_the_smallest_budget(tmp_path, make_runtime, mode):
     follow(lambda memory: sum(1 for _ in Run(tmp_path / "run", memory=memory).loader(mode=mode)))
 
 
+def test_neighbor_loaders_name_the_smallest_budget(tmp_path, make_runtime):
+    graph = a_graph(tmp_path / "g", make_runtime(threads=1), nodes=2000, width=40, train=300)
+    follow(lambda memory: sum(1 for _ in NeighborLoader(
+        graph, [5, 5], input_nodes="train", batch_size=32, shuffle=True, seed=0, memory=memory
+    )))  # fmt: skip
+
+
 def test_pools_name_the_smallest_budget(tmp_path, make_runtime):
     graph = a_graph(tmp_path / "g", make_runtime(threads=1), nodes=500, width=40)
     follow_training(graph, "packed", refresh=True, epochs=2)
@@ -117,7 +125,9 @@ def test_infer_takes_what_it_needs(tmp_path, make_runtime):
     report = infer(graph, checkpoint=tmp_path / "ckpt", out=tmp_path / "all.npy")
     assert report.budget["memory"] == default_memory(available_memory())
     assert report.peak_host_bytes < 64 << 20
-    follow(lambda memory: infer(graph, checkpoint=tmp_path / "ckpt", out=tmp_path / "o.npy", memory=memory))
+    for method in ("layerwise", "sampled"):
+        scored = {"checkpoint": tmp_path / "ckpt", "out": tmp_path / f"{method}.npy", "method": method}
+        follow(lambda memory, scored=scored: infer(graph, **scored, memory=memory))
 
 
 def test_the_default_budget_of_infer_is_a_share_of_the_machine():

@@ -9,7 +9,7 @@ other partitions: there the smallest of those like the first that works is named
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -22,7 +22,7 @@ from outcrop.errors import BudgetError
 from outcrop.hotness import PRESAMPLED_BATCHES
 from outcrop.progress import Progress
 from outcrop.runtime import Rehearsal, Runtime
-from outcrop.sampling import BatchSampler
+from outcrop.sampling import BatchSampler, Ids
 from outcrop.stages import pack, plan, sample
 from outcrop.store import record
 from outcrop.store.graph import Graph
@@ -38,6 +38,9 @@ class CountedBatches(Rehearsal):
     """How large the mini-batches of ``passes`` are, epochs by the numbers they are drawn by.
 
     They are drawn without a limit, once, and not kept. With many of them that takes as long as drawing an epoch does.
+
+    Args:
+        ids: Nodes of a split in place of those that the graph has.
     """
 
     def __init__(
@@ -46,9 +49,14 @@ class CountedBatches(Rehearsal):
         config: SampleConfig,
         passes: Sequence[Pass],
         progress: Progress | bool | None = None,
+        ids: Mapping[str, Ids] | None = None,
     ):
-        self._graph, self._config, self._progress = graph, config, progress
-        self._passes = [one for one in dict.fromkeys(passes) if graph.has(one[0]) or config.task == "link"]
+        self._graph, self._config, self._progress, self._ids = graph, config, progress, ids or {}
+        self._passes = [
+            one
+            for one in dict.fromkeys(passes)
+            if one[0] in self._ids or graph.has(one[0]) or config.task == "link"
+        ]
         self._most: dict[bool, int] = {}
         self.id_bytes, self.hops = record.id_bytes_for(graph.num_nodes), len(config.fanouts)
         ahead = ("train" if "train" in config.splits else config.splits[0], config.first_epoch)
@@ -80,7 +88,7 @@ class CountedBatches(Rehearsal):
     def _draw(self, topology: str, passes: Sequence[Pass], sizes: dict[Pass, list[tuple[int, int]]]) -> int:
         io = IoConfig(topology=topology)  # type: ignore[arg-type]
         with Runtime(io=io, progress=self._progress) as runtime:
-            sampler = BatchSampler(self._graph, self._config, runtime)
+            sampler = BatchSampler(self._graph, self._config, runtime, ids=self._ids)
             each = dict.fromkeys(passes)
             with runtime.task(_TASK, sum(sampler.num_batches(split) for split, _ in each), "batches"):
                 for one in each:
@@ -187,6 +195,7 @@ class SessionNeeds:
     Args:
         config: Of what is drawn; of a ``run``, the run's.
         passes: What is loaded, epochs as training counts them.
+        ids: Of batches drawn on the fly: nodes of a split, in place of those that the graph has.
     """
 
     def __init__(
@@ -200,7 +209,9 @@ class SessionNeeds:
         io: IoConfig | None = None,
         baseline: BaselineConfig | None = None,
         progress: Progress | bool | None = None,
+        ids: Mapping[str, Ids] | None = None,
     ):
+        self._ids = ids
         self._graph, self._mode, self._config, self._passes = graph, mode, config, passes
         self._run, self._io, self._baseline, self._progress = run, io, baseline, progress
         self._counted: Rehearsal | None = None
@@ -216,7 +227,9 @@ class SessionNeeds:
             draws = self._config.sampler != "foreign" and (self._run is None or self._mode == "online")
             numbers = [(split, self._config.epoch_number(split, epoch)) for split, epoch in self._passes]
             self._counted = (
-                CountedBatches(self._graph, self._config, numbers, self._progress) if draws else _NOTHING
+                CountedBatches(self._graph, self._config, numbers, self._progress, self._ids)
+                if draws
+                else _NOTHING
             )
         with Runtime(limit, io=self._io, rehearsal=self._counted) as runtime, self._open(runtime) as session:
             if self._run is None:  # else the run says how large batches are
@@ -239,6 +252,7 @@ class SessionNeeds:
             run_folder=self._run,
             config=self._config,
             baseline=self._baseline,
+            ids=self._ids,
         )
 
 

@@ -10,7 +10,7 @@ import shutil
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,7 @@ from torch import nn
 
 from outcrop import accumulate, system
 from outcrop import checkpoint as checkpoints
-from outcrop.api.budgets import naming_smallest
+from outcrop.api.budgets import CountedBatches, naming_smallest
 from outcrop.config import DeviceConfig, SampleConfig, Size, format_bytes, parse_size
 from outcrop.errors import ArgumentError, BudgetError, FormatError, IoError
 from outcrop.feeders import SampledGraphs
@@ -31,14 +31,13 @@ from outcrop.models import Model
 from outcrop.progress import Progress, shows_progress
 from outcrop.rows import open_rows
 from outcrop.runtime import Runtime
-from outcrop.sampling import BatchSampler
+from outcrop.sampling import BatchSampler, Ids
 from outcrop.stages import export as exporting
 from outcrop.stages import infer as inferring
 from outcrop.stages import load
 from outcrop.store import identity, record
 from outcrop.store import manifest as manifests
 from outcrop.store.arrays import DiskArray
-from outcrop.store.batches import BatchGraph
 from outcrop.store.graph import Graph, open_graph
 from outcrop.store.minibatch import MiniBatch
 
@@ -48,6 +47,7 @@ OUTPUTS = {
     "regression": ("values", "logits", "embeddings"),
 }
 _SLOTS = 2
+_WHAT = {"layerwise": "compute one part of a layer", "sampled": "score mini-batches"}
 
 
 @dataclass
@@ -146,9 +146,18 @@ def infer(
     scored = what_is_scored(graph, checkpoint, model, method, fanouts, any_graph, device)
     method = scored.method
     task = _checked(graph, scored, Path(out), nodes, output)
+    config = None
+    if method == "sampled":
+        config = SampleConfig(
+            fanouts=_fanouts(task, scored.fanouts),
+            batch_size=batch_size,
+            seed=seed,
+            degrees=task.model.uses_degrees,
+            splits=("infer",),
+        )
     limit = inferring.default_memory(system.available_memory()) if memory is None else parse_size(memory)
     with (
-        naming_smallest(limit, lambda: partial(_fits, task, method), "compute one part of a layer"),
+        naming_smallest(limit, lambda: _needs(task, config, progress), _WHAT[method]),
         Runtime(limit, trace_path=trace_path, progress=progress) as runtime,
     ):
         held = runtime.budget.reserve("infer-ids", task.id_bytes)
@@ -156,15 +165,9 @@ def infer(
         work = _work_folder(task.out)
         if model is not None:  # weights do not say what a model computes: what was left may be of another
             inferring.remove(work)
-        if method == "layerwise":
+        if config is None:
             result = _layerwise(task, work, report, runtime)
         else:
-            config = SampleConfig(
-                fanouts=_fanouts(task, scored.fanouts),
-                batch_size=batch_size,
-                seed=seed,
-                degrees=task.model.uses_degrees,
-            )
             result = _sampled(task, work, config, report, runtime)
         runtime.progress.start("export", task.num_rows, "rows")
         rows = inferring.open_rows(result, runtime)
@@ -330,10 +333,30 @@ def _layerwise(task: _Task, work: Path, report: InferReport, runtime: Runtime) -
     return work / f"layer-{depth - 1}"
 
 
-def _fits(task: _Task, method: str, limit: int) -> bool:
-    """Whether ``limit`` bytes are enough; of sampled batches nobody knows before they are drawn."""
-    if method != "layerwise":
+def _needs(
+    task: _Task, config: SampleConfig | None, progress: Progress | bool | None
+) -> Callable[[int], bool]:
+    """Which budgets are enough: to compute layer by layer, or, with ``config``, in sampled batches."""
+    if config is None:
+        return partial(_fits, task)
+    counted = CountedBatches(task.graph, config, [("infer", 0)], progress, {"infer": _seeds(task)})
+
+    def fits(limit: int) -> bool:
+        try:
+            with (
+                Runtime(limit, rehearsal=counted) as runtime,
+                runtime.budget.reserve("infer-ids", task.id_bytes),
+                _sampled_session(task, config, runtime) as session,
+            ):
+                session.make_room(counted.max_nodes)
+        except BudgetError:
+            return False
         return True
+
+    return fits
+
+
+def _fits(task: _Task, limit: int) -> bool:
     try:
         with Runtime(limit) as runtime, runtime.budget.reserve("infer-ids", task.id_bytes):
             return len(list(_divisions(task, runtime))) == task.depth
@@ -409,16 +432,6 @@ def _check_space(out: Path, needed: int, work: Path) -> None:
         )
 
 
-class _GivenSeeds(SampledGraphs):
-    """Batches around given seeds, drawn on the fly."""
-
-    def __init__(self, sampler: BatchSampler, seeds: np.ndarray):
-        self._sampler, self._seeds = sampler, seeds
-
-    def batches(self, split: str, epoch: int, numbers: Sequence[int] | None = None) -> Iterator[BatchGraph]:
-        yield from self._sampler.batches(split, epoch, self._seeds, numbers)
-
-
 def _fanouts(task: _Task, fanouts: tuple[int, ...] | None) -> tuple[int, ...]:
     """Of the layers that are computed."""
     if fanouts is None:
@@ -454,20 +467,26 @@ def _sampled(task: _Task, work: Path, config: SampleConfig, report: InferReport,
         return folder
     with manifests.naming_files(work):
         work.mkdir(exist_ok=True)
-    held = runtime.budget.reserve("infer-ids", 8 * graph.num_nodes if task.wanted is None else 0)
-    seeds = np.arange(graph.num_nodes, dtype=np.int64) if task.wanted is None else task.wanted
-    whole = isinstance(task.model, WholeModel)
-    to = DeviceConfig(str(task.model.device if whole else next(task.model.parameters()).device))
-    pool = load.make_pool(graph, runtime, slots=_SLOTS, max_nodes=0, to=to)
-    rows = open_rows(graph, runtime, "online")
-    sampler = BatchSampler(graph, replace(config, splits=()), runtime, share=0.25)
     runtime.progress.start("infer", task.num_rows, "nodes")
     with (
-        load.row_session(graph, _GivenSeeds(sampler, seeds), rows, pool, runtime, to) as session,
+        _sampled_session(task, config, runtime) as session,
         task.model.scoring() if isinstance(task.model, WholeModel) else nullcontext(),
     ):
         blocks = inferring.scores_of(_compute(task), session.batches("infer", 0))
         inferring.write_rows(graph, blocks, task.out_dim, folder, wanted, inputs, runtime)
     runtime.progress.finish("infer")
-    held.release()
     return folder
+
+
+def _seeds(task: _Task) -> Ids:
+    return range(task.graph.num_nodes) if task.wanted is None else task.wanted
+
+
+def _sampled_session(task: _Task, config: SampleConfig, runtime: Runtime) -> load.LoadSession:
+    """Loading of batches around the nodes that are scored, drawn as they are needed."""
+    graph, whole = task.graph, isinstance(task.model, WholeModel)
+    to = DeviceConfig(str(task.model.device if whole else next(task.model.parameters()).device))
+    pool = load.make_pool(graph, runtime, slots=_SLOTS, max_nodes=0, to=to)
+    rows = open_rows(graph, runtime, "online")
+    sampler = BatchSampler(graph, config, runtime, share=0.25, ids={"infer": _seeds(task)})
+    return load.row_session(graph, SampledGraphs(sampler), rows, pool, runtime, to)

@@ -44,6 +44,7 @@ from outcrop.store.graph import SPLITS, Graph, open_graph
 from outcrop.store.manifest import Manifest
 
 _ROW_SLOTS = 2
+_COUNTED_EPOCHS = 3  # of those without end, to find the smallest budget that works
 _BEFORE = {"dependency": 1}  # of runs from before there was a choice
 EVERY_EPOCH = (1 << 31) - 1  # as many as can be: epochs are drawn by their own numbers
 _MARGIN_BYTES = 64 << 10  # for the small tables that come later
@@ -397,10 +398,19 @@ def drawn_source(
         raise ArgumentError(f"{home}: its batches came from elsewhere: none can be drawn around other nodes")
     ids, name, of = _chosen_ids(graph, split, home)
     (drawn_split,) = config.splits
+    nodes, limit = {drawn_split: ids}, None if memory is None else parse_size(memory)
 
     def open_it() -> tuple[Runtime, load.LoadSession]:
         runtime = Runtime(memory)
-        return runtime, open_session(graph, runtime, mode, config=config, to=to, ids={drawn_split: ids})
+        return runtime, open_session(graph, runtime, mode, config=config, to=to, ids=nodes)
+
+    def refusing() -> AbstractContextManager[None]:
+        from outcrop.api import budgets  # which opens sessions as this does
+
+        epochs = range(min(config.epochs, _COUNTED_EPOCHS))
+        passes = [(drawn_split, epoch) for epoch in epochs]
+        needs = partial(budgets.SessionNeeds, graph, mode, config, passes, ids=nodes)
+        return budgets.naming_smallest(limit, lambda: needs().fits, f"load mini-batches in mode {mode}")
 
     positions = InputIds(ids)
     identity = {"graph": graph.digest(), "nodes": of, "sampling": manifests.plain(asdict(config))}
@@ -416,6 +426,7 @@ def drawn_source(
         complete=edge_lookup(graph, edge_ids, config),
         identity=identity,
         home=home,
+        refusing=refusing,
     )
 
 
