@@ -5,7 +5,7 @@ from __future__ import annotations
 from device_under_test import NAME as GPU
 
 from outcrop.bench import gpu as bench
-from outcrop.config import GraphShape
+from outcrop.bench.graphs import GraphShape
 
 
 def test_bench_gpu(tmp_path, gpu):

@@ -14,7 +14,7 @@ from outcrop.api.run import open_session
 from outcrop.bench import curves, embed, epoch, layout, pipeline, quality
 from outcrop.bench import prepare as preparing
 from outcrop.bench.epoch import Setting, ensure_graph
-from outcrop.config import GraphShape
+from outcrop.bench.graphs import GraphShape
 from outcrop.errors import ArgumentError, BudgetError
 from outcrop.runtime import Runtime
 from outcrop.store.graph import open_graph

@@ -25,8 +25,9 @@ from outcrop.api.prepare import prepare
 from outcrop.api.run import open_session
 from outcrop.bench import cost_model
 from outcrop.bench.epoch import Setting
+from outcrop.bench.graphs import GraphShape
 from outcrop.cli import advising
-from outcrop.config import ALLOWANCE_BYTES, GraphShape, SampleConfig
+from outcrop.config import ALLOWANCE_BYTES, SampleConfig
 from outcrop.errors import ArgumentError, BudgetError, FormatError
 from outcrop.report import advice
 from outcrop.runtime import Runtime

@@ -27,7 +27,8 @@ from outcrop.bench.epoch import (
     prepared_run,
     train_once,
 )
-from outcrop.config import GraphShape, format_bytes
+from outcrop.bench.graphs import GraphShape
+from outcrop.config import format_bytes
 from outcrop.errors import OutcropError
 
 CAPS = (0.01, 0.05, 0.1, 0.2, 0.3, 0.5)

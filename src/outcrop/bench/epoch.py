@@ -16,8 +16,9 @@ from statistics import fmean, median
 from typing import Any
 
 from outcrop.api.run import open_session
+from outcrop.bench.graphs import GraphShape
 from outcrop.bench.process import outcrop
-from outcrop.config import ALLOWANCE_BYTES, GraphShape, format_bytes
+from outcrop.config import ALLOWANCE_BYTES, format_bytes
 from outcrop.runtime import Runtime
 from outcrop.store import run as runs
 from outcrop.store.graph import open_graph

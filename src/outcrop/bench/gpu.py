@@ -28,7 +28,8 @@ import torch
 from outcrop.api.run import open_session
 from outcrop.api.train import train
 from outcrop.bench.epoch import Say, ensure_graph
-from outcrop.config import DeviceConfig, GraphShape, SampleConfig
+from outcrop.bench.graphs import GraphShape
+from outcrop.config import DeviceConfig, SampleConfig
 from outcrop.device import resolve
 from outcrop.device.gpu import Gpu, gpu_of
 from outcrop.device_sampling import DeviceSampler, Drawn

@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
+from outcrop.bench.graphs import GraphShape
 from outcrop.cli import common, printing
-from outcrop.config import GraphShape, format_bytes
+from outcrop.config import format_bytes
 from outcrop.errors import ArgumentError
 
 if TYPE_CHECKING:
