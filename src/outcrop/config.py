@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+import operator
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -82,6 +84,20 @@ def format_bytes(count: float) -> str:
             return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
         count /= 1024
     return f"{count:.1f} TiB"
+
+
+def as_fanouts(fanouts: Iterable[int]) -> tuple[int, ...]:
+    """Returns ``fanouts`` as a tuple of int.
+
+    Raises:
+        ArgumentError: They are no integers, one for each hop.
+    """
+    try:
+        return tuple(operator.index(f) for f in fanouts)
+    except TypeError:
+        raise ArgumentError(
+            f"fanouts {fanouts!r} are not understood; give one integer for each hop, for example [10, 10]"
+        ) from None
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from numpy.typing import ArrayLike
 from torch_geometric.data import Data
 
 from outcrop.api.run import EVERY_EPOCH, drawn_source
-from outcrop.config import DeviceConfig, SampleConfig, Size
+from outcrop.config import DeviceConfig, SampleConfig, Size, as_fanouts
 from outcrop.errors import ArgumentError
 from outcrop.loading.pyg import to_pyg
 from outcrop.loading.ranks import Ranks
@@ -119,7 +119,7 @@ class NeighborLoader(RunLoader):
             )
         graph = _graph_of(data)
         config = SampleConfig(
-            fanouts=tuple(int(n) for n in num_neighbors),
+            fanouts=as_fanouts(num_neighbors),
             batch_size=batch_size,
             epochs=EVERY_EPOCH,
             replace=replace,

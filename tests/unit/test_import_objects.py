@@ -297,3 +297,10 @@ def test_a_stream_is_never_held_whole(tmp_path: Path) -> None:
     graph = run(pa.RecordBatchReader.from_batches(schema, batches()), tmp_path, keep_duplicates=True)
     assert graph.num_edges == 100 * 50
     assert 1 <= most[0] <= 3
+
+
+def test_edge_weights_that_no_edge_has_are_refused(tmp_path: Path) -> None:
+    graph = pytest.importorskip("networkx").path_graph(4)
+    with pytest.raises(ArgumentError, match="no edge has the attribute 'nope'"):
+        oc.import_graph(graph, tmp_path / "g.oc", edge_weight="nope")
+    assert not list(tmp_path.iterdir())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ from typer.testing import CliRunner
 
 import outcrop as oc
 from outcrop.cli.main import app
+from outcrop.errors import ArgumentError
 
 pytestmark = pytest.mark.leaks(
     "env", reason="torch sets TORCHINDUCTOR_CACHE_DIR when its compiler is first imported"
@@ -63,3 +65,21 @@ def test_training_again_says_that_all_was_trained(tmp_path):
     said, more = train("--epochs", "3")
     assert "went on after 2 epochs of the checkpoint" in said
     assert (more["resumed_from"], more["trained_epochs"]) == (2, 1)
+
+
+def test_a_checkpoint_of_another_training_is_refused_before_anything_is_prepared(tmp_path):
+    graph = tmp_path / "g.oc"
+    shutil.copytree(GRAPH, graph)
+    options = {**OPTIONS, "mode": "packed", "epochs": 1, "checkpoint": tmp_path / "c"}
+    oc.train(graph, **options)
+    run = tmp_path / "g.oc.run"
+    before = {path: path.stat().st_mtime_ns for path in run.rglob("*")}
+    with pytest.raises(ArgumentError, match="differs in model"):
+        oc.train(graph, **options, model="gcn")
+    assert {path: path.stat().st_mtime_ns for path in run.rglob("*")} == before
+
+
+@pytest.mark.parametrize("fanouts", [10, [2.5, 3], ["5", "5"]])
+def test_fanouts_are_integers_of_hops(fanouts):
+    with pytest.raises(ArgumentError, match="one integer for each hop"):
+        oc.train(GRAPH, epochs=1, **{**OPTIONS, "fanouts": fanouts})

@@ -15,7 +15,7 @@ from outcrop.advisor import choose, cost, machine, shapes
 from outcrop.advisor.cost import Hardware, Offer, Prices, Workload
 from outcrop.advisor.profile import HERE, Profile
 from outcrop.api.counting import Counted, Task, count
-from outcrop.config import Size, format_bytes, parse_size
+from outcrop.config import Size, as_fanouts, format_bytes, parse_size
 from outcrop.store import run as runs
 from outcrop.store.graph import Graph, open_graph
 
@@ -135,7 +135,7 @@ def _task(
 ) -> Task:
     limit = None if memory is None else parse_size(memory)
     task = Task(
-        graph, model, hidden, tuple(fanouts), batch_size, sampler, sample_epochs, seed, limit,
+        graph, model, hidden, as_fanouts(fanouts), batch_size, sampler, sample_epochs, seed, limit,
         parse_size(gpu_memory), disk_space, device,
     )  # fmt: skip
     if run is None:

@@ -16,7 +16,7 @@ from typing import Any
 from outcrop.advisor.machine import read_rates
 from outcrop.api import auto, budgets, history
 from outcrop.api import epochs as epoch_choice
-from outcrop.config import IoConfig, PlanConfig, SampleConfig, Size, format_bytes, parse_size
+from outcrop.config import IoConfig, PlanConfig, SampleConfig, Size, as_fanouts, format_bytes, parse_size
 from outcrop.errors import ArgumentError, BudgetError, FormatError
 from outcrop.foreign import ForeignBatches, Source
 from outcrop.progress import Progress
@@ -123,7 +123,7 @@ def prepare(
     elif sampler == "foreign":
         raise ArgumentError("sampler 'foreign' needs batches")
     sample_config = SampleConfig(
-        fanouts=tuple(fanouts),
+        fanouts=as_fanouts(fanouts),
         batch_size=batch_size,
         epochs=1 if epochs is None else epochs,
         replace=replace,

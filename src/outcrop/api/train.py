@@ -27,6 +27,7 @@ from outcrop.config import (
     SampleConfig,
     Size,
     TrainConfig,
+    as_fanouts,
     parse_size,
 )
 from outcrop.errors import ArgumentError, OutcropWarning
@@ -176,7 +177,7 @@ def train(
     check_minutes(checkpoint_minutes, checkpoint)
     graph = graph if isinstance(graph, Graph) else open_graph(graph)
     sampling = SampleConfig(
-        fanouts=(10, 10) if fanouts is None else tuple(fanouts),
+        fanouts=(10, 10) if fanouts is None else as_fanouts(fanouts),
         batch_size=1024 if batch_size is None else batch_size,
         epochs=1 if sample_epochs is None else sample_epochs,
         seed=seed,
@@ -258,6 +259,7 @@ def train(
     with ExitStack() as closing:
         if checkpoint is not None:
             closing.enter_context(only_process_in(Path(checkpoint)))
+        _check_checkpoint(checkpoint if resume else None, graph, config, inputs, objective)
         wanted = Wanted(
             graph,
             sampling,
@@ -436,6 +438,19 @@ def _limits(graph: Graph, memory: Size | None, gpu_memory: Size, disk_space: Siz
         gpu_memory=parse_size(gpu_memory),
         disk_space=None if disk_space is None else parse_size(disk_space, feature_bytes=graph.feature_bytes),
     )
+
+
+def _check_checkpoint(
+    checkpoint: str | Path | None,
+    graph: Graph,
+    config: TrainConfig,
+    inputs: dict[str, Any],
+    objective: Objective,
+) -> None:
+    """Raises ArgumentError for a checkpoint of another training: before anything is prepared."""
+    if checkpoint is not None and (Path(checkpoint) / checkpoints.LAST).exists():
+        widths = graph.feature_dim, graph.num_classes
+        training.read_checkpoint(Path(checkpoint), config, *widths, inputs, objective)
 
 
 def _next_epoch(checkpoint: str | Path | None, config: TrainConfig) -> int | None:

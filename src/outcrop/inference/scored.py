@@ -11,6 +11,7 @@ from torch import nn
 from outcrop import accumulate
 from outcrop import checkpoint as checkpoints
 from outcrop import device as devices
+from outcrop.config import as_fanouts
 from outcrop.errors import ArgumentError
 from outcrop.inference.stack import as_stack
 from outcrop.inference.whole import WholeModel
@@ -52,7 +53,7 @@ def what_is_scored(
     devices.resolve(device)
     if graph.feature_bytes == 0:
         raise ArgumentError(f"{graph.path} has no features to infer from: import them with the graph")
-    asked = None if fanouts is None else tuple(fanouts)
+    asked = None if fanouts is None else as_fanouts(fanouts)
     if checkpoint is not None:
         return _of_checkpoint(graph, Path(checkpoint), method, asked, any_graph, device)
     assert model is not None

@@ -41,9 +41,14 @@ def networkx_parts(
     held.enter_context(runtime.budget.reserve("import", _EDGE_BYTES * graph.number_of_edges()))
     parts = {name: _resolved(graph, nodes, index, name, value) for name, value in named.items()}
     weight = named.get("edge_weight", "weight")
+    asked = "edge_weight" in named
     parts["edges"] = _edges(graph, index)
     if isinstance(weight, str):
         parts["edge_weight"] = _weights(graph, weight)
+        if asked and parts["edge_weight"] is None and graph.number_of_edges():
+            raise ArgumentError(
+                f"no edge has the attribute {weight!r}: name another as edge_weight, or leave it out"
+            )
     used = {
         a
         for value in named.values()

@@ -224,6 +224,45 @@ def _added(left: dict[str, Any], right: dict[str, Any]) -> dict[str, Any]:
     return sums
 
 
+def read_checkpoint(
+    out: Path,
+    config: TrainConfig,
+    in_dim: int,
+    num_classes: int,
+    inputs: dict[str, Any],
+    objective: Objective,
+) -> Checkpoint:
+    """Reads ``last.safetensors`` in ``out``, to go on from it.
+
+    Raises:
+        ArgumentError: It is of another training, or has more epochs behind it than are asked for; says what differs.
+        FormatError: It cannot be read.
+    """
+    path = out / checkpoints.LAST
+    found = checkpoints.read(path, "last")
+    checkpoints.require_same(path, found.meta, _identity(config, in_dim, num_classes, objective), inputs)
+    if found.meta.epochs_begun > config.epochs:
+        raise ArgumentError(
+            f"{path} has {found.meta.epochs_begun} epochs behind it, {config.epochs} were "
+            "asked for: ask for at least as many, or choose another checkpoint folder"
+        )
+    return found
+
+
+def _identity(config: TrainConfig, in_dim: int, num_classes: int, objective: Objective) -> dict[str, Any]:
+    """What the parts of one training have in common, beside their inputs."""
+    fields = {
+        "in_dim": in_dim,
+        "num_classes": num_classes,
+        **{k: v for k, v in asdict(config).items() if k not in _FREE_FIELDS},
+    }
+    if objective.kind != "class":
+        fields["label_kind"] = objective.kind
+    if config.schedule == "cosine":  # ends with the training
+        fields["epochs"] = config.epochs
+    return fields
+
+
 class _Run:
     """Model, optimizer and history of one training."""
 
@@ -241,16 +280,8 @@ class _Run:
         self._objective = objective
         self.config, self.out, self.inputs, self._callbacks = config, out, inputs, callbacks
         self.device = resolve(config.device)
-        self.num_classes = num_classes
-        self.identity = {
-            "in_dim": in_dim,
-            "num_classes": num_classes,
-            **{k: v for k, v in asdict(config).items() if k not in _FREE_FIELDS},
-        }
-        if objective.kind != "class":
-            self.identity["label_kind"] = objective.kind
-        if config.schedule == "cosine":  # ends with the training
-            self.identity["epochs"] = config.epochs
+        self.in_dim, self.num_classes = in_dim, num_classes
+        self.identity = _identity(config, in_dim, num_classes, objective)
         with _seeded(self.device, config.seed):
             model = build_model(
                 config.model,
@@ -399,13 +430,9 @@ class _Run:
     def restore(self) -> None:
         assert self.out is not None
         path = self.out / checkpoints.LAST
-        found = checkpoints.read(path, "last")
-        checkpoints.require_same(path, found.meta, self.identity, self.inputs)
-        if found.meta.epochs_begun > self.config.epochs:
-            raise ArgumentError(
-                f"{path} has {found.meta.epochs_begun} epochs behind it, {self.config.epochs} were "
-                "asked for: ask for at least as many, or choose another checkpoint folder"
-            )
+        found = read_checkpoint(
+            self.out, self.config, self.in_dim, self.num_classes, self.inputs, self._objective
+        )
         checkpoints.load_into(path, self.model, found.model)
         checkpoints.restore_optimizer(self.optimizer, found.optimizer)
         try:
