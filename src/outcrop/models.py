@@ -43,12 +43,23 @@ class Model(nn.Module):
         """Whether layers normalise by whole-graph degrees."""
         return any(isinstance(conv, GCNConv) for conv in self.convs)
 
-    def forward(self, batch: MiniBatch) -> Tensor:
-        """Scores of the seeds, float32 [num_seeds, num_classes].
+    def forward(self, batch: MiniBatch | Tensor, edge_index: Tensor | None = None) -> Tensor:
+        """Computes the scores of the seeds, float32 [num_seeds, num_classes].
+
+        ``model(x, edge_index)``, as torch_geometric's models are called, scores all nodes of ``x``: float32
+        [num_nodes, num_classes]. It equals ``conv(x, edge_index)`` layer after layer; the edges given are taken for
+        the whole graph.
+
+        Args:
+            batch: A mini-batch, or the features of its nodes [num_nodes, D].
+            edge_index: With features: int64 [2, num_edges], sources and targets.
 
         Raises:
-            ArgumentError: The batch was not sampled with one hop per layer.
+            ArgumentError: The batch was not sampled with one hop per layer, or edges do not fit the features.
         """
+        if isinstance(batch, Tensor):
+            block = _block_of_edges(batch, edge_index)
+            return self.compute(batch, [block] * self.num_layers, without_loops(block))
         if batch.graph.whole:
             blocks = blocks_of(batch, self.num_layers)
             # GCN's degrees are those within the subgraph: ShaDow takes it for the graph.
@@ -89,6 +100,18 @@ class Model(nn.Module):
             F.elu(out, inplace=True) if isinstance(self.convs[index], GATConv) else F.relu(out, inplace=True)
         )
         return F.dropout(out, self.dropout, self.training) if self.dropout else out
+
+
+def _block_of_edges(x: Tensor, edge_index: Tensor | None) -> Block:
+    """Edges from and to the nodes of ``x``, ordered by their targets."""
+    if edge_index is None or edge_index.ndim != 2 or len(edge_index) != 2:
+        raise ArgumentError("give features [num_nodes, D] together with edge_index [2, num_edges]")
+    source, target = edge_index
+    if edge_index.numel() and not 0 <= int(edge_index.min()) <= int(edge_index.max()) < len(x):
+        raise ArgumentError(f"edge_index has node {int(edge_index.max())}, features have {len(x)} rows")
+    order = torch.argsort(target, stable=True)
+    rowptr = F.pad(torch.bincount(target, minlength=len(x)).cumsum(0), (1, 0))
+    return Block(rowptr.int(), source[order].int(), len(x))
 
 
 def build_model(

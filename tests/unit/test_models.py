@@ -287,3 +287,23 @@ def test_devices():
     if not torch.cuda.is_available():
         with pytest.raises(DeviceError, match="--device cpu"):
             resolve("cuda")
+
+
+@pytest.mark.parametrize("name", ["sage", "gcn", "gat"])
+def test_called_with_edges_it_is_a_model_of_torch_geometric(name):
+    """As a loaded model is used by people who have x and edge_index; self-loops and a lonely node included."""
+    rng = np.random.default_rng(0)
+    x = torch.from_numpy(rng.standard_normal((30, 5)).astype(np.float32))
+    edge_index = torch.from_numpy(rng.integers(0, 29, (2, 200)))
+    edge_index = torch.unique(edge_index, dim=1)[:, torch.randperm(len(torch.unique(edge_index, dim=1)[0]))]
+    model = build_model(name, 5, 8, 3, 2).eval()
+    with torch.no_grad():
+        expected = x
+        for index, conv in enumerate(model.convs):
+            expected = conv(expected, edge_index)
+            if index == 0:
+                expected = torch.nn.functional.elu(expected) if name == "gat" else expected.relu()
+        torch.testing.assert_close(model(x, edge_index), expected, rtol=1e-5, atol=1e-6)
+    for bad in (None, edge_index[0], edge_index + 29):
+        with pytest.raises(ArgumentError, match="edge_index"):
+            model(x, bad)
