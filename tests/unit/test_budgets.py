@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import shutil
 from collections.abc import Callable
 from typing import Any
@@ -12,7 +13,7 @@ from hypothesis import strategies as st
 
 from outcrop.advisor.choose import Spooling
 from outcrop.api import spool
-from outcrop.api.budgets import smallest
+from outcrop.api.budgets import naming_smallest, smallest
 from outcrop.api.infer import infer
 from outcrop.api.prepare import prepare
 from outcrop.api.run import Run
@@ -73,6 +74,20 @@ def test_the_smallest_is_found_where_shares_are_rounded():
     assert not fits(by_hand + 1)
     assert [smallest(refused, fits) for refused in (1, 50_000, 63_990, by_hand - 1)] == 4 * [by_hand]
     assert smallest(1, lambda limit: False) is None
+
+
+def test_objects_from_before_are_not_collected_over_and_over():
+    """Each budget that is tried may collect garbage: a full collection, with torch loaded, takes long."""
+    frozen: list[int] = []
+
+    def fits(limit: int) -> bool:
+        frozen.append(gc.get_freeze_count())
+        return limit >= 50_000
+
+    with pytest.raises(BudgetError), naming_smallest(1000, lambda: fits, "do this"):
+        raise BudgetError("too small")
+    assert min(frozen) > 1000
+    assert gc.get_freeze_count() == 0
 
 
 @pytest.mark.parametrize("refused", [1, 20_000, 300_000, 700_000])

@@ -9,6 +9,7 @@ other partitions: there the smallest of those like the first that works is named
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -285,6 +286,17 @@ def smallest(refused: int, fits: Callable[[int], bool]) -> int | None:
 
 
 @contextmanager
+def _collecting_new_objects_alone() -> Iterator[None]:
+    """Within the block garbage collection leaves what was there before alone: with torch loaded a full collection
+    takes long, and rehearsals of mode ``online`` make one for each budget that is tried."""
+    gc.freeze()
+    try:
+        yield
+    finally:
+        gc.unfreeze()
+
+
+@contextmanager
 def naming_smallest(
     limit: int | None, needs: Callable[[], Callable[[int], bool]], what: str
 ) -> Iterator[None]:
@@ -303,7 +315,8 @@ def naming_smallest(
             raise
         try:
             fits = needs()
-            found = None if fits(limit) else smallest(limit, fits)  # None: something else was refused
+            with _collecting_new_objects_alone():
+                found = None if fits(limit) else smallest(limit, fits)  # None: something else was refused
         except KeyboardInterrupt:
             raise error from None
         if found is None:
