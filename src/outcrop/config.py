@@ -100,6 +100,11 @@ def as_fanouts(fanouts: Iterable[int]) -> tuple[int, ...]:
         ) from None
 
 
+def exact_bytes(count: int) -> str:
+    """``count`` bytes for people who go on with the number: ``1572864 bytes (1.5 MiB)``; below 10000 ``512 bytes``."""
+    return f"{count} bytes" + (f" ({format_bytes(count)})" if count >= 10_000 else "")
+
+
 @dataclass(frozen=True)
 class IoConfig:
     """Block I/O engine. ``backend``: automatic tries io_uring first. ``depth``: requests in flight.

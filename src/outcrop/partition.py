@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from outcrop import _core
-from outcrop.config import SampleConfig
+from outcrop.config import SampleConfig, exact_bytes
 from outcrop.errors import ArgumentError, BudgetError
 from outcrop.rows import Partitioning, Visit
 from outcrop.runtime import Runtime
@@ -65,8 +65,9 @@ def fitting_partitions(
     count = choices[-1]
     wanted = 1 if resident is None else min(resident, count)
     raise BudgetError(
-        f"{graph.path}: {wanted} of {count} partitions take {resident_bytes(graph, count, wanted)} bytes, "
-        f"{free_bytes} are left for them: raise --memory, or choose more partitions or fewer resident ones"
+        f"{graph.path}: {wanted} of {count} partitions take "
+        f"{exact_bytes(resident_bytes(graph, count, wanted))}, {exact_bytes(free_bytes)} are left for "
+        "them: raise --memory, or choose more partitions or fewer resident ones"
     )
 
 

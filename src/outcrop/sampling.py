@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from outcrop import _core
-from outcrop.config import SampleConfig
+from outcrop.config import SampleConfig, exact_bytes
 from outcrop.errors import ArgumentError, BudgetError, FormatError
 from outcrop.links import LinkBatch, LinkSeeds, mix64
 from outcrop.runtime import Runtime
@@ -124,7 +124,8 @@ class BatchSampler:
             needed = runtime.rehearsal.batch_bytes(self.topology.placement == "paged")
             if needed > self._wave.most_batch_bytes:
                 raise BudgetError(
-                    f"sampling one mini-batch needs {needed} bytes, {self._wave.most_batch_bytes} are set aside for it"
+                    f"sampling one mini-batch needs {exact_bytes(needed)}, {exact_bytes(self._wave.most_batch_bytes)} "
+                    "are set aside for it"
                 )
 
     @property

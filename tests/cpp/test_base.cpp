@@ -27,7 +27,7 @@ TEST(Budget, GrantsRefusesAndReturns) {
   } catch (const Error& e) {
     EXPECT_EQ(static_cast<int>(e.kind()), static_cast<int>(ErrorKind::budget));
     const std::string text = e.what();
-    for (const char* part : {"1000", "500", "'b'", "a 600", "1100"})
+    for (const char* part : {"1000", "500", "'b'", "a 600 B", "1100"})
       EXPECT_NE(text.find(part), std::string::npos) << text;
   }
   EXPECT_THROW((void)budget->reserve("b", UINT64_MAX), Error);

@@ -80,7 +80,7 @@ def test_the_smallest_device_budget_and_disk_space_that_are_named_are_enough(
     message = refused(
         BudgetError, "--disk-space", prepare_run, graph, folder / "small", disk_space=5000, **options
     )
-    smallest = int(message.split("--disk-space that does is ")[1].split(",")[0])
+    smallest = int(message.split("--disk-space that does is ")[1].split()[0])
     report = prepare_run(graph, folder / "small", disk_space=smallest, **options)
     assert report.predicted["disk_bytes"] == smallest
 

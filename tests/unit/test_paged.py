@@ -363,7 +363,7 @@ def test_damaged_files_are_refused(tmp_path, make_runtime):
             index_bytes=4,
             scratch_bytes=1 << 16,
         )
-    with pytest.raises(BudgetError, match="at least 65536 bytes of scratch"):
+    with pytest.raises(BudgetError, match=r"at least 65536 bytes \(64.0 KiB\) of scratch"):
         on_disk(tmp_path, runtime, graph, scratch=1000)
 
 

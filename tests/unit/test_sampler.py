@@ -305,7 +305,7 @@ def test_impossible_arguments_are_refused():
 def test_a_batch_beyond_its_memory_is_refused_and_the_sampler_goes_on():
     graph = random_csc(3000, 60000, 7)
     seeds = list(range(200))
-    with pytest.raises(BudgetError, match=r"needs \d+ bytes, 20000 are set aside"):
+    with pytest.raises(BudgetError, match=r"needs \d+ bytes \(.*\), 20000 bytes \(19.5 KiB\) are set aside"):
         draw(graph, [seeds], (10, 10), max_batch_bytes=20000)
     sampler = _core.NeighborSampler(_core.WorkerPool(1), *graph, [10, 10], max_batch_bytes=40000)
     with pytest.raises(BudgetError):

@@ -348,6 +348,6 @@ def test_memory_of_one_batch_is_bounded(sampler):
     graph = random_csc(3000, 60000, 7)
     options = {"sampler": sampler, "weights": np.ones(len(graph[1]), np.float32)}
     seeds = [list(range(200))]
-    with pytest.raises(BudgetError, match=r"needs \d+ bytes, 20000 are set aside"):
+    with pytest.raises(BudgetError, match=r"needs \d+ bytes \(.*\), 20000 bytes \(19.5 KiB\) are set aside"):
         draw(graph, seeds, (10, 10), max_batch_bytes=20000, **options)
     assert draw(graph, seeds, (10, 10), max_batch_bytes=1 << 24, **options)

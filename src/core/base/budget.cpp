@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "base/error.h"
+#include "base/text.h"
 
 namespace outcrop {
 
@@ -27,12 +28,11 @@ Reservation Budget::reserve(const std::string& tag, uint64_t bytes) {
   if (bytes > limit_ - now_) {
     std::string held;
     for (const auto& [name, usage] : tags_)
-      if (usage.now_bytes) held += (held.empty() ? "" : ", ") + name + " " + std::to_string(usage.now_bytes);
-    throw Error(ErrorKind::budget,
-                "memory budget of " + std::to_string(limit_) + " bytes cannot hold another " +
-                    std::to_string(bytes) + " bytes for '" + tag +
-                    "' (held: " + (held.empty() ? "nothing" : held) + "); raise the budget to at least " +
-                    std::to_string(now_ + bytes) + " bytes");
+      if (usage.now_bytes) held += (held.empty() ? "" : ", ") + name + " " + format_bytes(usage.now_bytes);
+    throw Error(ErrorKind::budget, "memory budget of " + exact_bytes(limit_) + " cannot hold another " +
+                                       exact_bytes(bytes) + " for '" + tag +
+                                       "' (held: " + (held.empty() ? "nothing" : held) +
+                                       "); raise the budget to at least " + exact_bytes(now_ + bytes));
   }
   now_ += bytes;
   peak_ = std::max(peak_, now_);

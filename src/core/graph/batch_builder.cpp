@@ -7,6 +7,7 @@
 
 #include "base/error.h"
 #include "base/radix.h"
+#include "base/text.h"
 
 namespace outcrop {
 namespace {
@@ -60,7 +61,7 @@ void BatchBuilder::check_memory(size_t more_edges, size_t extra_bytes) const {
   if (bytes > max_batch_bytes_)
     throw Error(ErrorKind::budget,
                 "sampling one mini-batch with " + std::to_string(edges) + " edges needs " +
-                    std::to_string(bytes) + " bytes, " + std::to_string(max_batch_bytes_) +
+                    exact_bytes(bytes) + ", " + exact_bytes(max_batch_bytes_) +
                     " are set aside for it; raise the memory budget, or lower batch size or fanouts");
 }
 

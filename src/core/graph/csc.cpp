@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "base/error.h"
+#include "base/text.h"
 
 namespace outcrop {
 namespace {
@@ -142,8 +143,8 @@ CscBuilder::CscBuilder(std::shared_ptr<BlockIo> io, std::shared_ptr<Budget> budg
   if (options.num_nodes < -1)
     throw Error(ErrorKind::argument, "number of nodes " + std::to_string(options.num_nodes) + " is negative");
   if (options.memory_bytes < kMinMemoryBytes)
-    throw Error(ErrorKind::budget, "building the topology needs at least " + std::to_string(kMinMemoryBytes) +
-                                       " bytes of memory, " + std::to_string(options.memory_bytes) +
+    throw Error(ErrorKind::budget, "building the topology needs at least " + exact_bytes(kMinMemoryBytes) +
+                                       " of memory, " + exact_bytes(options.memory_bytes) +
                                        " were given: raise the memory budget");
   const auto make = [&]<class Edge, class Index>() {
     impl_ =

@@ -8,6 +8,7 @@
 
 #include "base/error.h"
 #include "base/radix.h"
+#include "base/text.h"
 
 namespace outcrop {
 namespace {
@@ -24,9 +25,9 @@ uint64_t pages_of(uint64_t element_bytes, uint64_t count) {
 
 PageScratch::PageScratch(Budget& budget, uint64_t bytes) {
   if (bytes < kMinBytes)
-    throw Error(ErrorKind::budget, "reading the topology by pages needs at least " +
-                                       std::to_string(kMinBytes) + " bytes of scratch memory, " +
-                                       std::to_string(bytes) + " were given: raise the memory budget");
+    throw Error(ErrorKind::budget, "reading the topology by pages needs at least " + exact_bytes(kMinBytes) +
+                                       " of scratch memory, " + exact_bytes(bytes) +
+                                       " were given: raise the memory budget");
   pages_ = Buffer(budget, "topology-scratch", align_down(bytes / 2, kPageBytes));
   pieces_ = (bytes - pages_.size()) / (2 * sizeof(uint64_t));
   keys_bytes_ = budget.reserve("topology-scratch", pieces_ * 2 * sizeof(uint64_t));

@@ -6,6 +6,7 @@
 
 #include "base/checksum.h"
 #include "base/error.h"
+#include "base/text.h"
 
 namespace outcrop {
 
@@ -28,9 +29,9 @@ size_t Scatter::group_end(const PackStreams& streams, size_t begin) const {
     ++end;
   }
   if (end == begin && begin < streams.count)
-    throw Error(ErrorKind::budget, "packing needs " + std::to_string(bytes) +
-                                       " bytes for the node ids of one chunk, " +
-                                       std::to_string(ids_[0].size()) + " are set aside");
+    throw Error(ErrorKind::budget, "packing needs " + exact_bytes(bytes) +
+                                       " for the node ids of one chunk, " + exact_bytes(ids_[0].size()) +
+                                       " are set aside");
   return end;
 }
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from outcrop.advisor import cost
 from outcrop.advisor.cost import Hardware, Loading, Workload
-from outcrop.config import ALLOWANCE_BYTES, format_bytes
+from outcrop.config import ALLOWANCE_BYTES, exact_bytes, format_bytes
 from outcrop.errors import BudgetError
 
 AUTO = "auto"
@@ -83,7 +83,7 @@ def memory_within(available_bytes: int) -> int:
     left = available_bytes - ALLOWANCE_BYTES - available_bytes // _MARGIN_SHARE
     if left < _LEAST_BYTES:
         raise BudgetError(
-            f"{format_bytes(available_bytes)} of memory are available, of which {format_bytes(ALLOWANCE_BYTES)} go to "
+            f"{exact_bytes(available_bytes)} of memory are available, of which {exact_bytes(ALLOWANCE_BYTES)} go to "
             f"the process and an eighth stays free: end other programs, or name a budget with --memory"
         )
     return left

@@ -18,7 +18,7 @@ from pathlib import Path
 import numpy as np
 
 from outcrop.api.run import open_session
-from outcrop.config import BaselineConfig, IoConfig, PlanConfig, SampleConfig, format_bytes
+from outcrop.config import BaselineConfig, IoConfig, PlanConfig, SampleConfig, exact_bytes
 from outcrop.errors import BudgetError
 from outcrop.hotness import PRESAMPLED_BATCHES
 from outcrop.progress import Progress
@@ -327,7 +327,7 @@ def naming_smallest(
 def refusal(limit: int, what: str, least: int) -> BudgetError:
     """What every refused memory budget says."""
     return BudgetError(
-        f"a memory budget of {limit} bytes ({format_bytes(limit)}) cannot {what}; the smallest budget that can is "
-        f"{least} bytes ({format_bytes(least)}); a lower --batch-size or --fanouts needs less",
+        f"a memory budget of {exact_bytes(limit)} cannot {what}; the smallest budget that can is "
+        f"{exact_bytes(least)}; a lower --batch-size or --fanouts needs less",
         least,
     )

@@ -33,7 +33,7 @@ from typing import IO, Any
 from outcrop import system
 from outcrop.api.prepare import PrepareReport, prepare_described
 from outcrop.api.run import open_session
-from outcrop.config import DeviceConfig, PlanConfig, SampleConfig, format_bytes
+from outcrop.config import DeviceConfig, PlanConfig, SampleConfig, exact_bytes
 from outcrop.errors import ArgumentError, BudgetError, OutcropError
 from outcrop.progress import Progress
 from outcrop.runtime import Runtime
@@ -88,7 +88,7 @@ class Shares:
     def explain(self, error: BudgetError) -> BudgetError:
         """``error`` of the last of what is possible, as one of the whole."""
         memory = (
-            "memory has no limit" if self.train is None else f"{format_bytes(self.train)} of memory for each"
+            "memory has no limit" if self.train is None else f"{exact_bytes(self.train)} of memory for each"
         )
         return BudgetError(
             f"refreshing prepares and trains in turn ({memory}; of the disk evaluation has at most half, the pool the "

@@ -16,7 +16,16 @@ from typing import Any
 from outcrop.advisor.machine import read_rates
 from outcrop.api import auto, budgets, history
 from outcrop.api import epochs as epoch_choice
-from outcrop.config import IoConfig, PlanConfig, SampleConfig, Size, as_fanouts, format_bytes, parse_size
+from outcrop.config import (
+    IoConfig,
+    PlanConfig,
+    SampleConfig,
+    Size,
+    as_fanouts,
+    exact_bytes,
+    format_bytes,
+    parse_size,
+)
 from outcrop.errors import ArgumentError, BudgetError, FormatError
 from outcrop.foreign import ForeignBatches, Source
 from outcrop.progress import Progress
@@ -329,9 +338,7 @@ def _prepare(
         needs = budgets.RunNeeds(graph, sample_config, plan_config, drawn=sample_set)
         limit = _limit_of(runtime)
         if limit is not None and not needs.packs(limit, plan_config.memory):
-            raise BudgetError(
-                f"packing does not fit a memory budget of {limit} bytes ({format_bytes(limit)})"
-            )
+            raise BudgetError(f"packing does not fit a memory budget of {exact_bytes(limit)}")
         return packing.pack(graph, sample_set, places, out / "pack", runtime)
 
     if stop_after != "plan":

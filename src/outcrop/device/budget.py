@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from outcrop import _core
-from outcrop.config import format_bytes
+from outcrop.config import exact_bytes
 from outcrop.device.gpu import Gpu
 from outcrop.errors import BudgetError
 
@@ -29,7 +29,7 @@ class DeviceBudget:
         free, _ = gpu.memory(device.index or 0)
         if limit_bytes > free:
             raise BudgetError(
-                f"{device} has {format_bytes(free)} free, --gpu-memory asks for {format_bytes(limit_bytes)}: "
+                f"{device} has {exact_bytes(free)} free, --gpu-memory asks for {exact_bytes(limit_bytes)}: "
                 "lower it, or end what else runs there",
                 limit="device",
             )
@@ -60,7 +60,7 @@ class DeviceBudget:
         except (BudgetError, torch.OutOfMemoryError) as error:
             what = "--gpu-memory" if self._limited else "a smaller batch, or --gpu-memory"
             raise BudgetError(
-                f"{format_bytes(num_bytes)} for {tag} do not fit what {self._device} has left: {error}; change {what}",
+                f"{exact_bytes(num_bytes)} for {tag} do not fit what {self._device} has left: {error}; change {what}",
                 limit="device",
             ) from None
 

@@ -9,6 +9,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from outcrop.config import exact_bytes
 from outcrop.embed.tables import Move, Table
 from outcrop.errors import BudgetError
 from outcrop.runtime import Runtime
@@ -80,8 +81,9 @@ class Buffer:
         need = self._slots * table.slab_bytes
         if need > free:
             raise BudgetError(
-                f"{self._slots} slices of {table.slab_bytes} bytes take {need} bytes, {free} of the memory budget are "
-                "free: raise --memory, prepare with more partitions, or lower --buffer, --batch or --negatives"
+                f"{self._slots} slices of {exact_bytes(table.slab_bytes)} take {exact_bytes(need)}, "
+                f"{exact_bytes(free)} of the memory budget are free: raise --memory, prepare with more partitions, or "
+                "lower --buffer, --batch or --negatives"
             )
         self._memory = self._runtime.budget.empty(TAG, need).reshape(self._slots, table.slab_bytes)
         self.rows = self._memory.reshape(-1).view(np.float32).reshape(-1, table.shape.stride)

@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from outcrop import _core
-from outcrop.config import BucketConfig
+from outcrop.config import BucketConfig, exact_bytes
 from outcrop.embed.buckets import FOLDER, FORMAT, VERSION, Buckets, open_buckets
 from outcrop.embed.numbering import ById, Division, Listed, Numbering, Random, by_degree, default_slices
 from outcrop.embed.sources import EdgeSource, open_source
@@ -210,8 +210,8 @@ class _Prepare:
         memory = min(runtime.budget.free_bytes // 2, edges.count("train") * 2 * _RECORD_BYTES + least)
         if memory < least:
             raise BudgetError(
-                f"{runtime.budget.free_bytes} bytes of the memory budget are free; sorting edges needs at least "
-                f"{2 * least}: raise it"
+                f"{exact_bytes(runtime.budget.free_bytes)} of the memory budget are free; sorting edges needs at least "
+                f"{exact_bytes(2 * least)}: raise it"
             )
         return _core.BucketSorter(
             runtime.io, runtime.budget, runtime.workers, str(self.work), memory, edges.num_nodes,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from outcrop.config import EmbedConfig
+from outcrop.config import EmbedConfig, exact_bytes
 from outcrop.embed.fit import UNIT_EDGE_BYTES
 from outcrop.embed.numbering import Division, default_slices
 from outcrop.embed.schedule import UNIT_EDGES
@@ -49,5 +49,6 @@ def fewest_partitions(
             return partitions
     raise BudgetError(
         f"{config.buffer} of {most} partitions of {num_nodes} nodes with vectors of {config.dim} floats, and a batch, "
-        f"take {need} bytes, {free_bytes} of the memory budget are free: raise --memory, or lower --dim"
+        f"take {exact_bytes(need)}, {exact_bytes(free_bytes)} of the memory budget are free: raise --memory, "
+        "or lower --dim"
     )

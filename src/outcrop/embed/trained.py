@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from outcrop import checkpoint as checkpoints
-from outcrop.config import EmbedConfig
+from outcrop.config import EmbedConfig, exact_bytes
 from outcrop.embed.buckets import Buckets, open_buckets
 from outcrop.embed.fit import CHECKPOINT, FOLDER, FORMAT, VERSION, open_table
 from outcrop.embed.scores import Score, score_function
@@ -54,8 +54,8 @@ class Trained:
         free = self.runtime.budget.free_bytes
         if table.slab_bytes > free:
             raise BudgetError(
-                f"one slice of the table takes {table.slab_bytes} bytes, {free} of the memory budget are "
-                "free: raise --memory, or prepare with more partitions"
+                f"one slice of the table takes {exact_bytes(table.slab_bytes)}, {exact_bytes(free)} of the memory "
+                "budget are free: raise --memory, or prepare with more partitions"
             )
         slab = self.runtime.budget.empty("partitions", table.slab_bytes)
         for part in range(division.parts):

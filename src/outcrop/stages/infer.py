@@ -26,7 +26,7 @@ import numpy as np
 import torch
 
 from outcrop import _core, accumulate
-from outcrop.config import format_bytes
+from outcrop.config import exact_bytes
 from outcrop.errors import BudgetError
 from outcrop.flow import Pipeline, Stage
 from outcrop.models import Model
@@ -126,8 +126,8 @@ def divide(
             top *= 2
         smallest = bisect_left(range(top), True, key=enough)
         raise BudgetError(
-            f"a memory budget of {format_bytes(memory)} cannot hold one part of a layer with rows of {row_bytes} "
-            f"bytes; the smallest budget that can is {smallest} bytes ({format_bytes(smallest)})"
+            f"a memory budget of {exact_bytes(memory)} cannot hold one part of a layer with rows of "
+            f"{exact_bytes(row_bytes)}; the smallest budget that can is {exact_bytes(smallest)}"
         )
     total = available(memory)
     rows = min(max(total // 4 // (per_row + per_slot_row), 1), max(graph.num_nodes, 1))

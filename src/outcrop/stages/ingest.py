@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from outcrop import _core
+from outcrop.config import exact_bytes
 from outcrop.errors import ArgumentError, BudgetError, FormatError
 from outcrop.runtime import Runtime
 from outcrop.sources.archive import open_archive
@@ -432,8 +433,8 @@ def _sort_bytes(runtime: Runtime, num_edges: int | None, reverse: bool) -> int:
     if share < _core.CscBuilder.MIN_MEMORY_BYTES:
         least = _RESERVE_BYTES + 2 * _core.CscBuilder.MIN_MEMORY_BYTES
         raise BudgetError(
-            f"{runtime.budget.free_bytes} bytes of the memory budget are free; importing needs at least "
-            f"{least}: raise it to {runtime.budget.now_bytes + least} bytes or more"
+            f"{exact_bytes(runtime.budget.free_bytes)} of the memory budget are free; importing needs at least "
+            f"{exact_bytes(least)}: raise it to {exact_bytes(runtime.budget.now_bytes + least)} or more"
         )
     return min(_MAX_SORT_BYTES, need, share)
 

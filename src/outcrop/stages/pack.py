@@ -20,6 +20,7 @@ from pathlib import Path
 import numpy as np
 
 from outcrop import _core
+from outcrop.config import exact_bytes
 from outcrop.errors import BudgetError, FormatError
 from outcrop.packing import PAGE, Journal, OutputFiles, PageSums, SharedRows
 from outcrop.runtime import Runtime
@@ -204,8 +205,8 @@ class _Packer:
         per_batch, room = (self._samples.hops + 1) * per_stream, self._geometry.table_bytes
         if room < per_batch:
             raise BudgetError(
-                f"packing needs {2 * per_batch} bytes for its tables and has {room}; raise "
-                f"--memory by {2 * per_batch} bytes"
+                f"packing needs {exact_bytes(2 * per_batch)} for its tables and has {exact_bytes(room)}; raise "
+                f"--memory by {exact_bytes(2 * per_batch)}"
             )
         blocks, batches = self._num_blocks, len(self._placement.packed_batches)
         block = batch = 0

@@ -18,7 +18,7 @@ import numpy as np
 
 from outcrop import _core
 from outcrop import layout as layouts
-from outcrop.config import PlanConfig, format_bytes
+from outcrop.config import PlanConfig, exact_bytes
 from outcrop.errors import ArgumentError, BudgetError
 from outcrop.layout import NONE, Arranger, Layout, Shared, Sizes, WantedIds
 from outcrop.rows import scratch_share
@@ -156,9 +156,9 @@ def divide_host_memory(samples: BatchSizes, config: PlanConfig, row_bytes: int) 
             key=lambda total: total - slots * slot - fixed(total),
         )
         raise BudgetError(
-            f"a memory budget of {format_bytes(limit)} cannot hold {slots} mini-batches of up to "
-            f"{samples.max_nodes} rows of {row_bytes} bytes; the smallest budget that can is {smallest} bytes "
-            f"({format_bytes(smallest)}), or lower --batch-size or --fanouts"
+            f"a memory budget of {exact_bytes(limit)} cannot hold {slots} mini-batches of up to {samples.max_nodes} "
+            f"rows of {exact_bytes(row_bytes)}; the smallest budget that can is {exact_bytes(smallest)}, or lower "
+            "--batch-size or --fanouts"
         )
     overhead = slots * (slot - rows_bytes) + fixed(limit)
     return HostMemory(slots, rows_bytes, meta_bytes, shared_scratch(limit), overhead, left)
@@ -171,8 +171,8 @@ def device_cache_rows(samples: BatchSizes, config: PlanConfig, row_bytes: int) -
     batches = DEVICE_BATCHES * (samples.max_nodes * row_bytes + samples.max_record_bytes * 2)
     if config.gpu_memory < batches:
         raise BudgetError(
-            f"a device memory budget of {config.gpu_memory} bytes cannot hold two mini-batches; the "
-            f"smallest that can is {batches} bytes ({format_bytes(batches)})",
+            f"a device memory budget of {exact_bytes(config.gpu_memory)} cannot hold two mini-batches; the "
+            f"smallest that can is {exact_bytes(batches)}",
             limit="device",
         )
     return (config.gpu_memory - batches) // row_bytes
@@ -478,9 +478,9 @@ class _Draft:
             return
         shared = "with every row that is not in memory stored once" if self.layout != NONE else "as packed"
         raise BudgetError(
-            f"the run needs {needed} bytes of disk {shared} ({needed / graph.feature_bytes:.2f}x the features), the "
-            f"limit is {config.disk_space}; the smallest --disk-space that does is {needed}, or sample fewer epochs "
-            "(--epochs), or raise --memory so that more rows are cached",
+            f"the run needs {exact_bytes(needed)} of disk {shared} ({needed / graph.feature_bytes:.2f}x the features), "
+            f"the limit is {exact_bytes(config.disk_space)}; the smallest --disk-space that does is "
+            f"{exact_bytes(needed)}, or sample fewer epochs (--epochs), or raise --memory so that more rows are cached",
             limit="disk",
         )
 
