@@ -13,6 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from outcrop import system
 from outcrop.advisor.machine import read_rates
 from outcrop.api import auto, budgets, history
 from outcrop.api import epochs as epoch_choice
@@ -295,6 +296,7 @@ def _prepare(
         begin, start = time.monotonic(), runtime.io.counters
         with runtime.trace.span(name):
             make()
+        system.return_freed_memory()
         end = runtime.io.counters
         report.stage_seconds[name] = time.monotonic() - begin
         report.stages[name] = {

@@ -16,6 +16,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 
+from outcrop import system
 from outcrop.advisor import choose, machine
 from outcrop.advisor.choose import Facts, Spooling
 from outcrop.api import auto
@@ -77,6 +78,7 @@ def settle(wanted: Wanted, learning: TrainConfig) -> Spooling:
         progress.start(task, 1, "steps")
     seen = auto.look(graph, wanted.sampling, limits.memory)
     step_s = _step_seconds(graph, seen, learning)
+    system.return_freed_memory()
     if progress is not None:
         progress.finish(task)
     disk = os.statvfs(beside)
