@@ -311,3 +311,16 @@ def test_the_command_says_what_was_left_out_and_what_classes_were_called(tmp_pat
     assert [note.partition(" ")[0] for note in about["notes"]] == ["columns", "labels"]
     assert about["attributes"]["label_kind"] == "regression"
     assert about["config"]["num_nodes"] == 50
+
+
+@pytest.mark.parametrize("name", ["", "Unnamed: 0"])
+def test_row_numbers_that_pandas_wrote_are_no_source(tmp_path: Path, name: str) -> None:
+    """Of ``frame.to_csv(path)``: the first column has no name."""
+    lines = [f"{name},u,i", *(f"{row},{u},{v}" for row, (u, v) in enumerate(PAIRS.tolist()))]
+    (tmp_path / "edges.csv").write_text("\n".join(lines))
+    np.savetxt(tmp_path / "plain.csv", PAIRS, fmt="%d", delimiter=",")
+    found = [
+        import_graph(f"edges:{tmp_path / file}", tmp_path / f"{file}.oc", new_runtime())
+        for file in ("edges.csv", "plain.csv")
+    ]
+    assert (matrix_of(found[0]) == matrix_of(found[1])).all()

@@ -20,6 +20,7 @@ from outcrop.sources.base import EdgeBlock, GraphSource, block_bytes, check_ids
 from outcrop.sources.ids import IdMap, PlainIds, TextIds, is_text_type
 from outcrop.sources.tables import Table
 
+ROW_NUMBERS = ("", "Unnamed: 0", "__index_level_0__")  # what pandas writes unless it is told not to
 SOURCE_COLUMNS = ("src", "source", "from", "head", "fromnodeid", "id_1")
 TARGET_COLUMNS = ("dst", "target", "to", "tail", "tonodeid", "id_2")
 WEIGHT_COLUMNS = ("weight", "edge_weight")
@@ -105,7 +106,8 @@ def edge_columns(table: Table) -> list[str]:
     source = table.column(*SOURCE_COLUMNS)
     target = table.column(*TARGET_COLUMNS)
     weight = table.column(*WEIGHT_COLUMNS)
-    ends = [source, target] if source and target else [c for c in table.columns if c != weight][:2]
+    others = [c for c in table.columns if c != weight and c not in ROW_NUMBERS]
+    ends = [source, target] if source and target else others[:2]
     if len(ends) < 2:
         raise FormatError(f"{table.name} has one column besides the weights; source and target are needed")
     return ends
