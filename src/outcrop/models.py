@@ -57,6 +57,11 @@ class Model(nn.Module):
         Raises:
             ArgumentError: The batch was not sampled with one hop per layer, or edges do not fit the features.
         """
+        if not isinstance(batch, Tensor | MiniBatch):
+            raise ArgumentError(
+                f"a model is called with x and edge_index, as model(batch.x, batch.edge_index), not with "
+                f"{type(batch).__name__}"
+            )
         if isinstance(batch, Tensor):
             block = _block_of_edges(batch, edge_index)
             return self.compute(batch, [block] * self.num_layers, without_loops(block))

@@ -39,7 +39,7 @@ def run(command: list[str], folder: Path) -> str:
 
 
 def test_python_blocks(workplace: Path) -> None:
-    first, own_loop = blocks("python")
+    first, own_loop, prepared = blocks("python")
     printed = run([sys.executable, "-W", "error::RuntimeWarning", "-c", first], workplace).strip()
     (promised,) = blocks("text")
     number = r"\b\d\.\d+|\d+(?= MiB)"  # accuracy, and what is held
@@ -49,8 +49,11 @@ def test_python_blocks(workplace: Path) -> None:
     ):
         assert float(found) == pytest.approx(float(said), abs=off)
     assert (workplace / "ckpt" / "best.safetensors").is_file()
-    loss = run([sys.executable, "-c", own_loop + "\nprint(loss.item())"], workplace)
+    assert (workplace / "scores.npy").is_file()
+    loops = f"{own_loop}\n{prepared}\nprint(loss.item(), tuple(out.shape))"
+    loss, shape = run([sys.executable, "-c", loops], workplace).split(maxsplit=1)
     assert float(loss) < 1
+    assert shape.strip().endswith(", 4)")
 
 
 def test_every_link_leads_somewhere() -> None:

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from torch_geometric.data import Data
 from torch_geometric.nn import GATConv, GCNConv, GraphSAGE, SAGEConv
 from torch_geometric.utils import trim_to_layer
 
@@ -307,3 +308,5 @@ def test_called_with_edges_it_is_a_model_of_torch_geometric(name):
     for bad in (None, edge_index[0], edge_index + 29):
         with pytest.raises(ArgumentError, match="edge_index"):
             model(x, bad)
+    with pytest.raises(ArgumentError, match="not with Data"):
+        model(Data(x=x, edge_index=edge_index))
