@@ -22,7 +22,7 @@ FIRST_SECONDS = 2.0
 LINE_SECONDS = 10.0
 """Between the lines of a task."""
 EPOCH_SECONDS = 1.0
-"""Between those of a task that counts epochs: a line for each, unless they are very short."""
+"""Between those that end an epoch: a line for each, unless they are very short."""
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -31,7 +31,8 @@ R = TypeVar("R")
 class Progress(Protocol):
     """Receives the progress of long work.
 
-    ``note``: what is known by now, such as the loss, in place of what was said before.
+    ``note``: what is known by now, such as the loss, in place of what was said before. ``advance`` by 0: something has
+    moved within a unit, such as an epoch.
     """
 
     def start(self, task: str, total: int, unit: str) -> None: ...
@@ -52,7 +53,8 @@ class _Task:
     total: int
     unit: str
     started: float
-    due: float  # when the next line may be written
+    since: float  # when the last line was written, or might have been had there been one
+    moved: float  # when it last came a unit further
     done: int = 0
     note: str = ""
     said: bool = False
@@ -61,8 +63,8 @@ class _Task:
 class LineProgress:
     """Progress as lines of text, for files, ``nohup`` and batch systems.
 
-    A task that lasts has a line every ten seconds, one that counts epochs a line for each; one that is over within two
-    seconds has none.
+    A task that lasts has a line every ten seconds, one that counts epochs also a line for each; one that is over within
+    two seconds has none.
 
     Args:
         write: Receiver of the lines, without line break; None: standard error.
@@ -77,12 +79,14 @@ class LineProgress:
 
     def start(self, task: str, total: int, unit: str) -> None:
         now = self._clock()
-        self._tasks[task] = _Task(max(total, 1), unit, now, now + FIRST_SECONDS)
+        self._tasks[task] = _Task(max(total, 1), unit, now, now + FIRST_SECONDS - LINE_SECONDS, now)
 
     def advance(self, task: str, amount: int) -> None:
         if task in self._tasks:
-            self._tasks[task].done += amount
-            self._say_if_due(task)
+            one = self._tasks[task]
+            if amount:
+                one.done, one.moved = one.done + amount, self._clock()
+            self._say_if_due(task, EPOCH_SECONDS if amount and one.unit == "epochs" else LINE_SECONDS)
 
     def note(self, task: str, text: str) -> None:
         if task in self._tasks:
@@ -93,19 +97,21 @@ class LineProgress:
         if task in self._tasks:
             one = self._tasks.pop(task)
             now = self._clock()
-            if one.said or now >= one.due:
+            if one.said or now >= one.started + FIRST_SECONDS:
                 took = _duration(now - one.started)
                 self._write(f"{task}: {_amount(one.done or one.total, one.unit)} in {took}{_after(one.note)}")
 
-    def _say_if_due(self, task: str) -> None:
+    def _say_if_due(self, task: str, seconds: float) -> None:
         one, now = self._tasks[task], self._clock()
-        if now < one.due or one.done >= one.total:
+        if now < max(one.since + seconds, one.started + FIRST_SECONDS) or one.done >= one.total:
             return
-        one.said, one.due = True, now + (EPOCH_SECONDS if one.unit == "epochs" else LINE_SECONDS)
+        one.said, one.since = True, now
         took = now - one.started
-        left = f", about {_duration(took * (one.total - one.done) / one.done)} left" if one.done else ""
+        per_unit = (one.moved - one.started) / one.done if one.done else 0.0
+        left = max(per_unit * (one.total - one.done) - (now - one.moved), 0.0)
+        guess = f", about {_duration(left)} left" if per_unit else ""
         share = f"{100 * one.done // one.total} % of {_amount(one.total, one.unit)}"
-        self._write(f"{task}: {share} in {_duration(took)}{left}{_after(one.note)}")
+        self._write(f"{task}: {share} in {_duration(took)}{guess}{_after(one.note)}")
 
 
 def shown(progress: Progress | bool | None) -> Progress:

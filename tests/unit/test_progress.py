@@ -8,6 +8,8 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+import outcrop as oc
+from artifact_support import memory_folder
 from outcrop import bars, progress
 from outcrop.progress import LineProgress, Progress, SilentProgress, shown, shows_progress
 from outcrop.runtime import Runtime
@@ -55,6 +57,43 @@ def test_a_line_for_each_epoch_with_what_is_known() -> None:
         "train: 33 % of 3 epochs in 1 h 01 min, about 2 h 03 min left; loss 0.5",
         "train: 66 % of 3 epochs in 2 h 03 min, about 1 h 01 min left; loss 0.25",
         "train: 3 epochs in 3 h 05 min; loss 0.125",
+    ]
+
+
+@pytest.mark.leaks("env", reason="torch sets TORCHINDUCTOR_CACHE_DIR when its compiler is first imported")
+def test_a_line_every_ten_seconds_within_an_epoch() -> None:
+    """A real training, one batch a second by the clock: what is written tells epoch, batch and the loss before."""
+    clock, batches = Clock(), 25
+
+    class Second(oc.Callback):
+        def on_step(self, step: int, values: Any) -> None:
+            clock.now += 1
+
+    shows, written = lines(clock)
+    with memory_folder() as folder:
+        graph = oc.generate_graph(
+            folder / "g", nodes=500, edges=2000, features=4, classes=3, train_fraction=0.5, valid_fraction=0.1
+        )
+        options: dict[str, Any] = {
+            "mode": "memory",
+            "fanouts": (2,),
+            "batch_size": 10,
+            "hidden": 4,
+            "test": False,
+        }
+        result = oc.train(graph, epochs=2, progress=shows, callbacks=[Second()], **options)
+    loss, last = (
+        f"loss {e['loss']:.4f}, validation accuracy {e['valid_accuracy']:.4f}" for e in result.epochs
+    )
+    assert graph.spec("train").shape[0] == 10 * batches
+    assert [line for line in written if line.startswith("train")] == [
+        "train: 0 % of 2 epochs in 2 s; epoch 1: 2 of 25 batches",
+        "train: 0 % of 2 epochs in 12 s; epoch 1: 12 of 25 batches",
+        "train: 0 % of 2 epochs in 22 s; epoch 1: 22 of 25 batches",
+        f"train: 50 % of 2 epochs in 25 s, about 25 s left; {loss}",
+        f"train: 50 % of 2 epochs in 35 s, about 15 s left; epoch 2: 10 of 25 batches; before: {loss}",
+        f"train: 50 % of 2 epochs in 45 s, about 5 s left; epoch 2: 20 of 25 batches; before: {loss}",
+        f"train: 2 epochs in 50 s; {last}",
     ]
 
 

@@ -498,6 +498,7 @@ def _train(
         class_weights=resolve_class_weights(graph, config.class_weights, runtime),
         callbacks=callbacks,
         objective=objective,
+        num_batches=passes.num_batches("train") if graph.has("train") else None,
     )
     tested = None
     if test and graph.has("test") and "test" in splits:

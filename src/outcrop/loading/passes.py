@@ -48,6 +48,10 @@ class Passes:
                 pass
         return batches
 
+    def num_batches(self, split: str) -> int | None:
+        """Batches of an epoch of ``split``; None where that is not known."""
+        return None if self._num_batches is None else self._num_batches(split)
+
     def counters(self) -> dict[str, Any]:
         assert self._loader is not None
         now, stats = self._runtime.io.counters, self._loader.stats

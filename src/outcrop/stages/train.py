@@ -32,6 +32,7 @@ from outcrop.training.objectives import CLASSES, Objective
 from outcrop.training.rates import learning_rate
 
 if TYPE_CHECKING:
+    from outcrop.progress import Progress
     from outcrop.runtime import Runtime
     from outcrop.trace import Trace
 
@@ -115,6 +116,7 @@ def train(
     class_weights: Sequence[float] | None = None,
     callbacks: Sequence[Any] = (),
     objective: Objective = CLASSES,
+    num_batches: int | None = None,
 ) -> TrainResult:
     """Trains a model by Adam on the mean loss of each batch's labelled seeds.
 
@@ -130,6 +132,7 @@ def train(
         class_weights: What ``config.class_weights`` come to, one number per class.
         callbacks: Told of every update and epoch (:class:`outcrop.Callback`).
         objective: Loss and metric.
+        num_batches: Batches of an epoch as progress says them; None where that is not known.
 
     Raises:
         ArgumentError: No batches, a label that is no class, or a checkpoint of another training.
@@ -146,13 +149,14 @@ def train(
     settle_allocator()
     runtime.progress.start("train", config.epochs, "epochs")
     runtime.progress.advance("train", min(run.epochs_done, config.epochs))
+    showing = _EpochProgress(runtime.progress, num_batches)
     for epoch in range(run.epochs_done, config.epochs):
         if run.stopped:
             break
         with runtime.trace.span("train.epoch", epoch=epoch):
             first = run.sums.batch
             batches = batches_for_epoch(epoch, first) if first else batches_for_epoch(epoch)
-            record = run.epoch(epoch, batches, runtime.trace, counters or dict)
+            record = run.epoch(epoch, batches, runtime.trace, counters or dict, showing)
         last = epoch + 1 == config.epochs
         if valid_batches is not None and (last or (epoch + 1) % config.evaluate_every == 0):
             with runtime.trace.span("train.validate", epoch=epoch):
@@ -163,8 +167,7 @@ def train(
         if last or run.stopped or (epoch + 1) % config.checkpoint_every == 0:
             with runtime.trace.span("train.checkpoint", epoch=epoch):
                 run.save()
-        runtime.progress.note("train", _note(record, objective))
-        runtime.progress.advance("train", 1)
+        showing.ended(_note(record, objective))
     runtime.progress.finish("train")
     return run.result()
 
@@ -197,6 +200,23 @@ def _note(record: EpochRecord, objective: Objective) -> str:
     score = _score(vars(record))
     said = "" if score is None else f", validation {objective.metric.replace('_', ' ')} {score:.4f}"
     return f"loss {record.loss:.4f}{said}"
+
+
+class _EpochProgress:
+    """Shows which batch of which epoch a training has come to, and what is known of the epoch before."""
+
+    def __init__(self, progress: Progress, num_batches: int | None):
+        self._progress, self._before = progress, ""
+        self._of = "" if num_batches is None else f" of {num_batches:,}"
+
+    def batch(self, epoch: int, done: int) -> None:
+        self._progress.note("train", f"epoch {epoch + 1}: {done:,}{self._of} batches{self._before}")
+        self._progress.advance("train", 0)
+
+    def ended(self, note: str) -> None:
+        self._before = f"; before: {note}"
+        self._progress.note("train", note)
+        self._progress.advance("train", 1)
 
 
 @dataclass
@@ -315,7 +335,12 @@ class _Run:
         return stopped_early([vars(record) for record in self.records], self.best_epoch, self.config.patience)
 
     def epoch(
-        self, epoch: int, batches: Batches, trace: Trace, counters: Callable[[], dict[str, Any]]
+        self,
+        epoch: int,
+        batches: Batches,
+        trace: Trace,
+        counters: Callable[[], dict[str, Any]],
+        showing: _EpochProgress,
     ) -> EpochRecord:
         """Trains what is left of the epoch."""
         self.model.train()
@@ -336,6 +361,7 @@ class _Run:
                 sums.loss, sums.labelled = sums.loss + loss * count, sums.labelled + count
                 if self.config.trace_losses:
                     self.batch_losses.append(loss)
+                showing.batch(epoch, sums.batch)
                 if self._is_time_to_save():
                     sums.seconds = before.seconds + time.perf_counter() - start
                     sums.counters = _added(before.counters, counters())
