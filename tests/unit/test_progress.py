@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import io
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from rich.console import Console
 
@@ -95,6 +97,32 @@ def test_a_line_every_ten_seconds_within_an_epoch() -> None:
         f"train: 50 % of 2 epochs in 45 s, about 5 s left; epoch 2: 20 of 25 batches; before: {loss}",
         f"train: 2 epochs in 50 s; {last}",
     ]
+
+
+def test_imports_and_generation_show_what_they_do(tmp_path: Path) -> None:
+    class Seen(SilentProgress):
+        """How much of how much each task has come to."""
+
+        def __init__(self) -> None:
+            self.tasks: dict[str, list[int]] = {}
+
+        def start(self, task: str, total: int, unit: str) -> None:
+            self.tasks[task] = [0, total]
+
+        def advance(self, task: str, amount: int) -> None:
+            self.tasks[task][0] += amount
+
+    (tmp_path / "train.txt").write_text("a\tlikes\tb\n" * 30)
+    generated, imported, triples = Seen(), Seen(), Seen()
+    oc.generate_graph(tmp_path / "g", nodes=50, edges=200, features=3, classes=2, progress=generated)
+    parts = {"edges": np.arange(80).reshape(40, 2), "features": np.ones((80, 2), np.float32)}
+    oc.import_graph(parts, tmp_path / "i", progress=imported)
+    oc.import_triples(tmp_path, tmp_path / "kg", progress=triples)
+    assert generated.tasks == {"edges": [200, 200], "features": [50, 50]}
+    assert {"edges", "features"} <= imported.tasks.keys()
+    assert len(triples.tasks) == 1
+    for seen in (imported, triples):
+        assert all(done == total for done, total in seen.tasks.values()), seen.tasks
 
 
 def test_what_is_over_at_once_has_no_line() -> None:

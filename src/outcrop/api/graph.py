@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 from outcrop.config import Size
 from outcrop.errors import ArgumentError, OutcropError
+from outcrop.progress import Progress, shows_progress
 from outcrop.runtime import Runtime
 from outcrop.sources.base import SplitProtocol
 from outcrop.stages import generate, ingest, ingest_triples
@@ -18,6 +19,7 @@ from outcrop.store.triples import FORMAT as TRIPLES
 from outcrop.store.triples import Triples, open_triples
 
 
+@shows_progress
 def import_graph(
     source: Any,
     out: str | Path,
@@ -46,6 +48,7 @@ def import_graph(
     split_index: int = 0,
     memory: Size | None = None,
     overwrite: bool = False,
+    progress: Progress | bool = True,
 ) -> Graph:
     """Imports ``source`` as a graph at ``out``.
 
@@ -79,6 +82,7 @@ def import_graph(
         split_index: Which of several splits of the source.
         memory: Bytes, or text such as ``"4GiB"``, that the import may take; objects that are passed come on top.
         overwrite: Replace what is finished at ``out``; without it that is an error that says what is there.
+        progress: Whether to show progress (:mod:`outcrop.progress`), or a receiver of it.
 
     Returns:
         The graph. Its ``notes`` say what was left out (columns without a meaning here) and what was changed.
@@ -116,7 +120,7 @@ def import_graph(
         label_kind=label_kind,
         num_nodes=num_nodes,
     )
-    with Runtime(memory) as runtime:
+    with Runtime(memory, progress=progress) as runtime:
         return ingest.import_graph(_with_parts(source, parts), out, runtime, config)
 
 
@@ -132,6 +136,7 @@ def _with_parts(source: Any, parts: dict[str, Any]) -> Any:
     return {**(source if isinstance(source, Mapping) else {"edges": source}), **given}
 
 
+@shows_progress
 def import_triples(
     source: str | Path,
     out: str | Path,
@@ -139,6 +144,7 @@ def import_triples(
     memory: Size | None = None,
     unknown: str = "skip",
     overwrite: bool = False,
+    progress: Progress | bool = True,
 ) -> Triples:
     """Imports a folder of triples as a knowledge graph at ``out``.
 
@@ -151,6 +157,7 @@ def import_triples(
         unknown: Treatment of triples of entities or relations that the training triples do not have: ``skip`` or
             ``error``.
         overwrite: Replace what is finished at ``out``; without it that is an error that says what is there.
+        progress: Whether to show progress (:mod:`outcrop.progress`), or a receiver of it.
 
     Raises:
         ArgumentError: No training triples; or unknown names, if these are errors; or ``out`` is taken.
@@ -159,10 +166,11 @@ def import_triples(
         IoError: The operating system refused to write.
     """
     check_free(out, overwrite)
-    with Runtime(memory) as runtime:
+    with Runtime(memory, progress=progress) as runtime:
         return ingest_triples.import_triples(str(source), out, runtime, unknown=unknown)
 
 
+@shows_progress
 def generate_graph(
     out: str | Path,
     *,
@@ -184,6 +192,7 @@ def generate_graph(
     seed: int = 0,
     memory: Size | None = None,
     overwrite: bool = False,
+    progress: Progress | bool = True,
 ) -> Graph:
     """Generates a synthetic graph at ``out``, streamed: it may be larger than memory.
 
@@ -206,6 +215,7 @@ def generate_graph(
         seed: Number that decides everything: the same seed gives the same graph on every machine.
         memory: Bytes, or text such as ``"4GiB"``, that generating may take.
         overwrite: Replace what is finished at ``out``; without it that is an error that says what is there.
+        progress: Whether to show progress (:mod:`outcrop.progress`), or a receiver of it.
 
     Raises:
         ArgumentError: An impossible graph: more edges than pairs of nodes, more classes than nodes, ...; or ``out`` is
@@ -232,7 +242,7 @@ def generate_graph(
         signal=signal,
         seed=seed,
     )
-    with Runtime(memory) as runtime:
+    with Runtime(memory, progress=progress) as runtime:
         return generate.generate_graph(out, runtime, config)
 
 
