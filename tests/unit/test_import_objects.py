@@ -265,6 +265,7 @@ def test_networkx(tmp_path: Path, directed: bool) -> None:
         (lambda: object(), ArgumentError, r"builtins\.object cannot be imported as edges"),
         (lambda: sp.eye(3, 4, format="csr"), OutcropError, r"3 x 4, not square"),
         (lambda: {"edges": PAIRS, "features": torch.zeros(NODES, 2).bfloat16()}, ArgumentError, r"bfloat16_bits=True"),
+        (lambda: {"edges": torch.eye(4).to_sparse()}, ArgumentError, r"edges is a sparse tensor \(torch.sparse_coo\)"),
         (lambda: {"edges": TWICE}, FormatError, r"two columns named 'src'"),
     ],
 )  # fmt: skip

@@ -76,6 +76,9 @@ def test_a_checkpoint_of_another_training_is_refused_before_anything_is_prepared
     before = {path: path.stat().st_mtime_ns for path in run.rglob("*")}
     with pytest.raises(ArgumentError, match="differs in model"):
         oc.train(graph, **options, model="gcn")
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ArgumentError, match="file is a file: checkpoints need a folder"):
+        oc.train(graph, **{**options, "checkpoint": tmp_path / "file", "fanouts": [2, 2]})
     assert {path: path.stat().st_mtime_ns for path in run.rglob("*")} == before
 
 

@@ -18,7 +18,14 @@ from outcrop.api import auto, history, spool
 from outcrop.api.budgets import naming_smallest
 from outcrop.api.results import TrainReport
 from outcrop.api.supply import Supply, Wanted, beside, every_epoch, needs, prepared
-from outcrop.api.train_checks import check_complete, check_minutes, check_mode, check_sample_on, plain_weights
+from outcrop.api.train_checks import (
+    check_checkpoint,
+    check_complete,
+    check_minutes,
+    check_mode,
+    check_sample_on,
+    plain_weights,
+)
 from outcrop.config import (
     BaselineConfig,
     DeviceConfig,
@@ -259,7 +266,7 @@ def train(
     with ExitStack() as closing:
         if checkpoint is not None:
             closing.enter_context(only_process_in(Path(checkpoint)))
-        _check_checkpoint(checkpoint if resume else None, graph, config, inputs, objective)
+            check_checkpoint(Path(checkpoint), resume, graph, config, inputs, objective)
         wanted = Wanted(
             graph,
             sampling,
@@ -438,19 +445,6 @@ def _limits(graph: Graph, memory: Size | None, gpu_memory: Size, disk_space: Siz
         gpu_memory=parse_size(gpu_memory),
         disk_space=None if disk_space is None else parse_size(disk_space, feature_bytes=graph.feature_bytes),
     )
-
-
-def _check_checkpoint(
-    checkpoint: str | Path | None,
-    graph: Graph,
-    config: TrainConfig,
-    inputs: dict[str, Any],
-    objective: Objective,
-) -> None:
-    """Raises ArgumentError for a checkpoint of another training: before anything is prepared."""
-    if checkpoint is not None and (Path(checkpoint) / checkpoints.LAST).exists():
-        widths = graph.feature_dim, graph.num_classes
-        training.read_checkpoint(Path(checkpoint), config, *widths, inputs, objective)
 
 
 def _next_epoch(checkpoint: str | Path | None, config: TrainConfig) -> int | None:

@@ -4,11 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
+from outcrop import checkpoint as checkpoints
 from outcrop import device as devices
+from outcrop.config import TrainConfig
 from outcrop.errors import ArgumentError
+from outcrop.stages import train as training
 from outcrop.stages.load import MODES
 from outcrop.store.graph import Graph
+from outcrop.training.objectives import Objective
 
 
 def check_minutes(minutes: float | None, checkpoint: str | Path | None) -> None:
@@ -47,3 +52,18 @@ def check_complete(graph: Graph) -> None:
         raise ArgumentError(f"{graph.path} has no labels to learn: import them with the graph")
     if graph.feature_bytes == 0:
         raise ArgumentError(f"{graph.path} has no features to learn from: import them with the graph")
+
+
+def check_checkpoint(
+    folder: Path,
+    resume: bool,
+    graph: Graph,
+    config: TrainConfig,
+    inputs: dict[str, Any],
+    objective: Objective,
+) -> None:
+    """Raises ArgumentError where checkpoints cannot lie, or those there are of another training."""
+    if not folder.is_dir():
+        raise ArgumentError(f"{folder} is a file: checkpoints need a folder")
+    if resume and (folder / checkpoints.LAST).exists():
+        training.read_checkpoint(folder, config, graph.feature_dim, graph.num_classes, inputs, objective)

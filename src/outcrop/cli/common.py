@@ -20,6 +20,7 @@ from outcrop.errors import ArgumentError
 from outcrop.parsing import parse_toml
 from outcrop.progress import Progress, shown
 from outcrop.runtime import Runtime
+from outcrop.store.manifest import naming_files
 
 
 def _check_json(path: Path | None) -> Path | None:
@@ -178,4 +179,5 @@ def write_json(path: Path | None, result: dict[str, Any]) -> None:
     if path == STANDARD_OUTPUT:
         sys.stdout.write(text)
     else:
-        path.write_text(text)
+        with naming_files(path):
+            path.write_text(text)

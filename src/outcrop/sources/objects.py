@@ -154,6 +154,10 @@ def _split(kind: str, array: np.ndarray, split_index: int) -> np.ndarray:
 def _array(kind: str, value: Any) -> np.ndarray:
     """A NumPy array of a tensor, series, Arrow array or list; without a copy where that is possible."""
     if hasattr(value, "detach"):
+        if str(value.layout) != "torch.strided":
+            raise ArgumentError(
+                f"{kind} is a sparse tensor ({value.layout}): pass it dense, or edges as tensor.coalesce().indices()"
+            )
         tensor = value.detach().cpu()
         if str(tensor.dtype) == "torch.bfloat16":
             raise ArgumentError(

@@ -462,6 +462,6 @@ def _check_finite(name: str, block: np.ndarray, dtype: str, first_row: int) -> N
         row = int(np.argmin(good.all(axis=1)))
         column = int(np.argmin(good[row]))
         raise FormatError(
-            f"{name}: row {first_row + row}, column {column} is not finite as {dtype}: clean the features or "
-            "allow NaN and infinity"
+            f"{name}: row {first_row + row}, column {column} is not finite as {dtype}: clean the features, or "
+            "allow NaN and infinity (--allow-nonfinite, allow_nonfinite=True)"
         )
