@@ -98,7 +98,7 @@ def test_commands_of_embeddings(tmp_path: Path) -> None:
         words = shlex.split(line, comments=True)
         printed[words[2]] = run([sys.executable, "-m", *words], tmp_path)
     assert "MRR" in printed["eval"]
-    assert "nearest to /m/0f8l9c" in printed["neighbours"]
+    assert "nearest to /m/0f8l9c" in printed["neighbors"]
     assert (tmp_path / "fb.emb" / "export" / "entities.parquet").is_file()
 
 
