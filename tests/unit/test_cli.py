@@ -6,6 +6,7 @@ import errno
 import importlib
 import json
 import os
+import re
 import signal
 import stat
 import subprocess
@@ -16,6 +17,8 @@ from typing import Any
 
 import click
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import typer
 from safetensors.numpy import save_file
@@ -198,6 +201,40 @@ def test_a_folder_that_cannot_be_synced_is_named(tmp_path: Path, monkeypatch: py
         write_tensors(tmp_path / "ckpt" / "a.safetensors", "test", 1, {}, {})
     assert f"{tmp_path / 'ckpt'}: Input/output error" in str(caught.value)
     assert caught.value.errno == errno.EIO
+
+
+def test_info_of_exports_and_unfinished_runs(made: Path, tmp_path: Path) -> None:
+    """Files for other programs in a line for each column; an embedding run; a run of which nothing is finished."""
+
+    def info(path: Path) -> str:
+        return CliRunner().invoke(app, ["info", str(path)], catch_exceptions=False).stdout
+
+    np.save(tmp_path / "scores.npy", np.zeros((7, 3), np.float32))
+    pq.write_table(pa.table({"id": pa.array(range(7), pa.int64())}), tmp_path / "scores.parquet")
+    save_file({"entities": np.zeros((5, 2), np.float32)}, tmp_path / "embeddings.safetensors")
+    for name, says in (
+        ("scores.npy", r"scores +float32 7 x 3"),
+        ("scores.parquet", r"id +int64 7"),
+        ("embeddings.safetensors", r"entities +F32 5 x 2"),
+    ):
+        assert re.search(says, info(tmp_path / name)), name
+    (tmp_path / "torn.npy").write_bytes(b"no array")
+    with pytest.raises(FormatError, match=r"torn\.npy cannot be read as \.npy"):
+        describe_all(tmp_path / "torn.npy")
+    outcrop_embed = [
+        "embed",
+        "prepare",
+        str(made / "g"),
+        str(tmp_path / "emb"),
+        "--partitions",
+        "2",
+        "--quiet",
+    ]
+    CliRunner().invoke(app, outcrop_embed, catch_exceptions=False)
+    assert re.search(r"outcrop\.buckets version \d", info(tmp_path / "emb"))
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "run.json").write_bytes((made / "run" / "run.json").read_bytes())
+    assert re.search("stages +none is finished", info(tmp_path / "run"))
 
 
 def test_info_of_everything(made: Path, tmp_path: Path) -> None:

@@ -224,7 +224,7 @@ def info(path: PathArg, json: common.Json = None, quiet: common.Quiet = False) -
 def _facts(about: dict[str, Any]) -> dict[str, object]:
     facts: dict[str, object] = {
         "path": about["path"],
-        "format": f"{about['format']} version {about['version']}",
+        "format": about["format"] + (f" version {about['version']}" if about["version"] is not None else ""),
     }
     facts |= {
         name: value
@@ -239,6 +239,8 @@ def _facts(about: dict[str, Any]) -> dict[str, object]:
             continue
         shape = " x ".join(str(n) for n in array["shape"])
         facts[name] = f"{array['dtype']} {shape}  {format_bytes(array['bytes'])}"
+    for name, array in about.get("tensors", {}).items() if about["version"] is None else ():
+        facts[name] = f"{array['dtype']} {' x '.join(str(n) for n in array['shape'])}"
     if not about.get("graph", {}).get("page_checksums", True):
         facts["page checksums"] = f"none: outcrop verify {about['path']} --add-checksums"
     facts["size on disk"] = format_bytes(about["bytes"])

@@ -5,18 +5,23 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from outcrop.errors import FormatError
 from outcrop.parsing import parse_json
 from outcrop.store import manifest as manifests
+from outcrop.store import run as runs
 from outcrop.store.run import RUN_FILE
 
 _STAGES = ("sample", "plan", "pack")
 _BUCKETS = "buckets"
+_TABLES = (".npy", ".parquet")
 _CHECKPOINTS = ("last.safetensors", "best.safetensors", "tables/checkpoint.safetensors")
 
 
 def describe_all(path: Path) -> list[dict[str, Any]]:
-    """Describes what is at ``path``: a graph, a run, an embedding run, a checkpoint or its folder.
+    """Describes what is at ``path``: a graph, a run, an embedding run, a checkpoint or its folder, or a file of
+    predictions or vectors.
 
     Returns:
         ``{"path", "format", "version", "bytes", "attributes", "arrays", ...}`` of each part.
@@ -29,7 +34,7 @@ def describe_all(path: Path) -> list[dict[str, Any]]:
     if not path.exists():
         raise FormatError(f"{path} does not exist")
     if path.is_file():
-        return [_describe_tensors(path)]
+        return [_describe_table(path) if path.suffix in _TABLES else _describe_tensors(path)]
     if manifests.exists(path):
         return [describe(path)]
     parts = [path / name for name in (*_STAGES, _BUCKETS) if manifests.exists(path / name)]
@@ -39,7 +44,48 @@ def describe_all(path: Path) -> list[dict[str, Any]]:
             f"{path} is nothing that Outcrop made: looked for manifest.json (graphs, knowledge graphs), {RUN_FILE} "
             f"(runs), {_BUCKETS} (embedding runs) and {_CHECKPOINTS[0]} (checkpoints)"
         )
+    if not parts and not tensors:
+        return [_describe_unfinished(path)]
     return [*map(describe, parts), *map(_describe_tensors, tensors)]
+
+
+def _describe_unfinished(path: Path) -> dict[str, Any]:
+    """A run of which no stage is finished yet."""
+    info = runs.read(path)
+    return {
+        "path": str(path),
+        "format": "outcrop.run",
+        "version": parse_json((path / RUN_FILE).read_bytes())["version"],
+        "bytes": sum(file.stat().st_size for file in path.rglob("*") if file.is_file()),
+        "attributes": {
+            "graph": str(info.graph_path(path)),
+            "stages": "none is finished: outcrop prepare again goes on",
+        },
+    }
+
+
+def _describe_table(path: Path) -> dict[str, Any]:
+    """What infer or embed export wrote, from the header alone."""
+    try:
+        if path.suffix == ".npy":
+            array = np.load(path, mmap_mode="r")
+            columns = {path.stem: {"dtype": array.dtype.name, "shape": list(array.shape)}}
+        else:
+            import pyarrow.parquet as pq
+
+            file = pq.ParquetFile(path)
+            rows, schema = file.metadata.num_rows, file.schema_arrow
+            columns = {one.name: {"dtype": str(one.type), "shape": [rows]} for one in schema}
+    except (OSError, ValueError) as error:  # Arrow's are ValueError
+        raise FormatError(f"{path} cannot be read as {path.suffix}: {error}") from None
+    return {
+        "path": str(path),
+        "format": path.suffix[1:],
+        "version": None,
+        "bytes": path.stat().st_size,
+        "attributes": {},
+        "tensors": columns,
+    }
 
 
 def _describe_tensors(path: Path) -> dict[str, Any]:
@@ -57,7 +103,7 @@ def _describe_tensors(path: Path) -> dict[str, Any]:
     except (SafetensorError, OSError, ValueError) as error:
         raise FormatError(f"{path} cannot be read as a checkpoint: {error}") from None
     if not isinstance(header, dict):
-        raise FormatError(f"{path} is no checkpoint of Outcrop: its header names none")
+        header = {"format": "safetensors", "version": None}
     config = header.get("config")
     plain = {
         k: v for k, v in header.items() if isinstance(v, (int, float, str)) and k not in ("format", "version")
