@@ -203,6 +203,30 @@ def test_a_folder_that_cannot_be_synced_is_named(tmp_path: Path, monkeypatch: py
     assert caught.value.errno == errno.EIO
 
 
+def test_doctor_says_what_it_measures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each line before the measurement that it announces, none with --quiet."""
+    from outcrop.advisor import machine
+
+    happened: list[str] = []
+    for name in ("disk", "memory", "computing"):
+
+        def measure(*_: Any, name: str = name) -> dict[str, Any]:
+            happened.append(name)
+            if name == "computing":
+                raise FormatError("far enough")
+            return {}
+
+        monkeypatch.setattr(machine, f"_profile_{name}", measure)
+    monkeypatch.setattr(printing.console, "print", lambda text, **_: happened.append(str(text)))
+    for quiet, said in (([], True), (["--quiet"], False)):
+        happened.clear()
+        with pytest.raises(FormatError, match="far enough"):
+            CliRunner().invoke(app, ["doctor", "--folder", str(tmp_path), *quiet], catch_exceptions=False)
+        lines = [f"measuring the disk under {tmp_path}", "measuring memory", "measuring training steps"]
+        expected = [lines[0], "disk", lines[1], "memory", lines[2], "computing"]
+        assert happened == (expected if said else expected[1::2])
+
+
 def test_info_of_exports_and_unfinished_runs(made: Path, tmp_path: Path) -> None:
     """Files for other programs in a line for each column; an embedding run; a run of which nothing is finished."""
 

@@ -7,6 +7,7 @@ import os
 import platform
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -63,17 +64,22 @@ def describe(*, probe: bool = True) -> dict[str, Any]:
     return about | ({"io_backend": _backend(), "gpus": _gpus()} if probe else {})
 
 
-def measure_profile(folder: Path, *, budget_s: float = 12.0) -> Profile:
+def measure_profile(
+    folder: Path, *, budget_s: float = 12.0, say: Callable[[str], None] = lambda text: None
+) -> Profile:
     """Measures the machine and the disk under ``folder`` in about ``budget_s`` seconds, most of it reading.
 
-    Nothing else should be busy meanwhile: what is measured is what a training would find.
+    Nothing else should be busy meanwhile: what is measured is what a training would find. ``say`` is told what comes.
     """
     begun, about = time.monotonic(), describe()
     path = folder / f".outcrop-measure-{os.getpid()}"
     try:
         with Runtime() as runtime:
+            say(f"measuring the disk under {folder.resolve()}")
             disk = _profile_disk(runtime, path, budget_s / 16)
+            say("measuring memory")
             memory = _profile_memory(runtime)
+            say("measuring training steps")
             computing = _profile_computing(runtime, budget_s / 12)
     finally:
         path.unlink(missing_ok=True)

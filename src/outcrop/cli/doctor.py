@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from rich.text import Text
 
 from outcrop.cli import common, printing
 from outcrop.config import format_bytes
@@ -37,7 +38,7 @@ def doctor(
         raise ArgumentError("--save keeps what is measured: leave --no-measure out")
     about = machine.describe()
     if measure:
-        _measure(about, folder, save)
+        _measure(about, folder, save, quiet)
     common.write_json(json, about)
     if quiet:
         return
@@ -65,12 +66,12 @@ def doctor(
         printing.print_line(f"- {advice}")
 
 
-def _measure(about: dict[str, Any], folder: Path, save: Path | None) -> None:
+def _measure(about: dict[str, Any], folder: Path, save: Path | None, quiet: bool) -> None:
     """Adds the profile, and the rates of the disk by themselves; keeps the profile."""
     from outcrop.advisor import machine
     from outcrop.advisor import profile as profiles
 
-    found = machine.measure_profile(folder)
+    found = machine.measure_profile(folder, say=(lambda text: None) if quiet else _say)
     path = save or profiles.default_path(found.key)
     try:
         profiles.write(path, found)
@@ -87,6 +88,11 @@ def _measure(about: dict[str, Any], folder: Path, save: Path | None) -> None:
         "backend": about["io_backend"],
         "direct": machine.direct_works(folder),
     }
+
+
+def _say(text: str) -> None:
+    """A line at once, also where standard error is a file."""
+    printing.console.print(Text(printing.printable(text)), soft_wrap=True, highlight=False)
 
 
 def _advice(about: dict) -> list[str]:
