@@ -17,6 +17,7 @@ ALLOCATE = "import sys; data = bytearray(int(sys.argv[1])); data[::4096] = data[
 def test_a_command_within_its_limit_reports_its_peak():
     run = memory_limited([sys.executable, "-c", ALLOCATE, str(60 * MIB)], 200 * MIB)
     assert (run.returncode, run.stdout, run.oom_killed) == (0, f"{60 * MIB}\n", False)
+    assert run.limit_hits == 0
     assert run.peak_bytes is None or 60 * MIB <= run.peak_bytes <= 200 * MIB
 
 
@@ -33,6 +34,7 @@ def test_the_page_cache_counts_against_the_limit_and_does_not_kill(tmp_path: Pat
     read = "import sys\nwith open(sys.argv[1], 'rb') as f:\n while f.read(1 << 20): pass"
     run = memory_limited([sys.executable, "-c", read, path], 50 * MIB)
     assert (run.returncode, run.oom_killed) == (0, False)
+    assert run.limit_hits > 0
     assert run.peak_bytes is None or run.peak_bytes <= 50 * MIB
 
 

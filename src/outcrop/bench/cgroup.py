@@ -27,13 +27,22 @@ class LimitUnavailable(OutcropError, RuntimeError):
 
 @dataclass(frozen=True)
 class LimitedRun:
-    """How a limited command ended. ``peak_bytes``: all memory of the group, page cache included; None if unknown."""
+    """How a limited command ended.
+
+    Attributes:
+        peak_bytes: All memory of the group, page cache included; None if unknown.
+        limit_hits: How often memory was asked for that the limit left no room for: the kernel took some back, mostly of
+            the page cache, or killed.
+        major_faults: Pages that had to be read from disk when they were used, such as libraries dropped for want of room.
+    """
 
     returncode: int
     stdout: str
     stderr: str
     peak_bytes: int | None
     oom_killed: bool
+    limit_hits: int = 0
+    major_faults: int = 0
 
 
 @dataclass(frozen=True)
@@ -48,11 +57,21 @@ class _Controller:
     version: int
 
     def oom_kills(self, group: Path) -> int:
-        for line in (group / self.events).read_text().splitlines():
-            name, _, value = line.partition(" ")
-            if name == "oom_kill":
-                return int(value)
-        return 0
+        return _counter(group / self.events, "oom_kill")
+
+    def limit_hits(self, group: Path) -> int:
+        if self.version == 1:
+            return int((group / "memory.failcnt").read_text())
+        return _counter(group / self.events, "max")
+
+
+def _counter(file: Path, wanted: str) -> int:
+    """The value of the line ``wanted VALUE``; 0 where there is none."""
+    for line in file.read_text().splitlines():
+        name, _, value = line.partition(" ")
+        if name == wanted:
+            return int(value)
+    return 0
 
 
 def memory_limited(
@@ -101,6 +120,8 @@ def memory_limited(
             stderr or "",
             int(peak.read_text()) if peak.exists() else None,
             controller.oom_kills(group) > 0,
+            controller.limit_hits(group),
+            _counter(group / "memory.stat", "pgmajfault"),
         )
 
 
