@@ -202,8 +202,15 @@ class OutputFiles:
         self._open.append(file)
         return file
 
-    def sync(self) -> None:
-        for name in (*self._NAMES, "page_crc", "packed_ids"):
+    def sync(self, *, drop: bool = True) -> None:
+        """Writes everything out.
+
+        Args:
+            drop: What was packed leaves the page cache, where it would push out what is in use (libraries, too).
+        """
+        for name in self._NAMES:
+            (self._io.drop_cache if drop else self._io.sync)(getattr(self, name))
+        for name in ("page_crc", "packed_ids"):
             self._io.sync(getattr(self, name))
 
     def finish(self, crcs: dict[str, int]) -> dict[str, ArraySpec]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import shutil
 from collections.abc import Callable
 from itertools import pairwise
@@ -384,3 +385,43 @@ def test_damage_is_found(tmp_path: Path, make_runtime: Make):
             data[at] ^= 16
         path.write_bytes(data)
     verify_artifact(tmp_path / "pack", runtime)
+
+
+def resident_bytes(path: Path) -> int:
+    """Of a file, in the page cache; asks the kernel."""
+    size = path.stat().st_size
+    mapped, found = np.memmap(path, np.uint8, "r", shape=(size,)), np.zeros(-(-size // PAGE), np.uint8)
+    libc = ctypes.CDLL(None, use_errno=True)
+    address = ctypes.c_void_p(mapped.ctypes.data)
+    assert libc.mincore(address, ctypes.c_size_t(size), ctypes.c_void_p(found.ctypes.data)) == 0
+    return int((found & 1).sum()) * PAGE
+
+
+@pytest.mark.parametrize(("width", "memory", "leaves"), [(8000, "16MiB", True), (100, "420KiB", False)])
+def test_what_was_packed_leaves_the_page_cache(
+    tmp_path: Path, make_runtime: Make, monkeypatch: pytest.MonkeyPatch, width: int, memory: str, leaves: bool
+) -> None:
+    """Unless so little goes to each place at a time that most pages would have to be read again to go on."""
+    runtime = make_runtime(threads=1)
+    (tmp_path / "probe").write_bytes(bytes(1 << 20))
+    file = runtime.io.open(str(tmp_path / "probe"), _core.OpenMode.update)
+    runtime.io.drop_cache(file)
+    runtime.io.close(file)
+    if resident_bytes(tmp_path / "probe"):
+        pytest.skip("this file system keeps its files in memory")
+    graph = a_graph(tmp_path / "g", runtime, width=width)
+    sample_set = sampled(graph, tmp_path, runtime)
+    places = planned(graph, tmp_path, runtime, sample_set, config_with_cache(sample_set, width * 4, 0))
+    shares, save = [], packing.Journal.save
+
+    def noted(self: packing.Journal) -> None:
+        path = self._path.parent / "records.bin"
+        shares.append(resident_bytes(path) / path.stat().st_size)
+        save(self)
+
+    monkeypatch.setattr(packing.Journal, "save", noted)
+    packing.pack(graph, sample_set, places, tmp_path / "pack", make_runtime(memory, threads=1))
+    assert len(shares) > 3
+    later = shares[1:-1]  # the first is when graphs are written, the last at the end of the pass
+    assert max(later) < 0.1 if leaves else min(later) > 0.1
+    assert shares[-1] < 0.1

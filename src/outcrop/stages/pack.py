@@ -36,6 +36,7 @@ from outcrop.store.samples import BatchSizes, SampleSet
 _MAX_CHUNK_BYTES = 256 << 20
 _JOURNAL = "journal.npz"
 _JOURNAL_EVERY_BYTES = 256 << 20
+_REREAD_SHARE = 16  # of what was written, one part at the most is read again because it left the page cache
 
 
 def expected(graph: Graph, samples: SampleSet, placement: Placement) -> tuple[dict, dict[str, str]]:
@@ -282,25 +283,29 @@ class _Packer:
     ) -> None:
         start = journal.chunk if number == journal.episode else 0
         self._runtime.progress.advance("pack", int(self._chunks.first_rows[start]) * self._stride)
-        unsynced = 0
+        unsynced = written = 0
+        begun = PAGE * sum(
+            len(group.ids_start) for group in groups
+        )  # pages that are read again if they are dropped
         for chunk, data, first, rows in self._read_chunks(start, buffers):
             with self._runtime.trace.span("pack-chunk", episode=number, chunk=chunk):
                 for group in groups:
-                    self._scatter(scatters[group.id_bytes], group, chunk, data, first, rows)
+                    written += self._scatter(scatters[group.id_bytes], group, chunk, data, first, rows)
             unsynced += len(data)
             self._runtime.progress.advance("pack", len(data))
             if unsynced >= min(_JOURNAL_EVERY_BYTES, self._features.spec.data_bytes // 8):
-                files.sync()
+                files.sync(drop=begun <= written // _REREAD_SHARE)
                 journal.episode, journal.chunk = number, chunk + 1
                 journal.save()
-                unsynced = 0
+                unsynced = written = 0
         files.sync()
         journal.episode, journal.chunk = number + 1, 0
         journal.save()
 
     def _scatter(
         self, scatter: _core.Scatter, group: _Streams, chunk: int, data: np.ndarray, first: int, rows: int
-    ) -> None:
+    ) -> int:
+        """Appends to each stream its rows of a chunk; returns the bytes of all of them."""
         before = group.bounds[:, chunk].astype(np.int64)
         counts = group.bounds[:, chunk + 1] - before
         scatter.run(
@@ -315,6 +320,7 @@ class _Packer:
             group.out_start + before * self._row_bytes,
             group.crc,
         )
+        return int(counts.sum()) * self._row_bytes
 
     def _bounds(self, streams: int) -> np.ndarray:
         width = len(self._chunks.first_rows)
