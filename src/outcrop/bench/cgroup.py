@@ -33,7 +33,7 @@ class LimitedRun:
         peak_bytes: All memory of the group, page cache included; None if unknown.
         limit_hits: How often memory was asked for that the limit left no room for: the kernel took some back, mostly of
             the page cache, or killed.
-        major_faults: Pages that had to be read from disk when they were used, such as libraries dropped for want of room.
+        major_faults: Pages that had to be read from disk when they were used, such as libraries that were dropped.
     """
 
     returncode: int
