@@ -284,13 +284,13 @@ class _Packer:
         start = journal.chunk if number == journal.episode else 0
         self._runtime.progress.advance("pack", int(self._chunks.first_rows[start]) * self._stride)
         unsynced = written = 0
-        begun = PAGE * sum(
-            len(group.ids_start) for group in groups
-        )  # pages that are read again if they are dropped
+        # Pages that are read again to go on, if they are dropped.
+        begun = PAGE * sum(len(group.ids_start) for group in groups)
         for chunk, data, first, rows in self._read_chunks(start, buffers):
             with self._runtime.trace.span("pack-chunk", episode=number, chunk=chunk):
                 for group in groups:
-                    written += self._scatter(scatters[group.id_bytes], group, chunk, data, first, rows)
+                    self._scatter(scatters[group.id_bytes], group, chunk, data, first, rows)
+                    written += int(np.diff(group.bounds[:, chunk : chunk + 2]).sum()) * self._row_bytes
             unsynced += len(data)
             self._runtime.progress.advance("pack", len(data))
             if unsynced >= min(_JOURNAL_EVERY_BYTES, self._features.spec.data_bytes // 8):
@@ -304,8 +304,7 @@ class _Packer:
 
     def _scatter(
         self, scatter: _core.Scatter, group: _Streams, chunk: int, data: np.ndarray, first: int, rows: int
-    ) -> int:
-        """Appends to each stream its rows of a chunk; returns the bytes of all of them."""
+    ) -> None:
         before = group.bounds[:, chunk].astype(np.int64)
         counts = group.bounds[:, chunk + 1] - before
         scatter.run(
@@ -320,7 +319,6 @@ class _Packer:
             group.out_start + before * self._row_bytes,
             group.crc,
         )
-        return int(counts.sum()) * self._row_bytes
 
     def _bounds(self, streams: int) -> np.ndarray:
         width = len(self._chunks.first_rows)
