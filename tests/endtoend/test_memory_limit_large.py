@@ -18,8 +18,7 @@ from outcrop.store.graph import Graph
 pytestmark = pytest.mark.slow
 MEMORY = "160MiB"
 EPOCHS = 2
-# 0 and 6 were seen; thrashing reads the libraries' pages (20,000) again and again, and comes to the limit for each.
-MOST_HITS, MOST_FAULTS = 10_000, 1_000
+MOST_FAULTS = 1_000  # 6 were seen; thrashing reads the libraries' pages (20,000) again and again
 TRAIN = """
 import json, sys
 from outcrop.advisor.cost import Disk, Hardware
@@ -44,20 +43,19 @@ def graph(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Graph]:
     shutil.rmtree(folder)
 
 
-def train(graph: Graph, how: str, limit: int | None) -> tuple[dict, int, int]:
-    """What the child prints; how often it came to the limit, and pages read again."""
+def train(graph: Graph, how: str, limit: int | None) -> tuple[dict, int]:
+    """What the child prints, and pages that had to be read when they were used."""
     command = [sys.executable, "-c", TRAIN, graph.path, how, MEMORY if limit else ""]
     ended = memory_limited(command, limit or 8 << 30, env=child_environment(GOMP_SPINCOUNT="20000"))
     assert not ended.oom_killed, f"killed at {ended.peak_bytes} bytes"
     assert ended.returncode == 0, ended.stderr
-    return json.loads(ended.stdout.splitlines()[-1]), ended.limit_hits, ended.major_faults
+    return json.loads(ended.stdout.splitlines()[-1]), ended.major_faults
 
 
 def test_preparing_and_training_in_one_process(graph: Graph) -> None:
-    """Mode ``online`` spools: it ends, with the losses that it has without a limit, and hardly comes to it."""
+    """Mode ``online`` spools: it ends, with the losses that it has without a limit, and does not thrash."""
     limit = parse_size(MEMORY) + ALLOWANCE_BYTES
-    free, _, _ = train(graph, "online", None)
-    spooled, hits, faults = train(graph, "spooled", limit)
+    free, _ = train(graph, "online", None)
+    spooled, faults = train(graph, "spooled", limit)
     assert spooled == {"losses": free["losses"], "spooled": EPOCHS}
-    assert hits <= MOST_HITS
     assert faults <= MOST_FAULTS

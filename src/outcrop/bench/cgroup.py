@@ -61,7 +61,8 @@ class _Controller:
 
     def limit_hits(self, group: Path) -> int:
         if self.version == 1:
-            return int((group / "memory.failcnt").read_text())
+            counters = ("memory.failcnt", "memory.memsw.failcnt")  # with equal limits the second is met first
+            return sum(int((group / name).read_text()) for name in counters if (group / name).exists())
         return _counter(group / self.events, "max")
 
 
