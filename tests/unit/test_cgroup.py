@@ -17,7 +17,6 @@ ALLOCATE = "import sys; data = bytearray(int(sys.argv[1])); data[::4096] = data[
 def test_a_command_within_its_limit_reports_its_peak():
     run = memory_limited([sys.executable, "-c", ALLOCATE, str(60 * MIB)], 200 * MIB)
     assert (run.returncode, run.stdout, run.oom_killed) == (0, f"{60 * MIB}\n", False)
-    assert run.limit_hits == 0
     assert run.peak_bytes is None or 60 * MIB <= run.peak_bytes <= 200 * MIB
 
 
@@ -25,7 +24,6 @@ def test_a_command_beyond_its_limit_is_killed():
     run = memory_limited([sys.executable, "-c", ALLOCATE, str(300 * MIB)], 100 * MIB)
     assert run.returncode != 0
     assert run.oom_killed
-    assert run.limit_hits > 0
 
 
 def test_the_page_cache_counts_against_the_limit_and_does_not_kill(tmp_path: Path):

@@ -31,8 +31,6 @@ class LimitedRun:
 
     Attributes:
         peak_bytes: All memory of the group, page cache included; None if unknown.
-        limit_hits: How often memory was asked for that the limit left no room for: the kernel took some back, mostly of
-            the page cache, or killed.
         major_faults: Pages that had to be read from disk when they were used, such as libraries that were dropped.
     """
 
@@ -41,7 +39,6 @@ class LimitedRun:
     stderr: str
     peak_bytes: int | None
     oom_killed: bool
-    limit_hits: int = 0
     major_faults: int = 0
 
 
@@ -58,12 +55,6 @@ class _Controller:
 
     def oom_kills(self, group: Path) -> int:
         return _counter(group / self.events, "oom_kill")
-
-    def limit_hits(self, group: Path) -> int:
-        if self.version == 1:
-            counters = ("memory.failcnt", "memory.memsw.failcnt")  # with equal limits the second is met first
-            return sum(int((group / name).read_text()) for name in counters if (group / name).exists())
-        return _counter(group / self.events, "max")
 
 
 def _counter(file: Path, wanted: str) -> int:
@@ -121,7 +112,6 @@ def memory_limited(
             stderr or "",
             int(peak.read_text()) if peak.exists() else None,
             controller.oom_kills(group) > 0,
-            controller.limit_hits(group),
             _counter(group / "memory.stat", "pgmajfault"),
         )
 
