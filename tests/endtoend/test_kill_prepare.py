@@ -141,7 +141,7 @@ def test_killed_at_every_step(graph: Graph, tmp_path: Path, first: int) -> None:
         if survives(PREPARE, graph.path, out, after=after):
             break
         kills += 1
-        prepare(graph, out)
+        prepare(graph, out, overwrite=True)  # with a little less memory than what was killed
         assert differences(tree(out), want) == []
     assert kills >= 15
 
@@ -171,7 +171,7 @@ def test_killed_thirty_times_by_the_clock(graph: Graph, tmp_path: Path) -> None:
             child.kill()
             child.stdout.close()
             kills += child.wait() == -signal.SIGKILL
-        prepare(graph, out)
+        prepare(graph, out, overwrite=True)  # with a little less memory than what was killed
         assert differences(tree(out), want) == []
 
 
