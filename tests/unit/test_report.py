@@ -385,3 +385,10 @@ def test_a_trace_is_rewritten_for_perfetto(tmp_path):
     spans = [(e["name"], e["ts"], e["dur"], e["args"]) for e in events if e["ph"] == "X"]
     assert spans == [("read", 1.0, 2.5, {"bytes": 7}), ("compute", 2.0, 7.0, {})]
     assert [e["args"]["name"] for e in events if e["ph"] == "M"] == ["a", "b"]
+
+
+def test_the_first_time_of_a_narrow_timeline_stays_within_it():
+    spans = [charts.Span("read", 0.0, 0.45, "s-c0")]
+    ticks = [t for t in marks(charts.timeline(390, ["read"], spans, x_name="t"), "text") if t.text == "0.0"]
+    assert [t.get("text-anchor") for t in ticks] == ["middle"]
+    assert float(ticks[0].get("x", 0)) >= charts.text_width("0.0") / 2

@@ -126,7 +126,9 @@ def _time_axis(frame: Frame, kind: str, name: str) -> None:
         if frame.x_low - 1e-12 <= mark * unit.factor <= frame.x_high * (1 + 1e-9):
             x = frame.x(mark * unit.factor)
             frame.canvas.line(x, frame.bottom, x, frame.bottom + 4, "axis")
-            frame.canvas.text(x, frame.bottom + 17, tick_text(mark, step), "tick", "middle")
+            text = tick_text(mark, step)
+            middle = max(x, text_width(text) / 2)  # the first may stand at the edge of a narrow drawing
+            frame.canvas.text(middle, frame.bottom + 17, text, "tick", "middle")
     suffix = f" ({unit.name})" if unit.name else ""
     frame.canvas.text((frame.left + frame.right) / 2, frame.bottom + 34, name + suffix, "unit", "middle")
 
