@@ -300,6 +300,7 @@ def test_errors_say_what_to_do(tmp_path):
         benches.check_plot(tmp_path / "a.png")
 
 
+@pytest.mark.leaks("env", reason="torch sets TORCHINDUCTOR_CACHE_DIR when its compiler is first imported")
 def test_the_command_writes_a_page_for_a_run_without_trainings(tmp_path):
     folder, out = a_run(tmp_path / "r"), tmp_path / "r.html"
     result = CliRunner().invoke(
