@@ -159,9 +159,8 @@ def test_as_many_partitions_as_fit(graph, make_runtime):
     for count, size in enumerate(sizes, start=1):
         assert fitting_partitions(graph, 8, None, size, 0).resident == count
         assert fitting_partitions(graph, 8, count, size, 0).resident == count
-        with pytest.raises(
-            BudgetError, match=f"{count} of 8 partitions take {size} bytes, {size - 1} are left"
-        ):
+        said = rf"{count} of 8 partitions take {size} bytes \(.*\), {size - 1} bytes \(.*\) are left"
+        with pytest.raises(BudgetError, match=said):
             fitting_partitions(graph, 8, count, size - 1, 0)
     with pytest.raises(BudgetError, match="1 of 8"):
         fitting_partitions(graph, 8, None, 100, 0)
