@@ -19,12 +19,13 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
-RESULTS = ROOT / "benchmarks" / "results" / "epyc-2core"
+RESULTS = ROOT / "benchmarks" / "results"
+MACHINE = "epyc-2core"  # of results that name no folder
 PAGES = (ROOT / "docs" / "measured.md", ROOT / "README.md")
 _EPOCH = "outcrop bench epoch --modes "
 _CURVE = "outcrop bench memory-curve --batch-size 64"
 INDEX = ROOT / "docs" / "package-index.md"  # the long description of the package
-REFERENCE = "epoch.json"  # other results say so where they are of another revision than this one
+REFERENCE = "xeon-2core/epoch.json"  # other results say so where they are of another revision than this one
 Result = dict[str, Any]
 Rows = tuple[Sequence[str], Sequence[Sequence[str]]]
 
@@ -187,12 +188,17 @@ TABLES = {
 }  # fmt: skip
 
 
+def path_of(file: str) -> Path:
+    """Where a result lies: ``<machine>/<file>``, or a file of :data:`MACHINE`."""
+    return RESULTS / file if "/" in file else RESULTS / MACHINE / file
+
+
 def read(file: str) -> Result:
-    return json.loads((RESULTS / file).read_text())
+    return json.loads(path_of(file).read_text())
 
 
 def machine_of(result: Result) -> str:
-    about = result.get("machine") or read(REFERENCE)["machine"]
+    about = result.get("machine") or read("epoch.json")["machine"]
     kernel = about["kernel"].split("-")[0]
     return (
         f"{about['cpu']}, {about['cores']} cores, {size(about['memory_bytes'])}, Linux {kernel}, "
@@ -212,7 +218,7 @@ def origin(result: Result, table: Table) -> list[str]:
     if table.file != REFERENCE and revision != newest:
         source += f", another than that of the first table ({newest})"
     said = [f"{str(result['says'])[:1].upper()}{str(result['says'])[1:]}."] if result.get("says") else []
-    link = f"[{table.file}](../{(RESULTS / table.file).relative_to(ROOT)})"
+    link = f"[{table.file}](../benchmarks/results/{path_of(table.file).relative_to(RESULTS)})"
     return [*said, made, f"{source}; {link}."]
 
 

@@ -37,19 +37,19 @@ def test_no_measured_number_stands_outside_the_tables(tables: ModuleType) -> Non
 
 def test_numbers_come_from_the_file(tables: ModuleType, tmp_path: Path, monkeypatch) -> None:
     """Other results give other tables, whatever modes they have, and say of what source they are."""
-    result = json.loads((tables.RESULTS / "epoch.json").read_text())
+    result = json.loads(tables.path_of(tables.REFERENCE).read_text())
     shutil.copytree(tables.RESULTS, tmp_path / "results")
     times = {}
     for number, record in enumerate(result["modes"].values()):
         record["seconds"], record["against_memory"] = number + 0.25, number + 0.5
     times = {mode: record["seconds"] for mode, record in result["modes"].items()}
     result["modes"]["new mode"] = {**result["modes"]["memory"], "seconds": 99.0}
-    (tmp_path / "results" / "memory-curve.json").write_text(
+    (tmp_path / "results" / tables.MACHINE / "memory-curve.json").write_text(
         json.dumps(
             {"columns": ["a", "b"], "rows": [[1, 2]], "revision": "123-dirty", "machine": result["machine"]}
         )
     )
-    (tmp_path / "results" / "epoch.json").write_text(json.dumps(result))
+    (tmp_path / "results" / tables.REFERENCE).write_text(json.dumps(result))
     monkeypatch.setattr(tables, "RESULTS", tmp_path / "results")
     monkeypatch.setattr(tables, "ROOT", tmp_path)
     table = tables.render("epoch")
