@@ -39,8 +39,16 @@ class Watched:
         self.advices.append((advice, device.type))
         return super().advise(address, num_bytes, advice, device)  # type: ignore[misc]
 
-    def launch(self, name: str, entry: str, device: torch.device, warps: int, arguments: list[int]) -> None:
-        super().launch(name, entry, device, warps, arguments)  # type: ignore[misc]
+    def launch(
+        self,
+        name: str,
+        entry: str,
+        device: torch.device,
+        warps: int,
+        arguments: list[int],
+        most_blocks: int = 0,
+    ) -> None:
+        super().launch(name, entry, device, warps, arguments, most_blocks)  # type: ignore[misc]
         self.launched.append(entry)
 
     def memory(self, device: int) -> tuple[int, int]:

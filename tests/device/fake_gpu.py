@@ -79,11 +79,15 @@ class FakeGpu:
     def peak_bytes(self, device: int) -> int:
         return _allocated.peak_bytes
 
-    def new_stream(self, device: int) -> Any:
+    def new_stream(self, device: int, *, low_priority: bool = False) -> Any:
         return ("stream of its own", device)
 
     def on_stream(self, stream: Any) -> AbstractContextManager[Any]:
         return nullcontext()
+
+    def wait(self, stream: Any, fence: Any) -> None: ...
+
+    def record(self, tensor: torch.Tensor, stream: Any) -> None: ...
 
     def stream(self, device: int) -> Any:
         return ("stream", device)
@@ -91,7 +95,15 @@ class FakeGpu:
     def fence(self, stream: Any) -> FakeFence:
         return FakeFence()
 
-    def launch(self, name: str, entry: str, device: torch.device, warps: int, arguments: list[int]) -> None:
+    def launch(
+        self,
+        name: str,
+        entry: str,
+        device: torch.device,
+        warps: int,
+        arguments: list[int],
+        most_blocks: int = 0,
+    ) -> None:
         """The twin of the kernel."""
         if name == "sample":
             return self._sample(entry, warps, arguments)

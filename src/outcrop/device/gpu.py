@@ -53,17 +53,40 @@ class Gpu(Protocol):
         """The most that tensors of this process had there at a time."""
         ...
 
-    def new_stream(self, device: int) -> Any: ...
+    def new_stream(self, device: int, *, low_priority: bool = False) -> Any:
+        """A stream of its own.
+
+        Args:
+            low_priority: Its kernels get processors when streams of the usual priority leave them some.
+        """
+        ...
 
     def on_stream(self, stream: Any) -> AbstractContextManager[Any]:
         """What is launched within goes to ``stream``."""
+        ...
+
+    def wait(self, stream: Any, fence: Fence) -> None:
+        """What ``stream`` is given from now on runs after ``fence`` has passed; the calling thread goes on."""
+        ...
+
+    def record(self, tensor: torch.Tensor, stream: Any) -> None:
+        """Memory of ``tensor`` is handed out again only when ``stream`` has done all it has been given until the
+        tensor is freed: ``Tensor.record_stream``, for tensors that another stream than the allocating one uses."""
         ...
 
     def stream(self, device: int) -> Any:
         """What is launched on ``device`` now is launched on this: hashable."""
         ...
 
-    def launch(self, name: str, entry: str, device: torch.device, warps: int, arguments: list[int]) -> None:
+    def launch(
+        self,
+        name: str,
+        entry: str,
+        device: torch.device,
+        warps: int,
+        arguments: list[int],
+        most_blocks: int = 0,
+    ) -> None:
         """See :func:`outcrop.device.kernels.launch`."""
         ...
 
@@ -146,23 +169,37 @@ class Cuda:
 
         return int(torch.cuda.max_memory_allocated(device))
 
-    def new_stream(self, device: int) -> Any:
+    def new_stream(self, device: int, *, low_priority: bool = False) -> Any:
         import torch
 
-        return torch.cuda.Stream(device)
+        return torch.cuda.Stream(device, priority=1 if low_priority else 0)  # the lowest and the usual one
 
     def on_stream(self, stream: Any) -> AbstractContextManager[Any]:
         import torch
 
         return torch.cuda.stream(stream)
 
+    def wait(self, stream: Any, fence: Fence) -> None:
+        stream.wait_event(fence)
+
+    def record(self, tensor: torch.Tensor, stream: Any) -> None:
+        tensor.record_stream(stream)
+
     def stream(self, device: int) -> Any:
         import torch
 
         return torch.cuda.current_stream(device)
 
-    def launch(self, name: str, entry: str, device: torch.device, warps: int, arguments: list[int]) -> None:
-        launch(name, entry, device, warps, arguments)
+    def launch(
+        self,
+        name: str,
+        entry: str,
+        device: torch.device,
+        warps: int,
+        arguments: list[int],
+        most_blocks: int = 0,
+    ) -> None:
+        launch(name, entry, device, warps, arguments, most_blocks)
 
     def fence(self, stream: Any) -> Fence:
         return stream.record_event()

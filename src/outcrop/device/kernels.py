@@ -92,12 +92,16 @@ def _module(name: str, device: int) -> Any:
     return core.ObjectCode.from_cubin(compiled(name, f"sm_{capability.major}{capability.minor}"))
 
 
-def launch(name: str, entry: str, device: torch.device, warps: int, arguments: list[int]) -> None:
+def launch(
+    name: str, entry: str, device: torch.device, warps: int, arguments: list[int], most_blocks: int = 0
+) -> None:
     """Runs the kernel ``entry`` of ``name`` on torch's current stream of ``device``.
 
     Args:
         warps: That have something to do; fewer run where the device has no room for all, and take turns.
         arguments: Addresses and int64 numbers.
+        most_blocks: Of 256 threads, that run at a time; 0: as many as the device has room for. A kernel that waits for
+            the bus needs few, and leaves the other processors to training.
 
     Raises:
         DeviceError: See :func:`compiled`.
@@ -108,7 +112,8 @@ def launch(name: str, entry: str, device: torch.device, warps: int, arguments: l
     core = cuda_module("core")
     with torch.cuda.device(device):
         number = torch.cuda.current_device()
-        blocks = min(-(-warps // _WARPS_A_BLOCK), _BLOCKS_A_PROCESSOR * _processors(number))
+        room = most_blocks or _BLOCKS_A_PROCESSOR * _processors(number)
+        blocks = min(-(-warps // _WARPS_A_BLOCK), room)
         gpu = core.Device(number)
         gpu.set_current()  # torch's context, which cuda.core wants to hear of
         stream = gpu.create_stream(torch.cuda.current_stream())
