@@ -7,6 +7,7 @@ import sys
 
 import pytest
 
+import cubin
 from artifact_support import child_environment
 from outcrop import kernels
 from outcrop.device import kernels as compiling
@@ -19,6 +20,19 @@ ENTRIES = {
     "sample": {f"sample_{entry}" for entry in ("count", "draw", "fetch_32", "fetch_64", "labor")},
     "io_queue": {"io_submit", *(f"io_complete_{word}" for word in WORDS)},
 }
+
+REGISTERS = 64  # with 65,536 of them, half of a processor's 2,048 threads run
+STACK_BYTES = {"assemble": 120}  # of a thread; none where nothing is said
+SPILLING = """
+extern "C" __global__ void spills(int* out, int at) {
+  __shared__ int kept[25];
+  int local[500];
+  for (int i = 0; i < 500; ++i) local[i] = out[i * at];
+  kept[threadIdx.x % 25] = local[at];
+  __syncthreads();
+  out[threadIdx.x] = kept[at] + local[out[0]];
+}
+"""
 
 
 def test_nothing_touches_cuda_before_it_is_asked_to():
@@ -34,14 +48,27 @@ def test_nothing_touches_cuda_before_it_is_asked_to():
     assert ended.stdout == "[] False\n"
 
 
-@pytest.mark.parametrize("arch", ["sm_80", "sm_90"])
+@pytest.mark.parametrize("arch", ["sm_80", "sm_90", "sm_100"])
 @pytest.mark.parametrize("name", kernels.NAMES)
 def test_every_kernel_compiles(name, arch):
+    """And keeps what it works with in registers: no shared memory, and a stack where it is known alone."""
     pytest.importorskip("cuda.core")
-    code = compiling.compile_kernels(name, arch)
-    assert code.startswith(b"\x7fELF")
-    for entry in ENTRIES[name]:
-        assert entry.encode() in code
+    found = cubin.resources(compiling.compile_kernels(name, arch))
+    assert set(found) == ENTRIES[name]
+    for entry, needs in found.items():
+        assert needs.registers <= REGISTERS, (entry, needs)
+        assert needs.stack_bytes <= STACK_BYTES.get(name, 0), (entry, needs)
+        assert needs.shared_bytes == 0, (entry, needs)
+
+
+def test_what_a_kernel_takes_is_read_from_its_cubin(monkeypatch):
+    pytest.importorskip("cuda.core")
+    monkeypatch.setattr(kernels, "source", lambda name: SPILLING)
+    for arch, reserved in (("sm_80", 0), ("sm_100", 1024)):  # CUDA's own, of a block that has any
+        (needs,) = cubin.resources(compiling.compile_kernels("gather", arch)).values()
+        assert needs.shared_bytes == 25 * 4 + reserved
+        assert needs.stack_bytes >= 500 * 4
+        assert 0 < needs.registers < 256
 
 
 def test_the_names_are_those_of_the_files():
