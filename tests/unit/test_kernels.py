@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from types import ModuleType
 
 import pytest
 
@@ -97,6 +98,16 @@ def test_what_is_missing_is_said(monkeypatch):
     monkeypatch.setitem(sys.modules, "cuda.bindings.nvrtc", None)
     with pytest.raises(DeviceError, match=r"kernels cannot be compiled: .*pip install 'outcrop\[gpu\]'"):
         compiling.compiled("gather", "sm_90")
+
+
+def test_an_old_cuda_core_is_named(monkeypatch):
+    """cuda-core 0.4 can be imported and has nothing but its version."""
+    monkeypatch.setattr(compiling, "nvrtc_version", lambda: "13.0")
+    old = ModuleType("cuda.core")
+    old.__version__ = "0.4.2"
+    monkeypatch.setitem(sys.modules, "cuda.core", old)
+    with pytest.raises(DeviceError, match=r"cuda-core 0\.4\.2 has no cuda\.core\.Program; pip install"):
+        compiling.compile_kernels("gather", "sm_90")
 
 
 def test_a_compiler_error_is_shown(monkeypatch):

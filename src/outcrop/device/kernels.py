@@ -44,6 +44,19 @@ def nvrtc_version() -> str:
     return f"{major}.{minor}"
 
 
+def _cuda_core() -> Any:
+    """cuda.core; DeviceError where it is missing, or so old that it has its names in cuda.core.experimental."""
+    try:
+        core = cuda_module("core")
+    except ImportError as problem:
+        raise DeviceError(f"kernels cannot be compiled: {problem}; {_HOW}") from None
+    if not hasattr(core, "Program"):
+        raise DeviceError(
+            f"kernels cannot be compiled: cuda-core {core.__version__} has no cuda.core.Program; {_HOW}"
+        )
+    return core
+
+
 def compiled(name: str, arch: str) -> bytes:
     """The cubin of the kernels ``name`` for ``arch`` (``sm_90``), from the cache where it is there.
 
@@ -64,7 +77,7 @@ def compiled(name: str, arch: str) -> bytes:
 def compile_kernels(name: str, arch: str) -> bytes:
     """As :func:`compiled`, without the cache."""
     nvrtc_version()
-    core = cuda_module("core")
+    core = _cuda_core()
     options = core.ProgramOptions(std=_STANDARD, arch=arch, include_path=str(kernels.FOLDER.parent))
     try:
         code: Any = core.Program(kernels.source(name), "c++", options).compile("cubin").code
