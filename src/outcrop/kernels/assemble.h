@@ -26,17 +26,23 @@ struct Assemble {
   int64* wrong;  // becomes 1 + i for some i whose place is none; such rows of out are left as they are
 };
 
+// By comparisons: an index that the compiler does not know would put the tables on the stack of every thread.
+OUTCROP_DEVICE Table table_of(const Assemble& a, int number) {
+  const Table second = number == 1 ? a.tables[1] : a.tables[2];
+  return number == 0 ? a.tables[0] : second;
+}
+
 template <typename Word>
 OUTCROP_DEVICE void assemble(const Assemble& a, const Lane& me) {
   for (int64 i = me.warp; i < a.count; i += me.warps) {
     const uint64 place = a.place[i];
     const int number = static_cast<int>(place >> kTableShift);
     const int64 row = static_cast<int64>(place & ((1ULL << kTableShift) - 1));
-    if (number >= kTables || row >= a.tables[number].count) {
+    const Table from = table_of(a, number);
+    if (number >= kTables || row >= from.count) {
       if (me.lane == 0) *a.wrong = i + 1;
       continue;
     }
-    const Table& from = a.tables[number];
     copy_row<Word>(from.rows + row * from.stride, a.out + i * a.out_stride, a.row_words, me.lane);
   }
 }
