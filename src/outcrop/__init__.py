@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     )
     from outcrop.api.graph import generate_graph, import_graph, import_triples
     from outcrop.api.infer import InferReport, infer
+    from outcrop.api.predict import predict
     from outcrop.api.prepare import PrepareReport
     from outcrop.api.run import Run
     from outcrop.api.shortcuts import open_run, prepare
@@ -51,6 +52,7 @@ _HOME = {
     "load_model": "outcrop.checkpoint",
     "open_graph": "outcrop.store.graph",
     "open_run": "outcrop.api.shortcuts",
+    "predict": "outcrop.api.predict",
     "prepare": "outcrop.api.shortcuts",
     "train": "outcrop.api.train",
 }
@@ -76,6 +78,7 @@ __all__ = [
     "load_model",
     "open_graph",
     "open_run",
+    "predict",
     "prepare",
     "train",
 ]

@@ -166,3 +166,21 @@ def test_arguments_are_checked(made, tmp_path):
         oc.infer(graph, model=GCN(7, 8, 2, 3), out=tmp_path / "o.npy")
     with pytest.raises(ArgumentError, match=r"Linear cannot be called with features \[2, 20\]"):
         oc.infer(graph, model=torch.nn.Linear(WIDTH, 3), fanouts=[2], out=tmp_path / "o.npy")
+
+
+def test_predictions_as_an_array(made, tmp_path):
+    graph, x, edges = made
+    model, ids = own("sage").eval(), np.array([6, 600, 3, 41])
+    with torch.no_grad():
+        scores = model(x, edges)[ids]
+    found = oc.predict(graph, model, ids, memory="4MiB", folder=tmp_path / "..", progress=False)
+    assert (found.dtype, found.shape) == (np.float32, (4, CLASSES))
+    np.testing.assert_allclose(found, scores.numpy(), rtol=1e-4, atol=1e-5)
+    classes = oc.predict(graph, model, ids, output="classes", memory="4MiB", progress=False)
+    assert classes.dtype == np.int64
+    np.testing.assert_array_equal(classes, scores.argmax(1).numpy())
+    folder = tmp_path / "empty"
+    folder.mkdir()
+    with pytest.raises(ArgumentError, match="output 'labels' is unknown"):
+        oc.predict(graph, model, output="labels", folder=folder, progress=False)
+    assert not list(folder.iterdir())  # nothing is left, whatever happened
