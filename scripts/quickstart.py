@@ -15,32 +15,6 @@ import sys
 import tempfile
 from pathlib import Path
 
-import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
-
-NODES, CLASSES = 3000, 4
-
-
-def make_data(folder: Path) -> None:
-    """Writes ``folder/mydata``: Parquet edges, features, labels that show in the neighbourhood, splits."""
-    rng = np.random.default_rng(0)
-    labels = rng.integers(0, CLASSES, NODES)
-    src = rng.integers(0, NODES, 40_000)
-    same = np.argsort(labels, kind="stable")
-    dst = np.where(rng.random(len(src)) < 0.8, same[np.searchsorted(labels[same], labels[src])], 0)
-    dst = (dst + rng.integers(0, NODES // CLASSES // 2, len(src))) % NODES
-    data = folder / "mydata"
-    data.mkdir()
-    pq.write_table(pa.table({"src": src, "dst": dst}), data / "edges.parquet")
-    features = rng.standard_normal((NODES, 100), np.float32)
-    features[:, :CLASSES] += 4 * np.eye(CLASSES, dtype=np.float32)[labels]
-    np.save(data / "features.npy", features)
-    np.save(data / "labels.npy", labels)
-    order = rng.permutation(NODES)
-    for name, part in zip(("train", "valid", "test"), np.split(order, [1500, 2200]), strict=True):
-        np.save(data / f"{name}.npy", part)
-
 
 def blocks(text: str, language: str) -> list[str]:
     """The code blocks of ``language`` in a Markdown text."""
@@ -49,12 +23,12 @@ def blocks(text: str, language: str) -> list[str]:
 
 def main(readme: Path, torch: bool) -> None:
     import outcrop
-    from outcrop import _core
+    from outcrop import _core, testing
 
     print(f"outcrop {outcrop.__version__} in {Path(outcrop.__file__).parent}, {Path(_core.__file__).name}")
     assert _core.built_with_uring, "this wheel was built without io_uring"
     folder = Path(tempfile.mkdtemp(dir=Path.cwd()))
-    make_data(folder)
+    testing.write_mydata(folder / "mydata")
     commands = [
         "outcrop generate made.oc --nodes 20000 --edges 300000 --features 100",
         "outcrop import arrays:mydata imported.oc --memory 64MiB",

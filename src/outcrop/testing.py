@@ -1,7 +1,11 @@
-"""Small graphs from arrays in memory: for tests, and for trying things out."""
+"""Small graphs from arrays in memory: for tests, and for trying things out.
+
+``python -m outcrop.testing mydata`` writes a folder of made-up data, as README's first example imports it.
+"""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -68,3 +72,40 @@ def write_graph(
         }
         manifests.write(folder, Manifest(FORMAT, VERSION, arrays, attributes))
     return open_graph(path)
+
+
+def write_mydata(folder: str | Path) -> Path:
+    """Writes made-up data to the new folder ``folder``, always the same: 3000 nodes of four classes.
+
+    ``edges.parquet`` (40,000, four fifths of which begin and end near nodes of one class), ``features.npy`` (float32
+    [3000, 100], normal, four columns moved by the class), ``labels.npy``, and node ids ``train.npy`` (1500),
+    ``valid.npy`` (700), ``test.npy`` (800).
+
+    Raises:
+        FileExistsError: Something is there.
+    """
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    nodes, classes = 3000, 4
+    rng = np.random.default_rng(0)
+    labels = rng.integers(0, classes, nodes)
+    src = rng.integers(0, nodes, 40_000)
+    same = np.argsort(labels, kind="stable")
+    dst = np.where(rng.random(len(src)) < 0.8, same[np.searchsorted(labels[same], labels[src])], 0)
+    dst = (dst + rng.integers(0, nodes // classes // 2, len(src))) % nodes
+    folder = Path(folder)
+    folder.mkdir()
+    pq.write_table(pa.table({"src": src, "dst": dst}), folder / "edges.parquet")
+    features = rng.standard_normal((nodes, 100), np.float32)
+    features[:, :classes] += 4 * np.eye(classes, dtype=np.float32)[labels]
+    np.save(folder / "features.npy", features)
+    np.save(folder / "labels.npy", labels)
+    order = rng.permutation(nodes)
+    for name, part in zip(("train", "valid", "test"), np.split(order, [1500, 2200]), strict=True):
+        np.save(folder / f"{name}.npy", part)
+    return folder
+
+
+if __name__ == "__main__":
+    write_mydata(*sys.argv[1:])

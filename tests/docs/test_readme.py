@@ -21,7 +21,7 @@ quickstart = script("quickstart")
 @pytest.fixture
 def workplace(tmp_path: Path) -> Path:
     """An empty folder with ``mydata``, whose labels show in the neighbourhood."""
-    quickstart.make_data(tmp_path)
+    run([sys.executable, "-m", "outcrop.testing", "mydata"], tmp_path)
     return tmp_path
 
 
