@@ -11,10 +11,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from typer.testing import CliRunner
 
 import outcrop as oc
 from artifact_support import differences, tree
 from golden.make_stores import PREPARED, TRAINING, digests_of_batches
+from outcrop.cli.main import app
+from outcrop.errors import FormatError
 from outcrop.runtime import Runtime
 from outcrop.stages.verify import add_page_sums, describe, verify_artifact
 from outcrop.store.graph import open_graph
@@ -64,6 +67,25 @@ def test_a_run_is_current_and_stays_so_when_checksums_of_pages_are_added(
     oc.prepare(released / "graph.oc", released / "run", **PREPARED)
     assert differences(tree(released / "run"), before) == []
     assert digests_of_batches(released) == expected["batches"]
+
+
+def test_the_command_adds_checksums_that_see_damage(released: Path) -> None:
+    graph = released / "graph.oc"
+
+    def answer(*arguments: str) -> str:
+        done = CliRunner().invoke(app, [*arguments, str(graph)])
+        assert done.exit_code == 0, done.output
+        return " ".join(done.output.split())
+
+    assert "page checksums none: outcrop verify" in answer("info")
+    assert "every checksum right" in answer("verify", "--add-checksums")
+    assert "page checksums none" not in answer("info")
+    features = graph / "features.bin"
+    data = bytearray(features.read_bytes())
+    data[len(data) // 2] ^= 1
+    features.write_bytes(data)
+    with pytest.raises(FormatError, match=r"features\.bin"):
+        oc.train(graph, mode="memory", fanouts=[3, 3], batch_size=20, epochs=1, progress=False)
 
 
 def test_training_goes_on_and_predicts(released: Path, expected: dict, tmp_path: Path) -> None:

@@ -201,6 +201,25 @@ def test_metrics_of_classes():
     )
 
 
+def area(positive: np.ndarray, negative: np.ndarray) -> float:
+    """The chance that a positive scores above a negative, ties half."""
+    above, below = positive[:, None], negative[None]
+    return float(((above > below) + 0.5 * (above == below)).mean())
+
+
+@pytest.mark.parametrize("classes", [2, 4])
+def test_area_under_the_curve_of_classes(classes):
+    rng = np.random.default_rng(classes)
+    scores, y = rng.normal(size=(70, classes)).astype(np.float32), rng.integers(-1, classes, 70)
+    found = tally("class", "auc", [(scores[:30], y[:30]), (scores[30:], y[30:])])
+    s, t = scores[y >= 0].astype(np.float64), y[y >= 0]
+    chance = np.exp(s) / np.exp(s).sum(1, keepdims=True)
+    each = [area(chance[t == c, c], chance[t != c, c]) for c in range(classes)]
+    assert found["auc"] == pytest.approx(np.mean(each), rel=1e-9)
+    if classes == 2:
+        assert each[0] == pytest.approx(each[1])  # the area of either class is that of the other
+
+
 def test_metrics_of_multilabel_targets():
     rng = np.random.default_rng(3)
     scores = np.round(rng.normal(size=(80, 5)), 1).astype(np.float32)  # with ties
@@ -212,10 +231,7 @@ def test_metrics_of_multilabel_targets():
     assert found["accuracy"] == pytest.approx(((s > 0) == t).mean())
     assert found["micro_f1"] == pytest.approx(f1((s > 0).ravel(), t.ravel()))
     assert found["macro_f1"] == pytest.approx(np.mean([f1(s[:, c] > 0, t[:, c]) for c in range(5)]))
-    areas = []
-    for c in (0, 1, 2, 4):
-        above, below = s[t[:, c], c][:, None], s[~t[:, c], c][None]
-        areas.append(((above > below) + 0.5 * (above == below)).mean())
+    areas = [area(s[t[:, c], c], s[~t[:, c], c]) for c in (0, 1, 2, 4)]
     assert found["auc"] == pytest.approx(np.mean(areas), rel=1e-12)
     assert np.isnan(mean_auc(torch.zeros(3, 1), torch.ones(3, 1)))
 

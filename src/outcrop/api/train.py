@@ -159,7 +159,8 @@ def train(
         class_weights: What the loss of a seed counts, by its label: one number per class, or ``"balanced"``.
         precision: Of dense products: ``float32``, or ``bfloat16`` as under ``torch.autocast``; parameters stay float32.
         loss: ``cross_entropy`` of classes; ``bce`` of multi-label targets; ``mse`` (default) or ``l1`` of regression.
-        metric: What the best epoch and ``patience`` go by: ``accuracy`` (default) or ``macro_f1`` of classes;
+        metric: What the best epoch and ``patience`` go by: ``accuracy`` (default), ``macro_f1`` or ``auc``
+            (each class against the others, the mean; of two, of the second) of classes;
             ``micro_f1`` (default), ``macro_f1``, ``accuracy`` or ``auc`` of multi-label targets; ``mae`` (default) or
             ``rmse`` of regression.
         callbacks: Objects with ``on_step(step, values)`` or ``on_epoch(epoch, values)``: :class:`outcrop.Callback`,

@@ -159,8 +159,8 @@ def train(
         str | None,
         typer.Option(
             "--metric",
-            help="What the best epoch goes by: accuracy, macro_f1; multi-label: micro_f1, macro_f1, accuracy, auc; "
-            "regression: mae, rmse.",
+            help="What the best epoch goes by: accuracy, macro_f1, auc; multi-label: micro_f1, macro_f1, accuracy, "
+            "auc; regression: mae, rmse.",
         ),
     ] = None,
     seed: common.Seed = 0,

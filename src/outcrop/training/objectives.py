@@ -14,7 +14,7 @@ from outcrop.errors import ArgumentError
 # The first of each is the default.
 LOSSES = {"class": ("cross_entropy",), "multilabel": ("bce",), "regression": ("mse", "l1")}
 METRICS = {
-    "class": ("accuracy", "macro_f1"),
+    "class": ("accuracy", "macro_f1", "auc"),
     "multilabel": ("micro_f1", "macro_f1", "accuracy", "auc"),
     "regression": ("mae", "rmse"),
 }
@@ -114,6 +114,7 @@ class Tally:
             found = F.one_hot(scores[there].argmax(1), columns).bool()
             true = F.one_hot(y.cpu()[there], columns).bool()
             known = torch.ones_like(true)
+            self._keep(_against_rest(scores[there]), (true[:, 1:] if columns == 2 else true).float())
             self._right, self._known = self._right + int((found & true).sum()), self._known + len(true)
         else:
             y = y.cpu()
@@ -122,11 +123,15 @@ class Tally:
                 self._right + int(((found == true) & known).sum()),
                 self._known + int(known.sum()),
             )
-            if self.objective.metric == "auc":
-                self._scores.append((scores, y))
+            self._keep(scores, y)
         counts = [found & true & known, found & ~true & known, ~found & true & known]
         sums = torch.stack([part.sum(0) for part in counts]).double()
         self._counts = sums if self._counts is None else self._counts + sums
+
+    def _keep(self, scores: Tensor, y: Tensor) -> None:
+        """Keeps what only ``auc`` needs: both float32 [n, columns]."""
+        if self.objective.metric == "auc":
+            self._scores.append((scores, y))
 
     def values(self) -> dict[str, float]:
         """Every metric of the kind by name; ``auc`` where it is the objective's. NaN where nothing was known."""
@@ -140,15 +145,21 @@ class Tally:
         total = 2 * true + wrong + missed
         by_column = torch.where(total > 0, 2 * true / total.clamp(min=1), 0.0)
         if self.objective.kind == "class":  # of classes that are there, or were found
-            return values | {"macro_f1": float(by_column[total > 0].mean())}
-        values |= {
-            "micro_f1": float(2 * true.sum() / total.sum().clamp(min=1)),
-            "macro_f1": float(by_column.mean()),
-        }
+            values["macro_f1"] = float(by_column[total > 0].mean())
+        else:
+            values["micro_f1"] = float(2 * true.sum() / total.sum().clamp(min=1))
+            values["macro_f1"] = float(by_column.mean())
         if self._scores:
             scores, y = (torch.cat(parts) for parts in zip(*self._scores, strict=True))
             values["auc"] = mean_auc(scores, y)
         return values
+
+
+def _against_rest(scores: Tensor) -> Tensor:
+    """Returns what ranks each class against the others: log-probabilities [n, classes]; of two classes [n, 1]."""
+    if scores.shape[1] == 2:
+        return scores[:, 1:] - scores[:, :1]
+    return scores.log_softmax(1)
 
 
 def mean_auc(scores: Tensor, y: Tensor) -> float:
