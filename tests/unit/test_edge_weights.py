@@ -84,8 +84,12 @@ def test_impossible_weights_are_refused(tmp_path, bad):
     source.mkdir()
     np.save(source / "edges.npy", np.array([[0, 1], [1, 2], [2, 0]]))
     np.save(source / "edge_weight.npy", np.array([1, 1, bad]))
-    with pytest.raises(ArgumentError, match=r"edge 2 has weight .*finite numbers and not negative"):
+    with pytest.raises(
+        ArgumentError, match=r"edge 2 has weight .*finite numbers and not negative"
+    ) as refused:
         imported(source)
+    assert str(source) in str(refused.value)
+    assert "rename the weights" in str(refused.value)
     np.save(source / "edge_weight.npy", np.ones(2))
     with pytest.raises(FormatError, match="one number for each of 3 edges"):
         imported(source)

@@ -324,3 +324,22 @@ def test_row_numbers_that_pandas_wrote_are_no_source(tmp_path: Path, name: str) 
         for file in ("edges.csv", "plain.csv")
     ]
     assert (matrix_of(found[0]) == matrix_of(found[1])).all()
+
+
+@pytest.mark.parametrize("ids_are", ["numbers", "words", "numbers but for one"])
+def test_a_cell_that_makes_all_ids_text_is_named(tmp_path, ids_are):
+    ends = [[str(a), str(b)] for a, b in PAIRS]
+    if ids_are == "words":
+        ends = [[f"n{a}", f"n{b}"] for a, b in ends]
+    elif ids_are == "numbers but for one":
+        ends[7][1] = "1O"
+    (tmp_path / "edges.csv").write_text("\n".join(["src,dst", *map(",".join, ends)]) + "\n")
+    graph = run(f"edges:{tmp_path / 'edges.csv'}")
+    assert graph.has("names") == (ids_are != "numbers")
+    said = [note for note in graph.notes if "are text" in note]
+    if ids_are == "numbers but for one":
+        (note,) = said
+        assert str(tmp_path / "edges.csv") in note
+        assert "because of 1 that are no whole numbers, such as '1O'" in note
+    else:
+        assert not said

@@ -113,9 +113,10 @@ class Sorted final : public CscBuilder::Impl {
   static constexpr size_t kFiles = Edge::kWeighted ? 3 : 2;  // written at the same time
 
   [[noreturn]] void refuse_weight(size_t i, float weight) const {
-    throw Error(ErrorKind::argument, "edge " + std::to_string(added + i) + " has weight " +
-                                         std::to_string(weight) +
-                                         ": weights are finite numbers and not negative");
+    throw Error(ErrorKind::argument,
+                "edge " + std::to_string(added + i) + " has weight " + std::to_string(weight) +
+                    ": weights are finite numbers and not negative; leave such edges out, or "
+                    "rename the weights (weight, edge_weight) and they are not imported");
   }
   [[noreturn]] void refuse(size_t i, int64_t id) const {
     const std::string which = "edge " + std::to_string(added + i) + " names node " + std::to_string(id);

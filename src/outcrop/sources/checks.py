@@ -3,6 +3,8 @@ way."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import numpy as np
 
 from outcrop.errors import ArgumentError
@@ -15,6 +17,7 @@ NODES_PER_EDGE, FREE_NODES = 100, 1_000_000
 MAX_FREE_ID = 2**32 - 1  # beyond it the number of nodes has to be given in any case
 _EDGES_LOOKED_AT = 1000
 _ONE_WAY_SHARE = 0.5
+_MOSTLY = 0.9  # names that are numbers, so that those that are not look like mistakes
 
 
 class LargestId:
@@ -72,3 +75,31 @@ def one_way_note(graph: Graph, runtime: Runtime, reverse: bool | None) -> list[s
         "a graph neural network usually wants both directions, which --reverse (reverse=True) adds; "
         "--no-reverse says that one is meant"
     ]
+
+
+class NumbersAmongNames:
+    """Passes names on and counts those that are whole numbers: one mistyped cell makes all ids of a column text."""
+
+    def __init__(self, names: Iterator[str]):
+        self._names = names
+        self._all = self._numbers = 0
+        self._first_other = ""
+
+    def __iter__(self) -> Iterator[str]:
+        for name in self._names:
+            self._all += 1
+            if name.isascii() and name.isdigit():
+                self._numbers += 1
+            elif not self._first_other:
+                self._first_other = name
+            yield name
+
+    def notes(self, source: str) -> list[str]:
+        """A sentence where nearly all names are numbers, and some are not."""
+        others = self._all - self._numbers
+        if not others or self._numbers < _MOSTLY * self._all:
+            return []
+        return [
+            f"ids of {source} are text, numbered as they appear, because of {others} that are no whole numbers, such "
+            f"as {self._first_other!r}; if these are mistakes, correct them and import again"
+        ]

@@ -20,7 +20,7 @@ from outcrop.errors import ArgumentError, BudgetError, FormatError
 from outcrop.runtime import Runtime
 from outcrop.sources.archive import open_archive
 from outcrop.sources.base import FeatureSource, GraphSource, LabelSource, SplitProtocol, block_bytes
-from outcrop.sources.checks import LargestId, one_way_note
+from outcrop.sources.checks import LargestId, NumbersAmongNames, one_way_note
 from outcrop.sources.edge_list import open_edge_list
 from outcrop.sources.folder import open_folder
 from outcrop.sources.labels import labelled, write_labels
@@ -270,7 +270,10 @@ class _Import:
             largest = LargestId(source)
             for block in source.edges():
                 largest.add(*block[:2])
-                builder.add(*block)
+                try:
+                    builder.add(*block)
+                except ArgumentError as error:  # of ids and weights, which names the edge
+                    raise ArgumentError(f"{source.name}: {error}") from None
                 runtime.progress.advance("edges", len(block[0]))
         listed = builder.edges_added
         largest.check()
@@ -399,7 +402,9 @@ class _Import:
             self.arrays[name] = writer.finish()
 
     def _names(self, names: Iterator[str], num_nodes: int) -> None:
-        specs, count = write_names(self.runtime, self.work, names, "names", "name_offsets")
+        counted = NumbersAmongNames(names)
+        specs, count = write_names(self.runtime, self.work, counted, "names", "name_offsets")
+        self.notes += counted.notes(self.source.name)
         self._check_rows(f"{self.source.name} (names)", count, num_nodes)
         self.arrays |= specs
 
