@@ -30,21 +30,28 @@ int64_t at(const std::vector<int64_t>& v) { return reinterpret_cast<int64_t>(v.d
 // Places that the kernels draw, row after row.
 std::vector<int64_t> drawn_by_twin(const Hop& hop, uint64_t key, int64_t fanout, bool replace, int64_t warps,
                                    bool backwards) {
-  const size_t n = hop.nodes.size();
-  const auto rows = static_cast<int64_t>(n), edges = static_cast<int64_t>(hop.indices.size());
-  std::vector<int64_t> start(n), degree(n), taken(n), first(n + 1), wrong(1);
-  const std::vector<int64_t> count{at(hop.indptr), edges,     at(hop.nodes), rows,      fanout,
-                                   replace,        at(start), at(degree),    at(taken), at(wrong)};
-  twin_sample("sample_count", warps, count, backwards);
-  std::partial_sum(taken.begin(), taken.end(), first.begin() + 1);
+  const size_t n = hop.nodes.size(), room = n + 2;  // two rows of room that no node has
+  const auto edges = static_cast<int64_t>(hop.indices.size());
+  std::vector<int64_t> ids(hop.nodes), ends{0, static_cast<int64_t>(n)};
+  std::vector<int64_t> start(room), degree(room), taken(room + 1, -1), first(room + 1), wrong(1), outside(2);
+  const int64_t begin = at(ends), end = begin + 8, asked = replace;
+  twin_sample("sample_count", warps,
+              std::vector<int64_t>{at(hop.indptr), edges, at(ids), begin, end, static_cast<int64_t>(room),
+                                   fanout, asked, at(start), at(degree), at(taken), at(wrong)},
+              backwards);
+  std::partial_sum(taken.begin(), taken.end(), first.begin());
+  EXPECT_EQ(first[n], first.back());
   const auto total = static_cast<size_t>(first.back());
   std::vector<int64_t> drawn(total), neighbours(total, -1);
-  const std::vector<int64_t> draw{
-      static_cast<int64_t>(key), at(hop.nodes), rows, fanout, replace, at(degree), at(first), at(drawn)};
-  twin_sample("sample_draw", warps, draw, backwards);
-  const std::vector<int64_t> fetch{at(hop.indices), edges,     rows,      fanout,         replace,  at(start),
-                                   at(degree),      at(first), at(drawn), at(neighbours), at(wrong)};
-  twin_sample("sample_fetch_64", warps, fetch, backwards);
+  twin_sample("sample_draw", warps,
+              std::vector<int64_t>{static_cast<int64_t>(key), at(ids), begin, end, fanout, asked, at(degree),
+                                   at(first), at(drawn)},
+              backwards);
+  twin_sample("sample_fetch_64", warps,
+              std::vector<int64_t>{at(hop.indices), edges, at(ids), begin, end, fanout, asked, at(start),
+                                   at(degree), at(first), at(drawn), at(neighbours), at(outside)},
+              backwards);
+  EXPECT_EQ(outside[0], 0);
   EXPECT_EQ(wrong[0], 0);
   return neighbours;
 }
@@ -66,6 +73,39 @@ TEST(SampleKernels, DrawWhatTheCoreDraws) {
       }
     }
   }
+}
+
+TEST(SampleKernels, NumberNewNodesAscendingBehindThoseKnown) {
+  constexpr int64_t none = kernels::kNone;
+  // Known: 4 5 9 with numbers 2 0 1. Drawn: 7 4 3 7 9 3, and room for two more.
+  const std::vector<int64_t> ids{3, 3, 4, 4, 5, 7, 7, 9, 9, none, none};
+  const std::vector<int64_t> order{5, 8, 0, 4, 1, 3, 6, 2, 7, 9, 10}, local{2, 0, 1};
+  std::vector<int64_t> marks(11), sums(11), n_id{5, 9, 4, -1, -1}, runs(5), numbers(5);
+  std::vector<int64_t> begin{1}, nodes{3}, edges{2}, fresh{0}, drawn{0}, first{0, 2, 6};
+  std::vector<int32_t> rowptr{0, 2, -1, -1}, col{-1, -1, -1, -1, -1, -1, -1, -1};
+  const auto at32 = [](const std::vector<int32_t>& v) { return reinterpret_cast<int64_t>(v.data()); };
+  for (const bool backwards : {false, true}) {
+    twin_sample("sample_mark", 2, std::vector<int64_t>{11, 3, at(ids), at(order), at(marks)}, backwards);
+    std::partial_sum(marks.begin(), marks.end(), sums.begin());
+    twin_sample("sample_number", 2,
+                std::vector<int64_t>{11, 3, at(ids), at(order), at(sums), at(nodes), at(local), at(n_id),
+                                     at(runs), at(numbers)},
+                backwards);
+    twin_sample("sample_relabel", 2,
+                std::vector<int64_t>{11, 3, at(ids), at(order), at(sums), at(numbers), at(n_id), at(begin),
+                                     at(nodes), at(first), at(edges), at32(rowptr), at32(col)},
+                backwards);
+    EXPECT_EQ(n_id, (std::vector<int64_t>{5, 9, 4, 3, 7}));
+    EXPECT_EQ(runs, (std::vector<int64_t>{3, 4, 5, 7, 9}));
+    EXPECT_EQ(numbers, (std::vector<int64_t>{3, 2, 0, 4, 1}));
+    EXPECT_EQ(rowptr, (std::vector<int32_t>{0, 2, 4, 8}));
+    EXPECT_EQ(col, (std::vector<int32_t>{-1, -1, 4, 2, 3, 4, 1, 3}));
+  }
+  const int64_t last = at(sums) + 10 * 8, total = at(first) + 2 * 8;
+  twin_sample("sample_advance", 3,
+              std::vector<int64_t>{at(begin), at(nodes), at(edges), at(fresh), at(drawn), total, last}, true);
+  EXPECT_EQ((std::vector<int64_t>{begin[0], nodes[0], edges[0], fresh[0], drawn[0]}),
+            (std::vector<int64_t>{3, 5, 8, 2, 6}));
 }
 
 TEST(SampleKernels, LaborBoundsAreThoseOfTheCore) {

@@ -116,11 +116,16 @@ class FakeGpu:
 
     def _sample(self, entry: str, warps: int, arguments: list[int]) -> None:
         pointers = {
-            "sample_count": (0, 2, 6, 7, 8, 9),
-            "sample_draw": (1, 5, 6, 7),
-            "sample_labor": (3, 4, 5, 6),
+            "sample_count": (0, *range(2, 5), *range(8, 12)),
+            "sample_draw": (*range(1, 4), *range(6, 9)),
+            "sample_labor": (*range(1, 4), *range(5, 9)),
+            "sample_compact": (1, 2, 3, 5, 6),
+            "sample_mark": range(2, 5),
+            "sample_number": range(2, 10),
+            "sample_relabel": range(2, 13),
+            "sample_advance": range(7),
         }
-        for at in pointers.get(entry, (0, *range(5, 11))):
+        for at in pointers.get(entry, (0, *range(2, 5), *range(7, 13))):
             self.check(arguments[at])
         _core.twin_sample(entry, warps, arguments)
 

@@ -134,5 +134,5 @@ def test_what_no_gpu_draws_is_refused():
             train("nowhere", mode=mode, sample_on=where)
     with pytest.raises(ArgumentError, match="no sampling kernel sample_nothing"):
         _core.twin_sample("sample_nothing", 1, [])
-    with pytest.raises(ArgumentError, match="sample_draw takes 8 arguments, not 7"):
+    with pytest.raises(ArgumentError, match="sample_draw takes 9 arguments, not 7"):
         _core.twin_sample("sample_draw", 1, [0] * 7)

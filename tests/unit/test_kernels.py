@@ -15,10 +15,11 @@ from outcrop.device import kernels as compiling
 from outcrop.errors import DeviceError
 
 WORDS = (1, 2, 4, 8, 16)
+SAMPLING = "count draw fetch_32 fetch_64 labor compact mark number relabel advance"
 ENTRIES = {
     "assemble": {f"assemble_{word}" for word in WORDS},
     "gather": {f"gather_{word}_{bits}" for word in WORDS for bits in (32, 64)},
-    "sample": {f"sample_{entry}" for entry in ("count", "draw", "fetch_32", "fetch_64", "labor")},
+    "sample": {f"sample_{entry}" for entry in SAMPLING.split()},
     "io_queue": {"io_submit", *(f"io_complete_{word}" for word in WORDS)},
 }
 

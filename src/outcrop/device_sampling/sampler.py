@@ -1,4 +1,4 @@
-"""The sampler of a device: hops of kernels, numbered by torch (see the package)."""
+"""The sampler of a device: hops of kernels, which the host launches without knowing how much is drawn."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ import torch
 from outcrop import _core
 from outcrop.device.budget import DeviceBudget
 from outcrop.device.gpu import gpu_of
-from outcrop.device_sampling.checks import check_options, check_seeds, refuse_neighbour, refuse_size
-from outcrop.device_sampling.numbers import Numbers, kept_of, running
+from outcrop.device_sampling.batch import LIST, NEIGHBOUR, NODES, NONE, ZERO, Batch
+from outcrop.device_sampling.checks import check_options, check_seeds, refuse_size
+from outcrop.device_sampling.launching import Kernels
 from outcrop.device_sampling.resident import Resident
-from outcrop.errors import FormatError
+from outcrop.device_sampling.room import MOST, drawing_bytes, most_drawn
 from outcrop.store.batches import BatchGraph
 from outcrop.store.topology import Topology
 
-_MOST = 2**31 - 1  # nodes, and edges, of a batch
-_LANES = 32
+_MARGIN = 8  # part of what a batch takes, whose size only the device knows, that later ones may take more
 
 Parts = tuple[np.ndarray, np.ndarray, np.ndarray, list[int], list[int]]
 
@@ -47,9 +47,33 @@ class Drawn:
     whole: bool
 
     def parts(self) -> Parts:
-        """On the host, as ``_core.NeighborSampler`` gives a batch."""
-        n_id, rowptr, col = (x.cpu().numpy() for x in (self.n_id, self.rowptr, self.col))
-        return n_id, rowptr, col, self.nodes_per_hop, self.edges_per_hop
+        """On the host, as ``_core.NeighborSampler`` gives a batch: one copy, which is waited for."""
+        arrays = (self.n_id, self.rowptr, self.col)
+        copied = torch.cat([x.view(torch.uint8) for x in arrays]).cpu().numpy()
+        n_id, rowptr, col = np.split(copied, np.cumsum([x.nbytes for x in arrays])[:-1])
+        per_hop = (self.nodes_per_hop, self.edges_per_hop)
+        return n_id.view(np.int64), rowptr.view(np.int32), col.view(np.int32), *per_hop
+
+
+@dataclass(frozen=True)
+class Lists:
+    """Neighbour lists of a frontier.
+
+    Attributes:
+        start, degree: int64 [rows], in the topology.
+        first: int64 [rows + 1]: where what is taken of each begins.
+    """
+
+    start: torch.Tensor
+    degree: torch.Tensor
+    first: torch.Tensor
+
+    def of(self, rows: int) -> Lists:
+        """Of the first ``rows`` nodes."""
+        return Lists(self.start[:rows], self.degree[:rows], self.first[: rows + 1])
+
+    def all(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        return self.start, self.degree, self.first
 
 
 class DeviceSampler:
@@ -61,7 +85,9 @@ class DeviceSampler:
         sampler: One of :data:`outcrop.device_sampling.SAMPLERS`.
         in_place: The topology stays in host memory, which is pinned where it is, and is read over the bus; else it is
             copied to the device. (A mapped one can only be copied.)
-        budget: Device memory that the copy is counted in; what a batch takes while it is drawn is not.
+        budget: Device memory that the copy is counted in (tag ``topology``), and what a batch takes while it is drawn
+            (``sampling``).
+        most_seeds: Of a batch: memory for so many is taken at once, where it follows from the fanouts.
 
     Raises:
         ArgumentError: It cannot be drawn so.
@@ -81,6 +107,7 @@ class DeviceSampler:
         dependency: int = 1,
         in_place: bool = False,
         budget: DeviceBudget | None = None,
+        most_seeds: int = 0,
     ):
         check_options(topology, fanouts, replace, sampler, dependency)
         self._gpu = gpu_of(device)
@@ -90,8 +117,17 @@ class DeviceSampler:
         self._fanouts, self._replace, self._seed, self._kind = tuple(fanouts), replace, seed, sampler
         self._wide = topology.indices is not None and topology.indices.itemsize == 8
         arrays = [array for array in (topology.indptr, topology.indices) if array is not None]
-        if budget is not None and self._gpu is not None and not in_place:
-            self._held = budget.reserve("topology", sum(array.nbytes for array in arrays))
+        self._kernels = Kernels(self._gpu, device)
+        self._budget = None if self._gpu is None else budget
+        self._held: list[Any] = []
+        self._held_bytes = 0  # of sampling
+        if self._budget is not None and not in_place:
+            self._held.append(self._budget.reserve("topology", sum(array.nbytes for array in arrays)))
+        if most_seeds and sampler != "labor":
+            sizes = (topology.num_nodes, topology.num_edges)
+            needed = drawing_bytes(most_seeds, self._fanouts, replace, *sizes)
+            if needed is not None and self._fits(needed):
+                self._reserve(needed)
         # Of its own: what is drawn for the next batch does not wait for training on this one.
         self._stream = None if self._gpu is None else self._gpu.new_stream(device.index)
         with self._apart():
@@ -104,37 +140,25 @@ class DeviceSampler:
     def draw(self, seeds: np.ndarray, split: int, epoch: int, batch: int) -> Drawn:
         """One mini-batch of ``seeds`` (int64), drawn on the current stream; its arrays stay on the device.
 
+        Waits for the device once, at the end; besides, once for each hop that takes whole lists or whose bound has no
+        room in the budget, and once for an induced subgraph.
+
         Raises:
             ArgumentError: A seed is no node or stands twice, or the batch is too large.
+            BudgetError: Drawing takes more device memory than there is.
             FormatError: The topology is damaged.
         """
         check_seeds(seeds, self.topology.num_nodes)
-        n_id = frontier = torch.tensor(seeds, dtype=torch.int64, device=self.device)
-        numbers = Numbers(n_id)
-        rows, cols, nodes, edges = [], [], [len(seeds)], []
+        drawn = Batch(self._kernels, seeds, len(self._fanouts))
         for hop, fanout in enumerate(self._fanouts):
-            key = _core.hop_key(self._seed, split, epoch, batch, hop)
-            neighbours, counts = self._hop(frontier, fanout, key)
-            if max(sum(edges), sum(nodes)) + len(neighbours) > _MOST:
-                refuse_size(sum(edges) + len(neighbours))
-            frontier, local = numbers.add(neighbours)
-            n_id = torch.cat([n_id, frontier])
-            rows.append(counts)
-            cols.append(local)
-            nodes.append(len(frontier))
-            edges.append(len(neighbours))
+            self._hop(drawn, hop, fanout, _core.hop_key(self._seed, split, epoch, batch, hop))
         if self._kind == "shadow":
-            rows, cols = self._induced(n_id, numbers)
-            edges = [len(cols[0]), *[0] * (len(edges) - 1)]
-        rowptr = running(torch.cat(rows))
-        return Drawn(
-            n_id,
-            rowptr.to(torch.int32),
-            torch.cat(cols).to(torch.int32),
-            nodes,
-            edges,
-            self._kind == "shadow",
-        )
+            return self._induced(drawn)
+        hops = len(self._fanouts)
+        per_hop, _ = drawn.read(drawn.number(ZERO), self.topology)
+        nodes, edges = per_hop[: hops + 1], per_hop[hops + 1 :]
+        rowptr = drawn.rowptr[: sum(nodes[:-1]) + 1]
+        return Drawn(drawn.n_id[: sum(nodes)], rowptr, drawn.col[: sum(edges)], nodes, edges, False)
 
     def sample(
         self, seeds: np.ndarray, offsets: np.ndarray, split: int, epoch: int, first_batch: int
@@ -154,71 +178,133 @@ class DeviceSampler:
     def _apart(self) -> AbstractContextManager[Any]:
         return nullcontext() if self._gpu is None else self._gpu.on_stream(self._stream)
 
-    def _hop(self, nodes: torch.Tensor, fanout: int, key: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Neighbours of ``nodes``, row after row, and how many each has."""
-        if self._kind != "labor":
-            return self._lists(nodes, fanout, key)[:2]
-        neighbours, counts, degree, first = self._lists(nodes, -1)
-        if fanout == -1 or not len(neighbours):
-            return neighbours, counts
-        kept = torch.empty(len(neighbours), dtype=torch.bool, device=self.device)
-        self._launch("labor", len(nodes), [key, len(nodes), fanout, degree, first, neighbours, kept])
-        return neighbours[kept], kept_of(kept, first)
-
-    def _lists(
-        self, nodes: torch.Tensor, fanout: int, key: int = 0
-    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-        """What is drawn of each list, how many that are, the degrees, and where each begins in what was drawn."""
-        count, ask = len(nodes), [fanout, int(self._replace and fanout != -1)]
-        start, degree, taken = torch.zeros((3, count), dtype=torch.int64, device=self.device).unbind()
-        wrong = torch.zeros(1, dtype=torch.int64, device=self.device)
-        where = [self._indptr.address(), self.topology.num_edges, nodes, count, *ask]
-        self._launch("count", -(-count // _LANES), [*where, start, degree, taken, wrong])
-        first = running(taken)
-        total, bad = torch.cat([first[-1:], wrong]).tolist()
-        if bad:
-            self._refuse_list(int(nodes[bad - 1]))
-        if total > _MOST:
-            refuse_size(total)
-        neighbours = torch.empty(total, dtype=torch.int64, device=self.device)
-        drawn = neighbours if fanout == -1 else torch.empty_like(neighbours)
-        if total:
-            if fanout != -1:
-                self._launch("draw", count, [key, nodes, count, *ask, degree, first, drawn])
-            what = [self._indices.address(), self.topology.num_nodes, count, *ask]
-            entry = "fetch_64" if self._wide else "fetch_32"
-            self._launch(entry, count, [*what, start, degree, first, drawn, neighbours, wrong])
-            if bad := int(wrong):
-                refuse_neighbour(int(neighbours[bad - 1]), self.topology.num_nodes)
-        return neighbours, taken, degree, first
-
-    def _induced(self, n_id: torch.Tensor, numbers: Numbers) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
-        """Every edge among ``n_id``: how many each has, and the local numbers of their sources."""
-        neighbours, counts, _, first = self._lists(n_id, -1)
-        if not len(neighbours):
-            return [counts], [neighbours]
-        local = numbers.find(neighbours)
-        kept = local >= 0
-        if (edges := int(kept.sum())) > _MOST:
-            refuse_size(edges)
-        return [kept_of(kept, first)], [local[kept]]
-
-    def _launch(self, entry: str, warps: int, arguments: list[Any]) -> None:
-        """``arguments``: numbers, and tensors whose addresses are meant."""
-        if not warps:
-            return
-        plain = [x.data_ptr() if isinstance(x, torch.Tensor) else _signed(x) for x in arguments]
-        if self._gpu is None:
-            _core.twin_sample(f"sample_{entry}", warps, plain)
+    def _hop(self, batch: Batch, hop: int, fanout: int, key: int) -> None:
+        whole = self._kind == "labor" and fanout != -1
+        ask = (-1 if whole else fanout, int(self._replace and fanout != -1))
+        lists = self._count(batch, batch.frontier(), batch.room.rows, ask)
+        drawn = self._bounded(batch, -1 if whole else fanout)
+        if drawn is None:
+            _, total = batch.read(lists.first[-1:], self.topology)
+            self._check_size(batch, total)
+            drawn = max(total, 1)
+            lists = lists.of(batch.room.rows)
+            needed = batch.room.hop_bytes(drawn, self.topology.num_nodes, drawn if whole else 0)
+            self._reserve(needed, needed // _MARGIN)
+        batch.make_room(drawn, self.topology.num_nodes)
+        known = batch.room.nodes
+        keys = torch.full((known + drawn,), NONE, dtype=torch.int64, device=self.device)
+        first = lists.first
+        if whole:
+            neighbours = self._fetch(batch, batch.frontier(), lists, ask, key, torch.empty_like(keys[known:]))
+            kept = torch.zeros(drawn, dtype=torch.uint8, device=self.device)
+            asked = (fanout, lists.degree, first, neighbours, kept)
+            self._kernels.launch("labor", batch.room.rows, key, *batch.frontier(), *asked)
+            first = self._compact(neighbours, kept, first, keys[known:])
         else:
-            self._gpu.launch("sample", f"sample_{entry}", self.device, warps, plain)
+            self._fetch(batch, batch.frontier(), lists, ask, key, keys[known:])
+        batch.take(hop, keys, first, drawn, self.topology.num_nodes)
 
-    def _refuse_list(self, node: int) -> None:
-        begin, end = (int(x[0]) for x in self.topology.ranges(np.array([node])))
-        raise FormatError(
-            f"the topology is damaged: the neighbours of node {node} are said to lie at {begin}..{end} of "
-            f"{self.topology.num_edges}; run outcrop verify"
+    def _bounded(self, batch: Batch, fanout: int) -> int | None:
+        """The most that the next hop can draw, where it has room in the budget; else the device has to be asked."""
+        room, topology = batch.room, self.topology
+        drawn = most_drawn(room.rows, fanout, self._replace, topology.num_edges)
+        if fanout == -1 or room.nodes + drawn > MOST or room.edges + drawn > MOST:
+            return None
+        needed = room.hop_bytes(drawn, topology.num_nodes)
+        if not self._fits(needed):
+            return None
+        self._reserve(needed)
+        return drawn
+
+    def _fits(self, needed: int) -> bool:
+        """Whether ``needed`` bytes of the device are few enough to be taken where a batch may need much less."""
+        if self._gpu is None or needed <= self._held_bytes:
+            return True
+        free = (
+            self._gpu.memory(self.device.index or 0)[0] if self._budget is None else self._budget.free_bytes
         )
+        return needed - self._held_bytes <= free // 2
+
+    def _reserve(self, needed: int, margin: int = 0) -> None:
+        """From now on ``needed`` bytes of the device are counted, and up to ``margin`` more where there are."""
+        more = needed - self._held_bytes
+        if self._budget is None or more <= 0:
+            return
+        more += min(margin, max(self._budget.free_bytes - more, 0))
+        self._held.append(self._budget.reserve("sampling", more))
+        self._held_bytes += more
+
+    def _count(
+        self, batch: Batch, frontier: tuple[torch.Tensor, ...], rows: int, ask: tuple[int, int]
+    ) -> Lists:
+        """Where the lists of a frontier of at most ``rows`` nodes lie, and how many of each are taken."""
+        start, degree = torch.empty((2, rows), dtype=torch.int64, device=self.device).unbind()
+        taken = torch.empty(rows + 1, dtype=torch.int64, device=self.device)
+        where = (self._indptr.address(), self.topology.num_edges)
+        out = (start, degree, taken, batch.number(LIST))
+        self._kernels.each("count", rows, *where, *frontier, rows, *ask, *out)
+        return Lists(start, degree, taken.cumsum(0))
+
+    def _fetch(
+        self,
+        batch: Batch,
+        frontier: tuple[torch.Tensor, ...],
+        lists: Lists,
+        ask: tuple[int, int],
+        key: int,
+        neighbours: torch.Tensor,
+    ) -> torch.Tensor:
+        """``neighbours``: filled with what is drawn of the lists, row after row."""
+        rows, drawn = len(lists.degree), neighbours
+        if ask[0] != -1:
+            drawn = torch.empty_like(neighbours)
+            self._kernels.launch("draw", rows, key, *frontier, *ask, lists.degree, lists.first, drawn)
+        what = (self._indices.address(), self.topology.num_nodes)
+        entry = "fetch_64" if self._wide else "fetch_32"
+        out = (*lists.all(), drawn, neighbours, batch.number(NEIGHBOUR))
+        self._kernels.launch(entry, rows, *what, *frontier, *ask, *out)
+        return neighbours
+
+    def _compact(
+        self, values: torch.Tensor, kept: torch.Tensor, first: torch.Tensor, out: torch.Tensor
+    ) -> torch.Tensor:
+        """Those of ``values`` that are ``kept``, together in ``out``; where those of each row begin then."""
+        sums = torch.zeros(len(kept) + 1, dtype=torch.int64, device=self.device)
+        torch.cumsum(kept, 0, dtype=torch.int64, out=sums[1:])
+        moved, rows = torch.empty_like(first), len(first) - 1
+        count = max(len(values), len(first))
+        self._kernels.each("compact", count, len(values), values, sums, out, rows, first, moved)
+        return moved
+
+    def _induced(self, batch: Batch) -> Drawn:
+        """Every edge among the nodes of ``batch``."""
+        hops, ask = len(self._fanouts), (-1, 0)
+        everything = (batch.n_id, batch.number(ZERO), batch.number(NODES))
+        lists = self._count(batch, everything, batch.room.nodes, ask)
+        per_hop, total = batch.read(lists.first[-1:], self.topology)
+        nodes = per_hop[: hops + 1]
+        if total > MOST:
+            refuse_size(total)
+        lists, drawn = lists.of(batch.room.nodes), max(total, 1)
+        needed = batch.room.hop_bytes(drawn, self.topology.num_nodes, drawn)
+        self._reserve(needed, needed // _MARGIN)
+        neighbours = torch.full((drawn,), NONE, dtype=torch.int64, device=self.device)
+        self._fetch(batch, everything, lists, ask, 0, neighbours)
+        at = torch.searchsorted(batch.known, neighbours).clamp_(max=len(batch.known) - 1)
+        met = (batch.known[at] == neighbours) & (neighbours != NONE)
+        local = torch.empty_like(neighbours)
+        rowptr = self._compact(batch.local[at], met.to(torch.uint8), lists.first, local)
+        _, edges = batch.read(rowptr[-1:], self.topology)
+        each = [edges, *[0] * (hops - 1)]
+        count = sum(nodes)
+        rowptr = rowptr[: count + 1].to(torch.int32)
+        return Drawn(batch.n_id[:count], rowptr, local[:edges].to(torch.int32), nodes, each, True)
+
+    def _check_size(self, batch: Batch, drawn: int) -> None:
+        if drawn > MOST:
+            refuse_size(drawn)
+        if max(batch.room.nodes, batch.room.edges) + drawn > MOST:
+            refuse_size(batch.room.edges + drawn)
 
 
 def sample_on(
@@ -246,8 +332,3 @@ def sample_on(
     n_id, rowptr, col, nodes, edges = drawn.parts()
     labels = np.full(len(seeds), -1, np.int64)
     return BatchGraph(n_id, rowptr, col, tuple(nodes), tuple(edges), labels, whole=drawn.whole)
-
-
-def _signed(number: int) -> int:
-    """The int64 of the same bits."""
-    return number - (1 << 64) if number >= 1 << 63 else number

@@ -13,29 +13,61 @@ OUTCROP_DEVICE Lane this_lane() {
 
 }  // namespace
 
-extern "C" __global__ void sample_count(const int64* indptr, int64 num_edges, const int64* nodes, int64 rows,
-                                        int64 fanout, int64 replace, int64* start, int64* degree, int64* taken,
-                                        int64* wrong) {
-  count_rows({indptr, num_edges, nodes, rows, {fanout, replace}, start, degree, taken, wrong}, this_lane());
+extern "C" __global__ void sample_count(const int64* indptr, int64 num_edges, const int64* n_id, const int64* begin,
+                                        const int64* end, int64 room, int64 fanout, int64 replace, int64* start,
+                                        int64* degree, int64* taken, int64* wrong) {
+  count_rows({indptr, num_edges, {n_id, begin, end}, room, {fanout, replace}, start, degree, taken, wrong},
+             this_lane());
 }
 
-extern "C" __global__ void sample_draw(uint64 key, const int64* nodes, int64 rows, int64 fanout, int64 replace,
-                                       const int64* degree, const int64* first, int64* drawn) {
-  draw_places({key, nodes, rows, {fanout, replace}, degree, first, drawn}, this_lane());
+extern "C" __global__ void sample_draw(uint64 key, const int64* n_id, const int64* begin, const int64* end,
+                                       int64 fanout, int64 replace, const int64* degree, const int64* first,
+                                       int64* drawn) {
+  draw_places({key, {n_id, begin, end}, {fanout, replace}, degree, first, drawn}, this_lane());
 }
 
-#define OUTCROP_FETCH(NAME, INDEX)                                                                                    \
-  extern "C" __global__ void NAME(const INDEX* indices, int64 num_nodes, int64 rows, int64 fanout, int64 replace,    \
-                                  const int64* start, const int64* degree, const int64* first, const int64* drawn,   \
-                                  int64* neighbours, int64* wrong) {                                                  \
-    fetch<INDEX>({indices, num_nodes, rows, {fanout, replace}, start, degree, first, drawn, neighbours, wrong},      \
-                 this_lane());                                                                                        \
+#define OUTCROP_FETCH(NAME, INDEX)                                                                                 \
+  extern "C" __global__ void NAME(const INDEX* indices, int64 num_nodes, const int64* n_id, const int64* begin,   \
+                                  const int64* end, int64 fanout, int64 replace, const int64* start,              \
+                                  const int64* degree, const int64* first, const int64* drawn, int64* neighbours, \
+                                  int64* wrong) {                                                                  \
+    fetch<INDEX>({indices, num_nodes, {n_id, begin, end}, {fanout, replace}, start, degree, first, drawn,         \
+                  neighbours, wrong},                                                                              \
+                 this_lane());                                                                                     \
   }
 
 OUTCROP_FETCH(sample_fetch_32, uint32)
 OUTCROP_FETCH(sample_fetch_64, int64)
 
-extern "C" __global__ void sample_labor(uint64 key, int64 rows, int64 fanout, const int64* degree, const int64* first,
+extern "C" __global__ void sample_labor(uint64 key, const int64* n_id, const int64* begin, const int64* end,
+                                        int64 fanout, const int64* degree, const int64* first,
                                         const int64* neighbours, uint8* kept) {
-  keep_labor({key, rows, {fanout, 0}, degree, first, neighbours, kept}, this_lane());
+  keep_labor({key, {n_id, begin, end}, {fanout, 0}, degree, first, neighbours, kept}, this_lane());
+}
+
+extern "C" __global__ void sample_compact(int64 count, const int64* values, const int64* kept, int64* out, int64 rows,
+                                          const int64* first, int64* first_of_kept) {
+  compact({count, values, kept, out, rows, first, first_of_kept}, this_lane());
+}
+
+extern "C" __global__ void sample_mark(int64 count, int64 known, const int64* ids, const int64* order, int64* marks) {
+  mark({count, known, ids, order}, marks, this_lane());
+}
+
+extern "C" __global__ void sample_number(int64 count, int64 known, const int64* ids, const int64* order,
+                                         const int64* sums, const int64* nodes, const int64* local, int64* n_id,
+                                         int64* run_ids, int64* run_local) {
+  number({{count, known, ids, order}, sums, nodes, local, n_id, run_ids, run_local}, this_lane());
+}
+
+extern "C" __global__ void sample_relabel(int64 count, int64 known, const int64* ids, const int64* order,
+                                          const int64* sums, const int64* run_local, const int64* n_id,
+                                          const int64* begin, const int64* end, const int64* first, const int64* edges,
+                                          int32* rowptr, int32* col) {
+  relabel({{count, known, ids, order}, sums, run_local, {n_id, begin, end}, first, edges, rowptr, col}, this_lane());
+}
+
+extern "C" __global__ void sample_advance(int64* begin, int64* nodes, int64* edges, int64* new_nodes,
+                                          int64* new_edges, const int64* drawn, const int64* sums) {
+  advance({begin, nodes, edges, new_nodes, new_edges, drawn, sums}, this_lane());
 }

@@ -1,0 +1,181 @@
+"""Sampling on the GPU: batches of the C++ sampler, without the host waiting between hops, in memory that is counted."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from device_under_test import FAKE
+from device_under_test import NAME as GPU
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from outcrop.device.budget import DeviceBudget
+from outcrop.device_sampling import DeviceSampler
+from outcrop.device_sampling.room import drawing_bytes
+from outcrop.errors import BudgetError, FormatError
+from outcrop.store.batches import BatchGraph
+from outcrop.store.topology import Topology
+from sampling_support import Csc, draw, random_csc, same
+
+DEVICE = torch.device(GPU)
+NODES = 3000
+# What makes the host wait for the device: sizes that depend on values, and values themselves.
+WAITING = (
+    "_local_scalar_dense",
+    "nonzero",
+    "_unique2",
+    "unique",
+    "masked_select",
+    "equal",
+    "repeat_interleave",
+)
+
+
+class HostWaits(TorchDispatchMode):
+    """Counts what the host waits for: fences, copies to memory that is not asked for ahead, sizes and values."""
+
+    def __init__(self, gpu, monkeypatch):
+        super().__init__()
+        self.count, self._patch = 0, monkeypatch
+        fence = gpu.fence
+
+        def counted(stream):
+            made = fence(stream)
+            wait = made.synchronize
+            made.synchronize = lambda: (self._add(), wait())
+            return made
+
+        monkeypatch.setattr(gpu, "fence", counted)
+
+    def _add(self) -> None:
+        self.count += 1
+
+    def __torch_dispatch__(self, op, types, args=(), kwargs=None):
+        kwargs = kwargs or {}
+        name = op.name().split("::")[1].split(".")[0]
+        there = any(isinstance(x, torch.Tensor) and x.device.type == GPU for x in args)
+        to_host = name == "_to_copy" and str(kwargs.get("device", "")) == "cpu"
+        in_turn = (
+            name == "copy_"
+            and args[0].device != args[1].device
+            and not (kwargs.get("non_blocking") or args[2:])
+        )
+        masked = name in ("index", "index_put_") and any(
+            x is not None and x.dtype == torch.bool for x in args[1]
+        )
+        self.count += there and (name in WAITING or to_host or in_turn or masked)
+        return op(*args, **kwargs)
+
+
+@pytest.fixture(scope="module")
+def graph() -> Csc:
+    return random_csc(NODES, 40_000, 1)
+
+
+def in_memory(graph: Csc) -> Topology:
+    indptr, indices = graph
+    return Topology(len(indptr) - 1, len(indices), "memory", indptr, indices.astype(np.uint32))
+
+
+def on_host(drawn) -> BatchGraph:
+    n_id, rowptr, col, nodes, edges = drawn.parts()
+    return BatchGraph(
+        n_id, rowptr, col, tuple(nodes), tuple(edges), np.zeros(nodes[0], np.int64), whole=drawn.whole
+    )
+
+
+def a_budget(gpu, num_bytes: int) -> DeviceBudget:
+    return DeviceBudget(gpu, torch.device(GPU, 0), num_bytes)
+
+
+@pytest.mark.parametrize("in_place", [True, False])
+@pytest.mark.parametrize(
+    ("options", "waits"),
+    [
+        ({"fanouts": [5, 4, 3]}, 1),
+        ({"fanouts": [5, 40], "replace": True}, 1),
+        ({"fanouts": [5, -1, 3]}, 2),  # how much whole lists hold, only the device knows
+        ({"fanouts": [5, 4], "sampler": "labor"}, 3),
+        ({"fanouts": [5, 4], "sampler": "shadow"}, 2),
+    ],
+)
+def test_the_host_waits_once_a_batch(gpu, monkeypatch, graph, options, waits, in_place):
+    random = np.random.default_rng(3)
+    seeds = [np.sort(random.permutation(NODES)[:size]) for size in (60, 200, 1)]
+    expected = draw(graph, seeds, epoch=2, first_batch=7, split=1, seed=9, **options)
+    sampler = DeviceSampler(in_memory(graph), DEVICE, seed=9, in_place=in_place, **options)
+    with monkeypatch.context() as patch, HostWaits(gpu, patch) as host:
+        drawn = [sampler.draw(ids, 1, 2, 7 + i) for i, ids in enumerate(seeds)]
+    assert host.count == waits * len(seeds)
+    for found, wanted in zip(drawn, expected, strict=True):  # what was drawn first is not overwritten
+        assert found.n_id.device.type == found.col.device.type == GPU
+        assert same(on_host(found), wanted)
+
+
+def test_batches_go_to_the_host_in_one_copy(gpu, monkeypatch, graph):
+    seeds = np.arange(0, 600, 2)
+    (expected,) = draw(graph, [seeds], [5, 4], seed=9)
+    sampler = DeviceSampler(in_memory(graph), DEVICE, fanouts=[5, 4], seed=9)
+    with monkeypatch.context() as patch, HostWaits(gpu, patch) as host:
+        ((n_id, rowptr, col, *_),) = sampler.sample(seeds, np.array([0, len(seeds)]), 0, 0, 0)
+    assert host.count == 2
+    assert np.array_equal(n_id, expected.n_id)
+    assert np.array_equal(rowptr, expected.rowptr)
+    assert np.array_equal(col, expected.col)
+
+
+@pytest.mark.parametrize("options", [{"fanouts": [9, 9]}, {"fanouts": [9, 9], "sampler": "labor"}])
+def test_memory_is_counted_and_less_of_it_costs_waiting(gpu, monkeypatch, graph, options):
+    """With room for the bound the host waits once; with less for hops that have none, then there is an error."""
+    seeds = np.sort(np.random.default_rng(3).permutation(NODES)[:300])
+    (expected,) = draw(graph, [seeds], seed=9, **options)
+    bound = drawing_bytes(len(seeds), options["fanouts"], False, NODES, len(graph[1]))
+    assert bound is not None
+    waits = {}
+    for name, limit in (("ample", 4 * bound), ("half", bound)):
+        budget = a_budget(gpu, limit)
+        sampler = DeviceSampler(in_memory(graph), DEVICE, seed=9, in_place=True, budget=budget, **options)
+        with monkeypatch.context() as patch, HostWaits(gpu, patch) as host:
+            total, free = gpu.memory(0)[1], gpu.memory(0)[0]
+            ballast = torch.empty(
+                max(gpu.peak_bytes(0) - (total - free), 1), dtype=torch.uint8, device=DEVICE
+            )
+            before = gpu.peak_bytes(0)
+            found = sampler.draw(seeds, 0, 0, 0)
+            grown = gpu.peak_bytes(0) - before
+            del ballast
+        assert same(on_host(found), expected)
+        del found
+        waits[name] = host.count
+        rounded = 0 if FAKE else 32 * 512  # of each block
+        assert 0 < grown - rounded <= budget.by_tag()["sampling"] <= limit
+    assert waits == ({"ample": 1, "half": 2} if "sampler" not in options else {"ample": 3, "half": 3})
+    with pytest.raises(BudgetError, match=r"for sampling do not fit .*--gpu-memory"):
+        DeviceSampler(
+            in_memory(graph), DEVICE, seed=9, in_place=True, budget=a_budget(gpu, 20_000), **options
+        ).draw(seeds, 0, 0, 0)
+
+
+def test_memory_for_the_largest_batch_is_taken_before_it_is_drawn(gpu, graph):
+    budget = a_budget(gpu, 1 << 22)
+    bound = drawing_bytes(100, (5, 4), False, NODES, len(graph[1]))
+    sampler = DeviceSampler(
+        in_memory(graph), DEVICE, fanouts=[5, 4], in_place=True, budget=budget, most_seeds=100
+    )
+    assert budget.by_tag() == {"sampling": bound}
+    sampler.draw(np.arange(100), 0, 0, 0)
+    assert budget.by_tag() == {"sampling": bound}
+
+
+def test_damage_is_found_where_the_host_looks_once(gpu):
+    indptr, indices = np.array([0, 1, 3, 6, 7, 7]), np.array([1, 2, 3, 77, 1, 4, 4])
+    for wrong, said in (
+        ((indptr, indices), "neighbour 77 in a graph of 5 nodes"),
+        (
+            (np.array([0, 1, 3, 99, 7, 7]), indices % 5),
+            r"neighbours of node 2 are said to lie at 3\.\.99 of 7",
+        ),
+    ):
+        sampler = DeviceSampler(in_memory(wrong), DEVICE, fanouts=[9, 9, 9])
+        with pytest.raises(FormatError, match=said):
+            sampler.draw(np.array([2]), 0, 0, 0)
