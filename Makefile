@@ -48,7 +48,7 @@ format: ## formats the Python and C++ sources in place
 	@scripts/setup.sh lint
 	@scripts/lint.sh --fix
 
-gpu: ## tests that need a CUDA device, and a record of the run; works offline
+gpu: ## what needs a CUDA device, in phases, recorded; works offline: make gpu ARGS=tests
 	@scripts/gpu-check.sh $(ARGS)
 
 bench: ## one comparison: make bench EXPERIMENT=epoch

@@ -1,0 +1,261 @@
+"""scripts/gpu-check.sh: parts that end, fail, hang, are killed or cannot run leave a record, and are gone on with."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from support import REPOSITORY
+
+SCRIPTS = REPOSITORY / "scripts"
+MACHINE = {
+    "python": "3.12.1", "kernel": "6", "torch": "2.11", "cuda": "13.0", "triton": "3.9", "cuda_core": "1.2",
+    "driver": "580", "revision": None, "dirty": None, "devices": [{"name": "a GPU"}],
+}  # fmt: skip
+KNOWN = {"machine": MACHINE, "missing": [], "problem": "", "core": True, "python_suits": True}
+
+
+@pytest.fixture
+def script(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
+    """The module, with records in a folder of its own."""
+    monkeypatch.syspath_prepend(str(SCRIPTS))
+    monkeypatch.setenv("OUTCROP_GPU_RECORDS", str(tmp_path / "kept"))
+    monkeypatch.delenv("OUTCROP_GPU_TESTS", raising=False)
+    import gpu_check
+
+    return gpu_check
+
+
+class Call:
+    """Calls of the script on a machine as ``known`` describes it, with parts that are made up."""
+
+    def __init__(self, script: Any, monkeypatch: pytest.MonkeyPatch, out: Path):
+        self.script, self.out, self.known = script, out, dict(KNOWN)
+        self.parts: list[Any] = []
+        monkeypatch.setattr(script, "units", self._units)
+
+    def _units(self, phase: str, names: list[str], device: str) -> list[Any]:
+        return [part for part in self.parts if part.phase == phase]
+
+    def part(self, name: str, *command: str, **options: Any) -> None:
+        from gpu_units import Unit
+
+        self.parts.append(Unit("tests", name, command, **{"least_seconds": 0, **options}))
+
+    def __call__(self, **options: Any) -> int:
+        check = self.script.Check(self.out, **options)
+        check._python, check._known = [sys.executable], self.known
+        return self.script.run_phase(check, "tests", [])
+
+    def record(self, name: str) -> dict[str, Any]:
+        record = json.loads((self.out / f"tests-{name}.json").read_text())
+        self.script.gpu_record.validate(record)
+        return record
+
+
+@pytest.fixture
+def call(script: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Call:
+    return Call(script, monkeypatch, tmp_path / "out")
+
+
+def notes(path: Path) -> list[str]:
+    """A command that adds a line to ``path``."""
+    return ["bash", "-c", f"echo ran >> {path}"]
+
+
+def test_what_ended_is_not_run_again(call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    ran = tmp_path / "ran"
+    call.part("good", *notes(ran))
+    call.part("bad", "bash", "-c", "echo why; exit 3")
+    assert [call(), call()] == [1, 1]
+    assert ran.read_text() == "ran\n"
+    assert (call.record("good")["outcome"], call.record("good")["status"]) == ("passed", 0)
+    bad = call.record("bad")
+    assert (bad["outcome"], bad["status"], bad["output"]) == ("failed", 3, "why\n")
+    assert call(again=True) == 1
+    assert ran.read_text() == "ran\n" * 2
+    (tmp_path / "kept" / "tests-good.json").unlink()  # another machine, to which the results came along
+    call()
+    assert ran.read_text() == "ran\n" * 2
+    monkeypatch.setattr(call.script.gpu_record, "digest", lambda root: "other")
+    call()
+    assert ran.read_text() == "ran\n" * 3
+
+
+def test_what_hangs_is_ended_with_all_it_started(call: Call, tmp_path: Path):
+    pid = tmp_path / "pid"
+    call.part("hangs", "bash", "-c", f"sleep 600 & echo $! > {pid}; echo begun; wait", limit_seconds=2.0)
+    assert call() == 1
+    record = call.record("hangs")
+    assert (record["outcome"], record["reason"], record["output"]) == (
+        "timed out",
+        "ended after 2 s",
+        "begun\n",
+    )
+    status = Path("/proc", pid.read_text().strip(), "status")
+    until = time.monotonic() + 60
+    # Gone, or waiting for whoever adopted it to look.
+    while status.exists() and "State:\tZ" not in status.read_text():
+        assert time.monotonic() < until
+        time.sleep(0.01)
+    assert call() == 1  # it ended: only --again runs it once more
+    assert call.record("hangs")["begun"] == record["begun"]
+
+
+def test_a_call_goes_on_where_time_was_up(call: Call, tmp_path: Path):
+    first, second = tmp_path / "first", tmp_path / "second"
+    call.part("first", *notes(first))
+    call.part("slow", "bash", "-c", f"test -e {second} || sleep 600", limit_seconds=450, least_seconds=1.0)
+    call.part("third", *notes(tmp_path / "third"))
+    assert call(seconds=2) == 75
+    assert call.record("slow")["outcome"] == "interrupted"
+    assert not (tmp_path / "third").exists()
+    second.touch()
+    assert call() == 0
+    assert (first.read_text(), (tmp_path / "third").read_text()) == ("ran\n", "ran\n")
+
+
+def test_what_was_killed_counts_as_interrupted(call: Call, tmp_path: Path):
+    call.part("one", *notes(tmp_path / "ran"))
+    call()
+    record = call.record("one") | {"outcome": "running"}
+    call.script.gpu_record.write(record, [tmp_path / "kept", call.out])
+    check = call.script.Check(call.out)
+    assert call.script._state(record, check).startswith("interrupted")
+    assert call() == 0
+    assert (tmp_path / "ran").read_text() == "ran\n" * 2
+
+
+@pytest.mark.parametrize(
+    ("known", "said"),
+    [
+        (
+            {"machine": MACHINE | {"devices": []}},
+            "no CUDA device: torch 2.11, built for CUDA 13.0, sees none",
+        ),
+        (
+            {"missing": ["cuda-core>=0.7"]},
+            r"missing: 'cuda-core>=0\.7'; where there is a network: pip download",
+        ),
+        ({"core": False}, r"the C\+\+ core is not built .*gpu-check.sh build"),
+        ({"problem": "the driver is one of CUDA 12.8"}, "driver is one of"),
+        ({"python_suits": False}, "Python 3.12.1 is too old"),
+    ],
+)
+def test_why_a_part_cannot_run_is_said(call: Call, known: dict[str, Any], said: str, tmp_path: Path):
+    call.known |= known
+    call.part("one", *notes(tmp_path / "ran"))
+    assert call() == 2
+    record = call.record("one")
+    assert record["outcome"] == "unavailable"
+    assert re.search(said, record["reason"])
+    call.known = dict(KNOWN)  # once it is there
+    assert call() == 0
+
+
+def test_tests_are_counted_without_a_report(script: Any, tmp_path: Path):
+    """As pytest -v leaves them when a kernel takes the process with it."""
+    said = (
+        "collected 4 items\n\ntests/device/test_a.py::test_one[a b] PASSED   [ 25%]\n"
+        "tests/device/test_a.py::test_two FAILED  [ 50%]\ntests/device/test_a.py::test_three SKIPPED (why) [ 75%]\n"
+        "tests/device/test_a.py::test_four Fatal Python error\n"
+    )
+    for end in (said, said.replace(" Fatal Python error", " ")):
+        counts, tests = script.gpu_record.tests_of(tmp_path / "none.xml", end)
+        assert counts == {"passed": 1, "failed": 2, "skipped": 1}
+        assert [test["name"].partition("::")[2] for test in tests] == [
+            "test_one[a b]",
+            "test_two",
+            "test_three",
+            "test_four",
+        ]
+        assert [test["outcome"] for test in tests] == ["passed", "failed", "skipped", "failed"]
+    assert script.gpu_record.tests_of(tmp_path / "none.xml", "nothing") == (None, [])
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"outcome": "well"}, {"schema": 2}, {"seconds": None}, {"more": 1}, {"machine": {}}, {"counts": {"passed": 1}},
+        {"tests": [{"name": "a"}]},
+    ],
+)  # fmt: skip
+def test_records_of_another_schema_are_refused(call: Call, change: dict[str, Any]):
+    call.part("one", "true")
+    call()
+    with pytest.raises(ValueError, match=next(iter(change)).rstrip("s")):
+        call.script.gpu_record.validate(call.record("one") | change)
+
+
+def test_parts_are_found_by_name(script: Any):
+    def names(phase: str, *wanted: str) -> list[str]:
+        return [unit.name for unit in script.units(phase, list(wanted), "cuda")]
+
+    assert names("sanitizer", "fused") == ["fused.memcheck", "fused.racecheck", "fused.synccheck"]
+    assert "gather.memcheck" in names("sanitizer")
+    assert names("tests", "tests/device/test_script.py") == ["test_script"]
+    (unit,) = script.units("tests", ["test_tensor.py::test_table_3"], "cuda")
+    assert unit.command[-1] == "tests/device/test_tensor.py::test_table_3"
+    for phase, wanted in (("tests", "test_nothing"), ("sanitizer", "gathers"), ("bench", "figure")):
+        with pytest.raises(ValueError, match=wanted):
+            names(phase, wanted)
+
+
+def test_without_a_phase_it_lists_what_remains(tmp_path: Path):
+    said = shell(tmp_path)
+    assert said.returncode == 0
+    for part in ("build      kernels", "tests      test_tensor", "sanitizer  io_queue.memcheck", "bench "):
+        assert part in said.stdout
+    assert "next: scripts/gpu-check.sh build" in said.stdout
+
+
+def shell(folder: Path, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    made = {k: v for k, v in os.environ.items() if not k.startswith("PYTEST_")}
+    made |= {"OUTCROP_GPU_RECORDS": str(folder / "kept"), "PYTHON": sys.executable, **environment}
+    command = ["bash", str(SCRIPTS / "gpu-check.sh"), "--out", str(folder / "out"), *arguments]
+    return subprocess.run(command, env=made, capture_output=True, text=True, check=False)
+
+
+@pytest.mark.slow
+def test_a_phase_on_the_fake_gpu(tmp_path: Path):
+    one = "test_everyday.py::test_numbers_are_formatted"
+    said = shell(tmp_path, "tests", one, OUTCROP_GPU_TESTS="fake")
+    assert said.returncode == 0, said.stdout + said.stderr
+    (path,) = (tmp_path / "out").glob("tests-*.json")
+    record = json.loads(path.read_text())
+    assert record["outcome"] == "passed"
+    assert record["counts"]["passed"] == len(record["tests"]) > 0
+    assert record["machine"]["torch"]
+    again = shell(tmp_path, "tests", one, OUTCROP_GPU_TESTS="fake")
+    assert "passed already" in again.stdout
+
+
+def test_every_sanitizer_has_tests(script: Any):
+    """Filters name tests, which others rename."""
+    from gpu_units import FAMILIES
+
+    for path, chosen in FAMILIES.values():
+        tests = re.findall(r"^def (test_\w+)", (REPOSITORY / path).read_text(), re.MULTILINE)
+        for either in chosen.split(" or "):
+            first = either.strip("()").split(" and ")[0]
+            assert any(first in name for name in tests), (path, first)
+
+
+def test_sanitizers_are_those_that_can_say_something(
+    script: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+):
+    import gpu_units
+
+    monkeypatch.setattr(gpu_units, "KERNELS", tmp_path)
+    (tmp_path / "gather.h").write_text("")
+    for source, more in (("", []), ("__shared__ int a;", ["racecheck"]), ("__syncwarp();", ["synccheck"])):
+        (tmp_path / "gather.cu").write_text(source)
+        assert gpu_units.tools_of("gather") == ["memcheck", "initcheck", *more]
