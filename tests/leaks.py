@@ -25,7 +25,8 @@ KINDS = ("thread", "fd", "env")
 # Kernel workers of a living io_uring, and helpers that libraries keep: they come and go on their own.
 _FOREIGN_THREADS = ("iou-wrk", "jemalloc_bg", "cuda", "pt_autograd", "cublas")
 _FOREIGN_FILES = ("/dev/nvidia", "/proc/driver/nvidia")
-_CHANGING_VARIABLES = {"PYTEST_CURRENT_TEST"}
+# The second is set by torch's compiler when it is loaded, which torch.optim does at its first use.
+_CHANGING_VARIABLES = {"PYTEST_CURRENT_TEST", "TORCHINDUCTOR_CACHE_DIR"}
 
 Thread = tuple[int, str]  # kernel id, start time: ids are used again, ids with start times are not
 

@@ -19,8 +19,8 @@ from typing import final
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch_geometric.nn import GATConv, GCNConv, SAGEConv
 
+from outcrop.convs import GATConv, GCNConv, SAGEConv
 from outcrop.errors import ArgumentError
 from outcrop.sparse import bag_sum
 

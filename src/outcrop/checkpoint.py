@@ -86,21 +86,6 @@ class Checkpoint:
         return "last" if self.best or self.optimizer else "best"
 
 
-def optimizer_state(optimizer: torch.optim.Optimizer) -> State:
-    """The tensors of an optimizer's state, flat."""
-    groups = optimizer.state_dict()["state"]
-    return {f"{number}.{name}": value for number, state in groups.items() for name, value in state.items()}
-
-
-def restore_optimizer(optimizer: torch.optim.Optimizer, flat: State) -> None:
-    """Puts :func:`optimizer_state` back. Options such as the learning rate stay those of ``optimizer``."""
-    nested: dict[int, dict[str, torch.Tensor]] = {}
-    for key, value in flat.items():
-        number, name = key.split(".", 1)
-        nested.setdefault(int(number), {})[name] = value
-    optimizer.load_state_dict({"state": nested, "param_groups": optimizer.state_dict()["param_groups"]})
-
-
 def write(path: Path, checkpoint: Checkpoint) -> None:
     """Replaces ``path`` atomically; its folder is made where needed."""
     tensors = {

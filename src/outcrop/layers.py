@@ -19,8 +19,8 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch_geometric.nn import GATConv, GCNConv, SAGEConv
 
+from outcrop.convs import GATConv, GCNConv, SAGEConv
 from outcrop.sparse import Block, bag_sum, check_block, sampled_dot, spmm, spmm_transposed, without_loops
 
 # A gathered multiply-add takes about as long as eight of a dense product (measured with AVX-512 on two cores).

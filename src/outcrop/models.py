@@ -13,9 +13,9 @@ from itertools import pairwise
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch_geometric.nn import GATConv, GCNConv, SAGEConv
 
 from outcrop import layers as graph_layers
+from outcrop.convs import GATConv, GCNConv, SAGEConv
 from outcrop.errors import ArgumentError
 from outcrop.sparse import Block, as_input, blocks_of, without_loops
 from outcrop.store.minibatch import MiniBatch

@@ -41,7 +41,8 @@ from outcrop.api.train import train
 epochs = 1 if sys.argv[4] == "memmap" else 2  # which reads for twenty seconds an epoch
 report = train(sys.argv[1], run=sys.argv[2], memory=sys.argv[3], mode=sys.argv[4], model=sys.argv[5], epochs=epochs,
                topology=sys.argv[6] if sys.argv[6:] else "automatic")
-print(json.dumps({"peak": report.peak_host_bytes, "losses": [e["loss"] for e in report.epochs]}))
+print(json.dumps({"peak": report.peak_host_bytes, "losses": [e["loss"] for e in report.epochs],
+                  "compiler": "torch._dynamo" in sys.modules}))
 """
 SPOOL = """
 import json, sys
@@ -116,6 +117,7 @@ def test_prepare_and_train_packed(graph: Graph, prepared: Path, model: str) -> N
     assert graph.feature_bytes > 5 * budget
     trained = succeeds(TRAIN, graph.path, out, MEMORY, "packed", model, limit=budget + ALLOWANCE_BYTES)
     assert trained["losses"][1] < trained["losses"][0]
+    assert not trained["compiler"]  # 70 MiB that nothing needs
     refused = run(TRAIN, graph.path, out, MEMORY, "memory", "sage", limit=budget + ALLOWANCE_BYTES)
     assert refused.returncode != 0
     assert refused.oom_killed or "BudgetError" in refused.stderr

@@ -19,6 +19,7 @@ from outcrop.models import build_model, settle_allocator
 from outcrop.runtime import Runtime
 from outcrop.store.batches import BatchGraph
 from outcrop.store.minibatch import MiniBatch
+from outcrop.training.adam import Adam
 
 _MOST_STALL = 2.0  # what moves memory beside a product can cost it more than its own time
 _MOST_STRETCH = 3.0  # as far as traces of training showed: loading seldom begins just when a step does
@@ -80,17 +81,17 @@ def training_step(
     if device != "cpu":
         degree = None if batch.degree is None else batch.degree.to(device)
         batch = MiniBatch(batch.graph, batch.x.to(device), batch.y.to(device), degree)
-    optimizer = torch.optim.Adam(model.parameters(), lr=1e-3, fused=True)
+    optimizer = Adam(model.parameters())
 
     def run() -> None:
         fresh = MiniBatch(
             batch.graph, batch.x, batch.y, batch.degree
         )  # nothing that the step before worked out
         loss = F.cross_entropy(model(fresh), batch.y)
-        optimizer.zero_grad(set_to_none=True)
+        optimizer.zero_grad()
         loss.backward()
         loss.item()  # as training does; a GPU has finished then
-        optimizer.step()
+        optimizer.step(1e-3)
 
     return run
 

@@ -8,9 +8,8 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch_geometric.nn import GATConv, GCNConv, SAGEConv
-from torch_geometric.nn.models import GAT, GCN, GraphSAGE
 
+from outcrop.convs import GAT, GCN, GATConv, GCNConv, GraphSAGE, SAGEConv
 from outcrop.models import Model
 
 

@@ -27,6 +27,7 @@ from outcrop.device import resolve
 from outcrop.errors import ArgumentError, FormatError, NumericError
 from outcrop.models import Model, build_model, settle_allocator
 from outcrop.store.minibatch import MiniBatch
+from outcrop.training.adam import Adam
 from outcrop.training.callbacks import Callbacks
 from outcrop.training.objectives import CLASSES, Objective
 from outcrop.training.rates import learning_rate
@@ -313,9 +314,7 @@ class _Run:
                 dropout=config.dropout,
             )
         self.model = model.to(self.device)
-        self.optimizer = torch.optim.Adam(
-            self.model.parameters(), lr=config.learning_rate, weight_decay=config.weight_decay, fused=True
-        )
+        self.optimizer = Adam(self.model.parameters(), weight_decay=config.weight_decay)
         self.records: list[EpochRecord] = []
         self.batch_losses: list[float] = []
         self.best_epoch, self.best = -1, dict[str, torch.Tensor]()
@@ -402,9 +401,7 @@ class _Run:
             scores = self.model(batch)
         loss = self._objective.loss_of(scores, batch.y, self._weight)
         rate = learning_rate(self.config, epoch, self.updates)
-        for group in self.optimizer.param_groups:
-            group["lr"] = rate
-        self.optimizer.zero_grad(set_to_none=True)
+        self.optimizer.zero_grad()
         loss.backward()
         value = loss.item()
         if not math.isfinite(value):
@@ -412,7 +409,7 @@ class _Run:
                 f"epoch {epoch}, batch {number}: the loss is {value}; look for infinite or missing "
                 f"values in the features, or lower the learning rate ({self.config.learning_rate})"
             )
-        self.optimizer.step()
+        self.optimizer.step(rate)
         values = {"epoch": epoch, "batch": number, "loss": value, "learning_rate": rate}
         self._callbacks.on_step(self.updates, values)
         self.updates += 1
@@ -447,7 +444,7 @@ class _Run:
         state: State = self.model.state_dict()
         checkpoints.write(
             self.out / checkpoints.LAST,
-            Checkpoint(meta, state, self.best, checkpoints.optimizer_state(self.optimizer)),
+            Checkpoint(meta, state, self.best, self.optimizer.state()),
         )
         if not meta.partial:
             checkpoints.write(self.out / checkpoints.BEST, Checkpoint(meta, self.best))
@@ -460,7 +457,7 @@ class _Run:
             self.out, self.config, self.in_dim, self.num_classes, self.inputs, self._objective
         )
         checkpoints.load_into(path, self.model, found.model)
-        checkpoints.restore_optimizer(self.optimizer, found.optimizer)
+        self.optimizer.restore(found.optimizer)
         try:
             self.records = [EpochRecord(**record) for record in found.meta.history]
             self.updates, self.sums = found.meta.updates, _Sums(**found.meta.partial)
