@@ -24,6 +24,8 @@ from outcrop.store.topology import load_topology, placement_of, topology_bytes
 if TYPE_CHECKING:
     import torch
 
+    from outcrop.device.budget import DeviceBudget
+
 Ids = np.ndarray | range
 SPLIT_CODES = {"train": 0, "valid": 1, "test": 2, "infer": 3}
 _MIB = 1 << 20
@@ -69,6 +71,7 @@ class BatchSampler:
             takes, and the longer the first of them takes. None: a few. One is what :meth:`draw` needs.
         page_cache: Of a topology that is read by pages, keep pages too.
         on: The GPU that draws, in place where the topology is in memory; None: the CPU. The batches are the same.
+        device_budget: Memory of ``on`` that drawing is counted in.
         ids: Node ids of a split, int64, in place of those that the graph has.
     """
 
@@ -82,6 +85,7 @@ class BatchSampler:
         at_once: int | None = None,
         page_cache: bool = True,
         on: torch.device | None = None,
+        device_budget: DeviceBudget | None = None,
         ids: Mapping[str, Ids] | None = None,
     ):
         if config.sampler == "foreign":
@@ -116,8 +120,14 @@ class BatchSampler:
         else:
             from outcrop.device_sampling import DeviceSampler  # brings torch
 
-            in_place = self.topology.placement == "memory"
-            self._sampler = DeviceSampler(self.topology, on, in_place=in_place, **options)
+            self._sampler = DeviceSampler(
+                self.topology,
+                on,
+                in_place=self.topology.placement == "memory",
+                budget=device_budget,
+                most_seeds=_most_seeds(config, graph),
+                **options,
+            )
         self._labels = graph.array(runtime, "labels").memmap(check=True) if graph.has("labels") else None
         self._links = LinkSeeds(graph, config, self.topology, runtime) if config.task == "link" else None
         if runtime.rehearsal is not None and on is None:
@@ -268,6 +278,12 @@ def seed_labels(graph: Graph, labels: np.ndarray | None, seeds: np.ndarray) -> n
     return found
 
 
+def _most_seeds(config: SampleConfig, graph: Graph) -> int:
+    """Of one batch."""
+    ends = 2 + 2 * int(np.ceil(config.negatives)) if config.task == "link" else 1
+    return min(config.batch_size * ends, graph.num_nodes)
+
+
 def _worst_case_bytes(config: SampleConfig, graph: Graph, on_disk: bool = False) -> tuple[int, int]:
     """Bytes that one batch can need at the most while it is sampled (core/graph/batch_builder.cpp, check_memory).
 
@@ -278,10 +294,7 @@ def _worst_case_bytes(config: SampleConfig, graph: Graph, on_disk: bool = False)
         While its nodes are entered; while it waits for its lists, or drawn for those before it (core/graph/wave.h).
         Twice the same where the sampler does not say before it reads how much it will keep.
     """
-    seeds = config.batch_size
-    if config.task == "link":
-        seeds *= 2 + 2 * int(np.ceil(config.negatives))
-    seeds = frontier = min(seeds, graph.num_nodes)
+    seeds = frontier = _most_seeds(config, graph)
     slack, edges, last = 2 if config.sampler == "labor" else 1, 0, 0
     for fanout in config.fanouts:
         last = graph.num_edges if fanout == -1 else min(frontier * fanout * slack, graph.num_edges)

@@ -120,8 +120,12 @@ def transfer_to(
     device_cache: np.ndarray | None = None,
     host_cache: np.ndarray | None = None,
     table: torch.Tensor | None = None,
+    budget: DeviceBudget | None = None,
 ) -> Transfer:
     """See :class:`ToGpu` and :class:`ToCpu`.
+
+    Args:
+        budget: Of the device, where others hold memory of it too; None: one of ``to.memory_bytes``.
 
     Raises:
         DeviceError: The device is not there.
@@ -131,7 +135,7 @@ def transfer_to(
     gpu = gpu_of(device)
     if gpu is None:
         return ToCpu(spec, row_bytes, device_cache)
-    budget = DeviceBudget(gpu, device, to.memory_bytes)
+    budget = budget or DeviceBudget(gpu, device, to.memory_bytes)
     return ToGpu(
         gpu,
         device,

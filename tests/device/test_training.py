@@ -122,7 +122,16 @@ def test_losses_are_those_of_the_cpu(made, model, gpu, monkeypatch):
     assert 0 < sum(report.peak_device_by_tag.values()) <= DEVICE_BYTES
     for mode, sample_on in (("memory", "cpu"), ("online", "gpu")):
         gpu.launched.clear()
-        again = train(graph, **runs, **(options | {"mode": mode}), device=GPU, sample_on=sample_on)
+        again = train(
+            graph,
+            **runs,
+            **(options | {"mode": mode}),
+            device=GPU,
+            sample_on=sample_on,
+            gpu_memory=4 * DEVICE_BYTES,
+        )
+        assert ("sampling" in again.peak_device_by_tag) == (sample_on == "gpu")
+        assert sum(again.peak_device_by_tag.values()) <= 4 * DEVICE_BYTES
         assert ("sample_fetch_32" in gpu.launched) == (sample_on == "gpu")
         assert again.batch_losses == (
             report.batch_losses if FAKE else pytest.approx(report.batch_losses, rel=1e-3)

@@ -10,7 +10,9 @@ from collections.abc import Iterator, Mapping
 from itertools import islice
 
 from outcrop.config import DeviceConfig, SampleConfig
-from outcrop.device import gpu_named, resolve
+from outcrop.device import resolve
+from outcrop.device.budget import DeviceBudget
+from outcrop.device.gpu import gpu_of
 from outcrop.feeders import Drawer, RecordedDrawer, RecordedGraphs, SampledDrawer, SampledGraphs
 from outcrop.hotness import PRESAMPLED_BATCHES, Hotness
 from outcrop.rows import DiskStream, RowStream, scratch_share
@@ -58,7 +60,8 @@ def open_online(
         pool = _make_pool(graph, runtime, recorded.max_nodes, to)
     share = _DRAWING_SHARE if recorded is None else _DRAWING_SHARE_LAST
     before = runtime.budget.free_bytes
-    drawer, topology, drawn = _drawing(graph, runtime, config, to, recorded, share, ids)
+    on_device = _device_budget(to)
+    drawer, topology, drawn = _drawing(graph, runtime, config, to, recorded, share, ids, on_device)
     split = "train" if "train" in config.splits else config.splits[0]
 
     def ahead() -> Iterator[BatchGraph]:
@@ -78,12 +81,20 @@ def open_online(
             share = (1 - buffers / before) * _DRAWING_SHARE_LAST
             del drawer, topology, drawn
             gc.collect()
-            drawer, topology, drawn = _drawing(graph, runtime, config, to, recorded, share, ids)
+            drawer, topology, drawn = _drawing(graph, runtime, config, to, recorded, share, ids, on_device)
         pool = _make_pool(graph, runtime, most, to)
-    on_gpu = gpu_named(to.name) is not None
-    device_bytes = to.memory_bytes - DEVICE_BATCHES * batch_bytes if on_gpu else 0
-    hot = fill(stream, topology, hotness, runtime, max(device_bytes, 0))
-    return load.online_session(graph, drawer, hot, stream, pool, runtime, to, most)
+    device_bytes = 0
+    if on_device is not None and to.memory_bytes:  # what sampling holds there is held
+        device_bytes = max(on_device.free_bytes - DEVICE_BATCHES * batch_bytes, 0)
+    hot = fill(stream, topology, hotness, runtime, device_bytes)
+    return load.online_session(graph, drawer, hot, stream, pool, runtime, to, most, on_device)
+
+
+def _device_budget(to: DeviceConfig) -> DeviceBudget | None:
+    """What is held on a GPU is counted in, by sampling and by loading; None on the CPU."""
+    device = resolve(to.name)
+    gpu = gpu_of(device)
+    return None if gpu is None else DeviceBudget(gpu, device, to.memory_bytes)
 
 
 def _make_pool(graph: Graph, runtime: Runtime, most: int, to: DeviceConfig) -> SlotPool[HostSlot]:
@@ -100,6 +111,7 @@ def _drawing(
     recorded: SampleSet | None,
     share: float,
     ids: Mapping[str, Ids] | None,
+    on_device: DeviceBudget | None,
 ) -> tuple[Drawer, Topology | None, RecordedGraphs | SampledGraphs]:
     """Who draws the batches, from which topology, and the same batches whole, to be counted."""
     graphs = None if recorded is None else RecordedGraphs(recorded, runtime)
@@ -107,5 +119,15 @@ def _drawing(
         assert graphs is not None
         return RecordedDrawer(graphs), None, graphs
     on = resolve(to.name) if to.draws else None
-    sampler = BatchSampler(graph, config, runtime, share=share, at_once=1, page_cache=False, on=on, ids=ids)
+    sampler = BatchSampler(
+        graph,
+        config,
+        runtime,
+        share=share,
+        at_once=1,
+        page_cache=False,
+        on=on,
+        device_budget=on_device,
+        ids=ids,
+    )
     return SampledDrawer(sampler), sampler.topology, graphs or SampledGraphs(sampler)

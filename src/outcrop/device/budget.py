@@ -58,9 +58,11 @@ class DeviceBudget:
             held = self._budget.reserve(tag, num_bytes)
             return make(), held
         except (BudgetError, torch.OutOfMemoryError) as error:
-            what = "--gpu-memory" if self._limited else "a smaller batch, or --gpu-memory"
+            least = self._budget.limit_bytes - self._budget.free_bytes + num_bytes
+            limited = f"raise --gpu-memory to {exact_bytes(least)} or more"
+            what = limited if self._limited else "take a smaller batch"
             raise BudgetError(
-                f"{exact_bytes(num_bytes)} for {tag} do not fit what {self._device} has left: {error}; change {what}",
+                f"{exact_bytes(num_bytes)} for {tag} do not fit what {self._device} has left: {error}; {what}",
                 limit="device",
             ) from None
 

@@ -45,6 +45,7 @@ from outcrop.store.samples import SampleSet
 from outcrop.store.targets import open_targets
 
 if TYPE_CHECKING:
+    from outcrop.device.budget import DeviceBudget
     from outcrop.store.minibatch import MiniBatch
     from outcrop.transfer import Transfer
 
@@ -376,8 +377,13 @@ def online_session(
     runtime: Runtime,
     to: DeviceConfig,
     max_nodes: int,
+    device_budget: DeviceBudget | None = None,
 ) -> LoadSession:
-    """Loading in mode ``online``. A GPU puts rows together: from its cache, the host's, and what was read."""
+    """Loading in mode ``online``. A GPU puts rows together: from its cache, the host's, and what was read.
+
+    Args:
+        device_budget: Of the device, which sampling holds some of.
+    """
     from outcrop.transfer import transfer_to  # brings torch
 
     rows, spec = HotRows(hot, stream, runtime), graph.spec("features")
@@ -385,7 +391,13 @@ def online_session(
         transfer = transfer_to(to, spec, rows.row_bytes)
         return LoadSession(OnlineFeeder(drawer, rows), pool, transfer, runtime, graph)
     transfer = transfer_to(
-        to, spec, rows.row_bytes, max_rows=max_nodes, device_cache=hot.device_rows, host_cache=hot.rows
+        to,
+        spec,
+        rows.row_bytes,
+        max_rows=max_nodes,
+        device_cache=hot.device_rows,
+        host_cache=hot.rows,
+        budget=device_budget,
     )
     hot.device_rows = hot.device_rows[:0].copy()  # the device has them now
     return LoadSession(OnlineFeeder(drawer, rows, apart=True), pool, transfer, runtime, graph)
