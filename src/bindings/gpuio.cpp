@@ -46,7 +46,7 @@ void bind_gpuio(nb::module_& m) {
       .def_ro("command_doorbell", &QueueLayout::command_doorbell)
       .def_ro("completion_doorbell", &QueueLayout::completion_doorbell)
       .def_ro("ended", &QueueLayout::ended)
-      .def_ro("counts", &QueueLayout::counts)
+      .def_ro("progress", &QueueLayout::progress)
       .def_ro("free_ids", &QueueLayout::free_ids)
       .def_ro("landings", &QueueLayout::landings)
       .def_ro("bytes", &QueueLayout::bytes);
@@ -59,6 +59,7 @@ void bind_gpuio(nb::module_& m) {
       .def_rw("die_at", &RingFaults::die_at)
       .def_rw("fail_at", &RingFaults::fail_at)
       .def_rw("repeat_at", &RingFaults::repeat_at)
+      .def_rw("silent_from", &RingFaults::silent_from)
       .def_rw("seed", &RingFaults::seed);
   nb::class_<PyRingController>(m, "RingController", "The thread that serves a queue from a file.")
       .def(nb::init<std::shared_ptr<BlockIo>, FileId, const QueueLayout&, Bytes, const RingFaults&>(), "io"_a,
@@ -67,7 +68,7 @@ void bind_gpuio(nb::module_& m) {
       .def_prop_ro("served", &PyRingController::served)
       .def_prop_ro("error", &PyRingController::error, "What went wrong last; empty: nothing.");
   m.attr("PIECE_BYTES") = static_cast<int64_t>(kernels::kPieceBytes);
-  m.attr("QUEUE_STATUSES") = static_cast<int64_t>(kernels::kStatuses);
+  m.attr("LANDING_BYTES") = static_cast<int64_t>(sizeof(kernels::Landing));
   m.def(
       "twin_io_submit",
       [](const std::vector<int64_t>& arguments) {
@@ -78,12 +79,15 @@ void bind_gpuio(nb::module_& m) {
       "arguments"_a, "The kernel io_submit on the CPU, with its arguments.");
   m.def(
       "twin_io_complete",
-      [](const std::vector<int64_t>& arguments, int word_bytes) {
+      [](const std::vector<int64_t>& arguments) {
         check_length("arguments", arguments.size(), kCompleteArguments);
         nb::gil_scoped_release release;
-        twin_io_complete(arguments.data(), word_bytes);
+        twin_io_complete(arguments.data());
       },
-      "arguments"_a, "word_bytes"_a, "The kernel io_complete_<word_bytes> on the CPU, with its arguments.");
+      "arguments"_a, "The kernel io_complete on the CPU, with its arguments.");
+  m.def("progress_bytes", &progress_bytes, "num_ids"_a,
+        "Of what completion kernels keep: struct Progress, then an Outcome (uint32 [4]) for each id, then "
+        "counts.");
 }
 
 }  // namespace outcrop

@@ -134,12 +134,12 @@ class FakeGpu:
             self.check(pointer)
         if entry == "io_submit":
             assert warps == 1  # one block, which rings once
-            for pointer in (arguments[15], arguments[16], *filter(None, arguments[-1:])):
+            for pointer in (arguments[15], arguments[16], *filter(None, arguments[23:24])):
                 self.check(pointer)
             _core.twin_io_submit(arguments)
         else:
             self.check(arguments[11])
-            _core.twin_io_complete(arguments, int(entry.split("_")[2]))
+            _core.twin_io_complete(arguments)
 
     def _assemble(self, entry: str, warps: int, arguments: list[int]) -> int:
         word = int(entry.split("_")[1])

@@ -153,6 +153,7 @@ bool RingController::Impl::fetch() {
     if (number == faults_.fail_at) throw Error(ErrorKind::io, "the controller was made to fail");
     const kernels::Command command = queue_.pair.commands[number % depth];
     ++fetched_;
+    if (command.words[0] >= faults_.silent_from) continue;
     if (const uint32_t status = start(command, number)) finish(number, command.id, status);
   }
   return any;

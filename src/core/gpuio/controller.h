@@ -24,11 +24,12 @@ namespace outcrop {
 struct RingFaults {
   double error_probability = 0;  // completed with error_status, unread
   uint32_t error_status = kernels::kUnreadable;
-  uint32_t delay_us = 0;            // completions are held back for a part of this
-  bool shuffle = false;             // published in another order than finished
-  uint64_t die_at = UINT64_MAX;     // at this command: serves no more and does not say so
-  uint64_t fail_at = UINT64_MAX;    // at this command: as if the engine had thrown
-  uint64_t repeat_at = UINT64_MAX;  // this completion has the id of the one before
+  uint32_t delay_us = 0;              // completions are held back for a part of this
+  bool shuffle = false;               // published in another order than finished
+  uint64_t die_at = UINT64_MAX;       // at this command: serves no more and does not say so
+  uint64_t fail_at = UINT64_MAX;      // at this command: as if the engine had thrown
+  uint64_t repeat_at = UINT64_MAX;    // this completion has the id of the one before
+  uint64_t silent_from = UINT64_MAX;  // commands for blocks from here on are never answered
   uint64_t seed = 0;
 };
 

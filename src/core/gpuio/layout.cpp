@@ -37,7 +37,7 @@ QueueLayout layout_of(uint64_t ids, uint64_t slot_bytes) {
   l.command_doorbell = put(sizeof(uint32_t), kLine);
   l.completion_doorbell = put(sizeof(uint32_t), kLine);
   l.ended = put(sizeof(uint32_t), kLine);
-  l.counts = put(kernels::kStatuses * sizeof(uint32_t), kLine);
+  l.progress = put(progress_bytes(ids), kLine);
   l.landings = put(ids * sizeof(kernels::Landing), kLine);
   l.free_ids = put(ids * sizeof(uint16_t), kLine);
   l.bytes = align_up(at, kPageBytes);
@@ -71,7 +71,7 @@ kernels::IoQueue QueueLayout::at(std::byte* memory) const {
   q.num_ids = static_cast<kernels::int64>(ids);
   q.staging = reinterpret_cast<kernels::uint8*>(memory + staging);
   q.slot_bytes = static_cast<kernels::int64>(slot_bytes);
-  q.counts = words(counts);
+  q.progress = reinterpret_cast<kernels::Progress*>(memory + progress);
   return q;
 }
 

@@ -8,6 +8,12 @@
 
 namespace outcrop {
 
+// Of a Progress, its outcomes and its counts.
+constexpr uint64_t progress_bytes(uint64_t num_ids) {
+  return sizeof(kernels::Progress) + num_ids * sizeof(kernels::Outcome) +
+         (num_ids + 1) * sizeof(kernels::uint32);
+}
+
 struct QueueLayout {
   uint64_t ids = 0;         // commands that can be under way
   uint64_t slot_bytes = 0;  // of staging, for each id
@@ -15,7 +21,7 @@ struct QueueLayout {
   // From the beginning of the memory, which is that of a page:
   uint64_t staging = 0, commands = 0, completions = 0;
   uint64_t command_doorbell = 0, completion_doorbell = 0, ended = 0;  // each on a cache line of its own
-  uint64_t counts = 0, free_ids = 0, landings = 0;                    // of the submitter
+  uint64_t progress = 0, free_ids = 0, landings = 0;                  // of the submitter
   uint64_t bytes = 0;                                                 // of all
 
   // For rows of row_bytes, as many ids as fit memory_bytes: at least 1, at most max_ids. Throws

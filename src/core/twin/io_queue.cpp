@@ -3,8 +3,6 @@
 #include <chrono>
 #include <thread>
 
-#include "twin/word.h"
-
 namespace outcrop {
 namespace {
 
@@ -40,7 +38,7 @@ kernels::IoQueue queue_of(const int64_t* a) {
           a[7],
           pointer<uint8>(a[8]),
           a[9],
-          pointer<uint32>(a[10])};
+          pointer<Progress>(a[10])};
 }
 
 }  // namespace
@@ -51,16 +49,15 @@ void twin_io_submit(const kernels::Submit& s) {
   kernels::ring_submitted(s);
 }
 
-void twin_io_complete(const kernels::Complete& c, int word_bytes, int64_t deadline_ns) {
+void twin_io_complete(const kernels::Complete& c, int64_t deadline_ns) {
   Patience patience(deadline_ns);
-  with_word(word_bytes, [&]<typename Word>(Word) {
-    for (int64_t i = 0; i < c.count; ++i) {
-      const kernels::Taken taken = kernels::await(c, i, patience);
-      for (int lane = 0; lane < kernels::kWarp; ++lane) kernels::land<Word>(c.queue, taken, lane);
-      kernels::settle(c, i, taken);
-    }
-    return 0;
-  });
+  c.queue.progress->claimed = c.queue.progress->stop = 0;
+  for (;;) {
+    const kernels::Claim claim = kernels::claim(c, patience);
+    if (!claim.there) return;
+    for (int lane = 0; lane < kernels::kWarp; ++lane) kernels::land(c.queue, claim, lane);
+    kernels::settle(c, claim);
+  }
 }
 
 void twin_io_submit(const int64_t* arguments) {
@@ -76,13 +73,15 @@ void twin_io_submit(const int64_t* arguments) {
                                  a[9],
                                  a[10],
                                  a[11],
-                                 pointer<const kernels::int32>(a[12])});
+                                 pointer<const kernels::int32>(a[12]),
+                                 a[13],
+                                 a[14]});
 }
 
-void twin_io_complete(const int64_t* arguments, int word_bytes) {
+void twin_io_complete(const int64_t* arguments) {
   const int64_t* a = arguments + kQueueArguments;
   const kernels::Complete c{queue_of(arguments), pointer<const kernels::uint32>(a[0]), a[1], a[2]};
-  twin_io_complete(c, word_bytes, a[3]);
+  twin_io_complete(c, a[3]);
 }
 
 }  // namespace outcrop

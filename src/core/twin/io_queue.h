@@ -9,13 +9,13 @@ namespace outcrop {
 
 void twin_io_submit(const kernels::Submit& submit);
 
-// Waits at most deadline_ns for all. Rows are moved by words of `word_bytes` (1, 2, 4, 8, 16).
-void twin_io_complete(const kernels::Complete& complete, int word_bytes, int64_t deadline_ns);
+// Waits at most deadline_ns, until a group has all that it waits for.
+void twin_io_complete(const kernels::Complete& complete, int64_t deadline_ns);
 
 // The same, from the arguments of the kernels' entry points (io_queue.cu) in their order.
-inline constexpr int kQueueArguments = 11, kSubmitArguments = kQueueArguments + 13,
+inline constexpr int kQueueArguments = 11, kSubmitArguments = kQueueArguments + 15,
                      kCompleteArguments = kQueueArguments + 4;
 void twin_io_submit(const int64_t* arguments);
-void twin_io_complete(const int64_t* arguments, int word_bytes);
+void twin_io_complete(const int64_t* arguments);
 
 }  // namespace outcrop

@@ -2,14 +2,18 @@
 
 Commands and completions are counted here, so that all places in the rings are known ahead (kernels/io_queue.h). What
 does not fit the rings waits, and is submitted as completions come: the rings stay full until the end.
+
+One waiting thread at a time takes completions, without the lock: of whichever reads they are, until some reads have all
+of theirs. The others sleep until theirs are there or it is their turn to take. Submitting goes on meanwhile.
 """
 
 from __future__ import annotations
 
-import math
 import os
-from collections import deque
-from dataclasses import dataclass
+import threading
+import time
+from collections import Counter, deque
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -23,7 +27,7 @@ from outcrop.store.arrays import DiskArray
 
 _TAG = "ring-staging"
 _MAX_IDS = 1024  # commands under way: several times what keeps a disk busy
-_WIDEST = 16  # bytes of a word
+_SENSELESS = 2048  # status of a completion that is of no command
 _STATUSES = {
     0x001: "command unknown",
     0x002: "command makes no sense",
@@ -33,14 +37,16 @@ _STATUSES = {
 }
 
 
-@dataclass
+@dataclass(eq=False)
 class Reads:
     """Rows that were asked for together.
 
     Attributes:
         commands: In all.
         given: Of these, submitted.
-        word: Bytes of the widest access that suits their addresses.
+        ended: Of these, completed, whatever with.
+        group: Its number for kernels, once some are submitted.
+        failed: How many ended with each status that is not 0.
         error: Why they are not all there, when they are ``done``.
     """
 
@@ -49,14 +55,17 @@ class Reads:
     place: Place
     kept: Any
     commands: int
-    word: int
     given: int = 0
+    ended: int = 0
+    group: int = -1
+    failed: Counter[int] = field(default_factory=Counter)
     done: bool = False
     error: str = ""
+    arriving: threading.Lock = field(default_factory=threading.Lock)
 
 
 class RowQueue:
-    """Rows of ``features`` through rings. One thread at a time.
+    """Rows of ``features`` through rings; safe to use from several threads.
 
     Args:
         device: Where kernels run; ``cpu``: their twin.
@@ -91,6 +100,7 @@ class RowQueue:
         by: Submitter = Twin(memory, layout) if gpu is None else Kernels(gpu, chosen, memory, layout)
         self._by, self._ids, start = by, layout.ids, memory.ctypes.data
         self._ended, self._bus = start + layout.ended, start + layout.staging
+        self._end = memory[layout.ended :][:4].view(np.uint32)
         self._queue = [
             start + layout.commands,
             start + layout.completions,
@@ -102,14 +112,17 @@ class RowQueue:
             layout.ids,
             start + layout.staging,
             layout.slot_bytes,
-            by.counts,
+            by.progress,
         ]
         self._controller: Any = _core.RingController(runtime.io, features.file, layout, memory, faults)
         self._process = os.getpid()
         self._submitted = self._completed = 0  # commands
         self._told = 0  # of those completed, what the doorbell was told of
-        self._under_way: list[Reads] = []
+        self._groups: dict[int, Reads] = {}  # under way, by number
+        self._free_groups = list(range(layout.ids + 1))
         self._waiting: deque[Reads] = deque()  # with commands that were not submitted
+        self._changed = threading.Condition()
+        self._taking = False  # some thread takes completions
         self._lost = ""
 
     def can_fill(self, out: Any) -> bool:
@@ -132,90 +145,140 @@ class RowQueue:
         Raises:
             IoError: The queue was lost.
         """
-        if self._lost:
-            raise IoError(self._lost)
+        with self._changed:
+            if self._lost:
+                raise IoError(self._lost)
+            by = self._by
         if self._process != os.getpid():
             raise IoError(f"{self._features.path}: its rings are served in the process that was forked")
-        place = self._by.place(out)
+        place = by.place(out)
         if places is not None and not place.direct:
             raise ArgumentError("rows are put to places of pinned memory, or of the device's")
-        address, kept = self._by.given(np.ascontiguousarray(ids, np.int64))
-        at, kept_too = (0, None) if places is None else self._by.given(np.ascontiguousarray(places, np.int32))
-        word = math.gcd(_WIDEST, place.address, *self._rows)
-        reads = Reads(
-            address, at, place, (kept, kept_too, out), len(ids) * self._pieces, word, done=not len(ids)
-        )
-        if len(ids):
-            self._under_way.append(reads)
-            self._waiting.append(reads)
-            self._fill()
+        address, kept = by.given(np.ascontiguousarray(ids, np.int64))
+        at, kept_too = (0, None) if places is None else by.given(np.ascontiguousarray(places, np.int32))
+        reads = Reads(address, at, place, (kept, kept_too, out), len(ids) * self._pieces, done=not len(ids))
+        with self._changed:
+            if self._lost:
+                raise IoError(self._lost)
+            if len(ids):
+                self._waiting.append(reads)
+                self._fill()
         return reads
 
-    def finish(self) -> None:
-        """Completes everything that was submitted so far; says of each :class:`Reads` whether it failed."""
-        commands = sum(reads.commands for reads in self._under_way)
-        while self._submitted > self._completed:
-            self._complete()
-            self._fill()
-        error = self._failure(self._by.failures(), commands) if commands else ""
-        for reads in self._under_way:
-            if not error:
+    def wait(self, reads: Reads) -> None:
+        """Until ``reads`` are done: ``error`` says whether they are there."""
+        end = time.monotonic() + self._deadline
+        with self._changed:
+            while not reads.done:
+                if self._taking:
+                    self._changed.wait()
+                    continue
+                self._taking = True
+                try:
+                    self._take(max(end - time.monotonic(), 0))
+                finally:
+                    self._taking = False
+                    self._changed.notify_all()
+        with reads.arriving:
+            if not reads.error:
                 reads.place.arrived()
-            reads.done, reads.error, reads.kept = True, error, None
-        self._under_way.clear()
+
+    @property
+    def commands(self) -> tuple[int, int]:
+        """How many were submitted, and how many of these were completed, in all."""
+        with self._changed:
+            return self._submitted, self._completed
 
     def close(self) -> None:
         """Ends the thread. Reads under way are never completed."""
-        self._lost = f"{self._features.path}: these rows were closed"
-        self._by.close()
-        self._controller.close()
-        for reads in self._under_way:
-            reads.done, reads.error, reads.kept = True, self._lost, None
-        del self._controller, self._by
-        self._under_way.clear()
-        self._waiting.clear()
+        with self._changed:
+            self._lost = self._lost or f"{self._features.path}: these rows were closed"
+            self._end[0] = 1  # who takes completions gives up
+            while self._taking:
+                self._changed.wait()
+            self._by.close()
+            self._controller.close()
+            self._give_up()
+            del self._controller, self._by, self._end
+            self._changed.notify_all()
 
     def _fill(self) -> None:
+        """Submits as much as there is room for."""
         while self._waiting and (room := self._ids - (self._submitted - self._completed)) > 0:
             reads = self._waiting[0]
+            if first := reads.group < 0:
+                reads.group = self._free_groups.pop()
+                self._groups[reads.group] = reads
             count = min(room, reads.commands - reads.given)
-            row_bytes = self._rows[2]
-            where = [reads.wanted, reads.place.address, row_bytes, reads.given, count]
+            where = [reads.wanted, reads.place.address, self._rows[2], reads.given, count]
             counters = [self._submitted, self._completed, self._told, reads.places]
-            self._by.submit([*self._queue, self._bus, *self._rows, *where, *counters])
+            group = [reads.group, reads.commands if first else 0]
+            self._by.submit([*self._queue, self._bus, *self._rows, *where, *counters, *group])
             self._told = self._completed
             self._submitted += count
             reads.given += count
             if reads.given == reads.commands:
                 self._waiting.popleft()
 
-    def _complete(self) -> None:
-        count = self._submitted - self._completed
+    def _take(self, seconds: float) -> None:
+        """Takes completions until some reads have all of theirs, for so long at most. The lock is let go meanwhile."""
+        most = self._submitted - self._completed
         if self._waiting:  # some stay under way while more are submitted
-            count = min(count, max(self._ids // 2, 1))
-        word = min(reads.word for reads in self._under_way)
-        deadline_ns = int(self._deadline * 1e9)
-        self._by.complete([*self._queue, self._ended, count, self._completed, deadline_ns], word, count)
-        self._completed += count
+            most = min(most, max(self._ids // 2, 1))
+        arguments = [*self._queue, self._ended, most, self._completed, int(seconds * 1e9)]
+        self._changed.release()
+        try:
+            outcomes, lost = self._by.complete(arguments, most)
+        finally:
+            self._changed.acquire()
+        self._completed += len(outcomes)
+        for group, status in zip(outcomes & 0xFFFF, outcomes >> 16, strict=True):
+            if status < _SENSELESS:
+                self._note(self._groups[int(group)], int(status))
+        if lost:
+            self._lost = self._lost or self._no_answer()
+        if self._lost:
+            self._give_up()
+        else:
+            self._fill()
 
-    def _failure(self, failures: np.ndarray, commands: int) -> str:
+    def _note(self, reads: Reads, status: int) -> None:
+        """One command of ``reads`` has ended."""
+        reads.ended += 1
+        if status:
+            reads.failed[status] += 1
+        if reads.ended == reads.commands:
+            self._free_groups.append(reads.group)
+            del self._groups[reads.group]
+            reads.done, reads.error, reads.kept = True, self._failure(reads), None
+
+    def _give_up(self) -> None:
+        for reads in {*self._groups.values(), *self._waiting}:
+            reads.done, reads.error, reads.kept = True, self._lost, None
+        self._groups.clear()
+        self._waiting.clear()
+
+    def _no_answer(self) -> str:
+        commands = sum(reads.commands for reads in {*self._groups.values(), *self._waiting})
+        missing = commands - sum(reads.ended for reads in self._groups.values())
+        return (
+            f"{self._features.path}: {missing} of {commands} reads through rings had no answer within "
+            f"{self._deadline:g} s: "
+            f"{self._controller.error or 'the disk hangs, or the thread that serves the rings is gone'}; "
+            "look at the disk, then open the rows again, or read them with io engine"
+        )
+
+    def _failure(self, reads: Reads) -> str:
         """What is wrong, in words; empty: nothing."""
-        if not failures.any():
+        if not reads.failed:
             return ""
-        why, path = self._controller.error, self._features.path
-        if failures[0]:
-            self._lost = (
-                f"{path}: {failures[0]} of {commands} reads through rings had no answer within "
-                f"{self._deadline:g} s: {why or 'the disk hangs, or the thread that serves the rings is gone'}; "
-                "look at the disk, then open the rows again, or read them with io engine"
-            )
-            return self._lost
+        why = self._controller.error
         kinds = ", ".join(
-            f"{failures[s]} with status {s:#05x} ({_STATUSES.get(int(s), 'of the controller')})"
-            for s in np.flatnonzero(failures)
+            f"{count} with status {s:#05x} ({_STATUSES.get(s, 'of the controller')})"
+            for s, count in sorted(reads.failed.items())
         )
         return (
-            f"{path}: of {commands} reads through rings there failed {kinds}"
+            f"{self._features.path}: of {reads.commands} reads through rings there failed {kinds}"
             f"{': ' if why else ''}{why}; look at the disk, then read them again"
         )
 

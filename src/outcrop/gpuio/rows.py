@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from typing import Any, final
 
 import numpy as np
@@ -20,8 +19,8 @@ DEADLINE_SECONDS = 60.0
 class RowReads:
     """Rows on their way (:meth:`GpuDiskRows.submit`)."""
 
-    def __init__(self, source: GpuDiskRows, reads: Reads):
-        self._source, self._reads = source, reads
+    def __init__(self, queue: RowQueue, reads: Reads):
+        self._queue, self._reads = queue, reads
 
     @property
     def done(self) -> bool:
@@ -29,12 +28,14 @@ class RowReads:
         return self._reads.done
 
     def wait(self) -> None:
-        """Completes these, and all that were submitted so far: what one of them meets, each of them raises.
+        """Until these are there, whatever becomes of others.
 
         Raises:
             IoError: A read failed or had no answer in time; rows that were not read are as they were before.
         """
-        self._source._finish(self._reads)
+        self._queue.wait(self._reads)
+        if self._reads.error:
+            raise IoError(self._reads.error)
 
 
 @final
@@ -67,7 +68,6 @@ class GpuDiskRows(RowSource):
         faults: _core.RingFaults | None = None,
     ):
         self.num_rows, self.row_bytes = features.num_rows, features.row_bytes
-        self._turn = threading.Lock()
         self._queue = RowQueue(
             features, runtime, device, staging_bytes, deadline_seconds, faults or _core.RingFaults()
         )
@@ -92,8 +92,7 @@ class GpuDiskRows(RowSource):
 
     def submit_to(self, ids: np.ndarray, places: np.ndarray | None, out: Any) -> RowReads:
         """As :meth:`submit`, unchecked, to rows ``places`` (int32) of ``out``."""
-        with self._turn:
-            return RowReads(self, self._queue.submit(ids, out, places))
+        return RowReads(self._queue, self._queue.submit(ids, out, places))
 
     def fills_in_place(self, out: np.ndarray) -> bool:
         """Whether rows can be put to single places of ``out``."""
@@ -107,16 +106,13 @@ class GpuDiskRows(RowSource):
         self.submit(ids, out).wait()
         return {"disk": len(ids)}
 
-    def close(self) -> None:
-        with self._turn:
-            self._queue.close()
+    @property
+    def commands(self) -> tuple[int, int]:
+        """How many were submitted, and how many of these were completed, in all."""
+        return self._queue.commands
 
-    def _finish(self, reads: Reads) -> None:
-        with self._turn:
-            if not reads.done:
-                self._queue.finish()
-        if reads.error:
-            raise IoError(reads.error)
+    def close(self) -> None:
+        self._queue.close()
 
 
 class _Apart:

@@ -26,11 +26,11 @@ class Place(Protocol):
 
 
 class Submitter(Protocol):
-    """Runs what kernels/io_queue.h describes, in the order of the calls."""
+    """Runs what kernels/io_queue.h describes: submissions in the order of the calls, beside completing."""
 
     free_ids: int  # addresses
     landings: int
-    counts: int
+    progress: int
 
     def given(self, numbers: np.ndarray) -> tuple[int, Any]:
         """The address of ``numbers``, and what keeps it."""
@@ -40,10 +40,12 @@ class Submitter(Protocol):
 
     def submit(self, arguments: list[int]) -> None: ...
 
-    def complete(self, arguments: list[int], word: int, count: int) -> None: ...
+    def complete(self, arguments: list[int], most: int) -> tuple[np.ndarray, bool]:
+        """Waits for all that it does.
 
-    def failures(self) -> np.ndarray:
-        """Waits for all that was asked of it. uint32 by status, which begins anew."""
+        Returns:
+            uint32 by completion that it took, ``Outcome.last``; and whether the rings are lost.
+        """
         ...
 
     def close(self) -> None: ...
@@ -68,9 +70,9 @@ class Twin:
     def __init__(self, memory: np.ndarray, layout: Any):
         start = memory.ctypes.data
         self.free_ids, self.landings = start + layout.free_ids, start + layout.landings
-        self.counts = start + layout.counts
+        self.progress = start + layout.progress
         memory[layout.free_ids :][: 2 * layout.ids].view(np.uint16)[:] = np.arange(layout.ids)
-        self._counts = memory[layout.counts :][: 4 * _core.QUEUE_STATUSES].view(np.uint32)
+        self._progress = memory[layout.progress :][: 4 * _words(layout.ids)].view(np.uint32)
 
     def given(self, numbers: np.ndarray) -> tuple[int, Any]:
         return numbers.ctypes.data, numbers
@@ -81,19 +83,29 @@ class Twin:
     def submit(self, arguments: list[int]) -> None:
         _core.twin_io_submit(arguments)
 
-    def complete(self, arguments: list[int], word: int, count: int) -> None:
-        _core.twin_io_complete(arguments, word)
-
-    def failures(self) -> np.ndarray:
-        found = self._counts.copy()
-        self._counts[:] = 0
-        return found
+    def complete(self, arguments: list[int], most: int) -> tuple[np.ndarray, bool]:
+        _core.twin_io_complete(arguments)
+        return _outcomes(self._progress)
 
     def close(self) -> None: ...
 
 
+def _words(ids: int) -> int:
+    """Of struct Progress and its outcomes, uint32."""
+    return 4 + 4 * ids
+
+
+def _outcomes(progress: np.ndarray) -> tuple[np.ndarray, bool]:
+    lost, claimed = progress[:2]
+    return progress[4::4][:claimed].copy(), bool(lost)
+
+
 class Kernels:
-    """:class:`Submitter` on a GPU, on a stream of its own. The memory of the queue is pinned."""
+    """:class:`Submitter` on a GPU. The memory of the queue is pinned.
+
+    Submissions, and copies for the caller, have a stream; completions, which may wait long for a disk, have another
+    that waits for the submissions they need.
+    """
 
     def __init__(self, gpu: Gpu, device: torch.device, memory: np.ndarray, layout: Any):
         import torch
@@ -101,15 +113,16 @@ class Kernels:
         from outcrop.unified import in_place
 
         self._gpu, self._device = gpu, device
-        self._stream = gpu.new_stream(device.index or 0)
+        self._stream, self._completing = (gpu.new_stream(device.index or 0) for _ in range(2))
         self._pinned: Any = in_place(memory)
         with gpu.on_stream(self._stream):
             numbers = np.arange(layout.ids, dtype=np.uint16).view(np.int16)
             self._free_ids = torch.from_numpy(numbers).to(device)
-            self._landings = torch.zeros(16 * layout.ids, dtype=torch.uint8, device=device)
-            self._counts = torch.zeros(_core.QUEUE_STATUSES, dtype=torch.int32, device=device)
+            self._landings = torch.zeros(_core.LANDING_BYTES * layout.ids, dtype=torch.uint8, device=device)
+            words = _core.progress_bytes(layout.ids) // 4
+            self._progress = torch.zeros(words, dtype=torch.int32, device=device)
         self.free_ids, self.landings = self._free_ids.data_ptr(), self._landings.data_ptr()
-        self.counts = self._counts.data_ptr()
+        self.progress, self._read = self._progress.data_ptr(), _words(layout.ids)
 
     def given(self, numbers: np.ndarray) -> tuple[int, Any]:
         import torch
@@ -125,24 +138,23 @@ class Kernels:
         with self._gpu.on_stream(self._stream):
             self._gpu.launch("io_queue", "io_submit", self._device, 1, arguments)
 
-    def complete(self, arguments: list[int], word: int, count: int) -> None:
-        warps = min(count, _COMPLETING_WARPS)
-        with self._gpu.on_stream(self._stream):
-            self._gpu.launch("io_queue", f"io_complete_{word}", self._device, warps, arguments)
-
-    def failures(self) -> np.ndarray:
-        with self._gpu.on_stream(self._stream):
-            found = self._counts.cpu().numpy().view(np.uint32)
-            self._counts.zero_()
-        return found
+    def complete(self, arguments: list[int], most: int) -> tuple[np.ndarray, bool]:
+        self._gpu.wait(self._completing, self._gpu.fence(self._stream))
+        with self._gpu.on_stream(self._completing):
+            self._progress[1:3].zero_()
+            self._gpu.launch("io_queue", "io_complete", self._device, min(most, _COMPLETING_WARPS), arguments)
+            found = self._progress[: self._read].cpu().numpy().view(np.uint32)
+        return _outcomes(found)
 
     def close(self) -> None:
         self._gpu.fence(self._stream).synchronize()
+        self._gpu.fence(self._completing).synchronize()
         self._pinned = None
 
     def catch_up(self) -> None:
-        """Waits for what the caller's stream was given: it may use the memory that kernels are to write."""
-        self._gpu.fence(self._gpu.stream(self._device.index or 0)).synchronize()
+        """What is submitted from now on comes after what the caller's stream was given: it may use the memory that
+        kernels are to write."""
+        self._gpu.wait(self._stream, self._gpu.fence(self._gpu.stream(self._device.index or 0)))
 
     def rows(self, count: int) -> torch.Tensor:
         """uint8 [count] on the device."""

@@ -1,35 +1,60 @@
-// Rows of a file, read through a queue pair: the submission kernel writes commands and rings, the completion kernel
-// waits for what comes back and moves rows from staging memory to their place. Between the two the GPU is free
-// (Hyperion, section III-A).
+// Rows of a file, read through a queue pair: the submission kernel writes commands and rings, the completion
+// kernel waits for what comes back and moves rows from staging memory to their place. Between the two the GPU
+// is free (Hyperion, section III-A).
 //
-// A row is read as pieces of kPieceBytes, by a command each, which reads the blocks that the piece touches. Rows that
-// share a block are read each for itself. As every row has as many pieces, the place of every command is known: command
-// number n (of all ever given) takes the id that entry n of a ring of free ids holds, and goes to entry n of the ring of
-// commands; the completion at entry n, whichever id it brings, gives that id back to entry n of the ring of ids. Nobody
-// locks or counts. There are fewer ids than entries, so that no ring runs over: see also queue_pair.h.
+// A row is read as pieces of kPieceBytes, by a command each, which reads the blocks that the piece touches.
+// Rows that share a block are read each for itself. As every row has as many pieces, the place of every
+// command is known: command number n (of all ever given) takes the id that entry n of a ring of free ids
+// holds, and goes to entry n of the ring of commands; the completion at entry n, whichever id it brings,
+// gives that id back to entry n of the ring of ids. Nobody locks. There are fewer ids than entries, so that
+// no ring runs over: see also queue_pair.h.
 //
-// What failed is counted by status and its row is left as it was. Once a completion did not come in time, or made no
-// sense, counts[kLost] is not 0: the rings are of no use any more, and nothing waits or submits again.
+// Reads that were asked for together are a group. A completion kernel takes completions in the order of their
+// ring, of whichever group they are, until some group has all of its own; what is not there by then is left
+// to the next one. So one wait never waits for another's disk. Entries are claimed one after the other: what
+// was taken is always the beginning of the ring. What became of each is noted in outcomes; a row that failed
+// is left as it was.
+//
+// Once a completion did not come in time, or made no sense, progress.lost is not 0: the rings are of no use
+// any more, and nothing waits or submits again.
 #pragma once
 #include "kernels/gather.h"
 #include "kernels/queue_pair.h"
 
 namespace outcrop::kernels {
 
-constexpr int64 kMaxBlocks = 2 * kMemoryPage / kBlockBytes;  // of a command
+constexpr int64 kMaxBlocks = 2 * kMemoryPage / kBlockBytes;    // of a command
 constexpr int64 kPieceBytes = (kMaxBlocks - 1) * kBlockBytes;  // touches no more, wherever it begins
 
 constexpr uint32 kStatuses = 2048;  // code and type of a status; the other bits only say what to do
-constexpr uint32 kLost = 0;         // in counts: completions that did not come, or made no sense
 constexpr uint32 kOtherStatus = kStatuses - 1;
+constexpr uint32 kSenseless = kStatuses;  // of an outcome: no command with such an id was under way
 
 // What is to be done when the command with an id is done.
 struct Landing {
   uint8* to;
-  uint32 from;   // bytes of staging before those that are wanted
   uint32 bytes;  // 0: no command with this id is under way
+  uint32 index;  // of the command in its group
+  uint16 from;   // bytes of staging before those that are wanted
+  uint16 group;
 };
-static_assert(sizeof(Landing) == 16);
+static_assert(sizeof(Landing) == 24);
+
+// Of one completion that a kernel took.
+struct Outcome {
+  uint32 last;   // group, bits 0..15; status, bits 16..31
+  uint32 index;  // of the command in its group
+  uint32 result, reserved;
+};
+static_assert(sizeof(Outcome) == 16);
+
+// Of completion kernels. On a GPU `claimed` and `stop` are to be 0 when one begins.
+struct Progress {
+  uint32 lost;     // not 0: the rings are of no use any more
+  uint32 claimed;  // completions taken by this kernel: outcomes[0 .. claimed)
+  uint32 stop;     // not 0: a group has all that it waits for
+  uint32 reserved;
+};
 
 // A queue pair with what its submitter keeps.
 struct IoQueue {
@@ -39,8 +64,14 @@ struct IoQueue {
   int64 num_ids;      // below pair.depth
   uint8* staging;     // of an id: slot_bytes, which go over at most one page boundary
   int64 slot_bytes;
-  uint32* counts;  // kStatuses
+  Progress*
+      progress;  // then num_ids outcomes, then num_ids + 1 counts of commands: what each group waits for
 };
+
+OUTCROP_DEVICE Outcome* outcomes_of(const IoQueue& q) { return reinterpret_cast<Outcome*>(q.progress + 1); }
+OUTCROP_DEVICE uint32* waits_of(const IoQueue& q) {
+  return reinterpret_cast<uint32*>(outcomes_of(q) + q.num_ids);
+}
 
 struct FileRows {
   int64 base, stride, row_bytes;
@@ -60,28 +91,52 @@ struct Submit {
   const int64* wanted;  // out[i] = row wanted[i]; with places: out[places[i]]
   uint8* out;
   int64 out_stride;
-  int64 first, count;          // commands of `wanted`: row by row, piece by piece
-  int64 submitted, completed;  // commands, before
-  int64 told;                  // of those completed, what the completion doorbell was told of
-  const int32* places;         // or none
+  int64 first, count;           // commands of `wanted`: row by row, piece by piece
+  int64 submitted, completed;   // commands, before
+  int64 told;                   // of those completed, what the completion doorbell was told of
+  const int32* places;          // or none
+  int64 group, group_commands;  // whose they are; how many it has in all, where these are its first (else 0)
 };
 
 struct Complete {
   IoQueue queue;
   const uint32* ended;  // not 0: the controller serves no more
-  int64 count;
-  int64 completed;  // before
+  int64 most;           // completions, below or equal to num_ids
+  int64 completed;      // before
 };
 
-OUTCROP_DEVICE void count_one(uint32* at) {
+// A completion that a warp has taken.
+struct Claim {
+  bool there;
+  uint32 number;  // of those that the kernel takes
+  Taken taken;
+  uint32 bytes;  // of its landing; 0: it makes no sense
+};
+
+// Each of these is one step for all threads of the kernel.
+OUTCROP_DEVICE bool claim_one(uint32* claimed, uint32 number) {
 #if defined(__CUDACC__)
-  atomicAdd(at, 1u);
+  return atomicCAS(claimed, number, number + 1) == number;
 #else
-  __atomic_fetch_add(at, 1u, __ATOMIC_RELAXED);
+  return __atomic_compare_exchange_n(claimed, &number, number + 1, false, __ATOMIC_ACQ_REL, __ATOMIC_RELAXED);
+#endif
+}
+OUTCROP_DEVICE uint32 count_down(uint32* at) {
+#if defined(__CUDACC__)
+  return atomicSub(at, 1u) - 1;
+#else
+  return __atomic_sub_fetch(at, 1u, __ATOMIC_RELAXED);
+#endif
+}
+OUTCROP_DEVICE uint32 take(uint32* at) {
+#if defined(__CUDACC__)
+  return atomicExch(at, 0u);
+#else
+  return __atomic_exchange_n(at, 0u, __ATOMIC_RELAXED);
 #endif
 }
 
-OUTCROP_DEVICE bool lost(const IoQueue& queue) { return load_acquire(&queue.counts[kLost]) != 0; }
+OUTCROP_DEVICE bool lost(const IoQueue& queue) { return load_acquire(&queue.progress->lost) != 0; }
 
 // Command i of s.
 OUTCROP_DEVICE void submit_one(const Submit& s, int64 i) {
@@ -94,65 +149,82 @@ OUTCROP_DEVICE void submit_one(const Submit& s, int64 i) {
   const int64 number = s.submitted + i;
   const uint16 id = q.free_ids[number % q.num_ids];
   const int64 place = s.places ? s.places[row] : row;
-  q.landings[id] = {s.out + place * s.out_stride + begin, static_cast<uint32>(from), static_cast<uint32>(bytes)};
+  q.landings[id] = {s.out + place * s.out_stride + begin, static_cast<uint32>(bytes),
+                    static_cast<uint32>(s.first + i), static_cast<uint16>(from),
+                    static_cast<uint16>(s.group)};
   q.pair.commands[number % q.pair.depth] =
       read_command(id, static_cast<uint64>(block), static_cast<uint32>((from + bytes - 1) / kBlockBytes + 1),
                    s.bus + static_cast<uint64>(id * q.slot_bytes));
 }
 
-// By one thread, after all commands are written. Completions that were taken since the last time are told first: there
-// is then room for those of the new commands.
+// By one thread, after all commands are written. Completions that were taken since the last time are told
+// first: there is then room for those of the new commands.
 OUTCROP_DEVICE void ring_submitted(const Submit& s) {
   const QueuePair& pair = s.queue.pair;
+  if (s.group_commands) waits_of(s.queue)[s.group] = static_cast<uint32>(s.group_commands);
   // A disk may take a doorbell that is told the same twice for a mistake.
   if (s.completed % pair.depth != s.told % pair.depth)
     ring(pair.completion_doorbell, static_cast<uint32>(s.completed % pair.depth));
   ring(pair.command_doorbell, static_cast<uint32>((s.submitted + s.count) % pair.depth));
 }
 
-// Completion i of c, as soon as it is there. `patience.over()` waits a little and says whether to give up.
+// The next completion that nobody has taken, as soon as it is there; none once a group has what it waits for.
+// `patience.over()` waits a little and says whether to give up. By one lane.
 template <typename Patience>
-OUTCROP_DEVICE Taken await(const Complete& c, int64 i, Patience& patience) {
-  const QueuePair& pair = c.queue.pair;
-  const int64 number = c.completed + i;
-  const Completion* entry = &pair.completions[number % pair.depth];
-  const uint32 phase = number / pair.depth % 2 == 0 ? 1 : 0;
+OUTCROP_DEVICE Claim claim(const Complete& c, Patience& patience) {
+  const IoQueue& q = c.queue;
   for (;;) {
     // Once lost, commands are counted that were not submitted: what is in their entries is of earlier rounds.
-    if (lost(c.queue)) return {};
+    if (lost(q)) return {};
+    const uint32 number = load_acquire(&q.progress->claimed);
+    if (number >= c.most) return {};
     const bool last = load_acquire(c.ended) != 0;  // what came before that counts
-    const Taken taken = look(entry, phase);
-    if (taken.ready || last || patience.over()) return taken;
+    const bool stop = load_acquire(&q.progress->stop) != 0;
+    const int64 at = c.completed + number;
+    const Taken taken = look(&q.pair.completions[at % q.pair.depth], at / q.pair.depth % 2 == 0 ? 1 : 0);
+    if (taken.ready) {
+      if (!claim_one(&q.progress->claimed, number)) continue;
+      return {true, number, taken, taken.id < q.num_ids ? take(&q.landings[taken.id].bytes) : 0};
+    }
+    if (stop) return {};
+    if (last || patience.over()) {
+      store_release(&q.progress->lost, 1);
+      return {};
+    }
   }
 }
 
-// Whether the row of a completion can be moved.
-OUTCROP_DEVICE bool landed(const IoQueue& q, const Taken& taken) {
-  return taken.ready && taken.id < q.num_ids && taken.status == 0;
-}
-
-// By every lane of a warp: moves what a command has read.
-template <typename Word>
-OUTCROP_DEVICE void land(const IoQueue& q, const Taken& taken, int lane) {
-  if (!landed(q, taken)) return;
-  const Landing& landing = q.landings[taken.id];
-  copy_row<Word>(q.staging + taken.id * q.slot_bytes + landing.from, landing.to,
-                 landing.bytes / static_cast<int64>(sizeof(Word)), lane);
+// By every lane of a warp: moves what a command has read, by the widest words that suit where it is and goes.
+OUTCROP_DEVICE void land(const IoQueue& q, const Claim& c, int lane) {
+  if (!c.bytes || c.taken.status) return;
+  const Landing& landing = q.landings[c.taken.id];
+  const uint8* from = q.staging + c.taken.id * q.slot_bytes + landing.from;
+  uint8* to = landing.to;
+  const int64 bytes = c.bytes;
+  const uint64 all =
+      reinterpret_cast<uint64>(from) | reinterpret_cast<uint64>(to) | static_cast<uint64>(bytes);
+  if (all % 16 == 0) return copy_row<Word16>(from, to, bytes / 16, lane);
+  if (all % 8 == 0) return copy_row<uint64>(from, to, bytes / 8, lane);
+  if (all % 4 == 0) return copy_row<uint32>(from, to, bytes / 4, lane);
+  if (all % 2 == 0) return copy_row<uint16>(from, to, bytes / 2, lane);
+  copy_row<uint8>(from, to, bytes, lane);
 }
 
 // By one lane, when all have moved theirs: the id is free again.
-OUTCROP_DEVICE void settle(const Complete& c, int64 i, const Taken& taken) {
+OUTCROP_DEVICE void settle(const Complete& c, const Claim& claim) {
   const IoQueue& q = c.queue;
-  if (!taken.ready || taken.id >= q.num_ids || q.landings[taken.id].bytes == 0) {
-    count_one(&q.counts[kLost]);
-    return;
+  Outcome& outcome = outcomes_of(q)[claim.number];
+  if (!claim.bytes) {
+    outcome = {kSenseless << 16, 0, 0, 0};
+    return store_release(&q.progress->lost, 1);
   }
-  if (taken.status != 0) {
-    const uint32 status = taken.status % kStatuses;
-    count_one(&q.counts[status == kLost ? kOtherStatus : status]);
-  }
-  q.landings[taken.id].bytes = 0;
-  q.free_ids[(c.completed + i) % q.num_ids] = taken.id;
+  const Landing& landing = q.landings[claim.taken.id];
+  uint32 status = claim.taken.status % kStatuses;
+  if (claim.taken.status && !status) status = kOtherStatus;
+  const uint32 result = q.pair.completions[(c.completed + claim.number) % q.pair.depth].result;
+  outcome = {landing.group | status << 16, landing.index, result, 0};
+  q.free_ids[(c.completed + claim.number) % q.num_ids] = claim.taken.id;
+  if (count_down(&waits_of(q)[landing.group]) == 0) store_release(&q.progress->stop, 1);
 }
 
 }  // namespace outcrop::kernels
