@@ -12,6 +12,8 @@ import pytest
 import torch
 
 from artifact_support import child_environment
+from fused_reference import SHAPES, Inputs, autograd, inputs_of
+from outcrop.embed import fused
 
 BESIDE = Path(sys.prefix) / "beside"  # where scripts/setup.sh installs Triton
 needs_triton = pytest.mark.skipif(
@@ -20,68 +22,75 @@ needs_triton = pytest.mark.skipif(
     and not os.environ.get("OUTCROP_STRICT"),
     reason="no Triton",
 )
-SHAPES = [
-    (1, 1, 1),
-    (3, 5, 7),
-    (64, 64, 16),
-    (65, 130, 20),
-    (130, 63, 100),
-    (70, 40, 130),
-    (200, 10, 300),
-    (0, 4, 8),
-    (4, 0, 8),
-]
 CHECK = """
 import torch
+from triton.runtime.interpreter import InterpreterBuilder
+from fused_reference import SHAPES, autograd, inputs_of
 from outcrop.embed import fused
 
-def reference(queries, positive, candidates, wanted, ids):
-    leaves = [x.double().requires_grad_() for x in (queries, positive, candidates)]
-    scores = (leaves[0] @ leaves[2].T).masked_fill(wanted[:, None] == ids, -torch.inf)
-    logits = torch.cat([leaves[1][:, None], scores], 1)
-    loss = torch.nn.functional.cross_entropy(logits, torch.zeros(len(logits), dtype=torch.int64), reduction="sum")
-    return loss, *torch.autograd.grad(loss, leaves)
+made, product = [], InterpreterBuilder.create_dot
+InterpreterBuilder.create_dot = lambda *arguments: made.append(1) or product(*arguments)
 
-for n, k, dim in {shapes}:
-    for scale in (0.3, 30.0):
-        torch.manual_seed(n + k)
-        queries, candidates = torch.randn(n, dim) * scale, torch.randn(k, dim)
-        positive, wanted, ids = torch.randn(n) * scale, torch.randint(0, 9, (n,)), torch.randint(0, 9, (k,))
-        found = fused.softmax(queries, positive, candidates, wanted, ids, precision="ieee")
-        for ours, theirs in zip(found, reference(queries, positive, candidates, wanted, ids), strict=True):
-            assert ours.shape == theirs.shape, (n, k, dim)
-            torch.testing.assert_close(ours, theirs.float(), rtol=2e-4, atol=2e-4 * scale)
+for n, chunk, k, dim in SHAPES:
+    for scale in (1.0, 100.0)[: 2 if n == 40 else 1]:
+        inputs = inputs_of(n, chunk, k, dim)
+        inputs = (inputs[0] * scale, inputs[1] * scale, *inputs[2:])
+        expected = autograd(inputs, chunk)
+        for keep in (True, False):
+            made.clear()
+            found = fused.softmax(*inputs, chunk=chunk, keep=keep, precision="ieee")
+            for ours, theirs in zip(found, expected, strict=True):
+                assert ours.shape == theirs.shape, (n, chunk, k, dim, keep)
+                torch.testing.assert_close(ours.double(), theirs, rtol=2e-4, atol=6e-5 * scale)
+            plan = fused.Plan(n, k, dim, chunk, keep)
+            sizes = [min(chunk, n - begin) for begin in range(0, n, chunk)]
+            tiles = sum(-(-size // fused.ROWS) for size in sizes) * plan.column_blocks
+            most = plan.chunks * plan.row_blocks * plan.column_blocks if n else 0
+            assert tiles * plan.products <= len(made) <= most * plan.products, (plan, tiles, len(made))
+            assert len(sizes) > 1 or len(made) == tiles * plan.products
 print("the same")
 """
 COMPILE = """
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
-from outcrop.embed import fused, fused_kernels as kernels
+from cubin import resources
+from outcrop.embed import fused, fused_kernels
 
-common = dict(queries="*fp32", candidates="*fp32", wanted="*i64", ids="*i64", out="*fp32", n="i32", k="i32", dim="i32")
-for name, more in (
-    ("log_sum_exp", dict(positive="*fp32")),
-    ("query_gradients", dict(log_sums="*fp32")),
-    ("candidate_gradients", dict(log_sums="*fp32", share="i32")),
-):
-    fn = getattr(kernels, name)
-    for arch in (80, 90):
-        sizes = dict(ROWS=fused.ROWS, COLUMNS=fused.COLUMNS, STEP=fused.step_of(100), PRECISION="tf32")
-        signature = {a: (common | more).get(a, "constexpr") for a in fn.arg_names}
-        source = ASTSource(fn=fn, signature=signature, constexprs=sizes)
-        made = triton.compile(source, target=GPUTarget("cuda", arch, 32))
-        assert made.asm["cubin"][:4] == b"\\x7fELF"
-        assert "mma" in made.asm["ptx"], (name, arch)
-print("compiled")
+arrays = "queries positive candidates wanted ids log_sums to_queries scores out".split()
+divisible = (*arrays, "stride", "share")
+for dim, keep in CASES:
+    plan = fused.Plan(10_000, 1_000, dim, 2_000, keep)
+    sizes = dict(DIM=dim, ROWS=fused.ROWS, COLUMNS=fused.COLUMNS, STEP=plan.step, PRECISION="tf32", KEEP=keep)
+    names = ["forward", "candidate_gradients"] + ["query_gradients"] * (plan.parts > 1)
+    for name in names:
+        fn = getattr(fused_kernels, name)
+        these = sizes | (dict(WHOLE=plan.parts == 1) if name == "forward" else {})
+        signature = {a: "constexpr" if a in these else "i32" for a in fn.arg_names}
+        signature |= {a: "*i64" if a in ("wanted", "ids") else "*fp32" for a in fn.arg_names if a in arrays}
+        aligned = {(at,): [["tt.divisibility", 16]] for at, a in enumerate(fn.arg_names) if a in divisible}
+        for arch in ARCHS:
+            source = ASTSource(fn=fn, signature=signature, constexprs=these, attrs=aligned)
+            made = triton.compile(source, target=GPUTarget("cuda", arch, 32), options=fused.LAUNCH)
+            (needs,) = resources(made.asm["cubin"]).values()
+            ptx = made.asm["ptx"]
+            wide = dim % 4 == 0 and "cp.async.cg.shared.global" in ptx  # 16 bytes at a time, while it computes
+            print(arch, dim, keep, name, made.metadata.shared, needs.registers, needs.stack_bytes, "mma" in ptx, wide)
 """
+SHARED_BYTES = {
+    80: 163 << 10,
+    90: 227 << 10,
+    100: 227 << 10,
+}  # that a block may have; a processor has 1 KiB more
+RESERVED_BYTES = 1 << 10  # of a block, CUDA's own
+REGISTERS = 65_536  # of a processor
 
 
 def child(code: str, **environment: str) -> str:
     paths = os.pathsep.join((child_environment()["PYTHONPATH"], str(BESIDE)))
     ended = subprocess.run(
         [sys.executable, "-c", code],
-        env=child_environment() | {"PYTHONPATH": paths} | environment,
+        env=child_environment() | {"PYTHONPATH": paths, "TRITON_DEFAULT_FP_FUSION": "1"} | environment,
         capture_output=True,
         text=True,
         check=False,
@@ -92,39 +101,57 @@ def child(code: str, **environment: str) -> str:
 
 @needs_triton
 def test_fused_softmax_equals_autograd():
-    assert child(CHECK.replace("{shapes}", repr(SHAPES)), TRITON_INTERPRET="1") == "the same\n"
+    """Of every shape, with scores kept and made again; and with as many products of tiles as the plan says."""
+    assert child(CHECK, TRITON_INTERPRET="1") == "the same\n"
+
+
+@pytest.mark.parametrize(("dim", "again"), [(1, 4), (100, 4), (128, 4), (129, 14), (400, 44)])
+def test_products_that_a_batch_takes(dim, again):
+    """Scores, gradients of queries and of candidates, each once for every 128 dimensions, where scores are kept."""
+    parts = -(-dim // 128)
+    assert fused.Plan(10_000, 1_000, dim, 2_000, keep=True).products == 3 * parts
+    assert fused.Plan(10_000, 1_000, dim, 2_000, keep=False).products == again
+
+
+@pytest.mark.parametrize("keep", [True, False])
+def test_scratch_of_a_plan(keep):
+    """Counted by hand: 5 chunks of 2,000 queries, 32 columns of blocks, 6 shares of at most 11 blocks of queries."""
+    plan = fused.Plan(10_000, 1_000, 100, 2_000, keep)
+    assert (plan.chunks, plan.row_blocks, plan.column_blocks, plan.share, plan.shares) == (5, 63, 32, 352, 6)
+    sums, sizes = 4 * 6 * 5 * 1_000 * 100, 4 * 6 * 10_000
+    assert plan.scratch_bytes == sums + sizes + (4 * 10_000 * 1_024 if keep else 0)
+
+
+KEPT = ((100, True), (400, True))
+ALL = (*KEPT, (100, False), (400, False), (7, True))
 
 
 @needs_triton
-def test_kernels_compile_without_a_gpu(tmp_path):
-    assert child(COMPILE, TRITON_CACHE_DIR=str(tmp_path)) == "compiled\n"
+@pytest.mark.parametrize(
+    ("arch", "cases"),
+    [(90, KEPT), *(pytest.param(arch, ALL, marks=pytest.mark.slow) for arch in SHARED_BYTES)],
+)
+def test_kernels_compile_without_a_gpu(arch, cases, tmp_path):
+    """For tensor cores, nothing spilled; two blocks fit a processor, and of kernels that make no score again also by
+    their registers."""
+    code = COMPILE.replace("ARCHS", f"[{arch}]").replace("CASES", repr(cases))
+    lines = child(code, TRITON_CACHE_DIR=str(tmp_path)).splitlines()
+    assert len(lines) == (5 if cases == KEPT else 12)
+    for line in lines:
+        _, dim, keep, _, *numbers, on_tensor_cores, wide = line.split()
+        shared, registers, stack = map(int, numbers)
+        assert (on_tensor_cores, wide) == ("True", str(int(dim) % 4 == 0)), line
+        assert 2 * (shared + RESERVED_BYTES) <= SHARED_BYTES[arch] + RESERVED_BYTES, line
+        assert stack == 0, line
+        assert (2 if keep == "True" else 1) * 32 * fused.LAUNCH["num_warps"] * registers <= REGISTERS, line
 
 
 TOLERANCES = {"tf32": {"rtol": 1e-2, "atol": 1e-2}, "ieee": {"rtol": 1e-4, "atol": 1e-4}}
-Inputs = tuple[torch.Tensor, ...]
 
 
-def inputs_of(n: int, k: int, dim: int) -> Inputs:
-    """Queries, positive, candidates, wanted and ids."""
-    torch.manual_seed(n)
-    queries, candidates, positive = torch.randn(n, dim) / 4, torch.randn(k, dim), torch.randn(n)
-    return queries, positive, candidates, torch.randint(0, 9, (n,)), torch.randint(0, 9, (k,))
-
-
-def autograd(inputs: Inputs) -> Inputs:
-    """Loss and gradients by queries, positive and candidates, in float64."""
-    queries, positive, candidates = (x.double().requires_grad_() for x in inputs[:3])
-    scores = (queries @ candidates.T).masked_fill(inputs[3][:, None] == inputs[4], -torch.inf)
-    logits = torch.cat([positive[:, None], scores], 1)
-    loss = torch.nn.functional.cross_entropy(
-        logits, torch.zeros(len(logits), dtype=torch.int64), reduction="sum"
-    )
-    return loss.detach(), *torch.autograd.grad(loss, (queries, positive, candidates))
-
-
-def compare(found: Inputs, inputs: Inputs, precision: str) -> None:
+def compare(found: Inputs, inputs: Inputs, chunk: int, precision: str) -> None:
     for name, ours, theirs in zip(
-        ("loss", "by queries", "by positive", "by candidates"), found, autograd(inputs), strict=True
+        ("loss", "by queries", "by positive", "by candidates"), found, autograd(inputs, chunk), strict=True
     ):
         close = TOLERANCES[precision]
         torch.testing.assert_close(
@@ -138,23 +165,25 @@ def with_tf32(x: torch.Tensor) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("shape", SHAPES[:-2])
-def test_what_a_gpu_gives_is_compared_as_a_whole(shape: tuple[int, int, int]):
-    """Rounding as tensor cores do is let pass, each gradient that is wrong is seen."""
-    inputs = inputs_of(*shape)
-    right = autograd(inputs)
-    compare(autograd((with_tf32(inputs[0]), inputs[1], with_tf32(inputs[2]), *inputs[3:])), inputs, "tf32")
-    for number in range(1, 4):
-        for wrong in (-right[number], right[number] * 1.2):
+def test_what_a_gpu_gives_is_compared_as_a_whole(shape: tuple[int, int, int, int]):
+    """Rounding as tensor cores do is let pass, each result that is wrong is seen, and so is one that is nothing."""
+    inputs, chunk = inputs_of(*shape), shape[1]
+    right = autograd(inputs, chunk)
+    rounded = (with_tf32(inputs[0]), inputs[1], with_tf32(inputs[2]), *inputs[3:])
+    compare(autograd(rounded, chunk), inputs, chunk, "tf32")
+    for number in range(4):
+        for wrong in (-right[number], right[number] * 1.2, torch.zeros_like(right[number])):
             if right[number].abs().max() > 0.2:
                 with pytest.raises(AssertionError):
-                    compare((*right[:number], wrong, *right[number + 1 :]), inputs, "tf32")
+                    compare((*right[:number], wrong, *right[number + 1 :]), inputs, chunk, "tf32")
 
 
 @pytest.mark.gpu
+@pytest.mark.parametrize("keep", [True, False])
 @pytest.mark.parametrize("precision", ["tf32", "ieee"])
-def test_on_a_gpu(precision):
-    from outcrop.embed import fused
-
+def test_on_a_gpu(precision, keep):
     for shape in SHAPES:
-        inputs = inputs_of(*shape)
-        compare(fused.softmax(*(x.cuda() for x in inputs), precision=precision), inputs, precision)
+        inputs, chunk = inputs_of(*shape), shape[1]
+        there = (x.cuda() for x in inputs)
+        found = fused.softmax(*there, chunk=chunk, keep=keep, precision=precision)
+        compare(found, inputs, chunk, precision)

@@ -158,8 +158,10 @@ class GpuStepper(Stepper):
 
     def _reserve(self, runtime: Runtime, num_bytes: int) -> Any:
         rows = _STEP_COPIES * 4 * most_rows(self.config) * stride(self.config, self.config.dim)
-        shares = fused.most_bytes(self.config.negatives, self.config.dim) if self._fused else 0
-        return self._budget.reserve(BATCH, num_bytes + rows + shares)
+        config = self.config
+        plan = fused.Plan(2 * config.chunk, config.negatives, config.dim, 2 * config.chunk, keep=True)
+        scratch = plan.scratch_bytes if self._fused else 0
+        return self._budget.reserve(BATCH, num_bytes + rows + scratch)
 
     @property
     def _fused(self) -> bool:
