@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, Protocol
@@ -26,7 +27,11 @@ class Gpu(Protocol):
     dlpack: int  # its number in DLPack
 
     def register(self, address: int, num_bytes: int) -> None:
-        """Lets the GPU read this host memory; DeviceError where it cannot."""
+        """Lets the GPU read and write this host memory: whole pages, none of which is registered.
+
+        Raises:
+            DeviceError: It cannot. No later call fails for it.
+        """
         ...
 
     def unregister(self, address: int) -> None: ...
@@ -112,16 +117,18 @@ class Cuda:
         runtime: Any = torch.cuda.cudart()
         error = int(runtime.cudaHostRegister(address, num_bytes, _PORTABLE | _MAPPED))
         if error != 0:
+            _clear_error()
             raise DeviceError(
-                f"{num_bytes} bytes of host memory cannot be pinned for the GPU (CUDA error {error}); "
-                "use less, or raise the limit on locked memory (ulimit -l)"
+                f"{num_bytes} bytes of host memory cannot be pinned for the GPU (CUDA error {error}); use less, "
+                "raise the limit on locked memory (ulimit -l), or copy what is mapped for reading only"
             )
 
     def unregister(self, address: int) -> None:
         import torch
 
         runtime: Any = torch.cuda.cudart()
-        runtime.cudaHostUnregister(address)
+        if int(runtime.cudaHostUnregister(address)) != 0:
+            _clear_error()
 
     def managed(self, num_bytes: int) -> int:
         runtime = cuda_module("bindings.runtime")
@@ -203,6 +210,19 @@ class Cuda:
 
     def fence(self, stream: Any) -> Fence:
         return stream.record_event()
+
+
+def _clear_error() -> None:
+    """Forgets the error that the last call of torch's CUDA runtime has left in this thread.
+
+    The runtime keeps it until it is asked, which torch does when it next launches a kernel: that launch fails,
+    whoever's it is, and the error is gone. So here is one. torch does not offer cudaGetLastError, and cuda-python has a
+    runtime of its own, which knows nothing of this error. One that stays (of a kernel that read a wrong address) stays.
+    """
+    import torch
+
+    with contextlib.suppress(RuntimeError):
+        torch.empty(1, device="cuda").fill_(0)
 
 
 def _cuda() -> Gpu | None:
