@@ -13,6 +13,8 @@ import sys
 import threading
 import weakref
 from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
@@ -22,20 +24,27 @@ import torch
 
 from outcrop.device.gpu import ADVICE, Fence, Gpu, seen_by, usable
 from outcrop.errors import ArgumentError, DeviceError
+from outcrop.unified.arena import Arena, Segment
+from outcrop.unified.pages import Pages, Registration
+from outcrop.unified.uses import Uses
 
-_POOLED_MAX = 1 << 20  # bytes; larger blocks go back to the system
-_KEPT_BYTES = 64 << 20  # of free blocks
+_KEPT_BYTES = 64 << 20  # of unused memory
+_KEPT_PINNED_BYTES = 256 << 20  # the same where a GPU reads it, or as much as is in use: pinning is slow
 
 
 @dataclass(eq=False)
 class _Block:
     address: int
     num_bytes: int
-    managed: bool = False
-    memory: Any = None  # keeps it mapped: an mmap, or the tensor whose storage was adopted
-    adopted: bool = False
-    streams: set[Any] = field(default_factory=set)  # that were given work on it
+    kind: str = "arena"  # or managed, or adopted
+    memory: Any = None  # keeps it mapped where it was adopted: the tensor
+    pinned: list[Registration] = field(default_factory=list)
+    uses: Uses = field(default_factory=Uses)
     lease: weakref.ref[_Lease] | None = None
+
+    @property
+    def end(self) -> int:
+        return self.address + self.num_bytes
 
 
 class _Lease:
@@ -62,12 +71,17 @@ class Memory:
     def __init__(self, gpu: Gpu | None):
         self.gpu = gpu
         self._process = os.getpid()
-        self._blocks: dict[int, _Block] = {}  # by address: leased, or not yet free of its readers
-        self._free: dict[int, list[_Block]] = {}  # by size
-        self._free_bytes = 0
+        self._blocks: dict[
+            tuple[int, int], _Block
+        ] = {}  # by address and size: leased, or not yet free of its readers
+        self._pages = Pages(gpu)
+        kept = (_KEPT_BYTES, 0.0) if gpu is None else (_KEPT_PINNED_BYTES, 1.0)
+        self._arena = Arena(self._pin, lambda segment: self._pages.drop(segment.pinned), *kept)
         self._returned: deque[_Block] = deque()
         self._read: list[tuple[_Block, list[Fence]]] = []  # given back, perhaps read still
-        self._lock = threading.RLock()
+        self._lock = (
+            threading.Lock()
+        )  # a block is given back wherever the garbage collector runs: never waits for it
 
     def empty(
         self,
@@ -89,8 +103,7 @@ class Memory:
         if strides is None:
             strides = torch.empty(size, device="meta").stride()
         elements = math.prod(size) and 1 + sum((n - 1) * s for n, s in zip(size, strides, strict=True))
-        lease = _Lease(self, self._take(elements * dtype.itemsize, managed))
-        return _over(lease, dtype, 0, size, strides)
+        return _over(self._take(elements * dtype.itemsize, managed), dtype, 0, size, strides)
 
     def adopt(self, tensor: torch.Tensor) -> torch.Tensor:
         """A plain CPU tensor over the memory of ``tensor``, pinned where it is as long as tensors lie over it.
@@ -98,28 +111,33 @@ class Memory:
         Raises:
             DeviceError: It cannot be pinned.
         """
-        storage = tensor.untyped_storage()
-        address = storage.data_ptr()
-        if not storage.nbytes():
+        with torch._C.DisableTorchFunctionSubclass():
+            storage = tensor.untyped_storage()
+            address, num_bytes = storage.data_ptr(), storage.nbytes()
+        if not num_bytes:
             return self.empty(tuple(tensor.shape), tensor.dtype)
-        with self._lock:
-            block = self._blocks.get(address)
-            lease = block.lease() if block is not None and block.lease is not None else None
+        with self._held():
+            known = self._blocks.get((address, num_bytes))
+            lease = None if known is None or known.lease is None else known.lease()
             if lease is None:
-                if block is not None:  # of before, still pinned
-                    self.collect(wait=True)
-                block = _Block(address, storage.nbytes(), memory=tensor.detach(), adopted=True)
-                if self.gpu is not None:
-                    self.gpu.register(block.address, block.num_bytes)
-                self._blocks[address] = block
+                block = _Block(address, num_bytes, "adopted", tensor.detach())
+                block.pinned = self._pages.hold(address, num_bytes, block.memory)
+                self._share_uses(block)
+                self._blocks[address, num_bytes] = block
                 lease = _Lease(self, block)
         return _over(lease, tensor.dtype, int(tensor.storage_offset()), tensor.shape, tensor.stride())
 
     def owns(self, tensor: torch.Tensor) -> bool:
         return self._block_of(tensor) is not None
 
-    def on_gpu(self, tensor: torch.Tensor, device: int) -> torch.Tensor:
+    def on_gpu(self, tensor: torch.Tensor, device: int, *, writes: bool = False) -> torch.Tensor:
         """The memory of a tensor of :meth:`empty` or :meth:`adopt`, as GPU ``device`` sees it: no copy.
+
+        For what the current stream of the device is given next, before which it waits for what other streams write
+        there. The CPU, and memory that is used again, wait for the stream.
+
+        Args:
+            writes: The stream is to write it: call :meth:`wrote` when it has been given what does.
 
         Raises:
             DeviceError: There is no GPU.
@@ -131,8 +149,29 @@ class Memory:
             raise ArgumentError(
                 "the GPU cannot read this tensor in place: outcrop.unified.in_place() lets it"
             )
-        block.streams.add(gpu.stream(device))
-        return seen_by(gpu, tensor, device)
+        use = block.uses.begin(gpu, gpu.stream(device), writes=writes)
+        with torch._C.DisableTorchFunctionSubclass():
+            return seen_by(gpu, tensor, device, keeping=(tensor, use))
+
+    def wrote(self, tensor: torch.Tensor, device: int) -> None:
+        """Notes that the current stream of ``device`` has been given what writes to the memory of ``tensor``."""
+        block, gpu = self._block_of(tensor), self._needed_gpu()
+        if block is not None:
+            block.uses.wrote(gpu, gpu.stream(device))
+
+    def wait(self, tensor: torch.Tensor, *, to_write: bool = False) -> bool:
+        """Blocks until what GPUs were given that writes to the memory of ``tensor`` is done: the CPU may read it.
+
+        Args:
+            to_write: It may write it, too: also what reads is done.
+
+        Returns:
+            Whether there was something to wait for.
+        """
+        block = None if self.gpu is None else self._block_of(tensor)
+        if block is None or self.gpu is None:
+            return False
+        return block.uses.wait(self.gpu, to_write=to_write)
 
     def advise(self, tensor: torch.Tensor, advice: str, device: torch.device) -> int:
         """cudaMemAdvise on the memory of ``tensor``; its error code.
@@ -145,7 +184,7 @@ class Memory:
             raise ArgumentError(f"advice {advice!r} is unknown; known: {', '.join(ADVICE)}")
         gpu = self._needed_gpu()
         block = self._block_of(tensor)
-        if block is None or not block.managed:
+        if block is None or block.kind != "managed":
             raise DeviceError(
                 "memAdvise needs managed memory: create the tensor with outcrop.unified.device(managed=True)"
             )
@@ -154,17 +193,28 @@ class Memory:
     def blocks(self) -> int:
         """How many blocks tensors lie over, or a GPU may still read."""
         self.collect()
-        return len(self._blocks)
+        return len({*self._blocks.values(), *(block for block, _ in self._read)})
 
-    def collect(self, *, wait: bool = False) -> None:
-        """Frees what was given back and is no longer read; with ``wait``, all that was given back."""
-        more = bool(self._returned or self._read)
+    def mapped_bytes(self) -> int:
+        """Of the segments that blocks are cut from, used or not."""
+        return self._arena.mapped_bytes
+
+    def collect(self, *, wait: bool = False, release: bool = False) -> None:
+        """Frees what was given back and is no longer used by a GPU.
+
+        Args:
+            wait: For what a GPU still uses.
+            release: All memory that is unused goes back to the system.
+        """
+        more = release or bool(self._returned or self._read)
         while more:
             # Called when a block is given back, perhaps while this thread or another is in here: that one goes on.
             if not self._lock.acquire(blocking=wait):
                 return
             try:
                 self._collect(wait)
+                if release:
+                    self._arena.trim()
             finally:
                 self._lock.release()
             more = bool(self._returned) or (wait and bool(self._read))
@@ -172,8 +222,7 @@ class Memory:
     def _collect(self, wait: bool) -> None:
         while self._returned:
             block = self._returned.popleft()
-            fences = [] if self.gpu is None else [self.gpu.fence(stream) for stream in block.streams]
-            self._read.append((block, fences))
+            self._read.append((block, [] if self.gpu is None else block.uses.fences(self.gpu)))
         reading, self._read = self._read, []
         for block, fences in reading:
             for fence in fences if wait else ():
@@ -183,48 +232,68 @@ class Memory:
             else:
                 self._read.append((block, fences))
 
+    @contextmanager
+    def _held(self) -> Iterator[None]:
+        """The lock; who was turned away at it has left what he gave back."""
+        with self._lock:
+            yield
+        if self._returned:
+            self.collect()
+
     def _give_back(self, block: _Block) -> None:
         if os.getpid() != self._process:  # a forked child: the GPU is its parent's
             return
         self._returned.append(block)
         self.collect()
 
-    def _take(self, num_bytes: int, managed: bool) -> _Block:
-        size = max(mmap.PAGESIZE, num_bytes)
-        size = 1 << (size - 1).bit_length() if size <= _POOLED_MAX else size
+    def _take(self, num_bytes: int, managed: bool) -> _Lease:
         self.collect()
-        with self._lock:
-            if managed:
-                gpu = self._needed_gpu()
-                block = _Block(gpu.managed(size), size, managed=True)
-            elif self._free.get(size):
-                block = self._free[size].pop()
-                self._free_bytes -= size
-                block.streams = set()
-            else:
-                mapped = mmap.mmap(-1, size)
-                block = _Block(np.frombuffer(mapped, np.uint8).ctypes.data, size, memory=mapped)
-                if self.gpu is not None:
-                    self.gpu.register(block.address, size)
-            self._blocks[block.address] = block
-            return block
+        cut = self._cut_managed if managed else self._cut
+        try:
+            return cut(num_bytes)
+        except RuntimeError:  # there may be enough when what is unused is given back
+            self.collect(wait=True, release=True)
+            return cut(num_bytes)
+
+    def _cut(self, num_bytes: int) -> _Lease:
+        with self._held():
+            block = _Block(*self._arena.take(num_bytes))
+            self._blocks[block.address, block.num_bytes] = block
+            return _Lease(self, block)
+
+    def _cut_managed(self, num_bytes: int) -> _Lease:
+        with self._held():
+            size = max(num_bytes, mmap.PAGESIZE)
+            block = _Block(self._needed_gpu().managed(size), size, "managed")
+            self._blocks[block.address, size] = block
+            return _Lease(self, block)
+
+    def _pin(self, segment: Segment) -> list[Registration]:
+        return self._pages.hold(segment.address, segment.num_bytes, segment.mapped)
+
+    def _share_uses(self, block: _Block) -> None:
+        """Who waits for one of two blocks that have memory in common waits for both."""
+        if self.gpu is None:
+            return
+        for other in list(self._blocks.values()):
+            if other.address < block.end and block.address < other.end and other.uses is not block.uses:
+                block.uses.take_over(self.gpu, other.uses)
+                other.uses = block.uses
 
     def _release(self, block: _Block) -> None:
-        del self._blocks[block.address]
-        if block.managed:
+        if self._blocks.get((block.address, block.num_bytes)) is block:  # none has been adopted in its place
+            del self._blocks[block.address, block.num_bytes]
+        if block.kind == "managed":
             self._needed_gpu().free_managed(block.address)
-        elif (
-            not block.adopted
-            and block.num_bytes <= _POOLED_MAX
-            and self._free_bytes + block.num_bytes <= _KEPT_BYTES
-        ):
-            self._free.setdefault(block.num_bytes, []).append(block)
-            self._free_bytes += block.num_bytes
-        elif self.gpu is not None:
-            self.gpu.unregister(block.address)
+        elif block.kind == "arena":
+            self._arena.give_back(block.address)
+        else:
+            self._pages.drop(block.pinned)
 
     def _block_of(self, tensor: torch.Tensor) -> _Block | None:
-        return self._blocks.get(tensor.untyped_storage().data_ptr())
+        with torch._C.DisableTorchFunctionSubclass():
+            storage = tensor.untyped_storage()
+            return self._blocks.get((storage.data_ptr(), storage.nbytes()))
 
     def _needed_gpu(self) -> Gpu:
         if self.gpu is None:

@@ -1,0 +1,85 @@
+"""Registers host memory with a GPU by whole pages, each page once, for as long as somebody holds it.
+
+cudaHostRegister refuses a range of which a part is registered (error 712), and cudaHostUnregister takes the address
+that was registered. Two small tensors often share a page: a range registers only what nobody holds yet.
+"""
+
+from __future__ import annotations
+
+import bisect
+import mmap
+from dataclasses import dataclass
+from typing import Any
+
+from outcrop.device.gpu import Gpu
+
+
+@dataclass(eq=False)
+class Registration:
+    """Pages from ``start`` up to ``end``, which the GPU knows by ``start``."""
+
+    start: int
+    end: int
+    memory: Any
+    holders: int = 0
+
+
+class Pages:
+    """The pages that are registered with ``gpu`` (None: there is none, and nothing is). For one thread at a time."""
+
+    def __init__(self, gpu: Gpu | None):
+        self._gpu = gpu
+        self._registered: list[Registration] = []  # by address; they do not overlap
+
+    def hold(self, address: int, num_bytes: int, memory: Any) -> list[Registration]:
+        """Registers the pages of a range that are not registered yet.
+
+        Args:
+            memory: Keeps the range mapped. It is kept with what is registered here: a page stays registered, and must
+                stay mapped, until the last range that touches it is dropped.
+
+        Returns:
+            All registrations that cover the range, for :meth:`drop`.
+
+        Raises:
+            DeviceError: The GPU refuses; what was registered for the range is not any more.
+        """
+        if self._gpu is None:
+            return []
+        page = mmap.PAGESIZE
+        start, end = address // page * page, -(-(address + num_bytes) // page) * page
+        held: list[Registration] = []
+        try:
+            for known in [*self._between(start, end), None]:
+                stop = end if known is None else known.start
+                if start < stop:
+                    held.append(self._register(start, stop, memory))
+                if known is not None:
+                    known.holders += 1
+                    held.append(known)
+                    start = known.end
+        except BaseException:
+            self.drop(held)
+            raise
+        return held
+
+    def drop(self, held: list[Registration]) -> None:
+        """Ends what :meth:`hold` began; the GPU has to be done with the range, which nobody may hold twice."""
+        for known in held:
+            known.holders -= 1
+            if known.holders == 0:
+                assert self._gpu is not None
+                self._registered.remove(known)
+                self._gpu.unregister(known.start)
+
+    def _between(self, start: int, end: int) -> list[Registration]:
+        first = bisect.bisect_right(self._registered, start, key=lambda known: known.end)
+        last = bisect.bisect_left(self._registered, end, key=lambda known: known.start)
+        return self._registered[first:last]
+
+    def _register(self, start: int, end: int, memory: Any) -> Registration:
+        assert self._gpu is not None
+        self._gpu.register(start, end - start)
+        made = Registration(start, end, memory, holders=1)
+        bisect.insort(self._registered, made, key=lambda known: known.start)
+        return made

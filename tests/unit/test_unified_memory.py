@@ -1,0 +1,269 @@
+"""The parts of unified memory by themselves: pages, the arena, and who waits for whom, on a GPU of queues."""
+
+from __future__ import annotations
+
+import mmap
+import random
+from collections import Counter
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from outcrop.errors import DeviceError
+from outcrop.unified.arena import Arena, Segment
+from outcrop.unified.pages import Pages
+from outcrop.unified.uses import Uses
+
+PAGE = mmap.PAGESIZE
+MIB = 1 << 20
+
+
+class PageGpu:
+    """Refuses, as CUDA does, a page that is registered, and an address that is none of a registration."""
+
+    def __init__(self) -> None:
+        self.registered: dict[int, int] = {}
+        self.refused_after = 10**9
+
+    def register(self, address: int, num_bytes: int) -> None:
+        assert address % PAGE == num_bytes % PAGE == 0
+        if self.refused_after == 0:
+            raise DeviceError("no memory can be pinned")
+        self.refused_after -= 1
+        assert not self.pages() & set(range(address // PAGE, (address + num_bytes) // PAGE)), "error 712"
+        self.registered[address] = num_bytes
+
+    def unregister(self, address: int) -> None:
+        del self.registered[address]
+
+    def pages(self) -> set[int]:
+        return {p for at, size in self.registered.items() for p in range(at // PAGE, (at + size) // PAGE)}
+
+
+RANGES = st.tuples(st.integers(1, 12 * PAGE), st.integers(1, 4 * PAGE))
+
+
+@given(st.lists(st.one_of(RANGES, st.integers(0, 30)), max_size=40), st.integers(0, 30))
+def test_pages_against_a_model(steps: list[Any], refused_after: int):
+    """Ranges that overlap come and go: each page is registered once, while a range touches it or what was registered
+    with it, and what is registered stays mapped."""
+    gpu: Any = PageGpu()
+    gpu.refused_after = refused_after
+    pages, held = Pages(gpu), []
+    for step in steps:
+        if isinstance(step, int):
+            if held:
+                pages.drop(held.pop(step % len(held))[1])
+        else:
+            address, size = step
+            before = dict(gpu.registered)
+            try:
+                held.append((step, pages.hold(address, size, step)))
+            except DeviceError:
+                assert gpu.registered == before
+        touched = {p for (at, n), _ in held for p in range(at // PAGE, (at + n - 1) // PAGE + 1)}
+        assert touched <= gpu.pages()
+        for at, size in gpu.registered.items():
+            assert touched & set(range(at // PAGE, (at + size) // PAGE))
+    for _, registrations in held:
+        pages.drop(registrations)
+    assert not gpu.registered
+
+
+def arena_of(kept_bytes: int, kept_share: float = 0.0) -> tuple[Arena, Counter]:
+    counts: Counter = Counter()
+
+    def pin(segment: Segment) -> None:
+        counts["pinned"] += 1
+
+    def unpin(segment: Segment) -> None:
+        counts["unpinned"] += 1
+
+    return Arena(pin, unpin, kept_bytes, kept_share), counts
+
+
+@given(
+    st.lists(st.one_of(st.integers(1, 30 * MIB).map(lambda n: ("take", n)), st.integers(0, 99)), max_size=60)
+)
+def test_blocks_of_an_arena_are_apart(steps: list[Any]):
+    arena, counts = arena_of(8 * MIB)
+    held: dict[int, int] = {}
+    for step in steps:
+        if isinstance(step, tuple):
+            address, size = arena.take(step[1])
+            assert address % PAGE == size % PAGE == 0
+            assert step[1] <= size < step[1] + PAGE
+            assert all(address + size <= at or at + n <= address for at, n in held.items())
+            held[address] = size
+        elif held:
+            address = sorted(held)[step % len(held)]
+            del held[address]
+            arena.give_back(address)
+        assert arena.used_bytes == sum(held.values()) <= arena.mapped_bytes
+    for address in held:
+        arena.give_back(address)
+    assert arena.mapped_bytes <= 8 * MIB  # all are unused, joined again
+    arena.trim()
+    assert arena.mapped_bytes == 0
+    assert counts["pinned"] == counts["unpinned"]
+
+
+def test_a_thousand_blocks_of_one_size_are_one_registration():
+    for size in (100, MIB, 3 * MIB, 64 * MIB):
+        arena, counts = arena_of(64 * MIB)
+        for _ in range(1000):
+            arena.give_back(arena.take(size)[0])
+        assert counts == {"pinned": 1}
+
+
+def test_a_thousand_blocks_of_mixed_sizes_are_few_registrations():
+    """Eight at a time, of up to 8 MiB: never more than what all eight need if each has a segment of its own."""
+    arena, counts = arena_of(256 * MIB)
+    chance, held = random.Random(0), []
+    for _ in range(1000):
+        held.append(arena.take(chance.choice([1, PAGE + 1, 300_000, MIB + 1, 5 * MIB, 8 * MIB]))[0])
+        if len(held) == 8:
+            arena.give_back(held.pop(chance.randrange(8)))
+    assert counts["pinned"] <= 8
+    assert counts["unpinned"] == 0
+    assert arena.mapped_bytes <= 8 * 20 * MIB
+
+
+def test_unused_memory_is_bounded():
+    arena, counts = arena_of(8 * MIB, kept_share=1.0)
+    table = arena.take(64 * MIB)[0]
+    for _ in range(10):
+        arena.give_back(arena.take(60 * MIB)[0])
+    assert counts == {"pinned": 2}  # as much is in use
+    arena.give_back(table)
+    assert arena.mapped_bytes == 0
+
+
+def test_what_cannot_be_pinned_is_not_kept():
+    def refuse(segment: Segment) -> None:
+        raise DeviceError("no memory can be pinned")
+
+    arena = Arena(refuse, lambda segment: None, 0, 0.0)
+    with pytest.raises(DeviceError, match="pinned"):
+        arena.take(1)
+    assert arena.mapped_bytes == arena.used_bytes == 0
+
+
+class QueueFence:
+    def __init__(self, gpu: QueueGpu, stream: str, upto: int):
+        self._gpu, self._stream, self.upto = gpu, stream, upto
+
+    def query(self) -> bool:
+        return self._gpu.done[self._stream] >= self.upto
+
+    def synchronize(self) -> None:
+        while not self.query():
+            self._gpu.step(self._stream)
+
+
+class QueueGpu:
+    """Streams whose work runs only when somebody waits for it."""
+
+    def __init__(self) -> None:
+        self.queues: dict[str, list[Any]] = {"a": [], "b": []}
+        self.done = {"a": 0, "b": 0}
+        self.fences = self.waits = 0
+
+    def give(self, stream: str, work: Any) -> None:
+        self.queues[stream].append(work)
+
+    def step(self, stream: str) -> None:
+        self.queues[stream][self.done[stream]]()
+        self.done[stream] += 1
+
+    def fence(self, stream: str) -> QueueFence:
+        self.fences += 1
+        return QueueFence(self, stream, len(self.queues[stream]))
+
+    def wait(self, stream: str, fence: QueueFence) -> None:
+        self.waits += 1
+        self.give(stream, fence.synchronize)
+
+
+@given(st.data())
+def test_orders_of_reads_and_writes(data):
+    """A cell that two streams and the CPU read and write: everyone sees what the program says, however late streams
+    run. Oracle: the same program, step by step."""
+    gpu: Any = QueueGpu()
+    uses, kept = Uses(), {}
+    cell, expected, seen, wanted = [0], 0, [], []
+    for number in range(1, data.draw(st.integers(1, 14)) + 1):
+        who = data.draw(st.sampled_from(["a", "b", "cpu", "run"]))
+        writes = data.draw(st.booleans())
+        if who == "run":
+            stream = data.draw(st.sampled_from(["a", "b"]))
+            if gpu.done[stream] < len(gpu.queues[stream]):
+                gpu.step(stream)
+            continue
+
+        def work(number: int = number, writes: bool = writes, at: int = len(wanted)) -> None:
+            seen.append((at, cell[0]))
+            if writes:
+                cell[0] = number
+
+        if who == "cpu":
+            uses.wait(gpu, to_write=writes)
+            work()
+        else:
+            use = uses.begin(gpu, who, writes=writes)
+            gpu.give(who, work)
+            if writes:
+                uses.wrote(gpu, who)
+            if data.draw(st.booleans()):
+                kept[who] = use  # as a graph of autograd does
+        wanted.append(expected)
+        expected = number if writes else expected
+    for fence in uses.fences(gpu):
+        fence.synchronize()
+    assert sorted(seen) == list(enumerate(wanted))
+
+
+def test_reads_cost_no_fence():
+    gpu: Any = QueueGpu()
+    uses = Uses()
+    for _ in range(1000):
+        uses.begin(gpu, "a", writes=False)
+        gpu.give("a", lambda: None)
+        uses.wait(gpu, to_write=False)
+    assert (gpu.fences, gpu.waits, gpu.done["a"]) == (0, 0, 0)
+    uses.wait(gpu, to_write=True)
+    assert (gpu.fences, gpu.done["a"]) == (1, 1000)
+    uses.wait(gpu, to_write=True)
+    assert gpu.fences == 1  # what is done is forgotten
+
+
+def test_work_that_may_come_later_is_remembered():
+    """Backward launches after the CPU has waited once: what frees the memory, or writes to it, waits for that too."""
+    gpu: Any = QueueGpu()
+    uses = Uses()
+    use = uses.begin(gpu, "a", writes=False)
+    uses.wait(gpu, to_write=True)
+    ran = []
+    gpu.give("a", lambda: ran.append(1))
+    del use
+    uses.wait(gpu, to_write=True)
+    assert ran == [1]
+
+
+def test_uses_of_memory_that_turns_out_to_be_one():
+    gpu: Any = QueueGpu()
+    first, second, ran = Uses(), Uses(), []
+    alive = first.begin(gpu, "a", writes=True)
+    for uses, stream in ((first, "a"), (second, "a"), (second, "b")):
+        uses.begin(gpu, stream, writes=True)
+        gpu.give(stream, lambda name=stream: ran.append(name))
+        uses.wrote(gpu, stream)
+    first.take_over(gpu, second)
+    first.wait(gpu, to_write=False)
+    assert sorted(ran) == ["a", "a", "b"]
+    gpu.give("a", lambda: ran.append("later"))
+    first.wait(gpu, to_write=True)
+    assert ran[-1] == "later"
+    assert alive is not None
