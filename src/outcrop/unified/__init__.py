@@ -30,10 +30,12 @@ __all__ = [
     "UnifiedTensor",
     "device",
     "empty",
+    "empty_cache",
     "enable",
     "gather",
     "in_place",
     "is_unified",
+    "synchronize",
     "to_unified",
 ]
 
@@ -93,6 +95,28 @@ def in_place(x: torch.Tensor | np.ndarray, *, propagatedToCUDA: bool = False) ->
             f"only a strided tensor of the CPU has memory to use in place, not one on {x.device}"
         )
     return in_unified_memory(host_memory().adopt(x), propagatedToCUDA)
+
+
+def synchronize(x: torch.Tensor | np.ndarray) -> None:
+    """Blocks until GPUs are done with the memory of a unified tensor, all that were given work on it by now.
+
+    Needed before memory of :func:`in_place` is read or written by its other name, the original tensor or array, and
+    before an array of ``u.numpy()`` is, when the GPU has been given work on the tensor since. What goes by the name of
+    a unified tensor waits by itself.
+
+    Args:
+        x: A unified tensor, or what it was made of: with the same memory, from the same first byte.
+    """
+    plain = torch.from_numpy(x) if isinstance(x, np.ndarray) else x
+    host_memory().wait(plain, to_write=True)
+
+
+def empty_cache() -> None:
+    """Gives unused memory of unified tensors back to the system, as ``torch.cuda.empty_cache`` does on the GPU.
+
+    It waits for GPUs that still use what has been given back.
+    """
+    host_memory().collect(wait=True, release=True)
 
 
 def is_unified(x: torch.Tensor) -> bool:

@@ -37,6 +37,8 @@ def gather(table: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
     gpu = host_memory().gpu
     if gpu is not None and index.device.type == gpu.type:
         return _on_gpu(gpu, table, index)
+    host_memory().wait(table)
+    host_memory().wait(index)
     flat = index.reshape(-1)
     if flat.numel() and not 0 <= int(flat.min()) <= int(flat.max()) < len(table):
         raise IndexError(f"rows {int(flat.min())} to {int(flat.max())} asked for, the table has {len(table)}")
@@ -79,6 +81,7 @@ def _on_gpu(gpu: Gpu, table: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
     if not len(table):
         raise IndexError("the table has no rows")
     if not table[0].is_contiguous():  # rows with gaps inside are no rows that a warp can copy
+        host_memory().wait(table)
         table = (
             host_memory().empty(tuple(table.shape), table.dtype).copy_(table)
             if table.is_cpu

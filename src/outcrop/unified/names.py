@@ -22,6 +22,16 @@ METADATA = _names("""
 """)
 """Computed by neither, and none of them gives a view that is to be unified."""
 
+READS = _names("""
+    __bool__ __int__ __float__ __complex__ __index__ __format__ tolist item is_nonzero
+""")
+"""Of METADATA: what the CPU reads values for."""
+
+HANDS_OUT = _names("""
+    __array__ __dlpack__ numpy data_ptr untyped_storage storage typed_storage as_subclass share_memory_
+""")
+"""What gives the memory to somebody who may read and write it unseen."""
+
 _PROPERTIES_THAT_VIEW = frozenset(("data", "T", "mT", "H", "mH", "real", "imag"))
 
 VIEWS = _names("""
@@ -58,6 +68,11 @@ def name_of(func: Any) -> str:
     if name != "__get__":
         return name
     return "view" if func.__self__.__name__ in _PROPERTIES_THAT_VIEW else "size"
+
+
+def may_write(name: str) -> bool:
+    """Whether the function ``name`` may write to operands that :func:`writes` does not tell."""
+    return name.startswith("_fused_") or name.endswith(("batch_norm", "instance_norm"))
 
 
 def writes(name: str, args: Any, kwargs: Any) -> list[torch.Tensor]:

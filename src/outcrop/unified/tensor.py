@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import weakref
 from collections.abc import Iterator
 from typing import Any, TypeGuard
 
@@ -17,7 +18,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 from outcrop.device.gpu import Gpu
 from outcrop.unified.gather import gather
 from outcrop.unified.memory import host_memory
-from outcrop.unified.names import METADATA, VIEWS, name_of, writes
+from outcrop.unified.names import HANDS_OUT, METADATA, READS, VIEWS, may_write, name_of, writes
 from outcrop.unified.placement import Placement, place
 
 UNIFIED = "unified"
@@ -86,6 +87,7 @@ class UnifiedTensor(torch.Tensor):
 
     _propagated: bool = False
     _is_param: bool = False  # what torch.nn.Parameter sets, and goes by
+    _adds_safely: bool = False
 
     @property
     def is_unified(self) -> bool:
@@ -116,6 +118,7 @@ class UnifiedTensor(torch.Tensor):
         return host_memory().advise(_plain(self), advise, torch.device(adviseDevice))
 
     def __repr__(self, *, tensor_contents: Any = None) -> str:
+        host_memory().wait(self)
         shown = torch.Tensor.__repr__(_plain(self), tensor_contents=tensor_contents)
         return f"{shown[:-1]}, device='unified', propagatedToCUDA={self._propagated})"
 
@@ -124,6 +127,7 @@ class UnifiedTensor(torch.Tensor):
         return format(self.item(), spec) if spec and self.dim() == 0 else super().__format__(spec)
 
     def __reduce_ex__(self, protocol: Any) -> Any:
+        host_memory().wait(self)
         return rebuild, (_plain(self).detach().clone(), self._propagated, self.requires_grad, self._is_param)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> UnifiedTensor:
@@ -150,12 +154,21 @@ def _dispatched(func: Any, args: Any, kwargs: Any) -> Any:
         if found is not NotImplemented:
             return found
     name = name_of(func)
+    if name in HANDS_OUT or name in READS:
+        _wait((args, kwargs), to_write=name in HANDS_OUT)
     if name in METADATA:
         with torch._C.DisableTorchFunctionSubclass():
             return func(*args, **kwargs)
     if name in VIEWS:
         return _as_views(func, args, kwargs)
     return _placed(func, name, args, kwargs)
+
+
+def _wait(operands: Any, *, to_write: bool = False) -> None:
+    """Until the CPU may read the memory of unified operands, or write it too."""
+    for x in tree_leaves(operands):
+        if _is_unified(x):
+            host_memory().wait(x, to_write=to_write)
 
 
 def rebuild(
@@ -190,6 +203,7 @@ def in_unified_memory(plain: torch.Tensor, propagated: bool) -> UnifiedTensor:
 
 def _copied(x: torch.Tensor, device: UnifiedDevice) -> torch.Tensor:
     """A plain CPU tensor, and no view of one, in unified memory."""
+    host_memory().wait(x)
     strides = torch.empty_like(x, device="meta").stride()  # those of x where it has no gaps
     return device.memory(x.shape, x.dtype, strides).copy_(x.detach())
 
@@ -258,11 +272,15 @@ def copy_to_unified(x: torch.Tensor, device: UnifiedDevice) -> UnifiedTensor:
     return in_unified_memory(_copied(_plain(x), device), device.propagatedToCUDA)
 
 
-def on_gpu(x: UnifiedTensor, device: int) -> torch.Tensor:
-    """The memory of ``x`` as a tensor of the GPU, without a copy, for autograd too."""
+def on_gpu(x: UnifiedTensor, device: int, *, writes: bool = False) -> torch.Tensor:
+    """The memory of ``x`` as a tensor of the GPU, without a copy, for autograd too.
+
+    Args:
+        writes: See :meth:`outcrop.unified.memory.Memory.on_gpu`.
+    """
     if torch.is_grad_enabled() and x.requires_grad:
         return _OnGpu.apply(x, device)
-    return host_memory().on_gpu(_plain(x), device)
+    return host_memory().on_gpu(_plain(x), device, writes=writes)
 
 
 def _placed(func: Any, name: str, args: Any, kwargs: Any) -> Any:
@@ -274,39 +292,60 @@ def _placed(func: Any, name: str, args: Any, kwargs: Any) -> Any:
     operands = [x for x in tree_leaves((args, kwargs)) if isinstance(x, torch.Tensor)]
     written = writes(name, args, kwargs)
     where = _where(operands, written, host_memory().gpu)
+    unified = [x for x in operands if _is_unified(x)]
+    changed = unified if may_write(name) else [x for x in unified if _is_among(x, written)]
+    if where.compute == "cpu":
+        _wait(unified)
+        _wait(changed, to_write=True)
     there = _gpu_of(operands) if where.compute == "cuda" else torch.device("cpu")
     same = {id(x): x for x in operands}  # what comes out because it went in
+    aliases: list[tuple[UnifiedTensor, torch.Tensor]] = []
 
     def moved(x: Any) -> Any:
         if not isinstance(x, torch.Tensor) or x.device == there:
             return x
         if not _is_unified(x):
             return x if x.is_cpu and x.dim() == 0 else x.to(there)
-        alias = on_gpu(x, there.index or 0)
+        alias = on_gpu(x, there.index or 0, writes=_is_among(x, changed))
         same[id(alias)] = x
+        aliases.append((x, alias))
         return alias
 
     args, kwargs = tree_map(moved, (args, kwargs))
-    with torch._C.DisableTorchFunctionSubclass():
-        result = func(*args, **kwargs)
+    try:
+        with torch._C.DisableTorchFunctionSubclass():
+            result = func(*args, **kwargs)
+    finally:  # of what fails, a part may have been given to the GPU
+        for x, alias in aliases:
+            if _is_among(x, changed) or _has_been_written(alias):
+                host_memory().wrote(x, there.index or 0)
     if where.compute == "cuda":
         for x in written:  # through another tensor, so that autograd does not know
             torch.autograd.graph.increment_version(x)
     if kwargs.get("device") is not None:  # the caller has said where
         return result
-    unified = [x for x in operands if _is_unified(x)]
-    return tree_map(lambda x: same[id(x)] if id(x) in same else _delivered(x, where, unified), result)
+    seen = [*unified, *(alias for _, alias in aliases)]
+    return tree_map(lambda x: same[id(x)] if id(x) in same else _delivered(x, where, unified, seen), result)
 
 
-def _delivered(x: Any, where: Placement, unified: list[UnifiedTensor]) -> Any:
-    """A result, where it is to be."""
+def _is_among(x: torch.Tensor, others: list[Any]) -> bool:
+    return any(x is other for other in others)
+
+
+def _has_been_written(alias: torch.Tensor) -> bool:
+    """Perhaps: a tensor of inference does not tell."""
+    return alias.is_inference() or alias._version > 0
+
+
+def _delivered(x: Any, where: Placement, unified: list[UnifiedTensor], seen: list[torch.Tensor]) -> Any:
+    """A result, where it is to be: none of the GPU in the memory of ``seen``."""
     if not isinstance(x, torch.Tensor) or x.layout is not torch.strided:
         return x
     if where.compute == "cpu":
         return _host_result(x, unified, where.propagated)
     if where.output == UNIFIED:
         return copy_to_unified(x, UnifiedDevice(where.propagated))
-    return x.clone() if any(_address(x) == _address(u) for u in unified) else x
+    return x.clone() if any(_address(x) == _address(u) for u in seen) else x
 
 
 def _gpu_of(operands: list[torch.Tensor]) -> torch.device:
@@ -355,6 +394,11 @@ def _as_views(func: Any, args: Any, kwargs: Any) -> Any:
     unified = [x for x in tree_leaves((args, kwargs)) if _is_unified(x)]
     with torch._C.DisableTorchFunctionSubclass():
         result = func(*args, **kwargs)
+    tensors = [x for x in tree_leaves(result) if isinstance(x, torch.Tensor)]
+    if any(_address(x) != _address(unified[0]) for x in tensors) and host_memory().wait(unified[0]):
+        # No view but a copy, of what a GPU had not written yet: made again.
+        with torch._C.DisableTorchFunctionSubclass():
+            result = func(*args, **kwargs)
 
     def delivered(x: Any) -> Any:
         if type(x) is torch.Tensor and x.layout is torch.strided and x.is_cpu:
@@ -436,7 +480,7 @@ def _to(x: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
         return copy_to_unified(x.to(dtype), unified)
     if not isinstance(x, UnifiedTensor) or isinstance(target, torch.dtype) or target is None:
         return NotImplemented
-    return _moved(_plain(x), *args, **kwargs)
+    return _moved(x, *args, **kwargs)
 
 
 def _grad(x: torch.Tensor) -> torch.Tensor | None:
@@ -447,22 +491,52 @@ def _grad(x: torch.Tensor) -> torch.Tensor | None:
             return gradient
         if host_memory().gpu is not None and not host_memory().owns(gradient):
             x.grad = gradient = _copied(gradient, UnifiedDevice())
+        _wait_before_adding(x)
     return in_unified_memory(gradient, x._propagated)
 
 
-def _moved(plain: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+def _set_grad(x: torch.Tensor, gradient: torch.Tensor | None) -> None:
+    with torch._C.DisableTorchFunctionSubclass():
+        x.grad = gradient
+        if isinstance(x, UnifiedTensor) and gradient is not None:
+            _wait_before_adding(x)
+
+
+def _wait_before_adding(x: UnifiedTensor) -> None:
+    """Has autograd, which adds to a gradient by the CPU and unseen, wait for GPUs that were given work on it."""
+    if host_memory().gpu is None or x._adds_safely or not (x.is_leaf and x.requires_grad):
+        return
+    leaf = weakref.ref(x)
+
+    def wait(_: torch.Tensor) -> None:
+        here = leaf()
+        with torch._C.DisableTorchFunctionSubclass():
+            gradient = None if here is None else here.grad
+        if gradient is not None and gradient.is_cpu and gradient.layout is torch.strided:
+            host_memory().wait(gradient, to_write=True)
+
+    x.register_hook(wait)
+    x._adds_safely = True
+
+
+def _moved(x: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
     """To another device; the CPU is one too, whose tensor is a copy."""
+    plain = _plain(x)
+    host_memory().wait(plain)
     out = plain.to(*args, **kwargs)
+    if _is_of_gpu(out) and host_memory().owns(plain):  # with non_blocking it is read later
+        host_memory().on_gpu(plain.detach(), out.get_device())
     return out.clone() if out is plain or _address(out) == _address(plain) else out
 
 
 def _cpu(x: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
-    return _moved(_plain(x), "cpu")
+    return _moved(x, "cpu")
 
 
-def _cuda(x: torch.Tensor, device: Any = None, *args: Any, **kwargs: Any) -> torch.Tensor:
+def _cuda(x: torch.Tensor, device: Any = None, non_blocking: bool = False, **kwargs: Any) -> torch.Tensor:
     gpu = host_memory().gpu
-    return _plain(x).to(device if device is not None or gpu is None else gpu.type)
+    there = device if device is not None else "cuda" if gpu is None else gpu.type
+    return _moved(x, there, non_blocking=non_blocking, **kwargs)
 
 
 def _same_kind(x: torch.Tensor, y: torch.Tensor) -> bool:
@@ -486,6 +560,7 @@ _SPECIAL: dict[Any, Any] = {
     torch.Tensor.to: _to,
     _SAME_KIND: _same_kind,
     torch.Tensor.grad.__get__: _grad,  # pyright: ignore[reportAttributeAccessIssue, reportOptionalMemberAccess]
+    torch.Tensor.grad.__set__: _set_grad,  # pyright: ignore[reportAttributeAccessIssue, reportOptionalMemberAccess]
     torch.Tensor.cpu: _cpu,
     torch.Tensor.cuda: _cuda,
 }
