@@ -13,6 +13,7 @@ from outcrop.config import DeviceConfig, SampleConfig
 from outcrop.device import resolve
 from outcrop.device.budget import DeviceBudget
 from outcrop.device.gpu import gpu_of
+from outcrop.device_rows import ring_pool
 from outcrop.feeders import Drawer, RecordedDrawer, RecordedGraphs, SampledDrawer, SampledGraphs
 from outcrop.hotness import PRESAMPLED_BATCHES, Hotness
 from outcrop.rows import DiskStream, RowStream, scratch_share
@@ -56,11 +57,11 @@ def open_online(
     else:
         stream = DiskStream(features, runtime, scratch_bytes=scratch)
     pool = None
+    on_device = _device_budget(to)
     if recorded is not None:  # the size of batches is known: buffers come first
-        pool = _make_pool(graph, runtime, recorded.max_nodes, to)
+        pool = _make_pool(graph, runtime, recorded.max_nodes, to, on_device)
     share = _DRAWING_SHARE if recorded is None else _DRAWING_SHARE_LAST
     before = runtime.budget.free_bytes
-    on_device = _device_budget(to)
     drawer, topology, drawn = _drawing(graph, runtime, config, to, recorded, share, ids, on_device)
     split = "train" if "train" in config.splits else config.splits[0]
 
@@ -82,7 +83,7 @@ def open_online(
             del drawer, topology, drawn
             gc.collect()
             drawer, topology, drawn = _drawing(graph, runtime, config, to, recorded, share, ids, on_device)
-        pool = _make_pool(graph, runtime, most, to)
+        pool = _make_pool(graph, runtime, most, to, on_device)
     device_bytes = 0
     if on_device is not None and to.memory_bytes:  # what sampling holds there is held
         device_bytes = max(on_device.free_bytes - DEVICE_BATCHES * batch_bytes, 0)
@@ -97,8 +98,17 @@ def _device_budget(to: DeviceConfig) -> DeviceBudget | None:
     return None if gpu is None else DeviceBudget(gpu, device, to.memory_bytes)
 
 
-def _make_pool(graph: Graph, runtime: Runtime, most: int, to: DeviceConfig) -> SlotPool[HostSlot]:
+def _make_pool(
+    graph: Graph, runtime: Runtime, most: int, to: DeviceConfig, on_device: DeviceBudget | None
+) -> SlotPool[HostSlot]:
+    """Batch buffers; on the GPU where its kernels read the rows, if it has room for these and for batches."""
     batch_bytes = most * graph.spec("features").stride_bytes
+    device = resolve(to.name)
+    gpu = gpu_of(device)
+    if runtime.initiator == "gpu" and gpu is not None and on_device is not None:
+        room = on_device.free_bytes // 2
+        if (_SLOTS + DEVICE_BATCHES) * batch_bytes <= room:
+            return ring_pool(runtime, _SLOTS, load.buffer_bytes(graph, most), gpu, device, on_device)
     slots = _MORE_SLOTS if _MORE_SLOTS * batch_bytes <= runtime.budget.free_bytes // 2 else _SLOTS
     return load.make_pool(graph, runtime, slots=slots, max_nodes=most, to=to)
 

@@ -132,9 +132,14 @@ class RowQueue:
         there = (out.device.type, out.device.index) == self._gpu
         return there and str(out.dtype) == "torch.uint8" and out.is_contiguous()
 
-    def fills_in_place(self, out: np.ndarray) -> bool:
+    def fills_in_place(self, out: Any) -> bool:
         """Whether rows of ``out`` that are not asked for stay as they are."""
         return self._by.place(out).direct
+
+    def catch_up(self, out: Any) -> None:
+        """What is submitted from now on comes after what the current stream does to ``out``, a tensor of the GPU."""
+        if not isinstance(out, np.ndarray):
+            self._by.catch_up()
 
     def submit(self, ids: np.ndarray, out: Any, places: np.ndarray | None = None) -> Reads:
         """Begins to read rows ``ids``, int64, to ``out``, uint8, flat, on the CPU or on the GPU.

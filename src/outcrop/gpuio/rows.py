@@ -88,13 +88,14 @@ class GpuDiskRows(RowSource):
             raise ArgumentError(
                 "rows are put into contiguous bytes, of an array or of a tensor of the device"
             )
+        self._queue.catch_up(out)
         return self.submit_to(ids, None, out)
 
     def submit_to(self, ids: np.ndarray, places: np.ndarray | None, out: Any) -> RowReads:
-        """As :meth:`submit`, unchecked, to rows ``places`` (int32) of ``out``."""
+        """As :meth:`submit`, unchecked, to rows ``places`` (int32) of ``out``, which nothing uses that was launched."""
         return RowReads(self._queue, self._queue.submit(ids, out, places))
 
-    def fills_in_place(self, out: np.ndarray) -> bool:
+    def fills_in_place(self, out: Any) -> bool:
         """Whether rows can be put to single places of ``out``."""
         return self._queue.fills_in_place(out)
 
@@ -133,7 +134,8 @@ class RingStream:
         self.num_rows, self.row_bytes = rows.num_rows, rows.row_bytes
         self._rows = rows
 
-    def submit(self, ids: np.ndarray, positions: np.ndarray | None, out: np.ndarray) -> RowReads | _Apart:
+    def submit(self, ids: np.ndarray, positions: np.ndarray | None, out: Any) -> RowReads | _Apart:
+        """As of :class:`outcrop.rows.RowStream`; with a GPU ``out`` may be a tensor of it that nothing uses."""
         flat = out.reshape(-1)
         if positions is None or self._rows.fills_in_place(flat):
             return self._rows.submit_to(ids, positions, flat)

@@ -38,6 +38,11 @@ class Submitter(Protocol):
 
     def place(self, out: Any) -> Place: ...
 
+    def catch_up(self) -> None:
+        """What is submitted from now on comes after what the current stream was given: it may use the memory that
+        kernels are to write."""
+        ...
+
     def submit(self, arguments: list[int]) -> None: ...
 
     def complete(self, arguments: list[int], most: int) -> tuple[np.ndarray, bool]:
@@ -79,6 +84,8 @@ class Twin:
 
     def place(self, out: np.ndarray) -> Place:
         return _InPlace(out.ctypes.data)
+
+    def catch_up(self) -> None: ...
 
     def submit(self, arguments: list[int]) -> None:
         _core.twin_io_submit(arguments)
@@ -152,8 +159,6 @@ class Kernels:
         self._pinned = None
 
     def catch_up(self) -> None:
-        """What is submitted from now on comes after what the caller's stream was given: it may use the memory that
-        kernels are to write."""
         self._gpu.wait(self._stream, self._gpu.fence(self._gpu.stream(self._device.index or 0)))
 
     def rows(self, count: int) -> torch.Tensor:
@@ -177,9 +182,7 @@ class _OnGpu:
 
         self._kernels, self._rows = kernels, None
         self._out: Any = torch.from_numpy(out) if isinstance(out, np.ndarray) else out
-        if not self._out.is_cpu:
-            kernels.catch_up()
-        elif not self._out.is_pinned():
+        if self._out.is_cpu and not self._out.is_pinned():
             self._rows = kernels.rows(self._out.numel())
         self.direct = self._rows is None
         self.address = (self._out if self._rows is None else self._rows).data_ptr()

@@ -330,9 +330,13 @@ def make_pool(
     graph: Graph, runtime: Runtime, *, slots: int, max_nodes: int, to: DeviceConfig
 ) -> SlotPool[HostSlot]:
     """Batch buffers for modes that fetch rows by id. ``max_nodes``: of any batch, where it is known (0: they grow)."""
+    return host_pool(runtime, slots, buffer_bytes(graph, max_nodes), 0, gpu=device.gpu_named(to.name))
+
+
+def buffer_bytes(graph: Graph, max_nodes: int) -> int:
+    """Bytes of a buffer for the rows of ``max_nodes``."""
     row_bytes = graph.spec("features").stride_bytes
-    x_bytes = record.align_page(max_nodes * row_bytes) + 2 * record.PAGE_BYTES if max_nodes else 0
-    return host_pool(runtime, slots, x_bytes, 0, gpu=device.gpu_named(to.name))
+    return record.align_page(max_nodes * row_bytes) + 2 * record.PAGE_BYTES if max_nodes else 0
 
 
 def row_session(
