@@ -145,7 +145,7 @@ def config_with_cache(
     while low < high:
         middle = (low + high) // 2
         low, high = (low, middle) if cache(middle) >= rows * row_bytes else (middle + 1, high)
-    batches = 2 * (sample_set.max_nodes * row_bytes + 2 * sample_set.max_record_bytes)
+    batches = 2 * (sample_set.max_nodes * row_bytes + 4 * sample_set.max_record_bytes)
     gpu = batches + device_rows * row_bytes + row_bytes // 2 if device_rows else 0
     return PlanConfig(memory=low + row_bytes // 2, slots=slots, gpu_memory=gpu, **options)
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from outcrop.runtime import Runtime
+from outcrop.store import record
 from outcrop.store.batches import BatchGraph
 
 PRESAMPLED_BATCHES = 512  # at most: more of an epoch's batches say the same
@@ -53,7 +54,7 @@ class Hotness:
         self._rows, self._lists = held[: self.window], held[self.window :]
         self._held = self.window
         self._counted = -1  # first node of the window that is in the counters
-        self.batches = self.most_nodes = 0
+        self.batches = self.most_nodes = self.most_record_bytes = 0
 
     @property
     def held_bytes(self) -> int:
@@ -82,6 +83,7 @@ class Hotness:
             ids = graph.n_id
             expanded = len(ids) if self._expand_all else sum(graph.nodes_per_hop[:-1])
             self.most_nodes = max(self.most_nodes, len(ids))
+            self.most_record_bytes = max(self.most_record_bytes, record.bytes_of(graph))
             self._add(self._rows, ids, first)
             self._add(self._lists, ids[:expanded], first)
             self.batches += 1

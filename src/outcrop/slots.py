@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 import numpy as np
 
 from outcrop import _core
-from outcrop.device.gpu import Gpu
+from outcrop.device.gpu import Fence, Gpu
 from outcrop.errors import BudgetError, CancelledError
 from outcrop.runtime import Runtime
 from outcrop.store.arrays import PAGE_BYTES
@@ -26,6 +26,18 @@ if TYPE_CHECKING:
 DEVICE_BATCHES = 2  # mini-batches on a GPU at a time: one trains, one arrives
 
 S = TypeVar("S", bound="Slot")
+
+
+def device_batch_bytes(x_bytes: int, record_bytes: int) -> int:
+    """Bytes of a mini-batch on a GPU, at most.
+
+    Four times its record: ids of 4 bytes there are places and ids of 8 here, edges of 4 are sources, weights and ids.
+
+    Args:
+        x_bytes: Of its rows.
+        record_bytes: Of its structure as it is recorded, without an address table.
+    """
+    return x_bytes + 4 * record_bytes
 
 
 class Slot:
@@ -39,6 +51,14 @@ class Slot:
 
     def returned(self) -> None:
         """The last tensor over it has died."""
+
+    @property
+    def ready(self) -> bool:
+        """Whether it can be written without waiting."""
+        return True
+
+    def wait(self) -> None:
+        """Until it can be written: called when it is leased."""
 
     def release(self) -> None:
         """Gives the memory back."""
@@ -82,12 +102,14 @@ class RowRoom:
 class HostSlot(Slot):
     """Buffers of one mini-batch in flight: ``x`` for rows, ``meta`` for the record; both uint8, page-aligned.
 
-    With a GPU ``x`` is pinned, so that the GPU reads it in place and copies run beside everything else.
+    With a GPU ``x`` is pinned, so that the GPU reads it in place and copies run beside everything else. The slot may
+    come back before they have: who leases it next waits for them.
     """
 
     def __init__(self, runtime: Runtime, room: RowRoom, meta_bytes: int, gpu: Gpu | None):
         self._room, self._gpu = room, gpu
         self.pinned: torch.Tensor | None = None  # x as the GPU reads it
+        self._read: Fence | None = None
         self.x = self._allocate()
         self.meta = runtime.budget.empty("batch-meta", meta_bytes)
 
@@ -105,6 +127,19 @@ class HostSlot(Slot):
             self.release()
             self.x = np.zeros(0, np.uint8)
             self.x = self._allocate()
+
+    def reading(self, fence: Fence) -> None:
+        """A GPU reads ``x`` until ``fence`` passes."""
+        self._read = fence
+
+    @property
+    def ready(self) -> bool:
+        return self._read is None or self._read.query()
+
+    def wait(self) -> None:
+        if self._read is not None and not self._read.query():
+            self._read.synchronize()
+        self._read = None
 
     def release(self) -> None:
         self.pinned = None
@@ -135,7 +170,11 @@ class SlotPool(Generic[S]):
                 self._changed.wait()
             if stopped.is_set():
                 raise CancelledError("loading was stopped")
-            return Lease(self, self._free.pop())
+            # The last that came back is warm in caches; where a GPU still reads all, the first is done first.
+            ready = [at for at, slot in enumerate(self._free) if slot.ready]
+            lease = Lease(self, self._free.pop(ready[-1] if ready else 0))
+        lease.slot.wait()
+        return lease
 
     def wake(self) -> None:
         with self._changed:
@@ -156,12 +195,14 @@ class SlotPool(Generic[S]):
                 )
 
     def give_back(self, slot: S, lease: _Kept) -> None:
-        slot.returned()
-        with self._changed:
-            self._free.append(slot)
-            self._handed -= lease.taken
-            lease.returned = True
-            self._changed.notify_all()
+        try:
+            slot.returned()
+        finally:  # whatever a GPU says: somebody may wait for the slot
+            with self._changed:
+                self._free.append(slot)
+                self._handed -= lease.taken
+                lease.returned = True
+                self._changed.notify_all()
 
     def mark_taken(self, lease: _Kept) -> None:
         with self._changed:

@@ -2,14 +2,17 @@
 
 On the CPU the tensors lie over the buffers. On a GPU the rows are put together there, on a stream of their own beside
 the one that trains: cached rows come from the device cache, or from host memory that the GPU reads in place, the others
-from the pinned buffer that they were read into (PyTorch-Direct 4.5; DiskGNN section 4 for the levels).
+from the pinned buffer that they were read into (PyTorch-Direct 4.5; DiskGNN section 4 for the levels). That stream has
+low priority, and kernels that read host memory take few processors (Hyperion III-B1). No thread waits for a batch to
+arrive: the stream that uses it does (see device_slots).
 """
 
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -18,8 +21,9 @@ from outcrop import _core
 from outcrop import device as devices
 from outcrop.config import DeviceConfig
 from outcrop.device.budget import DeviceBudget
-from outcrop.device.gpu import Fence, Gpu, gpu_of, seen_by
-from outcrop.slots import DEVICE_BATCHES, HostSlot, Lease, Slot, SlotPool
+from outcrop.device.gpu import Fence, Gpu, gpu_of
+from outcrop.device_slots import DeviceSlot
+from outcrop.slots import DEVICE_BATCHES, HostSlot, Lease, SlotPool
 from outcrop.store import record
 from outcrop.store.batches import BatchGraph
 from outcrop.store.manifest import ArraySpec
@@ -44,8 +48,26 @@ class Arrived:
     table: record.AddressTable | None
 
 
+Arrays = Callable[[BatchGraph], Mapping[str, np.ndarray]]
+"""What of a batch goes to the device beside its rows, labels, degrees, ``rowptr`` and ``col``."""
+
+
+class Delivered(Protocol):
+    """A mini-batch whose transfer has begun."""
+
+    def take(self) -> MiniBatch:
+        """In the thread that uses it, on whose current stream its tensors may be used at once."""
+        ...
+
+
 class Transfer(Protocol):
-    def deliver(self, batch: Arrived, stopped: threading.Event) -> MiniBatch: ...
+    def deliver(
+        self, batch: Arrived, stopped: threading.Event, arrays: Arrays | None = None
+    ) -> Delivered: ...
+
+    def check(self) -> None:
+        """Waits for what was begun; raises ArgumentError where a row of a batch was at no place."""
+        ...
 
     def check_not_starved(self) -> None: ...
 
@@ -69,6 +91,14 @@ class _Rows:
         return x.view(self.dtype).reshape(-1, self.row_bytes // self.dtype.itemsize)
 
 
+@dataclass(frozen=True)
+class _OnCpu:
+    batch: MiniBatch
+
+    def take(self) -> MiniBatch:
+        return self.batch
+
+
 class ToCpu:
     """Tensors over the buffers.
 
@@ -81,7 +111,7 @@ class ToCpu:
     def __init__(self, spec: ArraySpec, row_bytes: int, device_cache: np.ndarray | None = None):
         self._rows, self._device_cache = _Rows(spec, row_bytes), device_cache
 
-    def deliver(self, batch: Arrived, stopped: threading.Event) -> MiniBatch:
+    def deliver(self, batch: Arrived, stopped: threading.Event, arrays: Arrays | None = None) -> Delivered:
         graph, table, row_bytes = batch.graph, batch.table, self._rows.row_bytes
         # This array carries the lease: tensors over it keep it alive.
         data = batch.lease.slot.x[: graph.num_nodes * row_bytes]
@@ -98,7 +128,9 @@ class ToCpu:
             )
         degree = None if graph.degree is None else torch.from_numpy(graph.degree)
         x = self._rows.typed(torch.from_numpy(data))
-        return MiniBatch(graph=graph, x=x, y=torch.from_numpy(graph.labels), degree=degree)
+        return _OnCpu(MiniBatch(graph=graph, x=x, y=torch.from_numpy(graph.labels), degree=degree))
+
+    def check(self) -> None: ...
 
     def check_not_starved(self) -> None: ...
 
@@ -116,7 +148,7 @@ def transfer_to(
     spec: ArraySpec,
     row_bytes: int,
     *,
-    max_rows: int = 0,
+    batch_bytes: int = 0,
     device_cache: np.ndarray | None = None,
     host_cache: np.ndarray | None = None,
     table: torch.Tensor | None = None,
@@ -142,45 +174,40 @@ def transfer_to(
         spec,
         row_bytes,
         budget,
-        max_rows=max_rows,
+        batch_bytes=batch_bytes,
         device_cache=device_cache,
         host_cache=host_cache,
         table=table,
     )
 
 
-class DeviceSlot(Slot):
-    """Memory of one mini-batch's rows on a GPU."""
-
-    def __init__(self, gpu: Gpu, device: torch.device, budget: DeviceBudget, x_bytes: int):
-        self._gpu, self._number, self._budget = gpu, device.index or 0, budget
-        self._held: Any = None
-        self._read: Fence | None = None
-        self.x, self._held = budget.empty("device-batches", x_bytes)
-
-    def make_room(self, x_bytes: int) -> None:
-        if len(self.x) < x_bytes:
-            self.wait()
-            self.release()
-            self.x, self._held = self._budget.empty("device-batches", x_bytes + x_bytes // 4)
-
-    def returned(self) -> None:
-        # What trained on it may have been launched and not be done.
-        self._read = self._gpu.fence(self._gpu.stream(self._number))
-
-    def wait(self) -> None:
-        """Until nothing reads it any more."""
-        if self._read is not None:
-            self._read.synchronize()
-            self._read = None
-
-    def release(self) -> None:
-        self.x = self.x[:0].clone()
-        self._held = None
-
-
 class _Token:
     """Kept by the tensors over a slot of the device."""
+
+
+@dataclass(frozen=True)
+class _OnGpu:
+    """A batch on its way to ``slot``; it is there for those who wait for ``arrived``."""
+
+    gpu: Gpu
+    stream_of: int  # the number of the GPU
+    slot_lease: Lease[DeviceSlot]
+    arrived: Fence
+    graph: BatchGraph
+    x: torch.Tensor
+    arrays: dict[str, torch.Tensor]
+
+    def take(self) -> MiniBatch:
+        stream, slot, arrays = self.gpu.stream(self.stream_of), self.slot_lease.slot, dict(self.arrays)
+        self.gpu.wait(stream, self.arrived)
+        slot.used_on(stream)
+        self.slot_lease.mark_taken()
+        # torch's own does nothing for memory that it has from elsewhere.
+        for tensor in (self.x, *arrays.values()):
+            setattr(tensor, "record_stream", slot.used_on)  # noqa: B010 (torch's is a method)
+        # As long as the seeds: a loop may keep all of an epoch.
+        y, degree = arrays.pop("y").clone(), arrays.pop("degree", None)
+        return MiniBatch(graph=self.graph, x=self.x, y=y, degree=degree, arrays=arrays)
 
 
 class ToGpu:
@@ -188,7 +215,7 @@ class ToGpu:
 
     Args:
         spec, row_bytes: As of :class:`ToCpu`.
-        max_rows: Of a batch; 0: not known ahead.
+        batch_bytes: Of a batch on the device; 0: not known ahead.
         budget: Of the device.
         device_cache, host_cache: uint8, flat, rows of the caches that a batch's table names; the former is copied to
             the device, the latter pinned where it is.
@@ -203,55 +230,82 @@ class ToGpu:
         row_bytes: int,
         budget: DeviceBudget,
         *,
-        max_rows: int = 0,
+        batch_bytes: int = 0,
         device_cache: np.ndarray | None = None,
         host_cache: np.ndarray | None = None,
         table: torch.Tensor | None = None,
     ):
-        self._gpu, self._device, self._rows, self._all = gpu, device, _Rows(spec, row_bytes), table
-        self._stream, self._budget = gpu.new_stream(device.index or 0), budget
-        self._pool = SlotPool(
-            [DeviceSlot(gpu, device, budget, max_rows * row_bytes) for _ in range(DEVICE_BATCHES)],
-            "--gpu-memory",
-        )
+        self._gpu, self._number, self._rows, self._all = gpu, device.index or 0, _Rows(spec, row_bytes), table
+        self._stream = gpu.new_stream(self._number, low_priority=True)
+        self._budget = budget
+        self._slots = [
+            DeviceSlot(gpu, device, budget, self._stream, batch_bytes) for _ in range(DEVICE_BATCHES)
+        ]
+        self._pool = SlotPool(self._slots, "--gpu-memory")
         nothing = np.zeros(0, np.uint8)
         cached = nothing if device_cache is None else device_cache
-        there, self._held = budget.empty("device-cache", len(cached))
-        there.copy_(torch.from_numpy(cached))
+        with gpu.on_stream(self._stream):
+            there, self._held = budget.empty("device-cache", len(cached))
+            there.copy_(torch.from_numpy(cached))
         self._device_cache = there.view(-1, row_bytes)
         self._host_cache = in_place(nothing if host_cache is None else host_cache).view(-1, row_bytes)
 
-    def deliver(self, batch: Arrived, stopped: threading.Event) -> MiniBatch:
-        graph, lease, table = batch.graph, batch.lease, batch.table
-        rows, n = self._rows.row_bytes, graph.num_nodes
+    def deliver(self, batch: Arrived, stopped: threading.Event, arrays: Arrays | None = None) -> Delivered:
+        graph, lease, num_bytes = batch.graph, batch.lease, batch.graph.num_nodes * self._rows.row_bytes
         slot_lease = self._pool.lease(stopped)
         slot = slot_lease.slot
-        slot.make_room(n * rows)
-        slot.wait()
+        slot.stage(num_bytes, self._arrays(batch, arrays))
         done, token = _Token(), _Token()
-        lease.hand_over(done)  # the host's buffer is free when this returns
-        out = seen_by(self._gpu, slot.x[: n * rows], self._device.index or 0, keeping=(slot.x, token))
         with self._gpu.on_stream(self._stream):
-            x = out.view(n, rows)
-            if self._all is not None:
-                self._assemble([self._all], places(0, graph.n_id), x)
-            elif table is not None:
-                assert lease.slot.pinned is not None
-                staged = lease.slot.pinned[: n * rows].view(-1, rows)
-                tables = [self._device_cache, self._host_cache, staged]
-                self._assemble(tables, _places(table, n), x)
-            else:
-                x.copy_(torch.from_numpy(lease.slot.x[: n * rows]).view(-1, rows), non_blocking=True)
-            y = torch.from_numpy(graph.labels).to(self._device, non_blocking=True)
-            degree = None if graph.degree is None else torch.from_numpy(graph.degree).to(self._device)
-        self._gpu.fence(self._stream).synchronize()
+            try:
+                block, there = slot.fill(token)
+                out = block[:num_bytes]
+                x = out.view(-1, self._rows.row_bytes)
+                self._put_rows(batch, there.pop("places", None), x, slot.wrong)
+            finally:  # also what was queued before an error
+                arrived = self._gpu.fence(self._stream)
+                slot.filled(arrived)
+                lease.slot.reading(arrived)
         slot_lease.hand_over(token)
-        slot_lease.mark_taken()
-        return MiniBatch(graph=graph, x=self._rows.typed(out), y=y, degree=degree)
+        lease.hand_over(done)  # free when this returns: who leases it waits for the fence
+        return _OnGpu(self._gpu, self._number, slot_lease, arrived, graph, self._rows.typed(out), there)
 
-    def _assemble(self, tables: list[torch.Tensor], place: np.ndarray, x: torch.Tensor) -> None:
-        there = torch.from_numpy(place.view(np.int64)).to(self._device, non_blocking=True)
-        assemble(self._gpu, tables, there, x)
+    def _arrays(self, batch: Arrived, more: Arrays | None) -> dict[str, np.ndarray]:
+        graph = batch.graph
+        found: dict[str, np.ndarray | None] = {
+            "places": self._places(batch),
+            "y": graph.labels,
+            "degree": graph.degree,
+            "rowptr": graph.rowptr,
+            "col": graph.col,
+            **({} if more is None else more(graph)),
+        }
+        return {name: array for name, array in found.items() if array is not None}
+
+    def _places(self, batch: Arrived) -> np.ndarray | None:
+        """uint64 [num_nodes] as kernels want them, seen as int64; None: rows are copied as they are."""
+        if self._all is not None:
+            found = places(0, batch.graph.n_id)
+        elif batch.table is not None:
+            found = _places(batch.table, batch.graph.num_nodes)
+        else:
+            return None
+        return found.view(np.int64)
+
+    def _put_rows(self, batch: Arrived, place: torch.Tensor | None, out: torch.Tensor, wrong: int) -> None:
+        host, num_bytes = batch.lease.slot, out.numel()
+        if place is None:
+            out.view(-1).copy_(torch.from_numpy(host.x[:num_bytes]), non_blocking=True)
+        elif self._all is not None:
+            assemble(self._gpu, [self._all], place, out, wrong)
+        else:
+            assert host.pinned is not None
+            staged = host.pinned[:num_bytes].view(-1, self._rows.row_bytes)
+            assemble(self._gpu, [self._device_cache, self._host_cache, staged], place, out, wrong)
+
+    def check(self) -> None:
+        for slot in self._slots:
+            slot.check()
 
     def check_not_starved(self) -> None:
         self._pool.check_not_starved()
@@ -263,8 +317,10 @@ class ToGpu:
         return self._budget.by_tag()
 
     def close(self) -> None:
+        self._gpu.fence(self._stream).synchronize()  # it reads buffers of the host
         del self._device_cache, self._host_cache
         self._held = self._all = None
+        self._slots.clear()
         self._pool.close()
 
 

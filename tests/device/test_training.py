@@ -21,7 +21,7 @@ from outcrop.runtime import Runtime
 from outcrop.store.graph import open_graph
 from run_support import a_graph, as_rows, random_features
 
-DEVICE_BYTES = 190 << 10
+DEVICE_BYTES = 210 << 10
 
 
 @pytest.fixture(scope="module")

@@ -19,7 +19,7 @@ from outcrop.hotness import PRESAMPLED_BATCHES, Hotness
 from outcrop.rows import DiskStream, RowStream, scratch_share
 from outcrop.runtime import Runtime
 from outcrop.sampling import BatchSampler, Ids
-from outcrop.slots import DEVICE_BATCHES, HostSlot, SlotPool
+from outcrop.slots import DEVICE_BATCHES, HostSlot, SlotPool, device_batch_bytes
 from outcrop.stages import load
 from outcrop.static_cache import books_bytes, fill
 from outcrop.store.batches import BatchGraph
@@ -84,11 +84,13 @@ def open_online(
             gc.collect()
             drawer, topology, drawn = _drawing(graph, runtime, config, to, recorded, share, ids, on_device)
         pool = _make_pool(graph, runtime, most, to, on_device)
+    records = hotness.most_record_bytes + hotness.most_record_bytes // _MARGIN
+    device_batch = device_batch_bytes(batch_bytes, recorded.max_record_bytes if recorded else records)
     device_bytes = 0
     if on_device is not None and to.memory_bytes:  # what sampling holds there is held
-        device_bytes = max(on_device.free_bytes - DEVICE_BATCHES * batch_bytes, 0)
+        device_bytes = max(on_device.free_bytes - DEVICE_BATCHES * device_batch, 0)
     hot = fill(stream, topology, hotness, runtime, device_bytes)
-    return load.online_session(graph, drawer, hot, stream, pool, runtime, to, most, on_device)
+    return load.online_session(graph, drawer, hot, stream, pool, runtime, to, device_batch, on_device)
 
 
 def _device_budget(to: DeviceConfig) -> DeviceBudget | None:

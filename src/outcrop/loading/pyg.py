@@ -8,6 +8,8 @@ import numpy as np
 import torch
 from torch_geometric.data import Data
 
+from outcrop.loading.input_ids import InputIds
+from outcrop.store.batches import BatchGraph
 from outcrop.store.minibatch import MiniBatch
 
 
@@ -25,27 +27,33 @@ def to_pyg(batch: MiniBatch, *, number: int | None = None, input_id: np.ndarray 
         have no such lists, because nothing may be trimmed. Link prediction adds edge_label_index int64 [2, L] (local)
         and edge_label float32 [L], as LinkNeighborLoader does.
     """
-    graph, device = batch.graph, batch.x.device
+    graph, arrays = batch.graph, batch.arrays
     optional: dict[str, Any] = {}
     if number is not None:
         optional["number"] = number
-    if graph.edge_weight is not None:
-        optional["edge_weight"] = torch.from_numpy(graph.edge_weight).to(device)
-    if graph.edge_ids is not None:
-        optional["e_id"] = torch.from_numpy(graph.edge_ids).to(device)
-    if input_id is not None:
+    device = batch.x.device
+    for name, array in pyg_arrays(graph).items():
+        optional[name] = arrays[name] if name in arrays else torch.from_numpy(array).to(device)
+    if "input_id" in arrays:
+        optional["input_id"] = arrays["input_id"].clone()  # as long as the seeds: may be kept
+    elif input_id is not None:
         optional["input_id"] = torch.from_numpy(input_id).to(device)
     if not graph.whole:
         optional["num_sampled_nodes"] = list(graph.nodes_per_hop)
         optional["num_sampled_edges"] = list(graph.edges_per_hop)
+    return Data(x=batch.x, edge_index=batch.edge_index, y=batch.y, batch_size=graph.num_seeds, **optional)
+
+
+def pyg_arrays(graph: BatchGraph, input_ids: InputIds | None = None) -> dict[str, np.ndarray]:
+    """What of ``graph`` is in ``Data`` as it is: copies, or arrays that nobody else changes."""
+    found: dict[str, np.ndarray] = {"n_id": graph.n_id.copy()}
+    if graph.edge_weight is not None:
+        found["edge_weight"] = graph.edge_weight
+    if graph.edge_ids is not None:
+        found["e_id"] = graph.edge_ids
     if graph.edge_label is not None and graph.edge_label_index is not None:
-        optional["edge_label_index"] = torch.from_numpy(graph.edge_label_index.astype("int64")).to(device)
-        optional["edge_label"] = torch.from_numpy(graph.edge_label.copy()).to(device)
-    return Data(
-        x=batch.x,
-        edge_index=torch.from_numpy(graph.edge_index()).to(device),
-        y=batch.y,
-        n_id=torch.from_numpy(graph.n_id.copy()).to(device),
-        batch_size=graph.num_seeds,
-        **optional,
-    )
+        found["edge_label_index"] = graph.edge_label_index.astype("int64")
+        found["edge_label"] = graph.edge_label.copy()
+    if input_ids is not None:
+        found["input_id"] = input_ids.of(graph)
+    return found

@@ -7,6 +7,7 @@ import weakref
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from outcrop.errors import ArgumentError, OutcropWarning
@@ -19,7 +20,6 @@ from outcrop.store.batches import BatchGraph
 if TYPE_CHECKING:
     from torch_geometric.data import Data
 
-    from outcrop.store.minibatch import MiniBatch
 
 _STATE_VERSION = 1
 
@@ -84,7 +84,9 @@ class RunLoader:
     it is; ``input_id`` int64 [batch_size], positions of the seeds in the split or in the ids given (not for links, nor
     for batches from elsewhere); ``edge_weight`` float32 [E] where the graph has weights; ``e_id`` int64 [E] where it
     was asked for, positions in ``graph.edge_index()``. ``x`` lies in one of a few buffers: do not keep more than one
-    batch without cloning it.
+    batch without cloning it. On a GPU so does all that has one entry per node, and ``col``; what has one per seed may
+    be kept. There a batch is used on the stream that is current when it is asked for; for another stream say
+    ``batch.record_stream(stream)``, as for any tensor.
     """
 
     def __init__(
@@ -292,11 +294,13 @@ class _Pass:
         self._source, self._sessions, self._numbers = source, sessions, numbers
         self._transform = transform
         self._input_ids: InputIds | None = None
-        self._batches: Iterator[MiniBatch] = iter(())
+        self._batches: Any = iter(())  # a Loader, once it has begun
         self._finish: weakref.finalize | None = None  # closes the pass, once it has begun
         self._closed = False
 
     def _begin(self) -> None:
+        from outcrop.loading.pyg import pyg_arrays
+
         source, place, numbers = self._source, self.place, self._numbers
         place.begun = True
         whole = numbers is None or (source.all_batches and isinstance(numbers, range) and not place.position)
@@ -306,7 +310,10 @@ class _Pass:
         try:
             self._input_ids = None if source.input_ids is None else source.input_ids(used.runtime)
             complete = None if source.complete is None else source.complete(used.runtime)
-            batches = used.session.batches(source.split, place.epoch, numbers=left, complete=complete)
+            arrays = partial(pyg_arrays, input_ids=self._input_ids)
+            batches = used.session.batches(
+                source.split, place.epoch, numbers=left, complete=complete, arrays=arrays
+            )
         except BaseException:
             self._sessions.give_back(used)
             raise
@@ -334,11 +341,20 @@ class _Pass:
         place = self.place
         number = place.position if self._numbers is None else self._numbers[place.position]
         ids = self._input_ids
-        data = to_pyg(batch, number=number, input_id=None if ids is None else ids.of(batch.graph))
+        input_id = None if ids is None or "input_id" in batch.arrays else ids.of(batch.graph)
+        data = to_pyg(batch, number=number, input_id=input_id)
         place.position += 1
         if self._at_end():
+            self._check()
             self.close()  # others can use the session at once: many callers never ask for the end
         return data if self._transform is None else self._transform(data)
+
+    def _check(self) -> None:
+        try:
+            self._batches.check()
+        except BaseException:
+            self.close()
+            raise
 
     def _at_end(self) -> bool:
         """Of a pass whose batches are counted."""

@@ -47,7 +47,7 @@ from outcrop.store.targets import open_targets
 if TYPE_CHECKING:
     from outcrop.device.budget import DeviceBudget
     from outcrop.store.minibatch import MiniBatch
-    from outcrop.transfer import Transfer
+    from outcrop.transfer import Arrays, Delivered, Transfer
 
 MODES = ("packed", "online", "memory", "memmap", "ondisk", "dynamic", "belady", "partition")
 
@@ -96,6 +96,7 @@ class LoadSession:
         *,
         numbers: Sequence[int] | None = None,
         complete: Callable[[BatchGraph], BatchGraph] | None = None,
+        arrays: Arrays | None = None,
         overlapped: bool = True,
     ) -> Loader:
         """One pass over ``split``; use it as an iterator, close it (or let it go) when done.
@@ -103,6 +104,7 @@ class LoadSession:
         Args:
             numbers: Which batches of the epoch, in which order; None: all.
             complete: Adds to the structure of each batch, in a stage of its own.
+            arrays: What of the structure goes to a GPU with the rows, beside ``rowptr`` and ``col``.
             overlapped: Else the stages run one after another when a batch is asked for, to compare with.
 
         A session makes one pass at a time, because the batches that one has under way could take the buffers that the
@@ -127,6 +129,7 @@ class LoadSession:
             overlapped,
             source,
             self._completing(complete),
+            arrays,
         )
         self._current = weakref.ref(loader)
         return loader
@@ -190,8 +193,10 @@ class Loader:
         overlapped: bool,
         source: Iterable[Any],
         complete: Callable[[BatchGraph], BatchGraph] | None = None,
+        arrays: Arrays | None = None,
     ):
         self.stats = LoadStats()
+        self._transfer = transfer
         self._superseded = False
         trace = runtime.trace
         stopped = threading.Event()
@@ -217,11 +222,11 @@ class Loader:
                 check_not_starved()
             return feeder.submit(what, lease(stopped))
 
-        def deliver(item: Item) -> tuple[MiniBatch, Item]:
+        def deliver(item: Item) -> tuple[Delivered, Item]:
             from outcrop.transfer import Arrived
 
             assert item.graph is not None
-            return transfer.deliver(Arrived(item.graph, item.lease, item.table), stopped), item
+            return transfer.deliver(Arrived(item.graph, item.lease, item.table), stopped, arrays), item
 
         def add(item: Item) -> Item:
             assert complete is not None
@@ -243,7 +248,7 @@ class Loader:
         )
         drawn = _drawn(source, traced)
         stages = [Stage(name, traced(name, step)) for name, step in steps]
-        self._pipeline: Pipeline[tuple[MiniBatch, Item]] | SerialPipeline[tuple[MiniBatch, Item]] = (
+        self._pipeline: Pipeline[tuple[Delivered, Item]] | SerialPipeline[tuple[Delivered, Item]] = (
             Pipeline(drawn, stages, while_waiting=check_not_starved, on_cancel=stop)
             if overlapped
             else SerialPipeline(drawn, stages)
@@ -258,10 +263,22 @@ class Loader:
                 "this pass was ended: its session was closed, or started another pass; open a session "
                 "for each pass that runs at the same time"
             )
-        batch, item = next(self._pipeline)
+        try:
+            delivered, item = next(self._pipeline)
+        except StopIteration:
+            self.check()
+            raise
+        batch = delivered.take()
         item.lease.mark_taken()
         self.stats.add(item.levels, item.needed)
         return batch
+
+    def check(self) -> None:
+        """Looks whether all rows of the batches so far were found; on a GPU that shows when their transfer is over.
+
+        Called at the end of a pass. Raises ArgumentError where one was not.
+        """
+        self._transfer.check()
 
     def close(self) -> None:
         self._pipeline.close()
@@ -312,12 +329,12 @@ def packed_session(
     pool = host_pool(runtime, placement.slots, placement.slot_rows_bytes, placement.slot_meta_bytes, gpu=gpu)
     host_cache = read_cache(runtime, packed, "host_cache")
     cache = read_cache(runtime, packed, "device_cache") if placement.num_cached("device") else None
-    most = samples.max_nodes
     transfer = transfer_to(
         to,
         spec,
         packed.row_bytes,
-        max_rows=most,
+        # What training needs, and plans of before keep; batches with more make room for it.
+        batch_bytes=samples.max_nodes * packed.row_bytes + 2 * samples.max_record_bytes,
         device_cache=cache,
         host_cache=None if gpu is None else host_cache,
     )
@@ -380,12 +397,13 @@ def online_session(
     pool: SlotPool[HostSlot],
     runtime: Runtime,
     to: DeviceConfig,
-    max_nodes: int,
+    device_batch: int,
     device_budget: DeviceBudget | None = None,
 ) -> LoadSession:
     """Loading in mode ``online``. A GPU puts rows together: from its cache, the host's, and what was read.
 
     Args:
+        device_batch: Bytes of a batch on a GPU, as far as known ahead.
         device_budget: Of the device, which sampling holds some of.
     """
     from outcrop.transfer import transfer_to  # brings torch
@@ -398,7 +416,7 @@ def online_session(
         to,
         spec,
         rows.row_bytes,
-        max_rows=max_nodes,
+        batch_bytes=device_batch,
         device_cache=hot.device_rows,
         host_cache=hot.rows,
         budget=device_budget,

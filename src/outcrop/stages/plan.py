@@ -23,7 +23,7 @@ from outcrop.errors import ArgumentError, BudgetError
 from outcrop.layout import NONE, Arranger, Layout, Shared, Sizes, WantedIds
 from outcrop.rows import scratch_share
 from outcrop.runtime import Runtime
-from outcrop.slots import DEVICE_BATCHES
+from outcrop.slots import DEVICE_BATCHES, device_batch_bytes
 from outcrop.store import manifest as manifests
 from outcrop.store import record
 from outcrop.store.arrays import ArrayWriter
@@ -168,7 +168,7 @@ def device_cache_rows(samples: BatchSizes, config: PlanConfig, row_bytes: int) -
     """Rows of the device cache: what the batches on a device leave of its budget."""
     if config.gpu_memory == 0:
         return 0
-    batches = DEVICE_BATCHES * (samples.max_nodes * row_bytes + samples.max_record_bytes * 2)
+    batches = DEVICE_BATCHES * device_batch_bytes(samples.max_nodes * row_bytes, samples.max_record_bytes)
     if config.gpu_memory < batches:
         raise BudgetError(
             f"a device memory budget of {exact_bytes(config.gpu_memory)} cannot hold two mini-batches; the "

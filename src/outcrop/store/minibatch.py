@@ -6,12 +6,15 @@ its tensors, after the step that used it.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 import torch
 
+from outcrop.device.gpu import gpu_of
 from outcrop.store.batches import BatchGraph
 
 
@@ -26,22 +29,47 @@ class MiniBatch:
             [num_seeds] or [num_seeds, columns], NaN = unknown.
         degree: Number of in-neighbours other than itself that each node of ``graph.n_id`` has in the whole graph,
             integers [num_nodes] on the device; None where the loader does not know. Only GCN uses it.
+        arrays: Arrays of ``graph``, and what else was asked for, that came to a GPU with the rows, by their names.
     """
 
     graph: BatchGraph
     x: torch.Tensor
     y: torch.Tensor
     degree: torch.Tensor | None = None
+    arrays: Mapping[str, torch.Tensor] = field(default_factory=dict)
 
     @cached_property
     def rowptr(self) -> torch.Tensor:
         """``graph.rowptr`` on the device of ``x``, int32; shares memory with it on the CPU."""
-        return as_tensor(self.graph.rowptr, self.x.device)
+        return self.array("rowptr", self.graph.rowptr)
 
     @cached_property
     def col(self) -> torch.Tensor:
         """``graph.col`` on the device of ``x``, int32; shares memory with it on the CPU."""
-        return as_tensor(self.graph.col, self.x.device)
+        return self.array("col", self.graph.col)
+
+    @cached_property
+    def edge_index(self) -> torch.Tensor:
+        """int64 [2, num_edges] on the device of ``x``: ``graph.edge_index()``, on a GPU computed there."""
+        if "rowptr" not in self.arrays:
+            return as_tensor(self.graph.edge_index(), self.x.device)
+        nodes = torch.arange(len(self.rowptr) - 1, device=self.x.device)
+        targets = torch.repeat_interleave(nodes, self.rowptr.diff(), output_size=self.graph.num_edges)
+        return torch.stack([self.col.long(), targets])
+
+    def record_stream(self, stream: Any) -> None:
+        """As ``Tensor.record_stream`` of all its tensors, for batches on a GPU that another stream uses than the one on
+        which they were taken: their memory is written again when ``stream`` has done what it was given until they die.
+        """
+        gpu = gpu_of(self.x.device)
+        if gpu is not None:
+            self.x.record_stream(stream)  # of the buffer that the others lie in, too
+            gpu.record(self.y, stream)
+
+    def array(self, name: str, on_host: np.ndarray) -> torch.Tensor:
+        """``on_host`` on the device of ``x``: what came with the rows under ``name``, or as :func:`as_tensor` does."""
+        found = self.arrays.get(name)
+        return as_tensor(on_host, self.x.device) if found is None else found
 
 
 def as_tensor(array: np.ndarray, device: torch.device) -> torch.Tensor:

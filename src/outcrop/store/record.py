@@ -132,6 +132,12 @@ def meta_bytes(
     return HEADER_BYTES + sum(-(-s // 8) * 8 for s in sections)
 
 
+def bytes_of(graph: BatchGraph) -> int:
+    """Bytes of the meta part of ``graph`` with ids of 4 bytes, without an address table."""
+    counts = graph.num_nodes, len(graph.rowptr) - 1, graph.num_edges, graph.num_seeds
+    return meta_bytes(*counts, 0, 4, graph.degree is not None, graph.num_label_edges)
+
+
 def shift_bytes(num_nodes: int, num_packed: int, row_bytes: int) -> int:
     """Bytes before the first packed row within its page."""
     return (num_nodes - num_packed) * row_bytes % PAGE_BYTES

@@ -1,0 +1,262 @@
+"""Batches on their way to a GPU: right for every way in which a loop can use them, and never waited for."""
+
+from __future__ import annotations
+
+import gc
+import threading
+
+import numpy as np
+import pytest
+import torch
+from device_under_test import NAME as GPU
+
+import outcrop
+from outcrop import transfer
+from outcrop.api.prepare import prepare
+from outcrop.api.run import open_session
+from outcrop.config import DeviceConfig
+from outcrop.errors import ArgumentError
+from outcrop.runtime import Runtime
+from outcrop.store.graph import open_graph
+from outcrop.unified.gather import BUS_BLOCKS
+from run_support import a_graph
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("made")
+    with Runtime() as runtime:
+        a_graph(folder / "graph", runtime, width=129, train=200)
+    graph = open_graph(folder / "graph")
+    prepare(
+        graph, folder / "run", fanouts=(3, 3), batch_size=20, epochs=2, memory="1600KiB", gpu_memory="210KiB",
+        disk_space="900KiB",
+    )  # fmt: skip
+    return graph, folder / "run"
+
+
+def bits(x):
+    """An integer of all bits of a tensor, each counted with its place; on its device, nothing is waited for."""
+    numbers = x.reshape(-1).view(torch.int32).long()
+    return (numbers * torch.arange(1, len(numbers) + 1, device=x.device)).sum()
+
+
+def digest(batch):
+    edges = batch.edge_index
+    return torch.stack(
+        [bits(batch.x), bits(batch.y), bits(edges[0].contiguous()), bits(edges[1].contiguous())]
+    )
+
+
+def sums(made, device, loop, mode="packed"):
+    """Two epochs of the loop, which calls back with results on the device; waited for at the very end."""
+    found = []
+    with outcrop.open_run(made[1]).loader(mode=mode, device=device, edge_ids=True) as loader:
+        for _ in range(2):
+            loop(loader, found.append)
+    return torch.stack([x.cpu() for x in found]).tolist()
+
+
+class Loops:
+    """What people write. ``gpu`` is None on the CPU."""
+
+    def __init__(self, gpu):
+        self.gpu = gpu
+        self.stream = None if gpu is None else gpu.new_stream(0)
+
+    def plain(self, loader, see):
+        for batch in loader:
+            see(digest(batch))
+
+    def deletes_early(self, loader, see):
+        for batch in loader:
+            x, y = batch.x, batch.y
+            edges = batch.edge_index.clone()
+            del batch
+            first = bits(x)
+            del x
+            see(torch.stack([first, bits(y), bits(edges)]))
+            del y
+
+    def keeps_one(self, loader, see):
+        """One batch of the epoch stays until its end; the others go through the other buffer."""
+        kept = None
+        for batch in loader:
+            see(digest(batch))
+            if kept is None:
+                kept = batch
+            del batch
+        see(digest(kept))
+
+    def keeps_labels(self, loader, see):
+        labels, ids = [], []
+        for batch in loader:
+            labels.append(batch.y)
+            ids.append(batch.input_id)
+            del batch
+        see(torch.stack([bits(torch.cat(labels)), bits(torch.cat(ids))]))
+
+    def asks_on_a_stream(self, loader, see):
+        if self.gpu is None:
+            return self.plain(loader, see)
+        with self.gpu.on_stream(self.stream):
+            self.plain(loader, see)
+        self.joined()
+
+    def moves_to_a_stream(self, loader, see):
+        """As with torch's own tensors: the stream waits for the one that has the batch, and is recorded."""
+        for batch in loader:
+            if self.gpu is None:
+                see(digest(batch))
+                continue
+            fence = self.gpu.fence(self.gpu.stream(0))
+            batch.x.record_stream(self.stream)
+            self.gpu.record(batch.edge_index, self.stream)
+            self.gpu.record(batch.y, self.stream)
+            with self.gpu.on_stream(self.stream):
+                self.gpu.wait(self.stream, fence)
+                found = digest(batch)
+            self.joined()
+            see(found.clone())
+            self.gpu.record(found, self.gpu.stream(0))
+            del batch, found
+
+    def lets_go_on_a_stream(self, loader, see):
+        """Nothing is recorded: the batch goes where it was last used."""
+        for batch in loader:
+            if self.gpu is None:
+                see(bits(batch.x))
+                continue
+            x = batch.x
+            del batch
+            with self.gpu.on_stream(self.stream):
+                self.gpu.wait(self.stream, self.gpu.fence(self.gpu.stream(0)))
+                found = bits(x)
+                del x
+            self.joined()
+            see(found.clone())
+            self.gpu.record(found, self.gpu.stream(0))
+
+    def collects_elsewhere(self, loader, see):
+        """Batches in circles, which a thread with a stream of its own finds."""
+        for batch in loader:
+            see(digest(batch))
+            circle = [batch]
+            circle.append(circle)
+            del batch, circle
+            thread = threading.Thread(target=self.collect)
+            thread.start()
+            thread.join()
+
+    def collect(self):
+        if self.gpu is None:
+            gc.collect(1)
+        else:
+            with self.gpu.on_stream(self.gpu.new_stream(0)):
+                gc.collect(1)
+
+    def breaks(self, loader, see):
+        for stop in (1, 3):
+            loader.set_epoch(0)
+            for number, batch in enumerate(loader):
+                see(digest(batch))
+                if number == stop:
+                    break
+            del batch
+
+    def joined(self):
+        """What was given to the stream comes before what is given now."""
+        self.gpu.wait(self.gpu.stream(0), self.gpu.fence(self.stream))
+
+
+LOOPS = [name for name in vars(Loops) if name[0] != "_" and name not in ("joined", "collect")]
+
+
+@pytest.mark.parametrize(
+    ("loop", "mode"),
+    [*((name, "packed") for name in LOOPS), ("deletes_early", "memory"), ("deletes_early", "ondisk")],
+)
+def test_loops_see_what_the_cpu_sees(made, gpu, loop, mode):
+    expected = sums(made, "cpu", getattr(Loops(None), loop), mode)
+    assert sums(made, GPU, getattr(Loops(gpu), loop), mode) == expected
+
+
+@pytest.mark.parametrize("mode", ["packed", "memory", "online"])
+def test_batches_have_all_that_they_have_on_the_cpu(made, gpu, mode):
+    here, there = (
+        outcrop.open_run(made[1]).loader(device=device, mode=mode, edge_ids=True) for device in ("cpu", GPU)
+    )
+    with here, there:
+        for ours, theirs in zip(here, there, strict=True):
+            assert set(ours.keys()) == set(theirs.keys())
+            for name, value in ours.to_dict().items():
+                if isinstance(value, torch.Tensor):
+                    assert theirs[name].device.type == GPU, name
+                    assert theirs[name].dtype == value.dtype, name
+                    assert torch.equal(theirs[name].cpu(), value), name
+                else:
+                    assert theirs[name] == value, name
+            del ours, theirs
+
+
+def test_all_of_a_batch_is_counted_in_the_memory_of_the_device(made, gpu):
+    """What has an entry per node or edge lies in the batch's block: its bytes are those of the budget."""
+    with (
+        Runtime() as runtime,
+        open_session(
+            made[0], runtime, "packed", run_folder=made[1], to=DeviceConfig(GPU, 210 << 10)
+        ) as session,
+    ):
+        for batch in session.batches("train"):
+            begin = batch.x.data_ptr()
+            for part in (batch.rowptr, batch.col):
+                assert (part.data_ptr() - begin) % 256 == 0
+                assert begin < part.data_ptr() < begin + (105 << 10)
+            del batch, part
+
+
+def test_kernels_that_read_the_host_take_few_processors(made, gpu, monkeypatch):
+    launched, streams, launch, new_stream = [], [], gpu.launch, gpu.new_stream
+    monkeypatch.setattr(
+        gpu, "launch", lambda *args, **named: launched.append(args) or launch(*args, **named), raising=False
+    )
+    monkeypatch.setattr(
+        gpu, "new_stream", lambda *args, **named: streams.append(named) or new_stream(*args, **named),
+        raising=False,
+    )  # fmt: skip
+    sums(made, GPU, Loops(None).plain)
+    assert streams == [{"low_priority": True}]
+    assert {args[1].split("_")[0]: args[-1] for args in launched} == {"assemble": BUS_BLOCKS}
+
+
+@pytest.mark.parametrize("number", [0, -1])
+def test_a_row_at_no_place_is_named_before_the_epoch_ends(made, gpu, monkeypatch, number):
+    """In the first batch of an epoch, and in its last; ``number`` of it."""
+    place_of, calls = transfer._places, []
+
+    def damaged(table, count):
+        found = place_of(table, count)
+        calls.append(count)
+        if len(calls) - 1 == number % num_batches:
+            found[7] = np.uint64((1 << 56) + (1 << 40))
+        return found
+
+    monkeypatch.setattr(transfer, "_places", damaged)
+    with outcrop.open_run(made[1]).loader(device=GPU) as loader:
+        num_batches = len(loader)
+        with pytest.raises(ArgumentError, match="row 7 of a batch is at no place: 0x100010000000000"):
+            go_over(loader)
+    calls.clear()
+    to = DeviceConfig(GPU)
+    with Runtime() as runtime, open_session(made[0], runtime, "packed", run_folder=made[1], to=to) as session:
+        with pytest.raises(ArgumentError, match="row 7 of a batch"):
+            go_over(session.batches("train"))
+        calls.clear()
+        calls.append(0)
+        if number == 0:  # the session is as good as before
+            go_over(session.batches("train"))
+
+
+def go_over(batches):
+    for batch in batches:
+        del batch
