@@ -1,3 +1,6 @@
+#include <algorithm>
+
+#include "base/checksum.h"
 #include "bindings.h"
 #include "gpuio/controller.h"
 #include "twin/io_queue.h"
@@ -10,14 +13,14 @@ namespace {
 class PyRingController {
  public:
   PyRingController(std::shared_ptr<BlockIo> io, FileId file, const QueueLayout& layout, Bytes memory,
-                   const RingFaults& faults)
+                   const RingFaults& faults, bool checksums)
       : memory_(std::move(memory)) {
     if (memory_.size() < layout.bytes || reinterpret_cast<uintptr_t>(memory_.data()) % kPageBytes)
       throw Error(ErrorKind::argument, "a queue of " + std::to_string(layout.bytes) +
                                            " bytes does not fit memory of " + std::to_string(memory_.size()) +
                                            " bytes, or that does not begin at a page");
-    controller_ = std::make_unique<RingController>(std::move(io), file, layout,
-                                                   reinterpret_cast<std::byte*>(memory_.data()), faults);
+    controller_ = std::make_unique<RingController>(
+        std::move(io), file, layout, reinterpret_cast<std::byte*>(memory_.data()), faults, checksums);
   }
   ~PyRingController() { close(); }
   void close() {
@@ -62,12 +65,27 @@ void bind_gpuio(nb::module_& m) {
       .def_rw("silent_from", &RingFaults::silent_from)
       .def_rw("seed", &RingFaults::seed);
   nb::class_<PyRingController>(m, "RingController", "The thread that serves a queue from a file.")
-      .def(nb::init<std::shared_ptr<BlockIo>, FileId, const QueueLayout&, Bytes, const RingFaults&>(), "io"_a,
-           "file"_a, "layout"_a, "memory"_a, "faults"_a)
+      .def(nb::init<std::shared_ptr<BlockIo>, FileId, const QueueLayout&, Bytes, const RingFaults&, bool>(),
+           "io"_a, "file"_a, "layout"_a, "memory"_a, "faults"_a, "checksums"_a = false)
       .def("close", &PyRingController::close, "Ends the thread; waits for reads under way.")
       .def_prop_ro("served", &PyRingController::served)
       .def_prop_ro("error", &PyRingController::error, "What went wrong last; empty: nothing.");
-  m.attr("PIECE_BYTES") = static_cast<int64_t>(kernels::kPieceBytes);
+  m.def(
+      "piece_bytes",
+      [](int64_t base, int64_t stride) {
+        return kernels::piece_bytes({base, stride, 0});
+      },
+      "base"_a, "stride"_a, "The most that one command moves of a row.");
+  m.def(
+      "joined_crc",
+      [](const nb::ndarray<const uint32_t, nb::ndim<1>, nb::c_contig>& crcs, uint64_t piece, uint64_t all) {
+        uint32_t crc = 0;
+        for (size_t i = 0; i < crcs.size(); ++i, all -= std::min(piece, all))
+          crc = crc32c_combine(crc, crcs.data()[i], std::min(piece, all));
+        return crc;
+      },
+      "crcs"_a, "piece"_a, "all"_a,
+      "The CRC-32C of `all` bytes from those of their pieces, of `piece` bytes.");
   m.attr("LANDING_BYTES") = static_cast<int64_t>(sizeof(kernels::Landing));
   m.def(
       "twin_io_submit",

@@ -5,6 +5,7 @@
 #include <numeric>
 #include <set>
 
+#include "base/checksum.h"
 #include "base/random.h"
 #include "gpuio/controller.h"
 #include "io_test_util.h"
@@ -264,7 +265,7 @@ TEST(IoQueue, TakingEndsWithAGroupAndSubmittingGoesOnBeside) {
       const auto count = static_cast<int64_t>(wanted.size());
       twin_io_submit(kernels::Submit{rings.queue, reinterpret_cast<uint64_t>(rings.queue.staging), rows,
                                      wanted.data(), out.data() + 512 * at, 512, 0, count, submitted, 0, 0,
-                                     nullptr, group, count});
+                                     nullptr, 0, group, count});
       submitted += count;
     };
     submit(never, 3, 0);
@@ -382,7 +383,7 @@ TEST(IoQueue, CommandsThatMakeNoSenseAreRefused) {
   using kernels::Command;
   EXPECT_EQ(status_of([](Command&) {}), kernels::kDone);
   EXPECT_EQ(std::memcmp(q.staging + 8192, file.data(), 13 * 512), 0);
-  EXPECT_EQ(status_of([](Command& c) { c.opcode = 1; }), kernels::kInvalidOpcode);
+  EXPECT_EQ(status_of([](Command& c) { c.opcode = 3; }), kernels::kInvalidOpcode);
   EXPECT_EQ(status_of([](Command& c) { c.space = 2; }), kernels::kInvalidSpace);
   EXPECT_EQ(status_of([](Command& c) { c.words[0] = 87; }), kernels::kDone);
   EXPECT_EQ(std::memcmp(q.staging + 8192, file.data() + 87 * 512, 13 * 512 - 5), 0);
@@ -447,6 +448,76 @@ TEST_P(IoQueueOnDisk, AReadThatFailsIsAStatusAndSaidByName) {
   EXPECT_EQ(rings.count(kernels::kUnreadable), untouched);
   EXPECT_NE(controller.error().find(folder_.file("rows")), std::string::npos) << controller.error();
   EXPECT_FALSE(rings.lost());
+}
+
+// Slabs: rows of whole pages, of any length in pages, written from memory and read back, checksums as told.
+TEST_P(IoQueueOnDisk, WritesWhatIsReadBackAndNothingElse) {
+  for (int64_t pages : {1, 2, 3, 5}) {
+    const int64_t row = pages * 4096;
+    const kernels::FileRows rows{0, row, row};
+    auto file = random_bytes(12 * row, 7), slabs = random_bytes(4 * row, 8);
+    write_plainly(folder_.file("table"), file);
+    auto io = engine();
+    const FileId f = io->open(folder_.file("table"), OpenMode::pages);
+    Rings rings(row, 5, budget_);
+    RingController controller(io, f, rings.layout, rings.memory.data(), {}, true);
+    const auto* ended = reinterpret_cast<const kernels::uint32*>(rings.memory.data() + rings.layout.ended);
+    const auto move = [&](std::vector<kernels::int64> wanted, std::byte* memory, bool write) {
+      const int64_t pieces = kernels::pieces_of(rows), all = static_cast<int64_t>(wanted.size()) * pieces;
+      std::vector<uint32_t> crcs(all);
+      for (int64_t given = 0; given < all || rings.under_way() > 0;) {
+        const int64_t more = std::min(rings.room(), all - given);
+        twin_io_submit(kernels::Submit{rings.queue, reinterpret_cast<uint64_t>(rings.queue.staging), rows,
+                                       wanted.data(), reinterpret_cast<kernels::uint8*>(memory), row, given,
+                                       more, rings.submitted, rings.completed, rings.completed - 1, nullptr,
+                                       write, 0, 0});
+        given += more;
+        rings.submitted += more;
+        twin_io_complete({rings.queue, ended, 1, rings.completed}, 20 * kSecond);
+        ASSERT_FALSE(rings.lost());
+        ++rings.completed;
+        const kernels::Outcome& outcome = *kernels::outcomes_of(rings.queue);
+        ASSERT_EQ(outcome.last, 0u);
+        crcs.at(outcome.index) = outcome.result;
+      }
+      for (int64_t i = 0; i < all; ++i) {
+        const int64_t begin = i / pieces * row + i % pieces * 8192;
+        const auto bytes = static_cast<size_t>(std::min<int64_t>(8192, (i / pieces + 1) * row - begin));
+        ASSERT_EQ(crcs[i], crc32c(memory + begin, bytes)) << "piece " << i;
+      }
+    };
+    const std::vector<kernels::int64> wanted{9, 2, 5, 11};
+    move(wanted, slabs.data(), true);
+    for (size_t i = 0; i < wanted.size(); ++i)
+      std::memcpy(file.data() + wanted[i] * row, slabs.data() + i * row, row);
+    EXPECT_EQ(read_plainly(folder_.file("table")), file);
+    BytesVector back(4 * row);
+    move(wanted, back.data(), false);
+    EXPECT_EQ(back, slabs);
+    EXPECT_EQ(controller.error(), "");
+  }
+}
+
+TEST_P(IoQueueOnDisk, AWriteThatFailsIsAStatusAndSaidByName) {
+  write_plainly(folder_.file("table"), random_bytes(8 * 8192, 6));
+  IoOptions options;
+  options.faults.error_probability = 1;
+  auto io = engine(options);
+  const FileId f = io->open(folder_.file("table"), OpenMode::pages);
+  Rings rings(8192, 8);
+  RingController controller(io, f, rings.layout, rings.memory.data(), {});
+  auto& q = rings.queue;
+  const auto status_of = [&](uint64_t block, uint32_t number) {
+    q.pair.commands[number] = kernels::block_command(kernels::kWriteOpcode, static_cast<uint16_t>(number),
+                                                     block, 16, reinterpret_cast<uint64_t>(q.staging));
+    kernels::ring(q.pair.command_doorbell, number + 1);
+    kernels::Taken taken{};
+    while (!(taken = kernels::look(&q.pair.completions[number], 1)).ready) std::this_thread::yield();
+    return taken.status;
+  };
+  EXPECT_EQ(status_of(16, 0), kernels::kUnwritable);
+  EXPECT_NE(controller.error().find(folder_.file("table")), std::string::npos) << controller.error();
+  EXPECT_EQ(status_of(120, 1), kernels::kBeyondEnd);
 }
 
 TEST_P(IoQueueOnDisk, ATruncatedFileIsAStatus) {

@@ -245,6 +245,7 @@ TEST_F(NvmeTest, TheKernelsReadRowsThroughADisksRings) {
                         told,
                         nullptr,
                         0,
+                        0,
                         0});
         told = completed;
       }

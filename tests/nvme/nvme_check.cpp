@@ -254,6 +254,7 @@ std::string rows(const std::string& address, uint64_t total) {
                       told,
                       nullptr,
                       0,
+                      0,
                       0});
       told = completed;
       submitted += count;

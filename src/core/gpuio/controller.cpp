@@ -8,10 +8,12 @@
 #include <chrono>
 #include <condition_variable>
 #include <mutex>
+#include <span>
 #include <thread>
 #include <utility>
 #include <vector>
 
+#include "base/checksum.h"
 #include "base/error.h"
 #include "base/random.h"
 
@@ -30,13 +32,14 @@ constexpr std::chrono::microseconds kSoon{30}, kLater{1000};
 class RingController::Impl final : private IoListener {
  public:
   Impl(std::shared_ptr<BlockIo> io, FileId file, const QueueLayout& layout, std::byte* memory,
-       const RingFaults& faults)
+       const RingFaults& faults, bool checksums)
       : io_(std::move(io)),
         file_(file),
         file_bytes_(io_->size_bytes(file)),
         queue_(layout.at(memory)),
         ended_(reinterpret_cast<kernels::uint32*>(memory + layout.ended)),
         faults_(faults),
+        checksums_(checksums),
         thread_([this] { run(); }) {}
   ~Impl() {
     stop_.store(true, std::memory_order_relaxed);
@@ -55,11 +58,13 @@ class RingController::Impl final : private IoListener {
     std::shared_ptr<IoJob> job;
     uint64_t number = 0;
     uint16_t id = 0;
+    bool write = false;
+    std::vector<std::span<const std::byte>> moved;  // in staging memory, where checksums are asked for
   };
   struct Finished {
     uint64_t number;
     uint16_t id;
-    uint32_t status;
+    uint32_t status, result;
     Clock::time_point ready;
   };
 
@@ -69,7 +74,7 @@ class RingController::Impl final : private IoListener {
   bool collect();
   bool publish();
   void post(const Finished& finished);
-  void finish(uint64_t number, uint16_t id, uint32_t status);
+  void finish(uint64_t number, uint16_t id, uint32_t status, uint32_t result = 0);
   void pause(unsigned quiet);
   void ended(uint64_t token) noexcept override;
   void note(const std::string& error) {
@@ -86,6 +91,7 @@ class RingController::Impl final : private IoListener {
   const kernels::IoQueue queue_;
   kernels::uint32* const ended_;
   const RingFaults faults_;
+  const bool checksums_;
   const pid_t pid_ = getpid();
 
   // Of the thread:
@@ -164,10 +170,12 @@ uint32_t RingController::Impl::start(const kernels::Command& c, uint64_t number)
   if (faults_.error_probability > 0 &&
       static_cast<double>(chance(number, 0) >> 11) * 0x1p-53 < faults_.error_probability)
     return faults_.error_status;
-  if (c.opcode != kernels::kReadOpcode) return kernels::kInvalidOpcode;
+  const bool write = c.opcode == kernels::kWriteOpcode;
+  if (!write && c.opcode != kernels::kReadOpcode) return kernels::kInvalidOpcode;
   if (c.space != 1) return kernels::kInvalidSpace;
   const uint64_t first = c.words[0] | uint64_t{c.words[1]} << 32, blocks = uint64_t{c.words[2]} + 1;
-  const uint64_t blocks_of_file = (file_bytes_ + kBlockBytes - 1) / kBlockBytes;
+  // What is left of the last block can be read.
+  const uint64_t blocks_of_file = (file_bytes_ + (write ? 0 : kBlockBytes - 1)) / kBlockBytes;
   if (blocks > blocks_of_file || first > blocks_of_file - blocks) return kernels::kBeyondEnd;
   const auto staging = reinterpret_cast<uint64_t>(queue_.staging);
   const uint64_t staged = static_cast<uint64_t>(queue_.num_ids * queue_.slot_bytes);
@@ -198,17 +206,19 @@ uint32_t RingController::Impl::start(const kernels::Command& c, uint64_t number)
     ended_jobs_.reserve(flights_.size());
   }
   const uint64_t token = free_flights_.back();
-  flights_[token] = {nullptr, number, c.id};
-  flights_[token].job = io_->submit(IoOp::read, std::move(requests), this, token);
+  Flight& flight = flights_[token] = {nullptr, number, c.id, write, {}};
+  if (checksums_)
+    for (const IoRequest& r : requests) flight.moved.emplace_back(r.data, r.length);
+  flight.job = io_->submit(write ? IoOp::write : IoOp::read, std::move(requests), this, token);
   free_flights_.pop_back();
   return kernels::kDone;
 }
 
-void RingController::Impl::finish(uint64_t number, uint16_t id, uint32_t status) {
+void RingController::Impl::finish(uint64_t number, uint16_t id, uint32_t status, uint32_t result) {
   Clock::time_point ready{};
   if (faults_.delay_us)
     ready = Clock::now() + std::chrono::microseconds(chance(number, 1) % (uint64_t{faults_.delay_us} + 1));
-  finished_.push_back({number, id, status, ready});
+  finished_.push_back({number, id, status, result, ready});
 }
 
 // What the engine has ended.
@@ -225,9 +235,11 @@ bool RingController::Impl::collect() {
       flight.job->wait();
     } catch (const Error& e) {
       note(e.what());
-      status = kernels::kUnreadable;
+      status = flight.write ? kernels::kUnwritable : kernels::kUnreadable;
     }
-    finish(flight.number, flight.id, status);
+    uint32_t crc = 0;
+    for (const auto& part : flight.moved) crc = crc32c(part.data(), part.size(), crc);
+    finish(flight.number, flight.id, status, crc);
     flight.job.reset();
     free_flights_.push_back(token);
   }
@@ -263,7 +275,8 @@ bool RingController::Impl::publish() {
 void RingController::Impl::post(const Finished& f) {
   const uint32_t depth = queue_.pair.depth;
   kernels::Completion& entry = queue_.pair.completions[published_ % depth];
-  entry.result = entry.reserved = 0;
+  entry.result = f.result;
+  entry.reserved = 0;
   entry.head = static_cast<uint16_t>(fetched_ % depth);
   entry.queue = 1;
   const uint32_t phase = published_ / depth % 2 == 0 ? 1 : 0;
@@ -275,8 +288,8 @@ void RingController::Impl::post(const Finished& f) {
 }
 
 RingController::RingController(std::shared_ptr<BlockIo> io, FileId file, const QueueLayout& layout,
-                               std::byte* memory, const RingFaults& faults)
-    : impl_(std::make_unique<Impl>(std::move(io), file, layout, memory, faults)) {}
+                               std::byte* memory, const RingFaults& faults, bool checksums)
+    : impl_(std::make_unique<Impl>(std::move(io), file, layout, memory, faults, checksums)) {}
 
 RingController::~RingController() {
   if (impl_->forked()) (void)impl_.release();  // its thread is in the parent

@@ -35,8 +35,9 @@ struct RingFaults {
 
 class RingController {
  public:
+  // With `checksums` the result of a command is the CRC-32C of what it moved.
   RingController(std::shared_ptr<BlockIo> io, FileId file, const QueueLayout& layout, std::byte* memory,
-                 const RingFaults& faults);
+                 const RingFaults& faults, bool checksums = false);
   ~RingController();
   uint64_t served() const;    // completions published
   std::string error() const;  // what went wrong last; empty: nothing

@@ -45,7 +45,10 @@ kernels::IoQueue queue_of(const int64_t* a) {
 
 void twin_io_submit(const kernels::Submit& s) {
   if (kernels::lost(s.queue)) return;
-  for (int64_t i = 0; i < s.count; ++i) kernels::submit_one(s, i);
+  for (int64_t i = 0; i < s.count; ++i) {
+    for (int lane = 0; s.write && lane < kernels::kWarp; ++lane) kernels::stage(s, i, lane);
+    kernels::submit_one(s, i);
+  }
   kernels::ring_submitted(s);
 }
 
@@ -75,7 +78,8 @@ void twin_io_submit(const int64_t* arguments) {
                                  a[11],
                                  pointer<const kernels::int32>(a[12]),
                                  a[13],
-                                 a[14]});
+                                 a[14],
+                                 a[15]});
 }
 
 void twin_io_complete(const int64_t* arguments) {

@@ -13,7 +13,7 @@ void twin_io_submit(const kernels::Submit& submit);
 void twin_io_complete(const kernels::Complete& complete, int64_t deadline_ns);
 
 // The same, from the arguments of the kernels' entry points (io_queue.cu) in their order.
-inline constexpr int kQueueArguments = 11, kSubmitArguments = kQueueArguments + 15,
+inline constexpr int kQueueArguments = 11, kSubmitArguments = kQueueArguments + 16,
                      kCompleteArguments = kQueueArguments + 4;
 void twin_io_submit(const int64_t* arguments);
 void twin_io_complete(const int64_t* arguments);

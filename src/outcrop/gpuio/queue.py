@@ -91,7 +91,7 @@ class RowQueue:
         _check_file(features, runtime)
         stride, row = features.spec.stride_bytes, features.row_bytes
         self._rows = [0, stride, row]
-        self._pieces = -(-row // _core.PIECE_BYTES)
+        self._pieces = -(-row // _core.piece_bytes(0, stride))
         layout = _core.QueueLayout.within(row, memory_bytes, _MAX_IDS)
         memory = runtime.budget.empty(_TAG, layout.bytes)
         chosen = resolve(device)
@@ -217,7 +217,7 @@ class RowQueue:
             count = min(room, reads.commands - reads.given)
             where = [reads.wanted, reads.place.address, self._rows[2], reads.given, count]
             counters = [self._submitted, self._completed, self._told, reads.places]
-            group = [reads.group, reads.commands if first else 0]
+            group = [0, reads.group, reads.commands if first else 0]
             self._by.submit([*self._queue, self._bus, *self._rows, *where, *counters, *group])
             self._told = self._completed
             self._submitted += count

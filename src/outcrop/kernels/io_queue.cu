@@ -34,13 +34,13 @@ struct Patience {
 extern "C" __global__ void io_submit(OUTCROP_QUEUE_PARAMETERS, uint64 bus, int64 base, int64 stride,
                                      int64 row_bytes, const int64 *wanted, uint8 *out, int64 out_stride,
                                      int64 first, int64 count, int64 submitted, int64 completed, int64 told,
-                                     const int32 *places, int64 group, int64 group_commands) {
-  const Submit s{OUTCROP_QUEUE, bus,           {base, stride, row_bytes},
-                 wanted,        out,           out_stride,
-                 first,         count,         submitted,
-                 completed,     told,          places,
-                 group,         group_commands};
+                                     const int32 *places, int64 write, int64 group, int64 group_commands) {
+  const Submit s{OUTCROP_QUEUE, bus,       {base, stride, row_bytes}, wanted, out,    out_stride, first, count,
+                 submitted,     completed, told,                      places, write,  group,      group_commands};
   if (blockIdx.x > 0 || lost(s.queue)) return;  // the doorbell is rung once, after all commands
+  if (write)
+    for (int64 i = threadIdx.x / kWarp; i < count; i += blockDim.x / kWarp)
+      stage(s, i, static_cast<int>(threadIdx.x % kWarp));
   for (int64 i = threadIdx.x; i < count; i += blockDim.x) submit_one(s, i);
   __threadfence_system();
   __syncthreads();

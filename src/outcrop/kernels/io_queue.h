@@ -2,14 +2,17 @@
 // kernel waits for what comes back and moves rows from staging memory to their place. Between the two the GPU
 // is free (Hyperion, section III-A).
 //
-// A row is read as pieces of kPieceBytes, by a command each, which reads the blocks that the piece touches.
+// A row is read as pieces, by a command each, which reads the blocks that the piece touches.
 // Rows that share a block are read each for itself. As every row has as many pieces, the place of every
 // command is known: command number n (of all ever given) takes the id that entry n of a ring of free ids
 // holds, and goes to entry n of the ring of commands; the completion at entry n, whichever id it brings,
 // gives that id back to entry n of the ring of ids. Nobody locks. There are fewer ids than entries, so that
 // no ring runs over: see also queue_pair.h.
 //
-// Reads that were asked for together are a group. A completion kernel takes completions in the order of their
+// Rows are written the same way: the submission kernel moves their pieces to staging memory before it writes the
+// commands. Only rows of whole blocks can be (Legend, section 5: slabs of a table of embeddings).
+//
+// Commands that were asked for together are a group. A completion kernel takes completions in the order of their
 // ring, of whichever group they are, until some group has all of its own; what is not there by then is left
 // to the next one. So one wait never waits for another's disk. Entries are claimed one after the other: what
 // was taken is always the beginning of the ring. What became of each is noted in outcomes; a row that failed
@@ -32,7 +35,7 @@ constexpr uint32 kSenseless = kStatuses;  // of an outcome: no command with such
 
 // What is to be done when the command with an id is done.
 struct Landing {
-  uint8* to;
+  uint8* to;     // none: it was written
   uint32 bytes;  // 0: no command with this id is under way
   uint32 index;  // of the command in its group
   uint16 from;   // bytes of staging before those that are wanted
@@ -77,8 +80,12 @@ struct FileRows {
   int64 base, stride, row_bytes;
 };
 
+// The most that one command moves: whole pages where rows begin at them.
+OUTCROP_DEVICE int64 piece_bytes(const FileRows& rows) {
+  return (rows.base | rows.stride) % kMemoryPage == 0 ? 2 * kMemoryPage : kPieceBytes;
+}
 OUTCROP_DEVICE int64 pieces_of(const FileRows& rows) {
-  return (rows.row_bytes + kPieceBytes - 1) / kPieceBytes;
+  return (rows.row_bytes + piece_bytes(rows) - 1) / piece_bytes(rows);
 }
 
 // Whole blocks that a piece of so many bytes can touch.
@@ -95,6 +102,7 @@ struct Submit {
   int64 submitted, completed;   // commands, before
   int64 told;                   // of those completed, what the completion doorbell was told of
   const int32* places;          // or none
+  int64 write;  // not 0: rows are written to the file, from `out`
   int64 group, group_commands;  // whose they are; how many it has in all, where these are its first (else 0)
 };
 
@@ -138,23 +146,50 @@ OUTCROP_DEVICE uint32 take(uint32* at) {
 
 OUTCROP_DEVICE bool lost(const IoQueue& queue) { return load_acquire(&queue.progress->lost) != 0; }
 
+// Where a command of s moves what.
+struct Piece {
+  uint16 id;
+  uint8* memory;  // of the caller
+  int64 offset;   // in the file
+  int64 bytes;
+};
+
+OUTCROP_DEVICE Piece piece_of(const Submit& s, int64 i) {
+  const int64 pieces = pieces_of(s.rows), most = piece_bytes(s.rows), row = (s.first + i) / pieces;
+  const int64 begin = (s.first + i) % pieces * most, rest = s.rows.row_bytes - begin;
+  const int64 place = s.places ? s.places[row] : row;
+  return {s.queue.free_ids[(s.submitted + i) % s.queue.num_ids], s.out + place * s.out_stride + begin,
+          s.rows.base + s.wanted[row] * s.rows.stride + begin, rest < most ? rest : most};
+}
+
+// By every lane of a warp: by the widest words that suit both ends.
+OUTCROP_DEVICE void copy_bytes(const uint8* from, uint8* to, int64 bytes, int lane) {
+  const uint64 all = reinterpret_cast<uint64>(from) | reinterpret_cast<uint64>(to) | static_cast<uint64>(bytes);
+  if (all % 16 == 0) return copy_row<Word16>(from, to, bytes / 16, lane);
+  if (all % 8 == 0) return copy_row<uint64>(from, to, bytes / 8, lane);
+  if (all % 4 == 0) return copy_row<uint32>(from, to, bytes / 4, lane);
+  if (all % 2 == 0) return copy_row<uint16>(from, to, bytes / 2, lane);
+  copy_row<uint8>(from, to, bytes, lane);
+}
+
+// By every lane of a warp, before submit_one: what command i of s writes goes to staging memory.
+OUTCROP_DEVICE void stage(const Submit& s, int64 i, int lane) {
+  const Piece piece = piece_of(s, i);
+  copy_bytes(piece.memory, s.queue.staging + piece.id * s.queue.slot_bytes, piece.bytes, lane);
+}
+
 // Command i of s.
 OUTCROP_DEVICE void submit_one(const Submit& s, int64 i) {
   const IoQueue& q = s.queue;
-  const int64 pieces = pieces_of(s.rows), row = (s.first + i) / pieces;
-  const int64 begin = (s.first + i) % pieces * kPieceBytes, rest = s.rows.row_bytes - begin;
-  const int64 bytes = rest < kPieceBytes ? rest : kPieceBytes;
-  const int64 offset = s.rows.base + s.wanted[row] * s.rows.stride + begin;
-  const int64 block = offset / kBlockBytes, from = offset % kBlockBytes;
-  const int64 number = s.submitted + i;
-  const uint16 id = q.free_ids[number % q.num_ids];
-  const int64 place = s.places ? s.places[row] : row;
-  q.landings[id] = {s.out + place * s.out_stride + begin, static_cast<uint32>(bytes),
-                    static_cast<uint32>(s.first + i), static_cast<uint16>(from),
-                    static_cast<uint16>(s.group)};
-  q.pair.commands[number % q.pair.depth] =
-      read_command(id, static_cast<uint64>(block), static_cast<uint32>((from + bytes - 1) / kBlockBytes + 1),
-                   s.bus + static_cast<uint64>(id * q.slot_bytes));
+  const Piece piece = piece_of(s, i);
+  const int64 block = piece.offset / kBlockBytes, from = piece.offset % kBlockBytes;
+  q.landings[piece.id] = {s.write ? nullptr : piece.memory, static_cast<uint32>(piece.bytes),
+                          static_cast<uint32>(s.first + i), static_cast<uint16>(from),
+                          static_cast<uint16>(s.group)};
+  q.pair.commands[(s.submitted + i) % q.pair.depth] =
+      block_command(s.write ? kWriteOpcode : kReadOpcode, piece.id, static_cast<uint64>(block),
+                    static_cast<uint32>((from + piece.bytes - 1) / kBlockBytes + 1),
+                    s.bus + static_cast<uint64>(piece.id * q.slot_bytes));
 }
 
 // By one thread, after all commands are written. Completions that were taken since the last time are told
@@ -194,20 +229,11 @@ OUTCROP_DEVICE Claim claim(const Complete& c, Patience& patience) {
   }
 }
 
-// By every lane of a warp: moves what a command has read, by the widest words that suit where it is and goes.
+// By every lane of a warp: moves what a command has read.
 OUTCROP_DEVICE void land(const IoQueue& q, const Claim& c, int lane) {
   if (!c.bytes || c.taken.status) return;
   const Landing& landing = q.landings[c.taken.id];
-  const uint8* from = q.staging + c.taken.id * q.slot_bytes + landing.from;
-  uint8* to = landing.to;
-  const int64 bytes = c.bytes;
-  const uint64 all =
-      reinterpret_cast<uint64>(from) | reinterpret_cast<uint64>(to) | static_cast<uint64>(bytes);
-  if (all % 16 == 0) return copy_row<Word16>(from, to, bytes / 16, lane);
-  if (all % 8 == 0) return copy_row<uint64>(from, to, bytes / 8, lane);
-  if (all % 4 == 0) return copy_row<uint32>(from, to, bytes / 4, lane);
-  if (all % 2 == 0) return copy_row<uint16>(from, to, bytes / 2, lane);
-  copy_row<uint8>(from, to, bytes, lane);
+  if (landing.to) copy_bytes(q.staging + c.taken.id * q.slot_bytes + landing.from, landing.to, c.bytes, lane);
 }
 
 // By one lane, when all have moved theirs: the id is free again.

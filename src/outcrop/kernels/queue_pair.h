@@ -16,11 +16,11 @@ namespace outcrop::kernels {
 constexpr uint32 kBlockBytes = 512;  // unit of a command's address
 constexpr uint32 kMemoryPage =
     4096;  // a command names at most two of these: longer transfers are more commands
-constexpr uint8 kReadOpcode = 2;
+constexpr uint8 kWriteOpcode = 1, kReadOpcode = 2;
 
 // Statuses: what kind of error in bits 8 to 10, which one in bits 0 to 7.
 constexpr uint32 kDone = 0, kInvalidOpcode = 0x001, kInvalidField = 0x002, kInvalidSpace = 0x00b,
-                 kBeyondEnd = 0x080, kUnreadable = 0x281;
+                 kBeyondEnd = 0x080, kUnwritable = 0x280, kUnreadable = 0x281;
 
 struct alignas(64) Command {
   uint8 opcode, flags;
@@ -28,7 +28,7 @@ struct alignas(64) Command {
   uint32 space;  // namespace, 1 is the first
   uint64 reserved, metadata;
   uint64 data[2];   // bus addresses: where it begins, and the page that it goes on in (0: none)
-  uint32 words[6];  // of a read: first block (low, high), blocks less one
+  uint32 words[6];  // of a read or write: first block (low, high), blocks less one
 };
 static_assert(sizeof(Command) == 64);
 
@@ -75,11 +75,11 @@ OUTCROP_DEVICE void ring(uint32* doorbell, uint32 value) {
 #endif
 }
 
-// A read of `blocks` blocks to `address`, which is a multiple of a block and goes over at most one page
+// Moves `blocks` blocks to or from `address`, which is a multiple of a block; they go over at most one page
 // boundary.
-OUTCROP_DEVICE Command read_command(uint16 id, uint64 first_block, uint32 blocks, uint64 address) {
+OUTCROP_DEVICE Command block_command(uint8 opcode, uint16 id, uint64 first_block, uint32 blocks, uint64 address) {
   Command c{};
-  c.opcode = kReadOpcode;
+  c.opcode = opcode;
   c.id = id;
   c.space = 1;
   c.data[0] = address;
@@ -89,6 +89,10 @@ OUTCROP_DEVICE Command read_command(uint16 id, uint64 first_block, uint32 blocks
   c.words[1] = static_cast<uint32>(first_block >> 32);
   c.words[2] = blocks - 1;
   return c;
+}
+
+OUTCROP_DEVICE Command read_command(uint16 id, uint64 first_block, uint32 blocks, uint64 address) {
+  return block_command(kReadOpcode, id, first_block, blocks, address);
 }
 
 OUTCROP_DEVICE uint32 completion_word(uint16 id, uint32 phase, uint32 status) {
