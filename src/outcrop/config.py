@@ -247,6 +247,9 @@ class PlanConfig:
             )
 
 
+CACHE_STRATEGIES = ("auto", "GTCF", "GFCT", "CTGF", "CFGT", "hybrid")
+
+
 @dataclass(frozen=True)
 class DeviceConfig:
     """Where batches go.
@@ -255,11 +258,20 @@ class DeviceConfig:
         memory_bytes: Of a GPU, for cached rows and batches; 0: no rows are cached there, batches take
             what is free.
         draws: The GPU draws the batches too that are drawn on the fly.
+        cache_strategy: Of mode ``online``: what the GPU's and the host's memory are filled with (:mod:`outcrop.tiers`):
+            ``auto``, what saves the most transactions; ``GTCF``, ``GFCT``, ``CTGF``, ``CFGT``, ``hybrid``: the fixed
+            strategies of Hyperion, section III-B2, to compare with.
     """
 
     name: str = "cpu"
     memory_bytes: int = 0
     draws: bool = False
+    cache_strategy: str = "auto"
+
+    def __post_init__(self) -> None:
+        if self.cache_strategy not in CACHE_STRATEGIES:
+            known = ", ".join(CACHE_STRATEGIES)
+            raise ArgumentError(f"cache strategy {self.cache_strategy!r} is unknown; known: {known}")
 
 
 CPU = DeviceConfig()

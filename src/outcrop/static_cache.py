@@ -6,7 +6,9 @@ lookup (core/cache/hot_index.h). Nothing is replaced while training, so that loo
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -16,6 +18,9 @@ from outcrop.rows import HotSet, RowStream
 from outcrop.runtime import Runtime
 from outcrop.store.topology import Topology
 
+if TYPE_CHECKING:
+    import torch
+
 _LEVELS = 1 << 16
 _ID_BYTES = 24  # for each row that is cached, while it is read
 _MARGIN_BYTES = 64 << 10  # for the small tables that come later
@@ -24,10 +29,27 @@ _READ_ROWS = 1 << 18  # at a time
 
 @dataclass(frozen=True)
 class CacheShares:
-    """Bytes of rows and of neighbour lists in the cache."""
+    """Bytes of rows and of neighbour lists that are cached, in host memory and on a device."""
 
     row_bytes: int
     list_bytes: int
+    device_row_bytes: int = 0
+    device_list_bytes: int = 0
+
+
+@dataclass(frozen=True)
+class DeviceRoom:
+    """What a static cache may take of a device.
+
+    Attributes:
+        num_bytes: Of its memory, at the most.
+        empty: Makes uint8 [n] there, under a reservation.
+        strategy: One of :data:`outcrop.config.CACHE_STRATEGIES`.
+    """
+
+    num_bytes: int
+    empty: Callable[[int], tuple[torch.Tensor, Any]]
+    strategy: str = "auto"
 
 
 def _levels(hotness: Hotness, row_bytes: int, topology: Topology | None) -> tuple[tiers.Levels, tiers.Levels]:
@@ -41,17 +63,35 @@ def _levels(hotness: Hotness, row_bytes: int, topology: Topology | None) -> tupl
     return rows, lists
 
 
-def share_out(rows: tiers.Levels, lists: tiers.Levels, capacity: int, on_device: int = 0) -> CacheShares:
-    """How ``capacity`` bytes of host memory are divided between rows and lists.
+def share_out(
+    rows: tiers.Levels,
+    lists: tiers.Levels,
+    host_bytes: int,
+    device_bytes: int = 0,
+    *,
+    lists_in: tuple[int, ...] = (tiers.HOST,),
+    strategy: str = "auto",
+) -> CacheShares:
+    """How memory of the host and of a device is divided between rows and lists.
+
+    Of each kind the device has the hottest, then the host.
 
     Args:
-        on_device: Bytes of the hottest rows that a device has. (The CPU wants lists: none are there.)
+        lists_in: Where lists may be: whoever samples has to reach them.
+        strategy: One of :data:`outcrop.config.CACHE_STRATEGIES`.
     """
-    unit = tiers.unit_of(capacity)
-    most = capacity // unit
-    of_rows, of_lists = rows.chunks(unit, most, on_device), lists.chunks(unit, most)
-    plan = tiers.place(of_rows, of_lists, 0, capacity, unit)
-    return CacheShares(*plan.bytes_in((of_rows, of_lists), tiers.HOST))
+    unit = tiers.unit_of_two(device_bytes, host_bytes) if device_bytes else tiers.unit_of(host_bytes)
+    most = host_bytes // unit + device_bytes // unit
+    chunks = (rows.chunks(unit, most), lists.chunks(unit, most))
+    room = (device_bytes, host_bytes, unit, lists_in)
+    plan = tiers.place(*chunks, *room) if strategy == "auto" else tiers.place_fixed(strategy, *chunks, *room)
+    on_device, in_host = plan.bytes_in(chunks, tiers.DEVICE), plan.bytes_in(chunks, tiers.HOST)
+    if (
+        device_bytes and strategy == "auto"
+    ):  # units of the larger are large parts of the smaller: rows take the rest
+        on_device = (device_bytes - on_device[1], on_device[1])
+        in_host = (host_bytes - in_host[1], in_host[1])
+    return CacheShares(*in_host, *on_device)
 
 
 def books_bytes(num_nodes: int) -> int:
@@ -64,7 +104,7 @@ def fill(
     topology: Topology | None,
     hotness: Hotness,
     runtime: Runtime,
-    device_bytes: int = 0,
+    device: DeviceRoom | None = None,
 ) -> HotSet:
     """Reads what is worth caching, within the budget that is left: rows, tag ``row-cache``, and lists.
 
@@ -72,26 +112,29 @@ def fill(
         stream: Reads the rows.
         topology: Of which lists may be cached; None: none.
         hotness: Is used up: its counters are given back before the cache is read.
-        device_bytes: For rows on a device. They pass through host memory, so that no more of them are read than fit
-            half of what is left of it.
+        device: For the hottest rows, which pass through host memory a part at a time.
     """
     num_nodes, row_bytes = stream.num_rows, stream.row_bytes
-    books = books_bytes(num_nodes)
-    room = max(runtime.budget.free_bytes + hotness.held_bytes - books, 0)
-    capacity = room * row_bytes // (row_bytes + _ID_BYTES)
-    device_bytes = min(device_bytes, capacity // 2)
+    room = max(runtime.budget.free_bytes + hotness.held_bytes - books_bytes(num_nodes), 0)
+    # Ids of rows are in host memory while they are read, those of rows on the device too.
+    device_bytes = 0 if device is None else min(device.num_bytes, room // 2 // _ID_BYTES * row_bytes)
+    capacity = max(room - device_bytes // row_bytes * _ID_BYTES, 0) * row_bytes // (row_bytes + _ID_BYTES)
     rows, lists, on_device = np.zeros(0, np.int64), np.zeros(0, np.int64), np.zeros(0, bool)
     if hotness.held_bytes and capacity >= row_bytes:
-        rows, lists, on_device = _choose(hotness, topology, row_bytes, capacity - device_bytes, device_bytes)
+        strategy = "auto" if device is None else device.strategy
+        rows, lists, on_device = _choose(hotness, topology, row_bytes, capacity, device_bytes, strategy)
     hotness.close()
     index = _core.HotIndex(runtime.budget, num_nodes, rows, lists)
     if topology is not None and len(lists):
         topology.cache_lists(index, lists, runtime)
+    there = None
+    if device is not None and on_device.any():
+        there = _read_to_device(stream, rows[on_device], runtime, device)
     in_host = _read(stream, rows[~on_device], runtime)
-    if not on_device.any():
+    if there is None:
         return HotSet(index, in_host)
     number = np.where(on_device, -np.cumsum(on_device), np.cumsum(~on_device) - 1).astype(np.int32)
-    return HotSet(index, in_host, _read(stream, rows[on_device], runtime), number)
+    return HotSet(index, in_host, there, number)
 
 
 def _read(stream: RowStream, ids: np.ndarray, runtime: Runtime) -> np.ndarray:
@@ -105,14 +148,35 @@ def _read(stream: RowStream, ids: np.ndarray, runtime: Runtime) -> np.ndarray:
     return held
 
 
+def _read_to_device(
+    stream: RowStream, ids: np.ndarray, runtime: Runtime, device: DeviceRoom
+) -> tuple[torch.Tensor, Any]:
+    """uint8, flat, on the device, and its reservation: rows ``ids``, ascending."""
+    import torch
+
+    row_bytes = stream.row_bytes
+    there, held = device.empty(len(ids) * row_bytes)
+    count = max(min(_READ_ROWS, len(ids), runtime.budget.free_bytes // 2 // row_bytes), 1)
+    for first in range(0, len(ids), count):
+        part = _read(stream, ids[first : first + count], runtime)
+        there[first * row_bytes :][: len(part)].copy_(torch.from_numpy(part))
+        del part  # its memory is wanted for the next one
+    return there, held
+
+
 def _choose(
-    hotness: Hotness, topology: Topology | None, row_bytes: int, capacity: int, device_bytes: int = 0
+    hotness: Hotness,
+    topology: Topology | None,
+    row_bytes: int,
+    capacity: int,
+    device_bytes: int = 0,
+    strategy: str = "auto",
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Ids, ascending, of the rows and of the lists to cache, and which of the rows are for the device."""
     of_rows, of_lists = _levels(hotness, row_bytes, topology)
-    shares = share_out(of_rows, of_lists, capacity, device_bytes)
-    row_limit = tiers.Threshold.of(of_rows, device_bytes + shares.row_bytes)
-    device_limit = tiers.Threshold.of(of_rows, device_bytes)
+    shares = share_out(of_rows, of_lists, capacity, device_bytes, strategy=strategy)
+    row_limit = tiers.Threshold.of(of_rows, shares.device_row_bytes + shares.row_bytes)
+    device_limit = tiers.Threshold.of(of_rows, shares.device_row_bytes)
     list_limit = tiers.Threshold.of(of_lists, shares.list_bytes)
     rows, lists, on_device = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)], [np.zeros(0, bool)]
     for w in hotness.windows():

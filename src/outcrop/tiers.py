@@ -17,6 +17,17 @@ LINE_BYTES = 128  # of a transaction on the bus
 SECTOR_BYTES = 4096  # the least that the engine reads of a disk
 DEVICE, HOST, DISK = 0, 1, 2
 _UNITS = 256  # parts of a capacity that are decided about
+_UNITS_OF_TWO = 96  # of the larger one, where two are decided about together
+# The fixed strategies of section III-B2, to compare with: what is filled with what first (tier, 0 rows or 1 lists, to
+# which part of the tier). G and C: device and host; T and F: lists and rows. The parts of ``hybrid`` are those of its
+# figure 7, 15 of 20 GB and 35 of 40 GB for rows.
+STRATEGIES: dict[str, tuple[tuple[int, int, float], ...]] = {
+    "GTCF": ((DEVICE, 1, 1), (DEVICE, 0, 1), (HOST, 0, 1), (HOST, 1, 1)),
+    "GFCT": ((DEVICE, 0, 1), (DEVICE, 1, 1), (HOST, 1, 1), (HOST, 0, 1)),
+    "CTGF": ((HOST, 1, 1), (HOST, 0, 1), (DEVICE, 0, 1), (DEVICE, 1, 1)),
+    "CFGT": ((HOST, 0, 1), (HOST, 1, 1), (DEVICE, 1, 1), (DEVICE, 0, 1)),
+    "hybrid": ((DEVICE, 0, 3 / 4), (DEVICE, 1, 1), (HOST, 0, 7 / 8), (HOST, 1, 1)),
+}
 
 
 def host_cost(wanted: np.ndarray, sizes: np.ndarray | int, line: int = LINE_BYTES) -> np.ndarray:
@@ -72,10 +83,25 @@ def unit_of(capacity: int) -> int:
     return max(-(-capacity // _UNITS), 1)
 
 
-def place(rows: Chunks, lists: Chunks, device_bytes: int, host_bytes: int, unit: int) -> TierPlan:
+def unit_of_two(device_bytes: int, host_bytes: int) -> int:
+    """Bytes of a chunk where two capacities are decided about together."""
+    return max(-(-max(device_bytes, host_bytes) // _UNITS_OF_TWO), 1)
+
+
+def place(
+    rows: Chunks,
+    lists: Chunks,
+    device_bytes: int,
+    host_bytes: int,
+    unit: int,
+    lists_in: tuple[int, ...] = (DEVICE, HOST),
+) -> TierPlan:
     """The placement with the fewest transactions, by dynamic programming over both capacities.
 
     Chunks may differ in size; each takes whole units of ``unit`` bytes. Equals trying every placement of every chunk.
+
+    Args:
+        lists_in: Tiers that lists may be cached in.
     """
     sizes = -(-np.concatenate([rows.sizes, lists.sizes]) // unit)
     host, disk = np.concatenate([rows.host, lists.host]), np.concatenate([rows.disk, lists.disk])
@@ -85,7 +111,7 @@ def place(rows: Chunks, lists: Chunks, device_bytes: int, host_bytes: int, unit:
     for i, size in enumerate(sizes.tolist()):
         best = saved.copy()
         for tier, gain in ((HOST, int(disk[i] - host[i])), (DEVICE, int(disk[i]))):
-            if gain <= 0 or size > room[tier]:
+            if gain <= 0 or size > room[tier] or (i >= len(rows) and tier not in lists_in):
                 continue
             to = (slice(size, None), slice(None)) if tier == DEVICE else (slice(None), slice(size, None))
             before = (
@@ -104,6 +130,31 @@ def place(rows: Chunks, lists: Chunks, device_bytes: int, host_bytes: int, unit:
         if tiers[i] != DISK:
             left[tiers[i]] -= int(sizes[i])
     return _plan(rows, lists, tiers)
+
+
+def place_fixed(
+    strategy: str,
+    rows: Chunks,
+    lists: Chunks,
+    device_bytes: int,
+    host_bytes: int,
+    unit: int,
+    lists_in: tuple[int, ...] = (DEVICE, HOST),
+) -> TierPlan:
+    """As :func:`place`, by one of :data:`STRATEGIES`: the hottest that fits comes first."""
+    sizes = (-(-rows.sizes // unit), -(-lists.sizes // unit))
+    tiers = (np.full(len(rows), DISK, np.uint8), np.full(len(lists), DISK, np.uint8))
+    room, used = (device_bytes // unit, host_bytes // unit), [0, 0]
+    for tier, kind, share in STRATEGIES[strategy]:
+        if kind == 1 and tier not in lists_in:
+            continue
+        most = int(room[tier] * share)
+        for i in np.flatnonzero(tiers[kind] == DISK).tolist():
+            if used[tier] + int(sizes[kind][i]) > most:
+                break
+            tiers[kind][i] = tier
+            used[tier] += int(sizes[kind][i])
+    return _plan(rows, lists, np.concatenate(tiers))
 
 
 def _plan(rows: Chunks, lists: Chunks, tiers: np.ndarray) -> TierPlan:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -149,7 +149,7 @@ def transfer_to(
     row_bytes: int,
     *,
     batch_bytes: int = 0,
-    device_cache: np.ndarray | None = None,
+    device_cache: np.ndarray | tuple[torch.Tensor, Any] | None = None,
     host_cache: np.ndarray | None = None,
     table: torch.Tensor | None = None,
     budget: DeviceBudget | None = None,
@@ -166,6 +166,7 @@ def transfer_to(
     device = devices.resolve(to.name)
     gpu = gpu_of(device)
     if gpu is None:
+        assert not isinstance(device_cache, tuple)
         return ToCpu(spec, row_bytes, device_cache)
     budget = budget or DeviceBudget(gpu, device, to.memory_bytes)
     return ToGpu(
@@ -218,7 +219,7 @@ class ToGpu:
         batch_bytes: Of a batch on the device; 0: not known ahead.
         budget: Of the device.
         device_cache, host_cache: uint8, flat, rows of the caches that a batch's table names; the former is copied to
-            the device, the latter pinned where it is.
+            the device, unless it is there already (with its reservation), the latter pinned where it is.
         table: uint8 [n, row_bytes] in unified memory: all rows. Batches then come without rows.
     """
 
@@ -231,7 +232,7 @@ class ToGpu:
         budget: DeviceBudget,
         *,
         batch_bytes: int = 0,
-        device_cache: np.ndarray | None = None,
+        device_cache: np.ndarray | tuple[torch.Tensor, Any] | None = None,
         host_cache: np.ndarray | None = None,
         table: torch.Tensor | None = None,
     ):
@@ -243,10 +244,13 @@ class ToGpu:
         ]
         self._pool = SlotPool(self._slots, "--gpu-memory")
         nothing = np.zeros(0, np.uint8)
-        cached = nothing if device_cache is None else device_cache
-        with gpu.on_stream(self._stream):
-            there, self._held = budget.empty("device-cache", len(cached))
-            there.copy_(torch.from_numpy(cached))
+        if isinstance(device_cache, tuple):
+            there, self._held = device_cache
+        else:
+            cached = nothing if device_cache is None else device_cache
+            with gpu.on_stream(self._stream):
+                there, self._held = budget.empty("device-cache", len(cached))
+                there.copy_(torch.from_numpy(cached))
         self._device_cache = there.view(-1, row_bytes)
         self._host_cache = in_place(nothing if host_cache is None else host_cache).view(-1, row_bytes)
 

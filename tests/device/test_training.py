@@ -15,7 +15,7 @@ from outcrop.api.prepare import prepare
 from outcrop.api.run import open_session
 from outcrop.api.train import train
 from outcrop.config import DeviceConfig, IoConfig
-from outcrop.errors import BudgetError, IoError
+from outcrop.errors import ArgumentError, BudgetError, IoError
 from outcrop.gpuio import GpuDiskRows
 from outcrop.runtime import Runtime
 from outcrop.store.graph import open_graph
@@ -96,6 +96,46 @@ def test_without_device_memory_no_row_is_cached_there(made, gpu, tmp_path, mode)
     assert report.peak_device_by_tag.get("device-cache", 0) == 0
     report = train(graph, run=tmp_path / "run", mode="online", epochs=1, device=GPU, gpu_memory="1MiB")
     assert report.epochs[0]["rows_by_level"]["device"] > 0
+
+
+def test_the_device_has_more_than_passes_through_the_host(made, gpu):
+    """A device with room for more rows than the host's budget has: they are read a part at a time."""
+    graph, run = made
+    with Runtime("800KiB", io=IoConfig(topology="map")) as runtime, Runtime() as plain:
+        there = DeviceConfig(GPU, 1 << 20)
+        with (
+            open_session(graph, runtime, "online", run_folder=run, to=there) as session,
+            open_session(graph, plain, "online", run_folder=run) as reference,
+        ):
+            for ours, theirs in zip(reference.batches("train"), session.batches("train"), strict=True):
+                assert torch.equal(theirs.x.cpu(), ours.x)
+                del ours, theirs
+        in_host = runtime.budget.by_tag["row-cache"].peak_bytes
+        assert runtime.device_peaks["device-cache"] > 2 * in_host > 0
+        assert sum(runtime.device_peaks.values()) <= 1 << 20
+
+
+@pytest.mark.parametrize("strategy", ["GFCT", "hybrid"])
+def test_fixed_strategies_change_where_rows_lie_and_nothing_else(made, gpu, strategy):
+    graph, run = made
+    options = {"run": run, "mode": "online", "hidden": 8, "epochs": 1, "trace_losses": True, "device": GPU}
+    options |= {"memory": "900KiB", "topology": "map", "gpu_memory": DEVICE_BYTES}
+    auto, fixed = (train(graph, **options, cache_strategy=name) for name in ("auto", strategy))
+    assert fixed.cache_strategy == strategy
+    assert fixed.batch_losses == (auto.batch_losses if FAKE else pytest.approx(auto.batch_losses, rel=1e-3))
+    levels = [report.epochs[0]["rows_by_level"] for report in (auto, fixed)]
+    assert sum(levels[0].values()) == sum(levels[1].values())
+    # hybrid leaves a quarter of the device to lists, which nobody reads there: it has fewer rows.
+    assert (levels[1]["device"] < 0.9 * levels[0]["device"]) == (strategy == "hybrid"), levels
+    for given, said in (
+        ({"mode": "memory"}, "--cache-strategy is for --mode online, not memory"),
+        ({"gpu_memory": 0, "run": None}, r"fills the memory of a GPU: name one \(--device\), and how much"),
+        ({"device": "cpu"}, "fills the memory of a GPU"),
+        ({"cache_strategy": "GTCF"}, "which only sampling there reads: add --sample-on gpu"),
+        ({"cache_strategy": "TGCF"}, "'TGCF' is unknown; known: auto, GTCF"),
+    ):
+        with pytest.raises(ArgumentError, match=said):
+            train(graph, **({**options, "cache_strategy": strategy} | given))
 
 
 def product_of_rows(rowptr, col, left, right):

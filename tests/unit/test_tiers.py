@@ -9,33 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from outcrop import tiers
-
-# What is filled with what first: (tier, 0 rows or 1 lists, share of the tier's capacity).
-STRATEGIES: dict[str, tuple[tuple[int, int, float], ...]] = {
-    "GTCF": ((tiers.DEVICE, 1, 1), (tiers.DEVICE, 0, 1), (tiers.HOST, 0, 1), (tiers.HOST, 1, 1)),
-    "GFCT": ((tiers.DEVICE, 0, 1), (tiers.DEVICE, 1, 1), (tiers.HOST, 1, 1), (tiers.HOST, 0, 1)),
-    "CTGF": ((tiers.HOST, 1, 1), (tiers.HOST, 0, 1), (tiers.DEVICE, 0, 1), (tiers.DEVICE, 1, 1)),
-    "CFGT": ((tiers.HOST, 0, 1), (tiers.HOST, 1, 1), (tiers.DEVICE, 1, 1), (tiers.DEVICE, 0, 1)),
-    "hybrid": ((tiers.DEVICE, 0, 3 / 4), (tiers.DEVICE, 1, 1), (tiers.HOST, 0, 7 / 8), (tiers.HOST, 1, 1)),
-}
-
-
-def place_fixed(
-    strategy: str, rows: tiers.Chunks, lists: tiers.Chunks, device_bytes: int, host_bytes: int, unit: int
-) -> tiers.TierPlan:
-    """One of the five fixed strategies of section III-B2, to compare with: the hottest that fits comes first."""
-    sizes = (-(-rows.sizes // unit), -(-lists.sizes // unit))
-    places = (np.full(len(rows), tiers.DISK, np.uint8), np.full(len(lists), tiers.DISK, np.uint8))
-    room, used = (device_bytes // unit, host_bytes // unit), [0, 0]
-    for tier, kind, share in STRATEGIES[strategy]:
-        most = int(room[tier] * share)
-        for i in np.flatnonzero(places[kind] == tiers.DISK).tolist():
-            if used[tier] + int(sizes[kind][i]) > most:
-                break
-            places[kind][i] = tier
-            used[tier] += int(sizes[kind][i])
-    left = sum(tiers.transactions(chunks, place) for chunks, place in zip((rows, lists), places, strict=True))
-    return tiers.TierPlan(*places, left)
+from outcrop.config import CACHE_STRATEGIES
+from outcrop.static_cache import share_out
 
 
 def _chunks(sizes: list[int], wanted: list[int]) -> tiers.Chunks:
@@ -72,15 +47,15 @@ def test_no_placement_leaves_fewer_transactions(data: st.DataObject, equal: bool
     assert plan.transactions == _best_of_all(rows, lists, device, host, unit)
     for tier, room in ((tiers.DEVICE, device), (tiers.HOST, host)):
         assert sum(plan.bytes_in((rows, lists), tier)) <= room
-    for strategy in STRATEGIES:
-        fixed = place_fixed(strategy, rows, lists, device, host, unit)
+    for strategy in tiers.STRATEGIES:
+        fixed = tiers.place_fixed(strategy, rows, lists, device, host, unit)
         assert plan.transactions <= fixed.transactions
         assert sum(fixed.bytes_in((rows, lists), tiers.HOST)) <= host
 
 
 def test_the_fixed_strategies_differ_as_their_names_say():
     rows, lists = _chunks([100] * 4, [9, 8, 7, 6]), _chunks([100] * 4, [9, 8, 7, 6])
-    there = {s: place_fixed(s, rows, lists, 200, 400, 1) for s in STRATEGIES}
+    there = {s: tiers.place_fixed(s, rows, lists, 200, 400, 1) for s in tiers.STRATEGIES}
     assert there["GTCF"].lists.tolist() == [0, 0, 2, 2]
     assert there["GTCF"].rows.tolist() == [1, 1, 1, 1]
     assert there["GFCT"].rows.tolist() == [0, 0, 2, 2]
@@ -89,6 +64,38 @@ def test_the_fixed_strategies_differ_as_their_names_say():
     assert there["CFGT"].lists.tolist() == [0, 0, 2, 2]
     assert there["hybrid"].rows.tolist() == [0, 1, 1, 1]
     assert there["hybrid"].lists.tolist() == [0, 1, 2, 2]
+
+
+def test_lists_stay_where_the_sampler_reaches_them():
+    rows, lists = _chunks([100] * 4, [4, 3, 2, 1]), _chunks([100] * 4, [9, 8, 7, 6])
+    for lists_in in ((), (tiers.HOST,), (tiers.DEVICE,)):
+        plans = [tiers.place_fixed(s, rows, lists, 200, 200, 1, lists_in) for s in tiers.STRATEGIES]
+        for plan in (tiers.place(rows, lists, 200, 200, 1, lists_in), *plans):
+            assert set(plan.lists.tolist()) <= {*lists_in, tiers.DISK}
+            assert sum(plan.bytes_in((rows, lists), tiers.DEVICE)) <= 200
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    seed=st.integers(0, 2**32),
+    host=st.integers(0, 40_000),
+    device=st.integers(0, 40_000),
+    lists_in=st.sampled_from([(), (tiers.HOST,), (tiers.DEVICE,)]),
+    strategy=st.sampled_from(CACHE_STRATEGIES),
+)
+def test_shares_keep_to_both_capacities(seed, host, device, lists_in, strategy):
+    rng = np.random.default_rng(seed)
+    rows, lists = (
+        tiers.Levels.count(rng.integers(0, 9, 300).astype(np.uint32), size, 1 << 8)
+        for size in (128, rng.integers(40, 400, 300))
+    )
+    shares = share_out(rows, lists, host, device, lists_in=lists_in, strategy=strategy)
+    assert 0 <= shares.row_bytes + shares.list_bytes <= host
+    assert 0 <= shares.device_row_bytes + shares.device_list_bytes <= device
+    assert shares.list_bytes == 0 or tiers.HOST in lists_in
+    assert shares.device_list_bytes == 0 or tiers.DEVICE in lists_in
+    if strategy == "auto" and device and rows.sizes[1:].sum() >= host + device:  # nothing is left empty
+        assert sum(vars(shares).values()) == host + device
 
 
 def test_costs_by_hand():

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Iterator, Mapping
+from functools import partial
 from itertools import islice
 
 from outcrop.config import DeviceConfig, SampleConfig
@@ -14,6 +15,7 @@ from outcrop.device import resolve
 from outcrop.device.budget import DeviceBudget
 from outcrop.device.gpu import gpu_of
 from outcrop.device_rows import ring_pool
+from outcrop.errors import ArgumentError
 from outcrop.feeders import Drawer, RecordedDrawer, RecordedGraphs, SampledDrawer, SampledGraphs
 from outcrop.hotness import PRESAMPLED_BATCHES, Hotness
 from outcrop.rows import DiskStream, RowStream, scratch_share
@@ -21,7 +23,7 @@ from outcrop.runtime import Runtime
 from outcrop.sampling import BatchSampler, Ids
 from outcrop.slots import DEVICE_BATCHES, HostSlot, SlotPool, device_batch_bytes
 from outcrop.stages import load
-from outcrop.static_cache import books_bytes, fill
+from outcrop.static_cache import DeviceRoom, books_bytes, fill
 from outcrop.store.batches import BatchGraph
 from outcrop.store.graph import Graph
 from outcrop.store.samples import SampleSet
@@ -47,6 +49,7 @@ def open_online(
         recorded: Batches of a run: they need not be drawn to be counted, and those from elsewhere are replayed.
         ids: Nodes of a split in place of those that the graph has.
     """
+    check_cache_strategy(to)
     features = graph.array(runtime, "features")
     scratch = scratch_share(runtime.budget.limit_bytes)
     if runtime.initiator == "gpu":
@@ -86,11 +89,28 @@ def open_online(
         pool = _make_pool(graph, runtime, most, to, on_device)
     records = hotness.most_record_bytes + hotness.most_record_bytes // _MARGIN
     device_batch = device_batch_bytes(batch_bytes, recorded.max_record_bytes if recorded else records)
-    device_bytes = 0
+    room = None
     if on_device is not None and to.memory_bytes:  # what sampling holds there is held
-        device_bytes = max(on_device.free_bytes - DEVICE_BATCHES * device_batch, 0)
-    hot = fill(stream, topology, hotness, runtime, device_bytes)
+        left = max(on_device.free_bytes - DEVICE_BATCHES * device_batch, 0)
+        room = DeviceRoom(left, partial(on_device.empty, "device-cache"), to.cache_strategy)
+    hot = fill(stream, topology, hotness, runtime, room)
     return load.online_session(graph, drawer, hot, stream, pool, runtime, to, device_batch, on_device)
+
+
+def check_cache_strategy(to: DeviceConfig) -> None:
+    """Raises ArgumentError where there is nothing that a fixed strategy could fill as its name says."""
+    name = to.cache_strategy
+    if name == "auto":
+        return
+    if gpu_of(resolve(to.name)) is None or not to.memory_bytes:
+        raise ArgumentError(
+            f"cache strategy {name} fills the memory of a GPU: name one (--device), and how much (--gpu-memory)"
+        )
+    if name in ("GTCF", "CFGT") and not to.draws:
+        raise ArgumentError(
+            f"cache strategy {name} fills a GPU with neighbor lists, which only sampling there reads: add --sample-on "
+            "gpu, or take GFCT, CTGF or hybrid"
+        )
 
 
 def _device_budget(to: DeviceConfig) -> DeviceBudget | None:

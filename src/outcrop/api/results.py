@@ -44,6 +44,7 @@ class TrainReport:
     prepare: dict[str, Any] = field(default_factory=dict)
     pools: list[dict[str, Any]] = field(default_factory=list)
     spooled_epochs: int = 0
+    cache_strategy: str = "auto"
     distinct_epochs: int = 0
     prepared_epochs: int | None = None
     chosen: str = ""

@@ -19,6 +19,7 @@ from outcrop.api.budgets import naming_smallest
 from outcrop.api.results import TrainReport
 from outcrop.api.supply import Supply, Wanted, beside, every_epoch, needs, prepared
 from outcrop.api.train_checks import (
+    check_cache_strategy,
     check_checkpoint,
     check_complete,
     check_minutes,
@@ -79,6 +80,7 @@ def train(
     disk_space: Size | None = None,
     device: str = "cpu",
     sample_on: str = "cpu",
+    cache_strategy: str = "auto",
     cache_policy: str = "sieve",
     partitions: int | None = None,
     resident: int | None = None,
@@ -142,6 +144,9 @@ def train(
         device: ``cpu``, ``cuda`` or ``cuda:N``.
         sample_on: ``gpu``: ``device`` draws the batches of mode ``online``, the same as the CPU draws. The topology
             stays in host memory and is read in place.
+        cache_strategy: Of mode ``online`` on a GPU: what its memory and the host's are filled with
+            (:class:`outcrop.config.DeviceConfig`): ``auto``; to compare with, ``GTCF``, ``GFCT``, ``CTGF``, ``CFGT``,
+            ``hybrid``.
         cache_policy: Of mode ``dynamic``: ``sieve``, ``lru`` or ``s3fifo``.
         partitions, resident: Of mode ``partition``: how many, and how many are in memory at a time (None: as fits).
         checkpoint: Folder for checkpoints; training goes on from the one it holds, unless ``resume`` is false.
@@ -182,6 +187,7 @@ def train(
     # Every argument is checked before anything is prepared or read.
     check_mode(mode or "packed", evaluate_every)
     check_sample_on(sample_on, mode or "packed", device)
+    check_cache_strategy(cache_strategy, mode or "packed")
     check_minutes(checkpoint_minutes, checkpoint)
     graph = graph if isinstance(graph, Graph) else open_graph(graph)
     sampling = SampleConfig(
@@ -282,7 +288,13 @@ def train(
         refused = partial(needs, wanted, mode, folder, baseline, test, at_once=not refresh)
         closing.enter_context(naming_smallest(limits.memory, refused, f"train in mode {mode}"))
         why = ""
-        if mode == "online" and folder is None and io == "engine" and sample_on == "cpu":
+        if (
+            mode == "online"
+            and folder is None
+            and io == "engine"
+            and sample_on == "cpu"
+            and cache_strategy == "auto"
+        ):
             supply, why = spool.supply(wanted, config, closing)
         elif mode == "packed" and folder is None and new_batches and not refresh:
             supply = every_epoch(wanted, said.add)
@@ -290,7 +302,9 @@ def train(
             supply = _supply(wanted, mode, folder)
         said.replay(supply.drawn.epochs, epochs, folder)
         started = time.monotonic()
-        to = DeviceConfig(device, limits.gpu_memory or planned, draws=sample_on == "gpu")
+        to = DeviceConfig(
+            device, limits.gpu_memory or planned, draws=sample_on == "gpu", cache_strategy=cache_strategy
+        )
         runtime = closing.enter_context(
             Runtime(supply.memory, io=io_config, trace_path=trace_path, progress=progress)
         )
@@ -336,6 +350,7 @@ def train(
             prepare=supply.report.as_dict() if supply.report else {},
             pools=supply.pools.as_dicts() if supply.pools else [],
             spooled_epochs=supply.spooled_epochs,
+            cache_strategy=cache_strategy,
             distinct_epochs=min(supply.drawn.epochs, epochs),
             prepared_epochs=supply.prepared_epochs,
             chosen=said.text,

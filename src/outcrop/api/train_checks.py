@@ -8,7 +8,7 @@ from typing import Any
 
 from outcrop import checkpoint as checkpoints
 from outcrop import device as devices
-from outcrop.config import TrainConfig
+from outcrop.config import CACHE_STRATEGIES, TrainConfig
 from outcrop.errors import ArgumentError
 from outcrop.stages import train as training
 from outcrop.stages.load import MODES
@@ -33,6 +33,14 @@ def check_sample_on(sample_on: str, mode: str, device: str) -> None:
         raise ArgumentError(
             f"--sample-on gpu needs --mode online and a GPU as --device, not {mode} and {device}"
         )
+
+
+def check_cache_strategy(strategy: str, mode: str) -> None:
+    if strategy not in CACHE_STRATEGIES:
+        known = ", ".join(CACHE_STRATEGIES)
+        raise ArgumentError(f"cache strategy {strategy!r} is unknown; known: {known}")
+    if strategy != "auto" and mode != "online":
+        raise ArgumentError(f"--cache-strategy is for --mode online, not {mode}: leave it out")
 
 
 def check_mode(mode: str, evaluate_every: int) -> None:

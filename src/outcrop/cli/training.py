@@ -113,6 +113,14 @@ def train(
     sample_on: Annotated[
         str, typer.Option("--sample-on", help="gpu: the device draws the batches of mode online.")
     ] = "cpu",
+    cache_strategy: Annotated[
+        str,
+        typer.Option(
+            "--cache-strategy",
+            help="Of mode online on a GPU, what --gpu-memory and --memory are filled with: auto (what saves most), or "
+            "as Hyperion compares: GTCF (GPU: topology first, CPU: features), GFCT, CTGF, CFGT, hybrid.",
+        ),
+    ] = "auto",
     checkpoint: Annotated[
         Path | None, typer.Option("--checkpoint", help="Folder; training goes on from it.")
     ] = None,
@@ -205,6 +213,7 @@ def train(
             disk_space=disk_space,
             device=device,
             sample_on=sample_on,
+            cache_strategy=cache_strategy,
             cache_policy=cache_policy,
             partitions=partitions,
             resident=resident,
@@ -288,6 +297,8 @@ def summarize(report: dict[str, Any]) -> None:
         if distinct >= trained
         else f"of {distinct} epochs, replayed in all {trained}"
     )
+    if report["cache_strategy"] != "auto":
+        facts["cache"] = f"filled by the fixed strategy {report['cache_strategy']}"
     if report["spooled_epochs"]:
         facts["rows"] = f"spooled to disk, {report['spooled_epochs']} epochs at a time"
     if report["pools"]:

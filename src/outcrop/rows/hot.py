@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Protocol, final
 
 import numpy as np
@@ -80,14 +80,15 @@ class HotSet:
 
     Attributes:
         index: Which rows and lists.
-        rows, device_rows: uint8, flat, those in host memory and those for a device, each in the order of their ids.
+        rows: uint8, flat, those in host memory, in the order of their ids.
+        device_rows: The same of those on a device, a tensor there, and its reservation; None: there are none.
         tiers: int32, for each cached row, in the order of ids: its number among ``rows``, or ``-1`` less its number
             among ``device_rows``. None: all are in host memory.
     """
 
     index: Any
     rows: np.ndarray
-    device_rows: np.ndarray = field(default_factory=lambda: np.zeros(0, np.uint8))
+    device_rows: tuple[Any, Any] | None = None
     tiers: np.ndarray | None = None
 
 

@@ -421,5 +421,5 @@ def online_session(
         host_cache=hot.rows,
         budget=device_budget,
     )
-    hot.device_rows = hot.device_rows[:0].copy()  # the device has them now
+    hot.device_rows = None  # the transfer holds them now
     return LoadSession(OnlineFeeder(drawer, rows, apart=True), pool, transfer, runtime, graph)
