@@ -9,8 +9,12 @@ import torch_geometric  # noqa: F401 (first: it replaces a function of torch, an
 _device = device_under_test.begin()
 
 
-@pytest.fixture
-def gpu():
+@pytest.fixture(autouse=True)
+def gpu(request):
+    if device_under_test.FAKE:
+        _device.streams.schedule = device_under_test.schedule(request.node.nodeid)
     yield _device
     _device.busy = _device.refuse = False
     _device.total_bytes = 0
+    failed = _device.settle()
+    assert failed is None, failed

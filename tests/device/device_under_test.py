@@ -25,8 +25,6 @@ class Watched:
     def register(self, address: int, num_bytes: int) -> None:
         if self.refuse:
             raise RuntimeError("no memory can be pinned")
-        for at, size in self.registered.items():
-            assert address + num_bytes <= at or at + size <= address, "registered twice"
         super().register(address, num_bytes)  # type: ignore[misc]
         self.registered[address] = num_bytes
 
@@ -56,8 +54,18 @@ class Watched:
             return self.total_bytes, self.total_bytes
         return super().memory(device)  # type: ignore[misc]
 
+    def wait(self, stream: Any, fence: Fence) -> None:
+        super().wait(stream, fence._fence)  # type: ignore[misc]
+
     def fence(self, stream: Any) -> Fence:
         return Fence(self, super().fence(stream))  # type: ignore[misc]
+
+
+def schedule(salt: str = "") -> Any:
+    """That of the fake GPU: ``eager``, ``latest`` or ``seed:N``, by OUTCROP_GPU_SCHEDULE."""
+    from fake import streams
+
+    return streams.schedule(os.environ.get("OUTCROP_GPU_SCHEDULE", "eager"), salt)
 
 
 class Fence:
@@ -79,17 +87,19 @@ def begin() -> Watched:
     if FAKE:
         import fake_gpu
 
-        fake_gpu.install()
-
         class Fake(Watched, fake_gpu.FakeGpu):
             pass
 
         made: Any = Fake()
-        fake_gpu.gpu = made
+        made.streams.schedule = schedule()
+        made.operators.install()
     else:
 
         class Real(Watched, kinds.Cuda):
             ran = None
+
+            def settle(self) -> str | None:
+                torch.cuda.synchronize()
 
         made = Real()
     kinds.KINDS.clear()

@@ -1,0 +1,1 @@
+"""What tests/device/fake_gpu.py is made of: streams, memory, torch's operators and the twins of the kernels."""
