@@ -4,7 +4,7 @@
 #     build                     the C++ core, in place; every kernel compiled for every architecture (needs no GPU)
 #     tests [MODULE...]         tests/device and whatever else is marked gpu, each module in a process of its own
 #     sanitizer [FAMILY...]     kernels of a family under compute-sanitizer: gather assemble sample io_queue fused
-#     bench [NAME...]           outcrop bench gpu
+#     bench [NAME...]           outcrop bench gpu --name NAME (docs/gpu-benchmarks.md): gpu-NAME.json, case by case
 #     list                      what was done and what remains (also where no phase is given)
 # A phase goes on where an earlier call stopped: what ended with the same sources is not run again, unless by --again.
 # Each part leaves one JSON file (scripts/gpu_record.py) in build/gpu/records and in FOLDER (benchmarks/results/gpu by

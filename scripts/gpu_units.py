@@ -155,6 +155,26 @@ def find_sanitizer() -> str | None:
     return found or next((str(path) for path in beside if path.is_file()), None)
 
 
+def bench_names() -> list[str]:
+    """Names of the GPU benchmarks, read as text: nothing may be installed yet."""
+    table = ROOT / "src" / "outcrop" / "bench" / "gpu_figures" / "names.py"
+    return re.findall(r'^    "([a-z0-9-]+)": ', table.read_text(), re.MULTILINE)
+
+
 def _bench(device: str) -> list[Unit]:
-    command = ("{python}", "-m", "outcrop", "bench", "gpu", "--folder", "build/gpu/bench", "--rounds", "5")
-    return [Unit("bench", "all", (*command, "--json", "{jsons}/gpu-all.json"))]
+    command = (
+        "{python}",
+        "-m",
+        "outcrop",
+        "bench",
+        "gpu",
+        "--folder",
+        "build/gpu/bench",
+        "--rounds",
+        "5",
+        "--name",
+    )
+    return [
+        Unit("bench", name, (*command, name, "--json", f"{{jsons}}/gpu-{name}.json"))
+        for name in bench_names()
+    ]

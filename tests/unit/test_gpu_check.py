@@ -209,6 +209,14 @@ def test_parts_are_found_by_name(script: Any):
             names(phase, wanted)
 
 
+def test_benchmarks_are_those_of_the_command(script: Any):
+    from outcrop.bench.gpu_figures.names import NAMES
+
+    assert [unit.name for unit in script.units("bench", [], "cuda")] == list(NAMES)
+    page = (REPOSITORY / "docs" / "gpu-benchmarks.md").read_text()
+    assert re.findall(r"^\| `([a-z0-9-]+)` \|", page, re.MULTILINE) == list(NAMES)
+
+
 def test_without_a_phase_it_lists_what_remains(tmp_path: Path):
     said = shell(tmp_path)
     assert said.returncode == 0

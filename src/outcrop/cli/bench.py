@@ -79,6 +79,10 @@ def bench(
         list[Path] | None,
         typer.Option("--graph", help="quality, embed: imported graphs, one option for each."),
     ] = None,
+    name: Annotated[
+        str | None,
+        typer.Option("--name", help="gpu: which figure or table (docs/gpu-benchmarks.md)."),
+    ] = None,
     plot: Annotated[
         Path | None,
         typer.Option("--plot", help="Draw the result: an .svg or .html file.", metavar="FILE"),
@@ -94,7 +98,7 @@ def bench(
         curves,
         embed,
         epoch,
-        gpu,
+        gpu_figures,
         io,
         layout,
         orders,
@@ -138,7 +142,14 @@ def bench(
         "orders": lambda: orders.run(orders.PARTITIONS, orders.BUFFERS, say),
         "embed": lambda: embed.run(folder, nodes or 1_000_000, graph or [], rounds, say),
         "embed-large": lambda: embed.large(folder, embed.Large(nodes or 10_000_000), say),
-        "gpu": lambda: gpu.run(folder, _shape(nodes, skew), rounds, say),
+        "gpu": lambda: gpu_figures.run(
+            name,
+            folder,
+            rounds,
+            say,
+            sizes=gpu_figures.Sizes(graph=_shape(nodes, skew)),
+            path=None if json == common.STANDARD_OUTPUT else json,
+        ),
     }
     result = run[experiment]()
     result = {

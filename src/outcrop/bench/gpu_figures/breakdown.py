@@ -1,0 +1,138 @@
+"""Where an epoch's time goes, stages one after another: loading and training, rows read in place and copied by the CPU.
+
+PyTorch-Direct, Figures 3 (the share of loading, and the load of the CPU, where the CPU gathers) and 8 (both ways; once
+more with the stages overlapped, as Outcrop trains).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from functools import partial
+from itertools import pairwise
+from statistics import median
+from typing import Any
+
+from outcrop.api.run import open_session
+from outcrop.bench.epoch import ensure_graph
+from outcrop.bench.gpu_figures.measure import Case, Setup, Watch, mean
+from outcrop.bench.gpu_figures.result import Benchmark, Cases
+from outcrop.config import DeviceConfig, SampleConfig, TrainConfig
+from outcrop.feeders import SampledGraphs
+from outcrop.rows import open_rows
+from outcrop.runtime import Runtime
+from outcrop.sampling import BatchSampler
+from outcrop.stages import load
+from outcrop.stages import train as training
+from outcrop.stages.evaluate import evaluate
+from outcrop.store.graph import Graph, open_graph
+
+_SAMPLING = SampleConfig(fanouts=(10, 10), batch_size=1024)
+COPY, IN_PLACE, OVERLAPPED = "copy", "in place", "in place, overlapped"
+
+
+def _copying(graph: Graph, runtime: Runtime, to: DeviceConfig) -> load.LoadSession:
+    """Mode ``memory`` as it would be without unified memory."""
+    pool = load.make_pool(graph, runtime, slots=2, max_nodes=0, to=to)
+    rows = open_rows(graph, runtime, "memory")
+    graphs = SampledGraphs(BatchSampler(graph, _SAMPLING, runtime, share=0.25))
+    return load.row_session(graph, graphs, rows, pool, runtime, to)
+
+
+class _Epochs:
+    """Epochs of batches; ``loading``: seconds until each batch was on the device, with the device idle before."""
+
+    def __init__(self, setup: Setup, session: load.LoadSession, overlapped: bool):
+        self._setup, self._session, self._overlapped = setup, session, overlapped
+        self.loading = 0.0
+
+    def batches(self, epoch: int) -> Iterator[Any]:
+        loader = self._session.batches("train", epoch, overlapped=self._overlapped)
+        return loader if self._overlapped else self._timed(loader)
+
+    def _timed(self, loader: Any) -> Iterator[Any]:
+        batches = iter(loader)
+        try:
+            while (batch := self._next(batches)) is not None:
+                yield batch
+                del batch  # its buffer is wanted for the next
+        finally:
+            loader.close()
+
+    def _next(self, batches: Iterator[Any]) -> Any:
+        self._setup.wait()
+        begin = time.perf_counter()
+        batch = next(batches, None)
+        self._setup.wait()
+        self.loading += time.perf_counter() - begin
+        return batch
+
+
+def _train(setup: Setup, graph: Graph, model: str, way: str) -> dict[str, Any]:
+    """Seconds of the epochs after the first, and of loading in them; busy cores; watts."""
+    to = DeviceConfig(str(setup.device))
+    config = TrainConfig(model=model, layers=2, epochs=setup.sizes.epochs, device=str(setup.device))
+    with Runtime() as runtime, Watch(setup.device) as watch:
+        opened = (
+            _copying(graph, runtime, to)
+            if way == COPY
+            else open_session(graph, runtime, "memory", config=_SAMPLING, to=to)
+        )
+        with opened as session:
+            epochs = _Epochs(setup, session, way == OVERLAPPED)
+            marks: list[tuple[float, float, float]] = []
+
+            def counters() -> dict[str, Any]:
+                setup.wait()
+                marks.append((time.perf_counter(), time.process_time(), epochs.loading))
+                return {}
+
+            result = training.train(
+                epochs.batches,
+                None,
+                config,
+                None,
+                runtime,
+                in_dim=graph.feature_dim,
+                num_classes=graph.num_classes,
+                evaluate=evaluate,
+                counters=counters,
+            )
+    clock, busy, loading = ([b - a for a, b in pairwise(of)] for of in zip(*marks, strict=True))
+    return {
+        "seconds": [record.seconds for record in result.epochs[1:]],
+        "loading": loading,
+        "cores": [b / c for b, c in zip(busy, clock, strict=True)],
+        "watts": watch.samples()[1],
+    }
+
+
+def _breakdown(setup: Setup, model: str, ways: tuple[str, ...]) -> Case:
+    graph = open_graph(ensure_graph(setup.folder, setup.sizes.graph, setup.say))
+    found = {way: _train(setup, graph, model, way) for way in ways}
+    seconds = {way: median(of["seconds"]) for way, of in found.items()}
+    loading = {way: median(of["loading"]) for way, of in found.items() if way != OVERLAPPED}
+    figures: dict[str, float | None] = {}
+    for way, of in found.items():
+        if way in loading:
+            figures[f"{way}: loading_seconds"] = loading[way]
+            figures[f"{way}: share_of_loading"] = loading[way] / seconds[way]
+        figures[f"{way}: cores"] = median(of["cores"])
+        figures[f"{way}: watts"] = mean(of["watts"])
+    if IN_PLACE in ways:
+        figures["speed_up"] = seconds[COPY] / seconds[IN_PLACE]
+        figures["less_loading"] = 1 - loading[IN_PLACE] / loading[COPY]
+    return Case({"model": model}, seconds, {way: of["seconds"] for way, of in found.items()}, figures)
+
+
+def _models(ways: tuple[str, ...], setup: Setup) -> Cases:
+    for model in ("sage", "gat"):
+        yield model, partial(_breakdown, setup, model, ways)
+
+
+BENCHMARKS = {
+    "pytorch-direct-figure-3": Benchmark("PyTorch-Direct, Figure 3", partial(_models, (COPY,))),
+    "pytorch-direct-figure-8": Benchmark(
+        "PyTorch-Direct, Figure 8", partial(_models, (COPY, IN_PLACE, OVERLAPPED))
+    ),
+}

@@ -1,0 +1,190 @@
+"""Epochs of training on a GPU by where rows come from: modes, budgets, cache placements, cost, accuracy.
+
+Hyperion, Figures 7, 8 and 10; DiskGNN, Figures 8 and 10. All replay the same batches of the standard graph, so that
+modes differ in nothing but where rows and neighbour lists are. Other systems are not run: their kind of access is a
+mode of Outcrop (``ondisk``: row by row without a cache; ``belady``: Ginex's cache; ``partition``: MariusGNN's).
+"""
+
+from __future__ import annotations
+
+import inspect
+import shutil
+from functools import partial
+from itertools import accumulate
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from outcrop.api.prepare import prepare
+from outcrop.api.train import train
+from outcrop.bench.epoch import ensure_graph
+from outcrop.bench.gpu_figures.measure import Case, Setup
+from outcrop.bench.gpu_figures.result import Bar, Benchmark, Cases
+
+_BATCHES: dict[str, Any] = {"fanouts": (10, 10), "batch_size": 1024}
+_CAPS = (0.1, 0.3, 0.5)
+_LEAST_MEMORY = 16 << 20
+_ACCURACY_EPOCHS = 10
+# Hyperion, section VI: five years of a machine and of a GPU (H800), and its electricity, in dollars.
+_MACHINE, _GPU, _ELECTRICITY = 14_098, 44_000, 17_000
+STRATEGIES = ("gtcf", "gtct", "gfcf", "gfct", "hybrid", "unified")
+
+
+def _graph(setup: Setup) -> Path:
+    return ensure_graph(setup.folder, setup.sizes.graph, setup.say)
+
+
+def _memory(setup: Setup, cap: float) -> int:
+    return max(int(setup.sizes.graph.feature_bytes * cap), _LEAST_MEMORY)
+
+
+def _train(setup: Setup, mode: str, cap: float | None = 0.1, *, on_gpu: bool = True, **more: Any) -> Any:
+    """The report of a training in ``mode`` within ``cap`` of the features; None: no limit.
+
+    ``packed`` and ``belady`` replay a run, which is prepared before.
+    """
+    graph, device = _graph(setup), str(setup.device) if on_gpu else "cpu"
+    memory = None if cap is None else _memory(setup, cap)
+    epochs = more.get("epochs", setup.sizes.epochs)
+    options: dict[str, Any] = {
+        "epochs": epochs,
+        "test": False,
+        "progress": False,
+        "on_choice": _quiet,
+        "device": device,
+        "memory": memory,
+        "evaluate_every": 1 if mode == "belady" else epochs,  # belady plans for validating
+        **more,
+    }
+    if mode not in ("packed", "belady"):
+        return train(graph, mode=mode, sample_epochs=1, **_BATCHES, **options)
+    run = graph.with_suffix(f".{mode}.run")
+    shutil.rmtree(run, ignore_errors=True)
+    prepare(
+        graph, run, **_BATCHES, epochs=1, memory=memory, progress=False, degrees=more.get("model") == "gcn"
+    )
+    try:
+        return train(graph, mode=mode, run=run, **options)
+    finally:
+        shutil.rmtree(run)
+
+
+def _quiet(text: str) -> None: ...
+
+
+def _seconds(report: Any) -> list[float]:
+    return [epoch["seconds"] for epoch in report.epochs[1:] or report.epochs]
+
+
+def _compare(parameters: dict[str, Any], reports: dict[str, Any]) -> Case:
+    samples = {way: _seconds(report) for way, report in reports.items()}
+    figures: dict[str, float | None] = {}
+    for way, report in reports.items():
+        figures[f"{way}: waiting_seconds"] = median(e["load_seconds"] for e in report.epochs)
+        figures[f"{way}: bytes_read"] = report.epochs[-1]["bytes_read"]
+    return Case(parameters, {way: median(of) for way, of in samples.items()}, samples, figures)
+
+
+def _caches(setup: Setup) -> Cases:
+    """The fixed placements of topology (t) and features (f) on the GPU (g) and in the host (c), and the unified one."""
+    known = "cache_strategy" in inspect.signature(train).parameters
+    for strategy in STRATEGIES if known else ("unified",):
+        yield strategy, partial(_cached, setup, {"cache_strategy": strategy} if known else {})
+
+
+def _cached(setup: Setup, strategy: dict[str, Any]) -> Case:
+    room = _memory(setup, 0.3)
+    report = _train(setup, "online", 0.3, gpu_memory=room, disk_space=0, **strategy)
+    return _compare({"memory_bytes": room, "gpu_memory_bytes": room, **strategy}, {"online": report})
+
+
+def _modes(setup: Setup) -> Cases:
+    for model in ("sage", "gcn", "gat"):
+        yield model, partial(_end_to_end, setup, model)
+
+
+def _end_to_end(setup: Setup, model: str) -> Case:
+    reports = {
+        "online, by the engine": _train(setup, "online", model=model, disk_space=0),
+        "online, by rings": _train(setup, "online", model=model, disk_space=0, io="gpu"),
+        "online, spooling": _train(setup, "online", model=model),
+        "row by row": _train(setup, "ondisk", model=model, epochs=1),
+        "memory": _train(setup, "memory", None, model=model),
+    }
+    return _compare({"model": model, "memory_bytes": _memory(setup, 0.1)}, reports)
+
+
+def _costs(setup: Setup) -> Cases:
+    for name, mode, cap, on_gpu in (
+        ("GPU, online", "online", 0.1, True),
+        ("GPU, memory", "memory", None, True),
+        ("CPU, online", "online", 0.1, False),
+        ("CPU, memory", "memory", None, False),
+    ):
+        yield name, partial(_cost, setup, mode, cap, on_gpu)
+
+
+def _cost(setup: Setup, mode: str, cap: float | None, on_gpu: bool) -> Case:
+    seconds = _seconds(_train(setup, mode, cap, on_gpu=on_gpu))
+    price, middle = _MACHINE + _ELECTRICITY + (_GPU if on_gpu else 0), median(seconds)
+    return Case(
+        {"mode": mode, "dollars": price},
+        {"epoch": middle},
+        {"epoch": seconds},
+        {"epochs_per_hour": 3600 / middle, "epochs_per_hour_per_1000_dollars": 3600 / middle / price * 1000},
+    )
+
+
+def _accuracies(setup: Setup) -> Cases:
+    for mode in ("packed", "online", "memory", "partition"):
+        yield mode, partial(_accuracy, setup, mode)
+
+
+def _accuracy(setup: Setup, mode: str) -> Case:
+    epochs = max(setup.sizes.epochs, min(_ACCURACY_EPOCHS, 3 * setup.sizes.epochs))
+    report = _train(setup, mode, None if mode == "memory" else 0.3, epochs=epochs, evaluate_every=1)
+    seconds = [epoch["seconds"] for epoch in report.epochs]
+    curve = [epoch["valid_accuracy"] for epoch in report.epochs]
+    ends = list(accumulate(seconds))
+    figures: dict[str, float | None] = {"best_accuracy": max(curve), "training_seconds": ends[-1]}
+    return Case(
+        {"mode": mode},
+        {"epoch": median(_seconds(report))},
+        {"epoch": seconds},
+        figures,
+        {"accuracy": curve, "seconds": ends},
+    )
+
+
+def _budgets(setup: Setup) -> Cases:
+    for cap in _CAPS:
+        yield f"{cap:.0%}", partial(_budget, setup, cap)
+
+
+def _budget(setup: Setup, cap: float) -> Case:
+    reports = {mode: _train(setup, mode, cap) for mode in ("packed", "online", "belady", "partition")}
+    reports["memory"] = _train(setup, "memory", None)
+    case = _compare({"cap": cap, "memory_bytes": _memory(setup, cap)}, reports)
+    for mode in ("packed", "online", "belady", "partition"):
+        case.figures[f"{mode}: against_memory"] = case.seconds[mode] / case.seconds["memory"]
+    return case
+
+
+def _packed_bar(cases: dict[str, Case]) -> list[Bar]:
+    least = min(cases.values(), key=lambda case: case.parameters["cap"])
+    return [
+        Bar(
+            "packed epoch in 10 % of the features against memory",
+            least.figures["packed: against_memory"],
+            most=1.15,
+        )
+    ]
+
+
+BENCHMARKS = {
+    "hyperion-figure-7": Benchmark("Hyperion, Figure 7", _caches),
+    "hyperion-figure-8": Benchmark("Hyperion, Figure 8", _modes),
+    "hyperion-figure-10": Benchmark("Hyperion, Figure 10", _costs),
+    "diskgnn-figure-8": Benchmark("DiskGNN, Figure 8", _accuracies),
+    "diskgnn-figure-10": Benchmark("DiskGNN, Figure 10", _budgets, _packed_bar),
+}

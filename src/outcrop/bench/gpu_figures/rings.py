@@ -1,0 +1,256 @@
+"""Rows that kernels read from a file by commands in rings: rates, and beside gradients.
+
+Hyperion, Figure 12: rates by the width of rows, against the same engine asked by the CPU, whose rows are then copied.
+Legend, Table 9: consecutive rows, and what the bus carries; Figure 9: reading and gradients one by one and together.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from outcrop import _core, unified
+from outcrop.bench.gpu_figures.gradients import inputs, plain
+from outcrop.bench.gpu_figures.measure import Case, Setup, in_turns
+from outcrop.bench.gpu_figures.result import Bar, Benchmark, Cases
+from outcrop.config import IoConfig
+from outcrop.embed import fused
+from outcrop.errors import DeviceError
+from outcrop.gpuio import GpuDiskRows
+from outcrop.runtime import Runtime
+from outcrop.store.arrays import DiskArray
+from outcrop.store.manifest import ArraySpec
+
+_WIDTHS = (512, 1024, 2048, 4096)  # 128 to 1024 floats
+_PAGE, _BLOCK = 4096, 1 << 20
+_ROWS_AT_A_TIME = 32 << 10
+_STAGING_BYTES = 32 << 20
+_DEPTH = 256
+_MOST_BATCHES = 100  # of gradients (Legend, section 7.5)
+
+
+class File:
+    """A file of counting int32, its rows through rings and by the engine.
+
+    Attributes:
+        row_bytes: Of a row; the file is as large whatever they are.
+        count: Rows of it that are read at a time.
+    """
+
+    def __init__(self, setup: Setup, runtime: Runtime, row_bytes: int):
+        self._setup, self._runtime, self.row_bytes = setup, runtime, row_bytes
+        size = max(setup.sizes.disk_rows * _PAGE // _BLOCK, 1) * _BLOCK
+        self.path, self.num_rows = _made(setup, runtime, size), size // row_bytes
+        self.count = min(_ROWS_AT_A_TIME, self.num_rows)
+        spec = ArraySpec(self.path.name, "uint8", (self.num_rows, row_bytes), row_bytes, 0, size)
+        array = DiskArray(runtime, self.path.parent, spec)
+        self.rings = GpuDiskRows(array, runtime, staging_bytes=_STAGING_BYTES, device=str(setup.device))
+        self._file = runtime.io.open(str(self.path), _core.OpenMode.read)
+        self.out = torch.zeros(self.count * row_bytes, dtype=torch.uint8, device=setup.device)
+        self.pinned = unified.empty(self.count * row_bytes, dtype=torch.uint8).as_subclass(torch.Tensor)
+        self._random = np.random.default_rng(row_bytes)
+
+    def ids(self) -> np.ndarray:
+        return self._random.integers(0, self.num_rows, self.count, np.int64)
+
+    def consecutive(self) -> np.ndarray:
+        first = int(self._random.integers(0, self.num_rows - self.count + 1))
+        return np.arange(first, first + self.count)
+
+    def by_rings(self, ids: np.ndarray) -> torch.Tensor:
+        self.rings.submit(ids, self.out).wait()
+        return self.out
+
+    def by_engine(self, ids: np.ndarray) -> torch.Tensor:
+        """Read by the CPU to pinned memory, a request for each row, and copied."""
+        self._setup.wait()  # the copy before has left ``pinned``
+        lengths = np.full(len(ids), self.row_bytes, np.int64)
+        at = np.arange(len(ids)) * self.row_bytes
+        self._runtime.io.submit_reads(
+            self._file, ids * self.row_bytes, lengths, self.pinned.numpy(), at
+        ).wait()
+        return self.out.copy_(self.pinned, non_blocking=True)
+
+    def check(self) -> None:
+        """Raises DeviceError where either reads other rows than were asked for."""
+        ids = self.ids()
+        words = self.row_bytes // 4
+        expected = (ids[:, None] * words + np.arange(words)).astype(np.int32).view(np.uint8).reshape(-1)
+        for way in (self.by_rings, self.by_engine):
+            self.out.zero_()
+            if not np.array_equal(way(ids).cpu().numpy(), expected):
+                raise DeviceError(
+                    f"{way.__name__} read other rows of {self.row_bytes} bytes than were asked for"
+                )
+
+    def close(self) -> None:
+        self._setup.wait()
+        self.rings.close()
+
+
+def _made(setup: Setup, runtime: Runtime, size: int) -> Path:
+    path = setup.folder / f"rows-{size}.bin"
+    if path.is_file() and path.stat().st_size == size:
+        return path
+    setup.say(f"writing {size:,} bytes to read")
+    made = path.with_suffix(".making")
+    file = runtime.io.open(str(made), _core.OpenMode.create)
+    runtime.io.resize(file, size)
+    for begin in range(0, size, 64 * _BLOCK):
+        end = min(begin + 64 * _BLOCK, size)
+        runtime.io.write(file, begin, np.arange(begin // 4, end // 4).astype(np.int32).view(np.uint8))
+    runtime.io.drop_cache(file)
+    runtime.io.close(file)
+    return made.replace(path)
+
+
+@contextmanager
+def _opened(setup: Setup, row_bytes: int) -> Iterator[File]:
+    setup.folder.mkdir(parents=True, exist_ok=True)
+    with Runtime(io=IoConfig(depth=_DEPTH)) as runtime:
+        file = File(setup, runtime, row_bytes)
+        try:
+            yield file
+        finally:
+            file.close()
+            del file
+
+
+def _width(setup: Setup, row_bytes: int) -> Case:
+    with _opened(setup, row_bytes) as file:
+        file.check()
+        ways = {"rings": lambda: file.by_rings(file.ids()), "engine": lambda: file.by_engine(file.ids())}
+        timed = in_turns(setup, ways)
+        size = file.count * row_bytes
+    return Case(
+        {
+            "row_bytes": row_bytes,
+            "rows": size // row_bytes,
+            "submitting_blocks": 1,
+            "most_completing_blocks": 32,
+        },
+        timed.seconds,
+        timed.samples,
+        {
+            **{f"{way}_gigabytes_per_s": size / s / 1e9 for way, s in timed.seconds.items()},
+            **{f"{way}_cores": busy for way, busy in timed.cores.items()},
+            "of_engine": timed.seconds["engine"] / timed.seconds["rings"],
+        },
+    )
+
+
+def _widths(setup: Setup) -> Cases:
+    for row_bytes in _WIDTHS:
+        yield f"{row_bytes // 4} floats", partial(_width, setup, row_bytes)
+
+
+def _saturates(cases: dict[str, Case]) -> list[Bar]:
+    widest = max(cases.values(), key=lambda case: case.parameters["row_bytes"])
+    return [
+        Bar(
+            "one submitting block against the engine on the same file",
+            widest.figures["of_engine"],
+            least=0.95,
+        )
+    ]
+
+
+def _bandwidth(setup: Setup, access: str) -> Case:
+    with _opened(setup, _PAGE) as file:
+        file.check()
+        size = file.count * _PAGE
+        if access == "read":
+            timed = in_turns(
+                setup,
+                {
+                    "rings": lambda: file.by_rings(file.consecutive()),
+                    "by the host": lambda: file.by_engine(file.consecutive()),
+                    "bus": lambda: file.out.copy_(file.pinned, non_blocking=True),
+                },
+            )
+        else:
+            timed = _writing(setup, file)
+    figures: dict[str, float | None] = {
+        f"{way}_gigabytes_per_s": size / s / 1e9 for way, s in timed.seconds.items()
+    }
+    return Case({"access": access, "bytes": size}, timed.seconds, timed.samples, figures)
+
+
+def _writing(setup: Setup, file: File) -> Any:
+    """From the device by pinned memory to a file of its own."""
+    path = setup.folder / "written.bin"
+    with Runtime(io=IoConfig(depth=_DEPTH)) as runtime:
+        target = runtime.io.open(str(path), _core.OpenMode.create)
+        runtime.io.resize(target, file.out.numel())
+
+        def store() -> None:
+            file.pinned.copy_(file.out, non_blocking=True)
+            setup.wait()
+            runtime.io.write(target, 0, file.pinned.numpy())
+
+        try:
+            return in_turns(
+                setup, {"by the host": store, "bus": lambda: file.pinned.copy_(file.out, non_blocking=True)}
+            )
+        finally:
+            runtime.io.close(target)
+            path.unlink()
+
+
+def _accesses(setup: Setup) -> Cases:
+    for access in ("read", "write"):
+        yield access, partial(_bandwidth, setup, access)
+
+
+def _together(setup: Setup) -> Case:
+    given = inputs(setup, setup.sizes.queries)
+    gradients = partial(fused.softmax if fused.usable(setup.device) else plain, *given)
+    with _opened(setup, _PAGE) as file:
+        alone = in_turns(
+            setup, {"reading": lambda: file.by_rings(file.ids()), "gradients": gradients}
+        ).seconds
+        batches = min(max(round(alone["reading"] / alone["gradients"]), 1), _MOST_BATCHES)
+
+        def compute() -> None:
+            for _ in range(batches):
+                gradients()
+
+        def both() -> None:
+            reading = threading.Thread(target=file.by_rings, args=(file.ids(),))
+            reading.start()
+            compute()
+            reading.join()
+
+        timed = in_turns(
+            setup, {"reading": lambda: file.by_rings(file.ids()), "gradients": compute, "both": both}
+        )
+    a, b, together = (timed.seconds[way] for way in ("reading", "gradients", "both"))
+    return Case(
+        {"batches": batches, "queries": setup.sizes.queries},
+        timed.seconds,
+        timed.samples,
+        {"overlap": (a + b - together) / min(a, b), "against_longer": together / max(a, b)},
+    )
+
+
+def _timeline(setup: Setup) -> Cases:
+    yield "reading and gradients", partial(_together, setup)
+
+
+def _overlap(cases: dict[str, Case]) -> list[Bar]:
+    (case,) = cases.values()
+    return [Bar("share of the shorter that the longer hides", case.figures["overlap"], least=0.9)]
+
+
+BENCHMARKS = {
+    "hyperion-figure-12": Benchmark("Hyperion, Figure 12", _widths, _saturates),
+    "legend-table-9": Benchmark("Legend, Table 9", _accesses),
+    "legend-figure-9": Benchmark("Legend, Figure 9", _timeline, _overlap),
+}
