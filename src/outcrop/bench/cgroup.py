@@ -1,7 +1,8 @@
 """Runs a command under a real memory limit: a control group that counts page cache too, version 1 or 2.
 
 The limit is the kernel's, so it also covers what no budget of ours counts. Needs root and a writable memory
-controller; LimitUnavailable says why it cannot be set. Swap is switched off inside the group.
+controller; LimitUnavailable says why it cannot be set. Swap is switched off inside the group,
+but for 4 MiB in version 1.
 """
 
 from __future__ import annotations
@@ -19,6 +20,9 @@ from pathlib import Path
 from outcrop.errors import OutcropError
 
 _numbers = itertools.count()
+# Version 1 limits memory and swap together, and looks at that first. Where it is as low as the limit of memory, Linux
+# counts no hits (6.18). More than one charge, which is a huge page at the most.
+_SWAP_MARGIN_BYTES = 4 << 20
 
 
 class LimitUnavailable(OutcropError, RuntimeError):
@@ -32,6 +36,7 @@ class LimitedRun:
     Attributes:
         peak_bytes: All memory of the group, page cache included; None if unknown.
         major_faults: Pages that had to be read from disk when they were used, such as libraries that were dropped.
+        limit_hits: How often memory was asked for where the limit left none, so that pages were dropped first.
     """
 
     returncode: int
@@ -40,6 +45,7 @@ class LimitedRun:
     peak_bytes: int | None
     oom_killed: bool
     major_faults: int = 0
+    limit_hits: int = 0
 
 
 @dataclass(frozen=True)
@@ -55,6 +61,11 @@ class _Controller:
 
     def oom_kills(self, group: Path) -> int:
         return _counter(group / self.events, "oom_kill")
+
+    def limit_hits(self, group: Path) -> int:
+        if self.version == 2:
+            return _counter(group / self.events, "max")
+        return int((group / "memory.failcnt").read_text())
 
 
 def _counter(file: Path, wanted: str) -> int:
@@ -113,6 +124,7 @@ def memory_limited(
             int(peak.read_text()) if peak.exists() else None,
             controller.oom_kills(group) > 0,
             _counter(group / "memory.stat", "pgmajfault"),
+            controller.limit_hits(group),
         )
 
 
@@ -156,7 +168,7 @@ def _group(controller: _Controller, limit_bytes: int) -> Iterator[Path]:
         (group / controller.limit).write_text(str(limit_bytes))
         swap = group / controller.swap
         if swap.exists():  # absent where the kernel does not count swap
-            swap.write_text(str(limit_bytes) if controller.version == 1 else "0")
+            swap.write_text(str(limit_bytes + _SWAP_MARGIN_BYTES) if controller.version == 1 else "0")
         yield group
     finally:
         _kill_all(group)
