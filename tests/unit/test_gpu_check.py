@@ -45,15 +45,15 @@ class Call:
     def _units(self, phase: str, names: list[str], device: str) -> list[Any]:
         return [part for part in self.parts if part.phase == phase]
 
-    def part(self, name: str, *command: str, **options: Any) -> None:
+    def part(self, name: str, *command: str, phase: str = "tests", **options: Any) -> None:
         from gpu_units import Unit
 
-        self.parts.append(Unit("tests", name, command, **{"least_seconds": 0, **options}))
+        self.parts.append(Unit(phase, name, command, **{"least_seconds": 0, **options}))
 
-    def __call__(self, **options: Any) -> int:
+    def __call__(self, phase: str = "tests", **options: Any) -> int:
         check = self.script.Check(self.out, **options)
         check._python, check._known = [sys.executable], self.known
-        return self.script.run_phase(check, "tests", [])
+        return self.script.run_phase(check, phase, [])
 
     def record(self, name: str) -> dict[str, Any]:
         record = json.loads((self.out / f"tests-{name}.json").read_text())
@@ -121,6 +121,28 @@ def test_a_call_goes_on_where_time_was_up(call: Call, tmp_path: Path):
     second.touch()
     assert call() == 0
     assert (first.read_text(), (tmp_path / "third").read_text()) == ("ran\n", "ran\n")
+
+
+def test_a_benchmark_goes_on_with_its_cases(call: Call, tmp_path: Path):
+    """Also on another machine, to which the results came along."""
+    made = tmp_path / "kept" / "gpu-figure.json"
+    command = f"echo case >> {made}; test $(wc -l < {made}) = 2 || sleep 600"
+    call.part("figure", "bash", "-c", command, phase="bench", limit_seconds=2.0)
+    assert call("bench") == 1
+    assert (call.out / "gpu-figure.json").read_text() == "case\n"
+    for path in made.parent.iterdir():
+        path.unlink()
+    assert call("bench") == 0
+    assert (call.out / "gpu-figure.json").read_text() == "case\n" * 2
+    assert call("bench") == 0
+    assert made.read_text() == "case\n" * 2
+
+
+def test_a_fake_gpu_is_neither_measured_nor_sanitized(call: Call, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("OUTCROP_GPU_TESTS", "fake")
+    call.part("figure", "true", phase="bench")
+    assert call("bench") == 2
+    assert "real GPU" in json.loads((call.out / "bench-figure.json").read_text())["reason"]
 
 
 def test_what_was_killed_counts_as_interrupted(call: Call, tmp_path: Path):

@@ -50,7 +50,7 @@ class Sizes:
     counts: tuple[int, ...] = (8 << 10, 32 << 10, 128 << 10, 256 << 10)
     row_bytes: tuple[int, ...] = (256, 1024, 4096, 16384)
     embed_nodes: int = 2_000_000
-    embed_edges: int = 32_000_000
+    embed_edges: int = 10_000_000
     queries: int = 100_000
     negatives: int = 1000
     dim: int = 100

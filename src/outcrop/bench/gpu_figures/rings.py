@@ -213,24 +213,27 @@ def _together(setup: Setup) -> Case:
     given = inputs(setup, setup.sizes.queries)
     gradients = partial(fused.softmax if fused.usable(setup.device) else plain, *given)
     with _opened(setup, _PAGE) as file:
-        alone = in_turns(
-            setup, {"reading": lambda: file.by_rings(file.ids()), "gradients": gradients}
-        ).seconds
-        batches = min(max(round(alone["reading"] / alone["gradients"]), 1), _MOST_BATCHES)
+        # On the stream of the gradients, rows would be read after them: what they are read to waits for its stream.
+        stream = setup.gpu.new_stream(setup.index)
 
-        def compute() -> None:
+        def read() -> None:
+            with setup.gpu.on_stream(stream):
+                file.by_rings(file.ids())
+            setup.gpu.fence(stream).synchronize()
+
+        def compute(batches: int) -> None:
             for _ in range(batches):
                 gradients()
 
         def both() -> None:
-            reading = threading.Thread(target=file.by_rings, args=(file.ids(),))
+            reading = threading.Thread(target=read)
             reading.start()
-            compute()
+            compute(batches)
             reading.join()
 
-        timed = in_turns(
-            setup, {"reading": lambda: file.by_rings(file.ids()), "gradients": compute, "both": both}
-        )
+        alone = in_turns(setup, {"reading": read, "gradients": gradients}).seconds
+        batches = min(max(round(alone["reading"] / alone["gradients"]), 1), _MOST_BATCHES)
+        timed = in_turns(setup, {"reading": read, "gradients": partial(compute, batches), "both": both})
     a, b, together = (timed.seconds[way] for way in ("reading", "gradients", "both"))
     return Case(
         {"batches": batches, "queries": setup.sizes.queries},
