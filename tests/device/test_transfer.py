@@ -8,6 +8,7 @@ import threading
 import numpy as np
 import pytest
 import torch
+from device_under_test import FAKE
 from device_under_test import NAME as GPU
 
 import outcrop
@@ -17,6 +18,7 @@ from outcrop.api.run import open_session
 from outcrop.config import DeviceConfig
 from outcrop.errors import ArgumentError
 from outcrop.runtime import Runtime
+from outcrop.slots import DEVICE_BATCHES
 from outcrop.store.graph import open_graph
 from outcrop.unified.gather import BUS_BLOCKS
 from run_support import a_graph
@@ -68,6 +70,11 @@ class Loops:
         for batch in loader:
             see(digest(batch))
 
+    def reads_at_once(self, loader, see):
+        """Waits for its own stream alone, as ``loss.item()`` does."""
+        for batch in loader:
+            see(digest(batch).cpu())
+
     def deletes_early(self, loader, see):
         for batch in loader:
             x, y = batch.x, batch.y
@@ -116,10 +123,11 @@ class Loops:
             with self.gpu.on_stream(self.stream):
                 self.gpu.wait(self.stream, fence)
                 found = digest(batch)
+            del batch
             self.joined()
             see(found.clone())
             self.gpu.record(found, self.gpu.stream(0))
-            del batch, found
+            del found
 
     def lets_go_on_a_stream(self, loader, see):
         """Nothing is recorded: the batch goes where it was last used."""
@@ -260,3 +268,24 @@ def test_a_row_at_no_place_is_named_before_the_epoch_ends(made, gpu, monkeypatch
 def go_over(batches):
     for batch in batches:
         del batch
+
+
+@pytest.mark.skipif(not FAKE, reason="counts what the fake GPU notes")
+@pytest.mark.parametrize("overlapped", [False, True])
+def test_the_host_waits_once_a_batch_and_not_in_the_thread_that_takes_it(made, gpu, monkeypatch, overlapped):
+    """For pinned memory that comes round again; at the end of a pass, for whether all rows were found."""
+    waits, host_wait = [], gpu.streams.host_wait
+    monkeypatch.setattr(
+        gpu.streams, "host_wait", lambda *args: waits.append(threading.get_ident()) or host_wait(*args)
+    )
+    to, batches = DeviceConfig(GPU), 0
+    with Runtime() as runtime, open_session(made[0], runtime, "packed", run_folder=made[1], to=to) as session:
+        waits.clear()
+        for batch in session.batches("train", overlapped=overlapped):
+            bits(batch.x)
+            batches += 1
+            del batch
+        if overlapped:
+            assert waits.count(threading.get_ident()) <= DEVICE_BATCHES
+        else:
+            assert len(waits) <= batches

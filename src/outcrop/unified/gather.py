@@ -16,9 +16,8 @@ from outcrop.errors import ArgumentError
 from outcrop.unified.memory import host_memory
 
 _WIDEST = 16
-BUS_BLOCKS = (
-    64  # of a kernel that reads host memory: enough to keep the bus busy, and most processors are left
-)
+# Of a kernel that reads host memory: enough to keep the bus busy, and most processors are left.
+BUS_BLOCKS = 64
 
 
 @torch.library.custom_op("outcrop::gather", mutates_args=())
