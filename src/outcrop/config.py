@@ -113,7 +113,8 @@ class IoConfig:
     cache of the pages that are wanted most; ``map``, through the system's page cache; ``automatic``: memory where it
     fits its share of the budget, else map where the system has twice the room for it, else paged. Batches are the same.
     ``rate_bytes_per_second``: limit of reads and writes together, on average; 0 = none. ``initiator``: who asks for the
-    rows that mode ``online`` reads: ``engine``, or ``gpu``, by kernels through queue pairs (outcrop.gpuio).
+    rows that mode ``online`` reads, and moves slabs of embeddings on a GPU: ``engine``, or ``gpu``, by kernels through
+    queue pairs (outcrop.gpuio).
     """
 
     backend: Literal["automatic", "uring", "pread"] = "automatic"

@@ -8,6 +8,7 @@ import device_under_test
 import numpy as np
 import pytest
 import torch
+from device_under_test import FAKE
 from device_under_test import NAME as GPU
 from hypothesis import given
 from hypothesis import strategies as st
@@ -15,7 +16,7 @@ from hypothesis import strategies as st
 from embed_support import buckets_of, fit, knowledge_graph, random_triples, table_of
 from outcrop import _core
 from outcrop.api.embed import embed_eval, embed_train
-from outcrop.config import DeviceConfig, EmbedConfig
+from outcrop.config import DeviceConfig, EmbedConfig, IoConfig
 from outcrop.embed import fused
 from outcrop.embed.on_gpu import stepped
 from outcrop.errors import BudgetError
@@ -125,6 +126,27 @@ def test_a_swap_waits_for_what_the_gpu_was_given(kg, tmp_path, busy_looks, gpu, 
         trained(kg, tmp_path, "cpu", config, DeviceConfig(), resident=False),
     )
     assert looks
+
+
+@pytest.mark.parametrize("resident", [True, False])
+def test_slabs_go_through_rings_to_the_last_bit(kg, tmp_path, resident, gpu):
+    """As by the engine, without a slab of the host but the one that first rows are made in."""
+    config = replace(CONFIG, model="complex", epochs=2, sweeps=2)
+    found = []
+    for io in ("engine", "gpu"):
+        gpu.launched.clear()
+        with Runtime(io=IoConfig(initiator=io)) as runtime:
+            buckets = buckets_of(kg, tmp_path / io, runtime, 6, slices=3)
+            made = fit(buckets, tmp_path / io, config, runtime, to=TO, resident=resident)
+            assert ("io_submit" in gpu.launched) == (io == "gpu")
+            by_tag = runtime.budget.by_tag
+            if io == "gpu":
+                assert by_tag["ring-staging"].peak_bytes > 0
+                assert by_tag["partitions"].peak_bytes == made.table.slab_bytes
+            found.append((*table_of(tmp_path / io, runtime), [r.loss for r in made.records]))
+    if FAKE:
+        for ours, theirs in zip(*found, strict=True):
+            assert np.array_equal(ours, theirs)
 
 
 def test_training_goes_on_where_it_stopped_on_either(kg, tmp_path, gpu):

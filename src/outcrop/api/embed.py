@@ -9,7 +9,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
-from outcrop.config import BucketConfig, DeviceConfig, EmbedConfig, Size, format_bytes, parse_size
+from outcrop.config import BucketConfig, DeviceConfig, EmbedConfig, IoConfig, Size, format_bytes, parse_size
+from outcrop.device import gpu_named
 from outcrop.embed import evaluate as evaluation
 from outcrop.embed import export as exporting
 from outcrop.embed import neighbours as nearest
@@ -137,6 +138,7 @@ def embed_train(
     prefetch: bool = True,
     device: str = "cpu",
     gpu_memory: Size = 0,
+    io: str = "engine",
     trace_path: str | Path | None = None,
     progress: Progress | bool = True,
     rate: float | None = None,
@@ -174,6 +176,8 @@ def embed_train(
         device: Where the partitions in memory lie, and training runs. What a GPU computes is that of the CPU as far as
             rounding goes; either goes on from a checkpoint of the other.
         gpu_memory: Bytes of the device for partitions and batches; 0: what is free there.
+        io: Who moves partitions between the device and the disk: ``engine``, by slabs in host memory; or ``gpu``, by
+            commands that kernels put to rings (:mod:`outcrop.gpuio`).
         trace_path: JSONL file for spans of all stages.
         progress: Whether to show progress (:mod:`outcrop.progress`), or a receiver of it.
         rate, relation_rate: Former names of ``learning_rate`` and ``relation_learning_rate``.
@@ -191,8 +195,14 @@ def embed_train(
     if config is not None and given != EmbedConfig():
         raise ArgumentError("give either config or single options of the training")
     config = config or given
+    io_config = IoConfig(initiator=io)  # type: ignore[arg-type]
+    if io == "gpu" and gpu_named(device) is None:
+        raise ArgumentError(f"io gpu moves partitions of a GPU, device is {device}: leave io as it is")
     buckets = open_buckets(run)
-    with only_process_in(Path(run)), Runtime(memory, trace_path=trace_path, progress=progress) as runtime:
+    with (
+        only_process_in(Path(run)),
+        Runtime(memory, io=io_config, trace_path=trace_path, progress=progress) as runtime,
+    ):
         fit = Fit(
             buckets, Path(run), config, runtime, resident=resident, fresh=fresh, checkpoint_seconds=checkpoint_seconds,
             prefetch=prefetch, to=DeviceConfig(device, parse_size(gpu_memory)),

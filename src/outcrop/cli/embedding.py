@@ -270,6 +270,9 @@ def train(
     memory: common.Memory = None,
     device: common.Device = "cpu",
     gpu_memory: common.GpuMemory = "0",
+    io: Annotated[
+        str, typer.Option("--io", help="Of a GPU, who moves partitions from and to disk: engine or gpu.")
+    ] = "engine",
     fresh: Annotated[bool, typer.Option("--fresh", help="Start over.")] = False,
     checkpoint_minutes: Annotated[
         float,
@@ -319,6 +322,7 @@ def train(
             prefetch=prefetch,
             device=device,
             gpu_memory=gpu_memory,
+            io=io,
             trace_path=trace,
             progress=progress,
         )

@@ -22,17 +22,19 @@ from outcrop.embed.compare import Dot
 from outcrop.embed.losses import loss_function
 from outcrop.embed.step import TAG as BATCH
 from outcrop.embed.step import Ends, Queries, Relations, Stepper, most_rows, stride
-from outcrop.embed.tables import Exchange, Move, Table
+from outcrop.embed.tables import Exchange, Move, SlabJob, Table
+from outcrop.gpuio import SlabRings
 from outcrop.runtime import Runtime
 from outcrop.unified import in_place
 
 Tensor = torch.Tensor
+_RING_BYTES = 8 << 20  # of staging memory, where slabs go through rings
 _STEP_COPIES = 3  # of the rows of a batch that a step holds
 
 
 class GpuBuffer(Buffer):
     """``slots`` slabs on a GPU. ``rows`` is a tensor there; ``staged`` slabs of pinned host memory are on the way to or
-    from disk at a time."""
+    from disk at a time. With ``initiator`` gpu kernels move slabs through rings, and one is staged, for first rows."""
 
     def __init__(
         self,
@@ -44,7 +46,9 @@ class GpuBuffer(Buffer):
         budget: DeviceBudget,
         staged: int,
     ):
-        self.gpu, self.device, self._budget, self._staged = gpu, device, budget, min(staged, slots)
+        self._by_rings, self._rings = runtime.initiator == "gpu", None
+        staged = 1 if self._by_rings else min(staged, slots)
+        self.gpu, self.device, self._budget, self._staged = gpu, device, budget, staged
         super().__init__(table, slots, runtime)
 
     def _allocate(self) -> None:
@@ -59,13 +63,32 @@ class GpuBuffer(Buffer):
         self.stream = self.gpu.new_stream(self.device.index or 0)
 
     def exchange(self, moves: Sequence[SlotMove]) -> Moving:
-        return _GpuExchange(self, tuple(moves))
+        if not self._by_rings:
+            return _GpuExchange(self, tuple(moves))
+        return self._table.exchange([Move(self.slabs[m.slot], m.stored, m.loaded) for m in moves], self)
+
+    def swap(self, slabs: list[Any], write_at: list[int | None], read_at: list[int | None]) -> SlabJob:
+        """:class:`outcrop.embed.tables.SlabMover`."""
+        if self._rings is None:  # now the file has its size
+            memory_bytes = min(_RING_BYTES, self._runtime.budget.free_bytes // 2)
+            self._rings = SlabRings(self._table.ring_file(), self._runtime, str(self.device), memory_bytes)
+        return self._rings.swap(slabs, write_at, read_at)
+
+    def begin(self, part: int, slab: Tensor) -> None:
+        self._table.begin(part, self.staging[0])
+        # What training was given before the swap may still read what lies there.
+        self.gpu.wait(self.stream, self.gpu.fence(self.gpu.stream(self.device.index or 0)))
+        with self.gpu.on_stream(self.stream):
+            slab.copy_(self.pinned[0], non_blocking=True)
+        self.gpu.fence(self.stream).synchronize()
 
     def start(self, moves: list[Move]) -> Exchange:
         return self._table.exchange(moves)
 
     def close(self) -> None:
         self._swap = None  # what it does to the staged slabs is waited for when it goes
+        if self._rings is not None:
+            self._rings.close()
         del self.rows, self.slabs, self.pinned, self.staging
         self._held = None
 

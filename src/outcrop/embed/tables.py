@@ -11,16 +11,17 @@ never written has no place; its rows are made anew from the seed.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
 from outcrop import _core
 from outcrop.embed.numbering import Division, Numbering
 from outcrop.errors import ChecksumError, FormatError
+from outcrop.gpuio import RingFile
 from outcrop.runtime import Runtime
 from outcrop.store.arrays import PAGE_BYTES
 
@@ -126,10 +127,13 @@ class Table:
         """
         self.exchange([Move(slab, None, part)]).wait()
 
-    def exchange(self, moves: Sequence[Move]) -> Exchange:
+    def exchange(self, moves: Sequence[Move], by: SlabMover | None = None) -> Exchange:
         """Begins to write what is in slabs, and then to read others over it, one slab after the other.
 
         A slab is written to the place that the last checkpoint does not name.
+
+        Args:
+            by: Who moves them, where they are not in host memory.
         """
         for move in moves:
             if move.stored is not None:
@@ -137,8 +141,14 @@ class Table:
                 self.places[move.stored] = 1 - kept if kept != _NOWHERE else 0
         write_at = [self._place(move.stored) for move in moves]
         read_at = [self._place(move.loaded) for move in moves]
-        job = _core.SlabSwap(self._io, self._file, [move.slab for move in moves], write_at, read_at)
-        return Exchange(self, tuple(moves), tuple(at is not None for at in read_at), job)
+        slabs = [move.slab for move in moves]
+        job: SlabJob = (
+            by.swap(slabs, write_at, read_at)
+            if by is not None
+            else _core.SlabSwap(self._io, self._file, slabs, write_at, read_at)
+        )
+        begin = self.begin if by is None else by.begin
+        return Exchange(self, tuple(moves), tuple(at is not None for at in read_at), job, begin)
 
     def _place(self, part: int | None) -> int | None:
         """Where a slice is in the file; None where it was never written."""
@@ -167,15 +177,41 @@ class Table:
                 self._runtime.workers,
             )
 
+    def ring_file(self) -> RingFile:
+        """Both places of every slice, for rings."""
+        return RingFile(self.path, self._file, 2 * self.division.parts, self.slab_bytes, self.slab_bytes)
+
     def close(self) -> None:
         self._io.close(self._file)
+
+
+class SlabJob(Protocol):
+    """Slabs on their way. ``crcs``: of each, of what was written and of what was read."""
+
+    @property
+    def done(self) -> bool: ...
+
+    def wait(self) -> None: ...
+
+    @property
+    def crcs(self) -> list[tuple[int, int]]: ...
+
+
+class SlabMover(Protocol):
+    """Moves slabs that are not in host memory."""
+
+    def swap(self, slabs: list[Any], write_at: list[int | None], read_at: list[int | None]) -> SlabJob: ...
+
+    def begin(self, part: int, slab: Any) -> None:
+        """As :meth:`Table.begin`."""
+        ...
 
 
 @dataclass(frozen=True)
 class Move:
     """Slice ``stored`` is written from ``slab``, then ``loaded`` read over it; None: nothing."""
 
-    slab: np.ndarray
+    slab: Any
     stored: int | None
     loaded: int | None
 
@@ -187,7 +223,8 @@ class Exchange:
     table: Table
     moves: tuple[Move, ...]
     read: tuple[bool, ...]
-    job: _core.SlabSwap
+    job: SlabJob
+    begin: Callable[[int, Any], None]
 
     @property
     def done(self) -> bool:
@@ -208,7 +245,7 @@ class Exchange:
             if move.loaded is None:
                 continue
             if not read:
-                table.begin(move.loaded, move.slab)
+                self.begin(move.loaded, move.slab)
             elif read_crc != table.checksums[move.loaded]:
                 raise ChecksumError(
                     f"{table.path}: slice {move.loaded} has checksum {read_crc:08x}, "

@@ -6,6 +6,8 @@ them from any file by the I/O engine (core/gpuio). Without a GPU the same code s
 
 from __future__ import annotations
 
+from outcrop.gpuio.queue import RingFile
 from outcrop.gpuio.rows import GpuDiskRows, RowReads
+from outcrop.gpuio.slabs import SlabRings
 
-__all__ = ["GpuDiskRows", "RowReads"]
+__all__ = ["GpuDiskRows", "RingFile", "RowReads", "SlabRings"]

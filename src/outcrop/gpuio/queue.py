@@ -33,20 +33,49 @@ _STATUSES = {
     0x002: "command makes no sense",
     0x00B: "namespace unknown",
     0x080: "beyond the end of the file",
+    0x280: "cannot be written",
     0x281: "unreadable",
 }
 
 
-@dataclass(eq=False)
-class Reads:
-    """Rows that were asked for together.
+@dataclass(frozen=True)
+class RingFile:
+    """Rows of a file that is open in the engine.
 
     Attributes:
+        file: Its number there.
+        stride_bytes: From the beginning of a row to that of the next.
+        row_bytes: Of a row.
+        keeping: What keeps it open.
+    """
+
+    path: Any
+    file: Any
+    num_rows: int
+    stride_bytes: int
+    row_bytes: int
+    keeping: Any = None
+
+    @staticmethod
+    def of(array: DiskArray) -> RingFile:
+        """The rows of ``array``."""
+        return RingFile(
+            array.path, array.file, array.num_rows, array.spec.stride_bytes, array.row_bytes, array
+        )
+
+
+@dataclass(eq=False)
+class Reads:
+    """Rows that were asked for together, or given to be written.
+
+    Attributes:
+        write: Whether they are written.
         commands: In all.
         given: Of these, submitted.
         ended: Of these, completed, whatever with.
         group: Its number for kernels, once some are submitted.
         failed: How many ended with each status that is not 0.
+        results: uint32 [commands], what the controller says of each; None where it is not asked.
         error: Why they are not all there, when they are ``done``.
     """
 
@@ -55,19 +84,22 @@ class Reads:
     place: Place
     kept: Any
     commands: int
+    write: bool = False
     given: int = 0
     ended: int = 0
     group: int = -1
     failed: Counter[int] = field(default_factory=Counter)
+    results: np.ndarray | None = None
     done: bool = False
     error: str = ""
     arriving: threading.Lock = field(default_factory=threading.Lock)
 
 
 class RowQueue:
-    """Rows of ``features`` through rings; safe to use from several threads.
+    """Rows of ``file`` through rings; safe to use from several threads.
 
     Args:
+        checksums: Of each command the CRC-32C of what it moved is worked out, for :meth:`checksum`.
         device: Where kernels run; ``cpu``: their twin.
         memory_bytes: For rings and staging memory, held under the tag ``ring-staging``. A queue of one command is made
             where it is too little for that.
@@ -80,18 +112,21 @@ class RowQueue:
 
     def __init__(
         self,
-        features: DiskArray,
+        file: RingFile,
         runtime: Runtime,
         device: str,
         memory_bytes: int,
         deadline_seconds: float,
         faults: Any,
+        *,
+        checksums: bool = False,
     ):
-        self._features, self._deadline = features, deadline_seconds
-        _check_file(features, runtime)
-        stride, row = features.spec.stride_bytes, features.row_bytes
+        self._file, self._deadline, self._checksums = file, deadline_seconds, checksums
+        _check_file(file, runtime)
+        stride, row = file.stride_bytes, file.row_bytes
         self._rows = [0, stride, row]
-        self._pieces = -(-row // _core.piece_bytes(0, stride))
+        self._piece_bytes = _core.piece_bytes(0, stride)
+        self._pieces = -(-row // self._piece_bytes)
         layout = _core.QueueLayout.within(row, memory_bytes, _MAX_IDS)
         memory = runtime.budget.empty(_TAG, layout.bytes)
         chosen = resolve(device)
@@ -114,7 +149,7 @@ class RowQueue:
             layout.slot_bytes,
             by.progress,
         ]
-        self._controller: Any = _core.RingController(runtime.io, features.file, layout, memory, faults)
+        self._controller: Any = _core.RingController(runtime.io, file.file, layout, memory, faults, checksums)
         self._process = os.getpid()
         self._submitted = self._completed = 0  # commands
         self._told = 0  # of those completed, what the doorbell was told of
@@ -124,6 +159,11 @@ class RowQueue:
         self._changed = threading.Condition()
         self._taking = False  # some thread takes completions
         self._lost = ""
+        self._what, self._again = (
+            ("reads and writes", "train again, or with io engine")
+            if checksums
+            else ("reads", "open the rows again, or read them with io engine")
+        )
 
     def can_fill(self, out: Any) -> bool:
         """Whether ``out`` is contiguous, of bytes, and where they can be put."""
@@ -141,11 +181,14 @@ class RowQueue:
         if not isinstance(out, np.ndarray):
             self._by.catch_up()
 
-    def submit(self, ids: np.ndarray, out: Any, places: np.ndarray | None = None) -> Reads:
+    def submit(
+        self, ids: np.ndarray, out: Any, places: np.ndarray | None = None, *, write: bool = False
+    ) -> Reads:
         """Begins to read rows ``ids``, int64, to ``out``, uint8, flat, on the CPU or on the GPU.
 
         Args:
             places: int32, which row of ``out`` each is; None: they are in order.
+            write: Write them from ``out`` instead. Rows are whole pages then.
 
         Raises:
             IoError: The queue was lost.
@@ -155,13 +198,16 @@ class RowQueue:
                 raise IoError(self._lost)
             by = self._by
         if self._process != os.getpid():
-            raise IoError(f"{self._features.path}: its rings are served in the process that was forked")
+            raise IoError(f"{self._file.path}: its rings are served in the process that was forked")
         place = by.place(out)
-        if places is not None and not place.direct:
-            raise ArgumentError("rows are put to places of pinned memory, or of the device's")
+        if (write or places is not None) and not place.direct:
+            raise ArgumentError("rows are put to places of, and written from, pinned memory or the device's")
         address, kept = by.given(np.ascontiguousarray(ids, np.int64))
         at, kept_too = (0, None) if places is None else by.given(np.ascontiguousarray(places, np.int32))
-        reads = Reads(address, at, place, (kept, kept_too, out), len(ids) * self._pieces, done=not len(ids))
+        commands = len(ids) * self._pieces
+        reads = Reads(address, at, place, (kept, kept_too, out), commands, write, done=not len(ids))
+        if self._checksums:
+            reads.results = np.zeros(commands, np.uint32)
         with self._changed:
             if self._lost:
                 raise IoError(self._lost)
@@ -197,7 +243,7 @@ class RowQueue:
     def close(self) -> None:
         """Ends the thread. Reads under way are never completed."""
         with self._changed:
-            self._lost = self._lost or f"{self._features.path}: these rows were closed"
+            self._lost = self._lost or f"{self._file.path}: these rows were closed"
             self._end[0] = 1  # who takes completions gives up
             while self._taking:
                 self._changed.wait()
@@ -206,6 +252,12 @@ class RowQueue:
             self._give_up()
             del self._controller, self._by, self._end
             self._changed.notify_all()
+
+    def checksum(self, reads: Reads) -> int:
+        """The CRC-32C of a row that was moved, all of ``reads``."""
+        assert reads.results is not None
+        assert reads.commands == self._pieces
+        return _core.joined_crc(reads.results, self._piece_bytes, self._file.row_bytes)
 
     def _fill(self) -> None:
         """Submits as much as there is room for."""
@@ -217,7 +269,7 @@ class RowQueue:
             count = min(room, reads.commands - reads.given)
             where = [reads.wanted, reads.place.address, self._rows[2], reads.given, count]
             counters = [self._submitted, self._completed, self._told, reads.places]
-            group = [0, reads.group, reads.commands if first else 0]
+            group = [int(reads.write), reads.group, reads.commands if first else 0]
             self._by.submit([*self._queue, self._bus, *self._rows, *where, *counters, *group])
             self._told = self._completed
             self._submitted += count
@@ -237,9 +289,10 @@ class RowQueue:
         finally:
             self._changed.acquire()
         self._completed += len(outcomes)
-        for group, status in zip(outcomes & 0xFFFF, outcomes >> 16, strict=True):
-            if status < _SENSELESS:
-                self._note(self._groups[int(group)], int(status))
+        outcomes = outcomes[outcomes[:, 0] >> 16 < _SENSELESS]
+        groups = outcomes[:, 0] & 0xFFFF
+        for group in np.unique(groups):
+            self._note(self._groups[int(group)], outcomes[groups == group])
         if lost:
             self._lost = self._lost or self._no_answer()
         if self._lost:
@@ -247,11 +300,13 @@ class RowQueue:
         else:
             self._fill()
 
-    def _note(self, reads: Reads, status: int) -> None:
-        """One command of ``reads`` has ended."""
-        reads.ended += 1
-        if status:
-            reads.failed[status] += 1
+    def _note(self, reads: Reads, outcomes: np.ndarray) -> None:
+        """Commands of ``reads`` have ended; uint32 [n, 4], each an Outcome of kernels/io_queue.h."""
+        reads.ended += len(outcomes)
+        status = outcomes[:, 0] >> 16
+        reads.failed.update(status[status > 0].tolist())
+        if reads.results is not None:
+            reads.results[outcomes[:, 1]] = outcomes[:, 2]
         if reads.ended == reads.commands:
             self._free_groups.append(reads.group)
             del self._groups[reads.group]
@@ -267,10 +322,10 @@ class RowQueue:
         commands = sum(reads.commands for reads in {*self._groups.values(), *self._waiting})
         missing = commands - sum(reads.ended for reads in self._groups.values())
         return (
-            f"{self._features.path}: {missing} of {commands} reads through rings had no answer within "
+            f"{self._file.path}: {missing} of {commands} {self._what} through rings had no answer within "
             f"{self._deadline:g} s: "
             f"{self._controller.error or 'the disk hangs, or the thread that serves the rings is gone'}; "
-            "look at the disk, then open the rows again, or read them with io engine"
+            f"look at the disk, then {self._again}"
         )
 
     def _failure(self, reads: Reads) -> str:
@@ -283,15 +338,15 @@ class RowQueue:
             for s, count in sorted(reads.failed.items())
         )
         return (
-            f"{self._features.path}: of {reads.commands} reads through rings there failed {kinds}"
-            f"{': ' if why else ''}{why}; look at the disk, then read them again"
+            f"{self._file.path}: of {reads.commands} {'writes' if reads.write else 'reads'} through rings there failed "
+            f"{kinds}{': ' if why else ''}{why}; look at the disk, then {'write' if reads.write else 'read'} them again"
         )
 
 
-def _check_file(features: DiskArray, runtime: Runtime) -> None:
-    size, stride, row = runtime.io.size_bytes(features.file), features.spec.stride_bytes, features.row_bytes
+def _check_file(file: RingFile, runtime: Runtime) -> None:
+    size, stride, row = runtime.io.size_bytes(file.file), file.stride_bytes, file.row_bytes
     room = 0 if size < row or not row else (size - row) // stride + 1
-    if row and features.num_rows > room:
+    if row and file.num_rows > room:
         raise IoError(
-            f"{features.path} of {size} bytes holds {room} rows, not {features.num_rows}: the file is truncated"
+            f"{file.path} of {size} bytes holds {room} rows, not {file.num_rows}: the file is truncated"
         )

@@ -8,7 +8,7 @@ import numpy as np
 
 from outcrop import _core
 from outcrop.errors import ArgumentError, IoError
-from outcrop.gpuio.queue import Reads, RowQueue
+from outcrop.gpuio.queue import Reads, RingFile, RowQueue
 from outcrop.rows.base import RowSource
 from outcrop.runtime import Runtime
 from outcrop.store.arrays import DiskArray
@@ -69,7 +69,12 @@ class GpuDiskRows(RowSource):
     ):
         self.num_rows, self.row_bytes = features.num_rows, features.row_bytes
         self._queue = RowQueue(
-            features, runtime, device, staging_bytes, deadline_seconds, faults or _core.RingFaults()
+            RingFile.of(features),
+            runtime,
+            device,
+            staging_bytes,
+            deadline_seconds,
+            faults or _core.RingFaults(),
         )
 
     def submit(self, ids: np.ndarray, out: Any) -> RowReads:

@@ -49,7 +49,7 @@ class Submitter(Protocol):
         """Waits for all that it does.
 
         Returns:
-            uint32 by completion that it took, ``Outcome.last``; and whether the rings are lost.
+            uint32 [completions that it took, 4], each an Outcome; and whether the rings are lost.
         """
         ...
 
@@ -104,7 +104,7 @@ def _words(ids: int) -> int:
 
 def _outcomes(progress: np.ndarray) -> tuple[np.ndarray, bool]:
     lost, claimed = progress[:2]
-    return progress[4::4][:claimed].copy(), bool(lost)
+    return progress[4:].reshape(-1, 4)[:claimed].copy(), bool(lost)
 
 
 class Kernels:
