@@ -28,7 +28,7 @@ READS = _names("""
 """Of METADATA: what the CPU reads values for."""
 
 HANDS_OUT = _names("""
-    __array__ __dlpack__ numpy data_ptr untyped_storage storage typed_storage as_subclass share_memory_
+    __array__ __dlpack__ numpy data_ptr untyped_storage storage typed_storage share_memory_
 """)
 """What gives the memory to somebody who may read and write it unseen."""
 

@@ -117,6 +117,11 @@ class UnifiedTensor(torch.Tensor):
         """
         return host_memory().advise(_plain(self), advise, torch.device(adviseDevice))
 
+    def as_subclass(self, cls: Any) -> Any:
+        """Gives the memory away, as ``numpy()`` does: torch asks nobody."""
+        host_memory().wait(self, to_write=True)
+        return super().as_subclass(cls)
+
     def __repr__(self, *, tensor_contents: Any = None) -> str:
         host_memory().wait(self)
         shown = torch.Tensor.__repr__(_plain(self), tensor_contents=tensor_contents)
@@ -191,12 +196,12 @@ def _is_unified(x: Any) -> TypeGuard[UnifiedTensor]:
 
 def _plain(x: torch.Tensor) -> torch.Tensor:
     with torch._C.DisableTorchFunctionSubclass():
-        return x.as_subclass(torch.Tensor)
+        return torch.Tensor.as_subclass(x, torch.Tensor)
 
 
 def in_unified_memory(plain: torch.Tensor, propagated: bool) -> UnifiedTensor:
     """The same tensor, whose memory is unified, as one that says so; part of the graph where ``plain`` is."""
-    out = plain.as_subclass(UnifiedTensor)
+    out = torch.Tensor.as_subclass(plain, UnifiedTensor)
     out._propagated = propagated
     return out
 
