@@ -25,12 +25,17 @@ LARGE = 3 << 20  # bytes: NumPy and torch have them in pages of their own
 
 @pytest.fixture(autouse=True)
 def pinned(gpu):
-    """Gives the addresses that are registered."""
+    """Gives the addresses that are registered when the GPU, unless it is busy, is done."""
     gc.collect()
     assert host_memory().blocks() == 0
     unified.empty_cache()
     assert not gpu.registered
-    return lambda: list(gpu.registered)
+
+    def addresses() -> list[int]:
+        host_memory().collect(wait=not gpu.busy)
+        return list(gpu.registered)
+
+    return addresses
 
 
 def is_pinned(gpu, address: int) -> bool:
@@ -96,7 +101,7 @@ def test_what_the_gpu_still_reads_is_kept(gpu):
     host_memory().collect()
     assert is_pinned(gpu, address)
     gpu.busy = False
-    host_memory().collect()
+    host_memory().collect(wait=True)
     assert not is_pinned(gpu, address)
     assert rows.cpu().tolist() == [1, 1]
 
@@ -112,6 +117,7 @@ def test_what_the_gpu_still_reads_is_not_reused(gpu):
     assert other.data_ptr() != address
     gpu.busy = False
     del other, out
+    host_memory().collect(wait=True)
     assert host_memory().blocks() == 0
     again = {to_unified(torch.zeros(10)).data_ptr() for _ in range(5)}
     assert len(again) == 1  # of the pool
@@ -128,7 +134,7 @@ def test_adopted_again_while_the_gpu_reads(gpu, pinned):
     assert gpu.busy
     assert len(pinned()) == 1
     gpu.busy = False
-    host_memory().collect()
+    host_memory().collect(wait=True)
     assert is_pinned(gpu, source.data_ptr())
     del u
     assert pinned() == []
