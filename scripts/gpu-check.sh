@@ -12,7 +12,7 @@
 # Status: 0 all that was asked for passed, 1 something failed, 2 it cannot run here, 75 time is up, call again.
 # Packages that are missing can be put as wheels into .whl/ (or the folder that OUTCROP_WHEELS names).
 here=$(dirname "${BASH_SOURCE[0]}")
-for python in python3 "$here/../.venv/bin/python"; do  # any will do: it finds the one with torch itself
+for python in ${PYTHON:-} python3 "$here/../.venv/bin/python"; do  # any will do: it finds the one with torch itself
   if "$python" -c 'import sys; sys.exit(sys.version_info < (3, 10))' 2>/dev/null; then
     exec "$python" "$here/gpu_check.py" "$@"
   fi

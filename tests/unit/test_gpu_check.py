@@ -138,6 +138,24 @@ def test_a_benchmark_goes_on_with_its_cases(call: Call, tmp_path: Path):
     assert made.read_text() == "case\n" * 2
 
 
+def test_a_machine_without_a_compiler_takes_the_core_that_came_along(tmp_path: Path):
+    """It is one of this interpreter; where it is not, what is missing is said."""
+    (tmp_path / "no-core").write_text(
+        f'#!/bin/sh\ncase $2 in *_core*) exit 1 ;; esac\nexec {sys.executable} "$@"\n'
+    )
+    (tmp_path / "no-core").chmod(0o755)
+    for python, status, said in (
+        (sys.executable, 0, "the core that came along in src/outcrop is used"),
+        (str(tmp_path / "no-core"), 1, "src/outcrop/_core*.so built elsewhere for Python 3"),
+    ):
+        made = os.environ | {"CXX": "/none/g++", "PYTHON": python, "OUTCROP_WHEELS": str(tmp_path / "none")}
+        command = ["bash", str(SCRIPTS / "gpu-build.sh")]
+        ended = subprocess.run(command, env=made, capture_output=True, text=True, check=False)
+        assert ended.returncode == status, ended.stderr
+        assert "missing here: a C++20 compiler" in ended.stdout + ended.stderr
+        assert said in ended.stdout + ended.stderr
+
+
 def test_a_fake_gpu_is_neither_measured_nor_sanitized(call: Call, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("OUTCROP_GPU_TESTS", "fake")
     call.part("figure", "true", phase="bench")
