@@ -120,6 +120,14 @@ void bind_hot(nb::module_& m) {
       .def_static("bytes", &HotIndex::bytes, "num_nodes"_a)
       .def_prop_ro("num_rows", &HotIndex::num_rows)
       .def_prop_ro("num_lists", &HotIndex::num_lists)
+      .def_prop_ro(
+          "blocks",
+          [](const HotIndex& index) {
+            const auto blocks = index.blocks();
+            return nb::ndarray<nb::numpy, const uint8_t, nb::ndim<1>>(
+                reinterpret_cast<const uint8_t*>(blocks.data()), {blocks.size_bytes()}, nb::find(index));
+          },
+          "The index as kernels read it (kernels/hot_index.h); uint8.")
       .def("find_rows", &find_rows, "ids"_a,
            "Places in ids of those that are cached, their rows; the ids of the others, in order, and their "
            "places.")

@@ -197,6 +197,10 @@ class SampledDrawer:
     def draw(self, seeds: Seeds, met: Callable[[np.ndarray], None]) -> BatchGraph:
         return self._sampler.draw(seeds, met)
 
+    def cache_lists(self, index: Any, ids: np.ndarray) -> None:
+        """See :meth:`outcrop.sampling.BatchSampler.cache_lists`."""
+        self._sampler.cache_lists(index, ids)
+
     def drop_lists(self) -> None:
         self._sampler.topology.drop_lists()
 

@@ -197,6 +197,10 @@ class BatchSampler:
                 part = np.asarray(nodes[number * size : (number + 1) * size], np.int64)
                 yield Seeds(code, epoch, number, part)
 
+    def cache_lists(self, index: Any, ids: np.ndarray) -> None:
+        """The GPU that draws keeps these neighbour lists (:meth:`outcrop.device_sampling.DeviceSampler`)."""
+        self._sampler.cache_lists(index, ids)
+
     def _seeds_of_epoch(self, split: str, epoch: int) -> Ids:
         ids = self.ids[split]
         if isinstance(ids, range) and split != "train":  # takes no memory, whatever the graph

@@ -7,7 +7,7 @@ lookup (core/cache/hot_index.h). Nothing is replaced while training, so that loo
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -45,22 +45,30 @@ class DeviceRoom:
         num_bytes: Of its memory, at the most.
         empty: Makes uint8 [n] there, under a reservation.
         strategy: One of :data:`outcrop.config.CACHE_STRATEGIES`.
+        lists: Whether it samples, from a topology in host memory: lists may be there too.
     """
 
     num_bytes: int
     empty: Callable[[int], tuple[torch.Tensor, Any]]
     strategy: str = "auto"
+    lists: bool = False
 
 
-def _levels(hotness: Hotness, row_bytes: int, topology: Topology | None) -> tuple[tiers.Levels, tiers.Levels]:
-    """Of rows and of lists, in one pass; of no lists where the topology is in memory anyway."""
+def _levels(
+    hotness: Hotness, row_bytes: int, topology: Topology | None, on_device: bool = False
+) -> tuple[tiers.Levels, tiers.Levels]:
+    """Of rows and of lists, in one pass; of no lists where the topology is in memory anyway.
+
+    Args:
+        on_device: Lists may be cached on a device; the others are read from host memory, not from disk.
+    """
     nothing = np.zeros(_LEVELS, np.int64)
     rows = lists = tiers.Levels(nothing, nothing, nothing)
     for w in hotness.windows():
         rows += tiers.Levels.count(w.rows, row_bytes, _LEVELS)
-        if topology is not None and topology.placement == "paged":
+        if topology is not None and (on_device or topology.placement == "paged"):
             lists += tiers.Levels.count(w.lists, topology.list_bytes(w.first, len(w.lists)), _LEVELS)
-    return rows, lists
+    return rows, replace(lists, disk=lists.host) if on_device else lists
 
 
 def share_out(
@@ -121,20 +129,21 @@ def fill(
     capacity = max(room - device_bytes // row_bytes * _ID_BYTES, 0) * row_bytes // (row_bytes + _ID_BYTES)
     rows, lists, on_device = np.zeros(0, np.int64), np.zeros(0, np.int64), np.zeros(0, bool)
     if hotness.held_bytes and capacity >= row_bytes:
-        strategy = "auto" if device is None else device.strategy
-        rows, lists, on_device = _choose(hotness, topology, row_bytes, capacity, device_bytes, strategy)
+        rows, lists, on_device = _choose(hotness, topology, row_bytes, capacity, device_bytes, device)
     hotness.close()
     index = _core.HotIndex(runtime.budget, num_nodes, rows, lists)
-    if topology is not None and len(lists):
+    lists_there = device is not None and device.lists
+    if topology is not None and len(lists) and not lists_there:
         topology.cache_lists(index, lists, runtime)
+    device_lists = lists if lists_there else None
     there = None
     if device is not None and on_device.any():
         there = _read_to_device(stream, rows[on_device], runtime, device)
     in_host = _read(stream, rows[~on_device], runtime)
     if there is None:
-        return HotSet(index, in_host)
+        return HotSet(index, in_host, device_lists=device_lists)
     number = np.where(on_device, -np.cumsum(on_device), np.cumsum(~on_device) - 1).astype(np.int32)
-    return HotSet(index, in_host, there, number)
+    return HotSet(index, in_host, there, number, device_lists)
 
 
 def _read(stream: RowStream, ids: np.ndarray, runtime: Runtime) -> np.ndarray:
@@ -170,21 +179,29 @@ def _choose(
     row_bytes: int,
     capacity: int,
     device_bytes: int = 0,
-    strategy: str = "auto",
+    device: DeviceRoom | None = None,
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Ids, ascending, of the rows and of the lists to cache, and which of the rows are for the device."""
-    of_rows, of_lists = _levels(hotness, row_bytes, topology)
-    shares = share_out(of_rows, of_lists, capacity, device_bytes, strategy=strategy)
+    lists_there = device is not None and device.lists
+    of_rows, of_lists = _levels(hotness, row_bytes, topology, lists_there)
+    shares = share_out(
+        of_rows,
+        of_lists,
+        capacity,
+        device_bytes,
+        lists_in=(tiers.DEVICE,) if lists_there else (tiers.HOST,),
+        strategy="auto" if device is None else device.strategy,
+    )
     row_limit = tiers.Threshold.of(of_rows, shares.device_row_bytes + shares.row_bytes)
     device_limit = tiers.Threshold.of(of_rows, shares.device_row_bytes)
-    list_limit = tiers.Threshold.of(of_lists, shares.list_bytes)
+    list_limit = tiers.Threshold.of(of_lists, shares.list_bytes + shares.device_list_bytes)
     rows, lists, on_device = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)], [np.zeros(0, bool)]
     for w in hotness.windows():
         picked, row_limit = row_limit.pick(w.rows, row_bytes, _LEVELS)
         rows.append(picked + w.first)
         hottest, device_limit = device_limit.pick(w.rows, row_bytes, _LEVELS)
         on_device.append(np.isin(picked, hottest))
-        if topology is not None and shares.list_bytes:
+        if topology is not None and shares.list_bytes + shares.device_list_bytes:
             sizes = topology.list_bytes(w.first, len(w.lists))
             picked, list_limit = list_limit.pick(w.lists, sizes, _LEVELS)
             lists.append(picked + w.first)

@@ -35,10 +35,11 @@ std::vector<int64_t> drawn_by_twin(const Hop& hop, uint64_t key, int64_t fanout,
   std::vector<int64_t> ids(hop.nodes), ends{0, static_cast<int64_t>(n)};
   std::vector<int64_t> start(room), degree(room), taken(room + 1, -1), first(room + 1), wrong(1), outside(2);
   const int64_t begin = at(ends), end = begin + 8, asked = replace;
-  twin_sample("sample_count", warps,
-              std::vector<int64_t>{at(hop.indptr), edges, at(ids), begin, end, static_cast<int64_t>(room),
-                                   fanout, asked, at(start), at(degree), at(taken), at(wrong)},
-              backwards);
+  twin_sample(
+      "sample_count", warps,
+      std::vector<int64_t>{at(hop.indptr), edges, 0, 0, at(ids), begin, end, static_cast<int64_t>(room),
+                           fanout, asked, at(start), at(degree), at(taken), at(wrong)},
+      backwards);
   std::partial_sum(taken.begin(), taken.end(), first.begin());
   EXPECT_EQ(first[n], first.back());
   const auto total = static_cast<size_t>(first.back());
@@ -48,8 +49,8 @@ std::vector<int64_t> drawn_by_twin(const Hop& hop, uint64_t key, int64_t fanout,
                                    at(first), at(drawn)},
               backwards);
   twin_sample("sample_fetch_64", warps,
-              std::vector<int64_t>{at(hop.indices), edges, at(ids), begin, end, fanout, asked, at(start),
-                                   at(degree), at(first), at(drawn), at(neighbours), at(outside)},
+              std::vector<int64_t>{at(hop.indices), edges, 0, edges, at(ids), begin, end, fanout, asked,
+                                   at(start), at(degree), at(first), at(drawn), at(neighbours), at(outside)},
               backwards);
   EXPECT_EQ(outside[0], 0);
   EXPECT_EQ(wrong[0], 0);

@@ -11,6 +11,7 @@ from device_under_test import FAKE
 from device_under_test import NAME as GPU
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from outcrop import _core
 from outcrop.device.budget import DeviceBudget
 from outcrop.device_sampling import DeviceSampler
 from outcrop.device_sampling.room import drawing_bytes
@@ -179,6 +180,24 @@ def test_memory_for_the_largest_batch_is_taken_before_it_is_drawn(gpu, graph):
     assert budget.by_tag() == {"sampling": bound}
     sampler.draw(np.arange(100), 0, 0, 0)
     assert budget.by_tag() == {"sampling": bound}
+
+
+def test_lists_on_the_device_take_budget_and_change_nothing(gpu, graph):
+    seeds = np.arange(0, NODES, 11)
+    (expected,) = draw(graph, [seeds], [5, 4], seed=9)
+    ids = np.flatnonzero(np.arange(NODES) % 3 == 1)
+    index = _core.HotIndex(_core.Budget.create(1 << 20), NODES, np.zeros(0, np.int64), ids)
+    budget = a_budget(gpu, 1 << 22)
+    sampler = DeviceSampler(in_memory(graph), DEVICE, fanouts=[5, 4], seed=9, in_place=True, budget=budget)
+    sampler.cache_lists(index, ids)
+    degrees = np.diff(graph[0])
+    held = 24 * (NODES // 64 + 1) + 8 * (len(ids) + 1) + 4 * int(degrees[ids].sum())
+    assert budget.by_tag()["list-cache"] == held
+    assert same(on_host(sampler.draw(seeds, 0, 0, 0)), expected)
+    with pytest.raises(BudgetError, match="for list-cache do not fit"):
+        DeviceSampler(
+            in_memory(graph), DEVICE, fanouts=[5], budget=a_budget(gpu, held - 1), in_place=True
+        ).cache_lists(index, ids)
 
 
 def test_damage_is_found_where_the_host_looks_once(gpu):

@@ -138,6 +138,23 @@ def test_fixed_strategies_change_where_rows_lie_and_nothing_else(made, gpu, stra
             train(graph, **({**options, "cache_strategy": strategy} | given))
 
 
+def test_neighbour_lists_are_cached_where_they_are_sampled(made, gpu):
+    """Strategies that fill the GPU with topology do, others do not; batches are the same."""
+    graph, run = made
+    options = {"run": run, "mode": "online", "hidden": 8, "epochs": 1, "trace_losses": True, "device": GPU}
+    options |= {"memory": "1600KiB", "topology": "memory", "sample_on": "gpu", "gpu_memory": "320KiB"}
+    found = {name: train(graph, **options, cache_strategy=name) for name in ("auto", "GTCF", "CTGF")}
+    for report in found.values():
+        assert report.batch_losses == (
+            found["auto"].batch_losses if FAKE else pytest.approx(found["auto"].batch_losses, rel=1e-3)
+        )
+        assert sum(report.peak_device_by_tag.values()) <= 320 << 10
+    there = {name: report.peak_device_by_tag.get("list-cache", 0) for name, report in found.items()}
+    rows = {name: report.epochs[0]["rows_by_level"]["device"] for name, report in found.items()}
+    assert there["GTCF"] > there["CTGF"], there
+    assert rows["GTCF"] < rows["CTGF"], rows
+
+
 def product_of_rows(rowptr, col, left, right):
     """outcrop.sparse.sampled_dot without a sparse matrix, which the fake GPU does not have."""
     row = torch.repeat_interleave(torch.arange(len(rowptr) - 1).to(col.device), rowptr.diff())

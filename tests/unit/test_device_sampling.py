@@ -29,6 +29,12 @@ def in_memory(graph: Csc, dtype: type = np.uint32) -> Topology:
     return Topology(len(indptr) - 1, len(indices), "memory", indptr, indices.astype(dtype))
 
 
+def hot_lists(graph: Csc, chosen: np.ndarray) -> tuple[Any, np.ndarray]:
+    """What DeviceSampler.cache_lists takes, of the ``chosen`` nodes; bool [num_nodes]."""
+    ids, none = np.flatnonzero(chosen), np.zeros(0, np.int64)
+    return _core.HotIndex(_core.Budget.create(1 << 20), len(chosen), none, ids), ids
+
+
 @st.composite
 def graphs(draw_from: st.DrawFn) -> Csc:
     """Isolated nodes, hubs, edges that stand several times, loops; lists a little longer than fanouts."""
@@ -48,8 +54,9 @@ def graphs(draw_from: st.DrawFn) -> Csc:
     seed=st.integers(0, 2**64 - 1),
     epoch=st.integers(0, 5),
     few=st.booleans(),
+    hot=st.booleans(),
 )
-def test_batches_are_those_of_the_core(graph, fanouts, kind, size, dtype, seed, epoch, few):
+def test_batches_are_those_of_the_core(graph, fanouts, kind, size, dtype, seed, epoch, few, hot):
     random = np.random.default_rng(seed)
     seeds = [random.permutation(len(graph[0]) - 1)[:size] for _ in range(2)]
     replace = kind == "replace"
@@ -64,9 +71,36 @@ def test_batches_are_those_of_the_core(graph, fanouts, kind, size, dtype, seed, 
             )
         for number, (wanted, ids) in enumerate(zip(expected, seeds, strict=True)):
             key = {"split": 1, "epoch": epoch, "batch": 7 + number}
-            found = sample_on(CPU, in_memory(graph, dtype), ids, fanouts=fanouts, **key, **options)
+            lists = hot_lists(graph, random.integers(0, 2, len(graph[0]) - 1) > 0) if hot else None
+            found = sample_on(CPU, in_memory(graph, dtype), ids, fanouts=fanouts, hot=lists, **key, **options)
             assert same(found, wanted)
             assert [x.dtype for x in (found.n_id, found.rowptr, found.col)] == [np.int64, np.int32, np.int32]
+
+
+@pytest.mark.parametrize("options", [{}, {"sampler": "labor"}, {"sampler": "shadow"}])
+def test_cached_lists_are_read_where_they_are_cached(options):
+    """Once they are, the others' memory alone is read: what it says of the cached nodes is torn."""
+    graph, seeds = random_csc(300, 3000, 1), np.arange(0, 300, 7)
+    (wanted,) = draw(graph, [seeds], [4, 3], **options)
+    chosen = np.arange(300) % 3 > 0
+    topology = in_memory(graph)
+    assert topology.indptr is not None
+    assert topology.indices is not None
+    sampler = DeviceSampler(topology, CPU, fanouts=[4, 3], **options)
+    sampler.cache_lists(*hot_lists(graph, chosen))
+    topology.indices[np.repeat(chosen, np.diff(graph[0]))] = 12345
+    n_id, rowptr, col, *_ = sampler.draw(seeds, 0, 0, 0).parts()
+    for found, expected in zip((n_id, rowptr, col), (wanted.n_id, wanted.rowptr, wanted.col), strict=True):
+        assert np.array_equal(found, expected)
+    assert len(n_id) > len(seeds)
+
+
+def test_a_damaged_list_is_not_cached():
+    indptr, indices = csc([[1], [2, 3], [0, 1, 4], [4], []])
+    damaged_list(indptr, indices)
+    sampler = DeviceSampler(in_memory((indptr, indices)), CPU, fanouts=[2])
+    with pytest.raises(FormatError, match=r"neighbours of node 2 are said to lie at 3\.\.99 of 7"):
+        sampler.cache_lists(*hot_lists((indptr, indices), np.arange(5) == 2))
 
 
 @pytest.mark.parametrize("task", ["node", "link"])

@@ -1,5 +1,6 @@
 #include "cache/hot_index.h"
 
+#include <bit>
 #include <string>
 
 #include "base/error.h"

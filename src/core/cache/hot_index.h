@@ -5,12 +5,12 @@
 // A block is 64 nodes: a bit for each in either set, and how many are set in the blocks before. Not changed
 // once made. Where nothing is cached it takes no memory.
 #pragma once
-#include <bit>
 #include <cstdint>
 #include <span>
 #include <vector>
 
 #include "base/budget.h"
+#include "kernels/hot_index.h"
 
 namespace outcrop {
 
@@ -26,26 +26,14 @@ class HotIndex {
   int64_t num_rows() const { return num_rows_; }
   int64_t num_lists() const { return num_lists_; }
   // -1: not cached. `id` must be below num_nodes.
-  int64_t row_of(int64_t id) const {
-    if (blocks_.empty()) return -1;
-    const Block& b = blocks_[static_cast<uint64_t>(id) / 64];
-    return place(b.rows, b.rows_before, id);
-  }
-  int64_t list_of(int64_t id) const {
-    if (blocks_.empty()) return -1;
-    const Block& b = blocks_[static_cast<uint64_t>(id) / 64];
-    return place(b.lists, b.lists_before, id);
-  }
+  int64_t row_of(int64_t id) const { return kernels::hot_row(data(), id); }
+  int64_t list_of(int64_t id) const { return kernels::hot_list(data(), id); }
+  // As kernels read them; empty where nothing is cached.
+  std::span<const kernels::HotBlock> blocks() const { return blocks_; }
 
  private:
-  struct Block {
-    uint64_t rows = 0, lists = 0;
-    uint32_t rows_before = 0, lists_before = 0;
-  };
-  static int64_t place(uint64_t bits, uint32_t before, int64_t id) {
-    const uint64_t bit = uint64_t{1} << (static_cast<uint64_t>(id) % 64);
-    return bits & bit ? int64_t{before} + std::popcount(bits & (bit - 1)) : -1;
-  }
+  using Block = kernels::HotBlock;
+  const Block* data() const { return blocks_.empty() ? nullptr : blocks_.data(); }
   int64_t num_nodes_, num_rows_, num_lists_;
   Reservation held_;
   std::vector<Block> blocks_;

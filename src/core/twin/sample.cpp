@@ -32,7 +32,7 @@ kernels::Sorted sorted_of(Arguments& a) { return {a, a, a, a}; }
 
 template <typename Index>
 kernels::Fetch<Index> fetch_of(Arguments a) {
-  return {a, a, frontier_of(a), {a, a}, a, a, a, a, a, a};
+  return {a, a, a, a, frontier_of(a), {a, a}, a, a, a, a, a, a};
 }
 
 template <typename Body>
@@ -84,18 +84,18 @@ void twin_sample(const std::string& entry, int64_t warps, std::span<const int64_
   };
   const auto each = [&](const auto& body) { run(warps, backwards, body); };
   if (entry == "sample_count") {
-    Arguments a = expect(12);
-    const kernels::CountRows c{a, a, frontier_of(a), a, {a, a}, a, a, a, a};
+    Arguments a = expect(14);
+    const kernels::CountRows c{a, a, a, a, frontier_of(a), a, {a, a}, a, a, a, a};
     each([&](const Lane& me) { kernels::count_rows(c, me); });
   } else if (entry == "sample_draw") {
     Arguments a = expect(9);
     const kernels::DrawPlaces d{a, frontier_of(a), {a, a}, a, a, a};
     each([&](const Lane& me) { kernels::draw_places(d, me); });
   } else if (entry == "sample_fetch_32") {
-    const auto f = fetch_of<kernels::uint32>(expect(13));
+    const auto f = fetch_of<kernels::uint32>(expect(15));
     each([&](const Lane& me) { kernels::fetch(f, me); });
   } else if (entry == "sample_fetch_64") {
-    const auto f = fetch_of<int64>(expect(13));
+    const auto f = fetch_of<int64>(expect(15));
     each([&](const Lane& me) { kernels::fetch(f, me); });
   } else if (entry == "sample_labor") {
     Arguments a = expect(9);

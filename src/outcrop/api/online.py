@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping
 from functools import partial
 from itertools import islice
 
+from outcrop import _core
 from outcrop.config import DeviceConfig, SampleConfig
 from outcrop.device import resolve
 from outcrop.device.budget import DeviceBudget
@@ -91,9 +92,14 @@ def open_online(
     device_batch = device_batch_bytes(batch_bytes, recorded.max_record_bytes if recorded else records)
     room = None
     if on_device is not None and to.memory_bytes:  # what sampling holds there is held
-        left = max(on_device.free_bytes - DEVICE_BATCHES * device_batch, 0)
-        room = DeviceRoom(left, partial(on_device.empty, "device-cache"), to.cache_strategy)
+        lists = to.draws and topology is not None and topology.placement == "memory"
+        books = _core.HotIndex.bytes(graph.num_nodes) if lists else 0
+        left = max(on_device.free_bytes - DEVICE_BATCHES * device_batch - books, 0)
+        room = DeviceRoom(left, partial(on_device.empty, "device-cache"), to.cache_strategy, lists)
     hot = fill(stream, topology, hotness, runtime, room)
+    if hot.device_lists is not None and len(hot.device_lists):
+        assert isinstance(drawer, SampledDrawer)
+        drawer.cache_lists(hot.index, hot.device_lists)
     return load.online_session(graph, drawer, hot, stream, pool, runtime, to, device_batch, on_device)
 
 

@@ -5,10 +5,9 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from outcrop.device_sampling.checks import refuse_neighbour
+from outcrop.device_sampling.checks import refuse_list, refuse_neighbour
 from outcrop.device_sampling.launching import Kernels
 from outcrop.device_sampling.room import Room
-from outcrop.errors import FormatError
 from outcrop.store.topology import Topology
 
 NONE = 2**63 - 1  # kernels/sample.h, kNone
@@ -61,11 +60,7 @@ class Batch:
         """
         *numbers, also = self._kernels.read(torch.cat([self.numbers, more]))
         if node := numbers[LIST]:
-            begin, end = (int(x[0]) for x in topology.ranges(np.array([node - 1])))
-            raise FormatError(
-                f"the topology is damaged: the neighbours of node {node - 1} are said to lie at {begin}..{end} of "
-                f"{topology.num_edges}; run outcrop verify"
-            )
+            refuse_list(topology, node - 1)
         if numbers[NEIGHBOUR]:
             refuse_neighbour(numbers[OUTSIDE], topology.num_nodes)
         nodes, edges = numbers[NODES], numbers[EDGES]

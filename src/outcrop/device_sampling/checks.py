@@ -51,6 +51,14 @@ def refuse_size(edges: int) -> None:
     )
 
 
+def refuse_list(topology: Topology, node: int) -> None:
+    begin, end = (int(x[0]) for x in topology.ranges(np.array([node])))
+    raise FormatError(
+        f"the topology is damaged: the neighbours of node {node} are said to lie at {begin}..{end} of "
+        f"{topology.num_edges}; run outcrop verify"
+    )
+
+
 def refuse_neighbour(neighbour: int, num_nodes: int) -> None:
     raise FormatError(
         f"the topology is damaged: neighbour {neighbour} in a graph of {num_nodes} nodes; run outcrop verify"

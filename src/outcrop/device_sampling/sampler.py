@@ -15,6 +15,7 @@ from outcrop.device.budget import DeviceBudget
 from outcrop.device.gpu import gpu_of
 from outcrop.device_sampling.batch import LIST, NEIGHBOUR, NODES, NONE, ZERO, Batch
 from outcrop.device_sampling.checks import check_options, check_seeds, refuse_size
+from outcrop.device_sampling.hot_lists import HotLists
 from outcrop.device_sampling.launching import Kernels
 from outcrop.device_sampling.resident import Resident
 from outcrop.device_sampling.room import MOST, drawing_bytes, most_drawn
@@ -134,8 +135,8 @@ class DeviceSampler:
             self._indptr, self._indices = (
                 Resident(array, device, self._gpu is not None, in_place) for array in arrays
             )
-        if self._gpu is not None:
-            self._gpu.fence(self._stream).synchronize()
+        self._hot: HotLists | None = None
+        self._synchronize()
 
     def draw(self, seeds: np.ndarray, split: int, epoch: int, batch: int) -> Drawn:
         """One mini-batch of ``seeds`` (int64), drawn on the current stream; its arrays stay on the device.
@@ -171,9 +172,25 @@ class DeviceSampler:
                 for i, (begin, end) in enumerate(ends)
             ]
 
+    def cache_lists(self, index: Any, ids: np.ndarray) -> None:
+        """From now on the lists of ``ids`` (ascending, those of ``index``, a ``_core.HotIndex``) are on the device.
+
+        Raises:
+            BudgetError: They do not fit there.
+            FormatError: The topology is damaged.
+        """
+        with self._apart():
+            on_gpu = self._gpu is not None
+            self._hot = HotLists(self.topology, index, ids, self.device, on_gpu, self._budget)
+        self._synchronize()
+
     def degrees(self, ids: np.ndarray, out: np.ndarray) -> None:
         """``out[i]``: in-neighbours of ``ids[i]`` other than itself, found by the CPU."""
         out[:] = self.topology.degrees(ids)
+
+    def _synchronize(self) -> None:
+        if self._gpu is not None:
+            self._gpu.fence(self._stream).synchronize()
 
     def _apart(self) -> AbstractContextManager[Any]:
         return nullcontext() if self._gpu is None else self._gpu.on_stream(self._stream)
@@ -234,13 +251,17 @@ class DeviceSampler:
         self._held.append(self._budget.reserve("sampling", more))
         self._held_bytes += more
 
+    def _hot_lists(self) -> tuple[int, int, int]:
+        return (0, 0, 0) if self._hot is None else self._hot.addresses()
+
     def _count(
         self, batch: Batch, frontier: tuple[torch.Tensor, ...], rows: int, ask: tuple[int, int]
     ) -> Lists:
         """Where the lists of a frontier of at most ``rows`` nodes lie, and how many of each are taken."""
         start, degree = torch.empty((2, rows), dtype=torch.int64, device=self.device).unbind()
         taken = torch.empty(rows + 1, dtype=torch.int64, device=self.device)
-        where = (self._indptr.address(), self.topology.num_edges)
+        blocks, first, _ = self._hot_lists()
+        where = (self._indptr.address(), self.topology.num_edges, blocks, first)
         out = (start, degree, taken, batch.number(LIST))
         self._kernels.each("count", rows, *where, *frontier, rows, *ask, *out)
         return Lists(start, degree, taken.cumsum(0))
@@ -259,7 +280,8 @@ class DeviceSampler:
         if ask[0] != -1:
             drawn = torch.empty_like(neighbours)
             self._kernels.launch("draw", rows, key, *frontier, *ask, lists.degree, lists.first, drawn)
-        what = (self._indices.address(), self.topology.num_nodes)
+        topology, hot = self.topology, self._hot_lists()[2]
+        what = (self._indices.address(), topology.num_edges, hot, topology.num_nodes)
         entry = "fetch_64" if self._wide else "fetch_32"
         out = (*lists.all(), drawn, neighbours, batch.number(NEIGHBOUR))
         self._kernels.launch(entry, rows, *what, *frontier, *ask, *out)
@@ -315,6 +337,7 @@ def sample_on(
     split: int = 0,
     epoch: int = 0,
     batch: int = 0,
+    hot: tuple[Any, np.ndarray] | None = None,
     **options: Any,
 ) -> BatchGraph:
     """One mini-batch drawn by ``device``, on the host; seeds have no labels.
@@ -322,12 +345,15 @@ def sample_on(
     Args:
         seeds: int64, distinct.
         split, epoch, batch: What the random numbers are keyed by, besides ``seed``, the hop and the node.
+        hot: What :meth:`DeviceSampler.cache_lists` takes.
         options: Of :class:`DeviceSampler`, which is what draws more than one.
 
     Raises:
         ArgumentError, FormatError, DeviceError: As :class:`DeviceSampler`.
     """
     sampler = DeviceSampler(topology, device, **options)
+    if hot is not None:
+        sampler.cache_lists(*hot)
     drawn = sampler.draw(seeds, split, epoch, batch)
     n_id, rowptr, col, nodes, edges = drawn.parts()
     labels = np.full(len(seeds), -1, np.int64)

@@ -4,8 +4,10 @@
 
 #if defined(__CUDACC__)
 #define OUTCROP_DEVICE __device__ __forceinline__
+#define OUTCROP_POPCOUNT __popcll
 #else
 #define OUTCROP_DEVICE inline
+#define OUTCROP_POPCOUNT __builtin_popcountll
 #endif
 
 namespace outcrop::kernels {

@@ -13,10 +13,12 @@ OUTCROP_DEVICE Lane this_lane() {
 
 }  // namespace
 
-extern "C" __global__ void sample_count(const int64* indptr, int64 num_edges, const int64* n_id, const int64* begin,
+extern "C" __global__ void sample_count(const int64* indptr, int64 num_edges, const HotBlock* hot,
+                                        const int64* first_in_hot, const int64* n_id, const int64* begin,
                                         const int64* end, int64 room, int64 fanout, int64 replace, int64* start,
                                         int64* degree, int64* taken, int64* wrong) {
-  count_rows({indptr, num_edges, {n_id, begin, end}, room, {fanout, replace}, start, degree, taken, wrong},
+  count_rows({indptr, num_edges, hot, first_in_hot, {n_id, begin, end}, room, {fanout, replace}, start, degree, taken,
+              wrong},
              this_lane());
 }
 
@@ -26,14 +28,14 @@ extern "C" __global__ void sample_draw(uint64 key, const int64* n_id, const int6
   draw_places({key, {n_id, begin, end}, {fanout, replace}, degree, first, drawn}, this_lane());
 }
 
-#define OUTCROP_FETCH(NAME, INDEX)                                                                                 \
-  extern "C" __global__ void NAME(const INDEX* indices, int64 num_nodes, const int64* n_id, const int64* begin,   \
-                                  const int64* end, int64 fanout, int64 replace, const int64* start,              \
-                                  const int64* degree, const int64* first, const int64* drawn, int64* neighbours, \
-                                  int64* wrong) {                                                                  \
-    fetch<INDEX>({indices, num_nodes, {n_id, begin, end}, {fanout, replace}, start, degree, first, drawn,         \
-                  neighbours, wrong},                                                                              \
-                 this_lane());                                                                                     \
+#define OUTCROP_FETCH(NAME, INDEX)                                                                                  \
+  extern "C" __global__ void NAME(const INDEX* indices, int64 num_edges, const INDEX* hot, int64 num_nodes,         \
+                                  const int64* n_id, const int64* begin, const int64* end, int64 fanout,            \
+                                  int64 replace, const int64* start, const int64* degree, const int64* first,       \
+                                  const int64* drawn, int64* neighbours, int64* wrong) {                            \
+    fetch<INDEX>({indices, num_edges, hot, num_nodes, {n_id, begin, end}, {fanout, replace}, start, degree,         \
+                  first, drawn, neighbours, wrong},                                                                 \
+                 this_lane());                                                                                      \
   }
 
 OUTCROP_FETCH(sample_fetch_32, uint32)

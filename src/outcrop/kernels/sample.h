@@ -19,6 +19,7 @@
 //   relabel      neighbours become local numbers in their old order; rows become a part of rowptr.
 //   advance      what was new is the next frontier.
 #pragma once
+#include "kernels/hot_index.h"
 #include "kernels/random.h"
 
 namespace outcrop::kernels {
@@ -49,10 +50,12 @@ OUTCROP_DEVICE bool takes_all(const Ask& ask, int64 degree) {
 struct CountRows {
   const int64* indptr;  // [num_nodes + 1]
   int64 num_edges;
+  const HotBlock* hot;         // which lists the device has; null: none
+  const int64* first_in_hot;   // [lists + 1]: where each begins there
   Frontier frontier;
   int64 room;  // rows at the most
   Ask ask;
-  int64 *start, *degree;  // [room]
+  int64 *start, *degree;  // [room]; a list that the device has lies behind the end of indices
   int64* taken;           // [room + 1]: 0, then how many of each row; 0 where there is none
   int64* wrong;           // becomes 1 + node where indptr is damaged; its list counts as empty
 };
@@ -66,11 +69,13 @@ OUTCROP_DEVICE void count_rows(const CountRows& c, const Lane& me) {
       c.taken[row + 1] = 0;
       continue;
     }
-    const int64 begin = c.indptr[nodes[row]], end = c.indptr[nodes[row] + 1];
-    const bool damaged = begin < 0 || end < begin || end > c.num_edges;
+    const int64 list = hot_list(c.hot, nodes[row]);
+    const int64* ends = list < 0 ? c.indptr + nodes[row] : c.first_in_hot + list;
+    const int64 begin = ends[0], end = ends[1];
+    const bool damaged = list < 0 && (begin < 0 || end < begin || end > c.num_edges);
     const int64 degree = damaged ? 0 : end - begin;
     if (damaged) *c.wrong = nodes[row] + 1;
-    c.start[row] = begin;
+    c.start[row] = list < 0 ? begin : c.num_edges + begin;
     c.degree[row] = degree;
     c.taken[row + 1] = degree == 0 || takes_all(c.ask, degree) ? degree : c.ask.fanout;
   }
@@ -115,6 +120,8 @@ OUTCROP_DEVICE bool was_chosen(const int64* drawn, int64 i, int64 base) {
 template <typename Index>
 struct Fetch {
   const Index* indices;  // [num_edges]
+  int64 num_edges;
+  const Index* hot;  // the lists that the device has, one after the other
   int64 num_nodes;
   Frontier frontier;
   Ask ask;
@@ -134,7 +141,8 @@ OUTCROP_DEVICE void fetch(const Fetch<Index>& f, const Lane& me) {
       const int64 base = degree - count;
       const bool taken = !all && !f.ask.replace && was_chosen(drawn, i, base);
       const int64 place = all ? i : taken ? base + i : drawn[i];
-      const auto id = static_cast<int64>(f.indices[f.start[row] + place]);
+      const int64 at = f.start[row] + place;
+      const auto id = static_cast<int64>(at < f.num_edges ? f.indices[at] : f.hot[at - f.num_edges]);
       const bool damaged = id < 0 || id >= f.num_nodes;
       f.neighbours[first + i] = damaged ? 0 : id;
       if (damaged) {

@@ -84,12 +84,14 @@ class HotSet:
         device_rows: The same of those on a device, a tensor there, and its reservation; None: there are none.
         tiers: int32, for each cached row, in the order of ids: its number among ``rows``, or ``-1`` less its number
             among ``device_rows``. None: all are in host memory.
+        device_lists: int64, ascending: whose lists are for a device; None: those of ``index`` are in host memory.
     """
 
     index: Any
     rows: np.ndarray
     device_rows: tuple[Any, Any] | None = None
     tiers: np.ndarray | None = None
+    device_lists: np.ndarray | None = None
 
 
 @final

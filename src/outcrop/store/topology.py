@@ -121,6 +121,9 @@ class Topology:
 
     @property
     def _element_bytes(self) -> int:
+        if not self.files:
+            assert self.indices is not None
+            return self.indices.itemsize
         return self.files[1].dtype.itemsize + (self.files[2].dtype.itemsize if len(self.files) > 2 else 0)
 
     def cache_lists(self, index: Any, ids: np.ndarray, runtime: Runtime) -> None:

@@ -11,7 +11,7 @@ from fake.streams import Span, Work
 from outcrop import _core
 
 _SAMPLE_POINTERS = {
-    "sample_count": (0, *range(2, 5), *range(8, 12)),
+    "sample_count": (0, *range(2, 7), *range(10, 14)),
     "sample_draw": (*range(1, 4), *range(6, 9)),
     "sample_labor": (*range(1, 4), *range(5, 9)),
     "sample_compact": (1, 2, 3, 5, 6),
@@ -39,8 +39,9 @@ def _pointers(addresses: list[int]) -> list[Span]:
 
 
 def _sample(entry: str, warps: int, arguments: list[int]) -> Launch:
-    pointers = _SAMPLE_POINTERS.get(entry, (0, *range(2, 5), *range(7, 13)))
-    return _pointers([arguments[at] for at in pointers]), lambda: _core.twin_sample(entry, warps, arguments)
+    pointers = _SAMPLE_POINTERS.get(entry, (0, 2, *range(4, 7), *range(9, 15)))
+    there = [arguments[at] for at in pointers if arguments[at]]  # lists may be nowhere
+    return _pointers(there), lambda: _core.twin_sample(entry, warps, arguments)
 
 
 def _io_queue(entry: str, warps: int, arguments: list[int]) -> Launch:
