@@ -49,7 +49,7 @@ WAYS = {
         "memory",
     },
     "hyperion-figure-10": {"epoch"},
-    "hyperion-figure-12": {"rings", "engine"},
+    "hyperion-figure-12": {"rings", "engine", "file"},
     "diskgnn-figure-8": {"epoch"},
     "diskgnn-figure-10": {"packed", "online", "belady", "partition", "memory"},
     "sampling": {"cpu", "device", "in place"},

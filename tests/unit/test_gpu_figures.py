@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -90,6 +91,26 @@ def test_bars_of_gathering():
     assert (copy.value, copy.passed) == (pytest.approx(2.0), True)
     ceiling, copy = bars(cases | {"c": gathered(0.94, 0.4)})
     assert (ceiling.passed, copy.passed) == (False, False)
+
+
+def test_one_case_that_fails_does_not_take_the_others_along(setup: Setup, tmp_path: Path):
+    path, fails = tmp_path / "result.json", [True]
+
+    def broken() -> Case:
+        if fails:
+            raise RuntimeError("CUDA error: an illegal memory access was encountered")
+        return Case({}, {"way": 2.0})
+
+    cases = {"a": lambda: Case({}, {"way": 1.0}), "b": broken, "c": lambda: Case({}, {"way": 3.0})}
+    benchmark = Benchmark("A paper", lambda setup: iter(cases.items()))
+    with pytest.raises(DeviceError, match="1 cases of name failed, first b: RuntimeError: CUDA error"):
+        run_cases("name", benchmark, setup, path)
+    result = json.loads(path.read_text())
+    validate(result)
+    assert (result["complete"], list(result["cases"]), list(result["failures"])) == (False, ["a", "c"], ["b"])
+    fails.clear()
+    result = run_cases("name", benchmark, setup, path)
+    assert (result["complete"], sorted(result["cases"]), result["failures"]) == (True, ["a", "b", "c"], {})
 
 
 @pytest.mark.parametrize(

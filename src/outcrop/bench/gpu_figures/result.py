@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from outcrop.bench.gpu_figures.measure import Case, Setup
-from outcrop.errors import FormatError
+from outcrop.errors import DeviceError, FormatError, OutcropError
 
 SCHEMA = 1
 Cases = Iterator[tuple[str, Callable[[], Case]]]
@@ -55,26 +55,51 @@ class Benchmark:
 
 
 def run_cases(name: str, benchmark: Benchmark, setup: Setup, path: Path | None = None) -> dict[str, Any]:
-    """Measures what ``path`` does not hold of the same sources and sizes, and writes it there after each case."""
+    """Measures what ``path`` does not hold of the same sources and sizes, and writes it there after each case.
+
+    Raises:
+        DeviceError: Cases failed; the others were measured all the same, and are in ``path``.
+    """
     identity = _identity(setup)
     done = _done(path, name, identity)
-    result = _result(name, benchmark, setup, identity, done, complete=False)
+    failures: dict[str, str] = {}
+
+    def result(*, complete: bool = False) -> dict[str, Any]:
+        return _result(name, benchmark, setup, identity, done, failures, complete=complete)
+
     for case, measured in benchmark.cases(setup):
         if case in done:
             setup.say(f"{name}: {case}: already measured")
             continue
         setup.say(f"{name}: {case}")
-        done[case] = measured()
-        result = _result(name, benchmark, setup, identity, done, complete=False)
+        try:
+            done[case] = measured()
+        except (OutcropError, RuntimeError) as error:  # the latter: torch's
+            failures[case] = f"{type(error).__name__}: {error}"
+            setup.say(f"{name}: {case}: {failures[case]}")
         if path is not None:
-            made = path.with_name(f"{path.name}.{os.getpid()}")
-            made.write_text(json.dumps(result, indent=2))
-            made.replace(path)
-    return _result(name, benchmark, setup, identity, done, complete=True) if done else result
+            _write(path, result())
+    if failures:
+        first = next(iter(failures.items()))
+        raise DeviceError(f"{len(failures)} cases of {name} failed, first {first[0]}: {first[1]}")
+    return result(complete=True)
+
+
+def _write(path: Path, result: dict[str, Any]) -> None:
+    made = path.with_name(f"{path.name}.{os.getpid()}")
+    made.write_text(json.dumps(result, indent=2))
+    made.replace(path)
 
 
 def _result(
-    name: str, benchmark: Benchmark, setup: Setup, identity: str, done: dict[str, Case], *, complete: bool
+    name: str,
+    benchmark: Benchmark,
+    setup: Setup,
+    identity: str,
+    done: dict[str, Case],
+    failures: dict[str, str],
+    *,
+    complete: bool,
 ) -> dict[str, Any]:
     bars = benchmark.bars(done) if complete else []
     columns, rows = _table(done)
@@ -87,6 +112,7 @@ def _result(
         "complete": complete,
         "device": _device(setup),
         "cases": {case: asdict(measured) for case, measured in done.items()},
+        "failures": dict(failures),
         "bars": [asdict(bar) | {"passed": bar.passed} for bar in bars],
         "columns": columns,
         "rows": rows,
@@ -161,6 +187,7 @@ _FIELDS: dict[str, type] = {
     "complete": bool,
     "device": dict,
     "cases": dict,
+    "failures": dict,  # case: error
     "bars": list,
     "columns": list,
     "rows": list,
