@@ -164,6 +164,18 @@ def test_streams_wait_for_each_other_on_the_device(gpu):
     assert torch.equal(plain(u), a + 4)
 
 
+def test_a_stream_reads_what_another_wrote(gpu):
+    a = torch.arange(12.0).view(3, 4)
+    u, g = to_unified(a, PROPAGATING), torch.ones(3, 4).to(GPU)
+    gpu.fence(gpu.stream(0)).synchronize()  # g is there
+    first, second = gpu.new_stream(0), gpu.new_stream(0)
+    with gpu.on_stream(first):
+        for _ in range(6):
+            u.add_(g)
+    with gpu.on_stream(second):
+        assert torch.equal(plain(u * g), a + 6)
+
+
 def test_memory_is_handed_out_again_when_the_gpu_is_done():
     outs, g = [], torch.ones(1000).to(GPU)
     for i in range(20):
@@ -201,7 +213,9 @@ def test_gradients_that_the_gpu_has_changed_are_added_to():
         x.grad.mul_(factor)
         x.grad.zero_()
         x.grad.add_(1)
-        (x * factor).sum().backward()
+        if x is p:
+            p.set_propagatedToCUDA(False)
+        (x * g).sum().backward()
     assert torch.equal(plain(p.grad), reference.grad)
 
 
@@ -233,6 +247,7 @@ def test_a_result_of_the_gpu_has_memory_of_its_own():
         out = torch.atleast_2d(view)
         assert out.device.type == GPU
         out += 1
+        assert out.cpu().unique().tolist() == [1.0]
     assert u.tolist() == [0.0] * 5
 
 
