@@ -5,12 +5,15 @@ from __future__ import annotations
 import mmap
 import random
 from collections import Counter
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from outcrop.device.gpu import Cuda
 from outcrop.errors import DeviceError
 from outcrop.unified.arena import Arena, Segment
 from outcrop.unified.pages import Pages
@@ -267,3 +270,42 @@ def test_uses_of_memory_that_turns_out_to_be_one():
     first.wait(gpu, to_write=True)
     assert ran[-1] == "later"
     assert alive is not None
+
+
+class Runtime:
+    """torch's CUDA runtime: an error is kept until a kernel is launched, which fails with it."""
+
+    def __init__(self, error: int):
+        self.error, self.last = error, 0
+        self.flags: list[int] = []
+
+    def cudaHostRegister(self, address: int, num_bytes: int, flags: int) -> int:
+        self.flags.append(flags)
+        self.last = self.error
+        return self.error
+
+    def cudaHostUnregister(self, address: int) -> int:
+        self.last = self.error
+        return self.error
+
+    def empty(self, *size: int, device: str) -> Runtime:
+        return self
+
+    def fill_(self, value: float) -> None:
+        error, self.last = self.last, 0
+        if error:
+            raise RuntimeError(f"CUDA error {error}")
+
+
+@pytest.mark.parametrize("error", [0, 1, 712])
+def test_errors_of_pinning_are_raised_once(monkeypatch, error):
+    """And not again by what is launched next, which may be anybody's."""
+    runtime = Runtime(error)
+    monkeypatch.setattr(torch.cuda, "cudart", lambda: runtime)
+    monkeypatch.setattr(torch, "empty", runtime.empty)
+    with pytest.raises(DeviceError, match=f"CUDA error {error}") if error else nullcontext():
+        Cuda().register(PAGE, PAGE)
+    assert runtime.flags == [3]  # for every context, and mapped
+    assert runtime.last == 0
+    Cuda().unregister(PAGE)
+    assert runtime.last == 0
