@@ -99,6 +99,8 @@ class Check:
         record = gpu_record.read(unit.phase, unit.name, self.folders)
         if record is None or record["outcome"] not in gpu_record.ENDED:
             return None
+        if (unit.phase, unit.name) == ("build", "core") and self._known and not self._known["core"]:
+            return None  # it was built on another machine
         if record["outcome"] == "timed out" and unit.phase in ("build", "bench"):
             return None  # the next call compiles, or measures, what is missing
         return record if (record["sources"], record["device"]) == (self.sources, self.device) else None
@@ -266,7 +268,8 @@ def _state(record: dict[str, Any] | None, check: Check) -> str:
 def run_phase(check: Check, phase: str, names: list[str]) -> int:
     """The status of the call."""
     chosen = units(phase, names, check.device)
-    if phase != "build" and check.device == "cuda" and check.known["machine"]["devices"]:
+    # What is known of this machine decides what counts as done, too.
+    if check.known["machine"]["devices"] and phase != "build" and check.device == "cuda":
         chosen = [*units("build", ["core"], check.device), *chosen]
     outcomes: list[str] = []
     for unit in chosen:

@@ -41,7 +41,11 @@ def missing() -> list[str]:
     for module, requirement in MODULES.items():
         try:
             made = importlib.import_module(module)
-        except (ImportError, RuntimeError, OSError):
+        except ImportError as error:
+            absent = error.name or module  # perhaps what the module imports itself
+            found.append(requirement if module.startswith(absent) else absent)
+            continue
+        except (RuntimeError, OSError):
             found.append(requirement)
             continue
         lacks = [name for name in NAMES.get(module, ()) if not hasattr(made, name)]

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -154,6 +155,42 @@ def test_a_machine_without_a_compiler_takes_the_core_that_came_along(tmp_path: P
         assert ended.returncode == status, ended.stderr
         assert "missing here: a C++20 compiler" in ended.stdout + ended.stderr
         assert said in ended.stdout + ended.stderr
+
+
+def test_a_core_built_on_another_machine_is_built_here(call: Call, tmp_path: Path):
+    ran = tmp_path / "ran"
+    call.part("core", *notes(ran), phase="build", needs_gpu=False)
+    assert [call("build"), call("build")] == [0, 0]
+    assert ran.read_text() == "ran\n"
+    call.known |= {"core": False}
+    assert call("build") == 0
+    assert ran.read_text() == "ran\n" * 2
+
+
+def test_what_is_missing_is_named(script: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    """A module, one that it imports, a name that an old release lacks, and a word of a language."""
+    import gpu_machine
+
+    (tmp_path / "needs_other.py").write_text("import other_module")
+    (tmp_path / "has_none.py").write_text("")
+    (tmp_path / "fused.py").write_text("tl.load(tl.arange(0))\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setattr(
+        gpu_machine,
+        "MODULES",
+        {"no.core": "no-core>=2", "needs_other": "needs", "has_none": "has>=3", "json": "json"},
+    )
+    monkeypatch.setattr(gpu_machine, "NAMES", {"has_none": ("Program",), "json": ("loads",)})
+    assert gpu_machine.missing() == ["no-core>=2", "other_module", "has>=3"]
+    monkeypatch.setattr(gpu_machine, "FUSED", tmp_path / "fused.py")
+
+    def dot(a: Any, b: Any, input_precision: str = "") -> None: ...
+
+    language = SimpleNamespace(load=1, dot=dot)
+    monkeypatch.setitem(sys.modules, "triton.language", language)
+    assert gpu_machine._absent_of_triton() == ["arange"]
+    language.arange, language.dot = 1, lambda a, b: None
+    assert gpu_machine._absent_of_triton() == ["input_precision"]
 
 
 def test_a_fake_gpu_is_neither_measured_nor_sanitized(call: Call, monkeypatch: pytest.MonkeyPatch):
