@@ -29,6 +29,7 @@ class Way:
     resident: bool = False
     prefetch: bool = True
     on_gpu: bool = True
+    rings: bool = False
 
     @property
     def sizes(self) -> tuple[int, int]:
@@ -46,10 +47,12 @@ ORDERS = {
     "legend, not overlapped": Way("legend", prefetch=False),
     "legend": Way("legend"),
     "best": Way("best"),
+    "best, by rings": Way("best", rings=True),
 }
 BUSY = {
     "resident": Way(resident=True),
     "overlapped": Way(),
+    "overlapped, by rings": Way(rings=True),
     "not overlapped": Way(prefetch=False),
 }
 
@@ -79,6 +82,7 @@ def _epochs(setup: Setup, way: Way) -> tuple[list[dict[str, Any]], Watch]:
             resident=way.resident,
             prefetch=way.prefetch,
             device=str(setup.device) if way.on_gpu else "cpu",
+            io="gpu" if way.rings else "engine",
             fresh=True,
             progress=False,
         )

@@ -1,29 +1,29 @@
 """Rows that kernels read from a file by commands in rings: rates, and beside gradients.
 
 Hyperion, Figure 12: rates by the width of rows, against the same engine asked by the CPU, whose rows are then copied.
-Legend, Table 9: consecutive rows, and what the bus carries; Figure 9: reading and gradients one by one and together.
+Legend, Table 9: slabs read and written, and what the bus carries; Figure 9: reading and gradients, alone and together.
 """
 
 from __future__ import annotations
 
+import filecmp
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
 
 from outcrop import _core, unified
 from outcrop.bench.gpu_figures.gradients import inputs, plain
-from outcrop.bench.gpu_figures.measure import Case, Setup, in_turns
+from outcrop.bench.gpu_figures.measure import Case, Setup, Timed, Ways, in_turns
 from outcrop.bench.gpu_figures.result import Bar, Benchmark, Cases
 from outcrop.config import IoConfig
 from outcrop.embed import fused
 from outcrop.errors import DeviceError
-from outcrop.gpuio import GpuDiskRows
+from outcrop.gpuio import GpuDiskRows, RingFile, SlabRings
 from outcrop.runtime import Runtime
 from outcrop.store.arrays import DiskArray
 from outcrop.store.manifest import ArraySpec
@@ -165,43 +165,75 @@ def _saturates(cases: dict[str, Case]) -> list[Bar]:
 def _bandwidth(setup: Setup, access: str) -> Case:
     with _opened(setup, _PAGE) as file:
         file.check()
-        size = file.count * _PAGE
-        if access == "read":
-            timed = in_turns(
-                setup,
-                {
-                    "rings": lambda: file.by_rings(file.consecutive()),
-                    "by the host": lambda: file.by_engine(file.consecutive()),
-                    "bus": lambda: file.out.copy_(file.pinned, non_blocking=True),
-                },
-            )
-        else:
-            timed = _writing(setup, file)
+        timed = (_reading if access == "read" else _writing)(setup, file)
+        size = file.out.numel()
     figures: dict[str, float | None] = {
         f"{way}_gigabytes_per_s": size / s / 1e9 for way, s in timed.seconds.items()
     }
     return Case({"access": access, "bytes": size}, timed.seconds, timed.samples, figures)
 
 
-def _writing(setup: Setup, file: File) -> Any:
-    """From the device by pinned memory to a file of its own."""
-    path = setup.folder / "written.bin"
+@contextmanager
+def _slabs(setup: Setup, path: Path, size: int, slab: int) -> Iterator[SlabRings]:
+    """The slabs of the file at ``path``, of ``size`` bytes in all."""
     with Runtime(io=IoConfig(depth=_DEPTH)) as runtime:
-        target = runtime.io.open(str(path), _core.OpenMode.create)
-        runtime.io.resize(target, file.out.numel())
+        number = runtime.io.open(str(path), _core.OpenMode.pages)
+        runtime.io.resize(number, size)
+        rings = SlabRings(
+            RingFile(path, number, size // slab, slab, slab), runtime, str(setup.device), _STAGING_BYTES
+        )
+        try:
+            yield rings
+        finally:
+            rings.close()
+            runtime.io.close(number)
+
+
+def _reading(setup: Setup, file: File) -> Timed:
+    slab = file.out.numel()
+    with _slabs(setup, file.path, file.num_rows * _PAGE, slab) as rings:
+        file.out.zero_()
+        rings.swap([file.out], [None], [0]).wait()
+        if not torch.equal(file.out.cpu(), file.by_engine(np.arange(file.count)).cpu()):
+            raise DeviceError("rings read another slab than the engine")
+        return in_turns(
+            setup,
+            {
+                "rings": lambda: rings.swap([file.out], [None], [0]).wait(),
+                "rows by rings": lambda: file.by_rings(file.consecutive()),
+                "by the host": lambda: file.by_engine(file.consecutive()),
+                "bus": lambda: file.out.copy_(file.pinned, non_blocking=True),
+            },
+        )
+
+
+def _writing(setup: Setup, file: File) -> Timed:
+    """To files of their own."""
+    slab, here, there = file.out.numel(), setup.folder / "by-host.bin", setup.folder / "by-rings.bin"
+    with Runtime(io=IoConfig(depth=_DEPTH)) as runtime, _slabs(setup, there, slab, slab) as rings:
+        number = runtime.io.open(str(here), _core.OpenMode.create)
+        runtime.io.resize(number, slab)
 
         def store() -> None:
             file.pinned.copy_(file.out, non_blocking=True)
             setup.wait()
-            runtime.io.write(target, 0, file.pinned.numpy())
+            runtime.io.write(number, 0, file.pinned.numpy())
 
+        ways: Ways = {
+            "rings": lambda: rings.swap([file.out], [0], [None]).wait(),
+            "by the host": store,
+            "bus": lambda: file.pinned.copy_(file.out, non_blocking=True),
+        }
         try:
-            return in_turns(
-                setup, {"by the host": store, "bus": lambda: file.pinned.copy_(file.out, non_blocking=True)}
-            )
+            timed = in_turns(setup, ways)
         finally:
-            runtime.io.close(target)
-            path.unlink()
+            runtime.io.close(number)
+    same = filecmp.cmp(here, there, shallow=False)
+    here.unlink()
+    there.unlink()
+    if not same:
+        raise DeviceError("rings wrote another slab than the host")
+    return timed
 
 
 def _accesses(setup: Setup) -> Cases:
