@@ -47,6 +47,7 @@ class DeviceSlot(Slot):
         self._read: list[Fence] = []
         self._filled: Fence | None = None
         self._staged: dict[str, np.ndarray] = {}
+        self._drawn: dict[str, tuple[int, torch.Tensor]] = {}
         self._allocate(num_bytes)
         self._pin(_FLAG_BYTES)
 
@@ -67,8 +68,13 @@ class DeviceSlot(Slot):
             more = x_bytes + x_bytes // 4
             self._allocate(more if more <= self._budget.free_bytes else x_bytes)
 
-    def stage(self, x_bytes: int, arrays: Mapping[str, np.ndarray]) -> None:
+    def stage(
+        self, x_bytes: int, arrays: Mapping[str, np.ndarray], drawn: Mapping[str, torch.Tensor] | None = None
+    ) -> None:
         """Writes ``arrays`` to the pinned block, for a batch whose rows take ``x_bytes``.
+
+        Args:
+            drawn: What else the batch has, on the device and finished there.
 
         Raises:
             ArgumentError: A row of the batch before was at no place.
@@ -86,14 +92,17 @@ class DeviceSlot(Slot):
             at = offsets[name]
             self._staged[name] = self._host[at : at + array.nbytes].view(array.dtype).reshape(array.shape)
             self._staged[name][...] = array
-        self._end = end
+        self._end, self._drawn = end, {}
+        for name, tensor in (drawn or {}).items():
+            self._drawn[name] = (end, tensor)
+            end += aligned(tensor.nbytes)
         self.make_room(self._begin + end)
 
     def fill(self, keeping: Any) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
         """Copies what was staged to the block, once nothing reads it, on the current stream, the transfer's.
 
         Returns:
-            The block, uint8, and what was staged, each by its name: tensors that keep ``keeping`` alive.
+            The block, uint8, and what was staged or drawn, each by its name: tensors that keep ``keeping`` alive.
         """
         for fence in self._read:
             self._gpu.wait(self._stream, fence)
@@ -109,6 +118,12 @@ class DeviceSlot(Slot):
             at = self._begin + array.ctypes.data - self._host.ctypes.data
             dtype = torch.from_numpy(array[:0]).dtype
             there[name] = block[at : at + array.nbytes].view(dtype).view(array.shape)
+        for name, (offset, tensor) in self._drawn.items():
+            at = self._begin + offset
+            there[name] = block[at : at + tensor.nbytes].view(tensor.dtype)
+            there[name].copy_(tensor, non_blocking=True)
+            self._gpu.record(tensor, self._stream)
+        self._drawn = {}
         return block, there
 
     @property

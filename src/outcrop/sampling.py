@@ -220,9 +220,8 @@ class BatchSampler:
                 met(self._sampler.hop())
             graph = self._finish(*self._sampler.finish())
         else:  # a GPU draws batches whole
-            offsets = np.array([0, len(seeds.nodes)], np.int64)
-            drawn = self._sampler.sample(seeds.nodes, offsets, seeds.split, seeds.epoch, seeds.batch)
-            graph = self._finish(*drawn[0])
+            drawn, kept = self._sampler.sample_kept(seeds.nodes, seeds.split, seeds.epoch, seeds.batch)
+            graph = replace(self._finish(*drawn), on_device=kept)
             met(graph.n_id)
         link = seeds.link
         return graph if link is None else replace(graph, edge_label_index=link.index, edge_label=link.label)

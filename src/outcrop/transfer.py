@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import numpy as np
@@ -258,7 +258,8 @@ class ToGpu:
         graph, lease, num_bytes = batch.graph, batch.lease, batch.graph.num_nodes * self._rows.row_bytes
         slot_lease = self._pool.lease(stopped)
         slot = slot_lease.slot
-        slot.stage(num_bytes, self._arrays(batch, arrays))
+        slot.stage(num_bytes, self._arrays(batch, arrays), graph.on_device or {})
+        graph = replace(graph, on_device=None)
         done, token = _Token(), _Token()
         with self._gpu.on_stream(self._stream):
             try:
@@ -280,8 +281,7 @@ class ToGpu:
             "places": self._places(batch),
             "y": graph.labels,
             "degree": graph.degree,
-            "rowptr": graph.rowptr,
-            "col": graph.col,
+            **({"rowptr": graph.rowptr, "col": graph.col} if graph.on_device is None else {}),
             **({} if more is None else more(graph)),
         }
         return {name: array for name, array in found.items() if array is not None}

@@ -12,12 +12,17 @@ from device_under_test import NAME as GPU
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from outcrop import _core
+from outcrop.api.run import open_session
+from outcrop.config import DeviceConfig, SampleConfig
 from outcrop.device.budget import DeviceBudget
 from outcrop.device_sampling import DeviceSampler
 from outcrop.device_sampling.room import drawing_bytes
+from outcrop.device_slots import DeviceSlot
 from outcrop.errors import BudgetError, FormatError
+from outcrop.runtime import Runtime
 from outcrop.store.batches import BatchGraph
 from outcrop.store.topology import Topology
+from run_support import a_graph
 from sampling_support import Csc, draw, random_csc, same
 
 DEVICE = torch.device(GPU)
@@ -198,6 +203,44 @@ def test_lists_on_the_device_take_budget_and_change_nothing(gpu, graph):
         DeviceSampler(
             in_memory(graph), DEVICE, fanouts=[5], budget=a_budget(gpu, held - 1), in_place=True
         ).cache_lists(index, ids)
+
+
+@pytest.mark.parametrize("kind", ["neighbor", "labor", "shadow"])
+def test_batches_that_a_gpu_draws_stay_there(gpu, monkeypatch, tmp_path, kind):
+    """rowptr and col reach the batch without the host's; batches that are let go early are not written over."""
+    staged = []
+    stage = DeviceSlot.stage
+
+    def watched(slot, x_bytes, arrays, *drawn):
+        staged.append(set(arrays))
+        return stage(slot, x_bytes, arrays, *drawn)
+
+    monkeypatch.setattr(DeviceSlot, "stage", watched)
+    with Runtime() as here, Runtime() as there:
+        made = a_graph(tmp_path / "graph", here, width=5, train=200)
+        config = SampleConfig(fanouts=(3, 3), batch_size=20, sampler=kind)
+        to = DeviceConfig(GPU, 1 << 21, draws=True)
+        with (
+            open_session(made, here, "online", config=config) as ours,
+            open_session(made, there, "online", config=config, to=to) as theirs,
+        ):
+            sums, wanted = [], []
+            for x, y in zip(ours.batches("train"), theirs.batches("train"), strict=True):
+                assert y.graph.on_device is None
+                assert (y.rowptr.device.type, y.rowptr.dtype, y.col.dtype) == (GPU, torch.int32, torch.int32)
+                weights = (torch.arange(len(y.col)) % 7).to(GPU), (torch.arange(len(y.rowptr)) % 5).to(GPU)
+                sums.append((y.col * weights[0]).sum() + (y.rowptr * weights[1]).sum())
+                del y
+                row, col = (torch.from_numpy(a) for a in (x.graph.rowptr.copy(), x.graph.col.copy()))
+                wanted.append(
+                    (col * (torch.arange(len(col)) % 7)).sum() + (row * (torch.arange(len(row)) % 5)).sum()
+                )
+                del x
+            assert [s.item() for s in sums] == [w.item() for w in wanted]
+        assert there.device_peaks["sampled-batches"] > 0
+        assert sum(there.device_peaks.values()) <= 1 << 21
+    assert len(staged) == len(sums) > 5
+    assert all(names.isdisjoint({"rowptr", "col"}) and "y" in names for names in staged)
 
 
 def test_damage_is_found_where_the_host_looks_once(gpu):

@@ -88,19 +88,32 @@ def open_online(
             gc.collect()
             drawer, topology, drawn = _drawing(graph, runtime, config, to, recorded, share, ids, on_device)
         pool = _make_pool(graph, runtime, most, to, on_device)
-    records = hotness.most_record_bytes + hotness.most_record_bytes // _MARGIN
-    device_batch = device_batch_bytes(batch_bytes, recorded.max_record_bytes if recorded else records)
+    most_records = hotness.most_record_bytes + hotness.most_record_bytes // _MARGIN
+    record_bytes = recorded.max_record_bytes if recorded else most_records
+    device_batch = device_batch_bytes(batch_bytes, record_bytes)
     room = None
-    if on_device is not None and to.memory_bytes:  # what sampling holds there is held
-        lists = to.draws and topology is not None and topology.placement == "memory"
-        books = _core.HotIndex.bytes(graph.num_nodes) if lists else 0
-        left = max(on_device.free_bytes - DEVICE_BATCHES * device_batch - books, 0)
-        room = DeviceRoom(left, partial(on_device.empty, "device-cache"), to.cache_strategy, lists)
+    if on_device is not None and to.memory_bytes:
+        other = DEVICE_BATCHES * device_batch + (
+            _MORE_SLOTS * record_bytes if to.draws else 0
+        )  # those on their way
+        room = _device_room(on_device, to, topology, other)
     hot = fill(stream, topology, hotness, runtime, room)
     if hot.device_lists is not None and len(hot.device_lists):
         assert isinstance(drawer, SampledDrawer)
         drawer.cache_lists(hot.index, hot.device_lists)
     return load.online_session(graph, drawer, hot, stream, pool, runtime, to, device_batch, on_device)
+
+
+def _device_room(
+    on_device: DeviceBudget, to: DeviceConfig, topology: Topology | None, other_bytes: int
+) -> DeviceRoom:
+    """What caches may take of a GPU, where batches take ``other_bytes``; what sampling holds there is held already."""
+    lists = to.draws and topology is not None and topology.placement == "memory"
+    if lists:
+        assert topology is not None
+        other_bytes += _core.HotIndex.bytes(topology.num_nodes)
+    left = max(on_device.free_bytes - other_bytes, 0)
+    return DeviceRoom(left, partial(on_device.empty, "device-cache"), to.cache_strategy, lists)
 
 
 def check_cache_strategy(to: DeviceConfig) -> None:

@@ -19,6 +19,7 @@ from outcrop.device_sampling.hot_lists import HotLists
 from outcrop.device_sampling.launching import Kernels
 from outcrop.device_sampling.resident import Resident
 from outcrop.device_sampling.room import MOST, drawing_bytes, most_drawn
+from outcrop.errors import BudgetError
 from outcrop.store.batches import BatchGraph
 from outcrop.store.topology import Topology
 
@@ -54,6 +55,12 @@ class Drawn:
         n_id, rowptr, col = np.split(copied, np.cumsum([x.nbytes for x in arrays])[:-1])
         per_hop = (self.nodes_per_hop, self.edges_per_hop)
         return n_id.view(np.int64), rowptr.view(np.int32), col.view(np.int32), *per_hop
+
+
+class KeptArrays(dict[str, torch.Tensor]):
+    """Arrays of a batch on the device, and the reservation that they are counted under."""
+
+    held: Any = None
 
 
 @dataclass(frozen=True)
@@ -171,6 +178,28 @@ class DeviceSampler:
                 self.draw(seeds[begin:end], split, epoch, first_batch + i).parts()
                 for i, (begin, end) in enumerate(ends)
             ]
+
+    def sample_kept(
+        self, seeds: np.ndarray, split: int, epoch: int, batch: int
+    ) -> tuple[Parts, KeptArrays | None]:
+        """As :meth:`sample`, one batch, and what of it stays on the device: None where its budget has no room."""
+        with self._apart():
+            drawn = self.draw(seeds, split, epoch, batch)
+            # Not what they lie in, which has room for more. Done when the copy to the host is.
+            kept = None if self._gpu is None else self._kept({"rowptr": drawn.rowptr, "col": drawn.col})
+            return drawn.parts(), kept
+
+    def _kept(self, arrays: dict[str, torch.Tensor]) -> KeptArrays | None:
+        """Copies, where the budget has room for them."""
+        held = None
+        if self._budget is not None:
+            try:
+                held = self._budget.reserve("sampled-batches", sum(x.nbytes for x in arrays.values()))
+            except BudgetError:
+                return None
+        kept = KeptArrays({name: x.clone() for name, x in arrays.items()})
+        kept.held = held
+        return kept
 
     def cache_lists(self, index: Any, ids: np.ndarray) -> None:
         """From now on the lists of ``ids`` (ascending, those of ``index``, a ``_core.HotIndex``) are on the device.

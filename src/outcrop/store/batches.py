@@ -10,8 +10,10 @@ every layer needs all of it, only the last no more than the rows of the seeds. I
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from itertools import accumulate
+from typing import Any
 
 import numpy as np
 
@@ -36,6 +38,7 @@ class BatchGraph:
         edge_label: float32 [num_label_edges], 1 = positive, 0 = negative.
         edge_weight: float32 [num_edges], in the order of ``col``; None where the graph has none or nobody asked.
         edge_ids: int64 [num_edges], positions in :meth:`outcrop.Graph.edge_index`; None where nobody asked.
+        on_device: ``rowptr`` and ``col`` on the GPU that drew them, until the batch is there; None: on the host alone.
     """
 
     n_id: np.ndarray
@@ -50,6 +53,7 @@ class BatchGraph:
     edge_label: np.ndarray | None = None
     edge_weight: np.ndarray | None = None
     edge_ids: np.ndarray | None = None
+    on_device: Mapping[str, Any] | None = field(default=None, repr=False, compare=False)
 
     @property
     def num_label_edges(self) -> int:
