@@ -21,10 +21,13 @@ __device__ __forceinline__ uint64 now_ns() {
   return now;
 }
 
+// Many warps look at the same entry, over PCIe: each looks less and less often while nothing comes.
 struct Patience {
   uint64 end;
+  uint32 sleep_ns = 500;
   __device__ bool over() {
-    __nanosleep(500);
+    __nanosleep(sleep_ns);
+    sleep_ns = sleep_ns < 16000 ? 2 * sleep_ns : sleep_ns;
     return now_ns() > end;
   }
 };
@@ -57,6 +60,7 @@ extern "C" __global__ void io_complete(OUTCROP_QUEUE_PARAMETERS, const uint32 *e
     if (lane == 0) mine = claim(c, patience);
     mine.there = __shfl_sync(0xffffffffu, static_cast<int>(mine.there), 0) != 0;
     if (!mine.there) return;
+    patience.sleep_ns = 500;
     mine.taken.id = static_cast<uint16>(__shfl_sync(0xffffffffu, static_cast<int>(mine.taken.id), 0));
     mine.taken.status = __shfl_sync(0xffffffffu, mine.taken.status, 0);
     mine.bytes = __shfl_sync(0xffffffffu, mine.bytes, 0);
