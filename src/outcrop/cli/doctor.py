@@ -54,6 +54,7 @@ def doctor(
         disk = about["disk"]
         facts["disk, sequential"] = f"{disk['sequential_bytes_per_s'] / 1e9:.2f} GB/s"
         facts["disk, random 4 KiB"] = f"{disk['random_ops_per_s'] / 1e3:.1f} k reads/s"
+        facts["rings for a GPU"] = _rings(about["profile"])
         facts["O_DIRECT"] = "yes" if disk["direct"] else "no"
         found = about["profile"]
         facts["memory, moved and picked"] = (
@@ -64,6 +65,17 @@ def doctor(
     printing.print_facts(facts)
     for advice in _advice(about):
         printing.print_line(f"- {advice}")
+
+
+def _rings(profile: dict[str, Any]) -> str:
+    """What keeps this disk busy where kernels ask for rows (``--io gpu``)."""
+    from outcrop.gpuio.sizing import Disks, commands_under_way, submitting_threads
+
+    op_bytes, ops_per_second = min(tuple(pair) for pair in profile["reads"])
+    disks = Disks(1, ops_per_second, op_bytes, profile["latency_s"])
+    bus = profile["bus_bytes_per_s"] or float("inf")
+    commands, threads = commands_under_way(disks, bus), submitting_threads(disks, bus)
+    return f"{commands} commands of {op_bytes} bytes under way, put there by {threads} threads (Hyperion, Equation 2)"
 
 
 def _measure(about: dict[str, Any], folder: Path, save: Path | None, quiet: bool) -> None:
