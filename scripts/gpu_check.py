@@ -128,6 +128,8 @@ class Check:
             ended, reason = "interrupted", "the time of the call was up"
         said = log.read_text(errors="replace")
         counts, tests = gpu_record.tests_of(report, said)
+        if unit.phase == "sanitizer" and ended == "passed" and not (counts and counts["passed"]):
+            ended, reason = "failed", "no test ran: no kernel was looked at"
         record |= {
             "outcome": ended,
             "reason": reason,

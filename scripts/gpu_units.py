@@ -12,15 +12,21 @@ ROOT = Path(__file__).resolve().parent.parent
 KERNELS = ROOT / "src" / "outcrop" / "kernels"
 _DEVICE = "tests/device"
 # Tests that launch the kernels of a family, small enough for a sanitizer.
-FAMILIES: dict[str, tuple[str, str]] = {
+FAMILIES: dict[str, tuple[tuple[str, ...], str]] = {
     "gather": (
-        f"{_DEVICE}/test_tensor.py",
+        (f"{_DEVICE}/test_tensor.py",),
         "index_of_the_gpu or gather_of_nothing or (gather_equals and dtype1)",
     ),
-    "assemble": (f"{_DEVICE}/test_training.py", "every_level"),
-    "sample": (f"{_DEVICE}/test_training.py", "losses_are_those_of_the_cpu and sage"),
-    "io_queue": (f"{_DEVICE}/test_training.py", "through_rings"),
-    "fused": ("tests/unit/test_fused.py", "on_a_gpu"),
+    "assemble": ((f"{_DEVICE}/test_training.py",), "every_level or more_than_passes_through"),
+    "sample": (
+        (f"{_DEVICE}/test_sampling.py",),
+        "host_waits_once or lists_on_the_device or damage_is_found",
+    ),
+    "io_queue": (
+        (f"{_DEVICE}/test_training.py", f"{_DEVICE}/test_rings.py", f"{_DEVICE}/test_embedding.py"),
+        "read_rows_through_rings or rows_land or slabs_go_through_rings",
+    ),
+    "fused": (("tests/unit/test_fused.py",), "on_a_gpu"),
 }
 _TOOLS = ("memcheck", "initcheck", "racecheck", "synccheck")
 _SANITIZER_FOLDERS = ("/usr/local/cuda/bin", "/opt/cuda/bin", "build/gpu/site/bin")
@@ -135,14 +141,14 @@ def _sanitizer(device: str) -> list[Unit]:
     program = find_sanitizer()
     why = "" if program else "compute-sanitizer is not installed (it comes with the CUDA toolkit)"
     made = []
-    for family, (path, chosen) in FAMILIES.items():
+    for family, (paths, chosen) in FAMILIES.items():
         for tool in tools_of(family):
             # Blocks of their own: in PyTorch's pools an access past the end of a tensor is still one of the pool.
             environment = {"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}
-            if path.startswith(_DEVICE):
+            if paths[0].startswith(_DEVICE):
                 environment |= _environment("cuda")
             checked = (program or "compute-sanitizer", "--tool", tool, "--error-exitcode", "9")
-            command = (*checked, "--target-processes", "all", *pytest("-x", path, "-k", chosen))
+            command = (*checked, "--target-processes", "all", *pytest("-x", *paths, "-k", chosen))
             made.append(
                 Unit("sanitizer", f"{family}.{tool}", command, environment=environment, unavailable=why)
             )

@@ -327,11 +327,26 @@ def test_every_sanitizer_has_tests(script: Any):
     """Filters name tests, which others rename."""
     from gpu_units import FAMILIES
 
-    for path, chosen in FAMILIES.values():
-        tests = re.findall(r"^def (test_\w+)", (REPOSITORY / path).read_text(), re.MULTILINE)
-        for either in chosen.split(" or "):
-            first = either.strip("()").split(" and ")[0]
-            assert any(first in name for name in tests), (path, first)
+    for paths, chosen in FAMILIES.values():
+        there = [
+            re.findall(r"^def (test_\w+)", (REPOSITORY / path).read_text(), re.MULTILINE) for path in paths
+        ]
+        firsts = [either.strip("()").split(" and ")[0] for either in chosen.split(" or ")]
+        for tests in there:
+            assert any(first in name for first in firsts for name in tests), paths
+        for first in firsts:
+            assert any(first in name for tests in there for name in tests), first
+
+
+def test_a_sanitizer_that_saw_no_test_failed(call: Call, tmp_path: Path):
+    """As where all tests skip themselves, which pytest is content with."""
+    report = tmp_path / "kept" / "sanitizer-gather.memcheck.xml"
+    for result, outcome in (("<skipped/>", "failed"), ("", "passed")):
+        case = f"<testsuite><testcase classname='t' name='t' time='1'>{result}</testcase></testsuite>"
+        call.parts.clear()
+        call.part("gather.memcheck", "bash", "-c", f'echo "{case}" > {report}', phase="sanitizer")
+        call("sanitizer", again=True)
+        assert json.loads((call.out / "sanitizer-gather.memcheck.json").read_text())["outcome"] == outcome
 
 
 def test_sanitizers_are_those_that_can_say_something(
