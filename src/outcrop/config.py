@@ -256,8 +256,8 @@ class DeviceConfig:
     """Where batches go.
 
     Attributes:
-        memory_bytes: Of a GPU, for cached rows and batches; 0: no rows are cached there, batches take
-            what is free.
+        memory_bytes: Of a GPU, for cached rows and lists, batches and sampling; 0: nothing is cached there, the rest
+            takes what is free.
         draws: The GPU draws the batches too that are drawn on the fly.
         cache_strategy: Of mode ``online``: what the GPU's and the host's memory are filled with (:mod:`outcrop.tiers`):
             ``auto``, what saves the most transactions; ``GTCF``, ``GFCT``, ``CTGF``, ``CFGT``, ``hybrid``: the fixed

@@ -94,6 +94,16 @@ def test_without_device_memory_no_row_is_cached_there(made, gpu, tmp_path, mode)
     report = train(graph, run=tmp_path / "run", mode=mode, epochs=1, device=GPU, gpu_memory=0)
     assert report.epochs[0]["rows_by_level"]["device"] == 0
     assert report.peak_device_by_tag.get("device-cache", 0) == 0
+    report = train(
+        graph, run=tmp_path / "run", mode="online", epochs=1, device=GPU, gpu_memory=0, sample_on="gpu"
+    )
+    tags = report.peak_device_by_tag
+    assert (
+        tags.get("device-cache", 0)
+        == tags.get("list-cache", 0)
+        == 0
+        < min(tags["sampling"], tags["sampled-batches"], tags["device-batches"])
+    )
     report = train(graph, run=tmp_path / "run", mode="online", epochs=1, device=GPU, gpu_memory="1MiB")
     assert report.epochs[0]["rows_by_level"]["device"] > 0
 

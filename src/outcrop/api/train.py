@@ -140,10 +140,11 @@ def train(
         refresh_rate: Bytes per second that preparing the next pool beside training reads and writes at the most.
         memory: Budget for everything Outcrop holds; the interpreter, torch and the model come on top.
             None takes the budget the run was planned for (mode ``memory``: none); ``"auto"`` what the machine has left.
-        gpu_memory: Bytes of the device for rows and batches; 0: what the run was planned for, or is free there.
+        gpu_memory: Bytes of the device for cached rows and lists, batches and sampling; 0: what the run was planned
+            for, else nothing is cached there, and batches and sampling take what they need of what is free.
         device: ``cpu``, ``cuda`` or ``cuda:N``.
         sample_on: ``gpu``: ``device`` draws the batches of mode ``online``, the same as the CPU draws. The topology
-            stays in host memory and is read in place.
+            stays in host memory and is read in place, but for the hottest lists where ``gpu_memory`` is given.
         cache_strategy: Of mode ``online`` on a GPU: what its memory and the host's are filled with
             (:class:`outcrop.config.DeviceConfig`): ``auto``; to compare with, ``GTCF``, ``GFCT``, ``CTGF``, ``CFGT``,
             ``hybrid``.

@@ -53,7 +53,8 @@ GpuMemory = Annotated[
     str,
     typer.Option(
         "--gpu-memory",
-        help="Device memory for cached rows and batches; 0: no rows are cached there.",
+        help="Device memory for cached rows, batches and sampling; 0: nothing is cached there, the rest takes what "
+        "is free.",
         metavar="SIZE",
     ),
 ]
