@@ -131,6 +131,15 @@ def test_the_cpu_writes_what_the_gpu_has_read(writer, reader):
     assert u[1, 0].item() == (4.0 if writer == "view" else 0.0)
 
 
+def test_every_other_name_can_be_synchronized():
+    for a in (torch.zeros(1000), torch.zeros(5)):
+        for u, other in ((to_unified(a), None), (in_place(source := a.clone()), source.numpy())):
+            array = u.numpy() if other is None else other
+            u.add_(torch.ones(len(a)).to(GPU))
+            unified.synchronize(array[2:4])
+            assert array.tolist() == [1.0] * len(a)
+
+
 def test_the_cpu_reads_beside_the_gpu(gpu):
     """A table that is read only is waited for by nobody."""
     u, g = to_unified(torch.arange(12.0).view(3, 4), PROPAGATING), torch.ones(3, 4).to(GPU)

@@ -105,10 +105,9 @@ def synchronize(x: torch.Tensor | np.ndarray) -> None:
     a unified tensor waits by itself.
 
     Args:
-        x: A unified tensor, or what it was made of: with the same memory, from the same first byte.
+        x: A unified tensor, or any tensor of the CPU or writable array that has memory in common with some.
     """
-    plain = torch.from_numpy(x) if isinstance(x, np.ndarray) else x
-    host_memory().wait(plain, to_write=True)
+    host_memory().synchronize(torch.from_numpy(x) if isinstance(x, np.ndarray) else x)
 
 
 def empty_cache() -> None:

@@ -173,6 +173,17 @@ class Memory:
             return False
         return block.uses.wait(self.gpu, to_write=to_write)
 
+    def synchronize(self, tensor: torch.Tensor) -> None:
+        """Waits, as before writing, for all blocks that have memory in common with the storage of ``tensor``."""
+        if self.gpu is None:
+            return
+        with torch._C.DisableTorchFunctionSubclass():
+            storage = tensor.untyped_storage()
+            start, end = storage.data_ptr(), storage.data_ptr() + storage.nbytes()
+        for block in list(self._blocks.values()):
+            if block.address < end and start < block.end:
+                block.uses.wait(self.gpu, to_write=True)
+
     def advise(self, tensor: torch.Tensor, advice: str, device: torch.device) -> int:
         """cudaMemAdvise on the memory of ``tensor``; its error code.
 
