@@ -12,13 +12,19 @@ from device_under_test import FAKE
 from device_under_test import NAME as GPU
 from hypothesis import given
 from hypothesis import strategies as st
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+from torch.utils._pytree import tree_leaves
 
 from embed_support import buckets_of, fit, knowledge_graph, random_triples, table_of
+from fused_reference import autograd
 from outcrop import _core
 from outcrop.api.embed import embed_eval, embed_train
 from outcrop.config import DeviceConfig, EmbedConfig, IoConfig
+from outcrop.device.budget import DeviceBudget
+from outcrop.device.gpu import KINDS
 from outcrop.embed import fused
-from outcrop.embed.on_gpu import stepped
+from outcrop.embed.on_gpu import GpuStepper, numbers_of, stepped
+from outcrop.embed.step import Relations, Stepper, stride
 from outcrop.errors import BudgetError
 from outcrop.runtime import Runtime
 
@@ -82,32 +88,115 @@ def test_swapping_and_optimizers(kg, tmp_path, optimizer, resident, gpu):
     assert bool(sum(bool(s.evicted) for s in ours[0].buffer.swaps)) != resident
 
 
-@pytest.mark.parametrize("model", ["dot", "distmult", "complex"])
-def test_the_fused_loss_takes_the_place_of_scores(kg, tmp_path, model, gpu, monkeypatch):
-    """Kernels need CUDA: here the line of torch that they equal (test_fused.py) stands for them."""
+@pytest.fixture
+def fused_calls(monkeypatch):
+    """Kernels need CUDA: here what they equal (test_fused.py) stands for them. Queries and queries of a chunk of each
+    call."""
     calls = []
 
-    def softmax(queries, positive, candidates, wanted, ids):
-        calls.append(len(queries))
-        leaves = [x.cpu().requires_grad_() for x in (queries, positive, candidates)]
-        left_out = wanted.cpu()[:, None] == ids.cpu()
-        scores = (leaves[0] @ leaves[2].T).masked_fill(left_out, -torch.inf)
-        logits, first = (
-            torch.cat([leaves[1][:, None], scores], 1),
-            torch.zeros(len(scores), dtype=torch.int64),
-        )
-        loss = torch.nn.functional.cross_entropy(logits, first, reduction="sum")
-        return tuple(x.detach().to(GPU) for x in (loss, *torch.autograd.grad(loss, leaves)))
+    def softmax(*inputs, chunk, keep):
+        calls.append((len(inputs[0]), chunk))
+        with _disable_current_modes():
+            loss, *gradients = autograd(tuple(x.cpu() for x in inputs), chunk)
+            return loss.to(GPU), *(x.float().to(GPU) for x in gradients)
 
-    config = replace(CONFIG, model=model)
-    reference = trained(kg, tmp_path, "cpu", config, DeviceConfig())
     monkeypatch.setattr(fused, "softmax", softmax)
     monkeypatch.setattr(fused, "usable", lambda device: True)
+    return calls
+
+
+@pytest.mark.parametrize("model", ["dot", "distmult", "complex"])
+def test_the_fused_loss_takes_the_place_of_scores(kg, tmp_path, model, gpu, fused_calls):
+    """One call makes what all chunks of a batch need: batches of 50 edges in chunks of 20."""
+    config = replace(CONFIG, model=model)
+    reference = trained(kg, tmp_path, "cpu", config, DeviceConfig())
+    assert not fused_calls
     alike(trained(kg, tmp_path, "gpu", config, TO), reference)
-    assert calls
-    calls.clear()
+    assert {chunk for _, chunk in fused_calls} == {40}
+    assert sum(queries for queries, _ in fused_calls) == 2 * 300
+    assert any(queries > chunk for queries, chunk in fused_calls)
+    fused_calls.clear()
     trained(kg, tmp_path, "margin", replace(config, loss="margin"), TO)
-    assert not calls
+    assert not fused_calls
+
+
+class Operators(TorchDispatchMode):
+    """Notes the operators of torch, and those for which the host waits."""
+
+    def __init__(self):
+        super().__init__()
+        self.called, self.waited = [], []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        kwargs = kwargs or {}
+        name, devices = str(func), {x.device.type for x in tree_leaves(args) if isinstance(x, torch.Tensor)}
+        devices |= {torch.device(kwargs["device"]).type} if kwargs.get("device") else set()
+        at_once = kwargs.get("non_blocking", False) or any(x is True for x in args[2:])
+        counts = ("_local_scalar_dense", "unique", "nonzero")
+        if GPU in devices:  # the fake GPU computes with others
+            if any(word in name for word in counts) or ("copy" in name and len(devices) > 1 and not at_once):
+                self.waited.append(name)
+            if not func.is_view:
+                self.called.append(name)
+        return func(*args, **kwargs)
+
+
+def steppers(config, count, nodes=30):
+    """A stepper on the GPU, one on the CPU, and a table and batches of ``count`` edges for each."""
+    random = np.random.default_rng(3)
+    gpu, device = next(iter(KINDS.values()))(), torch.device(GPU, 0)
+    table = random.random((nodes, stride(config, config.dim)), np.float32)
+    relations = random.random((5, stride(config, config.dim)), np.float32)
+    chunks = -(-count // config.chunk)
+    batches = [
+        (
+            random.integers(0, nodes, count), random.integers(0, 5, count), random.integers(0, nodes, count),
+            [random.integers(0, nodes, config.negatives) for _ in range(chunks)], step,
+        )
+        for step in (1, 2, 3)
+    ]  # fmt: skip
+
+    def made(runtime):
+        there = GpuStepper(
+            config, Relations(relations.copy(), 5, False), runtime, gpu, device, DeviceBudget(gpu, device, 0)
+        )
+        there.begin()
+        return there, Stepper(config, Relations(relations.copy(), 5, False), runtime), table, batches
+
+    return made
+
+
+@pytest.mark.parametrize("model", ["complex", "transe-l2"])
+def test_the_host_waits_for_the_loss_of_the_batch_before_alone(model, gpu, fused_calls):
+    """Row numbers go there in one copy, the loss comes back in one; what a batch launches does not grow with chunks."""
+    operators = {}
+    for chunk in (35, 20, 7) if model == "complex" else (20,):
+        config = replace(CONFIG, model=model, chunk=chunk, batch=40, optimizer="adam")
+        with Runtime() as runtime:
+            ours, theirs, table, batches = steppers(config, 35)(runtime)
+            rows = torch.from_numpy(table).to(GPU)
+            told, losses = [], []
+            for source, relation, target, negatives, step in batches:
+                with Operators() as seen:
+                    told.append(ours.start(rows, source, relation, target, negatives, step))
+                assert seen.waited == []
+                operators.setdefault(len(seen.called), []).append(chunk)
+                if len(told) > ours.ahead:
+                    losses.append(told.pop(0)())
+            losses += [tell() for tell in told]
+            expected = [theirs.run(table, *batch) for batch in batches]
+            ours.settle()
+            assert losses == pytest.approx(expected, rel=1e-5)
+            np.testing.assert_allclose(rows.cpu().numpy(), table, rtol=1e-3, atol=1e-5)
+            np.testing.assert_allclose(ours.relations.rows, theirs.relations.rows, rtol=1e-3, atol=1e-5)
+    assert len(operators) == 1, operators
+    assert len(fused_calls) == (9 if model == "complex" else 0)
+
+
+@given(ids=st.lists(st.integers(0, 9), min_size=1, max_size=30))
+def test_ids_are_numbered_without_counting_them(ids):
+    expected = torch.unique(torch.tensor(ids), return_inverse=True)[1]
+    assert torch.equal(numbers_of(torch.tensor(ids)), expected)
 
 
 @pytest.mark.parametrize("busy_looks", [0, 3])

@@ -12,7 +12,7 @@ from typing import Protocol, final
 import torch
 
 Tensor = torch.Tensor
-_TILE_FLOATS = 1 << 18  # of differences that are held at a time
+TILE_FLOATS = 1 << 18  # of differences that are held at a time
 _TINY = 1e-12  # of squared distances: no gradient where query and candidate are the same
 
 
@@ -167,7 +167,7 @@ class Modulus:
 
 
 def _tiles(queries: Tensor, candidates: Tensor) -> Iterator[tuple[int, Tensor]]:
-    step = max(_TILE_FLOATS // max(candidates.numel(), 1), 1)
+    step = max(TILE_FLOATS // max(candidates.numel(), 1), 1)
     for begin in range(0, len(queries), step):
         yield begin, queries[begin : begin + step]
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import math
 import time
+from collections import deque
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -137,7 +138,7 @@ def _place(
     device = resolve(to.name)
     budget = DeviceBudget(gpu, device, to.memory_bytes)
     return _Place(
-        GpuStepper(config, relations, runtime, device, budget),
+        GpuStepper(config, relations, runtime, gpu, device, budget),
         lambda table, slots: GpuBuffer(table, slots, runtime, gpu, device, budget, buckets.slices),
         lambda: budget.free_bytes,
         budget.by_tag,
@@ -358,6 +359,7 @@ class Fit:
             random = np.random.Generator(np.random.Philox(key=key_pair(seed, 4, epoch, unit.number)))
             order = random.permutation(len(source))
             buffer.touch(*unit.pool)  # negatives are in all of them
+            begun: deque[tuple[Callable[[], float], int]] = deque()
             for number, at in enumerate(range(0, len(source), config.batch)):
                 batch = order[at : at + config.batch]
                 negatives = []
@@ -366,7 +368,7 @@ class Fit:
                     part, row = pool.draw(config.negatives, (int(key[0]), int(key[1])), config.by_degree)
                     negatives.append(buffer.base[part] + row)
                 self._step += 1
-                value = self._stepper.run(
+                told = self._stepper.start(
                     buffer.rows,
                     source[batch],
                     relation[batch] if self.relations else None,
@@ -374,18 +376,27 @@ class Fit:
                     negatives,
                     self._step,
                 )
-                if not math.isfinite(value):
-                    raise NumericError(
-                        f"epoch {epoch}: the loss is {value}; lower the learning rate ({config.rate})"
-                    )
-                loss += value
-                done += len(batch)
+                begun.append((told, len(batch)))
                 buffer.look()
-                self.runtime.progress.note(
-                    "embed", f"epoch {epoch}, loss {loss / (2 * done):.4f}{self._waits()}"
-                )
-                self.runtime.progress.advance("embed", len(batch))
+                if len(begun) > self._stepper.ahead:
+                    loss, done = self._note(epoch, *begun.popleft(), loss, done)
+            for told, count in begun:
+                loss, done = self._note(epoch, told, count, loss, done)
         return loss
+
+    def _note(
+        self, epoch: int, told: Callable[[], float], count: int, loss: float, done: int
+    ) -> tuple[float, int]:
+        """Loss and edges of the epoch with those of a batch of ``count`` edges."""
+        value = told()
+        if not math.isfinite(value):
+            raise NumericError(
+                f"epoch {epoch}: the loss is {value}; lower the learning rate ({self.config.rate})"
+            )
+        loss, done = loss + value, done + count
+        self.runtime.progress.note("embed", f"epoch {epoch}, loss {loss / (2 * done):.4f}{self._waits()}")
+        self.runtime.progress.advance("embed", count)
+        return loss, done
 
     def _rows_of(self, unit: Unit) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Row of the source, relation and row of the target of every edge: int64, uint32, int64 [n]."""
@@ -404,6 +415,7 @@ class Fit:
 
     def close(self) -> None:
         self.runtime.note_device_peaks(self._place.peak_by_tag())
+        self._stepper.close()
         self.buffer.close()
         self.table.close()
         self._edges.close()

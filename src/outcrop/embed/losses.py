@@ -1,8 +1,8 @@
 """Losses of positive edges against their negatives, with gradients by scores.
 
 ``positive`` [n] are scores of edges, ``negative`` [n, k] those of edges with one end replaced; -inf marks a negative
-that is left out. Each returns the sum over edges, writes the gradient by ``negative`` over it and that by ``positive``
-to ``to_positive``.
+that is left out. Each returns the sum over edges, float64 [] on the device of the scores (nothing waits for a GPU),
+writes the gradient by ``negative`` over it and that by ``positive`` to ``to_positive``.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ import torch
 from outcrop.errors import ArgumentError
 
 Tensor = torch.Tensor
-Loss = Callable[[Tensor, Tensor, Tensor], float]
+Loss = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 
-def softmax(positive: Tensor, negative: Tensor, to_positive: Tensor) -> float:
+def softmax(positive: Tensor, negative: Tensor, to_positive: Tensor) -> Tensor:
     """Computes the cross-entropy of each edge among itself and its negatives.
 
     Equals ``cross_entropy(cat([positive[:, None], negative], 1), zeros(n), reduction="sum")``. Legend's equation 1 is
@@ -32,10 +32,10 @@ def softmax(positive: Tensor, negative: Tensor, to_positive: Tensor) -> float:
     loss = (total.log() + largest - positive).sum()
     negative.div_(total[:, None])
     torch.sub(mine / total, 1, out=to_positive)
-    return loss.item()
+    return loss.double()
 
 
-def logistic(positive: Tensor, negative: Tensor, to_positive: Tensor) -> float:
+def logistic(positive: Tensor, negative: Tensor, to_positive: Tensor) -> Tensor:
     """Each edge and the mean of its negatives as decisions.
 
     Equals ``softplus(-positive).sum() + softplus(negative).mean(1).sum()``, the mean over negatives that count.
@@ -45,10 +45,10 @@ def logistic(positive: Tensor, negative: Tensor, to_positive: Tensor) -> float:
     loss = softplus(-positive).sum() + (softplus(negative) / count).sum()
     negative.sigmoid_().div_(count)
     torch.neg(torch.sigmoid(-positive), out=to_positive)
-    return loss.item()
+    return loss.double()
 
 
-def margin(positive: Tensor, negative: Tensor, to_positive: Tensor, width: float) -> float:
+def margin(positive: Tensor, negative: Tensor, to_positive: Tensor, width: float) -> Tensor:
     """Each edge should score ``width`` more than each of its negatives.
 
     Equals ``relu(width + negative - positive[:, None]).mean(1).sum()``, the mean over negatives that count.
@@ -58,7 +58,7 @@ def margin(positive: Tensor, negative: Tensor, to_positive: Tensor, width: float
     loss = (over / count).sum()
     torch.div((over > 0).to(negative.dtype), count, out=negative)
     torch.neg(negative.sum(1), out=to_positive)
-    return loss.item()
+    return loss.double()
 
 
 LOSSES = ("softmax", "logistic", "margin")

@@ -6,7 +6,7 @@ same order: results are those of the CPU as far as rounding goes, not to the las
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -18,10 +18,11 @@ from outcrop.device.budget import DeviceBudget
 from outcrop.device.gpu import Fence, Gpu
 from outcrop.embed import fused
 from outcrop.embed.buffer import TAG, Buffer, Moving, SlotMove
-from outcrop.embed.compare import Dot
+from outcrop.embed.compare import TILE_FLOATS, Dot, Modulus
 from outcrop.embed.losses import loss_function
+from outcrop.embed.scores import score_function
 from outcrop.embed.step import TAG as BATCH
-from outcrop.embed.step import Ends, Queries, Relations, Stepper, most_rows, stride
+from outcrop.embed.step import Batch, Ends, Queries, Relations, Stepper, most_rows
 from outcrop.embed.tables import Exchange, Move, SlabJob, Table
 from outcrop.gpuio import SlabRings
 from outcrop.runtime import Runtime
@@ -29,7 +30,10 @@ from outcrop.unified import in_place
 
 Tensor = torch.Tensor
 _RING_BYTES = 8 << 20  # of staging memory, where slabs go through rings
-_STEP_COPIES = 3  # of the rows of a batch that a step holds
+_STEP_FLOATS = 8  # of one of a row that a step holds
+_QUERY_FLOATS = 16  # of one of an edge, while queries of both ends are made and their gradients taken back
+_TILES = 6  # of differences, where scores are moduli
+_SCORES = 8  # a share of the free memory that scores may take
 
 
 class GpuBuffer(Buffer):
@@ -165,30 +169,48 @@ class _GpuExchange:
 
 
 class GpuStepper(Stepper):
-    """As :class:`outcrop.embed.step.Stepper`, on a GPU."""
+    """As :class:`outcrop.embed.step.Stepper`, on a GPU.
+
+    Row numbers of a batch go there in one copy from pinned memory, its loss comes back to pinned memory, and the host
+    waits for the loss alone, one batch later: it prepares the next batch meanwhile.
+    """
+
+    ahead = 1
 
     def __init__(
         self,
         config: EmbedConfig,
         relations: Relations | None,
         runtime: Runtime,
+        gpu: Gpu,
         device: torch.device,
         budget: DeviceBudget,
     ):
-        self.device, self._budget = device, budget
+        self.device, self._gpu, self._budget = device, gpu, budget
+        self._keep = False
         super().__init__(config, relations, runtime)
         self._loss = loss_function(config.loss, config.margin)
+        if self._fused:
+            self._span = -(-config.batch // config.chunk) * config.chunk
+        numbers = most_rows(config) + 4 * config.batch
+        self._ids = torch.empty(numbers, dtype=torch.int64, device=device)
+        self._slots = [_Slot(numbers, runtime) for _ in range(self.ahead + 1)]
 
     def _reserve(self, runtime: Runtime, num_bytes: int) -> Any:
-        rows = _STEP_COPIES * 4 * most_rows(self.config) * stride(self.config, self.config.dim)
+        plan = self._plan(keep=True)
+        self._keep = plan.score_bytes <= self._budget.free_bytes // _SCORES
+        return self._budget.reserve(
+            BATCH, num_bytes + device_bytes(self.config, self._plan(keep=self._keep) if self._fused else None)
+        )
+
+    def _plan(self, *, keep: bool) -> fused.Plan:
+        """Of the largest batch."""
         config = self.config
-        plan = fused.Plan(2 * config.chunk, config.negatives, config.dim, 2 * config.chunk, keep=True)
-        scratch = plan.scratch_bytes if self._fused else 0
-        return self._budget.reserve(BATCH, num_bytes + rows + scratch)
+        return fused.Plan(2 * config.batch, config.negatives, config.dim, 2 * config.chunk, keep)
 
     @property
     def _fused(self) -> bool:
-        """Whether one pass of kernels makes scores, loss and gradients."""
+        """Whether one pass of kernels makes scores, loss and gradients of a batch."""
         products = isinstance(self.score.compare, Dot)
         return products and self.config.loss == "softmax" and fused.usable(self.device)
 
@@ -197,31 +219,49 @@ class GpuStepper(Stepper):
         queries: Tensor,
         positive: Tensor,
         candidates: Tensor,
-        rows: tuple[np.ndarray, np.ndarray],
+        rows: tuple[Tensor, Tensor],
         to: tuple[Tensor, Tensor, Tensor],
-    ) -> float:
+    ) -> Any:
         if not self._fused:
             return super()._compare(queries, positive, candidates, rows, to)
-        negatives, wanted = (self._ids(ids) for ids in rows)
-        loss, *gradients = fused.softmax(queries, positive, candidates, wanted, negatives)
+        chunk = 2 * self.config.chunk
+        by_chunk = candidates.view(-(-len(queries) // chunk), -1, candidates.shape[1])
+        loss, *gradients = fused.softmax(
+            queries,
+            positive,
+            by_chunk,
+            rows[1],
+            rows[0].view(by_chunk.shape[:2]),
+            chunk=chunk,
+            keep=self._keep,
+        )
         to[0].copy_(gradients[0])
         to[1].copy_(gradients[1])
-        to[2].add_(gradients[2])
-        return loss.item()
+        to[2].add_(gradients[2].view_as(to[2]))
+        return loss
 
-    def _ids(self, ids: np.ndarray) -> Tensor:
-        return torch.from_numpy(ids.astype(np.int64, copy=False)).to(self.device, non_blocking=True)
+    def _sent(self, ids: np.ndarray, wanted: np.ndarray, relation_ids: np.ndarray | None) -> Batch:
+        parts = [ids, wanted] if relation_ids is None else [ids, wanted, relation_ids]
+        self._slots.append(self._slots.pop(0))
+        there = self._slots[-1].send(parts, self._ids).split([len(part) for part in parts])
+        return Batch(*there)
 
-    def _take(self, rows: Tensor, ids: np.ndarray, out: Tensor) -> None:
-        torch.index_select(rows[:, : out.shape[1]], 0, self._ids(ids), out=out)
+    def _told(self, loss: Tensor) -> Callable[[], float]:
+        return self._slots[-1].fetch(loss, self._gpu, self.device)
 
-    def _step(self, rows: Tensor, ids: np.ndarray, gradients: Tensor, options: _core.StepOptions) -> None:
-        unique, place = torch.unique(self._ids(ids), return_inverse=True)
-        total = gradients.new_zeros(len(unique), gradients.shape[1]).index_add_(0, place, gradients)
-        rows[unique] = stepped(rows[unique], total, options)
+    def _take(self, rows: Tensor, ids: Tensor, out: Tensor) -> None:
+        torch.index_select(rows[:, : out.shape[1]], 0, ids, out=out)
 
-    def _leave_out(self, scores: Tensor, negatives: np.ndarray, wanted: np.ndarray) -> None:
-        scores.masked_fill_(self._ids(wanted)[:, None] == self._ids(negatives), -torch.inf)
+    def _step(self, rows: Tensor, ids: Tensor, gradients: Tensor, options: _core.StepOptions) -> None:
+        """Sizes are those of ``ids``, whatever is twice there: nothing waits for the GPU to count."""
+        place = numbers_of(ids)
+        total = torch.zeros_like(gradients).index_add_(0, place, gradients)
+        different = torch.zeros_like(ids).index_copy_(0, place, ids)
+        # Rows that are there twice are written twice, with the same bits.
+        rows[ids] = stepped(rows[different], total, options)[place]
+
+    def _leave_out(self, scores: Tensor, negatives: Tensor, wanted: Tensor) -> None:
+        scores.masked_fill_(wanted[:, None] == negatives, -torch.inf)
 
     def _queries(
         self, ends: Ends, to_ends: Ends, relations: list[Tensor], to_relations: list[Tensor]
@@ -235,6 +275,62 @@ class GpuStepper(Stepper):
     def settle(self) -> None:
         if self.relations is not None:
             self.relations.rows[:] = self._relation_rows.cpu().numpy()
+
+    def close(self) -> None:
+        self._gpu.fence(
+            self._gpu.stream(self.device.index or 0)
+        ).synchronize()  # then nothing uses pinned memory
+
+
+class _Slot:
+    """Pinned memory of a batch: row numbers on their way to the GPU, and the loss on its way back."""
+
+    def __init__(self, numbers: int, runtime: Runtime):
+        self._host = runtime.budget.empty(BATCH, 8 * (numbers + 1)).view(np.int64)
+        self._pinned = in_place(self._host).as_subclass(torch.Tensor)  # plain: copies are those of the bus
+        self._loss = self._pinned[-1:].view(torch.float64)
+        self._fence: Fence | None = None
+
+    def send(self, parts: list[np.ndarray], there: Tensor) -> Tensor:
+        """``there[: ...]``: the parts, one after the other; the batch before is through with this memory first."""
+        if self._fence is not None:
+            self._fence.synchronize()
+        count = sum(map(len, parts))
+        np.concatenate(parts, out=self._host[:count])
+        return there[:count].copy_(self._pinned[:count], non_blocking=True)
+
+    def fetch(self, loss: Tensor, gpu: Gpu, device: torch.device) -> Callable[[], float]:
+        """What waits for the loss, float64 [], and tells it."""
+        self._loss.copy_(loss.view(1), non_blocking=True)
+        fence = self._fence = gpu.fence(gpu.stream(device.index or 0))
+
+        def told() -> float:
+            fence.synchronize()
+            return float(self._host[-1:].view(np.float64)[0])
+
+        return told
+
+
+def device_bytes(config: EmbedConfig, plan: fused.Plan | None) -> int:
+    """What a batch needs on a GPU at most, beyond what it needs on the CPU.
+
+    Args:
+        plan: Of the fused loss, for all chunks at a time; None where each goes on its own.
+    """
+    step = _STEP_FLOATS * most_rows(config) * config.dim
+    together = 0 if plan is None else _QUERY_FLOATS * (config.batch - config.chunk) * config.dim
+    tile = (
+        _TILES * TILE_FLOATS if isinstance(score_function(config.model, config.dim).compare, Modulus) else 0
+    )
+    return 4 * max(step, together, tile) + (0 if plan is None else plan.scratch_bytes)
+
+
+def numbers_of(ids: Tensor) -> Tensor:
+    """int64 [n]: the number of each id among the different ones, in order: ``unique(ids, return_inverse=True)[1]``."""
+    ordered, order = ids.sort()
+    number = torch.zeros_like(ids)
+    torch.cumsum(ordered[1:] != ordered[:-1], 0, out=number[1:])
+    return torch.empty_like(ids).index_copy_(0, order, number)
 
 
 def stepped(rows: Tensor, gradient: Tensor, options: _core.StepOptions) -> Tensor:

@@ -31,6 +31,21 @@ _TILE_FLOATS = (
 _LEAST_TILE = 64  # queries
 
 
+@dataclass(frozen=True)
+class Batch:
+    """Row numbers of a batch, int64, where it is computed: arrays, or tensors on a GPU.
+
+    Attributes:
+        ids: [n], of sources, targets, and the negatives of every chunk.
+        wanted: [2 b], what the queries look for, chunk by chunk: targets, then sources.
+        relation_ids: [b] or [2 b], rows of the relations.
+    """
+
+    ids: Any
+    wanted: Any
+    relation_ids: Any = None
+
+
 @dataclass
 class Relations:
     """Vectors and state of all relations; those of reciprocal ones follow the others. ``rows``: float32 [n, stride]."""
@@ -80,13 +95,14 @@ class Stepper:
     """Trains batches on a table of rows. Holds the buffers that a batch needs under the tag ``embed-batch``."""
 
     device = torch.device("cpu")
+    ahead = 0  # batches that are begun before the loss of one is asked for
 
     def __init__(self, config: EmbedConfig, relations: Relations | None, runtime: Runtime):
         self.config, self.relations = config, relations
         self.score: Score = score_function(config.model, config.dim)
         self._workers = runtime.workers
         self._loss = self._softmax if config.loss == "softmax" else loss_function(config.loss, config.margin)
-        most, self._tile = most_rows(config), tile_queries(config)
+        most, self._tile, self._span = most_rows(config), tile_queries(config), config.chunk
         try:
             self._held = self._reserve(runtime, batch_bytes(config))
         except BudgetError as error:
@@ -104,7 +120,7 @@ class Stepper:
         options.kind, options.rate = step_kind(self.config.optimizer), rate
         return options
 
-    def run(
+    def start(
         self,
         rows: Any,
         source: np.ndarray,
@@ -112,7 +128,7 @@ class Stepper:
         target: np.ndarray,
         negatives: list[np.ndarray],
         step: int,
-    ) -> float:
+    ) -> Callable[[], float]:
         """One batch.
 
         Args:
@@ -123,52 +139,92 @@ class Stepper:
             step: Of the whole training, from 1.
 
         Returns:
-            The sum of the losses of all edges, both sides.
+            What waits for the batch and tells the sum of the losses of all edges, both sides; to be called before
+            ``ahead`` + 1 more batches have begun.
         """
-        dim, count = self.config.dim, len(source)
-        ids = np.concatenate([source, target, *negatives])
-        x, gx = self._vectors[: len(ids)], self._gradients[: len(ids)]
-        self._take(rows, ids, x)
-        gx.zero_()
-        relation_ids = r = gr = None
+        relation_ids = None
         if self.relations is not None:
             assert relation is not None
             relation_ids = self.relations.ids(relation)
-            r = x.new_empty(len(relation_ids), self.score.relation_width(dim))
-            self._take(self._relation_rows, relation_ids, r)
+        sizes = [len(others) for others in negatives]
+        batch = self._sent(
+            np.concatenate([source, target, *negatives]), self._wanted(source, target), relation_ids
+        )
+        x, gx = self._vectors[: len(batch.ids)], self._gradients[: len(batch.ids)]
+        self._take(rows, batch.ids, x)
+        gx.zero_()
+        r = gr = None
+        if batch.relation_ids is not None:
+            r = x.new_empty(len(batch.relation_ids), self.score.relation_width(self.config.dim))
+            self._take(self._relation_rows, batch.relation_ids, r)
             gr = torch.zeros_like(r)
-        loss, at = 0.0, 2 * count
-        for number, others in enumerate(negatives):
-            begin = number * self.config.chunk
-            part = slice(begin, min(begin + self.config.chunk, count))
+        loss = self._losses((x, gx), (r, gr), batch, len(source), sizes)
+        self._nodes.step = self._edges.step = step
+        self._step(rows, batch.ids, gx, self._nodes)
+        if gr is not None:
+            self._step(self._relation_rows, batch.relation_ids, gr, self._edges)
+        return self._told(loss)
+
+    def run(self, *batch: Any) -> float:
+        """Does :meth:`start` and returns what it tells."""
+        return self.start(*batch)()
+
+    def _losses(
+        self,
+        vectors: tuple[Tensor, Tensor],
+        relations: tuple[Tensor | None, Tensor | None],
+        batch: Batch,
+        count: int,
+        sizes: list[int],
+    ) -> Any:
+        """Loss of ``count`` edges; gradients are added to the second of either pair.
+
+        Args:
+            sizes: Negatives of each chunk.
+        """
+        (x, gx), (r, gr), chunk = vectors, relations, self.config.chunk
+        ends = 2 * count + np.concatenate([[0], np.cumsum(sizes, dtype=np.int64)])
+        span = self._span if len(set(sizes)) == 1 else chunk
+        loss = 0.0
+        for begin in range(0, count, span):
+            part = slice(begin, min(begin + span, count))
             of_targets = slice(count + part.start, count + part.stop)
-            candidates = slice(at, at + len(others))
-            at += len(others)
-            loss += self._chunk(
+            candidates = slice(int(ends[begin // chunk]), int(ends[-(-part.stop // chunk)]))
+            loss += self._chunks(
                 (x[part], x[of_targets], x[candidates]),
                 (gx[part], gx[of_targets], gx[candidates]),
                 self._of_relations(r, part, count),
                 self._of_relations(gr, part, count),
-                (others, np.concatenate([target[part], source[part]])),
+                (batch.ids[candidates], batch.wanted[2 * part.start : 2 * part.stop]),
             )
-        self._nodes.step = self._edges.step = step
-        self._step(rows, ids, gx, self._nodes)
-        if gr is not None and relation_ids is not None:
-            self._step(self._relation_rows, relation_ids, gr, self._edges)
         return loss
+
+    def _wanted(self, source: np.ndarray, target: np.ndarray) -> np.ndarray:
+        """What the queries look for, chunk by chunk: targets, then sources."""
+        parts = [slice(at, at + self.config.chunk) for at in range(0, len(source), self.config.chunk)]
+        return np.concatenate([end[part] for part in parts for end in (target, source)])
+
+    def _sent(self, ids: np.ndarray, wanted: np.ndarray, relation_ids: np.ndarray | None) -> Batch:
+        """Row numbers where the batch is computed."""
+        return Batch(ids, wanted, relation_ids)
+
+    def _told(self, loss: Any) -> Callable[[], float]:
+        """What tells a loss, which may not be made yet."""
+        value = float(loss)
+        return lambda: value
 
     def _reserve(self, runtime: Runtime, num_bytes: int) -> Any:
         return runtime.budget.reserve(TAG, num_bytes)
 
-    def _take(self, rows: Any, ids: np.ndarray, out: Tensor) -> None:
+    def _take(self, rows: Any, ids: Any, out: Tensor) -> None:
         """``out[:] = rows[ids, : out.shape[1]]``"""
         _core.take_rows(rows, out.shape[1], ids, out.numpy(), self._workers)
 
-    def _step(self, rows: Any, ids: np.ndarray, gradients: Tensor, options: _core.StepOptions) -> None:
+    def _step(self, rows: Any, ids: Any, gradients: Tensor, options: _core.StepOptions) -> None:
         """One step of each different row of ``ids`` by the sum of its gradients."""
         _core.step_rows(rows, gradients.shape[1], ids, gradients.numpy(), options, self._workers)
 
-    def _leave_out(self, scores: Tensor, negatives: np.ndarray, wanted: np.ndarray) -> None:
+    def _leave_out(self, scores: Tensor, negatives: Any, wanted: Any) -> None:
         """-inf where a negative is what the query looks for."""
         _core.leave_out(scores.numpy(), negatives, wanted, self._workers)
 
@@ -178,6 +234,9 @@ class Stepper:
     def settle(self) -> None:
         """Brings ``relations.rows`` up to date, where they are trained elsewhere."""
 
+    def close(self) -> None:
+        """Waits for what has been begun and nobody asked for, as after an error."""
+
     def _of_relations(self, r: Tensor | None, part: slice, count: int) -> list[Tensor]:
         if r is None:
             return []
@@ -185,15 +244,15 @@ class Stepper:
             return [r[part]]
         return [r[part], r[count + part.start : count + part.stop]]
 
-    def _chunk(
+    def _chunks(
         self,
         ends: Ends,
         to_ends: Ends,
         relations: list[Tensor],
         to_relations: list[Tensor],
-        rows: tuple[np.ndarray, np.ndarray],
-    ) -> float:
-        """Loss of a chunk of edges, and its gradients.
+        rows: tuple[Any, Any],
+    ) -> Any:
+        """Loss of a chunk of edges, or of several with as many negatives each, and its gradients.
 
         Args:
             to_ends: Gradients, added to.
@@ -214,10 +273,10 @@ class Stepper:
         queries: Tensor,
         positive: Tensor,
         candidates: Tensor,
-        rows: tuple[np.ndarray, np.ndarray],
+        rows: tuple[Any, Any],
         to: tuple[Tensor, Tensor, Tensor],
-    ) -> float:
-        """Loss of queries against candidates.
+    ) -> Any:
+        """Loss of queries against candidates: a number, or float64 [].
 
         Args:
             to: Gradients: those of queries and positive are written, those of candidates added to.
@@ -279,8 +338,8 @@ class Stepper:
                 to_source = self.score.query(target, rs[1], "target")
             else:
                 to_source = self.score.query(target, rs[0] if rs else None, "source")
-            queries = torch.cat([to_target, to_source])
-            positive = self.score.compare.pairs(queries, torch.cat([target, source]))
+            queries = _in_chunks(to_target, to_source, self.config.chunk)
+            positive = self.score.compare.pairs(queries, _in_chunks(target, source, self.config.chunk))
 
         def back(to_queries: Tensor, to_positive: Tensor) -> None:
             found = torch.autograd.grad([queries, positive], leaves, [to_queries, to_positive])
@@ -288,6 +347,11 @@ class Stepper:
                 out += gradient
 
         return queries.detach(), positive.detach(), back
+
+
+def _in_chunks(first: Tensor, second: Tensor, chunk: int) -> Tensor:
+    """Rows of the first chunk of ``first``, then of ``second``, then of the next chunk of either, and so on."""
+    return torch.cat([x for both in zip(first.split(chunk), second.split(chunk), strict=True) for x in both])
 
 
 def _two(tensors: list[Tensor]) -> tuple[np.ndarray | None, np.ndarray | None]:
