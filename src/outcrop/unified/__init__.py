@@ -13,6 +13,7 @@ import numpy as np
 import torch
 
 from outcrop.errors import ArgumentError
+from outcrop.unified.bad_ids import bad_ids
 from outcrop.unified.gather import gather
 from outcrop.unified.memory import host_memory
 from outcrop.unified.mode import UnifiedMode, enable
@@ -28,6 +29,7 @@ __all__ = [
     "UnifiedDevice",
     "UnifiedMode",
     "UnifiedTensor",
+    "check_ids",
     "device",
     "empty",
     "empty_cache",
@@ -108,6 +110,19 @@ def synchronize(x: torch.Tensor | np.ndarray) -> None:
         x: A unified tensor, or any tensor of the CPU or writable array that has memory in common with some.
     """
     host_memory().synchronize(torch.from_numpy(x) if isinstance(x, np.ndarray) else x)
+
+
+def check_ids() -> None:
+    """Waits for the gathers that GPUs were given so far, and looks whether their tables have all rows.
+
+    Nothing waits for a gather, so that an error of one shows at a later one, or here.
+
+    Raises:
+        IndexError: An id is negative, or not below the number of rows.
+    """
+    gpu = host_memory().gpu
+    if gpu is not None:
+        bad_ids(gpu).check()
 
 
 def empty_cache() -> None:

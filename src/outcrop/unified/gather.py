@@ -13,6 +13,7 @@ import torch
 
 from outcrop.device.gpu import Gpu
 from outcrop.errors import ArgumentError
+from outcrop.unified.bad_ids import bad_ids
 from outcrop.unified.memory import host_memory
 
 _WIDEST = 16
@@ -32,7 +33,8 @@ def gather(table: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
         [*index.shape, ...], contiguous, on the device of ``index``.
 
     Raises:
-        IndexError: An id is negative, or not below n.
+        IndexError: An id is negative, or not below n. A GPU is not waited for: its rows are then unset, and a later
+            call raises this, or :func:`outcrop.unified.check_ids`.
         ArgumentError: ``index`` holds no integers, or ``table`` no rows.
     """
     check(table, index)
@@ -89,24 +91,26 @@ def _on_gpu(gpu: Gpu, table: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
             if table.is_cpu
             else table.contiguous()
         )
+    in_host, held = table.is_cpu, None
     if host_memory().owns(table):
         table = host_memory().on_gpu(table, index.get_device())
-    if table.is_cpu and not table.is_pinned():
-        raise ArgumentError(
-            "the GPU cannot read a table in pageable memory in place: outcrop.unified.in_place(table) lets it"
-        )
+    elif in_host:
+        if not table.is_pinned():
+            raise ArgumentError(
+                "the GPU cannot read a table in pageable memory in place: outcrop.unified.in_place(table) lets it"
+            )
+        held = table  # torch does not know that it is read
     flat = index.contiguous()
     row = table[0].numel() * table.element_size()
     stride = table.stride(0) * table.element_size()
-    word = word_bytes(table.data_ptr(), stride, out.data_ptr(), row)
-    wrong = torch.zeros(1, dtype=torch.int64, device=index.device)
+    width = word_bytes(table.data_ptr(), stride, out.data_ptr(), row)
+    word, wrong = bad_ids(gpu).take()
     source = [table.data_ptr(), stride, len(table), flat.data_ptr(), flat.numel()]
-    target = [out.data_ptr(), row, row // word, wrong.data_ptr()]
-    entry = f"gather_{word}_{8 * flat.element_size()}"
-    gpu.launch("gather", entry, index.device, flat.numel(), [*source, *target])
-    at = int(wrong) - 1
-    if at >= 0:
-        raise IndexError(f"row {int(flat.reshape(-1)[at])} asked for, the table has {len(table)}")
+    target = [out.data_ptr(), row, row // width, wrong]
+    entry = f"gather_{width}_{8 * flat.element_size()}"
+    most = BUS_BLOCKS if in_host else 0
+    gpu.launch("gather", entry, index.device, flat.numel(), [*source, *target], most)
+    bad_ids(gpu).launched(gpu, word, flat, len(table), held)
     return out
 
 
