@@ -2,7 +2,7 @@
 # Variables: PYTHON (interpreter for .venv), OUTCROP_JOBS, OUTCROP_PIP_ARGS, ARGS (passed on: make test ARGS="-k pack").
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint format build slow torture sanitize gpu bench docs clean
+.PHONY: help demo test lint format build slow torture sanitize soak gpu bench docs clean
 export PYTHON
 
 VENV := $(or $(OUTCROP_VENV),.venv)
@@ -32,6 +32,10 @@ slow: ## the tests that take longer than a few seconds
 torture: ## the suite again: pread backend, tiny requests and budgets, random short reads
 	@scripts/setup.sh test
 	@scripts/torture.sh $(ARGS)
+
+soak: ## GPU tests on the fake GPU in the orders of 1000 seeds: hours; goes on where it was stopped
+	@scripts/setup.sh test
+	@$(VENV)/bin/python scripts/soak.py $(ARGS)
 
 sanitize: ## C++ tests under AddressSanitizer + UBSan, and under ThreadSanitizer
 	@scripts/setup.sh test

@@ -61,11 +61,20 @@ class Watched:
         return Fence(self, super().fence(stream))  # type: ignore[misc]
 
 
-def schedule(salt: str = "") -> Any:
-    """That of the fake GPU: ``eager``, ``latest`` or ``seed:N``, by OUTCROP_GPU_SCHEDULE."""
+def schedules() -> list[str]:
+    """What OUTCROP_GPU_SCHEDULE names: ``seed:0-99`` is a hundred."""
+    name = os.environ.get("OUTCROP_GPU_SCHEDULE", "latest")
+    if not name.startswith("seed:"):
+        return [name]
+    first, _, last = name.removeprefix("seed:").partition("-")
+    return [f"seed:{seed}" for seed in range(int(first), int(last or first) + 1)]
+
+
+def schedule(name: str, salt: str = "") -> Any:
+    """When the work of the fake GPU runs: see tests/device/fake/streams.py."""
     from fake import streams
 
-    return streams.schedule(os.environ.get("OUTCROP_GPU_SCHEDULE", "eager"), salt)
+    return streams.schedule(name, salt)
 
 
 class Fence:
@@ -91,7 +100,7 @@ def begin() -> Watched:
             pass
 
         made: Any = Fake()
-        made.streams.schedule = schedule()
+        made.streams.schedule = schedule(schedules()[0])
         made.operators.install()
     else:
 

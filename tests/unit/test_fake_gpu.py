@@ -1,6 +1,7 @@
 """The tests of tests/device, in one process of their own: a fake GPU that is made of torch's spare device type stays.
 
-On a machine that has one they run on a real GPU, too.
+Its work runs as late as it can, and in the orders of seeds; ``make soak`` runs many more seeds. On a machine that has
+one they run on a real GPU, too.
 """
 
 from __future__ import annotations
@@ -16,22 +17,42 @@ from support import REPOSITORY
 
 FOLDER = REPOSITORY / "tests" / "device"
 MODULES = sorted(FOLDER.glob("test_*.py"))
+RACING = [
+    FOLDER / f"test_{name}.py" for name in ("asynchrony", "tensor", "rings", "sampling")
+]  # seconds each
 
 
-def run(device: str, *modules: Path) -> None:
+def run(device: str, *modules: Path, schedule: str = "latest") -> None:
     paths = [str(FOLDER), *(p for p in sys.path if p)]
     env = {k: v for k, v in os.environ.items() if not k.startswith("PYTEST_")}
-    env |= {"OUTCROP_GPU_TESTS": device, "PYTHONPATH": os.pathsep.join(paths)}
+    env |= {
+        "OUTCROP_GPU_TESTS": device,
+        "PYTHONPATH": os.pathsep.join(paths),
+        "OUTCROP_GPU_SCHEDULE": schedule,
+    }
     options = ["-q", "-p", "no:xdist", "-p", "no:cacheprovider", "-p", "no:logging", "-o", "timeout=120"]
     command = [sys.executable, "-m", "pytest", *options, *modules]
     ended = subprocess.run(command, env=env, cwd=REPOSITORY, capture_output=True, text=True)
-    assert ended.returncode == 0, ended.stdout[-6000:] + ended.stderr[-2000:]
+    replay = f"replay with OUTCROP_GPU_SCHEDULE={schedule}\n"
+    assert ended.returncode == 0, replay + ended.stdout[-6000:] + ended.stderr[-2000:]
     assert " passed" in ended.stdout
 
 
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(900)
 def test_on_a_fake_gpu():
     run("fake", *MODULES)
+
+
+@pytest.mark.timeout(600)
+def test_on_a_fake_gpu_in_the_order_of_a_seed():
+    run("fake", *RACING, schedule="seed:0")
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("module", MODULES, ids=lambda path: path.stem)
+def test_on_a_fake_gpu_in_the_orders_of_seeds(module):
+    run("fake", module, schedule="seed:1-24")
 
 
 @pytest.mark.gpu
