@@ -80,7 +80,9 @@ class Allocator:
             self._blocks[block.address] = block
             address = block.address
             if used:  # until then it is its former owner's
-                self._streams.give(stream, Work("allocation", lambda: self._begin(address, num_bytes)))
+                self._streams.give(
+                    stream, Work("allocation", lambda: self._begin(address, num_bytes), note=True)
+                )
             else:
                 self._begin(address, num_bytes)
             return block, Owner(self, block)
@@ -132,7 +134,7 @@ class Allocator:
 
     def _hand_back(self, block: Block) -> None:
         address, stream = block.address, block.stream
-        self._streams.give(stream, Work("free", lambda: self._live.pop(address, None)))
+        self._streams.give(stream, Work("free", lambda: self._live.pop(address, None), note=True))
         if stream not in self._free:
             pool = self._free[stream] = defaultdict(list)
             weakref.finalize(stream, _leave, self._orphans, pool)

@@ -32,12 +32,17 @@ class Span:
 
 @dataclass
 class Work:
-    """Holds addresses, nothing that keeps memory alive."""
+    """Holds addresses, nothing that keeps memory alive.
+
+    Attributes:
+        note: Of the allocator, nothing that a GPU does: it takes effect with the work before it.
+    """
 
     name: str
     run: Callable[[], object]
     spans: tuple[Span, ...] = ()
     after: Fence | None = None
+    note: bool = False
 
 
 class Stream:
@@ -47,6 +52,7 @@ class Stream:
         self.number, self.low_priority = number, low_priority
         self.queue: deque[Work] = deque()
         self.given = self.done = 0
+        self.last = 0  # item that is no note
 
     def __repr__(self) -> str:
         return f"Stream({self.number}, {self.done} of {self.given} done)"
@@ -56,7 +62,7 @@ class Fence:
     """Passed when its stream has done ``number`` items."""
 
     def __init__(self, streams: Streams, stream: Stream):
-        self.streams, self.stream, self.number = streams, stream, stream.given
+        self.streams, self.stream, self.number = streams, stream, stream.last
 
     @property
     def passed(self) -> bool:
@@ -130,7 +136,10 @@ class Streams:
         with self.lock:
             stream.queue.append(work)
             stream.given += 1
+            stream.last = stream.last if work.note else stream.given
             self._pending[stream] = None
+            if not self._running:
+                self._take_notes(stream)
             if len(stream.queue) > MOST_QUEUED:
                 self.advance(stream, stream.done + 1)
             if not self._running:
@@ -178,13 +187,21 @@ class Streams:
                         return work
         return None
 
+    def _take_notes(self, stream: Stream) -> None:
+        while stream.queue and stream.queue[0].note:
+            self._run_first(stream)
+
     def _step(self, stream: Stream) -> None:
+        self._run_first(stream)
+        self._take_notes(stream)
+
+    def _run_first(self, stream: Stream) -> None:
         work = stream.queue.popleft()
         if not stream.queue:
             del self._pending[stream]
         self._running = True
         try:
-            if self.error is None:
+            if self.error is None or work.note:
                 work.run()
         except Exception as problem:
             self.error = f"{work.name} on stream {stream.number}: {problem}"
