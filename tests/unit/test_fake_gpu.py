@@ -17,9 +17,12 @@ from support import REPOSITORY
 
 FOLDER = REPOSITORY / "tests" / "device"
 MODULES = sorted(FOLDER.glob("test_*.py"))
+# A second or a few for each seed; the others take ten and more.
 RACING = [
-    FOLDER / f"test_{name}.py" for name in ("asynchrony", "tensor", "rings", "sampling")
-]  # seconds each
+    FOLDER / f"test_{name}.py"
+    for name in ("asynchrony", "everyday", "gather", "orders", "rings", "sampling", "transfer")
+]
+SLOWER = [FOLDER / f"test_{name}.py" for name in ("embedding", "memory", "tensor", "training")]
 
 
 def run(device: str, *modules: Path, schedule: str = "latest") -> None:
@@ -50,9 +53,24 @@ def test_on_a_fake_gpu_in_the_order_of_a_seed():
 
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
-@pytest.mark.parametrize("module", MODULES, ids=lambda path: path.stem)
-def test_on_a_fake_gpu_in_the_orders_of_seeds(module):
-    run("fake", module, schedule="seed:1-24")
+@pytest.mark.parametrize(
+    ("module", "seeds"),
+    [*((module, "1-24") for module in RACING), *((module, "1-2") for module in SLOWER)],
+    ids=lambda value: value.stem if isinstance(value, Path) else value,
+)
+def test_on_a_fake_gpu_in_the_orders_of_seeds(module, seeds):
+    run("fake", module, schedule=f"seed:{seeds}")
+
+
+def test_no_module_is_left_out():
+    # Of two only the latest order is tried.
+    there = {
+        *RACING,
+        *SLOWER,
+        FOLDER / "test_bench.py",
+        FOLDER / "test_script.py",
+    }
+    assert there == set(MODULES)
 
 
 @pytest.mark.gpu
