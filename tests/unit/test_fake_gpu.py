@@ -20,7 +20,7 @@ MODULES = sorted(FOLDER.glob("test_*.py"))
 # A second or a few for each seed; the others take ten and more.
 RACING = [
     FOLDER / f"test_{name}.py"
-    for name in ("asynchrony", "everyday", "gather", "orders", "rings", "sampling", "transfer")
+    for name in ("asynchrony", "everyday", "gather", "orders", "programs", "rings", "sampling", "transfer")
 ]
 SLOWER = [FOLDER / f"test_{name}.py" for name in ("embedding", "memory", "tensor", "training")]
 
