@@ -16,6 +16,7 @@ import scipy.io
 import scipy.sparse as sp
 from typer.testing import CliRunner
 
+import outcrop as oc
 from outcrop.cli.main import app
 from outcrop.errors import ArgumentError, FormatError
 from outcrop.sources.base import FeatureSource
@@ -343,3 +344,13 @@ def test_a_cell_that_makes_all_ids_text_is_named(tmp_path, ids_are):
         assert "because of 1 that are no whole numbers, such as '1O'" in note
     else:
         assert not said
+
+
+def test_python_users_see_the_notes(tmp_path, monkeypatch, capsys):
+    (tmp_path / "edges.csv").write_text("src,dst,colour\n0,1,red\n1,2,blue\n")
+    monkeypatch.setenv("OUTCROP_PROGRESS", "1")
+    for progress in (True, False):
+        out = tmp_path / f"graph-{progress}"
+        graph = oc.import_graph(f"edges:{tmp_path / 'edges.csv'}", out, progress=progress)
+        assert "colour" in graph.notes[0]
+        assert (f"note: {graph.notes[0]}\n" in capsys.readouterr().err) == progress

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
 from outcrop.config import Size
 from outcrop.errors import ArgumentError, OutcropError
-from outcrop.progress import Progress, shows_progress
+from outcrop.progress import Progress, SilentProgress, shows_progress
 from outcrop.runtime import Runtime
 from outcrop.sources.base import SplitProtocol
 from outcrop.stages import generate, ingest, ingest_triples
@@ -85,7 +86,8 @@ def import_graph(
         progress: Whether to show progress (:mod:`outcrop.progress`), or a receiver of it.
 
     Returns:
-        The graph. Its ``notes`` say what was left out (columns without a meaning here) and what was changed.
+        The graph. Its ``notes`` say what was left out (columns without a meaning here) and what was changed; where
+        progress is shown, they are printed to standard error, too.
 
     Raises:
         ArgumentError: Parts contradict each other or the options; or ``out`` is taken.
@@ -121,7 +123,11 @@ def import_graph(
         num_nodes=num_nodes,
     )
     with Runtime(memory, progress=progress) as runtime:
-        return ingest.import_graph(_with_parts(source, parts), out, runtime, config)
+        graph = ingest.import_graph(_with_parts(source, parts), out, runtime, config)
+    if not isinstance(progress, SilentProgress):
+        for note in graph.notes:
+            print(f"note: {note}", file=sys.stderr)
+    return graph
 
 
 def _with_parts(source: Any, parts: dict[str, Any]) -> Any:
