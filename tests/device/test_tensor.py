@@ -506,7 +506,9 @@ def test_copies_and_pickles(a, device):
         assert kind(other) == kind(u)
         assert other.requires_grad
         assert torch.equal(plain(other), a[1:])
-        assert kind(other[torch.tensor([0]).to(GPU)]) == GPU
+        rows = other[torch.tensor([0]).to(GPU)]
+        assert kind(rows) == GPU
+        assert torch.equal(rows.detach().cpu(), a[1:2])
     assert torch.equal(plain(copies[0].grad), plain(u.grad))
     assert copies[0].data_ptr() != u.data_ptr()
     assert len(pickle.dumps(u)) < 1000

@@ -61,6 +61,14 @@ def test_batches_are_those_of_the_cpu(made, mode, gpu):
     assert bool(gpu.launched) == (mode in ("packed", "memory", "online"))
 
 
+def compare_rows(made, mode, batches):
+    """With those of the CPU."""
+    with Runtime() as runtime, open_session(made[0], runtime, mode, run_folder=made[1]) as session:
+        for ours, theirs in zip(session.batches("train"), batches, strict=True):
+            assert torch.equal(theirs.x.cpu(), ours.x)
+            del ours, theirs
+
+
 def test_every_level_serves_rows(made, gpu):
     """The plan of this run has rows on the device, in the host, on disk and packed; the fake GPU assembles three."""
     graph, run = made
@@ -69,8 +77,7 @@ def test_every_level_serves_rows(made, gpu):
             graph, runtime, "online", run_folder=run, to=DeviceConfig(GPU, DEVICE_BYTES)
         ) as session:
             loader = session.batches("train")
-            for batch in loader:
-                del batch
+            compare_rows(made, "online", loader)
             assert all(loader.stats.rows_by_level[name] > 0 for name in ("device", "host", "disk"))
         assert sum(runtime.device_peaks.values()) <= DEVICE_BYTES
     with Runtime() as runtime:
@@ -78,8 +85,7 @@ def test_every_level_serves_rows(made, gpu):
             graph, runtime, "packed", run_folder=run, to=DeviceConfig(GPU, DEVICE_BYTES)
         ) as session:
             loader = session.batches("train")
-            for batch in loader:
-                del batch
+            compare_rows(made, "packed", loader)
             levels = loader.stats.rows_by_level
         assert all(levels[name] > 0 for name in ("device", "host", "disk_cache", "packed")), levels
         assert set(runtime.device_peaks) == {"device-cache", "device-batches"}

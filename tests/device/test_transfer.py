@@ -232,7 +232,8 @@ def test_kernels_that_read_the_host_take_few_processors(made, gpu, monkeypatch):
         gpu, "new_stream", lambda *args, **named: streams.append(named) or new_stream(*args, **named),
         raising=False,
     )  # fmt: skip
-    sums(made, GPU, Loops(None).plain)
+    expected = sums(made, "cpu", Loops(None).plain)
+    assert sums(made, GPU, Loops(None).plain) == expected
     assert streams == [{"low_priority": True}]
     assert {args[1].split("_")[0]: args[-1] for args in launched} == {"assemble": BUS_BLOCKS}
 

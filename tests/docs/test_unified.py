@@ -49,4 +49,5 @@ def test_two_lines_on_the_cpu():
 @pytest.mark.gpu
 def test_two_lines_on_the_gpu():
     before, after = (losses(script, "cuda") for script in scripts())
+    assert before[-1] < before[0]
     assert before == pytest.approx(after, rel=1e-4)
