@@ -44,7 +44,7 @@ sanitize: ## C++ tests under AddressSanitizer + UBSan, and under ThreadSanitizer
 	scripts/cpp-tests.sh tsan || status=1; \
 	exit $$status
 
-lint: ## formatting, ruff, pyright, import layers, clang-format
+lint: ## formatting, ruff, pyright, import layers, rules of the house, clang-format
 	@scripts/setup.sh lint
 	@scripts/lint.sh
 

@@ -26,7 +26,7 @@ FAMILIES: dict[str, tuple[tuple[str, ...], str]] = {
         (f"{_DEVICE}/test_training.py", f"{_DEVICE}/test_rings.py", f"{_DEVICE}/test_embedding.py"),
         "read_rows_through_rings or rows_land or slabs_go_through_rings",
     ),
-    "fused": (("tests/unit/test_fused.py",), "on_a_gpu"),
+    "fused": (("tests/unit/embed/test_fused.py",), "on_a_gpu"),
 }
 _TOOLS = ("memcheck", "initcheck", "racecheck", "synccheck")
 _SANITIZER_FOLDERS = ("/usr/local/cuda/bin", "/opt/cuda/bin", "build/gpu/site/bin")
@@ -86,7 +86,12 @@ def units(phase: str, names: list[str], device: str) -> list[Unit]:
 
 
 def _build(device: str) -> list[Unit]:
-    compiled = ("tests/unit/test_kernels.py", "tests/unit/test_fused.py", "-m", "not gpu and not slow")
+    compiled = (
+        "tests/unit/device/test_kernels.py",
+        "tests/unit/embed/test_fused.py",
+        "-m",
+        "not gpu and not slow",
+    )
     return [
         Unit("build", "core", ("bash", "scripts/gpu-build.sh"), needs_gpu=False),
         Unit("build", "kernels", pytest(*compiled), needs_gpu=False),
@@ -98,7 +103,7 @@ def _tests(device: str) -> list[Unit]:
     if (
         device == "cuda"
     ):  # those that a fake GPU cannot run; test_fake_gpu.py runs tests/device, test_guards.py none
-        modules += [Path("tests/unit/test_fused.py"), Path("tests/docs/test_unified.py")]
+        modules += [Path("tests/unit/embed/test_fused.py"), Path("tests/docs/test_unified.py")]
     return [_test(str(module), device) for module in modules]
 
 

@@ -32,6 +32,7 @@ check ruff ruff check --output-format concise .
 check stub stub
 check pyright pyright --pythonpath "$venv/bin/python"
 check imports env PYTHONPATH=src lint-imports --no-logo --cache-dir build/import-linter
+check house python scripts/house.py
 check clang-format clang-format --dry-run -Werror "${cpp[@]}"
 check shell bash -n scripts/*.sh .ci/run
 

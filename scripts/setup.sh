@@ -45,11 +45,14 @@ install_torch() {
   done_with torch "$want"
 }
 
+# An editable install finds modules by the paths that they had: a module that became a package has to be installed again.
+packages() { find src/outcrop -name __init__.py | LC_ALL=C sort | sha256sum | cut -c1-8; }
+
 install_outcrop() {
   local dependencies sources extra=$1 name
   name=dependencies-${extra:-none}
   dependencies=$(digest pyproject.toml constraints.txt)
-  sources=$(digest CMakeLists.txt pyproject.toml src/core src/bindings src/outcrop/kernels)-$(have_uring && echo uring || echo pread)
+  sources=$(digest CMakeLists.txt pyproject.toml src/core src/bindings src/outcrop/kernels)-$(have_uring && echo uring || echo pread)-$(packages)
   if ! fresh "$name" "$dependencies"; then
     say "installing build tools and dependencies${extra:+ for $extra} (under a minute)"
     quietly tools pip install 'scikit-build-core>=0.10' 'nanobind>=2.4' cmake ninja
@@ -57,7 +60,7 @@ install_outcrop() {
     build "outcrop" ".${extra:+[$extra]}"
     done_with "$name" "$dependencies"
   elif ! fresh sources "$sources"; then
-    say "C++ sources changed: building outcrop again"
+    say "C++ sources or packages changed: building outcrop again"
     build "outcrop" . --no-deps
   fi
   done_with sources "$sources"

@@ -1,5 +1,5 @@
 """Puts the tables of docs/measured.md and README.md where their markers are, from the JSON of ``outcrop bench``;
-and README without relative links into docs/package-index.md.
+and README with links that work on a package index into docs/package-index.md.
 
     python scripts/tables.py           writes them
     python scripts/tables.py --check   says what would change, and ends with status 1
@@ -13,6 +13,7 @@ from __future__ import annotations
 import json
 import re
 import sys
+import tomllib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,12 +21,11 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
-MACHINE = "epyc-2core"  # of results that name no folder
+MACHINE = "xeon-2core"  # the folder of the results
+BEFORE = "epyc-2core"  # of results that were not measured again on that machine
 PAGES = (ROOT / "docs" / "measured.md", ROOT / "README.md")
-_EPOCH = "outcrop bench epoch --modes "
-_CURVE = "outcrop bench memory-curve --batch-size 64"
 INDEX = ROOT / "docs" / "package-index.md"  # the long description of the package
-REFERENCE = "xeon-2core/epoch.json"  # other results say so where they are of another revision than this one
+REFERENCE = "epoch.json"  # other results say so where they are of another revision than this one
 Result = dict[str, Any]
 Rows = tuple[Sequence[str], Sequence[Sequence[str]]]
 
@@ -50,9 +50,12 @@ _FIRST = {
     True: (MEMORY_FRESH, "packed-fresh", "fresh", "ondisk"),
     False: ("memory", "packed", "online", "ondisk"),
 }
+_PREPARING = "An epoch's time includes its part of what preparing took."
 _SAID = {
-    True: "The last row replays the batches of one epoch.",
-    False: "All rows train on the same batches, those of one epoch replayed, and have the same losses, bit for bit.",
+    True: f"{_PREPARING} The last row trains on the batches of one epoch again and again, and is compared with memory "
+    "doing the same. Measured by",
+    False: f"{_PREPARING} All rows train on the batches of one epoch again and again, and have the same losses, bit "
+    "for bit. Measured by",
 }
 
 
@@ -121,13 +124,12 @@ def demo(result: Result) -> Rows:
 
 
 def embeddings(result: Result) -> Rows:
-    listed = result.get("graphs") or result["rows"]
     rows = []
-    for r in listed:
-        name = r["graph"] + (f", {r['partitions']} partitions" if "partitions" in r else "")
+    for r in result.get("graphs") or result["rows"]:
+        name = r["graph"] + (f", {r['partitions']} partitions" if r.get("partitions", 1) > 1 else "")
         scores = [f"{r[k]['mean']:.3f} ± {r[k]['deviation']:.3f}" for k in ("mrr", "hits@1", "hits@10")]
-        rows.append([name, *scores, r["protocol"], str(r["seeds"]), f"{r['train_seconds']:.0f} s"])
-    return ("graph", "MRR", "Hits@1", "Hits@10", "ranks", "seeds", "training"), rows
+        rows.append([name, *scores, r["protocol"], str(r["seeds"])])
+    return ("graph", "MRR", "Hits@1", "Hits@10", "ranks", "seeds"), rows
 
 
 def embedding_speed(result: Result) -> Rows:
@@ -151,46 +153,46 @@ def embedding_speed(result: Result) -> Rows:
 
 @dataclass(frozen=True)
 class Table:
-    """``command``: of results that do not name theirs. ``brief``: one line about its origin, with a link."""
+    """``rows``: columns and rows of the result in ``file``. ``brief``: one line about its origin, with a link.
+    ``command``: of a result that does not name its own."""
 
     file: str
-    command: str
     rows: Callable[[Result], Rows] = given
     brief: bool = False
+    command: str = ""
 
 
 TABLES = {
-    "first": Table(REFERENCE, f"{_EPOCH}packed,memory,online,fresh,direct,ondisk --epochs 10", first, True),
-    "epoch": Table(REFERENCE, f"{_EPOCH}packed,memory,online,fresh,direct,ondisk --epochs 10", modes),
-    "demo": Table("demo.json", "outcrop demo", demo),
-    "epoch-baselines": Table("epoch-baselines.json", "outcrop bench epoch --rounds 1 (topology by pages)", modes),
-    "epoch-memmap": Table("epoch-memmap.json", f"{_EPOCH}packed,memory,online,ondisk,memmap", modes),
-    "epoch-10m": Table("epoch-10m.json", "outcrop bench epoch --nodes 10000000 --cap 0.21", modes),
-    "loader": Table("loader.json", "outcrop bench loader", loader),
-    "prepare": Table("prepare.json", "outcrop bench prepare"),
-    "memory-curve": Table("memory-curve.json", _CURVE),
-    "memory-curve-packed": Table("memory-curve-packed.json", f"{_CURVE} --modes packed"),
-    "memory-curve-online": Table("memory-curve-online.json", f"{_CURVE} --modes online,fresh"),
-    "memory-curve-partition": Table("memory-curve-partition.json", f"{_CURVE} --modes packed,partition"),
-    "scale": Table("scale.json", "outcrop bench scale"),
-    "cost-model": Table("cost-model.json", "outcrop bench cost-model"),
-    "layout": Table("layout.json", "outcrop bench layout"),
-    "pipeline": Table("pipeline.json", "outcrop bench pipeline"),
-    "pipeline-gat": Table("pipeline-gat.json", "outcrop bench pipeline --model gat"),
-    "pipeline-gat-online": Table("pipeline-gat-online.json", "outcrop bench pipeline --model gat"),
-    "io": Table("io.json", "outcrop bench io", io),
-    "quality": Table("quality.json", "outcrop bench quality"),
-    "embed-quality": Table("embed-quality.json", "python examples/embed/quality.py", embeddings),
-    "embed-partitions": Table("embed-partitions.json", "python examples/embed/quality.py", embeddings),
-    "embed": Table("embed.json", "outcrop bench embed", embedding_speed),
-    "embed-large": Table("embed-large.json", "outcrop bench embed-large"),
-    "orders": Table("orders.json", "outcrop bench orders"),
-}  # fmt: skip
+    "first": Table(REFERENCE, first, brief=True),
+    "epoch": Table(REFERENCE, modes),
+    "demo": Table("demo.json", demo),
+    "epoch-baselines": Table("epoch-baselines.json", modes),
+    "epoch-10m": Table("epoch-10m.json", modes, command="outcrop bench epoch --nodes 10000000 --cap 0.21"),
+    "loader": Table("loader.json", loader, command="outcrop bench loader"),
+    "prepare": Table("prepare.json"),
+    "checks": Table("checks.json"),
+    "memory-curve": Table("memory-curve.json"),
+    "scale": Table("scale.json", command="outcrop bench scale"),
+    "cost-model": Table("cost-model.json", command="outcrop bench cost-model"),
+    "layout": Table("layout.json", command="outcrop bench layout"),
+    "pipeline": Table("pipeline.json"),
+    "pipeline-gat": Table("pipeline-gat.json", command="outcrop bench pipeline --model gat"),
+    "io": Table("io.json", io),
+    "quality": Table("quality.json", command="outcrop bench quality"),
+    "embed-quality": Table("embed-quality.json", embeddings, command="python examples/embed/quality.py"),
+    "embed-partitions": Table("embed-partitions.json", embeddings),
+    "embed": Table("embed.json", embedding_speed, command="outcrop bench embed"),
+    "embed-large": Table("embed-large.json"),
+    "orders": Table("orders.json"),
+}
 
 
 def path_of(file: str) -> Path:
-    """Where a result lies: ``<machine>/<file>``, or a file of :data:`MACHINE`."""
-    return RESULTS / file if "/" in file else RESULTS / MACHINE / file
+    """Where a result lies."""
+    return next(
+        (RESULTS / at / file for at in (MACHINE, BEFORE) if (RESULTS / at / file).is_file()),
+        RESULTS / MACHINE / file,
+    )
 
 
 def read(file: str) -> Result:
@@ -198,7 +200,7 @@ def read(file: str) -> Result:
 
 
 def machine_of(result: Result) -> str:
-    about = result.get("machine") or read("epoch.json")["machine"]
+    about = result["machine"]
     kernel = about["kernel"].split("-")[0]
     return (
         f"{about['cpu']}, {about['cores']} cores, {size(about['memory_bytes'])}, Linux {kernel}, "
@@ -208,7 +210,7 @@ def machine_of(result: Result) -> str:
 
 def origin(result: Result, table: Table) -> list[str]:
     """Lines below a table: how it was made, where, of which source."""
-    revision, newest = str(result.get("revision") or "not recorded"), str(read(REFERENCE)["revision"])
+    revision, newest = str(result["revision"]), str(read(REFERENCE)["revision"])
     made = f"`{result.get('command') or table.command}` on {machine_of(result)}."
     if table.brief:
         return [f"{_SAID[MEMORY_FRESH in result['modes']]} {made}"]
@@ -241,16 +243,39 @@ def filled(page: str) -> str:
     return re.sub(r"(<!-- table: (\S+) -->)\n.*?(<!-- end -->)", fill, page, flags=re.DOTALL)
 
 
-def for_an_index(readme: str) -> str:
-    """What a package index shows: README without the links and markers that mean nothing there."""
-    text = re.sub(r"\[([^\]]+)\]\((?!https?:)[^)]*\)", r"\1", readme)
+def for_an_index(readme: str, repository: str | None) -> str:
+    """Returns what a package index shows: README with links that work there, and without markers.
+
+    Args:
+        repository: Address of the public repository, to whose files relative links then lead. None: they become the
+            paths of these files, which a line at the top explains.
+    """
+
+    def absolute(match: re.Match[str]) -> str:
+        text, target = match.groups()
+        if repository is not None:
+            return f"[{text}]({repository}/blob/main/{target})"
+        path = target.partition("#")[0]
+        return f"`{path}`" if text == path else f"{text} (`{path}`)"
+
+    text = re.sub(r"\[([^\]]+)\]\((?!https?:)([^)]*)\)", absolute, readme)
+    if repository is None:
+        title, _, rest = text.partition("\n")
+        paths = "Paths in this text, such as `docs/modes.md`, are those of files in the source distribution."
+        text = f"{title}\n\n{paths}\n{rest}"
     return re.sub(r"<!--.*?-->\n", "", text)
+
+
+def repository_address() -> str | None:
+    """Returns the address that pyproject.toml names, None where it names none."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    return project.get("urls", {}).get("Repository")
 
 
 def wanted() -> dict[Path, str]:
     """What each page should hold."""
     pages = {page: filled(page.read_text()) for page in PAGES}
-    return {**pages, INDEX: for_an_index(pages[PAGES[1]])}
+    return {**pages, INDEX: for_an_index(pages[PAGES[1]], repository_address())}
 
 
 def main(arguments: list[str]) -> int:

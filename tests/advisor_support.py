@@ -1,16 +1,20 @@
-"""Data sets that are only described (Hyperion, Table II): batches, work and hits of a cache without a graph."""
+"""A profile of no machine, and data sets that are only described (Hyperion, Table II): batches, work and hits."""
 
 from __future__ import annotations
 
 import math
+import time
 import tomllib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from outcrop.advisor.cost import Hardware, Workload
+from outcrop.advisor.cost import Workload
 from outcrop.advisor.shapes import Network, Shape, step_seconds
 from outcrop.config import parse_size
+from outcrop.runtime.hardware import Hardware, HostCosts
+from outcrop.store.profile import Profile
 
 _VALUE_BYTES = 4
 _TRAIN_SHARE = 0.01  # of the nodes, as the paper has it
@@ -108,3 +112,13 @@ def described_work(
         memory_bytes=rows * (held - near) * data.row_bytes,
         exact=False,
     )
+
+
+def a_profile(key: dict[str, Any], **changes: Any) -> Profile:
+    """A machine with two cores and a disk of 50,000 reads and 1 GB a second; ``changes`` are fields."""
+    values = {
+        "key": key, "cores": 2, "memory_bytes": 8 << 30, "reads": ((4096, 5e4), (1 << 20, 1000.0)), "latency_s": 1e-4,
+        "write_bytes_per_s": 5e8, "copy_bytes_per_s": 1e10, "gather_bytes_per_s": 5e9, "host": HostCosts(stall=0.5),
+        "steps": {"sage": 0.02}, "measured_at": time.time(),
+    }  # fmt: skip
+    return Profile(**{**values, **changes})

@@ -17,9 +17,9 @@ import numpy as np
 
 import support
 from outcrop import _core
-from outcrop.api.prepare import PrepareReport
-from outcrop.api.prepare import prepare as prepare_run
-from outcrop.runtime import Runtime
+from outcrop.api.prepare import prepare_with_report as prepare_run
+from outcrop.preparation.prepare import PrepareReport
+from outcrop.runtime.runtime import Runtime
 from outcrop.store.graph import Graph
 from outcrop.testing import write_graph
 

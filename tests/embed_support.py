@@ -8,10 +8,10 @@ import numpy as np
 
 from outcrop.config import BucketConfig
 from outcrop.embed.buckets import Buckets
-from outcrop.embed.fit import Fit
 from outcrop.embed.prepare import prepare
-from outcrop.runtime import Runtime
-from outcrop.stages.ingest_triples import import_triples
+from outcrop.embed.training import Fit
+from outcrop.importing.triples import import_triples
+from outcrop.runtime.runtime import Runtime
 
 
 def random_triples(nodes: int, relations: int, count: int, seed: int = 0) -> np.ndarray:
@@ -83,7 +83,7 @@ def fit(buckets: Buckets, run: Path, config, runtime: Runtime, **options) -> Fit
 
 def table_of(run: Path, runtime: Runtime) -> tuple[np.ndarray, np.ndarray | None]:
     """float32 [nodes, stride] by node, vectors and optimizer state, and the vectors of relations."""
-    from outcrop.embed.trained import open_trained
+    from outcrop.embed.model import open_trained
 
     trained = open_trained(run, runtime)
     try:

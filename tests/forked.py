@@ -26,7 +26,7 @@ from pathlib import Path
 from artifact_support import child_environment
 from support import HANGS_SECONDS
 
-LIGHT = "import outcrop.api.prepare, outcrop.stages.generate, outcrop.stages.ingest"
+LIGHT = "import outcrop.api.prepare, outcrop.importing.generate, outcrop.importing.graph"
 HEAVY = (
     LIGHT
     + ", torch, torch_geometric, outcrop.api.train, outcrop.api.infer, outcrop.api.run, outcrop.cli.main"

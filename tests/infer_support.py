@@ -8,10 +8,10 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from outcrop import checkpoint as checkpoints
-from outcrop.checkpoint import Checkpoint, Meta
-from outcrop.models import Model, build_model
-from outcrop.runtime import Runtime
+from outcrop.nn import checkpoint as checkpoints
+from outcrop.nn.checkpoint import Checkpoint, Meta
+from outcrop.nn.models import Model, build_model
+from outcrop.runtime.runtime import Runtime
 from outcrop.store.graph import Graph
 from outcrop.testing import write_graph
 from run_support import random_features

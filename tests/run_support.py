@@ -9,12 +9,13 @@ from typing import Any
 
 import numpy as np
 
-from outcrop.config import PlanConfig, SampleConfig
+from outcrop.api.prepare import prepare_with_report as prepare
+from outcrop.config import PlanConfig, SampleConfig, Size
 from outcrop.errors import BudgetError
-from outcrop.runtime import Runtime
-from outcrop.stages.pack import pack
-from outcrop.stages.plan import divide_host_memory, plan
-from outcrop.stages.sample import sample
+from outcrop.preparation.pack import pack
+from outcrop.preparation.plan import divide_host_memory, plan
+from outcrop.preparation.sample import sample
+from outcrop.runtime.runtime import Runtime
 from outcrop.store import packed, placement, samples
 from outcrop.store.batches import BatchGraph
 from outcrop.store.graph import Graph
@@ -121,6 +122,18 @@ def packed_run(graph: Graph, folder: Path, runtime: Runtime, config: PlanConfig,
     return Stages(
         graph, folder, sample_set, places, packed.open_packed(runtime, folder / "pack", places, sample_set)
     )
+
+
+def a_run_of_all_levels(folder: Path, *, width: int, train: int, gpu_memory: Size) -> tuple[Graph, Path]:
+    """Makes a graph and a run of it, so small that rows come from every level: both caches, the disk's, packed."""
+    with Runtime() as runtime:
+        graph = a_graph(folder / "graph", runtime, width=width, train=train)
+    run = folder / "run"
+    prepare(
+        graph, run, fanouts=(3, 3), batch_size=20, epochs=2, memory="1600KiB", gpu_memory=gpu_memory,
+        disk_space="900KiB",
+    )  # fmt: skip
+    return graph, run
 
 
 def config_with_cache(

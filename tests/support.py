@@ -84,7 +84,7 @@ def runtime_options(test_name: str, memory: int | str | None, options: dict[str,
 
 def new_runtime(memory: int | str | None = None, **options: Any) -> Any:
     """``Runtime(memory, **options)``, changed by the torture. For modules that say ``TORTURED = True``."""
-    from outcrop.runtime import Runtime
+    from outcrop.runtime.runtime import Runtime
 
     return Runtime(**runtime_options("module", memory, options))
 
@@ -93,3 +93,10 @@ def held_bytes(runtime: Any) -> int:
     """What is reserved besides the buffers that the I/O engine keeps for itself."""
     tags = runtime.budget.by_tag
     return runtime.budget.now_bytes - (tags["io-buffers"].now_bytes if "io-buffers" in tags else 0)
+
+
+def read_names(graph: Any, runtime: Any, start: int = 0, stop: int | None = None) -> list[str]:
+    """Names of nodes ``start:stop``, as they are stored. Raises FormatError where the graph has none."""
+    from outcrop.store.names import NAME_ARRAYS, read_text
+
+    return read_text(runtime, graph.path, graph.manifest, NAME_ARRAYS, start, stop)

@@ -11,10 +11,10 @@ import torch
 
 from batch_reference import deliver, loopless_degrees, random_adjacency, sample
 from outcrop.config import TrainConfig
-from outcrop.stages.evaluate import evaluate
-from outcrop.stages.train import TrainResult, train
+from outcrop.runtime.trace import Trace
 from outcrop.store.minibatch import MiniBatch
-from outcrop.trace import Trace
+from outcrop.training.evaluate import evaluate
+from outcrop.training.loop import TrainResult, train
 
 NUM_NODES, DIM, CLASSES, BATCH = 120, 6, 3, 16
 

@@ -21,6 +21,8 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
+from outcrop.bench.origin import origin
+
 HERE = Path(__file__).parent
 HELD_OUT = ["--valid-fraction", "0.05", "--test-fraction", "0.05"]  # of an edge list
 CANDIDATES = ["--candidates", "10000"]  # for graphs with more nodes than are worth ranking
@@ -132,7 +134,7 @@ def main() -> None:
             )
             show(rows[-1])
             if options.json:
-                options.json.write_text(json.dumps(rows, indent=1))
+                options.json.write_text(json.dumps({**origin("embed-quality"), "rows": rows}, indent=1))
 
 
 if __name__ == "__main__":

@@ -15,7 +15,8 @@ void bind_base(nb::module_& m) {
       .def_ro("now_bytes", &Budget::Usage::now_bytes)
       .def_ro("peak_bytes", &Budget::Usage::peak_bytes);
   nb::class_<Budget>(m, "Budget")
-      .def_static("create", &Budget::create, "limit_bytes"_a = UINT64_MAX, "rehearsal"_a = false)
+      .def_static("create", &Budget::create, "limit_bytes"_a = UINT64_MAX, "rehearsal"_a = false,
+                  "measure_bytes"_a = 0)
       .def("reserve", &Budget::reserve, "tag"_a, "bytes"_a)
       .def(
           "empty",

@@ -40,14 +40,14 @@ inline nb::ndarray<nb::numpy, uint8_t, nb::ndim<1>> to_numpy(Buffer buffer) {
 void bind_base(nb::module_& m);
 void bind_io(nb::module_& m);
 void bind_graph(nb::module_& m);
-void bind_sampler(nb::module_& m);
+void bind_sampling(nb::module_& m);
 void bind_pack(nb::module_& m);
-void bind_layout(nb::module_& m);
+void bind_segments(nb::module_& m);
 void bind_cache(nb::module_& m);
-void bind_order(nb::module_& m);
+void bind_embed_orders(nb::module_& m);
 void bind_embed(nb::module_& m);
-void bind_twin(nb::module_& m);
+void bind_cpu_kernels(nb::module_& m);
 void bind_device(nb::module_& m);
-void bind_gpuio(nb::module_& m);
+void bind_rings(nb::module_& m);
 
 }  // namespace outcrop

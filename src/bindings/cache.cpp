@@ -1,4 +1,4 @@
-// Caches of rows (core/cache) and the topology among resident partitions (core/graph/induce.h).
+// Caches of rows (core/cache) and the topology among resident partitions (core/sampling/induce.h).
 #include <nanobind/stl/optional.h>
 
 #include <algorithm>
@@ -10,7 +10,7 @@
 #include "cache/hot_rows.h"
 #include "cache/next_use.h"
 #include "cache/row_cache.h"
-#include "graph/induce.h"
+#include "sampling/induce.h"
 
 namespace outcrop {
 namespace {

@@ -40,13 +40,13 @@ NB_MODULE(_core, m) {
   outcrop::bind_base(m);
   outcrop::bind_io(m);
   outcrop::bind_graph(m);
-  outcrop::bind_sampler(m);
+  outcrop::bind_sampling(m);
   outcrop::bind_pack(m);
-  outcrop::bind_layout(m);
+  outcrop::bind_segments(m);
   outcrop::bind_cache(m);
-  outcrop::bind_order(m);
+  outcrop::bind_embed_orders(m);
   outcrop::bind_embed(m);
-  outcrop::bind_twin(m);
+  outcrop::bind_cpu_kernels(m);
   outcrop::bind_device(m);
-  outcrop::bind_gpuio(m);
+  outcrop::bind_rings(m);
 }

@@ -1,4 +1,4 @@
-// A disk of Outcrop's behind queue pairs that the disk itself serves: the same rings that core/gpuio's
+// A disk of Outcrop's behind queue pairs that the disk itself serves: the same rings that core/rings's
 // controller thread serves from a file. Read only: see controller.h. docs/nvme.md is about setting it up.
 //
 //   Disk disk("0000:3b:00.0", budget, {});

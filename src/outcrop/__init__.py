@@ -5,7 +5,11 @@ The names below are imported when first used, so that ``import outcrop`` costs n
 
 from __future__ import annotations
 
+import sys
+import warnings
 from importlib import import_module
+from importlib.machinery import ModuleSpec
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -17,28 +21,50 @@ if TYPE_CHECKING:
         embed_prepare,
         embed_train,
     )
-    from outcrop.api.graph import generate_graph, import_graph, import_triples
-    from outcrop.api.infer import InferReport, infer
+    from outcrop.api.graph import generate_graph, import_graph, import_triples, stripe_features
+    from outcrop.api.infer import infer
     from outcrop.api.predict import predict
-    from outcrop.api.prepare import PrepareReport
+    from outcrop.api.prepare import open_run, prepare
+    from outcrop.api.results import InferReport, PrepareReport, TrainReport
     from outcrop.api.run import Run
-    from outcrop.api.shortcuts import open_run, prepare
-    from outcrop.api.train import TrainReport, train
-    from outcrop.checkpoint import load_model
-    from outcrop.runtime import Runtime
+    from outcrop.api.train import train
+    from outcrop.errors import (
+        ArgumentError,
+        BudgetError,
+        CancelledError,
+        ChecksumError,
+        DeviceError,
+        FormatError,
+        IoError,
+        NumericError,
+        OutcropError,
+        OutcropWarning,
+    )
+    from outcrop.nn.checkpoint import load_model
+    from outcrop.runtime.runtime import Runtime
     from outcrop.store.graph import Graph, open_graph
     from outcrop.training.callbacks import Callback
 
 __version__ = "0.1.0"  # the only place: the package's metadata and `outcrop --version` read it
 
 _HOME = {
+    "ArgumentError": "outcrop.errors",
+    "BudgetError": "outcrop.errors",
     "Callback": "outcrop.training.callbacks",
+    "CancelledError": "outcrop.errors",
+    "ChecksumError": "outcrop.errors",
+    "DeviceError": "outcrop.errors",
+    "FormatError": "outcrop.errors",
     "Graph": "outcrop.store.graph",
-    "InferReport": "outcrop.api.infer",
-    "PrepareReport": "outcrop.api.prepare",
+    "InferReport": "outcrop.api.results",
+    "IoError": "outcrop.errors",
+    "NumericError": "outcrop.errors",
+    "OutcropError": "outcrop.errors",
+    "OutcropWarning": "outcrop.errors",
+    "PrepareReport": "outcrop.api.results",
     "Run": "outcrop.api.run",
-    "Runtime": "outcrop.runtime",
-    "TrainReport": "outcrop.api.train",
+    "Runtime": "outcrop.runtime.runtime",
+    "TrainReport": "outcrop.api.results",
     "embed_eval": "outcrop.api.embed",
     "embed_export": "outcrop.api.embed",
     "embed_neighbors": "outcrop.api.embed",
@@ -49,18 +75,29 @@ _HOME = {
     "import_graph": "outcrop.api.graph",
     "import_triples": "outcrop.api.graph",
     "infer": "outcrop.api.infer",
-    "load_model": "outcrop.checkpoint",
+    "load_model": "outcrop.nn.checkpoint",
     "open_graph": "outcrop.store.graph",
-    "open_run": "outcrop.api.shortcuts",
+    "open_run": "outcrop.api.prepare",
     "predict": "outcrop.api.predict",
-    "prepare": "outcrop.api.shortcuts",
+    "prepare": "outcrop.api.prepare",
+    "stripe_features": "outcrop.api.graph",
     "train": "outcrop.api.train",
 }
 
 __all__ = [
+    "ArgumentError",
+    "BudgetError",
     "Callback",
+    "CancelledError",
+    "ChecksumError",
+    "DeviceError",
+    "FormatError",
     "Graph",
     "InferReport",
+    "IoError",
+    "NumericError",
+    "OutcropError",
+    "OutcropWarning",
     "PrepareReport",
     "Run",
     "Runtime",
@@ -80,8 +117,58 @@ __all__ = [
     "open_run",
     "predict",
     "prepare",
+    "stripe_features",
     "train",
 ]
+
+# Modules that documentation named, under the paths they had: these warn, and go with the next release.
+_MOVED = {
+    "outcrop.api.auto": "outcrop.advisor.auto",
+    "outcrop.api.counting": "outcrop.advisor.counting",
+    "outcrop.api.epochs": "outcrop.advisor.epochs",
+    "outcrop.api.import_budget": "outcrop.importing.import_budget",
+    "outcrop.api.pools": "outcrop.training.pools",
+    "outcrop.api.shortcuts": "outcrop.api.prepare",
+    "outcrop.api.spool": "outcrop.training.spool",
+    "outcrop.api.supply": "outcrop.training.supply",
+    "outcrop.checkpoint": "outcrop.nn.checkpoint",
+    "outcrop.foreign": "outcrop.sampling.external",
+    "outcrop.gpuio": "outcrop.rows.rings",
+    "outcrop.models": "outcrop.nn.models",
+    "outcrop.progress": "outcrop.runtime.progress",
+    "outcrop.tiers": "outcrop.loading.online.tiers",
+}
+
+
+def _new_name(name: str) -> str | None:
+    """The path that a module or its package has moved to; None: it has not."""
+    for old, new in _MOVED.items():
+        if name == old or name.startswith(old + "."):
+            return new + name[len(old) :]
+    return None
+
+
+class _MovedModules:
+    """Imports a module that has moved, asked for by its old path: the same module, with a warning."""
+
+    @classmethod
+    def find_spec(cls, name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
+        return ModuleSpec(name, cls) if _new_name(name) is not None else None  # type: ignore[arg-type]
+
+    @staticmethod
+    def create_module(spec: ModuleSpec) -> None:
+        """None: Python makes a module, whose place the one that moved takes."""
+
+    @staticmethod
+    def exec_module(module: ModuleType) -> None:
+        new = _new_name(module.__name__)
+        assert new is not None
+        warnings.warn(f"{module.__name__} has moved: import {new}", DeprecationWarning, stacklevel=2)
+        sys.modules[module.__name__] = import_module(new)
+
+
+# First: a submodule of a package that moved would be found, and loaded once more, by its path.
+sys.meta_path.insert(0, _MovedModules)
 
 
 def __getattr__(name: str) -> Any:

@@ -5,6 +5,10 @@ Every message answers three questions: what failed (path, offset, bytes), with w
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
 
 class OutcropError(Exception):
     """Base of all errors that Outcrop raises on purpose."""
@@ -53,3 +57,17 @@ class NumericError(OutcropError, ArithmeticError):
 
 class OutcropWarning(UserWarning):
     """Something beside the result went wrong, and the result stands."""
+
+
+@contextmanager
+def naming_files(place: Path) -> Iterator[None]:
+    """Turns the system's errors into IoError that name a file: that of the error, else ``place``."""
+    try:
+        yield
+    except OSError as error:
+        if isinstance(error, OutcropError):
+            raise
+        where = error.filename2 or error.filename or place
+        raise IoError(
+            error.errno or 0, f"{where}: {error.strerror or error}, so {place} was not finished"
+        ) from error

@@ -8,16 +8,17 @@ from typing import Any
 
 import torch
 from numpy.typing import ArrayLike
-from torch_geometric.data import Data
 
-from outcrop.api.run import EVERY_EPOCH, drawn_source
 from outcrop.config import DeviceConfig, SampleConfig, Size, as_fanouts
 from outcrop.errors import ArgumentError
+from outcrop.loading.modes import mode_named
 from outcrop.loading.pyg import to_pyg
 from outcrop.loading.ranks import Ranks
 from outcrop.loading.run_loader import RunLoader
 from outcrop.loading.sessions import Sessions
+from outcrop.loading.sources import EVERY_EPOCH, SourceRequest, drawn_source
 from outcrop.loading.stores import DiskData, DiskFeatureStore, DiskGraphStore, open_data, stores
+from outcrop.nn.convs import Data
 from outcrop.store.graph import Graph, open_graph
 
 __all__ = [
@@ -45,8 +46,8 @@ class NeighborLoader(RunLoader):
     Args:
         data: What :func:`open_data`, :func:`outcrop.open_graph` or :func:`stores` gives, or the graph's folder.
         num_neighbors: Neighbours per hop, -1 = all.
-        input_nodes: Seeds: node ids int64 [n], a mask [num_nodes] of bool, or ``"train"``, ``"valid"``, ``"test"``;
-            None = all nodes.
+        input_nodes: Seeds: nodes int64 [n], their names text [n], a mask [num_nodes] of bool, ``"train"``, ``"valid"``
+            (or ``"val"``), ``"test"``; None = all nodes.
         replace: Draw neighbours with replacement.
         subgraph_type: ``directional``, or ``induced``: all edges among the nodes that were reached.
         directed: False is ``subgraph_type="induced"``.
@@ -127,17 +128,10 @@ class NeighborLoader(RunLoader):
             sampler="weighted" if weight_attr is not None else "shadow" if induced else "neighbor",
             splits=("train" if shuffle else "infer",),
         )
-        source = drawn_source(
-            graph,
-            "all" if input_nodes is None else input_nodes,
-            config,
-            mode,
-            memory,
-            DeviceConfig(device),
-            edge_ids=edge_ids,
-            drop_last=drop_last,
-            home=str(graph.path),
+        asked = SourceRequest(
+            graph, config, mode_named(mode), memory, DeviceConfig(device), str(graph.path), edge_ids
         )
+        source = drawn_source(asked, "all" if input_nodes is None else input_nodes, drop_last=drop_last)
         super().__init__(source, Sessions(), Ranks(), transform=transform)
 
 

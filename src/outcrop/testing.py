@@ -5,13 +5,14 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
 
-from outcrop.runtime import Runtime
+from outcrop.runtime.runtime import Runtime
 from outcrop.store import manifest as manifests
 from outcrop.store.arrays import ArrayWriter
 from outcrop.store.graph import FORMAT, PAGED, VERSION, Graph, open_graph
@@ -77,8 +78,8 @@ def write_graph(
 def write_mydata(folder: str | Path) -> Path:
     """Writes made-up data to the new folder ``folder``, always the same: 3000 nodes of four classes.
 
-    ``edges.parquet`` (40,000, four fifths of which begin and end near nodes of one class), ``features.npy`` (float32
-    [3000, 100], normal, four columns moved by the class), ``labels.npy``, and node ids ``train.npy`` (1500),
+    ``edges.parquet`` (20,000 in both directions, four fifths of them between nodes of one class), ``features.npy``
+    (float32 [3000, 100], normal, four columns moved by the class), ``labels.npy``, and node ids ``train.npy`` (1500),
     ``valid.npy`` (700), ``test.npy`` (800).
 
     Raises:
@@ -90,13 +91,14 @@ def write_mydata(folder: str | Path) -> Path:
     nodes, classes = 3000, 4
     rng = np.random.default_rng(0)
     labels = rng.integers(0, classes, nodes)
-    src = rng.integers(0, nodes, 40_000)
+    src = rng.integers(0, nodes, 20_000)
     same = np.argsort(labels, kind="stable")
     dst = np.where(rng.random(len(src)) < 0.8, same[np.searchsorted(labels[same], labels[src])], 0)
     dst = (dst + rng.integers(0, nodes // classes // 2, len(src))) % nodes
     folder = Path(folder)
     folder.mkdir()
-    pq.write_table(pa.table({"src": src, "dst": dst}), folder / "edges.parquet")
+    both = pa.table({"src": np.concatenate([src, dst]), "dst": np.concatenate([dst, src])})
+    pq.write_table(both, folder / "edges.parquet")
     features = rng.standard_normal((nodes, 100), np.float32)
     features[:, :classes] += 4 * np.eye(classes, dtype=np.float32)[labels]
     np.save(folder / "features.npy", features)
@@ -107,5 +109,23 @@ def write_mydata(folder: str | Path) -> Path:
     return folder
 
 
+def main(arguments: Sequence[str]) -> None:
+    """Writes made-up data to the folder that ``arguments`` names, and prints what it wrote and the next command.
+
+    Raises:
+        SystemExit: No folder is named, or something is there; says so.
+    """
+    if len(arguments) != 1:
+        raise SystemExit("name one folder to write to, such as: python -m outcrop.testing mydata")
+    try:
+        folder = write_mydata(arguments[0])
+    except OSError as error:
+        raise SystemExit(f"{arguments[0]} cannot be made ({error.strerror}): name a new folder") from None
+    files = ", ".join(sorted(path.name for path in folder.iterdir()))
+    source = shlex.quote(f"arrays:{folder}")
+    print(f"{folder}: a made-up graph of 3000 nodes of four classes, in {files}")
+    print(f"next: outcrop import {source} my.oc")
+
+
 if __name__ == "__main__":
-    write_mydata(*sys.argv[1:])
+    main(sys.argv[1:])

@@ -7,13 +7,13 @@ import re
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
+from typing import final
 
 import numpy as np
 import pytest
 
 from outcrop import _core, rows
 from outcrop.errors import ArgumentError, BudgetError
-from outcrop.gpuio import GpuDiskRows
 from outcrop.rows import (
     BeladyRows,
     DiskRows,
@@ -24,17 +24,17 @@ from outcrop.rows import (
     HotSet,
     MapRows,
     NextUses,
-    PackedRows,
     Partitioning,
     PartitionRows,
     RowSource,
     TieredRows,
-    open_rows,
+    disk_rows,
     schedule_of,
 )
-from outcrop.runtime import Runtime
+from outcrop.rows.rings import GpuDiskRows
+from outcrop.rows.unified import UnifiedRows
+from outcrop.runtime.runtime import Runtime
 from outcrop.store.graph import Graph
-from outcrop.unified.rows import UnifiedRows
 from run_support import (
     DTYPES,
     ITEM_BYTES,
@@ -169,6 +169,28 @@ ANY_ORDER: dict[str, tuple[type[RowSource], Callable[[Graph, Runtime], RowSource
 }
 
 
+@final
+class PackedRows(RowSource):
+    """The rows of one packed mini-batch: ``ids`` must be the batch's ``n_id``.
+
+    Args:
+        read: ``read(out)`` delivers the batch's rows.
+    """
+
+    def __init__(self, n_id: np.ndarray, row_bytes: int, read: Callable[[np.ndarray], dict[str, int]]):
+        self.num_rows, self.row_bytes = int(n_id.max(initial=-1)) + 1, row_bytes
+        self._n_id, self._read = n_id, read
+
+    def close(self) -> None:
+        self._n_id = self._n_id[:0]
+
+    def read_rows(self, ids: np.ndarray, out: np.ndarray) -> dict[str, int]:
+        self._check(ids, out)
+        if not np.array_equal(ids, self._n_id):
+            raise ArgumentError("packed rows come as the whole mini-batch, in its order: pass its n_id")
+        return self._read(out)
+
+
 def packed(n_id: np.ndarray, features: np.ndarray) -> PackedRows:
     """Reads from memory: what packs and expands is tested with the loader."""
 
@@ -180,7 +202,7 @@ def packed(n_id: np.ndarray, features: np.ndarray) -> PackedRows:
 
 
 def test_every_row_source_is_in_this_suite():
-    known = {kind for kind, _ in ANY_ORDER.values()} | {PackedRows}
+    known = {kind for kind, _ in ANY_ORDER.values()}
     package = Path(rows.__file__).parent.parent
     declared = {
         name
@@ -344,13 +366,17 @@ def test_features_beyond_the_budget_are_refused(graph, make_runtime):
         host(graph, make_runtime("80KiB", threads=1))
 
 
-def test_open_rows_knows_its_modes(graph, make_runtime):
-    runtime = make_runtime("8MiB", threads=1)
-    below = ("ondisk", "online", "dynamic", "belady", "partition")
-    kinds = {mode: type(open_rows(graph, runtime, mode)) for mode in ("memory", "memmap", *below)}
-    assert kinds == {"memory": HostRows, "memmap": MapRows, **dict.fromkeys(below, DiskRows)}
-    with pytest.raises(ArgumentError, match="'paper' is unknown"):
-        open_rows(graph, runtime, "paper")
+def test_rows_on_disk_equal_the_features_however_they_are_read(graph, make_runtime):
+    runtime, ids = make_runtime("8MiB", threads=1), np.array([3, 1, 3], np.int64)
+    read = []
+    for merge in (True, False):
+        rows = disk_rows(graph, runtime, merge=merge)
+        read.append(np.zeros(len(ids) * rows.row_bytes, np.uint8))
+        rows.read_rows(ids, read[-1])
+        rows.close()
+    assert np.array_equal(*read)
+    features = graph.array(runtime, "features").memmap()
+    assert np.array_equal(read[0].view(features.dtype).reshape(len(ids), -1), features[ids])
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

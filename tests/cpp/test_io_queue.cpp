@@ -7,9 +7,9 @@
 
 #include "base/checksum.h"
 #include "base/random.h"
-#include "gpuio/controller.h"
+#include "cpu_kernels/io_queue.h"
 #include "io_test_util.h"
-#include "twin/io_queue.h"
+#include "rings/controller.h"
 
 namespace outcrop::testing {
 namespace {
@@ -26,17 +26,18 @@ int64_t many_reads() {
 #endif
 }
 
-// A file in memory; reads are done when they are asked for.
+// Files in memory, numbered; reads are done when they are asked for.
 class MemoryIo final : public BlockIo {
  public:
-  explicit MemoryIo(BytesVector bytes) : bytes_(std::move(bytes)) {}
+  explicit MemoryIo(BytesVector bytes) : files_{std::move(bytes)} {}
+  explicit MemoryIo(std::vector<BytesVector> files) : files_(std::move(files)) {}
   FileId open(const std::string&, OpenMode) override { return 0; }
   void close(FileId) override {}
-  uint64_t size_bytes(FileId) const override { return bytes_.size(); }
+  uint64_t size_bytes(FileId file) const override { return files_[file].size(); }
   const std::string& path(FileId) const override { return path_; }
   std::shared_ptr<IoJob> submit(IoOp, std::vector<IoRequest> requests, IoListener* listener,
                                 uint64_t token) override {
-    for (const IoRequest& r : requests) std::memcpy(r.data, bytes_.data() + r.offset, r.length);
+    for (const IoRequest& r : requests) std::memcpy(r.data, files_[r.file].data() + r.offset, r.length);
     listener->ended(token);
     return std::make_shared<Done>();
   }
@@ -51,7 +52,7 @@ class MemoryIo final : public BlockIo {
     void wait() override {}
     bool done() const override { return true; }
   };
-  const BytesVector bytes_;
+  const std::vector<BytesVector> files_;
   const std::string path_ = "memory";
 };
 
@@ -233,7 +234,7 @@ TEST(IoQueue, RowsOfAnyWidthAtAnyPlace) {
       RingFaults faults;
       faults.shuffle = true;
       faults.seed = seed;
-      RingController controller(std::make_shared<MemoryIo>(file), 0, rings.layout, rings.memory.data(),
+      RingController controller(std::make_shared<MemoryIo>(file), {0}, rings.layout, rings.memory.data(),
                                 faults);
       auto ids = some_ids(70, 60, seed);
       ids.push_back(59);
@@ -257,7 +258,8 @@ TEST(IoQueue, TakingEndsWithAGroupAndSubmittingGoesOnBeside) {
     faults.shuffle = true;
     faults.seed = seed;
     faults.silent_from = 500;
-    RingController controller(std::make_shared<MemoryIo>(file), 0, rings.layout, rings.memory.data(), faults);
+    RingController controller(std::make_shared<MemoryIo>(file), {0}, rings.layout, rings.memory.data(),
+                              faults);
     const std::vector<kernels::int64> never(10, 900), answered(20, 7);
     std::vector<kernels::uint8> out(512 * 50);
     int64_t submitted = 0;
@@ -288,6 +290,147 @@ TEST(IoQueue, TakingEndsWithAGroupAndSubmittingGoesOnBeside) {
   }
 }
 
+// Queue pairs of several disks, each with files of its own, as namespaces of its controller.
+class Disks {
+ public:
+  static constexpr int64_t kRows = 400, kRow = 600, kSilentRow = 300, kSlots = 16;
+  Disks(int64_t queues, int64_t files_each, uint64_t seed) : files_each_(files_each) {
+    for (int64_t f = 0; f < queues * files_each; ++f)
+      files_.push_back(random_bytes(kRows * kRow, 100 * seed + static_cast<uint64_t>(f)));
+    const auto io = std::make_shared<MemoryIo>(files_);
+    for (int64_t q = 0; q < queues; ++q) {
+      rings_.push_back(std::make_unique<Rings>(kRow, kSlots));
+      queues_.push_back(rings_.back()->queue);
+      queues_.back().shared = queues_[0].progress;
+      queues_.back().group_ended = queues_[0].group_ended;
+      RingFaults faults;
+      faults.shuffle = true;
+      faults.seed = seed + static_cast<uint64_t>(q);
+      faults.silent_from = kSilentRow * kRow / kernels::kBlockBytes;
+      std::vector<FileId> served;
+      for (int64_t f = 0; f < files_each; ++f) served.push_back(static_cast<FileId>(q * files_each + f));
+      controllers_.push_back(std::make_unique<RingController>(io, served, rings_.back()->layout,
+                                                              rings_.back()->memory.data(), faults));
+    }
+  }
+  // To row `out_row` of `out` and on.
+  void submit(int64_t q, const std::vector<kernels::int64>& wanted, const std::vector<kernels::uint16>& files,
+              int64_t group, int64_t group_commands, int64_t out_row) {
+    Rings& r = *rings_[q];
+    const auto count = static_cast<int64_t>(wanted.size());
+    twin_io_submit(kernels::Submit{queues_[q],
+                                   reinterpret_cast<uint64_t>(r.queue.staging),
+                                   {0, kRow, kRow},
+                                   wanted.data(),
+                                   out.data() + out_row * kRow,
+                                   kRow,
+                                   0,
+                                   count,
+                                   r.submitted,
+                                   r.completed,
+                                   r.completed,
+                                   nullptr,
+                                   0,
+                                   group,
+                                   group_commands,
+                                   files.data()});
+    r.submitted += count;
+  }
+  // At most as many completions of each queue as `most` says; `refill` as well. Statuses by group.
+  void complete(const std::vector<int64_t>& most, const std::vector<int64_t>& refill) {
+    std::vector<kernels::Complete> all;
+    for (size_t q = 0; q < rings_.size(); ++q) {
+      const auto* ended =
+          reinterpret_cast<const kernels::uint32*>(rings_[q]->memory.data() + rings_[q]->layout.ended);
+      all.push_back({queues_[q], ended, most[q], rings_[q]->completed, refill[q]});
+    }
+    twin_io_complete(all, 20 * kSecond);
+    for (auto& r : rings_) {
+      const int64_t n = r->queue.progress->claimed;
+      for (int64_t i = 0; i < n; ++i) {
+        const uint32_t last = kernels::outcomes_of(r->queue)[i].last;
+        statuses[last & 0xffff].push_back(last >> 16);
+      }
+      r->completed += n;
+    }
+  }
+  void complete() {
+    std::vector<int64_t> most;
+    for (auto& r : rings_) most.push_back(r->under_way());
+    complete(most, std::vector<int64_t>(rings_.size()));
+  }
+  bool lost() const { return kernels::lost(queues_[0]); }
+  int64_t completed(int64_t q) const { return rings_[q]->completed; }
+  const std::byte* row(int64_t q, int64_t file, int64_t row) const {
+    return files_[q * files_each_ + file].data() + row * kRow;
+  }
+  std::vector<kernels::uint8> out = std::vector<kernels::uint8>(1000 * kRow);
+  std::map<int64_t, std::vector<uint32_t>> statuses;
+
+ private:
+  const int64_t files_each_;
+  std::vector<BytesVector> files_;
+  std::vector<std::unique_ptr<Rings>> rings_;
+  std::vector<kernels::IoQueue> queues_;
+  std::vector<std::unique_ptr<RingController>> controllers_;  // last: they use the memory of the rings
+};
+
+// A group with commands that are never answered, another in all queues, one command of which names no file.
+TEST(IoQueue, GroupsGoOverTheQueuesOfDisksAndTheirFiles) {
+  for (uint64_t seed = 0; seed < 24; ++seed) {
+    const int64_t queues = 1 + static_cast<int64_t>(seed % 4), files = 1 + static_cast<int64_t>(seed % 3);
+    constexpr int64_t kNever = 5, kEach = 8;
+    Disks disks(queues, files, seed);
+    const auto rows = some_ids(kEach, Disks::kSilentRow - 2, seed);
+    const std::vector<kernels::int64> never(kNever, Disks::kSilentRow + 5), wanted(rows.begin(), rows.end());
+    const std::vector<kernels::uint16> first(kNever);
+    std::vector<std::vector<kernels::uint16>> named;
+    for (int64_t q = 0; q < queues; ++q) disks.submit(q, never, first, 3, queues * kNever, 500 + q * kNever);
+    for (int64_t q = 0; q < queues; ++q) {
+      named.emplace_back();
+      for (int64_t i = 0; i < kEach; ++i)
+        named.back().push_back(static_cast<kernels::uint16>((i + q) % files));
+      if (q == queues - 1) named.back()[3] = static_cast<kernels::uint16>(files);
+      disks.submit(q, wanted, named.back(), 1, queues * kEach, q * kEach);
+    }
+    while (static_cast<int64_t>(disks.statuses[1].size()) < queues * kEach) {
+      disks.complete();
+      ASSERT_FALSE(disks.lost());
+    }
+    EXPECT_EQ(disks.statuses.size(), 1u);
+    auto& statuses = disks.statuses[1];
+    EXPECT_EQ(std::count(statuses.begin(), statuses.end(), kernels::kInvalidSpace), 1);
+    EXPECT_EQ(std::count(statuses.begin(), statuses.end(), 0u), queues * kEach - 1);
+    for (int64_t q = 0; q < queues; ++q) {
+      EXPECT_EQ(disks.completed(q), kEach);
+      for (int64_t i = 0; i < kEach; ++i)
+        if (named[q][i] < files) {
+          ASSERT_EQ(std::memcmp(disks.out.data() + (q * kEach + i) * Disks::kRow,
+                                disks.row(q, named[q][i], wanted[i]), Disks::kRow),
+                    0);
+        }
+    }
+  }
+}
+
+// Taking ends when there is room in a queue for what waits, though no group is complete and other disks are
+// silent.
+TEST(IoQueue, TakingEndsWhenThereIsRoomInAQueueThatOthersWaitFor) {
+  Disks disks(2, 1, 1);
+  const std::vector<kernels::int64> wanted(12, 7), never(12, Disks::kSilentRow + 5);
+  const std::vector<kernels::uint16> first(12);
+  disks.submit(0, wanted, first, 1, 30, 0);
+  disks.submit(1, never, first, 1, 30, 12);
+  disks.complete({4, 12}, {1, 0});
+  EXPECT_FALSE(disks.lost());
+  EXPECT_EQ(disks.completed(0), 4);
+  EXPECT_EQ(disks.completed(1), 0);
+  disks.complete({6, 6}, {1, 1});
+  EXPECT_EQ(disks.completed(0), 10);
+  EXPECT_EQ(disks.completed(1), 0);
+  EXPECT_FALSE(disks.lost());
+}
+
 // Continuous submission while completions come out of order: with slots taken for ids this fails at once.
 TEST(IoQueue, NoWrongRowInManyReads) {
   const kernels::FileRows rows{24, 72, 72};
@@ -295,7 +438,7 @@ TEST(IoQueue, NoWrongRowInManyReads) {
   Rings rings(72, 512);
   RingFaults faults;
   faults.shuffle = true;
-  RingController controller(std::make_shared<MemoryIo>(file), 0, rings.layout, rings.memory.data(), faults);
+  RingController controller(std::make_shared<MemoryIo>(file), {0}, rings.layout, rings.memory.data(), faults);
   int64_t out_of_order = 0;
   for (int64_t left = many_reads(), seed = 0; left > 0; ++seed) {
     const int64_t n = std::min<int64_t>(left, 50'000);
@@ -319,7 +462,8 @@ TEST(IoQueue, DelaysAndErrorsHitTheirRowsAndNoOthers) {
     faults.delay_us = 200;
     faults.error_probability = 0.1;
     faults.error_status = status;
-    RingController controller(std::make_shared<MemoryIo>(file), 0, rings.layout, rings.memory.data(), faults);
+    RingController controller(std::make_shared<MemoryIo>(file), {0}, rings.layout, rings.memory.data(),
+                              faults);
     RowsThroughRings reader(rings, rows, some_ids(2000, 5000, status), 600);
     reader.read(20);
     const auto [wrong, untouched] = reader.judge(file);
@@ -338,7 +482,8 @@ TEST(IoQueue, ADeadControllerIsNoticedAndNothingWaitsAgain) {
   const auto file = random_bytes(64 * 1000, 2);
   const auto read = [&](const RingFaults& faults, int64_t deadline_ns, const std::string& said) {
     Rings rings(64, 32);
-    RingController controller(std::make_shared<MemoryIo>(file), 0, rings.layout, rings.memory.data(), faults);
+    RingController controller(std::make_shared<MemoryIo>(file), {0}, rings.layout, rings.memory.data(),
+                              faults);
     RowsThroughRings reader(rings, rows, some_ids(500, 1000, 1), 64);
     reader.read(8, deadline_ns, true);
     EXPECT_TRUE(rings.lost());
@@ -364,7 +509,7 @@ TEST(IoQueue, CommandsThatMakeNoSenseAreRefused) {
   const auto file = random_bytes(512 * 100 - 5, 3);
   Rings rings(6000, 8);
   auto& q = rings.queue;
-  RingController controller(std::make_shared<MemoryIo>(file), 0, rings.layout, rings.memory.data(), {});
+  RingController controller(std::make_shared<MemoryIo>(file), {0}, rings.layout, rings.memory.data(), {});
   const auto staging = reinterpret_cast<uint64_t>(q.staging);
   int64_t number = 0;
   const auto status_of = [&](auto change) {
@@ -420,7 +565,7 @@ TEST_P(IoQueueOnDisk, ReadsWhatTheEngineReads) {
     const FileId f = io->open(folder_.file("rows"), OpenMode::read);
     Rings rings(5732, 48, budget_);
     EXPECT_EQ(budget_->by_tag()["ring-staging"].now_bytes, rings.layout.bytes);
-    RingController controller(io, f, rings.layout, rings.memory.data(), {});
+    RingController controller(io, {f}, rings.layout, rings.memory.data(), {});
     auto ids = some_ids(600, 300, 8);
     ids.push_back(299);
     RowsThroughRings reader(rings, rows, ids, 5732);
@@ -439,7 +584,7 @@ TEST_P(IoQueueOnDisk, AReadThatFailsIsAStatusAndSaidByName) {
   auto io = engine(options);
   const FileId f = io->open(folder_.file("rows"), OpenMode::read);
   Rings rings(512, 64);
-  RingController controller(io, f, rings.layout, rings.memory.data(), {});
+  RingController controller(io, {f}, rings.layout, rings.memory.data(), {});
   RowsThroughRings reader(rings, rows, some_ids(500, 1000, 3), 512);
   reader.read(16);
   const auto [wrong, untouched] = reader.judge(file);
@@ -460,7 +605,7 @@ TEST_P(IoQueueOnDisk, WritesWhatIsReadBackAndNothingElse) {
     auto io = engine();
     const FileId f = io->open(folder_.file("table"), OpenMode::pages);
     Rings rings(row, 5, budget_);
-    RingController controller(io, f, rings.layout, rings.memory.data(), {}, true);
+    RingController controller(io, {f}, rings.layout, rings.memory.data(), {}, true);
     const auto* ended = reinterpret_cast<const kernels::uint32*>(rings.memory.data() + rings.layout.ended);
     const auto move = [&](std::vector<kernels::int64> wanted, std::byte* memory, bool write) {
       const int64_t pieces = kernels::pieces_of(rows), all = static_cast<int64_t>(wanted.size()) * pieces;
@@ -505,7 +650,7 @@ TEST_P(IoQueueOnDisk, AWriteThatFailsIsAStatusAndSaidByName) {
   auto io = engine(options);
   const FileId f = io->open(folder_.file("table"), OpenMode::pages);
   Rings rings(8192, 8);
-  RingController controller(io, f, rings.layout, rings.memory.data(), {});
+  RingController controller(io, {f}, rings.layout, rings.memory.data(), {});
   auto& q = rings.queue;
   const auto status_of = [&](uint64_t block, uint32_t number) {
     q.pair.commands[number] = kernels::block_command(kernels::kWriteOpcode, static_cast<uint16_t>(number),
@@ -526,7 +671,7 @@ TEST_P(IoQueueOnDisk, ATruncatedFileIsAStatus) {
   auto io = engine();
   const FileId f = io->open(folder_.file("rows"), OpenMode::read);
   Rings rings(4096, 8);
-  RingController controller(io, f, rings.layout, rings.memory.data(), {});
+  RingController controller(io, {f}, rings.layout, rings.memory.data(), {});
   std::filesystem::resize_file(folder_.file("rows"), 4096 * 30);
   std::vector<int64_t> ids(40);
   std::iota(ids.begin(), ids.end(), 0);

@@ -3,11 +3,11 @@
 #include <algorithm>
 #include <functional>
 
+#include "cpu_kernels/io_queue.h"
 #include "fake_nvme.h"
-#include "gpuio/layout.h"
 #include "io_test_util.h"
 #include "nvme/disk.h"
-#include "twin/io_queue.h"
+#include "rings/layout.h"
 
 namespace outcrop::testing {
 namespace {

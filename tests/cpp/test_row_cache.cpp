@@ -11,7 +11,7 @@
 #include "cache/id_table.h"
 #include "cache/next_use.h"
 #include "cache/row_cache.h"
-#include "graph/induce.h"
+#include "sampling/induce.h"
 
 namespace outcrop {
 namespace {

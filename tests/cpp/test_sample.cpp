@@ -5,9 +5,10 @@
 #include <vector>
 
 #include "base/error.h"
-#include "graph/draw.h"
+#include "cache/hot_rows.h"
+#include "cpu_kernels/sample.h"
 #include "kernels/sample.h"
-#include "twin/sample.h"
+#include "sampling/draw.h"
 
 namespace outcrop {
 namespace {
@@ -115,6 +116,49 @@ TEST(SampleKernels, LaborBoundsAreThoseOfTheCore) {
     const auto degree = static_cast<int64_t>(2 + (random.next64() >> (2 + random.below(61))));
     const auto fanout = static_cast<int64_t>(1 + random.below(static_cast<uint64_t>(degree) - 1));
     ASSERT_EQ(kernels::labor_bound(degree, fanout), labor_bound(degree, fanout)) << degree << " " << fanout;
+  }
+}
+
+TEST(SampleKernels, FindRowsAsTheHostDoes) {
+  // Nodes of a batch in its order, and ascending with the place of each; behind them room for two more.
+  const std::vector<int64_t> batch{130, 2, 64, 199, 0, 65, 127};
+  const std::vector<int64_t> ids{0, 2, 64, 65, 127, 130, 199, kernels::kNone, kernels::kNone};
+  const std::vector<int64_t> local{4, 1, 2, 5, 6, 0, 3, kernels::kNone, kernels::kNone};
+  const auto budget = Budget::create(1 << 20);
+  const std::vector<int64_t> cached{0, 1, 64, 127, 130, 198}, none;
+  const HotIndex index(*budget, 200, cached, none), empty(*budget, 200, none, none);
+  const std::vector<int32_t> tiers{-1, 0, 1, -2, 2, 3};  // nodes 0 and 127 are on the device
+  for (const HotIndex* from : {&index, &empty}) {
+    for (const bool backwards : {false, true}) {
+      Misses misses;
+      const Hits hits = find_hot_rows(*from, batch.data(), batch.size(), misses);
+      std::vector<uint64_t> expected(batch.size());
+      for (size_t i = 0; i < batch.size(); ++i) expected[i] = uint64_t{2} << 56 | i;
+      int64_t in_host = 0;
+      for (size_t i = 0; i < hits.rows.size(); ++i) {
+        const int32_t tier = tiers[static_cast<size_t>(hits.rows[i])];
+        expected[static_cast<size_t>(hits.positions[i])] =
+            tier < 0 ? static_cast<uint64_t>(-1 - tier) : uint64_t{1} << 56 | static_cast<uint64_t>(tier);
+        in_host += tier >= 0;
+      }
+      std::vector<uint64_t> place(batch.size());
+      std::vector<int64_t> marks(9, -1), missing(misses.ids.size()), counts(2, -1);
+      std::vector<int32_t> positions(misses.ids.size());
+      const auto blocks = reinterpret_cast<int64_t>(from->blocks().data());
+      twin_sample("sample_look_up", 2,
+                  std::vector<int64_t>{blocks, reinterpret_cast<int64_t>(tiers.data()), 9, at(ids), at(local),
+                                       reinterpret_cast<int64_t>(place.data()), at(marks)},
+                  backwards);
+      std::partial_sum(marks.begin(), marks.end(), marks.begin());
+      twin_sample("sample_list_missing", 2,
+                  std::vector<int64_t>{9, at(ids), at(local), at(marks), at(missing),
+                                       reinterpret_cast<int64_t>(positions.data()), at(counts)},
+                  backwards);
+      EXPECT_EQ(place, expected);
+      EXPECT_EQ(missing, misses.ids);
+      EXPECT_EQ(positions, misses.positions);
+      EXPECT_EQ(counts, (std::vector<int64_t>{static_cast<int64_t>(misses.ids.size()), in_host}));
+    }
   }
 }
 

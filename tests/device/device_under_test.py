@@ -19,6 +19,7 @@ class Watched:
         self.registered: dict[int, int] = {}
         self.advices: list[tuple[str, str]] = []
         self.launched: list[str] = []  # kernels
+        self.launches = 0  # of them, in all
         self.busy = self.refuse = False
         self.total_bytes = 0  # 0: as it is
 
@@ -37,17 +38,10 @@ class Watched:
         self.advices.append((advice, device.type))
         return super().advise(address, num_bytes, advice, device)  # type: ignore[misc]
 
-    def launch(
-        self,
-        name: str,
-        entry: str,
-        device: torch.device,
-        warps: int,
-        arguments: list[int],
-        most_blocks: int = 0,
-    ) -> None:
-        super().launch(name, entry, device, warps, arguments, most_blocks)  # type: ignore[misc]
+    def launch(self, name: str, entry: str, *how: Any, **options: Any) -> None:
+        super().launch(name, entry, *how, **options)  # type: ignore[misc]
         self.launched.append(entry)
+        self.launches += 1
 
     def memory(self, device: int) -> tuple[int, int]:
         if self.total_bytes:

@@ -119,6 +119,7 @@ class FakeGpu:
         warps: int,
         arguments: list[int],
         most_blocks: int = 0,
+        block_threads: int = 256,
     ) -> None:
         """The twin of the kernel, later."""
         self.give(work_of(name, entry, warps, arguments))

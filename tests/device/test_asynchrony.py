@@ -357,3 +357,32 @@ def test_a_schedule_replays_exactly(gpu, page, name):
     first = run()
     assert first == run()
     assert (first[:-1] == expected[1:]) == (name == "eager")
+
+
+def test_when_memory_is_freed_does_not_change_the_order(gpu, page):
+    """Garbage of other tests, and whether memory was used before, leave the order of a seed as it is."""
+    from fake.streams import schedule
+
+    host, there = page
+    others = [gpu.new_stream(0) for _ in range(3)]
+
+    def run(garbage: list[torch.Tensor]) -> list[int]:
+        gpu.settle()
+        host.zero_()
+        gpu.streams.schedule = schedule("seed:1", "here")
+        seen = []
+        for i in range(40):
+            with gpu.on_stream(others[i % 3]):
+                there.mul_(2)
+                there.add_(i)
+            seen.append(int(host[0]))
+            if i % 2 and garbage:
+                garbage.pop()  # while work is pending on other streams, and on its own
+        gpu.settle()
+        return [*seen, int(host[0])]
+
+    gc.collect()
+    expected = run([])
+    for stream in (gpu.stream(0), others[1]):
+        with gpu.on_stream(stream):
+            assert run([full(1.0, 7 + i) for i in range(20)]) == expected

@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import functools
 import json
+from types import SimpleNamespace
 
 import pytest
 from device_under_test import FAKE
 from device_under_test import NAME as GPU
 from test_training import product_of_rows
 
-from outcrop import layers
+from outcrop.api.embed import embed_train
+from outcrop.api.train import train
 from outcrop.bench import gpu_figures as bench
-from outcrop.bench.gpu_figures import embeddings
+from outcrop.bench.epoch import ensure_graph
+from outcrop.bench.gpu_figures import breakdown, embeddings, epochs
 from outcrop.bench.gpu_figures.measure import Sizes
 from outcrop.bench.graphs import GraphShape
+from outcrop.nn import layers
+from outcrop.training import loop
 
 SMALL = Sizes(
     graph=GraphShape(name="small", nodes=2000, edges=10_000, features=20, train_fraction=0.1),
@@ -62,8 +68,58 @@ def folder(tmp_path_factory):
     return tmp_path_factory.mktemp("bench")
 
 
+@pytest.fixture(scope="module")
+def losses_on_cpu(folder):
+    """Mean losses of two epochs of a model, which replay their batches, on the CPU; made once for each model."""
+
+    @functools.cache
+    def found(model):
+        graph = ensure_graph(folder, SMALL.graph, lambda text: None)
+        options = {"fanouts": (10, 10), "batch_size": 1024, "sample_epochs": 1, "evaluate_every": 2}
+        report = train(graph, mode="memory", model=model, epochs=2, test=False, progress=False, **options)
+        return [epoch["loss"] for epoch in report.epochs]
+
+    return found
+
+
+@pytest.fixture
+def losses_compared(losses_on_cpu, monkeypatch):
+    """Trainings of benchmarks have the losses of the CPU, wherever rows and neighbor lists lie.
+
+    Where each epoch draws new batches the first is compared. Those among resident partitions draw others. Embeddings
+    whose slabs go through rings have the losses of those by the engine.
+    """
+
+    def compare(found, model):
+        expected = losses_on_cpu(model)[: len(found)]
+        assert found[: len(expected)] == pytest.approx(expected, rel=1e-4 if FAKE else 1e-3)
+
+    def trained(graph, **options):
+        report = train(graph, **options)
+        if options["mode"] != "partition":
+            compare([epoch["loss"] for epoch in report.epochs], options.get("model", "sage"))
+        return report
+
+    def fitted(batches, valid, config, *more, **options):
+        result = loop.train(batches, valid, config, *more, **options)
+        compare([result.epochs[0].loss], config.model)
+        return result
+
+    def embedded(run, **options):
+        report = embed_train(run, **options)
+        if options["io"] == "gpu":
+            again = embed_train(run, **(options | {"io": "engine"}))
+            found, expected = ([epoch["loss"] for epoch in one.epochs] for one in (report, again))
+            assert found == (expected if FAKE else pytest.approx(expected, rel=1e-3))
+        return report
+
+    monkeypatch.setattr(embeddings, "embed_train", embedded)
+    monkeypatch.setattr(epochs, "train", trained)
+    monkeypatch.setattr(breakdown, "training", SimpleNamespace(train=fitted))
+
+
 @pytest.mark.parametrize("name", bench.NAMES)
-def test_every_benchmark_runs(name, folder, gpu, monkeypatch):
+def test_every_benchmark_runs(name, folder, gpu, monkeypatch, losses_compared):
     if FAKE:
         monkeypatch.setattr(layers, "sampled_dot", product_of_rows)
         for ways, left_out in (

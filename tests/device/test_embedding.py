@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import device_under_test
 import numpy as np
@@ -23,10 +24,10 @@ from outcrop.config import DeviceConfig, EmbedConfig, IoConfig
 from outcrop.device.budget import DeviceBudget
 from outcrop.device.gpu import KINDS
 from outcrop.embed import fused
-from outcrop.embed.on_gpu import GpuStepper, numbers_of, stepped
+from outcrop.embed.gpu import GpuStepper, numbers_of, stepped
 from outcrop.embed.step import Relations, Stepper, stride
 from outcrop.errors import BudgetError
-from outcrop.runtime import Runtime
+from outcrop.runtime.runtime import Runtime
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore:.*name entities or relations that:outcrop.errors.OutcropWarning"
@@ -53,6 +54,22 @@ def trained(kg, tmp_path, name, config, to, **options):
         return made, *table_of(run, runtime)
 
 
+@pytest.fixture(scope="module")
+def on_cpu(kg, tmp_path_factory):
+    """Trains on the CPU, once for each configuration: schedules change nothing there."""
+    found = {}
+
+    def train(config, **options):
+        key = config, *sorted(options.items())
+        if key not in found:
+            folder = tmp_path_factory.mktemp("cpu")
+            made, *tables = trained(kg, folder, "run", config, DeviceConfig(), **options)
+            found[key] = SimpleNamespace(records=made.records), *tables  # threads end with the rest
+        return found[key]
+
+    return train
+
+
 def alike(ours, theirs):
     for a, b in zip(ours[1:], theirs[1:], strict=True):
         assert (a is None) == (b is None)
@@ -62,6 +79,7 @@ def alike(ours, theirs):
         assert a.loss == pytest.approx(b.loss, rel=1e-4)
 
 
+@pytest.mark.no_kernels
 @pytest.mark.parametrize(
     ("model", "loss"),
     [
@@ -73,17 +91,18 @@ def alike(ours, theirs):
         ("rotate", "softmax"),
     ],
 )
-def test_every_model_learns_what_it_learns_on_the_cpu(kg, tmp_path, model, loss, gpu):
+def test_every_model_learns_what_it_learns_on_the_cpu(kg, tmp_path, model, loss, gpu, on_cpu):
     config = replace(CONFIG, model=model, loss=loss)
-    alike(trained(kg, tmp_path, "gpu", config, TO), trained(kg, tmp_path, "cpu", config, DeviceConfig()))
+    alike(trained(kg, tmp_path, "gpu", config, TO), on_cpu(config))
 
 
+@pytest.mark.no_kernels
 @pytest.mark.parametrize("optimizer", ["adagrad", "sgd", "adam"])
 @pytest.mark.parametrize("resident", [True, False])
-def test_swapping_and_optimizers(kg, tmp_path, optimizer, resident, gpu):
+def test_swapping_and_optimizers(kg, tmp_path, optimizer, resident, gpu, on_cpu):
     config = replace(CONFIG, model="complex", optimizer=optimizer, reciprocal=True, n3=0.01, sweeps=2)
     ours = trained(kg, tmp_path, "gpu", config, TO, slices=3, resident=resident)
-    alike(ours, trained(kg, tmp_path, "cpu", config, DeviceConfig(), slices=3, resident=resident))
+    alike(ours, on_cpu(config, slices=3, resident=resident))
     assert ours[0].result.resident == resident
     assert bool(sum(bool(s.evicted) for s in ours[0].buffer.swaps)) != resident
 
@@ -105,11 +124,12 @@ def fused_calls(monkeypatch):
     return calls
 
 
+@pytest.mark.no_kernels
 @pytest.mark.parametrize("model", ["dot", "distmult", "complex"])
-def test_the_fused_loss_takes_the_place_of_scores(kg, tmp_path, model, gpu, fused_calls):
+def test_the_fused_loss_takes_the_place_of_scores(kg, tmp_path, model, gpu, fused_calls, on_cpu):
     """One call makes what all chunks of a batch need: batches of 50 edges in chunks of 20."""
     config = replace(CONFIG, model=model)
-    reference = trained(kg, tmp_path, "cpu", config, DeviceConfig())
+    reference = on_cpu(config)
     assert not fused_calls
     alike(trained(kg, tmp_path, "gpu", config, TO), reference)
     assert {chunk for _, chunk in fused_calls} == {40}
@@ -166,6 +186,7 @@ def steppers(config, count, nodes=30):
     return made
 
 
+@pytest.mark.no_kernels
 @pytest.mark.parametrize("model", ["complex", "transe-l2"])
 def test_the_host_waits_for_the_loss_of_the_batch_before_alone(model, gpu, fused_calls):
     """Row numbers go there in one copy, the loss comes back in one; what a batch launches does not grow with chunks."""
@@ -199,8 +220,9 @@ def test_ids_are_numbered_without_counting_them(ids):
     assert torch.equal(numbers_of(torch.tensor(ids)), expected)
 
 
+@pytest.mark.no_kernels
 @pytest.mark.parametrize("busy_looks", [0, 3])
-def test_a_swap_waits_for_what_the_gpu_was_given(kg, tmp_path, busy_looks, gpu, monkeypatch):
+def test_a_swap_waits_for_what_the_gpu_was_given(kg, tmp_path, busy_looks, gpu, monkeypatch, on_cpu):
     """While the GPU is busy nothing is fetched from it: looking does not wait, ending a swap does."""
     looks = []
 
@@ -215,7 +237,7 @@ def test_a_swap_waits_for_what_the_gpu_was_given(kg, tmp_path, busy_looks, gpu, 
     config = replace(CONFIG, model="distmult")
     alike(
         trained(kg, tmp_path, "gpu", config, TO, resident=False),
-        trained(kg, tmp_path, "cpu", config, DeviceConfig(), resident=False),
+        on_cpu(config, resident=False),
     )
     assert looks
 
@@ -241,6 +263,7 @@ def test_slabs_go_through_rings_to_the_last_bit(kg, tmp_path, resident, gpu):
             assert np.array_equal(ours, theirs)
 
 
+@pytest.mark.no_kernels
 def test_training_goes_on_where_it_stopped_on_either(kg, tmp_path, gpu):
     config = replace(CONFIG, model="complex", epochs=3)
     whole = trained(kg, tmp_path, "whole", config, TO)
@@ -251,6 +274,7 @@ def test_training_goes_on_where_it_stopped_on_either(kg, tmp_path, gpu):
         alike((made, *table_of(tmp_path / "parts", runtime)), whole)
 
 
+@pytest.mark.no_kernels
 def test_the_budget_of_the_device_holds(kg, tmp_path, gpu):
     run = tmp_path / "run"
     with Runtime() as runtime:

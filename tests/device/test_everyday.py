@@ -12,6 +12,7 @@ from torch.nn import functional
 
 from outcrop.unified import UnifiedDevice, UnifiedTensor, to_unified
 
+pytestmark = pytest.mark.one_stream
 DEVICES = [UnifiedDevice(), UnifiedDevice(True)]
 
 

@@ -11,6 +11,8 @@ from outcrop import unified
 from outcrop.unified.bad_ids import _WORDS
 from outcrop.unified.gather import BUS_BLOCKS, gather
 
+pytestmark = pytest.mark.one_stream
+
 
 @pytest.fixture(autouse=True)
 def looked_at():

@@ -21,6 +21,7 @@ from outcrop.unified import UnifiedDevice, in_place, to_unified
 from outcrop.unified.bad_ids import bad_ids
 from outcrop.unified.memory import host_memory
 
+pytestmark = pytest.mark.one_stream
 LARGE = 3 << 20  # bytes: NumPy and torch have them in pages of their own
 
 
@@ -129,7 +130,7 @@ def test_adopted_again_while_the_gpu_reads(gpu, pinned):
     """Neither registered twice, nor unregistered with the first; and nobody waits."""
     source = torch.ones(LARGE, dtype=torch.uint8)
     u = in_place(source)
-    _ = u[torch.tensor([1]).to(GPU)]
+    rows = u[torch.tensor([1]).to(GPU)]
     gpu.busy = True
     del u
     u = in_place(source)
@@ -138,6 +139,7 @@ def test_adopted_again_while_the_gpu_reads(gpu, pinned):
     gpu.busy = False
     host_memory().collect(wait=True)
     assert is_pinned(gpu, source.data_ptr())
+    assert rows.cpu().tolist() == [1]
     del u
     assert pinned() == []
 
@@ -153,6 +155,7 @@ def test_a_refused_registration_leaves_nothing(gpu):
     assert in_place(source).data_ptr() == source.data_ptr()
 
 
+@pytest.mark.no_kernels
 def test_ten_thousand_lives_leave_nothing(pinned):
     source = torch.ones(1000)
 
@@ -267,6 +270,7 @@ device.busy = True
 """
 
 
+@pytest.mark.no_kernels
 def test_leaving_the_interpreter_with_tensors_alive():
     run = subprocess.run(
         [sys.executable, "-X", "dev", "-c", LEAVING, str(Path(__file__).parent)],

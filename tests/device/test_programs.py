@@ -11,18 +11,17 @@ from device_under_test import FAKE
 from device_under_test import NAME as GPU
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from tensor_bits import all_bits
 
-from outcrop.api.prepare import prepare
-from outcrop.api.run import open_session
 from outcrop.config import DeviceConfig, IoConfig
 from outcrop.device.budget import DeviceBudget
+from outcrop.embed.gpu import GpuBuffer
 from outcrop.embed.numbering import ById, Division
-from outcrop.embed.on_gpu import GpuBuffer
 from outcrop.embed.tables import RowShape, Start, Table
-from outcrop.runtime import Runtime
-from outcrop.slots import DEVICE_BATCHES
-from outcrop.store.graph import open_graph
-from run_support import a_graph
+from outcrop.loading.open import open_session
+from outcrop.runtime.memory_tables import DEVICE_BATCHES
+from outcrop.runtime.runtime import Runtime
+from run_support import a_run_of_all_levels
 
 if FAKE:
     from fake.streams import schedule as schedule_of
@@ -58,33 +57,17 @@ def parts_of(batch: Any) -> list[torch.Tensor]:
     return [batch.x, batch.y, batch.rowptr, batch.col]
 
 
-def bits(x: torch.Tensor) -> torch.Tensor:
-    """An integer of all bits of a tensor, each counted with its place; on its device, nothing is waited for."""
-    numbers = x.reshape(-1).view(torch.int32).long()
-    return (numbers * torch.arange(1, len(numbers) + 1, device=x.device)).sum()
-
-
-def digest(parts: list[torch.Tensor]) -> torch.Tensor:
-    return torch.stack([bits(part) for part in parts])
-
-
 @pytest.fixture(scope="module")
 def made(tmp_path_factory):
     """A graph, a run of it, and the batches of its epochs on the CPU."""
     folder = tmp_path_factory.mktemp("made")
-    with Runtime() as runtime:
-        a_graph(folder / "graph", runtime, width=33, train=100)
-    graph = open_graph(folder / "graph")
-    prepare(
-        graph, folder / "run", fanouts=(3, 3), batch_size=20, epochs=2, memory="1600KiB", gpu_memory="100KiB",
-        disk_space="900KiB",
-    )  # fmt: skip
-    with Runtime() as runtime, open_session(graph, runtime, "packed", run_folder=folder / "run") as session:
+    graph, run = a_run_of_all_levels(folder, width=33, train=100, gpu_memory="100KiB")
+    with Runtime() as runtime, open_session(graph, runtime, "packed", run_folder=run) as session:
         batches = [
             [[part.clone() for part in parts_of(batch)] for batch in session.batches("train", epoch)]
             for epoch in range(2)
         ]
-    return graph, folder / "run", batches
+    return graph, run, batches
 
 
 class Held:
@@ -153,8 +136,8 @@ class Consumer:
 
     def compute(self, which: int, second: bool) -> None:
         if held := self._use(which, second):
-            found, stream = digest(parts_of(held.batch)), self._streams[second]
-            self._found.append((found, digest(held.expected), stream))
+            found, stream = all_bits(parts_of(held.batch)), self._streams[second]
+            self._found.append((found, all_bits(held.expected), stream))
 
     compute_more = compute
 
@@ -169,7 +152,7 @@ class Consumer:
         if self._held:
             held, stream = self._held[which % len(self._held)], self._streams[second]
             self._gpu.wait(stream, self._gpu.fence(held.last))
-            self._found.append((digest(parts_of(held.batch)), digest(held.expected), stream))
+            self._found.append((all_bits(parts_of(held.batch)), all_bits(held.expected), stream))
             self._gpu.wait(held.last, self._gpu.fence(stream))
 
     def let_go_there(self, which: int, second: bool) -> None:
@@ -179,7 +162,7 @@ class Consumer:
             x = held.batch.x
             del held.batch
             self._gpu.wait(stream, self._gpu.fence(held.last))
-            self._found.append((digest([x]), digest(held.expected[:1]), stream))
+            self._found.append((all_bits([x]), all_bits(held.expected[:1]), stream))
             del x
 
     def keep_labels(self, which: int, second: bool) -> None:

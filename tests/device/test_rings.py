@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import numpy as np
 import pytest
 import torch
@@ -9,11 +11,15 @@ from device_under_test import FAKE
 from device_under_test import NAME as GPU
 
 from outcrop import _core
-from outcrop.api.run import open_session
 from outcrop.config import DeviceConfig, IoConfig, SampleConfig
 from outcrop.errors import IoError
-from outcrop.gpuio import GpuDiskRows, RingFile, SlabRings, submitter
-from outcrop.runtime import Runtime
+from outcrop.loading.open import open_session
+from outcrop.rows.rings import GpuDiskRows, RingFile, SlabRings, submitter
+from outcrop.runtime import machine
+from outcrop.runtime.hardware import HostCosts
+from outcrop.runtime.runtime import Runtime
+from outcrop.store import profile
+from outcrop.store.arrays import ArrayWriter, DiskArray
 from run_support import a_graph, as_rows, random_features
 
 NODES, WIDTH = 600, 129
@@ -106,3 +112,118 @@ def test_a_swap_comes_after_what_the_gpu_does_to_the_slabs(tmp_path, late):
         runtime.io.close(file)
     pages[0] = 5
     assert (tmp_path / "table").read_bytes() == pages.tobytes()
+
+
+@pytest.mark.parametrize("runs", [0, 1], ids=["never", "once"])
+def test_a_completion_kernel_that_never_runs_ends_the_wait(graph, gpu, monkeypatch, runs):
+    """Rows that it took before are there; the error names the file, what is awaited, how long, and what to do."""
+    launch, left = gpu.launch, [runs]
+
+    def launch_few(name, entry, *arguments, **options):
+        if entry == "io_complete":
+            if not left[0]:
+                return
+            left[0] -= 1
+        launch(name, entry, *arguments, **options)
+
+    monkeypatch.setattr(gpu, "launch", launch_few)
+    with Runtime(threads=1, io=IoConfig(ring_deadline_seconds=0.2)) as runtime:
+        source = GpuDiskRows(graph.array(runtime, "features"), runtime, staging_bytes=64 << 10, device=GPU)
+        wanted = [np.arange(count, dtype=np.int64) for count in (5, 300)]
+        outs = [torch.zeros(len(ids) * ROWS.shape[1], dtype=torch.uint8, device=GPU) for ids in wanted]
+        reads = [source.submit(ids, out) for ids, out in zip(wanted, outs, strict=True)]
+        if runs:
+            reads[0].wait()
+            assert np.array_equal(outs[0].cpu().numpy().reshape(5, -1), ROWS[:5])
+        with pytest.raises(
+            IoError,
+            match=r"features\.bin: \d+ of \d+ reads through rings had no answer within 0\.2 s: the kernel io_complete, "
+            r"which takes them, was launched and did not run; look at the GPU .*open the rows again",
+        ):
+            reads[1].wait()
+        with pytest.raises(IoError, match="had no answer"):
+            source.submit(wanted[0], outs[0])
+        source.close()
+    gpu.settle()
+
+
+@pytest.mark.parametrize(("reads_per_s", "threads"), [(None, 256), (2e5, 32), (2e7, 160)])
+def test_the_submitting_block_is_that_of_equation_2(graph, gpu, tmp_path, monkeypatch, reads_per_s, threads):
+    """Hyperion, Equation 2: reads per second of the profile that is kept, times 6.5 us, in whole warps."""
+    monkeypatch.setenv("OUTCROP_CACHE", str(tmp_path))
+    if reads_per_s is not None:
+        key, host = profile.key_of(graph.path, machine.describe(probe=False)), HostCosts()
+        reads = ((4096, reads_per_s),)
+        found = profile.Profile(
+            key, 2, 1 << 30, reads, 1e-4, 1e9, 1e9, 1e9, host, {}, measured_at=time.time()
+        )
+        profile.write(profile.default_path(key), found)
+    grids, launch = [], gpu.launch
+
+    def launched(name, entry, device, warps, arguments, most_blocks=0, block_threads=256):
+        if entry == "io_submit":
+            grids.append((-(-warps * 32 // block_threads), block_threads))
+        launch(name, entry, device, warps, arguments, most_blocks, block_threads)
+
+    monkeypatch.setattr(gpu, "launch", launched, raising=False)
+    sampling = SampleConfig(fanouts=(4, 4), batch_size=16, seed=3)
+    with (
+        Runtime(threads=1, io=IoConfig(initiator="gpu")) as runtime,
+        open_session(graph, runtime, "online", config=sampling, to=DeviceConfig(GPU)) as session,
+    ):
+        for batch in session.batches("train"):
+            assert np.array_equal(as_rows(batch.x.cpu().numpy()), ROWS[batch.graph.n_id])
+            del batch
+    assert set(grids) == {(1, threads)}
+
+
+@pytest.mark.parametrize(("num_files", "num_queues"), [(3, 3), (3, 2), (2, 1)])
+def test_one_kernel_submits_to_the_queues_of_several_disks(
+    graph, late, tmp_path, monkeypatch, num_files, num_queues
+):
+    """A block for each queue that rows are asked of; rows are those of the features, whoever waits first."""
+    grids, launch, gpu = [], late.launch, late
+
+    def launched(name, entry, device, warps, arguments, most_blocks=0, block_threads=256):
+        if entry == "io_submit":
+            grids.append((-(-warps * 32 // block_threads), block_threads))
+        launch(name, entry, device, warps, arguments, most_blocks, block_threads)
+
+    monkeypatch.setattr(gpu, "launch", launched, raising=False)
+    faults = _core.RingFaults()
+    faults.shuffle = True
+    with Runtime(threads=1) as runtime:
+        files = []
+        for number in range(1, num_files):
+            writer = ArrayWriter(runtime, tmp_path, f"stripe-{number}", "uint8", (ROWS.shape[1],))
+            writer.append(np.ascontiguousarray(ROWS[number::num_files]))
+            files.append(DiskArray(runtime, tmp_path, writer.finish()))
+        source = GpuDiskRows(
+            graph.array(runtime, "features"),
+            runtime,
+            staging_bytes=96 << 10,
+            device=GPU,
+            faults=faults,
+            block_threads=64,
+            stripes=files,
+            num_queues=num_queues,
+        )
+        wanted = [
+            np.random.default_rng(seed).integers(0, NODES, count) for seed, count in enumerate((300, 7, 90))
+        ]
+        one_file = np.arange(0, NODES, num_files)[:5]  # of the first file alone
+        wanted.append(one_file)
+        outs = [torch.zeros(len(ids) * ROWS.shape[1], dtype=torch.uint8, device=GPU) for ids in wanted]
+        reads = [source.submit(ids, out) for ids, out in zip(wanted, outs, strict=True)]
+        for at in (2, 0, 3, 1):
+            reads[at].wait()
+            assert np.array_equal(outs[at].cpu().numpy().reshape(len(wanted[at]), -1), ROWS[wanted[at]])
+        grids_so_far = len(grids)
+        source.submit(one_file, outs[3]).wait()
+        assert grids[grids_so_far:] == [(1, 64)]
+        assert grids[0] == (num_queues, 64)
+        assert {blocks for blocks, _ in grids} <= set(range(1, num_queues + 1))
+        of_queue = np.concatenate([*wanted, one_file]) % num_files % num_queues
+        expected = np.bincount(of_queue, minlength=num_queues).tolist()
+        assert source.commands_by_queue == [(n, n) for n in expected]
+        source.close()

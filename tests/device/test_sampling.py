@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import tracemalloc
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,16 +14,18 @@ from device_under_test import NAME as GPU
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from outcrop import _core
-from outcrop.api.run import open_session
-from outcrop.config import DeviceConfig, SampleConfig
+from outcrop.config import DeviceConfig, IoConfig, SampleConfig
 from outcrop.device.budget import DeviceBudget
-from outcrop.device_sampling import DeviceSampler
-from outcrop.device_sampling.room import drawing_bytes
-from outcrop.device_slots import DeviceSlot
-from outcrop.errors import BudgetError, FormatError
-from outcrop.runtime import Runtime
+from outcrop.errors import ArgumentError, BudgetError, FormatError
+from outcrop.loading.device_buffers import DeviceSlot
+from outcrop.loading.open import open_session
+from outcrop.rows import HotRows
+from outcrop.rows.rings import submitter
+from outcrop.runtime.runtime import Runtime
+from outcrop.sampling.gpu import DeviceSampler
+from outcrop.sampling.gpu.room import drawing_bytes
+from outcrop.sampling.topology import Topology
 from outcrop.store.batches import BatchGraph
-from outcrop.store.topology import Topology
 from run_support import a_graph
 from sampling_support import Csc, draw, random_csc, same
 
@@ -179,11 +183,13 @@ def test_memory_is_counted_and_less_of_it_costs_waiting(gpu, monkeypatch, graph,
 def test_memory_for_the_largest_batch_is_taken_before_it_is_drawn(gpu, graph):
     budget = a_budget(gpu, 1 << 22)
     bound = drawing_bytes(100, (5, 4), False, NODES, len(graph[1]))
+    seeds = np.arange(100)
+    (expected,) = draw(graph, [seeds], [5, 4], seed=9)
     sampler = DeviceSampler(
-        in_memory(graph), DEVICE, fanouts=[5, 4], in_place=True, budget=budget, most_seeds=100
+        in_memory(graph), DEVICE, fanouts=[5, 4], seed=9, in_place=True, budget=budget, most_seeds=100
     )
     assert budget.by_tag() == {"sampling": bound}
-    sampler.draw(np.arange(100), 0, 0, 0)
+    assert same(on_host(sampler.draw(seeds, 0, 0, 0)), expected)
     assert budget.by_tag() == {"sampling": bound}
 
 
@@ -196,13 +202,83 @@ def test_lists_on_the_device_take_budget_and_change_nothing(gpu, graph):
     sampler = DeviceSampler(in_memory(graph), DEVICE, fanouts=[5, 4], seed=9, in_place=True, budget=budget)
     sampler.cache_lists(index, ids)
     degrees = np.diff(graph[0])
-    held = 24 * (NODES // 64 + 1) + 8 * (len(ids) + 1) + 4 * int(degrees[ids].sum())
-    assert budget.by_tag()["list-cache"] == held
+    blocks, held = 24 * (NODES // 64 + 1), 8 * (len(ids) + 1) + 4 * int(degrees[ids].sum())
+    assert (budget.by_tag()["cache-index"], budget.by_tag()["list-cache"]) == (blocks, held)
     assert same(on_host(sampler.draw(seeds, 0, 0, 0)), expected)
     with pytest.raises(BudgetError, match="for list-cache do not fit"):
         DeviceSampler(
-            in_memory(graph), DEVICE, fanouts=[5], budget=a_budget(gpu, held - 1), in_place=True
+            in_memory(graph), DEVICE, fanouts=[5], budget=a_budget(gpu, blocks + held - 1), in_place=True
         ).cache_lists(index, ids)
+
+
+@pytest.mark.parametrize("dtype", [np.uint32, np.int64])
+def test_a_mapped_topology_passes_through_little_host_memory(gpu, tmp_path, dtype):
+    """Copied from its file through two pinned pieces, which are counted and given back; batches are the same."""
+    indptr, indices = random_csc(NODES, 400_000, 1)
+    indices.astype(dtype).tofile(tmp_path / "indices")
+    mapped = np.memmap(tmp_path / "indices", dtype, "r")
+    topology = Topology(NODES, len(indices), "map", indptr, mapped)
+    host, seeds = _core.Budget.create(1 << 20), np.arange(0, NODES, 11)
+    (expected,) = draw((indptr, indices), [seeds], [5, 4], seed=9)
+    DeviceSampler(topology, DEVICE, fanouts=[5, 4])  # what the first one imports is not counted below
+    tracemalloc.start()
+    try:
+        sampler = DeviceSampler(topology, DEVICE, fanouts=[5, 4], seed=9, host_budget=host)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    staging = host.by_tag["topology-staging"]
+    assert staging.peak_bytes == 128 << 10  # an eighth of the budget
+    assert (host.free_bytes, staging.peak_bytes * 4 < mapped.nbytes) == (1 << 20, True)
+    assert peak < 256 << 10  # a piece of it was 16 MiB before, or all
+    assert same(on_host(sampler.draw(seeds, 0, 0, 0)), expected)
+    with pytest.raises(BudgetError, match="topology-staging"):
+        DeviceSampler(topology, DEVICE, fanouts=[5], host_budget=_core.Budget.create(60 << 10))
+
+
+def half_of_the_rows() -> tuple[Any, np.ndarray, np.ndarray, np.ndarray]:
+    """An index of rows, those in the memory of the host and of the device, and their tiers."""
+    ids = np.flatnonzero(np.arange(NODES) % 2 == 0)
+    index = _core.HotIndex(_core.Budget.create(1 << 20), NODES, ids, np.zeros(0, np.int64))
+    there = np.arange(len(ids)) % 3 == 0
+    tiers = np.where(there, -np.cumsum(there), np.cumsum(~there) - 1).astype(np.int32)
+    return index, ids[~there], ids[there], tiers
+
+
+@pytest.mark.parametrize(
+    ("options", "waits"), [({}, 1), ({"sampler": "labor"}, 3), ({"sampler": "shadow"}, 2)]
+)
+def test_rows_are_looked_up_without_waiting(gpu, monkeypatch, graph, options, waits):
+    """As often as without it; the places are those of the host's index, batch after batch."""
+    index, in_host, on_device, tiers = half_of_the_rows()
+    budget = a_budget(gpu, 1 << 24)
+    sampler = DeviceSampler(
+        in_memory(graph), DEVICE, fanouts=[5, 4], seed=9, in_place=True, budget=budget, **options
+    )
+    sampler.look_up_rows(index, tiers)
+    assert budget.by_tag()["cache-index"] == 24 * (NODES // 64 + 1) + tiers.nbytes
+    seeds = [np.arange(0, NODES, step) for step in (11, 50, 7)]
+    expected = draw(graph, seeds, [5, 4], seed=9, **options)
+    with monkeypatch.context() as patch, HostWaits(gpu, patch) as host:
+        drawn = [sampler.draw(ids, 0, 0, i) for i, ids in enumerate(seeds)]
+    assert host.count == waits * len(seeds)
+    row_of = np.full(NODES, -1)
+    row_of[on_device] = np.arange(len(on_device))
+    row_of[in_host] = (1 << 56) + np.arange(len(in_host))
+    for found, wanted in zip(drawn, expected, strict=True):
+        n_id, rows = wanted.n_id, found.rows
+        assert same(on_host(found), wanted)
+        place = np.where(row_of[n_id] < 0, (2 << 56) + np.arange(len(n_id)), row_of[n_id])
+        assert np.array_equal(rows.place.cpu().numpy(), place)
+        missing = np.sort(n_id[row_of[n_id] < 0])
+        assert np.array_equal(rows.missing.cpu().numpy(), missing)
+        assert np.array_equal(n_id[rows.positions.cpu().numpy()], missing)
+        counts = [np.isin(n_id, of).sum() for of in (in_host, on_device)]
+        assert [rows.in_host, rows.on_device] == counts
+    with pytest.raises(BudgetError, match="for cache-index do not fit"):
+        DeviceSampler(
+            in_memory(graph), DEVICE, fanouts=[5], budget=a_budget(gpu, 5000), in_place=True
+        ).look_up_rows(index, tiers)
 
 
 @pytest.mark.parametrize("kind", ["neighbor", "labor", "shadow"])
@@ -241,6 +317,110 @@ def test_batches_that_a_gpu_draws_stay_there(gpu, monkeypatch, tmp_path, kind):
         assert sum(there.device_peaks.values()) <= 1 << 21
     assert len(staged) == len(sums) > 5
     assert all(names.isdisjoint({"rowptr", "col"}) and "y" in names for names in staged)
+
+
+def loaded(graph, config, to, memory, **options) -> tuple[list, list, dict]:
+    """Of an epoch in mode online: features and nodes of each batch, and how many rows came from each level."""
+    with Runtime(memory, **options) as runtime:
+        with open_session(graph, runtime, "online", config=config, to=to) as session:
+            batches, found = session.batches("train"), []
+            for batch in batches:
+                found.append((batch.x.clone(), batch.graph.n_id))
+                del batch
+            levels = batches.stats.rows_by_level
+        return [x.cpu().numpy() for x, _ in found], [n_id for _, n_id in found], levels
+
+
+@pytest.mark.parametrize("kind", ["neighbor", "labor", "shadow"])
+def test_ids_of_a_batch_are_not_looked_up_on_the_host(gpu, monkeypatch, tmp_path, kind):
+    """Rows are those of the file, and from the levels that the host's lookup names, which is refused here."""
+    staged = []
+    stage = DeviceSlot.stage
+
+    def watched(slot, x_bytes, arrays, *drawn):
+        staged.append((set(arrays), set(drawn[0])))
+        return stage(slot, x_bytes, arrays, *drawn)
+
+    def no_lookup(*_):
+        raise AssertionError("ids were looked up on the host")
+
+    with Runtime() as runtime:
+        made = a_graph(tmp_path / "graph", runtime, width=129, train=200)
+        rows = made.array(runtime, "features").memmap(check=True)[:].copy()
+    config = SampleConfig(fanouts=(3, 3), batch_size=20, sampler=kind)
+    expected_x, expected_ids, _ = loaded(made, config, DeviceConfig(), 1 << 22)
+    with monkeypatch.context() as patch:  # as where the index has no room on the device
+        patch.setattr(DeviceSampler, "look_up_rows", lambda *_: refuse())
+        to, levels = with_rows_of_all_levels(made, config)
+    monkeypatch.setattr(DeviceSlot, "stage", watched)
+    monkeypatch.setattr(HotRows, "submit_apart", no_lookup)
+    monkeypatch.setattr(HotRows, "submit", no_lookup)
+    xs, ids, found = loaded(made, config, to, MEMORY)
+    assert found == levels
+    for x, wanted, n_id, wanted_ids in zip(xs, expected_x, ids, expected_ids, strict=True):
+        assert np.array_equal(n_id, wanted_ids)
+        assert np.array_equal(x, wanted)
+        assert np.array_equal(x, rows[n_id])
+    assert len(staged) == len(xs) > 5
+    assert all("places" not in names and "places" in drawn for names, drawn in staged)
+
+
+MEMORY = 600 << 10
+
+
+def with_rows_of_all_levels(graph, config, **options) -> tuple[DeviceConfig, dict]:
+    """A device, limited so that rows come from its cache, from the host's and from disk, and how many from each."""
+    tried = []
+    for limit in range(1 << 20, 1 << 17, -(1 << 17)):
+        to = DeviceConfig(GPU, limit, draws=True)
+        *_, levels = loaded(graph, config, to, MEMORY, **options)
+        if all(levels[name] > 0 for name in ("device", "host", "disk")):
+            return to, levels
+        tried.append((limit, levels))
+    raise AssertionError(tried)
+
+
+def refuse() -> None:
+    raise BudgetError("no room", limit="device")
+
+
+def test_ids_of_rows_that_rings_read_stay_on_the_gpu(gpu, monkeypatch, tmp_path):
+    """With --io gpu no list of ids goes to the host and back: kernels submit what the lookup has listed."""
+    given, tensors = submitter.Kernels.given, []
+
+    def watched(self, numbers):
+        tensors.append(isinstance(numbers, torch.Tensor) and numbers.device.type == GPU)
+        return given(self, numbers)
+
+    monkeypatch.setattr(submitter.Kernels, "given", watched)
+    monkeypatch.setattr(HotRows, "submit_apart", lambda *_: pytest.fail("ids were looked up on the host"))
+    with Runtime() as runtime:
+        made = a_graph(tmp_path / "graph", runtime, width=129, train=200)
+        rows = made.array(runtime, "features").memmap(check=True)[:].copy()
+    config, io = SampleConfig(fanouts=(3, 3), batch_size=20), IoConfig(initiator="gpu")
+    to, levels = with_rows_of_all_levels(made, config, io=io)
+    tensors.clear()
+    xs, ids, found = loaded(made, config, to, MEMORY, io=io)
+    assert found == levels
+    for x, n_id in zip(xs, ids, strict=True):
+        assert np.array_equal(x, rows[n_id])
+    filling = len(tensors) - 2 * len(xs)  # the caches: before any batch, from ids of the host
+    assert tensors == [False] * filling + [True] * 2 * len(xs)
+
+
+def test_a_place_that_the_gpu_found_is_named_where_it_is_none(gpu, monkeypatch, tmp_path):
+    """Of the rows that are said to be on the device one lies beyond its cache."""
+    with Runtime() as runtime:
+        made = a_graph(tmp_path / "graph", runtime, width=129, train=200)
+    look_up = DeviceSampler.look_up_rows
+    monkeypatch.setattr(
+        DeviceSampler,
+        "look_up_rows",
+        lambda self, index, tiers, stay: look_up(self, index, np.full_like(tiers, -77777), stay),
+    )
+    config = SampleConfig(fanouts=(3, 3), batch_size=20)
+    with pytest.raises(ArgumentError, match="of a batch is at no place: 0x12fd0 is beyond what was cached"):
+        loaded(made, config, DeviceConfig(GPU, 1 << 20, draws=True), MEMORY)
 
 
 def test_damage_is_found_where_the_host_looks_once(gpu):

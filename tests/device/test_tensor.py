@@ -18,6 +18,7 @@ from outcrop import unified
 from outcrop.errors import DeviceError
 from outcrop.unified import UnifiedDevice, UnifiedMode, UnifiedTensor, in_place, to_unified
 
+pytestmark = pytest.mark.one_stream
 PROPAGATING = UnifiedDevice(True)
 
 
@@ -533,6 +534,7 @@ def test_compiled(a):
     assert float(compiled(to_unified(a))) == float((a * 2 + 1).sum())
 
 
+@pytest.mark.no_kernels
 def test_enable(a):
     import subprocess
     import sys

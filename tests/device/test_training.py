@@ -10,14 +10,15 @@ import torch
 from device_under_test import FAKE
 from device_under_test import NAME as GPU
 
-from outcrop import _core, layers
-from outcrop.api.prepare import prepare
-from outcrop.api.run import open_session
+from outcrop import _core
+from outcrop.api.prepare import prepare_with_report as prepare
 from outcrop.api.train import train
 from outcrop.config import DeviceConfig, IoConfig
 from outcrop.errors import ArgumentError, BudgetError, IoError
-from outcrop.gpuio import GpuDiskRows
-from outcrop.runtime import Runtime
+from outcrop.loading.open import open_session
+from outcrop.nn import layers
+from outcrop.rows.rings import GpuDiskRows
+from outcrop.runtime.runtime import Runtime
 from outcrop.store.graph import open_graph
 from run_support import a_graph, as_rows, random_features
 
@@ -97,12 +98,14 @@ def test_without_device_memory_no_row_is_cached_there(made, gpu, tmp_path, mode)
     """``gpu_memory=0`` is no cache; batches take what they need of what is free."""
     graph, _ = made
     prepare(graph, tmp_path / "run", fanouts=(4, 4), batch_size=20, epochs=1, memory="2MiB", gpu_memory=0)
-    report = train(graph, run=tmp_path / "run", mode=mode, epochs=1, device=GPU, gpu_memory=0)
+    options = {"run": tmp_path / "run", "epochs": 1, "trace_losses": True}
+    losses = pytest.approx(train(graph, **options).batch_losses, rel=1e-5 if FAKE else 1e-3)
+    report = train(graph, **options, mode=mode, device=GPU, gpu_memory=0)
+    assert report.batch_losses == losses
     assert report.epochs[0]["rows_by_level"]["device"] == 0
     assert report.peak_device_by_tag.get("device-cache", 0) == 0
-    report = train(
-        graph, run=tmp_path / "run", mode="online", epochs=1, device=GPU, gpu_memory=0, sample_on="gpu"
-    )
+    report = train(graph, **options, mode="online", device=GPU, gpu_memory=0, sample_on="gpu")
+    assert report.batch_losses == losses
     tags = report.peak_device_by_tag
     assert (
         tags.get("device-cache", 0)
@@ -110,7 +113,8 @@ def test_without_device_memory_no_row_is_cached_there(made, gpu, tmp_path, mode)
         == 0
         < min(tags["sampling"], tags["sampled-batches"], tags["device-batches"])
     )
-    report = train(graph, run=tmp_path / "run", mode="online", epochs=1, device=GPU, gpu_memory="1MiB")
+    report = train(graph, **options, mode="online", device=GPU, gpu_memory="1MiB")
+    assert report.batch_losses == losses
     assert report.epochs[0]["rows_by_level"]["device"] > 0
 
 
@@ -131,13 +135,22 @@ def test_the_device_has_more_than_passes_through_the_host(made, gpu):
         assert sum(runtime.device_peaks.values()) <= 1 << 20
 
 
+@pytest.fixture(scope="module")
+def losses_of_8(made):
+    """Of an epoch with 8 hidden features, on the CPU."""
+    graph, run = made
+    report = train(graph, run=run, hidden=8, epochs=1, trace_losses=True)
+    return pytest.approx(report.batch_losses, rel=1e-5 if FAKE else 1e-3)
+
+
 @pytest.mark.parametrize("strategy", ["GFCT", "hybrid"])
-def test_fixed_strategies_change_where_rows_lie_and_nothing_else(made, gpu, strategy):
+def test_fixed_strategies_change_where_rows_lie_and_nothing_else(made, gpu, strategy, losses_of_8):
     graph, run = made
     options = {"run": run, "mode": "online", "hidden": 8, "epochs": 1, "trace_losses": True, "device": GPU}
     options |= {"memory": "900KiB", "topology": "map", "gpu_memory": DEVICE_BYTES}
     auto, fixed = (train(graph, **options, cache_strategy=name) for name in ("auto", strategy))
     assert fixed.cache_strategy == strategy
+    assert auto.batch_losses == losses_of_8
     assert fixed.batch_losses == (auto.batch_losses if FAKE else pytest.approx(auto.batch_losses, rel=1e-3))
     levels = [report.epochs[0]["rows_by_level"] for report in (auto, fixed)]
     assert sum(levels[0].values()) == sum(levels[1].values())
@@ -154,12 +167,13 @@ def test_fixed_strategies_change_where_rows_lie_and_nothing_else(made, gpu, stra
             train(graph, **({**options, "cache_strategy": strategy} | given))
 
 
-def test_neighbour_lists_are_cached_where_they_are_sampled(made, gpu):
+def test_neighbour_lists_are_cached_where_they_are_sampled(made, gpu, losses_of_8):
     """Strategies that fill the GPU with topology do, others do not; batches are the same."""
     graph, run = made
     options = {"run": run, "mode": "online", "hidden": 8, "epochs": 1, "trace_losses": True, "device": GPU}
     options |= {"memory": "1600KiB", "topology": "memory", "sample_on": "gpu", "gpu_memory": "320KiB"}
     found = {name: train(graph, **options, cache_strategy=name) for name in ("auto", "GTCF", "CTGF")}
+    assert found["auto"].batch_losses == losses_of_8
     for report in found.values():
         assert report.batch_losses == (
             found["auto"].batch_losses if FAKE else pytest.approx(found["auto"].batch_losses, rel=1e-3)
@@ -172,13 +186,26 @@ def test_neighbour_lists_are_cached_where_they_are_sampled(made, gpu):
 
 
 def product_of_rows(rowptr, col, left, right):
-    """outcrop.sparse.sampled_dot without a sparse matrix, which the fake GPU does not have."""
+    """outcrop.nn.sparse.sampled_dot without a sparse matrix, which the fake GPU does not have."""
     row = torch.repeat_interleave(torch.arange(len(rowptr) - 1).to(col.device), rowptr.diff())
     return (left.index_select(0, row) * right.index_select(0, col)).sum(1)
 
 
+@pytest.fixture(scope="module")
+def on_cpu(made):
+    """Trains on the CPU, once for each ``model``: schedules change nothing there."""
+    reports = {}
+
+    def found(model, **options):
+        if model not in reports:
+            reports[model] = train(made[0], model=model, **options)
+        return reports[model]
+
+    return found
+
+
 @pytest.mark.parametrize("model", ["sage", "gat", "gcn"])
-def test_losses_are_those_of_the_cpu(made, model, gpu, monkeypatch):
+def test_losses_are_those_of_the_cpu(made, model, gpu, monkeypatch, on_cpu):
     graph, run = made
     if FAKE and model == "gat":
         monkeypatch.setattr(layers, "sampled_dot", product_of_rows)
@@ -188,7 +215,7 @@ def test_losses_are_those_of_the_cpu(made, model, gpu, monkeypatch):
         runs: dict = {}
     else:
         runs = {"run": run}
-    reference = train(graph, **runs, **options)
+    reference = on_cpu(**runs, **options)
     report = train(graph, **runs, **options, device=GPU, gpu_memory=DEVICE_BYTES)
     assert report.batch_losses == pytest.approx(reference.batch_losses, rel=1e-5 if FAKE else 1e-3)
     assert report.test_accuracy == reference.test_accuracy
@@ -245,6 +272,10 @@ def test_kernels_read_rows_through_rings(made, gpu):
 
 def test_keeping_batches_is_an_error_not_a_hang(made, gpu):
     graph, run = made
+    with Runtime() as runtime, open_session(graph, runtime, "packed", run_folder=run) as session:
+        first = [
+            as_rows(b.x.numpy()).copy() for _, b in zip(range(2), session.batches("train"), strict=False)
+        ]
     kept = []
     with (
         Runtime() as runtime,
@@ -253,10 +284,11 @@ def test_keeping_batches_is_an_error_not_a_hang(made, gpu):
         with pytest.raises(BudgetError, match=r"all 2 batch buffers .* raise --gpu-memory"):  # noqa: PT012
             for batch in session.batches("train"):
                 kept.append(batch)
-        expected = [as_rows(b.x.cpu().numpy()) for b in kept]
-        del kept, batch
+        for kept_one, rows in zip(kept, first, strict=True):
+            assert np.array_equal(as_rows(kept_one.x.cpu().numpy()), rows)
+        del kept, kept_one, batch
         gc.collect()
-        for batch, rows in zip(session.batches("train"), expected, strict=False):
+        for batch, rows in zip(session.batches("train"), first, strict=False):
             assert np.array_equal(as_rows(batch.x.cpu().numpy()), rows)
             del batch
 
@@ -265,18 +297,20 @@ def test_a_buffer_is_not_written_while_something_reads_it(made, gpu):
     """The fence of what trained on it is passed before the next batch comes into it."""
     graph, run = made
     with (
+        Runtime() as plain,
         Runtime() as runtime,
+        open_session(graph, plain, "packed", run_folder=run) as reference,
         open_session(graph, runtime, "packed", run_folder=run, to=DeviceConfig(GPU)) as session,
     ):
         seen = {}
-        for batch in session.batches("train"):
+        for ours, batch in zip(reference.batches("train"), session.batches("train"), strict=True):
             address = batch.x.data_ptr()
             seen[address] = seen.get(address, 0) + 1
             view = batch.x[1:]
-            before = view.cpu().clone()
+            assert torch.equal(view.cpu(), ours.x[1:])
             del batch
-            assert torch.equal(view.cpu(), before)  # a view keeps the buffer
-            del view
+            assert torch.equal(view.cpu(), ours.x[1:])  # a view keeps the buffer
+            del ours, view
         assert len(seen) == 2
         assert sum(seen.values()) > 4
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import gc
 import threading
 
@@ -10,44 +11,31 @@ import pytest
 import torch
 from device_under_test import FAKE
 from device_under_test import NAME as GPU
+from tensor_bits import all_bits, bits
 
 import outcrop
-from outcrop import transfer
-from outcrop.api.prepare import prepare
-from outcrop.api.run import open_session
+from outcrop.api.prepare import prepare_with_report as prepare
 from outcrop.config import DeviceConfig
 from outcrop.errors import ArgumentError
-from outcrop.runtime import Runtime
-from outcrop.slots import DEVICE_BATCHES
-from outcrop.store.graph import open_graph
+from outcrop.importing.graph import import_graph
+from outcrop.loading import transfer
+from outcrop.loading.device_buffers import DeviceSlot
+from outcrop.loading.open import open_session
+from outcrop.runtime.memory_tables import DEVICE_BATCHES
+from outcrop.runtime.runtime import Runtime
+from outcrop.store.samples import open_samples
 from outcrop.unified.gather import BUS_BLOCKS
-from run_support import a_graph
+from run_support import a_run_of_all_levels
 
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("made")
-    with Runtime() as runtime:
-        a_graph(folder / "graph", runtime, width=129, train=200)
-    graph = open_graph(folder / "graph")
-    prepare(
-        graph, folder / "run", fanouts=(3, 3), batch_size=20, epochs=2, memory="1600KiB", gpu_memory="210KiB",
-        disk_space="900KiB",
-    )  # fmt: skip
-    return graph, folder / "run"
-
-
-def bits(x):
-    """An integer of all bits of a tensor, each counted with its place; on its device, nothing is waited for."""
-    numbers = x.reshape(-1).view(torch.int32).long()
-    return (numbers * torch.arange(1, len(numbers) + 1, device=x.device)).sum()
+    return a_run_of_all_levels(tmp_path_factory.mktemp("made"), width=129, train=200, gpu_memory="210KiB")
 
 
 def digest(batch):
     edges = batch.edge_index
-    return torch.stack(
-        [bits(batch.x), bits(batch.y), bits(edges[0].contiguous()), bits(edges[1].contiguous())]
-    )
+    return all_bits([batch.x, batch.y, edges[0].contiguous(), edges[1].contiguous()])
 
 
 def sums(made, device, loop, mode="packed"):
@@ -96,12 +84,13 @@ class Loops:
         see(digest(kept))
 
     def keeps_labels(self, loader, see):
-        labels, ids = [], []
+        labels, ids, rows = [], [], []
         for batch in loader:
             labels.append(batch.y)
             ids.append(batch.input_id)
+            rows.append(bits(batch.x))
             del batch
-        see(torch.stack([bits(torch.cat(labels)), bits(torch.cat(ids))]))
+        see(torch.stack([bits(torch.cat(labels)), bits(torch.cat(ids)), bits(torch.stack(rows))]))
 
     def asks_on_a_stream(self, loader, see):
         if self.gpu is None:
@@ -177,6 +166,17 @@ class Loops:
         self.gpu.wait(self.gpu.stream(0), self.gpu.fence(self.stream))
 
 
+@pytest.fixture(scope="module")
+def on_cpu(made):
+    """Sums of a loop on the CPU, made once for each: schedules change nothing there."""
+
+    @functools.cache
+    def found(loop, mode="packed"):
+        return sums(made, "cpu", getattr(Loops(None), loop), mode)
+
+    return found
+
+
 LOOPS = [name for name in vars(Loops) if name[0] != "_" and name not in ("joined", "collect")]
 
 
@@ -184,9 +184,8 @@ LOOPS = [name for name in vars(Loops) if name[0] != "_" and name not in ("joined
     ("loop", "mode"),
     [*((name, "packed") for name in LOOPS), ("deletes_early", "memory"), ("deletes_early", "ondisk")],
 )
-def test_loops_see_what_the_cpu_sees(made, gpu, loop, mode):
-    expected = sums(made, "cpu", getattr(Loops(None), loop), mode)
-    assert sums(made, GPU, getattr(Loops(gpu), loop), mode) == expected
+def test_loops_see_what_the_cpu_sees(made, gpu, loop, mode, on_cpu):
+    assert sums(made, GPU, getattr(Loops(gpu), loop), mode) == on_cpu(loop, mode)
 
 
 @pytest.mark.parametrize("mode", ["packed", "memory", "online"])
@@ -210,20 +209,80 @@ def test_batches_have_all_that_they_have_on_the_cpu(made, gpu, mode):
 def test_all_of_a_batch_is_counted_in_the_memory_of_the_device(made, gpu):
     """What has an entry per node or edge lies in the batch's block: its bytes are those of the budget."""
     with (
+        Runtime() as plain,
         Runtime() as runtime,
+        open_session(made[0], plain, "packed", run_folder=made[1]) as reference,
         open_session(
             made[0], runtime, "packed", run_folder=made[1], to=DeviceConfig(GPU, 210 << 10)
         ) as session,
     ):
-        for batch in session.batches("train"):
+        for ours, batch in zip(reference.batches("train"), session.batches("train"), strict=True):
             begin = batch.x.data_ptr()
             for part in (batch.rowptr, batch.col):
                 assert (part.data_ptr() - begin) % 256 == 0
                 assert begin < part.data_ptr() < begin + (105 << 10)
-            del batch, part
+            assert torch.equal(batch.x.cpu(), ours.x)
+            del ours, batch, part
 
 
-def test_kernels_that_read_the_host_take_few_processors(made, gpu, monkeypatch):
+def test_pinned_memory_beside_the_budget_is_bounded(made, gpu, monkeypatch, on_cpu):
+    """Two blocks, whatever the epoch: five quarters of four records, which is what the documentation promises."""
+    slots, stage = {}, DeviceSlot.stage
+
+    def watched(slot, *args):
+        slots[id(slot)] = slot
+        return stage(slot, *args)
+
+    monkeypatch.setattr(DeviceSlot, "stage", watched)
+    assert sums(made, GPU, Loops(gpu).plain) == on_cpu("plain")
+    with Runtime() as runtime:
+        most = open_samples(runtime, made[1] / "sample", made[0]).max_record_bytes
+    assert len(slots) == DEVICE_BATCHES
+    sizes = [slot.pinned_bytes for slot in slots.values()]
+    assert all(256 < size <= 1.25 * (4 * most + 8 * 256) for size in sizes), (sizes, most)
+
+
+@pytest.mark.skipif(not FAKE, reason="asks the fake GPU for what it allocated")
+@pytest.mark.parametrize("mode", ["packed", "online"])
+def test_wide_targets_are_part_of_the_memory_of_the_gpu(gpu, tmp_path, mode):
+    """All that is allocated there stays within --gpu-memory, the copies of targets that a loop may keep included."""
+    random, nodes, columns = np.random.default_rng(1), 600, 400
+    targets = random.normal(size=(nodes, columns)).astype(np.float32)
+    (tmp_path / "in").mkdir()
+    arrays = {
+        "edges": random.integers(0, nodes, (5000, 2)),
+        "features": random.normal(size=(nodes, 129)).astype(np.float32),
+        "labels": targets,
+        "train": np.arange(200),
+    }
+    for name, array in arrays.items():
+        np.save(tmp_path / "in" / f"{name}.npy", array)
+    with Runtime("32MiB") as runtime:
+        graph = import_graph(f"arrays:{tmp_path / 'in'}", tmp_path / "graph", runtime)
+    limit = 640 << 10
+    prepare(
+        graph, tmp_path / "run", fanouts=(3, 3), batch_size=20, epochs=1, memory="4MiB", gpu_memory=limit,
+        disk_space="4MiB",
+    )  # fmt: skip
+    before = gpu.allocator.peak_bytes = gpu.allocator.now_bytes
+    to, caches = DeviceConfig(GPU, limit), 0
+    with (
+        Runtime("4MiB") as runtime,
+        open_session(graph, runtime, mode, run_folder=tmp_path / "run", to=to) as session,
+    ):
+        batches = session.batches("train")
+        for batch in batches:
+            ids = batch.graph.n_id
+            assert np.array_equal(batch.x.cpu().numpy(), arrays["features"][ids])
+            assert np.array_equal(batch.y.cpu().numpy(), targets[ids[: batch.graph.num_seeds]])
+            del batch
+        caches = batches.stats.rows_by_level["device"]
+    assert caches > 0
+    assert limit // 2 < gpu.allocator.peak_bytes - before <= limit
+
+
+def test_kernels_that_read_the_host_take_few_processors(made, gpu, monkeypatch, on_cpu):
+    expected = on_cpu("plain")
     launched, streams, launch, new_stream = [], [], gpu.launch, gpu.new_stream
     monkeypatch.setattr(
         gpu, "launch", lambda *args, **named: launched.append(args) or launch(*args, **named), raising=False
@@ -232,7 +291,6 @@ def test_kernels_that_read_the_host_take_few_processors(made, gpu, monkeypatch):
         gpu, "new_stream", lambda *args, **named: streams.append(named) or new_stream(*args, **named),
         raising=False,
     )  # fmt: skip
-    expected = sums(made, "cpu", Loops(None).plain)
     assert sums(made, GPU, Loops(None).plain) == expected
     assert streams == [{"low_priority": True}]
     assert {args[1].split("_")[0]: args[-1] for args in launched} == {"assemble": BUS_BLOCKS}
@@ -275,18 +333,20 @@ def go_over(batches):
 @pytest.mark.parametrize("overlapped", [False, True])
 def test_the_host_waits_once_a_batch_and_not_in_the_thread_that_takes_it(made, gpu, monkeypatch, overlapped):
     """For pinned memory that comes round again; at the end of a pass, for whether all rows were found."""
+    with Runtime() as runtime, open_session(made[0], runtime, "packed", run_folder=made[1]) as session:
+        expected = [bits(batch.x).item() for batch in session.batches("train")]
     waits, host_wait = [], gpu.streams.host_wait
     monkeypatch.setattr(
         gpu.streams, "host_wait", lambda *args: waits.append(threading.get_ident()) or host_wait(*args)
     )
-    to, batches = DeviceConfig(GPU), 0
+    to, found = DeviceConfig(GPU), []
     with Runtime() as runtime, open_session(made[0], runtime, "packed", run_folder=made[1], to=to) as session:
         waits.clear()
         for batch in session.batches("train", overlapped=overlapped):
-            bits(batch.x)
-            batches += 1
+            found.append(bits(batch.x))
             del batch
         if overlapped:
             assert waits.count(threading.get_ident()) <= DEVICE_BATCHES
         else:
-            assert len(waits) <= batches
+            assert len(waits) <= len(found)
+        assert [x.item() for x in found] == expected

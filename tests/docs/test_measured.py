@@ -45,11 +45,9 @@ def test_numbers_come_from_the_file(tables: ModuleType, tmp_path: Path, monkeypa
     times = {mode: record["seconds"] for mode, record in result["modes"].items()}
     result["modes"]["new mode"] = {**result["modes"]["memory"], "seconds": 99.0}
     (tmp_path / "results" / tables.MACHINE / "memory-curve.json").write_text(
-        json.dumps(
-            {"columns": ["a", "b"], "rows": [[1, 2]], "revision": "123-dirty", "machine": result["machine"]}
-        )
+        json.dumps({**result, "columns": ["a", "b"], "rows": [[1, 2]], "revision": "123-dirty"})
     )
-    (tmp_path / "results" / tables.REFERENCE).write_text(json.dumps(result))
+    (tmp_path / "results" / tables.MACHINE / tables.REFERENCE).write_text(json.dumps(result))
     monkeypatch.setattr(tables, "RESULTS", tmp_path / "results")
     monkeypatch.setattr(tables, "ROOT", tmp_path)
     table = tables.render("epoch")
@@ -61,3 +59,22 @@ def test_numbers_come_from_the_file(tables: ModuleType, tmp_path: Path, monkeypa
     assert "| a | b |\n| --- | --- |\n| 1 | 2 |" in curve
     assert "not committed" in curve
     assert f"another than that of the first table ({result['revision']})" in curve
+
+
+def test_the_text_of_a_package_index_stands_alone(tables: ModuleType) -> None:
+    """No link leads nowhere; without a public repository what were links are paths of files that exist."""
+    readme = (REPOSITORY / "README.md").read_text()
+    targets = set(re.findall(r"\]\((?!https?:)([^)#]+)", readme))
+    assert len(targets) > 5
+    alone = tables.for_an_index(readme, None)
+    assert re.findall(r"\]\((?!https?:)[^)]*\)|<!--", alone) == []
+    for target in targets:
+        assert (REPOSITORY / target).exists()
+        assert f"`{target}`" in alone
+    linked = tables.for_an_index(readme, "https://example.org/outcrop")
+    found = re.findall(r"\]\(([^)]+)\)", linked)
+    assert {
+        link.removeprefix("https://example.org/outcrop/blob/main/").partition("#")[0] for link in found
+    } >= targets
+    assert all(link.startswith("https://") for link in found)
+    assert "source distribution" not in linked

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -9,14 +10,14 @@ import numpy as np
 import pytest
 
 from embed_support import knowledge_graph, random_triples
-from outcrop.api.prepare import prepare
-from outcrop.api.run import open_session
-from outcrop.bench import curves, embed, epoch, layout, pipeline, quality
+from outcrop.api.prepare import prepare_with_report as prepare
+from outcrop.bench import checks, curves, embed, epoch, layout, pipeline, quality
 from outcrop.bench import prepare as preparing
 from outcrop.bench.epoch import Setting, ensure_graph
 from outcrop.bench.graphs import GraphShape
-from outcrop.errors import ArgumentError, BudgetError
-from outcrop.runtime import Runtime
+from outcrop.errors import ArgumentError, BudgetError, ChecksumError
+from outcrop.loading.open import open_session
+from outcrop.runtime.runtime import Runtime
 from outcrop.store.graph import open_graph
 from outcrop.store.placement import open_placement
 
@@ -203,3 +204,24 @@ def test_stages_one_after_another_deliver_the_same(folder: Path):
         assert all(np.array_equal(a.numpy(), b.numpy()) for a, b in zip(got, expected, strict=True))
         with pytest.raises(BudgetError, match="held by the caller"):
             list(session.batches("train", overlapped=False))
+
+
+def test_checks_compares_what_is_checked_with_what_is_not(folder: Path, tmp_path: Path):
+    result = checks.run(folder, replace(SETTING, rounds=1), silent)
+    assert list(result["cases"]) == ["prepare", "2 epochs, online"]
+    assert all(
+        case[kind]["cpu_seconds"] > 0
+        for case in result["cases"].values()
+        for kind in ("checked", "unchecked")
+    )
+    assert not (folder / "tiny-unchecked.oc").exists()
+
+    checked = Path(shutil.copytree(ensure_graph(folder, SHAPE, silent), tmp_path / "checked.oc"))
+    unchecked = checks.without_checks(checked, tmp_path / "unchecked.oc")
+    with (checked / "features.bin").open("r+b") as file:  # the same file in both
+        file.seek(5)
+        file.write(b"\xa5")
+    options = {"fanouts": [5, 5], "batch_size": 40, "epochs": 1, "memory": SETTING.memory, "progress": False}
+    with pytest.raises(ChecksumError, match=r"features\.bin"):
+        prepare(checked, tmp_path / "checked.run", **options)
+    prepare(unchecked, tmp_path / "unchecked.run", **options)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from outcrop.api.embed import embed_eval, embed_prepare, embed_train
-from outcrop.stages.ingest_triples import import_triples
+from outcrop.importing.triples import import_triples
 from support import shared_path
 
 pytestmark = [

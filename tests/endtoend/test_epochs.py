@@ -10,15 +10,15 @@ import numpy as np
 import pytest
 
 from artifact_support import small_graph
-from outcrop.api import epochs as epoch_choice
-from outcrop.api.prepare import prepare
+from outcrop.advisor import epochs as epoch_choice
+from outcrop.api.prepare import prepare_with_report as prepare
 from outcrop.api.train import TrainReport, train
 from outcrop.config import PlanConfig, SampleConfig
 from outcrop.errors import BudgetError, OutcropWarning
-from outcrop.progress import SilentProgress
 from outcrop.report.collect import collect_run
 from outcrop.report.runs import run_page
-from outcrop.runtime import Runtime
+from outcrop.runtime.progress import SilentProgress
+from outcrop.runtime.runtime import Runtime
 from outcrop.store import samples
 from outcrop.store.graph import Graph
 

@@ -13,15 +13,16 @@ import pytest
 import torch
 
 import outcrop
-from outcrop.api.prepare import prepare
-from outcrop.api.run import open_session
+from outcrop.api.prepare import prepare_with_report as prepare
 from outcrop.api.train import TrainReport, train
 from outcrop.config import IoConfig, PlanConfig, SampleConfig
 from outcrop.errors import BudgetError
-from outcrop.progress import SilentProgress
-from outcrop.runtime import Runtime
-from outcrop.sampling import BatchSampler, epoch_seeds
-from outcrop.stages.load import MODES
+from outcrop.loading.open import open_session
+from outcrop.loading.session import MODES
+from outcrop.runtime.progress import SilentProgress
+from outcrop.runtime.runtime import Runtime
+from outcrop.sampling.sampler import BatchSampler
+from outcrop.sampling.seeds import epoch_seeds
 from outcrop.store import run as runs
 from outcrop.store.graph import Graph, open_graph
 from outcrop.store.minibatch import MiniBatch
@@ -334,7 +335,7 @@ def test_training_gives_the_same_bits_in_every_mode(problem, tmp_path, make_runt
     assert all(levels["packed"][name] > 0 for name in ("device", "host", "packed"))
     assert (
         levels["online"]["host"] > 0
-    )  # all that is wanted fits the cache; with less room: unit/test_online.py
+    )  # all that is wanted fits the cache; with less room: unit/loading/test_online.py
     assert levels["partition"]["host"] == sum(levels["memory"].values())
 
 

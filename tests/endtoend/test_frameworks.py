@@ -13,7 +13,7 @@ import torch
 import outcrop
 from artifact_support import memory_folder
 from outcrop.api.run import Run
-from outcrop.runtime import Runtime
+from outcrop.runtime.runtime import Runtime
 from outcrop.testing import write_graph
 
 importlib.import_module("torch_geometric")

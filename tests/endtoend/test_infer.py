@@ -18,11 +18,11 @@ import outcrop
 from artifact_support import leftovers
 from forked import python
 from infer_support import a_model, as_float, odd_graph, reference, save
-from outcrop import checkpoint as checkpoints
-from outcrop.api import infer as inference
 from outcrop.api.infer import infer
 from outcrop.errors import ArgumentError, BudgetError, ChecksumError, FormatError, IoError
-from outcrop.stages import infer as stage
+from outcrop.inference import layerwise as stage
+from outcrop.inference import run as inference
+from outcrop.nn import checkpoint as checkpoints
 from outcrop.store.graph import Graph
 from support import shared_path
 
@@ -227,9 +227,12 @@ def test_work_of_another_model_is_not_taken_over(made: Made, monkeypatch: pytest
         ({"nodes": [1, 2, 1]}, ArgumentError, "node 1 is there more than once"),
         ({"nodes": [1, 3000]}, ArgumentError, "1 ids, the first 3000, are not in 0 to 2999"),
         ({"nodes": [-1]}, ArgumentError, "the first -1"),
-        ({"nodes": [0.5]}, ArgumentError, "no list of node ids"),
-        ({"nodes": []}, ArgumentError, "no list of node ids"),
+        ({"nodes": [0.5]}, ArgumentError, "no node ids: give integers"),
+        ({"nodes": []}, ArgumentError, "no node ids: give integers"),
         ({"nodes": "missing.npy"}, FormatError, "missing.npy cannot be read"),
+        ({"nodes": "missing.csv"}, FormatError, "missing.csv cannot be read: there is no such file"),
+        ({"nodes": "valid"}, FormatError, r"valid cannot be read .* nor is it 'all' or a split of"),
+        ({"nodes": ["7", "zoe"]}, ArgumentError, r"no node 'zoe'"),
         ({"memory": "300KiB"}, BudgetError, "the smallest budget that can is"),
         ({"method": "sampled", "fanouts": (1,)}, ArgumentError, "1 fanouts given for a model of 2 layers"),
     ],

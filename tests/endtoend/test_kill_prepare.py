@@ -32,7 +32,7 @@ from outcrop.store.graph import Graph
 # Dies by SIGKILL at the n-th sign of progress, write of a manifest or journal, rename or removal.
 DYING = """
 import os, pathlib, shutil, sys
-from outcrop import runtime as runtimes
+from outcrop.runtime.runtime import Runtime
 from outcrop.store import manifest as manifests
 
 class Doom:
@@ -61,12 +61,12 @@ for owner, names in ((manifests, ["write_atomic", "sync_folder"]), (pathlib.Path
     for name in names:
         setattr(owner, name, before_and_after(getattr(owner, name)))
 memory = os.environ["MEMORY"]
-runtime = runtimes.Runtime(memory, threads=1, progress=Progress())
+runtime = Runtime(memory, threads=1, progress=Progress())
 """
 PREPARE = (
     DYING
     + """
-from outcrop.api.prepare import prepare
+from outcrop.api.prepare import prepare_with_report as prepare
 print("ready", flush=True)
 prepare(sys.argv[1], sys.argv[2], fanouts=[3, 3], batch_size=15, memory=memory, gpu_memory="200KiB",
         epochs=2, runtime=runtime)
@@ -75,14 +75,14 @@ prepare(sys.argv[1], sys.argv[2], fanouts=[3, 3], batch_size=15, memory=memory, 
 IMPORT = (
     DYING
     + """
-from outcrop.stages.ingest import import_graph
+from outcrop.importing.graph import import_graph
 import_graph("arrays:" + sys.argv[1], sys.argv[2], runtime)
 """
 )
 GENERATE = (
     DYING
     + """
-from outcrop.stages.generate import generate_graph
+from outcrop.importing.generate import generate_graph
 generate_graph(sys.argv[2], runtime, nodes=3000, edges=20000, features=50, classes=4)
 """
 )
@@ -305,7 +305,7 @@ INTERRUPTED = """
 import os, sys
 from contextlib import contextmanager
 import outcrop.cli.common as common
-from outcrop.progress import SilentProgress
+from outcrop.runtime.progress import SilentProgress
 
 class Progress(SilentProgress):
     left = 14

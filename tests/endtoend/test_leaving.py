@@ -17,10 +17,11 @@ import pytest
 from artifact_support import fresh_runtime, memory_folder, prepare, small_graph
 from artifact_support import python as started
 from forked import python
-from outcrop.api.run import Run, open_session
+from outcrop.api.run import Run
 from outcrop.errors import ArgumentError, BudgetError
-from outcrop.runtime import Runtime
-from outcrop.stages.load import LoadSession
+from outcrop.loading.open import open_session
+from outcrop.loading.session import LoadSession
+from outcrop.runtime.runtime import Runtime
 from outcrop.store.graph import open_graph
 
 importlib.import_module(
@@ -212,8 +213,8 @@ def test_control_c_ends_a_process_that_loads(made: Path) -> None:
 FORK = """
 import gc, os, signal, sys
 gc.unfreeze()
-from outcrop.api.run import open_session
-from outcrop.runtime import Runtime
+from outcrop.loading.open import open_session
+from outcrop.runtime.runtime import Runtime
 from outcrop.store.graph import open_graph
 from pathlib import Path
 folder = Path(sys.argv[1])

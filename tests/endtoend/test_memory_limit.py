@@ -27,8 +27,8 @@ WITH_ARROW_CSV = 96 * MIB  # and Arrow's CSV reader with its allocator
 
 PREPARE = """
 import json, sys
-from outcrop.api.prepare import prepare
-from outcrop.runtime import Runtime
+from outcrop.api.prepare import prepare_with_report as prepare
+from outcrop.runtime.runtime import Runtime
 from outcrop.config import IoConfig
 memory = sys.argv[3]
 runtime = Runtime(memory, io=IoConfig(topology=sys.argv[4] if sys.argv[4:] else "automatic"))
@@ -59,8 +59,8 @@ print(json.dumps({"peak": report.peak_host_bytes, "held": held}))
 """
 SPOOL = """
 import json, sys
-from outcrop.advisor.cost import Disk, Hardware
-from outcrop.api import spool
+from outcrop.runtime.hardware import Disk, Hardware
+from outcrop.training import spool
 from outcrop.api.train import train
 spool.machine.rough_hardware = lambda path: Hardware("here", Disk("here", ((4096, 2e4), (1 << 20, 1e3))))
 report = train(sys.argv[1], mode="online", refresh=True, memory=sys.argv[2], fanouts=[10, 10], batch_size=200, epochs=4,
@@ -81,8 +81,8 @@ print(json.dumps({"peak": report.peak_host_bytes, "resident": report.resident, "
 """
 IMPORT = """
 import json, sys
-from outcrop.stages.ingest import import_graph
-from outcrop.runtime import Runtime
+from outcrop.importing.graph import import_graph
+from outcrop.runtime.runtime import Runtime
 runtime = Runtime(sys.argv[3])
 import_graph("arrays:" + sys.argv[1], sys.argv[2], runtime)
 print(json.dumps({"peak": runtime.budget.peak_bytes}))

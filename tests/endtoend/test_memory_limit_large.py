@@ -24,8 +24,8 @@ MOST_FAULTS, MOST_HITS = 1_000, 10_000
 MOST_SECONDS = 500  # 20 where nothing else runs
 TRAIN = """
 import json, sys
-from outcrop.advisor.cost import Disk, Hardware
-from outcrop.api import spool
+from outcrop.runtime.hardware import Disk, Hardware
+from outcrop.training import spool
 from outcrop.api.train import train
 path, mode, limited, options = sys.argv[1], sys.argv[2], sys.argv[3], json.loads(sys.argv[4])
 if limited:  # whatever this disk does: random reads are slow

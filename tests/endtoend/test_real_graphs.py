@@ -14,7 +14,7 @@ import pytest
 
 import outcrop
 from artifact_support import child_environment
-from outcrop.api.prepare import prepare
+from outcrop.api.prepare import prepare_with_report as prepare
 from outcrop.api.train import train
 from outcrop.config import parse_size
 from outcrop.store.graph import Graph
@@ -154,6 +154,6 @@ def test_embeddings_reach_published_ranks(name: str, published: float, tmp_path:
     data, script = shared_path(name).parent, REPOSITORY / "examples" / "embed" / "quality.py"
     command = [sys.executable, script, data, "--work", tmp_path, "--only", name, "--seeds", "1"]
     subprocess.run([*command, "--json", tmp_path / "q.json"], check=True, env=child_environment())
-    (found,) = json.loads((tmp_path / "q.json").read_text())
+    (found,) = json.loads((tmp_path / "q.json").read_text())["rows"]
     assert found["graph"] == name
     assert found["mrr"]["mean"] >= published - 0.01

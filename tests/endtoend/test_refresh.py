@@ -12,16 +12,16 @@ import numpy as np
 import pytest
 
 from artifact_support import child_environment, python, small_graph
-from outcrop.api import background, pools
-from outcrop.api.prepare import prepare
+from outcrop.api.prepare import prepare_with_report as prepare
 from outcrop.api.train import train
 from outcrop.bench import process
 from outcrop.config import IoConfig, SampleConfig
 from outcrop.errors import ArgumentError, BudgetError, OutcropError
-from outcrop.runtime import Runtime
+from outcrop.runtime.runtime import Runtime
 from outcrop.store import run as runs
 from outcrop.store import samples
 from outcrop.store.graph import Graph
+from outcrop.training import background, pools
 
 SAMPLING: dict[str, Any] = {"fanouts": (3, 3), "batch_size": 15, "seed": 4}
 LEARNING: dict[str, Any] = {"hidden": 8, "trace_losses": True, "dropout": 0.3}
@@ -226,7 +226,7 @@ def test_evaluation_is_prepared_once(graph: Graph, tmp_path: Path) -> None:
 
 def test_first_epoch_of_a_pool(graph: Graph, tmp_path: Path) -> None:
     """Epochs 4 and 5 of a pool from 4 on, or from 3, are those of a pool from 0 on, byte for byte."""
-    from outcrop.stages.sample import sample
+    from outcrop.preparation.sample import sample
 
     with Runtime() as runtime:
         batches = []
@@ -327,7 +327,7 @@ def test_leaving_ends_the_background(graph: Graph, tmp_path: Path, monkeypatch: 
 
 DYING = """
 import os, sys
-from outcrop.api import pools
+from outcrop.training import pools
 from outcrop.api.train import train
 original = pools.Background.__init__
 def init(self, folder, memory, rate):
@@ -385,7 +385,9 @@ def test_nothing_in_the_working_folder_is_executed(
 
 
 def test_priority_of_the_background() -> None:
-    code = f"import os; from outcrop.api.background import serve; serve({os.getpid()}); print(os.nice(0))"
+    code = (
+        f"import os; from outcrop.training.background import serve; serve({os.getpid()}); print(os.nice(0))"
+    )
     assert python(code).stdout.split() == ["19"]
     assert background.__doc__
 

@@ -11,7 +11,7 @@ import pytest
 from typer.testing import CliRunner
 
 from browser import Browser, chromium
-from outcrop.api.prepare import prepare
+from outcrop.api.prepare import prepare_with_report as prepare
 from outcrop.api.train import train
 from outcrop.cli.main import app
 from outcrop.report import benches, runs

@@ -15,14 +15,14 @@ import pytest
 
 from artifact_support import child_environment, python, small_graph
 from outcrop.advisor.choose import Spooling
-from outcrop.advisor.cost import Disk, Hardware
-from outcrop.api import spool
-from outcrop.api.prepare import prepare
+from outcrop.api.prepare import prepare_with_report as prepare
 from outcrop.api.train import train
 from outcrop.config import parse_size
 from outcrop.errors import ArgumentError, OutcropError
+from outcrop.runtime.hardware import Disk, Hardware
 from outcrop.store import lock
 from outcrop.store.graph import Graph
+from outcrop.training import spool
 
 SAMPLING: dict[str, Any] = {"fanouts": (3, 3), "batch_size": 15, "seed": 4}
 LEARNING: dict[str, Any] = {"hidden": 8, "trace_losses": True, "dropout": 0.3}
@@ -158,7 +158,7 @@ def test_an_error_in_training_leaves_nothing(graph: Graph, spools: Any) -> None:
 FOREVER = """
 import sys, time
 from contextlib import contextmanager
-from outcrop.api import spool
+from outcrop.training import spool
 from outcrop.store.graph import open_graph
 with spool.folder(open_graph(sys.argv[1])) as made:
     (made / "rows").mkdir()
@@ -210,7 +210,7 @@ TERMINATED = """
 import os, signal, sys, threading, time
 from pathlib import Path
 from outcrop.advisor.choose import Spooling
-from outcrop.api import spool
+from outcrop.training import spool
 from outcrop.cli import main
 spool.settle = lambda *_: Spooling(2, None, "")
 graph = Path(sys.argv[1])

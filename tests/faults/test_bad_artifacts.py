@@ -12,14 +12,14 @@ import numpy as np
 import pytest
 
 from artifact_support import differences, fresh_runtime, memory_folder, prepare, small_graph, tree
-from outcrop.api.run import open_session
 from outcrop.errors import ChecksumError, FormatError, IoError, OutcropError
-from outcrop.runtime import Runtime
-from outcrop.stages.verify import verify_artifact
+from outcrop.loading.open import open_session
+from outcrop.runtime.runtime import Runtime
 from outcrop.store import record
 from outcrop.store.graph import Graph, open_graph
 from outcrop.store.placement import open_placement
 from outcrop.store.samples import open_samples
+from outcrop.store.verify import verify_artifact
 
 STAGES = ("sample", "plan", "pack")
 DAMAGE = (FormatError, ChecksumError, IoError)

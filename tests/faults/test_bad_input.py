@@ -13,7 +13,7 @@ import torch
 
 from artifact_support import NODES, fresh_runtime, memory_folder, prepare, small_graph, tree
 from forked import python
-from outcrop.api.prepare import prepare as prepare_run
+from outcrop.api.prepare import prepare_with_report as prepare_run
 from outcrop.api.train import train
 from outcrop.config import parse_size
 from outcrop.errors import (
@@ -25,7 +25,7 @@ from outcrop.errors import (
     NumericError,
     OutcropError,
 )
-from outcrop.runtime import Runtime
+from outcrop.runtime.runtime import Runtime
 from outcrop.store.graph import Graph
 from outcrop.testing import write_graph
 
@@ -225,7 +225,8 @@ def test_places_that_are_taken_or_missing(graph: Graph, folder: Path) -> None:
 
 def test_runtime_options() -> None:
     refused(BudgetError, "budget", Runtime, 100)
-    assert parse_size("1.5KiB") == 1536
+    assert parse_size("1.5KiB") == parse_size("1.5kib") == parse_size("1.5k") == 1536
+    assert parse_size("64mb") == parse_size("64MB") == 64_000_000
 
 
 CLI = "from outcrop.cli.main import run; import sys; sys.argv[0] = 'outcrop'; run()"

@@ -18,13 +18,13 @@ import outcrop
 from artifact_support import differences, fresh_runtime, memory_folder, prepare, small_graph, tree
 from infer_support import a_model, odd_graph, save
 from outcrop import _core
-from outcrop.api.run import open_session
 from outcrop.config import BaselineConfig, IoConfig, SampleConfig
 from outcrop.errors import ChecksumError, FormatError
-from outcrop.sampling import BatchSampler
-from outcrop.stages.verify import add_page_sums, describe, verify_artifact
+from outcrop.loading.open import open_session
+from outcrop.sampling.sampler import BatchSampler
 from outcrop.store.graph import PAGED, open_graph
 from outcrop.store.manifest import PAGE_SUMS
+from outcrop.store.verify import add_page_sums, describe, verify_artifact
 from sampling_support import same
 
 PAGE = 4096
@@ -267,7 +267,7 @@ def replace_features(graph: Path) -> None:
 def test_a_graph_that_is_exchanged_while_it_is_inferred(
     tmp_path: Path, make_runtime: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from outcrop.stages import infer as stage
+    from outcrop.inference import layerwise as stage
 
     runtime = make_runtime()
     graph, _ = odd_graph(tmp_path / "graph", runtime)

@@ -20,10 +20,10 @@ import pytest
 
 from outcrop import _core
 from outcrop.errors import ArgumentError, BudgetError, FormatError, IoError
-from outcrop.progress import SilentProgress
-from outcrop.runtime import Runtime
-from outcrop.stages.ingest import import_graph
-from outcrop.stages.verify import verify_artifact
+from outcrop.importing.graph import import_graph
+from outcrop.runtime.progress import SilentProgress
+from outcrop.runtime.runtime import Runtime
+from outcrop.store.verify import verify_artifact
 from support import HANGS_SECONDS, held_bytes, new_runtime
 
 TORTURED = True
@@ -205,10 +205,18 @@ def test_empty_lines_before_a_table_are_skipped(folder: Path) -> None:
     ("text", "kind", "match"),
     [
         ("src,dst\n1,2\n3\n", FormatError, r"Expected 2 columns, got 1"),
-        ("src,dst\n1,2\n3,\n", FormatError, r"row 1 is empty"),
-        ("src,dst\n1,2\n1.5,2\n", ArgumentError, r"integers are needed"),
+        ("src,dst\n1,2\n3,\n", FormatError, r"edges\.csv, line 3, column 'dst' is empty"),
+        (
+            "src,dst\n1,2\n1.5,2\n",
+            ArgumentError,
+            r"line 3, column 'src': 1\.5 is a decimal number; integers are needed",
+        ),
         ("src,dst\n1,2\nbob,2\n", ArgumentError, r"text|known"),
-        ("src,dst\n1,40\n", ArgumentError, r"edge 0 names node 40"),
+        (
+            "src,dst\n1,40\n",
+            ArgumentError,
+            r"edges\.csv, line 2, column 'dst' names node 40, but there are 40 nodes",
+        ),
         ("src\n1\n", FormatError, r"1 columns"),
     ],
 )
@@ -394,8 +402,8 @@ def test_interruption_keeps_the_artifact_that_was_there(folder: Path) -> None:
 _CHILD = """
 import resource, sys
 from outcrop.errors import IoError
-from outcrop.runtime import Runtime
-from outcrop.stages.ingest import import_graph
+from outcrop.runtime.runtime import Runtime
+from outcrop.importing.graph import import_graph
 limit = int(sys.argv[3])
 if limit:
     resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))

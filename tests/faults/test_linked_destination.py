@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from outcrop.errors import ArgumentError
-from outcrop.stages.ingest import import_graph
+from outcrop.importing.graph import import_graph
 from outcrop.store.graph import open_graph
 from support import new_runtime
 

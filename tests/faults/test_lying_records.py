@@ -21,7 +21,7 @@ import numpy as np
 import outcrop
 from outcrop import _core
 from outcrop.errors import FormatError
-from outcrop.runtime import Runtime
+from outcrop.runtime.runtime import Runtime
 from outcrop.store import record
 from outcrop.store.graph import open_graph
 from outcrop.store.samples import open_samples

@@ -16,11 +16,15 @@ from pathlib import Path
 import numpy as np
 
 import outcrop as oc
-from outcrop.api.run import open_session
 from outcrop.config import EmbedConfig
-from outcrop.runtime import Runtime
+from outcrop.runtime.runtime import Runtime
 from outcrop.store.graph import open_graph
 from outcrop.testing import write_graph
+
+try:
+    from outcrop.loading.open import open_session
+except ImportError:  # where 0.1 has it
+    from outcrop.api.run import open_session  # type: ignore[no-redef]
 
 NODES, EDGES, DIM = 300, 1500, 10
 SAMPLING = {"fanouts": (3, 2), "batch_size": 10}

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 import outcrop as oc
-from outcrop import checkpoint as checkpoints
 from outcrop.errors import ArgumentError
+from outcrop.nn import checkpoint as checkpoints
 
 GOLDEN = Path(__file__).parent / "checkpoint-0.1"
 

@@ -18,9 +18,9 @@ from artifact_support import differences, tree
 from golden.make_stores import PREPARED, TRAINING, digests_of_batches
 from outcrop.cli.main import app
 from outcrop.errors import FormatError
-from outcrop.runtime import Runtime
-from outcrop.stages.verify import add_page_sums, describe, verify_artifact
+from outcrop.runtime.runtime import Runtime
 from outcrop.store.graph import open_graph
+from outcrop.store.verify import add_page_sums, describe, verify_artifact
 
 ARCHIVE = Path(__file__).parent / "stores-0.1.tar.xz"
 

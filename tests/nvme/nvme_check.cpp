@@ -12,9 +12,9 @@
 
 #include "base/error.h"
 #include "base/random.h"
-#include "gpuio/layout.h"
+#include "cpu_kernels/io_queue.h"
 #include "nvme/disk.h"
-#include "twin/io_queue.h"
+#include "rings/layout.h"
 
 namespace outcrop::nvme {
 namespace {

@@ -11,12 +11,12 @@ import pytest
 
 from artifact_support import small_graph
 from outcrop.advisor.hardware import read_machine
-from outcrop.advisor.profile import read as read_profile
 from outcrop.config import BucketConfig, EmbedConfig, SampleConfig, TrainConfig, parse_size
 from outcrop.errors import ArgumentError, FormatError, OutcropError
-from outcrop.parsing import parse_json, parse_toml
+from outcrop.runtime.parsing import parse_json, parse_toml
 from outcrop.store import history, run
 from outcrop.store.graph import open_graph
+from outcrop.store.profile import read as read_profile
 
 CASES: list[tuple[Callable[..., Any], dict[str, Any], str]] = [
     (SampleConfig, {"fanouts": (99999999999999999999,)}, "fanout 99999999999999999999 is neither"),

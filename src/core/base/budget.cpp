@@ -25,14 +25,14 @@ void Reservation::release() noexcept {
 
 Reservation Budget::reserve(const std::string& tag, uint64_t bytes) {
   std::lock_guard lock(mutex_);
-  if (bytes > limit_ - now_) {
+  if (bytes > granted_ - now_) {
     std::string held;
     for (const auto& [name, usage] : tags_)
       if (usage.now_bytes) held += (held.empty() ? "" : ", ") + name + " " + format_bytes(usage.now_bytes);
     throw Error(ErrorKind::budget, "memory budget of " + exact_bytes(limit_) + " cannot hold another " +
                                        exact_bytes(bytes) + " for '" + tag +
                                        "' (held: " + (held.empty() ? "nothing" : held) +
-                                       "); raise the budget to at least " + exact_bytes(now_ + bytes));
+                                       "); raise the budget to at least " + least_bytes(now_ + bytes));
   }
   now_ += bytes;
   peak_ = std::max(peak_, now_);
@@ -62,7 +62,7 @@ uint64_t Budget::peak_bytes() const {
 }
 uint64_t Budget::free_bytes() const {
   std::lock_guard lock(mutex_);
-  return limit_ - now_;
+  return limit_ - std::min(now_, limit_);
 }
 std::map<std::string, Budget::Usage> Budget::by_tag() const {
   std::lock_guard lock(mutex_);

@@ -144,7 +144,7 @@ CscBuilder::CscBuilder(std::shared_ptr<BlockIo> io, std::shared_ptr<Budget> budg
   if (options.num_nodes < -1)
     throw Error(ErrorKind::argument, "number of nodes " + std::to_string(options.num_nodes) + " is negative");
   if (options.memory_bytes < kMinMemoryBytes)
-    throw Error(ErrorKind::budget, "building the topology needs at least " + exact_bytes(kMinMemoryBytes) +
+    throw Error(ErrorKind::budget, "building the topology needs at least " + least_bytes(kMinMemoryBytes) +
                                        " of memory, " + exact_bytes(options.memory_bytes) +
                                        " were given: raise the memory budget");
   const auto make = [&]<class Edge, class Index>() {

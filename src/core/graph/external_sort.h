@@ -18,6 +18,7 @@
 #include "base/buffer.h"
 #include "base/error.h"
 #include "base/parallel.h"
+#include "base/text.h"
 #include "graph/radix_sort.h"
 #include "graph/temp_file.h"
 #include "io/block_io.h"
@@ -46,8 +47,8 @@ class ExternalSorter {
   ExternalSorter(std::shared_ptr<BlockIo> io, Budget& budget, SortOptions options)
       : io_(std::move(io)), options_(std::move(options)) {
     if (options_.memory_bytes < kMinMemoryBytes)
-      throw Error(ErrorKind::budget, "sorting needs at least " + std::to_string(kMinMemoryBytes) +
-                                         " bytes of memory, " + std::to_string(options_.memory_bytes) +
+      throw Error(ErrorKind::budget, "sorting needs at least " + least_bytes(kMinMemoryBytes) +
+                                         " of memory, " + exact_bytes(options_.memory_bytes) +
                                          " were given: raise the memory budget");
     memory_ = Buffer(budget, "sort", align_down(options_.memory_bytes, kPageBytes));
     capacity_ = memory_.size() / 2 / sizeof(R);

@@ -29,7 +29,7 @@ size_t Scatter::group_end(const PackStreams& streams, size_t begin) const {
     ++end;
   }
   if (end == begin && begin < streams.count)
-    throw Error(ErrorKind::budget, "packing needs " + exact_bytes(bytes) +
+    throw Error(ErrorKind::budget, "packing needs " + least_bytes(bytes) +
                                        " for the node ids of one chunk, " + exact_bytes(ids_[0].size()) +
                                        " are set aside");
   return end;

@@ -8,9 +8,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from outcrop.advisor import cost
-from outcrop.advisor.cost import Hardware, Loading, Workload
+from outcrop.advisor.cost import Loading, Workload
 from outcrop.config import ALLOWANCE_BYTES, exact_bytes, format_bytes
 from outcrop.errors import BudgetError
+from outcrop.loading.modes import Online, Packed
+from outcrop.runtime import memory_tables
+from outcrop.runtime.hardware import Hardware
 
 AUTO = "auto"
 _MARGIN_SHARE = 8  # of what is available is left to others: an eighth
@@ -20,7 +23,6 @@ _LEAST_DISK = 1.2  # times the rows of an epoch's distinct nodes: below that sha
 _SCAN_SHARE = 4  # reading all features once is a quarter, at the most, of what a spool reads and writes
 _MOST_EPOCHS = 16  # at a time: training begins soon, however little is written
 _WORTH = 1.25  # times as fast: for less nobody's disk is filled
-_SPOOL_SHARE = 2  # of the space: evaluation has the other half, as in api/pools.py
 
 
 @dataclass(frozen=True)
@@ -127,14 +129,15 @@ def choose(facts: Facts, hardware: Hardware) -> Choice:
     budget = f"memory {format_bytes(memory)} of {format_bytes(facts.available_bytes)} available"
     if shared and limit < least:
         why = f"{budget}; online: packing takes at least {format_bytes(least)} of disk, there are {format_bytes(limit)}"
-        return Choice(memory, "online", facts.disk_space, why, packed_s, online_s)
-    mode = "packed" if packed_s <= online_s else "online"
-    bound = (packed if mode == "packed" else online).bound
+        return Choice(memory, Online.name, facts.disk_space, why, packed_s, online_s)
+    sooner = packed_s <= online_s
+    mode = Packed.name if sooner else Online.name
+    bound = (packed if sooner else online).bound
     why = (
         f"{budget}; {mode}: {facts.epochs} epochs are predicted to take {packed_s:.3g} s packed (with "
         f"{prepare_s:.3g} s of preparing) and {online_s:.3g} s online; bound by {bound}"
     )
-    if shared and mode == "packed":
+    if shared and sooner:
         why += f"\nbatches share rows on disk: all packed is {format_bytes(packed_bytes)}, {format_bytes(limit)} may be"
     return Choice(memory, mode, limit if shared else facts.disk_space, why, packed_s, online_s)
 
@@ -146,7 +149,8 @@ def spooling(facts: Facts, hardware: Hardware) -> Spooling:
     as make reading all features a small part, so that training begins soon and little disk is taken.
     """
     wanted, limit = _wanted(facts), _space(facts)
-    space = limit // _SPOOL_SHARE
+    spool = memory_tables.SPOOL_DISK
+    space = spool.bytes_of(limit)
     direct_s = facts.epochs * _direct(facts, hardware).epoch_s
     many = facts.pool
     if facts.refresh:
@@ -156,7 +160,8 @@ def spooling(facts: Facts, hardware: Hardware) -> Spooling:
     spooled_s = _preparing(facts, hardware, many) + facts.epochs * _packed(facts, hardware).epoch_s
     least = _least_space(facts, wanted * many)
     if space < least:
-        why = f"spooling takes at least {format_bytes(_SPOOL_SHARE * least)} of disk, there are {format_bytes(limit)}"
+        needed = format_bytes(spool.fraction.denominator * least)
+        why = f"spooling takes at least {needed} of disk, there are {format_bytes(limit)}"
     elif direct_s < _WORTH * spooled_s:
         why = f"{facts.epochs} epochs are predicted to take {direct_s:.3g} s so, {spooled_s:.3g} s spooled"
     else:
@@ -210,7 +215,7 @@ def _packed(facts: Facts, hardware: Hardware) -> cost.Prediction:
     wanted = _wanted(facts)
     large = max(wanted / (1 << 20), facts.batches if wanted else 0)
     return cost.predict(hardware, Workload(
-        "packed", facts.batches, facts.seeds, ((wanted, large),), facts.compute_s,
+        Packed.name, facts.batches, facts.seeds, ((wanted, large),), facts.compute_s,
         loading=Loading(read_bytes=wanted, copied_bytes=wanted, gathered_bytes=facts.rows * facts.row_bytes - wanted),
     ))  # fmt: skip
 
@@ -218,6 +223,6 @@ def _packed(facts: Facts, hardware: Hardware) -> cost.Prediction:
 def _direct(facts: Facts, hardware: Hardware) -> cost.Prediction:
     requests = facts.online_requests * facts.missing
     return cost.predict(hardware, Workload(
-        "online", facts.batches, facts.seeds, ((facts.online_bytes * facts.missing, requests),), facts.compute_s,
+        Online.name, facts.batches, facts.seeds, ((facts.online_bytes * facts.missing, requests),), facts.compute_s,
         loading=Loading(requests=requests, gathered_bytes=facts.rows * facts.row_bytes, other_s=facts.draw_s),
     ))  # fmt: skip

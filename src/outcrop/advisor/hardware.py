@@ -10,10 +10,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from outcrop.advisor.cost import Disk, Gpu, Hardware, HostCosts, Prices
+from outcrop.advisor.cost import Prices
 from outcrop.config import parse_size
 from outcrop.errors import ArgumentError
-from outcrop.parsing import parse_toml
+from outcrop.runtime.hardware import Disk, Gpu, Hardware, HostCosts
+from outcrop.runtime.parsing import parse_toml
 
 EXAMPLES = Path(__file__).parent / "examples"
 

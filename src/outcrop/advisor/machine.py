@@ -1,10 +1,8 @@
-"""The machine profile: what is there, and how fast the disk under a folder reads."""
+"""Measures the machine: the disk under a folder, memory, training steps."""
 
 from __future__ import annotations
 
-import importlib.metadata
 import os
-import platform
 import tempfile
 import time
 from collections.abc import Callable
@@ -13,55 +11,34 @@ from typing import Any
 
 import numpy as np
 
-import outcrop
-from outcrop import _core
-from outcrop.advisor.cost import Disk, Hardware, HostCosts
-from outcrop.advisor.profile import HERE, Profile, key_of, settle
+import outcrop._core as _core
 from outcrop.config import IoConfig
-from outcrop.errors import OutcropError
-from outcrop.flow import Pipeline, Stage
-from outcrop.runtime import Runtime
+from outcrop.runtime.hardware import Disk, Hardware, HostCosts
+from outcrop.runtime.machine import (
+    RANDOM_BYTES,
+    SEQUENTIAL_BYTES,
+    ReadProbe,
+    describe,
+    gpu_names,
+    read_rates,
+)
+from outcrop.runtime.pipeline import Pipeline, Stage
+from outcrop.runtime.runtime import Runtime
 from outcrop.store import record
-from outcrop.store.graph import Graph
+from outcrop.store.address_table import AddressTable
+from outcrop.store.profile import HERE, Profile, key_of, settle
 
-_SEQUENTIAL_BYTES = 1 << 20
-_RANDOM_BYTES = 4096
 _PROFILE_SIZES = {
     1 << 20: 16,
     1 << 17: 64,
     1 << 14: 512,
-    _RANDOM_BYTES: 2048,
+    RANDOM_BYTES: 2048,
 }  # of requests: how many in a job
 _PROFILE_FILE_BYTES = 512 << 20
 _MEMORY_BYTES = 256 << 20  # several times what caches hold: what was read lies in none of them
 _CACHED_EVERY = 4  # rows of a batch: what is moved in a piece is short
 _LATENCY_READS = 100
 _JOBS_PER_BATCH = 2  # a record is two parts
-_RANDOM_SPAN_BYTES = 1 << 30  # of a file that was there: a list of all pages of a large one would take memory
-
-
-def describe(*, probe: bool = True) -> dict[str, Any]:
-    """Processor, memory, kernel, versions, devices; measures nothing.
-
-    Args:
-        probe: Look for devices (which loads torch) and for the I/O engine too.
-    """
-    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    versions: dict[str, str | None] = {"outcrop": outcrop.__version__}
-    for package in ("torch", "torch-geometric", "numpy", "pyarrow"):
-        try:
-            versions[package] = importlib.metadata.version(package)
-        except importlib.metadata.PackageNotFoundError:
-            versions[package] = None
-    about = {
-        "cpu": _cpu_name(),
-        "cores": len(os.sched_getaffinity(0)),
-        "memory_bytes": memory,
-        "kernel": platform.release(),
-        "python": platform.python_version(),
-        "versions": versions,
-    }
-    return about | ({"io_backend": _backend(), "gpus": _gpus()} if probe else {})
 
 
 def measure_profile(
@@ -120,14 +97,12 @@ def _profile_disk(runtime: Runtime, path: Path, seconds: float) -> dict[str, Any
     _write(runtime, path, _PROFILE_FILE_BYTES)
     written = time.monotonic() - begin
     file = runtime.io.open(str(path), _core.OpenMode.read)
+    probe = ReadProbe(runtime, file, _PROFILE_FILE_BYTES)
     try:
         found = {}
         for size, per_job in _PROFILE_SIZES.items():
-            whole = size == _SEQUENTIAL_BYTES
-            found[size] = _reads(
-                runtime, file, _PROFILE_FILE_BYTES, size, per_job if not whole else 16, seconds * (2 if whole else 1),
-                shuffle=not whole,
-            )  # fmt: skip
+            whole = size == SEQUENTIAL_BYTES
+            found[size] = probe.measure(size, per_job, seconds * (2 if whole else 1), shuffle=not whole)
         latency, job_s = _latency(runtime, file)
     finally:
         runtime.io.close(file)
@@ -136,19 +111,19 @@ def _profile_disk(runtime: Runtime, path: Path, seconds: float) -> dict[str, Any
         "latency_s": latency,
         "job_s": job_s,
         "write_bytes_per_s": _PROFILE_FILE_BYTES / written,
-        "read_byte_s": found[_SEQUENTIAL_BYTES][1] / _SEQUENTIAL_BYTES,
-        "request_s": found[_RANDOM_BYTES][1],
+        "read_byte_s": found[SEQUENTIAL_BYTES][1] / SEQUENTIAL_BYTES,
+        "request_s": found[RANDOM_BYTES][1],
     }
 
 
 def _latency(runtime: Runtime, file: int) -> tuple[float, float]:
     """Of one 4 KiB read with nothing else in flight: median seconds, and CPU seconds of submitting and waiting."""
-    buffer, zero = runtime.budget.empty("measure", _RANDOM_BYTES), np.zeros(1, np.int64)
-    length = np.full(1, _RANDOM_BYTES, np.int64)
+    buffer, zero = runtime.budget.empty("measure", RANDOM_BYTES), np.zeros(1, np.int64)
+    length = np.full(1, RANDOM_BYTES, np.int64)
     times, cpu = [], time.process_time()
-    for page in np.random.default_rng(2).integers(0, _PROFILE_FILE_BYTES // _RANDOM_BYTES, _LATENCY_READS):
+    for page in np.random.default_rng(2).integers(0, _PROFILE_FILE_BYTES // RANDOM_BYTES, _LATENCY_READS):
         begin = time.perf_counter()
-        runtime.io.submit_reads(file, np.full(1, page * _RANDOM_BYTES), length, buffer, zero).wait()
+        runtime.io.submit_reads(file, np.full(1, page * RANDOM_BYTES), length, buffer, zero).wait()
         times.append(time.perf_counter() - begin)
     return float(np.median(times)), (time.process_time() - cpu) / _LATENCY_READS
 
@@ -210,7 +185,7 @@ def _structure_seconds(rounds: int = 9) -> float:
 
     graph = steps.synthetic_batch(dim=1).graph
     cached = np.arange(0, graph.num_nodes, _CACHED_EVERY, dtype=np.int32)
-    encoded = record.encode(graph, record.AddressTable(cached, cached), record.id_bytes_for(1))
+    encoded = record.encode(graph, AddressTable(cached, cached), record.id_bytes_for(1))
     times = []
     for _ in range(rounds):
         cpu = time.thread_time()
@@ -230,7 +205,7 @@ def _profile_computing(runtime: Runtime, seconds: float) -> dict[str, Any]:
         },
         **steps.beside(steps.training_step(batch), runtime, seconds),
     }
-    if _gpus():
+    if gpu_names():
         found |= {
             "gpu_steps": {
                 model: steps.step_seconds(
@@ -258,37 +233,19 @@ def measure_disk(folder: Path, *, size_bytes: int = 1 << 30, seconds: float = 2.
             _write(runtime, path, size_bytes)
             file = runtime.io.open(str(path), _core.OpenMode.read)
             try:
-                sequential = _rate(runtime, file, size_bytes, _SEQUENTIAL_BYTES, 64, seconds, shuffle=False)
-                random = _rate(runtime, file, size_bytes, _RANDOM_BYTES, 4096, seconds, shuffle=True)
+                probe = ReadProbe(runtime, file, size_bytes)
+                sequential, _ = probe.measure(SEQUENTIAL_BYTES, 64, seconds, shuffle=False)
+                random, _ = probe.measure(RANDOM_BYTES, 4096, seconds, shuffle=True)
             finally:
                 runtime.io.close(file)
             return {
-                "sequential_bytes_per_s": sequential * _SEQUENTIAL_BYTES,
+                "sequential_bytes_per_s": sequential * SEQUENTIAL_BYTES,
                 "random_ops_per_s": random,
                 "backend": runtime.io.backend_name,
                 "direct": _direct_works(path),
             }
     finally:
         path.unlink(missing_ok=True)
-
-
-def read_rates(path: Path, *, seconds: float = 0.3) -> dict[str, float] | None:
-    """What the disk under ``path`` delivers, measured on that file for twice ``seconds``; None for files below 1 MiB.
-
-    Returns:
-        ``sequential_bytes_per_s`` (1 MiB requests), ``random_ops_per_s`` (4 KiB requests).
-    """
-    sequential = sequential_rate(path, seconds=seconds)
-    if not sequential:
-        return None
-    with Runtime() as runtime:
-        file = runtime.io.open(str(path), _core.OpenMode.read)
-        try:
-            size = min(runtime.io.size_bytes(file), _RANDOM_SPAN_BYTES)
-            random = _rate(runtime, file, size, _RANDOM_BYTES, 256, seconds, shuffle=True)
-        finally:
-            runtime.io.close(file)
-    return {"sequential_bytes_per_s": sequential, "random_ops_per_s": random}
 
 
 def rough_hardware(path: Path) -> Hardware | None:
@@ -300,32 +257,10 @@ def rough_hardware(path: Path) -> Hardware | None:
     if rates is None:
         return None
     reads = (
-        (_RANDOM_BYTES, rates["random_ops_per_s"]),
-        (_SEQUENTIAL_BYTES, rates["sequential_bytes_per_s"] / _SEQUENTIAL_BYTES),
+        (RANDOM_BYTES, rates["random_ops_per_s"]),
+        (SEQUENTIAL_BYTES, rates["sequential_bytes_per_s"] / SEQUENTIAL_BYTES),
     )
     return Hardware(HERE, Disk(HERE, reads), cores=len(os.sched_getaffinity(0)))
-
-
-def largest_file(run: Path, graph: Graph) -> Path:
-    """What the disk under a run is measured by: reading what is there needs no room of its own."""
-    found = [*(run / "pack").glob("*.bin"), graph.path / graph.spec("features").file]
-    return max((path for path in found if path.is_file()), key=lambda path: path.stat().st_size)
-
-
-def sequential_rate(path: Path, *, seconds: float = 0.3, io: IoConfig | None = None) -> float:
-    """Bytes per second at which ``path`` is read in 1 MiB requests; 0 for files below 1 MiB. Reads for ``seconds``."""
-    with Runtime(io=io) as runtime:
-        file = runtime.io.open(str(path), _core.OpenMode.read)
-        try:
-            size = runtime.io.size_bytes(file)
-            if size < _SEQUENTIAL_BYTES:
-                return 0.0
-            per_job = min(16, size // _SEQUENTIAL_BYTES)
-            return _SEQUENTIAL_BYTES * _rate(
-                runtime, file, size, _SEQUENTIAL_BYTES, per_job, seconds, shuffle=False
-            )
-        finally:
-            runtime.io.close(file)
 
 
 def _write(runtime: Runtime, path: Path, size_bytes: int) -> None:
@@ -337,41 +272,6 @@ def _write(runtime: Runtime, path: Path, size_bytes: int) -> None:
         runtime.io.drop_cache(file)
     finally:
         runtime.io.close(file)
-
-
-def _rate(
-    runtime: Runtime, file: int, size_bytes: int, request: int, per_job: int, seconds: float, *, shuffle: bool
-) -> float:
-    """Requests per second with two jobs under way at any time."""
-    return _reads(runtime, file, size_bytes, request, per_job, seconds, shuffle=shuffle)[0]
-
-
-def _reads(
-    runtime: Runtime, file: int, size_bytes: int, request: int, per_job: int, seconds: float, *, shuffle: bool
-) -> tuple[float, float]:
-    """Requests per second, and CPU seconds of the process for each."""
-    cpu = time.process_time()
-    starts = np.arange(size_bytes // request, dtype=np.int64) * request
-    if shuffle:
-        np.random.default_rng(1).shuffle(starts)
-    buffers = [runtime.budget.empty("measure", per_job * request) for _ in range(2)]
-    lengths, positions = np.full(per_job, request, np.int64), np.arange(per_job, dtype=np.int64) * request
-    jobs: list[Any] = [None, None]
-    done, begun, turn = 0, time.monotonic(), 0
-    while time.monotonic() - begun < seconds:
-        if jobs[turn % 2] is not None:
-            jobs[turn % 2].wait()
-            done += per_job
-        offsets = np.ascontiguousarray(
-            np.take(starts, np.arange(turn * per_job, (turn + 1) * per_job), mode="wrap")
-        )
-        jobs[turn % 2] = runtime.io.submit_reads(file, offsets, lengths, buffers[turn % 2], positions)
-        turn += 1
-    for job in jobs:
-        if job is not None:
-            job.wait()
-            done += per_job
-    return done / (time.monotonic() - begun), (time.process_time() - cpu) / done
 
 
 def direct_works(folder: Path) -> bool:
@@ -386,24 +286,3 @@ def _direct_works(path: Path) -> bool:
     except OSError:
         return False
     return True
-
-
-def _backend() -> str:
-    try:
-        with Runtime() as runtime:
-            return runtime.io.backend_name
-    except OutcropError as error:
-        return f"none ({error})"
-
-
-def _cpu_name() -> str:
-    for line in Path("/proc/cpuinfo").read_text().splitlines():
-        if line.startswith("model name"):
-            return line.partition(":")[2].strip()
-    return platform.processor() or platform.machine()
-
-
-def _gpus() -> list[str]:
-    import torch
-
-    return [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from outcrop import _core
+import outcrop._core as _core
 
 PAGE_BYTES = 4096
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from itertools import pairwise
 
-from outcrop.advisor.cost import Gpu
+from outcrop.runtime.hardware import Gpu
 
 _VALUE_BYTES = 4
 

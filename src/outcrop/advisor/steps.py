@@ -14,12 +14,12 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from outcrop import _core
-from outcrop.models import build_model, settle_allocator
-from outcrop.runtime import Runtime
+import outcrop._core as _core
+from outcrop.nn.adam import Adam
+from outcrop.nn.models import build_model, settle_allocator
+from outcrop.runtime.runtime import Runtime
 from outcrop.store.batches import BatchGraph
 from outcrop.store.minibatch import MiniBatch
-from outcrop.training.adam import Adam
 
 _MOST_STALL = 2.0  # what moves memory beside a product can cost it more than its own time
 _MOST_STRETCH = 3.0  # as far as traces of training showed: loading seldom begins just when a step does

@@ -1,7 +1,7 @@
 """advise: what an epoch takes and reads, here and on other machines, before anything is packed.
 
-Bytes are counted and not estimated (api/counting.py); the rest is the cost model (advisor/cost.py) with the profile of
-the machine.
+Bytes are counted and not estimated (advisor/counting.py); the rest is the cost model (advisor/cost.py) with the profile
+of the machine.
 """
 
 from __future__ import annotations
@@ -11,24 +11,14 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from outcrop.advisor import choose, cost, machine, shapes
-from outcrop.advisor.cost import Hardware, Offer, Prices, Workload
-from outcrop.advisor.profile import HERE, Profile
-from outcrop.api.counting import Counted, Task, count
-from outcrop.config import Size, as_fanouts, format_bytes, parse_size
+from outcrop.advisor import machine
+from outcrop.advisor.cost import Prices
+from outcrop.advisor.counting import Task, count
+from outcrop.advisor.offers import Comparison, compare, seconds_of_new_batches
+from outcrop.config import Size, as_fanouts, parse_size
+from outcrop.runtime.hardware import Hardware
 from outcrop.store import run as runs
 from outcrop.store.graph import Graph, open_graph
-
-
-def on_machine(counted: Counted, work: Workload, hardware: Hardware, here: Hardware) -> Workload:
-    """``work`` as it is on another machine: what computing takes there by its rates, loading with cores of its own."""
-    if hardware is here or hardware.name == here.name:
-        return work
-    if hardware.gpu is not None:
-        compute = shapes.step_seconds(hardware.gpu, counted.network, counted.shape) * work.batches
-    else:
-        compute = work.compute_s * here.cores / max(hardware.cores, 1)
-    return replace(work, compute_s=compute)
 
 
 def advise(
@@ -77,45 +67,23 @@ def advise(
     measured = machine.profile_of(graph.path.resolve().parent, profile)
     counted = count(task, measured)
     here = measured.hardware(gpu=device != "cpu")
-    rows, offers = [], {}
-    for hardware in (here, *machines):
-        for mode, work in counted.works.items():
-            there = on_machine(counted, work, hardware, here)
-            found = cost.predict(hardware, there)
-            price = None if prices is None else _cost(hardware, prices)
-            rows.append(_row(found, price))
-            if price is not None:
-                offers[hardware.name, mode] = Offer(hardware, price, found)
-    epoch_s = {row["mode"]: row["epoch_seconds"] for row in rows[: len(counted.works)]}
-    result: dict[str, Any] = {
+    asked = Comparison(task, counted, here, tuple(machines), prices, budget)
+    found = compare(asked)
+    epoch_s = {row["mode"]: row["epoch_seconds"] for row in found["predictions"][: len(counted.works)]}
+    return {
         "graph": str(graph.path),
         "model": model,
         "setting": {**{k: v for k, v in asdict(replace(task, graph=None)).items() if k != "graph"},
                     "run": None if task.run is None else str(task.run)},
         "profile": measured.to_json(),
         "run_disk_bytes": counted.disk_bytes,
-        "predictions": rows,
-        "fresh": _fresh(task, counted, here, measured, epoch_s),
-        "disk_curve": {},
-        "changes": [],
+        "predictions": found.pop("predictions"),
+        "fresh": seconds_of_new_batches(asked, measured, epoch_s),
+        "disk_curve": found.pop("disk_curve"),
+        "changes": found.pop("changes"),
         "assumptions": list(counted.assumptions),
+        **found,
     }  # fmt: skip
-    if prices is not None:
-        _add_prices(result, task, counted, machines, here, prices, budget, offers)
-    return result
-
-
-def _fresh(
-    task: Task, counted: Counted, here: Hardware, measured: Profile, epoch_s: dict[str, float]
-) -> dict[str, float]:
-    """Seconds of an epoch of new batches: read as they are drawn, or spooled in turn with training."""
-    packed, online = counted.works["packed"], counted.works.get("online")
-    drawn = online.loading.other_s if online else 0.0
-    epochs = max(task.sample_epochs, choose.epochs_at_a_time(task.graph.feature_bytes, packed.disk_bytes))
-    features = task.graph.feature_bytes / epochs  # read once for all of them
-    preparing = cost.packing_seconds(here, features, packed.disk_bytes, measured.write_bytes_per_s, drawn)
-    found = {"spooled": epoch_s["packed"] + preparing, "preparing": preparing, "epochs": epochs}
-    return found | ({"online": epoch_s["online"]} if online else {})
 
 
 def _task(
@@ -153,104 +121,3 @@ def _task(
         gpu_memory=info.plan.gpu_memory,
         disk_space=info.plan.disk_space,
     )
-
-
-def _cost(hardware: Hardware, prices: Prices) -> float | None:
-    """What a machine costs; None for this one, whose disk nobody has named in the prices."""
-    if hardware.disk.name not in dict(prices.disks) and hardware.name == HERE:
-        return None
-    return cost.tco(hardware, prices)
-
-
-def _row(found: cost.Prediction, price: float | None) -> dict[str, Any]:
-    return {
-        "hardware": found.hardware,
-        "mode": found.name,
-        "epoch_seconds": found.epoch_s,
-        "bytes_read": int(found.bytes_read),
-        "exact": found.exact,
-        "bound": found.bound,
-        "disk_seconds": found.disk_s,
-        "bus_seconds": found.bus_s,
-        "host_seconds": found.host_s,
-        "compute_seconds": found.compute_s,
-        "batch_seconds": found.batch_s,
-        "cost": price,
-        "samples_per_s_and_unit": None if price is None else cost.tpc(found, price),
-    }
-
-
-def _add_prices(
-    result: dict[str, Any],
-    task: Task,
-    counted: Counted,
-    machines: Sequence[Hardware],
-    here: Hardware,
-    prices: Prices,
-    budget: float | None,
-    offers: dict[tuple[str, str], Offer],
-) -> None:
-    """TPC over numbers of disks, and what single changes gain, for every machine that has a price."""
-    result["currency"], result["budget"] = prices.currency, budget
-    bigger: Counted | None = None
-    for hardware in (here, *machines):
-        mine = {mode: offer for (name, mode), offer in offers.items() if name == hardware.name}
-        now = cost.best(list(mine.values()))
-        if now is None or not hardware.disks:
-            continue
-        mode = now.prediction.name
-        work = on_machine(counted, counted.works[mode], hardware, here)
-        curve = cost.disk_offers(hardware, work, prices, budget=budget)
-        chosen = cost.best(curve)
-        result["disk_curve"][hardware.name] = {
-            "mode": mode,
-            "points": [
-                {"disks": o.hardware.disks, "samples_per_s_and_unit": o.tpc, "cost": o.cost,
-                 "epoch_seconds": o.prediction.epoch_s, "bound": o.prediction.bound}
-                for o in curve
-            ],
-            "best_disks": None if chosen is None else chosen.hardware.disks,
-        }  # fmt: skip
-        if bigger is None and task.memory is not None and prices.memory_gib > 0 and task.run is None:
-            bigger = count(replace(task, memory=2 * task.memory), None, compute_s=counted.compute_s)
-        others = _changes(task, counted, bigger, hardware, machines, here, mode, prices)
-        for change in cost.single_changes(now, others):
-            if budget is None or change.offer.cost <= budget:
-                result["changes"].append(
-                    {"hardware": hardware.name, "mode": mode, "change": change.what, "price": change.price,
-                     "epoch_seconds": change.offer.prediction.epoch_s, "bound": change.offer.prediction.bound,
-                     "epochs_per_hour_more_per_1000": change.gain}
-                )  # fmt: skip
-
-    result["changes"].sort(key=lambda change: -change["epochs_per_hour_more_per_1000"])
-
-
-def _changes(
-    task: Task,
-    counted: Counted,
-    bigger: Counted | None,
-    hardware: Hardware,
-    machines: Sequence[Hardware],
-    here: Hardware,
-    mode: str,
-    prices: Prices,
-) -> list[tuple[str, float, Hardware, Workload]]:
-    """One component of ``hardware`` changed: a disk more, twice the memory budget, another priced GPU."""
-    work = on_machine(counted, counted.works[mode], hardware, here)
-    found: list[tuple[str, float, Hardware, Workload]] = []
-    if hardware.disks < hardware.most_disks:
-        one = prices.of("disk", hardware.disk.name)
-        found.append(("one disk more", one, replace(hardware, disks=hardware.disks + 1), work))
-    if bigger is not None and task.memory is not None:
-        then = on_machine(bigger, bigger.works[mode], hardware, here)
-        price = prices.memory_gib * task.memory / 2**30
-        found.append((f"{format_bytes(task.memory)} more memory", price, hardware, then))
-    old = prices.of("gpu", hardware.gpu.name) if hardware.gpu else 0.0
-    for other in machines:
-        if other.gpu is None or other.gpu.name == (hardware.gpu.name if hardware.gpu else ""):
-            continue
-        bus = hardware.bus_bytes_per_s if hardware.gpu else other.bus_bytes_per_s
-        changed = replace(hardware, gpu=other.gpu, bus_bytes_per_s=bus)
-        there = on_machine(counted, counted.works[mode], changed, here)
-        found.append((f"GPU {other.gpu.name}", prices.of("gpu", other.gpu.name) - old, changed, there))
-    return found

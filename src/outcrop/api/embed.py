@@ -13,16 +13,16 @@ from outcrop.config import BucketConfig, DeviceConfig, EmbedConfig, IoConfig, Si
 from outcrop.device import gpu_named
 from outcrop.embed import evaluate as evaluation
 from outcrop.embed import export as exporting
-from outcrop.embed import neighbours as nearest
+from outcrop.embed import neighbors as nearest
 from outcrop.embed.buckets import Buckets, open_buckets
-from outcrop.embed.fit import Fit
+from outcrop.embed.model import Trained, open_trained
 from outcrop.embed.prepare import prepare as prepare_buckets
 from outcrop.embed.sizing import fewest_partitions
 from outcrop.embed.sources import open_source
-from outcrop.embed.trained import Trained, open_trained
+from outcrop.embed.training import Fit
 from outcrop.errors import ArgumentError
-from outcrop.progress import Progress, shows_progress
-from outcrop.runtime import Runtime
+from outcrop.runtime.progress import Progress, shows_progress
+from outcrop.runtime.runtime import Runtime
 from outcrop.store.lock import only_process_in
 
 
@@ -87,7 +87,7 @@ def embed_prepare(
         memory: Bytes, or text such as ``"4GiB"``, that preparing may take, and training is to be done in.
         overwrite: Replace buckets of another source or other options, on which nothing was trained; without it that is
             an error that names what differs.
-        progress: Whether to show progress (:mod:`outcrop.progress`), or a receiver of it.
+        progress: Whether to show progress (:mod:`outcrop.runtime.progress`), or a receiver of it.
 
     Raises:
         ArgumentError, BudgetError, FormatError: See the messages.
@@ -177,9 +177,9 @@ def embed_train(
             rounding goes; either goes on from a checkpoint of the other.
         gpu_memory: Bytes of the device for partitions and batches; 0: what is free there.
         io: Who moves partitions between the device and the disk: ``engine``, by slabs in host memory; or ``gpu``, by
-            commands that kernels put to rings (:mod:`outcrop.gpuio`).
+            commands that kernels put to rings (:mod:`outcrop.rows.rings`).
         trace_path: JSONL file for spans of all stages.
-        progress: Whether to show progress (:mod:`outcrop.progress`), or a receiver of it.
+        progress: Whether to show progress (:mod:`outcrop.runtime.progress`), or a receiver of it.
         rate, relation_rate: Former names of ``learning_rate`` and ``relation_learning_rate``.
 
     Raises:
@@ -249,13 +249,13 @@ def embed_eval(
 
     Args:
         run: Embedding run with a training.
-        split: ``valid`` or ``test``.
+        split: ``valid`` (or ``val``) or ``test``.
         filtered: Whether candidates that make another known edge are left out.
         candidates: Number of nodes to rank among, drawn with replacement, the same for all edges; None: all nodes.
         by_degree: Whether they are drawn in proportion to degree instead of uniformly.
         seed: Number that decides which are drawn.
         memory: Bytes, or text such as ``"4GiB"``, that evaluating may take.
-        progress: Whether to show progress (:mod:`outcrop.progress`), or a receiver of it.
+        progress: Whether to show progress (:mod:`outcrop.runtime.progress`), or a receiver of it.
 
     Raises:
         ArgumentError: There are no edges in ``split``, or the run has not been trained.
@@ -283,7 +283,7 @@ def embed_export(
         format: ``npy``, ``parquet`` or ``safetensors``.
         out: Folder for the files; None: ``run/export``.
         memory: Bytes, or text such as ``"4GiB"``, that exporting may take.
-        progress: Whether to show progress (:mod:`outcrop.progress`), or a receiver of it.
+        progress: Whether to show progress (:mod:`outcrop.runtime.progress`), or a receiver of it.
 
     Returns:
         Paths of the files.

@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Literal
 
 from outcrop.config import Size
 from outcrop.errors import ArgumentError, OutcropError
-from outcrop.progress import Progress, SilentProgress, shows_progress
-from outcrop.runtime import Runtime
-from outcrop.sources.base import SplitProtocol
-from outcrop.stages import generate, ingest, ingest_triples
+from outcrop.importing import generate, stripe, triples
+from outcrop.importing import graph as ingest
+from outcrop.importing.import_budget import runtime_of_import, runtime_of_triples
+from outcrop.importing.sources.base import SplitProtocol
+from outcrop.runtime.progress import Progress, SilentProgress, shows_progress
+from outcrop.runtime.runtime import Runtime
+from outcrop.store import imported
 from outcrop.store import manifest as manifests
 from outcrop.store.graph import FORMAT as GRAPH
+from outcrop.store.graph import VERSION as GRAPH_VERSION
 from outcrop.store.graph import Graph, LabelKind, open_graph
+from outcrop.store.stripes import Stripe
 from outcrop.store.triples import FORMAT as TRIPLES
 from outcrop.store.triples import Triples, open_triples
 
@@ -53,6 +59,10 @@ def import_graph(
 ) -> Graph:
     """Imports ``source`` as a graph at ``out``.
 
+    Where ``out`` holds the graph that the same unchanged files gave with the same options, it is returned as it is, so
+    that a script may be run again. Objects in memory cannot be compared: pass ``overwrite=True``, or open what is there
+    with :func:`outcrop.open_graph`.
+
     Example: ``oc.import_graph({"edges": table, "features": x, "labels": y, "train": mask}, "my.oc", reverse=True)``.
 
     Args:
@@ -82,8 +92,9 @@ def import_graph(
         split_seed: Names the division by fractions or per class.
         split_index: Which of several splits of the source.
         memory: Bytes, or text such as ``"4GiB"``, that the import may take; objects that are passed come on top.
-        overwrite: Replace what is finished at ``out``; without it that is an error that says what is there.
-        progress: Whether to show progress (:mod:`outcrop.progress`), or a receiver of it.
+        overwrite: Import again, and replace what is finished at ``out``; without it something else there is an error
+            that says what it is and in what it differs.
+        progress: Whether to show progress (:mod:`outcrop.runtime.progress`), or a receiver of it.
 
     Returns:
         The graph. Its ``notes`` say what was left out (columns without a meaning here) and what was changed; where
@@ -92,10 +103,9 @@ def import_graph(
     Raises:
         ArgumentError: Parts contradict each other or the options; or ``out`` is taken.
         FormatError: A part is torn or not what it should be; names the file or part, and the row.
-        BudgetError: The memory is too small.
+        BudgetError: The memory is too small; names the smallest with which the import works.
         IoError: The operating system refused to write.
     """
-    check_free(out, overwrite)
     parts = {
         "features": features,
         "labels": labels,
@@ -122,8 +132,13 @@ def import_graph(
         label_kind=label_kind,
         num_nodes=num_nodes,
     )
-    with Runtime(memory, progress=progress) as runtime:
-        graph = ingest.import_graph(_with_parts(source, parts), out, runtime, config)
+    source = _with_parts(source, parts)
+    if is_imported(out, ingest.import_record(source, config), overwrite):
+        graph = open_graph(out)
+        graph.notes = (kept_note(out),)
+    else:
+        with runtime_of_import(source, config, memory, progress) as runtime:
+            graph = ingest.import_graph(source, out, runtime, config)
     if not isinstance(progress, SilentProgress):
         for note in graph.notes:
             print(f"note: {note}", file=sys.stderr)
@@ -154,6 +169,8 @@ def import_triples(
 ) -> Triples:
     """Imports a folder of triples as a knowledge graph at ``out``.
 
+    Where ``out`` holds what the same unchanged files gave, it is returned as it is.
+
     Args:
         source: Folder with ``train`` and, if there are, ``valid`` and ``test`` as ``.txt``, ``.tsv``, ``.csv`` or
             ``.parquet``: three columns (source, relation, target), or two (source, target) without relations. Text has
@@ -162,18 +179,20 @@ def import_triples(
         memory: Bytes, or text such as ``"4GiB"``, that the import may take.
         unknown: Treatment of triples of entities or relations that the training triples do not have: ``skip`` or
             ``error``.
-        overwrite: Replace what is finished at ``out``; without it that is an error that says what is there.
-        progress: Whether to show progress (:mod:`outcrop.progress`), or a receiver of it.
+        overwrite: Import again, and replace what is finished at ``out``; without it something else there is an error
+            that says what it is and in what it differs.
+        progress: Whether to show progress (:mod:`outcrop.runtime.progress`), or a receiver of it.
 
     Raises:
         ArgumentError: No training triples; or unknown names, if these are errors; or ``out`` is taken.
         FormatError: A line is malformed; the message names file and row.
-        BudgetError: The names do not fit ``memory``.
+        BudgetError: The memory is too small; names the smallest with which the import works.
         IoError: The operating system refused to write.
     """
-    check_free(out, overwrite)
-    with Runtime(memory, progress=progress) as runtime:
-        return ingest_triples.import_triples(str(source), out, runtime, unknown=unknown)
+    if is_imported(out, triples.import_record(str(source), unknown), overwrite):
+        return open_triples(out)
+    with runtime_of_triples(str(source), memory, progress) as runtime:
+        return triples.import_triples(str(source), out, runtime, unknown=unknown)
 
 
 @shows_progress
@@ -202,6 +221,8 @@ def generate_graph(
 ) -> Graph:
     """Generates a synthetic graph at ``out``, streamed: it may be larger than memory.
 
+    Where ``out`` holds the graph of the same arguments, it is returned as it is.
+
     Example: ``oc.generate_graph("my.oc", nodes=10_000, edges=150_000, features=64)``.
 
     Args:
@@ -220,8 +241,9 @@ def generate_graph(
             classified right about half the time.
         seed: Number that decides everything: the same seed gives the same graph on every machine.
         memory: Bytes, or text such as ``"4GiB"``, that generating may take.
-        overwrite: Replace what is finished at ``out``; without it that is an error that says what is there.
-        progress: Whether to show progress (:mod:`outcrop.progress`), or a receiver of it.
+        overwrite: Generate again, and replace what is finished at ``out``; without it something else there is an error
+            that says what it is.
+        progress: Whether to show progress (:mod:`outcrop.runtime.progress`), or a receiver of it.
 
     Raises:
         ArgumentError: An impossible graph: more edges than pairs of nodes, more classes than nodes, ...; or ``out`` is
@@ -229,7 +251,6 @@ def generate_graph(
         BudgetError: ``memory`` is too small.
         IoError: The operating system refused to write.
     """
-    check_free(out, overwrite)
     config = generate.GenerateConfig(
         kind=kind,
         nodes=nodes,
@@ -248,20 +269,45 @@ def generate_graph(
         signal=signal,
         seed=seed,
     )
+    if is_generated(out, config, overwrite):
+        return open_graph(out)
     with Runtime(memory, progress=progress) as runtime:
         return generate.generate_graph(out, runtime, config)
 
 
-def check_free(out: str | Path, overwrite: bool) -> None:
-    """Checks that a graph may be made at ``out``, before anything is read.
+def is_generated(out: str | Path, config: generate.GenerateConfig, overwrite: bool) -> bool:
+    """Tells whether ``out`` holds the graph that ``config`` gives. Arguments and errors as :func:`is_imported`."""
+    same = manifests.plain(asdict(config))
+    if not overwrite and manifests.is_current(Path(out), GRAPH, GRAPH_VERSION, same, {}):
+        return True
+    return is_imported(out, None, overwrite)
+
+
+def is_imported(out: str | Path, record: dict[str, Any] | None, overwrite: bool) -> bool:
+    """Tells whether ``out`` holds the result of the import that ``record`` describes, before anything is read.
+
+    Args:
+        record: Of :mod:`outcrop.store.imported`; None: of something that cannot be recognised.
+        overwrite: Whatever is finished there is replaced: never true then.
 
     Raises:
-        ArgumentError: Something finished is there and ``overwrite`` does not say to replace it, or it is no artifact.
+        ArgumentError: Something else is there, named with what differs; or it is no artifact.
     """
     out = Path(out)
     manifests.check_destination(out)
-    if manifests.exists(out) and not overwrite:
-        manifests.require_overwrite(out, _what_is_at(out), None, overwrite)
+    if overwrite or not manifests.exists(out):
+        return False
+    there = imported.read(out)
+    differing = None if there is None or record is None else imported.differences(there, record)
+    manifests.require_overwrite(out, _what_is_at(out), differing, overwrite)
+    return True
+
+
+def kept_note(out: str | Path) -> str:
+    """Says that nothing was imported, since it has been."""
+    return (
+        f"{out} is kept: it was imported from the same files with the same options (overwrite imports again)"
+    )
 
 
 def _what_is_at(out: Path) -> str:
@@ -272,3 +318,33 @@ def _what_is_at(out: Path) -> str:
         return repr(opened(out)) if opened else f"an artifact {kind}"
     except OutcropError:
         return "a damaged artifact"
+
+
+@shows_progress
+def stripe_features(
+    graph: Graph | str | Path,
+    folders: Sequence[str | Path],
+    *,
+    memory: Size | None = None,
+    overwrite: bool = False,
+    progress: Progress | bool = True,
+) -> list[Stripe]:
+    """Copies shares of the feature rows of ``graph`` to other disks, for ``oc.train(..., io="gpu", stripes=folders)``.
+
+    Folder ``k - 1`` of ``n - 1`` gets rows ``k, k + n, k + 2 n, ...``; rows ``0, n, ...`` are read from the graph,
+    which stays as it is.
+
+    Args:
+        graph: The graph, or its folder.
+        folders: Folders to make, one on each of the other disks.
+        memory: Budget of what Outcrop holds meanwhile.
+        overwrite: Replace stripes that are there.
+        progress: As in :func:`import_graph`.
+
+    Raises:
+        ArgumentError: A folder is in the way or named twice, or the graph has no features.
+        ChecksumError: The features were damaged.
+    """
+    with Runtime(memory, progress=progress) as runtime:
+        opened = graph if isinstance(graph, Graph) else open_graph(graph)
+        return stripe.stripe_features(opened, folders, runtime, overwrite=overwrite)

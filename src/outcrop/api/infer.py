@@ -2,90 +2,20 @@
 
 from __future__ import annotations
 
-import errno
-import hashlib
-import os
-import resource
-import shutil
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import nullcontext
-from dataclasses import dataclass, field
-from functools import partial
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-import torch
 from torch import nn
 
-from outcrop import accumulate, system
-from outcrop import checkpoint as checkpoints
-from outcrop.api.budgets import CountedBatches, naming_smallest
-from outcrop.config import DeviceConfig, SampleConfig, Size, format_bytes, parse_size
-from outcrop.errors import ArgumentError, BudgetError, FormatError, IoError
-from outcrop.feeders import SampledGraphs
-from outcrop.inference.scored import Scored, what_is_scored
-from outcrop.inference.whole import WholeModel
-from outcrop.models import Model
-from outcrop.progress import Progress, shows_progress
-from outcrop.rows import open_rows
-from outcrop.runtime import Runtime
-from outcrop.sampling import BatchSampler, Ids
-from outcrop.stages import export as exporting
-from outcrop.stages import infer as inferring
-from outcrop.stages import load
-from outcrop.store import identity, record
-from outcrop.store import manifest as manifests
-from outcrop.store.arrays import DiskArray
+from outcrop.config import Size, parse_size
+from outcrop.inference.layerwise import default_memory
+from outcrop.inference.run import InferReport, checked_task, run, sampling_of
+from outcrop.inference.scored import what_is_scored
+from outcrop.runtime import system
+from outcrop.runtime.progress import Progress, shows_progress
 from outcrop.store.graph import Graph, open_graph
-from outcrop.store.minibatch import MiniBatch
-
-OUTPUTS = {
-    "class": ("logits", "classes", "probabilities", "embeddings"),
-    "multilabel": ("logits", "probabilities", "embeddings"),
-    "regression": ("values", "logits", "embeddings"),
-}
-_SLOTS = 2
-_WHAT = {"layerwise": "compute one part of a layer", "sampled": "score mini-batches"}
-
-
-@dataclass
-class InferReport:
-    """Result of :func:`infer`; ``as_dict`` is what ``--json`` writes.
-
-    Attributes:
-        rows, columns: Of the output.
-        layers: Per layer that this call computed: rows, spans, parts, edges, bytes, seconds, rows by level.
-        resumed_layers: Layers that an interrupted call had finished.
-        predicted_bytes_written: What the layers of a whole, layer-wise run write, exactly.
-    """
-
-    method: str
-    output: str
-    rows: int
-    columns: int
-    seconds: float = 0.0
-    bytes_read: int = 0
-    bytes_written: int = 0
-    predicted_bytes_written: int | None = None
-    layers: list[dict[str, Any]] = field(default_factory=list)
-    resumed_layers: int = 0
-    peak_host_bytes: int = 0
-    peak_process_bytes: int = 0
-    budget: dict[str, int | None] = field(default_factory=dict)
-    io_backend: str = ""
-
-    def __repr__(self) -> str:
-        limit = self.budget.get("memory")
-        of = "no limit" if limit is None else format_bytes(limit)
-        return (
-            f"InferReport({self.rows} rows x {self.columns} of {self.output}, {self.method}, {self.seconds:.1f} s, "
-            f"peak memory {format_bytes(self.peak_host_bytes)} of {of})"
-        )
-
-    def as_dict(self) -> dict[str, Any]:
-        return dict(vars(self))
 
 
 @shows_progress
@@ -95,7 +25,7 @@ def infer(
     checkpoint: str | Path | None = None,
     model: nn.Module | None = None,
     out: str | Path,
-    nodes: np.ndarray | Sequence[int] | str | Path = "all",
+    nodes: np.ndarray | Sequence[int] | Sequence[str] | str | Path = "all",
     method: str | None = None,
     output: str = "logits",
     fanouts: Sequence[int] | None = None,
@@ -119,8 +49,13 @@ def infer(
             scored layer by layer, any other module in sampled batches: ``model(x, edge_index)`` is called with
             features [num_nodes, D] in the dtype of its parameters and int64 [2, num_edges], local (source, target); its
             first rows are those of the seeds. It is called in eval mode, on the device of its parameters.
-        out: ``.npy`` (the values, in the order of ``nodes``) or ``.parquet`` (with a column ``node``).
-        nodes: Ids (an array, or a .npy file), distinct, in any order; ``"all"``.
+        out: ``.npy`` (the values, in the order of ``nodes``) or ``.parquet``: with a column ``node``; with ``name``,
+            the ids of the source (:meth:`outcrop.Graph.node_names`), where they are others; and of classes with
+            ``class_name``, where they have names and the model learned them on this graph.
+        nodes: Nodes to score, each once, in any order: int64 [n]; text [n], which are names
+            (:meth:`outcrop.Graph.node_ids`); a mask [num_nodes] of bool; a ``.npy`` file of these; a table
+            (``.parquet``, ``.csv``, ``.tsv``, ``.txt``) whose column ``id`` has names; ``"train"``, ``"valid"`` or
+            ``"test"``; ``"all"``.
         method: ``layerwise``: with all neighbours, exactly, every layer for all nodes (the last for ``nodes`` only).
             ``sampled``: in batches with sampled neighbours, as in training; for few nodes of a large graph. None:
             ``layerwise`` where the model allows it.
@@ -133,360 +68,21 @@ def infer(
             and so the last bits of the result, depend on the budget: name one where they matter.
         device: ``cpu``, ``cuda`` or ``cuda:N``.
         trace_path: JSONL file for spans of all stages.
-        progress: Whether to show progress (:mod:`outcrop.progress`), or a receiver of it.
+        progress: Whether to show progress (:mod:`outcrop.runtime.progress`), or a receiver of it.
 
     Raises:
         ArgumentError: Values out of range, or a checkpoint of another graph or width.
         BudgetError: The budget cannot hold one part of a layer; names the smallest that can.
         FormatError: No checkpoint there, or it cannot be read.
-        IoError: The disk is full or refuses.
+        IoError: The disk is full or refuses, or another process writes to ``out``.
     """
     started = time.monotonic()
     graph = graph if isinstance(graph, Graph) else open_graph(graph)
     scored = what_is_scored(graph, checkpoint, model, method, fanouts, any_graph, device)
-    method = scored.method
-    task = _checked(graph, scored, Path(out), nodes, output)
-    config = None
-    if method == "sampled":
-        config = SampleConfig(
-            fanouts=_fanouts(task, scored.fanouts),
-            batch_size=batch_size,
-            seed=seed,
-            degrees=task.model.uses_degrees,
-            splits=("infer",),
-        )
-    limit = inferring.default_memory(system.available_memory()) if memory is None else parse_size(memory)
-    with (
-        naming_smallest(limit, lambda: _needs(task, config, progress), _WHAT[method]),
-        Runtime(limit, trace_path=trace_path, progress=progress) as runtime,
-    ):
-        held = runtime.budget.reserve("infer-ids", task.id_bytes)
-        report = InferReport(method, output, task.num_rows, task.out_dim)
-        work = _work_folder(task.out)
-        if model is not None:  # weights do not say what a model computes: what was left may be of another
-            inferring.remove(work)
-        if config is None:
-            result = _layerwise(task, work, report, runtime)
-        else:
-            result = _sampled(task, work, config, report, runtime)
-        runtime.progress.start("export", task.num_rows, "rows")
-        rows = inferring.open_rows(result, runtime)
-        try:
-            numbers = task.row_numbers(rows.num_rows)
-            exporting.export(rows, task.nodes, numbers, output, task.out, runtime, scored.kind)
-        finally:
-            rows.close()
-        runtime.progress.finish("export")
-        inferring.remove(work)
-        held.release()
-        report.seconds = time.monotonic() - started
-        report.bytes_read = runtime.io.counters.read_bytes
-        report.bytes_written = runtime.io.counters.write_bytes
-        report.peak_host_bytes = runtime.budget.peak_bytes
-        report.peak_process_bytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-        report.budget = {"memory": limit}
-        report.io_backend = runtime.io.backend_name
-        return report
-
-
-@dataclass(frozen=True)
-class _Task:
-    """What is to be computed, checked. ``nodes``: in the order asked for; ``wanted``: the same, ascending."""
-
-    graph: Graph
-    model: Model | WholeModel
-    digest: str
-    out: Path
-    nodes: np.ndarray | None
-    wanted: np.ndarray | None
-    depth: int  # layers to compute
-
-    @property
-    def id_bytes(self) -> int:
-        """Memory for the nodes that were asked for."""
-        return 0 if self.nodes is None else 24 * len(self.nodes)
-
-    @property
-    def stack(self) -> Model:
-        assert isinstance(self.model, Model)
-        return self.model
-
-    @property
-    def num_rows(self) -> int:
-        return self.graph.num_nodes if self.nodes is None else len(self.nodes)
-
-    @property
-    def out_dim(self) -> int:
-        if isinstance(self.model, WholeModel):
-            return self.model.out_dim
-        return accumulate.widths(self.model.convs[self.depth - 1])[1]
-
-    def targets(self) -> str:
-        return "all" if self.wanted is None else hashlib.sha256(self.wanted.tobytes()).hexdigest()
-
-    def row_numbers(self, rows: int) -> np.ndarray | None:
-        """The row of the result that is each row of the output; None = all in order."""
-        if self.nodes is None or self.wanted is None or np.array_equal(self.nodes, self.wanted):
-            return None
-        return np.searchsorted(self.wanted, self.nodes).astype(np.int64)
-
-
-def _checked(graph: Graph, scored: Scored, out: Path, nodes: Any, output: str) -> _Task:
-    """Checks every other argument before any work starts."""
-    if output not in (known := OUTPUTS[scored.kind]):
-        raise ArgumentError(
-            f"output {output!r} is unknown for labels of kind {scored.kind}; known: {', '.join(known)}"
-        )
-    exporting.check_suffix(out)
-    if out.is_dir() or not out.parent.is_dir():
-        raise ArgumentError(
-            f"{out} cannot be written: " + ("it is a folder" if out.is_dir() else "no such folder")
-        )
-    if not os.access(out.parent, os.W_OK):
-        raise IoError(
-            errno.EACCES, f"{out.parent} is not writable, so {out} cannot be made: choose another place"
-        )
-    model, depth = scored.model, 1
-    if isinstance(model, Model):
-        depth = model.num_layers - (output == "embeddings")
-    elif output == "embeddings":
-        raise ArgumentError("what the last layer of a model of your own reads is not known: ask for logits")
-    if depth == 0:
-        raise ArgumentError("a model of one layer has no hidden layer: ask for logits or classes")
-    ids = _node_ids(graph, nodes)
-    wanted = None if ids is None else np.sort(ids)
-    state = checkpoints.digest(model.state_dict())
-    return _Task(graph, model, state, out, ids, wanted, depth)
-
-
-def _node_ids(graph: Graph, nodes: Any) -> np.ndarray | None:
-    """int64 ids; None = all."""
-    if isinstance(nodes, str) and nodes == "all":
-        return None
-    where = "the given node ids"
-    if isinstance(nodes, str | Path):
-        where = str(nodes)
-        try:
-            nodes = np.load(nodes, allow_pickle=False)
-        except (OSError, ValueError, EOFError) as error:
-            raise FormatError(
-                f"{where} cannot be read as a .npy file of node ids, nor is it 'all': {error}"
-            ) from None
-    ids = np.asarray(nodes)
-    if ids.ndim != 1 or not np.issubdtype(ids.dtype, np.integer) or not len(ids):
-        raise ArgumentError(
-            f"{where}: an array of {ids.dtype} of shape {ids.shape} is no list of node ids: give integers, one "
-            "dimension, at least one"
-        )
-    wrong = ids[(ids < 0) | (ids >= graph.num_nodes)]
-    if len(wrong):
-        raise ArgumentError(
-            f"{where}: {len(wrong)} ids, the first {wrong[0]}, are not in 0 to {graph.num_nodes - 1}: leave them out"
-        )
-    ids = ids.astype(np.int64)
-    ascending = np.sort(ids)
-    again = ascending[1:][ascending[1:] == ascending[:-1]]
-    if len(again):
-        raise ArgumentError(
-            f"{where}: node {again[0]} is there more than once: leave out repeats (numpy.unique)"
-        )
-    return ids
-
-
-def _work_folder(out: Path) -> Path:
-    """Where what later layers read lies until the output is there."""
-    return out.with_name(f".{out.name}.infer")
-
-
-def _layerwise(task: _Task, work: Path, report: InferReport, runtime: Runtime) -> Path:
-    """Computes the layers that are missing; returns where the last one lies."""
-    graph, depth, nodes = task.graph, task.depth, task.graph.num_nodes
-    out_dims = [accumulate.widths(task.stack.convs[index])[1] for index in range(depth)]
-    row_counts = [nodes] * (depth - 1) + [task.num_rows]
-    sizes = [record.align_page(rows * width * 4) for rows, width in zip(row_counts, out_dims, strict=True)]
-    needs_counts = task.stack.uses_degrees or not all(list(_divisions(task, runtime)))
-    if needs_counts:
-        sizes.append(2 * record.align_page(nodes * 4))
-    report.predicted_bytes_written = sum(sizes)
-    counts = work / "counts"
-    done = _finished(task, work)
-    with manifests.naming_files(work):
-        work.mkdir(exist_ok=True)
-    peak = max([a + b for a, b in zip([0, *sizes], sizes[:depth], strict=False)])
-    peak += sum(sizes[depth:]) + exporting.output_bytes(task.num_rows, task.out_dim, report.output)
-    _check_space(task.out, peak, work)
-    there = manifests.is_current(
-        counts, inferring.COUNTS_FORMAT, inferring.COUNTS_VERSION, *inferring.expected_counts(graph)
-    )
-    if needs_counts and not there and done < depth:
-        inferring.count_edges(graph, counts, runtime)
-    report.resumed_layers = done
-    runtime.progress.start("infer", sum(row_counts), "nodes")
-    runtime.progress.advance("infer", sum(row_counts[:done]))
-    for index in range(done, depth):
-        _run_layer(
-            task, work, index, inferring.open_counts(counts) if needs_counts else None, report, runtime
-        )
-        if index:
-            inferring.remove(work / f"layer-{index - 1}")
-    runtime.progress.finish("infer")
-    return work / f"layer-{depth - 1}"
-
-
-def _needs(
-    task: _Task, config: SampleConfig | None, progress: Progress | bool | None
-) -> Callable[[int], bool]:
-    """Which budgets are enough: to compute layer by layer, or, with ``config``, in sampled batches."""
-    if config is None:
-        return partial(_fits, task)
-    counted = CountedBatches(task.graph, config, [("infer", 0)], progress, {"infer": _seeds(task)})
-
-    def fits(limit: int) -> bool:
-        try:
-            with (
-                Runtime(limit, rehearsal=counted) as runtime,
-                runtime.budget.reserve("infer-ids", task.id_bytes),
-                _sampled_session(task, config, runtime) as session,
-            ):
-                session.make_room(counted.max_nodes)
-        except BudgetError:
-            return False
-        return True
-
-    return fits
-
-
-def _fits(task: _Task, limit: int) -> bool:
-    try:
-        with Runtime(limit) as runtime, runtime.budget.reserve("infer-ids", task.id_bytes):
-            return len(list(_divisions(task, runtime))) == task.depth
-    except BudgetError:
-        return False
-
-
-def _divisions(task: _Task, runtime: Runtime) -> Iterator[bool]:
-    """Per layer: whether one span holds everything. Raises BudgetError before any work starts."""
-    spec = task.graph.spec("features")
-    for index in range(task.depth):
-        row_bytes = spec.stride_bytes if index == 0 else 4 * accumulate.widths(task.stack.convs[index])[0]
-        widen = index == 0 and spec.dtype != "float32"
-        count = task.num_rows if index == task.depth - 1 else task.graph.num_nodes
-        conv, memory = task.stack.convs[index], inferring.memory_of(runtime)
-        yield inferring.divide(task.graph, conv, row_bytes, widen, count, memory).whole
-
-
-def _expected(task: _Task, index: int) -> tuple[dict, dict[str, str]]:
-    last = index == task.depth - 1
-    return inferring.expected(task.graph, task.digest, f"layer {index}", task.targets() if last else "all")
-
-
-def _finished(task: _Task, work: Path) -> int:
-    """Layers that are there already."""
-    for index in reversed(range(task.depth)):
-        folder = work / f"layer-{index}"
-        if manifests.is_current(folder, inferring.FORMAT, inferring.VERSION, *_expected(task, index)):
-            return index + 1
-    return 0
-
-
-def _run_layer(
-    task: _Task,
-    work: Path,
-    index: int,
-    counts: inferring.Counts | None,
-    report: InferReport,
-    runtime: Runtime,
-) -> None:
-    begin, before = time.monotonic(), runtime.io.counters
-    source: DiskArray = (
-        task.graph.array(runtime, "features")
-        if index == 0
-        else inferring.open_rows(work / f"layer-{index - 1}", runtime)
-    )
-    wanted = task.wanted if index == task.depth - 1 else None
-    try:
-        layer = inferring.Layer(task.graph, source, task.stack, index, counts, runtime, wanted)
-        try:
-            with runtime.trace.span("infer-layer", layer=index):
-                inferring.run_layer(layer, work / f"layer-{index}", *_expected(task, index), runtime)
-        finally:
-            layer.close()
-    finally:
-        source.close()
-    after = runtime.io.counters
-    layer.stats.seconds = time.monotonic() - begin
-    layer.stats.bytes_read = after.read_bytes - before.read_bytes
-    layer.stats.bytes_written = after.write_bytes - before.write_bytes
-    report.layers.append(layer.stats.as_dict())
-
-
-def _check_space(out: Path, needed: int, work: Path) -> None:
-    """Raises IoError where the disk cannot hold what will be written."""
-    held = sum(f.stat().st_size for f in work.rglob("*") if f.is_file()) if work.is_dir() else 0
-    free = shutil.disk_usage(out.parent).free
-    if needed - held > free:
-        raise IoError(
-            errno.ENOSPC,
-            f"{out.parent} has {format_bytes(free)} free, {out} and the layers before it need up to "
-            f"{format_bytes(needed - held)}: free some space, or choose another place for the output",
-        )
-
-
-def _fanouts(task: _Task, fanouts: tuple[int, ...] | None) -> tuple[int, ...]:
-    """Of the layers that are computed."""
-    if fanouts is None:
-        raise ArgumentError("the checkpoint does not say with which fanouts it was trained: give fanouts")
-    if isinstance(task.model, WholeModel):
-        return fanouts
-    layers = task.model.num_layers
-    if len(fanouts) != layers:
-        raise ArgumentError(
-            f"{len(fanouts)} fanouts given for a model of {layers} layers: give one per layer"
-        )
-    return fanouts[: task.depth]
-
-
-def _compute(task: _Task) -> Callable[[MiniBatch], torch.Tensor]:
-    if isinstance(task.model, WholeModel):
-        return task.model.scores
-    return partial(inferring.first_layers, task.model, task.depth)
-
-
-def _sampled(task: _Task, work: Path, config: SampleConfig, report: InferReport, runtime: Runtime) -> Path:
-    graph, folder = task.graph, work / "sampled"
-    _check_space(
-        task.out,
-        record.align_page(task.num_rows * task.out_dim * 4)
-        + exporting.output_bytes(task.num_rows, task.out_dim, report.output),
-        work,
-    )
-    wanted, inputs = inferring.expected(
-        graph, task.digest, {"sampled": identity.sampling_fields(config)}, task.targets()
-    )
-    if manifests.is_current(folder, inferring.FORMAT, inferring.VERSION, wanted, inputs):
-        return folder
-    with manifests.naming_files(work):
-        work.mkdir(exist_ok=True)
-    runtime.progress.start("infer", task.num_rows, "nodes")
-    with (
-        _sampled_session(task, config, runtime) as session,
-        task.model.scoring() if isinstance(task.model, WholeModel) else nullcontext(),
-    ):
-        blocks = inferring.scores_of(_compute(task), session.batches("infer", 0))
-        inferring.write_rows(graph, blocks, task.out_dim, folder, wanted, inputs, runtime)
-    runtime.progress.finish("infer")
-    return folder
-
-
-def _seeds(task: _Task) -> Ids:
-    return range(task.graph.num_nodes) if task.wanted is None else task.wanted
-
-
-def _sampled_session(task: _Task, config: SampleConfig, runtime: Runtime) -> load.LoadSession:
-    """Loading of batches around the nodes that are scored, drawn as they are needed."""
-    graph, whole = task.graph, isinstance(task.model, WholeModel)
-    to = DeviceConfig(str(task.model.device if whole else next(task.model.parameters()).device))
-    pool = load.make_pool(graph, runtime, slots=_SLOTS, max_nodes=0, to=to)
-    rows = open_rows(graph, runtime, "online")
-    sampler = BatchSampler(graph, config, runtime, share=0.25, ids={"infer": _seeds(task)})
-    return load.row_session(graph, SampledGraphs(sampler), rows, pool, runtime, to)
+    # Weights do not say what a model of one's own computes: layers that were left may be of another.
+    task = checked_task(graph, scored, Path(out), nodes, output, resumable=model is None)
+    config = sampling_of(task, batch_size, seed)
+    limit = default_memory(system.available_memory()) if memory is None else parse_size(memory)
+    report = run(task, config, limit, trace_path=trace_path, progress=progress)
+    report.seconds = time.monotonic() - started
+    return report

@@ -11,8 +11,9 @@ import numpy as np
 
 from outcrop.api.infer import infer
 from outcrop.config import Size
-from outcrop.progress import Progress, shows_progress
+from outcrop.runtime.progress import Progress, shows_progress
 from outcrop.store.graph import Graph
+from outcrop.store.manifest import naming_files
 
 if TYPE_CHECKING:
     from torch import nn
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 def predict(
     graph: Graph | str | Path,
     model: nn.Module | str | Path,
-    nodes: np.ndarray | Sequence[int] | str | Path = "all",
+    nodes: np.ndarray | Sequence[int] | Sequence[str] | str | Path = "all",
     *,
     output: str = "logits",
     method: str | None = None,
@@ -43,20 +44,22 @@ def predict(
         graph: Graph, or its folder.
         model: A torch module, such as ``outcrop.train(...).model``, or a folder that :func:`outcrop.train` was given
             as ``checkpoint``.
-        nodes: Ids (an array, or a .npy file), distinct, in any order; ``"all"``.
+        nodes: Nodes to score, in any order: as of :func:`outcrop.infer`.
         output: ``logits``, ``classes``, ``probabilities``, ``values`` or ``embeddings``.
         method, fanouts, batch_size, seed, any_graph, memory, device, progress: As of :func:`outcrop.infer`.
         folder: Where what layers read of each other, and the result, lie meanwhile; None: the system's folder for
             temporary files (``TMPDIR``). A layer takes ``4 * num_nodes * width`` bytes.
 
     Returns:
-        Row i is of ``nodes[i]``: float32 [len(nodes), columns], or int64 [len(nodes)] of ``classes``.
+        Row i is of ``nodes[i]``: float32 [len(nodes), columns], or int64 [len(nodes)] of ``classes``, whose names,
+        where they have some, are ``graph.class_names``.
 
     Raises:
         ArgumentError, BudgetError, FormatError, IoError: As of :func:`outcrop.infer`.
     """
     stored = isinstance(model, str | Path)
-    with tempfile.TemporaryDirectory(prefix="outcrop-predict-", dir=folder) as there:
+    place = Path(tempfile.gettempdir() if folder is None else folder)
+    with naming_files(place), tempfile.TemporaryDirectory(prefix="outcrop-predict-", dir=place) as there:
         out = Path(there) / "predictions.npy"
         infer(
             graph,

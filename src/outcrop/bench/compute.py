@@ -9,8 +9,8 @@ from statistics import median
 
 import torch
 
-from outcrop.models import settle_allocator
-from outcrop.sparse import Block, as_input, blocks_of, spmm, spmm_transposed
+from outcrop.nn.models import settle_allocator
+from outcrop.nn.sparse import Block, as_input, blocks_of, spmm, spmm_transposed
 from outcrop.store.minibatch import MiniBatch
 
 

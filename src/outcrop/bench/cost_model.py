@@ -16,18 +16,20 @@ from statistics import median
 from typing import Any
 
 from outcrop.advisor import cost, machine
-from outcrop.advisor.cost import Hardware
-from outcrop.advisor.profile import Profile
-from outcrop.api.counting import Counted, Task, compute_seconds, count
-from outcrop.api.prepare import prepare
-from outcrop.api.run import open_session
+from outcrop.advisor.counting import Counted, Task, compute_seconds, count
+from outcrop.api.prepare import prepare_with_report as prepare
 from outcrop.bench.epoch import Say, Setting, ensure_graph, plain
 from outcrop.config import IoConfig, TrainConfig, format_bytes
-from outcrop.runtime import Runtime
-from outcrop.stages import train as training
-from outcrop.stages.evaluate import evaluate
+from outcrop.loading.modes import mode_named
+from outcrop.loading.open import open_session
+from outcrop.runtime.hardware import Hardware
+from outcrop.runtime.machine import read_rates
+from outcrop.runtime.runtime import Runtime
 from outcrop.store.graph import Graph, open_graph
+from outcrop.store.profile import Profile
 from outcrop.store.samples import open_samples
+from outcrop.training import loop as training
+from outcrop.training.evaluate import evaluate
 
 _TOPOLOGY = "map"  # of mode online: pages of the topology would be read besides, and depend on a cache
 _EPOCHS = {"packed": 5, "online": 3}  # the first warms up
@@ -139,9 +141,9 @@ def _refreshed(profile: Profile, task: Task, case: Case) -> Hardware:
     assert task.run is not None
     hardware = profile.hardware()
     path = task.run / "pack" / "records.bin"
-    if case.mode == "online":
+    if not mode_named(case.mode).needs_run:
         path = task.graph.path / task.graph.spec("features").file
-    rates = machine.read_rates(path, seconds=_REFRESH_S)
+    rates = read_rates(path, seconds=_REFRESH_S)
     if rates is None:
         return hardware
     # Between the smallest and the largest request the shape of the curve stays, its ends move.

@@ -31,9 +31,6 @@ from outcrop.bench.graphs import GraphShape
 from outcrop.config import format_bytes
 from outcrop.errors import OutcropError
 
-CAPS = (0.01, 0.05, 0.1, 0.2, 0.3, 0.5)
-SIZES = (500_000, 1_000_000, 2_000_000, 4_000_000)
-
 
 def memory_curve(
     folder: Path, setting: Setting, modes: Sequence[str], caps: Sequence[float], say: Say

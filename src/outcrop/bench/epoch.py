@@ -15,11 +15,12 @@ from pathlib import Path
 from statistics import fmean, median
 from typing import Any
 
-from outcrop.api.run import open_session
 from outcrop.bench.graphs import GraphShape
 from outcrop.bench.process import outcrop
 from outcrop.config import ALLOWANCE_BYTES, format_bytes
-from outcrop.runtime import Runtime
+from outcrop.loading.modes import InMemory, Mode, Online, Packed, mode_named
+from outcrop.loading.open import open_session
+from outcrop.runtime.runtime import Runtime
 from outcrop.store import run as runs
 from outcrop.store.graph import open_graph
 
@@ -95,14 +96,14 @@ def train_once(graph: Path, run: Path | None, setting: Setting, mode: str, epoch
 
     The baselines that cannot keep to a budget are given the same cap by the kernel alone.
     """
-    capped = mode not in ("memory", MEMORY_FRESH)
+    named = mode_of(mode)
+    capped = named.takes_run_budget
     pools = graph.with_suffix(".pools") if mode == REFRESH else None
     run = None if mode in WITHOUT_RUN else run
-    named = _MODES.get(mode, mode)
     made = graph.with_name(graph.name + ".run") if mode == PACKED_FRESH else None
     if made is not None:
         shutil.rmtree(made, ignore_errors=True)  # preparing is part of what is measured
-    command: list[str | Path] = ["train", graph, "--mode", named, "--model", setting.model]
+    command: list[str | Path] = ["train", graph, "--mode", named.name, "--model", setting.model]
     command += ["--hidden", str(setting.hidden), "--epochs", str(epochs), "--trace-losses"]
     source = pools or run
     command += [] if source is None else ["--run", source]
@@ -110,7 +111,7 @@ def train_once(graph: Path, run: Path | None, setting: Setting, mode: str, epoch
     command += ["--refresh"] if mode == REFRESH else []
     command += ["--sample-epochs", "1"] if run is None and mode in ("memory", ONLINE) else []
     command += ["--memory", str(setting.memory) if capped else _UNLIMITED]
-    if mode != "belady":  # scores are not what is measured; belady plans for them
+    if not named.plans_evaluation:  # scores are not what is measured
         command += ["--evaluate-every", str(epochs)]
     done = outcrop(command, limit_bytes=setting.memory + ALLOWANCE_BYTES if capped else None)
     if mode in SPREAD:
@@ -128,12 +129,17 @@ def train_once(graph: Path, run: Path | None, setting: Setting, mode: str, epoch
 
 
 _MODES = {
-    REFRESH: "packed",
-    FRESH: ONLINE,
-    DIRECT: ONLINE,
-    MEMORY_FRESH: "memory",
-    PACKED_FRESH: "packed",
+    REFRESH: Packed.name,
+    FRESH: Online.name,
+    DIRECT: Online.name,
+    MEMORY_FRESH: InMemory.name,
+    PACKED_FRESH: Packed.name,
 }
+
+
+def mode_of(name: str) -> Mode:
+    """The mode that a measurement called ``name`` trains in."""
+    return mode_named(_MODES.get(name, name))
 
 
 def count_spooling(result: dict[str, Any]) -> None:
@@ -171,7 +177,7 @@ def epoch(folder: Path, setting: Setting, modes: Sequence[str], say: Say) -> dic
         tuple(r["batch_losses"][: len(next(iter(results.values()))[0]["batch_losses"])])[:20]
         for mode, rs in results.items()
         for r in rs
-        if mode != "partition"  # draws other batches, on purpose
+        if not mode_of(mode).batches_by_budget  # draws other batches, on purpose
     }
     return {
         "experiment": "epoch",
@@ -239,7 +245,8 @@ def bare_epoch_seconds(graph_path: Path, run: Path, setting: Setting, rounds: in
 
 def loader(folder: Path, setting: Setting, modes: Sequence[str], say: Say) -> dict[str, Any]:
     """Delivers the batches of an epoch without a model; packed against the disk's rate and the copy rate."""
-    from outcrop.advisor.machine import measure_disk, sequential_rate
+    from outcrop.advisor.machine import measure_disk
+    from outcrop.runtime.machine import sequential_rate
 
     graph = ensure_graph(folder, setting.shape, say)
     run, _ = ensure_run(folder, graph, setting, say)
@@ -269,8 +276,8 @@ def loader(folder: Path, setting: Setting, modes: Sequence[str], say: Say) -> di
 
 def _load_once(graph_path: Path, run: Path, mode: str, setting: Setting, epochs: int) -> dict[str, Any]:
     graph, info = open_graph(graph_path), runs.read(run)
-    memory = None if mode == "memory" else info.plan.memory
-    named = "online" if mode == DIRECT else mode
+    named = mode_named(ONLINE if mode == DIRECT else mode)
+    memory = info.plan.memory if named.takes_run_budget else None
     with Runtime(memory) as runtime, open_session(graph, runtime, named, run_folder=run) as session:
         seconds, read, batches = [], 0, session.batches("train", 0)
         batches.close()

@@ -2,7 +2,7 @@
 
 Both sides use io_uring with O_DIRECT, registered files and the same depth, on the same file, and take turns; what
 is reported is the median of the rounds. fio is optional: without it only the engine is measured. The same random
-reads through queue pairs (outcrop.gpuio) are compared with the engine asked directly.
+reads through queue pairs (outcrop.rows.rings) are compared with the engine asked directly.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from typing import Any
 
 import numpy as np
 
-from outcrop import _core
+import outcrop._core as _core
 from outcrop.config import IoConfig
 from outcrop.errors import ArgumentError
-from outcrop.gpuio import GpuDiskRows
-from outcrop.runtime import UNLIMITED, Runtime
+from outcrop.rows.rings import GpuDiskRows
+from outcrop.runtime.runtime import UNLIMITED, Runtime
 from outcrop.store.arrays import DiskArray
 from outcrop.store.manifest import ArraySpec
 

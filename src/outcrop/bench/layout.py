@@ -16,13 +16,13 @@ from typing import Any
 
 import numpy as np
 
-from outcrop import layout as layouts
-from outcrop.api.prepare import prepare
-from outcrop.api.run import open_session
+from outcrop.api.prepare import prepare_with_report as prepare
 from outcrop.bench.epoch import Say, Setting, ensure_graph
 from outcrop.errors import BudgetError
-from outcrop.layout import Arranger, Layout, Search, Shared, Sizes, WantedIds
-from outcrop.runtime import Runtime
+from outcrop.loading.open import open_session
+from outcrop.preparation import segments as layouts
+from outcrop.preparation.segments import Arranger, Layout, Search, Shared, Sizes, WantedIds
+from outcrop.runtime.runtime import Runtime
 from outcrop.store.graph import Graph, open_graph
 from outcrop.store.placement import open_placement
 from outcrop.store.samples import open_samples

@@ -15,14 +15,14 @@ from typing import Any
 
 import torch
 
-from outcrop.api.run import open_session
 from outcrop.bench.epoch import Say, Setting, ensure_graph, ensure_run
 from outcrop.config import IoConfig, TrainConfig
 from outcrop.errors import ArgumentError
-from outcrop.runtime import Runtime
-from outcrop.stages import train as training
-from outcrop.stages.evaluate import evaluate
+from outcrop.loading.open import open_session
+from outcrop.runtime.runtime import Runtime
 from outcrop.store.graph import Graph, open_graph
+from outcrop.training import loop as training
+from outcrop.training.evaluate import evaluate
 
 _BALANCES = (0.5, 1.0, 2.0)  # of reading to computing
 _TOLERANCE, _TRIES = 0.05, 4  # what computing takes changes from minute to minute

@@ -14,11 +14,11 @@ from typing import Any
 
 import numpy as np
 
-from outcrop import _core
+import outcrop._core as _core
 from outcrop.bench.epoch import Say, Setting, ensure_graph, plain, prepared_run
 from outcrop.config import format_bytes
-from outcrop.rows import open_rows
-from outcrop.runtime import Runtime
+from outcrop.rows import disk_rows
+from outcrop.runtime.runtime import Runtime
 from outcrop.store import record
 from outcrop.store.graph import open_graph
 from outcrop.store.placement import open_placement
@@ -70,7 +70,7 @@ def _batch_by_batch(graph_path: Path, run_folder: Path, memory: int) -> dict[str
     with Runtime(memory) as runtime:
         samples = open_samples(runtime, run_folder / "sample")
         places = open_placement(runtime, run_folder / "plan")
-        rows = open_rows(graph, runtime, "online")
+        rows = disk_rows(graph, runtime)
         held = np.concatenate([places.host_ids, places.device_ids])
         ids_buffer = runtime.budget.empty("bench", max(samples.max_nodes * samples.id_bytes, 1))
         buffer = runtime.budget.empty("bench", record.align_page(samples.max_nodes * rows.row_bytes))

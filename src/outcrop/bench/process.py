@@ -12,7 +12,7 @@ from typing import Any
 
 from outcrop.bench.cgroup import LimitUnavailable, memory_limited
 from outcrop.errors import OutcropError
-from outcrop.system import outcrop_command
+from outcrop.runtime.system import outcrop_command
 
 
 @dataclass(frozen=True)

@@ -10,10 +10,11 @@ from pathlib import Path
 from statistics import mean, pstdev
 from typing import Any
 
-from outcrop.api.prepare import prepare
+from outcrop.api.prepare import prepare_with_report as prepare
 from outcrop.api.train import train
 from outcrop.bench.epoch import Say, Setting, plain
 from outcrop.errors import ArgumentError
+from outcrop.loading.modes import InMemory, mode_named
 from outcrop.store.graph import open_graph
 
 SEEDS = 5
@@ -59,7 +60,7 @@ def run(
                     dropout=0.5,
                     learning_rate=0.01,
                     epochs=setting.epochs,
-                    memory="1TiB" if mode == "memory" else memory,
+                    memory=memory if mode_named(mode).takes_run_budget else "1TiB",
                     seed=seed,
                     trace_losses=True,
                 )
@@ -67,9 +68,9 @@ def run(
             }
             for mode, result in results.items():
                 scores[mode].append(result.test_accuracy or 0.0)
-                if "memory" in results and mode != "partition":
-                    identical &= result.batch_losses == results["memory"].batch_losses
-                    identical &= result.test_accuracy == results["memory"].test_accuracy
+                if InMemory.name in results and not mode_named(mode).batches_by_budget:
+                    identical &= result.batch_losses == results[InMemory.name].batch_losses
+                    identical &= result.test_accuracy == results[InMemory.name].test_accuracy
         found[path.stem] = {
             "modes": {m: {"test_accuracy": mean(s), "spread": pstdev(s)} for m, s in scores.items()},
             "identical": identical,

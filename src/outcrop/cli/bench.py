@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
-import subprocess
-import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -32,6 +29,7 @@ EXPERIMENTS = (
     "quality",
     "io",
     "cost-model",
+    "checks",
     "orders",
     "embed",
     "embed-large",
@@ -92,8 +90,8 @@ def bench(
 ) -> None:
     if experiment not in EXPERIMENTS:
         raise ArgumentError(f"experiment {experiment!r} is unknown; known: {', '.join(EXPERIMENTS)}")
-    from outcrop.advisor import machine
     from outcrop.bench import (
+        checks,
         cost_model,
         curves,
         embed,
@@ -102,6 +100,7 @@ def bench(
         io,
         layout,
         orders,
+        origin,
         pipeline,
         prepare,
         quality,
@@ -138,6 +137,7 @@ def bench(
         "scale": lambda: curves.scale(folder, setting, _numbers(sizes, int), say),
         "quality": lambda: quality.run(graph or [], folder, names, setting, say),
         "cost-model": lambda: cost_model.run(folder, setting, say),
+        "checks": lambda: checks.run(folder, setting, say),
         "io": lambda: io.run(folder, size_bytes=2 << 30, seconds=5),
         "orders": lambda: orders.run(orders.PARTITIONS, orders.BUFFERS, say),
         "embed": lambda: embed.run(folder, nodes or 1_000_000, graph or [], rounds, say),
@@ -152,13 +152,7 @@ def bench(
         ),
     }
     result = run[experiment]()
-    result = {
-        "experiment": experiment,
-        "machine": machine.describe(),
-        "revision": _revision(),
-        "command": _command(),
-        **result,
-    }
+    result = {**origin.origin(experiment), **result}
     common.write_json(json, result)
     if plot is not None:
         page.write(plot, benches.plot(result, plot))
@@ -176,29 +170,6 @@ def _numbers(text: str, kind: type[N]) -> list[N]:
         return [kind(part) for part in text.split(",")]
     except ValueError:
         raise ArgumentError(f"{text!r} is no list of numbers, such as 1,2,3") from None
-
-
-def _command() -> str:
-    """What was typed, without where files go."""
-    words, kept = iter(sys.argv[1:]), []
-    for word in words:
-        if word.split("=")[0] in ("--json", "--folder", "--plot"):
-            if "=" not in word:
-                next(words, None)
-        elif word != "--quiet":
-            kept.append(word)
-    return shlex.join(["outcrop", *kept])
-
-
-def _revision() -> str | None:
-    """Git revision of the source tree, where this runs from one."""
-    done = subprocess.run(
-        ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty"],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    return done.stdout.strip() or None
 
 
 def _print(experiment: str, result: dict[str, Any], setting: Setting) -> None:

@@ -4,23 +4,24 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import wraps
+from inspect import Parameter, Signature, signature
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from rich.text import Text
 
-from outcrop.bars import Bars
 from outcrop.cli.interruptions import ending_at_once
 from outcrop.cli.printing import console, out, printable
-from outcrop.config import IoConfig, Size, parse_size
-from outcrop.errors import ArgumentError
-from outcrop.parsing import parse_toml
-from outcrop.progress import Progress, shown
-from outcrop.runtime import Runtime
-from outcrop.store.manifest import naming_files
+from outcrop.config import IoConfig, Size
+from outcrop.errors import ArgumentError, IoError, naming_files
+from outcrop.runtime.bars import Bars
+from outcrop.runtime.parsing import parse_toml
+from outcrop.runtime.progress import Progress, shown
+from outcrop.runtime.runtime import Runtime
 
 
 def _check_json(path: Path | None) -> Path | None:
@@ -70,6 +71,9 @@ Seed = Annotated[int, typer.Option("--seed", help="Same seed, same result.")]
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace what is finished at the destination.")]
 
 
+_ABOUT_OPTIONS = ("--config", "--print-config", "--help")
+
+
 def _defaults_of_file(ctx: typer.Context, path: Path | None) -> Path | None:
     """Options of a TOML file become the defaults of the command: those on the command line win."""
     if path is not None:
@@ -77,10 +81,12 @@ def _defaults_of_file(ctx: typer.Context, path: Path | None) -> Path | None:
             option.removeprefix("--"): parameter.name
             for parameter in ctx.command.params
             for option in parameter.opts
-            if option.startswith("--") and option not in ("--config", "--help")
+            if option.startswith("--") and option not in _ABOUT_OPTIONS
         }
         try:
             given = parse_toml(path.read_text())
+        except OSError as error:
+            raise IoError(error.errno, f"--config {path} cannot be read: {error.strerror}") from None
         except ValueError as error:
             raise ArgumentError(f"{path} is no TOML file: {error}") from None
         unknown = [name for name in given if name not in names]
@@ -88,7 +94,16 @@ def _defaults_of_file(ctx: typer.Context, path: Path | None) -> Path | None:
             raise ArgumentError(
                 f"{path}: {unknown[0]!r} is no option of this command; known: {', '.join(sorted(names))}"
             )
-        ctx.default_map = {**(ctx.default_map or {}), **{names[name]: given[name] for name in given}}
+        several = {
+            parameter.name for parameter in ctx.command.params if getattr(parameter, "multiple", False)
+        }
+        values = {
+            names[name]: ",".join(map(str, value))
+            if isinstance(value, list) and names[name] not in several
+            else value
+            for name, value in given.items()
+        }
+        ctx.default_map = {**(ctx.default_map or {}), **values}
     return path
 
 
@@ -101,6 +116,10 @@ Config = Annotated[
         is_eager=True,
         callback=_defaults_of_file,
     ),
+]
+PrintConfig = Annotated[
+    bool,
+    typer.Option("--print-config", help="Print the options in use as TOML, as --config reads them, and end."),
 ]
 Fanouts = Annotated[
     str, typer.Option("--fanouts", help="Neighbours per hop, -1 = all, such as 10,15,20.", metavar="N,N")
@@ -119,6 +138,51 @@ Topology = Annotated[
         "--topology", help="Where neighbour lists are read from: automatic, memory, paged (disk) or map."
     ),
 ]
+
+
+def with_config(command: Callable[..., None]) -> Callable[..., None]:
+    """Gives a command the options ``--config`` and ``--print-config`` beside its own."""
+
+    @wraps(command)
+    def run(context: typer.Context, config_file: Path | None, print_config: bool, **options: Any) -> None:
+        if print_config:
+            print(_options_as_toml(context))
+        else:
+            command(**options)
+
+    def parameter(name: str, kind: Any, default: Any = Parameter.empty) -> Parameter:
+        return Parameter(name, Parameter.POSITIONAL_OR_KEYWORD, annotation=kind, default=default)
+
+    parameters = [
+        parameter("context", typer.Context),
+        *signature(command, eval_str=True).parameters.values(),
+        parameter("config_file", Config, None),
+        parameter("print_config", PrintConfig, False),
+    ]
+    run.__signature__ = Signature(parameters)  # type: ignore[attr-defined]
+    run.__annotations__ = {p.name: p.annotation for p in parameters}
+    return run
+
+
+def _options_as_toml(context: typer.Context) -> str:
+    """Writes the options of the command that runs, in the order of its help; those that have no value are comments."""
+    lines = []
+    for option in context.command.params:
+        value = context.params.get(option.name or "")
+        names = [name for name in option.opts if name.startswith("--") and name not in _ABOUT_OPTIONS]
+        if names:
+            name = names[0].removeprefix("--")
+            lines.append(
+                f"# {name} is not given" if value in (None, (), []) else f"{name} = {_as_toml(value)}"
+            )
+    return "\n".join(lines)
+
+
+def _as_toml(value: Any) -> str:
+    if isinstance(value, list | tuple):
+        return f"[{', '.join(map(_as_toml, value))}]"
+    # Text in JSON is text in TOML; so are numbers and truth.
+    return json.dumps(value if isinstance(value, bool | int | float) else str(value), ensure_ascii=False)
 
 
 @contextmanager
@@ -166,10 +230,6 @@ def say_choice(why: str) -> None:
     """What ``--memory auto`` took, on standard error."""
     for line in why.splitlines():
         console.print(Text(printable(line)), soft_wrap=True, highlight=False)
-
-
-def parse_optional(size: str | None) -> int | None:
-    return None if size is None else parse_size(size)
 
 
 def write_json(path: Path | None, result: dict[str, Any]) -> None:

@@ -1,8 +1,9 @@
-"""``outcrop generate``, ``import``, ``info`` and ``verify``."""
+"""``outcrop generate``, ``import``, ``stripe``, ``info`` and ``verify``."""
 
 from __future__ import annotations
 
 import time
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -11,6 +12,7 @@ import typer
 from outcrop.cli import common, printing
 from outcrop.cli.describing import describe_all
 from outcrop.config import format_bytes
+from outcrop.runtime.runtime import Runtime
 from outcrop.store import manifest as manifests
 from outcrop.store.run import RUN_FILE
 
@@ -32,6 +34,12 @@ def add_commands(app: typer.Typer) -> None:
         "mat:FILE (MATLAB), musae:DIR, triples:DIR. docs/sources.md lists every file and column.\n\n"
         "Example: outcrop import arrays:mydata my.oc --reverse --memory 2GiB",
     )(import_)
+    app.command(
+        "stripe",
+        help="Copy shares of a graph's feature rows to other disks, which train --io gpu reads at the same time.\n\n"
+        "One folder gets half of the rows, two get a third each; the graph stays as it is. A RAID 0 or striped LVM "
+        "volume does the same for every mode, without copies.\n\nExample: outcrop stripe my.oc /disk2/my.stripe",
+    )(stripe)
     app.command(
         "info", help="Say what a graph, run, embedding run or checkpoint is.\n\nExample: outcrop info my.oc"
     )(info)
@@ -62,31 +70,36 @@ def generate(
     json: common.Json = None,
     quiet: common.Quiet = False,
 ) -> None:
-    from outcrop.api.graph import check_free
-    from outcrop.stages.generate import GenerateConfig, generate_graph
+    from outcrop.api.graph import is_generated
+    from outcrop.importing.generate import GenerateConfig, generate_graph
 
-    check_free(path, overwrite)
     optional: dict[str, float] = {
         name: value for name, value in (("skew", skew), ("homophily", homophily)) if value is not None
     }
     started = time.monotonic()
+    config = GenerateConfig(
+        kind=kind,  # type: ignore[arg-type]
+        nodes=nodes,
+        edges=edges,
+        features=features,
+        classes=classes,
+        dtype=dtype,
+        train_fraction=train_fraction,
+        valid_fraction=valid_fraction,
+        test_fraction=test_fraction,
+        seed=seed,
+        **optional,
+    )
+    kept = is_generated(path, config, overwrite)
     with common.runtime_for(memory, quiet) as runtime:
-        config = GenerateConfig(
-            kind=kind,  # type: ignore[arg-type]
-            nodes=nodes,
-            edges=edges,
-            features=features,
-            classes=classes,
-            dtype=dtype,
-            train_fraction=train_fraction,
-            valid_fraction=valid_fraction,
-            test_fraction=test_fraction,
-            seed=seed,
-            **optional,
-        )
-        generate_graph(path, runtime, config)
+        if not kept:
+            generate_graph(path, runtime, config)
         written = runtime.io.counters.write_bytes
-    _report(path, {"seconds": time.monotonic() - started, "bytes_written": written}, json, quiet)
+    notes = (
+        [f"{path} is kept: it is the graph of these options (--overwrite generates it again)"] if kept else []
+    )
+    result = {"seconds": time.monotonic() - started, "bytes_written": written, "notes": notes}
+    _report(path, result, json, quiet)
 
 
 def import_(
@@ -151,12 +164,12 @@ def import_(
     json: common.Json = None,
     quiet: common.Quiet = False,
 ) -> None:
-    from outcrop.api.graph import check_free
-    from outcrop.stages.ingest import ImportConfig, import_graph
-    from outcrop.stages.ingest_triples import import_triples
+    from outcrop.api.graph import is_imported, kept_note
+    from outcrop.importing import graph
+    from outcrop.importing import triples as ingest_triples
+    from outcrop.importing.import_budget import runtime_of_import, runtime_of_triples
 
-    check_free(path, overwrite)
-    config = ImportConfig(
+    config = graph.ImportConfig(
         keep_duplicates=keep_duplicates,
         keep_self_loops=self_loops,
         reverse=reverse,
@@ -174,12 +187,20 @@ def import_(
     )
     started = time.monotonic()
     notes: tuple[str, ...] = ()
-    with common.runtime_for(memory, quiet) as runtime:
-        kind, _, where = source.partition(":")
-        if kind == "triples" and where:
-            import_triples(where, path, runtime, unknown=unknown)
+    kind, _, where = source.partition(":")
+    triples = kind == "triples" and bool(where)
+    record = ingest_triples.import_record(where, unknown) if triples else graph.import_record(source, config)
+    kept = is_imported(path, record, overwrite)
+    with common.progress_bars(quiet) as progress, ExitStack() as closing:
+        if kept:
+            runtime = closing.enter_context(Runtime())
+            notes = (kept_note(path),)
+        elif triples:
+            runtime = closing.enter_context(runtime_of_triples(where, memory, progress))
+            ingest_triples.import_triples(where, path, runtime, unknown=unknown)
         else:
-            notes = import_graph(source, path, runtime, config).notes
+            runtime = closing.enter_context(runtime_of_import(source, config, memory, progress))
+            notes = graph.import_graph(source, path, runtime, config).notes
         written, peak = runtime.io.counters.write_bytes, runtime.budget.peak_bytes
     _report(
         path,
@@ -195,7 +216,7 @@ def import_(
 
 
 def _report(path: Path, result: dict[str, Any], json: Path | None, quiet: bool) -> None:
-    from outcrop.stages.verify import describe
+    from outcrop.store.verify import describe
 
     about = describe(path)
     common.write_json(json, {**about, **result})
@@ -247,6 +268,28 @@ def _facts(about: dict[str, Any]) -> dict[str, object]:
     return facts
 
 
+def stripe(
+    path: Annotated[Path, typer.Argument(help="The graph.", metavar="GRAPH")],
+    folders: Annotated[
+        list[Path], typer.Argument(help="A folder to make on each of the other disks.", metavar="FOLDER...")
+    ],
+    memory: common.Memory = None,
+    overwrite: common.Overwrite = False,
+    json: common.Json = None,
+    quiet: common.Quiet = False,
+) -> None:
+    from outcrop.importing.stripe import stripe_features
+    from outcrop.store.graph import open_graph
+
+    with common.runtime_for(memory, quiet) as runtime:
+        made = stripe_features(open_graph(path), folders, runtime, overwrite=overwrite)
+    sizes = {str(one.path): one.manifest.arrays["features"].file_bytes for one in made}
+    common.write_json(json, {"stripes": sizes})
+    if not quiet:
+        for name, size in sizes.items():
+            printing.print_line(f"made {name}: {format_bytes(size)}")
+
+
 def verify(
     path: PathArg,
     add_checksums: Annotated[
@@ -261,7 +304,7 @@ def verify(
     json: common.Json = None,
     quiet: common.Quiet = False,
 ) -> None:
-    from outcrop.stages.verify import add_page_sums, verify_artifact
+    from outcrop.store.verify import add_page_sums, verify_artifact
 
     results = {}
     with common.runtime_for(memory, quiet) as runtime:

@@ -33,6 +33,7 @@ def demo(
     quiet: common.Quiet = False,
 ) -> None:
     from outcrop.bench import demo as comparison
+    from outcrop.bench.origin import origin
 
     with TemporaryDirectory(prefix="outcrop-demo-", dir=Path.cwd() if folder is None else None) as temporary:
         result = comparison.run(
@@ -42,7 +43,7 @@ def demo(
             quiet=quiet,
             say=(lambda text: None) if quiet else printing.console.print,
         )
-    common.write_json(json, result)
+    common.write_json(json, {**origin("demo"), **result})
     if not quiet:
         printing.print_table(["", *result["columns"]], result["rows"], title=result["title"])
         printing.print_line(result["verdict"])

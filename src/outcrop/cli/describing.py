@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from outcrop.errors import FormatError
-from outcrop.parsing import parse_json
+from outcrop.runtime.parsing import parse_json
 from outcrop.store import manifest as manifests
 from outcrop.store import run as runs
 from outcrop.store.run import RUN_FILE
@@ -29,7 +29,7 @@ def describe_all(path: Path) -> list[dict[str, Any]]:
     Raises:
         FormatError: Nothing there is Outcrop's, or a part is torn.
     """
-    from outcrop.stages.verify import describe
+    from outcrop.store.verify import describe
 
     if not path.exists():
         raise FormatError(f"{path} does not exist")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.text import Text
@@ -11,6 +11,9 @@ from rich.text import Text
 from outcrop.cli import common, printing
 from outcrop.config import format_bytes
 from outcrop.errors import ArgumentError
+
+if TYPE_CHECKING:
+    from outcrop.store.profile import Profile
 
 
 def add_commands(app: typer.Typer) -> None:
@@ -32,13 +35,12 @@ def doctor(
     json: common.Json = None,
     quiet: common.Quiet = False,
 ) -> None:
-    from outcrop.advisor import machine
+    from outcrop.runtime import machine
 
     if save is not None and not measure:
         raise ArgumentError("--save keeps what is measured: leave --no-measure out")
     about = machine.describe()
-    if measure:
-        _measure(about, folder, save, quiet)
+    found = _measure(about, folder, save, quiet) if measure else None
     common.write_json(json, about)
     if quiet:
         return
@@ -50,38 +52,43 @@ def doctor(
         "GPU": ", ".join(about["gpus"]) or "none",
         "versions": ", ".join(f"{k} {v or 'missing'}" for k, v in about["versions"].items()),
     }
-    if measure:
+    if found is not None:
         disk = about["disk"]
         facts["disk, sequential"] = f"{disk['sequential_bytes_per_s'] / 1e9:.2f} GB/s"
         facts["disk, random 4 KiB"] = f"{disk['random_ops_per_s'] / 1e3:.1f} k reads/s"
-        facts["rings for a GPU"] = _rings(about["profile"])
+        facts["rings for a GPU"] = _rings(found)
         facts["O_DIRECT"] = "yes" if disk["direct"] else "no"
-        found = about["profile"]
         facts["memory, moved and picked"] = (
-            f"{found['copy_bytes_per_s'] / 1e9:.1f} and {found['gather_bytes_per_s'] / 1e9:.1f} GB/s"
+            f"{found.copy_bytes_per_s / 1e9:.1f} and {found.gather_bytes_per_s / 1e9:.1f} GB/s"
         )
-        facts["training step"] = ", ".join(f"{k} {1e3 * v:.0f} ms" for k, v in found["steps"].items())
+        facts["training step"] = ", ".join(f"{k} {1e3 * v:.0f} ms" for k, v in found.steps.items())
         facts["profile"] = about["profile_path"] or "not kept: its folder cannot be written"
     printing.print_facts(facts)
     for advice in _advice(about):
         printing.print_line(f"- {advice}")
 
 
-def _rings(profile: dict[str, Any]) -> str:
+def _rings(profile: Profile) -> str:
     """What keeps this disk busy where kernels ask for rows (``--io gpu``)."""
-    from outcrop.gpuio.sizing import Disks, commands_under_way, submitting_threads
+    from outcrop.rows.rings.sizing import (
+        block_threads,
+        commands_under_way,
+        disks_of,
+        submitting_threads,
+    )
 
-    op_bytes, ops_per_second = min(tuple(pair) for pair in profile["reads"])
-    disks = Disks(1, ops_per_second, op_bytes, profile["latency_s"])
-    bus = profile["bus_bytes_per_s"] or float("inf")
+    disks, bus = disks_of(profile)
     commands, threads = commands_under_way(disks, bus), submitting_threads(disks, bus)
-    return f"{commands} commands of {op_bytes} bytes under way, put there by {threads} threads (Hyperion, Equation 2)"
+    return (
+        f"{commands} commands of {disks.op_bytes} bytes under way, put there by {threads} threads "
+        f"(Hyperion, Equation 2; launched: {block_threads(disks, bus)})"
+    )
 
 
-def _measure(about: dict[str, Any], folder: Path, save: Path | None, quiet: bool) -> None:
-    """Adds the profile, and the rates of the disk by themselves; keeps the profile."""
+def _measure(about: dict[str, Any], folder: Path, save: Path | None, quiet: bool) -> Profile:
+    """Adds the profile, and the rates of the disk by themselves; keeps the profile and returns it."""
     from outcrop.advisor import machine
-    from outcrop.advisor import profile as profiles
+    from outcrop.store import profile as profiles
 
     found = machine.measure_profile(folder, say=(lambda text: None) if quiet else _say)
     path = save or profiles.default_path(found.key)
@@ -100,6 +107,7 @@ def _measure(about: dict[str, Any], folder: Path, save: Path | None, quiet: bool
         "backend": about["io_backend"],
         "direct": machine.direct_works(folder),
     }
+    return found
 
 
 def _say(text: str) -> None:

@@ -35,12 +35,32 @@ def say(label: str, style: str, text: str) -> None:
 
 
 def print_table(columns: Sequence[str], rows: Sequence[Sequence[object]], title: str | None = None) -> None:
-    """A table on standard output: first column left, the rest right aligned."""
-    table = Table(title=None if title is None else Text(printable(title)), title_justify="left")
-    for i, column in enumerate(columns):
-        table.add_column(Text(printable(column)), justify="right" if i else "left")
-    for row in rows:
-        table.add_row(*(Text(printable(cell)) for cell in row))
+    """A table on standard output: first column left, the rest right aligned.
+
+    Nothing is ever cut: where lines between the columns leave too little room, there are none, and where columns
+    without lines do not fit either, each row is a block of lines, a name and a value each.
+    """
+    cells = [[Text(printable(cell)) for cell in row] for row in (columns, *rows)]
+    widths = [max(row[i].cell_len for row in cells) for i in range(len(columns))]
+    heading = None if title is None else Text(printable(title))
+    if sum(widths) + 3 * len(widths) + 1 <= out.width:
+        _print_columns(cells, Table(title=heading, title_justify="left"))
+    elif sum(widths) + 2 * (len(widths) - 1) <= out.width:
+        plain = Table(title=heading, title_justify="left", box=None, padding=(0, 1), pad_edge=False)
+        _print_columns(cells, plain)
+    else:
+        if title is not None:
+            print_line(title)
+        for row in rows:
+            print_line("")
+            print_facts({str(column): cell for column, cell in zip(columns, row, strict=True)})
+
+
+def _print_columns(cells: Sequence[Sequence[Text]], table: Table) -> None:
+    for i, name in enumerate(cells[0]):
+        table.add_column(name, justify="right" if i else "left")
+    for row in cells[1:]:
+        table.add_row(*row)
     out.print(table)
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from outcrop import _core
-from outcrop.config import exact_bytes
+import outcrop._core as _core
+from outcrop.config import exact_bytes, least_bytes
 from outcrop.device.gpu import Gpu
 from outcrop.errors import BudgetError
 
@@ -59,7 +59,7 @@ class DeviceBudget:
             return make(), held
         except (BudgetError, torch.OutOfMemoryError) as error:
             least = self._budget.limit_bytes - self._budget.free_bytes + num_bytes
-            limited = f"raise --gpu-memory to {exact_bytes(least)} or more"
+            limited = f"raise --gpu-memory to {least_bytes(least)} or more"
             what = limited if self._limited else "take a smaller batch"
             raise BudgetError(
                 f"{exact_bytes(num_bytes)} for {tag} do not fit what {self._device} has left: {error}; {what}",

@@ -7,8 +7,8 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, Protocol
 
-from outcrop import _core
-from outcrop.device.kernels import cuda_module, launch
+import outcrop._core as _core
+from outcrop.device.kernels import BLOCK_THREADS, cuda_module, launch
 from outcrop.errors import DeviceError
 
 if TYPE_CHECKING:
@@ -91,6 +91,7 @@ class Gpu(Protocol):
         warps: int,
         arguments: list[int],
         most_blocks: int = 0,
+        block_threads: int = BLOCK_THREADS,
     ) -> None:
         """See :func:`outcrop.device.kernels.launch`."""
         ...
@@ -197,16 +198,7 @@ class Cuda:
 
         return torch.cuda.current_stream(device)
 
-    def launch(
-        self,
-        name: str,
-        entry: str,
-        device: torch.device,
-        warps: int,
-        arguments: list[int],
-        most_blocks: int = 0,
-    ) -> None:
-        launch(name, entry, device, warps, arguments, most_blocks)
+    launch = staticmethod(launch)
 
     def fence(self, stream: Any) -> Fence:
         return stream.record_event()

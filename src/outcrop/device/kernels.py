@@ -14,13 +14,14 @@ from typing import TYPE_CHECKING, Any
 
 from outcrop import kernels
 from outcrop.errors import DeviceError
-from outcrop.system import cache_folder
+from outcrop.runtime.system import cache_folder
 
 if TYPE_CHECKING:
     import torch
 
 _STANDARD = "c++17"
-_WARPS_A_BLOCK, _BLOCKS_A_PROCESSOR = 8, 16
+_BLOCKS_A_PROCESSOR = 16
+WARP, BLOCK_THREADS = 32, 256
 _HOW = "pip install 'outcrop[gpu]' adds what compiles kernels"
 
 
@@ -106,15 +107,22 @@ def _module(name: str, device: int) -> Any:
 
 
 def launch(
-    name: str, entry: str, device: torch.device, warps: int, arguments: list[int], most_blocks: int = 0
+    name: str,
+    entry: str,
+    device: torch.device,
+    warps: int,
+    arguments: list[int],
+    most_blocks: int = 0,
+    block_threads: int = BLOCK_THREADS,
 ) -> None:
     """Runs the kernel ``entry`` of ``name`` on torch's current stream of ``device``.
 
     Args:
         warps: That have something to do; fewer run where the device has no room for all, and take turns.
         arguments: Addresses and int64 numbers.
-        most_blocks: Of 256 threads, that run at a time; 0: as many as the device has room for. A kernel that waits for
-            the bus needs few, and leaves the other processors to training.
+        most_blocks: Blocks that run at a time; 0: as many as the device has room for. A kernel that waits for the bus
+            needs few, and leaves the other processors to training.
+        block_threads: Threads of a block, a multiple of 32.
 
     Raises:
         DeviceError: See :func:`compiled`.
@@ -126,11 +134,11 @@ def launch(
     with torch.cuda.device(device):
         number = torch.cuda.current_device()
         room = most_blocks or _BLOCKS_A_PROCESSOR * _processors(number)
-        blocks = min(-(-warps // _WARPS_A_BLOCK), room)
+        blocks = min(-(-warps * WARP // block_threads), room)
         gpu = core.Device(number)
         gpu.set_current()  # torch's context, which cuda.core wants to hear of
         stream = gpu.create_stream(torch.cuda.current_stream())
-        config = core.LaunchConfig(grid=max(blocks, 1), block=_WARPS_A_BLOCK * 32)
+        config = core.LaunchConfig(grid=max(blocks, 1), block=block_threads)
         core.launch(stream, config, _module(name, number).get_kernel(entry), *map(np.int64, arguments))
 
 

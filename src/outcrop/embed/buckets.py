@@ -17,7 +17,7 @@ import numpy as np
 
 from outcrop.embed.numbering import ById, Division, Listed, Numbering, Random
 from outcrop.errors import FormatError
-from outcrop.runtime import Runtime
+from outcrop.runtime.runtime import Runtime
 from outcrop.store import manifest as manifests
 from outcrop.store.arrays import DiskArray
 from outcrop.store.manifest import Manifest

@@ -9,10 +9,10 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from outcrop.config import exact_bytes
+from outcrop.config import exact_bytes, least_bytes
 from outcrop.embed.tables import Move, Table
 from outcrop.errors import BudgetError
-from outcrop.runtime import Runtime
+from outcrop.runtime.runtime import Runtime
 
 TAG = "partitions"
 
@@ -81,7 +81,7 @@ class Buffer:
         need = self._slots * table.slab_bytes
         if need > free:
             raise BudgetError(
-                f"{self._slots} slices of {exact_bytes(table.slab_bytes)} take {exact_bytes(need)}, "
+                f"{self._slots} slices of {exact_bytes(table.slab_bytes)} take {least_bytes(need)}, "
                 f"{exact_bytes(free)} of the memory budget are free: raise --memory, prepare with more partitions, or "
                 "lower --buffer, --batch or --negatives"
             )

@@ -7,10 +7,10 @@ import numpy as np
 from outcrop.embed.buckets import Buckets
 from outcrop.embed.matches import ranges
 from outcrop.errors import FormatError
-from outcrop.runtime import Runtime
+from outcrop.runtime import memory_tables
+from outcrop.runtime.runtime import Runtime
 
 _TAG = "edges"
-_HELD = 8  # one part in so many of the free budget may hold edges
 
 
 class TrainingEdges:
@@ -20,7 +20,7 @@ class TrainingEdges:
         self._buckets = buckets
         self._sizes = np.diff(buckets.division.starts)
         self._array = buckets.array(runtime, "edges")
-        few = self._array.spec.data_bytes <= runtime.budget.free_bytes // _HELD
+        few = self._array.spec.data_bytes <= memory_tables.HELD_EDGES.bytes_of(runtime.budget.free_bytes)
         self._held = self._array.read(_TAG) if few else None
 
     def read(self, pieces: np.ndarray) -> np.ndarray:

@@ -15,11 +15,13 @@ import numpy as np
 import torch
 
 from outcrop.embed.matches import matches
+from outcrop.embed.model import Trained
 from outcrop.embed.prepare import HELD_OUT
 from outcrop.embed.scores import SIDES
-from outcrop.embed.trained import Trained
 from outcrop.errors import ArgumentError
-from outcrop.links import key_of
+from outcrop.runtime import memory_tables
+from outcrop.runtime.keyed_random import key_of
+from outcrop.store.graph import split_name
 
 KS = (1, 3, 10)
 _TIE = 1e-12  # relative
@@ -101,6 +103,7 @@ def evaluate(
         BudgetError: One slice does not fit.
     """
     buckets, runtime = trained.buckets, trained.runtime
+    split = split_name(split)
     if split not in HELD_OUT:
         raise ArgumentError(f"split {split!r} cannot be evaluated: pass valid or test")
     if not buckets.count(split):
@@ -119,7 +122,8 @@ def evaluate(
         )
     )
     drawn = None if candidates is None else _draw(trained, candidates, by_degree, seed)
-    block = max(min(len(edges), _MOST_EDGES, runtime.budget.free_bytes // 4 // (trained.config.dim * 64)), 1)
+    room = memory_tables.RANK_SCORES.bytes_of(runtime.budget.free_bytes)
+    block = max(min(len(edges), _MOST_EDGES, room // (trained.config.dim * 64)), 1)
     ranks: dict[str, list[np.ndarray]] = {side: [] for side in SIDES}
     with runtime.task("evaluate", len(edges), "edges"):
         for start in range(0, len(edges), block):

@@ -16,13 +16,13 @@ from typing import IO, Any
 
 import numpy as np
 
-from outcrop.embed.trained import Trained
-from outcrop.errors import ArgumentError, IoError
+from outcrop.embed.model import Trained
+from outcrop.errors import ArgumentError, IoError, naming_files
+from outcrop.runtime import memory_tables
 from outcrop.store import manifest as manifests
 
 FORMATS = ("npy", "parquet", "safetensors")
 _TAG = "export"
-_MAX_BLOCK_BYTES = 256 << 20
 _NAMES = 1 << 14  # at a time
 _LINE_BREAKS = str.maketrans({"\n": "\\n", "\r": "\\r"})
 
@@ -38,7 +38,7 @@ def export(trained: Trained, format: str, out: Path) -> list[Path]:
         raise ArgumentError(f"format {format!r} is unknown; known: {', '.join(FORMATS)}")
     if out.exists() and not out.is_dir():
         raise IoError(20, f"{out} is a file: name the folder to write to")
-    with manifests.naming_files(out):
+    with naming_files(out):
         out.mkdir(parents=True, exist_ok=True)
     task = _Export(trained, out)
     with trained.runtime.task("export", trained.num_nodes, "nodes"):
@@ -132,7 +132,7 @@ class _Export:
         numbering = self.trained.buckets.numbering(self.runtime)
         row_bytes = 4 * self.width + 32
         free = max(budget.free_bytes - self.trained.table.slab_bytes, 0)
-        step = max(min(free // 2, _MAX_BLOCK_BYTES) // row_bytes, 1)
+        step = max(memory_tables.EMBEDDING_CHUNK.bytes_of(free) // row_bytes, 1)
         for start in range(0, count, step):
             stop = min(start + step, count)
             with budget.reserve(_TAG, (stop - start) * row_bytes):
@@ -173,7 +173,7 @@ class _Export:
     def _file(self, name: str, write: Callable[[IO[bytes]], None]) -> Path:
         path = self.out / name
         temporary = manifests.temporary_file(path)
-        with manifests.naming_files(path):
+        with naming_files(path):
             try:
                 with temporary.open("wb") as file:
                     write(file)

@@ -13,10 +13,8 @@ from typing import Protocol
 
 import numpy as np
 
-from outcrop import _core
-from outcrop.runtime import Runtime
-
-NUMBERINGS = ("random", "id", "degree")
+import outcrop._core as _core
+from outcrop.runtime.runtime import Runtime
 
 _SLICES, _MOST_SLICES = 8, 64  # of a partition, of all together
 

@@ -13,21 +13,21 @@ from pathlib import Path
 
 import numpy as np
 
-from outcrop import _core
-from outcrop.config import BucketConfig, exact_bytes
+import outcrop._core as _core
+from outcrop.config import BucketConfig, exact_bytes, least_bytes
 from outcrop.embed.buckets import FOLDER, FORMAT, VERSION, Buckets, open_buckets
 from outcrop.embed.numbering import ById, Division, Listed, Numbering, Random, by_degree, default_slices
 from outcrop.embed.sources import EdgeSource, open_source
 from outcrop.errors import ArgumentError, BudgetError
-from outcrop.links import key_of, mix64
-from outcrop.runtime import Runtime
+from outcrop.runtime import memory_tables
+from outcrop.runtime.keyed_random import key_of, mix64
+from outcrop.runtime.runtime import Runtime
 from outcrop.store import manifest as manifests
 from outcrop.store.arrays import ArrayWriter, DiskArray
 from outcrop.store.lock import only_process_in
 from outcrop.store.manifest import ArraySpec, Manifest
 
 HELD_OUT = ("valid", "test")
-_MAX_BLOCK_BYTES, _MIN_BLOCK_BYTES = 8 << 20, 64 << 10
 _RECORD_BYTES, _WRITTEN = 16, 1 << 14  # bytes of a sorted edge; edges written at a time
 _TAG = "buckets"
 
@@ -106,7 +106,7 @@ class _Prepare:
         self.edges, self.config, self.runtime, self.work = edges, config, runtime, work
         self.slices = config.slices or default_slices(config.partitions, edges.num_nodes)
         self.division = Division(edges.num_nodes, config.partitions * self.slices)
-        self.block_bytes = min(max(runtime.budget.free_bytes // 32, _MIN_BLOCK_BYTES), _MAX_BLOCK_BYTES)
+        self.block_bytes = memory_tables.BUCKET_BLOCK.bytes_of(runtime.budget.free_bytes)
         self.arrays: dict[str, ArraySpec] = {}
 
     def run(self, inputs: dict[str, str]) -> Manifest:
@@ -207,11 +207,12 @@ class _Prepare:
     def _sorter(self) -> _core.BucketSorter:
         edges, runtime = self.edges, self.runtime
         least = _core.BucketSorter.MIN_MEMORY_BYTES
-        memory = min(runtime.budget.free_bytes // 2, edges.count("train") * 2 * _RECORD_BYTES + least)
+        most = memory_tables.BUCKET_SORT.bytes_of(runtime.budget.free_bytes)
+        memory = min(most, edges.count("train") * 2 * _RECORD_BYTES + least)
         if memory < least:
             raise BudgetError(
                 f"{exact_bytes(runtime.budget.free_bytes)} of the memory budget are free; sorting edges needs at least "
-                f"{exact_bytes(2 * least)}: raise it"
+                f"{least_bytes(2 * least)}: raise it"
             )
         return _core.BucketSorter(
             runtime.io, runtime.budget, runtime.workers, str(self.work), memory, edges.num_nodes,

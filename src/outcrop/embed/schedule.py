@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from outcrop.embed.orders import Order, State
-from outcrop.links import key_of, mix64
+from outcrop.runtime.keyed_random import key_of, mix64
 
 UNIT_EDGES = 1 << 17  # read, shuffled and trained together
 
@@ -85,9 +85,6 @@ class Schedule:
     @property
     def num_edges(self) -> int:
         return int(self._starts[-1])
-
-    def first_state(self, epoch: int) -> tuple[int, ...]:
-        return self._slices(epoch * self._sweeps, self._order.states[0])
 
     def _slices(self, sweep: int, state: State) -> tuple[int, ...]:
         return tuple(self.partitions(sweep)[list(state)].ravel().tolist())

@@ -21,8 +21,8 @@ from dataclasses import dataclass
 
 import torch
 
-from outcrop import _core
-from outcrop.embed.compare import L1, L2, Compare, Dot, Modulus
+import outcrop._core as _core
+from outcrop.embed.similarity import L1, L2, Compare, Dot, Modulus
 from outcrop.errors import ArgumentError
 
 Tensor = torch.Tensor

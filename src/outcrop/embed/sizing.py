@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from outcrop.config import EmbedConfig, exact_bytes
-from outcrop.embed.fit import UNIT_EDGE_BYTES
+from outcrop.config import EmbedConfig, exact_bytes, least_bytes
 from outcrop.embed.numbering import Division, default_slices
 from outcrop.embed.schedule import UNIT_EDGES
 from outcrop.embed.scores import score_function
 from outcrop.embed.step import batch_bytes, stride
 from outcrop.embed.tables import slab_rows
+from outcrop.embed.training import UNIT_EDGE_BYTES
 from outcrop.errors import BudgetError
 
 MOST_PARTITIONS = 128  # orders of more take long to find
@@ -18,7 +18,7 @@ _READ_EDGE_BYTES = 12  # as it lies on disk
 def training_bytes(
     num_nodes: int, num_edges: int, num_relations: int, partitions: int, config: EmbedConfig
 ) -> int:
-    """What :class:`outcrop.embed.fit.Fit` holds at most with that many partitions, at most ``buffer`` in memory."""
+    """What :class:`outcrop.embed.training.Fit` holds at most with so many partitions, at most ``buffer`` in memory."""
     slices = default_slices(partitions, num_nodes)
     division = Division(num_nodes, partitions * slices)
     floats = stride(config, config.dim)
@@ -49,6 +49,6 @@ def fewest_partitions(
             return partitions
     raise BudgetError(
         f"{config.buffer} of {most} partitions of {num_nodes} nodes with vectors of {config.dim} floats, and a batch, "
-        f"take {exact_bytes(need)}, {exact_bytes(free_bytes)} of the memory budget are free: raise --memory, "
+        f"take {least_bytes(need)}, {exact_bytes(free_bytes)} of the memory budget are free: raise --memory, "
         "or lower --dim"
     )

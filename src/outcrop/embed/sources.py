@@ -9,7 +9,7 @@ from typing import Protocol
 import numpy as np
 
 from outcrop.errors import FormatError
-from outcrop.runtime import Runtime
+from outcrop.runtime.runtime import Runtime
 from outcrop.store import manifest as manifests
 from outcrop.store import triples
 from outcrop.store.arrays import DiskArray

@@ -13,12 +13,12 @@ from typing import Any
 import numpy as np
 import torch
 
-from outcrop import _core
+import outcrop._core as _core
 from outcrop.config import EmbedConfig
 from outcrop.embed.losses import loss_function
 from outcrop.embed.scores import Score, score_function
 from outcrop.errors import BudgetError
-from outcrop.runtime import Runtime
+from outcrop.runtime.runtime import Runtime
 
 Tensor = torch.Tensor
 Ends = tuple[Tensor, Tensor, Tensor]  # sources, targets, negatives

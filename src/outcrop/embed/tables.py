@@ -18,11 +18,11 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from outcrop import _core
+import outcrop._core as _core
 from outcrop.embed.numbering import Division, Numbering
 from outcrop.errors import ChecksumError, FormatError
-from outcrop.gpuio import RingFile
-from outcrop.runtime import Runtime
+from outcrop.rows.rings import RingFile
+from outcrop.runtime.runtime import Runtime
 from outcrop.store.arrays import PAGE_BYTES
 
 FILE = "tables.bin"

@@ -8,14 +8,14 @@ from pathlib import Path
 
 from torch import nn
 
-from outcrop import accumulate
-from outcrop import checkpoint as checkpoints
 from outcrop import device as devices
 from outcrop.config import as_fanouts
 from outcrop.errors import ArgumentError
+from outcrop.inference import layer_sums
 from outcrop.inference.stack import as_stack
 from outcrop.inference.whole import WholeModel
-from outcrop.models import Model
+from outcrop.nn import checkpoint as checkpoints
+from outcrop.nn.models import Model
 from outcrop.store.graph import Graph
 
 METHODS = ("layerwise", "sampled")
@@ -28,12 +28,14 @@ class Scored:
     Attributes:
         fanouts: Of sampled batches, one per layer; None: not known.
         kind: Of the labels that were learned: ``class``, ``multilabel`` or ``regression``.
+        class_names: Names of the classes that were learned, where they are known; else empty.
     """
 
     model: Model | WholeModel
     method: str
     fanouts: tuple[int, ...] | None
     kind: str = "class"
+    class_names: tuple[str, ...] = ()
 
 
 def what_is_scored(
@@ -59,18 +61,19 @@ def what_is_scored(
     assert model is not None
     stack, why = as_stack(model)
     if stack is not None:
-        width = accumulate.widths(stack.convs[0])[0]
+        width = layer_sums.widths(stack.convs[0])[0]
         if width != graph.feature_dim:
             raise ArgumentError(
                 f"the model wants features of width {width}, {graph.path} has {graph.feature_dim}"
             )
-        return Scored(stack.to(devices.resolve(device)), method or "layerwise", asked, graph.label_kind)
+        known = graph.label_kind, graph.class_names
+        return Scored(stack.to(devices.resolve(device)), method or "layerwise", asked, *known)
     if method == "layerwise" or asked is None:
         raise ArgumentError(
             f"the model cannot be computed layer by layer: {why}; give fanouts to score it in sampled batches "
             "(method 'sampled')"
         )
-    return Scored(WholeModel(model, graph.feature_dim), "sampled", asked, graph.label_kind)
+    return Scored(WholeModel(model, graph.feature_dim), "sampled", asked, graph.label_kind, graph.class_names)
 
 
 def _of_checkpoint(
@@ -88,7 +91,8 @@ def _of_checkpoint(
             f"{checkpoint} was trained on features of width {in_dim}, {graph.path} has {graph.feature_dim}: use the "
             "graph that it was trained on, or train on this one"
         )
-    if not any_graph and meta.inputs.get("graph", graph.digest()) != graph.digest():
+    same_graph = meta.inputs.get("graph", graph.digest()) == graph.digest()
+    if not any_graph and not same_graph:
         raise ArgumentError(
             f"{checkpoint} was trained on another graph than {graph.path}, or on another state of it: use that one, "
             "or pass --any-graph if the features mean the same"
@@ -96,4 +100,7 @@ def _of_checkpoint(
     trained = meta.inputs.get("sampling", {}).get("fanouts")
     if fanouts is None and trained is not None:
         fanouts = tuple(trained)
-    return Scored(model, method or "layerwise", fanouts, meta.config.get("label_kind", "class"))
+    # Another graph may number its classes otherwise.
+    class_names = graph.class_names if same_graph else ()
+    kind = meta.config.get("label_kind", "class")
+    return Scored(model, method or "layerwise", fanouts, kind, class_names)

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from outcrop.convs import GAT, GCN, GATConv, GCNConv, GraphSAGE, SAGEConv
-from outcrop.models import Model
+from outcrop.nn.convs import GAT, GCN, GATConv, GCNConv, GraphSAGE, SAGEConv
+from outcrop.nn.models import Model
 
 
 class Stack(Model):

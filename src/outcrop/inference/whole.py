@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from outcrop.errors import ArgumentError
-from outcrop.sparse import as_input
+from outcrop.nn.sparse import as_input
 from outcrop.store.minibatch import MiniBatch
 
 _EXAMPLE = "model(x, edge_index) must give float [num_nodes or num_seeds, columns]"

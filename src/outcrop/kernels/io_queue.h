@@ -9,17 +9,21 @@
 // gives that id back to entry n of the ring of ids. Nobody locks. There are fewer ids than entries, so that
 // no ring runs over: see also queue_pair.h.
 //
-// Rows are written the same way: the submission kernel moves their pieces to staging memory before it writes the
-// commands. Only rows of whole blocks can be (Legend, section 5: slabs of a table of embeddings).
+// Rows are written the same way: the submission kernel moves their pieces to staging memory before it writes
+// the commands. Only rows of whole blocks can be (Legend, section 5: slabs of a table of embeddings).
 //
-// Commands that were asked for together are a group. A completion kernel takes completions in the order of their
-// ring, of whichever group they are, until some group has all of its own; what is not there by then is left
-// to the next one. So one wait never waits for another's disk. Entries are claimed one after the other: what
-// was taken is always the beginning of the ring. What became of each is noted in outcomes; a row that failed
-// is left as it was.
+// Several disks have a queue pair each. One kernel submits to all of them, a block to each, which rings once;
+// another takes the completions of all (Hyperion, section II: batched doorbells of each queue; Legend,
+// section 5: one block manages one queue). A command names its file, as a namespace of its controller.
 //
-// Once a completion did not come in time, or made no sense, progress.lost is not 0: the rings are of no use
-// any more, and nothing waits or submits again.
+// Commands that were asked for together are a group, in whichever queues they are. A completion kernel takes
+// completions in the order of their rings, of whichever group they are, until some group has all of its own;
+// what is not there by then is left to the next one. So one wait never waits for another's disk. Entries are
+// claimed one after the other: what was taken is always the beginning of the ring. What became of each is
+// noted in outcomes; a row that failed is left as it was.
+//
+// Once a completion did not come in time, or made no sense, `lost` is not 0: the rings are of no use any
+// more, and nothing waits or submits again.
 #pragma once
 #include "kernels/gather.h"
 #include "kernels/queue_pair.h"
@@ -35,10 +39,11 @@ constexpr uint32 kSenseless = kStatuses;  // of an outcome: no command with such
 
 // What is to be done when the command with an id is done.
 struct Landing {
-  uint8* to;     // none: it was written
-  uint32 bytes;  // 0: no command with this id is under way
-  uint32 index;  // of the command in its group
-  uint16 from;   // bytes of staging before those that are wanted
+  uint8* to;              // none: it was written
+  uint32 bytes;           // 0: no command with this id is under way
+  uint32 index;           // of the command in its group
+  uint32 group_commands;  // of its group, in all queues
+  uint16 from;            // bytes of staging before those that are wanted
   uint16 group;
 };
 static_assert(sizeof(Landing) == 24);
@@ -51,11 +56,12 @@ struct Outcome {
 };
 static_assert(sizeof(Outcome) == 16);
 
-// Of completion kernels. On a GPU `claimed` and `stop` are to be 0 when one begins.
+// Of completion kernels, for each queue. On a GPU `claimed` and `stop` are to be 0 when one begins. `lost`
+// and `stop` are looked at in one of the queues alone, for all.
 struct Progress {
   uint32 lost;     // not 0: the rings are of no use any more
   uint32 claimed;  // completions taken by this kernel: outcomes[0 .. claimed)
-  uint32 stop;     // not 0: a group has all that it waits for
+  uint32 stop;     // not 0: a group has all of its own, or there is room to submit what waits
   uint32 reserved;
 };
 
@@ -67,12 +73,14 @@ struct IoQueue {
   int64 num_ids;      // below pair.depth
   uint8* staging;     // of an id: slot_bytes, which go over at most one page boundary
   int64 slot_bytes;
-  Progress*
-      progress;  // then num_ids outcomes, then num_ids + 1 counts of commands: what each group waits for
+  Progress* progress;   // then num_ids outcomes, then num_ids + 1 counts (see group_ended_of)
+  Progress* shared;     // of all queues that have groups together
+  uint32* group_ended;  // by group: how many of its commands have ended, in all queues; 0 between two uses
 };
 
 OUTCROP_DEVICE Outcome* outcomes_of(const IoQueue& q) { return reinterpret_cast<Outcome*>(q.progress + 1); }
-OUTCROP_DEVICE uint32* waits_of(const IoQueue& q) {
+// Those of the queue whose progress is shared are the ones that are used.
+OUTCROP_DEVICE uint32* group_ended_of(const IoQueue& q) {
   return reinterpret_cast<uint32*>(outcomes_of(q) + q.num_ids);
 }
 
@@ -102,8 +110,9 @@ struct Submit {
   int64 submitted, completed;   // commands, before
   int64 told;                   // of those completed, what the completion doorbell was told of
   const int32* places;          // or none
-  int64 write;  // not 0: rows are written to the file, from `out`
-  int64 group, group_commands;  // whose they are; how many it has in all, where these are its first (else 0)
+  int64 write;                  // not 0: rows are written to the file, from `out`
+  int64 group, group_commands;  // whose they are; how many it has in all
+  const uint16* files;          // of each of `wanted`, the namespace that it is in, less one; none: the first
 };
 
 struct Complete {
@@ -111,12 +120,14 @@ struct Complete {
   const uint32* ended;  // not 0: the controller serves no more
   int64 most;           // completions, below or equal to num_ids
   int64 completed;      // before
+  int64 refill;  // not 0: commands wait for room in this queue, which there is once it has given `most`
 };
 
 // A completion that a warp has taken.
 struct Claim {
   bool there;
-  uint32 number;  // of those that the kernel takes
+  int64 queue;
+  uint32 number;  // of those that the kernel takes from the queue
   Taken taken;
   uint32 bytes;  // of its landing; 0: it makes no sense
 };
@@ -129,11 +140,11 @@ OUTCROP_DEVICE bool claim_one(uint32* claimed, uint32 number) {
   return __atomic_compare_exchange_n(claimed, &number, number + 1, false, __ATOMIC_ACQ_REL, __ATOMIC_RELAXED);
 #endif
 }
-OUTCROP_DEVICE uint32 count_down(uint32* at) {
+OUTCROP_DEVICE uint32 count_up(uint32* at) {
 #if defined(__CUDACC__)
-  return atomicSub(at, 1u) - 1;
+  return atomicAdd(at, 1u) + 1;
 #else
-  return __atomic_sub_fetch(at, 1u, __ATOMIC_RELAXED);
+  return __atomic_add_fetch(at, 1u, __ATOMIC_RELAXED);
 #endif
 }
 OUTCROP_DEVICE uint32 take(uint32* at) {
@@ -144,12 +155,13 @@ OUTCROP_DEVICE uint32 take(uint32* at) {
 #endif
 }
 
-OUTCROP_DEVICE bool lost(const IoQueue& queue) { return load_acquire(&queue.progress->lost) != 0; }
+OUTCROP_DEVICE bool lost(const IoQueue& queue) { return load_acquire(&queue.shared->lost) != 0; }
 
 // Where a command of s moves what.
 struct Piece {
   uint16 id;
   uint8* memory;  // of the caller
+  uint32 space;   // of the file
   int64 offset;   // in the file
   int64 bytes;
 };
@@ -159,12 +171,14 @@ OUTCROP_DEVICE Piece piece_of(const Submit& s, int64 i) {
   const int64 begin = (s.first + i) % pieces * most, rest = s.rows.row_bytes - begin;
   const int64 place = s.places ? s.places[row] : row;
   return {s.queue.free_ids[(s.submitted + i) % s.queue.num_ids], s.out + place * s.out_stride + begin,
-          s.rows.base + s.wanted[row] * s.rows.stride + begin, rest < most ? rest : most};
+          s.files ? s.files[row] + 1u : 1u, s.rows.base + s.wanted[row] * s.rows.stride + begin,
+          rest < most ? rest : most};
 }
 
 // By every lane of a warp: by the widest words that suit both ends.
 OUTCROP_DEVICE void copy_bytes(const uint8* from, uint8* to, int64 bytes, int lane) {
-  const uint64 all = reinterpret_cast<uint64>(from) | reinterpret_cast<uint64>(to) | static_cast<uint64>(bytes);
+  const uint64 all =
+      reinterpret_cast<uint64>(from) | reinterpret_cast<uint64>(to) | static_cast<uint64>(bytes);
   if (all % 16 == 0) return copy_row<Word16>(from, to, bytes / 16, lane);
   if (all % 8 == 0) return copy_row<uint64>(from, to, bytes / 8, lane);
   if (all % 4 == 0) return copy_row<uint32>(from, to, bytes / 4, lane);
@@ -184,46 +198,75 @@ OUTCROP_DEVICE void submit_one(const Submit& s, int64 i) {
   const Piece piece = piece_of(s, i);
   const int64 block = piece.offset / kBlockBytes, from = piece.offset % kBlockBytes;
   q.landings[piece.id] = {s.write ? nullptr : piece.memory, static_cast<uint32>(piece.bytes),
-                          static_cast<uint32>(s.first + i), static_cast<uint16>(from),
-                          static_cast<uint16>(s.group)};
-  q.pair.commands[(s.submitted + i) % q.pair.depth] =
-      block_command(s.write ? kWriteOpcode : kReadOpcode, piece.id, static_cast<uint64>(block),
-                    static_cast<uint32>((from + piece.bytes - 1) / kBlockBytes + 1),
-                    s.bus + static_cast<uint64>(piece.id * q.slot_bytes));
+                          static_cast<uint32>(s.first + i), static_cast<uint32>(s.group_commands),
+                          static_cast<uint16>(from),        static_cast<uint16>(s.group)};
+  Command command = block_command(s.write ? kWriteOpcode : kReadOpcode, piece.id, static_cast<uint64>(block),
+                                  static_cast<uint32>((from + piece.bytes - 1) / kBlockBytes + 1),
+                                  s.bus + static_cast<uint64>(piece.id * q.slot_bytes));
+  command.space = piece.space;
+  q.pair.commands[(s.submitted + i) % q.pair.depth] = command;
 }
 
 // By one thread, after all commands are written. Completions that were taken since the last time are told
 // first: there is then room for those of the new commands.
 OUTCROP_DEVICE void ring_submitted(const Submit& s) {
   const QueuePair& pair = s.queue.pair;
-  if (s.group_commands) waits_of(s.queue)[s.group] = static_cast<uint32>(s.group_commands);
   // A disk may take a doorbell that is told the same twice for a mistake.
   if (s.completed % pair.depth != s.told % pair.depth)
     ring(pair.completion_doorbell, static_cast<uint32>(s.completed % pair.depth));
   ring(pair.command_doorbell, static_cast<uint32>((s.submitted + s.count) % pair.depth));
 }
 
-// The next completion that nobody has taken, as soon as it is there; none once a group has what it waits for.
-// `patience.over()` waits a little and says whether to give up. By one lane.
-template <typename Patience>
-OUTCROP_DEVICE Claim claim(const Complete& c, Patience& patience) {
+enum class Look { nothing, taken, spent };
+
+// The next completion of a queue that nobody has taken, if it is there; spent: `most` were taken. By one
+// lane.
+OUTCROP_DEVICE Look take_next(const Complete& c, Claim& mine) {
   const IoQueue& q = c.queue;
   for (;;) {
-    // Once lost, commands are counted that were not submitted: what is in their entries is of earlier rounds.
-    if (lost(q)) return {};
     const uint32 number = load_acquire(&q.progress->claimed);
-    if (number >= c.most) return {};
-    const bool last = load_acquire(c.ended) != 0;  // what came before that counts
-    const bool stop = load_acquire(&q.progress->stop) != 0;
+    if (number >= c.most) return Look::spent;
     const int64 at = c.completed + number;
     const Taken taken = look(&q.pair.completions[at % q.pair.depth], at / q.pair.depth % 2 == 0 ? 1 : 0);
-    if (taken.ready) {
-      if (!claim_one(&q.progress->claimed, number)) continue;
-      return {true, number, taken, taken.id < q.num_ids ? take(&q.landings[taken.id].bytes) : 0};
+    if (!taken.ready) return Look::nothing;
+    if (!claim_one(&q.progress->claimed, number)) continue;
+    mine.there = true;
+    mine.number = number;
+    mine.taken = taken;
+    mine.bytes = taken.id < q.num_ids ? take(&q.landings[taken.id].bytes) : 0;
+    return Look::taken;
+  }
+}
+
+// The next completion of any queue, `first` being asked first, as soon as it is there; none once a group has
+// what it waits for. `queues(i)` is what to complete of queue i. `patience.over()` waits a little and says
+// whether to give up. By one lane.
+template <typename Queues, typename Patience>
+OUTCROP_DEVICE Claim claim(const Queues& queues, int64 count, int64 first, Patience& patience) {
+  for (;;) {
+    Progress* const shared = queues(0).queue.shared;
+    // Once lost, commands are counted that were not submitted: what is in their entries is of earlier rounds.
+    if (load_acquire(&shared->lost) != 0) return {};
+    bool stop = load_acquire(&shared->stop) != 0, ended = false, spent = true;
+    for (int64 i = 0; i < count; ++i) {
+      const int64 which = (first + i) % count;
+      const Complete& c = queues(which);
+      const bool last = load_acquire(c.ended) != 0;  // what came before that counts
+      Claim mine{};
+      mine.queue = which;
+      const Look found = take_next(c, mine);
+      if (found == Look::taken) return mine;
+      if (found == Look::nothing) {
+        spent = false;
+        ended = ended || last;
+      } else if (c.refill) {
+        store_release(&shared->stop, 1);
+        stop = true;
+      }
     }
-    if (stop) return {};
-    if (last || patience.over()) {
-      store_release(&q.progress->lost, 1);
+    if (spent || stop) return {};
+    if (ended || patience.over()) {
+      store_release(&shared->lost, 1);
       return {};
     }
   }
@@ -242,7 +285,7 @@ OUTCROP_DEVICE void settle(const Complete& c, const Claim& claim) {
   Outcome& outcome = outcomes_of(q)[claim.number];
   if (!claim.bytes) {
     outcome = {kSenseless << 16, 0, 0, 0};
-    return store_release(&q.progress->lost, 1);
+    return store_release(&q.shared->lost, 1);
   }
   const Landing& landing = q.landings[claim.taken.id];
   uint32 status = claim.taken.status % kStatuses;
@@ -250,7 +293,19 @@ OUTCROP_DEVICE void settle(const Complete& c, const Claim& claim) {
   const uint32 result = q.pair.completions[(c.completed + claim.number) % q.pair.depth].result;
   outcome = {landing.group | status << 16, landing.index, result, 0};
   q.free_ids[(c.completed + claim.number) % q.num_ids] = claim.taken.id;
-  if (count_down(&waits_of(q)[landing.group]) == 0) store_release(&q.progress->stop, 1);
+  if (count_up(&q.group_ended[landing.group]) == landing.group_commands) {
+    q.group_ended[landing.group] = 0;
+    store_release(&q.shared->stop, 1);
+  }
 }
+
+// What to complete, by queue.
+struct CompleteTable {
+  const Complete* rows;
+  OUTCROP_DEVICE const Complete& operator()(int64 queue) const { return rows[queue]; }
+};
+
+// The host writes tables of these as int64 words, a row for each queue.
+static_assert(sizeof(IoQueue) == 13 * 8 && sizeof(Submit) == 30 * 8 && sizeof(Complete) == 17 * 8);
 
 }  // namespace outcrop::kernels

@@ -1,5 +1,5 @@
-// What kernels need from the compiler, the same under NVRTC and under a C++ compiler: the CPU twin of a kernel (core/twin)
-// runs the code of its header lane by lane. Headers of kernels include nothing else.
+// What kernels need from the compiler, the same under NVRTC and under a C++ compiler: the CPU twin of a kernel
+// (core/cpu_kernels) runs the code of its header lane by lane. Headers of kernels include nothing else.
 #pragma once
 
 #if defined(__CUDACC__)

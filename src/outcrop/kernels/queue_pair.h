@@ -1,5 +1,5 @@
 // A queue pair as NVM Express has it, in memory that both sides see: a ring of commands, a ring of
-// completions, a doorbell of each. The same code runs on a GPU, on the CPU (core/gpuio) and over a
+// completions, a doorbell of each. The same code runs on a GPU, on the CPU (core/rings) and over a
 // controller's registers (a driver).
 //
 // A command is 64 bytes, a completion 16. Entry i of the completion ring is new when its phase bit is the one

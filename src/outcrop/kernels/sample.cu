@@ -1,5 +1,7 @@
-// Entry points of sample.h; sample_fetch_<bits of an index>.
+// Entry points of sample.h, sample_fetch_<bits of an index>, and of lookup.h.
 #include "kernels/sample.h"
+
+#include "kernels/lookup.h"
 
 using namespace outcrop::kernels;
 
@@ -72,4 +74,14 @@ extern "C" __global__ void sample_relabel(int64 count, int64 known, const int64*
 extern "C" __global__ void sample_advance(int64* begin, int64* nodes, int64* edges, int64* new_nodes,
                                           int64* new_edges, const int64* drawn, const int64* sums) {
   advance({begin, nodes, edges, new_nodes, new_edges, drawn, sums}, this_lane());
+}
+
+extern "C" __global__ void sample_look_up(const HotBlock* blocks, const int32* tiers, int64 room, const int64* ids,
+                                          const int64* local, uint64* place, int64* marks) {
+  look_up({blocks, tiers, room, ids, local, place, marks}, this_lane());
+}
+
+extern "C" __global__ void sample_list_missing(int64 room, const int64* ids, const int64* local, const int64* sums,
+                                               int64* missing, int32* positions, int64* counts) {
+  list_missing({room, ids, local, sums, missing, positions, counts}, this_lane());
 }

@@ -1,5 +1,5 @@
-// One hop of a mini-batch: the neighbours of the frontier's nodes, drawn as core/graph/sampler.cpp draws them, bit for
-// bit, from a topology read where it lies; and their local numbers, those of core/graph/batch_builder.h.
+// One hop of a mini-batch: the neighbours of the frontier's nodes, drawn as core/sampling/sampler.cpp draws them, bit for
+// bit, from a topology read where it lies; and their local numbers, those of core/sampling/batch_builder.h.
 //
 // The host does not know how large anything is: arrays have room for the most there can be, and kernels read from device
 // memory how much there is. A hop is several passes, each a launch, so that what one lane writes another reads only in

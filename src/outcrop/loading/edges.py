@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 
 from outcrop.errors import FormatError
-from outcrop.runtime import Runtime
+from outcrop.runtime.runtime import Runtime
 from outcrop.store.batches import BatchGraph
 from outcrop.store.graph import Graph
 

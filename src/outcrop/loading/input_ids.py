@@ -1,12 +1,13 @@
-"""``input_id`` of a batch: where its seeds stand among the ids that a loader goes over."""
+"""Nodes that users choose, and ``input_id`` of a batch: where its seeds stand among them."""
 
 from __future__ import annotations
 
 import numpy as np
 
 from outcrop.errors import ArgumentError
-from outcrop.sampling import Ids
+from outcrop.sampling.seeds import Ids
 from outcrop.store.batches import BatchGraph
+from outcrop.store.graph import Graph
 
 
 class InputIds:
@@ -32,25 +33,27 @@ class InputIds:
         return self._order[np.searchsorted(ids, seeds, sorter=self._order)].astype(np.int64)
 
 
-def checked_ids(ids: object, num_nodes: int, where: str) -> np.ndarray:
-    """``ids`` as int64 [n]: node ids, or a mask [num_nodes] of bool; arrays, tensors and lists.
+def checked_ids(ids: object, graph: Graph, where: str) -> np.ndarray:
+    """Returns ``ids`` as int64 [n]: nodes, text that names them, or a mask [num_nodes] of bool.
+
+    Args:
+        ids: Array, tensor, series or list.
+        where: Who asks for the nodes, for messages.
 
     Raises:
-        ArgumentError: No such thing, out of range, or a node stands there twice; names ``where``.
+        ArgumentError: No such thing, out of range, no node of that name, or a node stands there twice; names ``where``.
     """
     array = np.asarray(ids.detach().cpu() if hasattr(ids, "detach") else ids)  # type: ignore[attr-defined]
-    if array.dtype == bool and array.shape == (num_nodes,):
+    if array.dtype == bool and array.shape == (graph.num_nodes,):
         array = np.flatnonzero(array)
+    elif array.ndim == 1 and _is_text(array):
+        array = graph.node_ids(array.tolist())
     if array.ndim != 1 or array.dtype.kind not in "iu" or not len(array):
         raise ArgumentError(
-            f"{where}: {array.dtype} of shape {array.shape} are no node ids: give integers, one dimension, at least "
-            f"one, or a mask of {num_nodes} bool"
+            f"{where}: {array.dtype} of shape {array.shape} are no node ids: give integers, or names that are text, "
+            f"one dimension, at least one, or a mask of {graph.num_nodes} bool"
         )
-    wrong = array[(array < 0) | (array >= num_nodes)]
-    if len(wrong):
-        raise ArgumentError(
-            f"{where}: {len(wrong)} ids, the first {wrong[0]}, are not in 0 to {num_nodes - 1}: leave them out"
-        )
+    _require_nodes(array, graph, where)
     array = array.astype(np.int64)
     ascending = np.sort(array)
     again = ascending[1:][ascending[1:] == ascending[:-1]]
@@ -59,3 +62,18 @@ def checked_ids(ids: object, num_nodes: int, where: str) -> np.ndarray:
             f"{where}: node {again[0]} is there more than once: leave out repeats (numpy.unique)"
         )
     return array
+
+
+def _require_nodes(array: np.ndarray, graph: Graph, where: str) -> None:
+    wrong = array[(array < 0) | (array >= graph.num_nodes)]
+    if len(wrong):
+        hint = "; graph.node_ids finds nodes by the ids of the source" if graph.has_names else ""
+        raise ArgumentError(
+            f"{where}: {len(wrong)} ids, the first {wrong[0]}, are not in 0 to {graph.num_nodes - 1}: leave them out"
+            f"{hint}"
+        )
+
+
+def _is_text(array: np.ndarray) -> bool:
+    kind = array.dtype.kind
+    return kind == "U" or (kind == "O" and bool(len(array)) and all(isinstance(name, str) for name in array))

@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterator
 from itertools import islice
 from typing import Any
 
-from outcrop.runtime import Runtime
-from outcrop.stages.load import Loader, LoadSession
+from outcrop.loading.session import Loader, LoadSession
+from outcrop.runtime.runtime import Runtime
 from outcrop.store.minibatch import MiniBatch
 
 

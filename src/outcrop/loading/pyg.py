@@ -6,11 +6,13 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch_geometric.data import Data
 
 from outcrop.loading.input_ids import InputIds
+from outcrop.nn.convs import Data
 from outcrop.store.batches import BatchGraph
 from outcrop.store.minibatch import MiniBatch
+
+_NAMES = ("n_id", "edge_weight", "e_id", "edge_label_index", "edge_label")
 
 
 def to_pyg(batch: MiniBatch, *, number: int | None = None, input_id: np.ndarray | None = None) -> Data:
@@ -32,8 +34,10 @@ def to_pyg(batch: MiniBatch, *, number: int | None = None, input_id: np.ndarray 
     if number is not None:
         optional["number"] = number
     device = batch.x.device
-    for name, array in pyg_arrays(graph).items():
-        optional[name] = arrays[name] if name in arrays else torch.from_numpy(array).to(device)
+    if "n_id" in arrays:  # then all of pyg_arrays() came with the rows
+        optional |= {name: array for name, array in arrays.items() if name in _NAMES}
+    else:
+        optional |= {name: torch.from_numpy(array).to(device) for name, array in pyg_arrays(graph).items()}
     if "input_id" in arrays:
         optional["input_id"] = arrays["input_id"].clone()  # as long as the seeds: may be kept
     elif input_id is not None:

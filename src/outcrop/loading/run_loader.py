@@ -14,11 +14,11 @@ from outcrop.errors import ArgumentError, OutcropWarning
 from outcrop.loading.input_ids import InputIds
 from outcrop.loading.ranks import Ranks
 from outcrop.loading.sessions import Open, OpenSession, Sessions
-from outcrop.runtime import Runtime
+from outcrop.runtime.runtime import Runtime
 from outcrop.store.batches import BatchGraph
 
 if TYPE_CHECKING:
-    from torch_geometric.data import Data
+    from outcrop.nn.convs import Data
 
 
 _STATE_VERSION = 1

@@ -12,8 +12,8 @@ import weakref
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 
-from outcrop.runtime import Runtime
-from outcrop.stages.load import LoadSession
+from outcrop.loading.session import LoadSession
+from outcrop.runtime.runtime import Runtime
 
 Open = Callable[[], tuple[Runtime, LoadSession]]
 

@@ -7,12 +7,11 @@ from typing import Any, NoReturn
 
 import numpy as np
 import torch
-from torch_geometric.data import EdgeAttr, FeatureStore, GraphStore, TensorAttr
-from torch_geometric.data.graph_store import EdgeLayout
 
 from outcrop.errors import ArgumentError
-from outcrop.runtime import Runtime
-from outcrop.store.graph import SPLITS, Graph, open_graph
+from outcrop.nn.convs import EdgeAttr, EdgeLayout, FeatureStore, GraphStore, TensorAttr
+from outcrop.runtime.runtime import Runtime
+from outcrop.store.graph import SPLITS, Graph, open_graph, split_name
 
 _NAMES = {"x": "features", "y": "labels"}
 
@@ -125,8 +124,7 @@ class DiskGraphStore(GraphStore):
 
 
 def _split(mask: str) -> str:
-    name = mask.removesuffix("_mask")
-    return "valid" if name == "val" else name
+    return split_name(mask.removesuffix("_mask"))
 
 
 class DiskData:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from html import escape
 
-FONT, SMALL = 13, 12
+SMALL = 12  # font size
 # Widths of characters in parts of the font size, as wide as the widest of the fonts that a page may get.
 _WIDTH, _WIDE, _THIN = 0.62, 0.98, 0.38
 

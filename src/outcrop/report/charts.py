@@ -8,7 +8,7 @@ the page shows (wide and narrow) instead of being scaled, so that its text keeps
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from outcrop.report.canvas import SMALL, Canvas, text_width
 from outcrop.report.units import digits, say, tick_text, ticks, unit_for
@@ -75,7 +75,6 @@ class Frame:
     x_high: float = 1.0
     y_low: float = 0.0
     y_high: float = 1.0
-    unit_factor: float = field(default=1.0)
 
     def x(self, value: float) -> float:
         return self.left + (value - self.x_low) / ((self.x_high - self.x_low) or 1) * (self.right - self.left)

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from outcrop.errors import ArgumentError, FormatError
-from outcrop.parsing import parse_json
+from outcrop.runtime.parsing import parse_json
 from outcrop.store import history, run
 from outcrop.store import manifest as manifests
 from outcrop.store.manifest import Manifest
@@ -48,7 +48,8 @@ class RunFacts:
 
 
 def collect_run(path: Path, number: int | None = None) -> RunFacts:
-    """Reads the run at ``path``; ``number``: of a recorded training, None takes the latest.
+    """Reads the run at ``path``; ``number``: of a recorded training, None takes the latest on the run as
+    it was prepared last.
 
     Raises:
         FormatError: No run.
@@ -69,7 +70,7 @@ def collect_run(path: Path, number: int | None = None) -> RunFacts:
     except FormatError as error:
         preparing = None
         problems.append(str(error))
-    training = _chosen(path, trainings, number)
+    training = _chosen(path, trainings, number, stages.get("plan"))
     disk = training.get("disk") if training else None
     return RunFacts(path, info, stages, preparing, trainings, training, disk, problems)
 
@@ -82,9 +83,13 @@ def _read(file: Path, problems: list[str]) -> dict[str, Any] | None:
         return None
 
 
-def _chosen(path: Path, trainings: list[dict[str, Any]], number: int | None) -> dict[str, Any] | None:
+def _chosen(
+    path: Path, trainings: list[dict[str, Any]], number: int | None, plan: Manifest | None
+) -> dict[str, Any] | None:
+    """Returns the training ``number``; None: the latest on the run as it is, not on one that was there before it."""
     if number is None:
-        return trainings[-1] if trainings else None
+        current = (None, None if plan is None else plan.digest())
+        return next((t for t in reversed(trainings) if plan is None or t.get("plan") in current), None)
     for training in trainings:
         if training.get("number") == number:
             return training

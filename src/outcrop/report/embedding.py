@@ -6,16 +6,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from outcrop import checkpoint as checkpoints
 from outcrop.embed.buckets import Buckets, open_buckets
-from outcrop.embed.fit import CHECKPOINT, FOLDER, FORMAT, TIMELINE, VERSION
-from outcrop.metrics import thinned
-from outcrop.parsing import parse_json
+from outcrop.embed.training import CHECKPOINT, FOLDER, FORMAT, TIMELINE, VERSION
 from outcrop.report import charts
 from outcrop.report.charts import Series, Span
 from outcrop.report.page import Figure, Section, Table, render
 from outcrop.report.training import MAX_COLUMNS
 from outcrop.report.units import digits, say
+from outcrop.runtime.parsing import parse_json
+from outcrop.runtime.recorder import thinned
+from outcrop.store.tensors import read_tensors
 
 Record = dict[str, Any]
 _SHOWN_SWAPS, _SHOWN_SLICES = 12, 3
@@ -40,7 +40,7 @@ def collect(run: Path) -> EmbeddingFacts:
     """
     buckets, config, records = open_buckets(run), {}, []
     if (run / FOLDER / CHECKPOINT).is_file():
-        _, meta = checkpoints.read_tensors(run / FOLDER / CHECKPOINT, FORMAT, VERSION)
+        _, meta = read_tensors(run / FOLDER / CHECKPOINT, FORMAT, VERSION)
         config, records = meta.get("identity", {}), meta.get("records", [])
     try:
         timeline = parse_json((run / FOLDER / TIMELINE).read_bytes())

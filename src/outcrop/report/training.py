@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from outcrop.metrics import thinned
+from outcrop.loading.modes import Packed
 from outcrop.report import charts
 from outcrop.report.charts import Bar, Reference, Series, Span
 from outcrop.report.page import Figure, Table
 from outcrop.report.units import digits, say
 from outcrop.report.verdict import Steady, own_seconds, steady, typical_epoch_seconds
+from outcrop.runtime.recorder import thinned
 
 MAX_COLUMNS = 40
 LEVELS = {
@@ -273,7 +274,7 @@ def amplification(training: Record, predicted: Record) -> Figure | None:
         Series("beyond", "s-c1", [_mean(g, lambda e: read(e) - needed(e)) for g in groups]),
     ]
     times = "–" if facts.amplification is None else f"{facts.amplification:.3f}"
-    promised = predicted.get("epochs", {}).get("train", []) if training["mode"] == "packed" else []
+    promised = predicted.get("epochs", {}).get("train", []) if training["mode"] == Packed.name else []
     rows = []
     for label, group in zip(labels, groups, strict=True):
         want, got = _mean(group, lambda e: e.get("bytes_needed_from_disk", 0)), _mean(group, read)

@@ -7,9 +7,9 @@ from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
-from outcrop import _core
+import outcrop._core as _core
 from outcrop.errors import ArgumentError
-from outcrop.runtime import Runtime
+from outcrop.runtime.runtime import Runtime
 
 
 class RowSource(ABC):

@@ -20,16 +20,16 @@ from typing import final
 
 import numpy as np
 
-from outcrop import _core
+import outcrop._core as _core
 from outcrop.errors import ArgumentError
 from outcrop.rows.base import RowSource
 from outcrop.rows.cached import CacheReader
-from outcrop.runtime import Runtime
+from outcrop.runtime import memory_tables
+from outcrop.runtime.runtime import Runtime
 from outcrop.store.arrays import PAGE_BYTES
 from outcrop.store.samples import SampleSet
 
 _TAG = "next-use"
-_SHARE = 4  # of the free budget, the part that holds the next uses while they are worked out
 _MOST = 1 << 30  # batches in a cycle: next uses, up to two cycles ahead, are 32 bits wide
 
 
@@ -101,7 +101,7 @@ class NextUses:
         samples, most = self._samples, int(self._nodes.max())
         num_nodes: int = samples.manifest.attributes["num_nodes"]
         ids = runtime.budget.empty(_TAG, most * samples.id_bytes)
-        window = max(min(num_nodes, runtime.budget.free_bytes // _SHARE // 4), 1)
+        window = max(min(num_nodes, memory_tables.NEXT_USES.bytes_of(runtime.budget.free_bytes) // 4), 1)
         seen = runtime.budget.empty(_TAG, window * 4).view(np.uint32)
         if runtime.rehearsal is not None:
             return

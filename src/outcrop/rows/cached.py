@@ -6,11 +6,11 @@ from typing import final
 
 import numpy as np
 
-from outcrop import _core
+import outcrop._core as _core
 from outcrop.config import CACHE_POLICIES
 from outcrop.errors import ArgumentError
 from outcrop.rows.base import RowSource
-from outcrop.runtime import Runtime
+from outcrop.runtime.runtime import Runtime
 
 
 def rows_within(policy: str, cache_bytes: int, row_bytes: int, limit: int, cycle: int = 1) -> int:

@@ -6,9 +6,9 @@ from typing import final
 
 import numpy as np
 
-from outcrop import _core
+import outcrop._core as _core
 from outcrop.rows.base import RowSource
-from outcrop.runtime import Runtime
+from outcrop.runtime.runtime import Runtime
 from outcrop.store.arrays import DiskArray
 
 

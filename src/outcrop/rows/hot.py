@@ -7,11 +7,11 @@ from typing import Any, Protocol, final
 
 import numpy as np
 
-from outcrop import _core
+import outcrop._core as _core
 from outcrop.rows.base import RowSource
-from outcrop.runtime import Runtime
+from outcrop.runtime.runtime import Runtime
+from outcrop.store.address_table import AddressTable
 from outcrop.store.arrays import DiskArray
-from outcrop.store.record import AddressTable
 
 
 class Pending(Protocol):
@@ -27,6 +27,7 @@ class RowStream(Protocol):
 
     num_rows: int
     row_bytes: int
+    takes_gpu_ids: bool  # ids and positions may be tensors of the GPU, which are computed
 
     def submit(self, ids: np.ndarray, positions: np.ndarray | None, out: np.ndarray) -> Pending:
         """Starts ``out[positions] = features[ids]``; returns at once.
@@ -48,6 +49,8 @@ class DiskStream(RowStream):
     Args:
         scratch_bytes: Memory for pages in flight, held under the tag ``row-scratch``.
     """
+
+    takes_gpu_ids = False
 
     def __init__(self, features: DiskArray, runtime: Runtime, *, scratch_bytes: int):
         self.num_rows, self.row_bytes = features.num_rows, features.row_bytes
@@ -94,6 +97,27 @@ class HotSet:
     device_lists: np.ndarray | None = None
 
 
+@dataclass(frozen=True)
+class LocatedRows:
+    """Where the rows of a mini-batch lie, as the GPU that drew it has found.
+
+    Attributes:
+        missing: int64, ids of the rows that are read, ascending: an array, or a tensor of the GPU.
+        positions: int32, as long, in the same place: the position of each in the batch.
+        in_host, on_device: How many rows each cache has.
+    """
+
+    missing: Any
+    positions: Any
+    in_host: int
+    on_device: int
+
+    @property
+    def levels(self) -> dict[str, int]:
+        """How many rows come from each level."""
+        return {"host": self.in_host, "device": self.on_device, "disk": len(self.missing)}
+
+
 @final
 class HotRows(RowSource):
     """The hottest rows in memory, the others through a stream. ``submit`` does not wait for the disk."""
@@ -126,6 +150,10 @@ class HotRows(RowSource):
         where = rows if self._hot.tiers is None else self._hot.tiers[rows]
         host, device = where >= 0, where < 0
         return job, AddressTable(positions[host], where[host], positions[device], -1 - where[device])
+
+    def submit_located(self, rows: LocatedRows, out: np.ndarray) -> Pending:
+        """As :meth:`submit_apart`, of a batch whose rows a GPU has looked up: nothing is looked up here."""
+        return self._stream.submit(rows.missing, rows.positions, out.reshape(-1, self.row_bytes))
 
     def missing(self, ids: np.ndarray) -> np.ndarray:
         """Those of ``ids`` that are read, ascending."""

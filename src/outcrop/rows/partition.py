@@ -14,7 +14,7 @@ import numpy as np
 
 from outcrop.errors import ArgumentError
 from outcrop.rows.base import RowSource, read_over
-from outcrop.runtime import Runtime
+from outcrop.runtime.runtime import Runtime
 from outcrop.store.arrays import DiskArray
 
 

@@ -7,7 +7,7 @@ from typing import final
 import numpy as np
 
 from outcrop.rows.base import RowSource, read_over
-from outcrop.runtime import Runtime
+from outcrop.runtime.runtime import Runtime
 from outcrop.store.placement import find_sorted
 
 

@@ -9,16 +9,14 @@ from pathlib import Path
 
 import numpy as np
 
-from outcrop import _core
+import outcrop._core as _core
 from outcrop.errors import ArgumentError, ChecksumError, FormatError
-from outcrop.runtime import Runtime
+from outcrop.runtime import memory_tables
+from outcrop.runtime.runtime import Runtime
 from outcrop.store.manifest import PAGE_SUMS, ArraySpec
 from outcrop.store.page_sums import PageSums
 
 PAGE_BYTES = 4096
-_WRITE_BUFFER_BYTES = 1 << 20  # at most; a 64th of a small budget
-_MIN_WRITE_BUFFER_BYTES = 16 << 10
-_VERIFY_BUFFER_BYTES = 4 << 20
 _REHEARSED_TAGS = ("topology", "host_cache", "device_cache")  # large: a rehearsal does not read them
 
 # NumPy has no bfloat16: its 16 raw bits are kept as uint16.
@@ -58,12 +56,13 @@ def as_bytes(array: np.ndarray) -> np.ndarray:
 
 def write_buffer_bytes(limit_bytes: int) -> int:
     """What an :class:`ArrayWriter` holds under a memory budget of ``limit_bytes``."""
-    size = min(_WRITE_BUFFER_BYTES, max(_MIN_WRITE_BUFFER_BYTES, limit_bytes // 64))
-    return size // PAGE_BYTES * PAGE_BYTES
+    return memory_tables.WRITE_BUFFER.bytes_of(limit_bytes)
 
 
 class ArrayWriter:
     """Appends rows to one array file; ``finish`` pads it, syncs it and returns its spec.
+
+    Where a runtime only measures, the file stays empty.
 
     Args:
         folder: Where the file ``<name>.bin`` is created.
@@ -84,7 +83,7 @@ class ArrayWriter:
         page_sums: bool = False,
         buffer_bytes: int | None = None,
     ):
-        self._name, self._io = name, runtime.io
+        self._name, self._io, self._measures = name, runtime.io, runtime.measures
         self._dtype, self._row_shape = dtype, row_shape
         self._storage = storage_dtype(dtype)
         self._row_bytes = self._storage.itemsize * int(np.prod(row_shape, dtype=np.int64))
@@ -106,6 +105,9 @@ class ArrayWriter:
                 f"rows of {rows.dtype}{rows.shape[1:]} given for {self._file_name} of "
                 f"{self._storage}{self._row_shape}"
             )
+        if self._measures:
+            self._written += rows.nbytes
+            return
         data = as_bytes(np.ascontiguousarray(rows))
         while len(data):
             part = data[: len(self._buffer) - self._filled]
@@ -132,7 +134,7 @@ class ArrayWriter:
             self._flush(self._filled)
         data_bytes = self._written
         file_bytes = -(-data_bytes // PAGE_BYTES) * PAGE_BYTES
-        if file_bytes > data_bytes:
+        if file_bytes > data_bytes and not self._measures:
             self._io.write(self._file, data_bytes, np.zeros(file_bytes - data_bytes, np.uint8))
         self._io.drop_cache(self._file)
         self._close()
@@ -228,7 +230,7 @@ class DiskArray:
         if count == 0:
             return np.zeros((stop - start, *self.spec.shape[1:]), self.dtype)
         out = self._runtime.budget.empty(tag, count)
-        if self._runtime.rehearsal is not None and tag in _REHEARSED_TAGS:
+        if self._runtime.measures or (self._runtime.rehearsal is not None and tag in _REHEARSED_TAGS):
             pass
         elif count == self.spec.data_bytes:
             self._runtime.io.read(self.file, 0, out)
@@ -290,8 +292,8 @@ class DiskArray:
 
     def _verify_buffer(self, wanted: int) -> np.ndarray:
         """uint8, held under the tag ``verify``: at most ``wanted`` bytes, else whole pages."""
-        most = min(_VERIFY_BUFFER_BYTES, self._runtime.budget.free_bytes // 2) // PAGE_BYTES * PAGE_BYTES
-        return self._runtime.budget.empty("verify", min(max(most, PAGE_BYTES), max(wanted, 1)))
+        most = memory_tables.VERIFY_BUFFER.bytes_of(self._runtime.budget.free_bytes)
+        return self._runtime.budget.empty("verify", min(most, max(wanted, 1)))
 
     def write_page_sums(self) -> ArraySpec:
         """Writes the checksums of the pages beside the file, replacing what is there.

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from outcrop.errors import FormatError
-from outcrop.runtime import Runtime
+from outcrop.runtime.runtime import Runtime
 from outcrop.store.arrays import DiskArray
 from outcrop.store.graph import Graph
 

@@ -7,8 +7,10 @@ not negative, in the order of ``indices``; ``train_edges``, ``valid_edges``, ``t
 target), the positive edges of link prediction.
 For ``features``, ``indptr``, ``indices`` and ``edge_weight`` there is ``<name>_page_crc`` uint32: CRC-32C of each page
 of the array's file. Graphs of before have none, and parts of their arrays are read unchecked.
-Attributes: num_nodes, num_edges, num_classes, feature_dim; class_names where classes have names; label_kind, which
-says what ``labels`` are: ``class`` (where it is absent, too) int64 [N] from 0 to num_classes - 1, -1 = unknown;
+``names`` uint8 and ``name_offsets`` int64 [N + 1]: what the source calls the nodes, where that is not 0 to N - 1.
+Attributes: num_nodes, num_edges, num_classes, feature_dim; class_names where classes have names; integer_names (true
+where ``names`` are integers written as text; absent: they are text); label_kind, which says what ``labels`` are:
+``class`` (where it is absent, too) int64 [N] from 0 to num_classes - 1, -1 = unknown;
 ``multilabel`` uint8 [N, num_classes] of 0 and 1, 255 = unknown; ``regression`` float32 [N] or [N, num_classes], NaN =
 unknown.
 """
@@ -16,25 +18,50 @@ unknown.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
+from operator import index
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 
-from outcrop.errors import FormatError
-from outcrop.runtime import Runtime
+from outcrop.errors import ArgumentError, FormatError
+from outcrop.runtime.runtime import Runtime
 from outcrop.store import graph_manifest
 from outcrop.store import manifest as manifests
 from outcrop.store.arrays import DiskArray
 from outcrop.store.manifest import PAGE_SUMS, ArraySpec, Manifest
+from outcrop.store.names import NodeNames
 
 FORMAT, VERSION = "outcrop.graph", 1
 SPLITS = ("train", "valid", "test")
+# How a split may be spelled -> its name.
+SPLIT_NAMES = {"train": "train", "valid": "valid", "val": "valid", "validation": "valid", "test": "test"}
 # Arrays of which parts are read, so that their pages have checksums. The others are read and checked whole.
 PAGED = ("indptr", "indices", "edge_weight", "features")
 LabelKind = Literal["class", "multilabel", "regression"]
 LABEL_KINDS: tuple[LabelKind, ...] = ("class", "multilabel", "regression")
 UNKNOWN_MULTILABEL = 255
+
+
+def _word(name: Any) -> str:
+    """A name as it is stored. Raises ArgumentError where it is neither text nor an integer."""
+    if isinstance(name, str):
+        return name
+    try:
+        return str(index(name))
+    except TypeError:
+        raise ArgumentError(f"{name!r} cannot name a node: give text or integers") from None
+
+
+def _node_of(word: str, num_nodes: int) -> int:
+    """The node that a whole number names; -1 where it names none."""
+    return int(word) if word.isascii() and word.isdigit() and int(word) < num_nodes else -1
+
+
+def split_name(spelling: str) -> str:
+    """Returns the name of a split that people may spell otherwise: ``valid`` of ``val``; others as they are."""
+    return SPLIT_NAMES.get(spelling, spelling)
 
 
 class Graph:
@@ -44,6 +71,7 @@ class Graph:
         num_classes: Classes; columns of the targets for regression (1 for ``[N]``); 0 without labels.
         label_kind: ``class``, ``multilabel`` or ``regression`` (the head of this file).
         class_names: What class i was called in the source; empty where classes have no names.
+        integer_names: Whether the names of nodes are integers.
         notes: What an import had to say of this graph, a sentence each; empty where it was opened from disk.
     """
 
@@ -58,6 +86,7 @@ class Graph:
             self.feature_dim: int = attributes["feature_dim"]
             self.label_kind: LabelKind = attributes.get("label_kind", "class")
             self.class_names: tuple[str, ...] = tuple(attributes.get("class_names", ()))
+            self.integer_names: bool = bool(attributes.get("integer_names", False))
         except KeyError as error:
             raise FormatError(f"{path}: its manifest lacks attribute {error}") from None
         if wrong := graph_manifest.problem(attributes, manifest.arrays):
@@ -121,8 +150,81 @@ class Graph:
         return np.stack([indices.astype(np.int64), targets])
 
     def split(self, runtime: Runtime, name: str) -> np.ndarray:
-        """Node ids of split ``name``, int64, ascending."""
+        """Node ids of split ``name`` (``train``, ``valid`` or ``val``, ``test``), int64, ascending."""
+        name = split_name(name)
         return self.array(runtime, name).read(f"split-{name}")
+
+    @property
+    def has_names(self) -> bool:
+        """Whether the source calls the nodes otherwise than 0 to N - 1."""
+        return self.has("names")
+
+    def open_names(self, runtime: Runtime) -> NodeNames:
+        """Opens the names of the nodes for reading, within the budget of ``runtime``; a context manager.
+
+        Raises:
+            FormatError: The graph has none, see :attr:`has_names`.
+        """
+        return NodeNames(runtime, self.path, self.manifest, self.integer_names)
+
+    def node_names(self, nodes: Iterable[int] | None = None) -> list[str] | list[int]:
+        """Returns what the source calls the given nodes: their ids in the files that were imported.
+
+        Args:
+            nodes: Nodes 0 to N - 1, in any order, such as ``batch.n_id`` or ``range(1000)``; None: all, in order,
+                which takes about 100 bytes of memory for each.
+
+        Returns:
+            A name for each: text, or int where the source had integers. Where it has no names, the nodes themselves.
+
+        Raises:
+            ArgumentError: A node is not in 0 to N - 1.
+            FormatError: The names are damaged.
+        """
+        chosen: Any = range(self.num_nodes) if nodes is None else nodes
+        ids = np.asarray(chosen.detach().cpu() if hasattr(chosen, "detach") else chosen)
+        ids = ids.astype(np.int64) if ids.dtype.kind in "iu" or not ids.size else ids
+        if ids.ndim != 1 or ids.dtype != np.int64 or ((ids < 0) | (ids >= self.num_nodes)).any():
+            raise ArgumentError(
+                f"names are asked for of {nodes!r}: give nodes of {self.path}, integers from 0 to {self.num_nodes - 1}"
+            )
+        if not self.has_names:
+            return ids.tolist()
+        with Runtime() as runtime, self.open_names(runtime) as names:
+            return names.of(ids).to_pylist()
+
+    def node_ids(self, names: Iterable[str] | Iterable[int]) -> np.ndarray:
+        """Returns the nodes that the source calls by ``names``: ``node_ids(node_names(nodes))`` equals ``nodes``.
+
+        All names of the graph are read once, a block at a time: look many names up in one call.
+
+        Args:
+            names: Ids of the files that were imported, text or int; where the graph has no names, the nodes themselves.
+
+        Returns:
+            int64 [len(names)], from 0 to N - 1.
+
+        Raises:
+            ArgumentError: The graph has no node of a name; says the first.
+            FormatError: The names are damaged.
+        """
+        words = [_word(name) for name in names]
+        ids = self.find_nodes(words)
+        unknown = np.flatnonzero(ids < 0)
+        if len(unknown):
+            more = f" (and {len(unknown) - 1} more of the given names)" if len(unknown) > 1 else ""
+            raise ArgumentError(
+                f"{self.path} has no node {words[unknown[0]]!r}{more}: leave it out, or import a graph that has it"
+            )
+        return ids
+
+    def find_nodes(self, names: Iterable[str] | Iterable[int]) -> np.ndarray:
+        """Returns the nodes as :meth:`node_ids` does, int64 [len(names)], with -1 for a name that no node has."""
+        words = [_word(name) for name in names]
+        if self.has_names:
+            with Runtime() as runtime, self.open_names(runtime) as known:
+                return known.find(words)
+        return np.array([_node_of(word, self.num_nodes) for word in words], np.int64)
 
     @property
     def feature_bytes(self) -> int:

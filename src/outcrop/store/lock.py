@@ -14,8 +14,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from outcrop.errors import IoError
-from outcrop.store.manifest import naming_files
+from outcrop.errors import IoError, naming_files
 
 PATIENCE_S = (
     5.0  # long enough for a process that is just ending, as one does that a killed training has started
@@ -27,25 +26,41 @@ _STEP_S = 0.05
 def only_process_in(folder: Path) -> Iterator[None]:
     """Makes ``folder`` where it is missing, and locks it for the block; without effect where ``folder`` is a file.
 
+    Whoever had it before may have removed it: then it is made and locked anew.
+
     Raises:
         IoError: Another process has it locked, and still had after a few seconds; names the folder.
     """
     if folder.exists() and not folder.is_dir():  # whoever wants to write there says so
         yield
         return
-    with naming_files(folder):
-        folder.mkdir(parents=True, exist_ok=True)
-    with opened(folder) as handle:
-        until = time.monotonic() + PATIENCE_S
-        while try_lock(handle, wait=False) is False:
-            if time.monotonic() > until:
-                raise IoError(
-                    errno.EWOULDBLOCK,
-                    f"{folder} is in use: another process prepares or trains there; wait until it has ended, or "
-                    "choose another place",
-                )
-            time.sleep(_STEP_S)
-        yield
+    until = time.monotonic() + PATIENCE_S
+    while True:
+        with naming_files(folder):
+            folder.mkdir(parents=True, exist_ok=True)
+        with opened(folder) as handle:
+            _lock(handle, folder, until)
+            if _is_of(handle, folder):
+                yield
+                return
+
+
+def _lock(handle: int, folder: Path, until: float) -> None:
+    while try_lock(handle, wait=False) is False:
+        if time.monotonic() > until:
+            raise IoError(
+                errno.EWOULDBLOCK,
+                f"{folder} is in use: another process writes there; wait until it has ended, or choose another place",
+            )
+        time.sleep(_STEP_S)
+
+
+def _is_of(handle: int, folder: Path) -> bool:
+    """Whether ``handle`` is of what is at ``folder`` now."""
+    try:
+        return os.path.samestat(os.fstat(handle), folder.stat())
+    except FileNotFoundError:
+        return False
 
 
 def in_use(folder: Path) -> bool:

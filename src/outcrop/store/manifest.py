@@ -7,6 +7,7 @@ Manifests hold no times and no host names: the same inputs give the same bytes.
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import os
@@ -18,8 +19,9 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from outcrop.errors import ArgumentError, FormatError, IoError, OutcropError
-from outcrop.parsing import parse_json
+from outcrop.errors import ArgumentError, FormatError, IoError, OutcropError, naming_files
+from outcrop.runtime.parsing import parse_json
+from outcrop.store.lock import only_process_in
 
 MANIFEST = "manifest.json"
 # Array "x_page_crc" has a CRC-32C for each page of the file of array "x".
@@ -230,26 +232,41 @@ def publishing(final: Path, *, resume: bool = False) -> Iterator[Path]:
     Otherwise it starts empty, and is removed on error.
 
     Raises:
-        IoError: The operating system refused; names the file.
+        IoError: The operating system refused; names the file. Or another process builds ``final``, or has built it
+            while this one waited.
     """
     final = _behind_link(final)
-    work = partial_folder(final)
-    try:
-        with naming_files(work):
-            _put_back(final)
-            if work.exists() and not resume:
-                shutil.rmtree(work)
-            work.mkdir(parents=True, exist_ok=True)
-            yield work
-            if not exists(work):
-                raise AssertionError(f"{work} was not given a manifest")
-            sync_folder(work)
-            _replace(final, work)
-            sync_folder(final.parent)
-    except BaseException:
-        if not resume:
+    work, was_there = partial_folder(final), final.exists()
+    with only_process_in(work):
+        if final.exists() and not was_there:
             shutil.rmtree(work, ignore_errors=True)
-        raise
+            raise IoError(
+                errno.EEXIST,
+                f"{final} has just been made by another process: use it, or choose another place",
+            )
+        try:
+            with naming_files(work):
+                _put_back(final)
+                if not resume:
+                    _empty(work)
+                yield work
+                if not exists(work):
+                    raise AssertionError(f"{work} was not given a manifest")
+                sync_folder(work)
+                _replace(final, work)
+                sync_folder(final.parent)
+        except BaseException:
+            if not resume:
+                shutil.rmtree(work, ignore_errors=True)
+            raise
+
+
+def _empty(folder: Path) -> None:
+    for path in folder.iterdir():
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path)
+        else:
+            path.unlink()
 
 
 def _replace(final: Path, work: Path) -> None:
@@ -281,20 +298,6 @@ def _put_back(final: Path) -> None:
     if old.is_symlink():  # left by versions that moved the link instead of what it leads to
         old.unlink()
     shutil.rmtree(old, ignore_errors=True)
-
-
-@contextmanager
-def naming_files(place: Path) -> Iterator[None]:
-    """Turns the system's errors into IoError that name a file: that of the error, else ``place``."""
-    try:
-        yield
-    except OSError as error:
-        if isinstance(error, OutcropError):
-            raise
-        where = error.filename2 or error.filename or place
-        raise IoError(
-            error.errno or 0, f"{where}: {error.strerror or error}, so {place} was not finished"
-        ) from error
 
 
 def write(folder: Path, manifest: Manifest) -> None:

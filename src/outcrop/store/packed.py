@@ -12,11 +12,12 @@ from pathlib import Path
 
 import numpy as np
 
-from outcrop import _core
+import outcrop._core as _core
 from outcrop.errors import ChecksumError, FormatError
-from outcrop.runtime import Runtime
+from outcrop.runtime.runtime import Runtime
 from outcrop.store import manifest as manifests
 from outcrop.store import record
+from outcrop.store.address_table import AddressTable
 from outcrop.store.arrays import DiskArray
 from outcrop.store.batches import BatchGraph
 from outcrop.store.manifest import Manifest
@@ -122,7 +123,7 @@ class PackedRecords:
 
     def finish(
         self, batch: int, job: _Both, meta: np.ndarray, x: np.ndarray
-    ) -> tuple[BatchGraph, record.AddressTable]:
+    ) -> tuple[BatchGraph, AddressTable]:
         """Waits for :meth:`submit`'s job and decodes the meta part. The packed rows lie at the end of ``x``.
 
         Raises:
@@ -137,7 +138,7 @@ class PackedRecords:
             raise FormatError(f"{self._where(batch)} belongs to another plan; prepare the run again")
         return graph, table
 
-    def expand(self, batch: int, table: record.AddressTable, num_nodes: int, x: np.ndarray) -> None:
+    def expand(self, batch: int, table: AddressTable, num_nodes: int, x: np.ndarray) -> None:
         """Moves the packed rows from the end of ``x`` to their places; checks them the first time a record is read.
 
         A record that is replayed in later epochs was found right in this process already.
@@ -156,7 +157,7 @@ class PackedRecords:
             )
         self._checked[p] = True
 
-    def read_shared(self, table: record.AddressTable, num_nodes: int, x: np.ndarray) -> None:
+    def read_shared(self, table: AddressTable, num_nodes: int, x: np.ndarray) -> None:
         """Reads the rows that lie in the disk cache to their places in ``x``, each page once."""
         if len(table.disk_positions) == 0:
             return

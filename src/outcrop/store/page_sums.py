@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
-from outcrop import _core
+import outcrop._core as _core
 from outcrop.errors import FormatError
 from outcrop.store.manifest import ArraySpec
 

@@ -21,9 +21,10 @@ from typing import Any
 
 import numpy as np
 
-from outcrop.runtime import Runtime
+from outcrop.runtime.runtime import Runtime
 from outcrop.store import manifest as manifests
 from outcrop.store import record
+from outcrop.store.address_table import AddressTable
 from outcrop.store.arrays import DiskArray
 from outcrop.store.manifest import Manifest
 from outcrop.store.samples import SampleSet
@@ -123,13 +124,11 @@ class Placement:
         """Batch number in the sample set -> number of its packed record."""
         return {int(batch): p for p, batch in enumerate(self.packed_batches)}
 
-    def lookup(
-        self, n_id: np.ndarray, disk: tuple[np.ndarray, np.ndarray] | None = None
-    ) -> record.AddressTable:
+    def lookup(self, n_id: np.ndarray, disk: tuple[np.ndarray, np.ndarray] | None = None) -> AddressTable:
         """The address table of a batch with nodes ``n_id``; ``disk``: positions and rows of its disk cache."""
         host_positions, host_rows = find_sorted(self.host_ids, n_id)
         device_positions, device_rows = find_sorted(self.device_ids, n_id)
-        return record.AddressTable(host_positions, host_rows, device_positions, device_rows, *(disk or ()))
+        return AddressTable(host_positions, host_rows, device_positions, device_rows, *(disk or ()))
 
 
 def block_bounds(region_rows: np.ndarray, block_rows: int) -> np.ndarray:

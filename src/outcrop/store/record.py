@@ -14,14 +14,14 @@ and in the device cache, and by ascending row which lie in the disk cache; all o
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from collections.abc import Mapping
 
 import numpy as np
 
-from outcrop import _core
+import outcrop._core as _core
 from outcrop.errors import ChecksumError, FormatError
 from outcrop.store import record_contents
+from outcrop.store.address_table import AddressTable
 from outcrop.store.batches import BatchGraph
 
 PAGE_BYTES = 4096
@@ -49,55 +49,6 @@ _VERSION = 1
 ) = range(13)
 _W_WHOLE, _W_LABEL_EDGES = 16, 17
 _W_NODES_PER_HOP, _W_EDGES_PER_HOP = 24, 40
-
-
-def _no_rows() -> np.ndarray:
-    return np.zeros(0, np.int32)
-
-
-@dataclass(frozen=True)
-class AddressTable:
-    """Where the rows of a batch that are not packed lie.
-
-    Attributes:
-        host_positions, device_positions: int32, local node positions, ascending.
-        host_rows, device_rows: int32, row numbers in the cache file, one per position.
-        disk_positions, disk_rows: int32, the same for the disk cache, ascending by row, as it is read.
-    """
-
-    host_positions: np.ndarray = field(default_factory=_no_rows)
-    host_rows: np.ndarray = field(default_factory=_no_rows)
-    device_positions: np.ndarray = field(default_factory=_no_rows)
-    device_rows: np.ndarray = field(default_factory=_no_rows)
-    disk_positions: np.ndarray = field(default_factory=_no_rows)
-    disk_rows: np.ndarray = field(default_factory=_no_rows)
-
-    def moved(self, by: int) -> AddressTable:
-        """With positions so many further on."""
-        return AddressTable(
-            self.host_positions + np.int32(by),
-            self.host_rows,
-            self.device_positions + np.int32(by),
-            self.device_rows,
-            self.disk_positions + np.int32(by),
-            self.disk_rows,
-        )
-
-    @classmethod
-    def joined(cls, tables: Sequence[AddressTable]) -> AddressTable:
-        """Of parts of a batch that follow each other."""
-        columns = [[getattr(table, column.name) for table in tables] for column in fields(cls)]
-        return cls(*(np.concatenate(column) if column else _no_rows() for column in columns))
-
-    @property
-    def num_cached(self) -> int:
-        return len(self.host_positions) + len(self.device_positions) + len(self.disk_positions)
-
-    def cached_positions(self) -> np.ndarray:
-        """int64 positions of all rows that are not packed, ascending."""
-        every = np.concatenate([self.host_positions, self.device_positions, self.disk_positions])
-        every.sort()
-        return every.astype(np.int64)
 
 
 def align_page(count: int) -> int:

@@ -8,15 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from itertools import accumulate
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from outcrop.errors import FormatError
+from outcrop.store.address_table import AddressTable
 from outcrop.store.batches import BatchGraph
-
-if TYPE_CHECKING:
-    from outcrop.store.record import AddressTable
 
 
 def check(

@@ -7,8 +7,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from outcrop.config import PlanConfig, SampleConfig
-from outcrop.errors import ArgumentError, FormatError, OutcropError
-from outcrop.parsing import parse_json
+from outcrop.errors import ArgumentError, FormatError, OutcropError, naming_files
+from outcrop.runtime.parsing import parse_json
 from outcrop.store import manifest as manifests
 
 RUN_FILE = "run.json"
@@ -35,7 +35,7 @@ def write(folder: Path, info: RunInfo) -> None:
         ArgumentError: ``folder`` holds something else.
     """
     _check_free(folder)
-    with manifests.naming_files(folder):
+    with naming_files(folder):
         folder.mkdir(parents=True, exist_ok=True)
     content = (
         json.dumps({"format": _FORMAT, "version": _VERSION, **asdict(info)}, indent=1, sort_keys=True) + "\n"

@@ -16,9 +16,10 @@ from typing import Protocol
 import numpy as np
 
 from outcrop.errors import ArgumentError, FormatError
-from outcrop.runtime import Runtime
+from outcrop.runtime.runtime import Runtime
 from outcrop.store import manifest as manifests
 from outcrop.store import record
+from outcrop.store.address_table import AddressTable
 from outcrop.store.arrays import DiskArray
 from outcrop.store.batches import BatchGraph
 from outcrop.store.graph import Graph
@@ -42,6 +43,8 @@ class BatchSizes(Protocol):
 
     @property
     def max_nodes(self) -> int: ...
+    @property
+    def max_seeds(self) -> int: ...
     @property
     def max_record_bytes(self) -> int: ...
 
@@ -163,7 +166,7 @@ class SampleSet:
 
     def decode(
         self, meta: np.ndarray, where: str, cache_rows: Mapping[str, int] | None = None
-    ) -> tuple[BatchGraph, record.AddressTable]:
+    ) -> tuple[BatchGraph, AddressTable]:
         """Decodes a record of this run (:func:`record.decode`), whose ids and labels must be of its graph."""
         return record.decode(
             meta, where, num_nodes=self._graph_nodes, num_classes=self._classes, cache_rows=cache_rows
@@ -190,6 +193,10 @@ class SampleSet:
     @property
     def max_nodes(self) -> int:
         return int(self.num_nodes.max(initial=0))
+
+    @property
+    def max_seeds(self) -> int:
+        return int(self.nodes_per_hop[:, 0].max(initial=0))
 
 
 def open_samples(runtime: Runtime, path: Path, graph: Graph | None = None) -> SampleSet:

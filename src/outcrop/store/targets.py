@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import numpy as np
 
-from outcrop.runtime import Runtime
+from outcrop.runtime.runtime import Runtime
 from outcrop.store.batches import BatchGraph
 from outcrop.store.graph import UNKNOWN_MULTILABEL, Graph
 
@@ -31,6 +32,13 @@ class Targets:
 
     def __call__(self, batch: BatchGraph) -> BatchGraph:
         return replace(batch, labels=self.of(batch.n_id[: batch.num_seeds]))
+
+
+def target_bytes(graph: Graph, seeds: int) -> int:
+    """Bytes of the targets of ``seeds`` nodes, float32; 0 where labels are classes or there are none."""
+    if graph.label_kind == "class" or not graph.has("labels"):
+        return 0
+    return 4 * seeds * math.prod(graph.spec("labels").shape[1:])
 
 
 def open_targets(graph: Graph, runtime: Runtime) -> Targets | None:

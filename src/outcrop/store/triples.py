@@ -12,7 +12,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from outcrop.errors import FormatError
-from outcrop.runtime import Runtime
+from outcrop.runtime.runtime import Runtime
 from outcrop.store import manifest as manifests
 from outcrop.store.arrays import DiskArray
 from outcrop.store.graph import SPLITS

@@ -1,1 +1,6 @@
-"""What a training is made of beside its loop: learning rates, callbacks, class weights, when to stop."""
+"""Training: ``loop`` learns, ``evaluate`` scores, ``checks`` refuses what cannot work. ``rates``, ``callbacks``,
+``weights`` (of classes) and ``objectives`` (losses, metrics) are what the loop is made of.
+
+``supply`` says where batches come from: a run, ``pools`` of a few epochs each, which a process with ``background``
+prepares meanwhile, rows that mode ``online`` writes ahead (``spool``), or drawing as they are wanted.
+"""

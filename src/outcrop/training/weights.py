@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from outcrop.errors import ArgumentError
-from outcrop.runtime import Runtime
+from outcrop.runtime.runtime import Runtime
 from outcrop.store.graph import Graph
 
 _BLOCK_NODES = 1 << 16
@@ -26,17 +26,22 @@ def class_weights(
     Raises:
         ArgumentError: Not one weight per class.
     """
+    check_class_weights(graph, wanted)
+    if wanted is None or isinstance(wanted, str):
+        return None if wanted is None else _balanced(_count_classes(graph, runtime))
+    return tuple(float(weight) for weight in wanted)
+
+
+def check_class_weights(graph: Graph, wanted: str | Sequence[float] | None) -> None:
+    """Raises ArgumentError where ``wanted`` are no weights for the classes of ``graph``; reads no labels."""
     if wanted is not None and graph.label_kind != "class":
         raise ArgumentError(
             f"class weights are for classes; {graph.path} has labels of kind {graph.label_kind}"
         )
-    if wanted is None or isinstance(wanted, str):
-        return None if wanted is None else _balanced(_count_classes(graph, runtime))
-    if len(wanted) != graph.num_classes:
+    if wanted is not None and not isinstance(wanted, str) and len(wanted) != graph.num_classes:
         raise ArgumentError(
             f"{len(wanted)} class weights are given for {graph.num_classes} classes: give one per class, or 'balanced'"
         )
-    return tuple(float(weight) for weight in wanted)
 
 
 def _balanced(counts: np.ndarray) -> tuple[float, ...]:

@@ -19,6 +19,8 @@ _SAMPLE_POINTERS = {
     "sample_number": range(2, 10),
     "sample_relabel": range(2, 13),
     "sample_advance": range(7),
+    "sample_look_up": (0, 1, *range(3, 7)),
+    "sample_list_missing": range(1, 7),
 }
 
 
@@ -30,6 +32,12 @@ def work_of(name: str, entry: str, warps: int, arguments: list[int]) -> Work:
     return Work(entry, run, tuple(span for span in spans if span.num_bytes))
 
 
+_QUEUE = (*range(4), 5, 6, 8, *range(10, 13))
+_QUEUE_POINTERS: dict[str, tuple[tuple[int, ...], Callable[..., object]]] = {
+    "io_submit": ((*_QUEUE, 17, 18, 25, 29), _core.twin_io_submit),
+    "io_complete": ((*_QUEUE, 13), _core.twin_io_complete),
+}
+
 Launch = tuple[list[Span], Callable[[], object]]
 
 
@@ -40,18 +48,20 @@ def _pointers(addresses: list[int]) -> list[Span]:
 
 def _sample(entry: str, warps: int, arguments: list[int]) -> Launch:
     pointers = _SAMPLE_POINTERS.get(entry, (0, 2, *range(4, 7), *range(9, 15)))
-    there = [arguments[at] for at in pointers if arguments[at]]  # lists may be nowhere
+    there = [arguments[at] for at in pointers if arguments[at]]  # caches may be nowhere
     return _pointers(there), lambda: _core.twin_sample(entry, warps, arguments)
 
 
 def _io_queue(entry: str, warps: int, arguments: list[int]) -> Launch:
-    a = arguments
-    pointers = [*a[:4], a[5], a[6], a[8], a[10]]
+    table, fetched, queues, *rest = arguments
+    words = _core.SUBMIT_WORDS if entry == "io_submit" else _core.COMPLETE_WORDS
+    pointers, run = _QUEUE_POINTERS[entry]
     if entry == "io_submit":
-        assert warps == 1  # one block, which rings once
-        pointers += [a[15], a[16], *filter(None, a[23:24])]
-        return _pointers(pointers), lambda: _core.twin_io_submit(a)
-    return _pointers([*pointers, a[11]]), lambda: _core.twin_io_complete(a)
+        assert warps % queues == 0  # a block for each, which rings once
+    rows = bytes_at(table, 8 * queues * words).view(np.int64).reshape(queues, words)
+    there = [int(row[at]) for row in rows for at in pointers if row[at]]  # places and spaces may be nowhere
+    spans = [Span(table, rows.nbytes), Span(fetched, rows.nbytes), *_pointers(there)]
+    return spans, lambda: run(table, queues, *rest)
 
 
 def _assemble(entry: str, warps: int, arguments: list[int]) -> Launch:

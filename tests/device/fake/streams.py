@@ -87,6 +87,7 @@ class Streams:
     Attributes:
         waits: What the host waited for the device in, call by call.
         error: Of work that failed, for good.
+        used: Numbers of streams that were given work.
     """
 
     def __init__(self, schedule: Schedule):
@@ -95,6 +96,7 @@ class Streams:
         self.default = Stream(0)
         self.waits: list[str] = []
         self.error: str | None = None
+        self.used: set[int] = set()
         self._numbers = count(1)
         self._pending: dict[Stream, None] = {}
         self._current = threading.local()
@@ -136,13 +138,15 @@ class Streams:
         with self.lock:
             stream.queue.append(work)
             stream.given += 1
-            stream.last = stream.last if work.note else stream.given
+            if not work.note:
+                stream.last = stream.given
+                self.used.add(stream.number)
             self._pending[stream] = None
             if not self._running:
                 self._take_notes(stream)
             if len(stream.queue) > MOST_QUEUED:
                 self.advance(stream, stream.done + 1)
-            if not self._running:
+            if not self._running and not work.note:  # when garbage is collected does not change what is drawn
                 self.schedule.called(self)
 
     def host_wait(self, name: str, stream: Stream, number: int | None = None) -> None:
@@ -166,7 +170,9 @@ class Streams:
                 self._step(stream)
 
     def ready(self) -> list[Stream]:
-        """Streams whose first item waits for no fence."""
+        """Streams whose first item, other than notes, waits for no fence."""
+        for stream in list(self._pending):
+            self._take_notes(stream)  # of finalizers that ran in the middle of work
         return [s for s in self._pending if (after := s.queue[0].after) is None or after.passed]
 
     def step(self, stream: Stream) -> None:

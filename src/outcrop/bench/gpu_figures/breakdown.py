@@ -13,19 +13,20 @@ from itertools import pairwise
 from statistics import median
 from typing import Any
 
-from outcrop.api.run import open_session
 from outcrop.bench.epoch import ensure_graph
 from outcrop.bench.gpu_figures.measure import Case, Setup, Watch, mean
 from outcrop.bench.gpu_figures.result import Benchmark, Cases
 from outcrop.config import DeviceConfig, SampleConfig, TrainConfig
-from outcrop.feeders import SampledGraphs
-from outcrop.rows import open_rows
-from outcrop.runtime import Runtime
-from outcrop.sampling import BatchSampler
-from outcrop.stages import load
-from outcrop.stages import train as training
-from outcrop.stages.evaluate import evaluate
+from outcrop.loading import session as load
+from outcrop.loading.feeders import SampledGraphs
+from outcrop.loading.open import open_session
+from outcrop.rows import HostRows
+from outcrop.runtime import memory_tables
+from outcrop.runtime.runtime import Runtime
+from outcrop.sampling.sampler import BatchSampler
 from outcrop.store.graph import Graph, open_graph
+from outcrop.training import loop as training
+from outcrop.training.evaluate import evaluate
 
 _SAMPLING = SampleConfig(fanouts=(10, 10), batch_size=1024)
 COPY, IN_PLACE, OVERLAPPED = "copy", "in place", "in place, overlapped"
@@ -34,8 +35,10 @@ COPY, IN_PLACE, OVERLAPPED = "copy", "in place", "in place, overlapped"
 def _copying(graph: Graph, runtime: Runtime, to: DeviceConfig) -> load.LoadSession:
     """Mode ``memory`` as it would be without unified memory."""
     pool = load.make_pool(graph, runtime, slots=2, max_nodes=0, to=to)
-    rows = open_rows(graph, runtime, "memory")
-    graphs = SampledGraphs(BatchSampler(graph, _SAMPLING, runtime, share=0.25))
+    rows = HostRows(graph.array(runtime, "features"), runtime)
+    graphs = SampledGraphs(
+        BatchSampler(graph, _SAMPLING, runtime, share=memory_tables.GROWING_SAMPLER.fraction)
+    )
     return load.row_session(graph, graphs, rows, pool, runtime, to)
 
 

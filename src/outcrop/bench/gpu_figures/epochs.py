@@ -15,12 +15,13 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from outcrop.api.prepare import prepare
+from outcrop.api.prepare import prepare_with_report as prepare
 from outcrop.api.train import train
 from outcrop.bench.epoch import ensure_graph
 from outcrop.bench.gpu_figures.measure import Case, Setup
 from outcrop.bench.gpu_figures.result import Bar, Benchmark, Cases
 from outcrop.config import CACHE_STRATEGIES
+from outcrop.loading.modes import mode_named
 
 _BATCHES: dict[str, Any] = {"fanouts": (10, 10), "batch_size": 1024}
 _CAPS = (0.1, 0.3, 0.5)
@@ -54,10 +55,10 @@ def _train(setup: Setup, mode: str, cap: float | None = 0.1, *, on_gpu: bool = T
         "on_choice": _quiet,
         "device": device,
         "memory": memory,
-        "evaluate_every": 1 if mode == "belady" else epochs,  # belady plans for validating
+        "evaluate_every": 1 if mode_named(mode).plans_evaluation else epochs,
         **more,
     }
-    if mode not in ("packed", "belady"):
+    if not mode_named(mode).needs_run:
         return train(graph, mode=mode, sample_epochs=1, **_BATCHES, **options)
     run = graph.with_suffix(f".{mode}.run")
     shutil.rmtree(run, ignore_errors=True)
@@ -146,7 +147,9 @@ def _accuracies(setup: Setup) -> Cases:
 
 def _accuracy(setup: Setup, mode: str) -> Case:
     epochs = max(setup.sizes.epochs, min(_ACCURACY_EPOCHS, 3 * setup.sizes.epochs))
-    report = _train(setup, mode, None if mode == "memory" else 0.3, epochs=epochs, evaluate_every=1)
+    report = _train(
+        setup, mode, 0.3 if mode_named(mode).takes_run_budget else None, epochs=epochs, evaluate_every=1
+    )
     seconds = [epoch["seconds"] for epoch in report.epochs]
     curve = [epoch["valid_accuracy"] for epoch in report.epochs]
     ends = list(accumulate(seconds))

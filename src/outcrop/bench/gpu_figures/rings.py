@@ -16,15 +16,16 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from outcrop import _core, unified
+import outcrop._core as _core
+from outcrop import unified
 from outcrop.bench.gpu_figures.gradients import inputs, plain
 from outcrop.bench.gpu_figures.measure import Case, Setup, Timed, Ways, in_turns
 from outcrop.bench.gpu_figures.result import Bar, Benchmark, Cases
 from outcrop.config import IoConfig
 from outcrop.embed import fused
 from outcrop.errors import DeviceError
-from outcrop.gpuio import GpuDiskRows, RingFile, SlabRings
-from outcrop.runtime import Runtime
+from outcrop.rows.rings import GpuDiskRows, RingFile, SlabRings
+from outcrop.runtime.runtime import Runtime
 from outcrop.store.arrays import DiskArray
 from outcrop.store.manifest import ArraySpec
 
@@ -245,6 +246,7 @@ def _together(setup: Setup) -> Case:
     given = inputs(setup, setup.sizes.queries)
     gradients = partial(fused.softmax if fused.usable(setup.device) else plain, *given)
     with _opened(setup, _PAGE) as file:
+        file.check()
         # On the stream of the gradients, rows would be read after them: what they are read to waits for its stream.
         stream = setup.gpu.new_stream(setup.index)
 

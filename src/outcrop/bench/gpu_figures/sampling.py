@@ -14,13 +14,13 @@ from outcrop.bench.epoch import ensure_graph
 from outcrop.bench.gpu_figures.measure import Case, Setup, Ways, in_turns
 from outcrop.bench.gpu_figures.result import Benchmark, Cases
 from outcrop.config import SampleConfig
-from outcrop.device_sampling import DeviceSampler, Drawn
 from outcrop.errors import DeviceError
-from outcrop.runtime import Runtime
-from outcrop.sampling import SPLIT_CODES, epoch_seeds, split_ids
+from outcrop.runtime.runtime import Runtime
+from outcrop.sampling.gpu import DeviceSampler, Drawn
+from outcrop.sampling.seeds import SPLIT_CODES, epoch_seeds, split_ids
+from outcrop.sampling.topology import load_topology
 from outcrop.store.graph import open_graph
 from outcrop.store.minibatch import as_tensor
-from outcrop.store.topology import load_topology
 
 _BATCHES, _BATCH = 32, 1024
 

@@ -2,13 +2,13 @@
 
 Of these candidates the one with the fewest states that leaves no swap bare; the search ends at the lower bound.
 
-1. Exact orders (core/order/exact.h): every pair meets once, no load brings fewer than ``c - 1`` new pairs together. A
-   depth-first search finds them for up to 14 partitions. For more it looks for a short block of swaps that, repeated
-   under a rotation of the partitions, makes the whole order. With 3 resident partitions it finds one for every ``p``
-   of the form 4 k + 1 up to 61, and for 12, 16, 20 and 28.
+1. Exact orders (core/embed/order_exact.h): every pair meets once, no load brings fewer than ``c - 1`` new pairs
+   together. A depth-first search finds them for up to 14 partitions. For more it looks for a short block of swaps that,
+   repeated under a rotation of the partitions, makes the whole order. With 3 resident partitions it finds one for
+   every ``p`` of the form 4 k + 1 up to 61, and for 12, 16, 20 and 28.
 2. Other numbers of partitions have the largest such order below, and the rest as guests: a guest comes for a moment
    where ``c - 1`` partitions stay that it lacks.
-3. A beam search (core/order/beam.h), up to 64 partitions.
+3. A beam search (core/embed/order_beam.h), up to 64 partitions.
 4. Of ``p = k c + 1 + r`` partitions, ``2 k + 1`` are *points*, the others *columns*. The complete graph on the points
    falls into ``k`` Hamiltonian cycles (Walecki). ``c - 2`` columns stay while the points pass by along one cycle, the
    next along the next; a swap keeps the columns and the point before, so a new point meets all of them. The columns
@@ -22,7 +22,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from outcrop import _core
+import outcrop._core as _core
 from outcrop.embed.orders.beta import beta_states
 from outcrop.embed.orders.construct import columns_then_greed, columns_then_sweeps, with_guests
 from outcrop.embed.orders.order import Order, State, deferred, least_states

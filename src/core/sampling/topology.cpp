@@ -1,0 +1,39 @@
+#include "sampling/topology.h"
+
+#include <algorithm>
+#include <string>
+
+#include "base/error.h"
+
+namespace outcrop {
+
+ListRange checked_range(int64_t node, int64_t begin, int64_t end, int64_t num_edges) {
+  if (begin < 0 || end < begin || end > num_edges)
+    throw Error(ErrorKind::format, "the topology is damaged: the neighbours of node " + std::to_string(node) +
+                                       " are said to lie at " + std::to_string(begin) + ".." +
+                                       std::to_string(end) + " of " + std::to_string(num_edges) +
+                                       "; run outcrop verify");
+  return {begin, end - begin};
+}
+
+void refuse_neighbour(int64_t neighbour, int64_t num_nodes) {
+  throw Error(ErrorKind::format, "the topology is damaged: neighbour " + std::to_string(neighbour) +
+                                     " in a graph of " + std::to_string(num_nodes) +
+                                     " nodes; run outcrop verify");
+}
+
+void count_in_neighbours(const Topology& topology, std::span<const int64_t> ids, int32_t* out) {
+  constexpr size_t kAhead = 16;
+  with_indices(topology, [&](const auto* indices) {
+    using Index = std::decay_t<decltype(*indices)>;
+    for (size_t i = 0; i < ids.size(); ++i) {
+      if (i + kAhead < ids.size()) __builtin_prefetch(&topology.indptr[ids[i + kAhead]]);
+      const ListRange list = range_of(topology, ids[i]);
+      const Index* begin = indices + list.start;
+      const auto [low, high] = std::equal_range(begin, begin + list.degree, static_cast<Index>(ids[i]));
+      out[i] = static_cast<int32_t>(std::min<int64_t>(list.degree - (high - low), INT32_MAX));
+    }
+  });
+}
+
+}  // namespace outcrop

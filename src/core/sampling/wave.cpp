@@ -1,0 +1,388 @@
+#include "sampling/wave.h"
+
+#include <algorithm>
+#include <string>
+#include <type_traits>
+#include <utility>
+
+#include "base/error.h"
+
+namespace outcrop {
+
+// PagedTopology
+
+void PagedTopology::read_ranges(std::span<const int64_t> ids, int64_t* ends) {
+  for (int64_t id : ids)
+    if (id < 0 || id >= num_nodes)
+      throw Error(ErrorKind::argument, "node " + std::to_string(id) + " is out of range");
+  if (indptr) {
+    for (size_t i = 0; i < ids.size(); ++i)
+      ends[2 * i] = indptr[ids[i]], ends[2 * i + 1] = indptr[ids[i] + 1];
+  } else {
+    std::vector<Piece> pieces;
+    const size_t group = std::max<size_t>(1, scratch->pieces() / 2);
+    for (size_t begin = 0; begin < ids.size(); begin += group) {
+      pieces.clear();
+      const size_t n = std::min(group, ids.size() - begin);
+      for (size_t i = 0; i < n; ++i)
+        indptr_pages->add_pieces(pieces, static_cast<uint64_t>(ids[begin + i]), 2,
+                                 static_cast<uint32_t>(2 * i));
+      indptr_pages->gather(*scratch, pieces, reinterpret_cast<std::byte*>(ends + 2 * begin));
+    }
+  }
+  for (size_t i = 0; i < ids.size(); ++i) checked_range(ids[i], ends[2 * i], ends[2 * i + 1], num_edges);
+}
+
+void PagedTopology::read_neighbours(std::span<const int64_t> positions, int64_t* out) {
+  for (int64_t p : positions)
+    if (p < 0 || p >= num_edges)
+      throw Error(ErrorKind::argument, "edge position " + std::to_string(p) + " is out of range");
+  std::vector<Piece> pieces;
+  std::vector<uint32_t> narrow;
+  for (size_t begin = 0; begin < positions.size(); begin += scratch->pieces()) {
+    const size_t n = std::min(scratch->pieces(), positions.size() - begin);
+    pieces.clear();
+    for (size_t i = 0; i < n; ++i)
+      pieces.push_back({static_cast<uint64_t>(positions[begin + i]), 1, static_cast<uint32_t>(i)});
+    if (indices->element_bytes() == 8) {
+      indices->gather(*scratch, pieces, reinterpret_cast<std::byte*>(out + begin));
+      continue;
+    }
+    narrow.resize(n);
+    indices->gather(*scratch, pieces, reinterpret_cast<std::byte*>(narrow.data()));
+    std::copy(narrow.begin(), narrow.end(), out + begin);
+  }
+}
+
+void PagedTopology::read_lists(PagedArray& array, std::span<const int64_t> ends, std::byte* out) {
+  std::vector<Piece> pieces;
+  uint32_t wanted = 0;  // elements of these pieces
+  const auto read = [&] {
+    array.gather(*scratch, pieces, out);
+    out += uint64_t{wanted} * array.element_bytes();
+    pieces.clear();
+    wanted = 0;
+  };
+  constexpr uint64_t kMost = 1 << 20;  // elements of a list that are planned at a time
+  for (size_t i = 0; i + 1 < ends.size(); i += 2)
+    for (auto at = static_cast<uint64_t>(ends[i]), end = static_cast<uint64_t>(ends[i + 1]); at < end;) {
+      const uint64_t n = std::min(end - at, kMost);
+      array.add_pieces(pieces, at, n, wanted);
+      at += n, wanted += static_cast<uint32_t>(n);
+      if (pieces.size() >= scratch->pieces() || wanted >= kMost) read();
+    }
+  read();
+}
+
+// PagedBatch
+
+PagedBatch::PagedBatch(const PagedTopology& topology, const SamplerOptions& options)
+    : topology_(topology), options_(options), batch_(topology.num_nodes, options.max_batch_bytes) {}
+
+void PagedBatch::begin(std::span<const int64_t> seeds, BatchKey key, BatchScratch& scratch) {
+  batch_.begin(seeds, scratch);
+  key_ = key;
+  induced_ = false;
+}
+
+void PagedBatch::begin_pass(std::span<const int64_t> nodes) {
+  nodes_ = nodes;
+  ranges_.clear();
+  check_memory();
+  ranges_.reserve(2 * nodes.size());
+  planned_ranges_ = 0;
+}
+
+void PagedBatch::begin_hop(size_t hop) {
+  hop_key_ = hop_key(options_.seed, key_, hop);
+  hop_ = hop;
+  fanout_ = options_.fanouts[hop];
+  chosen_.clear();
+  chosen_ends_.clear();
+  begin_pass(batch_.frontier());
+}
+
+void PagedBatch::begin_induced() {
+  induced_ = true;
+  batch_.enter(induced_scratch_);
+  batch_.begin_induced();
+  begin_pass(batch_.nodes());
+}
+
+bool PagedBatch::plan_ranges(size_t room, std::vector<Piece>& pieces) {
+  if (topology_.indptr) {
+    for (int64_t node : nodes_) add_range(node, topology_.indptr[node], topology_.indptr[node + 1]);
+    return false;
+  }
+  const size_t begin = planned_ranges_;
+  int64_t from, to;
+  for (; planned_ranges_ < nodes_.size() && 2 * (planned_ranges_ - begin) + 2 <= room; ++planned_ranges_)
+    if (!topology_.find_cached(nodes_[planned_ranges_], from, to))
+      topology_.indptr_pages->add_pieces(pieces, static_cast<uint64_t>(nodes_[planned_ranges_]), 2,
+                                         static_cast<uint32_t>(2 * (planned_ranges_ - begin)));
+  return planned_ranges_ > begin;
+}
+
+void PagedBatch::take_ranges(const int64_t* ends) {
+  for (size_t i = ranges_.size() / 2; i < planned_ranges_; ++i, ends += 2)
+    add_range(nodes_[i], ends[0], ends[1]);
+}
+
+// `begin` and `end` count where the list is not cached.
+void PagedBatch::add_range(int64_t node, int64_t begin, int64_t end) {
+  if (!topology_.find_cached(node, begin, end)) checked_range(node, begin, end, topology_.num_edges);
+  ranges_.push_back(begin);
+  ranges_.push_back(end);
+}
+
+void PagedBatch::begin_lists(Stage stage) {
+  stage_ = stage;
+  node_ = 0;
+  open_ = false;
+  const bool uniform = options_.kind == SamplerKind::neighbor || options_.kind == SamplerKind::shadow;
+  if (stage != Stage::neighbours || !uniform) return;
+  size_t kept = 0;  // known before it is read
+  for (size_t i = 0; i < nodes_.size(); ++i)
+    kept += static_cast<size_t>(UniformDraw::count(range(i).degree, fanout_, options_.replace));
+  check_memory(kept);
+  batch_.reserve_kept(kept);
+}
+
+// What of the list of node_ is wanted.
+void PagedBatch::open_list() {
+  const ListRange list = range(node_);
+  open_ = true;
+  done_ = 0;
+  whole_ = true;
+  length_ = list.degree;
+  if (stage_ != Stage::neighbours) return;
+  if (options_.kind == SamplerKind::weighted) {
+    const int64_t begin = node_ ? chosen_ends_[node_ - 1] : 0;
+    whole_ = false;
+    positions_.assign(chosen_.begin() + begin, chosen_.begin() + chosen_ends_[node_]);
+    length_ = static_cast<int64_t>(positions_.size());
+  } else if (options_.kind != SamplerKind::labor &&
+             (options_.replace || (fanout_ != -1 && list.degree > fanout_))) {
+    whole_ = false;
+    positions_.clear();
+    length_ =
+        draw_.places(positions_, hop_key_, nodes_[node_], list.start, list.degree, fanout_, options_.replace);
+  }
+}
+
+bool PagedBatch::plan(size_t room, std::vector<Piece>& pieces) {
+  const PagedArray& array = stage_ == Stage::weights ? *topology_.weights : *topology_.indices;
+  segments_.clear();
+  size_t used = 0;
+  while (node_ < nodes_.size() && used < room) {
+    if (!open_) open_list();
+    const auto take =
+        static_cast<size_t>(std::min<int64_t>(length_ - done_, static_cast<int64_t>(room - used)));
+    const bool first = done_ == 0;
+    if (whole_)
+      array.add_pieces(pieces, static_cast<uint64_t>(ranges_[2 * node_] + done_), take,
+                       static_cast<uint32_t>(used));
+    else
+      for (size_t i = 0; i < take; ++i)
+        pieces.push_back({static_cast<uint64_t>(positions_[static_cast<size_t>(done_) + i]), 1,
+                          static_cast<uint32_t>(used + i)});
+    done_ += static_cast<int64_t>(take);
+    used += take;
+    const bool last = done_ == length_;
+    segments_.push_back({static_cast<uint32_t>(node_), static_cast<uint32_t>(take), first, last});
+    if (!last) break;
+    ++node_;
+    open_ = false;
+  }
+  return !segments_.empty();
+}
+
+template <class Index>
+void PagedBatch::take_neighbours(const Index* values, const Segment& segment) {
+  const int64_t degree = range(segment.node).degree;
+  if (options_.kind == SamplerKind::labor && !labor_takes_all(degree, fanout_)) {
+    const uint64_t bound = labor_bound(degree, fanout_);
+    const LaborNumbers number(options_.seed, key_, hop_, options_.dependency);
+    batch_.keep_if(values, segment.count, [&](uint64_t id) { return number(id) < bound; });
+  } else {
+    batch_.keep(values, segment.count);
+  }
+  if (segment.last) batch_.end_row();
+}
+
+void PagedBatch::take_weights(const float* values, const Segment& segment) {
+  if (segment.first) race_.start(hop_key_, nodes_[segment.node], range(segment.node).degree, fanout_);
+  race_.add(values, segment.count);
+  if (!segment.last) return;
+  race_.finish(chosen_, ranges_[2 * segment.node]);
+  chosen_ends_.push_back(static_cast<int64_t>(chosen_.size()));
+}
+
+template <class Element>
+void PagedBatch::take(const Element* values) {
+  check_memory();
+  for (const Segment& segment : segments_) {
+    if constexpr (std::is_same_v<Element, float>) {
+      take_weights(values, segment);
+    } else if (stage_ == Stage::induced) {
+      batch_.keep_inside(values, segment.count);
+      if (segment.last) batch_.end_row();
+    } else {
+      take_neighbours(values, segment);
+    }
+    values += segment.count;
+  }
+  check_memory();
+}
+
+// Ranges of the pass, and what was chosen by weight, come on top of the batch itself.
+void PagedBatch::check_memory(size_t more_kept) const {
+  batch_.check_kept(more_kept, 2 * sizeof(int64_t) * nodes_.size() +
+                                   sizeof(int64_t) * (chosen_.size() + chosen_ends_.size()));
+}
+
+void PagedBatch::finish_hop(BatchScratch& scratch) {
+  batch_.enter(scratch);
+  batch_.finish_hop();
+  batch_.release_kept();
+}
+
+// WaveSampler
+
+WaveSampler::WaveSampler(std::shared_ptr<WorkerPool> workers, std::shared_ptr<PagedTopology> topology,
+                         Budget& budget, SamplerOptions options, size_t wave)
+    : workers_(std::move(workers)),
+      topology_(std::move(topology)),
+      options_(std::move(options)),
+      scratch_(workers_->threads()) {
+  check_options(options_, topology_->weights != nullptr);
+  wave = std::max<size_t>(wave, 1);
+  for (size_t i = 0; i < wave; ++i) batches_.push_back(std::make_unique<PagedBatch>(*topology_, options_));
+  room_ = std::max<size_t>(topology_->scratch->pieces() / wave, 64);
+  pieces_bytes_ = budget.reserve("topology-scratch", 2 * sizeof(Piece) * wave * room_);
+  values_ = Buffer(budget, "topology-scratch", sizeof(int64_t) * wave * room_);
+  pieces_of_.resize(wave);
+  for (auto& pieces : pieces_of_) pieces.reserve(room_);
+  pieces_.reserve(wave * room_);
+}
+
+void WaveSampler::each(size_t count, const std::function<void(PagedBatch&)>& fn) {
+  workers_->run(count, [&](size_t b, unsigned) { fn(*batches_[b]); });
+}
+
+void WaveSampler::finish_hop(size_t count) {
+  workers_->run(count, [&](size_t b, unsigned worker) { batches_[b]->finish_hop(scratch_[worker]); });
+}
+
+// plan(batch, pieces) says whether the batch wants something; take(batch, values) gets it.
+template <class Plan, class Take>
+void WaveSampler::rounds(size_t count, PagedArray& array, Plan&& plan, Take&& take) {
+  std::vector<char> wants(count, 1);
+  for (;;) {
+    workers_->run(count, [&](size_t b, unsigned) {
+      pieces_of_[b].clear();
+      wants[b] = wants[b] && plan(*batches_[b], pieces_of_[b]);
+    });
+    if (std::find(wants.begin(), wants.end(), 1) == wants.end()) return;
+    pieces_.clear();
+    for (size_t b = 0; b < count; ++b)
+      for (Piece piece : pieces_of_[b]) {
+        piece.out += static_cast<uint32_t>(b * room_);
+        pieces_.push_back(piece);
+      }
+    array.gather(*topology_->scratch, pieces_, values_.data());
+    workers_->run(count, [&](size_t b, unsigned) {
+      if (wants[b]) take(*batches_[b], values_.data() + b * room_ * array.element_bytes());
+    });
+  }
+}
+
+void WaveSampler::read_ranges(size_t count) {
+  if (topology_->indptr)
+    return each(count, [](PagedBatch& b) {
+      std::vector<Piece> none;
+      b.plan_ranges(0, none);
+    });
+  rounds(
+      count, *topology_->indptr_pages,
+      [&](PagedBatch& b, std::vector<Piece>& pieces) { return b.plan_ranges(room_, pieces); },
+      [](PagedBatch& b, const std::byte* ends) { b.take_ranges(reinterpret_cast<const int64_t*>(ends)); });
+}
+
+void WaveSampler::read_weights(size_t count) {
+  each(count, [](PagedBatch& b) { b.begin_weights(); });
+  rounds(
+      count, *topology_->weights,
+      [&](PagedBatch& b, std::vector<Piece>& pieces) { return b.plan(room_, pieces); },
+      [](PagedBatch& b, const std::byte* values) { b.take(reinterpret_cast<const float*>(values)); });
+}
+
+void WaveSampler::read_neighbours(size_t count) {
+  each(count, [](PagedBatch& b) { b.begin_neighbours(); });
+  const bool narrow = topology_->indices->element_bytes() == 4;
+  rounds(
+      count, *topology_->indices,
+      [&](PagedBatch& b, std::vector<Piece>& pieces) { return b.plan(room_, pieces); },
+      [narrow](PagedBatch& b, const std::byte* values) {
+        if (narrow)
+          b.take(reinterpret_cast<const uint32_t*>(values));
+        else
+          b.take(reinterpret_cast<const int64_t*>(values));
+      });
+}
+
+void WaveSampler::draw_hop(size_t count) {
+  if (hops_ == options_.fanouts.size()) throw Error(ErrorKind::argument, "all hops of the batch were drawn");
+  each(count, [this](PagedBatch& b) { b.begin_hop(hops_); });
+  read_ranges(count);
+  if (options_.kind == SamplerKind::weighted) read_weights(count);
+  read_neighbours(count);
+  finish_hop(count);
+  ++hops_;
+}
+
+void WaveSampler::induce(size_t count) {
+  if (options_.kind != SamplerKind::shadow) return;
+  each(count, [](PagedBatch& b) { b.begin_induced(); });
+  read_ranges(count);
+  read_neighbours(count);
+  each(count, [](PagedBatch& b) { b.finish_induced(); });
+}
+
+std::vector<SampledBatch> WaveSampler::sample(std::span<const int64_t> seeds,
+                                              std::span<const int64_t> offsets, BatchKey key) {
+  const size_t count = offsets.size() - 1;
+  workers_->run(count, [&](size_t b, unsigned worker) {
+    const auto begin = static_cast<size_t>(offsets[b]), end = static_cast<size_t>(offsets[b + 1]);
+    batches_[b]->begin(seeds.subspan(begin, end - begin), {key.split, key.epoch, key.batch + b},
+                       scratch_[worker]);
+  });
+  for (hops_ = 0; hops_ < options_.fanouts.size();) draw_hop(count);
+  induce(count);
+  std::vector<SampledBatch> out;
+  for (size_t b = 0; b < count; ++b) out.push_back(batches_[b]->result());
+  return out;
+}
+
+void WaveSampler::begin(std::span<const int64_t> seeds, BatchKey key) {
+  batches_.front()->begin(seeds, key, scratch_.front());
+  hops_ = 0;
+}
+
+std::span<const int64_t> WaveSampler::hop() {
+  draw_hop(1);
+  return batches_.front()->frontier();
+}
+
+uint64_t WaveSampler::most_batch_bytes() const {
+  uint64_t most = 0;
+  for (const auto& batch : batches_) most = std::max(most, batch->most_bytes());
+  return most;
+}
+
+SampledBatch WaveSampler::finish() {
+  induce(1);
+  return batches_.front()->result();
+}
+
+}  // namespace outcrop

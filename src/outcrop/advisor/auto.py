@@ -1,0 +1,177 @@
+"""Choices made for the user: looks at the machine and at a few batches, and settles budget, mode and disk space."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from outcrop.advisor import choose, machine, shapes
+from outcrop.advisor.choose import AUTO, Choice, Facts
+from outcrop.advisor.pages import page_bytes, page_runs
+from outcrop.config import SampleConfig, Size, format_bytes, parse_size
+from outcrop.loading.modes import Packed
+from outcrop.runtime import memory_tables, system
+from outcrop.runtime.runtime import Runtime
+from outcrop.sampling.sampler import BatchSampler
+from outcrop.sampling.topology import topology_bytes
+from outcrop.store import run as runs
+from outcrop.store.batches import BatchGraph
+from outcrop.store.graph import Graph
+from outcrop.store.profile import Profile
+
+_LOOKED_AT = 4
+
+
+def is_auto(memory: Size | None) -> bool:
+    return memory == AUTO
+
+
+def settle(
+    graph: Graph,
+    sampling: SampleConfig,
+    out: Path | None,
+    *,
+    epochs: int = 10,
+    model: str = "sage",
+    hidden: int | None = None,
+    disk_space: Size | None = None,
+    refresh: bool = False,
+    least_epochs: int | None = None,
+    profile: Profile | None = None,
+    available_bytes: int | None = None,
+) -> Choice:
+    """What to train ``graph`` with. A run that is there already, of the same batches, keeps what it was made with.
+
+    Args:
+        out: The run that exists or is to be made.
+        epochs: That will be trained.
+        refresh: On batches that are drawn anew for every pool.
+        least_epochs: Batches are prepared for as many of ``epochs`` as fit the disk, and a run of the same batches that
+            has at least so many stays; None: for ``sampling.epochs``, no more and no less.
+        profile: None: the one that is kept, measured where there is none (about 15 s).
+        available_bytes: None: asks the system.
+
+    Raises:
+        BudgetError: There is too little memory.
+    """
+    available = system.available_memory() if available_bytes is None else available_bytes
+    if out is not None and (out / runs.RUN_FILE).is_file():
+        info = runs.read(out)
+        same = sampling
+        if least_epochs is not None and info.sample.epochs >= least_epochs:
+            same = replace(sampling, epochs=info.sample.epochs)
+        if info.sample == same and info.graph_digest == graph.digest() and info.plan.memory is not None:
+            choose.memory_within(available)
+            return Choice(info.plan.memory, Packed.name, info.plan.disk_space, f"as {out.name} was made")
+    limit = None if disk_space is None else parse_size(disk_space, feature_bytes=graph.feature_bytes)
+    if sampling.sampler == "foreign":  # nobody can look at these batches ahead
+        memory = choose.memory_within(available)
+        return Choice(
+            memory,
+            Packed.name,
+            limit,
+            f"memory {format_bytes(memory)} of {format_bytes(available)} available",
+        )
+    profile = profile or machine.profile_of(graph.path.resolve().parent)
+    folder = graph.path if out is None else next(p for p in (out, *out.resolve().parents) if p.is_dir())
+    disk = os.statvfs(folder)
+    memory = choose.memory_within(available)
+    seen = look(graph, sampling, memory)
+    facts = Facts(
+        available_bytes=available,
+        free_disk_bytes=disk.f_bavail * disk.f_frsize,
+        epochs=epochs,
+        pool=sampling.epochs,
+        refresh=refresh,
+        compute_s=_step_seconds(graph, seen, profile, model, hidden) * seen.count,
+        write_bytes_per_s=profile.write_bytes_per_s,
+        disk_space=limit,
+        **seen.facts(graph),
+    )
+    if least_epochs is not None:
+        facts = replace(facts, pool=choose.whole_epochs(facts), refresh=True)
+    return choose.choose(facts, profile.hardware())
+
+
+@dataclass(frozen=True)
+class Seen:
+    """The first batches of an epoch.
+
+    Attributes:
+        count, seeds: Of the whole epoch.
+        drawn_s: CPU seconds that drawing one took.
+        missing: Share of their rows that no cache within the budget would hold; at the most.
+    """
+
+    batches: list[BatchGraph]
+    count: int
+    seeds: int
+    drawn_s: float
+    missing: float
+
+    def facts(self, graph: Graph) -> dict[str, Any]:
+        """What :class:`outcrop.advisor.choose.Facts` wants to know of an epoch."""
+        spec, scale = graph.spec("features"), self.count / max(len(self.batches), 1)
+        read = sum(page_bytes(b.n_id, spec.stride_bytes, spec.stride_bytes) for b in self.batches)
+        requests = sum(page_runs(b.n_id, spec.stride_bytes, spec.stride_bytes) for b in self.batches)
+        return {
+            "batches": self.count,
+            "seeds": self.seeds,
+            "row_bytes": spec.stride_bytes,
+            "feature_bytes": graph.feature_bytes,
+            "rows": sum(b.num_nodes for b in self.batches) * scale,
+            "missing": self.missing,
+            "online_bytes": read * scale,
+            "online_requests": requests * scale,
+            "draw_s": self.drawn_s * self.count,
+        }
+
+
+def look(graph: Graph, sampling: SampleConfig, memory: int) -> Seen:
+    """Draws the first batches of an epoch within ``memory``."""
+    with Runtime(memory) as runtime:
+        sampler = BatchSampler(graph, sampling, runtime)
+        count = sampler.num_batches("train")
+        cpu, found = time.process_time(), sampler.epoch("train", 0)
+        batches = list(islice(found, _LOOKED_AT))
+        found.close()  # type: ignore[attr-defined]
+        drawn_s = (time.process_time() - cpu) / max(len(batches), 1)
+    seeds = len(sampler.ids["train"]) if sampling.task != "link" else count * sampling.batch_size
+    row_bytes = graph.spec("features").stride_bytes
+    buffers = memory_tables.BATCH_BUFFERS * max((b.num_nodes for b in batches), default=0) * row_bytes
+    left = memory - buffers - min(topology_bytes(graph), memory_tables.ONLINE_TOPOLOGY.bytes_of(memory))
+    missing = missing_share([b.n_id for b in batches], left // max(row_bytes, 1), graph.num_nodes)
+    return Seen(batches, count, seeds, drawn_s, missing)
+
+
+def missing_share(batches: Sequence[np.ndarray], cache_rows: int, num_nodes: int) -> float:
+    """Share of the last batch's rows that a cache would not hold which the others have filled: often wanted rows first.
+
+    What room they leave is for rows that were not seen, any of them.
+    """
+    *others, last = batches or [np.zeros(0, np.int64)]
+    if not len(last) or cache_rows >= num_nodes:
+        return 0.0
+    seen, times = np.unique(np.concatenate(others or [last[:0]]), return_counts=True)
+    held = seen[np.argsort(-times, kind="stable")[: max(cache_rows, 0)]]
+    unseen = max(cache_rows - len(seen), 0) / max(num_nodes - len(seen), 1)
+    return float((~np.isin(last, held)).mean() * (1 - unseen))
+
+
+def _step_seconds(graph: Graph, seen: Seen, profile: Profile, model: str, hidden: int | None) -> float:
+    """Of a training step on an average one of the batches seen, from the profile's step."""
+    nodes = np.mean([b.nodes_per_hop for b in seen.batches], axis=0)
+    edges = np.mean([b.edges_per_hop for b in seen.batches], axis=0)
+    network = shapes.Network(
+        model, graph.feature_dim, hidden or (128 if model == "gat" else 256), graph.num_classes
+    )
+    return shapes.scaled_step(
+        profile.steps.get(model, 0.0), network, shapes.Shape(tuple(nodes), tuple(edges))
+    )

@@ -1,0 +1,301 @@
+"""What an epoch reads in modes packed and online, counted over its batches, and what it computes, timed on a few.
+
+Batches are sampled ahead, or taken from a run.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import numpy as np
+
+from outcrop import device as devices
+from outcrop.advisor import shapes
+from outcrop.advisor.cost import Loading, Workload
+from outcrop.advisor.pages import page_bytes, page_runs
+from outcrop.config import IoConfig, PlanConfig, SampleConfig, Size, format_bytes, parse_size
+from outcrop.errors import BudgetError
+from outcrop.loading.feeders import OnlineFeeder
+from outcrop.loading.modes import Online, Packed
+from outcrop.loading.open import open_session
+from outcrop.loading.session import LoadSession
+from outcrop.preparation.prepare import PrepareRequest, prepare_within_limits, with_rates
+from outcrop.runtime.runtime import Runtime
+from outcrop.sampling.sampler import BatchSampler
+from outcrop.store.graph import Graph
+from outcrop.store.placement import open_placement
+from outcrop.store.profile import Profile
+from outcrop.store.record import PAGE_BYTES
+from outcrop.store.samples import SampleSet, open_samples
+
+_LARGE_READ = 1 << 20
+_TIMED_BATCHES, _TIMED_S = 3, 1.0
+_DRAWN_BATCHES = 8
+
+
+@dataclass(frozen=True)
+class Task:
+    """What is trained, and under which limits; ``run``: samples and plan that are there already."""
+
+    graph: Graph
+    model: str = "sage"
+    hidden: int | None = None
+    fanouts: tuple[int, ...] = (10, 10)
+    batch_size: int = 1024
+    sampler: str = "neighbor"
+    sample_epochs: int = 1
+    seed: int = 0
+    memory: int | None = None
+    gpu_memory: int = 0
+    disk_space: Size | None = None
+    device: str = "cpu"
+    run: Path | None = None
+    topology: str = "automatic"
+
+    @property
+    def sampling(self) -> SampleConfig:
+        return SampleConfig(
+            fanouts=self.fanouts,
+            batch_size=self.batch_size,
+            sampler=self.sampler,  # type: ignore[arg-type]
+            degrees=self.model == "gcn" and self.sampler != "shadow",
+            epochs=self.sample_epochs,
+            seed=self.seed,
+        )
+
+    @property
+    def limits(self) -> PlanConfig:
+        space = self.disk_space
+        return PlanConfig(
+            memory=self.memory,
+            gpu_memory=self.gpu_memory,
+            disk_space=None if space is None else parse_size(space, feature_bytes=self.graph.feature_bytes),
+        )
+
+    @property
+    def io(self) -> IoConfig:
+        return IoConfig(topology=self.topology)  # type: ignore[arg-type]
+
+
+@dataclass(frozen=True)
+class Counted:
+    """What an epoch of a task is made of: ``works`` by mode, and the mean shape of its batches."""
+
+    works: dict[str, Workload]
+    shape: shapes.Shape
+    network: shapes.Network
+    rows_bytes: int
+    disk_bytes: int
+    compute_s: float
+    assumptions: tuple[str, ...]
+
+
+def online_bytes(
+    session: LoadSession, graph: Graph, samples: SampleSet, runtime: Runtime, epoch: int = 0
+) -> tuple[int, int]:
+    """(bytes, requests) of the features that an epoch in mode ``online`` reads through ``session``: bytes exactly.
+
+    What the cache has not got is asked for hop by hop, and each page of a hop is read once. The batches are those of
+    ``samples``, which are the ones that the mode draws.
+    """
+    assert isinstance(session.feeder, OnlineFeeder)
+    buffer = runtime.budget.empty("advise", max(samples.max_nodes * samples.id_bytes, 1))
+    spec, read, requests = graph.spec("features"), 0, 0
+    for batch in samples.group("train").batches(epoch):
+        ids = samples.read_node_ids(batch, buffer).astype(np.int64)
+        whole = samples.manifest.config["sampler"] == "foreign"
+        parts = [ids] if whole else np.split(ids, np.cumsum(samples.nodes_per_hop[batch])[:-1])
+        for part in parts:
+            missing = session.feeder.rows.missing(part)
+            read += page_bytes(missing, session.feeder.row_bytes, spec.stride_bytes)
+            requests += page_runs(missing, session.feeder.row_bytes, spec.stride_bytes)
+    return read, requests
+
+
+def count(task: Task, profile: Profile | None = None, *, compute_s: float | None = None) -> Counted:
+    """Counts what an epoch of ``task`` reads in modes ``packed`` and ``online`` and times what it computes.
+
+    Args:
+        profile: Of this machine; None: neither computing nor drawing is timed.
+        compute_s: Of an epoch, where it is known already.
+
+    Raises:
+        BudgetError: The limits cannot be met.
+    """
+    with _planned(task) as (folder, predicted), Runtime() as runtime:
+        graph, samples = task.graph, open_samples(runtime, folder / "sample")
+        group = samples.group("train")
+        at = np.array(group.batches(0))
+        network = shapes.Network(task.model, graph.feature_dim, _width(task), graph.num_classes)
+        if compute_s is None and profile is not None:
+            compute_s = compute_seconds(task, samples, runtime)
+        compute = compute_s or 0.0
+        row_bytes = graph.spec("features").stride_bytes
+        rows, seeds = int(samples.num_nodes[at].sum()), int(samples.nodes_per_hop[at, 0].sum())
+        works = {
+            Packed.name: _packed_work(samples, at, predicted, folder, row_bytes, seeds, compute, runtime),
+        }
+        assumptions: list[str] = list(_ASSUMED)
+        try:
+            works[Online.name] = _online_work(
+                task, samples, at, row_bytes, seeds, compute, profile, assumptions
+            )
+        except BudgetError as error:
+            assumptions.append(f"online does not fit: {error}")
+        hops = samples.nodes_per_hop[at].mean(axis=0)
+        shape = shapes.Shape(tuple(map(float, hops)), _edges_of(samples, at))
+        return Counted(
+            works, shape, network, rows * row_bytes, int(predicted["disk_bytes"]), compute, tuple(assumptions)
+        )
+
+
+_ASSUMED = (
+    "every epoch is as the first one sampled; the first epoch of a process is slower",
+    "validation, test and checkpoints are not counted",
+    "a described machine reaches the rates that its file states; loading has cores of its own there",
+)
+
+
+@contextmanager
+def _planned(task: Task) -> Iterator[tuple[Path, dict[str, Any]]]:
+    """A folder with samples and plan, and what the plan predicts."""
+    if task.run is not None:
+        with Runtime() as runtime:
+            yield task.run, open_placement(runtime, task.run / "plan").predicted
+        return
+    beside = task.graph.path.parent
+    where = beside if os.access(beside, os.W_OK) else None
+    with TemporaryDirectory(prefix=".outcrop-advise-", dir=where) as folder:
+        out = Path(folder) / "run"
+        limits = with_rates(task.limits, task.sampling, task.graph, out)
+        request = PrepareRequest(task.graph, out, task.sampling, limits, stop_after="plan")
+        yield out, prepare_within_limits(request, IoConfig()).predicted
+
+
+def _width(task: Task) -> int:
+    return task.hidden or (128 if task.model == "gat" else 256)
+
+
+def _edges_of(samples: SampleSet, at: np.ndarray) -> tuple[float, ...]:
+    """Mean edges per hop; the total is known, hops share it in proportion to the nodes that they reach."""
+    total = float(samples.num_edges[at].mean())
+    reached = samples.nodes_per_hop[at][:, 1:].mean(axis=0)
+    return tuple(float(total * n / max(reached.sum(), 1)) for n in reached)
+
+
+def compute_seconds(task: Task, samples: SampleSet, runtime: Runtime) -> float:
+    """Of an epoch: a few of its batches timed, the others in proportion to their nodes and edges."""
+    from outcrop.advisor import steps
+
+    devices.resolve(task.device)
+    every = samples.group("train").batches(0)
+    chosen = [every[i] for i in np.unique(np.linspace(0, len(every) - 1, _TIMED_BATCHES).astype(int))]
+    buffer = runtime.budget.empty("advise", samples.max_record_bytes)
+    batches = [
+        steps.batch_of(samples.read(b, buffer), task.graph.feature_dim, task.graph.num_classes)
+        for b in chosen
+    ]
+    seconds = steps.step_seconds(
+        batches, task.model, task.hidden, task.graph.num_classes, seconds=_TIMED_S, device=task.device
+    )
+    size = samples.num_nodes + samples.num_edges
+    return sum(seconds) * float(size[np.array(every)].sum() / size[np.array(chosen)].sum())
+
+
+def _packed_work(
+    samples: SampleSet,
+    at: np.ndarray,
+    predicted: dict[str, Any],
+    folder: Path,
+    row_bytes: int,
+    seeds: int,
+    compute_s: float,
+    runtime: Runtime,
+) -> Workload:
+    epoch = predicted["epochs"]["train"][0]
+    levels = epoch["rows_by_level"]
+    places = open_placement(runtime, folder / "plan")
+    number = np.searchsorted(places.packed_batches, at)
+    records = np.diff(places.offsets)[number]
+    pages = int(places.disk_pages[number].sum())
+    large = (int(records.sum()), int((-(-records // _LARGE_READ)).sum()))
+    total = int(samples.num_nodes[at].sum())
+    return Workload(
+        Packed.name,
+        len(at),
+        seeds,
+        reads=(large, (pages * PAGE_BYTES, pages)) if pages else (large,),
+        compute_s=compute_s,
+        memory_bytes=max((total - levels["device"]) * row_bytes - epoch["bytes_read"], 0),
+        loading=Loading(
+            read_bytes=epoch["bytes_read"],
+            requests=pages,
+            copied_bytes=epoch["bytes_read"],
+            gathered_bytes=(levels["host"] + levels["disk_cache"]) * row_bytes,
+            structure_bytes=sum(places.meta_span_bytes(int(p), samples) for p in number),
+        ),
+        buffers=places.slots,
+    )
+
+
+def _online_work(
+    task: Task,
+    samples: SampleSet,
+    at: np.ndarray,
+    row_bytes: int,
+    seeds: int,
+    compute_s: float,
+    profile: Profile | None,
+    assumptions: list[str],
+) -> Workload:
+    graph = task.graph
+    run = task.run if task.run is not None and (task.run / "pack" / "manifest.json").is_file() else None
+    config = SampleConfig(**{**samples.manifest.config, "fanouts": tuple(samples.manifest.config["fanouts"])})
+    with (
+        Runtime(task.memory, io=task.io) as runtime,
+        open_session(graph, runtime, Online(), run_folder=run, config=config) as session,
+    ):
+        buffers = session.buffers
+        held = Runtime()  # what counting takes is no part of the budget
+        read, requests = online_bytes(session, graph, samples, held)
+        held.close()
+    drawn_s = 0.0
+    if profile is not None and config.sampler != "foreign":
+        drawn_s, topology = _drawing(task, config)
+        if topology:
+            assumptions.append(
+                f"online reads about {format_bytes(topology * len(at))} of topology an epoch besides, by pages: "
+                "measured on a few batches, not counted"
+            )
+    total = int(samples.num_nodes[at].sum())
+    return Workload(
+        Online.name,
+        len(at),
+        seeds,
+        reads=((read, requests),),
+        compute_s=compute_s,
+        memory_bytes=max(total * row_bytes - read, 0),
+        loading=Loading(requests=requests, gathered_bytes=total * row_bytes, other_s=drawn_s * len(at)),
+        buffers=buffers,
+    )
+
+
+def _drawing(task: Task, config: SampleConfig) -> tuple[float, float]:
+    """CPU seconds, and bytes read of the topology, that drawing a batch takes."""
+    with Runtime(task.memory, io=task.io) as runtime:
+        sampler = BatchSampler(task.graph, config, runtime)
+        batches, before = sampler.epoch("train", 0), runtime.io.counters.read_bytes
+        cpu, drawn = time.process_time(), 0
+        for _ in batches:
+            drawn += 1
+            if drawn == _DRAWN_BATCHES:
+                break
+        batches.close()  # type: ignore[attr-defined]
+        return (time.process_time() - cpu) / drawn, (runtime.io.counters.read_bytes - before) / drawn

@@ -1,0 +1,227 @@
+"""How many epochs with batches of their own are prepared at a time: all that are trained, where the disk has room."""
+
+from __future__ import annotations
+
+import math
+import os
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from outcrop.advisor import auto
+from outcrop.config import PlanConfig, SampleConfig, TrainConfig, format_bytes
+from outcrop.errors import BudgetError, FormatError
+from outcrop.runtime import memory_tables
+from outcrop.store import record
+from outcrop.store import run as runs
+from outcrop.store.graph import Graph
+
+DEFAULT = TrainConfig().epochs
+_DISK_SHARE = 0.9  # of what is free may be taken
+_BUFFERS = 4  # batches in memory, at the most: what they leave is for caches
+_NO_LIMIT = 1 << 62
+_TABLE_BYTES = 8  # per row: where it comes from
+
+
+@dataclass(frozen=True)
+class EpochBytes:
+    """Bytes on disk.
+
+    Attributes:
+        epoch: Of a training epoch's batches with the rows that no cache holds.
+        evaluation: Of the batches of the evaluation splits, likewise.
+        rows: Of all rows that an epoch wants, repeats counted.
+        most_cached: Of all caches at the most.
+    """
+
+    epoch: int
+    evaluation: int
+    rows: int
+    most_cached: int
+
+    def cached(self, epochs: int) -> int:
+        return min(self.most_cached, (epochs + 1) * self.rows)
+
+    def fitting(self, space: int) -> int:
+        """The most epochs whose batches and caches fit ``space`` bytes; 0: none does."""
+        with_caches = (space - self.rows) // max(self.epoch + self.rows, 1)  # caches that still grow
+        return max((space - self.most_cached) // max(self.epoch, 1), with_caches, 0)
+
+    def run(self, epochs: int) -> int:
+        """Bytes of a run of ``epochs``, no row of it shared by batches."""
+        return self.cached(epochs) + self.evaluation + epochs * self.epoch
+
+
+@dataclass(frozen=True)
+class EpochChoice:
+    """How many of the ``wanted`` epochs are prepared at a time.
+
+    Attributes:
+        limit: Bytes that all files may take: the user's, or nine tenths of what is free.
+        why: A line for the user.
+    """
+
+    count: int
+    wanted: int
+    limit: int
+    why: str
+
+    @property
+    def all_at_once(self) -> bool:
+        return self.count >= self.wanted
+
+
+def for_training(
+    graph: Graph, sampling: SampleConfig, limits: PlanConfig, epochs: int, run: Path
+) -> EpochChoice:
+    """All ``epochs`` in one run where they fit the disk, or else as many as fit one of two sample pools.
+
+    A run in ``run`` that has these batches already, and maybe more, is taken as it is.
+    """
+    limit = disk_limit(run, limits.disk_space)
+    there = epochs_there(graph, sampling, limits, run)
+    if there >= epochs:
+        return EpochChoice(there, epochs, limit, _all(epochs))
+    fits, size = _fitting(graph, sampling, limits, epochs, limit)
+    if fits >= epochs:
+        return EpochChoice(epochs, epochs, limit, _all(epochs))
+    assert size is not None
+    left = max(limit - size.evaluation, memory_tables.EVALUATION_DISK.bytes_of(limit))
+    pool = memory_tables.POOL_DISK.bytes_of(left)
+    most = size.fitting(pool)
+    count = -(-epochs // -(-epochs // max(most, 1)))  # equal parts
+    why = (
+        f"new batches in every epoch: {count} of {epochs} epochs are prepared at a time, about "
+        f"{format_bytes(size.epoch)} each; {format_bytes(limit)} of disk may be taken (--disk-space)"
+    )
+    return EpochChoice(count, epochs, limit, why)
+
+
+def for_run(graph: Graph, sampling: SampleConfig, limits: PlanConfig, run: Path) -> EpochChoice:
+    """As many epochs as training has by default, or fewer where they do not fit the disk without sharing rows.
+
+    A run in ``run`` that was begun with the same options keeps its number.
+    """
+    limit = disk_limit(run, limits.disk_space)
+    if there := epochs_there(graph, sampling, limits, run):
+        why = (
+            ""
+            if there >= DEFAULT
+            else f"{run} was begun with {_count(there)} and keeps to it: --epochs names another"
+        )
+        return EpochChoice(there, there, limit, why)
+    fits, size = _fitting(graph, sampling, limits, DEFAULT, limit)
+    if size is None or fits >= DEFAULT:
+        return EpochChoice(DEFAULT, DEFAULT, limit, "")
+    count = max(fits, 1)
+    why = (
+        f"{_epochs(count)} prepared instead of {DEFAULT}: each takes about {format_bytes(size.epoch)}, "
+        f"{format_bytes(limit)} of disk may be taken; longer training replays them (--epochs, --disk-space)"
+    )
+    return EpochChoice(count, DEFAULT, limit, why)
+
+
+def disk_limit(folder: Path, disk_space: int | None) -> int:
+    """Bytes that files in ``folder`` may take: at most nine tenths of what is free there, and what is named."""
+    there = next(p for p in (folder, *folder.resolve().parents) if p.is_dir())
+    disk = os.statvfs(there)
+    limit = int(disk.f_bavail * disk.f_frsize * _DISK_SHARE)
+    return limit if disk_space is None else min(limit, disk_space)
+
+
+def epochs_there(graph: Graph, sampling: SampleConfig, limits: PlanConfig, run: Path) -> int:
+    """Epochs of the run in ``run``, finished or begun, where all else about it is as asked for; or else 0."""
+    try:
+        info = runs.read(run)
+    except FormatError:  # none, or none that can be read
+        return 0
+    rates = {"sequential_rate": info.plan.sequential_rate, "random_rate": info.plan.random_rate}
+    same = (
+        info.graph_digest == graph.digest()
+        and info.sample == replace(sampling, epochs=info.sample.epochs)
+        and info.plan == replace(limits, **rates)
+    )
+    return info.sample.epochs if same else 0
+
+
+def _fitting(
+    graph: Graph, sampling: SampleConfig, limits: PlanConfig, epochs: int, limit: int
+) -> tuple[int, EpochBytes | None]:
+    """How many of ``epochs`` fit ``limit``, and the bytes that say so; None where nobody needed to look at batches."""
+    most = most_bytes(graph, sampling, limits)
+    if most is not None and most.run(epochs) <= limit:
+        return epochs, None
+    try:
+        size = measured_bytes(graph, sampling, limits)
+    except BudgetError:  # preparing will say what it needs
+        return epochs, None
+    return size.fitting(limit - size.evaluation), size
+
+
+def most_bytes(graph: Graph, sampling: SampleConfig, limits: PlanConfig) -> EpochBytes | None:
+    """Bytes that cannot be exceeded, from the fanouts alone; None where these do not bound the batches."""
+    if sampling.sampler not in ("neighbor", "weighted") or sampling.task != "node" or -1 in sampling.fanouts:
+        return None
+    seeds = [
+        sampling.batch_size * math.prod(sampling.fanouts[:hop]) for hop in range(len(sampling.fanouts) + 1)
+    ]
+    nodes, edges = min(sum(seeds), graph.num_nodes), min(sum(seeds[1:]), len(seeds) * graph.num_edges)
+    structure = 16 * nodes + 4 * edges + 2 * record.PAGE_BYTES
+    return _of_batches(graph, sampling, limits, structure, nodes * graph.spec("features").stride_bytes)
+
+
+def measured_bytes(graph: Graph, sampling: SampleConfig, limits: PlanConfig) -> EpochBytes:
+    """Bytes as a few batches have them, which are drawn within the memory budget."""
+    seen = auto.look(graph, sampling, _NO_LIMIT if limits.memory is None else limits.memory)
+    id_bytes, count = record.id_bytes_for(graph.num_nodes), max(len(seen.batches), 1)
+    records = [len(record.encode(b, record.AddressTable(), id_bytes)) for b in seen.batches]
+    nodes = sum(b.num_nodes for b in seen.batches) / count
+    row_bytes = graph.spec("features").stride_bytes
+    structure = sum(records) / count + _TABLE_BYTES * nodes
+    missing = 0.0
+    if limits.memory is not None:
+        buffer = max(
+            (b.num_nodes * row_bytes + size for b, size in zip(seen.batches, records, strict=True)), default=0
+        )
+        cached = (limits.memory - _BUFFERS * buffer) // max(row_bytes, 1)
+        missing = auto.missing_share([b.n_id for b in seen.batches], cached, graph.num_nodes)
+    return _of_batches(graph, sampling, limits, structure, nodes * row_bytes, missing, seen.count)
+
+
+def _of_batches(
+    graph: Graph,
+    sampling: SampleConfig,
+    limits: PlanConfig,
+    structure: float,
+    rows: float,
+    missing: float = 1.0,
+    count: int | None = None,
+) -> EpochBytes:
+    """Bytes of all, from those of a batch: its structure, which is there twice (sampled, packed), and its rows.
+
+    Args:
+        missing: Share of the rows that no cache holds.
+        count: Batches of an epoch, where it is known.
+    """
+    suffix = "_edges" if sampling.task == "link" else ""
+
+    def batches(split: str) -> int:
+        name = split + suffix
+        return -(-graph.spec(name).shape[0] // sampling.batch_size) if graph.has(name) else 0
+
+    packed = 2 * structure + rows * missing + 3 * record.PAGE_BYTES
+    train = batches("train") if count is None else count
+    evaluation = batches("valid") * packed + batches("test") * structure
+    caches = graph.feature_bytes if limits.memory is None else min(limits.memory, graph.feature_bytes)
+    return EpochBytes(math.ceil(train * packed), math.ceil(evaluation), math.ceil(train * rows), caches)
+
+
+def _all(epochs: int) -> str:
+    return f"new batches in every epoch: {_epochs(epochs)} prepared at once"
+
+
+def _count(epochs: int) -> str:
+    return "1 epoch" if epochs == 1 else f"{epochs} epochs"
+
+
+def _epochs(count: int) -> str:
+    return _count(count) + (" is" if count == 1 else " are")

@@ -1,0 +1,109 @@
+"""Benchmark ``checks``: what it costs to compare the checksums of the pages that are read.
+
+Preparing, and training in mode ``online`` with new batches in every epoch, on a graph and on the same graph without
+checksums of its pages, in turn. Both check every page they read. What is compared is processor time of all threads,
+which other work on the machine and the disk's rate move less than the clock; the clock is reported beside it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import time
+from collections.abc import Callable
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from outcrop.api.prepare import prepare_with_report as prepare
+from outcrop.api.train import train
+from outcrop.bench.epoch import Say, Setting, ensure_graph, plain
+
+_CHECKED, _UNCHECKED = "checked", "unchecked"
+
+
+def run(folder: Path, setting: Setting, say: Say) -> dict[str, Any]:
+    """Prepares and trains ``setting.rounds`` times with and without checks, in the order A B, B A, A B ..."""
+    graph = ensure_graph(folder, setting.shape, say)
+    graphs = {_CHECKED: graph, _UNCHECKED: without_checks(graph, folder / f"{graph.stem}-unchecked.oc")}
+    out = folder / "bench-checks.run"
+    batches = {"fanouts": [int(f) for f in setting.fanouts.split(",")], "batch_size": setting.batch_size}
+
+    def prepares(path: Path) -> None:
+        shutil.rmtree(out, ignore_errors=True)
+        prepare(path, out, **batches, epochs=1, memory=setting.memory, progress=False)
+
+    def trains(path: Path) -> None:
+        train(
+            path,
+            mode="online",
+            model=setting.model,
+            hidden=setting.hidden,
+            **batches,
+            memory=setting.memory,
+            epochs=setting.epochs,
+            evaluate_every=setting.epochs,
+            test=False,
+            progress=False,
+        )
+
+    cases = {}
+    for name, work in (("prepare", prepares), (f"{setting.epochs} epochs, online", trains)):
+        cases[name] = _compare(name, work, graphs, setting.rounds, say)
+    shutil.rmtree(out, ignore_errors=True)
+    shutil.rmtree(graphs[_UNCHECKED])
+    return {
+        "experiment": "checks",
+        "setting": plain(setting),
+        "cases": cases,
+        "columns": ["work", "processor time", "without checks", "cost", "clock", "without checks"],
+        "rows": [
+            [
+                name,
+                *(f"{c[kind]['cpu_seconds']:.3f} s" for kind in graphs),
+                f"{c['cost']:+.1%}",
+                *(f"{c[kind]['seconds']:.2f} s" for kind in graphs),
+            ]
+            for name, c in cases.items()
+        ],
+        "says": f"medians of {setting.rounds} rounds; cost is the median of the rounds' ratios of processor times",
+    }
+
+
+def without_checks(graph: Path, out: Path) -> Path:
+    """Makes ``out``, the same graph (hard links to its files) as one that was imported without checksums of pages."""
+    shutil.rmtree(out, ignore_errors=True)
+    out.mkdir()
+    manifest = json.loads((graph / "manifest.json").read_text())
+    manifest["arrays"] = {n: spec for n, spec in manifest["arrays"].items() if not n.endswith("_page_crc")}
+    for spec in manifest["arrays"].values():
+        os.link(graph / spec["file"], out / spec["file"])
+    (out / "manifest.json").write_text(json.dumps(manifest))
+    return out
+
+
+def _compare(
+    name: str, work: Callable[[Path], None], graphs: dict[str, Path], rounds: int, say: Say
+) -> dict[str, Any]:
+    """Times ``work`` on both graphs; one round before the first warms up and is not counted."""
+    found: dict[str, list[tuple[float, float]]] = {kind: [] for kind in graphs}
+    for turn in range(rounds + 1):
+        say(f"{name}: round {turn}/{rounds}")
+        for kind in sorted(graphs, reverse=turn % 2 == 1):
+            clock, cpu = time.perf_counter(), time.process_time()
+            work(graphs[kind])
+            if turn:
+                found[kind].append((time.process_time() - cpu, time.perf_counter() - clock))
+    ratios = [a[0] / b[0] for a, b in zip(found[_CHECKED], found[_UNCHECKED], strict=True)]
+    return {
+        **{
+            kind: {
+                "cpu_seconds": median(cpu for cpu, _ in times),
+                "seconds": median(clock for _, clock in times),
+                "all_cpu_seconds": [cpu for cpu, _ in times],
+            }
+            for kind, times in found.items()
+        },
+        "cost": median(ratios) - 1,
+    }

@@ -1,0 +1,154 @@
+"""``outcrop advise``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from outcrop.cli import common, printing
+from outcrop.config import format_bytes
+
+
+def add_commands(app: typer.Typer) -> None:
+    app.command(
+        "advise",
+        help="Predict epochs here and on other machines, and what to buy.\n\n"
+        "Machines and prices are TOML files (docs/advise.md shows one of each); those of the Hyperion paper are built "
+        "in and go by the names machine-a, machine-a-980pro, machine-b, machine-c and prices.\n\n"
+        "Example: outcrop advise papers.oc --memory 4GiB --machine server.toml --prices shop.toml --out advice.html",
+    )(advise)
+
+
+def advise(
+    graph: Annotated[Path, typer.Argument(help="Graph folder, or a run made of one.", metavar="GRAPH")],
+    model: Annotated[str, typer.Option("--model", help="sage, gat or gcn.")] = "sage",
+    hidden: Annotated[int | None, typer.Option("--hidden", help="Width of hidden layers.")] = None,
+    fanouts: common.Fanouts = "10,10",
+    batch_size: Annotated[int, typer.Option("--batch-size")] = 1024,
+    sampler: common.Sampler = "neighbor",
+    sample_epochs: Annotated[int, typer.Option("--sample-epochs", help="Epochs of the pool.")] = 1,
+    memory: common.Memory = None,
+    gpu_memory: common.GpuMemory = "0",
+    disk_space: common.DiskSpace = None,
+    device: common.Device = "cpu",
+    machine: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--machine",
+            help="Machine to compare with: a TOML file, or the name of a built-in one. May be given several times.",
+            metavar="FILE",
+        ),
+    ] = None,
+    prices: Annotated[
+        str | None,
+        typer.Option(
+            "--prices",
+            help="TOML file of prices; the word prices: those of the built-in machines.",
+            metavar="FILE",
+        ),
+    ] = None,
+    budget: Annotated[float | None, typer.Option("--budget", help="What a machine may cost.")] = None,
+    profile: Annotated[
+        Path | None, typer.Option("--profile", help="Made by outcrop doctor --save.", metavar="FILE")
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option("--out", help="Draw it: .html, .svg or .png.", metavar="FILE")
+    ] = None,
+    seed: common.Seed = 0,
+    json: common.Json = None,
+    quiet: common.Quiet = False,
+) -> None:
+    from outcrop.advisor import hardware
+    from outcrop.api.advise import advise as run
+    from outcrop.report import advice
+    from outcrop.store import run as runs
+
+    if out is not None:
+        advice.check_plot(out)
+    described = [hardware.read_machine(name) for name in machine or ()]
+    priced = None if prices is None else hardware.read_prices(prices)
+    is_run = (graph / runs.RUN_FILE).is_file()
+    result = run(
+        runs.read(graph).graph_path(graph) if is_run else graph,
+        run=graph if is_run else None,
+        model=model,
+        hidden=hidden,
+        fanouts=common.parse_fanouts(fanouts),
+        batch_size=batch_size,
+        sampler=sampler,
+        sample_epochs=sample_epochs,
+        memory=memory,
+        gpu_memory=gpu_memory,
+        disk_space=disk_space,
+        device=device,
+        machines=described,
+        prices=priced,
+        budget=budget,
+        profile=profile,
+        seed=seed,
+    )
+    common.write_json(json, result)
+    if out is not None:
+        advice.save(result, out)
+    if not quiet:
+        summarize(result)
+
+
+def summarize(result: dict[str, Any]) -> None:
+    """The tables and sentences of a result."""
+    parts = ("disk_seconds", "bus_seconds", "host_seconds", "compute_seconds")
+    rows = [
+        [
+            r["hardware"],
+            r["mode"],
+            _seconds(r["epoch_seconds"]),
+            r["bound"],
+            *(_milliseconds(r[part]) for part in parts),
+            ("" if r["exact"] else "~") + format_bytes(r["bytes_read"]),
+        ]
+        for r in result["predictions"]
+    ]
+    columns = ["machine", "mode", "epoch", "bound", "disk", "bus", "host", "compute", "read"]
+    printing.print_table(columns, rows, "Predicted; disk to compute: ms of a mini-batch; ~: about")
+    priced = [
+        [r["hardware"], r["mode"], f"{r['cost']:,.0f}", f"{r['samples_per_s_and_unit']:.3g}"]
+        for r in result["predictions"]
+        if r["cost"] is not None
+    ]
+    if priced:
+        money = result["currency"]
+        printing.print_table(["machine", "mode", money, f"samples/s per {money}"], priced)
+    say = printing.print_line
+    fresh = result["fresh"]
+    ways = [
+        f"{_seconds(fresh['spooled'])} spooled, {fresh['epochs']} epochs at a time ({_seconds(fresh['preparing'])} of "
+        "it preparing)"
+    ]
+    ways += [f"{_seconds(fresh['online'])} read as they are drawn"] if "online" in fresh else []
+    say(f"new batches every epoch (train --mode online): {', '.join(ways)}")
+    for name, curve in result["disk_curve"].items():
+        if curve["best_disks"] is None:
+            say(f"{name}: no number of disks is within the budget")
+        else:
+            say(f"{name}: {curve['best_disks']} disks do most for the money ({curve['mode']})")
+    for change in result["changes"][:1]:
+        better = change["epochs_per_hour_more_per_1000"]
+        say(
+            f"the best single change: {change['hardware']}, {change['change']} for {change['price']:,.2f} "
+            f"{result['currency']}: an epoch takes {_seconds(change['epoch_seconds'])}"
+            if better > 0
+            else "no single change makes an epoch faster"
+        )
+    for line in result["assumptions"]:
+        say(f"- assumed: {line}")
+
+
+def _milliseconds(seconds: float) -> str:
+    """Three digits, and never more than five characters below 100 s."""
+    return f"{1e3 * seconds:.3g}" if seconds < 0.9995 else f"{1e3 * seconds:.0f}"
+
+
+def _seconds(value: float) -> str:
+    return f"{value:.2f} s" if value >= 1 else f"{1e3 * value:.3g} ms"

@@ -1,0 +1,439 @@
+"""``outcrop embed``: graph embeddings."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from outcrop.cli import common, printing
+from outcrop.config import format_bytes
+
+if TYPE_CHECKING:
+    from outcrop.embed.orders import Order
+
+Partitions = Annotated[
+    int, typer.Option("--partitions", min=1, help="Parts that the nodes are divided into.")
+]
+Buffer = Annotated[int, typer.Option("--buffer", help="Partitions that are resident at a time.")]
+OrderName = Annotated[str, typer.Option("--order", help="best, legend, beta or cover.")]
+
+
+def add_commands(app: typer.Typer) -> None:
+    embed = typer.Typer(no_args_is_help=True, help="Train graph embeddings larger than memory.")
+    embed.command(
+        "orders",
+        help="Print an order: which partitions are resident when, what is trained, and what hides each swap.\n\n"
+        "Example: outcrop embed orders --partitions 12 --buffer 3 --order best",
+    )(orders)
+    embed.command(
+        "prepare",
+        help="Sort the edges of an imported graph into buckets of partitions.\n\n"
+        "Example: outcrop embed prepare fb15k.kg fb15k.emb --partitions 8",
+    )(prepare)
+    embed.command(
+        "train",
+        help="Train embeddings; goes on from the last checkpoint.\n\n"
+        "Example: outcrop embed train fb15k.emb --model complex --dim 100 --epochs 30 --memory 2GiB",
+    )(common.with_config(train))
+    embed.command(
+        "eval",
+        help="Rank held-out edges: MRR, mean rank, Hits@1/3/10.\n\nExample: outcrop embed eval fb15k.emb --split test",
+    )(evaluate)
+    embed.command(
+        "export",
+        help="Write vectors, with the names of the source, for other programs.\n\n"
+        "Example: outcrop embed export fb15k.emb --format parquet --out vectors",
+    )(export)
+    for name, hidden in (("neighbors", False), ("neighbours", True)):
+        embed.command(
+            name,
+            hidden=hidden,
+            help="Show the nodes nearest to one.\n\nExample: outcrop embed neighbors fb15k.emb /m/0f8l9c",
+        )(neighbors)
+    app.add_typer(embed, name="embed")
+
+
+def orders(
+    partitions: Partitions = 12,
+    buffer: Buffer = 3,
+    order: OrderName = "best",
+    defer: Annotated[
+        bool | None,
+        typer.Option(
+            "--defer/--eager",
+            help="Keep buckets back for the swaps that need them; default: for best only, as in the papers.",
+        ),
+    ] = None,
+    plot: Annotated[
+        Path | None, typer.Option("--plot", help="Draw the order: an .svg or .html file.", metavar="FILE")
+    ] = None,
+    json: common.Json = None,
+    quiet: common.Quiet = False,
+) -> None:
+    from outcrop.embed.orders import least_states, make_order
+    from outcrop.report import benches
+    from outcrop.report import orders as drawings
+    from outcrop.report import page as pages
+
+    if plot is not None:
+        benches.check_plot(plot)
+    made = make_order(order, partitions, buffer, defer=defer)
+    if plot is not None:
+        pages.write(plot, drawings.draw(made) if plot.suffix == ".svg" else drawings.page(made))
+    common.write_json(json, as_json(made))
+    if quiet:
+        return
+    bare = len(made.bare_swaps)
+    printing.print_facts(
+        {
+            "order": f"{made.name}, {partitions} partitions, {buffer} resident; verified: every bucket once",
+            "states": f"{len(made.states)} (with one load a swap at least {least_states(partitions, buffer)})",
+            "loads": f"{made.num_loads} partitions, {made.num_loads / partitions:.2f} times the table",
+            "swaps": f"{len(made.swaps)}, {'all hidden' if not bare else f'{bare} with nothing to train meanwhile'}",
+        }
+    )
+    printing.print_table(
+        ["state", "resident", "trained before the swap", "during it", "out", "in"], _rows(made)
+    )
+
+
+def as_json(order: Order) -> dict[str, Any]:
+    """``states``: ids; ``buckets``: per state, in sequence; ``overlapped``: those trained during each swap."""
+    return {
+        "order": order.name,
+        "partitions": order.partitions,
+        "buffer": order.buffer,
+        "states": order.states,
+        "buckets": order.buckets,
+        "overlapped": order.overlapped,
+        "loads": order.num_loads,
+        "bare_swaps": order.bare_swaps,
+    }
+
+
+def _rows(order: Order) -> list[list[str]]:
+    rows = []
+    for s, (state, buckets) in enumerate(zip(order.states, order.buckets, strict=True)):
+        last = s == len(order.swaps)
+        meanwhile = () if last else order.overlapped[s]
+        evicted, loaded = ((), ()) if last else order.swaps[s]
+        before = buckets[: len(buckets) - len(meanwhile)]
+        rows.append(
+            [
+                str(s),
+                _ids(state),
+                _buckets(before),
+                "" if last else _buckets(meanwhile) or "nothing",
+                _ids(evicted),
+                _ids(loaded),
+            ]
+        )
+    return rows
+
+
+def _ids(partitions: tuple[int, ...]) -> str:
+    return " ".join(map(str, sorted(partitions)))
+
+
+def _buckets(buckets: tuple[tuple[int, int], ...]) -> str:
+    return " ".join(f"{i}>{j}" for i, j in buckets)
+
+
+RunFolder = Annotated[
+    Path, typer.Argument(help="Embedding run, made by outcrop embed prepare.", metavar="RUN")
+]
+
+
+def prepare(
+    graph: Annotated[
+        Path, typer.Argument(help="Graph or knowledge graph, made by outcrop import.", metavar="GRAPH")
+    ],
+    run: Annotated[Path, typer.Argument(help="Folder of the run to make.", metavar="RUN")],
+    partitions: Annotated[
+        int | None,
+        typer.Option(
+            "--partitions",
+            help="Parts that the nodes are divided into; default: as few as let --dim be trained in --memory.",
+        ),
+    ] = None,
+    slices: Annotated[
+        int | None,
+        typer.Option(
+            "--slices",
+            help="Of each partition, dealt out anew for every sweep; default: 8, of many partitions fewer.",
+        ),
+    ] = None,
+    dim: Annotated[int, typer.Option("--dim", help="Floats of a vector, where --memory decides.")] = 100,
+    numbering: Annotated[
+        str, typer.Option("--numbering", help="How nodes are dealt out to them: random, id or degree.")
+    ] = "random",
+    valid_fraction: Annotated[
+        float, typer.Option("--valid-fraction", help="Of the edges, held out, where GRAPH has no such split.")
+    ] = 0.0,
+    test_fraction: Annotated[float, typer.Option("--test-fraction")] = 0.0,
+    overwrite: Annotated[
+        bool,
+        typer.Option("--overwrite", help="Replace buckets of other options that nothing was trained on."),
+    ] = False,
+    memory: common.Memory = None,
+    seed: common.Seed = 0,
+    json: common.Json = None,
+    quiet: common.Quiet = False,
+) -> None:
+    common.load_torch(quiet)
+    from outcrop.api.embed import embed_prepare
+
+    with common.progress_bars(quiet) as progress:
+        made = embed_prepare(
+            graph,
+            run,
+            partitions=partitions,
+            slices=slices,
+            dim=dim,
+            numbering=numbering,
+            valid_fraction=valid_fraction,
+            test_fraction=test_fraction,
+            seed=seed,
+            memory=memory,
+            overwrite=overwrite,
+            progress=progress,
+        )
+    facts = {
+        "nodes": made.num_nodes,
+        "relations": made.num_relations,
+        "partitions": made.partitions,
+        "slices": made.slices,
+        "train": made.num_edges,
+        "valid": made.count("valid"),
+        "test": made.count("test"),
+    }
+    common.write_json(json, facts)
+    if not quiet:
+        printing.print_facts({name: f"{value:,}" for name, value in facts.items()})
+
+
+def train(
+    run: RunFolder,
+    model: Annotated[
+        str, typer.Option("--model", help="dot, distmult, complex, transe-l1, transe-l2 or rotate.")
+    ] = "complex",
+    dim: Annotated[int, typer.Option("--dim", help="Floats of a vector.")] = 100,
+    epochs: Annotated[int, typer.Option("--epochs")] = 10,
+    negatives: Annotated[
+        int, typer.Option("--negatives", help="Nodes that a chunk of edges is compared with.")
+    ] = 1000,
+    by_degree: Annotated[
+        float, typer.Option("--by-degree", help="Share of them drawn in proportion to degree.")
+    ] = 0.0,
+    chunk: Annotated[int, typer.Option("--chunk", help="Edges that share negatives.")] = 1000,
+    batch: Annotated[int, typer.Option("--batch", help="Edges of one step of the optimizer.")] = 5000,
+    loss: Annotated[str, typer.Option("--loss", help="softmax, logistic or margin.")] = "softmax",
+    margin: Annotated[float, typer.Option("--margin", help="Of loss margin.")] = 1.0,
+    optimizer: Annotated[
+        str, typer.Option("--optimizer", help="adagrad, sgd or adam (row-wise).")
+    ] = "adagrad",
+    rate: Annotated[float, typer.Option("--learning-rate", "--lr", help="Step size of the optimizer.")] = 0.1,
+    relation_rate: Annotated[
+        float | None,
+        typer.Option("--relation-learning-rate", "--relation-lr", help="Of relations, if another."),
+    ] = None,
+    start: Annotated[
+        float | None, typer.Option("--start", help="Standard deviation of the first vectors.")
+    ] = None,
+    reciprocal: Annotated[
+        bool, typer.Option("--reciprocal", help="Other relation vectors for looking for sources.")
+    ] = False,
+    n3: Annotated[float, typer.Option("--n3", help="Weight of the nuclear 3-norm regulariser.")] = 0.0,
+    l2: Annotated[float, typer.Option("--l2", help="Weight of the squared norm.")] = 0.0,
+    buffer: Buffer = 3,
+    sweeps: Annotated[
+        int,
+        typer.Option(
+            "--sweeps",
+            help="Times that an epoch goes over the partitions, each with another part of the edges.",
+        ),
+    ] = 1,
+    order: OrderName = "best",
+    resident: Annotated[
+        bool | None,
+        typer.Option(
+            "--resident/--swapping",
+            help="All partitions in memory, or --buffer of them; default: all where --memory has room.",
+        ),
+    ] = None,
+    prefetch: Annotated[
+        bool, typer.Option("--prefetch/--no-prefetch", help="Swap while training goes on, or after it.")
+    ] = True,
+    memory: common.Memory = None,
+    device: common.Device = "cpu",
+    gpu_memory: common.GpuMemory = "0",
+    io: Annotated[
+        str, typer.Option("--io", help="Of a GPU, who moves partitions from and to disk: engine or gpu.")
+    ] = "engine",
+    fresh: Annotated[bool, typer.Option("--fresh", help="Start over.")] = False,
+    checkpoint_minutes: Annotated[
+        float,
+        typer.Option("--checkpoint-minutes", help="Between checkpoints within an epoch; each ends with one."),
+    ] = 5.0,
+    seed: common.Seed = 0,
+    trace: Annotated[
+        Path | None, typer.Option("--trace", help="Write spans of all stages to this JSONL file.")
+    ] = None,
+    json: common.Json = None,
+    quiet: common.Quiet = False,
+) -> None:
+    common.load_torch(quiet)
+    from outcrop.api.embed import embed_train
+    from outcrop.config import EmbedConfig
+
+    config = EmbedConfig(
+        model=model,
+        dim=dim,
+        epochs=epochs,
+        negatives=negatives,
+        by_degree=by_degree,
+        chunk=chunk,
+        batch=batch,
+        loss=loss,
+        margin=margin,
+        optimizer=optimizer,  # type: ignore[arg-type]
+        rate=rate,
+        relation_rate=relation_rate,
+        start=start,
+        reciprocal=reciprocal,
+        n3=n3,
+        l2=l2,
+        buffer=buffer,
+        sweeps=sweeps,
+        order=order,
+        seed=seed,
+    )
+    with common.progress_bars(quiet) as progress:
+        report = embed_train(
+            run,
+            config,
+            memory=memory,
+            resident=resident,
+            fresh=fresh,
+            checkpoint_seconds=60 * checkpoint_minutes,
+            prefetch=prefetch,
+            device=device,
+            gpu_memory=gpu_memory,
+            io=io,
+            trace_path=trace,
+            progress=progress,
+        )
+    common.write_json(json, report.as_dict())
+    if quiet:
+        return
+    rows = [
+        [
+            str(e["epoch"]),
+            f"{e['loss']:.4f}",
+            f"{e['seconds']:.2f} s",
+            f"{e['edges_per_s']:,.0f}",
+            f"{sum(e['waits']):.2f} s",
+            format_bytes(e["bytes_read"]),
+            format_bytes(e["bytes_written"]),
+        ]
+        for e in report.epochs
+    ]
+    printing.print_table(["epoch", "loss", "time", "edges/s", "waiting", "read", "written"], rows)
+    held = "all" if report.resident else f"{report.buffer} of {report.partitions}"
+    facts: dict[str, object] = {
+        "partitions in memory": held,
+        "peak memory": format_bytes(report.peak_host_bytes),
+    }
+    if report.resumed_epoch is not None:
+        facts["went on from epoch"] = str(report.resumed_epoch)
+    printing.print_facts(facts)
+
+
+def evaluate(
+    run: RunFolder,
+    split: Annotated[str, typer.Option("--split", help="valid or test.")] = "test",
+    filtered: Annotated[
+        bool, typer.Option("--filtered/--raw", help="Leave out candidates that make another known edge.")
+    ] = True,
+    candidates: Annotated[
+        int | None, typer.Option("--candidates", help="Rank among so many nodes drawn; default: all nodes.")
+    ] = None,
+    by_degree: Annotated[
+        bool, typer.Option("--by-degree", help="Draw them in proportion to degree.")
+    ] = False,
+    memory: common.Memory = None,
+    seed: common.Seed = 0,
+    json: common.Json = None,
+    quiet: common.Quiet = False,
+) -> None:
+    from dataclasses import asdict
+
+    common.load_torch(quiet)
+    from outcrop.api.embed import embed_eval
+
+    with common.progress_bars(quiet) as progress:
+        found = embed_eval(
+            run,
+            split,
+            filtered=filtered,
+            candidates=candidates,
+            by_degree=by_degree,
+            seed=seed,
+            memory=memory,
+            progress=progress,
+        )
+    common.write_json(json, asdict(found))
+    if quiet:
+        return
+    rows = [
+        [name, f"{m.mrr:.4f}", f"{m.mean_rank:.1f}", *(f"{hits:.4f}" for hits in m.hits.values())]
+        for name, m in {"both": found, **found.sides}.items()
+    ]
+    printing.print_table(["end looked for", "MRR", "mean rank", *(f"Hits@{k}" for k in found.hits)], rows)
+    printing.print_facts({"ranks": found.protocol, "edges": f"{found.edges:,}"})
+
+
+def export(
+    run: RunFolder,
+    format: Annotated[str, typer.Option("--format", help="npy, parquet or safetensors.")] = "npy",
+    out: Annotated[
+        Path | None,
+        typer.Option("--out", help="Folder for the files; default: RUN/export.", metavar="FOLDER"),
+    ] = None,
+    memory: common.Memory = None,
+    json: common.Json = None,
+    quiet: common.Quiet = False,
+) -> None:
+    common.load_torch(quiet)
+    from outcrop.api.embed import embed_export
+
+    with common.progress_bars(quiet) as progress:
+        made = embed_export(run, format, out, memory=memory, progress=progress)
+    common.write_json(json, {"files": {str(path): path.stat().st_size for path in made}})
+    if not quiet:
+        printing.print_facts({str(path): format_bytes(path.stat().st_size) for path in made})
+
+
+def neighbors(
+    run: RunFolder,
+    name: Annotated[
+        str, typer.Argument(help="Name of a node, or its id where nodes have none.", metavar="NAME")
+    ],
+    count: Annotated[int, typer.Option("--count", min=1)] = 10,
+    metric: Annotated[str, typer.Option("--metric", help="cosine, dot or euclidean.")] = "cosine",
+    memory: common.Memory = None,
+    json: common.Json = None,
+    quiet: common.Quiet = False,
+) -> None:
+    common.load_torch(quiet)
+    from outcrop.api.embed import embed_neighbors
+
+    found = embed_neighbors(run, name, count=count, metric=metric, memory=memory)
+    common.write_json(
+        json, {"node": name, "neighbours": [{"id": i, "name": n, "distance": d} for i, n, d in found]}
+    )
+    if not quiet:
+        rows = [[str(i) if n is None else n, f"{d:.4f}"] for i, n, d in found]
+        printing.print_table([f"nearest to {name}", "distance"], rows)

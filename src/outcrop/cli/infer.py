@@ -1,0 +1,103 @@
+"""``outcrop infer``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from outcrop.cli import common, printing
+from outcrop.config import format_bytes
+
+
+def add_commands(app: typer.Typer) -> None:
+    app.command(
+        "infer",
+        help="Write a trained model's predictions, for all nodes or some, out of core.\n\nExample: outcrop infer "
+        "papers.oc --checkpoint ckpt --out predictions.parquet --output classes --memory 2GiB",
+    )(common.with_config(infer))
+
+
+def infer(
+    graph: Annotated[Path, typer.Argument(help="Graph folder.", metavar="GRAPH")],
+    checkpoint: Annotated[Path, typer.Option("--checkpoint", help="Folder made by outcrop train.")],
+    out: Annotated[Path, typer.Option("--out", help="File to write: .npy or .parquet.", metavar="FILE")],
+    nodes: Annotated[
+        str,
+        typer.Option(
+            "--nodes",
+            help="all; train, valid or test; a .npy file of node numbers, or a table with your ids in a column id.",
+        ),
+    ] = "all",
+    method: Annotated[
+        str, typer.Option("--method", help="layerwise (all neighbours, exact) or sampled.")
+    ] = "layerwise",
+    output: Annotated[
+        str,
+        typer.Option("--output", help="logits, classes, probabilities, values (regression) or embeddings."),
+    ] = "logits",
+    fanouts: Annotated[
+        str | None, typer.Option("--fanouts", help="Of sampled; none: those of the training.")
+    ] = None,
+    batch_size: Annotated[int, typer.Option("--batch-size", help="Of sampled.")] = 1024,
+    seed: common.Seed = 0,
+    any_graph: Annotated[
+        bool, typer.Option("--any-graph", help="Also a graph that the model was not trained on.")
+    ] = False,
+    memory: common.Memory = None,
+    device: Annotated[str, typer.Option("--device", help="cpu or cuda.")] = "cpu",
+    trace: Annotated[
+        Path | None, typer.Option("--trace", help="Write spans of all stages to this JSONL file.")
+    ] = None,
+    json: common.Json = None,
+    quiet: common.Quiet = False,
+) -> None:
+    common.load_torch(quiet)
+    from outcrop.api.infer import infer as run
+
+    with common.progress_bars(quiet) as progress:
+        report = run(
+            graph,
+            checkpoint=checkpoint,
+            out=out,
+            nodes=nodes,
+            method=method,
+            output=output,
+            fanouts=None if fanouts is None else common.parse_fanouts(fanouts),
+            batch_size=batch_size,
+            seed=seed,
+            any_graph=any_graph,
+            memory=memory,
+            device=device,
+            trace_path=trace,
+            progress=progress,
+        ).as_dict()
+    common.write_json(json, report)
+    if not quiet:
+        summarize(out, report)
+
+
+def summarize(out: Path, report: dict[str, Any]) -> None:
+    rows = [
+        [
+            layer["layer"],
+            layer["spans"],
+            layer["parts"],
+            f"{layer['seconds']:.2f} s",
+            format_bytes(layer["bytes_read"]),
+            format_bytes(layer["bytes_written"]),
+        ]
+        for layer in report["layers"]
+    ]
+    if rows:
+        printing.print_table(["layer", "spans", "parts", "time", "read", "written"], rows)
+    memory = report["budget"]["memory"]
+    printing.print_facts(
+        {
+            "written": f"{out}: {report['rows']} rows of {report['output']} in {report['seconds']:.1f} s",
+            "peak memory": f"{format_bytes(report['peak_host_bytes'])} of "
+            f"{'no limit' if memory is None else format_bytes(memory)} "
+            f"(whole process {format_bytes(report['peak_process_bytes'])})",
+        }
+    )

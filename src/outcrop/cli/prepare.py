@@ -1,0 +1,214 @@
+"""``outcrop sample``, ``plan``, ``pack`` and ``prepare``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from outcrop.cli import common, printing
+from outcrop.config import IoConfig, format_bytes, parse_size
+from outcrop.errors import ArgumentError
+
+if TYPE_CHECKING:
+    from outcrop.preparation.prepare import PrepareReport
+
+GraphArg = Annotated[
+    Path, typer.Argument(help="Graph folder, made by outcrop import or generate.", metavar="GRAPH")
+]
+RunArg = Annotated[Path, typer.Argument(help="Folder of the run to make.", metavar="RUN")]
+BatchSize = Annotated[int, typer.Option("--batch-size", help="Seed nodes per mini-batch.")]
+Task = Annotated[str, typer.Option("--task", help="node, or link: seeds are the ends of edges.")]
+Negatives = Annotated[float, typer.Option("--negatives", help="link: negative edges per positive one.")]
+FilterNegatives = Annotated[
+    bool, typer.Option("--filter-negatives", help="link: draw again what is an edge of the graph.")
+]
+Epochs = Annotated[
+    int | None,
+    typer.Option(
+        "--epochs",
+        help="Epochs to prepare, each with new batches; longer training replays them. Default: 10, as training has, "
+        "or fewer where the disk has no room; a run that is there keeps its number.",
+    ),
+]
+Replace = Annotated[bool, typer.Option("--replace", help="Draw neighbours with replacement.")]
+Layout = Annotated[
+    str,
+    typer.Option(
+        "--layout",
+        help="What batches share on disk where packing all exceeds --disk-space: cost (least predicted time), "
+        "heuristic (smallest segments), packed (nothing), or S,M: segments of S batches, in which rows wanted more "
+        "than M times are shared.",
+    ),
+]
+DiskRates = Annotated[
+    str | None,
+    typer.Option(
+        "--disk-rates",
+        help="What the disk reads: bytes per second in order, and random reads of 4 KiB per second, as an earlier "
+        "prepare said. With --disk-space the layout depends on them: the same rates, the same files. Default: "
+        "measured.",
+        metavar="SIZE,N",
+    ),
+]
+Overwrite = Annotated[
+    bool, typer.Option("--overwrite", help="Replace a run of other options in this folder.")
+]
+Degrees = Annotated[bool, typer.Option("--degrees", help="Record whole-graph degrees too, for gcn.")]
+_EXAMPLE = "Example: outcrop {} papers.oc papers.run --fanouts 10,15,20 --memory 4GiB"
+
+
+def add_commands(app: typer.Typer) -> None:
+    for name, stop, help in (
+        ("prepare", None, "Sample, plan and pack: all that training from disk needs. Resumable."),
+        ("sample", "sample", "Draw the mini-batches ahead of training."),
+        ("plan", "plan", "Decide what lives where, and say what it costs."),
+        ("pack", None, "Write the mini-batches' rows; samples and plans first where needed."),
+    ):
+        app.command(name, help=help + "\n\n" + _EXAMPLE.format(name))(common.with_config(_command(stop)))
+    app.command("prepare-pool", hidden=True)(prepare_pool)
+
+
+def prepare_pool(
+    run: RunArg,
+    parent: Annotated[int, typer.Option("--parent", help="Process to die with.")],
+    memory: common.Memory = None,
+    rate: Annotated[str | None, typer.Option("--rate", help="Disk bytes per second.")] = None,
+) -> None:
+    """What ``outcrop train --refresh`` starts in the background: prepares the run that RUN describes."""
+    from outcrop.training.background import serve
+
+    serve(parent)
+    from outcrop.preparation.prepare import prepare_described
+
+    io = IoConfig(rate_bytes_per_second=0 if rate is None else parse_size(rate))
+    with common.runtime_for(memory, True, io=io) as runtime:
+        prepare_described(run, runtime)
+
+
+def _command(stop_after: str | None) -> Any:
+    def command(
+        graph: GraphArg,
+        run: RunArg,
+        fanouts: common.Fanouts = "10,10",
+        batch_size: BatchSize = 1024,
+        sampler: common.Sampler = "neighbor",
+        batch_dependency: common.BatchDependency = 1,
+        epochs: Epochs = None,
+        replace: Replace = False,
+        degrees: Degrees = False,
+        memory: common.Memory = None,
+        gpu_memory: common.GpuMemory = "0",
+        disk_space: common.DiskSpace = None,
+        layout: Layout = "cost",
+        disk_rates: DiskRates = None,
+        overwrite: Overwrite = False,
+        task: Task = "node",
+        negatives: Negatives = 1.0,
+        filter_negatives: FilterNegatives = False,
+        topology: common.Topology = "automatic",
+        seed: common.Seed = 0,
+        json: common.Json = None,
+        quiet: common.Quiet = False,
+    ) -> None:
+        from outcrop.api.prepare import prepare_with_report
+
+        with common.progress_bars(quiet) as progress:
+            report = prepare_with_report(
+                graph,
+                run,
+                fanouts=common.parse_fanouts(fanouts),
+                batch_size=batch_size,
+                sampler=sampler,
+                dependency=batch_dependency,
+                replace=replace,
+                degrees=degrees,
+                epochs=epochs,
+                memory=memory,
+                gpu_memory=gpu_memory,
+                disk_space=disk_space,
+                layout=layout,
+                task=task,
+                negatives=negatives,
+                filter_negatives=filter_negatives,
+                seed=seed,
+                topology=topology,
+                rates=None if disk_rates is None else _parse_rates(disk_rates),
+                overwrite=overwrite,
+                stop_after=stop_after,
+                progress=progress,
+                on_choice=None if quiet else common.say_choice,
+            )
+        seconds = _load_seconds(graph, report)
+        common.write_json(json, {**report.as_dict(), "predicted_load_seconds": seconds})
+        if not quiet:
+            summarize(report, seconds)
+            if stop_after == "plan" and report.memory is not None:
+                print_memory(report.memory)
+
+    return command
+
+
+def _parse_rates(text: str) -> tuple[float, float]:
+    try:
+        sequential, random = text.split(",")
+        return parse_size(sequential), float(random)
+    except ValueError:
+        raise ArgumentError(
+            f"disk rates {text!r} are not understood; write for example 1826915173,75041 or 2GB,80000"
+        ) from None
+
+
+def _load_seconds(graph: Path, report: PrepareReport) -> float | None:
+    """How long loading an epoch takes at the rate at which the graph's disk reads now; None without a new plan."""
+    from outcrop.runtime.machine import sequential_rate
+    from outcrop.store.graph import open_graph
+
+    if "plan" not in report.stage_seconds:
+        return None
+    rate = sequential_rate(graph / open_graph(graph).spec("features").file)
+    return report.predicted["epochs"]["train"][0]["bytes_read"] / rate if rate else None
+
+
+def summarize(report: PrepareReport, load_seconds: float | None) -> None:
+    """What was done, and what an epoch will read."""
+    done = (
+        ", ".join(f"{name} {seconds:.1f} s" for name, seconds in report.stage_seconds.items())
+        or "nothing to do"
+    )
+    facts: dict[str, object] = {"done": done}
+    if report.skipped:
+        facts["already there"] = ", ".join(report.skipped)
+    facts["epochs"] = f"{report.epochs}, each with batches of its own; longer training replays them"
+    facts["read, written"] = f"{format_bytes(report.bytes_read)}, {format_bytes(report.bytes_written)}"
+    facts["run on disk"] = format_bytes(report.disk_bytes)
+    if report.disk_rates:
+        rates = [round(rate) for rate in report.disk_rates.values()]
+        facts["disk rates"] = f"{rates[0]},{rates[1]} (with --disk-rates the same files again)"
+    if report.predicted:
+        epochs = report.predicted["epochs"]["train"]
+        rows = epochs[0]["rows_by_level"]
+        total = max(sum(rows.values()), 1)
+        facts["cached"] = ", ".join(
+            f"{level} {format_bytes(count)}" for level, count in report.predicted["cache_bytes"].items()
+        )
+        facts["rows of an epoch"] = ", ".join(
+            f"{level} {100 * n / total:.0f} %" for level, n in rows.items() if n
+        )
+        facts["an epoch reads"] = (
+            f"{format_bytes(epochs[0]['bytes_read'])} for {format_bytes(epochs[0]['bytes_needed'])} "
+            f"needed ({report.predicted['read_amplification']:.3f}x)"
+        )
+        if load_seconds is not None:
+            facts["loading an epoch"] = f"about {load_seconds:.2f} s at this disk's rate"
+        if report.disk_bytes and not report.stage_seconds.get("pack"):
+            facts["the run will take"] = format_bytes(report.predicted["disk_bytes"])
+    printing.print_facts(facts)
+
+
+def print_memory(memory: dict[str, Any]) -> None:
+    """What each part of loading has of the memory budget."""
+    rows = [(part["name"], format_bytes(part["bytes"]), part["rule"]) for part in memory["parts"]]
+    title = f"{memory['activity']}: {format_bytes(memory['limit_bytes'])} of memory"
+    printing.print_table(("part", "bytes", "how much"), rows, title=title)

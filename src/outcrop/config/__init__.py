@@ -1,0 +1,51 @@
+"""Every option: frozen dataclasses with units and defaults, checked when they are made. One file a subject.
+
+``from outcrop.config import X`` has them all; the files follow each other as a run does: sizes, io, sampling, limits,
+loading, training, embedding.
+"""
+
+from __future__ import annotations
+
+from outcrop.config.embedding import BucketConfig, EmbedConfig
+from outcrop.config.io import INITIATORS, TOPOLOGIES, IoConfig
+from outcrop.config.limits import ALLOWANCE_BYTES, PlanConfig
+from outcrop.config.loading import CACHE_POLICIES, CACHE_STRATEGIES, CPU, BaselineConfig, DeviceConfig
+from outcrop.config.sampling import SAMPLERS, SampleConfig, as_fanouts
+from outcrop.config.sizes import (
+    LARGEST_COUNT,
+    Size,
+    exact_bytes,
+    format_bytes,
+    least_bytes,
+    out_of_range,
+    parse_size,
+)
+from outcrop.config.training import PRECISIONS, SCHEDULES, TrainConfig
+
+__all__ = [
+    "ALLOWANCE_BYTES",
+    "CACHE_POLICIES",
+    "CACHE_STRATEGIES",
+    "CPU",
+    "INITIATORS",
+    "LARGEST_COUNT",
+    "PRECISIONS",
+    "SAMPLERS",
+    "SCHEDULES",
+    "TOPOLOGIES",
+    "BaselineConfig",
+    "BucketConfig",
+    "DeviceConfig",
+    "EmbedConfig",
+    "IoConfig",
+    "PlanConfig",
+    "SampleConfig",
+    "Size",
+    "TrainConfig",
+    "as_fanouts",
+    "exact_bytes",
+    "format_bytes",
+    "least_bytes",
+    "out_of_range",
+    "parse_size",
+]

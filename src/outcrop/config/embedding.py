@@ -1,0 +1,118 @@
+"""How graph embeddings are prepared and trained."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+from outcrop.config.sizes import out_of_range
+from outcrop.errors import ArgumentError
+
+
+@dataclass(frozen=True)
+class BucketConfig:
+    """How edges are sorted into buckets.
+
+    Attributes:
+        partitions: Of the nodes, as orders know them.
+        slices: Of each partition; which slices make up a partition changes from sweep to sweep. None: 8, of fewer
+            nodes or more than 8 partitions fewer.
+        numbering: How nodes are dealt out to them: random (keyed), id, or degree (about as many edges in each).
+        valid_fraction, test_fraction: Of the edges, held out by a keyed hash, where the source has no such splits.
+    """
+
+    partitions: int = 1
+    numbering: Literal["random", "id", "degree"] = "random"
+    valid_fraction: float = 0.0
+    test_fraction: float = 0.0
+    seed: int = 0
+    slices: int | None = None
+
+    def __post_init__(self) -> None:
+        problems = []
+        if not 1 <= self.partitions <= 1 << 16:
+            problems.append(f"{self.partitions} partitions: 1 to {1 << 16} are possible")
+        elif self.slices is not None and not 1 <= self.slices <= (1 << 16) // self.partitions:
+            most = (1 << 16) // self.partitions
+            problems.append(f"{self.slices} slices of {self.partitions} partitions: 1 to {most} are possible")
+        if self.numbering not in ("random", "id", "degree"):
+            problems.append(f"numbering {self.numbering!r} is unknown; known: random, id, degree")
+        fractions = (self.valid_fraction, self.test_fraction)
+        if not all(0.0 <= f < 1.0 for f in fractions) or sum(fractions) >= 1.0:
+            problems.append(
+                f"fractions {fractions[0]} and {fractions[1]} are not in [0, 1), or leave no edges"
+            )
+        if not 0 <= self.seed < 2**63:
+            problems.append(f"seed {self.seed} is not in [0, 2^63)")
+        if problems:
+            raise ArgumentError("; ".join(problems))
+
+
+@dataclass(frozen=True)
+class EmbedConfig:
+    """How embeddings are trained.
+
+    Attributes:
+        model: Score function: dot, distmult, complex, transe-l1, transe-l2 or rotate.
+        dim: Floats of a vector; of complex ones half are imaginary parts.
+        negatives: Nodes that stand in for an end of an edge, shared by a chunk; all that are resident where those are
+            no more.
+        by_degree: Share of the negatives drawn in proportion to degree, the rest uniformly.
+        chunk: Edges that share negatives.
+        batch: Edges of one step of the optimizer.
+        margin: Of loss margin.
+        rate, relation_rate: Learning rates; None: the same as ``rate``.
+        start: Standard deviation of the first vectors; None: 1e-3, and 1 / sqrt(dim) where scores are distances.
+        reciprocal: Relations have other vectors when the source is looked for (Lacroix et al. 2018).
+        n3, l2: Weights of the regularisers, for each edge: of the sum of cubes of moduli, and of squares.
+        buffer: Partitions that are resident at a time.
+        sweeps: Times that an epoch goes over the order, each time with another part of every bucket: the more, the less
+            it matters that not all partitions are resident, and the more is read and written.
+        order: best, legend, beta or cover.
+    """
+
+    model: str = "complex"
+    dim: int = 100
+    epochs: int = 10
+    negatives: int = 1000
+    by_degree: float = 0.0
+    chunk: int = 1000
+    batch: int = 5000
+    loss: str = "softmax"
+    margin: float = 1.0
+    optimizer: Literal["adagrad", "sgd", "adam"] = "adagrad"
+    rate: float = 0.1
+    relation_rate: float | None = None
+    start: float | None = None
+    reciprocal: bool = False
+    n3: float = 0.0
+    l2: float = 0.0
+    buffer: int = 3
+    sweeps: int = 1
+    order: str = "best"
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        counts = ("dim", "epochs", "negatives", "chunk", "batch", "buffer", "sweeps")
+        problems = out_of_range(**{name: getattr(self, name) for name in counts})
+        if self.optimizer not in ("adagrad", "sgd", "adam"):
+            problems.append(f"optimizer {self.optimizer!r} is unknown; known: adagrad, sgd, adam")
+        if not 0.0 <= self.by_degree <= 1.0:
+            problems.append(f"by_degree {self.by_degree} is not in [0, 1]")
+        rates = {
+            "learning rate": self.rate,
+            "relation learning rate": self.relation_rate,
+            "start": self.start,
+            "margin": self.margin,
+        }
+        for name, value in rates.items():
+            if value is not None and not 0.0 < value < math.inf:
+                problems.append(f"{name} {value} is not a positive number")
+        for name in ("n3", "l2"):
+            if not 0.0 <= getattr(self, name) < math.inf:
+                problems.append(f"{name} {getattr(self, name)} is negative or not a number")
+        if not 0 <= self.seed < 2**63:
+            problems.append(f"seed {self.seed} is not in [0, 2^63)")
+        if problems:
+            raise ArgumentError("; ".join(problems))

@@ -1,0 +1,52 @@
+"""How much memory and disk space a run may take, and what it takes beside them."""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import dataclass
+
+from outcrop.errors import ArgumentError
+
+ALLOWANCE_BYTES = 384 << 20
+"""Memory that a training process takes on top of its budget, whatever the size of the graph.
+
+Covers the interpreter, torch (a CPU build) and its allocator, the model with its optimizer, and activations and
+gradients of hidden size 256 with batches of 1024 seeds and fanouts 10,10. Measured under a kernel limit that
+counts everything: 252 MiB for sage and 265 MiB for gat with batches of 200 seeds, 288 MiB and 326 MiB with
+1024. Preparing does not load torch and takes 64 MiB. Wider models and larger batches add activations: hidden
+size x 4 bytes x nodes per batch, a few times.
+"""
+
+
+@dataclass(frozen=True)
+class PlanConfig:
+    """Limits in bytes. ``memory``: host memory of loading; ``gpu_memory``: device cache and batches on the device (0:
+    no cache); ``disk_space``: all files of the run. None = no limit (memory: everything is cached).
+
+    Attributes:
+        layout: What is shared on disk where packing everything exceeds ``disk_space``: ``cost`` (least predicted
+            time), ``heuristic`` (DiskGNN section 5.1), ``packed`` (nothing), or ``S,M``: segments of S batches, rows
+            wanted more than M times.
+        sequential_rate, random_rate: What the disk reads, bytes per second and 4 KiB pages per second: prices.
+    """
+
+    memory: int | None = None
+    gpu_memory: int = 0
+    disk_space: int | None = None
+    packed_splits: tuple[str, ...] = ("train", "valid")
+    slots: int | None = None
+    layout: str = "cost"
+    sequential_rate: float = 1e9
+    random_rate: float = 5e4
+
+    def __post_init__(self) -> None:
+        rates = (self.sequential_rate, self.random_rate)
+        if not all(0 < rate < math.inf for rate in rates):
+            raise ArgumentError(f"disk rates {rates} are not two positive numbers")
+        named = self.layout in ("cost", "heuristic", "packed")
+        if not named and not re.fullmatch(r"[1-9][0-9]*,[0-9]+", self.layout):
+            raise ArgumentError(
+                f"layout {self.layout!r} is unknown; known: cost, heuristic, packed, or S,M: segments of S batches "
+                "in which rows wanted more than M times are shared"
+            )

@@ -1,0 +1,110 @@
+"""What is sampled: seeds, fanouts, samplers."""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Literal
+
+from outcrop.config.sizes import LARGEST_COUNT, out_of_range
+from outcrop.errors import ArgumentError
+
+SAMPLERS = ("neighbor", "labor", "shadow", "weighted", "foreign")
+
+
+def as_fanouts(fanouts: Iterable[int]) -> tuple[int, ...]:
+    """Returns ``fanouts`` as a tuple of int.
+
+    Raises:
+        ArgumentError: They are no integers, one for each hop.
+    """
+    try:
+        return tuple(operator.index(f) for f in fanouts)
+    except TypeError:
+        raise ArgumentError(
+            f"fanouts {fanouts!r} are not understood; give one integer for each hop, for example [10, 10]"
+        ) from None
+
+
+@dataclass(frozen=True)
+class SampleConfig:
+    """What is sampled.
+
+    Attributes:
+        fanouts: Neighbours per hop, -1 = all.
+        batch_size: Seed nodes per batch; positive edges where the task is ``link``.
+        epochs: Pool of epochs sampled ahead.
+        first_epoch: Training epoch number of the first epoch of the pool; epochs are drawn by their number.
+        sampler: ``neighbor``: uniform. ``labor``: LABOR-0 (Balin and Catalyurek 2023, section 3): one random number
+            r_t per node t, batch and hop, the edge (t, s) is kept iff ``r_t <= fanout / degree(s)``; as many edges are
+            expected as ``neighbor`` draws, over fewer nodes. ``weighted``: without replacement in proportion to the
+            graph's ``edge_weight`` (Efraimidis and Spirakis 2006), edges of weight 0 never. ``shadow``: the nodes that
+            ``neighbor`` reaches from the seeds of a batch together, and every edge of the graph among them
+            (Zeng et al. 2021, ShaDow); a model of any number of layers runs on the whole of it. ``foreign``: batches
+            came from elsewhere.
+        dependency: Of ``labor``: how many batches in a row a node keeps its random number for (dependent mini-batches:
+            Balin, LaSalle and Catalyurek, Cooperative minibatching). Each batch is drawn as before, but shares most
+            of its nodes with the one before it, which caches and page reads gain from. 1: independent.
+        degrees: Record each node's in-degree in the whole graph too, for GCN's normalisation.
+        task: ``node``: seeds are the nodes of a split. ``link``: seeds are the ends of positive edges (the graph's
+            ``<split>_edges``; without them all edges train) and of drawn negative ones.
+        negatives: Negative edges per positive one.
+        filter_negatives: Draw again what is an edge of the graph.
+    """
+
+    fanouts: tuple[int, ...] = (10, 10)
+    batch_size: int = 1024
+    epochs: int = 1
+    replace: bool = False
+    seed: int = 0
+    sampler: Literal["neighbor", "labor", "shadow", "weighted", "foreign"] = "neighbor"
+    splits: tuple[str, ...] = field(default=("train", "valid", "test"))
+    degrees: bool = False
+    task: Literal["node", "link"] = "node"
+    negatives: float = 1.0
+    filter_negatives: bool = False
+    first_epoch: int = 0
+    dependency: int = 1
+
+    def __post_init__(self) -> None:
+        if problems := [*self._problems_of_batches(), *self._problems_of_samplers()]:
+            raise ArgumentError("; ".join(problems))
+
+    def _problems_of_batches(self) -> list[str]:
+        problems = []
+        if not 1 <= len(self.fanouts) <= 15:
+            problems.append(f"{len(self.fanouts)} fanouts given, 1 to 15 are possible")
+        problems += [
+            f"fanout {f} is neither -1 nor 1 to {LARGEST_COUNT}"
+            for f in self.fanouts
+            if not (f == -1 or 1 <= f <= LARGEST_COUNT)
+        ]
+        if self.replace and -1 in self.fanouts:
+            problems.append("fanout -1 (all neighbours) cannot be drawn with replacement")
+        problems += out_of_range(**{"batch size": self.batch_size, "epochs": self.epochs})
+        if not 0 <= self.seed < 2**64:
+            problems.append(f"seed {self.seed} is negative or does not fit 64 bits")
+        if self.first_epoch < 0:
+            problems.append(f"first epoch {self.first_epoch} is negative")
+        return problems
+
+    def _problems_of_samplers(self) -> list[str]:
+        problems = []
+        if self.sampler not in SAMPLERS:
+            problems.append(f"sampler {self.sampler!r} is unknown; known: {', '.join(SAMPLERS[:-1])}")
+        if self.dependency < 1 or (self.dependency > 1 and self.sampler != "labor"):
+            problems.append(f"batch dependency {self.dependency} is not 1 or, with sampler labor, more")
+        if self.replace and self.sampler in ("labor", "weighted"):
+            problems.append(f"sampler {self.sampler} draws without replacement only")
+        if self.task not in ("node", "link"):
+            problems.append(f"task {self.task!r} is unknown; known: node, link")
+        if not 0 <= self.negatives < math.inf:
+            problems.append(f"{self.negatives} negatives per edge are not possible")
+        return problems
+
+    def epoch_number(self, split: str, epoch: int) -> int:
+        """By what number the ``epoch`` is drawn: the pool of training is replayed, evaluation has one epoch."""
+        pooled = split in ("train", "infer")  # infer: nodes that a caller chose
+        return self.first_epoch + (epoch - self.first_epoch) % self.epochs if pooled else 0

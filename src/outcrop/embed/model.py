@@ -1,0 +1,125 @@
+"""What a training has left on disk, opened for reading."""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from outcrop.config import EmbedConfig, exact_bytes, least_bytes
+from outcrop.embed.buckets import Buckets, open_buckets
+from outcrop.embed.scores import Score, score_function
+from outcrop.embed.tables import FILE, Table
+from outcrop.embed.training import CHECKPOINT, FOLDER, FORMAT, VERSION, open_table
+from outcrop.errors import BudgetError, ChecksumError, FormatError, IoError
+from outcrop.runtime.runtime import Runtime
+from outcrop.store.lock import in_use
+from outcrop.store.tensors import read_tensors
+
+
+@dataclass(frozen=True)
+class Trained:
+    """Vectors of the last checkpoint.
+
+    Attributes:
+        relations: float32 [relations, width], reciprocal ones after the others; None without relations.
+        epochs: Finished ones.
+    """
+
+    buckets: Buckets
+    config: EmbedConfig
+    score: Score
+    relations: np.ndarray | None
+    epochs: int
+    records: list[dict[str, Any]]
+    table: Table
+    runtime: Runtime
+
+    @property
+    def num_nodes(self) -> int:
+        return self.buckets.num_nodes
+
+    def slices(self) -> Iterator[tuple[int, np.ndarray]]:
+        """(first row, float32 [rows, dim] vectors) of each slice, the memory used again for the next.
+
+        Raises:
+            BudgetError: There is no room for one slice.
+            IoError: Another process trains meanwhile, and has replaced what the checkpoint named.
+        """
+        table, division = self.table, self.buckets.division
+        free = self.runtime.budget.free_bytes
+        if table.slab_bytes > free:
+            raise BudgetError(
+                f"one slice of the table takes {least_bytes(table.slab_bytes)}, {exact_bytes(free)} of the memory "
+                "budget are free: raise --memory, or prepare with more partitions"
+            )
+        slab = self.runtime.budget.empty("partitions", table.slab_bytes)
+        for part in range(division.parts):
+            self._load(part, slab)
+            yield int(division.starts[part]), table.rows_of(slab)[: division.size(part), : self.config.dim]
+
+    def _load(self, part: int, slab: np.ndarray) -> None:
+        try:
+            self.table.load(part, slab)
+        except ChecksumError:
+            run = self.buckets.path.parent
+            if not in_use(run):
+                raise
+            raise IoError(
+                errno.EWOULDBLOCK,
+                f"{run} is in use: another process trains there and has replaced the vectors that were being read; "
+                "run this again, or wait until it has ended",
+            ) from None
+
+    def vectors(self, rows: np.ndarray) -> np.ndarray:
+        """float32 [n, dim] of rows of the whole table, in one pass over it."""
+        out = np.empty((len(rows), self.config.dim), np.float32)
+        order = np.argsort(rows, kind="stable")
+        ranked = rows[order]
+        for first, vectors in self.slices():
+            begin, end = np.searchsorted(ranked, [first, first + len(vectors)])
+            out[order[begin:end]] = vectors[ranked[begin:end] - first]
+        return out
+
+    def close(self) -> None:
+        self.table.close()
+
+
+def open_trained(run: Path | str, runtime: Runtime) -> Trained:
+    """Opens the last checkpoint of the embedding run at ``run``.
+
+    Raises:
+        FormatError: There is none yet, or it is damaged or of other buckets.
+    """
+    run = Path(run)
+    buckets = open_buckets(run)
+    path = run / FOLDER / CHECKPOINT
+    if not path.is_file():
+        raise FormatError(f"{run} holds no trained embeddings: run outcrop embed train {run} first")
+    tensors, meta = read_tensors(path, FORMAT, VERSION)
+    try:
+        identity = dict(meta["identity"])
+        if identity.pop("buckets digest") != buckets.manifest.digest():
+            raise FormatError(f"{path} was trained on other buckets: train again with --fresh")
+        config = EmbedConfig(**identity, epochs=max(meta["epoch"], 1))
+        score = score_function(config.model, config.dim)
+        relations = tensors["relations"].numpy() if "relations" in tensors else None
+        if relations is not None:
+            relations = np.ascontiguousarray(relations[:, : score.relation_width(config.dim)])
+        if not (run / FOLDER / FILE).is_file():
+            raise FormatError(f"{run / FOLDER / FILE} is missing: train again with --fresh")
+        table = open_table(buckets, run / FOLDER, config, runtime, read_only=True)
+        try:
+            table.restore(meta["table"])
+        except BaseException:
+            table.close()
+            raise
+        return Trained(buckets, config, score, relations, meta["epoch"], meta["records"], table, runtime)
+    except FormatError:  # says what is wrong itself
+        raise
+    except (KeyError, TypeError, ValueError) as error:
+        raise FormatError(f"{path} lacks or garbles a field ({error}): train again with --fresh") from None

@@ -1,0 +1,529 @@
+"""Import: from foreign files to a graph artifact, block by block within the memory budget.
+
+The edges are sorted externally into columns, then features, labels and splits are streamed. The artifact appears by
+rename when everything is written; an error or a kill leaves none, and importing again starts afresh.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import numpy as np
+
+import outcrop._core as _core
+from outcrop.errors import ArgumentError, FormatError
+from outcrop.importing.sources.archive import open_archive
+from outcrop.importing.sources.base import FeatureSource, GraphSource, LabelSource, SplitProtocol, block_bytes
+from outcrop.importing.sources.checks import LargestId, NumbersAmongNames, one_way_note
+from outcrop.importing.sources.edge_list import open_edge_list
+from outcrop.importing.sources.files import source_files
+from outcrop.importing.sources.folder import open_folder
+from outcrop.importing.sources.labels import labelled, write_labels
+from outcrop.importing.sources.matlab import open_matlab
+from outcrop.importing.sources.musae import open_musae
+from outcrop.importing.sources.objects import open_object
+from outcrop.importing.sources.reorder import in_node_order
+from outcrop.importing.sources.split import Splitter, check_splits, per_class_splits
+from outcrop.runtime import memory_tables
+from outcrop.runtime.runtime import UNLIMITED, Runtime
+from outcrop.store import imported
+from outcrop.store import manifest as manifests
+from outcrop.store.arrays import PAGE_BYTES, ArrayWriter, DiskArray, storage_dtype
+from outcrop.store.graph import FORMAT, LABEL_KINDS, SPLITS, VERSION, Graph, LabelKind, open_graph
+from outcrop.store.manifest import PAGE_SUMS, ArraySpec, Manifest
+from outcrop.store.names import write_names
+
+_SMALL_GRAPH_SORT_BYTES = 4 << 20
+
+
+@dataclass(frozen=True)
+class ImportConfig:
+    """How a source becomes a graph.
+
+    Attributes:
+        keep_duplicates: Keep edges that are listed more than once. By default one of each is kept, so that sampling
+            without replacement gives distinct neighbours.
+        keep_self_loops: None = as is usual for the source (kept, except for sparse archives).
+        reverse: Store the reverse of every edge too; None = for sources that list undirected edges once.
+        feature_dtype: Convert floating features to float16, float32, float64 or bfloat16; None = as in the source.
+        bfloat16_bits: uint16 features are the raw bits of bfloat16.
+        allow_nonfinite: Accept NaN and infinity in features.
+        split_protocol: How nodes are divided where the source has no splits; None = as is usual for it. ``fractions``;
+            ``per-class``: 20 of each class train, 30 validate, the rest test; ``planetoid``: 20 of each class, 500,
+            1000; ``none``. Only nodes with a label take part.
+        train_fraction, valid_fraction, test_fraction: For ``fractions``; giving one chooses that protocol, and replaces
+            the splits of the source. Without ``test_fraction`` the rest is for testing.
+        split_seed: Names the division; the same seed gives the same one on every machine.
+        split_index: Which of several splits of the source.
+        num_nodes: Number of nodes; None = the rows of features or labels, else the largest id + 1.
+        label_kind: ``class``, ``multilabel`` or ``regression``; None = as the values are (see
+            :mod:`outcrop.importing.sources.labels`).
+    """
+
+    keep_duplicates: bool = False
+    keep_self_loops: bool | None = None
+    reverse: bool | None = None
+    feature_dtype: str | None = None
+    bfloat16_bits: bool = False
+    allow_nonfinite: bool = False
+    split_protocol: SplitProtocol | None = None
+    train_fraction: float | None = None
+    valid_fraction: float | None = None
+    test_fraction: float | None = None
+    split_seed: int = 0
+    split_index: int = 0
+    label_kind: LabelKind | None = None
+    num_nodes: int | None = None
+
+    def __post_init__(self) -> None:
+        problems = []
+        if self.feature_dtype not in (None, "float16", "bfloat16", "float32", "float64"):
+            problems.append(
+                f"feature dtype {self.feature_dtype!r} is none of float16, bfloat16, float32, float64"
+            )
+        if self.split_protocol not in (None, "fractions", "per-class", "planetoid", "none"):
+            problems.append(
+                f"split protocol {self.split_protocol!r} is none of fractions, per-class, planetoid, none"
+            )
+        if self.fractions_given and self.split_protocol not in (None, "fractions"):
+            problems.append(f"fractions are given, but the split protocol is {self.split_protocol!r}")
+        train, valid, test = self.fractions()
+        if min(train, valid, test) < 0 or train + valid + test > 1 + 1e-9:
+            problems.append(
+                f"split fractions {train:g}, {valid:g}, {test:g} are negative or exceed 1 together"
+            )
+        if self.label_kind not in (None, *LABEL_KINDS):
+            problems.append(f"label kind {self.label_kind!r} is none of {', '.join(LABEL_KINDS)}")
+        if self.num_nodes is not None and self.num_nodes < 1:
+            problems.append(f"number of nodes {self.num_nodes} is below 1")
+        if self.split_index < 0:
+            problems.append(f"split index {self.split_index} is negative")
+        if problems:
+            raise ArgumentError("; ".join(problems))
+
+    def stored(self) -> dict[str, Any]:
+        """The fields for the manifest; those that came later are left out where they say nothing, as they were then."""
+        later = ("label_kind", "num_nodes")
+        return {name: value for name, value in asdict(self).items() if name not in later or value is not None}
+
+    @property
+    def fractions_given(self) -> bool:
+        return any(f is not None for f in (self.train_fraction, self.valid_fraction, self.test_fraction))
+
+    def fractions(self) -> tuple[float, float, float]:
+        """Shares of train, valid, test; 60 %, 20 %, the rest where nothing is said."""
+        train = 0.6 if self.train_fraction is None else self.train_fraction
+        valid = min(0.2, max(0.0, 1 - train)) if self.valid_fraction is None else self.valid_fraction
+        rest = max(0.0, 1 - train - valid)
+        return train, valid, rest if self.test_fraction is None else self.test_fraction
+
+
+def import_graph(
+    source: Any, out: Path | str, runtime: Runtime, config: ImportConfig | None = None, **options: Any
+) -> Graph:
+    """Imports ``source`` as a graph artifact at ``out``, replacing an artifact that is there.
+
+    Args:
+        source: Text such as ``arrays:DIR`` (docs/sources.md lists all), an object that holds a graph, or a mapping of
+            its parts (:mod:`outcrop.importing.sources.objects`).
+        config: How; ``options`` are fields of :class:`ImportConfig` and may be given instead.
+
+    Returns:
+        The graph; its ``notes`` say what was not imported, and what else the user should know.
+
+    Raises:
+        ArgumentError: The parts of the source contradict each other or the options.
+        FormatError: A file is torn or not what it should be.
+        BudgetError: The memory budget is too small.
+        IoError: The operating system refused to write, for example because the disk is full.
+    """
+    if config is not None and options:
+        raise ArgumentError("give either config or single options")
+    config = config or ImportConfig(**options)
+    out = Path(out)
+    manifests.check_destination(out)
+    made_from = import_record(source, config)
+    with ExitStack() as held:
+        importing = _Import(_opened(source, runtime, held, config), config, runtime)
+        with manifests.publishing(out) as work, runtime.trace.span("import", source=_kind(source)):
+            if made_from is not None:
+                imported.write(work, made_from)
+            importing.write(work)
+            importing.write_manifest(work, _kind(source))
+    graph = open_graph(out)
+    graph.notes = (*importing.source.notes, *importing.notes, *one_way_note(graph, runtime, config.reverse))
+    return graph
+
+
+def import_record(source: Any, config: ImportConfig) -> dict[str, Any] | None:
+    """Returns what :mod:`outcrop.store.imported` keeps of an import; None for objects, whose content it cannot name."""
+    if not isinstance(source, str):
+        return None
+    kind, _, where = source.partition(":")
+    return imported.record(kind, Path(where), source_files(kind, Path(where)), config.stored())
+
+
+def measure_import(source: Any, runtime: Runtime, config: ImportConfig) -> None:
+    """Takes of the budget of ``runtime``, which measures, what importing ``source`` takes; writes nothing.
+
+    Reads what decides that: the edges where they say how many nodes there are or what these are called, ids, labels
+    and splits, of features the first rows.
+
+    Raises:
+        ArgumentError, FormatError: As :func:`import_graph`, as far as that is seen.
+        BudgetError: More is needed than may be measured.
+    """
+    with ExitStack() as held, TemporaryDirectory() as work:
+        _Import(_opened(source, runtime, held, config), config, runtime).write(Path(work))
+
+
+def _kind(source: Any) -> str:
+    return source.partition(":")[0] if isinstance(source, str) else "objects"
+
+
+def _opened(source: Any, runtime: Runtime, held: ExitStack, config: ImportConfig) -> GraphSource:
+    opened = (
+        _open_source(source, runtime, held, config)
+        if isinstance(source, str)
+        else open_object(source, runtime, held, config.split_index)
+    )
+    return _with_num_nodes(opened, config.num_nodes)
+
+
+OPENERS: dict[str, tuple[str, Callable[[Path, Runtime, ExitStack, ImportConfig], GraphSource]]] = {
+    "arrays": ("DIR", lambda path, runtime, held, config: open_folder(path, runtime)),
+    "edges": ("FILE", lambda path, runtime, held, config: open_edge_list(path, runtime)),
+    "npz": (
+        "FILE",
+        lambda path, runtime, held, config: open_archive(path, runtime, held, config.split_index),
+    ),
+    "scipy": (
+        "FILE",
+        lambda path, runtime, held, config: open_archive(path, runtime, held, config.split_index),
+    ),
+    "mat": ("FILE", lambda path, runtime, held, config: open_matlab(path, runtime, held)),
+    "musae": ("DIR", lambda path, runtime, held, config: open_musae(path, runtime, held)),
+}
+SOURCES = ", ".join(f"{kind}:{what}" for kind, (what, _) in OPENERS.items())
+
+
+def _open_source(source: str, runtime: Runtime, held: ExitStack, config: ImportConfig) -> GraphSource:
+    kind, _, where = source.partition(":")
+    if not where:
+        raise ArgumentError(f"source {source!r} names no files; write {SOURCES} or triples:DIR")
+    if kind == "triples":
+        raise ArgumentError(f"{source} is a knowledge graph, not a graph: import it with import_triples")
+    if kind not in OPENERS:
+        raise ArgumentError(f"source kind {kind!r} is unknown; known: {', '.join(OPENERS)}, triples")
+    return OPENERS[kind][1](Path(where), runtime, held, config)
+
+
+def _with_num_nodes(source: GraphSource, num_nodes: int | None) -> GraphSource:
+    if num_nodes is None:
+        return source
+    if source.num_nodes not in (None, num_nodes):
+        raise ArgumentError(
+            f"{source.name} has {source.num_nodes} nodes; {num_nodes} were given as their number"
+        )
+    return replace(source, num_nodes=num_nodes)
+
+
+def _feature_dtype(features: FeatureSource | None, config: ImportConfig) -> str | None:
+    """Name of the stored dtype."""
+    if features is None:
+        if config.feature_dtype or config.bfloat16_bits:
+            raise ArgumentError("a feature dtype is asked for, but the source has no features")
+        return None
+    found = features.dtype.newbyteorder("=")
+    if config.bfloat16_bits:
+        if found != np.uint16 or config.feature_dtype not in (None, "bfloat16"):
+            raise ArgumentError(
+                f"{features.name} holds {found}; raw bfloat16 bits are uint16 and stay bfloat16"
+            )
+        return "bfloat16"
+    if config.feature_dtype and found.kind not in "fiub":
+        raise ArgumentError(f"{features.name} holds {found}, which cannot become {config.feature_dtype}")
+    name = config.feature_dtype or ("uint8" if found == np.bool_ else found.name)
+    storage_dtype(name)  # refuses what cannot be stored
+    return name
+
+
+class _Import:
+    """One import under way: writes arrays into a folder and collects what the manifest says."""
+
+    def __init__(self, source: GraphSource, config: ImportConfig, runtime: Runtime):
+        self.source, self.config, self.runtime = source, config, runtime
+        self.dtype = _feature_dtype(source.features, config)
+        self.work = Path()
+        self.arrays: dict[str, ArraySpec] = {}
+        self.attributes: dict[str, Any] = {"num_classes": 0, "feature_dim": 0}
+        self.notes: list[str] = []
+
+    def write(self, work: Path) -> None:
+        """Writes the arrays into ``work``; where the runtime only measures, they stay empty."""
+        self.work = work
+        if self.source.num_nodes == 0:
+            raise ArgumentError(f"{self.source.name} has zero nodes: nothing to import")
+        num_nodes = self._edges()
+        self.attributes["num_nodes"] = num_nodes
+        for name, rows in (("features", self.source.features), ("labels", self.source.labels)):
+            if rows is not None and rows.num_rows not in (None, num_nodes):
+                raise ArgumentError(
+                    f"{rows.name} has {rows.num_rows} rows of {name}, the graph has {num_nodes} nodes"
+                )
+        if self.source.features is not None and self.dtype is not None:
+            self._features(self.source.features, self.dtype)
+        if self.source.labels is not None:
+            self._labels(self.source.labels, num_nodes)
+        self._splits(num_nodes)
+        self._edge_splits(num_nodes)
+        if self.source.names is not None:
+            self._names(self.source.names(), num_nodes)
+
+    def write_manifest(self, work: Path, kind: str) -> None:
+        config = self.config.stored() | {"source": kind}
+        manifests.write(work, Manifest(FORMAT, VERSION, self.arrays, self.attributes, config))
+
+    def _edges(self) -> int:
+        source, runtime = self.source, self.runtime
+        # A builder that measures is told of no nodes, so that it writes none.
+        num_nodes = -1 if source.num_nodes is None or runtime.measures else source.num_nodes
+        reverse = source.reverse if self.config.reverse is None else self.config.reverse
+        loops = source.keep_self_loops if self.config.keep_self_loops is None else self.config.keep_self_loops
+        sort_bytes, before = _sort_bytes(runtime, source.num_edges, reverse), runtime.budget.now_bytes
+        builder = _core.CscBuilder(
+            runtime.io,
+            runtime.budget,
+            runtime.workers,
+            str(self.work),
+            num_nodes,
+            sort_bytes,
+            self.config.keep_duplicates,
+            loops,
+            reverse,
+            weighted=source.weighted,
+        )
+        # What the builder needs to write in the end: names of nodes must not take it meanwhile.
+        writing = runtime.budget.reserve("sort", sort_bytes - (runtime.budget.now_bytes - before))
+        largest = self._add_edges(builder)
+        writing.release()
+        listed = builder.edges_added
+        largest.check()
+        with runtime.task("sort", listed, "edges"), runtime.trace.span("sort", edges=listed):
+            indptr, indices, weights = (
+                str(self.work / f"{name}.bin") for name in ("indptr", "indices", "edge_weight")
+            )
+            result = builder.finish(indptr, indices, weights_path=weights)
+            runtime.progress.advance("sort", listed)
+        if runtime.measures:
+            return largest.num_nodes if source.num_nodes is None else source.num_nodes
+        if result.num_nodes == 0:
+            raise ArgumentError(f"{source.name} has zero nodes: nothing to import")
+        self.arrays |= topology_specs(result, weighted=source.weighted)
+        self.attributes |= {
+            "num_edges": result.num_edges,
+            "undirected": reverse,
+            "max_in_degree": result.max_in_degree,
+            "nodes_without_in_edges": result.nodes_without_in_edges,
+            "edges_listed": listed,
+            "duplicates_dropped": result.duplicates_dropped,
+            "self_loops_dropped": result.self_loops_dropped,
+        }
+        return result.num_nodes
+
+    def _add_edges(self, builder: _core.CscBuilder) -> LargestId:
+        """Hands the edges to ``builder``; to measure they are only looked at, as far as it needs them."""
+        source, runtime = self.source, self.runtime
+        largest = LargestId(source)
+        with runtime.task("edges", source.num_edges or 0, "edges"):
+            for block in source.edges():
+                largest.add(*block[:2])
+                runtime.progress.advance("edges", len(block[0]))
+                if runtime.measures:
+                    if source.num_nodes is not None:
+                        break
+                    continue
+                try:
+                    builder.add(*block)
+                except ArgumentError as error:  # of ids and weights, which names the edge
+                    raise ArgumentError(f"{source.name}: {error}") from None
+        return largest
+
+    def _features(self, features: FeatureSource, dtype: str) -> None:
+        self.attributes["feature_dim"] = features.dim
+        writer = ArrayWriter(self.runtime, self.work, "features", dtype, (features.dim,), page_sums=True)
+        row_bytes = features.dim * max(features.dtype.itemsize, 4)
+        rows = min(max(1, block_bytes(self.runtime) // row_bytes), features.num_rows)
+        row = 0
+        with (
+            self.runtime.task("features", features.num_rows, "rows"),
+            self.runtime.budget.reserve("import", 2 * rows * features.dim * features.dtype.itemsize),
+        ):
+            for block in in_node_order(features, self.runtime, self.work, rows):
+                if self.runtime.measures:
+                    return
+                converted = convert(block, dtype, self.config.bfloat16_bits)
+                if not self.config.allow_nonfinite:
+                    _check_finite(features, converted, dtype, row)
+                writer.append(converted)
+                row += len(block)
+                self.runtime.progress.advance("features", len(block))
+        self._check_rows(features.name, row, features.num_rows)
+        writer.finish_into(self.arrays)
+
+    def _labels(self, labels: LabelSource, num_nodes: int) -> None:
+        with self.runtime.task("labels", num_nodes, "rows"):
+            stored = write_labels(
+                labels, num_nodes, self.runtime, self.work, self.config.label_kind, self.source.class_names
+            )
+            self.runtime.progress.advance("labels", stored.spec.shape[0])
+        self._check_rows(labels.name, stored.spec.shape[0], num_nodes)
+        self.arrays["labels"] = stored.spec
+        self.attributes |= stored.attributes
+        self.notes += stored.notes
+
+    def _label_kind(self) -> LabelKind:
+        return self.attributes.get("label_kind", "class")
+
+    def _check_rows(self, name: str, found: int, wanted: int) -> None:
+        if found != wanted:
+            raise ArgumentError(f"{name} has {found} rows, the graph has {wanted} nodes")
+
+    def _splits(self, num_nodes: int) -> None:
+        given = (
+            None
+            if self.config.fractions_given or self.config.split_protocol
+            else self.source.splits(num_nodes)
+        )
+        if given is not None:
+            self._write_splits(check_splits(self.source.name, given, num_nodes, self.runtime))
+            return
+        fallback = "fractions" if self.config.fractions_given else self.source.split_protocol
+        protocol = self.config.split_protocol or fallback
+        if protocol == "fractions":
+            self._fraction_splits(num_nodes)
+        elif protocol in ("per-class", "planetoid"):
+            if "labels" not in self.arrays:
+                raise ArgumentError(
+                    f"{self.source.name} has no labels, which split protocol {protocol!r} needs"
+                )
+            if self._label_kind() != "class":
+                raise ArgumentError(
+                    f"{self.source.name} has labels of kind {self._label_kind()}; split protocol {protocol!r} "
+                    "needs classes"
+                )
+            labels = DiskArray(self.runtime, self.work, self.arrays["labels"]).read("split-labels")
+            self._write_splits(
+                per_class_splits(labels, self.config.split_seed, protocol == "planetoid", self.runtime)
+            )
+
+    def _fraction_splits(self, num_nodes: int) -> None:
+        rows = max(1024, block_bytes(self.runtime) // 64)
+        starts = range(0, num_nodes, rows)
+        labels = (
+            DiskArray(self.runtime, self.work, self.arrays["labels"]) if "labels" in self.arrays else None
+        )
+
+        kind = self._label_kind()
+
+        def blocks() -> Iterator[np.ndarray]:
+            """Ids of the nodes that take part."""
+            for start in starts:
+                stop = min(start + rows, num_nodes)
+                ids = np.arange(start, stop)
+                yield ids if labels is None else ids[labelled(labels.read("import", start, stop), kind)]
+
+        count = sum(len(ids) for ids in blocks())
+        splitter = Splitter(self.config.split_seed, count, self.config.fractions())
+        self.arrays |= splitter.write(blocks(), self.runtime, self.work)
+
+    def _write_splits(self, splits: dict[str, np.ndarray]) -> None:
+        for name in SPLITS:
+            if name in splits:
+                writer = ArrayWriter(self.runtime, self.work, name, "int64")
+                writer.append(splits[name])
+                self.arrays[name] = writer.finish()
+
+    def _edge_splits(self, num_nodes: int) -> None:
+        for split, edges in self.source.edge_splits().items():
+            name = f"{split}_edges"
+            bad = (edges < 0) | (edges >= num_nodes)
+            if bad.any():
+                row = int(np.argmax(bad.any(axis=1)))
+                raise ArgumentError(
+                    f"{self.source.name}: edge {row} of {name} is {edges[row].tolist()}, there are {num_nodes} nodes"
+                )
+            writer = ArrayWriter(self.runtime, self.work, name, "int64", (2,))
+            writer.append(edges)
+            self.arrays[name] = writer.finish()
+
+    def _names(self, names: Iterator[str], num_nodes: int) -> None:
+        counted = NumbersAmongNames(names)
+        specs, count = write_names(self.runtime, self.work, counted, "names", "name_offsets")
+        self.notes += counted.notes(self.source.name)
+        self._check_rows(f"{self.source.name} (names)", count, num_nodes)
+        self.arrays |= specs
+        if self.source.integer_names:
+            self.attributes["integer_names"] = True
+
+
+def topology_specs(result: _core.CscResult, weighted: bool = False) -> dict[str, ArraySpec]:
+    """Specs of the files that a CscBuilder wrote, and of the checksums of their pages."""
+    files = [("indptr", "int64", result.num_nodes + 1, result.indptr)]
+    files += [("indices", "int64" if result.wide else "uint32", result.num_edges, result.indices)]
+    if weighted:
+        files += [("edge_weight", "float32", result.num_edges, result.weights)]
+    specs = {}
+    for name, dtype, rows, file in files:
+        width, pages = np.dtype(dtype).itemsize, file.file_bytes // PAGE_BYTES
+        specs[name] = ArraySpec(f"{name}.bin", dtype, (rows,), width, file.crc32c, file.file_bytes)
+        sums = name + PAGE_SUMS
+        table_bytes = -(-4 * pages // PAGE_BYTES) * PAGE_BYTES
+        specs[sums] = ArraySpec(f"{sums}.bin", "uint32", (pages,), 4, file.page_crc, table_bytes)
+    return specs
+
+
+def _sort_bytes(runtime: Runtime, num_edges: int | None, reverse: bool) -> int:
+    """Memory for sorting: what avoids spilling, at most half of what is free.
+
+    Raises:
+        BudgetError: Less is free than sorting needs, and what is read meanwhile.
+    """
+    need = UNLIMITED if num_edges is None else _SMALL_GRAPH_SORT_BYTES + num_edges * (64 if reverse else 32)
+    least, reserve = _core.CscBuilder.MIN_MEMORY_BYTES, memory_tables.SORT_RESERVE.least
+    with runtime.budget.reserve("sort", reserve + 2 * least):  # refuses where so much is not free
+        pass
+    return min(need, memory_tables.EDGE_SORT.bytes_of(runtime.budget.free_bytes - reserve, least))
+
+
+def convert(block: np.ndarray, dtype: str, bfloat16_bits: bool = False) -> np.ndarray:
+    """``block`` in the storage of ``dtype``; bfloat16 rounds to nearest, ties to even, as ``torch.Tensor.bfloat16``."""
+    if dtype == "bfloat16" and not bfloat16_bits:
+        bits = np.ascontiguousarray(block, np.float32).view(np.uint32)
+        rounded = ((bits + (0x7FFF + ((bits >> 16) & 1))) >> 16).astype(np.uint16)
+        return np.where(
+            (bits & 0x7FFFFFFF) > 0x7F800000, np.uint16(0x7FC0), rounded
+        )  # NaN must not round to infinity
+    with np.errstate(over="ignore"):
+        return np.ascontiguousarray(block, storage_dtype(dtype))
+
+
+def _check_finite(features: FeatureSource, block: np.ndarray, dtype: str, first_row: int) -> None:
+    if dtype == "bfloat16":
+        good = (block & 0x7F80) != 0x7F80
+    elif block.dtype.kind == "f":
+        good = np.isfinite(block)
+    else:
+        return
+    if not good.all():
+        row = int(np.argmin(good.all(axis=1)))
+        column = int(np.argmin(good[row]))
+        raise FormatError(
+            f"{features.at(first_row + row, column)} is not finite as {dtype}: clean the features, or "
+            "allow NaN and infinity (--allow-nonfinite, allow_nonfinite=True)"
+        )

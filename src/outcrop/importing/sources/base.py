@@ -1,0 +1,125 @@
+"""The one shape in which every source offers its graph to the import stage."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from outcrop.errors import ArgumentError
+from outcrop.runtime import memory_tables
+from outcrop.runtime.runtime import Runtime
+
+SplitProtocol = Literal["fractions", "per-class", "planetoid", "none"]
+EdgeBlock = tuple[np.ndarray, np.ndarray] | tuple[np.ndarray, np.ndarray, np.ndarray]
+
+
+@dataclass(frozen=True)
+class FeatureSource:
+    """A row per node. ``blocks(rows)`` yields arrays ``[<= rows, dim]`` of NumPy dtype ``dtype``, in order.
+
+    ``order``: the node of each row, int64 ``[num_rows]``, each node once; None = rows are in node order.
+    ``where(row, column)``: where a value is, for messages, by row and column of the blocks; None = nothing to add.
+    """
+
+    name: str
+    dtype: np.dtype
+    num_rows: int
+    dim: int
+    blocks: Callable[[int], Iterator[np.ndarray]]
+    order: np.ndarray | None = None
+    where: Callable[[int, int], str] | None = None
+
+    def at(self, node: int, column: int) -> str:
+        """Where the source has column ``column`` of the features of a node, for messages."""
+        row = node if self.order is None else int(np.argmax(self.order == node))
+        return self.where(row, column) if self.where else f"{self.name}: row {row}, column {column}"
+
+
+@dataclass(frozen=True)
+class LabelSource:
+    """Labels in node order: blocks ``[n]`` of integers, floats (NaN = none) or text, or ``[n, T]`` of numbers.
+
+    ``blocks`` is asked after the edges, with the number of nodes. ``where(node)``: where the label of a node is, for
+    messages, asked when the blocks were read; None = the source has a row for each node.
+    """
+
+    name: str
+    num_rows: int | None
+    blocks: Callable[[int], Iterator[np.ndarray]]
+    where: Callable[[int], str] | None = None
+
+    def at(self, node: int) -> str:
+        """Where the source has the label of a node, for messages."""
+        return self.where(node) if self.where else f"{self.name}: row {node}"
+
+
+@dataclass(frozen=True)
+class GraphSource:
+    """A graph in foreign files, read block by block.
+
+    Attributes:
+        name: For messages: the file or folder.
+        edges: Yields ``(sources, targets)``, int64 ``[n]`` each, ids as in the artifact; ``weighted`` sources yield
+            float32 weights ``[n]`` too.
+        num_nodes: None = the largest id + 1, known when the edges were read.
+        num_edges: Edges that ``edges`` will yield; None = not known.
+        splits: Given the number of nodes, the splits of the source: int64 ids each; None = it has none.
+        edge_splits: Edges to be predicted by split: int64 ``[M, 2]`` each, asked for after ``edges``.
+        names: Node names in id order, asked for after ``edges``; None = ids are the names.
+        integer_names: The names are integers, written as text.
+        class_names: Names of the classes where the source lists them.
+        reverse: The source lists undirected edges once, so the reverse of each is stored too.
+        keep_self_loops: What is usual for this source.
+        split_protocol: What is usual where the source has no splits.
+        notes: What the user should know, a sentence each: columns that are not imported.
+    """
+
+    name: str
+    edges: Callable[[], Iterator[EdgeBlock]]
+    num_nodes: int | None
+    num_edges: int | None = None
+    features: FeatureSource | None = None
+    labels: LabelSource | None = None
+    splits: Callable[[int], dict[str, np.ndarray] | None] = lambda num_nodes: None
+    names: Callable[[], Iterator[str]] | None = None
+    integer_names: bool = False
+    class_names: tuple[str, ...] = ()
+    reverse: bool = False
+    keep_self_loops: bool = True
+    split_protocol: SplitProtocol = "none"
+    weighted: bool = False
+    edge_splits: Callable[[], dict[str, np.ndarray]] = dict
+    notes: tuple[str, ...] = ()
+
+
+def block_bytes(runtime: Runtime) -> int:
+    """Bytes to read at a time: a small share of what is left of the budget."""
+    return memory_tables.READ_BLOCK.bytes_of(runtime.budget.free_bytes)
+
+
+def same_length(parts: dict[str, int | None]) -> int | None:
+    """The one number of nodes on which all parts agree; None where none tells it.
+
+    Raises:
+        ArgumentError: Two parts disagree.
+    """
+    told = {name: rows for name, rows in parts.items() if rows is not None}
+    if len(set(told.values())) > 1:
+        listed = ", ".join(f"{name} has {rows} rows" for name, rows in told.items())
+        raise ArgumentError(f"the number of nodes is not clear: {listed}; each needs one row per node")
+    return next(iter(told.values()), None)
+
+
+def check_ids(name: str, ids: np.ndarray, first_row: int = 0) -> np.ndarray:
+    """``ids`` as int64. Raises ArgumentError for numbers that are no integers."""
+    if ids.dtype.kind not in "iu":
+        raise ArgumentError(
+            f"{name}: node ids are {ids.dtype}, integers are needed: convert them before the import"
+        )
+    if ids.dtype == np.uint64 and len(ids) and int(ids.max()) > np.iinfo(np.int64).max:
+        row = first_row + int(np.argmax(ids > np.iinfo(np.int64).max))
+        raise ArgumentError(f"{name}: the id in row {row} does not fit a signed 64-bit integer")
+    return np.ascontiguousarray(ids, dtype=np.int64)

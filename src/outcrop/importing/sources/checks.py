@@ -1,0 +1,110 @@
+"""What an import looks at beside the bytes: ids that make a graph of nothing but empty nodes, and edges that go one
+way."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from outcrop.errors import ArgumentError
+from outcrop.importing.sources.base import GraphSource
+from outcrop.runtime.runtime import Runtime
+from outcrop.store.graph import Graph
+
+# An id may exceed the number of edges by this factor and this many, unless the number of nodes is given.
+NODES_PER_EDGE, FREE_NODES = 100, 1_000_000
+MAX_FREE_ID = 2**32 - 1  # beyond it the number of nodes has to be given in any case
+_EDGES_LOOKED_AT = 1000
+_ONE_WAY_SHARE = 0.5
+_MOSTLY = 0.9  # names that are numbers, so that those that are not look like mistakes
+
+
+class LargestId:
+    """The largest id of the edges, and where it was. Counts only where ids decide how many nodes there are."""
+
+    def __init__(self, source: GraphSource):
+        self._source = source
+        self._edges = self._row = 0
+        self._id = -1
+
+    def add(self, sources: np.ndarray, targets: np.ndarray) -> None:
+        """Takes note of a block of edges; refuses ids that no edge list without a number of nodes may have."""
+        if len(sources):
+            ends = np.maximum(sources, targets)
+            at = int(np.argmax(ends))
+            if ends[at] > self._id:
+                self._id, self._row = int(ends[at]), self._edges + at
+                if self._id > MAX_FREE_ID:
+                    self._refuse(self._edges + len(sources))
+        self._edges += len(sources)
+
+    @property
+    def num_nodes(self) -> int:
+        """How many nodes there are at the least."""
+        return self._id + 1
+
+    def check(self) -> None:
+        """Raises ArgumentError where the largest id is far above the number of edges: each node costs 8 bytes."""
+        if self._id >= NODES_PER_EDGE * self._edges + FREE_NODES:
+            self._refuse(self._edges)
+
+    def _refuse(self, edges: int) -> None:
+        if self._source.num_nodes is None:
+            raise ArgumentError(
+                f"{self._source.name}: edge {self._row} names node {self._id}, so {edges} edges would make "
+                f"{self._id + 1} nodes: is that id a mark for 'none'? Remove the edge, list the nodes (nodes.csv), or "
+                f"give their number (--num-nodes {self._id + 1})"
+            )
+
+
+def one_way_note(graph: Graph, runtime: Runtime, reverse: bool | None) -> list[str]:
+    """A note where most edges have no edge back and the user has not said whether they should.
+
+    Looks at up to 1000 edges, evenly spread; equals ``mean((v, u) in edges for (u, v) in edges) < 0.5`` up to that.
+    """
+    if reverse is not None or graph.manifest.attributes.get("undirected") or graph.num_edges == 0:
+        return []
+    indptr, indices = (graph.array(runtime, name).memmap() for name in ("indptr", "indices"))
+    looked = min(graph.num_edges, _EDGES_LOOKED_AT)
+    both = 0
+    for edge in (np.arange(looked) * graph.num_edges // looked).tolist():
+        target, source = int(np.searchsorted(indptr, edge, side="right")) - 1, int(indices[edge])
+        back = indices[indptr[source] : indptr[source + 1]]
+        at = int(np.searchsorted(back, target))
+        both += at < len(back) and int(back[at]) == target
+    if both >= _ONE_WAY_SHARE * looked:
+        return []
+    return [
+        f"edges are kept in the direction they have, and {looked - both} of {looked} looked at have none back: "
+        "a graph neural network usually wants both directions, which --reverse (reverse=True) adds; "
+        "--no-reverse says that one is meant"
+    ]
+
+
+class NumbersAmongNames:
+    """Passes names on and counts those that are whole numbers: one mistyped cell makes all ids of a column text."""
+
+    def __init__(self, names: Iterator[str]):
+        self._names = names
+        self._all = self._numbers = 0
+        self._first_other = ""
+
+    def __iter__(self) -> Iterator[str]:
+        for name in self._names:
+            self._all += 1
+            if name.isascii() and name.isdigit():
+                self._numbers += 1
+            elif not self._first_other:
+                self._first_other = name
+            yield name
+
+    def notes(self, source: str) -> list[str]:
+        """A sentence where nearly all names are numbers, and some are not."""
+        others = self._all - self._numbers
+        if not others or self._numbers < _MOSTLY * self._all:
+            return []
+        return [
+            f"ids of {source} are text, numbered as they appear, because of {others} that are no whole numbers, such "
+            f"as {self._first_other!r}; if these are mistakes, correct them and import again"
+        ]

@@ -1,0 +1,26 @@
+"""Which files an import reads: what an import that is repeated compares."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from outcrop.importing.sources.folder import FILES
+from outcrop.importing.sources.tables import TABLE_SUFFIXES
+from outcrop.store.graph import SPLITS
+
+# Of sources that are folders; other kinds are one file.
+_NAMES = {
+    "arrays": tuple(f"{stem}{suffix}" for stem, (_, suffixes) in FILES.items() for suffix in suffixes),
+    "triples": tuple(f"{split}{suffix}" for split in SPLITS for suffix in TABLE_SUFFIXES),
+    "musae": ("*_edges.csv", "*_target.csv", "*.json"),
+}
+
+
+def source_files(kind: str, where: Path) -> list[Path]:
+    """Lists the files that importing ``kind:where`` looks at; empty where there are none."""
+    try:
+        if kind not in _NAMES:
+            return [where] if where.is_file() else []
+        return [path for name in _NAMES[kind] for path in where.glob(name) if path.is_file()]
+    except OSError:  # the import itself says what cannot be read
+        return []

@@ -1,0 +1,62 @@
+"""``arrays:DIR``: edges, features, labels and splits as plain arrays or tables.
+
+Edges: ``edges.npy`` ``[E, 2]`` (source, target) or ``[2, E]``; of shape ``[2, 2]`` the rows are edges. Or
+``edges.parquet``, ``.csv``, ``.tsv``, ``.txt``: columns ``src``/``source`` and ``dst``/``target``, else the
+first two. Ids are integers 0 .. N - 1, or what the column ``id`` of ``nodes.parquet``/``.csv``/``.tsv`` lists
+in node order, or text in the order of first appearance. The node table may have columns ``label`` and
+``split``. ``features`` and ``labels`` as ``.npy`` or as a table have one row per node, or a column ``id`` and any
+order. Edge weights (not negative): ``edge_weight.npy`` [E] next to ``edges.npy``, or a column ``weight`` or
+``edge_weight`` of the edge table. Edges to be predicted: ``train_edges.npy``, ``valid_edges.npy``, ``test_edges.npy``
+[M, 2]. Splits: ``train.npy``, ``valid.npy`` or ``val.npy``, ``test.npy`` (ids or boolean masks), or a table
+``splits`` with columns ``id`` and ``split``. docs/sources.md has an example of each.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from outcrop.errors import ArgumentError
+from outcrop.importing.sources import tables
+from outcrop.importing.sources.base import GraphSource
+from outcrop.importing.sources.parts import EDGE_SPLITS, Part, Parts, open_parts
+from outcrop.runtime.runtime import Runtime
+from outcrop.store.graph import SPLIT_NAMES
+
+_ARRAY, _TABLE = (".npy",), tables.TABLE_SUFFIXES
+# Stem of a file -> what it is, and which endings it may have.
+FILES = {
+    "edges": ("edges", _ARRAY + _TABLE),
+    "edge_weight": ("edge_weight", _ARRAY),
+    "nodes": ("nodes", _TABLE),
+    "features": ("features", _ARRAY + _TABLE),
+    "labels": ("labels", _ARRAY + _TABLE),
+    "splits": ("splits", _TABLE),
+    **{stem: (split, _ARRAY) for stem, split in SPLIT_NAMES.items()},
+    **{kind: (kind, _ARRAY) for kind in EDGE_SPLITS},
+}
+
+
+def open_folder(folder: Path, runtime: Runtime) -> GraphSource:
+    """Opens ``arrays:DIR``; reads headers and the columns of node ids.
+
+    Raises:
+        ArgumentError: No edges, two files for the same thing, or row counts that contradict each other.
+        FormatError: A file is not what its name says, or torn.
+    """
+    if not folder.is_dir():
+        raise ArgumentError(
+            f"{folder} is no folder: arrays:DIR needs one with edges.npy, .parquet, .csv or .tsv"
+        )
+    parts: dict[str, Part] = {}
+    for stem, (kind, suffixes) in FILES.items():
+        path = tables.find(folder, stem, suffixes)
+        if path is None:
+            continue
+        if kind in parts:
+            raise ArgumentError(f"{folder} holds {parts[kind].name} and {path.name}: keep one of them")
+        parts[kind] = Part(
+            str(path), tables.open_npy(path) if path.suffix == ".npy" else tables.open_table(path)
+        )
+    if "edges" not in parts:
+        raise ArgumentError(f"{folder} holds no edges.npy, edges.parquet, edges.csv, edges.tsv or edges.txt")
+    return open_parts(Parts(str(folder), parts, node_table_hint=str(folder / "nodes.csv")), runtime)

@@ -1,0 +1,182 @@
+"""Graphs that other libraries hold in memory: PyG ``Data``, SciPy matrices, NetworkX graphs, or a mapping of parts.
+
+Each becomes the parts of :mod:`outcrop.importing.sources.parts`. A part may be a NumPy array, a torch tensor, a list,
+a SciPy matrix, a series, or a table of any library that offers Arrow streams or the dataframe protocol (Arrow,
+Polars, pandas, DuckDB). Tables are read block by block within the budget; what the objects themselves take is the
+caller's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import ExitStack
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from outcrop.errors import ArgumentError, FormatError
+from outcrop.importing.sources.base import GraphSource
+from outcrop.importing.sources.frames import StreamTable, is_frame
+from outcrop.importing.sources.matrix import csr_of_scipy
+from outcrop.importing.sources.nx import networkx_parts
+from outcrop.importing.sources.parts import EDGE_SPLITS, Part, Parts, open_parts
+from outcrop.runtime.runtime import Runtime
+
+# What a part may be called -> what it is.
+KINDS = {
+    **dict.fromkeys(("edges", "edge_index"), "edges"),
+    **dict.fromkeys(("features", "x"), "features"),
+    **dict.fromkeys(("labels", "y"), "labels"),
+    **dict.fromkeys(("train", "train_mask"), "train"),
+    **dict.fromkeys(("valid", "val", "valid_mask", "val_mask"), "valid"),
+    **dict.fromkeys(("test", "test_mask"), "test"),
+    **{name: name for name in ("edge_weight", "nodes", "splits", *EDGE_SPLITS)},
+}
+
+
+def open_object(source: Any, runtime: Runtime, held: ExitStack, split_index: int = 0) -> GraphSource:
+    """Opens a graph in memory.
+
+    Args:
+        source: A PyG ``Data``, a SciPy matrix, a NetworkX graph, an array or a table of edges; or a mapping of parts by
+            name, whose ``edges`` may be any of these.
+        held: Keeps the budget of what is converted.
+        split_index: Which column of masks ``[N, splits]``.
+
+    Raises:
+        ArgumentError: It is none of these, or parts contradict each other.
+        FormatError: A part has not the shape or the type that it needs.
+    """
+    named = _named(source if isinstance(source, Mapping) else {"edges": source})
+    usual = Parts("graph", {})
+    library = _library(named.get("edges"))
+    if library == "torch_geometric":
+        data = named.pop("edges")
+        parts, notes = _data_parts(data)
+        usual, named = Parts("Data", {}, notes=notes), parts | named
+    elif library == "networkx":
+        named, usual = networkx_parts(named.pop("edges"), named, runtime, held)
+    if "edges" not in named:
+        raise ArgumentError(f"the graph has no edges; it has {', '.join(named) or 'no parts'}")
+    parts = {
+        kind: _part(kind, value, split_index)
+        for kind, value in named.items()
+        if kind != "num_nodes" and value is not None
+    }
+    return open_parts(replace(usual, parts=parts, num_nodes=named.get("num_nodes", usual.num_nodes)), runtime)
+
+
+def _library(value: Any) -> str:
+    return type(value).__module__.partition(".")[0]
+
+
+def _named(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Parts by kind. Raises ArgumentError for names that are none, or two names of one kind."""
+    named: dict[str, Any] = {}
+    for name, value in given.items():
+        kind = "num_nodes" if name == "num_nodes" else KINDS.get(name)
+        if kind is None:
+            raise ArgumentError(f"{name!r} is no part of a graph; known: {', '.join(KINDS)}, num_nodes")
+        if value is None:
+            continue
+        if kind in named:
+            raise ArgumentError(f"{name!r} and another part both give {kind}: keep one of them")
+        named[kind] = _pairs(value) if name == "edge_index" else value
+    return named
+
+
+def _pairs(edge_index: Any) -> np.ndarray:
+    """``[2, E]`` as ``[E, 2]``."""
+    array = _array("edge_index", edge_index)
+    if array.ndim != 2 or array.shape[0] != 2:
+        raise FormatError(f"edge_index has shape {array.shape}; [2, edges] is needed")
+    return array.T
+
+
+def _data_parts(data: Any) -> tuple[dict[str, Any], tuple[str, ...]]:
+    """The parts of a PyG ``Data``, and what is left out."""
+    kind = type(data).__name__
+    if not hasattr(data, "edge_index") or not hasattr(data, "x"):
+        raise ArgumentError(
+            f"a PyG {kind} has several types of nodes or edges, which cannot be imported yet: pass "
+            "data.to_homogeneous(), or a dict with the parts of one type"
+        )
+    if data.edge_index is None:
+        raise ArgumentError(f"the PyG {kind} has no edge_index: convert adj_t to edge_index first")
+    given = {name: data[name] for name in data.keys() if data[name] is not None}  # noqa: SIM118
+    weights = given.get("edge_attr")
+    if "edge_weight" not in given and weights is not None and weights.numel() == len(weights):
+        given["edge_weight"] = given.pop("edge_attr").reshape(-1)
+    left = [name for name in given if name not in KINDS and name != "num_nodes"]
+    notes = (f"parts of the {kind} that are not imported: {', '.join(left)}",) if left else ()
+    return _named({name: value for name, value in given.items() if name not in left}), notes
+
+
+def _part(kind: str, value: Any, split_index: int) -> Part:
+    if hasattr(value, "tocsr"):
+        return Part(kind, csr_of_scipy(kind, value))
+    if is_frame(value):
+        return Part(kind, StreamTable(kind, value))
+    if kind == "edges" and isinstance(value, tuple) and len(value) == 2:
+        return Part(kind, _columns(kind, *(_array(kind, ends) for ends in value)))
+    array = _array(kind, value)
+    if kind == "labels" and array.dtype.kind in "OUS" and array.ndim == 1:
+        return Part(kind, _table(kind, label=pa.array(array, from_pandas=True)))
+    if kind == "edges" and array.dtype.kind in "OUS" and array.ndim == 2 and 2 in array.shape:
+        pairs = array if array.shape[1] == 2 else array.T
+        return Part(kind, _columns(kind, pairs[:, 0], pairs[:, 1]))
+    if kind in ("train", "valid", "test"):
+        array = _split(kind, array, split_index)
+    return Part(kind, array)
+
+
+def _columns(kind: str, source: np.ndarray, target: np.ndarray) -> StreamTable:
+    return _table(kind, src=pa.array(source), dst=pa.array(target))
+
+
+def _table(kind: str, **columns: pa.Array) -> StreamTable:
+    try:
+        return StreamTable(kind, pa.table(columns))
+    except (pa.ArrowException, ValueError) as error:
+        raise FormatError(f"{kind} cannot be read: {error}") from None
+
+
+def _split(kind: str, array: np.ndarray, split_index: int) -> np.ndarray:
+    """Ids or a mask, of one of several splits where there are several."""
+    if array.ndim == 2 and array.dtype == np.bool_:
+        if split_index >= array.shape[1]:
+            raise ArgumentError(f"{kind} has {array.shape[1]} splits, number {split_index} was asked for")
+        return array[:, split_index]
+    return array if array.size else array.astype(np.int64)
+
+
+def _array(kind: str, value: Any) -> np.ndarray:
+    """A NumPy array of a tensor, series, Arrow array or list; without a copy where that is possible."""
+    if hasattr(value, "detach"):
+        if str(value.layout) != "torch.strided":
+            raise ArgumentError(
+                f"{kind} is a sparse tensor ({value.layout}): pass it dense, or edges as tensor.coalesce().indices()"
+            )
+        tensor = value.detach().cpu()
+        if str(tensor.dtype) == "torch.bfloat16":
+            raise ArgumentError(
+                f"{kind} is bfloat16, which NumPy does not know: pass {kind}.view(torch.uint16) and "
+                f"bfloat16_bits=True, or {kind}.float()"
+            )
+        return tensor.numpy()
+    if isinstance(value, pa.Array | pa.ChunkedArray):
+        return (
+            value.to_numpy() if isinstance(value, pa.ChunkedArray) else value.to_numpy(zero_copy_only=False)
+        )
+    try:
+        array = np.asarray(value)
+    except (TypeError, ValueError) as error:
+        raise FormatError(f"{kind} is no array: {error}") from None
+    if array.ndim == 0:
+        raise ArgumentError(
+            f"a {type(value).__module__}.{type(value).__name__} cannot be imported as {kind}: pass a PyG Data, a SciPy "
+            "matrix, a NetworkX graph, a table, an array, or a dict with 'edges', 'features', 'labels', 'train', ..."
+        )
+    return array

@@ -1,0 +1,92 @@
+"""Division of nodes into train, valid and test: checked when given, keyed and reproducible when made."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+
+import numpy as np
+
+import outcrop._core as _core
+from outcrop.errors import ArgumentError
+from outcrop.runtime.runtime import Runtime
+from outcrop.store.arrays import ArrayWriter
+from outcrop.store.graph import SPLITS
+from outcrop.store.manifest import ArraySpec
+
+TRAIN_PER_CLASS, VALID_PER_CLASS = 20, 30  # Shchur et al. 2018, section 4
+PLANETOID_VALID, PLANETOID_TEST = 500, 1000  # Yang et al. 2016
+
+
+def check_splits(
+    name: str, splits: dict[str, np.ndarray], num_nodes: int, runtime: Runtime
+) -> dict[str, np.ndarray]:
+    """The same splits, ascending.
+
+    Raises:
+        ArgumentError: An id is out of range, listed twice, or in two splits.
+    """
+    with runtime.budget.reserve("splits", num_nodes + 16 * sum(len(ids) for ids in splits.values())):
+        owner = np.full(num_nodes, -1, np.int8)
+        for number, (split, ids) in enumerate(splits.items()):
+            bad = (ids < 0) | (ids >= num_nodes)
+            if bad.any():
+                raise ArgumentError(
+                    f"{name}: split {split} lists node {ids[np.argmax(bad)]}, but there are {num_nodes} nodes"
+                )
+            ranked = np.sort(ids)
+            twice = ranked[1:][ranked[1:] == ranked[:-1]]
+            if len(twice):
+                raise ArgumentError(f"{name}: split {split} lists node {twice[0]} twice")
+            taken = ranked[owner[ranked] >= 0]
+            if len(taken):
+                other = list(splits)[owner[taken[0]]]
+                raise ArgumentError(f"{name}: node {taken[0]} is in split {other} and in split {split}")
+            owner[ranked] = number
+    return {split: np.sort(ids) for split, ids in splits.items()}
+
+
+class Splitter:
+    """Exactly ``round(fraction * count)`` of ``count`` nodes per split, by a keyed permutation that needs no memory."""
+
+    def __init__(self, seed: int, count: int, fractions: tuple[float, float, float]):
+        ends = np.minimum(np.round(np.cumsum(fractions) * count), count).astype(np.int64)
+        self._bounds = list(zip(SPLITS, [0, *ends[:-1].tolist()], ends.tolist(), strict=True))
+        self._permutation = _core.Permutation(seed & ((1 << 64) - 1), max(count, 1))
+
+    def write(self, blocks: Iterable[np.ndarray], runtime: Runtime, work: Path) -> dict[str, ArraySpec]:
+        """Writes one array per split from blocks of ascending node ids."""
+        writers = {split: ArrayWriter(runtime, work, split, "int64") for split in SPLITS}
+        first = 0
+        for ids in blocks:
+            place = np.empty(len(ids), np.int64)
+            self._permutation.forward(first, place)
+            first += len(ids)
+            for split, start, stop in self._bounds:
+                writers[split].append(ids[(place >= start) & (place < stop)])
+        return {split: writer.finish() for split, writer in writers.items()}
+
+
+def per_class_splits(
+    labels: np.ndarray, seed: int, planetoid: bool, runtime: Runtime
+) -> dict[str, np.ndarray]:
+    """20 labelled nodes of each class train; then 30 of each class (500 in all for ``planetoid``) validate and
+    the rest (1000) test."""
+    with runtime.budget.reserve("splits", 48 * len(labels)):
+        labelled = np.flatnonzero(labels >= 0)
+        order = np.empty(len(labelled), np.int64)
+        _core.Permutation(seed & ((1 << 64) - 1), max(len(labelled), 1)).forward(0, order)
+        shuffled = labelled[order]
+        classes = labels[shuffled]
+        by_class = np.argsort(classes, kind="stable")
+        sizes = np.bincount(classes) if len(classes) else np.zeros(0, np.int64)
+        place = np.empty_like(order)  # among the nodes of the same class
+        place[by_class] = np.arange(len(order)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
+        train = place < TRAIN_PER_CLASS
+        if planetoid:
+            rest = shuffled[~train]
+            valid, test = rest[:PLANETOID_VALID], rest[PLANETOID_VALID : PLANETOID_VALID + PLANETOID_TEST]
+        else:
+            second = ~train & (place < TRAIN_PER_CLASS + VALID_PER_CLASS)
+            valid, test = shuffled[second], shuffled[~train & ~second]
+        return {"train": np.sort(shuffled[train]), "valid": np.sort(valid), "test": np.sort(test)}

@@ -1,0 +1,197 @@
+"""Export: rows of an artifact as a file that other programs read: .npy or .parquet, published atomically."""
+
+from __future__ import annotations
+
+import os
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
+from contextlib import closing
+from pathlib import Path
+from typing import IO, final
+
+import numpy as np
+
+from outcrop.errors import ArgumentError, naming_files
+from outcrop.rows import DiskRows
+from outcrop.runtime import memory_tables
+from outcrop.runtime.runtime import Runtime
+from outcrop.store import manifest as manifests
+from outcrop.store.arrays import DiskArray
+from outcrop.store.names import NodeNames
+
+SUFFIXES = (".npy", ".parquet")
+
+
+def check_suffix(path: Path) -> None:
+    """Raises ArgumentError for a file name whose format is unknown."""
+    if path.suffix not in SUFFIXES:
+        raise ArgumentError(f"the format of {path} is unknown: end its name in .npy or .parquet")
+
+
+def output_bytes(rows: int, width: int, what: str, name_bytes: int = 0) -> int:
+    """At most what the file takes, apart from headers, where names of nodes take ``name_bytes`` on average."""
+    return rows * (name_bytes + (16 if what == "classes" else 8 + 4 * width))
+
+
+def export(
+    rows: DiskArray,
+    ids: np.ndarray | None,
+    numbers: np.ndarray | None,
+    what: str,
+    path: Path,
+    runtime: Runtime,
+    kind: str = "class",
+    names: NodeNames | None = None,
+    class_names: Sequence[str] = (),
+) -> None:
+    """Writes rows to ``path``, in the format that its suffix names.
+
+    Args:
+        rows: float32 [n, D].
+        ids: int64, the node of each row of the file; None = 0, 1, ...
+        numbers: int64, the row of ``rows`` that is each row of the file; None = all, in order.
+        what: ``classes`` (int64, the column with the highest score, the first of equals), ``probabilities``, or the
+            rows as they are: ``logits``, ``values``, ``embeddings``.
+        kind: Of the labels: probabilities of ``class`` are those of one class against the others, of ``multilabel``
+            those of each column.
+        names: Names of the nodes, for a column ``name`` of Parquet; None = there are none.
+        class_names: Names of the columns, for a column ``class_name`` of Parquet; empty = there are none.
+    """
+    check_suffix(path)
+    count, width = (rows.num_rows if numbers is None else len(numbers)), rows.spec.shape[1]
+    temporary = manifests.temporary_file(path)
+    with naming_files(path):
+        try:
+            with temporary.open("wb") as file:
+                table: _Table
+                if path.suffix == ".npy":
+                    table, name_bytes = _Npy(file, count, width, what), 0
+                else:
+                    table = _Parquet(file, count, width, what, names, class_names)
+                    name_bytes = 0 if names is None else names.bytes_per_name()
+                for start, block in _blocks(rows, numbers, runtime, name_bytes):
+                    stop = start + len(block)
+                    values = _convert(block, what, kind)
+                    table.append(np.arange(start, stop) if ids is None else ids[start:stop], values)
+                    runtime.progress.advance("export", len(block))
+                table.finish()
+                file.flush()
+                os.fsync(file.fileno())
+            temporary.replace(path)
+            manifests.sync_folder(path.parent)
+        except BaseException:
+            temporary.unlink(missing_ok=True)
+            raise
+
+
+def _convert(block: np.ndarray, what: str, kind: str) -> np.ndarray:
+    """Rows as they are written; equals ``argmax``, ``softmax`` or ``sigmoid`` of torch."""
+    if what == "classes":
+        return block.argmax(1)
+    if what != "probabilities":
+        return block
+    if kind == "multilabel":
+        return (0.5 * (1 + np.tanh(0.5 * block.astype(np.float64)))).astype(np.float32)
+    powers = np.exp(block.astype(np.float64) - block.max(1, keepdims=True))
+    return (powers / powers.sum(1, keepdims=True)).astype(np.float32)
+
+
+def _blocks(
+    rows: DiskArray, numbers: np.ndarray | None, runtime: Runtime, beside: int
+) -> Iterator[tuple[int, np.ndarray]]:
+    """(first row of the file, float32 [n, D]), a few MiB at a time, with ``beside`` bytes for each row."""
+    limit = runtime.budget.limit_bytes
+    step = max(memory_tables.EXPORT_CHUNK.bytes_of(limit) // max(rows.row_bytes + beside, 1), 1)
+    if numbers is None:
+        for start in range(0, rows.num_rows, step):
+            yield start, rows.read("export", start, min(start + step, rows.num_rows))
+        return
+    with closing(DiskRows(rows, runtime, scratch_bytes=memory_tables.READ_SCRATCH.bytes_of(limit))) as source:
+        for start in range(0, len(numbers), step):
+            wanted = numbers[start : start + step]
+            out = runtime.budget.empty("export", len(wanted) * rows.row_bytes)
+            source.read_rows(wanted, out)
+            yield start, out.view("<f4").reshape(len(wanted), -1)
+
+
+class _Table(ABC):
+    """A file that takes rows."""
+
+    def __init__(self, file: IO[bytes], count: int, width: int, what: str):
+        self._file = file
+
+    @abstractmethod
+    def append(self, ids: np.ndarray, values: np.ndarray) -> None: ...
+    @abstractmethod
+    def finish(self) -> None: ...
+
+
+@final
+class _Npy(_Table):
+    """The values alone: float32 [rows, D], or int64 [rows] for classes."""
+
+    def __init__(self, file: IO[bytes], count: int, width: int, what: str):
+        super().__init__(file, count, width, what)
+        shape = (count,) if what == "classes" else (count, width)
+        header = {"descr": "<i8" if what == "classes" else "<f4", "fortran_order": False, "shape": shape}
+        np.lib.format.write_array_header_1_0(file, header)
+
+    def append(self, ids: np.ndarray, values: np.ndarray) -> None:
+        self._file.write(np.ascontiguousarray(values).data)
+
+    def finish(self) -> None:
+        pass
+
+
+@final
+class _Parquet(_Table):
+    """Columns ``node`` int64 and ``class`` int64, or ``logits`` or ``embeddings``: lists of D float32.
+
+    ``name``, text or int64, comes after ``node`` where nodes have names, ``class_name`` after ``class`` where classes
+    have them.
+    """
+
+    def __init__(
+        self,
+        file: IO[bytes],
+        count: int,
+        width: int,
+        what: str,
+        names: NodeNames | None = None,
+        class_names: Sequence[str] = (),
+    ):
+        import pyarrow as pa
+        from pyarrow import parquet
+
+        super().__init__(file, count, width, what)
+        self._width, self._names = width, names
+        self._class_names: pa.Array | None = None
+        fields = [("node", pa.int64())]
+        if names is not None:
+            fields.append(("name", names.of(np.zeros(0, np.int64)).type))
+        if what != "classes":
+            fields.append((what, pa.list_(pa.float32(), width)))
+        else:
+            fields.append(("class", pa.int64()))
+            if class_names:
+                fields.append(("class_name", pa.string()))
+                # A model may have more columns than its graph has names.
+                padded = [*class_names, *[None] * (width - len(class_names))]
+                self._class_names = pa.array(padded, pa.string())
+        self._schema = pa.schema(fields)
+        self._writer = parquet.ParquetWriter(file, self._schema, compression="zstd", use_dictionary=False)
+
+    def append(self, ids: np.ndarray, values: np.ndarray) -> None:
+        import pyarrow as pa
+
+        column = pa.array(np.ascontiguousarray(values).reshape(-1))
+        if values.ndim == 2:
+            column = pa.FixedSizeListArray.from_arrays(column, self._width)
+        ids = ids.astype(np.int64)
+        columns = [pa.array(ids), *([] if self._names is None else [self._names.of(ids)]), column]
+        if self._class_names is not None:
+            columns.append(self._class_names.take(column))
+        self._writer.write_table(pa.Table.from_arrays(columns, schema=self._schema))
+
+    def finish(self) -> None:
+        self._writer.close()

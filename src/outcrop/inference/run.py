@@ -1,0 +1,502 @@
+"""Inference, out of core: layer by layer for all nodes, or in sampled mini-batches, written as one file.
+
+:func:`checked_task` refuses what cannot work, :func:`run` computes it.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import os
+import resource
+import shutil
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext, suppress
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from outcrop.config import DeviceConfig, SampleConfig, format_bytes
+from outcrop.errors import ArgumentError, BudgetError, IoError
+from outcrop.inference import export as exporting
+from outcrop.inference import layer_sums
+from outcrop.inference import layerwise as inferring
+from outcrop.inference.scored import Scored
+from outcrop.inference.whole import WholeModel
+from outcrop.loading import session as load
+from outcrop.loading.feeders import SampledGraphs
+from outcrop.loading.input_ids import checked_ids
+from outcrop.loading.needs import CountedBatches
+from outcrop.nn import checkpoint as checkpoints
+from outcrop.nn.models import Model
+from outcrop.rows import disk_rows
+from outcrop.runtime import memory_tables
+from outcrop.runtime.progress import Progress
+from outcrop.runtime.runtime import Runtime
+from outcrop.runtime.smallest_budget import SMALLER_BATCHES, naming_smallest
+from outcrop.sampling.sampler import BatchSampler, Ids
+from outcrop.store import identity, record
+from outcrop.store import manifest as manifests
+from outcrop.store.arrays import DiskArray
+from outcrop.store.graph import SPLITS, Graph, split_name
+from outcrop.store.lock import only_process_in
+from outcrop.store.minibatch import MiniBatch
+
+OUTPUTS = {
+    "class": ("logits", "classes", "probabilities", "embeddings"),
+    "multilabel": ("logits", "probabilities", "embeddings"),
+    "regression": ("values", "logits", "embeddings"),
+}
+_WHAT = {"layerwise": "compute one part of a layer", "sampled": "score mini-batches"}
+_ADVICE = {
+    "layerwise": "--method sampled --batch-size 1 with low --fanouts needs less, and samples the neighbours",
+    "sampled": SMALLER_BATCHES,
+}
+
+
+@dataclass
+class InferReport:
+    """Result of :func:`outcrop.infer`; ``as_dict`` is what ``--json`` writes.
+
+    Attributes:
+        rows, columns: Of the output.
+        layers: Per layer that this call computed: rows, spans, parts, edges, bytes, seconds, rows by level.
+        resumed_layers: Layers that an interrupted call had finished.
+        predicted_bytes_written: What the layers of a whole, layer-wise run write, exactly.
+    """
+
+    method: str
+    output: str
+    rows: int
+    columns: int
+    seconds: float = 0.0
+    bytes_read: int = 0
+    bytes_written: int = 0
+    predicted_bytes_written: int | None = None
+    layers: list[dict[str, Any]] = field(default_factory=list)
+    resumed_layers: int = 0
+    peak_host_bytes: int = 0
+    peak_process_bytes: int = 0
+    budget: dict[str, int | None] = field(default_factory=dict)
+    io_backend: str = ""
+
+    def __repr__(self) -> str:
+        limit = self.budget.get("memory")
+        of = "no limit" if limit is None else format_bytes(limit)
+        return (
+            f"InferReport({self.rows} rows x {self.columns} of {self.output}, {self.method}, {self.seconds:.1f} s, "
+            f"peak memory {format_bytes(self.peak_host_bytes)} of {of})"
+        )
+
+    def as_dict(self) -> dict[str, Any]:
+        return dict(vars(self))
+
+
+def run(
+    task: InferTask,
+    config: SampleConfig | None,
+    limit: int,
+    *,
+    trace_path: str | Path | None = None,
+    progress: Progress | bool | None = None,
+) -> InferReport:
+    """Computes ``task`` within ``limit`` bytes and writes it.
+
+    Killed at any moment, the same call goes on with the first layer that was not finished.
+
+    Args:
+        config: How mini-batches are drawn; None: layer by layer (:func:`sampling_of`).
+
+    Raises:
+        BudgetError: The budget cannot hold one part of a layer; names the smallest that can.
+        IoError: The disk is full or refuses, or another process writes to the same place.
+    """
+    graph, scored, output = task.graph, task.scored, task.output
+    method, work = scored.method, _work_folder(task.out)
+    with (
+        naming_smallest(limit, lambda: _needs(task, config, progress), _WHAT[method], _ADVICE[method]),
+        _alone_in(work),
+        Runtime(limit, trace_path=trace_path, progress=progress) as runtime,
+    ):
+        held = runtime.budget.reserve("infer-ids", task.id_bytes)
+        report = InferReport(method, output, task.num_rows, task.out_dim)
+        if not task.resumable:
+            for left in work.iterdir():
+                inferring.remove(left)
+        if config is None:
+            result = _layerwise(task, work, report, runtime)
+        else:
+            result = _sampled(task, work, config, report, runtime)
+        runtime.progress.start("export", task.num_rows, "rows")
+        rows = inferring.open_rows(result, runtime)
+        try:
+            numbers = task.row_numbers(rows.num_rows)
+            parquet = task.out.suffix == ".parquet" and graph.has_names
+            with graph.open_names(runtime) if parquet else nullcontext() as names:
+                exporting.export(
+                    rows,
+                    task.nodes,
+                    numbers,
+                    output,
+                    task.out,
+                    runtime,
+                    scored.kind,
+                    names,
+                    scored.class_names,
+                )
+        finally:
+            rows.close()
+        runtime.progress.finish("export")
+        inferring.remove(work)
+        held.release()
+        report.bytes_read = runtime.io.counters.read_bytes
+        report.bytes_written = runtime.io.counters.write_bytes
+        report.peak_host_bytes = runtime.budget.peak_bytes
+        report.peak_process_bytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+        report.budget = {"memory": limit}
+        report.io_backend = runtime.io.backend_name
+        return report
+
+
+@dataclass(frozen=True)
+class InferTask:
+    """What is to be computed, checked.
+
+    Attributes:
+        digest: Of the model's weights.
+        nodes, wanted: Those asked for, in this order, and ascending; None: all.
+        depth: Layers to compute.
+        resumable: The weights say what the model computes, so that layers an interrupted call has left are its own.
+    """
+
+    graph: Graph
+    scored: Scored
+    output: str
+    digest: str
+    out: Path
+    nodes: np.ndarray | None
+    wanted: np.ndarray | None
+    depth: int
+    resumable: bool
+
+    @property
+    def model(self) -> Model | WholeModel:
+        return self.scored.model
+
+    @property
+    def id_bytes(self) -> int:
+        """Memory for the nodes that were asked for."""
+        return 0 if self.nodes is None else 24 * len(self.nodes)
+
+    @property
+    def name_bytes(self) -> int:
+        """What names add to a row of the output, on average."""
+        named = self.out.suffix == ".parquet" and self.graph.has_names
+        return 4 + -(-self.graph.spec("names").data_bytes // max(self.graph.num_nodes, 1)) if named else 0
+
+    @property
+    def stack(self) -> Model:
+        assert isinstance(self.model, Model)
+        return self.model
+
+    @property
+    def num_rows(self) -> int:
+        return self.graph.num_nodes if self.nodes is None else len(self.nodes)
+
+    @property
+    def out_dim(self) -> int:
+        if isinstance(self.model, WholeModel):
+            return self.model.out_dim
+        return layer_sums.widths(self.model.convs[self.depth - 1])[1]
+
+    def targets(self) -> str:
+        return "all" if self.wanted is None else hashlib.sha256(self.wanted.tobytes()).hexdigest()
+
+    def row_numbers(self, rows: int) -> np.ndarray | None:
+        """The row of the result that is each row of the output; None = all in order."""
+        if self.nodes is None or self.wanted is None or np.array_equal(self.nodes, self.wanted):
+            return None
+        return np.searchsorted(self.wanted, self.nodes).astype(np.int64)
+
+
+def checked_task(
+    graph: Graph, scored: Scored, out: Path, nodes: Any, output: str, *, resumable: bool
+) -> InferTask:
+    """Checks what is asked for, before any work starts.
+
+    Raises:
+        ArgumentError: An unknown output or nodes, or no place for a file.
+        IoError: The folder of ``out`` cannot be written to.
+    """
+    if output not in (known := OUTPUTS[scored.kind]):
+        raise ArgumentError(
+            f"output {output!r} is unknown for labels of kind {scored.kind}; known: {', '.join(known)}"
+        )
+    exporting.check_suffix(out)
+    if out.is_dir() or not out.parent.is_dir():
+        raise ArgumentError(
+            f"{out} cannot be written: " + ("it is a folder" if out.is_dir() else "no such folder")
+        )
+    if not os.access(out.parent, os.W_OK):
+        raise IoError(
+            errno.EACCES, f"{out.parent} is not writable, so {out} cannot be made: choose another place"
+        )
+    model, depth = scored.model, 1
+    if isinstance(model, Model):
+        depth = model.num_layers - (output == "embeddings")
+    elif output == "embeddings":
+        raise ArgumentError("what the last layer of a model of your own reads is not known: ask for logits")
+    if depth == 0:
+        raise ArgumentError("a model of one layer has no hidden layer: ask for logits or classes")
+    ids = _node_ids(graph, nodes)
+    wanted = None if ids is None else np.sort(ids)
+    state = checkpoints.digest(model.state_dict())
+    return InferTask(graph, scored, output, state, out, ids, wanted, depth, resumable)
+
+
+def _node_ids(graph: Graph, nodes: Any) -> np.ndarray | None:
+    """int64 ids; None = all."""
+    if isinstance(nodes, str) and nodes == "all":
+        return None
+    if isinstance(nodes, str) and graph.has(split_name(nodes)) and split_name(nodes) in SPLITS:
+        with Runtime() as runtime:
+            return graph.split(runtime, nodes)
+    if isinstance(nodes, str | Path):
+        from outcrop.importing.sources.node_list import read_ids  # loads pyarrow
+
+        return checked_ids(read_ids(Path(nodes), graph), graph, str(nodes))
+    return checked_ids(nodes, graph, "the given node ids")
+
+
+def _work_folder(out: Path) -> Path:
+    """Where what later layers read lies until the output is there."""
+    return out.with_name(f".{out.name}.infer")
+
+
+@contextmanager
+def _alone_in(work: Path) -> Iterator[None]:
+    """Locks the folder of an output: two calls would read each other's layers. It goes where nothing is left in it."""
+    with only_process_in(work):
+        try:
+            yield
+        finally:
+            with suppress(OSError):
+                work.rmdir()
+
+
+def _layerwise(task: InferTask, work: Path, report: InferReport, runtime: Runtime) -> Path:
+    """Computes the layers that are missing; returns where the last one lies."""
+    graph, depth, nodes = task.graph, task.depth, task.graph.num_nodes
+    out_dims = [layer_sums.widths(task.stack.convs[index])[1] for index in range(depth)]
+    row_counts = [nodes] * (depth - 1) + [task.num_rows]
+    sizes = [record.align_page(rows * width * 4) for rows, width in zip(row_counts, out_dims, strict=True)]
+    needs_counts = task.stack.uses_degrees or not all(list(_divisions(task, runtime)))
+    if needs_counts:
+        sizes.append(2 * record.align_page(nodes * 4))
+    report.predicted_bytes_written = sum(sizes)
+    counts = work / "counts"
+    done = _finished(task, work)
+    with manifests.naming_files(work):
+        work.mkdir(exist_ok=True)
+    peak = max([a + b for a, b in zip([0, *sizes], sizes[:depth], strict=False)])
+    peak += sum(sizes[depth:]) + exporting.output_bytes(
+        task.num_rows, task.out_dim, report.output, task.name_bytes
+    )
+    _check_space(task.out, peak, work)
+    there = manifests.is_current(
+        counts, inferring.COUNTS_FORMAT, inferring.COUNTS_VERSION, *inferring.expected_counts(graph)
+    )
+    if needs_counts and not there and done < depth:
+        inferring.count_edges(graph, counts, runtime)
+    report.resumed_layers = done
+    runtime.progress.start("infer", sum(row_counts), "nodes")
+    runtime.progress.advance("infer", sum(row_counts[:done]))
+    for index in range(done, depth):
+        _run_layer(
+            task, work, index, inferring.open_counts(counts) if needs_counts else None, report, runtime
+        )
+        if index:
+            inferring.remove(work / f"layer-{index - 1}")
+    runtime.progress.finish("infer")
+    return work / f"layer-{depth - 1}"
+
+
+def _needs(
+    task: InferTask, config: SampleConfig | None, progress: Progress | bool | None
+) -> Callable[[int], bool]:
+    """Which budgets are enough: to compute layer by layer, or, with ``config``, in sampled batches."""
+    if config is None:
+        return partial(_fits, task)
+    counted = CountedBatches(task.graph, config, [("infer", 0)], progress, {"infer": _seeds(task)})
+
+    def fits(limit: int) -> bool:
+        try:
+            with (
+                Runtime(limit, rehearsal=counted) as runtime,
+                runtime.budget.reserve("infer-ids", task.id_bytes),
+                _sampled_session(task, config, runtime) as session,
+            ):
+                session.make_room(counted.max_nodes)
+        except BudgetError:
+            return False
+        return True
+
+    return fits
+
+
+def _fits(task: InferTask, limit: int) -> bool:
+    try:
+        with Runtime(limit) as runtime, runtime.budget.reserve("infer-ids", task.id_bytes):
+            return len(list(_divisions(task, runtime))) == task.depth
+    except BudgetError:
+        return False
+
+
+def _divisions(task: InferTask, runtime: Runtime) -> Iterator[bool]:
+    """Per layer: whether one span holds everything. Raises BudgetError before any work starts."""
+    spec = task.graph.spec("features")
+    for index in range(task.depth):
+        row_bytes = spec.stride_bytes if index == 0 else 4 * layer_sums.widths(task.stack.convs[index])[0]
+        widen = index == 0 and spec.dtype != "float32"
+        count = task.num_rows if index == task.depth - 1 else task.graph.num_nodes
+        conv, memory = task.stack.convs[index], inferring.memory_of(runtime)
+        yield inferring.divide(task.graph, conv, row_bytes, widen, count, memory).whole
+
+
+def _expected(task: InferTask, index: int) -> tuple[dict, dict[str, str]]:
+    last = index == task.depth - 1
+    return inferring.expected(task.graph, task.digest, f"layer {index}", task.targets() if last else "all")
+
+
+def _finished(task: InferTask, work: Path) -> int:
+    """Layers that are there already."""
+    for index in reversed(range(task.depth)):
+        folder = work / f"layer-{index}"
+        if manifests.is_current(folder, inferring.FORMAT, inferring.VERSION, *_expected(task, index)):
+            return index + 1
+    return 0
+
+
+def _run_layer(
+    task: InferTask,
+    work: Path,
+    index: int,
+    counts: inferring.Counts | None,
+    report: InferReport,
+    runtime: Runtime,
+) -> None:
+    begin, before = time.monotonic(), runtime.io.counters
+    source: DiskArray = (
+        task.graph.array(runtime, "features")
+        if index == 0
+        else inferring.open_rows(work / f"layer-{index - 1}", runtime)
+    )
+    wanted = task.wanted if index == task.depth - 1 else None
+    try:
+        layer = inferring.Layer(task.graph, source, task.stack, index, counts, runtime, wanted)
+        try:
+            with runtime.trace.span("infer-layer", layer=index):
+                inferring.run_layer(layer, work / f"layer-{index}", *_expected(task, index), runtime)
+        finally:
+            layer.close()
+    finally:
+        source.close()
+    after = runtime.io.counters
+    layer.stats.seconds = time.monotonic() - begin
+    layer.stats.bytes_read = after.read_bytes - before.read_bytes
+    layer.stats.bytes_written = after.write_bytes - before.write_bytes
+    report.layers.append(layer.stats.as_dict())
+
+
+def _check_space(out: Path, needed: int, work: Path) -> None:
+    """Raises IoError where the disk cannot hold what will be written."""
+    held = sum(f.stat().st_size for f in work.rglob("*") if f.is_file()) if work.is_dir() else 0
+    free = shutil.disk_usage(out.parent).free
+    if needed - held > free:
+        raise IoError(
+            errno.ENOSPC,
+            f"{out.parent} has {format_bytes(free)} free, {out} and the layers before it need up to "
+            f"{format_bytes(needed - held)}: free some space, or choose another place for the output",
+        )
+
+
+def sampling_of(task: InferTask, batch_size: int, seed: int) -> SampleConfig | None:
+    """How the mini-batches of method ``sampled`` are drawn; None where layers are computed one by one."""
+    if task.scored.method != "sampled":
+        return None
+    return SampleConfig(
+        fanouts=_fanouts(task, task.scored.fanouts),
+        batch_size=batch_size,
+        seed=seed,
+        degrees=task.model.uses_degrees,
+        splits=("infer",),
+    )
+
+
+def _fanouts(task: InferTask, fanouts: tuple[int, ...] | None) -> tuple[int, ...]:
+    """Of the layers that are computed."""
+    if fanouts is None:
+        raise ArgumentError("the checkpoint does not say with which fanouts it was trained: give fanouts")
+    if isinstance(task.model, WholeModel):
+        return fanouts
+    layers = task.model.num_layers
+    if len(fanouts) != layers:
+        raise ArgumentError(
+            f"{len(fanouts)} fanouts given for a model of {layers} layers: give one per layer"
+        )
+    return fanouts[: task.depth]
+
+
+def _compute(task: InferTask) -> Callable[[MiniBatch], torch.Tensor]:
+    if isinstance(task.model, WholeModel):
+        return task.model.scores
+    return partial(inferring.first_layers, task.model, task.depth)
+
+
+def _sampled(
+    task: InferTask, work: Path, config: SampleConfig, report: InferReport, runtime: Runtime
+) -> Path:
+    graph, folder = task.graph, work / "sampled"
+    _check_space(
+        task.out,
+        record.align_page(task.num_rows * task.out_dim * 4)
+        + exporting.output_bytes(task.num_rows, task.out_dim, report.output, task.name_bytes),
+        work,
+    )
+    wanted, inputs = inferring.expected(
+        graph, task.digest, {"sampled": identity.sampling_fields(config)}, task.targets()
+    )
+    if manifests.is_current(folder, inferring.FORMAT, inferring.VERSION, wanted, inputs):
+        return folder
+    with manifests.naming_files(work):
+        work.mkdir(exist_ok=True)
+    runtime.progress.start("infer", task.num_rows, "nodes")
+    with (
+        _sampled_session(task, config, runtime) as session,
+        task.model.scoring() if isinstance(task.model, WholeModel) else nullcontext(),
+    ):
+        blocks = inferring.scores_of(_compute(task), session.batches("infer", 0))
+        inferring.write_rows(graph, blocks, task.out_dim, folder, wanted, inputs, runtime)
+    runtime.progress.finish("infer")
+    return folder
+
+
+def _seeds(task: InferTask) -> Ids:
+    return range(task.graph.num_nodes) if task.wanted is None else task.wanted
+
+
+def _sampled_session(task: InferTask, config: SampleConfig, runtime: Runtime) -> load.LoadSession:
+    """Loading of batches around the nodes that are scored, drawn as they are needed."""
+    graph, whole = task.graph, isinstance(task.model, WholeModel)
+    to = DeviceConfig(str(task.model.device if whole else next(task.model.parameters()).device))
+    pool = load.make_pool(graph, runtime, slots=memory_tables.BATCH_BUFFERS, max_nodes=0, to=to)
+    rows = disk_rows(graph, runtime)
+    sampler = BatchSampler(
+        graph, config, runtime, share=memory_tables.GROWING_SAMPLER.fraction, ids={"infer": _seeds(task)}
+    )
+    return load.row_session(graph, SampledGraphs(sampler), rows, pool, runtime, to)

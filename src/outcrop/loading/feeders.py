@@ -1,0 +1,411 @@
+"""Where the batches of each mode come from: the stages of loading up to the transfer.
+
+A feeder gives what a pass goes over (``source``), begins a batch in a leased buffer without waiting for the disk
+(``submit``), waits for what was read (``read``), puts rows in their places (``assemble``, ``share``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import numpy as np
+
+import outcrop._core as _core
+from outcrop.errors import ArgumentError, BudgetError
+from outcrop.loading.buffers import HostSlot, Lease
+from outcrop.rows import HotRows, LocatedRows, Pending, Placed, RowSource
+from outcrop.runtime.runtime import Runtime
+from outcrop.sampling.sampler import BatchSampler
+from outcrop.sampling.seeds import Seeds
+from outcrop.store import record
+from outcrop.store.address_table import AddressTable
+from outcrop.store.batches import BatchGraph
+from outcrop.store.packed import PackedRecords
+from outcrop.store.samples import SampleSet
+
+
+@dataclass
+class Item:
+    """A batch on its way through the stages."""
+
+    graph: BatchGraph | None
+    lease: Lease[HostSlot]
+    batch: int = -1
+    job: Any = None
+    table: AddressTable | None = None
+    levels: dict[str, int] = field(default_factory=dict)
+    needed: int = 0
+
+
+class Feeder(Protocol):
+    """Where batches of one mode come from: the stages up to the transfer."""
+
+    row_bytes: int
+
+    def source(self, split: str, epoch: int, numbers: Sequence[int] | None = None) -> Iterable[Any]: ...
+    def submit(self, what: Any, lease: Lease[HostSlot]) -> Item: ...
+    def read(self, item: Item) -> Item: ...
+    def assemble(self, item: Item) -> Item: ...
+    def share(self, item: Item) -> Item: ...
+    def make_room(self, slot: HostSlot, num_nodes: int) -> None:
+        """Makes ``slot`` large enough for a batch of ``num_nodes``."""
+        ...
+
+    def close(self) -> None: ...
+
+
+class Graphs(Protocol):
+    """Batch structures of a pass, in order: of the batches ``numbers`` of the epoch, None: of all."""
+
+    def batches(
+        self, split: str, epoch: int, numbers: Sequence[int] | None = None
+    ) -> Iterator[BatchGraph]: ...
+
+
+class PlacedGraphs(Graphs, Protocol):
+    def placed(self, split: str, epoch: int) -> Iterator[tuple[Any, BatchGraph]]:
+        """Each with what the row source is told before (``go_to``)."""
+        ...
+
+
+class RecordedGraphs:
+    """Batch structures from the sample stage."""
+
+    def __init__(self, samples: SampleSet, runtime: Runtime):
+        self._samples = samples
+        self._buffer = runtime.budget.empty("batch-meta", samples.max_record_bytes)
+
+    def batches(self, split: str, epoch: int, numbers: Sequence[int] | None = None) -> Iterator[BatchGraph]:
+        every = self._samples.group(split).batches(epoch)
+        for batch in every if numbers is None else (every[n] for n in numbers):
+            yield self._samples.read(batch, self._buffer)
+
+    def placed(self, split: str, epoch: int) -> Iterator[tuple[int, BatchGraph]]:
+        """With the number of each batch in the sample set."""
+        return zip(self._samples.group(split).batches(epoch), self.batches(split, epoch), strict=True)
+
+
+class SampledGraphs:
+    """Batch structures drawn on the fly; the same that the sample stage writes."""
+
+    def __init__(self, sampler: BatchSampler):
+        self._sampler = sampler
+
+    def batches(self, split: str, epoch: int, numbers: Sequence[int] | None = None) -> Iterator[BatchGraph]:
+        config = self._sampler.config
+        yield from self._sampler.epoch(split, config.epoch_number(split, epoch), numbers)
+
+
+def _room_bytes(rows_bytes: int) -> int:
+    return record.align_page(rows_bytes) + 2 * record.PAGE_BYTES
+
+
+class _InPlace:
+    """Feeders whose rows are in their places once they are read."""
+
+    def assemble(self, item: Item) -> Item:
+        return item
+
+    def share(self, item: Item) -> Item:
+        return item
+
+
+class RowFeeder(_InPlace):
+    """Modes that fetch rows by node id from a RowSource: all but packed and online.
+
+    Args:
+        in_place: The transfer takes rows where they are: none are read here.
+    """
+
+    def __init__(self, graphs: Graphs, rows: RowSource, *, in_place: bool = False):
+        self._graphs, self._rows, self._in_place = graphs, rows, in_place
+        self.row_bytes = rows.row_bytes
+
+    def source(self, split: str, epoch: int, numbers: Sequence[int] | None = None) -> Iterable[Any]:
+        return self._graphs.batches(split, epoch, numbers)
+
+    def submit(self, what: Any, lease: Lease[HostSlot]) -> Item:
+        if self._in_place:
+            return Item(what, lease)
+        self.make_room(lease.slot, what.num_nodes)
+        return Item(what, lease)
+
+    def make_room(self, slot: HostSlot, num_nodes: int) -> None:
+        slot.make_room(_room_bytes(num_nodes * self.row_bytes))
+
+    def read(self, item: Item) -> Item:
+        assert item.graph is not None
+        if self._in_place:
+            item.levels = {"host": item.graph.num_nodes}
+            return item
+        out = item.lease.slot.x[: item.graph.num_nodes * self.row_bytes]
+        item.levels = self._rows.read_rows(item.graph.n_id, out)
+        item.needed = sum(n for level, n in item.levels.items() if level in ("disk", "map")) * self.row_bytes
+        return item
+
+    def close(self) -> None:
+        self._rows.close()
+
+
+class PlacedFeeder(RowFeeder):
+    """Modes whose row source must know which batch comes: belady and partition."""
+
+    def __init__(self, graphs: PlacedGraphs, rows: RowSource):
+        super().__init__(graphs, rows)
+        self._placed_graphs = graphs
+
+    def source(
+        self, split: str, epoch: int, numbers: Sequence[int] | None = None
+    ) -> Iterable[tuple[Any, BatchGraph]]:
+        if numbers is not None:
+            raise ArgumentError(
+                "modes belady and partition go over whole epochs: ranks, and going on within one, need another mode"
+            )
+        return self._placed_graphs.placed(split, epoch)
+
+    def submit(self, what: Any, lease: Lease[HostSlot]) -> Item:
+        place, graph = what
+        item = super().submit(graph, lease)
+        item.job = place
+        return item
+
+    def read(self, item: Item) -> Item:
+        assert isinstance(self._rows, Placed)
+        self._rows.go_to(item.job)
+        return super().read(item)
+
+
+class Drawer(Protocol):
+    """Draws batches one at a time and says which nodes are met as soon as they are."""
+
+    def seeds(self, split: str, epoch: int, numbers: Sequence[int] | None = None) -> Iterator[Any]: ...
+    def draw(
+        self,
+        seeds: Any,
+        met: Callable[[np.ndarray], None],
+        located: Callable[[int, LocatedRows], None] | None = None,
+    ) -> BatchGraph:
+        """See :meth:`outcrop.sampling.sampler.BatchSampler.draw`."""
+        ...
+
+    def drop_lists(self) -> None:
+        """Gives back neighbour lists that are cached; also from within ``met``."""
+        ...
+
+
+class SampledDrawer:
+    """Batches drawn on the fly, a hop at a time."""
+
+    def __init__(self, sampler: BatchSampler):
+        self._sampler = sampler
+
+    def seeds(self, split: str, epoch: int, numbers: Sequence[int] | None = None) -> Iterator[Seeds]:
+        return self._sampler.seeds(split, self._sampler.config.epoch_number(split, epoch), numbers)
+
+    def draw(
+        self,
+        seeds: Seeds,
+        met: Callable[[np.ndarray], None],
+        located: Callable[[int, LocatedRows], None] | None = None,
+    ) -> BatchGraph:
+        return self._sampler.draw(seeds, met, located)
+
+    def cache_lists(self, index: Any, ids: np.ndarray) -> None:
+        """See :meth:`outcrop.sampling.sampler.BatchSampler.cache_lists`."""
+        self._sampler.cache_lists(index, ids)
+
+    def look_up_rows(self, index: Any, tiers: np.ndarray | None, missing_stay: bool) -> None:
+        """See :meth:`outcrop.sampling.sampler.BatchSampler.look_up_rows`."""
+        self._sampler.look_up_rows(index, tiers, missing_stay)
+
+    def drop_lists(self) -> None:
+        self._sampler.topology.drop_lists()
+
+
+class RecordedDrawer:
+    """Recorded batches, for those that nothing here could draw again."""
+
+    def __init__(self, graphs: RecordedGraphs):
+        self._graphs = graphs
+
+    def seeds(self, split: str, epoch: int, numbers: Sequence[int] | None = None) -> Iterator[BatchGraph]:
+        return self._graphs.batches(split, epoch, numbers)
+
+    def draw(
+        self,
+        seeds: BatchGraph,
+        met: Callable[[np.ndarray], None],
+        located: Callable[[int, LocatedRows], None] | None = None,
+    ) -> BatchGraph:
+        met(seeds.n_id)
+        return seeds
+
+    def drop_lists(self) -> None: ...
+
+
+class OnlineFeeder(_InPlace):
+    """Mode online: rows are asked for hop by hop while the batch is drawn, and waited for when it is needed.
+
+    Source: Hyperion, sections III (pipeline) and III-A. The nodes first met in a hop are consecutive in the batch, so
+    their rows, from the cache or from the disk, go straight to their places.
+
+    Args:
+        apart: Cached rows are left to the transfer, which a table tells where they are.
+    """
+
+    def __init__(self, drawer: Drawer, rows: HotRows, *, apart: bool = False):
+        self._drawer, self.rows, self._apart = drawer, rows, apart
+        self.row_bytes = rows.row_bytes
+
+    def source(self, split: str, epoch: int, numbers: Sequence[int] | None = None) -> Iterable[Any]:
+        return self._drawer.seeds(split, epoch, numbers)
+
+    def submit(self, what: Any, lease: Lease[HostSlot]) -> Item:
+        item = Item(None, lease, job=_Asked(self.rows, lease.slot, self._apart, self._grow))
+        item.graph = self._drawer.draw(what, item.job.met, item.job.located)
+        item.levels, item.table = item.job.levels, item.job.table() if self._apart else None
+        item.needed = item.levels.get("disk", 0) * self.row_bytes
+        return item
+
+    def read(self, item: Item) -> Item:
+        item.job.wait()
+        return item
+
+    def make_room(self, slot: HostSlot, num_nodes: int) -> None:
+        self._grow(slot, num_nodes * self.row_bytes)
+
+    def _grow(self, slot: HostSlot, rows_bytes: int) -> None:
+        """What is cached gives way to a batch that is larger than those that were counted."""
+        try:
+            slot.make_room(_room_bytes(rows_bytes))
+        except BudgetError:
+            if self._apart:  # addresses of cached rows are under way
+                raise
+            self.rows.drop_cache()
+            self._drawer.drop_lists()
+            slot.make_room(_room_bytes(rows_bytes))
+
+    def close(self) -> None:
+        self.rows.close()
+
+
+class _Asked:
+    """The rows of one batch that were asked for so far."""
+
+    def __init__(self, rows: HotRows, slot: HostSlot, apart: bool, grow: Callable[[HostSlot, int], None]):
+        self._rows, self._slot, self._apart, self._grow = rows, slot, apart, grow
+        self._tables: list[AddressTable] = []
+        self._met: list[np.ndarray] = []
+        self._jobs: list[Pending] = []
+        self._end, self._is_located = 0, False
+        self.levels: dict[str, int] = {}
+
+    def met(self, nodes: np.ndarray) -> None:
+        end = self._end + len(nodes) * self._rows.row_bytes
+        again = self._make_room(end) if _room_bytes(end) > len(self._slot.x) else ()
+        for part in (*again, nodes):
+            self._ask(part)
+        self._met.append(nodes)
+
+    def located(self, num_nodes: int, rows: LocatedRows) -> None:
+        """All rows of the batch, which a GPU has looked up: their places are there, and need no table."""
+        self._end = num_nodes * self._rows.row_bytes
+        if _room_bytes(self._end) > len(self._slot.x):
+            self._grow(self._slot, self._end)
+        self._jobs.append(self._rows.submit_located(rows, self._slot.x[: self._end]))
+        self.levels, self._is_located = rows.levels, True
+
+    def _ask(self, nodes: np.ndarray) -> None:
+        begin, self._end = self._end, self._end + len(nodes) * self._rows.row_bytes
+        out = self._slot.x[begin : self._end]
+        if self._apart:
+            job, table = self._rows.submit_apart(nodes, out)
+            self._tables.append(table.moved(begin // self._rows.row_bytes))
+            cached = {"host": len(table.host_rows), "device": len(table.device_rows)}
+            levels = {**cached, "disk": len(nodes) - table.num_cached}
+        else:
+            job, levels = self._rows.submit(nodes, out)
+        self._jobs.append(job)
+        for level, count in levels.items():
+            self.levels[level] = self.levels.get(level, 0) + count
+
+    def _make_room(self, count: int) -> list[np.ndarray]:
+        """Where the batch is larger than any before. What was asked for must be asked for again."""
+        self.wait()
+        self._grow(self._slot, count)
+        self._end, self.levels = 0, {}
+        self._tables.clear()
+        return self._met
+
+    def table(self) -> AddressTable | None:
+        """Where cached rows lie; None where the GPU that drew the batch knows."""
+        return None if self._is_located else AddressTable.joined(self._tables)
+
+    def wait(self) -> None:
+        while self._jobs:
+            self._jobs.pop().wait()
+
+
+class PackedFeeder:
+    """Mode packed: one record per batch, expanded in place, cached rows filled in.
+
+    Splits that were not packed are read row by row through ``fallback``. Without a ``host_cache`` the rows of that
+    level are left to the transfer.
+    """
+
+    def __init__(self, packed: PackedRecords, host_cache: np.ndarray | None, fallback: RowFeeder):
+        self._packed, self._host_cache, self._fallback = packed, host_cache, fallback
+        self.row_bytes = packed.row_bytes
+
+    def source(self, split: str, epoch: int, numbers: Sequence[int] | None = None) -> Iterable[Any]:
+        batches = self._packed.batches_of(split, epoch)
+        if not all(self._packed.holds(b) for b in batches):
+            return self._fallback.source(split, epoch, numbers)
+        return batches if numbers is None else [batches[n] for n in numbers]
+
+    def submit(self, what: Any, lease: Lease[HostSlot]) -> Item:
+        if isinstance(what, BatchGraph):
+            return self._fallback.submit(what, lease)
+        return Item(None, lease, what, self._packed.submit(what, lease.slot.meta, lease.slot.x))
+
+    def read(self, item: Item) -> Item:
+        if item.graph is not None:
+            return self._fallback.read(item)
+        item.graph, item.table = self._packed.finish(
+            item.batch, item.job, item.lease.slot.meta, item.lease.slot.x
+        )
+        item.needed = self._packed.needed_bytes(item.batch)
+        return item
+
+    def assemble(self, item: Item) -> Item:
+        if item.table is None:
+            return item
+        assert item.graph is not None
+        x, n, table = item.lease.slot.x, item.graph.num_nodes, item.table
+        self._packed.expand(item.batch, table, n, x)
+        if self._host_cache is not None:
+            _core.fill_rows(
+                x, n, self.row_bytes, table.host_positions, table.host_rows, self._host_cache, self.row_bytes
+            )
+        item.levels = {
+            "device": len(table.device_positions),
+            "host": len(table.host_positions),
+            "disk_cache": len(table.disk_positions),
+            "packed": n - table.num_cached,
+        }
+        return item
+
+    def share(self, item: Item) -> Item:
+        if item.table is not None:
+            assert item.graph is not None
+            self._packed.read_shared(item.table, item.graph.num_nodes, item.lease.slot.x)
+        return item
+
+    def make_room(self, slot: HostSlot, num_nodes: int) -> None:
+        """Slots hold every batch of the run."""
+
+    def close(self) -> None:
+        self._fallback.close()
+        self._host_cache = None

@@ -1,0 +1,34 @@
+"""Mode ``belady``, a baseline: the cache that misses the fewest rows, because it knows what comes."""
+
+from __future__ import annotations
+
+from typing import final
+
+from outcrop.loading.feeders import RecordedGraphs
+from outcrop.loading.modes.base import Mode, SessionRequest
+from outcrop.loading.session import LoadSession, placed_session
+from outcrop.rows import BeladyRows, NextUses, disk_rows, schedule_of
+from outcrop.runtime import memory_tables
+
+
+@final
+class Belady(Mode):
+    """Rows of recorded batches, whose next uses are known."""
+
+    name = "belady"
+    note = "with --run"
+    needs_run = True
+    any_nodes = False
+    plans_evaluation = True
+    starts_within_epoch = False
+
+    def open(self, request: SessionRequest) -> LoadSession:
+        graph, runtime, recorded = request.graph, request.runtime, request.recorded
+        assert recorded is not None
+        pool = request.make_pool()
+        below = disk_rows(graph, runtime)
+        graphs = RecordedGraphs(recorded, runtime)
+        uses = NextUses(recorded, schedule_of(recorded, request.baseline.passes), runtime)
+        count = request.cache_rows(below, "belady", memory_tables.ROW_CACHE, uses.cycle)
+        rows = BeladyRows(below, runtime, uses, rows=count)
+        return placed_session(graph, graphs, rows, pool, runtime, request.device)

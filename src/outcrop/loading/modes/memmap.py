@@ -1,0 +1,18 @@
+"""Mode ``memmap``, a baseline: a memory map and the system's page cache."""
+
+from __future__ import annotations
+
+from typing import final
+
+from outcrop.loading.modes.base import RowMode, SessionRequest
+from outcrop.rows import MapRows, RowSource
+
+
+@final
+class Memmap(RowMode):
+    """What ``numpy.memmap`` does."""
+
+    name = "memmap"
+
+    def open_rows(self, request: SessionRequest) -> RowSource:
+        return MapRows(request.graph.array(request.runtime, "features"))

@@ -1,0 +1,25 @@
+"""Mode ``memory``: all features in memory, which the other modes are compared with."""
+
+from __future__ import annotations
+
+from typing import final
+
+from outcrop.device import gpu_named
+from outcrop.loading.modes.base import RowMode, SessionRequest
+from outcrop.rows import HostRows, RowSource
+
+
+@final
+class InMemory(RowMode):
+    """All features are read once; a GPU reads the rows where they are."""
+
+    name = "memory"
+    takes_run_budget = False
+
+    def open_rows(self, request: SessionRequest) -> RowSource:
+        features = request.graph.array(request.runtime, "features")
+        if gpu_named(request.device.name) is None:
+            return HostRows(features, request.runtime)
+        from outcrop.rows.unified import UnifiedRows  # brings torch
+
+        return UnifiedRows(features, request.runtime)

@@ -1,0 +1,18 @@
+"""Mode ``ondisk``, a baseline: every row is a read of its own."""
+
+from __future__ import annotations
+
+from typing import final
+
+from outcrop.loading.modes.base import RowMode, SessionRequest
+from outcrop.rows import RowSource, disk_rows
+
+
+@final
+class OnDisk(RowMode):
+    """Rows one by one, with no cache."""
+
+    name = "ondisk"
+
+    def open_rows(self, request: SessionRequest) -> RowSource:
+        return disk_rows(request.graph, request.runtime, merge=False)

@@ -1,0 +1,32 @@
+"""Mode ``packed``: the rows of every batch lie on disk in the order of their use."""
+
+from __future__ import annotations
+
+from typing import final
+
+from outcrop.loading.modes.base import Mode, SessionRequest
+from outcrop.loading.run_stages import open_plan, read_pack_manifest
+from outcrop.loading.session import LoadSession, packed_session
+from outcrop.rows import disk_rows
+from outcrop.store import packed
+
+
+@final
+class Packed(Mode):
+    """A run's records, read in large pieces, one after another."""
+
+    name = "packed"
+    note = "default"
+    needs_run = True
+    prepares = True
+    any_nodes = False
+
+    def open(self, request: SessionRequest) -> LoadSession:
+        graph, runtime, run, recorded = request.graph, request.runtime, request.run, request.recorded
+        assert run is not None
+        assert recorded is not None
+        places = open_plan(graph, runtime, run, recorded)
+        read_pack_manifest(run, places)
+        records = packed.open_packed(runtime, run / "pack", places, recorded)
+        below = disk_rows(graph, runtime)
+        return packed_session(graph, recorded, places, records, below, runtime, request.device)

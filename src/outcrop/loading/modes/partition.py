@@ -1,0 +1,49 @@
+"""Mode ``partition``, a baseline: batches are drawn among the partitions that are in memory."""
+
+from __future__ import annotations
+
+from typing import Any, final
+
+from outcrop.config import BaselineConfig
+from outcrop.loading.modes.base import Mode, SessionRequest
+from outcrop.loading.session import LoadSession, placed_session
+from outcrop.rows import PartitionRows, disk_rows
+from outcrop.runtime import memory_tables
+from outcrop.sampling.partitioned import PartitionGraphs, fitting_partitions
+from outcrop.sampling.sampler import BatchSampler
+
+
+@final
+class Partition(Mode):
+    """Changes what is learned: neighbours are those that are resident, and a budget holds so many partitions."""
+
+    name = "partition"
+    redraws = True
+    any_nodes = False
+    starts_within_epoch = False
+    batches_by_budget = True
+    options = frozenset({"partitions", "resident"})
+
+    def open(self, request: SessionRequest) -> LoadSession:
+        """Half of what the sampler leaves is for the partitions; drawing, and buffers that grow, have the rest."""
+        graph, runtime, config = request.graph, request.runtime, request.config
+        buffers_grow = request.recorded is None
+        pool = request.make_pool()
+        below = disk_rows(graph, runtime)
+        sampler, among = memory_tables.SAMPLER, memory_tables.PARTITION_SAMPLER
+        if buffers_grow:
+            sampler, among = memory_tables.GROWING_SAMPLER, memory_tables.GROWING_PARTITION_SAMPLER
+        online = BatchSampler(graph, config, runtime, share=sampler.fraction)
+        shape = fitting_partitions(
+            graph,
+            request.baseline.partitions,
+            request.baseline.resident,
+            memory_tables.PARTITIONS.bytes_of(runtime.budget.free_bytes),
+            config.seed,
+        )
+        rows = PartitionRows(graph.array(runtime, "features"), below, shape, runtime)
+        graphs = PartitionGraphs(graph, config, shape, online, runtime, share=among.fraction)
+        return placed_session(graph, graphs, rows, pool, runtime, request.device)
+
+    def identity(self, baseline: BaselineConfig) -> dict[str, Any]:
+        return {"partitions": {"partitions": baseline.partitions, "resident": baseline.resident}}

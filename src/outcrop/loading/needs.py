@@ -1,0 +1,216 @@
+"""Which memory budgets are enough to load mini-batches, worked out when one was refused.
+
+A rehearsal opens the session of the mode: memory is reserved from a budget as for the real thing, but no large arrays
+are read and nothing is drawn (:class:`outcrop.runtime.runtime.Rehearsal`). It has to know how large the batches are:
+they are drawn once, without a limit, and only counted. (Mode ``partition`` is another training with every budget that
+holds other partitions: there the smallest of those like the first that works is named.)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from outcrop.config import BaselineConfig, IoConfig, SampleConfig
+from outcrop.errors import BudgetError
+from outcrop.loading.modes import Mode, OnDisk, Online, mode_named
+from outcrop.loading.online.hotness import PRESAMPLED_BATCHES
+from outcrop.loading.open import open_session
+from outcrop.runtime.progress import Progress
+from outcrop.runtime.runtime import Rehearsal, Runtime
+from outcrop.runtime.smallest_budget import SMALLER_BATCHES
+from outcrop.sampling.sampler import BatchSampler, Ids
+from outcrop.store import record
+from outcrop.store.graph import Graph
+
+_ALTERNATIVES = (Online(), OnDisk())  # that prepare nothing, the faster one first
+_TASK = "count batches, for the smallest budget"
+Pass = tuple[str, int]  # a split and an epoch
+
+
+class CountedBatches(Rehearsal):
+    """How large the mini-batches of ``passes`` are, epochs by the numbers they are drawn by.
+
+    They are drawn without a limit, once, and not kept. With many of them that takes as long as drawing an epoch does.
+
+    Args:
+        ids: Nodes of a split in place of those that the graph has.
+    """
+
+    def __init__(
+        self,
+        graph: Graph,
+        config: SampleConfig,
+        passes: Sequence[Pass],
+        progress: Progress | bool | None = None,
+        ids: Mapping[str, Ids] | None = None,
+    ):
+        self._graph, self._config, self._progress, self._ids = graph, config, progress, ids or {}
+        self._passes = [
+            one
+            for one in dict.fromkeys(passes)
+            if one[0] in self._ids or graph.has(one[0]) or config.task == "link"
+        ]
+        self._most: dict[bool, int] = {}
+        self.max_seeds = 0
+        self.id_bytes, self.hops = record.id_bytes_for(graph.num_nodes), len(config.fanouts)
+        ahead = ("train" if "train" in config.splits else config.splits[0], config.first_epoch)
+        sizes: dict[Pass, list[tuple[int, int]]] = {}
+        self._most[False] = self._draw("map", [*self._passes, ahead], sizes)
+        self.num_nodes = np.array([n for one in self._passes for n, _ in sizes[one]], np.int64)
+        self.max_record_bytes = max(
+            (r for one in self._passes for _, r in sizes[one]), default=record.PAGE_BYTES
+        )
+        self._counted_nodes = max((n for n, _ in sizes[ahead][:PRESAMPLED_BATCHES]), default=0)
+
+    @property
+    def num_batches(self) -> int:
+        return len(self.num_nodes)
+
+    @property
+    def max_nodes(self) -> int:
+        return int(self.num_nodes.max(initial=0))
+
+    @property
+    def counted_nodes(self) -> int:
+        return self._counted_nodes
+
+    def batch_bytes(self, paged: bool) -> int:
+        if paged not in self._most:
+            self._most[paged] = self._draw("paged", self._passes, {})
+        return self._most[paged]
+
+    def _draw(self, topology: str, passes: Sequence[Pass], sizes: dict[Pass, list[tuple[int, int]]]) -> int:
+        io = IoConfig(topology=topology)  # type: ignore[arg-type]
+        with Runtime(io=io, progress=self._progress) as runtime:
+            sampler = BatchSampler(self._graph, self._config, runtime, ids=self._ids)
+            each = dict.fromkeys(passes)
+            with runtime.task(_TASK, sum(sampler.num_batches(split) for split, _ in each), "batches"):
+                for one in each:
+                    sizes[one] = []
+                    for batch in sampler.epoch(*one):
+                        encoded = record.encode(batch, record.AddressTable(), self.id_bytes)
+                        sizes[one].append((batch.num_nodes, len(encoded)))
+                        self.max_seeds = max(self.max_seeds, batch.num_seeds)
+                        runtime.progress.advance(_TASK, 1)
+            return sampler.most_batch_bytes
+
+
+class BatchCounter:
+    """Counts batches, the same ones once: what several modes need is worked out from one drawing."""
+
+    def __init__(self, progress: Progress | bool | None = None):
+        self._progress = progress
+        self._counted: dict[tuple[SampleConfig, frozenset[Pass]], CountedBatches] = {}
+
+    def count(
+        self,
+        graph: Graph,
+        config: SampleConfig,
+        passes: Sequence[Pass],
+        ids: Mapping[str, Ids] | None = None,
+    ) -> CountedBatches:
+        """Returns how large the batches are; those around ``ids`` are drawn in any case."""
+        if ids:
+            return CountedBatches(graph, config, passes, self._progress, ids)
+        key = config, frozenset(passes)
+        if key not in self._counted:
+            self._counted[key] = CountedBatches(graph, config, passes, self._progress)
+        return self._counted[key]
+
+
+class UncountedBatches(Rehearsal):
+    """Stands for batches whose sizes a run has."""
+
+    @property
+    def max_nodes(self) -> int:
+        return 0
+
+    @property
+    def counted_nodes(self) -> int:
+        return 0
+
+    def batch_bytes(self, paged: bool) -> int:
+        return 0
+
+
+UNCOUNTED = UncountedBatches()
+
+
+class SessionNeeds:
+    """What loading in ``mode`` takes.
+
+    Args:
+        config: Of what is drawn; of a ``run``, the run's.
+        passes: What is loaded, epochs as training counts them.
+        ids: Of batches drawn on the fly: nodes of a split, in place of those that the graph has.
+    """
+
+    def __init__(
+        self,
+        graph: Graph,
+        mode: str | Mode,
+        config: SampleConfig,
+        passes: Sequence[Pass],
+        *,
+        run: Path | None = None,
+        io: IoConfig | None = None,
+        baseline: BaselineConfig | None = None,
+        counter: BatchCounter | None = None,
+        ids: Mapping[str, Ids] | None = None,
+    ):
+        self._ids = ids
+        self._graph, self._mode, self._config, self._passes = graph, mode_named(mode), config, passes
+        self._run, self._io, self._baseline, self._counter = run, io, baseline, counter or BatchCounter()
+        self._counted: Rehearsal | None = None
+
+    def fits(self, limit: int) -> bool:
+        try:
+            return self._partitioned(limit) if self._mode.batches_by_budget else self._rehearsed(limit)
+        except BudgetError:
+            return False
+
+    def _rehearsed(self, limit: int) -> bool:
+        if self._counted is None:
+            draws = self._config.sampler != "foreign" and (self._run is None or self._mode.redraws)
+            numbers = [(split, self._config.epoch_number(split, epoch)) for split, epoch in self._passes]
+            self._counted = (
+                self._counter.count(self._graph, self._config, numbers, self._ids) if draws else UNCOUNTED
+            )
+        with Runtime(limit, io=self._io, rehearsal=self._counted) as runtime, self._open(runtime) as session:
+            if self._run is None:  # else the run says how large batches are
+                session.make_room(self._counted.max_nodes)
+        return True
+
+    def _partitioned(self, limit: int) -> bool:
+        """Which partitions fit, and so which batches there are, depends on the budget: they are drawn, but not read."""
+        with Runtime(limit, io=self._io) as runtime, self._open(runtime) as session:
+            for split, epoch in self._passes:
+                for _, batch in session.feeder.source(split, epoch) if self._graph.has(split) else ():
+                    session.make_room(batch.num_nodes)
+        return True
+
+    def _open(self, runtime: Runtime):
+        return open_session(
+            self._graph,
+            runtime,
+            self._mode,
+            run_folder=self._run,
+            config=self._config,
+            baseline=self._baseline,
+            ids=self._ids,
+        )
+
+
+def other_modes(limit: int | None, mode: Mode, fits: Callable[[Mode], Callable[[int], bool]]) -> str:
+    """Says what helps where ``mode`` was refused a memory budget of ``limit`` bytes: another mode that works with it.
+
+    Args:
+        fits: Makes what says whether a budget is enough for a mode.
+    """
+    for other in _ALTERNATIVES:
+        if limit is not None and other != mode and fits(other)(limit):
+            return f"--mode {other} works with this budget"
+    return SMALLER_BATCHES

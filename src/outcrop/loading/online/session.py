@@ -1,0 +1,234 @@
+"""Mode ``online``: no preparation; what is hot is found by drawing ahead, the rest is read while batches are drawn.
+
+Source: Hyperion, section III.
+"""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from functools import partial
+from itertools import islice
+
+import outcrop._core as _core
+from outcrop.config import DeviceConfig, SampleConfig
+from outcrop.device import resolve
+from outcrop.device.budget import DeviceBudget
+from outcrop.device.gpu import gpu_of
+from outcrop.errors import ArgumentError, BudgetError
+from outcrop.loading import session
+from outcrop.loading.buffers import HostSlot, SlotPool, device_batch_bytes
+from outcrop.loading.device_rows import ring_pool
+from outcrop.loading.feeders import Drawer, RecordedDrawer, RecordedGraphs, SampledDrawer, SampledGraphs
+from outcrop.loading.online.hotness import PRESAMPLED_BATCHES, Hotness
+from outcrop.loading.online.static_cache import DeviceRoom, books_bytes, fill
+from outcrop.rows import DiskStream, HotSet, RowStream
+from outcrop.runtime import memory_tables
+from outcrop.runtime.runtime import Runtime
+from outcrop.sampling.sampler import BatchSampler
+from outcrop.sampling.seeds import Ids
+from outcrop.sampling.topology import Topology
+from outcrop.store.arrays import DiskArray
+from outcrop.store.batches import BatchGraph
+from outcrop.store.graph import Graph
+from outcrop.store.samples import SampleSet
+from outcrop.store.stripes import open_stripes
+from outcrop.store.targets import target_bytes
+
+_MARGIN = 16  # part of the largest batch counted that later ones may be larger by
+
+
+def open_online(
+    graph: Graph,
+    runtime: Runtime,
+    config: SampleConfig,
+    to: DeviceConfig,
+    recorded: SampleSet | None = None,
+    ids: Mapping[str, Ids] | None = None,
+) -> session.LoadSession:
+    """An epoch is drawn ahead and counted; then batch buffers take their place, and what is left is for what is hot.
+
+    Args:
+        recorded: Batches of a run: they need not be drawn to be counted, and those from elsewhere are replayed.
+        ids: Nodes of a split in place of those that the graph has.
+    """
+    check_cache_strategy(to)
+    features = graph.array(runtime, "features")
+    scratch = memory_tables.READ_SCRATCH.bytes_of(runtime.budget.limit_bytes)
+    if runtime.initiator == "gpu":
+        stream: RowStream = _ring_stream(graph, features, runtime, to, scratch)
+    else:
+        stream = DiskStream(features, runtime, scratch_bytes=scratch)
+    pool = None
+    on_device = _device_budget(to)
+    if recorded is not None:  # the size of batches is known: buffers come first
+        pool = _make_pool(graph, runtime, recorded.max_nodes, to, on_device)
+    # For drawing, of what is free: before the buffers have their place, and after.
+    last = float(memory_tables.ONLINE_SAMPLER_LAST.fraction)
+    share = float(memory_tables.ONLINE_SAMPLER.fraction) if recorded is None else last
+    before = runtime.budget.free_bytes
+    drawer, topology, drawn = _drawing(graph, runtime, config, to, recorded, share, ids, on_device)
+    split = "train" if "train" in config.splits else config.splits[0]
+
+    def ahead() -> Iterator[BatchGraph]:
+        return islice(drawn.batches(split, 0), PRESAMPLED_BATCHES if runtime.rehearsal is None else 0)
+
+    hotness = Hotness(graph.num_nodes, ahead, runtime, expand_all=config.sampler == "shadow")
+    if runtime.rehearsal is None:
+        next(hotness.windows(), None)  # counted once, the size of batches is known
+    counted = hotness.most_nodes if runtime.rehearsal is None else runtime.rehearsal.counted_nodes
+    most = recorded.max_nodes if recorded else counted + counted // _MARGIN
+    batch_bytes = most * features.spec.stride_bytes
+    if pool is None:
+        buffers = memory_tables.BATCH_BUFFERS * batch_bytes
+        if buffers + books_bytes(graph.num_nodes) > runtime.budget.free_bytes:
+            hotness.close()  # buffers need its memory: nothing is cached
+        if runtime.budget.free_bytes < buffers < before:  # and drawing has less
+            share = (1 - buffers / before) * last
+            del drawer, topology, drawn
+            gc.collect()
+            drawer, topology, drawn = _drawing(graph, runtime, config, to, recorded, share, ids, on_device)
+        pool = _make_pool(graph, runtime, most, to, on_device)
+    most_records = hotness.most_record_bytes + hotness.most_record_bytes // _MARGIN
+    record_bytes = recorded.max_record_bytes if recorded else most_records
+    seeds = recorded.max_seeds if recorded else hotness.most_seeds
+    targets = target_bytes(graph, seeds)
+    device_batch = device_batch_bytes(batch_bytes, record_bytes, targets)
+    # On its way a batch that the GPU drew has there what its record has, but places of 8 bytes for ids of 4, and for
+    # rings an id and a position of each row.
+    drawn_bytes = record_bytes + (16 if stream.takes_gpu_ids else 4) * most
+    room = _device_room(on_device, to, topology, device_batch, drawn_bytes)
+    hot = fill(stream, topology, hotness, runtime, room)
+    if on_device is not None and to.draws and isinstance(drawer, SampledDrawer):
+        _cache_where_drawn(drawer, hot, stream.takes_gpu_ids)
+    block_bytes = device_batch - targets  # the copy of the targets that may be kept lies elsewhere
+    return session.online_session(graph, drawer, hot, stream, pool, runtime, to, block_bytes, on_device)
+
+
+def _ring_stream(
+    graph: Graph, features: DiskArray, runtime: Runtime, to: DeviceConfig, staging_bytes: int
+) -> RowStream:
+    """Rows that kernels ask for, of the graph's features and of their stripes on other disks."""
+    from outcrop.rows.rings import GpuDiskRows
+    from outcrop.rows.rings.sizing import submitting_block_threads
+
+    stripes = open_stripes(graph, runtime.stripes)
+    disks = {path.stat().st_dev for path in (graph.path, *(stripe.path for stripe in stripes))}
+    rings = GpuDiskRows(
+        features,
+        runtime,
+        staging_bytes=staging_bytes,
+        device=to.name,
+        block_threads=submitting_block_threads(graph.path, features.row_bytes, len(disks)),
+        stripes=[stripe.array(runtime) for stripe in stripes],
+    )
+    return rings.stream()
+
+
+def _cache_where_drawn(drawer: SampledDrawer, hot: HotSet, by_rings: bool) -> None:
+    """The GPU that draws gets its neighbour lists, and looks up which rows are cached if it has room for the index.
+
+    Args:
+        by_rings: Its kernels ask for the other rows: their ids stay there too.
+    """
+    if hot.device_lists is not None and len(hot.device_lists):
+        drawer.cache_lists(hot.index, hot.device_lists)
+    with suppress(BudgetError):  # else the CPU looks them up
+        drawer.look_up_rows(hot.index, hot.tiers, by_rings)
+
+
+def _device_room(
+    on_device: DeviceBudget | None,
+    to: DeviceConfig,
+    topology: Topology | None,
+    batch_bytes: int,
+    drawn_bytes: int,
+) -> DeviceRoom | None:
+    """What caches may take of a GPU; None where that is not limited. What sampling holds there is held already.
+
+    Args:
+        batch_bytes: Bytes of a batch that is there.
+        drawn_bytes: Bytes of a batch that the GPU has drawn, until it is there.
+    """
+    if on_device is None or not to.memory_bytes:
+        return None
+    drawn = memory_tables.ONLINE_BATCH_BUFFERS * drawn_bytes if to.draws else 0
+    other_bytes = memory_tables.DEVICE_BATCHES * batch_bytes + drawn
+    lists = looks_up = False
+    if to.draws and topology is not None:
+        looks_up, lists = True, topology.placement == "memory"
+        other_bytes += _core.HotIndex.bytes(topology.num_nodes)
+    left = max(on_device.free_bytes - other_bytes, 0)
+    return DeviceRoom(left, partial(on_device.empty, "device-cache"), to.cache_strategy, lists, looks_up)
+
+
+def check_cache_strategy(to: DeviceConfig) -> None:
+    """Raises ArgumentError where there is nothing that a fixed strategy could fill as its name says."""
+    name = to.cache_strategy
+    if name == "auto":
+        return
+    if gpu_of(resolve(to.name)) is None or not to.memory_bytes:
+        raise ArgumentError(
+            f"cache strategy {name} fills the memory of a GPU: name one (--device), and how much (--gpu-memory)"
+        )
+    if name in ("GTCF", "CFGT") and not to.draws:
+        raise ArgumentError(
+            f"cache strategy {name} fills a GPU with neighbor lists, which only sampling there reads: add --sample-on "
+            "gpu, or take GFCT, CTGF or hybrid"
+        )
+
+
+def _device_budget(to: DeviceConfig) -> DeviceBudget | None:
+    """What is held on a GPU is counted in, by sampling and by loading; None on the CPU."""
+    device = resolve(to.name)
+    gpu = gpu_of(device)
+    return None if gpu is None else DeviceBudget(gpu, device, to.memory_bytes)
+
+
+def _make_pool(
+    graph: Graph, runtime: Runtime, most: int, to: DeviceConfig, on_device: DeviceBudget | None
+) -> SlotPool[HostSlot]:
+    """Batch buffers; on the GPU where its kernels read the rows, if it has room for these and for batches."""
+    batch_bytes = most * graph.spec("features").stride_bytes
+    device = resolve(to.name)
+    gpu = gpu_of(device)
+    if runtime.initiator == "gpu" and gpu is not None and on_device is not None:
+        room = memory_tables.RING_BUFFERS.bytes_of(on_device.free_bytes)
+        slots = memory_tables.BATCH_BUFFERS
+        if (slots + memory_tables.DEVICE_BATCHES) * batch_bytes <= room:
+            return ring_pool(runtime, slots, session.buffer_bytes(graph, most), gpu, device, on_device)
+    slots = memory_tables.ONLINE_BATCH_BUFFERS
+    if slots * batch_bytes > memory_tables.THIRD_BUFFER.bytes_of(runtime.budget.free_bytes):
+        slots = memory_tables.BATCH_BUFFERS
+    return session.make_pool(graph, runtime, slots=slots, max_nodes=most, to=to)
+
+
+def _drawing(
+    graph: Graph,
+    runtime: Runtime,
+    config: SampleConfig,
+    to: DeviceConfig,
+    recorded: SampleSet | None,
+    share: float,
+    ids: Mapping[str, Ids] | None,
+    on_device: DeviceBudget | None,
+) -> tuple[Drawer, Topology | None, RecordedGraphs | SampledGraphs]:
+    """Who draws the batches, from which topology, and the same batches whole, to be counted."""
+    graphs = None if recorded is None else RecordedGraphs(recorded, runtime)
+    if config.sampler == "foreign":  # nothing here could draw them again
+        assert graphs is not None
+        return RecordedDrawer(graphs), None, graphs
+    on = resolve(to.name) if to.draws else None
+    sampler = BatchSampler(
+        graph,
+        config,
+        runtime,
+        share=share,
+        at_once=1,
+        page_cache=False,
+        on=on,
+        device_budget=on_device,
+        ids=ids,
+    )
+    return SampledDrawer(sampler), sampler.topology, graphs or SampledGraphs(sampler)

@@ -1,0 +1,50 @@
+"""A session of loading in any mode: of a prepared run, or of batches drawn on the fly."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+from outcrop.config import CPU, BaselineConfig, DeviceConfig, SampleConfig
+from outcrop.errors import ArgumentError
+from outcrop.loading.modes import Mode, SessionRequest, mode_named
+from outcrop.loading.run_stages import open_recorded
+from outcrop.loading.session import LoadSession
+from outcrop.runtime.runtime import Runtime
+from outcrop.sampling.sampler import Ids
+from outcrop.store.graph import Graph
+
+
+def open_session(
+    graph: Graph,
+    runtime: Runtime,
+    mode: str | Mode,
+    *,
+    run_folder: Path | None = None,
+    config: SampleConfig | None = None,
+    to: DeviceConfig = CPU,
+    baseline: BaselineConfig | None = None,
+    ids: Mapping[str, Ids] | None = None,
+) -> LoadSession:
+    """Loading in ``mode``: recorded batches where there is a run, else batches drawn on the fly as ``config`` says.
+
+    Modes ``online`` and ``partition`` always draw on the fly, with a run as the run was sampled.
+
+    Args:
+        baseline: Options of modes ``dynamic``, ``belady`` and ``partition``.
+        ids: Of batches drawn on the fly: nodes of a split, in place of those that the graph has.
+
+    Raises:
+        ArgumentError: Mode unknown, or ``packed`` or ``belady`` without a run.
+        FormatError: The run was made from another graph, or is not finished.
+        BudgetError: The mode does not fit, for example ``memory`` in less than the features.
+    """
+    mode = mode_named(mode)
+    request = SessionRequest(graph, runtime, config or SampleConfig(), to, baseline or BaselineConfig(), ids)
+    if run_folder is not None:
+        sampled, recorded = open_recorded(graph, runtime, run_folder)
+        request = replace(request, config=sampled, ids=None, run=run_folder, recorded=recorded)
+    elif mode.needs_run:
+        raise ArgumentError(f"mode {mode} needs a run: make one with outcrop prepare, or choose another mode")
+    return mode.open(request)

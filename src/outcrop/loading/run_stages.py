@@ -1,0 +1,63 @@
+"""The stages of a prepared run, opened for loading and checked to belong together."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+
+from outcrop.config import SampleConfig
+from outcrop.errors import FormatError
+from outcrop.runtime.runtime import Runtime
+from outcrop.store import manifest as manifests
+from outcrop.store import packed, placement, run, samples
+from outcrop.store.graph import Graph
+from outcrop.store.manifest import Manifest
+
+_BEFORE = {"dependency": 1}  # of runs from before there was a choice
+
+
+def open_recorded(graph: Graph, runtime: Runtime, run_folder: Path) -> tuple[SampleConfig, samples.SampleSet]:
+    """How a run was sampled, and its batches.
+
+    Raises:
+        FormatError: The run was made from another graph, or is not finished.
+    """
+    info = run.read(run_folder)
+    if info.graph_digest != graph.digest():
+        raise FormatError(
+            f"{run_folder} was prepared from another state of the graph than {graph.path} is in now: "
+            "run outcrop prepare again"
+        )
+    sample_set = samples.open_samples(runtime, run_folder / "sample", graph)
+    _check_belongs(sample_set.path, sample_set.manifest, {"graph": graph.digest()}, info.sample)
+    return info.sample, sample_set
+
+
+def open_plan(
+    graph: Graph, runtime: Runtime, run_folder: Path, sample_set: samples.SampleSet
+) -> placement.Placement:
+    """Where the rows of a run are."""
+    places = placement.open_placement(runtime, run_folder / "plan")
+    _check_belongs(
+        places.path, places.manifest, {"graph": graph.digest(), "sample": sample_set.manifest.digest()}
+    )
+    return places
+
+
+def read_pack_manifest(run_folder: Path, places: placement.Placement) -> Manifest:
+    """What a run has packed."""
+    manifest = manifests.read(run_folder / "pack", packed.FORMAT, packed.VERSION)
+    _check_belongs(run_folder / "pack", manifest, {"plan": places.manifest.digest()})
+    return manifest
+
+
+def _check_belongs(
+    folder: Path, manifest: Manifest, inputs: dict[str, str], config: SampleConfig | None = None
+) -> None:
+    """Raises FormatError where a stage was made from other inputs, as after a prepare that was interrupted."""
+    same = all(manifest.inputs.get(name) == digest for name, digest in inputs.items())
+    if not same or (config is not None and {**_BEFORE, **manifest.config} != manifests.plain(asdict(config))):
+        raise FormatError(
+            f"{folder} does not belong to the rest of its run, as after an interrupted prepare: run outcrop "
+            "prepare again with the options that you want"
+        )

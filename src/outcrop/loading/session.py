@@ -1,0 +1,433 @@
+"""Load: turn sampled batches into mini-batches in memory, through overlapped stages.
+
+Source: DiskGNN sections 4 and 5.3. The stages: *submit* leases a buffer and starts the reads, *read* waits for them and
+checks what came, *assemble* puts every row in its place, *share* reads what lies in the disk cache, *transfer* makes
+tensors (and copies to the device). The consumer computes. Modes differ in where the rows come from and in nothing else.
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from importlib import import_module
+from itertools import count
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from outcrop import device
+from outcrop.config import CPU, DeviceConfig
+from outcrop.errors import ArgumentError, CancelledError
+from outcrop.loading.buffers import HostSlot, SlotPool, host_pool
+from outcrop.loading.feeders import (
+    Drawer,
+    Feeder,
+    Graphs,
+    Item,
+    OnlineFeeder,
+    PackedFeeder,
+    PlacedFeeder,
+    PlacedGraphs,
+    RecordedGraphs,
+    RowFeeder,
+)
+from outcrop.rows import HotRows, HotSet, RowSource, RowStream
+from outcrop.runtime.pipeline import Pipeline, SerialPipeline, Stage
+from outcrop.runtime.runtime import Runtime
+from outcrop.store import record
+from outcrop.store.arrays import DiskArray
+from outcrop.store.batches import BatchGraph
+from outcrop.store.graph import Graph
+from outcrop.store.packed import PackedRecords
+from outcrop.store.placement import Placement
+from outcrop.store.samples import SampleSet
+from outcrop.store.targets import open_targets, target_bytes
+
+if TYPE_CHECKING:
+    from outcrop.device.budget import DeviceBudget
+    from outcrop.loading.transfer import Arrays, Delivered, Transfer
+    from outcrop.store.minibatch import MiniBatch
+
+
+def __getattr__(name: str) -> Any:
+    """``MODES``, the names of all modes, were written here."""
+    if name != "MODES":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return tuple(mode.name for mode in import_module("outcrop.loading.modes").MODES)
+
+
+@dataclass
+class LoadStats:
+    """What one pass over a split delivered."""
+
+    batches: int = 0
+    rows_by_level: dict[str, int] = field(default_factory=dict)
+    bytes_needed: int = 0
+
+    def add(self, levels: dict[str, int], needed: int) -> None:
+        self.batches += 1
+        self.bytes_needed += needed
+        for level, rows in levels.items():
+            self.rows_by_level[level] = self.rows_by_level.get(level, 0) + rows
+
+
+class LoadSession:
+    """Buffers, caches and row source of one mode, kept from epoch to epoch.
+
+    Args:
+        pool: Batch buffers (:func:`make_pool`).
+        transfer: Makes tensors of what was read.
+        graph: Has the targets of seeds whose labels are no classes.
+    """
+
+    def __init__(
+        self,
+        feeder: Feeder,
+        pool: SlotPool[HostSlot],
+        transfer: Transfer,
+        runtime: Runtime,
+        graph: Graph,
+    ):
+        self._targets = open_targets(graph, runtime)
+        self._feeder, self._runtime, self._pool, self._transfer = feeder, runtime, pool, transfer
+        self._closed = False
+        self._current: weakref.ref[Loader] | None = None
+
+    def batches(
+        self,
+        split: str,
+        epoch: int = 0,
+        *,
+        numbers: Sequence[int] | None = None,
+        complete: Callable[[BatchGraph], BatchGraph] | None = None,
+        arrays: Arrays | None = None,
+        overlapped: bool = True,
+    ) -> Loader:
+        """One pass over ``split``; use it as an iterator, close it (or let it go) when done.
+
+        Args:
+            numbers: Which batches of the epoch, in which order; None: all.
+            complete: Adds to the structure of each batch, in a stage of its own.
+            arrays: What of the structure goes to a GPU with the rows, beside ``rowptr`` and ``col``.
+            overlapped: Else the stages run one after another when a batch is asked for, to compare with.
+
+        A session makes one pass at a time, because the batches that one has under way could take the buffers that the
+        other waits for: a new pass ends the one before, whose iterator then raises CancelledError.
+
+        Raises:
+            ArgumentError: The session was closed.
+        """
+        if self._closed:
+            raise ArgumentError("the session was closed: open another to load more")
+        previous = self._current() if self._current else None
+        if previous is not None:
+            previous.supersede()
+        source = self._feeder.source(split, epoch, numbers)
+        loader = Loader(
+            self._feeder,
+            self._pool,
+            self._transfer,
+            split,
+            epoch,
+            self._runtime,
+            overlapped,
+            source,
+            self._completing(complete),
+            arrays,
+        )
+        self._current = weakref.ref(loader)
+        return loader
+
+    def _completing(
+        self, complete: Callable[[BatchGraph], BatchGraph] | None
+    ) -> Callable[[BatchGraph], BatchGraph] | None:
+        """``complete``, and the targets of the seeds."""
+        targets = self._targets
+        if targets is None or complete is None:
+            return targets or complete
+        return lambda batch: targets(complete(batch))
+
+    @property
+    def feeder(self) -> Feeder:
+        return self._feeder
+
+    def make_room(self, num_nodes: int) -> None:
+        """Makes buffers large enough for batches of ``num_nodes``, as loading one does.
+
+        Raises:
+            BudgetError: The budget has not room for them, whatever caches give back.
+        """
+        self._feeder.make_room(self._pool.lease(threading.Event()).slot, num_nodes)
+
+    @property
+    def buffers(self) -> int:
+        """Batches that can be under way."""
+        return len(self._pool)
+
+    def close(self) -> None:
+        if self._closed:
+            return
+        self._closed = True
+        previous = self._current() if self._current else None
+        if previous is not None:
+            previous.supersede()
+        self._feeder.close()
+        self._runtime.note_device_peaks(self._transfer.peak_by_tag())
+        self._transfer.close()
+        self._pool.close()
+
+    def __enter__(self) -> LoadSession:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+
+class Loader:
+    """Iterator over the mini-batches of one epoch. ``stats`` counts what was delivered."""
+
+    def __init__(
+        self,
+        feeder: Feeder,
+        pool: SlotPool[HostSlot],
+        transfer: Transfer,
+        split: str,
+        epoch: int,
+        runtime: Runtime,
+        overlapped: bool,
+        source: Iterable[Any],
+        complete: Callable[[BatchGraph], BatchGraph] | None = None,
+        arrays: Arrays | None = None,
+    ):
+        self.stats = LoadStats()
+        self._transfer = transfer
+        self._superseded = False
+        trace = runtime.trace
+        stopped = threading.Event()
+
+        def stop() -> None:
+            stopped.set()
+            pool.wake()
+            transfer.wake()
+
+        def traced(name: str, step: Any) -> Any:
+            numbers = count()
+
+            def run(item: Any) -> Any:
+                with trace.span(name, split=split, epoch=epoch, batch=next(numbers)):
+                    return step(item)
+
+            return run
+
+        lease = traced("lease", pool.lease)  # waiting for a free buffer is no work: it has a span of its own
+
+        def submit(what: Any) -> Item:
+            if not overlapped:
+                check_not_starved()
+            return feeder.submit(what, lease(stopped))
+
+        def deliver(item: Item) -> tuple[Delivered, Item]:
+            from outcrop.loading.transfer import Arrived
+
+            assert item.graph is not None
+            return transfer.deliver(Arrived(item.graph, item.lease, item.table), stopped, arrays), item
+
+        def add(item: Item) -> Item:
+            assert complete is not None
+            assert item.graph is not None
+            item.graph = complete(item.graph)
+            return item
+
+        def check_not_starved() -> None:
+            pool.check_not_starved()
+            transfer.check_not_starved()
+
+        steps = (
+            ("submit", submit),
+            ("read", feeder.read),
+            ("assemble", feeder.assemble),
+            ("share", feeder.share),
+            *((("complete", add),) if complete is not None else ()),
+            ("transfer", deliver),
+        )
+        drawn = _drawn(source, traced)
+        stages = [Stage(name, traced(name, step)) for name, step in steps]
+        self._pipeline: Pipeline[tuple[Delivered, Item]] | SerialPipeline[tuple[Delivered, Item]] = (
+            Pipeline(drawn, stages, while_waiting=check_not_starved, on_cancel=stop)
+            if overlapped
+            else SerialPipeline(drawn, stages)
+        )
+
+    def __iter__(self) -> Iterator[MiniBatch]:
+        return self
+
+    def __next__(self) -> MiniBatch:
+        if self._superseded:
+            raise CancelledError(
+                "this pass was ended: its session was closed, or started another pass; open a session "
+                "for each pass that runs at the same time"
+            )
+        try:
+            delivered, item = next(self._pipeline)
+        except StopIteration:
+            self.check()
+            raise
+        batch = delivered.take()
+        item.lease.mark_taken()
+        self.stats.add(item.levels, item.needed)
+        return batch
+
+    def check(self) -> None:
+        """Looks whether all rows of the batches so far were found; on a GPU that shows when their transfer is over.
+
+        Called at the end of a pass. Raises ArgumentError where one was not.
+        """
+        self._transfer.check()
+
+    def close(self) -> None:
+        self._pipeline.close()
+
+    def supersede(self) -> None:
+        """Ends the pass, and says so if it is not over and somebody asks for more."""
+        self._superseded = self._pipeline.running
+        self.close()
+
+    def __enter__(self) -> Loader:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+
+def _drawn(source: Iterable[Any], traced: Any) -> Iterator[Any]:
+    """``source``, with a span for the time that each batch's structure takes to come (sampling, in mode online)."""
+    batches, end = iter(source), object()
+    draw = traced("draw", lambda _: next(batches, end))
+    while (batch := draw(None)) is not end:
+        yield batch
+        del batch
+
+
+def read_cache(runtime: Runtime, packed: PackedRecords, name: str) -> np.ndarray:
+    """A cache file of the pack stage in memory, flat uint8, held under its name."""
+    array = DiskArray(runtime, packed.path, packed.manifest.arrays[name])
+    try:
+        return array.read(name).reshape(-1).view(np.uint8)
+    finally:
+        array.close()
+
+
+def packed_session(
+    graph: Graph,
+    samples: SampleSet,
+    placement: Placement,
+    packed: PackedRecords,
+    rows: RowSource,
+    runtime: Runtime,
+    to: DeviceConfig = CPU,
+) -> LoadSession:
+    """Loading in mode ``packed``; ``rows`` serves the splits that were not packed."""
+    from outcrop.loading.transfer import transfer_to  # brings torch
+
+    spec, gpu = graph.spec("features"), device.gpu_named(to.name)
+    pool = host_pool(runtime, placement.slots, placement.slot_rows_bytes, placement.slot_meta_bytes, gpu=gpu)
+    host_cache = read_cache(runtime, packed, "host_cache")
+    cache = read_cache(runtime, packed, "device_cache") if placement.num_cached("device") else None
+    transfer = transfer_to(
+        to,
+        spec,
+        packed.row_bytes,
+        # What training needs, and plans of before keep; batches with more make room for it.
+        batch_bytes=samples.max_nodes * packed.row_bytes
+        + 2 * samples.max_record_bytes
+        + target_bytes(graph, samples.max_seeds),
+        device_cache=cache,
+        host_cache=None if gpu is None else host_cache,
+    )
+    fallback = RowFeeder(RecordedGraphs(samples, runtime), rows)
+    feeder = PackedFeeder(packed, host_cache if gpu is None else None, fallback)
+    return LoadSession(feeder, pool, transfer, runtime, graph)
+
+
+def make_pool(
+    graph: Graph, runtime: Runtime, *, slots: int, max_nodes: int, to: DeviceConfig
+) -> SlotPool[HostSlot]:
+    """Batch buffers for modes that fetch rows by id. ``max_nodes``: of any batch, where it is known (0: they grow)."""
+    return host_pool(runtime, slots, buffer_bytes(graph, max_nodes), 0, gpu=device.gpu_named(to.name))
+
+
+def buffer_bytes(graph: Graph, max_nodes: int) -> int:
+    """Bytes of a buffer for the rows of ``max_nodes``."""
+    row_bytes = graph.spec("features").stride_bytes
+    return record.align_page(max_nodes * row_bytes) + 2 * record.PAGE_BYTES if max_nodes else 0
+
+
+def row_session(
+    graph: Graph,
+    graphs: Graphs,
+    rows: RowSource,
+    pool: SlotPool[HostSlot],
+    runtime: Runtime,
+    to: DeviceConfig,
+) -> LoadSession:
+    """Loading in the other modes."""
+    from outcrop.loading.transfer import transfer_to  # brings torch
+    from outcrop.rows.unified import UnifiedRows
+
+    table = rows.table if isinstance(rows, UnifiedRows) else None
+    transfer = transfer_to(to, graph.spec("features"), rows.row_bytes, table=table)
+    feeder = RowFeeder(graphs, rows, in_place=table is not None)
+    return LoadSession(feeder, pool, transfer, runtime, graph)
+
+
+def placed_session(
+    graph: Graph,
+    graphs: PlacedGraphs,
+    rows: RowSource,
+    pool: SlotPool[HostSlot],
+    runtime: Runtime,
+    to: DeviceConfig,
+) -> LoadSession:
+    """Loading in modes ``belady`` and ``partition``; ``rows`` is told which batch comes."""
+    from outcrop.loading.transfer import transfer_to  # brings torch
+
+    transfer = transfer_to(to, graph.spec("features"), rows.row_bytes)
+    return LoadSession(PlacedFeeder(graphs, rows), pool, transfer, runtime, graph)
+
+
+def online_session(
+    graph: Graph,
+    drawer: Drawer,
+    hot: HotSet,
+    stream: RowStream,
+    pool: SlotPool[HostSlot],
+    runtime: Runtime,
+    to: DeviceConfig,
+    device_batch: int,
+    device_budget: DeviceBudget | None = None,
+) -> LoadSession:
+    """Loading in mode ``online``. A GPU puts rows together: from its cache, the host's, and what was read.
+
+    Args:
+        device_batch: Bytes of a batch on a GPU, as far as known ahead.
+        device_budget: Of the device, which sampling holds some of.
+    """
+    from outcrop.loading.transfer import transfer_to  # brings torch
+
+    rows, spec = HotRows(hot, stream, runtime), graph.spec("features")
+    if device.gpu_named(to.name) is None:
+        transfer = transfer_to(to, spec, rows.row_bytes)
+        return LoadSession(OnlineFeeder(drawer, rows), pool, transfer, runtime, graph)
+    transfer = transfer_to(
+        to,
+        spec,
+        rows.row_bytes,
+        batch_bytes=device_batch,
+        device_cache=hot.device_rows,
+        host_cache=hot.rows,
+        budget=device_budget,
+    )
+    hot.device_rows = None  # the transfer holds them now
+    return LoadSession(OnlineFeeder(drawer, rows, apart=True), pool, transfer, runtime, graph)

@@ -1,0 +1,187 @@
+"""What a loader goes over: batches that a run has, or batches around any nodes, drawn as they are needed."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+
+from numpy.typing import ArrayLike
+
+from outcrop.config import DeviceConfig, SampleConfig, Size, parse_size
+from outcrop.errors import ArgumentError
+from outcrop.loading.edges import EdgeLookup
+from outcrop.loading.input_ids import InputIds, checked_ids
+from outcrop.loading.modes import MODES, Mode, names_of
+from outcrop.loading.needs import SessionNeeds
+from outcrop.loading.open import open_session
+from outcrop.loading.run_loader import Source
+from outcrop.loading.session import LoadSession
+from outcrop.runtime.runtime import Runtime
+from outcrop.runtime.smallest_budget import naming_smallest
+from outcrop.sampling.seeds import Ids
+from outcrop.store import manifest as manifests
+from outcrop.store import samples
+from outcrop.store.batches import BatchGraph
+from outcrop.store.graph import SPLITS, Graph, split_name
+
+_COUNTED_EPOCHS = 3  # of those without end, to find the smallest budget that works
+EVERY_EPOCH = (1 << 31) - 1  # as many as can be: epochs are drawn by their own numbers
+
+
+@dataclass(frozen=True)
+class SourceRequest:
+    """How batches are loaded, wherever they come from.
+
+    Attributes:
+        config: How they are drawn, or were.
+        memory: Budget of loading; None: no limit.
+        home: Where they lie, for messages.
+        edge_ids: They get positions of their edges in the graph.
+    """
+
+    graph: Graph
+    config: SampleConfig
+    mode: Mode
+    memory: Size | None
+    device: DeviceConfig
+    home: str
+    edge_ids: bool = False
+
+    @property
+    def limit(self) -> int | None:
+        """``memory`` in bytes."""
+        return None if self.memory is None else parse_size(self.memory)
+
+
+def recorded_source(asked: SourceRequest, path: Path, split: str) -> Source:
+    """Batches of ``split`` that the run in ``path`` has.
+
+    Raises:
+        ArgumentError: It has none of this split, or edge ids were asked for of batches from elsewhere.
+    """
+    with manifests.opening(path / "sample", samples.FORMAT, samples.VERSION) as manifest:
+        groups = samples.groups_of(manifest)
+    if split not in groups:
+        raise ArgumentError(
+            f"{path} holds no batches of split {split!r}, only of {', '.join(sorted(groups))}; 'all' and "
+            "node ids are drawn as they are needed"
+        )
+    group, graph, sample, mode = groups[split], asked.graph, asked.config, asked.mode
+    limit = asked.limit
+
+    def open_it() -> tuple[Runtime, LoadSession]:
+        runtime = Runtime(asked.memory)
+        return runtime, open_session(graph, runtime, mode, run_folder=path, to=asked.device)
+
+    def refusing() -> AbstractContextManager[None]:
+        epochs = range(group.first_epoch, group.first_epoch + group.epochs)
+        passes = [(split, epoch) for epoch in epochs]
+        needs = partial(SessionNeeds, graph, mode, sample, passes, run=path)
+        return naming_smallest(limit, lambda: needs().fits, f"load mini-batches in mode {mode}")
+
+    by_node = sample.task == "node" and sample.sampler != "foreign"
+    return Source(
+        name=split,
+        split=split,
+        count=None if mode.batches_by_budget and split == "train" else group.per_epoch,
+        distinct=range(group.first_epoch, group.first_epoch + group.epochs if split == "train" else 0),
+        key=("recorded", mode.name, asked.device),
+        open=open_it,
+        input_ids=(lambda runtime: _split_positions(graph, runtime, split)) if by_node else None,
+        complete=_edge_lookup(asked),
+        identity={"run": manifest.digest()},
+        home=asked.home,
+        refusing=refusing,
+    )
+
+
+def drawn_source(asked: SourceRequest, split: str | ArrayLike, *, drop_last: bool = False) -> Source:
+    """Batches of ``config`` around any nodes, drawn as they are needed: shuffled in every epoch if the only split of
+    ``config`` is ``train``, in the order given if it is ``infer``; ``config.epochs`` different epochs.
+
+    Raises:
+        ArgumentError: Bad node ids, a split that the graph has not, or a mode that needs recorded batches.
+    """
+    graph, config, mode, home = asked.graph, asked.config, asked.mode, asked.home
+    if not mode.any_nodes:
+        others = names_of(tuple(other for other in MODES if other.any_nodes))
+        raise ArgumentError(f"mode {mode} has no batches of its own choice of nodes: use {others}")
+    if config.sampler == "foreign":
+        raise ArgumentError(f"{home}: its batches came from elsewhere: none can be drawn around other nodes")
+    ids, name, of = _chosen_ids(graph, split, home)
+    (drawn_split,) = config.splits
+    nodes, limit = {drawn_split: ids}, asked.limit
+
+    def open_it() -> tuple[Runtime, LoadSession]:
+        runtime = Runtime(asked.memory)
+        return runtime, open_session(graph, runtime, mode, config=config, to=asked.device, ids=nodes)
+
+    def refusing() -> AbstractContextManager[None]:
+        epochs = range(min(config.epochs, _COUNTED_EPOCHS))
+        passes = [(drawn_split, epoch) for epoch in epochs]
+        needs = partial(SessionNeeds, graph, mode, config, passes, ids=nodes)
+        return naming_smallest(limit, lambda: needs().fits, f"load mini-batches in mode {mode}")
+
+    positions = InputIds(ids)
+    identity = {"graph": graph.digest(), "nodes": of, "sampling": manifests.plain(asdict(config))}
+    return Source(
+        name=name,
+        split=drawn_split,
+        count=len(ids) // config.batch_size if drop_last else -(-len(ids) // config.batch_size),
+        all_batches=not drop_last,
+        distinct=range(0),
+        key=object(),
+        open=open_it,
+        input_ids=lambda runtime: positions,
+        complete=_edge_lookup(asked),
+        identity=identity,
+        home=home,
+        refusing=refusing,
+    )
+
+
+def _chosen_ids(graph: Graph, split: str | ArrayLike, home: str) -> tuple[Ids, str, str]:
+    """The nodes, what to call them, and what names them: equal for equal nodes."""
+    if isinstance(split, str):
+        if split == "all":
+            return range(graph.num_nodes), "all", "all"
+        split = split_name(split)
+        if split not in SPLITS or not graph.has(split):
+            known = ", ".join(["all", *(s for s in SPLITS if graph.has(s))])
+            raise ArgumentError(f"{graph.path} has no split {split!r}; it has {known}, or pass node ids")
+        with Runtime() as runtime:
+            return graph.split(runtime, split), split, split
+    ids = checked_ids(split, graph, home)
+    return ids, f"{len(ids)} nodes", hashlib.sha256(ids.tobytes()).hexdigest()
+
+
+def _edge_lookup(asked: SourceRequest) -> Callable[[Runtime], Callable[[BatchGraph], BatchGraph]] | None:
+    """What adds edge weights, and ids where they are asked for; None where there is nothing to add.
+
+    Raises:
+        ArgumentError: Ids of batches from elsewhere, whose edges need not be the graph's.
+    """
+    graph, ids = asked.graph, asked.edge_ids
+    if asked.config.sampler == "foreign":
+        if ids:
+            raise ArgumentError("batches from elsewhere have edges of their own, without ids in the graph")
+        return None
+    if not ids and not graph.has("edge_weight"):
+        return None
+    made: list[EdgeLookup] = []  # for all passes: it reads the topology once to check it
+
+    def lookup(runtime: Runtime) -> EdgeLookup:
+        if not made:
+            made.append(EdgeLookup(graph, runtime, ids=ids))
+        return made[0]
+
+    return lookup
+
+
+def _split_positions(graph: Graph, runtime: Runtime, split: str) -> InputIds:
+    """Positions in a split of ``graph``, which stays on disk."""
+    return InputIds(graph.array(runtime, split).memmap(check=True), ascending=True)

@@ -1,0 +1,343 @@
+"""The last stage of loading: what was read for a mini-batch becomes tensors, on the device that trains.
+
+On the CPU the tensors lie over the buffers. On a GPU the rows are put together there, on a stream of their own beside
+the one that trains: cached rows come from the device cache, or from host memory that the GPU reads in place, the others
+from the pinned buffer that they were read into (PyTorch-Direct 4.5; DiskGNN section 4 for the levels). That stream has
+low priority, and kernels that read host memory take few processors (Hyperion III-B1). No thread waits for a batch to
+arrive: the stream that uses it does (see device_slots).
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+
+import outcrop._core as _core
+from outcrop import device as devices
+from outcrop.config import DeviceConfig
+from outcrop.device.budget import DeviceBudget
+from outcrop.device.gpu import Fence, Gpu, gpu_of
+from outcrop.loading.buffers import HostSlot, Lease, SlotPool
+from outcrop.loading.device_buffers import DeviceSlot
+from outcrop.runtime import memory_tables
+from outcrop.store.address_table import AddressTable
+from outcrop.store.batches import BatchGraph
+from outcrop.store.manifest import ArraySpec
+from outcrop.store.minibatch import MiniBatch
+from outcrop.unified import in_place
+from outcrop.unified.assemble import assemble, places
+
+_DEVICE, _HOST, _STAGED = range(3)  # tables of the kernel, as kernels/lookup.h numbers them too
+
+
+@dataclass(frozen=True)
+class Arrived:
+    """A mini-batch as it was read.
+
+    Attributes:
+        lease: Of the buffer that holds its rows.
+        table: Which rows caches have; None where no cache has any, or a GPU has looked them up (``graph.on_device``).
+    """
+
+    graph: BatchGraph
+    lease: Lease[HostSlot]
+    table: AddressTable | None
+
+
+Arrays = Callable[[BatchGraph], Mapping[str, np.ndarray]]
+"""What of a batch goes to the device beside its rows, labels, degrees, ``rowptr`` and ``col``."""
+
+
+class Delivered(Protocol):
+    """A mini-batch whose transfer has begun."""
+
+    def take(self) -> MiniBatch:
+        """In the thread that uses it, on whose current stream its tensors may be used at once."""
+        ...
+
+
+class Transfer(Protocol):
+    def deliver(
+        self, batch: Arrived, stopped: threading.Event, arrays: Arrays | None = None
+    ) -> Delivered: ...
+
+    def check(self) -> None:
+        """Waits for what was begun; raises ArgumentError where a row of a batch was at no place."""
+        ...
+
+    def check_not_starved(self) -> None: ...
+
+    def wake(self) -> None: ...
+
+    def peak_by_tag(self) -> dict[str, int]:
+        """Bytes on the device."""
+        ...
+
+    def close(self) -> None: ...
+
+
+class _Rows:
+    """How the bytes of a row are seen."""
+
+    def __init__(self, spec: ArraySpec, row_bytes: int):
+        self.dtype, self.row_bytes = getattr(torch, spec.dtype), row_bytes
+
+    def typed(self, x: torch.Tensor) -> torch.Tensor:
+        """[n, width] over uint8 [n * row_bytes]."""
+        return x.view(self.dtype).reshape(-1, self.row_bytes // self.dtype.itemsize)
+
+
+@dataclass(frozen=True)
+class _OnCpu:
+    batch: MiniBatch
+
+    def take(self) -> MiniBatch:
+        return self.batch
+
+
+class ToCpu:
+    """Tensors over the buffers.
+
+    Args:
+        spec: The graph's ``features``.
+        row_bytes: Of a row in a buffer.
+        device_cache: uint8, flat: rows that a run planned for a device; None: no such level.
+    """
+
+    def __init__(self, spec: ArraySpec, row_bytes: int, device_cache: np.ndarray | None = None):
+        self._rows, self._device_cache = _Rows(spec, row_bytes), device_cache
+
+    def deliver(self, batch: Arrived, stopped: threading.Event, arrays: Arrays | None = None) -> Delivered:
+        graph, table, row_bytes = batch.graph, batch.table, self._rows.row_bytes
+        # This array carries the lease: tensors over it keep it alive.
+        data = batch.lease.slot.x[: graph.num_nodes * row_bytes]
+        batch.lease.hand_over(data)
+        if table is not None and self._device_cache is not None:
+            _core.fill_rows(
+                data,
+                graph.num_nodes,
+                row_bytes,
+                table.device_positions,
+                table.device_rows,
+                self._device_cache,
+                row_bytes,
+            )
+        degree = None if graph.degree is None else torch.from_numpy(graph.degree)
+        x = self._rows.typed(torch.from_numpy(data))
+        return _OnCpu(MiniBatch(graph=graph, x=x, y=torch.from_numpy(graph.labels), degree=degree))
+
+    def check(self) -> None: ...
+
+    def check_not_starved(self) -> None: ...
+
+    def wake(self) -> None: ...
+
+    def peak_by_tag(self) -> dict[str, int]:
+        return {}
+
+    def close(self) -> None:
+        self._device_cache = None
+
+
+def transfer_to(
+    to: DeviceConfig,
+    spec: ArraySpec,
+    row_bytes: int,
+    *,
+    batch_bytes: int = 0,
+    device_cache: np.ndarray | tuple[torch.Tensor, Any] | None = None,
+    host_cache: np.ndarray | None = None,
+    table: torch.Tensor | None = None,
+    budget: DeviceBudget | None = None,
+) -> Transfer:
+    """See :class:`ToGpu` and :class:`ToCpu`.
+
+    Args:
+        budget: Of the device, where others hold memory of it too; None: one of ``to.memory_bytes``.
+
+    Raises:
+        DeviceError: The device is not there.
+        BudgetError: It has less memory free than it may use, or needs.
+    """
+    device = devices.resolve(to.name)
+    gpu = gpu_of(device)
+    if gpu is None:
+        assert not isinstance(device_cache, tuple)
+        return ToCpu(spec, row_bytes, device_cache)
+    budget = budget or DeviceBudget(gpu, device, to.memory_bytes)
+    return ToGpu(
+        gpu,
+        device,
+        spec,
+        row_bytes,
+        budget,
+        batch_bytes=batch_bytes,
+        device_cache=device_cache,
+        host_cache=host_cache,
+        table=table,
+    )
+
+
+class _Token:
+    """Kept by the tensors over a slot of the device."""
+
+
+@dataclass(frozen=True)
+class _OnGpu:
+    """A batch on its way to ``slot``; it is there for those who wait for ``arrived``."""
+
+    gpu: Gpu
+    stream_of: int  # the number of the GPU
+    slot_lease: Lease[DeviceSlot]
+    arrived: Fence
+    graph: BatchGraph
+    x: torch.Tensor
+    arrays: dict[str, torch.Tensor]
+
+    def take(self) -> MiniBatch:
+        stream, slot, arrays = self.gpu.stream(self.stream_of), self.slot_lease.slot, dict(self.arrays)
+        self.gpu.wait(stream, self.arrived)
+        slot.used_on(stream)
+        self.slot_lease.mark_taken()
+        # torch's own does nothing for memory that it has from elsewhere.
+        for tensor in (self.x, *arrays.values()):
+            setattr(tensor, "record_stream", slot.used_on)  # noqa: B010 (torch's is a method)
+        # As long as the seeds: a loop may keep all of an epoch.
+        y, degree = arrays.pop("y").clone(), arrays.pop("degree", None)
+        return MiniBatch(graph=self.graph, x=self.x, y=y, degree=degree, arrays=arrays)
+
+
+class ToGpu:
+    """Rows are put together on the GPU.
+
+    Args:
+        spec, row_bytes: As of :class:`ToCpu`.
+        batch_bytes: Of a batch on the device; 0: not known ahead.
+        budget: Of the device.
+        device_cache, host_cache: uint8, flat, rows of the caches that a batch's table names; the former is copied to
+            the device, unless it is there already (with its reservation), the latter pinned where it is.
+        table: uint8 [n, row_bytes] in unified memory: all rows. Batches then come without rows.
+    """
+
+    def __init__(
+        self,
+        gpu: Gpu,
+        device: torch.device,
+        spec: ArraySpec,
+        row_bytes: int,
+        budget: DeviceBudget,
+        *,
+        batch_bytes: int = 0,
+        device_cache: np.ndarray | tuple[torch.Tensor, Any] | None = None,
+        host_cache: np.ndarray | None = None,
+        table: torch.Tensor | None = None,
+    ):
+        self._gpu, self._number, self._rows, self._all = gpu, device.index or 0, _Rows(spec, row_bytes), table
+        self._stream = gpu.new_stream(self._number, low_priority=True)
+        self._budget = budget
+        self._slots = [
+            DeviceSlot(gpu, device, budget, self._stream, batch_bytes)
+            for _ in range(memory_tables.DEVICE_BATCHES)
+        ]
+        self._pool = SlotPool(self._slots, "--gpu-memory")
+        nothing = np.zeros(0, np.uint8)
+        if isinstance(device_cache, tuple):
+            there, self._held = device_cache
+        else:
+            cached = nothing if device_cache is None else device_cache
+            with gpu.on_stream(self._stream):
+                there, self._held = budget.empty("device-cache", len(cached))
+                there.copy_(torch.from_numpy(cached))
+        self._device_cache = there.view(-1, row_bytes)
+        self._host_cache = in_place(nothing if host_cache is None else host_cache).view(-1, row_bytes)
+
+    def deliver(self, batch: Arrived, stopped: threading.Event, arrays: Arrays | None = None) -> Delivered:
+        graph, lease, num_bytes = batch.graph, batch.lease, batch.graph.num_nodes * self._rows.row_bytes
+        slot_lease = self._pool.lease(stopped)
+        slot = slot_lease.slot
+        slot.stage(num_bytes, self._arrays(batch, arrays), graph.on_device or {})
+        graph = replace(graph, on_device=None)
+        done, token = _Token(), _Token()
+        with self._gpu.on_stream(self._stream):
+            try:
+                block, there = slot.fill(token)
+                out = block[:num_bytes]
+                x = out.view(-1, self._rows.row_bytes)
+                self._put_rows(batch, there.pop("places", None), x, slot.wrong)
+            finally:  # also what was queued before an error
+                arrived = self._gpu.fence(self._stream)
+                slot.filled(arrived)
+                lease.slot.reading(arrived)
+        slot_lease.hand_over(token)
+        lease.hand_over(done)  # free when this returns: who leases it waits for the fence
+        return _OnGpu(self._gpu, self._number, slot_lease, arrived, graph, self._rows.typed(out), there)
+
+    def _arrays(self, batch: Arrived, more: Arrays | None) -> dict[str, np.ndarray]:
+        graph = batch.graph
+        found: dict[str, np.ndarray | None] = {
+            "places": self._places(batch),
+            "y": graph.labels,
+            "degree": graph.degree,
+            **({"rowptr": graph.rowptr, "col": graph.col} if graph.on_device is None else {}),
+            **({} if more is None else more(graph)),
+        }
+        return {name: array for name, array in found.items() if array is not None}
+
+    def _places(self, batch: Arrived) -> np.ndarray | None:
+        """uint64 [num_nodes] as kernels want them, seen as int64; None: the GPU that drew the batch has them
+        (``on_device``), or rows are copied as they are."""
+        if self._all is not None:
+            found = places(0, batch.graph.n_id)
+        elif batch.table is not None:
+            found = _places(batch.table, batch.graph.num_nodes)
+        else:
+            return None
+        return found.view(np.int64)
+
+    def _put_rows(self, batch: Arrived, place: torch.Tensor | None, out: torch.Tensor, wrong: int) -> None:
+        host, num_bytes = batch.lease.slot, out.numel()
+        if place is None:
+            out.view(-1).copy_(torch.from_numpy(host.x[:num_bytes]), non_blocking=True)
+        elif self._all is not None:
+            assemble(self._gpu, [self._all], place, out, wrong)
+        else:
+            assert host.pinned is not None
+            staged = host.pinned[:num_bytes].view(-1, self._rows.row_bytes)
+            assemble(self._gpu, [self._device_cache, self._host_cache, staged], place, out, wrong)
+
+    def check(self) -> None:
+        for slot in self._slots:
+            slot.check()
+
+    def check_not_starved(self) -> None:
+        self._pool.check_not_starved()
+
+    def wake(self) -> None:
+        self._pool.wake()
+
+    def peak_by_tag(self) -> dict[str, int]:
+        return self._budget.by_tag()
+
+    def close(self) -> None:
+        self._gpu.fence(self._stream).synchronize()  # it reads buffers of the host
+        del self._device_cache, self._host_cache
+        self._held = self._all = None
+        self._slots.clear()
+        self._pool.close()
+
+
+def _places(table: AddressTable, count: int) -> np.ndarray:
+    """Where each row of a packed batch lies: in a cache, or at its position in the buffer."""
+    packed = np.ones(count, bool)
+    packed[table.host_positions] = packed[table.device_positions] = False
+    positions = np.flatnonzero(packed)
+    out = np.empty(count, np.uint64)
+    out[positions] = places(_STAGED, positions)
+    out[table.host_positions] = places(_HOST, table.host_rows)
+    out[table.device_positions] = places(_DEVICE, table.device_rows)
+    return out

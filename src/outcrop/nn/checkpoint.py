@@ -1,0 +1,259 @@
+"""Checkpoints of training: one safetensors file each, replaced atomically, checked when read. No pickle.
+
+Folder: ``last.safetensors`` holds everything that training goes on from; ``best.safetensors`` the model of the best
+epoch, for use. ``last`` also holds the best model, so it alone is the truth: it is written first, and where a crash
+left ``best`` behind it, resuming writes ``best`` again and :func:`load_best` takes the model from ``last``.
+Tensors: ``model.<name>``, ``best.<name>``, ``optimizer.<parameter number>.<name>``. Header entry ``outcrop``: JSON
+with format, version, kind (``last`` or ``best``), :class:`Meta` and the SHA-256 of all tensors. Version 1 had no kind,
+and inputs as text.
+Dropout is keyed by (seed, epoch, batch) and the sampler by the same, so the seed and the number of finished epochs are
+the whole random state.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+
+from outcrop.config import TrainConfig
+from outcrop.device import resolve
+from outcrop.errors import FormatError, OutcropError
+from outcrop.nn.models import Model, build_model
+from outcrop.runtime.parsing import parse_json
+from outcrop.store import identity
+from outcrop.store.tensors import AGAIN, State, digest, read_tensors, refuse, write_tensors
+
+FORMAT, VERSION = "outcrop.checkpoint", 2
+_OLDEST = 1
+LAST, BEST = "last.safetensors", "best.safetensors"
+
+
+@dataclass(frozen=True)
+class Meta:
+    """What a checkpoint says about itself.
+
+    Attributes:
+        epochs_done: Finished epochs.
+        best_epoch: The epoch of the best model, counted from 0.
+        config: Fields of the training configuration, with in_dim and num_classes.
+        inputs: What was trained on: digest of the graph, fields of the sampling (:mod:`outcrop.store.identity`).
+        history: One record per finished epoch.
+        batch_losses: Loss of every batch, where they were asked for.
+        updates: Of the parameters, of all epochs and batches until now.
+        partial: Of an epoch that was begun: ``batch``, the first that is still to be trained, and the sums so far.
+            Empty between epochs.
+    """
+
+    epochs_done: int
+    best_epoch: int
+    config: dict[str, Any]
+    inputs: dict[str, Any] = field(default_factory=dict)
+    history: list[dict[str, Any]] = field(default_factory=list)
+    batch_losses: list[float] = field(default_factory=list)
+    updates: int = 0
+    partial: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def epochs_begun(self) -> int:
+        return self.epochs_done + bool(self.partial)
+
+
+_LATER = ("updates", "partial")  # fields of Meta that the first version did not have
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """States as on the CPU. ``optimizer`` maps "<parameter number>.<name>"; it and ``best`` are empty in ``best``."""
+
+    meta: Meta
+    model: State
+    best: State = field(default_factory=dict)
+    optimizer: State = field(default_factory=dict)
+
+    @property
+    def kind(self) -> str:
+        """``last`` or ``best``: what the file is for."""
+        return "last" if self.best or self.optimizer else "best"
+
+
+def write(path: Path, checkpoint: Checkpoint) -> None:
+    """Replaces ``path`` atomically; its folder is made where needed."""
+    tensors = {
+        f"{part}.{name}": value
+        for part in ("model", "best", "optimizer")
+        for name, value in getattr(checkpoint, part).items()
+    }
+    write_tensors(path, FORMAT, VERSION, tensors, {"kind": checkpoint.kind, **asdict(checkpoint.meta)})
+
+
+def read(path: Path, kind: str | None = None) -> Checkpoint:
+    """Reads and checks a checkpoint.
+
+    Args:
+        kind: What it must be, ``last`` or ``best``; None: either.
+
+    Raises:
+        FormatError: Missing, foreign, truncated, of another version or of another kind.
+        ChecksumError: The tensors differ from those written.
+    """
+    tensors, header = read_tensors(path, FORMAT, VERSION, oldest=_OLDEST)
+    parts: dict[str, State] = {"model": {}, "best": {}, "optimizer": {}}
+    try:
+        for key, value in tensors.items():
+            part, name = key.split(".", 1)
+            parts[part][name] = value
+        names = [name for name in Meta.__dataclass_fields__ if name in header or name not in _LATER]
+        meta = Meta(**{name: header[name] for name in names})
+        if header["version"] == 1:
+            meta = replace(meta, inputs=identity.inputs_of_version_1(meta.inputs))
+        _check_types(meta)
+    except (KeyError, ValueError, TypeError) as error:
+        raise FormatError(f"{path} lacks or garbles a field ({error}): {AGAIN}") from None
+    found = Checkpoint(meta, **parts)
+    there = header.get("kind", found.kind)
+    if kind is not None and there != kind:
+        raise FormatError(
+            f"{path} is a checkpoint of kind {there!r} under the name of {kind!r}: give the files in {path.parent} "
+            "their own names again, or train again"
+        )
+    return found
+
+
+def _check_types(meta: Meta) -> None:
+    """Raises TypeError where a field of the header is of another type than it was written with."""
+    for name, kind in (
+        ("epochs_done", int),
+        ("best_epoch", int),
+        ("config", dict),
+        ("inputs", dict),
+        ("history", list),
+        ("batch_losses", list),
+        ("updates", int),
+        ("partial", dict),
+    ):
+        if not isinstance(getattr(meta, name), kind):
+            raise TypeError(f"{name} is no {kind.__name__}")
+
+
+def renew_best(folder: Path, last: Checkpoint) -> None:
+    """Writes ``best.safetensors`` again where it is missing, damaged or not what ``last`` holds.
+
+    A crash between the two files of a checkpoint leaves it so.
+    """
+    if not last.best:  # no epoch was finished
+        return
+    try:
+        found = read(folder / BEST, "best")
+        same = found.meta.best_epoch == last.meta.best_epoch and digest(found.model) == digest(last.best)
+    except OutcropError:
+        same = False
+    if not same:
+        write(folder / BEST, Checkpoint(last.meta, last.best))
+
+
+def require_same(path: Path, found: Meta, config: dict[str, Any], inputs: dict[str, Any]) -> None:
+    """Checks that a checkpoint belongs to this training (:mod:`outcrop.store.identity`).
+
+    Raises:
+        ArgumentError: Names every field that differs.
+    """
+    have, wanted = {**found.config, **_named(found.inputs)}, {**config, **_named(inputs)}
+    defaults = {name: value for name, value in asdict(TrainConfig()).items() if name in config}
+    refuse(path, identity.differences(have, wanted, found.epochs_begun, defaults))
+
+
+def _named(inputs: dict[str, Any]) -> dict[str, Any]:
+    return {f"{name} digest" if isinstance(value, str) else name: value for name, value in inputs.items()}
+
+
+def load_into(path: Path, model: torch.nn.Module, state: State) -> None:
+    """Gives ``model`` the parameters in ``state``.
+
+    Raises:
+        FormatError: They are those of another architecture.
+    """
+    _require_shapes(path, model, state)
+    model.load_state_dict(state)
+
+
+def _require_shapes(path: Path, model: torch.nn.Module, state: State) -> None:
+    own = {name: tuple(value.shape) for name, value in model.state_dict().items()}
+    found = {name: tuple(value.shape) for name, value in state.items()}
+    if own != found:
+        wrong = sorted(name for name in own.keys() | found.keys() if own.get(name) != found.get(name))
+        raise FormatError(
+            f"{path} holds another model: {', '.join(wrong)} are missing, extra or of another shape"
+        )
+
+
+def load_model(folder: str | Path, device: str = "cpu") -> Model:
+    """Loads the best model of the training whose checkpoints are in ``folder``, in eval mode.
+
+    Args:
+        folder: What ``outcrop.train`` was given as ``checkpoint``.
+        device: cpu, cuda or cuda:N.
+
+    Raises:
+        FormatError: No checkpoint there, or it cannot be read.
+    """
+    return load_best(Path(folder), device)[0]
+
+
+def load_best(folder: Path, device: str = "cpu") -> tuple[Model, Meta]:
+    """As :func:`load_model`, with what the checkpoint says about itself."""
+    path, found = _best(folder)
+    try:
+        # First without memory: a header may speak of a model that is not the one in the file, and larger than any.
+        with torch.device("meta"):
+            _require_shapes(path, _build(found), found.model)
+        model = _build(found)
+    except (KeyError, TypeError, ValueError, RuntimeError) as error:
+        if isinstance(error, OutcropError):
+            raise
+        raise FormatError(
+            f"{path} lacks or garbles a field of its configuration ({error}): {AGAIN}"
+        ) from None
+    load_into(path, model, found.model)
+    return model.to(resolve(device)).eval(), found.meta
+
+
+def _build(found: Checkpoint) -> Model:
+    config = found.meta.config
+    if not 0 < config["layers"] <= len(found.model):  # each has a tensor at least
+        raise ValueError(f"{config['layers']} layers in {len(found.model)} tensors")
+    return build_model(
+        config["model"],
+        config["in_dim"],
+        config["hidden"],
+        config["num_classes"],
+        config["layers"],
+        heads=config["heads"],
+        dropout=config["dropout"],
+    )
+
+
+def _best(folder: Path) -> tuple[Path, Checkpoint]:
+    """The best model and the file that it comes from: ``last`` where a crash left ``best`` missing or behind it."""
+    if folder.is_file():
+        raise FormatError(f"{folder} is a file: name the folder that it is in, {folder.parent}")
+    last, best = folder / LAST, folder / BEST
+    found = read(best, "best") if best.is_file() or not last.is_file() else None
+    if found is not None and not (last.is_file() and _epochs_done(last) > found.meta.epochs_done):
+        return best, found
+    whole = read(last, "last")
+    if not whole.best:
+        raise FormatError(f"{last} is of a training that finished no epoch yet: train on")
+    return last, Checkpoint(whole.meta, whole.best)
+
+
+def _epochs_done(path: Path) -> int:
+    """Finished epochs by the header alone; -1 where it cannot be told: the other file is all there is."""
+    try:
+        with safe_open(path, framework="pt") as file:
+            return int(parse_json((file.metadata() or {})["outcrop"])["epochs_done"])
+    except (SafetensorError, OSError, ValueError, KeyError, TypeError):
+        return -1

@@ -1,0 +1,316 @@
+"""Graph layers on CSR blocks: the mathematics and parameters of torch_geometric's layers, without its messages.
+
+Each layer is one autograd function with a written-out backward pass. Gradients of the input are made only where they
+are wanted (never for the features of a batch). A layer is linear in its input apart from attention weights, so the
+sparse and the dense product may swap: :func:`aggregate_first` decides by operation count, from shapes alone.
+
+Under ``torch.autocast`` dense products take their factors in its dtype; sums over neighbours, attention weights and all
+that lies between layers stay float32 (torch's own layers leave sums and softmax in float32, too).
+"""
+
+# pyright: reportIncompatibleMethodOverride=false
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from outcrop.nn.convs import GATConv, GCNConv, SAGEConv
+from outcrop.nn.sparse import Block, bag_sum, check_block, sampled_dot, spmm, spmm_transposed, without_loops
+
+# A gathered multiply-add takes about as long as eight of a dense product (measured with AVX-512 on two cores).
+SPARSE_COST = 8
+
+
+def aggregate_first(block: Block, in_dim: int, out_dim: int, heads: int = 1) -> bool:
+    """Whether (A x) W costs at most as much as A (x W).
+
+    Args:
+        out_dim: Width of the output, all heads together.
+        heads: Different matrices A over the same edges, each for its share of ``out_dim``.
+    """
+    aggregate = SPARSE_COST * block.num_edges * in_dim * heads + block.num_targets * in_dim * out_dim
+    transform = SPARSE_COST * block.num_edges * out_dim + block.num_sources * in_dim * out_dim
+    return aggregate <= transform
+
+
+@dataclass(frozen=True)
+class Products:
+    """Dense products whose factors are rounded to ``dtype`` and whose results are float32; None: as they are."""
+
+    dtype: torch.dtype | None = None
+
+    def mm(self, left: Tensor, right: Tensor) -> Tensor:
+        """Equals ``(left.to(dtype) @ right.to(dtype)).to(left.dtype)``."""
+        if self.dtype is None:
+            return left @ right
+        return (left.to(self.dtype) @ right.to(self.dtype)).to(left.dtype)
+
+    def addmm(self, bias: Tensor, left: Tensor, right: Tensor) -> Tensor:
+        return torch.addmm(bias, left, right) if self.dtype is None else self.mm(left, right).add_(bias)
+
+    def addmm_(self, out: Tensor, left: Tensor, right: Tensor) -> Tensor:
+        return out.addmm_(left, right) if self.dtype is None else out.add_(self.mm(left, right))
+
+
+@contextmanager
+def _products(x: Tensor) -> Iterator[Products]:
+    """The products that ``torch.autocast`` asks for; within the block nothing else is cast."""
+    kind = x.device.type
+    if not torch.is_autocast_enabled(kind):
+        yield Products()
+        return
+    dtype = torch.get_autocast_dtype(kind)
+    with torch.autocast(kind, enabled=False):
+        yield Products(dtype)
+
+
+class _Sage(torch.autograd.Function):
+    """out = mean_A(x) Wl' + b + x[:T] Wr'."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: Tensor,
+        left: Tensor,
+        bias: Tensor,
+        right: Tensor,
+        block: Block,
+        first: bool,
+        dense: Products,
+    ) -> Tensor:
+        scale = block.counts.clamp(min=1).to(x.dtype).reciprocal_().unsqueeze(1)
+        mean = spmm(block, x if first else dense.mm(x, left.t())).mul_(scale)
+        out = dense.addmm(bias, mean, left.t()) if first else mean.add_(bias)
+        dense.addmm_(out, x[: block.num_targets], right.t())
+        ctx.block, ctx.first, ctx.dense = block, first, dense
+        ctx.save_for_backward(x, left, right, scale, mean if first else None)
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        x, left, right, scale, mean = ctx.saved_tensors
+        block, dense, grad = ctx.block, ctx.dense, grad.contiguous()
+        target = x[: block.num_targets]
+        grad_x = inner = None
+        if ctx.first:
+            grad_left = dense.mm(grad.t(), mean)
+            if ctx.needs_input_grad[0]:
+                grad_x = spmm_transposed(block, dense.mm(grad, left).mul_(scale))
+        else:
+            inner = spmm_transposed(block, grad * scale)
+            grad_left = dense.mm(inner.t(), x)
+            if ctx.needs_input_grad[0]:
+                grad_x = dense.mm(inner, left)
+        if grad_x is not None:
+            dense.addmm_(grad_x[: block.num_targets], grad, right)
+        return grad_x, grad_left, grad.sum(0), dense.mm(grad.t(), target), None, None, None
+
+
+def sage(conv: SAGEConv, x: Tensor, block: Block) -> Tensor:
+    """Equals ``conv((x, x[:T]), edge_index)``: mean over the sampled in-neighbours, and the target itself."""
+    check_block(block, x)
+    left, right = conv.lin_l.weight, conv.lin_r.weight
+    first = aggregate_first(block, left.shape[1], left.shape[0])
+    with _products(x) as dense:
+        return _Sage.apply(x, left, conv.lin_l.bias, right, block, first, dense)
+
+
+class _Gcn(torch.autograd.Function):
+    """out = (A x + d * x[:T]) W' + b for edge weights A and loop weights d."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: Tensor,
+        weight: Tensor,
+        bias: Tensor,
+        edges: Tensor,
+        loops: Tensor,
+        block: Block,
+        first: bool,
+        dense: Products,
+    ) -> Tensor:
+        inner = x if first else dense.mm(x, weight.t())
+        total = spmm(block, inner, edges).addcmul_(inner[: block.num_targets], loops)
+        ctx.block, ctx.first, ctx.dense = block, first, dense
+        ctx.save_for_backward(None if first else x, weight, edges, loops, total if first else None)
+        return dense.addmm(bias, total, weight.t()) if first else total.add_(bias)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        x, weight, edges, loops, total = ctx.saved_tensors
+        block, dense, grad, grad_x = ctx.block, ctx.dense, grad.contiguous(), None
+        if ctx.first:
+            grad_weight = dense.mm(grad.t(), total)
+            if ctx.needs_input_grad[0]:
+                grad_x = _spread(block, dense.mm(grad, weight), edges, loops)
+        else:
+            inner = _spread(block, grad, edges, loops)
+            grad_weight = dense.mm(inner.t(), x)
+            if ctx.needs_input_grad[0]:
+                grad_x = dense.mm(inner, weight)
+        return grad_x, grad_weight, grad.sum(0), None, None, None, None, None
+
+
+def _spread(block: Block, grad: Tensor, edges: Tensor, loops: Tensor) -> Tensor:
+    out = spmm_transposed(block, grad, edges)
+    out[: block.num_targets].addcmul_(grad, loops)
+    return out
+
+
+def gcn_weights(block: Block, dtype: torch.dtype, degree: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """Weights of the symmetric normalisation: (edges [num_edges], loops [num_targets, 1]).
+
+    Every node gets one loop; loops among the edges count as this one. With ``degree`` (in the whole graph, without
+    loops; integers [num_sources]) edge (j, i) weighs ``degree_i / sampled_i / sqrt((degree_i + 1)(degree_j + 1))``:
+    the sampled sum estimates the whole graph's without bias, and where all neighbours were taken the layer is GCNConv
+    on the whole graph exactly. Without it degrees are those inside the block, as GCNConv computes on the trimmed
+    block: a source that is no target then has degree 0, whatever it has in the graph.
+    """
+    loop = block.is_loop
+    sampled = without_loops(block)
+    if degree is None:
+        inverse = torch.ones(block.num_sources, dtype=dtype, device=sampled.device)
+        inverse[: block.num_targets] = (sampled + 1).to(dtype).rsqrt_()
+        by_target = inverse[: block.num_targets]
+    else:
+        inverse = (degree[: block.num_sources] + 1).to(dtype).rsqrt_()
+        ratio = degree[: block.num_targets].to(dtype) / sampled.clamp(min=1)
+        by_target = inverse[: block.num_targets] * ratio
+    edges = inverse[block.col] * by_target[block.row]
+    return edges.masked_fill_(loop, 0.0), inverse[: block.num_targets].square().unsqueeze_(1)
+
+
+def gcn(conv: GCNConv, x: Tensor, block: Block, degree: Tensor | None = None) -> Tensor:
+    """Equals ``conv(x, edge_index)[:T]`` on the block where ``degree`` is None; else see :func:`gcn_weights`."""
+    check_block(block, x)
+    weight = conv.lin.weight
+    first = aggregate_first(block, weight.shape[1], weight.shape[0])
+    with _products(x) as dense:
+        return _Gcn.apply(x, weight, conv.bias, *gcn_weights(block, x.dtype, degree), block, first, dense)
+
+
+class _Attention(torch.autograd.Function):
+    """Softmax over each target's edges and its loop, per head: logits -> weights, in place.
+
+    edges: [heads, num_edges]; loops: [heads, num_targets].
+    """
+
+    @staticmethod
+    def forward(ctx: Any, edges: Tensor, loops: Tensor, block: Block) -> tuple[Tensor, Tensor]:
+        ptr = _by_head(block.rowptr, block.num_edges, len(edges)).long()
+        row = block.row
+        top = torch.maximum(_segment(edges, "max", ptr, loops), loops)
+        edges = (edges - top.index_select(1, row)).exp_()
+        loops = (loops - top).exp_()
+        inverse = (_segment(edges, "sum", ptr, loops) + loops).reciprocal_()
+        edges.mul_(inverse.index_select(1, row))
+        loops.mul_(inverse)
+        ctx.block, ctx.ptr = block, ptr
+        ctx.save_for_backward(edges, loops)
+        return edges, loops
+
+    @staticmethod
+    def backward(ctx: Any, grad_edges: Tensor, grad_loops: Tensor) -> tuple[Tensor | None, ...]:
+        edges, loops = ctx.saved_tensors
+        grad_edges, grad_loops = grad_edges * edges, grad_loops * loops
+        total = _segment(grad_edges, "sum", ctx.ptr, loops) + grad_loops
+        grad_edges.addcmul_(edges, total.index_select(1, ctx.block.row), value=-1)
+        return grad_edges, grad_loops.addcmul_(loops, total, value=-1), None
+
+
+def _by_head(rowptr: Tensor, num_edges: int, heads: int) -> Tensor:
+    """Row pointers of ``heads`` copies of a CSR pattern one under the other."""
+    steps = torch.arange(heads, dtype=rowptr.dtype, device=rowptr.device).unsqueeze_(1) * num_edges
+    return torch.cat([(rowptr[:-1] + steps).view(-1), rowptr[-1:] + steps[-1]])
+
+
+def _segment(values: Tensor, reduce: str, ptr: Tensor, like: Tensor) -> Tensor:
+    if values.numel() == 0:
+        return torch.full_like(like, float("-inf") if reduce == "max" else 0.0)
+    return torch.segment_reduce(values.reshape(-1), reduce, offsets=ptr, unsafe=True).view_as(like)
+
+
+class _WeightedSum(torch.autograd.Function):
+    """out[h, t] = sum over edges of weights[h, e] * x[h or shared][col[e]] + loops[h, t] * x[h or shared][t].
+
+    x: [num_sources, D], shared by the heads, or [heads, num_sources, D].
+    """
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, edges: Tensor, loops: Tensor, block: Block) -> Tensor:
+        heads, targets = loops.shape
+        ptr = _by_head(block.rowptr, block.num_edges, heads)
+        col = block.col.repeat(heads)
+        if x.dim() == 3:
+            starts = torch.arange(heads, dtype=col.dtype, device=col.device) * block.num_sources
+            col = (block.col + starts.unsqueeze_(1)).view(-1)
+        out = bag_sum(x.reshape(-1, x.shape[-1]), ptr, col, edges.reshape(-1)).view(heads, targets, -1)
+        out.addcmul_(x[..., :targets, :], loops.unsqueeze(2))
+        ctx.block, ctx.ptr, ctx.col = block, ptr, col
+        ctx.save_for_backward(x, edges, loops)
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        x, edges, loops = ctx.saved_tensors
+        block, grad = ctx.block, grad.contiguous()
+        heads, targets = loops.shape
+        flat = grad.view(heads * targets, -1)
+        grad_edges = sampled_dot(ctx.ptr, ctx.col, flat, x.reshape(-1, x.shape[-1])).view_as(edges)
+        grad_loops = (
+            torch.einsum("htd,htd->ht", grad, x[:, :targets])
+            if x.dim() == 3
+            else torch.einsum("htd,td->ht", grad, x[:targets])
+        )
+        if not ctx.needs_input_grad[0]:
+            return None, grad_edges, grad_loops, None
+        rowptr, row, order = block.transposed
+        weights = edges.index_select(1, order)
+        starts = torch.arange(heads, dtype=row.dtype, device=row.device).unsqueeze_(1) * targets
+        if x.dim() == 3:
+            grad_x = bag_sum(
+                flat, _by_head(rowptr, block.num_edges, heads), (row + starts).view(-1), weights.view(-1)
+            ).view_as(x)
+            grad_x[:, :targets].addcmul_(grad, loops.unsqueeze(2))
+        else:
+            grad_x = bag_sum(flat, rowptr * heads, (row + starts).t().reshape(-1), weights.t().reshape(-1))
+            grad_x[:targets].add_(torch.einsum("htd,ht->td", grad, loops))
+        return grad_x, grad_edges, grad_loops, None
+
+
+def gat(conv: GATConv, x: Tensor, block: Block) -> Tensor:
+    """Equals ``conv((x, x[:T]), edge_index)``; heads side by side, or their mean where ``conv.concat`` is off."""
+    check_block(block, x)
+    with _products(x) as dense:
+        return _gat(conv, x, block, dense)
+
+
+def _gat(conv: GATConv, x: Tensor, block: Block, dense: Products) -> Tensor:
+    heads, width, targets = conv.heads, conv.out_channels, block.num_targets
+    assert conv.lin is not None
+    weight = conv.lin.weight.view(heads, width, -1)
+    # The score of node j is a . (W x_j) = (W' a) . x_j: two narrow products instead of the wide one.
+    vectors = torch.einsum("hco,shc->sho", weight, torch.cat([conv.att_src, conv.att_dst]))
+    source = vectors[0] @ x.t()
+    target = vectors[1] @ x[:targets].t()
+    edges = F.leaky_relu(
+        source.index_select(1, block.col) + target.index_select(1, block.row), conv.negative_slope
+    )
+    loops = F.leaky_relu(source[:, :targets] + target, conv.negative_slope)
+    if bool(block.is_loop.any()):
+        edges = edges.masked_fill(block.is_loop, float("-inf"))
+    edges, loops = _Attention.apply(edges, loops, block)
+    if aggregate_first(block, weight.shape[2], heads * width, heads):
+        out = dense.mm(_WeightedSum.apply(x, edges, loops, block), weight.transpose(1, 2))
+    else:
+        out = _WeightedSum.apply(dense.mm(x, weight.transpose(1, 2)), edges, loops, block)
+    if not conv.concat:
+        return out.mean(0) + conv.bias
+    return out.permute(1, 0, 2).reshape(targets, heads * width) + conv.bias

@@ -1,0 +1,99 @@
+"""Which memory budgets are enough to prepare a run, worked out when one was refused.
+
+A rehearsal samples and packs: memory is reserved from a budget as for the real thing, but no large arrays are read and
+nothing is drawn (:class:`outcrop.runtime.runtime.Rehearsal`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from outcrop.config import IoConfig, PlanConfig, SampleConfig
+from outcrop.errors import BudgetError
+from outcrop.loading.needs import UNCOUNTED, BatchCounter, CountedBatches, Pass
+from outcrop.preparation import pack, plan, sample
+from outcrop.runtime.runtime import Runtime
+from outcrop.store import record
+from outcrop.store.graph import Graph
+from outcrop.store.samples import BatchSizes
+
+
+class RunNeeds:
+    """What preparing a run and loading it takes, as far as memory goes.
+
+    Args:
+        config: Of the run; its splits that are empty are left out.
+        plan: Its ``memory`` does not matter.
+        drawn: The batches where they were sampled already: then sampling is left out.
+    """
+
+    def __init__(
+        self,
+        graph: Graph,
+        config: SampleConfig,
+        plan: PlanConfig,
+        io: IoConfig | None = None,
+        drawn: BatchSizes | None = None,
+        counter: BatchCounter | None = None,
+    ):
+        self._graph, self._config, self._plan, self._io = graph, config, plan, io
+        self._drawn, self._counter = drawn, counter or BatchCounter()
+        self._counted: CountedBatches | None = None
+
+    @property
+    def sizes(self) -> BatchSizes:
+        return self._drawn or self._count()
+
+    def _count(self) -> CountedBatches:
+        if self._counted is None:
+            passes = passes_of(self._config, self._graph)
+            self._counted = self._counter.count(self._graph, self._config, passes)
+        return self._counted
+
+    def fits(self, limit: int) -> bool:
+        return (self._drawn is not None or self._samples(limit)) and self.packs(limit, limit)
+
+    def _samples(self, limit: int) -> bool:
+        try:
+            with Runtime(limit, io=self._io, rehearsal=self._count()) as runtime:
+                sample.rehearse(self._graph, self._config, runtime)
+        except BudgetError:
+            return False
+        return True
+
+    def packs(self, limit: int, memory: int | None) -> bool:
+        """Whether a plan for loading in ``memory`` can be made, and packed within ``limit``."""
+        config, spec, sizes = replace(self._plan, memory=memory), self._graph.spec("features"), self.sizes
+        try:
+            divided = plan.divide_host_memory(sizes, config, spec.stride_bytes)
+            with Runtime(limit, io=self._io, rehearsal=UNCOUNTED) as runtime:
+                free = (
+                    runtime.budget.free_bytes
+                    - 8 * sizes.num_batches * (sizes.hops + 5)
+                    - 4 * record.PAGE_BYTES
+                )
+                rows = divided.cache_bytes // spec.stride_bytes
+                rows += plan.device_cache_rows(self._graph, sizes, config)
+                rows = min(rows, self._graph.num_nodes, free // plan.ID_BYTES, int(sizes.num_nodes.sum()))
+                shared = config.disk_space is not None or config.layout not in ("cost", "heuristic", "packed")
+                blocks = plan.block_rows(config, spec.stride_bytes) if shared else 0
+                return pack.fits(
+                    self._graph.array(runtime, "features"),
+                    sizes,
+                    sizes.num_batches,
+                    rows,
+                    min(blocks, self._graph.num_nodes),
+                    free,
+                )
+        except BudgetError:
+            return False
+
+
+def passes_of(config: SampleConfig, graph: Graph) -> list[Pass]:
+    """The passes that sampling ``config`` makes."""
+    splits = [s for s in config.splits if config.task == "link" or (graph.has(s) and graph.spec(s).shape[0])]
+    return [
+        (split, config.epoch_number(split, config.first_epoch + epoch))
+        for split in splits
+        for epoch in range(config.epochs if split == "train" else 1)
+    ]

@@ -1,0 +1,292 @@
+"""What packing works with: its output files, its journal, and which rows of the disk cache a batch reads.
+
+See preparation/pack.py for how they are used.
+"""
+
+from __future__ import annotations
+
+import io
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+
+import outcrop._core as _core
+from outcrop.runtime import memory_tables
+from outcrop.runtime.runtime import Runtime
+from outcrop.store import manifest as manifests
+from outcrop.store import record
+from outcrop.store.arrays import DiskArray
+from outcrop.store.manifest import ArraySpec
+from outcrop.store.placement import Placement
+from outcrop.store.samples import SampleSet
+
+PAGE = record.PAGE_BYTES
+
+
+class PageSums:
+    """Writes the checksum of each page of the disk cache, as it comes in order, ``at`` bytes being there already."""
+
+    def __init__(self, files: OutputFiles, runtime: Runtime, at: int):
+        self._files, self._runtime = files, runtime
+        self._page = at // PAGE
+        self._rest = np.zeros(at % PAGE, np.uint8)  # of the page that is not whole yet
+        if len(self._rest):
+            runtime.io.read(files.disk_cache, self._page * PAGE, self._rest)
+
+    def add(self, data: np.ndarray, *, last: bool) -> None:
+        if len(self._rest):
+            head = data[: PAGE - len(self._rest)]
+            self._rest, data = np.concatenate([self._rest, head]), data[len(head) :]
+            if len(self._rest) == PAGE:
+                self._write(self._rest)
+                self._rest = self._rest[:0]
+        whole = len(data) // PAGE * PAGE
+        self._write(data[:whole])
+        self._rest = np.concatenate([self._rest, data[whole:]])
+        if last and len(self._rest):
+            self._write(np.concatenate([self._rest, np.zeros(PAGE - len(self._rest), np.uint8)]))
+
+    def _write(self, pages: np.ndarray) -> None:
+        if len(pages):
+            sums = np.zeros(len(pages) // PAGE, np.uint32)
+            _core.crc32c_pages(pages, sums)
+            self._runtime.io.write(self._files.page_crc, self._page * 4, sums.view(np.uint8))
+            self._page += len(sums)
+
+
+class SharedRows:
+    """Which rows of the disk cache each packed batch reads, and where they go: looked up in the plan's lists."""
+
+    def __init__(self, samples: SampleSet, placement: Placement, runtime: Runtime):
+        self._samples, self._placement = samples, placement
+        self._loaded: tuple[int, int] | None = None
+        self._range = -1
+        if placement.num_disk_rows == 0:
+            return
+        budget, block = runtime.budget, placement.max_block_rows
+        self._ids, self._rank = placement.disk_array("disk_ids"), placement.disk_array("disk_rank")
+        for array in (self._ids, self._rank):
+            array.verify()
+        self._table = _core.SegmentTable(budget, int(np.diff(placement.range_starts).max()))
+        self._block = budget.empty("pack-meta", block * (samples.id_bytes + 4))
+        self._nodes = budget.empty("pack-meta", max(samples.max_nodes * samples.id_bytes, 1))
+        self._rows = budget.empty("pack-meta", max(samples.max_nodes * 4, 4)).view(np.int32)
+        # With several ranges each is loaded for as many batches as there is room for their tables.
+        single = len(placement.range_starts) == 2
+        room = memory_tables.DISK_CACHE_GROUP.bytes_of(budget.free_bytes)
+        self._group = 1 if single else max(room // (max(samples.max_nodes, 1) * 16), 1)
+        self._held = budget.reserve("pack-meta", self._group * samples.max_nodes * 16)
+
+    def by_batch(self) -> Iterator[tuple[int, tuple[np.ndarray, np.ndarray] | None]]:
+        """(packed batch, (positions, rows)), rows ascending; None where nothing is shared."""
+        placement = self._placement
+        if placement.num_disk_rows == 0:
+            for p in range(len(placement.packed_batches)):
+                yield p, None
+            return
+        for segment in range(placement.num_segments):
+            batches = placement.segment(segment)
+            for first in range(batches.start, batches.stop, self._group):
+                group = range(first, min(first + self._group, batches.stop))
+                found: dict[int, list[tuple[np.ndarray, np.ndarray]]] = {p: [] for p in group}
+                for number in range(len(placement.range_starts) - 1):
+                    self._load(number, segment)
+                    for p in group:
+                        found[p].append(self._look_up(p))
+                for p in group:
+                    positions, rows = zip(*found.pop(p), strict=True)
+                    yield p, (np.concatenate(positions), np.concatenate(rows))
+
+    def _look_up(self, p: int) -> tuple[np.ndarray, np.ndarray]:
+        ids = self._samples.read_node_ids(int(self._placement.packed_batches[p]), self._nodes)
+        rows = self._rows[: len(ids)]
+        self._table.look_up(ids, rows)
+        positions = np.flatnonzero(rows >= 0)
+        order = np.argsort(rows[positions], kind="stable")
+        return positions[order].astype(np.int32), rows[positions[order]]
+
+    def _load(self, number: int, segment: int) -> None:
+        if self._loaded == (number, segment):
+            return
+        if self._loaded is not None and self._range == number:
+            for ids, _ in self._blocks(*self._loaded):
+                self._table.clear(ids)
+        else:
+            first, stop = (int(v) for v in self._placement.range_starts[number : number + 2])
+            self._table.begin_range(first, stop - first, np.zeros(0, np.int64))
+            self._range = number
+        for ids, rows in self._blocks(number, segment):
+            self._table.assign(ids, rows)
+        self._loaded = (number, segment)
+
+    def _blocks(self, number: int, segment: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        region, width = self._placement.region(number, segment), self._samples.id_bytes
+        for first in range(region.start, region.stop, self._placement.block_rows):
+            count = min(self._placement.block_rows, region.stop - first)
+            ids, rank = self._block[: count * width], self._block[count * width : count * (width + 4)]
+            self._ids.read_bytes(first * width, ids)
+            self._rank.read_bytes(first * 4, rank)
+            yield ids.view(f"<i{width}"), rank.view("<i4") + np.int32(first)
+
+    def close(self) -> None:
+        if self._placement.num_disk_rows:
+            self._ids.close()
+            self._rank.close()
+
+
+class OutputFiles:
+    """The files being written, and the id lists that are read for the caches.
+
+    ``packed_ids`` lists, batch by batch, the nodes whose rows are packed; it goes when packing is over.
+    """
+
+    _NAMES = ("records", "host_cache", "device_cache", "disk_cache")
+
+    def __init__(
+        self, runtime: Runtime, folder: Path, placement: Placement, samples: SampleSet, features: DiskArray
+    ):
+        self._io, self._placement, self._features, self._folder = runtime.io, placement, features, folder
+        self._row_bytes = features.row_bytes
+        self._open: list[int] = []
+        self._id_bytes = samples.id_bytes
+        self._packed_before = np.concatenate([[0], np.cumsum(placement.num_packed)])
+        self._rows = {
+            "host_cache": len(placement.host_ids),
+            "device_cache": len(placement.device_ids),
+            "disk_cache": placement.num_disk_rows,
+        }
+        self._num_pages = record.align_page(placement.num_disk_rows * self._row_bytes) // PAGE
+        self.spare_bytes = placement.max_block_rows * self._row_bytes
+        self.packed_ids_path = folder / "packed_ids.bin"
+
+    def packed_ids_at(self, p: int) -> int:
+        """Where the ids of packed batch ``p`` begin."""
+        return int(self._packed_before[p]) * self._id_bytes
+
+    def _sizes(self) -> dict[str, int]:
+        """Bytes of each file while it is written."""
+        sizes = {"records": int(self._placement.offsets[-1])}
+        sizes |= {name: record.align_page(rows * self._row_bytes) for name, rows in self._rows.items()}
+        sizes["disk_cache"] += record.align_page(self.spare_bytes)
+        sizes["page_crc"] = record.align_page(self._num_pages * 4)
+        sizes["packed_ids"] = record.align_page(int(self._packed_before[-1]) * self._id_bytes)
+        return sizes
+
+    def are_there(self) -> bool:
+        paths = {self._folder / f"{name}.bin": size for name, size in self._sizes().items()}
+        return all(path.is_file() and path.stat().st_size == size for path, size in paths.items())
+
+    def open(self) -> None:
+        update, read = _core.OpenMode.update, _core.OpenMode.read
+        for name, size in self._sizes().items():
+            file = self._add(self._folder / f"{name}.bin", update)
+            setattr(self, name, file)
+            self._io.resize(file, size)
+        for name in ("host_ids", "device_ids", "disk_ids", "disk_rank"):
+            path = self._placement.path / self._placement.manifest.arrays[name].file
+            setattr(self, name, self._add(path, read))
+
+    records: int
+    host_cache: int
+    device_cache: int
+    disk_cache: int
+    page_crc: int
+    packed_ids: int
+    host_ids: int
+    device_ids: int
+    disk_ids: int
+    disk_rank: int
+
+    def _add(self, path: Path, mode: _core.OpenMode) -> int:
+        file = self._io.open(str(path), mode)
+        self._open.append(file)
+        return file
+
+    def sync(self, *, drop: bool = True) -> None:
+        """Writes everything out.
+
+        Args:
+            drop: What was packed leaves the page cache, where it would push out what is in use (libraries, too).
+        """
+        for name in self._NAMES:
+            (self._io.drop_cache if drop else self._io.sync)(getattr(self, name))
+        for name in ("page_crc", "packed_ids"):
+            self._io.sync(getattr(self, name))
+
+    def finish(self, crcs: dict[str, int]) -> dict[str, ArraySpec]:
+        used = self._rows["disk_cache"] * self._row_bytes
+        self._io.resize(self.disk_cache, used)
+        self._io.resize(self.disk_cache, record.align_page(used))  # zeros up to the page
+        for name in self._NAMES:
+            self._io.drop_cache(getattr(self, name))
+        page_crc, sums = 0, np.zeros(min(self._num_pages, 1 << 16), np.uint32)
+        for first in range(0, self._num_pages, 1 << 16):
+            part = sums[: self._num_pages - first].view(np.uint8)
+            self._io.read(self.page_crc, first * 4, part)
+            page_crc = _core.crc32c(part, page_crc)
+        total, width, row = int(self._placement.offsets[-1]), self._features.spec.shape[1:], self._row_bytes
+        specs = {"records": ArraySpec("records.bin", "uint8", (total,), 1, crcs["records"], total)}
+        for name, rows in self._rows.items():
+            specs[name] = ArraySpec(
+                f"{name}.bin",
+                self._features.spec.dtype,
+                (rows, *width),
+                row,
+                crcs[name],
+                record.align_page(rows * row),
+            )
+        pages, size = self._num_pages, record.align_page(self._num_pages * 4)
+        specs["page_crc"] = ArraySpec("page_crc.bin", "uint32", (pages,), 4, page_crc, size)
+        return specs
+
+    def close(self) -> None:
+        while self._open:
+            self._io.close(self._open.pop())
+
+
+class Journal:
+    """Where an interrupted packing goes on, and the checksums so far."""
+
+    def __init__(self, path: Path, key: str, streams: int, batches: int):
+        self._path, self._key = path, key
+        self.episode = self.chunk = self.ordered = self.disk_crc = 0
+        self.meta_done = False
+        self.crc = np.zeros(streams, np.uint32)
+        self.meta_crc = np.zeros(batches, np.uint32)
+        self.cache_crc = np.zeros(2, np.uint32)
+
+    def load(self) -> bool:
+        """Takes over an earlier journal of the same work; false where there is none or it cannot be read."""
+        try:
+            with self._path.open("rb") as file, np.load(file, allow_pickle=False) as saved:
+                if str(saved["key"]) != self._key or saved["crc"].shape != self.crc.shape:
+                    return False
+                names = ("crc", "meta_crc", "cache_crc", "episode", "chunk", "ordered", "disk_crc")
+                found = {name: saved[name] for name in names}
+        except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile):
+            return False
+        self.crc, self.meta_crc, self.cache_crc = found["crc"], found["meta_crc"], found["cache_crc"]
+        self.episode, self.chunk = int(found["episode"]), int(found["chunk"])
+        self.ordered, self.disk_crc = int(found["ordered"]), int(found["disk_crc"])
+        self.meta_done = True
+        return True
+
+    def save(self) -> None:
+        out = io.BytesIO()
+        np.savez(
+            out,
+            key=np.str_(self._key),
+            crc=self.crc,
+            meta_crc=self.meta_crc,
+            cache_crc=self.cache_crc,
+            episode=self.episode,
+            chunk=self.chunk,
+            ordered=self.ordered,
+            disk_crc=self.disk_crc,
+        )
+        manifests.write_atomic(self._path, out.getvalue())
+
+    def remove(self) -> None:
+        self._path.unlink(missing_ok=True)

@@ -1,0 +1,339 @@
+"""Prepares a run: sample, plan and pack, each stage skipped where its result is there already.
+
+A :class:`PrepareRequest` says what, in numbers: what is ``"auto"`` was chosen before.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict, dataclass, field
+from dataclasses import replace as with_fields
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from outcrop.config import (
+    IoConfig,
+    PlanConfig,
+    SampleConfig,
+    exact_bytes,
+    format_bytes,
+)
+from outcrop.errors import BudgetError, FormatError
+from outcrop.loading.needs import BatchCounter
+from outcrop.preparation import pack as packing
+from outcrop.preparation import plan as planning
+from outcrop.preparation import sample as sampling
+from outcrop.preparation.needs import RunNeeds
+from outcrop.runtime import system
+from outcrop.runtime.machine import read_rates
+from outcrop.runtime.progress import Progress
+from outcrop.runtime.runtime import UNLIMITED, Runtime
+from outcrop.runtime.smallest_budget import naming_smallest
+from outcrop.sampling.external import ForeignBatches
+from outcrop.store import manifest as manifests
+from outcrop.store import packed, placement, run, samples
+from outcrop.store.graph import Graph, open_graph
+from outcrop.store.history import disk_bytes, recording_preparing
+from outcrop.store.lock import only_process_in
+from outcrop.store.manifest import Manifest
+
+
+@dataclass
+class PrepareReport:
+    """What preparing did.
+
+    Attributes:
+        stages: ``seconds``, ``bytes_read`` and ``bytes_written`` of each stage of this call.
+        skipped: Stages whose results were there.
+        bytes_read, bytes_written: Of this call.
+        predicted: What the plan promises: bytes and rows per level and epoch, exactly.
+        memory: What each part of loading has of the budget (:meth:`outcrop.runtime.memory_plan.MemoryPlan.as_dict`);
+            None where there is no limit, or no plan yet.
+        epochs: That the run has.
+        disk_rates: ``sequential_bytes_per_s`` and ``random_reads_per_s`` (of 4 KiB) that the layout was chosen for,
+            measured or given; None where no layout had to be. The same rates give the same files.
+        chosen: What was chosen for the user, and why: lines.
+    """
+
+    seconds: float = 0.0
+    stage_seconds: dict[str, float] = field(default_factory=dict)
+    stages: dict[str, dict[str, float]] = field(default_factory=dict)
+    skipped: list[str] = field(default_factory=list)
+    bytes_read: int = 0
+    bytes_written: int = 0
+    disk_bytes: int = 0
+    predicted: dict[str, Any] = field(default_factory=dict)
+    memory: dict[str, Any] | None = None
+    epochs: int = 0
+    disk_rates: dict[str, float] | None = None
+    chosen: str = ""
+
+    def __repr__(self) -> str:
+        done = ", ".join(f"{name} {seconds:.1f} s" for name, seconds in self.stage_seconds.items())
+        there = f"; already there: {', '.join(self.skipped)}" if self.skipped else ""
+        return (
+            f"PrepareReport({done or 'nothing to do'}{there}; read {format_bytes(self.bytes_read)}, "
+            f"written {format_bytes(self.bytes_written)}, run on disk {format_bytes(self.disk_bytes)})"
+        )
+
+    def as_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+@dataclass(frozen=True)
+class PrepareRequest:
+    """What is to be prepared, all of it in numbers.
+
+    Attributes:
+        sampling, limits: Of the run; ``limits`` has the rates of the disk where they matter (:func:`with_rates`).
+        external: Batches from elsewhere, in place of those that ``sampling`` draws.
+        batches_key: Names what ``external`` gives: while it stays the same, its batches are not asked for again.
+        stop_after: ``"sample"`` or ``"plan"``: leave the later stages for another call.
+        chosen: What was chosen for the user, and why: lines, for the report.
+    """
+
+    graph: Graph
+    out: Path
+    sampling: SampleConfig
+    limits: PlanConfig
+    external: ForeignBatches | None = None
+    batches_key: str | None = None
+    stop_after: str | None = None
+    chosen: tuple[str, ...] = ()
+
+    @property
+    def info(self) -> run.RunInfo:
+        """What ``run.json`` says."""
+        graph = os.path.relpath(self.graph.path.resolve(), self.out.resolve())
+        return run.RunInfo(graph, self.graph.digest(), self.sampling, self.limits)
+
+    def replacing(self, overwrite: bool) -> tuple[str, ...]:
+        """What to say about a run of other options that is in the way.
+
+        Raises:
+            ArgumentError: It may not be replaced.
+        """
+        differing = run.differences(self.out, self.info)
+        manifests.require_overwrite(self.out, "a run", differing, overwrite)
+        return (f"{self.out} is replaced: it differs in {', '.join(differing)}",) if differing else ()
+
+    def needs(self, io: IoConfig, progress: Progress | bool | None) -> Callable[[int], bool]:
+        """Which budgets would do."""
+        drawn, wanted = None, sampling.expected(self.graph, self.sampling, self.batches_key)
+        if manifests.is_current(self.out / "sample", samples.FORMAT, samples.VERSION, *wanted):
+            drawn = samples.open_samples(Runtime(), self.out / "sample")
+        elif self.sampling.sampler == "foreign":  # nobody knows how large they are
+            return lambda limit: True
+        return RunNeeds(self.graph, self.sampling, self.limits, io, drawn, BatchCounter(progress)).fits
+
+
+def prepare(
+    request: PrepareRequest, runtime: Runtime, on_replaced: Callable[[], None] = lambda: None
+) -> PrepareReport:
+    """Makes what is not there yet, within the budget of ``runtime``, and records it in the history of the run.
+
+    Args:
+        on_replaced: Called as soon as a stage of a run that was there is replaced.
+
+    Raises:
+        BudgetError: A limit cannot be met.
+        IoError: Another process prepares the run, or the system refuses a file.
+    """
+    with ExitStack() as closing:
+        closing.enter_context(only_process_in(request.out))
+        finish = closing.enter_context(recording_preparing(request.out, request.graph, runtime))
+        report = _make(request, runtime, closing.enter_context(_described(request, on_replaced)))
+        finish(report.as_dict())
+        return report
+
+
+def prepare_within_limits(
+    request: PrepareRequest,
+    io: IoConfig,
+    progress: Progress | bool | None = None,
+    on_replaced: Callable[[], None] = lambda: None,
+) -> PrepareReport:
+    """As :func:`prepare`, in a runtime of its own, which has the memory that the run is loaded with.
+
+    Raises:
+        BudgetError: Names the smallest memory budget that would do, where that was too small.
+    """
+    memory, needs = request.limits.memory, partial(request.needs, io, progress)
+    with (
+        naming_smallest(memory, needs, "prepare this run and load its mini-batches"),
+        Runtime(memory, io=io, progress=progress) as runtime,
+    ):
+        return prepare(request, runtime, on_replaced)
+
+
+def with_rates(
+    config: PlanConfig,
+    sampling: SampleConfig,
+    graph: Graph,
+    out: Path,
+    rates: tuple[float, float] | None = None,
+) -> PlanConfig:
+    """``config`` with what the disk reads: ``rates``, or where it matters the same again when the call is repeated."""
+    if rates is not None:
+        return with_fields(config, sequential_rate=round(rates[0]), random_rate=round(rates[1]))
+    if config.disk_space is None or config.layout != "cost":
+        return config
+    if (out / run.RUN_FILE).is_file():
+        before = run.read(out)
+        same = with_fields(
+            config, sequential_rate=before.plan.sequential_rate, random_rate=before.plan.random_rate
+        )
+        if before.sample == sampling and before.plan == same:
+            return before.plan
+    measured = read_rates(graph.path / graph.spec("features").file)
+    if measured is None:  # too small to measure: then nothing depends on it
+        return config
+    sequential, random = (round(measured[k]) for k in ("sequential_bytes_per_s", "random_ops_per_s"))
+    return with_fields(config, sequential_rate=sequential, random_rate=random)
+
+
+def prepare_described(out: Path, runtime: Runtime) -> PrepareReport:
+    """Makes what ``out``'s ``run.json`` describes, within the budget of ``runtime``, which may be smaller than that of
+    the plan; goes on where an earlier call was interrupted.
+
+    Raises:
+        FormatError: ``out`` is no run, or the graph is in another state than it says.
+    """
+    info = run.read(out)
+    graph = open_graph(info.graph_path(out))
+    if graph.digest() != info.graph_digest:
+        raise FormatError(
+            f"{out} was begun with another state of the graph than {graph.path} is in now: start again"
+        )
+    with only_process_in(out):
+        request = PrepareRequest(graph, out, info.sample, info.plan)
+        run.write(out, request.info)
+        return _make(request, runtime)
+
+
+@contextmanager
+def _described(request: PrepareRequest, on_replaced: Callable[[], None]) -> Iterator[Callable[[], None]]:
+    """Writes what the run is to be, and yields what is called when one of its stages is made.
+
+    Where a budget is refused before that, the run that was there is left, and described, as it was.
+    """
+    path, replaced = request.out / run.RUN_FILE, False
+    former = path.read_bytes() if path.is_file() else None
+    run.write(request.out, request.info)
+
+    def on_stage() -> None:
+        nonlocal replaced
+        if not replaced:
+            on_replaced()
+        replaced = True
+
+    try:
+        yield on_stage
+    except BudgetError:
+        if former is not None and not replaced:
+            manifests.write_atomic(path, former)
+        raise
+
+
+def _limit_of(runtime: Runtime) -> int | None:
+    return None if runtime.budget.limit_bytes == UNLIMITED else runtime.budget.limit_bytes
+
+
+def _remove_headless(folder: Path) -> None:
+    """Removes a stage folder of a run whose manifest is gone: it is worth nothing, and would be in the way."""
+    if folder.is_dir() and not manifests.exists(folder) and all(f.suffix == ".bin" for f in folder.iterdir()):
+        shutil.rmtree(folder)
+
+
+def _make(
+    request: PrepareRequest, runtime: Runtime, on_stage: Callable[[], None] = lambda: None
+) -> PrepareReport:
+    """Makes what is not there yet; ``on_stage`` is called after each stage that is made."""
+    graph, out, external = request.graph, request.out, request.external
+    sample_config, plan_config = request.sampling, request.limits
+    report = PrepareReport(epochs=sample_config.epochs, chosen="\n".join(request.chosen))
+    started, before = time.monotonic(), runtime.io.counters
+    if plan_config.disk_space is not None and plan_config.layout == "cost":
+        rates = plan_config.sequential_rate, plan_config.random_rate
+        report.disk_rates = dict(zip(("sequential_bytes_per_s", "random_reads_per_s"), rates, strict=True))
+
+    def stage(
+        name: str,
+        format: str,
+        version: int,
+        wanted: tuple[dict, dict[str, str]],
+        make: Callable[[], Manifest],
+        always: bool = False,
+    ) -> None:
+        if not always and manifests.is_current(out / name, format, version, *wanted):
+            manifests.remove_leftovers(out / name)
+            report.skipped.append(name)
+            return
+        _remove_headless(out / name)
+        begin, start = time.monotonic(), runtime.io.counters
+        with runtime.trace.span(name):
+            make()
+        system.return_freed_memory()
+        on_stage()
+        end = runtime.io.counters
+        report.stage_seconds[name] = time.monotonic() - begin
+        report.stages[name] = {
+            "seconds": report.stage_seconds[name],
+            "bytes_read": end.read_bytes - start.read_bytes,
+            "bytes_written": end.write_bytes - start.write_bytes,
+        }
+
+    def finish() -> PrepareReport:
+        after = runtime.io.counters
+        report.seconds = time.monotonic() - started
+        report.bytes_read = after.read_bytes - before.read_bytes
+        report.bytes_written = after.write_bytes - before.write_bytes
+        report.disk_bytes = disk_bytes(out)
+        return report
+
+    stage(
+        "sample",
+        samples.FORMAT,
+        samples.VERSION,
+        sampling.expected(graph, sample_config, request.batches_key),
+        lambda: sampling.sample(graph, sample_config, out / "sample", runtime, external, request.batches_key),
+        always=external is not None and request.batches_key is None,
+    )
+    if request.stop_after == "sample":
+        return finish()
+    sample_set = samples.open_samples(runtime, out / "sample")
+    if plan_config.memory is None and runtime.budget.limit_bytes != UNLIMITED:
+        plan_config = PlanConfig(**{**asdict(plan_config), "memory": runtime.budget.limit_bytes})
+    stage(
+        "plan",
+        placement.FORMAT,
+        placement.VERSION,
+        planning.expected(graph, sample_set, plan_config),
+        lambda: planning.plan(graph, sample_set, plan_config, out / "plan", runtime),
+    )
+    places = placement.open_placement(runtime, out / "plan")
+    report.predicted = places.predicted
+    divided = planning.memory_plan(places.manifest)
+    report.memory = None if divided is None else divided.as_dict()
+
+    def pack() -> Manifest:
+        needs = RunNeeds(graph, sample_config, plan_config, drawn=sample_set)
+        limit = _limit_of(runtime)
+        if limit is not None and not needs.packs(limit, plan_config.memory):
+            raise BudgetError(f"packing does not fit a memory budget of {exact_bytes(limit)}")
+        return packing.pack(graph, sample_set, places, out / "pack", runtime)
+
+    if request.stop_after != "plan":
+        stage(
+            "pack",
+            packed.FORMAT,
+            packed.VERSION,
+            packing.expected(graph, sample_set, places),
+            pack,
+        )
+    return finish()

@@ -1,0 +1,185 @@
+"""Sample: draw the mini-batches of several epochs, and of the evaluation splits, ahead of training.
+
+Source: DiskGNN section 3 (offline sampling). The sampler is a black box: batches may come from elsewhere too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from outcrop.config import SampleConfig
+from outcrop.errors import ArgumentError
+from outcrop.runtime.runtime import Runtime
+from outcrop.sampling.external import ForeignBatches
+from outcrop.sampling.sampler import BatchSampler
+from outcrop.sampling.seeds import seed_labels
+from outcrop.sampling.topology import load_topology
+from outcrop.store import manifest as manifests
+from outcrop.store import record
+from outcrop.store.address_table import AddressTable
+from outcrop.store.arrays import ArrayWriter, write_buffer_bytes
+from outcrop.store.batches import BatchGraph
+from outcrop.store.graph import Graph
+from outcrop.store.manifest import Manifest
+from outcrop.store.samples import FORMAT, VERSION
+
+_AT_ONCE = 1024  # nobody waits for the first batch
+Draw = Callable[[str, int], Iterator[BatchGraph]]
+
+
+def expected(
+    graph: Graph, config: SampleConfig, batches_key: str | None = None
+) -> tuple[dict, dict[str, str]]:
+    """Config and input digests of the artifact that :func:`sample` would write: equal means nothing to do."""
+    inputs = {"graph": graph.digest()}
+    return manifests.plain(asdict(config)), inputs if batches_key is None else {
+        **inputs,
+        "batches": batches_key,
+    }
+
+
+def sample(
+    graph: Graph,
+    config: SampleConfig,
+    out: Path,
+    runtime: Runtime,
+    foreign: ForeignBatches | None = None,
+    batches_key: str | None = None,
+) -> Manifest:
+    """Writes the batches of ``config.epochs`` training epochs and of the evaluation splits to ``out``.
+
+    Args:
+        foreign: Batches from elsewhere; ``config.sampler`` is ``foreign`` then.
+        batches_key: What names them.
+
+    Raises:
+        ArgumentError: The graph has no training nodes or edges, or a batch from elsewhere is none.
+        BudgetError: One batch does not fit in its share of the budget.
+    """
+    if foreign is None:
+        sampler = BatchSampler(graph, config, runtime, at_once=_AT_ONCE)
+        counts = {split: sampler.num_batches(split) for split in config.splits}
+        if "train" in counts and not counts["train"]:
+            what = "edges to train on" if config.task == "link" else "training nodes"
+            raise ArgumentError(
+                f"{graph.path} has no {what}: import it again with a train split, or "
+                "with --train-fraction 0.6 --overwrite"
+            )
+        draw, splits = _numbered(sampler), [s for s in config.splits if counts[s]]
+        total = sum(counts[s] * (config.epochs if s == "train" else 1) for s in splits)
+    else:
+        draw, splits, total = _with_labels(graph, config, foreign, runtime), list(foreign.splits), 0
+    runtime.progress.start("sample", total, "batches")
+    with manifests.publishing(out) as folder:
+        writer = _Writer(graph, runtime, folder, len(config.fanouts))
+        groups = {s: writer.split(s, config.epochs if s == "train" else 1, draw) for s in splits}
+        attributes = {
+            "groups": groups,
+            "id_bytes": writer.id_bytes,
+            "hops": len(config.fanouts),
+            "degrees": config.degrees,
+            "num_nodes": graph.num_nodes,
+        }
+        manifest = Manifest(
+            FORMAT, VERSION, writer.finish(), attributes, *expected(graph, config, batches_key)
+        )
+        graph.require_unchanged()
+        manifests.write(folder, manifest)
+    runtime.progress.finish("sample")
+    return manifest
+
+
+def rehearse(graph: Graph, config: SampleConfig, runtime: Runtime) -> None:
+    """Takes the memory that :func:`sample` takes, in a rehearsal.
+
+    Raises:
+        BudgetError: It is more than there is.
+    """
+    sampler = BatchSampler(graph, config, runtime, at_once=_AT_ONCE)
+    with runtime.budget.reserve("write-buffer", write_buffer_bytes(runtime.budget.limit_bytes)):
+        del sampler
+
+
+def _numbered(sampler: BatchSampler) -> Draw:
+    """Epochs of the pool, by their number in the training."""
+    config = sampler.config
+    return lambda split, at: sampler.epoch(split, config.epoch_number(split, config.first_epoch + at))
+
+
+def _with_labels(graph: Graph, config: SampleConfig, foreign: ForeignBatches, runtime: Runtime) -> Draw:
+    """Batches from elsewhere with what they lack: labels of the graph, and degrees where they are asked for."""
+    labels = graph.array(runtime, "labels").memmap(check=True) if graph.has("labels") else None
+    topology = load_topology(graph, runtime) if config.degrees else None
+
+    def draw(split: str, epoch: int) -> Iterator[BatchGraph]:
+        for batch in foreign.epoch(split, epoch):
+            added: dict[str, Any] = {}
+            if len(batch.labels) != batch.num_seeds:
+                added["labels"] = seed_labels(graph, labels, batch.n_id[: batch.num_seeds])
+            if topology is not None:
+                added["degree"] = topology.degrees(batch.n_id)
+            yield replace(batch, **added)
+
+    return draw
+
+
+@dataclass
+class _Writer:
+    """The arrays of the artifact while they are written."""
+
+    graph: Graph
+    runtime: Runtime
+    folder: Path
+    hops: int
+    offsets: list[int] = field(default_factory=lambda: [0])
+    shape: list[list[int]] = field(default_factory=list)
+    label_edges: list[int] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.id_bytes = record.id_bytes_for(self.graph.num_nodes)
+        self._records = ArrayWriter(self.runtime, self.folder, "batches", "uint8")
+
+    def split(self, split: str, epochs: int, draw: Draw) -> dict[str, int]:
+        """Writes all epochs of one split; returns its group.
+
+        Raises:
+            ArgumentError: Epochs differ in their number of batches.
+        """
+        first, per_epoch = len(self.shape), 0
+        for epoch in range(epochs):
+            before = len(self.shape)
+            with self.runtime.trace.span("sample-epoch", split=split, epoch=epoch):
+                for batch in draw(split, epoch):
+                    self._add(batch)
+            found = len(self.shape) - before
+            per_epoch = per_epoch or found
+            if found != per_epoch or not found:
+                raise ArgumentError(
+                    f"epoch {epoch} of split {split!r} has {found} batches, the first has {per_epoch}: every epoch "
+                    "needs as many. A generator gives its batches once: pass a function of the epoch that makes one"
+                )
+        return {"first": first, "epochs": epochs, "per_epoch": per_epoch}
+
+    def _add(self, batch: BatchGraph) -> None:
+        blob = record.encode(batch, AddressTable(), self.id_bytes)
+        self._records.append(blob)
+        self.offsets.append(self.offsets[-1] + len(blob))
+        self.shape.append([*batch.nodes_per_hop, len(batch.rowptr) - 1, batch.num_edges])
+        self.label_edges.append(batch.num_label_edges)
+        self.runtime.progress.advance("sample", 1)
+
+    def finish(self) -> dict[str, Any]:
+        arrays = {"batches": self._records.finish()}
+        tables: dict[str, list] = {"offsets": self.offsets, "shape": self.shape}
+        if any(self.label_edges):
+            tables["label_edges"] = self.label_edges
+        for name, values in tables.items():
+            table = ArrayWriter(self.runtime, self.folder, name, "int64", np.shape(values)[1:])
+            table.append(np.asarray(values, "<i8"))
+            arrays[name] = table.finish()
+        return arrays

@@ -1,0 +1,392 @@
+"""The segmented disk cache: which rows the batches of a segment share on disk, and in which order they lie.
+
+Source: DiskGNN section 5.1. Packed batches with consecutive numbers form segments. Within a segment a row that more
+than ``threshold`` batches want is shared: it lies once in the disk cache, ordered by MinHash so that a batch's rows
+share pages; other rows are packed once per batch. Everything here counts and orders node ids; no row is read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+
+import outcrop._core as _core
+from outcrop.runtime.runtime import Runtime
+from outcrop.store import record
+from outcrop.store.arrays import ArrayWriter
+from outcrop.store.placement import find_sorted
+from outcrop.store.samples import SampleSet
+
+PAGE_BYTES = record.PAGE_BYTES
+_WANT_BYTES = 16  # of the sketch
+_SAMPLED_SEGMENTS = 3  # at least, to price a layout; more while they hold fewer wants than _SAMPLED_WANTS
+_SAMPLED_WANTS = 4_000_000
+_SLACK = 0.005  # by which the sketch may be wrong
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Segments of ``segment`` batches; rows wanted more than ``threshold`` times in one are shared. 0, 0: none."""
+
+    segment: int = 0
+    threshold: int = 0
+
+
+NONE = Layout()
+
+
+@dataclass(frozen=True)
+class Rates:
+    """What the disk does: bytes per second in large reads, 4 KiB reads per second."""
+
+    sequential: float = 1e9
+    random: float = 5e4
+
+    def seconds(self, packed_bytes: float, pages: float, runs: float) -> float:
+        """Time to read packed bytes in large requests, and ``pages`` in ``runs`` of adjacent ones."""
+        return packed_bytes / self.sequential + max(runs / self.random, pages * PAGE_BYTES / self.sequential)
+
+
+class WantedIds:
+    """Node ids of the packed batches, read in turn through one buffer, or kept while they fit another."""
+
+    def __init__(self, samples: SampleSet, packed: np.ndarray, runtime: Runtime, keep_bytes: int = 0):
+        self.samples, self.packed = samples, packed
+        self._buffer = runtime.budget.empty("layout", max(samples.max_nodes * samples.id_bytes, 1))
+        every = sum(record.align_page(int(n) * samples.id_bytes) for n in samples.num_nodes[packed])
+        keep_bytes = min(keep_bytes, every)
+        self._keep = runtime.budget.empty("layout", keep_bytes) if keep_bytes else np.zeros(0, np.uint8)
+        self._kept: dict[int, np.ndarray] = {}
+
+    def of(self, p: int) -> np.ndarray:
+        """int32 or int64 ids of packed batch ``p``, all hops; valid until the next call."""
+        found = self._kept.get(p)
+        return self.samples.read_node_ids(int(self.packed[p]), self._buffer) if found is None else found
+
+    def keep(self, batches: range) -> None:
+        """Keeps the ids of ``batches`` as far as they fit; they are visited several times."""
+        self._kept.clear()
+        used = 0
+        for p in batches:
+            count = int(self.samples.num_nodes[self.packed[p]]) * self.samples.id_bytes
+            if used + count > len(self._keep):
+                break
+            if count:
+                self._kept[p] = self.samples.read_node_ids(int(self.packed[p]), self._keep[used:])
+            used += record.align_page(count)
+
+    def hops(self, p: int) -> Iterator[np.ndarray]:
+        """The ids of each hop."""
+        ids, start = self.of(p), 0
+        for count in self.samples.nodes_per_hop[self.packed[p]]:
+            yield ids[start : start + int(count)]
+            start += int(count)
+
+
+@dataclass
+class Shared:
+    """What the batches read of the disk cache: arrays over packed batches.
+
+    Attributes:
+        per_hop: int64 [P, hops + 1], shared rows.
+        pages, runs: int64 [P], distinct pages, runs of adjacent pages.
+        region_rows: first row of each region, by range of nodes, then by segment (store/placement.py).
+    """
+
+    per_hop: np.ndarray
+    pages: np.ndarray
+    runs: np.ndarray
+    region_rows: np.ndarray
+
+    @property
+    def rows(self) -> int:
+        return int(self.region_rows[-1])
+
+
+class Arranger:
+    """Applies a layout to all segments, or some: chooses, orders and counts their shared rows.
+
+    Args:
+        hot: Ids that memory holds, ascending: never shared.
+        table_bytes: What the working tables may take; nodes are handled in ranges that fit.
+    """
+
+    def __init__(
+        self,
+        wanted: WantedIds,
+        num_nodes: int,
+        row_bytes: int,
+        hot: Sequence[np.ndarray],
+        seed: int,
+        runtime: Runtime,
+        *,
+        table_bytes: int,
+    ):
+        self._wanted, self._row_bytes, self._hot, self._runtime = wanted, row_bytes, hot, runtime
+        self._seed = seed
+        per_range = min(max(table_bytes // _core.SegmentTable.bytes_per_node(), 1 << 12), max(num_nodes, 1))
+        self.range_starts = np.append(np.arange(0, num_nodes, per_range, dtype=np.int64), num_nodes)
+        self._table = _core.SegmentTable(runtime.budget, per_range)
+        self._begun = -1
+
+    def segments(self, layout: Layout) -> list[range]:
+        count = len(self._wanted.packed)
+        return [range(first, min(first + layout.segment, count)) for first in range(0, count, layout.segment)]
+
+    def arrange(
+        self,
+        layout: Layout,
+        *,
+        segments: Sequence[int] | None = None,
+        block_rows: int = 1,
+        out: tuple[ArrayWriter, ArrayWriter] | None = None,
+        reorder: bool = True,
+    ) -> Shared:
+        """Counts what ``layout`` shares in ``segments`` (None: all); writes ids and ranks of all blocks to ``out``.
+
+        Without ``reorder`` shared rows lie by ascending id: what reordering is compared with.
+        """
+        cut = self.segments(layout)
+        chosen = range(len(cut)) if segments is None else segments
+        packed, hops = len(self._wanted.packed), self._wanted.samples.hops + 1
+        shared = Shared(
+            np.zeros((packed, hops), np.int64),
+            np.zeros(packed, np.int64),
+            np.zeros(packed, np.int64),
+            np.zeros(1, np.int64),
+        )
+        last_page = np.full(packed, -1, np.int64)
+        row, starts = 0, [0]
+        for number in range(len(self.range_starts) - 1):
+            self._begin_range(number)
+            for s in chosen:
+                row += self._visit(layout, s, cut[s], row, shared, last_page, block_rows, out, reorder)
+                starts.append(row)
+        shared.region_rows = np.array(starts, np.int64)
+        return shared
+
+    def _begin_range(self, number: int) -> None:
+        if self._begun == number:
+            return
+        first, stop = (int(v) for v in self.range_starts[number : number + 2])
+        self._table.begin_range(first, stop - first, np.concatenate([np.zeros(0, np.int64), *self._hot]))
+        self._begun = number
+
+    def _visit(
+        self,
+        layout: Layout,
+        number: int,
+        batches: range,
+        row: int,
+        shared: Shared,
+        last_page: np.ndarray,
+        block_rows: int,
+        out: tuple[ArrayWriter, ArrayWriter] | None,
+        reorder: bool,
+    ) -> int:
+        """One segment within the range that was begun; its first row is ``row``. Returns how many rows it has."""
+        table, wanted = self._table, self._wanted
+        wanted.keep(batches)
+        table.begin_segment(
+            len(batches), layout.threshold, (self._seed * 0x9E3779B1 + number) % (1 << 64), row
+        )
+        for p in batches:
+            table.count(wanted.of(p))
+        for i, p in enumerate(batches if reorder else ()):
+            table.sign(i, wanted.of(p))
+        rows = table.order(self._runtime.workers)
+        if out is not None:
+            self._write_blocks(rows, block_rows, out)
+        for p in batches:
+            for hop, ids in enumerate(wanted.hops(p)):
+                shared.per_hop[p, hop] += table.mark(ids, self._row_bytes)
+            reads = table.finish_batch()
+            if reads.pages:
+                # Regions follow each other without a gap: a page, or a run, may go on from the one before.
+                shared.pages[p] += reads.pages - (reads.first_page == last_page[p])
+                shared.runs[p] += reads.runs - (last_page[p] >= 0 and reads.first_page <= last_page[p] + 1)
+                last_page[p] = reads.last_page
+        for p in batches:
+            table.clear(wanted.of(p))
+        return rows
+
+    def _write_blocks(self, rows: int, block_rows: int, out: tuple[ArrayWriter, ArrayWriter]) -> None:
+        ids_out, rank_out = out
+        for first in range(0, rows, block_rows):
+            ids = np.empty(min(block_rows, rows - first), np.int64)
+            self._table.shared(first, ids)
+            rank = np.argsort(ids)
+            ids_out.append(ids[rank].astype(f"<i{self._wanted.samples.id_bytes}"))
+            rank_out.append(rank.astype("<i4"))
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What a layout takes: ``disk_bytes`` of the whole run, and per pass over all packed batches the rest."""
+
+    disk_bytes: int
+    bytes_read: int
+    pages: int
+    runs: int
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """What disk bytes are made of, beside the rows (preparation/plan.py).
+
+    Attributes:
+        fixed: Bytes that do not depend on the layout.
+        total_wants: (batch, node) pairs whose rows are not in memory.
+        per_shared, per_packed: Bytes of files besides the row itself, per shared row and per packed copy.
+        per_want: Bytes of address table per want of a shared row.
+        block: Spare room for ordering the disk cache, where there is one.
+    """
+
+    row_bytes: int
+    fixed: int
+    total_wants: int
+    per_shared: int
+    per_packed: int
+    per_want: int
+    block: int
+
+    def disk_bytes(self, shared: float, packed: float, wants: float) -> float:
+        rows = shared * (self.row_bytes + self.per_shared) + packed * (self.row_bytes + self.per_packed)
+        return self.fixed + rows + wants * self.per_want + (self.block if shared else 0)
+
+
+class Search:
+    """Finds layouts within a bound on disk space.
+
+    Nodes are sampled by hash (:class:`_core.LayoutSketch`), so that counting for one segment size takes milliseconds,
+    whatever the samples; the layout that is taken is counted exactly afterwards.
+    """
+
+    def __init__(
+        self,
+        wanted: WantedIds,
+        hot: Sequence[np.ndarray],
+        sizes: Sizes,
+        runtime: Runtime,
+        *,
+        table_bytes: int,
+    ):
+        self._sizes, self._batches = sizes, len(wanted.packed)
+        capacity = min(max(table_bytes // (2 * _WANT_BYTES), 1 << 12), max(sizes.total_wants, 1))
+        halvings = 0
+        # Half of the capacity, because hashing does not halve exactly.
+        while sizes.total_wants >> halvings > capacity * (1 if halvings == 0 else 0.5):
+            halvings += 1
+        self.exact = halvings == 0
+        self._sketch = _core.LayoutSketch(runtime.budget, capacity, halvings, 1)
+        thin = runtime.budget.empty("layout", max(wanted.samples.max_nodes * 8, 8)).view(np.int64)
+        for p in range(self._batches):
+            ids = thin[: self._sketch.thin(wanted.of(p), thin)]
+            for table in hot:
+                positions, _ = find_sorted(table, ids)
+                if len(positions):
+                    ids = np.delete(ids, positions)
+            self._sketch.add(p, ids)
+        self._sketch.finish(runtime.workers)
+        # Scaled by wants, of which both numbers are known exactly: nodes vary more.
+        self._scale = sizes.total_wants / self._sketch.size if self._sketch.size else 1.0
+        self._histograms: dict[int, np.ndarray] = {}
+
+    def counts(self, layout: Layout) -> tuple[float, float, float]:
+        """Shared rows, packed copies, wants of shared rows."""
+        if layout.segment not in self._histograms:
+            self._histograms[layout.segment] = np.asarray(self._sketch.histogram(layout.segment), np.int64)
+        h = self._histograms[layout.segment]
+        c, m = np.arange(len(h)), layout.threshold
+        wants = h * c
+        return (
+            self._scale * int(h[m + 1 :].sum()),
+            self._scale * int(wants[: m + 1].sum()),
+            self._scale * int(wants[m + 1 :].sum()),
+        )
+
+    def disk_bytes(self, layout: Layout) -> float:
+        return self._sizes.disk_bytes(*self.counts(layout))
+
+    def smallest(self, threshold: int, limit: int, at_least: int = 2) -> Layout | None:
+        """The smallest segments, of ``at_least`` batches or more, with which the run fits ``limit`` bytes, if any.
+
+        Larger segments share more and take less, up to what the cut between segments adds: bisection finds a size
+        that does while the one before does not.
+        """
+        limit = int(limit if self.exact else limit * (1 - _SLACK))
+        low, high = max(at_least, 1), max(self._batches, 1)
+        if low > high or self.disk_bytes(Layout(high, threshold)) > limit:
+            return None
+        while low < high:
+            middle = (low + high) // 2
+            if self.disk_bytes(Layout(middle, threshold)) <= limit:
+                high = middle
+            else:
+                low = middle + 1
+        return Layout(low, threshold)
+
+
+def heuristic(search: Search, limit: int) -> Layout | None:
+    """The paper's choice: m = 1 and the smallest s within ``limit`` bytes."""
+    return search.smallest(1, limit)
+
+
+def candidates(search: Search, limit: int, batches: int) -> list[Layout]:
+    """Layouts worth pricing: for thresholds 1, 2, 3, 4, 6, 8, ... the smallest segments, and for 1 larger ones."""
+    found: list[Layout] = []
+    threshold = 1
+    while (layout := search.smallest(threshold, limit)) is not None:
+        found.append(layout)
+        threshold = threshold + 1 if threshold < 4 else threshold + threshold // 2
+        if threshold >= batches:
+            break
+    if found:
+        first = found[0].segment
+        found += [Layout(min(int(first * f), batches), 1) for f in (1.5, 2, 4)]
+    return list(dict.fromkeys(found))
+
+
+def price(
+    layout: Layout, arranger: Arranger, search: Search, sizes: Sizes, rates: Rates, wants: np.ndarray
+) -> Cost:
+    """What ``layout`` costs, from a few of its segments.
+
+    Args:
+        wants: int64 [P], rows per packed batch that memory does not hold.
+    """
+    cut = arranger.segments(layout)
+    per_segment = max(int(wants.sum()) // max(len(cut), 1), 1)
+    count = min(max(_SAMPLED_SEGMENTS, -(-_SAMPLED_WANTS // per_segment)), len(cut))
+    chosen = sorted({(2 * i + 1) * len(cut) // (2 * count) for i in range(count)}) if count else []
+    shared = arranger.arrange(layout, segments=chosen)
+    at = np.concatenate([np.arange(r.start, r.stop) for r in (cut[s] for s in chosen)] or [np.zeros(0, int)])
+    scale = wants.sum() / max(wants[at].sum(), 1)
+    pages, runs = (int(scale * v[at].sum()) for v in (shared.pages, shared.runs))
+    packed = int(scale * (wants[at].sum() - shared.per_hop[at].sum())) * sizes.row_bytes
+    return Cost(
+        int(search.disk_bytes(layout)),
+        packed + pages * PAGE_BYTES,
+        pages,
+        runs,
+        rates.seconds(packed, pages, runs),
+    )
+
+
+def describe(layout: Layout, cost: Cost, chosen: bool) -> dict[str, Any]:
+    """A line of the plan's alternatives."""
+    return {**asdict(layout), **asdict(cost), "read_ops": cost.runs, "chosen": chosen}
+
+
+def parse(text: str) -> Layout | None:
+    """The layout that :class:`PlanConfig` asks for: ``"packed"`` or ``"S,M"``; None where it is to be searched."""
+    if text in ("cost", "heuristic"):
+        return None
+    if text == "packed":
+        return NONE
+    segment, _, threshold = text.partition(",")
+    return Layout(int(segment), int(threshold))

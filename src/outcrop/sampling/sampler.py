@@ -1,0 +1,251 @@
+"""Drawing mini-batches: the sampler over a graph on disk.
+
+Epoch e of split s always consists of the same batches for the same seed, whatever the budget, the threads, where the
+topology lies, and whether they are drawn ahead (preparation/sample.py) or on the fly (loading/session.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from fractions import Fraction
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from outcrop.config import SampleConfig, exact_bytes, least_bytes
+from outcrop.errors import ArgumentError, BudgetError
+from outcrop.rows import LocatedRows
+from outcrop.runtime import memory_tables
+from outcrop.runtime.runtime import Runtime
+from outcrop.sampling.link_seeds import LinkSeeds
+from outcrop.sampling.seeds import SPLIT_CODES, Ids, Seeds, epoch_seeds, seed_labels, split_ids
+from outcrop.sampling.topology import load_topology, placement_of, topology_bytes
+from outcrop.sampling.wave import Wave, most_seeds
+from outcrop.store.batches import BatchGraph
+from outcrop.store.graph import Graph
+
+if TYPE_CHECKING:
+    import torch
+
+    from outcrop.device.budget import DeviceBudget
+
+_FEW = 8  # batches that are drawn together where training waits for the first of them
+
+
+class BatchSampler:
+    """Draws batches on the fly: the same that the sample stage writes.
+
+    Holds the topology (memory, pages or map), the sampler's scratch memory, the labels and the ``ids`` of each split.
+
+    Args:
+        share: Of the free budget, how much the scratch memory may take, and then how much the topology.
+        at_once: Batches that are drawn at a time at the most. The more there are, the fewer reads a topology on disk
+            takes, and the longer the first of them takes. None: a few. One is what :meth:`draw` needs.
+        page_cache: Of a topology that is read by pages, keep pages too.
+        on: The GPU that draws, in place where the topology is in memory; None: the CPU. The batches are the same.
+        device_budget: Memory of ``on`` that drawing is counted in.
+        ids: Node ids of a split, int64, in place of those that the graph has.
+    """
+
+    def __init__(
+        self,
+        graph: Graph,
+        config: SampleConfig,
+        runtime: Runtime,
+        *,
+        share: float | Fraction = memory_tables.SAMPLER.fraction,
+        at_once: int | None = None,
+        page_cache: bool = True,
+        on: torch.device | None = None,
+        device_budget: DeviceBudget | None = None,
+        ids: Mapping[str, Ids] | None = None,
+    ):
+        if config.sampler == "foreign":
+            raise ArgumentError("the batches came from elsewhere: they cannot be drawn again")
+        self.graph, self.config = graph, config
+        self._runtime = runtime
+        # All that is held is held from now on: what comes after may take the rest of the budget for caches.
+        splits = config.splits if config.task != "link" else ()
+        given = ids or {}
+        self.ids: dict[str, Ids] = {
+            split: given[split] if split in given else split_ids(graph, runtime, split) for split in splits
+        }
+        # The sampler's scratch and the results that wait first: the topology can also stay on disk.
+        free = int(runtime.budget.free_bytes * share)
+        on_disk = placement_of(runtime.topology, topology_bytes(graph), free) == "paged"
+        self._wave = Wave(config, graph, free, runtime, on_disk, at_once)
+        if on_disk:  # more at a time want the same page: that is worth more than keeping pages
+            epoch = max((-(-len(ids) // config.batch_size) for ids in self.ids.values()), default=_FEW)
+            self._wave.widen(min(at_once or _FEW, epoch), int(runtime.budget.free_bytes * share))
+        self.topology = load_topology(
+            graph, runtime, share=share, weighted=config.sampler == "weighted", page_cache=page_cache
+        )
+        options = {
+            name: getattr(config, name) for name in ("fanouts", "replace", "seed", "sampler", "dependency")
+        }
+        self._sampler: Any
+        if on is None:
+            most = self._wave.most_batch_bytes
+            self._sampler = self.topology.sampler(
+                runtime, self._wave.workers, self._wave.batches, max_batch_bytes=most, **options
+            )
+        else:
+            from outcrop.sampling.gpu import DeviceSampler  # brings torch
+
+            self._sampler = DeviceSampler(
+                self.topology,
+                on,
+                in_place=self.topology.placement == "memory",
+                budget=device_budget,
+                host_budget=runtime.budget,
+                most_seeds=most_seeds(config, graph),
+                **options,
+            )
+        self._labels = graph.array(runtime, "labels").memmap(check=True) if graph.has("labels") else None
+        self._links = LinkSeeds(graph, config, self.topology, runtime) if config.task == "link" else None
+        if runtime.rehearsal is not None and on is None:
+            needed = runtime.rehearsal.batch_bytes(self.topology.placement == "paged")
+            if needed > self._wave.most_batch_bytes:
+                raise BudgetError(
+                    f"sampling one mini-batch needs {least_bytes(needed)}, {exact_bytes(self._wave.most_batch_bytes)} "
+                    "are set aside for it"
+                )
+
+    @property
+    def most_batch_bytes(self) -> int:
+        """Bytes that drawing a batch has needed so far, at the most; on the CPU."""
+        return self._sampler.most_batch_bytes
+
+    def num_batches(self, split: str) -> int:
+        """Mini-batches of one epoch of ``split``."""
+        seeds = self._links.num_edges(split) if self._links else len(self.ids[split])
+        return -(-seeds // self.config.batch_size)
+
+    def epoch(self, split: str, epoch: int, numbers: Sequence[int] | None = None) -> Iterator[BatchGraph]:
+        """The batches ``numbers`` of one epoch of ``split``, in this order; None: all of them.
+
+        Raises:
+            ArgumentError: ``split`` is none of ``config.splits``.
+        """
+        if split not in self.config.splits:
+            raise ArgumentError(f"split {split!r} is not sampled, only {', '.join(self.config.splits)}")
+        if self._links is None:
+            seeds = self._seeds_of_epoch(split, epoch)
+            yield from self.batches(split, epoch, seeds, numbers)
+            return
+        code = SPLIT_CODES[split]
+        every = range(self.num_batches(split)) if numbers is None else numbers
+        for first, count in _consecutive(every, self._wave.batches):
+            links = [self._links.batch(split, code, epoch, first + i) for i in range(count)]
+            offsets = np.cumsum([0, *(len(link.seeds) for link in links)], dtype=np.int64)
+            seeds = np.concatenate([link.seeds for link in links])
+            drawn = self._sampler.sample(seeds, offsets, code, epoch, first)
+            for parts, link in zip(drawn, links, strict=True):
+                yield replace(self._finish(*parts), edge_label_index=link.index, edge_label=link.label)
+
+    def batches(
+        self, split: str, epoch: int, seeds: Ids, numbers: Sequence[int] | None = None
+    ) -> Iterator[BatchGraph]:
+        """The batches ``numbers`` (None: all) of one epoch with these ``seeds``, in order, a wave at a time."""
+        size = self.config.batch_size
+        every = range(-(-len(seeds) // size)) if numbers is None else numbers
+        for first, count in _consecutive(every, self._wave.batches):
+            nodes = np.asarray(seeds[first * size : (first + count) * size], np.int64)
+            offsets = np.minimum(np.arange(count + 1, dtype=np.int64) * size, len(nodes))
+            for parts in self._sampler.sample(nodes, offsets, SPLIT_CODES[split], epoch, first):
+                yield self._finish(*parts)
+
+    def seeds(self, split: str, epoch: int, numbers: Sequence[int] | None = None) -> Iterator[Seeds]:
+        """What :meth:`draw` draws the batches ``numbers`` (None: all) of one epoch of ``split`` from, in order."""
+        if split not in self.config.splits:
+            raise ArgumentError(f"split {split!r} is not sampled, only {', '.join(self.config.splits)}")
+        code, size = SPLIT_CODES[split], self.config.batch_size
+        nodes = None if self._links else self._seeds_of_epoch(split, epoch)
+        for number in range(self.num_batches(split)) if numbers is None else numbers:
+            if nodes is None:
+                assert self._links is not None
+                link = self._links.batch(split, code, epoch, number)
+                yield Seeds(code, epoch, number, link.seeds, link)
+            else:
+                part = np.asarray(nodes[number * size : (number + 1) * size], np.int64)
+                yield Seeds(code, epoch, number, part)
+
+    def cache_lists(self, index: Any, ids: np.ndarray) -> None:
+        """The GPU that draws keeps these neighbour lists (:meth:`outcrop.sampling.gpu.DeviceSampler`)."""
+        self._sampler.cache_lists(index, ids)
+
+    def _seeds_of_epoch(self, split: str, epoch: int) -> Ids:
+        ids = self.ids[split]
+        if isinstance(ids, range) and split != "train":  # takes no memory, whatever the graph
+            return ids
+        return epoch_seeds(ids, self.config, split, epoch)
+
+    def look_up_rows(self, index: Any, tiers: np.ndarray | None, missing_stay: bool) -> None:
+        """The GPU that draws looks rows up (:meth:`outcrop.sampling.gpu.DeviceSampler.look_up_rows`)."""
+        self._sampler.look_up_rows(index, tiers, missing_stay)
+
+    def draw(
+        self,
+        seeds: Seeds,
+        met: Callable[[np.ndarray], None],
+        located: Callable[[int, LocatedRows], None] | None = None,
+    ) -> BatchGraph:
+        """One batch, as :meth:`epoch` gives it.
+
+        Args:
+            met: Called with the seeds, and after each hop with the nodes first met in it: the next part of ``n_id``.
+            located: Called in its place with the number of nodes and where their rows lie, if a GPU has looked them up.
+        """
+        if hasattr(self._sampler, "begin"):
+            self._sampler.begin(seeds.nodes, seeds.split, seeds.epoch, seeds.batch)
+            met(seeds.nodes)
+            for _ in self.config.fanouts:
+                met(self._sampler.hop())
+            graph = self._finish(*self._sampler.finish())
+        else:  # a GPU draws batches whole
+            drawn, kept, rows = self._sampler.sample_kept(seeds.nodes, seeds.split, seeds.epoch, seeds.batch)
+            graph = replace(self._finish(*drawn), on_device=kept)
+            if rows is None or located is None:
+                met(graph.n_id)
+            else:
+                located(graph.num_nodes, rows)
+        link = seeds.link
+        return graph if link is None else replace(graph, edge_label_index=link.index, edge_label=link.label)
+
+    def _finish(
+        self,
+        n_id: np.ndarray,
+        rowptr: np.ndarray,
+        col: np.ndarray,
+        nodes: list[int],
+        edges: list[int],
+    ) -> BatchGraph:
+        return BatchGraph(
+            n_id,
+            rowptr,
+            col,
+            tuple(nodes),
+            tuple(edges),
+            seed_labels(self.graph, self._labels, n_id[: nodes[0]]),
+            self._degrees(n_id) if self.config.degrees else None,
+            whole=self.config.sampler == "shadow",
+        )
+
+    def _degrees(self, n_id: np.ndarray) -> np.ndarray:
+        if self.topology.placement == "paged":
+            return self.topology.degrees(n_id)
+        degree = np.zeros(len(n_id), np.int32)
+        self._sampler.degrees(n_id, degree)
+        return degree
+
+
+def _consecutive(numbers: Sequence[int], most: int) -> Iterator[tuple[int, int]]:
+    """(first, count) of the stretches of consecutive ``numbers``, of at most ``most`` each."""
+    at = 0
+    while at < len(numbers):
+        end = at + 1
+        while end < min(len(numbers), at + most) and numbers[end] == numbers[end - 1] + 1:
+            end += 1
+        yield numbers[at], end - at
+        at = end

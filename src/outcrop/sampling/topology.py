@@ -1,0 +1,234 @@
+"""The CSC topology of a graph: in memory where the budget allows it, else on disk, read by pages.
+
+Paged: neighbour lists are read through the I/O engine, for several mini-batches at once, merged and sorted by page; a
+cache keeps the pages that are wanted most (core/sampling/paged.h). ``indptr`` stays in memory where half of the share
+holds it, else it is paged too. Mapped: through the system's page cache, which is no memory of ours and is dropped when
+somebody needs it; much faster than paging as long as there is room for the whole topology, and much slower where not.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Any, Literal
+
+import numpy as np
+
+import outcrop._core as _core
+from outcrop.runtime import memory_tables, system
+from outcrop.runtime.runtime import Runtime
+from outcrop.store.arrays import DiskArray
+from outcrop.store.graph import Graph
+
+_LIST_BOOKS = 40  # bytes besides the neighbours of a cached list, most of them while it is read
+
+
+@dataclass(frozen=True)
+class Topology:
+    """``indptr`` int64 [N + 1], ``indices`` uint32 or int64 [E], ``weights`` float32 [E], as far as they are in memory.
+
+    Attributes:
+        pages: The same on disk, where the placement is ``paged``.
+        files: What ``pages`` reads, kept open.
+    """
+
+    num_nodes: int
+    num_edges: int
+    placement: Literal["memory", "map", "paged"]
+    indptr: np.ndarray | None
+    indices: np.ndarray | None
+    weights: np.ndarray | None = None
+    pages: Any = None
+    files: tuple[DiskArray, ...] = ()
+
+    def sampler(self, runtime: Runtime, workers: Any, wave: int, **options: Any) -> Any:
+        """A sampler of mini-batches; ``options`` are those of ``_core.NeighborSampler``."""
+        if self.pages is not None:
+            return _core.WaveSampler(workers, self.pages, runtime.budget, wave=wave, **options)
+        assert self.indptr is not None
+        assert self.indices is not None
+        return _core.NeighborSampler(workers, self.indptr, self.indices, weights=self.weights, **options)
+
+    def ranges(self, ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Where the lists of nodes ``ids`` begin and end: ``indptr[ids], indptr[ids + 1]``."""
+        if self.indptr is not None:
+            return self.indptr[ids], self.indptr[ids + 1]
+        ends = np.empty((len(ids), 2), np.int64)
+        self.pages.read_ranges(np.ascontiguousarray(ids, np.int64), ends.reshape(-1))
+        return ends[:, 0], ends[:, 1]
+
+    def neighbours(self, positions: np.ndarray) -> np.ndarray:
+        """``indices[positions]``, int64."""
+        if self.indices is not None:
+            return self.indices[positions].astype(np.int64)
+        out = np.empty(len(positions), np.int64)
+        self.pages.read_neighbours(np.ascontiguousarray(positions, np.int64), out)
+        return out
+
+    def lower_bounds(self, ids: np.ndarray, sources: np.ndarray) -> np.ndarray:
+        """Position in ``indices`` of the first neighbour of ``ids[i]`` that is not below ``sources[i]``."""
+        low, high = self.ranges(ids)
+        low, high = low.copy(), high.copy()
+        while len(open_ := np.flatnonzero(low < high)):
+            middle = (low[open_] + high[open_]) // 2
+            below = self.neighbours(middle) < sources[open_]
+            low[open_[below]] = middle[below] + 1
+            high[open_[~below]] = middle[~below]
+        return low
+
+    def has_edges(self, sources: np.ndarray, targets: np.ndarray) -> np.ndarray:
+        """bool: whether there is an edge from ``sources[i]`` to ``targets[i]``."""
+        at = self.lower_bounds(targets, sources)
+        inside = np.flatnonzero(at < self.ranges(targets)[1])
+        found = np.zeros(len(sources), bool)
+        found[inside] = self.neighbours(at[inside]) == sources[inside]
+        return found
+
+    def edges(self, positions: np.ndarray) -> np.ndarray:
+        """int64 [n, 2]: (source, target) of the edges at ``positions`` of ``indices``.
+
+        Targets equal ``np.searchsorted(indptr, positions, "right") - 1``.
+        """
+        if self.indptr is not None:
+            targets = np.searchsorted(self.indptr, positions, "right") - 1
+        else:  # the first node whose list ends behind the position
+            low, high = np.zeros(len(positions), np.int64), np.full(len(positions), self.num_nodes - 1)
+            while len(open_ := np.flatnonzero(low < high)):
+                middle = (low[open_] + high[open_]) // 2
+                before = self.ranges(middle)[1] <= positions[open_]
+                low[open_[before]] = middle[before] + 1
+                high[open_[~before]] = middle[~before]
+            targets = low
+        return np.stack([self.neighbours(positions), targets], axis=1)
+
+    def degrees(self, ids: np.ndarray) -> np.ndarray:
+        """int32: in-neighbours of ``ids`` other than themselves."""
+        begin, end = self.ranges(ids)
+        loops = self.lower_bounds(ids, ids + 1) - self.lower_bounds(ids, ids)
+        return (end - begin - loops).astype(np.int32)
+
+    def list_bytes(self, first: int, count: int) -> np.ndarray:
+        """int64: bytes that the cached lists of nodes ``first .. first + count - 1`` take, with their books."""
+        if self.indptr is not None:
+            degrees = np.diff(self.indptr[first : first + count + 1])
+        else:
+            begin, end = self.ranges(np.arange(first, first + count, dtype=np.int64))
+            degrees = end - begin
+        return degrees * self._element_bytes + _LIST_BOOKS
+
+    @property
+    def _element_bytes(self) -> int:
+        if not self.files:
+            assert self.indices is not None
+            return self.indices.itemsize
+        return self.files[1].dtype.itemsize + (self.files[2].dtype.itemsize if len(self.files) > 2 else 0)
+
+    def cache_lists(self, index: Any, ids: np.ndarray, runtime: Runtime) -> None:
+        """From now on lists of ``ids`` (ascending, those of ``index``) are taken from memory, tag ``list-cache``."""
+        begin, end = self.ranges(ids)
+        ends = np.stack([begin, end], axis=1).reshape(-1)
+        offsets = runtime.budget.empty("list-cache", 8 * (len(ids) + 1)).view(np.int64)
+        np.cumsum(end - begin, out=offsets[1:])
+        held = []
+        for array in self.files[1:]:
+            values = runtime.budget.empty("list-cache", int(offsets[-1]) * array.dtype.itemsize)
+            self.pages.read_lists(ends, values, weights=array is not self.files[1])
+            held.append(values)
+        self.pages.cache_lists(index, offsets, *held)
+
+    def drop_lists(self) -> None:
+        """Lists that were cached are read again, and their memory is given back. Not while a hop is drawn."""
+        if self.pages is not None:
+            self.pages.drop_lists()
+
+
+def topology_bytes(graph: Graph) -> int:
+    """Bytes of ``indptr`` and ``indices``."""
+    return graph.spec("indptr").data_bytes + graph.spec("indices").data_bytes
+
+
+def placement_of(asked: str, wanted_bytes: int, available_bytes: int) -> str:
+    """``memory`` where it fits; else ``map`` where the system can cache twice as many bytes; else ``paged``."""
+    if asked != "automatic":
+        return asked
+    if wanted_bytes <= available_bytes:
+        return "memory"
+    return "map" if 2 * wanted_bytes <= system.available_memory() else "paged"
+
+
+def load_topology(
+    graph: Graph,
+    runtime: Runtime,
+    *,
+    share: float | Fraction = memory_tables.TOPOLOGY.fraction,
+    weighted: bool = False,
+    page_cache: bool = True,
+) -> Topology:
+    """Loads the topology whole if it takes at most ``share`` of the free budget, else maps it or reads it by pages.
+
+    ``runtime.topology`` may ask for one placement (:func:`placement_of`).
+
+    Args:
+        weighted: The edge weights too.
+        page_cache: Where lists are read by pages, keep pages; without it little is held, and hot lists can be cached
+            whole (:meth:`Topology.cache_lists`).
+
+    Raises:
+        FormatError: The graph has no edge weights, or an array is damaged.
+        BudgetError: The placement that was asked for does not fit.
+    """
+    names = ("indptr", "indices", "edge_weight")[: 3 if weighted else 2]
+    arrays = [graph.array(runtime, name) for name in names]
+    available = int(share * runtime.budget.free_bytes)
+    placement = placement_of(runtime.topology, sum(a.spec.data_bytes for a in arrays), available)
+    if placement == "paged":
+        return _open_pages(graph, runtime, arrays, available, page_cache)
+    in_memory = placement == "memory"
+    parts: list[np.ndarray | None] = [
+        a.read("topology") if in_memory else a.memmap(check=True) for a in arrays
+    ]
+    for array in arrays:
+        array.close()
+    indptr, indices, weights = (*parts, None)[:3]
+    return Topology(
+        graph.num_nodes, graph.num_edges, "memory" if in_memory else "map", indptr, indices, weights
+    )
+
+
+def scratch_bytes(available: int, wanted_bytes: int, page_cache: bool) -> int:
+    """Memory for reading a topology of ``wanted_bytes`` by pages, of ``available`` for it; 1.25 times as much more goes
+    to the rounds."""
+    least = _core.PagedTopology.MIN_SCRATCH_BYTES
+    part = memory_tables.PAGE_SCRATCH if page_cache else memory_tables.LIST_SCRATCH
+    return max(least, min(part.bytes_of(available), wanted_bytes))
+
+
+def _open_pages(
+    graph: Graph, runtime: Runtime, arrays: list[DiskArray], available: int, page_cache: bool
+) -> Topology:
+    scratch = scratch_bytes(available, sum(a.spec.data_bytes for a in arrays), page_cache)
+    left = max(available - scratch - _core.WaveSampler.round_bytes(scratch // 32), 0)
+    few = arrays[0].spec.data_bytes <= memory_tables.LIST_STARTS.bytes_of(left)
+    indptr = arrays[0].read("topology") if few else None
+    if indptr is not None:
+        left -= arrays[0].spec.data_bytes
+    each = left // (len(arrays) - (indptr is not None)) if page_cache else 0
+    pages = _core.PagedTopology(
+        runtime.io,
+        runtime.budget,
+        num_nodes=graph.num_nodes,
+        num_edges=graph.num_edges,
+        indptr=indptr,
+        indptr_file=arrays[0].file if indptr is None else None,
+        indptr_cache_bytes=each,
+        indices_file=arrays[1].file,
+        index_bytes=arrays[1].dtype.itemsize,
+        indices_cache_bytes=each,
+        weights_file=arrays[2].file if len(arrays) > 2 else None,
+        weights_cache_bytes=each,
+        scratch_bytes=scratch,
+    )
+    for name, array in zip(("indptr", "indices", "edge_weight"), arrays, strict=False):
+        if array.page_sums is not None and not (name == "indptr" and indptr is not None):
+            pages.check_pages(name, array.page_sums.crcs, array.page_sums.remedy)
+    return Topology(graph.num_nodes, graph.num_edges, "paged", indptr, None, None, pages, tuple(arrays))

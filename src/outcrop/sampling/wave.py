@@ -1,0 +1,85 @@
+"""How many mini-batches are drawn at a time, and what memory they take meanwhile."""
+
+from __future__ import annotations
+
+import numpy as np
+
+import outcrop._core as _core
+from outcrop.config import SampleConfig
+from outcrop.runtime.runtime import Runtime
+from outcrop.store.graph import Graph
+
+_MIB = 1 << 20
+
+
+def most_seeds(config: SampleConfig, graph: Graph) -> int:
+    """Seeds of one batch at the most."""
+    ends = 2 + 2 * int(np.ceil(config.negatives)) if config.task == "link" else 1
+    return min(config.batch_size * ends, graph.num_nodes)
+
+
+def _worst_case_bytes(config: SampleConfig, graph: Graph, on_disk: bool = False) -> tuple[int, int]:
+    """Bytes that one batch can need at the most while it is sampled (core/sampling/batch_builder.cpp, check_memory).
+
+    Of samplers whose batches depend on the graph, what they need unless it is unusual: twice the edges that are
+    expected of LABOR, and for an induced subgraph eight times the mean degree per node.
+
+    Returns:
+        While its nodes are entered; while it waits for its lists, or drawn for those before it (core/sampling/wave.h).
+        Twice the same where the sampler does not say before it reads how much it will keep.
+    """
+    seeds = frontier = most_seeds(config, graph)
+    slack, edges, last = 2 if config.sampler == "labor" else 1, 0, 0
+    for fanout in config.fanouts:
+        last = graph.num_edges if fanout == -1 else min(frontier * fanout * slack, graph.num_edges)
+        edges += last
+        frontier = min(last, graph.num_nodes)
+    reached = min(seeds + edges, graph.num_nodes)
+    nodes = min(seeds + edges - last, graph.num_nodes) + last  # in the last hop, repeats included
+    if config.sampler == "shadow":
+        edges = max(edges, min(graph.num_edges, 8 * reached * max(graph.num_edges // graph.num_nodes, 1)))
+    extra = 0 if config.sampler == "neighbor" else 8 * last
+    if on_disk:  # what was read, and where the lists lie
+        extra = 16 * last + 16 * reached
+    table = 12 * (1 << (max(2 * nodes, 64) - 1).bit_length())
+    entered = 12 * nodes + table // 2 * 3 + 4 * edges + 20 * last + extra + _MIB
+    expanded = nodes - last  # 8 each for the id, rowptr while it grows, and both ends of the list
+    kept = 8 * last  # neighbours before they are entered, which makes nodes and edges of them
+    waiting = 24 * expanded + max(4 * (edges - last) + kept, 8 * last + 4 * edges) + _MIB // 8
+    return entered, waiting if config.sampler == "neighbor" else 2 * entered
+
+
+class Wave:
+    """Mini-batches that are drawn at a time, by whom, and the memory for them: fewer where ``most`` bytes are few.
+
+    As many as threads enter theirs at a time: each takes its worst case twice. More wait meanwhile (:meth:`widen`).
+    """
+
+    def __init__(
+        self,
+        config: SampleConfig,
+        graph: Graph,
+        most: int,
+        runtime: Runtime,
+        on_disk: bool = False,
+        at_once: int | None = None,
+    ):
+        worst, self._waiting_bytes = _worst_case_bytes(config, graph, on_disk)
+        threads = runtime.workers.threads
+        self._runtime = runtime
+        self.batches = min(max(most // 2 // worst, 1), at_once or threads, threads)
+        self.workers = runtime.workers if self.batches == threads else _core.WorkerPool(self.batches)
+        self._batch_bytes = max(min(worst, most // 2 // self.batches), 1)
+        self._held = [runtime.budget.reserve("sampler", 2 * self.batches * self._batch_bytes)]
+
+    def widen(self, batches: int, most: int) -> None:
+        """Up to ``batches``, where ``most`` bytes more allow it."""
+        more = min(batches - self.batches, most // self._waiting_bytes)
+        if more > 0:
+            self._held.append(self._runtime.budget.reserve("sampler", more * self._waiting_bytes))
+            self.batches += more
+
+    @property
+    def most_batch_bytes(self) -> int:
+        """What one batch may take: once drawn it takes a fifth of what is reserved."""
+        return self._batch_bytes * 3 // 2

@@ -1,0 +1,106 @@
+"""Safetensors files with a header that says what they are: replaced atomically, checked when read. No pickle.
+
+Header entry ``outcrop``: JSON with format, version, the SHA-256 of all tensors, and what whoever writes has to say.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save
+
+from outcrop.errors import ArgumentError, ChecksumError, FormatError
+from outcrop.runtime.parsing import parse_json
+from outcrop.store import identity
+from outcrop.store.manifest import sync_folder, write_atomic
+
+AGAIN = "train again, or point to another checkpoint folder"
+
+State = dict[str, torch.Tensor]
+
+
+def write_tensors(path: Path, format: str, version: int, tensors: State, meta: dict[str, Any]) -> None:
+    """Replaces ``path`` atomically by a safetensors file whose header says what it is; ``meta`` must be JSON."""
+    tensors = {name: value.detach().to("cpu").contiguous().clone() for name, value in tensors.items()}
+    header = {"format": format, "version": version, "sha256": _digest(tensors), **meta}
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_atomic(path, save(tensors, {"outcrop": json.dumps(header, sort_keys=True)}))
+    sync_folder(path.parent)
+
+
+def read_tensors(
+    path: Path, format: str, version: int, *, oldest: int | None = None
+) -> tuple[State, dict[str, Any]]:
+    """Reads tensors, on the CPU, and header of :func:`write_tensors`, and checks them.
+
+    Args:
+        oldest: First version that can still be read; None: only ``version``.
+
+    Raises:
+        FormatError: Missing, foreign, truncated, or of another format or version.
+        ChecksumError: The tensors differ from those written.
+    """
+    tensors, header = _open(path)
+    if header.get("format") != format:
+        raise FormatError(f"{path} is a safetensors file, but no checkpoint of Outcrop ({format}): {AGAIN}")
+    if header.get("version") not in range(oldest or version, version + 1):
+        reads = f"version {version}" if oldest is None else f"versions {oldest} to {version}"
+        raise FormatError(
+            f"{path} has version {header.get('version')!r}, this Outcrop reads {reads}: {AGAIN}"
+        )
+    if header.get("sha256") != _digest(tensors):
+        raise ChecksumError(
+            f"{path}: its tensors differ from those that were written, the file was damaged: {AGAIN}"
+        )
+    return tensors, header
+
+
+def require_equal(path: Path, have: dict[str, Any], wanted: dict[str, Any]) -> None:
+    """Checks that what ``path`` was made with is what is wanted; fields that are missing are None.
+
+    Raises:
+        ArgumentError: Names every field that differs.
+    """
+    refuse(path, identity.differences(have, wanted, 0, {}))
+
+
+def refuse(path: Path, differing: list[str]) -> None:
+    """Raises ArgumentError where ``differing`` names fields in which ``path`` differs from what is wanted."""
+    if differing:
+        raise ArgumentError(
+            f"{path} comes from another training, it differs in {', '.join(differing)}: go on with "
+            "the same values, or start over (--fresh)"
+        )
+
+
+def digest(state: State) -> str:
+    """SHA-256 of names, shapes, dtypes and bytes of ``state``."""
+    return _digest({name: value.detach().cpu() for name, value in state.items()})
+
+
+def _open(path: Path) -> tuple[State, dict[str, Any]]:
+    if not path.is_file():
+        raise FormatError(f"{path} is missing: train with a checkpoint folder first")
+    try:
+        with safe_open(path, framework="pt") as file:
+            header = parse_json((file.metadata() or {}).get("outcrop", "{}"))
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a dict
+    except (SafetensorError, OSError, ValueError) as error:
+        raise FormatError(f"{path} is truncated, damaged or no safetensors file ({error}): {AGAIN}") from None
+    if not isinstance(header, dict):
+        raise FormatError(f"{path} is a safetensors file, but no checkpoint of Outcrop: {AGAIN}")
+    return tensors, header
+
+
+def _digest(tensors: State) -> str:
+    sha = hashlib.sha256()
+    for name in sorted(tensors):
+        value = tensors[name]
+        sha.update(f"{name} {value.dtype} {tuple(value.shape)}\n".encode())
+        sha.update(value.contiguous().reshape(-1).view(torch.uint8).numpy().data)
+    return sha.hexdigest()

@@ -1,0 +1,220 @@
+"""Verify: reads every byte of an artifact again. Describe: what an artifact is, from its manifest alone."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from outcrop.errors import FormatError
+from outcrop.runtime.runtime import Runtime
+from outcrop.store import manifest as manifests
+from outcrop.store.arrays import DiskArray
+from outcrop.store.graph import FORMAT as GRAPH_FORMAT
+from outcrop.store.graph import PAGED, SPLITS, UNKNOWN_MULTILABEL, Graph, open_graph
+from outcrop.store.manifest import PAGE_SUMS, Manifest
+
+_BLOCK_ROWS = 1 << 17
+
+
+def verify_artifact(path: Path | str, runtime: Runtime) -> dict[str, Any]:
+    """Compares the checksum of every array of any artifact; checks the structure of graphs too.
+
+    Returns:
+        ``{"format", "arrays", "bytes"}``: what was read and found right.
+
+    Raises:
+        FormatError: No artifact, a file missing or of the wrong size, or a graph whose arrays contradict each other.
+        ChecksumError: Bytes differ from those that were written.
+    """
+    path = Path(path)
+    manifest = manifests.read_any(path)
+    total = sum(spec.data_bytes for spec in manifest.arrays.values())
+    runtime.progress.start("verify", total, "bytes")
+    for spec in manifest.arrays.values():
+        array = DiskArray(runtime, path, spec)
+        try:
+            array.verify()
+        finally:
+            array.close()
+    runtime.progress.finish("verify")
+    if manifest.format == GRAPH_FORMAT:
+        _verify_graph(open_graph(path), runtime)
+    return {"format": manifest.format, "arrays": len(manifest.arrays), "bytes": total}
+
+
+def add_page_sums(path: Path | str, runtime: Runtime) -> list[str]:
+    """Gives a graph that was made without them the checksums of its pages, which find damage where parts are read.
+
+    Reads the arrays that lack them once. The graph keeps its digest, so runs that were prepared from it stay current.
+
+    Returns:
+        Names of the arrays whose pages have checksums now and had none.
+
+    Raises:
+        FormatError: No graph is at ``path``.
+        ChecksumError: An array was damaged already; nothing is changed then.
+    """
+    graph = open_graph(path)
+    arrays = dict(graph.manifest.arrays)
+    missing = [name for name in PAGED if graph.has(name) and not graph.has(name + PAGE_SUMS)]
+    runtime.progress.start("checksums", sum(arrays[name].data_bytes for name in missing), "bytes")
+    for name in missing:
+        array = graph.array(runtime, name)
+        try:
+            arrays[name + PAGE_SUMS] = array.write_page_sums()
+        finally:
+            array.close()
+        runtime.progress.advance("checksums", arrays[name].data_bytes)
+    runtime.progress.finish("checksums")
+    if missing:
+        manifests.write(graph.path, replace(graph.manifest, arrays=arrays))
+    return missing
+
+
+def _verify_graph(graph: Graph, runtime: Runtime) -> None:
+    _verify_topology(graph, runtime)
+    if graph.has("labels"):
+        _verify_labels(graph, runtime)
+    for split in SPLITS:
+        if graph.has(split):
+            _verify_range(graph, runtime, split, 0, graph.num_nodes, ascending=True)
+    if graph.has("edge_weight"):
+        _verify_weights(graph, runtime)
+
+
+def _verify_topology(graph: Graph, runtime: Runtime) -> None:
+    """``indptr`` rises from 0 to the number of edges; ``indices`` are node ids, ascending within a node."""
+    indptr, indices = graph.array(runtime, "indptr"), graph.array(runtime, "indices")
+    last = 0
+    for start in range(0, graph.num_nodes, _BLOCK_ROWS):
+        block = indptr.read("verify", start, min(start + _BLOCK_ROWS, graph.num_nodes) + 1)
+        if block[0] != last or (block[1:] < block[:-1]).any() or block[-1] > graph.num_edges:
+            raise FormatError(
+                f"{indptr.path}: offsets fall or leave the {graph.num_edges} edges near node {start}"
+            )
+        last = int(block[-1])
+        _verify_indices(indices, block, graph.num_nodes, start)
+    if last != graph.num_edges:
+        raise FormatError(f"{indptr.path} ends with {last}, the graph has {graph.num_edges} edges")
+
+
+def _verify_indices(indices: DiskArray, indptr: np.ndarray, num_nodes: int, first_node: int) -> None:
+    begin, end = int(indptr[0]), int(indptr[-1])
+    carried = np.zeros(0, indices.dtype)  # the last index of the block before, for the order across the seam
+    for start in range(begin, end, _BLOCK_ROWS):
+        block = indices.read("verify", start, min(start + _BLOCK_ROWS, end))
+        bad = (block < 0) | (block >= num_nodes)
+        if bad.any():
+            raise FormatError(
+                f"{indices.path}: edge {start + int(np.argmax(bad))} has source {block[np.argmax(bad)]}, "
+                f"there are {num_nodes} nodes"
+            )
+        run = np.concatenate([carried, block])
+        falls = np.flatnonzero(run[1:] < run[:-1]) + start - len(carried) + 1
+        inside = falls[~np.isin(falls, indptr)]
+        if len(inside):
+            raise FormatError(
+                f"{indices.path}: the sources of a node fall at edge {inside[0]} (nodes from {first_node} on)"
+            )
+        carried = block[-1:].copy()
+
+
+def _verify_labels(graph: Graph, runtime: Runtime) -> None:
+    if graph.label_kind == "class":
+        _verify_range(graph, runtime, "labels", -1, graph.num_classes)
+        return
+    array = graph.array(runtime, "labels")
+    for start in range(0, array.num_rows, _BLOCK_ROWS):
+        block = array.read("verify", start, min(start + _BLOCK_ROWS, array.num_rows))
+        bad = (
+            np.isinf(block)
+            if graph.label_kind == "regression"
+            else (block > 1) & (block != UNKNOWN_MULTILABEL)
+        )
+        rows = bad.reshape(len(block), -1).any(axis=1)
+        if rows.any():
+            row = int(np.argmax(rows))
+            raise FormatError(
+                f"{array.path}: row {start + row} is {block[row]}, no label of kind {graph.label_kind}"
+            )
+
+
+def _verify_range(
+    graph: Graph, runtime: Runtime, name: str, low: int, high: int, ascending: bool = False
+) -> None:
+    array = graph.array(runtime, name)
+    last = low - 1
+    for start in range(0, array.num_rows, _BLOCK_ROWS):
+        block = array.read("verify", start, min(start + _BLOCK_ROWS, array.num_rows))
+        bad = (block < low) | (block >= high)
+        if bad.any():
+            raise FormatError(
+                f"{array.path}: row {start + int(np.argmax(bad))} is {block[np.argmax(bad)]}, outside "
+                f"{low} to {high - 1}"
+            )
+        if ascending and (block[0] <= last or (block[1:] <= block[:-1]).any()):
+            raise FormatError(f"{array.path}: node ids do not rise near row {start}")
+        last = int(block[-1])
+
+
+def _verify_weights(graph: Graph, runtime: Runtime) -> None:
+    array = graph.array(runtime, "edge_weight")
+    for start in range(0, array.num_rows, _BLOCK_ROWS):
+        block = array.read("verify", start, min(start + _BLOCK_ROWS, array.num_rows))
+        bad = ~(np.isfinite(block) & (block >= 0))
+        if bad.any():
+            raise FormatError(
+                f"{array.path}: edge {start + int(np.argmax(bad))} has weight {block[np.argmax(bad)]}; weights are "
+                "finite and not negative"
+            )
+
+
+def describe(path: Path | str) -> dict[str, Any]:
+    """What the artifact at ``path`` is: format, attributes, how it was made, dtype, shape and bytes per array.
+
+    Raises:
+        FormatError: No artifact, or a file missing or of the wrong size.
+    """
+    path = Path(path)
+    manifest = manifests.read_any(path)
+    about: dict[str, Any] = {
+        "path": str(path),
+        "format": manifest.format,
+        "version": manifest.version,
+        "digest": manifest.digest(),
+        "bytes": sum(spec.file_bytes for spec in manifest.arrays.values()),
+        "attributes": manifest.attributes,
+        "config": manifest.config,
+        "arrays": {
+            name: {"dtype": spec.dtype, "shape": list(spec.shape), "bytes": spec.data_bytes}
+            for name, spec in sorted(manifest.arrays.items())
+        },
+    }
+    if manifest.format == GRAPH_FORMAT:
+        about["graph"] = _describe_graph(manifest)
+    return about
+
+
+def _describe_graph(manifest: Manifest) -> dict[str, Any]:
+    attributes = manifest.attributes
+    nodes, edges = attributes.get("num_nodes", 0), attributes.get("num_edges", 0)
+    features = manifest.arrays.get("features")
+    return {
+        "num_nodes": nodes,
+        "num_edges": edges,
+        "num_classes": attributes.get("num_classes", 0),
+        "feature_dim": attributes.get("feature_dim", 0),
+        "feature_dtype": features.dtype if features else None,
+        "feature_bytes": features.data_bytes if features else 0,
+        "mean_in_degree": edges / nodes if nodes else 0.0,
+        "max_in_degree": attributes.get("max_in_degree"),
+        "nodes_without_in_edges": attributes.get("nodes_without_in_edges"),
+        "splits": {split: manifest.arrays[split].shape[0] for split in SPLITS if split in manifest.arrays},
+        "has_names": "names" in manifest.arrays,
+        "page_checksums": all(
+            name + PAGE_SUMS in manifest.arrays for name in PAGED if name in manifest.arrays
+        ),
+    }

@@ -1,0 +1,495 @@
+"""Training: epochs of batches from anywhere, validation after each, the best model kept, checkpoints.
+
+A run is a function of the batches and of ``config.seed``: parameters are initialised, and dropout is drawn, from
+generators seeded by (seed, epoch, batch); the caller's random state is left alone. So a run that went on from a
+checkpoint gives the same bits as one that was never interrupted.
+
+No batch is kept when the next is asked for: loaders fill their buffers again.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+import torch
+
+from outcrop.config import TrainConfig
+from outcrop.device import resolve
+from outcrop.errors import ArgumentError, FormatError, NumericError
+from outcrop.nn import checkpoint as checkpoints
+from outcrop.nn.adam import Adam
+from outcrop.nn.checkpoint import Checkpoint, Meta
+from outcrop.nn.models import Model, build_model, settle_allocator
+from outcrop.store.minibatch import MiniBatch
+from outcrop.store.tensors import State
+from outcrop.training.callbacks import Callbacks
+from outcrop.training.objectives import CLASSES, Objective
+from outcrop.training.rates import learning_rate
+
+if TYPE_CHECKING:
+    from outcrop.runtime.progress import Progress
+    from outcrop.runtime.runtime import Runtime
+    from outcrop.runtime.trace import Trace
+
+# These may change between the runs that share a checkpoint.
+_FREE_FIELDS = (
+    "epochs",
+    "device",
+    "trace_losses",
+    "checkpoint_every",
+    "evaluate_every",
+    "patience",
+    "checkpoint_minutes",
+)
+
+
+class Scored(Protocol):
+    @property
+    def accuracy(self) -> float: ...
+    @property
+    def metrics(self) -> Mapping[str, float]: ...
+
+
+Batches = Iterable[MiniBatch]
+Evaluate = Callable[[Model, Batches], Scored]
+
+
+@dataclass(frozen=True)
+class EpochRecord:
+    """One epoch.
+
+    Attributes:
+        seconds: Of the epoch, validation and checkpoint not counted.
+        load_seconds: Of these, spent waiting for batches.
+        loss: Mean loss of the labelled seeds.
+        valid_accuracy: None without validation batches, and for labels that are no classes.
+        valid_metric: What the best epoch is chosen by; of classes the accuracy, unless another metric was asked for.
+        counters: What the caller counts, for example bytes read.
+    """
+
+    epoch: int
+    seconds: float
+    load_seconds: float
+    loss: float
+    valid_accuracy: float | None = None
+    counters: dict[str, Any] = field(default_factory=dict)
+    valid_metric: float | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        """The counters beside the fields."""
+        flat = asdict(self)
+        return flat | flat.pop("counters")
+
+
+@dataclass(frozen=True)
+class TrainResult:
+    """``model`` has the parameters of ``best_epoch``: best validation accuracy, the earliest of equals; without
+    validation the last epoch. ``resumed_from``: epochs that a checkpoint had behind it, None without one.
+    ``stopped_early``: validation got no better, and training ended before its last epoch."""
+
+    model: Model
+    epochs: list[EpochRecord]
+    best_epoch: int
+    batch_losses: list[float]
+    resumed_from: int | None = None
+    stopped_early: bool = False
+
+
+def train(
+    batches_for_epoch: Callable[..., Batches],
+    valid_batches: Callable[[], Batches] | None,
+    config: TrainConfig,
+    out: Path | None,
+    runtime: Runtime,
+    *,
+    in_dim: int,
+    num_classes: int,
+    evaluate: Evaluate,
+    inputs: dict[str, Any] | None = None,
+    counters: Callable[[], dict[str, Any]] | None = None,
+    resume: bool = True,
+    class_weights: Sequence[float] | None = None,
+    callbacks: Sequence[Any] = (),
+    objective: Objective = CLASSES,
+    num_batches: int | None = None,
+) -> TrainResult:
+    """Trains a model by Adam on the mean loss of each batch's labelled seeds.
+
+    Args:
+        batches_for_epoch: The batches of an epoch, counted from 0; where training goes on within it, called with the
+            number of the first batch, too. An iterator with ``close`` is closed, also early.
+        valid_batches: Batches to score after an epoch.
+        out: Folder for ``last.safetensors`` and ``best.safetensors``; None writes none.
+        evaluate: Scores a model on batches; :func:`outcrop.training.evaluate.evaluate`.
+        inputs: What the batches come from, kept in checkpoints and compared when going on (outcrop.store.identity).
+        counters: Called after each epoch's batches and before validation; goes into its record.
+        resume: Goes on from ``out`` where it holds a checkpoint; otherwise starts over and overwrites it.
+        class_weights: What ``config.class_weights`` come to, one number per class.
+        callbacks: Told of every update and epoch (:class:`outcrop.Callback`).
+        objective: Loss and metric.
+        num_batches: Batches of an epoch as progress says them; None where that is not known.
+
+    Raises:
+        ArgumentError: No batches, a label that is no class, or a checkpoint of another training.
+        NumericError: A loss is infinite or not a number.
+        DeviceError: The device is not there.
+        FormatError: The checkpoint cannot be read.
+    """
+    if config.patience is not None and valid_batches is None:
+        raise ArgumentError("patience needs validation nodes to score: import a valid split, or leave it out")
+    told = Callbacks(callbacks)
+    run = _Run(config, in_dim, num_classes, inputs or {}, out, class_weights, told, objective)
+    if out is not None and resume and (out / checkpoints.LAST).exists():
+        run.restore()
+    settle_allocator()
+    runtime.progress.start("train", config.epochs, "epochs")
+    runtime.progress.advance("train", min(run.epochs_done, config.epochs))
+    showing = _EpochProgress(runtime.progress, num_batches)
+    for epoch in range(run.epochs_done, config.epochs):
+        if run.stopped:
+            break
+        with runtime.trace.span("train.epoch", epoch=epoch):
+            first = run.sums.batch
+            batches = batches_for_epoch(epoch, first) if first else batches_for_epoch(epoch)
+            record = run.epoch(epoch, batches, runtime.trace, counters or dict, showing)
+        last = epoch + 1 == config.epochs
+        if valid_batches is not None and (last or (epoch + 1) % config.evaluate_every == 0):
+            with runtime.trace.span("train.validate", epoch=epoch):
+                record = _scored(record, evaluate(run.model, valid_batches()), objective)
+        run.finish(record)
+        runtime.trace.event("train.record", **record.to_json())
+        told.on_epoch(epoch, record.to_json())
+        if last or run.stopped or (epoch + 1) % config.checkpoint_every == 0:
+            with runtime.trace.span("train.checkpoint", epoch=epoch):
+                run.save()
+        showing.ended(_note(record, objective))
+    runtime.progress.finish("train")
+    return run.result()
+
+
+def stopped_early(records: Sequence[Mapping[str, Any]], best_epoch: int, patience: int | None) -> bool:
+    """Whether the last ``patience`` scores of validation, by the records of the epochs, were no better than before."""
+    if patience is None:
+        return False
+    since = [record for record in records[best_epoch + 1 :] if _score(record) is not None]
+    return len(since) >= patience
+
+
+def _score(record: Mapping[str, Any]) -> float | None:
+    """By which the best epoch is chosen; records of the first version have an accuracy alone."""
+    metric = record.get("valid_metric")
+    return record["valid_accuracy"] if metric is None else metric
+
+
+def _scored(record: EpochRecord, scores: Scored, objective: Objective) -> EpochRecord:
+    accuracy = scores.accuracy if objective.kind == "class" else None
+    metric = accuracy if objective.metric == "accuracy" and accuracy is not None else None
+    return replace(
+        record,
+        valid_accuracy=accuracy,
+        valid_metric=scores.metrics[objective.metric] if metric is None else metric,
+    )
+
+
+def _note(record: EpochRecord, objective: Objective) -> str:
+    score = _score(vars(record))
+    said = "" if score is None else f", validation {objective.metric.replace('_', ' ')} {score:.4f}"
+    return f"loss {record.loss:.4f}{said}"
+
+
+class _EpochProgress:
+    """Shows which batch of which epoch a training has come to, and what is known of the epoch before."""
+
+    def __init__(self, progress: Progress, num_batches: int | None):
+        self._progress, self._before = progress, ""
+        self._of = "" if num_batches is None else f" of {num_batches:,}"
+
+    def batch(self, epoch: int, done: int) -> None:
+        self._progress.note("train", f"epoch {epoch + 1}: {done:,}{self._of} batches{self._before}")
+        self._progress.advance("train", 0)
+
+    def ended(self, note: str) -> None:
+        self._before = f"; before: {note}"
+        self._progress.note("train", note)
+        self._progress.advance("train", 1)
+
+
+@dataclass
+class _Sums:
+    """What an epoch has come to. ``batch``: the number of the next one."""
+
+    batch: int = 0
+    loss: float = 0.0
+    labelled: int = 0
+    seconds: float = 0.0
+    load_seconds: float = 0.0
+    counters: dict[str, Any] = field(default_factory=dict)
+
+
+def _added(left: dict[str, Any], right: dict[str, Any]) -> dict[str, Any]:
+    """Counters of the parts of an epoch together, also those within counters; what is no number is of the last part."""
+    sums = dict(left)
+    for name, value in right.items():
+        if isinstance(value, dict):
+            sums[name] = _added(left.get(name, {}), value)
+        elif isinstance(value, int | float) and not isinstance(value, bool):
+            sums[name] = left.get(name, 0) + value
+        else:
+            sums[name] = value
+    return sums
+
+
+def read_checkpoint(
+    out: Path,
+    config: TrainConfig,
+    in_dim: int,
+    num_classes: int,
+    inputs: dict[str, Any],
+    objective: Objective,
+) -> Checkpoint:
+    """Reads ``last.safetensors`` in ``out``, to go on from it.
+
+    Raises:
+        ArgumentError: It is of another training, or has more epochs behind it than are asked for; says what differs.
+        FormatError: It cannot be read.
+    """
+    path = out / checkpoints.LAST
+    found = checkpoints.read(path, "last")
+    checkpoints.require_same(path, found.meta, _identity(config, in_dim, num_classes, objective), inputs)
+    if found.meta.epochs_begun > config.epochs:
+        raise ArgumentError(
+            f"{path} has {found.meta.epochs_begun} epochs behind it, {config.epochs} were "
+            "asked for: ask for at least as many, or choose another checkpoint folder"
+        )
+    return found
+
+
+def _identity(config: TrainConfig, in_dim: int, num_classes: int, objective: Objective) -> dict[str, Any]:
+    """What the parts of one training have in common, beside their inputs."""
+    fields = {
+        "in_dim": in_dim,
+        "num_classes": num_classes,
+        **{k: v for k, v in asdict(config).items() if k not in _FREE_FIELDS},
+    }
+    if objective.kind != "class":
+        fields["label_kind"] = objective.kind
+    if config.schedule == "cosine":  # ends with the training
+        fields["epochs"] = config.epochs
+    return fields
+
+
+class _Run:
+    """Model, optimizer and history of one training."""
+
+    def __init__(
+        self,
+        config: TrainConfig,
+        in_dim: int,
+        num_classes: int,
+        inputs: dict[str, Any],
+        out: Path | None,
+        class_weights: Sequence[float] | None,
+        callbacks: Callbacks,
+        objective: Objective,
+    ):
+        self._objective = objective
+        self.config, self.out, self.inputs, self._callbacks = config, out, inputs, callbacks
+        self.device = resolve(config.device)
+        self.in_dim, self.num_classes = in_dim, num_classes
+        self.identity = _identity(config, in_dim, num_classes, objective)
+        with _seeded(self.device, config.seed):
+            model = build_model(
+                config.model,
+                in_dim,
+                config.hidden,
+                num_classes,
+                config.layers,
+                heads=config.heads,
+                dropout=config.dropout,
+            )
+        self.model = model.to(self.device)
+        self.optimizer = Adam(self.model.parameters(), weight_decay=config.weight_decay)
+        self.records: list[EpochRecord] = []
+        self.batch_losses: list[float] = []
+        self.best_epoch, self.best = -1, dict[str, torch.Tensor]()
+        self.resumed_from: int | None = None
+        self.updates, self.sums, self._saved = 0, _Sums(), time.monotonic()
+        self._weight = None
+        if class_weights is not None:
+            self._weight = torch.tensor(class_weights, dtype=torch.float32, device=self.device)
+
+    @property
+    def epochs_done(self) -> int:
+        return len(self.records)
+
+    @property
+    def stopped(self) -> bool:
+        """Whether validation got no better for as long as patience lasts."""
+        return stopped_early([vars(record) for record in self.records], self.best_epoch, self.config.patience)
+
+    def epoch(
+        self,
+        epoch: int,
+        batches: Batches,
+        trace: Trace,
+        counters: Callable[[], dict[str, Any]],
+        showing: _EpochProgress,
+    ) -> EpochRecord:
+        """Trains what is left of the epoch."""
+        self.model.train()
+        before, sums = replace(self.sums), self.sums
+        start = time.perf_counter()
+        iterator = iter(batches)
+        try:
+            while True:
+                asked = time.perf_counter()
+                batch = next(iterator, None)
+                sums.load_seconds += time.perf_counter() - asked
+                if batch is None:
+                    break
+                with trace.span("compute", split="train", epoch=epoch, batch=sums.batch):
+                    loss, count = self._step(batch, epoch, sums.batch)
+                del batch
+                sums.batch += 1
+                sums.loss, sums.labelled = sums.loss + loss * count, sums.labelled + count
+                if self.config.trace_losses:
+                    self.batch_losses.append(loss)
+                showing.batch(epoch, sums.batch)
+                if self._is_time_to_save():
+                    sums.seconds = before.seconds + time.perf_counter() - start
+                    sums.counters = _added(before.counters, counters())
+                    with trace.span("train.checkpoint", epoch=epoch):
+                        self.save()
+        finally:
+            if (close := getattr(iterator, "close", None)) is not None:
+                close()
+        if sums.batch == 0:
+            raise ArgumentError(f"epoch {epoch} has no training batches: the train split is empty")
+        seconds = before.seconds + time.perf_counter() - start
+        loss = sums.loss / sums.labelled if sums.labelled else math.nan
+        self.sums = _Sums()
+        counted = _added(before.counters, counters())
+        return EpochRecord(epoch, seconds, sums.load_seconds, loss, counters=counted)
+
+    def _is_time_to_save(self) -> bool:
+        minutes = self.config.checkpoint_minutes
+        if minutes is None or self.out is None or not self.updates:
+            return False
+        return time.monotonic() - self._saved >= 60 * minutes
+
+    def _step(self, batch: MiniBatch, epoch: int, number: int) -> tuple[float, int]:
+        """One update. Returns the loss and the number of labelled seeds; without these nothing is updated."""
+        count = self._objective.num_known(batch.y)
+        if count == 0:
+            return 0.0, 0
+        if self._objective.kind == "class" and int(batch.y.max()) >= self.num_classes:
+            raise ArgumentError(
+                f"epoch {epoch}, batch {number}: label {int(batch.y.max())} is no class of "
+                f"{self.num_classes}, counted from 0"
+            )
+        low = self.config.precision == "bfloat16"
+        with (
+            _seeded(self.device, self.config.seed, epoch, number, needed=self.config.dropout > 0),
+            torch.autocast(self.device.type, torch.bfloat16) if low else nullcontext(),
+        ):
+            scores = self.model(batch)
+        loss = self._objective.loss_of(scores, batch.y, self._weight)
+        rate = learning_rate(self.config, epoch, self.updates)
+        self.optimizer.zero_grad()
+        loss.backward()
+        value = loss.item()
+        if not math.isfinite(value):
+            raise NumericError(
+                f"epoch {epoch}, batch {number}: the loss is {value}; look for infinite or missing "
+                f"values in the features, or lower the learning rate ({self.config.learning_rate})"
+            )
+        self.optimizer.step(rate)
+        values = {"epoch": epoch, "batch": number, "loss": value, "learning_rate": rate}
+        self._callbacks.on_step(self.updates, values)
+        self.updates += 1
+        return value, count
+
+    def finish(self, record: EpochRecord) -> None:
+        """Adds the record and keeps the model if it is the best so far."""
+        self.records.append(record)
+        if self.best_epoch >= 0:
+            before, now = _score(vars(self.records[self.best_epoch])), _score(vars(record))
+            if before is not None and (now is None or not self._objective.better(now, before)):
+                return
+        self.best_epoch = record.epoch
+        self.best = {
+            name: value.detach().to("cpu", copy=True) for name, value in self.model.state_dict().items()
+        }
+
+    def save(self) -> None:
+        """Writes both files; within an epoch only ``last``: the best model is as it was."""
+        if self.out is None:
+            return
+        meta = Meta(
+            self.epochs_done,
+            self.best_epoch,
+            self.identity,
+            self.inputs,
+            [asdict(record) for record in self.records],
+            self.batch_losses,
+            self.updates,
+            asdict(self.sums) if self.sums.batch else {},
+        )
+        state: State = self.model.state_dict()
+        checkpoints.write(
+            self.out / checkpoints.LAST,
+            Checkpoint(meta, state, self.best, self.optimizer.state()),
+        )
+        if not meta.partial:
+            checkpoints.write(self.out / checkpoints.BEST, Checkpoint(meta, self.best))
+        self._saved = time.monotonic()
+
+    def restore(self) -> None:
+        assert self.out is not None
+        path = self.out / checkpoints.LAST
+        found = read_checkpoint(
+            self.out, self.config, self.in_dim, self.num_classes, self.inputs, self._objective
+        )
+        checkpoints.load_into(path, self.model, found.model)
+        self.optimizer.restore(found.optimizer)
+        try:
+            self.records = [EpochRecord(**record) for record in found.meta.history]
+            self.updates, self.sums = found.meta.updates, _Sums(**found.meta.partial)
+            if len(self.records) != found.meta.epochs_done or not -1 <= found.meta.best_epoch < len(
+                self.records
+            ):
+                raise ValueError(f"{len(self.records)} records of {found.meta.epochs_done} epochs")
+        except (TypeError, ValueError) as error:
+            raise FormatError(
+                f"{path} lacks or garbles a field ({error}): train again, or point to another folder"
+            ) from None
+        self.batch_losses = list(found.meta.batch_losses)
+        self.best_epoch, self.best = found.meta.best_epoch, found.best
+        self.resumed_from = self.epochs_done
+        checkpoints.renew_best(self.out, found)
+
+    def result(self) -> TrainResult:
+        self.model.load_state_dict(self.best)
+        early = self.stopped and self.epochs_done < self.config.epochs
+        return TrainResult(
+            self.model, self.records, self.best_epoch, self.batch_losses, self.resumed_from, early
+        )
+
+
+@contextmanager
+def _seeded(device: torch.device, *key: int, needed: bool = True) -> Iterator[None]:
+    """Seeds torch by ``key`` within the block and gives the caller's random state back after it."""
+    if not needed:
+        yield
+        return
+    text = ",".join(map(str, key)).encode()
+    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+        torch.manual_seed(int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "little"))
+        yield

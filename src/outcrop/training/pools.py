@@ -1,0 +1,352 @@
+"""Sample pools that are refreshed: pool k holds the batches of epochs kE to (k + 1)E - 1, or to the last one, and is
+gone after them.
+
+While pool k trains, pool k + 1 is prepared by a process of its own, ``outcrop prepare-pool``: at the lowest CPU and
+I/O priority, in a quarter of the memory budget, no faster than a given rate, dead when its parent is. Batches are
+keyed by the number of their epoch, so the result is that of preparing all epochs at once, whatever the timing.
+
+Folder: ``eval``, the batches of validation and test, prepared once; ``pool-<k>``, at most two at a time. Each is a run.
+Disk: what ``eval`` takes, half of all at the most, and half of the rest for each pool. Memory: a quarter for
+preparing, an eighth for ``eval`` (up to a third, where its batches do not fit in less), 1/32 stays free, training has
+the rest.
+
+Where the budget is too small for that, all happens in turn, each with the whole of it: pool k trains and is removed,
+pool k + 1 is prepared in this process, evaluation opens its batches when they are wanted. Any budget that can prepare
+and train a run can refresh it so, and the one pool has all of the disk that ``eval`` leaves.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import re
+import shutil
+import signal
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import IO, Any
+
+from outcrop.config import DeviceConfig, PlanConfig, SampleConfig, exact_bytes
+from outcrop.errors import ArgumentError, BudgetError, OutcropError
+from outcrop.loading.modes import Packed
+from outcrop.loading.open import open_session
+from outcrop.loading.session import LoadSession
+from outcrop.preparation.prepare import PrepareReport, prepare_described
+from outcrop.runtime import memory_tables, system
+from outcrop.runtime.memory_plan import Part
+from outcrop.runtime.progress import Progress
+from outcrop.runtime.runtime import Runtime
+from outcrop.store import manifest as manifests
+from outcrop.store import run as runs
+from outcrop.store.graph import Graph
+
+_POLL_SECONDS = 0.05
+_MOST_STDERR_BYTES = 4096
+_POOL_NAME = re.compile(r"pool-(\d+)")
+EVAL = "eval"
+
+
+@dataclass(frozen=True)
+class Shares:
+    """Bytes of the memory budget for each; None = no limit. ``beside``: all at the same time, or else in turn."""
+
+    prepare: int | None
+    evaluate: int | None
+    train: int | None
+    runtime: int | None  # of the training process: train, evaluate and what stays free
+    beside: bool = True
+
+    @staticmethod
+    def of(memory: int | None, evaluation: Part = memory_tables.EVALUATIONS[0]) -> Shares:
+        if memory is None:
+            return Shares(None, None, None, None)
+        prepare, evaluate = memory_tables.POOL_PREPARE.bytes_of(memory), evaluation.bytes_of(memory)
+        spare = memory_tables.POOL_SPARE.bytes_of(memory)
+        return Shares(prepare, evaluate, memory - prepare - evaluate - spare, memory - prepare)
+
+    @staticmethod
+    def possible(memory: int | None, beside: bool = True) -> Iterator[Shares]:
+        """Beside each other, with as little for evaluation as possible; in turn, or only that."""
+        if memory is None:
+            yield Shares.of(None)
+            return
+        for evaluation in memory_tables.EVALUATIONS if beside else ():
+            yield Shares.of(memory, evaluation)
+        yield Shares(memory, memory, memory, memory, beside=False)
+
+    def pool_space(self, left: int | None) -> int | None:
+        """Bytes for one pool, of the disk that evaluation leaves."""
+        return None if left is None else memory_tables.POOL_DISK.bytes_of(left) if self.beside else left
+
+    def explain(self, error: BudgetError) -> BudgetError:
+        """``error`` of the last of what is possible, as one of the whole."""
+        memory = (
+            "memory has no limit" if self.train is None else f"{exact_bytes(self.train)} of memory for each"
+        )
+        return BudgetError(
+            f"refreshing prepares and trains in turn ({memory}; of the disk evaluation has at most half, the pool the "
+            f"rest), and one of them cannot: {error}"
+            if not self.beside
+            else f"refreshing divides the disk ({memory}; evaluation has at most half, each of two pools half of the "
+            f"rest), and for one of them: {error}",
+            limit=error.limit,
+        )
+
+
+@dataclass
+class PoolRecord:
+    """One pool as it was used.
+
+    Attributes:
+        waited_seconds: Training stood still for it, from the end of the pool before.
+        disk_bytes: That it took.
+        beside: It was prepared while the one before it trained, or else in turn.
+        bytes_read, bytes_written: Of preparing it in this process, between two epochs; 0 where another did.
+    """
+
+    pool: int
+    first_epoch: int
+    waited_seconds: float
+    disk_bytes: int
+    beside: bool
+    bytes_read: int = 0
+    bytes_written: int = 0
+
+
+class Background:
+    """A process that prepares the run described in ``folder``. :meth:`check` raises its error."""
+
+    def __init__(self, folder: Path, memory: int | None, rate: int | None):
+        self.folder = folder
+        self._stderr: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 - close() closes it
+        command = system.outcrop_command("prepare-pool", str(folder), "--parent", str(os.getpid()))
+        command += [] if memory is None else ["--memory", str(memory)]
+        command += [] if rate is None else ["--rate", str(rate)]
+        self._process = subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=self._stderr
+        )
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def check(self) -> bool:
+        """Whether it is done.
+
+        Raises:
+            OutcropError: It failed or was killed; the message has its own.
+        """
+        code = self._process.poll()
+        if code is None:
+            return False
+        if code == 0:
+            return True
+        if code < 0:
+            why = f"it was killed by {signal.Signals(-code).name}: run the same command again to go on"
+        else:
+            self._stderr.seek(0, os.SEEK_END)
+            self._stderr.seek(max(self._stderr.tell() - _MOST_STDERR_BYTES, 0))
+            why = self._stderr.read().decode(errors="replace").strip().removeprefix("error: ")
+        raise OutcropError(
+            f"preparing {self.folder} in the background failed: {why or f'exit status {code}'}"
+        )
+
+    def wait(self, seconds: float) -> None:
+        try:
+            self._process.wait(seconds)
+        except subprocess.TimeoutExpired:
+            return
+
+    def close(self) -> None:
+        """Ends it, if it is not done: what it prepared stays, to go on from."""
+        if self._process.poll() is None:
+            self._process.kill()
+        self._process.wait()
+        self._stderr.close()
+
+
+class Pools:
+    """The pools of one training.
+
+    Args:
+        folder: Where they lie; made where needed, removed by nobody but the user.
+        config: What is sampled; ``config.epochs`` is E.
+        plan: Limits of the whole; its ``memory`` is the budget of everything, ``disk_space`` of all files.
+        epochs: Of the whole training.
+        rate: Bytes per second that preparing in the background reads and writes at the most; None = no limit. What
+            is prepared in turn has no training to spare, and no limit.
+        beside: Prepare beside training where the budget is large enough.
+    """
+
+    def __init__(
+        self,
+        graph: Graph,
+        folder: Path,
+        config: SampleConfig,
+        plan: PlanConfig,
+        epochs: int,
+        rate: int | None,
+        beside: bool = True,
+    ):
+        self._graph, self._folder, self._config, self._plan = graph, folder, config, plan
+        self._epochs, self._rate = epochs, rate
+        self._beside = beside
+        self.shares = next(Shares.possible(plan.memory, beside))
+        self._eval_splits = tuple(
+            s for s in config.splits if s != "train" and graph.has(s) and graph.spec(s).shape[0]
+        )
+        self._pool_space: int | None = None
+        self._first = self._current = -1
+        self._background: Background | None = None
+        self._sessions: dict[str, LoadSession] = {}  # by the name of their folder
+        self.records: list[PoolRecord] = []
+
+    def _pool(self, number: int) -> Path:
+        return self._folder / f"pool-{number}"
+
+    def prepare(self, first_epoch: int | None, progress: Progress | None = None) -> PrepareReport | None:
+        """Prepares what training begins with: the evaluation batches, and the pool of ``first_epoch`` (None: no pool).
+
+        It has no more memory than preparing will have later, so what cannot work fails here.
+        """
+        self._check_folder()
+        failed = BudgetError()
+        for shares in Shares.possible(self._plan.memory, self._beside):
+            self.shares = shares
+            try:
+                with Runtime(self.shares.prepare, progress=progress) as runtime:
+                    return self._prepare(first_epoch, runtime)
+            except BudgetError as error:
+                failed = error
+        raise self.shares.explain(failed) from failed
+
+    def _prepare(self, first_epoch: int | None, runtime: Runtime) -> PrepareReport | None:
+        used = self._prepare_eval(runtime).disk_bytes if self._eval_splits else 0
+        space = self._plan.disk_space
+        self._pool_space = self.shares.pool_space(None if space is None else space - used)
+        if first_epoch is None:
+            self._remove_but(())
+            return None
+        number = first_epoch // self._config.epochs
+        self._remove_but((number, number + 1) if self.shares.beside else (number,))
+        self._describe_pool(number)
+        self._first = number
+        return prepare_described(self._pool(number), runtime)
+
+    def _prepare_eval(self, runtime: Runtime) -> PrepareReport:
+        space = self._plan.disk_space
+        config = replace(self._config, splits=self._eval_splits, epochs=1)
+        plan = replace(
+            self._plan,
+            gpu_memory=0,
+            disk_space=None if space is None else memory_tables.EVALUATION_DISK.bytes_of(space),
+            packed_splits=("valid",) if "valid" in self._eval_splits else self._eval_splits,
+        )
+        self._describe(self._folder / EVAL, config, replace(plan, memory=self.shares.evaluate))
+        return prepare_described(self._folder / EVAL, runtime)
+
+    def _check_folder(self) -> None:
+        if not self._folder.exists():
+            return
+        for found in self._folder.iterdir() if self._folder.is_dir() else (self._folder,):
+            if not (found.is_dir() and (found.name == EVAL or _POOL_NAME.fullmatch(found.name))):
+                raise ArgumentError(
+                    f"{self._folder} holds {found.name} and so is no folder of sample pools: name another folder "
+                    "with --run, or none"
+                )
+
+    def _describe_pool(self, number: int) -> None:
+        first = number * self._config.epochs
+        epochs = min(self._config.epochs, self._epochs - first)
+        config = replace(self._config, splits=("train",), first_epoch=first, epochs=epochs)
+        plan = replace(self._plan, memory=self.shares.train, disk_space=self._pool_space)
+        self._describe(self._pool(number), config, plan)
+
+    def _describe(self, folder: Path, config: SampleConfig, plan: PlanConfig) -> None:
+        with manifests.naming_files(folder):
+            self._folder.mkdir(parents=True, exist_ok=True)
+        path = os.path.relpath(self._graph.path.resolve(), folder.resolve())
+        runs.write(folder, runs.RunInfo(path, self._graph.digest(), config, plan))
+
+    def _remove_but(self, kept: tuple[int, ...]) -> None:
+        for found in self._folder.iterdir() if self._folder.is_dir() else ():
+            match = _POOL_NAME.fullmatch(found.name)
+            if match and int(match[1]) not in kept:
+                shutil.rmtree(found)
+
+    def session(self, split: str, epoch: int, runtime: Runtime, to: DeviceConfig) -> LoadSession:
+        """Loading of one epoch of ``split``; goes on to the next pool, and waits for it, where ``epoch`` needs it."""
+        number = epoch // self._config.epochs
+        if split != "train":
+            return self._open(EVAL, runtime, to)
+        if number == self._current:
+            return self._open(self._pool(number).name, runtime, to)
+        return self._switch(number, runtime, to)
+
+    def _open(self, name: str, runtime: Runtime, to: DeviceConfig) -> LoadSession:
+        if name not in self._sessions:
+            if not self.shares.beside:
+                self._close()
+            self._sessions[name] = open_session(
+                self._graph, runtime, Packed(), run_folder=self._folder / name, to=to
+            )
+        return self._sessions[name]
+
+    def _close(self, kept: str = "") -> None:
+        """Closes what is open, but for ``kept``."""
+        for name in [name for name in self._sessions if name != kept]:
+            self._sessions.pop(name).close()
+        gc.collect()  # what cycles of the last pass hold must be back before the next buffers are taken
+
+    def _switch(self, number: int, runtime: Runtime, to: DeviceConfig) -> LoadSession:
+        started = time.monotonic()
+        self._close(kept=EVAL if self.shares.beside else "")
+        if self._background is not None:
+            self._finish_background(runtime)
+        self._remove_but((number,))
+        made = None
+        if not self.shares.beside and number != self._first:
+            self._describe_pool(number)
+            made = prepare_described(self._pool(number), runtime)
+        session = self._open(self._pool(number).name, runtime, to)
+        self._current = number
+        disk = sum(f.stat().st_size for f in self._pool(number).rglob("*") if f.is_file())
+        waited = time.monotonic() - started
+        record = PoolRecord(number, number * self._config.epochs, waited, disk, self.shares.beside)
+        if made is not None:
+            record.bytes_read, record.bytes_written = made.bytes_read, made.bytes_written
+        self.records.append(record)
+        runtime.trace.event("pool", pool=number, waited_seconds=waited)
+        if self.shares.beside and (number + 1) * self._config.epochs < self._epochs:
+            self._describe_pool(number + 1)
+            self._background = Background(self._pool(number + 1), self.shares.prepare, self._rate)
+        return session
+
+    def _finish_background(self, runtime: Runtime) -> None:
+        assert self._background is not None
+        if not self._background.check():
+            task = f"wait for {self._background.folder.name}"
+            runtime.progress.start(task, 1, "pools")
+            while not self._background.check():
+                self._background.wait(_POLL_SECONDS)
+            runtime.progress.finish(task)
+        self._background.close()
+        self._background = None
+
+    def check(self) -> None:
+        """Raises the error of what runs in the background. Cheap: called for every batch."""
+        if self._background is not None:
+            self._background.check()
+
+    def as_dicts(self) -> list[dict[str, Any]]:
+        return [asdict(record) for record in self.records]
+
+    def close(self) -> None:
+        if self._background is not None:
+            self._background.close()
+            self._background = None
+        self._close()

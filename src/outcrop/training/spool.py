@@ -1,0 +1,129 @@
+"""Spooling: mode ``online`` draws a few epochs ahead, writes their rows in the order of use, and reads them back.
+
+Where the budget caches little, reading each row where it lies is a random read; reading all features once in order and
+writing what batches want is several times faster, whatever the number of epochs. The batches are the same. What is
+spooled is a run (:mod:`outcrop.preparation.prepare`), or sample pools (:mod:`outcrop.training.pools`), in a folder
+beside the graph that is gone when training ends.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import replace
+from pathlib import Path
+
+from outcrop.advisor import auto, choose, machine
+from outcrop.advisor.choose import Facts, Spooling
+from outcrop.config import TrainConfig
+from outcrop.device import gpu_named
+from outcrop.errors import BudgetError
+from outcrop.loading.modes import Online
+from outcrop.runtime import system
+from outcrop.store.graph import Graph
+from outcrop.store.lock import opened, try_lock
+from outcrop.training.supply import Supply, Wanted, prepared
+
+LEAST_BYTES = 64 << 20  # of features: less is read in a second
+_STEP_S = 0.5
+_ROWS = "rows"
+
+
+def supply(wanted: Wanted, learning: TrainConfig, closing: ExitStack) -> tuple[Supply, str]:
+    """What mode ``online`` trains from, and why that, where there was a choice; ``closing`` removes what is spooled."""
+    spooling = settle(wanted, learning)
+    direct = Supply(wanted, Online())
+    if not spooling.epochs:
+        return direct, spooling.why
+    spooled = replace(
+        wanted,
+        sampling=replace(wanted.sampling, epochs=spooling.epochs),
+        limits=replace(wanted.limits, disk_space=spooling.disk_space),
+        # Where the CPU trains it has nothing left for preparing.
+        beside=gpu_named(learning.device) is not None,
+    )
+    with ExitStack() as trying:
+        try:
+            made = prepared(spooled, trying.enter_context(folder(wanted.graph)) / _ROWS)
+        except BudgetError as error:
+            return direct, f"rows are read as batches are drawn: spooling does not fit: {error}"
+        closing.push(trying.pop_all())
+    return replace(made, spooled_epochs=spooling.epochs), spooling.why
+
+
+def settle(wanted: Wanted, learning: TrainConfig) -> Spooling:
+    """Whether and how to spool: from the rates of the disk, a few batches, and a training step; takes a few seconds."""
+    graph, limits, progress = wanted.graph, wanted.limits, wanted.progress
+    epochs = 0 if wanted.next_epoch is None else wanted.epochs - wanted.next_epoch
+    direct = Spooling(0, limits.disk_space, "")
+    if (
+        limits.memory is None  # everything is cached
+        or limits.disk_space == 0
+        or not epochs
+        or graph.feature_bytes < LEAST_BYTES
+    ):
+        return direct
+    beside = graph.path.resolve().parent
+    if not os.access(beside, os.W_OK | os.X_OK):
+        why = f"rows are read as batches are drawn: nothing may be written to {beside}, where they would be spooled"
+        return replace(direct, why=why)
+    rough = machine.rough_hardware(graph.path / graph.spec("features").file)
+    if rough is None:
+        return direct
+    task = "look at a few batches"
+    if progress is not None:
+        progress.start(task, 1, "steps")
+    seen = auto.look(graph, wanted.sampling, limits.memory)
+    step_s = _step_seconds(graph, seen, learning)
+    system.return_freed_memory()
+    if progress is not None:
+        progress.finish(task)
+    disk = os.statvfs(beside)
+    facts = Facts(
+        available_bytes=limits.memory,
+        free_disk_bytes=disk.f_bavail * disk.f_frsize,
+        epochs=epochs,
+        pool=wanted.sampling.epochs,
+        evaluated=graph.spec("valid").shape[0] / max(seen.seeds, 1) if graph.has("valid") else 0.0,
+        refresh=wanted.refresh,
+        compute_s=step_s * seen.count,
+        write_bytes_per_s=rough.disk.bytes_per_s,
+        disk_space=limits.disk_space,
+        **seen.facts(graph),
+    )
+    return choose.spooling(facts, rough)
+
+
+def _step_seconds(graph: Graph, seen: auto.Seen, learning: TrainConfig) -> float:
+    from outcrop.advisor import steps
+
+    batch = steps.batch_of(seen.batches[-1], graph.feature_dim, graph.num_classes)
+    model, hidden, device = learning.model, learning.hidden, learning.device
+    return steps.step_seconds([batch], model, hidden, graph.num_classes, seconds=_STEP_S, device=device)[0]
+
+
+@contextmanager
+def folder(graph: Graph) -> Iterator[Path]:
+    """A new folder beside ``graph``, gone at the end; first those are removed that killed trainings have left."""
+    path = graph.path.resolve()
+    prefix = f"{path.name}.spool-"
+    with ExitStack() as held:
+        # One at a time, so that nobody takes a folder for one left that is just being made.
+        with opened(path) as handle:
+            if try_lock(handle):
+                _remove_left(path.parent, prefix)
+            made = Path(tempfile.mkdtemp(prefix=prefix, dir=path.parent))
+            held.callback(shutil.rmtree, made, ignore_errors=True)
+            try_lock(held.enter_context(opened(made)))  # for as long as training runs
+        yield made
+
+
+def _remove_left(where: Path, prefix: str) -> None:
+    for left in where.glob(f"{prefix}*"):
+        with suppress(OSError), opened(left) as handle:
+            ours = all(found.name == _ROWS for found in left.iterdir())
+            if ours and try_lock(handle, wait=False):
+                shutil.rmtree(left)

@@ -1,0 +1,46 @@
+"""The files that docs/advise.md shows are read, and whatever is built in is on the page and in the command's help."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from pathlib import Path
+
+from typer.testing import CliRunner
+
+from outcrop.advisor import hardware
+from outcrop.cli.main import app
+from support import REPOSITORY
+
+PAGE = (REPOSITORY / "docs" / "advise.md").read_text()
+
+
+def test_the_files_on_the_page_are_read(tmp_path: Path) -> None:
+    machine_text, price_text = re.findall(r"```toml\n(.*?)```", PAGE, re.DOTALL)
+    for text in (machine_text, price_text):
+        name = text.splitlines()[0].removeprefix("# ")
+        (tmp_path / name).write_text(text)
+    machine = hardware.read_machine(tmp_path / "server.toml")
+    assert machine.gpu is not None
+    assert (machine.memory_bytes, machine.disks, machine.most_disks) == (128 * 2**30, 2, 8)
+    assert (machine.disk.name, machine.gpu.name, machine.gpu.memory_bytes) == ("nvme", "rtx", 24 * 10**9)
+    prices = hardware.read_prices(tmp_path / "shop.toml")
+    assert (prices.currency, prices.of("disk", "nvme"), prices.of("gpu", "rtx")) == ("EUR", 150, 1800)
+
+
+def test_what_is_built_in_is_named() -> None:
+    built_in = {path.stem for path in hardware.EXAMPLES.glob("*.toml")}
+    assert built_in == {"machine-a", "machine-a-980pro", "machine-b", "machine-c", "prices"}
+    said = " ".join(CliRunner().invoke(app, ["advise", "--help"]).stdout.replace("│", " ").split())
+    for name in built_in:
+        assert f"`{name}`" in PAGE or f"--prices {name}" in PAGE
+        assert name in said
+
+
+def test_options_on_the_page_exist() -> None:
+    said = CliRunner().invoke(app, ["advise", "--help"], env={"COLUMNS": "200"}).stdout
+    lines = [line for line in PAGE.splitlines() if line.startswith("outcrop advise")]
+    assert lines
+    for line in lines:
+        for word in shlex.split(line, comments=True):
+            assert not word.startswith("--") or f"{word} " in said, word

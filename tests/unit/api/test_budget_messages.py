@@ -1,0 +1,208 @@
+"""Refusals of a budget write every count of bytes so that a person reads its size and a program its number."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import outcrop as oc
+from artifact_support import memory_folder
+from outcrop import _core
+from outcrop.advisor.choose import Spooling
+from outcrop.config import EmbedConfig, exact_bytes, least_bytes, parse_size
+from outcrop.embed.sizing import fewest_partitions
+from outcrop.errors import BudgetError
+from outcrop.runtime.runtime import Runtime
+from outcrop.runtime.smallest_budget import SMALLER_BATCHES, smallest
+from outcrop.sampling.partitioned import fitting_partitions
+from outcrop.store.graph import Graph
+from outcrop.training import spool
+
+TRAIN = {"fanouts": (4, 4), "batch_size": 40, "hidden": 4, "epochs": 1, "progress": False}
+MODES = ("packed", "online", "memory", "memmap", "ondisk", "dynamic")
+COUNTS = ("rows", "nodes", "edges")  # what other large numbers are followed by
+
+
+def unsized(text: str) -> list[str]:
+    """The numbers of ``text`` with five digits or more that are no counts of something else and whose size is missing
+    or wrong: another than the one below or, for what is the least that works, the one above."""
+    return [
+        found[0]
+        for found in re.finditer(r"(?<![\w./-])(\d{5,})(?![\w/])(?: (\w+))?(?: \(([^)]*)\))?", text)
+        if found[2] not in COUNTS and not (found[2] == "bytes" and is_sized(text[: found.start()], found))
+    ]
+
+
+def is_sized(before: str, found: re.Match[str]) -> bool:
+    if found[3] is None:
+        return False
+    down, up = (write(int(found[1])).partition("(")[2].rstrip(")") for write in (exact_bytes, least_bytes))
+    if re.search(r"(that can is|at least|that does is) $", before):
+        return found[3] == up
+    return found[3] in (down, up)
+
+
+def about_tenths() -> list[int]:
+    """Counts of bytes about tenths, halves and wholes of each unit that is printed."""
+    edges = [int(k * 1024**power) for power in range(1, 5) for k in (1, 1.1, 1.5, 9.9, 1023, 1023.95, 1024)]
+    return [edge + more for edge in edges for more in range(-2, 3) if edge + more >= 10_000]
+
+
+def test_what_is_least_works_as_it_is_printed() -> None:
+    """The size beside the number, typed as an option, is enough; one tenth less is not."""
+    for count in [*about_tenths(), 10_000, 278_528, 1_671_168, 3_460_301]:
+        text = least_bytes(count)
+        number, size = re.fullmatch(r"(\d+) bytes \((.*)\)", text).groups()  # type: ignore[union-attr]
+        assert int(number) == count
+        value, unit = size.split()
+        assert parse_size(size) >= count, text
+        assert float(value) < 1024 or unit == "TiB"
+        assert int(Fraction(Fraction(value) - Fraction(1, 10)) * parse_size(f"1{unit}")) < count, text
+        with pytest.raises(BudgetError, match=re.escape(f"raise the budget to at least {text}") + "$"):
+            _core.Budget.create(1).reserve("x", count)
+    assert least_bytes(512) == "512 bytes"
+
+
+def test_what_there_is_is_no_less_than_printed() -> None:
+    """So that a budget that was refused does not look as large as the smallest one that works."""
+    for count in [*about_tenths(), 10_000, 278_528, 1_671_168, 3_460_301]:
+        text = exact_bytes(count)
+        size = re.fullmatch(rf"{count} bytes \((.*)\)", text)[1]  # type: ignore[index]
+        value, unit = size.split()
+        tenth = Fraction(parse_size(f"1{unit}"), 10)
+        assert 0 <= count - Fraction(value) * parse_size(f"1{unit}") < tenth, text
+    assert exact_bytes(1_456_741) == "1456741 bytes (1.3 MiB)"
+    assert least_bytes(1_456_742) == "1456742 bytes (1.4 MiB)"
+
+
+def test_what_is_unsized() -> None:
+    assert unsized("the smallest budget that can is 1677723 bytes (1.6 MiB)") == ["1677723 bytes (1.6 MiB)"]
+    assert unsized("the smallest budget that can is 1677723 bytes (1.7 MiB), 1677723 bytes (1.6 MiB)") == []
+    assert unsized("12345 bytes (12.1 KiB) of 9999 bytes, 54321 rows in /tmp/12345/g") == []
+    assert unsized("12345 bytes (11.9 KiB), 54321 are free, 77777 bytes") == [
+        "12345 bytes (11.9 KiB)",
+        "54321 are",
+        "77777 bytes",
+    ]
+
+
+@pytest.mark.parametrize(
+    "count", [10_000, 1 << 20, 1_048_575, 1_456_741, (1 << 30) + (1 << 29), 1 << 40, 1 << 51]
+)
+def test_both_languages_write_sizes_alike(count: int) -> None:
+    with pytest.raises(BudgetError) as refused:
+        _core.Budget.create(count).reserve("x", count + 10_000)
+    assert (
+        f"memory budget of {exact_bytes(count)} cannot hold another {exact_bytes(count + 10_000)} for 'x'"
+        in str(refused.value)
+    )
+
+
+@pytest.fixture(scope="module")
+def graph() -> Iterator[Graph]:
+    with memory_folder() as folder:
+        yield oc.generate_graph(
+            folder / "g", nodes=600, edges=6000, features=200, classes=3, train_fraction=0.1
+        )
+
+
+def calls(graph: Graph, out: Path) -> dict[str, Callable[[], Any]]:
+    """Calls that are refused, at each of several limits in Python and in C++."""
+    edges = np.random.default_rng(0).integers(0, 600, (6000, 2))
+    oc.train(graph, mode="memory", model="gcn", checkpoint=out / "ckpt", **TRAIN)
+    oc.embed_prepare(graph.path, out / "embed", partitions=8, progress=False)
+
+    def training(mode: str, memory: int) -> Callable[[], Any]:
+        return lambda: oc.train(graph, mode=mode, memory=memory, **TRAIN)
+
+    def preparing(name: str, **limits: Any) -> Callable[[], Any]:
+        where: dict[str, Any] = {
+            "fanouts": (4, 4),
+            "batch_size": 40,
+            "epochs": 1,
+            "progress": False,
+            **limits,
+        }
+        return lambda: oc.prepare(graph, out / name, **where)
+
+    return {
+        **{f"{mode} {memory}": training(mode, memory) for mode in MODES for memory in (20_000,)},
+        **{f"prepare {n}": preparing(f"p{n}", memory=n) for n in (20_000, 200_000)},
+        "disk": preparing("disk", memory="4MiB", disk_space=50_000),
+        "device": preparing("device", memory="4MiB", gpu_memory=20_000),
+        "infer": lambda: oc.infer(
+            graph, checkpoint=out / "ckpt", out=out / "o.npy", memory=300_000, progress=False
+        ),
+        **{f"import {n}": lambda n=n: oc.import_graph(edges, out / "i", memory=n) for n in (20_000, 700_000)},
+        "generate": lambda: oc.generate_graph(out / "n", memory=100_000),
+        "buckets": lambda: oc.embed_prepare(
+            graph.path, out / "b", partitions=8, memory=200_000, progress=False
+        ),
+        "embed": lambda: oc.embed_train(out / "embed", dim=400, memory=500_000, progress=False),
+        "sizing": lambda: fewest_partitions(10**9, 10**9, 0, EmbedConfig(dim=400), 10**6),
+        "partitions": lambda: fitting_partitions(graph, 64, 2, 20_000, 0),
+        "topology": lambda: _core.CscBuilder(
+            (runtime := Runtime()).io, runtime.budget, runtime.workers, str(out), 10, memory_bytes=10_000
+        ),
+    }
+
+
+def test_every_refusal_writes_sizes(graph: Graph, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also the refusals that were turned into others on their way up."""
+    monkeypatch.setattr(spool, "settle", lambda *_: Spooling(0, None, ""))  # which would measure the machine
+    said = set()
+    for name, call in calls(graph, tmp_path).items():
+        with pytest.raises(BudgetError) as refused:
+            call()
+        error: BaseException | None = refused.value
+        while error is not None:
+            said.add(re.sub(r"\d+", "0", str(error)))
+            assert unsized(str(error)) == [], (name, str(error))
+            error = error.__cause__ or error.__context__
+    assert len(said) >= 12
+
+
+def test_a_mode_that_works_is_named(graph: Graph, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where packing is refused a budget that another mode can train with: smaller batches may take more to pack."""
+    monkeypatch.setattr(spool, "settle", lambda *_: Spooling(0, None, ""))
+
+    def refused(mode: str, memory: int) -> BudgetError:
+        with pytest.raises(BudgetError) as found:
+            oc.train(graph, mode=mode, memory=memory, **TRAIN)
+        return found.value
+
+    packed, online, ondisk = (refused(mode, 20_000).smallest for mode in ("packed", "online", "ondisk"))
+    assert packed is not None
+    assert online is not None
+    assert ondisk is not None
+    assert online < packed
+    assert str(refused("packed", packed - 1)).endswith("; --mode online works with this budget")
+    oc.train(graph, mode="online", memory=packed - 1, **TRAIN)
+    if ondisk < online:
+        assert str(refused("packed", online - 1)).endswith("; --mode ondisk works with this budget")
+        assert str(refused("online", online - 1)).endswith("; --mode ondisk works with this budget")
+    assert str(refused("packed", min(online, ondisk) - 1)).endswith(SMALLER_BATCHES)
+
+
+@given(
+    start=st.integers(20_000, 10**7),
+    hole=st.integers(0, 1000),
+    refused=st.lists(st.integers(1, 10**7), min_size=2, max_size=4),
+)
+def test_what_is_named_does_not_depend_on_what_was_refused(start: int, hole: int, refused: list[int]) -> None:
+    """Also where a few budgets above the smallest do not work, as rounding brings with it."""
+
+    def fits(limit: int) -> bool:
+        return limit >= start and limit != start + hole
+
+    below = [limit for limit in refused if not fits(limit)]
+    assert len({smallest(limit, fits) for limit in below}) <= 1 + (hole > 0)
+    assert all(fits(found) for limit in below if (found := smallest(limit, fits)) is not None)

@@ -1,0 +1,60 @@
+"""Modules imported by the paths they had: the same objects, with a warning that says the new path."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+
+import pytest
+
+import outcrop
+from outcrop.runtime import runtime
+
+MOVED = {
+    "outcrop.api.auto": ("outcrop.advisor.auto", "settle"),
+    "outcrop.api.counting": ("outcrop.advisor.counting", "count"),
+    "outcrop.api.epochs": ("outcrop.advisor.epochs", "for_training"),
+    "outcrop.api.import_budget": ("outcrop.importing.import_budget", "runtime_of_import"),
+    "outcrop.api.pools": ("outcrop.training.pools", "Pools"),
+    "outcrop.api.shortcuts": ("outcrop.api.prepare", "open_run"),
+    "outcrop.api.spool": ("outcrop.training.spool", "supply"),
+    "outcrop.api.supply": ("outcrop.training.supply", "Supply"),
+    "outcrop.checkpoint": ("outcrop.nn.checkpoint", "load_model"),
+    "outcrop.foreign": ("outcrop.sampling.external", "ForeignBatches"),
+    "outcrop.gpuio": ("outcrop.rows.rings", "GpuDiskRows"),
+    "outcrop.gpuio.queue": ("outcrop.rows.rings.queue", "RowQueue"),
+    "outcrop.models": ("outcrop.nn.models", "Model"),
+    "outcrop.progress": ("outcrop.runtime.progress", "Progress"),
+    "outcrop.tiers": ("outcrop.loading.online.tiers", "place"),
+}
+
+
+@pytest.mark.parametrize("old", MOVED)
+def test_an_old_path_gives_the_same_objects_and_warns(
+    old: str, monkeypatch: pytest.MonkeyPatch, recwarn: pytest.WarningsRecorder
+) -> None:
+    new, name = MOVED[old]
+    moved = next(path for path in outcrop._MOVED if old == path or old.startswith(f"{path}."))
+    for known in {old, moved} & sys.modules.keys():
+        monkeypatch.delitem(sys.modules, known)
+    exec(compile(f"import {old}", "user.py", "exec"), {})
+    said = [str(warning.message) for warning in recwarn if warning.filename == "user.py"]
+    assert f"{old} has moved: import {new}" in said
+    module = sys.modules[old]
+    assert getattr(module, name) is getattr(importlib.import_module(new), name)
+    assert module.__name__ == module.__spec__.name == new
+    package, _, last = moved.rpartition(".")
+    monkeypatch.delattr(sys.modules[package], last)
+
+
+def test_a_path_that_never_was_is_unknown() -> None:
+    with pytest.raises(ModuleNotFoundError, match=r"outcrop\.slots"):
+        importlib.import_module("outcrop.slots")
+
+
+def test_the_runtime_has_its_old_path_too() -> None:
+    with pytest.warns(DeprecationWarning, match=r"use outcrop\.Runtime"):
+        from outcrop.runtime import Runtime
+    assert Runtime is runtime.Runtime
+    with pytest.raises(ImportError, match="nothing"):
+        from outcrop.runtime import nothing  # noqa: F401

@@ -1,0 +1,185 @@
+"""``outcrop.pyg``: NeighborLoader from disk against a graph in memory, and the stores against torch_geometric's own."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+import torch
+
+import outcrop
+from artifact_support import memory_folder
+from outcrop.errors import ArgumentError
+from outcrop.runtime.runtime import Runtime
+from outcrop.store.graph import Graph
+from outcrop.testing import write_graph
+
+importlib.import_module("torch_geometric")
+
+NODES = 300
+
+
+@pytest.fixture(scope="module")
+def graph() -> Iterator[Graph]:
+    rng = np.random.default_rng(0)
+    edges = np.unique(rng.integers(0, NODES, (2, 2500)), axis=1)
+    with memory_folder() as folder:
+        yield write_graph(
+            folder / "graph",
+            edges,
+            NODES,
+            Runtime(threads=1),
+            features=rng.standard_normal((NODES, 6)).astype(np.float32),
+            labels=rng.integers(0, 4, NODES),
+            splits={"train": np.arange(0, 100), "test": np.arange(120, 150)},
+            edge_weight=(rng.random(edges.shape[1]) + 0.1).astype(np.float32),
+        )
+
+
+def features_of(graph: Graph) -> np.ndarray:
+    return np.fromfile(graph.path / "features.bin", "<f4", NODES * 6).reshape(NODES, 6)
+
+
+def in_neighbours(graph: Graph) -> list[list[int]]:
+    source, target = graph.edge_index()
+    lists: list[list[int]] = [[] for _ in range(NODES)]
+    for u, v in zip(source.tolist(), target.tolist(), strict=True):
+        lists[v].append(u)
+    return lists
+
+
+def test_batches_are_neighborloaders(graph):
+    """Hop by hop: each node met in the hop before has min(fanout, degree) distinct in-neighbours of the graph's."""
+    lists, x = in_neighbours(graph), features_of(graph)
+    train = torch.arange(0, 100)
+    loader = outcrop.pyg.NeighborLoader(
+        str(graph.path), num_neighbors=[5, 3], batch_size=32, input_nodes=train, shuffle=True, memory="4MiB"
+    )
+    assert len(loader) == 4
+    epochs = []
+    for _ in range(2):
+        seen, seeds = [], []
+        for batch in loader:
+            assert batch.validate()
+            assert np.array_equal(batch.x.numpy(), x[batch.n_id.numpy()])
+            assert torch.equal(train[batch.input_id], batch.n_id[: batch.batch_size])
+            source, target = batch.n_id[batch.edge_index].tolist()
+            degree = np.bincount(target, minlength=NODES)
+            first = 0
+            for size, fanout in zip(batch.num_sampled_nodes, (5, 3), strict=False):
+                for v in batch.n_id[first : first + size].tolist():
+                    assert degree[v] == min(fanout, len(lists[v]))
+                first += size
+            pairs = list(zip(source, target, strict=True))
+            assert len(set(pairs)) == len(pairs)
+            assert all(u in lists[v] for u, v in pairs)
+            seen.append(batch.n_id.tolist())
+            seeds += seen[-1][: batch.batch_size]
+        assert sorted(seeds) == list(range(100))
+        epochs.append(seen)
+    assert epochs[0] != epochs[1]  # each iteration draws anew
+    again = outcrop.pyg.NeighborLoader(
+        graph,
+        [5, 3],
+        train,
+        batch_size=32,
+        shuffle=True,
+        mode="memory",
+        num_workers=4,
+        persistent_workers=True,
+    )
+    assert [batch.n_id.tolist() for batch in again] == epochs[0]
+
+
+def test_seeds_come_as_asked_for(graph):
+    loader = outcrop.pyg.NeighborLoader(graph, [-1], batch_size=64)
+    assert torch.equal(torch.cat([b.n_id[: b.batch_size] for b in loader]), torch.arange(NODES))
+    dropped = outcrop.pyg.NeighborLoader(graph, [2], "test", batch_size=8, drop_last=True)
+    assert (len(dropped), [b.batch_size for b in dropped]) == (3, [8, 8, 8])
+    shown = outcrop.pyg.NeighborLoader(
+        graph, [2], batch_size=100, transform=lambda batch: batch.n_id.tolist()
+    )
+    assert len({tuple(ids) for _ in range(2) for ids in shown}) == 6  # drawn anew without shuffling, too
+
+
+def test_induced_and_weighted_batches(graph):
+    lists = in_neighbours(graph)
+    (batch,) = outcrop.pyg.NeighborLoader(graph, [2, 2], [7, 8], batch_size=2, subgraph_type="induced")
+    inside = set(batch.n_id.tolist())
+    ends = set(zip(*batch.n_id[batch.edge_index].tolist(), strict=True))
+    assert ends == {(u, v) for v in inside for u in lists[v] if u in inside}
+    del batch
+    (batch,) = outcrop.pyg.NeighborLoader(
+        graph, [2], [7, 8], batch_size=2, weight_attr="edge_weight", edge_ids=True
+    )
+    weights = np.fromfile(graph.path / "edge_weight.bin", "<f4", graph.num_edges)
+    assert np.array_equal(weights[batch.e_id.numpy()], batch.edge_weight.numpy())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"time_attr": "time"}, "time_attr is not possible"),
+        ({"disjoint": True, "input_time": torch.zeros(1)}, r"input_time .*; disjoint .*"),
+        ({"subgraph_type": "bidirectional"}, "subgraph_type is not possible: known: directional, induced"),
+        ({"weight_attr": "w"}, "edge_weight"),
+        ({"input_nodes": torch.tensor([NODES])}, f"the first {NODES}, are not in 0 to {NODES - 1}"),
+        ({"input_nodes": "valid"}, "no split 'valid'; it has all, train, test"),
+        ({"num_neighbors": {("a", "b", "c"): [1]}}, "one type of edges"),
+        ({"num_neighbors": [0]}, "fanout 0"),
+        ({"data": object()}, "import it once"),
+        ({"mode": "packed"}, "mode packed"),
+    ],
+)
+def test_what_cannot_be_followed_is_named(graph, arguments, message):
+    with pytest.raises(ArgumentError, match=message):
+        outcrop.pyg.NeighborLoader(**{"data": graph, "num_neighbors": [2], **arguments})
+
+
+def test_the_feature_store_equals_torch_geometrics(graph):
+    from torch_geometric.testing import MyFeatureStore
+
+    store, _ = outcrop.pyg.stores(graph.path)
+    reference = MyFeatureStore()
+    masks = {f"{name}_mask": np.isin(np.arange(NODES), ids) for name, ids in
+             (("train", np.arange(100)), ("test", np.arange(120, 150)))}  # fmt: skip
+    tables = {"x": features_of(graph), "y": np.fromfile(graph.path / "labels.bin", "<i8", NODES), **masks}
+    for name, table in tables.items():
+        reference.put_tensor(torch.from_numpy(table), group_name=None, attr_name=name, index=None)
+    assert [a.attr_name for a in store.get_all_tensor_attrs()] == list(tables)
+    indices = [None, slice(None), torch.tensor([5, 2, 5, 299]), torch.zeros(0, dtype=torch.long)]
+    for name in tables:
+        for index in indices:
+            asked = {"group_name": None, "attr_name": name, "index": index}
+            assert torch.equal(store.get_tensor(**asked), reference.get_tensor(**asked))
+        assert store.get_tensor_size(None, name) == tuple(reference.get_tensor_size(None, name))
+        part = store.get_tensor(group_name=None, attr_name=name, index=slice(10, 20))
+        assert torch.equal(part, torch.from_numpy(tables[name][10:20]))
+    assert torch.equal(
+        store.view(group_name=None)["x"][torch.tensor([3])], torch.from_numpy(tables["x"][[3]])
+    )
+    with pytest.raises(KeyError, match="it has x, y"):
+        store.get_tensor(group_name=None, attr_name="z", index=None)
+    with pytest.raises(ArgumentError, match="cannot be changed"):
+        store.put_tensor(torch.zeros(1), group_name=None, attr_name="x", index=None)
+
+
+def test_the_graph_store_equals_torch_geometrics(graph):
+    from torch_geometric.testing import MyGraphStore
+
+    _, store = outcrop.pyg.stores(graph)
+    coo = torch.from_numpy(graph.edge_index())
+    reference = MyGraphStore()
+    reference.put_edge_index(
+        (coo[0], coo[1]), edge_type=None, layout="coo", is_sorted=True, size=(NODES, NODES)
+    )
+    for layout in ("csc", "csr", "coo"):
+        for ours, theirs in zip(getattr(store, layout)()[:2], getattr(reference, layout)()[:2], strict=True):
+            assert torch.equal(ours, theirs)
+    row, colptr = store.get_edge_index(edge_type=None, layout="csc")
+    target = torch.repeat_interleave(torch.arange(NODES), colptr.diff())
+    assert torch.equal(torch.stack([row, target]), coo)
+    with pytest.raises(KeyError, match="not found"):
+        store.get_edge_index(edge_type=("a", "b", "c"), layout="coo")

@@ -1,0 +1,150 @@
+"""What is trained when, and where negatives come from."""
+
+from __future__ import annotations
+
+from collections import Counter
+from itertools import combinations
+
+import numpy as np
+import pytest
+
+from outcrop.embed import schedule as schedules
+from outcrop.embed.negatives import Pool
+from outcrop.embed.numbering import Division
+from outcrop.embed.orders import ORDERS, Order, make_order
+from outcrop.embed.schedule import Schedule
+
+
+def first_state(schedule: Schedule, order: Order, epoch: int, sweeps: int) -> set[int]:
+    """Slices that are resident where an epoch begins."""
+    return {*schedule.partitions(epoch * sweeps)[list(order.states[0])].ravel().tolist()}
+
+
+@pytest.mark.parametrize("order", ORDERS)
+@pytest.mark.parametrize(
+    ("p", "c", "slices", "sweeps"),
+    [(1, 3, 1, 1), (2, 2, 3, 2), (4, 3, 2, 1), (9, 3, 1, 3), (8, 3, 4, 2), (12, 4, 1, 1), (16, 8, 1, 1)],
+)
+def test_every_edge_is_trained_once_an_epoch_among_slices_that_are_there(
+    order, p, c, slices, sweeps, monkeypatch
+):
+    monkeypatch.setattr(schedules, "UNIT_EDGES", 40)
+    parts = p * slices
+    counts = np.random.default_rng(p).integers(0, 100 // slices, parts * parts)
+    counts[:: parts + 2] = 0  # empty buckets too
+    starts = np.concatenate([[0], np.cumsum(counts)])
+    made = make_order(order, p, min(c, p))
+    schedule = Schedule(made, slices, starts, seed=5, sweeps=sweeps)
+    held = first_state(schedule, made, 0, sweeps)
+    for epoch in range(3):
+        trained = Counter()
+        if len(made.states[0]) == len(made.states[-1]):
+            assert held == first_state(schedule, made, epoch, sweeps)  # nothing is loaded between epochs
+        held = first_state(schedule, made, epoch, sweeps)
+        coming: tuple[int, ...] | None = None
+        for number, unit in enumerate(schedule.units(epoch)):
+            assert unit.number == number
+            if len(made.states[0]) != len(made.states[-1]) and not held & {*unit.state}:
+                held = {*unit.state}  # loaded between sweeps
+            for source, target, first, stop in unit.pieces.tolist():
+                bucket = source * parts + target
+                assert starts[bucket] <= first < stop <= starts[bucket + 1]
+                assert {source, target} <= held
+                trained.update(range(first, stop))
+            assert unit.num_edges <= 40 + len(unit.pieces)  # shares of buckets, rounded
+            if unit.swap and not unit.bare:
+                assert {*unit.swap[0]} <= held
+                held -= {*unit.swap[0]}
+                coming = unit.swap[1]
+            assert all({source, target} <= held for source, target in unit.pieces[:, :2].tolist())
+            assert {*unit.pool} == held  # negatives: all that is there, nothing that comes or goes
+            assert len(held) <= c * slices
+            if unit.last and unit.swap and unit.bare:
+                held -= {*unit.swap[0]}
+                coming = unit.swap[1]
+            if unit.last and coming is not None:
+                held |= {*coming}
+                coming = None
+        assert trained == Counter(range(starts[-1]))
+
+
+def test_slices_are_dealt_out_anew_and_nothing_moves_between_sweeps():
+    order = make_order("best", 8, 3)
+    schedule = Schedule(order, 4, np.arange(32 * 32 + 1), seed=1, sweeps=2)
+    together = Counter()
+    for sweep in range(200):
+        dealt = schedule.partitions(sweep)
+        assert sorted(dealt.ravel()) == list(range(32))
+        if sweep:
+            before = schedule.partitions(sweep - 1)
+            assert {*before[list(order.states[-1])].ravel()} == {*dealt[list(order.states[0])].ravel()}
+        for partition in dealt:
+            together.update(tuple(pair) for pair in combinations(sorted(partition.tolist()), 2))
+    assert len(together) == 32 * 31 // 2  # every two slices meet in a partition
+    expected = 200 * 8 * 6 / len(together)
+    assert min(together.values()) > expected / 3
+    assert max(together.values()) < expected * 2
+
+
+def test_units_mix_all_that_is_trained_at_a_time(monkeypatch):
+    """Of every bucket of a state an equal share in each unit, others in other epochs."""
+    monkeypatch.setattr(schedules, "UNIT_EDGES", 500)
+    starts = np.arange(64 + 1) * 300
+    schedule = Schedule(make_order("best", 8, 3), 1, starts, seed=2)
+    shared = []
+    for epoch in range(2):
+        units = list(schedule.units(epoch))
+        for unit in units:
+            sizes = unit.pieces[:, 3] - unit.pieces[:, 2]
+            assert sizes.max() - sizes.min() <= 1
+        with_bucket = [unit for unit in units if (unit.pieces[:, 0] * 8 + unit.pieces[:, 1] == 10).any()]
+        assert len(with_bucket) > 1
+        shared.append({tuple(sorted(map(tuple, unit.pieces.tolist()))) for unit in units})
+    assert shared[0] != shared[1]
+
+
+def test_epochs_differ_and_seeds_do():
+    starts = np.arange(0, 65 * 3, 3)
+    order = make_order("best", 8, 3)
+    one, two = Schedule(order, 1, starts, 1), Schedule(order, 1, starts, 2)
+    sequences = [[u.pieces.tolist() for u in s.units(e)] for s in (one, two) for e in (0, 1)]
+    assert len({str(s) for s in sequences}) == 4
+    again = Schedule(order, 1, starts, 1)
+    assert [u.pieces.tolist() for u in again.units(1)] == sequences[
+        1
+    ]  # later epochs without the earlier ones
+
+
+def test_negatives_are_rows_that_are_there():
+    division = Division(103, 5)  # sizes 21, 21, 21, 20, 20
+    pool = Pool([4, 1, 3], division)
+    assert len(pool) == 61
+    part, row = pool.draw(60, (1, 2), 0.0)
+    assert len(part) == 60
+    many = [pool.draw(60, (1, k), 0.0) for k in range(200)]
+    seen = Counter(
+        zip(np.concatenate([m[0] for m in many]), np.concatenate([m[1] for m in many]), strict=True)
+    )
+    assert set(seen) == {(4, r) for r in range(20)} | {(1, r) for r in range(21)} | {
+        (3, r) for r in range(20)
+    }
+    assert max(seen.values()) < 2 * min(seen.values())  # of about 197 each
+    np.testing.assert_array_equal(pool.draw(60, (1, 2), 0.0), (part, row))
+    assert not np.array_equal(pool.draw(60, (1, 3), 0.0)[1], row)
+    part, row = pool.draw(61, (1, 2), 0.0)  # all of them, once
+    assert len({*zip(part.tolist(), row.tolist(), strict=True)}) == 61
+
+
+def test_negatives_in_proportion_to_degree():
+    division = Division(10, 2)
+    degrees = [np.array([0, 0, 30, 0, 0], np.uint32), np.array([10, 0, 0, 0, 0], np.uint32)]
+    pool = Pool([0, 1], division, degrees)
+    part, row = pool.draw(9, (0, 0), 1.0)
+    assert set(zip(part.tolist(), row.tolist(), strict=True)) <= {(0, 2), (1, 0)}
+    many = [pool.draw(8, (0, k), 0.5) for k in range(500)]
+    seen = Counter(
+        zip(np.concatenate([m[0] for m in many]), np.concatenate([m[1] for m in many]), strict=True)
+    )
+    assert seen[0, 2] / 4000 == pytest.approx(0.5 * 0.75 + 0.05, abs=0.03)
+    assert seen[1, 1] / 4000 == pytest.approx(0.05, abs=0.02)
+    assert len(Pool([0], division, [np.zeros(5, np.uint32)]).draw(3, (0, 0), 1.0)[0]) == 3

@@ -1,0 +1,430 @@
+"""Packing: every byte of records and caches worked out with NumPy, whatever budget, backend, threads or leftovers."""
+
+from __future__ import annotations
+
+import ctypes
+import shutil
+from collections.abc import Callable
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from outcrop import _core
+from outcrop.config import IoConfig, PlanConfig
+from outcrop.errors import ChecksumError
+from outcrop.preparation import pack as packing
+from outcrop.runtime import memory_tables
+from outcrop.runtime.runtime import Runtime
+from outcrop.store import packed, placement, record, samples
+from outcrop.store.address_table import AddressTable
+from outcrop.store.verify import verify_artifact
+from run_support import (
+    DTYPES,
+    ITEM_BYTES,
+    PAGE,
+    WIDTHS,
+    Stages,
+    a_graph,
+    as_rows,
+    config_with_cache,
+    meta_size,
+    packed_run,
+    planned,
+    random_features,
+    round_up,
+    sampled,
+    span_of,
+)
+
+Make = Callable[..., Runtime]
+FILES = (
+    "records.bin",
+    "host_cache.bin",
+    "device_cache.bin",
+    "disk_cache.bin",
+    "page_crc.bin",
+    "rows_crc.bin",
+)
+
+
+def crc32c(data: bytes) -> int:
+    """Bit by bit, from the definition (Castagnoli, reflected)."""
+    table = []
+    for byte in range(256):
+        for _ in range(8):
+            byte = byte >> 1 ^ (0x82F63B78 if byte & 1 else 0)
+        table.append(byte)
+    crc = 0xFFFFFFFF
+    for byte in data:
+        crc = crc >> 8 ^ table[(crc ^ byte) & 255]
+    return crc ^ 0xFFFFFFFF
+
+
+def disk_cache_nodes(run: Stages) -> np.ndarray:
+    """The node of each row of the disk cache, from the plan's lists."""
+    nodes = np.zeros(run.places.num_disk_rows, np.int64)
+    ids, rank = (run.places.disk_array(name).read("test") for name in ("disk_ids", "disk_rank"))
+    for first, stop in pairwise(run.places.disk_blocks):
+        nodes[first + rank[first:stop]] = ids[first:stop]
+    return nodes
+
+
+def rows_of_segment(run: Stages, nodes: np.ndarray, segment: int) -> dict[int, int]:
+    ranges = range(len(run.places.range_starts) - 1)
+    return {int(nodes[row]): row for r in ranges for row in run.places.region(r, segment)}
+
+
+def expected_files(run: Stages, features: np.ndarray) -> dict[str, bytes]:
+    """The files of the pack stage from the samples, the plan's id lists and the features alone."""
+    host, device = run.places.host_ids, run.places.device_ids
+    nodes, shared, segment = disk_cache_nodes(run), {}, -1
+    row_bytes, out, crcs = features.shape[1], [], []
+    for p, number in enumerate(run.places.packed_batches):
+        batch = run.batch(int(number))
+        if run.places.segment_batches and p // run.places.segment_batches != segment:
+            segment = p // run.places.segment_batches
+            shared = rows_of_segment(run, nodes, segment)
+        in_host, in_device = np.isin(batch.n_id, host), np.isin(batch.n_id, device)
+        at = [np.flatnonzero(where).astype(np.int32) for where in (in_host, in_device)]
+        disk = sorted((shared[n], i) for i, n in enumerate(batch.n_id.tolist()) if n in shared)
+        table = AddressTable(
+            at[0],
+            np.searchsorted(host, batch.n_id[at[0]]).astype(np.int32),
+            at[1],
+            np.searchsorted(device, batch.n_id[at[1]]).astype(np.int32),
+            np.array([i for _, i in disk], np.int32),
+            np.array([row for row, _ in disk], np.int32),
+        )
+        meta = record.encode(batch, table, run.samples.id_bytes).tobytes()
+        assert len(meta) == round_up(meta_size(batch, table.num_cached))
+        on_disk = np.isin(batch.n_id, list(shared))
+        assert not (on_disk & (in_host | in_device)).any()
+        rows = features[batch.n_id[~(in_host | in_device | on_disk)]].tobytes()
+        blob = meta + (bytes(table.num_cached * row_bytes % PAGE) + rows if rows else b"")
+        assert round_up(len(blob)) == span_of(batch, table.num_cached, row_bytes)
+        out.append(blob + bytes(-len(blob) % PAGE))
+        crcs.append(crc32c(rows))
+    files = {"records.bin": b"".join(out), "rows_crc.bin": np.array(crcs, "<u4").tobytes()}
+    for name, ids in (("host_cache", host), ("device_cache", device), ("disk_cache", nodes)):
+        files[f"{name}.bin"] = features[ids].tobytes()
+    disk = files["disk_cache.bin"] + bytes(-len(files["disk_cache.bin"]) % PAGE)
+    sums = [crc32c(disk[at : at + PAGE]) for at in range(0, len(disk), PAGE)]
+    files["page_crc.bin"] = np.array(sums, "<u4").tobytes()
+    return {name: data + bytes(-len(data) % PAGE) for name, data in files.items()}
+
+
+def check(run: Stages, features: np.ndarray, name: str = "pack") -> None:
+    folder = run.folder / name
+    expected = expected_files(run, features)
+    for file in FILES:
+        assert (folder / file).read_bytes() == expected[file], file
+    assert {f.name for f in folder.iterdir()} == {*FILES, "manifest.json"}
+
+
+@pytest.mark.parametrize("layout", ["packed", "3,1"])
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("width", WIDTHS)
+def test_records_and_caches_equal_numpy(
+    tmp_path: Path, make_runtime: Make, width: int, dtype: str, layout: str, monkeypatch: pytest.MonkeyPatch
+):
+    """One page per chunk, so that rows straddle chunks or span several, in a budget hardly larger than the buffers."""
+    monkeypatch.setattr(memory_tables, "PACK_CHUNK", replace(memory_tables.PACK_CHUNK, most=PAGE))
+    runtime = make_runtime(threads=1)
+    graph = a_graph(tmp_path / "g", runtime, width=width, dtype=dtype, nodes=150, edges=900, train=50)
+    sample_set = sampled(graph, tmp_path, runtime, fanouts=(3, 3), batch_size=10)
+    row_bytes = width * ITEM_BYTES[dtype]
+    config = config_with_cache(sample_set, row_bytes, 30, 10, layout=layout)
+    places = planned(graph, tmp_path, runtime, sample_set, config)
+    tight = make_runtime(tight_budget(graph), threads=1)
+    run = reopened(graph, tmp_path, tight)
+    packing.pack(graph, run.samples, run.places, tmp_path / "pack", tight)
+    check(run, as_rows(random_features(150, width, dtype)))
+    assert len(places.host_ids) == 30
+    assert len(places.device_ids) == 10
+    assert (places.num_disk_rows > 50) == (layout != "packed")
+    assert tight.budget.peak_bytes <= tight.budget.limit_bytes
+    assert verify_artifact(tmp_path / "pack", runtime)["arrays"] == 6
+
+
+def tight_budget(graph) -> int:
+    """Little more than the smallest working buffers."""
+    row_bytes = graph.spec("features").stride_bytes
+    return 300_000 + 16 * row_bytes + 4 * 8 * PAGE // row_bytes
+
+
+def reopened(graph, folder: Path, runtime: Runtime) -> Stages:
+    return Stages(
+        graph,
+        folder,
+        samples.open_samples(runtime, folder / "sample"),
+        placement.open_placement(runtime, folder / "plan"),
+        None,
+    )
+
+
+def test_manifest_checksums_are_plain_checksums(tmp_path: Path, make_runtime: Make):
+    runtime = make_runtime(threads=1)
+    graph = a_graph(tmp_path / "g", runtime, width=9, nodes=200, train=40)
+    sample_set = sampled(graph, tmp_path, runtime, epochs=1)
+    run = packed_run(
+        graph, tmp_path, runtime, config_with_cache(sample_set, 36, 20, 5, layout="2,1"), epochs=1
+    )
+    manifest = packed.manifests.read(tmp_path / "pack", packed.FORMAT, packed.VERSION)
+    for spec in manifest.arrays.values():
+        data = (tmp_path / "pack" / spec.file).read_bytes()
+        assert len(data) == spec.file_bytes
+        assert (
+            crc32c(data[: spec.data_bytes])
+            == spec.crc32c
+            == _core.crc32c(np.frombuffer(data[: spec.data_bytes], np.uint8))
+        )
+        assert not any(data[spec.data_bytes :])
+    assert run.records is not None
+
+
+# Budgets from "a page at a time, some batches at a time" to "everything at once".
+@pytest.mark.parametrize("backend", ["uring", "pread"])
+@pytest.mark.parametrize("threads", [1, 2])
+def test_the_same_bytes_whatever_the_budget_of_packing(
+    tmp_path: Path, make_runtime: Make, backend: str, threads: int
+):
+    runtime = make_runtime(threads=1)
+    graph = a_graph(tmp_path / "g", runtime, width=343, dtype="float16", train=200, nodes=500)
+    sample_set = sampled(graph, tmp_path, runtime, batch_size=2)
+    planned(graph, tmp_path, runtime, sample_set, config_with_cache(sample_set, 686, 50, 20, layout="20,1"))
+    features = as_rows(random_features(500, 343, "float16"))
+    seen = set()
+    for memory in ("280KiB", "420KiB", "1MiB", None):
+        limited = make_runtime(memory, threads=threads, io=IoConfig(backend=backend, depth=8))
+        run = reopened(graph, tmp_path, limited)
+        name = f"pack-{memory}"
+        manifest = packing.pack(graph, run.samples, run.places, tmp_path / name, limited)
+        check(run, features, name)
+        seen.add((manifest.attributes["episodes"], limited.budget.peak_bytes <= limited.budget.limit_bytes))
+        verify_artifact(tmp_path / name, limited)
+    assert {ok for _, ok in seen} == {True}
+    assert min(e for e, _ in seen) == 1 < 3 <= max(e for e, _ in seen)
+
+
+@pytest.mark.exact_io
+@pytest.mark.parametrize("memory", ["280KiB", "420KiB", "8MiB"])
+def test_each_page_of_the_features_is_read_once_per_pass(
+    tmp_path: Path, make_runtime: Make, memory: str, monkeypatch: pytest.MonkeyPatch
+):
+    """All bytes read are accounted for: the features once per pass, the samples once, and the ids of each chunk."""
+    runtime = make_runtime(threads=1)
+    graph = a_graph(tmp_path / "g", runtime, width=343, dtype="float16", train=200, nodes=500)
+    sample_set = sampled(graph, tmp_path, runtime, batch_size=5)
+    planned(graph, tmp_path, runtime, sample_set, config_with_cache(sample_set, 686, 50, 20, layout="8,1"))
+    counted = make_runtime(memory, threads=1)
+    run = reopened(graph, tmp_path, counted)
+    _ = run.places.host_ids, run.places.device_ids  # read before counting starts
+    chunks: list[tuple[int, int]] = []
+    original = packing._Packer._read_chunks
+
+    def watched(self, start, buffers):
+        for chunk in original(self, start, buffers):
+            chunks.append((chunk[2], chunk[3]))
+            yield chunk
+
+    monkeypatch.setattr(packing._Packer, "_read_chunks", watched)
+    before = counted.io.counters
+    episodes = packing.pack(graph, run.samples, run.places, tmp_path / "pack", counted).attributes["episodes"]
+    read = counted.io.counters.read_bytes - before.read_bytes
+    one_pass = chunks[: len(chunks) // episodes]
+    assert chunks == one_pass * episodes
+    assert [first for first, _ in one_pass] == np.cumsum([0, *(rows for _, rows in one_pass[:-1])]).tolist()
+    assert sum(rows for _, rows in one_pass) == 500
+    assert read == episodes * graph.spec("features").file_bytes + bytes_of_ids(run, one_pass)
+
+
+def pages(offset: int, count: int) -> int:
+    return round_up(offset + count) - offset // PAGE * PAGE if count else 0
+
+
+def bytes_of_ids(run: Stages, chunks: list[tuple[int, int]]) -> int:
+    """Reads of everything but the features: samples, lists of ids, per chunk the ids in it, the disk cache.
+
+    Whole pages, except of the files that are being written.
+    """
+    total = 0
+    nodes, places = disk_cache_nodes(run), run.places
+    in_memory = np.concatenate([places.host_ids, places.device_ids])
+    for p, number in enumerate(places.packed_batches.tolist()):
+        batch = run.batch(number)
+        ids_at = int(run.samples.offsets[number]) + 512
+        shared = list(rows_of_segment(run, nodes, p // places.segment_batches))
+        total += run.samples.record_bytes(number) + pages(
+            ids_at, 4 * len(batch.n_id)
+        )  # graph; ids, to look up
+        hops = np.split(batch.n_id, np.cumsum(batch.nodes_per_hop)[:-1])
+        packed_hops = [hop[~np.isin(hop, in_memory) & ~np.isin(hop, shared)] for hop in hops]
+        total += 4 * sum(map(len, packed_hops))  # to find where each chunk begins in them
+        total += 4 * sum(map(len, packed_hops))  # chunk by chunk
+    for ids in (places.host_ids, places.device_ids):
+        for first, rows in chunks:
+            low, high = np.searchsorted(ids, [first, first + rows])
+            total += pages(8 * int(low), 8 * int(high - low))
+    blocks = list(pairwise(places.disk_blocks.tolist()))
+    for first, stop in blocks:
+        ids = np.sort(nodes[first:stop])
+        total += pages(4 * first, 4 * len(ids))
+        for begin, rows in chunks:
+            low, high = np.searchsorted(ids, [begin, begin + rows])
+            total += pages(4 * (first + int(low)), 4 * int(high - low))
+        total += len(ids) * 686 + pages(4 * first, 4 * len(ids))  # to put it in order
+    total += 4 * (round_up(places.num_disk_rows * 686) // PAGE)  # the sum of the sums
+    return total + lists_read(run)
+
+
+def lists_read(run: Stages) -> int:
+    """The plan's lists of the disk cache are checked once, whole, and read by segment: when it begins and ends."""
+    places, total = run.places, 2 * round_up(4 * run.places.num_disk_rows)
+    for segment in range(places.num_segments):
+        times = 1 if segment == places.num_segments - 1 else 2
+        region = places.region(0, segment)
+        for first in range(region.start, region.stop, places.block_rows):
+            count = min(places.block_rows, region.stop - first)
+            total += times * 2 * pages(4 * first, 4 * count)
+    return total
+
+
+def test_no_cache_and_everything_cached(tmp_path: Path, make_runtime: Make):
+    runtime = make_runtime(threads=1)
+    graph = a_graph(tmp_path / "g", runtime, width=100)
+    features = as_rows(random_features(600, 100, "float32"))
+    sample_set = sampled(graph, tmp_path, runtime)
+    for name, config in (("none", config_with_cache(sample_set, 400, 0)), ("all", PlanConfig())):
+        planned(graph, tmp_path, runtime, sample_set, config)
+        run = reopened(graph, tmp_path, runtime)
+        packing.pack(graph, run.samples, run.places, tmp_path / name, runtime)
+        check(run, features, name)
+        assert len(run.places.host_ids) == 0 or run.places.num_packed.sum() == 0
+
+
+@pytest.mark.parametrize("with_journal", [False, True])
+def test_leftovers_of_another_packing_do_not_matter(tmp_path: Path, make_runtime: Make, with_journal: bool):
+    """Another plan was being packed here and was killed: longer files, with other bytes in every gap."""
+    runtime = make_runtime(threads=1)
+    graph = a_graph(tmp_path / "g", runtime, width=100)
+    sample_set = sampled(graph, tmp_path, runtime)
+    config = config_with_cache(sample_set, 400, 50, 20, layout="4,1")
+    packed_run(graph, tmp_path, runtime, config)
+    shutil.move(tmp_path / "pack", tmp_path / "reference")
+    left = tmp_path / ".pack.partial"
+    left.mkdir()
+    for name in FILES[:4]:
+        (left / name).write_bytes(np.random.default_rng(1).bytes(1 << 20))
+    if with_journal:
+        (left / "journal.npz").write_bytes(b"torn")
+    run = reopened(graph, tmp_path, runtime)
+    packing.pack(graph, run.samples, run.places, tmp_path / "pack", runtime)
+    check(run, as_rows(random_features(600, 100, "float32")))
+    verify_artifact(tmp_path / "pack", runtime)
+    for name in (*FILES, "manifest.json"):
+        assert (tmp_path / "pack" / name).read_bytes() == (tmp_path / "reference" / name).read_bytes()
+
+
+@pytest.mark.parametrize("memory", ["280KiB", "420KiB"])
+def test_interrupted_anywhere_it_goes_on_to_the_same_bytes(
+    tmp_path: Path, make_runtime: Make, memory: str, monkeypatch: pytest.MonkeyPatch
+):
+    runtime = make_runtime(threads=1)
+    graph = a_graph(tmp_path / "g", runtime, width=343, dtype="float16", train=200, nodes=500)
+    sample_set = sampled(graph, tmp_path, runtime, batch_size=5)
+    planned(graph, tmp_path, runtime, sample_set, config_with_cache(sample_set, 686, 50, 20, layout="8,1"))
+    features = as_rows(random_features(500, 343, "float16"))
+    original, left = packing._Packer._scatter, 0
+
+    class Killed(Exception):
+        pass
+
+    def dying(self, *args):
+        nonlocal left
+        left -= 1
+        if left < 0:
+            raise Killed
+        original(self, *args)
+
+    monkeypatch.setattr(packing._Packer, "_scatter", dying)
+    deaths = 0
+    while True:
+        limited = make_runtime(memory, threads=1)
+        run, left = reopened(graph, tmp_path, limited), 7
+        try:
+            packing.pack(graph, run.samples, run.places, tmp_path / "pack", limited)
+            break
+        except Killed:
+            deaths += 1
+            assert not (tmp_path / "pack").exists()
+        run = None
+    assert deaths >= 2
+    check(run, features)
+    verify_artifact(tmp_path / "pack", runtime)
+
+
+def test_damage_is_found(tmp_path: Path, make_runtime: Make):
+    runtime = make_runtime(threads=1)
+    graph = a_graph(tmp_path / "g", runtime, width=100)
+    sample_set = sampled(graph, tmp_path, runtime)
+    run = packed_run(graph, tmp_path, runtime, config_with_cache(sample_set, 400, 50, 20, layout="4,1"))
+    check(run, as_rows(random_features(600, 100, "float32")))
+    for name in FILES:
+        path = tmp_path / "pack" / name
+        data = bytearray(path.read_bytes())
+        size = (
+            packed.manifests.read(tmp_path / "pack", packed.FORMAT, packed.VERSION)
+            .arrays[name[:-4]]
+            .data_bytes
+        )
+        for at in (0, size // 2, size - 1):
+            data[at] ^= 16
+            path.write_bytes(data)
+            with pytest.raises(ChecksumError, match=name):
+                verify_artifact(tmp_path / "pack", runtime)
+            data[at] ^= 16
+        path.write_bytes(data)
+    verify_artifact(tmp_path / "pack", runtime)
+
+
+def resident_bytes(path: Path) -> int:
+    """Of a file, in the page cache; asks the kernel."""
+    size = path.stat().st_size
+    mapped, found = np.memmap(path, np.uint8, "r", shape=(size,)), np.zeros(-(-size // PAGE), np.uint8)
+    libc = ctypes.CDLL(None, use_errno=True)
+    address = ctypes.c_void_p(mapped.ctypes.data)
+    assert libc.mincore(address, ctypes.c_size_t(size), ctypes.c_void_p(found.ctypes.data)) == 0
+    return int((found & 1).sum()) * PAGE
+
+
+@pytest.mark.parametrize(("width", "memory", "leaves"), [(8000, "16MiB", True), (100, "420KiB", False)])
+def test_what_was_packed_leaves_the_page_cache(
+    tmp_path: Path, make_runtime: Make, monkeypatch: pytest.MonkeyPatch, width: int, memory: str, leaves: bool
+) -> None:
+    """Unless so little goes to each place at a time that most pages would have to be read again to go on."""
+    runtime = make_runtime(threads=1)
+    (tmp_path / "probe").write_bytes(bytes(1 << 20))
+    file = runtime.io.open(str(tmp_path / "probe"), _core.OpenMode.update)
+    runtime.io.drop_cache(file)
+    runtime.io.close(file)
+    if resident_bytes(tmp_path / "probe"):
+        pytest.skip("this file system keeps its files in memory")
+    graph = a_graph(tmp_path / "g", runtime, width=width)
+    sample_set = sampled(graph, tmp_path, runtime)
+    places = planned(graph, tmp_path, runtime, sample_set, config_with_cache(sample_set, width * 4, 0))
+    shares, save = [], packing.Journal.save
+
+    def noted(self: packing.Journal) -> None:
+        path = self._path.parent / "records.bin"
+        shares.append(resident_bytes(path) / path.stat().st_size)
+        save(self)
+
+    monkeypatch.setattr(packing.Journal, "save", noted)
+    packing.pack(graph, sample_set, places, tmp_path / "pack", make_runtime(memory, threads=1))
+    assert len(shares) > 3
+    later = shares[1:-1]  # the first is when graphs are written, the last at the end of the pass
+    assert max(later) < 0.1 if leaves else min(later) > 0.1
+    assert shares[-1] < 0.1

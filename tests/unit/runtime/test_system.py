@@ -1,0 +1,85 @@
+"""What the operating system is told and asked."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from artifact_support import child_environment
+from outcrop.api.graph import generate_graph
+
+MIB = 1 << 20
+HOLES = """
+import sys
+import numpy as np
+from outcrop.runtime import system
+
+def resident():
+    lines = open("/proc/self/status").read().splitlines()
+    return next(int(line.split()[1]) << 10 for line in lines if line.startswith("RssAnon"))
+
+def leave_holes():  # 96 MiB are freed between smaller blocks that stay, as temporaries of a stage are
+    np.empty(31 << 20, np.uint8)  # glibc takes what is smaller from its heap from now on, as training wants it
+    large, small = [], []
+    for _ in range(96):
+        large.append(np.ones(1 << 20, np.uint8))
+        small.append(np.ones(100 << 10, np.uint8))
+    return small
+"""
+RETURNED = (
+    HOLES
+    + """
+start = resident()
+held = leave_holes()
+kept = resident() - start
+system.return_freed_memory()
+print(kept, resident() - start)
+"""
+)
+PREPARED = (
+    HOLES
+    + """
+from outcrop.api.prepare import prepare_with_report
+from outcrop.preparation import prepare as preparing
+plan, held, seen = preparing.planning.plan, [], []
+
+def wasteful(*args):
+    manifest = plan(*args)
+    seen.append(resident())
+    held.append(leave_holes())
+    seen.append(resident())
+    return manifest
+
+preparing.planning.plan = wasteful
+prepare_with_report(sys.argv[1], sys.argv[2], fanouts=[2], batch_size=10, epochs=1, memory="16MiB")
+print(seen[1] - seen[0], resident() - seen[0])
+"""
+)
+
+
+def child(code: str, *arguments: object) -> list[int]:
+    command = [sys.executable, "-c", code, *map(str, arguments)]
+    done = subprocess.run(command, env=child_environment(), capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return [int(word) for word in done.stdout.split()]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="glibc")
+def test_what_was_freed_is_returned() -> None:
+    kept, left = child(RETURNED)
+    if kept < 80 * MIB:
+        pytest.skip("this C library returns what is freed at once")
+    assert left < 32 * MIB
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="glibc")
+def test_a_stage_leaves_nothing_to_the_next(tmp_path: Path) -> None:
+    """Preparing in the process that trains: what a stage freed is not on top of what training holds."""
+    generate_graph(tmp_path / "graph", nodes=500, edges=2000, features=4, train_fraction=0.2)
+    kept, left = child(PREPARED, tmp_path / "graph", tmp_path / "run")
+    if kept < 80 * MIB:
+        pytest.skip("this C library returns what is freed at once")
+    assert left < 32 * MIB

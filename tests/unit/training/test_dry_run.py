@@ -1,0 +1,125 @@
+"""What a dry run tells is what the training then reports; it leaves nothing behind."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+import outcrop as oc
+from artifact_support import memory_folder
+from outcrop.api.train import dry_run
+from outcrop.cli.main import app
+from outcrop.errors import ArgumentError, OutcropError
+from outcrop.store.graph import Graph
+
+SMALL: dict[str, Any] = {"fanouts": (3, 3), "batch_size": 20, "hidden": 8, "epochs": 3, "memory": "8MiB"}
+CASES: dict[str, dict[str, Any]] = {
+    "packed": {},
+    "replayed": {"sample_epochs": 2},
+    "refreshed": {"refresh": True},
+    "pools": {"disk_space": "900KiB"},
+    "online": {"mode": "online", "disk_space": 0},
+    "memory": {"mode": "memory", "model": "gat", "hidden": None},
+    "partition": {"mode": "partition", "partitions": 4, "resident": 2},
+}
+
+
+@pytest.fixture
+def graph() -> Iterator[Graph]:
+    with memory_folder() as folder:
+        yield oc.generate_graph(
+            folder / "g.oc", nodes=500, edges=4000, features=32, classes=3, train_fraction=0.3, progress=False
+        )
+
+
+def files(folder: Path) -> dict[str, int]:
+    return {str(p): p.stat().st_mtime_ns for p in folder.rglob("*")}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_dry_run_tells_what_training_does(graph: Graph, case: str) -> None:
+    options = SMALL | CASES[case] | {"checkpoint": graph.path.parent / "ckpt"}
+    before = files(graph.path.parent)
+    told = dry_run(graph, options)
+    assert files(graph.path.parent) == before
+    assert json.loads(json.dumps(told)) == told
+    done = oc.train(graph, **options, trace_losses=True, progress=False, on_choice=lambda why: None)
+    assert told["mode"] == done.mode
+    assert told["distinct_epochs"] == done.distinct_epochs
+    assert told["writes"] == done.kept_folder
+    assert told["epochs_at_a_time"] == done.prepared_epochs
+    assert told["epochs"] == len(done.epochs)
+    if told["batches_per_epoch"] is not None:
+        assert told["batches_per_epoch"] * told["epochs"] == len(done.batch_losses)
+    assert (told["memory"], told["disk_space"]) == (done.budget["memory"], done.budget["disk_space"])
+    width = next(iter(done.model.state_dict().values())).numel()
+    assert width in (told["hidden"], told["hidden"] * graph.feature_dim), "of the first layer"
+    assert set(told["chosen"]) <= set(done.chosen.splitlines())
+    again = dry_run(graph, {**options, "epochs": 4})
+    assert (told["next_epoch"], again["next_epoch"]) == (0, 3)
+    assert dry_run(graph, options)["next_epoch"] is None
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"mode": "quick"},
+        {"heads": 0},
+        {"mode": "online", "refresh": True, "run": "there"},
+        {"loss": "mse"},
+        {"class_weights": (1.0, 2.0)},
+        {"memory": "much"},
+        {"checkpoint_minutes": 1.0},
+        {"sample_on": "gpu"},
+    ],
+    ids=str,
+)
+def test_a_dry_run_is_refused_as_the_training_is(graph: Graph, wrong: dict[str, Any]) -> None:
+    messages = []
+    for call in (lambda: dry_run(graph, SMALL | wrong), lambda: oc.train(graph, **(SMALL | wrong))):
+        with pytest.raises(OutcropError) as refused:
+            call()
+        messages.append(str(refused.value))
+    assert messages[0] == messages[1]
+
+
+def test_the_command(graph: Graph, tmp_path: Path) -> None:
+    result = CliRunner().invoke(
+        app,
+        ["train", str(graph.path), "--dry-run", "--memory", "8MiB", "--json", str(tmp_path / "r.json")],
+        catch_exceptions=False,
+    )
+    assert result.exit_code == 0
+    told = json.loads((tmp_path / "r.json").read_text())
+    assert told == dry_run(graph, {"memory": "8MiB"})
+    lines = dict(line.split("  ", 1) for line in result.output.splitlines() if "  " in line)
+    assert lines["memory"].strip() == "8.0 MiB"
+    assert lines["epochs"].strip() == "10, new batches in every epoch"
+    assert lines["prepared first"].strip().startswith(f"{graph.path}.run, 10 of 10")
+
+
+def test_a_finished_training_prepares_nothing(graph: Graph) -> None:
+    """With another budget, or without the run, which may be deleted: only the test nodes are scored again."""
+    options = SMALL | {"checkpoint": graph.path.parent / "ckpt", "progress": False}
+    first = oc.train(graph, **options)
+    shutil.rmtree(first.kept_folder)
+    before = files(graph.path.parent)
+    assert dry_run(graph, {**options, "memory": "9MiB"})["writes"] is None
+    again = oc.train(graph, **{**options, "memory": "9MiB"})
+    assert not Path(first.kept_folder).exists()
+    assert set(files(graph.path.parent)) == set(before)
+    assert (again.test_accuracy, again.trained_epochs, again.kept_folder) == (first.test_accuracy, 0, None)
+
+
+def test_a_wrong_option_leaves_the_run_that_is_there(graph: Graph) -> None:
+    first = oc.train(graph, **SMALL, progress=False)
+    before = files(Path(first.kept_folder))
+    with pytest.raises(ArgumentError, match="2 class weights are given for 3 classes"):
+        oc.train(graph, **{**SMALL, "epochs": 4}, class_weights=(1, 1), progress=False)
+    assert files(Path(first.kept_folder)) == before
