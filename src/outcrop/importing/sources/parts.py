@@ -266,8 +266,9 @@ class _Joined:
 
         Labels taken in the order of the nodes would be those of other nodes.
         """
-        features = self._table("features")
-        named = self.nodes is not None or (features is not None and features.column(*ID_COLUMNS) is not None)
+        features = self.parts.get("features")
+        rows = features.value if features else None
+        named = self.nodes is not None or (isinstance(rows, Table) and rows.column(*ID_COLUMNS) is not None)
         others = [
             c for c in table.columns if c not in (*labels, *ROW_NUMBERS) and c.lower() not in _BESIDE_LABELS
         ]
