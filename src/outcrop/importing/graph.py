@@ -19,7 +19,7 @@ import outcrop._core as _core
 from outcrop.errors import ArgumentError, FormatError
 from outcrop.importing.sources.archive import open_archive
 from outcrop.importing.sources.base import FeatureSource, GraphSource, LabelSource, SplitProtocol, block_bytes
-from outcrop.importing.sources.checks import LargestId, NumbersAmongNames, one_way_note
+from outcrop.importing.sources.checks import LargestId, NumbersAmongNames, check_weights, one_way_note
 from outcrop.importing.sources.edge_list import open_edge_list
 from outcrop.importing.sources.files import source_files
 from outcrop.importing.sources.folder import open_folder
@@ -310,7 +310,7 @@ class _Import:
         )
         # What the builder needs to write in the end: names of nodes must not take it meanwhile.
         writing = runtime.budget.reserve("sort", sort_bytes - (runtime.budget.now_bytes - before))
-        largest = self._add_edges(builder)
+        largest = self._add_edges(builder, loops)
         writing.release()
         listed = builder.edges_added
         largest.check()
@@ -336,7 +336,7 @@ class _Import:
         }
         return result.num_nodes
 
-    def _add_edges(self, builder: _core.CscBuilder) -> LargestId:
+    def _add_edges(self, builder: _core.CscBuilder, keep_self_loops: bool) -> LargestId:
         """Hands the edges to ``builder``; to measure they are only looked at, as far as it needs them."""
         source, runtime = self.source, self.runtime
         largest = LargestId(source)
@@ -348,9 +348,10 @@ class _Import:
                     if source.num_nodes is not None:
                         break
                     continue
+                check_weights(source, block, builder.edges_added, keep_self_loops)
                 try:
                     builder.add(*block)
-                except ArgumentError as error:  # of ids and weights, which names the edge
+                except ArgumentError as error:  # of ids, which names the edge
                     raise ArgumentError(f"{source.name}: {error}") from None
         return largest
 
@@ -401,7 +402,7 @@ class _Import:
             else self.source.splits(num_nodes)
         )
         if given is not None:
-            self._write_splits(check_splits(self.source.name, given, num_nodes, self.runtime))
+            self._write_splits(check_splits(self.source, given, self.runtime, num_nodes))
             return
         fallback = "fractions" if self.config.fractions_given else self.source.split_protocol
         protocol = self.config.split_protocol or fallback

@@ -127,6 +127,94 @@ def test_an_id_that_is_listed_twice_is_named_with_both_rows(
     assert re.search(rf"node '?{twice}'? is listed twice, first in {re.escape(first)}: ", message), message
 
 
+@pytest.mark.parametrize("again", ["train", "Val"])
+@pytest.mark.parametrize("suffix", ["csv", "parquet"])
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_a_node_in_two_splits_is_named_with_both_rows(
+    tmp_path: Path, scheme: str, suffix: str, again: str
+) -> None:
+    tables = tables_of(SCHEMES[scheme], True)
+    twice = tables["splits"]["id"][3]
+    tables["splits"]["id"][SPOILED] = twice
+    tables["splits"]["split"][SPOILED] = again
+    write(tmp_path / "in", tables, suffix)
+    first, second = (place(tmp_path / "in", "splits", "id", row, suffix) for row in (3, SPOILED))
+    node = repr(str(twice)) if scheme != "plain" else str(twice)
+    said = {
+        "train": f"split train lists node {node} twice",
+        "Val": f"node {node} is in split train and in split valid",
+    }
+    assert failure(tmp_path / "in") == f"{second}: {said[again]}, first in {first}: keep one of them"
+
+
+@pytest.mark.parametrize("mask", [False, True])
+@pytest.mark.parametrize("names", [False, True])
+def test_a_node_in_two_arrays_of_splits_is_named_with_both_rows(
+    tmp_path: Path, mask: bool, names: bool
+) -> None:
+    ids = SCHEMES["text" if names else "sparse"]
+    write(tmp_path / "in", {"nodes": {"id": ids}, "edges": {"src": ids, "dst": ids}}, "csv")
+    nodes = np.array([4, 9, 2])
+    train = np.isin(np.arange(NODES), nodes) if mask else np.array(ids)[nodes] if names else nodes
+    np.save(tmp_path / "in" / "train.npy", train)
+    np.save(tmp_path / "in" / "val.npy", np.array([ids[7], ids[9]]) if names else np.array([7, 9]))
+    node = repr(ids[9]) if names else "9"
+    assert failure(tmp_path / "in") == (
+        f"{tmp_path / 'in' / 'val.npy'}, row 1 (the first is 0): node {node} is in split train and in split valid, "
+        f"first in {tmp_path / 'in' / 'train.npy'}, row {9 if mask else 1} (the first is 0): keep one of them"
+    )
+    if not mask and not names:
+        np.save(tmp_path / "in" / "val.npy", np.array([7, NODES]))
+        assert failure(tmp_path / "in").startswith(
+            f"{tmp_path / 'in' / 'val.npy'}, row 1 (the first is 0): split valid lists node {NODES}, but there are"
+        )
+
+
+def test_a_node_in_two_masks_of_an_archive_is_named(tmp_path: Path) -> None:
+    masks = np.eye(3, NODES, dtype=bool)[:, None]
+    masks[2, 0, 1] = True
+    named = dict(zip(("train_masks", "val_masks", "test_masks"), masks, strict=True))
+    rows, edges = np.ones((NODES, 2)), np.zeros((1, 2), int)
+    np.savez(tmp_path / "a.npz", edges=edges, node_features=rows, node_labels=np.arange(NODES), **named)
+    with pytest.raises(ArgumentError) as failed:
+        import_graph(f"npz:{tmp_path / 'a.npz'}", tmp_path / "graph", new_runtime("32MiB"))
+    assert str(failed.value) == (
+        f"{tmp_path / 'a.npz'} test mask, row 1 (the first is 0): node 1 is in split valid and in split test, first in "
+        f"{tmp_path / 'a.npz'} valid mask, row 1 (the first is 0): keep one of them"
+    )
+
+
+@pytest.mark.parametrize("wrong", [-0.5, float("inf")])
+@pytest.mark.parametrize("source", ["arrays", "edges"])
+@pytest.mark.parametrize("suffix", ["csv", "parquet"])
+def test_an_impossible_weight_is_named(tmp_path: Path, suffix: str, source: str, wrong: float) -> None:
+    tables: dict[str, dict[str, list[Any]]] = {
+        "edges": {
+            "src": list(range(NODES)),
+            "weight": [0.5] * NODES,
+            "dst": [(i + 1) % NODES for i in range(NODES)],
+        }
+    }
+    tables["edges"]["weight"][SPOILED] = wrong
+    write(tmp_path / "in", tables, suffix)
+    where = place(tmp_path / "in", "edges", "weight", SPOILED, suffix)
+    file = tmp_path / "in" / (f"edges.{suffix}" if source == "edges" else "")
+    with pytest.raises(ArgumentError) as failed:
+        import_graph(f"{source}:{file}", tmp_path / "graph", new_runtime("32MiB"))
+    assert str(failed.value).startswith(
+        f"{where} is {wrong}; weights are finite numbers and not negative: correct it"
+    )
+
+
+def test_the_weight_of_an_edge_that_is_dropped_does_not_matter(tmp_path: Path) -> None:
+    tables: dict[str, dict[str, list[Any]]] = {"edges": {"src": [0, 1], "dst": [1, 1], "weight": [1.0, -1.0]}}
+    write(tmp_path / "in", tables, "csv")
+    graph = import_graph(
+        f"arrays:{tmp_path / 'in'}", tmp_path / "graph", new_runtime("32MiB"), keep_self_loops=False
+    )
+    assert graph.num_edges == 1
+
+
 @pytest.mark.parametrize("suffix", ["csv", "parquet"])
 @pytest.mark.parametrize(("wrong", "says"), [("abc", "'abc' is "), (None, " is empty")])
 def test_a_feature_that_is_no_number_is_named(tmp_path: Path, suffix: str, wrong: Any, says: str) -> None:

@@ -27,6 +27,7 @@ from outcrop.importing.sources.base import (
     FeatureSource,
     GraphSource,
     LabelSource,
+    SplitRow,
     block_bytes,
     check_ids,
     same_length,
@@ -35,7 +36,7 @@ from outcrop.importing.sources.features import array_features
 from outcrop.importing.sources.labels import array_labels
 from outcrop.importing.sources.matrix import Csr, csr_of_coo, matrix_edges, matrix_features
 from outcrop.importing.sources.parts import Part, Parts, open_parts, split_ids
-from outcrop.importing.sources.tables import array_blocks
+from outcrop.importing.sources.tables import Place, array_blocks
 from outcrop.runtime.runtime import Runtime
 
 
@@ -226,6 +227,13 @@ def _heterophilous(archive: Archive, runtime: Runtime, split_index: int) -> Grap
         }
         return found or None
 
+    def split_rows(node: int) -> list[SplitRow]:
+        return [
+            SplitRow(split, str(node), Place(f"{archive.path} {split} mask").at(node))
+            for split, mask in masks.items()
+            if mask[split_index][node]
+        ]
+
     return GraphSource(
         str(archive.path),
         edges,
@@ -242,4 +250,5 @@ def _heterophilous(archive: Archive, runtime: Runtime, split_index: int) -> Grap
         splits,
         reverse=True,
         split_protocol="fractions",
+        split_rows=split_rows,
     )

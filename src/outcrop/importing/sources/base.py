@@ -57,6 +57,21 @@ class LabelSource:
 
 
 @dataclass(frozen=True)
+class SplitRow:
+    """Names a row of the source that puts a node into a split, for messages.
+
+    Attributes:
+        split: Name of the split.
+        node: The node as the source calls it; names in quotes.
+        where: File and row, as people find them again.
+    """
+
+    split: str
+    node: str
+    where: str
+
+
+@dataclass(frozen=True)
 class GraphSource:
     """A graph in foreign files, read block by block.
 
@@ -75,6 +90,9 @@ class GraphSource:
         keep_self_loops: What is usual for this source.
         split_protocol: What is usual where the source has no splits.
         notes: What the user should know, a sentence each: columns that are not imported.
+        split_rows: Given a node, every row that puts it into a split, in their order; None = the source cannot tell.
+        weight_at: Where the weight of an edge is, for messages, by the number of the edge among those that ``edges``
+            yields; None = nothing to add.
     """
 
     name: str
@@ -93,6 +111,8 @@ class GraphSource:
     weighted: bool = False
     edge_splits: Callable[[], dict[str, np.ndarray]] = dict
     notes: tuple[str, ...] = ()
+    split_rows: Callable[[int], list[SplitRow]] | None = None
+    weight_at: Callable[[int], str] | None = None
 
 
 def block_bytes(runtime: Runtime) -> int:

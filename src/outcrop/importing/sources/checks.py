@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from outcrop.errors import ArgumentError
-from outcrop.importing.sources.base import GraphSource
+from outcrop.importing.sources.base import EdgeBlock, GraphSource
 from outcrop.runtime.runtime import Runtime
 from outcrop.store.graph import Graph
 
@@ -56,6 +56,34 @@ class LargestId:
                 f"{self._id + 1} nodes: is that id a mark for 'none'? Remove the edge, list the nodes (nodes.csv), or "
                 f"give their number (--num-nodes {self._id + 1})"
             )
+
+
+def check_weights(source: GraphSource, block: EdgeBlock, first_edge: int, keep_self_loops: bool) -> None:
+    """Raises ArgumentError for a weight that is negative, not finite or no number, and says where it is.
+
+    Args:
+        source: Source of the edges, which tells where their weights are.
+        block: Edges as the source yields them, with or without weights.
+        first_edge: Number of the first edge of the block among those that the source yields.
+        keep_self_loops: Whether the weights of edges from a node to itself count.
+    """
+    if len(block) < 3:
+        return
+    sources, targets, weights = block
+    # Both comparisons fail for NaN, and neither takes memory.
+    if weights.min(initial=0) >= 0 and weights.max(initial=0) < np.inf:
+        return
+    bad = ~(np.isfinite(weights) & (weights >= 0))
+    if not keep_self_loops:
+        bad &= sources != targets
+    if bad.any():
+        row = int(np.argmax(bad))
+        edge = first_edge + row
+        where = source.weight_at(edge) if source.weight_at else f"{source.name}: the weight of edge {edge}"
+        raise ArgumentError(
+            f"{where} is {weights[row]}; weights are finite numbers and not negative: correct it, leave the edge out, "
+            "or rename the weights (weight, edge_weight) and they are not imported"
+        )
 
 
 def one_way_note(graph: Graph, runtime: Runtime, reverse: bool | None) -> list[str]:

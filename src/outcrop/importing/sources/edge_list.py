@@ -59,6 +59,7 @@ def open_edge_list(path: Path, runtime: Runtime) -> GraphSource:
         names=names,
         weighted=weight is not None,
         notes=(f"columns of {path} that are not imported: {', '.join(left)}",) if left else (),
+        weight_at=Place(table, weight).at,
     )
 
 

@@ -19,6 +19,7 @@ from outcrop.importing.sources.base import (
     FeatureSource,
     GraphSource,
     LabelSource,
+    SplitRow,
     check_ids,
     same_length,
 )
@@ -32,7 +33,7 @@ from outcrop.importing.sources.edge_list import (
     text_columns,
 )
 from outcrop.importing.sources.features import ID_COLUMNS, array_features, table_features
-from outcrop.importing.sources.ids import IdMap, MappedIds, PlainIds, TextIds, ids_of_table, is_text
+from outcrop.importing.sources.ids import IdMap, MappedIds, PlainIds, TextIds, ids_of_table, is_text, names_of
 from outcrop.importing.sources.labels import array_labels, labels_by_id, table_labels
 from outcrop.importing.sources.matrix import Csr, matrix_edges, matrix_features, matrix_labels
 from outcrop.importing.sources.tables import Place, Table
@@ -171,6 +172,8 @@ class _Joined:
             weighted=weighted,
             edge_splits=lambda: self._edge_splits(ids),
             notes=tuple(self.notes),
+            split_rows=lambda node: self._split_rows(ids, node),
+            weight_at=self._weight_at(),
         )
 
     def _edge_ids(self, told: int | None) -> IdMap:
@@ -221,6 +224,15 @@ class _Joined:
         if table.columns:
             self._use(table, *edge_columns(table), weight)
         return table_edges(runtime, table, ids), table.num_rows, weight is not None
+
+    def _weight_at(self) -> Callable[[int], str] | None:
+        """What tells where the weight of an edge is; None for a sparse matrix, whose entries have no rows."""
+        edges, weights = self.parts["edges"], self.parts.get("edge_weight")
+        if weights is not None:
+            return Place(weights.name).at
+        if isinstance(edges.value, Table):
+            return Place(edges.value, edges.value.column(*WEIGHT_COLUMNS)).at
+        return None
 
     def _rows_of_labels(self) -> int | None:
         """Rows of labels that are in node order."""
@@ -310,6 +322,24 @@ class _Joined:
             return table_splits(self.runtime, table, [id_column, split_column], ids)
         return table_splits(self.runtime, nodes, [in_nodes], None) if nodes and in_nodes else None
 
+    def _split_rows(self, ids: IdMap, node: int) -> list[SplitRow]:
+        """Every row that puts ``node`` into a split; reads the splits again."""
+        found = []
+        for split in ("train", "valid", "test"):
+            part = self.parts.get(split)
+            if part is not None and isinstance(part.value, np.ndarray):
+                found += _rows_of_part(split, part, ids, node)
+        table = self._table("splits")
+        if table:
+            columns = [table.column(*ID_COLUMNS) or "", table.column("split") or ""]
+            name, place = names_of(ids, np.array([node])), Place(table, columns[0])
+            for first_row, nodes, words in _split_blocks(self.runtime, table, columns, ids):
+                found += [
+                    SplitRow(SPLIT_NAMES[words[row].lower()], name, place.at(first_row + row))
+                    for row in np.flatnonzero((nodes == node) & (words != "")).tolist()
+                ]
+        return found
+
     def _edge_splits(self, ids: IdMap) -> dict[str, np.ndarray]:
         """Edges to be predicted, int64 [M, 2] by split."""
         found: dict[str, np.ndarray] = {}
@@ -338,6 +368,16 @@ def _part_ids(part: Part, ids: IdMap, num_nodes: int) -> np.ndarray:
     return split_ids(part.name, array, num_nodes)
 
 
+def _rows_of_part(split: str, part: Part, ids: IdMap, node: int) -> list[SplitRow]:
+    """The rows of a list of ids, or the row of a mask, that put ``node`` into ``split``."""
+    array, place = np.asarray(part.value), Place(part.name)
+    if array.dtype == np.bool_:
+        return [SplitRow(split, str(node), place.at(node))] if array[node] else []
+    text = array.dtype.kind in "OUS"
+    rows = np.flatnonzero((_part_ids(part, ids, 0) if text else array) == node).tolist()
+    return [SplitRow(split, repr(str(array[row])) if text else str(node), place.at(row)) for row in rows]
+
+
 def split_ids(name: str, array: np.ndarray, num_nodes: int) -> np.ndarray:
     """Node ids from a list of ids or a boolean mask."""
     if array.ndim != 1:
@@ -354,6 +394,21 @@ def table_splits(
 ) -> dict[str, np.ndarray]:
     """Node ids by split from a column of words, of the nodes in another column or (``ids`` None) of the rows."""
     parts: dict[str, list[np.ndarray]] = {"train": [], "valid": [], "test": []}
+    for row, nodes, words in _split_blocks(runtime, table, columns, ids):
+        for word in set(words.tolist()) - {""}:
+            split = SPLIT_NAMES.get(word.lower())
+            if split is None:
+                at = row + int(np.argmax(words == word))
+                place = Place(table, columns[-1]).at(at)
+                raise FormatError(f"{place}: {word!r} is no split; write train, valid or test")
+            parts[split].append(nodes[words == word])
+    return {split: np.concatenate(found) for split, found in parts.items() if found}
+
+
+def _split_blocks(
+    runtime: Runtime, table: Table, columns: list[str], ids: IdMap | None
+) -> Iterator[tuple[int, np.ndarray, np.ndarray]]:
+    """Blocks of a table that have a word: the first row, the node of each row int64 [n], and its word, "" = none."""
     row = 0
     for *id_block, splits in table.blocks(runtime, columns):
         if splits.null_count == len(splits) or not is_text(splits):
@@ -369,12 +424,5 @@ def table_splits(
             if ids
             else np.arange(row, row + len(words))
         )
-        for word in set(words.tolist()) - {""}:
-            split = SPLIT_NAMES.get(word.lower())
-            if split is None:
-                at = row + int(np.argmax(words == word))
-                place = Place(table, columns[-1]).at(at)
-                raise FormatError(f"{place}: {word!r} is no split; write train, valid or test")
-            parts[split].append(nodes[words == word])
+        yield row, nodes, words
         row += len(words)
-    return {split: np.concatenate(found) for split, found in parts.items() if found}

@@ -9,41 +9,70 @@ import numpy as np
 
 import outcrop._core as _core
 from outcrop.errors import ArgumentError
+from outcrop.importing.sources.base import GraphSource
 from outcrop.runtime.runtime import Runtime
 from outcrop.store.arrays import ArrayWriter
 from outcrop.store.graph import SPLITS
 from outcrop.store.manifest import ArraySpec
 
+Splits = dict[str, np.ndarray]  # node ids by split
 TRAIN_PER_CLASS, VALID_PER_CLASS = 20, 30  # Shchur et al. 2018, section 4
 PLANETOID_VALID, PLANETOID_TEST = 500, 1000  # Yang et al. 2016
 
 
-def check_splits(
-    name: str, splits: dict[str, np.ndarray], num_nodes: int, runtime: Runtime
-) -> dict[str, np.ndarray]:
-    """The same splits, ascending.
+def check_splits(source: GraphSource, splits: Splits, runtime: Runtime, num_nodes: int) -> Splits:
+    """Returns the same splits, each ascending.
+
+    Args:
+        source: Source of the splits: its name and its ``split_rows`` are for messages.
+        splits: Node ids by split, int64 [M] each.
+        runtime: Runtime whose budget holds what the check needs.
+        num_nodes: Number of nodes of the graph.
 
     Raises:
         ArgumentError: An id is out of range, listed twice, or in two splits.
     """
     with runtime.budget.reserve("splits", num_nodes + 16 * sum(len(ids) for ids in splits.values())):
-        owner = np.full(num_nodes, -1, np.int8)
-        for number, (split, ids) in enumerate(splits.items()):
-            bad = (ids < 0) | (ids >= num_nodes)
-            if bad.any():
-                raise ArgumentError(
-                    f"{name}: split {split} lists node {ids[np.argmax(bad)]}, but there are {num_nodes} nodes"
-                )
-            ranked = np.sort(ids)
-            twice = ranked[1:][ranked[1:] == ranked[:-1]]
-            if len(twice):
-                raise ArgumentError(f"{name}: split {split} lists node {twice[0]} twice")
-            taken = ranked[owner[ranked] >= 0]
-            if len(taken):
-                other = list(splits)[owner[taken[0]]]
-                raise ArgumentError(f"{name}: node {taken[0]} is in split {other} and in split {split}")
-            owner[ranked] = number
+        wrong = _first_wrong(splits, num_nodes)
+    if wrong is not None:
+        raise ArgumentError(_wrong_node(source, wrong, num_nodes))
     return {split: np.sort(ids) for split, ids in splits.items()}
+
+
+def _first_wrong(splits: Splits, num_nodes: int) -> tuple[int, str, str | None] | None:
+    """Finds a node that must not be where it is: the node, the split, and the split that has it already, if any."""
+    owner = np.full(num_nodes, -1, np.int8)
+    for number, (split, ids) in enumerate(splits.items()):
+        outside = (ids < 0) | (ids >= num_nodes)
+        if outside.any():
+            return int(ids[np.argmax(outside)]), split, None
+        ranked = np.sort(ids)
+        twice = ranked[1:][ranked[1:] == ranked[:-1]]
+        if len(twice):
+            return int(twice[0]), split, split
+        taken = ranked[owner[ranked] >= 0]
+        if len(taken):
+            return int(taken[0]), split, list(splits)[owner[taken[0]]]
+        owner[ranked] = number
+    return None
+
+
+def _wrong_node(source: GraphSource, wrong: tuple[int, str, str | None], num_nodes: int) -> str:
+    """Returns the message for what :func:`_first_wrong` found, with the rows where the source can tell them."""
+    node, split, other = wrong
+    listed = source.split_rows(node) if source.split_rows else []
+    where, name = (listed[-1].where, listed[-1].node) if listed else (source.name, str(node))
+    if other is None:
+        return (
+            f"{where}: split {split} lists node {name}, but there are {num_nodes} nodes (0 to {num_nodes - 1}): "
+            "correct it, or remove it there"
+        )
+    first, second = (listed[0].split, listed[-1].split) if listed else (other, split)
+    said = f"node {name} is in split {first} and in split {second}"
+    if first == second:
+        said = f"split {split} lists node {name} twice"
+    seen = f", first in {listed[0].where}" if len(listed) > 1 else ""
+    return f"{where}: {said}{seen}: keep one of them"
 
 
 class Splitter:
