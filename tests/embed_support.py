@@ -9,7 +9,7 @@ import numpy as np
 from outcrop.config import BucketConfig
 from outcrop.embed.buckets import Buckets
 from outcrop.embed.prepare import prepare
-from outcrop.embed.training import Fit
+from outcrop.embed.training import EmbeddingTrainer
 from outcrop.importing.triples import import_triples
 from outcrop.runtime.runtime import Runtime
 
@@ -71,9 +71,9 @@ def named_edges(buckets: Buckets, runtime: Runtime) -> dict[str, list[tuple[str,
     return found
 
 
-def fit(buckets: Buckets, run: Path, config, runtime: Runtime, **options) -> Fit:
+def fit(buckets: Buckets, run: Path, config, runtime: Runtime, **options) -> EmbeddingTrainer:
     """Trained to the end and closed."""
-    made = Fit(buckets, run, config, runtime, **options)
+    made = EmbeddingTrainer(buckets, run, config, runtime, **options)
     try:
         made.result = made.run()  # type: ignore[attr-defined]
     finally:

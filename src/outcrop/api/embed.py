@@ -15,11 +15,11 @@ from outcrop.embed import evaluate as evaluation
 from outcrop.embed import export as exporting
 from outcrop.embed import neighbors as nearest
 from outcrop.embed.buckets import Buckets, open_buckets
-from outcrop.embed.model import Trained, open_trained
+from outcrop.embed.model import EmbeddingModel, open_trained
 from outcrop.embed.prepare import prepare as prepare_buckets
 from outcrop.embed.sizing import fewest_partitions
 from outcrop.embed.sources import open_source
-from outcrop.embed.training import Fit
+from outcrop.embed.training import EmbeddingTrainer
 from outcrop.errors import ArgumentError
 from outcrop.runtime.progress import Progress, shows_progress
 from outcrop.runtime.runtime import Runtime
@@ -203,7 +203,7 @@ def embed_train(
         only_process_in(Path(run)),
         Runtime(memory, io=io_config, trace_path=trace_path, progress=progress) as runtime,
     ):
-        fit = Fit(
+        fit = EmbeddingTrainer(
             buckets, Path(run), config, runtime, resident=resident, fresh=fresh, checkpoint_seconds=checkpoint_seconds,
             prefetch=prefetch, to=DeviceConfig(device, parse_size(gpu_memory)),
         )  # fmt: skip
@@ -323,7 +323,9 @@ embed_neighbours = embed_neighbors
 
 
 @contextmanager
-def _trained(run: str | Path, memory: Size | None, progress: Progress | bool | None) -> Iterator[Trained]:
+def _trained(
+    run: str | Path, memory: Size | None, progress: Progress | bool | None
+) -> Iterator[EmbeddingModel]:
     with Runtime(memory, progress=progress) as runtime:
         trained = open_trained(run, runtime)
         try:

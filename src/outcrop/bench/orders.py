@@ -46,7 +46,7 @@ def _measured(name: str, partitions: int, buffer: int) -> dict[str, Any]:
         "seconds": time.perf_counter() - begin,
         "states": len(order.states),
         "loads": order.num_loads,
-        "bare_swaps": len(order.bare_swaps),
+        "bare_swaps": len(order.exposed_swaps),
         "epoch_in_buckets": order.epoch_time(1, _SWAP),
     }
 

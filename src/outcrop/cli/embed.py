@@ -85,7 +85,7 @@ def orders(
     common.write_json(json, as_json(made))
     if quiet:
         return
-    bare = len(made.bare_swaps)
+    bare = len(made.exposed_swaps)
     printing.print_facts(
         {
             "order": f"{made.name}, {partitions} partitions, {buffer} resident; verified: every bucket once",
@@ -109,7 +109,7 @@ def as_json(order: Order) -> dict[str, Any]:
         "buckets": order.buckets,
         "overlapped": order.overlapped,
         "loads": order.num_loads,
-        "bare_swaps": order.bare_swaps,
+        "bare_swaps": order.exposed_swaps,
     }
 
 

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from outcrop.embed.matches import matches
-from outcrop.embed.model import Trained
+from outcrop.embed.model import EmbeddingModel
 from outcrop.embed.prepare import HELD_OUT
 from outcrop.embed.scores import SIDES
 from outcrop.errors import ArgumentError
@@ -84,7 +84,7 @@ class Metrics:
 
 
 def evaluate(
-    trained: Trained,
+    trained: EmbeddingModel,
     split: str,
     *,
     filtered: bool = True,
@@ -137,7 +137,7 @@ def evaluate(
     return whole
 
 
-def _draw(trained: Trained, count: int, by_degree: bool, seed: int) -> np.ndarray:
+def _draw(trained: EmbeddingModel, count: int, by_degree: bool, seed: int) -> np.ndarray:
     """Rows of the candidates: nodes drawn by their ids, so that they are the same for every division."""
     buckets, runtime = trained.buckets, trained.runtime
     random = np.random.Generator(np.random.Philox(key=np.concatenate([key_of(seed, 7), key_of(seed, 8)])))
@@ -155,7 +155,7 @@ def _draw(trained: Trained, count: int, by_degree: bool, seed: int) -> np.ndarra
 class _Block:
     """Held-out edges that are ranked in one pass over the table."""
 
-    def __init__(self, trained: Trained, edges: np.ndarray):
+    def __init__(self, trained: EmbeddingModel, edges: np.ndarray):
         self.trained, self.edges = trained, edges
         ends = np.concatenate([edges[:, 0], edges[:, -1]])
         vectors = torch.from_numpy(trained.vectors(ends)).double()

@@ -16,7 +16,7 @@ from typing import IO, Any
 
 import numpy as np
 
-from outcrop.embed.model import Trained
+from outcrop.embed.model import EmbeddingModel
 from outcrop.errors import ArgumentError, IoError, naming_files
 from outcrop.runtime import memory_tables
 from outcrop.store import manifest as manifests
@@ -27,7 +27,7 @@ _NAMES = 1 << 14  # at a time
 _LINE_BREAKS = str.maketrans({"\n": "\\n", "\r": "\\r"})
 
 
-def export(trained: Trained, format: str, out: Path) -> list[Path]:
+def export(trained: EmbeddingModel, format: str, out: Path) -> list[Path]:
     """Writes the files of ``format`` to folder ``out``, each as a whole or not at all; their paths.
 
     Raises:
@@ -46,7 +46,7 @@ def export(trained: Trained, format: str, out: Path) -> list[Path]:
 
 
 class _Export:
-    def __init__(self, trained: Trained, out: Path):
+    def __init__(self, trained: EmbeddingModel, out: Path):
         self.trained, self.out, self.runtime = trained, out, trained.runtime
         self.width = trained.config.dim
 

@@ -22,7 +22,7 @@ from outcrop.store.tensors import read_tensors
 
 
 @dataclass(frozen=True)
-class Trained:
+class EmbeddingModel:
     """Vectors of the last checkpoint.
 
     Attributes:
@@ -89,7 +89,7 @@ class Trained:
         self.table.close()
 
 
-def open_trained(run: Path | str, runtime: Runtime) -> Trained:
+def open_trained(run: Path | str, runtime: Runtime) -> EmbeddingModel:
     """Opens the last checkpoint of the embedding run at ``run``.
 
     Raises:
@@ -118,7 +118,9 @@ def open_trained(run: Path | str, runtime: Runtime) -> Trained:
         except BaseException:
             table.close()
             raise
-        return Trained(buckets, config, score, relations, meta["epoch"], meta["records"], table, runtime)
+        return EmbeddingModel(
+            buckets, config, score, relations, meta["epoch"], meta["records"], table, runtime
+        )
     except FormatError:  # says what is wrong itself
         raise
     except (KeyError, TypeError, ValueError) as error:

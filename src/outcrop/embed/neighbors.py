@@ -10,7 +10,7 @@ from importlib import import_module
 
 import numpy as np
 
-from outcrop.embed.model import Trained
+from outcrop.embed.model import EmbeddingModel
 from outcrop.errors import ArgumentError
 
 Search = Callable[[np.ndarray, np.ndarray, int, str], tuple[np.ndarray, np.ndarray]]
@@ -19,7 +19,7 @@ _NAMES = 1 << 16  # looked through at a time
 _BLOCK = 1 << 14  # rows whose differences are held at a time
 
 
-def find_node(trained: Trained, name: str) -> int:
+def find_node(trained: EmbeddingModel, name: str) -> int:
     """The id of the node called ``name``; a number is an id where nodes have no names.
 
     Raises:
@@ -43,7 +43,7 @@ def find_node(trained: Trained, name: str) -> int:
 
 
 def neighbours(
-    trained: Trained, node: int, count: int, metric: str = "cosine"
+    trained: EmbeddingModel, node: int, count: int, metric: str = "cosine"
 ) -> list[tuple[int, str | None, float]]:
     """(id, name, distance) of the ``count`` nodes nearest to ``node``, itself left out, nearest first.
 

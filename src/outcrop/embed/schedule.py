@@ -22,7 +22,7 @@ Swap = tuple[State, State]  # slices evicted, loaded
 
 
 @dataclass(frozen=True, eq=False)
-class Unit:
+class TrainUnit:
     """Edges that are shuffled together: of all buckets that are trained at the same time.
 
     Attributes:
@@ -32,6 +32,7 @@ class Unit:
         pool: Those of them that negatives come from: all that no swap touches.
         swap: (evicted, loaded) of the swap that begins before this unit; of a swap that nothing hides, after the last.
         last: Of its state: the swap must be over after it.
+        exposed: Nothing of its state can be trained while the swap runs, which therefore begins after the last unit.
     """
 
     number: int
@@ -40,7 +41,7 @@ class Unit:
     pool: tuple[int, ...]
     swap: Swap | None = None
     last: bool = False
-    bare: bool = False
+    exposed: bool = False
 
     @property
     def num_edges(self) -> int:
@@ -89,7 +90,7 @@ class Schedule:
     def _slices(self, sweep: int, state: State) -> tuple[int, ...]:
         return tuple(self.partitions(sweep)[list(state)].ravel().tolist())
 
-    def units(self, epoch: int) -> Iterator[Unit]:
+    def units(self, epoch: int) -> Iterator[TrainUnit]:
         """In order. Every edge is in one of them."""
         number = 0
         for sweep in range(epoch * self._sweeps, (epoch + 1) * self._sweeps):
@@ -97,7 +98,7 @@ class Schedule:
                 yield unit
                 number = unit.number + 1
 
-    def _sweep(self, epoch: int, sweep: int, number: int) -> Iterator[Unit]:
+    def _sweep(self, epoch: int, sweep: int, number: int) -> Iterator[TrainUnit]:
         order, nothing = self._order, np.empty((0, 4), np.int64)
         for s, state in enumerate(order.states):
             here, swap, meanwhile = self._slices(sweep, state), None, 0
@@ -118,7 +119,7 @@ class Schedule:
                 last = at == len(units) - 1
                 begins = at == hidden or (hidden is None and last)
                 pool = stay if during else here
-                yield Unit(number, pieces, here, pool, swap if begins else None, last, hidden is None)
+                yield TrainUnit(number, pieces, here, pool, swap if begins else None, last, hidden is None)
                 number += 1
 
     def _mixed(self, epoch: int, sweep: int, buckets: tuple[tuple[int, int], ...]) -> Iterator[np.ndarray]:

@@ -18,7 +18,10 @@ _READ_EDGE_BYTES = 12  # as it lies on disk
 def training_bytes(
     num_nodes: int, num_edges: int, num_relations: int, partitions: int, config: EmbedConfig
 ) -> int:
-    """What :class:`outcrop.embed.training.Fit` holds at most with so many partitions, at most ``buffer`` in memory."""
+    """What :class:`outcrop.embed.training.EmbeddingTrainer` holds at most, with so many partitions.
+
+    At most ``config.buffer`` of them are in memory.
+    """
     slices = default_slices(partitions, num_nodes)
     division = Division(num_nodes, partitions * slices)
     floats = stride(config, config.dim)

@@ -28,7 +28,7 @@ from outcrop.embed.edges import TrainingEdges
 from outcrop.embed.gpu import GpuBuffer, GpuStepper
 from outcrop.embed.negatives import Pool
 from outcrop.embed.orders import make_order
-from outcrop.embed.schedule import Schedule, Unit, key_pair
+from outcrop.embed.schedule import Schedule, TrainUnit, key_pair
 from outcrop.embed.scores import score_function
 from outcrop.embed.step import Relations, Stepper, stride
 from outcrop.embed.tables import RowShape, Start, Table, slab_rows
@@ -66,7 +66,7 @@ class EpochRecord:
 
 
 @dataclass
-class FitResult:
+class EmbeddingResult:
     """``edges_of_bucket``: int64 [p * p], of slices: how many were trained."""
 
     records: list[EpochRecord]
@@ -146,7 +146,7 @@ def _place(
     )
 
 
-class Fit:
+class EmbeddingTrainer:
     """One training.
 
     Args:
@@ -170,7 +170,7 @@ class Fit:
         checkpoint_seconds: float = 300.0,
         prefetch: bool = True,
         to: DeviceConfig = CPU,
-        on_unit: Callable[[int, Unit, float], None] | None = None,
+        on_unit: Callable[[int, TrainUnit, float], None] | None = None,
     ):
         self.buckets, self.config, self.runtime = buckets, config, runtime
         self.folder = run / FOLDER
@@ -260,7 +260,7 @@ class Fit:
 
     # Training
 
-    def run(self) -> FitResult:
+    def run(self) -> EmbeddingResult:
         """Trains what is left of ``config.epochs``.
 
         Raises:
@@ -274,7 +274,7 @@ class Fit:
             for epoch in range(self._epoch, epochs):
                 with self.runtime.trace.span("embed.epoch", epoch=epoch):
                     self._one_epoch(epoch)
-        return FitResult(self.records, self.buffer.holds_all, self.resumed, self._counts)
+        return EmbeddingResult(self.records, self.buffer.holds_all, self.resumed, self._counts)
 
     def _one_epoch(self, epoch: int) -> None:
         runtime, buffer = self.runtime, self.buffer
@@ -297,7 +297,7 @@ class Fit:
             if not buffer.swapping:
                 buffer.enter(unit.state)  # where training goes on, or a sweep begins with another state
             swap = unit.swap or swap
-            if unit.swap and not unit.bare and self._prefetch:
+            if unit.swap and not unit.exposed and self._prefetch:
                 buffer.begin_swap(*unit.swap)
                 swap = None
             if pool is None or pool[0] != unit.pool:
@@ -350,7 +350,7 @@ class Fit:
             ]
         return Pool(slices, self.buckets.division, degrees)
 
-    def _train(self, epoch: int, unit: Unit, pool: Pool, loss: float, done: int) -> float:
+    def _train(self, epoch: int, unit: TrainUnit, pool: Pool, loss: float, done: int) -> float:
         """One unit. ``loss``: the sum over the ``done`` edges of this epoch before; that with those of this unit."""
         config, buffer, seed = self.config, self.buffer, self.config.seed
         if not unit.num_edges:
@@ -399,7 +399,7 @@ class Fit:
         self.runtime.progress.advance("embed", count)
         return loss, done
 
-    def _rows_of(self, unit: Unit) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    def _rows_of(self, unit: TrainUnit) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Row of the source, relation and row of the target of every edge: int64, uint32, int64 [n]."""
         edges, base = self._edges.read(unit.pieces), self.buffer.base
         lengths = unit.pieces[:, 3] - unit.pieces[:, 2]

@@ -81,8 +81,8 @@ def page(order: Order) -> str:
 
 
 def _title(order: Order) -> tuple[str, str]:
-    bare = len(order.bare_swaps)
-    hidden = "every swap hidden" if not bare else f"{bare} of {len(order.swaps)} swaps bare"
+    exposed = len(order.exposed_swaps)
+    hidden = "every swap hidden" if not exposed else f"{exposed} of {len(order.swaps)} swaps bare"
     return (
         f"{order.name}, {order.partitions} partitions, {order.buffer} resident",
         f"{len(order.states)} states, {hidden}",

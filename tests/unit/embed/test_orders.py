@@ -69,7 +69,7 @@ def test_every_bucket_once_where_it_can_be(name: str, defer: bool, data: st.Data
     partitions = data.draw(st.integers(1, 22))
     order = make_order(name, partitions, buffer, defer=defer)
     seen = simulate(order)
-    assert seen == {"bare": list(order.bare_swaps), "hasty": list(order.hasty_evictions)}
+    assert seen == {"bare": list(order.exposed_swaps), "hasty": list(order.hasty_evictions)}
     met = {frozenset(pair) for state in order.states for pair in combinations(state, 2)}
     assert len(met) == partitions * (partitions - 1) // 2
     if name != "cover":
@@ -99,7 +99,7 @@ def test_legend_never_evicts_at_once_and_leaves_few_swaps_bare() -> None:
     """Of 36 swaps of 12 partitions 4 are bare in the paper; its reading of the listing is not given."""
     for p in range(4, 65):
         assert make_order("legend", p, 3).hasty_evictions == ()
-    assert len(make_order("legend", 12, 3).bare_swaps) <= 4
+    assert len(make_order("legend", 12, 3).exposed_swaps) <= 4
 
 
 def test_beta_gives_table_8_and_marius_formula() -> None:
@@ -115,8 +115,8 @@ def test_beta_gives_table_8_and_marius_formula() -> None:
 
 def test_beta_and_cover_leave_most_swaps_bare() -> None:
     """Why there are orders for prefetching (section 4)."""
-    assert len(make_order("beta", 12, 3).bare_swaps) >= 17
-    assert len(make_order("cover", 16, 4).bare_swaps) >= 10
+    assert len(make_order("beta", 12, 3).exposed_swaps) >= 17
+    assert len(make_order("cover", 16, 4).exposed_swaps) >= 10
 
 
 @pytest.mark.parametrize(

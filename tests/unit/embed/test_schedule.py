@@ -52,14 +52,14 @@ def test_every_edge_is_trained_once_an_epoch_among_slices_that_are_there(
                 assert {source, target} <= held
                 trained.update(range(first, stop))
             assert unit.num_edges <= 40 + len(unit.pieces)  # shares of buckets, rounded
-            if unit.swap and not unit.bare:
+            if unit.swap and not unit.exposed:
                 assert {*unit.swap[0]} <= held
                 held -= {*unit.swap[0]}
                 coming = unit.swap[1]
             assert all({source, target} <= held for source, target in unit.pieces[:, :2].tolist())
             assert {*unit.pool} == held  # negatives: all that is there, nothing that comes or goes
             assert len(held) <= c * slices
-            if unit.last and unit.swap and unit.bare:
+            if unit.last and unit.swap and unit.exposed:
                 held -= {*unit.swap[0]}
                 coming = unit.swap[1]
             if unit.last and coming is not None:

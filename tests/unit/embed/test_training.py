@@ -24,7 +24,7 @@ from outcrop.embed.model import open_trained
 from outcrop.embed.sizing import fewest_partitions
 from outcrop.embed.sources import open_source
 from outcrop.embed.tables import Move
-from outcrop.embed.training import CHECKPOINT, FOLDER, Fit
+from outcrop.embed.training import CHECKPOINT, FOLDER, EmbeddingTrainer
 from outcrop.errors import ArgumentError, BudgetError, ChecksumError, FormatError, IoError, NumericError
 from outcrop.runtime import memory_tables
 
@@ -178,7 +178,7 @@ def test_going_on_where_swaps_are_put_off(tmp_path, make_runtime, source):
     units = list(
         fit(buckets_of(source, whole, runtime, 6), whole, CONFIG, runtime, **options).schedule.units(0)
     )
-    for stop_at in (u.number for u in units if u.swap and not u.bare and not u.last):
+    for stop_at in (u.number for u in units if u.swap and not u.exposed and not u.last):
         run = tmp_path / f"run{stop_at}"
         buckets = buckets_of(source, run, runtime, 6)
         with pytest.raises(Stop):
@@ -205,13 +205,14 @@ import sys
 from pathlib import Path
 from outcrop.config import EmbedConfig
 from outcrop.embed.buckets import open_buckets
-from outcrop.embed.training import Fit
+from outcrop.embed.training import EmbeddingTrainer
 from outcrop.runtime.runtime import Runtime
 run = Path(sys.argv[1])
 config = EmbedConfig(dim=8, epochs=40, negatives=20, chunk=16, batch=64, start=0.1)
 def on_unit(epoch, unit, loss):
     print("unit", flush=True)
-fit = Fit(open_buckets(run), run, config, Runtime(), resident=False, checkpoint_seconds=0.01, on_unit=on_unit)
+options = dict(resident=False, checkpoint_seconds=0.01, on_unit=on_unit)
+fit = EmbeddingTrainer(open_buckets(run), run, config, Runtime(), **options)
 fit.run()
 fit.close()
 print("done", flush=True)
@@ -385,11 +386,11 @@ def test_impossible_requests(tmp_path, make_runtime, source):
     runtime, run = make_runtime(), tmp_path / "run"
     buckets = buckets_of(source, run, runtime, 4)
     with pytest.raises(ArgumentError, match="a buffer of 1 holds no two partitions"):
-        Fit(buckets, run, replace(CONFIG, buffer=1), runtime)
+        EmbeddingTrainer(buckets, run, replace(CONFIG, buffer=1), runtime)
     with pytest.raises(ArgumentError, match="model dot has no relations"):
-        Fit(buckets, run, replace(CONFIG, model="dot", reciprocal=True), runtime)
+        EmbeddingTrainer(buckets, run, replace(CONFIG, model="dot", reciprocal=True), runtime)
     with pytest.raises(ArgumentError, match="order 'x' is unknown"):
-        Fit(buckets, run, replace(CONFIG, order="x"), runtime)
+        EmbeddingTrainer(buckets, run, replace(CONFIG, order="x"), runtime)
     with pytest.raises(NumericError, match="lower the learning rate"):
         fit(buckets, run, replace(CONFIG, optimizer="sgd", rate=1e30), runtime)
 

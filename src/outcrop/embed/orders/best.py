@@ -1,6 +1,6 @@
 """Our order: every swap hidden, near the fewest states, for any number of partitions and any buffer.
 
-Of these candidates the one with the fewest states that leaves no swap bare; the search ends at the lower bound.
+Of these candidates the one with the fewest states that leaves no swap exposed; the search ends at the lower bound.
 
 1. Exact orders (core/embed/order_exact.h): every pair meets once, no load brings fewer than ``c - 1`` new pairs
    together. A depth-first search finds them for up to 14 partitions. For more it looks for a short block of swaps that,
@@ -39,7 +39,7 @@ def best_order(partitions: int, buffer: int) -> Order:
     p, c = partitions, min(buffer, partitions)
     best: Order | None = None
     for states in _candidates(p, c) if p > c else [[tuple(range(p))]]:
-        if best and not best.bare_swaps and len(states) >= len(best.states):
+        if best and not best.exposed_swaps and len(states) >= len(best.states):
             continue
         order = deferred("best", p, c, states)
         if not best or _badness(order) < _badness(best):
@@ -51,7 +51,7 @@ def best_order(partitions: int, buffer: int) -> Order:
 
 
 def _badness(order: Order) -> tuple[int, int]:
-    return len(order.bare_swaps), len(order.states)
+    return len(order.exposed_swaps), len(order.states)
 
 
 def _candidates(p: int, c: int) -> Iterator[list[State]]:

@@ -48,8 +48,8 @@ class Order:
         return len(self.states[0]) + sum(len(loaded) for _, loaded in self.swaps)
 
     @property
-    def bare_swaps(self) -> tuple[int, ...]:
-        """Swaps during which nothing is trained."""
+    def exposed_swaps(self) -> tuple[int, ...]:
+        """Swaps during which nothing is trained, so that nothing hides the time that they take."""
         return tuple(s for s, meanwhile in enumerate(self.overlapped) if not meanwhile)
 
     @property
