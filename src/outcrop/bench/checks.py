@@ -18,14 +18,14 @@ from typing import Any
 
 from outcrop.api.prepare import prepare_with_report as prepare
 from outcrop.api.train import train
-from outcrop.bench.epoch import Say, Setting, ensure_graph, plain
+from outcrop.bench.epoch import Log, Setting, ensure_graph, plain
 
 _CHECKED, _UNCHECKED = "checked", "unchecked"
 
 
-def run(folder: Path, setting: Setting, say: Say) -> dict[str, Any]:
+def run(folder: Path, setting: Setting, log: Log) -> dict[str, Any]:
     """Prepares and trains ``setting.rounds`` times with and without checks, in the order A B, B A, A B ..."""
-    graph = ensure_graph(folder, setting.shape, say)
+    graph = ensure_graph(folder, setting.shape, log)
     graphs = {_CHECKED: graph, _UNCHECKED: without_checks(graph, folder / f"{graph.stem}-unchecked.oc")}
     out = folder / "bench-checks.run"
     batches = {"fanouts": [int(f) for f in setting.fanouts.split(",")], "batch_size": setting.batch_size}
@@ -50,7 +50,7 @@ def run(folder: Path, setting: Setting, say: Say) -> dict[str, Any]:
 
     cases = {}
     for name, work in (("prepare", prepares), (f"{setting.epochs} epochs, online", trains)):
-        cases[name] = _compare(name, work, graphs, setting.rounds, say)
+        cases[name] = _compare(name, work, graphs, setting.rounds, log)
     shutil.rmtree(out, ignore_errors=True)
     shutil.rmtree(graphs[_UNCHECKED])
     return {
@@ -84,12 +84,12 @@ def without_checks(graph: Path, out: Path) -> Path:
 
 
 def _compare(
-    name: str, work: Callable[[Path], None], graphs: dict[str, Path], rounds: int, say: Say
+    name: str, work: Callable[[Path], None], graphs: dict[str, Path], rounds: int, log: Log
 ) -> dict[str, Any]:
     """Times ``work`` on both graphs; one round before the first warms up and is not counted."""
     found: dict[str, list[tuple[float, float]]] = {kind: [] for kind in graphs}
     for turn in range(rounds + 1):
-        say(f"{name}: round {turn}/{rounds}")
+        log(f"{name}: round {turn}/{rounds}")
         for kind in sorted(graphs, reverse=turn % 2 == 1):
             clock, cpu = time.perf_counter(), time.process_time()
             work(graphs[kind])

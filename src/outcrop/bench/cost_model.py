@@ -18,7 +18,7 @@ from typing import Any
 from outcrop.advisor import cost, machine
 from outcrop.advisor.counting import Counted, Task, compute_seconds, count
 from outcrop.api.prepare import prepare_with_report as prepare
-from outcrop.bench.epoch import Say, Setting, ensure_graph, plain
+from outcrop.bench.epoch import Log, Setting, ensure_graph, plain
 from outcrop.config import IoConfig, TrainConfig, format_bytes
 from outcrop.loading.modes import mode_named
 from outcrop.loading.open import open_session
@@ -73,17 +73,17 @@ CASES = (
 )
 
 
-def run(folder: Path, setting: Setting, say: Say, cases: tuple[Case, ...] = CASES) -> dict[str, Any]:
+def run(folder: Path, setting: Setting, log: Log, cases: tuple[Case, ...] = CASES) -> dict[str, Any]:
     """Predicts and measures every case ``setting.rounds`` times."""
-    path = ensure_graph(folder, setting.shape, say)
+    path = ensure_graph(folder, setting.shape, log)
     graph = open_graph(path)
-    say("measuring the machine")
+    log("measuring the machine")
     profile = machine.measure_profile(folder)
     counted: dict[Case, tuple[Task, Counted]] = {}
     rounds: dict[Case, list[dict[str, Any]]] = {case: [] for case in cases}
     for turn in range(setting.rounds):
         for case in cases:
-            say(f"round {turn + 1}/{setting.rounds}: {case.name}")
+            log(f"round {turn + 1}/{setting.rounds}: {case.name}")
             if case not in counted:
                 task = _task(graph, folder, setting, case)
                 counted[case] = task, count(task, profile)

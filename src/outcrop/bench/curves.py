@@ -19,7 +19,7 @@ from outcrop.bench.epoch import (
     MEMORY_FRESH,
     NEW_BATCHES,
     WITHOUT_RUN,
-    Say,
+    Log,
     Setting,
     ensure_graph,
     middle,
@@ -33,13 +33,13 @@ from outcrop.errors import OutcropError
 
 
 def memory_curve(
-    folder: Path, setting: Setting, modes: Sequence[str], caps: Sequence[float], say: Say
+    folder: Path, setting: Setting, modes: Sequence[str], caps: Sequence[float], log: Log
 ) -> dict[str, Any]:
     """Epoch time, bytes and disk space of each mode at each cap; nothing where two mini-batches do not fit.
 
     Times at a cap are compared with training in memory right before: on replayed batches, or on new ones.
     """
-    graph = ensure_graph(folder, setting.shape, say)
+    graph = ensure_graph(folder, setting.shape, log)
     bases: dict[float, float] = {}
     points: dict[str, list[dict[str, Any]]] = {mode: [] for mode in modes}
     for cap in caps:
@@ -49,20 +49,20 @@ def memory_curve(
         try:
             prepared = prepared_run(graph, run, at)
         except OutcropError as error:
-            say(f"cap {cap:.0%}: {error}")
+            log(f"cap {cap:.0%}: {error}")
             continue
         base = bases[cap] = _seconds_in_memory(graph, setting, "memory")
         new_base = (
             _seconds_in_memory(graph, setting, MEMORY_FRESH) if {*NEW_BATCHES} & {*modes} else float("nan")
         )
         for mode in modes:
-            say(f"cap {cap:.0%}: {mode}")
+            log(f"cap {cap:.0%}: {mode}")
             try:
                 done = train_once(
                     graph, run, at, mode, setting.epochs if mode in ("packed", *WITHOUT_RUN) else 2
                 )
             except OutcropError as error:
-                say(str(error))
+                log(str(error))
                 continue
             epochs = done["epochs"][1:] or done["epochs"]
             seconds = middle(mode, (e["seconds"] for e in epochs))
@@ -99,16 +99,16 @@ def _at(points: list[dict[str, Any]], cap: float) -> str:
     return f"{found[0]['seconds']:.2f} s ({found[0]['against_memory']:.1f}x)" if found else "-"
 
 
-def scale(folder: Path, setting: Setting, sizes: Sequence[int], say: Say) -> dict[str, Any]:
+def scale(folder: Path, setting: Setting, sizes: Sequence[int], log: Log) -> dict[str, Any]:
     """Graphs of growing size, the same budget, the same share of training nodes."""
     points = []
     budget = int(min(sizes) * setting.shape.features * 4 * setting.cap)
     for nodes in sizes:
         shape = GraphShape(name=f"sbm-{nodes}", nodes=nodes, edges=15 * nodes)
         at = replace(setting, shape=shape, cap=budget / shape.feature_bytes)
-        graph, run = ensure_graph(folder, shape, say), folder / "bench-scale.run"
+        graph, run = ensure_graph(folder, shape, log), folder / "bench-scale.run"
         shutil.rmtree(run, ignore_errors=True)
-        say(f"{nodes:,} nodes")
+        log(f"{nodes:,} nodes")
         prepared = prepared_run(graph, run, at)
         done = train_once(graph, run, at, "packed", setting.epochs)
         epochs = done["epochs"][1:] or done["epochs"]

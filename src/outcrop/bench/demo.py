@@ -13,7 +13,7 @@ from outcrop.config import ALLOWANCE_BYTES, format_bytes
 FEATURES = 128
 
 
-def run(folder: Path, *, nodes: int, epochs: int, quiet: bool, say: Callable[[str], None]) -> dict[str, Any]:
+def run(folder: Path, *, nodes: int, epochs: int, quiet: bool, log: Callable[[str], None]) -> dict[str, Any]:
     """Makes graph and run in ``folder``, trains both ways in processes of their own.
 
     Returns:
@@ -23,7 +23,7 @@ def run(folder: Path, *, nodes: int, epochs: int, quiet: bool, say: Callable[[st
     feature_bytes = nodes * FEATURES * 4
     memory = feature_bytes // 10
     graph, prepared = folder / "demo.oc", folder / "demo.run"
-    say(
+    log(
         f"[bold]1/4[/] A graph of {nodes:,} nodes and {15 * nodes:,} edges, {format_bytes(feature_bytes)} of features"
     )
     outcrop(
@@ -46,7 +46,7 @@ def run(folder: Path, *, nodes: int, epochs: int, quiet: bool, say: Callable[[st
         ],
         quiet=quiet,
     )
-    say(f"[bold]2/4[/] Prepare it for training in {format_bytes(memory)}: sample, plan, pack")
+    log(f"[bold]2/4[/] Prepare it for training in {format_bytes(memory)}: sample, plan, pack")
     limit = memory + ALLOWANCE_BYTES
     preparation = outcrop(
         # One epoch's batches, replayed in both columns: the demo is to be over soon.
@@ -67,9 +67,9 @@ def run(folder: Path, *, nodes: int, epochs: int, quiet: bool, say: Callable[[st
         quiet=quiet,
     )
     common = ["train", graph, "--run", prepared, "--epochs", str(epochs), "--trace-losses"]
-    say(f"[bold]3/4[/] Train GraphSAGE from disk, in {format_bytes(memory)}")
+    log(f"[bold]3/4[/] Train GraphSAGE from disk, in {format_bytes(memory)}")
     packed = outcrop([*common, "--mode", "packed", "--memory", str(memory)], limit_bytes=limit, quiet=quiet)
-    say("[bold]4/4[/] Train it with everything in memory")
+    log("[bold]4/4[/] Train it with everything in memory")
     in_memory = outcrop([*common, "--mode", "memory", "--memory", "1TiB"], quiet=quiet)
     return _compare(preparation, packed, in_memory, feature_bytes, memory)
 

@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-from outcrop.bench.epoch import Say
+from outcrop.bench.epoch import Log
 from outcrop.bench.process import outcrop
 from outcrop.config import ALLOWANCE_BYTES, EmbedConfig, format_bytes
 from outcrop.embed.buckets import open_buckets
@@ -63,10 +63,10 @@ def cases(nodes: int) -> list[Case]:
     return [Case("many edges", nodes, 16 * nodes), Case("few edges", nodes, nodes // 2)]
 
 
-def run(folder: Path, nodes: int, graphs: list[Path], rounds: int, say: Say) -> dict[str, Any]:
+def run(folder: Path, nodes: int, graphs: list[Path], rounds: int, log: Log) -> dict[str, Any]:
     """``graphs``: imported knowledge graphs that are trained and ranked, too."""
-    results = {case.name: _compare(folder, case, rounds, say) for case in cases(nodes)}
-    real = {path.stem: _real(folder, path, say) for path in graphs}
+    results = {case.name: _compare(folder, case, rounds, log) for case in cases(nodes)}
+    real = {path.stem: _real(folder, path, log) for path in graphs}
     return {
         "experiment": "embed",
         "partitions": PARTITIONS,
@@ -95,12 +95,12 @@ def run(folder: Path, nodes: int, graphs: list[Path], rounds: int, say: Say) -> 
     }
 
 
-def large(folder: Path, shape: Large, say: Say) -> dict[str, Any]:
+def large(folder: Path, shape: Large, log: Log) -> dict[str, Any]:
     """Prepares and trains what does not fit, each under a control group of the budget and the usual allowance."""
     graph, run_folder = folder / f"embed-{shape.nodes}-{shape.edges_per_node}x.oc", folder / "bench-embed.run"
     memory = shape.memory_bytes
     if not (graph / "manifest.json").is_file():
-        say(f"generating {shape.nodes:,} nodes, {shape.edges_per_node} edges each")
+        log(f"generating {shape.nodes:,} nodes, {shape.edges_per_node} edges each")
         sizes = [
             "--nodes",
             str(shape.nodes),
@@ -112,12 +112,12 @@ def large(folder: Path, shape: Large, say: Say) -> dict[str, Any]:
         outcrop(["generate", graph, *sizes, "--memory", str(memory)])
     shutil.rmtree(run_folder, ignore_errors=True)
     limit = memory + ALLOWANCE_BYTES
-    say("preparing")
+    log("preparing")
     begin = time.perf_counter()
     command: list[str | Path] = ["embed", "prepare", graph, run_folder, "--partitions", str(shape.partitions)]
     prepared = outcrop([*command, "--memory", str(memory)], limit_bytes=limit)
     prepare_seconds = time.perf_counter() - begin
-    say("training")
+    log("training")
     command = [
         "embed",
         "train",
@@ -193,10 +193,10 @@ def _train(run_folder: Path, options: list[str], limit: int | None, memory: int 
     }
 
 
-def _compare(folder: Path, case: Case, rounds: int, say: Say) -> dict[str, Any]:
+def _compare(folder: Path, case: Case, rounds: int, log: Log) -> dict[str, Any]:
     graph, run_folder = folder / f"embed-{case.nodes}-{case.edges}.oc", folder / "bench-embed.run"
     if not (graph / "manifest.json").is_file():
-        say(f"generating {case.nodes:,} nodes, {case.edges:,} edges")
+        log(f"generating {case.nodes:,} nodes, {case.edges:,} edges")
         outcrop(
             ["generate", graph, "--nodes", str(case.nodes), "--edges", str(case.edges), "--features", "1"]
         )
@@ -208,7 +208,7 @@ def _compare(folder: Path, case: Case, rounds: int, say: Say) -> dict[str, Any]:
     found: dict[str, list[dict[str, Any]]] = {name: [] for name in _MODES}
     for _ in range(rounds):
         for name, options in _MODES.items():
-            say(f"{case.name}: {name}")
+            log(f"{case.name}: {name}")
             swapping = name != "resident"
             found[name].append(
                 _train(
@@ -248,9 +248,9 @@ def bare_seconds(config: EmbedConfig, edges: int, rounds: int = 50) -> float:
     return median(times) * edges / config.chunk
 
 
-def _real(folder: Path, graph: Path, say: Say) -> dict[str, Any]:
+def _real(folder: Path, graph: Path, log: Log) -> dict[str, Any]:
     """ComplEx of 100 floats with 1000 negatives, as the other systems were measured with."""
-    say(f"{graph.stem}: ComplEx, 30 epochs")
+    log(f"{graph.stem}: ComplEx, 30 epochs")
     run_folder = folder / "bench-embed.run"
     shutil.rmtree(run_folder, ignore_errors=True)
     outcrop(["embed", "prepare", graph, run_folder])

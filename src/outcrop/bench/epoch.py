@@ -24,7 +24,7 @@ from outcrop.runtime.runtime import Runtime
 from outcrop.store import run as runs
 from outcrop.store.graph import open_graph
 
-Say = Callable[[str], None]
+Log = Callable[[str], None]
 # Mode online as a user gets it, of the batches that the others replay (``online``) and of new ones in every epoch
 # (``fresh``); packed pools of one new epoch each; mode online that reads the run's rows as batches are drawn.
 ONLINE, FRESH, REFRESH, DIRECT = "online", "fresh", "refresh", "direct"
@@ -62,19 +62,19 @@ class Setting:
         return int(self.shape.feature_bytes * self.cap)
 
 
-def ensure_graph(folder: Path, shape: GraphShape, say: Say) -> Path:
+def ensure_graph(folder: Path, shape: GraphShape, log: Log) -> Path:
     """The graph of ``shape`` in ``folder``, generated unless it is there."""
     path = folder / f"{shape.name}.oc"
     if not (path / "manifest.json").is_file():
-        say(f"generating {shape.name}: {format_bytes(shape.feature_bytes)} of features")
+        log(f"generating {shape.name}: {format_bytes(shape.feature_bytes)} of features")
         outcrop(["generate", path, *shape.arguments()])
     return path
 
 
-def ensure_run(folder: Path, graph: Path, setting: Setting, say: Say) -> tuple[Path, dict[str, Any]]:
+def ensure_run(folder: Path, graph: Path, setting: Setting, log: Log) -> tuple[Path, dict[str, Any]]:
     """The prepared run of ``setting``, made under its cap."""
     run = folder / f"{graph.stem}-{setting.batches}-cap{setting.cap:g}.run"
-    say(f"preparing {run.name} in {format_bytes(setting.memory)}")
+    log(f"preparing {run.name} in {format_bytes(setting.memory)}")
     return run, prepared_run(graph, run, setting)
 
 
@@ -153,19 +153,19 @@ def count_spooling(result: dict[str, Any]) -> None:
         record["bytes_read"] += read // len(result["epochs"])
 
 
-def epoch(folder: Path, setting: Setting, modes: Sequence[str], say: Say) -> dict[str, Any]:
+def epoch(folder: Path, setting: Setting, modes: Sequence[str], log: Log) -> dict[str, Any]:
     """Trains in each mode and compares epoch times with ``memory`` and with the bare products of its shapes.
 
     Like is compared with like: modes with new batches in every epoch with ``memory-fresh``, which is measured too.
     """
     if "memory" in modes and MEMORY_FRESH not in modes and any(mode in NEW_BATCHES for mode in modes):
         modes = [*modes, MEMORY_FRESH]
-    graph = ensure_graph(folder, setting.shape, say)
-    run, prepared = ensure_run(folder, graph, setting, say)
+    graph = ensure_graph(folder, setting.shape, log)
+    run, prepared = ensure_run(folder, graph, setting, log)
     results: dict[str, list[dict[str, Any]]] = {mode: [] for mode in modes}
     for turn in range(setting.rounds):
         for mode in modes:
-            say(f"round {turn + 1}/{setting.rounds}: {mode}")
+            log(f"round {turn + 1}/{setting.rounds}: {mode}")
             results[mode].append(train_once(graph, run, setting, mode, _epochs(mode, setting)))
     bare = bare_epoch_seconds(graph, run, setting)
     rows = {mode: _summary(mode, runs_of_mode) for mode, runs_of_mode in results.items()}
@@ -243,20 +243,20 @@ def bare_epoch_seconds(graph_path: Path, run: Path, setting: Setting, rounds: in
     return median(totals[1:] or totals)
 
 
-def loader(folder: Path, setting: Setting, modes: Sequence[str], say: Say) -> dict[str, Any]:
+def loader(folder: Path, setting: Setting, modes: Sequence[str], log: Log) -> dict[str, Any]:
     """Delivers the batches of an epoch without a model; packed against the disk's rate and the copy rate."""
     from outcrop.advisor.machine import measure_disk
     from outcrop.runtime.machine import sequential_rate
 
-    graph = ensure_graph(folder, setting.shape, say)
-    run, _ = ensure_run(folder, graph, setting, say)
+    graph = ensure_graph(folder, setting.shape, log)
+    run, _ = ensure_run(folder, graph, setting, log)
     disk, copy = measure_disk(folder), copy_rate()
     rows: dict[str, Any] = {}
     rates = []
     for _ in range(setting.rounds):
         rates.append(sequential_rate(run / "pack" / "records.bin", seconds=1.0))
         for mode in modes:
-            say(f"loading: {mode}")
+            log(f"loading: {mode}")
             row = _load_once(graph, run, mode, setting, _epochs(mode, setting))
             if mode not in rows or row["seconds"] < rows[mode]["seconds"]:
                 rows[mode] = row

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from outcrop.api.prepare import prepare_with_report as prepare
-from outcrop.bench.epoch import Say, Setting, ensure_graph
+from outcrop.bench.epoch import Log, Setting, ensure_graph
 from outcrop.errors import BudgetError
 from outcrop.loading.open import open_session
 from outcrop.preparation import segments as layouts
@@ -83,10 +83,10 @@ class _Bench:
 
 
 @contextmanager
-def _opened(folder: Path, setting: Setting, epochs: int, say: Say) -> Iterator[tuple[_Bench, Path]]:
-    path = ensure_graph(folder, setting.shape, say)
+def _opened(folder: Path, setting: Setting, epochs: int, log: Log) -> Iterator[tuple[_Bench, Path]]:
+    path = ensure_graph(folder, setting.shape, log)
     graph, run = open_graph(path), folder / f"{path.stem}-layout.run"
-    say(f"sampling {epochs} epochs")
+    log(f"sampling {epochs} epochs")
     fanouts = [int(f) for f in setting.fanouts.split(",")]
     prepare(
         graph,
@@ -102,12 +102,12 @@ def _opened(folder: Path, setting: Setting, epochs: int, say: Say) -> Iterator[t
         yield _Bench(graph, run, runtime), run
 
 
-def run(folder: Path, setting: Setting, say: Say) -> dict[str, Any]:
-    with _opened(folder, setting, _EPOCHS, say) as (bench, _):
+def run(folder: Path, setting: Setting, log: Log) -> dict[str, Any]:
+    with _opened(folder, setting, _EPOCHS, log) as (bench, _):
         everything = bench.sizes.disk_bytes(0, int(bench.wants.sum()), 0)
         features = setting.shape.feature_bytes
         bounds = [m for m in (7, 5, 3, 2, 1.5, 1) if m * features < everything]
-        say("reordering: none, whole, segments")
+        log("reordering: none, whole, segments")
         result: dict[str, Any] = {
             "experiment": "layout",
             "epochs": _EPOCHS,
@@ -116,13 +116,13 @@ def run(folder: Path, setting: Setting, say: Say) -> dict[str, Any]:
             "access_shares": bench.access_shares(),
             "reordering": _reordering(bench),
         }
-        say("brute force over segment sizes and thresholds")
+        log("brute force over segment sizes and thresholds")
         tried, brute = _brute_force(bench)
-        result["search"] = {f"{m:g}x": _searched(bench, int(m * features), tried, brute, say) for m in bounds}
+        result["search"] = {f"{m:g}x": _searched(bench, int(m * features), tried, brute, log) for m in bounds}
     result["timed"] = {
         f"{m:g}x": timed
         for m in bounds
-        if m in _TIMED and (timed := _timed(folder, setting, m, say)) is not None
+        if m in _TIMED and (timed := _timed(folder, setting, m, log)) is not None
     }
     result["columns"] = ["bound", "heuristic s", "amplification", "brute force", "search", "speed-up"]
     result["rows"] = [
@@ -183,10 +183,10 @@ def _brute_force(bench: _Bench) -> tuple[dict[Layout, tuple[int, float]], float]
 
 
 def _searched(
-    bench: _Bench, limit: int, tried: dict[Layout, tuple[int, float]], brute: float, say: Say
+    bench: _Bench, limit: int, tried: dict[Layout, tuple[int, float]], brute: float, log: Log
 ) -> dict[str, Any]:
     """The heuristic against brute force over segment sizes and thresholds (Table 7)."""
-    say(f"bound {limit / 2**30:.2f} GiB: heuristic")
+    log(f"bound {limit / 2**30:.2f} GiB: heuristic")
     begin = time.perf_counter()
     search = bench.search()
     counted = time.perf_counter()
@@ -224,9 +224,9 @@ def _grid(batches: int) -> Sequence[Layout]:
     return [Layout(s, m) for s in sizes for m in _THRESHOLDS if m < s]
 
 
-def _timed(folder: Path, setting: Setting, bound: float, say: Say) -> dict[str, Any] | None:
+def _timed(folder: Path, setting: Setting, bound: float, log: Log) -> dict[str, Any] | None:
     """Epochs of loading under the bound: what the cost model chose against the other layouts that it weighed."""
-    graph = open_graph(ensure_graph(folder, setting.shape, say))
+    graph = open_graph(ensure_graph(folder, setting.shape, log))
     run = folder / "bench-layout.run"
     options: dict[str, Any] = {
         "fanouts": [int(f) for f in setting.fanouts.split(",")],
@@ -239,7 +239,7 @@ def _timed(folder: Path, setting: Setting, bound: float, say: Say) -> dict[str, 
     try:
         chosen = prepare(graph, run, **options)
     except BudgetError as error:
-        say(f"bound {bound:g}x: {error}")
+        log(f"bound {bound:g}x: {error}")
         return None
     rows = {"cost": {**_load(graph, run, setting), "disk_bytes": chosen.disk_bytes}}
     others = sorted(

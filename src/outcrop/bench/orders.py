@@ -6,7 +6,7 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from outcrop.bench.epoch import Say
+from outcrop.bench.epoch import Log
 from outcrop.embed.orders import ORDERS, least_states, make_order
 
 PARTITIONS = (4, 6, 8, 10, 12, 14, 16, 20, 24, 32, 40, 48, 56, 64)
@@ -15,11 +15,11 @@ _SHOWN = 3  # of the buffers, the one of the papers
 _SWAP = 2.0  # time of a swap in those of a bucket, for the modelled epoch
 
 
-def run(partitions: Sequence[int], buffers: Sequence[int], say: Say) -> dict[str, Any]:
+def run(partitions: Sequence[int], buffers: Sequence[int], log: Log) -> dict[str, Any]:
     """All orders for all pairs with more partitions than the buffer holds; each is verified when it is made."""
     cases = []
     for buffer in buffers:
-        say(f"{buffer} partitions resident")
+        log(f"{buffer} partitions resident")
         for count in partitions:
             if count > buffer:
                 orders = {name: _measured(name, count, buffer) for name in ORDERS}

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from outcrop.bench.epoch import Say, Setting, ensure_graph, ensure_run
+from outcrop.bench.epoch import Log, Setting, ensure_graph, ensure_run
 from outcrop.config import IoConfig, TrainConfig
 from outcrop.errors import ArgumentError
 from outcrop.loading.open import open_session
@@ -28,7 +28,7 @@ _BALANCES = (0.5, 1.0, 2.0)  # of reading to computing
 _TOLERANCE, _TRIES = 0.05, 4  # what computing takes changes from minute to minute
 
 
-def run(folder: Path, setting: Setting, modes: list[str], say: Say) -> dict[str, Any]:
+def run(folder: Path, setting: Setting, modes: list[str], log: Log) -> dict[str, Any]:
     """Cases of ``packed`` and of ``online``, as far as they are among ``modes``.
 
     Raises:
@@ -36,17 +36,17 @@ def run(folder: Path, setting: Setting, modes: list[str], say: Say) -> dict[str,
     """
     if not {"packed", "online"} & set(modes):
         raise ArgumentError(f"pipeline compares stages of packed and online, not of {', '.join(modes)}")
-    path = ensure_graph(folder, setting.shape, say)
-    run_folder, _ = ensure_run(folder, path, setting, say)
+    path = ensure_graph(folder, setting.shape, log)
+    run_folder, _ = ensure_run(folder, path, setting, log)
     graph = open_graph(path)
     threads = torch.get_num_threads()
     torch.set_num_threads(max(threads // 2, 1))
     cases = {}
     try:
         if "packed" in modes:
-            cases = _packed(graph, run_folder, setting, say)
+            cases = _packed(graph, run_folder, setting, log)
         if "online" in modes:
-            cases["online, full rate"] = _epochs(graph, run_folder, setting, "online", 0, say)
+            cases["online, full rate"] = _epochs(graph, run_folder, setting, "online", 0, log)
     finally:
         torch.set_num_threads(threads)
     return {
@@ -75,14 +75,14 @@ def run(folder: Path, setting: Setting, modes: list[str], say: Say) -> dict[str,
     }
 
 
-def _packed(graph: Graph, run_folder: Path, setting: Setting, say: Say) -> dict[str, dict[str, Any]]:
-    cases = {"packed, full rate": _epochs(graph, run_folder, setting, "packed", 0, say)}
+def _packed(graph: Graph, run_folder: Path, setting: Setting, log: Log) -> dict[str, dict[str, Any]]:
+    cases = {"packed, full rate": _epochs(graph, run_folder, setting, "packed", 0, log)}
     sequential = cases["packed, full rate"]["sequential"]
     read, compute = sequential["bytes_read"], sequential["stages"]["compute"]
     for balance in _BALANCES:
         name = f"packed, reading {balance:g}x of computing"
         for _ in range(_TRIES):
-            cases[name] = _epochs(graph, run_folder, setting, "packed", int(read / (compute * balance)), say)
+            cases[name] = _epochs(graph, run_folder, setting, "packed", int(read / (compute * balance)), log)
             stages = cases[name]["sequential"]["stages"]
             compute = stages["compute"]
             if abs(stages["read"] / (compute * balance) - 1) < _TOLERANCE:
@@ -91,9 +91,9 @@ def _packed(graph: Graph, run_folder: Path, setting: Setting, say: Say) -> dict[
 
 
 def _epochs(
-    graph: Graph, run_folder: Path, setting: Setting, mode: str, rate: int, say: Say
+    graph: Graph, run_folder: Path, setting: Setting, mode: str, rate: int, log: Log
 ) -> dict[str, Any]:
-    say(f"{mode}: " + (f"disk at {rate / 1e6:.0f} MB/s" if rate else "disk at its own rate"))
+    log(f"{mode}: " + (f"disk at {rate / 1e6:.0f} MB/s" if rate else "disk at its own rate"))
     sequential, overlapped = (_train(graph, run_folder, setting, mode, rate, how) for how in (False, True))
     same = sequential.pop("losses") == overlapped.pop("losses")
     return {

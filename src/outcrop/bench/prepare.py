@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 import outcrop._core as _core
-from outcrop.bench.epoch import Say, Setting, ensure_graph, plain, prepared_run
+from outcrop.bench.epoch import Log, Setting, ensure_graph, plain, prepared_run
 from outcrop.config import format_bytes
 from outcrop.rows import disk_rows
 from outcrop.runtime.runtime import Runtime
@@ -25,15 +25,15 @@ from outcrop.store.placement import open_placement
 from outcrop.store.samples import open_samples
 
 
-def run(folder: Path, setting: Setting, say: Say) -> dict[str, Any]:
+def run(folder: Path, setting: Setting, log: Log) -> dict[str, Any]:
     """Prepares from nothing under the cap, and packs the same rows batch by batch, in turn."""
-    graph, out = ensure_graph(folder, setting.shape, say), folder / "bench-prepare.run"
+    graph, out = ensure_graph(folder, setting.shape, log), folder / "bench-prepare.run"
     results, naive = [], []
     for turn in range(setting.rounds):
-        say(f"preparing, round {turn + 1}/{setting.rounds}")
+        log(f"preparing, round {turn + 1}/{setting.rounds}")
         shutil.rmtree(out, ignore_errors=True)
         results.append(prepared_run(graph, out, setting))
-        say("packing batch by batch")
+        log("packing batch by batch")
         naive.append(_batch_by_batch(graph, out, setting.memory))
     shutil.rmtree(out, ignore_errors=True)
     typical = sorted(results, key=lambda r: r["seconds"])[len(results) // 2]

@@ -12,7 +12,7 @@ from typing import Any
 
 from outcrop.api.prepare import prepare_with_report as prepare
 from outcrop.api.train import train
-from outcrop.bench.epoch import Say, Setting, plain
+from outcrop.bench.epoch import Log, Setting, plain
 from outcrop.errors import ArgumentError
 from outcrop.loading.modes import InMemory, mode_named
 from outcrop.store.graph import open_graph
@@ -21,7 +21,7 @@ SEEDS = 5
 
 
 def run(
-    graphs: Sequence[Path], folder: Path, modes: Sequence[str], setting: Setting, say: Say
+    graphs: Sequence[Path], folder: Path, modes: Sequence[str], setting: Setting, log: Log
 ) -> dict[str, Any]:
     """Trains on each imported graph in each mode with seeds 0 to 4, in a tenth of the features' memory or 16 MiB.
 
@@ -37,7 +37,7 @@ def run(
         scores: dict[str, list[float]] = {mode: [] for mode in modes}
         identical = True
         for seed in range(SEEDS):
-            say(f"{path.name}, seed {seed}")
+            log(f"{path.name}, seed {seed}")
             run_folder = folder / f"quality-{path.stem}-{seed}.run"
             prepare(
                 graph,

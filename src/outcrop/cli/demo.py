@@ -41,7 +41,7 @@ def demo(
             nodes=nodes,
             epochs=epochs,
             quiet=quiet,
-            say=(lambda text: None) if quiet else printing.console.print,
+            log=(lambda text: None) if quiet else printing.console.print,
         )
     common.write_json(json, {**origin("demo"), **result})
     if not quiet:

@@ -12,7 +12,7 @@ from outcrop.report.benches import drawing
 from outcrop.report.canvas import Canvas
 from outcrop.report.charts import Bar, Series
 from outcrop.report.page import Figure, Section, Table, render, write
-from outcrop.report.units import digits, say
+from outcrop.report.units import digits, format_value
 
 _COLORS = {"packed": "s-c0", "online": "s-c1"}
 _ENDINGS = (".html", ".svg", ".png")
@@ -44,7 +44,7 @@ def _times(result: dict[str, Any]) -> Figure:
     table = Table(
         ["", "epoch", "bound by"],
         [
-            [item.label, say("seconds", item.value), row["bound"]]
+            [item.label, format_value("seconds", item.value), row["bound"]]
             for item, row in zip(items, rows, strict=True)
         ],
         words=(2,),
@@ -53,7 +53,10 @@ def _times(result: dict[str, Any]) -> Figure:
     def draw(width: float) -> Canvas:
         return charts.bars(width, items, kind="seconds")
 
-    title = f"An epoch takes {say('seconds', first['epoch_seconds'])} at best ({first['hardware']}, {first['mode']})"
+    title = (
+        f"An epoch takes {format_value('seconds', first['epoch_seconds'])} at best ({first['hardware']}, "
+        f"{first['mode']})"
+    )
     return Figure("epoch-seconds", title, draw, "Predicted time of an epoch", table)
 
 
@@ -77,7 +80,7 @@ def _curve(result: dict[str, Any], name: str) -> Figure:
             [
                 str(p["disks"]),
                 digits(p["samples_per_s_and_unit"]),
-                say("seconds", p["epoch_seconds"]),
+                format_value("seconds", p["epoch_seconds"]),
                 p["bound"],
             ]
             for p in points
@@ -103,7 +106,7 @@ def page(result: dict[str, Any]) -> str:
             ["", "change", "costs", "epoch then", "epochs/h more per 1000 " + result["currency"]],
             [
                 [
-                    c["hardware"], c["change"], f"{c['price']:,.2f}", say("seconds", c["epoch_seconds"]),
+                    c["hardware"], c["change"], f"{c['price']:,.2f}", format_value("seconds", c["epoch_seconds"]),
                     digits(c["epochs_per_hour_more_per_1000"]),
                 ]
                 for c in result["changes"]

@@ -20,7 +20,7 @@ from outcrop.report import charts
 from outcrop.report.canvas import Canvas
 from outcrop.report.charts import Bar, Series
 from outcrop.report.page import WIDE, Figure, Section, Table, render
-from outcrop.report.units import digits, say
+from outcrop.report.units import digits, format_value
 
 # What is worth a chart, in order, with what it is called; other numbers are in the tables.
 _FIELDS = {
@@ -144,12 +144,12 @@ def figures(result: dict[str, Any]) -> list[Figure]:
 def _figure(group: Group, field: str, cases: dict[str, float]) -> Figure:
     kind, words = kind_of(field), _FIELDS.get(field, field.replace("_", " "))
     low, high = min(cases, key=lambda k: cases[k]), max(cases, key=lambda k: cases[k])
-    title = f"{words[:1].upper()}{words[1:]}: {say(kind, cases[low])} ({low})"
+    title = f"{words[:1].upper()}{words[1:]}: {format_value(kind, cases[low])} ({low})"
     if len(cases) > 1:
-        title += f" to {say(kind, cases[high])} ({high})"
+        title += f" to {format_value(kind, cases[high])} ({high})"
         title += f", {digits(cases[high] / cases[low])} times as much" if cases[low] > 0 else ""
     name = re.sub(r"[^a-z0-9]+", "-", f"{group.name}-{field}".lower()).strip("-")
-    table = Table([group.along or group.name, words], [[k, say(kind, v)] for k, v in cases.items()])
+    table = Table([group.along or group.name, words], [[k, format_value(kind, v)] for k, v in cases.items()])
     if group.along is not None and len(cases) > 2:
         along = group.along
         pairs = sorted((group.cases[k][along], v) for k, v in cases.items())
@@ -212,7 +212,8 @@ def _plain(value: Any) -> str:
 def _table(group: Group) -> Table:
     columns = [group.along or group.name, *(f.replace("_", " ") for f in group.fields)]
     rows = [
-        [name, *(say(kind_of(f), case.get(f)) for f in group.fields)] for name, case in group.cases.items()
+        [name, *(format_value(kind_of(f), case.get(f)) for f in group.fields)]
+        for name, case in group.cases.items()
     ]
     return Table(columns, rows)
 

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from outcrop.report.canvas import SMALL, Canvas, text_width
-from outcrop.report.units import digits, say, tick_text, ticks, unit_for
+from outcrop.report.units import digits, format_value, tick_text, ticks, unit_for
 
 _TOP, _BOTTOM = 26, 40
 
@@ -155,7 +155,9 @@ def _room_for(names: Sequence[str], width: float) -> float:
 def _reference(frame: Frame, kind: str, reference: Reference) -> None:
     y = frame.y(reference.value)
     frame.canvas.line(frame.left, y, frame.right, y, "reference")
-    frame.canvas.text(frame.left + 4, y - 5, f"{reference.label}: {say(kind, reference.value)}", "label halo")
+    frame.canvas.text(
+        frame.left + 4, y - 5, f"{reference.label}: {format_value(kind, reference.value)}", "label halo"
+    )
 
 
 def columns(
@@ -181,7 +183,7 @@ def columns(
         x, base = frame.left + slot * (i + 0.5), 0.0
         for s in series:
             y0, y1 = frame.y(base), frame.y(base + s.values[i])
-            tip = f"{x_name} {label}, {s.name}: {say(kind, s.values[i])}"
+            tip = f"{x_name} {label}, {s.name}: {format_value(kind, s.values[i])}"
             frame.canvas.rect(x - bar / 2, y1, bar, y0 - y1, f"fill {s.color}", tip, s.name)
             base += s.values[i]
         if i % every == 0:
@@ -202,7 +204,7 @@ def bars(width: float, items: Sequence[Bar], *, kind: str, reference: Reference 
     """Horizontal bars from zero, each with its number at the end."""
     row, top = 30, 6 if reference is None else 24
     canvas = Canvas(width, top + row * len(items) + 6)
-    texts = [b.text or say(kind, b.value) for b in items]
+    texts = [b.text or format_value(kind, b.value) for b in items]
     above = width < 520  # no room beside the bar: the label goes above it
     left = 0 if above else min(max((text_width(b.label, 13) for b in items), default=0) + 12, 0.45 * width)
     if above:
@@ -224,7 +226,7 @@ def bars(width: float, items: Sequence[Bar], *, kind: str, reference: Reference 
     if reference:
         x = left + (right - left) * reference.value / high
         canvas.line(x, 18, x, canvas.height - 4, "reference")
-        text = f"{reference.label}: {say(kind, reference.value)}"
+        text = f"{reference.label}: {format_value(kind, reference.value)}"
         anchor = "end" if x + text_width(text) / 2 > width else "middle"
         canvas.text(
             min(x, width) if anchor == "end" else max(x, text_width(text) / 2), 12, text, "label", anchor
@@ -256,7 +258,7 @@ def area(
     for s in series:
         top = [b + v for b, v in zip(base, s.values, strict=True)]
         outline = _steps(frame, xs, top) + _steps(frame, xs, base)[::-1]
-        tip = f"{s.name}: at most {say(kind, max(s.values))}, at the end {say(kind, s.values[-1])}"
+        tip = f"{s.name}: at most {format_value(kind, max(s.values))}, at the end {format_value(kind, s.values[-1])}"
         frame.canvas.path(outline, f"fill {s.color}", tip, s.name, close=True)
         middle = max(range(len(xs)), key=lambda i, s=s: s.values[i])
         at = len(xs) - 1 if s.values[-1] > 0.5 * max(s.values) else middle
@@ -318,12 +320,14 @@ def lines(
         if not known:
             continue
         points = [(frame.x(x), frame.y(v)) for x, v in known]
-        tip = None if show else f"{s.name}: {say(kind, known[-1][1])} at the end"
+        tip = None if show else f"{s.name}: {format_value(kind, known[-1][1])} at the end"
         frame.canvas.path(points, f"stroke {s.color}", tip, s.name)
         if show:
             for (x, v), (px, py) in zip(known, points, strict=True):
                 big = best is not None and x == best
-                tip = f"{x_name} {digits_or_int(x)}, {s.name}: {say(kind, v)}" + (" (best)" if big else "")
+                tip = f"{x_name} {digits_or_int(x)}, {s.name}: {format_value(kind, v)}" + (
+                    " (best)" if big else ""
+                )
                 frame.canvas.dot(
                     px, py, 5 if big else 3, f"fill {s.color}" + (" best" if big else ""), tip, s.name
                 )
@@ -406,10 +410,16 @@ def points(
         x = frame.x(reference.value)
         frame.canvas.line(x, frame.top, x, frame.bottom, "reference")
         frame.canvas.text(
-            x - 5, frame.top + 10, f"{reference.label}: {say(x_kind, reference.value)}", "label", "end"
+            x - 5,
+            frame.top + 10,
+            f"{reference.label}: {format_value(x_kind, reference.value)}",
+            "label",
+            "end",
         )
     for p in sorted(items, key=lambda p: p.chosen):
-        tip = f"{p.label}: {say(x_kind, p.x)}, {say(y_kind, p.y)}" + (" (chosen)" if p.chosen else "")
+        tip = f"{p.label}: {format_value(x_kind, p.x)}, {format_value(y_kind, p.y)}" + (
+            " (chosen)" if p.chosen else ""
+        )
         frame.canvas.dot(
             frame.x(p.x), frame.y(p.y), 7 if p.chosen else 4, f"fill s-c{1 if p.chosen else 0}", tip, p.label
         )

@@ -12,7 +12,7 @@ from outcrop.report import charts
 from outcrop.report.charts import Series, Span
 from outcrop.report.page import Figure, Section, Table, render
 from outcrop.report.training import MAX_COLUMNS
-from outcrop.report.units import digits, say
+from outcrop.report.units import digits, format_value
 from outcrop.runtime.parsing import parse_json
 from outcrop.runtime.recorder import thinned
 from outcrop.store.tensors import read_tensors
@@ -61,7 +61,7 @@ def page(facts: EmbeddingFacts) -> str:
     if records:
         seconds, waited = sum(r["seconds"] for r in records), sum(sum(r["waits"]) for r in records)
         share = waited / seconds if seconds else 0.0
-        verdict = f"Training waited for swaps {say('share', share)} of the time."
+        verdict = f"Training waited for swaps {format_value('share', share)} of the time."
         advice = (
             "Swaps are the limit: more memory, or a larger --buffer, gives each more to hide behind."
             if share > 0.05
@@ -72,11 +72,15 @@ def page(facts: EmbeddingFacts) -> str:
         tiles = [
             ("Edges a second", f"{edges / seconds:,.0f}" if seconds else "–", f"{len(records)} epochs"),
             ("Loss", digits(last["loss"]), f"epoch {last['epoch']}; first {digits(records[0]['loss'])}"),
-            ("Waiting for swaps", say("seconds", waited), f"{sum(len(r['waits']) for r in records):,} swaps"),
+            (
+                "Waiting for swaps",
+                format_value("seconds", waited),
+                f"{sum(len(r['waits']) for r in records):,} swaps",
+            ),
             (
                 "Read per epoch",
-                say("bytes", last["bytes_read"]),
-                f"written {say('bytes', last['bytes_written'])}",
+                format_value("bytes", last["bytes_read"]),
+                f"written {format_value('bytes', last['bytes_written'])}",
             ),
         ]
         sections = [
@@ -115,8 +119,8 @@ def _epochs(records: list[Record]) -> Figure:
     rows = [
         [
             str(r["epoch"]),
-            say("seconds", r["seconds"]),
-            say("seconds", w),
+            format_value("seconds", r["seconds"]),
+            format_value("seconds", w),
             f"{r['edges'] / r['seconds']:,.0f}",
         ]
         for r, w in zip(some, waits, strict=True)
@@ -124,7 +128,7 @@ def _epochs(records: list[Record]) -> Figure:
     ]
     return Figure(
         "epochs",
-        f"An epoch takes {say('seconds', usual)}",
+        f"An epoch takes {format_value('seconds', usual)}",
         lambda width: charts.columns(width, labels, series, kind="seconds", x_name="epoch"),
         "Time by epoch",
         Table(["epoch", "time", "waiting", "edges/s"], rows),
@@ -143,7 +147,7 @@ def _timeline(timeline: Record) -> Figure:
             e,
             "s-compute",
             f"{edges:,}",
-            f"{edges:,} edges of {buckets} buckets: {say('seconds', e - b)}",
+            f"{edges:,} edges of {buckets} buckets: {format_value('seconds', e - b)}",
         )
         for b, e, buckets, edges in timeline["trained"]
         if e > first and b < last
@@ -157,7 +161,7 @@ def _timeline(timeline: Record) -> Figure:
                 swap["moved"],
                 "s-c2",
                 what,
-                f"{what}: {say('seconds', swap['moved'] - swap['begin'])}",
+                f"{what}: {format_value('seconds', swap['moved'] - swap['begin'])}",
             )
         )
         end = max(
@@ -172,7 +176,7 @@ def _timeline(timeline: Record) -> Figure:
                     end + swap["waited"],
                     "s-waiting",
                     "",
-                    f"waited {say('seconds', swap['waited'])} for {what}",
+                    f"waited {format_value('seconds', swap['waited'])} for {what}",
                 )
             )
     waited = sum(s["waited"] for s in timeline["swaps"])
@@ -180,14 +184,15 @@ def _timeline(timeline: Record) -> Figure:
         [
             _ids(s["evicted"]),
             _ids(s["loaded"]),
-            say("seconds", s["moved"] - s["begin"]),
-            say("seconds", s["waited"]),
+            format_value("seconds", s["moved"] - s["begin"]),
+            format_value("seconds", s["waited"]),
         ]
         for s in swaps
     ]
     return Figure(
         "swaps",
-        f"The {len(timeline['swaps'])} swaps of epoch {timeline['epoch']} made training wait {say('seconds', waited)}",
+        f"The {len(timeline['swaps'])} swaps of epoch {timeline['epoch']} made training wait "
+        f"{format_value('seconds', waited)}",
         lambda width: charts.timeline(
             width, ("train", "swap", "wait"), spans, x_name="time since the first swap"
         ),

@@ -9,7 +9,7 @@ from outcrop.report import training as drawn
 from outcrop.report.charts import Bar, Point, Reference
 from outcrop.report.collect import STAGES, RunFacts
 from outcrop.report.page import Figure, Section, Table, render
-from outcrop.report.units import say
+from outcrop.report.units import format_value
 from outcrop.report.verdict import judge, steady, typical_epoch_seconds
 
 Record = dict[str, Any]
@@ -48,7 +48,8 @@ def _subtitle(facts: RunFacts) -> str:
     ended = f" It ended with {training['ended']}." if training.get("ended") else ""
     return (
         f"Training {training['number']}: {config['model']}, mode {training['mode']}, on {config['device']}; "
-        f"{graph['nodes']:,} nodes, {graph['edges']:,} edges, {say('bytes', graph['feature_bytes'])} of features; "
+        f"{graph['nodes']:,} nodes, {graph['edges']:,} edges, {format_value('bytes', graph['feature_bytes'])} "
+        "of features; "
         f"{training['started_at']}.{ended}"
     )
 
@@ -63,13 +64,13 @@ def _tiles(facts: RunFacts) -> list[tuple[str, str, str]]:
     tiles = [
         (
             "Epoch, median",
-            say("seconds", typical_epoch_seconds(training)),
+            format_value("seconds", typical_epoch_seconds(training)),
             f"{len(training['epochs'])} epochs",
         ),
-        ("Waiting for data", say("share", known.waiting_share), "of the steady epochs"),
+        ("Waiting for data", format_value("share", known.waiting_share), "of the steady epochs"),
         (
             "Read per epoch",
-            say("bytes", known.bytes_read / known.epochs),
+            format_value("bytes", known.bytes_read / known.epochs),
             f"{known.read_ops / known.epochs:,.0f} reads",
         ),
         ("Read / needed", "–" if amplification is None else f"{amplification:.3f}", "bytes from disk"),
@@ -80,7 +81,11 @@ def _tiles(facts: RunFacts) -> list[tuple[str, str, str]]:
         tiles.append(("Epochs with new batches", f"{min(distinct, trained)} of {trained}", how))
     if peak:
         tiles.append(
-            ("Memory held", say("bytes", peak), f"of {say('bytes', budget)}" if budget else "no budget set")
+            (
+                "Memory held",
+                format_value("bytes", peak),
+                f"of {format_value('bytes', budget)}" if budget else "no budget set",
+            )
         )
     if report.get("test_accuracy") is not None:
         tiles.append(
@@ -95,9 +100,9 @@ def _plan_tiles(facts: RunFacts) -> list[tuple[str, str, str]]:
     if not epochs:
         return []
     return [
-        ("An epoch will read", say("bytes", epochs[0]["bytes_read"]), "predicted, exact"),
+        ("An epoch will read", format_value("bytes", epochs[0]["bytes_read"]), "predicted, exact"),
         ("Read / needed", f"{predicted.get('read_amplification', 1):.3f}", "bytes from disk"),
-        ("The run takes", say("bytes", predicted.get("disk_bytes")), "of disk"),
+        ("The run takes", format_value("bytes", predicted.get("disk_bytes")), "of disk"),
     ]
 
 
@@ -138,16 +143,22 @@ def _plan(facts: RunFacts) -> Section:
     attributes, config, predicted = facts.stages["plan"].attributes, facts.info.plan, facts.predicted
     epoch = (predicted.get("epochs", {}).get("train") or [{}])[0]
     rows = [
-        ["host memory", say("bytes", config.memory) if config.memory is not None else "no limit"],
-        ["device memory", say("bytes", config.gpu_memory)],
-        ["disk space", say("bytes", config.disk_space) if config.disk_space is not None else "no limit"],
+        ["host memory", format_value("bytes", config.memory) if config.memory is not None else "no limit"],
+        ["device memory", format_value("bytes", config.gpu_memory)],
+        [
+            "disk space",
+            format_value("bytes", config.disk_space) if config.disk_space is not None else "no limit",
+        ],
         ["batch buffers", str(attributes.get("slots", "–"))],
-        *([f"{level} cache", say("bytes", size)] for level, size in predicted.get("cache_bytes", {}).items()),
-        ["an epoch reads", say("bytes", epoch.get("bytes_read"))],
-        ["of which it needs", say("bytes", epoch.get("bytes_needed"))],
-        ["the run takes on disk", say("bytes", predicted.get("disk_bytes"))],
         *(
-            [f"stage {name}, files", say("bytes", facts.stage_bytes(name))]
+            [f"{level} cache", format_value("bytes", size)]
+            for level, size in predicted.get("cache_bytes", {}).items()
+        ),
+        ["an epoch reads", format_value("bytes", epoch.get("bytes_read"))],
+        ["of which it needs", format_value("bytes", epoch.get("bytes_needed"))],
+        ["the run takes on disk", format_value("bytes", predicted.get("disk_bytes"))],
+        *(
+            [f"stage {name}, files", format_value("bytes", facts.stage_bytes(name))]
             for name in STAGES
             if name in facts.stages
         ),
@@ -173,10 +184,10 @@ def _alternatives(alternatives: list[Record], disk_space: int | None) -> Figure:
     rows = [
         [
             f"{a['segment']}, {a['threshold']}",
-            say("bytes", a["disk_bytes"]),
-            say("bytes", a["bytes_read"]),
-            say("count", a["read_ops"]),
-            say("seconds", a["seconds"]),
+            format_value("bytes", a["disk_bytes"]),
+            format_value("bytes", a["bytes_read"]),
+            format_value("count", a["read_ops"]),
+            format_value("seconds", a["seconds"]),
         ]
         for a in alternatives
     ]
@@ -184,7 +195,10 @@ def _alternatives(alternatives: list[Record], disk_space: int | None) -> Figure:
     title = f"{len(items)} layouts were priced"
     if chosen is not None:
         best, worst = alternatives[chosen]["seconds"], max(a["seconds"] for a in alternatives)
-        title += f"; the chosen one should load an epoch in {say('seconds', best)}, the slowest {say('seconds', worst)}"
+        title += (
+            f"; the chosen one should load an epoch in {format_value('seconds', best)}, the slowest "
+            f"{format_value('seconds', worst)}"
+        )
     return Figure(
         "alternatives",
         title,
@@ -209,12 +223,20 @@ def _preparing(facts: RunFacts) -> Section:
             name,
             s["seconds"],
             "s-c0",
-            detail=f"{say('bytes', s['bytes_read'])} read, {say('bytes', s['bytes_written'])} written",
+            detail=(
+                f"{format_value('bytes', s['bytes_read'])} read, {format_value('bytes', s['bytes_written'])} "
+                "written"
+            ),
         )
         for name, s in stages.items()
     ]
     rows = [
-        [name, say("seconds", s["seconds"]), say("bytes", s["bytes_read"]), say("bytes", s["bytes_written"])]
+        [
+            name,
+            format_value("seconds", s["seconds"]),
+            format_value("bytes", s["bytes_read"]),
+            format_value("bytes", s["bytes_written"]),
+        ]
         for name, s in stages.items()
     ]
     longest = max(stages, key=lambda name: stages[name]["seconds"])
@@ -222,7 +244,7 @@ def _preparing(facts: RunFacts) -> Section:
     section.parts.append(
         Figure(
             "preparing-stages",
-            f"Preparing took {say('seconds', total)}, {say('share', share)} of it in {longest}",
+            f"Preparing took {format_value('seconds', total)}, {format_value('share', share)} of it in {longest}",
             lambda width: charts.bars(width, items, kind="seconds"),
             "Time and bytes of each stage of preparing",
             Table(["stage", "time", "read", "written"], rows),
@@ -245,8 +267,11 @@ def _trainings(facts: RunFacts) -> Section | None:
         items.append(Bar(label, seconds, "s-c0" if shown else "s-other"))
         report = t.get("report", {})
         score = report.get("test_accuracy")
-        row = [label, say("seconds", seconds), say("share", totals.waiting_share)]
-        row += [say("bytes", totals.bytes_read / totals.epochs), say("bytes", report.get("peak_host_bytes"))]
+        row = [label, format_value("seconds", seconds), format_value("share", totals.waiting_share)]
+        row += [
+            format_value("bytes", totals.bytes_read / totals.epochs),
+            format_value("bytes", report.get("peak_host_bytes")),
+        ]
         rows.append([*row, "–" if score is None else f"{score:.4f}"])
     fastest = min(items, key=lambda b: b.value)
     return Section(
@@ -255,7 +280,8 @@ def _trainings(facts: RunFacts) -> Section | None:
         [
             Figure(
                 "trainings-epochs",
-                f"Of {len(items)} trainings, {fastest.label} has the shortest epochs: {say('seconds', fastest.value)}",
+                f"Of {len(items)} trainings, {fastest.label} has the shortest epochs: "
+                f"{format_value('seconds', fastest.value)}",
                 lambda width: charts.bars(width, items, kind="seconds"),
                 "Median epoch of each training of this run; the one on this page in colour",
                 Table(["training", "epoch", "waiting", "read", "held", "test"], rows),
@@ -271,7 +297,7 @@ def _machine(facts: RunFacts) -> Section:
         machine = record["machine"]
         rows += [
             ["processor", f"{machine['cpu']}, {machine['cores']} cores"],
-            ["memory", say("bytes", machine["memory_bytes"])],
+            ["memory", format_value("bytes", machine["memory_bytes"])],
             ["kernel, Python", f"{machine['kernel']}, {machine['python']}"],
             ["versions", ", ".join(f"{k} {v or 'missing'}" for k, v in machine["versions"].items())],
             ["I/O engine", machine["io_backend"]],

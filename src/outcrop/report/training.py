@@ -9,7 +9,7 @@ from outcrop.loading.modes import Packed
 from outcrop.report import charts
 from outcrop.report.charts import Bar, Reference, Series, Span
 from outcrop.report.page import Figure, Table
-from outcrop.report.units import digits, say
+from outcrop.report.units import digits, format_value
 from outcrop.report.verdict import Steady, own_seconds, steady, typical_epoch_seconds
 from outcrop.runtime.recorder import thinned
 
@@ -54,14 +54,22 @@ def epoch_time(training: Record) -> Figure:
     usual = typical_epoch_seconds(training) or 0.0
     note = "" if len(groups) == len(epochs) else f"Each column is the mean of up to {len(groups[0])} epochs. "
     if len(epochs) > 1 and epochs[0]["seconds"] > 1.3 * usual:
-        note += f"Epoch {epochs[0]['epoch']} took {say('seconds', epochs[0]['seconds'])}: it warms up."
+        note += (
+            f"Epoch {epochs[0]['epoch']} took {format_value('seconds', epochs[0]['seconds'])}: it warms up."
+        )
     rows = [
-        [label, say("seconds", c + w), say("seconds", w), say("share", w / (c + w) if c + w else 0)]
+        [
+            label,
+            format_value("seconds", c + w),
+            format_value("seconds", w),
+            format_value("share", w / (c + w) if c + w else 0),
+        ]
         for label, c, w in zip(labels, series[0].values, series[1].values, strict=True)
     ]
     return Figure(
         "epochs",
-        f"An epoch takes {say('seconds', usual)}; the model waits {say('share', facts.waiting_share)} of it for data",
+        f"An epoch takes {format_value('seconds', usual)}; the model waits "
+        f"{format_value('share', facts.waiting_share)} of it for data",
         lambda width: charts.columns(width, labels, series, kind="seconds", x_name="epoch", y_name="time"),
         "Time of each epoch: computing and waiting for data",
         Table(["epoch", "time", "waiting", "share"], rows),
@@ -81,19 +89,23 @@ def stages(training: Record) -> Figure | None:
     items = [
         Bar(
             lane, per_epoch[lane], f"s-{lane}",
-            f"{say('seconds', per_epoch[lane])} · {say('share', per_epoch[lane] / length)}",
+            f"{format_value('seconds', per_epoch[lane])} · {format_value('share', per_epoch[lane] / length)}",
         )
         for lane in shown
     ]  # fmt: skip
-    rows = [[b.label, say("seconds", b.value), say("share", b.value / length), _WORK[b.label]] for b in items]
+    rows = [
+        [b.label, format_value("seconds", b.value), format_value("share", b.value / length), _WORK[b.label]]
+        for b in items
+    ]
     rows.append(
-        ["(lease)", say("seconds", facts.busy.get("lease", 0.0) / facts.epochs),
-         say("share", facts.busy.get("lease", 0.0) / facts.seconds), _WORK["lease"]]
+        ["(lease)", format_value("seconds", facts.busy.get("lease", 0.0) / facts.epochs),
+         format_value("share", facts.busy.get("lease", 0.0) / facts.seconds), _WORK["lease"]]
     )  # fmt: skip
     return Figure(
         "stages",
-        f"Compute is at work {say('share', per_epoch['compute'] / length)} of an epoch; the busiest loading stage, "
-        f"{loading}, {say('share', per_epoch[loading] / length)}",
+        f"Compute is at work {format_value('share', per_epoch['compute'] / length)} of an epoch; the busiest "
+        "loading stage, "
+        f"{loading}, {format_value('share', per_epoch[loading] / length)}",
         lambda width: charts.bars(width, items, kind="seconds", reference=Reference("an epoch", length)),
         "Work of each stage in an epoch",
         Table(["stage", "per epoch", "share", "what it does"], rows, words=[3]),
@@ -176,7 +188,7 @@ def timeline(name: str, spans: list[Record]) -> Figure:
             f"s-{s['name']}" + (" even" if s["batch"] % 2 and s["name"] not in ("lease", "submit") else ""),
             str(s["batch"]) if s["name"] not in ("lease", "submit") else "",
             f"batch {s['batch']}, {'waiting for a free buffer' if s['name'] == 'lease' else s['name']}: "
-            f"{say('seconds', s['end'] - s['start'])}, from {say('seconds', s['start'] - start)} on",
+            f"{format_value('seconds', s['end'] - s['start'])}, from {format_value('seconds', s['start'] - start)} on",
         )
         for s in sorted(spans, key=lambda s: s["name"] == "lease")
         if s["name"] in (*lanes, "lease")
@@ -185,12 +197,19 @@ def timeline(name: str, spans: list[Record]) -> Figure:
     batches = sorted({s["batch"] for s in spans if s["name"] == "compute"}) or [0]
     share = _covered([s for s in spans if s["name"] == "compute"]) if busy["compute"] else 0.0
     titles = {
-        "start": f"The start: the first batch reaches the model after {say('seconds', _first_compute(spans))}",
-        "steady": f"Later on: the model computes {say('share', share)} of the time while the next batches load",
+        "start": f"The start: the first batch reaches the model after {format_value('seconds', _first_compute(spans))}",
+        "steady": (
+            f"Later on: the model computes {format_value('share', share)} of the time while the next "
+            "batches load"
+        ),
     }
     own = own_seconds({**busy, "lease": sum(s["end"] - s["start"] for s in spans if s["name"] == "lease")})
     rows = [
-        [lane, say("seconds", own.get(lane, 0) / len(batches)), say("share", own.get(lane, 0) / length)]
+        [
+            lane,
+            format_value("seconds", own.get(lane, 0) / len(batches)),
+            format_value("share", own.get(lane, 0) / length),
+        ]
         for lane in lanes
     ]
     return Figure(
@@ -239,15 +258,17 @@ def rows_by_level(training: Record) -> Figure | None:
     ]
     size, per = row_bytes(training), facts.epochs
     table = [
-        [LEVELS.get(v, v), say("count", facts.rows[v] / per), say("share", facts.rows[v] / total),
-         say("bytes", facts.rows[v] / per * size)]
+        [LEVELS.get(v, v), format_value("count", facts.rows[v] / per), format_value("share", facts.rows[v] / total),
+         format_value("bytes", facts.rows[v] / per * size)]
         for v in levels
     ]  # fmt: skip
-    table.append(["all", say("count", total / per), "100 %", say("bytes", total / per * size)])
+    table.append(
+        ["all", format_value("count", total / per), "100 %", format_value("bytes", total / per * size)]
+    )
     cached = sum(facts.rows.get(level, 0) for level in ("host", "device")) / total
     return Figure(
         "rows",
-        f"{say('share', cached)} of the rows come from memory, {say('share', 1 - cached)} from disk",
+        f"{format_value('share', cached)} of the rows come from memory, {format_value('share', 1 - cached)} from disk",
         lambda width: charts.columns(width, labels, series, kind="count", x_name="epoch", y_name="rows"),
         "Rows by the level that they come from, per epoch",
         Table(["level", "rows", "share", "bytes"], table),
@@ -283,18 +304,19 @@ def amplification(training: Record, predicted: Record) -> Figure | None:
         )
         row = [
             label,
-            say("bytes", got),
-            say("bytes", want),
+            format_value("bytes", got),
+            format_value("bytes", want),
             f"{got / want:.3f}" if want else "–",
-            say("bytes", plan),
+            format_value("bytes", plan),
         ]
-        rows.append([*row, say("count", _mean(group, lambda e: e.get("read_ops", 0)))])
+        rows.append([*row, format_value("count", _mean(group, lambda e: e.get("read_ops", 0)))])
     note = "Read amplification is bytes read from disk for each byte that a batch needed from there."
     if not facts.bytes_read:
         note = "This mode reads through the page cache, whose reads are not counted."
     return Figure(
         "amplification",
-        f"An epoch reads {say('bytes', facts.bytes_read / facts.epochs)} from disk, {times} times what it needs",
+        f"An epoch reads {format_value('bytes', facts.bytes_read / facts.epochs)} from disk, {times} times what "
+        "it needs",
         lambda width: charts.columns(
             width, labels, series, kind="bytes", x_name="epoch", y_name="read from disk"
         ),
@@ -315,10 +337,10 @@ def memory(record: Record, name: str = "memory", what: str = "training") -> Figu
     budget, report = record.get("budget_bytes"), record.get("report", {})
     totals = [sum(column) for column in zip(*samples["bytes_by_tag"].values(), strict=True)] or [0]
     peak = report.get("peak_host_bytes") or max(totals)
-    title = f"While {what}, at most {say('bytes', peak)} were held; no budget was set"
+    title = f"While {what}, at most {format_value('bytes', peak)} were held; no budget was set"
     if budget:
-        of = f"{say('share', peak / budget)} of the budget of {say('bytes', budget)}"
-        title = f"While {what}, at most {say('bytes', peak)} were held, {of}"
+        of = f"{format_value('share', peak / budget)} of the budget of {format_value('bytes', budget)}"
+        title = f"While {what}, at most {format_value('bytes', peak)} were held, {of}"
     peaks = report.get("peak_by_tag") or {tag: max(v) for tag, v in samples["bytes_by_tag"].items()}
     ordered = sorted(peaks.items(), key=lambda item: -item[1])
     process = max(samples["process_bytes"], default=0)
@@ -330,8 +352,9 @@ def memory(record: Record, name: str = "memory", what: str = "training") -> Figu
             reference=Reference("budget", budget) if budget else None,
         ),
         "Memory held over time, by what for",
-        Table(["tag", "at most"], [[tag, say("bytes", value)] for tag, value in ordered]),
-        f"The whole process took up to {say('bytes', process)}, with the interpreter, libraries and any model.",
+        Table(["tag", "at most"], [[tag, format_value("bytes", value)] for tag, value in ordered]),
+        f"The whole process took up to {format_value('bytes', process)}, with the interpreter, libraries and "
+        "any model.",
         [(s.name, s.color) for s in series],
     )  # fmt: skip
 
@@ -355,18 +378,25 @@ def disk_rate(training: Record, disk: dict[str, float] | None, measured: str) ->
     facts = steady(training) if training["epochs"] else None
     mean = _mean_rate(facts, rates)
     limit = disk["sequential_bytes_per_s"] if disk else None
-    against = f", {say('share', mean / limit)} of the {say('rate', limit)} that it can" if limit else ""
-    rows = [["mean of the epochs", say("rate", mean)], ["highest", say("rate", max(rates))]]
+    against = (
+        f", {format_value('share', mean / limit)} of the {format_value('rate', limit)} that it can"
+        if limit
+        else ""
+    )
+    rows = [["mean of the epochs", format_value("rate", mean)], ["highest", format_value("rate", max(rates))]]
     if disk:
-        rows.append(["limit, in sequence", say("rate", disk["sequential_bytes_per_s"])])
-        rows.append(["limit, random 4 KiB", f"{say('count', disk['random_ops_per_s'])} reads/s"])
+        rows.append(["limit, in sequence", format_value("rate", disk["sequential_bytes_per_s"])])
+        rows.append(["limit, random 4 KiB", f"{format_value('count', disk['random_ops_per_s'])} reads/s"])
     if facts:
         rows.append(
-            ["reads/s in the epochs", say("count", facts.read_ops / facts.seconds if facts.seconds else 0)]
+            [
+                "reads/s in the epochs",
+                format_value("count", facts.read_ops / facts.seconds if facts.seconds else 0),
+            ]
         )
     return Figure(
         "disk",
-        f"In its epochs the training read {say('rate', mean)} from disk{against}",
+        f"In its epochs the training read {format_value('rate', mean)} from disk{against}",
         lambda width: charts.lines(
             width, xs, [Series("read", "s-c0", rates)], kind="rate", x_kind="seconds", x_name="time",
             y_name="read from disk", dots=False, reference=Reference("the disk's limit", limit) if limit else None,
@@ -422,11 +452,15 @@ def learning(training: Record) -> list[Figure]:
     ]  # fmt: skip
     known = [a for a in scores if a == a]
     if known:
-        ends = f"; on the test nodes the best model scores {say('share', test)}" if test is not None else ""
+        ends = (
+            f"; on the test nodes the best model scores {format_value('share', test)}"
+            if test is not None
+            else ""
+        )
         figures.append(
             Figure(
                 "accuracy",
-                f"Validation accuracy is highest in epoch {best}, {say('share', max(known))}{ends}",
+                f"Validation accuracy is highest in epoch {best}, {format_value('share', max(known))}{ends}",
                 lambda width: charts.lines(
                     width, xs, [Series("validation", "s-c2", scores)], kind="share", x_kind="epoch", x_name="epoch",
                     y_name="accuracy", zero=False, best=best,

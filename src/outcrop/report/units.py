@@ -40,7 +40,7 @@ def _pick(table: tuple[tuple[float, str], ...], largest: float) -> Unit:
     return Unit(*table[-1])
 
 
-def say(kind: str, value: float | None) -> str:
+def format_value(kind: str, value: float | None) -> str:
     """``value`` with its unit, three digits."""
     if value is None or not math.isfinite(value):
         return "–"

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
-from outcrop.report.units import say
+from outcrop.report.units import format_value
 
 HARDLY_SHARE = 0.10
 BUSY_SHARE = 0.5
@@ -102,7 +102,7 @@ def judge(training: dict[str, Any] | None, disk: dict[str, float] | None) -> Ver
     facts = steady(training)
     if facts.waiting_share < HARDLY_SHARE:
         return _compute(facts, disk)
-    waited = f"the model waited for data {say('share', facts.waiting_share)} of the time"
+    waited = f"the model waited for data {format_value('share', facts.waiting_share)} of the time"
     stage, share = _busiest(facts)
     if share < BUSY_SHARE and facts.busy.get("lease", 0.0) / facts.seconds > share:
         slots = "too few batch buffers fit in the budget for loading to run ahead"
@@ -119,13 +119,15 @@ def _compute(facts: Steady, disk: dict[str, float] | None) -> Verdict:
     if disk and facts.bytes_read:
         limit = disk["sequential_bytes_per_s"]
         asked = (
-            f"; the disk was asked for {say('rate', facts.rate)}, {say('share', facts.rate / limit)} of the "
-            f"{say('rate', limit)} that it can deliver"
+            f"; the disk was asked for {format_value('rate', facts.rate)}, "
+            f"{format_value('share', facts.rate / limit)} of the "
+            f"{format_value('rate', limit)} that it can deliver"
         )
     return Verdict(
         "compute",
-        f"Compute limited this training: the model was at work {say('share', 1 - facts.waiting_share)} of the time, "
-        f"waiting {say('share', facts.waiting_share)} for data{asked}.",
+        f"Compute limited this training: the model was at work {format_value('share', 1 - facts.waiting_share)} "
+        "of the time, "
+        f"waiting {format_value('share', facts.waiting_share)} for data{asked}.",
         "Faster storage or more memory would not shorten its epochs; a faster processor or a smaller model would.",
     )
 
@@ -138,21 +140,22 @@ def _busiest(facts: Steady) -> tuple[str, float]:
 
 def _loading(stage: str, share: float, waited: str, facts: Steady, disk: dict[str, float] | None) -> Verdict:
     working = (
-        f"stage {stage} was at work {say('share', share)} of it"
+        f"stage {stage} was at work {format_value('share', share)} of it"
         if share
         else "no times of stages are on record"
     )
     if stage == "draw":
         return Verdict(
             "sampling",
-            f"Sampling limited this training: {waited}, and drawing batches took {say('share', share)} of it.",
+            f"Sampling limited this training: {waited}, and drawing batches took {format_value('share', share)} of it.",
             "Batches drawn ahead (outcrop prepare, mode packed) need no sampling while training.",
         )
     from_disk = facts.bytes_read > 0.05 * facts.bytes_needed and facts.bytes_read > 0
     if stage in ("assemble", "transfer") or not from_disk:
         return Verdict(
             "copying",
-            f"Moving rows within memory limited this training: {waited}, and {working}, with {say('rate', facts.rate)} "
+            f"Moving rows within memory limited this training: {waited}, and {working}, with "
+            f"{format_value('rate', facts.rate)} "
             "from disk.",
             "More cores, or a narrower feature dtype, would help; faster storage would not.",
         )
@@ -160,11 +163,15 @@ def _loading(stage: str, share: float, waited: str, facts: Steady, disk: dict[st
 
 
 def _disk(waited: str, working: str, facts: Steady, disk: dict[str, float] | None) -> Verdict:
-    rate = f"it delivered {say('rate', facts.rate)} in {say('count', facts.read_ops / facts.epochs)} reads an epoch"
+    rate = (
+        f"it delivered {format_value('rate', facts.rate)} in "
+        f"{format_value('count', facts.read_ops / facts.epochs)} reads an epoch"
+    )
     if disk:
         limit = disk["sequential_bytes_per_s"]
         rate += (
-            f", {say('share', facts.rate / limit)} of the {say('rate', limit)} that it can read in sequence"
+            f", {format_value('share', facts.rate / limit)} of the {format_value('rate', limit)} that it "
+            "can read in sequence"
         )
     amplification = facts.amplification
     advice = "A faster disk, or more --memory so that more rows are cached, would shorten its epochs."

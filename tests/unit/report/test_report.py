@@ -67,7 +67,7 @@ def marks(canvas, kind: str) -> list[ElementTree.Element]:
     ],
 )  # fmt: skip
 def test_numbers_for_people(kind, value, text):
-    assert units.say(kind, value) == text
+    assert units.format_value(kind, value) == text
 
 
 @given(st.floats(0, 1e12), st.floats(1e-9, 1e12))

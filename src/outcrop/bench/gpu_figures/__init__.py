@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from outcrop.bench.epoch import Say
+from outcrop.bench.epoch import Log
 from outcrop.bench.gpu_figures.measure import Setup, Sizes
 from outcrop.bench.gpu_figures.names import NAMES
 from outcrop.bench.gpu_figures.result import Benchmark, run_cases, validate
@@ -39,7 +39,7 @@ def run(
     name: str | None,
     folder: Path,
     rounds: int,
-    say: Say,
+    log: Log,
     *,
     sizes: Sizes | None = None,
     device_name: str = "cuda",
@@ -62,4 +62,4 @@ def run(
     if gpu is None:
         raise DeviceError("bench gpu measures a GPU: --device cuda")
     device = torch.device(device.type, gpu.current() if device.index is None else device.index)
-    return run_cases(str(name), chosen, Setup(gpu, device, folder, rounds, say, sizes or Sizes()), path)
+    return run_cases(str(name), chosen, Setup(gpu, device, folder, rounds, log, sizes or Sizes()), path)

@@ -111,7 +111,7 @@ def _train(setup: Setup, graph: Graph, model: str, way: str) -> dict[str, Any]:
 
 
 def _breakdown(setup: Setup, model: str, ways: tuple[str, ...]) -> Case:
-    graph = open_graph(ensure_graph(setup.folder, setup.sizes.graph, setup.say))
+    graph = open_graph(ensure_graph(setup.folder, setup.sizes.graph, setup.log))
     found = {way: _train(setup, graph, model, way) for way in ways}
     seconds = {way: median(of["seconds"]) for way, of in found.items()}
     loading = {way: median(of["loading"]) for way, of in found.items() if way != OVERLAPPED}

@@ -63,7 +63,7 @@ def _epochs(setup: Setup, way: Way) -> tuple[list[dict[str, Any]], Watch]:
     shape = GraphShape(
         f"embed-{sizes.embed_nodes}-{sizes.embed_edges}", sizes.embed_nodes, sizes.embed_edges, 1
     )
-    graph = ensure_graph(setup.folder, shape, setup.say)
+    graph = ensure_graph(setup.folder, shape, setup.log)
     partitions, buffer = way.sizes
     run = setup.folder / f"{shape.name}-{partitions}.run"
     shutil.rmtree(run, ignore_errors=True)

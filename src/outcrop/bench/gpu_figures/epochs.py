@@ -33,7 +33,7 @@ _MACHINE, _GPU, _ELECTRICITY = 14_098, 44_000, 17_000
 
 
 def _graph(setup: Setup) -> Path:
-    return ensure_graph(setup.folder, setup.sizes.graph, setup.say)
+    return ensure_graph(setup.folder, setup.sizes.graph, setup.log)
 
 
 def _memory(setup: Setup, cap: float) -> int:

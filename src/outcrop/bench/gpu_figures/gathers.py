@@ -36,7 +36,7 @@ class Table:
         setup = self._setup
         most = max(setup.sizes.row_bytes[-1], MISALIGNED[-1])
         count = max(setup.sizes.table_bytes, most) // 4
-        setup.say(f"{4 * count:,} bytes of host memory for the GPU to read")
+        setup.log(f"{4 * count:,} bytes of host memory for the GPU to read")
         made = unified.empty(count, dtype=torch.int32).as_subclass(torch.Tensor)
         step = 64 << 20
         for begin in range(0, count, step):

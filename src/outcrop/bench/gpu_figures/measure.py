@@ -20,7 +20,7 @@ from typing import Any
 
 import torch
 
-from outcrop.bench.epoch import Say
+from outcrop.bench.epoch import Log
 from outcrop.bench.graphs import GraphShape
 from outcrop.device.gpu import Gpu
 
@@ -67,7 +67,7 @@ class Setup:
     device: torch.device
     folder: Path
     rounds: int
-    say: Say
+    log: Log
     sizes: Sizes = field(default_factory=Sizes)
 
     @property

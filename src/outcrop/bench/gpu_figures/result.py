@@ -69,14 +69,14 @@ def run_cases(name: str, benchmark: Benchmark, setup: Setup, path: Path | None =
 
     for case, measured in benchmark.cases(setup):
         if case in done:
-            setup.say(f"{name}: {case}: already measured")
+            setup.log(f"{name}: {case}: already measured")
             continue
-        setup.say(f"{name}: {case}")
+        setup.log(f"{name}: {case}")
         try:
             done[case] = measured()
         except (OutcropError, RuntimeError) as error:  # the latter: torch's
             failures[case] = f"{type(error).__name__}: {error}"
-            setup.say(f"{name}: {case}: {failures[case]}")
+            setup.log(f"{name}: {case}: {failures[case]}")
         if path is not None:
             _write(path, result())
     if failures:

@@ -100,7 +100,7 @@ def _made(setup: Setup, runtime: Runtime, size: int) -> Path:
     path = setup.folder / f"rows-{size}.bin"
     if path.is_file() and path.stat().st_size == size:
         return path
-    setup.say(f"writing {size:,} bytes to read")
+    setup.log(f"writing {size:,} bytes to read")
     made = path.with_suffix(".making")
     file = runtime.io.open(str(made), _core.OpenMode.create)
     runtime.io.resize(file, size)

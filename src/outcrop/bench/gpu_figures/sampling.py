@@ -26,7 +26,7 @@ _BATCHES, _BATCH = 32, 1024
 
 
 def _draw(setup: Setup, fanouts: tuple[int, ...]) -> Case:
-    graph = open_graph(ensure_graph(setup.folder, setup.sizes.graph, setup.say))
+    graph = open_graph(ensure_graph(setup.folder, setup.sizes.graph, setup.log))
     config = SampleConfig(fanouts=fanouts, batch_size=_BATCH)
     options: dict[str, Any] = {"fanouts": fanouts, "seed": config.seed}
     with Runtime() as runtime:
