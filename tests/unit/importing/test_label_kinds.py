@@ -179,3 +179,51 @@ def test_a_label_that_makes_numbers_text_is_noted(tmp_path: Path) -> None:
     names[4] = "NA"
     graph = run(tmp_path / "missing" / "in", pa.table({"label": names}))
     assert any("'NA' is taken for the name of a class; leave the cells" in note for note in graph.notes)
+
+
+CLASSES = ("Theory", "Methods", "Networks")
+
+
+@pytest.mark.parametrize("by_id", [False, True])
+def test_a_class_of_one_node_among_large_ones_is_noted(tmp_path: Path, by_id: bool) -> None:
+    """A mistyped name makes a class of its own, which nobody sees among many."""
+    words = np.resize(np.array(CLASSES, object), 42)
+    words[17] = "Theroy"
+    ids = {"id": np.arange(42)[::-1]} if by_id else {}
+    (tmp_path / "in").mkdir()
+    pq.write_table(pa.table({**ids, "label": words}), tmp_path / "in" / "labels.parquet")
+    np.save(tmp_path / "in" / "edges.npy", np.array([[0, 41]]))
+    graph = import_graph(f"arrays:{tmp_path / 'in'}", tmp_path / "graph", new_runtime("32MiB"))
+    assert graph.class_names == ("Methods", "Networks", "Theory", "Theroy")
+    (note,) = (note for note in graph.notes if "Theroy" in note)
+    assert note == (
+        f"{tmp_path / 'in' / 'labels.parquet'}, row 17 (the first is 0), column 'label' is 'Theroy', and no other node "
+        "is of that class, while half of the classes have 13 nodes or more: correct it if it is a mistake; 'Theory' "
+        "is nearly the same"
+    )
+
+
+def test_only_the_first_classes_of_one_node_are_listed(tmp_path: Path) -> None:
+    words = np.resize(np.array(CLASSES, object), 90)
+    words[[3, 40, 41, 77]] = ["a", "b", "c", "d"]
+    np.save(tmp_path / "labels.npy", words.astype(str))
+    np.save(tmp_path / "edges.npy", np.zeros((1, 2), int))
+    graph = import_graph(f"arrays:{tmp_path}", tmp_path / "graph", new_runtime("32MiB"))
+    assert not [
+        note for note in graph.notes if "no other node" in note
+    ]  # half of all classes are of one node
+    words = np.resize(np.array(["x", "y", "z", "v", "w", *CLASSES], object), 160)
+    words[[3, 40, 41, 77]] = ["a", "b", "c", "d"]
+    np.save(tmp_path / "labels.npy", words.astype(str))
+    graph = import_graph(f"arrays:{tmp_path}", tmp_path / "graph", new_runtime("32MiB"))
+    said = [note for note in graph.notes if "no other node" in note]
+    assert [note.partition(" is ")[0] for note in said] == [
+        f"{tmp_path / 'labels.npy'}: row {row}" for row in (3, 40, 41)
+    ]
+    assert said[-1].endswith("(classes of a single node: 4)")
+
+
+def test_small_classes_and_empty_cells_are_not_noted(tmp_path: Path) -> None:
+    words = np.array(["", *CLASSES], object)[np.arange(NODES) % 4]
+    words[17] = "Theroy"  # classes of 7 and 8 nodes
+    assert not [n for n in run(tmp_path / "in", pa.table({"label": words})).notes if "no other node" in n]

@@ -15,6 +15,7 @@ that are not 0 .. C - 1 are numbered in ascending order, and their old values ar
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -35,6 +36,10 @@ from outcrop.store.manifest import ArraySpec
 # More different values than this are hardly classes, and their names would not fit a manifest: they are not collected.
 MAX_NAMED_CLASSES = 1 << 20
 _SHOWN = 6
+# A class of one node among classes of so many, of which half are at least as large, looks like a mistyped label.
+_MANY_NODES = 10
+_SHOWN_LONE = 3
+_COMPARED_CLASSES = 20_000  # most classes among which one that is nearly the same is looked for
 
 
 @dataclass(frozen=True)
@@ -344,6 +349,7 @@ def _write_classes(
     writer = ArrayWriter(runtime, work, "labels", "int64")
     row, largest, notes = 0, -1, []
     odd = None if words is None else _odd_word(words)
+    sizes = np.zeros(len(words or ()), np.int64)
     for block in labels.blocks(num_nodes):
         if odd is not None and (found := np.flatnonzero(_squeezed(block).astype(str) == odd)).size:
             notes.append(
@@ -355,10 +361,14 @@ def _write_classes(
         if values is not None:
             numbers = np.where(numbers < 0, -1, np.searchsorted(values, numbers))
         largest = max(largest, int(numbers.max(initial=-1)))
+        if words is not None:
+            sizes += np.bincount(numbers[numbers >= 0], minlength=len(sizes))
         writer.append(numbers)
         row += len(block)
     if words is not None:
         names = list(words)
+        if not runtime.measures:
+            notes += _notes_of_lone(labels, num_nodes, names, sizes)
         notes += [
             f"{labels.name}: {name!r} is taken for the name of a class; leave the cells of nodes without a label empty"
             for name in names
@@ -374,6 +384,39 @@ def _write_classes(
     if names:
         attributes["class_names"] = names
     return StoredLabels(writer.finish(), attributes, notes)
+
+
+def _notes_of_lone(labels: LabelSource, num_nodes: int, names: list[str], sizes: np.ndarray) -> list[str]:
+    """Returns a sentence for each of the first classes that have one node where most have many: a mistyped label.
+
+    Args:
+        labels: Source of the labels; it is read again where there is such a class.
+        num_nodes: Number of nodes of the graph.
+        names: Names of the classes.
+        sizes: Number of nodes of each class, int64 [classes].
+    """
+    usual = int(np.median(sizes)) if len(sizes) else 0
+    odd = _odd_word(names)
+    lone = {names[number] for number in np.flatnonzero(sizes == 1)} - NO_VALUE_WORDS - {odd}
+    if usual < _MANY_NODES or not lone:
+        return []
+    notes: list[str] = []
+    row = 0
+    for block in labels.blocks(num_nodes):
+        words = _squeezed(block).astype(str)
+        for at in np.flatnonzero(np.isin(words, list(lone)))[: _SHOWN_LONE - len(notes)].tolist():
+            word = str(words[at])
+            others = (name for name in names[:_COMPARED_CLASSES] if name != word)
+            near = next(iter(difflib.get_close_matches(word, others, 1, 0.8)), None)
+            notes.append(
+                f"{labels.at(row + at)} is {word!r}, and no other node is of that class, while half of the classes "
+                f"have {usual} nodes or more: correct it if it is a mistake"
+                + (f"; {near!r} is nearly the same" if near else "")
+            )
+        row += len(block)
+    if len(lone) > len(notes):
+        notes[-1] += f" (classes of a single node: {len(lone)})"
+    return notes
 
 
 def _odd_word(words: Iterable[str]) -> str | None:
