@@ -19,7 +19,13 @@ import outcrop._core as _core
 from outcrop.errors import ArgumentError, FormatError
 from outcrop.importing.sources.archive import open_archive
 from outcrop.importing.sources.base import FeatureSource, GraphSource, LabelSource, SplitProtocol, block_bytes
-from outcrop.importing.sources.checks import LargestId, NumbersAmongNames, check_weights, one_way_note
+from outcrop.importing.sources.checks import (
+    LargestId,
+    NumbersAmongNames,
+    check_weights,
+    notes_of_missing,
+    one_way_note,
+)
 from outcrop.importing.sources.edge_list import open_edge_list
 from outcrop.importing.sources.files import source_files
 from outcrop.importing.sources.folder import open_folder
@@ -156,7 +162,12 @@ def import_graph(
             importing.write(work)
             importing.write_manifest(work, _kind(source))
     graph = open_graph(out)
-    graph.notes = (*importing.source.notes, *importing.notes, *one_way_note(graph, runtime, config.reverse))
+    graph.notes = (
+        *importing.source.notes,
+        *importing.notes,
+        *one_way_note(graph, runtime, config.reverse),
+        *notes_of_missing(graph),
+    )
     return graph
 
 

@@ -356,3 +356,24 @@ def test_python_users_see_the_notes(tmp_path, monkeypatch, capsys):
         graph = oc.import_graph(f"edges:{tmp_path / 'edges.csv'}", out, progress=progress)
         assert "colour" in graph.notes[0]
         assert (f"note: {graph.notes[0]}\n" in capsys.readouterr().err) == progress
+
+
+def test_a_graph_without_edges_or_nodes_for_validation_is_noted(tmp_path: Path) -> None:
+    """Both train: without validation the last epoch's model is kept, without edges neighbours say nothing."""
+
+    def notes(valid: list[int] | None, edges: list[list[int]]) -> list[bool]:
+        folder = tmp_path / f"{valid}-{len(edges)}"
+        folder.mkdir()
+        np.save(folder / "features.npy", np.ones((5, 2), np.float32))
+        np.save(folder / "edges.npy", np.array(edges, np.int64).reshape(-1, 2))
+        if valid is not None:
+            np.save(folder / "train.npy", np.array([0, 1]))
+            np.save(folder / "valid.npy", np.array(valid, np.int64))
+        found = import_graph(f"arrays:{folder}", tmp_path / "graph", new_runtime("32MiB"), reverse=True).notes
+        words = "no nodes are for validation, so training keeps", "the graph has no edges"
+        return [any(note.startswith(word) for note in found) for word in words]
+
+    assert notes([3], [[0, 1]]) == [False, False]
+    assert notes([], [[0, 1]]) == [True, False]
+    assert notes([3], []) == [False, True]
+    assert notes(None, [[0, 1]]) == [False, False]

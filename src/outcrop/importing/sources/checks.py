@@ -110,6 +110,22 @@ def one_way_note(graph: Graph, runtime: Runtime, reverse: bool | None) -> list[s
     ]
 
 
+def notes_of_missing(graph: Graph) -> list[str]:
+    """Notes for what a graph lacks without an error: edges, and nodes to choose the best model by."""
+    notes = []
+    if graph.num_edges == 0:
+        notes.append(
+            "the graph has no edges: a graph neural network learns from the features of each node alone"
+        )
+    rows = {split: graph.spec(split).shape[0] if graph.has(split) else 0 for split in ("train", "valid")}
+    if rows["train"] and not rows["valid"]:
+        notes.append(
+            "no nodes are for validation, so training keeps the model of its last epoch, not the best one: list some "
+            "under the split 'valid', or have all nodes divided (--split fractions, split_protocol='fractions')"
+        )
+    return notes
+
+
 class NumbersAmongNames:
     """Passes names on and counts those that are whole numbers: one mistyped cell makes all ids of a column text."""
 
