@@ -178,7 +178,7 @@ def parameters(house: House) -> Findings:
 
 
 def participles(house: House) -> Findings:
-    """Classes that are called by a participle alone, such as ``Counted``."""
+    """Classes that are called by a participle alone, such as ``Waited``."""
     found = {}
     for module in house.modules.values():
         for node in ast.walk(module.tree):

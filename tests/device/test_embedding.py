@@ -206,7 +206,7 @@ def test_the_host_waits_for_the_loss_of_the_batch_before_alone(model, gpu, fused
                     losses.append(told.pop(0)())
             losses += [tell() for tell in told]
             expected = [theirs.run(table, *batch) for batch in batches]
-            ours.settle()
+            ours.sync_relations()
             assert losses == pytest.approx(expected, rel=1e-5)
             np.testing.assert_allclose(rows.cpu().numpy(), table, rtol=1e-3, atol=1e-5)
             np.testing.assert_allclose(ours.relations.rows, theirs.relations.rows, rtol=1e-3, atol=1e-5)

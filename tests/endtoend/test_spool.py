@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from artifact_support import child_environment, python, small_graph
-from outcrop.advisor.choose import Spooling
+from outcrop.advisor.choose import SpoolDecision
 from outcrop.api.prepare import prepare_with_report as prepare
 from outcrop.api.train import train
 from outcrop.config import parse_size
@@ -60,7 +60,7 @@ def spools(monkeypatch: pytest.MonkeyPatch) -> Any:
     """Sets how many epochs are spooled."""
 
     def take(epochs: int, disk_space: int | None = None) -> None:
-        monkeypatch.setattr(spool, "settle", lambda *_: Spooling(epochs, disk_space, "as the test says"))
+        monkeypatch.setattr(spool, "settle", lambda *_: SpoolDecision(epochs, disk_space, "as the test says"))
 
     return take
 
@@ -209,10 +209,10 @@ def test_folders_of_killed_trainings_are_removed_and_no_others(graph: Graph) -> 
 TERMINATED = """
 import os, signal, sys, threading, time
 from pathlib import Path
-from outcrop.advisor.choose import Spooling
+from outcrop.advisor.choose import SpoolDecision
 from outcrop.training import spool
 from outcrop.cli import main
-spool.settle = lambda *_: Spooling(2, None, "")
+spool.settle = lambda *_: SpoolDecision(2, None, "")
 graph = Path(sys.argv[1])
 def terminate():
     while not list(graph.parent.glob("*.spool-*/rows/pool-1/pack/manifest.json")):

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from outcrop.advisor import choose, machine, shapes
-from outcrop.advisor.choose import AUTO, Choice, Facts
+from outcrop.advisor.choose import AUTO, Choice, WorkloadFacts
 from outcrop.advisor.pages import page_bytes, page_runs
 from outcrop.config import SampleConfig, Size, format_bytes, parse_size
 from outcrop.loading.modes import Packed
@@ -33,7 +33,7 @@ def is_auto(memory: Size | None) -> bool:
     return memory == AUTO
 
 
-def settle(
+def choose_limits(
     graph: Graph,
     sampling: SampleConfig,
     out: Path | None,
@@ -83,8 +83,8 @@ def settle(
     folder = graph.path if out is None else next(p for p in (out, *out.resolve().parents) if p.is_dir())
     disk = os.statvfs(folder)
     memory = choose.memory_within(available)
-    seen = look(graph, sampling, memory)
-    facts = Facts(
+    seen = probe_batches(graph, sampling, memory)
+    facts = WorkloadFacts(
         available_bytes=available,
         free_disk_bytes=disk.f_bavail * disk.f_frsize,
         epochs=epochs,
@@ -101,7 +101,7 @@ def settle(
 
 
 @dataclass(frozen=True)
-class Seen:
+class BatchProbe:
     """The first batches of an epoch.
 
     Attributes:
@@ -117,7 +117,7 @@ class Seen:
     missing: float
 
     def facts(self, graph: Graph) -> dict[str, Any]:
-        """What :class:`outcrop.advisor.choose.Facts` wants to know of an epoch."""
+        """What :class:`outcrop.advisor.choose.WorkloadFacts` wants to know of an epoch."""
         spec, scale = graph.spec("features"), self.count / max(len(self.batches), 1)
         read = sum(page_bytes(b.n_id, spec.stride_bytes, spec.stride_bytes) for b in self.batches)
         requests = sum(page_runs(b.n_id, spec.stride_bytes, spec.stride_bytes) for b in self.batches)
@@ -134,7 +134,7 @@ class Seen:
         }
 
 
-def look(graph: Graph, sampling: SampleConfig, memory: int) -> Seen:
+def probe_batches(graph: Graph, sampling: SampleConfig, memory: int) -> BatchProbe:
     """Draws the first batches of an epoch within ``memory``."""
     with Runtime(memory) as runtime:
         sampler = BatchSampler(graph, sampling, runtime)
@@ -148,7 +148,7 @@ def look(graph: Graph, sampling: SampleConfig, memory: int) -> Seen:
     buffers = memory_tables.BATCH_BUFFERS * max((b.num_nodes for b in batches), default=0) * row_bytes
     left = memory - buffers - min(topology_bytes(graph), memory_tables.ONLINE_TOPOLOGY.bytes_of(memory))
     missing = missing_share([b.n_id for b in batches], left // max(row_bytes, 1), graph.num_nodes)
-    return Seen(batches, count, seeds, drawn_s, missing)
+    return BatchProbe(batches, count, seeds, drawn_s, missing)
 
 
 def missing_share(batches: Sequence[np.ndarray], cache_rows: int, num_nodes: int) -> float:
@@ -165,7 +165,7 @@ def missing_share(batches: Sequence[np.ndarray], cache_rows: int, num_nodes: int
     return float((~np.isin(last, held)).mean() * (1 - unseen))
 
 
-def _step_seconds(graph: Graph, seen: Seen, profile: Profile, model: str, hidden: int | None) -> float:
+def _step_seconds(graph: Graph, seen: BatchProbe, profile: Profile, model: str, hidden: int | None) -> float:
     """Of a training step on an average one of the batches seen, from the profile's step."""
     nodes = np.mean([b.nodes_per_hop for b in seen.batches], axis=0)
     edges = np.mean([b.edges_per_hop for b in seen.batches], axis=0)

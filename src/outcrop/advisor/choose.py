@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from outcrop.advisor import cost
-from outcrop.advisor.cost import Loading, Workload
+from outcrop.advisor.cost import LoadingWork, Workload
 from outcrop.config import ALLOWANCE_BYTES, exact_bytes, format_bytes
 from outcrop.errors import BudgetError
 from outcrop.loading.modes import Online, Packed
@@ -26,7 +26,7 @@ _WORTH = 1.25  # times as fast: for less nobody's disk is filled
 
 
 @dataclass(frozen=True)
-class Facts:
+class WorkloadFacts:
     """What the choice depends on.
 
     Attributes:
@@ -92,7 +92,7 @@ def memory_within(available_bytes: int) -> int:
 
 
 @dataclass(frozen=True)
-class Spooling:
+class SpoolDecision:
     """How mode ``online`` gets its rows.
 
     Attributes:
@@ -109,7 +109,7 @@ class Spooling:
     direct_s: float = 0.0
 
 
-def choose(facts: Facts, hardware: Hardware) -> Choice:
+def choose(facts: WorkloadFacts, hardware: Hardware) -> Choice:
     """Packed or online, whichever trains ``facts.epochs`` epochs sooner, preparing included; and its limits.
 
     A packed run may take nine tenths of the free disk. Where all its rows do not fit that, batches share rows (a limit
@@ -142,7 +142,7 @@ def choose(facts: Facts, hardware: Hardware) -> Choice:
     return Choice(memory, mode, limit if shared else facts.disk_space, why, packed_s, online_s)
 
 
-def spooling(facts: Facts, hardware: Hardware) -> Spooling:
+def choose_spooling(facts: WorkloadFacts, hardware: Hardware) -> SpoolDecision:
     """Whether mode ``online`` spools, and how many epochs at a time; ``facts.available_bytes`` does not matter.
 
     Without ``facts.refresh`` the ``facts.pool`` epochs that are replayed are spooled once. With it as few are at a time
@@ -172,11 +172,13 @@ def spooling(facts: Facts, hardware: Hardware) -> Spooling:
         )
         # Rows that may have to be shared take memory to plan for, which the smallest budgets have not got.
         shared = wanted * max(many, facts.evaluated) > space
-        return Spooling(many, limit if shared else facts.disk_space, why, spooled_s, direct_s)
-    return Spooling(0, facts.disk_space, f"rows are read as batches are drawn: {why}", spooled_s, direct_s)
+        return SpoolDecision(many, limit if shared else facts.disk_space, why, spooled_s, direct_s)
+    return SpoolDecision(
+        0, facts.disk_space, f"rows are read as batches are drawn: {why}", spooled_s, direct_s
+    )
 
 
-def whole_epochs(facts: Facts) -> int:
+def whole_epochs(facts: WorkloadFacts) -> int:
     """Of ``facts.epochs``, how many fit the disk at a time without sharing rows; at least one."""
     wanted = _wanted(facts)
     return max(min(int(_space(facts) / wanted) if wanted else facts.epochs, facts.epochs), 1)
@@ -187,21 +189,21 @@ def epochs_at_a_time(feature_bytes: int, wanted: float) -> int:
     return min(max(-(-_SCAN_SHARE * feature_bytes // max(int(2 * wanted), 1)), 1), _MOST_EPOCHS)
 
 
-def _space(facts: Facts) -> int:
+def _space(facts: WorkloadFacts) -> int:
     limit = int(facts.free_disk_bytes * _DISK_SHARE)
     return limit if facts.disk_space is None else min(limit, facts.disk_space)
 
 
-def _wanted(facts: Facts) -> float:
+def _wanted(facts: WorkloadFacts) -> float:
     """Bytes of an epoch's rows that no cache holds."""
     return facts.rows * facts.row_bytes * facts.missing
 
 
-def _least_space(facts: Facts, packed_bytes: float) -> int:
+def _least_space(facts: WorkloadFacts, packed_bytes: float) -> int:
     return int(min(packed_bytes, facts.feature_bytes * _LEAST_DISK))
 
 
-def _preparing(facts: Facts, hardware: Hardware, pool: int) -> float:
+def _preparing(facts: WorkloadFacts, hardware: Hardware, pool: int) -> float:
     """Seconds of drawing and packing, ``pool`` epochs at a time, all epochs or only the first of them."""
     epochs = facts.epochs if facts.refresh else pool
     # All features are read for each pool, in turn: beside training it is hidden in part.
@@ -211,18 +213,20 @@ def _preparing(facts: Facts, hardware: Hardware, pool: int) -> float:
     )
 
 
-def _packed(facts: Facts, hardware: Hardware) -> cost.Prediction:
+def _packed(facts: WorkloadFacts, hardware: Hardware) -> cost.Prediction:
     wanted = _wanted(facts)
     large = max(wanted / (1 << 20), facts.batches if wanted else 0)
     return cost.predict(hardware, Workload(
         Packed.name, facts.batches, facts.seeds, ((wanted, large),), facts.compute_s,
-        loading=Loading(read_bytes=wanted, copied_bytes=wanted, gathered_bytes=facts.rows * facts.row_bytes - wanted),
+        loading=LoadingWork(
+            read_bytes=wanted, copied_bytes=wanted, gathered_bytes=facts.rows * facts.row_bytes - wanted
+        ),
     ))  # fmt: skip
 
 
-def _direct(facts: Facts, hardware: Hardware) -> cost.Prediction:
+def _direct(facts: WorkloadFacts, hardware: Hardware) -> cost.Prediction:
     requests = facts.online_requests * facts.missing
     return cost.predict(hardware, Workload(
         Online.name, facts.batches, facts.seeds, ((facts.online_bytes * facts.missing, requests),), facts.compute_s,
-        loading=Loading(requests=requests, gathered_bytes=facts.rows * facts.row_bytes, other_s=facts.draw_s),
+        loading=LoadingWork(requests=requests, gathered_bytes=facts.rows * facts.row_bytes, other_s=facts.draw_s),
     ))  # fmt: skip

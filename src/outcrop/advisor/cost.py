@@ -19,7 +19,7 @@ BOUNDS = ("disk", "bus", "host", "compute")
 
 
 @dataclass(frozen=True)
-class Loading:
+class LoadingWork:
     """What the CPU does to load an epoch; ``other_s``: CPU seconds measured as they are, such as drawing batches."""
 
     read_bytes: float = 0
@@ -49,7 +49,7 @@ class Workload:
     reads: tuple[tuple[float, float], ...]
     compute_s: float
     memory_bytes: float = 0.0
-    loading: Loading = Loading()
+    loading: LoadingWork = LoadingWork()
     buffers: int = 0
     exact: bool = True
 
@@ -100,7 +100,7 @@ def disk_seconds(hardware: Hardware, reads: Sequence[tuple[float, float]]) -> fl
     return max(busy / max(hardware.disks, 1), limited)
 
 
-def host_seconds(costs: HostCosts, loading: Loading, batches: int) -> tuple[float, float]:
+def host_seconds(costs: HostCosts, loading: LoadingWork, batches: int) -> tuple[float, float]:
     """CPU seconds of loading an epoch: in single threads, and in all of them together (moving rows, drawing)."""
     serial = (
         loading.read_bytes * costs.read_byte_s

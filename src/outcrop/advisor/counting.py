@@ -18,7 +18,7 @@ import numpy as np
 
 from outcrop import device as devices
 from outcrop.advisor import shapes
-from outcrop.advisor.cost import Loading, Workload
+from outcrop.advisor.cost import LoadingWork, Workload
 from outcrop.advisor.pages import page_bytes, page_runs
 from outcrop.config import IoConfig, PlanConfig, SampleConfig, Size, format_bytes, parse_size
 from outcrop.errors import BudgetError
@@ -85,7 +85,7 @@ class Task:
 
 
 @dataclass(frozen=True)
-class Counted:
+class EpochCount:
     """What an epoch of a task is made of: ``works`` by mode, and the mean shape of its batches."""
 
     works: dict[str, Workload]
@@ -119,7 +119,7 @@ def online_bytes(
     return read, requests
 
 
-def count(task: Task, profile: Profile | None = None, *, compute_s: float | None = None) -> Counted:
+def count(task: Task, profile: Profile | None = None, *, compute_s: float | None = None) -> EpochCount:
     """Counts what an epoch of ``task`` reads in modes ``packed`` and ``online`` and times what it computes.
 
     Args:
@@ -151,7 +151,7 @@ def count(task: Task, profile: Profile | None = None, *, compute_s: float | None
             assumptions.append(f"online does not fit: {error}")
         hops = samples.nodes_per_hop[at].mean(axis=0)
         shape = shapes.Shape(tuple(map(float, hops)), _edges_of(samples, at))
-        return Counted(
+        return EpochCount(
             works, shape, network, rows * row_bytes, int(predicted["disk_bytes"]), compute, tuple(assumptions)
         )
 
@@ -170,8 +170,8 @@ def _planned(task: Task) -> Iterator[tuple[Path, dict[str, Any]]]:
         with Runtime() as runtime:
             yield task.run, open_placement(runtime, task.run / "plan").predicted
         return
-    beside = task.graph.path.parent
-    where = beside if os.access(beside, os.W_OK) else None
+    graph_folder = task.graph.path.parent
+    where = graph_folder if os.access(graph_folder, os.W_OK) else None
     with TemporaryDirectory(prefix=".outcrop-advise-", dir=where) as folder:
         out = Path(folder) / "run"
         limits = with_rates(task.limits, task.sampling, task.graph, out)
@@ -234,7 +234,7 @@ def _packed_work(
         reads=(large, (pages * PAGE_BYTES, pages)) if pages else (large,),
         compute_s=compute_s,
         memory_bytes=max((total - levels["device"]) * row_bytes - epoch["bytes_read"], 0),
-        loading=Loading(
+        loading=LoadingWork(
             read_bytes=epoch["bytes_read"],
             requests=pages,
             copied_bytes=epoch["bytes_read"],
@@ -282,7 +282,7 @@ def _online_work(
         reads=((read, requests),),
         compute_s=compute_s,
         memory_bytes=max(total * row_bytes - read, 0),
-        loading=Loading(requests=requests, gathered_bytes=total * row_bytes, other_s=drawn_s * len(at)),
+        loading=LoadingWork(requests=requests, gathered_bytes=total * row_bytes, other_s=drawn_s * len(at)),
         buffers=buffers,
     )
 

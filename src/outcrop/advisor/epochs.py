@@ -171,7 +171,7 @@ def most_bytes(graph: Graph, sampling: SampleConfig, limits: PlanConfig) -> Epoc
 
 def measured_bytes(graph: Graph, sampling: SampleConfig, limits: PlanConfig) -> EpochBytes:
     """Bytes as a few batches have them, which are drawn within the memory budget."""
-    seen = auto.look(graph, sampling, _NO_LIMIT if limits.memory is None else limits.memory)
+    seen = auto.probe_batches(graph, sampling, _NO_LIMIT if limits.memory is None else limits.memory)
     id_bytes, count = record.id_bytes_for(graph.num_nodes), max(len(seen.batches), 1)
     records = [len(record.encode(b, record.AddressTable(), id_bytes)) for b in seen.batches]
     nodes = sum(b.num_nodes for b in seen.batches) / count

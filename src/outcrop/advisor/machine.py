@@ -26,7 +26,7 @@ from outcrop.runtime.pipeline import Pipeline, Stage
 from outcrop.runtime.runtime import Runtime
 from outcrop.store import record
 from outcrop.store.address_table import AddressTable
-from outcrop.store.profile import HERE, Profile, key_of, settle
+from outcrop.store.profile import HERE, Profile, key_of, load_or_measure
 
 _PROFILE_SIZES = {
     1 << 20: 16,
@@ -89,7 +89,7 @@ def profile_of(folder: Path, path: Path | None = None) -> Profile:
     Raises:
         FormatError: ``path`` is no profile, or of another machine or disk.
     """
-    return settle(key_of(folder, describe(probe=False)), lambda: measure_profile(folder), path=path)
+    return load_or_measure(key_of(folder, describe(probe=False)), lambda: measure_profile(folder), path=path)
 
 
 def _profile_disk(runtime: Runtime, path: Path, seconds: float) -> dict[str, Any]:
@@ -203,7 +203,7 @@ def _profile_computing(runtime: Runtime, seconds: float) -> dict[str, Any]:
             model: steps.step_seconds([batch], model, None, steps.CLASSES, seconds=seconds / 2)[0]
             for model in ("sage", "gcn", "gat")
         },
-        **steps.beside(steps.training_step(batch), runtime, seconds),
+        **steps.measure_concurrent(steps.training_step(batch), runtime, seconds),
     }
     if gpu_names():
         found |= {

@@ -7,7 +7,7 @@ from typing import Any
 
 from outcrop.advisor import choose, cost, shapes
 from outcrop.advisor.cost import Offer, Prices, Workload
-from outcrop.advisor.counting import Counted, Task, count
+from outcrop.advisor.counting import EpochCount, Task, count
 from outcrop.config import format_bytes
 from outcrop.loading.modes import Online, Packed
 from outcrop.runtime.hardware import Hardware
@@ -25,7 +25,7 @@ class Comparison:
     """
 
     task: Task
-    counted: Counted
+    counted: EpochCount
     here: Hardware
     machines: tuple[Hardware, ...] = ()
     prices: Prices | None = None
@@ -53,7 +53,7 @@ def compare(asked: Comparison) -> dict[str, Any]:
     return result
 
 
-def on_machine(counted: Counted, work: Workload, hardware: Hardware, here: Hardware) -> Workload:
+def on_machine(counted: EpochCount, work: Workload, hardware: Hardware, here: Hardware) -> Workload:
     """``work`` as it is on another machine: what computing takes there by its rates, loading with cores of its own."""
     if hardware is here or hardware.name == here.name:
         return work
@@ -112,7 +112,7 @@ def _add_prices(
     """TPC over numbers of disks, and what single changes gain, for every machine that has a price."""
     task, counted, here, budget = asked.task, asked.counted, asked.here, asked.budget
     result["currency"], result["budget"] = prices.currency, budget
-    bigger: Counted | None = None
+    bigger: EpochCount | None = None
     for hardware in asked.hardware:
         mine = {mode: offer for (name, mode), offer in offers.items() if name == hardware.name}
         now = cost.best(list(mine.values()))
@@ -146,7 +146,7 @@ def _add_prices(
 
 
 def _changes(
-    asked: Comparison, bigger: Counted | None, hardware: Hardware, mode: str, prices: Prices
+    asked: Comparison, bigger: EpochCount | None, hardware: Hardware, mode: str, prices: Prices
 ) -> list[tuple[str, float, Hardware, Workload]]:
     """One component of ``hardware`` changed: a disk more, twice the memory budget, another priced GPU."""
     task, counted, here = asked.task, asked.counted, asked.here

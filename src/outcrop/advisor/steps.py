@@ -16,7 +16,7 @@ import torch.nn.functional as F
 
 import outcrop._core as _core
 from outcrop.nn.adam import Adam
-from outcrop.nn.models import build_model, settle_allocator
+from outcrop.nn.models import build_model, warm_allocator
 from outcrop.runtime.runtime import Runtime
 from outcrop.store.batches import BatchGraph
 from outcrop.store.minibatch import MiniBatch
@@ -123,7 +123,7 @@ def step_seconds(
     Args:
         seconds: 0 takes as few steps as there can be.
     """
-    settle_allocator()
+    warm_allocator()
     steps = [training_step(batch, name, hidden, num_classes, device=device) for batch in batches]
     times: list[list[float]] = [[] for _ in steps]
     least = -(-_LEAST_STEPS // len(steps)) if seconds else 2
@@ -138,7 +138,7 @@ def step_seconds(
     return [median(found[len(found) // 2 :]) for found in times]
 
 
-def beside(step: Callable[[], None], runtime: Runtime, seconds: float = 1.0) -> dict[str, float]:
+def measure_concurrent(step: Callable[[], None], runtime: Runtime, seconds: float = 1.0) -> dict[str, float]:
     """What steps and loading cost each other on the same cores.
 
     Steps alone, steps beside a thread that fills in cached rows (it rests as long as it works, so that both sides have

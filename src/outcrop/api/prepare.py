@@ -209,7 +209,7 @@ def prepare_with_report(
     choose_epochs = epochs is None and external is None
     if auto.is_auto(memory):
         least = 1 if choose_epochs else None
-        choice = auto.settle(graph, sample_config, out, disk_space=disk_space, least_epochs=least)
+        choice = auto.choose_limits(graph, sample_config, out, disk_space=disk_space, least_epochs=least)
         memory, disk_space = choice.memory, choice.disk_space
         chosen.append(choice.why)
     plan_config = PlanConfig(

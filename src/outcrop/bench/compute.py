@@ -9,7 +9,7 @@ from statistics import median
 
 import torch
 
-from outcrop.nn.models import settle_allocator
+from outcrop.nn.models import warm_allocator
 from outcrop.nn.sparse import Block, as_input, blocks_of, spmm, spmm_transposed
 from outcrop.store.minibatch import MiniBatch
 
@@ -63,7 +63,7 @@ def _bare_backward(
 
 def compare(first: Callable[[], None], second: Callable[[], None], rounds: int = 15) -> dict[str, float]:
     """Times both in turns. Returns medians in seconds, and ``ratio`` = the median of first / second per round."""
-    settle_allocator()
+    warm_allocator()
     times: list[tuple[float, float]] = []
     for turn in range(rounds + 3):
         pair = []

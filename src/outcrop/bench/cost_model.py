@@ -16,7 +16,7 @@ from statistics import median
 from typing import Any
 
 from outcrop.advisor import cost, machine
-from outcrop.advisor.counting import Counted, Task, compute_seconds, count
+from outcrop.advisor.counting import EpochCount, Task, compute_seconds, count
 from outcrop.api.prepare import prepare_with_report as prepare
 from outcrop.bench.epoch import Log, Setting, ensure_graph, plain
 from outcrop.config import IoConfig, TrainConfig, format_bytes
@@ -79,7 +79,7 @@ def run(folder: Path, setting: Setting, log: Log, cases: tuple[Case, ...] = CASE
     graph = open_graph(path)
     log("measuring the machine")
     profile = machine.measure_profile(folder)
-    counted: dict[Case, tuple[Task, Counted]] = {}
+    counted: dict[Case, tuple[Task, EpochCount]] = {}
     rounds: dict[Case, list[dict[str, Any]]] = {case: [] for case in cases}
     for turn in range(setting.rounds):
         for case in cases:
@@ -158,7 +158,7 @@ def _refreshed(profile: Profile, task: Task, case: Case) -> Hardware:
     return replace(hardware, disk=replace(hardware.disk, reads=reads))
 
 
-def _round(task: Task, counted: Counted, case: Case, setting: Setting, profile: Profile) -> dict[str, Any]:
+def _round(task: Task, counted: EpochCount, case: Case, setting: Setting, profile: Profile) -> dict[str, Any]:
     before, compute = _refreshed(profile, task, case), _compute(task)
     work = counted.works[case.mode]
     rate = int(work.disk_bytes / (compute * case.balance)) if case.balance else 0

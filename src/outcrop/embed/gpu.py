@@ -271,7 +271,7 @@ class GpuStepper(Stepper):
         if self.relations is not None:
             self._relation_rows = torch.from_numpy(self.relations.rows).to(self.device)
 
-    def settle(self) -> None:
+    def sync_relations(self) -> None:
         if self.relations is not None:
             self.relations.rows[:] = self._relation_rows.cpu().numpy()
 

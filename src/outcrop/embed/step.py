@@ -231,7 +231,7 @@ class Stepper:
     def begin(self) -> None:
         """Takes ``relations.rows`` as they are now, where they are trained elsewhere."""
 
-    def settle(self) -> None:
+    def sync_relations(self) -> None:
         """Brings ``relations.rows`` up to date, where they are trained elsewhere."""
 
     def close(self) -> None:

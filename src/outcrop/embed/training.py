@@ -242,7 +242,7 @@ class EmbeddingTrainer:
         """What is on disk from now on is the state before ``unit`` of ``epoch``."""
         with self.runtime.trace.span("embed.checkpoint", epoch=epoch, unit=unit):
             self.buffer.flush()
-            self._stepper.settle()
+            self._stepper.sync_relations()
             self.table.sync()
             tensors = {} if self.relations is None else {"relations": torch.from_numpy(self.relations.rows)}
             meta = {

@@ -176,7 +176,7 @@ def _conv(name: str, in_dim: int, out_dim: int, heads: int) -> nn.Module:
     return GATConv(in_dim, out_dim // heads, heads=heads)
 
 
-def settle_allocator() -> None:
+def warm_allocator() -> None:
     """Lets the C allocator keep the blocks of one step for the next; new pages would cost a tenth of a step or more.
 
     Costs nothing: the block is not touched. Results are the same without.

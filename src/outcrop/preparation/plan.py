@@ -82,7 +82,7 @@ def plan(graph: Graph, samples: SampleSet, config: PlanConfig, out: Path, runtim
         per_hop, cached = _count_levels(samples, packed, levels, runtime)
     draft = _Draft(samples, packed, per_hop, cached, levels, row_bytes, block_rows(config, row_bytes))
     with manifests.publishing(out) as folder:
-        draft.settle(graph, config, folder, runtime)
+        draft.choose_layout(graph, config, folder, runtime)
         arrays = dict(draft.written)
         for name, values in draft.tables().items():
             writer = ArrayWriter(runtime, folder, name, "int64", values.shape[1:])
@@ -328,7 +328,7 @@ class _Draft:
             self.offsets[p + 1] = self.offsets[p] + span
             self.needed[p] = meta + (rows + int(self.cached[p, 2])) * self.row_bytes
 
-    def settle(self, graph: Graph, config: PlanConfig, folder: Path, runtime: Runtime) -> None:
+    def choose_layout(self, graph: Graph, config: PlanConfig, folder: Path, runtime: Runtime) -> None:
         """Chooses the layout, within the disk limit, and writes the order of the disk cache.
 
         Raises:

@@ -129,7 +129,7 @@ def read(path: Path) -> Profile:
         ) from None
 
 
-def settle(
+def load_or_measure(
     key: dict[str, Any],
     measure: Callable[[], Profile],
     *,

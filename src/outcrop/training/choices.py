@@ -135,7 +135,7 @@ def _choose_limits(asked: BatchOptions, least_epochs: int | None) -> tuple[Batch
     out = graph.path.with_name(graph.path.name + ".run") if folder is None else folder
     if folder is not None and (folder / runs.RUN_FILE).is_file():
         sampling = runs.read(folder).sample
-    choice = auto.settle(
+    choice = auto.choose_limits(
         graph,
         sampling,
         out if asked.mode is None or asked.mode.prepares else None,

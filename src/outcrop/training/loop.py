@@ -26,7 +26,7 @@ from outcrop.errors import ArgumentError, FormatError, NumericError
 from outcrop.nn import checkpoint as checkpoints
 from outcrop.nn.adam import Adam
 from outcrop.nn.checkpoint import Checkpoint, Meta
-from outcrop.nn.models import Model, build_model, settle_allocator
+from outcrop.nn.models import Model, build_model, warm_allocator
 from outcrop.store.minibatch import MiniBatch
 from outcrop.store.tensors import State
 from outcrop.training.callbacks import Callbacks
@@ -148,7 +148,7 @@ def train(
     run = _Run(config, in_dim, num_classes, inputs or {}, out, class_weights, told, objective)
     if out is not None and resume and (out / checkpoints.LAST).exists():
         run.restore()
-    settle_allocator()
+    warm_allocator()
     runtime.progress.start("train", config.epochs, "epochs")
     runtime.progress.advance("train", min(run.epochs_done, config.epochs))
     showing = _EpochProgress(runtime.progress, num_batches)

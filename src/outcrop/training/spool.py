@@ -17,7 +17,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from outcrop.advisor import auto, choose, machine
-from outcrop.advisor.choose import Facts, Spooling
+from outcrop.advisor.choose import SpoolDecision, WorkloadFacts
 from outcrop.config import TrainConfig
 from outcrop.device import gpu_named
 from outcrop.errors import BudgetError
@@ -54,11 +54,11 @@ def supply(wanted: Wanted, learning: TrainConfig, closing: ExitStack) -> tuple[S
     return replace(made, spooled_epochs=spooling.epochs), spooling.why
 
 
-def settle(wanted: Wanted, learning: TrainConfig) -> Spooling:
+def settle(wanted: Wanted, learning: TrainConfig) -> SpoolDecision:
     """Whether and how to spool: from the rates of the disk, a few batches, and a training step; takes a few seconds."""
     graph, limits, progress = wanted.graph, wanted.limits, wanted.progress
     epochs = 0 if wanted.next_epoch is None else wanted.epochs - wanted.next_epoch
-    direct = Spooling(0, limits.disk_space, "")
+    direct = SpoolDecision(0, limits.disk_space, "")
     if (
         limits.memory is None  # everything is cached
         or limits.disk_space == 0
@@ -76,13 +76,13 @@ def settle(wanted: Wanted, learning: TrainConfig) -> Spooling:
     task = "look at a few batches"
     if progress is not None:
         progress.start(task, 1, "steps")
-    seen = auto.look(graph, wanted.sampling, limits.memory)
+    seen = auto.probe_batches(graph, wanted.sampling, limits.memory)
     step_s = _step_seconds(graph, seen, learning)
     system.return_freed_memory()
     if progress is not None:
         progress.finish(task)
     disk = os.statvfs(beside)
-    facts = Facts(
+    facts = WorkloadFacts(
         available_bytes=limits.memory,
         free_disk_bytes=disk.f_bavail * disk.f_frsize,
         epochs=epochs,
@@ -94,10 +94,10 @@ def settle(wanted: Wanted, learning: TrainConfig) -> Spooling:
         disk_space=limits.disk_space,
         **seen.facts(graph),
     )
-    return choose.spooling(facts, rough)
+    return choose.choose_spooling(facts, rough)
 
 
-def _step_seconds(graph: Graph, seen: auto.Seen, learning: TrainConfig) -> float:
+def _step_seconds(graph: Graph, seen: auto.BatchProbe, learning: TrainConfig) -> float:
     from outcrop.advisor import steps
 
     batch = steps.batch_of(seen.batches[-1], graph.feature_dim, graph.num_classes)

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from advisor_support import a_profile, described_work, read_data_sets
 from outcrop.advisor import auto, choose, cost, counting, hardware, pages, shapes, steps
-from outcrop.advisor.cost import Loading, Prices, Workload
+from outcrop.advisor.cost import LoadingWork, Prices, Workload
 from outcrop.api import advise
 from outcrop.api.prepare import prepare_with_report as prepare
 from outcrop.bench import cost_model
@@ -116,7 +116,7 @@ def test_few_buffers_hold_batches_up(parts, buffers, stretch):
         batches,
         ((batches * 100.0, batches),),
         compute * batches,
-        loading=Loading(other_s=host * batches),
+        loading=LoadingWork(other_s=host * batches),
         buffers=buffers,
     )
     costs = HostCosts(stretch=stretch)
@@ -154,7 +154,7 @@ def test_requests_between_measured_sizes_and_beyond():
 
 def test_loading_takes_of_the_cores_that_compute():
     costs = HostCosts(1e-9, 1e-6, 2e-9, 3e-9, 1e-3, stall=0.5, structure_byte_s=5e-9)
-    loading = Loading(10**6, 100, 10**5, 10**4, 0.25, structure_bytes=10**5)
+    loading = LoadingWork(10**6, 100, 10**5, 10**4, 0.25, structure_bytes=10**5)
     serial, parallel = 1e-3 + 1e-4 + 3e-5 + 4e-3 + 5e-4, 2e-4 + 0.25
     assert cost.host_seconds(costs, loading, 4) == pytest.approx((serial, parallel))
     work = Workload("packed", 4, 4, (), 2.0, loading=loading)
@@ -317,13 +317,13 @@ def test_a_machine_file_is_checked_as_a_whole(tmp_path):
 # Choosing
 
 
-def facts(**changes) -> choose.Facts:
+def facts(**changes) -> choose.WorkloadFacts:
     values = {
         "available_bytes": 2 << 30, "free_disk_bytes": 100 << 30, "batches": 100, "seeds": 100_000, "row_bytes": 512,
         "feature_bytes": 8 << 30, "rows": 6e6, "missing": 0.9, "online_bytes": 2e10, "online_requests": 4e6,
         "compute_s": 3.0,
     }  # fmt: skip
-    return choose.Facts(**{**values, **changes})
+    return choose.WorkloadFacts(**{**values, **changes})
 
 
 def test_auto_counts_the_epochs_that_fit_the_disk():
@@ -382,39 +382,39 @@ def replayed_bytes() -> float:
 def test_online_spools_where_that_is_sooner_done_and_fits():
     here = a_profile({}).hardware()
     again = {"refresh": True, "write_bytes_per_s": 1e9, "compute_s": 0.0}
-    found = choose.spooling(facts(epochs=50, **again), here)
+    found = choose.choose_spooling(facts(epochs=50, **again), here)
     # An epoch's rows are 2.8 GB, written and read 5.5: reading 8.6 GB of features is a quarter of that of 7 epochs.
     assert found.epochs == 7
     assert "--disk-space 0" in found.why
-    epoch_s = choose.spooling(facts(epochs=1, **again), here).direct_s
+    epoch_s = choose.choose_spooling(facts(epochs=1, **again), here).direct_s
     assert found.direct_s == pytest.approx(50 * epoch_s)
     scans_s = -(-50 // 7) * (8 << 30) / (1 << 20) / 1000
     reading_s = 50 * replayed_bytes() / 1048576000
     assert found.spooled_s == pytest.approx(scans_s + 50 * replayed_bytes() / 1e9 + reading_s, rel=0.05)
     # Equal parts, and never more than are trained.
-    assert choose.spooling(facts(epochs=8, **again), here).epochs == 4
-    assert choose.spooling(facts(epochs=3, **again), here).epochs == 3
+    assert choose.choose_spooling(facts(epochs=8, **again), here).epochs == 4
+    assert choose.choose_spooling(facts(epochs=3, **again), here).epochs == 3
     # What is replayed is spooled once.
-    once = choose.spooling(facts(epochs=50, pool=2), here)
+    once = choose.choose_spooling(facts(epochs=50, pool=2), here)
     assert once.epochs == 2
     assert once.spooled_s < found.spooled_s
     # Half of the space is for evaluation; what does not fit the rest is spooled in more parts, shared, or not at all.
-    assert choose.spooling(facts(epochs=50, disk_space=13 << 30, **again), here).epochs == 2
-    tight = choose.spooling(facts(epochs=50, pool=9, disk_space=21 << 30), here)
+    assert choose.choose_spooling(facts(epochs=50, disk_space=13 << 30, **again), here).epochs == 2
+    tight = choose.choose_spooling(facts(epochs=50, pool=9, disk_space=21 << 30), here)
     assert (tight.epochs, tight.disk_space) == (9, 21 << 30)
     assert found.disk_space is None
-    many_valid = choose.spooling(facts(epochs=50, evaluated=40.0, **again), here)
+    many_valid = choose.choose_spooling(facts(epochs=50, evaluated=40.0, **again), here)
     assert (many_valid.epochs, many_valid.disk_space) == (7, int(0.9 * (100 << 30)))
     for little in (
         facts(epochs=50, disk_space=5 << 30, **again),
         facts(epochs=50, free_disk_bytes=1 << 30, **again),
     ):
-        direct = choose.spooling(little, here)
+        direct = choose.choose_spooling(little, here)
         assert (direct.epochs, direct.disk_space) == (0, little.disk_space)
         assert "of disk" in direct.why
     # Where nearly everything is cached, or computing takes longer than reading, nothing is written.
     for changes in ({"missing": 0.001}, {"compute_s": 400.0}, {"online_requests": 1e5, "online_bytes": 4e9}):
-        direct = choose.spooling(facts(epochs=50, **{**again, **changes}), here)
+        direct = choose.choose_spooling(facts(epochs=50, **{**again, **changes}), here)
         assert direct.epochs == 0
         assert "predicted" in direct.why
 
@@ -538,8 +538,8 @@ def test_auto_is_recorded_and_stays(tmp_path, monkeypatch):
     again = prepare(graph, tmp_path / "r", memory="auto", **options)
     assert again.skipped == ["sample", "plan", "pack"]
     assert runs.read(tmp_path / "r").plan == plan
-    choice = auto.settle(graph, SampleConfig(**options, epochs=10), tmp_path / "r")
-    assert auto.settle(graph, SampleConfig(**options), tmp_path / "r", least_epochs=7) == choice
+    choice = auto.choose_limits(graph, SampleConfig(**options, epochs=10), tmp_path / "r")
+    assert auto.choose_limits(graph, SampleConfig(**options), tmp_path / "r", least_epochs=7) == choice
     assert (choice.memory, choice.mode) == (plan.memory, "packed")
     with Runtime(choice.memory) as runtime:
         assert open_samples(runtime, tmp_path / "r" / "sample").max_nodes > 0

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 import outcrop as oc
 from artifact_support import memory_folder
 from outcrop import _core
-from outcrop.advisor.choose import Spooling
+from outcrop.advisor.choose import SpoolDecision
 from outcrop.config import EmbedConfig, exact_bytes, least_bytes, parse_size
 from outcrop.embed.sizing import fewest_partitions
 from outcrop.errors import BudgetError
@@ -157,7 +157,9 @@ def calls(graph: Graph, out: Path) -> dict[str, Callable[[], Any]]:
 
 def test_every_refusal_writes_sizes(graph: Graph, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also the refusals that were turned into others on their way up."""
-    monkeypatch.setattr(spool, "settle", lambda *_: Spooling(0, None, ""))  # which would measure the machine
+    monkeypatch.setattr(
+        spool, "settle", lambda *_: SpoolDecision(0, None, "")
+    )  # which would measure the machine
     said = set()
     for name, call in calls(graph, tmp_path).items():
         with pytest.raises(BudgetError) as refused:
@@ -172,7 +174,7 @@ def test_every_refusal_writes_sizes(graph: Graph, tmp_path: Path, monkeypatch: p
 
 def test_a_mode_that_works_is_named(graph: Graph, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where packing is refused a budget that another mode can train with: smaller batches may take more to pack."""
-    monkeypatch.setattr(spool, "settle", lambda *_: Spooling(0, None, ""))
+    monkeypatch.setattr(spool, "settle", lambda *_: SpoolDecision(0, None, ""))
 
     def refused(mode: str, memory: int) -> BudgetError:
         with pytest.raises(BudgetError) as found:

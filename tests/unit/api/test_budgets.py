@@ -11,7 +11,7 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
-from outcrop.advisor.choose import Spooling
+from outcrop.advisor.choose import SpoolDecision
 from outcrop.api.infer import infer
 from outcrop.api.prepare import prepare_with_report as prepare
 from outcrop.api.run import Run
@@ -247,7 +247,9 @@ def test_counting_batches_is_seen_and_can_be_cut_short(tmp_path, make_runtime):
 
 def test_online_says_nothing_before_it_refuses(tmp_path, make_runtime, monkeypatch):
     """What it would do and how long that would take is of no use where the budget does not do."""
-    monkeypatch.setattr(spool, "settle", lambda *_: Spooling(0, None, "rows are read as batches are drawn"))
+    monkeypatch.setattr(
+        spool, "settle", lambda *_: SpoolDecision(0, None, "rows are read as batches are drawn")
+    )
     graph = a_graph(tmp_path / "g", make_runtime(threads=1), nodes=400, width=33)
     said: list[str] = []
     with pytest.raises(BudgetError) as refused:

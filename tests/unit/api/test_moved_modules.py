@@ -11,7 +11,7 @@ import outcrop
 from outcrop.runtime import runtime
 
 MOVED = {
-    "outcrop.api.auto": ("outcrop.advisor.auto", "settle"),
+    "outcrop.api.auto": ("outcrop.advisor.auto", "choose_limits"),
     "outcrop.api.counting": ("outcrop.advisor.counting", "count"),
     "outcrop.api.epochs": ("outcrop.advisor.epochs", "for_training"),
     "outcrop.api.import_budget": ("outcrop.importing.import_budget", "runtime_of_import"),

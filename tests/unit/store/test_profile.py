@@ -21,22 +21,22 @@ def test_a_profile_is_kept_and_measured_again_where_it_must(tmp_path, monkeypatc
         calls.append(1)
         return a_profile(key)
 
-    first = profile.settle(key, measure)
-    assert profile.settle(key, measure) == first
+    first = profile.load_or_measure(key, measure)
+    assert profile.load_or_measure(key, measure) == first
     assert len(calls) == 1
     assert first.hardware().disk.bytes_per_s == 1000 * 2**20
-    assert profile.settle(key, measure, now=time.time() + 90 * 86400) != 0
+    assert profile.load_or_measure(key, measure, now=time.time() + 90 * 86400) != 0
     assert len(calls) == 2  # too old
     kept = profile.default_path(key)
     kept.write_text(kept.read_text().replace('"version": 2', '"version": 1'))
-    profile.settle(key, measure)
+    profile.load_or_measure(key, measure)
     assert len(calls) == 3
     other = {**key, "device": -1}
     named = tmp_path / "p.json"
     profile.write(named, a_profile(other))
     with pytest.raises(FormatError, match="device is -1 there"):
-        profile.settle(key, measure, path=named)
-    assert profile.settle(other, measure, path=named) == profile.read(named)
+        profile.load_or_measure(key, measure, path=named)
+    assert profile.load_or_measure(other, measure, path=named) == profile.read(named)
     for damage in ("{", "[]", json.dumps({**profile.read(named).to_json(), "reads": [[1, 0]]})):
         named.write_text(damage)
         with pytest.raises(FormatError, match="measure again"):
