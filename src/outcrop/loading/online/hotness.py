@@ -23,7 +23,7 @@ _COUNTER_BYTES = 8  # of a node: two counters
 
 
 @dataclass(frozen=True)
-class Wanted:
+class AccessCounts:
     """``rows``, ``lists``: uint32, how often the features and the list of node ``first + i`` are wanted."""
 
     first: int
@@ -67,7 +67,7 @@ class Hotness:
         self._rows = self._lists = np.zeros(0, np.uint32)
         self._held = 0
 
-    def windows(self) -> Iterator[Wanted]:
+    def windows(self) -> Iterator[AccessCounts]:
         """In order, a bounded number of nodes at a time; the arrays are used again for the next window."""
         for first in range(0, self._num_nodes, self.window):
             if self._counted != first:
@@ -75,7 +75,7 @@ class Hotness:
             count = min(self.window, self._num_nodes - first)
             for at in range(0, count, _BLOCK_NODES):
                 part = slice(at, min(at + _BLOCK_NODES, count))
-                yield Wanted(first + at, self._rows[part], self._lists[part])
+                yield AccessCounts(first + at, self._rows[part], self._lists[part])
 
     def _count(self, first: int) -> None:
         self._counted = -1
