@@ -27,12 +27,12 @@ from outcrop.store.samples import SampleSet
 
 
 @dataclass
-class Item:
+class BatchInFlight:
     """A batch on its way through the stages."""
 
     graph: BatchGraph | None
     lease: Lease[HostSlot]
-    batch: int = -1
+    number: int = -1
     job: Any = None
     table: AddressTable | None = None
     levels: dict[str, int] = field(default_factory=dict)
@@ -45,10 +45,10 @@ class Feeder(Protocol):
     row_bytes: int
 
     def source(self, split: str, epoch: int, numbers: Sequence[int] | None = None) -> Iterable[Any]: ...
-    def submit(self, what: Any, lease: Lease[HostSlot]) -> Item: ...
-    def read(self, item: Item) -> Item: ...
-    def assemble(self, item: Item) -> Item: ...
-    def share(self, item: Item) -> Item: ...
+    def submit(self, what: Any, lease: Lease[HostSlot]) -> BatchInFlight: ...
+    def read(self, batch: BatchInFlight) -> BatchInFlight: ...
+    def assemble(self, batch: BatchInFlight) -> BatchInFlight: ...
+    def share(self, batch: BatchInFlight) -> BatchInFlight: ...
     def make_room(self, slot: HostSlot, num_nodes: int) -> None:
         """Makes ``slot`` large enough for a batch of ``num_nodes``."""
         ...
@@ -105,11 +105,11 @@ def _room_bytes(rows_bytes: int) -> int:
 class _InPlace:
     """Feeders whose rows are in their places once they are read."""
 
-    def assemble(self, item: Item) -> Item:
-        return item
+    def assemble(self, batch: BatchInFlight) -> BatchInFlight:
+        return batch
 
-    def share(self, item: Item) -> Item:
-        return item
+    def share(self, batch: BatchInFlight) -> BatchInFlight:
+        return batch
 
 
 class RowFeeder(_InPlace):
@@ -126,24 +126,26 @@ class RowFeeder(_InPlace):
     def source(self, split: str, epoch: int, numbers: Sequence[int] | None = None) -> Iterable[Any]:
         return self._graphs.batches(split, epoch, numbers)
 
-    def submit(self, what: Any, lease: Lease[HostSlot]) -> Item:
+    def submit(self, what: Any, lease: Lease[HostSlot]) -> BatchInFlight:
         if self._in_place:
-            return Item(what, lease)
+            return BatchInFlight(what, lease)
         self.make_room(lease.slot, what.num_nodes)
-        return Item(what, lease)
+        return BatchInFlight(what, lease)
 
     def make_room(self, slot: HostSlot, num_nodes: int) -> None:
         slot.make_room(_room_bytes(num_nodes * self.row_bytes))
 
-    def read(self, item: Item) -> Item:
-        assert item.graph is not None
+    def read(self, batch: BatchInFlight) -> BatchInFlight:
+        assert batch.graph is not None
         if self._in_place:
-            item.levels = {"host": item.graph.num_nodes}
-            return item
-        out = item.lease.slot.x[: item.graph.num_nodes * self.row_bytes]
-        item.levels = self._rows.read_rows(item.graph.n_id, out)
-        item.needed = sum(n for level, n in item.levels.items() if level in ("disk", "map")) * self.row_bytes
-        return item
+            batch.levels = {"host": batch.graph.num_nodes}
+            return batch
+        out = batch.lease.slot.x[: batch.graph.num_nodes * self.row_bytes]
+        batch.levels = self._rows.read_rows(batch.graph.n_id, out)
+        batch.needed = (
+            sum(n for level, n in batch.levels.items() if level in ("disk", "map")) * self.row_bytes
+        )
+        return batch
 
     def close(self) -> None:
         self._rows.close()
@@ -165,16 +167,16 @@ class PlacedFeeder(RowFeeder):
             )
         return self._placed_graphs.placed(split, epoch)
 
-    def submit(self, what: Any, lease: Lease[HostSlot]) -> Item:
+    def submit(self, what: Any, lease: Lease[HostSlot]) -> BatchInFlight:
         place, graph = what
-        item = super().submit(graph, lease)
-        item.job = place
-        return item
+        batch = super().submit(graph, lease)
+        batch.job = place
+        return batch
 
-    def read(self, item: Item) -> Item:
+    def read(self, batch: BatchInFlight) -> BatchInFlight:
         assert isinstance(self._rows, Placed)
-        self._rows.go_to(item.job)
-        return super().read(item)
+        self._rows.go_to(batch.job)
+        return super().read(batch)
 
 
 class Drawer(Protocol):
@@ -262,16 +264,16 @@ class OnlineFeeder(_InPlace):
     def source(self, split: str, epoch: int, numbers: Sequence[int] | None = None) -> Iterable[Any]:
         return self._drawer.seeds(split, epoch, numbers)
 
-    def submit(self, what: Any, lease: Lease[HostSlot]) -> Item:
-        item = Item(None, lease, job=_Asked(self.rows, lease.slot, self._apart, self._grow))
-        item.graph = self._drawer.draw(what, item.job.met, item.job.located)
-        item.levels, item.table = item.job.levels, item.job.table() if self._apart else None
-        item.needed = item.levels.get("disk", 0) * self.row_bytes
-        return item
+    def submit(self, what: Any, lease: Lease[HostSlot]) -> BatchInFlight:
+        batch = BatchInFlight(None, lease, job=_Asked(self.rows, lease.slot, self._apart, self._grow))
+        batch.graph = self._drawer.draw(what, batch.job.met, batch.job.located)
+        batch.levels, batch.table = batch.job.levels, batch.job.table() if self._apart else None
+        batch.needed = batch.levels.get("disk", 0) * self.row_bytes
+        return batch
 
-    def read(self, item: Item) -> Item:
-        item.job.wait()
-        return item
+    def read(self, batch: BatchInFlight) -> BatchInFlight:
+        batch.job.wait()
+        return batch
 
     def make_room(self, slot: HostSlot, num_nodes: int) -> None:
         self._grow(slot, num_nodes * self.row_bytes)
@@ -365,43 +367,43 @@ class PackedFeeder:
             return self._fallback.source(split, epoch, numbers)
         return batches if numbers is None else [batches[n] for n in numbers]
 
-    def submit(self, what: Any, lease: Lease[HostSlot]) -> Item:
+    def submit(self, what: Any, lease: Lease[HostSlot]) -> BatchInFlight:
         if isinstance(what, BatchGraph):
             return self._fallback.submit(what, lease)
-        return Item(None, lease, what, self._packed.submit(what, lease.slot.meta, lease.slot.x))
+        return BatchInFlight(None, lease, what, self._packed.submit(what, lease.slot.meta, lease.slot.x))
 
-    def read(self, item: Item) -> Item:
-        if item.graph is not None:
-            return self._fallback.read(item)
-        item.graph, item.table = self._packed.finish(
-            item.batch, item.job, item.lease.slot.meta, item.lease.slot.x
+    def read(self, batch: BatchInFlight) -> BatchInFlight:
+        if batch.graph is not None:
+            return self._fallback.read(batch)
+        batch.graph, batch.table = self._packed.finish(
+            batch.number, batch.job, batch.lease.slot.meta, batch.lease.slot.x
         )
-        item.needed = self._packed.needed_bytes(item.batch)
-        return item
+        batch.needed = self._packed.needed_bytes(batch.number)
+        return batch
 
-    def assemble(self, item: Item) -> Item:
-        if item.table is None:
-            return item
-        assert item.graph is not None
-        x, n, table = item.lease.slot.x, item.graph.num_nodes, item.table
-        self._packed.expand(item.batch, table, n, x)
+    def assemble(self, batch: BatchInFlight) -> BatchInFlight:
+        if batch.table is None:
+            return batch
+        assert batch.graph is not None
+        x, n, table = batch.lease.slot.x, batch.graph.num_nodes, batch.table
+        self._packed.expand(batch.number, table, n, x)
         if self._host_cache is not None:
             _core.fill_rows(
                 x, n, self.row_bytes, table.host_positions, table.host_rows, self._host_cache, self.row_bytes
             )
-        item.levels = {
+        batch.levels = {
             "device": len(table.device_positions),
             "host": len(table.host_positions),
             "disk_cache": len(table.disk_positions),
             "packed": n - table.num_cached,
         }
-        return item
+        return batch
 
-    def share(self, item: Item) -> Item:
-        if item.table is not None:
-            assert item.graph is not None
-            self._packed.read_shared(item.table, item.graph.num_nodes, item.lease.slot.x)
-        return item
+    def share(self, batch: BatchInFlight) -> BatchInFlight:
+        if batch.table is not None:
+            assert batch.graph is not None
+            self._packed.read_shared(batch.table, batch.graph.num_nodes, batch.lease.slot.x)
+        return batch
 
     def make_room(self, slot: HostSlot, num_nodes: int) -> None:
         """Slots hold every batch of the run."""

@@ -22,10 +22,10 @@ from outcrop.config import CPU, DeviceConfig
 from outcrop.errors import ArgumentError, CancelledError
 from outcrop.loading.buffers import HostSlot, SlotPool, host_pool
 from outcrop.loading.feeders import (
+    BatchInFlight,
     Drawer,
     Feeder,
     Graphs,
-    Item,
     OnlineFeeder,
     PackedFeeder,
     PlacedFeeder,
@@ -223,22 +223,24 @@ class Loader:
 
         lease = traced("lease", pool.lease)  # waiting for a free buffer is no work: it has a span of its own
 
-        def submit(what: Any) -> Item:
+        def submit(what: Any) -> BatchInFlight:
             if not overlapped:
                 check_not_starved()
             return feeder.submit(what, lease(stopped))
 
-        def deliver(item: Item) -> tuple[Delivered, Item]:
-            from outcrop.loading.transfer import Arrived
+        def deliver(batch: BatchInFlight) -> tuple[Delivered, BatchInFlight]:
+            from outcrop.loading.transfer import LoadedBatch
 
-            assert item.graph is not None
-            return transfer.deliver(Arrived(item.graph, item.lease, item.table), stopped, arrays), item
+            assert batch.graph is not None
+            return transfer.deliver(
+                LoadedBatch(batch.graph, batch.lease, batch.table), stopped, arrays
+            ), batch
 
-        def add(item: Item) -> Item:
+        def add(batch: BatchInFlight) -> BatchInFlight:
             assert complete is not None
-            assert item.graph is not None
-            item.graph = complete(item.graph)
-            return item
+            assert batch.graph is not None
+            batch.graph = complete(batch.graph)
+            return batch
 
         def check_not_starved() -> None:
             pool.check_not_starved()
@@ -254,7 +256,9 @@ class Loader:
         )
         drawn = _drawn(source, traced)
         stages = [Stage(name, traced(name, step)) for name, step in steps]
-        self._pipeline: Pipeline[tuple[Delivered, Item]] | SerialPipeline[tuple[Delivered, Item]] = (
+        self._pipeline: (
+            Pipeline[tuple[Delivered, BatchInFlight]] | SerialPipeline[tuple[Delivered, BatchInFlight]]
+        ) = (
             Pipeline(drawn, stages, while_waiting=check_not_starved, on_cancel=stop)
             if overlapped
             else SerialPipeline(drawn, stages)
@@ -270,13 +274,13 @@ class Loader:
                 "for each pass that runs at the same time"
             )
         try:
-            delivered, item = next(self._pipeline)
+            delivered, loaded = next(self._pipeline)
         except StopIteration:
             self.check()
             raise
         batch = delivered.take()
-        item.lease.mark_taken()
-        self.stats.add(item.levels, item.needed)
+        loaded.lease.mark_taken()
+        self.stats.add(loaded.levels, loaded.needed)
         return batch
 
     def check(self) -> None:

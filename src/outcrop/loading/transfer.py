@@ -36,7 +36,7 @@ _DEVICE, _HOST, _STAGED = range(3)  # tables of the kernel, as kernels/lookup.h 
 
 
 @dataclass(frozen=True)
-class Arrived:
+class LoadedBatch:
     """A mini-batch as it was read.
 
     Attributes:
@@ -63,7 +63,7 @@ class Delivered(Protocol):
 
 class Transfer(Protocol):
     def deliver(
-        self, batch: Arrived, stopped: threading.Event, arrays: Arrays | None = None
+        self, batch: LoadedBatch, stopped: threading.Event, arrays: Arrays | None = None
     ) -> Delivered: ...
 
     def check(self) -> None:
@@ -112,7 +112,9 @@ class ToCpu:
     def __init__(self, spec: ArraySpec, row_bytes: int, device_cache: np.ndarray | None = None):
         self._rows, self._device_cache = _Rows(spec, row_bytes), device_cache
 
-    def deliver(self, batch: Arrived, stopped: threading.Event, arrays: Arrays | None = None) -> Delivered:
+    def deliver(
+        self, batch: LoadedBatch, stopped: threading.Event, arrays: Arrays | None = None
+    ) -> Delivered:
         graph, table, row_bytes = batch.graph, batch.table, self._rows.row_bytes
         # This array carries the lease: tensors over it keep it alive.
         data = batch.lease.slot.x[: graph.num_nodes * row_bytes]
@@ -256,7 +258,9 @@ class ToGpu:
         self._device_cache = there.view(-1, row_bytes)
         self._host_cache = in_place(nothing if host_cache is None else host_cache).view(-1, row_bytes)
 
-    def deliver(self, batch: Arrived, stopped: threading.Event, arrays: Arrays | None = None) -> Delivered:
+    def deliver(
+        self, batch: LoadedBatch, stopped: threading.Event, arrays: Arrays | None = None
+    ) -> Delivered:
         graph, lease, num_bytes = batch.graph, batch.lease, batch.graph.num_nodes * self._rows.row_bytes
         slot_lease = self._pool.lease(stopped)
         slot = slot_lease.slot
@@ -277,7 +281,7 @@ class ToGpu:
         lease.hand_over(done)  # free when this returns: who leases it waits for the fence
         return _OnGpu(self._gpu, self._number, slot_lease, arrived, graph, self._rows.typed(out), there)
 
-    def _arrays(self, batch: Arrived, more: Arrays | None) -> dict[str, np.ndarray]:
+    def _arrays(self, batch: LoadedBatch, more: Arrays | None) -> dict[str, np.ndarray]:
         graph = batch.graph
         found: dict[str, np.ndarray | None] = {
             "places": self._places(batch),
@@ -288,7 +292,7 @@ class ToGpu:
         }
         return {name: array for name, array in found.items() if array is not None}
 
-    def _places(self, batch: Arrived) -> np.ndarray | None:
+    def _places(self, batch: LoadedBatch) -> np.ndarray | None:
         """uint64 [num_nodes] as kernels want them, seen as int64; None: the GPU that drew the batch has them
         (``on_device``), or rows are copied as they are."""
         if self._all is not None:
@@ -299,7 +303,9 @@ class ToGpu:
             return None
         return found.view(np.int64)
 
-    def _put_rows(self, batch: Arrived, place: torch.Tensor | None, out: torch.Tensor, wrong: int) -> None:
+    def _put_rows(
+        self, batch: LoadedBatch, place: torch.Tensor | None, out: torch.Tensor, wrong: int
+    ) -> None:
         host, num_bytes = batch.lease.slot, out.numel()
         if place is None:
             out.view(-1).copy_(torch.from_numpy(host.x[:num_bytes]), non_blocking=True)
