@@ -179,25 +179,25 @@ class PlacedFeeder(RowFeeder):
         return super().read(batch)
 
 
-class Drawer(Protocol):
-    """Draws batches one at a time and says which nodes are met as soon as they are."""
+class HopwiseSampler(Protocol):
+    """Samples batches one at a time, and tells of the nodes that a hop meets first as soon as they are known."""
 
     def seeds(self, split: str, epoch: int, numbers: Sequence[int] | None = None) -> Iterator[Any]: ...
-    def draw(
+    def sample(
         self,
         seeds: Any,
-        met: Callable[[np.ndarray], None],
-        located: Callable[[int, LocatedRows], None] | None = None,
+        on_new_nodes: Callable[[np.ndarray], None],
+        on_located: Callable[[int, LocatedRows], None] | None = None,
     ) -> BatchGraph:
-        """See :meth:`outcrop.sampling.sampler.BatchSampler.draw`."""
+        """See :meth:`outcrop.sampling.sampler.BatchSampler.sample`."""
         ...
 
     def drop_lists(self) -> None:
-        """Gives back neighbour lists that are cached; also from within ``met``."""
+        """Gives back neighbour lists that are cached; also from within ``on_new_nodes``."""
         ...
 
 
-class SampledDrawer:
+class LiveSampler:
     """Batches drawn on the fly, a hop at a time."""
 
     def __init__(self, sampler: BatchSampler):
@@ -206,13 +206,13 @@ class SampledDrawer:
     def seeds(self, split: str, epoch: int, numbers: Sequence[int] | None = None) -> Iterator[Seeds]:
         return self._sampler.seeds(split, self._sampler.config.epoch_number(split, epoch), numbers)
 
-    def draw(
+    def sample(
         self,
         seeds: Seeds,
-        met: Callable[[np.ndarray], None],
-        located: Callable[[int, LocatedRows], None] | None = None,
+        on_new_nodes: Callable[[np.ndarray], None],
+        on_located: Callable[[int, LocatedRows], None] | None = None,
     ) -> BatchGraph:
-        return self._sampler.draw(seeds, met, located)
+        return self._sampler.sample(seeds, on_new_nodes, on_located)
 
     def cache_lists(self, index: Any, ids: np.ndarray) -> None:
         """See :meth:`outcrop.sampling.sampler.BatchSampler.cache_lists`."""
@@ -226,7 +226,7 @@ class SampledDrawer:
         self._sampler.topology.drop_lists()
 
 
-class RecordedDrawer:
+class ReplayedSamples:
     """Recorded batches, for those that nothing here could draw again."""
 
     def __init__(self, graphs: RecordedGraphs):
@@ -235,13 +235,13 @@ class RecordedDrawer:
     def seeds(self, split: str, epoch: int, numbers: Sequence[int] | None = None) -> Iterator[BatchGraph]:
         return self._graphs.batches(split, epoch, numbers)
 
-    def draw(
+    def sample(
         self,
         seeds: BatchGraph,
-        met: Callable[[np.ndarray], None],
-        located: Callable[[int, LocatedRows], None] | None = None,
+        on_new_nodes: Callable[[np.ndarray], None],
+        on_located: Callable[[int, LocatedRows], None] | None = None,
     ) -> BatchGraph:
-        met(seeds.n_id)
+        on_new_nodes(seeds.n_id)
         return seeds
 
     def drop_lists(self) -> None: ...
@@ -257,16 +257,16 @@ class OnlineFeeder(_InPlace):
         apart: Cached rows are left to the transfer, which a table tells where they are.
     """
 
-    def __init__(self, drawer: Drawer, rows: HotRows, *, apart: bool = False):
-        self._drawer, self.rows, self._apart = drawer, rows, apart
+    def __init__(self, sampler: HopwiseSampler, rows: HotRows, *, apart: bool = False):
+        self._sampler, self.rows, self._apart = sampler, rows, apart
         self.row_bytes = rows.row_bytes
 
     def source(self, split: str, epoch: int, numbers: Sequence[int] | None = None) -> Iterable[Any]:
-        return self._drawer.seeds(split, epoch, numbers)
+        return self._sampler.seeds(split, epoch, numbers)
 
     def submit(self, what: Any, lease: Lease[HostSlot]) -> BatchInFlight:
         batch = BatchInFlight(None, lease, job=_Asked(self.rows, lease.slot, self._apart, self._grow))
-        batch.graph = self._drawer.draw(what, batch.job.met, batch.job.located)
+        batch.graph = self._sampler.sample(what, batch.job.add, batch.job.add_located)
         batch.levels, batch.table = batch.job.levels, batch.job.table() if self._apart else None
         batch.needed = batch.levels.get("disk", 0) * self.row_bytes
         return batch
@@ -286,7 +286,7 @@ class OnlineFeeder(_InPlace):
             if self._apart:  # addresses of cached rows are under way
                 raise
             self.rows.drop_cache()
-            self._drawer.drop_lists()
+            self._sampler.drop_lists()
             slot.make_room(_room_bytes(rows_bytes))
 
     def close(self) -> None:
@@ -299,19 +299,19 @@ class _Asked:
     def __init__(self, rows: HotRows, slot: HostSlot, apart: bool, grow: Callable[[HostSlot, int], None]):
         self._rows, self._slot, self._apart, self._grow = rows, slot, apart, grow
         self._tables: list[AddressTable] = []
-        self._met: list[np.ndarray] = []
+        self._added: list[np.ndarray] = []
         self._jobs: list[Pending] = []
         self._end, self._is_located = 0, False
         self.levels: dict[str, int] = {}
 
-    def met(self, nodes: np.ndarray) -> None:
+    def add(self, nodes: np.ndarray) -> None:
         end = self._end + len(nodes) * self._rows.row_bytes
         again = self._make_room(end) if _room_bytes(end) > len(self._slot.x) else ()
         for part in (*again, nodes):
             self._ask(part)
-        self._met.append(nodes)
+        self._added.append(nodes)
 
-    def located(self, num_nodes: int, rows: LocatedRows) -> None:
+    def add_located(self, num_nodes: int, rows: LocatedRows) -> None:
         """All rows of the batch, which a GPU has looked up: their places are there, and need no table."""
         self._end = num_nodes * self._rows.row_bytes
         if _room_bytes(self._end) > len(self._slot.x):
@@ -339,7 +339,7 @@ class _Asked:
         self._grow(self._slot, count)
         self._end, self.levels = 0, {}
         self._tables.clear()
-        return self._met
+        return self._added
 
     def table(self) -> AddressTable | None:
         """Where cached rows lie; None where the GPU that drew the batch knows."""

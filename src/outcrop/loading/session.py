@@ -23,9 +23,9 @@ from outcrop.errors import ArgumentError, CancelledError
 from outcrop.loading.buffers import HostSlot, SlotPool, host_pool
 from outcrop.loading.feeders import (
     BatchInFlight,
-    Drawer,
     Feeder,
     Graphs,
+    HopwiseSampler,
     OnlineFeeder,
     PackedFeeder,
     PlacedFeeder,
@@ -403,7 +403,7 @@ def placed_session(
 
 def online_session(
     graph: Graph,
-    drawer: Drawer,
+    sampler: HopwiseSampler,
     hot: HotSet,
     stream: RowStream,
     pool: SlotPool[HostSlot],
@@ -423,7 +423,7 @@ def online_session(
     rows, spec = HotRows(hot, stream, runtime), graph.spec("features")
     if device.gpu_named(to.name) is None:
         transfer = transfer_to(to, spec, rows.row_bytes)
-        return LoadSession(OnlineFeeder(drawer, rows), pool, transfer, runtime, graph)
+        return LoadSession(OnlineFeeder(sampler, rows), pool, transfer, runtime, graph)
     transfer = transfer_to(
         to,
         spec,
@@ -434,4 +434,4 @@ def online_session(
         budget=device_budget,
     )
     hot.device_rows = None  # the transfer holds them now
-    return LoadSession(OnlineFeeder(drawer, rows, apart=True), pool, transfer, runtime, graph)
+    return LoadSession(OnlineFeeder(sampler, rows, apart=True), pool, transfer, runtime, graph)

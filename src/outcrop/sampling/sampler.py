@@ -41,7 +41,7 @@ class BatchSampler:
     Args:
         share: Of the free budget, how much the scratch memory may take, and then how much the topology.
         at_once: Batches that are drawn at a time at the most. The more there are, the fewer reads a topology on disk
-            takes, and the longer the first of them takes. None: a few. One is what :meth:`draw` needs.
+            takes, and the longer the first of them takes. None: a few. One is what :meth:`sample` needs.
         page_cache: Of a topology that is read by pages, keep pages too.
         on: The GPU that draws, in place where the topology is in memory; None: the CPU. The batches are the same.
         device_budget: Memory of ``on`` that drawing is counted in.
@@ -157,7 +157,7 @@ class BatchSampler:
                 yield self._finish(*parts)
 
     def seeds(self, split: str, epoch: int, numbers: Sequence[int] | None = None) -> Iterator[Seeds]:
-        """What :meth:`draw` draws the batches ``numbers`` (None: all) of one epoch of ``split`` from, in order."""
+        """What :meth:`sample` draws the batches ``numbers`` (None: all) of one epoch of ``split`` from, in order."""
         if split not in self.config.splits:
             raise ArgumentError(f"split {split!r} is not sampled, only {', '.join(self.config.splits)}")
         code, size = SPLIT_CODES[split], self.config.batch_size
@@ -185,31 +185,33 @@ class BatchSampler:
         """The GPU that draws looks rows up (:meth:`outcrop.sampling.gpu.DeviceSampler.look_up_rows`)."""
         self._sampler.look_up_rows(index, tiers, missing_stay)
 
-    def draw(
+    def sample(
         self,
         seeds: Seeds,
-        met: Callable[[np.ndarray], None],
-        located: Callable[[int, LocatedRows], None] | None = None,
+        on_new_nodes: Callable[[np.ndarray], None],
+        on_located: Callable[[int, LocatedRows], None] | None = None,
     ) -> BatchGraph:
         """One batch, as :meth:`epoch` gives it.
 
         Args:
-            met: Called with the seeds, and after each hop with the nodes first met in it: the next part of ``n_id``.
-            located: Called in its place with the number of nodes and where their rows lie, if a GPU has looked them up.
+            on_new_nodes: Called with the seeds, and after each hop with the nodes first met in it: the next part of
+                ``n_id``.
+            on_located: Called in its place with the number of nodes and where their rows lie, if a GPU has looked them
+                up.
         """
         if hasattr(self._sampler, "begin"):
             self._sampler.begin(seeds.nodes, seeds.split, seeds.epoch, seeds.batch)
-            met(seeds.nodes)
+            on_new_nodes(seeds.nodes)
             for _ in self.config.fanouts:
-                met(self._sampler.hop())
+                on_new_nodes(self._sampler.hop())
             graph = self._finish(*self._sampler.finish())
         else:  # a GPU draws batches whole
             drawn, kept, rows = self._sampler.sample_kept(seeds.nodes, seeds.split, seeds.epoch, seeds.batch)
             graph = replace(self._finish(*drawn), on_device=kept)
-            if rows is None or located is None:
-                met(graph.n_id)
+            if rows is None or on_located is None:
+                on_new_nodes(graph.n_id)
             else:
-                located(graph.num_nodes, rows)
+                on_located(graph.num_nodes, rows)
         link = seeds.link
         return graph if link is None else replace(graph, edge_label_index=link.index, edge_label=link.label)
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from outcrop import _core
 from outcrop.config import IoConfig, SampleConfig
 from outcrop.errors import ArgumentError
-from outcrop.loading.feeders import SampledDrawer
+from outcrop.loading.feeders import LiveSampler
 from outcrop.loading.online.hotness import Hotness
 from outcrop.loading.online.static_cache import fill
 from outcrop.loading.open import open_session
@@ -156,15 +156,17 @@ def graph(tmp_path_factory: pytest.TempPathFactory) -> Graph:
 
 @pytest.mark.parametrize("sampler", ["neighbor", "labor", "shadow"])
 @pytest.mark.parametrize("topology", ["memory", "paged"])
-def test_drawing_in_hops_is_drawing(graph: Graph, make_runtime: MakeRuntime, sampler: str, topology: str):
+def test_sampling_hop_by_hop_is_sampling(
+    graph: Graph, make_runtime: MakeRuntime, sampler: str, topology: str
+):
     dependency = 4 if sampler == "labor" else 1
     config = SampleConfig(fanouts=(4, 3), batch_size=50, sampler=sampler, dependency=dependency)  # type: ignore[arg-type]
     whole = BatchSampler(graph, config, make_runtime())
     stepwise = BatchSampler(graph, config, make_runtime(io=IoConfig(topology=topology)), at_once=1)  # type: ignore[arg-type]
-    drawer = SampledDrawer(stepwise)
-    for seeds, expected in zip(drawer.seeds("train", 0), whole.epoch("train", 0), strict=True):
+    hopwise = LiveSampler(stepwise)
+    for seeds, expected in zip(hopwise.seeds("train", 0), whole.epoch("train", 0), strict=True):
         met: list[np.ndarray] = []
-        batch = drawer.draw(seeds, met.append)
+        batch = hopwise.sample(seeds, met.append)
         np.testing.assert_array_equal(np.concatenate(met), expected.n_id)
         assert [len(m) for m in met] == list(expected.nodes_per_hop)
         for name in ("n_id", "rowptr", "col", "labels"):

@@ -20,7 +20,13 @@ from outcrop.errors import ArgumentError, BudgetError
 from outcrop.loading import session
 from outcrop.loading.buffers import HostSlot, SlotPool, device_batch_bytes
 from outcrop.loading.device_rows import ring_pool
-from outcrop.loading.feeders import Drawer, RecordedDrawer, RecordedGraphs, SampledDrawer, SampledGraphs
+from outcrop.loading.feeders import (
+    HopwiseSampler,
+    LiveSampler,
+    RecordedGraphs,
+    ReplayedSamples,
+    SampledGraphs,
+)
 from outcrop.loading.online.hotness import PRESAMPLED_BATCHES, Hotness
 from outcrop.loading.online.static_cache import DeviceRoom, books_bytes, fill
 from outcrop.rows import DiskStream, HotSet, RowStream
@@ -68,7 +74,7 @@ def open_online(
     last = float(memory_tables.ONLINE_SAMPLER_LAST.fraction)
     share = float(memory_tables.ONLINE_SAMPLER.fraction) if recorded is None else last
     before = runtime.budget.free_bytes
-    drawer, topology, drawn = _drawing(graph, runtime, config, to, recorded, share, ids, on_device)
+    sampler, topology, drawn = _open_sampler(graph, runtime, config, to, recorded, share, ids, on_device)
     split = "train" if "train" in config.splits else config.splits[0]
 
     def ahead() -> Iterator[BatchGraph]:
@@ -86,9 +92,11 @@ def open_online(
             hotness.close()  # buffers need its memory: nothing is cached
         if runtime.budget.free_bytes < buffers < before:  # and drawing has less
             share = (1 - buffers / before) * last
-            del drawer, topology, drawn
+            del sampler, topology, drawn
             gc.collect()
-            drawer, topology, drawn = _drawing(graph, runtime, config, to, recorded, share, ids, on_device)
+            sampler, topology, drawn = _open_sampler(
+                graph, runtime, config, to, recorded, share, ids, on_device
+            )
         pool = _make_pool(graph, runtime, most, to, on_device)
     most_records = hotness.most_record_bytes + hotness.most_record_bytes // _MARGIN
     record_bytes = recorded.max_record_bytes if recorded else most_records
@@ -100,10 +108,10 @@ def open_online(
     drawn_bytes = record_bytes + (16 if stream.takes_gpu_ids else 4) * most
     room = _device_room(on_device, to, topology, device_batch, drawn_bytes)
     hot = fill(stream, topology, hotness, runtime, room)
-    if on_device is not None and to.draws and isinstance(drawer, SampledDrawer):
-        _cache_where_drawn(drawer, hot, stream.takes_gpu_ids)
+    if on_device is not None and to.draws and isinstance(sampler, LiveSampler):
+        _cache_where_drawn(sampler, hot, stream.takes_gpu_ids)
     block_bytes = device_batch - targets  # the copy of the targets that may be kept lies elsewhere
-    return session.online_session(graph, drawer, hot, stream, pool, runtime, to, block_bytes, on_device)
+    return session.online_session(graph, sampler, hot, stream, pool, runtime, to, block_bytes, on_device)
 
 
 def _ring_stream(
@@ -126,16 +134,16 @@ def _ring_stream(
     return rings.stream()
 
 
-def _cache_where_drawn(drawer: SampledDrawer, hot: HotSet, by_rings: bool) -> None:
+def _cache_where_drawn(sampler: LiveSampler, hot: HotSet, by_rings: bool) -> None:
     """The GPU that draws gets its neighbour lists, and looks up which rows are cached if it has room for the index.
 
     Args:
         by_rings: Its kernels ask for the other rows: their ids stay there too.
     """
     if hot.device_lists is not None and len(hot.device_lists):
-        drawer.cache_lists(hot.index, hot.device_lists)
+        sampler.cache_lists(hot.index, hot.device_lists)
     with suppress(BudgetError):  # else the CPU looks them up
-        drawer.look_up_rows(hot.index, hot.tiers, by_rings)
+        sampler.look_up_rows(hot.index, hot.tiers, by_rings)
 
 
 def _device_room(
@@ -204,7 +212,7 @@ def _make_pool(
     return session.make_pool(graph, runtime, slots=slots, max_nodes=most, to=to)
 
 
-def _drawing(
+def _open_sampler(
     graph: Graph,
     runtime: Runtime,
     config: SampleConfig,
@@ -213,14 +221,14 @@ def _drawing(
     share: float,
     ids: Mapping[str, Ids] | None,
     on_device: DeviceBudget | None,
-) -> tuple[Drawer, Topology | None, RecordedGraphs | SampledGraphs]:
-    """Who draws the batches, from which topology, and the same batches whole, to be counted."""
+) -> tuple[HopwiseSampler, Topology | None, RecordedGraphs | SampledGraphs]:
+    """What samples the batches, from which topology, and their structures, to be counted."""
     graphs = None if recorded is None else RecordedGraphs(recorded, runtime)
     if config.sampler == "foreign":  # nothing here could draw them again
         assert graphs is not None
-        return RecordedDrawer(graphs), None, graphs
+        return ReplayedSamples(graphs), None, graphs
     on = resolve(to.name) if to.draws else None
-    sampler = BatchSampler(
+    drawing = BatchSampler(
         graph,
         config,
         runtime,
@@ -231,4 +239,4 @@ def _drawing(
         device_budget=on_device,
         ids=ids,
     )
-    return SampledDrawer(sampler), sampler.topology, graphs or SampledGraphs(sampler)
+    return LiveSampler(drawing), drawing.topology, graphs or SampledGraphs(drawing)
