@@ -118,7 +118,7 @@ def belady(capacity: int) -> Callable[[Graph, Runtime], RowSource]:
             source = BeladyRows(merged(graph, runtime), runtime, uses, rows=capacity)
             for number in (0, 1):
                 ids = samples.read(number, np.zeros(samples.max_record_bytes, np.uint8)).n_id
-                source.go_to(number)
+                source.advance_to(number)
                 source.read_rows(ids, np.zeros(len(ids) * source.row_bytes, np.uint8))
         return source
 
@@ -133,7 +133,7 @@ def partition(resident: int) -> Callable[[Graph, Runtime], RowSource]:
         features = graph.array(runtime, "features")
         source = PartitionRows(features, merged(graph, runtime), shape, runtime)
         for visit in shape.visits(0)[:2]:
-            source.go_to(visit)
+            source.advance_to(visit)
         return source
 
     return make

@@ -29,7 +29,7 @@ from outcrop.inference import layerwise as inferring
 from outcrop.inference.scored import Scored
 from outcrop.inference.whole import WholeModel
 from outcrop.loading import session as load
-from outcrop.loading.feeders import SampledGraphs
+from outcrop.loading.feeders import SampledStructures
 from outcrop.loading.input_ids import checked_ids
 from outcrop.loading.needs import CountedBatches
 from outcrop.nn import checkpoint as checkpoints
@@ -499,4 +499,4 @@ def _sampled_session(task: InferTask, config: SampleConfig, runtime: Runtime) ->
     sampler = BatchSampler(
         graph, config, runtime, share=memory_tables.GROWING_SAMPLER.fraction, ids={"infer": _seeds(task)}
     )
-    return load.row_session(graph, SampledGraphs(sampler), rows, pool, runtime, to)
+    return load.row_session(graph, SampledStructures(sampler), rows, pool, runtime, to)

@@ -15,7 +15,7 @@ import numpy as np
 import outcrop._core as _core
 from outcrop.errors import ArgumentError, BudgetError
 from outcrop.loading.buffers import HostSlot, Lease
-from outcrop.rows import HotRows, LocatedRows, Pending, Placed, RowSource
+from outcrop.rows import HotRows, LocatedRows, Pending, RowSource, ScheduledRows
 from outcrop.runtime.runtime import Runtime
 from outcrop.sampling.sampler import BatchSampler
 from outcrop.sampling.seeds import Seeds
@@ -56,7 +56,7 @@ class Feeder(Protocol):
     def close(self) -> None: ...
 
 
-class Graphs(Protocol):
+class BatchStructures(Protocol):
     """Batch structures of a pass, in order: of the batches ``numbers`` of the epoch, None: of all."""
 
     def batches(
@@ -64,13 +64,13 @@ class Graphs(Protocol):
     ) -> Iterator[BatchGraph]: ...
 
 
-class PlacedGraphs(Graphs, Protocol):
-    def placed(self, split: str, epoch: int) -> Iterator[tuple[Any, BatchGraph]]:
-        """Each with what the row source is told before (``go_to``)."""
+class ScheduledStructures(BatchStructures, Protocol):
+    def scheduled(self, split: str, epoch: int) -> Iterator[tuple[Any, BatchGraph]]:
+        """Yields each with what the row source is told before (``advance_to``)."""
         ...
 
 
-class RecordedGraphs:
+class RecordedStructures:
     """Batch structures from the sample stage."""
 
     def __init__(self, samples: SampleSet, runtime: Runtime):
@@ -82,12 +82,12 @@ class RecordedGraphs:
         for batch in every if numbers is None else (every[n] for n in numbers):
             yield self._samples.read(batch, self._buffer)
 
-    def placed(self, split: str, epoch: int) -> Iterator[tuple[int, BatchGraph]]:
+    def scheduled(self, split: str, epoch: int) -> Iterator[tuple[int, BatchGraph]]:
         """With the number of each batch in the sample set."""
         return zip(self._samples.group(split).batches(epoch), self.batches(split, epoch), strict=True)
 
 
-class SampledGraphs:
+class SampledStructures:
     """Batch structures drawn on the fly; the same that the sample stage writes."""
 
     def __init__(self, sampler: BatchSampler):
@@ -119,12 +119,12 @@ class RowFeeder(_InPlace):
         in_place: The transfer takes rows where they are: none are read here.
     """
 
-    def __init__(self, graphs: Graphs, rows: RowSource, *, in_place: bool = False):
-        self._graphs, self._rows, self._in_place = graphs, rows, in_place
+    def __init__(self, structures: BatchStructures, rows: RowSource, *, in_place: bool = False):
+        self._structures, self._rows, self._in_place = structures, rows, in_place
         self.row_bytes = rows.row_bytes
 
     def source(self, split: str, epoch: int, numbers: Sequence[int] | None = None) -> Iterable[Any]:
-        return self._graphs.batches(split, epoch, numbers)
+        return self._structures.batches(split, epoch, numbers)
 
     def submit(self, what: Any, lease: Lease[HostSlot]) -> BatchInFlight:
         if self._in_place:
@@ -151,12 +151,12 @@ class RowFeeder(_InPlace):
         self._rows.close()
 
 
-class PlacedFeeder(RowFeeder):
+class ScheduledFeeder(RowFeeder):
     """Modes whose row source must know which batch comes: belady and partition."""
 
-    def __init__(self, graphs: PlacedGraphs, rows: RowSource):
-        super().__init__(graphs, rows)
-        self._placed_graphs = graphs
+    def __init__(self, structures: ScheduledStructures, rows: RowSource):
+        super().__init__(structures, rows)
+        self._scheduled = structures
 
     def source(
         self, split: str, epoch: int, numbers: Sequence[int] | None = None
@@ -165,7 +165,7 @@ class PlacedFeeder(RowFeeder):
             raise ArgumentError(
                 "modes belady and partition go over whole epochs: ranks, and going on within one, need another mode"
             )
-        return self._placed_graphs.placed(split, epoch)
+        return self._scheduled.scheduled(split, epoch)
 
     def submit(self, what: Any, lease: Lease[HostSlot]) -> BatchInFlight:
         place, graph = what
@@ -174,8 +174,8 @@ class PlacedFeeder(RowFeeder):
         return batch
 
     def read(self, batch: BatchInFlight) -> BatchInFlight:
-        assert isinstance(self._rows, Placed)
-        self._rows.go_to(batch.job)
+        assert isinstance(self._rows, ScheduledRows)
+        self._rows.advance_to(batch.job)
         return super().read(batch)
 
 
@@ -229,11 +229,11 @@ class LiveSampler:
 class ReplayedSamples:
     """Recorded batches, for those that nothing here could draw again."""
 
-    def __init__(self, graphs: RecordedGraphs):
-        self._graphs = graphs
+    def __init__(self, structures: RecordedStructures):
+        self._structures = structures
 
     def seeds(self, split: str, epoch: int, numbers: Sequence[int] | None = None) -> Iterator[BatchGraph]:
-        return self._graphs.batches(split, epoch, numbers)
+        return self._structures.batches(split, epoch, numbers)
 
     def sample(
         self,

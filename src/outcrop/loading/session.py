@@ -23,15 +23,15 @@ from outcrop.errors import ArgumentError, CancelledError
 from outcrop.loading.buffers import HostSlot, SlotPool, host_pool
 from outcrop.loading.feeders import (
     BatchInFlight,
+    BatchStructures,
     Feeder,
-    Graphs,
     HopwiseSampler,
     OnlineFeeder,
     PackedFeeder,
-    PlacedFeeder,
-    PlacedGraphs,
-    RecordedGraphs,
+    RecordedStructures,
     RowFeeder,
+    ScheduledFeeder,
+    ScheduledStructures,
 )
 from outcrop.rows import HotRows, HotSet, RowSource, RowStream
 from outcrop.runtime.pipeline import Pipeline, SerialPipeline, Stage
@@ -350,7 +350,7 @@ def packed_session(
         device_cache=cache,
         host_cache=None if gpu is None else host_cache,
     )
-    fallback = RowFeeder(RecordedGraphs(samples, runtime), rows)
+    fallback = RowFeeder(RecordedStructures(samples, runtime), rows)
     feeder = PackedFeeder(packed, host_cache if gpu is None else None, fallback)
     return LoadSession(feeder, pool, transfer, runtime, graph)
 
@@ -370,7 +370,7 @@ def buffer_bytes(graph: Graph, max_nodes: int) -> int:
 
 def row_session(
     graph: Graph,
-    graphs: Graphs,
+    structures: BatchStructures,
     rows: RowSource,
     pool: SlotPool[HostSlot],
     runtime: Runtime,
@@ -382,13 +382,13 @@ def row_session(
 
     table = rows.table if isinstance(rows, UnifiedRows) else None
     transfer = transfer_to(to, graph.spec("features"), rows.row_bytes, table=table)
-    feeder = RowFeeder(graphs, rows, in_place=table is not None)
+    feeder = RowFeeder(structures, rows, in_place=table is not None)
     return LoadSession(feeder, pool, transfer, runtime, graph)
 
 
-def placed_session(
+def scheduled_session(
     graph: Graph,
-    graphs: PlacedGraphs,
+    structures: ScheduledStructures,
     rows: RowSource,
     pool: SlotPool[HostSlot],
     runtime: Runtime,
@@ -398,7 +398,7 @@ def placed_session(
     from outcrop.loading.transfer import transfer_to  # brings torch
 
     transfer = transfer_to(to, graph.spec("features"), rows.row_bytes)
-    return LoadSession(PlacedFeeder(graphs, rows), pool, transfer, runtime, graph)
+    return LoadSession(ScheduledFeeder(structures, rows), pool, transfer, runtime, graph)
 
 
 def online_session(

@@ -6,7 +6,7 @@ same conformance suite (tests/conformance). Rows are bytes here: dtype and width
 
 from __future__ import annotations
 
-from outcrop.rows.base import Placed, RowSource
+from outcrop.rows.base import RowSource, ScheduledRows
 from outcrop.rows.belady import BeladyRows, NextUses, schedule_of
 from outcrop.rows.cached import DynamicRows, rows_within
 from outcrop.rows.disk import DiskRows
@@ -33,9 +33,9 @@ __all__ = [
     "PartitionRows",
     "Partitioning",
     "Pending",
-    "Placed",
     "RowSource",
     "RowStream",
+    "ScheduledRows",
     "TieredRows",
     "Visit",
     "disk_rows",

@@ -45,10 +45,12 @@ class RowSource(ABC):
 
 
 @runtime_checkable
-class Placed(Protocol):
-    """A RowSource that must know which batch it serves: ``go_to`` comes before each batch's ``read_rows``."""
+class ScheduledRows(Protocol):
+    """A RowSource that must know which batch it serves: ``advance_to`` comes before each batch's ``read_rows``."""
 
-    def go_to(self, place: Any) -> None: ...
+    def advance_to(self, position: Any, /) -> None:
+        """Says where in its schedule the batch stands whose rows are read next."""
+        ...
 
 
 def read_over(

@@ -118,8 +118,9 @@ class NextUses:
 
 @final
 class BeladyRows(RowSource):
-    """The rows that are needed soonest, over another source. ``go_to(batch)`` says which recorded batch comes next.
+    """The rows that are needed soonest, over another source.
 
+    ``advance_to(batch)`` says which recorded batch comes next.
     Rows that are asked for without it, and batches that the schedule does not have, are served from the cache and from
     below and change nothing.
 
@@ -133,8 +134,8 @@ class BeladyRows(RowSource):
         self._uses = uses
         self._now, self._place = -1, None
 
-    def go_to(self, place: int) -> None:
-        self._place = self._uses.place_of(place, self._now)
+    def advance_to(self, batch: int) -> None:
+        self._place = self._uses.place_of(batch, self._now)
 
     def read_rows(self, ids: np.ndarray, out: np.ndarray) -> dict[str, int]:
         self._check(ids, out)

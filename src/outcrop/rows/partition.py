@@ -84,7 +84,8 @@ class Partitioning:
 class PartitionRows(RowSource):
     """Rows of the resident partitions, in memory under the tag ``partition-rows``; all others come from ``below``.
 
-    ``go_to(visit)`` reads the partitions of the visit that are not there, each sequentially, in the place of others.
+    ``advance_to(visit)`` reads the partitions of the visit that are not there, each sequentially, in the place of
+    others.
     """
 
     def __init__(self, features: DiskArray, below: RowSource, partitioning: Partitioning, runtime: Runtime):
@@ -96,15 +97,15 @@ class PartitionRows(RowSource):
         )
         self._slot_of = np.full(partitioning.parts, -1, np.int64)
 
-    def go_to(self, place: Visit | None) -> None:
+    def advance_to(self, visit: Visit | None) -> None:
         """None leaves everything as it is."""
-        if place is None:
+        if visit is None:
             return
-        wanted = set(place.resident)
+        wanted = set(visit.resident)
         gone = [p for p in np.flatnonzero(self._slot_of >= 0).tolist() if p not in wanted]
         self._slot_of[gone] = -1
         free = sorted(set(range(self._parts.resident)) - set(self._slot_of.tolist()))
-        for part in place.resident:
+        for part in visit.resident:
             if self._slot_of[part] < 0:
                 slot = free.pop(0)
                 self._read(part, slot)

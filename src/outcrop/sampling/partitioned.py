@@ -93,7 +93,7 @@ def _partition_edges(graph: Graph, shape: Partitioning) -> np.ndarray:
     return np.diff(ends)
 
 
-class PartitionGraphs:
+class PartitionStructures:
     """Batch structures of mode ``partition``. Valid and test are drawn from the whole graph, as in the other modes.
 
     Holds, under the tag ``partition-topology``, the neighbour lists among the nodes that are resident, numbered by
@@ -130,9 +130,9 @@ class PartitionGraphs:
 
     def batches(self, split: str, epoch: int, numbers: Sequence[int] | None = None) -> Iterator[BatchGraph]:
         assert numbers is None  # batches are those of the partitions that are resident
-        return (batch for _, batch in self.placed(split, epoch))
+        return (batch for _, batch in self.scheduled(split, epoch))
 
-    def placed(self, split: str, epoch: int) -> Iterator[tuple[Visit | None, BatchGraph]]:
+    def scheduled(self, split: str, epoch: int) -> Iterator[tuple[Visit | None, BatchGraph]]:
         """The batches of a pass, each with the partitions it is drawn from (None: the whole graph)."""
         pool_epoch = epoch % self._config.epochs if split == "train" else 0
         if split != "train":

@@ -15,7 +15,7 @@ from outcrop.errors import ArgumentError, BudgetError
 from outcrop.loading.open import open_session
 from outcrop.rows import Partitioning
 from outcrop.runtime.runtime import Runtime
-from outcrop.sampling.partitioned import PartitionGraphs, fitting_partitions, resident_bytes
+from outcrop.sampling.partitioned import PartitionStructures, fitting_partitions, resident_bytes
 from outcrop.sampling.sampler import BatchSampler
 from outcrop.store.batches import BatchGraph
 from outcrop.store.graph import Graph
@@ -69,8 +69,8 @@ def test_impossible_partitions(parts: int, resident: int) -> None:
 def drawn(
     graph: Graph, runtime: Runtime, config: SampleConfig, shape: Partitioning, epoch: int
 ) -> list[tuple[object, BatchGraph]]:
-    graphs = PartitionGraphs(graph, config, shape, BatchSampler(graph, config, runtime), runtime)
-    return list(graphs.placed("train", epoch))
+    structures = PartitionStructures(graph, config, shape, BatchSampler(graph, config, runtime), runtime)
+    return list(structures.scheduled("train", epoch))
 
 
 def neighbours(graph: Graph) -> list[np.ndarray]:
@@ -196,7 +196,7 @@ def test_another_sampler_is_refused(graph, make_runtime):
     online = BatchSampler(graph, config, runtime)
     object.__setattr__(config, "sampler", "labor")
     with pytest.raises(ArgumentError, match="labor"):
-        PartitionGraphs(graph, config, Partitioning(NODES, 2, 1), online, runtime)
+        PartitionStructures(graph, config, Partitioning(NODES, 2, 1), online, runtime)
 
 
 # What it costs.

@@ -18,7 +18,7 @@ from outcrop.bench.gpu_figures.measure import Case, Setup, Watch, mean
 from outcrop.bench.gpu_figures.result import Benchmark, Cases
 from outcrop.config import DeviceConfig, SampleConfig, TrainConfig
 from outcrop.loading import session as load
-from outcrop.loading.feeders import SampledGraphs
+from outcrop.loading.feeders import SampledStructures
 from outcrop.loading.open import open_session
 from outcrop.rows import HostRows
 from outcrop.runtime import memory_tables
@@ -36,10 +36,10 @@ def _copying(graph: Graph, runtime: Runtime, to: DeviceConfig) -> load.LoadSessi
     """Mode ``memory`` as it would be without unified memory."""
     pool = load.make_pool(graph, runtime, slots=2, max_nodes=0, to=to)
     rows = HostRows(graph.array(runtime, "features"), runtime)
-    graphs = SampledGraphs(
+    structures = SampledStructures(
         BatchSampler(graph, _SAMPLING, runtime, share=memory_tables.GROWING_SAMPLER.fraction)
     )
-    return load.row_session(graph, graphs, rows, pool, runtime, to)
+    return load.row_session(graph, structures, rows, pool, runtime, to)
 
 
 class _Epochs:

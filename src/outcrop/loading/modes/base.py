@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 
 from outcrop.config import BaselineConfig, DeviceConfig, SampleConfig
 from outcrop.loading.buffers import HostSlot, SlotPool
-from outcrop.loading.feeders import RecordedGraphs, SampledGraphs
+from outcrop.loading.feeders import RecordedStructures, SampledStructures
 from outcrop.loading.session import LoadSession, make_pool, row_session
 from outcrop.rows import RowSource, rows_within
 from outcrop.runtime import memory_tables
@@ -121,11 +121,11 @@ class RowMode(Mode):
         graph, runtime = request.graph, request.runtime
         pool = request.make_pool()
         below = self.open_rows(request)
-        graphs: RecordedGraphs | SampledGraphs
+        structures: RecordedStructures | SampledStructures
         if request.recorded is not None:
-            graphs = RecordedGraphs(request.recorded, runtime)
+            structures = RecordedStructures(request.recorded, runtime)
         else:  # a good part of the budget is left for the buffers, which grow to the size of batches
-            graphs = SampledGraphs(
+            structures = SampledStructures(
                 BatchSampler(
                     graph,
                     request.config,
@@ -135,7 +135,7 @@ class RowMode(Mode):
                 )
             )
         rows = self.cached(below, request)
-        return row_session(graph, graphs, rows, pool, runtime, request.device)
+        return row_session(graph, structures, rows, pool, runtime, request.device)
 
     @abstractmethod
     def open_rows(self, request: SessionRequest) -> RowSource:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import final
 
-from outcrop.loading.feeders import RecordedGraphs
+from outcrop.loading.feeders import RecordedStructures
 from outcrop.loading.modes.base import Mode, SessionRequest
-from outcrop.loading.session import LoadSession, placed_session
+from outcrop.loading.session import LoadSession, scheduled_session
 from outcrop.rows import BeladyRows, NextUses, disk_rows, schedule_of
 from outcrop.runtime import memory_tables
 
@@ -27,8 +27,8 @@ class Belady(Mode):
         assert recorded is not None
         pool = request.make_pool()
         below = disk_rows(graph, runtime)
-        graphs = RecordedGraphs(recorded, runtime)
+        structures = RecordedStructures(recorded, runtime)
         uses = NextUses(recorded, schedule_of(recorded, request.baseline.passes), runtime)
         count = request.cache_rows(below, "belady", memory_tables.ROW_CACHE, uses.cycle)
         rows = BeladyRows(below, runtime, uses, rows=count)
-        return placed_session(graph, graphs, rows, pool, runtime, request.device)
+        return scheduled_session(graph, structures, rows, pool, runtime, request.device)

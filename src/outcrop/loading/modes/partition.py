@@ -6,10 +6,10 @@ from typing import Any, final
 
 from outcrop.config import BaselineConfig
 from outcrop.loading.modes.base import Mode, SessionRequest
-from outcrop.loading.session import LoadSession, placed_session
+from outcrop.loading.session import LoadSession, scheduled_session
 from outcrop.rows import PartitionRows, disk_rows
 from outcrop.runtime import memory_tables
-from outcrop.sampling.partitioned import PartitionGraphs, fitting_partitions
+from outcrop.sampling.partitioned import PartitionStructures, fitting_partitions
 from outcrop.sampling.sampler import BatchSampler
 
 
@@ -42,8 +42,8 @@ class Partition(Mode):
             config.seed,
         )
         rows = PartitionRows(graph.array(runtime, "features"), below, shape, runtime)
-        graphs = PartitionGraphs(graph, config, shape, online, runtime, share=among.fraction)
-        return placed_session(graph, graphs, rows, pool, runtime, request.device)
+        structures = PartitionStructures(graph, config, shape, online, runtime, share=among.fraction)
+        return scheduled_session(graph, structures, rows, pool, runtime, request.device)
 
     def identity(self, baseline: BaselineConfig) -> dict[str, Any]:
         return {"partitions": {"partitions": baseline.partitions, "resident": baseline.resident}}

@@ -23,9 +23,9 @@ from outcrop.loading.device_rows import ring_pool
 from outcrop.loading.feeders import (
     HopwiseSampler,
     LiveSampler,
-    RecordedGraphs,
+    RecordedStructures,
     ReplayedSamples,
-    SampledGraphs,
+    SampledStructures,
 )
 from outcrop.loading.online.hotness import PRESAMPLED_BATCHES, Hotness
 from outcrop.loading.online.static_cache import DeviceRoom, books_bytes, fill
@@ -221,12 +221,12 @@ def _open_sampler(
     share: float,
     ids: Mapping[str, Ids] | None,
     on_device: DeviceBudget | None,
-) -> tuple[HopwiseSampler, Topology | None, RecordedGraphs | SampledGraphs]:
+) -> tuple[HopwiseSampler, Topology | None, RecordedStructures | SampledStructures]:
     """What samples the batches, from which topology, and their structures, to be counted."""
-    graphs = None if recorded is None else RecordedGraphs(recorded, runtime)
+    structures = None if recorded is None else RecordedStructures(recorded, runtime)
     if config.sampler == "foreign":  # nothing here could draw them again
-        assert graphs is not None
-        return ReplayedSamples(graphs), None, graphs
+        assert structures is not None
+        return ReplayedSamples(structures), None, structures
     on = resolve(to.name) if to.draws else None
     drawing = BatchSampler(
         graph,
@@ -239,4 +239,4 @@ def _open_sampler(
         device_budget=on_device,
         ids=ids,
     )
-    return LiveSampler(drawing), drawing.topology, graphs or SampledGraphs(drawing)
+    return LiveSampler(drawing), drawing.topology, structures or SampledStructures(drawing)
