@@ -17,7 +17,7 @@ from outcrop import _core
 from outcrop.config import DeviceConfig, IoConfig, SampleConfig
 from outcrop.device.budget import DeviceBudget
 from outcrop.errors import ArgumentError, BudgetError, FormatError
-from outcrop.loading.device_buffers import DeviceSlot
+from outcrop.loading.device_buffers import DeviceBuffer
 from outcrop.loading.open import open_session
 from outcrop.rows import HotRows
 from outcrop.rows.rings import submitter
@@ -285,13 +285,13 @@ def test_rows_are_looked_up_without_waiting(gpu, monkeypatch, graph, options, wa
 def test_batches_that_a_gpu_draws_stay_there(gpu, monkeypatch, tmp_path, kind):
     """rowptr and col reach the batch without the host's; batches that are let go early are not written over."""
     staged = []
-    stage = DeviceSlot.stage
+    stage = DeviceBuffer.stage
 
-    def watched(slot, x_bytes, arrays, *drawn):
+    def watched(buffer, x_bytes, arrays, *drawn):
         staged.append(set(arrays))
-        return stage(slot, x_bytes, arrays, *drawn)
+        return stage(buffer, x_bytes, arrays, *drawn)
 
-    monkeypatch.setattr(DeviceSlot, "stage", watched)
+    monkeypatch.setattr(DeviceBuffer, "stage", watched)
     with Runtime() as here, Runtime() as there:
         made = a_graph(tmp_path / "graph", here, width=5, train=200)
         config = SampleConfig(fanouts=(3, 3), batch_size=20, sampler=kind)
@@ -335,11 +335,11 @@ def loaded(graph, config, to, memory, **options) -> tuple[list, list, dict]:
 def test_ids_of_a_batch_are_not_looked_up_on_the_host(gpu, monkeypatch, tmp_path, kind):
     """Rows are those of the file, and from the levels that the host's lookup names, which is refused here."""
     staged = []
-    stage = DeviceSlot.stage
+    stage = DeviceBuffer.stage
 
-    def watched(slot, x_bytes, arrays, *drawn):
+    def watched(buffer, x_bytes, arrays, *drawn):
         staged.append((set(arrays), set(drawn[0])))
-        return stage(slot, x_bytes, arrays, *drawn)
+        return stage(buffer, x_bytes, arrays, *drawn)
 
     def no_lookup(*_):
         raise AssertionError("ids were looked up on the host")
@@ -352,7 +352,7 @@ def test_ids_of_a_batch_are_not_looked_up_on_the_host(gpu, monkeypatch, tmp_path
     with monkeypatch.context() as patch:  # as where the index has no room on the device
         patch.setattr(DeviceSampler, "look_up_rows", lambda *_: refuse())
         to, levels = with_rows_of_all_levels(made, config)
-    monkeypatch.setattr(DeviceSlot, "stage", watched)
+    monkeypatch.setattr(DeviceBuffer, "stage", watched)
     monkeypatch.setattr(HotRows, "submit_apart", no_lookup)
     monkeypatch.setattr(HotRows, "submit", no_lookup)
     xs, ids, found = loaded(made, config, to, MEMORY)

@@ -19,7 +19,7 @@ from outcrop.config import DeviceConfig
 from outcrop.errors import ArgumentError
 from outcrop.importing.graph import import_graph
 from outcrop.loading import transfer
-from outcrop.loading.device_buffers import DeviceSlot
+from outcrop.loading.device_buffers import DeviceBuffer
 from outcrop.loading.open import open_session
 from outcrop.runtime.memory_tables import DEVICE_BATCHES
 from outcrop.runtime.runtime import Runtime
@@ -227,18 +227,18 @@ def test_all_of_a_batch_is_counted_in_the_memory_of_the_device(made, gpu):
 
 def test_pinned_memory_beside_the_budget_is_bounded(made, gpu, monkeypatch, on_cpu):
     """Two blocks, whatever the epoch: five quarters of four records, which is what the documentation promises."""
-    slots, stage = {}, DeviceSlot.stage
+    buffers, stage = {}, DeviceBuffer.stage
 
-    def watched(slot, *args):
-        slots[id(slot)] = slot
-        return stage(slot, *args)
+    def watched(buffer, *args):
+        buffers[id(buffer)] = buffer
+        return stage(buffer, *args)
 
-    monkeypatch.setattr(DeviceSlot, "stage", watched)
+    monkeypatch.setattr(DeviceBuffer, "stage", watched)
     assert sums(made, GPU, Loops(gpu).plain) == on_cpu("plain")
     with Runtime() as runtime:
         most = open_samples(runtime, made[1] / "sample", made[0]).max_record_bytes
-    assert len(slots) == DEVICE_BATCHES
-    sizes = [slot.pinned_bytes for slot in slots.values()]
+    assert len(buffers) == DEVICE_BATCHES
+    sizes = [buffer.pinned_bytes for buffer in buffers.values()]
     assert all(256 < size <= 1.25 * (4 * most + 8 * 256) for size in sizes), (sizes, most)
 
 

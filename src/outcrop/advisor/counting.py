@@ -241,7 +241,7 @@ def _packed_work(
             gathered_bytes=(levels["host"] + levels["disk_cache"]) * row_bytes,
             structure_bytes=sum(places.meta_span_bytes(int(p), samples) for p in number),
         ),
-        buffers=places.slots,
+        buffers=places.buffers,
     )
 
 

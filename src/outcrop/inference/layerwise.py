@@ -29,7 +29,7 @@ import outcrop._core as _core
 from outcrop.config import exact_bytes, least_bytes
 from outcrop.errors import BudgetError
 from outcrop.inference import layer_sums
-from outcrop.loading.buffers import HostSlot, Lease, host_pool
+from outcrop.loading.buffers import HostBuffer, Lease, host_pool
 from outcrop.nn.models import Model
 from outcrop.nn.sparse import as_input, blocks_of
 from outcrop.rows import DiskRows, RowSource, TieredRows
@@ -257,7 +257,7 @@ class _Work:
     part: tuple[np.ndarray, np.ndarray, np.ndarray] | None = None
     x: np.ndarray | None = None
     scale: np.ndarray | None = None
-    lease: Lease[HostSlot] | None = None
+    lease: Lease[HostBuffer] | None = None
 
 
 class Layer:
@@ -380,7 +380,7 @@ class Layer:
         if not len(work.ids):
             return work
         work.lease = self._pool.lease(stopped)
-        out = work.lease.slot.x[: len(work.ids) * self._row_bytes]
+        out = work.lease.buffer.x[: len(work.ids) * self._row_bytes]
         for level, rows in self._rows.read_rows(work.ids, out).items():
             self.stats.rows_by_level[level] = self.stats.rows_by_level.get(level, 0) + rows
         work.x = out

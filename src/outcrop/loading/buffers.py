@@ -1,7 +1,7 @@
-"""Batch buffers: a fixed number of memory slots that travel through the loading pipeline and come back.
+"""Batch buffers: a fixed number of pieces of memory that travel through the loading pipeline and come back.
 
-A slot is leased by the first stage, filled, and handed to the consumer as the memory of ``batch.x``. It returns when
-the last tensor over it dies. If the consumer keeps more batches than there are slots, it gets an error, never a hang.
+A buffer is leased by the first stage, filled, and handed to the consumer as the memory of ``batch.x``. It returns when
+the last tensor over it dies. If the consumer keeps more batches than there are buffers, it gets an error, never a hang.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     import torch
 
 
-S = TypeVar("S", bound="Slot")
+S = TypeVar("S", bound="BatchBuffer")
 
 
 def device_batch_bytes(x_bytes: int, record_bytes: int, target_bytes: int = 0) -> int:
@@ -42,7 +42,7 @@ def device_batch_bytes(x_bytes: int, record_bytes: int, target_bytes: int = 0) -
     return x_bytes + 4 * record_bytes + 2 * target_bytes
 
 
-class Slot:
+class BatchBuffer:
     """Memory of a pool: what every kind has."""
 
     x: Any  # the rows of one mini-batch, as bytes
@@ -67,14 +67,14 @@ class Slot:
 
 
 class RowRoom:
-    """The budget of a pool's row buffers: of all at once, so that what is held does not depend on which slot grows.
+    """The budget of a pool's row buffers: of all at once, so that what is held does not depend on which buffer grows.
 
     Attributes:
         x_bytes: Of each buffer.
     """
 
-    def __init__(self, runtime: Runtime, slots: int, x_bytes: int):
-        self._runtime, self._slots = runtime, slots
+    def __init__(self, runtime: Runtime, count: int, x_bytes: int):
+        self._runtime, self._count = runtime, count
         self._held: list[_core.Reservation] = []
         self._buffers = _core.Budget.create(rehearsal=runtime.rehearsal is not None)  # counted by this room
         self.x_bytes = 0
@@ -82,7 +82,7 @@ class RowRoom:
 
     def _reserve(self, x_bytes: int) -> None:
         x_bytes = -(-x_bytes // PAGE_BYTES) * PAGE_BYTES
-        self._held.append(self._runtime.budget.reserve("batch-rows", self._slots * (x_bytes - self.x_bytes)))
+        self._held.append(self._runtime.budget.reserve("batch-rows", self._count * (x_bytes - self.x_bytes)))
         self.x_bytes = x_bytes
 
     def grow(self, x_bytes: int) -> None:
@@ -101,10 +101,10 @@ class RowRoom:
         return self._buffers.empty("batch-rows", self.x_bytes)
 
 
-class HostSlot(Slot):
+class HostBuffer(BatchBuffer):
     """Buffers of one mini-batch in flight: ``x`` for rows, ``meta`` for the record; both uint8, page-aligned.
 
-    With a GPU ``x`` is pinned, so that the GPU reads it in place and copies run beside everything else. The slot may
+    With a GPU ``x`` is pinned, so that the GPU reads it in place and copies run beside everything else. The buffer may
     come back before they have: who leases it next waits for them.
     """
 
@@ -147,35 +147,39 @@ class HostSlot(Slot):
         self.pinned = None
 
 
-class SlotPool(Generic[S]):
-    """Slots, reserved when the pool is made.
+class BufferPool(Generic[S]):
+    """Buffers, reserved when the pool is made.
 
     Args:
-        slots: All of one kind.
+        buffers: All of one kind.
         limit: The option that limits how many there are, for the message where the caller keeps them all.
     """
 
-    def __init__(self, slots: Sequence[S], limit: str = "--memory"):
-        self._slots, self._limit = list(slots), limit
-        self._free = list(self._slots)
+    def __init__(self, buffers: Sequence[S], limit: str = "--memory"):
+        self._buffers, self._limit = list(buffers), limit
+        self._free = list(self._buffers)
         self._handed = 0
         # Finalizers run wherever the garbage collector does, also in a thread that holds the lock: hence re-entrant.
         self._changed = threading.Condition(threading.RLock())
 
     def __len__(self) -> int:
-        return len(self._slots)
+        return len(self._buffers)
 
     def lease(self, stopped: threading.Event) -> Lease[S]:
-        """Waits for a free slot. Raises CancelledError once ``stopped`` is set (call :meth:`wake` after setting it)."""
+        """Waits for a free buffer.
+
+        Raises:
+            CancelledError: ``stopped`` was set (call :meth:`wake` after setting it).
+        """
         with self._changed:
             while not self._free and not stopped.is_set():
                 self._changed.wait()
             if stopped.is_set():
                 raise CancelledError("loading was stopped")
             # The last that came back is warm in caches; where a GPU still reads all, the first is done first.
-            ready = [at for at, slot in enumerate(self._free) if slot.ready]
+            ready = [at for at, buffer in enumerate(self._free) if buffer.ready]
             lease = Lease(self, self._free.pop(ready[-1] if ready else 0))
-        lease.slot.wait()
+        lease.buffer.wait()
         return lease
 
     def wake(self) -> None:
@@ -183,73 +187,73 @@ class SlotPool(Generic[S]):
             self._changed.notify_all()
 
     def check_not_starved(self) -> None:
-        """Raises BudgetError where the consumer holds every slot and so waits for itself."""
-        if self._handed < len(self._slots):
+        """Raises BudgetError where the consumer holds every buffer and so waits for itself."""
+        if self._handed < len(self._buffers):
             return
         gc.collect()
         with self._changed:
-            if self._handed >= len(self._slots):
+            if self._handed >= len(self._buffers):
                 raise BudgetError(
-                    f"all {len(self._slots)} batch buffers that the memory budget allows are held by the "
+                    f"all {len(self._buffers)} batch buffers that the memory budget allows are held by the "
                     "caller: let go of earlier batches (del, or x.clone() what must stay), or raise "
                     f"{self._limit}",
                     limit="buffers",
                 )
 
-    def give_back(self, slot: S, lease: _Kept) -> None:
+    def give_back(self, buffer: S, lease: _LeaseState) -> None:
         try:
-            slot.returned()
-        finally:  # whatever a GPU says: somebody may wait for the slot
+            buffer.returned()
+        finally:  # whatever a GPU says: somebody may wait for the buffer
             with self._changed:
-                self._free.append(slot)
+                self._free.append(buffer)
                 self._handed -= lease.taken
                 lease.returned = True
                 self._changed.notify_all()
 
-    def mark_taken(self, lease: _Kept) -> None:
+    def mark_taken(self, lease: _LeaseState) -> None:
         with self._changed:
             if not lease.returned and not lease.taken:
                 lease.taken = True
                 self._handed += 1
 
     def close(self) -> None:
-        for slot in self._slots:
-            slot.release()
-        self._slots.clear()
+        for buffer in self._buffers:
+            buffer.release()
+        self._buffers.clear()
         self._free.clear()
 
 
 def host_pool(
     runtime: Runtime, count: int, x_bytes: int, meta_bytes: int, *, gpu: Gpu | None = None
-) -> SlotPool[HostSlot]:
-    """``count`` slots in host memory."""
+) -> BufferPool[HostBuffer]:
+    """``count`` buffers in host memory."""
     room = RowRoom(runtime, count, x_bytes)
-    return SlotPool([HostSlot(runtime, room, meta_bytes, gpu) for _ in range(count)])
+    return BufferPool([HostBuffer(runtime, room, meta_bytes, gpu) for _ in range(count)])
 
 
-class _Kept:
-    """``taken``: the consumer has the array over the slot; ``returned``: the slot is free again."""
+class _LeaseState:
+    """``taken``: the consumer has the array over the buffer; ``returned``: the buffer is free again."""
 
     taken = returned = False
 
 
 class Lease(Generic[S]):
-    """The right to one slot; ends when dropped, or, once handed over, when the array over it dies."""
+    """The right to one buffer; ends when dropped, or, once handed over, when the array over it dies."""
 
-    def __init__(self, pool: SlotPool[S], slot: S):
-        self.slot = slot
-        self._pool, self._kept = pool, _Kept()
-        self._finalizer = weakref.finalize(self, pool.give_back, slot, self._kept)
+    def __init__(self, pool: BufferPool[S], buffer: S):
+        self.buffer = buffer
+        self._pool, self._state = pool, _LeaseState()
+        self._finalizer = weakref.finalize(self, pool.give_back, buffer, self._state)
         self._finalizer.atexit = False
 
     def hand_over(self, array: Any) -> None:
-        """From now on ``array`` (over the slot's memory, or what a tensor over it keeps) keeps the slot."""
+        """From now on ``array`` (over the buffer's memory, or what a tensor over it keeps) keeps the buffer."""
         if self._finalizer.detach():
-            weakref.finalize(array, self._pool.give_back, self.slot, self._kept).atexit = False
+            weakref.finalize(array, self._pool.give_back, self.buffer, self._state).atexit = False
 
     def mark_taken(self) -> None:
-        """The consumer has the array: from now on the slot counts as held by the caller.
+        """The consumer has the array: from now on the buffer counts as held by the caller.
 
         Not before, or a batch on its way to the consumer would look like one that the consumer keeps.
         """
-        self._pool.mark_taken(self._kept)
+        self._pool.mark_taken(self._state)

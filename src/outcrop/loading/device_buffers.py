@@ -24,14 +24,14 @@ import torch
 from outcrop.device.budget import DeviceBudget
 from outcrop.device.gpu import Fence, Gpu, seen_by
 from outcrop.errors import ArgumentError
-from outcrop.loading.buffers import Slot
+from outcrop.loading.buffers import BatchBuffer
 from outcrop.unified.memory import host_memory
 
 _ALIGNMENT = 256  # bytes
 _FLAG_BYTES = _ALIGNMENT  # of the pinned block: 1 + the row of the batch that a kernel found at no place
 
 
-class DeviceSlot(Slot):
+class DeviceBuffer(BatchBuffer):
     """The block of one mini-batch.
 
     Args:

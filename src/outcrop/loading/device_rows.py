@@ -8,7 +8,7 @@ import numpy as np
 
 from outcrop.device.budget import DeviceBudget
 from outcrop.device.gpu import Gpu
-from outcrop.loading.buffers import HostSlot, RowRoom, SlotPool
+from outcrop.loading.buffers import BufferPool, HostBuffer, RowRoom
 from outcrop.runtime.runtime import Runtime
 
 if TYPE_CHECKING:
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 TAG = "device-rows"
 
 
-class RingSlot(HostSlot):
+class RingBuffer(HostBuffer):
     """Buffers of one mini-batch in flight whose rows, ``x``, uint8, lie in the memory of a GPU.
 
     Completion kernels put them there (:mod:`outcrop.rows.rings`), and rows are put together from there.
@@ -58,7 +58,7 @@ class RingSlot(HostSlot):
 
 def ring_pool(
     runtime: Runtime, count: int, x_bytes: int, gpu: Gpu, device: torch.device, budget: DeviceBudget
-) -> SlotPool[HostSlot]:
-    """``count`` slots for rows on ``device``."""
+) -> BufferPool[HostBuffer]:
+    """``count`` buffers for rows on ``device``."""
     room = RowRoom(runtime, count, 0)
-    return SlotPool([RingSlot(runtime, room, gpu, device, budget, x_bytes) for _ in range(count)])
+    return BufferPool([RingBuffer(runtime, room, gpu, device, budget, x_bytes) for _ in range(count)])

@@ -14,7 +14,7 @@ import numpy as np
 
 import outcrop._core as _core
 from outcrop.errors import ArgumentError, BudgetError
-from outcrop.loading.buffers import HostSlot, Lease
+from outcrop.loading.buffers import HostBuffer, Lease
 from outcrop.rows import HotRows, LocatedRows, Pending, RowSource, ScheduledRows
 from outcrop.runtime.runtime import Runtime
 from outcrop.sampling.sampler import BatchSampler
@@ -31,7 +31,7 @@ class BatchInFlight:
     """A batch on its way through the stages."""
 
     graph: BatchGraph | None
-    lease: Lease[HostSlot]
+    lease: Lease[HostBuffer]
     number: int = -1
     job: Any = None
     table: AddressTable | None = None
@@ -45,12 +45,12 @@ class Feeder(Protocol):
     row_bytes: int
 
     def source(self, split: str, epoch: int, numbers: Sequence[int] | None = None) -> Iterable[Any]: ...
-    def submit(self, what: Any, lease: Lease[HostSlot]) -> BatchInFlight: ...
+    def submit(self, what: Any, lease: Lease[HostBuffer]) -> BatchInFlight: ...
     def read(self, batch: BatchInFlight) -> BatchInFlight: ...
     def assemble(self, batch: BatchInFlight) -> BatchInFlight: ...
     def share(self, batch: BatchInFlight) -> BatchInFlight: ...
-    def make_room(self, slot: HostSlot, num_nodes: int) -> None:
-        """Makes ``slot`` large enough for a batch of ``num_nodes``."""
+    def make_room(self, buffer: HostBuffer, num_nodes: int) -> None:
+        """Makes ``buffer`` large enough for a batch of ``num_nodes``."""
         ...
 
     def close(self) -> None: ...
@@ -126,21 +126,21 @@ class RowFeeder(_InPlace):
     def source(self, split: str, epoch: int, numbers: Sequence[int] | None = None) -> Iterable[Any]:
         return self._structures.batches(split, epoch, numbers)
 
-    def submit(self, what: Any, lease: Lease[HostSlot]) -> BatchInFlight:
+    def submit(self, what: Any, lease: Lease[HostBuffer]) -> BatchInFlight:
         if self._in_place:
             return BatchInFlight(what, lease)
-        self.make_room(lease.slot, what.num_nodes)
+        self.make_room(lease.buffer, what.num_nodes)
         return BatchInFlight(what, lease)
 
-    def make_room(self, slot: HostSlot, num_nodes: int) -> None:
-        slot.make_room(_room_bytes(num_nodes * self.row_bytes))
+    def make_room(self, buffer: HostBuffer, num_nodes: int) -> None:
+        buffer.make_room(_room_bytes(num_nodes * self.row_bytes))
 
     def read(self, batch: BatchInFlight) -> BatchInFlight:
         assert batch.graph is not None
         if self._in_place:
             batch.levels = {"host": batch.graph.num_nodes}
             return batch
-        out = batch.lease.slot.x[: batch.graph.num_nodes * self.row_bytes]
+        out = batch.lease.buffer.x[: batch.graph.num_nodes * self.row_bytes]
         batch.levels = self._rows.read_rows(batch.graph.n_id, out)
         batch.needed = (
             sum(n for level, n in batch.levels.items() if level in ("disk", "map")) * self.row_bytes
@@ -167,7 +167,7 @@ class ScheduledFeeder(RowFeeder):
             )
         return self._scheduled.scheduled(split, epoch)
 
-    def submit(self, what: Any, lease: Lease[HostSlot]) -> BatchInFlight:
+    def submit(self, what: Any, lease: Lease[HostBuffer]) -> BatchInFlight:
         place, graph = what
         batch = super().submit(graph, lease)
         batch.job = place
@@ -264,8 +264,8 @@ class OnlineFeeder(_InPlace):
     def source(self, split: str, epoch: int, numbers: Sequence[int] | None = None) -> Iterable[Any]:
         return self._sampler.seeds(split, epoch, numbers)
 
-    def submit(self, what: Any, lease: Lease[HostSlot]) -> BatchInFlight:
-        batch = BatchInFlight(None, lease, job=_Asked(self.rows, lease.slot, self._apart, self._grow))
+    def submit(self, what: Any, lease: Lease[HostBuffer]) -> BatchInFlight:
+        batch = BatchInFlight(None, lease, job=_Asked(self.rows, lease.buffer, self._apart, self._grow))
         batch.graph = self._sampler.sample(what, batch.job.add, batch.job.add_located)
         batch.levels, batch.table = batch.job.levels, batch.job.table() if self._apart else None
         batch.needed = batch.levels.get("disk", 0) * self.row_bytes
@@ -275,19 +275,19 @@ class OnlineFeeder(_InPlace):
         batch.job.wait()
         return batch
 
-    def make_room(self, slot: HostSlot, num_nodes: int) -> None:
-        self._grow(slot, num_nodes * self.row_bytes)
+    def make_room(self, buffer: HostBuffer, num_nodes: int) -> None:
+        self._grow(buffer, num_nodes * self.row_bytes)
 
-    def _grow(self, slot: HostSlot, rows_bytes: int) -> None:
+    def _grow(self, buffer: HostBuffer, rows_bytes: int) -> None:
         """What is cached gives way to a batch that is larger than those that were counted."""
         try:
-            slot.make_room(_room_bytes(rows_bytes))
+            buffer.make_room(_room_bytes(rows_bytes))
         except BudgetError:
             if self._apart:  # addresses of cached rows are under way
                 raise
             self.rows.drop_cache()
             self._sampler.drop_lists()
-            slot.make_room(_room_bytes(rows_bytes))
+            buffer.make_room(_room_bytes(rows_bytes))
 
     def close(self) -> None:
         self.rows.close()
@@ -296,8 +296,10 @@ class OnlineFeeder(_InPlace):
 class _Asked:
     """The rows of one batch that were asked for so far."""
 
-    def __init__(self, rows: HotRows, slot: HostSlot, apart: bool, grow: Callable[[HostSlot, int], None]):
-        self._rows, self._slot, self._apart, self._grow = rows, slot, apart, grow
+    def __init__(
+        self, rows: HotRows, buffer: HostBuffer, apart: bool, grow: Callable[[HostBuffer, int], None]
+    ):
+        self._rows, self._buffer, self._apart, self._grow = rows, buffer, apart, grow
         self._tables: list[AddressTable] = []
         self._added: list[np.ndarray] = []
         self._jobs: list[Pending] = []
@@ -306,7 +308,7 @@ class _Asked:
 
     def add(self, nodes: np.ndarray) -> None:
         end = self._end + len(nodes) * self._rows.row_bytes
-        again = self._make_room(end) if _room_bytes(end) > len(self._slot.x) else ()
+        again = self._make_room(end) if _room_bytes(end) > len(self._buffer.x) else ()
         for part in (*again, nodes):
             self._ask(part)
         self._added.append(nodes)
@@ -314,14 +316,14 @@ class _Asked:
     def add_located(self, num_nodes: int, rows: LocatedRows) -> None:
         """All rows of the batch, which a GPU has looked up: their places are there, and need no table."""
         self._end = num_nodes * self._rows.row_bytes
-        if _room_bytes(self._end) > len(self._slot.x):
-            self._grow(self._slot, self._end)
-        self._jobs.append(self._rows.submit_located(rows, self._slot.x[: self._end]))
+        if _room_bytes(self._end) > len(self._buffer.x):
+            self._grow(self._buffer, self._end)
+        self._jobs.append(self._rows.submit_located(rows, self._buffer.x[: self._end]))
         self.levels, self._is_located = rows.levels, True
 
     def _ask(self, nodes: np.ndarray) -> None:
         begin, self._end = self._end, self._end + len(nodes) * self._rows.row_bytes
-        out = self._slot.x[begin : self._end]
+        out = self._buffer.x[begin : self._end]
         if self._apart:
             job, table = self._rows.submit_apart(nodes, out)
             self._tables.append(table.moved(begin // self._rows.row_bytes))
@@ -336,7 +338,7 @@ class _Asked:
     def _make_room(self, count: int) -> list[np.ndarray]:
         """Where the batch is larger than any before. What was asked for must be asked for again."""
         self.wait()
-        self._grow(self._slot, count)
+        self._grow(self._buffer, count)
         self._end, self.levels = 0, {}
         self._tables.clear()
         return self._added
@@ -367,16 +369,16 @@ class PackedFeeder:
             return self._fallback.source(split, epoch, numbers)
         return batches if numbers is None else [batches[n] for n in numbers]
 
-    def submit(self, what: Any, lease: Lease[HostSlot]) -> BatchInFlight:
+    def submit(self, what: Any, lease: Lease[HostBuffer]) -> BatchInFlight:
         if isinstance(what, BatchGraph):
             return self._fallback.submit(what, lease)
-        return BatchInFlight(None, lease, what, self._packed.submit(what, lease.slot.meta, lease.slot.x))
+        return BatchInFlight(None, lease, what, self._packed.submit(what, lease.buffer.meta, lease.buffer.x))
 
     def read(self, batch: BatchInFlight) -> BatchInFlight:
         if batch.graph is not None:
             return self._fallback.read(batch)
         batch.graph, batch.table = self._packed.finish(
-            batch.number, batch.job, batch.lease.slot.meta, batch.lease.slot.x
+            batch.number, batch.job, batch.lease.buffer.meta, batch.lease.buffer.x
         )
         batch.needed = self._packed.needed_bytes(batch.number)
         return batch
@@ -385,7 +387,7 @@ class PackedFeeder:
         if batch.table is None:
             return batch
         assert batch.graph is not None
-        x, n, table = batch.lease.slot.x, batch.graph.num_nodes, batch.table
+        x, n, table = batch.lease.buffer.x, batch.graph.num_nodes, batch.table
         self._packed.expand(batch.number, table, n, x)
         if self._host_cache is not None:
             _core.fill_rows(
@@ -402,11 +404,11 @@ class PackedFeeder:
     def share(self, batch: BatchInFlight) -> BatchInFlight:
         if batch.table is not None:
             assert batch.graph is not None
-            self._packed.read_shared(batch.table, batch.graph.num_nodes, batch.lease.slot.x)
+            self._packed.read_shared(batch.table, batch.graph.num_nodes, batch.lease.buffer.x)
         return batch
 
-    def make_room(self, slot: HostSlot, num_nodes: int) -> None:
-        """Slots hold every batch of the run."""
+    def make_room(self, buffer: HostBuffer, num_nodes: int) -> None:
+        """Buffers hold every batch of the run."""
 
     def close(self) -> None:
         self._fallback.close()

@@ -20,7 +20,7 @@ import numpy as np
 from outcrop import device
 from outcrop.config import CPU, DeviceConfig
 from outcrop.errors import ArgumentError, CancelledError
-from outcrop.loading.buffers import HostSlot, SlotPool, host_pool
+from outcrop.loading.buffers import BufferPool, HostBuffer, host_pool
 from outcrop.loading.feeders import (
     BatchInFlight,
     BatchStructures,
@@ -85,7 +85,7 @@ class LoadSession:
     def __init__(
         self,
         feeder: Feeder,
-        pool: SlotPool[HostSlot],
+        pool: BufferPool[HostBuffer],
         transfer: Transfer,
         runtime: Runtime,
         graph: Graph,
@@ -159,7 +159,7 @@ class LoadSession:
         Raises:
             BudgetError: The budget has not room for them, whatever caches give back.
         """
-        self._feeder.make_room(self._pool.lease(threading.Event()).slot, num_nodes)
+        self._feeder.make_room(self._pool.lease(threading.Event()).buffer, num_nodes)
 
     @property
     def buffers(self) -> int:
@@ -191,7 +191,7 @@ class Loader:
     def __init__(
         self,
         feeder: Feeder,
-        pool: SlotPool[HostSlot],
+        pool: BufferPool[HostBuffer],
         transfer: Transfer,
         split: str,
         epoch: int,
@@ -336,7 +336,9 @@ def packed_session(
     from outcrop.loading.transfer import transfer_to  # brings torch
 
     spec, gpu = graph.spec("features"), device.gpu_named(to.name)
-    pool = host_pool(runtime, placement.slots, placement.slot_rows_bytes, placement.slot_meta_bytes, gpu=gpu)
+    pool = host_pool(
+        runtime, placement.buffers, placement.buffer_rows_bytes, placement.buffer_meta_bytes, gpu=gpu
+    )
     host_cache = read_cache(runtime, packed, "host_cache")
     cache = read_cache(runtime, packed, "device_cache") if placement.num_cached("device") else None
     transfer = transfer_to(
@@ -356,10 +358,10 @@ def packed_session(
 
 
 def make_pool(
-    graph: Graph, runtime: Runtime, *, slots: int, max_nodes: int, to: DeviceConfig
-) -> SlotPool[HostSlot]:
+    graph: Graph, runtime: Runtime, *, buffers: int, max_nodes: int, to: DeviceConfig
+) -> BufferPool[HostBuffer]:
     """Batch buffers for modes that fetch rows by id. ``max_nodes``: of any batch, where it is known (0: they grow)."""
-    return host_pool(runtime, slots, buffer_bytes(graph, max_nodes), 0, gpu=device.gpu_named(to.name))
+    return host_pool(runtime, buffers, buffer_bytes(graph, max_nodes), 0, gpu=device.gpu_named(to.name))
 
 
 def buffer_bytes(graph: Graph, max_nodes: int) -> int:
@@ -372,7 +374,7 @@ def row_session(
     graph: Graph,
     structures: BatchStructures,
     rows: RowSource,
-    pool: SlotPool[HostSlot],
+    pool: BufferPool[HostBuffer],
     runtime: Runtime,
     to: DeviceConfig,
 ) -> LoadSession:
@@ -390,7 +392,7 @@ def scheduled_session(
     graph: Graph,
     structures: ScheduledStructures,
     rows: RowSource,
-    pool: SlotPool[HostSlot],
+    pool: BufferPool[HostBuffer],
     runtime: Runtime,
     to: DeviceConfig,
 ) -> LoadSession:
@@ -406,7 +408,7 @@ def online_session(
     sampler: HopwiseSampler,
     hot: HotSet,
     stream: RowStream,
-    pool: SlotPool[HostSlot],
+    pool: BufferPool[HostBuffer],
     runtime: Runtime,
     to: DeviceConfig,
     device_batch: int,

@@ -4,7 +4,7 @@ On the CPU the tensors lie over the buffers. On a GPU the rows are put together 
 the one that trains: cached rows come from the device cache, or from host memory that the GPU reads in place, the others
 from the pinned buffer that they were read into (PyTorch-Direct 4.5; DiskGNN section 4 for the levels). That stream has
 low priority, and kernels that read host memory take few processors (Hyperion III-B1). No thread waits for a batch to
-arrive: the stream that uses it does (see device_slots).
+arrive: the stream that uses it does (see device_buffers).
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from outcrop import device as devices
 from outcrop.config import DeviceConfig
 from outcrop.device.budget import DeviceBudget
 from outcrop.device.gpu import Fence, Gpu, gpu_of
-from outcrop.loading.buffers import HostSlot, Lease, SlotPool
-from outcrop.loading.device_buffers import DeviceSlot
+from outcrop.loading.buffers import BufferPool, HostBuffer, Lease
+from outcrop.loading.device_buffers import DeviceBuffer
 from outcrop.runtime import memory_tables
 from outcrop.store.address_table import AddressTable
 from outcrop.store.batches import BatchGraph
@@ -45,7 +45,7 @@ class LoadedBatch:
     """
 
     graph: BatchGraph
-    lease: Lease[HostSlot]
+    lease: Lease[HostBuffer]
     table: AddressTable | None
 
 
@@ -117,7 +117,7 @@ class ToCpu:
     ) -> Delivered:
         graph, table, row_bytes = batch.graph, batch.table, self._rows.row_bytes
         # This array carries the lease: tensors over it keep it alive.
-        data = batch.lease.slot.x[: graph.num_nodes * row_bytes]
+        data = batch.lease.buffer.x[: graph.num_nodes * row_bytes]
         batch.lease.hand_over(data)
         if table is not None and self._device_cache is not None:
             _core.fill_rows(
@@ -185,30 +185,30 @@ def transfer_to(
     )
 
 
-class _Token:
-    """Kept by the tensors over a slot of the device."""
+class _BufferToken:
+    """Kept by the tensors over a buffer of the device."""
 
 
 @dataclass(frozen=True)
 class _OnGpu:
-    """A batch on its way to ``slot``; it is there for those who wait for ``arrived``."""
+    """A batch on its way to ``buffer``; it is there for those who wait for ``arrived``."""
 
     gpu: Gpu
     stream_of: int  # the number of the GPU
-    slot_lease: Lease[DeviceSlot]
+    buffer_lease: Lease[DeviceBuffer]
     arrived: Fence
     graph: BatchGraph
     x: torch.Tensor
     arrays: dict[str, torch.Tensor]
 
     def take(self) -> MiniBatch:
-        stream, slot, arrays = self.gpu.stream(self.stream_of), self.slot_lease.slot, dict(self.arrays)
+        stream, buffer, arrays = self.gpu.stream(self.stream_of), self.buffer_lease.buffer, dict(self.arrays)
         self.gpu.wait(stream, self.arrived)
-        slot.used_on(stream)
-        self.slot_lease.mark_taken()
+        buffer.used_on(stream)
+        self.buffer_lease.mark_taken()
         # torch's own does nothing for memory that it has from elsewhere.
         for tensor in (self.x, *arrays.values()):
-            setattr(tensor, "record_stream", slot.used_on)  # noqa: B010 (torch's is a method)
+            setattr(tensor, "record_stream", buffer.used_on)  # noqa: B010 (torch's is a method)
         # As long as the seeds: a loop may keep all of an epoch.
         y, degree = arrays.pop("y").clone(), arrays.pop("degree", None)
         return MiniBatch(graph=self.graph, x=self.x, y=y, degree=degree, arrays=arrays)
@@ -242,11 +242,11 @@ class ToGpu:
         self._gpu, self._number, self._rows, self._all = gpu, device.index or 0, _Rows(spec, row_bytes), table
         self._stream = gpu.new_stream(self._number, low_priority=True)
         self._budget = budget
-        self._slots = [
-            DeviceSlot(gpu, device, budget, self._stream, batch_bytes)
+        self._buffers = [
+            DeviceBuffer(gpu, device, budget, self._stream, batch_bytes)
             for _ in range(memory_tables.DEVICE_BATCHES)
         ]
-        self._pool = SlotPool(self._slots, "--gpu-memory")
+        self._pool = BufferPool(self._buffers, "--gpu-memory")
         nothing = np.zeros(0, np.uint8)
         if isinstance(device_cache, tuple):
             there, self._held = device_cache
@@ -262,24 +262,24 @@ class ToGpu:
         self, batch: LoadedBatch, stopped: threading.Event, arrays: Arrays | None = None
     ) -> Delivered:
         graph, lease, num_bytes = batch.graph, batch.lease, batch.graph.num_nodes * self._rows.row_bytes
-        slot_lease = self._pool.lease(stopped)
-        slot = slot_lease.slot
-        slot.stage(num_bytes, self._arrays(batch, arrays), graph.on_device or {})
+        buffer_lease = self._pool.lease(stopped)
+        buffer = buffer_lease.buffer
+        buffer.stage(num_bytes, self._arrays(batch, arrays), graph.on_device or {})
         graph = replace(graph, on_device=None)
-        done, token = _Token(), _Token()
+        done, token = _BufferToken(), _BufferToken()
         with self._gpu.on_stream(self._stream):
             try:
-                block, there = slot.fill(token)
+                block, there = buffer.fill(token)
                 out = block[:num_bytes]
                 x = out.view(-1, self._rows.row_bytes)
-                self._put_rows(batch, there.pop("places", None), x, slot.wrong)
+                self._put_rows(batch, there.pop("places", None), x, buffer.wrong)
             finally:  # also what was queued before an error
                 arrived = self._gpu.fence(self._stream)
-                slot.filled(arrived)
-                lease.slot.reading(arrived)
-        slot_lease.hand_over(token)
+                buffer.filled(arrived)
+                lease.buffer.reading(arrived)
+        buffer_lease.hand_over(token)
         lease.hand_over(done)  # free when this returns: who leases it waits for the fence
-        return _OnGpu(self._gpu, self._number, slot_lease, arrived, graph, self._rows.typed(out), there)
+        return _OnGpu(self._gpu, self._number, buffer_lease, arrived, graph, self._rows.typed(out), there)
 
     def _arrays(self, batch: LoadedBatch, more: Arrays | None) -> dict[str, np.ndarray]:
         graph = batch.graph
@@ -306,7 +306,7 @@ class ToGpu:
     def _put_rows(
         self, batch: LoadedBatch, place: torch.Tensor | None, out: torch.Tensor, wrong: int
     ) -> None:
-        host, num_bytes = batch.lease.slot, out.numel()
+        host, num_bytes = batch.lease.buffer, out.numel()
         if place is None:
             out.view(-1).copy_(torch.from_numpy(host.x[:num_bytes]), non_blocking=True)
         elif self._all is not None:
@@ -317,8 +317,8 @@ class ToGpu:
             assemble(self._gpu, [self._device_cache, self._host_cache, staged], place, out, wrong)
 
     def check(self) -> None:
-        for slot in self._slots:
-            slot.check()
+        for buffer in self._buffers:
+            buffer.check()
 
     def check_not_starved(self) -> None:
         self._pool.check_not_starved()
@@ -333,7 +333,7 @@ class ToGpu:
         self._gpu.fence(self._stream).synchronize()  # it reads buffers of the host
         del self._device_cache, self._host_cache
         self._held = self._all = None
-        self._slots.clear()
+        self._buffers.clear()
         self._pool.close()
 
 

@@ -55,9 +55,9 @@ class Placement:
         self.num_packed = self.packed_per_hop.sum(axis=1)
         attributes = manifest.attributes
         self.row_bytes: int = attributes["row_bytes"]
-        self.slots: int = attributes["slots"]
-        self.slot_rows_bytes: int = attributes["slot_rows_bytes"]
-        self.slot_meta_bytes: int = attributes["slot_meta_bytes"]
+        self.buffers: int = attributes["slots"]
+        self.buffer_rows_bytes: int = attributes["slot_rows_bytes"]
+        self.buffer_meta_bytes: int = attributes["slot_meta_bytes"]
         self.segment_batches: int = attributes["layout"]["segment"]
         self.block_rows: int = attributes["layout"]["block_rows"]
         self.shared_scratch_bytes: int = attributes["shared_scratch_bytes"]

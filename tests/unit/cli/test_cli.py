@@ -120,15 +120,15 @@ def test_names_of_the_data_steer_no_terminal(made: Path, monkeypatch: pytest.Mon
 
 INTERRUPTED_IN_A_FINALIZER = """
 import signal, sys
-from outcrop.loading import buffers as slots
+from outcrop.loading import buffers
 from outcrop.cli.main import run
-give_back, number, sent = slots.SlotPool.give_back, int(sys.argv.pop()), []
+give_back, number, sent = buffers.BufferPool.give_back, int(sys.argv.pop()), []
 def interrupted(self, *arguments):
     give_back(self, *arguments)
     if not sent:
         sent.append(True)
         signal.raise_signal(number)
-slots.SlotPool.give_back = interrupted
+buffers.BufferPool.give_back = interrupted
 sys.argv[0] = "outcrop"
 run()
 """

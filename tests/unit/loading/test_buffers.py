@@ -42,10 +42,14 @@ def session(request: pytest.FixtureRequest, tmp_path: Path, make_runtime: Make) 
 def packed(tmp_path: Path, make_runtime: Make) -> Callable[[int], LoadSession]:
     graph = a_graph(tmp_path / "g", make_runtime(threads=1), width=WIDTH, train=200)
 
-    def make(slots: int) -> LoadSession:
+    def make(buffers: int) -> LoadSession:
         runtime = make_runtime(threads=1)
         run = packed_run(
-            graph, tmp_path / f"run-{slots}", runtime, PlanConfig(memory=4 << 20, slots=slots), batch_size=10
+            graph,
+            tmp_path / f"run-{buffers}",
+            runtime,
+            PlanConfig(memory=4 << 20, slots=buffers),
+            batch_size=10,
         )
         return packed_session(
             graph, run.samples, run.places, run.records, disk_rows(graph, runtime, merge=False), runtime
@@ -61,16 +65,12 @@ def right(batch: MiniBatch) -> bool:
     return np.array_equal(as_rows(batch.x.numpy()), FEATURES[batch.graph.n_id])
 
 
-def slots_of(session: LoadSession) -> int:
-    return len(session._pool._slots)
-
-
 def test_keeping_every_batch_is_an_error_not_a_hang(session):
     kept = []
     with pytest.raises(BudgetError, match=r"all \d batch buffers .* are held by the caller"):  # noqa: PT012
         for batch in session.batches("train"):
             kept.append(batch)
-    assert len(kept) == slots_of(session)
+    assert len(kept) == session.buffers
     assert all(map(right, kept))
     kept.clear()
     del batch
@@ -83,13 +83,13 @@ def letting_go(batches: Iterator[MiniBatch]) -> Iterator[MiniBatch]:
         del batch
 
 
-@pytest.mark.parametrize("slots", [2, 3, 5])
-def test_all_but_one_may_be_kept(packed, slots):
-    with packed(slots) as session:
+@pytest.mark.parametrize("buffers", [2, 3, 5])
+def test_all_but_one_may_be_kept(packed, buffers):
+    with packed(buffers) as session:
         kept: list[MiniBatch] = []
         count = 0
         for batch in session.batches("train"):
-            kept = [*kept, batch][-(slots - 1) :]
+            kept = [*kept, batch][-(buffers - 1) :]
             del batch
             assert all(map(right, kept))
             count += 1
@@ -212,13 +212,13 @@ def test_leaving_a_pass_early_gives_the_buffers_back(session):
     assert sum(right(b) for b in letting_go(session.batches("train"))) == 20
 
 
-@pytest.mark.parametrize("slots", [2, 4])
-def test_a_pass_after_a_failed_one_works(packed, tmp_path, slots):
+@pytest.mark.parametrize("buffers", [2, 4])
+def test_a_pass_after_a_failed_one_works(packed, tmp_path, buffers):
     """A damaged record ends the pass; what it had under way must come back at once."""
     gc.disable()
     try:
-        with packed(slots) as session:
-            path = tmp_path / f"run-{slots}" / "pack" / "records.bin"
+        with packed(buffers) as session:
+            path = tmp_path / f"run-{buffers}" / "pack" / "records.bin"
             whole = path.read_bytes()
             path.write_bytes(bytes(len(whole)))
             with pytest.raises(Exception, match="mini-batch") as caught:
@@ -246,10 +246,10 @@ def test_damaged_rows_are_noticed(packed, tmp_path):
             next(batches)
 
 
-@pytest.mark.parametrize("slots", [2, 4])
-def test_a_new_pass_ends_the_one_before(packed, slots):
+@pytest.mark.parametrize("buffers", [2, 4])
+def test_a_new_pass_ends_the_one_before(packed, buffers):
     """What the first has under way must not take the buffers that the second waits for."""
-    with packed(slots) as session:
+    with packed(buffers) as session:
         first = session.batches("train", 0)
         assert right(next(first))
         second = session.batches("train", 1)
@@ -267,15 +267,15 @@ def test_pool_leases(make_runtime):
     pool, stopped = host_pool(runtime, 2, 8192, 4096), threading.Event()
     assert runtime.budget.now_bytes - before == 2 * (8192 + 4096)
     first, second = pool.lease(stopped), pool.lease(stopped)
-    assert first.slot is not second.slot
-    assert first.slot.x.ctypes.data % 4096 == 0
+    assert first.buffer is not second.buffer
+    assert first.buffer.x.ctypes.data % 4096 == 0
     pool.check_not_starved()  # leased is not handed out: they come back by themselves
     del first
     third = pool.lease(stopped)
-    array = third.slot.x[:100]
+    array = third.buffer.x[:100]
     third.hand_over(array)
     third.hand_over(array)  # once only
-    second.hand_over(other := second.slot.x[:5])
+    second.hand_over(other := second.buffer.x[:5])
     pool.check_not_starved()  # on their way
     for lease in (third, second, third):
         lease.mark_taken()
@@ -320,11 +320,11 @@ def test_rows_grow_where_the_size_is_not_known(make_runtime):
     runtime = make_runtime(threads=1)
     pool = host_pool(runtime, 1, 0, 0)
     lease = pool.lease(threading.Event())
-    lease.slot.make_room(10000)
-    grown = lease.slot.x
+    lease.buffer.make_room(10000)
+    grown = lease.buffer.x
     assert len(grown) >= 10000
-    lease.slot.make_room(5000)
-    assert lease.slot.x is grown
+    lease.buffer.make_room(5000)
+    assert lease.buffer.x is grown
     del grown, lease
     pool.close()
 

@@ -264,7 +264,7 @@ def test_a_refused_budget_for_more_slots_names_enough_for_them(made, tmp_path):
     with pytest.raises(BudgetError, match="cannot hold 5 mini-batches") as refused:
         planned(graph, tmp_path, runtime, sample_set, PlanConfig(memory=1 << 20, slots=5))
     smallest = int(re.search(r"is (\d+) bytes", str(refused.value))[1])
-    assert planned(graph, tmp_path, runtime, sample_set, PlanConfig(memory=smallest, slots=5)).slots == 5
+    assert planned(graph, tmp_path, runtime, sample_set, PlanConfig(memory=smallest, slots=5)).buffers == 5
     with pytest.raises(BudgetError):
         planned(graph, tmp_path, runtime, sample_set, PlanConfig(memory=smallest - 4096, slots=5))
 

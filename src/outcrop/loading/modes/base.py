@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from outcrop.config import BaselineConfig, DeviceConfig, SampleConfig
-from outcrop.loading.buffers import HostSlot, SlotPool
+from outcrop.loading.buffers import BufferPool, HostBuffer
 from outcrop.loading.feeders import RecordedStructures, SampledStructures
 from outcrop.loading.session import LoadSession, make_pool, row_session
 from outcrop.rows import RowSource, rows_within
@@ -42,11 +42,11 @@ class SessionRequest:
     run: Path | None = None
     recorded: SampleSet | None = None
 
-    def make_pool(self) -> SlotPool[HostSlot]:
+    def make_pool(self) -> BufferPool[HostBuffer]:
         """Batch buffers; without a run nobody knows how large they must be, and they grow."""
         most = 0 if self.recorded is None else self.recorded.max_nodes
         return make_pool(
-            self.graph, self.runtime, slots=memory_tables.BATCH_BUFFERS, max_nodes=most, to=self.device
+            self.graph, self.runtime, buffers=memory_tables.BATCH_BUFFERS, max_nodes=most, to=self.device
         )
 
     def cache_rows(self, rows: RowSource, policy: str, part: Part, cycle: int = 1) -> int:

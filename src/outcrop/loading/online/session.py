@@ -18,7 +18,7 @@ from outcrop.device.budget import DeviceBudget
 from outcrop.device.gpu import gpu_of
 from outcrop.errors import ArgumentError, BudgetError
 from outcrop.loading import session
-from outcrop.loading.buffers import HostSlot, SlotPool, device_batch_bytes
+from outcrop.loading.buffers import BufferPool, HostBuffer, device_batch_bytes
 from outcrop.loading.device_rows import ring_pool
 from outcrop.loading.feeders import (
     HopwiseSampler,
@@ -196,20 +196,20 @@ def _device_budget(to: DeviceConfig) -> DeviceBudget | None:
 
 def _make_pool(
     graph: Graph, runtime: Runtime, most: int, to: DeviceConfig, on_device: DeviceBudget | None
-) -> SlotPool[HostSlot]:
+) -> BufferPool[HostBuffer]:
     """Batch buffers; on the GPU where its kernels read the rows, if it has room for these and for batches."""
     batch_bytes = most * graph.spec("features").stride_bytes
     device = resolve(to.name)
     gpu = gpu_of(device)
     if runtime.initiator == "gpu" and gpu is not None and on_device is not None:
         room = memory_tables.RING_BUFFERS.bytes_of(on_device.free_bytes)
-        slots = memory_tables.BATCH_BUFFERS
-        if (slots + memory_tables.DEVICE_BATCHES) * batch_bytes <= room:
-            return ring_pool(runtime, slots, session.buffer_bytes(graph, most), gpu, device, on_device)
-    slots = memory_tables.ONLINE_BATCH_BUFFERS
-    if slots * batch_bytes > memory_tables.THIRD_BUFFER.bytes_of(runtime.budget.free_bytes):
-        slots = memory_tables.BATCH_BUFFERS
-    return session.make_pool(graph, runtime, slots=slots, max_nodes=most, to=to)
+        buffers = memory_tables.BATCH_BUFFERS
+        if (buffers + memory_tables.DEVICE_BATCHES) * batch_bytes <= room:
+            return ring_pool(runtime, buffers, session.buffer_bytes(graph, most), gpu, device, on_device)
+    buffers = memory_tables.ONLINE_BATCH_BUFFERS
+    if buffers * batch_bytes > memory_tables.THIRD_BUFFER.bytes_of(runtime.budget.free_bytes):
+        buffers = memory_tables.BATCH_BUFFERS
+    return session.make_pool(graph, runtime, buffers=buffers, max_nodes=most, to=to)
 
 
 def _open_sampler(
