@@ -27,6 +27,7 @@ from outcrop.runtime.parsing import parse_json
 from outcrop.runtime.recorder import Recorder, thinned
 from outcrop.runtime.runtime import UNLIMITED, Runtime
 from outcrop.store import manifest as manifests
+from outcrop.store.lock import opened, try_lock
 
 if TYPE_CHECKING:
     from outcrop.store.graph import Graph
@@ -47,13 +48,24 @@ def write_preparing(run: Path, content: dict[str, Any]) -> Path:
 
 
 def write_training(run: Path, content: dict[str, Any]) -> Path:
-    """Adds a training and removes those before the last :data:`KEEP`."""
-    before = trainings(run)
-    number = 1 + max((_number(path) for path in before), default=0)
-    path = _write(run / FOLDER / f"train-{number}.json", {"kind": "train", "number": number, **content})
-    for old in before[: max(len(before) + 1 - KEEP, 0)]:
-        old.unlink(missing_ok=True)
-    return path
+    """Adds a training and removes those before the last :data:`KEEP`; of several processes one after the other."""
+    with _alone_in(run / FOLDER):
+        before = trainings(run)
+        number = 1 + max((_number(path) for path in before), default=0)
+        path = _write(run / FOLDER / f"train-{number}.json", {"kind": "train", "number": number, **content})
+        for old in before[: max(len(before) + 1 - KEEP, 0)]:
+            old.unlink(missing_ok=True)
+        return path
+
+
+@contextmanager
+def _alone_in(folder: Path) -> Iterator[None]:
+    """Makes ``folder`` and locks it for the block: two trainings that end together would take the same number."""
+    with naming_files(folder):
+        folder.mkdir(exist_ok=True)
+    with opened(folder) as handle:
+        try_lock(handle)
+        yield
 
 
 def trainings(run: Path) -> list[Path]:

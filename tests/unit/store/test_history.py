@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from itertools import pairwise
 from types import SimpleNamespace
 
 import pytest
 
+from artifact_support import child_environment
 from outcrop.api.prepare import prepare_with_report as prepare
 from outcrop.api.train import train
 from outcrop.errors import FormatError, OutcropWarning
@@ -245,3 +248,40 @@ def test_recording_a_span_looks_at_the_budget_now_and_then_only(watched):
         for i in range(10_000):
             runtime.trace.event("read", start_ns=i, end_ns=i + 1)
     assert len(looked) <= 3  # the clock stands still: first and last look only
+
+
+ADDING = """
+import sys
+from pathlib import Path
+from outcrop.store import history
+print("ready", flush=True)
+sys.stdin.readline()
+for step in range(int(sys.argv[3])):
+    history.write_training(Path(sys.argv[1]), {"by": sys.argv[2], "step": step})
+"""
+
+
+def test_trainings_that_end_together_are_all_recorded(tmp_path):
+    """Two processes add at the same time: each record has a number of its own, and none is replaced."""
+    count = 40
+    command = [sys.executable, "-c", ADDING, str(tmp_path)]
+    adding = [
+        subprocess.Popen(
+            [*command, name, str(count)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env=child_environment(),
+        )
+        for name in ("first", "second")
+    ]
+    assert [process.stdout.readline() for process in adding] == ["ready\n", "ready\n"]
+    for process in adding:
+        process.stdin.write("\n")
+        process.stdin.flush()
+    assert [process.communicate() and process.returncode for process in adding] == [0, 0]
+    kept = [history.read(path) for path in history.trainings(tmp_path)]
+    assert [record["number"] for record in kept] == list(range(2 * count - history.KEEP + 1, 2 * count + 1))
+    for name in ("first", "second"):
+        steps = [record["step"] for record in kept if record["by"] == name]
+        assert steps == list(range(count - len(steps), count))
