@@ -21,7 +21,14 @@ from outcrop.bench.epoch import Log, Setting, ensure_graph
 from outcrop.errors import BudgetError
 from outcrop.loading.open import open_session
 from outcrop.preparation import segments as layouts
-from outcrop.preparation.segments import Arranger, Layout, Search, Shared, Sizes, WantedIds
+from outcrop.preparation.segments import (
+    BatchIds,
+    LayoutSearch,
+    LayoutSizes,
+    SegmentArranger,
+    SegmentLayout,
+    SharedCounts,
+)
 from outcrop.runtime.runtime import Runtime
 from outcrop.store.graph import Graph, open_graph
 from outcrop.store.placement import open_placement
@@ -49,26 +56,26 @@ class _Bench:
         self.fixed = places.predicted["disk_bytes"] - int(self.wants.sum()) * (
             self.row_bytes + self.samples.id_bytes
         )
-        wanted = WantedIds(self.samples, self.packed, runtime, keep_bytes=1 << 30)
-        self.arranger = Arranger(
+        wanted = BatchIds(self.samples, self.packed, runtime, keep_bytes=1 << 30)
+        self.arranger = SegmentArranger(
             wanted, graph.num_nodes, self.row_bytes, self.hot, 0, runtime, table_bytes=_TABLE_BYTES
         )
 
     @property
-    def sizes(self) -> Sizes:
+    def sizes(self) -> LayoutSizes:
         width = self.samples.id_bytes
-        return Sizes(self.row_bytes, self.fixed, int(self.wants.sum()), width + 4, width, 8, 0)
+        return LayoutSizes(self.row_bytes, self.fixed, int(self.wants.sum()), width + 4, width, 8, 0)
 
-    def search(self) -> Search:
-        wanted = WantedIds(self.samples, self.packed, self.runtime)
-        return Search(wanted, self.hot, self.sizes, self.runtime, table_bytes=_TABLE_BYTES)
+    def search(self) -> LayoutSearch:
+        wanted = BatchIds(self.samples, self.packed, self.runtime)
+        return LayoutSearch(wanted, self.hot, self.sizes, self.runtime, table_bytes=_TABLE_BYTES)
 
-    def bytes_read(self, shared: Shared) -> int:
+    def bytes_read(self, shared: SharedCounts) -> int:
         """Of rows, for a pass over everything: packed ones and pages of the disk cache."""
         packed = int(self.wants.sum() - shared.per_hop.sum())
         return packed * self.row_bytes + int(shared.pages.sum()) * layouts.PAGE_BYTES
 
-    def amplification(self, shared: Shared) -> float:
+    def amplification(self, shared: SharedCounts) -> float:
         return self.bytes_read(shared) / (int(self.wants.sum()) * self.row_bytes)
 
     def access_shares(self) -> dict[str, float]:
@@ -145,7 +152,7 @@ def _reordering(bench: _Bench) -> dict[str, dict[str, float]]:
     batches = len(bench.packed)
     for segment in (batches, *(s for s in _SEGMENTS if s < batches)):
         name = "whole" if segment == batches else f"{segment} batches"
-        layout = Layout(segment, 1)
+        layout = SegmentLayout(segment, 1)
         shared = bench.arranger.arrange(layout)
         plain = bench.arranger.arrange(layout, reorder=False)
         ratio = shared.pages / np.maximum(plain.pages, 1)
@@ -168,7 +175,7 @@ def _reordering(bench: _Bench) -> dict[str, dict[str, float]]:
     return found
 
 
-def _brute_force(bench: _Bench) -> tuple[dict[Layout, tuple[int, float]], float]:
+def _brute_force(bench: _Bench) -> tuple[dict[SegmentLayout, tuple[int, float]], float]:
     """Disk bytes and amplification of every layout of the grid, arranged in full; and the seconds that took.
 
     It is the same for every bound: what a bound forbids is known only afterwards.
@@ -183,7 +190,7 @@ def _brute_force(bench: _Bench) -> tuple[dict[Layout, tuple[int, float]], float]
 
 
 def _searched(
-    bench: _Bench, limit: int, tried: dict[Layout, tuple[int, float]], brute: float, log: Log
+    bench: _Bench, limit: int, tried: dict[SegmentLayout, tuple[int, float]], brute: float, log: Log
 ) -> dict[str, Any]:
     """The heuristic against brute force over segment sizes and thresholds (Table 7)."""
     log(f"bound {limit / 2**30:.2f} GiB: heuristic")
@@ -219,9 +226,9 @@ def _searched(
     }
 
 
-def _grid(batches: int) -> Sequence[Layout]:
+def _grid(batches: int) -> Sequence[SegmentLayout]:
     sizes = sorted({*range(_BRUTE_STEP, batches, _BRUTE_STEP), batches})
-    return [Layout(s, m) for s in sizes for m in _THRESHOLDS if m < s]
+    return [SegmentLayout(s, m) for s in sizes for m in _THRESHOLDS if m < s]
 
 
 def _timed(folder: Path, setting: Setting, bound: float, log: Log) -> dict[str, Any] | None:

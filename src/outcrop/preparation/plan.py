@@ -21,7 +21,14 @@ from outcrop.config import PlanConfig, exact_bytes, least_bytes
 from outcrop.errors import ArgumentError, BudgetError
 from outcrop.loading.buffers import device_batch_bytes
 from outcrop.preparation import segments as layouts
-from outcrop.preparation.segments import NONE, Arranger, Layout, Shared, Sizes, WantedIds
+from outcrop.preparation.segments import (
+    UNSHARED,
+    BatchIds,
+    LayoutSizes,
+    SegmentArranger,
+    SegmentLayout,
+    SharedCounts,
+)
 from outcrop.runtime import memory_tables
 from outcrop.runtime.memory_plan import MemoryPlan, divide
 from outcrop.runtime.runtime import UNLIMITED, Runtime
@@ -307,16 +314,16 @@ class _Draft:
     ):
         self.samples, self.packed, self.levels = samples, packed, levels
         self.row_bytes, self.block_rows = row_bytes, block_rows
-        self.layout, self.written, self.alternatives = NONE, {}, []
+        self.layout, self.written, self.alternatives = UNSHARED, {}, []
         self._wants, self._in_memory = per_hop, cached  # before anything is shared
         self._share(None)
 
-    def _share(self, shared: Shared | None) -> None:
+    def _share(self, shared: SharedCounts | None) -> None:
         """Takes over what the disk cache holds; the rest is packed."""
         count = len(self.packed)
         if shared is None:
             none = np.zeros(count, np.int64)
-            shared = Shared(np.zeros_like(self._wants), none, none, np.zeros(1, np.int64))
+            shared = SharedCounts(np.zeros_like(self._wants), none, none, np.zeros(1, np.int64))
         self.shared = shared
         self.per_hop = self._wants - shared.per_hop
         self.cached = np.column_stack([self._in_memory, shared.per_hop.sum(axis=1)])
@@ -337,14 +344,14 @@ class _Draft:
         asked = layouts.parse(config.layout)
         range_starts = np.array([0, graph.num_nodes], np.int64)
         fits = config.disk_space is None or self.disk_bytes() <= config.disk_space
-        if (asked is None and not fits) or (asked is not None and asked != NONE):
+        if (asked is None and not fits) or (asked is not None and asked != UNSHARED):
             hot = [self.levels.host_ids, self.levels.device_ids]
             room = runtime.budget.free_bytes
             keep_bytes = memory_tables.LAYOUT_IDS.bytes_of(room)
-            wanted = WantedIds(self.samples, self.packed, runtime, keep_bytes=keep_bytes)
+            wanted = BatchIds(self.samples, self.packed, runtime, keep_bytes=keep_bytes)
             seed = int(self.samples.manifest.config["seed"])
             table_bytes = memory_tables.LAYOUT_TABLE.bytes_of(room)
-            arranger = Arranger(
+            arranger = SegmentArranger(
                 wanted, graph.num_nodes, self.row_bytes, hot, seed, runtime, table_bytes=table_bytes
             )
             range_starts = arranger.range_starts
@@ -365,27 +372,27 @@ class _Draft:
         self.range_starts = range_starts
         self._check_disk(config, graph)
 
-    def _larger(self, layout: Layout) -> Layout:
+    def _larger(self, layout: SegmentLayout) -> SegmentLayout:
         """Larger segments, up to one with all batches, in which nothing is stored twice."""
         segment = min(max(layout.segment + 1, int(layout.segment * 1.02)), max(len(self.packed), 1))
-        return Layout(segment, layout.threshold if segment > layout.segment else 1)
+        return SegmentLayout(segment, layout.threshold if segment > layout.segment else 1)
 
     def _search(
         self,
         config: PlanConfig,
-        wanted: WantedIds,
+        wanted: BatchIds,
         hot: list[np.ndarray],
-        arranger: Arranger,
+        arranger: SegmentArranger,
         runtime: Runtime,
         table_bytes: int,
-    ) -> Layout:
+    ) -> SegmentLayout:
         assert config.disk_space is not None
         sizes = self._sizes()
-        search = layouts.Search(wanted, hot, sizes, runtime, table_bytes=table_bytes)
+        search = layouts.LayoutSearch(wanted, hot, sizes, runtime, table_bytes=table_bytes)
         best = layouts.heuristic(search, config.disk_space)
         if best is None or config.layout == "heuristic":
-            return best or Layout(max(len(self.packed), 1), 1)
-        rates = layouts.Rates(config.sequential_rate, config.random_rate)
+            return best or SegmentLayout(max(len(self.packed), 1), 1)
+        rates = layouts.DiskRates(config.sequential_rate, config.random_rate)
         wants = self._wants.sum(axis=1)
         costs = {
             layout: layouts.price(layout, arranger, search, sizes, rates, wants)
@@ -395,15 +402,17 @@ class _Draft:
         self.alternatives = [layouts.describe(lay, cost, lay == best) for lay, cost in costs.items()]
         return best
 
-    def _sizes(self) -> Sizes:
+    def _sizes(self) -> LayoutSizes:
         """What a layout takes besides rows: with everything packed, less the packed copies themselves."""
         wants = int(self._wants.sum())
         id_bytes = self.samples.id_bytes
         fixed = self.disk_bytes() - wants * (self.row_bytes + id_bytes)
         block = self.block_rows * self.row_bytes
-        return Sizes(self.row_bytes, fixed, wants, id_bytes + 4, id_bytes, 8, block)
+        return LayoutSizes(self.row_bytes, fixed, wants, id_bytes + 4, id_bytes, 8, block)
 
-    def _arrange(self, layout: Layout, arranger: Arranger, folder: Path, runtime: Runtime) -> None:
+    def _arrange(
+        self, layout: SegmentLayout, arranger: SegmentArranger, folder: Path, runtime: Runtime
+    ) -> None:
         ids = ArrayWriter(runtime, folder, "disk_ids", f"int{8 * self.samples.id_bytes}")
         rank = ArrayWriter(runtime, folder, "disk_rank", "int32")
         with runtime.trace.span("layout", segment=layout.segment, threshold=layout.threshold):
@@ -504,7 +513,9 @@ class _Draft:
         needed = self.disk_bytes()
         if config.disk_space is None or needed <= config.disk_space:
             return
-        shared = "with every row that is not in memory stored once" if self.layout != NONE else "as packed"
+        shared = (
+            "with every row that is not in memory stored once" if self.layout != UNSHARED else "as packed"
+        )
         raise BudgetError(
             f"the run needs {exact_bytes(needed)} of disk {shared} ({needed / graph.feature_bytes:.2f}x the features), "
             f"the limit is {exact_bytes(config.disk_space)}; the smallest --disk-space that does is "

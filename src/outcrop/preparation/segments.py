@@ -28,18 +28,18 @@ _SLACK = 0.005  # by which the sketch may be wrong
 
 
 @dataclass(frozen=True)
-class Layout:
+class SegmentLayout:
     """Segments of ``segment`` batches; rows wanted more than ``threshold`` times in one are shared. 0, 0: none."""
 
     segment: int = 0
     threshold: int = 0
 
 
-NONE = Layout()
+UNSHARED = SegmentLayout()
 
 
 @dataclass(frozen=True)
-class Rates:
+class DiskRates:
     """What the disk does: bytes per second in large reads, 4 KiB reads per second."""
 
     sequential: float = 1e9
@@ -50,7 +50,7 @@ class Rates:
         return packed_bytes / self.sequential + max(runs / self.random, pages * PAGE_BYTES / self.sequential)
 
 
-class WantedIds:
+class BatchIds:
     """Node ids of the packed batches, read in turn through one buffer, or kept while they fit another."""
 
     def __init__(self, samples: SampleSet, packed: np.ndarray, runtime: Runtime, keep_bytes: int = 0):
@@ -87,7 +87,7 @@ class WantedIds:
 
 
 @dataclass
-class Shared:
+class SharedCounts:
     """What the batches read of the disk cache: arrays over packed batches.
 
     Attributes:
@@ -106,7 +106,7 @@ class Shared:
         return int(self.region_rows[-1])
 
 
-class Arranger:
+class SegmentArranger:
     """Applies a layout to all segments, or some: chooses, orders and counts their shared rows.
 
     Args:
@@ -116,7 +116,7 @@ class Arranger:
 
     def __init__(
         self,
-        wanted: WantedIds,
+        wanted: BatchIds,
         num_nodes: int,
         row_bytes: int,
         hot: Sequence[np.ndarray],
@@ -132,19 +132,19 @@ class Arranger:
         self._table = _core.SegmentTable(runtime.budget, per_range)
         self._begun = -1
 
-    def segments(self, layout: Layout) -> list[range]:
+    def segments(self, layout: SegmentLayout) -> list[range]:
         count = len(self._wanted.packed)
         return [range(first, min(first + layout.segment, count)) for first in range(0, count, layout.segment)]
 
     def arrange(
         self,
-        layout: Layout,
+        layout: SegmentLayout,
         *,
         segments: Sequence[int] | None = None,
         block_rows: int = 1,
         out: tuple[ArrayWriter, ArrayWriter] | None = None,
         reorder: bool = True,
-    ) -> Shared:
+    ) -> SharedCounts:
         """Counts what ``layout`` shares in ``segments`` (None: all); writes ids and ranks of all blocks to ``out``.
 
         Without ``reorder`` shared rows lie by ascending id: what reordering is compared with.
@@ -152,7 +152,7 @@ class Arranger:
         cut = self.segments(layout)
         chosen = range(len(cut)) if segments is None else segments
         packed, hops = len(self._wanted.packed), self._wanted.samples.hops + 1
-        shared = Shared(
+        shared = SharedCounts(
             np.zeros((packed, hops), np.int64),
             np.zeros(packed, np.int64),
             np.zeros(packed, np.int64),
@@ -177,11 +177,11 @@ class Arranger:
 
     def _visit(
         self,
-        layout: Layout,
+        layout: SegmentLayout,
         number: int,
         batches: range,
         row: int,
-        shared: Shared,
+        shared: SharedCounts,
         last_page: np.ndarray,
         block_rows: int,
         out: tuple[ArrayWriter, ArrayWriter] | None,
@@ -224,7 +224,7 @@ class Arranger:
 
 
 @dataclass(frozen=True)
-class Cost:
+class LayoutCost:
     """What a layout takes: ``disk_bytes`` of the whole run, and per pass over all packed batches the rest."""
 
     disk_bytes: int
@@ -235,7 +235,7 @@ class Cost:
 
 
 @dataclass(frozen=True)
-class Sizes:
+class LayoutSizes:
     """What disk bytes are made of, beside the rows (preparation/plan.py).
 
     Attributes:
@@ -259,7 +259,7 @@ class Sizes:
         return self.fixed + rows + wants * self.per_want + (self.block if shared else 0)
 
 
-class Search:
+class LayoutSearch:
     """Finds layouts within a bound on disk space.
 
     Nodes are sampled by hash (:class:`_core.LayoutSketch`), so that counting for one segment size takes milliseconds,
@@ -268,9 +268,9 @@ class Search:
 
     def __init__(
         self,
-        wanted: WantedIds,
+        wanted: BatchIds,
         hot: Sequence[np.ndarray],
-        sizes: Sizes,
+        sizes: LayoutSizes,
         runtime: Runtime,
         *,
         table_bytes: int,
@@ -296,7 +296,7 @@ class Search:
         self._scale = sizes.total_wants / self._sketch.size if self._sketch.size else 1.0
         self._histograms: dict[int, np.ndarray] = {}
 
-    def counts(self, layout: Layout) -> tuple[float, float, float]:
+    def counts(self, layout: SegmentLayout) -> tuple[float, float, float]:
         """Shared rows, packed copies, wants of shared rows."""
         if layout.segment not in self._histograms:
             self._histograms[layout.segment] = np.asarray(self._sketch.histogram(layout.segment), np.int64)
@@ -309,10 +309,10 @@ class Search:
             self._scale * int(wants[m + 1 :].sum()),
         )
 
-    def disk_bytes(self, layout: Layout) -> float:
+    def disk_bytes(self, layout: SegmentLayout) -> float:
         return self._sizes.disk_bytes(*self.counts(layout))
 
-    def smallest(self, threshold: int, limit: int, at_least: int = 2) -> Layout | None:
+    def smallest(self, threshold: int, limit: int, at_least: int = 2) -> SegmentLayout | None:
         """The smallest segments, of ``at_least`` batches or more, with which the run fits ``limit`` bytes, if any.
 
         Larger segments share more and take less, up to what the cut between segments adds: bisection finds a size
@@ -320,25 +320,25 @@ class Search:
         """
         limit = int(limit if self.exact else limit * (1 - _SLACK))
         low, high = max(at_least, 1), max(self._batches, 1)
-        if low > high or self.disk_bytes(Layout(high, threshold)) > limit:
+        if low > high or self.disk_bytes(SegmentLayout(high, threshold)) > limit:
             return None
         while low < high:
             middle = (low + high) // 2
-            if self.disk_bytes(Layout(middle, threshold)) <= limit:
+            if self.disk_bytes(SegmentLayout(middle, threshold)) <= limit:
                 high = middle
             else:
                 low = middle + 1
-        return Layout(low, threshold)
+        return SegmentLayout(low, threshold)
 
 
-def heuristic(search: Search, limit: int) -> Layout | None:
+def heuristic(search: LayoutSearch, limit: int) -> SegmentLayout | None:
     """The paper's choice: m = 1 and the smallest s within ``limit`` bytes."""
     return search.smallest(1, limit)
 
 
-def candidates(search: Search, limit: int, batches: int) -> list[Layout]:
+def candidates(search: LayoutSearch, limit: int, batches: int) -> list[SegmentLayout]:
     """Layouts worth pricing: for thresholds 1, 2, 3, 4, 6, 8, ... the smallest segments, and for 1 larger ones."""
-    found: list[Layout] = []
+    found: list[SegmentLayout] = []
     threshold = 1
     while (layout := search.smallest(threshold, limit)) is not None:
         found.append(layout)
@@ -347,13 +347,18 @@ def candidates(search: Search, limit: int, batches: int) -> list[Layout]:
             break
     if found:
         first = found[0].segment
-        found += [Layout(min(int(first * f), batches), 1) for f in (1.5, 2, 4)]
+        found += [SegmentLayout(min(int(first * f), batches), 1) for f in (1.5, 2, 4)]
     return list(dict.fromkeys(found))
 
 
 def price(
-    layout: Layout, arranger: Arranger, search: Search, sizes: Sizes, rates: Rates, wants: np.ndarray
-) -> Cost:
+    layout: SegmentLayout,
+    arranger: SegmentArranger,
+    search: LayoutSearch,
+    sizes: LayoutSizes,
+    rates: DiskRates,
+    wants: np.ndarray,
+) -> LayoutCost:
     """What ``layout`` costs, from a few of its segments.
 
     Args:
@@ -368,7 +373,7 @@ def price(
     scale = wants.sum() / max(wants[at].sum(), 1)
     pages, runs = (int(scale * v[at].sum()) for v in (shared.pages, shared.runs))
     packed = int(scale * (wants[at].sum() - shared.per_hop[at].sum())) * sizes.row_bytes
-    return Cost(
+    return LayoutCost(
         int(search.disk_bytes(layout)),
         packed + pages * PAGE_BYTES,
         pages,
@@ -377,16 +382,16 @@ def price(
     )
 
 
-def describe(layout: Layout, cost: Cost, chosen: bool) -> dict[str, Any]:
+def describe(layout: SegmentLayout, cost: LayoutCost, chosen: bool) -> dict[str, Any]:
     """A line of the plan's alternatives."""
     return {**asdict(layout), **asdict(cost), "read_ops": cost.runs, "chosen": chosen}
 
 
-def parse(text: str) -> Layout | None:
+def parse(text: str) -> SegmentLayout | None:
     """The layout that :class:`PlanConfig` asks for: ``"packed"`` or ``"S,M"``; None where it is to be searched."""
     if text in ("cost", "heuristic"):
         return None
     if text == "packed":
-        return NONE
+        return UNSHARED
     segment, _, threshold = text.partition(",")
-    return Layout(int(segment), int(threshold))
+    return SegmentLayout(int(segment), int(threshold))

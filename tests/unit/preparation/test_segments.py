@@ -16,7 +16,7 @@ from outcrop import _core
 from outcrop.config import PlanConfig
 from outcrop.errors import ArgumentError, BudgetError, FormatError
 from outcrop.preparation import segments
-from outcrop.preparation.segments import Arranger, Layout, Search, Sizes, WantedIds
+from outcrop.preparation.segments import BatchIds, LayoutSearch, LayoutSizes, SegmentArranger, SegmentLayout
 from outcrop.runtime.runtime import Runtime
 from outcrop.store.samples import SampleSet
 from run_support import PAGE, a_graph, config_with_cache, planned, sampled
@@ -39,7 +39,7 @@ def wants_of(samples: SampleSet, hot: np.ndarray) -> list[np.ndarray]:
     return [n[~np.isin(n, hot)] for n in ids]
 
 
-def shared_by_brute_force(wants: Sequence[np.ndarray], lay: Layout) -> list[set[int]]:
+def shared_by_brute_force(wants: Sequence[np.ndarray], lay: SegmentLayout) -> list[set[int]]:
     """Per segment the nodes that more than `threshold` of its batches want."""
     return [
         {
@@ -53,9 +53,9 @@ def shared_by_brute_force(wants: Sequence[np.ndarray], lay: Layout) -> list[set[
 
 def arranger(
     graph, samples: SampleSet, runtime: Runtime, hot: np.ndarray, table_bytes: int = 1 << 30
-) -> Arranger:
-    wanted = WantedIds(samples, np.arange(samples.num_batches), runtime, 1 << 20)
-    return Arranger(wanted, graph.num_nodes, ROW, [hot], 7, runtime, table_bytes=table_bytes)
+) -> SegmentArranger:
+    wanted = BatchIds(samples, np.arange(samples.num_batches), runtime, 1 << 20)
+    return SegmentArranger(wanted, graph.num_nodes, ROW, [hot], 7, runtime, table_bytes=table_bytes)
 
 
 def expected_reads(rows: np.ndarray, row_bytes: int) -> tuple[int, int]:
@@ -72,9 +72,19 @@ def expected_reads(rows: np.ndarray, row_bytes: int) -> tuple[int, int]:
 
 @pytest.mark.parametrize("ranges", [1, 3])
 @pytest.mark.parametrize(
-    "lay", [Layout(1, 0), Layout(2, 1), Layout(7, 1), Layout(7, 3), Layout(300, 2), Layout(5, 9)]
+    "lay",
+    [
+        SegmentLayout(1, 0),
+        SegmentLayout(2, 1),
+        SegmentLayout(7, 1),
+        SegmentLayout(7, 3),
+        SegmentLayout(300, 2),
+        SegmentLayout(5, 9),
+    ],
 )
-def test_what_is_shared_and_read_equals_brute_force(made, tmp_path, monkeypatch, lay: Layout, ranges: int):
+def test_what_is_shared_and_read_equals_brute_force(
+    made, tmp_path, monkeypatch, lay: SegmentLayout, ranges: int
+):
     graph, samples, runtime = made
     hot = np.arange(0, 900, 7)
     wants = wants_of(samples, hot)
@@ -115,9 +125,9 @@ def test_what_is_shared_and_read_equals_brute_force(made, tmp_path, monkeypatch,
 def test_the_tables_are_clean_for_the_next_segment(made):
     graph, samples, runtime = made
     work = arranger(graph, samples, runtime, np.zeros(0, np.int64))
-    first = work.arrange(Layout(5, 1))
-    work.arrange(Layout(9, 2))
-    again = work.arrange(Layout(5, 1))
+    first = work.arrange(SegmentLayout(5, 1))
+    work.arrange(SegmentLayout(9, 2))
+    again = work.arrange(SegmentLayout(5, 1))
     assert np.array_equal(first.pages, again.pages)
     assert np.array_equal(first.region_rows, again.region_rows)
 
@@ -202,14 +212,16 @@ def test_a_thinned_sketch_keeps_one_in_some_nodes_whole(make_runtime: Make):
         sketch.add(0, kept)
 
 
-def searched(samples: SampleSet, runtime: Runtime, hot: np.ndarray, table_bytes: int = 1 << 30) -> Search:
+def searched(
+    samples: SampleSet, runtime: Runtime, hot: np.ndarray, table_bytes: int = 1 << 30
+) -> LayoutSearch:
     wants = sum(map(len, wants_of(samples, hot)))
-    sizes = Sizes(ROW, 5000, wants, 8, 4, 8, 1000)
-    wanted = WantedIds(samples, np.arange(samples.num_batches), runtime)
-    return Search(wanted, [hot], sizes, runtime, table_bytes=table_bytes)
+    sizes = LayoutSizes(ROW, 5000, wants, 8, 4, 8, 1000)
+    wanted = BatchIds(samples, np.arange(samples.num_batches), runtime)
+    return LayoutSearch(wanted, [hot], sizes, runtime, table_bytes=table_bytes)
 
 
-def disk_bytes_by_brute_force(wants: Sequence[np.ndarray], lay: Layout) -> int:
+def disk_bytes_by_brute_force(wants: Sequence[np.ndarray], lay: SegmentLayout) -> int:
     shared = shared_by_brute_force(wants, lay)
     rows = sum(map(len, shared))
     accesses = sum(int(np.isin(w, list(shared[p // lay.segment])).sum()) for p, w in enumerate(wants))
@@ -224,10 +236,11 @@ def test_the_smallest_segments_within_a_bound_are_found(made, threshold: int):
     wants, search = wants_of(samples, hot), searched(samples, runtime, hot)
     assert search.exact
     sizes = {
-        s: disk_bytes_by_brute_force(wants, Layout(s, threshold)) for s in range(2, samples.num_batches + 1)
+        s: disk_bytes_by_brute_force(wants, SegmentLayout(s, threshold))
+        for s in range(2, samples.num_batches + 1)
     }
     for s, size in sizes.items():
-        assert search.disk_bytes(Layout(s, threshold)) == size
+        assert search.disk_bytes(SegmentLayout(s, threshold)) == size
     for limit in (
         min(sizes.values()) - 1,
         min(sizes.values()),
@@ -247,7 +260,7 @@ def test_a_sampled_sketch_is_close(made):
     exact, thinned = (searched(samples, runtime, np.zeros(0, np.int64), b) for b in (1 << 30, 1))
     assert exact.exact
     assert not thinned.exact
-    for lay in (Layout(3, 1), Layout(20, 1), Layout(20, 3)):
+    for lay in (SegmentLayout(3, 1), SegmentLayout(20, 1), SegmentLayout(20, 3)):
         assert thinned.disk_bytes(lay) == pytest.approx(exact.disk_bytes(lay), rel=0.1)
 
 
@@ -264,7 +277,7 @@ def tried(tmp_path_factory: pytest.TempPathFactory):
         for m in (1, 2, 3, 4, 6, 9):
             if m < s:
                 places = planned(graph, folder, runtime, samples, cached(samples, layout=f"{s},{m}"), "try")
-                found[Layout(s, m)] = (places.predicted["disk_bytes"], reads_of(places))
+                found[SegmentLayout(s, m)] = (places.predicted["disk_bytes"], reads_of(places))
     return graph, samples, runtime, everything.predicted["disk_bytes"], found
 
 
@@ -340,8 +353,8 @@ def test_ten_thousand_large_batches_are_searched_within_the_budget(make_runtime:
     budget = 256 << 20
     runtime = make_runtime(budget)
     wanted = _ManyBatches(batches, nodes, 100_000_000)
-    sizes = Sizes(512, 0, batches * nodes, 8, 4, 8, 0)
-    search = Search(wanted, [], sizes, runtime, table_bytes=budget // 2)  # type: ignore[arg-type]
+    sizes = LayoutSizes(512, 0, batches * nodes, 8, 4, 8, 0)
+    search = LayoutSearch(wanted, [], sizes, runtime, table_bytes=budget // 2)  # type: ignore[arg-type]
     everything = sizes.disk_bytes(0, batches * nodes, 0)
     found = segments.heuristic(search, int(everything * 0.6))
     assert found is not None
