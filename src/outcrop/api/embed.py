@@ -315,7 +315,7 @@ def embed_neighbors(
         ArgumentError: There is no such node or metric.
     """
     with _trained(run, memory, None) as trained:
-        return nearest.neighbours(trained, nearest.find_node(trained, name), count, metric)
+        return nearest.neighbors(trained, nearest.find_node(trained, name), count, metric)
 
 
 embed_neighbours = embed_neighbors

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import numpy as np
 
-from outcrop.embed.numbering import ById, Division, Listed, Numbering, Random
+from outcrop.embed.numbering import ById, Division, ListedOrder, NodeNumbering, Random
 from outcrop.errors import FormatError
 from outcrop.runtime.runtime import Runtime
 from outcrop.store import manifest as manifests
@@ -83,10 +83,10 @@ class Buckets:
             )
         return starts
 
-    def numbering(self, runtime: Runtime) -> Numbering:
+    def numbering(self, runtime: Runtime) -> NodeNumbering:
         kind = self.manifest.config["numbering"]
         if kind == "degree":
-            return Listed(self.array(runtime, "order").read("numbering"), runtime)
+            return ListedOrder(self.array(runtime, "order").read("numbering"), runtime)
         return ById() if kind == "id" else Random(self.num_nodes, self.manifest.config["seed"], runtime)
 
     def names(self, runtime: Runtime, kind: str, start: int = 0, stop: int | None = None) -> list[str]:

@@ -26,7 +26,7 @@ class SlotMove:
     loaded: int | None
 
 
-class Moving(Protocol):
+class SliceTransfer(Protocol):
     """Slices on their way. ``read``: of each move, whether it comes from disk; others were never written."""
 
     @property
@@ -88,7 +88,7 @@ class Buffer:
         self._memory = self._runtime.budget.empty(TAG, need).reshape(self._slots, table.slab_bytes)
         self.rows = self._memory.reshape(-1).view(np.float32).reshape(-1, table.shape.stride)
 
-    def exchange(self, moves: Sequence[SlotMove]) -> Moving:
+    def exchange(self, moves: Sequence[SlotMove]) -> SliceTransfer:
         """Begins to move slices between slots and disk."""
         return self._table.exchange([Move(self._memory[m.slot], m.stored, m.loaded) for m in moves])
 

@@ -17,7 +17,7 @@ from outcrop.config import EmbedConfig
 from outcrop.device.budget import DeviceBudget
 from outcrop.device.gpu import Fence, Gpu
 from outcrop.embed import fused
-from outcrop.embed.buffer import TAG, Buffer, Moving, SlotMove
+from outcrop.embed.buffer import TAG, Buffer, SliceTransfer, SlotMove
 from outcrop.embed.losses import loss_function
 from outcrop.embed.scores import score_function
 from outcrop.embed.similarity import TILE_FLOATS, Dot, Modulus
@@ -65,7 +65,7 @@ class GpuBuffer(Buffer):
         self.pinned = in_place(self.staging).as_subclass(torch.Tensor)  # plain: copies are those of the bus
         self.stream = self.gpu.new_stream(self.device.index or 0)
 
-    def exchange(self, moves: Sequence[SlotMove]) -> Moving:
+    def exchange(self, moves: Sequence[SlotMove]) -> SliceTransfer:
         if not self._by_rings:
             return _GpuExchange(self, tuple(moves))
         return self._table.exchange([Move(self.slabs[m.slot], m.stored, m.loaded) for m in moves], self)

@@ -42,7 +42,7 @@ def find_node(trained: EmbeddingModel, name: str) -> int:
     raise ArgumentError(f"node {name!r} is not in {buckets.path}{hint}")
 
 
-def neighbours(
+def neighbors(
     trained: EmbeddingModel, node: int, count: int, metric: str = "cosine"
 ) -> list[tuple[int, str | None, float]]:
     """(id, name, distance) of the ``count`` nodes nearest to ``node``, itself left out, nearest first.

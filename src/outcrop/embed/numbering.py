@@ -53,7 +53,7 @@ def default_slices(partitions: int, num_nodes: int) -> int:
     return 1 if partitions == 1 else max(min(_SLICES, _MOST_SLICES // partitions, num_nodes // partitions), 1)
 
 
-class Numbering(Protocol):
+class NodeNumbering(Protocol):
     def rows(self, nodes: np.ndarray) -> np.ndarray: ...
     def nodes(self, rows: np.ndarray) -> np.ndarray: ...
 
@@ -84,7 +84,7 @@ class Random:
         return out
 
 
-class Listed:
+class ListedOrder:
     """``order[row]`` is the node of each row."""
 
     def __init__(self, order: np.ndarray, runtime: Runtime):

@@ -16,7 +16,15 @@ import numpy as np
 import outcrop._core as _core
 from outcrop.config import BucketConfig, exact_bytes, least_bytes
 from outcrop.embed.buckets import FOLDER, FORMAT, VERSION, Buckets, open_buckets
-from outcrop.embed.numbering import ById, Division, Listed, Numbering, Random, by_degree, default_slices
+from outcrop.embed.numbering import (
+    ById,
+    Division,
+    ListedOrder,
+    NodeNumbering,
+    Random,
+    by_degree,
+    default_slices,
+)
 from outcrop.embed.sources import EdgeSource, open_source
 from outcrop.errors import ArgumentError, BudgetError
 from outcrop.runtime import memory_tables
@@ -135,7 +143,7 @@ class _Prepare:
         array.close()
         self.arrays[name] = writer.finish()
 
-    def _numbering(self) -> Numbering:
+    def _numbering(self) -> NodeNumbering:
         if self.config.numbering != "degree":
             return ById() if self.config.numbering == "id" else self._random()
         nodes = self.edges.num_nodes
@@ -151,7 +159,7 @@ class _Prepare:
         writer = self._writer("order", "int64")
         writer.append(order)
         self.arrays["order"] = writer.finish()
-        return Listed(order, self.runtime)
+        return ListedOrder(order, self.runtime)
 
     def _random(self) -> Random:
         return Random(self.edges.num_nodes, self.config.seed, self.runtime)
@@ -173,7 +181,7 @@ class _Prepare:
             yield block, held_out
             first += len(block)
 
-    def _sort(self, numbering: Numbering) -> np.ndarray:
+    def _sort(self, numbering: NodeNumbering) -> np.ndarray:
         """Writes ``edges``, ``starts`` and what is held out; the starts."""
         edges, width = self.edges, 3 if self.edges.num_relations else 2
         writers = {split: self._writer(split, "int64", (width,)) for split in HELD_OUT}
@@ -231,7 +239,7 @@ class _Prepare:
             sorter.finish(write)
         self.arrays["edges"] = out.finish()
 
-    def _rows(self, block: np.ndarray, numbering: Numbering) -> np.ndarray:
+    def _rows(self, block: np.ndarray, numbering: NodeNumbering) -> np.ndarray:
         """The block with rows instead of nodes."""
         if len(block) and not 0 <= block[:, [0, -1]].min() <= block[:, [0, -1]].max() < self.edges.num_nodes:
             raise ArgumentError(

@@ -19,7 +19,7 @@ from typing import Any, Protocol
 import numpy as np
 
 import outcrop._core as _core
-from outcrop.embed.numbering import Division, Numbering
+from outcrop.embed.numbering import Division, NodeNumbering
 from outcrop.errors import ChecksumError, FormatError
 from outcrop.rows.rings import RingFile
 from outcrop.runtime.runtime import Runtime
@@ -60,7 +60,7 @@ class Table:
         division: Division,
         shape: RowShape,
         start: Start,
-        numbering: Numbering,
+        numbering: NodeNumbering,
         runtime: Runtime,
         *,
         read_only: bool = False,

@@ -19,7 +19,7 @@ from outcrop.embed import evaluate as evaluation
 from outcrop.embed.evaluate import Metrics, Ranks, evaluate
 from outcrop.embed.export import export
 from outcrop.embed.model import open_trained
-from outcrop.embed.neighbors import find_node, neighbours
+from outcrop.embed.neighbors import find_node, neighbors
 from outcrop.embed.orders import make_order
 from outcrop.errors import ArgumentError, BudgetError, IoError
 
@@ -278,13 +278,13 @@ def test_neighbours_are_those_of_brute_force(tmp_path, make_runtime, splits, met
     }[metric]
     distance[node] = torch.inf
     expected = distance.argsort()[:6].tolist()
-    found = neighbours(trained, node, 6, metric)
+    found = neighbors(trained, node, 6, metric)
     assert [n for n, _, _ in found] == expected
     np.testing.assert_allclose([d for _, _, d in found], distance[expected], atol=1e-3)
     with pytest.raises(ArgumentError, match=r"node 'n' is not in .*there are n"):
         find_node(trained, "n")
     with pytest.raises(ArgumentError, match="known: cosine"):
-        neighbours(trained, node, 6, "x")
+        neighbors(trained, node, 6, "x")
     trained.close()
 
 
