@@ -59,7 +59,7 @@ def _naming(
     def need(budget: int) -> int:
         assert measure is not None
         most = int(_SHARE * system.available_memory())
-        with Runtime(budget, measure_bytes=most, progress=_Measuring(shown(progress))) as runtime:
+        with Runtime(budget, measure_bytes=most, progress=_MeasurementProgress(shown(progress))) as runtime:
             measure(runtime=runtime)
             return runtime.budget.peak_bytes
 
@@ -126,7 +126,7 @@ def _between(points: list[tuple[int, int]], too_small: int, enough: int) -> int:
     return guess
 
 
-class _Measuring:
+class _MeasurementProgress:
     """Shows the progress of a measurement under names of its own."""
 
     def __init__(self, to: Progress):

@@ -43,7 +43,7 @@ class Part:
 
 
 @dataclass(frozen=True)
-class Cost:
+class AccumulatorBytes:
     """Bytes of memory that computing takes beside the rows themselves, per target, per row of a part, per edge."""
 
     target: int
@@ -233,15 +233,15 @@ def needs(conv: nn.Module) -> tuple[bool, bool]:
     return kind.drops_loops, kind.targets_first
 
 
-def cost(conv: nn.Module) -> Cost:
+def cost(conv: nn.Module) -> AccumulatorBytes:
     """What :func:`layer_sums` takes at the most, where ``step`` and the targets that are finished at a time are at most
     the rows of a part."""
     in_dim, out_dim = widths(conv)
     if isinstance(conv, GATConv):
         width, heads = conv.out_channels * conv.heads, conv.heads
         row = _FLOAT * (width + heads + max(2 * width + 6 * heads, 2 * out_dim))
-        return Cost(_FLOAT * (width + 3 * heads), row, 16 * heads + 16)
+        return AccumulatorBytes(_FLOAT * (width + 3 * heads), row, 16 * heads + 16)
     width = min(in_dim, out_dim)
     mapped = out_dim if _map_first(conv) else 0
     row = _FLOAT * (mapped + max(2 * width, width + out_dim))
-    return Cost(_FLOAT * (width + 1), row, 8 if isinstance(conv, GCNConv) else 0)
+    return AccumulatorBytes(_FLOAT * (width + 1), row, 8 if isinstance(conv, GCNConv) else 0)

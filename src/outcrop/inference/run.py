@@ -26,7 +26,7 @@ from outcrop.errors import ArgumentError, BudgetError, IoError
 from outcrop.inference import export as exporting
 from outcrop.inference import layer_sums
 from outcrop.inference import layerwise as inferring
-from outcrop.inference.scored import Scored
+from outcrop.inference.scored import ScoringRequest
 from outcrop.inference.whole import WholeModel
 from outcrop.loading import session as load
 from outcrop.loading.feeders import SampledStructures
@@ -175,7 +175,7 @@ class InferTask:
     """
 
     graph: Graph
-    scored: Scored
+    scored: ScoringRequest
     output: str
     digest: str
     out: Path
@@ -225,7 +225,7 @@ class InferTask:
 
 
 def checked_task(
-    graph: Graph, scored: Scored, out: Path, nodes: Any, output: str, *, resumable: bool
+    graph: Graph, scored: ScoringRequest, out: Path, nodes: Any, output: str, *, resumable: bool
 ) -> InferTask:
     """Checks what is asked for, before any work starts.
 

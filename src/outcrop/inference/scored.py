@@ -22,7 +22,7 @@ METHODS = ("layerwise", "sampled")
 
 
 @dataclass(frozen=True)
-class Scored:
+class ScoringRequest:
     """What is scored, and how.
 
     Attributes:
@@ -46,7 +46,7 @@ def what_is_scored(
     fanouts: Sequence[int] | None,
     any_graph: bool,
     device: str,
-) -> Scored:
+) -> ScoringRequest:
     """Checks what is to be scored."""
     if method not in (None, *METHODS):
         raise ArgumentError(f"method {method!r} is unknown; known: {', '.join(METHODS)}")
@@ -67,13 +67,15 @@ def what_is_scored(
                 f"the model wants features of width {width}, {graph.path} has {graph.feature_dim}"
             )
         known = graph.label_kind, graph.class_names
-        return Scored(stack.to(devices.resolve(device)), method or "layerwise", asked, *known)
+        return ScoringRequest(stack.to(devices.resolve(device)), method or "layerwise", asked, *known)
     if method == "layerwise" or asked is None:
         raise ArgumentError(
             f"the model cannot be computed layer by layer: {why}; give fanouts to score it in sampled batches "
             "(method 'sampled')"
         )
-    return Scored(WholeModel(model, graph.feature_dim), "sampled", asked, graph.label_kind, graph.class_names)
+    return ScoringRequest(
+        WholeModel(model, graph.feature_dim), "sampled", asked, graph.label_kind, graph.class_names
+    )
 
 
 def _of_checkpoint(
@@ -83,7 +85,7 @@ def _of_checkpoint(
     fanouts: tuple[int, ...] | None,
     any_graph: bool,
     device: str,
-) -> Scored:
+) -> ScoringRequest:
     model, meta = checkpoints.load_best(checkpoint, device)
     in_dim = meta.config["in_dim"]
     if in_dim != graph.feature_dim:
@@ -103,4 +105,4 @@ def _of_checkpoint(
     # Another graph may number its classes otherwise.
     class_names = graph.class_names if same_graph else ()
     kind = meta.config.get("label_kind", "class")
-    return Scored(model, method or "layerwise", fanouts, kind, class_names)
+    return ScoringRequest(model, method or "layerwise", fanouts, kind, class_names)

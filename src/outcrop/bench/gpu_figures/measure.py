@@ -99,7 +99,7 @@ class Case:
 
 
 @dataclass(frozen=True)
-class Timed:
+class CallTimes:
     """Seconds of a call (median and all rounds) and busy cores, by way."""
 
     seconds: dict[str, float]
@@ -107,7 +107,7 @@ class Timed:
     cores: dict[str, float]
 
 
-def in_turns(setup: Setup, ways: Ways) -> Timed:
+def in_turns(setup: Setup, ways: Ways) -> CallTimes:
     """Times each way in each round, every second round backwards; a call to warm up and one to see how many fit.
 
     A way may be called again before the GPU has done what it gave it.
@@ -125,7 +125,7 @@ def in_turns(setup: Setup, ways: Ways) -> Timed:
             samples[name].append(seconds / calls[name])
             cores[name].append(busy / seconds)
     medians = [{name: statistics.median(of) for name, of in every.items()} for every in (samples, cores)]
-    return Timed(medians[0], samples, medians[1])
+    return CallTimes(medians[0], samples, medians[1])
 
 
 def _time(setup: Setup, way: Callable[[], Any], calls: int) -> tuple[float, float]:

@@ -19,7 +19,7 @@ import torch
 import outcrop._core as _core
 from outcrop import unified
 from outcrop.bench.gpu_figures.gradients import inputs, plain
-from outcrop.bench.gpu_figures.measure import Case, Setup, Timed, Ways, in_turns
+from outcrop.bench.gpu_figures.measure import CallTimes, Case, Setup, Ways, in_turns
 from outcrop.bench.gpu_figures.result import Bar, Benchmark, Cases
 from outcrop.config import IoConfig
 from outcrop.embed import fused
@@ -190,7 +190,7 @@ def _slabs(setup: Setup, path: Path, size: int, slab: int) -> Iterator[SlabRings
             runtime.io.close(number)
 
 
-def _reading(setup: Setup, file: File) -> Timed:
+def _reading(setup: Setup, file: File) -> CallTimes:
     slab = file.out.numel()
     with _slabs(setup, file.path, file.num_rows * _PAGE, slab) as rings:
         file.out.zero_()
@@ -208,7 +208,7 @@ def _reading(setup: Setup, file: File) -> Timed:
         )
 
 
-def _writing(setup: Setup, file: File) -> Timed:
+def _writing(setup: Setup, file: File) -> CallTimes:
     """To files of their own."""
     slab, here, there = file.out.numel(), setup.folder / "by-host.bin", setup.folder / "by-rings.bin"
     with Runtime(io=IoConfig(depth=_DEPTH)) as runtime, _slabs(setup, there, slab, slab) as rings:

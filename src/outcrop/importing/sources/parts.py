@@ -87,10 +87,10 @@ def open_parts(given: Parts, runtime: Runtime) -> GraphSource:
         ArgumentError: Parts contradict each other, or leave open which row belongs to which node.
         FormatError: A part has not the shape or the type that it needs.
     """
-    return _Joined(given, runtime).source()
+    return _PartsJoiner(given, runtime).source()
 
 
-class _Joined:
+class _PartsJoiner:
     """Parts under way to a :class:`GraphSource`: who is who, then edges and rows."""
 
     def __init__(self, given: Parts, runtime: Runtime):
