@@ -265,7 +265,7 @@ class OnlineFeeder(_InPlace):
         return self._sampler.seeds(split, epoch, numbers)
 
     def submit(self, what: Any, lease: Lease[HostBuffer]) -> BatchInFlight:
-        batch = BatchInFlight(None, lease, job=_Asked(self.rows, lease.buffer, self._apart, self._grow))
+        batch = BatchInFlight(None, lease, job=_RowReads(self.rows, lease.buffer, self._apart, self._grow))
         batch.graph = self._sampler.sample(what, batch.job.add, batch.job.add_located)
         batch.levels, batch.table = batch.job.levels, batch.job.table() if self._apart else None
         batch.needed = batch.levels.get("disk", 0) * self.row_bytes
@@ -293,7 +293,7 @@ class OnlineFeeder(_InPlace):
         self.rows.close()
 
 
-class _Asked:
+class _RowReads:
     """The rows of one batch that were asked for so far."""
 
     def __init__(

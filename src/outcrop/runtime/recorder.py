@@ -48,7 +48,7 @@ class Recorder:
     @contextmanager
     def watching(self) -> Iterator[None]:
         progress = self._runtime.progress
-        self._runtime.progress = _Heard(progress, self._tick)
+        self._runtime.progress = _ListeningProgress(progress, self._tick)
         self._tick()
         try:
             with self._runtime.trace.listening(self._hear):
@@ -131,26 +131,26 @@ class Recorder:
                 self._interval_ns *= 2
 
 
-class _Heard:
+class _ListeningProgress:
     """A Progress that passes everything on and ticks."""
 
-    def __init__(self, to: Progress, tick: Any):
-        self._to, self._tick = to, tick
+    def __init__(self, listener: Progress, tick: Any):
+        self._listener, self._tick = listener, tick
 
     def start(self, task: str, total: int, unit: str) -> None:
         self._tick()
-        self._to.start(task, total, unit)
+        self._listener.start(task, total, unit)
 
     def advance(self, task: str, amount: int) -> None:
         self._tick()
-        self._to.advance(task, amount)
+        self._listener.advance(task, amount)
 
     def note(self, task: str, text: str) -> None:
-        self._to.note(task, text)
+        self._listener.note(task, text)
 
     def finish(self, task: str) -> None:
         self._tick()
-        self._to.finish(task)
+        self._listener.finish(task)
 
 
 def thinned(records: list[Any], most: int = MAX_EPOCHS) -> list[Any]:

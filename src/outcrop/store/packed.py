@@ -97,7 +97,7 @@ class PackedRecords:
         p = self._number[batch]
         return int(self.placement.offsets[p + 1] - self.placement.offsets[p])
 
-    def submit(self, batch: int, meta: np.ndarray, x: np.ndarray) -> _Both:
+    def submit(self, batch: int, meta: np.ndarray, x: np.ndarray) -> _RecordReads:
         """Starts reading: the meta part into ``meta``, the packed rows to where :meth:`finish` expands them in ``x``.
 
         Both are uint8 on page boundaries; ``x`` has room for the batch's rows, rounded up to a page, and a page more.
@@ -110,9 +110,9 @@ class PackedRecords:
         offsets, lengths, positions = [start], [meta_span], [0]
         meta_job = self._reads(offsets, lengths, meta, positions)
         if not rows_span:
-            return _Both(meta_job, None)
+            return _RecordReads(meta_job, None)
         at = (nodes - packed) * self.row_bytes // record.PAGE_BYTES * record.PAGE_BYTES
-        return _Both(meta_job, self._reads([start + meta_span], [rows_span], x, [at]))
+        return _RecordReads(meta_job, self._reads([start + meta_span], [rows_span], x, [at]))
 
     def _reads(
         self, offsets: list[int], lengths: list[int], out: np.ndarray, positions: list[int]
@@ -122,7 +122,7 @@ class PackedRecords:
         return self._runtime.io.submit_reads(self._file.file, o, n, out, p)
 
     def finish(
-        self, batch: int, job: _Both, meta: np.ndarray, x: np.ndarray
+        self, batch: int, job: _RecordReads, meta: np.ndarray, x: np.ndarray
     ) -> tuple[BatchGraph, AddressTable]:
         """Waits for :meth:`submit`'s job and decodes the meta part. The packed rows lie at the end of ``x``.
 
@@ -170,7 +170,7 @@ class PackedRecords:
         return f"{self._file.path}, record {self._number[batch]} (mini-batch {batch})"
 
 
-class _Both:
+class _RecordReads:
     """The reads of the two parts of a record."""
 
     def __init__(self, meta: _core.IoJob, rows: _core.IoJob | None):
