@@ -1,7 +1,7 @@
 """Where the batches of each mode come from: the stages of loading up to the transfer.
 
 A feeder gives what a pass goes over (``source``), begins a batch in a leased buffer without waiting for the disk
-(``submit``), waits for what was read (``read``), puts rows in their places (``assemble``, ``share``).
+(``submit``), waits for what was read (``read``), puts rows in their places (``assemble``, ``read_shared``).
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Feeder(Protocol):
     def submit(self, what: Any, lease: Lease[HostBuffer]) -> BatchInFlight: ...
     def read(self, batch: BatchInFlight) -> BatchInFlight: ...
     def assemble(self, batch: BatchInFlight) -> BatchInFlight: ...
-    def share(self, batch: BatchInFlight) -> BatchInFlight: ...
+    def read_shared(self, batch: BatchInFlight) -> BatchInFlight: ...
     def make_room(self, buffer: HostBuffer, num_nodes: int) -> None:
         """Makes ``buffer`` large enough for a batch of ``num_nodes``."""
         ...
@@ -108,7 +108,7 @@ class _InPlace:
     def assemble(self, batch: BatchInFlight) -> BatchInFlight:
         return batch
 
-    def share(self, batch: BatchInFlight) -> BatchInFlight:
+    def read_shared(self, batch: BatchInFlight) -> BatchInFlight:
         return batch
 
 
@@ -401,7 +401,7 @@ class PackedFeeder:
         }
         return batch
 
-    def share(self, batch: BatchInFlight) -> BatchInFlight:
+    def read_shared(self, batch: BatchInFlight) -> BatchInFlight:
         if batch.table is not None:
             assert batch.graph is not None
             self._packed.read_shared(batch.table, batch.graph.num_nodes, batch.lease.buffer.x)

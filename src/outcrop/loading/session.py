@@ -1,8 +1,9 @@
 """Load: turn sampled batches into mini-batches in memory, through overlapped stages.
 
 Source: DiskGNN sections 4 and 5.3. The stages: *submit* leases a buffer and starts the reads, *read* waits for them and
-checks what came, *assemble* puts every row in its place, *share* reads what lies in the disk cache, *transfer* makes
-tensors (and copies to the device). The consumer computes. Modes differ in where the rows come from and in nothing else.
+checks what came, *assemble* puts every row in its place, *share* (``read_shared``) reads what lies in the disk cache,
+*transfer* makes tensors (and copies to the device). The consumer computes. Modes differ in where the rows come from and
+in nothing else. These are names of spans, which reports read: methods may be called otherwise.
 """
 
 from __future__ import annotations
@@ -250,7 +251,7 @@ class Loader:
             ("submit", submit),
             ("read", feeder.read),
             ("assemble", feeder.assemble),
-            ("share", feeder.share),
+            ("share", feeder.read_shared),
             *((("complete", add),) if complete is not None else ()),
             ("transfer", deliver),
         )
