@@ -353,7 +353,7 @@ def test_ids_of_a_batch_are_not_looked_up_on_the_host(gpu, monkeypatch, tmp_path
         patch.setattr(DeviceSampler, "look_up_rows", lambda *_: refuse())
         to, levels = with_rows_of_all_levels(made, config)
     monkeypatch.setattr(DeviceBuffer, "stage", watched)
-    monkeypatch.setattr(HotRows, "submit_apart", no_lookup)
+    monkeypatch.setattr(HotRows, "submit_uncached", no_lookup)
     monkeypatch.setattr(HotRows, "submit", no_lookup)
     xs, ids, found = loaded(made, config, to, MEMORY)
     assert found == levels
@@ -393,7 +393,7 @@ def test_ids_of_rows_that_rings_read_stay_on_the_gpu(gpu, monkeypatch, tmp_path)
         return given(self, numbers)
 
     monkeypatch.setattr(submitter.Kernels, "given", watched)
-    monkeypatch.setattr(HotRows, "submit_apart", lambda *_: pytest.fail("ids were looked up on the host"))
+    monkeypatch.setattr(HotRows, "submit_uncached", lambda *_: pytest.fail("ids were looked up on the host"))
     with Runtime() as runtime:
         made = a_graph(tmp_path / "graph", runtime, width=129, train=200)
         rows = made.array(runtime, "features").memmap(check=True)[:].copy()

@@ -254,20 +254,22 @@ class OnlineFeeder(_InPlace):
     their rows, from the cache or from the disk, go straight to their places.
 
     Args:
-        apart: Cached rows are left to the transfer, which a table tells where they are.
+        defer_cached: Cached rows are left to the transfer, which a table tells where they are.
     """
 
-    def __init__(self, sampler: HopwiseSampler, rows: HotRows, *, apart: bool = False):
-        self._sampler, self.rows, self._apart = sampler, rows, apart
+    def __init__(self, sampler: HopwiseSampler, rows: HotRows, *, defer_cached: bool = False):
+        self._sampler, self.rows, self._defer_cached = sampler, rows, defer_cached
         self.row_bytes = rows.row_bytes
 
     def source(self, split: str, epoch: int, numbers: Sequence[int] | None = None) -> Iterable[Any]:
         return self._sampler.seeds(split, epoch, numbers)
 
     def submit(self, what: Any, lease: Lease[HostBuffer]) -> BatchInFlight:
-        batch = BatchInFlight(None, lease, job=_RowReads(self.rows, lease.buffer, self._apart, self._grow))
+        batch = BatchInFlight(
+            None, lease, job=_RowReads(self.rows, lease.buffer, self._defer_cached, self._grow)
+        )
         batch.graph = self._sampler.sample(what, batch.job.add, batch.job.add_located)
-        batch.levels, batch.table = batch.job.levels, batch.job.table() if self._apart else None
+        batch.levels, batch.table = batch.job.levels, batch.job.table() if self._defer_cached else None
         batch.needed = batch.levels.get("disk", 0) * self.row_bytes
         return batch
 
@@ -283,7 +285,7 @@ class OnlineFeeder(_InPlace):
         try:
             buffer.make_room(_room_bytes(rows_bytes))
         except BudgetError:
-            if self._apart:  # addresses of cached rows are under way
+            if self._defer_cached:  # addresses of cached rows are under way
                 raise
             self.rows.drop_cache()
             self._sampler.drop_lists()
@@ -297,9 +299,9 @@ class _RowReads:
     """The rows of one batch that were asked for so far."""
 
     def __init__(
-        self, rows: HotRows, buffer: HostBuffer, apart: bool, grow: Callable[[HostBuffer, int], None]
+        self, rows: HotRows, buffer: HostBuffer, defer_cached: bool, grow: Callable[[HostBuffer, int], None]
     ):
-        self._rows, self._buffer, self._apart, self._grow = rows, buffer, apart, grow
+        self._rows, self._buffer, self._defer_cached, self._grow = rows, buffer, defer_cached, grow
         self._tables: list[AddressTable] = []
         self._added: list[np.ndarray] = []
         self._jobs: list[Pending] = []
@@ -324,8 +326,8 @@ class _RowReads:
     def _ask(self, nodes: np.ndarray) -> None:
         begin, self._end = self._end, self._end + len(nodes) * self._rows.row_bytes
         out = self._buffer.x[begin : self._end]
-        if self._apart:
-            job, table = self._rows.submit_apart(nodes, out)
+        if self._defer_cached:
+            job, table = self._rows.submit_uncached(nodes, out)
             self._tables.append(table.moved(begin // self._rows.row_bytes))
             cached = {"host": len(table.host_rows), "device": len(table.device_rows)}
             levels = {**cached, "disk": len(nodes) - table.num_cached}

@@ -437,4 +437,4 @@ def online_session(
         budget=device_budget,
     )
     hot.device_rows = None  # the transfer holds them now
-    return LoadSession(OnlineFeeder(sampler, rows, apart=True), pool, transfer, runtime, graph)
+    return LoadSession(OnlineFeeder(sampler, rows, defer_cached=True), pool, transfer, runtime, graph)

@@ -142,7 +142,7 @@ class HotRows(RowSource):
         job = self._stream.submit(missing, positions, out.reshape(len(ids), self.row_bytes))
         return job, {"host": len(ids) - len(missing), "disk": len(missing)}
 
-    def submit_apart(self, ids: np.ndarray, out: np.ndarray) -> tuple[Pending, AddressTable]:
+    def submit_uncached(self, ids: np.ndarray, out: np.ndarray) -> tuple[Pending, AddressTable]:
         """As :meth:`submit`, but cached rows are not copied: the table says where they are."""
         assert self._hot is not None
         positions, rows, missing, places = self._hot.index.find_rows(ids)
@@ -152,7 +152,7 @@ class HotRows(RowSource):
         return job, AddressTable(positions[host], where[host], positions[device], -1 - where[device])
 
     def submit_located(self, rows: LocatedRows, out: np.ndarray) -> Pending:
-        """As :meth:`submit_apart`, of a batch whose rows a GPU has looked up: nothing is looked up here."""
+        """As :meth:`submit_uncached`, of a batch whose rows a GPU has looked up: nothing is looked up here."""
         return self._stream.submit(rows.missing, rows.positions, out.reshape(-1, self.row_bytes))
 
     def missing(self, ids: np.ndarray) -> np.ndarray:
@@ -169,7 +169,7 @@ class HotRows(RowSource):
         return levels
 
     def drop_cache(self) -> None:
-        """Gives back the memory of the cached rows: from now on all are read. Not with :meth:`submit_apart`."""
+        """Gives back the memory of the cached rows: from now on all are read. Not with :meth:`submit_uncached`."""
         self._hot = None
 
     def close(self) -> None:
