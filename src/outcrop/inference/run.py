@@ -494,7 +494,7 @@ def _sampled_session(task: InferTask, config: SampleConfig, runtime: Runtime) ->
     """Loading of batches around the nodes that are scored, drawn as they are needed."""
     graph, whole = task.graph, isinstance(task.model, WholeModel)
     to = DeviceConfig(str(task.model.device if whole else next(task.model.parameters()).device))
-    pool = load.make_pool(graph, runtime, buffers=memory_tables.BATCH_BUFFERS, max_nodes=0, to=to)
+    pool = load.make_pool(graph, runtime, buffers=memory_tables.BATCH_BUFFERS, max_nodes=0, device=to)
     rows = disk_rows(graph, runtime)
     sampler = BatchSampler(
         graph, config, runtime, share=memory_tables.GROWING_SAMPLER.fraction, ids={"infer": _seeds(task)}

@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from outcrop import device
 from outcrop.config import CPU, DeviceConfig
+from outcrop.device import gpu_named
 from outcrop.errors import ArgumentError, CancelledError
 from outcrop.loading.buffers import BufferPool, HostBuffer, host_pool
 from outcrop.loading.feeders import (
@@ -331,19 +331,19 @@ def packed_session(
     packed: PackedRecords,
     rows: RowSource,
     runtime: Runtime,
-    to: DeviceConfig = CPU,
+    device: DeviceConfig = CPU,
 ) -> LoadSession:
     """Loading in mode ``packed``; ``rows`` serves the splits that were not packed."""
     from outcrop.loading.transfer import transfer_to  # brings torch
 
-    spec, gpu = graph.spec("features"), device.gpu_named(to.name)
+    spec, gpu = graph.spec("features"), gpu_named(device.name)
     pool = host_pool(
         runtime, placement.buffers, placement.buffer_rows_bytes, placement.buffer_meta_bytes, gpu=gpu
     )
     host_cache = read_cache(runtime, packed, "host_cache")
     cache = read_cache(runtime, packed, "device_cache") if placement.num_cached("device") else None
     transfer = transfer_to(
-        to,
+        device,
         spec,
         packed.row_bytes,
         # What training needs, and plans of before keep; batches with more make room for it.
@@ -359,10 +359,10 @@ def packed_session(
 
 
 def make_pool(
-    graph: Graph, runtime: Runtime, *, buffers: int, max_nodes: int, to: DeviceConfig
+    graph: Graph, runtime: Runtime, *, buffers: int, max_nodes: int, device: DeviceConfig
 ) -> BufferPool[HostBuffer]:
     """Batch buffers for modes that fetch rows by id. ``max_nodes``: of any batch, where it is known (0: they grow)."""
-    return host_pool(runtime, buffers, buffer_bytes(graph, max_nodes), 0, gpu=device.gpu_named(to.name))
+    return host_pool(runtime, buffers, buffer_bytes(graph, max_nodes), 0, gpu=gpu_named(device.name))
 
 
 def buffer_bytes(graph: Graph, max_nodes: int) -> int:
@@ -377,14 +377,14 @@ def row_session(
     rows: RowSource,
     pool: BufferPool[HostBuffer],
     runtime: Runtime,
-    to: DeviceConfig,
+    device: DeviceConfig,
 ) -> LoadSession:
     """Loading in the other modes."""
     from outcrop.loading.transfer import transfer_to  # brings torch
     from outcrop.rows.unified import UnifiedRows
 
     table = rows.table if isinstance(rows, UnifiedRows) else None
-    transfer = transfer_to(to, graph.spec("features"), rows.row_bytes, table=table)
+    transfer = transfer_to(device, graph.spec("features"), rows.row_bytes, table=table)
     feeder = RowFeeder(structures, rows, in_place=table is not None)
     return LoadSession(feeder, pool, transfer, runtime, graph)
 
@@ -395,12 +395,12 @@ def scheduled_session(
     rows: RowSource,
     pool: BufferPool[HostBuffer],
     runtime: Runtime,
-    to: DeviceConfig,
+    device: DeviceConfig,
 ) -> LoadSession:
     """Loading in modes ``belady`` and ``partition``; ``rows`` is told which batch comes."""
     from outcrop.loading.transfer import transfer_to  # brings torch
 
-    transfer = transfer_to(to, graph.spec("features"), rows.row_bytes)
+    transfer = transfer_to(device, graph.spec("features"), rows.row_bytes)
     return LoadSession(ScheduledFeeder(structures, rows), pool, transfer, runtime, graph)
 
 
@@ -411,7 +411,7 @@ def online_session(
     stream: RowStream,
     pool: BufferPool[HostBuffer],
     runtime: Runtime,
-    to: DeviceConfig,
+    device: DeviceConfig,
     device_batch: int,
     device_budget: DeviceBudget | None = None,
 ) -> LoadSession:
@@ -424,11 +424,11 @@ def online_session(
     from outcrop.loading.transfer import transfer_to  # brings torch
 
     rows, spec = HotRows(hot, stream, runtime), graph.spec("features")
-    if device.gpu_named(to.name) is None:
-        transfer = transfer_to(to, spec, rows.row_bytes)
+    if gpu_named(device.name) is None:
+        transfer = transfer_to(device, spec, rows.row_bytes)
         return LoadSession(OnlineFeeder(sampler, rows), pool, transfer, runtime, graph)
     transfer = transfer_to(
-        to,
+        device,
         spec,
         rows.row_bytes,
         batch_bytes=device_batch,

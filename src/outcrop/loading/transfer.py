@@ -147,7 +147,7 @@ class ToCpu:
 
 
 def transfer_to(
-    to: DeviceConfig,
+    device: DeviceConfig,
     spec: ArraySpec,
     row_bytes: int,
     *,
@@ -160,21 +160,21 @@ def transfer_to(
     """See :class:`ToGpu` and :class:`ToCpu`.
 
     Args:
-        budget: Of the device, where others hold memory of it too; None: one of ``to.memory_bytes``.
+        budget: Of the device, where others hold memory of it too; None: one of ``device.memory_bytes``.
 
     Raises:
         DeviceError: The device is not there.
         BudgetError: It has less memory free than it may use, or needs.
     """
-    device = devices.resolve(to.name)
-    gpu = gpu_of(device)
+    there = devices.resolve(device.name)
+    gpu = gpu_of(there)
     if gpu is None:
         assert not isinstance(device_cache, tuple)
         return ToCpu(spec, row_bytes, device_cache)
-    budget = budget or DeviceBudget(gpu, device, to.memory_bytes)
+    budget = budget or DeviceBudget(gpu, there, device.memory_bytes)
     return ToGpu(
         gpu,
-        device,
+        there,
         spec,
         row_bytes,
         budget,

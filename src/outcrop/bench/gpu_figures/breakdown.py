@@ -34,7 +34,7 @@ COPY, IN_PLACE, OVERLAPPED = "copy", "in place", "in place, overlapped"
 
 def _copying(graph: Graph, runtime: Runtime, to: DeviceConfig) -> load.LoadSession:
     """Mode ``memory`` as it would be without unified memory."""
-    pool = load.make_pool(graph, runtime, buffers=2, max_nodes=0, to=to)
+    pool = load.make_pool(graph, runtime, buffers=2, max_nodes=0, device=to)
     rows = HostRows(graph.array(runtime, "features"), runtime)
     structures = SampledStructures(
         BatchSampler(graph, _SAMPLING, runtime, share=memory_tables.GROWING_SAMPLER.fraction)

@@ -46,7 +46,7 @@ class SessionRequest:
         """Batch buffers; without a run nobody knows how large they must be, and they grow."""
         most = 0 if self.recorded is None else self.recorded.max_nodes
         return make_pool(
-            self.graph, self.runtime, buffers=memory_tables.BATCH_BUFFERS, max_nodes=most, to=self.device
+            self.graph, self.runtime, buffers=memory_tables.BATCH_BUFFERS, max_nodes=most, device=self.device
         )
 
     def cache_rows(self, rows: RowSource, policy: str, part: Part, cycle: int = 1) -> int:

@@ -49,7 +49,7 @@ def open_online(
     graph: Graph,
     runtime: Runtime,
     config: SampleConfig,
-    to: DeviceConfig,
+    device: DeviceConfig,
     recorded: SampleSet | None = None,
     ids: Mapping[str, Ids] | None = None,
 ) -> session.LoadSession:
@@ -59,26 +59,28 @@ def open_online(
         recorded: Batches of a run: they need not be drawn to be counted, and those from elsewhere are replayed.
         ids: Nodes of a split in place of those that the graph has.
     """
-    check_cache_strategy(to)
+    check_cache_strategy(device)
     features = graph.array(runtime, "features")
     scratch = memory_tables.READ_SCRATCH.bytes_of(runtime.budget.limit_bytes)
     if runtime.initiator == "gpu":
-        stream: RowStream = _ring_stream(graph, features, runtime, to, scratch)
+        stream: RowStream = _ring_stream(graph, features, runtime, device, scratch)
     else:
         stream = DiskStream(features, runtime, scratch_bytes=scratch)
     pool = None
-    on_device = _device_budget(to)
+    device_budget = _device_budget(device)
     if recorded is not None:  # the size of batches is known: buffers come first
-        pool = _make_pool(graph, runtime, recorded.max_nodes, to, on_device)
+        pool = _make_pool(graph, runtime, recorded.max_nodes, device, device_budget)
     # For drawing, of what is free: before the buffers have their place, and after.
     last = float(memory_tables.ONLINE_SAMPLER_LAST.fraction)
     share = float(memory_tables.ONLINE_SAMPLER.fraction) if recorded is None else last
     before = runtime.budget.free_bytes
-    sampler, topology, drawn = _open_sampler(graph, runtime, config, to, recorded, share, ids, on_device)
+    sampler, topology, structures = _open_sampler(
+        graph, runtime, config, device, recorded, share, ids, device_budget
+    )
     split = "train" if "train" in config.splits else config.splits[0]
 
     def ahead() -> Iterator[BatchGraph]:
-        return islice(drawn.batches(split, 0), PRESAMPLED_BATCHES if runtime.rehearsal is None else 0)
+        return islice(structures.batches(split, 0), PRESAMPLED_BATCHES if runtime.rehearsal is None else 0)
 
     hotness = Hotness(graph.num_nodes, ahead, runtime, expand_all=config.sampler == "shadow")
     if runtime.rehearsal is None:
@@ -92,12 +94,12 @@ def open_online(
             hotness.close()  # buffers need its memory: nothing is cached
         if runtime.budget.free_bytes < buffers < before:  # and drawing has less
             share = (1 - buffers / before) * last
-            del sampler, topology, drawn
+            del sampler, topology, structures
             gc.collect()
-            sampler, topology, drawn = _open_sampler(
-                graph, runtime, config, to, recorded, share, ids, on_device
+            sampler, topology, structures = _open_sampler(
+                graph, runtime, config, device, recorded, share, ids, device_budget
             )
-        pool = _make_pool(graph, runtime, most, to, on_device)
+        pool = _make_pool(graph, runtime, most, device, device_budget)
     most_records = hotness.most_record_bytes + hotness.most_record_bytes // _MARGIN
     record_bytes = recorded.max_record_bytes if recorded else most_records
     seeds = recorded.max_seeds if recorded else hotness.most_seeds
@@ -106,16 +108,18 @@ def open_online(
     # On its way a batch that the GPU drew has there what its record has, but places of 8 bytes for ids of 4, and for
     # rings an id and a position of each row.
     drawn_bytes = record_bytes + (16 if stream.takes_gpu_ids else 4) * most
-    room = _device_room(on_device, to, topology, device_batch, drawn_bytes)
+    room = _device_room(device_budget, device, topology, device_batch, drawn_bytes)
     hot = fill(stream, topology, hotness, runtime, room)
-    if on_device is not None and to.draws and isinstance(sampler, LiveSampler):
+    if device_budget is not None and device.draws and isinstance(sampler, LiveSampler):
         _cache_where_drawn(sampler, hot, stream.takes_gpu_ids)
     block_bytes = device_batch - targets  # the copy of the targets that may be kept lies elsewhere
-    return session.online_session(graph, sampler, hot, stream, pool, runtime, to, block_bytes, on_device)
+    return session.online_session(
+        graph, sampler, hot, stream, pool, runtime, device, block_bytes, device_budget
+    )
 
 
 def _ring_stream(
-    graph: Graph, features: DiskArray, runtime: Runtime, to: DeviceConfig, staging_bytes: int
+    graph: Graph, features: DiskArray, runtime: Runtime, device: DeviceConfig, staging_bytes: int
 ) -> RowStream:
     """Rows that kernels ask for, of the graph's features and of their stripes on other disks."""
     from outcrop.rows.rings import GpuDiskRows
@@ -127,7 +131,7 @@ def _ring_stream(
         features,
         runtime,
         staging_bytes=staging_bytes,
-        device=to.name,
+        device=device.name,
         block_threads=submitting_block_threads(graph.path, features.row_bytes, len(disks)),
         stripes=[stripe.array(runtime) for stripe in stripes],
     )
@@ -147,8 +151,8 @@ def _cache_where_drawn(sampler: LiveSampler, hot: HotSet, by_rings: bool) -> Non
 
 
 def _device_room(
-    on_device: DeviceBudget | None,
-    to: DeviceConfig,
+    device_budget: DeviceBudget | None,
+    device: DeviceConfig,
     topology: Topology | None,
     batch_bytes: int,
     drawn_bytes: int,
@@ -159,75 +163,77 @@ def _device_room(
         batch_bytes: Bytes of a batch that is there.
         drawn_bytes: Bytes of a batch that the GPU has drawn, until it is there.
     """
-    if on_device is None or not to.memory_bytes:
+    if device_budget is None or not device.memory_bytes:
         return None
-    drawn = memory_tables.ONLINE_BATCH_BUFFERS * drawn_bytes if to.draws else 0
-    other_bytes = memory_tables.DEVICE_BATCHES * batch_bytes + drawn
+    sampled = memory_tables.ONLINE_BATCH_BUFFERS * drawn_bytes if device.draws else 0
+    other_bytes = memory_tables.DEVICE_BATCHES * batch_bytes + sampled
     lists = looks_up = False
-    if to.draws and topology is not None:
+    if device.draws and topology is not None:
         looks_up, lists = True, topology.placement == "memory"
         other_bytes += _core.HotIndex.bytes(topology.num_nodes)
-    left = max(on_device.free_bytes - other_bytes, 0)
-    return DeviceRoom(left, partial(on_device.empty, "device-cache"), to.cache_strategy, lists, looks_up)
+    left = max(device_budget.free_bytes - other_bytes, 0)
+    return DeviceRoom(
+        left, partial(device_budget.empty, "device-cache"), device.cache_strategy, lists, looks_up
+    )
 
 
-def check_cache_strategy(to: DeviceConfig) -> None:
+def check_cache_strategy(device: DeviceConfig) -> None:
     """Raises ArgumentError where there is nothing that a fixed strategy could fill as its name says."""
-    name = to.cache_strategy
+    name = device.cache_strategy
     if name == "auto":
         return
-    if gpu_of(resolve(to.name)) is None or not to.memory_bytes:
+    if gpu_of(resolve(device.name)) is None or not device.memory_bytes:
         raise ArgumentError(
             f"cache strategy {name} fills the memory of a GPU: name one (--device), and how much (--gpu-memory)"
         )
-    if name in ("GTCF", "CFGT") and not to.draws:
+    if name in ("GTCF", "CFGT") and not device.draws:
         raise ArgumentError(
             f"cache strategy {name} fills a GPU with neighbor lists, which only sampling there reads: add --sample-on "
             "gpu, or take GFCT, CTGF or hybrid"
         )
 
 
-def _device_budget(to: DeviceConfig) -> DeviceBudget | None:
+def _device_budget(device: DeviceConfig) -> DeviceBudget | None:
     """What is held on a GPU is counted in, by sampling and by loading; None on the CPU."""
-    device = resolve(to.name)
-    gpu = gpu_of(device)
-    return None if gpu is None else DeviceBudget(gpu, device, to.memory_bytes)
+    there = resolve(device.name)
+    gpu = gpu_of(there)
+    return None if gpu is None else DeviceBudget(gpu, there, device.memory_bytes)
 
 
 def _make_pool(
-    graph: Graph, runtime: Runtime, most: int, to: DeviceConfig, on_device: DeviceBudget | None
+    graph: Graph, runtime: Runtime, most: int, device: DeviceConfig, device_budget: DeviceBudget | None
 ) -> BufferPool[HostBuffer]:
     """Batch buffers; on the GPU where its kernels read the rows, if it has room for these and for batches."""
     batch_bytes = most * graph.spec("features").stride_bytes
-    device = resolve(to.name)
-    gpu = gpu_of(device)
-    if runtime.initiator == "gpu" and gpu is not None and on_device is not None:
-        room = memory_tables.RING_BUFFERS.bytes_of(on_device.free_bytes)
+    there = resolve(device.name)
+    gpu = gpu_of(there)
+    if runtime.initiator == "gpu" and gpu is not None and device_budget is not None:
+        room = memory_tables.RING_BUFFERS.bytes_of(device_budget.free_bytes)
         buffers = memory_tables.BATCH_BUFFERS
         if (buffers + memory_tables.DEVICE_BATCHES) * batch_bytes <= room:
-            return ring_pool(runtime, buffers, session.buffer_bytes(graph, most), gpu, device, on_device)
+            return ring_pool(runtime, buffers, session.buffer_bytes(graph, most), gpu, there, device_budget)
     buffers = memory_tables.ONLINE_BATCH_BUFFERS
     if buffers * batch_bytes > memory_tables.THIRD_BUFFER.bytes_of(runtime.budget.free_bytes):
         buffers = memory_tables.BATCH_BUFFERS
-    return session.make_pool(graph, runtime, buffers=buffers, max_nodes=most, to=to)
+    return session.make_pool(graph, runtime, buffers=buffers, max_nodes=most, device=device)
 
 
 def _open_sampler(
     graph: Graph,
     runtime: Runtime,
     config: SampleConfig,
-    to: DeviceConfig,
+    device: DeviceConfig,
     recorded: SampleSet | None,
     share: float,
     ids: Mapping[str, Ids] | None,
-    on_device: DeviceBudget | None,
+    device_budget: DeviceBudget | None,
 ) -> tuple[HopwiseSampler, Topology | None, RecordedStructures | SampledStructures]:
     """What samples the batches, from which topology, and their structures, to be counted."""
     structures = None if recorded is None else RecordedStructures(recorded, runtime)
     if config.sampler == "foreign":  # nothing here could draw them again
         assert structures is not None
         return ReplayedSamples(structures), None, structures
-    on = resolve(to.name) if to.draws else None
+    on = resolve(device.name) if device.draws else None
     drawing = BatchSampler(
         graph,
         config,
@@ -236,7 +242,7 @@ def _open_sampler(
         at_once=1,
         page_cache=False,
         on=on,
-        device_budget=on_device,
+        device_budget=device_budget,
         ids=ids,
     )
     return LiveSampler(drawing), drawing.topology, structures or SampledStructures(drawing)
