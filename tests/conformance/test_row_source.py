@@ -21,12 +21,12 @@ from outcrop.rows import (
     DynamicRows,
     HostRows,
     HotRows,
-    HotSet,
     MapRows,
     NextUses,
     Partitioning,
     PartitionRows,
     RowSource,
+    StaticCache,
     TieredRows,
     disk_rows,
     schedule_of,
@@ -96,7 +96,7 @@ def hot(chosen: Callable[[np.ndarray], np.ndarray]) -> Callable[[Graph, Runtime]
         host(graph, runtime).read_rows(ids, held)
         index = _core.HotIndex(runtime.budget, graph.num_nodes, ids, ids[:0])
         stream = DiskStream(graph.array(runtime, "features"), runtime, scratch_bytes=SCRATCH)
-        return HotRows(HotSet(index, held), stream, runtime)
+        return HotRows(StaticCache(index, held), stream, runtime)
 
     return make
 

@@ -34,7 +34,7 @@ from outcrop.loading.feeders import (
     ScheduledFeeder,
     ScheduledStructures,
 )
-from outcrop.rows import HotRows, HotSet, RowSource, RowStream
+from outcrop.rows import HotRows, RowSource, RowStream, StaticCache
 from outcrop.runtime.pipeline import Pipeline, SerialPipeline, Stage
 from outcrop.runtime.runtime import Runtime
 from outcrop.store import record
@@ -407,7 +407,7 @@ def scheduled_session(
 def online_session(
     graph: Graph,
     sampler: HopwiseSampler,
-    hot: HotSet,
+    cache: StaticCache,
     stream: RowStream,
     pool: BufferPool[HostBuffer],
     runtime: Runtime,
@@ -423,7 +423,7 @@ def online_session(
     """
     from outcrop.loading.transfer import transfer_to  # brings torch
 
-    rows, spec = HotRows(hot, stream, runtime), graph.spec("features")
+    rows, spec = HotRows(cache, stream, runtime), graph.spec("features")
     if gpu_named(device.name) is None:
         transfer = transfer_to(device, spec, rows.row_bytes)
         return LoadSession(OnlineFeeder(sampler, rows), pool, transfer, runtime, graph)
@@ -432,9 +432,9 @@ def online_session(
         spec,
         rows.row_bytes,
         batch_bytes=device_batch,
-        device_cache=hot.device_rows,
-        host_cache=hot.rows,
+        device_cache=cache.device_rows,
+        host_cache=cache.rows,
         budget=device_budget,
     )
-    hot.device_rows = None  # the transfer holds them now
+    cache.device_rows = None  # the transfer holds them now
     return LoadSession(OnlineFeeder(sampler, rows, defer_cached=True), pool, transfer, runtime, graph)

@@ -11,7 +11,7 @@ from outcrop.rows.belady import BeladyRows, NextUses, schedule_of
 from outcrop.rows.cached import DynamicRows, rows_within
 from outcrop.rows.disk import DiskRows
 from outcrop.rows.host import HostRows
-from outcrop.rows.hot import DiskStream, HotRows, HotSet, LocatedRows, Pending, RowStream
+from outcrop.rows.hot import DiskStream, HotRows, LocatedRows, Pending, RowStream, StaticCache
 from outcrop.rows.map import MapRows
 from outcrop.rows.partition import Partitioning, PartitionRows, Visit
 from outcrop.rows.tiered import TieredRows
@@ -26,7 +26,6 @@ __all__ = [
     "DynamicRows",
     "HostRows",
     "HotRows",
-    "HotSet",
     "LocatedRows",
     "MapRows",
     "NextUses",
@@ -36,6 +35,7 @@ __all__ = [
     "RowSource",
     "RowStream",
     "ScheduledRows",
+    "StaticCache",
     "TieredRows",
     "Visit",
     "disk_rows",

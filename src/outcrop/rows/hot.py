@@ -78,7 +78,7 @@ class DiskStream(RowStream):
 
 
 @dataclass
-class HotSet:
+class StaticCache:
     """What a static cache has.
 
     Attributes:
@@ -122,9 +122,9 @@ class LocatedRows:
 class HotRows(RowSource):
     """The hottest rows in memory, the others through a stream. ``submit`` does not wait for the disk."""
 
-    def __init__(self, hot: HotSet, stream: RowStream, runtime: Runtime):
+    def __init__(self, cache: StaticCache, stream: RowStream, runtime: Runtime):
         self.num_rows, self.row_bytes = stream.num_rows, stream.row_bytes
-        self._hot: HotSet | None = hot
+        self._cache: StaticCache | None = cache
         self._stream, self._workers = stream, runtime.workers
 
     def submit(self, ids: np.ndarray, out: np.ndarray) -> tuple[Pending, dict[str, int]]:
@@ -133,21 +133,21 @@ class HotRows(RowSource):
         Returns:
             What to wait for before ``out`` is used or given up, and how many rows come from each level.
         """
-        if self._hot is None:
+        if self._cache is None:
             job = self._stream.submit(ids, None, out.reshape(len(ids), self.row_bytes))
             return job, {"host": 0, "disk": len(ids)}
-        missing, positions = self._hot.index.take_rows(
-            self._workers, self._hot.rows, self.row_bytes, ids, out
+        missing, positions = self._cache.index.take_rows(
+            self._workers, self._cache.rows, self.row_bytes, ids, out
         )
         job = self._stream.submit(missing, positions, out.reshape(len(ids), self.row_bytes))
         return job, {"host": len(ids) - len(missing), "disk": len(missing)}
 
     def submit_uncached(self, ids: np.ndarray, out: np.ndarray) -> tuple[Pending, AddressTable]:
         """As :meth:`submit`, but cached rows are not copied: the table says where they are."""
-        assert self._hot is not None
-        positions, rows, missing, places = self._hot.index.find_rows(ids)
-        job = self._stream.submit(missing, places, out.reshape(len(ids), self.row_bytes))
-        where = rows if self._hot.tiers is None else self._hot.tiers[rows]
+        assert self._cache is not None
+        positions, rows, missing, missing_positions = self._cache.index.find_rows(ids)
+        job = self._stream.submit(missing, missing_positions, out.reshape(len(ids), self.row_bytes))
+        where = rows if self._cache.tiers is None else self._cache.tiers[rows]
         host, device = where >= 0, where < 0
         return job, AddressTable(positions[host], where[host], positions[device], -1 - where[device])
 
@@ -157,10 +157,10 @@ class HotRows(RowSource):
 
     def missing(self, ids: np.ndarray) -> np.ndarray:
         """Those of ``ids`` that are read, ascending."""
-        if self._hot is None:
+        if self._cache is None:
             return ids
         nothing = np.zeros(0, np.uint8)
-        return self._hot.index.take_rows(self._workers, nothing, 0, ids, nothing)[0]
+        return self._cache.index.take_rows(self._workers, nothing, 0, ids, nothing)[0]
 
     def read_rows(self, ids: np.ndarray, out: np.ndarray) -> dict[str, int]:
         self._check(ids, out)
@@ -170,8 +170,8 @@ class HotRows(RowSource):
 
     def drop_cache(self) -> None:
         """Gives back the memory of the cached rows: from now on all are read. Not with :meth:`submit_uncached`."""
-        self._hot = None
+        self._cache = None
 
     def close(self) -> None:
         self._stream.close()
-        self._hot = None
+        self._cache = None

@@ -108,7 +108,7 @@ class Topology:
         return (end - begin - loops).astype(np.int32)
 
     def list_bytes(self, first: int, count: int) -> np.ndarray:
-        """int64: bytes that the cached lists of nodes ``first .. first + count - 1`` take, with their books."""
+        """int64: bytes that the cached lists of nodes ``first .. first + count - 1`` take, with their index."""
         if self.indptr is not None:
             degrees = np.diff(self.indptr[first : first + count + 1])
         else:

@@ -15,9 +15,9 @@ from outcrop.config import IoConfig, SampleConfig
 from outcrop.errors import ArgumentError
 from outcrop.loading.feeders import LiveSampler
 from outcrop.loading.online.hotness import Hotness
-from outcrop.loading.online.static_cache import fill
+from outcrop.loading.online.static_cache import build_static_cache
 from outcrop.loading.open import open_session
-from outcrop.rows import DiskStream, HotRows, HotSet
+from outcrop.rows import DiskStream, HotRows, StaticCache
 from outcrop.runtime.runtime import Runtime
 from outcrop.sampling.sampler import BatchSampler
 from outcrop.store.batches import BatchGraph
@@ -132,16 +132,16 @@ def test_a_plan_for_a_hundred_million_nodes_keeps_to_the_budget():
     tracemalloc.start()
     with Runtime(memory) as runtime:
         hotness = Hotness(nodes, lambda: iter(batches), runtime)
-        hot = fill(_Rows(nodes, row_bytes), None, hotness, runtime)
+        cache = build_static_cache(_Rows(nodes, row_bytes), None, hotness, runtime)
         assert runtime.budget.peak_bytes <= memory
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert peak < memory // 2  # of what planning takes beside the budget
     node, wanted = np.unique(np.concatenate(ids), return_counts=True)
-    held = hot.index.bytes(nodes) + len(hot.rows)
+    held = cache.index.bytes(nodes) + len(cache.rows)
     assert memory * 0.9 < held <= memory
-    count = len(hot.rows) // row_bytes
-    cached = hot.rows.view(np.int64).reshape(count, -1)[:, 0]
+    count = len(cache.rows) // row_bytes
+    cached = cache.rows.view(np.int64).reshape(count, -1)[:, 0]
     assert (np.diff(cached) > 0).all()
     found = wanted[np.searchsorted(node, cached)]
     np.testing.assert_array_equal(np.sort(found)[::-1], np.sort(wanted)[::-1][:count])
@@ -234,8 +234,10 @@ def test_a_batch_larger_than_its_buffer_is_asked_for_again(
 def test_rows_under_way_may_be_dropped(graph: Graph, make_runtime: MakeRuntime):
     runtime = make_runtime()
     none = np.zeros(0, np.int64)
-    hot = HotSet(_core.HotIndex(runtime.budget, graph.num_nodes, none, none), np.zeros(0, np.uint8))
-    rows = HotRows(hot, DiskStream(graph.array(runtime, "features"), runtime, scratch_bytes=1 << 16), runtime)
+    cache = StaticCache(_core.HotIndex(runtime.budget, graph.num_nodes, none, none), np.zeros(0, np.uint8))
+    rows = HotRows(
+        cache, DiskStream(graph.array(runtime, "features"), runtime, scratch_bytes=1 << 16), runtime
+    )
     ids = np.arange(0, graph.num_nodes, 2)
     for _ in range(5):
         rows.submit(ids, np.empty(len(ids) * rows.row_bytes, np.uint8))  # with its output

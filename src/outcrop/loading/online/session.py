@@ -28,8 +28,8 @@ from outcrop.loading.feeders import (
     SampledStructures,
 )
 from outcrop.loading.online.hotness import PRESAMPLED_BATCHES, Hotness
-from outcrop.loading.online.static_cache import DeviceRoom, books_bytes, fill
-from outcrop.rows import DiskStream, HotSet, RowStream
+from outcrop.loading.online.static_cache import DeviceRoom, build_static_cache, index_bytes
+from outcrop.rows import DiskStream, RowStream, StaticCache
 from outcrop.runtime import memory_tables
 from outcrop.runtime.runtime import Runtime
 from outcrop.sampling.sampler import BatchSampler
@@ -90,7 +90,7 @@ def open_online(
     batch_bytes = most * features.spec.stride_bytes
     if pool is None:
         buffers = memory_tables.BATCH_BUFFERS * batch_bytes
-        if buffers + books_bytes(graph.num_nodes) > runtime.budget.free_bytes:
+        if buffers + index_bytes(graph.num_nodes) > runtime.budget.free_bytes:
             hotness.close()  # buffers need its memory: nothing is cached
         if runtime.budget.free_bytes < buffers < before:  # and drawing has less
             share = (1 - buffers / before) * last
@@ -109,12 +109,12 @@ def open_online(
     # rings an id and a position of each row.
     drawn_bytes = record_bytes + (16 if stream.takes_gpu_ids else 4) * most
     room = _device_room(device_budget, device, topology, device_batch, drawn_bytes)
-    hot = fill(stream, topology, hotness, runtime, room)
+    cache = build_static_cache(stream, topology, hotness, runtime, room)
     if device_budget is not None and device.draws and isinstance(sampler, LiveSampler):
-        _cache_where_drawn(sampler, hot, stream.takes_gpu_ids)
+        _cache_where_drawn(sampler, cache, stream.takes_gpu_ids)
     block_bytes = device_batch - targets  # the copy of the targets that may be kept lies elsewhere
     return session.online_session(
-        graph, sampler, hot, stream, pool, runtime, device, block_bytes, device_budget
+        graph, sampler, cache, stream, pool, runtime, device, block_bytes, device_budget
     )
 
 
@@ -138,16 +138,16 @@ def _ring_stream(
     return rings.stream()
 
 
-def _cache_where_drawn(sampler: LiveSampler, hot: HotSet, by_rings: bool) -> None:
+def _cache_where_drawn(sampler: LiveSampler, cache: StaticCache, by_rings: bool) -> None:
     """The GPU that draws gets its neighbour lists, and looks up which rows are cached if it has room for the index.
 
     Args:
         by_rings: Its kernels ask for the other rows: their ids stay there too.
     """
-    if hot.device_lists is not None and len(hot.device_lists):
-        sampler.cache_lists(hot.index, hot.device_lists)
+    if cache.device_lists is not None and len(cache.device_lists):
+        sampler.cache_lists(cache.index, cache.device_lists)
     with suppress(BudgetError):  # else the CPU looks them up
-        sampler.look_up_rows(hot.index, hot.tiers, by_rings)
+        sampler.look_up_rows(cache.index, cache.tiers, by_rings)
 
 
 def _device_room(

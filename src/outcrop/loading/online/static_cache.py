@@ -15,7 +15,7 @@ import numpy as np
 import outcrop._core as _core
 from outcrop.loading.online import tiers
 from outcrop.loading.online.hotness import Hotness
-from outcrop.rows import HotSet, RowStream
+from outcrop.rows import RowStream, StaticCache
 from outcrop.runtime import memory_tables
 from outcrop.runtime.runtime import Runtime
 from outcrop.sampling.topology import Topology
@@ -113,18 +113,18 @@ def share_out(
     return CacheShares(*in_host, *on_device)
 
 
-def books_bytes(num_nodes: int) -> int:
-    """What a cache takes besides what it holds."""
+def index_bytes(num_nodes: int) -> int:
+    """Counts what a cache takes besides what it holds."""
     return _core.HotIndex.bytes(num_nodes) + memory_tables.CACHE_MARGIN.least
 
 
-def fill(
+def build_static_cache(
     stream: RowStream,
     topology: Topology | None,
     hotness: Hotness,
     runtime: Runtime,
     device: DeviceRoom | None = None,
-) -> HotSet:
+) -> StaticCache:
     """Reads what is worth caching, within the budget that is left: rows, tag ``row-cache``, and lists.
 
     Args:
@@ -134,7 +134,7 @@ def fill(
         device: For the hottest rows, which pass through host memory a part at a time.
     """
     num_nodes, row_bytes = stream.num_rows, stream.row_bytes
-    room = max(runtime.budget.free_bytes + hotness.held_bytes - books_bytes(num_nodes), 0)
+    room = max(runtime.budget.free_bytes + hotness.held_bytes - index_bytes(num_nodes), 0)
     # Ids of rows are in host memory while they are read, those of rows on the device too.
     device_bytes = 0
     if device is not None:
@@ -155,9 +155,9 @@ def fill(
         there = _read_to_device(stream, rows[on_device], runtime, device)
     in_host = _read(stream, rows[~on_device], runtime)
     if there is None:
-        return HotSet(index, in_host, device_lists=device_lists)
+        return StaticCache(index, in_host, device_lists=device_lists)
     number = np.where(on_device, -np.cumsum(on_device), np.cumsum(~on_device) - 1).astype(np.int32)
-    return HotSet(index, in_host, there, number, device_lists)
+    return StaticCache(index, in_host, there, number, device_lists)
 
 
 def _read(stream: RowStream, ids: np.ndarray, runtime: Runtime) -> np.ndarray:

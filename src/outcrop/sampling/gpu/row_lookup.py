@@ -47,7 +47,7 @@ class RowLookup:
 
     Args:
         blocks: Blocks of the index; None where nothing is cached.
-        tiers: int32 [cached rows], see :class:`outcrop.rows.HotSet`; None: all of them are in host memory.
+        tiers: int32 [cached rows], see :class:`outcrop.rows.StaticCache`; None: all of them are in host memory.
     """
 
     def __init__(self, kernels: Kernels, blocks: Resident | None, tiers: Resident | None):

@@ -260,7 +260,7 @@ class DeviceSampler:
         Args:
             index: A ``_core.HotIndex``, the one of :meth:`cache_lists` if that is called too. It is copied to the
                 device under the tag ``cache-index``, and so are ``tiers``.
-            tiers: int32 [cached rows], see :class:`outcrop.rows.HotSet`; None: all of them are in host memory.
+            tiers: int32 [cached rows], see :class:`outcrop.rows.StaticCache`; None: all of them are in host memory.
             missing_stay: :meth:`sample_kept` leaves the ids of rows that are read, and their positions, on the device.
 
         Raises:
