@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
-class Placement:
+class Side:
     """``compute``: cpu or cuda. ``output``: cuda or unified; a unified one with the hint ``propagated``."""
 
     compute: str
@@ -15,11 +15,11 @@ class Placement:
     propagated: bool = False
 
 
-_ON_GPU = Placement("cuda", "cuda")
+_ON_GPU = Side("cuda", "cuda")
 
 
-def place(hints: Sequence[bool], *, cpu: bool, cuda: bool) -> Placement:
-    """The cell of the table.
+def side_of(hints: Sequence[bool], *, cpu: bool, cuda: bool) -> Side:
+    """Looks up the cell of the table.
 
     Args:
         hints: ``propagatedToCUDA`` of each unified operand, at least one.
@@ -27,9 +27,9 @@ def place(hints: Sequence[bool], *, cpu: bool, cuda: bool) -> Placement:
         cuda: A GPU tensor is among the others.
     """
     if cpu:
-        return Placement("cuda" if any(hints) else "cpu", "unified")
+        return Side("cuda" if any(hints) else "cpu", "unified")
     if all(hints):
         return _ON_GPU
     if cuda:
-        return Placement("cuda", "unified", propagated=True)
-    return Placement("cuda" if any(hints) else "cpu", "unified")
+        return Side("cuda", "unified", propagated=True)
+    return Side("cuda" if any(hints) else "cpu", "unified")

@@ -19,7 +19,7 @@ from outcrop.device.gpu import Gpu
 from outcrop.unified.gather import gather
 from outcrop.unified.memory import host_memory
 from outcrop.unified.names import HANDS_OUT, METADATA, READS, VIEWS, may_write, name_of, writes
-from outcrop.unified.placement import Placement, place
+from outcrop.unified.placement import Side, side_of
 
 UNIFIED = "unified"
 
@@ -342,7 +342,7 @@ def _has_been_written(alias: torch.Tensor) -> bool:
     return alias.is_inference() or alias._version > 0
 
 
-def _delivered(x: Any, where: Placement, unified: list[UnifiedTensor], seen: list[torch.Tensor]) -> Any:
+def _delivered(x: Any, where: Side, unified: list[UnifiedTensor], seen: list[torch.Tensor]) -> Any:
     """A result, where it is to be: none of the GPU in the memory of ``seen``."""
     if not isinstance(x, torch.Tensor) or x.layout is not torch.strided:
         return x
@@ -361,18 +361,18 @@ def _gpu_of(operands: list[torch.Tensor]) -> torch.device:
     return torch.device(gpu.type, gpu.current()) if found is None else found
 
 
-def _where(operands: list[torch.Tensor], written: list[torch.Tensor], gpu: Gpu | None) -> Placement:
+def _where(operands: list[torch.Tensor], written: list[torch.Tensor], gpu: Gpu | None) -> Side:
     hints = [x._propagated for x in operands if isinstance(x, UnifiedTensor)]
     if gpu is None:
-        return Placement("cpu", UNIFIED, bool(hints) and all(hints))
+        return Side("cpu", UNIFIED, bool(hints) and all(hints))
     if any(x.is_cpu and not _is_unified(x) for x in written):
-        return Placement("cpu", UNIFIED)
+        return Side("cpu", UNIFIED)
     if any(x.device.type == gpu.type for x in written):
-        return Placement("cuda", "cuda")
+        return Side("cuda", "cuda")
     if written and torch.is_grad_enabled() and any(x.requires_grad for x in operands):
-        return Placement("cpu", UNIFIED)
+        return Side("cpu", UNIFIED)
     others = [x for x in operands if not _is_unified(x)]
-    return place(
+    return side_of(
         hints,
         cpu=any(x.is_cpu and x.dim() > 0 for x in others),
         cuda=any(x.device.type == gpu.type for x in others),

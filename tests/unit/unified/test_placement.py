@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from outcrop.unified.placement import Placement, place
+from outcrop.unified.placement import Side, side_of
 
 PROPAGATES, MIXED, STAYS = (True, True), (True, False), (False, False)
-CPU, CUDA = Placement("cpu", "unified"), Placement("cuda", "cuda")
-TO_UNIFIED, TO_PROPAGATED = Placement("cuda", "unified"), Placement("cuda", "unified", propagated=True)
+CPU, CUDA = Side("cpu", "unified"), Side("cuda", "cuda")
+TO_UNIFIED, TO_PROPAGATED = Side("cuda", "unified"), Side("cuda", "unified", propagated=True)
 
 
 @pytest.mark.parametrize(
@@ -32,5 +32,5 @@ TO_UNIFIED, TO_PROPAGATED = Placement("cuda", "unified"), Placement("cuda", "uni
     ],
 )
 def test_table_3(hints, cpu, cuda, expected):
-    assert place(hints, cpu=cpu, cuda=cuda) == expected
-    assert place(hints[:1] if hints[0] == hints[-1] else hints[::-1], cpu=cpu, cuda=cuda) == expected
+    assert side_of(hints, cpu=cpu, cuda=cuda) == expected
+    assert side_of(hints[:1] if hints[0] == hints[-1] else hints[::-1], cpu=cpu, cuda=cuda) == expected
