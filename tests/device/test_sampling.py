@@ -362,7 +362,7 @@ def test_ids_of_a_batch_are_not_looked_up_on_the_host(gpu, monkeypatch, tmp_path
         assert np.array_equal(x, wanted)
         assert np.array_equal(x, rows[n_id])
     assert len(staged) == len(xs) > 5
-    assert all("places" not in names and "places" in drawn for names, drawn in staged)
+    assert all("row_addresses" not in names and "row_addresses" in drawn for names, drawn in staged)
 
 
 MEMORY = 600 << 10

@@ -299,7 +299,7 @@ def test_kernels_that_read_the_host_take_few_processors(made, gpu, monkeypatch, 
 @pytest.mark.parametrize("number", [0, -1])
 def test_a_row_at_no_place_is_named_before_the_epoch_ends(made, gpu, monkeypatch, number):
     """In the first batch of an epoch, and in its last; ``number`` of it."""
-    place_of, calls = transfer._places, []
+    place_of, calls = transfer._row_addresses, []
 
     def damaged(table, count):
         found = place_of(table, count)
@@ -308,7 +308,7 @@ def test_a_row_at_no_place_is_named_before_the_epoch_ends(made, gpu, monkeypatch
             found[7] = np.uint64((1 << 56) + (1 << 40))
         return found
 
-    monkeypatch.setattr(transfer, "_places", damaged)
+    monkeypatch.setattr(transfer, "_row_addresses", damaged)
     with outcrop.open_run(made[1]).loader(device=GPU) as loader:
         num_batches = len(loader)
         with pytest.raises(ArgumentError, match="row 7 of a batch is at no place: 0x100010000000000"):

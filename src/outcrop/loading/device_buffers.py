@@ -162,13 +162,13 @@ class DeviceBuffer(BatchBuffer):
         row, flag[0] = int(flag[0]) - 1, 0
         if row >= 0:
             raise ArgumentError(
-                f"row {row} of a batch is at no place: {self._place_of(row):#x} is beyond what was cached and read; "
+                f"row {row} of a batch is at no place: {self._address_of(row):#x} is beyond what was cached and read; "
                 "run outcrop verify, or prepare again"
             )
 
-    def _place_of(self, row: int) -> int:
-        """What ``places`` said of a row of the batch in the block: of the host's, or of the GPU that looked it up."""
-        begin = self._begin + self._offsets["places"] + 8 * row
+    def _address_of(self, row: int) -> int:
+        """Reads the address of a row from the block: the host's, or that of the GPU that looked the row up."""
+        begin = self._begin + self._offsets["row_addresses"] + 8 * row
         return int(np.frombuffer(self.x[begin : begin + 8].cpu().numpy(), np.uint64)[0])
 
     def used_on(self, stream: Any) -> None:

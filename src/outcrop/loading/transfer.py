@@ -30,7 +30,7 @@ from outcrop.store.batches import BatchGraph
 from outcrop.store.manifest import ArraySpec
 from outcrop.store.minibatch import MiniBatch
 from outcrop.unified import in_place
-from outcrop.unified.assemble import assemble, places
+from outcrop.unified.assemble import assemble, row_addresses
 
 _DEVICE, _HOST, _STAGED = range(3)  # tables of the kernel, as kernels/lookup.h numbers them too
 
@@ -272,7 +272,7 @@ class ToGpu:
                 block, there = buffer.fill(token)
                 out = block[:num_bytes]
                 x = out.view(-1, self._rows.row_bytes)
-                self._put_rows(batch, there.pop("places", None), x, buffer.wrong)
+                self._put_rows(batch, there.pop("row_addresses", None), x, buffer.wrong)
             finally:  # also what was queued before an error
                 arrived = self._gpu.fence(self._stream)
                 buffer.filled(arrived)
@@ -284,7 +284,7 @@ class ToGpu:
     def _arrays(self, batch: LoadedBatch, more: Arrays | None) -> dict[str, np.ndarray]:
         graph = batch.graph
         found: dict[str, np.ndarray | None] = {
-            "places": self._places(batch),
+            "row_addresses": self._row_addresses(batch),
             "y": graph.labels,
             "degree": graph.degree,
             **({"rowptr": graph.rowptr, "col": graph.col} if graph.on_device is None else {}),
@@ -292,13 +292,13 @@ class ToGpu:
         }
         return {name: array for name, array in found.items() if array is not None}
 
-    def _places(self, batch: LoadedBatch) -> np.ndarray | None:
+    def _row_addresses(self, batch: LoadedBatch) -> np.ndarray | None:
         """uint64 [num_nodes] as kernels want them, seen as int64; None: the GPU that drew the batch has them
         (``on_device``), or rows are copied as they are."""
         if self._all is not None:
-            found = places(0, batch.graph.n_id)
+            found = row_addresses(0, batch.graph.n_id)
         elif batch.table is not None:
-            found = _places(batch.table, batch.graph.num_nodes)
+            found = _row_addresses(batch.table, batch.graph.num_nodes)
         else:
             return None
         return found.view(np.int64)
@@ -337,13 +337,13 @@ class ToGpu:
         self._pool.close()
 
 
-def _places(table: AddressTable, count: int) -> np.ndarray:
+def _row_addresses(table: AddressTable, count: int) -> np.ndarray:
     """Where each row of a packed batch lies: in a cache, or at its position in the buffer."""
     packed = np.ones(count, bool)
     packed[table.host_positions] = packed[table.device_positions] = False
     positions = np.flatnonzero(packed)
     out = np.empty(count, np.uint64)
-    out[positions] = places(_STAGED, positions)
-    out[table.host_positions] = places(_HOST, table.host_rows)
-    out[table.device_positions] = places(_DEVICE, table.device_rows)
+    out[positions] = row_addresses(_STAGED, positions)
+    out[table.host_positions] = row_addresses(_HOST, table.host_rows)
+    out[table.device_positions] = row_addresses(_DEVICE, table.device_rows)
     return out

@@ -38,8 +38,8 @@ class BatchGraph:
         edge_label: float32 [num_label_edges], 1 = positive, 0 = negative.
         edge_weight: float32 [num_edges], in the order of ``col``; None where the graph has none or nobody asked.
         edge_ids: int64 [num_edges], positions in :meth:`outcrop.Graph.edge_index`; None where nobody asked.
-        on_device: ``rowptr`` and ``col`` on the GPU that drew them, and ``places`` where it looked up where rows lie,
-            until the batch is there; None: on the host alone.
+        on_device: ``rowptr`` and ``col`` on the GPU that drew them, and ``row_addresses`` where it looked up where rows
+            lie, until the batch is there; None: on the host alone.
     """
 
     n_id: np.ndarray

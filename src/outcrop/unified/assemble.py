@@ -18,7 +18,7 @@ TABLES = 3
 _ROW_BITS = 56
 
 
-def places(table: int, rows: np.ndarray) -> np.ndarray:
+def row_addresses(table: int, rows: np.ndarray) -> np.ndarray:
     """``rows`` of the table with that number, as :func:`assemble` wants them, uint64."""
     return np.uint64(table << _ROW_BITS) | rows.astype(np.uint64)
 
@@ -30,7 +30,7 @@ def assemble(
 
     Args:
         tables: At most three, uint8 [n, row bytes], of the GPU or in unified memory.
-        place: int64 [len(out)] on the GPU, the bits of :func:`places`.
+        place: int64 [len(out)] on the GPU, the bits of :func:`row_addresses`.
         out: uint8 [len(place), row bytes], on the GPU, contiguous.
         wrong: Address of an int64 that the GPU can write, which becomes 1 + i for some i whose place is none; such
             rows of ``out`` stay as they are.

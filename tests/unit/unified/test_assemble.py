@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from outcrop import _core
-from outcrop.unified.assemble import places
+from outcrop.unified.assemble import row_addresses
 from outcrop.unified.gather import word_bytes
 
 
@@ -29,7 +29,7 @@ def test_assemble_equals_numpy(width, counts, gaps, offsets, size, warps, seed):
     known = [i for i, count in enumerate(counts) if count]
     chosen = random.choice(known, size) if known else np.zeros(0, int)
     rows = np.array([random.integers(0, counts[i]) for i in chosen], np.int64)
-    place = np.array([places(int(i), row)[()] for i, row in zip(chosen, rows, strict=True)], np.uint64)
+    place = np.array([row_addresses(int(i), row)[()] for i, row in zip(chosen, rows, strict=True)], np.uint64)
     memory = np.zeros(offsets[3] + len(place) * width + 1, np.uint8)
     out = memory[offsets[3] : offsets[3] + len(place) * width].reshape(-1, width)
     word = word_bytes(width, out.ctypes.data, *(x for t in tables for x in (t.ctypes.data, t.strides[0])))
@@ -43,7 +43,7 @@ def test_assemble_equals_numpy(width, counts, gaps, offsets, size, warps, seed):
 def test_a_place_that_is_none_is_named():
     tables = [np.zeros((3, 4), np.uint8)] * 3
     out = np.ones((4, 4), np.uint8)
-    for bad in (places(1, np.array([3]))[0], places(3, np.array([0]))[0], np.uint64(2**64 - 1)):
-        place = np.array([0, places(2, np.array([2]))[0], bad, 1], np.uint64)
+    for bad in (row_addresses(1, np.array([3]))[0], row_addresses(3, np.array([0]))[0], np.uint64(2**64 - 1)):
+        place = np.array([0, row_addresses(2, np.array([2]))[0], bad, 1], np.uint64)
         assert _core.twin_assemble(tables, place, out, 4) == 2
         assert out[2].tolist() == [1] * 4

@@ -20,8 +20,8 @@ class FoundRows:
     """Where the rows of a mini-batch lie, on the device.
 
     Attributes:
-        place: int64 [num_nodes], the bits that :func:`outcrop.unified.assemble.places` gives: tables 0 and 1 are the
-            caches of the device and of the host, table 2 has a row for each node of the batch.
+        place: int64 [num_nodes], the bits that :func:`outcrop.unified.assemble.row_addresses` gives: tables 0
+            and 1 are the caches of the device and of the host, table 2 has a row for each node of the batch.
         missing: int64 [rows that are read], their node ids, ascending.
         positions: int32, as long: the position of each in the batch.
         in_host: Rows that the cache of the host has.

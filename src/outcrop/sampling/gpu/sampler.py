@@ -208,13 +208,13 @@ class DeviceSampler:
     ) -> tuple[Parts, KeptArrays | None, LocatedRows | None]:
         """As :meth:`sample`, one batch, and what of it stays on the device: None where its budget has no room.
 
-        Where rows are looked up, their ``places`` stay there too, and the last item says which rows are read.
+        Where rows are looked up, their ``row_addresses`` stay there too, and the last item says which rows are read.
         """
         with self._apart():
             drawn = self.draw(seeds, split, epoch, batch)
             arrays, rows = {"rowptr": drawn.rowptr, "col": drawn.col}, drawn.rows
             if rows is not None:
-                arrays["places"] = rows.place
+                arrays["row_addresses"] = rows.place
                 if self._missing_stay:
                     arrays |= {"missing": rows.missing, "positions": rows.positions}
             # Not what they lie in, which has room for more. Done when the copy to the host is.
