@@ -16,9 +16,10 @@ from outcrop.preparation.pack import pack
 from outcrop.preparation.plan import divide_host_memory, plan
 from outcrop.preparation.sample import sample
 from outcrop.runtime.runtime import Runtime
-from outcrop.store import packed, placement, samples
+from outcrop.store import packed, samples
 from outcrop.store.batches import BatchGraph
 from outcrop.store.graph import Graph
+from outcrop.store.placement import Placement, open_placement
 from outcrop.testing import write_graph
 
 WIDTHS = (1, 7, 100, 128, 343, 602, 768, 1024, 1433)
@@ -86,7 +87,7 @@ class Stages:
     graph: Graph
     folder: Path
     samples: samples.SampleSet
-    places: placement.Placement
+    placement: Placement
     records: packed.PackedRecords | None
 
     def batch(self, number: int) -> BatchGraph:
@@ -110,17 +111,21 @@ def planned(
     sample_set: samples.SampleSet,
     config: PlanConfig,
     name: str = "plan",
-) -> placement.Placement:
+) -> Placement:
     plan(graph, sample_set, config, folder / name, runtime)
-    return placement.open_placement(runtime, folder / name)
+    return open_placement(runtime, folder / name)
 
 
 def packed_run(graph: Graph, folder: Path, runtime: Runtime, config: PlanConfig, **options: object) -> Stages:
     sample_set = sampled(graph, folder, runtime, **options)
-    places = planned(graph, folder, runtime, sample_set, config)
-    pack(graph, sample_set, places, folder / "pack", runtime)
+    placement = planned(graph, folder, runtime, sample_set, config)
+    pack(graph, sample_set, placement, folder / "pack", runtime)
     return Stages(
-        graph, folder, sample_set, places, packed.open_packed(runtime, folder / "pack", places, sample_set)
+        graph,
+        folder,
+        sample_set,
+        placement,
+        packed.open_packed(runtime, folder / "pack", placement, sample_set),
     )
 
 

@@ -55,9 +55,9 @@ def test_layout_counts_what_planning_counts(folder: Path, monkeypatch: pytest.Mo
     options = {"fanouts": [5, 5], "batch_size": 40, "epochs": 3, "memory": SETTING.memory}
     with Runtime() as runtime:  # with room for all nodes at once, as the benchmark has
         prepare(graph, folder / "check.run", **options, layout="10,1", stop_after="plan", runtime=runtime)
-        places = open_placement(runtime, folder / "check.run" / "plan")
-    wants = places.num_packed.sum() + places.cached_rows[:, 2].sum()
-    read = places.num_packed.sum() * 256 + places.disk_pages.sum() * 4096
+        placement = open_placement(runtime, folder / "check.run" / "plan")
+    wants = placement.num_packed.sum() + placement.cached_rows[:, 2].sum()
+    read = placement.num_packed.sum() * 256 + placement.disk_pages.sum() * 4096
     assert segmented["amplification"] == pytest.approx(read / (wants * 256), rel=1e-12)
 
 

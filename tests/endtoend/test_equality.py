@@ -71,7 +71,7 @@ def a_run(graph: Graph, folder: Path, runtime: Runtime, mix: str, slots: int = 2
     plan = config_with_cache(sample_set, row_bytes, min(host, graph.num_nodes), device, slots, layout=layout)
     run = packed_run(graph, folder, runtime, plan, **options)
     write_run_info(graph, folder, plan, options)
-    return run.places.predicted
+    return run.placement.predicted
 
 
 def write_run_info(graph: Graph, folder: Path, plan: PlanConfig, options: dict) -> None:

@@ -257,12 +257,12 @@ def in_padding(folder: Path, at: int) -> bool:
 
 def _in_padding(run: Path, runtime: Runtime, at: int) -> bool:
     samples = open_samples(runtime, run / "sample")
-    places = open_placement(runtime, run / "plan")
-    p = int(np.searchsorted(places.offsets, at, side="right")) - 1
-    nodes, rows = int(samples.num_nodes[places.packed_batches[p]]), int(places.num_packed[p])
-    begin = int(places.offsets[p]) + places.meta_span_bytes(p, samples)
-    first = begin + record.shift_bytes(nodes, rows, places.row_bytes)
-    return at >= begin and not first <= at < first + rows * places.row_bytes
+    placement = open_placement(runtime, run / "plan")
+    p = int(np.searchsorted(placement.offsets, at, side="right")) - 1
+    nodes, rows = int(samples.num_nodes[placement.packed_batches[p]]), int(placement.num_packed[p])
+    begin = int(placement.offsets[p]) + placement.meta_span_bytes(p, samples)
+    first = begin + record.shift_bytes(nodes, rows, placement.row_bytes)
+    return at >= begin and not first <= at < first + rows * placement.row_bytes
 
 
 @pytest.mark.parametrize("mode", ["online", "memory", "ondisk"])

@@ -221,10 +221,10 @@ def _packed_work(
 ) -> Workload:
     epoch = predicted["epochs"]["train"][0]
     levels = epoch["rows_by_level"]
-    places = open_placement(runtime, folder / "plan")
-    number = np.searchsorted(places.packed_batches, at)
-    records = np.diff(places.offsets)[number]
-    pages = int(places.disk_pages[number].sum())
+    placement = open_placement(runtime, folder / "plan")
+    number = np.searchsorted(placement.packed_batches, at)
+    records = np.diff(placement.offsets)[number]
+    pages = int(placement.disk_pages[number].sum())
     large = (int(records.sum()), int((-(-records // _LARGE_READ)).sum()))
     total = int(samples.num_nodes[at].sum())
     return Workload(
@@ -239,9 +239,9 @@ def _packed_work(
             requests=pages,
             copied_bytes=epoch["bytes_read"],
             gathered_bytes=(levels["host"] + levels["disk_cache"]) * row_bytes,
-            structure_bytes=sum(places.meta_span_bytes(int(p), samples) for p in number),
+            structure_bytes=sum(placement.meta_span_bytes(int(p), samples) for p in number),
         ),
-        buffers=places.buffers,
+        buffers=placement.buffers,
     )
 
 

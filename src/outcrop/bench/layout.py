@@ -48,12 +48,12 @@ class _Bench:
     def __init__(self, graph: Graph, run: Path, runtime: Runtime):
         self.graph, self.runtime = graph, runtime
         self.samples = open_samples(runtime, run / "sample")
-        places = open_placement(runtime, run / "plan")
-        self.row_bytes, self.packed = places.row_bytes, places.packed_batches
-        self.hot = [places.host_ids]
+        placement = open_placement(runtime, run / "plan")
+        self.row_bytes, self.packed = placement.row_bytes, placement.packed_batches
+        self.hot = [placement.host_ids]
         # What a plan with everything packed takes besides the rows and their ids.
-        self.wants = places.packed_per_hop.sum(axis=1)
-        self.fixed = places.predicted["disk_bytes"] - int(self.wants.sum()) * (
+        self.wants = placement.packed_per_hop.sum(axis=1)
+        self.fixed = placement.predicted["disk_bytes"] - int(self.wants.sum()) * (
             self.row_bytes + self.samples.id_bytes
         )
         wanted = BatchIds(self.samples, self.packed, runtime, keep_bytes=1 << 30)

@@ -69,16 +69,16 @@ def _batch_by_batch(graph_path: Path, run_folder: Path, memory: int) -> dict[str
     graph = open_graph(graph_path)
     with Runtime(memory) as runtime:
         samples = open_samples(runtime, run_folder / "sample")
-        places = open_placement(runtime, run_folder / "plan")
+        placement = open_placement(runtime, run_folder / "plan")
         rows = disk_rows(graph, runtime)
-        held = np.concatenate([places.host_ids, places.device_ids])
+        held = np.concatenate([placement.host_ids, placement.device_ids])
         ids_buffer = runtime.budget.empty("bench", max(samples.max_nodes * samples.id_bytes, 1))
         buffer = runtime.budget.empty("bench", record.align_page(samples.max_nodes * rows.row_bytes))
         path = run_folder / "batch-by-batch.bin"
         before, begin = runtime.io.counters, time.perf_counter()
         file = runtime.io.open(str(path), _core.OpenMode.create)
         at = 0
-        for batch in places.packed_batches:
+        for batch in placement.packed_batches:
             ids = samples.read_node_ids(int(batch), ids_buffer)
             wanted = ids[~np.isin(ids, held)].astype(np.int64)
             out = buffer[: len(wanted) * rows.row_bytes]

@@ -9,9 +9,10 @@ from outcrop.config import SampleConfig
 from outcrop.errors import FormatError
 from outcrop.runtime.runtime import Runtime
 from outcrop.store import manifest as manifests
-from outcrop.store import packed, placement, run, samples
+from outcrop.store import packed, run, samples
 from outcrop.store.graph import Graph
 from outcrop.store.manifest import Manifest
+from outcrop.store.placement import Placement, open_placement
 
 _BEFORE = {"dependency": 1}  # of runs from before there was a choice
 
@@ -33,21 +34,19 @@ def open_recorded(graph: Graph, runtime: Runtime, run_folder: Path) -> tuple[Sam
     return info.sample, sample_set
 
 
-def open_plan(
-    graph: Graph, runtime: Runtime, run_folder: Path, sample_set: samples.SampleSet
-) -> placement.Placement:
+def open_plan(graph: Graph, runtime: Runtime, run_folder: Path, sample_set: samples.SampleSet) -> Placement:
     """Where the rows of a run are."""
-    places = placement.open_placement(runtime, run_folder / "plan")
+    placement = open_placement(runtime, run_folder / "plan")
     _check_belongs(
-        places.path, places.manifest, {"graph": graph.digest(), "sample": sample_set.manifest.digest()}
+        placement.path, placement.manifest, {"graph": graph.digest(), "sample": sample_set.manifest.digest()}
     )
-    return places
+    return placement
 
 
-def read_pack_manifest(run_folder: Path, places: placement.Placement) -> Manifest:
+def read_pack_manifest(run_folder: Path, placement: Placement) -> Manifest:
     """What a run has packed."""
     manifest = manifests.read(run_folder / "pack", packed.FORMAT, packed.VERSION)
-    _check_belongs(run_folder / "pack", manifest, {"plan": places.manifest.digest()})
+    _check_belongs(run_folder / "pack", manifest, {"plan": placement.manifest.digest()})
     return manifest
 
 

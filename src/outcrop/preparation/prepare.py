@@ -36,11 +36,13 @@ from outcrop.runtime.runtime import UNLIMITED, Runtime
 from outcrop.runtime.smallest_budget import naming_smallest
 from outcrop.sampling.external import ForeignBatches
 from outcrop.store import manifest as manifests
-from outcrop.store import packed, placement, run, samples
+from outcrop.store import packed, run, samples
+from outcrop.store import placement as plan_artifact
 from outcrop.store.graph import Graph, open_graph
 from outcrop.store.history import disk_bytes, recording_preparing
 from outcrop.store.lock import only_process_in
 from outcrop.store.manifest import Manifest
+from outcrop.store.placement import open_placement
 
 
 @dataclass
@@ -311,14 +313,14 @@ def _make(
         plan_config = PlanConfig(**{**asdict(plan_config), "memory": runtime.budget.limit_bytes})
     stage(
         "plan",
-        placement.FORMAT,
-        placement.VERSION,
+        plan_artifact.FORMAT,
+        plan_artifact.VERSION,
         planning.expected(graph, sample_set, plan_config),
         lambda: planning.plan(graph, sample_set, plan_config, out / "plan", runtime),
     )
-    places = placement.open_placement(runtime, out / "plan")
-    report.predicted = places.predicted
-    divided = planning.memory_plan(places.manifest)
+    placement = open_placement(runtime, out / "plan")
+    report.predicted = placement.predicted
+    divided = planning.memory_plan(placement.manifest)
     report.memory = None if divided is None else divided.as_dict()
 
     def pack() -> Manifest:
@@ -326,14 +328,14 @@ def _make(
         limit = _limit_of(runtime)
         if limit is not None and not needs.packs(limit, plan_config.memory):
             raise BudgetError(f"packing does not fit a memory budget of {exact_bytes(limit)}")
-        return packing.pack(graph, sample_set, places, out / "pack", runtime)
+        return packing.pack(graph, sample_set, placement, out / "pack", runtime)
 
     if request.stop_after != "plan":
         stage(
             "pack",
             packed.FORMAT,
             packed.VERSION,
-            packing.expected(graph, sample_set, places),
+            packing.expected(graph, sample_set, placement),
             pack,
         )
     return finish()

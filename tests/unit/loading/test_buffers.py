@@ -52,7 +52,7 @@ def packed(tmp_path: Path, make_runtime: Make) -> Callable[[int], LoadSession]:
             batch_size=10,
         )
         return packed_session(
-            graph, run.samples, run.places, run.records, disk_rows(graph, runtime, merge=False), runtime
+            graph, run.samples, run.placement, run.records, disk_rows(graph, runtime, merge=False), runtime
         )
 
     return make

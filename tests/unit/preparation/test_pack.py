@@ -18,8 +18,9 @@ from outcrop.errors import ChecksumError
 from outcrop.preparation import pack as packing
 from outcrop.runtime import memory_tables
 from outcrop.runtime.runtime import Runtime
-from outcrop.store import packed, placement, record, samples
+from outcrop.store import packed, record, samples
 from outcrop.store.address_table import AddressTable
+from outcrop.store.placement import open_placement
 from outcrop.store.verify import verify_artifact
 from run_support import (
     DTYPES,
@@ -65,27 +66,27 @@ def crc32c(data: bytes) -> int:
 
 def disk_cache_nodes(run: Stages) -> np.ndarray:
     """The node of each row of the disk cache, from the plan's lists."""
-    nodes = np.zeros(run.places.num_disk_rows, np.int64)
-    ids, rank = (run.places.disk_array(name).read("test") for name in ("disk_ids", "disk_rank"))
-    for first, stop in pairwise(run.places.disk_blocks):
+    nodes = np.zeros(run.placement.num_disk_rows, np.int64)
+    ids, rank = (run.placement.disk_array(name).read("test") for name in ("disk_ids", "disk_rank"))
+    for first, stop in pairwise(run.placement.disk_blocks):
         nodes[first + rank[first:stop]] = ids[first:stop]
     return nodes
 
 
 def rows_of_segment(run: Stages, nodes: np.ndarray, segment: int) -> dict[int, int]:
-    ranges = range(len(run.places.range_starts) - 1)
-    return {int(nodes[row]): row for r in ranges for row in run.places.region(r, segment)}
+    ranges = range(len(run.placement.range_starts) - 1)
+    return {int(nodes[row]): row for r in ranges for row in run.placement.region(r, segment)}
 
 
 def expected_files(run: Stages, features: np.ndarray) -> dict[str, bytes]:
     """The files of the pack stage from the samples, the plan's id lists and the features alone."""
-    host, device = run.places.host_ids, run.places.device_ids
+    host, device = run.placement.host_ids, run.placement.device_ids
     nodes, shared, segment = disk_cache_nodes(run), {}, -1
     row_bytes, out, crcs = features.shape[1], [], []
-    for p, number in enumerate(run.places.packed_batches):
+    for p, number in enumerate(run.placement.packed_batches):
         batch = run.batch(int(number))
-        if run.places.segment_batches and p // run.places.segment_batches != segment:
-            segment = p // run.places.segment_batches
+        if run.placement.segment_batches and p // run.placement.segment_batches != segment:
+            segment = p // run.placement.segment_batches
             shared = rows_of_segment(run, nodes, segment)
         in_host, in_device = np.isin(batch.n_id, host), np.isin(batch.n_id, device)
         at = [np.flatnonzero(where).astype(np.int32) for where in (in_host, in_device)]
@@ -137,14 +138,14 @@ def test_records_and_caches_equal_numpy(
     sample_set = sampled(graph, tmp_path, runtime, fanouts=(3, 3), batch_size=10)
     row_bytes = width * ITEM_BYTES[dtype]
     config = config_with_cache(sample_set, row_bytes, 30, 10, layout=layout)
-    places = planned(graph, tmp_path, runtime, sample_set, config)
+    placement = planned(graph, tmp_path, runtime, sample_set, config)
     tight = make_runtime(tight_budget(graph), threads=1)
     run = reopened(graph, tmp_path, tight)
-    packing.pack(graph, run.samples, run.places, tmp_path / "pack", tight)
+    packing.pack(graph, run.samples, run.placement, tmp_path / "pack", tight)
     check(run, as_rows(random_features(150, width, dtype)))
-    assert len(places.host_ids) == 30
-    assert len(places.device_ids) == 10
-    assert (places.num_disk_rows > 50) == (layout != "packed")
+    assert len(placement.host_ids) == 30
+    assert len(placement.device_ids) == 10
+    assert (placement.num_disk_rows > 50) == (layout != "packed")
     assert tight.budget.peak_bytes <= tight.budget.limit_bytes
     assert verify_artifact(tmp_path / "pack", runtime)["arrays"] == 6
 
@@ -160,7 +161,7 @@ def reopened(graph, folder: Path, runtime: Runtime) -> Stages:
         graph,
         folder,
         samples.open_samples(runtime, folder / "sample"),
-        placement.open_placement(runtime, folder / "plan"),
+        open_placement(runtime, folder / "plan"),
         None,
     )
 
@@ -201,7 +202,7 @@ def test_the_same_bytes_whatever_the_budget_of_packing(
         limited = make_runtime(memory, threads=threads, io=IoConfig(backend=backend, depth=8))
         run = reopened(graph, tmp_path, limited)
         name = f"pack-{memory}"
-        manifest = packing.pack(graph, run.samples, run.places, tmp_path / name, limited)
+        manifest = packing.pack(graph, run.samples, run.placement, tmp_path / name, limited)
         check(run, features, name)
         seen.add((manifest.attributes["episodes"], limited.budget.peak_bytes <= limited.budget.limit_bytes))
         verify_artifact(tmp_path / name, limited)
@@ -221,7 +222,7 @@ def test_each_page_of_the_features_is_read_once_per_pass(
     planned(graph, tmp_path, runtime, sample_set, config_with_cache(sample_set, 686, 50, 20, layout="8,1"))
     counted = make_runtime(memory, threads=1)
     run = reopened(graph, tmp_path, counted)
-    _ = run.places.host_ids, run.places.device_ids  # read before counting starts
+    _ = run.placement.host_ids, run.placement.device_ids  # read before counting starts
     chunks: list[tuple[int, int]] = []
     original = packing._Packer._read_chunks
 
@@ -232,7 +233,9 @@ def test_each_page_of_the_features_is_read_once_per_pass(
 
     monkeypatch.setattr(packing._Packer, "_read_chunks", watched)
     before = counted.io.counters
-    episodes = packing.pack(graph, run.samples, run.places, tmp_path / "pack", counted).attributes["episodes"]
+    episodes = packing.pack(graph, run.samples, run.placement, tmp_path / "pack", counted).attributes[
+        "episodes"
+    ]
     read = counted.io.counters.read_bytes - before.read_bytes
     one_pass = chunks[: len(chunks) // episodes]
     assert chunks == one_pass * episodes
@@ -251,12 +254,12 @@ def bytes_of_ids(run: Stages, chunks: list[tuple[int, int]]) -> int:
     Whole pages, except of the files that are being written.
     """
     total = 0
-    nodes, places = disk_cache_nodes(run), run.places
-    in_memory = np.concatenate([places.host_ids, places.device_ids])
-    for p, number in enumerate(places.packed_batches.tolist()):
+    nodes, placement = disk_cache_nodes(run), run.placement
+    in_memory = np.concatenate([placement.host_ids, placement.device_ids])
+    for p, number in enumerate(placement.packed_batches.tolist()):
         batch = run.batch(number)
         ids_at = int(run.samples.offsets[number]) + 512
-        shared = list(rows_of_segment(run, nodes, p // places.segment_batches))
+        shared = list(rows_of_segment(run, nodes, p // placement.segment_batches))
         total += run.samples.record_bytes(number) + pages(
             ids_at, 4 * len(batch.n_id)
         )  # graph; ids, to look up
@@ -264,11 +267,11 @@ def bytes_of_ids(run: Stages, chunks: list[tuple[int, int]]) -> int:
         packed_hops = [hop[~np.isin(hop, in_memory) & ~np.isin(hop, shared)] for hop in hops]
         total += 4 * sum(map(len, packed_hops))  # to find where each chunk begins in them
         total += 4 * sum(map(len, packed_hops))  # chunk by chunk
-    for ids in (places.host_ids, places.device_ids):
+    for ids in (placement.host_ids, placement.device_ids):
         for first, rows in chunks:
             low, high = np.searchsorted(ids, [first, first + rows])
             total += pages(8 * int(low), 8 * int(high - low))
-    blocks = list(pairwise(places.disk_blocks.tolist()))
+    blocks = list(pairwise(placement.disk_blocks.tolist()))
     for first, stop in blocks:
         ids = np.sort(nodes[first:stop])
         total += pages(4 * first, 4 * len(ids))
@@ -276,18 +279,18 @@ def bytes_of_ids(run: Stages, chunks: list[tuple[int, int]]) -> int:
             low, high = np.searchsorted(ids, [begin, begin + rows])
             total += pages(4 * (first + int(low)), 4 * int(high - low))
         total += len(ids) * 686 + pages(4 * first, 4 * len(ids))  # to put it in order
-    total += 4 * (round_up(places.num_disk_rows * 686) // PAGE)  # the sum of the sums
+    total += 4 * (round_up(placement.num_disk_rows * 686) // PAGE)  # the sum of the sums
     return total + lists_read(run)
 
 
 def lists_read(run: Stages) -> int:
     """The plan's lists of the disk cache are checked once, whole, and read by segment: when it begins and ends."""
-    places, total = run.places, 2 * round_up(4 * run.places.num_disk_rows)
-    for segment in range(places.num_segments):
-        times = 1 if segment == places.num_segments - 1 else 2
-        region = places.region(0, segment)
-        for first in range(region.start, region.stop, places.block_rows):
-            count = min(places.block_rows, region.stop - first)
+    placement, total = run.placement, 2 * round_up(4 * run.placement.num_disk_rows)
+    for segment in range(placement.num_segments):
+        times = 1 if segment == placement.num_segments - 1 else 2
+        region = placement.region(0, segment)
+        for first in range(region.start, region.stop, placement.block_rows):
+            count = min(placement.block_rows, region.stop - first)
             total += times * 2 * pages(4 * first, 4 * count)
     return total
 
@@ -300,9 +303,9 @@ def test_no_cache_and_everything_cached(tmp_path: Path, make_runtime: Make):
     for name, config in (("none", config_with_cache(sample_set, 400, 0)), ("all", PlanConfig())):
         planned(graph, tmp_path, runtime, sample_set, config)
         run = reopened(graph, tmp_path, runtime)
-        packing.pack(graph, run.samples, run.places, tmp_path / name, runtime)
+        packing.pack(graph, run.samples, run.placement, tmp_path / name, runtime)
         check(run, features, name)
-        assert len(run.places.host_ids) == 0 or run.places.num_packed.sum() == 0
+        assert len(run.placement.host_ids) == 0 or run.placement.num_packed.sum() == 0
 
 
 @pytest.mark.parametrize("with_journal", [False, True])
@@ -321,7 +324,7 @@ def test_leftovers_of_another_packing_do_not_matter(tmp_path: Path, make_runtime
     if with_journal:
         (left / "journal.npz").write_bytes(b"torn")
     run = reopened(graph, tmp_path, runtime)
-    packing.pack(graph, run.samples, run.places, tmp_path / "pack", runtime)
+    packing.pack(graph, run.samples, run.placement, tmp_path / "pack", runtime)
     check(run, as_rows(random_features(600, 100, "float32")))
     verify_artifact(tmp_path / "pack", runtime)
     for name in (*FILES, "manifest.json"):
@@ -355,7 +358,7 @@ def test_interrupted_anywhere_it_goes_on_to_the_same_bytes(
         limited = make_runtime(memory, threads=1)
         run, left = reopened(graph, tmp_path, limited), 7
         try:
-            packing.pack(graph, run.samples, run.places, tmp_path / "pack", limited)
+            packing.pack(graph, run.samples, run.placement, tmp_path / "pack", limited)
             break
         except Killed:
             deaths += 1
@@ -414,7 +417,7 @@ def test_what_was_packed_leaves_the_page_cache(
         pytest.skip("this file system keeps its files in memory")
     graph = a_graph(tmp_path / "g", runtime, width=width)
     sample_set = sampled(graph, tmp_path, runtime)
-    places = planned(graph, tmp_path, runtime, sample_set, config_with_cache(sample_set, width * 4, 0))
+    placement = planned(graph, tmp_path, runtime, sample_set, config_with_cache(sample_set, width * 4, 0))
     shares, save = [], packing.Journal.save
 
     def noted(self: packing.Journal) -> None:
@@ -423,7 +426,7 @@ def test_what_was_packed_leaves_the_page_cache(
         save(self)
 
     monkeypatch.setattr(packing.Journal, "save", noted)
-    packing.pack(graph, sample_set, places, tmp_path / "pack", make_runtime(memory, threads=1))
+    packing.pack(graph, sample_set, placement, tmp_path / "pack", make_runtime(memory, threads=1))
     assert len(shares) > 3
     later = shares[1:-1]  # the first is when graphs are written, the last at the end of the pass
     assert max(later) < 0.1 if leaves else min(later) > 0.1

@@ -72,30 +72,34 @@ def made(tmp_path: Path, make_runtime: Callable[..., Runtime]):
 def test_the_hottest_rows_are_cached_nearest(made, tmp_path, host, device, splits):
     graph, sample_set, runtime = made
     config = config_with_cache(sample_set, 100, host, device, packed_splits=splits)
-    places = planned(graph, tmp_path, runtime, sample_set, config)
+    placement = planned(graph, tmp_path, runtime, sample_set, config)
     ranked = hottest(popularity(sample_set, splits, graph.num_nodes))
-    assert places.device_ids.tolist() == sorted(ranked[:device].tolist())
-    assert places.host_ids.tolist() == sorted(ranked[device : device + host].tolist())
-    check_tables(places, sample_set, splits, row_bytes=100)
+    assert placement.device_ids.tolist() == sorted(ranked[:device].tolist())
+    assert placement.host_ids.tolist() == sorted(ranked[device : device + host].tolist())
+    check_tables(placement, sample_set, splits, row_bytes=100)
 
 
-def check_tables(places: Placement, sample_set: SampleSet, splits: tuple[str, ...], row_bytes: int) -> None:
+def check_tables(
+    placement: Placement, sample_set: SampleSet, splits: tuple[str, ...], row_bytes: int
+) -> None:
     """Rows per level, offsets and predictions, counted from the batches themselves."""
     offset, number, cached_total = 0, 0, {}
     for split in splits:
         group = sample_set.groups[split]
         for index, batch in enumerate(batches_of(sample_set, split)):
-            in_host, in_device = (np.isin(batch.n_id, ids) for ids in (places.host_ids, places.device_ids))
+            in_host, in_device = (
+                np.isin(batch.n_id, ids) for ids in (placement.host_ids, placement.device_ids)
+            )
             assert not (in_host & in_device).any()
             missing = ~(in_host | in_device)
             hop = np.repeat(np.arange(len(batch.nodes_per_hop)), batch.nodes_per_hop)
-            assert places.packed_batches[number] == group.first + index
+            assert placement.packed_batches[number] == group.first + index
             assert (
-                places.packed_per_hop[number].tolist()
+                placement.packed_per_hop[number].tolist()
                 == np.bincount(hop[missing], minlength=sample_set.hops + 1).tolist()
             )
-            assert places.cached_rows[number].tolist() == [in_host.sum(), in_device.sum(), 0]
-            assert places.offsets[number] == offset
+            assert placement.cached_rows[number].tolist() == [in_host.sum(), in_device.sum(), 0]
+            assert placement.offsets[number] == offset
             cached = int((~missing).sum())
             span = span_of(batch, cached, row_bytes)
             epoch = cached_total.setdefault((split, index // group.per_epoch), np.zeros(5, np.int64))
@@ -107,23 +111,23 @@ def check_tables(places: Placement, sample_set: SampleSet, splits: tuple[str, ..
                 missing.sum(),
             ]
             offset, number = offset + span, number + 1
-    assert len(places.packed_batches) == number
-    assert places.offsets.tolist()[-1] == offset == places.predicted["record_bytes"]
+    assert len(placement.packed_batches) == number
+    assert placement.offsets.tolist()[-1] == offset == placement.predicted["record_bytes"]
     found = {
         (split, e): [
             r["bytes_read"],
             r["bytes_needed"],
             *(r["rows_by_level"][k] for k in ("device", "host", "packed")),
         ]
-        for split, epochs in places.predicted["epochs"].items()
+        for split, epochs in placement.predicted["epochs"].items()
         for e, r in enumerate(epochs)
     }
     assert found == {key: value.tolist() for key, value in cached_total.items()}
     total = np.sum(list(cached_total.values()), axis=0)
-    assert places.predicted["read_amplification"] == pytest.approx(total[0] / total[1], rel=1e-12)
-    assert places.predicted["cache_bytes"] == {
-        "host": len(places.host_ids) * row_bytes,
-        "device": len(places.device_ids) * row_bytes,
+    assert placement.predicted["read_amplification"] == pytest.approx(total[0] / total[1], rel=1e-12)
+    assert placement.predicted["cache_bytes"] == {
+        "host": len(placement.host_ids) * row_bytes,
+        "device": len(placement.device_ids) * row_bytes,
         "disk": 0,
     }
 
@@ -178,9 +182,9 @@ def test_every_count_equal_takes_the_lowest_ids(tmp_path, make_runtime):
         splits={"train": np.arange(50)},
     )
     sample_set = sampled(graph, tmp_path, runtime, batch_size=50, fanouts=(1,))
-    places = planned(graph, tmp_path, runtime, sample_set, config_with_cache(sample_set, 40, 12, 7))
-    assert places.device_ids.tolist() == list(range(7))
-    assert places.host_ids.tolist() == list(range(7, 19))
+    placement = planned(graph, tmp_path, runtime, sample_set, config_with_cache(sample_set, 40, 12, 7))
+    assert placement.device_ids.tolist() == list(range(7))
+    assert placement.host_ids.tolist() == list(range(7, 19))
 
 
 @pytest.mark.parametrize("options", [{}, {"disk_space": 1 << 30}, {"slots": 3}])
@@ -189,28 +193,28 @@ def test_the_parts_of_a_plan_are_the_bytes_of_the_plan(tmp_path, make_runtime, o
     graph = a_graph(tmp_path / "g", runtime, width=24, dtype="float32", nodes=400, edges=3000, train=100)
     sample_set = sampled(graph, tmp_path / "s", runtime, fanouts=(3, 3), batch_size=20)
     for memory in (4 << 20, 9_876_543, 1 << 28):
-        places = planned(
+        placement = planned(
             graph, tmp_path / str(memory), runtime, sample_set, PlanConfig(memory=memory, **options)
         )
-        held, plan = places.manifest.attributes["memory"], memory_plan(places.manifest)
+        held, plan = placement.manifest.attributes["memory"], memory_plan(placement.manifest)
         assert plan is not None
         assert plan[memory_tables.ROW_CACHE] == held["cache_bytes"]
         assert plan[memory_tables.DISK_CACHE_SCRATCH] == held["shared_scratch_bytes"]
         assert plan[memory_tables.PACKED_BATCHES] == held["slots"] * held["slot_rows_bytes"]
         assert plan.left_bytes == 0
         assert sum(part.bytes for part in plan.parts) == memory == plan.as_dict()["limit_bytes"]
-    places = planned(graph, tmp_path / "unlimited", runtime, sample_set, PlanConfig(**options))
-    assert memory_plan(places.manifest) is None
+    placement = planned(graph, tmp_path / "unlimited", runtime, sample_set, PlanConfig(**options))
+    assert memory_plan(placement.manifest) is None
 
 
 def test_without_limit_every_wanted_row_is_cached(made, tmp_path):
     graph, sample_set, runtime = made
-    places = planned(graph, tmp_path, runtime, sample_set, PlanConfig())
+    placement = planned(graph, tmp_path, runtime, sample_set, PlanConfig())
     wanted = np.flatnonzero(popularity(sample_set, ("train", "valid"), graph.num_nodes))
-    assert places.host_ids.tolist() == wanted.tolist()
-    assert not places.num_packed.any()
-    assert len(places.device_ids) == 0
-    check_tables(places, sample_set, ("train", "valid"), 100)
+    assert placement.host_ids.tolist() == wanted.tolist()
+    assert not placement.num_packed.any()
+    assert len(placement.device_ids) == 0
+    check_tables(placement, sample_set, ("train", "valid"), 100)
 
 
 def test_packed_split_that_is_not_there_is_left_out(tmp_path, make_runtime):
@@ -224,8 +228,8 @@ def test_packed_split_that_is_not_there_is_left_out(tmp_path, make_runtime):
         splits={"train": np.arange(3)},
     )
     sample_set = sampled(graph, tmp_path, runtime)
-    places = planned(graph, tmp_path, runtime, sample_set, PlanConfig())
-    assert list(places.predicted["epochs"]) == ["train"]
+    placement = planned(graph, tmp_path, runtime, sample_set, PlanConfig())
+    assert list(placement.predicted["epochs"]) == ["train"]
 
 
 def test_graph_without_features_is_refused(tmp_path, make_runtime):
@@ -285,8 +289,8 @@ def test_a_refused_disk_space_names_the_smallest_that_works(made, tmp_path):
     with pytest.raises(BudgetError, match="the limit is 5000") as refused:
         planned(graph, tmp_path, runtime, sample_set, replace(config, disk_space=5000))
     smallest = int(re.search(r"the smallest --disk-space that does is (\d+)", str(refused.value))[1])
-    places = planned(graph, tmp_path, runtime, sample_set, replace(config, disk_space=smallest))
-    assert places.predicted["disk_bytes"] == smallest
+    placement = planned(graph, tmp_path, runtime, sample_set, replace(config, disk_space=smallest))
+    assert placement.predicted["disk_bytes"] == smallest
     with pytest.raises(BudgetError):
         planned(graph, tmp_path, runtime, sample_set, replace(config, disk_space=smallest - 1))
 
@@ -312,7 +316,7 @@ def test_predicted_disk_bytes_are_the_large_files(tmp_path, make_runtime):
         *(run.folder / "pack" / f"{n}.bin" for n in ("records", "host_cache", "device_cache")),
     ]
     sizes = [f.stat().st_size for f in files]
-    assert sum(sizes) <= run.places.predicted["disk_bytes"]
+    assert sum(sizes) <= run.placement.predicted["disk_bytes"]
     assert sizes[2:] == [round_up(40 * 100), round_up(9 * 100)]
 
 

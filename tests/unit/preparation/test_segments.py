@@ -276,8 +276,10 @@ def tried(tmp_path_factory: pytest.TempPathFactory):
     for s in (*range(2, 20), *range(20, samples.num_batches, 4), samples.num_batches):
         for m in (1, 2, 3, 4, 6, 9):
             if m < s:
-                places = planned(graph, folder, runtime, samples, cached(samples, layout=f"{s},{m}"), "try")
-                found[SegmentLayout(s, m)] = (places.predicted["disk_bytes"], reads_of(places))
+                placement = planned(
+                    graph, folder, runtime, samples, cached(samples, layout=f"{s},{m}"), "try"
+                )
+                found[SegmentLayout(s, m)] = (placement.predicted["disk_bytes"], reads_of(placement))
     return graph, samples, runtime, everything.predicted["disk_bytes"], found
 
 
@@ -292,14 +294,14 @@ def test_the_choice_is_as_good_as_trying_everything(tried, tmp_path: Path, share
     graph, samples, runtime, everything, found = tried
     bound = int(everything * share)
     config = cached(samples, disk_space=bound, layout=name)
-    places = planned(graph, tmp_path, runtime, samples, config)
-    assert places.predicted["disk_bytes"] <= bound
+    placement = planned(graph, tmp_path, runtime, samples, config)
+    assert placement.predicted["disk_bytes"] <= bound
     best = min(read for disk, read in found.values() if disk <= bound)
-    assert reads_of(places) <= 1.05 * best
+    assert reads_of(placement) <= 1.05 * best
 
 
-def reads_of(places) -> int:
-    return sum(e["bytes_read"] for epochs in places.predicted["epochs"].values() for e in epochs)
+def reads_of(placement) -> int:
+    return sum(e["bytes_read"] for epochs in placement.predicted["epochs"].values() for e in epochs)
 
 
 def test_alternatives_say_what_was_weighed(made, tmp_path: Path):
@@ -308,15 +310,15 @@ def test_alternatives_say_what_was_weighed(made, tmp_path: Path):
     everything = planned(graph, tmp_path, runtime, samples, packed, "all").predicted
     assert everything["alternatives"] == []
     bound = int(everything["disk_bytes"] * 0.85)
-    places = planned(
+    placement = planned(
         graph, tmp_path, runtime, samples, config_with_cache(samples, ROW, 0, disk_space=bound), "bound"
     )
-    lines = places.predicted["alternatives"]
+    lines = placement.predicted["alternatives"]
     assert len(lines) >= 2
     assert [line["chosen"] for line in lines].count(True) == 1
     chosen = next(line for line in lines if line["chosen"])
     assert chosen["seconds"] == min(line["seconds"] for line in lines)
-    assert places.segment_batches >= chosen["segment"]
+    assert placement.segment_batches >= chosen["segment"]
 
 
 @pytest.mark.parametrize("text", ["", "5", "0,1", "5,-1", "5,x", "best", "5,1,1"])
