@@ -14,11 +14,13 @@ from typing import Any
 import pytest
 
 from artifact_support import child_environment, python, small_graph
-from outcrop.advisor.choose import SpoolDecision
+from outcrop.advisor import auto
+from outcrop.advisor.choose import Choice, SpoolDecision
 from outcrop.api.prepare import prepare_with_report as prepare
 from outcrop.api.train import train
 from outcrop.config import parse_size
 from outcrop.errors import ArgumentError, OutcropError
+from outcrop.nn.models import build_model
 from outcrop.runtime.hardware import Disk, Hardware
 from outcrop.store import lock
 from outcrop.store.graph import Graph
@@ -91,6 +93,24 @@ def test_replayed_batches(graph: Graph, spools: Any, tmp_path: Path, model: str)
     assert report.prepare["bytes_written"] > 0
     with pytest.raises(ArgumentError, match="leave --run"):
         train(graph, mode="online", refresh=True, run=tmp_path / "run")
+
+
+def test_what_is_chosen_by_is_the_model_that_is_trained(
+    graph: Graph, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Three heads of width 2, of which one with four heads cannot be built; and without a width, 32 for each head."""
+    monkeypatch.setattr(spool, "LEAST_BYTES", 0)
+    assert len(online(graph, model="gat", hidden=6, heads=3).epochs) == EPOCHS
+    asked: dict[str, Any] = {}
+
+    def choose_limits(*_: Any, **options: Any) -> Choice:
+        asked.update(options)
+        return Choice(2 << 20, "online", None, "as the test says")
+
+    monkeypatch.setattr(auto, "choose_limits", choose_limits)
+    online(graph, model="gat", hidden=None, heads=8, memory="auto", epochs=1)
+    first = build_model("gat", graph.feature_dim, None, graph.num_classes, 2, heads=8).convs[0]
+    assert asked["hidden"] == first.heads * first.out_channels
 
 
 def test_goes_on_in_either_way(graph: Graph, spools: Any, tmp_path: Path) -> None:

@@ -169,9 +169,7 @@ def _step_seconds(graph: Graph, seen: BatchProbe, profile: Profile, model: str, 
     """Of a training step on an average one of the batches seen, from the profile's step."""
     nodes = np.mean([b.nodes_per_hop for b in seen.batches], axis=0)
     edges = np.mean([b.edges_per_hop for b in seen.batches], axis=0)
-    network = shapes.Network(
-        model, graph.feature_dim, hidden or (128 if model == "gat" else 256), graph.num_classes
-    )
+    network = shapes.network_of(graph, model, hidden)
     return shapes.scaled_step(
         profile.steps.get(model, 0.0), network, shapes.Shape(tuple(nodes), tuple(edges))
     )

@@ -133,7 +133,7 @@ def count(task: Task, profile: Profile | None = None, *, compute_s: float | None
         graph, samples = task.graph, open_samples(runtime, folder / "sample")
         group = samples.group("train")
         at = np.array(group.batches(0))
-        network = shapes.Network(task.model, graph.feature_dim, _width(task), graph.num_classes)
+        network = shapes.network_of(graph, task.model, task.hidden)
         if compute_s is None and profile is not None:
             compute_s = compute_seconds(task, samples, runtime)
         compute = compute_s or 0.0
@@ -179,10 +179,6 @@ def _planned(task: Task) -> Iterator[tuple[Path, dict[str, Any]]]:
         yield out, prepare_within_limits(request, IoConfig()).predicted
 
 
-def _width(task: Task) -> int:
-    return task.hidden or (128 if task.model == "gat" else 256)
-
-
 def _edges_of(samples: SampleSet, at: np.ndarray) -> tuple[float, ...]:
     """Mean edges per hop; the total is known, hops share it in proportion to the nodes that they reach."""
     total = float(samples.num_edges[at].mean())
@@ -202,9 +198,8 @@ def compute_seconds(task: Task, samples: SampleSet, runtime: Runtime) -> float:
         steps.batch_of(samples.read(b, buffer), task.graph.feature_dim, task.graph.num_classes)
         for b in chosen
     ]
-    seconds = steps.step_seconds(
-        batches, task.model, task.hidden, task.graph.num_classes, seconds=_TIMED_S, device=task.device
-    )
+    network = shapes.network_of(task.graph, task.model, task.hidden)
+    seconds = steps.step_seconds(batches, network, seconds=_TIMED_S, device=task.device)
     size = samples.num_nodes + samples.num_edges
     return sum(seconds) * float(size[np.array(every)].sum() / size[np.array(chosen)].sum())
 

@@ -12,7 +12,8 @@ from typing import Any
 import numpy as np
 
 import outcrop._core as _core
-from outcrop.config import IoConfig
+from outcrop.advisor import shapes
+from outcrop.config import MODELS, IoConfig
 from outcrop.runtime.hardware import Disk, Hardware, HostCosts
 from outcrop.runtime.machine import (
     RANDOM_BYTES,
@@ -200,18 +201,20 @@ def _profile_computing(runtime: Runtime, seconds: float) -> dict[str, Any]:
     batch = steps.synthetic_batch()
     found: dict[str, Any] = {
         "steps": {
-            model: steps.step_seconds([batch], model, None, steps.CLASSES, seconds=seconds / 2)[0]
-            for model in ("sage", "gcn", "gat")
+            model: steps.step_seconds([batch], shapes.reference_network(model), seconds=seconds / 2)[0]
+            for model in MODELS
         },
-        **steps.measure_concurrent(steps.training_step(batch), runtime, seconds),
+        **steps.measure_concurrent(
+            steps.training_step(batch, shapes.reference_network(MODELS[0])), runtime, seconds
+        ),
     }
     if gpu_names():
         found |= {
             "gpu_steps": {
                 model: steps.step_seconds(
-                    [batch], model, None, steps.CLASSES, seconds=seconds / 4, device="cuda"
+                    [batch], shapes.reference_network(model), seconds=seconds / 4, device="cuda"
                 )[0]
-                for model in ("sage", "gcn", "gat")
+                for model in MODELS
             },
             "bus_bytes_per_s": steps.bus_rate(),
             "gpu_memory_bytes": steps.gpu_memory(),

@@ -8,7 +8,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from itertools import pairwise
 
+from outcrop.config import HEADS, hidden_width
 from outcrop.runtime.hardware import Gpu
+from outcrop.store.graph import Graph
 
 _VALUE_BYTES = 4
 
@@ -27,12 +29,18 @@ class Shape:
 
 @dataclass(frozen=True)
 class Network:
-    """A model: ``hidden`` is its width between layers, of ``gat`` all heads together."""
+    """A model: ``hidden`` is its width between layers, of ``gat`` all ``heads`` together."""
 
     model: str
     in_dim: int
     hidden: int
     classes: int
+    heads: int = HEADS
+
+
+def network_of(graph: Graph, model: str, hidden: int | None, heads: int = HEADS) -> Network:
+    """Describes ``model`` as training builds it for ``graph``; ``hidden`` None: as wide as it is by default."""
+    return Network(model, graph.feature_dim, hidden_width(model, hidden, heads), graph.num_classes, heads)
 
 
 def step_work(network: Network, shape: Shape) -> tuple[float, float]:
@@ -63,13 +71,17 @@ REFERENCE = Shape((1024, 10_233, 55_830), (10_240, 102_330))
 """Of ``steps.synthetic_batch``, in expectation: the profile's steps are on it, with 128 features and 47 classes."""
 
 
+def reference_network(model: str) -> Network:
+    """Describes what the profile times ``model`` with: its default width, features and classes as of ``REFERENCE``."""
+    return Network(model, 128, hidden_width(model), 47)
+
+
 def scaled_step(reference_s: float, network: Network, shape: Shape) -> float:
     """About what a step takes where one of the same model on the reference batch takes ``reference_s``.
 
     Half of that is taken to go with the products and half with what is moved: good enough to choose by.
     """
-    width = {"gat": 128}.get(network.model, 256)
-    known = step_work(Network(network.model, 128, width, 47), REFERENCE)
+    known = step_work(reference_network(network.model), REFERENCE)
     asked = step_work(network, shape)
     return reference_s * sum(a / k for a, k in zip(asked, known, strict=True)) / 2
 

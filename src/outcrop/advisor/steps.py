@@ -15,6 +15,7 @@ import torch
 import torch.nn.functional as F
 
 import outcrop._core as _core
+from outcrop.advisor.shapes import Network
 from outcrop.nn.adam import Adam
 from outcrop.nn.models import build_model, warm_allocator
 from outcrop.runtime.runtime import Runtime
@@ -25,7 +26,6 @@ _MOST_STALL = 2.0  # what moves memory beside a product can cost it more than it
 _MOST_STRETCH = 3.0  # as far as traces of training showed: loading seldom begins just when a step does
 _WARM_STEPS, _LEAST_STEPS = 8, 18
 _PATIENCE = 4  # times what was asked for, on a machine too slow for so many steps
-CLASSES = 47
 _BUS_BYTES = 256 << 20
 _MOVED_BYTES, _TABLE_BYTES = 64 << 20, 256 << 20  # of a batch, of a cache: more than processors keep
 _MOVED_ROW_BYTES = 512
@@ -67,16 +67,21 @@ def synthetic_batch(
 
 def training_step(
     batch: MiniBatch,
-    name: str = "sage",
-    hidden: int | None = None,
-    num_classes: int = 47,
+    network: Network,
     *,
     device: str = "cpu",
 ) -> Callable[[], None]:
     """One call is a whole step: blocks, forward, loss, backward, Adam."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        model = build_model(name, batch.x.shape[1], hidden, num_classes, batch.graph.hops)
+        model = build_model(
+            network.model,
+            network.in_dim,
+            network.hidden,
+            network.classes,
+            batch.graph.hops,
+            heads=network.heads,
+        )
     model = model.to(device)
     if device != "cpu":
         degree = None if batch.degree is None else batch.degree.to(device)
@@ -108,9 +113,7 @@ def batch_of(graph: BatchGraph, in_dim: int, num_classes: int, seed: int = 0) ->
 
 def step_seconds(
     batches: Sequence[MiniBatch],
-    name: str,
-    hidden: int | None,
-    num_classes: int,
+    network: Network,
     *,
     seconds: float = 1.0,
     device: str = "cpu",
@@ -124,7 +127,7 @@ def step_seconds(
         seconds: 0 takes as few steps as there can be.
     """
     warm_allocator()
-    steps = [training_step(batch, name, hidden, num_classes, device=device) for batch in batches]
+    steps = [training_step(batch, network, device=device) for batch in batches]
     times: list[list[float]] = [[] for _ in steps]
     least = -(-_LEAST_STEPS // len(steps)) if seconds else 2
     begun = time.perf_counter()

@@ -17,6 +17,7 @@ from outcrop.config import (
     Size,
     TrainConfig,
     as_fanouts,
+    hidden_width,
     parse_size,
 )
 from outcrop.loading.modes import Packed, mode_named
@@ -239,7 +240,7 @@ def _resolve(given: SimpleNamespace, said: Choices) -> TrainRequest:
             samples=given.fanouts is not None or given.batch_size is not None,
             epochs=given.epochs,
             model=given.model,
-            hidden=given.hidden,
+            hidden=hidden_width(given.model, given.hidden, given.heads),
             memory=given.memory,
             gpu_memory=given.gpu_memory,
             disk_space=given.disk_space,

@@ -1,7 +1,7 @@
 """Every option: frozen dataclasses with units and defaults, checked when they are made. One file a subject.
 
 ``from outcrop.config import X`` has them all; the files follow each other as a run does: sizes, io, sampling, limits,
-loading, training, embedding.
+loading, models, training, embedding.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from outcrop.config.embedding import BucketConfig, EmbedConfig
 from outcrop.config.io import INITIATORS, TOPOLOGIES, IoConfig
 from outcrop.config.limits import ALLOWANCE_BYTES, PlanConfig
 from outcrop.config.loading import CACHE_POLICIES, CACHE_STRATEGIES, CPU, BaselineConfig, DeviceConfig
+from outcrop.config.models import HEADS, MODELS, hidden_width
 from outcrop.config.sampling import SAMPLERS, SampleConfig, as_fanouts
 from outcrop.config.sizes import (
     LARGEST_COUNT,
@@ -27,8 +28,10 @@ __all__ = [
     "CACHE_POLICIES",
     "CACHE_STRATEGIES",
     "CPU",
+    "HEADS",
     "INITIATORS",
     "LARGEST_COUNT",
+    "MODELS",
     "PRECISIONS",
     "SAMPLERS",
     "SCHEDULES",
@@ -45,6 +48,7 @@ __all__ = [
     "as_fanouts",
     "exact_bytes",
     "format_bytes",
+    "hidden_width",
     "least_bytes",
     "out_of_range",
     "parse_size",

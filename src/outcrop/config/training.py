@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
+from outcrop.config.models import HEADS, MODELS
 from outcrop.config.sizes import out_of_range
 from outcrop.errors import ArgumentError
 
@@ -40,7 +41,7 @@ class TrainConfig:
     model: str = "sage"
     hidden: int | None = None
     layers: int = 2
-    heads: int = 4
+    heads: int = HEADS
     dropout: float = 0.0
     epochs: int = 10
     learning_rate: float = 3e-3
@@ -68,8 +69,8 @@ class TrainConfig:
 
     def _problems_of_the_model(self) -> list[str]:
         problems = []
-        if self.model not in ("sage", "gat", "gcn"):
-            problems.append(f"model {self.model!r} is unknown; known: sage, gat, gcn")
+        if self.model not in MODELS:
+            problems.append(f"model {self.model!r} is unknown; known: {', '.join(MODELS)}")
         names = (
             "hidden", "layers", "heads", "epochs", "checkpoint_every", "evaluate_every", "patience", "step_epochs",
         )  # fmt: skip

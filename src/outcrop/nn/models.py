@@ -14,16 +14,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from outcrop.config.models import HEADS, MODELS, hidden_width
 from outcrop.errors import ArgumentError
 from outcrop.nn import layers as graph_layers
 from outcrop.nn.convs import GATConv, GCNConv, SAGEConv
 from outcrop.nn.sparse import Block, as_input, blocks_of, without_loops
 from outcrop.store.minibatch import MiniBatch
 
-MODELS = ("sage", "gat", "gcn")
 # glibc keeps freed blocks for reuse up to the size of the largest block that was freed, at most 32 MiB.
 _ALLOCATOR_BLOCK_BYTES = 31 << 20
-DEFAULT_HIDDEN = {"sage": 256, "gcn": 256, "gat": 128}
 
 
 class Model(nn.Module):
@@ -126,7 +125,7 @@ def build_model(
     num_classes: int,
     layers: int,
     *,
-    heads: int = 4,
+    heads: int = HEADS,
     dropout: float = 0.0,
 ) -> Model:
     """A new model, initialised from torch's random state as torch_geometric does.
@@ -159,13 +158,6 @@ def build_model(
         ],
         dropout,
     )
-
-
-def hidden_width(name: str, hidden: int | None, heads: int) -> int:
-    """Returns the width between layers of model ``name``: ``hidden``, or where that is None what the model has then."""
-    if hidden is not None:
-        return hidden
-    return 32 * heads if name == "gat" else DEFAULT_HIDDEN[name]
 
 
 def _conv(name: str, in_dim: int, out_dim: int, heads: int) -> nn.Module:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from outcrop.advisor import epochs
-from outcrop.nn import models
+from outcrop.config import hidden_width
 from outcrop.training.checks import check_checkpoint
 from outcrop.training.run import TrainRequest
 from outcrop.training.supply import beside
@@ -40,7 +40,7 @@ def facts(request: TrainRequest, chosen: Sequence[str] = ()) -> dict[str, Any]:
         "mode": request.mode.name,
         "chosen": [*chosen, *([why] if why else [])],
         "model": config.model,
-        "hidden": models.hidden_width(config.model, config.hidden, config.heads),
+        "hidden": hidden_width(config.model, config.hidden, config.heads),
         "layers": config.layers,
         "device": config.device,
         "sampler": sampling.sampler,

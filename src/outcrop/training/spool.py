@@ -16,7 +16,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 
-from outcrop.advisor import auto, choose, machine
+from outcrop.advisor import auto, choose, machine, shapes
 from outcrop.advisor.choose import SpoolDecision, WorkloadFacts
 from outcrop.config import TrainConfig
 from outcrop.device import gpu_named
@@ -101,8 +101,8 @@ def _step_seconds(graph: Graph, seen: auto.BatchProbe, learning: TrainConfig) ->
     from outcrop.advisor import steps
 
     batch = steps.batch_of(seen.batches[-1], graph.feature_dim, graph.num_classes)
-    model, hidden, device = learning.model, learning.hidden, learning.device
-    return steps.step_seconds([batch], model, hidden, graph.num_classes, seconds=_STEP_S, device=device)[0]
+    network = shapes.network_of(graph, learning.model, learning.hidden, learning.heads)
+    return steps.step_seconds([batch], network, seconds=_STEP_S, device=learning.device)[0]
 
 
 @contextmanager

@@ -25,9 +25,10 @@ from outcrop.bench import cost_model
 from outcrop.bench.epoch import Setting
 from outcrop.bench.graphs import GraphShape
 from outcrop.cli import advise as advising
-from outcrop.config import ALLOWANCE_BYTES, SampleConfig
+from outcrop.config import ALLOWANCE_BYTES, MODELS, SampleConfig
 from outcrop.errors import ArgumentError, BudgetError
 from outcrop.loading.open import open_session
+from outcrop.nn.models import build_model
 from outcrop.report import advice
 from outcrop.runtime.hardware import Disk, Gpu, Hardware, HostCosts
 from outcrop.runtime.runtime import Runtime
@@ -278,6 +279,20 @@ def test_the_best_single_change_is_what_binds(paper):
     assert 0 <= changes[1].gain < changes[0].gain / 100
 
 
+@pytest.mark.parametrize("hidden", [None, 48])
+@pytest.mark.parametrize("heads", [4, 8])
+@pytest.mark.parametrize("name", MODELS)
+def test_what_is_predicted_is_what_is_trained(tmp_path, name, heads, hidden):
+    """A batch of one node takes as many products as the model that is built has weights: twice, and once more above."""
+    with Runtime() as runtime:
+        graph = a_graph(tmp_path / "g", runtime)
+    network = shapes.network_of(graph, name, hidden, heads)
+    model = build_model(name, graph.feature_dim, hidden, graph.num_classes, 2, heads=heads)
+    first, second = (sum(w.numel() for w in conv.parameters() if w.dim() == 2) for conv in model.convs)
+    operations, _ = shapes.step_work(network, shapes.Shape((1, 0, 0), (0, 0)))
+    assert operations == 2 * (2 * first + 3 * second)
+
+
 def test_the_work_of_a_step_counts_products():
     """sage, two hops: by hand, products only; gat multiplies every source."""
     shape = shapes.Shape((10, 90, 900), (100, 1000))
@@ -507,7 +522,7 @@ def test_computing_is_timed_on_batches_and_scaled_to_the_epoch(tmp_path, monkeyp
         samples = open_samples(runtime, tmp_path / "r" / "sample")
         seen = []
 
-        def timed(batches, model, hidden, classes, **options):
+        def timed(batches, network, **options):
             seen.extend(batches)
             return [1.0] * len(batches)
 
@@ -521,7 +536,7 @@ def test_computing_is_timed_on_batches_and_scaled_to_the_epoch(tmp_path, monkeyp
     assert [b.graph.num_nodes for b in seen] == samples.num_nodes[at][[0, 2, 4]].tolist()
     assert found == pytest.approx(3.0 * size.sum() / size[[0, 2, 4]].sum())
     monkeypatch.undo()
-    assert steps.step_seconds(seen[:1], "gcn", 8, 5, seconds=0.0)[0] > 0
+    assert steps.step_seconds(seen[:1], shapes.Network("gcn", seen[0].x.shape[1], 8, 5), seconds=0.0)[0] > 0
 
 
 def test_auto_is_recorded_and_stays(tmp_path, monkeypatch):
