@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import json
 import math
+import shutil
 import time
 from collections import deque
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -181,7 +183,6 @@ class EmbeddingTrainer:
         partitions = buckets.partitions
         order = make_order(config.order, partitions, min(config.buffer, partitions))
         self.schedule = Schedule(order, buckets.slices, buckets.starts(runtime), config.seed, config.sweeps)
-        self.folder.mkdir(parents=True, exist_ok=True)
         self._path = self.folder / CHECKPOINT
         self.records: list[EpochRecord] = []
         self._epoch = self._unit = self._step = 0
@@ -190,23 +191,30 @@ class EmbeddingTrainer:
         found = self._read() if self._path.exists() and not fresh else None
         self._place = _place(to, buckets, config, self.relations, runtime)
         self._stepper = self._place.stepper
-        self.table = open_table(buckets, self.folder, config, runtime)
-        try:
+        with ExitStack() as refused:  # until nothing more can be: a table that was not there goes again
+            self._open_table(refused)
             self.resumed = self._restore(found)
             self._stepper.begin()
             if resident is None:
                 resident = fits_in_memory(buckets, config, self._place.free_bytes())
             slots = (partitions if resident else max(map(len, order.states))) * buckets.slices
             self.buffer = self._place.buffer(self.table, slots)
+            self._degrees = buckets.array(runtime, "degrees") if config.by_degree else None
+            self._edges = TrainingEdges(buckets, runtime)
             if found is None:  # not before everything else is there
                 self._path.unlink(missing_ok=True)
                 self.table.clear()
-        except BaseException:
-            self.table.close()
-            raise
-        self._degrees = buckets.array(runtime, "degrees") if config.by_degree else None
-        self._edges = TrainingEdges(buckets, runtime)
+            refused.pop_all()
         self._counts = np.zeros(buckets.division.parts**2, np.int64)
+
+    def _open_table(self, refused: ExitStack) -> None:
+        """Opens the table, made where it is not there; ``refused`` closes it, and removes it if it was made."""
+        made = not self.folder.exists()
+        self.folder.mkdir(parents=True, exist_ok=True)
+        if made:
+            refused.callback(shutil.rmtree, self.folder, ignore_errors=True)
+        self.table = open_table(self.buckets, self.folder, self.config, self.runtime)
+        refused.callback(self.table.close)
 
     # Checkpoints
 
