@@ -9,7 +9,7 @@ import os
 import shutil
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from dataclasses import replace as with_fields
 from functools import partial
@@ -222,7 +222,8 @@ def prepare_described(out: Path, runtime: Runtime) -> PrepareReport:
 def _described(request: PrepareRequest, on_replaced: Callable[[], None]) -> Iterator[Callable[[], None]]:
     """Writes what the run is to be, and yields what is called when one of its stages is made.
 
-    Where a budget is refused before that, the run that was there is left, and described, as it was.
+    Where a budget is refused before that, the run that was there is left, and described, as it was; where there was
+    none and nothing is made, no description stays either.
     """
     path, replaced = request.out / run.RUN_FILE, False
     former = path.read_bytes() if path.is_file() else None
@@ -236,10 +237,19 @@ def _described(request: PrepareRequest, on_replaced: Callable[[], None]) -> Iter
 
     try:
         yield on_stage
-    except BudgetError:
-        if former is not None and not replaced:
+    except BaseException as error:
+        if former is None:
+            _remove_lonely(path)
+        elif isinstance(error, BudgetError) and not replaced:
             manifests.write_atomic(path, former)
         raise
+
+
+def _remove_lonely(path: Path) -> None:
+    """Removes a file that nothing else lies beside."""
+    with suppress(OSError):
+        if list(path.parent.iterdir()) == [path]:
+            path.unlink()
 
 
 def _limit_of(runtime: Runtime) -> int | None:

@@ -11,7 +11,7 @@ import fcntl
 import os
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from outcrop.errors import IoError, naming_files
@@ -20,13 +20,16 @@ PATIENCE_S = (
     5.0  # long enough for a process that is just ending, as one does that a killed training has started
 )
 _STEP_S = 0.05
+_TRIES = 20
 
 
 @contextmanager
 def only_process_in(folder: Path) -> Iterator[None]:
     """Makes ``folder`` where it is missing, and locks it for the block; without effect where ``folder`` is a file.
 
-    Whoever had it before may have removed it: then it is made and locked anew.
+    Whoever had it before may have removed it: then it is made and locked anew. Where the block ends by an error, the
+    folders that were made for it are removed again, those above ``folder`` too, as far as they are empty: a command
+    that is refused leaves nothing behind.
 
     Raises:
         IoError: Another process has it locked, and still had after a few seconds; names the folder.
@@ -35,24 +38,72 @@ def only_process_in(folder: Path) -> Iterator[None]:
         yield
         return
     until = time.monotonic() + PATIENCE_S
+    made: list[Path] = []
     while True:
-        with naming_files(folder):
-            folder.mkdir(parents=True, exist_ok=True)
-        with opened(folder) as handle:
-            _lock(handle, folder, until)
-            if _is_of(handle, folder):
+        with ExitStack() as closing:
+            with naming_files(folder):
+                handle = _make_and_open(folder, made)
+            closing.callback(os.close, handle)
+            locked = _lock(handle, folder, until)
+            if not _is_of(handle, folder):
+                continue
+            try:
                 yield
-                return
+            except BaseException:
+                if locked:
+                    _remove_empty(made if _is_of(handle, folder) else [p for p in made if p != folder])
+                raise
+            return
 
 
-def _lock(handle: int, folder: Path, until: float) -> None:
-    while try_lock(handle, wait=False) is False:
+def _make_and_open(folder: Path, made: list[Path]) -> int:
+    """Returns a descriptor of ``folder``; puts what had to be made for it in front of ``made``, ``folder`` first."""
+    for left in reversed(range(_TRIES)):
+        try:
+            for path in (*reversed(folder.parents), folder):
+                if _make(path):
+                    made.insert(0, path)
+            return os.open(folder, os.O_RDONLY)
+        except FileNotFoundError:  # a process that had made one of them was refused, and has removed it
+            if not left:
+                raise
+    raise AssertionError
+
+
+def _make(folder: Path) -> bool:
+    """Makes one folder; False where it is there, also where another process was faster."""
+    if folder.is_dir():
+        return False
+    try:
+        folder.mkdir()
+    except FileExistsError:
+        if folder.is_symlink() or folder.is_file():
+            raise
+        return False  # or it was, and is gone again
+    return True
+
+
+def _remove_empty(made: list[Path]) -> None:
+    """Removes folders, the inner ones first, until one holds something."""
+    for path in made:
+        try:
+            path.rmdir()
+        except FileNotFoundError:
+            continue
+        except OSError:
+            return
+
+
+def _lock(handle: int, folder: Path, until: float) -> bool:
+    """Locks ``folder``; False where it cannot be locked at all."""
+    while (locked := try_lock(handle, wait=False)) is False:
         if time.monotonic() > until:
             raise IoError(
                 errno.EWOULDBLOCK,
                 f"{folder} is in use: another process writes there; wait until it has ended, or choose another place",
             )
         time.sleep(_STEP_S)
+    return bool(locked)
 
 
 def _is_of(handle: int, folder: Path) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -22,6 +23,7 @@ from outcrop.embed.model import open_trained
 from outcrop.errors import BudgetError, ChecksumError, IoError
 from outcrop.store import lock
 from outcrop.store.manifest import partial_folder
+from support import HANGS_SECONDS
 
 HOLDING = """
 import sys
@@ -187,3 +189,100 @@ def test_reading_vectors_that_are_being_trained_is_no_damage(tmp_path, make_runt
             list(trained.slices())
     finally:
         trained.close()
+
+
+def refuse(folder: Path, change: Callable[[], object] = lambda: None) -> None:
+    """Locks ``folder`` and is refused there, after a ``change``."""
+
+    def enter() -> None:
+        with lock.only_process_in(folder):
+            change()
+            raise BudgetError
+
+    with pytest.raises(BudgetError):
+        enter()
+
+
+def test_a_block_that_fails_leaves_no_folder_that_was_made_for_it(tmp_path) -> None:
+    refuse(tmp_path / "a" / "b" / "c")
+    assert not list(tmp_path.iterdir())
+    (tmp_path / "a").mkdir()
+    refuse(tmp_path / "a" / "b" / "c")
+    assert [*tmp_path.rglob("*")] == [tmp_path / "a"]
+    refuse(tmp_path / "a")  # it was there before, and stays, though it is empty
+    assert (tmp_path / "a").is_dir()
+    refuse(tmp_path / "x" / "y" / "z", (tmp_path / "x" / "other").touch)
+    assert sorted(tmp_path.rglob("*")) == [tmp_path / "a", tmp_path / "x", tmp_path / "x" / "other"]
+    refuse(tmp_path / "x" / "y" / "z", (tmp_path / "x" / "y" / "z" / "left").touch)
+    assert (tmp_path / "x" / "y" / "z" / "left").exists()
+
+
+def test_a_folder_in_the_place_of_one_that_is_gone_is_not_removed(tmp_path) -> None:
+    """Another process made it; it may be locked already, and about to be written to."""
+
+    def exchange() -> None:
+        (tmp_path / "a").rename(tmp_path / "published")
+        (tmp_path / "a").mkdir()
+
+    refuse(tmp_path / "a", exchange)
+    assert (tmp_path / "a").is_dir()
+
+
+@pytest.mark.parametrize("deep", ["a", "a/b/c"])
+def test_refused_and_writing_threads_do_not_meet(tmp_path, monkeypatch, deep) -> None:
+    """Locks are of descriptors, so threads stand for processes: while some are refused, others write there."""
+    folder, failures = tmp_path / deep, []
+    monkeypatch.setattr(lock, "_STEP_S", 0.0)
+    monkeypatch.setattr(lock, "PATIENCE_S", HANGS_SECONDS)
+
+    def write_there() -> None:
+        try:
+            for number in range(100):
+                with lock.only_process_in(folder):
+                    (folder / "one").write_text(str(number))
+                    (folder / "one").unlink()
+                    if number % 3 == 0:
+                        folder.rmdir()
+        except BaseException as error:
+            failures.append(error)
+
+    def be_refused() -> None:
+        try:
+            for _ in range(100):
+                refuse(folder)
+        except BaseException as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=job) for job in (write_there, be_refused, be_refused)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not failures
+
+
+def test_commands_that_are_refused_leave_nothing_behind(tmp_path, make_runtime) -> None:
+    """A budget that is too small for it, before anything is made."""
+    graph, runtime = small_graph(tmp_path / "graph"), make_runtime()
+    source = knowledge_graph(tmp_path, runtime, train=random_triples(60, 3, 300))
+    embed_prepare(source, tmp_path / "embedding", partitions=2)
+    before = sorted(tmp_path.rglob("*"))
+    for mode in ("memory", "online", "packed"):
+        with pytest.raises(BudgetError):
+            train(
+                graph,
+                mode=mode,
+                epochs=1,
+                hidden=4,
+                fanouts=[2],
+                memory=1000,
+                checkpoint=tmp_path / "x" / "ck",
+            )
+    with pytest.raises(BudgetError):
+        prepare(graph, tmp_path / "new" / "run", memory=1000)
+    with pytest.raises(BudgetError):
+        embed_prepare(source, tmp_path / "buckets", memory=1000)
+    for memory in (1000, 100_000):  # the second with a table already
+        with pytest.raises(BudgetError):
+            embed_train(tmp_path / "embedding", CONFIG, memory=memory)
+    assert sorted(tmp_path.rglob("*")) == before
