@@ -48,9 +48,9 @@ def draw(
     flat = np.array([s for batch in seeds for s in batch], np.int64)
     offsets = np.cumsum([0, *map(len, seeds)]).astype(np.int64)
     drawn = sampler.sample(flat, offsets, split, epoch, first_batch)
-    whole = options.get("sampler") == "shadow"
+    untrimmed = options.get("sampler") == "shadow"
     return [
-        BatchGraph(n, r, c, tuple(nodes), tuple(edges), np.zeros(nodes[0], np.int64), whole=whole)
+        BatchGraph(n, r, c, tuple(nodes), tuple(edges), np.zeros(nodes[0], np.int64), untrimmed=untrimmed)
         for n, r, c, nodes, edges in drawn
     ]
 

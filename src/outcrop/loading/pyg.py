@@ -42,7 +42,7 @@ def to_pyg(batch: MiniBatch, *, number: int | None = None, input_id: np.ndarray 
         optional["input_id"] = arrays["input_id"].clone()  # as long as the seeds: may be kept
     elif input_id is not None:
         optional["input_id"] = torch.from_numpy(input_id).to(device)
-    if not graph.whole:
+    if not graph.untrimmed:
         optional["num_sampled_nodes"] = list(graph.nodes_per_hop)
         optional["num_sampled_edges"] = list(graph.edges_per_hop)
     return Data(x=batch.x, edge_index=batch.edge_index, y=batch.y, batch_size=graph.num_seeds, **optional)

@@ -64,7 +64,7 @@ class Model(nn.Module):
         if isinstance(batch, Tensor):
             block = _block_of_edges(batch, edge_index)
             return self.compute(batch, [block] * self.num_layers, without_loops(block))
-        if batch.graph.whole:
+        if batch.graph.untrimmed:
             blocks = blocks_of(batch, self.num_layers)
             # GCN's degrees are those within the subgraph: ShaDow takes it for the graph.
             everything = Block(batch.rowptr, batch.col, batch.graph.num_nodes)

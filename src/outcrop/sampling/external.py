@@ -6,7 +6,7 @@ seeds); optional are ``num_sampled_nodes`` and ``num_sampled_edges`` per hop, ``
 
 What changes: nodes are put in ascending order within each hop, the seeds too, and everything local is renumbered
 accordingly; edges are put in order of their targets, those of one target stay in the order given. Where the hops are
-not known, the batch is seeds and one hop of all other nodes, and *whole* (store/batches.py).
+not known, the batch is seeds and one hop of all other nodes, and *untrimmed* (store/batches.py).
 """
 
 from __future__ import annotations
@@ -104,14 +104,14 @@ def convert(data: Any, num_nodes: int, where: str) -> BatchGraph:
     _check_range(edge_index, count, where, "edge_index")
     _require(max(count, edge_index.shape[1]) < 1 << 31, where, "it is too large (2^31 is the limit)")
     hops = _hops(data, count, seeds, edge_index, where)
-    whole = hops is None
+    untrimmed = hops is None
     nodes, edges = hops or ((seeds, count - seeds), (edge_index.shape[1],))
     order = np.lexsort((n_id, np.repeat(np.arange(len(nodes)), nodes)))
     rank = np.empty(count, np.int64)
     rank[order] = np.arange(count)
     source, target = rank[edge_index]
     by_target = np.argsort(target, kind="stable")
-    rows = count if whole else count - nodes[-1]
+    rows = count if untrimmed else count - nodes[-1]
     rowptr = np.zeros(rows + 1, np.int32)
     np.cumsum(np.bincount(target, minlength=rows), out=rowptr[1:])
     index, label = _label_edges(data, rank, seeds, where)
@@ -122,7 +122,7 @@ def convert(data: Any, num_nodes: int, where: str) -> BatchGraph:
         nodes,
         edges,
         _labels(data, count, seeds, order, where),
-        whole=whole,
+        untrimmed=untrimmed,
         edge_label_index=index,
         edge_label=label,
     )

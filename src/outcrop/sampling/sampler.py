@@ -231,7 +231,7 @@ class BatchSampler:
             tuple(edges),
             seed_labels(self.graph, self._labels, n_id[: nodes[0]]),
             self._degrees(n_id) if self.config.degrees else None,
-            whole=self.config.sampler == "shadow",
+            untrimmed=self.config.sampler == "shadow",
         )
 
     def _degrees(self, n_id: np.ndarray) -> np.ndarray:

@@ -4,8 +4,9 @@
 Row r of the CSR (``rowptr``, ``col``) holds the sampled in-neighbours of local node r, for the nodes of all hops but
 the last, so the rows and edges that layer l of L needs are a prefix: ``num_dst(l)`` rows.
 
-A *whole* batch (ShaDow's induced subgraph; batches from elsewhere whose hops are not known) has rows for all nodes, and
-every layer needs all of it, only the last no more than the rows of the seeds. It serves any number of layers.
+An *untrimmed* batch (ShaDow's induced subgraph; batches from elsewhere whose hops are not known) has rows for all
+nodes, and every layer needs all of it, only the last no more than the rows of the seeds. It serves models of any number
+of layers.
 """
 
 from __future__ import annotations
@@ -27,12 +28,12 @@ class BatchGraph:
         rowptr: int32 [num_dst + 1].
         col: int32 [num_edges], local ids of the sources.
         nodes_per_hop: New nodes per hop, seeds first; length hops + 1.
-        edges_per_hop: Sampled edges per hop; length hops. Of a whole batch: all of them, then zeros.
+        edges_per_hop: Sampled edges per hop; length hops. Of an untrimmed batch: all of them, then zeros.
         labels: int64 [num_seeds], -1 = none; once loaded, of a graph whose labels are no classes: float32 [num_seeds]
             or [num_seeds, columns], NaN = unknown.
         degree: int32 [num_nodes], in-neighbours other than the node itself that each node has in the whole graph; None
             where nobody asked for them. Only GCN uses them.
-        whole: Every layer uses all nodes and edges: nothing may be trimmed.
+        untrimmed: Every layer uses all nodes and edges: nothing may be trimmed.
         edge_label_index: int32 [2, num_label_edges], local (source, target) of the edges to be predicted; all are
             seeds. None unless the task is link prediction.
         edge_label: float32 [num_label_edges], 1 = positive, 0 = negative.
@@ -49,7 +50,7 @@ class BatchGraph:
     edges_per_hop: tuple[int, ...]
     labels: np.ndarray
     degree: np.ndarray | None = None
-    whole: bool = False
+    untrimmed: bool = False
     edge_label_index: np.ndarray | None = None
     edge_label: np.ndarray | None = None
     edge_weight: np.ndarray | None = None
@@ -80,9 +81,9 @@ class BatchGraph:
         """Per layer, first layer first: (sources, targets, edges) that it needs after trimming.
 
         Args:
-            layers: How many, for whole batches; None = as many as hops.
+            layers: How many, for untrimmed batches; None = as many as hops.
         """
-        if self.whole:
+        if self.untrimmed:
             last = (self.num_nodes, self.num_seeds, int(self.rowptr[self.num_seeds]))
             return [(self.num_nodes, self.num_nodes, self.num_edges)] * ((layers or self.hops) - 1) + [last]
         nodes, edges = list(accumulate(self.nodes_per_hop)), list(accumulate(self.edges_per_hop))

@@ -47,7 +47,7 @@ _VERSION = 1
     _W_DEGREES,
     _W_DISK,
 ) = range(13)
-_W_WHOLE, _W_LABEL_EDGES = 16, 17
+_W_UNTRIMMED, _W_LABEL_EDGES = 16, 17
 _W_NODES_PER_HOP, _W_EDGES_PER_HOP = 24, 40
 
 
@@ -152,7 +152,7 @@ def encode(graph: BatchGraph, table: AddressTable, id_bytes: int) -> np.ndarray:
     ]
     header[_W_DEGREES] = graph.degree is not None
     header[_W_DISK] = len(table.disk_positions)
-    header[_W_WHOLE], header[_W_LABEL_EDGES] = graph.whole, graph.num_label_edges
+    header[_W_UNTRIMMED], header[_W_LABEL_EDGES] = graph.untrimmed, graph.num_label_edges
     header[_W_NODES_PER_HOP : _W_NODES_PER_HOP + graph.hops + 1] = graph.nodes_per_hop
     header[_W_EDGES_PER_HOP : _W_EDGES_PER_HOP + graph.hops] = graph.edges_per_hop
     at = HEADER_BYTES
@@ -208,7 +208,7 @@ def decode(
         int(n) for n in header[_W_HOPS : _W_META_BYTES + 1]
     )
     seeds, degrees, disk = int(header[_W_NODES_PER_HOP]), bool(header[_W_DEGREES]), int(header[_W_DISK])
-    whole, label_edges = int(header[_W_WHOLE]), int(header[_W_LABEL_EDGES])
+    untrimmed, label_edges = int(header[_W_UNTRIMMED]), int(header[_W_LABEL_EDGES])
     counts = (nodes, edges, rows, host, device, disk, seeds, label_edges)
     sane = 1 <= hops <= MAX_HOPS and id_bytes in (4, 8) and min(counts) >= 0
     if (
@@ -244,7 +244,7 @@ def decode(
         degree=degree.copy() if degrees else None,
         nodes_per_hop=tuple(header[_W_NODES_PER_HOP : _W_NODES_PER_HOP + hops + 1].tolist()),
         edges_per_hop=tuple(header[_W_EDGES_PER_HOP : _W_EDGES_PER_HOP + hops].tolist()),
-        whole=bool(whole),
+        untrimmed=bool(untrimmed),
         edge_label_index=edge_label_index.reshape(2, -1).copy() if label_edges else None,
         edge_label=edge_label.copy() if label_edges else None,
     )

@@ -48,7 +48,7 @@ def _problem_of_hops(graph: BatchGraph) -> str | None:
     nodes, edges, rows = graph.nodes_per_hop, graph.edges_per_hop, len(graph.rowptr) - 1
     if min(*nodes, *edges) < 0 or sum(nodes) != graph.num_nodes or sum(edges) != graph.num_edges:
         return f"its hops with {nodes} nodes and {edges} edges are not its {graph.num_nodes} and {graph.num_edges}"
-    if rows != (graph.num_nodes if graph.whole else graph.num_nodes - nodes[-1]):
+    if rows != (graph.num_nodes if graph.untrimmed else graph.num_nodes - nodes[-1]):
         return f"it has {rows} rows for {nodes} nodes"
     return None
 
@@ -57,7 +57,7 @@ def _problem_of_edges(graph: BatchGraph) -> str | None:
     rowptr, col = graph.rowptr, graph.col
     if rowptr[0] != 0 or rowptr[-1] != len(col) or (rowptr[1:] < rowptr[:-1]).any():
         return f"its row pointers do not rise from 0 to its {len(col)} edges"
-    if graph.whole:
+    if graph.untrimmed:
         return (
             None if _below(col, graph.num_nodes) else "an edge comes from a node that the mini-batch has not"
         )

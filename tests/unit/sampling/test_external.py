@@ -148,7 +148,7 @@ def test_our_models_say_what_theirs_say(tmp_path, tell_hops):
     _, data = a_problem(tmp_path)
     for theirs in node_loader(data, tell_hops, torch.arange(60)):
         batch = convert(theirs, NODES, "here")
-        assert batch.whole is not tell_hops
+        assert batch.untrimmed is not tell_hops
         x = data.x[torch.from_numpy(batch.n_id)]  # type: ignore[index]
         model = build_model("sage", WIDTH, 8, 4, 2).eval()
         mini = MiniBatch(batch, x, torch.from_numpy(batch.labels))
@@ -186,7 +186,7 @@ def test_batches_of_our_sampler_come_back_the_same():
         assert (back.nodes_per_hop, back.edges_per_hop) == (batch.nodes_per_hop, batch.edges_per_hop)
         assert all(np.array_equal(getattr(back, n), getattr(batch, n)) for n in ("n_id", "rowptr", "col"))
         assert (back.n_id.dtype, back.rowptr.dtype, back.col.dtype) == (np.int64, np.int32, np.int32)
-        assert not back.whole
+        assert not back.untrimmed
 
 
 def a_batch(**changes: Any) -> SimpleNamespace:
@@ -200,7 +200,7 @@ def test_order_labels_and_edges_to_predict():
     batch = convert(a_batch(y=[7, 3, 1], edge_label_index=[[0, 1], [1, 1]], edge_label=[1, 0]), 10, "here")
     assert batch.n_id.tolist() == [2, 5, 9]
     assert batch.labels.tolist() == [3, 7]
-    assert batch.whole
+    assert batch.untrimmed
     assert (batch.nodes_per_hop, batch.edges_per_hop) == ((2, 1), (3,))
     assert batch.rowptr.tolist() == [0, 1, 3, 3]
     assert batch.col.tolist() == [1, 2, 0]

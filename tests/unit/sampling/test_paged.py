@@ -40,7 +40,7 @@ class OnDisk:
     def draw(
         self, seeds: Sequence[Sequence[int]], fanouts: Sequence[int], **options: Any
     ) -> list[BatchGraph]:
-        whole = options.get("sampler") == "shadow"
+        untrimmed = options.get("sampler") == "shadow"
         key = {name: options.pop(name, 0) for name in ("split", "epoch", "first_batch")}
         wave = options.pop("wave", max(len(seeds), 1))
         sampler = _core.WaveSampler(
@@ -49,7 +49,7 @@ class OnDisk:
         flat = np.array([s for batch in seeds for s in batch], np.int64)
         offsets = np.cumsum([0, *map(len, seeds)]).astype(np.int64)
         return [
-            BatchGraph(n, r, c, tuple(nodes), tuple(edges), np.zeros(nodes[0], np.int64), whole=whole)
+            BatchGraph(n, r, c, tuple(nodes), tuple(edges), np.zeros(nodes[0], np.int64), untrimmed=untrimmed)
             for n, r, c, nodes, edges in sampler.sample(flat, offsets, *key.values())
         ]
 

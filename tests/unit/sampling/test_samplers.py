@@ -203,7 +203,7 @@ def test_models_run_on_the_whole_subgraph(model, layers):
     """Any number of layers; the same as torch_geometric's layers on the subgraph, whose seeds are compared."""
     graph = random_csc(300, 3000, 6)
     (batch,) = draw(graph, [list(range(0, 60, 3))], (3, 3), sampler="shadow", seed=1)
-    assert batch.whole
+    assert batch.untrimmed
     torch.manual_seed(layers)
     x = torch.randn(batch.num_nodes, 11)
     ours = build_model(model, 11, 16, 5, layers, heads=2).eval()

@@ -212,18 +212,18 @@ def test_degrees_round_trip():
     )
 
 
-def test_whole_batches_and_edges_to_predict_round_trip():
+def test_untrimmed_batches_and_edges_to_predict_round_trip():
     graph, table, plain = sample_record()
-    assert not record.decode(plain, "here")[0].whole
+    assert not record.decode(plain, "here")[0].untrimmed
     for count in (1, 4):
         index = np.arange(2 * count, dtype=np.int32).reshape(2, count) % 2
         label = np.linspace(0, 1, count).astype(np.float32)
         changed = dataclasses.replace(
-            graph, rowptr=int32([0, 2, 3, 5, 5, 5]), whole=True, edge_label_index=index, edge_label=label
+            graph, rowptr=int32([0, 2, 3, 5, 5, 5]), untrimmed=True, edge_label_index=index, edge_label=label
         )
         blob = record.encode(changed, table, 4)
         back, addresses = record.decode(blob, "here")
-        assert back.whole
+        assert back.untrimmed
         assert equal(back, changed, ("n_id", "rowptr", "col", "labels", "edge_label_index", "edge_label"))
         assert equal(addresses, table, ("host_positions", "host_rows", "device_positions", "device_rows"))
         sizes = (graph.num_nodes, graph.num_nodes, graph.num_edges, graph.num_seeds, table.num_cached, 4)
@@ -235,7 +235,7 @@ def test_whole_batches_and_edges_to_predict_round_trip():
 def is_sound(graph: BatchGraph, table: AddressTable, num_nodes: int, classes: int) -> bool:
     """What store/batches.py says of a batch, edge by edge."""
     ends = np.cumsum(graph.nodes_per_hop).tolist()
-    rows = graph.num_nodes if graph.whole else ends[-2]
+    rows = graph.num_nodes if graph.untrimmed else ends[-2]
     if min(graph.nodes_per_hop) < 0 or ends[-1] != graph.num_nodes or len(graph.rowptr) - 1 != rows:
         return False
     at = 0
@@ -247,10 +247,10 @@ def is_sound(graph: BatchGraph, table: AddressTable, num_nodes: int, classes: in
         if not at == begin <= end <= graph.num_edges:
             return False
         hop = next(h for h in range(graph.hops + 1) if row < ends[h])
-        limit = graph.num_nodes if graph.whole else ends[hop + 1]
+        limit = graph.num_nodes if graph.untrimmed else ends[hop + 1]
         if any(not 0 <= source < limit for source in graph.col[begin:end]):
             return False
-        per_hop[0 if graph.whole else hop] += end - begin
+        per_hop[0 if graph.untrimmed else hop] += end - begin
         at = end
     labels_fit = all(-1 <= label < classes for label in graph.labels)
     ids_fit = all(0 <= node < num_nodes for node in graph.n_id)
@@ -270,12 +270,14 @@ NUMBERS = st.one_of(st.integers(-3, 14), st.sampled_from([-(2**31), 2**31 - 1]))
     st.booleans(),
 )
 @settings(max_examples=300)
-def test_a_record_whose_checksum_is_right_is_taken_only_where_all_of_it_holds(column, at, value, whole):
+def test_a_record_whose_checksum_is_right_is_taken_only_where_all_of_it_holds(column, at, value, untrimmed):
     """One number is changed and the checksum made to fit again, as anyone who writes a run could."""
     graph, table, _ = sample_record()
     table = dataclasses.replace(table, disk_positions=int32([3]), disk_rows=int32([0]))
-    if whole:
-        graph = dataclasses.replace(graph, rowptr=int32([0, 2, 3, 5, 5, 5]), edges_per_hop=(5, 0), whole=True)
+    if untrimmed:
+        graph = dataclasses.replace(
+            graph, rowptr=int32([0, 2, 3, 5, 5, 5]), edges_per_hop=(5, 0), untrimmed=True
+        )
     part = graph if hasattr(graph, column) else table
     changed = getattr(part, column).copy()
     changed[at % len(changed)] = value

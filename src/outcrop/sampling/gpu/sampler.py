@@ -44,7 +44,7 @@ class Drawn:
         col: int32 [num_edges].
         nodes_per_hop: Length hops + 1.
         edges_per_hop: Length hops.
-        whole: An induced subgraph.
+        untrimmed: An induced subgraph.
         rows: Where the rows of the nodes lie; None where that is not looked up.
     """
 
@@ -53,7 +53,7 @@ class Drawn:
     col: torch.Tensor
     nodes_per_hop: list[int]
     edges_per_hop: list[int]
-    whole: bool
+    untrimmed: bool
     rows: FoundRows | None = None
 
     def parts(self) -> Parts:
@@ -468,4 +468,4 @@ def sample_on(
     drawn = sampler.draw(seeds, split, epoch, batch)
     n_id, rowptr, col, nodes, edges = drawn.parts()
     labels = np.full(len(seeds), -1, np.int64)
-    return BatchGraph(n_id, rowptr, col, tuple(nodes), tuple(edges), labels, whole=drawn.whole)
+    return BatchGraph(n_id, rowptr, col, tuple(nodes), tuple(edges), labels, untrimmed=drawn.untrimmed)
