@@ -16,7 +16,7 @@ from outcrop.preparation.prepare import PrepareReport, PrepareRequest, prepare_w
 from outcrop.preparation.prepare import prepare as prepare_run
 from outcrop.runtime.progress import Progress, shows_progress
 from outcrop.runtime.runtime import Runtime
-from outcrop.sampling.external import ForeignBatches, Source
+from outcrop.sampling.external import ExternalBatches, Source
 from outcrop.store.graph import Graph, open_graph
 
 
@@ -187,7 +187,7 @@ def prepare_with_report(
     if batches is not None:
         if task != "node":
             raise ArgumentError(f"task {task!r} has no effect on batches from elsewhere: leave it out")
-        external = ForeignBatches(batches, graph.num_nodes)
+        external = ExternalBatches(batches, graph.num_nodes)
         fanouts, sampler, replace, dependency = (-1,) * external.hops, "foreign", False, 1
     elif sampler == "foreign":
         raise ArgumentError("sampler 'foreign' needs batches")

@@ -34,7 +34,7 @@ from outcrop.runtime.machine import read_rates
 from outcrop.runtime.progress import Progress
 from outcrop.runtime.runtime import UNLIMITED, Runtime
 from outcrop.runtime.smallest_budget import naming_smallest
-from outcrop.sampling.external import ForeignBatches
+from outcrop.sampling.external import ExternalBatches
 from outcrop.store import manifest as manifests
 from outcrop.store import packed, run, samples
 from outcrop.store import placement as plan_artifact
@@ -103,7 +103,7 @@ class PrepareRequest:
     out: Path
     sampling: SampleConfig
     limits: PlanConfig
-    external: ForeignBatches | None = None
+    external: ExternalBatches | None = None
     batches_key: str | None = None
     stop_after: str | None = None
     chosen: tuple[str, ...] = ()

@@ -15,7 +15,7 @@ import numpy as np
 from outcrop.config import SampleConfig
 from outcrop.errors import ArgumentError
 from outcrop.runtime.runtime import Runtime
-from outcrop.sampling.external import ForeignBatches
+from outcrop.sampling.external import ExternalBatches
 from outcrop.sampling.sampler import BatchSampler
 from outcrop.sampling.seeds import seed_labels
 from outcrop.sampling.topology import load_topology
@@ -48,20 +48,20 @@ def sample(
     config: SampleConfig,
     out: Path,
     runtime: Runtime,
-    foreign: ForeignBatches | None = None,
+    external: ExternalBatches | None = None,
     batches_key: str | None = None,
 ) -> Manifest:
     """Writes the batches of ``config.epochs`` training epochs and of the evaluation splits to ``out``.
 
     Args:
-        foreign: Batches from elsewhere; ``config.sampler`` is ``foreign`` then.
+        external: Batches from elsewhere; ``config.sampler`` is ``foreign`` then.
         batches_key: What names them.
 
     Raises:
         ArgumentError: The graph has no training nodes or edges, or a batch from elsewhere is none.
         BudgetError: One batch does not fit in its share of the budget.
     """
-    if foreign is None:
+    if external is None:
         sampler = BatchSampler(graph, config, runtime, at_once=_AT_ONCE)
         counts = {split: sampler.num_batches(split) for split in config.splits}
         if "train" in counts and not counts["train"]:
@@ -73,7 +73,7 @@ def sample(
         draw, splits = _numbered(sampler), [s for s in config.splits if counts[s]]
         total = sum(counts[s] * (config.epochs if s == "train" else 1) for s in splits)
     else:
-        draw, splits, total = _with_labels(graph, config, foreign, runtime), list(foreign.splits), 0
+        draw, splits, total = _with_labels(graph, config, external, runtime), list(external.splits), 0
     runtime.progress.start("sample", total, "batches")
     with manifests.publishing(out) as folder:
         writer = _Writer(graph, runtime, folder, len(config.fanouts))
@@ -111,13 +111,13 @@ def _numbered(sampler: BatchSampler) -> Draw:
     return lambda split, at: sampler.epoch(split, config.epoch_number(split, config.first_epoch + at))
 
 
-def _with_labels(graph: Graph, config: SampleConfig, foreign: ForeignBatches, runtime: Runtime) -> Draw:
+def _with_labels(graph: Graph, config: SampleConfig, external: ExternalBatches, runtime: Runtime) -> Draw:
     """Batches from elsewhere with what they lack: labels of the graph, and degrees where they are asked for."""
     labels = graph.array(runtime, "labels").memmap(check=True) if graph.has("labels") else None
     topology = load_topology(graph, runtime) if config.degrees else None
 
     def draw(split: str, epoch: int) -> Iterator[BatchGraph]:
-        for batch in foreign.epoch(split, epoch):
+        for batch in external.epoch(split, epoch):
             added: dict[str, Any] = {}
             if len(batch.labels) != batch.num_seeds:
                 added["labels"] = seed_labels(graph, labels, batch.n_id[: batch.num_seeds])

@@ -25,7 +25,7 @@ Source = Iterable[Any] | Callable[[int], Iterable[Any]]
 _MAX_HOPS = 15
 
 
-class ForeignBatches:
+class ExternalBatches:
     """Where the batches of each split come from.
 
     Args:

@@ -20,7 +20,7 @@ MOVED = {
     "outcrop.api.spool": ("outcrop.training.spool", "supply"),
     "outcrop.api.supply": ("outcrop.training.supply", "Supply"),
     "outcrop.checkpoint": ("outcrop.nn.checkpoint", "load_model"),
-    "outcrop.foreign": ("outcrop.sampling.external", "ForeignBatches"),
+    "outcrop.foreign": ("outcrop.sampling.external", "ExternalBatches"),
     "outcrop.gpuio": ("outcrop.rows.rings", "GpuDiskRows"),
     "outcrop.gpuio.queue": ("outcrop.rows.rings.queue", "RowQueue"),
     "outcrop.models": ("outcrop.nn.models", "Model"),

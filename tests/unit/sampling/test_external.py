@@ -21,7 +21,7 @@ from outcrop.api.prepare import prepare_with_report as prepare
 from outcrop.api.train import train
 from outcrop.errors import ArgumentError
 from outcrop.nn.models import build_model
-from outcrop.sampling.external import ForeignBatches, convert
+from outcrop.sampling.external import ExternalBatches, convert
 from outcrop.store.batches import BatchGraph
 from outcrop.store.minibatch import MiniBatch
 from outcrop.testing import write_graph
@@ -250,31 +250,31 @@ def test_what_is_no_batch_is_refused(changes, problem):
 
 def test_iterables_and_functions():
     batches = [a_batch(), a_batch(n_id=[1, 2, 3])]
-    once = ForeignBatches(iter(batches), 10)
+    once = ExternalBatches(iter(batches), 10)
     assert once.hops == 1
     assert [b.n_id.tolist() for b in once.epoch("train", 0)] == [[2, 5, 9], [1, 2, 3]]
     assert list(once.epoch("train", 1)) == []
-    by_epoch = ForeignBatches(lambda epoch: [a_batch(n_id=[epoch, 8, 9])], 10)
+    by_epoch = ExternalBatches(lambda epoch: [a_batch(n_id=[epoch, 8, 9])], 10)
     assert [[b.n_id.tolist() for b in by_epoch.epoch("train", e)] for e in (0, 3)] == [
         [[0, 8, 9]],
         [[3, 8, 9]],
     ]
-    spelled = ForeignBatches({"train": batches, "val": batches}, 10)
+    spelled = ExternalBatches({"train": batches, "val": batches}, 10)
     assert spelled.splits == ("train", "valid")
     assert [b.n_id.tolist() for b in spelled.epoch("valid", 0)] == [[2, 5, 9], [1, 2, 3]]
     twice = {"train": batches, "val": batches, "valid": batches}
     for wrong in ({}, {"valid": batches}, {"train": batches, "check": batches}, twice):
         with pytest.raises(ArgumentError, match="batches are given for"):
-            ForeignBatches(wrong, 10)
+            ExternalBatches(wrong, 10)
     with pytest.raises(ArgumentError, match="iterable is empty"):
-        ForeignBatches([], 10)
+        ExternalBatches([], 10)
     with pytest.raises(ArgumentError, match="batches of split 'train' are a int: pass an iterable"):
-        ForeignBatches(3, 10)  # type: ignore[arg-type]
+        ExternalBatches(3, 10)  # type: ignore[arg-type]
     hops = {"num_sampled_nodes": [2, 1, 0], "num_sampled_edges": [3, 0]}
     with pytest.raises(
         ArgumentError, match="batch 1 of epoch 0 of split 'train' has 2 hops, the first batch 1"
     ):
-        list(ForeignBatches([a_batch(), a_batch(**hops)], 10).epoch("train", 0))
+        list(ExternalBatches([a_batch(), a_batch(**hops)], 10).epoch("train", 0))
 
 
 def test_preparing_again_and_what_is_skipped(tmp_path):
