@@ -47,10 +47,10 @@ class NeighborLoader:
         for fanout in self._fanouts:
             met = []
             for node in frontier:
-                neighbours = self._sources[self._begins[node] : self._begins[node + 1]]
-                if 0 <= fanout < len(neighbours):
-                    neighbours = self._rng.choice(neighbours, fanout, replace=False)
-                for other in neighbours.tolist():
+                neighbors = self._sources[self._begins[node] : self._begins[node + 1]]
+                if 0 <= fanout < len(neighbors):
+                    neighbors = self._rng.choice(neighbors, fanout, replace=False)
+                for other in neighbors.tolist():
                     if other not in local:
                         local[other] = len(n_id)
                         n_id.append(other)

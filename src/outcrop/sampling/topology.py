@@ -57,7 +57,7 @@ class Topology:
         self.pages.read_ranges(np.ascontiguousarray(ids, np.int64), ends.reshape(-1))
         return ends[:, 0], ends[:, 1]
 
-    def neighbours(self, positions: np.ndarray) -> np.ndarray:
+    def neighbors(self, positions: np.ndarray) -> np.ndarray:
         """``indices[positions]``, int64."""
         if self.indices is not None:
             return self.indices[positions].astype(np.int64)
@@ -71,7 +71,7 @@ class Topology:
         low, high = low.copy(), high.copy()
         while len(open_ := np.flatnonzero(low < high)):
             middle = (low[open_] + high[open_]) // 2
-            below = self.neighbours(middle) < sources[open_]
+            below = self.neighbors(middle) < sources[open_]
             low[open_[below]] = middle[below] + 1
             high[open_[~below]] = middle[~below]
         return low
@@ -81,7 +81,7 @@ class Topology:
         at = self.lower_bounds(targets, sources)
         inside = np.flatnonzero(at < self.ranges(targets)[1])
         found = np.zeros(len(sources), bool)
-        found[inside] = self.neighbours(at[inside]) == sources[inside]
+        found[inside] = self.neighbors(at[inside]) == sources[inside]
         return found
 
     def edges(self, positions: np.ndarray) -> np.ndarray:
@@ -99,7 +99,7 @@ class Topology:
                 low[open_[before]] = middle[before] + 1
                 high[open_[~before]] = middle[~before]
             targets = low
-        return np.stack([self.neighbours(positions), targets], axis=1)
+        return np.stack([self.neighbors(positions), targets], axis=1)
 
     def degrees(self, ids: np.ndarray) -> np.ndarray:
         """int32: in-neighbours of ``ids`` other than themselves."""

@@ -42,7 +42,7 @@ def features_of(graph: Graph) -> np.ndarray:
     return np.fromfile(graph.path / "features.bin", "<f4", NODES * 6).reshape(NODES, 6)
 
 
-def in_neighbours(graph: Graph) -> list[list[int]]:
+def in_neighbors(graph: Graph) -> list[list[int]]:
     source, target = graph.edge_index()
     lists: list[list[int]] = [[] for _ in range(NODES)]
     for u, v in zip(source.tolist(), target.tolist(), strict=True):
@@ -52,7 +52,7 @@ def in_neighbours(graph: Graph) -> list[list[int]]:
 
 def test_batches_are_neighborloaders(graph):
     """Hop by hop: each node met in the hop before has min(fanout, degree) distinct in-neighbours of the graph's."""
-    lists, x = in_neighbours(graph), features_of(graph)
+    lists, x = in_neighbors(graph), features_of(graph)
     train = torch.arange(0, 100)
     loader = outcrop.pyg.NeighborLoader(
         str(graph.path), num_neighbors=[5, 3], batch_size=32, input_nodes=train, shuffle=True, memory="4MiB"
@@ -105,7 +105,7 @@ def test_seeds_come_as_asked_for(graph):
 
 
 def test_induced_and_weighted_batches(graph):
-    lists = in_neighbours(graph)
+    lists = in_neighbors(graph)
     (batch,) = outcrop.pyg.NeighborLoader(graph, [2, 2], [7, 8], batch_size=2, subgraph_type="induced")
     inside = set(batch.n_id.tolist())
     ends = set(zip(*batch.n_id[batch.edge_index].tolist(), strict=True))

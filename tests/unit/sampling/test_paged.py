@@ -162,7 +162,7 @@ def test_degrees_edges_and_membership(tmp_path, make_runtime):
         assert topology.has_edges(*pairs).tolist() == [pair in known for pair in map(tuple, pairs.T.tolist())]
         assert np.array_equal(topology.edges(positions), edges[:, order[positions]].T)
     with pytest.raises(ArgumentError, match="out of range"):
-        paged.neighbours(np.array([edges.shape[1]]))
+        paged.neighbors(np.array([edges.shape[1]]))
     with pytest.raises(ArgumentError, match="out of range"):
         paged.pages.read_ranges(np.array([3000]), np.zeros(2, np.int64))
 

@@ -73,7 +73,7 @@ def drawn(
     return list(structures.scheduled("train", epoch))
 
 
-def neighbours(graph: Graph) -> list[np.ndarray]:
+def neighbors(graph: Graph) -> list[np.ndarray]:
     indptr = np.fromfile(graph.path / "indptr.bin", "<i8", NODES + 1)
     indices = np.fromfile(graph.path / "indices.bin", "<u4", int(indptr[-1])).astype(np.int64)
     return np.split(indices, indptr[1:-1])
@@ -86,7 +86,7 @@ def test_all_neighbours_are_those_among_resident_nodes(graph, make_runtime, monk
     monkeypatch.setattr("outcrop.sampling.partitioned._PIECE_BYTES", piece)
     shape, runtime = Partitioning(NODES, 8, resident), make_runtime(threads=2)
     config = SampleConfig(fanouts=(-1, -1), batch_size=16, degrees=True)
-    lists = neighbours(graph)
+    lists = neighbors(graph)
     labels = np.fromfile(graph.path / "labels.bin", "<i8", NODES)
     train, seen = np.fromfile(graph.path / "train.bin", "<i8", 120), []
     for visit, batch in drawn(graph, runtime, config, shape, 3):

@@ -50,19 +50,19 @@ def check(
         assert batch.rowptr[end] - batch.rowptr[begin] == batch.edges_per_hop[hop]
         for row in range(begin, end):
             node = batch.n_id[row]
-            neighbours = indices[indptr[node] : indptr[node + 1]].tolist()
+            neighbors = indices[indptr[node] : indptr[node + 1]].tolist()
             cols = batch.col[batch.rowptr[row] : batch.rowptr[row + 1]]
             assert (cols >= 0).all()
             assert (cols < ends[hop + 1]).all()
             picked = batch.n_id[cols].tolist()
-            assert set(picked) <= set(neighbours)
+            assert set(picked) <= set(neighbors)
             if replace:
-                assert len(picked) == (fanout if neighbours else 0)
+                assert len(picked) == (fanout if neighbors else 0)
             else:
                 assert (
                     len(picked)
                     == len(set(picked))
-                    == (len(neighbours) if fanout == -1 else min(fanout, len(neighbours)))
+                    == (len(neighbors) if fanout == -1 else min(fanout, len(neighbors)))
                 )
             first_met[cols] = np.minimum(first_met[cols], hop + 1)
     assert first_met.tolist() == np.repeat(np.arange(len(fanouts) + 1), batch.nodes_per_hop).tolist()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from outcrop.sampling.gpu.checks import refuse_list, refuse_neighbour
+from outcrop.sampling.gpu.checks import refuse_list, refuse_neighbor
 from outcrop.sampling.gpu.launching import Kernels
 from outcrop.sampling.gpu.room import Room
 from outcrop.sampling.topology import Topology
@@ -14,7 +14,7 @@ NONE = 2**63 - 1  # kernels/sample.h, kNone
 # Numbers of a batch on the device: zero, the frontier's first node, how many nodes and edges there are, what is damaged
 # (1 + a node; 1 and a neighbour), how many rows are read and how many the host's cache has, then new nodes per hop,
 # then edges per hop.
-ZERO, BEGIN, NODES, EDGES, LIST, NEIGHBOUR, OUTSIDE, MISSING, IN_HOST, PER_HOP = range(10)
+ZERO, BEGIN, NODES, EDGES, LIST, NEIGHBOR, OUTSIDE, MISSING, IN_HOST, PER_HOP = range(10)
 
 
 class Batch:
@@ -64,8 +64,8 @@ class Batch:
         *numbers, also = self._kernels.read(torch.cat([self.numbers, more]))
         if node := numbers[LIST]:
             refuse_list(topology, node - 1)
-        if numbers[NEIGHBOUR]:
-            refuse_neighbour(numbers[OUTSIDE], topology.num_nodes)
+        if numbers[NEIGHBOR]:
+            refuse_neighbor(numbers[OUTSIDE], topology.num_nodes)
         nodes, edges = numbers[NODES], numbers[EDGES]
         self.row_counts = (numbers[MISSING], numbers[IN_HOST])
         rows = max(nodes - numbers[BEGIN], 1)

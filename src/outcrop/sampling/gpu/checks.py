@@ -69,7 +69,7 @@ def refuse_list(topology: Topology, node: int) -> None:
     )
 
 
-def refuse_neighbour(neighbour: int, num_nodes: int) -> None:
+def refuse_neighbor(neighbor: int, num_nodes: int) -> None:
     raise FormatError(
-        f"the topology is damaged: neighbour {neighbour} in a graph of {num_nodes} nodes; run outcrop verify"
+        f"the topology is damaged: neighbour {neighbor} in a graph of {num_nodes} nodes; run outcrop verify"
     )

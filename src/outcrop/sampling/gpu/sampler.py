@@ -16,7 +16,7 @@ from outcrop.device.gpu import gpu_of
 from outcrop.errors import BudgetError
 from outcrop.rows import LocatedRows
 from outcrop.runtime import memory_tables
-from outcrop.sampling.gpu.batch import LIST, NEIGHBOUR, NODES, NONE, ZERO, Batch
+from outcrop.sampling.gpu.batch import LIST, NEIGHBOR, NODES, NONE, ZERO, Batch
 from outcrop.sampling.gpu.checks import check_options, check_seeds, refuse_size
 from outcrop.sampling.gpu.hot_lists import HotLists
 from outcrop.sampling.gpu.launching import Kernels
@@ -314,11 +314,11 @@ class DeviceSampler:
         keys = torch.full((known + drawn,), NONE, dtype=torch.int64, device=self.device)
         first = lists.first
         if whole:
-            neighbours = self._fetch(batch, batch.frontier(), lists, ask, key, torch.empty_like(keys[known:]))
+            neighbors = self._fetch(batch, batch.frontier(), lists, ask, key, torch.empty_like(keys[known:]))
             kept = torch.zeros(drawn, dtype=torch.uint8, device=self.device)
-            asked = (fanout, lists.degree, first, neighbours, kept)
+            asked = (fanout, lists.degree, first, neighbors, kept)
             self._kernels.launch("labor", batch.room.rows, key, *batch.frontier(), *asked)
-            first = self._compact(neighbours, kept, first, keys[known:])
+            first = self._compact(neighbors, kept, first, keys[known:])
         else:
             self._fetch(batch, batch.frontier(), lists, ask, key, keys[known:])
         batch.take(hop, keys, first, drawn, self.topology.num_nodes)
@@ -375,19 +375,19 @@ class DeviceSampler:
         lists: Lists,
         ask: tuple[int, int],
         key: int,
-        neighbours: torch.Tensor,
+        neighbors: torch.Tensor,
     ) -> torch.Tensor:
         """``neighbours``: filled with what is drawn of the lists, row after row."""
-        rows, drawn = len(lists.degree), neighbours
+        rows, drawn = len(lists.degree), neighbors
         if ask[0] != -1:
-            drawn = torch.empty_like(neighbours)
+            drawn = torch.empty_like(neighbors)
             self._kernels.launch("draw", rows, key, *frontier, *ask, lists.degree, lists.first, drawn)
         topology, hot = self.topology, self._hot_lists()[2]
         what = (self._indices.address(), topology.num_edges, hot, topology.num_nodes)
         entry = "fetch_64" if self._wide else "fetch_32"
-        out = (*lists.all(), drawn, neighbours, batch.number(NEIGHBOUR))
+        out = (*lists.all(), drawn, neighbors, batch.number(NEIGHBOR))
         self._kernels.launch(entry, rows, *what, *frontier, *ask, *out)
-        return neighbours
+        return neighbors
 
     def _compact(
         self, values: torch.Tensor, kept: torch.Tensor, first: torch.Tensor, out: torch.Tensor
@@ -412,11 +412,11 @@ class DeviceSampler:
         lists, drawn = lists.of(batch.room.nodes), max(total, 1)
         needed = batch.room.hop_bytes(drawn, self.topology.num_nodes, drawn)
         self._reserve(needed, needed // _MARGIN)
-        neighbours = torch.full((drawn,), NONE, dtype=torch.int64, device=self.device)
-        self._fetch(batch, everything, lists, ask, 0, neighbours)
-        at = torch.searchsorted(batch.known, neighbours).clamp_(max=len(batch.known) - 1)
-        met = (batch.known[at] == neighbours) & (neighbours != NONE)
-        local = torch.empty_like(neighbours)
+        neighbors = torch.full((drawn,), NONE, dtype=torch.int64, device=self.device)
+        self._fetch(batch, everything, lists, ask, 0, neighbors)
+        at = torch.searchsorted(batch.known, neighbors).clamp_(max=len(batch.known) - 1)
+        met = (batch.known[at] == neighbors) & (neighbors != NONE)
+        local = torch.empty_like(neighbors)
         rowptr = self._compact(batch.local[at], met.to(torch.uint8), lists.first, local)
         _, edges = batch.read(rowptr[-1:], self.topology)
         each = [edges, *[0] * (hops - 1)]
