@@ -1,2 +1,2 @@
-"""Graphs of others become stores: ``graph`` and ``triples`` import what ``sources`` read, ``generate`` makes one up.
-``import_budget`` finds the smallest memory budget that an import works with."""
+"""Graphs of others become stores: ``graph`` and ``triples`` import what ``sources`` read, as ``options`` says;
+``generate`` makes one up. ``import_budget`` finds the smallest memory budget that an import works with."""

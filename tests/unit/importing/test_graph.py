@@ -19,7 +19,8 @@ from hypothesis import strategies as st
 
 from outcrop import _core
 from outcrop.errors import ArgumentError, BudgetError, ChecksumError, FormatError
-from outcrop.importing.graph import ImportConfig, convert, import_graph
+from outcrop.importing.graph import convert, import_graph
+from outcrop.importing.options import ImportConfig
 from outcrop.runtime.runtime import Runtime
 from outcrop.store.graph import SPLITS, Graph
 from outcrop.store.verify import describe, verify_artifact
