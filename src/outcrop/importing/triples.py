@@ -17,7 +17,8 @@ import pyarrow as pa
 from outcrop.errors import ArgumentError, FormatError, OutcropWarning
 from outcrop.importing.sources.files import source_files
 from outcrop.importing.sources.ids import TextIds
-from outcrop.importing.sources.tables import TABLE_SUFFIXES, Place, find, open_text
+from outcrop.importing.sources.table_files import TABLE_SUFFIXES, open_text
+from outcrop.importing.sources.tables import Place, find
 from outcrop.runtime.runtime import Runtime
 from outcrop.store import imported
 from outcrop.store import manifest as manifests

@@ -35,8 +35,9 @@ from outcrop.importing.sources.base import (
 from outcrop.importing.sources.features import array_features
 from outcrop.importing.sources.labels import array_labels
 from outcrop.importing.sources.matrix import Csr, csr_of_coo, matrix_edges, matrix_features
+from outcrop.importing.sources.npy import array_blocks
 from outcrop.importing.sources.parts import Part, Parts, open_parts, split_ids
-from outcrop.importing.sources.tables import Place, array_blocks
+from outcrop.importing.sources.tables import Place
 from outcrop.runtime.runtime import Runtime
 
 

@@ -24,6 +24,8 @@ from outcrop.importing.sources.ids import (
     lookup_edges,
     odd_among_integers,
 )
+from outcrop.importing.sources.npy import array_blocks, forget_pages, open_npy
+from outcrop.importing.sources.table_files import is_number, open_table
 from outcrop.importing.sources.tables import Place, Table
 from outcrop.runtime.runtime import Runtime
 
@@ -43,9 +45,9 @@ def open_edge_list(path: Path, runtime: Runtime) -> GraphSource:
     if not path.is_file():
         raise ArgumentError(f"{path} is no file: edges:FILE needs a .npy, .parquet, .csv, .tsv or .txt file")
     if path.suffix == ".npy":
-        edges, num_edges = array_edges(runtime, str(path), tables.open_npy(path), PlainIds())
+        edges, num_edges = array_edges(runtime, str(path), open_npy(path), PlainIds())
         return GraphSource(str(path), edges, None, num_edges)
-    table = tables.open_table(path)
+    table = open_table(path)
     ids = TextIds(runtime) if text_columns(runtime, table) else PlainIds()
     names = (lambda: ids.names() or iter(())) if isinstance(ids, TextIds) else None
     weight = table.column(*WEIGHT_COLUMNS)
@@ -91,7 +93,7 @@ def array_edges(
         import pyarrow as pa
 
         row, rows = 0, max(1024, block_bytes(runtime) // 64)
-        for block in tables.array_blocks(runtime, pairs, rows):
+        for block in array_blocks(runtime, pairs, rows):
             src, dst = (check_ids(name, block[:, i], row) for i in (0, 1))
             if not isinstance(ids, PlainIds):
                 src, dst = lookup_edges(
@@ -101,7 +103,7 @@ def array_edges(
                 yield src, dst
             else:
                 yield src, dst, np.array(weights[row : row + len(block)], np.float32)
-                tables.forget_pages(weights)
+                forget_pages(weights)
             row += len(block)
 
     return blocks, len(pairs)
@@ -152,7 +154,7 @@ def table_edges(runtime: Runtime, table: Table, ids: IdMap) -> Callable[[], Iter
             if rest:
                 numbers = tables.to_numpy(third, rest[0], row)
                 if numbers.dtype.kind not in "fiub":
-                    odd = next((i for i, cell in enumerate(numbers) if not tables.is_number(str(cell))), 0)
+                    odd = next((i for i, cell in enumerate(numbers) if not is_number(str(cell))), 0)
                     raise FormatError(
                         f"{third.at(row + odd)}: {str(numbers[odd])!r} is no number; weights are numbers: correct it"
                     )

@@ -20,6 +20,8 @@ from outcrop.importing.sources.ids import (
     names_of,
     require_once,
 )
+from outcrop.importing.sources.npy import array_blocks
+from outcrop.importing.sources.table_files import FileTable, is_number
 from outcrop.importing.sources.tables import Place, Table
 from outcrop.runtime.runtime import Runtime
 
@@ -38,7 +40,7 @@ def array_features(runtime: Runtime, name: str, array: np.ndarray) -> FeatureSou
         array.dtype,
         len(array),
         array.shape[1],
-        lambda rows: tables.array_blocks(runtime, array, rows),
+        lambda rows: array_blocks(runtime, array, rows),
     )
 
 
@@ -62,7 +64,7 @@ def table_features(
     if not columns:
         raise FormatError(f"{table.name} has no columns; features need at least one")
     # Text has no types of its own; half the bytes of float64 hold what it says.
-    parsed = pa.float64() if isinstance(table, tables.FileTable) and not table.is_parquet else None
+    parsed = pa.float64() if isinstance(table, FileTable) and not table.is_parquet else None
     _refuse_text(runtime, table, [] if parsed else columns)
     first = next(
         (_stack(table, columns, block, 0) for block in table.blocks(runtime, columns, 1, parsed)), None
@@ -177,7 +179,7 @@ def _first_text(runtime: Runtime, table: Table, column: str) -> tuple[int, str]:
     cells = (cell for (block,) in table.blocks(runtime, [column]) for cell in block.to_pylist())
     for row, cell in enumerate(cells):
         first = cell if row == 0 else first
-        if cell is not None and not tables.is_number(cell):
+        if cell is not None and not is_number(cell):
             return row, cell
     return 0, first
 

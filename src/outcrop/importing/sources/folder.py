@@ -18,11 +18,13 @@ from pathlib import Path
 from outcrop.errors import ArgumentError
 from outcrop.importing.sources import tables
 from outcrop.importing.sources.base import GraphSource
+from outcrop.importing.sources.npy import open_npy
 from outcrop.importing.sources.parts import EDGE_SPLITS, Part, Parts, open_parts
+from outcrop.importing.sources.table_files import TABLE_SUFFIXES, open_table
 from outcrop.runtime.runtime import Runtime
 from outcrop.store.graph import SPLIT_NAMES
 
-_ARRAY, _TABLE = (".npy",), tables.TABLE_SUFFIXES
+_ARRAY, _TABLE = (".npy",), TABLE_SUFFIXES
 # Stem of a file -> what it is, and which endings it may have.
 FILES = {
     "edges": ("edges", _ARRAY + _TABLE),
@@ -54,9 +56,7 @@ def open_folder(folder: Path, runtime: Runtime) -> GraphSource:
             continue
         if kind in parts:
             raise ArgumentError(f"{folder} holds {parts[kind].name} and {path.name}: keep one of them")
-        parts[kind] = Part(
-            str(path), tables.open_npy(path) if path.suffix == ".npy" else tables.open_table(path)
-        )
+        parts[kind] = Part(str(path), open_npy(path) if path.suffix == ".npy" else open_table(path))
     if "edges" not in parts:
         raise ArgumentError(f"{folder} holds no edges.npy, edges.parquet, edges.csv, edges.tsv or edges.txt")
     return open_parts(Parts(str(folder), parts, node_table_hint=str(folder / "nodes.csv")), runtime)

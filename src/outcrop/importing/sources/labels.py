@@ -27,7 +27,9 @@ import pyarrow as pa
 from outcrop.errors import ArgumentError, FormatError
 from outcrop.importing.sources.base import LabelSource, block_bytes
 from outcrop.importing.sources.ids import IdMap, few, is_text, require_once
-from outcrop.importing.sources.tables import NO_VALUE_WORDS, Place, Table, array_blocks, is_number
+from outcrop.importing.sources.npy import array_blocks
+from outcrop.importing.sources.table_files import is_number
+from outcrop.importing.sources.tables import NO_VALUE_WORDS, Place, Table
 from outcrop.runtime.runtime import Runtime
 from outcrop.store.arrays import ArrayWriter
 from outcrop.store.graph import LABEL_KINDS, UNKNOWN_MULTILABEL, LabelKind

@@ -18,6 +18,7 @@ from outcrop.importing.sources.base import EdgeBlock, FeatureSource, GraphSource
 from outcrop.importing.sources.edge_list import edge_columns
 from outcrop.importing.sources.ids import PlainIds, ids_of_table
 from outcrop.importing.sources.labels import table_labels
+from outcrop.importing.sources.table_files import open_table
 from outcrop.runtime.parsing import parse_json
 from outcrop.runtime.runtime import Runtime
 
@@ -32,8 +33,8 @@ def open_musae(folder: Path, runtime: Runtime, held: ExitStack) -> GraphSource:
         ArgumentError: A file is missing, or there are several of a kind.
         FormatError: A file is torn, or features name nodes that the target table does not.
     """
-    edges = tables.open_table(_only(folder, "*_edges.csv"))
-    target = tables.open_table(_only(folder, "*_target.csv"))
+    edges = open_table(_only(folder, "*_edges.csv"))
+    target = open_table(_only(folder, "*_target.csv"))
     column = target.column("id", "new_id")
     if column is None:
         raise FormatError(f"{target.name} has no column 'id' (it has {', '.join(target.columns) or 'none'})")

@@ -8,7 +8,8 @@ import numpy as np
 
 from outcrop.errors import ArgumentError, FormatError
 from outcrop.importing.sources.features import ID_COLUMNS
-from outcrop.importing.sources.tables import TABLE_SUFFIXES, Place, open_table
+from outcrop.importing.sources.table_files import TABLE_SUFFIXES, open_table
+from outcrop.importing.sources.tables import Place
 from outcrop.runtime.runtime import Runtime
 from outcrop.store.graph import Graph
 
