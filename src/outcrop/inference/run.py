@@ -497,6 +497,10 @@ def _sampled_session(task: InferTask, config: SampleConfig, runtime: Runtime) ->
     pool = load.make_pool(graph, runtime, buffers=memory_tables.BATCH_BUFFERS, max_nodes=0, device=to)
     rows = disk_rows(graph, runtime)
     sampler = BatchSampler(
-        graph, config, runtime, share=memory_tables.GROWING_SAMPLER.fraction, ids={"infer": _seeds(task)}
+        graph,
+        config,
+        runtime,
+        memory_fraction=memory_tables.GROWING_SAMPLER.fraction,
+        ids={"infer": _seeds(task)},
     )
     return load.row_session(graph, SampledStructures(sampler), rows, pool, runtime, to)

@@ -107,7 +107,7 @@ class PartitionStructures:
         partitioning: Partitioning,
         online: BatchSampler,
         runtime: Runtime,
-        share: float | Fraction = memory_tables.GROWING_PARTITION_SAMPLER.fraction,
+        memory_fraction: float | Fraction = memory_tables.GROWING_PARTITION_SAMPLER.fraction,
     ):
         if config.sampler != "neighbor":
             raise ArgumentError(
@@ -125,7 +125,7 @@ class PartitionStructures:
             np.int64
         )
         self._indices = runtime.budget.empty(_TAG, edges * _LOCAL_BYTES).view(np.uint32)
-        self._wave = Wave(config, graph, int(runtime.budget.free_bytes * share), runtime)
+        self._wave = Wave(config, graph, int(runtime.budget.free_bytes * memory_fraction), runtime)
         self._labels = graph.array(runtime, "labels").memmap(check=True) if graph.has("labels") else None
 
     def batches(self, split: str, epoch: int, numbers: Sequence[int] | None = None) -> Iterator[BatchGraph]:

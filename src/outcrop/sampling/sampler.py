@@ -39,7 +39,7 @@ class BatchSampler:
     Holds the topology (memory, pages or map), the sampler's scratch memory, the labels and the ``ids`` of each split.
 
     Args:
-        share: Of the free budget, how much the scratch memory may take, and then how much the topology.
+        memory_fraction: Part of the free budget that the scratch memory may take, and then the topology.
         at_once: Batches that are drawn at a time at the most. The more there are, the fewer reads a topology on disk
             takes, and the longer the first of them takes. None: a few. One is what :meth:`sample` needs.
         page_cache: Of a topology that is read by pages, keep pages too.
@@ -54,7 +54,7 @@ class BatchSampler:
         config: SampleConfig,
         runtime: Runtime,
         *,
-        share: float | Fraction = memory_tables.SAMPLER.fraction,
+        memory_fraction: float | Fraction = memory_tables.SAMPLER.fraction,
         at_once: int | None = None,
         page_cache: bool = True,
         on: torch.device | None = None,
@@ -72,14 +72,18 @@ class BatchSampler:
             split: given[split] if split in given else split_ids(graph, runtime, split) for split in splits
         }
         # The sampler's scratch and the results that wait first: the topology can also stay on disk.
-        free = int(runtime.budget.free_bytes * share)
+        free = int(runtime.budget.free_bytes * memory_fraction)
         on_disk = placement_of(runtime.topology, topology_bytes(graph), free) == "paged"
         self._wave = Wave(config, graph, free, runtime, on_disk, at_once)
         if on_disk:  # more at a time want the same page: that is worth more than keeping pages
             epoch = max((-(-len(ids) // config.batch_size) for ids in self.ids.values()), default=_FEW)
-            self._wave.widen(min(at_once or _FEW, epoch), int(runtime.budget.free_bytes * share))
+            self._wave.widen(min(at_once or _FEW, epoch), int(runtime.budget.free_bytes * memory_fraction))
         self.topology = load_topology(
-            graph, runtime, share=share, weighted=config.sampler == "weighted", page_cache=page_cache
+            graph,
+            runtime,
+            memory_fraction=memory_fraction,
+            weighted=config.sampler == "weighted",
+            page_cache=page_cache,
         )
         options = {
             name: getattr(config, name) for name in ("fanouts", "replace", "seed", "sampler", "dependency")

@@ -160,11 +160,11 @@ def load_topology(
     graph: Graph,
     runtime: Runtime,
     *,
-    share: float | Fraction = memory_tables.TOPOLOGY.fraction,
+    memory_fraction: float | Fraction = memory_tables.TOPOLOGY.fraction,
     weighted: bool = False,
     page_cache: bool = True,
 ) -> Topology:
-    """Loads the topology whole if it takes at most ``share`` of the free budget, else maps it or reads it by pages.
+    """Loads the topology whole if ``memory_fraction`` of the free budget holds it, else maps it or reads it by pages.
 
     ``runtime.topology`` may ask for one placement (:func:`placement_of`).
 
@@ -179,7 +179,7 @@ def load_topology(
     """
     names = ("indptr", "indices", "edge_weight")[: 3 if weighted else 2]
     arrays = [graph.array(runtime, name) for name in names]
-    available = int(share * runtime.budget.free_bytes)
+    available = int(memory_fraction * runtime.budget.free_bytes)
     placement = placement_of(runtime.topology, sum(a.spec.data_bytes for a in arrays), available)
     if placement == "paged":
         return _open_pages(graph, runtime, arrays, available, page_cache)

@@ -89,7 +89,7 @@ def _batches(seed: int, nodes: int, count: int) -> list[BatchGraph]:
 def test_hotness_counts_rows_and_expanded_lists(make_runtime: MakeRuntime, share: float):
     batches, runtime = _batches(1, 3000, 5), make_runtime(1 << 20)
     for expand_all in (False, True):
-        hotness = Hotness(3000, lambda: iter(batches), runtime, expand_all=expand_all, share=share)
+        hotness = Hotness(3000, lambda: iter(batches), runtime, expand_all=expand_all, memory_fraction=share)
         found = [(w.first, w.rows.copy(), w.lists.copy()) for w in hotness.windows()]
         assert len(found) == (1 if share == 0.5 else 3)
         rows = np.bincount(np.concatenate([b.n_id for b in batches]), minlength=3000)

@@ -37,7 +37,7 @@ def _copying(graph: Graph, runtime: Runtime, to: DeviceConfig) -> load.LoadSessi
     pool = load.make_pool(graph, runtime, buffers=2, max_nodes=0, device=to)
     rows = HostRows(graph.array(runtime, "features"), runtime)
     structures = SampledStructures(
-        BatchSampler(graph, _SAMPLING, runtime, share=memory_tables.GROWING_SAMPLER.fraction)
+        BatchSampler(graph, _SAMPLING, runtime, memory_fraction=memory_tables.GROWING_SAMPLER.fraction)
     )
     return load.row_session(graph, structures, rows, pool, runtime, to)
 

@@ -130,7 +130,7 @@ class RowMode(Mode):
                     graph,
                     request.config,
                     runtime,
-                    share=memory_tables.GROWING_SAMPLER.fraction,
+                    memory_fraction=memory_tables.GROWING_SAMPLER.fraction,
                     ids=request.ids,
                 )
             )

@@ -33,7 +33,7 @@ class Partition(Mode):
         sampler, among = memory_tables.SAMPLER, memory_tables.PARTITION_SAMPLER
         if buffers_grow:
             sampler, among = memory_tables.GROWING_SAMPLER, memory_tables.GROWING_PARTITION_SAMPLER
-        online = BatchSampler(graph, config, runtime, share=sampler.fraction)
+        online = BatchSampler(graph, config, runtime, memory_fraction=sampler.fraction)
         shape = fitting_partitions(
             graph,
             request.baseline.partitions,
@@ -42,7 +42,9 @@ class Partition(Mode):
             config.seed,
         )
         rows = PartitionRows(graph.array(runtime, "features"), below, shape, runtime)
-        structures = PartitionStructures(graph, config, shape, online, runtime, share=among.fraction)
+        structures = PartitionStructures(
+            graph, config, shape, online, runtime, memory_fraction=among.fraction
+        )
         return scheduled_session(graph, structures, rows, pool, runtime, request.device)
 
     def identity(self, baseline: BaselineConfig) -> dict[str, Any]:

@@ -37,7 +37,7 @@ class Hotness:
     Args:
         draw: Makes an iterator over the batches that are counted; called once for each window and pass.
         expand_all: Every node's list is wanted, not only those of nodes before the last hop (ShaDow).
-        share: Of the free budget, for counters.
+        memory_fraction: Part of the free budget that counters may take.
     """
 
     def __init__(
@@ -47,10 +47,10 @@ class Hotness:
         runtime: Runtime,
         *,
         expand_all: bool = False,
-        share: float | Fraction = memory_tables.ACCESS_COUNTERS.fraction,
+        memory_fraction: float | Fraction = memory_tables.ACCESS_COUNTERS.fraction,
     ):
         self._num_nodes, self._draw, self._expand_all = num_nodes, draw, expand_all
-        room = int(runtime.budget.free_bytes * share)
+        room = int(runtime.budget.free_bytes * memory_fraction)
         self.window = min(max(room // _COUNTER_BYTES, 1 << 10), max(num_nodes, 1))
         held = runtime.budget.empty(_TAG, self.window * _COUNTER_BYTES).view(np.uint32)
         self._rows, self._lists = held[: self.window], held[self.window :]

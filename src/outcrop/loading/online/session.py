@@ -72,10 +72,10 @@ def open_online(
         pool = _make_pool(graph, runtime, recorded.max_nodes, device, device_budget)
     # For drawing, of what is free: before the buffers have their place, and after.
     last = float(memory_tables.ONLINE_SAMPLER_LAST.fraction)
-    share = float(memory_tables.ONLINE_SAMPLER.fraction) if recorded is None else last
+    memory_fraction = float(memory_tables.ONLINE_SAMPLER.fraction) if recorded is None else last
     before = runtime.budget.free_bytes
     sampler, topology, structures = _open_sampler(
-        graph, runtime, config, device, recorded, share, ids, device_budget
+        graph, runtime, config, device, recorded, memory_fraction, ids, device_budget
     )
     split = "train" if "train" in config.splits else config.splits[0]
 
@@ -93,11 +93,11 @@ def open_online(
         if buffers + index_bytes(graph.num_nodes) > runtime.budget.free_bytes:
             hotness.close()  # buffers need its memory: nothing is cached
         if runtime.budget.free_bytes < buffers < before:  # and drawing has less
-            share = (1 - buffers / before) * last
+            memory_fraction = (1 - buffers / before) * last
             del sampler, topology, structures
             gc.collect()
             sampler, topology, structures = _open_sampler(
-                graph, runtime, config, device, recorded, share, ids, device_budget
+                graph, runtime, config, device, recorded, memory_fraction, ids, device_budget
             )
         pool = _make_pool(graph, runtime, most, device, device_budget)
     most_records = hotness.most_record_bytes + hotness.most_record_bytes // _MARGIN
@@ -224,7 +224,7 @@ def _open_sampler(
     config: SampleConfig,
     device: DeviceConfig,
     recorded: SampleSet | None,
-    share: float,
+    memory_fraction: float,
     ids: Mapping[str, Ids] | None,
     device_budget: DeviceBudget | None,
 ) -> tuple[HopwiseSampler, Topology | None, RecordedStructures | SampledStructures]:
@@ -238,7 +238,7 @@ def _open_sampler(
         graph,
         config,
         runtime,
-        share=share,
+        memory_fraction=memory_fraction,
         at_once=1,
         page_cache=False,
         on=on,
