@@ -23,7 +23,7 @@ from outcrop.rows import (
     HotRows,
     MapRows,
     NextUses,
-    Partitioning,
+    NodePartitions,
     PartitionRows,
     RowSource,
     StaticCache,
@@ -129,7 +129,7 @@ def partition(resident: int) -> Callable[[Graph, Runtime], RowSource]:
     """After the second visit of an epoch."""
 
     def make(graph: Graph, runtime: Runtime) -> RowSource:
-        shape = Partitioning(graph.num_nodes, 8, resident)
+        shape = NodePartitions(graph.num_nodes, 8, resident)
         features = graph.array(runtime, "features")
         source = PartitionRows(features, merged(graph, runtime), shape, runtime)
         for visit in shape.visits(0)[:2]:

@@ -15,7 +15,7 @@ import numpy as np
 import outcrop._core as _core
 from outcrop.errors import ArgumentError, BudgetError
 from outcrop.loading.buffers import HostBuffer, Lease
-from outcrop.rows import HotRows, LocatedRows, Pending, RowSource, ScheduledRows
+from outcrop.rows import HotRows, LocatedRows, PendingReads, RowSource, ScheduledRows
 from outcrop.runtime.runtime import Runtime
 from outcrop.sampling.sampler import BatchSampler
 from outcrop.sampling.seeds import Seeds
@@ -304,7 +304,7 @@ class _RowReads:
         self._rows, self._buffer, self._defer_cached, self._grow = rows, buffer, defer_cached, grow
         self._tables: list[AddressTable] = []
         self._added: list[np.ndarray] = []
-        self._jobs: list[Pending] = []
+        self._jobs: list[PendingReads] = []
         self._end, self._is_located = 0, False
         self.levels: dict[str, int] = {}
 

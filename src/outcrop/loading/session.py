@@ -48,7 +48,7 @@ from outcrop.store.targets import open_targets, target_bytes
 
 if TYPE_CHECKING:
     from outcrop.device.budget import DeviceBudget
-    from outcrop.loading.transfer import Arrays, Delivered, Transfer
+    from outcrop.loading.transfer import Arrays, BatchInTransfer, Transfer
     from outcrop.store.minibatch import MiniBatch
 
 
@@ -229,7 +229,7 @@ class Loader:
                 check_not_starved()
             return feeder.submit(what, lease(stopped))
 
-        def deliver(batch: BatchInFlight) -> tuple[Delivered, BatchInFlight]:
+        def deliver(batch: BatchInFlight) -> tuple[BatchInTransfer, BatchInFlight]:
             from outcrop.loading.transfer import LoadedBatch
 
             assert batch.graph is not None
@@ -258,7 +258,8 @@ class Loader:
         drawn = _drawn(source, traced)
         stages = [Stage(name, traced(name, step)) for name, step in steps]
         self._pipeline: (
-            Pipeline[tuple[Delivered, BatchInFlight]] | SerialPipeline[tuple[Delivered, BatchInFlight]]
+            Pipeline[tuple[BatchInTransfer, BatchInFlight]]
+            | SerialPipeline[tuple[BatchInTransfer, BatchInFlight]]
         ) = (
             Pipeline(drawn, stages, while_waiting=check_not_starved, on_cancel=stop)
             if overlapped

@@ -53,7 +53,7 @@ Arrays = Callable[[BatchGraph], Mapping[str, np.ndarray]]
 """What of a batch goes to the device beside its rows, labels, degrees, ``rowptr`` and ``col``."""
 
 
-class Delivered(Protocol):
+class BatchInTransfer(Protocol):
     """A mini-batch whose transfer has begun."""
 
     def take(self) -> MiniBatch:
@@ -64,7 +64,7 @@ class Delivered(Protocol):
 class Transfer(Protocol):
     def deliver(
         self, batch: LoadedBatch, stopped: threading.Event, arrays: Arrays | None = None
-    ) -> Delivered: ...
+    ) -> BatchInTransfer: ...
 
     def check(self) -> None:
         """Waits for what was begun; raises ArgumentError where a row of a batch was at no place."""
@@ -114,7 +114,7 @@ class ToCpu:
 
     def deliver(
         self, batch: LoadedBatch, stopped: threading.Event, arrays: Arrays | None = None
-    ) -> Delivered:
+    ) -> BatchInTransfer:
         graph, table, row_bytes = batch.graph, batch.table, self._rows.row_bytes
         # This array carries the lease: tensors over it keep it alive.
         data = batch.lease.buffer.x[: graph.num_nodes * row_bytes]
@@ -260,7 +260,7 @@ class ToGpu:
 
     def deliver(
         self, batch: LoadedBatch, stopped: threading.Event, arrays: Arrays | None = None
-    ) -> Delivered:
+    ) -> BatchInTransfer:
         graph, lease, num_bytes = batch.graph, batch.lease, batch.graph.num_nodes * self._rows.row_bytes
         buffer_lease = self._pool.lease(stopped)
         buffer = buffer_lease.buffer

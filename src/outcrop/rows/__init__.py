@@ -11,9 +11,9 @@ from outcrop.rows.belady import BeladyRows, NextUses, schedule_of
 from outcrop.rows.cached import DynamicRows, rows_within
 from outcrop.rows.disk import DiskRows
 from outcrop.rows.host import HostRows
-from outcrop.rows.hot import DiskStream, HotRows, LocatedRows, Pending, RowStream, StaticCache
+from outcrop.rows.hot import DiskStream, HotRows, LocatedRows, PendingReads, RowStream, StaticCache
 from outcrop.rows.map import MapRows
-from outcrop.rows.partition import Partitioning, PartitionRows, Visit
+from outcrop.rows.partition import NodePartitions, PartitionRows, Visit
 from outcrop.rows.tiered import TieredRows
 from outcrop.runtime import memory_tables
 from outcrop.runtime.runtime import Runtime
@@ -29,9 +29,9 @@ __all__ = [
     "LocatedRows",
     "MapRows",
     "NextUses",
+    "NodePartitions",
     "PartitionRows",
-    "Partitioning",
-    "Pending",
+    "PendingReads",
     "RowSource",
     "RowStream",
     "ScheduledRows",

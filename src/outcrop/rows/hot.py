@@ -14,7 +14,7 @@ from outcrop.store.address_table import AddressTable
 from outcrop.store.arrays import DiskArray
 
 
-class Pending(Protocol):
+class PendingReads(Protocol):
     """Rows under way."""
 
     def wait(self) -> None:
@@ -29,7 +29,7 @@ class RowStream(Protocol):
     row_bytes: int
     takes_gpu_ids: bool  # ids and positions may be tensors of the GPU, which are computed
 
-    def submit(self, ids: np.ndarray, positions: np.ndarray | None, out: np.ndarray) -> Pending:
+    def submit(self, ids: np.ndarray, positions: np.ndarray | None, out: np.ndarray) -> PendingReads:
         """Starts ``out[positions] = features[ids]``; returns at once.
 
         Args:
@@ -68,7 +68,7 @@ class DiskStream(RowStream):
         if features.page_sums is not None:
             features.page_sums.guard(self._stream)
 
-    def submit(self, ids: np.ndarray, positions: np.ndarray | None, out: np.ndarray) -> Pending:
+    def submit(self, ids: np.ndarray, positions: np.ndarray | None, out: np.ndarray) -> PendingReads:
         if positions is None:
             positions = np.arange(len(ids), dtype=np.int32)
         return self._stream.submit(ids, positions, out)
@@ -127,7 +127,7 @@ class HotRows(RowSource):
         self._cache: StaticCache | None = cache
         self._stream, self._workers = stream, runtime.workers
 
-    def submit(self, ids: np.ndarray, out: np.ndarray) -> tuple[Pending, dict[str, int]]:
+    def submit(self, ids: np.ndarray, out: np.ndarray) -> tuple[PendingReads, dict[str, int]]:
         """Copies the cached rows of ``ids`` into ``out``, uint8 [len(ids) * row_bytes], and starts reading the others.
 
         Returns:
@@ -142,7 +142,7 @@ class HotRows(RowSource):
         job = self._stream.submit(missing, positions, out.reshape(len(ids), self.row_bytes))
         return job, {"host": len(ids) - len(missing), "disk": len(missing)}
 
-    def submit_uncached(self, ids: np.ndarray, out: np.ndarray) -> tuple[Pending, AddressTable]:
+    def submit_uncached(self, ids: np.ndarray, out: np.ndarray) -> tuple[PendingReads, AddressTable]:
         """As :meth:`submit`, but cached rows are not copied: the table says where they are."""
         assert self._cache is not None
         positions, rows, missing, missing_positions = self._cache.index.find_rows(ids)
@@ -151,7 +151,7 @@ class HotRows(RowSource):
         host, device = where >= 0, where < 0
         return job, AddressTable(positions[host], where[host], positions[device], -1 - where[device])
 
-    def submit_located(self, rows: LocatedRows, out: np.ndarray) -> Pending:
+    def submit_located(self, rows: LocatedRows, out: np.ndarray) -> PendingReads:
         """As :meth:`submit_uncached`, of a batch whose rows a GPU has looked up: nothing is looked up here."""
         return self._stream.submit(rows.missing, rows.positions, out.reshape(-1, self.row_bytes))
 

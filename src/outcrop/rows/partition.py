@@ -27,7 +27,7 @@ class Visit:
 
 
 @dataclass(frozen=True)
-class Partitioning:
+class NodePartitions:
     """``parts`` partitions of consecutive nodes, ``resident`` of them in memory at a time.
 
     Attributes:
@@ -88,14 +88,14 @@ class PartitionRows(RowSource):
     others.
     """
 
-    def __init__(self, features: DiskArray, below: RowSource, partitioning: Partitioning, runtime: Runtime):
+    def __init__(self, features: DiskArray, below: RowSource, partitions: NodePartitions, runtime: Runtime):
         self.num_rows, self.row_bytes = below.num_rows, below.row_bytes
-        self._features, self._below, self._parts, self._runtime = features, below, partitioning, runtime
-        self._stride, self._slot_rows = features.spec.stride_bytes, partitioning.most_nodes
+        self._features, self._below, self._parts, self._runtime = features, below, partitions, runtime
+        self._stride, self._slot_rows = features.spec.stride_bytes, partitions.most_nodes
         self._table = runtime.budget.empty(
-            "partition-rows", partitioning.resident * self._slot_rows * self._stride
+            "partition-rows", partitions.resident * self._slot_rows * self._stride
         )
-        self._slot_of = np.full(partitioning.parts, -1, np.int64)
+        self._slot_of = np.full(partitions.parts, -1, np.int64)
 
     def advance_to(self, visit: Visit | None) -> None:
         """None leaves everything as it is."""

@@ -23,7 +23,7 @@ _POLL_SECONDS = 0.05
 _END = object()
 
 
-class Cancelled(threading.Event):
+class CancelEvent(threading.Event):
     """Set once a pipeline ends; stages that wait look at it."""
 
     def check(self) -> None:
@@ -43,7 +43,7 @@ class Stage:
 class _Queue:
     """Bounded FIFO whose waits end on cancellation."""
 
-    def __init__(self, depth: int, cancelled: Cancelled):
+    def __init__(self, depth: int, cancelled: CancelEvent):
         self._items: deque[Any] = deque()
         self._depth, self._cancelled = depth, cancelled
         self._changed = threading.Condition()
@@ -81,7 +81,7 @@ class _State:
     """What the threads share; it does not refer to the Pipeline, so that dropping the Pipeline can end them."""
 
     def __init__(self, source: Iterable[Any], stages: list[Stage]):
-        self.cancelled = Cancelled()
+        self.cancelled = CancelEvent()
         self.queues = [_Queue(s.depth, self.cancelled) for s in stages]
         self.source, self.stages = source, stages
         self.error: BaseException | None = None

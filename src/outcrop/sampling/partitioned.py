@@ -16,7 +16,7 @@ import numpy as np
 import outcrop._core as _core
 from outcrop.config import SampleConfig, exact_bytes, least_bytes
 from outcrop.errors import ArgumentError, BudgetError
-from outcrop.rows import Partitioning, Visit
+from outcrop.rows import NodePartitions, Visit
 from outcrop.runtime import memory_tables
 from outcrop.runtime.runtime import Runtime
 from outcrop.sampling.sampler import BatchSampler
@@ -33,11 +33,11 @@ _STEPS = 16  # a partition of so many steps is not changed much by rounding it t
 _PARTS, _ENOUGH = (16, 64, 256, 1024, 4096), 4  # divided into so many, until so many fit
 
 
-def divide(graph: Graph, parts: int, resident: int, seed: int = 0) -> Partitioning:
+def divide(graph: Graph, parts: int, resident: int, seed: int = 0) -> NodePartitions:
     """Partitions whose rows begin with a page, where they are large enough for that to make no difference."""
     stride = max(graph.spec("features").stride_bytes, 1)
     step = PAGE_BYTES // math.gcd(PAGE_BYTES, stride)
-    return Partitioning(
+    return NodePartitions(
         graph.num_nodes, parts, resident, seed, step if graph.num_nodes >= _STEPS * step * parts else 1
     )
 
@@ -52,7 +52,7 @@ def resident_bytes(graph: Graph, parts: int, resident: int) -> int:
 
 def fitting_partitions(
     graph: Graph, parts: int | None, resident: int | None, free_bytes: int, seed: int
-) -> Partitioning:
+) -> NodePartitions:
     """``parts`` partitions, of which as many are resident as fit ``free_bytes``, or ``resident``.
 
     Without ``parts`` the nodes are divided until four partitions fit, or all that there are.
@@ -86,7 +86,7 @@ def _most_resident(graph: Graph, parts: int, free_bytes: int) -> int:
     return low
 
 
-def _partition_edges(graph: Graph, shape: Partitioning) -> np.ndarray:
+def _partition_edges(graph: Graph, shape: NodePartitions) -> np.ndarray:
     """int64 [parts]: edges that point at the nodes of each partition."""
     spec = graph.spec("indptr")
     ends = np.memmap(graph.path / spec.file, "<i8", "r", shape=spec.shape)[shape.bounds]
@@ -104,7 +104,7 @@ class PartitionStructures:
         self,
         graph: Graph,
         config: SampleConfig,
-        partitioning: Partitioning,
+        partitions: NodePartitions,
         online: BatchSampler,
         runtime: Runtime,
         memory_fraction: float | Fraction = memory_tables.GROWING_PARTITION_SAMPLER.fraction,
@@ -113,15 +113,15 @@ class PartitionStructures:
             raise ArgumentError(
                 f"mode partition draws neighbours uniformly; sampler {config.sampler!r} is not for it"
             )
-        self._graph, self._config, self._parts, self._online = graph, config, partitioning, online
+        self._graph, self._config, self._parts, self._online = graph, config, partitions, online
         self._runtime = runtime
         self._ids = {split: np.asarray(ids, np.int64) for split, ids in online.ids.items()}
         self._owners = (
-            partitioning.owners(self._ids["train"]) if "train" in self._ids else np.zeros(0, np.int64)
+            partitions.owners(self._ids["train"]) if "train" in self._ids else np.zeros(0, np.int64)
         )
-        count = partitioning.resident
-        edges = int(np.sort(_partition_edges(graph, partitioning))[::-1][:count].sum())
-        self._indptr = runtime.budget.empty(_TAG, (count * partitioning.most_nodes + 1) * _ID_BYTES).view(
+        count = partitions.resident
+        edges = int(np.sort(_partition_edges(graph, partitions))[::-1][:count].sum())
+        self._indptr = runtime.budget.empty(_TAG, (count * partitions.most_nodes + 1) * _ID_BYTES).view(
             np.int64
         )
         self._indices = runtime.budget.empty(_TAG, edges * _LOCAL_BYTES).view(np.uint32)

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from outcrop.errors import BudgetError, CancelledError, IoError
-from outcrop.runtime.pipeline import Cancelled, Pipeline, Stage
+from outcrop.runtime.pipeline import CancelEvent, Pipeline, Stage
 
 PATIENCE_SECONDS = 120.0  # how long a test waits for what should happen at once
 
@@ -311,7 +311,7 @@ def test_several_pipelines_at_once_do_not_meet():
 
 
 def test_cancelled():
-    event = Cancelled()
+    event = CancelEvent()
     event.check()
     event.set()
     with pytest.raises(CancelledError):

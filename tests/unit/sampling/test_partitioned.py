@@ -13,7 +13,7 @@ from outcrop.api.train import train
 from outcrop.config import BaselineConfig, SampleConfig
 from outcrop.errors import ArgumentError, BudgetError
 from outcrop.loading.open import open_session
-from outcrop.rows import Partitioning
+from outcrop.rows import NodePartitions
 from outcrop.runtime.runtime import Runtime
 from outcrop.sampling.partitioned import PartitionStructures, fitting_partitions, resident_bytes
 from outcrop.sampling.sampler import BatchSampler
@@ -36,7 +36,7 @@ def graph(tmp_path: Path, make_runtime: Make) -> Graph:
     ("parts", "resident"), [(1, 1), (7, 1), (8, 3), (8, 4), (16, 15), (16, 16), (300, 7)]
 )
 def test_every_partition_takes_its_turn_once(parts: int, resident: int) -> None:
-    shape = Partitioning(NODES, parts, resident, seed=5)
+    shape = NodePartitions(NODES, parts, resident, seed=5)
     orders = []
     for epoch in range(4):
         visits = shape.visits(epoch)
@@ -47,12 +47,12 @@ def test_every_partition_takes_its_turn_once(parts: int, resident: int) -> None:
             assert set(visit.seeds) <= set(visit.resident)
             assert list(visit.resident) == sorted(visit.resident)
         orders.append(visits)
-        assert visits == Partitioning(NODES, parts, resident, seed=5).visits(epoch)
+        assert visits == NodePartitions(NODES, parts, resident, seed=5).visits(epoch)
     assert (orders[0] != orders[1]) == (resident < parts)
     sizes = np.diff(shape.bounds)
     assert (shape.bounds[0], shape.bounds[-1]) == (0, NODES)
     assert sizes.max() - sizes.min() <= 1
-    steps = Partitioning(NODES, min(parts, 8), 1, step=8)
+    steps = NodePartitions(NODES, min(parts, 8), 1, step=8)
     assert (steps.bounds[:-1] % 8 == 0).all()
     assert (steps.bounds[0], steps.bounds[-1], steps.most_nodes % 8) == (0, NODES, 0)
     assert (abs(np.diff(steps.bounds) - NODES / min(parts, 8)) <= 8).all()
@@ -63,11 +63,11 @@ def test_every_partition_takes_its_turn_once(parts: int, resident: int) -> None:
 @pytest.mark.parametrize(("parts", "resident"), [(0, 0), (4, 0), (4, 5), (301, 4), (-1, -1)])
 def test_impossible_partitions(parts: int, resident: int) -> None:
     with pytest.raises(ArgumentError, match="resident"):
-        Partitioning(NODES, parts, resident)
+        NodePartitions(NODES, parts, resident)
 
 
 def drawn(
-    graph: Graph, runtime: Runtime, config: SampleConfig, shape: Partitioning, epoch: int
+    graph: Graph, runtime: Runtime, config: SampleConfig, shape: NodePartitions, epoch: int
 ) -> list[tuple[object, BatchGraph]]:
     structures = PartitionStructures(graph, config, shape, BatchSampler(graph, config, runtime), runtime)
     return list(structures.scheduled("train", epoch))
@@ -84,7 +84,7 @@ def neighbors(graph: Graph) -> list[np.ndarray]:
 def test_all_neighbours_are_those_among_resident_nodes(graph, make_runtime, monkeypatch, resident, piece):
     """Fanout -1: the whole neighbourhood that is in memory, and nothing else; lists read in pieces of any size."""
     monkeypatch.setattr("outcrop.sampling.partitioned._PIECE_BYTES", piece)
-    shape, runtime = Partitioning(NODES, 8, resident), make_runtime(threads=2)
+    shape, runtime = NodePartitions(NODES, 8, resident), make_runtime(threads=2)
     config = SampleConfig(fanouts=(-1, -1), batch_size=16, degrees=True)
     lists = neighbors(graph)
     labels = np.fromfile(graph.path / "labels.bin", "<i8", NODES)
@@ -196,7 +196,7 @@ def test_another_sampler_is_refused(graph, make_runtime):
     online = BatchSampler(graph, config, runtime)
     object.__setattr__(config, "sampler", "labor")
     with pytest.raises(ArgumentError, match="labor"):
-        PartitionStructures(graph, config, Partitioning(NODES, 2, 1), online, runtime)
+        PartitionStructures(graph, config, NodePartitions(NODES, 2, 1), online, runtime)
 
 
 # What it costs.
