@@ -1,6 +1,6 @@
 """``python -m outcrop``."""
 
-from outcrop.cli.main import run
+from outcrop.cli.start import run
 
 if __name__ == "__main__":
     run()

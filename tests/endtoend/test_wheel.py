@@ -49,7 +49,7 @@ def test_wheel_and_sdist_hold_what_they_should(tmp_path: Path) -> None:
         (about,) = (name for name in files if name.endswith(".dist-info/METADATA"))
         metadata = HeaderParser().parsestr(wheel.read(about).decode())
         folder = about.rpartition("/")[0]
-        assert b"outcrop.cli.main:run" in wheel.read(f"{folder}/entry_points.txt")
+        assert b"outcrop.cli.start:run" in wheel.read(f"{folder}/entry_points.txt")
         stated = {name for name in files if not name.startswith(folder)}
     expected = {name.removeprefix("src/") for name in tracked("src/outcrop")}
     assert stated - {"outcrop/_core.pyi"} == expected  # the stub is made by building

@@ -2,24 +2,64 @@
 
 Both raise an exception in the main thread: temporary files go, what is done stays. Python drops an exception that is
 raised within a finalizer (a batch that dies, a file that the garbage collector closes): such a one is raised again a
-moment later, outside of it. While a large package is imported nothing has begun, so the process just ends; so it does
-once a command is over, where a second Ctrl-C finds only the end of Python to interrupt.
+moment later, outside of it. While the commands or a large package are imported nothing has begun, so the process just
+ends, in the first case with the usual line; so it does once a command is over, where a second Ctrl-C finds only the end
+of Python to interrupt. Only the standard library is imported here: this is loaded before anything else.
 """
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import NoReturn
 
 INTERRUPTED, TERMINATED = 130, 128 + signal.SIGTERM
 _AGAIN_SECONDS = 0.01
 
 
+# What goes on where it was when the same command is run again; everything else starts over.
+_GO_ON = (
+    ["prepare"],
+    ["sample"],
+    ["plan"],
+    ["pack"],
+    ["train"],
+    ["infer"],
+    ["embed", "prepare"],
+    ["embed", "train"],
+)
+
+
+def last_line() -> str:
+    """Returns what an interrupted command says in the end."""
+    words = [word for word in sys.argv[1:] if not word.startswith("-")]
+    goes_on = any(words[: len(command)] == command for command in _GO_ON)
+    how = "nothing finished is lost: run the same command again to go on"
+    return f"interrupted; {how if goes_on else 'the same command starts over'}"
+
+
+def end_with_a_line() -> None:
+    """Lets Ctrl-C end the process with the usual line, at once, until :func:`install` is called.
+
+    An exception would be raised within the import of some library, which may take it for one of its own.
+    """
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, _end_with_a_line)
+
+
+def _end_with_a_line(*_: object) -> NoReturn:
+    with suppress(OSError):  # of a standard error that is closed
+        os.write(2, f"{last_line()}\n".encode())
+    os._exit(INTERRUPTED)
+
+
 def install() -> None:
     """Sets the handlers of the process."""
+    if signal.getsignal(signal.SIGINT) is _end_with_a_line:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGTERM, _terminate)
     sys.unraisablehook = _raise_again
 

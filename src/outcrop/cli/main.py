@@ -55,8 +55,8 @@ def run() -> None:
     """Entry point: errors are one or two lines on standard error and status 1, wrong usage status 2."""
     os.environ.setdefault("GOMP_SPINCOUNT", _SPIN_COUNT)
     warnings.showwarning = _show_warning
-    interruptions.install()
     try:
+        interruptions.install()
         app(standalone_mode=True)
     except (OutcropError, OSError, MemoryError) as error:
         if _debug:
@@ -98,20 +98,6 @@ def _show_warning(message: Warning | str, category: type[Warning], *where: Any, 
         _python_shows(message, category, *where, **more)
 
 
-_GO_ON = (
-    ["prepare"],
-    ["sample"],
-    ["plan"],
-    ["pack"],
-    ["train"],
-    ["infer"],
-    ["embed", "prepare"],
-    ["embed", "train"],
-)
-
-
 def _say_how_to_go_on() -> None:
-    words = [word for word in sys.argv[1:] if not word.startswith("-")]
-    goes_on = any(words[: len(command)] == command for command in _GO_ON)
-    how = "nothing finished is lost: run the same command again to go on"
-    console.print(f"interrupted; {how if goes_on else 'the same command starts over'}", soft_wrap=True)
+    interruptions.end_at_once()  # a second signal finds nothing but this to interrupt
+    console.print(interruptions.last_line(), soft_wrap=True)

@@ -160,6 +160,42 @@ def test_what_starts_over_does_not_claim_to_go_on() -> None:
     assert (ended.returncode, ended.stderr) == (130, "interrupted; the same command starts over\n")
 
 
+GO_ON = "interrupted; nothing finished is lost: run the same command again to go on\n"
+
+
+@pytest.mark.parametrize("how", [["-m", "outcrop"], ["-c", "from outcrop.cli.start import run; run()"]])
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["train", "g"], GO_ON),
+        (["embed", "prepare", "g"], GO_ON),
+        (["info", "g"], "interrupted; the same command starts over\n"),
+    ],
+)
+def test_interrupted_while_commands_are_imported(
+    tmp_path: Path, how: list[str], words: list[str], says: str
+) -> None:
+    """The same line as later, whatever the library that is being imported would make of an exception."""
+    (tmp_path / "typer.py").write_text(
+        "import signal\ntry:\n    signal.raise_signal(signal.SIGINT)\nexcept BaseException:\n    pass\nraise OSError\n"
+    )
+    environment = child_environment() | {"PYTHONPATH": str(tmp_path)}
+    command = [sys.executable, *how, *words]
+    ended = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert (ended.returncode, ended.stdout, ended.stderr) == (130, "", says)
+
+
+@pytest.mark.parametrize("at_first", ["SIG_IGN", "default_int_handler"])
+def test_an_interruption_that_is_ignored_stays_so(at_first: str) -> None:
+    """As in what a shell starts in the background; where it is heard, it raises again once the commands run."""
+    code = (
+        f"import signal, sys; signal.signal(signal.SIGINT, signal.{at_first}); from outcrop.cli import interruptions\n"
+        "interruptions.end_with_a_line(); interruptions.install()\n"
+        f"sys.exit(signal.getsignal(signal.SIGINT) is not signal.{at_first})"
+    )
+    assert python(code).returncode == 0
+
+
 def test_interrupted_while_torch_is_imported(tmp_path: Path) -> None:
     """Something is said before, and the process ends there, whatever torch would make of an exception."""
     (tmp_path / "torch.py").write_text(
