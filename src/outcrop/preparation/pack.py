@@ -65,7 +65,7 @@ class _Streams:
 
 
 @dataclass(frozen=True)
-class _Chunks:
+class FeatureChunks:
     """Chunk c is pages ``starts[c]:starts[c + 1]`` of the feature file; rows that end in it belong to it."""
 
     starts: np.ndarray
@@ -83,7 +83,7 @@ class _Episode:
 
 
 @dataclass(frozen=True)
-class _Geometry:
+class PackBuffers:
     """Sizes of the working memory of a pass, bytes; worked out once, from what the budget has left."""
 
     chunk_pages: int
@@ -94,7 +94,7 @@ class _Geometry:
     table_bytes: int
 
 
-def _geometry(features: DiskArray, id_bytes: int, has_caches: bool, free: int) -> _Geometry:
+def divide_memory(features: DiskArray, id_bytes: int, has_caches: bool, free: int) -> PackBuffers:
     stride = features.spec.stride_bytes
     headroom = record.align_page(stride)
     pages = -(-features.spec.file_bytes // PAGE)
@@ -106,7 +106,7 @@ def _geometry(features: DiskArray, id_bytes: int, has_caches: bool, free: int) -
     widths = tuple(sorted({id_bytes, 8} if has_caches else {id_bytes}))
     used = 2 * (headroom + chunk * PAGE) + 2 * len(widths) * (ids_buffer + out_buffer)
     tables = memory_tables.PACK_TABLES.bytes_of(free - used, least=1)
-    return _Geometry(chunk, headroom, ids_buffer, out_buffer, widths, tables)
+    return PackBuffers(chunk, headroom, ids_buffer, out_buffer, widths, tables)
 
 
 def fits(
@@ -127,7 +127,7 @@ def fits(
     hops = samples.hops + 1
     tables = packed * (8 * (hops + 6) + 16) + 8 * memory_rows + 16 * PAGE
     free -= tables
-    size = _geometry(features, samples.id_bytes, memory_rows > 0, free)
+    size = divide_memory(features, samples.id_bytes, memory_rows > 0, free)
     chunks = -(-features.spec.data_bytes // (size.chunk_pages * PAGE)) + 1
     ids = max(samples.max_nodes, block_rows) * samples.id_bytes + 2 * PAGE
     shared = 2 * block_rows * (features.row_bytes + samples.id_bytes + 8) + 16 * samples.max_nodes + 8 * PAGE
@@ -157,10 +157,10 @@ class _Packer:
         self._stride = self._features.spec.stride_bytes
         self._row_bytes = self._features.row_bytes
         self._has_caches = bool(len(placement.host_ids) or len(placement.device_ids))
-        self._geometry = _geometry(
+        self._geometry = divide_memory(
             self._features, samples.id_bytes, self._has_caches, runtime.budget.free_bytes
         )
-        self._chunks = _cut(self._features, self._geometry.chunk_pages)
+        self._chunks = cut_features(self._features, self._geometry.chunk_pages)
         self._num_blocks = len(placement.disk_blocks) - 1
 
     def run(self, folder: Path) -> Manifest:
@@ -504,9 +504,9 @@ def _zeros_crc(count: int) -> int:
     return _core.crc32c(np.zeros(max(count, 0), np.uint8))
 
 
-def _cut(features: DiskArray, chunk_pages: int) -> _Chunks:
+def cut_features(features: DiskArray, chunk_pages: int) -> FeatureChunks:
     pages = -(-features.spec.data_bytes // PAGE)
     starts = np.append(np.arange(0, pages, chunk_pages, dtype=np.int64), pages)
     first_rows = starts * PAGE // features.spec.stride_bytes
     first_rows[-1] = features.num_rows
-    return _Chunks(starts, first_rows, features.spec.stride_bytes)
+    return FeatureChunks(starts, first_rows, features.spec.stride_bytes)

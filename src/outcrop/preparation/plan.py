@@ -58,7 +58,7 @@ class HostMemory:
 
 
 @dataclass
-class _Levels:
+class CachedRows:
     host_ids: np.ndarray
     device_ids: np.ndarray
 
@@ -85,8 +85,8 @@ def plan(graph: Graph, samples: SampleSet, config: PlanConfig, out: Path, runtim
     device_rows = device_cache_rows(graph, samples, config)
     host_rows = min(memory.cache_bytes // row_bytes, graph.num_nodes)
     with runtime.trace.span("plan"):
-        levels = _hottest(graph.num_nodes, samples, packed, device_rows, host_rows, runtime)
-        per_hop, cached = _count_levels(samples, packed, levels, runtime)
+        levels = choose_cached_rows(graph.num_nodes, samples, packed, device_rows, host_rows, runtime)
+        per_hop, cached = count_levels(samples, packed, levels, runtime)
     draft = _Draft(samples, packed, per_hop, cached, levels, row_bytes, block_rows(config, row_bytes))
     with manifests.publishing(out) as folder:
         draft.choose_layout(graph, config, folder, runtime)
@@ -210,19 +210,19 @@ def device_cache_rows(graph: Graph, samples: BatchSizes, config: PlanConfig) -> 
     return (config.gpu_memory - batches) // row_bytes
 
 
-def _node_ids(samples: SampleSet, packed: np.ndarray, runtime: Runtime) -> Iterator[np.ndarray]:
+def node_ids(samples: SampleSet, packed: np.ndarray, runtime: Runtime) -> Iterator[np.ndarray]:
     buffer = runtime.budget.empty("plan", max(samples.max_nodes * samples.id_bytes, 1))
     for batch in packed:
         yield samples.read_node_ids(int(batch), buffer)
 
 
-def _hottest(
+def choose_cached_rows(
     num_nodes: int, samples: SampleSet, packed: np.ndarray, device_rows: int, host_rows: int, runtime: Runtime
-) -> _Levels:
+) -> CachedRows:
     """The ``device_rows`` most wanted nodes and the ``host_rows`` after them (ties: lower id); only wanted ones."""
     if device_rows + host_rows == 0:
-        return _Levels(np.zeros(0, np.int64), np.zeros(0, np.int64))
-    counter = _Counter(num_nodes, samples, packed, runtime)
+        return CachedRows(np.zeros(0, np.int64), np.zeros(0, np.int64))
+    counter = BatchCounter(num_nodes, samples, packed, runtime)
     histogram = np.zeros(len(packed) + 1, np.int64)
     for _, counts in counter.ranges():
         for start in range(0, len(counts), _BLOCK_NODES):
@@ -237,10 +237,10 @@ def _hottest(
     device = counter.top(histogram, device_rows)
     host = both[~np.isin(both, device, assume_unique=True)] if len(device) else both
     held.release()
-    return _Levels(host, device)
+    return CachedRows(host, device)
 
 
-class _Counter:
+class BatchCounter:
     """How many batches want each node, over ranges of nodes whose counters fit in the budget."""
 
     def __init__(self, num_nodes: int, samples: SampleSet, packed: np.ndarray, runtime: Runtime):
@@ -257,7 +257,7 @@ class _Counter:
             single = len(counts) == self._num_nodes
             if not (single and self._whole):
                 counts[:] = 0
-                for ids in _node_ids(self._samples, self._packed, self._runtime):
+                for ids in node_ids(self._samples, self._packed, self._runtime):
                     inside = ids if single else ids[(ids >= first) & (ids < first + len(counts))] - first
                     counts[inside] += 1
                 self._whole = single
@@ -282,13 +282,13 @@ class _Counter:
         return np.concatenate(parts)
 
 
-def _count_levels(
-    samples: SampleSet, packed: np.ndarray, levels: _Levels, runtime: Runtime
+def count_levels(
+    samples: SampleSet, packed: np.ndarray, levels: CachedRows, runtime: Runtime
 ) -> tuple[np.ndarray, np.ndarray]:
     """Packed rows per batch and hop [P, hops + 1]; rows in host and device cache per batch [P, 2]."""
     per_hop = samples.nodes_per_hop[packed].copy()
     cached = np.zeros((len(packed), 2), np.int64)
-    for p, ids in enumerate(_node_ids(samples, packed, runtime)):
+    for p, ids in enumerate(node_ids(samples, packed, runtime)):
         starts = np.cumsum(per_hop[p]) - per_hop[p]
         for column, table in enumerate((levels.host_ids, levels.device_ids)):
             positions, _ = find_sorted(table, ids)
@@ -308,7 +308,7 @@ class _Draft:
         packed: np.ndarray,
         per_hop: np.ndarray,
         cached: np.ndarray,
-        levels: _Levels,
+        levels: CachedRows,
         row_bytes: int,
         block_rows: int,
     ):

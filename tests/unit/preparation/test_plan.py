@@ -143,7 +143,7 @@ def test_small_counters_in_several_ranges_equal_one(tmp_path, make_runtime):
     planned(graph, tmp_path, generous, sample_set, config, "plan")
     tight = make_runtime("400KiB", threads=1)
     tight_samples = type(sample_set)(tight, sample_set.path, sample_set.manifest)
-    assert planning._Counter(40000, tight_samples, np.zeros(0, np.int64), tight)._range_nodes < 40000
+    assert planning.BatchCounter(40000, tight_samples, np.zeros(0, np.int64), tight)._range_nodes < 40000
     planned(graph, tmp_path, tight, tight_samples, config, "again")
     assert manifest_of(tmp_path / "plan") == manifest_of(tmp_path / "again")
     assert tight.budget.peak_bytes <= 400 << 10
@@ -154,7 +154,7 @@ def test_choosing_rows_keeps_to_what_it_reserves(make_runtime):
     from outcrop.preparation import plan as planning
 
     nodes = 1 << 20
-    counter = planning._Counter(
+    counter = planning.BatchCounter(
         nodes, SimpleNamespace(max_nodes=1, id_bytes=4), np.zeros(0, int), make_runtime()
     )
     counter._whole = True
