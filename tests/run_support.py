@@ -13,7 +13,8 @@ from outcrop.api.prepare import prepare_with_report as prepare
 from outcrop.config import PlanConfig, SampleConfig, Size
 from outcrop.errors import BudgetError
 from outcrop.preparation.pack import pack
-from outcrop.preparation.plan import divide_host_memory, plan
+from outcrop.preparation.plan import plan
+from outcrop.preparation.plan_memory import divide_host_memory
 from outcrop.preparation.sample import sample
 from outcrop.runtime.runtime import Runtime
 from outcrop.store import packed, samples

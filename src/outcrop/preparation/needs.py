@@ -11,7 +11,7 @@ from dataclasses import replace
 from outcrop.config import IoConfig, PlanConfig, SampleConfig
 from outcrop.errors import BudgetError
 from outcrop.loading.needs import UNCOUNTED, BatchCounter, CountedBatches, Pass
-from outcrop.preparation import pack, plan, sample
+from outcrop.preparation import cached_rows, pack_memory, plan_memory, sample
 from outcrop.runtime.runtime import Runtime
 from outcrop.store import record
 from outcrop.store.graph import Graph
@@ -65,7 +65,7 @@ class RunNeeds:
         """Whether a plan for loading in ``memory`` can be made, and packed within ``limit``."""
         config, spec, sizes = replace(self._plan, memory=memory), self._graph.spec("features"), self.sizes
         try:
-            divided = plan.divide_host_memory(sizes, config, spec.stride_bytes)
+            divided = plan_memory.divide_host_memory(sizes, config, spec.stride_bytes)
             with Runtime(limit, io=self._io, rehearsal=UNCOUNTED) as runtime:
                 free = (
                     runtime.budget.free_bytes
@@ -73,11 +73,13 @@ class RunNeeds:
                     - 4 * record.PAGE_BYTES
                 )
                 rows = divided.cache_bytes // spec.stride_bytes
-                rows += plan.device_cache_rows(self._graph, sizes, config)
-                rows = min(rows, self._graph.num_nodes, free // plan.ID_BYTES, int(sizes.num_nodes.sum()))
+                rows += plan_memory.device_cache_rows(self._graph, sizes, config)
+                rows = min(
+                    rows, self._graph.num_nodes, free // cached_rows.ID_BYTES, int(sizes.num_nodes.sum())
+                )
                 shared = config.disk_space is not None or config.layout not in ("cost", "heuristic", "packed")
-                blocks = plan.block_rows(config, spec.stride_bytes) if shared else 0
-                return pack.fits(
+                blocks = plan_memory.block_rows(config, spec.stride_bytes) if shared else 0
+                return pack_memory.fits(
                     self._graph.array(runtime, "features"),
                     sizes,
                     sizes.num_batches,

@@ -8,19 +8,17 @@ the bytes a plan predicts are the bytes an epoch reads.
 
 from __future__ import annotations
 
-from bisect import bisect_left
-from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-import outcrop._core as _core
 from outcrop.config import PlanConfig, exact_bytes, least_bytes
 from outcrop.errors import ArgumentError, BudgetError
-from outcrop.loading.buffers import device_batch_bytes
 from outcrop.preparation import segments as layouts
+from outcrop.preparation.cached_rows import CachedRows, choose_cached_rows, count_levels
+from outcrop.preparation.plan_memory import block_rows, device_cache_rows, divide_host_memory
 from outcrop.preparation.segments import (
     UNSHARED,
     BatchIds,
@@ -30,37 +28,14 @@ from outcrop.preparation.segments import (
     SharedCounts,
 )
 from outcrop.runtime import memory_tables
-from outcrop.runtime.memory_plan import MemoryPlan, divide
-from outcrop.runtime.runtime import UNLIMITED, Runtime
+from outcrop.runtime.runtime import Runtime
 from outcrop.store import manifest as manifests
 from outcrop.store import record
 from outcrop.store.arrays import ArrayWriter
 from outcrop.store.graph import Graph
 from outcrop.store.manifest import Manifest
-from outcrop.store.placement import FORMAT, VERSION, find_sorted
-from outcrop.store.samples import BatchSizes, SampleSet
-from outcrop.store.targets import target_bytes
-
-_BLOCK_NODES = 1 << 17
-ID_BYTES = 16  # of each row that is cached, while it is chosen
-
-
-@dataclass(frozen=True)
-class HostMemory:
-    """How the host budget of loading is divided, bytes. ``shared_scratch_bytes``: for reading the disk cache."""
-
-    slots: int
-    slot_rows_bytes: int
-    slot_meta_bytes: int
-    shared_scratch_bytes: int
-    fixed_bytes: int
-    cache_bytes: int
-
-
-@dataclass
-class CachedRows:
-    host_ids: np.ndarray
-    device_ids: np.ndarray
+from outcrop.store.placement import FORMAT, VERSION
+from outcrop.store.samples import SampleSet
 
 
 def expected(graph: Graph, samples: SampleSet, config: PlanConfig) -> tuple[dict, dict[str, str]]:
@@ -116,187 +91,6 @@ def packed_batches(samples: SampleSet, config: PlanConfig) -> np.ndarray:
     """Numbers of the batches that are packed, int64 [P]; the others are read row by row when they are needed."""
     groups = [samples.groups[s].all_batches() for s in config.packed_splits if s in samples.groups]
     return np.concatenate([np.arange(g.start, g.stop, dtype=np.int64) for g in groups])
-
-
-def divide_host_memory(samples: BatchSizes, config: PlanConfig, row_bytes: int) -> HostMemory:
-    """Batch buffers first (2 to 4), then fixed costs, the rest caches the hottest rows.
-
-    Raises:
-        BudgetError: Not even two batch buffers fit; names the smallest budget that does.
-    """
-    rows_bytes = record.align_page(samples.max_nodes * row_bytes) + 2 * record.PAGE_BYTES
-    # The record as read (its address table has 8 bytes per cached row), and its arrays decoded (ids widen to 64 bits).
-    meta_bytes = record.align_page(samples.max_record_bytes + samples.max_nodes * 8)
-    slot = rows_bytes + 2 * meta_bytes + samples.max_nodes * (8 - samples.id_bytes)
-    # Indexes of batches and records, and the buffer through which graphs are read that are not packed.
-    tables = samples.num_batches * (samples.hops + 6) * 32 + record.align_page(samples.max_record_bytes)
-    if config.disk_space is not None:  # checksums of the pages of the disk cache, as large as it may become
-        most = min(config.disk_space, int(samples.num_nodes.sum()) * row_bytes)
-        tables += record.align_page(most // record.PAGE_BYTES * 5)
-    limit = config.memory
-    if limit is None:
-        return HostMemory(
-            config.slots or memory_tables.MOST_BATCH_BUFFERS,
-            rows_bytes,
-            meta_bytes,
-            memory_tables.READ_SCRATCH.bytes_of(1 << 62),
-            0,
-            1 << 62,
-        )
-
-    def shared_scratch(total: int) -> int:
-        least = _core.RowReader.min_scratch_bytes(row_bytes)
-        return 0 if config.disk_space is None else memory_tables.DISK_CACHE_SCRATCH.bytes_of(total, least)
-
-    def fixed(total: int) -> int:
-        # I/O bounce buffers and the scratch of row-by-row reading, for what is not packed and for the disk cache.
-        scratch = memory_tables.READ_SCRATCH.bytes_of(total) + shared_scratch(total)
-        return tables + memory_tables.IO_BUFFERS.bytes_of(total) + scratch + memory_tables.SMALL_TABLES.least
-
-    room = min(memory_tables.PACKED_BATCHES.bytes_of(limit), limit - fixed(limit))
-    least, most = memory_tables.BATCH_BUFFERS, memory_tables.MOST_BATCH_BUFFERS
-    slots = config.slots or max((k for k in range(least, most + 1) if k * slot <= room), default=least)
-    left = limit - slots * slot - fixed(limit)
-    if left < 0:
-        # What is left rises with the limit, so the smallest that does is found by bisection.
-        smallest = bisect_left(
-            range(2 * (slots * slot + tables + memory_tables.SMALL_TABLES.least)),
-            0,
-            key=lambda total: total - slots * slot - fixed(total),
-        )
-        raise BudgetError(
-            f"a memory budget of {exact_bytes(limit)} cannot hold {slots} mini-batches of up to {samples.max_nodes} "
-            f"rows of {exact_bytes(row_bytes)}; the smallest budget that can is {least_bytes(smallest)}, or lower "
-            "--batch-size or --fanouts"
-        )
-    overhead = slots * (slot - rows_bytes) + fixed(limit)
-    return HostMemory(slots, rows_bytes, meta_bytes, shared_scratch(limit), overhead, left)
-
-
-def memory_plan(manifest: Manifest) -> MemoryPlan | None:
-    """What each part has of the budget that the plan of ``manifest`` was made for; None: it was made for no limit."""
-    limit: int | None = manifest.config["memory"]
-    if limit is None:
-        return None
-    memory = HostMemory(**manifest.attributes["memory"])
-    fixed = (
-        memory_tables.IO_BUFFERS.bytes_of(limit)
-        + memory_tables.READ_SCRATCH.bytes_of(limit)
-        + memory.shared_scratch_bytes
-        + memory_tables.SMALL_TABLES.least
-    )
-    needs = {
-        memory_tables.DISK_CACHE_SCRATCH.name: memory.shared_scratch_bytes,
-        memory_tables.BATCH_INDEX.name: memory.fixed_bytes - fixed,
-        memory_tables.PACKED_BATCHES.name: memory.slots * memory.slot_rows_bytes,
-    }
-    return divide(memory_tables.ACTIVITIES["loading packed"], limit, needs)
-
-
-def device_cache_rows(graph: Graph, samples: BatchSizes, config: PlanConfig) -> int:
-    """Rows of the device cache: what the batches on a device leave of its budget."""
-    if config.gpu_memory == 0:
-        return 0
-    row_bytes = graph.spec("features").stride_bytes
-    targets = target_bytes(graph, samples.max_seeds)
-    batch = device_batch_bytes(samples.max_nodes * row_bytes, samples.max_record_bytes, targets)
-    batches = memory_tables.DEVICE_BATCHES * batch
-    if config.gpu_memory < batches:
-        raise BudgetError(
-            f"a device memory budget of {exact_bytes(config.gpu_memory)} cannot hold two mini-batches; the "
-            f"smallest that can is {least_bytes(batches)}",
-            limit="device",
-        )
-    return (config.gpu_memory - batches) // row_bytes
-
-
-def node_ids(samples: SampleSet, packed: np.ndarray, runtime: Runtime) -> Iterator[np.ndarray]:
-    buffer = runtime.budget.empty("plan", max(samples.max_nodes * samples.id_bytes, 1))
-    for batch in packed:
-        yield samples.read_node_ids(int(batch), buffer)
-
-
-def choose_cached_rows(
-    num_nodes: int, samples: SampleSet, packed: np.ndarray, device_rows: int, host_rows: int, runtime: Runtime
-) -> CachedRows:
-    """The ``device_rows`` most wanted nodes and the ``host_rows`` after them (ties: lower id); only wanted ones."""
-    if device_rows + host_rows == 0:
-        return CachedRows(np.zeros(0, np.int64), np.zeros(0, np.int64))
-    counter = BatchCounter(num_nodes, samples, packed, runtime)
-    histogram = np.zeros(len(packed) + 1, np.int64)
-    for _, counts in counter.ranges():
-        for start in range(0, len(counts), _BLOCK_NODES):
-            histogram += np.bincount(counts[start : start + _BLOCK_NODES], minlength=len(histogram))
-    histogram[0] = 0
-    wanted = int(histogram.sum())
-    device_rows = min(device_rows, wanted)
-    total_rows = min(device_rows + host_rows, wanted, runtime.budget.free_bytes // ID_BYTES)
-    device_rows = min(device_rows, total_rows)
-    held = runtime.budget.reserve("plan", ID_BYTES * total_rows)
-    both = counter.top(histogram, total_rows)
-    device = counter.top(histogram, device_rows)
-    host = both[~np.isin(both, device, assume_unique=True)] if len(device) else both
-    held.release()
-    return CachedRows(host, device)
-
-
-class BatchCounter:
-    """How many batches want each node, over ranges of nodes whose counters fit in the budget."""
-
-    def __init__(self, num_nodes: int, samples: SampleSet, packed: np.ndarray, runtime: Runtime):
-        self._num_nodes, self._samples, self._packed, self._runtime = num_nodes, samples, packed, runtime
-        available = memory_tables.PLAN_COUNTERS.bytes_of(runtime.budget.free_bytes)
-        self._range_nodes = min(num_nodes, available // 4)
-        self._counts = runtime.budget.empty("plan", self._range_nodes * 4).view(np.uint32)
-        self._whole = False  # counts of the only range are there
-
-    def ranges(self) -> Iterator[tuple[int, np.ndarray]]:
-        """(first node, uint32 counts) of each range; one pass over the samples per range."""
-        for first in range(0, self._num_nodes, self._range_nodes):
-            counts = self._counts[: min(self._range_nodes, self._num_nodes - first)]
-            single = len(counts) == self._num_nodes
-            if not (single and self._whole):
-                counts[:] = 0
-                for ids in node_ids(self._samples, self._packed, self._runtime):
-                    inside = ids if single else ids[(ids >= first) & (ids < first + len(counts))] - first
-                    counts[inside] += 1
-                self._whole = single
-            yield first, counts
-
-    def top(self, histogram: np.ndarray, rows: int) -> np.ndarray:
-        """int64 ids of the ``rows`` most wanted nodes, ascending."""
-        if rows == 0:
-            return np.zeros(0, np.int64)
-        above = np.cumsum(histogram[::-1])[::-1]  # nodes wanted at least c times
-        threshold = int(np.flatnonzero(above >= rows)[-1])
-        ties = rows - int(above[threshold + 1] if threshold + 1 < len(above) else 0)
-        parts = []
-        for first, counts in self.ranges():
-            for start in range(0, len(counts), _BLOCK_NODES):
-                block = counts[start : start + _BLOCK_NODES]
-                equal = np.flatnonzero(block == threshold)[:ties]
-                ties -= len(equal)
-                ids = np.concatenate([np.flatnonzero(block > threshold), equal])
-                ids.sort()
-                parts.append(ids + (first + start))
-        return np.concatenate(parts)
-
-
-def count_levels(
-    samples: SampleSet, packed: np.ndarray, levels: CachedRows, runtime: Runtime
-) -> tuple[np.ndarray, np.ndarray]:
-    """Packed rows per batch and hop [P, hops + 1]; rows in host and device cache per batch [P, 2]."""
-    per_hop = samples.nodes_per_hop[packed].copy()
-    cached = np.zeros((len(packed), 2), np.int64)
-    for p, ids in enumerate(node_ids(samples, packed, runtime)):
-        starts = np.cumsum(per_hop[p]) - per_hop[p]
-        for column, table in enumerate((levels.host_ids, levels.device_ids)):
-            positions, _ = find_sorted(table, ids)
-            cached[p, column] = len(positions)
-            hop = np.searchsorted(starts, positions, side="right") - 1
-            # A hop without nodes shares its start with the next: side="right" picks the last, which holds the node.
-            per_hop[p] -= np.bincount(hop, minlength=per_hop.shape[1])
-    return per_hop, cached
 
 
 class _Draft:
@@ -522,9 +316,3 @@ class _Draft:
             f"{least_bytes(needed)}, or sample fewer epochs (--epochs), or raise --memory so that more rows are cached",
             limit="disk",
         )
-
-
-def block_rows(config: PlanConfig, row_bytes: int) -> int:
-    """Rows of the disk cache that are put in order at a time, in memory."""
-    limit = UNLIMITED if config.memory is None else config.memory
-    return max(memory_tables.DISK_CACHE_BLOCK.bytes_of(limit) // row_bytes, 1)

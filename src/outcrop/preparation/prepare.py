@@ -27,6 +27,7 @@ from outcrop.errors import BudgetError, FormatError
 from outcrop.loading.needs import BatchCounter
 from outcrop.preparation import pack as packing
 from outcrop.preparation import plan as planning
+from outcrop.preparation import plan_memory
 from outcrop.preparation import sample as sampling
 from outcrop.preparation.needs import RunNeeds
 from outcrop.runtime import system
@@ -330,7 +331,7 @@ def _make(
     )
     placement = open_placement(runtime, out / "plan")
     report.predicted = placement.predicted
-    divided = planning.memory_plan(placement.manifest)
+    divided = plan_memory.memory_plan(placement.manifest)
     report.memory = None if divided is None else divided.as_dict()
 
     def pack() -> Manifest:

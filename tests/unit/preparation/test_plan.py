@@ -18,7 +18,8 @@ from outcrop.api.prepare import prepare_with_report as prepare
 from outcrop.config import PlanConfig
 from outcrop.errors import ArgumentError, BudgetError
 from outcrop.loading.open import open_session
-from outcrop.preparation.plan import memory_plan
+from outcrop.preparation import cached_rows
+from outcrop.preparation.plan_memory import memory_plan
 from outcrop.runtime import memory_tables
 from outcrop.runtime.runtime import Runtime
 from outcrop.store.batches import BatchGraph
@@ -134,8 +135,6 @@ def check_tables(
 
 def test_small_counters_in_several_ranges_equal_one(tmp_path, make_runtime):
     """40,000 nodes do not fit the counters of a small budget at once."""
-    from outcrop.preparation import plan as planning
-
     generous = make_runtime(threads=1)
     graph = a_graph(tmp_path / "g", generous, nodes=40000, edges=150000, width=5, train=600)
     sample_set = sampled(graph, tmp_path, generous, batch_size=100)
@@ -143,7 +142,7 @@ def test_small_counters_in_several_ranges_equal_one(tmp_path, make_runtime):
     planned(graph, tmp_path, generous, sample_set, config, "plan")
     tight = make_runtime("400KiB", threads=1)
     tight_samples = type(sample_set)(tight, sample_set.path, sample_set.manifest)
-    assert planning.BatchCounter(40000, tight_samples, np.zeros(0, np.int64), tight)._range_nodes < 40000
+    assert cached_rows.BatchCounter(40000, tight_samples, np.zeros(0, np.int64), tight)._range_nodes < 40000
     planned(graph, tmp_path, tight, tight_samples, config, "again")
     assert manifest_of(tmp_path / "plan") == manifest_of(tmp_path / "again")
     assert tight.budget.peak_bytes <= 400 << 10
@@ -151,10 +150,8 @@ def test_small_counters_in_several_ranges_equal_one(tmp_path, make_runtime):
 
 def test_choosing_rows_keeps_to_what_it_reserves(make_runtime):
     """16 bytes for each row that is chosen: its id, twice. Counted by tracemalloc."""
-    from outcrop.preparation import plan as planning
-
     nodes = 1 << 20
-    counter = planning.BatchCounter(
+    counter = cached_rows.BatchCounter(
         nodes, SimpleNamespace(max_nodes=1, id_bytes=4), np.zeros(0, int), make_runtime()
     )
     counter._whole = True
@@ -162,7 +159,7 @@ def test_choosing_rows_keeps_to_what_it_reserves(make_runtime):
     tracemalloc.start()
     try:
         chosen = counter.top(np.array([0, nodes // 2, nodes // 2]), nodes)
-        assert tracemalloc.get_traced_memory()[1] <= planning.ID_BYTES * nodes + (4 << 20)
+        assert tracemalloc.get_traced_memory()[1] <= cached_rows.ID_BYTES * nodes + (4 << 20)
     finally:
         tracemalloc.stop()
     assert chosen.dtype == np.int64

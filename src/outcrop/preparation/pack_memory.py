@@ -1,0 +1,86 @@
+"""The memory of packing: buffers and tables of a pass over the features, and whether a budget holds them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from outcrop.preparation.pack_files import PAGE
+from outcrop.runtime import memory_tables
+from outcrop.store import record
+from outcrop.store.arrays import DiskArray
+from outcrop.store.samples import BatchSizes
+
+
+@dataclass(frozen=True)
+class FeatureChunks:
+    """Chunk c is pages ``starts[c]:starts[c + 1]`` of the feature file; rows that end in it belong to it."""
+
+    starts: np.ndarray
+    first_rows: np.ndarray
+    stride: int
+
+
+@dataclass(frozen=True)
+class PackBuffers:
+    """Sizes of the working memory of a pass, bytes; worked out once, from what the budget has left."""
+
+    chunk_pages: int
+    headroom: int
+    ids_buffer: int
+    out_buffer: int
+    widths: tuple[int, ...]
+    table_bytes: int
+
+
+def divide_memory(features: DiskArray, id_bytes: int, has_caches: bool, free: int) -> PackBuffers:
+    stride = features.spec.stride_bytes
+    headroom = record.align_page(stride)
+    pages = -(-features.spec.file_bytes // PAGE)
+    # A chunk's rows also need 8 bytes of id each.
+    widest = max(memory_tables.PACK_IDS.bytes_of(free) // 8 * stride // PAGE, 1)
+    chunk = min(max(memory_tables.PACK_CHUNK.bytes_of(free) // PAGE, 1), widest, max(pages, 1))
+    ids_buffer = max((chunk * PAGE // stride + 2) * 8, PAGE)
+    out_buffer = memory_tables.PACK_OUT.bytes_of(free, least=features.row_bytes)
+    widths = tuple(sorted({id_bytes, 8} if has_caches else {id_bytes}))
+    used = 2 * (headroom + chunk * PAGE) + 2 * len(widths) * (ids_buffer + out_buffer)
+    tables = memory_tables.PACK_TABLES.bytes_of(free - used, least=1)
+    return PackBuffers(chunk, headroom, ids_buffer, out_buffer, widths, tables)
+
+
+def fits(
+    features: DiskArray,
+    samples: BatchSizes,
+    packed: int,
+    memory_rows: int,
+    block_rows: int,
+    free: int,
+) -> bool:
+    """Whether packing can do with ``free`` bytes, whatever the plan finds.
+
+    Args:
+        packed: Batches that are packed.
+        memory_rows: Of the caches in memory, at the most.
+        block_rows: Rows of the disk cache that are put in order at a time; 0: there is none.
+    """
+    hops = samples.hops + 1
+    tables = packed * (8 * (hops + 6) + 16) + 8 * memory_rows + 16 * PAGE
+    free -= tables
+    size = divide_memory(features, samples.id_bytes, memory_rows > 0, free)
+    chunks = -(-features.spec.data_bytes // (size.chunk_pages * PAGE)) + 1
+    ids = max(samples.max_nodes, block_rows) * samples.id_bytes + 2 * PAGE
+    shared = 2 * block_rows * (features.row_bytes + samples.id_bytes + 8) + 16 * samples.max_nodes + 8 * PAGE
+    return (
+        free > samples.max_record_bytes + (shared if block_rows else 0) + PAGE
+        and hops * (chunks * 4 + 64) + hops * PAGE <= size.table_bytes
+        and ids <= size.table_bytes
+    )
+
+
+def cut_features(features: DiskArray, chunk_pages: int) -> FeatureChunks:
+    pages = -(-features.spec.data_bytes // PAGE)
+    starts = np.append(np.arange(0, pages, chunk_pages, dtype=np.int64), pages)
+    first_rows = starts * PAGE // features.spec.stride_bytes
+    first_rows[-1] = features.num_rows
+    return FeatureChunks(starts, first_rows, features.spec.stride_bytes)

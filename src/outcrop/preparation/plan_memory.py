@@ -1,0 +1,129 @@
+"""The memory that a plan divides: batch buffers and fixed parts of loading, what they leave for caches."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from dataclasses import dataclass
+
+import outcrop._core as _core
+from outcrop.config import PlanConfig, exact_bytes, least_bytes
+from outcrop.errors import BudgetError
+from outcrop.loading.buffers import device_batch_bytes
+from outcrop.runtime import memory_tables
+from outcrop.runtime.memory_plan import MemoryPlan, divide
+from outcrop.runtime.runtime import UNLIMITED
+from outcrop.store import record
+from outcrop.store.graph import Graph
+from outcrop.store.manifest import Manifest
+from outcrop.store.samples import BatchSizes
+from outcrop.store.targets import target_bytes
+
+
+@dataclass(frozen=True)
+class HostMemory:
+    """How the host budget of loading is divided, bytes. ``shared_scratch_bytes``: for reading the disk cache."""
+
+    slots: int
+    slot_rows_bytes: int
+    slot_meta_bytes: int
+    shared_scratch_bytes: int
+    fixed_bytes: int
+    cache_bytes: int
+
+
+def divide_host_memory(samples: BatchSizes, config: PlanConfig, row_bytes: int) -> HostMemory:
+    """Batch buffers first (2 to 4), then fixed costs, the rest caches the hottest rows.
+
+    Raises:
+        BudgetError: Not even two batch buffers fit; names the smallest budget that does.
+    """
+    rows_bytes = record.align_page(samples.max_nodes * row_bytes) + 2 * record.PAGE_BYTES
+    # The record as read (its address table has 8 bytes per cached row), and its arrays decoded (ids widen to 64 bits).
+    meta_bytes = record.align_page(samples.max_record_bytes + samples.max_nodes * 8)
+    slot = rows_bytes + 2 * meta_bytes + samples.max_nodes * (8 - samples.id_bytes)
+    # Indexes of batches and records, and the buffer through which graphs are read that are not packed.
+    tables = samples.num_batches * (samples.hops + 6) * 32 + record.align_page(samples.max_record_bytes)
+    if config.disk_space is not None:  # checksums of the pages of the disk cache, as large as it may become
+        most = min(config.disk_space, int(samples.num_nodes.sum()) * row_bytes)
+        tables += record.align_page(most // record.PAGE_BYTES * 5)
+    limit = config.memory
+    if limit is None:
+        return HostMemory(
+            config.slots or memory_tables.MOST_BATCH_BUFFERS,
+            rows_bytes,
+            meta_bytes,
+            memory_tables.READ_SCRATCH.bytes_of(1 << 62),
+            0,
+            1 << 62,
+        )
+
+    def shared_scratch(total: int) -> int:
+        least = _core.RowReader.min_scratch_bytes(row_bytes)
+        return 0 if config.disk_space is None else memory_tables.DISK_CACHE_SCRATCH.bytes_of(total, least)
+
+    def fixed(total: int) -> int:
+        # I/O bounce buffers and the scratch of row-by-row reading, for what is not packed and for the disk cache.
+        scratch = memory_tables.READ_SCRATCH.bytes_of(total) + shared_scratch(total)
+        return tables + memory_tables.IO_BUFFERS.bytes_of(total) + scratch + memory_tables.SMALL_TABLES.least
+
+    room = min(memory_tables.PACKED_BATCHES.bytes_of(limit), limit - fixed(limit))
+    least, most = memory_tables.BATCH_BUFFERS, memory_tables.MOST_BATCH_BUFFERS
+    slots = config.slots or max((k for k in range(least, most + 1) if k * slot <= room), default=least)
+    left = limit - slots * slot - fixed(limit)
+    if left < 0:
+        # What is left rises with the limit, so the smallest that does is found by bisection.
+        smallest = bisect_left(
+            range(2 * (slots * slot + tables + memory_tables.SMALL_TABLES.least)),
+            0,
+            key=lambda total: total - slots * slot - fixed(total),
+        )
+        raise BudgetError(
+            f"a memory budget of {exact_bytes(limit)} cannot hold {slots} mini-batches of up to {samples.max_nodes} "
+            f"rows of {exact_bytes(row_bytes)}; the smallest budget that can is {least_bytes(smallest)}, or lower "
+            "--batch-size or --fanouts"
+        )
+    overhead = slots * (slot - rows_bytes) + fixed(limit)
+    return HostMemory(slots, rows_bytes, meta_bytes, shared_scratch(limit), overhead, left)
+
+
+def memory_plan(manifest: Manifest) -> MemoryPlan | None:
+    """What each part has of the budget that the plan of ``manifest`` was made for; None: it was made for no limit."""
+    limit: int | None = manifest.config["memory"]
+    if limit is None:
+        return None
+    memory = HostMemory(**manifest.attributes["memory"])
+    fixed = (
+        memory_tables.IO_BUFFERS.bytes_of(limit)
+        + memory_tables.READ_SCRATCH.bytes_of(limit)
+        + memory.shared_scratch_bytes
+        + memory_tables.SMALL_TABLES.least
+    )
+    needs = {
+        memory_tables.DISK_CACHE_SCRATCH.name: memory.shared_scratch_bytes,
+        memory_tables.BATCH_INDEX.name: memory.fixed_bytes - fixed,
+        memory_tables.PACKED_BATCHES.name: memory.slots * memory.slot_rows_bytes,
+    }
+    return divide(memory_tables.ACTIVITIES["loading packed"], limit, needs)
+
+
+def device_cache_rows(graph: Graph, samples: BatchSizes, config: PlanConfig) -> int:
+    """Rows of the device cache: what the batches on a device leave of its budget."""
+    if config.gpu_memory == 0:
+        return 0
+    row_bytes = graph.spec("features").stride_bytes
+    targets = target_bytes(graph, samples.max_seeds)
+    batch = device_batch_bytes(samples.max_nodes * row_bytes, samples.max_record_bytes, targets)
+    batches = memory_tables.DEVICE_BATCHES * batch
+    if config.gpu_memory < batches:
+        raise BudgetError(
+            f"a device memory budget of {exact_bytes(config.gpu_memory)} cannot hold two mini-batches; the "
+            f"smallest that can is {least_bytes(batches)}",
+            limit="device",
+        )
+    return (config.gpu_memory - batches) // row_bytes
+
+
+def block_rows(config: PlanConfig, row_bytes: int) -> int:
+    """Rows of the disk cache that are put in order at a time, in memory."""
+    limit = UNLIMITED if config.memory is None else config.memory
+    return max(memory_tables.DISK_CACHE_BLOCK.bytes_of(limit) // row_bytes, 1)
