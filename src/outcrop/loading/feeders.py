@@ -22,6 +22,7 @@ from outcrop.sampling.seeds import Seeds
 from outcrop.store import record
 from outcrop.store.address_table import AddressTable
 from outcrop.store.batches import BatchGraph
+from outcrop.store.levels import Level, LevelCounts
 from outcrop.store.packed import PackedRecords
 from outcrop.store.samples import SampleSet
 
@@ -35,7 +36,7 @@ class BatchInFlight:
     number: int = -1
     job: Any = None
     table: AddressTable | None = None
-    levels: dict[str, int] = field(default_factory=dict)
+    levels: LevelCounts = field(default_factory=dict)
     needed: int = 0
 
 
@@ -138,12 +139,12 @@ class RowFeeder(_InPlace):
     def read(self, batch: BatchInFlight) -> BatchInFlight:
         assert batch.graph is not None
         if self._in_place:
-            batch.levels = {"host": batch.graph.num_nodes}
+            batch.levels = {Level.HOST: batch.graph.num_nodes}
             return batch
         out = batch.lease.buffer.x[: batch.graph.num_nodes * self.row_bytes]
         batch.levels = self._rows.read_rows(batch.graph.n_id, out)
         batch.needed = (
-            sum(n for level, n in batch.levels.items() if level in ("disk", "map")) * self.row_bytes
+            sum(n for level, n in batch.levels.items() if level in (Level.DISK, Level.MAP)) * self.row_bytes
         )
         return batch
 
@@ -270,7 +271,7 @@ class OnlineFeeder(_InPlace):
         )
         batch.graph = self._sampler.sample(what, batch.job.add, batch.job.add_located)
         batch.levels, batch.table = batch.job.levels, batch.job.table() if self._defer_cached else None
-        batch.needed = batch.levels.get("disk", 0) * self.row_bytes
+        batch.needed = batch.levels.get(Level.DISK, 0) * self.row_bytes
         return batch
 
     def read(self, batch: BatchInFlight) -> BatchInFlight:
@@ -306,7 +307,7 @@ class _RowReads:
         self._added: list[np.ndarray] = []
         self._jobs: list[PendingReads] = []
         self._end, self._is_located = 0, False
-        self.levels: dict[str, int] = {}
+        self.levels: LevelCounts = {}
 
     def add(self, nodes: np.ndarray) -> None:
         end = self._end + len(nodes) * self._rows.row_bytes
@@ -329,8 +330,8 @@ class _RowReads:
         if self._defer_cached:
             job, table = self._rows.submit_uncached(nodes, out)
             self._tables.append(table.moved(begin // self._rows.row_bytes))
-            cached = {"host": len(table.host_rows), "device": len(table.device_rows)}
-            levels = {**cached, "disk": len(nodes) - table.num_cached}
+            cached = {Level.HOST: len(table.host_rows), Level.DEVICE: len(table.device_rows)}
+            levels = {**cached, Level.DISK: len(nodes) - table.num_cached}
         else:
             job, levels = self._rows.submit(nodes, out)
         self._jobs.append(job)
@@ -396,10 +397,10 @@ class PackedFeeder:
                 x, n, self.row_bytes, table.host_positions, table.host_rows, self._host_cache, self.row_bytes
             )
         batch.levels = {
-            "device": len(table.device_positions),
-            "host": len(table.host_positions),
-            "disk_cache": len(table.disk_positions),
-            "packed": n - table.num_cached,
+            Level.DEVICE: len(table.device_positions),
+            Level.HOST: len(table.host_positions),
+            Level.DISK_CACHE: len(table.disk_positions),
+            Level.PACKED: n - table.num_cached,
         }
         return batch
 

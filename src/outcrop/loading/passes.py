@@ -8,7 +8,11 @@ from typing import Any
 
 from outcrop.loading.session import Loader, LoadSession
 from outcrop.runtime.runtime import Runtime
+from outcrop.store.levels import Level
 from outcrop.store.minibatch import MiniBatch
+
+# Of these reports always say how many rows there were.
+_NONE = dict.fromkeys((Level.DEVICE, Level.HOST, Level.DISK_CACHE, Level.PACKED), 0)
 
 
 class Passes:
@@ -59,7 +63,7 @@ class Passes:
             "bytes_read": now.read_bytes - self._before.read_bytes,
             "read_ops": now.read_ops - self._before.read_ops,
             "bytes_needed_from_disk": stats.bytes_needed,
-            "rows_by_level": {"device": 0, "host": 0, "disk_cache": 0, "packed": 0, **stats.rows_by_level},
+            "rows_by_level": {**_NONE, **stats.rows_by_level},
             **({} if self._about is None else self._about(self._epoch)),
         }
 

@@ -41,6 +41,7 @@ from outcrop.store import record
 from outcrop.store.arrays import DiskArray
 from outcrop.store.batches import BatchGraph
 from outcrop.store.graph import Graph
+from outcrop.store.levels import Level, LevelCounts
 from outcrop.store.packed import PackedRecords
 from outcrop.store.placement import Placement
 from outcrop.store.samples import SampleSet
@@ -64,10 +65,10 @@ class LoadStats:
     """What one pass over a split delivered."""
 
     batches: int = 0
-    rows_by_level: dict[str, int] = field(default_factory=dict)
+    rows_by_level: LevelCounts = field(default_factory=dict)
     bytes_needed: int = 0
 
-    def add(self, levels: dict[str, int], needed: int) -> None:
+    def add(self, levels: LevelCounts, needed: int) -> None:
         self.batches += 1
         self.bytes_needed += needed
         for level, rows in levels.items():
@@ -342,7 +343,7 @@ def packed_session(
         runtime, placement.buffers, placement.buffer_rows_bytes, placement.buffer_meta_bytes, gpu=gpu
     )
     host_cache = read_cache(runtime, packed, "host_cache")
-    cache = read_cache(runtime, packed, "device_cache") if placement.num_cached("device") else None
+    cache = read_cache(runtime, packed, "device_cache") if placement.num_cached(Level.DEVICE) else None
     transfer = transfer_to(
         device,
         spec,

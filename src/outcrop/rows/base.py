@@ -10,6 +10,7 @@ import numpy as np
 import outcrop._core as _core
 from outcrop.errors import ArgumentError
 from outcrop.runtime.runtime import Runtime
+from outcrop.store.levels import Level, LevelCounts
 
 
 class RowSource(ABC):
@@ -19,11 +20,11 @@ class RowSource(ABC):
     row_bytes: int
 
     @abstractmethod
-    def read_rows(self, ids: np.ndarray, out: np.ndarray) -> dict[str, int]:
+    def read_rows(self, ids: np.ndarray, out: np.ndarray) -> LevelCounts:
         """Fills ``out``, uint8 [len(ids) * row_bytes], with the rows ``ids``, int64, in any order, repeats allowed.
 
         Returns:
-            How many rows came from each level, for example ``{"host": 10, "disk": 5}``.
+            How many rows came from each level, for example ``{Level.HOST: 10, Level.DISK: 5}``.
 
         Raises:
             ArgumentError: An id is out of range, or ``out`` has another size.
@@ -62,7 +63,7 @@ def read_over(
     held: np.ndarray,
     stride: int,
     runtime: Runtime,
-) -> dict[str, int]:
+) -> LevelCounts:
     """Rows ``ids`` of which those at ``positions`` are rows ``rows`` of ``held``; the others come from ``below``.
 
     Args:
@@ -78,4 +79,4 @@ def read_over(
     below.read_rows(wanted, out[len(positions) * row_bytes :])
     _core.expand_rows(runtime.workers, out, len(ids), row_bytes, positions.astype(np.int64))
     _core.fill_rows(out, len(ids), row_bytes, positions, rows, held, stride)
-    return {"host": len(positions), "disk": len(wanted)}
+    return {Level.HOST: len(positions), Level.DISK: len(wanted)}

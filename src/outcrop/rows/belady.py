@@ -27,6 +27,7 @@ from outcrop.rows.cached import CacheReader
 from outcrop.runtime import memory_tables
 from outcrop.runtime.runtime import Runtime
 from outcrop.store.arrays import PAGE_BYTES
+from outcrop.store.levels import LevelCounts
 from outcrop.store.samples import SampleSet
 
 _TAG = "next-use"
@@ -137,7 +138,7 @@ class BeladyRows(RowSource):
     def advance_to(self, batch: int) -> None:
         self._place = self._uses.place_of(batch, self._now)
 
-    def read_rows(self, ids: np.ndarray, out: np.ndarray) -> dict[str, int]:
+    def read_rows(self, ids: np.ndarray, out: np.ndarray) -> LevelCounts:
         self._check(ids, out)
         place, self._place = self._place, None
         if place is None:

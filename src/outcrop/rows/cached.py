@@ -11,6 +11,7 @@ from outcrop.config import CACHE_POLICIES
 from outcrop.errors import ArgumentError
 from outcrop.rows.base import RowSource
 from outcrop.runtime.runtime import Runtime
+from outcrop.store.levels import Level, LevelCounts
 
 
 def rows_within(policy: str, cache_bytes: int, row_bytes: int, limit: int, cycle: int = 1) -> int:
@@ -34,7 +35,7 @@ class CacheReader:
 
     def read(
         self, ids: np.ndarray, out: np.ndarray, next_use: np.ndarray | None = None, now: int = 0
-    ) -> dict[str, int]:
+    ) -> LevelCounts:
         """Fills ``out``; returns hits as ``host`` and misses as ``disk``.
 
         Should reading fail, the cache begins anew, empty.
@@ -45,7 +46,7 @@ class CacheReader:
         # The rows from below land at the end of `out` and are expanded in place, as packed rows are.
         self._below.read_rows(missing[:count], out[held * self._below.row_bytes :])
         self._cache.complete(self._workers, out)
-        return {"host": held, "disk": count}
+        return {Level.HOST: held, Level.DISK: count}
 
     def close(self) -> None:
         self._below.close()
@@ -75,7 +76,7 @@ class DynamicRows(RowSource):
         self.num_rows, self.row_bytes = below.num_rows, below.row_bytes
         self._reader = CacheReader(below, runtime, policy, rows)
 
-    def read_rows(self, ids: np.ndarray, out: np.ndarray) -> dict[str, int]:
+    def read_rows(self, ids: np.ndarray, out: np.ndarray) -> LevelCounts:
         self._check(ids, out)
         return self._reader.read(ids, out)
 

@@ -10,6 +10,7 @@ import outcrop._core as _core
 from outcrop.rows.base import RowSource
 from outcrop.runtime.runtime import Runtime
 from outcrop.store.arrays import DiskArray
+from outcrop.store.levels import Level, LevelCounts
 
 
 @final
@@ -38,10 +39,10 @@ class DiskRows(RowSource):
         if features.page_sums is not None:
             features.page_sums.guard(self._reader)
 
-    def read_rows(self, ids: np.ndarray, out: np.ndarray) -> dict[str, int]:
+    def read_rows(self, ids: np.ndarray, out: np.ndarray) -> LevelCounts:
         self._check(ids, out)
         self._reader.read_rows(ids, out.reshape(len(ids), self.row_bytes))
-        return {"disk": len(ids)}
+        return {Level.DISK: len(ids)}
 
     def count_read_bytes(self, ids: np.ndarray) -> int:
         """Bytes that :meth:`read_rows` reads for ``ids``, exactly."""

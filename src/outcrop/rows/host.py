@@ -10,6 +10,7 @@ import outcrop._core as _core
 from outcrop.rows.base import RowSource
 from outcrop.runtime.runtime import Runtime
 from outcrop.store.arrays import DiskArray
+from outcrop.store.levels import Level, LevelCounts
 
 
 @final
@@ -25,10 +26,10 @@ class HostRows(RowSource):
             features.check(_core.crc32c(held))
         self.table = held.reshape(self.num_rows, features.spec.stride_bytes)[:, : self.row_bytes]
 
-    def read_rows(self, ids: np.ndarray, out: np.ndarray) -> dict[str, int]:
+    def read_rows(self, ids: np.ndarray, out: np.ndarray) -> LevelCounts:
         self._check(ids, out)
         _core.gather_rows(self._workers, self.table, ids, out.reshape(len(ids), self.row_bytes))
-        return {"host": len(ids)}
+        return {Level.HOST: len(ids)}
 
     def close(self) -> None:
         del self.table

@@ -12,6 +12,7 @@ from outcrop.rows.base import RowSource
 from outcrop.runtime.runtime import Runtime
 from outcrop.store.address_table import AddressTable
 from outcrop.store.arrays import DiskArray
+from outcrop.store.levels import Level, LevelCounts
 
 
 class PendingReads(Protocol):
@@ -113,9 +114,9 @@ class LocatedRows:
     on_device: int
 
     @property
-    def levels(self) -> dict[str, int]:
+    def levels(self) -> LevelCounts:
         """How many rows come from each level."""
-        return {"host": self.in_host, "device": self.on_device, "disk": len(self.missing)}
+        return {Level.HOST: self.in_host, Level.DEVICE: self.on_device, Level.DISK: len(self.missing)}
 
 
 @final
@@ -127,7 +128,7 @@ class HotRows(RowSource):
         self._cache: StaticCache | None = cache
         self._stream, self._workers = stream, runtime.workers
 
-    def submit(self, ids: np.ndarray, out: np.ndarray) -> tuple[PendingReads, dict[str, int]]:
+    def submit(self, ids: np.ndarray, out: np.ndarray) -> tuple[PendingReads, LevelCounts]:
         """Copies the cached rows of ``ids`` into ``out``, uint8 [len(ids) * row_bytes], and starts reading the others.
 
         Returns:
@@ -135,12 +136,12 @@ class HotRows(RowSource):
         """
         if self._cache is None:
             job = self._stream.submit(ids, None, out.reshape(len(ids), self.row_bytes))
-            return job, {"host": 0, "disk": len(ids)}
+            return job, {Level.HOST: 0, Level.DISK: len(ids)}
         missing, positions = self._cache.index.take_rows(
             self._workers, self._cache.rows, self.row_bytes, ids, out
         )
         job = self._stream.submit(missing, positions, out.reshape(len(ids), self.row_bytes))
-        return job, {"host": len(ids) - len(missing), "disk": len(missing)}
+        return job, {Level.HOST: len(ids) - len(missing), Level.DISK: len(missing)}
 
     def submit_uncached(self, ids: np.ndarray, out: np.ndarray) -> tuple[PendingReads, AddressTable]:
         """As :meth:`submit`, but cached rows are not copied: the table says where they are."""
@@ -162,7 +163,7 @@ class HotRows(RowSource):
         nothing = np.zeros(0, np.uint8)
         return self._cache.index.take_rows(self._workers, nothing, 0, ids, nothing)[0]
 
-    def read_rows(self, ids: np.ndarray, out: np.ndarray) -> dict[str, int]:
+    def read_rows(self, ids: np.ndarray, out: np.ndarray) -> LevelCounts:
         self._check(ids, out)
         job, levels = self.submit(ids, out)
         job.wait()

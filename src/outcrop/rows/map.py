@@ -8,6 +8,7 @@ import numpy as np
 
 from outcrop.rows.base import RowSource
 from outcrop.store.arrays import DiskArray
+from outcrop.store.levels import Level, LevelCounts
 
 
 @final
@@ -18,11 +19,11 @@ class MapRows(RowSource):
         self.num_rows, self.row_bytes = features.num_rows, features.row_bytes
         self._map = features.memmap().reshape(self.num_rows, -1).view(np.uint8) if self.num_rows else None
 
-    def read_rows(self, ids: np.ndarray, out: np.ndarray) -> dict[str, int]:
+    def read_rows(self, ids: np.ndarray, out: np.ndarray) -> LevelCounts:
         self._check(ids, out)
         if self._map is not None:
             np.take(self._map, ids, axis=0, out=out.reshape(len(ids), self.row_bytes))
-        return {"map": len(ids)}
+        return {Level.MAP: len(ids)}
 
     def close(self) -> None:
         self._map = None

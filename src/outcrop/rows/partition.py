@@ -16,6 +16,7 @@ from outcrop.errors import ArgumentError
 from outcrop.rows.base import RowSource, read_over
 from outcrop.runtime.runtime import Runtime
 from outcrop.store.arrays import DiskArray
+from outcrop.store.levels import LevelCounts
 
 
 @dataclass(frozen=True)
@@ -117,7 +118,7 @@ class PartitionRows(RowSource):
         with self._runtime.trace.span("swap", partition=part):
             self._features.read_bytes(first * self._stride, self._table[at : at + count])
 
-    def read_rows(self, ids: np.ndarray, out: np.ndarray) -> dict[str, int]:
+    def read_rows(self, ids: np.ndarray, out: np.ndarray) -> LevelCounts:
         self._check(ids, out)
         owners = self._parts.owners(ids)
         slots = self._slot_of[owners]

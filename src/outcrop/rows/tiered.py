@@ -8,6 +8,7 @@ import numpy as np
 
 from outcrop.rows.base import RowSource, read_over
 from outcrop.runtime.runtime import Runtime
+from outcrop.store.levels import LevelCounts
 from outcrop.store.placement import find_sorted
 
 
@@ -24,7 +25,7 @@ class TieredRows(RowSource):
         self._hot_ids, self._hot_rows, self._below = hot_ids, hot_rows, below
         self._runtime = runtime
 
-    def read_rows(self, ids: np.ndarray, out: np.ndarray) -> dict[str, int]:
+    def read_rows(self, ids: np.ndarray, out: np.ndarray) -> LevelCounts:
         self._check(ids, out)
         positions, rows = find_sorted(self._hot_ids, ids)
         return read_over(

@@ -11,6 +11,7 @@ from outcrop.rows.base import RowSource
 from outcrop.rows.host import HostRows
 from outcrop.runtime.runtime import Runtime
 from outcrop.store.arrays import DiskArray
+from outcrop.store.levels import LevelCounts
 from outcrop.unified import in_place
 
 
@@ -23,7 +24,7 @@ class UnifiedRows(RowSource):
         self.num_rows, self.row_bytes = self._rows.num_rows, self._rows.row_bytes
         self.table: torch.Tensor = in_place(self._rows.table)
 
-    def read_rows(self, ids: np.ndarray, out: np.ndarray) -> dict[str, int]:
+    def read_rows(self, ids: np.ndarray, out: np.ndarray) -> LevelCounts:
         return self._rows.read_rows(ids, out)
 
     def close(self) -> None:

@@ -20,6 +20,7 @@ from outcrop.store import record
 from outcrop.store.address_table import AddressTable
 from outcrop.store.arrays import DiskArray
 from outcrop.store.batches import BatchGraph
+from outcrop.store.levels import Level
 from outcrop.store.manifest import Manifest
 from outcrop.store.placement import Placement
 from outcrop.store.samples import SampleSet
@@ -43,8 +44,8 @@ class PackedRecords:
         self._shared: _core.RowReader | None = None
         self._checked = np.zeros(len(self._rows_crc), bool)
         self.row_bytes = placement.row_bytes
-        self._cache_rows = {level: placement.num_cached(level) for level in ("host", "device")}
-        self._cache_rows["disk"] = placement.num_disk_rows
+        self._cache_rows = {level: placement.num_cached(level) for level in (Level.HOST, Level.DEVICE)}
+        self._cache_rows[Level.DISK] = placement.num_disk_rows
         self._check()
         if placement.num_disk_rows:
             self._disk_cache = DiskArray(runtime, path, manifest.arrays["disk_cache"])
@@ -69,8 +70,8 @@ class PackedRecords:
         wanted = {
             "records": int(plan.offsets[-1]),
             "rows_crc": len(plan.packed_batches) * 4,
-            "host_cache": plan.num_cached("host") * self.row_bytes,
-            "device_cache": plan.num_cached("device") * self.row_bytes,
+            "host_cache": plan.num_cached(Level.HOST) * self.row_bytes,
+            "device_cache": plan.num_cached(Level.DEVICE) * self.row_bytes,
             "disk_cache": plan.num_disk_rows * self.row_bytes,
         }
         for name, count in wanted.items():

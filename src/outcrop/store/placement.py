@@ -26,6 +26,7 @@ from outcrop.store import manifest as manifests
 from outcrop.store import record
 from outcrop.store.address_table import AddressTable
 from outcrop.store.arrays import DiskArray
+from outcrop.store.levels import Level
 from outcrop.store.manifest import Manifest
 from outcrop.store.samples import SampleSet
 
@@ -78,8 +79,8 @@ class Placement:
     def device_ids(self) -> np.ndarray:
         return self._read("device_ids")
 
-    def num_cached(self, level: str) -> int:
-        """Rows in the ``host`` or ``device`` cache."""
+    def num_cached(self, level: Level) -> int:
+        """Rows in the cache of a level, ``HOST`` or ``DEVICE``."""
         return self.manifest.arrays[f"{level}_ids"].shape[0]
 
     @property

@@ -23,6 +23,7 @@ from outcrop.errors import ChecksumError, FormatError
 from outcrop.store import record_contents
 from outcrop.store.address_table import AddressTable
 from outcrop.store.batches import BatchGraph
+from outcrop.store.levels import Level
 
 PAGE_BYTES = 4096
 HEADER_WORDS = 64
@@ -184,7 +185,7 @@ def decode(
     *,
     num_nodes: int | None = None,
     num_classes: int | None = None,
-    cache_rows: Mapping[str, int] | None = None,
+    cache_rows: Mapping[Level, int] | None = None,
 ) -> tuple[BatchGraph, AddressTable]:
     """Undoes :func:`encode`; the arrays are copies.
 

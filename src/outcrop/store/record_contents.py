@@ -14,6 +14,7 @@ import numpy as np
 from outcrop.errors import FormatError
 from outcrop.store.address_table import AddressTable
 from outcrop.store.batches import BatchGraph
+from outcrop.store.levels import Level
 
 
 def check(
@@ -22,7 +23,7 @@ def check(
     where: str,
     num_nodes: int | None = None,
     num_classes: int | None = None,
-    cache_rows: Mapping[str, int] | None = None,
+    cache_rows: Mapping[Level, int] | None = None,
 ) -> None:
     """Raises FormatError, naming ``where``, unless the arrays of a batch fit each other and the graph.
 
@@ -84,9 +85,12 @@ def _problem_of_values(graph: BatchGraph, num_nodes: int | None, num_classes: in
     return None
 
 
-def _problem_of_table(table: AddressTable, nodes: int, cache_rows: Mapping[str, int]) -> str | None:
-    for level in ("host", "device", "disk"):
-        positions, rows = getattr(table, f"{level}_positions"), getattr(table, f"{level}_rows")
+def _problem_of_table(table: AddressTable, nodes: int, cache_rows: Mapping[Level, int]) -> str | None:
+    for level, positions, rows in (
+        (Level.HOST, table.host_positions, table.host_rows),
+        (Level.DEVICE, table.device_positions, table.device_rows),
+        (Level.DISK, table.disk_positions, table.disk_rows),
+    ):
         limit = cache_rows.get(level, 1 << 31)
         if not (_below(positions, nodes) and _below(rows, limit)):
             return f"it wants a row of the {level} cache that is not one of the {limit}, or for no node of its own"

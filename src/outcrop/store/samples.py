@@ -23,6 +23,7 @@ from outcrop.store.address_table import AddressTable
 from outcrop.store.arrays import DiskArray
 from outcrop.store.batches import BatchGraph
 from outcrop.store.graph import Graph
+from outcrop.store.levels import Level
 from outcrop.store.manifest import Manifest
 
 FORMAT, VERSION = "outcrop.sample", 1
@@ -165,7 +166,7 @@ class SampleSet:
         return self.decode(part, self.where(batch))[0]
 
     def decode(
-        self, meta: np.ndarray, where: str, cache_rows: Mapping[str, int] | None = None
+        self, meta: np.ndarray, where: str, cache_rows: Mapping[Level, int] | None = None
     ) -> tuple[BatchGraph, AddressTable]:
         """Decodes a record of this run (:func:`record.decode`), whose ids and labels must be of its graph."""
         return record.decode(

@@ -15,6 +15,7 @@ from outcrop.rows.rings.files import RingFile, RowFiles
 from outcrop.rows.rings.queue import Reads, RowQueue
 from outcrop.runtime.runtime import Runtime
 from outcrop.store.arrays import DiskArray
+from outcrop.store.levels import Level, LevelCounts
 
 
 class RowReads:
@@ -127,9 +128,9 @@ class GpuDiskRows(RowSource):
         """The same as a stream for :class:`outcrop.rows.HotRows`."""
         return RingStream(self)
 
-    def read_rows(self, ids: np.ndarray, out: np.ndarray) -> dict[str, int]:
+    def read_rows(self, ids: np.ndarray, out: np.ndarray) -> LevelCounts:
         self.submit(ids, out).wait()
-        return {"disk": len(ids)}
+        return {Level.DISK: len(ids)}
 
     @property
     def commands(self) -> tuple[int, int]:
