@@ -11,7 +11,7 @@ from outcrop.importing.sources.features import ID_COLUMNS
 from outcrop.importing.sources.table_files import TABLE_SUFFIXES, open_table
 from outcrop.importing.sources.tables import Place
 from outcrop.runtime.runtime import Runtime
-from outcrop.store.graph import Graph
+from outcrop.store.graph import SPLITS, Graph
 
 
 def read_ids(path: Path, graph: Graph) -> np.ndarray:
@@ -22,18 +22,13 @@ def read_ids(path: Path, graph: Graph) -> np.ndarray:
         graph: Graph whose names the column has.
 
     Raises:
-        FormatError: It cannot be read, or has no column ``id``.
-        ArgumentError: The graph has no node of a name.
+        FormatError: There is no such file, it cannot be read, has no column ``id``, or a row has none.
+        ArgumentError: It lists no nodes, one of them twice, or one that the graph does not have.
     """
     if path.suffix not in TABLE_SUFFIXES:
-        try:
-            return np.load(path, allow_pickle=False)
-        except (OSError, ValueError, EOFError) as error:
-            raise FormatError(
-                f"{path} cannot be read as a .npy file of node ids, nor is it 'all' or a split of {graph.path}: {error}"
-            ) from None
+        return _read_array(path, graph)
     if not path.is_file():
-        raise FormatError(f"{path} cannot be read: there is no such file")
+        raise FormatError(f"{path} cannot be read: there is no such file; {_expected(graph)}")
     table = open_table(path)
     column = table.column(*ID_COLUMNS)
     if column is None:
@@ -43,6 +38,8 @@ def read_ids(path: Path, graph: Graph) -> np.ndarray:
         raise FormatError(f"{path} has no column 'id'{there}: write 'id' above the ids of the nodes")
     with Runtime() as runtime:
         names = [name for (block,) in table.blocks(runtime, [column]) for name in block.to_pylist()]
+    if not names:
+        raise ArgumentError(f"{path} lists no nodes: write their ids under 'id', one a row")
     place = Place(table, column)
     empty = next((row for row, name in enumerate(names) if name is None or name == ""), None)
     if empty is not None:
@@ -56,4 +53,42 @@ def read_ids(path: Path, graph: Graph) -> np.ndarray:
             f"{place.at(row)} names node {names[row]!r}, which {graph.path} does not have{more}: correct it, or remove "
             "the row"
         )
+    _require_once(nodes, names, place)
     return nodes
+
+
+def _read_array(path: Path, graph: Graph) -> np.ndarray:
+    """Returns the array of a ``.npy`` file: nodes, names of nodes or a mask."""
+    if not path.exists():
+        node = graph.find_nodes([str(path)])[0] >= 0
+        what = f"{str(path)!r} is a node of {graph.path}" if node else f"there is no file {str(path)!r}"
+        raise FormatError(f"{what}; {_expected(graph)}")
+    try:
+        array = np.load(path, allow_pickle=False)
+    except (OSError, ValueError, EOFError) as error:
+        raise FormatError(f"{path} cannot be read as a .npy file ({error}); {_expected(graph)}") from None
+    if not array.size:
+        raise ArgumentError(f"{path} lists no nodes: save the numbers of at least one")
+    if array.ndim == 1 and array.dtype.kind in "iuU":
+        _require_once(array, array.tolist(), Place(str(path)))
+    return array
+
+
+def _expected(graph: Graph) -> str:
+    splits = [repr(split) for split in SPLITS if graph.has(split)]
+    return (
+        f"nodes are given as 'all', {''.join(f'as {split}, ' for split in splits)}or as a file that lists them: .npy "
+        "of node numbers, or a table with a column 'id'"
+    )
+
+
+def _require_once(nodes: np.ndarray, names: list[str] | list[int], place: Place) -> None:
+    """Raises ArgumentError where two rows are of one node, by what the rows call it."""
+    again = np.ones(len(nodes), bool)
+    again[np.unique(nodes, return_index=True)[1]] = False
+    if again.any():
+        second = int(np.argmax(again))
+        first = place.row_name(int(np.argmax(nodes == nodes[second])))
+        raise ArgumentError(
+            f"{place.at(second)}: node {names[second]!r} is listed twice, first in {first}: remove one of them"
+        )
