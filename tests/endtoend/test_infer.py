@@ -20,7 +20,7 @@ from forked import python
 from infer_support import a_model, as_float, odd_graph, reference, save
 from outcrop.api.infer import infer
 from outcrop.errors import ArgumentError, BudgetError, ChecksumError, FormatError, IoError
-from outcrop.inference import layerwise as stage
+from outcrop.inference import division
 from outcrop.inference import run as inference
 from outcrop.nn import checkpoint as checkpoints
 from outcrop.store.graph import Graph
@@ -346,7 +346,7 @@ def test_spans_cover_every_target_and_edge_once(made: Made, runtime: Any) -> Non
 def test_division_stays_within_the_budget(made: Made) -> None:
     for memory in (600 << 10, 1 << 20, 5 << 20, 100 << 20):
         for conv in made.model.convs:
-            cut = stage.divide(made.graph, conv, 200, True, 3000, memory)
+            cut = division.divide(made.graph, conv, 200, True, 3000, memory)
             assert cut.span_bytes + cut.part_bytes + cut.cache_bytes + 2 * 200 * cut.rows <= memory
             assert min(cut.targets, cut.rows, cut.edges) >= 1
 

@@ -10,9 +10,10 @@ import numpy as np
 from torch import nn
 
 from outcrop.config import Size, parse_size
-from outcrop.inference.layerwise import default_memory
-from outcrop.inference.run import InferReport, checked_task, run, sampling_of
+from outcrop.inference.division import default_memory
+from outcrop.inference.run import InferReport, run
 from outcrop.inference.scored import what_is_scored
+from outcrop.inference.task import checked_task, sampling_of
 from outcrop.runtime import system
 from outcrop.runtime.progress import Progress, shows_progress
 from outcrop.store.graph import Graph, open_graph

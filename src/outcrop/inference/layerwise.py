@@ -13,9 +13,7 @@ The order of additions follows from graph, model and budget alone: the same call
 
 from __future__ import annotations
 
-import shutil
 import threading
-from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing
 from dataclasses import asdict, dataclass, field
@@ -25,10 +23,10 @@ from typing import Any
 import numpy as np
 import torch
 
-import outcrop._core as _core
-from outcrop.config import exact_bytes, least_bytes
-from outcrop.errors import BudgetError
 from outcrop.inference import layer_sums
+from outcrop.inference.activations import write_rows
+from outcrop.inference.division import divide, memory_of
+from outcrop.inference.edge_counts import Counts
 from outcrop.loading.buffers import HostBuffer, Lease, host_pool
 from outcrop.nn.models import Model
 from outcrop.nn.sparse import as_input, blocks_of
@@ -36,45 +34,11 @@ from outcrop.rows import DiskRows, RowSource, TieredRows
 from outcrop.runtime import memory_tables
 from outcrop.runtime.pipeline import Pipeline, Stage
 from outcrop.runtime.runtime import Runtime
-from outcrop.store import manifest as manifests
-from outcrop.store.arrays import ArrayWriter, DiskArray
+from outcrop.store.arrays import DiskArray
 from outcrop.store.edges import Span, spans
 from outcrop.store.graph import Graph
 from outcrop.store.manifest import Manifest
 from outcrop.store.minibatch import MiniBatch, as_tensor
-
-FORMAT, VERSION = "outcrop.activations", 1
-COUNTS_FORMAT, COUNTS_VERSION = "outcrop.edge-counts", 1
-ROWS = "rows"
-
-UNLIMITED_BYTES = 4 << 30  # what is planned with where there is no budget
-_EDGE_BYTES = 56  # of one edge while its part is found and waits
-_TARGET_BYTES = 72
-_SOURCE_BYTES = 48
-_MIN_EDGES = 256
-_COUNT_BYTES = 64  # of one edge while counting
-_SCALE_ROW_BYTES = 4
-
-
-@dataclass(frozen=True)
-class Division:
-    """How the budget of one layer is divided.
-
-    Attributes:
-        targets, edges: Most of one span.
-        rows: Most of one part, and of a buffer.
-        span_bytes, part_bytes: What they take while they are worked on, buffers not counted.
-        cache_bytes: Left for rows that are wanted often.
-        whole: One span holds everything: every row is wanted once, a cache is of no use.
-    """
-
-    targets: int
-    edges: int
-    rows: int
-    span_bytes: int
-    part_bytes: int
-    cache_bytes: int
-    whole: bool
 
 
 @dataclass
@@ -93,150 +57,6 @@ class LayerStats:
 
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)
-
-
-def divide(
-    graph: Graph, conv: torch.nn.Module, row_bytes: int, widen: bool, num_targets: int, memory: int
-) -> Division:
-    """Divides ``memory`` bytes: a quarter for parts, half for spans, the rest caches.
-
-    Args:
-        row_bytes: Of the input as stored; ``widen``: it is not float32.
-        num_targets: Nodes whose output is wanted.
-
-    Raises:
-        BudgetError: Not even one target with one source fits; names the smallest budget that does.
-    """
-    work = layer_sums.cost(conv)
-    per_row = work.row + _SOURCE_BYTES + (4 * layer_sums.widths(conv)[0] if widen else 0)
-    per_slot_row = memory_tables.BATCH_BUFFERS * row_bytes
-    per_target, per_edge = work.target + _TARGET_BYTES, work.edge + _EDGE_BYTES
-    smallest_span = per_target + min(_MIN_EDGES, max(graph.num_edges, 1)) * per_edge
-
-    def available(total: int) -> int:
-        return total - _fixed_bytes(total, row_bytes)
-
-    def enough(total: int) -> bool:
-        return available(total) >= 4 * (per_row + per_slot_row) and available(total) >= 2 * smallest_span
-
-    if not enough(memory):
-        top = 1 << 20
-        while not enough(top):
-            top *= 2
-        smallest = bisect_left(range(top), True, key=enough)
-        raise BudgetError(
-            f"a memory budget of {exact_bytes(memory)} cannot hold one part of a layer with rows of "
-            f"{exact_bytes(row_bytes)}; the smallest budget that can is {least_bytes(smallest)}"
-        )
-    total = available(memory)
-    most = memory_tables.LAYER_PARTS.bytes_of(total) // (per_row + per_slot_row)
-    rows = min(max(most, 1), max(graph.num_nodes, 1))
-    half = memory_tables.LAYER_SPANS.bytes_of(total)
-    degree = -(-graph.num_edges // max(graph.num_nodes, 1))
-    targets = min(max(half // (per_target + degree * per_edge), 1), max(graph.num_nodes, 1))
-    edges = min((half - targets * per_target) // per_edge, graph.num_edges)
-    edges = max(edges, min(_MIN_EDGES, graph.num_edges), 1)
-    span_bytes, part_bytes = targets * per_target + edges * per_edge, rows * per_row
-    return Division(
-        targets,
-        edges,
-        rows,
-        span_bytes,
-        part_bytes,
-        max(total - span_bytes - part_bytes - rows * per_slot_row, 0),
-        num_targets <= targets and graph.num_nodes <= targets and graph.num_edges <= edges,
-    )
-
-
-def _fixed_bytes(total: int, row_bytes: int) -> int:
-    scratch = memory_tables.READ_SCRATCH.bytes_of(total, _core.RowReader.min_scratch_bytes(row_bytes))
-    scales = memory_tables.SCALE_SCRATCH.bytes_of(total, _core.RowReader.min_scratch_bytes(_SCALE_ROW_BYTES))
-    return (
-        memory_tables.INFER_IO_BUFFERS.bytes_of(total)
-        + scratch
-        + scales
-        + memory_tables.INFER_WRITE_BUFFER.bytes_of(total)
-        + memory_tables.SMALL_TABLES_OF_A_LAYER.least
-    )
-
-
-def default_memory(available_bytes: int) -> int:
-    """The budget where none is named: a power of two, so that it seldom differs, up to half of what is available."""
-    return min(1 << max(available_bytes // 2, 1).bit_length() - 1, UNLIMITED_BYTES)
-
-
-def memory_of(runtime: Runtime) -> int:
-    """The budget to plan with."""
-    return min(runtime.budget.limit_bytes, UNLIMITED_BYTES)
-
-
-def expected_counts(graph: Graph) -> tuple[dict, dict[str, str]]:
-    """Config and input digests of the artifact that :func:`count_edges` would write."""
-    return {}, {"graph": graph.digest()}
-
-
-def count_edges(graph: Graph, out: Path, runtime: Runtime) -> Manifest:
-    """Counts edges per node, in one pass: ``uses`` uint32 [N], edges that lead from the node; ``degree`` int32 [N],
-    edges that lead to it from other nodes.
-
-    ``uses`` is all zeros where its counters take more than a quarter of the budget: then no rows are cached.
-    """
-    memory, nodes = memory_of(runtime), graph.num_nodes
-    most = max(min(memory_tables.EDGE_COUNTS.bytes_of(memory) // _COUNT_BYTES, graph.num_edges), _MIN_EDGES)
-    counted = nodes * 4 <= memory_tables.USES.bytes_of(memory)
-    uses = runtime.budget.empty("infer-counts", nodes * 4).view(np.uint32) if counted else None
-    if uses is not None:
-        uses[:] = 0
-    runtime.progress.start("count edges", nodes, "nodes")
-    with (
-        manifests.publishing(out) as folder,
-        runtime.budget.reserve("infer-counts", most * _COUNT_BYTES),
-    ):
-        degree = ArrayWriter(runtime, folder, "degree", "int32")
-        for span in spans(graph, runtime, most, most):
-            found = np.zeros(len(span.ids), np.int32)
-            for begin, end in span.ranges():
-                edges = span.read(begin, end)
-                others = edges.col != span.ids[edges.row]
-                found += np.bincount(edges.row[others], minlength=len(found)).astype(np.int32)
-                if uses is not None:
-                    sources, counts = np.unique(edges.col, return_counts=True)
-                    uses[sources] += counts.astype(np.uint32)
-            degree.append(found)
-            runtime.progress.advance("count edges", len(span.ids))
-        arrays = {"degree": degree.finish()}
-        writer = ArrayWriter(runtime, folder, "uses", "uint32")
-        for start in range(0, nodes, 1 << 14):
-            stop = min(start + (1 << 14), nodes)
-            writer.append(np.zeros(stop - start, np.uint32) if uses is None else uses[start:stop])
-        arrays["uses"] = writer.finish()
-        graph.require_unchanged()
-        manifest = Manifest(COUNTS_FORMAT, COUNTS_VERSION, arrays, {}, *expected_counts(graph))
-        manifests.write(folder, manifest)
-    runtime.progress.finish("count edges")
-    return manifest
-
-
-@dataclass(frozen=True)
-class Counts:
-    """The artifact of :func:`count_edges`."""
-
-    folder: Path
-    manifest: Manifest
-
-    def array(self, runtime: Runtime, name: str) -> DiskArray:
-        return DiskArray(runtime, self.folder, self.manifest.arrays[name])
-
-
-def open_counts(folder: Path) -> Counts:
-    return Counts(folder, manifests.read(folder, COUNTS_FORMAT, COUNTS_VERSION))
-
-
-def expected(
-    graph: Graph, model_digest: str, what: str | dict[str, Any], targets: str
-) -> tuple[dict, dict[str, str]]:
-    """Config and input digests of the output of ``what`` ("layer 0", a sampling) for ``targets``: all, or a digest."""
-    return {"what": what, "targets": targets}, {"graph": graph.digest(), "model": model_digest}
 
 
 @dataclass
@@ -485,31 +305,6 @@ def run_layer(
     return write_rows(layer.graph, layer.outputs(), layer.out_dim, out, config, inputs, runtime)
 
 
-def write_rows(
-    graph: Graph,
-    blocks: Iterable[np.ndarray],
-    width: int,
-    out: Path,
-    config: dict[str, Any],
-    inputs: dict[str, str],
-    runtime: Runtime,
-) -> Manifest:
-    """Writes ``blocks``, float32 [n, width] each, as one artifact.
-
-    Raises:
-        FormatError: ``graph``, of which they are made, was replaced meanwhile.
-    """
-    with manifests.publishing(out) as folder, torch.no_grad():
-        writer = ArrayWriter(runtime, folder, ROWS, "float32", (width,))
-        for block in blocks:
-            writer.append(block)
-            runtime.progress.advance("infer", len(block))
-        manifest = Manifest(FORMAT, VERSION, {ROWS: writer.finish()}, {}, config, inputs)
-        graph.require_unchanged()
-        manifests.write(folder, manifest)
-    return manifest
-
-
 def first_layers(model: Model, depth: int, batch: MiniBatch) -> torch.Tensor:
     """The output of the first ``depth`` layers for the seeds of a batch of ``depth`` hops, [num_seeds, out_dim]."""
     hidden = as_input(batch.x, next(model.parameters()).dtype)
@@ -531,13 +326,3 @@ def scores_of(
     finally:
         if (close := getattr(iterator, "close", None)) is not None:
             close()
-
-
-def open_rows(folder: Path, runtime: Runtime) -> DiskArray:
-    """The array that :func:`write_rows` wrote to ``folder``."""
-    return DiskArray(runtime, folder, manifests.read(folder, FORMAT, VERSION).arrays[ROWS])
-
-
-def remove(folder: Path) -> None:
-    """Removes the artifact ``folder`` if it is there: what it held is needed no more."""
-    shutil.rmtree(folder, ignore_errors=True)

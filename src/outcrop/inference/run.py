@@ -1,13 +1,11 @@
 """Inference, out of core: layer by layer for all nodes, or in sampled mini-batches, written as one file.
 
-:func:`checked_task` refuses what cannot work, :func:`run` computes it.
+:func:`outcrop.inference.task.checked_task` refuses what cannot work, :func:`run` computes it.
 """
 
 from __future__ import annotations
 
 import errno
-import hashlib
-import os
 import resource
 import shutil
 import time
@@ -18,22 +16,18 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 
 from outcrop.config import DeviceConfig, SampleConfig, format_bytes
-from outcrop.errors import ArgumentError, BudgetError, IoError
+from outcrop.errors import BudgetError, IoError
+from outcrop.inference import activations, division, edge_counts, layer_sums
 from outcrop.inference import export as exporting
-from outcrop.inference import layer_sums
 from outcrop.inference import layerwise as inferring
-from outcrop.inference.scored import ScoringRequest
+from outcrop.inference.task import InferTask
 from outcrop.inference.whole import WholeModel
 from outcrop.loading import session as load
 from outcrop.loading.feeders import SampledStructures
-from outcrop.loading.input_ids import checked_ids
 from outcrop.loading.needs import CountedBatches
-from outcrop.nn import checkpoint as checkpoints
-from outcrop.nn.models import Model
 from outcrop.rows import disk_rows
 from outcrop.runtime import memory_tables
 from outcrop.runtime.progress import Progress
@@ -43,15 +37,9 @@ from outcrop.sampling.sampler import BatchSampler, Ids
 from outcrop.store import identity, record
 from outcrop.store import manifest as manifests
 from outcrop.store.arrays import DiskArray
-from outcrop.store.graph import SPLITS, Graph, split_name
 from outcrop.store.lock import only_process_in
 from outcrop.store.minibatch import MiniBatch
 
-OUTPUTS = {
-    "class": ("logits", "classes", "probabilities", "embeddings"),
-    "multilabel": ("logits", "probabilities", "embeddings"),
-    "regression": ("values", "logits", "embeddings"),
-}
 _WHAT = {"layerwise": "compute one part of a layer", "sampled": "score mini-batches"}
 _ADVICE = {
     "layerwise": "--method sampled --batch-size 1 with low --fanouts needs less, and samples the neighbours",
@@ -127,13 +115,13 @@ def run(
         report = InferReport(method, output, task.num_rows, task.out_dim)
         if not task.resumable:
             for left in work.iterdir():
-                inferring.remove(left)
+                activations.remove(left)
         if config is None:
             result = _layerwise(task, work, report, runtime)
         else:
             result = _sampled(task, work, config, report, runtime)
         runtime.progress.start("export", task.num_rows, "rows")
-        rows = inferring.open_rows(result, runtime)
+        rows = activations.open_rows(result, runtime)
         try:
             numbers = task.row_numbers(rows.num_rows)
             parquet = task.out.suffix == ".parquet" and graph.has_names
@@ -152,7 +140,7 @@ def run(
         finally:
             rows.close()
         runtime.progress.finish("export")
-        inferring.remove(work)
+        activations.remove(work)
         held.release()
         report.bytes_read = runtime.io.counters.read_bytes
         report.bytes_written = runtime.io.counters.write_bytes
@@ -161,116 +149,6 @@ def run(
         report.budget = {"memory": limit}
         report.io_backend = runtime.io.backend_name
         return report
-
-
-@dataclass(frozen=True)
-class InferTask:
-    """What is to be computed, checked.
-
-    Attributes:
-        digest: Of the model's weights.
-        nodes, wanted: Those asked for, in this order, and ascending; None: all.
-        depth: Layers to compute.
-        resumable: The weights say what the model computes, so that layers an interrupted call has left are its own.
-    """
-
-    graph: Graph
-    scored: ScoringRequest
-    output: str
-    digest: str
-    out: Path
-    nodes: np.ndarray | None
-    wanted: np.ndarray | None
-    depth: int
-    resumable: bool
-
-    @property
-    def model(self) -> Model | WholeModel:
-        return self.scored.model
-
-    @property
-    def id_bytes(self) -> int:
-        """Memory for the nodes that were asked for."""
-        return 0 if self.nodes is None else 24 * len(self.nodes)
-
-    @property
-    def name_bytes(self) -> int:
-        """What names add to a row of the output, on average."""
-        named = self.out.suffix == ".parquet" and self.graph.has_names
-        return 4 + -(-self.graph.spec("names").data_bytes // max(self.graph.num_nodes, 1)) if named else 0
-
-    @property
-    def stack(self) -> Model:
-        assert isinstance(self.model, Model)
-        return self.model
-
-    @property
-    def num_rows(self) -> int:
-        return self.graph.num_nodes if self.nodes is None else len(self.nodes)
-
-    @property
-    def out_dim(self) -> int:
-        if isinstance(self.model, WholeModel):
-            return self.model.out_dim
-        return layer_sums.widths(self.model.convs[self.depth - 1])[1]
-
-    def targets(self) -> str:
-        return "all" if self.wanted is None else hashlib.sha256(self.wanted.tobytes()).hexdigest()
-
-    def row_numbers(self, rows: int) -> np.ndarray | None:
-        """The row of the result that is each row of the output; None = all in order."""
-        if self.nodes is None or self.wanted is None or np.array_equal(self.nodes, self.wanted):
-            return None
-        return np.searchsorted(self.wanted, self.nodes).astype(np.int64)
-
-
-def checked_task(
-    graph: Graph, scored: ScoringRequest, out: Path, nodes: Any, output: str, *, resumable: bool
-) -> InferTask:
-    """Checks what is asked for, before any work starts.
-
-    Raises:
-        ArgumentError: An unknown output or nodes, or no place for a file.
-        IoError: The folder of ``out`` cannot be written to.
-    """
-    if output not in (known := OUTPUTS[scored.kind]):
-        raise ArgumentError(
-            f"output {output!r} is unknown for labels of kind {scored.kind}; known: {', '.join(known)}"
-        )
-    exporting.check_suffix(out)
-    if out.is_dir() or not out.parent.is_dir():
-        raise ArgumentError(
-            f"{out} cannot be written: " + ("it is a folder" if out.is_dir() else "no such folder")
-        )
-    if not os.access(out.parent, os.W_OK):
-        raise IoError(
-            errno.EACCES, f"{out.parent} is not writable, so {out} cannot be made: choose another place"
-        )
-    model, depth = scored.model, 1
-    if isinstance(model, Model):
-        depth = model.num_layers - (output == "embeddings")
-    elif output == "embeddings":
-        raise ArgumentError("what the last layer of a model of your own reads is not known: ask for logits")
-    if depth == 0:
-        raise ArgumentError("a model of one layer has no hidden layer: ask for logits or classes")
-    ids = _node_ids(graph, nodes)
-    wanted = None if ids is None else np.sort(ids)
-    state = checkpoints.digest(model.state_dict())
-    return InferTask(graph, scored, output, state, out, ids, wanted, depth, resumable)
-
-
-def _node_ids(graph: Graph, nodes: Any) -> np.ndarray | None:
-    """int64 ids; None = all."""
-    if isinstance(nodes, str) and nodes == "all":
-        return None
-    if isinstance(nodes, str) and graph.has(split_name(nodes)) and split_name(nodes) in SPLITS:
-        with Runtime() as runtime:
-            return graph.split(runtime, nodes)
-    if isinstance(nodes, str | Path):
-        from outcrop.importing.sources.node_list import read_ids  # loads pyarrow
-
-        return checked_ids(read_ids(Path(nodes), graph), graph, str(nodes))
-    return checked_ids(nodes, graph, "the given node ids")
 
 
 def _work_folder(out: Path) -> Path:
@@ -309,19 +187,19 @@ def _layerwise(task: InferTask, work: Path, report: InferReport, runtime: Runtim
     )
     _check_space(task.out, peak, work)
     there = manifests.is_current(
-        counts, inferring.COUNTS_FORMAT, inferring.COUNTS_VERSION, *inferring.expected_counts(graph)
+        counts, edge_counts.COUNTS_FORMAT, edge_counts.COUNTS_VERSION, *edge_counts.expected_counts(graph)
     )
     if needs_counts and not there and done < depth:
-        inferring.count_edges(graph, counts, runtime)
+        edge_counts.count_edges(graph, counts, runtime)
     report.resumed_layers = done
     runtime.progress.start("infer", sum(row_counts), "nodes")
     runtime.progress.advance("infer", sum(row_counts[:done]))
     for index in range(done, depth):
         _run_layer(
-            task, work, index, inferring.open_counts(counts) if needs_counts else None, report, runtime
+            task, work, index, edge_counts.open_counts(counts) if needs_counts else None, report, runtime
         )
         if index:
-            inferring.remove(work / f"layer-{index - 1}")
+            activations.remove(work / f"layer-{index - 1}")
     runtime.progress.finish("infer")
     return work / f"layer-{depth - 1}"
 
@@ -364,20 +242,20 @@ def _divisions(task: InferTask, runtime: Runtime) -> Iterator[bool]:
         row_bytes = spec.stride_bytes if index == 0 else 4 * layer_sums.widths(task.stack.convs[index])[0]
         widen = index == 0 and spec.dtype != "float32"
         count = task.num_rows if index == task.depth - 1 else task.graph.num_nodes
-        conv, memory = task.stack.convs[index], inferring.memory_of(runtime)
-        yield inferring.divide(task.graph, conv, row_bytes, widen, count, memory).whole
+        conv, memory = task.stack.convs[index], division.memory_of(runtime)
+        yield division.divide(task.graph, conv, row_bytes, widen, count, memory).whole
 
 
 def _expected(task: InferTask, index: int) -> tuple[dict, dict[str, str]]:
     last = index == task.depth - 1
-    return inferring.expected(task.graph, task.digest, f"layer {index}", task.targets() if last else "all")
+    return activations.expected(task.graph, task.digest, f"layer {index}", task.targets() if last else "all")
 
 
 def _finished(task: InferTask, work: Path) -> int:
     """Layers that are there already."""
     for index in reversed(range(task.depth)):
         folder = work / f"layer-{index}"
-        if manifests.is_current(folder, inferring.FORMAT, inferring.VERSION, *_expected(task, index)):
+        if manifests.is_current(folder, activations.FORMAT, activations.VERSION, *_expected(task, index)):
             return index + 1
     return 0
 
@@ -386,7 +264,7 @@ def _run_layer(
     task: InferTask,
     work: Path,
     index: int,
-    counts: inferring.Counts | None,
+    counts: edge_counts.Counts | None,
     report: InferReport,
     runtime: Runtime,
 ) -> None:
@@ -394,7 +272,7 @@ def _run_layer(
     source: DiskArray = (
         task.graph.array(runtime, "features")
         if index == 0
-        else inferring.open_rows(work / f"layer-{index - 1}", runtime)
+        else activations.open_rows(work / f"layer-{index - 1}", runtime)
     )
     wanted = task.wanted if index == task.depth - 1 else None
     try:
@@ -425,33 +303,6 @@ def _check_space(out: Path, needed: int, work: Path) -> None:
         )
 
 
-def sampling_of(task: InferTask, batch_size: int, seed: int) -> SampleConfig | None:
-    """How the mini-batches of method ``sampled`` are drawn; None where layers are computed one by one."""
-    if task.scored.method != "sampled":
-        return None
-    return SampleConfig(
-        fanouts=_fanouts(task, task.scored.fanouts),
-        batch_size=batch_size,
-        seed=seed,
-        degrees=task.model.uses_degrees,
-        splits=("infer",),
-    )
-
-
-def _fanouts(task: InferTask, fanouts: tuple[int, ...] | None) -> tuple[int, ...]:
-    """Of the layers that are computed."""
-    if fanouts is None:
-        raise ArgumentError("the checkpoint does not say with which fanouts it was trained: give fanouts")
-    if isinstance(task.model, WholeModel):
-        return fanouts
-    layers = task.model.num_layers
-    if len(fanouts) != layers:
-        raise ArgumentError(
-            f"{len(fanouts)} fanouts given for a model of {layers} layers: give one per layer"
-        )
-    return fanouts[: task.depth]
-
-
 def _compute(task: InferTask) -> Callable[[MiniBatch], torch.Tensor]:
     if isinstance(task.model, WholeModel):
         return task.model.scores
@@ -468,10 +319,10 @@ def _sampled(
         + exporting.output_bytes(task.num_rows, task.out_dim, report.output, task.name_bytes),
         work,
     )
-    wanted, inputs = inferring.expected(
+    wanted, inputs = activations.expected(
         graph, task.digest, {"sampled": identity.sampling_fields(config)}, task.targets()
     )
-    if manifests.is_current(folder, inferring.FORMAT, inferring.VERSION, wanted, inputs):
+    if manifests.is_current(folder, activations.FORMAT, activations.VERSION, wanted, inputs):
         return folder
     with manifests.naming_files(work):
         work.mkdir(exist_ok=True)
@@ -481,7 +332,7 @@ def _sampled(
         task.model.scoring() if isinstance(task.model, WholeModel) else nullcontext(),
     ):
         blocks = inferring.scores_of(_compute(task), session.batches("infer", 0))
-        inferring.write_rows(graph, blocks, task.out_dim, folder, wanted, inputs, runtime)
+        activations.write_rows(graph, blocks, task.out_dim, folder, wanted, inputs, runtime)
     runtime.progress.finish("infer")
     return folder
 

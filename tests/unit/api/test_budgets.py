@@ -17,7 +17,7 @@ from outcrop.api.prepare import prepare_with_report as prepare
 from outcrop.api.run import Run
 from outcrop.api.train import train
 from outcrop.errors import BudgetError
-from outcrop.inference.layerwise import default_memory
+from outcrop.inference.division import default_memory
 from outcrop.pyg import NeighborLoader
 from outcrop.runtime.progress import SilentProgress
 from outcrop.runtime.runtime import Runtime

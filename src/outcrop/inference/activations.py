@@ -1,0 +1,62 @@
+"""The artifact of a layer's output, or of scores: one row for each node, written, opened and removed."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from outcrop.runtime.runtime import Runtime
+from outcrop.store import manifest as manifests
+from outcrop.store.arrays import ArrayWriter, DiskArray
+from outcrop.store.graph import Graph
+from outcrop.store.manifest import Manifest
+
+FORMAT, VERSION = "outcrop.activations", 1
+ROWS = "rows"
+
+
+def expected(
+    graph: Graph, model_digest: str, what: str | dict[str, Any], targets: str
+) -> tuple[dict, dict[str, str]]:
+    """Config and input digests of the output of ``what`` ("layer 0", a sampling) for ``targets``: all, or a digest."""
+    return {"what": what, "targets": targets}, {"graph": graph.digest(), "model": model_digest}
+
+
+def write_rows(
+    graph: Graph,
+    blocks: Iterable[np.ndarray],
+    width: int,
+    out: Path,
+    config: dict[str, Any],
+    inputs: dict[str, str],
+    runtime: Runtime,
+) -> Manifest:
+    """Writes ``blocks``, float32 [n, width] each, as one artifact.
+
+    Raises:
+        FormatError: ``graph``, of which they are made, was replaced meanwhile.
+    """
+    with manifests.publishing(out) as folder, torch.no_grad():
+        writer = ArrayWriter(runtime, folder, ROWS, "float32", (width,))
+        for block in blocks:
+            writer.append(block)
+            runtime.progress.advance("infer", len(block))
+        manifest = Manifest(FORMAT, VERSION, {ROWS: writer.finish()}, {}, config, inputs)
+        graph.require_unchanged()
+        manifests.write(folder, manifest)
+    return manifest
+
+
+def open_rows(folder: Path, runtime: Runtime) -> DiskArray:
+    """The array that :func:`write_rows` wrote to ``folder``."""
+    return DiskArray(runtime, folder, manifests.read(folder, FORMAT, VERSION).arrays[ROWS])
+
+
+def remove(folder: Path) -> None:
+    """Removes the artifact ``folder`` if it is there: what it held is needed no more."""
+    shutil.rmtree(folder, ignore_errors=True)
