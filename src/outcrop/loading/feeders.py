@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Generic, Protocol, TypeVar
 
 import numpy as np
 
@@ -26,18 +26,39 @@ from outcrop.store.levels import Level, LevelCounts
 from outcrop.store.packed import PackedRecords
 from outcrop.store.samples import SampleSet
 
+P = TypeVar("P")  # a position in a schedule
+P_co = TypeVar("P_co", covariant=True)
+
 
 @dataclass
 class BatchInFlight:
-    """A batch on its way through the stages."""
+    """A batch on its way through the stages.
+
+    Attributes:
+        graph: Its structure; None until that is read.
+        lease: The right to the buffer that its rows are read into.
+        number: Its number in the run; -1 where it is not read from a record.
+        reads: What was begun for it; None where nothing was, or what was is done.
+        position: Where it stands in the schedule of a :class:`outcrop.rows.ScheduledRows`.
+        table: Which of its rows caches have; None where no cache has any, or a GPU has looked them up.
+        levels: How many of its rows came from each level.
+        needed: Bytes of its rows that had to come from disk.
+    """
 
     graph: BatchGraph | None
     lease: Lease[HostBuffer]
     number: int = -1
-    job: Any = None
+    reads: PendingReads | None = None
+    position: Any = None
     table: AddressTable | None = None
     levels: LevelCounts = field(default_factory=dict)
     needed: int = 0
+
+    def wait(self) -> None:
+        """Waits for what was begun; raises what reading failed with."""
+        reads, self.reads = self.reads, None
+        if reads is not None:
+            reads.wait()
 
 
 class Feeder(Protocol):
@@ -65,9 +86,11 @@ class BatchStructures(Protocol):
     ) -> Iterator[BatchGraph]: ...
 
 
-class ScheduledStructures(BatchStructures, Protocol):
-    def scheduled(self, split: str, epoch: int) -> Iterator[tuple[Any, BatchGraph]]:
-        """Yields each with what the row source is told before (``advance_to``)."""
+class ScheduledStructures(BatchStructures, Protocol[P_co]):
+    """Batch structures whose place in a schedule is known."""
+
+    def scheduled(self, split: str, epoch: int) -> Iterator[tuple[P_co, BatchGraph]]:
+        """Yields each with what the row source is told before (:meth:`outcrop.rows.ScheduledRows.advance_to`)."""
         ...
 
 
@@ -152,16 +175,16 @@ class RowFeeder(_InPlace):
         self._rows.close()
 
 
-class ScheduledFeeder(RowFeeder):
+class ScheduledFeeder(RowFeeder, Generic[P]):
     """Modes whose row source must know which batch comes: belady and partition."""
 
-    def __init__(self, structures: ScheduledStructures, rows: RowSource):
+    def __init__(self, structures: ScheduledStructures[P], rows: ScheduledRows[P]):
         super().__init__(structures, rows)
-        self._scheduled = structures
+        self._scheduled, self._scheduled_rows = structures, rows
 
     def source(
         self, split: str, epoch: int, numbers: Sequence[int] | None = None
-    ) -> Iterable[tuple[Any, BatchGraph]]:
+    ) -> Iterable[tuple[P, BatchGraph]]:
         if numbers is not None:
             raise ArgumentError(
                 "modes belady and partition go over whole epochs: ranks, and going on within one, need another mode"
@@ -169,14 +192,13 @@ class ScheduledFeeder(RowFeeder):
         return self._scheduled.scheduled(split, epoch)
 
     def submit(self, what: Any, lease: Lease[HostBuffer]) -> BatchInFlight:
-        place, graph = what
+        position, graph = what
         batch = super().submit(graph, lease)
-        batch.job = place
+        batch.position = position
         return batch
 
     def read(self, batch: BatchInFlight) -> BatchInFlight:
-        assert isinstance(self._rows, ScheduledRows)
-        self._rows.advance_to(batch.job)
+        self._scheduled_rows.advance_to(batch.position)
         return super().read(batch)
 
 
@@ -266,16 +288,14 @@ class OnlineFeeder(_InPlace):
         return self._sampler.seeds(split, epoch, numbers)
 
     def submit(self, what: Any, lease: Lease[HostBuffer]) -> BatchInFlight:
-        batch = BatchInFlight(
-            None, lease, job=_RowReads(self.rows, lease.buffer, self._defer_cached, self._grow)
-        )
-        batch.graph = self._sampler.sample(what, batch.job.add, batch.job.add_located)
-        batch.levels, batch.table = batch.job.levels, batch.job.table() if self._defer_cached else None
-        batch.needed = batch.levels.get(Level.DISK, 0) * self.row_bytes
-        return batch
+        reads = _RowReads(self.rows, lease.buffer, self._defer_cached, self._grow)
+        graph = self._sampler.sample(what, reads.add, reads.add_located)
+        table = reads.table() if self._defer_cached else None
+        needed = reads.levels.get(Level.DISK, 0) * self.row_bytes
+        return BatchInFlight(graph, lease, reads=reads, table=table, levels=reads.levels, needed=needed)
 
     def read(self, batch: BatchInFlight) -> BatchInFlight:
-        batch.job.wait()
+        batch.wait()
         return batch
 
     def make_room(self, buffer: HostBuffer, num_nodes: int) -> None:
@@ -375,14 +395,14 @@ class PackedFeeder:
     def submit(self, what: Any, lease: Lease[HostBuffer]) -> BatchInFlight:
         if isinstance(what, BatchGraph):
             return self._fallback.submit(what, lease)
-        return BatchInFlight(None, lease, what, self._packed.submit(what, lease.buffer.meta, lease.buffer.x))
+        reads = self._packed.submit(what, lease.buffer.meta, lease.buffer.x)
+        return BatchInFlight(None, lease, what, reads)
 
     def read(self, batch: BatchInFlight) -> BatchInFlight:
         if batch.graph is not None:
             return self._fallback.read(batch)
-        batch.graph, batch.table = self._packed.finish(
-            batch.number, batch.job, batch.lease.buffer.meta, batch.lease.buffer.x
-        )
+        batch.wait()
+        batch.graph, batch.table = self._packed.decode(batch.number, batch.lease.buffer.meta)
         batch.needed = self._packed.needed_bytes(batch.number)
         return batch
 

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from importlib import import_module
 from itertools import count
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
@@ -34,7 +34,7 @@ from outcrop.loading.feeders import (
     ScheduledFeeder,
     ScheduledStructures,
 )
-from outcrop.rows import HotRows, RowSource, RowStream, StaticCache
+from outcrop.rows import HotRows, RowSource, RowStream, ScheduledRows, StaticCache
 from outcrop.runtime.pipeline import Pipeline, SerialPipeline, Stage
 from outcrop.runtime.runtime import Runtime
 from outcrop.store import record
@@ -51,6 +51,8 @@ if TYPE_CHECKING:
     from outcrop.device.budget import DeviceBudget
     from outcrop.loading.transfer import Arrays, BatchInTransfer, Transfer
     from outcrop.store.minibatch import MiniBatch
+
+P = TypeVar("P")  # a position in a schedule
 
 
 def __getattr__(name: str) -> Any:
@@ -393,8 +395,8 @@ def row_session(
 
 def scheduled_session(
     graph: Graph,
-    structures: ScheduledStructures,
-    rows: RowSource,
+    structures: ScheduledStructures[P],
+    rows: ScheduledRows[P],
     pool: BufferPool[HostBuffer],
     runtime: Runtime,
     device: DeviceConfig,

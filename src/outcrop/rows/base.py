@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import Any, Protocol, runtime_checkable
+from typing import Generic, TypeVar
 
 import numpy as np
 
@@ -11,6 +11,8 @@ import outcrop._core as _core
 from outcrop.errors import ArgumentError
 from outcrop.runtime.runtime import Runtime
 from outcrop.store.levels import Level, LevelCounts
+
+P = TypeVar("P")  # a position in a schedule
 
 
 class RowSource(ABC):
@@ -45,13 +47,12 @@ class RowSource(ABC):
             raise ArgumentError(f"row {bad} was asked for, there are {self.num_rows}")
 
 
-@runtime_checkable
-class ScheduledRows(Protocol):
+class ScheduledRows(RowSource, Generic[P]):
     """A RowSource that must know which batch it serves: ``advance_to`` comes before each batch's ``read_rows``."""
 
-    def advance_to(self, position: Any, /) -> None:
+    @abstractmethod
+    def advance_to(self, position: P) -> None:
         """Says where in its schedule the batch stands whose rows are read next."""
-        ...
 
 
 def read_over(

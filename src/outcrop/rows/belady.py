@@ -22,7 +22,7 @@ import numpy as np
 
 import outcrop._core as _core
 from outcrop.errors import ArgumentError
-from outcrop.rows.base import RowSource
+from outcrop.rows.base import RowSource, ScheduledRows
 from outcrop.rows.cached import CacheReader
 from outcrop.runtime import memory_tables
 from outcrop.runtime.runtime import Runtime
@@ -118,7 +118,7 @@ class NextUses:
 
 
 @final
-class BeladyRows(RowSource):
+class BeladyRows(ScheduledRows[int]):
     """The rows that are needed soonest, over another source.
 
     ``advance_to(batch)`` says which recorded batch comes next.
@@ -135,8 +135,8 @@ class BeladyRows(RowSource):
         self._uses = uses
         self._now, self._place = -1, None
 
-    def advance_to(self, batch: int) -> None:
-        self._place = self._uses.place_of(batch, self._now)
+    def advance_to(self, position: int) -> None:
+        self._place = self._uses.place_of(position, self._now)
 
     def read_rows(self, ids: np.ndarray, out: np.ndarray) -> LevelCounts:
         self._check(ids, out)

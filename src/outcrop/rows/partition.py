@@ -13,7 +13,7 @@ from typing import final
 import numpy as np
 
 from outcrop.errors import ArgumentError
-from outcrop.rows.base import RowSource, read_over
+from outcrop.rows.base import RowSource, ScheduledRows, read_over
 from outcrop.runtime.runtime import Runtime
 from outcrop.store.arrays import DiskArray
 from outcrop.store.levels import LevelCounts
@@ -82,7 +82,7 @@ class NodePartitions:
 
 
 @final
-class PartitionRows(RowSource):
+class PartitionRows(ScheduledRows[Visit | None]):
     """Rows of the resident partitions, in memory under the tag ``partition-rows``; all others come from ``below``.
 
     ``advance_to(visit)`` reads the partitions of the visit that are not there, each sequentially, in the place of
@@ -98,15 +98,15 @@ class PartitionRows(RowSource):
         )
         self._slot_of = np.full(partitions.parts, -1, np.int64)
 
-    def advance_to(self, visit: Visit | None) -> None:
+    def advance_to(self, position: Visit | None) -> None:
         """None leaves everything as it is."""
-        if visit is None:
+        if position is None:
             return
-        wanted = set(visit.resident)
+        wanted = set(position.resident)
         gone = [p for p in np.flatnonzero(self._slot_of >= 0).tolist() if p not in wanted]
         self._slot_of[gone] = -1
         free = sorted(set(range(self._parts.resident)) - set(self._slot_of.tolist()))
-        for part in visit.resident:
+        for part in position.resident:
             if self._slot_of[part] < 0:
                 slot = free.pop(0)
                 self._read(part, slot)

@@ -99,7 +99,7 @@ class PackedRecords:
         return int(self.placement.offsets[p + 1] - self.placement.offsets[p])
 
     def submit(self, batch: int, meta: np.ndarray, x: np.ndarray) -> _RecordReads:
-        """Starts reading: the meta part into ``meta``, the packed rows to where :meth:`finish` expands them in ``x``.
+        """Starts reading: the meta part into ``meta``, the packed rows into ``x``, where :meth:`expand` looks for them.
 
         Both are uint8 on page boundaries; ``x`` has room for the batch's rows, rounded up to a page, and a page more.
         """
@@ -122,15 +122,12 @@ class PackedRecords:
         o, n, p = arrays
         return self._runtime.io.submit_reads(self._file.file, o, n, out, p)
 
-    def finish(
-        self, batch: int, job: _RecordReads, meta: np.ndarray, x: np.ndarray
-    ) -> tuple[BatchGraph, AddressTable]:
-        """Waits for :meth:`submit`'s job and decodes the meta part. The packed rows lie at the end of ``x``.
+    def decode(self, batch: int, meta: np.ndarray) -> tuple[BatchGraph, AddressTable]:
+        """Decodes the meta part, once what :meth:`submit` began is done.
 
         Raises:
             ChecksumError, FormatError: The record was damaged.
         """
-        job.wait()
         p = self._number[batch]
         graph, table = self._samples.decode(
             meta[: self.placement.meta_span_bytes(p, self._samples)], self._where(batch), self._cache_rows
