@@ -256,10 +256,10 @@ def single_changes(now: Offer, others: Sequence[tuple[str, float, Hardware, Work
     Args:
         others: What is changed, what it costs more, and the machine and the work as they are then.
     """
-    found = []
+    changes = []
     for what, price, hardware, work in others:
         then = Offer(hardware, now.cost + price, predict(hardware, work))
         more = 3600 / then.prediction.epoch_s - 3600 / now.prediction.epoch_s
         if price > 0 or more > 0:
-            found.append(Change(what, price, then, 1000 * more / max(price, 1e-9)))
-    return sorted(found, key=lambda change: -change.gain)
+            changes.append(Change(what, price, then, 1000 * more / max(price, 1e-9)))
+    return sorted(changes, key=lambda change: -change.gain)

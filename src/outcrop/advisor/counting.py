@@ -132,25 +132,27 @@ def count(task: Task, profile: Profile | None = None, *, compute_s: float | None
     with _planned(task) as (folder, predicted), Runtime() as runtime:
         graph, samples = task.graph, open_samples(runtime, folder / "sample")
         group = samples.group("train")
-        at = np.array(group.batches(0))
+        batches = np.array(group.batches(0))
         network = shapes.network_of(graph, task.model, task.hidden)
         if compute_s is None and profile is not None:
             compute_s = compute_seconds(task, samples, runtime)
         compute = compute_s or 0.0
         row_bytes = graph.spec("features").stride_bytes
-        rows, seeds = int(samples.num_nodes[at].sum()), int(samples.nodes_per_hop[at, 0].sum())
+        rows, seeds = int(samples.num_nodes[batches].sum()), int(samples.nodes_per_hop[batches, 0].sum())
         works = {
-            Packed.name: _packed_work(samples, at, predicted, folder, row_bytes, seeds, compute, runtime),
+            Packed.name: _packed_work(
+                samples, batches, predicted, folder, row_bytes, seeds, compute, runtime
+            ),
         }
         assumptions: list[str] = list(_ASSUMED)
         try:
             works[Online.name] = _online_work(
-                task, samples, at, row_bytes, seeds, compute, profile, assumptions
+                task, samples, batches, row_bytes, seeds, compute, profile, assumptions
             )
         except BudgetError as error:
             assumptions.append(f"online does not fit: {error}")
-        hops = samples.nodes_per_hop[at].mean(axis=0)
-        shape = shapes.Shape(tuple(map(float, hops)), _edges_of(samples, at))
+        hops = samples.nodes_per_hop[batches].mean(axis=0)
+        shape = shapes.Shape(tuple(map(float, hops)), _edges_of(samples, batches))
         return EpochCount(
             works, shape, network, rows * row_bytes, int(predicted["disk_bytes"]), compute, tuple(assumptions)
         )
@@ -206,7 +208,7 @@ def compute_seconds(task: Task, samples: SampleSet, runtime: Runtime) -> float:
 
 def _packed_work(
     samples: SampleSet,
-    at: np.ndarray,
+    batches: np.ndarray,
     predicted: dict[str, Any],
     folder: Path,
     row_bytes: int,
@@ -217,14 +219,14 @@ def _packed_work(
     epoch = predicted["epochs"]["train"][0]
     levels = epoch["rows_by_level"]
     placement = open_placement(runtime, folder / "plan")
-    number = np.searchsorted(placement.packed_batches, at)
+    number = np.searchsorted(placement.packed_batches, batches)
     records = np.diff(placement.offsets)[number]
     pages = int(placement.disk_pages[number].sum())
     large = (int(records.sum()), int((-(-records // _LARGE_READ)).sum()))
-    total = int(samples.num_nodes[at].sum())
+    total = int(samples.num_nodes[batches].sum())
     return Workload(
         Packed.name,
-        len(at),
+        len(batches),
         seeds,
         reads=(large, (pages * PAGE_BYTES, pages)) if pages else (large,),
         compute_s=compute_s,
@@ -243,7 +245,7 @@ def _packed_work(
 def _online_work(
     task: Task,
     samples: SampleSet,
-    at: np.ndarray,
+    batches: np.ndarray,
     row_bytes: int,
     seeds: int,
     compute_s: float,
@@ -266,18 +268,20 @@ def _online_work(
         drawn_s, topology = _drawing(task, config)
         if topology:
             assumptions.append(
-                f"online reads about {format_bytes(topology * len(at))} of topology an epoch besides, by pages: "
+                f"online reads about {format_bytes(topology * len(batches))} of topology an epoch besides, by pages: "
                 "measured on a few batches, not counted"
             )
-    total = int(samples.num_nodes[at].sum())
+    total = int(samples.num_nodes[batches].sum())
     return Workload(
         Online.name,
-        len(at),
+        len(batches),
         seeds,
         reads=((read, requests),),
         compute_s=compute_s,
         memory_bytes=max(total * row_bytes - read, 0),
-        loading=LoadingWork(requests=requests, gathered_bytes=total * row_bytes, other_s=drawn_s * len(at)),
+        loading=LoadingWork(
+            requests=requests, gathered_bytes=total * row_bytes, other_s=drawn_s * len(batches)
+        ),
         buffers=buffers,
     )
 

@@ -102,13 +102,13 @@ def for_run(graph: Graph, sampling: SampleConfig, limits: PlanConfig, run: Path)
     A run in ``run`` that was begun with the same options keeps its number.
     """
     limit = disk_limit(run, limits.disk_space)
-    if there := epochs_there(graph, sampling, limits, run):
+    if prepared := epochs_there(graph, sampling, limits, run):
         why = (
             ""
-            if there >= DEFAULT
-            else f"{run} was begun with {_count(there)} and keeps to it: --epochs names another"
+            if prepared >= DEFAULT
+            else f"{run} was begun with {_count(prepared)} and keeps to it: --epochs names another"
         )
-        return EpochChoice(there, there, limit, why)
+        return EpochChoice(prepared, prepared, limit, why)
     fits, size = _fitting(graph, sampling, limits, DEFAULT, limit)
     if size is None or fits >= DEFAULT:
         return EpochChoice(DEFAULT, DEFAULT, limit, "")

@@ -137,7 +137,7 @@ def read_machine(name: str | Path) -> Hardware:
     if disk is None:
         problems.append("[disk] is missing")
     host = top.table("host")
-    found: dict[str, Any] = {
+    fields: dict[str, Any] = {
         "name": top.take("name", _text, path.stem),
         "memory_bytes": top.take("memory", _size, 0, needed=True),
         "cores": top.take("cores", _count, 1),
@@ -146,19 +146,19 @@ def read_machine(name: str | Path) -> Hardware:
         "disk_limit_bytes_per_s": top.take("disk_limit_bytes_per_s", _positive, math.inf),
     }
     if disk is not None:
-        found["disks"] = disk.take("count", _count, 1)
-        found["most_disks"] = disk.take("most", _count, max(found["disks"], 16))
+        fields["disks"] = disk.take("count", _count, 1)
+        fields["most_disks"] = disk.take("most", _count, max(fields["disks"], 16))
         parts = (
             disk.take("name", _text, "disk"),
             disk.take("reads", _reads, ((4096, 1.0),), needed=True),
             disk.take("latency_s", _at_least_zero, 0.0),
         )
-        found["disk"] = Disk(*parts)
+        fields["disk"] = Disk(*parts)
         disk.end()
-        if found["disks"] > found["most_disks"]:
-            problems.append(f"[disk] count {found['disks']} is above most {found['most_disks']}")
+        if fields["disks"] > fields["most_disks"]:
+            problems.append(f"[disk] count {fields['disks']} is above most {fields['most_disks']}")
     if gpu is not None:
-        found["gpu"] = Gpu(
+        fields["gpu"] = Gpu(
             gpu.take("name", _text, "gpu"),
             gpu.take("flops_per_s", _positive, 1.0, needed=True),
             gpu.take("bytes_per_s", _positive, 1.0, needed=True),
@@ -166,13 +166,13 @@ def read_machine(name: str | Path) -> Hardware:
         )
         gpu.end()
     if host is not None:
-        found["host"] = HostCosts(
+        fields["host"] = HostCosts(
             **{key: host.take(key, _at_least_zero, 0.0) for key in HostCosts.__dataclass_fields__}
         )
         host.end()
     top.end()
     _refuse(path, problems)
-    return Hardware(**found)
+    return Hardware(**fields)
 
 
 def read_prices(name: str | Path) -> Prices:

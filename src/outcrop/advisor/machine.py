@@ -100,20 +100,20 @@ def _profile_disk(runtime: Runtime, path: Path, seconds: float) -> dict[str, Any
     file = runtime.io.open(str(path), _core.OpenMode.read)
     probe = ReadProbe(runtime, file, _PROFILE_FILE_BYTES)
     try:
-        found = {}
+        rates = {}
         for size, per_job in _PROFILE_SIZES.items():
             whole = size == SEQUENTIAL_BYTES
-            found[size] = probe.measure(size, per_job, seconds * (2 if whole else 1), shuffle=not whole)
+            rates[size] = probe.measure(size, per_job, seconds * (2 if whole else 1), shuffle=not whole)
         latency, job_s = _latency(runtime, file)
     finally:
         runtime.io.close(file)
     return {
-        "reads": tuple((size, found[size][0]) for size in sorted(found)),
+        "reads": tuple((size, rates[size][0]) for size in sorted(rates)),
         "latency_s": latency,
         "job_s": job_s,
         "write_bytes_per_s": _PROFILE_FILE_BYTES / written,
-        "read_byte_s": found[SEQUENTIAL_BYTES][1] / SEQUENTIAL_BYTES,
-        "request_s": found[RANDOM_BYTES][1],
+        "read_byte_s": rates[SEQUENTIAL_BYTES][1] / SEQUENTIAL_BYTES,
+        "request_s": rates[RANDOM_BYTES][1],
     }
 
 
@@ -199,7 +199,7 @@ def _profile_computing(runtime: Runtime, seconds: float) -> dict[str, Any]:
     from outcrop.advisor import steps
 
     batch = steps.synthetic_batch()
-    found: dict[str, Any] = {
+    fields: dict[str, Any] = {
         "steps": {
             model: steps.step_seconds([batch], shapes.reference_network(model), seconds=seconds / 2)[0]
             for model in MODELS
@@ -209,7 +209,7 @@ def _profile_computing(runtime: Runtime, seconds: float) -> dict[str, Any]:
         ),
     }
     if gpu_names():
-        found |= {
+        fields |= {
             "gpu_steps": {
                 model: steps.step_seconds(
                     [batch], shapes.reference_network(model), seconds=seconds / 4, device="cuda"
@@ -219,7 +219,7 @@ def _profile_computing(runtime: Runtime, seconds: float) -> dict[str, Any]:
             "bus_bytes_per_s": steps.bus_rate(),
             "gpu_memory_bytes": steps.gpu_memory(),
         }
-    return found
+    return fields
 
 
 def measure_disk(folder: Path, *, size_bytes: int = 1 << 30, seconds: float = 2.0) -> dict[str, Any]:

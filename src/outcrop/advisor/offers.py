@@ -71,22 +71,22 @@ def _price_of(hardware: Hardware, prices: Prices) -> float | None:
     return cost.tco(hardware, prices)
 
 
-def _row(found: cost.Prediction, price: float | None) -> dict[str, Any]:
+def _row(prediction: cost.Prediction, price: float | None) -> dict[str, Any]:
     """One machine in one mode, as people read it."""
     return {
-        "hardware": found.hardware,
-        "mode": found.name,
-        "epoch_seconds": found.epoch_s,
-        "bytes_read": int(found.bytes_read),
-        "exact": found.exact,
-        "bound": found.bound,
-        "disk_seconds": found.disk_s,
-        "bus_seconds": found.bus_s,
-        "host_seconds": found.host_s,
-        "compute_seconds": found.compute_s,
-        "batch_seconds": found.batch_s,
+        "hardware": prediction.hardware,
+        "mode": prediction.name,
+        "epoch_seconds": prediction.epoch_s,
+        "bytes_read": int(prediction.bytes_read),
+        "exact": prediction.exact,
+        "bound": prediction.bound,
+        "disk_seconds": prediction.disk_s,
+        "bus_seconds": prediction.bus_s,
+        "host_seconds": prediction.host_s,
+        "compute_seconds": prediction.compute_s,
+        "batch_seconds": prediction.batch_s,
         "cost": price,
-        "samples_per_s_and_unit": None if price is None else cost.tpc(found, price),
+        "samples_per_s_and_unit": None if price is None else cost.tpc(prediction, price),
     }
 
 
@@ -151,14 +151,14 @@ def _changes(
     """One component of ``hardware`` changed: a disk more, twice the memory budget, another priced GPU."""
     task, counted, here = asked.task, asked.counted, asked.here
     work = on_machine(counted, counted.works[mode], hardware, here)
-    found: list[tuple[str, float, Hardware, Workload]] = []
+    changes: list[tuple[str, float, Hardware, Workload]] = []
     if hardware.disks < hardware.most_disks:
         one = prices.of("disk", hardware.disk.name)
-        found.append(("one disk more", one, replace(hardware, disks=hardware.disks + 1), work))
+        changes.append(("one disk more", one, replace(hardware, disks=hardware.disks + 1), work))
     if bigger is not None and task.memory is not None:
         then = on_machine(bigger, bigger.works[mode], hardware, here)
         price = prices.memory_gib * task.memory / 2**30
-        found.append((f"{format_bytes(task.memory)} more memory", price, hardware, then))
+        changes.append((f"{format_bytes(task.memory)} more memory", price, hardware, then))
     old = prices.of("gpu", hardware.gpu.name) if hardware.gpu else 0.0
     for other in asked.machines:
         if other.gpu is None or other.gpu.name == (hardware.gpu.name if hardware.gpu else ""):
@@ -166,5 +166,5 @@ def _changes(
         bus = hardware.bus_bytes_per_s if hardware.gpu else other.bus_bytes_per_s
         changed = replace(hardware, gpu=other.gpu, bus_bytes_per_s=bus)
         there = on_machine(counted, counted.works[mode], changed, here)
-        found.append((f"GPU {other.gpu.name}", prices.of("gpu", other.gpu.name) - old, changed, there))
-    return found
+        changes.append((f"GPU {other.gpu.name}", prices.of("gpu", other.gpu.name) - old, changed, there))
+    return changes

@@ -87,15 +87,15 @@ def _compare(
     name: str, work: Callable[[Path], None], graphs: dict[str, Path], rounds: int, log: Log
 ) -> dict[str, Any]:
     """Times ``work`` on both graphs; one round before the first warms up and is not counted."""
-    found: dict[str, list[tuple[float, float]]] = {kind: [] for kind in graphs}
+    measured: dict[str, list[tuple[float, float]]] = {kind: [] for kind in graphs}
     for turn in range(rounds + 1):
         log(f"{name}: round {turn}/{rounds}")
         for kind in sorted(graphs, reverse=turn % 2 == 1):
             clock, cpu = time.perf_counter(), time.process_time()
             work(graphs[kind])
             if turn:
-                found[kind].append((time.process_time() - cpu, time.perf_counter() - clock))
-    ratios = [a[0] / b[0] for a, b in zip(found[_CHECKED], found[_UNCHECKED], strict=True)]
+                measured[kind].append((time.process_time() - cpu, time.perf_counter() - clock))
+    ratios = [a[0] / b[0] for a, b in zip(measured[_CHECKED], measured[_UNCHECKED], strict=True)]
     return {
         **{
             kind: {
@@ -103,7 +103,7 @@ def _compare(
                 "seconds": median(clock for _, clock in times),
                 "all_cpu_seconds": [cpu for cpu, _ in times],
             }
-            for kind, times in found.items()
+            for kind, times in measured.items()
         },
         "cost": median(ratios) - 1,
     }

@@ -165,14 +165,14 @@ def _round(task: Task, counted: EpochCount, case: Case, setting: Setting, profil
     seconds, read = _measure(task, case, setting, rate)
     after, compute_after = _refreshed(profile, task, case), _compute(task)
     limit = rate or math.inf
-    found = [
+    predictions = [
         cost.predict(replace(hardware, disk_limit_bytes_per_s=limit), replace(work, compute_s=computing))
         for hardware, computing in ((before, compute), (after, compute_after))
     ]
     return {
-        "predicted_seconds": (found[0].epoch_s + found[1].epoch_s) / 2,
-        "predicted_bytes": int(found[0].bytes_read),
-        "bound": found[0].bound,
+        "predicted_seconds": (predictions[0].epoch_s + predictions[1].epoch_s) / 2,
+        "predicted_bytes": int(predictions[0].bytes_read),
+        "bound": predictions[0].bound,
         "parts": [
             {
                 "disk_seconds": one.disk_s * one.batches,
@@ -180,7 +180,7 @@ def _round(task: Task, counted: EpochCount, case: Case, setting: Setting, profil
                 "compute_seconds": one.compute_s * one.batches,
                 "epoch_seconds": one.epoch_s,
             }
-            for one in found
+            for one in predictions
         ],
         "rate_bytes_per_s": rate or None,
         "seconds": seconds,
@@ -225,16 +225,16 @@ def _measure(task: Task, case: Case, setting: Setting, rate: int) -> tuple[float
     return median(record.seconds for record in warm), warm[-1].counters["bytes_read"]
 
 
-def _summary(found: list[dict[str, Any]]) -> dict[str, Any]:
+def _summary(rounds: list[dict[str, Any]]) -> dict[str, Any]:
     """The medians over the rounds; the error is that of a round, so that slow minutes count on both sides."""
-    middle = {key: median(one[key] for one in found) for key in ("predicted_seconds", "seconds")}
+    middle = {key: median(one[key] for one in rounds) for key in ("predicted_seconds", "seconds")}
     return {
         **middle,
-        "error": median(one["predicted_seconds"] / one["seconds"] - 1 for one in found),
-        "errors": [one["predicted_seconds"] / one["seconds"] - 1 for one in found],
-        "bound": found[-1]["bound"],
-        "bytes_read": found[-1]["bytes_read"],
-        "predicted_bytes": found[-1]["predicted_bytes"],
-        "bytes_exact": all(one["bytes_read"] == one["predicted_bytes"] for one in found),
-        "rounds": found,
+        "error": median(one["predicted_seconds"] / one["seconds"] - 1 for one in rounds),
+        "errors": [one["predicted_seconds"] / one["seconds"] - 1 for one in rounds],
+        "bound": rounds[-1]["bound"],
+        "bytes_read": rounds[-1]["bytes_read"],
+        "predicted_bytes": rounds[-1]["predicted_bytes"],
+        "bytes_exact": all(one["bytes_read"] == one["predicted_bytes"] for one in rounds),
+        "rounds": rounds,
     }

@@ -43,11 +43,11 @@ def memory_curve(
     bases: dict[float, float] = {}
     points: dict[str, list[dict[str, Any]]] = {mode: [] for mode in modes}
     for cap in caps:
-        at = replace(setting, cap=cap)
+        capped = replace(setting, cap=cap)
         run = folder / "bench-curve.run"
         shutil.rmtree(run, ignore_errors=True)
         try:
-            prepared = prepared_run(graph, run, at)
+            prepared = prepared_run(graph, run, capped)
         except OutcropError as error:
             log(f"cap {cap:.0%}: {error}")
             continue
@@ -59,7 +59,7 @@ def memory_curve(
             log(f"cap {cap:.0%}: {mode}")
             try:
                 done = train_once(
-                    graph, run, at, mode, setting.epochs if mode in ("packed", *WITHOUT_RUN) else 2
+                    graph, run, capped, mode, setting.epochs if mode in ("packed", *WITHOUT_RUN) else 2
                 )
             except OutcropError as error:
                 log(str(error))

@@ -205,12 +205,12 @@ def _compare(folder: Path, case: Case, rounds: int, log: Log) -> dict[str, Any]:
     edges = open_buckets(run_folder).num_edges
     base = ["--model", "dot", "--dim", str(DIM), "--negatives", str(NEGATIVES), "--buffer", str(BUFFER)]
     memory = (BUFFER * case.slab_bytes) + (64 << 20)
-    found: dict[str, list[dict[str, Any]]] = {name: [] for name in _MODES}
+    records: dict[str, list[dict[str, Any]]] = {name: [] for name in _MODES}
     for _ in range(rounds):
         for name, options in _MODES.items():
             log(f"{case.name}: {name}")
             swapping = name != "resident"
-            found[name].append(
+            records[name].append(
                 _train(
                     run_folder,
                     [*base, *options],
@@ -219,7 +219,7 @@ def _compare(folder: Path, case: Case, rounds: int, log: Log) -> dict[str, Any]:
                 )
             )
     shutil.rmtree(run_folder, ignore_errors=True)
-    modes = {name: {**r[-1], "seconds": median(x["seconds"] for x in r)} for name, r in found.items()}
+    modes = {name: {**r[-1], "seconds": median(x["seconds"] for x in r)} for name, r in records.items()}
     resident, idle = modes["resident"]["seconds"], modes["not overlapped"]
     per_swap = fmean(idle["waits"])
     hiding = 2 * resident / PARTITIONS**2
@@ -229,7 +229,7 @@ def _compare(folder: Path, case: Case, rounds: int, log: Log) -> dict[str, Any]:
         "against_resident": modes["swapping"]["seconds"] / resident,
         "bare_seconds": bare_seconds(EmbedConfig(model="dot", dim=DIM, negatives=NEGATIVES), edges),
         "theorem_4": {"swap_seconds": per_swap, "two_buckets_seconds": hiding, "holds": hiding >= per_swap},
-        "identical_losses": len({r["loss"] for rs in found.values() for r in rs}) == 1,
+        "identical_losses": len({r["loss"] for rs in records.values() for r in rs}) == 1,
     }
 
 

@@ -100,9 +100,9 @@ def train_once(graph: Path, run: Path | None, setting: Setting, mode: str, epoch
     capped = named.takes_run_budget
     pools = graph.with_suffix(".pools") if mode == REFRESH else None
     run = None if mode in WITHOUT_RUN else run
-    made = graph.with_name(graph.name + ".run") if mode == PACKED_FRESH else None
-    if made is not None:
-        shutil.rmtree(made, ignore_errors=True)  # preparing is part of what is measured
+    fresh_run = graph.with_name(graph.name + ".run") if mode == PACKED_FRESH else None
+    if fresh_run is not None:
+        shutil.rmtree(fresh_run, ignore_errors=True)  # preparing is part of what is measured
     command: list[str | Path] = ["train", graph, "--mode", named.name, "--model", setting.model]
     command += ["--hidden", str(setting.hidden), "--epochs", str(epochs), "--trace-losses"]
     source = pools or run
@@ -116,8 +116,8 @@ def train_once(graph: Path, run: Path | None, setting: Setting, mode: str, epoch
     done = outcrop(command, limit_bytes=setting.memory + ALLOWANCE_BYTES if capped else None)
     if mode in SPREAD:
         count_spooling(done.result)
-    if made is not None:
-        shutil.rmtree(made)
+    if fresh_run is not None:
+        shutil.rmtree(fresh_run)
     if pools:
         for pool in done.result["pools"]:  # an epoch of its own each: what it waited for is part of it
             record = done.result["epochs"][pool["first_epoch"]]

@@ -148,7 +148,7 @@ def run(folder: Path, setting: Setting, log: Log) -> dict[str, Any]:
 
 def _reordering(bench: _Bench) -> dict[str, dict[str, float]]:
     """Amplification of one cache for all batches and of segments, in id order and reordered (Figures 5 and 16)."""
-    found = {}
+    results = {}
     batches = len(bench.packed)
     for segment in (batches, *(s for s in _SEGMENTS if s < batches)):
         name = "whole" if segment == batches else f"{segment} batches"
@@ -157,7 +157,7 @@ def _reordering(bench: _Bench) -> dict[str, dict[str, float]]:
         plain = bench.arranger.arrange(layout, reorder=False)
         ratio = shared.pages / np.maximum(plain.pages, 1)
         accesses = int(shared.per_hop.sum())
-        found[name] = {
+        results[name] = {
             "amplification": bench.amplification(shared),
             "not_reordered": bench.amplification(plain),
             "cache_amplification": float(
@@ -172,7 +172,7 @@ def _reordering(bench: _Bench) -> dict[str, dict[str, float]]:
             )
             / (bench.graph.num_nodes * bench.row_bytes),
         }
-    return found
+    return results
 
 
 def _brute_force(bench: _Bench) -> tuple[dict[SegmentLayout, tuple[int, float]], float]:
@@ -180,13 +180,13 @@ def _brute_force(bench: _Bench) -> tuple[dict[SegmentLayout, tuple[int, float]],
 
     It is the same for every bound: what a bound forbids is known only afterwards.
     """
-    begin, found = time.perf_counter(), {}
+    begin, costs = time.perf_counter(), {}
     for layout in _grid(len(bench.packed)):
         shared = bench.arranger.arrange(layout)
         wants = int(shared.per_hop.sum())
         size = bench.sizes.disk_bytes(shared.rows, int(bench.wants.sum()) - wants, wants)
-        found[layout] = (int(size), bench.amplification(shared))
-    return found, time.perf_counter() - begin
+        costs[layout] = (int(size), bench.amplification(shared))
+    return costs, time.perf_counter() - begin
 
 
 def _searched(

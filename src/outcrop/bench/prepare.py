@@ -77,14 +77,14 @@ def _batch_by_batch(graph_path: Path, run_folder: Path, memory: int) -> dict[str
         path = run_folder / "batch-by-batch.bin"
         before, begin = runtime.io.counters, time.perf_counter()
         file = runtime.io.open(str(path), _core.OpenMode.create)
-        at = 0
+        offset = 0
         for batch in placement.packed_batches:
             ids = samples.read_node_ids(int(batch), ids_buffer)
             wanted = ids[~np.isin(ids, held)].astype(np.int64)
             out = buffer[: len(wanted) * rows.row_bytes]
             rows.read_rows(wanted, out)
-            runtime.io.write(file, at, buffer[: record.align_page(len(out))])
-            at += record.align_page(len(out))
+            runtime.io.write(file, offset, buffer[: record.align_page(len(out))])
+            offset += record.align_page(len(out))
         runtime.io.sync(file)
         seconds, after = time.perf_counter() - begin, runtime.io.counters
         runtime.io.close(file)

@@ -30,7 +30,7 @@ def run(
     """
     if not graphs:
         raise ArgumentError("quality needs graphs: name folders made by outcrop import with --graph")
-    found = {}
+    graphs_by_name = {}
     for path in graphs:
         graph = open_graph(path)
         memory = max(graph.feature_bytes // 10, 16 << 20)
@@ -71,14 +71,14 @@ def run(
                 if InMemory.name in results and not mode_named(mode).batches_by_budget:
                     identical &= result.batch_losses == results[InMemory.name].batch_losses
                     identical &= result.test_accuracy == results[InMemory.name].test_accuracy
-        found[path.stem] = {
+        graphs_by_name[path.stem] = {
             "modes": {m: {"test_accuracy": mean(s), "spread": pstdev(s)} for m, s in scores.items()},
             "identical": identical,
         }
     return {
         "experiment": "quality",
         "setting": plain(setting),
-        "graphs": found,
+        "graphs": graphs_by_name,
         "columns": ["graph", *modes, "bit-equal to memory"],
         "rows": [
             [
@@ -86,6 +86,6 @@ def run(
                 *(f"{r['modes'][m]['test_accuracy']:.4f} ± {r['modes'][m]['spread']:.4f}" for m in modes),
                 "yes" if r["identical"] else "NO",
             ]
-            for name, r in found.items()
+            for name, r in graphs_by_name.items()
         ],
     }

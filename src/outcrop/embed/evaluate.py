@@ -47,13 +47,13 @@ class Ranks:
         """float64, from 1."""
         return 1 + self.higher + self.equal / 2
 
-    def add(self, at: slice | np.ndarray, scores: torch.Tensor, true: torch.Tensor) -> None:
-        """Counts ``scores`` [n, k] of the edges ``at`` against their ``true`` scores [n]."""
+    def add(self, edges: slice | np.ndarray, scores: torch.Tensor, true: torch.Tensor) -> None:
+        """Counts ``scores`` [n, k] of ``edges`` against their ``true`` scores [n]."""
         slack = _TIE * true.abs().clamp_min(1)
         higher = (scores > (true + slack)[:, None]).sum(1)
         not_lower = (scores >= (true - slack)[:, None]).sum(1)
-        self.higher[at] += higher.numpy()
-        self.equal[at] += (not_lower - higher).numpy()
+        self.higher[edges] += higher.numpy()
+        self.equal[edges] += (not_lower - higher).numpy()
 
     def take_out(self, edges: np.ndarray, scores: np.ndarray, true: np.ndarray) -> None:
         """The opposite, for single pairs: a candidate with ``scores[i]`` of edge ``edges[i]``."""
@@ -182,25 +182,25 @@ class _Block:
         return trained.score.query(known, torch.from_numpy(trained.relations[ids]).double(), side)
 
     def ranks(self, filtered: bool, drawn: np.ndarray | None) -> dict[str, Ranks]:
-        found = {side: Ranks.none(len(self.edges)) for side in SIDES}
+        ranks = {side: Ranks.none(len(self.edges)) for side in SIDES}
         known = {side: self._known_pairs(side) if filtered else self._own_pairs(side) for side in SIDES}
         if drawn is not None:
             vectors = self.trained.vectors(drawn)
             for side, (edge, row) in known.items():
                 at, column = matches(drawn, row)
-                self._count(found[side], side, vectors, edge[at], column)
-            return found
+                self._count(ranks[side], side, vectors, edge[at], column)
+            return ranks
         for side, (edge, row) in known.items():
             by_row = np.argsort(row, kind="stable")
             known[side] = edge[by_row], row[by_row]
         for first, vectors in self.trained.slices():
             for side, (edge, row) in known.items():
                 here = slice(*np.searchsorted(row, [first, first + len(vectors)]))
-                self._count(found[side], side, vectors, edge[here], row[here] - first)
-        return found
+                self._count(ranks[side], side, vectors, edge[here], row[here] - first)
+        return ranks
 
     def _count(
-        self, found: Ranks, side: str, vectors: np.ndarray, edge: np.ndarray, column: np.ndarray
+        self, ranks: Ranks, side: str, vectors: np.ndarray, edge: np.ndarray, column: np.ndarray
     ) -> None:
         """Counts candidates ``vectors``; the pairs of ``edge[i]`` and candidate ``column[i]`` do not count."""
         queries, true = self.queries[side], self.true[side]
@@ -210,7 +210,7 @@ class _Block:
                 part = slice(start, min(start + _EDGES, len(queries)))
                 scores = torch.empty(part.stop - start, len(candidates), dtype=torch.float64)
                 self.trained.score.compare.scores(queries[part], candidates, scores)
-                found.add(part, scores, true[part])
+                ranks.add(part, scores, true[part])
                 inside = (
                     (edge >= start)
                     & (edge < part.stop)
@@ -219,7 +219,7 @@ class _Block:
                 )
                 if inside.any():
                     picked = scores.numpy()[edge[inside] - start, column[inside] - begin]
-                    found.take_out(edge[inside], picked, true.numpy())
+                    ranks.take_out(edge[inside], picked, true.numpy())
 
     def _own_pairs(self, side: str) -> tuple[np.ndarray, np.ndarray]:
         return np.arange(len(self.edges)), self.truth[side]
@@ -232,13 +232,13 @@ class _Block:
         found_key, found_row = [], []
         for block in self._all_edges():
             key = _keys(block, near, self.trained.buckets.num_relations)
-            at = np.minimum(np.searchsorted(keys, key), len(keys) - 1)
-            match = keys[at] == key
-            found_key.append(at[match])
+            positions = np.minimum(np.searchsorted(keys, key), len(keys) - 1)
+            match = keys[positions] == key
+            found_key.append(positions[match])
             found_row.append(block[match, far])
         pairs = np.unique(np.stack([np.concatenate(found_key), np.concatenate(found_row)], axis=1), axis=0)
-        edge, at = matches(pairs[:, 0], of_edge)
-        return edge, pairs[at, 1]
+        edge, positions = matches(pairs[:, 0], of_edge)
+        return edge, pairs[positions, 1]
 
     def _all_edges(self) -> Iterator[np.ndarray]:
         """Blocks of all known edges, int64, ends as rows."""
@@ -247,13 +247,13 @@ class _Block:
             if buckets.count(split):
                 yield buckets.array(runtime, split).read(_TAG)
         starts, offsets = buckets.starts(runtime), buckets.division.starts
-        array, p = buckets.array(runtime, "edges"), buckets.division.parts
+        array, slices = buckets.array(runtime, "edges"), buckets.division.parts
         for at in range(0, buckets.num_edges, _SCAN_EDGES):
             numbers = np.arange(at, min(at + _SCAN_EDGES, buckets.num_edges))
             block = array.read(_TAG, at, int(numbers[-1]) + 1).astype(np.int64)
             bucket = np.searchsorted(starts, numbers, side="right") - 1
-            block[:, 0] += offsets[bucket // p]
-            block[:, -1] += offsets[bucket % p]
+            block[:, 0] += offsets[bucket // slices]
+            block[:, -1] += offsets[bucket % slices]
             yield block
 
 

@@ -104,16 +104,18 @@ class _Export:
 
             def to(file: IO[bytes]) -> None:
                 with parquet.ParquetWriter(file, schema, compression="zstd", use_dictionary=False) as writer:
-                    at = 0
+                    first = 0
                     for block in values:
                         for begin in range(0, len(block), _NAMES):
                             part = np.ascontiguousarray(block[begin : begin + _NAMES])
-                            columns = [pa.array(np.arange(at, at + len(part)))]
+                            columns = [pa.array(np.arange(first, first + len(part)))]
                             if named:
-                                columns.append(pa.array(self._names(kind, at, at + len(part)), pa.string()))
+                                columns.append(
+                                    pa.array(self._names(kind, first, first + len(part)), pa.string())
+                                )
                             vectors = pa.FixedSizeListArray.from_arrays(pa.array(part.reshape(-1)), width)
                             writer.write_table(pa.Table.from_arrays([*columns, vectors], schema=schema))
-                            at += len(part)
+                            first += len(part)
 
             return to
 
@@ -154,7 +156,7 @@ class _Export:
         return names
 
     def _name_files(self) -> list[Path]:
-        made = []
+        paths = []
         counts = {"entity": self.trained.num_nodes}
         if self.trained.relations is not None:
             counts["relation"] = len(self.trained.relations)
@@ -167,8 +169,10 @@ class _Export:
                         lines = (str(name).translate(_LINE_BREAKS) + "\n" for name in names)
                         file.write("".join(lines).encode())
 
-                made.append(self._file({"entity": "entities", "relation": "relations"}[kind] + ".txt", write))
-        return made
+                paths.append(
+                    self._file({"entity": "entities", "relation": "relations"}[kind] + ".txt", write)
+                )
+        return paths
 
     def _file(self, name: str, write: Callable[[IO[bytes]], None]) -> Path:
         path = self.out / name

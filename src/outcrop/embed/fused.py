@@ -154,14 +154,14 @@ def softmax(
         queries, positive, candidates, wanted, ids, log_sums, to_queries, scores, *ends, plan.row_blocks,
         WHOLE=plan.parts == 1, **sizes,
     )  # fmt: skip
-    made = (queries, candidates, wanted, ids, log_sums)
+    inputs = (queries, candidates, wanted, ids, log_sums)
     if plan.parts > 1:
         kernels.query_gradients[(row_programs, plan.parts)](
-            *made, to_queries, scores, *ends, plan.row_blocks, **sizes
+            *inputs, to_queries, scores, *ends, plan.row_blocks, **sizes
         )
     to_candidates = torch.empty(plan.shares, *candidates.shape, device=queries.device)
     kernels.candidate_gradients[(plan.chunks * plan.column_blocks, plan.parts, plan.shares)](
-        *made, to_candidates, scores, *ends, plan.column_blocks, plan.share, **sizes
+        *inputs, to_candidates, scores, *ends, plan.column_blocks, plan.share, **sizes
     )
     losses = log_sums - positive
     return losses.sum(dtype=torch.float64), to_queries, torch.expm1(-losses), to_candidates.sum(0)

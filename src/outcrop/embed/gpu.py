@@ -290,13 +290,13 @@ class _Slot:
         self._loss = self._pinned[-1:].view(torch.float64)
         self._fence: Fence | None = None
 
-    def send(self, parts: list[np.ndarray], there: Tensor) -> Tensor:
-        """``there[: ...]``: the parts, one after the other; the batch before is through with this memory first."""
+    def send(self, parts: list[np.ndarray], out: Tensor) -> Tensor:
+        """``out[: ...]``: the parts, one after the other; the batch before is through with this memory first."""
         if self._fence is not None:
             self._fence.synchronize()
         count = sum(map(len, parts))
         np.concatenate(parts, out=self._host[:count])
-        return there[:count].copy_(self._pinned[:count], non_blocking=True)
+        return out[:count].copy_(self._pinned[:count], non_blocking=True)
 
     def fetch(self, loss: Tensor, gpu: Gpu, device: torch.device) -> Callable[[], float]:
         """What waits for the loss, float64 [], and tells it."""

@@ -59,15 +59,15 @@ def neighbors(
     numbering = buckets.numbering(runtime)
     row = numbering.rows(np.array([node], np.int64))
     query = trained.vectors(row)[0]
-    found: list[tuple[float, int]] = []
+    nearest: list[tuple[float, int]] = []
     for first, vectors in trained.slices():
         held = np.ascontiguousarray(vectors)
         distances, keys = search(held, query, min(count + 1, len(held)), metric)
-        found += [
+        nearest += [
             (distance, first + key) for distance, key in zip(distances.tolist(), keys.tolist(), strict=True)
         ]
-        found = sorted(found)[: count + 1]
-    others = [(distance, other) for distance, other in found if other != row[0]][:count]
+        nearest = sorted(nearest)[: count + 1]
+    others = [(distance, other) for distance, other in nearest if other != row[0]][:count]
     nodes = numbering.nodes(np.array([other for _, other in others], np.int64)).tolist()
     named = buckets.has("entity_names")
     return [

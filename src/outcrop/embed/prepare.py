@@ -59,28 +59,28 @@ def prepare(
     inputs = {"source": edges.manifest.digest()}
     with only_process_in(run):
         if manifests.exists(run / FOLDER):
-            found = open_buckets(run)
-            if (found.manifest.config, found.manifest.inputs) == (asdict(config), inputs):
+            buckets = open_buckets(run)
+            if (buckets.manifest.config, buckets.manifest.inputs) == (asdict(config), inputs):
                 manifests.remove_leftovers(run / FOLDER)
-                return found
+                return buckets
             if _others(run):
                 raise ArgumentError(
                     f"{run} holds embeddings of other buckets: remove it, or choose another place for these"
                 )
-            manifests.require_overwrite(run, "buckets", _differing(found, config, inputs), overwrite)
+            manifests.require_overwrite(run, "buckets", _differing(buckets, config, inputs), overwrite)
         with manifests.publishing(run / FOLDER) as work, runtime.trace.span("buckets", source=str(source)):
             manifest = _Prepare(edges, config, runtime, work).run(inputs)
             manifests.write(work, manifest)
         return open_buckets(run)
 
 
-def _differing(found: Buckets, config: BucketConfig, inputs: dict[str, str]) -> list[str]:
+def _differing(buckets: Buckets, config: BucketConfig, inputs: dict[str, str]) -> list[str]:
     """The options in which buckets that are there differ from those to be made, each with both values."""
-    have, wanted = found.manifest.config, manifests.plain(asdict(config))
+    have, wanted = buckets.manifest.config, manifests.plain(asdict(config))
     differing = [
         f"{n} (there {have.get(n)!r}, now {wanted[n]!r})" for n in wanted if have.get(n) != wanted[n]
     ]
-    return differing + (["the graph that they were made from"] if found.manifest.inputs != inputs else [])
+    return differing + (["the graph that they were made from"] if buckets.manifest.inputs != inputs else [])
 
 
 def _check_place(run: Path) -> None:
@@ -252,20 +252,20 @@ class _Prepare:
 
     def _degrees(self, starts: np.ndarray) -> None:
         """Writes ``degrees``, a partition at a time, from the buckets that have it on either side."""
-        p = self.division.parts
+        parts = self.division.parts
         edges = DiskArray(self.runtime, self.work, self.arrays["edges"])
         writer = self._writer("degrees", "uint32")
-        most = max(self.block_bytes // (4 * edges.spec.shape[1]), 1)
-        with self.runtime.task("degrees", p, "partitions"):
-            for part in range(p):
+        block_edges = max(self.block_bytes // (4 * edges.spec.shape[1]), 1)
+        with self.runtime.task("degrees", parts, "partitions"):
+            for part in range(parts):
                 size = self.division.size(part)
                 with self.runtime.budget.reserve(_TAG, 16 * size):
                     degrees = np.zeros(size, np.int64)
-                    sides = [(part * p + other, 0) for other in range(p)]
-                    sides += [(other * p + part, -1) for other in range(p)]
+                    sides = [(part * parts + other, 0) for other in range(parts)]
+                    sides += [(other * parts + part, -1) for other in range(parts)]
                     for bucket, column in sides:
-                        for at in range(int(starts[bucket]), int(starts[bucket + 1]), most):
-                            stop = min(at + most, int(starts[bucket + 1]))
+                        for at in range(int(starts[bucket]), int(starts[bucket + 1]), block_edges):
+                            stop = min(at + block_edges, int(starts[bucket + 1]))
                             degrees += np.bincount(edges.read(_TAG, at, stop)[:, column], minlength=size)
                     writer.append(np.minimum(degrees, 2**32 - 1).astype(np.uint32))
                 self.runtime.progress.advance("degrees", 1)

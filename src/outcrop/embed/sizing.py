@@ -44,14 +44,14 @@ def fewest_partitions(
     Raises:
         BudgetError: Not even ``MOST_PARTITIONS`` would do.
     """
-    most = min(MOST_PARTITIONS, num_nodes)
+    limit = min(MOST_PARTITIONS, num_nodes)
     need = 0
-    for partitions in (1, *range(config.buffer + 1, most + 1)):
+    for partitions in (1, *range(config.buffer + 1, limit + 1)):
         need = training_bytes(num_nodes, num_edges, num_relations, partitions, config)
         if need <= free_bytes:
             return partitions
     raise BudgetError(
-        f"{config.buffer} of {most} partitions of {num_nodes} nodes with vectors of {config.dim} floats, and a batch, "
+        f"{config.buffer} of {limit} partitions of {num_nodes} nodes with vectors of {config.dim} floats, and a batch, "
         f"take {least_bytes(need)}, {exact_bytes(free_bytes)} of the memory budget are free: raise --memory, "
         "or lower --dim"
     )

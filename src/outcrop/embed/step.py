@@ -82,13 +82,13 @@ def most_rows(config: EmbedConfig) -> int:
 
 def batch_bytes(config: EmbedConfig) -> int:
     """What a batch needs at most: vectors and gradients, queries, a tile of scores, and what the step sorts."""
-    most, copies = (
+    rows, copies = (
         most_rows(config),
         2 if score_function(config.model, config.dim).compare.needs_scores else 1,
     )
-    floats = 2 * most * config.dim + (4 * config.batch + 16 * config.chunk) * config.dim
+    floats = 2 * rows * config.dim + (4 * config.batch + 16 * config.chunk) * config.dim
     floats += tile_queries(config) * config.negatives * copies
-    return 4 * floats + _ID_BYTES * (most + 2 * config.batch)
+    return 4 * floats + _ID_BYTES * (rows + 2 * config.batch)
 
 
 class Stepper:
@@ -102,14 +102,14 @@ class Stepper:
         self.score: Score = score_function(config.model, config.dim)
         self._workers = runtime.workers
         self._loss = self._softmax if config.loss == "softmax" else loss_function(config.loss, config.margin)
-        most, self._tile, self._span = most_rows(config), tile_queries(config), config.chunk
+        rows, self._tile, self._span = most_rows(config), tile_queries(config), config.chunk
         try:
             self._held = self._reserve(runtime, batch_bytes(config))
         except BudgetError as error:
             raise BudgetError(f"{error}, or lower --batch, --chunk, --negatives or --dim") from None
         # torch aligns its memory, NumPy does not, and on that the last bits of a matrix product may depend.
-        self._vectors = torch.empty(most, config.dim, device=self.device)
-        self._gradients = torch.empty(most, config.dim, device=self.device)
+        self._vectors = torch.empty(rows, config.dim, device=self.device)
+        self._gradients = torch.empty(rows, config.dim, device=self.device)
         self._scores = torch.empty(self._tile * config.negatives, device=self.device)
         self._relation_rows: Any = None if relations is None else relations.rows
         self._nodes = self._options(config.rate)

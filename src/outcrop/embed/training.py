@@ -188,12 +188,12 @@ class EmbeddingTrainer:
         self._epoch = self._unit = self._step = 0
         self._loss = 0.0
         self.relations = make_relations(buckets, config, runtime)
-        found = self._read() if self._path.exists() and not fresh else None
+        checkpoint = self._read() if self._path.exists() and not fresh else None
         self._place = _place(to, buckets, config, self.relations, runtime)
         self._stepper = self._place.stepper
         with ExitStack() as refused:  # until nothing more can be: a table that was not there goes again
             self._open_table(refused)
-            self.resumed = self._restore(found)
+            self.resumed = self._restore(checkpoint)
             self._stepper.begin()
             if resident is None:
                 resident = fits_in_memory(buckets, config, self._place.free_bytes())
@@ -201,7 +201,7 @@ class EmbeddingTrainer:
             self.buffer = self._place.buffer(self.table, slots)
             self._degrees = buckets.array(runtime, "degrees") if config.by_degree else None
             self._edges = TrainingEdges(buckets, runtime)
-            if found is None:  # not before everything else is there
+            if checkpoint is None:  # not before everything else is there
                 self._path.unlink(missing_ok=True)
                 self.table.clear()
             refused.pop_all()

@@ -140,7 +140,7 @@ def _topology(
     indices = ArrayWriter(runtime, work, "indices", index.name, page_sums=True)
     most_edges = max(1024, block_bytes(runtime) // index.itemsize)
     rows = max(64, min(1 << 16, most_edges // 16))
-    edges_before = most = empty = 0
+    edges_before = max_in_degree = empty = 0
     runtime.progress.start("edges", config.edges, "edges")
     with runtime.budget.reserve("generate", 4 * 8 * (rows + 1)):
         for start in range(0, config.nodes, rows):
@@ -157,12 +157,12 @@ def _topology(
                     indices.append(out.view(index))
                 runtime.progress.advance("edges", int(offsets[-1]))
             edges_before += int(ends[-1])
-            most, empty = max(most, int(degrees.max())), empty + int((degrees == 0).sum())
+            max_in_degree, empty = max(max_in_degree, int(degrees.max())), empty + int((degrees == 0).sum())
     runtime.progress.finish("edges")
     specs: dict[str, ArraySpec] = {}
     for writer in (indptr, indices):
         writer.finish_into(specs)
-    return specs, {"max_in_degree": most, "nodes_without_in_edges": empty}
+    return specs, {"max_in_degree": max_in_degree, "nodes_without_in_edges": empty}
 
 
 def _pieces(ends: np.ndarray, most_edges: int) -> list[tuple[int, int]]:

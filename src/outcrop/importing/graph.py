@@ -169,16 +169,16 @@ def _feature_dtype(features: FeatureSource | None, config: ImportConfig) -> str 
         if config.feature_dtype or config.bfloat16_bits:
             raise ArgumentError("a feature dtype is asked for, but the source has no features")
         return None
-    found = features.dtype.newbyteorder("=")
+    dtype = features.dtype.newbyteorder("=")
     if config.bfloat16_bits:
-        if found != np.uint16 or config.feature_dtype not in (None, "bfloat16"):
+        if dtype != np.uint16 or config.feature_dtype not in (None, "bfloat16"):
             raise ArgumentError(
-                f"{features.name} holds {found}; raw bfloat16 bits are uint16 and stay bfloat16"
+                f"{features.name} holds {dtype}; raw bfloat16 bits are uint16 and stay bfloat16"
             )
         return "bfloat16"
-    if config.feature_dtype and found.kind not in "fiub":
-        raise ArgumentError(f"{features.name} holds {found}, which cannot become {config.feature_dtype}")
-    name = config.feature_dtype or ("uint8" if found == np.bool_ else found.name)
+    if config.feature_dtype and dtype.kind not in "fiub":
+        raise ArgumentError(f"{features.name} holds {dtype}, which cannot become {config.feature_dtype}")
+    name = config.feature_dtype or ("uint8" if dtype == np.bool_ else dtype.name)
     storage_dtype(name)  # refuses what cannot be stored
     return name
 

@@ -32,7 +32,9 @@ def count_edges(graph: Graph, out: Path, runtime: Runtime) -> Manifest:
     ``uses`` is all zeros where its counters take more than a quarter of the budget: then no rows are cached.
     """
     memory, nodes = memory_of(runtime), graph.num_nodes
-    most = max(min(memory_tables.EDGE_COUNTS.bytes_of(memory) // _COUNT_BYTES, graph.num_edges), MIN_EDGES)
+    block_edges = max(
+        min(memory_tables.EDGE_COUNTS.bytes_of(memory) // _COUNT_BYTES, graph.num_edges), MIN_EDGES
+    )
     counted = nodes * 4 <= memory_tables.USES.bytes_of(memory)
     uses = runtime.budget.empty("infer-counts", nodes * 4).view(np.uint32) if counted else None
     if uses is not None:
@@ -40,19 +42,19 @@ def count_edges(graph: Graph, out: Path, runtime: Runtime) -> Manifest:
     runtime.progress.start("count edges", nodes, "nodes")
     with (
         manifests.publishing(out) as folder,
-        runtime.budget.reserve("infer-counts", most * _COUNT_BYTES),
+        runtime.budget.reserve("infer-counts", block_edges * _COUNT_BYTES),
     ):
         degree = ArrayWriter(runtime, folder, "degree", "int32")
-        for span in spans(graph, runtime, most, most):
-            found = np.zeros(len(span.ids), np.int32)
+        for span in spans(graph, runtime, block_edges, block_edges):
+            degrees = np.zeros(len(span.ids), np.int32)
             for begin, end in span.ranges():
                 edges = span.read(begin, end)
                 others = edges.col != span.ids[edges.row]
-                found += np.bincount(edges.row[others], minlength=len(found)).astype(np.int32)
+                degrees += np.bincount(edges.row[others], minlength=len(degrees)).astype(np.int32)
                 if uses is not None:
                     sources, counts = np.unique(edges.col, return_counts=True)
                     uses[sources] += counts.astype(np.uint32)
-            degree.append(found)
+            degree.append(degrees)
             runtime.progress.advance("count edges", len(span.ids))
         arrays = {"degree": degree.finish()}
         writer = ArrayWriter(runtime, folder, "uses", "uint32")

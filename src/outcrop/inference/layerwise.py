@@ -251,29 +251,29 @@ def _parts(
         row, col = row[keep], col[keep]
         del keep
     sources = np.unique(col)
-    at = np.searchsorted(sources, col).astype(np.int32)
+    column = np.searchsorted(sources, col).astype(np.int32)
     del col
     count = -(-len(sources) // most_rows)
     if count > 1:
-        number = at // np.int32(most_rows)
+        number = column // np.int32(most_rows)
         if count <= 1 << 16:
             number = number.astype(np.uint16)  # which NumPy sorts by radix
         order = np.argsort(number, kind="stable")  # edges stay sorted by target
-        at, row = at[order], row[order]
+        column, row = column[order], row[order]
         bounds = np.cumsum(np.bincount(number, minlength=count))
         del number, order
     else:
-        bounds = np.array([len(at)])
-    for p in range(count):
-        mine = slice(int(bounds[p - 1]) if p else 0, int(bounds[p]))
+        bounds = np.array([len(column)])
+    for part_number in range(count):
+        mine = slice(int(bounds[part_number - 1]) if part_number else 0, int(bounds[part_number]))
         rows = row[mine]
         starts = np.flatnonzero(np.diff(rows, prepend=np.int32(-1)))
         part = (
             rows[starts].astype(np.int64),
             np.append(starts, len(rows)).astype(np.int32),
-            at[mine] - np.int32(p * most_rows),
+            column[mine] - np.int32(part_number * most_rows),
         )
-        yield sources[p * most_rows : (p + 1) * most_rows].astype(np.int64), part
+        yield sources[part_number * most_rows : (part_number + 1) * most_rows].astype(np.int64), part
 
 
 def _with_cache(rows: RowSource, counts: Counts, cache_bytes: int, runtime: Runtime) -> RowSource:

@@ -38,14 +38,14 @@ def as_stack(module: nn.Module) -> tuple[Model | None, str]:
             None,
             f"{type(module).__name__} is no GraphSAGE, GCN or GAT of torch_geometric, nor a model of Outcrop",
         )
-    made: Any = module
-    if made.jk_mode is not None or made.norm is not None:
+    basic: Any = module
+    if basic.jk_mode is not None or basic.norm is not None:
         return None, "it has normalisation layers or jumping knowledge"
-    for index, conv in enumerate(made.convs):
+    for index, conv in enumerate(basic.convs):
         if problem := _problem(conv):
             return None, f"layer {index}, {type(conv).__name__}, {problem}"
-    convs = [_with_bias(copy.deepcopy(conv)) for conv in made.convs]
-    return Stack(convs, copy.deepcopy(made.act) or nn.Identity()).eval(), ""
+    convs = [_with_bias(copy.deepcopy(conv)) for conv in basic.convs]
+    return Stack(convs, copy.deepcopy(basic.act) or nn.Identity()).eval(), ""
 
 
 def _problem(conv: Any) -> str:

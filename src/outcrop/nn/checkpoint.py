@@ -113,14 +113,14 @@ def read(path: Path, kind: str | None = None) -> Checkpoint:
         _check_types(meta)
     except (KeyError, ValueError, TypeError) as error:
         raise FormatError(f"{path} lacks or garbles a field ({error}): {AGAIN}") from None
-    found = Checkpoint(meta, **parts)
-    there = header.get("kind", found.kind)
+    checkpoint = Checkpoint(meta, **parts)
+    there = header.get("kind", checkpoint.kind)
     if kind is not None and there != kind:
         raise FormatError(
             f"{path} is a checkpoint of kind {there!r} under the name of {kind!r}: give the files in {path.parent} "
             "their own names again, or train again"
         )
-    return found
+    return checkpoint
 
 
 def _check_types(meta: Meta) -> None:
@@ -155,15 +155,15 @@ def renew_best(folder: Path, last: Checkpoint) -> None:
         write(folder / BEST, Checkpoint(last.meta, last.best))
 
 
-def require_same(path: Path, found: Meta, config: dict[str, Any], inputs: dict[str, Any]) -> None:
+def require_same(path: Path, meta: Meta, config: dict[str, Any], inputs: dict[str, Any]) -> None:
     """Checks that a checkpoint belongs to this training (:mod:`outcrop.store.identity`).
 
     Raises:
         ArgumentError: Names every field that differs.
     """
-    have, wanted = {**found.config, **_named(found.inputs)}, {**config, **_named(inputs)}
+    have, wanted = {**meta.config, **_named(meta.inputs)}, {**config, **_named(inputs)}
     defaults = {name: value for name, value in asdict(TrainConfig()).items() if name in config}
-    refuse(path, identity.differences(have, wanted, found.epochs_begun, defaults))
+    refuse(path, identity.differences(have, wanted, meta.epochs_begun, defaults))
 
 
 def _named(inputs: dict[str, Any]) -> dict[str, Any]:
@@ -205,20 +205,20 @@ def load_model(folder: str | Path, device: str = "cpu") -> Model:
 
 def load_best(folder: Path, device: str = "cpu") -> tuple[Model, Meta]:
     """As :func:`load_model`, with what the checkpoint says about itself."""
-    path, found = _best(folder)
+    path, best = _best(folder)
     try:
         # First without memory: a header may speak of a model that is not the one in the file, and larger than any.
         with torch.device("meta"):
-            _require_shapes(path, _build(found), found.model)
-        model = _build(found)
+            _require_shapes(path, _build(best), best.model)
+        model = _build(best)
     except (KeyError, TypeError, ValueError, RuntimeError) as error:
         if isinstance(error, OutcropError):
             raise
         raise FormatError(
             f"{path} lacks or garbles a field of its configuration ({error}): {AGAIN}"
         ) from None
-    load_into(path, model, found.model)
-    return model.to(resolve(device)).eval(), found.meta
+    load_into(path, model, best.model)
+    return model.to(resolve(device)).eval(), best.meta
 
 
 def _build(found: Checkpoint) -> Model:

@@ -103,12 +103,12 @@ def count_levels(
     """Packed rows per batch and hop [P, hops + 1]; rows in host and device cache per batch [P, 2]."""
     per_hop = samples.nodes_per_hop[packed].copy()
     cached = np.zeros((len(packed), 2), np.int64)
-    for p, ids in enumerate(node_ids(samples, packed, runtime)):
-        starts = np.cumsum(per_hop[p]) - per_hop[p]
+    for packed_batch, ids in enumerate(node_ids(samples, packed, runtime)):
+        starts = np.cumsum(per_hop[packed_batch]) - per_hop[packed_batch]
         for column, table in enumerate((levels.host_ids, levels.device_ids)):
             positions, _ = find_sorted(table, ids)
-            cached[p, column] = len(positions)
+            cached[packed_batch, column] = len(positions)
             hop = np.searchsorted(starts, positions, side="right") - 1
             # A hop without nodes shares its start with the next: side="right" picks the last, which holds the node.
-            per_hop[p] -= np.bincount(hop, minlength=per_hop.shape[1])
+            per_hop[packed_batch] -= np.bincount(hop, minlength=per_hop.shape[1])
     return per_hop, cached

@@ -160,20 +160,23 @@ class _Packer:
         samples, placement = self._samples, self._placement
         buffer = self._runtime.budget.empty("pack-meta", samples.max_record_bytes)
         shared = SharedRows(samples, placement, self._runtime)
-        for p, disk in shared.by_batch():
-            graph = samples.read(int(placement.packed_batches[p]), buffer)
+        for packed_batch, disk in shared.by_batch():
+            graph = samples.read(int(placement.packed_batches[packed_batch]), buffer)
             table = placement.lookup(graph.n_id, disk)
             blob = record.encode(graph, table, samples.id_bytes)
-            self._runtime.io.write(files.records, int(placement.offsets[p]), blob)
-            journal.meta_crc[p] = _core.crc32c(blob)
+            self._runtime.io.write(files.records, int(placement.offsets[packed_batch]), blob)
+            journal.meta_crc[packed_batch] = _core.crc32c(blob)
             packed = np.delete(graph.n_id, table.cached_positions()).astype(f"<i{samples.id_bytes}")
-            if len(packed) != placement.num_packed[p]:
+            if len(packed) != placement.num_packed[packed_batch]:
                 raise FormatError(
-                    f"{placement.path}: mini-batch {placement.packed_batches[p]} has {len(packed)} rows to pack, the "
-                    f"plan says {placement.num_packed[p]}; remove the folder and prepare the run again"
+                    f"{placement.path}: mini-batch {placement.packed_batches[packed_batch]} has {len(packed)} rows to "
+                    f"pack, the plan says {placement.num_packed[packed_batch]}; remove the folder and prepare the run "
+                    "again"
                 )
             if len(packed):
-                self._runtime.io.write(files.packed_ids, files.packed_ids_at(p), packed.view(np.uint8))
+                self._runtime.io.write(
+                    files.packed_ids, files.packed_ids_at(packed_batch), packed.view(np.uint8)
+                )
         shared.close()
         files.sync()
         journal.meta_done = True
@@ -267,16 +270,23 @@ class _Packer:
         bounds = self._bounds(count)
         ids_start, out_start = np.zeros(count, np.int64), np.zeros(count, np.int64)
         buffer = self._runtime.budget.empty("pack-meta", max(samples.max_nodes * samples.id_bytes, 1))
-        for i, p in enumerate(batches):
-            batch, packed = int(placement.packed_batches[p]), int(placement.num_packed[p])
-            begin = files.packed_ids_at(p)
+        for i, packed_batch in enumerate(batches):
+            batch, packed = (
+                int(placement.packed_batches[packed_batch]),
+                int(placement.num_packed[packed_batch]),
+            )
+            begin = files.packed_ids_at(packed_batch)
             part = buffer[: packed * samples.id_bytes]
             if packed:
                 self._runtime.io.read(files.packed_ids, begin, part)
             ids = part.view(f"<i{samples.id_bytes}")
-            cuts = np.concatenate([[0], np.cumsum(placement.packed_per_hop[p])])
+            cuts = np.concatenate([[0], np.cumsum(placement.packed_per_hop[packed_batch])])
             shift = record.shift_bytes(int(samples.num_nodes[batch]), packed, self._row_bytes)
-            rows_at = int(placement.offsets[p]) + placement.meta_span_bytes(p, samples) + shift
+            rows_at = (
+                int(placement.offsets[packed_batch])
+                + placement.meta_span_bytes(packed_batch, samples)
+                + shift
+            )
             for hop in range(hops):
                 s = i * hops + hop
                 bounds[s] = np.searchsorted(ids[cuts[hop] : cuts[hop + 1]], self._chunks.first_rows)
@@ -375,15 +385,15 @@ class _Packer:
             buffer = buffers[chunk % 2]
             begin, end = int(chunks.starts[chunk]) * PAGE, int(chunks.starts[chunk + 1]) * PAGE
             first, stop = int(chunks.first_rows[chunk]), int(chunks.first_rows[chunk + 1])
-            at = headroom - len(carry)
-            buffer[at:headroom] = carry
+            begin_of_rows = headroom - len(carry)
+            buffer[begin_of_rows:headroom] = carry
             used = (stop - first) * self._stride
-            carry = buffer[at + used : headroom + end - begin].copy()
+            carry = buffer[begin_of_rows + used : headroom + end - begin].copy()
             if chunk + 1 < count:
                 job = submit(chunk + 1)
             if file.page_sums is not None:
                 file.page_sums.check(int(chunks.starts[chunk]), buffer[headroom : headroom + end - begin])
-            yield chunk, buffer[at : at + used], first, stop - first
+            yield chunk, buffer[begin_of_rows : begin_of_rows + used], first, stop - first
 
     def _carry_before(self, chunk: int) -> np.ndarray:
         """The bytes of a row that begins before ``chunk`` and ends in it."""
@@ -409,15 +419,15 @@ class _Packer:
         """Checksums of the whole files, put together from those of their parts."""
         rows_crc, whole = self._rows_crc(journal), 0
         placement, samples = self._placement, self._samples
-        for p, batch in enumerate(placement.packed_batches):
-            nodes, packed = int(samples.num_nodes[batch]), int(placement.num_packed[p])
+        for packed_batch, batch in enumerate(placement.packed_batches):
+            nodes, packed = int(samples.num_nodes[batch]), int(placement.num_packed[packed_batch])
             shift = record.shift_bytes(nodes, packed, self._row_bytes) if packed else 0
             span = record.rows_span_bytes(nodes, packed, self._row_bytes)
             rows = packed * self._row_bytes
             for crc, count in (
-                (int(journal.meta_crc[p]), placement.meta_span_bytes(p, samples)),
+                (int(journal.meta_crc[packed_batch]), placement.meta_span_bytes(packed_batch, samples)),
                 (_zeros_crc(shift), shift),
-                (int(rows_crc[p]), rows),
+                (int(rows_crc[packed_batch]), rows),
                 (_zeros_crc(span - shift - rows), span - shift - rows),
             ):
                 whole = _core.crc32c_combine(whole, crc, count)

@@ -83,21 +83,21 @@ class SharedRows:
         """(packed batch, (positions, rows)), rows ascending; None where nothing is shared."""
         placement = self._placement
         if placement.num_disk_rows == 0:
-            for p in range(len(placement.packed_batches)):
-                yield p, None
+            for packed_batch in range(len(placement.packed_batches)):
+                yield packed_batch, None
             return
         for segment in range(placement.num_segments):
             batches = placement.segment(segment)
             for first in range(batches.start, batches.stop, self._group):
                 group = range(first, min(first + self._group, batches.stop))
-                found: dict[int, list[tuple[np.ndarray, np.ndarray]]] = {p: [] for p in group}
+                hits: dict[int, list[tuple[np.ndarray, np.ndarray]]] = {p: [] for p in group}
                 for number in range(len(placement.range_starts) - 1):
                     self._load(number, segment)
-                    for p in group:
-                        found[p].append(self._look_up(p))
-                for p in group:
-                    positions, rows = zip(*found.pop(p), strict=True)
-                    yield p, (np.concatenate(positions), np.concatenate(rows))
+                    for packed_batch in group:
+                        hits[packed_batch].append(self._look_up(packed_batch))
+                for packed_batch in group:
+                    positions, rows = zip(*hits.pop(packed_batch), strict=True)
+                    yield packed_batch, (np.concatenate(positions), np.concatenate(rows))
 
     def _look_up(self, p: int) -> tuple[np.ndarray, np.ndarray]:
         ids = self._samples.read_node_ids(int(self._placement.packed_batches[p]), self._nodes)

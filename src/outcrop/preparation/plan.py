@@ -238,16 +238,16 @@ class _Draft:
                 continue
             groups[split] = []
             for epoch in range(group.epochs):
-                at = [number[b] for b in group.batches(epoch)]
+                packed_numbers = [number[b] for b in group.batches(epoch)]
                 groups[split].append(
                     {
-                        "bytes_read": int(read[at].sum()),
-                        "bytes_needed": int(self.needed[at].sum()),
+                        "bytes_read": int(read[packed_numbers].sum()),
+                        "bytes_needed": int(self.needed[packed_numbers].sum()),
                         "rows_by_level": {
-                            "device": int(self.cached[at, 1].sum()),
-                            "host": int(self.cached[at, 0].sum()),
-                            "disk_cache": int(self.cached[at, 2].sum()),
-                            "packed": int(rows[at].sum()),
+                            "device": int(self.cached[packed_numbers, 1].sum()),
+                            "host": int(self.cached[packed_numbers, 0].sum()),
+                            "disk_cache": int(self.cached[packed_numbers, 2].sum()),
+                            "packed": int(rows[packed_numbers].sum()),
                         },
                     }
                 )

@@ -44,8 +44,8 @@ def divide_host_memory(samples: BatchSizes, config: PlanConfig, row_bytes: int) 
     # Indexes of batches and records, and the buffer through which graphs are read that are not packed.
     tables = samples.num_batches * (samples.hops + 6) * 32 + record.align_page(samples.max_record_bytes)
     if config.disk_space is not None:  # checksums of the pages of the disk cache, as large as it may become
-        most = min(config.disk_space, int(samples.num_nodes.sum()) * row_bytes)
-        tables += record.align_page(most // record.PAGE_BYTES * 5)
+        largest_cache = min(config.disk_space, int(samples.num_nodes.sum()) * row_bytes)
+        tables += record.align_page(largest_cache // record.PAGE_BYTES * 5)
     limit = config.memory
     if limit is None:
         return HostMemory(
@@ -67,8 +67,10 @@ def divide_host_memory(samples: BatchSizes, config: PlanConfig, row_bytes: int) 
         return tables + memory_tables.IO_BUFFERS.bytes_of(total) + scratch + memory_tables.SMALL_TABLES.least
 
     room = min(memory_tables.PACKED_BATCHES.bytes_of(limit), limit - fixed(limit))
-    least, most = memory_tables.BATCH_BUFFERS, memory_tables.MOST_BATCH_BUFFERS
-    slots = config.slots or max((k for k in range(least, most + 1) if k * slot <= room), default=least)
+    fewest, most_slots = memory_tables.BATCH_BUFFERS, memory_tables.MOST_BATCH_BUFFERS
+    slots = config.slots or max(
+        (k for k in range(fewest, most_slots + 1) if k * slot <= room), default=fewest
+    )
     left = limit - slots * slot - fixed(limit)
     if left < 0:
         # What is left rises with the limit, so the smallest that does is found by bisection.

@@ -193,24 +193,26 @@ class SegmentArranger:
         table.begin_segment(
             len(batches), layout.threshold, (self._seed * 0x9E3779B1 + number) % (1 << 64), row
         )
-        for p in batches:
-            table.count(wanted.of(p))
-        for i, p in enumerate(batches if reorder else ()):
-            table.sign(i, wanted.of(p))
+        for packed_batch in batches:
+            table.count(wanted.of(packed_batch))
+        for i, packed_batch in enumerate(batches if reorder else ()):
+            table.sign(i, wanted.of(packed_batch))
         rows = table.order(self._runtime.workers)
         if out is not None:
             self._write_blocks(rows, block_rows, out)
-        for p in batches:
-            for hop, ids in enumerate(wanted.hops(p)):
-                shared.per_hop[p, hop] += table.mark(ids, self._row_bytes)
+        for packed_batch in batches:
+            for hop, ids in enumerate(wanted.hops(packed_batch)):
+                shared.per_hop[packed_batch, hop] += table.mark(ids, self._row_bytes)
             reads = table.finish_batch()
             if reads.pages:
                 # Regions follow each other without a gap: a page, or a run, may go on from the one before.
-                shared.pages[p] += reads.pages - (reads.first_page == last_page[p])
-                shared.runs[p] += reads.runs - (last_page[p] >= 0 and reads.first_page <= last_page[p] + 1)
-                last_page[p] = reads.last_page
-        for p in batches:
-            table.clear(wanted.of(p))
+                shared.pages[packed_batch] += reads.pages - (reads.first_page == last_page[packed_batch])
+                shared.runs[packed_batch] += reads.runs - (
+                    last_page[packed_batch] >= 0 and reads.first_page <= last_page[packed_batch] + 1
+                )
+                last_page[packed_batch] = reads.last_page
+        for packed_batch in batches:
+            table.clear(wanted.of(packed_batch))
         return rows
 
     def _write_blocks(self, rows: int, block_rows: int, out: tuple[ArrayWriter, ArrayWriter]) -> None:
@@ -284,13 +286,13 @@ class LayoutSearch:
         self.exact = halvings == 0
         self._sketch = _core.LayoutSketch(runtime.budget, capacity, halvings, 1)
         thin = runtime.budget.empty("layout", max(wanted.samples.max_nodes * 8, 8)).view(np.int64)
-        for p in range(self._batches):
-            ids = thin[: self._sketch.thin(wanted.of(p), thin)]
+        for packed_batch in range(self._batches):
+            ids = thin[: self._sketch.thin(wanted.of(packed_batch), thin)]
             for table in hot:
                 positions, _ = find_sorted(table, ids)
                 if len(positions):
                     ids = np.delete(ids, positions)
-            self._sketch.add(p, ids)
+            self._sketch.add(packed_batch, ids)
         self._sketch.finish(runtime.workers)
         # Scaled by wants, of which both numbers are known exactly: nodes vary more.
         self._scale = sizes.total_wants / self._sketch.size if self._sketch.size else 1.0
@@ -338,17 +340,17 @@ def heuristic(search: LayoutSearch, limit: int) -> SegmentLayout | None:
 
 def candidates(search: LayoutSearch, limit: int, batches: int) -> list[SegmentLayout]:
     """Layouts worth pricing: for thresholds 1, 2, 3, 4, 6, 8, ... the smallest segments, and for 1 larger ones."""
-    found: list[SegmentLayout] = []
+    layouts: list[SegmentLayout] = []
     threshold = 1
     while (layout := search.smallest(threshold, limit)) is not None:
-        found.append(layout)
+        layouts.append(layout)
         threshold = threshold + 1 if threshold < 4 else threshold + threshold // 2
         if threshold >= batches:
             break
-    if found:
-        first = found[0].segment
-        found += [SegmentLayout(min(int(first * f), batches), 1) for f in (1.5, 2, 4)]
-    return list(dict.fromkeys(found))
+    if layouts:
+        first = layouts[0].segment
+        layouts += [SegmentLayout(min(int(first * f), batches), 1) for f in (1.5, 2, 4)]
+    return list(dict.fromkeys(layouts))
 
 
 def price(

@@ -99,8 +99,8 @@ def _curve(result: dict[str, Any], name: str) -> Figure:
 
 def page(result: dict[str, Any]) -> str:
     """The HTML of a result of :func:`outcrop.api.advise.advise`."""
-    made = figures(result)
-    sections = [Section("results", "Predictions", list(made))]
+    drawn = figures(result)
+    sections = [Section("results", "Predictions", list(drawn))]
     if result["changes"]:
         changes = Table(
             ["", "change", "costs", "epoch then", "epochs/h more per 1000 " + result["currency"]],
@@ -118,7 +118,7 @@ def page(result: dict[str, Any]) -> str:
     return render(
         "Advice",
         f"{result['graph']}, {result['model']}",
-        f"{made[0].title}.",
+        f"{drawn[0].title}.",
         "",
         [],
         sections,

@@ -76,7 +76,7 @@ def kind_of(field: str) -> str:
 
 def groups_of(result: dict[str, Any]) -> list[Group]:
     """The groups of cases in a result, the outermost first."""
-    found: list[Group] = []
+    groups: list[Group] = []
     for key, value in result.items():
         if key in _LEFT_OUT or not isinstance(value, (dict, list)):
             continue
@@ -87,12 +87,12 @@ def groups_of(result: dict[str, Any]) -> list[Group]:
         else:
             continue
         if group is not None:
-            found.append(group)
+            groups.append(group)
         elif isinstance(value, dict):
-            found += groups_of(value)
-    if not found and (group := _named("cases", result)) is not None:
-        found.append(group)
-    return found
+            groups += groups_of(value)
+    if not groups and (group := _named("cases", result)) is not None:
+        groups.append(group)
+    return groups
 
 
 def _numbers(case: dict[str, Any]) -> dict[str, float]:
@@ -129,16 +129,16 @@ def figures(result: dict[str, Any]) -> list[Figure]:
     Raises:
         FormatError: It holds nothing that can be drawn.
     """
-    made = []
+    drawn = []
     for group in groups_of(result):
         shown = [f for f in group.fields if f in _FIELDS] or group.fields[:1]
         for field in shown[:_MAX_CHARTS]:
             cases = {k: v[field] for k, v in group.cases.items() if field in v}
             if cases and any(cases.values()):
-                made.append(_figure(group, field, cases))
-    if not made:
+                drawn.append(_figure(group, field, cases))
+    if not drawn:
         raise FormatError(f"the result of experiment {result.get('experiment')!r} holds no numbers to draw")
-    return made
+    return drawn
 
 
 def _figure(group: Group, field: str, cases: dict[str, float]) -> Figure:
@@ -172,13 +172,13 @@ def _figure(group: Group, field: str, cases: dict[str, float]) -> Figure:
 
 def bench_page(result: dict[str, Any]) -> str:
     """The HTML of a benchmark's JSON."""
-    made = figures(result)
+    drawn = figures(result)
     machine, setting = result.get("machine", {}), result.get("setting", {})
     about = [[k, _plain(v)] for k, v in {**setting, **machine, "revision": result.get("revision")}.items()]
     groups = groups_of(result)
     tables: list[Any] = [(f"Every number of {group.name}", _table(group)) for group in groups]
     sections = [
-        Section("results", "Results", list(made)),
+        Section("results", "Results", list(drawn)),
         Section("numbers", "All numbers", tables),
         Section(
             "machine",
@@ -191,7 +191,7 @@ def bench_page(result: dict[str, Any]) -> str:
         for v in (machine.get("cpu"), f"{machine.get('cores', '?')} cores", result.get("revision"))
         if v
     )
-    first = made[0].title
+    first = drawn[0].title
     return render(
         f"Benchmark {result['experiment']}",
         subtitle,

@@ -416,19 +416,24 @@ def points(
             "label",
             "end",
         )
-    for p in sorted(items, key=lambda p: p.chosen):
-        tip = f"{p.label}: {format_value(x_kind, p.x)}, {format_value(y_kind, p.y)}" + (
-            " (chosen)" if p.chosen else ""
+    for point in sorted(items, key=lambda p: p.chosen):
+        tip = f"{point.label}: {format_value(x_kind, point.x)}, {format_value(y_kind, point.y)}" + (
+            " (chosen)" if point.chosen else ""
         )
         frame.canvas.dot(
-            frame.x(p.x), frame.y(p.y), 7 if p.chosen else 4, f"fill s-c{1 if p.chosen else 0}", tip, p.label
+            frame.x(point.x),
+            frame.y(point.y),
+            7 if point.chosen else 4,
+            f"fill s-c{1 if point.chosen else 0}",
+            tip,
+            point.label,
         )
-        if p.chosen:
-            right = frame.x(p.x) < (frame.left + frame.right) / 2
+        if point.chosen:
+            right = frame.x(point.x) < (frame.left + frame.right) / 2
             frame.canvas.text(
-                frame.x(p.x) + (11 if right else -11),
-                frame.y(p.y) - 8,
-                f"chosen: {p.label}",
+                frame.x(point.x) + (11 if right else -11),
+                frame.y(point.y) - 8,
+                f"chosen: {point.label}",
                 "label halo",
                 "start" if right else "end",
             )

@@ -156,16 +156,18 @@ def windows(training: Record) -> dict[str, list[Record]]:
     of_first, of_last = ([s for s in spans if s["epoch"] == e] for e in (first, last))
     late = [s for s in of_last if s["name"] == "compute"]
     end = max((s["batch"] for s in late), default=-1)
-    found = {}
+    windows_by_name = {}
     begun = [s["end"] for s in of_first if s["name"] == "compute" and s["batch"] < _WINDOW_BATCHES]
     if begun:
-        found["start"] = _cut(of_first, min(s["start"] for s in of_first), max(begun))
+        windows_by_name["start"] = _cut(of_first, min(s["start"] for s in of_first), max(begun))
     if last != first or end >= 2 * _WINDOW_BATCHES:
         low = max(end - _WINDOW_BATCHES - 1, 0)
         inside = [s for s in late if low <= s["batch"] < low + _WINDOW_BATCHES]
         if inside:
-            found["steady"] = _cut(of_last, min(s["start"] for s in inside), max(s["end"] for s in inside))
-    return found
+            windows_by_name["steady"] = _cut(
+                of_last, min(s["start"] for s in inside), max(s["end"] for s in inside)
+            )
+    return windows_by_name
 
 
 def _cut(spans: list[Record], begin: float, end: float) -> list[Record]:

@@ -112,11 +112,11 @@ def _train(setup: Setup, graph: Graph, model: str, way: str) -> dict[str, Any]:
 
 def _breakdown(setup: Setup, model: str, ways: tuple[str, ...]) -> Case:
     graph = open_graph(ensure_graph(setup.folder, setup.sizes.graph, setup.log))
-    found = {way: _train(setup, graph, model, way) for way in ways}
-    seconds = {way: median(of["seconds"]) for way, of in found.items()}
-    loading = {way: median(of["loading"]) for way, of in found.items() if way != OVERLAPPED}
+    trained = {way: _train(setup, graph, model, way) for way in ways}
+    seconds = {way: median(of["seconds"]) for way, of in trained.items()}
+    loading = {way: median(of["loading"]) for way, of in trained.items() if way != OVERLAPPED}
     figures: dict[str, float | None] = {}
-    for way, of in found.items():
+    for way, of in trained.items():
         if way in loading:
             figures[f"{way}: loading_seconds"] = loading[way]
             figures[f"{way}: share_of_loading"] = loading[way] / seconds[way]
@@ -125,7 +125,7 @@ def _breakdown(setup: Setup, model: str, ways: tuple[str, ...]) -> Case:
     if IN_PLACE in ways:
         figures["speed_up"] = seconds[COPY] / seconds[IN_PLACE]
         figures["less_loading"] = 1 - loading[IN_PLACE] / loading[COPY]
-    return Case({"model": model}, seconds, {way: of["seconds"] for way, of in found.items()}, figures)
+    return Case({"model": model}, seconds, {way: of["seconds"] for way, of in trained.items()}, figures)
 
 
 def _models(ways: tuple[str, ...], setup: Setup) -> Cases:

@@ -54,7 +54,7 @@ class Table:
 def _gather(setup: Setup, table: Table, row_bytes: int, count: int) -> Case:
     rows = table.of(row_bytes)
     ids = torch.randint(0, len(rows), (count,), generator=torch.Generator().manual_seed(row_bytes))
-    there = ids.to(setup.device)
+    device_ids = ids.to(setup.device)
     seen = seen_by(setup.gpu, rows, setup.index)
     pinned = unified.empty(count, row_bytes // 4).as_subclass(torch.Tensor)
     target = torch.empty(count, row_bytes // 4, device=setup.device)
@@ -69,8 +69,8 @@ def _gather(setup: Setup, table: Table, row_bytes: int, count: int) -> Case:
 
     ways: dict[str, Callable[[], Any]] = {
         "ceiling": lambda: target.copy_(pinned, non_blocking=True),
-        "gather": lambda: unified.gather(rows, there),
-        "naive": lambda: seen[there],
+        "gather": lambda: unified.gather(rows, device_ids),
+        "naive": lambda: seen[device_ids],
         "copy": copy,
         "pageable": lambda: rows[ids].to(setup.device),
     }

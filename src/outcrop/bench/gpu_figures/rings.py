@@ -101,15 +101,15 @@ def _made(setup: Setup, runtime: Runtime, size: int) -> Path:
     if path.is_file() and path.stat().st_size == size:
         return path
     setup.log(f"writing {size:,} bytes to read")
-    made = path.with_suffix(".making")
-    file = runtime.io.open(str(made), _core.OpenMode.create)
+    unfinished = path.with_suffix(".making")
+    file = runtime.io.open(str(unfinished), _core.OpenMode.create)
     runtime.io.resize(file, size)
     for begin in range(0, size, 64 * _BLOCK):
         end = min(begin + 64 * _BLOCK, size)
         runtime.io.write(file, begin, np.arange(begin // 4, end // 4).astype(np.int32).view(np.uint8))
     runtime.io.drop_cache(file)
     runtime.io.close(file)
-    return made.replace(path)
+    return unfinished.replace(path)
 
 
 @contextmanager

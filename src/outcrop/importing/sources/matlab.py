@@ -47,14 +47,15 @@ def open_matlab(path: Path, runtime: Runtime, held: ExitStack) -> GraphSource:
         raise FormatError(f"{path} is no MATLAB file or is torn: {error}") from None
     parts: dict[str, Part] = {}
     for kind, names in NAMES.items():
-        found = [n for n in variables if n.lower() in names]
-        if len(found) > 1:
+        variables_of_kind = [n for n in variables if n.lower() in names]
+        if len(variables_of_kind) > 1:
             raise ArgumentError(
-                f"{path} has {' and '.join(found)}, which may both be its {kind}: keep one of them"
+                f"{path} has {' and '.join(variables_of_kind)}, which may both be its {kind}: keep one of them"
             )
-        if found:
+        if variables_of_kind:
             parts[kind] = Part(
-                f"{path} {found[0]}", _value(f"{path} {found[0]}", kind, variables.pop(found[0]))
+                f"{path} {variables_of_kind[0]}",
+                _value(f"{path} {variables_of_kind[0]}", kind, variables.pop(variables_of_kind[0])),
             )
     if "edges" not in parts:
         raise ArgumentError(

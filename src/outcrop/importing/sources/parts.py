@@ -324,25 +324,25 @@ class _PartsJoiner:
 
     def _split_rows(self, ids: IdMap, node: int) -> list[SplitRow]:
         """Every row that puts ``node`` into a split; reads the splits again."""
-        found = []
+        rows = []
         for split in ("train", "valid", "test"):
             part = self.parts.get(split)
             if part is not None and isinstance(part.value, np.ndarray):
-                found += _rows_of_part(split, part, ids, node)
+                rows += _rows_of_part(split, part, ids, node)
         table = self._table("splits")
         if table:
             columns = [table.column(*ID_COLUMNS) or "", table.column("split") or ""]
             name, place = names_of(ids, np.array([node])), Place(table, columns[0])
             for first_row, nodes, words in _split_blocks(self.runtime, table, columns, ids):
-                found += [
+                rows += [
                     SplitRow(SPLIT_NAMES[words[row].lower()], name, place.at(first_row + row))
                     for row in np.flatnonzero((nodes == node) & (words != "")).tolist()
                 ]
-        return found
+        return rows
 
     def _edge_splits(self, ids: IdMap) -> dict[str, np.ndarray]:
         """Edges to be predicted, int64 [M, 2] by split."""
-        found: dict[str, np.ndarray] = {}
+        edges_of_split: dict[str, np.ndarray] = {}
         for kind in EDGE_SPLITS:
             part = self.parts.get(kind)
             if part is None:
@@ -355,8 +355,8 @@ class _PartsJoiner:
             if not isinstance(ids, PlainIds):
                 columns = [ids.lookup(Place(part.name), pa.array(pairs[:, i]), 0) for i in (0, 1)]
                 pairs = np.stack(columns, axis=1)
-            found[kind.removesuffix("_edges")] = pairs
-        return found
+            edges_of_split[kind.removesuffix("_edges")] = pairs
+        return edges_of_split
 
 
 def _part_ids(part: Part, ids: IdMap, num_nodes: int) -> np.ndarray:

@@ -30,13 +30,13 @@ def find(folder: Path, stem: str, suffixes: tuple[str, ...]) -> Path | None:
     Raises:
         ArgumentError: Several are there.
     """
-    found = [path for suffix in suffixes if os.path.lexists(path := folder / f"{stem}{suffix}")]
-    odd = next((path for path in found if not path.is_file()), None)
+    paths = [path for suffix in suffixes if os.path.lexists(path := folder / f"{stem}{suffix}")]
+    odd = next((path for path in paths if not path.is_file()), None)
     if odd is not None:
         raise ArgumentError(f"{odd} is no file: remove it, or put the file itself there")
-    if len(found) > 1:
-        raise ArgumentError(f"{folder} holds {' and '.join(p.name for p in found)}: keep one of them")
-    return found[0] if found else None
+    if len(paths) > 1:
+        raise ArgumentError(f"{folder} holds {' and '.join(p.name for p in paths)}: keep one of them")
+    return paths[0] if paths else None
 
 
 class Table(ABC):
