@@ -2,9 +2,10 @@
 
 Both raise an exception in the main thread: temporary files go, what is done stays. Python drops an exception that is
 raised within a finalizer (a batch that dies, a file that the garbage collector closes): such a one is raised again a
-moment later, outside of it. While the commands or a large package are imported nothing has begun, so the process just
-ends, in the first case with the usual line; so it does once a command is over, where a second Ctrl-C finds only the end
-of Python to interrupt. Only the standard library is imported here: this is loaded before anything else.
+moment later, outside of it. Libraries drop what is raised while they import another one, as Arrow does with pandas: so
+it is raised when the import is over. While the commands or a large package are imported nothing has begun, so the
+process just ends, in the first case with the usual line; so it does once a command is over, where a second Ctrl-C finds
+only the end of Python to interrupt. Only the standard library is imported here: this is loaded before anything else.
 """
 
 from __future__ import annotations
@@ -12,13 +13,16 @@ from __future__ import annotations
 import os
 import signal
 import sys
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from types import FrameType
 from typing import NoReturn
 
 INTERRUPTED, TERMINATED = 130, 128 + signal.SIGTERM
 _AGAIN_SECONDS = 0.01
-
+_LONGEST_IMPORT_SECONDS = 10.0  # after it an exception is raised within the import
+_IMPORTING = "<frozen importlib._bootstrap>"  # the file of Python's own frames below an import
 
 # What goes on where it was when the same command is run again; everything else starts over.
 _GO_ON = (
@@ -58,8 +62,8 @@ def _end_with_a_line(*_: object) -> NoReturn:
 
 def install() -> None:
     """Sets the handlers of the process."""
-    if signal.getsignal(signal.SIGINT) is _end_with_a_line:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
+    if signal.getsignal(signal.SIGINT) in (_end_with_a_line, signal.default_int_handler):
+        signal.signal(signal.SIGINT, _interrupt)
     signal.signal(signal.SIGTERM, _terminate)
     sys.unraisablehook = _raise_again
 
@@ -87,23 +91,46 @@ def _heard() -> list[signal.Signals]:
     return [s for s in (signal.SIGINT, signal.SIGTERM) if signal.getsignal(s) is not signal.SIG_IGN]
 
 
-def _terminate(*_: object) -> NoReturn:
-    sys.exit(TERMINATED)
+def _interrupt(_: int, frame: FrameType | None) -> None:
+    _raise_outside_imports(KeyboardInterrupt(), frame)
 
 
-def _interrupt(*_: object) -> NoReturn:
-    raise KeyboardInterrupt
+def _terminate(_: int, frame: FrameType | None) -> None:
+    _raise_outside_imports(SystemExit(TERMINATED), frame)
+
+
+def _raise_outside_imports(error: BaseException, frame: FrameType | None, until: float | None = None) -> None:
+    """Raises ``error``, while a module is being imported only after that, at the latest at ``until``.
+
+    A second signal that arrives meanwhile is raised at once.
+    """
+    again = until is None and signal.getitimer(signal.ITIMER_REAL)[0] > 0
+    until = time.monotonic() + _LONGEST_IMPORT_SECONDS if until is None else until
+    if again or time.monotonic() > until or not _within_import(frame):
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        raise error
+    _call_soon(lambda _, later: _raise_outside_imports(error, later, until))
+
+
+def _within_import(frame: FrameType | None) -> bool:
+    while frame is not None:
+        if frame.f_code.co_filename == _IMPORTING:
+            return True
+        frame = frame.f_back
+    return False
+
+
+def _call_soon(handler: Callable[[int, FrameType | None], None]) -> None:
+    signal.signal(signal.SIGALRM, handler)
+    signal.setitimer(signal.ITIMER_REAL, _AGAIN_SECONDS)
 
 
 def _raise_again(dropped: sys.UnraisableHookArgs) -> None:
     """What Python calls with an exception that has nowhere to go."""
     error = dropped.exc_value
     if isinstance(error, KeyboardInterrupt):
-        again = _interrupt
+        _call_soon(_interrupt)
     elif isinstance(error, SystemExit) and error.code == TERMINATED:
-        again = _terminate
+        _call_soon(_terminate)
     else:
         sys.__unraisablehook__(dropped)
-        return
-    signal.signal(signal.SIGALRM, again)
-    signal.setitimer(signal.ITIMER_REAL, _AGAIN_SECONDS)

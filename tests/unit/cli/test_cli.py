@@ -160,6 +160,49 @@ def test_what_starts_over_does_not_claim_to_go_on() -> None:
     assert (ended.returncode, ended.stderr) == (130, "interrupted; the same command starts over\n")
 
 
+IMPORTING = """
+import signal, sys, time
+from outcrop.cli import data, interruptions
+def describe(path):
+    interruptions._LONGEST_IMPORT_SECONDS = {seconds}
+    import library
+    time.sleep(5)
+    return []
+data.describe_all = describe
+from outcrop.cli.main import run
+sys.argv[0] = "outcrop"
+run()
+"""
+DROPPING = "import signal\ntry:\n    signal.raise_signal(signal.{0})\nexcept BaseException:\n    pass\n"
+HANGING = (
+    "import signal, time, os\nsignal.raise_signal(signal.{0})\ntime.sleep(0.1)\n{1}\ntime.sleep(5)\n"
+    "print('it went on', flush=True)\n"
+)
+
+
+@pytest.mark.parametrize(("name", "status"), [("SIGTERM", 143), ("SIGINT", 130)])
+@pytest.mark.parametrize(
+    ("library", "longest"),
+    [
+        (DROPPING, 10.0),
+        (HANGING.replace("{1}", "pass"), 0.05),
+        (HANGING.replace("{1}", "signal.raise_signal(signal.{0})"), 10.0),
+    ],
+    ids=["dropped", "too long", "a second time"],
+)
+def test_signals_while_a_library_is_imported_are_not_lost(
+    tmp_path: Path, library: str, longest: float, name: str, status: int
+) -> None:
+    """Libraries drop what is raised while they import others; an import that does not end is interrupted."""
+    (tmp_path / "library.py").write_text(library.format(name))
+    code = f"import sys; sys.path.insert(0, {str(tmp_path)!r})\n" + IMPORTING.replace(
+        "{seconds}", str(longest)
+    )
+    ended = python(code, "info", "g")
+    said = ("", "interrupted; the same command starts over\n")
+    assert (ended.returncode, ended.stdout, ended.stderr) == (status, *said)
+
+
 GO_ON = "interrupted; nothing finished is lost: run the same command again to go on\n"
 
 
@@ -185,13 +228,12 @@ def test_interrupted_while_commands_are_imported(
     assert (ended.returncode, ended.stdout, ended.stderr) == (130, "", says)
 
 
-@pytest.mark.parametrize("at_first", ["SIG_IGN", "default_int_handler"])
-def test_an_interruption_that_is_ignored_stays_so(at_first: str) -> None:
-    """As in what a shell starts in the background; where it is heard, it raises again once the commands run."""
+def test_an_interruption_that_is_ignored_stays_so() -> None:
+    """As in what a shell starts in the background."""
     code = (
-        f"import signal, sys; signal.signal(signal.SIGINT, signal.{at_first}); from outcrop.cli import interruptions\n"
+        "import signal, sys; signal.signal(signal.SIGINT, signal.SIG_IGN); from outcrop.cli import interruptions\n"
         "interruptions.end_with_a_line(); interruptions.install()\n"
-        f"sys.exit(signal.getsignal(signal.SIGINT) is not signal.{at_first})"
+        "sys.exit(signal.getsignal(signal.SIGINT) is not signal.SIG_IGN)"
     )
     assert python(code).returncode == 0
 
