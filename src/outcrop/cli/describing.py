@@ -42,7 +42,7 @@ def describe_all(path: Path) -> list[dict[str, Any]]:
     if not parts and not tensors and not (path / RUN_FILE).is_file():
         raise FormatError(
             f"{path} is nothing that Outcrop made: looked for manifest.json (graphs, knowledge graphs), {RUN_FILE} "
-            f"(runs), {_BUCKETS} (embedding runs) and {_CHECKPOINTS[0]} (checkpoints)"
+            f"(runs), {_BUCKETS} (embedding runs) and {_CHECKPOINTS[0]} (checkpoints){manifests.how_to_import(path)}"
         )
     if not parts and not tensors:
         return [_describe_unfinished(path)]

@@ -11,6 +11,7 @@ import errno
 import hashlib
 import json
 import os
+import shlex
 import shutil
 import stat
 from collections.abc import Iterator
@@ -26,6 +27,8 @@ from outcrop.store.lock import only_process_in
 MANIFEST = "manifest.json"
 # Array "x_page_crc" has a CRC-32C for each page of the file of array "x".
 PAGE_SUMS = "_page_crc"
+# Files called edges with one of these, and any file with one but the first, can be imported.
+EDGE_ENDINGS = (".npy", ".parquet", ".csv", ".tsv", ".txt")
 
 
 @dataclass(frozen=True)
@@ -149,16 +152,28 @@ def kind(folder: Path) -> str:
     return str(_read_json(folder / MANIFEST).get("format"))
 
 
+def how_to_import(path: Path) -> str:
+    """Returns what to add to a message where ``path`` is something to import, not an artifact; else nothing."""
+    if path.is_file() and path.suffix in EDGE_ENDINGS[1:]:
+        return f"; if it lists edges, make a graph of it: {shlex.join(['outcrop', 'import', f'edges:{path}', 'OUT'])}"
+    if any((path / f"edges{ending}").is_file() for ending in EDGE_ENDINGS):
+        command = shlex.join(["outcrop", "import", f"arrays:{path}", "OUT"])
+        return f"; it holds a list of edges, so make a graph of it first: {command}"
+    return ""
+
+
 def _read_json(path: Path) -> dict[str, Any]:
     try:
         raw = parse_json(path.read_bytes())
     except FileNotFoundError:
-        hint = ""
+        hint = how_to_import(path.parent)
         if path.name == MANIFEST and (path.parent / "run.json").is_file():
             hint = "; it is a run: name its graph, and the run with --run"
         raise FormatError(f"{path} is missing: {path.parent} is no finished Outcrop artifact{hint}") from None
     except NotADirectoryError:
-        raise FormatError(f"{path.parent} is a file, not an Outcrop artifact folder") from None
+        raise FormatError(
+            f"{path.parent} is a file, not an Outcrop artifact folder{how_to_import(path.parent)}"
+        ) from None
     except (ValueError, OSError) as error:
         raise FormatError(f"{path} cannot be read as a manifest: {error}") from None
     if not isinstance(raw, dict):

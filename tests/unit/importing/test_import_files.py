@@ -21,8 +21,10 @@ from outcrop.cli.main import app
 from outcrop.errors import ArgumentError, FormatError
 from outcrop.importing.graph import import_graph
 from outcrop.importing.sources.base import FeatureSource
+from outcrop.importing.sources.folder import FILES
 from outcrop.importing.sources.reorder import in_node_order
 from outcrop.store.graph import Graph
+from outcrop.store.manifest import EDGE_ENDINGS
 from outcrop.store.verify import verify_artifact
 from support import held_bytes, new_runtime, read_names, shared_path
 
@@ -377,3 +379,36 @@ def test_a_graph_without_edges_or_nodes_for_validation_is_noted(tmp_path: Path) 
     assert notes([], [[0, 1]]) == [True, False]
     assert notes([3], []) == [False, True]
     assert notes(None, [[0, 1]]) == [False, False]
+
+
+@pytest.mark.parametrize("ending", [".npy", ".parquet", ".csv", ".tsv", ".txt"])
+@pytest.mark.parametrize("command", ["train", "info", "prepare", "verify"])
+def test_a_folder_of_files_that_can_be_imported_is_told_how(
+    tmp_path: Path, command: str, ending: str
+) -> None:
+    """Newcomers name the folder of their files where a graph is wanted."""
+    folder = tmp_path / "my data"
+    folder.mkdir()
+    (folder / f"edges{ending}").touch()
+    last = [str(tmp_path / "run")] if command == "prepare" else []
+    ended = CliRunner().invoke(app, [command, str(folder), *last])
+    assert isinstance(ended.exception, FormatError)
+    assert str(ended.exception).endswith(
+        f"it holds a list of edges, so make a graph of it first: outcrop import 'arrays:{folder}' OUT"
+    )
+
+
+def test_a_file_that_can_be_imported_is_told_how(tmp_path: Path) -> None:
+    path = tmp_path / "edges.csv"
+    path.touch()
+    with pytest.raises(FormatError, match=f"make a graph of it: outcrop import edges:{path} OUT$"):
+        oc.open_graph(path)
+    (tmp_path / "notes.md").touch()
+    for other in (tmp_path / "notes.md", tmp_path / "nothing"):
+        with pytest.raises(FormatError) as refused:
+            oc.open_graph(other)
+        assert "outcrop import" not in str(refused.value)
+
+
+def test_endings_of_edges_are_those_that_are_imported() -> None:
+    assert FILES["edges"] == ("edges", EDGE_ENDINGS)
