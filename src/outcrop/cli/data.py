@@ -254,7 +254,11 @@ def _facts(about: dict[str, Any]) -> dict[str, object]:
     }
     names = about.get("attributes", {}).get("class_names")
     if names:
-        facts["class_names"] = ", ".join(names[:_SHOWN_CLASSES]) + (", ..." if names[_SHOWN_CLASSES:] else "")
+        shown = [
+            *map(_quoted_if_unclear, names[:_SHOWN_CLASSES]),
+            *(["..."] if names[_SHOWN_CLASSES:] else []),
+        ]
+        facts["class_names"] = ", ".join(shown)
     for name, array in about.get("arrays", {}).items():
         if name.endswith(manifests.PAGE_SUMS):
             continue
@@ -266,6 +270,12 @@ def _facts(about: dict[str, Any]) -> dict[str, object]:
         facts["page checksums"] = f"none: outcrop verify {about['path']} --add-checksums"
     facts["size on disk"] = format_bytes(about["bytes"])
     return facts
+
+
+def _quoted_if_unclear(name: str) -> str:
+    """Returns a name as it stands in a list with commas: in quotes where its ends would not be seen."""
+    unclear = "," in name or name != name.strip() or name in ("", "...") or name[0] in "'\""
+    return repr(name) if unclear else name
 
 
 def stripe(

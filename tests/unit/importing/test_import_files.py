@@ -412,3 +412,14 @@ def test_a_file_that_can_be_imported_is_told_how(tmp_path: Path) -> None:
 
 def test_endings_of_edges_are_those_that_are_imported() -> None:
     assert FILES["edges"] == ("edges", EDGE_ENDINGS)
+
+
+def test_names_of_classes_with_commas_are_quoted(tmp_path: Path) -> None:
+    """Without quotes three classes looked like five."""
+    labels = np.resize(np.array(["Sales, retail", "Sales", " x", "'a'", "..."], object), NODES)
+    folder = folder_of(tmp_path / "in", edges=PAIRS)
+    pq.write_table(pa.table({"label": labels}), folder / "labels.parquet")
+    graph = run(folder)
+    told = CliRunner().invoke(app, ["info", str(graph.path)], env={"COLUMNS": "200"}).stdout
+    (line,) = (line for line in told.splitlines() if line.startswith("class_names"))
+    assert line.split(maxsplit=1)[1] == """' x', "'a'", '...', Sales, 'Sales, retail'"""
