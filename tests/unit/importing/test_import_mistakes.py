@@ -124,7 +124,9 @@ def test_an_id_that_is_listed_twice_is_named_with_both_rows(
     message = failure(tmp_path / "in")
     assert message.startswith(place(tmp_path / "in", table, "id", SPOILED, suffix))
     first = place(tmp_path / "in", table, "id", 3, suffix).split(", ")[1]
-    assert re.search(rf"node '?{twice}'? is listed twice, first in {re.escape(first)}: ", message), message
+    numbers = scheme != "text" and not (scheme == "sparse" and table == "labels")
+    node = str(twice) if numbers else repr(str(twice))
+    assert f"node {node} is listed twice, first in {first}: " in message
 
 
 @pytest.mark.parametrize("again", ["train", "Val"])
@@ -254,9 +256,22 @@ def test_only_what_may_be_meant_is_guessed(tmp_path: Path, missing: str, guessed
     tables["edges"]["src"][SPOILED] = missing
     write(tmp_path / "in", tables, "csv")
     message = failure(tmp_path / "in")
-    assert f"names node {missing}, which" in message
+    assert f"names node {missing!r}, which" in message
     assert ("nearly the same" in message) == (guessed is not None)
     assert guessed is None or f"{guessed!r} is nearly the same" in message
+
+
+@pytest.mark.parametrize("suffix", ["csv", "parquet"])
+@pytest.mark.parametrize("table", ["edges", "splits", "labels", "features"])
+def test_a_blank_at_the_end_of_an_id_is_seen(tmp_path: Path, table: str, suffix: str) -> None:
+    tables = tables_of([f"p{i:02d}" for i in range(NODES)], True)
+    column = "src" if table == "edges" else "id"
+    tables[table][column][SPOILED] += " "
+    spoiled = tables[table][column][SPOILED]
+    write(tmp_path / "in", tables, suffix)
+    message = failure(tmp_path / "in")
+    assert f"names node {spoiled!r}, which" in message
+    assert f"{spoiled.strip()!r} is the same but for blanks?" in message
 
 
 @pytest.mark.parametrize("suffix", ["csv", "parquet"])

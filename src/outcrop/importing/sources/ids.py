@@ -121,7 +121,7 @@ class MappedIds:
         repeated = np.flatnonzero(ranked[1:] == ranked[:-1])
         if len(repeated):
             first, second = self._order[repeated[0] : repeated[0] + 2].tolist()
-            raise FormatError(_twice(place, ids[first], first, second))
+            raise FormatError(_twice(place, quoted(ids[first]), first, second))
         self.num_nodes = len(ids)
 
     def is_permutation(self) -> bool:
@@ -194,7 +194,7 @@ class TextIds:
             if not name:
                 raise FormatError(_empty(place, row))
             if name in self._ids:
-                raise FormatError(_twice(place, name, self._ids[name], row))
+                raise FormatError(_twice(place, quoted(name), self._ids[name], row))
             self._add(name)
 
     def lookup(self, place: Place, block: pa.Array, first_row: int) -> np.ndarray:
@@ -242,6 +242,9 @@ class TextIds:
         if few(len(odd), len(self._ids)):
             row, name = odd[0]
             return f"{self.place.at(row)}: {name!r} is no integer, unlike the other ids there"
+        trimmed = wanted.strip()
+        if trimmed in self._ids:
+            return f"{self.place.at(self._ids[trimmed])}: {trimmed!r} is the same but for blanks"
         names = itertools.islice(self._ids, _COMPARED_NAMES)
         near = next(
             (name for name in difflib.get_close_matches(wanted, names, 3, 0.8) if _alike(name, wanted)), None
@@ -266,7 +269,10 @@ def _alike(name: str, other: str) -> bool:
 
 def _unknown(place: Place, row: int, node: object, listed: Place, suspect: str | None) -> str:
     """The message for a node that the table at ``listed`` lacks."""
-    said = f"{place.at(row)} names node {node!s}, which {listed.name} does not list: correct it, or add the node there"
+    said = (
+        f"{place.at(row)} names node {quoted(node)}, which {listed.name} does not list: correct it, or add the node "
+        "there"
+    )
     return said if suspect is None else f"{said}; or is the mistake in {suspect}?"
 
 
@@ -274,7 +280,12 @@ def _empty(place: Place, row: int) -> str:
     return f"{place.at(row)} is empty; every row needs an id: fill it, or remove the row"
 
 
-def _twice(place: Place, node: object, first: int, second: int) -> str:
+def quoted(node: object) -> str:
+    """Returns what a node is called, for messages: text in quotes, so that a blank at its end is seen."""
+    return repr(node) if isinstance(node, str) else str(node)
+
+
+def _twice(place: Place, node: str, first: int, second: int) -> str:
     return f"{place.at(second)}: node {node} is listed twice, first in {place.row_name(first)}: correct one of them"
 
 
