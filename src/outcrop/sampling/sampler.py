@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+import outcrop._core as _core
 from outcrop.config import SampleConfig, exact_bytes, least_bytes
 from outcrop.errors import ArgumentError, BudgetError
 from outcrop.rows import LocatedRows
@@ -20,7 +21,7 @@ from outcrop.runtime import memory_tables
 from outcrop.runtime.runtime import Runtime
 from outcrop.sampling.link_seeds import LinkSeeds
 from outcrop.sampling.seeds import SPLIT_CODES, Ids, Seeds, epoch_seeds, seed_labels, split_ids
-from outcrop.sampling.topology import load_topology, placement_of, topology_bytes
+from outcrop.sampling.topology import CoreSampler, load_topology, placement_of, topology_bytes
 from outcrop.sampling.wave import Wave, most_seeds
 from outcrop.store.batches import BatchGraph
 from outcrop.store.graph import Graph
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     import torch
 
     from outcrop.device.budget import DeviceBudget
+    from outcrop.sampling.gpu.sampler import DeviceSampler, Parts
 
 _FEW = 8  # batches that are drawn together where training waits for the first of them
 
@@ -88,7 +90,7 @@ class BatchSampler:
         options = {
             name: getattr(config, name) for name in ("fanouts", "replace", "seed", "sampler", "dependency")
         }
-        self._sampler: Any
+        self._sampler: CoreSampler | DeviceSampler
         if on is None:
             most = self._wave.most_batch_bytes
             self._sampler = self.topology.sampler(
@@ -119,6 +121,7 @@ class BatchSampler:
     @property
     def most_batch_bytes(self) -> int:
         """Bytes that drawing a batch has needed so far, at the most; on the CPU."""
+        assert isinstance(self._sampler, CoreSampler)
         return self._sampler.most_batch_bytes
 
     def num_batches(self, split: str) -> int:
@@ -144,7 +147,7 @@ class BatchSampler:
             links = [self._links.batch(split, code, epoch, first + i) for i in range(count)]
             offsets = np.cumsum([0, *(len(link.seeds) for link in links)], dtype=np.int64)
             seeds = np.concatenate([link.seeds for link in links])
-            drawn = self._sampler.sample(seeds, offsets, code, epoch, first)
+            drawn = self._draw(seeds, offsets, code, epoch, first)
             for parts, link in zip(drawn, links, strict=True):
                 yield replace(self._finish(*parts), edge_label_index=link.index, edge_label=link.label)
 
@@ -157,8 +160,11 @@ class BatchSampler:
         for first, count in _consecutive(every, self._wave.batches):
             nodes = np.asarray(seeds[first * size : (first + count) * size], np.int64)
             offsets = np.minimum(np.arange(count + 1, dtype=np.int64) * size, len(nodes))
-            for parts in self._sampler.sample(nodes, offsets, SPLIT_CODES[split], epoch, first):
+            for parts in self._draw(nodes, offsets, SPLIT_CODES[split], epoch, first):
                 yield self._finish(*parts)
+
+    def _draw(self, seeds: np.ndarray, offsets: np.ndarray, code: int, epoch: int, first: int) -> list[Parts]:
+        return self._sampler.sample(seeds, offsets, code, epoch, first)
 
     def seeds(self, split: str, epoch: int, numbers: Sequence[int] | None = None) -> Iterator[Seeds]:
         """What :meth:`sample` draws the batches ``numbers`` (None: all) of one epoch of ``split`` from, in order."""
@@ -177,7 +183,12 @@ class BatchSampler:
 
     def cache_lists(self, index: Any, ids: np.ndarray) -> None:
         """The GPU that draws keeps these neighbour lists (:meth:`outcrop.sampling.gpu.DeviceSampler`)."""
-        self._sampler.cache_lists(index, ids)
+        self._device_sampler.cache_lists(index, ids)
+
+    @property
+    def _device_sampler(self) -> DeviceSampler:
+        assert not isinstance(self._sampler, CoreSampler)
+        return self._sampler
 
     def _seeds_of_epoch(self, split: str, epoch: int) -> Ids:
         ids = self.ids[split]
@@ -187,7 +198,7 @@ class BatchSampler:
 
     def look_up_rows(self, index: Any, tiers: np.ndarray | None, missing_stay: bool) -> None:
         """The GPU that draws looks rows up (:meth:`outcrop.sampling.gpu.DeviceSampler.look_up_rows`)."""
-        self._sampler.look_up_rows(index, tiers, missing_stay)
+        self._device_sampler.look_up_rows(index, tiers, missing_stay)
 
     def sample(
         self,
@@ -203,14 +214,16 @@ class BatchSampler:
             on_located: Called in its place with the number of nodes and where their rows lie, if a GPU has looked them
                 up.
         """
-        if hasattr(self._sampler, "begin"):
+        if isinstance(self._sampler, CoreSampler):
             self._sampler.begin(seeds.nodes, seeds.split, seeds.epoch, seeds.batch)
             on_new_nodes(seeds.nodes)
             for _ in self.config.fanouts:
-                on_new_nodes(self._sampler.hop())
+                on_new_nodes(np.asarray(self._sampler.hop()))
             graph = self._finish(*self._sampler.finish())
         else:  # a GPU draws batches whole
-            drawn, kept, rows = self._sampler.sample_kept(seeds.nodes, seeds.split, seeds.epoch, seeds.batch)
+            drawn, kept, rows = self._device_sampler.sample_kept(
+                seeds.nodes, seeds.split, seeds.epoch, seeds.batch
+            )
             graph = replace(self._finish(*drawn), on_device=kept)
             if rows is None or on_located is None:
                 on_new_nodes(graph.n_id)
@@ -242,6 +255,7 @@ class BatchSampler:
         if self.topology.placement == "paged":
             return self.topology.degrees(n_id)
         degree = np.zeros(len(n_id), np.int32)
+        assert not isinstance(self._sampler, _core.WaveSampler)
         self._sampler.degrees(n_id, degree)
         return degree
 

@@ -20,7 +20,11 @@ from outcrop.runtime.runtime import Runtime
 from outcrop.store.arrays import DiskArray
 from outcrop.store.graph import Graph
 
-_LIST_BOOKS = 40  # bytes besides the neighbours of a cached list, most of them while it is read
+_LIST_INDEX = 40  # bytes besides the neighbours of a cached list, most of them while it is read
+
+
+CoreSampler = _core.NeighborSampler | _core.WaveSampler
+"""What draws mini-batches on the CPU, many at a time or one hop by hop: from memory, or from pages on disk."""
 
 
 @dataclass(frozen=True)
@@ -41,7 +45,7 @@ class Topology:
     pages: Any = None
     files: tuple[DiskArray, ...] = ()
 
-    def sampler(self, runtime: Runtime, workers: Any, wave: int, **options: Any) -> Any:
+    def sampler(self, runtime: Runtime, workers: Any, wave: int, **options: Any) -> CoreSampler:
         """A sampler of mini-batches; ``options`` are those of ``_core.NeighborSampler``."""
         if self.pages is not None:
             return _core.WaveSampler(workers, self.pages, runtime.budget, wave=wave, **options)
@@ -114,7 +118,7 @@ class Topology:
         else:
             begin, end = self.ranges(np.arange(first, first + count, dtype=np.int64))
             degrees = end - begin
-        return degrees * self._element_bytes + _LIST_BOOKS
+        return degrees * self._element_bytes + _LIST_INDEX
 
     @property
     def _element_bytes(self) -> int:
