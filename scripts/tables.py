@@ -261,7 +261,7 @@ def for_an_index(readme: str, repository: str | None) -> str:
     text = re.sub(r"\[([^\]]+)\]\((?!https?:)([^)]*)\)", absolute, readme)
     if repository is None:
         title, _, rest = text.partition("\n")
-        paths = "Paths in this text, such as `docs/modes.md`, are those of files in the source distribution."
+        paths = "Paths in this text, such as `docs/modes.md`, are those of files in the source repository."
         text = f"{title}\n\n{paths}\n{rest}"
     return re.sub(r"<!--.*?-->\n", "", text)
 

@@ -77,4 +77,6 @@ def test_the_text_of_a_package_index_stands_alone(tables: ModuleType) -> None:
         link.removeprefix("https://example.org/outcrop/blob/main/").partition("#")[0] for link in found
     } >= targets
     assert all(link.startswith("https://") for link in found)
-    assert "source distribution" not in linked
+    explained = "are those of files in the source repository"
+    assert explained in alone.partition("##")[0]
+    assert explained not in linked
