@@ -8,7 +8,9 @@ from pathlib import Path
 
 from typer.testing import CliRunner
 
+from artifact_support import small_graph
 from outcrop.advisor import hardware
+from outcrop.cli.advise import MEANINGS
 from outcrop.cli.main import app
 from support import REPOSITORY
 
@@ -44,3 +46,17 @@ def test_options_on_the_page_exist() -> None:
     for line in lines:
         for word in shlex.split(line, comments=True):
             assert not word.startswith("--") or f"{word} " in said, word
+
+
+def test_columns_are_explained_on_the_page_and_in_the_output(tmp_path: Path) -> None:
+    on_page = dict(re.findall(r"^\| `(\w+)` \| (.*) \|$", PAGE, re.MULTILINE))
+    assert on_page == MEANINGS
+    graph = small_graph(tmp_path / "g")
+    command = ["advise", str(graph.path), "--fanouts", "3,3", "--machine", "machine-a", "--prices", "prices"]
+    told = CliRunner().invoke(app, command, env={"COLUMNS": "200"}).stdout
+    said = re.sub("[│┃]", " ", told).splitlines()
+    headings = next(line for line in said if line.split()[:1] == ["machine"]).split()
+    assert set(MEANINGS) == set(headings) - {"machine", "mode"}
+    for name, meaning in MEANINGS.items():
+        assert any(line.split(maxsplit=1) == [name, meaning] for line in said), name
+    assert "with 1 disk a unit of money trains on most nodes" in " ".join(said)

@@ -10,6 +10,17 @@ import typer
 from outcrop.cli import common, printing
 from outcrop.config import format_bytes
 
+# What the columns of the prediction mean; docs/advise.md says the same.
+MEANINGS = {
+    "epoch": "seconds of one pass over the training nodes, validation and checkpoints not counted",
+    "bound": "which of the next four takes longest: the epoch waits for it",
+    "disk": "milliseconds in which the disk reads rows for a mini-batch",
+    "bus": "milliseconds in which its rows go from the host to the GPU",
+    "host": "milliseconds in which the processor draws it and puts its rows together",
+    "compute": "milliseconds in which the model computes with it, forward and backward",
+    "read": "bytes that an epoch reads from the disk; ~ where they are estimated, not counted",
+}
+
 
 def add_commands(app: typer.Typer) -> None:
     app.command(
@@ -112,6 +123,7 @@ def summarize(result: dict[str, Any]) -> None:
     ]
     columns = ["machine", "mode", "epoch", "bound", "disk", "bus", "host", "compute", "read"]
     printing.print_table(columns, rows, "Predicted; disk to compute: ms of a mini-batch; ~: about")
+    printing.print_facts(MEANINGS)
     priced = [
         [r["hardware"], r["mode"], f"{r['cost']:,.0f}", f"{r['samples_per_s_and_unit']:.3g}"]
         for r in result["predictions"]
@@ -123,16 +135,19 @@ def summarize(result: dict[str, Any]) -> None:
     say = printing.print_line
     fresh = result["fresh"]
     ways = [
-        f"{_seconds(fresh['spooled'])} spooled, {fresh['epochs']} epochs at a time ({_seconds(fresh['preparing'])} of "
-        "it preparing)"
+        f"{_seconds(fresh['spooled'])} an epoch if rows are first written in the order in which they are used, for "
+        f"{fresh['epochs']} epochs at a time ({_seconds(fresh['preparing'])} of it for writing)"
     ]
-    ways += [f"{_seconds(fresh['online'])} read as they are drawn"] if "online" in fresh else []
-    say(f"new batches every epoch (train --mode online): {', '.join(ways)}")
+    ways += (
+        [f"{_seconds(fresh['online'])} if they are read as batches are drawn"] if "online" in fresh else []
+    )
+    say(f"new batches in every epoch (train --mode online): {', '.join(ways)}")
     for name, curve in result["disk_curve"].items():
         if curve["best_disks"] is None:
             say(f"{name}: no number of disks is within the budget")
         else:
-            say(f"{name}: {curve['best_disks']} disks do most for the money ({curve['mode']})")
+            disks = f"{curve['best_disks']} disk{'s' * (curve['best_disks'] != 1)}"
+            say(f"{name}: with {disks} a unit of money trains on most nodes (mode {curve['mode']})")
     for change in result["changes"][:1]:
         better = change["epochs_per_hour_more_per_1000"]
         say(
