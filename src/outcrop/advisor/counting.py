@@ -27,12 +27,12 @@ from outcrop.loading.modes import Online, Packed
 from outcrop.loading.open import open_session
 from outcrop.loading.session import LoadSession
 from outcrop.preparation.prepare import PrepareRequest, prepare_within_limits, with_rates
+from outcrop.runtime.pages import PAGE_BYTES
 from outcrop.runtime.runtime import Runtime
 from outcrop.sampling.sampler import BatchSampler
 from outcrop.store.graph import Graph
 from outcrop.store.placement import open_placement
 from outcrop.store.profile import Profile
-from outcrop.store.record import PAGE_BYTES
 from outcrop.store.samples import SampleSet, open_samples
 
 _LARGE_READ = 1 << 20

@@ -11,6 +11,7 @@ from outcrop.advisor import auto
 from outcrop.config import PlanConfig, SampleConfig, TrainConfig, format_bytes
 from outcrop.errors import BudgetError, FormatError
 from outcrop.runtime import memory_tables
+from outcrop.runtime.pages import PAGE_BYTES
 from outcrop.store import record
 from outcrop.store import run as runs
 from outcrop.store.graph import Graph
@@ -165,7 +166,7 @@ def most_bytes(graph: Graph, sampling: SampleConfig, limits: PlanConfig) -> Epoc
         sampling.batch_size * math.prod(sampling.fanouts[:hop]) for hop in range(len(sampling.fanouts) + 1)
     ]
     nodes, edges = min(sum(seeds), graph.num_nodes), min(sum(seeds[1:]), len(seeds) * graph.num_edges)
-    structure = 16 * nodes + 4 * edges + 2 * record.PAGE_BYTES
+    structure = 16 * nodes + 4 * edges + 2 * PAGE_BYTES
     return _of_batches(graph, sampling, limits, structure, nodes * graph.spec("features").stride_bytes)
 
 
@@ -208,7 +209,7 @@ def _of_batches(
         name = split + suffix
         return -(-graph.spec(name).shape[0] // sampling.batch_size) if graph.has(name) else 0
 
-    packed = 2 * structure + rows * missing + 3 * record.PAGE_BYTES
+    packed = 2 * structure + rows * missing + 3 * PAGE_BYTES
     train = batches("train") if count is None else count
     evaluation = batches("valid") * packed + batches("test") * structure
     caches = graph.feature_bytes if limits.memory is None else min(limits.memory, graph.feature_bytes)

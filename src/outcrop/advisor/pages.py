@@ -5,8 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 import outcrop._core as _core
-
-PAGE_BYTES = 4096
+from outcrop.runtime.pages import PAGE_BYTES
 
 
 def page_bytes(ids: np.ndarray, row_bytes: int, stride: int) -> int:

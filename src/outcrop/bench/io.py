@@ -23,11 +23,11 @@ import outcrop._core as _core
 from outcrop.config import IoConfig
 from outcrop.errors import ArgumentError
 from outcrop.rows.rings import GpuDiskRows
+from outcrop.runtime.pages import PAGE_BYTES
 from outcrop.runtime.runtime import UNLIMITED, Runtime
 from outcrop.store.arrays import DiskArray
 from outcrop.store.manifest import ArraySpec
 
-PAGE_BYTES = 4096
 BLOCK_BYTES = 1 << 20
 RANDOM_DEPTH = 128
 SEQUENTIAL_DEPTH = 16

@@ -29,6 +29,7 @@ from outcrop.preparation.segments import (
     SegmentLayout,
     SharedCounts,
 )
+from outcrop.runtime.pages import PAGE_BYTES
 from outcrop.runtime.runtime import Runtime
 from outcrop.store.graph import Graph, open_graph
 from outcrop.store.placement import open_placement
@@ -73,7 +74,7 @@ class _Bench:
     def bytes_read(self, shared: SharedCounts) -> int:
         """Of rows, for a pass over everything: packed ones and pages of the disk cache."""
         packed = int(self.wants.sum() - shared.per_hop.sum())
-        return packed * self.row_bytes + int(shared.pages.sum()) * layouts.PAGE_BYTES
+        return packed * self.row_bytes + int(shared.pages.sum()) * PAGE_BYTES
 
     def amplification(self, shared: SharedCounts) -> float:
         return self.bytes_read(shared) / (int(self.wants.sum()) * self.row_bytes)
@@ -160,12 +161,8 @@ def _reordering(bench: _Bench) -> dict[str, dict[str, float]]:
         results[name] = {
             "amplification": bench.amplification(shared),
             "not_reordered": bench.amplification(plain),
-            "cache_amplification": float(
-                shared.pages.sum() * layouts.PAGE_BYTES / (accesses * bench.row_bytes)
-            ),
-            "cache_not_reordered": float(
-                plain.pages.sum() * layouts.PAGE_BYTES / (accesses * bench.row_bytes)
-            ),
+            "cache_amplification": float(shared.pages.sum() * PAGE_BYTES / (accesses * bench.row_bytes)),
+            "cache_not_reordered": float(plain.pages.sum() * PAGE_BYTES / (accesses * bench.row_bytes)),
             "batches_halved": float((ratio < 0.5).mean()),
             "disk_over_features": bench.sizes.disk_bytes(
                 shared.rows, int(bench.wants.sum()) - accesses, accesses

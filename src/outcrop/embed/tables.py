@@ -22,8 +22,8 @@ import outcrop._core as _core
 from outcrop.embed.numbering import Division, NodeNumbering
 from outcrop.errors import ChecksumError, FormatError
 from outcrop.rows.rings import RingFile
+from outcrop.runtime.pages import PAGE_BYTES
 from outcrop.runtime.runtime import Runtime
-from outcrop.store.arrays import PAGE_BYTES
 
 FILE = "tables.bin"
 _NOWHERE = -1

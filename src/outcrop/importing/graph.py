@@ -37,10 +37,11 @@ from outcrop.importing.sources.objects import open_object
 from outcrop.importing.sources.reorder import in_node_order
 from outcrop.importing.sources.split import Splitter, check_splits, per_class_splits
 from outcrop.runtime import memory_tables
+from outcrop.runtime.pages import PAGE_BYTES
 from outcrop.runtime.runtime import UNLIMITED, Runtime
 from outcrop.store import imported
 from outcrop.store import manifest as manifests
-from outcrop.store.arrays import PAGE_BYTES, ArrayWriter, DiskArray, storage_dtype
+from outcrop.store.arrays import ArrayWriter, DiskArray, storage_dtype
 from outcrop.store.graph import FORMAT, SPLITS, VERSION, Graph, LabelKind, open_graph
 from outcrop.store.manifest import PAGE_SUMS, ArraySpec, Manifest
 from outcrop.store.names import write_names

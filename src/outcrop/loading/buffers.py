@@ -17,8 +17,8 @@ import numpy as np
 import outcrop._core as _core
 from outcrop.device.gpu import Fence, Gpu
 from outcrop.errors import BudgetError, CancelledError
+from outcrop.runtime.pages import PAGE_BYTES
 from outcrop.runtime.runtime import Runtime
-from outcrop.store.arrays import PAGE_BYTES
 
 if TYPE_CHECKING:
     import torch

@@ -16,6 +16,7 @@ import outcrop._core as _core
 from outcrop.errors import ArgumentError, BudgetError
 from outcrop.loading.buffers import HostBuffer, Lease
 from outcrop.rows import HotRows, LocatedRows, PendingReads, RowSource, ScheduledRows
+from outcrop.runtime.pages import PAGE_BYTES
 from outcrop.runtime.runtime import Runtime
 from outcrop.sampling.sampler import BatchSampler
 from outcrop.sampling.seeds import Seeds
@@ -123,7 +124,7 @@ class SampledStructures:
 
 
 def _room_bytes(rows_bytes: int) -> int:
-    return record.align_page(rows_bytes) + 2 * record.PAGE_BYTES
+    return record.align_page(rows_bytes) + 2 * PAGE_BYTES
 
 
 class _InPlace:

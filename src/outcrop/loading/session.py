@@ -35,6 +35,7 @@ from outcrop.loading.feeders import (
     ScheduledStructures,
 )
 from outcrop.rows import HotRows, RowSource, RowStream, ScheduledRows, StaticCache
+from outcrop.runtime.pages import PAGE_BYTES
 from outcrop.runtime.pipeline import Pipeline, SerialPipeline, Stage
 from outcrop.runtime.runtime import Runtime
 from outcrop.store import record
@@ -372,7 +373,7 @@ def make_pool(
 def buffer_bytes(graph: Graph, max_nodes: int) -> int:
     """Bytes of a buffer for the rows of ``max_nodes``."""
     row_bytes = graph.spec("features").stride_bytes
-    return record.align_page(max_nodes * row_bytes) + 2 * record.PAGE_BYTES if max_nodes else 0
+    return record.align_page(max_nodes * row_bytes) + 2 * PAGE_BYTES if max_nodes else 0
 
 
 def row_session(

@@ -12,8 +12,8 @@ from outcrop.config import IoConfig, PlanConfig, SampleConfig
 from outcrop.errors import BudgetError
 from outcrop.loading.needs import UNCOUNTED, BatchCounter, CountedBatches, Pass
 from outcrop.preparation import cached_rows, pack_memory, plan_memory, sample
+from outcrop.runtime.pages import PAGE_BYTES
 from outcrop.runtime.runtime import Runtime
-from outcrop.store import record
 from outcrop.store.graph import Graph
 from outcrop.store.samples import BatchSizes
 
@@ -67,11 +67,7 @@ class RunNeeds:
         try:
             divided = plan_memory.divide_host_memory(sizes, config, spec.stride_bytes)
             with Runtime(limit, io=self._io, rehearsal=UNCOUNTED) as runtime:
-                free = (
-                    runtime.budget.free_bytes
-                    - 8 * sizes.num_batches * (sizes.hops + 5)
-                    - 4 * record.PAGE_BYTES
-                )
+                free = runtime.budget.free_bytes - 8 * sizes.num_batches * (sizes.hops + 5) - 4 * PAGE_BYTES
                 rows = divided.cache_bytes // spec.stride_bytes
                 rows += plan_memory.device_cache_rows(self._graph, sizes, config)
                 rows = min(

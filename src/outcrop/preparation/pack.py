@@ -22,8 +22,9 @@ import numpy as np
 import outcrop._core as _core
 from outcrop.config import exact_bytes, least_bytes
 from outcrop.errors import BudgetError, FormatError
-from outcrop.preparation.pack_files import PAGE, Journal, OutputFiles, PageSums, SharedRows
+from outcrop.preparation.pack_files import Journal, OutputFiles, PageSums, SharedRows
 from outcrop.preparation.pack_memory import cut_features, divide_memory
+from outcrop.runtime.pages import PAGE_BYTES
 from outcrop.runtime.runtime import Runtime
 from outcrop.store import manifest as manifests
 from outcrop.store import record
@@ -185,7 +186,7 @@ class _Packer:
     def _fill(self, files: OutputFiles, journal: Journal, episodes: list[_Episode]) -> None:
         """The passes over the features."""
         size, runtime = self._geometry, self._runtime
-        chunk_bytes = size.headroom + size.chunk_pages * PAGE
+        chunk_bytes = size.headroom + size.chunk_pages * PAGE_BYTES
         buffers = [runtime.budget.empty("pack-chunk", chunk_bytes) for _ in range(2)]
         scatters = {
             width: _core.Scatter(
@@ -224,7 +225,7 @@ class _Packer:
         self._runtime.progress.advance("pack", int(self._chunks.first_rows[start]) * self._stride)
         unsynced = written = 0
         # Pages that are read again to go on, if they are dropped.
-        begun = PAGE * sum(len(group.ids_start) for group in groups)
+        begun = PAGE_BYTES * sum(len(group.ids_start) for group in groups)
         for chunk, data, first, rows in self._read_chunks(start, buffers):
             with self._runtime.trace.span("pack-chunk", episode=number, chunk=chunk):
                 for group in groups:
@@ -368,7 +369,7 @@ class _Packer:
         count = len(chunks.starts) - 1
 
         def submit(chunk: int) -> _core.IoJob:
-            begin, end = int(chunks.starts[chunk]) * PAGE, int(chunks.starts[chunk + 1]) * PAGE
+            begin, end = int(chunks.starts[chunk]) * PAGE_BYTES, int(chunks.starts[chunk + 1]) * PAGE_BYTES
             return self._runtime.io.submit_reads(
                 file.file,
                 np.array([begin]),
@@ -383,7 +384,7 @@ class _Packer:
         for chunk in range(start, count):
             job.wait()
             buffer = buffers[chunk % 2]
-            begin, end = int(chunks.starts[chunk]) * PAGE, int(chunks.starts[chunk + 1]) * PAGE
+            begin, end = int(chunks.starts[chunk]) * PAGE_BYTES, int(chunks.starts[chunk + 1]) * PAGE_BYTES
             first, stop = int(chunks.first_rows[chunk]), int(chunks.first_rows[chunk + 1])
             begin_of_rows = headroom - len(carry)
             buffer[begin_of_rows:headroom] = carry
@@ -397,7 +398,7 @@ class _Packer:
 
     def _carry_before(self, chunk: int) -> np.ndarray:
         """The bytes of a row that begins before ``chunk`` and ends in it."""
-        begin = int(self._chunks.starts[chunk]) * PAGE
+        begin = int(self._chunks.starts[chunk]) * PAGE_BYTES
         count = begin - int(self._chunks.first_rows[chunk]) * self._stride
         out = np.zeros(count, np.uint8)
         if count:

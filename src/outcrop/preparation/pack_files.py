@@ -14,6 +14,7 @@ import numpy as np
 
 import outcrop._core as _core
 from outcrop.runtime import memory_tables
+from outcrop.runtime.pages import PAGE_BYTES
 from outcrop.runtime.runtime import Runtime
 from outcrop.store import manifest as manifests
 from outcrop.store import record
@@ -22,35 +23,33 @@ from outcrop.store.manifest import ArraySpec
 from outcrop.store.placement import Placement
 from outcrop.store.samples import SampleSet
 
-PAGE = record.PAGE_BYTES
-
 
 class PageSums:
     """Writes the checksum of each page of the disk cache, as it comes in order, ``at`` bytes being there already."""
 
     def __init__(self, files: OutputFiles, runtime: Runtime, at: int):
         self._files, self._runtime = files, runtime
-        self._page = at // PAGE
-        self._rest = np.zeros(at % PAGE, np.uint8)  # of the page that is not whole yet
+        self._page = at // PAGE_BYTES
+        self._rest = np.zeros(at % PAGE_BYTES, np.uint8)  # of the page that is not whole yet
         if len(self._rest):
-            runtime.io.read(files.disk_cache, self._page * PAGE, self._rest)
+            runtime.io.read(files.disk_cache, self._page * PAGE_BYTES, self._rest)
 
     def add(self, data: np.ndarray, *, last: bool) -> None:
         if len(self._rest):
-            head = data[: PAGE - len(self._rest)]
+            head = data[: PAGE_BYTES - len(self._rest)]
             self._rest, data = np.concatenate([self._rest, head]), data[len(head) :]
-            if len(self._rest) == PAGE:
+            if len(self._rest) == PAGE_BYTES:
                 self._write(self._rest)
                 self._rest = self._rest[:0]
-        whole = len(data) // PAGE * PAGE
+        whole = len(data) // PAGE_BYTES * PAGE_BYTES
         self._write(data[:whole])
         self._rest = np.concatenate([self._rest, data[whole:]])
         if last and len(self._rest):
-            self._write(np.concatenate([self._rest, np.zeros(PAGE - len(self._rest), np.uint8)]))
+            self._write(np.concatenate([self._rest, np.zeros(PAGE_BYTES - len(self._rest), np.uint8)]))
 
     def _write(self, pages: np.ndarray) -> None:
         if len(pages):
-            sums = np.zeros(len(pages) // PAGE, np.uint32)
+            sums = np.zeros(len(pages) // PAGE_BYTES, np.uint32)
             _core.crc32c_pages(pages, sums)
             self._runtime.io.write(self._files.page_crc, self._page * 4, sums.view(np.uint8))
             self._page += len(sums)
@@ -157,7 +156,7 @@ class OutputFiles:
             "device_cache": len(placement.device_ids),
             "disk_cache": placement.num_disk_rows,
         }
-        self._num_pages = record.align_page(placement.num_disk_rows * self._row_bytes) // PAGE
+        self._num_pages = record.align_page(placement.num_disk_rows * self._row_bytes) // PAGE_BYTES
         self.spare_bytes = placement.max_block_rows * self._row_bytes
         self.packed_ids_path = folder / "packed_ids.bin"
 

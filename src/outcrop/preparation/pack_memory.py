@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from outcrop.preparation.pack_files import PAGE
 from outcrop.runtime import memory_tables
+from outcrop.runtime.pages import PAGE_BYTES
 from outcrop.store import record
 from outcrop.store.arrays import DiskArray
 from outcrop.store.samples import BatchSizes
@@ -37,14 +37,14 @@ class PackBuffers:
 def divide_memory(features: DiskArray, id_bytes: int, has_caches: bool, free: int) -> PackBuffers:
     stride = features.spec.stride_bytes
     headroom = record.align_page(stride)
-    pages = -(-features.spec.file_bytes // PAGE)
+    pages = -(-features.spec.file_bytes // PAGE_BYTES)
     # A chunk's rows also need 8 bytes of id each.
-    widest = max(memory_tables.PACK_IDS.bytes_of(free) // 8 * stride // PAGE, 1)
-    chunk = min(max(memory_tables.PACK_CHUNK.bytes_of(free) // PAGE, 1), widest, max(pages, 1))
-    ids_buffer = max((chunk * PAGE // stride + 2) * 8, PAGE)
+    widest = max(memory_tables.PACK_IDS.bytes_of(free) // 8 * stride // PAGE_BYTES, 1)
+    chunk = min(max(memory_tables.PACK_CHUNK.bytes_of(free) // PAGE_BYTES, 1), widest, max(pages, 1))
+    ids_buffer = max((chunk * PAGE_BYTES // stride + 2) * 8, PAGE_BYTES)
     out_buffer = memory_tables.PACK_OUT.bytes_of(free, least=features.row_bytes)
     widths = tuple(sorted({id_bytes, 8} if has_caches else {id_bytes}))
-    used = 2 * (headroom + chunk * PAGE) + 2 * len(widths) * (ids_buffer + out_buffer)
+    used = 2 * (headroom + chunk * PAGE_BYTES) + 2 * len(widths) * (ids_buffer + out_buffer)
     tables = memory_tables.PACK_TABLES.bytes_of(free - used, least=1)
     return PackBuffers(chunk, headroom, ids_buffer, out_buffer, widths, tables)
 
@@ -65,22 +65,24 @@ def fits(
         block_rows: Rows of the disk cache that are put in order at a time; 0: there is none.
     """
     hops = samples.hops + 1
-    tables = packed * (8 * (hops + 6) + 16) + 8 * memory_rows + 16 * PAGE
+    tables = packed * (8 * (hops + 6) + 16) + 8 * memory_rows + 16 * PAGE_BYTES
     free -= tables
     size = divide_memory(features, samples.id_bytes, memory_rows > 0, free)
-    chunks = -(-features.spec.data_bytes // (size.chunk_pages * PAGE)) + 1
-    ids = max(samples.max_nodes, block_rows) * samples.id_bytes + 2 * PAGE
-    shared = 2 * block_rows * (features.row_bytes + samples.id_bytes + 8) + 16 * samples.max_nodes + 8 * PAGE
+    chunks = -(-features.spec.data_bytes // (size.chunk_pages * PAGE_BYTES)) + 1
+    ids = max(samples.max_nodes, block_rows) * samples.id_bytes + 2 * PAGE_BYTES
+    shared = (
+        2 * block_rows * (features.row_bytes + samples.id_bytes + 8) + 16 * samples.max_nodes + 8 * PAGE_BYTES
+    )
     return (
-        free > samples.max_record_bytes + (shared if block_rows else 0) + PAGE
-        and hops * (chunks * 4 + 64) + hops * PAGE <= size.table_bytes
+        free > samples.max_record_bytes + (shared if block_rows else 0) + PAGE_BYTES
+        and hops * (chunks * 4 + 64) + hops * PAGE_BYTES <= size.table_bytes
         and ids <= size.table_bytes
     )
 
 
 def cut_features(features: DiskArray, chunk_pages: int) -> FeatureChunks:
-    pages = -(-features.spec.data_bytes // PAGE)
+    pages = -(-features.spec.data_bytes // PAGE_BYTES)
     starts = np.append(np.arange(0, pages, chunk_pages, dtype=np.int64), pages)
-    first_rows = starts * PAGE // features.spec.stride_bytes
+    first_rows = starts * PAGE_BYTES // features.spec.stride_bytes
     first_rows[-1] = features.num_rows
     return FeatureChunks(starts, first_rows, features.spec.stride_bytes)

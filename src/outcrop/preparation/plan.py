@@ -28,6 +28,7 @@ from outcrop.preparation.segments import (
     SharedCounts,
 )
 from outcrop.runtime import memory_tables
+from outcrop.runtime.pages import PAGE_BYTES
 from outcrop.runtime.runtime import Runtime
 from outcrop.store import manifest as manifests
 from outcrop.store import record
@@ -229,7 +230,7 @@ class _Draft:
 
     def predicted(self) -> dict[str, Any]:
         """Bytes and rows of every epoch, exactly; bytes on disk at the most."""
-        read = np.diff(self.offsets) + self.shared.pages * record.PAGE_BYTES
+        read = np.diff(self.offsets) + self.shared.pages * PAGE_BYTES
         rows = self.per_hop.sum(axis=1)
         number = {int(b): p for p, b in enumerate(self.packed)}
         groups: dict[str, list[dict[str, Any]]] = {}
@@ -273,7 +274,7 @@ class _Draft:
             *caches,
             self.shared.rows * self.row_bytes + spare,
             self.shared.rows * (self.samples.id_bytes + 4),
-            -(-self.shared.rows * self.row_bytes // record.PAGE_BYTES) * 4,
+            -(-self.shared.rows * self.row_bytes // PAGE_BYTES) * 4,
             int(self.per_hop.sum()) * self.samples.id_bytes,
         ]
         sampled = sum(spec.file_bytes for spec in self.samples.manifest.arrays.values())
@@ -291,16 +292,14 @@ class _Draft:
             8 * packed,
             8 * (packed + 1),
             8 * len(self.shared.region_rows),
-            record.PAGE_BYTES,
-            record.PAGE_BYTES,
-            record.PAGE_BYTES,
+            PAGE_BYTES,
+            PAGE_BYTES,
+            PAGE_BYTES,
             4 * packed,
         ]  # the plan's, then the checksums of the rows
-        journal = 2 * (4 * packed * (columns + 1) + record.PAGE_BYTES)  # old and new, while it is replaced
+        journal = 2 * (4 * packed * (columns + 1) + PAGE_BYTES)  # old and new, while it is replaced
         epochs = sum(group.epochs for group in self.samples.groups.values())
-        text = (
-            6 * record.PAGE_BYTES + 512 * epochs
-        )  # run.json and four manifests; the plan's tells every epoch
+        text = 6 * PAGE_BYTES + 512 * epochs  # run.json and four manifests; the plan's tells every epoch
         return sum(map(record.align_page, tables)) + journal + text
 
     def _check_disk(self, config: PlanConfig, graph: Graph) -> None:

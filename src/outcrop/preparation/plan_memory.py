@@ -11,6 +11,7 @@ from outcrop.errors import BudgetError
 from outcrop.loading.buffers import device_batch_bytes
 from outcrop.runtime import memory_tables
 from outcrop.runtime.memory_plan import MemoryPlan, divide
+from outcrop.runtime.pages import PAGE_BYTES
 from outcrop.runtime.runtime import UNLIMITED
 from outcrop.store import record
 from outcrop.store.graph import Graph
@@ -37,7 +38,7 @@ def divide_host_memory(samples: BatchSizes, config: PlanConfig, row_bytes: int) 
     Raises:
         BudgetError: Not even two batch buffers fit; names the smallest budget that does.
     """
-    rows_bytes = record.align_page(samples.max_nodes * row_bytes) + 2 * record.PAGE_BYTES
+    rows_bytes = record.align_page(samples.max_nodes * row_bytes) + 2 * PAGE_BYTES
     # The record as read (its address table has 8 bytes per cached row), and its arrays decoded (ids widen to 64 bits).
     meta_bytes = record.align_page(samples.max_record_bytes + samples.max_nodes * 8)
     slot = rows_bytes + 2 * meta_bytes + samples.max_nodes * (8 - samples.id_bytes)
@@ -45,7 +46,7 @@ def divide_host_memory(samples: BatchSizes, config: PlanConfig, row_bytes: int) 
     tables = samples.num_batches * (samples.hops + 6) * 32 + record.align_page(samples.max_record_bytes)
     if config.disk_space is not None:  # checksums of the pages of the disk cache, as large as it may become
         largest_cache = min(config.disk_space, int(samples.num_nodes.sum()) * row_bytes)
-        tables += record.align_page(largest_cache // record.PAGE_BYTES * 5)
+        tables += record.align_page(largest_cache // PAGE_BYTES * 5)
     limit = config.memory
     if limit is None:
         return HostMemory(

@@ -14,13 +14,13 @@ from typing import Any
 import numpy as np
 
 import outcrop._core as _core
+from outcrop.runtime.pages import PAGE_BYTES
 from outcrop.runtime.runtime import Runtime
 from outcrop.store import record
 from outcrop.store.arrays import ArrayWriter
 from outcrop.store.placement import find_sorted
 from outcrop.store.samples import SampleSet
 
-PAGE_BYTES = record.PAGE_BYTES
 _WANT_BYTES = 16  # of the sketch
 _SAMPLED_SEGMENTS = 3  # at least, to price a layout; more while they hold fewer wants than _SAMPLED_WANTS
 _SAMPLED_WANTS = 4_000_000

@@ -25,8 +25,8 @@ from outcrop.errors import ArgumentError
 from outcrop.rows.base import RowSource, ScheduledRows
 from outcrop.rows.cached import CacheReader
 from outcrop.runtime import memory_tables
+from outcrop.runtime.pages import PAGE_BYTES
 from outcrop.runtime.runtime import Runtime
-from outcrop.store.arrays import PAGE_BYTES
 from outcrop.store.levels import LevelCounts
 from outcrop.store.samples import SampleSet
 

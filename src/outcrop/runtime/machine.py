@@ -16,9 +16,10 @@ import outcrop
 import outcrop._core as _core
 from outcrop.config import IoConfig
 from outcrop.errors import OutcropError
+from outcrop.runtime.pages import PAGE_BYTES
 from outcrop.runtime.runtime import Runtime
 
-SEQUENTIAL_BYTES, RANDOM_BYTES = 1 << 20, 4096  # of a request
+SEQUENTIAL_BYTES, RANDOM_BYTES = 1 << 20, PAGE_BYTES  # of a request
 _RANDOM_SPAN_BYTES = 1 << 30  # of a file that was there: a list of all pages of a large one would take memory
 
 

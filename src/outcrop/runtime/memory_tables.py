@@ -10,9 +10,9 @@ from fractions import Fraction
 from typing import Any
 
 from outcrop.runtime.memory_plan import Activity, Of, Part
+from outcrop.runtime.pages import PAGE_BYTES
 
 _KIB, _MIB, _GIB = 1 << 10, 1 << 20, 1 << 30
-_PAGE = 4 << 10
 _NONE, _ALL = Fraction(0), Fraction(1)
 
 DEVICE_BATCHES = 2  # mini-batches on a GPU at a time: one trains, one arrives
@@ -49,7 +49,7 @@ WRITE_BUFFER = _part(
     Of.LIMIT,
     least=16 * _KIB,
     most=_MIB,
-    unit=_PAGE,
+    unit=PAGE_BYTES,
 )
 SMALL_TABLES = Part("small tables", "Small tables of loading, whatever the graph.", _NONE, least=_MIB)
 BATCH_INDEX = Part(
@@ -197,9 +197,9 @@ VERIFY_BUFFER = _part(
     "Pages whose checksums are compared.",
     1,
     2,
-    least=_PAGE,
+    least=PAGE_BYTES,
     most=4 * _MIB,
-    unit=_PAGE,
+    unit=PAGE_BYTES,
 )
 
 # Pools of batches beside training. What evaluation has is the least of EVALUATIONS that is enough.

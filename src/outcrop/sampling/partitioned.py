@@ -18,11 +18,11 @@ from outcrop.config import SampleConfig, exact_bytes, least_bytes
 from outcrop.errors import ArgumentError, BudgetError
 from outcrop.rows import NodePartitions, Visit
 from outcrop.runtime import memory_tables
+from outcrop.runtime.pages import PAGE_BYTES
 from outcrop.runtime.runtime import Runtime
 from outcrop.sampling.sampler import BatchSampler
 from outcrop.sampling.seeds import SPLIT_CODES, epoch_seeds, seed_labels
 from outcrop.sampling.wave import Wave
-from outcrop.store.arrays import PAGE_BYTES
 from outcrop.store.batches import BatchGraph
 from outcrop.store.graph import Graph
 

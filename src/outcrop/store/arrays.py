@@ -12,11 +12,11 @@ import numpy as np
 import outcrop._core as _core
 from outcrop.errors import ArgumentError, ChecksumError, FormatError
 from outcrop.runtime import memory_tables
+from outcrop.runtime.pages import PAGE_BYTES
 from outcrop.runtime.runtime import Runtime
 from outcrop.store.manifest import PAGE_SUMS, ArraySpec
 from outcrop.store.page_sums import PageSums
 
-PAGE_BYTES = 4096
 _REHEARSED_TAGS = ("topology", "host_cache", "device_cache")  # large: a rehearsal does not read them
 
 # NumPy has no bfloat16: its 16 raw bits are kept as uint16.

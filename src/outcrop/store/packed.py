@@ -14,6 +14,7 @@ import numpy as np
 
 import outcrop._core as _core
 from outcrop.errors import ChecksumError, FormatError
+from outcrop.runtime.pages import PAGE_BYTES
 from outcrop.runtime.runtime import Runtime
 from outcrop.store import manifest as manifests
 from outcrop.store import record
@@ -112,7 +113,7 @@ class PackedRecords:
         meta_job = self._reads(offsets, lengths, meta, positions)
         if not rows_span:
             return _RecordReads(meta_job, None)
-        at = (nodes - packed) * self.row_bytes // record.PAGE_BYTES * record.PAGE_BYTES
+        at = (nodes - packed) * self.row_bytes // PAGE_BYTES * PAGE_BYTES
         return _RecordReads(meta_job, self._reads([start + meta_span], [rows_span], x, [at]))
 
     def _reads(

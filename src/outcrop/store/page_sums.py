@@ -12,9 +12,8 @@ import numpy as np
 
 import outcrop._core as _core
 from outcrop.errors import FormatError
+from outcrop.runtime.pages import PAGE_BYTES
 from outcrop.store.manifest import ArraySpec
-
-PAGE_BYTES = 4096
 
 
 class PageSums:

@@ -20,12 +20,12 @@ import numpy as np
 
 import outcrop._core as _core
 from outcrop.errors import ChecksumError, FormatError
+from outcrop.runtime.pages import PAGE_BYTES
 from outcrop.store import record_contents
 from outcrop.store.address_table import AddressTable
 from outcrop.store.batches import BatchGraph
 from outcrop.store.levels import Level
 
-PAGE_BYTES = 4096
 HEADER_WORDS = 64
 HEADER_BYTES = HEADER_WORDS * 8
 MAX_HOPS = 15

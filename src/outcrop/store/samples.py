@@ -16,6 +16,7 @@ from typing import Protocol
 import numpy as np
 
 from outcrop.errors import ArgumentError, FormatError
+from outcrop.runtime.pages import PAGE_BYTES
 from outcrop.runtime.runtime import Runtime
 from outcrop.store import manifest as manifests
 from outcrop.store import record
@@ -189,7 +190,7 @@ class SampleSet:
 
     @property
     def max_record_bytes(self) -> int:
-        return int(np.diff(self.offsets).max(initial=record.PAGE_BYTES))
+        return int(np.diff(self.offsets).max(initial=PAGE_BYTES))
 
     @property
     def max_nodes(self) -> int:

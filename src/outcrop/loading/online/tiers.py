@@ -13,8 +13,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from outcrop.runtime.pages import PAGE_BYTES
+
 LINE_BYTES = 128  # of a transaction on the bus
-SECTOR_BYTES = 4096  # the least that the engine reads of a disk
+SECTOR_BYTES = PAGE_BYTES
 DEVICE, HOST, DISK = 0, 1, 2
 _UNITS = 256  # parts of a capacity that are decided about
 _UNITS_OF_TWO = 96  # of the larger one, where two are decided about together
