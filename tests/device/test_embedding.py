@@ -50,7 +50,7 @@ def trained(kg, tmp_path, name, config, to, **options):
     run = tmp_path / name
     with Runtime() as runtime:
         buckets = buckets_of(kg, run, runtime, options.pop("partitions", 6), slices=options.pop("slices", 1))
-        made = fit(buckets, run, config, runtime, to=to, **options)
+        made = fit(buckets, run, config, runtime, device=to, **options)
         return made, *table_of(run, runtime)
 
 
@@ -251,7 +251,7 @@ def test_slabs_go_through_rings_to_the_last_bit(kg, tmp_path, resident, gpu):
         gpu.launched.clear()
         with Runtime(io=IoConfig(initiator=io)) as runtime:
             buckets = buckets_of(kg, tmp_path / io, runtime, 6, slices=3)
-            made = fit(buckets, tmp_path / io, config, runtime, to=TO, resident=resident)
+            made = fit(buckets, tmp_path / io, config, runtime, device=TO, resident=resident)
             assert ("io_submit" in gpu.launched) == (io == "gpu")
             by_tag = runtime.budget.by_tag
             if io == "gpu":
@@ -270,7 +270,7 @@ def test_training_goes_on_where_it_stopped_on_either(kg, tmp_path, gpu):
     with Runtime() as runtime:
         buckets = buckets_of(kg, tmp_path / "parts", runtime, 6)
         for epochs, to in ((1, TO), (2, DeviceConfig()), (3, TO)):
-            made = fit(buckets, tmp_path / "parts", replace(config, epochs=epochs), runtime, to=to)
+            made = fit(buckets, tmp_path / "parts", replace(config, epochs=epochs), runtime, device=to)
         alike((made, *table_of(tmp_path / "parts", runtime)), whole)
 
 

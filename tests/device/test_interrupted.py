@@ -59,7 +59,7 @@ def undisturbed(kg, tmp_path_factory):
     run = tmp_path_factory.mktemp("undisturbed") / "run"
     buckets = run_of(kg, run)
     with Runtime() as runtime:
-        fit(buckets, run, CONFIG, runtime, to=TO, resident=False)
+        fit(buckets, run, CONFIG, runtime, device=TO, resident=False)
         return table_of(run, runtime)
 
 
@@ -69,12 +69,12 @@ def begun(kg, tmp_path_factory):
     run = tmp_path_factory.mktemp("begun") / "run"
     buckets = run_of(kg, run)
     with Runtime(io=RINGS) as runtime:
-        fit(buckets, run, replace(CONFIG, epochs=1), runtime, to=TO, resident=False)
+        fit(buckets, run, replace(CONFIG, epochs=1), runtime, device=TO, resident=False)
         table = table_of(run, runtime)
     ended = run.parent / "ended"
     shutil.copytree(run, ended)
     with Runtime(io=RINGS) as runtime:
-        fit(open_buckets(ended), ended, CONFIG, runtime, to=TO, resident=False)
+        fit(open_buckets(ended), ended, CONFIG, runtime, device=TO, resident=False)
         return run, table, runtime.io.counters.write_bytes
 
 
@@ -99,7 +99,7 @@ def test_a_full_disk_ends_training_and_it_goes_on_when_there_is_room(
     faults.disk_full_after_bytes = int(share * written)
     with Runtime(io=RINGS, faults=faults) as runtime:
         with pytest.raises(IoError) as failed:
-            fit(open_buckets(run), run, CONFIG, runtime, to=TO, resident=False)
+            fit(open_buckets(run), run, CONFIG, runtime, device=TO, resident=False)
         said = str(failed.value)
         del failed
     assert re.search(
@@ -110,7 +110,7 @@ def test_a_full_disk_ends_training_and_it_goes_on_when_there_is_room(
     if share < 0.5:  # the second epoch is not over
         same(run, checkpoint)
     with Runtime(io=RINGS) as runtime:
-        fit(open_buckets(run), run, CONFIG, runtime, to=TO, resident=False)
+        fit(open_buckets(run), run, CONFIG, runtime, device=TO, resident=False)
     same(run, undisturbed)
 
 
@@ -142,7 +142,7 @@ def test_a_kill_while_slabs_are_moved_loses_nothing_that_a_checkpoint_had(kg, tm
     buckets = run_of(kg, whole)
     gpu.launched.clear()
     with Runtime(io=RINGS) as runtime:
-        fit(buckets, whole, CONFIG, runtime, to=TO, resident=False)
+        fit(buckets, whole, CONFIG, runtime, device=TO, resident=False)
     same(whole, undisturbed)
     launches = len(gpu.launched)
     assert set(gpu.launched) == {"io_submit", "io_complete"}

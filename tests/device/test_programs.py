@@ -245,7 +245,7 @@ class Training:
 
     def poll(self, which: int, other: bool) -> None:
         for _ in range(which):
-            self._buffer.look()
+            self._buffer.note_end()
 
     def wait(self, which: int, other: bool) -> None:
         self._buffer.end_swap()

@@ -110,8 +110,8 @@ def online_bytes(
     spec, read, requests = graph.spec("features"), 0, 0
     for batch in samples.group("train").batches(epoch):
         ids = samples.read_node_ids(batch, buffer).astype(np.int64)
-        whole = samples.manifest.config["sampler"] == "foreign"
-        parts = [ids] if whole else np.split(ids, np.cumsum(samples.nodes_per_hop[batch])[:-1])
+        external = samples.manifest.config["sampler"] == "foreign"
+        parts = [ids] if external else np.split(ids, np.cumsum(samples.nodes_per_hop[batch])[:-1])
         for part in parts:
             missing = session.feeder.rows.missing(part)
             read += page_bytes(missing, session.feeder.row_bytes, spec.stride_bytes)

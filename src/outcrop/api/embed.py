@@ -205,7 +205,7 @@ def embed_train(
     ):
         fit = EmbeddingTrainer(
             buckets, Path(run), config, runtime, resident=resident, fresh=fresh, checkpoint_seconds=checkpoint_seconds,
-            prefetch=prefetch, to=DeviceConfig(device, parse_size(gpu_memory)),
+            prefetch=prefetch, device=DeviceConfig(device, parse_size(gpu_memory)),
         )  # fmt: skip
         try:
             result = fit.run()

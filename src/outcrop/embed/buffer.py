@@ -112,10 +112,10 @@ class Buffer:
             evicted, loaded = (), [part for part in loaded if part not in self._slot_of]
         self._swap = _Swap(self, evicted, loaded)
 
-    def look(self) -> None:
+    def note_end(self) -> None:
         """Notes when a swap has come to its end. Cheap."""
         if self._swap:
-            self._swap.look()
+            self._swap.note_end()
 
     def end_swap(self) -> None:
         """Waits until the swap is over."""
@@ -173,7 +173,7 @@ class _Swap:
         ]
         self._exchange = buffer.exchange(self._moves)
 
-    def look(self) -> None:
+    def note_end(self) -> None:
         """Notes when everything has been moved."""
         if not self._moved and self._exchange.done:
             self._moved = time.perf_counter()

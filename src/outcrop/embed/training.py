@@ -128,9 +128,9 @@ class _Place:
 
 
 def _place(
-    to: DeviceConfig, buckets: Buckets, config: EmbedConfig, relations: Relations | None, runtime: Runtime
+    device: DeviceConfig, buckets: Buckets, config: EmbedConfig, relations: Relations | None, runtime: Runtime
 ) -> _Place:
-    gpu = gpu_named(to.name)
+    gpu = gpu_named(device.name)
     if gpu is None:
         return _Place(
             Stepper(config, relations, runtime),
@@ -138,11 +138,11 @@ def _place(
             lambda: runtime.budget.free_bytes,
             dict,
         )
-    device = resolve(to.name)
-    budget = DeviceBudget(gpu, device, to.memory_bytes)
+    place = resolve(device.name)
+    budget = DeviceBudget(gpu, place, device.memory_bytes)
     return _Place(
-        GpuStepper(config, relations, runtime, gpu, device, budget),
-        lambda table, slots: GpuBuffer(table, slots, runtime, gpu, device, budget, buckets.slices),
+        GpuStepper(config, relations, runtime, gpu, place, budget),
+        lambda table, slots: GpuBuffer(table, slots, runtime, gpu, place, budget, buckets.slices),
         lambda: budget.free_bytes,
         budget.by_tag,
     )
@@ -155,7 +155,7 @@ class EmbeddingTrainer:
         resident: Hold all partitions instead of ``config.buffer``; None: where the budget has room for them.
         fresh: Start over even if there is a checkpoint.
         prefetch: Swap while training goes on; without, after it, for comparison.
-        to: Where the partitions in memory lie, and training runs.
+        device: Where the partitions in memory lie, and training runs.
         checkpoint_seconds: Time between checkpoints within an epoch; every epoch ends with one.
         on_unit: Called after every unit with (epoch, unit, mean loss so far).
     """
@@ -171,7 +171,7 @@ class EmbeddingTrainer:
         fresh: bool = False,
         checkpoint_seconds: float = 300.0,
         prefetch: bool = True,
-        to: DeviceConfig = CPU,
+        device: DeviceConfig = CPU,
         on_unit: Callable[[int, TrainUnit, float], None] | None = None,
     ):
         self.buckets, self.config, self.runtime = buckets, config, runtime
@@ -189,7 +189,7 @@ class EmbeddingTrainer:
         self._loss = 0.0
         self.relations = make_relations(buckets, config, runtime)
         checkpoint = self._read() if self._path.exists() and not fresh else None
-        self._place = _place(to, buckets, config, self.relations, runtime)
+        self._place = _place(device, buckets, config, self.relations, runtime)
         self._stepper = self._place.stepper
         with ExitStack() as refused:  # until nothing more can be: a table that was not there goes again
             self._open_table(refused)
@@ -386,7 +386,7 @@ class EmbeddingTrainer:
                     self._step,
                 )
                 begun.append((told, len(batch)))
-                buffer.look()
+                buffer.note_end()
                 if len(begun) > self._stepper.ahead:
                     loss, done = self._note(epoch, *begun.popleft(), loss, done)
             for told, count in begun:

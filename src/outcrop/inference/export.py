@@ -97,11 +97,11 @@ def _convert(block: np.ndarray, what: str, kind: str) -> np.ndarray:
 
 
 def _blocks(
-    rows: DiskArray, numbers: np.ndarray | None, runtime: Runtime, beside: int
+    rows: DiskArray, numbers: np.ndarray | None, runtime: Runtime, extra_bytes: int
 ) -> Iterator[tuple[int, np.ndarray]]:
-    """(first row of the file, float32 [n, D]), a few MiB at a time, with ``beside`` bytes for each row."""
+    """(first row of the file, float32 [n, D]), a few MiB at a time, with ``extra_bytes`` more for each row."""
     limit = runtime.budget.limit_bytes
-    step = max(memory_tables.EXPORT_CHUNK.bytes_of(limit) // max(rows.row_bytes + beside, 1), 1)
+    step = max(memory_tables.EXPORT_CHUNK.bytes_of(limit) // max(rows.row_bytes + extra_bytes, 1), 1)
     if numbers is None:
         for start in range(0, rows.num_rows, step):
             yield start, rows.read("export", start, min(start + step, rows.num_rows))

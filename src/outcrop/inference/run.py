@@ -344,8 +344,8 @@ def _seeds(task: InferTask) -> Ids:
 def _sampled_session(task: InferTask, config: SampleConfig, runtime: Runtime) -> load.LoadSession:
     """Loading of batches around the nodes that are scored, drawn as they are needed."""
     graph, whole = task.graph, isinstance(task.model, WholeModel)
-    to = DeviceConfig(str(task.model.device if whole else next(task.model.parameters()).device))
-    pool = load.make_pool(graph, runtime, buffers=memory_tables.BATCH_BUFFERS, max_nodes=0, device=to)
+    device = DeviceConfig(str(task.model.device if whole else next(task.model.parameters()).device))
+    pool = load.make_pool(graph, runtime, buffers=memory_tables.BATCH_BUFFERS, max_nodes=0, device=device)
     rows = disk_rows(graph, runtime)
     sampler = BatchSampler(
         graph,
@@ -354,4 +354,4 @@ def _sampled_session(task: InferTask, config: SampleConfig, runtime: Runtime) ->
         memory_fraction=memory_tables.GROWING_SAMPLER.fraction,
         ids={"infer": _seeds(task)},
     )
-    return load.row_session(graph, SampledStructures(sampler), rows, pool, runtime, to)
+    return load.row_session(graph, SampledStructures(sampler), rows, pool, runtime, device)

@@ -32,14 +32,14 @@ _SAMPLING = SampleConfig(fanouts=(10, 10), batch_size=1024)
 COPY, IN_PLACE, OVERLAPPED = "copy", "in place", "in place, overlapped"
 
 
-def _copying(graph: Graph, runtime: Runtime, to: DeviceConfig) -> load.LoadSession:
+def _copying(graph: Graph, runtime: Runtime, device: DeviceConfig) -> load.LoadSession:
     """Mode ``memory`` as it would be without unified memory."""
-    pool = load.make_pool(graph, runtime, buffers=2, max_nodes=0, device=to)
+    pool = load.make_pool(graph, runtime, buffers=2, max_nodes=0, device=device)
     rows = HostRows(graph.array(runtime, "features"), runtime)
     structures = SampledStructures(
         BatchSampler(graph, _SAMPLING, runtime, memory_fraction=memory_tables.GROWING_SAMPLER.fraction)
     )
-    return load.row_session(graph, structures, rows, pool, runtime, to)
+    return load.row_session(graph, structures, rows, pool, runtime, device)
 
 
 class _Epochs:
@@ -73,13 +73,13 @@ class _Epochs:
 
 def _train(setup: Setup, graph: Graph, model: str, way: str) -> dict[str, Any]:
     """Seconds of the epochs after the first, and of loading in them; busy cores; watts."""
-    to = DeviceConfig(str(setup.device))
+    device = DeviceConfig(str(setup.device))
     config = TrainConfig(model=model, layers=2, epochs=setup.sizes.epochs, device=str(setup.device))
     with Runtime() as runtime, Watch(setup.device) as watch:
         opened = (
-            _copying(graph, runtime, to)
+            _copying(graph, runtime, device)
             if way == COPY
-            else open_session(graph, runtime, "memory", config=_SAMPLING, to=to)
+            else open_session(graph, runtime, "memory", config=_SAMPLING, to=device)
         )
         with opened as session:
             epochs = _Epochs(setup, session, way == OVERLAPPED)

@@ -263,8 +263,8 @@ class _PartsJoiner:
 
     def _table_labels(self, table: Table, ids: IdMap) -> LabelSource:
         id_column, column = table.column(*ID_COLUMNS), table.column(*LABEL_COLUMNS)
-        beside = (id_column, table.column(*_BESIDE_LABELS))
-        columns = [column] if column else [c for c in table.columns if c not in beside]
+        known_columns = (id_column, table.column(*_BESIDE_LABELS))
+        columns = [column] if column else [c for c in table.columns if c not in known_columns]
         if not columns:
             raise FormatError(f"{table.name} has no column with labels; name it 'label'")
         self._use(table, *columns, id_column)
