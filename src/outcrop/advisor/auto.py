@@ -47,7 +47,9 @@ def choose_limits(
     profile: Profile | None = None,
     available_bytes: int | None = None,
 ) -> Choice:
-    """What to train ``graph`` with. A run that is there already, of the same batches, keeps what it was made with.
+    """Chooses what to train ``graph`` with.
+
+    A run that is there already, of the same batches, keeps what it was made with.
 
     Args:
         out: The run that exists or is to be made.
@@ -102,7 +104,7 @@ def choose_limits(
 
 @dataclass(frozen=True)
 class BatchProbe:
-    """The first batches of an epoch.
+    """Holds the first batches of an epoch.
 
     Attributes:
         count, seeds: Of the whole epoch.
@@ -117,7 +119,7 @@ class BatchProbe:
     missing: float
 
     def facts(self, graph: Graph) -> dict[str, Any]:
-        """What :class:`outcrop.advisor.choose.WorkloadFacts` wants to know of an epoch."""
+        """Returns what :class:`outcrop.advisor.choose.WorkloadFacts` wants to know of an epoch."""
         spec, scale = graph.spec("features"), self.count / max(len(self.batches), 1)
         read = sum(page_bytes(b.n_id, spec.stride_bytes, spec.stride_bytes) for b in self.batches)
         requests = sum(page_runs(b.n_id, spec.stride_bytes, spec.stride_bytes) for b in self.batches)
@@ -152,7 +154,8 @@ def probe_batches(graph: Graph, sampling: SampleConfig, memory: int) -> BatchPro
 
 
 def missing_share(batches: Sequence[np.ndarray], cache_rows: int, num_nodes: int) -> float:
-    """Share of the last batch's rows that a cache would not hold which the others have filled: often wanted rows first.
+    """Returns the share of the last batch's rows that a cache would not hold which the others have filled: often wanted
+    rows first.
 
     What room they leave is for rows that were not seen, any of them.
     """
@@ -166,7 +169,7 @@ def missing_share(batches: Sequence[np.ndarray], cache_rows: int, num_nodes: int
 
 
 def _step_seconds(graph: Graph, seen: BatchProbe, profile: Profile, model: str, hidden: int | None) -> float:
-    """Of a training step on an average one of the batches seen, from the profile's step."""
+    """Returns the seconds of a training step on an average one of the batches seen, from the profile's step."""
     nodes = np.mean([b.nodes_per_hop for b in seen.batches], axis=0)
     edges = np.mean([b.edges_per_hop for b in seen.batches], axis=0)
     network = shapes.network_of(graph, model, hidden)

@@ -27,7 +27,7 @@ _WORTH = 1.25  # times as fast: for less nobody's disk is filled
 
 @dataclass(frozen=True)
 class WorkloadFacts:
-    """What the choice depends on.
+    """Says what the choice depends on.
 
     Attributes:
         available_bytes, free_disk_bytes: Of the machine now.
@@ -66,7 +66,10 @@ class WorkloadFacts:
 
 @dataclass(frozen=True)
 class Choice:
-    """``why``: one or two lines. ``packed_s``, ``online_s``: what the whole training is predicted to take."""
+    """Says what was chosen.
+
+    ``why``: one or two lines. ``packed_s``, ``online_s``: what the whole training is predicted to take.
+    """
 
     memory: int
     mode: str
@@ -77,7 +80,7 @@ class Choice:
 
 
 def memory_within(available_bytes: int) -> int:
-    """The budget: what is available less what a training process takes on top, and a margin for others.
+    """Returns the budget: what is available less what a training process takes on top, and a margin for others.
 
     Raises:
         BudgetError: Next to nothing is left.
@@ -93,7 +96,7 @@ def memory_within(available_bytes: int) -> int:
 
 @dataclass(frozen=True)
 class SpoolDecision:
-    """How mode ``online`` gets its rows.
+    """Says how mode ``online`` gets its rows.
 
     Attributes:
         epochs: That are spooled at a time; 0: rows are read as batches are drawn.
@@ -110,7 +113,7 @@ class SpoolDecision:
 
 
 def choose(facts: WorkloadFacts, hardware: Hardware) -> Choice:
-    """Packed or online, whichever trains ``facts.epochs`` epochs sooner, preparing included; and its limits.
+    """Chooses packed or online, whichever trains ``facts.epochs`` epochs sooner, preparing included; and its limits.
 
     A packed run may take nine tenths of the free disk. Where all its rows do not fit that, batches share rows (a limit
     on disk space makes the plan search a layout); where sharing would not do either, it is online.
@@ -143,7 +146,7 @@ def choose(facts: WorkloadFacts, hardware: Hardware) -> Choice:
 
 
 def choose_spooling(facts: WorkloadFacts, hardware: Hardware) -> SpoolDecision:
-    """Whether mode ``online`` spools, and how many epochs at a time; ``facts.available_bytes`` does not matter.
+    """Tells whether mode ``online`` spools, and how many epochs at a time; ``facts.available_bytes`` does not matter.
 
     Without ``facts.refresh`` the ``facts.pool`` epochs that are replayed are spooled once. With it as few are at a time
     as make reading all features a small part, so that training begins soon and little disk is taken.
@@ -179,7 +182,7 @@ def choose_spooling(facts: WorkloadFacts, hardware: Hardware) -> SpoolDecision:
 
 
 def whole_epochs(facts: WorkloadFacts) -> int:
-    """Of ``facts.epochs``, how many fit the disk at a time without sharing rows; at least one."""
+    """Returns how many of ``facts.epochs`` fit the disk at a time without sharing rows; at least one."""
     wanted = _wanted(facts)
     return max(min(int(_space(facts) / wanted) if wanted else facts.epochs, facts.epochs), 1)
 
@@ -195,7 +198,7 @@ def _space(facts: WorkloadFacts) -> int:
 
 
 def _wanted(facts: WorkloadFacts) -> float:
-    """Bytes of an epoch's rows that no cache holds."""
+    """Returns the bytes of an epoch's rows that no cache holds."""
     return facts.rows * facts.row_bytes * facts.missing
 
 
@@ -204,7 +207,7 @@ def _least_space(facts: WorkloadFacts, packed_bytes: float) -> int:
 
 
 def _preparing(facts: WorkloadFacts, hardware: Hardware, pool: int) -> float:
-    """Seconds of drawing and packing, ``pool`` epochs at a time, all epochs or only the first of them."""
+    """Returns seconds of drawing and packing, ``pool`` epochs at a time, all epochs or only the first of them."""
     epochs = facts.epochs if facts.refresh else pool
     # All features are read for each pool, in turn: beside training it is hidden in part.
     features = -(-epochs // pool) * facts.feature_bytes

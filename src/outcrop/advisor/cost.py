@@ -20,7 +20,9 @@ BOUNDS = ("disk", "bus", "host", "compute")
 
 @dataclass(frozen=True)
 class LoadingWork:
-    """What the CPU does to load an epoch; ``other_s``: CPU seconds measured as they are, such as drawing batches."""
+    """Counts what the CPU does to load an epoch; ``other_s``: CPU seconds measured as they are, such as drawing
+    batches.
+    """
 
     read_bytes: float = 0
     requests: float = 0
@@ -32,7 +34,7 @@ class LoadingWork:
 
 @dataclass(frozen=True)
 class Workload:
-    """One epoch in one mode.
+    """Describes one epoch in one mode.
 
     Attributes:
         batches, samples: Mini-batches and their seeds.
@@ -60,7 +62,7 @@ class Workload:
 
 @dataclass(frozen=True)
 class Prediction:
-    """Seconds of an average batch, by what they are spent on, and of the epoch; ``bound`` is the longest.
+    """Predicts the seconds of an average batch, by what they are spent on, and of the epoch; ``bound`` is the longest.
 
     ``buffer_s``: time between batches that the number of buffers allows.
     """
@@ -80,7 +82,7 @@ class Prediction:
 
     @property
     def batch_s(self) -> float:
-        """Equation 4, and no less than buffers allow."""
+        """Returns what equation 4 says, and no less than buffers allow."""
         return max(self.disk_s, self.bus_s, self.host_s, self.compute_s, self.buffer_s)
 
     @property
@@ -90,7 +92,7 @@ class Prediction:
 
 
 def disk_seconds(hardware: Hardware, reads: Sequence[tuple[float, float]]) -> float:
-    """What the disks take for (bytes, requests) of each kind: N / (Th x Q), and no less than the limit allows."""
+    """Gives what the disks take for (bytes, requests) of each kind: N / (Th x Q), and no less than the limit allows."""
     busy = sum(
         max(requests, 1.0) * hardware.disk.request_seconds(count / max(requests, 1.0))
         for count, requests in reads
@@ -101,7 +103,7 @@ def disk_seconds(hardware: Hardware, reads: Sequence[tuple[float, float]]) -> fl
 
 
 def host_seconds(costs: HostCosts, loading: LoadingWork, batches: int) -> tuple[float, float]:
-    """CPU seconds of loading an epoch: in single threads, and in all of them together (moving rows, drawing)."""
+    """Gives CPU seconds of loading an epoch: in single threads, and in all of them together (moving rows, drawing)."""
     serial = (
         loading.read_bytes * costs.read_byte_s
         + loading.requests * costs.request_s
@@ -113,7 +115,7 @@ def host_seconds(costs: HostCosts, loading: LoadingWork, batches: int) -> tuple[
 
 
 def predict(hardware: Hardware, work: Workload) -> Prediction:
-    """The time of an epoch of ``work``.
+    """Returns the time of an epoch of ``work``.
 
     A pipeline of B batches whose loading takes l and whose computing takes c ends after l + c + (B - 1) max(l, c):
     the first batch has nothing to hide behind, and nothing hides the last one's computing. A batch holds its buffer
@@ -153,13 +155,13 @@ def predict(hardware: Hardware, work: Workload) -> Prediction:
 def packing_seconds(
     hardware: Hardware, feature_bytes: float, packed_bytes: float, write_bytes_per_s: float, draw_s: float
 ) -> float:
-    """What preparing takes: batches are drawn, all features are read once in order, records are written."""
+    """Returns what preparing takes: batches are drawn, all features are read once in order, records are written."""
     return feature_bytes / hardware.disk.bytes_per_s + packed_bytes / write_bytes_per_s + draw_s
 
 
 @dataclass(frozen=True)
 class Prices:
-    """In ``currency``, over the five years of equation 5.
+    """Lists prices in ``currency``, over the five years of equation 5.
 
     Attributes:
         machine: One host without disks and GPU.
@@ -176,7 +178,7 @@ class Prices:
     currency: str = "USD"
 
     def of(self, kind: str, name: str) -> float:
-        """What one ``disk`` or ``gpu`` called ``name`` costs.
+        """Returns what one ``disk`` or ``gpu`` called ``name`` costs.
 
         Raises:
             ArgumentError: There is no price for it.
@@ -191,7 +193,7 @@ class Prices:
 
 
 def tco(hardware: Hardware, prices: Prices, gpus: int | None = None) -> float:
-    """Equation 5: ``(machine + gpu * gpus + disk * disks + electricity) * machines``."""
+    """Computes equation 5: ``(machine + gpu * gpus + disk * disks + electricity) * machines``."""
     count = (hardware.gpu is not None) if gpus is None else gpus
     gpu = prices.of("gpu", hardware.gpu.name) * count if hardware.gpu and count else 0.0
     disks = prices.of("disk", hardware.disk.name) * hardware.disks if hardware.disks else 0.0
@@ -199,13 +201,13 @@ def tco(hardware: Hardware, prices: Prices, gpus: int | None = None) -> float:
 
 
 def tpc(prediction: Prediction, cost: float) -> float:
-    """Equation 3: samples per second for every unit of money; seeds of a batch / (T_batch x cost)."""
+    """Computes equation 3: samples per second for every unit of money; seeds of a batch / (T_batch x cost)."""
     return prediction.samples / prediction.batches / (prediction.batch_s * cost)
 
 
 @dataclass(frozen=True)
 class Offer:
-    """A machine with its cost and what it does."""
+    """Holds a machine with its cost and what it does."""
 
     hardware: Hardware
     cost: float
@@ -223,7 +225,7 @@ def offer(hardware: Hardware, work: Workload, prices: Prices) -> Offer:
 def disk_offers(
     hardware: Hardware, work: Workload, prices: Prices, *, budget: float | None = None
 ) -> list[Offer]:
-    """The machine with 1 disk, 2 disks and so on to the most that have a place and that the budget pays."""
+    """Returns the machine with 1 disk, 2 disks and so on to the most that have a place and that the budget pays."""
     made = [
         offer(replace(hardware, disks=count), work, prices) for count in range(1, hardware.most_disks + 1)
     ]
@@ -237,7 +239,7 @@ def best(offers: Sequence[Offer]) -> Offer | None:
 
 @dataclass(frozen=True)
 class Change:
-    """One component changed.
+    """Describes one component changed.
 
     Attributes:
         price: What it costs more than what was there.
@@ -251,7 +253,8 @@ class Change:
 
 
 def single_changes(now: Offer, others: Sequence[tuple[str, float, Hardware, Workload]]) -> list[Change]:
-    """What each change gains per unit of money, most first; what costs nothing more and gains nothing is left out.
+    """Returns what each change gains per unit of money, most first; what costs nothing more and gains nothing is left
+    out.
 
     Args:
         others: What is changed, what it costs more, and the machine and the work as they are then.

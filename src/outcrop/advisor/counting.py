@@ -42,7 +42,7 @@ _DRAWN_BATCHES = 8
 
 @dataclass(frozen=True)
 class Task:
-    """What is trained, and under which limits; ``run``: samples and plan that are there already."""
+    """Says what is trained, and under which limits; ``run``: samples and plan that are there already."""
 
     graph: Graph
     model: str = "sage"
@@ -86,7 +86,7 @@ class Task:
 
 @dataclass(frozen=True)
 class EpochCount:
-    """What an epoch of a task is made of: ``works`` by mode, and the mean shape of its batches."""
+    """Says what an epoch of a task is made of: ``works`` by mode, and the mean shape of its batches."""
 
     works: dict[str, Workload]
     shape: shapes.Shape
@@ -100,7 +100,8 @@ class EpochCount:
 def online_bytes(
     session: LoadSession, graph: Graph, samples: SampleSet, runtime: Runtime, epoch: int = 0
 ) -> tuple[int, int]:
-    """(bytes, requests) of the features that an epoch in mode ``online`` reads through ``session``: bytes exactly.
+    """Returns (bytes, requests) of the features that an epoch in mode ``online`` reads through ``session``: bytes
+    exactly.
 
     What the cache has not got is asked for hop by hop, and each page of a hop is read once. The batches are those of
     ``samples``, which are the ones that the mode draws.
@@ -167,7 +168,7 @@ _ASSUMED = (
 
 @contextmanager
 def _planned(task: Task) -> Iterator[tuple[Path, dict[str, Any]]]:
-    """A folder with samples and plan, and what the plan predicts."""
+    """Yields a folder with samples and plan, and what the plan predicts."""
     if task.run is not None:
         with Runtime() as runtime:
             yield task.run, open_placement(runtime, task.run / "plan").predicted
@@ -182,14 +183,16 @@ def _planned(task: Task) -> Iterator[tuple[Path, dict[str, Any]]]:
 
 
 def _edges_of(samples: SampleSet, at: np.ndarray) -> tuple[float, ...]:
-    """Mean edges per hop; the total is known, hops share it in proportion to the nodes that they reach."""
+    """Returns the mean edges per hop; the total is known, hops share it in proportion to the nodes that they reach."""
     total = float(samples.num_edges[at].mean())
     reached = samples.nodes_per_hop[at][:, 1:].mean(axis=0)
     return tuple(float(total * n / max(reached.sum(), 1)) for n in reached)
 
 
 def compute_seconds(task: Task, samples: SampleSet, runtime: Runtime) -> float:
-    """Of an epoch: a few of its batches timed, the others in proportion to their nodes and edges."""
+    """Returns the seconds of computing an epoch: a few of its batches timed, the others in proportion to their nodes
+    and edges.
+    """
     from outcrop.advisor import steps
 
     devices.resolve(task.device)

@@ -25,7 +25,7 @@ _TABLE_BYTES = 8  # per row: where it comes from
 
 @dataclass(frozen=True)
 class EpochBytes:
-    """Bytes on disk.
+    """Counts bytes on disk.
 
     Attributes:
         epoch: Of a training epoch's batches with the rows that no cache holds.
@@ -43,18 +43,18 @@ class EpochBytes:
         return min(self.most_cached, (epochs + 1) * self.rows)
 
     def fitting(self, space: int) -> int:
-        """The most epochs whose batches and caches fit ``space`` bytes; 0: none does."""
+        """Returns the most epochs whose batches and caches fit ``space`` bytes; 0: none does."""
         with_caches = (space - self.rows) // max(self.epoch + self.rows, 1)  # caches that still grow
         return max((space - self.most_cached) // max(self.epoch, 1), with_caches, 0)
 
     def run(self, epochs: int) -> int:
-        """Bytes of a run of ``epochs``, no row of it shared by batches."""
+        """Returns bytes of a run of ``epochs``, no row of it shared by batches."""
         return self.cached(epochs) + self.evaluation + epochs * self.epoch
 
 
 @dataclass(frozen=True)
 class EpochChoice:
-    """How many of the ``wanted`` epochs are prepared at a time.
+    """Says how many of the ``wanted`` epochs are prepared at a time.
 
     Attributes:
         limit: Bytes that all files may take: the user's, or nine tenths of what is free.
@@ -74,7 +74,7 @@ class EpochChoice:
 def for_training(
     graph: Graph, sampling: SampleConfig, limits: PlanConfig, epochs: int, run: Path
 ) -> EpochChoice:
-    """All ``epochs`` in one run where they fit the disk, or else as many as fit one of two sample pools.
+    """Chooses all ``epochs`` in one run where they fit the disk, or else as many as fit one of two sample pools.
 
     A run in ``run`` that has these batches already, and maybe more, is taken as it is.
     """
@@ -98,7 +98,7 @@ def for_training(
 
 
 def for_run(graph: Graph, sampling: SampleConfig, limits: PlanConfig, run: Path) -> EpochChoice:
-    """As many epochs as training has by default, or fewer where they do not fit the disk without sharing rows.
+    """Chooses as many epochs as training has by default, or fewer where they do not fit the disk without sharing rows.
 
     A run in ``run`` that was begun with the same options keeps its number.
     """
@@ -122,7 +122,7 @@ def for_run(graph: Graph, sampling: SampleConfig, limits: PlanConfig, run: Path)
 
 
 def disk_limit(folder: Path, disk_space: int | None) -> int:
-    """Bytes that files in ``folder`` may take: at most nine tenths of what is free there, and what is named."""
+    """Returns bytes that files in ``folder`` may take: at most nine tenths of what is free there, and what is named."""
     there = next(p for p in (folder, *folder.resolve().parents) if p.is_dir())
     disk = os.statvfs(there)
     limit = int(disk.f_bavail * disk.f_frsize * _DISK_SHARE)
@@ -130,7 +130,7 @@ def disk_limit(folder: Path, disk_space: int | None) -> int:
 
 
 def epochs_there(graph: Graph, sampling: SampleConfig, limits: PlanConfig, run: Path) -> int:
-    """Epochs of the run in ``run``, finished or begun, where all else about it is as asked for; or else 0."""
+    """Returns epochs of the run in ``run``, finished or begun, where all else about it is as asked for; or else 0."""
     try:
         info = runs.read(run)
     except FormatError:  # none, or none that can be read
@@ -147,7 +147,9 @@ def epochs_there(graph: Graph, sampling: SampleConfig, limits: PlanConfig, run: 
 def _fitting(
     graph: Graph, sampling: SampleConfig, limits: PlanConfig, epochs: int, limit: int
 ) -> tuple[int, EpochBytes | None]:
-    """How many of ``epochs`` fit ``limit``, and the bytes that say so; None where nobody needed to look at batches."""
+    """Tells how many of ``epochs`` fit ``limit``, and the bytes that say so; None where nobody needed to look at
+    batches.
+    """
     most = most_bytes(graph, sampling, limits)
     if most is not None and most.run(epochs) <= limit:
         return epochs, None
@@ -159,7 +161,7 @@ def _fitting(
 
 
 def most_bytes(graph: Graph, sampling: SampleConfig, limits: PlanConfig) -> EpochBytes | None:
-    """Bytes that cannot be exceeded, from the fanouts alone; None where these do not bound the batches."""
+    """Returns bytes that cannot be exceeded, from the fanouts alone; None where these do not bound the batches."""
     if sampling.sampler not in ("neighbor", "weighted") or sampling.task != "node" or -1 in sampling.fanouts:
         return None
     seeds = [
@@ -171,7 +173,7 @@ def most_bytes(graph: Graph, sampling: SampleConfig, limits: PlanConfig) -> Epoc
 
 
 def measured_bytes(graph: Graph, sampling: SampleConfig, limits: PlanConfig) -> EpochBytes:
-    """Bytes as a few batches have them, which are drawn within the memory budget."""
+    """Returns bytes as a few batches have them, which are drawn within the memory budget."""
     seen = auto.probe_batches(graph, sampling, _NO_LIMIT if limits.memory is None else limits.memory)
     id_bytes, count = record.id_bytes_for(graph.num_nodes), max(len(seen.batches), 1)
     records = [len(record.encode(b, record.AddressTable(), id_bytes)) for b in seen.batches]
@@ -197,7 +199,7 @@ def _of_batches(
     missing: float = 1.0,
     count: int | None = None,
 ) -> EpochBytes:
-    """Bytes of all, from those of a batch: its structure, which is there twice (sampled, packed), and its rows.
+    """Returns bytes of all, from those of a batch: its structure, which is there twice (sampled, packed), and its rows.
 
     Args:
         missing: Share of the rows that no cache holds.

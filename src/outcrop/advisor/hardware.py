@@ -20,7 +20,7 @@ EXAMPLES = Path(__file__).parent / "examples"
 
 
 class _Table:
-    """A table of a TOML file whose keys are taken one by one; ``end`` complains about those that nobody took."""
+    """Takes the keys of a table of a TOML file one by one; ``end`` complains about those that nobody took."""
 
     def __init__(self, path: Path, values: Any, name: str, problems: list[str]):
         self._where, self._problems = f"[{name}] " if name else "", problems
@@ -49,7 +49,7 @@ class _Table:
         return _Table(self._path, self._values.pop(key), key, self._problems)
 
     def rest(self) -> dict[str, Any]:
-        """All keys that are left, whatever they are called."""
+        """Returns all keys that are left, whatever they are called."""
         values, self._values = self._values, {}
         return values
 
@@ -92,7 +92,7 @@ def _reads(value: Any) -> tuple[tuple[int, float], ...]:
 
 
 def find(name: str | Path) -> Path:
-    """A file that is there, or the shipped example of that name (``machine-a``, ``prices``).
+    """Returns a file that is there, or the shipped example of that name (``machine-a``, ``prices``).
 
     Raises:
         ArgumentError: Neither.
@@ -125,7 +125,7 @@ def _refuse(path: Path, problems: list[str]) -> None:
 
 
 def read_machine(name: str | Path) -> Hardware:
-    """A machine from a TOML file, such as ``advisor/examples/machine-a.toml``.
+    """Reads a machine from a TOML file, such as ``advisor/examples/machine-a.toml``.
 
     Raises:
         ArgumentError: Keys are missing, unknown or have values that are not possible; all are named.
@@ -176,7 +176,7 @@ def read_machine(name: str | Path) -> Hardware:
 
 
 def read_prices(name: str | Path) -> Prices:
-    """Prices from a TOML file, such as ``advisor/examples/prices.toml``.
+    """Reads prices from a TOML file, such as ``advisor/examples/prices.toml``.
 
     Raises:
         ArgumentError: As :func:`read_machine`.

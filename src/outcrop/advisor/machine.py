@@ -85,7 +85,7 @@ def measure_profile(
 
 
 def profile_of(folder: Path, path: Path | None = None) -> Profile:
-    """The profile of this machine with the disk under ``folder``: kept, or read from ``path``, or measured now.
+    """Returns the profile of this machine with the disk under ``folder``: kept, or read from ``path``, or measured now.
 
     Raises:
         FormatError: ``path`` is no profile, or of another machine or disk.
@@ -130,7 +130,7 @@ def _latency(runtime: Runtime, file: int) -> tuple[float, float]:
 
 
 def _profile_memory(runtime: Runtime, row_bytes: int = 512, rounds: int = 5) -> dict[str, Any]:
-    """Rates of moving rows in order, as assembling does, and of picking them from anywhere, as caches are read."""
+    """Gives rates of moving rows in order, as assembling does, and of picking them anywhere, as caches are."""
     rows = _MEMORY_BYTES // row_bytes
     table = runtime.budget.empty("measure", _MEMORY_BYTES)
     out = runtime.budget.empty("measure", _MEMORY_BYTES)
@@ -172,7 +172,7 @@ def _profile_memory(runtime: Runtime, row_bytes: int = 512, rounds: int = 5) -> 
 
 
 def _pipeline_seconds(items: int = 200) -> float:
-    """CPU seconds that an item takes to pass the stages of loading, doing nothing in them."""
+    """Returns CPU seconds that an item takes to pass the stages of loading, doing nothing in them."""
     stages = [Stage(name, lambda item: item) for name in ("submit", "read", "assemble", "share", "transfer")]
     cpu = time.process_time()
     for _ in Pipeline(range(items), stages):
@@ -181,7 +181,7 @@ def _pipeline_seconds(items: int = 200) -> float:
 
 
 def _structure_seconds(rounds: int = 9) -> float:
-    """CPU seconds of a byte of a batch's graph and address table, from the record to what is computed with."""
+    """Returns CPU seconds of a byte of a batch's graph and address table, from the record to what is computed with."""
     from outcrop.advisor import steps
 
     graph = steps.synthetic_batch(dim=1).graph
@@ -252,7 +252,8 @@ def measure_disk(folder: Path, *, size_bytes: int = 1 << 30, seconds: float = 2.
 
 
 def rough_hardware(path: Path) -> Hardware | None:
-    """This machine with the disk as :func:`read_rates` finds it on ``path``, in half a second; None for small files.
+    """Returns this machine with the disk as :func:`read_rates` finds it on ``path``, in half a second; None for small
+    files.
 
     For choices between ways that differ by much: what the CPU takes to load is not in it.
     """
@@ -278,7 +279,7 @@ def _write(runtime: Runtime, path: Path, size_bytes: int) -> None:
 
 
 def direct_works(folder: Path) -> bool:
-    """Whether the file system of ``folder`` opens files past the page cache."""
+    """Tells whether the file system of ``folder`` opens files past the page cache."""
     with tempfile.NamedTemporaryFile(dir=folder, prefix=".outcrop-measure-") as file:
         return _direct_works(Path(file.name))
 

@@ -16,7 +16,7 @@ from outcrop.store.profile import HERE, Profile
 
 @dataclass(frozen=True)
 class Comparison:
-    """What is trained, as it was counted, and the machines that it might be trained on.
+    """Says what is trained, as it was counted, and which machines it might be trained on.
 
     Attributes:
         here, machines: This machine, and others that were described.
@@ -33,12 +33,12 @@ class Comparison:
 
     @property
     def hardware(self) -> tuple[Hardware, ...]:
-        """This machine first."""
+        """Returns the machines, this one first."""
         return self.here, *self.machines
 
 
 def compare(asked: Comparison) -> dict[str, Any]:
-    """Predictions for each machine and mode; with prices also what to buy (:func:`outcrop.api.advise.advise`)."""
+    """Makes predictions for each machine and mode; with prices also what to buy (:func:`outcrop.api.advise.advise`)."""
     rows, offers = [], {}
     for hardware in asked.hardware:
         for mode, work in asked.counted.works.items():
@@ -54,7 +54,9 @@ def compare(asked: Comparison) -> dict[str, Any]:
 
 
 def on_machine(counted: EpochCount, work: Workload, hardware: Hardware, here: Hardware) -> Workload:
-    """``work`` as it is on another machine: what computing takes there by its rates, loading with cores of its own."""
+    """Returns ``work`` as it is on another machine: what computing takes there by its rates, loading with cores of its
+    own.
+    """
     if hardware is here or hardware.name == here.name:
         return work
     if hardware.gpu is not None:
@@ -65,14 +67,14 @@ def on_machine(counted: EpochCount, work: Workload, hardware: Hardware, here: Ha
 
 
 def _price_of(hardware: Hardware, prices: Prices) -> float | None:
-    """What a machine costs; None for this one, whose disk nobody has named in the prices."""
+    """Returns what a machine costs; None for this one, whose disk nobody has named in the prices."""
     if hardware.disk.name not in dict(prices.disks) and hardware.name == HERE:
         return None
     return cost.tco(hardware, prices)
 
 
 def _row(prediction: cost.Prediction, price: float | None) -> dict[str, Any]:
-    """One machine in one mode, as people read it."""
+    """Describes one machine in one mode, as people read it."""
     return {
         "hardware": prediction.hardware,
         "mode": prediction.name,
@@ -93,7 +95,7 @@ def _row(prediction: cost.Prediction, price: float | None) -> dict[str, Any]:
 def seconds_of_new_batches(
     asked: Comparison, measured: Profile, epoch_s: dict[str, float]
 ) -> dict[str, float]:
-    """Seconds of an epoch of new batches here: read as they are drawn, or spooled in turn with training."""
+    """Returns seconds of an epoch of new batches here: read as they are drawn, or spooled in turn with training."""
     task, counted = asked.task, asked.counted
     packed, online = counted.works[Packed.name], counted.works.get(Online.name)
     drawn = online.loading.other_s if online else 0.0
@@ -109,7 +111,7 @@ def seconds_of_new_batches(
 def _add_prices(
     result: dict[str, Any], asked: Comparison, prices: Prices, offers: dict[tuple[str, str], Offer]
 ) -> None:
-    """TPC over numbers of disks, and what single changes gain, for every machine that has a price."""
+    """Adds TPC over numbers of disks, and what single changes gain, for every machine that has a price."""
     task, counted, here, budget = asked.task, asked.counted, asked.here, asked.budget
     result["currency"], result["budget"] = prices.currency, budget
     bigger: EpochCount | None = None
@@ -148,7 +150,7 @@ def _add_prices(
 def _changes(
     asked: Comparison, bigger: EpochCount | None, hardware: Hardware, mode: str, prices: Prices
 ) -> list[tuple[str, float, Hardware, Workload]]:
-    """One component of ``hardware`` changed: a disk more, twice the memory budget, another priced GPU."""
+    """Returns changes of one component of ``hardware``: a disk more, twice the memory budget, another priced GPU."""
     task, counted, here = asked.task, asked.counted, asked.here
     work = on_machine(counted, counted.works[mode], hardware, here)
     changes: list[tuple[str, float, Hardware, Workload]] = []

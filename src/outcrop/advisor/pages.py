@@ -9,7 +9,7 @@ from outcrop.runtime.pages import PAGE_BYTES
 
 
 def page_bytes(ids: np.ndarray, row_bytes: int, stride: int) -> int:
-    """Bytes of the distinct pages that rows ``ids`` lie on, each read once."""
+    """Returns bytes of the distinct pages that rows ``ids`` lie on, each read once."""
     return _core.count_read_bytes(np.ascontiguousarray(ids, np.int64), 0, stride, row_bytes)
 
 

@@ -17,7 +17,7 @@ _VALUE_BYTES = 4
 
 @dataclass(frozen=True)
 class Shape:
-    """Of one batch: ``nodes`` new in each hop, seeds first; ``edges`` drawn for each hop but the seeds."""
+    """Describes one batch: ``nodes`` new in each hop, seeds first; ``edges`` drawn for each hop but the seeds."""
 
     nodes: tuple[float, ...]
     edges: tuple[float, ...]
@@ -29,7 +29,7 @@ class Shape:
 
 @dataclass(frozen=True)
 class Network:
-    """A model: ``hidden`` is its width between layers, of ``gat`` all ``heads`` together."""
+    """Describes a model: ``hidden`` is its width between layers, of ``gat`` all ``heads`` together."""
 
     model: str
     in_dim: int
@@ -44,7 +44,7 @@ def network_of(graph: Graph, model: str, hidden: int | None, heads: int = HEADS)
 
 
 def step_work(network: Network, shape: Shape) -> tuple[float, float]:
-    """(operations of dense products, bytes moved by sparse ones) of a training step: forward, weights, inputs.
+    """Returns (operations of dense products, bytes moved by sparse ones) of a training step: forward, weights, inputs.
 
     A layer's dense products run over its targets (sage, gcn, which aggregate first where that is no wider) or its
     sources (gat); its sparse product reads a row per edge. Backward does both again, and once more for the gradient of
@@ -77,7 +77,7 @@ def reference_network(model: str) -> Network:
 
 
 def scaled_step(reference_s: float, network: Network, shape: Shape) -> float:
-    """About what a step takes where one of the same model on the reference batch takes ``reference_s``.
+    """Returns about what a step takes where one of the same model on the reference batch takes ``reference_s``.
 
     Half of that is taken to go with the products and half with what is moved: good enough to choose by.
     """
@@ -87,6 +87,6 @@ def scaled_step(reference_s: float, network: Network, shape: Shape) -> float:
 
 
 def step_seconds(gpu: Gpu, network: Network, shape: Shape) -> float:
-    """A training step: products at the rate of products, then moves at the rate of moves."""
+    """Returns the seconds of a training step: products at the rate of products, then moves at the rate of moves."""
     operations, moved = step_work(network, shape)
     return operations / gpu.flops_per_s + moved / gpu.bytes_per_s

@@ -39,7 +39,8 @@ def synthetic_batch(
     pool: int = 75_000,
     seed: int = 0,
 ) -> MiniBatch:
-    """A random batch with the shape of a sampled one: 1024 seeds, about 11,000 targets, 67,000 nodes, 113,000 edges.
+    """Makes a random batch with the shape of a sampled one: 1024 seeds, about 11,000 targets, 67,000 nodes, 113,000
+    edges.
 
     Args:
         pool: How many nodes a hop draws its neighbours from; smaller gives more repeated sources.
@@ -102,7 +103,7 @@ def training_step(
 
 
 def batch_of(graph: BatchGraph, in_dim: int, num_classes: int, seed: int = 0) -> MiniBatch:
-    """``graph`` with random features and, where it lacks them, labels: as much work as the real ones."""
+    """Returns ``graph`` with random features and, where it lacks them, labels: as much work as the real ones."""
     rng = np.random.default_rng(seed)
     x = rng.standard_normal((graph.num_nodes, in_dim), dtype=np.float32)
     labels = rng.integers(0, max(num_classes, 1), graph.num_seeds)
@@ -118,7 +119,8 @@ def step_seconds(
     seconds: float = 1.0,
     device: str = "cpu",
 ) -> list[float]:
-    """Median time of a training step on each of ``batches``, with nothing beside it; takes about ``seconds``.
+    """Returns the median time of a training step on each of ``batches``, with nothing beside it; takes about
+    ``seconds``.
 
     Batches take turns, so that caches are as cold as they are between the batches of an epoch. The first steps of a
     process take several times as long (its allocator grows, threads start), so the first half does not count.
@@ -142,7 +144,7 @@ def step_seconds(
 
 
 def measure_concurrent(step: Callable[[], None], runtime: Runtime, seconds: float = 1.0) -> dict[str, float]:
-    """What steps and loading cost each other on the same cores.
+    """Returns what steps and loading cost each other on the same cores.
 
     Steps alone, steps beside a thread that fills in cached rows (it rests as long as it works, so that both sides have
     a say), and steps at whose beginning all cores are asked to move a batch's rows to their places, take turns.
@@ -215,7 +217,7 @@ class _Mover:
 
     @contextmanager
     def filling(self) -> Iterator[None]:
-        """A thread fills rows in within the block, half of the time."""
+        """Lets a thread fill rows in within the block, half of the time."""
         stop = threading.Event()
         thread = threading.Thread(target=self._run, args=(stop,), name="outcrop-measure", daemon=True)
         thread.start()
@@ -227,7 +229,7 @@ class _Mover:
 
 
 def bus_rate(rounds: int = 5) -> float:
-    """Bytes per second of copies from pinned memory to the GPU."""
+    """Returns bytes per second of copies from pinned memory to the GPU."""
     source, target = torch.empty(_BUS_BYTES, dtype=torch.uint8).pin_memory(), None
     times = []
     for _ in range(rounds):
@@ -240,5 +242,5 @@ def bus_rate(rounds: int = 5) -> float:
 
 
 def gpu_memory() -> int:
-    """Bytes of the first GPU."""
+    """Returns bytes of the first GPU."""
     return int(torch.cuda.get_device_properties(0).total_memory)

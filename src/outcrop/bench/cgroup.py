@@ -26,12 +26,12 @@ _SWAP_MARGIN_BYTES = 4 << 20
 
 
 class LimitUnavailable(OutcropError, RuntimeError):
-    """A memory limit cannot be set on this machine or by this user."""
+    """Says that a memory limit cannot be set on this machine or by this user."""
 
 
 @dataclass(frozen=True)
 class LimitedRun:
-    """How a limited command ended.
+    """Says how a limited command ended.
 
     Attributes:
         peak_bytes: All memory of the group, page cache included; None if unknown.
@@ -50,7 +50,7 @@ class LimitedRun:
 
 @dataclass(frozen=True)
 class _Controller:
-    """File names of one version of the memory controller, and the folder in which groups may be made."""
+    """Names the files of one version of the memory controller, and the folder in which groups may be made."""
 
     parent: Path
     limit: str
@@ -69,7 +69,7 @@ class _Controller:
 
 
 def _counter(file: Path, wanted: str) -> int:
-    """The value of the line ``wanted VALUE``; 0 where there is none."""
+    """Returns the value of the line ``wanted VALUE``; 0 where there is none."""
     for line in file.read_text().splitlines():
         name, _, value = line.partition(" ")
         if name == wanted:
@@ -149,7 +149,7 @@ def _find_controller() -> _Controller:
 
 
 def _own_groups(controller: str, mount: Path) -> Iterator[Path]:
-    """Where this process is in a version 1 hierarchy; inside a container that path may be the mount itself."""
+    """Tells where this process is in a version 1 hierarchy; inside a container that path may be the mount itself."""
     for line in Path("/proc/self/cgroup").read_text().splitlines():
         _, controllers, path = line.split(":", 2)
         if controller in controllers.split(","):

@@ -39,7 +39,7 @@ BAR = 0.1
 
 @dataclass(frozen=True)
 class Case:
-    """``balance``: of the disk's slowed-down rate, reading to computing; 0: its own rate."""
+    """Describes a case. ``balance``: of the disk's slowed-down rate, reading to computing; 0: its own rate."""
 
     mode: str = "packed"
     model: str = "sage"
@@ -117,7 +117,7 @@ def run(folder: Path, setting: Setting, log: Log, cases: tuple[Case, ...] = CASE
 
 
 def _task(graph: Graph, folder: Path, setting: Setting, case: Case) -> Task:
-    """The prepared run of a case, shared by cases that want the same batches and the same cap."""
+    """Returns the prepared run of a case, shared by cases that want the same batches and the same cap."""
     memory = int(graph.feature_bytes * case.cap)
     degrees = case.model == "gcn"
     name = f"{graph.path.stem}-cost-{case.fanouts.replace(',', '-')}-{case.cap:g}{'-degrees' if degrees else ''}.run"
@@ -137,7 +137,7 @@ def _task(graph: Graph, folder: Path, setting: Setting, case: Case) -> Task:
 
 
 def _refreshed(profile: Profile, task: Task, case: Case) -> Hardware:
-    """The machine with the rates that the disk has now, measured on the file that the epochs read."""
+    """Returns the machine with the rates that the disk has now, measured on the file that the epochs read."""
     assert task.run is not None
     hardware = profile.hardware()
     path = task.run / "pack" / "records.bin"
@@ -189,14 +189,14 @@ def _round(task: Task, counted: EpochCount, case: Case, setting: Setting, profil
 
 
 def _compute(task: Task) -> float:
-    """Seconds of computing an epoch now, with nothing beside it."""
+    """Returns the seconds of computing an epoch now, with nothing beside it."""
     assert task.run is not None
     with Runtime() as runtime:
         return compute_seconds(task, open_samples(runtime, task.run / "sample"), runtime)
 
 
 def _measure(task: Task, case: Case, setting: Setting, rate: int) -> tuple[float, int]:
-    """Median seconds of an epoch after the first, and what the last one read."""
+    """Returns the median seconds of an epoch after the first, and what the last one read."""
     epochs = min(_EPOCHS[case.mode], max(setting.epochs, 2))
     config = TrainConfig(case.model, task.hidden, layers=len(task.fanouts), epochs=epochs)
     with (
@@ -226,7 +226,7 @@ def _measure(task: Task, case: Case, setting: Setting, rate: int) -> tuple[float
 
 
 def _summary(rounds: list[dict[str, Any]]) -> dict[str, Any]:
-    """The medians over the rounds; the error is that of a round, so that slow minutes count on both sides."""
+    """Returns the medians over the rounds; the error is that of a round, so that slow minutes count on both sides."""
     middle = {key: median(one[key] for one in rounds) for key in ("predicted_seconds", "seconds")}
     return {
         **middle,

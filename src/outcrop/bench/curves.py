@@ -35,7 +35,7 @@ from outcrop.errors import OutcropError
 def memory_curve(
     folder: Path, setting: Setting, modes: Sequence[str], caps: Sequence[float], log: Log
 ) -> dict[str, Any]:
-    """Epoch time, bytes and disk space of each mode at each cap; nothing where two mini-batches do not fit.
+    """Measures epoch time, bytes and disk space of each mode at each cap; nothing where two mini-batches do not fit.
 
     Times at a cap are compared with training in memory right before: on replayed batches, or on new ones.
     """
@@ -100,7 +100,7 @@ def _at(points: list[dict[str, Any]], cap: float) -> str:
 
 
 def scale(folder: Path, setting: Setting, sizes: Sequence[int], log: Log) -> dict[str, Any]:
-    """Graphs of growing size, the same budget, the same share of training nodes."""
+    """Measures graphs of growing size, the same budget, the same share of training nodes."""
     points = []
     budget = int(min(sizes) * setting.shape.features * 4 * setting.cap)
     for nodes in sizes:
@@ -151,7 +151,7 @@ def scale(folder: Path, setting: Setting, sizes: Sequence[int], log: Log) -> dic
 
 
 def _r_squared(x: list[float], y: list[float]) -> float:
-    """Coefficient of determination of the least-squares line."""
+    """Returns the coefficient of determination of the least-squares line."""
     if len(x) < 3:
         return float("nan")
     residual = np.array(y) - np.polyval(np.polyfit(x, y, 1), x)

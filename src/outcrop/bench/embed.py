@@ -34,7 +34,7 @@ _MODES = {
 
 @dataclass(frozen=True)
 class Case:
-    """A generated graph."""
+    """Describes a generated graph."""
 
     name: str
     nodes: int
@@ -47,7 +47,7 @@ class Case:
 
 @dataclass(frozen=True)
 class Large:
-    """A table of which a fourth fits in memory: 10 M nodes, 8 GB of vectors and state, 2 GiB."""
+    """Describes a table of which a fourth fits in memory: 10 M nodes, 8 GB of vectors and state, 2 GiB."""
 
     nodes: int = 10_000_000
     edges_per_node: int = 2
@@ -64,7 +64,7 @@ def cases(nodes: int) -> list[Case]:
 
 
 def run(folder: Path, nodes: int, graphs: list[Path], rounds: int, log: Log) -> dict[str, Any]:
-    """``graphs``: imported knowledge graphs that are trained and ranked, too."""
+    """Runs the benchmark. ``graphs``: imported knowledge graphs that are trained and ranked, too."""
     results = {case.name: _compare(folder, case, rounds, log) for case in cases(nodes)}
     real = {path.stem: _real(folder, path, log) for path in graphs}
     return {
@@ -234,7 +234,7 @@ def _compare(folder: Path, case: Case, rounds: int, log: Log) -> dict[str, Any]:
 
 
 def bare_seconds(config: EmbedConfig, edges: int, rounds: int = 50) -> float:
-    """Seconds that the matrix products of all chunks of ``edges`` take: scores and both of their gradients."""
+    """Returns seconds that the matrix products of all chunks of ``edges`` take: scores and both of their gradients."""
     queries, candidates = torch.randn(2 * config.chunk, config.dim), torch.randn(config.negatives, config.dim)
     scores = torch.empty(2 * config.chunk, config.negatives)
     to_queries, to_candidates = torch.empty_like(queries), torch.empty_like(candidates)
@@ -249,7 +249,7 @@ def bare_seconds(config: EmbedConfig, edges: int, rounds: int = 50) -> float:
 
 
 def _real(folder: Path, graph: Path, log: Log) -> dict[str, Any]:
-    """ComplEx of 100 floats with 1000 negatives, as the other systems were measured with."""
+    """Trains ComplEx of 100 floats with 1000 negatives, as the other systems were measured with."""
     log(f"{graph.stem}: ComplEx, 30 epochs")
     run_folder = folder / "bench-embed.run"
     shutil.rmtree(run_folder, ignore_errors=True)

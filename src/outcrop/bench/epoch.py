@@ -38,7 +38,7 @@ _UNLIMITED = "1TiB"
 
 @dataclass(frozen=True)
 class Setting:
-    """What is measured. ``cap``: share of the feature bytes that the budget allows."""
+    """Says what is measured. ``cap``: share of the feature bytes that the budget allows."""
 
     shape: GraphShape = field(default_factory=GraphShape)
     fanouts: str = "10,10"
@@ -72,7 +72,7 @@ def ensure_graph(folder: Path, shape: GraphShape, log: Log) -> Path:
 
 
 def ensure_run(folder: Path, graph: Path, setting: Setting, log: Log) -> tuple[Path, dict[str, Any]]:
-    """The prepared run of ``setting``, made under its cap."""
+    """Returns the prepared run of ``setting``, made under its cap."""
     run = folder / f"{graph.stem}-{setting.batches}-cap{setting.cap:g}.run"
     log(f"preparing {run.name} in {format_bytes(setting.memory)}")
     return run, prepared_run(graph, run, setting)
@@ -138,7 +138,7 @@ _MODES = {
 
 
 def mode_of(name: str) -> Mode:
-    """The mode that a measurement called ``name`` trains in."""
+    """Returns the mode that a measurement called ``name`` trains in."""
     return mode_named(_MODES.get(name, name))
 
 
@@ -191,13 +191,15 @@ def epoch(folder: Path, setting: Setting, modes: Sequence[str], log: Log) -> dic
 
 
 def _epochs(mode: str, setting: Setting) -> int:
-    """Of one process: the slow modes go over the data once, those with a cache that must fill twice."""
+    """Says how many epochs a process has: slow modes go over the data once, those with a cache that must fill twice."""
     many = ("packed", "memory", REFRESH, *WITHOUT_RUN)
     return setting.epochs if mode in many else {"dynamic": 2, "belady": 2}.get(mode, 1)
 
 
 def middle(mode: str, seconds: Iterable[float]) -> float:
-    """The median; of spooled epochs the mean: the first of each spool is the slower one, and what it takes counts."""
+    """Returns the median; of spooled epochs the mean: the first of each spool is the slower one, and what it takes
+    counts.
+    """
     return fmean(seconds) if mode in SPREAD else median(seconds)
 
 
@@ -225,7 +227,7 @@ def _summary(mode: str, results: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def bare_epoch_seconds(graph_path: Path, run: Path, setting: Setting, rounds: int = 3) -> float:
-    """Seconds that the bare dense and sparse products of one epoch's batches take, batches already in memory."""
+    """Gives seconds that the bare dense and sparse products of one epoch's batches take, batches already in memory."""
     from outcrop.bench.compute import bare_products
 
     graph = open_graph(graph_path)
@@ -301,7 +303,7 @@ def _load_once(graph_path: Path, run: Path, mode: str, setting: Setting, epochs:
 
 
 def copy_rate(size_bytes: int = 256 << 20, rounds: int = 5) -> float:
-    """Bytes per second of one thread copying memory that fits in no cache."""
+    """Returns bytes per second of one thread copying memory that fits in no cache."""
     import numpy as np
 
     source, target = np.ones(size_bytes, np.uint8), np.ones(size_bytes, np.uint8)

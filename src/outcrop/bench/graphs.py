@@ -22,7 +22,7 @@ class GraphShape:
         return self.nodes * self.features * 4
 
     def arguments(self) -> list[str]:
-        """Options of ``outcrop generate``."""
+        """Returns the options of ``outcrop generate``."""
         return [
             "--nodes",
             str(self.nodes),

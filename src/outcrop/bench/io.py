@@ -105,7 +105,7 @@ def _engine(depth: int) -> _core.BlockIo:
 
 
 def _make_file(path: Path, size_bytes: int) -> None:
-    """Random bytes, so that nothing below can store or read them faster than any other data."""
+    """Writes random bytes, so that nothing below can store or read them faster than any other data."""
     io = _engine(SEQUENTIAL_DEPTH)
     block = np.random.default_rng(0).integers(0, 256, 8 * BLOCK_BYTES, np.uint8)
     file = io.open(str(path), _core.OpenMode.create)

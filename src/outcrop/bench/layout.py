@@ -44,7 +44,7 @@ _TABLE_BYTES = 256 << 20
 
 
 class _Bench:
-    """One sampled pool, its host cache chosen, open for counting."""
+    """Holds one sampled pool, its host cache chosen, open for counting."""
 
     def __init__(self, graph: Graph, run: Path, runtime: Runtime):
         self.graph, self.runtime = graph, runtime
@@ -72,7 +72,7 @@ class _Bench:
         return LayoutSearch(wanted, self.hot, self.sizes, self.runtime, table_bytes=_TABLE_BYTES)
 
     def bytes_read(self, shared: SharedCounts) -> int:
-        """Of rows, for a pass over everything: packed ones and pages of the disk cache."""
+        """Gives the bytes of rows that are read in a pass over everything: packed ones and pages of the disk cache."""
         packed = int(self.wants.sum() - shared.per_hop.sum())
         return packed * self.row_bytes + int(shared.pages.sum()) * PAGE_BYTES
 
@@ -80,7 +80,7 @@ class _Bench:
         return self.bytes_read(shared) / (int(self.wants.sum()) * self.row_bytes)
 
     def access_shares(self) -> dict[str, float]:
-        """Share of all wants that goes to the most wanted 1, 5, 10, 20, 50 % of the nodes (Table 3)."""
+        """Returns the share of all wants that goes to the most wanted 1, 5, 10, 20, 50 % of the nodes (Table 3)."""
         counts = np.zeros(self.graph.num_nodes, np.int64)
         buffer = np.zeros(max(self.samples.max_nodes * self.samples.id_bytes, 1), np.uint8)
         for batch in self.packed:
@@ -148,7 +148,9 @@ def run(folder: Path, setting: Setting, log: Log) -> dict[str, Any]:
 
 
 def _reordering(bench: _Bench) -> dict[str, dict[str, float]]:
-    """Amplification of one cache for all batches and of segments, in id order and reordered (Figures 5 and 16)."""
+    """Measures amplification of one cache for all batches and of segments, in id order and reordered (Figures 5 and
+    16).
+    """
     results = {}
     batches = len(bench.packed)
     for segment in (batches, *(s for s in _SEGMENTS if s < batches)):
@@ -173,7 +175,7 @@ def _reordering(bench: _Bench) -> dict[str, dict[str, float]]:
 
 
 def _brute_force(bench: _Bench) -> tuple[dict[SegmentLayout, tuple[int, float]], float]:
-    """Disk bytes and amplification of every layout of the grid, arranged in full; and the seconds that took.
+    """Returns disk bytes and amplification of every layout of the grid, arranged in full; and the seconds that took.
 
     It is the same for every bound: what a bound forbids is known only afterwards.
     """
@@ -189,7 +191,7 @@ def _brute_force(bench: _Bench) -> tuple[dict[SegmentLayout, tuple[int, float]],
 def _searched(
     bench: _Bench, limit: int, tried: dict[SegmentLayout, tuple[int, float]], brute: float, log: Log
 ) -> dict[str, Any]:
-    """The heuristic against brute force over segment sizes and thresholds (Table 7)."""
+    """Compares the heuristic against brute force over segment sizes and thresholds (Table 7)."""
     log(f"bound {limit / 2**30:.2f} GiB: heuristic")
     begin = time.perf_counter()
     search = bench.search()
@@ -229,7 +231,7 @@ def _grid(batches: int) -> Sequence[SegmentLayout]:
 
 
 def _timed(folder: Path, setting: Setting, bound: float, log: Log) -> dict[str, Any] | None:
-    """Epochs of loading under the bound: what the cost model chose against the other layouts that it weighed."""
+    """Gives epochs of loading under the bound: what the cost model chose against the other layouts that it weighed."""
     graph = open_graph(ensure_graph(folder, setting.shape, log))
     run = folder / "bench-layout.run"
     options: dict[str, Any] = {
@@ -262,7 +264,7 @@ def _timed(folder: Path, setting: Setting, bound: float, log: Log) -> dict[str, 
 
 
 def _load(graph: Graph, run: Path, setting: Setting) -> dict[str, float]:
-    """Median seconds of loading an epoch of the pool, after one to warm up, and what it read."""
+    """Returns the median seconds of loading an epoch of the pool, after one to warm up, and what it read."""
     seconds, read = [], []
     with (
         Runtime(setting.memory) as runtime,

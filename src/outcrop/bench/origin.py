@@ -38,7 +38,7 @@ def command_line(arguments: list[str]) -> str:
 
 
 def _revision() -> str | None:
-    """Git revision of the source tree, where this runs from one."""
+    """Returns the git revision of the source tree, where this runs from one."""
     done = subprocess.run(
         ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty"],
         capture_output=True,

@@ -29,7 +29,7 @@ _TOLERANCE, _TRIES = 0.05, 4  # what computing takes changes from minute to minu
 
 
 def run(folder: Path, setting: Setting, modes: list[str], log: Log) -> dict[str, Any]:
-    """Cases of ``packed`` and of ``online``, as far as they are among ``modes``.
+    """Measures cases of ``packed`` and of ``online``, as far as they are among ``modes``.
 
     Raises:
         ArgumentError: Neither of them is.
@@ -108,7 +108,7 @@ def _epochs(
 def _train(
     graph: Graph, run_folder: Path, setting: Setting, mode: str, rate: int, overlapped: bool
 ) -> dict[str, Any]:
-    """Median epoch after one to warm up, with the time that each stage was busy."""
+    """Returns the median epoch after one to warm up, with the time that each stage was busy."""
     config = TrainConfig(
         model=setting.model,
         hidden=setting.hidden,

@@ -17,7 +17,10 @@ from outcrop.runtime.system import outcrop_command
 
 @dataclass(frozen=True)
 class CommandResult:
-    """``result``: what ``--json`` wrote. ``limit_bytes``: of the whole process with its page cache; None = no limit."""
+    """Says how a command ended.
+
+    ``result``: what ``--json`` wrote. ``limit_bytes``: of the whole process with its page cache; None = no limit.
+    """
 
     result: dict[str, Any]
     limit_bytes: int | None

@@ -71,7 +71,7 @@ class Buckets:
         return DiskArray(runtime, self.path, self.manifest.arrays[name])
 
     def starts(self, runtime: Runtime) -> np.ndarray:
-        """int64 [p * p + 1].
+        """Returns the first edge of each bucket, and their number: int64 [p * p + 1].
 
         Raises:
             FormatError: They do not ascend, or lead beyond the edges.
@@ -90,7 +90,7 @@ class Buckets:
         return ById() if kind == "id" else Random(self.num_nodes, self.manifest.config["seed"], runtime)
 
     def names(self, runtime: Runtime, kind: str, start: int = 0, stop: int | None = None) -> list[str]:
-        """Names of nodes (kind ``entity``) or relations ``start:stop``; FormatError where there are none."""
+        """Returns names of nodes (kind ``entity``) or relations ``start:stop``; FormatError where there are none."""
         arrays = (f"{kind}_names", f"{kind}_name_offsets")
         return read_text(runtime, self.path, self.manifest, arrays, start, stop)
 

@@ -27,7 +27,7 @@ class SlotMove:
 
 
 class SliceTransfer(Protocol):
-    """Slices on their way. ``read``: of each move, whether it comes from disk; others were never written."""
+    """Tells of slices on their way. ``read``: of each move, whether it comes from disk; others were never written."""
 
     @property
     def read(self) -> tuple[bool, ...]: ...
@@ -40,7 +40,7 @@ class SliceTransfer(Protocol):
 
 @dataclass(frozen=True)
 class SwapRecord:
-    """Of one swap, seconds of ``time.perf_counter``.
+    """Notes the times of one swap, in seconds of ``time.perf_counter``.
 
     Attributes:
         moved: When everything was read, as far as was noticed.
@@ -55,7 +55,7 @@ class SwapRecord:
 
 
 class Buffer:
-    """``slots`` slabs in host memory. With as many slots as slices nothing is ever swapped.
+    """Holds ``slots`` slabs in host memory. With as many slots as slices nothing is ever swapped.
 
     Attributes:
         rows: float32 [slots * slab_rows, stride], all slots: row r of a slice is ``base[slice] + r``.

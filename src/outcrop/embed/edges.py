@@ -24,7 +24,8 @@ class TrainingEdges:
         self._held = self._array.read(_TAG) if few else None
 
     def read(self, pieces: np.ndarray) -> np.ndarray:
-        """The edges of ``pieces``, one after the other: uint32 [n, 3] or [n, 2] of :mod:`outcrop.embed.buckets`.
+        """Returns the edges of ``pieces``, one after the other: uint32 [n, 3] or [n, 2] of
+        :mod:`outcrop.embed.buckets`.
 
         Equals ``np.concatenate([edges[first:stop] for _, _, first, stop in pieces])``.
 

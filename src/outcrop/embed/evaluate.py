@@ -44,7 +44,7 @@ class Ranks:
 
     @property
     def rank(self) -> np.ndarray:
-        """float64, from 1."""
+        """Returns the rank of each edge, float64, from 1."""
         return 1 + self.higher + self.equal / 2
 
     def add(self, edges: slice | np.ndarray, scores: torch.Tensor, true: torch.Tensor) -> None:
@@ -56,7 +56,7 @@ class Ranks:
         self.equal[edges] += (not_lower - higher).numpy()
 
     def take_out(self, edges: np.ndarray, scores: np.ndarray, true: np.ndarray) -> None:
-        """The opposite, for single pairs: a candidate with ``scores[i]`` of edge ``edges[i]``."""
+        """Does the opposite for single pairs: a candidate with ``scores[i]`` of edge ``edges[i]``."""
         slack = _TIE * np.maximum(np.abs(true[edges]), 1)
         higher = scores > true[edges] + slack
         equal = ~higher & (scores >= true[edges] - slack)
@@ -66,7 +66,7 @@ class Ranks:
 
 @dataclass
 class Metrics:
-    """Of both sides together; ``sides`` has each alone. ``protocol``: what the ranks are among."""
+    """Holds the metrics of both sides together; ``sides`` has each alone. ``protocol``: what the ranks are among."""
 
     protocol: str
     edges: int
@@ -138,7 +138,7 @@ def evaluate(
 
 
 def _draw(trained: EmbeddingModel, count: int, by_degree: bool, seed: int) -> np.ndarray:
-    """Rows of the candidates: nodes drawn by their ids, so that they are the same for every division."""
+    """Returns rows of the candidates: nodes drawn by their ids, so that they are the same for every division."""
     buckets, runtime = trained.buckets, trained.runtime
     random = np.random.Generator(np.random.Philox(key=np.concatenate([key_of(seed, 7), key_of(seed, 8)])))
     numbering = buckets.numbering(runtime)
@@ -153,7 +153,7 @@ def _draw(trained: EmbeddingModel, count: int, by_degree: bool, seed: int) -> np
 
 
 class _Block:
-    """Held-out edges that are ranked in one pass over the table."""
+    """Holds held-out edges that are ranked in one pass over the table."""
 
     def __init__(self, trained: EmbeddingModel, edges: np.ndarray):
         self.trained, self.edges = trained, edges
@@ -225,7 +225,7 @@ class _Block:
         return np.arange(len(self.edges)), self.truth[side]
 
     def _known_pairs(self, side: str) -> tuple[np.ndarray, np.ndarray]:
-        """(edge, row): for every edge, all ends that make a known one, its own among them; each once."""
+        """Returns (edge, row): for every edge, all ends that make a known one, its own among them; each once."""
         near, far = (0, -1) if side == "target" else (-1, 0)
         mine = _keys(self.edges, near, self.trained.buckets.num_relations)
         keys, of_edge = np.unique(mine, return_inverse=True)
@@ -258,6 +258,6 @@ class _Block:
 
 
 def _keys(edges: np.ndarray, near: int, relations: int) -> np.ndarray:
-    """int64: the end that is known and the relation as one number."""
+    """Returns int64: the end that is known and the relation as one number."""
     ends = edges[:, near].astype(np.int64)
     return ends if edges.shape[1] == 2 else ends * max(relations, 1) + edges[:, 1]

@@ -70,7 +70,7 @@ class _Export:
         return made + self._name_files()
 
     def safetensors(self) -> list[Path]:
-        """The format by hand, as the library has no streaming: length, header, data."""
+        """Writes the format by hand, as the library has no streaming: length, header, data."""
         tensors: dict[str, tuple[tuple[int, ...], Iterator[np.ndarray]]] = {
             "entities": ((self.trained.num_nodes, self.width), self._entities())
         }
@@ -129,7 +129,7 @@ class _Export:
     # What they share
 
     def _entities(self) -> Iterator[np.ndarray]:
-        """float32 [n, dim], in order of node ids."""
+        """Yields float32 [n, dim], in order of node ids."""
         count, budget = self.trained.num_nodes, self.runtime.budget
         numbering = self.trained.buckets.numbering(self.runtime)
         row_bytes = 4 * self.width + 32
@@ -145,7 +145,7 @@ class _Export:
         return self.trained.buckets.has(f"{kind}_names")
 
     def _names(self, kind: str, start: int, stop: int) -> list[str | None]:
-        """Of rows of a table; those of reciprocal relations have ``inverse of`` before them."""
+        """Yields the names of rows of a table; those of reciprocal relations have ``inverse of`` before them."""
         count = self.trained.num_nodes if kind == "entity" else self.trained.buckets.num_relations
         names: list[str | None] = []
         if start < count:

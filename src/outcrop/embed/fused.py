@@ -21,13 +21,13 @@ _PROGRAMS = 1024  # as many as keep a GPU busy
 
 
 def usable(device: torch.device) -> bool:
-    """Whether kernels can run on ``device``: CUDA, and Triton is there."""
+    """Tells whether kernels can run on ``device``: it is CUDA, and Triton is there."""
     return device.type == "cuda" and importlib.util.find_spec("triton") is not None
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What the kernels do for some sizes.
+    """Says what the kernels do for some sizes.
 
     Attributes:
         n: Queries, all chunks together.
@@ -49,7 +49,7 @@ class Plan:
 
     @property
     def step(self) -> int:
-        """Dimensions that a program takes at a time: a power of 2."""
+        """Returns how many dimensions a program takes at a time: a power of 2."""
         return min(max(1 << (self.dim - 1).bit_length(), _LEAST_STEP), MOST_STEP)
 
     @property
@@ -58,7 +58,7 @@ class Plan:
 
     @property
     def row_blocks(self) -> int:
-        """Of a chunk, as are ``column_blocks``."""
+        """Returns the blocks of rows of a chunk, as ``column_blocks`` does those of columns."""
         return -(-min(self.chunk, self.n) // ROWS)
 
     @property
@@ -67,7 +67,7 @@ class Plan:
 
     @property
     def share(self) -> int:
-        """Queries of a chunk whose gradients of candidates a program sums."""
+        """Returns of how many queries of a chunk a program sums the gradients of candidates."""
         programs = self.chunks * self.column_blocks * self.parts
         shares = max(1, min(self.row_blocks, _PROGRAMS // programs))
         return -(-self.row_blocks // shares) * ROWS
@@ -78,7 +78,7 @@ class Plan:
 
     @property
     def stride(self) -> int:
-        """Floats of a row of scores."""
+        """Returns floats of a row of scores."""
         return self.column_blocks * COLUMNS
 
     @property
@@ -87,12 +87,14 @@ class Plan:
 
     @property
     def scratch_bytes(self) -> int:
-        """What :func:`softmax` holds at most beside its results: scores, sums of shares, three floats of a query."""
+        """Returns what :func:`softmax` holds at most beside its results: scores, sums of shares, three floats of a
+        query.
+        """
         return self.score_bytes + 4 * self.shares * self.chunks * self.k * self.dim + 24 * self.n
 
     @property
     def products(self) -> int:
-        """Products of tiles, ROWS x COLUMNS x step, of one block of queries and one of candidates.
+        """Returns how many products of tiles, ROWS x COLUMNS x step, of one block of queries and one of candidates.
 
         Scores are one for each part of the dimensions, and so is either gradient; without ``keep`` every program of a
         gradient makes all parts of the scores again, but for that of queries where one program has all dimensions.
@@ -112,7 +114,8 @@ def softmax(
     keep: bool = True,
     precision: str = "tf32",
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Cross-entropy of each query's positive against all candidates of its chunk but the one that it looks for.
+    """Computes the cross-entropy of each query's positive against all candidates of its chunk but the one that it looks
+    for.
 
     Equals, with ``c = arange(n) // chunk`` and ``scores = (queries[:, None] * candidates[c]).sum(2)`` where
     ``wanted[:, None] != ids[c]``, else -inf, ``cross_entropy(cat([positive[:, None], scores], 1), zeros(n),

@@ -17,7 +17,7 @@ import triton.language as tl
 
 @triton.jit
 def _tile(x, first, count, at, DIM: tl.constexpr, SIZE: tl.constexpr):
-    """x[first : first + SIZE, at], 0 from row ``count`` on and from dimension ``DIM`` on."""
+    """Loads x[first : first + SIZE, at], 0 from row ``count`` on and from dimension ``DIM`` on."""
     rows = tl.arange(0, SIZE)
     mask = (rows[:, None] < count) & (at[None, :] < DIM)
     return tl.load(x + first * DIM + (rows[:, None] * DIM + at[None, :]), mask=mask, other=0.0)
@@ -25,7 +25,7 @@ def _tile(x, first, count, at, DIM: tl.constexpr, SIZE: tl.constexpr):
 
 @triton.jit
 def _turned(x, first, count, at, DIM: tl.constexpr, SIZE: tl.constexpr):
-    """The transpose of :func:`_tile`."""
+    """Returns the transpose of :func:`_tile`."""
     rows = tl.arange(0, SIZE)
     mask = (rows[None, :] < count) & (at[:, None] < DIM)
     return tl.load(x + first * DIM + (rows[None, :] * DIM + at[:, None]), mask=mask, other=0.0)
@@ -35,7 +35,7 @@ def _turned(x, first, count, at, DIM: tl.constexpr, SIZE: tl.constexpr):
 def _left_out(
     scores, wanted, ids, row, rows, column, columns, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
-    """-inf where there is no candidate, or it is what the query looks for."""
+    """Returns -inf where there is no candidate, or it is what the query looks for."""
     i, j = tl.arange(0, ROWS), tl.arange(0, COLUMNS)
     mine = tl.load(wanted + row + i, mask=i < rows, other=-1)
     theirs = tl.load(ids + column + j, mask=j < columns, other=-2)
@@ -48,7 +48,9 @@ def _made(
     queries, candidates, wanted, ids, row, rows, column, columns,
     DIM: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, STEP: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """[ROWS, COLUMNS]: scores of ``rows`` queries from ``row`` on against ``columns`` candidates from ``column`` on."""
+    """Returns [ROWS, COLUMNS]: scores of ``rows`` queries from ``row`` on against ``columns`` candidates from
+    ``column`` on.
+    """
     out = tl.zeros([ROWS, COLUMNS], tl.float32)
     for begin in range(0, DIM, STEP):
         at = begin + tl.arange(0, STEP)
@@ -60,7 +62,7 @@ def _made(
 
 @triton.jit
 def _kept(scores, row, rows, begin, stride, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
-    """[ROWS, COLUMNS]: what ``forward`` wrote down; rows of it are filled up with -inf."""
+    """Returns [ROWS, COLUMNS]: what ``forward`` wrote down; rows of it are filled up with -inf."""
     i, j = tl.arange(0, ROWS), tl.arange(0, COLUMNS)
     place = scores + row * stride + begin + (i[:, None] * stride + j[None, :])
     return tl.load(place, mask=(i < rows)[:, None], other=-float("inf"))
@@ -73,7 +75,9 @@ def forward(
     DIM: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, STEP: tl.constexpr, PRECISION: tl.constexpr,
     KEEP: tl.constexpr, WHOLE: tl.constexpr,
 ):  # fmt: skip
-    """log_sums[i] = log(exp(positive[i]) + sum of exp(scores[i])), and what :func:`query_gradients` makes if WHOLE."""
+    """Computes log_sums[i] = log(exp(positive[i]) + sum of exp(scores[i])), and what :func:`query_gradients` makes if
+    WHOLE.
+    """
     number = (tl.program_id(0) // row_blocks).to(tl.int64)
     local = tl.program_id(0) % row_blocks * ROWS
     row = number * chunk + local
@@ -118,7 +122,9 @@ def query_gradients(
     DIM: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, STEP: tl.constexpr, PRECISION: tl.constexpr,
     KEEP: tl.constexpr,
 ):  # fmt: skip
-    """to_queries[i] = sum over j of exp(scores[i, j] - log_sums[i]) * candidates[j], STEP dimensions a program."""
+    """Computes to_queries[i] = sum over j of exp(scores[i, j] - log_sums[i]) * candidates[j], STEP dimensions a
+    program.
+    """
     number = (tl.program_id(0) // row_blocks).to(tl.int64)
     local = tl.program_id(0) % row_blocks * ROWS
     row = number * chunk + local
@@ -148,7 +154,7 @@ def candidate_gradients(
     DIM: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, STEP: tl.constexpr, PRECISION: tl.constexpr,
     KEEP: tl.constexpr,
 ):  # fmt: skip
-    """out[s, j] = sum over the queries i of share s of exp(scores[i, j] - log_sums[i]) * queries[i]."""
+    """Computes out[s, j] = sum over the queries i of share s of exp(scores[i, j] - log_sums[i]) * queries[i]."""
     number = (tl.program_id(0) // column_blocks).to(tl.int64)
     first = tl.program_id(0) % column_blocks * COLUMNS
     column, columns = number * k + first, k - first

@@ -36,8 +36,11 @@ _TILES = 6  # of differences, where scores are moduli
 
 
 class GpuBuffer(Buffer):
-    """``slots`` slabs on a GPU. ``rows`` is a tensor there; ``staged`` slabs of pinned host memory are on the way to or
-    from disk at a time. With ``initiator`` gpu kernels move slabs through rings, and one is staged, for first rows."""
+    """Holds ``slots`` slabs on a GPU.
+
+    ``rows`` is a tensor there; ``staged`` slabs of pinned host memory are on the way to or from disk at a time. With
+    ``initiator`` gpu kernels move slabs through rings, and one is staged, for first rows.
+    """
 
     def __init__(
         self,
@@ -97,8 +100,10 @@ class GpuBuffer(Buffer):
 
 
 class _GpuExchange:
-    """Groups of as many slices as are staged: from the GPU, to and from disk, to the GPU. Each step begins when
-    somebody looks and the one before is done; training goes on meanwhile."""
+    """Moves groups of as many slices as are staged: from the GPU, to and from disk, to the GPU.
+
+    Each step begins when somebody looks and the one before is done; training goes on meanwhile.
+    """
 
     def __init__(self, buffer: GpuBuffer, moves: tuple[SlotMove, ...]):
         self._buffer = buffer
@@ -137,7 +142,7 @@ class _GpuExchange:
             self._next()
 
     def _fetch(self) -> None:
-        """What leaves is copied from the GPU."""
+        """Copies what leaves from the GPU."""
         b = self._buffer
         with b.gpu.on_stream(b.stream):
             for staged, move in enumerate(self._groups[0]):
@@ -152,7 +157,7 @@ class _GpuExchange:
         self._next = self._send
 
     def _send(self) -> None:
-        """What came is copied to the GPU."""
+        """Copies what came to the GPU."""
         assert self._job is not None
         b = self._buffer
         self._read += self._job.read
@@ -168,7 +173,7 @@ class _GpuExchange:
 
 
 class GpuStepper(Stepper):
-    """As :class:`outcrop.embed.step.Stepper`, on a GPU.
+    """Does what :class:`outcrop.embed.step.Stepper` does, on a GPU.
 
     Row numbers of a batch go there in one copy from pinned memory, its loss comes back to pinned memory, and the host
     waits for the loss alone, one batch later: it prepares the next batch meanwhile.
@@ -203,13 +208,13 @@ class GpuStepper(Stepper):
         )
 
     def _plan(self, *, keep: bool) -> fused.Plan:
-        """Of the largest batch."""
+        """Returns the plan of the largest batch."""
         config = self.config
         return fused.Plan(2 * config.batch, config.negatives, config.dim, 2 * config.chunk, keep)
 
     @property
     def _fused(self) -> bool:
-        """Whether one pass of kernels makes scores, loss and gradients of a batch."""
+        """Tells whether one pass of kernels makes scores, loss and gradients of a batch."""
         products = isinstance(self.score.compare, Dot)
         return products and self.config.loss == "softmax" and fused.usable(self.device)
 
@@ -282,7 +287,7 @@ class GpuStepper(Stepper):
 
 
 class _Slot:
-    """Pinned memory of a batch: row numbers on their way to the GPU, and the loss on its way back."""
+    """Holds pinned memory of a batch: row numbers on their way to the GPU, and the loss on its way back."""
 
     def __init__(self, numbers: int, runtime: Runtime):
         self._host = runtime.budget.empty(BATCH, 8 * (numbers + 1)).view(np.int64)
@@ -291,7 +296,7 @@ class _Slot:
         self._fence: Fence | None = None
 
     def send(self, parts: list[np.ndarray], out: Tensor) -> Tensor:
-        """``out[: ...]``: the parts, one after the other; the batch before is through with this memory first."""
+        """Copies the parts, one after the other, to ``out[: ...]``; the batch before is done with this memory."""
         if self._fence is not None:
             self._fence.synchronize()
         count = sum(map(len, parts))
@@ -299,7 +304,7 @@ class _Slot:
         return out[:count].copy_(self._pinned[:count], non_blocking=True)
 
     def fetch(self, loss: Tensor, gpu: Gpu, device: torch.device) -> Callable[[], float]:
-        """What waits for the loss, float64 [], and tells it."""
+        """Returns what waits for the loss, float64 [], and tells it."""
         self._loss.copy_(loss.view(1), non_blocking=True)
         fence = self._fence = gpu.fence(gpu.stream(device.index or 0))
 
@@ -311,7 +316,7 @@ class _Slot:
 
 
 def device_bytes(config: EmbedConfig, plan: fused.Plan | None) -> int:
-    """What a batch needs on a GPU at most, beyond what it needs on the CPU.
+    """Returns what a batch needs on a GPU at most, beyond what it needs on the CPU.
 
     Args:
         plan: Of the fused loss, for all chunks at a time; None where each goes on its own.
@@ -325,7 +330,9 @@ def device_bytes(config: EmbedConfig, plan: fused.Plan | None) -> int:
 
 
 def numbers_of(ids: Tensor) -> Tensor:
-    """int64 [n]: the number of each id among the different ones, in order: ``unique(ids, return_inverse=True)[1]``."""
+    """Returns int64 [n]: the number of each id among the different ones, in order:
+    ``unique(ids, return_inverse=True)[1]``.
+    """
     ordered, order = ids.sort()
     number = torch.zeros_like(ids)
     torch.cumsum(ordered[1:] != ordered[:-1], 0, out=number[1:])
@@ -333,7 +340,7 @@ def numbers_of(ids: Tensor) -> Tensor:
 
 
 def stepped(rows: Tensor, gradient: Tensor, options: _core.StepOptions) -> Tensor:
-    """Rows of vector and state, [n, stride], after one step: core/embed/row_update.cpp with torch.
+    """Returns rows of vector and state, [n, stride], after one step: core/embed/row_update.cpp with torch.
 
     Args:
         gradient: [n, width].

@@ -36,7 +36,7 @@ def softmax(positive: Tensor, negative: Tensor, to_positive: Tensor) -> Tensor:
 
 
 def logistic(positive: Tensor, negative: Tensor, to_positive: Tensor) -> Tensor:
-    """Each edge and the mean of its negatives as decisions.
+    """Takes each edge and the mean of its negatives as decisions.
 
     Equals ``softplus(-positive).sum() + softplus(negative).mean(1).sum()``, the mean over negatives that count.
     """
@@ -65,7 +65,7 @@ LOSSES = ("softmax", "logistic", "margin")
 
 
 def loss_function(name: str, width: float) -> Loss:
-    """Loss ``name``; ``width`` is that of ``margin``."""
+    """Returns the loss called ``name``; ``width`` is that of ``margin``."""
     if name not in LOSSES:
         raise ArgumentError(f"loss {name!r} is unknown; known: {', '.join(LOSSES)}")
     return {"softmax": softmax, "logistic": logistic, "margin": partial(margin, width=width)}[name]

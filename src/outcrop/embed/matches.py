@@ -6,7 +6,9 @@ import numpy as np
 
 
 def matches(where: np.ndarray, wanted: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """(i, j) of all pairs with ``wanted[i] == where[j]``, ascending by i: ``np.nonzero(wanted[:, None] == where)``."""
+    """Returns (i, j) of all pairs with ``wanted[i] == where[j]``, ascending by i:
+    ``np.nonzero(wanted[:, None] == where)``.
+    """
     order = np.argsort(where, kind="stable")
     ranked = where[order]
     begin, end = np.searchsorted(ranked, wanted, "left"), np.searchsorted(ranked, wanted, "right")
@@ -14,6 +16,6 @@ def matches(where: np.ndarray, wanted: np.ndarray) -> tuple[np.ndarray, np.ndarr
 
 
 def ranges(first: np.ndarray, stop: np.ndarray) -> np.ndarray:
-    """int64: ``np.concatenate([np.arange(a, b) for a, b in zip(first, stop)])``."""
+    """Returns int64: ``np.concatenate([np.arange(a, b) for a, b in zip(first, stop)])``."""
     lengths = stop - first
     return np.arange(int(lengths.sum())) + np.repeat(first - np.cumsum(lengths) + lengths, lengths)

@@ -23,7 +23,7 @@ from outcrop.store.tensors import read_tensors
 
 @dataclass(frozen=True)
 class EmbeddingModel:
-    """Vectors of the last checkpoint.
+    """Reads the vectors of the last checkpoint.
 
     Attributes:
         relations: float32 [relations, width], reciprocal ones after the others; None without relations.
@@ -44,7 +44,7 @@ class EmbeddingModel:
         return self.buckets.num_nodes
 
     def slices(self) -> Iterator[tuple[int, np.ndarray]]:
-        """(first row, float32 [rows, dim] vectors) of each slice, the memory used again for the next.
+        """Yields (first row, float32 [rows, dim] vectors) of each slice, the memory used again for the next.
 
         Raises:
             BudgetError: There is no room for one slice.
@@ -76,7 +76,7 @@ class EmbeddingModel:
             ) from None
 
     def vectors(self, rows: np.ndarray) -> np.ndarray:
-        """float32 [n, dim] of rows of the whole table, in one pass over it."""
+        """Returns float32 [n, dim] of rows of the whole table, in one pass over it."""
         out = np.empty((len(rows), self.config.dim), np.float32)
         order = np.argsort(rows, kind="stable")
         ranked = rows[order]

@@ -15,7 +15,7 @@ from outcrop.embed.numbering import Division
 
 
 class Pool:
-    """The rows of some slices, numbered one after the other, in the sequence given.
+    """Numbers the rows of some slices one after the other, in the sequence given.
 
     Args:
         degrees: By slice, uint32; for the degree-weighted share.
@@ -35,7 +35,7 @@ class Pool:
         return int(self._starts[-1])
 
     def draw(self, count: int, key: tuple[int, int], by_degree: float) -> tuple[np.ndarray, np.ndarray]:
-        """(slice, number in it) of ``count`` rows with replacement; of all rows, once, where these are no more.
+        """Returns (slice, number in it) of ``count`` rows with replacement; of all rows, once, where these are no more.
 
         Args:
             by_degree: Share that is drawn in proportion to degree; the rest uniformly.

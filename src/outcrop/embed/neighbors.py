@@ -20,7 +20,7 @@ _BLOCK = 1 << 14  # rows whose differences are held at a time
 
 
 def find_node(trained: EmbeddingModel, name: str) -> int:
-    """The id of the node called ``name``; a number is an id where nodes have no names.
+    """Returns the id of the node called ``name``; a number is an id where nodes have no names.
 
     Raises:
         ArgumentError: There is none.
@@ -45,7 +45,7 @@ def find_node(trained: EmbeddingModel, name: str) -> int:
 def neighbors(
     trained: EmbeddingModel, node: int, count: int, metric: str = "cosine"
 ) -> list[tuple[int, str | None, float]]:
-    """(id, name, distance) of the ``count`` nodes nearest to ``node``, itself left out, nearest first.
+    """Returns (id, name, distance) of the ``count`` nodes nearest to ``node``, itself left out, nearest first.
 
     Distances: one minus cosine, one minus the product, or the squared distance.
 
@@ -77,7 +77,9 @@ def neighbors(
 
 
 def _searcher() -> Search:
-    """``search(vectors, query, count, metric)`` gives distances float [count], nearest first, and rows int [count]."""
+    """Returns ``search(vectors, query, count, metric)``, which gives distances float [count], nearest first, and rows
+    int [count].
+    """
     try:
         by_usearch = import_module("usearch.index").search
     except ImportError:

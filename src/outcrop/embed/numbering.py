@@ -21,7 +21,7 @@ _SLICES, _MOST_SLICES = 8, 64  # of a partition, of all together
 
 @dataclass(frozen=True)
 class Division:
-    """``rows`` divided into ``parts`` of consecutive ones, sizes differ by one at most, larger ones first.
+    """Divides ``rows`` into ``parts`` of consecutive ones; sizes differ by one at most, larger ones first.
 
     As core/embed/division.h has it; ``starts`` is int64 [parts + 1].
     """
@@ -36,20 +36,20 @@ class Division:
 
     @property
     def most(self) -> int:
-        """Rows of the largest slice."""
+        """Returns rows of the largest slice."""
         return -(-self.rows // self.parts)
 
     def size(self, part: int) -> int:
         return int(self.starts[part + 1] - self.starts[part])
 
     def place(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """(slice, number in it) of each row, int64."""
+        """Returns (slice, number in it) of each row, int64."""
         part = np.searchsorted(self.starts, rows, side="right") - 1
         return part, rows - self.starts[part]
 
 
 def default_slices(partitions: int, num_nodes: int) -> int:
-    """Of each partition, where there is more than one: few enough that buckets stay few."""
+    """Returns the slices of each partition, where there is more than one: few enough that buckets stay few."""
     return 1 if partitions == 1 else max(min(_SLICES, _MOST_SLICES // partitions, num_nodes // partitions), 1)
 
 
@@ -101,7 +101,7 @@ class ListedOrder:
 
 
 def by_degree(degrees: np.ndarray, division: Division) -> np.ndarray:
-    """The node of each row, int64: dealt to the slices in turn by descending degree, back and forth."""
+    """Returns the node of each row, int64: dealt to the slices in turn by descending degree, back and forth."""
     order = np.argsort(-degrees.astype(np.int64), kind="stable")
     turn, seat = np.divmod(np.arange(len(order)), division.parts)
     whole = turn < division.rows // division.parts

@@ -75,7 +75,7 @@ def prepare(
 
 
 def _differing(buckets: Buckets, config: BucketConfig, inputs: dict[str, str]) -> list[str]:
-    """The options in which buckets that are there differ from those to be made, each with both values."""
+    """Returns the options in which buckets that are there differ from those to be made, each with both values."""
     have, wanted = buckets.manifest.config, manifests.plain(asdict(config))
     differing = [
         f"{n} (there {have.get(n)!r}, now {wanted[n]!r})" for n in wanted if have.get(n) != wanted[n]
@@ -89,7 +89,7 @@ def _check_place(run: Path) -> None:
 
 
 def _others(run: Path) -> list[Path]:
-    """What ``run`` holds beside buckets: those that are there, or that a killed call was making or replacing."""
+    """Gives what ``run`` holds beside buckets: those that are there, or that a killed call was making or replacing."""
     return [found for found in run.iterdir() if found not in manifests.versions_of(run / FOLDER)]
 
 
@@ -165,7 +165,7 @@ class _Prepare:
         return Random(self.edges.num_nodes, self.config.seed, self.runtime)
 
     def _train_blocks(self) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        """Training edges, and for each whether it is held out: uint8, 1 for valid, 2 for test, by a keyed hash."""
+        """Yields training edges, and for each if it is held out: uint8, 1 for valid, 2 for test, by a keyed hash."""
         first = 0
         key = key_of(self.config.seed, 1)
         bounds = np.cumsum([self.config.test_fraction, self.config.valid_fraction])
@@ -240,7 +240,7 @@ class _Prepare:
         self.arrays["edges"] = out.finish()
 
     def _rows(self, block: np.ndarray, numbering: NodeNumbering) -> np.ndarray:
-        """The block with rows instead of nodes."""
+        """Returns the block with rows instead of nodes."""
         if len(block) and not 0 <= block[:, [0, -1]].min() <= block[:, [0, -1]].max() < self.edges.num_nodes:
             raise ArgumentError(
                 f"{self.edges.path}: an edge leads out of its nodes, it was damaged: import it again"

@@ -23,7 +23,7 @@ Swap = tuple[State, State]  # slices evicted, loaded
 
 @dataclass(frozen=True, eq=False)
 class TrainUnit:
-    """Edges that are shuffled together: of all buckets that are trained at the same time.
+    """Holds edges that are shuffled together: of all buckets that are trained at the same time.
 
     Attributes:
         number: In the epoch.
@@ -49,7 +49,7 @@ class TrainUnit:
 
 
 class Schedule:
-    """The units of every epoch. The same for the same order, buckets and seed, whatever is in memory.
+    """Lists the units of every epoch. They are the same for the same order, buckets and seed, whatever is in memory.
 
     The first state of a sweep is the last one of the sweep before: nothing is loaded between them.
 
@@ -69,7 +69,7 @@ class Schedule:
         return np.argsort(keys, kind="stable")
 
     def partitions(self, sweep: int) -> np.ndarray:
-        """int64 [p, slices]: the slices of each partition in a sweep, counted through all epochs."""
+        """Returns int64 [p, slices]: the slices of each partition in a sweep, counted through all epochs."""
         while len(self._dealt) <= sweep:
             before, rank = self._dealt[-1], self._random(len(self._dealt))
             first, last = self._order.states[0], self._order.states[-1]
@@ -91,7 +91,7 @@ class Schedule:
         return tuple(self.partitions(sweep)[list(state)].ravel().tolist())
 
     def units(self, epoch: int) -> Iterator[TrainUnit]:
-        """In order. Every edge is in one of them."""
+        """Yields the units in order. Every edge is in one of them."""
         number = 0
         for sweep in range(epoch * self._sweeps, (epoch + 1) * self._sweeps):
             for unit in self._sweep(epoch, sweep, number):
@@ -123,8 +123,9 @@ class Schedule:
                 number += 1
 
     def _mixed(self, epoch: int, sweep: int, buckets: tuple[tuple[int, int], ...]) -> Iterator[np.ndarray]:
-        """Pieces of as few units as hold what this sweep trains of ``buckets``, an equal share of each in every unit;
-        the shares are not the same ones together in every epoch."""
+        """Yields pieces of as few units as hold what this sweep trains of ``buckets``, an equal share of each in every
+        unit; the shares are not the same ones together in every epoch.
+        """
         if not buckets:
             return
         dealt, among = self.partitions(sweep), np.array(buckets)
@@ -147,5 +148,5 @@ class Schedule:
 
 
 def key_pair(*parts: int) -> np.ndarray:
-    """uint64 [2]: a key of NumPy's Philox for a tuple of numbers."""
+    """Returns uint64 [2]: a key of NumPy's Philox for a tuple of numbers."""
     return np.concatenate([key_of(*parts), key_of(*parts, 1)])

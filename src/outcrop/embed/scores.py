@@ -99,7 +99,7 @@ SCORES = {
 
 
 def score_function(name: str, dim: int) -> Score:
-    """The score function ``name`` for vectors of ``dim``.
+    """Returns the score function ``name`` for vectors of ``dim``.
 
     Raises:
         ArgumentError: No such function, or it needs an even ``dim``.

@@ -32,7 +32,7 @@ class Compare(Protocol):
         to_queries: Tensor,
         to_candidates: Tensor,
     ) -> None:
-        """Gradients of ``sum(weights * scores)``: written to ``to_queries``, added to ``to_candidates``.
+        """Computes the gradients of ``sum(weights * scores)``: written to ``to_queries``, added to ``to_candidates``.
 
         Spoils ``weights``.
 
@@ -41,13 +41,13 @@ class Compare(Protocol):
         ...
 
     def pairs(self, queries: Tensor, others: Tensor) -> Tensor:
-        """[n]: score of query i and row i of ``others``, differentiable by torch."""
+        """Returns [n]: the score of query i and row i of ``others``, differentiable by torch."""
         ...
 
 
 @final
 class Dot:
-    """``queries @ candidates.T``"""
+    """Scores ``queries @ candidates.T``."""
 
     needs_scores = False
 
@@ -72,7 +72,7 @@ class Dot:
 
 @final
 class L2:
-    """``-torch.cdist(queries, candidates)``"""
+    """Scores ``-torch.cdist(queries, candidates)``."""
 
     needs_scores = True
 
@@ -102,7 +102,7 @@ class L2:
 
 @final
 class L1:
-    """``-torch.cdist(queries, candidates, p=1)``"""
+    """Scores ``-torch.cdist(queries, candidates, p=1)``."""
 
     needs_scores = False
 
@@ -131,7 +131,7 @@ class L1:
 
 @final
 class Modulus:
-    """``-(queries[:, None] - candidates).abs().sum(-1)`` of complex tensors."""
+    """Scores ``-(queries[:, None] - candidates).abs().sum(-1)`` of complex tensors."""
 
     needs_scores = False
 
@@ -173,6 +173,6 @@ def _tiles(queries: Tensor, candidates: Tensor) -> Iterator[tuple[int, Tensor]]:
 
 
 def _differences(queries: Tensor, candidates: Tensor) -> tuple[Tensor, Tensor]:
-    """[n, k, dim / 2] twice: real and imaginary parts."""
+    """Returns [n, k, dim / 2] twice: real and imaginary parts."""
     (qr, qi), (cr, ci) = queries.chunk(2, -1), candidates.chunk(2, -1)
     return qr[:, None] - cr, qi[:, None] - ci

@@ -18,7 +18,7 @@ _READ_EDGE_BYTES = 12  # as it lies on disk
 def training_bytes(
     num_nodes: int, num_edges: int, num_relations: int, partitions: int, config: EmbedConfig
 ) -> int:
-    """What :class:`outcrop.embed.training.EmbeddingTrainer` holds at most, with so many partitions.
+    """Returns what :class:`outcrop.embed.training.EmbeddingTrainer` holds at most, with so many partitions.
 
     At most ``config.buffer`` of them are in memory.
     """
@@ -39,7 +39,7 @@ def training_bytes(
 def fewest_partitions(
     num_nodes: int, num_edges: int, num_relations: int, config: EmbedConfig, free_bytes: int
 ) -> int:
-    """The fewest partitions with which a training fits into ``free_bytes``: one where the whole table does.
+    """Returns the fewest partitions with which a training fits into ``free_bytes``: one where the whole table does.
 
     Raises:
         BudgetError: Not even ``MOST_PARTITIONS`` would do.

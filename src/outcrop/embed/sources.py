@@ -28,7 +28,7 @@ _EDGE_BYTES = 64  # of a block: what was read, int64 copies, and what is worked 
 
 
 class EdgeSource(Protocol):
-    """``blocks``: int64 [n, 3] (source, relation, target), or [n, 2] where there are no relations."""
+    """Yields edges. ``blocks``: int64 [n, 3] (source, relation, target), or [n, 2] where there are no relations."""
 
     path: Path
     manifest: Manifest
@@ -54,7 +54,7 @@ class TripleSource:
 
 
 class GraphSource:
-    """All edges of a graph, or those of its edge splits where it has them. No relations."""
+    """Yields all edges of a graph, or those of its edge splits where it has them. It has no relations."""
 
     text_arrays = _GRAPH_NAMES
     num_relations = 0

@@ -33,7 +33,7 @@ _LEAST_TILE = 64  # queries
 
 @dataclass(frozen=True)
 class Batch:
-    """Row numbers of a batch, int64, where it is computed: arrays, or tensors on a GPU.
+    """Holds the row numbers of a batch, int64, where it is computed: arrays, or tensors on a GPU.
 
     Attributes:
         ids: [n], of sources, targets, and the negatives of every chunk.
@@ -48,14 +48,17 @@ class Batch:
 
 @dataclass
 class Relations:
-    """Vectors and state of all relations; those of reciprocal ones follow the others. ``rows``: float32 [n, stride]."""
+    """Holds vectors and state of all relations; those of reciprocal ones follow the others.
+
+    ``rows``: float32 [n, stride].
+    """
 
     rows: np.ndarray
     count: int
     reciprocal: bool
 
     def ids(self, relation: np.ndarray) -> np.ndarray:
-        """int64: rows for looking for the target, then, where they are others, for the source."""
+        """Returns int64: rows for looking for the target, then, where they are others, for the source."""
         relation = relation.astype(np.int64)
         return np.concatenate([relation, relation + self.count]) if self.reciprocal else relation
 
@@ -65,12 +68,12 @@ def step_kind(name: str) -> _core.StepKind:
 
 
 def stride(config: EmbedConfig, width: int) -> int:
-    """Floats of a row: the vector, then the optimizer's state."""
+    """Returns floats of a row: the vector, then the optimizer's state."""
     return width + _core.state_width(step_kind(config.optimizer), width)
 
 
 def tile_queries(config: EmbedConfig) -> int:
-    """Queries whose scores are made at a time."""
+    """Returns queries whose scores are made at a time."""
     queries = 2 * config.chunk
     tiles = min(-(-queries * config.negatives // _TILE_FLOATS), queries // _LEAST_TILE)
     return -(-queries // max(tiles, 1))
@@ -81,7 +84,7 @@ def most_rows(config: EmbedConfig) -> int:
 
 
 def batch_bytes(config: EmbedConfig) -> int:
-    """What a batch needs at most: vectors and gradients, queries, a tile of scores, and what the step sorts."""
+    """Returns what a batch needs at most: vectors and gradients, queries, a tile of scores, and what the step sorts."""
     rows, copies = (
         most_rows(config),
         2 if score_function(config.model, config.dim).compare.needs_scores else 1,
@@ -129,7 +132,7 @@ class Stepper:
         negatives: list[np.ndarray],
         step: int,
     ) -> Callable[[], float]:
-        """One batch.
+        """Begins one batch.
 
         Args:
             rows: float32 [n, stride], changed in place.
@@ -177,7 +180,7 @@ class Stepper:
         count: int,
         sizes: list[int],
     ) -> Any:
-        """Loss of ``count`` edges; gradients are added to the second of either pair.
+        """Returns the loss of ``count`` edges; gradients are added to the second of either pair.
 
         Args:
             sizes: Negatives of each chunk.
@@ -200,16 +203,16 @@ class Stepper:
         return loss
 
     def _wanted(self, source: np.ndarray, target: np.ndarray) -> np.ndarray:
-        """What the queries look for, chunk by chunk: targets, then sources."""
+        """Returns what the queries look for, chunk by chunk: targets, then sources."""
         parts = [slice(at, at + self.config.chunk) for at in range(0, len(source), self.config.chunk)]
         return np.concatenate([end[part] for part in parts for end in (target, source)])
 
     def _sent(self, ids: np.ndarray, wanted: np.ndarray, relation_ids: np.ndarray | None) -> Batch:
-        """Row numbers where the batch is computed."""
+        """Returns the row numbers where the batch is computed."""
         return Batch(ids, wanted, relation_ids)
 
     def _told(self, loss: Any) -> Callable[[], float]:
-        """What tells a loss, which may not be made yet."""
+        """Returns what tells a loss, which may not be made yet."""
         value = float(loss)
         return lambda: value
 
@@ -217,15 +220,15 @@ class Stepper:
         return runtime.budget.reserve(TAG, num_bytes)
 
     def _take(self, rows: Any, ids: Any, out: Tensor) -> None:
-        """``out[:] = rows[ids, : out.shape[1]]``"""
+        """Fills ``out[:] = rows[ids, : out.shape[1]]``."""
         _core.take_rows(rows, out.shape[1], ids, out.numpy(), self._workers)
 
     def _step(self, rows: Any, ids: Any, gradients: Tensor, options: _core.StepOptions) -> None:
-        """One step of each different row of ``ids`` by the sum of its gradients."""
+        """Makes one step of each different row of ``ids`` by the sum of its gradients."""
         _core.step_rows(rows, gradients.shape[1], ids, gradients.numpy(), options, self._workers)
 
     def _leave_out(self, scores: Tensor, negatives: Any, wanted: Any) -> None:
-        """-inf where a negative is what the query looks for."""
+        """Writes -inf where a negative is what the query looks for."""
         _core.leave_out(scores.numpy(), negatives, wanted, self._workers)
 
     def begin(self) -> None:
@@ -252,7 +255,7 @@ class Stepper:
         to_relations: list[Tensor],
         rows: tuple[Any, Any],
     ) -> Any:
-        """Loss of a chunk of edges, or of several with as many negatives each, and its gradients.
+        """Returns the loss of a chunk of edges, or of several with as many negatives each, and its gradients.
 
         Args:
             to_ends: Gradients, added to.
@@ -276,7 +279,7 @@ class Stepper:
         rows: tuple[Any, Any],
         to: tuple[Tensor, Tensor, Tensor],
     ) -> Any:
-        """Loss of queries against candidates: a number, or float64 [].
+        """Returns the loss of queries against candidates: a number, or float64 [].
 
         Args:
             to: Gradients: those of queries and positive are written, those of candidates added to.
@@ -301,13 +304,13 @@ class Stepper:
         return make(ends, to_ends, relations, to_relations)
 
     def _softmax(self, positive: Tensor, negative: Tensor, to_positive: Tensor) -> float:
-        """As :func:`outcrop.embed.losses.softmax`, in one pass."""
+        """Computes :func:`outcrop.embed.losses.softmax`, in one pass."""
         return _core.softmax(negative.numpy(), positive.numpy(), to_positive.numpy(), self._workers)
 
     def _product(
         self, ends: Ends, to_ends: Ends, relations: list[Tensor], to_relations: list[Tensor]
     ) -> Queries:
-        """As :meth:`_by_autograd`, for scores that are products, in two calls."""
+        """Computes what :meth:`_by_autograd` does, for scores that are products, in two calls."""
         kind, n = self.score.product, len(ends[0])
         assert kind is not None
         queries, positive = torch.empty(2 * n, self.config.dim), torch.empty(2 * n)
@@ -350,12 +353,12 @@ class Stepper:
 
 
 def _in_chunks(first: Tensor, second: Tensor, chunk: int) -> Tensor:
-    """Rows of the first chunk of ``first``, then of ``second``, then of the next chunk of either, and so on."""
+    """Returns rows of the first chunk of ``first``, then of ``second``, then of the next chunk of either, and so on."""
     return torch.cat([x for both in zip(first.split(chunk), second.split(chunk), strict=True) for x in both])
 
 
 def _two(tensors: list[Tensor]) -> tuple[np.ndarray | None, np.ndarray | None]:
-    """The first two as arrays, None where there are fewer."""
+    """Returns the first two as arrays, None where there are fewer."""
     first, second, *_ = [*(t.numpy() for t in tensors), None, None]
     return first, second
 

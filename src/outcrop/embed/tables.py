@@ -31,7 +31,7 @@ _NOWHERE = -1
 
 @dataclass(frozen=True)
 class RowShape:
-    """``width`` floats of vector in ``stride`` floats of row."""
+    """Describes a row: ``width`` floats of vector in ``stride`` floats."""
 
     width: int
     stride: int
@@ -39,14 +39,14 @@ class RowShape:
 
 @dataclass(frozen=True)
 class Start:
-    """How rows begin: uniform in ``[-bound, bound)``, keyed by ``key`` and the node, whatever the slices."""
+    """Says how rows begin: uniform in ``[-bound, bound)``, keyed by ``key`` and the node, whatever the slices."""
 
     bound: float
     key: int
 
 
 def slab_rows(division: Division, stride: int) -> int:
-    """Rows of a slab: whole pages."""
+    """Returns rows of a slab: whole pages."""
     step = PAGE_BYTES // math.gcd(PAGE_BYTES, 4 * stride)
     return -(-division.most // step) * step
 
@@ -99,7 +99,7 @@ class Table:
         return {"places": list(self.places), "checksums": list(self.checksums)}
 
     def keep(self) -> None:
-        """What was written last is what a checkpoint names from now on."""
+        """Lets a checkpoint name what was written last from now on."""
         self._kept = list(self.places)
 
     def clear(self) -> None:
@@ -115,7 +115,7 @@ class Table:
         self._io.sync(self._file)
 
     def rows_of(self, slab: np.ndarray) -> np.ndarray:
-        """float32 [slab_rows, stride] of the bytes of a slab."""
+        """Returns float32 [slab_rows, stride] of the bytes of a slab."""
         return slab.view(np.float32).reshape(self.slab_rows, self.shape.stride)
 
     def load(self, part: int, slab: np.ndarray) -> None:
@@ -151,7 +151,7 @@ class Table:
         return Exchange(self, tuple(moves), tuple(at is not None for at in read_at), job, begin)
 
     def _place(self, part: int | None) -> int | None:
-        """Where a slice is in the file; None where it was never written."""
+        """Tells where a slice is in the file; None where it was never written."""
         if part is None or self.places[part] == _NOWHERE:
             return None
         return self._offset(part, self.places[part])
@@ -160,7 +160,7 @@ class Table:
         return (2 * part + place) * self.slab_bytes
 
     def begin(self, part: int, slab: np.ndarray) -> None:
-        """Rows of a slice that was never written."""
+        """Makes the rows of a slice that was never written."""
         slab[:] = 0
         first, size = int(self.division.starts[part]), self.division.size(part)
         step = 1 << 16
@@ -178,7 +178,7 @@ class Table:
             )
 
     def ring_file(self) -> RingFile:
-        """Both places of every slice, for rings."""
+        """Returns both places of every slice, for rings."""
         return RingFile(self.path, self._file, 2 * self.division.parts, self.slab_bytes, self.slab_bytes)
 
     def close(self) -> None:
@@ -186,7 +186,7 @@ class Table:
 
 
 class SlabJob(Protocol):
-    """Slabs on their way. ``crcs``: of each, of what was written and of what was read."""
+    """Tells of slabs on their way. ``crcs``: of each, of what was written and of what was read."""
 
     @property
     def done(self) -> bool: ...
@@ -203,7 +203,7 @@ class SlabMover(Protocol):
     def swap(self, slabs: list[Any], write_at: list[int | None], read_at: list[int | None]) -> SlabJob: ...
 
     def begin(self, part: int, slab: Any) -> None:
-        """As :meth:`Table.begin`."""
+        """Does what :meth:`Table.begin` does."""
         ...
 
 
@@ -218,7 +218,7 @@ class Move:
 
 @dataclass
 class Exchange:
-    """Slabs on their way. ``read``: of each, whether it comes from disk; others were never written."""
+    """Tells of slabs on their way. ``read``: of each, whether it comes from disk; others were never written."""
 
     table: Table
     moves: tuple[Move, ...]

@@ -52,7 +52,7 @@ _DISTANCES = ("transe-l1", "transe-l2", "rotate")
 
 @dataclass
 class EpochRecord:
-    """``loss``: mean of both sides over all edges. ``waits``: seconds that each swap was waited for."""
+    """Records one epoch. ``loss``: mean of both sides over all edges. ``waits``: seconds waited for each swap."""
 
     epoch: int
     edges: int
@@ -69,7 +69,7 @@ class EpochRecord:
 
 @dataclass
 class EmbeddingResult:
-    """``edges_of_bucket``: int64 [p * p], of slices: how many were trained."""
+    """Says what a training did. ``edges_of_bucket``: int64 [p * p], of slices: how many were trained."""
 
     records: list[EpochRecord]
     resident: bool
@@ -78,7 +78,7 @@ class EmbeddingResult:
 
 
 def start_of(config: EmbedConfig) -> Start:
-    """How the first vectors are drawn."""
+    """Tells how the first vectors are drawn."""
     deviation = config.start
     if deviation is None:
         deviation = 1 / math.sqrt(config.dim) if config.model in _DISTANCES else 1e-3
@@ -86,7 +86,7 @@ def start_of(config: EmbedConfig) -> Start:
 
 
 def make_relations(buckets: Buckets, config: EmbedConfig, runtime: Runtime) -> Relations | None:
-    """Fresh vectors for all relations; None for a score function without any."""
+    """Returns fresh vectors for all relations; None for a score function without any."""
     width = score_function(config.model, config.dim).relation_width(config.dim)
     if not width:
         return None
@@ -104,14 +104,14 @@ def make_relations(buckets: Buckets, config: EmbedConfig, runtime: Runtime) -> R
 def open_table(
     buckets: Buckets, folder: Path, config: EmbedConfig, runtime: Runtime, *, read_only: bool = False
 ) -> Table:
-    """The table of ``folder``, made where it is not there unless it is to be read only."""
+    """Returns the table of ``folder``, made where it is not there unless it is to be read only."""
     shape = RowShape(config.dim, stride(config, config.dim))
     numbering = buckets.numbering(runtime)
     return Table(folder, buckets.division, shape, start_of(config), numbering, runtime, read_only=read_only)
 
 
 def fits_in_memory(buckets: Buckets, config: EmbedConfig, free_bytes: int) -> bool:
-    """Whether all partitions fit beside what a batch needs."""
+    """Tells whether all partitions fit beside what a batch needs."""
     floats = stride(config, config.dim)
     table = buckets.division.parts * slab_rows(buckets.division, floats) * floats * 4
     return table <= memory_tables.WHOLE_TABLE.bytes_of(free_bytes)
@@ -119,7 +119,7 @@ def fits_in_memory(buckets: Buckets, config: EmbedConfig, free_bytes: int) -> bo
 
 @dataclass
 class _Place:
-    """Where the training runs: what is made there."""
+    """Says where the training runs, and what is made there."""
 
     stepper: Stepper
     buffer: Callable[[Table, int], Buffer]
@@ -149,7 +149,7 @@ def _place(
 
 
 class EmbeddingTrainer:
-    """One training.
+    """Runs one training.
 
     Args:
         resident: Hold all partitions instead of ``config.buffer``; None: where the budget has room for them.
@@ -247,7 +247,7 @@ class EmbeddingTrainer:
         return self._epoch
 
     def _save(self, epoch: int, unit: int, loss: float) -> None:
-        """What is on disk from now on is the state before ``unit`` of ``epoch``."""
+        """Puts on disk the state before ``unit`` of ``epoch``."""
         with self.runtime.trace.span("embed.checkpoint", epoch=epoch, unit=unit):
             self.buffer.flush()
             self._stepper.sync_relations()
@@ -339,7 +339,7 @@ class EmbeddingTrainer:
         runtime.trace.event("embed.record", **asdict(self.records[-1]))
 
     def _write_timeline(self, epoch: int, spans: list[Span], swaps: list[SwapRecord], begin: float) -> None:
-        """What the report draws, of the epoch that ended last. Seconds since it began."""
+        """Writes what the report draws of the epoch that ended last, in seconds since it began."""
         what = {
             "epoch": epoch,
             "trained": spans[:_MOST_SPANS],
@@ -359,7 +359,9 @@ class EmbeddingTrainer:
         return Pool(slices, self.buckets.division, degrees)
 
     def _train(self, epoch: int, unit: TrainUnit, pool: Pool, loss: float, done: int) -> float:
-        """One unit. ``loss``: the sum over the ``done`` edges of this epoch before; that with those of this unit."""
+        """Trains one unit. ``loss``: the sum over the ``done`` edges of this epoch before; that with those of this
+        unit.
+        """
         config, buffer, seed = self.config, self.buffer, self.config.seed
         if not unit.num_edges:
             return loss
@@ -396,7 +398,7 @@ class EmbeddingTrainer:
     def _note(
         self, epoch: int, told: Callable[[], float], count: int, loss: float, done: int
     ) -> tuple[float, int]:
-        """Loss and edges of the epoch with those of a batch of ``count`` edges."""
+        """Returns the loss and edges of the epoch with those of a batch of ``count`` edges."""
         value = told()
         if not math.isfinite(value):
             raise NumericError(
@@ -408,7 +410,7 @@ class EmbeddingTrainer:
         return loss, done
 
     def _rows_of(self, unit: TrainUnit) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Row of the source, relation and row of the target of every edge: int64, uint32, int64 [n]."""
+        """Returns the row of the source, relation and row of the target of every edge: int64, uint32, int64 [n]."""
         edges, base = self._edges.read(unit.pieces), self.buffer.base
         lengths = unit.pieces[:, 3] - unit.pieces[:, 2]
         buckets = unit.pieces[:, 0] * self.buckets.division.parts + unit.pieces[:, 1]

@@ -32,7 +32,7 @@ _SIGNAL_SHARE = 0.72
 
 @dataclass(frozen=True)
 class GenerateConfig:
-    """What to generate.
+    """Says what to generate.
 
     Attributes:
         kind: ``sbm``: power-law degrees and planted classes; ``rmat``: R-MAT with Graph500's quadrants by default.
@@ -166,7 +166,7 @@ def _topology(
 
 
 def _pieces(ends: np.ndarray, most_edges: int) -> list[tuple[int, int]]:
-    """Ranges of nodes with at most ``most_edges`` edges each, or of one node."""
+    """Returns ranges of nodes with at most ``most_edges`` edges each, or of one node."""
     pieces, first = [], 0
     while first < len(ends):
         before = int(ends[first - 1]) if first else 0

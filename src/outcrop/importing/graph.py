@@ -165,7 +165,7 @@ def _with_num_nodes(source: GraphSource, num_nodes: int | None) -> GraphSource:
 
 
 def _feature_dtype(features: FeatureSource | None, config: ImportConfig) -> str | None:
-    """Name of the stored dtype."""
+    """Returns the name of the stored dtype."""
     if features is None:
         if config.feature_dtype or config.bfloat16_bits:
             raise ArgumentError("a feature dtype is asked for, but the source has no features")
@@ -185,7 +185,7 @@ def _feature_dtype(features: FeatureSource | None, config: ImportConfig) -> str 
 
 
 class _Import:
-    """One import under way: writes arrays into a folder and collects what the manifest says."""
+    """Runs one import: writes arrays into a folder and collects what the manifest says."""
 
     def __init__(self, source: GraphSource, config: ImportConfig, runtime: Runtime):
         self.source, self.config, self.runtime = source, config, runtime
@@ -364,7 +364,7 @@ class _Import:
         kind = self._label_kind()
 
         def blocks() -> Iterator[np.ndarray]:
-            """Ids of the nodes that take part."""
+            """Yields ids of the nodes that take part."""
             for start in starts:
                 stop = min(start + rows, num_nodes)
                 ids = np.arange(start, stop)
@@ -405,7 +405,7 @@ class _Import:
 
 
 def topology_specs(result: _core.CscResult, weighted: bool = False) -> dict[str, ArraySpec]:
-    """Specs of the files that a CscBuilder wrote, and of the checksums of their pages."""
+    """Returns specs of the files that a CscBuilder wrote, and of the checksums of their pages."""
     files = [("indptr", "int64", result.num_nodes + 1, result.indptr)]
     files += [("indices", "int64" if result.wide else "uint32", result.num_edges, result.indices)]
     if weighted:
@@ -421,7 +421,7 @@ def topology_specs(result: _core.CscResult, weighted: bool = False) -> dict[str,
 
 
 def _sort_bytes(runtime: Runtime, num_edges: int | None, reverse: bool) -> int:
-    """Memory for sorting: what avoids spilling, at most half of what is free.
+    """Returns the memory for sorting: what avoids spilling, at most half of what is free.
 
     Raises:
         BudgetError: Less is free than sorting needs, and what is read meanwhile.
@@ -434,7 +434,9 @@ def _sort_bytes(runtime: Runtime, num_edges: int | None, reverse: bool) -> int:
 
 
 def convert(block: np.ndarray, dtype: str, bfloat16_bits: bool = False) -> np.ndarray:
-    """``block`` in the storage of ``dtype``; bfloat16 rounds to nearest, ties to even, as ``torch.Tensor.bfloat16``."""
+    """Returns ``block`` in the storage of ``dtype``; bfloat16 rounds to nearest, ties to even, as
+    ``torch.Tensor.bfloat16``.
+    """
     if dtype == "bfloat16" and not bfloat16_bits:
         bits = np.ascontiguousarray(block, np.float32).view(np.uint32)
         rounded = ((bits + (0x7FFF + ((bits >> 16) & 1))) >> 16).astype(np.uint16)

@@ -12,7 +12,7 @@ from outcrop.store.graph import LABEL_KINDS, LabelKind
 
 @dataclass(frozen=True)
 class ImportConfig:
-    """How a source becomes a graph.
+    """Says how a source becomes a graph.
 
     Attributes:
         keep_duplicates: Keep edges that are listed more than once. By default one of each is kept, so that sampling
@@ -76,7 +76,9 @@ class ImportConfig:
             raise ArgumentError("; ".join(problems))
 
     def stored(self) -> dict[str, Any]:
-        """The fields for the manifest; those that came later are left out where they say nothing, as they were then."""
+        """Returns the fields for the manifest; those that came later are left out where they say nothing, as they were
+        then.
+        """
         later = ("label_kind", "num_nodes")
         return {name: value for name, value in asdict(self).items() if name not in later or value is not None}
 
@@ -85,7 +87,7 @@ class ImportConfig:
         return any(f is not None for f in (self.train_fraction, self.valid_fraction, self.test_fraction))
 
     def fractions(self) -> tuple[float, float, float]:
-        """Shares of train, valid, test; 60 %, 20 %, the rest where nothing is said."""
+        """Returns shares of train, valid, test; 60 %, 20 %, the rest where nothing is said."""
         train = 0.6 if self.train_fraction is None else self.train_fraction
         valid = min(0.2, max(0.0, 1 - train)) if self.valid_fraction is None else self.valid_fraction
         rest = max(0.0, 1 - train - valid)

@@ -167,7 +167,7 @@ class _Import:
         return writer.finish(), skipped
 
     def _ids(self, path: Path, row: int, block: list[pa.Array]) -> np.ndarray:
-        """int64 [rows, columns]; -1 for names that the training triples do not have."""
+        """Returns int64 [rows, columns]; -1 for names that the training triples do not have."""
         if any(column.null_count for column in block):
             raise FormatError(f"{path}: row {row + 1} or later has an empty cell")
         ends, relations, place = (block[0], block[-1]), block[1:-1], Place(str(path))

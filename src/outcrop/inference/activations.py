@@ -23,7 +23,9 @@ ROWS = "rows"
 def expected(
     graph: Graph, model_digest: str, what: str | dict[str, Any], targets: str
 ) -> tuple[dict, dict[str, str]]:
-    """Config and input digests of the output of ``what`` ("layer 0", a sampling) for ``targets``: all, or a digest."""
+    """Returns config and input digests of the output of ``what`` ("layer 0", a sampling) for ``targets``: all, or a
+    digest.
+    """
     return {"what": what, "targets": targets}, {"graph": graph.digest(), "model": model_digest}
 
 
@@ -53,7 +55,7 @@ def write_rows(
 
 
 def open_rows(folder: Path, runtime: Runtime) -> DiskArray:
-    """The array that :func:`write_rows` wrote to ``folder``."""
+    """Returns the array that :func:`write_rows` wrote to ``folder``."""
     return DiskArray(runtime, folder, manifests.read(folder, FORMAT, VERSION).arrays[ROWS])
 
 

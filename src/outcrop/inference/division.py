@@ -25,7 +25,7 @@ _SCALE_ROW_BYTES = 4
 
 @dataclass(frozen=True)
 class Division:
-    """How the budget of one layer is divided.
+    """Says how the budget of one layer is divided.
 
     Attributes:
         targets, edges: Most of one span.
@@ -110,10 +110,12 @@ def _fixed_bytes(total: int, row_bytes: int) -> int:
 
 
 def default_memory(available_bytes: int) -> int:
-    """The budget where none is named: a power of two, so that it seldom differs, up to half of what is available."""
+    """Returns the budget where none is named: a power of two, so that it seldom differs, up to half of what is
+    available.
+    """
     return min(1 << max(available_bytes // 2, 1).bit_length() - 1, UNLIMITED_BYTES)
 
 
 def memory_of(runtime: Runtime) -> int:
-    """The budget to plan with."""
+    """Returns the budget to plan with."""
     return min(runtime.budget.limit_bytes, UNLIMITED_BYTES)

@@ -21,7 +21,7 @@ _COUNT_BYTES = 64  # of one edge while counting
 
 
 def expected_counts(graph: Graph) -> tuple[dict, dict[str, str]]:
-    """Config and input digests of the artifact that :func:`count_edges` would write."""
+    """Returns config and input digests of the artifact that :func:`count_edges` would write."""
     return {}, {"graph": graph.digest()}
 
 
@@ -71,7 +71,7 @@ def count_edges(graph: Graph, out: Path, runtime: Runtime) -> Manifest:
 
 @dataclass(frozen=True)
 class Counts:
-    """The artifact of :func:`count_edges`."""
+    """Opens the artifact of :func:`count_edges`."""
 
     folder: Path
     manifest: Manifest

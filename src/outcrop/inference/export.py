@@ -29,7 +29,7 @@ def check_suffix(path: Path) -> None:
 
 
 def output_bytes(rows: int, width: int, what: str, name_bytes: int = 0) -> int:
-    """At most what the file takes, apart from headers, where names of nodes take ``name_bytes`` on average."""
+    """Returns what the file takes at most, apart from headers, where names of nodes take ``name_bytes`` on average."""
     return rows * (name_bytes + (16 if what == "classes" else 8 + 4 * width))
 
 
@@ -85,7 +85,7 @@ def export(
 
 
 def _convert(block: np.ndarray, what: str, kind: str) -> np.ndarray:
-    """Rows as they are written; equals ``argmax``, ``softmax`` or ``sigmoid`` of torch."""
+    """Returns rows as they are written; equals ``argmax``, ``softmax`` or ``sigmoid`` of torch."""
     if what == "classes":
         return block.argmax(1)
     if what != "probabilities":
@@ -99,7 +99,7 @@ def _convert(block: np.ndarray, what: str, kind: str) -> np.ndarray:
 def _blocks(
     rows: DiskArray, numbers: np.ndarray | None, runtime: Runtime, extra_bytes: int
 ) -> Iterator[tuple[int, np.ndarray]]:
-    """(first row of the file, float32 [n, D]), a few MiB at a time, with ``extra_bytes`` more for each row."""
+    """Yields (first row of the file, float32 [n, D]), a few MiB at a time, with ``extra_bytes`` more for each row."""
     limit = runtime.budget.limit_bytes
     step = max(memory_tables.EXPORT_CHUNK.bytes_of(limit) // max(rows.row_bytes + extra_bytes, 1), 1)
     if numbers is None:
@@ -115,7 +115,7 @@ def _blocks(
 
 
 class _Table(ABC):
-    """A file that takes rows."""
+    """Writes a file that takes rows."""
 
     def __init__(self, file: IO[bytes], count: int, width: int, what: str):
         self._file = file
@@ -128,7 +128,7 @@ class _Table(ABC):
 
 @final
 class _Npy(_Table):
-    """The values alone: float32 [rows, D], or int64 [rows] for classes."""
+    """Writes the values alone: float32 [rows, D], or int64 [rows] for classes."""
 
     def __init__(self, file: IO[bytes], count: int, width: int, what: str):
         super().__init__(file, count, width, what)
@@ -145,7 +145,7 @@ class _Npy(_Table):
 
 @final
 class _Parquet(_Table):
-    """Columns ``node`` int64 and ``class`` int64, or ``logits`` or ``embeddings``: lists of D float32.
+    """Writes columns ``node`` int64 and ``class`` int64, or ``logits`` or ``embeddings``: lists of D float32.
 
     ``name``, text or int64, comes after ``node`` where nodes have names, ``class_name`` after ``class`` where classes
     have them.

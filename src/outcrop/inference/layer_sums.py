@@ -29,7 +29,7 @@ _FLOAT = 4  # bytes
 
 @dataclass(frozen=True)
 class Part:
-    """Some edges of some targets, by target: row k lists sources of target ``targets[k]``.
+    """Holds some edges of some targets, by target: row k lists sources of target ``targets[k]``.
 
     Attributes:
         targets: int64 [K], distinct, ascending.
@@ -44,7 +44,7 @@ class Part:
 
 @dataclass(frozen=True)
 class AccumulatorBytes:
-    """Bytes of memory that computing takes beside the rows themselves, per target, per row of a part, per edge."""
+    """Counts the bytes that computing takes beside the rows themselves, per target, per row of a part, per edge."""
 
     target: int
     row: int
@@ -52,7 +52,8 @@ class AccumulatorBytes:
 
 
 class LayerSums(ABC):
-    """``begin`` for every target once where ``targets_first``; ``add`` for every part; ``finish`` for every target.
+    """Adds up a layer: ``begin`` for every target once where ``targets_first``; ``add`` for every part; ``finish`` for
+    every target.
 
     ``x`` is float32 [rows, in_dim]; ``scale`` float32 [rows], 1 / sqrt(degree + 1) of these rows, for GCN only.
     """
@@ -66,29 +67,30 @@ class LayerSums(ABC):
         self._total, self._step = total, step
 
     def begin(self, first: int, x: Tensor) -> None:
-        """The rows of targets ``first`` to ``first + len(x)`` themselves; only where ``targets_first``."""
+        """Begins with the rows of targets ``first`` to ``first + len(x)`` themselves; only where ``targets_first``."""
         raise NotImplementedError
 
     @abstractmethod
     def add(self, part: Part, x: Tensor, scale: Tensor | None) -> None:
-        """Sources of some targets."""
+        """Adds sources of some targets."""
 
     @abstractmethod
     def finish(self, first: int, count: int, x: Tensor | None, scale: Tensor | None) -> Tensor:
-        """Output for ``count`` targets from ``first`` on, without what follows the layer, float32 [count, out_dim].
+        """Returns the output for ``count`` targets from ``first`` on, without what follows the layer, float32 [count,
+        out_dim].
 
         ``x``: their own rows; None where they came first.
         """
 
     def _pieces(self, part: Part) -> Iterator[tuple[Tensor, Tensor, slice]]:
-        """A few targets of ``part`` at a time: (targets, their rowptr from 0 on, their edges)."""
+        """Yields a few targets of ``part`` at a time: (targets, their rowptr from 0 on, their edges)."""
         for first in range(0, len(part.targets), self._step):
             rowptr = part.rowptr[first : first + self._step + 1]
             edges = slice(int(rowptr[0]), int(rowptr[-1]))
             yield part.targets[first : first + self._step], rowptr - rowptr[0], edges
 
     def _add_sums(self, part: Part, x: Tensor, weights: Tensor | None = None) -> None:
-        """``total[t] += sum of weighted rows`` for every target of ``part``."""
+        """Computes ``total[t] += sum of weighted rows`` for every target of ``part``."""
         for targets, rowptr, edges in self._pieces(part):
             sums = bag_sum(x, rowptr, part.col[edges], None if weights is None else weights[edges])
             self._total.index_copy_(0, targets, sums.add_(self._total.index_select(0, targets)))
@@ -143,7 +145,7 @@ class _GcnSums(LayerSums):
 
 @final
 class _GatSums(LayerSums):
-    """Always maps first: unmapped accumulators would be as many as there are heads."""
+    """Maps first: unmapped accumulators would be as many as there are heads."""
 
     targets_first = True
 
@@ -198,7 +200,7 @@ class _GatSums(LayerSums):
 
 
 def layer_sums(conv: nn.Module, targets: int, step: int) -> LayerSums:
-    """Accumulators for ``targets`` targets of a layer, on its device. Without autograd: call under ``no_grad``.
+    """Returns accumulators for ``targets`` targets of a layer, on its device. Without autograd: call under ``no_grad``.
 
     Args:
         step: Targets of a part that are worked on at a time: bounds the memory of intermediate results.
@@ -213,7 +215,7 @@ def layer_sums(conv: nn.Module, targets: int, step: int) -> LayerSums:
 
 
 def widths(conv: nn.Module) -> tuple[int, int]:
-    """Columns of the input and of the output of a layer."""
+    """Returns columns of the input and of the output of a layer."""
     if isinstance(conv, SAGEConv):
         return conv.lin_l.weight.shape[1], conv.lin_l.weight.shape[0]
     assert isinstance(conv, GCNConv | GATConv)
@@ -228,14 +230,15 @@ def _map_first(conv: nn.Module) -> bool:
 
 
 def needs(conv: nn.Module) -> tuple[bool, bool]:
-    """(``drops_loops``, ``targets_first``) of the accumulators of a layer."""
+    """Returns (``drops_loops``, ``targets_first``) of the accumulators of a layer."""
     kind = _SageSums if isinstance(conv, SAGEConv) else _GcnSums if isinstance(conv, GCNConv) else _GatSums
     return kind.drops_loops, kind.targets_first
 
 
 def cost(conv: nn.Module) -> AccumulatorBytes:
-    """What :func:`layer_sums` takes at the most, where ``step`` and the targets that are finished at a time are at most
-    the rows of a part."""
+    """Returns what :func:`layer_sums` takes at the most, where ``step`` and the targets that are finished at a time are
+    at most the rows of a part.
+    """
     in_dim, out_dim = widths(conv)
     if isinstance(conv, GATConv):
         width, heads = conv.out_channels * conv.heads, conv.heads

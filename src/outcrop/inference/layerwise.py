@@ -43,7 +43,7 @@ from outcrop.store.minibatch import MiniBatch, as_tensor
 
 @dataclass
 class LayerStats:
-    """What one layer did. ``rows_by_level``: where input rows came from."""
+    """Says what one layer did. ``rows_by_level``: where input rows came from."""
 
     layer: int
     rows: int = 0
@@ -61,7 +61,7 @@ class LayerStats:
 
 @dataclass
 class _Work:
-    """One item on its way: rows to read, and what they are.
+    """Holds one item on its way: rows to read, and what they are.
 
     ``span`` is the number of the span, ``targets`` how many it has. With ``part`` the rows are sources; else they are
     those of ``count`` targets from ``first`` on, to begin or (``finish``) to end with. Where they came first, the end
@@ -81,7 +81,7 @@ class _Work:
 
 
 class Layer:
-    """One layer over all nodes, or over ``wanted`` of them.
+    """Computes one layer over all nodes, or over ``wanted`` of them.
 
     Args:
         source: The rows of all nodes, open: features, or the output of the layer before.
@@ -149,7 +149,7 @@ class Layer:
             held.release()
 
     def outputs(self) -> Iterator[np.ndarray]:
-        """float32 [n, out_dim], n nodes at a time, in order."""
+        """Yields float32 [n, out_dim], n nodes at a time, in order."""
         stopped = threading.Event()
 
         def stop() -> None:
@@ -227,7 +227,7 @@ class Layer:
         return None
 
     def _tensor(self, work: _Work) -> torch.Tensor | None:
-        """The rows of ``work``, float32, on the device; they keep the buffer while they live."""
+        """Returns the rows of ``work``, float32, on the device; they keep the buffer while they live."""
         rows = work.x
         if rows is None:
             return None
@@ -241,8 +241,9 @@ class Layer:
 def _parts(
     span: Span, begin: int, end: int, drop_loops: bool, most_rows: int
 ) -> Iterator[tuple[np.ndarray, tuple[np.ndarray, np.ndarray, np.ndarray]]]:
-    """Edges ``begin:end`` of ``span``, cut into parts of at most ``most_rows`` different sources, by source: the
-    sources, and targets, rowptr and col as in :class:`accumulate.Part`. Lets go of what it needs no more, early."""
+    """Yields edges ``begin:end`` of ``span``, cut into parts of at most ``most_rows`` different sources, by source: the
+    sources, and targets, rowptr and col as in :class:`layer_sums.Part`. Lets go of what it needs no more, early.
+    """
     edges = span.read(begin, end)
     row, col = edges.row, edges.col
     del edges
@@ -277,7 +278,10 @@ def _parts(
 
 
 def _with_cache(rows: RowSource, counts: Counts, cache_bytes: int, runtime: Runtime) -> RowSource:
-    """The rows that most edges lead from, in memory over ``rows``; ties: lower id. Only rows that are wanted twice."""
+    """Returns the rows that most edges lead from, in memory over ``rows``; ties: lower id.
+
+    Only rows that are wanted twice.
+    """
     nodes, fit = rows.num_rows, min(cache_bytes // (rows.row_bytes + 16), rows.num_rows)
     room = min(runtime.budget.free_bytes, memory_tables.HOT_USES.bytes_of(memory_of(runtime)))
     if fit == 0 or 12 * nodes > room:
@@ -306,7 +310,9 @@ def run_layer(
 
 
 def first_layers(model: Model, depth: int, batch: MiniBatch) -> torch.Tensor:
-    """The output of the first ``depth`` layers for the seeds of a batch of ``depth`` hops, [num_seeds, out_dim]."""
+    """Returns the output of the first ``depth`` layers for the seeds of a batch of ``depth`` hops, [num_seeds,
+    out_dim].
+    """
     hidden = as_input(batch.x, next(model.parameters()).dtype)
     for index, block in enumerate(blocks_of(batch)[:depth]):
         hidden = model.layer(index, hidden, block, batch.degree)
@@ -316,7 +322,7 @@ def first_layers(model: Model, depth: int, batch: MiniBatch) -> torch.Tensor:
 def scores_of(
     compute: Callable[[MiniBatch], torch.Tensor], batches: Iterable[MiniBatch]
 ) -> Iterator[np.ndarray]:
-    """What ``compute`` gives for the seeds of each batch, float32 [num_seeds, out_dim]."""
+    """Yields what ``compute`` gives for the seeds of each batch, float32 [num_seeds, out_dim]."""
     iterator = iter(batches)
     try:
         while (batch := next(iterator, None)) is not None:

@@ -49,7 +49,7 @@ _ADVICE = {
 
 @dataclass
 class InferReport:
-    """Result of :func:`outcrop.infer`; ``as_dict`` is what ``--json`` writes.
+    """Tells what :func:`outcrop.infer` did; ``as_dict`` is what ``--json`` writes.
 
     Attributes:
         rows, columns: Of the output.
@@ -152,7 +152,7 @@ def run(
 
 
 def _work_folder(out: Path) -> Path:
-    """Where what later layers read lies until the output is there."""
+    """Tells where what later layers read lies until the output is there."""
     return out.with_name(f".{out.name}.infer")
 
 
@@ -207,7 +207,7 @@ def _layerwise(task: InferTask, work: Path, report: InferReport, runtime: Runtim
 def _needs(
     task: InferTask, config: SampleConfig | None, progress: Progress | bool | None
 ) -> Callable[[int], bool]:
-    """Which budgets are enough: to compute layer by layer, or, with ``config``, in sampled batches."""
+    """Tells which budgets are enough: to compute layer by layer, or, with ``config``, in sampled batches."""
     if config is None:
         return partial(_fits, task)
     counted = CountedBatches(task.graph, config, [("infer", 0)], progress, {"infer": _seeds(task)})
@@ -252,7 +252,7 @@ def _expected(task: InferTask, index: int) -> tuple[dict, dict[str, str]]:
 
 
 def _finished(task: InferTask, work: Path) -> int:
-    """Layers that are there already."""
+    """Returns layers that are there already."""
     for index in reversed(range(task.depth)):
         folder = work / f"layer-{index}"
         if manifests.is_current(folder, activations.FORMAT, activations.VERSION, *_expected(task, index)):
@@ -342,7 +342,7 @@ def _seeds(task: InferTask) -> Ids:
 
 
 def _sampled_session(task: InferTask, config: SampleConfig, runtime: Runtime) -> load.LoadSession:
-    """Loading of batches around the nodes that are scored, drawn as they are needed."""
+    """Opens a session that loads batches around the nodes that are scored, drawn as they are needed."""
     graph, whole = task.graph, isinstance(task.model, WholeModel)
     device = DeviceConfig(str(task.model.device if whole else next(task.model.parameters()).device))
     pool = load.make_pool(graph, runtime, buffers=memory_tables.BATCH_BUFFERS, max_nodes=0, device=device)

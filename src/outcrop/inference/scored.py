@@ -23,7 +23,7 @@ METHODS = ("layerwise", "sampled")
 
 @dataclass(frozen=True)
 class ScoringRequest:
-    """What is scored, and how.
+    """Says what is scored, and how.
 
     Attributes:
         fanouts: Of sampled batches, one per layer; None: not known.

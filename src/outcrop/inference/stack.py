@@ -14,7 +14,7 @@ from outcrop.nn.models import Model
 
 
 class Stack(Model):
-    """A stack of layers with ``activation`` between them; no dropout."""
+    """Computes a stack of layers with ``activation`` between them; no dropout."""
 
     def __init__(self, convs: Sequence[nn.Module], activation: nn.Module):
         super().__init__(convs)
@@ -49,7 +49,7 @@ def as_stack(module: nn.Module) -> tuple[Model | None, str]:
 
 
 def _problem(conv: Any) -> str:
-    """What of a layer cannot be computed; empty where all can."""
+    """Returns what of a layer cannot be computed; empty where all can."""
     if any(isinstance(p, nn.parameter.UninitializedParameter) for p in conv.parameters()):
         return "has no parameters yet"
     if any(p.dtype != torch.float32 for p in conv.parameters()):
@@ -67,7 +67,7 @@ def _problem(conv: Any) -> str:
 
 
 def _with_bias(conv: Any) -> nn.Module:  # Any: attributes that type checkers do not know
-    """The layer with a bias of zeros where it had none."""
+    """Returns the layer with a bias of zeros where it had none."""
     if isinstance(conv, SAGEConv):
         if conv.lin_l.bias is None:
             conv.lin_l.bias = nn.Parameter(conv.lin_l.weight.new_zeros(conv.out_channels))

@@ -32,7 +32,7 @@ OUTPUTS = {
 
 @dataclass(frozen=True)
 class InferTask:
-    """What is to be computed, checked.
+    """Says what is to be computed, checked.
 
     Attributes:
         digest: Of the model's weights.
@@ -57,12 +57,12 @@ class InferTask:
 
     @property
     def id_bytes(self) -> int:
-        """Memory for the nodes that were asked for."""
+        """Returns the memory for the nodes that were asked for."""
         return 0 if self.nodes is None else 24 * len(self.nodes)
 
     @property
     def name_bytes(self) -> int:
-        """What names add to a row of the output, on average."""
+        """Returns what names add to a row of the output, on average."""
         named = self.out.suffix == ".parquet" and self.graph.has_names
         return 4 + -(-self.graph.spec("names").data_bytes // max(self.graph.num_nodes, 1)) if named else 0
 
@@ -85,7 +85,7 @@ class InferTask:
         return "all" if self.wanted is None else hashlib.sha256(self.wanted.tobytes()).hexdigest()
 
     def row_numbers(self, rows: int) -> np.ndarray | None:
-        """The row of the result that is each row of the output; None = all in order."""
+        """Returns the row of the result that is each row of the output; None = all in order."""
         if self.nodes is None or self.wanted is None or np.array_equal(self.nodes, self.wanted):
             return None
         return np.searchsorted(self.wanted, self.nodes).astype(np.int64)
@@ -127,7 +127,7 @@ def checked_task(
 
 
 def _node_ids(graph: Graph, nodes: Any) -> np.ndarray | None:
-    """int64 ids; None = all."""
+    """Returns int64 ids; None = all."""
     if isinstance(nodes, str) and nodes == "all":
         return None
     if isinstance(nodes, str) and graph.has(split_name(nodes)) and split_name(nodes) in SPLITS:
@@ -141,7 +141,7 @@ def _node_ids(graph: Graph, nodes: Any) -> np.ndarray | None:
 
 
 def sampling_of(task: InferTask, batch_size: int, seed: int) -> SampleConfig | None:
-    """How the mini-batches of method ``sampled`` are drawn; None where layers are computed one by one."""
+    """Tells how the mini-batches of method ``sampled`` are drawn; None where layers are computed one by one."""
     if task.scored.method != "sampled":
         return None
     return SampleConfig(
@@ -154,7 +154,7 @@ def sampling_of(task: InferTask, batch_size: int, seed: int) -> SampleConfig | N
 
 
 def _fanouts(task: InferTask, fanouts: tuple[int, ...] | None) -> tuple[int, ...]:
-    """Of the layers that are computed."""
+    """Returns the fanouts of the layers that are computed."""
     if fanouts is None:
         raise ArgumentError("the checkpoint does not say with which fanouts it was trained: give fanouts")
     if isinstance(task.model, WholeModel):

@@ -16,7 +16,7 @@ _EXAMPLE = "model(x, edge_index) must give float [num_nodes or num_seeds, column
 
 
 class WholeModel(nn.Module):
-    """A module that is called with all of a batch at once: ``module(x, edge_index)``.
+    """Calls a module with all of a batch at once: ``module(x, edge_index)``.
 
     Args:
         in_dim: Columns of the features.
@@ -36,7 +36,7 @@ class WholeModel(nn.Module):
         self.out_dim = self._probe(in_dim)
 
     def _probe(self, in_dim: int) -> int:
-        """Columns of the output, from two nodes that are neighbours of each other."""
+        """Returns columns of the output, from two nodes that are neighbours of each other."""
         x = torch.zeros(2, in_dim, dtype=self.dtype, device=self.device)
         edges = torch.tensor([[0, 1], [1, 0]], device=self.device)
         try:
@@ -64,7 +64,7 @@ class WholeModel(nn.Module):
                 part.training = training
 
     def scores(self, batch: MiniBatch) -> Tensor:
-        """Scores of the seeds, float32 [num_seeds, out_dim]."""
+        """Returns scores of the seeds, float32 [num_seeds, out_dim]."""
         edges = torch.from_numpy(batch.graph.edge_index()).to(batch.x.device)
         out = self.module(as_input(batch.x, self.dtype), edges)
         return out[: batch.graph.num_seeds].float()

@@ -52,7 +52,7 @@ class Adam:
         )
 
     def state(self) -> dict[str, torch.Tensor]:
-        """``"<parameter number>.<name>"`` -> tensor: ``torch.optim.Adam.state_dict()["state"]``, flat."""
+        """Returns ``"<parameter number>.<name>"`` -> tensor: ``torch.optim.Adam.state_dict()["state"]``, flat."""
         return {
             f"{number}.{name}": value
             for number, state in sorted(self._state.items())

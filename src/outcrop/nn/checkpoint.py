@@ -34,7 +34,7 @@ LAST, BEST = "last.safetensors", "best.safetensors"
 
 @dataclass(frozen=True)
 class Meta:
-    """What a checkpoint says about itself.
+    """Holds what a checkpoint says about itself.
 
     Attributes:
         epochs_done: Finished epochs.
@@ -67,7 +67,10 @@ _LATER = ("updates", "partial")  # fields of Meta that the first version did not
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """States as on the CPU. ``optimizer`` maps "<parameter number>.<name>"; it and ``best`` are empty in ``best``."""
+    """Holds states as on the CPU.
+
+    ``optimizer`` maps "<parameter number>.<name>"; it and ``best`` are empty in ``best``.
+    """
 
     meta: Meta
     model: State
@@ -76,7 +79,7 @@ class Checkpoint:
 
     @property
     def kind(self) -> str:
-        """``last`` or ``best``: what the file is for."""
+        """Returns ``last`` or ``best``: what the file is for."""
         return "last" if self.best or self.optimizer else "best"
 
 
@@ -204,7 +207,7 @@ def load_model(folder: str | Path, device: str = "cpu") -> Model:
 
 
 def load_best(folder: Path, device: str = "cpu") -> tuple[Model, Meta]:
-    """As :func:`load_model`, with what the checkpoint says about itself."""
+    """Does what :func:`load_model` does, and returns what the checkpoint says about itself, too."""
     path, best = _best(folder)
     try:
         # First without memory: a header may speak of a model that is not the one in the file, and larger than any.
@@ -237,7 +240,9 @@ def _build(found: Checkpoint) -> Model:
 
 
 def _best(folder: Path) -> tuple[Path, Checkpoint]:
-    """The best model and the file that it comes from: ``last`` where a crash left ``best`` missing or behind it."""
+    """Returns the best model and the file that it comes from: ``last`` where a crash left ``best`` missing or behind
+    it.
+    """
     if folder.is_file():
         raise FormatError(f"{folder} is a file: name the folder that it is in, {folder.parent}")
     last, best = folder / LAST, folder / BEST
@@ -251,7 +256,7 @@ def _best(folder: Path) -> tuple[Path, Checkpoint]:
 
 
 def _epochs_done(path: Path) -> int:
-    """Finished epochs by the header alone; -1 where it cannot be told: the other file is all there is."""
+    """Returns finished epochs by the header alone; -1 where it cannot be told: the other file is all there is."""
     try:
         with safe_open(path, framework="pt") as file:
             return int(parse_json((file.metadata() or {})["outcrop"])["epochs_done"])

@@ -28,7 +28,7 @@ SPARSE_COST = 8
 
 
 def aggregate_first(block: Block, in_dim: int, out_dim: int, heads: int = 1) -> bool:
-    """Whether (A x) W costs at most as much as A (x W).
+    """Tells whether (A x) W costs at most as much as A (x W).
 
     Args:
         out_dim: Width of the output, all heads together.
@@ -41,7 +41,7 @@ def aggregate_first(block: Block, in_dim: int, out_dim: int, heads: int = 1) -> 
 
 @dataclass(frozen=True)
 class Products:
-    """Dense products whose factors are rounded to ``dtype`` and whose results are float32; None: as they are."""
+    """Gives dense products whose factors are rounded to ``dtype`` and whose results are float32; None: as they are."""
 
     dtype: torch.dtype | None = None
 
@@ -60,7 +60,7 @@ class Products:
 
 @contextmanager
 def _products(x: Tensor) -> Iterator[Products]:
-    """The products that ``torch.autocast`` asks for; within the block nothing else is cast."""
+    """Yields the products that ``torch.autocast`` asks for; within the block nothing else is cast."""
     kind = x.device.type
     if not torch.is_autocast_enabled(kind):
         yield Products()
@@ -71,7 +71,7 @@ def _products(x: Tensor) -> Iterator[Products]:
 
 
 class _Sage(torch.autograd.Function):
-    """out = mean_A(x) Wl' + b + x[:T] Wr'."""
+    """Computes out = mean_A(x) Wl' + b + x[:T] Wr'."""
 
     @staticmethod
     def forward(
@@ -122,7 +122,7 @@ def sage(conv: SAGEConv, x: Tensor, block: Block) -> Tensor:
 
 
 class _Gcn(torch.autograd.Function):
-    """out = (A x + d * x[:T]) W' + b for edge weights A and loop weights d."""
+    """Computes out = (A x + d * x[:T]) W' + b for edge weights A and loop weights d."""
 
     @staticmethod
     def forward(
@@ -165,7 +165,7 @@ def _spread(block: Block, grad: Tensor, edges: Tensor, loops: Tensor) -> Tensor:
 
 
 def gcn_weights(block: Block, dtype: torch.dtype, degree: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """Weights of the symmetric normalisation: (edges [num_edges], loops [num_targets, 1]).
+    """Returns weights of the symmetric normalisation: (edges [num_edges], loops [num_targets, 1]).
 
     Every node gets one loop; loops among the edges count as this one. With ``degree`` (in the whole graph, without
     loops; integers [num_sources]) edge (j, i) weighs ``degree_i / sampled_i / sqrt((degree_i + 1)(degree_j + 1))``:
@@ -197,7 +197,7 @@ def gcn(conv: GCNConv, x: Tensor, block: Block, degree: Tensor | None = None) ->
 
 
 class _Attention(torch.autograd.Function):
-    """Softmax over each target's edges and its loop, per head: logits -> weights, in place.
+    """Computes the softmax over each target's edges and its loop, per head: logits -> weights, in place.
 
     edges: [heads, num_edges]; loops: [heads, num_targets].
     """
@@ -226,7 +226,7 @@ class _Attention(torch.autograd.Function):
 
 
 def _by_head(rowptr: Tensor, num_edges: int, heads: int) -> Tensor:
-    """Row pointers of ``heads`` copies of a CSR pattern one under the other."""
+    """Returns the row pointers of ``heads`` copies of a CSR pattern one under the other."""
     steps = torch.arange(heads, dtype=rowptr.dtype, device=rowptr.device).unsqueeze_(1) * num_edges
     return torch.cat([(rowptr[:-1] + steps).view(-1), rowptr[-1:] + steps[-1]])
 
@@ -238,7 +238,7 @@ def _segment(values: Tensor, reduce: str, ptr: Tensor, like: Tensor) -> Tensor:
 
 
 class _WeightedSum(torch.autograd.Function):
-    """out[h, t] = sum over edges of weights[h, e] * x[h or shared][col[e]] + loops[h, t] * x[h or shared][t].
+    """Computes out[h, t] = sum over edges of weights[h, e] * x[h or shared][col[e]] + loops[h, t] * x[h or shared][t].
 
     x: [num_sources, D], shared by the heads, or [heads, num_sources, D].
     """

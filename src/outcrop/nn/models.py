@@ -26,7 +26,7 @@ _ALLOCATOR_BLOCK_BYTES = 31 << 20
 
 
 class Model(nn.Module):
-    """A stack of graph layers. Make one with :func:`build_model`."""
+    """Computes a stack of graph layers. Make one with :func:`build_model`."""
 
     def __init__(self, convs: Sequence[nn.Module], dropout: float = 0.0):
         super().__init__()
@@ -39,7 +39,7 @@ class Model(nn.Module):
 
     @property
     def uses_degrees(self) -> bool:
-        """Whether layers normalise by whole-graph degrees."""
+        """Tells whether layers normalise by whole-graph degrees."""
         return any(isinstance(conv, GCNConv) for conv in self.convs)
 
     def forward(self, batch: MiniBatch | Tensor, edge_index: Tensor | None = None) -> Tensor:
@@ -77,14 +77,14 @@ class Model(nn.Module):
         return self.compute(batch.x, blocks_of(batch), batch.degree)
 
     def compute(self, x: Tensor, blocks: Sequence[Block], degree: Tensor | None = None) -> Tensor:
-        """The same from its parts: ``x`` [blocks[0].num_sources, D], one block per layer, first layer first."""
+        """Gives the same from its parts: ``x`` [blocks[0].num_sources, D], one block per layer, first layer first."""
         hidden = as_input(x, next(self.parameters()).dtype)
         for index, block in enumerate(blocks):
             hidden = self.layer(index, hidden, block, degree)
         return hidden
 
     def layer(self, index: int, x: Tensor, block: Block, degree: Tensor | None = None) -> Tensor:
-        """Layer ``index`` with what follows it: [num_sources, in] -> [num_targets, out]."""
+        """Computes layer ``index`` with what follows it: [num_sources, in] -> [num_targets, out]."""
         conv = self.convs[index]
         if isinstance(conv, SAGEConv):
             out = graph_layers.sage(conv, x, block)
@@ -97,7 +97,7 @@ class Model(nn.Module):
         return self.activate(index, out)
 
     def activate(self, index: int, out: Tensor) -> Tensor:
-        """What follows layer ``index``, in place where it can be."""
+        """Applies what follows layer ``index``, in place where it can be."""
         if index == self.num_layers - 1:
             return out
         out = (
@@ -107,7 +107,7 @@ class Model(nn.Module):
 
 
 def _block_of_edges(x: Tensor, edge_index: Tensor | None) -> Block:
-    """Edges from and to the nodes of ``x``, ordered by their targets."""
+    """Returns edges from and to the nodes of ``x``, ordered by their targets."""
     if edge_index is None or edge_index.ndim != 2 or len(edge_index) != 2:
         raise ArgumentError("give features [num_nodes, D] together with edge_index [2, num_edges]")
     source, target = edge_index
@@ -128,7 +128,7 @@ def build_model(
     heads: int = HEADS,
     dropout: float = 0.0,
 ) -> Model:
-    """A new model, initialised from torch's random state as torch_geometric does.
+    """Builds a new model, initialised from torch's random state as torch_geometric does.
 
     Args:
         name: ``sage`` (mean), ``gat`` or ``gcn``.

@@ -21,7 +21,7 @@ from outcrop.store.minibatch import MiniBatch
 
 @dataclass(frozen=True)
 class Block:
-    """The edges of one layer: row t lists the sources of target t, and target t is also source t.
+    """Holds the edges of one layer: row t lists the sources of target t, and target t is also source t.
 
     Attributes:
         rowptr: int32 [num_targets + 1].
@@ -43,30 +43,30 @@ class Block:
 
     @cached_property
     def counts(self) -> Tensor:
-        """int32 [num_targets]: edges per target. Equals ``np.diff(rowptr)``."""
+        """Returns int32 [num_targets]: edges per target. Equals ``np.diff(rowptr)``."""
         return self.rowptr.diff()
 
     @cached_property
     def row(self) -> Tensor:
-        """int32 [num_edges]: the target of each edge. Equals ``np.repeat(np.arange(num_targets), counts)``."""
+        """Returns int32 [num_edges]: the target of each edge. Equals ``np.repeat(np.arange(num_targets), counts)``."""
         targets = torch.arange(self.num_targets, dtype=torch.int32, device=self.col.device)
         return torch.repeat_interleave(targets, self.counts, output_size=self.num_edges)
 
     @cached_property
     def is_loop(self) -> Tensor:
-        """bool [num_edges]: edges from a node to itself."""
+        """Returns bool [num_edges]: edges from a node to itself."""
         return self.row == self.col
 
     @cached_property
     def transposed(self) -> tuple[Tensor, Tensor, Tensor]:
-        """(int32 rowptr [num_sources + 1], int32 targets [num_edges], int64 edge order [num_edges]) by source."""
+        """Gives (int32 rowptr [num_sources + 1], int32 targets [num_edges], int64 edge order [num_edges]) by source."""
         order = torch.argsort(self.col, stable=True)
         counts = torch.bincount(self.col, minlength=self.num_sources)
         return F.pad(counts.cumsum(0), (1, 0)).int(), self.row[order], order
 
 
 def without_loops(block: Block) -> Tensor:
-    """int32 [num_targets]: edges per target that come from another node."""
+    """Returns int32 [num_targets]: edges per target that come from another node."""
     loop = block.is_loop
     if not bool(loop.any()):
         return block.counts
@@ -74,7 +74,8 @@ def without_loops(block: Block) -> Tensor:
 
 
 def blocks_of(batch: MiniBatch, layers: int | None = None) -> list[Block]:
-    """The graph of each layer, first layer first, each trimmed to what its layer needs (prefixes, nothing copied).
+    """Returns the graph of each layer, first layer first, each trimmed to what its layer needs (prefixes, nothing
+    copied).
 
     Args:
         layers: How many, for whole batches; None = as many as hops.
@@ -86,7 +87,7 @@ def blocks_of(batch: MiniBatch, layers: int | None = None) -> list[Block]:
 
 
 def bag_sum(x: Tensor, rowptr: Tensor, col: Tensor, weights: Tensor | None = None) -> Tensor:
-    """``out[r] = sum(weights[i] * x[col[i]] for i in range(rowptr[r], rowptr[r + 1]))``, without autograd.
+    """Computes ``out[r] = sum(weights[i] * x[col[i]] for i in range(rowptr[r], rowptr[r + 1]))``, without autograd.
 
     Args:
         x: float [num_rows, D], contiguous.
@@ -101,18 +102,18 @@ def bag_sum(x: Tensor, rowptr: Tensor, col: Tensor, weights: Tensor | None = Non
 
 
 def spmm(block: Block, x: Tensor, weights: Tensor | None = None) -> Tensor:
-    """Sum over sources: [num_sources, D] -> [num_targets, D]. Equals ``csr_array((w, col, rowptr)) @ x``."""
+    """Sums over sources: [num_sources, D] -> [num_targets, D]. Equals ``csr_array((w, col, rowptr)) @ x``."""
     return bag_sum(x, block.rowptr, block.col, weights)
 
 
 def spmm_transposed(block: Block, x: Tensor, weights: Tensor | None = None) -> Tensor:
-    """Sum over targets: [num_targets, D] -> [num_sources, D]. Equals ``csr_array((w, col, rowptr)).T @ x``."""
+    """Sums over targets: [num_targets, D] -> [num_sources, D]. Equals ``csr_array((w, col, rowptr)).T @ x``."""
     rowptr, col, order = block.transposed
     return bag_sum(x, rowptr, col, None if weights is None else weights[order])
 
 
 def sampled_dot(rowptr: Tensor, col: Tensor, left: Tensor, right: Tensor) -> Tensor:
-    """``out[i] = left[row of i] @ right[col[i]]`` for every stored entry i of a CSR pattern, without autograd."""
+    """Gives ``out[i] = left[row of i] @ right[col[i]]`` for every stored entry i of a CSR pattern, without autograd."""
     if len(col) == 0:
         return left.new_zeros(0)
     if len(col) > len(left) * len(
@@ -129,7 +130,7 @@ def sampled_dot(rowptr: Tensor, col: Tensor, left: Tensor, right: Tensor) -> Ten
 
 
 def as_input(x: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
-    """Features as a model computes with them: of its dtype, contiguous, 64-byte aligned.
+    """Returns features as a model computes with them: of its dtype, contiguous, 64-byte aligned.
 
     float16, bfloat16 and int8 are widened here, once, in every mode. Alignment is kept because the rounding of a
     dense product may depend on it, and results must not depend on where a loader put the rows.

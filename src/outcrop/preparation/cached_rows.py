@@ -34,7 +34,9 @@ def node_ids(samples: SampleSet, packed: np.ndarray, runtime: Runtime) -> Iterat
 def choose_cached_rows(
     num_nodes: int, samples: SampleSet, packed: np.ndarray, device_rows: int, host_rows: int, runtime: Runtime
 ) -> CachedRows:
-    """The ``device_rows`` most wanted nodes and the ``host_rows`` after them (ties: lower id); only wanted ones."""
+    """Returns the ``device_rows`` most wanted nodes and the ``host_rows`` after them (ties: lower id); only wanted
+    ones.
+    """
     if device_rows + host_rows == 0:
         return CachedRows(np.zeros(0, np.int64), np.zeros(0, np.int64))
     counter = BatchCounter(num_nodes, samples, packed, runtime)
@@ -56,7 +58,7 @@ def choose_cached_rows(
 
 
 class BatchCounter:
-    """How many batches want each node, over ranges of nodes whose counters fit in the budget."""
+    """Counts how many batches want each node, over ranges of nodes whose counters fit in the budget."""
 
     def __init__(self, num_nodes: int, samples: SampleSet, packed: np.ndarray, runtime: Runtime):
         self._num_nodes, self._samples, self._packed, self._runtime = num_nodes, samples, packed, runtime
@@ -66,7 +68,7 @@ class BatchCounter:
         self._whole = False  # counts of the only range are there
 
     def ranges(self) -> Iterator[tuple[int, np.ndarray]]:
-        """(first node, uint32 counts) of each range; one pass over the samples per range."""
+        """Yields (first node, uint32 counts) of each range; one pass over the samples per range."""
         for first in range(0, self._num_nodes, self._range_nodes):
             counts = self._counts[: min(self._range_nodes, self._num_nodes - first)]
             single = len(counts) == self._num_nodes
@@ -79,7 +81,7 @@ class BatchCounter:
             yield first, counts
 
     def top(self, histogram: np.ndarray, rows: int) -> np.ndarray:
-        """int64 ids of the ``rows`` most wanted nodes, ascending."""
+        """Returns int64 ids of the ``rows`` most wanted nodes, ascending."""
         if rows == 0:
             return np.zeros(0, np.int64)
         above = np.cumsum(histogram[::-1])[::-1]  # nodes wanted at least c times
@@ -100,7 +102,7 @@ class BatchCounter:
 def count_levels(
     samples: SampleSet, packed: np.ndarray, levels: CachedRows, runtime: Runtime
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Packed rows per batch and hop [P, hops + 1]; rows in host and device cache per batch [P, 2]."""
+    """Returns packed rows per batch and hop [P, hops + 1]; rows in host and device cache per batch [P, 2]."""
     per_hop = samples.nodes_per_hop[packed].copy()
     cached = np.zeros((len(packed), 2), np.int64)
     for packed_batch, ids in enumerate(node_ids(samples, packed, runtime)):

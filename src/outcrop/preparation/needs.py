@@ -19,7 +19,7 @@ from outcrop.store.samples import BatchSizes
 
 
 class RunNeeds:
-    """What preparing a run and loading it takes, as far as memory goes.
+    """Says what preparing a run and loading it takes, as far as memory goes.
 
     Args:
         config: Of the run; its splits that are empty are left out.
@@ -62,7 +62,7 @@ class RunNeeds:
         return True
 
     def packs(self, limit: int, memory: int | None) -> bool:
-        """Whether a plan for loading in ``memory`` can be made, and packed within ``limit``."""
+        """Tells whether a plan for loading in ``memory`` can be made, and packed within ``limit``."""
         config, spec, sizes = replace(self._plan, memory=memory), self._graph.spec("features"), self.sizes
         try:
             divided = plan_memory.divide_host_memory(sizes, config, spec.stride_bytes)
@@ -88,7 +88,7 @@ class RunNeeds:
 
 
 def passes_of(config: SampleConfig, graph: Graph) -> list[Pass]:
-    """The passes that sampling ``config`` makes."""
+    """Returns the passes that sampling ``config`` makes."""
     splits = [s for s in config.splits if config.task == "link" or (graph.has(s) and graph.spec(s).shape[0])]
     return [
         (split, config.epoch_number(split, config.first_epoch + epoch))

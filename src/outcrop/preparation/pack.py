@@ -41,7 +41,7 @@ _REREAD_SHARE = 16  # of what was written, one part at the most is read again be
 
 
 def expected(graph: Graph, samples: SampleSet, placement: Placement) -> tuple[dict, dict[str, str]]:
-    """Config and input digests of the artifact that :func:`pack` would write."""
+    """Returns config and input digests of the artifact that :func:`pack` would write."""
     return {}, {
         "graph": graph.digest(),
         "sample": samples.manifest.digest(),
@@ -51,7 +51,8 @@ def expected(graph: Graph, samples: SampleSet, placement: Placement) -> tuple[di
 
 @dataclass
 class _Streams:
-    """One per (packed batch, hop), block of the disk cache, or cache in memory: what is to be appended where.
+    """Describes streams, one per (packed batch, hop), block of the disk cache, or cache in memory: what is to be
+    appended where.
 
     See core/pack/scatter.h.
     """
@@ -67,7 +68,7 @@ class _Streams:
 
 @dataclass(frozen=True)
 class _Episode:
-    """What one pass over the features fills. ``caches``: those in memory too."""
+    """Says what one pass over the features fills. ``caches``: those in memory too."""
 
     caches: bool
     blocks: range
@@ -184,7 +185,7 @@ class _Packer:
         journal.save()
 
     def _fill(self, files: OutputFiles, journal: Journal, episodes: list[_Episode]) -> None:
-        """The passes over the features."""
+        """Makes the passes over the features."""
         size, runtime = self._geometry, self._runtime
         chunk_bytes = size.headroom + size.chunk_pages * PAGE_BYTES
         buffers = [runtime.budget.empty("pack-chunk", chunk_bytes) for _ in range(2)]
@@ -297,7 +298,7 @@ class _Packer:
         return _Streams(files.packed_ids, files.records, ids_start, bounds, out_start, samples.id_bytes, crc)
 
     def _block_streams(self, files: OutputFiles, blocks: range) -> _Streams:
-        """Blocks of the disk cache, by ascending node; :meth:`_order_disk_cache` comes later."""
+        """Returns blocks of the disk cache, by ascending node; :meth:`_order_disk_cache` comes later."""
         id_bytes, starts = self._samples.id_bytes, self._placement.disk_blocks
         first = starts[blocks.start : blocks.stop].astype(np.int64)
         bounds = self._bounds(len(blocks))
@@ -364,7 +365,7 @@ class _Packer:
     def _read_chunks(
         self, start: int, buffers: list[np.ndarray]
     ) -> Iterator[tuple[int, np.ndarray, int, int]]:
-        """(chunk, its bytes from the first row on, first row, rows); the next chunk is read meanwhile."""
+        """Yields (chunk, its bytes from the first row on, first row, rows); the next chunk is read meanwhile."""
         chunks, file, headroom = self._chunks, self._features, self._geometry.headroom
         count = len(chunks.starts) - 1
 
@@ -397,7 +398,7 @@ class _Packer:
             yield chunk, buffer[begin_of_rows : begin_of_rows + used], first, stop - first
 
     def _carry_before(self, chunk: int) -> np.ndarray:
-        """The bytes of a row that begins before ``chunk`` and ends in it."""
+        """Returns the bytes of a row that begins before ``chunk`` and ends in it."""
         begin = int(self._chunks.starts[chunk]) * PAGE_BYTES
         count = begin - int(self._chunks.first_rows[chunk]) * self._stride
         out = np.zeros(count, np.uint8)
@@ -406,7 +407,7 @@ class _Packer:
         return out
 
     def _rows_crc(self, journal: Journal) -> np.ndarray:
-        """CRC of the packed rows of each record, from those of its hops."""
+        """Returns the CRC of the packed rows of each record, from those of its hops."""
         hops = self._samples.hops + 1
         out = np.zeros(len(self._placement.packed_batches), np.uint32)
         for p in range(len(out)):
@@ -417,7 +418,7 @@ class _Packer:
         return out
 
     def _record_crcs(self, journal: Journal) -> dict[str, int]:
-        """Checksums of the whole files, put together from those of their parts."""
+        """Returns checksums of the whole files, put together from those of their parts."""
         rows_crc, whole = self._rows_crc(journal), 0
         placement, samples = self._placement, self._samples
         for packed_batch, batch in enumerate(placement.packed_batches):

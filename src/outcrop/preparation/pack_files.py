@@ -56,7 +56,7 @@ class PageSums:
 
 
 class SharedRows:
-    """Which rows of the disk cache each packed batch reads, and where they go: looked up in the plan's lists."""
+    """Finds which rows of the disk cache each packed batch reads, and where they go: looked up in the plan's lists."""
 
     def __init__(self, samples: SampleSet, placement: Placement, runtime: Runtime):
         self._samples, self._placement = samples, placement
@@ -79,7 +79,7 @@ class SharedRows:
         self._held = budget.reserve("pack-meta", self._group * samples.max_nodes * 16)
 
     def by_batch(self) -> Iterator[tuple[int, tuple[np.ndarray, np.ndarray] | None]]:
-        """(packed batch, (positions, rows)), rows ascending; None where nothing is shared."""
+        """Yields (packed batch, (positions, rows)), rows ascending; None where nothing is shared."""
         placement = self._placement
         if placement.num_disk_rows == 0:
             for packed_batch in range(len(placement.packed_batches)):
@@ -136,7 +136,7 @@ class SharedRows:
 
 
 class OutputFiles:
-    """The files being written, and the id lists that are read for the caches.
+    """Holds the files being written, and the id lists that are read for the caches.
 
     ``packed_ids`` lists, batch by batch, the nodes whose rows are packed; it goes when packing is over.
     """
@@ -161,7 +161,7 @@ class OutputFiles:
         self.packed_ids_path = folder / "packed_ids.bin"
 
     def packed_ids_at(self, p: int) -> int:
-        """Where the ids of packed batch ``p`` begin."""
+        """Tells where the ids of packed batch ``p`` begin."""
         return int(self._packed_before[p]) * self._id_bytes
 
     def _sizes(self) -> dict[str, int]:
@@ -246,7 +246,7 @@ class OutputFiles:
 
 
 class Journal:
-    """Where an interrupted packing goes on, and the checksums so far."""
+    """Notes where an interrupted packing goes on, and the checksums so far."""
 
     def __init__(self, path: Path, key: str, streams: int, batches: int):
         self._path, self._key = path, key

@@ -24,7 +24,7 @@ class FeatureChunks:
 
 @dataclass(frozen=True)
 class PackBuffers:
-    """Sizes of the working memory of a pass, bytes; worked out once, from what the budget has left."""
+    """Has the sizes of the working memory of a pass, bytes; worked out once, from what the budget has left."""
 
     chunk_pages: int
     headroom: int
@@ -57,7 +57,7 @@ def fits(
     block_rows: int,
     free: int,
 ) -> bool:
-    """Whether packing can do with ``free`` bytes, whatever the plan finds.
+    """Tells whether packing can do with ``free`` bytes, whatever the plan finds.
 
     Args:
         packed: Batches that are packed.

@@ -40,7 +40,7 @@ from outcrop.store.samples import SampleSet
 
 
 def expected(graph: Graph, samples: SampleSet, config: PlanConfig) -> tuple[dict, dict[str, str]]:
-    """Config and input digests of the artifact that :func:`plan` would write."""
+    """Returns config and input digests of the artifact that :func:`plan` would write."""
     return manifests.plain(asdict(config)), {"graph": graph.digest(), "sample": samples.manifest.digest()}
 
 
@@ -89,13 +89,13 @@ def plan(graph: Graph, samples: SampleSet, config: PlanConfig, out: Path, runtim
 
 
 def packed_batches(samples: SampleSet, config: PlanConfig) -> np.ndarray:
-    """Numbers of the batches that are packed, int64 [P]; the others are read row by row when they are needed."""
+    """Gives numbers of the batches that are packed, int64 [P]; the others are read row by row when they are needed."""
     groups = [samples.groups[s].all_batches() for s in config.packed_splits if s in samples.groups]
     return np.concatenate([np.arange(g.start, g.stop, dtype=np.int64) for g in groups])
 
 
 class _Draft:
-    """A placement being worked out: first everything packed, then, where that takes too much disk, shared in part."""
+    """Works a placement out: first everything packed, then, where that takes too much disk, shared in part."""
 
     def __init__(
         self,
@@ -168,7 +168,7 @@ class _Draft:
         self._check_disk(config, graph)
 
     def _larger(self, layout: SegmentLayout) -> SegmentLayout:
-        """Larger segments, up to one with all batches, in which nothing is stored twice."""
+        """Returns larger segments, up to one with all batches, in which nothing is stored twice."""
         segment = min(max(layout.segment + 1, int(layout.segment * 1.02)), max(len(self.packed), 1))
         return SegmentLayout(segment, layout.threshold if segment > layout.segment else 1)
 
@@ -198,7 +198,7 @@ class _Draft:
         return best
 
     def _sizes(self) -> LayoutSizes:
-        """What a layout takes besides rows: with everything packed, less the packed copies themselves."""
+        """Returns what a layout takes besides rows: with everything packed, less the packed copies themselves."""
         wants = int(self._wants.sum())
         id_bytes = self.samples.id_bytes
         fixed = self.disk_bytes() - wants * (self.row_bytes + id_bytes)
@@ -229,7 +229,7 @@ class _Draft:
         }
 
     def predicted(self) -> dict[str, Any]:
-        """Bytes and rows of every epoch, exactly; bytes on disk at the most."""
+        """Returns bytes and rows of every epoch, exactly; bytes on disk at the most."""
         read = np.diff(self.offsets) + self.shared.pages * PAGE_BYTES
         rows = self.per_hop.sum(axis=1)
         number = {int(b): p for p, b in enumerate(self.packed)}
@@ -266,7 +266,7 @@ class _Draft:
         }
 
     def disk_bytes(self) -> int:
-        """The most that the run takes on disk at any moment: files, and what packing needs besides."""
+        """Returns the most that the run takes on disk at any moment: files, and what packing needs besides."""
         caches = [len(ids) * self.row_bytes for ids in (self.levels.host_ids, self.levels.device_ids)]
         spare = min(self.block_rows, self.shared.rows) * self.row_bytes
         arrays = [
@@ -281,7 +281,7 @@ class _Draft:
         return sum(map(record.align_page, arrays)) + sampled + self._small_files_bytes()
 
     def _small_files_bytes(self) -> int:
-        """At most what tables, manifests and the journal of packing take: arrays to the byte, text generously."""
+        """Gives what tables, manifests and the journal of packing take at most: arrays to the byte, text generously."""
         columns, packed = self.samples.hops + 1, len(self.packed)
         tables = [
             8 * len(self.levels.host_ids),

@@ -22,7 +22,7 @@ from outcrop.store.targets import target_bytes
 
 @dataclass(frozen=True)
 class HostMemory:
-    """How the host budget of loading is divided, bytes. ``shared_scratch_bytes``: for reading the disk cache."""
+    """Says how the host budget of loading is divided, bytes. ``shared_scratch_bytes``: for reading the disk cache."""
 
     slots: int
     slot_rows_bytes: int
@@ -90,7 +90,9 @@ def divide_host_memory(samples: BatchSizes, config: PlanConfig, row_bytes: int) 
 
 
 def memory_plan(manifest: Manifest) -> MemoryPlan | None:
-    """What each part has of the budget that the plan of ``manifest`` was made for; None: it was made for no limit."""
+    """Returns what each part has of the budget that the plan of ``manifest`` was made for; None: it was made for no
+    limit.
+    """
     limit: int | None = manifest.config["memory"]
     if limit is None:
         return None
@@ -110,7 +112,7 @@ def memory_plan(manifest: Manifest) -> MemoryPlan | None:
 
 
 def device_cache_rows(graph: Graph, samples: BatchSizes, config: PlanConfig) -> int:
-    """Rows of the device cache: what the batches on a device leave of its budget."""
+    """Returns rows of the device cache: what the batches on a device leave of its budget."""
     if config.gpu_memory == 0:
         return 0
     row_bytes = graph.spec("features").stride_bytes
@@ -127,6 +129,6 @@ def device_cache_rows(graph: Graph, samples: BatchSizes, config: PlanConfig) -> 
 
 
 def block_rows(config: PlanConfig, row_bytes: int) -> int:
-    """Rows of the disk cache that are put in order at a time, in memory."""
+    """Returns rows of the disk cache that are put in order at a time, in memory."""
     limit = UNLIMITED if config.memory is None else config.memory
     return max(memory_tables.DISK_CACHE_BLOCK.bytes_of(limit) // row_bytes, 1)

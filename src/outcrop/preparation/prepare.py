@@ -48,7 +48,7 @@ from outcrop.store.placement import open_placement
 
 @dataclass
 class PrepareReport:
-    """What preparing did.
+    """Says what preparing did.
 
     Attributes:
         stages: ``seconds``, ``bytes_read`` and ``bytes_written`` of each stage of this call.
@@ -90,7 +90,7 @@ class PrepareReport:
 
 @dataclass(frozen=True)
 class PrepareRequest:
-    """What is to be prepared, all of it in numbers.
+    """Says what is to be prepared, all of it in numbers.
 
     Attributes:
         sampling, limits: Of the run; ``limits`` has the rates of the disk where they matter (:func:`with_rates`).
@@ -111,12 +111,12 @@ class PrepareRequest:
 
     @property
     def info(self) -> run.RunInfo:
-        """What ``run.json`` says."""
+        """Returns what ``run.json`` says."""
         graph = os.path.relpath(self.graph.path.resolve(), self.out.resolve())
         return run.RunInfo(graph, self.graph.digest(), self.sampling, self.limits)
 
     def replacing(self, overwrite: bool) -> tuple[str, ...]:
-        """What to say about a run of other options that is in the way.
+        """Tells what to say about a run of other options that is in the way.
 
         Raises:
             ArgumentError: It may not be replaced.
@@ -126,7 +126,7 @@ class PrepareRequest:
         return (f"{self.out} is replaced: it differs in {', '.join(differing)}",) if differing else ()
 
     def needs(self, io: IoConfig, progress: Progress | bool | None) -> Callable[[int], bool]:
-        """Which budgets would do."""
+        """Tells which budgets would do."""
         drawn, wanted = None, sampling.expected(self.graph, self.sampling, self.batches_key)
         if manifests.is_current(self.out / "sample", samples.FORMAT, samples.VERSION, *wanted):
             drawn = samples.open_samples(Runtime(), self.out / "sample")
@@ -161,7 +161,7 @@ def prepare_within_limits(
     progress: Progress | bool | None = None,
     on_replaced: Callable[[], None] = lambda: None,
 ) -> PrepareReport:
-    """As :func:`prepare`, in a runtime of its own, which has the memory that the run is loaded with.
+    """Does what :func:`prepare` does, in a runtime of its own, which has the memory that the run is loaded with.
 
     Raises:
         BudgetError: Names the smallest memory budget that would do, where that was too small.
@@ -181,7 +181,9 @@ def with_rates(
     out: Path,
     rates: tuple[float, float] | None = None,
 ) -> PlanConfig:
-    """``config`` with what the disk reads: ``rates``, or where it matters the same again when the call is repeated."""
+    """Returns ``config`` with what the disk reads: ``rates``, or where it matters the same again when the call is
+    repeated.
+    """
     if rates is not None:
         return with_fields(config, sequential_rate=round(rates[0]), random_rate=round(rates[1]))
     if config.disk_space is None or config.layout != "cost":

@@ -35,7 +35,7 @@ Draw = Callable[[str, int], Iterator[BatchGraph]]
 def expected(
     graph: Graph, config: SampleConfig, batches_key: str | None = None
 ) -> tuple[dict, dict[str, str]]:
-    """Config and input digests of the artifact that :func:`sample` would write: equal means nothing to do."""
+    """Returns config and input digests of the artifact that :func:`sample` would write: equal means nothing to do."""
     inputs = {"graph": graph.digest()}
     return manifests.plain(asdict(config)), inputs if batches_key is None else {
         **inputs,
@@ -106,13 +106,13 @@ def rehearse(graph: Graph, config: SampleConfig, runtime: Runtime) -> None:
 
 
 def _numbered(sampler: BatchSampler) -> Draw:
-    """Epochs of the pool, by their number in the training."""
+    """Returns epochs of the pool, by their number in the training."""
     config = sampler.config
     return lambda split, at: sampler.epoch(split, config.epoch_number(split, config.first_epoch + at))
 
 
 def _with_labels(graph: Graph, config: SampleConfig, external: ExternalBatches, runtime: Runtime) -> Draw:
-    """Batches from elsewhere with what they lack: labels of the graph, and degrees where they are asked for."""
+    """Returns batches from elsewhere with what they lack: labels of the graph, and degrees where they are asked for."""
     labels = graph.array(runtime, "labels").memmap(check=True) if graph.has("labels") else None
     topology = load_topology(graph, runtime) if config.degrees else None
 

@@ -29,7 +29,9 @@ _SLACK = 0.005  # by which the sketch may be wrong
 
 @dataclass(frozen=True)
 class SegmentLayout:
-    """Segments of ``segment`` batches; rows wanted more than ``threshold`` times in one are shared. 0, 0: none."""
+    """Cuts batches into segments of ``segment``; rows wanted more than ``threshold`` times in one are shared. 0, 0:
+    none.
+    """
 
     segment: int = 0
     threshold: int = 0
@@ -40,7 +42,7 @@ UNSHARED = SegmentLayout()
 
 @dataclass(frozen=True)
 class DiskRates:
-    """What the disk does: bytes per second in large reads, 4 KiB reads per second."""
+    """Says what the disk does: bytes per second in large reads, 4 KiB reads per second."""
 
     sequential: float = 1e9
     random: float = 5e4
@@ -62,7 +64,7 @@ class BatchIds:
         self._kept: dict[int, np.ndarray] = {}
 
     def of(self, p: int) -> np.ndarray:
-        """int32 or int64 ids of packed batch ``p``, all hops; valid until the next call."""
+        """Returns int32 or int64 ids of packed batch ``p``, all hops; valid until the next call."""
         found = self._kept.get(p)
         return self.samples.read_node_ids(int(self.packed[p]), self._buffer) if found is None else found
 
@@ -79,7 +81,7 @@ class BatchIds:
             used += record.align_page(count)
 
     def hops(self, p: int) -> Iterator[np.ndarray]:
-        """The ids of each hop."""
+        """Yields the ids of each hop."""
         ids, start = self.of(p), 0
         for count in self.samples.nodes_per_hop[self.packed[p]]:
             yield ids[start : start + int(count)]
@@ -88,7 +90,7 @@ class BatchIds:
 
 @dataclass
 class SharedCounts:
-    """What the batches read of the disk cache: arrays over packed batches.
+    """Counts what the batches read of the disk cache: arrays over packed batches.
 
     Attributes:
         per_hop: int64 [P, hops + 1], shared rows.
@@ -187,7 +189,7 @@ class SegmentArranger:
         out: tuple[ArrayWriter, ArrayWriter] | None,
         reorder: bool,
     ) -> int:
-        """One segment within the range that was begun; its first row is ``row``. Returns how many rows it has."""
+        """Visits one segment within the range that was begun; its first row is ``row``. Gives how many rows it has."""
         table, wanted = self._table, self._wanted
         wanted.keep(batches)
         table.begin_segment(
@@ -227,7 +229,7 @@ class SegmentArranger:
 
 @dataclass(frozen=True)
 class LayoutCost:
-    """What a layout takes: ``disk_bytes`` of the whole run, and per pass over all packed batches the rest."""
+    """Says what a layout takes: ``disk_bytes`` of the whole run, and per pass over all packed batches the rest."""
 
     disk_bytes: int
     bytes_read: int
@@ -238,7 +240,7 @@ class LayoutCost:
 
 @dataclass(frozen=True)
 class LayoutSizes:
-    """What disk bytes are made of, beside the rows (preparation/plan.py).
+    """Says what disk bytes are made of, beside the rows (preparation/plan.py).
 
     Attributes:
         fixed: Bytes that do not depend on the layout.
@@ -299,7 +301,7 @@ class LayoutSearch:
         self._histograms: dict[int, np.ndarray] = {}
 
     def counts(self, layout: SegmentLayout) -> tuple[float, float, float]:
-        """Shared rows, packed copies, wants of shared rows."""
+        """Returns shared rows, packed copies, wants of shared rows."""
         if layout.segment not in self._histograms:
             self._histograms[layout.segment] = np.asarray(self._sketch.histogram(layout.segment), np.int64)
         h = self._histograms[layout.segment]
@@ -315,7 +317,8 @@ class LayoutSearch:
         return self._sizes.disk_bytes(*self.counts(layout))
 
     def smallest(self, threshold: int, limit: int, at_least: int = 2) -> SegmentLayout | None:
-        """The smallest segments, of ``at_least`` batches or more, with which the run fits ``limit`` bytes, if any.
+        """Returns the smallest segments, of ``at_least`` batches or more, with which the run fits ``limit`` bytes, if
+        any.
 
         Larger segments share more and take less, up to what the cut between segments adds: bisection finds a size
         that does while the one before does not.
@@ -334,12 +337,12 @@ class LayoutSearch:
 
 
 def heuristic(search: LayoutSearch, limit: int) -> SegmentLayout | None:
-    """The paper's choice: m = 1 and the smallest s within ``limit`` bytes."""
+    """Returns the paper's choice: m = 1 and the smallest s within ``limit`` bytes."""
     return search.smallest(1, limit)
 
 
 def candidates(search: LayoutSearch, limit: int, batches: int) -> list[SegmentLayout]:
-    """Layouts worth pricing: for thresholds 1, 2, 3, 4, 6, 8, ... the smallest segments, and for 1 larger ones."""
+    """Lists layouts worth pricing: for thresholds 1, 2, 3, 4, 6, 8, ... the smallest segments, for 1 larger ones."""
     layouts: list[SegmentLayout] = []
     threshold = 1
     while (layout := search.smallest(threshold, limit)) is not None:
@@ -361,7 +364,7 @@ def price(
     rates: DiskRates,
     wants: np.ndarray,
 ) -> LayoutCost:
-    """What ``layout`` costs, from a few of its segments.
+    """Returns what ``layout`` costs, from a few of its segments.
 
     Args:
         wants: int64 [P], rows per packed batch that memory does not hold.
@@ -385,12 +388,12 @@ def price(
 
 
 def describe(layout: SegmentLayout, cost: LayoutCost, chosen: bool) -> dict[str, Any]:
-    """A line of the plan's alternatives."""
+    """Returns a line of the plan's alternatives."""
     return {**asdict(layout), **asdict(cost), "read_ops": cost.runs, "chosen": chosen}
 
 
 def parse(text: str) -> SegmentLayout | None:
-    """The layout that :class:`PlanConfig` asks for: ``"packed"`` or ``"S,M"``; None where it is to be searched."""
+    """Returns the layout that :class:`PlanConfig` asks for: ``"packed"`` or ``"S,M"``; None: it is searched."""
     if text in ("cost", "heuristic"):
         return None
     if text == "packed":

@@ -25,7 +25,7 @@ def check_plot(path: Path) -> None:
 
 
 def figures(result: dict[str, Any]) -> list[Figure]:
-    """Epoch times by machine and mode; throughput per cost over the number of disks."""
+    """Draws epoch times by machine and mode; throughput per cost over the number of disks."""
     return [_times(result), *(_curve(result, name) for name in result["disk_curve"])]
 
 
@@ -98,7 +98,7 @@ def _curve(result: dict[str, Any], name: str) -> Figure:
 
 
 def page(result: dict[str, Any]) -> str:
-    """The HTML of a result of :func:`outcrop.api.advise.advise`."""
+    """Returns the HTML of a result of :func:`outcrop.api.advise.advise`."""
     drawn = figures(result)
     sections = [Section("results", "Predictions", list(drawn))]
     if result["changes"]:

@@ -46,7 +46,7 @@ _LEFT_OUT = ("setting", "machine", "prepare", "revision", "experiment")
 
 @dataclass(frozen=True)
 class Group:
-    """Cases with the same numbers. ``along``: the field of numbers that they lie along, None = named by words."""
+    """Holds cases with the same numbers. ``along``: the field of numbers that they lie along, None = named by words."""
 
     name: str
     cases: dict[str, dict[str, float]]
@@ -62,7 +62,7 @@ class Group:
 
 
 def kind_of(field: str) -> str:
-    """What a number is, by its name."""
+    """Returns what a number is, by its name."""
     if field.endswith("bytes_per_s"):
         return "rate"
     if field.endswith("seconds"):
@@ -75,7 +75,7 @@ def kind_of(field: str) -> str:
 
 
 def groups_of(result: dict[str, Any]) -> list[Group]:
-    """The groups of cases in a result, the outermost first."""
+    """Returns the groups of cases in a result, the outermost first."""
     groups: list[Group] = []
     for key, value in result.items():
         if key in _LEFT_OUT or not isinstance(value, (dict, list)):
@@ -124,7 +124,7 @@ def _listed(name: str, value: list[dict[str, Any]]) -> Group | None:
 
 
 def figures(result: dict[str, Any]) -> list[Figure]:
-    """Charts of a benchmark's result.
+    """Draws charts of a benchmark's result.
 
     Raises:
         FormatError: It holds nothing that can be drawn.
@@ -171,7 +171,7 @@ def _figure(group: Group, field: str, cases: dict[str, float]) -> Figure:
 
 
 def bench_page(result: dict[str, Any]) -> str:
-    """The HTML of a benchmark's JSON."""
+    """Returns the HTML of a benchmark's JSON."""
     drawn = figures(result)
     machine, setting = result.get("machine", {}), result.get("setting", {})
     about = [[k, _plain(v)] for k, v in {**setting, **machine, "revision": result.get("revision")}.items()]
@@ -219,7 +219,7 @@ def _table(group: Group) -> Table:
 
 
 def drawing(made: Sequence[Figure], title: str) -> str:
-    """The figures below each other as one SVG file, with its colours written out, for papers and other programs."""
+    """Draws the figures below each other as one SVG file, with its colours written out, for papers and programs."""
     parts, y = [], 34.0
     for figure in made:
         canvas = figure.draw(WIDE)
@@ -241,7 +241,7 @@ def drawing(made: Sequence[Figure], title: str) -> str:
 
 
 def _style() -> str:
-    """The rules of the page's style sheet for drawings, with the light colours in place of the variables."""
+    """Returns the rules of the page's style sheet for drawings, with the light colours in place of the variables."""
     css = (Path(__file__).parent / "page.css").read_text()
     colors = dict(re.findall(r"--([a-z0-9]+): (#[0-9a-f]{6});", css.split("}", 1)[0]))
     rules = re.findall(r"^(?:svg \.?[a-z]+|\.s-)[^{]*\{[^}]*\}", css, re.MULTILINE)
@@ -250,7 +250,7 @@ def _style() -> str:
 
 
 def plot(result: dict[str, Any], path: Path) -> str:
-    """What ``--plot path`` writes, by its ending.
+    """Writes what ``--plot path`` writes, by its ending.
 
     Raises:
         ArgumentError: Neither .svg nor .html.

@@ -15,7 +15,7 @@ _WIDTH, _WIDE, _THIN = 0.62, 0.98, 0.38
 
 
 def text_width(text: str, size: float = SMALL) -> float:
-    """At most what ``text`` takes."""
+    """Returns the width that ``text`` takes at most."""
     wide = sum(c in "mwMW%—" for c in text)
     thin = sum(c in "iljtfI.,:;'|! " for c in text)
     return size * (wide * _WIDE + thin * _THIN + (len(text) - wide - thin) * _WIDTH)
@@ -41,7 +41,7 @@ class Canvas:
         tip: str | None = None,
         series: str = "",
     ) -> None:
-        """A rectangle; with ``tip`` it is a mark."""
+        """Draws a rectangle; with ``tip`` it is a mark."""
         attributes = f'x="{_n(x)}" y="{_n(y)}" width="{_n(max(width, 0))}" height="{_n(max(height, 0))}"'
         self._element("rect", attributes, kind, tip, series)
 
@@ -76,7 +76,7 @@ class Canvas:
         self.raw(f'<{name} {attributes} class="{classes}"{data}{inside}')
 
     def svg(self, title: str, description: str, number: str) -> str:
-        """The drawing; ``number`` makes its ids unique within the page."""
+        """Returns the drawing; ``number`` makes its ids unique within the page."""
         return (
             f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_n(self.width)} {_n(self.height)}" '
             f'width="{_n(self.width)}" height="{_n(self.height)}" role="img" '

@@ -18,7 +18,7 @@ _TOP, _BOTTOM = 26, 40
 
 @dataclass(frozen=True)
 class Series:
-    """``values`` beside the x values of the chart; ``color`` is a class of the style sheet."""
+    """Holds ``values`` beside the x values of the chart; ``color`` is a class of the style sheet."""
 
     name: str
     color: str
@@ -27,7 +27,7 @@ class Series:
 
 @dataclass(frozen=True)
 class Bar:
-    """``text`` stands at its end; ``detail`` is added to its tip."""
+    """Describes a bar: ``text`` stands at its end; ``detail`` is added to its tip."""
 
     label: str
     value: float
@@ -56,7 +56,7 @@ class Point:
 
 @dataclass(frozen=True)
 class Reference:
-    """A value to compare with, drawn as a dashed line."""
+    """Names a value to compare with, drawn as a dashed line."""
 
     label: str
     value: float
@@ -64,7 +64,7 @@ class Reference:
 
 @dataclass
 class Frame:
-    """The rectangle of the data, its scales and how x and y become positions."""
+    """Holds the rectangle of the data, its scales and how x and y become positions."""
 
     canvas: Canvas
     left: float
@@ -96,7 +96,7 @@ def _frame(
     bottom: float = _BOTTOM,
     y_name: str = "",
 ) -> Frame:
-    """A frame with the y axis drawn: unit at its top, grid lines at round values."""
+    """Draws a frame with the y axis drawn: unit at its top, grid lines at round values."""
     unit = unit_for(kind, max(abs(high), abs(low)))
     marks = ticks(low / unit.factor, high / unit.factor, most=5 if height > 180 else 3)
     step = marks[1] - marks[0]
@@ -171,7 +171,7 @@ def columns(
     height: float = 240,
     reference: Reference | None = None,
 ) -> Canvas:
-    """Stacked columns, one per label; series from the bottom up."""
+    """Draws stacked columns, one per label; series from the bottom up."""
     totals = [sum(s.values[i] for s in series) for i in range(len(labels))]
     high = max([*totals, reference.value if reference else 0, 1e-12])
     right = _room_for([s.name for s in series], width)
@@ -201,7 +201,7 @@ def columns(
 
 
 def bars(width: float, items: Sequence[Bar], *, kind: str, reference: Reference | None = None) -> Canvas:
-    """Horizontal bars from zero, each with its number at the end."""
+    """Draws horizontal bars from zero, each with its number at the end."""
     row, top = 30, 6 if reference is None else 24
     canvas = Canvas(width, top + row * len(items) + 6)
     texts = [b.text or format_value(kind, b.value) for b in items]
@@ -248,7 +248,7 @@ def area(
     height: float = 260,
     reference: Reference | None = None,
 ) -> Canvas:
-    """Stacked steps over time; what was seen holds until the next look."""
+    """Draws stacked steps over time; what was seen holds until the next look."""
     totals = [sum(s.values[i] for s in series) for i in range(len(xs))]
     high = max([*totals, reference.value if reference else 0, 1e-12])
     right = _room_for([s.name for s in series], width)
@@ -296,7 +296,7 @@ def lines(
     dots: bool | None = None,
     moment: Reference | None = None,
 ) -> Canvas:
-    """Lines over x; each value a dot where there are few. NaN leaves a gap.
+    """Draws lines over x; each value a dot where there are few. NaN leaves a gap.
 
     Args:
         best: An x to point out.
@@ -365,7 +365,7 @@ def _epoch_axis(frame: Frame, xs: Sequence[float], name: str) -> None:
 
 
 def timeline(width: float, lanes: Sequence[str], spans: Sequence[Span], *, x_name: str) -> Canvas:
-    """When what was at work: a lane per stage, a rectangle per span, times from the earliest on."""
+    """Draws when what was at work: a lane per stage, a rectangle per span, times from the earliest on."""
     row, narrow = 30, width < 520
     top = 8 + (14 if narrow else 0)
     row += 14 if narrow else 0
@@ -401,7 +401,7 @@ def points(
     height: float = 280,
     reference: Reference | None = None,
 ) -> Canvas:
-    """One dot per alternative, the chosen one larger and named. ``reference``: a limit on x."""
+    """Draws one dot per alternative, the chosen one larger and named. ``reference``: a limit on x."""
     frame = _frame(width, height, y_kind, 0, max(p.y for p in items), right=20, y_name=y_name)
     highest = max([*(p.x for p in items), reference.value if reference else 0])
     frame.x_low, frame.x_high = 0.0, highest * 1.05 or 1.0

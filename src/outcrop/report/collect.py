@@ -18,7 +18,7 @@ STAGES = ("sample", "plan", "pack")
 
 @dataclass(frozen=True)
 class RunFacts:
-    """A run as its files tell it.
+    """Describes a run as its files tell it.
 
     Attributes:
         stages: Manifests of the finished stages.
@@ -98,7 +98,7 @@ def _chosen(
 
 
 def read_bench(path: Path) -> dict[str, Any]:
-    """The JSON that ``outcrop bench --json`` wrote.
+    """Returns the JSON that ``outcrop bench --json`` wrote.
 
     Raises:
         FormatError: Not that.

@@ -23,7 +23,7 @@ _SHOWN_SWAPS, _SHOWN_SLICES = 12, 3
 
 @dataclass(frozen=True)
 class EmbeddingFacts:
-    """``timeline``: of the last epoch, where it was left."""
+    """Describes a training of embeddings. ``timeline``: of the last epoch, where it was left."""
 
     path: Path
     buckets: Buckets
@@ -33,7 +33,7 @@ class EmbeddingFacts:
 
 
 def collect(run: Path) -> EmbeddingFacts:
-    """What ``run`` holds.
+    """Returns what ``run`` holds.
 
     Raises:
         FormatError: It is no embedding run, or its checkpoint is damaged.
@@ -50,7 +50,7 @@ def collect(run: Path) -> EmbeddingFacts:
 
 
 def page(facts: EmbeddingFacts) -> str:
-    """The HTML."""
+    """Returns the HTML."""
     buckets, records = facts.buckets, facts.records
     subtitle = (
         f"{buckets.num_nodes:,} nodes, {buckets.num_edges:,} training edges, {buckets.num_relations:,} relations, "
@@ -137,7 +137,7 @@ def _epochs(records: list[Record]) -> Figure:
 
 
 def _timeline(timeline: Record) -> Figure:
-    """What was trained while each swap ran, from the first swap of the epoch on."""
+    """Returns what was trained while each swap ran, from the first swap of the epoch on."""
     swaps = timeline["swaps"][:_SHOWN_SWAPS]
     first, last = swaps[0]["begin"], max(s["moved"] + s["waited"] for s in swaps)
     spans = [
@@ -217,6 +217,6 @@ def _loss(records: list[Record]) -> Figure:
 
 
 def _ids(slices: list[int]) -> str:
-    """All of a few, the first of many."""
+    """Returns the text of all of a few, of the first of many."""
     more = len(slices) - _SHOWN_SLICES
     return ", ".join(map(str, slices[:_SHOWN_SLICES])) + (f" and {more} more" if more > 0 else "")

@@ -16,7 +16,7 @@ _LEFT, _RIGHT, _TOP, _SWAPS, _BOTTOM = 42, 14, 6, 18, 30
 
 
 def residencies(order: Order) -> list[tuple[int, int, int]]:
-    """(partition, first state, last state) of each stay in the buffer, by first state."""
+    """Returns (partition, first state, last state) of each stay in the buffer, by first state."""
     since: dict[int, int] = {}
     stays = []
     for s, state in enumerate(order.states):
@@ -29,7 +29,7 @@ def residencies(order: Order) -> list[tuple[int, int, int]]:
 
 
 def chart(order: Order, width: float) -> Canvas:
-    """A lane per partition; along x the buckets in the sequence in which they are trained."""
+    """Draws a lane per partition; along x the buckets in the sequence in which they are trained."""
     row = 14 if order.partitions <= 24 else 8
     bottom = _TOP + row * order.partitions
     canvas = Canvas(width, bottom + _SWAPS + _BOTTOM)
@@ -66,13 +66,13 @@ def chart(order: Order, width: float) -> Canvas:
 
 
 def draw(order: Order) -> str:
-    """The whole drawing as SVG text."""
+    """Returns the whole drawing as SVG text."""
     name, finding = _title(order)
     return drawing([_figure(order)], f"{name}: {finding}")
 
 
 def page(order: Order) -> str:
-    """The drawing as an HTML file."""
+    """Returns the drawing as an HTML file."""
     name, finding = _title(order)
     section = Section("order", "States and swaps", [_figure(order)])
     return render(

@@ -20,7 +20,7 @@ _POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inl
 
 @dataclass(frozen=True)
 class Table:
-    """First column left, the rest right aligned.
+    """Shows a table: the first column is left, the rest right aligned.
 
     Attributes:
         bold: A row to point out.
@@ -60,7 +60,9 @@ class Table:
 
 @dataclass(frozen=True)
 class Figure:
-    """``title`` states the finding; ``draw`` gives the drawing for a width; ``legend``: series to switch on and off."""
+    """Shows a drawing: ``title`` states the finding; ``draw`` gives the drawing for a width; ``legend``: series to
+    switch on and off.
+    """
 
     name: str
     title: str
@@ -95,7 +97,7 @@ class Figure:
 
 @dataclass
 class Section:
-    """``parts``: figures, tables, or paragraphs of text."""
+    """Holds a part of the page. ``parts``: figures, tables, or paragraphs of text."""
 
     name: str
     title: str
@@ -122,7 +124,7 @@ def render(
     sections: Sequence[Section],
     foot: str,
 ) -> str:
-    """The whole page. ``tiles``: name, value and remark of the numbers at the top."""
+    """Returns the whole page. ``tiles``: name, value and remark of the numbers at the top."""
     folder = Path(__file__).parent
     style, script = (folder / "page.css").read_text(), (folder / "page.js").read_text()
     cards = "".join(

@@ -16,7 +16,7 @@ Record = dict[str, Any]
 
 
 def run_page(facts: RunFacts, measured: str = "right after the training") -> str:
-    """The HTML of a run. ``measured``: when and where the disk's limit was."""
+    """Returns the HTML of a run. ``measured``: when and where the disk's limit was."""
     verdict = judge(facts.training, facts.disk)
     sections = [
         *_training_sections(facts, measured),

@@ -27,7 +27,7 @@ Record = dict[str, Any]
 
 
 def binned(epochs: list[Record]) -> list[list[Record]]:
-    """At most :data:`MAX_COLUMNS` groups of neighbouring epochs."""
+    """Returns at most :data:`MAX_COLUMNS` groups of neighbouring epochs."""
     size = -(-len(epochs) // MAX_COLUMNS)
     return [epochs[i : i + size] for i in range(0, len(epochs), size)]
 
@@ -126,7 +126,7 @@ _WORK = {
 
 
 def spans_of(training: Record) -> list[Record]:
-    """The sampled spans as one dict each, seconds since the start of the recording."""
+    """Returns the sampled spans as one dict each, seconds since the start of the recording."""
     raw = training.get("spans") or {}
     if not raw.get("names"):
         return []
@@ -147,8 +147,9 @@ def spans_of(training: Record) -> list[Record]:
 
 
 def windows(training: Record) -> dict[str, list[Record]]:
-    """What was at work while the first batches of the first epoch, and later ones of the last epoch on record, were
-    computed: spans cut to that time."""
+    """Returns what was at work while the first batches of the first epoch, and later ones of the last epoch on record,
+    were computed: spans cut to that time.
+    """
     spans = [s for s in spans_of(training) if s["split"] == "train" and s["batch"] >= 0]
     if not spans:
         return {}
@@ -230,7 +231,7 @@ def _first_compute(spans: list[Record]) -> float:
 
 
 def _covered(spans: list[Record]) -> float:
-    """Share of the time between the first and the last of ``spans``, which do not overlap, that they fill."""
+    """Gives the share of the time between the first and the last of ``spans``, which do not overlap, that they fill."""
     length = max(s["end"] for s in spans) - min(s["start"] for s in spans)
     return sum(s["end"] - s["start"] for s in spans) / length if length else 1.0
 
@@ -415,7 +416,7 @@ def _mean_rate(facts: Steady | None, rates: Sequence[float]) -> float:
 
 
 def rate_over_time(samples: Record, most: int = 120) -> tuple[list[float], list[float]]:
-    """Times (middles, seconds) and bytes per second between the samples, at most ``most`` intervals."""
+    """Returns times (middles, seconds) and bytes per second between the samples, at most ``most`` intervals."""
     times, counts = samples.get("t_ms", []), samples.get("read_bytes", [])
     if len(times) < 3:
         return [], []

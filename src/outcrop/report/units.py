@@ -14,14 +14,17 @@ _SECONDS = ((60, "min"), (1, "s"), (1e-3, "ms"), (1e-6, "µs"))
 
 @dataclass(frozen=True)
 class Unit:
-    """``factor``: how much one of it is."""
+    """Names a unit. ``factor``: how much one of it is."""
 
     factor: float
     name: str
 
 
 def unit_for(kind: str, largest: float) -> Unit:
-    """The unit in which an axis up to ``largest`` reads best. Kinds: bytes, rate, seconds, count, share, number."""
+    """Returns the unit in which an axis up to ``largest`` reads best.
+
+    Kinds: bytes, rate, seconds, count, share, number.
+    """
     if kind == "share":
         return Unit(0.01, "%")
     if kind == "rate":
@@ -41,7 +44,7 @@ def _pick(table: tuple[tuple[float, str], ...], largest: float) -> Unit:
 
 
 def format_value(kind: str, value: float | None) -> str:
-    """``value`` with its unit, three digits."""
+    """Formats ``value`` with its unit, three digits."""
     if value is None or not math.isfinite(value):
         return "–"
     if kind == "bytes":
@@ -59,7 +62,7 @@ def format_value(kind: str, value: float | None) -> str:
 
 
 def digits(value: float) -> str:
-    """Three significant digits, without an exponent where that is short."""
+    """Formats three significant digits, without an exponent where that is short."""
     if value == 0 or not math.isfinite(value):
         return "0" if value == 0 else "–"
     size = math.floor(math.log10(abs(value)))
@@ -69,7 +72,7 @@ def digits(value: float) -> str:
 
 
 def ticks(low: float, high: float, most: int = 5, step_of: float = 1.0) -> list[float]:
-    """Round values from ``low`` to at least ``high``; at most ``most`` + 1 of them. ``step_of``: least step."""
+    """Returns round values from ``low`` to at least ``high``; at most ``most`` + 1 of them. ``step_of``: least step."""
     span = high - low
     if span <= 0 or not math.isfinite(span):
         return [low, low + 1]
@@ -83,7 +86,7 @@ def ticks(low: float, high: float, most: int = 5, step_of: float = 1.0) -> list[
 
 
 def tick_text(value: float, step: float) -> str:
-    """A tick with as many decimals as the distance between ticks needs."""
+    """Formats a tick with as many decimals as the distance between ticks needs."""
     decimals = max(0, -math.floor(math.log10(step) + 1e-9)) if step < 1 else 0
     if step % 1:
         decimals = max(decimals, 1)

@@ -21,7 +21,7 @@ LOADING = ("draw", "submit", "read", "assemble", "share", "transfer")
 
 @dataclass(frozen=True)
 class Steady:
-    """Totals over the steady epochs: those after the first, which warms up, where there are more.
+    """Adds up the steady epochs: those after the first, which warms up, where there are more.
 
     Attributes:
         busy: Seconds of work by stage; waiting for a buffer (``lease``) is not counted as work.
@@ -51,7 +51,10 @@ class Steady:
 
 @dataclass(frozen=True)
 class Verdict:
-    """``limit``: compute, disk, memory, sampling, copying or unknown. ``advice``: what follows from it."""
+    """Says what limited a training.
+
+    ``limit``: compute, disk, memory, sampling, copying or unknown. ``advice``: what follows from it.
+    """
 
     limit: str
     sentence: str
@@ -59,7 +62,7 @@ class Verdict:
 
 
 def steady(training: dict[str, Any]) -> Steady:
-    """Sums over the steady epochs of a record."""
+    """Returns sums over the steady epochs of a record."""
     epochs = training["epochs"][1:] or training["epochs"]
     rows: dict[str, int] = {}
     busy: dict[str, float] = {}
@@ -81,7 +84,7 @@ def steady(training: dict[str, Any]) -> Steady:
 
 
 def own_seconds(stages: dict[str, float]) -> dict[str, float]:
-    """Work of each stage: the wait for a buffer lies within submit's span and is taken out of it."""
+    """Returns work of each stage: the wait for a buffer lies within submit's span and is taken out of it."""
     own = dict(stages)
     if "submit" in own:
         own["submit"] = max(own["submit"] - own.get("lease", 0.0), 0.0)
@@ -89,7 +92,7 @@ def own_seconds(stages: dict[str, float]) -> dict[str, float]:
 
 
 def judge(training: dict[str, Any] | None, disk: dict[str, float] | None) -> Verdict:
-    """The sentence at the top of a report."""
+    """Returns the sentence at the top of a report."""
     if training is None:
         return Verdict(
             "unknown",

@@ -24,7 +24,7 @@ __all__ = ["NAMES", "Benchmark", "Sizes", "benchmark", "run", "validate"]
 
 
 def benchmark(name: str | None) -> Benchmark:
-    """The benchmark of this name.
+    """Returns the benchmark of this name.
 
     Raises:
         ArgumentError: There is none.

@@ -33,7 +33,7 @@ COPY, IN_PLACE, OVERLAPPED = "copy", "in place", "in place, overlapped"
 
 
 def _copying(graph: Graph, runtime: Runtime, device: DeviceConfig) -> load.LoadSession:
-    """Mode ``memory`` as it would be without unified memory."""
+    """Opens mode ``memory`` as it would be without unified memory."""
     pool = load.make_pool(graph, runtime, buffers=2, max_nodes=0, device=device)
     rows = HostRows(graph.array(runtime, "features"), runtime)
     structures = SampledStructures(
@@ -43,7 +43,7 @@ def _copying(graph: Graph, runtime: Runtime, device: DeviceConfig) -> load.LoadS
 
 
 class _Epochs:
-    """Epochs of batches; ``loading``: seconds until each batch was on the device, with the device idle before."""
+    """Holds epochs of batches; ``loading``: seconds until each batch was on the device, with the device idle before."""
 
     def __init__(self, setup: Setup, session: load.LoadSession, overlapped: bool):
         self._setup, self._session, self._overlapped = setup, session, overlapped
@@ -72,7 +72,7 @@ class _Epochs:
 
 
 def _train(setup: Setup, graph: Graph, model: str, way: str) -> dict[str, Any]:
-    """Seconds of the epochs after the first, and of loading in them; busy cores; watts."""
+    """Returns seconds of the epochs after the first, and of loading in them; busy cores; watts."""
     device = DeviceConfig(str(setup.device))
     config = TrainConfig(model=model, layers=2, epochs=setup.sizes.epochs, device=str(setup.device))
     with Runtime() as runtime, Watch(setup.device) as watch:

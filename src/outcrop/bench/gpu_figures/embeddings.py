@@ -23,7 +23,7 @@ _COVER = (16, 4)  # the sizes that order takes
 
 @dataclass(frozen=True)
 class Way:
-    """How a table is trained."""
+    """Says how a table is trained."""
 
     order: str = "best"
     resident: bool = False
@@ -58,7 +58,7 @@ BUSY = {
 
 
 def _epochs(setup: Setup, way: Way) -> tuple[list[dict[str, Any]], Watch]:
-    """Epochs after the first."""
+    """Returns epochs after the first."""
     sizes = setup.sizes
     shape = GraphShape(
         f"embed-{sizes.embed_nodes}-{sizes.embed_edges}", sizes.embed_nodes, sizes.embed_edges, 1

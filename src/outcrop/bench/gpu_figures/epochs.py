@@ -41,7 +41,7 @@ def _memory(setup: Setup, cap: float) -> int:
 
 
 def _train(setup: Setup, mode: str, cap: float | None = 0.1, *, on_gpu: bool = True, **more: Any) -> Any:
-    """The report of a training in ``mode`` within ``cap`` of the features; None: no limit.
+    """Returns the report of a training in ``mode`` within ``cap`` of the features; None: no limit.
 
     ``packed`` and ``belady`` replay a run, which is prepared before.
     """
@@ -88,7 +88,9 @@ def _compare(parameters: dict[str, Any], reports: dict[str, Any]) -> Case:
 
 
 def _caches(setup: Setup) -> Cases:
-    """The fixed placements of topology (T) and features (F) on the GPU (G) and in the host (C), and the unified one."""
+    """Returns the fixed placements of topology (T) and features (F) on the GPU (G) and in the host (C), and the unified
+    one.
+    """
     for strategy in (*CACHE_STRATEGIES[1:], CACHE_STRATEGIES[0]):
         yield "unified" if strategy == "auto" else strategy, partial(_cached, setup, strategy)
 

@@ -25,14 +25,14 @@ _LEAST_BAR_BYTES = 512
 
 
 class Table:
-    """Host memory that the GPU reads in place, as tables of any width; the memory is made when it is first wanted."""
+    """Holds host memory that the GPU reads in place, as tables of any width; it is made when it is first wanted."""
 
     def __init__(self, setup: Setup):
         self._setup = setup
 
     @cached_property
     def words(self) -> torch.Tensor:
-        """int32, counting."""
+        """Returns the memory as int32, counting."""
         setup = self._setup
         most = max(setup.sizes.row_bytes[-1], MISALIGNED[-1])
         count = max(setup.sizes.table_bytes, most) // 4
@@ -45,7 +45,7 @@ class Table:
         return made
 
     def of(self, row_bytes: int) -> torch.Tensor:
-        """float32 [rows, row_bytes / 4]."""
+        """Returns float32 [rows, row_bytes / 4]."""
         width = row_bytes // 4
         rows = min(len(self.words) // width, _MOST_ROWS)
         return self.words[: rows * width].view(torch.float32).view(rows, width)
@@ -111,7 +111,7 @@ def _alignment(setup: Setup) -> Cases:
 
 
 def bars(cases: dict[str, Case]) -> list[Bar]:
-    """Of the most rows at a time: small transfers are all launching."""
+    """Returns the figures of the most rows at a time: small transfers are all launching."""
     most = max(case.parameters["rows"] for case in cases.values())
     wide = [
         case.figures

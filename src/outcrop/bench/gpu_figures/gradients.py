@@ -17,7 +17,7 @@ Tensors = tuple[torch.Tensor, ...]
 
 
 def inputs(setup: Setup, queries: int) -> Tensors:
-    """Queries, scores of their positives, candidates, ids wanted, ids of candidates."""
+    """Returns queries, scores of their positives, candidates, ids wanted, ids of candidates."""
     k, dim, device = setup.sizes.negatives, setup.sizes.dim, setup.device
     rows = torch.randn(queries, dim, device=device) / dim, torch.randn(k, dim, device=device) / dim
     positive, ids = torch.randn(queries, device=device), torch.arange(k, device=device)
@@ -27,7 +27,7 @@ def inputs(setup: Setup, queries: int) -> Tensors:
 
 def plain(queries: torch.Tensor, positive: torch.Tensor, candidates: torch.Tensor, wanted: torch.Tensor,
           ids: torch.Tensor) -> Tensors:  # fmt: skip
-    """Loss and gradients by queries, positive and candidates: what :func:`outcrop.embed.fused.softmax` equals."""
+    """Gives loss and gradients by queries, positive and candidates: what :func:`outcrop.embed.fused.softmax` equals."""
     leaves = [x.detach().requires_grad_() for x in (queries, positive, candidates)]
     scores = (leaves[0] @ leaves[2].T).masked_fill(wanted[:, None] == ids, -torch.inf)
     loss = torch.cat([leaves[1][:, None], scores], 1).logsumexp(1).sum() - leaves[1].sum()

@@ -31,7 +31,7 @@ Ways = dict[str, Callable[[], Any]]
 
 @dataclass(frozen=True)
 class Sizes:
-    """What is measured; the defaults are made for one H200 and 128 GiB of host memory.
+    """Says what is measured; the defaults are made for one H200 and 128 GiB of host memory.
 
     Attributes:
         graph: Generated, for epochs.
@@ -61,7 +61,7 @@ class Sizes:
 
 @dataclass(frozen=True)
 class Setup:
-    """Where, how often and what is measured. ``device`` has a number."""
+    """Says where, how often and what is measured. ``device`` has a number."""
 
     gpu: Gpu
     device: torch.device
@@ -81,7 +81,7 @@ class Setup:
 
 @dataclass
 class Case:
-    """What one row of a figure came to.
+    """Says what one row of a figure came to.
 
     Attributes:
         parameters: What it is about.
@@ -100,7 +100,7 @@ class Case:
 
 @dataclass(frozen=True)
 class CallTimes:
-    """Seconds of a call (median and all rounds) and busy cores, by way."""
+    """Holds the seconds of a call (median and all rounds) and busy cores, by way."""
 
     seconds: dict[str, float]
     samples: dict[str, list[float]]
@@ -129,7 +129,7 @@ def in_turns(setup: Setup, ways: Ways) -> CallTimes:
 
 
 def _time(setup: Setup, way: Callable[[], Any], calls: int) -> tuple[float, float]:
-    """Seconds of the clock, and of all cores."""
+    """Returns seconds of the clock, and of all cores."""
     setup.wait()
     begin, busy = time.perf_counter(), time.process_time()
     for _ in range(calls):

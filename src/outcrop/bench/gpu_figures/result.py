@@ -19,7 +19,7 @@ Cases = Iterator[tuple[str, Callable[[], Case]]]
 
 @dataclass(frozen=True)
 class Bar:
-    """A figure that has to be reached. ``value``: None where it was not measured."""
+    """Names a figure that has to be reached. ``value``: None where it was not measured."""
 
     what: str
     value: float | None
@@ -41,7 +41,7 @@ def no_bars(cases: dict[str, Case]) -> list[Bar]:
 
 @dataclass(frozen=True)
 class Benchmark:
-    """A figure or table of a paper, measured with Outcrop.
+    """Measures a figure or table of a paper with Outcrop.
 
     Attributes:
         source: Where it is from.
@@ -158,7 +158,7 @@ def _device(setup: Setup) -> dict[str, Any]:
 
 
 def _identity(setup: Setup) -> str:
-    """Of the package's sources, the sizes and the device: cases of another are not gone on with."""
+    """Identifies the package's sources, the sizes and the device: cases of another are not gone on with."""
     package = Path(__file__).parents[2]
     made = hashlib.sha256(repr((setup.sizes, setup.rounds, _device(setup))).encode())
     for path in sorted(p for p in package.rglob("*") if p.suffix in (".py", ".cu", ".h")):
@@ -167,7 +167,7 @@ def _identity(setup: Setup) -> str:
 
 
 def _done(path: Path | None, name: str, identity: str) -> dict[str, Case]:
-    """Cases of an interrupted run at ``path``; none where it is complete, of another kind, or no JSON."""
+    """Returns cases of an interrupted run at ``path``; none where it is complete, of another kind, or no JSON."""
     try:
         result = json.loads(path.read_text()) if path is not None else {}
         validate(result)

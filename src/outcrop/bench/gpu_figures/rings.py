@@ -38,7 +38,7 @@ _MOST_BATCHES = 100  # of gradients (Legend, section 7.5)
 
 
 class File:
-    """A file of counting int32, its rows through rings and by the engine.
+    """Holds a file of counting int32, its rows through rings and by the engine.
 
     Attributes:
         row_bytes: Of a row; the file is as large whatever they are.
@@ -70,7 +70,7 @@ class File:
         return self.out
 
     def by_engine(self, ids: np.ndarray, *, copied: bool = True) -> torch.Tensor:
-        """Read by the CPU to pinned memory, a request for each row, and copied to the device."""
+        """Reads with the CPU to pinned memory, a request for each row, and copies to the device."""
         self._setup.wait()  # the copy before has left ``pinned``
         lengths = np.full(len(ids), self.row_bytes, np.int64)
         at = np.arange(len(ids)) * self.row_bytes
@@ -176,7 +176,7 @@ def _bandwidth(setup: Setup, access: str) -> Case:
 
 @contextmanager
 def _slabs(setup: Setup, path: Path, size: int, slab: int) -> Iterator[SlabRings]:
-    """The slabs of the file at ``path``, of ``size`` bytes in all."""
+    """Returns the slabs of the file at ``path``, of ``size`` bytes in all."""
     with Runtime(io=IoConfig(depth=_DEPTH)) as runtime:
         number = runtime.io.open(str(path), _core.OpenMode.pages)
         runtime.io.resize(number, size)

@@ -19,7 +19,7 @@ __all__ = ["ORDERS", "Bucket", "Order", "State", "least_states", "make_order"]
 
 
 def make_order(name: str, partitions: int, buffer: int, *, defer: bool | None = None) -> Order:
-    """The order ``name`` of ``partitions`` with ``buffer`` of them resident, verified.
+    """Returns the order ``name`` of ``partitions`` with ``buffer`` of them resident, verified.
 
     Args:
         defer: Keep buckets back for the swaps that need them; None: for ``best`` only, as the others' papers have it.

@@ -35,7 +35,7 @@ _SEED = 4
 
 
 def best_order(partitions: int, buffer: int) -> Order:
-    """The order with the fewest swaps that is found, each with one load; buckets are kept back for them."""
+    """Returns the order with the fewest swaps that is found, each with one load; buckets are kept back for them."""
     p, c = partitions, min(buffer, partitions)
     best: Order | None = None
     for states in _candidates(p, c) if p > c else [[tuple(range(p))]]:
@@ -74,7 +74,10 @@ def _candidates(p: int, c: int) -> Iterator[list[State]]:
 
 
 def _symmetric(n: int, c: int) -> list[State]:
-    """Each pair once, the same again under rotations; as many of them as possible. Empty where none is found."""
+    """Returns states in which each pair meets once, the same again under rotations; as many of them as possible.
+
+    Empty where none is found.
+    """
     pairs = n * (n - 1) // 2
     divided = [(turns, n // turns, False) for turns in _odd_divisors(n)]
     divided += [

@@ -11,14 +11,14 @@ from outcrop.embed.orders.order import State
 
 
 def columns_then_greed(partitions: int, buffer: int) -> list[State]:
-    """Columns once."""
+    """Goes over the columns once."""
     walk = Walk(partitions, buffer)
     walk.columns(list(range(partitions)))
     return walk.finish()
 
 
 def columns_then_sweeps(partitions: int, buffer: int) -> list[State]:
-    """Columns once, BETA among them."""
+    """Goes over the columns once, BETA among them."""
     walk = Walk(partitions, buffer)
     walk.sweeps(walk.columns(list(range(partitions))))
     return walk.finish()
@@ -51,7 +51,8 @@ def with_guests(states: list[State], p: int, c: int) -> list[State]:
 
 
 def walecki_cycles(points: int) -> Iterator[list[int]]:
-    """Hamiltonian cycles that have each edge of the complete graph on ``points`` (odd) once, from the last point.
+    """Yields Hamiltonian cycles that have each edge of the complete graph on ``points`` (odd) once, from the last
+    point.
 
     Walecki's construction (Lucas, 1892): the last point, then a zigzag through the others on a circle, turned by one
     each time.
@@ -63,7 +64,7 @@ def walecki_cycles(points: int) -> Iterator[list[int]]:
 
 
 class Walk:
-    """States so far, and the pairs that have not met."""
+    """Holds the states so far, and the pairs that have not met."""
 
     def __init__(self, partitions: int, buffer: int):
         self.partitions, self.buffer = partitions, buffer
@@ -77,7 +78,7 @@ class Walk:
         self._enter()
 
     def become(self, target: Sequence[int]) -> None:
-        """The fewest swaps to a state with all of ``target``; the first state is free."""
+        """Goes by the fewest swaps to a state with all of ``target``; the first state is free."""
         if not self.states:
             others = (i for i in range(self.partitions) if i not in target)
             self.state = [*target, *(next(others) for _ in range(self.buffer - len(target)))]
@@ -144,7 +145,7 @@ class Walk:
 
 
 def _from(start: int, cycle: list[int], ends: list[int]) -> list[int]:
-    """``cycle`` from ``start``, in the direction that ends at a point where most edges were left over already."""
+    """Gives ``cycle`` from ``start``, in the direction that ends at a point where most edges were left over already."""
     at = cycle.index(start)
     forth = [*cycle[at:], *cycle[:at]]
     back = [start, *forth[:0:-1]]

@@ -52,7 +52,7 @@ def cover_states(partitions: int, buffer: int) -> list[State]:
 
 
 def _prime_power(q: int) -> tuple[int, int] | None:
-    """(prime, exponent) of ``q``, or None."""
+    """Returns (prime, exponent) of ``q``, or None."""
     prime = next(d for d in range(2, q + 1) if q % d == 0)
     power, rest = 0, q
     while rest % prime == 0:
@@ -61,7 +61,9 @@ def _prime_power(q: int) -> tuple[int, int] | None:
 
 
 def _field(q: int) -> tuple[list[list[int]], list[list[int]]]:
-    """Tables of addition and multiplication of the field of ``q`` elements, numbered by their digits in its prime."""
+    """Returns tables of addition and multiplication of the field of ``q`` elements, numbered by their digits in its
+    prime.
+    """
     found = _prime_power(q)
     assert found is not None
     prime, power = found

@@ -23,7 +23,7 @@ from outcrop.embed.orders.order import State
 
 
 def legend_states(partitions: int, buffer: int) -> list[State]:
-    """The states of Legend's order.
+    """Returns the states of Legend's order.
 
     Returns:
         Tuples of ``min(buffer, partitions)`` ids.

@@ -22,7 +22,7 @@ Bucket = tuple[int, int]
 
 @dataclass(frozen=True)
 class Order:
-    """A sequence of states and what is trained in each.
+    """Lists states in sequence, and what is trained in each.
 
     ``buckets[s]``: trained in state ``s``, in sequence; its tail ``overlapped[s]`` while the swap to state ``s + 1``
     runs.
@@ -37,24 +37,24 @@ class Order:
 
     @cached_property
     def swaps(self) -> tuple[tuple[State, State], ...]:
-        """What each swap evicts and loads."""
+        """Returns what each swap evicts and loads."""
         return tuple(
             (tuple(sorted({*a} - {*b})), tuple(sorted({*b} - {*a}))) for a, b in pairwise(self.states)
         )
 
     @property
     def num_loads(self) -> int:
-        """Partitions that are read, those of the first state included."""
+        """Counts the partitions that are read, those of the first state included."""
         return len(self.states[0]) + sum(len(loaded) for _, loaded in self.swaps)
 
     @property
     def exposed_swaps(self) -> tuple[int, ...]:
-        """Swaps during which nothing is trained, so that nothing hides the time that they take."""
+        """Returns swaps during which nothing is trained, so that nothing hides the time that they take."""
         return tuple(s for s, meanwhile in enumerate(self.overlapped) if not meanwhile)
 
     @property
     def hasty_evictions(self) -> tuple[int, ...]:
-        """Swaps that evict what the swap before loaded (the paper's property 1 forbids them)."""
+        """Returns swaps that evict what the swap before loaded (the paper's property 1 forbids them)."""
         return tuple(
             s + 1
             for s, ((_, loaded), (evicted, _)) in enumerate(pairwise(self.swaps))
@@ -62,7 +62,9 @@ class Order:
         )
 
     def epoch_time(self, bucket: float, swap: float) -> float:
-        """Of one epoch where a bucket takes ``bucket`` to train and a swap ``swap``, overlapping where they can."""
+        """Returns the time of one epoch where a bucket takes ``bucket`` to train and a swap ``swap``, overlapping where
+        they can.
+        """
         waiting = sum(max(swap - len(meanwhile) * bucket, 0) for meanwhile in self.overlapped)
         return self.partitions**2 * bucket + waiting
 
@@ -184,7 +186,7 @@ def deferred(name: str, partitions: int, buffer: int, states: Sequence[Sequence[
 
 
 def _take(swap: int, stays: Sequence[Sequence[int]], taken: dict[Bucket, int], full: set[int]) -> bool:
-    """One more bucket for ``swap``, none less for the others; False if there is no way to, then and ever after."""
+    """Gives ``swap`` one more bucket, the others none less; False if there is no way to, then and ever after."""
     seen: set[Bucket] = set()
     reached: dict[int, tuple[Bucket, int]] = {}  # swap -> its bucket that is asked for, and by whom
     queue = deque([swap])

@@ -55,7 +55,7 @@ class Archive:
         self.names = {name.removesuffix(".npy") for name in self._zip.namelist() if name.endswith(".npy")}
 
     def read(self, name: str) -> np.ndarray:
-        """Member ``name``. Raises FormatError when it is missing, torn, or holds Python objects."""
+        """Reads member ``name``. Raises FormatError when it is missing, torn, or holds Python objects."""
         where = f"{self.path} member {name!r}"
         if name not in self.names:
             raise FormatError(f"{where} is missing (it has {', '.join(sorted(self.names)) or 'none'})")
@@ -117,7 +117,7 @@ def open_archive(path: Path, runtime: Runtime, held: ExitStack, split_index: int
 
 
 def _scipy(archive: Archive, runtime: Runtime) -> GraphSource:
-    """A matrix as ``scipy.sparse.save_npz`` writes it: an edge from row to column for each entry."""
+    """Opens a matrix as ``scipy.sparse.save_npz`` writes it: an edge from row to column for each entry."""
     kind, name = archive.read("format"), str(archive.path)
     word = kind.item() if kind.ndim == 0 and kind.dtype.kind in "SU" else b"?"
     word = word.decode("ascii", "replace") if isinstance(word, bytes) else str(word)
@@ -134,7 +134,7 @@ def _scipy(archive: Archive, runtime: Runtime) -> GraphSource:
 
 
 def _csr(archive: Archive, prefix: str, separator: str = "_", values: bool = True) -> Csr:
-    """The matrix of the members ``<prefix>_indices``, ``_indptr``, ``_shape`` and, for ``values``, ``_data``."""
+    """Gives the matrix of the members ``<prefix>_indices``, ``_indptr``, ``_shape`` and, for ``values``, ``_data``."""
     names = ("shape", "indptr", "indices", *(("data",) if values else ()))
     parts = {part: archive.read(f"{prefix}{separator}{part}") for part in names}
     return Csr(f"{archive.path} {prefix}", **parts)
@@ -175,7 +175,7 @@ def _sparse(
 
 
 def _features(archive: Archive, runtime: Runtime, prefix: str, separator: str = "_") -> FeatureSource | None:
-    """Dense or sparse attributes, where there are any."""
+    """Returns dense or sparse attributes, where there are any."""
     if f"{prefix}{separator}indptr" in archive.names:
         return matrix_features(runtime, _csr(archive, prefix, separator))
     dense = next((n for n in ("attr_matrix", "attr_data") if n in archive.names), None)

@@ -18,7 +18,7 @@ EdgeBlock = tuple[np.ndarray, np.ndarray] | tuple[np.ndarray, np.ndarray, np.nda
 
 @dataclass(frozen=True)
 class FeatureSource:
-    """A row per node. ``blocks(rows)`` yields arrays ``[<= rows, dim]`` of NumPy dtype ``dtype``, in order.
+    """Yields a row per node. ``blocks(rows)`` yields arrays ``[<= rows, dim]`` of NumPy dtype ``dtype``, in order.
 
     ``order``: the node of each row, int64 ``[num_rows]``, each node once; None = rows are in node order.
     ``where(row, column)``: where a value is, for messages, by row and column of the blocks; None = nothing to add.
@@ -33,14 +33,14 @@ class FeatureSource:
     where: Callable[[int, int], str] | None = None
 
     def at(self, node: int, column: int) -> str:
-        """Where the source has column ``column`` of the features of a node, for messages."""
+        """Tells where the source has column ``column`` of the features of a node, for messages."""
         row = node if self.order is None else int(np.argmax(self.order == node))
         return self.where(row, column) if self.where else f"{self.name}: row {row}, column {column}"
 
 
 @dataclass(frozen=True)
 class LabelSource:
-    """Labels in node order: blocks ``[n]`` of integers, floats (NaN = none) or text, or ``[n, T]`` of numbers.
+    """Yields labels in node order: blocks ``[n]`` of integers, floats (NaN = none) or text, or ``[n, T]`` of numbers.
 
     ``blocks`` is asked after the edges, with the number of nodes. ``where(node)``: where the label of a node is, for
     messages, asked when the blocks were read; None = the source has a row for each node.
@@ -52,7 +52,7 @@ class LabelSource:
     where: Callable[[int], str] | None = None
 
     def at(self, node: int) -> str:
-        """Where the source has the label of a node, for messages."""
+        """Tells where the source has the label of a node, for messages."""
         return self.where(node) if self.where else f"{self.name}: row {node}"
 
 
@@ -121,7 +121,7 @@ def block_bytes(runtime: Runtime) -> int:
 
 
 def same_length(parts: dict[str, int | None]) -> int | None:
-    """The one number of nodes on which all parts agree; None where none tells it.
+    """Returns the one number of nodes on which all parts agree; None where none tells it.
 
     Raises:
         ArgumentError: Two parts disagree.
@@ -134,7 +134,7 @@ def same_length(parts: dict[str, int | None]) -> int | None:
 
 
 def check_ids(name: str, ids: np.ndarray, first_row: int = 0) -> np.ndarray:
-    """``ids`` as int64. Raises ArgumentError for numbers that are no integers."""
+    """Returns ``ids`` as int64. Raises ArgumentError for numbers that are no integers."""
     if ids.dtype.kind not in "iu":
         raise ArgumentError(
             f"{name}: node ids are {ids.dtype}, integers are needed: convert them before the import"

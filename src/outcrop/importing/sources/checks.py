@@ -21,7 +21,7 @@ _MOSTLY = 0.9  # names that are numbers, so that those that are not look like mi
 
 
 class LargestId:
-    """The largest id of the edges, and where it was. Counts only where ids decide how many nodes there are."""
+    """Finds the largest id of the edges, and where it was. Counts only where ids decide how many nodes there are."""
 
     def __init__(self, source: GraphSource):
         self._source = source
@@ -41,7 +41,7 @@ class LargestId:
 
     @property
     def num_nodes(self) -> int:
-        """How many nodes there are at the least."""
+        """Tells how many nodes there are at the least."""
         return self._id + 1
 
     def check(self) -> None:
@@ -87,7 +87,7 @@ def check_weights(source: GraphSource, block: EdgeBlock, first_edge: int, keep_s
 
 
 def one_way_note(graph: Graph, runtime: Runtime, reverse: bool | None) -> list[str]:
-    """A note where most edges have no edge back and the user has not said whether they should.
+    """Returns a note where most edges have no edge back and the user has not said whether they should.
 
     Looks at up to 1000 edges, evenly spread; equals ``mean((v, u) in edges for (u, v) in edges) < 0.5`` up to that.
     """
@@ -144,7 +144,7 @@ class NumbersAmongNames:
             yield name
 
     def notes(self, source: str) -> list[str]:
-        """A sentence where nearly all names are numbers, and some are not."""
+        """Returns a sentence where nearly all names are numbers, and some are not."""
         others = self._all - self._numbers
         if not others or self._numbers < _MOSTLY * self._all:
             return []

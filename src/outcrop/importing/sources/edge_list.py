@@ -73,7 +73,7 @@ def array_edges(
     weights_name: str = "",
     weights: np.ndarray | None = None,
 ) -> tuple[Callable[[], Iterator[EdgeBlock]], int]:
-    """What yields the edges of an array ``[E, 2]`` or ``[2, E]``, with ``weights`` ``[E]``, and their number.
+    """Returns what yields the edges of an array ``[E, 2]`` or ``[2, E]``, with ``weights`` ``[E]``, and their number.
 
     Raises:
         FormatError: Another shape, or weights that are no numbers.
@@ -110,7 +110,7 @@ def array_edges(
 
 
 def edge_columns(table: Table) -> list[str]:
-    """The columns of source and target. Raises FormatError where there are not two."""
+    """Returns the columns of source and target. Raises FormatError where there are not two."""
     if len(table.columns) < 2:
         raise FormatError(
             f"{table.name} has {len(table.columns)} columns; an edge list needs source and target"
@@ -132,7 +132,7 @@ def text_columns(runtime: Runtime, table: Table) -> bool:
 
 
 def odd_text(runtime: Runtime, table: Table) -> str | None:
-    """Where the first id is that is no integer, and what it is, where nearly all others of its column are."""
+    """Tells where the first id is that is no integer, and what it is, where nearly all others of its column are."""
     columns = edge_columns(table)
     block = next(table.blocks(runtime, columns), [])
     for column, cells in zip(columns, block, strict=False):

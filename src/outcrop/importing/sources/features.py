@@ -31,7 +31,7 @@ _FILL = "write a number there (each node needs its features), such as 0"
 
 
 def array_features(runtime: Runtime, name: str, array: np.ndarray) -> FeatureSource:
-    """Features ``[N, D]``. Raises FormatError for another shape or for what is no number."""
+    """Checks features ``[N, D]``. Raises FormatError for another shape or for what is no number."""
     if array.ndim != 2:
         raise FormatError(f"{name} has shape {array.shape}; features are [nodes, columns]")
     _check_columns(name, array.dtype, array.shape[1])
@@ -47,7 +47,7 @@ def array_features(runtime: Runtime, name: str, array: np.ndarray) -> FeatureSou
 def table_features(
     runtime: Runtime, table: Table, ids: IdMap | None, id_column: str | None = None
 ) -> tuple[FeatureSource, IdMap | None]:
-    """One numeric column per feature, or one column of lists; with ``id_column`` the rows are in any order.
+    """Returns one numeric column per feature, or one column of lists; with ``id_column`` the rows are in any order.
 
     Args:
         ids: The nodes, where a node table lists them. Else ids 0 .. N - 1 name the nodes, and any other ids are the
@@ -96,14 +96,14 @@ def table_features(
 
 
 def _place_of_value(table: Table, columns: list[str], dim: int, row: int, column: int) -> str:
-    """Where column ``column`` of the features is: a column of the table, or an element of its lists."""
+    """Tells where column ``column`` of the features is: a column of the table, or an element of its lists."""
     if len(columns) == dim:
         return Place(table, columns[column]).at(row)
     return f"{Place(table, columns[0]).at(row)}, element {column}"
 
 
 def _order(runtime: Runtime, table: Table, column: str, ids: IdMap | None) -> tuple[IdMap, np.ndarray | None]:
-    """Who is who, and the node of each row (None: rows are in node order)."""
+    """Tells who is who, and the node of each row (None: rows are in node order)."""
     if ids is None:
         listed = ids_of_table(runtime, table, column)
         if not isinstance(listed, MappedIds):
@@ -140,7 +140,7 @@ def _check_columns(name: str, dtype: np.dtype, dim: int) -> None:
 
 
 def _stack(table: Table, columns: list[str], block: list[pa.Array], row: int) -> np.ndarray:
-    """``[n, D]`` from columns of numbers, or from one of lists."""
+    """Puts together ``[n, D]`` from columns of numbers, or from one of lists."""
     name, places = table.name, [Place(table, column) for column in columns]
     block = [c.storage if isinstance(c, pa.ExtensionArray) else c for c in block]
     if len(block) == 1 and _is_list(block[0].type):
@@ -174,7 +174,9 @@ def _refuse_text(runtime: Runtime, table: Table, columns: list[str]) -> None:
 
 
 def _first_text(runtime: Runtime, table: Table, column: str) -> tuple[int, str]:
-    """The first cell that is no number, and where; the first of all where every one is a number, written as text."""
+    """Returns the first cell that is no number, and where; the first of all where every one is a number, written as
+    text.
+    """
     first = ""
     cells = (cell for (block,) in table.blocks(runtime, [column]) for cell in block.to_pylist())
     for row, cell in enumerate(cells):

@@ -19,13 +19,13 @@ _PANDAS_INDEX = "__index_level_"
 
 
 def is_frame(value: Any) -> bool:
-    """True for what has named columns: not for arrays and series."""
+    """Tells whether something has named columns: arrays and series have not."""
     named = hasattr(value, "columns") or hasattr(value, "schema")
     return named and (hasattr(value, "__arrow_c_stream__") or hasattr(value, "__dataframe__"))
 
 
 class StreamTable(Table):
-    """A table that another library holds or computes. ``value`` is asked for a new stream each time it is read.
+    """Reads a table that another library holds or computes. ``value`` is asked for a new stream each time it is read.
 
     Raises:
         FormatError: The other library refuses, or two columns have one name.
@@ -50,7 +50,7 @@ class StreamTable(Table):
             raise FormatError(f"{self.name} is no table that Arrow can read: {error}") from None
 
     def types(self, runtime: Any, columns: list[str]) -> list[pa.DataType]:
-        """Types of the columns, as the schema has them; reads nothing."""
+        """Returns types of the columns, as the schema has them; reads nothing."""
         return [_plain_type(self._schema.field(column).type) for column in columns]
 
     def _batches(
@@ -71,7 +71,7 @@ class StreamTable(Table):
 
 
 def _plain_type(kind: pa.DataType) -> pa.DataType:
-    """The type without views and dictionaries, which not every function of Arrow knows."""
+    """Returns the type without views and dictionaries, which not every function of Arrow knows."""
     if pa.types.is_dictionary(kind):
         return _plain_type(kind.value_type)
     return pa.string() if pa.types.is_string_view(kind) else kind

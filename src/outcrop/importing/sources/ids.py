@@ -33,24 +33,24 @@ def is_text_type(kind: pa.DataType) -> bool:
 
 
 def is_integer(cell: object) -> bool:
-    """Whether a cell of text is a whole number, as Arrow reads them."""
+    """Tells whether a cell of text is a whole number, as Arrow reads them."""
     digits = str(cell).strip().removeprefix("-")
     return digits.isascii() and digits.isdigit()
 
 
 def few(odd: int, count: int) -> bool:
-    """Whether ``odd`` of ``count`` ids are so few that they look like mistakes."""
+    """Tells whether ``odd`` of ``count`` ids are so few that they look like mistakes."""
     return 0 < odd <= max(1, count // _FEW) < count - odd
 
 
 def odd_among_integers(block: pa.Array) -> int | None:
-    """The first cell of text that is no integer where nearly all of the block are; else None."""
+    """Returns the first cell of text that is no integer where nearly all of the block are; else None."""
     odd = [row for row, cell in enumerate(block.to_pylist()) if not is_integer(cell)]
     return odd[0] if few(len(odd), len(block)) else None
 
 
 def integers(place: Place, block: pa.Array, first_row: int) -> np.ndarray:
-    """A block of ids as int64.
+    """Returns a block of ids as int64.
 
     Raises:
         ArgumentError: A cell is no integer; says which.
@@ -111,7 +111,10 @@ class PlainIds:
 
 
 class MappedIds:
-    """Integers that are not 0 .. N - 1: node i is the i-th of the node table. Sorted arrays under the budget."""
+    """Maps integers that are not ``0 .. N - 1``: node i is the i-th of the node table.
+
+    Sorted arrays are held under the budget.
+    """
 
     def __init__(self, runtime: Runtime, place: Place, ids: np.ndarray):
         self._held = runtime.budget.reserve("node-ids", 16 * len(ids))
@@ -125,7 +128,7 @@ class MappedIds:
         self.num_nodes = len(ids)
 
     def is_permutation(self) -> bool:
-        """True where the ids are 0 .. N - 1 in another order."""
+        """Tells whether the ids are 0 .. N - 1 in another order."""
         return np.array_equal(self.ids[self._order], np.arange(len(self.ids)))
 
     def lookup(self, place: Place, block: pa.Array, first_row: int) -> np.ndarray:
@@ -139,7 +142,7 @@ class MappedIds:
         return found
 
     def _suspect(self) -> str | None:
-        """The first of few ids that lie outside 0 .. N - 1, in which the others are."""
+        """Returns the first of few ids that lie outside 0 .. N - 1, in which the others are."""
         count = len(self.ids)
         outside = np.flatnonzero((self.ids < 0) | (self.ids >= count))
         if not few(len(outside), count):
@@ -154,7 +157,7 @@ class MappedIds:
 
 
 class TextIds:
-    """A dictionary of names. ``fixed`` after a node table was read; else names are added as they appear.
+    """Keeps a dictionary of names. ``fixed`` after a node table was read; else names are added as they appear.
 
     Attributes:
         fixed_by: What fixed the names; None = they are not fixed.
@@ -203,7 +206,7 @@ class TextIds:
     def lookup_rows(
         self, places: Sequence[Place], blocks: Sequence[pa.Array], first_row: int
     ) -> tuple[np.ndarray, ...]:
-        """Ids of columns that stand side by side, int64 [rows] of each.
+        """Returns ids of columns that stand side by side, int64 [rows] of each.
 
         New names are numbered row by row, and from left to right in a row, so that numbers do not depend on how many
         rows a block has: ``pandas.factorize(np.stack(columns, axis=1).ravel())[0]`` of all blocks together.
@@ -235,7 +238,7 @@ class TextIds:
         )
 
     def _suspect(self, wanted: str) -> str | None:
-        """The first of few names that are no integers, as the others are; else one that is nearly the same."""
+        """Returns the first of few names that are no integers, as the others are; else one that is nearly the same."""
         if self.place is None:
             return None
         odd = [(row, name) for row, name in enumerate(self._ids) if not is_integer(name)]
@@ -252,7 +255,7 @@ class TextIds:
         return None if near is None else f"{self.place.at(self._ids[near])}: {near!r} is nearly the same"
 
     def find(self, block: pa.Array) -> np.ndarray:
-        """int64 ids of a block of names; -1 where they are not known."""
+        """Returns int64 ids of a block of names; -1 where they are not known."""
         words, of_row = _distinct(block)
         return np.array([self._ids.get(word, -1) for word in words], np.int64)[of_row]
 
@@ -261,14 +264,15 @@ class TextIds:
 
 
 def _alike(name: str, other: str) -> bool:
-    """Whether two names that differ in a few letters may be meant to be one: of ids with numbers, such as p12 and p13,
-    only those with the same number."""
+    """Tells whether two names that differ in a few letters may be meant to be one: of ids with numbers, such as p12 and
+    p13, only those with the same number.
+    """
     digits, others = ([c for c in text if c.isdigit()] for text in (name, other))
     return digits == others and min(len(name), len(other)) >= _SHORTEST_ALIKE
 
 
 def _unknown(place: Place, row: int, node: object, listed: Place, suspect: str | None) -> str:
-    """The message for a node that the table at ``listed`` lacks."""
+    """Returns the message for a node that the table at ``listed`` lacks."""
     said = (
         f"{place.at(row)} names node {quoted(node)}, which {listed.name} does not list: correct it, or add the node "
         "there"
@@ -290,7 +294,7 @@ def _twice(place: Place, node: str, first: int, second: int) -> str:
 
 
 def names_of(ids: IdMap, nodes: np.ndarray) -> str:
-    """What the given nodes (ascending) are called, for messages."""
+    """Returns what the given nodes (ascending) are called, for messages."""
     names = ids.names()
     if names is None:
         return ", ".join(map(str, nodes))
@@ -311,7 +315,7 @@ def require_once(place: Place, nodes: np.ndarray, ids: IdMap) -> None:
 def lookup_edges(
     ids: IdMap, ends: tuple[Place, Place], blocks: Sequence[pa.Array], first_row: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Ids of sources and targets, int64 [rows] of each; the same whatever number of rows a block has."""
+    """Returns ids of sources and targets, int64 [rows] of each; the same whatever number of rows a block has."""
     if isinstance(ids, TextIds):
         source, target = ids.lookup_rows(ends, blocks, first_row)
     else:
@@ -322,14 +326,14 @@ def lookup_edges(
 
 
 def _distinct(block: pa.Array) -> tuple[list[str], np.ndarray]:
-    """The distinct cells of a block, as text, and by row which of them it is."""
+    """Returns the distinct cells of a block, as text, and by row which of them it is."""
     block = block if is_text(block) else block.cast(pa.string())
     encoded = block if isinstance(block, pa.DictionaryArray) else block.dictionary_encode()
     return encoded.dictionary.to_pylist(), encoded.indices.to_numpy(zero_copy_only=False)
 
 
 def ids_of_table(runtime: Runtime, table: Table, column: str) -> IdMap:
-    """The map that a node table fixes: node i is its row i.
+    """Returns the map that a node table fixes: node i is its row i.
 
     Raises:
         FormatError: A node is listed twice, or an id is missing.

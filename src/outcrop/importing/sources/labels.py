@@ -46,7 +46,7 @@ _COMPARED_CLASSES = 20_000  # most classes among which one that is nearly the sa
 
 @dataclass(frozen=True)
 class StoredLabels:
-    """What was written: the array, the attributes of the graph that belong to it, and what the user should know."""
+    """Says what was written: the array, the graph's attributes that belong to it, and what the user should know."""
 
     spec: ArraySpec
     attributes: dict[str, Any]
@@ -55,7 +55,7 @@ class StoredLabels:
 
 @dataclass
 class _Survey:
-    """What one pass over the labels finds; it decides the kind."""
+    """Says what one pass over the labels finds; it decides the kind."""
 
     columns: int | None = None
     text: bool = False
@@ -100,7 +100,7 @@ class _Survey:
                         self.values = np.union1d(self.values, exact[exact >= 0])
 
     def kind(self, name: str, wanted: LabelKind | None) -> LabelKind:
-        """The kind that is meant. Raises ArgumentError where that cannot be, or is not clear."""
+        """Returns the kind that is meant. Raises ArgumentError where that cannot be, or is not clear."""
         if wanted is None:
             return self._guess(name)
         if wanted == "class" and self.columns is not None:
@@ -129,12 +129,12 @@ class _Survey:
 
 
 def _exact(values: np.ndarray) -> np.ndarray:
-    """Whole floats that int64 holds without rounding; others are refused, with their row, when they are stored."""
+    """Gives whole floats that int64 holds unrounded; others are refused, with their row, when they are stored."""
     return values[np.abs(values) <= 2**53].astype(np.int64)
 
 
 def array_labels(runtime: Runtime, name: str, array: np.ndarray) -> LabelSource:
-    """Labels in an array, ``[N]`` or ``[N, T]``.
+    """Returns labels in an array, ``[N]`` or ``[N, T]``.
 
     Raises:
         FormatError: It has another shape.
@@ -152,7 +152,8 @@ def array_labels(runtime: Runtime, name: str, array: np.ndarray) -> LabelSource:
 
 
 def label_column(name: str, column: pa.Array) -> np.ndarray:
-    """A block of a column as labels: ``[n]``, or ``[n, T]`` of a column of lists; empty cells are NaN, or empty text.
+    """Returns a block of a column as labels: ``[n]``, or ``[n, T]`` of a column of lists; empty cells are NaN, or empty
+    text.
 
     Raises:
         FormatError: Lists differ in length.
@@ -180,7 +181,7 @@ def label_column(name: str, column: pa.Array) -> np.ndarray:
 
 
 def table_labels(runtime: Runtime, table: Table, columns: list[str]) -> LabelSource:
-    """Labels in one column, which may hold lists, or in several of numbers; an empty cell means none."""
+    """Returns labels in one column, which may hold lists, or in several of numbers; an empty cell means none."""
 
     def blocks(num_nodes: int) -> Iterator[np.ndarray]:
         for block in table.blocks(runtime, columns):
@@ -199,7 +200,9 @@ def _listed(table: Table, columns: list[str]) -> str:
 def labels_by_id(
     runtime: Runtime, table: Table, columns: list[str], id_column: str, ids: IdMap
 ) -> LabelSource:
-    """Labels of the nodes that a column names, in any order; the others have none. Held in memory under the budget.
+    """Returns labels of the nodes that a column names, in any order; the others have none.
+
+    Held in memory under the budget.
 
     Raises (when read):
         FormatError: A node is listed twice.
@@ -246,7 +249,7 @@ def _check_rows(place: Place, nodes: np.ndarray, num_nodes: int, ids: IdMap) -> 
 
 
 def _placed(values: np.ndarray, nodes: np.ndarray, num_nodes: int) -> np.ndarray:
-    """``values[i]`` at ``nodes[i]``; the rest has no label."""
+    """Returns ``values[i]`` at ``nodes[i]``; the rest has no label."""
     if values.dtype.kind in "OUS":
         placed: np.ndarray = np.full(num_nodes, "", object)
     elif len(nodes) == num_nodes:
@@ -310,7 +313,7 @@ def write_labels(
 
 
 def labelled(block: np.ndarray, kind: LabelKind) -> np.ndarray:
-    """Which rows of stored labels say anything: bool [n]."""
+    """Tells which rows of stored labels say anything: bool [n]."""
     if kind == "class":
         return block >= 0
     cells = block.reshape(len(block), -1)
@@ -319,7 +322,7 @@ def labelled(block: np.ndarray, kind: LabelKind) -> np.ndarray:
 
 
 def _squeezed(block: np.ndarray) -> np.ndarray:
-    """A column of one as a list."""
+    """Returns a column of one as a list."""
     return block[:, 0] if block.ndim == 2 and block.shape[1] == 1 else block
 
 
@@ -422,14 +425,14 @@ def _notes_of_lone(labels: LabelSource, num_nodes: int, names: list[str], sizes:
 
 
 def _odd_word(words: Iterable[str]) -> str | None:
-    """The first of few words that are no numbers where all others are: one such cell makes all labels text."""
+    """Returns the first of few words that are no numbers where all others are: one such cell makes all labels text."""
     listed = list(words)
     odd = [word for word in listed if not is_number(word)]
     return odd[0] if few(len(odd), len(listed)) else None
 
 
 def _gapped(name: str, survey: _Survey) -> np.ndarray | None:
-    """The classes, ascending, where they have to be numbered anew; None where they are 0 .. C - 1."""
+    """Returns the classes, ascending, where they have to be numbered anew; None where they are 0 .. C - 1."""
     values = survey.values
     if len(values) > MAX_NAMED_CLASSES:
         if survey.largest < survey.rows:
@@ -444,7 +447,7 @@ def _gapped(name: str, survey: _Survey) -> np.ndarray | None:
 def _numbers(
     labels: LabelSource, block: np.ndarray, names: dict[str, int] | None, first_row: int
 ) -> np.ndarray:
-    """int64 labels, -1 = none."""
+    """Returns int64 labels, -1 = none."""
     if names is not None:
         words, where = np.unique(block.astype(str), return_inverse=True)
         return np.asarray([names.get(str(word), -1) for word in words], np.int64)[where]

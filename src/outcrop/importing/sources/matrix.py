@@ -13,7 +13,7 @@ from outcrop.runtime.runtime import Runtime
 
 
 class Csr:
-    """A matrix in compressed rows, checked: bounds and order of ``indptr``, columns in range.
+    """Holds a matrix in compressed rows, checked: bounds and order of ``indptr``, columns in range.
 
     Equals ``scipy.sparse.csr_matrix((data, indices, indptr), shape)``.
 
@@ -56,17 +56,17 @@ class Csr:
         self.indptr, self.indices, self.data = indptr, indices, data
 
     def entries(self, start: int, stop: int) -> tuple[np.ndarray, slice]:
-        """Row number (from ``start``) of each entry of rows ``start:stop``, and where these entries are."""
+        """Returns the row number (from ``start``) of each entry of rows ``start:stop``, and where these entries are."""
         rows = np.repeat(np.arange(stop - start), np.diff(self.indptr[start : stop + 1]))
         return rows, slice(int(self.indptr[start]), int(self.indptr[stop]))
 
     @property
     def weighted(self) -> bool:
-        """True where the values say more than that there is an entry."""
+        """Tells whether the values say more than that there is an entry."""
         return self.data is not None and bool((self.data != 1).any())
 
     def dense(self, runtime: Runtime, rows: int) -> Iterator[np.ndarray]:
-        """Blocks of ``rows`` dense rows; equals ``csr_matrix((data, ...)).toarray()``."""
+        """Yields blocks of ``rows`` dense rows; equals ``csr_matrix((data, ...)).toarray()``."""
         data = np.ones(len(self.indices), np.float32) if self.data is None else self.data
         for start in range(0, self.rows, rows):
             stop = min(start + rows, self.rows)
@@ -78,7 +78,7 @@ class Csr:
 
 
 def csr_of_coo(name: str, shape: np.ndarray, row: np.ndarray, column: np.ndarray, data: np.ndarray) -> Csr:
-    """Compressed rows of entries in any order; those of the same place stay apart.
+    """Returns compressed rows of entries in any order; those of the same place stay apart.
 
     Raises:
         FormatError: The parts do not make a matrix.
@@ -97,7 +97,8 @@ def csr_of_coo(name: str, shape: np.ndarray, row: np.ndarray, column: np.ndarray
 def matrix_edges(
     runtime: Runtime, matrix: Csr, weighted: bool, transposed: bool = False
 ) -> Iterator[EdgeBlock]:
-    """An edge from row to column for every entry (``transposed``: from column to row); ``weighted``: with its value.
+    """Yields an edge from row to column for every entry (``transposed``: from column to row); ``weighted``: with its
+    value.
 
     Raises:
         FormatError: The matrix is not square.
@@ -117,7 +118,7 @@ def matrix_edges(
 
 
 def matrix_features(runtime: Runtime, matrix: Csr) -> FeatureSource:
-    """Dense rows of a sparse matrix. Raises FormatError where it has no columns."""
+    """Returns dense rows of a sparse matrix. Raises FormatError where it has no columns."""
     if matrix.columns == 0:
         raise FormatError(f"{matrix.name} has zero feature columns")
     dtype = np.dtype(np.float32) if matrix.data is None else matrix.data.dtype
@@ -127,13 +128,13 @@ def matrix_features(runtime: Runtime, matrix: Csr) -> FeatureSource:
 
 
 def matrix_labels(runtime: Runtime, matrix: Csr) -> LabelSource:
-    """A row of labels per node, where the matrix has an entry for each that holds."""
+    """Returns a row of labels per node, where the matrix has an entry for each that holds."""
     rows = max(1, block_bytes(runtime) // (16 * max(matrix.columns, 1)))
     return LabelSource(matrix.name, matrix.rows, lambda num_nodes: matrix.dense(runtime, rows))
 
 
 def csr_of_scipy(name: str, matrix: Any) -> Csr:
-    """A matrix or array of SciPy in any format; converting one that is not CSR takes memory of the caller.
+    """Returns a matrix or array of SciPy in any format; converting one that is not CSR takes memory of the caller.
 
     Raises:
         FormatError: It is no matrix, or holds no real numbers.

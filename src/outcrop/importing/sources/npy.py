@@ -61,7 +61,7 @@ def forget_pages(array: np.ndarray) -> None:
 
 
 def array_blocks(runtime: Runtime, array: np.ndarray, rows: int) -> Iterator[np.ndarray]:
-    """``array[i:i + rows]`` as copies in memory that the budget knows of."""
+    """Yields ``array[i:i + rows]`` as copies in memory that the budget knows of."""
     row_bytes = array.dtype.itemsize * int(np.prod(array.shape[1:], dtype=np.int64))
     if len(array) == 0:
         return

@@ -18,7 +18,7 @@ _EDGE_BYTES = 20  # two int64 ids and a float32 weight
 def networkx_parts(
     graph: Any, named: dict[str, Any], runtime: Runtime, held: ExitStack
 ) -> tuple[dict[str, Any], Parts]:
-    """The parts of a NetworkX graph, directed or not, multigraph or not.
+    """Returns the parts of a NetworkX graph, directed or not, multigraph or not.
 
     Nodes 0 .. N - 1 keep their numbers; others are numbered in the order of ``graph.nodes`` and keep their names.
     Edges have weights where one of them has an attribute ``weight`` (1 where it is absent), or the attribute that
@@ -85,7 +85,7 @@ def _weights(graph: Any, attribute: str) -> np.ndarray | None:
 
 
 def _resolved(graph: Any, nodes: list[Any], index: dict[Any, int], name: str, value: Any) -> Any:
-    """A part that is given by the names of attributes, or by nodes."""
+    """Returns a part that is given by the names of attributes, or by nodes."""
     if name == "features" and (isinstance(value, str) or _is_words(value)):
         return _features(graph, nodes, [value] if isinstance(value, str) else list(value))
     if name == "labels" and isinstance(value, str):

@@ -73,7 +73,7 @@ def _library(value: Any) -> str:
 
 
 def _named(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Parts by kind. Raises ArgumentError for names that are none, or two names of one kind."""
+    """Returns parts by kind. Raises ArgumentError for names that are none, or two names of one kind."""
     named: dict[str, Any] = {}
     for name, value in given.items():
         kind = "num_nodes" if name == "num_nodes" else KINDS.get(name)
@@ -88,7 +88,7 @@ def _named(given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _pairs(edge_index: Any) -> np.ndarray:
-    """``[2, E]`` as ``[E, 2]``."""
+    """Returns ``[2, E]`` as ``[E, 2]``."""
     array = _array("edge_index", edge_index)
     if array.ndim != 2 or array.shape[0] != 2:
         raise FormatError(f"edge_index has shape {array.shape}; [2, edges] is needed")
@@ -96,7 +96,7 @@ def _pairs(edge_index: Any) -> np.ndarray:
 
 
 def _data_parts(data: Any) -> tuple[dict[str, Any], tuple[str, ...]]:
-    """The parts of a PyG ``Data``, and what is left out."""
+    """Returns the parts of a PyG ``Data``, and what is left out."""
     kind = type(data).__name__
     if not hasattr(data, "edge_index") or not hasattr(data, "x"):
         raise ArgumentError(
@@ -144,7 +144,7 @@ def _table(kind: str, **columns: pa.Array) -> StreamTable:
 
 
 def _split(kind: str, array: np.ndarray, split_index: int) -> np.ndarray:
-    """Ids or a mask, of one of several splits where there are several."""
+    """Returns ids or a mask, of one of several splits where there are several."""
     if array.ndim == 2 and array.dtype == np.bool_:
         if split_index >= array.shape[1]:
             raise ArgumentError(f"{kind} has {array.shape[1]} splits, number {split_index} was asked for")
@@ -153,7 +153,7 @@ def _split(kind: str, array: np.ndarray, split_index: int) -> np.ndarray:
 
 
 def _array(kind: str, value: Any) -> np.ndarray:
-    """A NumPy array of a tensor, series, Arrow array or list; without a copy where that is possible."""
+    """Returns a NumPy array of a tensor, series, Arrow array or list; without a copy where that is possible."""
     if hasattr(value, "detach"):
         if str(value.layout) != "torch.strided":
             raise ArgumentError(

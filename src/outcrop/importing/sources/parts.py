@@ -47,7 +47,7 @@ _BESIDE_LABELS = ("split",)
 
 @dataclass(frozen=True)
 class Part:
-    """``name`` is for messages: the file, or what the caller calls it."""
+    """Holds a part of a graph. ``name`` is for messages: the file, or what the caller calls it."""
 
     name: str
     value: np.ndarray | Table | Csr
@@ -55,7 +55,7 @@ class Part:
 
 @dataclass(frozen=True)
 class Parts:
-    """The parts of a graph by their kind, and what is usual for it.
+    """Holds the parts of a graph by their kind, and what is usual for it.
 
     Attributes:
         name: For messages.
@@ -91,7 +91,7 @@ def open_parts(given: Parts, runtime: Runtime) -> GraphSource:
 
 
 class _PartsJoiner:
-    """Parts under way to a :class:`GraphSource`: who is who, then edges and rows."""
+    """Makes parts a :class:`GraphSource`: who is who, then edges and rows."""
 
     def __init__(self, given: Parts, runtime: Runtime):
         self.given, self.parts, self.runtime = given, given.parts, runtime
@@ -177,7 +177,7 @@ class _PartsJoiner:
         )
 
     def _edge_ids(self, told: int | None) -> IdMap:
-        """The given ids, or what the edges are named by."""
+        """Returns the given ids, or what the edges are named by."""
         if self.ids is not None:
             return self.ids
         part = self.parts["edges"]
@@ -193,7 +193,7 @@ class _PartsJoiner:
         return PlainIds(told, self.given.name)
 
     def _edges(self, ids: IdMap) -> tuple[Callable[[], Iterator[EdgeBlock]], int | None, bool]:
-        """What yields the edges, how many there are where that is known, and whether they have weights."""
+        """Returns what yields the edges, how many there are where that is known, and whether they have weights."""
         part, runtime, weights = self.parts["edges"], self.runtime, self.parts.get("edge_weight")
         if isinstance(part.value, np.ndarray):
             array = None if weights is None else weights.value
@@ -226,7 +226,7 @@ class _PartsJoiner:
         return table_edges(runtime, table, ids), table.num_rows, weight is not None
 
     def _weight_at(self) -> Callable[[int], str] | None:
-        """What tells where the weight of an edge is; None for a sparse matrix, whose entries have no rows."""
+        """Returns what tells where the weight of an edge is; None for a sparse matrix, whose entries have no rows."""
         edges, weights = self.parts["edges"], self.parts.get("edge_weight")
         if weights is not None:
             return Place(weights.name).at
@@ -235,7 +235,7 @@ class _PartsJoiner:
         return None
 
     def _rows_of_labels(self) -> int | None:
-        """Rows of labels that are in node order."""
+        """Returns rows of labels that are in node order."""
         part = self.parts.get("labels")
         if part is None:
             return None
@@ -323,7 +323,7 @@ class _PartsJoiner:
         return table_splits(self.runtime, nodes, [in_nodes], None) if nodes and in_nodes else None
 
     def _split_rows(self, ids: IdMap, node: int) -> list[SplitRow]:
-        """Every row that puts ``node`` into a split; reads the splits again."""
+        """Returns every row that puts ``node`` into a split; reads the splits again."""
         rows = []
         for split in ("train", "valid", "test"):
             part = self.parts.get(split)
@@ -341,7 +341,7 @@ class _PartsJoiner:
         return rows
 
     def _edge_splits(self, ids: IdMap) -> dict[str, np.ndarray]:
-        """Edges to be predicted, int64 [M, 2] by split."""
+        """Returns edges to be predicted, int64 [M, 2] by split."""
         edges_of_split: dict[str, np.ndarray] = {}
         for kind in EDGE_SPLITS:
             part = self.parts.get(kind)
@@ -369,7 +369,7 @@ def _part_ids(part: Part, ids: IdMap, num_nodes: int) -> np.ndarray:
 
 
 def _rows_of_part(split: str, part: Part, ids: IdMap, node: int) -> list[SplitRow]:
-    """The rows of a list of ids, or the row of a mask, that put ``node`` into ``split``."""
+    """Returns the rows of a list of ids, or the row of a mask, that put ``node`` into ``split``."""
     array, place = np.asarray(part.value), Place(part.name)
     if array.dtype == np.bool_:
         return [SplitRow(split, str(node), place.at(node))] if array[node] else []
@@ -379,7 +379,7 @@ def _rows_of_part(split: str, part: Part, ids: IdMap, node: int) -> list[SplitRo
 
 
 def split_ids(name: str, array: np.ndarray, num_nodes: int) -> np.ndarray:
-    """Node ids from a list of ids or a boolean mask."""
+    """Returns node ids from a list of ids or a boolean mask."""
     if array.ndim != 1:
         raise FormatError(f"{name} has shape {array.shape}; a split is a list of ids or a mask")
     if array.dtype == np.bool_:
@@ -392,7 +392,7 @@ def split_ids(name: str, array: np.ndarray, num_nodes: int) -> np.ndarray:
 def table_splits(
     runtime: Runtime, table: Table, columns: list[str], ids: IdMap | None
 ) -> dict[str, np.ndarray]:
-    """Node ids by split from a column of words, of the nodes in another column or (``ids`` None) of the rows."""
+    """Gives node ids by split from a column of words, of the nodes in another column or (``ids`` None) of the rows."""
     parts: dict[str, list[np.ndarray]] = {"train": [], "valid": [], "test": []}
     for row, nodes, words in _split_blocks(runtime, table, columns, ids):
         for word in set(words.tolist()) - {""}:
@@ -408,7 +408,9 @@ def table_splits(
 def _split_blocks(
     runtime: Runtime, table: Table, columns: list[str], ids: IdMap | None
 ) -> Iterator[tuple[int, np.ndarray, np.ndarray]]:
-    """Blocks of a table that have a word: the first row, the node of each row int64 [n], and its word, "" = none."""
+    """Yields blocks of a table that have a word: the first row, the node of each row int64 [n], and its word, "" =
+    none.
+    """
     row = 0
     for *id_block, splits in table.blocks(runtime, columns):
         if splits.null_count == len(splits) or not is_text(splits):

@@ -23,7 +23,7 @@ _FILE = "rows.tmp"
 def in_node_order(
     features: FeatureSource, runtime: Runtime, work: Path, rows: int, range_rows: int | None = None
 ) -> Iterator[np.ndarray]:
-    """Blocks of rows by node; equals ``numpy.concatenate(list(features.blocks(rows)))[numpy.argsort(order)]``.
+    """Yields blocks of rows by node; equals ``numpy.concatenate(list(features.blocks(rows)))[numpy.argsort(order)]``.
 
     Where ``runtime`` only measures, the first block is yielded, or one of its shape.
 

@@ -76,7 +76,9 @@ def _wrong_node(source: GraphSource, wrong: tuple[int, str, str | None], num_nod
 
 
 class Splitter:
-    """Exactly ``round(fraction * count)`` of ``count`` nodes per split, by a keyed permutation that needs no memory."""
+    """Gives each split exactly ``round(fraction * count)`` of ``count`` nodes, by a keyed permutation that
+    needs no memory.
+    """
 
     def __init__(self, seed: int, count: int, fractions: tuple[float, float, float]):
         ends = np.minimum(np.round(np.cumsum(fractions) * count), count).astype(np.int64)
@@ -99,8 +101,9 @@ class Splitter:
 def per_class_splits(
     labels: np.ndarray, seed: int, planetoid: bool, runtime: Runtime
 ) -> dict[str, np.ndarray]:
-    """20 labelled nodes of each class train; then 30 of each class (500 in all for ``planetoid``) validate and
-    the rest (1000) test."""
+    """Divides the labelled nodes: 20 of each class train; then 30 of each class (500 in all for ``planetoid``) validate
+    and the rest (1000) test.
+    """
     with runtime.budget.reserve("splits", 48 * len(labels)):
         labelled = np.flatnonzero(labels >= 0)
         order = np.empty(len(labelled), np.int64)

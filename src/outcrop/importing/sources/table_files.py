@@ -48,7 +48,7 @@ _HEADER_WORDS = {
 
 @dataclass(frozen=True)
 class FileTable(Table):
-    """A Parquet, CSV or TSV file. ``columns``: the names of its header, or ``column_0``, ... where it has none."""
+    """Reads a Parquet, CSV or TSV file. ``columns``: names of its header, or ``column_0``, ... where it has none."""
 
     path: Path
     columns: tuple[str, ...]
@@ -136,7 +136,7 @@ class FileTable(Table):
         return None
 
     def _uneven(self) -> str | None:
-        """The first line that has other cells than the header, or than the lines before it."""
+        """Returns the first line that has other cells than the header, or than the lines before it."""
         with self.path.open(encoding="utf-8-sig", errors="replace", newline="") as file:
             lines = csv.reader(islice(file, self.skip_lines, None), delimiter=self.delimiter)
             for cells in lines:
@@ -197,7 +197,8 @@ def open_table(path: Path) -> FileTable:
 
 
 def open_text(path: Path) -> FileTable:
-    """A table of text without a header: tabs separate cells in ``.txt`` and ``.tsv``, or blanks if it has no tabs.
+    """Opens a table of text without a header: tabs separate cells in ``.txt`` and ``.tsv``, or blanks if it has no
+    tabs.
 
     Raises:
         FormatError: Not a table, or torn.
@@ -212,8 +213,9 @@ def open_text(path: Path) -> FileTable:
 
 
 def _first_lines(path: Path, *, comments: bool) -> tuple[int, list[str]]:
-    """How many lines at the beginning are empty or start with ``#`` or ``%``, if these are ``comments``, and the two
-    after them."""
+    """Tells how many lines at the beginning are empty or start with ``#`` or ``%``, if these are ``comments``, and the
+    two after them.
+    """
     skipped, lines = 0, []
     try:
         with path.open(encoding="utf-8-sig", newline="") as file:
@@ -251,7 +253,7 @@ def _called(kind: pa.DataType | None) -> str:
 
 
 def _first_misfit(cells: pa.Array, kind: pa.DataType | None) -> int:
-    """The first cell of text that is no ``kind``; their number where all are."""
+    """Returns the first cell of text that is no ``kind``; their number where all are."""
     trimmed = compute.call_function("utf8_trim_whitespace", [cells])
     empty = compute.SetLookupOptions(value_set=pa.array(pa_csv.ConvertOptions().null_values))
     none = compute.call_function("is_in", [cells], empty)

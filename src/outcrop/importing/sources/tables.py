@@ -25,7 +25,7 @@ _DECODED_FACTOR = 4
 
 
 def find(folder: Path, stem: str, suffixes: tuple[str, ...]) -> Path | None:
-    """The one file ``stem`` + suffix in ``folder``.
+    """Returns the one file ``stem`` + suffix in ``folder``.
 
     Raises:
         ArgumentError: Several are there.
@@ -40,7 +40,7 @@ def find(folder: Path, stem: str, suffixes: tuple[str, ...]) -> Path | None:
 
 
 class Table(ABC):
-    """Named columns that are read block by block, from the start each time.
+    """Reads named columns block by block, from the start each time.
 
     Attributes:
         name: For messages: the file, or what the caller calls it.
@@ -53,7 +53,7 @@ class Table(ABC):
     num_rows: int | None
 
     def column(self, *names: str) -> str | None:
-        """The first column of one of these names, upper or lower case."""
+        """Returns the first column of one of these names, upper or lower case."""
         lower = {column.lower(): column for column in self.columns}
         return next((lower[name] for name in names if name in lower), None)
 
@@ -64,7 +64,7 @@ class Table(ABC):
         rows: int | None = None,
         dtype: pa.DataType | None = None,
     ) -> Iterator[list[pa.Array]]:
-        """Blocks of the given columns, in order.
+        """Yields blocks of the given columns, in order.
 
         Args:
             rows: Most rows of a block (text files: what a block of bytes holds).
@@ -89,7 +89,7 @@ class Table(ABC):
                 raise FormatError(f"{self.name} is torn or unreadable: {error}") from None
 
     def types(self, runtime: Runtime, columns: list[str]) -> list[pa.DataType]:
-        """Types of the columns, those of the first block; empty for a table without rows."""
+        """Returns types of the columns, those of the first block; empty for a table without rows."""
         first = next(self.blocks(runtime, columns, rows=1024), None)
         return [column.type for column in first] if first is not None else []
 
@@ -107,7 +107,7 @@ class Table(ABC):
     ) -> Iterator[pa.RecordBatch]: ...
 
     def _misfit(self, columns: list[str], size: int, rows: int, dtype: pa.DataType | None) -> str | None:
-        """What the first cell is that could not be read, and what helps; None = not known."""
+        """Returns what the first cell is that could not be read, and what helps; None = not known."""
         return None
 
 
@@ -128,11 +128,11 @@ class Place:
         return self.source if isinstance(self.source, str) else self.source.name
 
     def row_name(self, row: int) -> str:
-        """Which row it is, counted from 0: ``line 5`` of a text file, with its header and empty lines."""
+        """Tells which row it is, counted from 0: ``line 5`` of a text file, with its header and empty lines."""
         return f"row {row} (the first is 0)" if isinstance(self.source, str) else self.source.row_name(row)
 
     def at(self, row: int) -> str:
-        """File, row and column of a cell, such as ``edges.csv, line 5, column 'src'``."""
+        """Returns file, row and column of a cell, such as ``edges.csv, line 5, column 'src'``."""
         return f"{self.name}, {self.row_name(row)}" + (f", column {self.column!r}" if self.column else "")
 
     def cell(self, row: int) -> str:
@@ -146,7 +146,7 @@ class Place:
 
 
 def require_distinct(name: str, columns: tuple[str, ...]) -> tuple[str, ...]:
-    """``columns``. Raises FormatError where two have the same name."""
+    """Returns ``columns``. Raises FormatError where two have the same name."""
     twice = next((c for i, c in enumerate(columns) if c in columns[:i]), None)
     if twice is not None:
         raise FormatError(f"{name} has two columns named {twice!r}: rename one of them")
@@ -171,7 +171,7 @@ def require_filled(
 def to_numpy(
     place: Place, array: pa.Array, first_row: int, remedy: str = "fill it, or remove the row"
 ) -> np.ndarray:
-    """A column block as a NumPy array.
+    """Returns a column block as a NumPy array.
 
     Args:
         place: Place of the column.
