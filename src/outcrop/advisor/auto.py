@@ -53,8 +53,8 @@ def choose_limits(
 
     Args:
         out: The run that exists or is to be made.
-        epochs: That will be trained.
-        refresh: On batches that are drawn anew for every pool.
+        epochs: Epochs that will be trained.
+        refresh: Whether batches are drawn anew for every pool.
         least_epochs: Batches are prepared for as many of ``epochs`` as fit the disk, and a run of the same batches that
             has at least so many stays; None: for ``sampling.epochs``, no more and no less.
         profile: None: the one that is kept, measured where there is none (about 15 s).
@@ -107,7 +107,7 @@ class BatchProbe:
     """Holds the first batches of an epoch.
 
     Attributes:
-        count, seeds: Of the whole epoch.
+        count, seeds: Batches and seeds of the whole epoch.
         drawn_s: CPU seconds that drawing one took.
         missing: Share of their rows that no cache within the budget would hold; at the most.
     """

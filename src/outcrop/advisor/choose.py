@@ -30,17 +30,17 @@ class WorkloadFacts:
     """Says what the choice depends on.
 
     Attributes:
-        available_bytes, free_disk_bytes: Of the machine now.
-        batches, seeds: Of one epoch.
-        row_bytes, feature_bytes: Of the graph.
-        rows: That an epoch wants, repeats counted.
+        available_bytes, free_disk_bytes: Memory and disk of the machine now.
+        batches, seeds: Numbers of them in one epoch.
+        row_bytes, feature_bytes: Sizes of a row and of all features of the graph.
+        rows: Rows that an epoch wants, repeats counted.
         missing: Share of them that no cache holds.
-        online_bytes, online_requests: That an epoch reads where rows are read as it is drawn, without a cache.
-        epochs, pool: Trained, and sampled ahead.
+        online_bytes, online_requests: What an epoch reads where rows are read as it is drawn, without a cache.
+        epochs, pool: Epochs that are trained, and that are sampled ahead.
         evaluated: Seeds of validation, in epochs of training.
         refresh: Every pool is drawn and packed anew, instead of replaying one.
-        compute_s, draw_s: Of an epoch: computing, and CPU seconds of drawing its batches.
-        write_bytes_per_s: Of the disk.
+        compute_s, draw_s: Seconds of computing an epoch, and CPU seconds of drawing its batches.
+        write_bytes_per_s: Rate at which the disk writes.
         disk_space: A limit that the user set; None: none.
     """
 
@@ -99,8 +99,8 @@ class SpoolDecision:
     """Says how mode ``online`` gets its rows.
 
     Attributes:
-        epochs: That are spooled at a time; 0: rows are read as batches are drawn.
-        disk_space: That all files may take; None: what they want is there.
+        epochs: Epochs that are spooled at a time; 0: rows are read as batches are drawn.
+        disk_space: Bytes that all files may take; None: what they want is there.
         why: A line.
         spooled_s, direct_s: What the whole training is predicted to take in either way.
     """

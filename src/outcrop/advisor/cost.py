@@ -41,7 +41,7 @@ class Workload:
         reads: (bytes, requests) from disk, of one kind each: what is read in a piece, and what page by page.
         memory_bytes: Read from host memory over the bus.
         compute_s: Computing alone, all batches.
-        buffers: That batches are loaded into and computed from; 0: as many as are wanted.
+        buffers: Buffers that batches are loaded into and computed from; 0: as many as are wanted.
         exact: What is read was counted, not estimated.
     """
 
@@ -165,9 +165,9 @@ class Prices:
 
     Attributes:
         machine: One host without disks and GPU.
-        electricity: Of one machine, all five years.
-        disks, gpus: Of one, by name.
-        memory_gib: Of one GiB of host memory more.
+        electricity: Price of the electricity of one machine, all five years.
+        disks, gpus: Prices of one, by name.
+        memory_gib: Price of one GiB of host memory more.
     """
 
     machine: float

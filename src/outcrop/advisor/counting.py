@@ -124,8 +124,8 @@ def count(task: Task, profile: Profile | None = None, *, compute_s: float | None
     """Counts what an epoch of ``task`` reads in modes ``packed`` and ``online`` and times what it computes.
 
     Args:
-        profile: Of this machine; None: neither computing nor drawing is timed.
-        compute_s: Of an epoch, where it is known already.
+        profile: Profile of this machine; None: neither computing nor drawing is timed.
+        compute_s: Seconds of computing an epoch, where it is known already.
 
     Raises:
         BudgetError: The limits cannot be met.

@@ -28,10 +28,10 @@ class EpochBytes:
     """Counts bytes on disk.
 
     Attributes:
-        epoch: Of a training epoch's batches with the rows that no cache holds.
-        evaluation: Of the batches of the evaluation splits, likewise.
-        rows: Of all rows that an epoch wants, repeats counted.
-        most_cached: Of all caches at the most.
+        epoch: Bytes of a training epoch's batches with the rows that no cache holds.
+        evaluation: Bytes of the batches of the evaluation splits, likewise.
+        rows: Bytes of all rows that an epoch wants, repeats counted.
+        most_cached: Bytes of all caches at the most.
     """
 
     epoch: int

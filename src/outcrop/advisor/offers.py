@@ -21,7 +21,7 @@ class Comparison:
     Attributes:
         here, machines: This machine, and others that were described.
         prices: None: nothing is said about cost.
-        budget: That a machine with its disks may cost at the most.
+        budget: Money that a machine with its disks may cost at the most.
     """
 
     task: Task

@@ -42,7 +42,7 @@ def run(folder: Path, *, size_bytes: int, seconds: float) -> dict[str, Any]:
     """Measures the engine and, where it is installed, fio, on a file made for it in ``folder``.
 
     Args:
-        folder: On the disk to measure; the file is removed afterwards.
+        folder: Folder on the disk to measure; the file is removed afterwards.
         size_bytes: Size of the file, a multiple of 1 MiB; well above the disk's own cache.
         seconds: Length of one measurement; there are 5 rounds of up to 6 measurements.
 

@@ -128,7 +128,7 @@ def softmax(
         wanted, ids: int64 [n] and [chunks, k] (or [k]), not negative: what is the same is left out.
         chunk: Queries of each chunk, but the last may have fewer; 0: all are one chunk.
         keep: Write scores down, once, for both gradients; else make them again: see :class:`Plan` for both costs.
-        precision: Of products: ``tf32``, ``tf32x3`` or ``ieee``.
+        precision: Precision of products: ``tf32``, ``tf32x3`` or ``ieee``.
 
     Returns:
         The sum, float64 [], and the gradients by queries, positive and candidates. Nothing waits for the GPU.

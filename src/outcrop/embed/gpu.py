@@ -319,7 +319,7 @@ def device_bytes(config: EmbedConfig, plan: fused.Plan | None) -> int:
     """Returns what a batch needs on a GPU at most, beyond what it needs on the CPU.
 
     Args:
-        plan: Of the fused loss, for all chunks at a time; None where each goes on its own.
+        plan: Plan of the fused loss, for all chunks at a time; None where each goes on its own.
     """
     step = _STEP_FLOATS * most_rows(config) * config.dim
     together = 0 if plan is None else _QUERY_FLOATS * (config.batch - config.chunk) * config.dim

@@ -18,7 +18,7 @@ class Pool:
     """Numbers the rows of some slices one after the other, in the sequence given.
 
     Args:
-        degrees: By slice, uint32; for the degree-weighted share.
+        degrees: Degrees of the rows by slice, uint32; for the degree-weighted share.
     """
 
     def __init__(

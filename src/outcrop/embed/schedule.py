@@ -26,12 +26,12 @@ class TrainUnit:
     """Holds edges that are shuffled together: of all buckets that are trained at the same time.
 
     Attributes:
-        number: In the epoch.
+        number: Number of the unit in the epoch.
         pieces: int64 [k, 4]: (source, target, first, stop): edges ``first:stop``, all between these two slices.
         state: Slices that are resident.
         pool: Those of them that negatives come from: all that no swap touches.
         swap: (evicted, loaded) of the swap that begins before this unit; of a swap that nothing hides, after the last.
-        last: Of its state: the swap must be over after it.
+        last: Whether it is the last of its state: the swap must be over after it.
         exposed: Nothing of its state can be trained while the swap runs, which therefore begins after the last unit.
     """
 
@@ -54,7 +54,7 @@ class Schedule:
     The first state of a sweep is the last one of the sweep before: nothing is loaded between them.
 
     Args:
-        slices: Of each partition of ``order``.
+        slices: Slices of each partition of ``order``.
         starts: int64 [(partitions * slices)^2 + 1]: first edge of each bucket of slices.
         sweeps: Over the order, in an epoch.
     """

@@ -139,7 +139,7 @@ class Stepper:
             source, target: int64 [b]: rows of the ends of the edges.
             relation: [b], or None.
             negatives: Rows for each chunk of edges.
-            step: Of the whole training, from 1.
+            step: Number of the step in the whole training, from 1.
 
         Returns:
             What waits for the batch and tells the sum of the losses of all edges, both sides; to be called before
@@ -260,7 +260,7 @@ class Stepper:
         Args:
             to_ends: Gradients, added to.
             to_relations: Gradients, added to.
-            rows: Of the negatives, and of what each query looks for: an edge is no negative of itself.
+            rows: Rows of the negatives, and of what each query looks for: an edge is no negative of itself.
         """
         queries, positive, back = self._queries(ends, to_ends, relations, to_relations)
         to_queries, to_positive = torch.empty_like(queries), torch.empty_like(positive)

@@ -25,8 +25,8 @@ class ImportConfig:
         split_protocol: How nodes are divided where the source has no splits; None = as is usual for it. ``fractions``;
             ``per-class``: 20 of each class train, 30 validate, the rest test; ``planetoid``: 20 of each class, 500,
             1000; ``none``. Only nodes with a label take part.
-        train_fraction, valid_fraction, test_fraction: For ``fractions``; giving one chooses that protocol, and replaces
-            the splits of the source. Without ``test_fraction`` the rest is for testing.
+        train_fraction, valid_fraction, test_fraction: Shares for ``fractions``; giving one chooses that protocol, and
+            replaces the splits of the source. Without ``test_fraction`` the rest is for testing.
         split_seed: Names the division; the same seed gives the same one on every machine.
         split_index: Which of several splits of the source.
         num_nodes: Number of nodes; None = the rows of features or labels, else the largest id + 1.

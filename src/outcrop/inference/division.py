@@ -50,7 +50,7 @@ def divide(
     """Divides ``memory`` bytes: a quarter for parts, half for spans, the rest caches.
 
     Args:
-        row_bytes: Of the input as stored; ``widen``: it is not float32.
+        row_bytes: Bytes of a row of the input as stored; ``widen``: it is not float32.
         num_targets: Nodes whose output is wanted.
 
     Raises:

@@ -52,7 +52,7 @@ def export(
         numbers: int64, the row of ``rows`` that is each row of the file; None = all, in order.
         what: ``classes`` (int64, the column with the highest score, the first of equals), ``probabilities``, or the
             rows as they are: ``logits``, ``values``, ``embeddings``.
-        kind: Of the labels: probabilities of ``class`` are those of one class against the others, of ``multilabel``
+        kind: Kind of labels: probabilities of ``class`` are those of one class against the others, of ``multilabel``
             those of each column.
         names: Names of the nodes, for a column ``name`` of Parquet; None = there are none.
         class_names: Names of the columns, for a column ``class_name`` of Parquet; empty = there are none.

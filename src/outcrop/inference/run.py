@@ -52,7 +52,7 @@ class InferReport:
     """Tells what :func:`outcrop.infer` did; ``as_dict`` is what ``--json`` writes.
 
     Attributes:
-        rows, columns: Of the output.
+        rows, columns: Size of the output.
         layers: Per layer that this call computed: rows, spans, parts, edges, bytes, seconds, rows by level.
         resumed_layers: Layers that an interrupted call had finished.
         predicted_bytes_written: What the layers of a whole, layer-wise run write, exactly.

@@ -26,8 +26,8 @@ class ScoringRequest:
     """Says what is scored, and how.
 
     Attributes:
-        fanouts: Of sampled batches, one per layer; None: not known.
-        kind: Of the labels that were learned: ``class``, ``multilabel`` or ``regression``.
+        fanouts: Fanouts of sampled batches, one per layer; None: not known.
+        kind: Kind of the labels that were learned: ``class``, ``multilabel`` or ``regression``.
         class_names: Names of the classes that were learned, where they are known; else empty.
     """
 

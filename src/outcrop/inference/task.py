@@ -35,8 +35,8 @@ class InferTask:
     """Says what is to be computed, checked.
 
     Attributes:
-        digest: Of the model's weights.
-        nodes, wanted: Those asked for, in this order, and ascending; None: all.
+        digest: Digest of the model's weights.
+        nodes, wanted: Nodes asked for, in this order, and ascending; None: all.
         depth: Layers to compute.
         resumable: The weights say what the model computes, so that layers an interrupted call has left are its own.
     """

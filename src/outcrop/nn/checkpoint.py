@@ -43,8 +43,8 @@ class Meta:
         inputs: What was trained on: digest of the graph, fields of the sampling (:mod:`outcrop.store.identity`).
         history: One record per finished epoch.
         batch_losses: Loss of every batch, where they were asked for.
-        updates: Of the parameters, of all epochs and batches until now.
-        partial: Of an epoch that was begun: ``batch``, the first that is still to be trained, and the sums so far.
+        updates: Updates of the parameters, in all epochs and batches until now.
+        partial: State of an epoch that was begun: ``batch``, the first that is still to be trained, and sums so far.
             Empty between epochs.
     """
 

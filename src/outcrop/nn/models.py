@@ -51,7 +51,7 @@ class Model(nn.Module):
 
         Args:
             batch: A mini-batch, or the features of its nodes [num_nodes, D].
-            edge_index: With features: int64 [2, num_edges], sources and targets.
+            edge_index: Edges, with features: int64 [2, num_edges], sources and targets.
 
         Raises:
             ArgumentError: The batch was not sampled with one hop per layer, or edges do not fit the features.

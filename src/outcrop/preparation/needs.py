@@ -22,7 +22,7 @@ class RunNeeds:
     """Says what preparing a run and loading it takes, as far as memory goes.
 
     Args:
-        config: Of the run; its splits that are empty are left out.
+        config: Sampling of the run; its splits that are empty are left out.
         plan: Its ``memory`` does not matter.
         drawn: The batches where they were sampled already: then sampling is left out.
     """

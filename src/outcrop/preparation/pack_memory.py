@@ -61,7 +61,7 @@ def fits(
 
     Args:
         packed: Batches that are packed.
-        memory_rows: Of the caches in memory, at the most.
+        memory_rows: Rows of the caches in memory, at the most.
         block_rows: Rows of the disk cache that are put in order at a time; 0: there is none.
     """
     hops = samples.hops + 1

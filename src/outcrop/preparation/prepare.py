@@ -53,11 +53,11 @@ class PrepareReport:
     Attributes:
         stages: ``seconds``, ``bytes_read`` and ``bytes_written`` of each stage of this call.
         skipped: Stages whose results were there.
-        bytes_read, bytes_written: Of this call.
+        bytes_read, bytes_written: Bytes that this call read and wrote.
         predicted: What the plan promises: bytes and rows per level and epoch, exactly.
         memory: What each part of loading has of the budget (:meth:`outcrop.runtime.memory_plan.MemoryPlan.as_dict`);
             None where there is no limit, or no plan yet.
-        epochs: That the run has.
+        epochs: Epochs that the run has.
         disk_rates: ``sequential_bytes_per_s`` and ``random_reads_per_s`` (of 4 KiB) that the layout was chosen for,
             measured or given; None where no layout had to be. The same rates give the same files.
         chosen: What was chosen for the user, and why: lines.
@@ -93,7 +93,7 @@ class PrepareRequest:
     """Says what is to be prepared, all of it in numbers.
 
     Attributes:
-        sampling, limits: Of the run; ``limits`` has the rates of the disk where they matter (:func:`with_rates`).
+        sampling, limits: Its options; ``limits`` has the rates of the disk where they matter (:func:`with_rates`).
         external: Batches from elsewhere, in place of those that ``sampling`` draws.
         batches_key: Names what ``external`` gives: while it stays the same, its batches are not asked for again.
         stop_after: ``"sample"`` or ``"plan"``: leave the later stages for another call.

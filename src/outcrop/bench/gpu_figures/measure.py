@@ -35,13 +35,13 @@ class Sizes:
 
     Attributes:
         graph: Generated, for epochs.
-        table_bytes: Of host memory that rows are gathered from.
+        table_bytes: Bytes of host memory that rows are gathered from.
         counts: Rows gathered at a time (PyTorch-Direct, Figure 6).
-        row_bytes: Of these.
-        embed_nodes, embed_edges: Of the graph that is embedded.
-        queries, negatives, dim: Of a batch of embeddings (Legend, section 7.1).
+        row_bytes: Bytes of a row of these.
+        embed_nodes, embed_edges: Size of the graph that is embedded.
+        queries, negatives, dim: Sizes of a batch of embeddings (Legend, section 7.1).
         disk_rows: Rows of the file that is read through rings.
-        epochs: Of a training; the first is not counted.
+        epochs: Epochs of a training; the first is not counted.
         call_seconds: Least time of what is timed.
     """
 

@@ -41,7 +41,7 @@ class File:
     """Holds a file of counting int32, its rows through rings and by the engine.
 
     Attributes:
-        row_bytes: Of a row; the file is as large whatever they are.
+        row_bytes: Bytes of a row; the file is as large whatever they are.
         count: Rows of it that are read at a time.
     """
 

@@ -76,7 +76,7 @@ class GraphSource:
     """A graph in foreign files, read block by block.
 
     Attributes:
-        name: For messages: the file or folder.
+        name: What messages call it: the file or folder.
         edges: Yields ``(sources, targets)``, int64 ``[n]`` each, ids as in the artifact; ``weighted`` sources yield
             float32 weights ``[n]`` too.
         num_nodes: None = the largest id + 1, known when the edges were read.

@@ -272,7 +272,7 @@ def write_labels(
 
     Args:
         wanted: The kind; None = as the values are (the head of this file).
-        class_names: Of the source: then integers index it, whether or not every class occurs.
+        class_names: Names of the classes in the source: then integers index it, whether or not every class occurs.
 
     Raises:
         ArgumentError: The kind is not clear or contradicts the values.

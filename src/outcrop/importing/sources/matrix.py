@@ -18,7 +18,7 @@ class Csr:
     Equals ``scipy.sparse.csr_matrix((data, indices, indptr), shape)``.
 
     Args:
-        name: For messages.
+        name: What messages call the matrix.
         shape: ``[2]``: rows, columns.
         data: Values ``[nnz]``; None = all are one.
 

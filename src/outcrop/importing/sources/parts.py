@@ -58,8 +58,8 @@ class Parts:
     """Holds the parts of a graph by their kind, and what is usual for it.
 
     Attributes:
-        name: For messages.
-        parts: By kind; kinds that the graph lacks are left out.
+        name: What messages call the source.
+        parts: Parts by kind; kinds that the graph lacks are left out.
         num_nodes: Where the caller tells it.
         names: Node names in id order, where the edges hold positions in a list of names.
         integer_names: As in :class:`GraphSource`.

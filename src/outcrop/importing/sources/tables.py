@@ -43,7 +43,7 @@ class Table(ABC):
     """Reads named columns block by block, from the start each time.
 
     Attributes:
-        name: For messages: the file, or what the caller calls it.
+        name: What messages call it: the file, or what the caller calls it.
         columns: The names, each once.
         num_rows: None = known when it was read.
     """
