@@ -17,10 +17,10 @@ if TYPE_CHECKING:
         embed_eval,
         embed_export,
         embed_neighbors,
-        embed_neighbours,
         embed_prepare,
         embed_train,
     )
+    from outcrop.api.embed import embed_neighbours as embed_neighbours
     from outcrop.api.graph import generate_graph, import_graph, import_triples, stripe_features
     from outcrop.api.infer import infer
     from outcrop.api.predict import predict
@@ -105,7 +105,6 @@ __all__ = [
     "embed_eval",
     "embed_export",
     "embed_neighbors",
-    "embed_neighbours",
     "embed_prepare",
     "embed_train",
     "generate_graph",
@@ -120,6 +119,9 @@ __all__ = [
     "stripe_features",
     "train",
 ]
+
+# Names that changed their spelling: these warn, and go with the next release.
+_RENAMED = {"embed_neighbours": "embed_neighbors"}
 
 # Modules that documentation named, under the paths they had: these warn, and go with the next release.
 _MOVED = {
@@ -174,6 +176,8 @@ sys.meta_path.insert(0, _MovedModules)
 def __getattr__(name: str) -> Any:
     if name == "pyg":
         return import_module("outcrop.pyg")  # sets the name, so that this is called once
+    if name in _RENAMED:
+        warnings.warn(f"outcrop.{name} is called {_RENAMED[name]} now", DeprecationWarning, stacklevel=2)
     if name not in _HOME:
         raise AttributeError(f"module 'outcrop' has no attribute {name!r}")
     return getattr(import_module(_HOME[name]), name)

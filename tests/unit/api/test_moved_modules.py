@@ -52,6 +52,13 @@ def test_a_path_that_never_was_is_unknown() -> None:
         importlib.import_module("outcrop.slots")
 
 
+def test_a_name_that_is_spelled_otherwise_now_warns() -> None:
+    with pytest.warns(DeprecationWarning, match=r"outcrop\.embed_neighbours is called embed_neighbors now"):
+        found = outcrop.embed_neighbours
+    assert found is outcrop.embed_neighbors
+    assert not outcrop._RENAMED.keys() & set(outcrop.__all__)  # import * asks for none of them
+
+
 def test_the_runtime_has_its_old_path_too() -> None:
     with pytest.warns(DeprecationWarning, match=r"use outcrop\.Runtime"):
         from outcrop.runtime import Runtime
