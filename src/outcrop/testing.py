@@ -12,6 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
+from outcrop.config.sampling import SPLITS
 from outcrop.runtime.runtime import Runtime
 from outcrop.store import manifest as manifests
 from outcrop.store.arrays import ArrayWriter
@@ -104,7 +105,7 @@ def write_mydata(folder: str | Path) -> Path:
     np.save(folder / "features.npy", features)
     np.save(folder / "labels.npy", labels)
     order = rng.permutation(nodes)
-    for name, part in zip(("train", "valid", "test"), np.split(order, [1500, 2200]), strict=True):
+    for name, part in zip(SPLITS, np.split(order, [1500, 2200]), strict=True):
         np.save(folder / f"{name}.npy", part)
     return folder
 

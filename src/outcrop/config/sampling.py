@@ -5,12 +5,13 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Literal
 
 from outcrop.config.sizes import LARGEST_COUNT, out_of_range
 from outcrop.errors import ArgumentError
 
+SPLITS = ("train", "valid", "test")  # of a graph's nodes, edges or triples, in the order of passes
 SAMPLERS = ("neighbor", "labor", "shadow", "weighted", "foreign")
 
 
@@ -60,7 +61,7 @@ class SampleConfig:
     replace: bool = False
     seed: int = 0
     sampler: Literal["neighbor", "labor", "shadow", "weighted", "foreign"] = "neighbor"
-    splits: tuple[str, ...] = field(default=("train", "valid", "test"))
+    splits: tuple[str, ...] = SPLITS
     degrees: bool = False
     task: Literal["node", "link"] = "node"
     negatives: float = 1.0

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 import outcrop._core as _core
+from outcrop.config.sampling import SPLITS
 from outcrop.errors import ArgumentError, FormatError
 from outcrop.importing.options import ImportConfig
 from outcrop.importing.sources.archive import open_archive
@@ -42,7 +43,7 @@ from outcrop.runtime.runtime import UNLIMITED, Runtime
 from outcrop.store import imported
 from outcrop.store import manifest as manifests
 from outcrop.store.arrays import ArrayWriter, DiskArray, storage_dtype
-from outcrop.store.graph import FORMAT, SPLITS, VERSION, Graph, LabelKind, open_graph
+from outcrop.store.graph import FORMAT, VERSION, Graph, LabelKind, open_graph
 from outcrop.store.manifest import PAGE_SUMS, ArraySpec, Manifest
 from outcrop.store.names import write_names
 

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from outcrop.config import SampleConfig
+from outcrop.config.sampling import SPLITS
 from outcrop.errors import ArgumentError, IoError
 from outcrop.inference import export as exporting
 from outcrop.inference import layer_sums
@@ -21,7 +22,7 @@ from outcrop.loading.input_ids import checked_ids
 from outcrop.nn import checkpoint as checkpoints
 from outcrop.nn.models import Model
 from outcrop.runtime.runtime import Runtime
-from outcrop.store.graph import SPLITS, Graph, split_name
+from outcrop.store.graph import Graph, split_name
 
 OUTPUTS = {
     "class": ("logits", "classes", "probabilities", "embeddings"),

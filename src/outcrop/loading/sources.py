@@ -12,6 +12,7 @@ from pathlib import Path
 from numpy.typing import ArrayLike
 
 from outcrop.config import DeviceConfig, SampleConfig, Size, parse_size
+from outcrop.config.sampling import SPLITS
 from outcrop.errors import ArgumentError
 from outcrop.loading.edges import EdgeLookup
 from outcrop.loading.input_ids import InputIds, checked_ids
@@ -26,7 +27,7 @@ from outcrop.sampling.seeds import Ids
 from outcrop.store import manifest as manifests
 from outcrop.store import samples
 from outcrop.store.batches import BatchGraph
-from outcrop.store.graph import SPLITS, Graph, split_name
+from outcrop.store.graph import Graph, split_name
 
 _COUNTED_EPOCHS = 3  # of those without end, to find the smallest budget that works
 EVERY_EPOCH = (1 << 31) - 1  # as many as can be: epochs are drawn by their own numbers

@@ -8,10 +8,11 @@ from typing import Any, NoReturn
 import numpy as np
 import torch
 
+from outcrop.config.sampling import SPLITS
 from outcrop.errors import ArgumentError
 from outcrop.nn.convs import EdgeAttr, EdgeLayout, FeatureStore, GraphStore, TensorAttr
 from outcrop.runtime.runtime import Runtime
-from outcrop.store.graph import SPLITS, Graph, open_graph, split_name
+from outcrop.store.graph import Graph, open_graph, split_name
 
 _NAMES = {"x": "features", "y": "labels"}
 

@@ -17,9 +17,10 @@ from typing import Any
 
 import numpy as np
 
+from outcrop.config.sampling import SPLITS
 from outcrop.errors import ArgumentError
 from outcrop.store.batches import BatchGraph
-from outcrop.store.graph import SPLITS, split_name
+from outcrop.store.graph import split_name
 
 Source = Iterable[Any] | Callable[[int], Iterable[Any]]
 _MAX_HOPS = 15

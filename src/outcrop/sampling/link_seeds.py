@@ -16,6 +16,7 @@ from outcrop.runtime.keyed_random import key_of, mix64
 from outcrop.runtime.runtime import Runtime
 from outcrop.sampling.topology import Topology
 from outcrop.store.graph import Graph
+from outcrop.store.graph_manifest import EDGE_SPLITS
 
 _MAX_ATTEMPTS = 200
 _NEGATIVES = 0x6E6567  # separates the keys of negatives from those of shuffling
@@ -46,7 +47,7 @@ class LinkSeeds:
         name = f"{split}_edges"
         if self._graph.has(name):
             return self._graph.spec(name).shape[0]
-        listed = any(self._graph.has(f"{s}_edges") for s in ("train", "valid", "test"))
+        listed = any(self._graph.has(edges) for edges in EDGE_SPLITS)
         return self._graph.num_edges if split == "train" and not listed else 0
 
     def batch(self, split: str, code: int, epoch: int, number: int) -> LinkBatch:

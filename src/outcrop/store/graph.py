@@ -34,7 +34,6 @@ from outcrop.store.manifest import PAGE_SUMS, ArraySpec, Manifest
 from outcrop.store.names import NodeNames
 
 FORMAT, VERSION = "outcrop.graph", 1
-SPLITS = ("train", "valid", "test")
 # How a split may be spelled -> its name.
 SPLIT_NAMES = {"train": "train", "valid": "valid", "val": "valid", "validation": "valid", "test": "test"}
 # Arrays of which parts are read, so that their pages have checksums. The others are read and checked whole.

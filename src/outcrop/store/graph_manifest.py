@@ -8,15 +8,17 @@ from typing import Any
 
 import numpy as np
 
+from outcrop.config.sampling import SPLITS
 from outcrop.store.manifest import ArraySpec
 
+EDGE_SPLITS = tuple(f"{split}_edges" for split in SPLITS)
 MOST_CLASSES = 1 << 24  # more columns than any output layer has; a lie would be an allocation
 _COUNTS = ("num_nodes", "num_edges", "num_classes", "feature_dim")
 _DTYPES = {
     "indptr": ("int64",),
     "indices": ("uint32", "int64"),
     "edge_weight": ("float32",),
-    **dict.fromkeys(("train", "valid", "test", "train_edges", "valid_edges", "test_edges"), ("int64",)),
+    **dict.fromkeys((*SPLITS, *EDGE_SPLITS), ("int64",)),
 }
 
 
@@ -44,7 +46,7 @@ def problem(attributes: Mapping[str, Any], arrays: Mapping[str, ArraySpec]) -> s
 def _columns(attributes: Mapping[str, Any]) -> dict[str, tuple[int | None, tuple[int, ...]]]:
     """By array: how many rows (None: any number), and the shape of one."""
     nodes, edges = attributes["num_nodes"], attributes["num_edges"]
-    splits = dict.fromkeys(("train", "valid", "test"), (None, ()))
+    splits = dict.fromkeys(SPLITS, (None, ()))
     pairs = dict.fromkeys(("train_edges", "valid_edges", "test_edges"), (None, (2,)))
     return {
         "indptr": (nodes + 1, ()),

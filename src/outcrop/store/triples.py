@@ -11,11 +11,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from outcrop.config.sampling import SPLITS
 from outcrop.errors import FormatError
 from outcrop.runtime.runtime import Runtime
 from outcrop.store import manifest as manifests
 from outcrop.store.arrays import DiskArray
-from outcrop.store.graph import SPLITS
 from outcrop.store.manifest import Manifest
 from outcrop.store.names import read_text
 

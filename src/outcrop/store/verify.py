@@ -8,12 +8,13 @@ from typing import Any
 
 import numpy as np
 
+from outcrop.config.sampling import SPLITS
 from outcrop.errors import FormatError
 from outcrop.runtime.runtime import Runtime
 from outcrop.store import manifest as manifests
 from outcrop.store.arrays import DiskArray
 from outcrop.store.graph import FORMAT as GRAPH_FORMAT
-from outcrop.store.graph import PAGED, SPLITS, UNKNOWN_MULTILABEL, Graph, open_graph
+from outcrop.store.graph import PAGED, UNKNOWN_MULTILABEL, Graph, open_graph
 from outcrop.store.manifest import PAGE_SUMS, Manifest
 
 _BLOCK_ROWS = 1 << 17

@@ -10,10 +10,11 @@ import torch
 from torch.nn import functional as F
 from torch_geometric.nn import SAGEConv
 
+from outcrop.config.sampling import SPLITS
 from outcrop.errors import ArgumentError
 from outcrop.importing.generate import generate_graph
 from outcrop.runtime.runtime import Runtime
-from outcrop.store.graph import SPLITS, Graph
+from outcrop.store.graph import Graph
 from outcrop.store.verify import describe, verify_artifact
 from support import held_bytes, new_runtime
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from outcrop.config.sampling import SPLITS
 from outcrop.importing.sources.folder import FILES
 from outcrop.importing.sources.table_files import TABLE_SUFFIXES
-from outcrop.store.graph import SPLITS
 
 # Of sources that are folders; other kinds are one file.
 _NAMES = {

@@ -19,10 +19,11 @@ from outcrop.errors import ArgumentError
 from outcrop.importing.sources import tables
 from outcrop.importing.sources.base import GraphSource
 from outcrop.importing.sources.npy import open_npy
-from outcrop.importing.sources.parts import EDGE_SPLITS, Part, Parts, open_parts
+from outcrop.importing.sources.parts import Part, Parts, open_parts
 from outcrop.importing.sources.table_files import TABLE_SUFFIXES, open_table
 from outcrop.runtime.runtime import Runtime
 from outcrop.store.graph import SPLIT_NAMES
+from outcrop.store.graph_manifest import EDGE_SPLITS
 
 _ARRAY, _TABLE = (".npy",), TABLE_SUFFIXES
 # Stem of a file -> what it is, and which endings it may have.

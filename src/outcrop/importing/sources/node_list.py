@@ -6,12 +6,13 @@ from pathlib import Path
 
 import numpy as np
 
+from outcrop.config.sampling import SPLITS
 from outcrop.errors import ArgumentError, FormatError
 from outcrop.importing.sources.features import ID_COLUMNS
 from outcrop.importing.sources.table_files import TABLE_SUFFIXES, open_table
 from outcrop.importing.sources.tables import Place
 from outcrop.runtime.runtime import Runtime
-from outcrop.store.graph import SPLITS, Graph
+from outcrop.store.graph import Graph
 
 
 def read_ids(path: Path, graph: Graph) -> np.ndarray:

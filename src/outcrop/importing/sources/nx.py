@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from outcrop.config.sampling import SPLITS
 from outcrop.errors import ArgumentError
 from outcrop.importing.sources.parts import Parts
 from outcrop.runtime.runtime import Runtime
@@ -90,7 +91,7 @@ def _resolved(graph: Any, nodes: list[Any], index: dict[Any, int], name: str, va
         return _features(graph, nodes, [value] if isinstance(value, str) else list(value))
     if name == "labels" and isinstance(value, str):
         return [graph.nodes[node].get(value) for node in nodes]
-    if name in ("train", "valid", "test"):
+    if name in SPLITS:
         if isinstance(value, str):
             return np.array([bool(graph.nodes[node].get(value, False)) for node in nodes])
         if isinstance(value, list | tuple | set):

@@ -16,13 +16,15 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from outcrop.config.sampling import SPLITS
 from outcrop.errors import ArgumentError, FormatError
 from outcrop.importing.sources.base import GraphSource
 from outcrop.importing.sources.frames import StreamTable, is_frame
 from outcrop.importing.sources.matrix import csr_of_scipy
 from outcrop.importing.sources.nx import networkx_parts
-from outcrop.importing.sources.parts import EDGE_SPLITS, Part, Parts, open_parts
+from outcrop.importing.sources.parts import Part, Parts, open_parts
 from outcrop.runtime.runtime import Runtime
+from outcrop.store.graph_manifest import EDGE_SPLITS
 
 # What a part may be called -> what it is.
 KINDS = {
@@ -127,7 +129,7 @@ def _part(kind: str, value: Any, split_index: int) -> Part:
     if kind == "edges" and array.dtype.kind in "OUS" and array.ndim == 2 and 2 in array.shape:
         pairs = array if array.shape[1] == 2 else array.T
         return Part(kind, _columns(kind, pairs[:, 0], pairs[:, 1]))
-    if kind in ("train", "valid", "test"):
+    if kind in SPLITS:
         array = _split(kind, array, split_index)
     return Part(kind, array)
 

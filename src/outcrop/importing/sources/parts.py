@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 import pyarrow as pa
 
+from outcrop.config.sampling import SPLITS
 from outcrop.errors import ArgumentError, FormatError
 from outcrop.importing.sources.base import (
     EdgeBlock,
@@ -39,9 +40,9 @@ from outcrop.importing.sources.matrix import Csr, matrix_edges, matrix_features,
 from outcrop.importing.sources.tables import Place, Table
 from outcrop.runtime.runtime import Runtime
 from outcrop.store.graph import SPLIT_NAMES
+from outcrop.store.graph_manifest import EDGE_SPLITS
 
 LABEL_COLUMNS = ("label", "labels", "class", "y")
-EDGE_SPLITS = ("train_edges", "valid_edges", "test_edges")
 _BESIDE_LABELS = ("split",)
 
 
@@ -305,7 +306,7 @@ class _PartsJoiner:
                 self.notes.append(f"columns of {table.name} that are not imported: {', '.join(left)}")
 
     def _splits(self, ids: IdMap, num_nodes: int) -> dict[str, np.ndarray] | None:
-        arrays = {split: self.parts[split] for split in ("train", "valid", "test") if split in self.parts}
+        arrays = {split: self.parts[split] for split in SPLITS if split in self.parts}
         table, nodes = self._table("splits"), self.nodes
         in_nodes = nodes.column("split") if nodes else None
         if (bool(arrays) + bool(table) + bool(in_nodes)) > 1:
@@ -325,7 +326,7 @@ class _PartsJoiner:
     def _split_rows(self, ids: IdMap, node: int) -> list[SplitRow]:
         """Returns every row that puts ``node`` into a split; reads the splits again."""
         rows = []
-        for split in ("train", "valid", "test"):
+        for split in SPLITS:
             part = self.parts.get(split)
             if part is not None and isinstance(part.value, np.ndarray):
                 rows += _rows_of_part(split, part, ids, node)

@@ -8,11 +8,11 @@ from pathlib import Path
 import numpy as np
 
 import outcrop._core as _core
+from outcrop.config.sampling import SPLITS
 from outcrop.errors import ArgumentError
 from outcrop.importing.sources.base import GraphSource
 from outcrop.runtime.runtime import Runtime
 from outcrop.store.arrays import ArrayWriter
-from outcrop.store.graph import SPLITS
 from outcrop.store.manifest import ArraySpec
 
 Splits = dict[str, np.ndarray]  # node ids by split
