@@ -53,10 +53,10 @@ def test_columns_are_explained_on_the_page_and_in_the_output(tmp_path: Path) -> 
     assert on_page == MEANINGS
     graph = small_graph(tmp_path / "g")
     command = ["advise", str(graph.path), "--fanouts", "3,3", "--machine", "machine-a", "--prices", "prices"]
-    told = CliRunner().invoke(app, command, env={"COLUMNS": "200"}).stdout
-    said = re.sub("[│┃]", " ", told).splitlines()
-    headings = next(line for line in said if line.split()[:1] == ["machine"]).split()
+    told = re.sub("[│┃]", " ", CliRunner().invoke(app, command).stdout)
+    headings = next(line for line in told.splitlines() if line.split()[:1] == ["machine"]).split()
+    said = " ".join(told.split())  # lines are broken where the terminal ends
     assert set(MEANINGS) == set(headings) - {"machine", "mode"}
     for name, meaning in MEANINGS.items():
-        assert any(line.split(maxsplit=1) == [name, meaning] for line in said), name
-    assert "with 1 disk a unit of money trains on most nodes" in " ".join(said)
+        assert f"{name} {meaning}" in said
+    assert "with 1 disk a unit of money trains on most nodes" in said
