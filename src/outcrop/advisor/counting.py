@@ -21,6 +21,7 @@ from outcrop.advisor import shapes
 from outcrop.advisor.cost import LoadingWork, Workload
 from outcrop.advisor.pages import page_bytes, page_runs
 from outcrop.config import IoConfig, PlanConfig, SampleConfig, Size, format_bytes, parse_size
+from outcrop.config.models import wants_degrees
 from outcrop.errors import BudgetError
 from outcrop.loading.feeders import OnlineFeeder
 from outcrop.loading.modes import Online, Packed
@@ -65,7 +66,7 @@ class Task:
             fanouts=self.fanouts,
             batch_size=self.batch_size,
             sampler=self.sampler,  # type: ignore[arg-type]
-            degrees=self.model == "gcn" and self.sampler != "shadow",
+            degrees=wants_degrees(self.model, self.sampler),
             epochs=self.sample_epochs,
             seed=self.seed,
         )

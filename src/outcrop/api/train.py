@@ -20,6 +20,7 @@ from outcrop.config import (
     hidden_width,
     parse_size,
 )
+from outcrop.config.models import wants_degrees
 from outcrop.loading.modes import Packed, mode_named
 from outcrop.runtime.progress import Progress, shows_progress
 from outcrop.store.graph import Graph, open_graph
@@ -212,8 +213,7 @@ def _resolve(given: SimpleNamespace, said: Choices) -> TrainRequest:
         batch_size=1024 if given.batch_size is None else given.batch_size,
         epochs=1 if given.sample_epochs is None else given.sample_epochs,
         seed=given.seed,
-        # ShaDow's subgraphs have degrees of their own.
-        degrees=given.model == "gcn" and given.sampler != "shadow",
+        degrees=wants_degrees(given.model, given.sampler),
         sampler=given.sampler,
         dependency=given.dependency,
     )

@@ -20,6 +20,7 @@ from outcrop.advisor.counting import EpochCount, Task, compute_seconds, count
 from outcrop.api.prepare import prepare_with_report as prepare
 from outcrop.bench.epoch import Log, Setting, ensure_graph, plain
 from outcrop.config import IoConfig, TrainConfig, format_bytes
+from outcrop.config.models import wants_degrees
 from outcrop.loading.modes import mode_named
 from outcrop.loading.open import open_session
 from outcrop.runtime.hardware import Hardware
@@ -119,7 +120,7 @@ def run(folder: Path, setting: Setting, log: Log, cases: tuple[Case, ...] = CASE
 def _task(graph: Graph, folder: Path, setting: Setting, case: Case) -> Task:
     """Returns the prepared run of a case, shared by cases that want the same batches and the same cap."""
     memory = int(graph.feature_bytes * case.cap)
-    degrees = case.model == "gcn"
+    degrees = wants_degrees(case.model)
     name = f"{graph.path.stem}-cost-{case.fanouts.replace(',', '-')}-{case.cap:g}{'-degrees' if degrees else ''}.run"
     fanouts = tuple(map(int, case.fanouts.split(",")))
     prepare(

@@ -13,6 +13,7 @@ from typing import Any
 from outcrop.api.prepare import prepare_with_report as prepare
 from outcrop.api.train import train
 from outcrop.bench.epoch import Log, Setting, plain
+from outcrop.config.models import wants_degrees
 from outcrop.errors import ArgumentError
 from outcrop.loading.modes import InMemory, mode_named
 from outcrop.store.graph import open_graph
@@ -48,7 +49,7 @@ def run(
                 memory=memory,
                 overwrite=True,
                 seed=seed,
-                degrees=setting.model == "gcn",
+                degrees=wants_degrees(setting.model),
             )
             results = {
                 mode: train(

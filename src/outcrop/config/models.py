@@ -18,3 +18,13 @@ def hidden_width(model: str, hidden: int | None = None, heads: int = HEADS) -> i
     if hidden is not None:
         return hidden
     return _HEAD_WIDTH * heads if model == "gat" else _WIDTH
+
+
+def wants_degrees(model: str, sampler: str = "neighbor") -> bool:
+    """Tells whether batches for ``model`` record degrees within the whole graph, by which GCN normalises.
+
+    Args:
+        model: One of :data:`MODELS`.
+        sampler: What draws them. GCN takes ShaDow's subgraphs for graphs of their own, with degrees of their own.
+    """
+    return model == "gcn" and sampler != "shadow"

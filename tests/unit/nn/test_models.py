@@ -11,6 +11,7 @@ from torch_geometric.nn import GATConv, GCNConv, GraphSAGE, SAGEConv
 from torch_geometric.utils import trim_to_layer
 
 from batch_reference import deliver, loopless_degrees, random_adjacency, sample, symmetric
+from outcrop.config.models import wants_degrees
 from outcrop.device import resolve
 from outcrop.errors import ArgumentError, DeviceError
 from outcrop.nn import layers, sparse
@@ -149,6 +150,12 @@ def test_targets_without_neighbours(name, isolated):
     reference = torch.autograd.grad(theirs.sum(), wanted, allow_unused=True)
     for mine, other in zip(torch.autograd.grad(ours.sum(), wanted), reference, strict=True):
         torch.testing.assert_close(mine, torch.zeros_like(mine) if other is None else other, **TIGHT)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_batches_have_degrees_for_models_that_normalise_by_them(name):
+    assert wants_degrees(name) == new_model(name, heads=4).uses_degrees
+    assert not wants_degrees(name, "shadow")
 
 
 @pytest.mark.parametrize(("in_dim", "out_dim"), [(2, 9), (9, 2)])

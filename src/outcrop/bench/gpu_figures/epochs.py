@@ -21,6 +21,7 @@ from outcrop.bench.epoch import ensure_graph
 from outcrop.bench.gpu_figures.measure import Case, Setup
 from outcrop.bench.gpu_figures.result import Bar, Benchmark, Cases
 from outcrop.config import CACHE_STRATEGIES
+from outcrop.config.models import wants_degrees
 from outcrop.loading.modes import mode_named
 
 _BATCHES: dict[str, Any] = {"fanouts": (10, 10), "batch_size": 1024}
@@ -63,7 +64,13 @@ def _train(setup: Setup, mode: str, cap: float | None = 0.1, *, on_gpu: bool = T
     run = graph.with_suffix(f".{mode}.run")
     shutil.rmtree(run, ignore_errors=True)
     prepare(
-        graph, run, **_BATCHES, epochs=1, memory=memory, progress=False, degrees=more.get("model") == "gcn"
+        graph,
+        run,
+        **_BATCHES,
+        epochs=1,
+        memory=memory,
+        progress=False,
+        degrees=wants_degrees(str(more.get("model"))),
     )
     try:
         return train(graph, mode=mode, run=run, **options)
