@@ -83,9 +83,9 @@ def fit(buckets: Buckets, run: Path, config, runtime: Runtime, **options) -> Emb
 
 def table_of(run: Path, runtime: Runtime) -> tuple[np.ndarray, np.ndarray | None]:
     """float32 [nodes, stride] by node, vectors and optimizer state, and the vectors of relations."""
-    from outcrop.embed.model import open_trained
+    from outcrop.embed.model import open_model
 
-    trained = open_trained(run, runtime)
+    trained = open_model(run, runtime)
     try:
         table, division = trained.table, trained.buckets.division
         out = np.empty((trained.num_nodes, table.shape.stride), np.float32)

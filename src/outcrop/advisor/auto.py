@@ -85,17 +85,17 @@ def choose_limits(
     folder = graph.path if out is None else next(p for p in (out, *out.resolve().parents) if p.is_dir())
     disk = os.statvfs(folder)
     memory = choose.memory_within(available)
-    seen = probe_batches(graph, sampling, memory)
+    probe = probe_batches(graph, sampling, memory)
     facts = WorkloadFacts(
         available_bytes=available,
         free_disk_bytes=disk.f_bavail * disk.f_frsize,
         epochs=epochs,
         pool=sampling.epochs,
         refresh=refresh,
-        compute_s=_step_seconds(graph, seen, profile, model, hidden) * seen.count,
+        compute_s=_step_seconds(graph, probe, profile, model, hidden) * probe.count,
         write_bytes_per_s=profile.write_bytes_per_s,
         disk_space=limit,
-        **seen.facts(graph),
+        **probe.facts(graph),
     )
     if least_epochs is not None:
         facts = replace(facts, pool=choose.whole_epochs(facts), refresh=True)
@@ -168,10 +168,10 @@ def missing_share(batches: Sequence[np.ndarray], cache_rows: int, num_nodes: int
     return float((~np.isin(last, held)).mean() * (1 - unseen))
 
 
-def _step_seconds(graph: Graph, seen: BatchProbe, profile: Profile, model: str, hidden: int | None) -> float:
+def _step_seconds(graph: Graph, probe: BatchProbe, profile: Profile, model: str, hidden: int | None) -> float:
     """Returns the seconds of a training step on an average one of the batches seen, from the profile's step."""
-    nodes = np.mean([b.nodes_per_hop for b in seen.batches], axis=0)
-    edges = np.mean([b.edges_per_hop for b in seen.batches], axis=0)
+    nodes = np.mean([b.nodes_per_hop for b in probe.batches], axis=0)
+    edges = np.mean([b.edges_per_hop for b in probe.batches], axis=0)
     network = shapes.network_of(graph, model, hidden)
     return shapes.scaled_step(
         profile.steps.get(model, 0.0), network, shapes.Shape(tuple(nodes), tuple(edges))

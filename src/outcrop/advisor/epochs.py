@@ -174,20 +174,21 @@ def most_bytes(graph: Graph, sampling: SampleConfig, limits: PlanConfig) -> Epoc
 
 def measured_bytes(graph: Graph, sampling: SampleConfig, limits: PlanConfig) -> EpochBytes:
     """Returns bytes as a few batches have them, which are drawn within the memory budget."""
-    seen = auto.probe_batches(graph, sampling, _NO_LIMIT if limits.memory is None else limits.memory)
-    id_bytes, count = record.id_bytes_for(graph.num_nodes), max(len(seen.batches), 1)
-    records = [len(record.encode(b, record.AddressTable(), id_bytes)) for b in seen.batches]
-    nodes = sum(b.num_nodes for b in seen.batches) / count
+    probe = auto.probe_batches(graph, sampling, _NO_LIMIT if limits.memory is None else limits.memory)
+    id_bytes, count = record.id_bytes_for(graph.num_nodes), max(len(probe.batches), 1)
+    records = [len(record.encode(b, record.AddressTable(), id_bytes)) for b in probe.batches]
+    nodes = sum(b.num_nodes for b in probe.batches) / count
     row_bytes = graph.spec("features").stride_bytes
     structure = sum(records) / count + _TABLE_BYTES * nodes
     missing = 0.0
     if limits.memory is not None:
         buffer = max(
-            (b.num_nodes * row_bytes + size for b, size in zip(seen.batches, records, strict=True)), default=0
+            (b.num_nodes * row_bytes + size for b, size in zip(probe.batches, records, strict=True)),
+            default=0,
         )
         cached = (limits.memory - _BUFFERS * buffer) // max(row_bytes, 1)
-        missing = auto.missing_share([b.n_id for b in seen.batches], cached, graph.num_nodes)
-    return _of_batches(graph, sampling, limits, structure, nodes * row_bytes, missing, seen.count)
+        missing = auto.missing_share([b.n_id for b in probe.batches], cached, graph.num_nodes)
+    return _of_batches(graph, sampling, limits, structure, nodes * row_bytes, missing, probe.count)
 
 
 def _of_batches(

@@ -15,7 +15,7 @@ from outcrop.embed import evaluate as evaluation
 from outcrop.embed import export as exporting
 from outcrop.embed import neighbors as nearest
 from outcrop.embed.buckets import Buckets, open_buckets
-from outcrop.embed.model import EmbeddingModel, open_trained
+from outcrop.embed.model import EmbeddingModel, open_model
 from outcrop.embed.prepare import prepare as prepare_buckets
 from outcrop.embed.sizing import fewest_partitions
 from outcrop.embed.sources import open_source
@@ -327,7 +327,7 @@ def _trained(
     run: str | Path, memory: Size | None, progress: Progress | bool | None
 ) -> Iterator[EmbeddingModel]:
     with Runtime(memory, progress=progress) as runtime:
-        trained = open_trained(run, runtime)
+        trained = open_model(run, runtime)
         try:
             yield trained
         finally:

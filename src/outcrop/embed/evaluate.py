@@ -84,7 +84,7 @@ class Metrics:
 
 
 def evaluate(
-    trained: EmbeddingModel,
+    model: EmbeddingModel,
     split: str,
     *,
     filtered: bool = True,
@@ -102,7 +102,7 @@ def evaluate(
         ArgumentError: There are no edges in ``split``.
         BudgetError: One slice does not fit.
     """
-    buckets, runtime = trained.buckets, trained.runtime
+    buckets, runtime = model.buckets, model.runtime
     split = split_name(split)
     if split not in HELD_OUT:
         raise ArgumentError(f"split {split!r} cannot be evaluated: pass valid or test")
@@ -121,14 +121,14 @@ def evaluate(
             else "all nodes"
         )
     )
-    drawn = None if candidates is None else _draw(trained, candidates, by_degree, seed)
+    drawn = None if candidates is None else _draw(model, candidates, by_degree, seed)
     room = memory_tables.RANK_SCORES.bytes_of(runtime.budget.free_bytes)
-    block = max(min(len(edges), _MOST_EDGES, room // (trained.config.dim * 64)), 1)
+    block = max(min(len(edges), _MOST_EDGES, room // (model.config.dim * 64)), 1)
     ranks: dict[str, list[np.ndarray]] = {side: [] for side in SIDES}
     with runtime.task("evaluate", len(edges), "edges"):
         for start in range(0, len(edges), block):
             part = edges[start : start + block]
-            for side, found in _Block(trained, part).ranks(filtered, drawn).items():
+            for side, found in _Block(model, part).ranks(filtered, drawn).items():
                 ranks[side].append(found.rank)
             runtime.progress.advance("evaluate", len(part))
     of_side = {side: np.concatenate(found) for side, found in ranks.items()}
@@ -137,9 +137,9 @@ def evaluate(
     return whole
 
 
-def _draw(trained: EmbeddingModel, count: int, by_degree: bool, seed: int) -> np.ndarray:
+def _draw(model: EmbeddingModel, count: int, by_degree: bool, seed: int) -> np.ndarray:
     """Returns rows of the candidates: nodes drawn by their ids, so that they are the same for every division."""
-    buckets, runtime = trained.buckets, trained.runtime
+    buckets, runtime = model.buckets, model.runtime
     random = np.random.Generator(np.random.Philox(key=np.concatenate([key_of(seed, 7), key_of(seed, 8)])))
     numbering = buckets.numbering(runtime)
     if not by_degree:
@@ -155,37 +155,37 @@ def _draw(trained: EmbeddingModel, count: int, by_degree: bool, seed: int) -> np
 class _Block:
     """Holds held-out edges that are ranked in one pass over the table."""
 
-    def __init__(self, trained: EmbeddingModel, edges: np.ndarray):
-        self.trained, self.edges = trained, edges
+    def __init__(self, model: EmbeddingModel, edges: np.ndarray):
+        self.model, self.edges = model, edges
         ends = np.concatenate([edges[:, 0], edges[:, -1]])
-        vectors = torch.from_numpy(trained.vectors(ends)).double()
+        vectors = torch.from_numpy(model.vectors(ends)).double()
         self.known: dict[str, torch.Tensor] = dict(
             zip(SIDES, vectors.chunk(2), strict=True)
         )  # what the end is looked for with
         self.truth = {"target": edges[:, -1], "source": edges[:, 0]}
         self.queries = {side: self._queries(side) for side in SIDES}
-        pairs = trained.score.compare.pairs
+        pairs = model.score.compare.pairs
         others = {"target": self.known["source"], "source": self.known["target"]}
         self.true = {side: pairs(self.queries[side], others[side]) for side in SIDES}
 
     def _queries(self, side: str) -> torch.Tensor:
-        trained = self.trained
-        if trained.relations is None:
+        model = self.model
+        if model.relations is None:
             return self.known[side]
         width = self.edges.shape[1]
         ids = self.edges[:, 1] if width == 3 else np.zeros(len(self.edges), np.int64)
-        if side == "source" and trained.config.reciprocal:
-            ids, side = ids + len(trained.relations) // 2, "target"
+        if side == "source" and model.config.reciprocal:
+            ids, side = ids + len(model.relations) // 2, "target"
             known = self.known["source"]
         else:
             known = self.known[side]
-        return trained.score.query(known, torch.from_numpy(trained.relations[ids]).double(), side)
+        return model.score.query(known, torch.from_numpy(model.relations[ids]).double(), side)
 
     def ranks(self, filtered: bool, drawn: np.ndarray | None) -> dict[str, Ranks]:
         ranks = {side: Ranks.none(len(self.edges)) for side in SIDES}
         known = {side: self._known_pairs(side) if filtered else self._own_pairs(side) for side in SIDES}
         if drawn is not None:
-            vectors = self.trained.vectors(drawn)
+            vectors = self.model.vectors(drawn)
             for side, (edge, row) in known.items():
                 at, column = matches(drawn, row)
                 self._count(ranks[side], side, vectors, edge[at], column)
@@ -193,7 +193,7 @@ class _Block:
         for side, (edge, row) in known.items():
             by_row = np.argsort(row, kind="stable")
             known[side] = edge[by_row], row[by_row]
-        for first, vectors in self.trained.slices():
+        for first, vectors in self.model.slices():
             for side, (edge, row) in known.items():
                 here = slice(*np.searchsorted(row, [first, first + len(vectors)]))
                 self._count(ranks[side], side, vectors, edge[here], row[here] - first)
@@ -209,7 +209,7 @@ class _Block:
             for start in range(0, len(queries), _EDGES):
                 part = slice(start, min(start + _EDGES, len(queries)))
                 scores = torch.empty(part.stop - start, len(candidates), dtype=torch.float64)
-                self.trained.score.compare.scores(queries[part], candidates, scores)
+                self.model.score.compare.scores(queries[part], candidates, scores)
                 ranks.add(part, scores, true[part])
                 inside = (
                     (edge >= start)
@@ -227,11 +227,11 @@ class _Block:
     def _known_pairs(self, side: str) -> tuple[np.ndarray, np.ndarray]:
         """Returns (edge, row): for every edge, all ends that make a known one, its own among them; each once."""
         near, far = (0, -1) if side == "target" else (-1, 0)
-        mine = _keys(self.edges, near, self.trained.buckets.num_relations)
+        mine = _keys(self.edges, near, self.model.buckets.num_relations)
         keys, of_edge = np.unique(mine, return_inverse=True)
         found_key, found_row = [], []
         for block in self._all_edges():
-            key = _keys(block, near, self.trained.buckets.num_relations)
+            key = _keys(block, near, self.model.buckets.num_relations)
             positions = np.minimum(np.searchsorted(keys, key), len(keys) - 1)
             match = keys[positions] == key
             found_key.append(positions[match])
@@ -242,7 +242,7 @@ class _Block:
 
     def _all_edges(self) -> Iterator[np.ndarray]:
         """Blocks of all known edges, int64, ends as rows."""
-        buckets, runtime = self.trained.buckets, self.trained.runtime
+        buckets, runtime = self.model.buckets, self.model.runtime
         for split in HELD_OUT:
             if buckets.count(split):
                 yield buckets.array(runtime, split).read(_TAG)

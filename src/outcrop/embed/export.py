@@ -27,7 +27,7 @@ _NAMES = 1 << 14  # at a time
 _LINE_BREAKS = str.maketrans({"\n": "\\n", "\r": "\\r"})
 
 
-def export(trained: EmbeddingModel, format: str, out: Path) -> list[Path]:
+def export(model: EmbeddingModel, format: str, out: Path) -> list[Path]:
     """Writes the files of ``format`` to folder ``out``, each as a whole or not at all; their paths.
 
     Raises:
@@ -40,15 +40,15 @@ def export(trained: EmbeddingModel, format: str, out: Path) -> list[Path]:
         raise IoError(20, f"{out} is a file: name the folder to write to")
     with naming_files(out):
         out.mkdir(parents=True, exist_ok=True)
-    task = _Export(trained, out)
-    with trained.runtime.task("export", trained.num_nodes, "nodes"):
+    task = _Export(model, out)
+    with model.runtime.task("export", model.num_nodes, "nodes"):
         return getattr(task, format)()
 
 
 class _Export:
-    def __init__(self, trained: EmbeddingModel, out: Path):
-        self.trained, self.out, self.runtime = trained, out, trained.runtime
-        self.width = trained.config.dim
+    def __init__(self, model: EmbeddingModel, out: Path):
+        self.model, self.out, self.runtime = model, out, model.runtime
+        self.width = model.config.dim
 
     # Formats
 
@@ -63,8 +63,8 @@ class _Export:
 
             return to
 
-        made = [self._file("entities.npy", write(self._entities(), (self.trained.num_nodes, self.width)))]
-        relations = self.trained.relations
+        made = [self._file("entities.npy", write(self._entities(), (self.model.num_nodes, self.width)))]
+        relations = self.model.relations
         if relations is not None:
             made.append(self._file("relations.npy", write(iter([relations]), relations.shape)))
         return made + self._name_files()
@@ -72,13 +72,13 @@ class _Export:
     def safetensors(self) -> list[Path]:
         """Writes the format by hand, as the library has no streaming: length, header, data."""
         tensors: dict[str, tuple[tuple[int, ...], Iterator[np.ndarray]]] = {
-            "entities": ((self.trained.num_nodes, self.width), self._entities())
+            "entities": ((self.model.num_nodes, self.width), self._entities())
         }
-        if self.trained.relations is not None:
-            tensors["relations"] = (self.trained.relations.shape, iter([self.trained.relations]))
+        if self.model.relations is not None:
+            tensors["relations"] = (self.model.relations.shape, iter([self.model.relations]))
 
         def write(file: IO[bytes]) -> None:
-            header: dict[str, Any] = {"__metadata__": {"model": self.trained.config.model}}
+            header: dict[str, Any] = {"__metadata__": {"model": self.model.config.model}}
             at = 0
             for name, (shape, _) in tensors.items():
                 end = at + 4 * shape[0] * shape[1]
@@ -120,7 +120,7 @@ class _Export:
             return to
 
         made = [self._file("entities.parquet", write("entity", self._entities(), self.width))]
-        relations = self.trained.relations
+        relations = self.model.relations
         if relations is not None:
             values = write("relation", iter([relations]), relations.shape[1])
             made.append(self._file("relations.parquet", values))
@@ -130,36 +130,36 @@ class _Export:
 
     def _entities(self) -> Iterator[np.ndarray]:
         """Yields float32 [n, dim], in order of node ids."""
-        count, budget = self.trained.num_nodes, self.runtime.budget
-        numbering = self.trained.buckets.numbering(self.runtime)
+        count, budget = self.model.num_nodes, self.runtime.budget
+        numbering = self.model.buckets.numbering(self.runtime)
         row_bytes = 4 * self.width + 32
-        free = max(budget.free_bytes - self.trained.table.slab_bytes, 0)
+        free = max(budget.free_bytes - self.model.table.slab_bytes, 0)
         step = max(memory_tables.EMBEDDING_CHUNK.bytes_of(free) // row_bytes, 1)
         for start in range(0, count, step):
             stop = min(start + step, count)
             with budget.reserve(_TAG, (stop - start) * row_bytes):
-                yield self.trained.vectors(numbering.rows(np.arange(start, stop, dtype=np.int64)))
+                yield self.model.vectors(numbering.rows(np.arange(start, stop, dtype=np.int64)))
             self.runtime.progress.advance("export", stop - start)
 
     def _has_names(self, kind: str) -> bool:
-        return self.trained.buckets.has(f"{kind}_names")
+        return self.model.buckets.has(f"{kind}_names")
 
     def _names(self, kind: str, start: int, stop: int) -> list[str | None]:
         """Yields the names of rows of a table; those of reciprocal relations have ``inverse of`` before them."""
-        count = self.trained.num_nodes if kind == "entity" else self.trained.buckets.num_relations
+        count = self.model.num_nodes if kind == "entity" else self.model.buckets.num_relations
         names: list[str | None] = []
         if start < count:
-            names += self.trained.buckets.names(self.runtime, kind, start, min(stop, count))
+            names += self.model.buckets.names(self.runtime, kind, start, min(stop, count))
         if stop > count:
-            inverse = self.trained.buckets.names(self.runtime, kind, max(start, count) - count, stop - count)
+            inverse = self.model.buckets.names(self.runtime, kind, max(start, count) - count, stop - count)
             names += [f"inverse of {name}" for name in inverse]
         return names
 
     def _name_files(self) -> list[Path]:
         paths = []
-        counts = {"entity": self.trained.num_nodes}
-        if self.trained.relations is not None:
-            counts["relation"] = len(self.trained.relations)
+        counts = {"entity": self.model.num_nodes}
+        if self.model.relations is not None:
+            counts["relation"] = len(self.model.relations)
         for kind, count in counts.items():
             if self._has_names(kind):
 

@@ -89,7 +89,7 @@ class EmbeddingModel:
         self.table.close()
 
 
-def open_trained(run: Path | str, runtime: Runtime) -> EmbeddingModel:
+def open_model(run: Path | str, runtime: Runtime) -> EmbeddingModel:
     """Opens the last checkpoint of the embedding run at ``run``.
 
     Raises:

@@ -19,22 +19,22 @@ _NAMES = 1 << 16  # looked through at a time
 _BLOCK = 1 << 14  # rows whose differences are held at a time
 
 
-def find_node(trained: EmbeddingModel, name: str) -> int:
+def find_node(model: EmbeddingModel, name: str) -> int:
     """Returns the id of the node called ``name``; a number is an id where nodes have no names.
 
     Raises:
         ArgumentError: There is none.
     """
-    buckets = trained.buckets
+    buckets = model.buckets
     if not buckets.has("entity_names"):
-        if name.isdecimal() and int(name) < trained.num_nodes:
+        if name.isdecimal() and int(name) < model.num_nodes:
             return int(name)
         raise ArgumentError(
-            f"node {name!r} is not in {buckets.path}: pass an id from 0 to {trained.num_nodes - 1}"
+            f"node {name!r} is not in {buckets.path}: pass an id from 0 to {model.num_nodes - 1}"
         )
     part = []
-    for start in range(0, trained.num_nodes, _NAMES):
-        names = buckets.names(trained.runtime, "entity", start, min(start + _NAMES, trained.num_nodes))
+    for start in range(0, model.num_nodes, _NAMES):
+        names = buckets.names(model.runtime, "entity", start, min(start + _NAMES, model.num_nodes))
         if name in names:
             return start + names.index(name)
         part += [other for other in names if name.lower() in other.lower()][: 5 - len(part)]
@@ -43,7 +43,7 @@ def find_node(trained: EmbeddingModel, name: str) -> int:
 
 
 def neighbors(
-    trained: EmbeddingModel, node: int, count: int, metric: str = "cosine"
+    model: EmbeddingModel, node: int, count: int, metric: str = "cosine"
 ) -> list[tuple[int, str | None, float]]:
     """Returns (id, name, distance) of the ``count`` nodes nearest to ``node``, itself left out, nearest first.
 
@@ -55,12 +55,12 @@ def neighbors(
     if metric not in METRICS:
         raise ArgumentError(f"metric {metric!r} is unknown; known: {', '.join(METRICS)}")
     search = _searcher()
-    buckets, runtime = trained.buckets, trained.runtime
+    buckets, runtime = model.buckets, model.runtime
     numbering = buckets.numbering(runtime)
     row = numbering.rows(np.array([node], np.int64))
-    query = trained.vectors(row)[0]
+    query = model.vectors(row)[0]
     nearest: list[tuple[float, int]] = []
-    for first, vectors in trained.slices():
+    for first, vectors in model.slices():
         held = np.ascontiguousarray(vectors)
         distances, keys = search(held, query, min(count + 1, len(held)), metric)
         nearest += [

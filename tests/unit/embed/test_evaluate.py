@@ -18,7 +18,7 @@ from outcrop.config import EmbedConfig
 from outcrop.embed import evaluate as evaluation
 from outcrop.embed.evaluate import Metrics, Ranks, evaluate
 from outcrop.embed.export import export
-from outcrop.embed.model import open_trained
+from outcrop.embed.model import open_model
 from outcrop.embed.neighbors import find_node, neighbors
 from outcrop.embed.orders import make_order
 from outcrop.errors import ArgumentError, BudgetError, IoError
@@ -38,7 +38,7 @@ def trained_on(tmp_path, runtime, splits, partitions=1, name="run", **options):
         source = knowledge_graph(tmp_path, runtime, **splits)
     buckets = buckets_of(source, tmp_path / name, runtime, partitions)
     fit(buckets, tmp_path / name, replace(CONFIG, **options), runtime)
-    return open_trained(tmp_path / name, runtime)
+    return open_model(tmp_path / name, runtime)
 
 
 def by_node(trained):
@@ -157,12 +157,12 @@ def test_the_same_value_for_every_division_and_budget(tmp_path, make_runtime, sp
         run = tmp_path / f"run{p}"
         trained_on(tmp_path, runtime, splits, p, run.name, epochs=1, rate=1e-30).close()
         small = make_runtime(memory)
-        trained = open_trained(run, small)
+        trained = open_model(run, small)
         found.append(evaluate(trained, "test"))
         trained.close()
         assert small.budget.peak_bytes <= small.budget.limit_bytes
     assert all(f == found[0] for f in found)
-    trained = open_trained(tmp_path / "run1", make_runtime("20KiB"))
+    trained = open_model(tmp_path / "run1", make_runtime("20KiB"))
     with pytest.raises(BudgetError, match="one slice of the table takes"):
         evaluate(trained, "test")
     trained.close()
@@ -228,7 +228,7 @@ def test_exported_vectors_are_those_of_the_table_in_order_of_ids(
 ):
     runtime = make_runtime()
     trained_on(tmp_path, runtime, splits, 5, reciprocal=True).close()
-    trained = open_trained(tmp_path / "run", make_runtime(memory))
+    trained = open_model(tmp_path / "run", make_runtime(memory))
     expected = by_node(trained)[0].numpy().astype(np.float32)
     entities = trained.buckets.names(runtime, "entity")
     relations = trained.buckets.names(runtime, "relation")

@@ -20,7 +20,7 @@ from outcrop.api.embed import embed_prepare, embed_train
 from outcrop.config import EmbedConfig
 from outcrop.embed import schedule as schedules
 from outcrop.embed.edges import TrainingEdges
-from outcrop.embed.model import open_trained
+from outcrop.embed.model import open_model
 from outcrop.embed.sizing import fewest_partitions
 from outcrop.embed.sources import open_source
 from outcrop.embed.tables import Move
@@ -264,7 +264,7 @@ def test_damage_is_found(tmp_path, make_runtime, source):
     runtime, run = make_runtime(), tmp_path / "run"
     buckets = buckets_of(source, run, runtime, 4)
     with pytest.raises(FormatError, match="holds no trained embeddings"):
-        open_trained(run, runtime)
+        open_model(run, runtime)
     fit(buckets, run, replace(CONFIG, epochs=1), runtime)
     path = run / FOLDER / "tables.bin"
     whole = path.read_bytes()
@@ -361,7 +361,7 @@ def test_edges_of_pieces(tmp_path, make_runtime, source, monkeypatch):
 def test_what_was_trained_is_only_read(tmp_path, make_runtime, source):
     runtime, run = make_runtime(), tmp_path / "run"
     fit(buckets_of(source, run, runtime, 3), run, CONFIG, runtime)
-    trained = open_trained(run, runtime)
+    trained = open_model(run, runtime)
     table = trained.table
     slab = runtime.budget.empty("slab", table.slab_bytes)
     table.load(1, slab)
@@ -419,7 +419,7 @@ def test_learns_a_pattern_that_can_be_learned(tmp_path, make_runtime):
         run = tmp_path / f"run{p}"
         config = EmbedConfig(dim=32, epochs=60, negatives=60, chunk=50, batch=50, start=0.1, n3=1e-3)
         fit(buckets_of(source, run, runtime, p), run, config, runtime)
-        trained = open_trained(run, runtime)
+        trained = open_model(run, runtime)
         values.append(evaluate(trained, "test").mrr)
         trained.close()
     assert min(values) > 0.6, values

@@ -19,7 +19,7 @@ from outcrop.api.embed import embed_prepare, embed_train
 from outcrop.api.infer import infer
 from outcrop.api.train import train
 from outcrop.config import EmbedConfig
-from outcrop.embed.model import open_trained
+from outcrop.embed.model import open_model
 from outcrop.errors import BudgetError, ChecksumError, IoError
 from outcrop.store import lock
 from outcrop.store.manifest import partial_folder
@@ -179,7 +179,7 @@ def test_reading_vectors_that_are_being_trained_is_no_damage(tmp_path, make_runt
     runtime, run = make_runtime(), tmp_path / "run"
     source = knowledge_graph(tmp_path, runtime, train=random_triples(60, 3, 300))
     fit(buckets_of(source, run, runtime, 2), run, CONFIG, runtime)
-    trained = open_trained(run, runtime)
+    trained = open_model(run, runtime)
     try:
         path = trained.table.path
         path.write_bytes(bytes(np.frombuffer(path.read_bytes(), np.uint8) ^ 1))
