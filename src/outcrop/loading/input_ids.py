@@ -8,6 +8,7 @@ from outcrop.errors import ArgumentError
 from outcrop.sampling.seeds import Ids
 from outcrop.store.batches import BatchGraph
 from outcrop.store.graph import Graph
+from outcrop.store.host_array import host_array
 
 
 class InputIds:
@@ -43,7 +44,7 @@ def checked_ids(ids: object, graph: Graph, where: str) -> np.ndarray:
     Raises:
         ArgumentError: No such thing, out of range, no node of that name, or a node stands there twice; names ``where``.
     """
-    array = np.asarray(ids.detach().cpu() if hasattr(ids, "detach") else ids)  # type: ignore[attr-defined]
+    array = host_array(ids)
     if array.dtype == bool and array.shape == (graph.num_nodes,):
         array = np.flatnonzero(array)
     elif array.ndim == 1 and _is_text(array):

@@ -13,7 +13,7 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, ParamSpec, Protocol, TypeVar
+from typing import Any, ParamSpec, Protocol, TypeVar, runtime_checkable
 
 from outcrop.config import format_bytes
 
@@ -39,6 +39,13 @@ class Progress(Protocol):
     def advance(self, task: str, amount: int) -> None: ...
     def note(self, task: str, text: str) -> None: ...
     def finish(self, task: str) -> None: ...
+
+
+@runtime_checkable
+class ClosableProgress(Progress, Protocol):
+    """A display that ends with the work, as bars do that are drawn again and again."""
+
+    def close(self) -> None: ...
 
 
 class SilentProgress:
@@ -141,9 +148,8 @@ def shows_progress(function: Callable[P, R]) -> Callable[P, R]:
         try:
             return function(*args, **kwargs)
         finally:
-            close = getattr(progress, "close", None)
-            if progress is not given and close is not None:
-                close()
+            if progress is not given and isinstance(progress, ClosableProgress):
+                progress.close()
 
     return call
 

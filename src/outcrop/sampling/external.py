@@ -21,6 +21,7 @@ from outcrop.config.sampling import SPLITS
 from outcrop.errors import ArgumentError
 from outcrop.store.batches import BatchGraph
 from outcrop.store.graph import split_name
+from outcrop.store.host_array import host_array
 
 Source = Iterable[Any] | Callable[[int], Iterable[Any]]
 _MAX_HOPS = 15
@@ -129,10 +130,6 @@ def convert(data: Any, num_nodes: int, where: str) -> BatchGraph:
     )
 
 
-def _array(value: Any) -> np.ndarray:
-    return np.asarray(value.detach().cpu() if hasattr(value, "detach") else value)
-
-
 def _require(holds: bool, where: str, problem: str) -> None:
     if not holds:
         raise ArgumentError(f"{where}: {problem}")
@@ -147,7 +144,7 @@ def _check_range(values: np.ndarray, limit: int, where: str, name: str) -> None:
 def _integers(data: Any, name: str, where: str) -> np.ndarray:
     value: Any = getattr(data, name, None)
     _require(value is not None, where, f"it has no {name}")
-    array = _array(value)
+    array = host_array(value)
     _require(array.dtype.kind in "iu", where, f"{name} is {array.dtype}, integers are needed")
     return array.astype(np.int64)
 
@@ -155,7 +152,7 @@ def _integers(data: Any, name: str, where: str) -> np.ndarray:
 def _batch_size(data: Any, where: str) -> int:
     value: Any = getattr(data, "batch_size", None)
     if value is None and getattr(data, "edge_label_index", None) is not None:
-        ends = _array(data.edge_label_index)  # LinkNeighborLoader: the ends of the edges come first
+        ends = host_array(data.edge_label_index)  # LinkNeighborLoader: the ends of the edges come first
         return int(ends.max(initial=-1)) + 1
     if value is None:
         raise ArgumentError(f"{where}: it has no batch_size: how many of the first nodes are seeds")
@@ -169,7 +166,7 @@ def _hops(
     given = [getattr(data, name, None) for name in ("num_sampled_nodes", "num_sampled_edges")]
     if any(value is None for value in given):
         return None
-    nodes, edges = (tuple(int(n) for n in _array(value).reshape(-1)) for value in given)
+    nodes, edges = (tuple(int(n) for n in host_array(value).reshape(-1)) for value in given)
     if len(nodes) != len(edges) + 1 or not 1 <= len(edges) <= _MAX_HOPS or min(nodes + edges) < 0:
         raise ArgumentError(
             f"{where}: num_sampled_nodes {list(nodes)} and num_sampled_edges {list(edges)} do not belong together: "
@@ -198,7 +195,7 @@ def _labels(data: Any, count: int, seeds: int, order: np.ndarray, where: str) ->
     value = getattr(data, "y", None)
     if value is None:
         return np.zeros(0, np.int64)
-    y = _array(value)
+    y = host_array(value)
     y = y[:, 0] if y.ndim == 2 and y.shape[1] == 1 else y
     _require(
         y.ndim == 1 and len(y) in (seeds, count) and y.dtype.kind in "iub",
@@ -218,6 +215,6 @@ def _label_edges(
     _require(index.ndim == 2 and len(index) == 2, where, f"edge_label_index has shape {index.shape}")
     _check_range(index, seeds, where, "edge_label_index (its nodes must be seeds)")
     value = getattr(data, "edge_label", None)
-    label = np.ones(index.shape[1], np.float32) if value is None else _array(value).astype(np.float32)
+    label = np.ones(index.shape[1], np.float32) if value is None else host_array(value).astype(np.float32)
     _require(label.shape == index.shape[1:], where, f"edge_label has shape {label.shape}")
     return rank[index].astype(np.int32), label

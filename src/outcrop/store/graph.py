@@ -30,6 +30,7 @@ from outcrop.runtime.runtime import Runtime
 from outcrop.store import graph_manifest
 from outcrop.store import manifest as manifests
 from outcrop.store.arrays import DiskArray
+from outcrop.store.host_array import host_array
 from outcrop.store.manifest import PAGE_SUMS, ArraySpec, Manifest
 from outcrop.store.names import NodeNames
 
@@ -181,7 +182,7 @@ class Graph:
             FormatError: The names are damaged.
         """
         chosen: Any = range(self.num_nodes) if nodes is None else nodes
-        ids = np.asarray(chosen.detach().cpu() if hasattr(chosen, "detach") else chosen)
+        ids = host_array(chosen)
         ids = ids.astype(np.int64) if ids.dtype.kind in "iu" or not ids.size else ids
         if ids.ndim != 1 or ids.dtype != np.int64 or ((ids < 0) | (ids >= self.num_nodes)).any():
             raise ArgumentError(
