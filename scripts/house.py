@@ -29,6 +29,7 @@ ENTRIES, LOOSE, ARROWS = (
     150,
 )  # of src/outcrop: entries, modules beside its packages, arrows between its rooms
 PARAMETERS, OF_A_DOOR = 6, 10  # of a public function, of one that the package offers
+SHORTCUTS = ("memory", "epochs")  # of a door: short for a field of the objects that it takes
 README_LINES = 180
 _COMPILED = ("_core.pyi",)  # written by lint
 # Words that end like participles and are none.
@@ -168,8 +169,9 @@ def parameters(house: House) -> Findings:
             if isinstance(node, ast.ClassDef):
                 continue
             a = node.args
-            count = sum(p.arg not in ("self", "cls") for p in (*a.posonlyargs, *a.args, *a.kwonlyargs))
             door = house.offered.get(name.split(".")[0]) == module.name
+            uncounted = ("self", "cls", *(SHORTCUTS if door else ()))
+            count = sum(p.arg not in uncounted for p in (*a.posonlyargs, *a.args, *a.kwonlyargs))
             if count > (OF_A_DOOR if door else PARAMETERS):
                 found[f"{module.name}.{name}"] = count
             if door and a.kwarg is not None:

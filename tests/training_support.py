@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from dataclasses import fields, make_dataclass
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 
 from batch_reference import deliver, loopless_degrees, random_adjacency, sample
-from outcrop.config import TrainConfig
+from outcrop.config import Checkpoints, ModelConfig, TrainConfig
 from outcrop.runtime.trace import Trace
 from outcrop.store.minibatch import MiniBatch
 from outcrop.training.evaluate import evaluate
+from outcrop.training.learning import LearningTask
 from outcrop.training.loop import TrainResult, train
+from outcrop.training.objectives import CLASSES as OF_CLASSES
 
 NUM_NODES, DIM, CLASSES, BATCH = 120, 6, 3, 16
 
@@ -27,6 +31,32 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(os, "fsync", lambda _: None)
     yield
     torch.set_num_threads(before)
+
+
+_OF_MODEL = {"model": "name", **{name: name for name in ("hidden", "layers", "heads", "dropout")}}
+Settings: Any = make_dataclass(
+    "Settings",
+    [
+        ("model", str, "sage"),
+        ("layers", int, 2),
+        ("checkpoint_every", int, 1),
+        ("checkpoint_minutes", float | None, None),
+        *(
+            (of.name, of.type, of.default)
+            for kind in (ModelConfig, TrainConfig)
+            for of in fields(kind)
+            if of.name not in ("name", "layers")
+        ),
+    ],
+    frozen=True,
+)
+"""Model, training and checkpoints in one object, so that a test changes any field by ``replace``."""
+
+
+def learning(settings: Any, in_dim: int, num_classes: int, **rest: Any) -> LearningTask:
+    model = ModelConfig(**{new: getattr(settings, old) for old, new in _OF_MODEL.items()})
+    training = TrainConfig(**{of.name: getattr(settings, of.name) for of in fields(TrainConfig)})
+    return LearningTask(model, training, in_dim, num_classes, **rest)
 
 
 class SilentProgress:
@@ -65,15 +95,14 @@ class Problem:
     def valid_batches(self) -> Iterator[MiniBatch]:
         return self.batches(self.valid_ids, 0)
 
-    def run(self, config: TrainConfig, out=None, **kwargs) -> TrainResult:
+    def run(self, settings: Any, out=None, *, resume: bool = True, **kwargs) -> TrainResult:
         kwargs.setdefault("evaluate", evaluate)
+        told = {"objective": kwargs.pop("objective", OF_CLASSES), "inputs": kwargs.pop("inputs", {})}
         return train(
             kwargs.pop("train_batches", self.train_batches),
             kwargs.pop("valid_batches", self.valid_batches),
-            config,
-            out,
+            learning(settings, DIM, CLASSES, **told),
             a_runtime(),
-            in_dim=DIM,
-            num_classes=CLASSES,
+            kept=out and Checkpoints(out, settings.checkpoint_minutes, settings.checkpoint_every, resume),
             **kwargs,
         )

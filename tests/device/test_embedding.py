@@ -32,7 +32,7 @@ from outcrop.runtime.runtime import Runtime
 pytestmark = pytest.mark.filterwarnings(
     "ignore:.*name entities or relations that:outcrop.errors.OutcropWarning"
 )
-CONFIG = EmbedConfig(dim=8, epochs=1, negatives=12, batch=50, chunk=20, rate=0.1)
+CONFIG = EmbedConfig(dim=8, epochs=1, negatives=12, batch=50, chunk=20, learning_rate=0.1)
 TO = DeviceConfig(GPU)
 
 

@@ -33,7 +33,7 @@ CONFIG = EmbedConfig(
     negatives=12,
     batch=50,
     chunk=20,
-    rate=0.1,
+    learning_rate=0.1,
     sweeps=2,
     optimizer="adagrad",
 )

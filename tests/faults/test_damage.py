@@ -18,8 +18,9 @@ import outcrop
 from artifact_support import differences, fresh_runtime, memory_folder, prepare, small_graph, tree
 from infer_support import a_model, odd_graph, save
 from outcrop import _core
-from outcrop.config import BaselineConfig, IoConfig, SampleConfig
+from outcrop.config import IoConfig, SampleConfig
 from outcrop.errors import ChecksumError, FormatError
+from outcrop.loading.modes import Mode, Partition
 from outcrop.loading.open import open_session
 from outcrop.sampling.sampler import BatchSampler
 from outcrop.store.graph import PAGED, open_graph
@@ -89,17 +90,15 @@ def damaged(path: Path, data_bytes: int, change: Callable, seed: int) -> Iterato
 def load(folder: Path, mode: str, features: np.ndarray) -> None:
     """Loads training and evaluation; what is delivered must be the rows that were written."""
     with fresh_runtime("6MiB") as runtime:
-        baseline = BaselineConfig(partitions=6, resident=2)
+        given = Partition(partitions=6, resident=2) if mode == "partition" else mode
         run = None if mode == "partition" else folder / "run"
         config = SampleConfig(fanouts=(3, 3), batch_size=15)
         graph = open_graph(folder / "graph")
-        _load(graph, runtime, mode, run, config, baseline, features)
+        _load(graph, runtime, given, run, config, features)
 
 
-def _load(
-    graph: Any, runtime: Any, mode: str, run: Path | None, config: Any, baseline: Any, features: Any
-) -> None:
-    with open_session(graph, runtime, mode, run_folder=run, config=config, baseline=baseline) as session:
+def _load(graph: Any, runtime: Any, mode: str | Mode, run: Path | None, config: Any, features: Any) -> None:
+    with open_session(graph, runtime, mode, run_folder=run, config=config) as session:
         for split in ("train", "valid", "test"):
             with session.batches(split, 0) as batches:
                 for batch in batches:

@@ -2,14 +2,24 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any
 
-from outcrop.config import BucketConfig, DeviceConfig, EmbedConfig, IoConfig, Size, format_bytes, parse_size
+from outcrop.api.old_keywords import accepts_old_keywords, merged, named
+from outcrop.config import (
+    BucketConfig,
+    DeviceConfig,
+    EmbedConfig,
+    IoConfig,
+    Limits,
+    Size,
+    format_bytes,
+    parse_size,
+    with_memory,
+)
 from outcrop.device import gpu_named
 from outcrop.embed import evaluate as evaluation
 from outcrop.embed import export as exporting
@@ -21,6 +31,7 @@ from outcrop.embed.sizing import fewest_partitions
 from outcrop.embed.sources import open_source
 from outcrop.embed.training import EmbeddingTrainer
 from outcrop.errors import ArgumentError
+from outcrop.runtime.observer import Observer
 from outcrop.runtime.progress import Progress, shows_progress
 from outcrop.runtime.runtime import Runtime
 from outcrop.store.lock import only_process_in
@@ -106,106 +117,89 @@ def _partitions(source: str | Path, dim: int, runtime: Runtime) -> int:
     )
 
 
-@shows_progress
+_OF_CONFIG = {
+    name: f"config.{name}"
+    for name in (
+        "model", "dim", "negatives", "by_degree", "chunk", "batch", "loss", "margin", "optimizer",
+        "learning_rate", "relation_learning_rate", "start", "reciprocal", "n3", "l2", "buffer",
+        "sweeps", "order", "seed",
+    )
+}  # fmt: skip
+_OLD = {
+    **_OF_CONFIG,
+    "rate": "config.learning_rate",
+    "relation_rate": "config.relation_learning_rate",
+    "gpu_memory": "limits.gpu_memory",
+    "trace_path": "observer.trace",
+    "progress": "observer.progress",
+}
+
+
+def _objects(old: dict[str, Any], given: dict[str, Any]) -> dict[str, Any]:
+    """Makes the objects that :func:`embed_train` takes now from keywords that it took before."""
+    made: dict[str, Any] = {}
+    for parameter, kind in (("config", EmbedConfig), ("limits", Limits), ("observer", Observer)):
+        if fields := named(_OLD, parameter, old):
+            if parameter == "config" and given.get("config") is not None:
+                raise ArgumentError("give either config or single options of the training")
+            made[parameter] = merged(kind, given.get(parameter), fields)
+    return made
+
+
+@accepts_old_keywords(_OLD, _objects)
 def embed_train(
     run: str | Path,
     config: EmbedConfig | None = None,
     *,
-    model: str = "complex",
-    dim: int = 100,
-    epochs: int = 10,
-    negatives: int = 1000,
-    by_degree: float = 0.0,
-    chunk: int = 1000,
-    batch: int = 5000,
-    loss: str = "softmax",
-    margin: float = 1.0,
-    optimizer: Literal["adagrad", "sgd", "adam"] = "adagrad",
-    learning_rate: float = 0.1,
-    relation_learning_rate: float | None = None,
-    start: float | None = None,
-    reciprocal: bool = False,
-    n3: float = 0.0,
-    l2: float = 0.0,
-    buffer: int = 3,
-    sweeps: int = 1,
-    order: str = "best",
-    seed: int = 0,
-    memory: Size | None = None,
+    limits: Limits | None = None,
     resident: bool | None = None,
     fresh: bool = False,
     checkpoint_seconds: float = 300.0,
     prefetch: bool = True,
     device: str = "cpu",
-    gpu_memory: Size = 0,
     io: str = "engine",
-    trace_path: str | Path | None = None,
-    progress: Progress | bool = True,
-    rate: float | None = None,
-    relation_rate: float | None = None,
+    observer: Observer | None = None,
+    memory: Size | None = None,
+    epochs: int | None = None,
 ) -> EmbedReport:
     """Trains embeddings on prepared buckets; goes on from the checkpoint of ``run`` where it holds one.
 
     Args:
         run: Embedding run, made by :func:`embed_prepare`.
-        config: Options from ``model`` to ``seed`` as one object, in place of them.
-        model: Score function: ``dot``, ``distmult``, ``complex``, ``transe-l1``, ``transe-l2`` or ``rotate``.
-        dim: Floats of a vector; of complex ones half are imaginary parts.
-        epochs: Epochs in all, those before the checkpoint included.
-        negatives: Nodes that stand in for an end of an edge, shared by a chunk.
-        by_degree: Share of the negatives drawn in proportion to degree, the rest uniformly.
-        chunk: Edges that share negatives.
-        batch: Edges of one step of the optimizer.
-        loss: ``softmax``, ``logistic`` or ``margin``.
-        margin: Distance that loss ``margin`` asks for.
-        optimizer: ``adagrad``, ``sgd`` or ``adam`` (row-wise).
-        learning_rate: Step size of the optimizer.
-        relation_learning_rate: Step size of relation vectors; None: the same.
-        start: Standard deviation of the first vectors; None: 1e-3, and 1 / sqrt(dim) where scores are distances.
-        reciprocal: Whether relations have other vectors when the source is looked for.
-        n3, l2: Weights of the regularisers, for each edge: of the sum of cubes of moduli, and of squares.
-        buffer: Partitions that are in memory at a time, where not all are.
-        sweeps: Times that an epoch goes over the partitions, each with another part of the edges.
-        order: Sequence of partitions: ``best``, ``legend``, ``beta`` or ``cover``.
-        seed: Number that decides first vectors, negatives and the sequence of edges.
-        memory: Bytes, or text such as ``"4GiB"``, for all that Outcrop holds; torch comes on top.
-        resident: All partitions in memory, or ``buffer`` of them; None: all where ``memory`` has room.
+        config: What is trained, and how (:class:`outcrop.EmbedConfig`).
+        limits: Memory for all that Outcrop holds, torch comes on top; and device memory for partitions and batches, 0:
+            what is free there (:class:`outcrop.Limits`).
+        resident: All partitions in memory, or ``config.buffer`` of them; None: all where memory has room.
         fresh: Whether to start over where there is a checkpoint.
         checkpoint_seconds: Time between checkpoints within an epoch; each epoch ends with one.
         prefetch: Whether partitions are swapped while training goes on.
         device: Where the partitions in memory lie, and training runs. What a GPU computes is that of the CPU as far as
             rounding goes; either goes on from a checkpoint of the other.
-        gpu_memory: Bytes of the device for partitions and batches; 0: what is free there.
         io: Who moves partitions between the device and the disk: ``engine``, by slabs in host memory; or ``gpu``, by
             commands that kernels put to rings (:mod:`outcrop.rows.rings`).
-        trace_path: JSONL file for spans of all stages.
-        progress: Whether to show progress (:mod:`outcrop.runtime.progress`), or a receiver of it.
-        rate, relation_rate: Former names of ``learning_rate`` and ``relation_learning_rate``.
+        observer: Progress and traces (:class:`outcrop.Observer`).
+        memory: Short for ``limits=Limits(memory=...)``.
+        epochs: Short for ``config=EmbedConfig(epochs=...)``.
 
     Raises:
         ArgumentError: The checkpoint is of another configuration, or an option is out of range.
         BudgetError, NumericError, IoError, ChecksumError: See the messages.
     """
-    given = EmbedConfig(
-        model=model, dim=dim, epochs=epochs, negatives=negatives, by_degree=by_degree, chunk=chunk, batch=batch,
-        loss=loss, margin=margin, optimizer=optimizer, rate=_renamed("rate", rate, "learning_rate", learning_rate),
-        relation_rate=_renamed("relation_rate", relation_rate, "relation_learning_rate", relation_learning_rate),
-        start=start, reciprocal=reciprocal, n3=n3, l2=l2, buffer=buffer, sweeps=sweeps, order=order, seed=seed,
-    )  # fmt: skip
-    if config is not None and given != EmbedConfig():
-        raise ArgumentError("give either config or single options of the training")
-    config = config or given
+    config = config or EmbedConfig()
+    config = config if epochs is None else replace(config, epochs=epochs)
+    limits, watched = with_memory(limits, memory), observer or Observer()
     io_config = IoConfig(initiator=io)  # type: ignore[arg-type]
     if io == "gpu" and gpu_named(device) is None:
         raise ArgumentError(f"io gpu moves partitions of a GPU, device is {device}: leave io as it is")
     buckets = open_buckets(run)
     with (
         only_process_in(Path(run)),
-        Runtime(memory, io=io_config, trace_path=trace_path, progress=progress) as runtime,
+        watched.watching() as progress,
+        Runtime(limits.memory, io=io_config, trace_path=watched.trace, progress=progress) as runtime,
     ):
         fit = EmbeddingTrainer(
             buckets, Path(run), config, runtime, resident=resident, fresh=fresh, checkpoint_seconds=checkpoint_seconds,
-            prefetch=prefetch, device=DeviceConfig(device, parse_size(gpu_memory)),
+            prefetch=prefetch, device=DeviceConfig(device, parse_size(limits.gpu_memory)),
         )  # fmt: skip
         try:
             result = fit.run()
@@ -220,17 +214,6 @@ def embed_train(
             runtime.budget.peak_bytes,
             dict(runtime.device_peaks),
         )
-
-
-R = TypeVar("R", float, float | None)
-
-
-def _renamed(old: str, value: float | None, new: str, otherwise: R) -> float | R:
-    """``value`` of an argument by its former name, with a warning; else what was given by the new one."""
-    if value is None:
-        return otherwise
-    warnings.warn(f"{old} is called {new} now", FutureWarning, stacklevel=3)
-    return value
 
 
 @shows_progress

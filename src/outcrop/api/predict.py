@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from outcrop.api.infer import infer
-from outcrop.config import Size
-from outcrop.runtime.progress import Progress, shows_progress
+from outcrop.api.infer import OLD, infer, objects
+from outcrop.api.old_keywords import accepts_old_keywords
+from outcrop.config import InferSampling, Size
+from outcrop.runtime.observer import Observer
 from outcrop.store.graph import Graph
 from outcrop.store.manifest import naming_files
 
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
     from torch import nn
 
 
-@shows_progress
+@accepts_old_keywords({name: new for name, new in OLD.items() if name != "checkpoint"}, objects)
 def predict(
     graph: Graph | str | Path,
     model: nn.Module | str | Path,
@@ -27,14 +28,12 @@ def predict(
     *,
     output: str = "logits",
     method: str | None = None,
-    fanouts: Sequence[int] | None = None,
-    batch_size: int = 1024,
-    seed: int = 0,
+    sampling: InferSampling | None = None,
     any_graph: bool = False,
     memory: Size | None = None,
     device: str = "cpu",
     folder: str | Path | None = None,
-    progress: Progress | bool = True,
+    observer: Observer | None = None,
 ) -> np.ndarray:
     """Returns the predictions of ``model`` for ``nodes``: ``numpy.load`` of what :func:`outcrop.infer` writes.
 
@@ -46,7 +45,7 @@ def predict(
             as ``checkpoint``.
         nodes: Nodes to score, in any order: as of :func:`outcrop.infer`.
         output: ``logits``, ``classes``, ``probabilities``, ``values`` or ``embeddings``.
-        method, fanouts, batch_size, seed, any_graph, memory, device, progress: As of :func:`outcrop.infer`.
+        method, sampling, any_graph, memory, device, observer: As of :func:`outcrop.infer`.
         folder: Where what layers read of each other, and the result, lie meanwhile; None: the system's folder for
             temporary files (``TMPDIR``). A layer takes ``4 * num_nodes * width`` bytes.
 
@@ -57,24 +56,20 @@ def predict(
     Raises:
         ArgumentError, BudgetError, FormatError, IoError: As of :func:`outcrop.infer`.
     """
-    stored = isinstance(model, str | Path)
     place = Path(tempfile.gettempdir() if folder is None else folder)
     with naming_files(place), tempfile.TemporaryDirectory(prefix="outcrop-predict-", dir=place) as there:
         out = Path(there) / "predictions.npy"
         infer(
             graph,
-            checkpoint=model if stored else None,
-            model=None if stored else model,
+            model=model,
             out=out,
             nodes=nodes,
             method=method,
             output=output,
-            fanouts=fanouts,
-            batch_size=batch_size,
-            seed=seed,
+            sampling=sampling,
             any_graph=any_graph,
             memory=memory,
             device=device,
-            progress=progress,
+            observer=observer,
         )
         return np.load(out)

@@ -19,6 +19,8 @@ from typing import Any
 from outcrop.api.prepare import prepare_with_report as prepare
 from outcrop.api.train import train
 from outcrop.bench.epoch import Log, Setting, ensure_graph, plain
+from outcrop.config import ModelConfig, SampleConfig, TrainConfig, as_fanouts
+from outcrop.runtime.observer import Observer
 
 _CHECKED, _UNCHECKED = "checked", "unchecked"
 
@@ -28,24 +30,21 @@ def run(folder: Path, setting: Setting, log: Log) -> dict[str, Any]:
     graph = ensure_graph(folder, setting.shape, log)
     graphs = {_CHECKED: graph, _UNCHECKED: without_checks(graph, folder / f"{graph.stem}-unchecked.oc")}
     out = folder / "bench-checks.run"
-    batches = {"fanouts": [int(f) for f in setting.fanouts.split(",")], "batch_size": setting.batch_size}
+    sampling = SampleConfig(as_fanouts(map(int, setting.fanouts.split(","))), setting.batch_size)
 
     def prepares(path: Path) -> None:
         shutil.rmtree(out, ignore_errors=True)
-        prepare(path, out, **batches, epochs=1, memory=setting.memory, progress=False)
+        prepare(path, out, sampling=sampling, epochs=1, memory=setting.memory)
 
     def trains(path: Path) -> None:
         train(
             path,
-            mode="online",
-            model=setting.model,
-            hidden=setting.hidden,
-            **batches,
+            loading="online",
+            model=ModelConfig(setting.model, setting.hidden),
+            sampling=sampling,
             memory=setting.memory,
-            epochs=setting.epochs,
-            evaluate_every=setting.epochs,
-            test=False,
-            progress=False,
+            training=TrainConfig(epochs=setting.epochs, evaluate_every=setting.epochs, test=False),
+            observer=Observer(progress=False),
         )
 
     cases = {}

@@ -19,7 +19,7 @@ from outcrop.advisor import cost, machine
 from outcrop.advisor.counting import EpochCount, Task, compute_seconds, count
 from outcrop.api.prepare import prepare_with_report as prepare
 from outcrop.bench.epoch import Log, Setting, ensure_graph, plain
-from outcrop.config import IoConfig, TrainConfig, format_bytes
+from outcrop.config import IoConfig, ModelConfig, SampleConfig, TrainConfig, format_bytes
 from outcrop.config.models import wants_degrees
 from outcrop.loading.modes import mode_named
 from outcrop.loading.open import open_session
@@ -31,6 +31,7 @@ from outcrop.store.profile import Profile
 from outcrop.store.samples import open_samples
 from outcrop.training import loop as training
 from outcrop.training.evaluate import evaluate
+from outcrop.training.learning import LearningTask
 
 _TOPOLOGY = "map"  # of mode online: pages of the topology would be read besides, and depend on a cache
 _EPOCHS = {"packed": 5, "online": 3}  # the first warms up
@@ -126,10 +127,8 @@ def _task(graph: Graph, folder: Path, setting: Setting, case: Case) -> Task:
     prepare(
         graph,
         folder / name,
-        fanouts=fanouts,
-        batch_size=setting.batch_size,
+        sampling=SampleConfig(fanouts, setting.batch_size, degrees=degrees),
         epochs=1,
-        degrees=degrees,
         memory=memory,
         overwrite=True,
     )
@@ -199,7 +198,8 @@ def _compute(task: Task) -> float:
 def _measure(task: Task, case: Case, setting: Setting, rate: int) -> tuple[float, int]:
     """Returns the median seconds of an epoch after the first, and what the last one read."""
     epochs = min(_EPOCHS[case.mode], max(setting.epochs, 2))
-    config = TrainConfig(case.model, task.hidden, layers=len(task.fanouts), epochs=epochs)
+    model = ModelConfig(case.model, task.hidden, layers=len(task.fanouts))
+    learning = LearningTask(model, TrainConfig(epochs=epochs), task.graph.feature_dim, task.graph.num_classes)
     with (
         Runtime(task.memory, io=IoConfig(rate_bytes_per_second=rate, topology=_TOPOLOGY)) as runtime,
         open_session(task.graph, runtime, case.mode, run_folder=task.run) as session,
@@ -214,11 +214,8 @@ def _measure(task: Task, case: Case, setting: Setting, rate: int) -> tuple[float
         result = training.train(
             lambda epoch: session.batches("train", epoch),
             None,
-            config,
-            None,
+            learning,
             runtime,
-            in_dim=task.graph.feature_dim,
-            num_classes=task.graph.num_classes,
             evaluate=evaluate,
             counters=counters,
         )

@@ -18,6 +18,7 @@ import numpy as np
 
 from outcrop.api.prepare import prepare_with_report as prepare
 from outcrop.bench.epoch import Log, Setting, ensure_graph
+from outcrop.config import Limits, PackConfig, SampleConfig
 from outcrop.errors import BudgetError
 from outcrop.loading.open import open_session
 from outcrop.preparation import segments as layouts
@@ -95,12 +96,11 @@ def _opened(folder: Path, setting: Setting, epochs: int, log: Log) -> Iterator[t
     path = ensure_graph(folder, setting.shape, log)
     graph, run = open_graph(path), folder / f"{path.stem}-layout.run"
     log(f"sampling {epochs} epochs")
-    fanouts = [int(f) for f in setting.fanouts.split(",")]
+    fanouts = tuple(map(int, setting.fanouts.split(",")))
     prepare(
         graph,
         run,
-        fanouts=fanouts,
-        batch_size=setting.batch_size,
+        sampling=SampleConfig(fanouts, setting.batch_size),
         epochs=epochs,
         memory=setting.memory,
         overwrite=True,
@@ -235,11 +235,9 @@ def _timed(folder: Path, setting: Setting, bound: float, log: Log) -> dict[str, 
     graph = open_graph(ensure_graph(folder, setting.shape, log))
     run = folder / "bench-layout.run"
     options: dict[str, Any] = {
-        "fanouts": [int(f) for f in setting.fanouts.split(",")],
-        "batch_size": setting.batch_size,
+        "sampling": SampleConfig(tuple(map(int, setting.fanouts.split(","))), setting.batch_size),
         "epochs": _EPOCHS,
-        "memory": setting.memory,
-        "disk_space": f"{bound:g}x",
+        "limits": Limits(setting.memory, disk_space=f"{bound:g}x"),
         "overwrite": True,
     }
     try:
@@ -254,7 +252,7 @@ def _timed(folder: Path, setting: Setting, bound: float, log: Log) -> dict[str, 
     for other in others[:2]:
         name = f"{other['segment']},{other['threshold']}"
         try:
-            report = prepare(graph, run, **options, layout=name)
+            report = prepare(graph, run, **options, packing=PackConfig(layout=name))
         except BudgetError:  # it was priced from a sketch, and does not fit by a little
             continue
         rows[name] = {**_load(graph, run, setting), "disk_bytes": report.disk_bytes}

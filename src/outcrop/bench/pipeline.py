@@ -16,13 +16,14 @@ from typing import Any
 import torch
 
 from outcrop.bench.epoch import Log, Setting, ensure_graph, ensure_run
-from outcrop.config import IoConfig, TrainConfig
+from outcrop.config import IoConfig, ModelConfig, TrainConfig
 from outcrop.errors import ArgumentError
 from outcrop.loading.open import open_session
 from outcrop.runtime.runtime import Runtime
 from outcrop.store.graph import Graph, open_graph
 from outcrop.training import loop as training
 from outcrop.training.evaluate import evaluate
+from outcrop.training.learning import LearningTask
 
 _BALANCES = (0.5, 1.0, 2.0)  # of reading to computing
 _TOLERANCE, _TRIES = 0.05, 4  # what computing takes changes from minute to minute
@@ -109,12 +110,9 @@ def _train(
     graph: Graph, run_folder: Path, setting: Setting, mode: str, rate: int, overlapped: bool
 ) -> dict[str, Any]:
     """Returns the median epoch after one to warm up, with the time that each stage was busy."""
-    config = TrainConfig(
-        model=setting.model,
-        hidden=setting.hidden,
-        layers=len(setting.fanouts.split(",")),
-        epochs=4,
-        trace_losses=True,
+    model = ModelConfig(setting.model, setting.hidden, layers=len(setting.fanouts.split(",")))
+    learning = LearningTask(
+        model, TrainConfig(epochs=4, trace_losses=True), graph.feature_dim, graph.num_classes
     )
     busy: dict[str, float] = defaultdict(float)
 
@@ -139,11 +137,8 @@ def _train(
         result = training.train(
             lambda epoch: session.batches("train", epoch, overlapped=overlapped),
             None,
-            config,
-            None,
+            learning,
             runtime,
-            in_dim=graph.feature_dim,
-            num_classes=graph.num_classes,
             evaluate=evaluate,
             counters=counters,
         )

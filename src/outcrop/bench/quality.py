@@ -13,6 +13,7 @@ from typing import Any
 from outcrop.api.prepare import prepare_with_report as prepare
 from outcrop.api.train import train
 from outcrop.bench.epoch import Log, Setting, plain
+from outcrop.config import ModelConfig, SampleConfig, TrainConfig
 from outcrop.config.models import wants_degrees
 from outcrop.errors import ArgumentError
 from outcrop.loading.modes import InMemory, mode_named
@@ -43,27 +44,26 @@ def run(
             prepare(
                 graph,
                 run_folder,
-                fanouts=[int(f) for f in setting.fanouts.split(",")],
-                batch_size=setting.batch_size,
+                sampling=SampleConfig(
+                    tuple(map(int, setting.fanouts.split(","))),
+                    setting.batch_size,
+                    seed=seed,
+                    degrees=wants_degrees(setting.model),
+                ),
                 epochs=setting.epochs,
                 memory=memory,
                 overwrite=True,
-                seed=seed,
-                degrees=wants_degrees(setting.model),
             )
             results = {
                 mode: train(
                     graph,
                     run=run_folder,
-                    mode=mode,
-                    model=setting.model,
-                    hidden=64,
-                    dropout=0.5,
-                    learning_rate=0.01,
-                    epochs=setting.epochs,
+                    loading=mode,
+                    model=ModelConfig(setting.model, hidden=64, dropout=0.5),
+                    training=TrainConfig(
+                        epochs=setting.epochs, learning_rate=0.01, seed=seed, trace_losses=True
+                    ),
                     memory=memory if mode_named(mode).takes_run_budget else "1TiB",
-                    seed=seed,
-                    trace_losses=True,
                 )
                 for mode in modes
             }

@@ -8,6 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from outcrop.cli import common, printing
+from outcrop.cli.parsing import parse_fanouts
 from outcrop.config import format_bytes
 
 # What the columns of the prediction mean; docs/advise.md says the same.
@@ -86,7 +87,7 @@ def advise(
         run=graph if is_run else None,
         model=model,
         hidden=hidden,
-        fanouts=common.parse_fanouts(fanouts),
+        fanouts=parse_fanouts(fanouts),
         batch_size=batch_size,
         sampler=sampler,
         sample_epochs=sample_epochs,

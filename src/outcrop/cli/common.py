@@ -151,11 +151,14 @@ def with_config(command: Callable[..., None]) -> Callable[..., None]:
             command(**options)
 
     def parameter(name: str, kind: Any, default: Any = Parameter.empty) -> Parameter:
-        return Parameter(name, Parameter.POSITIONAL_OR_KEYWORD, annotation=kind, default=default)
+        return Parameter(name, Parameter.KEYWORD_ONLY, annotation=kind, default=default)
 
     parameters = [
         parameter("context", typer.Context),
-        *signature(command, eval_str=True).parameters.values(),
+        *(
+            p.replace(kind=Parameter.KEYWORD_ONLY)
+            for p in signature(command, eval_str=True).parameters.values()
+        ),
         parameter("config_file", Config, None),
         parameter("print_config", PrintConfig, False),
     ]
@@ -172,9 +175,12 @@ def _options_as_toml(context: typer.Context) -> str:
         names = [name for name in option.opts if name.startswith("--") and name not in _ABOUT_OPTIONS]
         if names:
             name = names[0].removeprefix("--")
-            lines.append(
-                f"# {name} is not given" if value in (None, (), []) else f"{name} = {_as_toml(value)}"
-            )
+            if value not in (None, (), []):
+                lines.append(f"{name} = {_as_toml(value)}")
+            elif isinstance(usual := getattr(option, "show_default", None), str):
+                lines.append(f"# {name} = {usual} unless given")
+            else:
+                lines.append(f"# {name} is not given")
     return "\n".join(lines)
 
 
@@ -217,13 +223,6 @@ def runtime_for(
         Runtime(memory, io=io, progress=progress, trace_path=trace) as runtime,
     ):
         yield runtime
-
-
-def parse_fanouts(text: str) -> tuple[int, ...]:
-    try:
-        return tuple(int(part) for part in text.split(","))
-    except ValueError:
-        raise ArgumentError(f"fanouts {text!r} are not understood; write for example 10,15,20") from None
 
 
 def say_choice(why: str) -> None:

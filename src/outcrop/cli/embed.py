@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from outcrop.cli import common, printing
-from outcrop.config import format_bytes
+from outcrop.cli.options import Fields, with_options
+from outcrop.config import EmbedConfig, Limits, format_bytes
+from outcrop.runtime.observer import Observer
 
 if TYPE_CHECKING:
     from outcrop.embed.orders import Order
@@ -36,7 +39,15 @@ def add_commands(app: typer.Typer) -> None:
         "train",
         help="Train embeddings; goes on from the last checkpoint.\n\n"
         "Example: outcrop embed train fb15k.emb --model complex --dim 100 --epochs 30 --memory 2GiB",
-    )(common.with_config(train))
+    )(
+        common.with_config(
+            with_options(
+                train,
+                config=(EmbedConfig, Fields(_CONFIG, _FLAGS)),
+                limits=(Limits, Fields(("memory", "gpu_memory"))),
+            )
+        )
+    )
     embed.command(
         "eval",
         help="Rank held-out edges: MRR, mean rank, Hits@1/3/10.\n\nExample: outcrop embed eval fb15k.emb --split test",
@@ -214,48 +225,17 @@ def prepare(
         printing.print_facts({name: f"{value:,}" for name, value in facts.items()})
 
 
+_CONFIG = [field.name for field in fields(EmbedConfig)]
+_FLAGS = {
+    "learning_rate": ("--learning-rate", "--lr"),
+    "relation_learning_rate": ("--relation-learning-rate", "--relation-lr"),
+}
+
+
 def train(
     run: RunFolder,
-    model: Annotated[
-        str, typer.Option("--model", help="dot, distmult, complex, transe-l1, transe-l2 or rotate.")
-    ] = "complex",
-    dim: Annotated[int, typer.Option("--dim", help="Floats of a vector.")] = 100,
-    epochs: Annotated[int, typer.Option("--epochs")] = 10,
-    negatives: Annotated[
-        int, typer.Option("--negatives", help="Nodes that a chunk of edges is compared with.")
-    ] = 1000,
-    by_degree: Annotated[
-        float, typer.Option("--by-degree", help="Share of them drawn in proportion to degree.")
-    ] = 0.0,
-    chunk: Annotated[int, typer.Option("--chunk", help="Edges that share negatives.")] = 1000,
-    batch: Annotated[int, typer.Option("--batch", help="Edges of one step of the optimizer.")] = 5000,
-    loss: Annotated[str, typer.Option("--loss", help="softmax, logistic or margin.")] = "softmax",
-    margin: Annotated[float, typer.Option("--margin", help="Of loss margin.")] = 1.0,
-    optimizer: Annotated[
-        str, typer.Option("--optimizer", help="adagrad, sgd or adam (row-wise).")
-    ] = "adagrad",
-    rate: Annotated[float, typer.Option("--learning-rate", "--lr", help="Step size of the optimizer.")] = 0.1,
-    relation_rate: Annotated[
-        float | None,
-        typer.Option("--relation-learning-rate", "--relation-lr", help="Of relations, if another."),
-    ] = None,
-    start: Annotated[
-        float | None, typer.Option("--start", help="Standard deviation of the first vectors.")
-    ] = None,
-    reciprocal: Annotated[
-        bool, typer.Option("--reciprocal", help="Other relation vectors for looking for sources.")
-    ] = False,
-    n3: Annotated[float, typer.Option("--n3", help="Weight of the nuclear 3-norm regulariser.")] = 0.0,
-    l2: Annotated[float, typer.Option("--l2", help="Weight of the squared norm.")] = 0.0,
-    buffer: Buffer = 3,
-    sweeps: Annotated[
-        int,
-        typer.Option(
-            "--sweeps",
-            help="Times that an epoch goes over the partitions, each with another part of the edges.",
-        ),
-    ] = 1,
-    order: OrderName = "best",
+    *,
+    config: EmbedConfig,
     resident: Annotated[
         bool | None,
         typer.Option(
@@ -266,9 +246,8 @@ def train(
     prefetch: Annotated[
         bool, typer.Option("--prefetch/--no-prefetch", help="Swap while training goes on, or after it.")
     ] = True,
-    memory: common.Memory = None,
+    limits: Limits,
     device: common.Device = "cpu",
-    gpu_memory: common.GpuMemory = "0",
     io: Annotated[
         str, typer.Option("--io", help="Of a GPU, who moves partitions from and to disk: engine or gpu.")
     ] = "engine",
@@ -277,7 +256,6 @@ def train(
         float,
         typer.Option("--checkpoint-minutes", help="Between checkpoints within an epoch; each ends with one."),
     ] = 5.0,
-    seed: common.Seed = 0,
     trace: Annotated[
         Path | None, typer.Option("--trace", help="Write spans of all stages to this JSONL file.")
     ] = None,
@@ -286,44 +264,19 @@ def train(
 ) -> None:
     common.load_torch(quiet)
     from outcrop.api.embed import embed_train
-    from outcrop.config import EmbedConfig
 
-    config = EmbedConfig(
-        model=model,
-        dim=dim,
-        epochs=epochs,
-        negatives=negatives,
-        by_degree=by_degree,
-        chunk=chunk,
-        batch=batch,
-        loss=loss,
-        margin=margin,
-        optimizer=optimizer,  # type: ignore[arg-type]
-        rate=rate,
-        relation_rate=relation_rate,
-        start=start,
-        reciprocal=reciprocal,
-        n3=n3,
-        l2=l2,
-        buffer=buffer,
-        sweeps=sweeps,
-        order=order,
-        seed=seed,
-    )
     with common.progress_bars(quiet) as progress:
         report = embed_train(
             run,
             config,
-            memory=memory,
+            limits=limits,
             resident=resident,
             fresh=fresh,
             checkpoint_seconds=60 * checkpoint_minutes,
             prefetch=prefetch,
             device=device,
-            gpu_memory=gpu_memory,
             io=io,
-            trace_path=trace,
-            progress=progress,
+            observer=Observer(progress, trace),
         )
     common.write_json(json, report.as_dict())
     if quiet:

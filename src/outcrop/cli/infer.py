@@ -8,7 +8,9 @@ from typing import Annotated, Any
 import typer
 
 from outcrop.cli import common, printing
-from outcrop.config import format_bytes
+from outcrop.cli.options import Fields, with_options
+from outcrop.config import InferSampling, format_bytes
+from outcrop.runtime.observer import Observer
 
 
 def add_commands(app: typer.Typer) -> None:
@@ -16,7 +18,11 @@ def add_commands(app: typer.Typer) -> None:
         "infer",
         help="Write a trained model's predictions, for all nodes or some, out of core.\n\nExample: outcrop infer "
         "papers.oc --checkpoint ckpt --out predictions.parquet --output classes --memory 2GiB",
-    )(common.with_config(infer))
+    )(
+        common.with_config(
+            with_options(infer, sampling=(InferSampling, Fields(("fanouts", "batch_size", "seed"))))
+        )
+    )
 
 
 def infer(
@@ -37,11 +43,8 @@ def infer(
         str,
         typer.Option("--output", help="logits, classes, probabilities, values (regression) or embeddings."),
     ] = "logits",
-    fanouts: Annotated[
-        str | None, typer.Option("--fanouts", help="Of sampled; none: those of the training.")
-    ] = None,
-    batch_size: Annotated[int, typer.Option("--batch-size", help="Of sampled.")] = 1024,
-    seed: common.Seed = 0,
+    *,
+    sampling: InferSampling,
     any_graph: Annotated[
         bool, typer.Option("--any-graph", help="Also a graph that the model was not trained on.")
     ] = False,
@@ -59,19 +62,16 @@ def infer(
     with common.progress_bars(quiet) as progress:
         report = run(
             graph,
-            checkpoint=checkpoint,
+            model=checkpoint,
             out=out,
             nodes=nodes,
             method=method,
             output=output,
-            fanouts=None if fanouts is None else common.parse_fanouts(fanouts),
-            batch_size=batch_size,
-            seed=seed,
+            sampling=sampling,
             any_graph=any_graph,
             memory=memory,
             device=device,
-            trace_path=trace,
-            progress=progress,
+            observer=Observer(progress, trace),
         ).as_dict()
     common.write_json(json, report)
     if not quiet:

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from outcrop.cli import common, printing
-from outcrop.config import IoConfig, format_bytes, parse_size
-from outcrop.errors import ArgumentError
+from outcrop.cli.options import Fields, with_options
+from outcrop.config import IoConfig, Limits, PackConfig, SampleConfig, format_bytes, parse_size
+from outcrop.runtime.observer import Observer
 
 if TYPE_CHECKING:
     from outcrop.preparation.prepare import PrepareReport
@@ -18,12 +19,6 @@ GraphArg = Annotated[
     Path, typer.Argument(help="Graph folder, made by outcrop import or generate.", metavar="GRAPH")
 ]
 RunArg = Annotated[Path, typer.Argument(help="Folder of the run to make.", metavar="RUN")]
-BatchSize = Annotated[int, typer.Option("--batch-size", help="Seed nodes per mini-batch.")]
-Task = Annotated[str, typer.Option("--task", help="node, or link: seeds are the ends of edges.")]
-Negatives = Annotated[float, typer.Option("--negatives", help="link: negative edges per positive one.")]
-FilterNegatives = Annotated[
-    bool, typer.Option("--filter-negatives", help="link: draw again what is an edge of the graph.")
-]
 Epochs = Annotated[
     int | None,
     typer.Option(
@@ -32,30 +27,31 @@ Epochs = Annotated[
         "or fewer where the disk has no room; a run that is there keeps its number.",
     ),
 ]
-Replace = Annotated[bool, typer.Option("--replace", help="Draw neighbours with replacement.")]
-Layout = Annotated[
-    str,
-    typer.Option(
-        "--layout",
-        help="What batches share on disk where packing all exceeds --disk-space: cost (least predicted time), "
-        "heuristic (smallest segments), packed (nothing), or S,M: segments of S batches, in which rows wanted more "
-        "than M times are shared.",
-    ),
-]
-DiskRates = Annotated[
-    str | None,
-    typer.Option(
-        "--disk-rates",
-        help="What the disk reads: bytes per second in order, and random reads of 4 KiB per second, as an earlier "
-        "prepare said. With --disk-space the layout depends on them: the same rates, the same files. Default: "
-        "measured.",
-        metavar="SIZE,N",
-    ),
-]
 Overwrite = Annotated[
     bool, typer.Option("--overwrite", help="Replace a run of other options in this folder.")
 ]
-Degrees = Annotated[bool, typer.Option("--degrees", help="Record whole-graph degrees too, for gcn.")]
+_OBJECTS = {
+    "sampling": (
+        SampleConfig,
+        Fields(
+            (
+                "fanouts",
+                "batch_size",
+                "sampler",
+                "dependency",
+                "replace",
+                "degrees",
+                "task",
+                "negatives",
+                "filter_negatives",
+                "seed",
+            ),
+            {"dependency": ("--batch-dependency",)},
+        ),
+    ),
+    "limits": (Limits, Fields(("memory", "gpu_memory", "disk_space"))),
+    "packing": (PackConfig, Fields(("layout", "rates"), {"rates": ("--disk-rates",)})),
+}
 _EXAMPLE = "Example: outcrop {} papers.oc papers.run --fanouts 10,15,20 --memory 4GiB"
 
 
@@ -66,7 +62,9 @@ def add_commands(app: typer.Typer) -> None:
         ("plan", "plan", "Decide what lives where, and say what it costs."),
         ("pack", None, "Write the mini-batches' rows; samples and plans first where needed."),
     ):
-        app.command(name, help=help + "\n\n" + _EXAMPLE.format(name))(common.with_config(_command(stop)))
+        app.command(name, help=help + "\n\n" + _EXAMPLE.format(name))(
+            common.with_config(with_options(_command(stop), **_OBJECTS))
+        )
     app.command("prepare-pool", hidden=True)(prepare_pool)
 
 
@@ -91,24 +89,13 @@ def _command(stop_after: str | None) -> Any:
     def command(
         graph: GraphArg,
         run: RunArg,
-        fanouts: common.Fanouts = "10,10",
-        batch_size: BatchSize = 1024,
-        sampler: common.Sampler = "neighbor",
-        batch_dependency: common.BatchDependency = 1,
+        *,
+        sampling: SampleConfig,
         epochs: Epochs = None,
-        replace: Replace = False,
-        degrees: Degrees = False,
-        memory: common.Memory = None,
-        gpu_memory: common.GpuMemory = "0",
-        disk_space: common.DiskSpace = None,
-        layout: Layout = "cost",
-        disk_rates: DiskRates = None,
+        limits: Limits,
+        packing: PackConfig,
         overwrite: Overwrite = False,
-        task: Task = "node",
-        negatives: Negatives = 1.0,
-        filter_negatives: FilterNegatives = False,
         topology: common.Topology = "automatic",
-        seed: common.Seed = 0,
         json: common.Json = None,
         quiet: common.Quiet = False,
     ) -> None:
@@ -118,27 +105,14 @@ def _command(stop_after: str | None) -> Any:
             report = prepare_with_report(
                 graph,
                 run,
-                fanouts=common.parse_fanouts(fanouts),
-                batch_size=batch_size,
-                sampler=sampler,
-                dependency=batch_dependency,
-                replace=replace,
-                degrees=degrees,
+                sampling=sampling,
+                limits=limits,
+                packing=packing,
                 epochs=epochs,
-                memory=memory,
-                gpu_memory=gpu_memory,
-                disk_space=disk_space,
-                layout=layout,
-                task=task,
-                negatives=negatives,
-                filter_negatives=filter_negatives,
-                seed=seed,
                 topology=topology,
-                rates=None if disk_rates is None else _parse_rates(disk_rates),
                 overwrite=overwrite,
                 stop_after=stop_after,
-                progress=progress,
-                on_choice=None if quiet else common.say_choice,
+                observer=Observer(progress, on_choice=None if quiet else common.say_choice),
             )
         seconds = _load_seconds(graph, report)
         common.write_json(json, {**report.as_dict(), "predicted_load_seconds": seconds})
@@ -148,16 +122,6 @@ def _command(stop_after: str | None) -> Any:
                 print_memory(report.memory)
 
     return command
-
-
-def _parse_rates(text: str) -> tuple[float, float]:
-    try:
-        sequential, random = text.split(",")
-        return parse_size(sequential), float(random)
-    except ValueError:
-        raise ArgumentError(
-            f"disk rates {text!r} are not understood; write for example 1826915173,75041 or 2GB,80000"
-        ) from None
 
 
 def _load_seconds(graph: Path, report: PrepareReport) -> float | None:

@@ -2,15 +2,27 @@
 
 from __future__ import annotations
 
+from dataclasses import fields, make_dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, get_type_hints
 
 import typer
 
 from outcrop.cli import common, printing
-from outcrop.config import format_bytes
+from outcrop.cli.options import Fields, described, with_options
+from outcrop.config import (
+    Checkpoints,
+    Limits,
+    ModelConfig,
+    Refresh,
+    Replay,
+    SampleConfig,
+    TrainConfig,
+    format_bytes,
+)
 from outcrop.errors import ArgumentError
-from outcrop.loading.modes import BASELINES, CHOICES, names_of, taking
+from outcrop.loading.modes import BASELINES, CHOICES, MODES, Mode, Online, mode_with, names_of, taking
+from outcrop.runtime.observer import Observer
 from outcrop.store.history import disk_bytes
 
 GraphArg = Annotated[Path, typer.Argument(help="Graph folder.", metavar="GRAPH")]
@@ -21,7 +33,96 @@ def add_commands(app: typer.Typer) -> None:
         "train",
         help="Train a model from disk.\n\nExample: outcrop train papers.oc --run papers.run --model sage "
         "--epochs 20 --checkpoint ckpt",
-    )(common.with_config(train))
+    )(common.with_config(with_options(train, **_OBJECTS)))
+
+
+def _any_mode() -> type:
+    """Makes a class with the name of a mode and the fields of all modes, each described with the modes that have it."""
+    about = [f"mode: {names_of(CHOICES, notes=True)}; to compare with: {names_of(BASELINES, notes=True)}."]
+    found: list[Any] = [("mode", str | None, None)]
+    for name in dict.fromkeys(
+        field.name for mode in MODES for field in fields(mode) if field.name != _NOT_HERE
+    ):
+        having = [mode for mode in MODES if mode.takes(name)]
+        (field,) = (field for field in fields(having[0]) if field.name == name)
+        of = "" if len(having) == len(MODES) else f"Of mode {taking(name)}. "
+        about.append(f"{name}: {of}{described(type(having[0]), name)}")
+        found.append((name, get_type_hints(type(having[0]))[name], field.default))
+    text = "The fields of all modes.\n\nAttributes:\n" + "\n".join("    " + line for line in about)
+    return make_dataclass("AnyMode", found, namespace={"__doc__": text})
+
+
+_NOT_HERE = "cache_rows"  # of tests and of programs: who has a budget has no use for it
+
+
+def _mode(mode: str | None = None, stripes: list[Path] | None = None, **fields: Any) -> Mode:
+    return mode_with(mode, fields | ({"stripes": tuple(stripes)} if stripes else {}))
+
+
+def _checkpoints(folder: Path | None = None, minutes: float | None = None) -> Checkpoints:
+    if folder is None:
+        raise ArgumentError("--checkpoint-minutes needs a folder for checkpoints: name one with --checkpoint")
+    return Checkpoints(folder, minutes)
+
+
+AnyMode = _any_mode()
+_OBJECTS = {
+    "model": (
+        ModelConfig,
+        Fields(("name", "hidden", "layers", "heads", "dropout"), {"name": ("--model",)}),
+    ),
+    "training": (
+        TrainConfig,
+        Fields(
+            (
+                "epochs",
+                "learning_rate",
+                "weight_decay",
+                "seed",
+                "device",
+                "evaluate_every",
+                "patience",
+                "schedule",
+                "warmup_steps",
+                "step_epochs",
+                "step_factor",
+                "class_weights",
+                "precision",
+                "loss",
+                "metric",
+                "trace_losses",
+            ),
+            {"learning_rate": ("--learning-rate", "--lr")},
+        ),
+    ),
+    "sampling": (
+        SampleConfig,
+        Fields(
+            ("fanouts", "batch_size", "sampler", "dependency"),
+            {"dependency": ("--batch-dependency",)},
+            always=False,
+        ),
+    ),
+    "loading": (
+        AnyMode,
+        Fields(
+            [field.name for field in fields(AnyMode)],
+            {"row_reads": ("--io",), "stripes": ("--stripe",)},
+            always=False,
+            make=_mode,
+        ),
+    ),
+    "limits": (Limits, Fields(("memory", "gpu_memory", "disk_space"))),
+    "checkpoint": (
+        Checkpoints,
+        Fields(
+            ("folder", "minutes"),
+            {"folder": ("--checkpoint",), "minutes": ("--checkpoint-minutes",)},
+            always=False,
+            make=_checkpoints,
+        ),
+    ),
+}
 
 
 def train(
@@ -30,52 +131,14 @@ def train(
         Path | None,
         typer.Option(
             "--run",
-            help="Run made by outcrop prepare; training longer than its epochs replays them. None: one is made, of "
-            "all epochs or as many at a time as the disk has room for. --refresh: folder for pools.",
+            help="Run made by outcrop prepare; training longer than its epochs replays them. Default: one is made, of "
+            "all epochs or as many at a time as the disk has room for. --refresh: folder for what is prepared.",
         ),
     ] = None,
-    model: Annotated[str, typer.Option("--model", help="sage, gat or gcn.")] = "sage",
-    hidden: Annotated[
-        int | None, typer.Option("--hidden", help="Width of hidden layers (default 256; gat 4 x 32).")
-    ] = None,
-    heads: Annotated[int, typer.Option("--heads", help="Attention heads of gat.")] = 4,
-    dropout: Annotated[float, typer.Option("--dropout")] = 0.0,
-    learning_rate: Annotated[
-        float, typer.Option("--learning-rate", "--lr", help="Step size of Adam.")
-    ] = 3e-3,
-    weight_decay: Annotated[float, typer.Option("--weight-decay")] = 0.0,
-    epochs: Annotated[int, typer.Option("--epochs")] = 10,
-    mode: Annotated[
-        str | None,
-        typer.Option(
-            "--mode",
-            help=f"{names_of(CHOICES, notes=True)}; to compare with: {names_of(BASELINES, notes=True)}.",
-        ),
-    ] = None,
-    cache_policy: Annotated[
-        str, typer.Option("--cache-policy", help=f"Of mode {taking('cache_policy')}: sieve, lru or s3fifo.")
-    ] = "sieve",
-    partitions: Annotated[
-        int | None,
-        typer.Option(
-            "--partitions", help=f"Of mode {taking('partitions')}: parts of the nodes (default: as fits)."
-        ),
-    ] = None,
-    resident: Annotated[
-        int | None,
-        typer.Option(
-            "--resident", help=f"Of mode {taking('resident')}: parts in memory at a time (default: as fit)."
-        ),
-    ] = None,
-    fanouts: Annotated[
-        str | None, typer.Option("--fanouts", help="Without --run: neighbours per hop.")
-    ] = None,
-    batch_size: Annotated[int | None, typer.Option("--batch-size", help="Without --run.")] = None,
-    sampler: common.Sampler = "neighbor",
-    batch_dependency: common.BatchDependency = 1,
-    layers: Annotated[
-        int | None, typer.Option("--layers", help="As many as hops; with ShaDow any number.")
-    ] = None,
+    *,
+    model: ModelConfig,
+    training: TrainConfig,
+    sampling: SampleConfig | None,
     sample_epochs: Annotated[
         int | None,
         typer.Option(
@@ -88,8 +151,8 @@ def train(
         bool,
         typer.Option(
             "--refresh",
-            help="packed: prepare the next epochs while these train, not all at once before. Other modes draw new "
-            "batches anyway.",
+            help="Mode packed prepares the next epochs while these train, not all at once before. Other modes draw "
+            "new batches anyway.",
         ),
     ] = False,
     refresh_rate: Annotated[
@@ -100,95 +163,11 @@ def train(
             metavar="SIZE",
         ),
     ] = None,
-    memory: common.Memory = None,
-    gpu_memory: common.GpuMemory = "0",
-    disk_space: Annotated[
-        str | None,
-        typer.Option(
-            "--disk-space",
-            help="Limit for the files made: 20GiB, or 3x the features. Mode online: 0 writes none.",
-            metavar="SIZE",
-        ),
-    ] = None,
-    topology: common.Topology = "automatic",
-    io: Annotated[
-        str, typer.Option("--io", help=f"Of mode {taking('io')}, who asks for rows on disk: engine or gpu.")
-    ] = "engine",
-    stripes: Annotated[
-        list[Path] | None,
-        typer.Option(
-            "--stripe",
-            help="Folder made by outcrop stripe, once for each: --io gpu reads several disks at once.",
-            metavar="FOLDER",
-        ),
-    ] = None,
-    device: common.Device = "cpu",
-    sample_on: Annotated[
-        str,
-        typer.Option("--sample-on", help=f"gpu: the device draws the batches of mode {taking('sample_on')}."),
-    ] = "cpu",
-    cache_strategy: Annotated[
-        str,
-        typer.Option(
-            "--cache-strategy",
-            help=f"Of mode {taking('cache_strategy')} on a GPU, what --gpu-memory and "
-            "--memory are filled with: auto (what saves most), or "
-            "as Hyperion compares: GTCF (GPU: topology first, CPU: features), GFCT, CTGF, CFGT, hybrid.",
-        ),
-    ] = "auto",
-    checkpoint: Annotated[
-        Path | None, typer.Option("--checkpoint", help="Folder; training goes on from it.")
-    ] = None,
+    loading: Mode | None,
+    limits: Limits,
+    checkpoint: Checkpoints | None,
     fresh: Annotated[
         bool, typer.Option("--fresh", help="Start over even if the checkpoint folder holds one.")
-    ] = False,
-    checkpoint_minutes: Annotated[
-        float | None,
-        typer.Option("--checkpoint-minutes", help="Also checkpoints within an epoch, so far apart."),
-    ] = None,
-    evaluate_every: Annotated[
-        int, typer.Option("--evaluate-every", help="Epochs between scores of the validation nodes.")
-    ] = 1,
-    patience: Annotated[
-        int | None,
-        typer.Option("--patience", help="End after so many scores of validation without a better one."),
-    ] = None,
-    schedule: Annotated[
-        str, typer.Option("--schedule", help="Learning rate over the epochs: constant, cosine or step.")
-    ] = "constant",
-    warmup_steps: Annotated[
-        int,
-        typer.Option("--warmup-steps", help="Updates over which the learning rate rises at the beginning."),
-    ] = 0,
-    step_epochs: Annotated[
-        int, typer.Option("--step-epochs", help="Of schedule step: epochs between its steps.")
-    ] = 10,
-    step_factor: Annotated[
-        float, typer.Option("--step-factor", help="Of schedule step: what the rate is multiplied by.")
-    ] = 0.1,
-    class_weights: Annotated[
-        str | None,
-        typer.Option(
-            "--class-weights", help="balanced, or a number per class, such as 1,1,4.", metavar="W,W"
-        ),
-    ] = None,
-    precision: Annotated[
-        str, typer.Option("--precision", help="Of dense products: float32 or bfloat16.")
-    ] = "float32",
-    loss: Annotated[
-        str | None, typer.Option("--loss", help="Of regression: mse (default) or l1; others have one loss.")
-    ] = None,
-    metric: Annotated[
-        str | None,
-        typer.Option(
-            "--metric",
-            help="What the best epoch goes by: accuracy, macro_f1, auc; multi-label: micro_f1, macro_f1, accuracy, "
-            "auc; regression: mae, rmse.",
-        ),
-    ] = None,
-    seed: common.Seed = 0,
-    trace_losses: Annotated[
-        bool, typer.Option("--trace-losses", help="List every batch's loss in the JSON.")
     ] = False,
     trace: Annotated[
         Path | None, typer.Option("--trace", help="Write spans of all stages to this JSONL file.")
@@ -206,54 +185,16 @@ def train(
     from outcrop.api.train import dry_run as tell
     from outcrop.api.train import train as run_training
 
-    if io == "gpu" and device == "cpu" and not quiet:
+    if isinstance(loading, Online) and loading.row_reads == "gpu" and training.device == "cpu" and not quiet:
         printing.console.print("--io gpu on the CPU: the kernels' twin reads through the rings.")
     options: dict[str, Any] = {
-        "run": run,
-        "mode": mode,
         "model": model,
-        "hidden": hidden,
-        "heads": heads,
-        "dropout": dropout,
-        "learning_rate": learning_rate,
-        "weight_decay": weight_decay,
-        "epochs": epochs,
-        "fanouts": None if fanouts is None else common.parse_fanouts(fanouts),
-        "batch_size": batch_size,
-        "sampler": sampler,
-        "dependency": batch_dependency,
-        "layers": layers,
-        "sample_epochs": sample_epochs,
-        "topology": topology,
-        "io": io,
-        "stripes": stripes or (),
-        "refresh": refresh,
-        "refresh_rate": refresh_rate,
-        "memory": memory,
-        "gpu_memory": gpu_memory,
-        "disk_space": disk_space,
-        "device": device,
-        "sample_on": sample_on,
-        "cache_strategy": cache_strategy,
-        "cache_policy": cache_policy,
-        "partitions": partitions,
-        "resident": resident,
-        "checkpoint": checkpoint,
-        "resume": not fresh,
-        "checkpoint_minutes": checkpoint_minutes,
-        "evaluate_every": evaluate_every,
-        "patience": patience,
-        "schedule": schedule,
-        "warmup_steps": warmup_steps,
-        "step_epochs": step_epochs,
-        "step_factor": step_factor,
-        "class_weights": _parse_weights(class_weights),
-        "precision": precision,
-        "loss": loss,
-        "metric": metric,
-        "seed": seed,
-        "trace_losses": trace_losses,
-        "trace_path": trace,
+        "training": training,
+        "sampling": None if sampling is None else replace(sampling, seed=training.seed),
+        "loading": loading,
+        "limits": limits,
+        "run": _batches(run, sample_epochs, refresh, refresh_rate),
+        "checkpoint": None if checkpoint is None else replace(checkpoint, resume=not fresh),
     }
     if dry_run:
         found = tell(graph, options)
@@ -262,27 +203,21 @@ def train(
             printing.print_facts(_plan(found))
         return
     with common.progress_bars(quiet) as progress:
-        report = run_training(
-            graph,
-            **options,
-            progress=progress,
-            on_choice=(lambda why: None) if quiet else common.say_choice,
-        ).as_dict()
+        on_choice = (lambda why: None) if quiet else common.say_choice
+        watching = Observer(progress, trace, on_choice)
+        report = run_training(graph, **options, observer=watching).as_dict()
     common.write_json(json, report)
     if not quiet:
         summarize(report)
 
 
-def _parse_weights(text: str | None) -> str | tuple[float, ...] | None:
-    """``balanced``, or numbers with commas between them."""
-    if text is None or text == "balanced":
-        return text
-    try:
-        return tuple(float(part) for part in text.split(","))
-    except ValueError:
-        raise ArgumentError(
-            f"class weights {text!r} are not understood; write balanced, or for example 1,1,4"
-        ) from None
+def _batches(
+    run: Path | None, sample_epochs: int | None, refresh: bool, rate: str | None
+) -> Path | Replay | Refresh | None:
+    """Where batches come from, of the four options that say it."""
+    if refresh:
+        return Refresh(1 if sample_epochs is None else sample_epochs, rate, run)
+    return run if run is not None or sample_epochs is None else Replay(sample_epochs)
 
 
 def _plan(found: dict[str, Any]) -> dict[str, str]:

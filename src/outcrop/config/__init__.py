@@ -1,17 +1,19 @@
 """Every option: frozen dataclasses with units and defaults, checked when they are made. One file a subject.
 
-``from outcrop.config import X`` has them all; the files follow each other as a run does: sizes, io, sampling, limits,
-loading, models, training, embedding.
+``from outcrop.config import X`` has them all; the files follow each other as a run does: sizes, io, sampling, epochs,
+limits, packing, loading, models, training, embedding.
 """
 
 from __future__ import annotations
 
 from outcrop.config.embedding import BucketConfig, EmbedConfig
+from outcrop.config.epochs import Refresh, Replay
 from outcrop.config.io import INITIATORS, TOPOLOGIES, IoConfig
-from outcrop.config.limits import ALLOWANCE_BYTES, PlanConfig
-from outcrop.config.loading import CACHE_POLICIES, CACHE_STRATEGIES, CPU, BaselineConfig, DeviceConfig
-from outcrop.config.models import HEADS, MODELS, hidden_width
-from outcrop.config.sampling import SAMPLERS, SampleConfig, as_fanouts
+from outcrop.config.limits import ALLOWANCE_BYTES, Limits, PlanConfig, with_memory
+from outcrop.config.loading import CACHE_POLICIES, CACHE_STRATEGIES, CPU, DeviceConfig
+from outcrop.config.models import HEADS, MODELS, ModelConfig, hidden_width
+from outcrop.config.packing import PackConfig
+from outcrop.config.sampling import SAMPLERS, InferSampling, SampleConfig, as_fanouts, check_epochs_unset
 from outcrop.config.sizes import (
     LARGEST_COUNT,
     Size,
@@ -21,7 +23,7 @@ from outcrop.config.sizes import (
     out_of_range,
     parse_size,
 )
-from outcrop.config.training import PRECISIONS, SCHEDULES, TrainConfig
+from outcrop.config.training import PRECISIONS, SCHEDULES, Checkpoints, TrainConfig
 
 __all__ = [
     "ALLOWANCE_BYTES",
@@ -36,20 +38,28 @@ __all__ = [
     "SAMPLERS",
     "SCHEDULES",
     "TOPOLOGIES",
-    "BaselineConfig",
     "BucketConfig",
+    "Checkpoints",
     "DeviceConfig",
     "EmbedConfig",
+    "InferSampling",
     "IoConfig",
+    "Limits",
+    "ModelConfig",
+    "PackConfig",
     "PlanConfig",
+    "Refresh",
+    "Replay",
     "SampleConfig",
     "Size",
     "TrainConfig",
     "as_fanouts",
+    "check_epochs_unset",
     "exact_bytes",
     "format_bytes",
     "hidden_width",
     "least_bytes",
     "out_of_range",
     "parse_size",
+    "with_memory",
 ]

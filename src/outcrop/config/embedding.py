@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
 
 from outcrop.config.sizes import out_of_range
 from outcrop.errors import ArgumentError
@@ -54,22 +54,28 @@ class EmbedConfig:
     """How embeddings are trained.
 
     Attributes:
-        model: Score function: dot, distmult, complex, transe-l1, transe-l2 or rotate.
+        model: Score function: ``dot``, ``distmult``, ``complex``, ``transe-l1``, ``transe-l2`` or ``rotate``.
         dim: Floats of a vector; of complex ones half are imaginary parts.
+        epochs: Epochs in all, those before the checkpoint included.
         negatives: Nodes that stand in for an end of an edge, shared by a chunk; all that are resident where those are
             no more.
-        by_degree: Share of the negatives drawn in proportion to degree, the rest uniformly.
+        by_degree: Share of the negatives that are drawn in proportion to degree, the rest uniformly.
         chunk: Edges that share negatives.
         batch: Edges of one step of the optimizer.
-        margin: Of loss margin.
-        rate, relation_rate: Learning rates; None: the same as ``rate``.
+        loss: ``softmax``, ``logistic`` or ``margin``.
+        margin: Distance that loss ``margin`` asks for.
+        optimizer: ``adagrad``, ``sgd`` or ``adam`` (row-wise).
+        learning_rate: Step size of the optimizer.
+        relation_learning_rate: Step size of relation vectors; None: the same.
         start: Standard deviation of the first vectors; None: 1e-3, and 1 / sqrt(dim) where scores are distances.
         reciprocal: Relations have other vectors when the source is looked for (Lacroix et al. 2018).
-        n3, l2: Weights of the regularisers, for each edge: of the sum of cubes of moduli, and of squares.
-        buffer: Partitions that are resident at a time.
+        n3: Weight of the regulariser for each edge: of the sum of cubes of moduli (nuclear 3-norm).
+        l2: Weight of the regulariser for each edge: of the sum of squares.
+        buffer: Partitions that are in memory at a time, where not all are.
         sweeps: Times that an epoch goes over the order, each time with another part of every bucket: the more, the less
             it matters that not all partitions are resident, and the more is read and written.
-        order: best, legend, beta or cover.
+        order: Sequence of partitions: ``best``, ``legend``, ``beta`` or ``cover``.
+        seed: Number that decides first vectors, negatives and the sequence of edges.
     """
 
     model: str = "complex"
@@ -82,8 +88,8 @@ class EmbedConfig:
     loss: str = "softmax"
     margin: float = 1.0
     optimizer: Literal["adagrad", "sgd", "adam"] = "adagrad"
-    rate: float = 0.1
-    relation_rate: float | None = None
+    learning_rate: float = 0.1
+    relation_learning_rate: float | None = None
     start: float | None = None
     reciprocal: bool = False
     n3: float = 0.0
@@ -101,8 +107,8 @@ class EmbedConfig:
         if not 0.0 <= self.by_degree <= 1.0:
             problems.append(f"by_degree {self.by_degree} is not in [0, 1]")
         rates = {
-            "learning rate": self.rate,
-            "relation learning rate": self.relation_rate,
+            "learning rate": self.learning_rate,
+            "relation learning rate": self.relation_learning_rate,
             "start": self.start,
             "margin": self.margin,
         }
@@ -116,3 +122,16 @@ class EmbedConfig:
             problems.append(f"seed {self.seed} is not in [0, 2^63)")
         if problems:
             raise ArgumentError("; ".join(problems))
+
+    def as_stored(self) -> dict[str, Any]:
+        """Returns the fields by the names that they have in checkpoints."""
+        return {_STORED.get(name, name): value for name, value in asdict(self).items()}
+
+    @classmethod
+    def from_stored(cls, fields: dict[str, Any]) -> EmbedConfig:
+        """Makes the options that a checkpoint was written with, from :meth:`as_stored`."""
+        names = {stored: name for name, stored in _STORED.items()}
+        return cls(**{names.get(name, name): value for name, value in fields.items()})
+
+
+_STORED = {"learning_rate": "rate", "relation_learning_rate": "relation_rate"}  # their names in checkpoints

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from outcrop.config.sizes import Size, parse_size
 from outcrop.errors import ArgumentError
 
 ALLOWANCE_BYTES = 384 << 20
@@ -17,6 +18,55 @@ counts everything: 252 MiB for sage and 265 MiB for gat with batches of 200 seed
 1024. Preparing does not load torch and takes 64 MiB. Wider models and larger batches add activations: hidden
 size x 4 bytes x nodes per batch, a few times.
 """
+
+
+@dataclass(frozen=True)
+class Limits:
+    """How much of the machine may be taken, as users write it: bytes, or text such as ``"4GiB"``.
+
+    Attributes:
+        memory: Everything that Outcrop holds in host memory; the interpreter, torch and the model come on top. None: no
+            limit, or what the run was planned for. ``"auto"``: what the machine has left.
+        gpu_memory: Device memory for cached rows and lists, batches and sampling. 0: what the run was planned for, else
+            nothing is cached there, and batches and sampling take what they need of what is free.
+        disk_space: All files that are made; ``"3x"`` is three times the size of the features. None: no limit. Mode
+            ``online`` writes rows in the order of their use where that is predicted to be sooner done, within this
+            limit, or nine tenths of what is free; 0: never.
+    """
+
+    memory: Size | None = None
+    gpu_memory: Size = 0
+    disk_space: Size | None = None
+
+    def in_bytes(self, feature_bytes: int, layout: str = "cost") -> PlanConfig:
+        """Returns the limits in bytes, of a graph with so many bytes of features.
+
+        Raises:
+            ArgumentError: A size is not understood.
+        """
+        space = self.disk_space
+        return PlanConfig(
+            memory=None if self.memory is None else parse_size(self.memory),
+            gpu_memory=parse_size(self.gpu_memory),
+            disk_space=None if space is None else parse_size(space, feature_bytes=feature_bytes),
+            layout=layout,
+        )
+
+
+def with_memory(limits: Limits | None, memory: Size | None) -> Limits:
+    """Returns ``limits`` with ``memory``, the short way to say it.
+
+    Raises:
+        ArgumentError: Both name a memory budget.
+    """
+    limits = limits or Limits()
+    if memory is None:
+        return limits
+    if limits.memory is not None:
+        raise ArgumentError(
+            f"memory={memory!r} and limits=Limits(memory={limits.memory!r}): keep one of them"
+        )
+    return replace(limits, memory=memory)
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Where batches go, and the modes that Outcrop is compared with."""
+"""Where batches go, and what caches are filled with."""
 
 from __future__ import annotations
 
@@ -35,37 +35,3 @@ class DeviceConfig:
 
 CPU = DeviceConfig()
 CACHE_POLICIES = ("sieve", "lru", "s3fifo")
-
-
-@dataclass(frozen=True)
-class BaselineConfig:
-    """Options of the modes that Outcrop is compared with.
-
-    Attributes:
-        cache_policy: Of ``dynamic``: sieve, lru or s3fifo.
-        cache_rows: Rows that the cache of ``dynamic`` and ``belady`` holds; None = as many as the budget allows.
-        partitions, resident: Of ``partition``: partitions of the nodes (fewer where there are fewer nodes; None = 16,
-            or more until four of them fit), and how many are in memory at a time (None = as many as the budget allows).
-        passes: What one epoch goes over; ``belady`` plans for it.
-    """
-
-    cache_policy: str = "sieve"
-    cache_rows: int | None = None
-    partitions: int | None = None
-    resident: int | None = None
-    passes: tuple[str, ...] = ("train",)
-
-    def __post_init__(self) -> None:
-        problems = []
-        if self.cache_policy not in CACHE_POLICIES:
-            problems.append(
-                f"cache policy {self.cache_policy!r} is unknown; known: {', '.join(CACHE_POLICIES)}"
-            )
-        if self.cache_rows is not None and self.cache_rows < 0:
-            problems.append(f"{self.cache_rows} cache rows is negative")
-        if self.partitions is not None and self.partitions < 1:
-            problems.append(f"partitions {self.partitions} is below 1")
-        if self.resident is not None and not 1 <= self.resident <= (self.partitions or self.resident):
-            problems.append(f"{self.resident} resident partitions are not 1 to {self.partitions or 'all'}")
-        if problems:
-            raise ArgumentError("; ".join(problems))

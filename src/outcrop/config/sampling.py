@@ -31,23 +31,29 @@ def as_fanouts(fanouts: Iterable[int]) -> tuple[int, ...]:
 
 @dataclass(frozen=True)
 class SampleConfig:
-    """What is sampled.
+    """How mini-batches are drawn.
+
+    Samplers: ``neighbor`` draws uniformly. ``labor`` is LABOR-0 (Balin and Catalyurek 2023, section 3): one random
+    number r_t per node t, batch and hop, the edge (t, s) is kept iff ``r_t <= fanout / degree(s)``; as many edges are
+    expected as ``neighbor`` draws, over fewer nodes. ``weighted`` draws without replacement in proportion to the
+    graph's ``edge_weight`` (Efraimidis and Spirakis 2006), edges of weight 0 never. ``shadow`` takes the nodes that
+    ``neighbor`` reaches from the seeds of a batch together, and every edge of the graph among them (Zeng et al. 2021,
+    ShaDow); a model of any number of layers runs on the whole of it. ``foreign``: batches came from elsewhere.
+
+    Dependent mini-batches (Balin, LaSalle and Catalyurek, Cooperative minibatching): each batch is drawn as before, but
+    shares most of its nodes with the one before it, which caches and page reads gain from.
 
     Attributes:
         fanouts: Neighbours per hop, -1 = all.
         batch_size: Seed nodes per batch; positive edges where the task is ``link``.
-        epochs: Pool of epochs sampled ahead.
+        epochs: Epochs sampled ahead; front doors set it from what they are asked for.
         first_epoch: Training epoch number of the first epoch of the pool; epochs are drawn by their number.
-        sampler: ``neighbor``: uniform. ``labor``: LABOR-0 (Balin and Catalyurek 2023, section 3): one random number
-            r_t per node t, batch and hop, the edge (t, s) is kept iff ``r_t <= fanout / degree(s)``; as many edges are
-            expected as ``neighbor`` draws, over fewer nodes. ``weighted``: without replacement in proportion to the
-            graph's ``edge_weight`` (Efraimidis and Spirakis 2006), edges of weight 0 never. ``shadow``: the nodes that
-            ``neighbor`` reaches from the seeds of a batch together, and every edge of the graph among them
-            (Zeng et al. 2021, ShaDow); a model of any number of layers runs on the whole of it. ``foreign``: batches
-            came from elsewhere.
-        dependency: Of ``labor``: how many batches in a row a node keeps its random number for (dependent mini-batches:
-            Balin, LaSalle and Catalyurek, Cooperative minibatching). Each batch is drawn as before, but shares most
-            of its nodes with the one before it, which caches and page reads gain from. 1: independent.
+        replace: Draw neighbours with replacement.
+        seed: The same seed gives the same batches.
+        sampler: ``neighbor`` (uniform), ``labor`` (as many edges over fewer nodes), ``weighted`` (by edge weight) or
+            ``shadow`` (all edges among the nodes that are reached).
+        dependency: Batches in a row for which a node keeps its random number in sampler ``labor``; 1: independent.
+        splits: Splits that are drawn.
         degrees: Record each node's in-degree in the whole graph too, for GCN's normalisation.
         task: ``node``: seeds are the nodes of a split. ``link``: seeds are the ends of positive edges (the graph's
             ``<split>_edges``; without them all edges train) and of drawn negative ones.
@@ -70,6 +76,7 @@ class SampleConfig:
     dependency: int = 1
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "fanouts", as_fanouts(self.fanouts))
         if problems := [*self._problems_of_batches(), *self._problems_of_samplers()]:
             raise ArgumentError("; ".join(problems))
 
@@ -109,3 +116,28 @@ class SampleConfig:
         """By what number the ``epoch`` is drawn: the pool of training is replayed, evaluation has one epoch."""
         pooled = split in ("train", "infer")  # infer: nodes that a caller chose
         return self.first_epoch + (epoch - self.first_epoch) % self.epochs if pooled else 0
+
+
+@dataclass(frozen=True)
+class InferSampling:
+    """How batches are drawn where nodes are scored in sampled batches.
+
+    Attributes:
+        fanouts: Neighbours per hop, -1 = all; None: those of the training.
+        batch_size: Nodes scored per batch.
+        seed: The same seed gives the same batches.
+    """
+
+    fanouts: tuple[int, ...] | None = None
+    batch_size: int = 1024
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if self.fanouts is not None:
+            object.__setattr__(self, "fanouts", as_fanouts(self.fanouts))
+
+
+def check_epochs_unset(sampling: SampleConfig, instead: str) -> None:
+    """Raises ArgumentError where ``sampling`` says how many epochs are drawn, which front doors decide."""
+    if (sampling.epochs, sampling.first_epoch) != (1, 0):
+        raise ArgumentError(f"sampling has epochs={sampling.epochs}: leave that out, and write {instead}")

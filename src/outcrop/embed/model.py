@@ -105,7 +105,7 @@ def open_model(run: Path | str, runtime: Runtime) -> EmbeddingModel:
         identity = dict(meta["identity"])
         if identity.pop("buckets digest") != buckets.manifest.digest():
             raise FormatError(f"{path} was trained on other buckets: train again with --fresh")
-        config = EmbedConfig(**identity, epochs=max(meta["epoch"], 1))
+        config = EmbedConfig.from_stored(identity | {"epochs": max(meta["epoch"], 1)})
         score = score_function(config.model, config.dim)
         relations = tensors["relations"].numpy() if "relations" in tensors else None
         if relations is not None:

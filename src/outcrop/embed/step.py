@@ -115,8 +115,8 @@ class Stepper:
         self._gradients = torch.empty(rows, config.dim, device=self.device)
         self._scores = torch.empty(self._tile * config.negatives, device=self.device)
         self._relation_rows: Any = None if relations is None else relations.rows
-        self._nodes = self._options(config.rate)
-        self._edges = self._options(config.relation_rate or config.rate)
+        self._nodes = self._options(config.learning_rate)
+        self._edges = self._options(config.relation_learning_rate or config.learning_rate)
 
     def _options(self, rate: float) -> _core.StepOptions:
         options = _core.StepOptions()

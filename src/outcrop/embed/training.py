@@ -219,7 +219,7 @@ class EmbeddingTrainer:
     # Checkpoints
 
     def _identity(self) -> dict[str, Any]:
-        config = {k: v for k, v in asdict(self.config).items() if k not in _FREE_FIELDS}
+        config = {k: v for k, v in self.config.as_stored().items() if k not in _FREE_FIELDS}
         return {**config, "buckets digest": self.buckets.manifest.digest()}
 
     def _read(self) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
@@ -402,7 +402,7 @@ class EmbeddingTrainer:
         value = told()
         if not math.isfinite(value):
             raise NumericError(
-                f"epoch {epoch}: the loss is {value}; lower the learning rate ({self.config.rate})"
+                f"epoch {epoch}: the loss is {value}; lower the learning rate ({self.config.learning_rate})"
             )
         loss, done = loss + value, done + count
         self.runtime.progress.note("embed", f"epoch {epoch}, loss {loss / (2 * done):.4f}{self._waits()}")

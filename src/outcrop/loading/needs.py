@@ -13,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
-from outcrop.config import BaselineConfig, IoConfig, SampleConfig
+from outcrop.config import IoConfig, SampleConfig
 from outcrop.errors import BudgetError
 from outcrop.loading.modes import Mode, OnDisk, Online, mode_named
 from outcrop.loading.online.hotness import PRESAMPLED_BATCHES
@@ -157,13 +157,18 @@ class SessionNeeds:
         *,
         run: Path | None = None,
         io: IoConfig | None = None,
-        baseline: BaselineConfig | None = None,
+        epoch_splits: tuple[str, ...] = ("train",),
         counter: BatchCounter | None = None,
         ids: Mapping[str, Ids] | None = None,
     ):
         self._ids = ids
         self._graph, self._mode, self._config, self._passes = graph, mode_named(mode), config, passes
-        self._run, self._io, self._baseline, self._counter = run, io, baseline, counter or BatchCounter()
+        self._run, self._io, self._epoch_splits, self._counter = (
+            run,
+            io,
+            epoch_splits,
+            counter or BatchCounter(),
+        )
         self._counted: Rehearsal | None = None
 
     def fits(self, limit: int) -> bool:
@@ -199,7 +204,7 @@ class SessionNeeds:
             self._mode,
             run_folder=self._run,
             config=self._config,
-            baseline=self._baseline,
+            epoch_splits=self._epoch_splits,
             ids=self._ids,
         )
 
@@ -211,6 +216,6 @@ def other_modes(limit: int | None, mode: Mode, fits: Callable[[Mode], Callable[[
         fits: Makes what says whether a budget is enough for a mode.
     """
     for other in _ALTERNATIVES:
-        if limit is not None and other != mode and fits(other)(limit):
+        if limit is not None and other.name != mode.name and fits(other)(limit):
             return f"--mode {other} works with this budget"
     return SMALLER_BATCHES

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from outcrop.config import CPU, BaselineConfig, DeviceConfig, SampleConfig
+from outcrop.config import CPU, DeviceConfig, SampleConfig
 from outcrop.errors import ArgumentError
 from outcrop.loading.modes import Mode, SessionRequest, mode_named
 from outcrop.loading.run_stages import open_recorded
@@ -24,7 +24,7 @@ def open_session(
     run_folder: Path | None = None,
     config: SampleConfig | None = None,
     to: DeviceConfig = CPU,
-    baseline: BaselineConfig | None = None,
+    epoch_splits: tuple[str, ...] = ("train",),
     ids: Mapping[str, Ids] | None = None,
 ) -> LoadSession:
     """Loading in ``mode``: recorded batches where there is a run, else batches drawn on the fly as ``config`` says.
@@ -32,7 +32,7 @@ def open_session(
     Modes ``online`` and ``partition`` always draw on the fly, with a run as the run was sampled.
 
     Args:
-        baseline: Options of modes ``dynamic``, ``belady`` and ``partition``.
+        epoch_splits: What one epoch goes over; mode ``belady`` plans for it.
         ids: Of batches drawn on the fly: nodes of a split, in place of those that the graph has.
 
     Raises:
@@ -41,7 +41,7 @@ def open_session(
         BudgetError: The mode does not fit, for example ``memory`` in less than the features.
     """
     mode = mode_named(mode)
-    request = SessionRequest(graph, runtime, config or SampleConfig(), to, baseline or BaselineConfig(), ids)
+    request = SessionRequest(graph, runtime, config or SampleConfig(), to, epoch_splits, ids)
     if run_folder is not None:
         sampled, recorded = open_recorded(graph, runtime, run_folder)
         request = replace(request, config=sampled, ids=None, run=run_folder, recorded=recorded)

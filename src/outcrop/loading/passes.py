@@ -22,7 +22,8 @@ class Passes:
         session: What loads an epoch of a split.
         check: Called for every batch; raises to end the training.
         about: What else is counted of a training epoch.
-        num_batches: Of an epoch of a split; None: passes go through all batches to begin with a later one.
+        num_batches: Counts the batches of an epoch of a split; None, or where it knows none: passes go through all
+            batches to begin with a later one.
     """
 
     def __init__(
@@ -31,7 +32,7 @@ class Passes:
         runtime: Runtime,
         check: Callable[[], None] | None = None,
         about: Callable[[int], dict[str, Any]] | None = None,
-        num_batches: Callable[[str], int] | None = None,
+        num_batches: Callable[[str], int | None] | None = None,
     ):
         self._session, self._runtime, self._check, self._about = session, runtime, check, about
         self._num_batches = num_batches
@@ -44,17 +45,14 @@ class Passes:
         session = self._session(split, epoch)
         self._epoch = epoch
         self._before = self._runtime.io.counters
-        numbers = range(first, self._num_batches(split)) if first and self._num_batches else None
+        count = self._num_batches(split) if first and self._num_batches else None
+        numbers = None if count is None else range(first, count)
         self._loader = session.batches(split, epoch, numbers=numbers)
         batches = self._loader if self._check is None else _CheckedPass(self._loader, self._check)
         if first and numbers is None:
             for _ in islice(batches, first):
                 pass
         return batches
-
-    def num_batches(self, split: str) -> int | None:
-        """Batches of an epoch of ``split``; None where that is not known."""
-        return None if self._num_batches is None else self._num_batches(split)
 
     def counters(self) -> dict[str, Any]:
         assert self._loader is not None

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from safetensors import SafetensorError, safe_open
 
-from outcrop.config import TrainConfig
+from outcrop.config import ModelConfig, TrainConfig
 from outcrop.device import resolve
 from outcrop.errors import FormatError, OutcropError
 from outcrop.nn.models import Model, build_model
@@ -165,7 +165,8 @@ def require_same(path: Path, meta: Meta, config: dict[str, Any], inputs: dict[st
         ArgumentError: Names every field that differs.
     """
     have, wanted = {**meta.config, **_named(meta.inputs)}, {**config, **_named(inputs)}
-    defaults = {name: value for name, value in asdict(TrainConfig()).items() if name in config}
+    defaults = identity.training_fields(ModelConfig(layers=2), TrainConfig())
+    defaults = {name: value for name, value in defaults.items() if name in config}
     refuse(path, identity.differences(have, wanted, meta.epochs_begun, defaults))
 
 

@@ -20,7 +20,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from outcrop.config import SampleConfig, TrainConfig
+from outcrop.config import SampleConfig
 from outcrop.errors import FormatError, OutcropError, OutcropWarning, naming_files
 from outcrop.runtime import machine
 from outcrop.runtime.parsing import parse_json
@@ -126,7 +126,12 @@ def largest_file(run: Path, graph: Graph) -> Path:
 
 @contextmanager
 def recording_training(
-    run: Path | None, graph: Graph, sampling: SampleConfig, config: TrainConfig, mode: str, runtime: Runtime
+    run: Path | None,
+    graph: Graph,
+    sampling: SampleConfig,
+    settings: dict[str, Any],
+    mode: str,
+    runtime: Runtime,
 ) -> Iterator[Callable[[dict[str, Any]], None]]:
     """Records a training in ``run``'s history; the block hands the dict of its report to what is yielded.
 
@@ -139,7 +144,7 @@ def recording_training(
         **_about(graph, runtime),
         "mode": mode,
         "sampling": asdict(sampling),
-        "training": asdict(config),
+        "training": settings,
         "plan": _digest(run / "plan"),
     }
     recorder = Recorder(runtime)

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Mapping
+from dataclasses import asdict
 from typing import Any
 
-from outcrop.config import SampleConfig
+from outcrop.config import ModelConfig, SampleConfig, TrainConfig
 from outcrop.errors import FormatError
 from outcrop.store.manifest import plain
 
@@ -31,6 +32,8 @@ _SAMPLING = (
     "first_epoch",
     "dependency",
 )
+# What a training may change when it goes on.
+_FREE_OF_TRAINING = ("epochs", "device", "trace_losses", "evaluate_every", "patience", "test")
 _REFRESHED = " refreshed"
 
 
@@ -42,6 +45,18 @@ def sampling_fields(config: SampleConfig, *, fresh: bool = False) -> dict[str, A
     """
     fields = plain({name: getattr(config, name) for name in _SAMPLING})
     return fields | {"epochs": None} if fresh else fields
+
+
+def training_fields(model: ModelConfig, training: TrainConfig) -> dict[str, Any]:
+    """Returns the fields of ``model`` and ``training`` that decide what is learned, as checkpoints have them."""
+    learned = {name: value for name, value in asdict(training).items() if name not in _FREE_OF_TRAINING}
+    return model_fields(model) | learned
+
+
+def model_fields(model: ModelConfig) -> dict[str, Any]:
+    """Returns the fields of ``model`` as checkpoints and histories have them: its name is ``model``."""
+    fields = asdict(model)
+    return {"model": fields.pop("name"), **fields}
 
 
 def differences(

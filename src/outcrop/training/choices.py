@@ -4,11 +4,23 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from outcrop.advisor import auto
-from outcrop.config import PlanConfig, SampleConfig, Size, parse_size
+from outcrop.config import (
+    Checkpoints,
+    Limits,
+    ModelConfig,
+    PlanConfig,
+    Refresh,
+    Replay,
+    SampleConfig,
+    TrainConfig,
+    check_epochs_unset,
+    hidden_width,
+)
+from outcrop.config.models import wants_degrees
 from outcrop.errors import ArgumentError, OutcropWarning
 from outcrop.loading.modes import Mode, Packed, mode_named
 from outcrop.nn import checkpoint as checkpoints
@@ -52,32 +64,54 @@ class Choices:
 
 
 @dataclass(frozen=True)
-class BatchOptions:
-    """Which batches to train on, and under which limits, as users write it.
+class TrainOptions:
+    """A training as users write it.
 
     Attributes:
-        run: A prepared run, or with ``refresh`` the folder of sample pools.
-        mode, memory: None and ``"auto"``: to be chosen.
-        sampling: Of a training without a run; ``sampling.epochs`` are replayed where ``replays`` says so.
-        replays: A number of epochs was named.
-        samples: Fanouts or a batch size were named, which a run has of its own.
-        goes_on: The checkpoint that training goes on from, if there is one; None: it starts over.
+        sampling: How batches are drawn; None: as a run has it, else as usual.
+        mode: Where rows come from; None: to be chosen.
+        run: Where batches come from: a prepared run, a few epochs that are replayed, or epochs that are prepared while
+            others train; None: new batches in every epoch.
+        checkpoints: Where checkpoints go; None: nowhere.
     """
 
     graph: Graph
-    run: Path | None
-    mode: Mode | None
-    sampling: SampleConfig
-    replays: bool
-    samples: bool
-    epochs: int
-    model: str
-    hidden: int | None
-    memory: Size | None
-    gpu_memory: Size
-    disk_space: Size | None
-    refresh: bool
-    goes_on: Path | None
+    model: ModelConfig = field(default_factory=ModelConfig)
+    sampling: SampleConfig | None = None
+    mode: Mode | None = None
+    limits: Limits = field(default_factory=Limits)
+    training: TrainConfig = field(default_factory=TrainConfig)
+    run: Path | Replay | Refresh | None = None
+    checkpoints: Checkpoints | None = None
+
+    def __post_init__(self) -> None:
+        if self.sampling is not None:
+            check_epochs_unset(
+                self.sampling,
+                "run=Replay(epochs) to replay the batches of a few epochs, or run=Refresh(epochs) to prepare so many "
+                "at a time",
+            )
+
+    @property
+    def folder(self) -> Path | None:
+        """The folder that was named for the run, or for what is prepared while others train."""
+        if isinstance(self.run, Refresh):
+            return None if self.run.folder is None else Path(self.run.folder)
+        return self.run if isinstance(self.run, Path) else None
+
+    @property
+    def drawn(self) -> SampleConfig:
+        """How batches are drawn without a run; ``epochs`` of them at a time, or again and again."""
+        sampling = self.sampling or SampleConfig(seed=self.training.seed)
+        epochs = self.run.epochs if isinstance(self.run, Replay | Refresh) else 1
+        degrees = sampling.degrees or wants_degrees(self.model.name, sampling.sampler)
+        return replace(sampling, epochs=epochs, degrees=degrees)
+
+    @property
+    def goes_on(self) -> Path | None:
+        """The folder of the checkpoint that training goes on from, if there is one; None: it starts over."""
+        kept = self.checkpoints
+        return kept.path if kept is not None and kept.resume else None
 
 
 @dataclass(frozen=True)
@@ -96,42 +130,39 @@ class BatchChoice:
     gpu_memory: int
 
 
-def choose_batches(asked: BatchOptions, said: Choices) -> BatchChoice:
+def choose_batches(asked: TrainOptions, said: Choices) -> BatchChoice:
     """Chooses what was left open; ``said`` is told what, and why.
 
     Raises:
         ArgumentError: A run that was named has other batches than those asked for, or edges to be predicted.
         BudgetError: There is too little memory to choose from.
     """
-    new_batches = asked.refresh or (asked.run is None and not asked.replays)
     replayed = _replayed_epochs(asked.goes_on)
-    if new_batches and not asked.refresh and replayed:
-        new_batches, asked = False, replace(asked, sampling=replace(asked.sampling, epochs=replayed))
+    if asked.run is None and replayed:
+        asked = replace(asked, run=Replay(replayed))
         said.add(
             f"{asked.goes_on} was begun replaying batches, and goes on so: --fresh starts over with new ones"
         )
-    asked, mode, why = _choose_limits(asked, asked.epochs if new_batches and not asked.refresh else None)
+    mode, limits, why = _choose_limits(asked)
     said.add(why)
-    sampling, memory, planned = asked.sampling, asked.memory, 0
-    if asked.run is not None and not asked.refresh:
-        info = _run_to_train_on(asked.run, asked.samples)
+    sampling, planned = asked.drawn, 0
+    if isinstance(asked.run, Path):
+        info = _run_to_train_on(asked.run, asked.sampling is not None)
         sampling, planned = info.sample, info.plan.gpu_memory
-        memory = _memory_of(info, mode) if memory is None else memory
-    space = asked.disk_space
-    limits = PlanConfig(
-        memory=None if memory is None else parse_size(memory),
-        gpu_memory=parse_size(asked.gpu_memory),
-        disk_space=None if space is None else parse_size(space, feature_bytes=asked.graph.feature_bytes),
-    )
-    return BatchChoice(mode, sampling, limits, new_batches, limits.gpu_memory or planned)
+        if limits.memory is None:
+            limits = replace(limits, memory=_memory_of(info, mode))
+    in_bytes = limits.in_bytes(asked.graph.feature_bytes)
+    new_batches = asked.run is None or isinstance(asked.run, Refresh)
+    return BatchChoice(mode, sampling, in_bytes, new_batches, in_bytes.gpu_memory or planned)
 
 
-def _choose_limits(asked: BatchOptions, least_epochs: int | None) -> tuple[BatchOptions, Mode, str]:
-    """What was asked with memory, mode and disk space in place of ``"auto"``, and why; a run that was named has its
+def _choose_limits(asked: TrainOptions) -> tuple[Mode, Limits, str]:
+    """The mode and the limits with memory and disk space in place of ``"auto"``, and why; a run that was named has its
     own batches and limits."""
-    if not auto.is_auto(asked.memory):
-        return asked, asked.mode or Packed(), ""
-    graph, folder, sampling = asked.graph, asked.run, asked.sampling
+    if not auto.is_auto(asked.limits.memory):
+        return asked.mode or Packed(), asked.limits, ""
+    graph, folder, sampling = asked.graph, asked.folder, asked.drawn
+    refresh, space = isinstance(asked.run, Refresh), asked.limits.disk_space
     out = graph.path.with_name(graph.path.name + ".run") if folder is None else folder
     if folder is not None and (folder / runs.RUN_FILE).is_file():
         sampling = runs.read(folder).sample
@@ -139,16 +170,16 @@ def _choose_limits(asked: BatchOptions, least_epochs: int | None) -> tuple[Batch
         graph,
         sampling,
         out if asked.mode is None or asked.mode.prepares else None,
-        epochs=asked.epochs,
-        model=asked.model,
-        hidden=asked.hidden,
-        disk_space=asked.disk_space,
-        refresh=asked.refresh,
-        least_epochs=None if folder is not None else least_epochs,
+        epochs=asked.training.epochs,
+        model=asked.model.name,
+        hidden=hidden_width(asked.model.name, asked.model.hidden, asked.model.heads),
+        disk_space=space,
+        refresh=refresh,
+        least_epochs=asked.training.epochs if asked.run is None else None,
     )
     mode = asked.mode or mode_named(choice.mode)
-    space = choice.disk_space if mode.prepares else asked.disk_space
-    return replace(asked, memory=choice.memory, disk_space=space), mode, choice.why
+    space = choice.disk_space if mode.prepares else space
+    return mode, replace(asked.limits, memory=choice.memory, disk_space=space), choice.why
 
 
 def _run_to_train_on(folder: Path, samples: bool) -> runs.RunInfo:

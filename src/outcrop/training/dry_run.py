@@ -5,11 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from outcrop.advisor import epochs
 from outcrop.config import hidden_width
-from outcrop.training.checks import check_checkpoint
-from outcrop.training.run import TrainRequest
-from outcrop.training.supply import beside
+from outcrop.training.request import TrainRequest
+from outcrop.training.supply import Wanted, choose_epochs
 
 
 def facts(request: TrainRequest, chosen: Sequence[str] = ()) -> dict[str, Any]:
@@ -27,11 +25,11 @@ def facts(request: TrainRequest, chosen: Sequence[str] = ()) -> dict[str, Any]:
     Raises:
         ArgumentError: The checkpoint is of another training.
     """
-    graph, config, batches, wanted = request.graph, request.config, request.batches, request.wanted
-    if request.checkpoint is not None:
-        check_checkpoint(request.checkpoint, request.resume, graph, config, request.inputs, request.objective)
+    graph, batches, wanted = request.graph, request.batches, request.wanted
+    model, training, kept = request.model, request.training, request.checkpoints
+    request.check_checkpoint()
     sampling, limits = batches.sampling, batches.limits
-    writes, at_a_time, why = _prepared(request)
+    writes, at_a_time, why = _prepared(request, wanted)
     return {
         "graph": str(graph.path),
         "nodes": graph.num_nodes,
@@ -39,38 +37,33 @@ def facts(request: TrainRequest, chosen: Sequence[str] = ()) -> dict[str, Any]:
         "feature_bytes": graph.feature_bytes,
         "mode": request.mode.name,
         "chosen": [*chosen, *([why] if why else [])],
-        "model": config.model,
-        "hidden": hidden_width(config.model, config.hidden, config.heads),
-        "layers": config.layers,
-        "device": config.device,
+        "model": model.name,
+        "hidden": hidden_width(model.name, model.hidden, model.heads),
+        "layers": model.layers,
+        "device": training.device,
         "sampler": sampling.sampler,
         "fanouts": list(sampling.fanouts),
         "batch_size": sampling.batch_size,
-        "batches_per_epoch": request.batches_per_epoch,
-        "epochs": config.epochs,
-        "distinct_epochs": config.epochs if batches.new_batches else min(sampling.epochs, config.epochs),
+        "batches_per_epoch": request.batches_of("train"),
+        "epochs": training.epochs,
+        "distinct_epochs": training.epochs if batches.new_batches else min(sampling.epochs, training.epochs),
         "memory": limits.memory,
         "gpu_memory": limits.gpu_memory,
         "disk_space": limits.disk_space,
-        "run": None if request.run is None or request.refresh else str(request.run),
+        "run": None if request.run is None or request.refresh is not None else str(request.run),
         "writes": writes,
         "epochs_at_a_time": at_a_time,
-        "checkpoint": None if request.checkpoint is None else str(request.checkpoint),
+        "checkpoint": None if kept is None else str(kept.folder),
         "next_epoch": wanted.next_epoch,
     }
 
 
-def _prepared(request: TrainRequest) -> tuple[str | None, int | None, str]:
+def _prepared(request: TrainRequest, wanted: Wanted) -> tuple[str | None, int | None, str]:
     """The folder that is prepared before training begins, how many epochs at a time, and why so many."""
-    graph, batches = request.graph, request.batches
-    done = request.wanted.next_epoch is None and request.run is None
-    if done or not request.mode.prepares or (request.run is not None and not request.refresh):
+    done = wanted.next_epoch is None and request.run is None
+    if done or not request.prepares:
         return None, None, ""
-    run = request.run or beside(graph, ".run")
-    if not batches.new_batches:
-        return str(run), batches.sampling.epochs, ""
-    pools = str(request.run or beside(graph, ".pools"))
-    if request.refresh:
-        return pools, batches.sampling.epochs, ""
-    choice = epochs.for_training(graph, batches.sampling, batches.limits, request.config.epochs, run)
-    return str(run) if choice.all_at_once else pools, choice.count, choice.why
+    if not wanted.refresh or request.refresh is not None:
+        return str(request.place), wanted.sampling.epochs, ""
+    choice, folder = choose_epochs(wanted)
+    return str(folder), choice.count, choice.why

@@ -1,6 +1,6 @@
 """Training: epochs of batches from anywhere, validation after each, the best model kept, checkpoints.
 
-A run is a function of the batches and of ``config.seed``: parameters are initialised, and dropout is drawn, from
+A run is a function of the batches and of ``TrainConfig.seed``: parameters are initialised, and dropout is drawn, from
 generators seeded by (seed, epoch, batch); the caller's random state is left alone. So a run that went on from a
 checkpoint gives the same bits as one that was never interrupted.
 
@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
-from outcrop.config import TrainConfig
+from outcrop.config import Checkpoints
 from outcrop.device import resolve
 from outcrop.errors import ArgumentError, FormatError, NumericError
 from outcrop.nn import checkpoint as checkpoints
@@ -30,24 +30,14 @@ from outcrop.nn.models import Model, build_model, warm_allocator
 from outcrop.store.minibatch import MiniBatch
 from outcrop.store.tensors import State
 from outcrop.training.callbacks import Callbacks
-from outcrop.training.objectives import CLASSES, Objective
+from outcrop.training.learning import LearningTask
+from outcrop.training.objectives import Objective
 from outcrop.training.rates import learning_rate
 
 if TYPE_CHECKING:
     from outcrop.runtime.progress import Progress
     from outcrop.runtime.runtime import Runtime
     from outcrop.runtime.trace import Trace
-
-# These may change between the runs that share a checkpoint.
-_FREE_FIELDS = (
-    "epochs",
-    "device",
-    "trace_losses",
-    "checkpoint_every",
-    "evaluate_every",
-    "patience",
-    "checkpoint_minutes",
-)
 
 
 class Scored(Protocol):
@@ -105,19 +95,14 @@ class TrainResult:
 def train(
     batches_for_epoch: Callable[..., Batches],
     valid_batches: Callable[[], Batches] | None,
-    config: TrainConfig,
-    out: Path | None,
+    learning: LearningTask,
     runtime: Runtime,
     *,
-    in_dim: int,
-    num_classes: int,
     evaluate: Evaluate,
-    inputs: dict[str, Any] | None = None,
+    kept: Checkpoints | None = None,
     counters: Callable[[], dict[str, Any]] | None = None,
-    resume: bool = True,
     class_weights: Sequence[float] | None = None,
     callbacks: Sequence[Any] = (),
-    objective: Objective = CLASSES,
     num_batches: int | None = None,
 ) -> TrainResult:
     """Trains a model by Adam on the mean loss of each batch's labelled seeds.
@@ -126,14 +111,12 @@ def train(
         batches_for_epoch: The batches of an epoch, counted from 0; where training goes on within it, called with the
             number of the first batch, too. An iterator with ``close`` is closed, also early.
         valid_batches: Batches to score after an epoch.
-        out: Folder for ``last.safetensors`` and ``best.safetensors``; None writes none.
+        learning: Model and how it is trained; its ``layers`` are given.
         evaluate: Scores a model on batches; :func:`outcrop.training.evaluate.evaluate`.
-        inputs: What the batches come from, kept in checkpoints and compared when going on (outcrop.store.identity).
+        kept: Folder for ``last.safetensors`` and ``best.safetensors``, and when they are written; None writes none.
         counters: Called after each epoch's batches and before validation; goes into its record.
-        resume: Goes on from ``out`` where it holds a checkpoint; otherwise starts over and overwrites it.
-        class_weights: What ``config.class_weights`` come to, one number per class.
+        class_weights: What ``TrainConfig.class_weights`` come to, one number per class.
         callbacks: Told of every update and epoch (:class:`outcrop.Callback`).
-        objective: Loss and metric.
         num_batches: Batches of an epoch as progress says them; None where that is not known.
 
     Raises:
@@ -142,11 +125,13 @@ def train(
         DeviceError: The device is not there.
         FormatError: The checkpoint cannot be read.
     """
+    config, objective = learning.training, learning.objective
+    every = config.epochs if kept is None else kept.every
     if config.patience is not None and valid_batches is None:
         raise ArgumentError("patience needs validation nodes to score: import a valid split, or leave it out")
     told = Callbacks(callbacks)
-    run = _Run(config, in_dim, num_classes, inputs or {}, out, class_weights, told, objective)
-    if out is not None and resume and (out / checkpoints.LAST).exists():
+    run = _Run(learning, kept, class_weights, told)
+    if kept is not None and kept.resume and (kept.path / checkpoints.LAST).exists():
         run.restore()
     warm_allocator()
     runtime.progress.start("train", config.epochs, "epochs")
@@ -166,7 +151,7 @@ def train(
         run.finish(record)
         runtime.trace.event("train.record", **record.to_json())
         told.on_epoch(epoch, record.to_json())
-        if last or run.stopped or (epoch + 1) % config.checkpoint_every == 0:
+        if last or run.stopped or (epoch + 1) % every == 0:
             with runtime.trace.span("train.checkpoint", epoch=epoch):
                 run.save()
         showing.ended(_note(record, objective))
@@ -246,14 +231,7 @@ def _added(left: dict[str, Any], right: dict[str, Any]) -> dict[str, Any]:
     return sums
 
 
-def read_checkpoint(
-    out: Path,
-    config: TrainConfig,
-    in_dim: int,
-    num_classes: int,
-    inputs: dict[str, Any],
-    objective: Objective,
-) -> Checkpoint:
+def read_checkpoint(out: Path, learning: LearningTask) -> Checkpoint:
     """Reads ``last.safetensors`` in ``out``, to go on from it.
 
     Raises:
@@ -262,27 +240,14 @@ def read_checkpoint(
     """
     path = out / checkpoints.LAST
     found = checkpoints.read(path, "last")
-    checkpoints.require_same(path, found.meta, _identity(config, in_dim, num_classes, objective), inputs)
-    if found.meta.epochs_begun > config.epochs:
+    checkpoints.require_same(path, found.meta, learning.identity, learning.inputs)
+    epochs = learning.training.epochs
+    if found.meta.epochs_begun > epochs:
         raise ArgumentError(
-            f"{path} has {found.meta.epochs_begun} epochs behind it, {config.epochs} were "
+            f"{path} has {found.meta.epochs_begun} epochs behind it, {epochs} were "
             "asked for: ask for at least as many, or choose another checkpoint folder"
         )
     return found
-
-
-def _identity(config: TrainConfig, in_dim: int, num_classes: int, objective: Objective) -> dict[str, Any]:
-    """What the parts of one training have in common, beside their inputs."""
-    fields = {
-        "in_dim": in_dim,
-        "num_classes": num_classes,
-        **{k: v for k, v in asdict(config).items() if k not in _FREE_FIELDS},
-    }
-    if objective.kind != "class":
-        fields["label_kind"] = objective.kind
-    if config.schedule == "cosine":  # ends with the training
-        fields["epochs"] = config.epochs
-    return fields
 
 
 class _Run:
@@ -290,32 +255,32 @@ class _Run:
 
     def __init__(
         self,
-        config: TrainConfig,
-        in_dim: int,
-        num_classes: int,
-        inputs: dict[str, Any],
-        out: Path | None,
+        learning: LearningTask,
+        kept: Checkpoints | None,
         class_weights: Sequence[float] | None,
         callbacks: Callbacks,
-        objective: Objective,
     ):
-        self._objective = objective
-        self.config, self.out, self.inputs, self._callbacks = config, out, inputs, callbacks
-        self.device = resolve(config.device)
-        self.in_dim, self.num_classes = in_dim, num_classes
-        self.identity = _identity(config, in_dim, num_classes, objective)
-        with _seeded(self.device, config.seed):
+        self._learning, self._kept, self._callbacks = learning, kept, callbacks
+        self._objective, self.config, self.num_classes = (
+            learning.objective,
+            learning.training,
+            learning.num_classes,
+        )
+        self.device = resolve(self.config.device)
+        shape = learning.model
+        assert shape.layers is not None
+        with _seeded(self.device, self.config.seed):
             model = build_model(
-                config.model,
-                in_dim,
-                config.hidden,
-                num_classes,
-                config.layers,
-                heads=config.heads,
-                dropout=config.dropout,
+                shape.name,
+                learning.in_dim,
+                shape.hidden,
+                learning.num_classes,
+                shape.layers,
+                heads=shape.heads,
+                dropout=shape.dropout,
             )
         self.model = model.to(self.device)
-        self.optimizer = Adam(self.model.parameters(), weight_decay=config.weight_decay)
+        self.optimizer = Adam(self.model.parameters(), weight_decay=self.config.weight_decay)
         self.records: list[EpochRecord] = []
         self.batch_losses: list[float] = []
         self.best_epoch, self.best = -1, dict[str, torch.Tensor]()
@@ -379,8 +344,8 @@ class _Run:
         return EpochRecord(epoch, seconds, sums.load_seconds, loss, counters=counted)
 
     def _is_time_to_save(self) -> bool:
-        minutes = self.config.checkpoint_minutes
-        if minutes is None or self.out is None or not self.updates:
+        minutes = None if self._kept is None else self._kept.minutes
+        if minutes is None or not self.updates:
             return False
         return time.monotonic() - self._saved >= 60 * minutes
 
@@ -396,7 +361,7 @@ class _Run:
             )
         low = self.config.precision == "bfloat16"
         with (
-            _seeded(self.device, self.config.seed, epoch, number, needed=self.config.dropout > 0),
+            _seeded(self.device, self.config.seed, epoch, number, needed=self._learning.model.dropout > 0),
             torch.autocast(self.device.type, torch.bfloat16) if low else nullcontext(),
         ):
             scores = self.model(batch)
@@ -430,13 +395,14 @@ class _Run:
 
     def save(self) -> None:
         """Writes both files; within an epoch only ``last``: the best model is as it was."""
-        if self.out is None:
+        if self._kept is None:
             return
+        out = self._kept.path
         meta = Meta(
             self.epochs_done,
             self.best_epoch,
-            self.identity,
-            self.inputs,
+            self._learning.identity,
+            self._learning.inputs,
             [asdict(record) for record in self.records],
             self.batch_losses,
             self.updates,
@@ -444,19 +410,17 @@ class _Run:
         )
         state: State = self.model.state_dict()
         checkpoints.write(
-            self.out / checkpoints.LAST,
+            out / checkpoints.LAST,
             Checkpoint(meta, state, self.best, self.optimizer.state()),
         )
         if not meta.partial:
-            checkpoints.write(self.out / checkpoints.BEST, Checkpoint(meta, self.best))
+            checkpoints.write(out / checkpoints.BEST, Checkpoint(meta, self.best))
         self._saved = time.monotonic()
 
     def restore(self) -> None:
-        assert self.out is not None
-        path = self.out / checkpoints.LAST
-        found = read_checkpoint(
-            self.out, self.config, self.in_dim, self.num_classes, self.inputs, self._objective
-        )
+        assert self._kept is not None
+        path = self._kept.path / checkpoints.LAST
+        found = read_checkpoint(self._kept.path, self._learning)
         checkpoints.load_into(path, self.model, found.model)
         self.optimizer.restore(found.optimizer)
         try:
@@ -473,7 +437,7 @@ class _Run:
         self.batch_losses = list(found.meta.batch_losses)
         self.best_epoch, self.best = found.meta.best_epoch, found.best
         self.resumed_from = self.epochs_done
-        checkpoints.renew_best(self.out, found)
+        checkpoints.renew_best(self._kept.path, found)
 
     def result(self) -> TrainResult:
         self.model.load_state_dict(self.best)

@@ -18,13 +18,13 @@ from pathlib import Path
 
 from outcrop.advisor import auto, choose, machine, shapes
 from outcrop.advisor.choose import SpoolDecision, WorkloadFacts
-from outcrop.config import TrainConfig
 from outcrop.device import gpu_named
 from outcrop.errors import BudgetError
 from outcrop.loading.modes import Online
 from outcrop.runtime import system
 from outcrop.store.graph import Graph
 from outcrop.store.lock import opened, try_lock
+from outcrop.training.learning import LearningTask
 from outcrop.training.supply import Supply, Wanted, prepared
 
 LEAST_BYTES = 64 << 20  # of features: less is read in a second
@@ -32,7 +32,7 @@ _STEP_S = 0.5
 _ROWS = "rows"
 
 
-def supply(wanted: Wanted, learning: TrainConfig, closing: ExitStack) -> tuple[Supply, str]:
+def supply(wanted: Wanted, learning: LearningTask, closing: ExitStack) -> tuple[Supply, str]:
     """What mode ``online`` trains from, and why that, where there was a choice; ``closing`` removes what is spooled."""
     spooling = settle(wanted, learning)
     direct = Supply(wanted, Online())
@@ -43,7 +43,7 @@ def supply(wanted: Wanted, learning: TrainConfig, closing: ExitStack) -> tuple[S
         sampling=replace(wanted.sampling, epochs=spooling.epochs),
         limits=replace(wanted.limits, disk_space=spooling.disk_space),
         # Where the CPU trains it has nothing left for preparing.
-        beside=gpu_named(learning.device) is not None,
+        beside=gpu_named(learning.training.device) is not None,
     )
     with ExitStack() as trying:
         try:
@@ -54,7 +54,7 @@ def supply(wanted: Wanted, learning: TrainConfig, closing: ExitStack) -> tuple[S
     return replace(made, spooled_epochs=spooling.epochs), spooling.why
 
 
-def settle(wanted: Wanted, learning: TrainConfig) -> SpoolDecision:
+def settle(wanted: Wanted, learning: LearningTask) -> SpoolDecision:
     """Whether and how to spool: from the rates of the disk, a few batches, and a training step; takes a few seconds."""
     graph, limits, progress = wanted.graph, wanted.limits, wanted.progress
     epochs = 0 if wanted.next_epoch is None else wanted.epochs - wanted.next_epoch
@@ -97,12 +97,13 @@ def settle(wanted: Wanted, learning: TrainConfig) -> SpoolDecision:
     return choose.choose_spooling(facts, rough)
 
 
-def _step_seconds(graph: Graph, seen: auto.BatchProbe, learning: TrainConfig) -> float:
+def _step_seconds(graph: Graph, seen: auto.BatchProbe, learning: LearningTask) -> float:
     from outcrop.advisor import steps
 
     batch = steps.batch_of(seen.batches[-1], graph.feature_dim, graph.num_classes)
-    network = shapes.network_of(graph, learning.model, learning.hidden, learning.heads)
-    return steps.step_seconds([batch], network, seconds=_STEP_S, device=learning.device)[0]
+    model = learning.model
+    network = shapes.network_of(graph, model.name, model.hidden, model.heads)
+    return steps.step_seconds([batch], network, seconds=_STEP_S, device=learning.training.device)[0]
 
 
 @contextmanager

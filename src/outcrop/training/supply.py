@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from outcrop.advisor import epochs as epoch_choice
-from outcrop.config import BaselineConfig, DeviceConfig, IoConfig, PlanConfig, SampleConfig
+from outcrop.config import DeviceConfig, IoConfig, PlanConfig, SampleConfig
 from outcrop.errors import BudgetError
 from outcrop.loading.modes import Mode, Packed
 from outcrop.loading.needs import BatchCounter, SessionNeeds
@@ -109,7 +109,7 @@ class Supply:
         return seconds / (last - first)
 
     def open(
-        self, runtime: Runtime, to: DeviceConfig, baseline: BaselineConfig, closing: ExitStack
+        self, runtime: Runtime, to: DeviceConfig, epoch_splits: tuple[str, ...], closing: ExitStack
     ) -> tuple[Callable[[str, int], LoadSession], Callable[[], None] | None]:
         """What loads an epoch of a split, and what to call for every batch, if anything."""
         if self.pools is not None:
@@ -122,7 +122,7 @@ class Supply:
             run_folder=self.folder,
             config=self.drawn,
             to=to,
-            baseline=baseline,
+            epoch_splits=epoch_splits,
         )
         closing.enter_context(session)
         return (lambda split, epoch: session), None
@@ -137,19 +137,24 @@ def every_epoch(wanted: Wanted, say: Callable[[str], None]) -> Supply:
     Raises:
         BudgetError: A limit cannot be met.
     """
-    graph, limits = wanted.graph, wanted.limits
-    run, pools = beside(graph, ".run"), beside(graph, ".pools")
-    choice = epoch_choice.for_training(graph, wanted.sampling, limits, wanted.epochs, run)
+    choice, folder = choose_epochs(wanted)
     say(choice.why)
     at_once = replace(wanted, sampling=replace(wanted.sampling, epochs=choice.count), refresh=False)
     if choice.all_at_once:
-        return prepared(at_once, run, say)
-    limits = replace(limits, disk_space=choice.limit)
+        return prepared(at_once, folder, say)
+    limits = replace(wanted.limits, disk_space=choice.limit)
     try:
-        return prepared(replace(at_once, limits=limits, refresh=True), pools)
+        return prepared(replace(at_once, limits=limits, refresh=True), folder)
     except BudgetError:  # not even one epoch: batches share rows
         epochs = replace(wanted.sampling, epochs=wanted.epochs)
-        return prepared(replace(at_once, sampling=epochs, limits=limits), run, say)
+        return prepared(replace(at_once, sampling=epochs, limits=limits), beside(wanted.graph, ".run"), say)
+
+
+def choose_epochs(wanted: Wanted) -> tuple[epoch_choice.EpochChoice, Path]:
+    """Chooses how many epochs with batches of their own are prepared at a time, and the folder of these."""
+    run = beside(wanted.graph, ".run")
+    choice = epoch_choice.for_training(wanted.graph, wanted.sampling, wanted.limits, wanted.epochs, run)
+    return choice, run if choice.all_at_once else beside(wanted.graph, ".pools")
 
 
 def beside(graph: Graph, suffix: str) -> Path:
@@ -184,11 +189,12 @@ def prepared(wanted: Wanted, folder: Path, say: Callable[[str], None] | None = N
 
 
 def needs(
-    wanted: Wanted, mode: Mode, folder: Path | None, baseline: BaselineConfig, test: bool, at_once: bool
+    wanted: Wanted, mode: Mode, folder: Path | None, epoch_splits: tuple[str, ...], test: bool, at_once: bool
 ) -> Callable[[int], bool]:
     """Which memory budgets are enough for a training, its evaluations included (``runtime/smallest_budget.py``).
 
     Args:
+        epoch_splits: What one epoch goes over.
         test: It ends with the test nodes.
         at_once: A mode that prepares prepares all epochs in one run, if it has new batches in every epoch.
     """
@@ -213,7 +219,8 @@ def needs(
         return RunNeeds(graph, every, wanted.limits, wanted.io, counter=counter).fits
     if wanted.refresh:
         config = replace(config, epochs=epochs)
-    passes = [("train", epoch) for epoch in range(wanted.next_epoch or 0, epochs)]
+    first = epochs if wanted.next_epoch is None else wanted.next_epoch
+    passes = [("train", epoch) for epoch in range(first, epochs)]
     passes += [(split, 0) for split in scored if graph.has(split)]
     return SessionNeeds(
         graph,
@@ -222,6 +229,6 @@ def needs(
         passes,
         run=None if wanted.refresh else folder,
         io=wanted.io,
-        baseline=baseline,
+        epoch_splits=epoch_splits,
         counter=counter,
     ).fits

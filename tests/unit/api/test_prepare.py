@@ -39,8 +39,7 @@ def test_every_argument_is_named_and_documented() -> None:
     public = inspect.signature(outcrop.prepare).parameters
     engine = inspect.signature(prepare_with_report).parameters
     assert {*engine} - {*public} == {"runtime", "stop_after"}
-    assert public["progress"].default is True  # of users; the engine is silent unless it is told
-    for name in public.keys() - {"progress"}:
+    for name in public:
         assert public[name] == engine[name], name
         assert public[name].kind is not inspect.Parameter.VAR_KEYWORD
         assert f"        {name}: " in (outcrop.prepare.__doc__ or ""), name

@@ -139,7 +139,7 @@ def test_drawn_candidates_are_the_same_for_every_division(tmp_path, make_runtime
     runtime = make_runtime()
     values = []
     for p in (1, 5):
-        trained = trained_on(tmp_path, runtime, splits, p, f"run{p}", epochs=1, rate=1e-30)
+        trained = trained_on(tmp_path, runtime, splits, p, f"run{p}", epochs=1, learning_rate=1e-30)
         drawn = evaluation._draw(trained, 40, by_degree, 3)
         nodes = trained.buckets.numbering(runtime).nodes(drawn)
         found = evaluate(trained, "test", candidates=40, by_degree=by_degree, seed=3)
@@ -155,7 +155,7 @@ def test_the_same_value_for_every_division_and_budget(tmp_path, make_runtime, sp
     found = []
     for p, memory in ((1, None), (3, "200KiB"), (10, "150KiB"), (70, None)):
         run = tmp_path / f"run{p}"
-        trained_on(tmp_path, runtime, splits, p, run.name, epochs=1, rate=1e-30).close()
+        trained_on(tmp_path, runtime, splits, p, run.name, epochs=1, learning_rate=1e-30).close()
         small = make_runtime(memory)
         trained = open_model(run, small)
         found.append(evaluate(trained, "test"))

@@ -259,8 +259,8 @@ def test_rows_that_are_not_there(make_runtime):
 def test_a_batch_is_a_step_down_the_gradient_of_its_loss(make_runtime, model, loss, reciprocal):
     """With sgd at rate 1 rows change by minus the gradient, which torch finds from the formulas alone."""
     config = EmbedConfig(
-        model=model, dim=DIM, loss=loss, margin=2.0, optimizer="sgd", rate=1.0, chunk=10, batch=25, negatives=12,
-        reciprocal=reciprocal, n3=0.01, l2=0.02,
+        model=model, dim=DIM, loss=loss, margin=2.0, optimizer="sgd", learning_rate=1.0, chunk=10, batch=25,
+        negatives=12, reciprocal=reciprocal, n3=0.01, l2=0.02,
     )  # fmt: skip
     runtime = make_runtime()
     random = np.random.default_rng(3)
@@ -329,7 +329,7 @@ def test_queries_in_one_pass_are_those_of_torch(make_runtime, model, reciprocal,
 
 def test_configuration_reports_all_problems_at_once():
     with pytest.raises(ArgumentError) as error:
-        EmbedConfig(dim=0, negatives=0, rate=0, n3=-1, by_degree=2, optimizer="x", buffer=0, seed=-1)  # type: ignore[arg-type]
+        EmbedConfig(dim=0, negatives=0, learning_rate=0, n3=-1, by_degree=2, optimizer="x", buffer=0, seed=-1)  # type: ignore[arg-type]
     for word in (
         "dim 0",
         "negatives 0",

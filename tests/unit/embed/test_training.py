@@ -48,9 +48,9 @@ def same(a, b):
     ("partitions", "options"),
     [
         (8, {}),
-        (8, {"order": "legend", "optimizer": "adam", "rate": 0.01}),
+        (8, {"order": "legend", "optimizer": "adam", "learning_rate": 0.01}),
         (5, {"order": "beta", "reciprocal": True, "n3": 0.01, "by_degree": 0.5}),
-        (9, {"order": "cover", "model": "distmult", "optimizer": "sgd", "rate": 0.01}),
+        (9, {"order": "cover", "model": "distmult", "optimizer": "sgd", "learning_rate": 0.01}),
         (6, {"buffer": 2, "model": "rotate", "loss": "margin"}),
         (7, {"buffer": 4, "model": "transe-l2", "loss": "logistic"}),
         (4, {"model": "dot", "negatives": 200}),
@@ -110,7 +110,7 @@ def test_the_loss_and_the_waits_are_seen_beside_the_bar(tmp_path, make_runtime, 
 
 
 def test_the_first_vectors_do_not_depend_on_the_partitions(tmp_path, make_runtime, source):
-    runtime, config = make_runtime(), replace(CONFIG, epochs=1, rate=1e-30)
+    runtime, config = make_runtime(), replace(CONFIG, epochs=1, learning_rate=1e-30)
     tables = []
     for p, numbering in ((1, "random"), (4, "random"), (7, "degree"), (3, "id")):
         run = tmp_path / f"run{p}"
@@ -392,7 +392,7 @@ def test_impossible_requests(tmp_path, make_runtime, source):
     with pytest.raises(ArgumentError, match="order 'x' is unknown"):
         EmbeddingTrainer(buckets, run, replace(CONFIG, order="x"), runtime)
     with pytest.raises(NumericError, match="lower the learning rate"):
-        fit(buckets, run, replace(CONFIG, optimizer="sgd", rate=1e30), runtime)
+        fit(buckets, run, replace(CONFIG, optimizer="sgd", learning_rate=1e30), runtime)
 
 
 def test_edges_without_relations_and_isolated_nodes(tmp_path, make_runtime):

@@ -17,10 +17,10 @@ import typer.main
 import outcrop
 from outcrop.api.run import Run
 from outcrop.cli.main import app
-from outcrop.config import BaselineConfig, SampleConfig
+from outcrop.config import SampleConfig
 from outcrop.errors import ArgumentError
 from outcrop.loading import modes, session
-from outcrop.loading.modes import BASELINES, CHOICES, MODES, Mode, mode_named
+from outcrop.loading.modes import BASELINES, CHOICES, MODES, Mode, Packed, Partition, mode_named, mode_with
 from outcrop.loading.open import open_session
 from outcrop.runtime.runtime import Runtime
 from outcrop.store.graph import Graph
@@ -100,18 +100,22 @@ def test_batches_of_any_nodes(graph: Graph, run: Path, mode: Mode) -> None:
 
 
 def test_only_batches_by_budget_are_an_identity() -> None:
-    baseline = BaselineConfig(partitions=8, resident=4)
     for mode in MODES:
-        assert bool(mode.identity(baseline)) == mode.batches_by_budget
+        assert bool(mode.identity()) == mode.batches_by_budget
 
 
-def test_options_are_parameters_of_training_and_of_one_mode_each() -> None:
-    import inspect
-
-    known = inspect.signature(outcrop.train).parameters
-    options = [option for mode in MODES for option in mode.options]
-    assert set(options) <= set(known)
-    assert len(options) == len(set(options))
+def test_an_option_of_another_mode_is_refused() -> None:
+    assert mode_with("partition", {"partitions": 8, "topology": "paged"}) == Partition("paged", partitions=8)
+    assert mode_with(None, {}) == Packed()
+    for mode, options, message in (
+        ("packed", {"sample_on": "gpu"}, "--sample-on is for --mode online, not packed: leave it out"),
+        (None, {"row_reads": "gpu"}, "--io is for --mode online, not packed"),
+        ("online", {"cache_policy": "lru"}, "--cache-policy is for --mode dynamic, not online"),
+        ("belady", {"resident": 2}, "--resident is for --mode partition, not belady"),
+        ("memory", {"topology": "disk"}, "'disk'"),
+    ):
+        with pytest.raises(ArgumentError, match=message):
+            mode_with(mode, options)
 
 
 def in_order(text: str) -> list[str]:
@@ -121,7 +125,7 @@ def in_order(text: str) -> list[str]:
 
 def test_help_names_what_users_choose_among_first() -> None:
     command = typer.main.get_command(app).commands["train"]  # type: ignore[attr-defined]
-    (help_text,) = [option.help for option in command.params if option.name == "mode"]
+    (help_text,) = [option.help for option in command.params if "--mode" in option.opts]
     assert in_order(help_text) == NAMES
     choices, compared = help_text.split("to compare with:")
     assert in_order(choices) == [mode.name for mode in CHOICES]
@@ -129,7 +133,7 @@ def test_help_names_what_users_choose_among_first() -> None:
 
 
 def test_the_front_door_says_the_same() -> None:
-    text = re.search(r"\n +mode: (.*?)\n +model: ", outcrop.train.__doc__ or "", re.DOTALL)
+    text = re.search(r"\n +loading: (.*?)\n +limits: ", outcrop.train.__doc__ or "", re.DOTALL)
     assert text is not None
     assert in_order(text[1]) == NAMES
 

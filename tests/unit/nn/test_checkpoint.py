@@ -11,17 +11,16 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
-from outcrop.config import TrainConfig
 from outcrop.errors import ArgumentError, ChecksumError, FormatError
 from outcrop.nn import checkpoint as checkpoints
 from outcrop.nn.checkpoint import BEST, LAST, Checkpoint, Meta
 from outcrop.nn.models import MODELS, build_model
 from outcrop.training.evaluate import evaluate
-from training_support import CLASSES, DIM, Problem, quick
+from training_support import CLASSES, DIM, Problem, Settings, quick
 
 __all__ = ["quick"]  # a fixture of every test here
 
-CONFIG = TrainConfig(
+CONFIG = Settings(
     hidden=16, epochs=6, dropout=0.4, learning_rate=0.01, weight_decay=1e-3, seed=3, trace_losses=True
 )
 

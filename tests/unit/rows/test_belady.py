@@ -12,8 +12,8 @@ import pytest
 
 from cache_reference import POLICIES
 from outcrop.api.prepare import prepare_with_report as prepare
-from outcrop.config import BaselineConfig
 from outcrop.errors import ArgumentError, IoError
+from outcrop.loading.modes import Belady, mode_with
 from outcrop.loading.open import open_session
 from outcrop.rows import NextUses, schedule_of
 from outcrop.runtime import memory_tables
@@ -87,8 +87,9 @@ def rows_read(
 ) -> list:
     """(rows, bytes) from disk after every pass of five epochs, from the start."""
     out, rows, needed = [], 0, 0
-    baseline = BaselineConfig(passes=passes, **options)
-    with open_session(graph, runtime, mode, run_folder=run, baseline=baseline) as session:
+    with open_session(
+        graph, runtime, mode_with(mode, options), run_folder=run, epoch_splits=passes
+    ) as session:
         for epoch in range(5):
             for split in passes:
                 batches = session.batches(split, epoch)
@@ -128,8 +129,7 @@ def test_reading_another_pass_than_planned_is_right_all_the_same(graph, tmp_path
     runtime = make_runtime(threads=1)
     prepare(graph, tmp_path / "run", runtime=runtime, stop_after="sample", **OPTIONS)
     features = np.fromfile(graph.path / "features.bin", "<f4").reshape(600, 1024)
-    baseline = BaselineConfig(cache_rows=200)
-    with open_session(graph, runtime, "belady", run_folder=tmp_path / "run", baseline=baseline) as session:
+    with open_session(graph, runtime, Belady(cache_rows=200), run_folder=tmp_path / "run") as session:
         for split, epoch in [
             ("train", 2),
             ("test", 0),

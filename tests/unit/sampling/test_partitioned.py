@@ -10,8 +10,9 @@ import pytest
 import torch
 
 from outcrop.api.train import train
-from outcrop.config import BaselineConfig, SampleConfig
+from outcrop.config import SampleConfig
 from outcrop.errors import ArgumentError, BudgetError
+from outcrop.loading.modes import Partition
 from outcrop.loading.open import open_session
 from outcrop.rows import NodePartitions
 from outcrop.runtime.runtime import Runtime
@@ -112,8 +113,8 @@ def test_all_resident_draws_what_every_mode_draws(graph, make_runtime, threads):
     config = SampleConfig(fanouts=(3, 2), batch_size=16, epochs=2, seed=9)
     runtime = make_runtime(threads=threads)
     sessions = [
-        open_session(graph, runtime, mode, config=config, baseline=BaselineConfig(partitions=5, resident=5))
-        for mode in ("memory", "partition")
+        open_session(graph, runtime, mode, config=config)
+        for mode in ("memory", Partition(partitions=5, resident=5))
     ]
     for split, epoch in [("train", 0), ("train", 1), ("train", 2), ("valid", 0), ("test", 0)]:
         want, got = ([b.graph for b in session.batches(split, epoch)] for session in sessions)
@@ -134,8 +135,7 @@ def test_each_partition_is_read_once_an_epoch(tmp_path, make_runtime):
     graph = a_graph(tmp_path / "g", runtime, nodes=nodes, edges=20_000, width=width, train=2000)
     features = as_rows(random_features(nodes, width, "float32"))
     config = SampleConfig(fanouts=(3, 3), batch_size=100)
-    baseline = BaselineConfig(partitions=8, resident=2)
-    with open_session(graph, runtime, "partition", config=config, baseline=baseline) as session:
+    with open_session(graph, runtime, Partition(partitions=8, resident=2), config=config) as session:
         for epoch in range(3):
             before, batches = runtime.io.counters, session.batches("train", epoch)
             for batch in batches:
@@ -178,8 +178,8 @@ def test_as_many_partitions_as_fit(graph, make_runtime):
 def test_the_budget_holds(graph, make_runtime):
     runtime = make_runtime("1MiB", threads=1)
     before = held_bytes(runtime)
-    config, baseline = SampleConfig(fanouts=(3, 3), batch_size=20), BaselineConfig(partitions=8, resident=2)
-    with open_session(graph, runtime, "partition", config=config, baseline=baseline) as session:
+    config = SampleConfig(fanouts=(3, 3), batch_size=20)
+    with open_session(graph, runtime, Partition(partitions=8, resident=2), config=config) as session:
         assert sum(len(b.x) > 0 for b in session.batches("train")) >= 6
         held = (
             runtime.budget.by_tag["partition-rows"].now_bytes

@@ -14,17 +14,17 @@ import torch
 import torch.nn.functional as F
 
 from batch_reference import deliver, loopless_degrees, sample, shared_data
-from outcrop.config import TrainConfig
+from outcrop.config import Checkpoints, ModelConfig, TrainConfig
 from outcrop.errors import ArgumentError, DeviceError, NumericError
 from outcrop.nn.models import MODELS, build_model
 from outcrop.store.minibatch import MiniBatch
 from outcrop.training.evaluate import EvalResult, evaluate
 from outcrop.training.loop import train
-from training_support import CLASSES, DIM, Problem, a_runtime, quick
+from training_support import CLASSES, DIM, Problem, Settings, a_runtime, learning, quick
 
 __all__ = ["quick"]  # a fixture of every test here
 
-CONFIG = TrainConfig(hidden=16, epochs=3, learning_rate=0.01, seed=7)
+CONFIG = Settings(hidden=16, epochs=3, learning_rate=0.01, seed=7)
 
 
 @pytest.fixture(scope="module")
@@ -38,7 +38,7 @@ def same_tensors(left: dict[str, torch.Tensor], right: dict[str, torch.Tensor]) 
 
 @pytest.mark.parametrize("name", MODELS)
 def test_learns(problem, name):
-    config = TrainConfig(model=name, hidden=32, epochs=40, learning_rate=0.02)
+    config = Settings(model=name, hidden=32, epochs=40, learning_rate=0.02)
     result = problem.run(config, valid_batches=None)
     losses = [record.loss for record in result.epochs]
     assert losses[-1] < 0.8 * losses[0]
@@ -157,7 +157,7 @@ def test_no_batch_outlives_its_step(problem, name):
     gc.disable()
     try:
         problem.run(
-            TrainConfig(model=name, hidden=16, epochs=2, dropout=0.3),
+            Settings(model=name, hidden=16, epochs=2, dropout=0.3),
             train_batches=watched,
             valid_batches=lambda: watched(0),
         )
@@ -274,29 +274,16 @@ def test_evaluation_counts_exactly(problem):
 
 def test_configuration_reports_all_problems_at_once():
     with pytest.raises(ArgumentError) as error:
-        TrainConfig(
-            model="mlp",
-            layers=0,
-            dropout=1.0,
-            epochs=0,
-            learning_rate=float("nan"),
-            weight_decay=-1,
-            checkpoint_every=0,
-            evaluate_every=0,
-        )
-    for word in (
-        "mlp",
-        "layers 0",
-        "dropout 1.0",
-        "epochs 0",
-        "learning rate nan",
-        "weight decay -1",
-        "checkpoint_every 0",
-        "evaluate_every 0",
-    ):
+        ModelConfig("mlp", layers=0, dropout=1.0)
+    assert [word for word in ("mlp", "layers 0", "dropout 1.0") if word not in str(error.value)] == []
+    with pytest.raises(ArgumentError) as error:
+        TrainConfig(epochs=0, learning_rate=float("nan"), weight_decay=-1, evaluate_every=0)
+    for word in ("epochs 0", "learning rate nan", "weight decay -1", "evaluate_every 0"):
         assert word in str(error.value)
+    with pytest.raises(ArgumentError, match=r"epochs between checkpoints 0 .*-1\.0 minutes"):
+        Checkpoints("folder", minutes=-1.0, every=0)
     with pytest.raises(ArgumentError, match="no multiple of heads 4"):
-        TrainConfig(model="gat", hidden=30)
+        ModelConfig("gat", hidden=30)
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
@@ -311,7 +298,7 @@ def test_cuda_equals_cpu_closely(problem, name):
     def moved(batches):
         return (MiniBatch(b.graph, b.x.cuda(), b.y.cuda(), b.degree.cuda()) for b in batches)
 
-    config = TrainConfig(model=name, hidden=16, epochs=3, trace_losses=True)
+    config = Settings(model=name, hidden=16, epochs=3, trace_losses=True)
     on_cuda = problem.run(
         replace(config, device="cuda"),
         train_batches=lambda e: moved(problem.train_batches(e)),
@@ -355,17 +342,14 @@ def test_cora_reaches_the_published_range(cora, name):
         split: deliver(sample(adjacency, ids, (-1, -1), labels=labels), x, degrees)
         for split, ids in (("train", picked), ("valid", valid), ("test", test))
     }
-    config = TrainConfig(
+    config = Settings(
         model=name, hidden=64, heads=8, dropout=0.5, epochs=60, learning_rate=0.01, weight_decay=5e-4, seed=0
     )
     result = train(
         lambda _: [batches["train"]],
         lambda: [batches["valid"]],
-        config,
-        None,
+        learning(config, x.shape[1], 7),
         a_runtime(),
-        in_dim=x.shape[1],
-        num_classes=7,
         evaluate=evaluate,
     )
     accuracy = evaluate(result.model, [batches["test"]]).accuracy

@@ -16,7 +16,7 @@ from typing import Any
 from outcrop.bench.epoch import ensure_graph
 from outcrop.bench.gpu_figures.measure import Case, Setup, Watch, mean
 from outcrop.bench.gpu_figures.result import Benchmark, Cases
-from outcrop.config import DeviceConfig, SampleConfig, TrainConfig
+from outcrop.config import DeviceConfig, ModelConfig, SampleConfig, TrainConfig
 from outcrop.loading import session as load
 from outcrop.loading.feeders import SampledStructures
 from outcrop.loading.open import open_session
@@ -27,6 +27,7 @@ from outcrop.sampling.sampler import BatchSampler
 from outcrop.store.graph import Graph, open_graph
 from outcrop.training import loop as training
 from outcrop.training.evaluate import evaluate
+from outcrop.training.learning import LearningTask
 
 _SAMPLING = SampleConfig(fanouts=(10, 10), batch_size=1024)
 COPY, IN_PLACE, OVERLAPPED = "copy", "in place", "in place, overlapped"
@@ -74,7 +75,12 @@ class _Epochs:
 def _train(setup: Setup, graph: Graph, model: str, way: str) -> dict[str, Any]:
     """Returns seconds of the epochs after the first, and of loading in them; busy cores; watts."""
     device = DeviceConfig(str(setup.device))
-    config = TrainConfig(model=model, layers=2, epochs=setup.sizes.epochs, device=str(setup.device))
+    learning = LearningTask(
+        ModelConfig(model, layers=2),
+        TrainConfig(epochs=setup.sizes.epochs, device=str(setup.device)),
+        graph.feature_dim,
+        graph.num_classes,
+    )
     with Runtime() as runtime, Watch(setup.device) as watch:
         opened = (
             _copying(graph, runtime, device)
@@ -93,11 +99,8 @@ def _train(setup: Setup, graph: Graph, model: str, way: str) -> dict[str, Any]:
             result = training.train(
                 epochs.batches,
                 None,
-                config,
-                None,
+                learning,
                 runtime,
-                in_dim=graph.feature_dim,
-                num_classes=graph.num_classes,
                 evaluate=evaluate,
                 counters=counters,
             )

@@ -16,6 +16,8 @@ from outcrop.bench.epoch import ensure_graph
 from outcrop.bench.gpu_figures.measure import Case, Setup, Watch, mean
 from outcrop.bench.gpu_figures.result import Benchmark, Cases
 from outcrop.bench.graphs import GraphShape
+from outcrop.config import EmbedConfig
+from outcrop.runtime.observer import Observer
 
 PARTITIONS, BUFFER = 8, 3
 _COVER = (16, 4)  # the sizes that order takes
@@ -71,20 +73,22 @@ def _epochs(setup: Setup, way: Way) -> tuple[list[dict[str, Any]], Watch]:
     with Watch(setup.device) as watch:
         report = embed_train(
             run,
-            model="dot",
-            dim=sizes.dim,
-            negatives=sizes.negatives,
-            batch=max(sizes.queries // 2, 1),  # an edge asks for both of its ends
-            chunk=min(1000, max(sizes.queries // 2, 1)),
-            epochs=sizes.epochs,
-            buffer=buffer,
-            order=way.order,
+            EmbedConfig(
+                model="dot",
+                dim=sizes.dim,
+                negatives=sizes.negatives,
+                batch=max(sizes.queries // 2, 1),  # an edge asks for both of its ends
+                chunk=min(1000, max(sizes.queries // 2, 1)),
+                epochs=sizes.epochs,
+                buffer=buffer,
+                order=way.order,
+            ),
             resident=way.resident,
             prefetch=way.prefetch,
             device=str(setup.device) if way.on_gpu else "cpu",
             io="gpu" if way.rings else "engine",
             fresh=True,
-            progress=False,
+            observer=Observer(progress=False),
         )
     shutil.rmtree(run)
     return report.epochs[1:], watch

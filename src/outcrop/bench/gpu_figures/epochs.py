@@ -9,6 +9,7 @@ mode of Outcrop (``ondisk``: row by row without a cache; ``belady``: Ginex's cac
 from __future__ import annotations
 
 import shutil
+from dataclasses import replace
 from functools import partial
 from itertools import accumulate
 from pathlib import Path
@@ -20,11 +21,13 @@ from outcrop.api.train import train
 from outcrop.bench.epoch import ensure_graph
 from outcrop.bench.gpu_figures.measure import Case, Setup
 from outcrop.bench.gpu_figures.result import Bar, Benchmark, Cases
-from outcrop.config import CACHE_STRATEGIES
+from outcrop.config import CACHE_STRATEGIES, Limits, Replay, SampleConfig, TrainConfig
 from outcrop.config.models import wants_degrees
-from outcrop.loading.modes import mode_named
+from outcrop.loading.modes import mode_named, mode_with
+from outcrop.runtime.observer import Observer
 
-_BATCHES: dict[str, Any] = {"fanouts": (10, 10), "batch_size": 1024}
+_OF_MODES = ("cache_strategy", "sample_on", "row_reads")
+_BATCHES = SampleConfig((10, 10), 1024)
 _CAPS = (0.1, 0.3, 0.5)
 _LEAST_MEMORY = 16 << 20
 _GPU_BATCHES = 768 << 20  # device memory for batches and their drawing, beside what is cached
@@ -49,31 +52,26 @@ def _train(setup: Setup, mode: str, cap: float | None = 0.1, *, on_gpu: bool = T
     graph, device = _graph(setup), str(setup.device) if on_gpu else "cpu"
     memory = None if cap is None else _memory(setup, cap)
     epochs = more.get("epochs", setup.sizes.epochs)
+    model = more.get("model", "sage")
     options: dict[str, Any] = {
-        "epochs": epochs,
-        "test": False,
-        "progress": False,
-        "on_choice": _quiet,
-        "device": device,
-        "memory": memory,
-        "evaluate_every": 1 if mode_named(mode).plans_evaluation else epochs,
-        **more,
+        "model": model,
+        "training": TrainConfig(
+            epochs=epochs,
+            test=False,
+            device=device,
+            evaluate_every=1 if mode_named(mode).plans_evaluation else more.get("evaluate_every", epochs),
+        ),
+        "limits": Limits(memory, more.get("gpu_memory", 0), more.get("disk_space")),
+        "loading": mode_with(mode, {name: more[name] for name in _OF_MODES if name in more}),
+        "observer": Observer(progress=False, on_choice=_quiet),
     }
     if not mode_named(mode).needs_run:
-        return train(graph, mode=mode, sample_epochs=1, **_BATCHES, **options)
+        return train(graph, sampling=_BATCHES, run=Replay(1), **options)
     run = graph.with_suffix(f".{mode}.run")
     shutil.rmtree(run, ignore_errors=True)
-    prepare(
-        graph,
-        run,
-        **_BATCHES,
-        epochs=1,
-        memory=memory,
-        progress=False,
-        degrees=wants_degrees(str(more.get("model"))),
-    )
+    prepare(graph, run, sampling=replace(_BATCHES, degrees=wants_degrees(model)), epochs=1, memory=memory)
     try:
-        return train(graph, mode=mode, run=run, **options)
+        return train(graph, run=run, **options)
     finally:
         shutil.rmtree(run)
 
@@ -120,7 +118,7 @@ def _modes(setup: Setup) -> Cases:
 def _end_to_end(setup: Setup, model: str) -> Case:
     reports = {
         "online, by the engine": _train(setup, "online", model=model, disk_space=0),
-        "online, by rings": _train(setup, "online", model=model, disk_space=0, io="gpu"),
+        "online, by rings": _train(setup, "online", model=model, disk_space=0, row_reads="gpu"),
         "online, spooling": _train(setup, "online", model=model),
         "row by row": _train(setup, "ondisk", model=model, epochs=1),
         "memory": _train(setup, "memory", None, model=model),

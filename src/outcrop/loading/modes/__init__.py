@@ -7,6 +7,10 @@ or can is an attribute (``base``), never a comparison with its name.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
 from outcrop.errors import ArgumentError
 from outcrop.loading.modes.base import Mode, SessionRequest
 from outcrop.loading.modes.belady import Belady
@@ -33,6 +37,7 @@ __all__ = [
     "Partition",
     "SessionRequest",
     "mode_named",
+    "mode_with",
     "names_of",
 ]
 
@@ -42,7 +47,7 @@ MODES = (*CHOICES, *BASELINES)
 
 
 def mode_named(mode: str | Mode) -> Mode:
-    """The mode that is called so.
+    """Returns the mode that is called so, with the defaults of its fields.
 
     Raises:
         ArgumentError: None is.
@@ -61,5 +66,22 @@ def names_of(modes: tuple[Mode, ...], *, notes: bool = False) -> str:
 
 
 def taking(option: str) -> str:
-    """The names of the modes that an option of training is for."""
-    return names_of(tuple(mode for mode in MODES if option in mode.options))
+    """Returns the names of the modes that have a field of this name."""
+    return names_of(tuple(mode for mode in MODES if mode.takes(option)))
+
+
+def mode_with(mode: str | Mode | None, options: Mapping[str, Any]) -> Mode:
+    """Makes a mode of its name (None: packed) and the fields that users gave.
+
+    Raises:
+        ArgumentError: There is no such mode, it has no such field, or not with this value.
+    """
+    named = Packed() if mode is None else mode_named(mode)
+    for option in options:
+        if not named.takes(option):
+            flag = _FLAGS.get(option, option.replace("_", "-"))
+            raise ArgumentError(f"--{flag} is for --mode {taking(option)}, not {named}: leave it out")
+    return replace(named, **options)
+
+
+_FLAGS = {"row_reads": "io", "stripes": "stripe"}  # fields of modes that the command calls otherwise

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
-from outcrop.config import BaselineConfig, DeviceConfig, SampleConfig
+from outcrop.config import DeviceConfig, IoConfig, SampleConfig
 from outcrop.loading.buffers import BufferPool, HostBuffer
 from outcrop.loading.feeders import RecordedStructures, SampledStructures
 from outcrop.loading.session import LoadSession, make_pool, row_session
@@ -27,7 +27,7 @@ class SessionRequest:
 
     Attributes:
         config: How batches are drawn; of a run, how its batches were.
-        baseline: Options of the baselines.
+        epoch_splits: What one epoch goes over; mode ``belady`` plans for it.
         ids: Of batches drawn on the fly: nodes of a split, in place of those that the graph has.
         run: Folder of the run that has the batches, and
         recorded: its batches; None: they are drawn on the fly.
@@ -37,7 +37,7 @@ class SessionRequest:
     runtime: Runtime
     config: SampleConfig
     device: DeviceConfig
-    baseline: BaselineConfig
+    epoch_splits: tuple[str, ...] = ("train",)
     ids: Mapping[str, Ids] | None = None
     run: Path | None = None
     recorded: SampleSet | None = None
@@ -49,56 +49,75 @@ class SessionRequest:
             self.graph, self.runtime, buffers=memory_tables.BATCH_BUFFERS, max_nodes=most, device=self.device
         )
 
-    def cache_rows(self, rows: RowSource, policy: str, part: Part, cycle: int = 1) -> int:
-        """Rows of a cache over ``rows``: as many as were asked for, or as fit ``part`` of what the budget has left."""
-        if self.baseline.cache_rows is not None:
-            return min(self.baseline.cache_rows, rows.num_rows)
+    def rows_that_fit(self, rows: RowSource, policy: str, part: Part, cycle: int = 1) -> int:
+        """Counts the rows of a cache over ``rows`` that fit ``part`` of what the budget has left."""
         left = part.bytes_of(self.runtime.budget.free_bytes - memory_tables.CACHE_MARGIN.least)
         return rows_within(policy, left, rows.row_bytes, rows.num_rows, cycle)
 
 
+@dataclass(frozen=True)
 class Mode(ABC):
-    """Where the rows of mini-batches come from, and what follows from that for who trains with it.
+    """Says where the rows of mini-batches come from, and what follows from that for who trains with it.
 
-    The objects have no state, so two of a class are equal. Each class is listed once, in ``outcrop.loading.modes``,
-    where names become modes.
+    Each class is listed once, in ``outcrop.loading.modes``, where names become modes. What users may choose of a mode
+    is a field of its class.
 
     Attributes:
+        topology: Where neighbour lists are read from: ``memory``; ``paged``, from disk, with a cache of the pages that
+            are wanted most; ``map``, through the system's page cache; ``automatic``: memory where it fits its share of
+            the budget, else map where the system has twice the room for it, else paged. Batches are the same.
         name: What users write, and what reports and histories hold.
         note: What help texts say of it.
         needs_run: It loads nothing but what a prepared run has.
         prepares: Training makes the run where none is given.
         redraws: It draws its batches itself, even where a run has them.
-        spools: Training may write the rows of a few epochs in the order of their use, where that is sooner done.
         any_nodes: It loads batches around any nodes, not only those of splits.
         takes_run_budget: The memory that a run was planned for is meant for it, too.
         plans_evaluation: It plans for one pass over the validation nodes in every epoch.
         starts_within_epoch: Loading can begin with any batch of an epoch.
         batches_by_budget: The memory budget decides which batches there are, and so what is learned.
-        options: Options of training that mean something in this mode alone.
     """
+
+    topology: Literal["automatic", "memory", "paged", "map"] = "automatic"
 
     name: ClassVar[str]
     note: ClassVar[str] = ""
     needs_run: ClassVar[bool] = False
     prepares: ClassVar[bool] = False
     redraws: ClassVar[bool] = False
-    spools: ClassVar[bool] = False
     any_nodes: ClassVar[bool] = True
     takes_run_budget: ClassVar[bool] = True
     plans_evaluation: ClassVar[bool] = False
     starts_within_epoch: ClassVar[bool] = True
     batches_by_budget: ClassVar[bool] = False
-    options: ClassVar[frozenset[str]] = frozenset()
+
+    def __post_init__(self) -> None:
+        _ = self.io  # which knows the topologies
 
     def __str__(self) -> str:
         return self.name
 
-    def __eq__(self, other: object) -> bool:
-        return type(self) is type(other)
+    @classmethod
+    def takes(cls, option: str) -> bool:
+        """Tells whether ``option`` is a field of this mode."""
+        return any(field.name == option for field in fields(cls))
 
-    def __hash__(self) -> int:
-        return hash(type(self))
+    @property
+    def spools(self) -> bool:
+        """Whether training may write the rows of a few epochs in the order of their use, where that is sooner done."""
+        return False
+
+    @property
+    def io(self) -> IoConfig:
+        """How files are read and written for this mode."""
+        return IoConfig(topology=self.topology)
+
+    def device(self, name: str, memory_bytes: int) -> DeviceConfig:
+        """Describes where the batches of this mode go: a device, and how many bytes of it."""
+        return DeviceConfig(name, memory_bytes)
+
+    def check(self, graph: Graph, device: str) -> None:
+        """Raises ArgumentError where this mode cannot load ``graph`` for ``device`` as its fields ask."""
 
     @abstractmethod
     def open(self, request: SessionRequest) -> LoadSession:
@@ -108,7 +127,7 @@ class Mode(ABC):
             BudgetError: The mode does not fit, for example ``memory`` in less than the features.
         """
 
-    def identity(self, baseline: BaselineConfig) -> dict[str, Any]:
+    def identity(self) -> dict[str, Any]:
         """What must be equal for a training to go on, beside what is the same in every mode."""
         return {}
 

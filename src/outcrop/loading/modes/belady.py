@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import final
 
 from outcrop.loading.feeders import RecordedStructures
@@ -12,8 +13,15 @@ from outcrop.runtime import memory_tables
 
 
 @final
+@dataclass(frozen=True)
 class Belady(Mode):
-    """Rows of recorded batches, whose next uses are known."""
+    """Keeps the rows of recorded batches, whose next uses are known.
+
+    Attributes:
+        cache_rows: Rows that the cache holds; None: as many as the budget allows.
+    """
+
+    cache_rows: int | None = None
 
     name = "belady"
     note = "with --run"
@@ -28,7 +36,9 @@ class Belady(Mode):
         pool = request.make_pool()
         below = disk_rows(graph, runtime)
         structures = RecordedStructures(recorded, runtime)
-        uses = NextUses(recorded, schedule_of(recorded, request.baseline.passes), runtime)
-        count = request.cache_rows(below, "belady", memory_tables.ROW_CACHE, uses.cycle)
-        rows = BeladyRows(below, runtime, uses, rows=count)
+        uses = NextUses(recorded, schedule_of(recorded, request.epoch_splits), runtime)
+        count = self.cache_rows
+        if count is None:
+            count = request.rows_that_fit(below, "belady", memory_tables.ROW_CACHE, uses.cycle)
+        rows = BeladyRows(below, runtime, uses, rows=min(count, below.num_rows))
         return scheduled_session(graph, structures, rows, pool, runtime, request.device)

@@ -2,26 +2,46 @@
 
 from __future__ import annotations
 
-from typing import final
+from dataclasses import dataclass
+from typing import Literal, final
 
+from outcrop.config import CACHE_POLICIES
+from outcrop.errors import ArgumentError
 from outcrop.loading.modes.base import RowMode, SessionRequest
 from outcrop.rows import DynamicRows, RowSource, disk_rows
 from outcrop.runtime import memory_tables
 
 
 @final
+@dataclass(frozen=True)
 class Dynamic(RowMode):
-    """Rows under a policy: SIEVE, LRU or S3-FIFO."""
+    """Keeps rows in a cache under a policy.
+
+    Attributes:
+        cache_policy: What leaves the cache first: ``sieve``, ``lru`` or ``s3fifo``.
+        cache_rows: Rows that the cache holds; None: as many as the budget allows.
+    """
+
+    cache_policy: Literal["sieve", "lru", "s3fifo"] = "sieve"
+    cache_rows: int | None = None
 
     name = "dynamic"
-    options = frozenset({"cache_policy"})
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.cache_policy not in CACHE_POLICIES:
+            known = ", ".join(CACHE_POLICIES)
+            raise ArgumentError(f"cache policy {self.cache_policy!r} is unknown; known: {known}")
+        if self.cache_rows is not None and self.cache_rows < 0:
+            raise ArgumentError(f"{self.cache_rows} cache rows is negative")
 
     def open_rows(self, request: SessionRequest) -> RowSource:
         return disk_rows(request.graph, request.runtime)
 
     def cached(self, rows: RowSource, request: SessionRequest) -> RowSource:
-        policy = request.baseline.cache_policy
+        policy, count = self.cache_policy, self.cache_rows
         grow = request.recorded is None  # buffers do, and have the rest
         part = memory_tables.GROWING_CACHE if grow else memory_tables.ROW_CACHE
-        count = request.cache_rows(rows, policy, part)
-        return DynamicRows(rows, request.runtime, policy=policy, rows=count)
+        if count is None:
+            count = request.rows_that_fit(rows, policy, part)
+        return DynamicRows(rows, request.runtime, policy=policy, rows=min(count, rows.num_rows))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import final
 
 from outcrop.loading.modes.base import RowMode, SessionRequest
@@ -9,8 +10,9 @@ from outcrop.rows import MapRows, RowSource
 
 
 @final
+@dataclass(frozen=True)
 class Memmap(RowMode):
-    """What ``numpy.memmap`` does."""
+    """Does what ``numpy.memmap`` does."""
 
     name = "memmap"
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import final
 
 from outcrop.device import gpu_named
@@ -10,8 +11,9 @@ from outcrop.rows import HostRows, RowSource
 
 
 @final
+@dataclass(frozen=True)
 class InMemory(RowMode):
-    """All features are read once; a GPU reads the rows where they are."""
+    """Reads all features once; a GPU reads the rows where they are."""
 
     name = "memory"
     takes_run_budget = False

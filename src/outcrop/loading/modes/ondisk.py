@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import final
 
 from outcrop.loading.modes.base import RowMode, SessionRequest
@@ -9,8 +10,9 @@ from outcrop.rows import RowSource, disk_rows
 
 
 @final
+@dataclass(frozen=True)
 class OnDisk(RowMode):
-    """Rows one by one, with no cache."""
+    """Reads rows one by one, with no cache."""
 
     name = "ondisk"
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import final
 
 from outcrop.loading.modes.base import Mode, SessionRequest
@@ -12,8 +13,9 @@ from outcrop.store import packed
 
 
 @final
+@dataclass(frozen=True)
 class Packed(Mode):
-    """A run's records, read in large pieces, one after another."""
+    """Reads the records of a run in large pieces, one after another."""
 
     name = "packed"
     note = "default"

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any, final
 
-from outcrop.config import BaselineConfig
+from outcrop.errors import ArgumentError
 from outcrop.loading.modes.base import Mode, SessionRequest
 from outcrop.loading.session import LoadSession, scheduled_session
 from outcrop.rows import PartitionRows, disk_rows
@@ -14,15 +15,34 @@ from outcrop.sampling.sampler import BatchSampler
 
 
 @final
+@dataclass(frozen=True)
 class Partition(Mode):
-    """Changes what is learned: neighbours are those that are resident, and a budget holds so many partitions."""
+    """Changes what is learned: neighbours are those that are resident, and a budget holds so many partitions.
+
+    Attributes:
+        partitions: Partitions of the nodes, fewer where there are fewer nodes; None: 16, or more until four of them
+            fit.
+        resident: Partitions in memory at a time; None: as many as the budget allows.
+    """
+
+    partitions: int | None = None
+    resident: int | None = None
 
     name = "partition"
     redraws = True
     any_nodes = False
     starts_within_epoch = False
     batches_by_budget = True
-    options = frozenset({"partitions", "resident"})
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        problems = []
+        if self.partitions is not None and self.partitions < 1:
+            problems.append(f"partitions {self.partitions} is below 1")
+        if self.resident is not None and not 1 <= self.resident <= (self.partitions or self.resident):
+            problems.append(f"{self.resident} resident partitions are not 1 to {self.partitions or 'all'}")
+        if problems:
+            raise ArgumentError("; ".join(problems))
 
     def open(self, request: SessionRequest) -> LoadSession:
         """Half of what the sampler leaves is for the partitions; drawing, and buffers that grow, have the rest."""
@@ -36,8 +56,8 @@ class Partition(Mode):
         online = BatchSampler(graph, config, runtime, memory_fraction=sampler.fraction)
         shape = fitting_partitions(
             graph,
-            request.baseline.partitions,
-            request.baseline.resident,
+            self.partitions,
+            self.resident,
             memory_tables.PARTITIONS.bytes_of(runtime.budget.free_bytes),
             config.seed,
         )
@@ -47,5 +67,5 @@ class Partition(Mode):
         )
         return scheduled_session(graph, structures, rows, pool, runtime, request.device)
 
-    def identity(self, baseline: BaselineConfig) -> dict[str, Any]:
-        return {"partitions": {"partitions": baseline.partitions, "resident": baseline.resident}}
+    def identity(self) -> dict[str, Any]:
+        return {"partitions": {"partitions": self.partitions, "resident": self.resident}}

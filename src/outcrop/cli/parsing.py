@@ -1,0 +1,49 @@
+"""Lists as people write them on the command line."""
+
+from __future__ import annotations
+
+from outcrop.config import parse_size
+from outcrop.errors import ArgumentError
+
+
+def parse_fanouts(text: str) -> tuple[int, ...]:
+    """Fanouts with commas between them.
+
+    Raises:
+        ArgumentError: They are no integers.
+    """
+    try:
+        return tuple(int(part) for part in text.split(","))
+    except ValueError:
+        raise ArgumentError(f"fanouts {text!r} are not understood; write for example 10,15,20") from None
+
+
+def parse_weights(text: str) -> str | tuple[float, ...]:
+    """``balanced``, or numbers with commas between them.
+
+    Raises:
+        ArgumentError: They are neither.
+    """
+    if text == "balanced":
+        return text
+    try:
+        return tuple(float(part) for part in text.split(","))
+    except ValueError:
+        raise ArgumentError(
+            f"class weights {text!r} are not understood; write balanced, or for example 1,1,4"
+        ) from None
+
+
+def parse_rates(text: str) -> tuple[float, float]:
+    """Bytes per second in order, and random reads of 4 KiB per second.
+
+    Raises:
+        ArgumentError: They are not two numbers.
+    """
+    try:
+        sequential, random = text.split(",")
+        return parse_size(sequential), float(random)
+    except ValueError:
+        raise ArgumentError(
+            f"disk rates {text!r} are not understood; write for example 1826915173,75041 or 2GB,80000"
+        ) from None

@@ -1,0 +1,38 @@
+"""Who is told of long work: progress, what was chosen, and spans of all stages."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from outcrop.runtime.progress import Progress, shown
+
+
+@dataclass(frozen=True)
+class Observer:
+    """Says who is told of long work.
+
+    Attributes:
+        progress: Whether progress is shown (:mod:`outcrop.runtime.progress`), or a receiver of it.
+        trace: JSONL file for spans of all stages; None: none is written.
+        on_choice: Told, before anything is made, what was chosen and why: by memory ``"auto"``, by mode ``online``, how
+            many epochs are prepared or replayed, and what is replaced. None: nobody, but for a warning where epochs are
+            replayed though nobody asked for it.
+    """
+
+    progress: Progress | bool = True
+    trace: str | Path | None = None
+    on_choice: Callable[[str], None] | None = None
+
+    @contextmanager
+    def watching(self) -> Iterator[Progress]:
+        """Gives the receiver of progress, and ends its display."""
+        progress = shown(self.progress)
+        try:
+            yield progress
+        finally:
+            close = getattr(progress, "close", None)
+            if progress is not self.progress and close is not None:
+                close()

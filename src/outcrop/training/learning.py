@@ -1,0 +1,44 @@
+"""What a training learns: the model, how it is trained, on which features and labels, from which batches."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from outcrop.config import ModelConfig, TrainConfig
+from outcrop.store import identity
+from outcrop.training.objectives import CLASSES, Objective
+
+
+@dataclass(frozen=True)
+class LearningTask:
+    """What is learned.
+
+    Attributes:
+        in_dim: Width of the features.
+        num_classes: Classes, or columns of targets.
+        objective: Loss and metric.
+        inputs: What the batches come from, kept in checkpoints and compared when going on
+            (:mod:`outcrop.store.identity`).
+    """
+
+    model: ModelConfig
+    training: TrainConfig
+    in_dim: int
+    num_classes: int
+    objective: Objective = CLASSES
+    inputs: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        """What the parts of one training have in common, beside their inputs."""
+        fields = {
+            "in_dim": self.in_dim,
+            "num_classes": self.num_classes,
+            **identity.training_fields(self.model, self.training),
+        }
+        if self.objective.kind != "class":
+            fields["label_kind"] = self.objective.kind
+        if self.training.schedule == "cosine":  # ends with the training
+            fields["epochs"] = self.training.epochs
+        return fields

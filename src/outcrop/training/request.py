@@ -1,0 +1,154 @@
+"""A training as it was asked for, and as it will be done: every check and every choice, before anything is prepared."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from outcrop import device as devices
+from outcrop.config import Checkpoints, DeviceConfig, ModelConfig, Refresh, TrainConfig
+from outcrop.errors import ArgumentError
+from outcrop.loading.modes import Mode, Packed
+from outcrop.nn import checkpoint as checkpoints
+from outcrop.store import identity
+from outcrop.store.graph import Graph
+from outcrop.training import loop
+from outcrop.training.checks import check_checkpoint, check_complete, check_evaluation
+from outcrop.training.choices import BatchChoice, Choices, TrainOptions, choose_batches
+from outcrop.training.learning import LearningTask
+from outcrop.training.objectives import choose_objective
+from outcrop.training.supply import Wanted
+from outcrop.training.supply import beside as folder_beside
+from outcrop.training.weights import check_class_weights
+
+
+@dataclass(frozen=True)
+class TrainRequest:
+    """A training, every choice made and every option checked; nothing is prepared yet.
+
+    Attributes:
+        batches: Batches, the mode that loads them, and limits.
+        learning: What is learned from them.
+        device: Where batches go.
+        run: A prepared run; with ``refresh`` the folder of sample pools.
+        refresh: Epochs are prepared while those before them train; ``rate`` is its limit. None: all before.
+        checkpoints: Where checkpoints go; None: nowhere.
+    """
+
+    graph: Graph
+    batches: BatchChoice
+    learning: LearningTask
+    device: DeviceConfig
+    run: Path | None = None
+    refresh: Refresh | None = None
+    checkpoints: Checkpoints | None = None
+
+    def __post_init__(self) -> None:
+        if not self.mode.prepares and self.batches.new_batches and self.run is not None:
+            raise ArgumentError(
+                f"mode {self.mode} draws the batches of every epoch itself: leave --run {self.run} out"
+            )
+
+    @classmethod
+    def resolve(cls, asked: TrainOptions, said: Choices) -> TrainRequest:
+        """Checks what was asked for, and chooses what was left open; ``said`` is told what, and why.
+
+        Raises:
+            OutcropError: Training could not be done so; nothing was written.
+        """
+        graph, training = asked.graph, asked.training
+        mode = asked.mode or Packed()
+        check_evaluation(mode, training.evaluate_every)
+        devices.gpu_named(training.device)  # raises where there is none
+        mode.check(graph, training.device)
+        check_complete(graph)
+        objective = choose_objective(graph.label_kind, training.loss, training.metric)
+        check_class_weights(graph, training.class_weights)
+        batches = choose_batches(asked, said)
+        model = asked.model
+        if model.layers is None:
+            model = replace(model, layers=len(batches.sampling.fanouts))
+        inputs = {
+            "graph": graph.digest(),
+            "sampling": identity.sampling_fields(batches.sampling, fresh=batches.new_batches),
+            **batches.mode.identity(),
+        }
+        return cls(
+            graph,
+            batches,
+            LearningTask(model, training, graph.feature_dim, graph.num_classes, objective, inputs),
+            batches.mode.device(training.device, batches.gpu_memory),
+            run=asked.folder,
+            refresh=asked.run if isinstance(asked.run, Refresh) else None,
+            checkpoints=asked.checkpoints,
+        )
+
+    @property
+    def mode(self) -> Mode:
+        return self.batches.mode
+
+    @property
+    def model(self) -> ModelConfig:
+        return self.learning.model
+
+    @property
+    def training(self) -> TrainConfig:
+        return self.learning.training
+
+    @property
+    def wanted(self) -> Wanted:
+        """The batches, for who supplies them."""
+        return Wanted(
+            self.graph,
+            self.batches.sampling,
+            self.batches.limits,
+            self.training.epochs,
+            next_epoch=self._next_epoch(),
+            refresh=self.batches.new_batches,
+            rate=None if self.refresh is None else self.refresh.bytes_per_second,
+            io=self.mode.io,
+        )
+
+    @property
+    def prepares(self) -> bool:
+        """Whether a run, or pools, are made for this training."""
+        return self.mode.prepares and (self.run is None or self.refresh is not None)
+
+    @property
+    def place(self) -> Path:
+        """The folder of the run, or of the pools."""
+        return self.run or folder_beside(self.graph, ".pools" if self.batches.new_batches else ".run")
+
+    @property
+    def epoch_splits(self) -> tuple[str, ...]:
+        """What one epoch goes over."""
+        return ("train", "valid") if self.graph.has("valid") else ("train",)
+
+    @property
+    def spools(self) -> bool:
+        """Whether rows may be written in the order of their use first, where that is sooner done."""
+        return self.mode.spools and self.run is None
+
+    def check_checkpoint(self) -> None:
+        """Raises ArgumentError where checkpoints cannot lie, or those there are of another training."""
+        if self.checkpoints is not None:
+            check_checkpoint(self.checkpoints, self.learning)
+
+    def batches_of(self, split: str) -> int | None:
+        """Counts the batches of an epoch of ``split``; None where the mode decides it, or the split has no nodes."""
+        sampling = self.batches.sampling
+        # Where the mode decides it, loading cannot begin within an epoch either.
+        if sampling.sampler == "foreign" or not self.mode.starts_within_epoch or not self.graph.has(split):
+            return None
+        return -(-self.graph.spec(split).shape[0] // sampling.batch_size)
+
+    def _next_epoch(self) -> int | None:
+        """The epoch that training begins with, or goes on within; None where there is nothing left to train."""
+        path = None
+        if self.checkpoints is not None and self.checkpoints.resume:
+            path = self.checkpoints.path / checkpoints.LAST
+        if path is None or not path.exists():
+            return 0
+        meta = checkpoints.read(path).meta
+        ended = loop.stopped_early(meta.history, meta.best_epoch, self.training.patience)
+        return None if ended or meta.epochs_done >= self.training.epochs else meta.epochs_done
