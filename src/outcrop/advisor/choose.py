@@ -188,7 +188,7 @@ def whole_epochs(facts: WorkloadFacts) -> int:
 
 
 def epochs_at_a_time(feature_bytes: int, wanted: float) -> int:
-    """The fewest epochs of ``wanted`` bytes, written and read, with which reading all features is a small part."""
+    """Gives the fewest epochs of ``wanted`` bytes, written and read, of which reading all features is a small part."""
     return min(max(-(-_SCAN_SHARE * feature_bytes // max(int(2 * wanted), 1)), 1), _MOST_EPOCHS)
 
 

@@ -233,7 +233,7 @@ def disk_offers(
 
 
 def best(offers: Sequence[Offer]) -> Offer | None:
-    """The highest TPC, of equals the cheapest; None without offers."""
+    """Returns the highest TPC, of equals the cheapest; None without offers."""
     return min(offers, key=lambda one: (-one.tpc, one.cost), default=None)
 
 

@@ -291,7 +291,7 @@ def _online_work(
 
 
 def _drawing(task: Task, config: SampleConfig) -> tuple[float, float]:
-    """CPU seconds, and bytes read of the topology, that drawing a batch takes."""
+    """Returns CPU seconds, and bytes read of the topology, that drawing a batch takes."""
     with Runtime(task.memory, io=task.io) as runtime:
         sampler = BatchSampler(task.graph, config, runtime)
         batches, before = sampler.epoch("train", 0), runtime.io.counters.read_bytes

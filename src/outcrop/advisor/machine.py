@@ -118,7 +118,7 @@ def _profile_disk(runtime: Runtime, path: Path, seconds: float) -> dict[str, Any
 
 
 def _latency(runtime: Runtime, file: int) -> tuple[float, float]:
-    """Of one 4 KiB read with nothing else in flight: median seconds, and CPU seconds of submitting and waiting."""
+    """Times one 4 KiB read with nothing else in flight: median seconds, and CPU seconds of submitting and waiting."""
     buffer, zero = runtime.budget.empty("measure", RANDOM_BYTES), np.zeros(1, np.int64)
     length = np.full(1, RANDOM_BYTES, np.int64)
     times, cpu = [], time.process_time()
@@ -223,7 +223,7 @@ def _profile_computing(runtime: Runtime, seconds: float) -> dict[str, Any]:
 
 
 def measure_disk(folder: Path, *, size_bytes: int = 1 << 30, seconds: float = 2.0) -> dict[str, Any]:
-    """Sequential and random read rates of the disk under ``folder``, through the engine, page cache bypassed.
+    """Measures sequential and random read rates of the disk under ``folder``, through the engine, page cache bypassed.
 
     Writes a temporary file of ``size_bytes`` there and removes it.
 

@@ -53,7 +53,7 @@ class Setting:
 
     @property
     def batches(self) -> str:
-        """For names of runs."""
+        """Names the batches, for names of runs."""
         drawn = "" if self.sampler == "neighbor" else f"-{self.sampler}{self.dependency}"
         return self.fanouts.replace(",", "-") + drawn
 
@@ -63,7 +63,7 @@ class Setting:
 
 
 def ensure_graph(folder: Path, shape: GraphShape, log: Log) -> Path:
-    """The graph of ``shape`` in ``folder``, generated unless it is there."""
+    """Returns the graph of ``shape`` in ``folder``, generated unless it is there."""
     path = folder / f"{shape.name}.oc"
     if not (path / "manifest.json").is_file():
         log(f"generating {shape.name}: {format_bytes(shape.feature_bytes)} of features")

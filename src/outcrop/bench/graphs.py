@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class GraphShape:
-    """Size of a generated benchmark graph; the default is the standard graph of docs/benchmarks.md."""
+    """Says how large a generated benchmark graph is; the default is the standard graph of docs/benchmarks.md."""
 
     name: str = "standard"
     nodes: int = 2_000_000

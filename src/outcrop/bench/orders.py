@@ -16,7 +16,7 @@ _SWAP = 2.0  # time of a swap in those of a bucket, for the modelled epoch
 
 
 def run(partitions: Sequence[int], buffers: Sequence[int], log: Log) -> dict[str, Any]:
-    """All orders for all pairs with more partitions than the buffer holds; each is verified when it is made."""
+    """Makes all orders for all pairs with more partitions than the buffer holds; each is verified when it is made."""
     cases = []
     for buffer in buffers:
         log(f"{buffer} partitions resident")

@@ -28,7 +28,7 @@ FOLDER = "buckets"
 
 
 class Buckets:
-    """Opening reads the manifest only."""
+    """Opens buckets; that reads the manifest only."""
 
     def __init__(self, path: Path, manifest: Manifest):
         self.path, self.manifest = path, manifest

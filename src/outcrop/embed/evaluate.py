@@ -241,7 +241,7 @@ class _Block:
         return edge, pairs[positions, 1]
 
     def _all_edges(self) -> Iterator[np.ndarray]:
-        """Blocks of all known edges, int64, ends as rows."""
+        """Yields blocks of all known edges, int64, ends as rows."""
         buckets, runtime = self.model.buckets, self.model.runtime
         for split in HELD_OUT:
             if buckets.count(split):

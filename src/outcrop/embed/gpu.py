@@ -74,7 +74,7 @@ class GpuBuffer(Buffer):
         return self._table.exchange([Move(self.slabs[m.slot], m.stored, m.loaded) for m in moves], self)
 
     def swap(self, slabs: list[Any], write_at: list[int | None], read_at: list[int | None]) -> SlabJob:
-        """:class:`outcrop.embed.tables.SlabMover`."""
+        """Does what :class:`outcrop.embed.tables.SlabMover` says."""
         if self._rings is None:  # now the file has its size
             memory_bytes = memory_tables.SLAB_STAGING.bytes_of(self._runtime.budget.free_bytes)
             self._rings = SlabRings(self._table.ring_file(), self._runtime, str(self.device), memory_bytes)

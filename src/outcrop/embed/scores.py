@@ -57,7 +57,7 @@ def _translate(known: Tensor, relation: Tensor, side: str) -> Tensor:
 
 @dataclass(frozen=True)
 class Score:
-    """``combine(known [n, dim], relation [n, width] or None, side) -> query [n, dim]``, differentiable by torch.
+    """Has ``combine(known [n, dim], relation [n, width] or None, side) -> query [n, dim]``, differentiable by torch.
 
     ``side`` says which end is looked for: ``target`` where ``known`` is the source, ``source`` where it is the target.
     """

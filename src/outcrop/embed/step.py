@@ -332,7 +332,7 @@ class Stepper:
     def _by_autograd(
         self, ends: Ends, to_ends: Ends, relations: list[Tensor], to_relations: list[Tensor]
     ) -> Queries:
-        """Queries for both ends, scores of the edges, and what takes the gradients by both back to the vectors."""
+        """Makes queries for both ends and scores of the edges, and what takes gradients by both to the vectors."""
         leaves = [t.detach().requires_grad_() for t in (*ends[:2], *relations)]
         source, target, *rs = leaves
         with torch.enable_grad():

@@ -231,7 +231,7 @@ class Exchange:
         return self.job.done
 
     def wait(self) -> None:
-        """Until all are there; the first rows are made of one that was never written.
+        """Waits until all are there; the first rows are made of one that was never written.
 
         Raises:
             ChecksumError: What was read is not what was written.

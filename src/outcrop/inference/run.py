@@ -236,7 +236,7 @@ def _fits(task: InferTask, limit: int) -> bool:
 
 
 def _divisions(task: InferTask, runtime: Runtime) -> Iterator[bool]:
-    """Per layer: whether one span holds everything. Raises BudgetError before any work starts."""
+    """Yields for each layer whether one span holds everything. Raises BudgetError before any work starts."""
     spec = task.graph.spec("features")
     for index in range(task.depth):
         row_bytes = spec.stride_bytes if index == 0 else 4 * layer_sums.widths(task.stack.convs[index])[0]

@@ -53,7 +53,7 @@ class WholeModel(nn.Module):
 
     @contextmanager
     def scoring(self) -> Iterator[None]:
-        """Eval mode without gradients within the block; every submodule has its mode back after it."""
+        """Sets eval mode without gradients within the block; every submodule has its mode back after it."""
         modes = [(part, part.training) for part in self.module.modules()]
         self.module.eval()
         try:

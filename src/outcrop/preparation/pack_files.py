@@ -165,7 +165,7 @@ class OutputFiles:
         return int(self._packed_before[p]) * self._id_bytes
 
     def _sizes(self) -> dict[str, int]:
-        """Bytes of each file while it is written."""
+        """Returns the bytes of each file while it is written."""
         sizes = {"records": int(self._placement.offsets[-1])}
         sizes |= {name: record.align_page(rows * self._row_bytes) for name, rows in self._rows.items()}
         sizes["disk_cache"] += record.align_page(self.spare_bytes)

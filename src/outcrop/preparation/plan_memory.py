@@ -33,7 +33,7 @@ class HostMemory:
 
 
 def divide_host_memory(samples: BatchSizes, config: PlanConfig, row_bytes: int) -> HostMemory:
-    """Batch buffers first (2 to 4), then fixed costs, the rest caches the hottest rows.
+    """Gives memory to batch buffers first (2 to 4), then fixed costs, the rest caches the hottest rows.
 
     Raises:
         BudgetError: Not even two batch buffers fit; names the smallest budget that does.

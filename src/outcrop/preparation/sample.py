@@ -130,7 +130,7 @@ def _with_labels(graph: Graph, config: SampleConfig, external: ExternalBatches, 
 
 @dataclass
 class _Writer:
-    """The arrays of the artifact while they are written."""
+    """Holds the arrays of the artifact while they are written."""
 
     graph: Graph
     runtime: Runtime

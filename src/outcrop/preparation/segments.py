@@ -48,12 +48,12 @@ class DiskRates:
     random: float = 5e4
 
     def seconds(self, packed_bytes: float, pages: float, runs: float) -> float:
-        """Time to read packed bytes in large requests, and ``pages`` in ``runs`` of adjacent ones."""
+        """Returns the time to read packed bytes in large requests, and ``pages`` in ``runs`` of adjacent ones."""
         return packed_bytes / self.sequential + max(runs / self.random, pages * PAGE_BYTES / self.sequential)
 
 
 class BatchIds:
-    """Node ids of the packed batches, read in turn through one buffer, or kept while they fit another."""
+    """Gives node ids of the packed batches, read in turn through one buffer, or kept while they fit another."""
 
     def __init__(self, samples: SampleSet, packed: np.ndarray, runtime: Runtime, keep_bytes: int = 0):
         self.samples, self.packed = samples, packed

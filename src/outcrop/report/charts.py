@@ -133,7 +133,7 @@ def _time_axis(frame: Frame, kind: str, name: str) -> None:
 
 
 def _labels_right(frame: Frame, labels: Sequence[tuple[float, str, str]]) -> None:
-    """Names beside the ends of series, pushed apart where they would overlap."""
+    """Writes names beside the ends of series, pushed apart where they would overlap."""
     placed: list[list[float | str]] = [[y, text, color] for y, text, color in sorted(labels)]
     low, gap = frame.top + 4, SMALL + 2
     for entry in placed:

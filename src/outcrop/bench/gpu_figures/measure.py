@@ -75,7 +75,7 @@ class Setup:
         return self.device.index or 0
 
     def wait(self) -> None:
-        """Until the device has done what it was given."""
+        """Waits until the device has done what it was given."""
         self.gpu.fence(self.gpu.stream(self.index)).synchronize()
 
 
@@ -160,7 +160,7 @@ class Watch:
             self._lines = self._process.communicate()[0].splitlines()
 
     def samples(self) -> tuple[list[float], list[float]]:
-        """Utilization and power, ten times a second."""
+        """Measures utilization and power, ten times a second."""
         pairs = [line.split(",") for line in self._lines if line.count(",") == 1]
         numbers = [(u.strip(), p.strip()) for u, p in pairs]
         known = [(float(u), float(p)) for u, p in numbers if _is_number(u) and _is_number(p)]

@@ -209,7 +209,7 @@ def _reading(setup: Setup, file: File) -> CallTimes:
 
 
 def _writing(setup: Setup, file: File) -> CallTimes:
-    """To files of their own."""
+    """Writes to files of their own."""
     slab, here, there = file.out.numel(), setup.folder / "by-host.bin", setup.folder / "by-rings.bin"
     with Runtime(io=IoConfig(depth=_DEPTH)) as runtime, _slabs(setup, there, slab, slab) as rings:
         number = runtime.io.open(str(here), _core.OpenMode.create)

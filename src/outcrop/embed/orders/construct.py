@@ -123,7 +123,7 @@ class Walk:
                     self.swap(next(i for i in self.state if i not in stay), partition)
 
     def finish(self) -> list[State]:
-        """Greedily, until all pairs have met."""
+        """Goes on greedily until all pairs have met."""
         self.become(range(self.buffer) if not self.states else [])
         while self.fresh.any():
             at = self.fresh[self.state]  # c x p

@@ -75,7 +75,7 @@ def _field(q: int) -> tuple[list[list[int]], list[list[int]]]:
     ]
 
     def powers(carry: Point) -> list[Point]:
-        """Of the element X with X^power = ``carry``, from 1 on, until one comes again."""
+        """Lists powers of the element X with X^power = ``carry``, from 1 on, until one comes again."""
         found, x = [], elements[1]
         while x not in found and any(x):
             found.append(x)

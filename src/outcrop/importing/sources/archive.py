@@ -42,7 +42,7 @@ from outcrop.runtime.runtime import Runtime
 
 
 class Archive:
-    """Members of a ``.npz`` file, read whole under the budget for as long as ``held`` is open."""
+    """Has the members of a ``.npz`` file, read whole under the budget for as long as ``held`` is open."""
 
     def __init__(self, path: Path, runtime: Runtime, held: ExitStack):
         self.path, self._runtime, self._held = path, runtime, held

@@ -73,7 +73,7 @@ class SplitRow:
 
 @dataclass(frozen=True)
 class GraphSource:
-    """A graph in foreign files, read block by block.
+    """Describes a graph in foreign files, read block by block.
 
     Attributes:
         name: What messages call it: the file or folder.
@@ -116,7 +116,7 @@ class GraphSource:
 
 
 def block_bytes(runtime: Runtime) -> int:
-    """Bytes to read at a time: a small share of what is left of the budget."""
+    """Returns the bytes to read at a time: a small share of what is left of the budget."""
     return memory_tables.READ_BLOCK.bytes_of(runtime.budget.free_bytes)
 
 

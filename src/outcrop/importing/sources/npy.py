@@ -13,7 +13,7 @@ from outcrop.runtime.runtime import Runtime
 
 
 def open_npy(path: Path) -> np.ndarray:
-    """A read-only map of a ``.npy`` file; equals ``numpy.load(path)``.
+    """Opens a read-only map of a ``.npy`` file; equals ``numpy.load(path)``.
 
     Raises:
         FormatError: No ``.npy`` file, truncated, or of Python objects.
