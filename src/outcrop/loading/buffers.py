@@ -34,9 +34,9 @@ def device_batch_bytes(x_bytes: int, record_bytes: int, target_bytes: int = 0) -
     Twice its targets: they come with the rows, and who takes the batch has a copy of them that may be kept.
 
     Args:
-        x_bytes: Of its rows.
-        record_bytes: Of its structure as it is recorded, without an address table.
-        target_bytes: Of the targets of its seeds where these are no classes (see
+        x_bytes: Bytes of its rows.
+        record_bytes: Bytes of its structure as it is recorded, without an address table.
+        target_bytes: Bytes of the targets of its seeds where these are no classes (see
             :func:`outcrop.store.targets.target_bytes`).
     """
     return x_bytes + 4 * record_bytes + 2 * target_bytes
@@ -70,7 +70,7 @@ class RowRoom:
     """The budget of a pool's row buffers: of all at once, so that what is held does not depend on which buffer grows.
 
     Attributes:
-        x_bytes: Of each buffer.
+        x_bytes: Bytes of each buffer.
     """
 
     def __init__(self, runtime: Runtime, count: int, x_bytes: int):

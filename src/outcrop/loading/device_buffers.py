@@ -35,8 +35,8 @@ class DeviceBuffer(BatchBuffer):
     """The block of one mini-batch.
 
     Args:
-        stream: Of the transfer.
-        num_bytes: Of a batch, as far as known ahead.
+        stream: The stream of the transfer.
+        num_bytes: Bytes of a batch, as far as known ahead.
     """
 
     x: torch.Tensor  # the whole block, uint8

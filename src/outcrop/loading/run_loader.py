@@ -277,7 +277,7 @@ class _Pass:
     """One epoch, or what is left of it. It does not refer to its loader, so that dropping both ends the threads.
 
     Args:
-        numbers: Of the whole epoch's batches, in order; None: not known ahead.
+        numbers: Numbers of the whole epoch's batches, in order; None: not known ahead.
         start: How many of them were handed out before.
     """
 

@@ -424,7 +424,7 @@ def online_session(
 
     Args:
         device_batch: Bytes of a batch on a GPU, as far as known ahead.
-        device_budget: Of the device, which sampling holds some of.
+        device_budget: The device's, some of which sampling holds.
     """
     from outcrop.loading.transfer import transfer_to  # brings torch
 

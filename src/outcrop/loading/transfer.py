@@ -40,7 +40,7 @@ class LoadedBatch:
     """A mini-batch as it was read.
 
     Attributes:
-        lease: Of the buffer that holds its rows.
+        lease: The right to the buffer that holds its rows.
         table: Which rows caches have; None where no cache has any, or a GPU has looked them up (``graph.on_device``).
     """
 
@@ -105,7 +105,7 @@ class ToCpu:
 
     Args:
         spec: The graph's ``features``.
-        row_bytes: Of a row in a buffer.
+        row_bytes: Bytes of a row in a buffer.
         device_cache: uint8, flat: rows that a run planned for a device; None: no such level.
     """
 
@@ -160,7 +160,7 @@ def transfer_to(
     """See :class:`ToGpu` and :class:`ToCpu`.
 
     Args:
-        budget: Of the device, where others hold memory of it too; None: one of ``device.memory_bytes``.
+        budget: The device's, where others hold memory of it too; None: one of ``device.memory_bytes``.
 
     Raises:
         DeviceError: The device is not there.
@@ -219,8 +219,8 @@ class ToGpu:
 
     Args:
         spec, row_bytes: As of :class:`ToCpu`.
-        batch_bytes: Of a batch on the device; 0: not known ahead.
-        budget: Of the device.
+        batch_bytes: Bytes of a batch on the device; 0: not known ahead.
+        budget: The device's.
         device_cache, host_cache: uint8, flat, rows of the caches that a batch's table names; the former is copied to
             the device, unless it is there already (with its reservation), the latter pinned where it is.
         table: uint8 [n, row_bytes] in unified memory: all rows. Batches then come without rows.

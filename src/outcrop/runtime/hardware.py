@@ -89,9 +89,9 @@ class Hardware:
 
     Attributes:
         bus_bytes_per_s: From disks and host memory to the GPU; infinite where the CPU computes.
-        cores: That sample and load.
-        most_disks: That have a place.
-        disk_limit_bytes_per_s: Of all disks together, as a controller or a cloud's quota sets it.
+        cores: Cores that sample and load.
+        most_disks: Disks that have a place.
+        disk_limit_bytes_per_s: Limit of all disks together, as a controller or a cloud's quota sets it.
     """
 
     name: str

@@ -44,7 +44,7 @@ class BatchSampler:
         memory_fraction: Part of the free budget that the scratch memory may take, and then the topology.
         at_once: Batches that are drawn at a time at the most. The more there are, the fewer reads a topology on disk
             takes, and the longer the first of them takes. None: a few. One is what :meth:`sample` needs.
-        page_cache: Of a topology that is read by pages, keep pages too.
+        page_cache: Whether pages of a topology that is read by pages are kept.
         on: The GPU that draws, in place where the topology is in memory; None: the CPU. The batches are the same.
         device_budget: Memory of ``on`` that drawing is counted in.
         ids: Node ids of a split, int64, in place of those that the graph has.

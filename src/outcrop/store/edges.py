@@ -69,7 +69,7 @@ def spans(
     """Consecutive targets, from the first node to the last.
 
     Args:
-        most_targets, most_edges: Of one span; a target with more edges has a span for itself.
+        most_targets, most_edges: Limits of one span; a target with more edges has a span for itself.
         wanted: Only these nodes, int64, ascending, distinct; where there are none nothing is read.
     """
     indptr, indices = graph.array(runtime, "indptr"), graph.array(runtime, "indices")

@@ -21,7 +21,7 @@ class PageSums:
 
     Args:
         crcs: uint32 [pages], CRC-32C of each page of the file, the zeros behind its data included.
-        spec: Of the array in the file.
+        spec: Spec of the array in the file.
 
     Attributes:
         remedy: What an error tells the user to do.

@@ -35,11 +35,12 @@ class Profile:
     Attributes:
         key: What identifies machine and disk.
         reads: (bytes of a request, requests per second), through the engine past the page cache.
-        write_bytes_per_s: In large requests.
-        copy_bytes_per_s, gather_bytes_per_s: Of all cores together: rows moved in order, rows picked from anywhere.
+        write_bytes_per_s: Rate of writing in large requests.
+        copy_bytes_per_s, gather_bytes_per_s: Rates of all cores together: of rows moved in order, of rows picked from
+            anywhere.
         steps: Seconds of a training step of each model on the batch of ``outcrop.advisor.steps.synthetic_batch``.
         host: CPU costs of loading.
-        bus_bytes_per_s: To the GPU; None without one.
+        bus_bytes_per_s: Rate of copies to the GPU; None without one.
         gpu_steps: As ``steps``, on the GPU.
     """
 

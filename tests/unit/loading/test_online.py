@@ -58,7 +58,7 @@ def test_what_the_index_refuses():
 
 
 def test_an_index_of_nothing_takes_nothing():
-    """A budget with room for no cache has none for its books either (375 KB for these nodes)."""
+    """A budget with room for no cache has none for its index either (375 KB for these nodes)."""
     none = np.zeros(0, np.int64)
     index = _core.HotIndex(_core.Budget.create(1024), 1_000_000, none, none)
     ids = np.array([0, 64, 999_999])

@@ -44,7 +44,7 @@ class DeviceRoom:
     """What a static cache may take of a device.
 
     Attributes:
-        num_bytes: Of its memory, at the most.
+        num_bytes: Bytes of its memory that may be taken.
         empty: Makes uint8 [n] there, under a reservation.
         strategy: One of :data:`outcrop.config.CACHE_STRATEGIES`.
         lists: Whether it samples, from a topology in host memory: lists may be there too.
@@ -129,7 +129,7 @@ def build_static_cache(
 
     Args:
         stream: Reads the rows.
-        topology: Of which lists may be cached; None: none.
+        topology: The topology whose lists may be cached; None: none.
         hotness: Is used up: its counters are given back before the cache is read.
         device: For the hottest rows, which pass through host memory a part at a time.
     """

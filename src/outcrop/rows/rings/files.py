@@ -26,7 +26,7 @@ class RingFile:
     Attributes:
         file: Its number there.
         stride_bytes: From the beginning of a row to that of the next.
-        row_bytes: Of a row.
+        row_bytes: Bytes of a row.
         keeping: What keeps it open.
     """
 

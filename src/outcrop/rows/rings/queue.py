@@ -50,8 +50,8 @@ class Reads:
     Attributes:
         wanted, places, spaces: Addresses of what :class:`outcrop.rows.rings.files.DealtRows` has; 0: none.
         write: Whether they are written.
-        commands: In all.
-        ended: Of these, completed, whatever with.
+        commands: How many there are in all.
+        ended: How many of these were completed, whatever with.
         group: Its number for kernels, once some are submitted.
         failed: How many ended with each status that is not 0.
         results: uint32 [commands], what the controller says of each; None where it is not asked.
@@ -91,7 +91,7 @@ class RowQueue:
     """Rows of ``files`` through rings; safe to use from several threads.
 
     Args:
-        checksums: Of each command the CRC-32C of what it moved is worked out, for :meth:`checksum`.
+        checksums: Whether the CRC-32C of what each command moved is worked out, for :meth:`checksum`.
         device: Where kernels run; ``cpu``: their twin.
         memory_bytes: For rings and staging memory of all queues, held under the tag ``ring-staging``. Queues of one
             command are made where it is too little for that.

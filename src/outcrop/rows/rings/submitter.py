@@ -32,7 +32,7 @@ class Private:
     """Addresses of what only the submitter of a queue uses.
 
     Attributes:
-        group_ended: Of the counts of groups, which the first queue has for all.
+        group_ended: Address of the counts of groups, which the first queue has for all.
     """
 
     free_ids: int
@@ -95,7 +95,7 @@ class Twin:
     """:class:`Submitter` on the CPU.
 
     Args:
-        memory: Of ``num_queues`` queues, uint8, one behind the other.
+        memory: Memory of ``num_queues`` queues, uint8, one behind the other.
     """
 
     def __init__(self, memory: np.ndarray, layout: Any, num_queues: int):

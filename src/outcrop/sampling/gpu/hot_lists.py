@@ -18,10 +18,10 @@ class HotLists:
 
     Args:
         topology: In memory.
-        blocks: Of a ``_core.HotIndex`` whose lists are those of ``ids``.
+        blocks: Those of a ``_core.HotIndex`` whose lists are those of ``ids``.
         ids: int64, ascending.
         on_gpu: Whether ``device`` is one.
-        budget: Of the device: beginnings and neighbours are held under the tag ``list-cache``.
+        budget: The device's: beginnings and neighbours are held under the tag ``list-cache``.
 
     Raises:
         BudgetError: They do not fit.

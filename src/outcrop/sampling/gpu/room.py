@@ -24,8 +24,8 @@ class Room:
 
     Attributes:
         rows: Nodes of the frontier.
-        nodes: Of the batch so far.
-        edges: Of the batch so far.
+        nodes: Nodes of the batch so far.
+        edges: Edges of the batch so far.
     """
 
     rows: int

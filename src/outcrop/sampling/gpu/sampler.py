@@ -102,7 +102,7 @@ class DeviceSampler:
             (``sampling``).
         host_budget: Host memory that a copy of the topology passes through is counted in
             (:class:`outcrop.sampling.gpu.staged_copy.StagedCopy`); None: it is not counted.
-        most_seeds: Of a batch: memory for so many is taken at once, where it follows from the fanouts.
+        most_seeds: Seeds of the largest batch: memory for so many is taken at once, where it follows from the fanouts.
 
     Raises:
         ArgumentError: It cannot be drawn so.
@@ -457,7 +457,7 @@ def sample_on(
         seeds: int64, distinct.
         split, epoch, batch: What the random numbers are keyed by, besides ``seed``, the hop and the node.
         hot: What :meth:`DeviceSampler.cache_lists` takes.
-        options: Of :class:`DeviceSampler`, which is what draws more than one.
+        options: Those of :class:`DeviceSampler`, which is what draws more than one.
 
     Raises:
         ArgumentError, FormatError, DeviceError: As :class:`DeviceSampler`.
