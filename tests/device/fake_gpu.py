@@ -121,7 +121,7 @@ class FakeGpu:
         most_blocks: int = 0,
         block_threads: int = 256,
     ) -> None:
-        """The twin of the kernel, later."""
+        """The CPU kernel, later."""
         self.give(work_of(name, entry, warps, arguments))
 
     # What operators ask

@@ -1,6 +1,6 @@
 """CUDA C++ of all kernels, as text: ``NAME.cu`` has the entry points of ``NAME.h``, which C++ compilers understand too.
 
-The CPU twins (core/cpu_kernels) are compiled from the same headers.
+The CPU kernels (core/cpu_kernels) are compiled from the same headers.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Kernels of the fake GPU: their twins on the CPU, given what memory they touch."""
+"""Kernels of the fake GPU: those of the CPU, given what memory they touch."""
 
 from __future__ import annotations
 

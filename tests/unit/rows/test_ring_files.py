@@ -1,4 +1,4 @@
-"""Rows through rings from several files and queue pairs (outcrop.rows.rings.files), by the kernels' twin.
+"""Rows through rings from several files and queue pairs (outcrop.rows.rings.files), by the CPU kernels.
 
 The oracle is the feature array itself: stripe k of n holds rows k, k + n, ... as it was cut here.
 """

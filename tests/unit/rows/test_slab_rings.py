@@ -1,4 +1,4 @@
-"""Slabs written and read by commands in rings (outcrop.rows.rings.SlabRings), by the kernels' twin."""
+"""Slabs written and read by commands in rings (outcrop.rows.rings.SlabRings), by the CPU kernels."""
 
 from __future__ import annotations
 

@@ -63,11 +63,11 @@ def test_batches_are_those_of_the_core(graph, fanouts, kind, size, dtype, seed, 
     fanouts = [abs(f) for f in fanouts] if replace else fanouts
     options: dict[str, Any] = {"sampler": "neighbor" if replace else kind, "seed": seed, "replace": replace}
     expected = draw(graph, seeds, fanouts, epoch=epoch, first_batch=7, split=1, dtype=dtype, **options)
-    twin = _core.twin_sample
+    cpu_kernel = _core.twin_sample
     with pytest.MonkeyPatch.context() as patch:
         if few:  # warps that take turns, in the other order
             patch.setattr(
-                _core, "twin_sample", lambda entry, warps, what: twin(entry, min(warps, 3), what, True)
+                _core, "twin_sample", lambda entry, warps, what: cpu_kernel(entry, min(warps, 3), what, True)
             )
         for number, (wanted, ids) in enumerate(zip(expected, seeds, strict=True)):
             key = {"split": 1, "epoch": epoch, "batch": 7 + number}
@@ -107,7 +107,7 @@ def test_cached_lists_are_read_where_they_are_cached(options):
     seed=st.integers(0, 2**32),
 )
 def test_rows_are_found_where_they_are_cached(graph, fanouts, kind, size, share, tiered, few, seed):
-    """By the kernels' twin, against NumPy: tables and rows of all, ids and positions of those that are read."""
+    """By the CPU kernels, against NumPy: tables and rows of all, ids and positions of those that are read."""
     random, nodes = np.random.default_rng(seed), len(graph[0]) - 1
     ids, none = np.flatnonzero(random.random(nodes) < share), np.zeros(0, np.int64)
     index = _core.HotIndex(_core.Budget.create(1 << 20), nodes, ids, none)
@@ -115,11 +115,11 @@ def test_rows_are_found_where_they_are_cached(graph, fanouts, kind, size, share,
     tiers = np.where(on_device, -np.cumsum(on_device), np.cumsum(~on_device) - 1).astype(np.int32)
     sampler = DeviceSampler(in_memory(graph), CPU, fanouts=fanouts, sampler=kind, seed=seed)
     sampler.look_up_rows(index, tiers if tiered else None)
-    twin = _core.twin_sample
+    cpu_kernel = _core.twin_sample
     with pytest.MonkeyPatch.context() as patch:
         if few:  # warps that take turns, in the other order
             patch.setattr(
-                _core, "twin_sample", lambda entry, warps, what: twin(entry, min(warps, 3), what, True)
+                _core, "twin_sample", lambda entry, warps, what: cpu_kernel(entry, min(warps, 3), what, True)
             )
         drawn = sampler.draw(random.permutation(nodes)[:size], 0, 0, 0)
     found, n_id = drawn.rows, drawn.n_id.numpy()

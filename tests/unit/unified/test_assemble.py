@@ -1,4 +1,4 @@
-"""The assemble kernel's twin against NumPy: rows from three tables, of any width, at any address."""
+"""The CPU kernel of assemble against NumPy: rows from three tables, of any width, at any address."""
 
 from __future__ import annotations
 

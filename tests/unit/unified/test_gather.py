@@ -1,4 +1,4 @@
-"""Rows of a table: the op against indexing, the kernel's CPU twin against NumPy, requests against the paper."""
+"""Rows of a table: the op against indexing, the CPU kernel against NumPy, requests against the paper."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ pytestmark = pytest.mark.leaks(
 )
 
 
-def twin(table: np.ndarray, index: np.ndarray, out: np.ndarray, warps: int = 2) -> int:
+def cpu_kernel(table: np.ndarray, index: np.ndarray, out: np.ndarray, warps: int = 2) -> int:
     """By the widest word that suits."""
     where = (x for a in (table, out) for x in (a.ctypes.data, a.strides[0]))
     return _core.twin_gather(table, index, out, word_bytes(*where, table.shape[1]), warps)
@@ -38,7 +38,7 @@ def test_every_width_at_any_offset():
         table[:] = random.integers(0, 256, table.shape)
         index = random.integers(0, 9, 5).astype(np.int32 if width % 2 else np.int64)
         out = at_offset(5, width, int(random.integers(0, 17)), gap=1)
-        assert twin(table, index, out) == -1
+        assert cpu_kernel(table, index, out) == -1
         np.testing.assert_array_equal(out, table[index])
 
 
@@ -63,7 +63,7 @@ def test_words_of_every_size(width, offset, count, warps, seed):
 @pytest.mark.parametrize("wrong", [-1, 9, 2**40, -(2**62)])
 def test_an_id_that_is_no_row_is_found_and_nothing_is_read(wrong):
     table, out = at_offset(9, 12, 4), np.full((4, 12), 7, np.uint8)
-    assert twin(table, np.array([3, 0, wrong, 5]), out) == 2
+    assert cpu_kernel(table, np.array([3, 0, wrong, 5]), out) == 2
     assert (out[2] == 7).all()
     assert (out[[0, 1, 3]] == 0).all()
 

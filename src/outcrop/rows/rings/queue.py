@@ -92,7 +92,7 @@ class RowQueue:
 
     Args:
         checksums: Whether the CRC-32C of what each command moved is worked out, for :meth:`checksum`.
-        device: Where kernels run; ``cpu``: their twin.
+        device: Where kernels run; ``cpu``: those of the CPU.
         memory_bytes: For rings and staging memory of all queues, held under the tag ``ring-staging``. Queues of one
             command are made where it is too little for that.
         deadline_seconds: A wait ends with an error when so long none of its rows came; None: what the runtime's

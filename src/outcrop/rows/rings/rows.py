@@ -46,7 +46,7 @@ class GpuDiskRows(RowSource):
 
     A row is one command for the blocks of 512 bytes that it touches (several where it is longer than 7680 bytes). Rows
     that share a block are not merged, and repeats are read again. A GPU does this by the kernels of kernels/io_queue.h,
-    which leave it to other work between the two calls; on ``cpu`` their twin does the same.
+    which leave it to other work between the two calls; on ``cpu`` the CPU kernels do the same.
 
     Args:
         staging_bytes: Memory for rings and for blocks in flight, held under the tag ``ring-staging``; with a GPU it is

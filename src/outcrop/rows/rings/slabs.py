@@ -42,7 +42,7 @@ class SlabRings:
 
     Args:
         file: Its rows are slabs, of whole pages, one behind the other.
-        device: Where kernels run; ``cpu``: their twin.
+        device: Where kernels run; ``cpu``: those of the CPU.
         memory_bytes: For rings and staging memory, held under the tag ``ring-staging``.
         deadline_seconds: As of :class:`outcrop.rows.rings.queue.RowQueue`.
         faults: For tests.
@@ -76,7 +76,7 @@ class SlabRings:
         """Begins to write each slab, and then to read over it, after what the current stream was given.
 
         Args:
-            slabs: uint8 [slab bytes], of the GPU, or arrays for the twin.
+            slabs: uint8 [slab bytes], of the GPU, or arrays for the CPU kernels.
             write_at, read_at: Bytes from the beginning of the file, for each slab; None: nothing.
         """
         for slab in slabs[:1]:

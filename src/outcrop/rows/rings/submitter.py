@@ -1,4 +1,4 @@
-"""Who submits and completes: kernels on a GPU, or their twin on the CPU; and where that keeps what only it uses."""
+"""Who submits and completes: kernels on a GPU, or those of the CPU; and where that keeps what only it uses."""
 
 from __future__ import annotations
 

@@ -2,7 +2,7 @@
 
 The kernels are kernels/sample.h; random numbers come from the header that the C++ sampler uses too, so that they agree
 by construction. Which neighbours are new, and their numbers, is found by sorting: as in core/sampling/batch_builder.h,
-seeds come first, then what each hop meets first, ascending. On the CPU the kernels' twin draws: slowly, for tests.
+seeds come first, then what each hop meets first, ascending. Without a GPU the CPU kernels draw: slowly, for tests.
 
 The host launches all hops of a batch before the device has drawn the first: arrays have room for the most that fanouts
 allow (room.py), kernels take counts from device memory, and sizes are read once, at the end.

@@ -1,4 +1,4 @@
-"""The sampling kernels on a device, or their twin where it is the CPU, and what the host learns of the device."""
+"""The sampling kernels on a device, or those of the CPU, and what the host learns of the device."""
 
 from __future__ import annotations
 
