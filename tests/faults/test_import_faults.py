@@ -86,8 +86,12 @@ def put(at: Any, value: Any) -> Callable[[np.ndarray], None]:
 @pytest.mark.parametrize(
     ("spoil", "kind", "match"),
     [
-        (change("edges", put((7, 1), NODES)), ArgumentError, r"edge 7 names node 40, but there are 40 nodes"),
-        (change("edges", put((9, 0), -1)), ArgumentError, r"edge 9 names node -1"),
+        (
+            change("edges", put((7, 1), NODES)),
+            ArgumentError,
+            r"edges\.npy, edge 7 .* names node 40, but there are 40 nodes",
+        ),
+        (change("edges", put((9, 0), -1)), ArgumentError, r"edges\.npy, edge 9 .* names node -1, but"),
         (change("edges", lambda a: a.astype(float)), ArgumentError, r"float64, integers are needed"),
         (change("edges", lambda a: a[:, :1]), FormatError, r"shape \(500, 1\)"),
         (change("edges", lambda a: a.ravel()), FormatError, r"shape \(1000,\)"),

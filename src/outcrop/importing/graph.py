@@ -283,7 +283,7 @@ class _Import:
                 check_weights(source, block, builder.edges_added, keep_self_loops)
                 try:
                     builder.add(*block)
-                except ArgumentError as error:  # of ids, which names the edge
+                except ArgumentError as error:  # of what was not seen above, which names the edge
                     raise ArgumentError(f"{source.name}: {error}") from None
         return largest
 

@@ -278,7 +278,7 @@ def test_spoiled_matlab(tmp_path: Path, write: Callable[[Path], object], match: 
 def test_an_id_far_above_the_edges_is_refused_before_it_is_written(tmp_path: Path, node: int) -> None:
     path = tmp_path / "e.csv"
     path.write_text(f"src,dst\n0,1\n1,{node}\n")
-    with pytest.raises(ArgumentError, match=rf"e\.csv: edge 1 names node {node}.*--num-nodes {node + 1}"):
+    with pytest.raises(ArgumentError, match=rf"e\.csv, line 3 names node {node}.*--num-nodes {node + 1}"):
         run(f"edges:{path}")
     assert sorted(p.name for p in tmp_path.iterdir()) == ["e.csv"]
 

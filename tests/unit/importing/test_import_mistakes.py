@@ -208,6 +208,30 @@ def test_an_impossible_weight_is_named(tmp_path: Path, suffix: str, source: str,
     )
 
 
+@pytest.mark.parametrize("side", ["src", "dst"])
+@pytest.mark.parametrize("suffix", ["csv", "parquet", "npy"])
+@pytest.mark.parametrize(
+    ("options", "wrong"), [({}, -1), ({"num_nodes": NODES}, -1), ({"num_nodes": NODES}, NODES)]
+)
+def test_an_end_of_an_edge_out_of_range_is_named(
+    tmp_path: Path, suffix: str, side: str, options: dict[str, int], wrong: int
+) -> None:
+    ends = {"src": list(range(NODES)), "dst": [(i + 1) % NODES for i in range(NODES)]}
+    ends[side][SPOILED] = wrong
+    path = tmp_path / "in" / f"edges.{suffix}"
+    if suffix == "npy":
+        path.parent.mkdir()
+        np.save(path, np.array([ends["src"], ends["dst"]]))
+        where = f"{path}, edge {SPOILED} (the first is 0)"
+    else:
+        write(path.parent, {"edges": ends}, suffix)
+        where = place(path.parent, "edges", side, SPOILED, suffix).rpartition(", column")[0]
+    for source in (f"arrays:{path.parent}", f"edges:{path}"):
+        with pytest.raises(ArgumentError) as failed:
+            import_graph(source, tmp_path / "graph", new_runtime("32MiB"), **options)
+        assert re.match(rf"{re.escape(where)}(, column '{side}')? names node {wrong}, ", str(failed.value))
+
+
 def test_the_weight_of_an_edge_that_is_dropped_does_not_matter(tmp_path: Path) -> None:
     tables: dict[str, dict[str, list[Any]]] = {"edges": {"src": [0, 1], "dst": [1, 1], "weight": [1.0, -1.0]}}
     write(tmp_path / "in", tables, "csv")

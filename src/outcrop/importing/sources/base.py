@@ -91,6 +91,7 @@ class GraphSource:
         split_protocol: What is usual where the source has no splits.
         notes: What the user should know, a sentence each: columns that are not imported.
         split_rows: Given a node, every row that puts it into a split, in their order; None = the source cannot tell.
+        edge_at: Where an edge is, for messages, by its number among those that ``edges`` yields; None = that number.
         weight_at: Where the weight of an edge is, for messages, by the number of the edge among those that ``edges``
             yields; None = nothing to add.
     """
@@ -112,7 +113,12 @@ class GraphSource:
     edge_splits: Callable[[], dict[str, np.ndarray]] = dict
     notes: tuple[str, ...] = ()
     split_rows: Callable[[int], list[SplitRow]] | None = None
+    edge_at: Callable[[int], str] | None = None
     weight_at: Callable[[int], str] | None = None
+
+    def place_of_edge(self, edge: int) -> str:
+        """Says where an edge is, by its number among those that ``edges`` yields."""
+        return self.edge_at(edge) if self.edge_at else f"{self.name}, edge {edge} (the first is 0)"
 
 
 def block_bytes(runtime: Runtime) -> int:

@@ -29,8 +29,15 @@ class LargestId:
         self._id = -1
 
     def add(self, sources: np.ndarray, targets: np.ndarray) -> None:
-        """Takes note of a block of edges; refuses ids that no edge list without a number of nodes may have."""
+        """Takes note of a block of edges.
+
+        Raises:
+            ArgumentError: An id is negative, beyond the nodes that there are, or one that no edge list without a number
+                of nodes may have.
+        """
         if len(sources):
+            for ids in (sources, targets):
+                self._check_range(ids)
             ends = np.maximum(sources, targets)
             at = int(np.argmax(ends))
             if ends[at] > self._id:
@@ -38,6 +45,17 @@ class LargestId:
                 if self._id > MAX_FREE_ID:
                     self._refuse(self._edges + len(sources))
         self._edges += len(sources)
+
+    def _check_range(self, ids: np.ndarray) -> None:
+        limit = self._source.num_nodes
+        if ids.min() >= 0 and (limit is None or ids.max() < limit):
+            return
+        row = int(np.argmax((ids < 0) | (ids >= limit) if limit is not None else ids < 0))
+        why = f"but there are {limit} nodes (0 to {limit - 1})" if limit is not None else "and ids begin at 0"
+        raise ArgumentError(
+            f"{self._source.place_of_edge(self._edges + row)} names node {ids[row]}, {why}: correct it, or leave the "
+            "edge out"
+        )
 
     @property
     def num_nodes(self) -> int:
@@ -52,7 +70,7 @@ class LargestId:
     def _refuse(self, edges: int) -> None:
         if self._source.num_nodes is None:
             raise ArgumentError(
-                f"{self._source.name}: edge {self._row} names node {self._id}, so {edges} edges would make "
+                f"{self._source.place_of_edge(self._row)} names node {self._id}, so {edges} edges would make "
                 f"{self._id + 1} nodes: is that id a mark for 'none'? Remove the edge, list the nodes (nodes.csv), or "
                 f"give their number (--num-nodes {self._id + 1})"
             )
@@ -79,7 +97,7 @@ def check_weights(source: GraphSource, block: EdgeBlock, first_edge: int, keep_s
     if bad.any():
         row = int(np.argmax(bad))
         edge = first_edge + row
-        where = source.weight_at(edge) if source.weight_at else f"{source.name}: the weight of edge {edge}"
+        where = source.weight_at(edge) if source.weight_at else f"the weight of {source.place_of_edge(edge)}"
         raise ArgumentError(
             f"{where} is {weights[row]}; weights are finite numbers and not negative: correct it, leave the edge out, "
             "or rename the weights (weight, edge_weight) and they are not imported"

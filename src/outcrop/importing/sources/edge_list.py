@@ -46,7 +46,7 @@ def open_edge_list(path: Path, runtime: Runtime) -> GraphSource:
         raise ArgumentError(f"{path} is no file: edges:FILE needs a .npy, .parquet, .csv, .tsv or .txt file")
     if path.suffix == ".npy":
         edges, num_edges = array_edges(runtime, str(path), open_npy(path), PlainIds())
-        return GraphSource(str(path), edges, None, num_edges)
+        return GraphSource(str(path), edges, None, num_edges, edge_at=edge_of(str(path)))
     table = open_table(path)
     ids = TextIds(runtime) if text_columns(runtime, table) else PlainIds()
     names = (lambda: ids.names() or iter(())) if isinstance(ids, TextIds) else None
@@ -61,8 +61,14 @@ def open_edge_list(path: Path, runtime: Runtime) -> GraphSource:
         names=names,
         weighted=weight is not None,
         notes=(f"columns of {path} that are not imported: {', '.join(left)}",) if left else (),
+        edge_at=Place(table).at,
         weight_at=Place(table, weight).at,
     )
+
+
+def edge_of(name: str) -> Callable[[int], str]:
+    """Returns what says where an edge of an array is, whichever of its axes counts the edges."""
+    return lambda edge: f"{name}, edge {edge} (the first is 0)"
 
 
 def array_edges(

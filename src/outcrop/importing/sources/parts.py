@@ -29,6 +29,7 @@ from outcrop.importing.sources.edge_list import (
     WEIGHT_COLUMNS,
     array_edges,
     edge_columns,
+    edge_of,
     odd_text,
     table_edges,
     text_columns,
@@ -174,6 +175,7 @@ class _PartsJoiner:
             edge_splits=lambda: self._edge_splits(ids),
             notes=tuple(self.notes),
             split_rows=lambda node: self._split_rows(ids, node),
+            edge_at=self._edge_at(),
             weight_at=self._weight_at(),
         )
 
@@ -225,6 +227,13 @@ class _PartsJoiner:
         if table.columns:
             self._use(table, *edge_columns(table), weight)
         return table_edges(runtime, table, ids), table.num_rows, weight is not None
+
+    def _edge_at(self) -> Callable[[int], str] | None:
+        """What tells where an edge is; None for a sparse matrix, whose entries have no rows."""
+        edges = self.parts["edges"]
+        if isinstance(edges.value, Table):
+            return Place(edges.value).at
+        return edge_of(edges.name) if isinstance(edges.value, np.ndarray) else None
 
     def _weight_at(self) -> Callable[[int], str] | None:
         """Returns what tells where the weight of an edge is; None for a sparse matrix, whose entries have no rows."""
