@@ -123,3 +123,21 @@ def test_a_wrong_option_leaves_the_run_that_is_there(graph: Graph) -> None:
     with pytest.raises(ArgumentError, match="2 class weights are given for 3 classes"):
         oc.train(graph, **{**SMALL, "epochs": 4}, class_weights=(1, 1), progress=False)
     assert files(Path(first.kept_folder)) == before
+
+
+def test_a_finished_training_refuses_a_budget_by_what_scoring_takes(graph: Graph) -> None:
+    """Nothing is left to train: the smallest budget that is named is enough to score the test nodes, and no more."""
+    options = SMALL | {"checkpoint": graph.path.parent / "ckpt", "progress": False}
+    done = oc.train(graph, **options)
+
+    def again(memory: int) -> oc.TrainReport:
+        return oc.train(graph, **(options | {"memory": memory}))
+
+    with pytest.raises(oc.BudgetError) as refused:
+        again(20_000)
+    smallest = refused.value.smallest
+    assert smallest is not None
+    result = again(smallest)
+    assert (result.test_accuracy, result.trained_epochs) == (done.test_accuracy, 0)
+    with pytest.raises(oc.BudgetError, match=str(smallest)):
+        again(smallest - 1)
