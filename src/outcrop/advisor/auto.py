@@ -71,7 +71,11 @@ def choose_limits(
             same = replace(sampling, epochs=info.sample.epochs)
         if info.sample == same and info.graph_digest == graph.digest() and info.plan.memory is not None:
             choose.memory_within(available)
-            return Choice(info.plan.memory, Packed.name, info.plan.disk_space, f"as {out.name} was made")
+            why = (
+                f"memory auto takes {format_bytes(info.plan.memory)}, which {out} was prepared for; "
+                "delete that folder to choose anew, or name a budget"
+            )
+            return Choice(info.plan.memory, Packed.name, info.plan.disk_space, why)
     limit = None if disk_space is None else parse_size(disk_space, feature_bytes=graph.feature_bytes)
     if sampling.sampler == "foreign":  # nobody can look at these batches ahead
         memory = choose.memory_within(available)

@@ -201,7 +201,7 @@ class _EpochProgress:
         self._progress.advance("train", 0)
 
     def ended(self, note: str) -> None:
-        self._before = f"; before: {note}"
+        self._before = f"; the epoch before: {note}"
         self._progress.note("train", note)
         self._progress.advance("train", 1)
 

@@ -555,6 +555,9 @@ def test_auto_is_recorded_and_stays(tmp_path, monkeypatch):
     assert runs.read(tmp_path / "r").plan == plan
     choice = auto.choose_limits(graph, SampleConfig(**options, epochs=10), tmp_path / "r")
     assert auto.choose_limits(graph, SampleConfig(**options), tmp_path / "r", least_epochs=7) == choice
+    assert choice.why.endswith(
+        f"which {tmp_path / 'r'} was prepared for; delete that folder to choose anew, or name a budget"
+    )
     assert (choice.memory, choice.mode) == (plan.memory, "packed")
     with Runtime(choice.memory) as runtime:
         assert open_samples(runtime, tmp_path / "r" / "sample").max_nodes > 0

@@ -93,8 +93,8 @@ def test_a_line_every_ten_seconds_within_an_epoch() -> None:
         "train: 0 % of 2 epochs in 12 s; epoch 1: 12 of 25 batches",
         "train: 0 % of 2 epochs in 22 s; epoch 1: 22 of 25 batches",
         f"train: 50 % of 2 epochs in 25 s, about 25 s left; {loss}",
-        f"train: 50 % of 2 epochs in 35 s, about 15 s left; epoch 2: 10 of 25 batches; before: {loss}",
-        f"train: 50 % of 2 epochs in 45 s, about 5 s left; epoch 2: 20 of 25 batches; before: {loss}",
+        f"train: 50 % of 2 epochs in 35 s, about 15 s left; epoch 2: 10 of 25 batches; the epoch before: {loss}",
+        f"train: 50 % of 2 epochs in 45 s, about 5 s left; epoch 2: 20 of 25 batches; the epoch before: {loss}",
         f"train: 2 epochs in 50 s; {last}",
     ]
 
