@@ -16,6 +16,7 @@ from outcrop.advisor import choose, machine, shapes
 from outcrop.advisor.choose import AUTO, Choice, WorkloadFacts
 from outcrop.advisor.pages import page_bytes, page_runs
 from outcrop.config import SampleConfig, Size, format_bytes, parse_size
+from outcrop.config.sampling import EXTERNAL
 from outcrop.loading.modes import Packed
 from outcrop.runtime import memory_tables, system
 from outcrop.runtime.runtime import Runtime
@@ -77,7 +78,7 @@ def choose_limits(
             )
             return Choice(info.plan.memory, Packed.name, info.plan.disk_space, why)
     limit = None if disk_space is None else parse_size(disk_space, feature_bytes=graph.feature_bytes)
-    if sampling.sampler == "foreign":  # nobody can look at these batches ahead
+    if sampling.sampler == EXTERNAL:  # nobody can look at these batches ahead
         memory = choose.memory_within(available)
         return Choice(
             memory,

@@ -22,6 +22,7 @@ from outcrop.advisor.cost import LoadingWork, Workload
 from outcrop.advisor.pages import page_bytes, page_runs
 from outcrop.config import IoConfig, PlanConfig, SampleConfig, Size, format_bytes, parse_size
 from outcrop.config.models import wants_degrees
+from outcrop.config.sampling import EXTERNAL
 from outcrop.errors import BudgetError
 from outcrop.loading.feeders import OnlineFeeder
 from outcrop.loading.modes import Online, Packed
@@ -112,7 +113,7 @@ def online_bytes(
     spec, read, requests = graph.spec("features"), 0, 0
     for batch in samples.group("train").batches(epoch):
         ids = samples.read_node_ids(batch, buffer).astype(np.int64)
-        external = samples.manifest.config["sampler"] == "foreign"
+        external = samples.manifest.config["sampler"] == EXTERNAL
         parts = [ids] if external else np.split(ids, np.cumsum(samples.nodes_per_hop[batch])[:-1])
         for part in parts:
             missing = session.feeder.rows.missing(part)
@@ -268,7 +269,7 @@ def _online_work(
         read, requests = online_bytes(session, graph, samples, held)
         held.close()
     drawn_s = 0.0
-    if profile is not None and config.sampler != "foreign":
+    if profile is not None and config.sampler != EXTERNAL:
         drawn_s, topology = _drawing(task, config)
         if topology:
             assumptions.append(

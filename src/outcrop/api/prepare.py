@@ -21,6 +21,7 @@ from outcrop.config import (
     check_epochs_unset,
     with_memory,
 )
+from outcrop.config.sampling import EXTERNAL
 from outcrop.errors import ArgumentError
 from outcrop.preparation.prepare import PrepareReport, PrepareRequest, prepare_within_limits, with_rates
 from outcrop.preparation.prepare import prepare as prepare_run
@@ -198,7 +199,7 @@ def _sampling(asked: SampleConfig, external: ExternalBatches | None, epochs: int
     """How batches are drawn; those from elsewhere have hops and splits of their own."""
     check_epochs_unset(asked, "epochs=4 beside it")
     if external is None:
-        if asked.sampler == "foreign":
+        if asked.sampler == EXTERNAL:
             raise ArgumentError("sampler 'foreign' needs batches")
         return replace(asked, epochs=1 if epochs is None else epochs)
     if asked.task != "node":
@@ -206,7 +207,7 @@ def _sampling(asked: SampleConfig, external: ExternalBatches | None, epochs: int
     return replace(
         asked,
         fanouts=(-1,) * external.hops,
-        sampler="foreign",
+        sampler=EXTERNAL,
         replace=False,
         dependency=1,
         splits=external.splits,

@@ -6,13 +6,15 @@ import math
 import operator
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Literal
+from typing import Final, Literal
 
 from outcrop.config.sizes import LARGEST_COUNT, out_of_range
 from outcrop.errors import ArgumentError
 
 SPLITS = ("train", "valid", "test")  # of a graph's nodes, edges or triples, in the order of passes
-SAMPLERS = ("neighbor", "labor", "shadow", "weighted", "foreign")
+# Batches that another program drew, as runs on disk call them.
+EXTERNAL: Final = "foreign"
+SAMPLERS = ("neighbor", "labor", "shadow", "weighted", EXTERNAL)
 
 
 def as_fanouts(fanouts: Iterable[int]) -> tuple[int, ...]:

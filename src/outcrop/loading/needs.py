@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from outcrop.config import IoConfig, SampleConfig
+from outcrop.config.sampling import EXTERNAL
 from outcrop.errors import BudgetError
 from outcrop.loading.modes import Mode, OnDisk, Online, mode_named
 from outcrop.loading.online.hotness import PRESAMPLED_BATCHES
@@ -179,7 +180,7 @@ class SessionNeeds:
 
     def _rehearsed(self, limit: int) -> bool:
         if self._counted is None:
-            draws = self._config.sampler != "foreign" and (self._run is None or self._mode.redraws)
+            draws = self._config.sampler != EXTERNAL and (self._run is None or self._mode.redraws)
             numbers = [(split, self._config.epoch_number(split, epoch)) for split, epoch in self._passes]
             self._counted = (
                 self._counter.count(self._graph, self._config, numbers, self._ids) if draws else UNCOUNTED

@@ -12,7 +12,7 @@ from pathlib import Path
 from numpy.typing import ArrayLike
 
 from outcrop.config import DeviceConfig, SampleConfig, Size, parse_size
-from outcrop.config.sampling import SPLITS
+from outcrop.config.sampling import EXTERNAL, SPLITS
 from outcrop.errors import ArgumentError
 from outcrop.loading.edges import EdgeLookup
 from outcrop.loading.input_ids import InputIds, checked_ids
@@ -84,7 +84,7 @@ def recorded_source(asked: SourceRequest, path: Path, split: str) -> Source:
         needs = partial(SessionNeeds, graph, mode, sample, passes, run=path)
         return naming_smallest(limit, lambda: needs().fits, f"load mini-batches in mode {mode}")
 
-    by_node = sample.task == "node" and sample.sampler != "foreign"
+    by_node = sample.task == "node" and sample.sampler != EXTERNAL
     return Source(
         name=split,
         split=split,
@@ -111,7 +111,7 @@ def drawn_source(asked: SourceRequest, split: str | ArrayLike, *, drop_last: boo
     if not mode.any_nodes:
         others = names_of(tuple(other for other in MODES if other.any_nodes))
         raise ArgumentError(f"mode {mode} has no batches of its own choice of nodes: use {others}")
-    if config.sampler == "foreign":
+    if config.sampler == EXTERNAL:
         raise ArgumentError(f"{home}: its batches came from elsewhere: none can be drawn around other nodes")
     ids, name, of = _chosen_ids(graph, split, home)
     (drawn_split,) = config.splits
@@ -167,7 +167,7 @@ def _edge_lookup(asked: SourceRequest) -> Callable[[Runtime], Callable[[BatchGra
         ArgumentError: Ids of batches from elsewhere, whose edges need not be the graph's.
     """
     graph, ids = asked.graph, asked.edge_ids
-    if asked.config.sampler == "foreign":
+    if asked.config.sampler == EXTERNAL:
         if ids:
             raise ArgumentError("batches from elsewhere have edges of their own, without ids in the graph")
         return None

@@ -23,6 +23,7 @@ from outcrop.config import (
     exact_bytes,
     format_bytes,
 )
+from outcrop.config.sampling import EXTERNAL
 from outcrop.errors import BudgetError, FormatError
 from outcrop.loading.needs import BatchCounter
 from outcrop.preparation import pack as packing
@@ -130,7 +131,7 @@ class PrepareRequest:
         drawn, wanted = None, sampling.expected(self.graph, self.sampling, self.batches_key)
         if manifests.is_current(self.out / "sample", samples.FORMAT, samples.VERSION, *wanted):
             drawn = samples.open_samples(Runtime(), self.out / "sample")
-        elif self.sampling.sampler == "foreign":  # nobody knows how large they are
+        elif self.sampling.sampler == EXTERNAL:  # nobody knows how large they are
             return lambda limit: True
         return RunNeeds(self.graph, self.sampling, self.limits, io, drawn, BatchCounter(progress)).fits
 

@@ -15,6 +15,7 @@ import numpy as np
 
 import outcrop._core as _core
 from outcrop.config import SampleConfig, exact_bytes, least_bytes
+from outcrop.config.sampling import EXTERNAL
 from outcrop.errors import ArgumentError, BudgetError
 from outcrop.rows import LocatedRows
 from outcrop.runtime import memory_tables
@@ -63,7 +64,7 @@ class BatchSampler:
         device_budget: DeviceBudget | None = None,
         ids: Mapping[str, Ids] | None = None,
     ):
-        if config.sampler == "foreign":
+        if config.sampler == EXTERNAL:
             raise ArgumentError("the batches came from elsewhere: they cannot be drawn again")
         self.graph, self.config = graph, config
         self._runtime = runtime

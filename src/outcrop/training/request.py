@@ -7,6 +7,7 @@ from pathlib import Path
 
 from outcrop import device as devices
 from outcrop.config import Checkpoints, DeviceConfig, ModelConfig, Refresh, TrainConfig
+from outcrop.config.sampling import EXTERNAL
 from outcrop.errors import ArgumentError
 from outcrop.loading.modes import Mode, Packed
 from outcrop.nn import checkpoint as checkpoints
@@ -138,7 +139,7 @@ class TrainRequest:
         """Counts the batches of an epoch of ``split``; None where the mode decides it, or the split has no nodes."""
         sampling = self.batches.sampling
         # Where the mode decides it, loading cannot begin within an epoch either.
-        if sampling.sampler == "foreign" or not self.mode.starts_within_epoch or not self.graph.has(split):
+        if sampling.sampler == EXTERNAL or not self.mode.starts_within_epoch or not self.graph.has(split):
             return None
         return -(-self.graph.spec(split).shape[0] // sampling.batch_size)
 

@@ -13,6 +13,7 @@ from itertools import islice
 
 import outcrop._core as _core
 from outcrop.config import DeviceConfig, SampleConfig
+from outcrop.config.sampling import EXTERNAL
 from outcrop.device import resolve
 from outcrop.device.budget import DeviceBudget
 from outcrop.device.gpu import gpu_of
@@ -230,7 +231,7 @@ def _open_sampler(
 ) -> tuple[HopwiseSampler, Topology | None, RecordedStructures | SampledStructures]:
     """What samples the batches, from which topology, and their structures, to be counted."""
     structures = None if recorded is None else RecordedStructures(recorded, runtime)
-    if config.sampler == "foreign":  # nothing here could draw them again
+    if config.sampler == EXTERNAL:  # nothing here could draw them again
         assert structures is not None
         return ReplayedSamples(structures), None, structures
     on = resolve(device.name) if device.draws else None
