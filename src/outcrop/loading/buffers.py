@@ -28,7 +28,7 @@ S = TypeVar("S", bound="BatchBuffer")
 
 
 def device_batch_bytes(x_bytes: int, record_bytes: int, target_bytes: int = 0) -> int:
-    """Bytes of a mini-batch on a GPU, at most.
+    """Counts the bytes of a mini-batch on a GPU, at most.
 
     Four times its record: ids of 4 bytes there are places and ids of 8 here, edges of 4 are sources, weights and ids.
     Twice its targets: they come with the rows, and who takes the batch has a copy of them that may be kept.
@@ -52,15 +52,15 @@ class BatchBuffer:
         raise NotImplementedError
 
     def returned(self) -> None:
-        """The last tensor over it has died."""
+        """Notes that the last tensor over it has died."""
 
     @property
     def ready(self) -> bool:
-        """Whether it can be written without waiting."""
+        """Tells whether it can be written without waiting."""
         return True
 
     def wait(self) -> None:
-        """Until it can be written: called when it is leased."""
+        """Waits until it can be written: called when it is leased."""
 
     def release(self) -> None:
         """Gives the memory back."""
@@ -86,7 +86,7 @@ class RowRoom:
         self.x_bytes = x_bytes
 
     def grow(self, x_bytes: int) -> None:
-        """Room for buffers of ``x_bytes``, and up to an eighth more, so that they grow seldom.
+        """Makes room for buffers of ``x_bytes``, and up to an eighth more, so that they grow seldom.
 
         Raises:
             BudgetError: There is not so much.
@@ -97,7 +97,7 @@ class RowRoom:
             self._reserve(-(-pages // step) * step * PAGE_BYTES)
 
     def empty(self) -> np.ndarray:
-        """A buffer, uint8."""
+        """Returns a buffer, uint8."""
         return self._buffers.empty("batch-rows", self.x_bytes)
 
 
@@ -131,7 +131,7 @@ class HostBuffer(BatchBuffer):
             self.x = self._allocate()
 
     def reading(self, fence: Fence) -> None:
-        """A GPU reads ``x`` until ``fence`` passes."""
+        """Notes that a GPU reads ``x`` until ``fence`` passes."""
         self._read = fence
 
     @property
@@ -226,7 +226,7 @@ class BufferPool(Generic[S]):
 def host_pool(
     runtime: Runtime, count: int, x_bytes: int, meta_bytes: int, *, gpu: Gpu | None = None
 ) -> BufferPool[HostBuffer]:
-    """``count`` buffers in host memory."""
+    """Makes ``count`` buffers in host memory."""
     room = RowRoom(runtime, count, x_bytes)
     return BufferPool([HostBuffer(runtime, room, meta_bytes, gpu) for _ in range(count)])
 
@@ -247,12 +247,12 @@ class Lease(Generic[S]):
         self._finalizer.atexit = False
 
     def hand_over(self, array: Any) -> None:
-        """From now on ``array`` (over the buffer's memory, or what a tensor over it keeps) keeps the buffer."""
+        """Has ``array`` (over the buffer's memory, or what a tensor over it keeps) keep the buffer from now on."""
         if self._finalizer.detach():
             weakref.finalize(array, self._pool.give_back, self.buffer, self._state).atexit = False
 
     def mark_taken(self) -> None:
-        """The consumer has the array: from now on the buffer counts as held by the caller.
+        """Counts the buffer as held by the caller from now on: the consumer has the array.
 
         Not before, or a batch on its way to the consumer would look like one that the consumer keeps.
         """

@@ -65,7 +65,7 @@ class DeviceBuffer(BatchBuffer):
 
     @property
     def pinned_bytes(self) -> int:
-        """Bytes of the pinned block, which no budget of the host counts (ARCHITECTURE.md says why).
+        """Counts the bytes of the pinned block, which no budget of the host counts (ARCHITECTURE.md says why).
 
         At most five quarters of what :func:`outcrop.loading.buffers.device_batch_bytes` counts beside the rows, with
         targets once and 256 bytes more for each array.
@@ -141,11 +141,11 @@ class DeviceBuffer(BatchBuffer):
 
     @property
     def wrong(self) -> int:
-        """The address of the word in which kernels name a row."""
+        """Returns the address of the word in which kernels name a row."""
         return host_memory().on_gpu(self._pinned, self._number).data_ptr()
 
     def filled(self, fence: Fence) -> None:
-        """What fills the block has been queued; ``fence`` passes when it is done."""
+        """Notes that what fills the block has been queued; ``fence`` passes when it is done."""
         self._filled = fence
 
     def check(self) -> None:
@@ -172,7 +172,7 @@ class DeviceBuffer(BatchBuffer):
         return int(np.frombuffer(self.x[begin : begin + 8].cpu().numpy(), np.uint64)[0])
 
     def used_on(self, stream: Any) -> None:
-        """The block is not written again before ``stream`` has done what it is given while the batch is kept."""
+        """Keeps the block from being written before ``stream`` has done what it is given while the batch is kept."""
         if stream not in self._readers:
             self._readers.append(stream)
             self._gpu.record(self.x, stream)
@@ -188,11 +188,11 @@ class DeviceBuffer(BatchBuffer):
 
 
 def aligned(num_bytes: int) -> int:
-    """Bytes that a part of a block takes."""
+    """Rounds up to the bytes that a part of a block takes."""
     return -(-num_bytes // _ALIGNMENT) * _ALIGNMENT
 
 
 def wait_for(fence: Fence) -> None:
-    """Until it has passed, on the host."""
+    """Waits on the host until ``fence`` has passed."""
     if not fence.query():
         fence.synchronize()

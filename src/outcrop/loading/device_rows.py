@@ -59,6 +59,6 @@ class RingBuffer(HostBuffer):
 def ring_pool(
     runtime: Runtime, count: int, x_bytes: int, gpu: Gpu, device: torch.device, budget: DeviceBudget
 ) -> BufferPool[HostBuffer]:
-    """``count`` buffers for rows on ``device``."""
+    """Makes ``count`` buffers for rows on ``device``."""
     room = RowRoom(runtime, count, 0)
     return BufferPool([RingBuffer(runtime, room, gpu, device, budget, x_bytes) for _ in range(count)])

@@ -32,13 +32,13 @@ class EdgeLookup:
         self._weights = weights[0] if weights else None
 
     def __call__(self, batch: BatchGraph) -> BatchGraph:
-        """``batch`` with ``edge_ids`` and ``edge_weight``."""
+        """Returns ``batch`` with ``edge_ids`` and ``edge_weight``."""
         found = self.find(batch)
         weights = None if self._weights is None else self._weights[found]
         return replace(batch, edge_weight=weights, edge_ids=found if self._ids else None)
 
     def find(self, batch: BatchGraph) -> np.ndarray:
-        """int64 [num_edges]: where each edge of ``batch`` stands in ``graph.edge_index()``.
+        """Finds, int64 [num_edges], where each edge of ``batch`` stands in ``graph.edge_index()``.
 
         Equals ``[indptr[v] + list(indices[indptr[v]:indptr[v + 1]]).index(u) for u, v in edges]``.
 

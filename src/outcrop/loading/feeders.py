@@ -108,7 +108,7 @@ class RecordedStructures:
             yield self._samples.read(batch, self._buffer)
 
     def scheduled(self, split: str, epoch: int) -> Iterator[tuple[int, BatchGraph]]:
-        """With the number of each batch in the sample set."""
+        """Yields each with the number of the batch in the sample set."""
         return zip(self._samples.group(split).batches(epoch), self.batches(split, epoch), strict=True)
 
 
@@ -213,7 +213,7 @@ class HopwiseSampler(Protocol):
         on_new_nodes: Callable[[np.ndarray], None],
         on_located: Callable[[int, LocatedRows], None] | None = None,
     ) -> BatchGraph:
-        """See :meth:`outcrop.sampling.sampler.BatchSampler.sample`."""
+        """Does what :meth:`outcrop.sampling.sampler.BatchSampler.sample` does."""
         ...
 
     def drop_lists(self) -> None:
@@ -239,11 +239,11 @@ class LiveSampler:
         return self._sampler.sample(seeds, on_new_nodes, on_located)
 
     def cache_lists(self, index: Any, ids: np.ndarray) -> None:
-        """See :meth:`outcrop.sampling.sampler.BatchSampler.cache_lists`."""
+        """Does what :meth:`outcrop.sampling.sampler.BatchSampler.cache_lists` does."""
         self._sampler.cache_lists(index, ids)
 
     def look_up_rows(self, index: Any, tiers: np.ndarray | None, missing_stay: bool) -> None:
-        """See :meth:`outcrop.sampling.sampler.BatchSampler.look_up_rows`."""
+        """Does what :meth:`outcrop.sampling.sampler.BatchSampler.look_up_rows` does."""
         self._sampler.look_up_rows(index, tiers, missing_stay)
 
     def drop_lists(self) -> None:
@@ -303,7 +303,7 @@ class OnlineFeeder(_InPlace):
         self._grow(buffer, num_nodes * self.row_bytes)
 
     def _grow(self, buffer: HostBuffer, rows_bytes: int) -> None:
-        """What is cached gives way to a batch that is larger than those that were counted."""
+        """Grows ``buffer``; what is cached gives way to a batch that is larger than those that were counted."""
         try:
             buffer.make_room(_room_bytes(rows_bytes))
         except BudgetError:
@@ -338,7 +338,7 @@ class _RowReads:
         self._added.append(nodes)
 
     def add_located(self, num_nodes: int, rows: LocatedRows) -> None:
-        """All rows of the batch, which a GPU has looked up: their places are there, and need no table."""
+        """Asks for all rows of the batch, which a GPU has looked up: their addresses are there, and need no table."""
         self._end = num_nodes * self._rows.row_bytes
         if _room_bytes(self._end) > len(self._buffer.x):
             self._grow(self._buffer, self._end)
@@ -360,7 +360,7 @@ class _RowReads:
             self.levels[level] = self.levels.get(level, 0) + count
 
     def _make_room(self, count: int) -> list[np.ndarray]:
-        """Where the batch is larger than any before. What was asked for must be asked for again."""
+        """Makes room for a batch that is larger than any before; returns the nodes that must be asked for again."""
         self.wait()
         self._grow(self._buffer, count)
         self._end, self.levels = 0, {}
@@ -368,7 +368,7 @@ class _RowReads:
         return self._added
 
     def table(self) -> AddressTable | None:
-        """Where cached rows lie; None where the GPU that drew the batch knows."""
+        """Returns where cached rows lie; None where the GPU that drew the batch knows."""
         return None if self._is_located else AddressTable.joined(self._tables)
 
     def wait(self) -> None:
@@ -432,7 +432,7 @@ class PackedFeeder:
         return batch
 
     def make_room(self, buffer: HostBuffer, num_nodes: int) -> None:
-        """Buffers hold every batch of the run."""
+        """Does nothing: buffers hold every batch of the run."""
 
     def close(self) -> None:
         self._fallback.close()

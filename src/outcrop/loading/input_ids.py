@@ -25,7 +25,7 @@ class InputIds:
         self._order = None if rises else np.argsort(ids, kind="stable")
 
     def of(self, graph: BatchGraph) -> np.ndarray:
-        """int64 [num_seeds]: ``[list(ids).index(seed) for seed in seeds]``."""
+        """Returns, int64 [num_seeds], ``[list(ids).index(seed) for seed in seeds]``."""
         seeds, ids = graph.n_id[: graph.num_seeds], self._ids
         if isinstance(ids, range):
             return seeds - ids.start

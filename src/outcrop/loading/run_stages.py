@@ -18,7 +18,7 @@ _BEFORE = {"dependency": 1}  # of runs from before there was a choice
 
 
 def open_recorded(graph: Graph, runtime: Runtime, run_folder: Path) -> tuple[SampleConfig, samples.SampleSet]:
-    """How a run was sampled, and its batches.
+    """Opens the batches of a run, and tells how it was sampled.
 
     Raises:
         FormatError: The run was made from another graph, or is not finished.
@@ -35,7 +35,7 @@ def open_recorded(graph: Graph, runtime: Runtime, run_folder: Path) -> tuple[Sam
 
 
 def open_plan(graph: Graph, runtime: Runtime, run_folder: Path, sample_set: samples.SampleSet) -> Placement:
-    """Where the rows of a run are."""
+    """Opens the plan of a run: where its rows are."""
     placement = open_placement(runtime, run_folder / "plan")
     _check_belongs(
         placement.path, placement.manifest, {"graph": graph.digest(), "sample": sample_set.manifest.digest()}
@@ -44,7 +44,7 @@ def open_plan(graph: Graph, runtime: Runtime, run_folder: Path, sample_set: samp
 
 
 def read_pack_manifest(run_folder: Path, placement: Placement) -> Manifest:
-    """What a run has packed."""
+    """Reads what a run has packed."""
     manifest = manifests.read(run_folder / "pack", packed.FORMAT, packed.VERSION)
     _check_belongs(run_folder / "pack", manifest, {"plan": placement.manifest.digest()})
     return manifest

@@ -57,7 +57,7 @@ P = TypeVar("P")  # a position in a schedule
 
 
 def __getattr__(name: str) -> Any:
-    """``MODES``, the names of all modes, were written here."""
+    """Gives ``MODES``, the names of all modes, which were written here."""
     if name != "MODES":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return tuple(mode.name for mode in import_module("outcrop.loading.modes").MODES)
@@ -110,7 +110,7 @@ class LoadSession:
         arrays: Arrays | None = None,
         overlapped: bool = True,
     ) -> Loader:
-        """One pass over ``split``; use it as an iterator, close it (or let it go) when done.
+        """Begins a pass over ``split``; use it as an iterator, close it (or let it go) when done.
 
         Args:
             numbers: Which batches of the epoch, in which order; None: all.
@@ -148,7 +148,7 @@ class LoadSession:
     def _completing(
         self, complete: Callable[[BatchGraph], BatchGraph] | None
     ) -> Callable[[BatchGraph], BatchGraph] | None:
-        """``complete``, and the targets of the seeds."""
+        """Returns ``complete``, and the targets of the seeds with it."""
         targets = self._targets
         if targets is None or complete is None:
             return targets or complete
@@ -168,7 +168,7 @@ class LoadSession:
 
     @property
     def buffers(self) -> int:
-        """Batches that can be under way."""
+        """Counts the batches that can be under way."""
         return len(self._pool)
 
     def close(self) -> None:
@@ -312,7 +312,7 @@ class Loader:
 
 
 def _drawn(source: Iterable[Any], traced: Any) -> Iterator[Any]:
-    """``source``, with a span for the time that each batch's structure takes to come (sampling, in mode online)."""
+    """Yields from ``source``, with a span for the time that each structure takes to come (sampling, in mode online)."""
     batches, end = iter(source), object()
     draw = traced("draw", lambda _: next(batches, end))
     while (batch := draw(None)) is not end:
@@ -321,7 +321,7 @@ def _drawn(source: Iterable[Any], traced: Any) -> Iterator[Any]:
 
 
 def read_cache(runtime: Runtime, packed: PackedRecords, name: str) -> np.ndarray:
-    """A cache file of the pack stage in memory, flat uint8, held under its name."""
+    """Reads a cache file of the pack stage into memory, flat uint8, held under its name."""
     array = DiskArray(runtime, packed.path, packed.manifest.arrays[name])
     try:
         return array.read(name).reshape(-1).view(np.uint8)
@@ -338,7 +338,7 @@ def packed_session(
     runtime: Runtime,
     device: DeviceConfig = CPU,
 ) -> LoadSession:
-    """Loading in mode ``packed``; ``rows`` serves the splits that were not packed."""
+    """Opens a session of mode ``packed``; ``rows`` serves the splits that were not packed."""
     from outcrop.loading.transfer import transfer_to  # brings torch
 
     spec, gpu = graph.spec("features"), gpu_named(device.name)
@@ -366,12 +366,12 @@ def packed_session(
 def make_pool(
     graph: Graph, runtime: Runtime, *, buffers: int, max_nodes: int, device: DeviceConfig
 ) -> BufferPool[HostBuffer]:
-    """Batch buffers for modes that fetch rows by id. ``max_nodes``: of any batch, where it is known (0: they grow)."""
+    """Makes batch buffers for modes that fetch rows by id. ``max_nodes``: of any batch, if known (0: they grow)."""
     return host_pool(runtime, buffers, buffer_bytes(graph, max_nodes), 0, gpu=gpu_named(device.name))
 
 
 def buffer_bytes(graph: Graph, max_nodes: int) -> int:
-    """Bytes of a buffer for the rows of ``max_nodes``."""
+    """Counts the bytes of a buffer for the rows of ``max_nodes``."""
     row_bytes = graph.spec("features").stride_bytes
     return record.align_page(max_nodes * row_bytes) + 2 * PAGE_BYTES if max_nodes else 0
 
@@ -384,7 +384,7 @@ def row_session(
     runtime: Runtime,
     device: DeviceConfig,
 ) -> LoadSession:
-    """Loading in the other modes."""
+    """Opens a session of one of the other modes."""
     from outcrop.loading.transfer import transfer_to  # brings torch
     from outcrop.rows.unified import UnifiedRows
 
@@ -402,7 +402,7 @@ def scheduled_session(
     runtime: Runtime,
     device: DeviceConfig,
 ) -> LoadSession:
-    """Loading in modes ``belady`` and ``partition``; ``rows`` is told which batch comes."""
+    """Opens a session of mode ``belady`` or ``partition``; ``rows`` is told which batch comes."""
     from outcrop.loading.transfer import transfer_to  # brings torch
 
     transfer = transfer_to(device, graph.spec("features"), rows.row_bytes)
@@ -420,7 +420,7 @@ def online_session(
     device_batch: int,
     device_budget: DeviceBudget | None = None,
 ) -> LoadSession:
-    """Loading in mode ``online``. A GPU puts rows together: from its cache, the host's, and what was read.
+    """Opens a session of mode ``online``. A GPU puts rows together: from its cache, the host's, and what was read.
 
     Args:
         device_batch: Bytes of a batch on a GPU, as far as known ahead.

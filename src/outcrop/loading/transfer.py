@@ -57,7 +57,7 @@ class BatchInTransfer(Protocol):
     """A mini-batch whose transfer has begun."""
 
     def take(self) -> MiniBatch:
-        """In the thread that uses it, on whose current stream its tensors may be used at once."""
+        """Takes the batch, in the thread that uses it, on whose current stream its tensors may be used at once."""
         ...
 
 
@@ -75,7 +75,7 @@ class Transfer(Protocol):
     def wake(self) -> None: ...
 
     def peak_by_tag(self) -> dict[str, int]:
-        """Bytes on the device."""
+        """Counts bytes on the device."""
         ...
 
     def close(self) -> None: ...
@@ -88,7 +88,7 @@ class _Rows:
         self.dtype, self.row_bytes = getattr(torch, spec.dtype), row_bytes
 
     def typed(self, x: torch.Tensor) -> torch.Tensor:
-        """[n, width] over uint8 [n * row_bytes]."""
+        """Returns [n, width] over uint8 [n * row_bytes]."""
         return x.view(self.dtype).reshape(-1, self.row_bytes // self.dtype.itemsize)
 
 
@@ -157,7 +157,7 @@ def transfer_to(
     table: torch.Tensor | None = None,
     budget: DeviceBudget | None = None,
 ) -> Transfer:
-    """See :class:`ToGpu` and :class:`ToCpu`.
+    """Makes a :class:`ToGpu` or a :class:`ToCpu`.
 
     Args:
         budget: The device's, where others hold memory of it too; None: one of ``device.memory_bytes``.
@@ -293,8 +293,10 @@ class ToGpu:
         return {name: array for name, array in found.items() if array is not None}
 
     def _row_addresses(self, batch: LoadedBatch) -> np.ndarray | None:
-        """uint64 [num_nodes] as kernels want them, seen as int64; None: the GPU that drew the batch has them
-        (``on_device``), or rows are copied as they are."""
+        """Finds where rows lie, as kernels want it: uint64 [num_nodes], seen as int64.
+
+        None: the GPU that drew the batch has found it (``on_device``), or rows are copied as they are.
+        """
         if self._all is not None:
             found = row_addresses(0, batch.graph.n_id)
         elif batch.table is not None:
@@ -338,7 +340,7 @@ class ToGpu:
 
 
 def _row_addresses(table: AddressTable, count: int) -> np.ndarray:
-    """Where each row of a packed batch lies: in a cache, or at its position in the buffer."""
+    """Finds where each row of a packed batch lies: in a cache, or at its position in the buffer."""
     packed = np.ones(count, bool)
     packed[table.host_positions] = packed[table.device_positions] = False
     positions = np.flatnonzero(packed)

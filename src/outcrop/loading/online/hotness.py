@@ -60,7 +60,7 @@ class Hotness:
 
     @property
     def held_bytes(self) -> int:
-        """Of the budget, until :meth:`close`."""
+        """Counts the bytes of the budget that are held until :meth:`close`."""
         return self._held * _COUNTER_BYTES
 
     def close(self) -> None:
@@ -68,7 +68,7 @@ class Hotness:
         self._held = 0
 
     def windows(self) -> Iterator[AccessCounts]:
-        """In order, a bounded number of nodes at a time; the arrays are used again for the next window."""
+        """Yields a bounded number of nodes at a time, in order; the arrays are used again for the next window."""
         for first in range(0, self._num_nodes, self.window):
             if self._counted != first:
                 self._count(first)

@@ -54,7 +54,7 @@ def open_online(
     recorded: SampleSet | None = None,
     ids: Mapping[str, Ids] | None = None,
 ) -> session.LoadSession:
-    """An epoch is drawn ahead and counted; then batch buffers take their place, and what is left is for what is hot.
+    """Opens a session: an epoch is drawn ahead and counted, then buffers take their place, the rest is for what is hot.
 
     Args:
         recorded: Batches of a run: they need not be drawn to be counted, and those from elsewhere are replayed.
@@ -122,7 +122,7 @@ def open_online(
 def _ring_stream(
     graph: Graph, features: DiskArray, runtime: Runtime, device: DeviceConfig, staging_bytes: int
 ) -> RowStream:
-    """Rows that kernels ask for, of the graph's features and of their stripes on other disks."""
+    """Opens rows that kernels ask for, of the graph's features and of their stripes on other disks."""
     from outcrop.rows.rings import GpuDiskRows
     from outcrop.rows.rings.sizing import submitting_block_threads
 
@@ -140,7 +140,7 @@ def _ring_stream(
 
 
 def _cache_where_drawn(sampler: LiveSampler, cache: StaticCache, by_rings: bool) -> None:
-    """The GPU that draws gets its neighbour lists, and looks up which rows are cached if it has room for the index.
+    """Gives the GPU that draws its neighbour lists, and the index of cached rows if it has room for that.
 
     Args:
         by_rings: Its kernels ask for the other rows: their ids stay there too.
@@ -158,7 +158,7 @@ def _device_room(
     batch_bytes: int,
     drawn_bytes: int,
 ) -> DeviceRoom | None:
-    """What caches may take of a GPU; None where that is not limited. What sampling holds there is held already.
+    """Counts what caches may take of a GPU; None where that is not limited. What sampling holds is held already.
 
     Args:
         batch_bytes: Bytes of a batch that is there.
@@ -195,7 +195,7 @@ def check_cache_strategy(device: DeviceConfig) -> None:
 
 
 def _device_budget(device: DeviceConfig) -> DeviceBudget | None:
-    """What is held on a GPU is counted in, by sampling and by loading; None on the CPU."""
+    """Makes the budget in which sampling and loading count what they hold on a GPU; None on the CPU."""
     there = resolve(device.name)
     gpu = gpu_of(there)
     return None if gpu is None else DeviceBudget(gpu, there, device.memory_bytes)
@@ -204,7 +204,7 @@ def _device_budget(device: DeviceConfig) -> DeviceBudget | None:
 def _make_pool(
     graph: Graph, runtime: Runtime, most: int, device: DeviceConfig, device_budget: DeviceBudget | None
 ) -> BufferPool[HostBuffer]:
-    """Batch buffers; on the GPU where its kernels read the rows, if it has room for these and for batches."""
+    """Makes batch buffers; on the GPU where its kernels read the rows, if it has room for these and for batches."""
     batch_bytes = most * graph.spec("features").stride_bytes
     there = resolve(device.name)
     gpu = gpu_of(there)
@@ -229,7 +229,7 @@ def _open_sampler(
     ids: Mapping[str, Ids] | None,
     device_budget: DeviceBudget | None,
 ) -> tuple[HopwiseSampler, Topology | None, RecordedStructures | SampledStructures]:
-    """What samples the batches, from which topology, and their structures, to be counted."""
+    """Opens what samples the batches, the topology that it samples from, and their structures, to be counted."""
     structures = None if recorded is None else RecordedStructures(recorded, runtime)
     if config.sampler == EXTERNAL:  # nothing here could draw them again
         assert structures is not None

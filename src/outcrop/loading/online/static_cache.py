@@ -58,7 +58,7 @@ class DeviceRoom:
     looks_up: bool = False
 
     def row_bytes_within(self, row_bytes: int, host_rows: int) -> int:
-        """Bytes for rows, beside the tiers of these and of as many in host memory as ``host_rows``."""
+        """Counts bytes for rows, beside the tiers of these and of as many in host memory as ``host_rows``."""
         if not self.looks_up:
             return self.num_bytes
         left = max(self.num_bytes - _TIER_BYTES * host_rows, 0)
@@ -68,7 +68,7 @@ class DeviceRoom:
 def _levels(
     hotness: Hotness, row_bytes: int, topology: Topology | None, on_device: bool = False
 ) -> tuple[tiers.Levels, tiers.Levels]:
-    """Of rows and of lists, in one pass; of no lists where the topology is in memory anyway.
+    """Counts levels of rows and of lists, in one pass; of no lists where the topology is in memory anyway.
 
     Args:
         on_device: Lists may be cached on a device; the others are read from host memory, not from disk.
@@ -91,7 +91,7 @@ def share_out(
     lists_in: tuple[int, ...] = (tiers.HOST,),
     strategy: str = "auto",
 ) -> CacheShares:
-    """How memory of the host and of a device is divided between rows and lists.
+    """Divides memory of the host and of a device between rows and lists.
 
     Of each kind the device has the hottest, then the host.
 
@@ -161,7 +161,7 @@ def build_static_cache(
 
 
 def _read(stream: RowStream, ids: np.ndarray, runtime: Runtime) -> np.ndarray:
-    """uint8, flat: rows ``ids``, ascending."""
+    """Reads rows ``ids``, ascending, uint8, flat."""
     row_bytes = stream.row_bytes
     held = runtime.budget.empty("row-cache", len(ids) * row_bytes)
     for first in range(0, len(ids), _READ_ROWS):
@@ -174,7 +174,7 @@ def _read(stream: RowStream, ids: np.ndarray, runtime: Runtime) -> np.ndarray:
 def _read_to_device(
     stream: RowStream, ids: np.ndarray, runtime: Runtime, device: DeviceRoom
 ) -> tuple[torch.Tensor, Any]:
-    """uint8, flat, on the device, and its reservation: rows ``ids``, ascending."""
+    """Reads rows ``ids``, ascending, to the device: uint8, flat, and its reservation."""
     import torch
 
     row_bytes = stream.row_bytes
@@ -196,7 +196,7 @@ def _choose(
     device_bytes: int = 0,
     device: DeviceRoom | None = None,
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Ids, ascending, of the rows and of the lists to cache, and which of the rows are for the device."""
+    """Chooses ids, ascending, of the rows and of the lists to cache, and which of the rows are for the device."""
     lists_there = device is not None and device.lists
     of_rows, of_lists = _levels(hotness, row_bytes, topology, lists_there)
     shares = share_out(

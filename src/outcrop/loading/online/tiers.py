@@ -33,14 +33,14 @@ STRATEGIES: dict[str, tuple[tuple[int, int, float], ...]] = {
 
 
 def host_cost(wanted: np.ndarray, sizes: np.ndarray | int, line: int = LINE_BYTES) -> np.ndarray:
-    """Transactions, int64: ``ceil(wanted * sizes / line)``."""
+    """Counts transactions, int64: ``ceil(wanted * sizes / line)``."""
     return -(-wanted.astype(np.int64) * sizes // line)
 
 
 def disk_cost(
     wanted: np.ndarray, sizes: np.ndarray | int, line: int = LINE_BYTES, sector: int = SECTOR_BYTES
 ) -> np.ndarray:
-    """Transactions, int64: ``wanted * ceil(sizes / sector) * sector / line``."""
+    """Counts transactions, int64: ``wanted * ceil(sizes / sector) * sector / line``."""
     return wanted.astype(np.int64) * -(-sizes // sector) * (sector // line)
 
 
@@ -70,23 +70,23 @@ class TierPlan:
     transactions: int
 
     def bytes_in(self, chunks: tuple[Chunks, Chunks], tier: int) -> tuple[int, int]:
-        """Bytes of rows and of lists in ``tier``."""
+        """Counts bytes of rows and of lists in ``tier``."""
         rows, lists = chunks
         return int(rows.sizes[self.rows == tier].sum()), int(lists.sizes[self.lists == tier].sum())
 
 
 def transactions(chunks: Chunks, tiers: np.ndarray) -> int:
-    """Of one kind, with each chunk in its tier."""
+    """Counts the transactions of one kind, with each chunk in its tier."""
     return int(np.where(tiers == HOST, chunks.host, np.where(tiers == DISK, chunks.disk, 0)).sum())
 
 
 def unit_of(capacity: int) -> int:
-    """Bytes of a chunk: what placement decides about at a time."""
+    """Returns the bytes of a chunk: what placement decides about at a time."""
     return max(-(-capacity // _UNITS), 1)
 
 
 def unit_of_two(device_bytes: int, host_bytes: int) -> int:
-    """Bytes of a chunk where two capacities are decided about together."""
+    """Returns the bytes of a chunk where two capacities are decided about together."""
     return max(-(-max(device_bytes, host_bytes) // _UNITS_OF_TWO), 1)
 
 
@@ -98,7 +98,7 @@ def place(
     unit: int,
     lists_in: tuple[int, ...] = (DEVICE, HOST),
 ) -> TierPlan:
-    """The placement with the fewest transactions, by dynamic programming over both capacities.
+    """Finds the placement with the fewest transactions, by dynamic programming over both capacities.
 
     Chunks may differ in size; each takes whole units of ``unit`` bytes. Equals trying every placement of every chunk.
 
@@ -143,7 +143,7 @@ def place_fixed(
     unit: int,
     lists_in: tuple[int, ...] = (DEVICE, HOST),
 ) -> TierPlan:
-    """As :func:`place`, by one of :data:`STRATEGIES`: the hottest that fits comes first."""
+    """Does as :func:`place`, by one of :data:`STRATEGIES`: the hottest that fits comes first."""
     sizes = (-(-rows.sizes // unit), -(-lists.sizes // unit))
     tiers = (np.full(len(rows), DISK, np.uint8), np.full(len(lists), DISK, np.uint8))
     room, used = (device_bytes // unit, host_bytes // unit), [0, 0]
@@ -179,7 +179,7 @@ class Levels:
 
     @classmethod
     def count(cls, wanted: np.ndarray, sizes: np.ndarray | int, levels: int) -> Levels:
-        """Of nodes wanted so often (at most ``levels - 1`` is told apart), ``sizes`` bytes each."""
+        """Counts levels of nodes wanted so often (at most ``levels - 1`` is told apart), ``sizes`` bytes each."""
         level = np.minimum(wanted, levels - 1)
         each = np.broadcast_to(np.asarray(sizes, np.int64), wanted.shape)
 
@@ -192,7 +192,7 @@ class Levels:
         return Levels(self.sizes + other.sizes, self.host + other.host, self.disk + other.disk)
 
     def chunks(self, unit: int, most: int, after: int = 0) -> Chunks:
-        """``most`` chunks of ``unit`` bytes, the hottest first; within a level all bytes count alike.
+        """Cuts ``most`` chunks of ``unit`` bytes, the hottest first; within a level all bytes count alike.
 
         What is never wanted is in none.
 
@@ -230,7 +230,7 @@ class Threshold:
         return cls(level, budget - (int(ends[full - 1]) if full else 0) if level else 0)
 
     def pick(self, wanted: np.ndarray, sizes: np.ndarray | int, levels: int) -> tuple[np.ndarray, Threshold]:
-        """Nodes of one window, ascending, and what is left for the next one."""
+        """Picks nodes of one window, ascending; returns them and what is left for the next one."""
         level = np.minimum(wanted, levels - 1)
         each = np.broadcast_to(np.asarray(sizes, np.int64), wanted.shape)
         hot = level > self.level
