@@ -26,14 +26,14 @@ def add_commands(app: typer.Typer) -> None:
         "generate",
         help="Make a synthetic graph, streamed.\n\nExample: outcrop generate big.oc --nodes 2000000 "
         "--edges 30000000 --features 128 --train-fraction 0.01",
-    )(generate)
+    )(common.with_config(generate))
     app.command(
         "import",
         help="Import a graph.\n\nSources: arrays:DIR (edges, nodes, features, labels, splits as .npy, .parquet, .csv "
         "or .tsv), edges:FILE (such a list of edges alone), npz:FILE (published archives, scipy.sparse.save_npz), "
         "mat:FILE (MATLAB), musae:DIR, triples:DIR. docs/sources.md lists every file and column.\n\n"
         "Example: outcrop import arrays:mydata my.oc --reverse --memory 2GiB",
-    )(import_)
+    )(common.with_config(import_))
     app.command(
         "stripe",
         help="Copy shares of a graph's feature rows to other disks, which train --io gpu reads at the same time.\n\n"

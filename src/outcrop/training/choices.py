@@ -187,7 +187,7 @@ def _run_to_train_on(folder: Path, samples: bool) -> runs.RunInfo:
     info = runs.read(folder)
     if samples:
         raise ArgumentError(
-            f"{folder} has its own fanouts and batch size: leave them out, or prepare another run"
+            f"{folder} has its own sampling (fanouts and batch size, sampler): leave it out, or prepare another run"
         )
     if info.sample.task == "link":
         raise ArgumentError(

@@ -153,4 +153,4 @@ def test_what_is_not_finished_or_worth_nothing_is_replaced_without_asking(tmp_pa
 def test_a_run_that_does_not_exist_is_said_to_be_missing(graph: Graph, tmp_path: Path) -> None:
     with pytest.raises(FormatError, match=r"new does not exist: make the run with outcrop prepare") as error:
         train(graph, run=tmp_path / "new", fanouts=(10, 10))
-    assert "its own fanouts" not in str(error.value)
+    assert "its own sampling" not in str(error.value)
