@@ -45,6 +45,6 @@ __all__ = [
 
 
 def disk_rows(graph: Graph, runtime: Runtime, *, merge: bool = True) -> DiskRows:
-    """The features of ``graph`` on disk, with the scratch memory that the budget has for them."""
+    """Opens the features of ``graph`` on disk, with the scratch memory that the budget has for them."""
     scratch = memory_tables.READ_SCRATCH.bytes_of(runtime.budget.limit_bytes)
     return DiskRows(graph.array(runtime, "features"), runtime, scratch_bytes=scratch, merge=merge)

@@ -65,7 +65,7 @@ def read_over(
     stride: int,
     runtime: Runtime,
 ) -> LevelCounts:
-    """Rows ``ids`` of which those at ``positions`` are rows ``rows`` of ``held``; the others come from ``below``.
+    """Reads rows ``ids``: those at ``positions`` are rows ``rows`` of ``held``, the others come from ``below``.
 
     Args:
         positions: int32, ascending.

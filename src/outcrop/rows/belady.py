@@ -35,7 +35,7 @@ _MOST = 1 << 30  # batches in a cycle: next uses, up to two cycles ahead, are 32
 
 
 def schedule_of(samples: SampleSet, passes: tuple[str, ...]) -> np.ndarray:
-    """The batches of one cycle in the order of training: int64 numbers in ``samples``.
+    """Lists the batches of one cycle in the order of training: int64 numbers in ``samples``.
 
     Args:
         passes: What one epoch goes over, for example ``("train", "valid")``.
@@ -85,12 +85,12 @@ class NextUses:
         return len(self._schedule)
 
     def place_of(self, batch: int, after: int) -> int | None:
-        """Where the schedule has ``batch`` next, behind place ``after``; None where it never has it."""
+        """Finds where the schedule has ``batch`` next, behind place ``after``; None where it never has it."""
         places = self._places.get(batch)
         return None if places is None else places[bisect_right(places, after) % len(places)]
 
     def read(self, place: int) -> np.ndarray:
-        """uint32, one per node of the batch: in (place, place + cycle]; a view until the next call."""
+        """Reads uint32, one per node of the batch: in (place, place + cycle]; a view until the next call."""
         count = int(self._nodes[place])
         self._io.read(self._file, int(self._offsets[place]), self._span(place))
         return self._buffer[: 4 * count].view(np.uint32)

@@ -15,7 +15,7 @@ from outcrop.store.levels import Level, LevelCounts
 
 
 def rows_within(policy: str, cache_bytes: int, row_bytes: int, limit: int, cycle: int = 1) -> int:
-    """How many rows, at most ``limit``, a cache of ``cache_bytes`` holds, the policy's index included."""
+    """Counts how many rows, at most ``limit``, a cache of ``cache_bytes`` holds, the policy's index included."""
     kind = getattr(_core.CachePolicy, policy)
     return _core.RowCache.rows_within(kind, min(max(cache_bytes, 0), 1 << 62), row_bytes, cycle, limit)
 

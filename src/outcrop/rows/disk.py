@@ -45,7 +45,7 @@ class DiskRows(RowSource):
         return {Level.DISK: len(ids)}
 
     def count_read_bytes(self, ids: np.ndarray) -> int:
-        """Bytes that :meth:`read_rows` reads for ``ids``, exactly."""
+        """Counts the bytes that :meth:`read_rows` reads for ``ids``, exactly."""
         return self._reader.count_read_bytes(np.ascontiguousarray(ids, np.int64))
 
     def close(self) -> None:

@@ -19,7 +19,7 @@ class PendingReads(Protocol):
     """Rows under way."""
 
     def wait(self) -> None:
-        """Until they are there; raises what reading failed with."""
+        """Waits until they are there; raises what reading failed with."""
         ...
 
 
@@ -115,7 +115,7 @@ class LocatedRows:
 
     @property
     def levels(self) -> LevelCounts:
-        """How many rows come from each level."""
+        """Counts how many rows come from each level."""
         return {Level.HOST: self.in_host, Level.DEVICE: self.on_device, Level.DISK: len(self.missing)}
 
 
@@ -144,7 +144,7 @@ class HotRows(RowSource):
         return job, {Level.HOST: len(ids) - len(missing), Level.DISK: len(missing)}
 
     def submit_uncached(self, ids: np.ndarray, out: np.ndarray) -> tuple[PendingReads, AddressTable]:
-        """As :meth:`submit`, but cached rows are not copied: the table says where they are."""
+        """Starts reading as :meth:`submit` does, but copies no cached rows: the table says where they are."""
         assert self._cache is not None
         positions, rows, missing, missing_positions = self._cache.index.find_rows(ids)
         job = self._stream.submit(missing, missing_positions, out.reshape(len(ids), self.row_bytes))
@@ -153,11 +153,11 @@ class HotRows(RowSource):
         return job, AddressTable(positions[host], where[host], positions[device], -1 - where[device])
 
     def submit_located(self, rows: LocatedRows, out: np.ndarray) -> PendingReads:
-        """As :meth:`submit_uncached`, of a batch whose rows a GPU has looked up: nothing is looked up here."""
+        """Does as :meth:`submit_uncached`, of a batch whose rows a GPU has looked up: nothing is looked up here."""
         return self._stream.submit(rows.missing, rows.positions, out.reshape(-1, self.row_bytes))
 
     def missing(self, ids: np.ndarray) -> np.ndarray:
-        """Those of ``ids`` that are read, ascending."""
+        """Returns those of ``ids`` that are read, ascending."""
         if self._cache is None:
             return ids
         nothing = np.zeros(0, np.uint8)

@@ -50,18 +50,18 @@ class NodePartitions:
 
     @cached_property
     def bounds(self) -> np.ndarray:
-        """int64 [parts + 1]: partition p has nodes ``bounds[p]:bounds[p + 1]``; sizes differ by at most a step."""
+        """Cuts nodes, int64 [parts + 1]: part p has ``bounds[p]:bounds[p + 1]``; sizes differ by a step at most."""
         bounds = np.arange(self.parts + 1, dtype=np.int64) * self.num_nodes // self.parts
         bounds[:-1] -= bounds[:-1] % self.step
         return bounds
 
     @property
     def most_nodes(self) -> int:
-        """Of one partition, rounded up to whole steps."""
+        """Counts the nodes of the largest partition, rounded up to whole steps."""
         return -(-int(np.diff(self.bounds).max()) // self.step) * self.step
 
     def visits(self, epoch: int) -> list[Visit]:
-        """The sets of partitions that an epoch goes through; every partition gives its training nodes once.
+        """Lists the sets of partitions that an epoch goes through; every partition gives its training nodes once.
 
         Partitions are shuffled, keyed by (seed, epoch), and taken ``resident`` at a time, so that others meet in every
         epoch (as COMET groups physical partitions into logical ones at random; all of a group change at once, which
@@ -77,7 +77,7 @@ class NodePartitions:
         ]
 
     def owners(self, ids: np.ndarray) -> np.ndarray:
-        """The partition of each node, int64."""
+        """Finds the partition of each node, int64."""
         return np.searchsorted(self.bounds, ids, side="right") - 1
 
 
@@ -99,7 +99,7 @@ class PartitionRows(ScheduledRows[Visit | None]):
         self._slot_of = np.full(partitions.parts, -1, np.int64)
 
     def advance_to(self, position: Visit | None) -> None:
-        """None leaves everything as it is."""
+        """Reads the partitions of a visit that are not there; None leaves everything as it is."""
         if position is None:
             return
         wanted = set(position.resident)

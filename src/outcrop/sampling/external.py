@@ -69,7 +69,7 @@ class ExternalBatches:
         return iter(source(epoch))
 
     def epoch(self, split: str, epoch: int) -> Iterator[BatchGraph]:
-        """The batches of one epoch; labels are those of the batch, or empty.
+        """Yields the batches of one epoch; labels are those of the batch, or empty.
 
         Raises:
             ArgumentError: A batch is not what it should be, or the number of hops changes.
@@ -87,7 +87,7 @@ class ExternalBatches:
 
 
 def convert(data: Any, num_nodes: int, where: str) -> BatchGraph:
-    """``data`` in our order; ``labels`` are empty where it has no ``y``.
+    """Puts ``data`` in our order; ``labels`` are empty where it has no ``y``.
 
     Raises:
         ArgumentError: Something is missing, out of range, or contradicts the rest; names ``where``.
@@ -162,7 +162,7 @@ def _batch_size(data: Any, where: str) -> int:
 def _hops(
     data: Any, count: int, seeds: int, edge_index: np.ndarray, where: str
 ) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
-    """Nodes and edges per hop; None where they are not told."""
+    """Reads nodes and edges per hop; None where they are not told."""
     given = [getattr(data, name, None) for name in ("num_sampled_nodes", "num_sampled_edges")]
     if any(value is None for value in given):
         return None

@@ -43,7 +43,7 @@ class LinkSeeds:
         self._listed: dict[str, np.ndarray] = {}
 
     def num_edges(self, split: str) -> int:
-        """Positive edges of ``split``."""
+        """Counts the positive edges of ``split``."""
         name = f"{split}_edges"
         if self._graph.has(name):
             return self._graph.spec(name).shape[0]
@@ -51,7 +51,7 @@ class LinkSeeds:
         return self._graph.num_edges if split == "train" and not listed else 0
 
     def batch(self, split: str, code: int, epoch: int, number: int) -> LinkBatch:
-        """Mini-batch ``number`` of ``epoch``; ``code`` is the split's part of the key."""
+        """Draws mini-batch ``number`` of ``epoch``; ``code`` is the split's part of the key."""
         size, total = self._config.batch_size, self.num_edges(split)
         first, count = number * size, min(size, total - number * size)
         if split == "train":
@@ -80,7 +80,7 @@ class LinkSeeds:
         return self._listed[name][at]
 
     def _negatives(self, code: int, epoch: int, number: int, count: int) -> np.ndarray:
-        """int64 [count, 2]; attempt a of end k of pair i is ``hash(key + (a, i, k)) % num_nodes``."""
+        """Draws int64 [count, 2]; attempt a of end k of pair i is ``hash(key + (a, i, k)) % num_nodes``."""
         key = key_of(self._config.seed, code, epoch, number, _NEGATIVES)
         pairs = np.empty((count, 2), np.int64)
         bad = np.arange(count)

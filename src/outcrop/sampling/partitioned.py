@@ -43,7 +43,7 @@ def divide(graph: Graph, parts: int, resident: int, seed: int = 0) -> NodePartit
 
 
 def resident_bytes(graph: Graph, parts: int, resident: int) -> int:
-    """Memory for the rows and, at the most, the topology of ``resident`` of ``parts`` partitions."""
+    """Counts memory for the rows and, at the most, the topology of ``resident`` of ``parts`` partitions."""
     shape = divide(graph, parts, resident)
     nodes = resident * shape.most_nodes
     edges = int(np.sort(_partition_edges(graph, shape))[::-1][:resident].sum())
@@ -53,7 +53,7 @@ def resident_bytes(graph: Graph, parts: int, resident: int) -> int:
 def fitting_partitions(
     graph: Graph, parts: int | None, resident: int | None, free_bytes: int, seed: int
 ) -> NodePartitions:
-    """``parts`` partitions, of which as many are resident as fit ``free_bytes``, or ``resident``.
+    """Divides into ``parts`` partitions, of which as many are resident as fit ``free_bytes``, or ``resident``.
 
     Without ``parts`` the nodes are divided until four partitions fit, or all that there are.
 
@@ -76,7 +76,7 @@ def fitting_partitions(
 
 
 def _most_resident(graph: Graph, parts: int, free_bytes: int) -> int:
-    """Of ``parts`` partitions, how many fit at a time; 0 where not one does."""
+    """Counts how many of ``parts`` partitions fit at a time; 0 where not one does."""
     low, high = 0, parts
     while low < high:
         middle = (low + high + 1) // 2
@@ -87,7 +87,7 @@ def _most_resident(graph: Graph, parts: int, free_bytes: int) -> int:
 
 
 def _partition_edges(graph: Graph, shape: NodePartitions) -> np.ndarray:
-    """int64 [parts]: edges that point at the nodes of each partition."""
+    """Counts, int64 [parts], the edges that point at the nodes of each partition."""
     spec = graph.spec("indptr")
     ends = np.memmap(graph.path / spec.file, "<i8", "r", shape=spec.shape)[shape.bounds]
     return np.diff(ends)
@@ -133,7 +133,7 @@ class PartitionStructures:
         return (batch for _, batch in self.scheduled(split, epoch))
 
     def scheduled(self, split: str, epoch: int) -> Iterator[tuple[Visit | None, BatchGraph]]:
-        """The batches of a pass, each with the partitions it is drawn from (None: the whole graph)."""
+        """Yields the batches of a pass, each with the partitions it is drawn from (None: the whole graph)."""
         pool_epoch = epoch % self._config.epochs if split == "train" else 0
         if split != "train":
             seeds = epoch_seeds(self._ids[split], self._config, split, pool_epoch)
@@ -151,7 +151,7 @@ class PartitionStructures:
             first += -(-len(seeds) // self._config.batch_size)
 
     def _draw(self, visit: Visit, seeds: np.ndarray, epoch: int, first: int) -> Iterator[BatchGraph]:
-        """All batches of ``seeds``, numbered from ``first`` on, as many at a time as there are threads."""
+        """Draws all batches of ``seeds``, numbered from ``first`` on, as many at a time as there are threads."""
         base = self._number(visit)
         sampler = self._sampler(visit, base)
         owners = self._parts.owners(seeds)
@@ -166,14 +166,14 @@ class PartitionStructures:
                 yield self._finish(sampler, visit, base, *parts)
 
     def _number(self, visit: Visit) -> np.ndarray:
-        """int64 [parts]: the local number of each partition's first node, -1 where it is not resident."""
+        """Numbers, int64 [parts]: the local number of each partition's first node, -1 where it is not resident."""
         sizes, base = np.diff(self._parts.bounds), np.full(self._parts.parts, -1, np.int64)
         members = list(visit.resident)
         base[members] = np.cumsum(sizes[members]) - sizes[members]
         return base
 
     def _sampler(self, visit: Visit, base: np.ndarray) -> _core.NeighborSampler:
-        """A sampler over the topology among the nodes of ``visit``."""
+        """Makes a sampler over the topology among the nodes of ``visit``."""
         used = nodes = 0
         self._indptr[0] = 0
         for part in visit.resident:

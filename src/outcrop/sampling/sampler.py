@@ -121,7 +121,7 @@ class BatchSampler:
 
     @property
     def most_batch_bytes(self) -> int:
-        """Bytes that drawing a batch has needed so far, at the most; on the CPU."""
+        """Counts the bytes that drawing a batch has needed so far, at the most; on the CPU."""
         assert isinstance(self._sampler, CoreSampler)
         return self._sampler.most_batch_bytes
 
@@ -131,7 +131,7 @@ class BatchSampler:
         return -(-seeds // self.config.batch_size)
 
     def epoch(self, split: str, epoch: int, numbers: Sequence[int] | None = None) -> Iterator[BatchGraph]:
-        """The batches ``numbers`` of one epoch of ``split``, in this order; None: all of them.
+        """Draws the batches ``numbers`` of one epoch of ``split``, in this order; None: all of them.
 
         Raises:
             ArgumentError: ``split`` is none of ``config.splits``.
@@ -155,7 +155,7 @@ class BatchSampler:
     def batches(
         self, split: str, epoch: int, seeds: Ids, numbers: Sequence[int] | None = None
     ) -> Iterator[BatchGraph]:
-        """The batches ``numbers`` (None: all) of one epoch with these ``seeds``, in order, a wave at a time."""
+        """Draws the batches ``numbers`` (None: all) of one epoch with these ``seeds``, in order, a wave at a time."""
         size = self.config.batch_size
         every = range(-(-len(seeds) // size)) if numbers is None else numbers
         for first, count in _consecutive(every, self._wave.batches):
@@ -168,7 +168,7 @@ class BatchSampler:
         return self._sampler.sample(seeds, offsets, code, epoch, first)
 
     def seeds(self, split: str, epoch: int, numbers: Sequence[int] | None = None) -> Iterator[Seeds]:
-        """What :meth:`sample` draws the batches ``numbers`` (None: all) of one epoch of ``split`` from, in order."""
+        """Yields what :meth:`sample` draws batches ``numbers`` (None: all) of an epoch of ``split`` from, in order."""
         if split not in self.config.splits:
             raise ArgumentError(f"split {split!r} is not sampled, only {', '.join(self.config.splits)}")
         code, size = SPLIT_CODES[split], self.config.batch_size
@@ -183,7 +183,7 @@ class BatchSampler:
                 yield Seeds(code, epoch, number, part)
 
     def cache_lists(self, index: Any, ids: np.ndarray) -> None:
-        """The GPU that draws keeps these neighbour lists (:meth:`outcrop.sampling.gpu.DeviceSampler`)."""
+        """Has the GPU that draws keep these neighbour lists (:meth:`outcrop.sampling.gpu.DeviceSampler`)."""
         self._device_sampler.cache_lists(index, ids)
 
     @property
@@ -198,7 +198,7 @@ class BatchSampler:
         return epoch_seeds(ids, self.config, split, epoch)
 
     def look_up_rows(self, index: Any, tiers: np.ndarray | None, missing_stay: bool) -> None:
-        """The GPU that draws looks rows up (:meth:`outcrop.sampling.gpu.DeviceSampler.look_up_rows`)."""
+        """Has the GPU that draws look rows up (:meth:`outcrop.sampling.gpu.DeviceSampler.look_up_rows`)."""
         self._device_sampler.look_up_rows(index, tiers, missing_stay)
 
     def sample(
@@ -207,7 +207,7 @@ class BatchSampler:
         on_new_nodes: Callable[[np.ndarray], None],
         on_located: Callable[[int, LocatedRows], None] | None = None,
     ) -> BatchGraph:
-        """One batch, as :meth:`epoch` gives it.
+        """Draws one batch, as :meth:`epoch` gives it.
 
         Args:
             on_new_nodes: Called with the seeds, and after each hop with the nodes first met in it: the next part of
@@ -262,7 +262,7 @@ class BatchSampler:
 
 
 def _consecutive(numbers: Sequence[int], most: int) -> Iterator[tuple[int, int]]:
-    """(first, count) of the stretches of consecutive ``numbers``, of at most ``most`` each."""
+    """Yields (first, count) of the stretches of consecutive ``numbers``, of at most ``most`` each."""
     at = 0
     while at < len(numbers):
         end = at + 1

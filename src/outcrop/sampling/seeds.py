@@ -21,12 +21,12 @@ SPLIT_CODES = {"train": 0, "valid": 1, "test": 2, "infer": 3}
 
 
 def split_ids(graph: Graph, runtime: Runtime, split: str) -> np.ndarray:
-    """Node ids of ``split``; empty where the graph has none."""
+    """Opens the node ids of ``split``; empty where the graph has none."""
     return graph.split(runtime, split) if graph.has(split) else np.zeros(0, np.int64)
 
 
 def epoch_seeds(ids: Ids, config: SampleConfig, split: str, epoch: int) -> np.ndarray:
-    """Seeds of all batches of one epoch in order, int64: shuffled for training, ascending within a batch.
+    """Orders the seeds of all batches of one epoch, int64: shuffled for training, ascending within a batch.
 
     The shuffle is keyed by (seed, epoch, node): ``ids[argsort(hash(seed, epoch, ids))]``.
     """
@@ -54,7 +54,7 @@ class Seeds:
 
 
 def seed_labels(graph: Graph, labels: np.ndarray | None, seeds: np.ndarray) -> np.ndarray:
-    """int64: classes of ``seeds``, -1 where there are none and for labels of other kinds.
+    """Reads, int64, classes of ``seeds``, -1 where there are none and for labels of other kinds.
 
     Raises:
         FormatError: A label is no class.

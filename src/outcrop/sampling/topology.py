@@ -46,7 +46,7 @@ class Topology:
     files: tuple[DiskArray, ...] = ()
 
     def sampler(self, runtime: Runtime, workers: Any, wave: int, **options: Any) -> CoreSampler:
-        """A sampler of mini-batches; ``options`` are those of ``_core.NeighborSampler``."""
+        """Makes a sampler of mini-batches; ``options`` are those of ``_core.NeighborSampler``."""
         if self.pages is not None:
             return _core.WaveSampler(workers, self.pages, runtime.budget, wave=wave, **options)
         assert self.indptr is not None
@@ -54,7 +54,7 @@ class Topology:
         return _core.NeighborSampler(workers, self.indptr, self.indices, weights=self.weights, **options)
 
     def ranges(self, ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Where the lists of nodes ``ids`` begin and end: ``indptr[ids], indptr[ids + 1]``."""
+        """Finds where the lists of nodes ``ids`` begin and end: ``indptr[ids], indptr[ids + 1]``."""
         if self.indptr is not None:
             return self.indptr[ids], self.indptr[ids + 1]
         ends = np.empty((len(ids), 2), np.int64)
@@ -62,7 +62,7 @@ class Topology:
         return ends[:, 0], ends[:, 1]
 
     def neighbors(self, positions: np.ndarray) -> np.ndarray:
-        """``indices[positions]``, int64."""
+        """Reads ``indices[positions]``, int64."""
         if self.indices is not None:
             return self.indices[positions].astype(np.int64)
         out = np.empty(len(positions), np.int64)
@@ -70,7 +70,7 @@ class Topology:
         return out
 
     def lower_bounds(self, ids: np.ndarray, sources: np.ndarray) -> np.ndarray:
-        """Position in ``indices`` of the first neighbour of ``ids[i]`` that is not below ``sources[i]``."""
+        """Finds the position in ``indices`` of the first neighbour of ``ids[i]`` that is not below ``sources[i]``."""
         low, high = self.ranges(ids)
         low, high = low.copy(), high.copy()
         while len(open_ := np.flatnonzero(low < high)):
@@ -81,7 +81,7 @@ class Topology:
         return low
 
     def has_edges(self, sources: np.ndarray, targets: np.ndarray) -> np.ndarray:
-        """bool: whether there is an edge from ``sources[i]`` to ``targets[i]``."""
+        """Tells, bool, whether there is an edge from ``sources[i]`` to ``targets[i]``."""
         at = self.lower_bounds(targets, sources)
         inside = np.flatnonzero(at < self.ranges(targets)[1])
         found = np.zeros(len(sources), bool)
@@ -89,7 +89,7 @@ class Topology:
         return found
 
     def edges(self, positions: np.ndarray) -> np.ndarray:
-        """int64 [n, 2]: (source, target) of the edges at ``positions`` of ``indices``.
+        """Reads, int64 [n, 2], (source, target) of the edges at ``positions`` of ``indices``.
 
         Targets equal ``np.searchsorted(indptr, positions, "right") - 1``.
         """
@@ -106,13 +106,13 @@ class Topology:
         return np.stack([self.neighbors(positions), targets], axis=1)
 
     def degrees(self, ids: np.ndarray) -> np.ndarray:
-        """int32: in-neighbours of ``ids`` other than themselves."""
+        """Counts, int32, in-neighbours of ``ids`` other than themselves."""
         begin, end = self.ranges(ids)
         loops = self.lower_bounds(ids, ids + 1) - self.lower_bounds(ids, ids)
         return (end - begin - loops).astype(np.int32)
 
     def list_bytes(self, first: int, count: int) -> np.ndarray:
-        """int64: bytes that the cached lists of nodes ``first .. first + count - 1`` take, with their index."""
+        """Counts, int64, bytes that the cached lists of nodes ``first .. first + count - 1`` take, with their index."""
         if self.indptr is not None:
             degrees = np.diff(self.indptr[first : first + count + 1])
         else:
@@ -128,7 +128,7 @@ class Topology:
         return self.files[1].dtype.itemsize + (self.files[2].dtype.itemsize if len(self.files) > 2 else 0)
 
     def cache_lists(self, index: Any, ids: np.ndarray, runtime: Runtime) -> None:
-        """From now on lists of ``ids`` (ascending, those of ``index``) are taken from memory, tag ``list-cache``."""
+        """Has lists of ``ids`` (ascending, those of ``index``) taken from memory from now on, tag ``list-cache``."""
         begin, end = self.ranges(ids)
         ends = np.stack([begin, end], axis=1).reshape(-1)
         offsets = runtime.budget.empty("list-cache", 8 * (len(ids) + 1)).view(np.int64)
@@ -147,12 +147,12 @@ class Topology:
 
 
 def topology_bytes(graph: Graph) -> int:
-    """Bytes of ``indptr`` and ``indices``."""
+    """Counts the bytes of ``indptr`` and ``indices``."""
     return graph.spec("indptr").data_bytes + graph.spec("indices").data_bytes
 
 
 def placement_of(asked: str, wanted_bytes: int, available_bytes: int) -> str:
-    """``memory`` where it fits; else ``map`` where the system can cache twice as many bytes; else ``paged``."""
+    """Chooses ``memory`` where it fits; else ``map`` where the system can cache twice as many bytes; else ``paged``."""
     if asked != "automatic":
         return asked
     if wanted_bytes <= available_bytes:
@@ -200,8 +200,8 @@ def load_topology(
 
 
 def scratch_bytes(available: int, wanted_bytes: int, page_cache: bool) -> int:
-    """Memory for reading a topology of ``wanted_bytes`` by pages, of ``available`` for it; 1.25 times as much more goes
-    to the rounds."""
+    """Counts memory for reading a topology of ``wanted_bytes`` by pages, of ``available`` for it; 1.25 times as much
+    more goes to the rounds."""
     least = _core.PagedTopology.MIN_SCRATCH_BYTES
     part = memory_tables.PAGE_SCRATCH if page_cache else memory_tables.LIST_SCRATCH
     return max(least, min(part.bytes_of(available), wanted_bytes))

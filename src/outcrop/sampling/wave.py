@@ -13,13 +13,13 @@ _MIB = 1 << 20
 
 
 def most_seeds(config: SampleConfig, graph: Graph) -> int:
-    """Seeds of one batch at the most."""
+    """Counts the seeds of the largest batch."""
     ends = 2 + 2 * int(np.ceil(config.negatives)) if config.task == "link" else 1
     return min(config.batch_size * ends, graph.num_nodes)
 
 
 def _worst_case_bytes(config: SampleConfig, graph: Graph, on_disk: bool = False) -> tuple[int, int]:
-    """Bytes that one batch can need at the most while it is sampled (core/sampling/batch_builder.cpp, check_memory).
+    """Counts the most bytes that a batch can need while it is sampled (core/sampling/batch_builder.cpp, check_memory).
 
     Of samplers whose batches depend on the graph, what they need unless it is unusual: twice the edges that are
     expected of LABOR, and for an induced subgraph eight times the mean degree per node.
@@ -73,7 +73,7 @@ class Wave:
         self._held = [runtime.budget.reserve("sampler", 2 * self.batches * self._batch_bytes)]
 
     def widen(self, batches: int, most: int) -> None:
-        """Up to ``batches``, where ``most`` bytes more allow it."""
+        """Draws up to ``batches`` at a time, where ``most`` bytes more allow it."""
         more = min(batches - self.batches, most // self._waiting_bytes)
         if more > 0:
             self._held.append(self._runtime.budget.reserve("sampler", more * self._waiting_bytes))
@@ -81,5 +81,5 @@ class Wave:
 
     @property
     def most_batch_bytes(self) -> int:
-        """What one batch may take: once drawn it takes a fifth of what is reserved."""
+        """Counts what one batch may take: once drawn it takes a fifth of what is reserved."""
         return self._batch_bytes * 3 // 2
