@@ -96,19 +96,19 @@ def losses_compared(losses_on_cpu, monkeypatch):
 
     def trained(graph, **options):
         report = train(graph, **options)
-        if options["mode"] != "partition":
+        if options["loading"].name != "partition":
             compare([epoch["loss"] for epoch in report.epochs], options.get("model", "sage"))
         return report
 
-    def fitted(batches, valid, config, *more, **options):
-        result = loop.train(batches, valid, config, *more, **options)
-        compare([result.epochs[0].loss], config.model)
+    def fitted(batches, valid, learning, *more, **options):
+        result = loop.train(batches, valid, learning, *more, **options)
+        compare([result.epochs[0].loss], learning.model.name)
         return result
 
-    def embedded(run, **options):
-        report = embed_train(run, **options)
+    def embedded(run, config, **options):
+        report = embed_train(run, config, **options)
         if options["io"] == "gpu":
-            again = embed_train(run, **(options | {"io": "engine"}))
+            again = embed_train(run, config, **(options | {"io": "engine"}))
             found, expected = ([epoch["loss"] for epoch in one.epochs] for one in (report, again))
             assert found == (expected if FAKE else pytest.approx(expected, rel=1e-3))
         return report
