@@ -329,7 +329,9 @@ def stripe_features(
     overwrite: bool = False,
     progress: Progress | bool = True,
 ) -> list[Stripe]:
-    """Copies shares of the feature rows of ``graph`` to other disks, for ``oc.train(..., io="gpu", stripes=folders)``.
+    """Copies shares of the feature rows of ``graph`` to other disks.
+
+    ``oc.train(..., loading=oc.Online(row_reads="gpu", stripes=folders))`` reads all of them at the same time.
 
     Folder ``k - 1`` of ``n - 1`` gets rows ``k, k + n, k + 2 n, ...``; rows ``0, n, ...`` are read from the graph,
     which stays as it is.
