@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from numpy.typing import ArrayLike
 
-from outcrop.config import DeviceConfig, SampleConfig, Size, as_fanouts
+from outcrop.config import SampleConfig, Size, as_fanouts
 from outcrop.errors import ArgumentError
-from outcrop.loading.modes import mode_named
+from outcrop.loading.modes import Mode, mode_named
 from outcrop.loading.pyg import to_pyg
 from outcrop.loading.ranks import Ranks
 from outcrop.loading.run_loader import RunLoader
@@ -57,7 +57,8 @@ class NeighborLoader(RunLoader):
         memory: Budget of everything that this loader holds, bytes or text (``"4GiB"``); None: no limit.
         seed: Of all draws; None: that of torch (``torch.manual_seed``).
         edge_ids: Batches get ``e_id``, positions of their edges in ``graph.edge_index()``.
-        mode: Where rows come from: ``online``; ``memory`` where all features fit.
+        mode: Where rows come from: ``online``; ``memory`` where all features fit; or an object of
+            :mod:`outcrop.loading.modes`, such as ``outcrop.Online(topology="paged")``.
         device: ``cpu``, ``cuda`` or ``cuda:N``.
         num_workers, persistent_workers, prefetch_factor, pin_memory, is_sorted, filter_per_worker: Without effect:
             loading has threads of its own, and graphs on disk are sorted.
@@ -97,7 +98,7 @@ class NeighborLoader(RunLoader):
         memory: Size | None = None,
         seed: int | None = None,
         edge_ids: bool = False,
-        mode: str = "online",
+        mode: str | Mode = "online",
         device: str = "cpu",
     ):
         _refuse(
@@ -128,8 +129,10 @@ class NeighborLoader(RunLoader):
             sampler="weighted" if weight_attr is not None else "shadow" if induced else "neighbor",
             splits=("train" if shuffle else "infer",),
         )
+        where = mode_named(mode)
+        where.check(graph, device)
         asked = SourceRequest(
-            graph, config, mode_named(mode), memory, DeviceConfig(device), str(graph.path), edge_ids
+            graph, config, where, memory, where.device(device, 0), str(graph.path), edge_ids
         )
         source = drawn_source(asked, "all" if input_nodes is None else input_nodes, drop_last=drop_last)
         super().__init__(source, Sessions(), Ranks(), transform=transform)

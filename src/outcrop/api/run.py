@@ -8,9 +8,9 @@ from pathlib import Path
 
 from numpy.typing import ArrayLike
 
-from outcrop.config import DeviceConfig, Size, format_bytes, parse_size
+from outcrop.config import Size, format_bytes, parse_size
 from outcrop.errors import ArgumentError, FormatError
-from outcrop.loading.modes import Online, Packed, mode_named
+from outcrop.loading.modes import Mode, Online, Packed, mode_named
 from outcrop.loading.ranks import process_ranks
 from outcrop.loading.run_loader import RunLoader, Source
 from outcrop.loading.sessions import Sessions
@@ -65,7 +65,7 @@ class Run:
         accumulate: int | None = None,
         uneven: str = "wrap",
         edge_ids: bool = False,
-        mode: str = "packed",
+        mode: str | Mode = "packed",
         device: str = "cpu",
     ) -> RunLoader:
         """The run's mini-batches, to iterate over once an epoch (:class:`outcrop.loading.run_loader.RunLoader`).
@@ -85,8 +85,8 @@ class Run:
             uneven: Where batches do not divide evenly: ``wrap`` gives the first ones once more, ``drop`` leaves the
                 last ones out, ``short`` gives some ranks fewer.
             edge_ids: Batches get ``e_id``, positions of their edges in ``run.graph.edge_index()``.
-            mode: Where rows come from (:mod:`outcrop.loading.modes`). Batches that are drawn come from
-                ``online`` where it says ``packed``.
+            mode: Where rows come from: a mode, or its name (:mod:`outcrop.loading.modes`). Batches that are drawn come
+                from ``online`` where it says ``packed``.
             device: ``cpu``, ``cuda`` or ``cuda:N``.
 
         Raises:
@@ -100,7 +100,9 @@ class Run:
         if isinstance(split, str):
             split = split_name(split)
         ranks = process_ranks(rank, world, accumulate, uneven)
-        where, to = mode_named(mode), DeviceConfig(device, self.info.plan.gpu_memory)
+        where = mode_named(mode)
+        where.check(self.graph, device)
+        to = where.device(device, self.info.plan.gpu_memory)
         memory = self.memory if where.takes_run_budget or not self._whole else None
         asked = SourceRequest(self.graph, self.info.sample, where, memory, to, str(self.path), edge_ids)
         return RunLoader(self._source(split, shuffle, asked), self._sessions(), ranks, epoch)
@@ -128,7 +130,7 @@ class Run:
             first_epoch=0,
             task="node",
         )
-        mode = Online() if isinstance(asked.mode, Packed) else asked.mode
+        mode = Online(topology=asked.mode.topology) if isinstance(asked.mode, Packed) else asked.mode
         return drawn_source(replace(asked, config=config, mode=mode), split)
 
 

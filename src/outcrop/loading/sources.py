@@ -75,13 +75,13 @@ def recorded_source(asked: SourceRequest, path: Path, split: str) -> Source:
     limit = asked.limit
 
     def open_it() -> tuple[Runtime, LoadSession]:
-        runtime = Runtime(asked.memory)
+        runtime = Runtime(asked.memory, io=mode.io)
         return runtime, open_session(graph, runtime, mode, run_folder=path, to=asked.device)
 
     def refusing() -> AbstractContextManager[None]:
         epochs = range(group.first_epoch, group.first_epoch + group.epochs)
         passes = [(split, epoch) for epoch in epochs]
-        needs = partial(SessionNeeds, graph, mode, sample, passes, run=path)
+        needs = partial(SessionNeeds, graph, mode, sample, passes, run=path, io=mode.io)
         return naming_smallest(limit, lambda: needs().fits, f"load mini-batches in mode {mode}")
 
     by_node = sample.task == "node" and sample.sampler != EXTERNAL
@@ -90,7 +90,7 @@ def recorded_source(asked: SourceRequest, path: Path, split: str) -> Source:
         split=split,
         count=None if mode.batches_by_budget and split == "train" else group.per_epoch,
         distinct=range(group.first_epoch, group.first_epoch + group.epochs if split == "train" else 0),
-        key=("recorded", mode.name, asked.device),
+        key=("recorded", mode, asked.device),
         open=open_it,
         input_ids=(lambda runtime: _split_positions(graph, runtime, split)) if by_node else None,
         complete=_edge_lookup(asked),
@@ -118,13 +118,13 @@ def drawn_source(asked: SourceRequest, split: str | ArrayLike, *, drop_last: boo
     nodes, limit = {drawn_split: ids}, asked.limit
 
     def open_it() -> tuple[Runtime, LoadSession]:
-        runtime = Runtime(asked.memory)
+        runtime = Runtime(asked.memory, io=mode.io)
         return runtime, open_session(graph, runtime, mode, config=config, to=asked.device, ids=nodes)
 
     def refusing() -> AbstractContextManager[None]:
         epochs = range(min(config.epochs, _COUNTED_EPOCHS))
         passes = [(drawn_split, epoch) for epoch in epochs]
-        needs = partial(SessionNeeds, graph, mode, config, passes, ids=nodes)
+        needs = partial(SessionNeeds, graph, mode, config, passes, ids=nodes, io=mode.io)
         return naming_smallest(limit, lambda: needs().fits, f"load mini-batches in mode {mode}")
 
     positions = InputIds(ids)

@@ -8,6 +8,7 @@ import pkgutil
 import re
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -20,9 +21,22 @@ from outcrop.cli.main import app
 from outcrop.config import SampleConfig
 from outcrop.errors import ArgumentError
 from outcrop.loading import modes, session
-from outcrop.loading.modes import BASELINES, CHOICES, MODES, Mode, Packed, Partition, mode_named, mode_with
+from outcrop.loading.modes import (
+    BASELINES,
+    CHOICES,
+    MODES,
+    Mode,
+    Online,
+    Packed,
+    Partition,
+    mode_named,
+    mode_with,
+)
 from outcrop.loading.open import open_session
+from outcrop.pyg import NeighborLoader
 from outcrop.runtime.runtime import Runtime
+from outcrop.sampling import sampler, topology
+from outcrop.sampling.topology import placement_of
 from outcrop.store.graph import Graph
 from run_support import a_graph, as_rows, random_features
 from support import REPOSITORY
@@ -116,6 +130,35 @@ def test_an_option_of_another_mode_is_refused() -> None:
     ):
         with pytest.raises(ArgumentError, match=message):
             mode_with(mode, options)
+
+
+def test_loaders_do_what_the_options_of_a_mode_say(
+    graph: Graph, run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The same batches, with neighbor lists read where the mode says; what a machine lacks is refused at once."""
+    seen = []
+
+    def load_topology(graph: Graph, runtime: Runtime, *rest: Any, **options: Any) -> Any:
+        seen.append(placement_of(runtime.topology, 1, 1 << 40))
+        return topology.load_topology(graph, runtime, *rest, **options)
+
+    monkeypatch.setattr(sampler, "load_topology", load_topology)
+    nodes, opened = np.arange(40), Run(run)
+    found = {}
+    for name, mode in (
+        ("usual", "online"),
+        ("paged", Online("paged")),
+        ("memory", Online(topology="memory")),
+    ):
+        found[name] = [batch.x.clone() for batch in opened.loader(nodes, mode=mode)]
+    assert seen == ["memory", "paged", "memory"]
+    batches = NeighborLoader(graph, [3, 3], nodes, batch_size=20, mode=Online("paged"))
+    assert [batch.batch_size for batch in batches] == [20, 20]
+    assert seen[3:] == ["paged"]
+    for other in ("paged", "memory"):
+        assert all(torch.equal(a, b) for a, b in zip(found["usual"], found[other], strict=True)), other
+    with pytest.raises(ArgumentError, match="--sample-on gpu needs a GPU as --device, not cpu"):
+        opened.loader(mode=Online(sample_on="gpu"))
 
 
 def in_order(text: str) -> list[str]:
