@@ -44,11 +44,11 @@ def checked_ids(ids: object, graph: Graph, where: str) -> np.ndarray:
     Raises:
         ArgumentError: No such thing, out of range, no node of that name, or a node stands there twice; names ``where``.
     """
-    array = host_array(ids)
+    array, named = host_array(ids), False
     if array.dtype == bool and array.shape == (graph.num_nodes,):
         array = np.flatnonzero(array)
     elif array.ndim == 1 and _is_text(array):
-        array = graph.node_ids(array.tolist())
+        array, named = graph.node_ids(array.tolist()), True
     if array.ndim != 1 or array.dtype.kind not in "iu" or not len(array):
         raise ArgumentError(
             f"{where}: {array.dtype} of shape {array.shape} are no node ids: give integers, or names that are text, "
@@ -59,9 +59,8 @@ def checked_ids(ids: object, graph: Graph, where: str) -> np.ndarray:
     ascending = np.sort(array)
     again = ascending[1:][ascending[1:] == ascending[:-1]]
     if len(again):
-        raise ArgumentError(
-            f"{where}: node {again[0]} is there more than once: leave out repeats (numpy.unique)"
-        )
+        node = repr(graph.node_names(again[:1])[0]) if named else again[0]
+        raise ArgumentError(f"{where}: node {node} is there more than once: leave out repeats (numpy.unique)")
     return array
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -172,6 +173,9 @@ def test_nodes_are_chosen_by_ids_of_the_source(
     ):
         found = oc.predict(graph, ItsOwnRow(), nodes, fanouts=[1], progress=False)
         assert np.array_equal(found, rows[some])
+    twice = [str(names[0]), str(names[1]), str(names[0])]
+    with pytest.raises(ArgumentError, match=rf"node {re.escape(repr(names[0]))} is there more than once"):
+        oc.predict(graph, ItsOwnRow(), twice, fanouts=[1], progress=False)
     for spelling in ("valid", "val"):
         found = oc.predict(graph, ItsOwnRow(), spelling, fanouts=[1], progress=False)
         assert np.array_equal(found, rows[40:70])
