@@ -11,7 +11,7 @@ import pytest
 
 from artifact_support import small_graph
 from outcrop.advisor.hardware import read_machine
-from outcrop.config import BucketConfig, EmbedConfig, SampleConfig, TrainConfig, parse_size
+from outcrop.config import BucketConfig, EmbedConfig, ModelConfig, SampleConfig, TrainConfig, parse_size
 from outcrop.errors import ArgumentError, FormatError, OutcropError
 from outcrop.runtime.parsing import parse_json, parse_toml
 from outcrop.store import history, run
@@ -23,7 +23,7 @@ CASES: list[tuple[Callable[..., Any], dict[str, Any], str]] = [
     (SampleConfig, {"batch_size": 2**63}, "batch size 9223372036854775808 is above"),
     (SampleConfig, {"epochs": 2**128}, "epochs .* is above"),
     (SampleConfig, {"seed": -1}, "seed -1 is negative"),
-    (TrainConfig, {"hidden": 2**31}, "hidden 2147483648 is above 2147483647"),
+    (ModelConfig, {"hidden": 2**31}, "hidden 2147483648 is above 2147483647"),
     (TrainConfig, {"epochs": 2**128}, "epochs .* is above"),
     (BucketConfig, {"seed": -1}, "seed -1"),
     (EmbedConfig, {"negatives": 2**63}, "negatives .* is above"),

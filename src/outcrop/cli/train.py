@@ -186,7 +186,7 @@ def train(
     from outcrop.api.train import train as run_training
 
     if isinstance(loading, Online) and loading.row_reads == "gpu" and training.device == "cpu" and not quiet:
-        printing.console.print("--io gpu on the CPU: the kernels' twin reads through the rings.")
+        printing.console.print("--io gpu on the CPU: kernels of the CPU read through the rings.")
     options: dict[str, Any] = {
         "model": model,
         "training": training,

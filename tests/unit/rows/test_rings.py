@@ -266,12 +266,12 @@ def test_losses_are_those_of_mode_memory(tmp_path):
     line = ["train", str(graph.path), "--mode", "online", "--io", "gpu", "--json", str(tmp_path / "json")]
     ended = CliRunner().invoke(app, [*line, *options])
     assert ended.exit_code == 0, ended.output
-    assert "--io gpu on the CPU: the kernels' twin reads through the rings" in ended.stderr
+    assert "--io gpu on the CPU: kernels of the CPU read through the rings" in ended.stderr
     found = json.loads((tmp_path / "json").read_text())
     assert found["batch_losses"] == wanted.batch_losses
     assert len(wanted.batch_losses) == 6
     assert found["peak_by_tag"]["ring-staging"] > 0
-    with pytest.raises(ArgumentError, match="io gpu is for mode online, not packed"):
+    with pytest.raises(ArgumentError, match="--io is for --mode online, not packed: leave it out"):
         train(graph, mode="packed", io="gpu", **drawn)
     with pytest.raises(ArgumentError, match="io 'nvme' is unknown; known: engine, gpu"):
         train(graph, mode="online", io="nvme", **drawn)
