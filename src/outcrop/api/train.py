@@ -72,13 +72,13 @@ def _objects(old: dict[str, Any], given: dict[str, Any]) -> dict[str, Any]:
     run, replays = given.get("run"), old.get("sample_epochs")
     made: dict[str, Any] = {}
     if old.get("refresh"):
-        made["run"] = Refresh(replays or 1, old.get("refresh_rate"), run)
+        made["run"] = Refresh(1 if replays is None else replays, old.get("refresh_rate"), run)
     elif replays is not None and run is None:
         made["run"] = Replay(replays)
     if options := named(_OLD, "model", old):
         model = given.get("model", ModelConfig())
         made["model"] = merged(ModelConfig, ModelConfig(model) if isinstance(model, str) else model, options)
-    if options := {name: value for name, value in named(_OLD, "training", old).items()}:
+    if options := named(_OLD, "training", old):
         made["training"] = merged(TrainConfig, given.get("training"), options)
     sampling = {name: value for name, value in named(_OLD, "sampling", old).items() if value is not None}
     if "fanouts" in sampling:
@@ -87,9 +87,8 @@ def _objects(old: dict[str, Any], given: dict[str, Any]) -> dict[str, Any]:
     if has_its_own and not {"fanouts", "batch_size"} & sampling.keys():
         sampling = {}  # which a run overruled
     if sampling:
-        made["sampling"] = merged(
-            SampleConfig, given.get("sampling"), {"seed": old.get("seed", 0), **sampling}
-        )
+        seed = {"seed": old["seed"]} if "seed" in old else {}
+        made["sampling"] = merged(SampleConfig, given.get("sampling"), seed | sampling)
     if options := named(_OLD, "limits", old):
         made["limits"] = merged(Limits, given.get("limits"), options)
     made |= _mode(old, given) | _checkpoints(old, given)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 
-from outcrop.runtime.progress import Progress, shown
+from outcrop.runtime.progress import Progress, showing
 
 
 @dataclass(frozen=True)
@@ -26,13 +26,6 @@ class Observer:
     trace: str | Path | None = None
     on_choice: Callable[[str], None] | None = None
 
-    @contextmanager
-    def watching(self) -> Iterator[Progress]:
+    def watching(self) -> AbstractContextManager[Progress]:
         """Gives the receiver of progress, and ends its display."""
-        progress = shown(self.progress)
-        try:
-            yield progress
-        finally:
-            close = getattr(progress, "close", None)
-            if progress is not self.progress and close is not None:
-                close()
+        return showing(self.progress)

@@ -11,7 +11,8 @@ import inspect
 import os
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, ParamSpec, Protocol, TypeVar, runtime_checkable
 
@@ -143,15 +144,22 @@ def shows_progress(function: Callable[P, R]) -> Callable[P, R]:
     @functools.wraps(function)
     def call(*args: P.args, **kwargs: P.kwargs) -> R:
         given: Any = kwargs.get("progress", default)
-        progress = shown(given)
-        kwargs["progress"] = progress
-        try:
+        with showing(given) as progress:
+            kwargs["progress"] = progress
             return function(*args, **kwargs)
-        finally:
-            if progress is not given and isinstance(progress, ClosableProgress):
-                progress.close()
 
     return call
+
+
+@contextmanager
+def showing(given: Progress | bool | None) -> Iterator[Progress]:
+    """Gives the receiver that ``given`` means, and ends its display unless it is the caller's own."""
+    progress = shown(given)
+    try:
+        yield progress
+    finally:
+        if progress is not given and isinstance(progress, ClosableProgress):
+            progress.close()
 
 
 def _to_standard_error(line: str) -> None:

@@ -183,6 +183,10 @@ def test_old_and_new_together(graph: Graph) -> None:
     """An object that is given is changed by the keywords beside it."""
     made = train._objects({"dropout": 0.5}, {"model": oc.ModelConfig("gcn", 16)})
     assert made == {"model": oc.ModelConfig("gcn", 16, dropout=0.5)}
+    made = train._objects({"batch_size": 7}, {"sampling": oc.SampleConfig(seed=5)})
+    assert made == {"sampling": oc.SampleConfig(batch_size=7, seed=5)}
+    with pytest.raises(ArgumentError, match="epochs 0 is below 1"):
+        oc.train(graph, refresh=True, sample_epochs=0)  # type: ignore[call-arg]
     with pytest.raises(
         ArgumentError, match=r"memory='1MiB' and limits=Limits\(memory='2MiB'\): keep one of them"
     ):
