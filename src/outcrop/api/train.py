@@ -228,7 +228,8 @@ def _asked(
     checkpoint: str | Path | Checkpoints | None = None,
     memory: Size | None = None,
     epochs: int | None = None,
-    **watching: Any,
+    callbacks: Sequence[Any] = (),
+    observer: Observer | None = None,
 ) -> TrainOptions:
     """What :func:`train` was asked for, shortcuts resolved; who watches decides nothing."""
     training = TrainConfig() if training is None else training

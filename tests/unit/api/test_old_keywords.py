@@ -193,6 +193,8 @@ def test_old_and_new_together(graph: Graph) -> None:
         oc.train(graph, memory="1MiB", limits=oc.Limits("2MiB"))
     with pytest.raises(TypeError, match="unexpected keyword argument 'hiden'"):
         oc.train(graph, hiden=3)  # type: ignore[call-arg]
+    with pytest.raises(TypeError, match="unexpected keyword argument 'hiden'"):
+        train.dry_run(graph, {"hiden": 3})
     with pytest.raises(ArgumentError, match=r"sampling has epochs=3: leave that out, and write run=Replay"):
         oc.train(graph, sampling=oc.SampleConfig(epochs=3))
     with pytest.raises(ArgumentError, match=r"sampling has epochs=3: leave that out, and write epochs=4"):
