@@ -9,7 +9,7 @@ from pathlib import Path
 
 PHASES = ("build", "tests", "sanitizer", "bench")
 ROOT = Path(__file__).resolve().parent.parent
-KERNELS = ROOT / "src" / "outcrop" / "kernels"
+KERNELS = ROOT / "src" / "outcrop" / "device" / "kernels"
 _DEVICE = "tests/device"
 # Tests that launch the kernels of a family, small enough for a sanitizer.
 FAMILIES: dict[str, tuple[tuple[str, ...], str]] = {

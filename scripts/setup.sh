@@ -52,7 +52,7 @@ install_outcrop() {
   local dependencies sources extra=$1 name
   name=dependencies-${extra:-none}
   dependencies=$(digest pyproject.toml constraints.txt)
-  sources=$(digest CMakeLists.txt pyproject.toml src/core src/bindings src/outcrop/kernels)-$(have_uring && echo uring || echo pread)-$(packages)
+  sources=$(digest CMakeLists.txt pyproject.toml src/core src/bindings src/outcrop/device/kernels)-$(have_uring && echo uring || echo pread)-$(packages)
   if ! fresh "$name" "$dependencies"; then
     say "installing build tools and dependencies${extra:+ for $extra} (under a minute)"
     quietly tools pip install 'scikit-build-core>=0.10' 'nanobind>=2.4' cmake ninja

@@ -1,4 +1,4 @@
-// Kernels on the CPU: the code of src/outcrop/kernels, lane by lane. What the GPU is tested against where
+// Kernels on the CPU: the code of src/outcrop/device/kernels, lane by lane. What the GPU is tested against where
 // there is one, and what sanitizers and property tests see where there is none. Not fast.
 #pragma once
 #include <cstddef>

@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, Protocol
 
 import outcrop._core as _core
-from outcrop.device.kernels import BLOCK_THREADS, cuda_module, launch
+from outcrop.device.launch import BLOCK_THREADS, cuda_module, launch
 from outcrop.errors import DeviceError
 
 if TYPE_CHECKING:
@@ -93,7 +93,7 @@ class Gpu(Protocol):
         most_blocks: int = 0,
         block_threads: int = BLOCK_THREADS,
     ) -> None:
-        """See :func:`outcrop.device.kernels.launch`."""
+        """See :func:`outcrop.device.launch.launch`."""
         ...
 
     def fence(self, stream: Any) -> Fence:

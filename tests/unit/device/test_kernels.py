@@ -11,8 +11,8 @@ import pytest
 
 import cubin
 from artifact_support import child_environment
-from outcrop import kernels
-from outcrop.device import kernels as compiling
+from outcrop.device import kernels
+from outcrop.device import launch as compiling
 from outcrop.errors import DeviceError
 
 WORDS = (1, 2, 4, 8, 16)

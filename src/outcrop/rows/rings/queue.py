@@ -22,7 +22,7 @@ import numpy as np
 
 import outcrop._core as _core
 from outcrop.device import gpu_of, resolve
-from outcrop.device.kernels import BLOCK_THREADS
+from outcrop.device.launch import BLOCK_THREADS
 from outcrop.errors import ArgumentError, IoError
 from outcrop.rows.rings.files import RowFiles
 from outcrop.rows.rings.pair import QueuePair

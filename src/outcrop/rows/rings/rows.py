@@ -8,7 +8,7 @@ from typing import Any, final
 import numpy as np
 
 import outcrop._core as _core
-from outcrop.device.kernels import BLOCK_THREADS
+from outcrop.device.launch import BLOCK_THREADS
 from outcrop.errors import ArgumentError, IoError
 from outcrop.rows.base import RowSource
 from outcrop.rows.rings.files import RingFile, RowFiles

@@ -9,7 +9,7 @@ import math
 from dataclasses import dataclass
 from pathlib import Path
 
-from outcrop.device.kernels import BLOCK_THREADS, WARP
+from outcrop.device.launch import BLOCK_THREADS, WARP
 from outcrop.runtime.hardware import Disk
 from outcrop.runtime.machine import describe
 from outcrop.store import profile as profiles

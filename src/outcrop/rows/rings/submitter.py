@@ -10,7 +10,7 @@ import numpy as np
 
 import outcrop._core as _core
 from outcrop.device.gpu import Fence, Gpu
-from outcrop.device.kernels import BLOCK_THREADS, WARP
+from outcrop.device.launch import BLOCK_THREADS, WARP
 from outcrop.runtime.pages import PAGE_BYTES
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from outcrop import kernels
+from outcrop.device import kernels
 from outcrop.errors import DeviceError
 from outcrop.runtime.system import cache_folder
 
