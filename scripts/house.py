@@ -31,7 +31,7 @@ ENTRIES, LOOSE, ARROWS = (
 PARAMETERS, OF_A_DOOR = 6, 10  # of a public function, of one that the package offers
 SHORTCUTS = ("memory", "epochs")  # of a door: short for a field of the objects that it takes
 README_LINES = 180
-_COMPILED = ("_core.pyi",)  # written by lint
+_MARKERS = ("__", "_core", "py.typed")  # how files begin that are neither packages nor modules
 # Words that end like participles and are none.
 _NOUNS = (
     "Embedding",
@@ -105,7 +105,7 @@ class House:
 
 
 def rooms(house: House) -> Findings:
-    entries = [e for e in house.source.iterdir() if not e.name.startswith(("__", "_core"))]
+    entries = [e for e in house.source.iterdir() if not e.name.startswith(_MARKERS)]
     loose = [e for e in entries if e.suffix == ".py"]
     found = {
         "entries of src/outcrop": (len(entries), ENTRIES),
