@@ -192,7 +192,7 @@ def test_who_uses_batches_sees_those_of_the_cpu(gpu, schedule_name, made, mode):
         consumer.look(0, False)
 
     to = DeviceConfig(GPU)
-    with Runtime() as runtime, open_session(graph, runtime, mode, run_folder=folder, to=to) as session:
+    with Runtime() as runtime, open_session(graph, runtime, mode, run_folder=folder, device=to) as session:
         check()
 
 

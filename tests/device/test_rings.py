@@ -36,7 +36,7 @@ def test_rows_land_in_the_memory_of_the_gpu(graph, gpu, monkeypatch):
     """They cross the bus once: no buffer of the host has them, and no copy takes them there or back."""
     sampling = SampleConfig(fanouts=(4, 4), batch_size=16, seed=3)
     with Runtime(threads=1, io=IoConfig(initiator="gpu")) as runtime:
-        with open_session(graph, runtime, "online", config=sampling, to=DeviceConfig(GPU)) as session:
+        with open_session(graph, runtime, "online", config=sampling, device=DeviceConfig(GPU)) as session:
             count = 0
             monkeypatch.setattr(submitter.Kernels, "rows", None)
             monkeypatch.setattr(submitter.Kernels, "fetch", None)
@@ -169,7 +169,7 @@ def test_the_submitting_block_is_that_of_equation_2(graph, gpu, tmp_path, monkey
     sampling = SampleConfig(fanouts=(4, 4), batch_size=16, seed=3)
     with (
         Runtime(threads=1, io=IoConfig(initiator="gpu")) as runtime,
-        open_session(graph, runtime, "online", config=sampling, to=DeviceConfig(GPU)) as session,
+        open_session(graph, runtime, "online", config=sampling, device=DeviceConfig(GPU)) as session,
     ):
         for batch in session.batches("train"):
             assert np.array_equal(as_rows(batch.x.cpu().numpy()), ROWS[batch.graph.n_id])

@@ -298,7 +298,7 @@ def test_batches_that_a_gpu_draws_stay_there(gpu, monkeypatch, tmp_path, kind):
         to = DeviceConfig(GPU, 1 << 21, draws=True)
         with (
             open_session(made, here, "online", config=config) as ours,
-            open_session(made, there, "online", config=config, to=to) as theirs,
+            open_session(made, there, "online", config=config, device=to) as theirs,
         ):
             sums, wanted = [], []
             for x, y in zip(ours.batches("train"), theirs.batches("train"), strict=True):
@@ -322,7 +322,7 @@ def test_batches_that_a_gpu_draws_stay_there(gpu, monkeypatch, tmp_path, kind):
 def loaded(graph, config, to, memory, **options) -> tuple[list, list, dict]:
     """Of an epoch in mode online: features and nodes of each batch, and how many rows came from each level."""
     with Runtime(memory, **options) as runtime:
-        with open_session(graph, runtime, "online", config=config, to=to) as session:
+        with open_session(graph, runtime, "online", config=config, device=to) as session:
             batches, found = session.batches("train"), []
             for batch in batches:
                 found.append((batch.x.clone(), batch.graph.n_id))

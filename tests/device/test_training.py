@@ -46,7 +46,7 @@ def test_batches_are_those_of_the_cpu(made, mode, gpu):
             to = DeviceConfig(GPU, DEVICE_BYTES)
             with (
                 open_session(graph, a, mode, run_folder=run) as here,
-                open_session(graph, b, mode, run_folder=run, to=to) as there,
+                open_session(graph, b, mode, run_folder=run, device=to) as there,
             ):
                 count = 0
                 for ours, theirs in zip(here.batches(split), there.batches(split), strict=True):
@@ -75,7 +75,7 @@ def test_every_level_serves_rows(made, gpu):
     graph, run = made
     with Runtime("900KiB", io=IoConfig(topology="map")) as runtime:
         with open_session(
-            graph, runtime, "online", run_folder=run, to=DeviceConfig(GPU, DEVICE_BYTES)
+            graph, runtime, "online", run_folder=run, device=DeviceConfig(GPU, DEVICE_BYTES)
         ) as session:
             loader = session.batches("train")
             compare_rows(made, "online", loader)
@@ -83,7 +83,7 @@ def test_every_level_serves_rows(made, gpu):
         assert sum(runtime.device_peaks.values()) <= DEVICE_BYTES
     with Runtime() as runtime:
         with open_session(
-            graph, runtime, "packed", run_folder=run, to=DeviceConfig(GPU, DEVICE_BYTES)
+            graph, runtime, "packed", run_folder=run, device=DeviceConfig(GPU, DEVICE_BYTES)
         ) as session:
             loader = session.batches("train")
             compare_rows(made, "packed", loader)
@@ -124,7 +124,7 @@ def test_the_device_has_more_than_passes_through_the_host(made, gpu):
     with Runtime("800KiB", io=IoConfig(topology="map")) as runtime, Runtime() as plain:
         there = DeviceConfig(GPU, 1 << 20)
         with (
-            open_session(graph, runtime, "online", run_folder=run, to=there) as session,
+            open_session(graph, runtime, "online", run_folder=run, device=there) as session,
             open_session(graph, plain, "online", run_folder=run) as reference,
         ):
             for ours, theirs in zip(reference.batches("train"), session.batches("train"), strict=True):
@@ -262,7 +262,7 @@ def test_kernels_read_rows_through_rings(made, gpu):
         gpu.launched.clear()
         with (
             open_session(graph, a, "online", run_folder=run) as ours,
-            open_session(graph, b, "online", run_folder=run, to=DeviceConfig(GPU)) as theirs,
+            open_session(graph, b, "online", run_folder=run, device=DeviceConfig(GPU)) as theirs,
         ):
             for x, y in zip(ours.batches("train"), theirs.batches("train"), strict=True):
                 assert torch.equal(y.x.cpu(), x.x)
@@ -279,7 +279,7 @@ def test_keeping_batches_is_an_error_not_a_hang(made, gpu):
     kept = []
     with (
         Runtime() as runtime,
-        open_session(graph, runtime, "packed", run_folder=run, to=DeviceConfig(GPU)) as session,
+        open_session(graph, runtime, "packed", run_folder=run, device=DeviceConfig(GPU)) as session,
     ):
         with pytest.raises(BudgetError, match=r"all 2 batch buffers .* raise --gpu-memory"):  # noqa: PT012
             for batch in session.batches("train"):
@@ -300,7 +300,7 @@ def test_a_buffer_is_not_written_while_something_reads_it(made, gpu):
         Runtime() as plain,
         Runtime() as runtime,
         open_session(graph, plain, "packed", run_folder=run) as reference,
-        open_session(graph, runtime, "packed", run_folder=run, to=DeviceConfig(GPU)) as session,
+        open_session(graph, runtime, "packed", run_folder=run, device=DeviceConfig(GPU)) as session,
     ):
         seen = {}
         for ours, batch in zip(reference.batches("train"), session.batches("train"), strict=True):

@@ -213,7 +213,7 @@ def test_all_of_a_batch_is_counted_in_the_memory_of_the_device(made, gpu):
         Runtime() as runtime,
         open_session(made[0], plain, "packed", run_folder=made[1]) as reference,
         open_session(
-            made[0], runtime, "packed", run_folder=made[1], to=DeviceConfig(GPU, 210 << 10)
+            made[0], runtime, "packed", run_folder=made[1], device=DeviceConfig(GPU, 210 << 10)
         ) as session,
     ):
         for ours, batch in zip(reference.batches("train"), session.batches("train"), strict=True):
@@ -268,7 +268,7 @@ def test_wide_targets_are_part_of_the_memory_of_the_gpu(gpu, tmp_path, mode):
     to, caches = DeviceConfig(GPU, limit), 0
     with (
         Runtime("4MiB") as runtime,
-        open_session(graph, runtime, mode, run_folder=tmp_path / "run", to=to) as session,
+        open_session(graph, runtime, mode, run_folder=tmp_path / "run", device=to) as session,
     ):
         batches = session.batches("train")
         for batch in batches:
@@ -315,7 +315,10 @@ def test_a_row_at_no_place_is_named_before_the_epoch_ends(made, gpu, monkeypatch
             go_over(loader)
     calls.clear()
     to = DeviceConfig(GPU)
-    with Runtime() as runtime, open_session(made[0], runtime, "packed", run_folder=made[1], to=to) as session:
+    with (
+        Runtime() as runtime,
+        open_session(made[0], runtime, "packed", run_folder=made[1], device=to) as session,
+    ):
         with pytest.raises(ArgumentError, match="row 7 of a batch"):
             go_over(session.batches("train"))
         calls.clear()
@@ -340,7 +343,10 @@ def test_the_host_waits_once_a_batch_and_not_in_the_thread_that_takes_it(made, g
         gpu.streams, "host_wait", lambda *args: waits.append(threading.get_ident()) or host_wait(*args)
     )
     to, found = DeviceConfig(GPU), []
-    with Runtime() as runtime, open_session(made[0], runtime, "packed", run_folder=made[1], to=to) as session:
+    with (
+        Runtime() as runtime,
+        open_session(made[0], runtime, "packed", run_folder=made[1], device=to) as session,
+    ):
         waits.clear()
         for batch in session.batches("train", overlapped=overlapped):
             found.append(bits(batch.x))

@@ -62,7 +62,9 @@ def spools(monkeypatch: pytest.MonkeyPatch) -> Any:
     """Sets how many epochs are spooled."""
 
     def take(epochs: int, disk_space: int | None = None) -> None:
-        monkeypatch.setattr(spool, "settle", lambda *_: SpoolDecision(epochs, disk_space, "as the test says"))
+        monkeypatch.setattr(
+            spool, "decide_spooling", lambda *_: SpoolDecision(epochs, disk_space, "as the test says")
+        )
 
     return take
 
@@ -232,7 +234,7 @@ from pathlib import Path
 from outcrop.advisor.choose import SpoolDecision
 from outcrop.training import spool
 from outcrop.cli import main
-spool.settle = lambda *_: SpoolDecision(2, None, "")
+spool.decide_spooling = lambda *_: SpoolDecision(2, None, "")
 graph = Path(sys.argv[1])
 def terminate():
     while not list(graph.parent.glob("*.spool-*/rows/pool-1/pack/manifest.json")):

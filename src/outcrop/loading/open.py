@@ -23,17 +23,20 @@ def open_session(
     *,
     run_folder: Path | None = None,
     config: SampleConfig | None = None,
-    to: DeviceConfig = CPU,
+    device: DeviceConfig = CPU,
     epoch_splits: tuple[str, ...] = ("train",),
     ids: Mapping[str, Ids] | None = None,
 ) -> LoadSession:
-    """Loading in ``mode``: recorded batches where there is a run, else batches drawn on the fly as ``config`` says.
+    """Opens a session of loading in ``mode``.
+
+    Batches are those recorded where there is a run, else they are drawn on the fly as ``config`` says.
 
     Modes ``online`` and ``partition`` always draw on the fly, with a run as the run was sampled.
 
     Args:
+        device: Where batches go.
         epoch_splits: What one epoch goes over; mode ``belady`` plans for it.
-        ids: Of batches drawn on the fly: nodes of a split, in place of those that the graph has.
+        ids: Nodes of a split, in place of those that the graph has, for batches drawn on the fly.
 
     Raises:
         ArgumentError: Mode unknown, or ``packed`` or ``belady`` without a run.
@@ -41,7 +44,7 @@ def open_session(
         BudgetError: The mode does not fit, for example ``memory`` in less than the features.
     """
     mode = mode_named(mode)
-    request = SessionRequest(graph, runtime, config or SampleConfig(), to, epoch_splits, ids)
+    request = SessionRequest(graph, runtime, config or SampleConfig(), device, epoch_splits, ids)
     if run_folder is not None:
         sampled, recorded = open_recorded(graph, runtime, run_folder)
         request = replace(request, config=sampled, ids=None, run=run_folder, recorded=recorded)

@@ -76,7 +76,7 @@ def recorded_source(asked: SourceRequest, path: Path, split: str) -> Source:
 
     def open_it() -> tuple[Runtime, LoadSession]:
         runtime = Runtime(asked.memory, io=mode.io)
-        return runtime, open_session(graph, runtime, mode, run_folder=path, to=asked.device)
+        return runtime, open_session(graph, runtime, mode, run_folder=path, device=asked.device)
 
     def refusing() -> AbstractContextManager[None]:
         epochs = range(group.first_epoch, group.first_epoch + group.epochs)
@@ -119,7 +119,7 @@ def drawn_source(asked: SourceRequest, split: str | ArrayLike, *, drop_last: boo
 
     def open_it() -> tuple[Runtime, LoadSession]:
         runtime = Runtime(asked.memory, io=mode.io)
-        return runtime, open_session(graph, runtime, mode, config=config, to=asked.device, ids=nodes)
+        return runtime, open_session(graph, runtime, mode, config=config, device=asked.device, ids=nodes)
 
     def refusing() -> AbstractContextManager[None]:
         epochs = range(min(config.epochs, _COUNTED_EPOCHS))

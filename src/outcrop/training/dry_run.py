@@ -7,7 +7,7 @@ from typing import Any
 
 from outcrop.config import hidden_width
 from outcrop.training.request import TrainRequest
-from outcrop.training.supply import Wanted, choose_epochs
+from outcrop.training.supply import BatchRequest, choose_epochs
 
 
 def facts(request: TrainRequest, chosen: Sequence[str] = ()) -> dict[str, Any]:
@@ -25,11 +25,11 @@ def facts(request: TrainRequest, chosen: Sequence[str] = ()) -> dict[str, Any]:
     Raises:
         ArgumentError: The checkpoint is of another training.
     """
-    graph, batches, wanted = request.graph, request.batches, request.wanted
+    graph, batches, asked = request.graph, request.batches, request.batch_request
     model, training, kept = request.model, request.training, request.checkpoints
     request.check_checkpoint()
     sampling, limits = batches.sampling, batches.limits
-    writes, at_a_time, why = _prepared(request, wanted)
+    writes, at_a_time, why = _prepared(request, asked)
     return {
         "graph": str(graph.path),
         "nodes": graph.num_nodes,
@@ -54,16 +54,16 @@ def facts(request: TrainRequest, chosen: Sequence[str] = ()) -> dict[str, Any]:
         "writes": writes,
         "epochs_at_a_time": at_a_time,
         "checkpoint": None if kept is None else str(kept.folder),
-        "next_epoch": wanted.next_epoch,
+        "next_epoch": asked.next_epoch,
     }
 
 
-def _prepared(request: TrainRequest, wanted: Wanted) -> tuple[str | None, int | None, str]:
+def _prepared(request: TrainRequest, asked: BatchRequest) -> tuple[str | None, int | None, str]:
     """The folder that is prepared before training begins, how many epochs at a time, and why so many."""
-    done = wanted.next_epoch is None and request.run is None
+    done = asked.next_epoch is None and request.run is None
     if done or not request.prepares:
         return None, None, ""
-    if not wanted.refresh or request.refresh is not None:
-        return str(request.place), wanted.sampling.epochs, ""
-    choice, folder = choose_epochs(wanted)
+    if not asked.refresh or request.refresh is not None:
+        return str(request.place), asked.sampling.epochs, ""
+    choice, folder = choose_epochs(asked)
     return str(folder), choice.count, choice.why

@@ -40,7 +40,9 @@ if TYPE_CHECKING:
     from outcrop.runtime.trace import Trace
 
 
-class Scored(Protocol):
+class Scores(Protocol):
+    """Holds what a model scored on batches: the accuracy, and all metrics by name."""
+
     @property
     def accuracy(self) -> float: ...
     @property
@@ -48,7 +50,7 @@ class Scored(Protocol):
 
 
 Batches = Iterable[MiniBatch]
-Evaluate = Callable[[Model, Batches], Scored]
+Evaluate = Callable[[Model, Batches], Scores]
 
 
 @dataclass(frozen=True)
@@ -147,7 +149,7 @@ def train(
         last = epoch + 1 == config.epochs
         if valid_batches is not None and (last or (epoch + 1) % config.evaluate_every == 0):
             with runtime.trace.span("train.validate", epoch=epoch):
-                record = _scored(record, evaluate(run.model, valid_batches()), objective)
+                record = _add_scores(record, evaluate(run.model, valid_batches()), objective)
         run.finish(record)
         runtime.trace.event("train.record", **record.to_json())
         told.on_epoch(epoch, record.to_json())
@@ -173,7 +175,7 @@ def _score(record: Mapping[str, Any]) -> float | None:
     return record["valid_accuracy"] if metric is None else metric
 
 
-def _scored(record: EpochRecord, scores: Scored, objective: Objective) -> EpochRecord:
+def _add_scores(record: EpochRecord, scores: Scores, objective: Objective) -> EpochRecord:
     accuracy = scores.accuracy if objective.kind == "class" else None
     metric = accuracy if objective.metric == "accuracy" and accuracy is not None else None
     return replace(

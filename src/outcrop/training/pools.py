@@ -51,36 +51,43 @@ EVAL = "eval"
 
 
 @dataclass(frozen=True)
-class Shares:
-    """Bytes of the memory budget for each; None = no limit. ``beside``: all at the same time, or else in turn."""
+class PoolBudget:
+    """Divides the memory budget of a training with sample pools.
+
+    Attributes:
+        prepare, evaluate, train: Bytes for preparing a pool, for the batches of evaluation, and for those of training;
+            None: no limit.
+        runtime: Bytes of the training process: ``train``, ``evaluate`` and what stays free.
+        concurrent: Whether all happen at the same time; else they alternate, each with the whole budget.
+    """
 
     prepare: int | None
     evaluate: int | None
     train: int | None
-    runtime: int | None  # of the training process: train, evaluate and what stays free
-    beside: bool = True
+    runtime: int | None
+    concurrent: bool = True
 
     @staticmethod
-    def of(memory: int | None, evaluation: Part = memory_tables.EVALUATIONS[0]) -> Shares:
+    def of(memory: int | None, evaluation: Part = memory_tables.EVALUATIONS[0]) -> PoolBudget:
         if memory is None:
-            return Shares(None, None, None, None)
+            return PoolBudget(None, None, None, None)
         prepare, evaluate = memory_tables.POOL_PREPARE.bytes_of(memory), evaluation.bytes_of(memory)
         spare = memory_tables.POOL_SPARE.bytes_of(memory)
-        return Shares(prepare, evaluate, memory - prepare - evaluate - spare, memory - prepare)
+        return PoolBudget(prepare, evaluate, memory - prepare - evaluate - spare, memory - prepare)
 
     @staticmethod
-    def possible(memory: int | None, beside: bool = True) -> Iterator[Shares]:
-        """Beside each other, with as little for evaluation as possible; in turn, or only that."""
+    def possible(memory: int | None, concurrent: bool = True) -> Iterator[PoolBudget]:
+        """Yields what to try in turn: all at the same time, with little for evaluation first; at last alternating."""
         if memory is None:
-            yield Shares.of(None)
+            yield PoolBudget.of(None)
             return
-        for evaluation in memory_tables.EVALUATIONS if beside else ():
-            yield Shares.of(memory, evaluation)
-        yield Shares(memory, memory, memory, memory, beside=False)
+        for evaluation in memory_tables.EVALUATIONS if concurrent else ():
+            yield PoolBudget.of(memory, evaluation)
+        yield PoolBudget(memory, memory, memory, memory, concurrent=False)
 
     def pool_space(self, left: int | None) -> int | None:
         """Bytes for one pool, of the disk that evaluation leaves."""
-        return None if left is None else memory_tables.POOL_DISK.bytes_of(left) if self.beside else left
+        return None if left is None else memory_tables.POOL_DISK.bytes_of(left) if self.concurrent else left
 
     def explain(self, error: BudgetError) -> BudgetError:
         """``error`` of the last of what is possible, as one of the whole."""
@@ -90,7 +97,7 @@ class Shares:
         return BudgetError(
             f"refreshing prepares and trains in turn ({memory}; of the disk evaluation has at most half, the pool the "
             f"rest), and one of them cannot: {error}"
-            if not self.beside
+            if not self.concurrent
             else f"refreshing divides the disk ({memory}; evaluation has at most half, each of two pools half of the "
             f"rest), and for one of them: {error}",
             limit=error.limit,
@@ -99,22 +106,27 @@ class Shares:
 
 @dataclass
 class PoolRecord:
-    """One pool as it was used.
+    """Records how one pool was used.
 
     Attributes:
-        waited_seconds: Training stood still for it, from the end of the pool before.
-        disk_bytes: That it took.
-        beside: It was prepared while the one before it trained, or else in turn.
-        bytes_read, bytes_written: Of preparing it in this process, between two epochs; 0 where another did.
+        waited_seconds: Seconds that training stood still for it, from the end of the pool before.
+        disk_bytes: Bytes of its files.
+        concurrent: Whether it was prepared while the one before it trained; else the two alternated.
+        bytes_read, bytes_written: Bytes of preparing it in this process, between two epochs; 0 where another did.
     """
 
     pool: int
     first_epoch: int
     waited_seconds: float
     disk_bytes: int
-    beside: bool
+    concurrent: bool
     bytes_read: int = 0
     bytes_written: int = 0
+
+    def as_dict(self) -> dict[str, Any]:
+        """Returns the fields under their names in reports, where ``concurrent`` is ``beside``."""
+        names = {"concurrent": "beside"}
+        return {names.get(name, name): value for name, value in asdict(self).items()}
 
 
 class Background:
@@ -179,7 +191,7 @@ class Pools:
         epochs: Of the whole training.
         rate: Bytes per second that preparing in the background reads and writes at the most; None = no limit. What
             is prepared in turn has no training to spare, and no limit.
-        beside: Prepare beside training where the budget is large enough.
+        concurrent: Whether pools are prepared beside training where the budget is large enough.
     """
 
     def __init__(
@@ -190,12 +202,12 @@ class Pools:
         plan: PlanConfig,
         epochs: int,
         rate: int | None,
-        beside: bool = True,
+        concurrent: bool = True,
     ):
         self._graph, self._folder, self._config, self._plan = graph, folder, config, plan
         self._epochs, self._rate = epochs, rate
-        self._beside = beside
-        self.shares = next(Shares.possible(plan.memory, beside))
+        self._concurrent = concurrent
+        self.budget = next(PoolBudget.possible(plan.memory, concurrent))
         self._eval_splits = tuple(
             s for s in config.splits if s != "train" and graph.has(s) and graph.spec(s).shape[0]
         )
@@ -215,24 +227,24 @@ class Pools:
         """
         self._check_folder()
         failed = BudgetError()
-        for shares in Shares.possible(self._plan.memory, self._beside):
-            self.shares = shares
+        for budget in PoolBudget.possible(self._plan.memory, self._concurrent):
+            self.budget = budget
             try:
-                with Runtime(self.shares.prepare, progress=progress) as runtime:
+                with Runtime(self.budget.prepare, progress=progress) as runtime:
                     return self._prepare(first_epoch, runtime)
             except BudgetError as error:
                 failed = error
-        raise self.shares.explain(failed) from failed
+        raise self.budget.explain(failed) from failed
 
     def _prepare(self, first_epoch: int | None, runtime: Runtime) -> PrepareReport | None:
         used = self._prepare_eval(runtime).disk_bytes if self._eval_splits else 0
         space = self._plan.disk_space
-        self._pool_space = self.shares.pool_space(None if space is None else space - used)
+        self._pool_space = self.budget.pool_space(None if space is None else space - used)
         if first_epoch is None:
             self._remove_but(())
             return None
         number = first_epoch // self._config.epochs
-        self._remove_but((number, number + 1) if self.shares.beside else (number,))
+        self._remove_but((number, number + 1) if self.budget.concurrent else (number,))
         self._describe_pool(number)
         self._first = number
         return prepare_described(self._pool(number), runtime)
@@ -246,7 +258,7 @@ class Pools:
             disk_space=None if space is None else memory_tables.EVALUATION_DISK.bytes_of(space),
             packed_splits=("valid",) if "valid" in self._eval_splits else self._eval_splits,
         )
-        self._describe(self._folder / EVAL, config, replace(plan, memory=self.shares.evaluate))
+        self._describe(self._folder / EVAL, config, replace(plan, memory=self.budget.evaluate))
         return prepare_described(self._folder / EVAL, runtime)
 
     def _check_folder(self) -> None:
@@ -263,7 +275,7 @@ class Pools:
         first = number * self._config.epochs
         epochs = min(self._config.epochs, self._epochs - first)
         config = replace(self._config, splits=("train",), first_epoch=first, epochs=epochs)
-        plan = replace(self._plan, memory=self.shares.train, disk_space=self._pool_space)
+        plan = replace(self._plan, memory=self.budget.train, disk_space=self._pool_space)
         self._describe(self._pool(number), config, plan)
 
     def _describe(self, folder: Path, config: SampleConfig, plan: PlanConfig) -> None:
@@ -278,21 +290,21 @@ class Pools:
             if match and int(match[1]) not in kept:
                 shutil.rmtree(found)
 
-    def session(self, split: str, epoch: int, runtime: Runtime, to: DeviceConfig) -> LoadSession:
+    def session(self, split: str, epoch: int, runtime: Runtime, device: DeviceConfig) -> LoadSession:
         """Loading of one epoch of ``split``; goes on to the next pool, and waits for it, where ``epoch`` needs it."""
         number = epoch // self._config.epochs
         if split != "train":
-            return self._open(EVAL, runtime, to)
+            return self._open(EVAL, runtime, device)
         if number == self._current:
-            return self._open(self._pool(number).name, runtime, to)
-        return self._switch(number, runtime, to)
+            return self._open(self._pool(number).name, runtime, device)
+        return self._switch(number, runtime, device)
 
-    def _open(self, name: str, runtime: Runtime, to: DeviceConfig) -> LoadSession:
+    def _open(self, name: str, runtime: Runtime, device: DeviceConfig) -> LoadSession:
         if name not in self._sessions:
-            if not self.shares.beside:
+            if not self.budget.concurrent:
                 self._close()
             self._sessions[name] = open_session(
-                self._graph, runtime, Packed(), run_folder=self._folder / name, to=to
+                self._graph, runtime, Packed(), run_folder=self._folder / name, device=device
             )
         return self._sessions[name]
 
@@ -302,28 +314,28 @@ class Pools:
             self._sessions.pop(name).close()
         gc.collect()  # what cycles of the last pass hold must be back before the next buffers are taken
 
-    def _switch(self, number: int, runtime: Runtime, to: DeviceConfig) -> LoadSession:
+    def _switch(self, number: int, runtime: Runtime, device: DeviceConfig) -> LoadSession:
         started = time.monotonic()
-        self._close(kept=EVAL if self.shares.beside else "")
+        self._close(kept=EVAL if self.budget.concurrent else "")
         if self._background is not None:
             self._finish_background(runtime)
         self._remove_but((number,))
         made = None
-        if not self.shares.beside and number != self._first:
+        if not self.budget.concurrent and number != self._first:
             self._describe_pool(number)
             made = prepare_described(self._pool(number), runtime)
-        session = self._open(self._pool(number).name, runtime, to)
+        session = self._open(self._pool(number).name, runtime, device)
         self._current = number
         disk = sum(f.stat().st_size for f in self._pool(number).rglob("*") if f.is_file())
         waited = time.monotonic() - started
-        record = PoolRecord(number, number * self._config.epochs, waited, disk, self.shares.beside)
+        record = PoolRecord(number, number * self._config.epochs, waited, disk, self.budget.concurrent)
         if made is not None:
             record.bytes_read, record.bytes_written = made.bytes_read, made.bytes_written
         self.records.append(record)
         runtime.trace.event("pool", pool=number, waited_seconds=waited)
-        if self.shares.beside and (number + 1) * self._config.epochs < self._epochs:
+        if self.budget.concurrent and (number + 1) * self._config.epochs < self._epochs:
             self._describe_pool(number + 1)
-            self._background = Background(self._pool(number + 1), self.shares.prepare, self._rate)
+            self._background = Background(self._pool(number + 1), self.budget.prepare, self._rate)
         return session
 
     def _finish_background(self, runtime: Runtime) -> None:
@@ -343,7 +355,8 @@ class Pools:
             self._background.check()
 
     def as_dicts(self) -> list[dict[str, Any]]:
-        return [asdict(record) for record in self.records]
+        """Returns the records as reports have them."""
+        return [record.as_dict() for record in self.records]
 
     def close(self) -> None:
         if self._background is not None:

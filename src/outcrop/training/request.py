@@ -18,8 +18,7 @@ from outcrop.training.checks import check_checkpoint, check_complete, check_eval
 from outcrop.training.choices import BatchChoice, Choices, TrainOptions, choose_batches
 from outcrop.training.learning import LearningTask
 from outcrop.training.objectives import choose_objective
-from outcrop.training.supply import Wanted
-from outcrop.training.supply import beside as folder_beside
+from outcrop.training.supply import BatchRequest, folder_beside
 from outcrop.training.weights import check_class_weights
 
 
@@ -97,9 +96,9 @@ class TrainRequest:
         return self.learning.training
 
     @property
-    def wanted(self) -> Wanted:
-        """The batches, for who supplies them."""
-        return Wanted(
+    def batch_request(self) -> BatchRequest:
+        """The batches that the training asks for."""
+        return BatchRequest(
             self.graph,
             self.batches.sampling,
             self.batches.limits,

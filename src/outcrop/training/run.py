@@ -28,7 +28,7 @@ from outcrop.training import spool
 from outcrop.training.choices import Choices
 from outcrop.training.report import TrainReport
 from outcrop.training.request import TrainRequest
-from outcrop.training.supply import Supply, Wanted, every_epoch, needs, prepared
+from outcrop.training.supply import BatchRequest, BatchSupply, needs, prepare_supply, supply_every_epoch
 from outcrop.training.weights import class_weights as resolve_class_weights
 
 
@@ -56,7 +56,7 @@ def run(
             closing.enter_context(only_process_in(request.checkpoints.path))
             request.check_checkpoint()
         told = shown(progress)
-        wanted = replace(request.wanted, progress=told, counter=BatchCounter(told))
+        asked = replace(request.batch_request, progress=told, counter=BatchCounter(told))
         rest = {
             "folder": request.run,
             "epoch_splits": request.epoch_splits,
@@ -64,12 +64,12 @@ def run(
             "at_once": request.refresh is None,
         }
         memory, mode = batches.limits.memory, request.mode
-        if wanted.next_epoch is None and request.run is None and request.prepares:
+        if asked.next_epoch is None and request.run is None and request.prepares:
             mode = Online(topology=mode.topology)  # nothing is left to train: only nodes to be scored
-        refused = partial(needs, wanted, mode, **rest)
-        advice = partial(other_modes, memory, mode, lambda other: needs(wanted, other, **rest))
+        refused = partial(needs, asked, mode, **rest)
+        advice = partial(other_modes, memory, mode, lambda other: needs(asked, other, **rest))
         closing.enter_context(naming_smallest(memory, refused, f"train in mode {mode}", advice))
-        supply, why = _supply(request, wanted, mode, said, closing)
+        supply, why = _supply(request, asked, mode, said, closing)
         said.replay(supply.drawn.epochs, epochs, request.run)
         started = time.monotonic()
         runtime = closing.enter_context(
@@ -90,16 +90,16 @@ def run(
 
 
 def _supply(
-    request: TrainRequest, wanted: Wanted, mode: Mode, said: Choices, closing: ExitStack
-) -> tuple[Supply, str]:
+    request: TrainRequest, asked: BatchRequest, mode: Mode, said: Choices, closing: ExitStack
+) -> tuple[BatchSupply, str]:
     """Where batches come from, and why, where that is to be said when they do; ``closing`` removes what goes."""
     if request.spools:
-        return spool.supply(wanted, request.learning, closing)
+        return spool.supply(asked, request.learning, closing)
     if not (mode.prepares and request.prepares):
-        return Supply(wanted, mode, request.run), ""
-    if wanted.refresh and request.refresh is None:
-        return every_epoch(wanted, said.add), ""
-    return prepared(wanted, request.place), ""
+        return BatchSupply(asked, mode, request.run), ""
+    if asked.refresh and request.refresh is None:
+        return supply_every_epoch(asked, said.add), ""
+    return prepare_supply(asked, request.place), ""
 
 
 def _settings(request: TrainRequest) -> dict[str, Any]:
@@ -140,7 +140,7 @@ def _learn(
 
 def _report(
     request: TrainRequest,
-    supply: Supply,
+    supply: BatchSupply,
     result: training.TrainResult,
     tested: evaluation.EvalResult | None,
     runtime: Runtime,

@@ -25,39 +25,46 @@ from outcrop.runtime import system
 from outcrop.store.graph import Graph
 from outcrop.store.lock import opened, try_lock
 from outcrop.training.learning import LearningTask
-from outcrop.training.supply import Supply, Wanted, prepared
+from outcrop.training.supply import BatchRequest, BatchSupply, prepare_supply
 
 LEAST_BYTES = 64 << 20  # of features: less is read in a second
 _STEP_S = 0.5
 _ROWS = "rows"
 
 
-def supply(wanted: Wanted, learning: LearningTask, closing: ExitStack) -> tuple[Supply, str]:
-    """What mode ``online`` trains from, and why that, where there was a choice; ``closing`` removes what is spooled."""
-    spooling = settle(wanted, learning)
-    direct = Supply(wanted, Online())
+def supply(request: BatchRequest, learning: LearningTask, closing: ExitStack) -> tuple[BatchSupply, str]:
+    """Supplies what mode ``online`` trains from, and says why where there was a choice.
+
+    Args:
+        closing: Stack that removes what is spooled when training ends.
+    """
+    spooling = decide_spooling(request, learning)
+    direct = BatchSupply(request, Online())
     if not spooling.epochs:
         return direct, spooling.why
     spooled = replace(
-        wanted,
-        sampling=replace(wanted.sampling, epochs=spooling.epochs),
-        limits=replace(wanted.limits, disk_space=spooling.disk_space),
+        request,
+        sampling=replace(request.sampling, epochs=spooling.epochs),
+        limits=replace(request.limits, disk_space=spooling.disk_space),
         # Where the CPU trains it has nothing left for preparing.
-        beside=gpu_named(learning.training.device) is not None,
+        concurrent=gpu_named(learning.training.device) is not None,
     )
     with ExitStack() as trying:
         try:
-            made = prepared(spooled, trying.enter_context(folder(wanted.graph)) / _ROWS)
+            made = prepare_supply(spooled, trying.enter_context(folder(request.graph)) / _ROWS)
         except BudgetError as error:
             return direct, f"rows are read as batches are drawn: spooling does not fit: {error}"
         closing.push(trying.pop_all())
     return replace(made, spooled_epochs=spooling.epochs), spooling.why
 
 
-def settle(wanted: Wanted, learning: LearningTask) -> SpoolDecision:
-    """Whether and how to spool: from the rates of the disk, a few batches, and a training step; takes a few seconds."""
-    graph, limits, progress = wanted.graph, wanted.limits, wanted.progress
-    epochs = 0 if wanted.next_epoch is None else wanted.epochs - wanted.next_epoch
+def decide_spooling(request: BatchRequest, learning: LearningTask) -> SpoolDecision:
+    """Decides whether and how to spool, by the rates of the disk, a few batches, and a training step.
+
+    It takes a few seconds.
+    """
+    graph, limits, progress = request.graph, request.limits, request.progress
+    epochs = 0 if request.next_epoch is None else request.epochs - request.next_epoch
     direct = SpoolDecision(0, limits.disk_space, "")
     if (
         limits.memory is None  # everything is cached
@@ -66,9 +73,9 @@ def settle(wanted: Wanted, learning: LearningTask) -> SpoolDecision:
         or graph.feature_bytes < LEAST_BYTES
     ):
         return direct
-    beside = graph.path.resolve().parent
-    if not os.access(beside, os.W_OK | os.X_OK):
-        why = f"rows are read as batches are drawn: nothing may be written to {beside}, where they would be spooled"
+    parent = graph.path.resolve().parent
+    if not os.access(parent, os.W_OK | os.X_OK):
+        why = f"rows are read as batches are drawn: nothing may be written to {parent}, where they would be spooled"
         return replace(direct, why=why)
     rough = machine.rough_hardware(graph.path / graph.spec("features").file)
     if rough is None:
@@ -76,19 +83,19 @@ def settle(wanted: Wanted, learning: LearningTask) -> SpoolDecision:
     task = "look at a few batches"
     if progress is not None:
         progress.start(task, 1, "steps")
-    seen = auto.probe_batches(graph, wanted.sampling, limits.memory)
+    seen = auto.probe_batches(graph, request.sampling, limits.memory)
     step_s = _step_seconds(graph, seen, learning)
     system.return_freed_memory()
     if progress is not None:
         progress.finish(task)
-    disk = os.statvfs(beside)
+    disk = os.statvfs(parent)
     facts = WorkloadFacts(
         available_bytes=limits.memory,
         free_disk_bytes=disk.f_bavail * disk.f_frsize,
         epochs=epochs,
-        pool=wanted.sampling.epochs,
+        pool=request.sampling.epochs,
         evaluated=graph.spec("valid").shape[0] / max(seen.seeds, 1) if graph.has("valid") else 0.0,
-        refresh=wanted.refresh,
+        refresh=request.refresh,
         compute_s=step_s * seen.count,
         write_bytes_per_s=rough.disk.bytes_per_s,
         disk_space=limits.disk_space,
@@ -108,7 +115,7 @@ def _step_seconds(graph: Graph, seen: auto.BatchProbe, learning: LearningTask) -
 
 @contextmanager
 def folder(graph: Graph) -> Iterator[Path]:
-    """A new folder beside ``graph``, gone at the end; first those are removed that killed trainings have left."""
+    """Makes a folder beside ``graph`` that is gone at the end; first removes those that killed trainings have left."""
     path = graph.path.resolve()
     prefix = f"{path.name}.spool-"
     with ExitStack() as held:

@@ -158,7 +158,7 @@ def calls(graph: Graph, out: Path) -> dict[str, Callable[[], Any]]:
 def test_every_refusal_writes_sizes(graph: Graph, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also the refusals that were turned into others on their way up."""
     monkeypatch.setattr(
-        spool, "settle", lambda *_: SpoolDecision(0, None, "")
+        spool, "decide_spooling", lambda *_: SpoolDecision(0, None, "")
     )  # which would measure the machine
     said = set()
     for name, call in calls(graph, tmp_path).items():
@@ -174,7 +174,7 @@ def test_every_refusal_writes_sizes(graph: Graph, tmp_path: Path, monkeypatch: p
 
 def test_a_mode_that_works_is_named(graph: Graph, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where packing is refused a budget that another mode can train with: smaller batches may take more to pack."""
-    monkeypatch.setattr(spool, "settle", lambda *_: SpoolDecision(0, None, ""))
+    monkeypatch.setattr(spool, "decide_spooling", lambda *_: SpoolDecision(0, None, ""))
 
     def refused(mode: str, memory: int) -> BudgetError:
         with pytest.raises(BudgetError) as found:

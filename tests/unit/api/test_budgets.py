@@ -248,7 +248,7 @@ def test_counting_batches_is_seen_and_can_be_cut_short(tmp_path, make_runtime):
 def test_online_says_nothing_before_it_refuses(tmp_path, make_runtime, monkeypatch):
     """What it would do and how long that would take is of no use where the budget does not do."""
     monkeypatch.setattr(
-        spool, "settle", lambda *_: SpoolDecision(0, None, "rows are read as batches are drawn")
+        spool, "decide_spooling", lambda *_: SpoolDecision(0, None, "rows are read as batches are drawn")
     )
     graph = a_graph(tmp_path / "g", make_runtime(threads=1), nodes=400, width=33)
     said: list[str] = []

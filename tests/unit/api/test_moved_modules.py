@@ -18,7 +18,7 @@ MOVED = {
     "outcrop.api.pools": ("outcrop.training.pools", "Pools"),
     "outcrop.api.shortcuts": ("outcrop.api.prepare", "open_run"),
     "outcrop.api.spool": ("outcrop.training.spool", "supply"),
-    "outcrop.api.supply": ("outcrop.training.supply", "Supply"),
+    "outcrop.api.supply": ("outcrop.training.supply", "BatchSupply"),
     "outcrop.checkpoint": ("outcrop.nn.checkpoint", "load_model"),
     "outcrop.foreign": ("outcrop.sampling.external", "ExternalBatches"),
     "outcrop.gpuio": ("outcrop.rows.rings", "GpuDiskRows"),

@@ -85,7 +85,7 @@ def _train(setup: Setup, graph: Graph, model: str, way: str) -> dict[str, Any]:
         opened = (
             _copying(graph, runtime, device)
             if way == COPY
-            else open_session(graph, runtime, "memory", config=_SAMPLING, to=device)
+            else open_session(graph, runtime, "memory", config=_SAMPLING, device=device)
         )
         with opened as session:
             epochs = _Epochs(setup, session, way == OVERLAPPED)
