@@ -1,13 +1,14 @@
 """Every option: frozen dataclasses with units and defaults, checked when they are made. One file a subject.
 
-``from outcrop.config import X`` has them all; the files follow each other as a run does: sizes, io, sampling, epochs,
-limits, packing, loading, models, training, embedding.
+``from outcrop.config import X`` has them all; the files follow each other as a run does: sizes, io, graphs, sampling,
+epochs, limits, packing, loading, models, training, embedding.
 """
 
 from __future__ import annotations
 
 from outcrop.config.embedding import BucketConfig, EmbedConfig
 from outcrop.config.epochs import Refresh, Replay
+from outcrop.config.graphs import LABEL_KINDS, GenerateConfig, ImportConfig, LabelKind, SplitProtocol
 from outcrop.config.io import INITIATORS, TOPOLOGIES, IoConfig
 from outcrop.config.limits import ALLOWANCE_BYTES, Limits, PlanConfig, with_memory
 from outcrop.config.loading import CACHE_POLICIES, CACHE_STRATEGIES, CPU, DeviceConfig
@@ -32,6 +33,7 @@ __all__ = [
     "CPU",
     "HEADS",
     "INITIATORS",
+    "LABEL_KINDS",
     "LARGEST_COUNT",
     "MODELS",
     "PRECISIONS",
@@ -42,8 +44,11 @@ __all__ = [
     "Checkpoints",
     "DeviceConfig",
     "EmbedConfig",
+    "GenerateConfig",
+    "ImportConfig",
     "InferSampling",
     "IoConfig",
+    "LabelKind",
     "Limits",
     "ModelConfig",
     "PackConfig",
@@ -52,6 +57,7 @@ __all__ = [
     "Replay",
     "SampleConfig",
     "Size",
+    "SplitProtocol",
     "TrainConfig",
     "as_fanouts",
     "check_epochs_unset",

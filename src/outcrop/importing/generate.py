@@ -9,13 +9,14 @@ only, apart from chance.
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
 import outcrop._core as _core
+from outcrop.config import GenerateConfig
 from outcrop.errors import ArgumentError
 from outcrop.importing.sources.base import block_bytes
 from outcrop.importing.sources.split import Splitter
@@ -30,64 +31,17 @@ _INT8_SCALE = 2.0**-5
 _SIGNAL_SHARE = 0.72
 
 
-@dataclass(frozen=True)
-class GenerateConfig:
-    """Says what to generate.
-
-    Attributes:
-        kind: ``sbm``: power-law degrees and planted classes; ``rmat``: R-MAT with Graph500's quadrants by default.
-        nodes, edges: Exact counts; edges are directed and distinct.
-        features: Columns; 0 = none.
-        classes: Labels 0 .. classes - 1, equally frequent.
-        dtype: float32, float16, bfloat16, or int8 in steps of 2^-5.
-        train_fraction, valid_fraction, test_fraction: Shares of the nodes, rounded to whole nodes.
-        homophily: sbm: chance that a source is drawn from the class of its target.
-        skew: sbm: the degree of the k-th hottest node goes with k^-skew.
-        a, b, c: rmat: chances of the quadrants (source bit, target bit) = 00, 01, 10; 11 has the rest.
-        signal: Length of the class means, in units of the noise of one column; None = such that single rows are
-            classified right about half the time.
-    """
-
-    kind: Literal["sbm", "rmat"] = "sbm"
-    nodes: int = 100_000
-    edges: int = 1_500_000
-    features: int = 128
-    classes: int = 16
-    dtype: str = "float32"
-    train_fraction: float = 0.1
-    valid_fraction: float = 0.05
-    test_fraction: float = 0.1
-    homophily: float = 0.6
-    skew: float = 0.67
-    a: float = 0.57
-    b: float = 0.19
-    c: float = 0.19
-    signal: float | None = None
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        problems = []
-        fractions = (self.train_fraction, self.valid_fraction, self.test_fraction)
-        if self.kind not in ("sbm", "rmat"):
-            problems.append(f"kind {self.kind!r} is neither sbm nor rmat")
-        if self.dtype not in ("float32", "float16", "bfloat16", "int8"):
-            problems.append(f"dtype {self.dtype!r} is none of float32, float16, bfloat16, int8")
-        if min(fractions) < 0 or sum(fractions) > 1 + 1e-9:
-            problems.append(f"split fractions {fractions} are negative or exceed 1 together")
-        if problems:
-            raise ArgumentError("; ".join(problems))
-
-    def model(self) -> _core.GraphModel:
-        model = _core.GraphModel()
-        model.rmat = self.kind == "rmat"
-        model.num_nodes, model.num_edges = self.nodes, self.edges
-        model.num_classes, model.feature_dim = self.classes, self.features
-        model.homophily, model.skew = self.homophily, self.skew
-        model.a, model.b, model.c = self.a, self.b, self.c
-        automatic = max(1.0, _SIGNAL_SHARE * math.sqrt(2 * math.log(max(self.classes, 2))))
-        model.signal = automatic if self.signal is None else self.signal
-        model.seed = self.seed & ((1 << 64) - 1)
-        return model
+def _model(config: GenerateConfig) -> _core.GraphModel:
+    model = _core.GraphModel()
+    model.rmat = config.kind == "rmat"
+    model.num_nodes, model.num_edges = config.nodes, config.edges
+    model.num_classes, model.feature_dim = config.classes, config.features
+    model.homophily, model.skew = config.homophily, config.skew
+    model.a, model.b, model.c = config.a, config.b, config.c
+    automatic = max(1.0, _SIGNAL_SHARE * math.sqrt(2 * math.log(max(config.classes, 2))))
+    model.signal = automatic if config.signal is None else config.signal
+    model.seed = config.seed & ((1 << 64) - 1)
+    return model
 
 
 def generate_graph(
@@ -108,7 +62,7 @@ def generate_graph(
     config = config or GenerateConfig(**options)
     out = Path(out)
     manifests.check_destination(out)
-    generator = _core.GraphGenerator(runtime.budget, config.model())
+    generator = _core.GraphGenerator(runtime.budget, _model(config))
     with (
         manifests.publishing(out) as work,
         runtime.trace.span("generate", nodes=config.nodes, edges=config.edges),

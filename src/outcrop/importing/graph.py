@@ -16,9 +16,9 @@ from typing import Any
 import numpy as np
 
 import outcrop._core as _core
+from outcrop.config import ImportConfig, LabelKind
 from outcrop.config.sampling import SPLITS
 from outcrop.errors import ArgumentError, FormatError
-from outcrop.importing.options import ImportConfig
 from outcrop.importing.sources.archive import open_archive
 from outcrop.importing.sources.base import FeatureSource, GraphSource, LabelSource, block_bytes
 from outcrop.importing.sources.checks import (
@@ -43,7 +43,7 @@ from outcrop.runtime.runtime import UNLIMITED, Runtime
 from outcrop.store import imported
 from outcrop.store import manifest as manifests
 from outcrop.store.arrays import ArrayWriter, DiskArray, storage_dtype
-from outcrop.store.graph import FORMAT, VERSION, Graph, LabelKind, open_graph
+from outcrop.store.graph import FORMAT, VERSION, Graph, open_graph
 from outcrop.store.manifest import PAGE_SUMS, ArraySpec, Manifest
 from outcrop.store.names import write_names
 
@@ -460,5 +460,5 @@ def _check_finite(features: FeatureSource, block: np.ndarray, dtype: str, first_
         column = int(np.argmin(good[row]))
         raise FormatError(
             f"{features.at(first_row + row, column)} is not finite as {dtype}: clean the features, or "
-            "allow NaN and infinity (--allow-nonfinite, allow_nonfinite=True)"
+            "allow NaN and infinity (--allow-nonfinite, ImportConfig(allow_nonfinite=True))"
         )

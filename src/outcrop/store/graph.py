@@ -21,10 +21,11 @@ import math
 from collections.abc import Iterable
 from operator import index
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
+from outcrop.config import LABEL_KINDS, LabelKind
 from outcrop.errors import ArgumentError, FormatError
 from outcrop.runtime.runtime import Runtime
 from outcrop.store import graph_manifest
@@ -39,8 +40,6 @@ FORMAT, VERSION = "outcrop.graph", 1
 SPLIT_NAMES = {"train": "train", "valid": "valid", "val": "valid", "validation": "valid", "test": "test"}
 # Arrays of which parts are read, so that their pages have checksums. The others are read and checked whole.
 PAGED = ("indptr", "indices", "edge_weight", "features")
-LabelKind = Literal["class", "multilabel", "regression"]
-LABEL_KINDS: tuple[LabelKind, ...] = ("class", "multilabel", "regression")
 UNKNOWN_MULTILABEL = 255
 
 

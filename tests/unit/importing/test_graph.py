@@ -18,10 +18,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from outcrop import _core
+from outcrop.config import ImportConfig
 from outcrop.config.sampling import SPLITS
 from outcrop.errors import ArgumentError, BudgetError, ChecksumError, FormatError
 from outcrop.importing.graph import convert, import_graph
-from outcrop.importing.options import ImportConfig
 from outcrop.runtime.runtime import Runtime
 from outcrop.store.graph import Graph
 from outcrop.store.verify import describe, verify_artifact

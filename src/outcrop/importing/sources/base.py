@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Literal
 
 import numpy as np
 
+from outcrop.config import SplitProtocol
 from outcrop.errors import ArgumentError
 from outcrop.runtime import memory_tables
 from outcrop.runtime.runtime import Runtime
 
-SplitProtocol = Literal["fractions", "per-class", "planetoid", "none"]
 EdgeBlock = tuple[np.ndarray, np.ndarray] | tuple[np.ndarray, np.ndarray, np.ndarray]
 
 

@@ -24,6 +24,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from outcrop.config import LABEL_KINDS, LabelKind
 from outcrop.errors import ArgumentError, FormatError
 from outcrop.importing.sources.base import LabelSource, block_bytes
 from outcrop.importing.sources.ids import IdMap, few, is_text, require_once
@@ -32,7 +33,7 @@ from outcrop.importing.sources.table_files import is_number
 from outcrop.importing.sources.tables import NO_VALUE_WORDS, Place, Table
 from outcrop.runtime.runtime import Runtime
 from outcrop.store.arrays import ArrayWriter
-from outcrop.store.graph import LABEL_KINDS, UNKNOWN_MULTILABEL, LabelKind
+from outcrop.store.graph import UNKNOWN_MULTILABEL
 from outcrop.store.manifest import ArraySpec
 
 # More different values than this are hardly classes, and their names would not fit a manifest: they are not collected.

@@ -1,0 +1,154 @@
+"""How graphs come to be: what an import makes of its source, and which graph is generated."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+from outcrop.errors import ArgumentError
+
+LabelKind = Literal["class", "multilabel", "regression"]
+LABEL_KINDS: tuple[LabelKind, ...] = ("class", "multilabel", "regression")
+SplitProtocol = Literal["fractions", "per-class", "planetoid", "none"]
+
+
+@dataclass(frozen=True)
+class ImportConfig:
+    """Says how a source becomes a graph.
+
+    Attributes:
+        keep_duplicates: Keep edges that are listed more than once. By default one of each is kept, so that sampling
+            without replacement gives distinct neighbours.
+        keep_self_loops: Keep edges from a node to itself; None: as is usual for the source (kept, except for sparse
+            archives).
+        reverse: Store the reverse of every edge too, as message passing on undirected graphs wants it; None: where the
+            source is known to list undirected edges once.
+        feature_dtype: Convert features to ``float16``, ``bfloat16``, ``float32`` or ``float64``; None: as they are.
+        bfloat16_bits: Take uint16 features for the raw bits of bfloat16.
+        allow_nonfinite: Accept NaN and infinity in features.
+        split_protocol: How nodes are divided where the source has no splits: ``fractions``; ``per-class``: 20 of each
+            class train, 30 validate, the rest test; ``planetoid``: 20 of each class, 500, 1000; or ``none``. Only nodes
+            with a label take part. None: as is usual for the source.
+        train_fraction: Share of the labelled nodes that train. Giving a share chooses protocol ``fractions``, and
+            replaces the splits of the source; None: 0.6 then.
+        valid_fraction: Share that validates, likewise; None: 0.2, or what training leaves.
+        test_fraction: Share that tests, likewise; None: the rest.
+        split_seed: Names the division; the same seed gives the same one on every machine.
+        split_index: Which of several splits of the source.
+        label_kind: ``class``, ``multilabel`` or ``regression``; None: as the labels look.
+        num_nodes: Number of nodes; None: the rows of features or labels, else the largest id + 1.
+    """
+
+    keep_duplicates: bool = False
+    keep_self_loops: bool | None = None
+    reverse: bool | None = None
+    feature_dtype: str | None = None
+    bfloat16_bits: bool = False
+    allow_nonfinite: bool = False
+    split_protocol: SplitProtocol | None = None
+    train_fraction: float | None = None
+    valid_fraction: float | None = None
+    test_fraction: float | None = None
+    split_seed: int = 0
+    split_index: int = 0
+    label_kind: LabelKind | None = None
+    num_nodes: int | None = None
+
+    def __post_init__(self) -> None:
+        problems = []
+        if self.feature_dtype not in (None, "float16", "bfloat16", "float32", "float64"):
+            problems.append(
+                f"feature dtype {self.feature_dtype!r} is none of float16, bfloat16, float32, float64"
+            )
+        if self.split_protocol not in (None, "fractions", "per-class", "planetoid", "none"):
+            problems.append(
+                f"split protocol {self.split_protocol!r} is none of fractions, per-class, planetoid, none"
+            )
+        if self.fractions_given and self.split_protocol not in (None, "fractions"):
+            problems.append(f"fractions are given, but the split protocol is {self.split_protocol!r}")
+        train, valid, test = self.fractions()
+        if min(train, valid, test) < 0 or train + valid + test > 1 + 1e-9:
+            problems.append(
+                f"split fractions {train:g}, {valid:g}, {test:g} are negative or exceed 1 together"
+            )
+        if self.label_kind not in (None, *LABEL_KINDS):
+            problems.append(f"label kind {self.label_kind!r} is none of {', '.join(LABEL_KINDS)}")
+        if self.num_nodes is not None and self.num_nodes < 1:
+            problems.append(f"number of nodes {self.num_nodes} is below 1")
+        if self.split_index < 0:
+            problems.append(f"split index {self.split_index} is negative")
+        if problems:
+            raise ArgumentError("; ".join(problems))
+
+    def stored(self) -> dict[str, Any]:
+        """Returns the fields for the manifest; those that came later are left out where they say nothing, as they were
+        then.
+        """
+        later = ("label_kind", "num_nodes")
+        return {name: value for name, value in asdict(self).items() if name not in later or value is not None}
+
+    @property
+    def fractions_given(self) -> bool:
+        return any(f is not None for f in (self.train_fraction, self.valid_fraction, self.test_fraction))
+
+    def fractions(self) -> tuple[float, float, float]:
+        """Returns shares of train, valid, test; 60 %, 20 %, the rest where nothing is said."""
+        train = 0.6 if self.train_fraction is None else self.train_fraction
+        valid = min(0.2, max(0.0, 1 - train)) if self.valid_fraction is None else self.valid_fraction
+        rest = max(0.0, 1 - train - valid)
+        return train, valid, rest if self.test_fraction is None else self.test_fraction
+
+
+@dataclass(frozen=True)
+class GenerateConfig:
+    """Says which synthetic graph to generate.
+
+    Attributes:
+        kind: ``sbm``: power-law degrees and planted classes, which a GNN learns; ``rmat``: R-MAT, by default with
+            Graph500's quadrants.
+        nodes: Number of nodes.
+        edges: Number of edges, which are directed and distinct.
+        features: Columns of the features; 0: none.
+        classes: Number of labels, which are equally frequent.
+        dtype: Type of the features: ``float32``, ``float16``, ``bfloat16``, or ``int8`` in steps of 2^-5.
+        train_fraction: Share of the nodes that train, rounded to whole nodes.
+        valid_fraction: Share of the nodes that validate, likewise.
+        test_fraction: Share of the nodes that test, likewise.
+        homophily: Chance that a source is drawn from the class of its target (sbm).
+        skew: Exponent: the degree of the k-th hottest node goes with k^-skew (sbm).
+        a: Chance of the quadrant in which the bits of source and target are 0 (rmat).
+        b: Chance of the quadrant in which the bit of the target alone is 1; where both are, the rest (rmat).
+        c: Chance of the quadrant in which the bit of the source alone is 1 (rmat).
+        signal: Length of the class means, in units of the noise of one column; None: such that single rows are
+            classified right about half the time.
+        seed: Number that decides everything: the same seed gives the same graph on every machine.
+    """
+
+    kind: Literal["sbm", "rmat"] = "sbm"
+    nodes: int = 100_000
+    edges: int = 1_500_000
+    features: int = 128
+    classes: int = 16
+    dtype: str = "float32"
+    train_fraction: float = 0.1
+    valid_fraction: float = 0.05
+    test_fraction: float = 0.1
+    homophily: float = 0.6
+    skew: float = 0.67
+    a: float = 0.57
+    b: float = 0.19
+    c: float = 0.19
+    signal: float | None = None
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        problems = []
+        fractions = (self.train_fraction, self.valid_fraction, self.test_fraction)
+        if self.kind not in ("sbm", "rmat"):
+            problems.append(f"kind {self.kind!r} is neither sbm nor rmat")
+        if self.dtype not in ("float32", "float16", "bfloat16", "int8"):
+            problems.append(f"dtype {self.dtype!r} is none of float32, float16, bfloat16, int8")
+        if min(fractions) < 0 or sum(fractions) > 1 + 1e-9:
+            problems.append(f"split fractions {fractions} are negative or exceed 1 together")
+        if problems:
+            raise ArgumentError("; ".join(problems))
