@@ -472,7 +472,9 @@ def test_features_that_are_no_numbers_stay_what_they_are(tmp_path, make_runtime,
     np.save(source / "features.npy", features)
     np.save(source / "labels.npy", np.arange(nodes) % 3)
     graph = outcrop.import_graph(
-        f"arrays:{source}", tmp_path / "g", allow_nonfinite=True, train_fraction=0.3, valid_fraction=0.1
+        f"arrays:{source}",
+        tmp_path / "g",
+        outcrop.ImportConfig(allow_nonfinite=True, train_fraction=0.3, valid_fraction=0.1),
     )
     assert not np.isfinite(features).all()
     graph = open_graph(graph.path)

@@ -150,7 +150,9 @@ def test_sampled_is_keyed_and_takes_the_fanouts_of_the_training(made: Made) -> N
 
 def test_trained_model_of_cora(tmp_path: Path) -> None:
     source = shared_path("gnnbench-cora", "cora.npz")
-    graph = outcrop.import_graph(f"npz:{source}", tmp_path / "cora", split_protocol="planetoid")
+    graph = outcrop.import_graph(
+        f"npz:{source}", tmp_path / "cora", outcrop.ImportConfig(split_protocol="planetoid")
+    )
     with outcrop.Runtime() as runtime:
         arrays = [graph.array(runtime, name) for name in ("features", "indptr", "indices")]
         x, indptr, indices = (np.array(array.memmap()) for array in arrays)

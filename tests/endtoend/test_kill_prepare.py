@@ -25,7 +25,7 @@ from artifact_support import (
 )
 from forked import LIGHT, python
 from outcrop.api.graph import generate_graph, import_graph
-from outcrop.config import BucketConfig
+from outcrop.config import BucketConfig, GenerateConfig
 from outcrop.embed.prepare import prepare as prepare_buckets
 from outcrop.store.graph import Graph
 
@@ -194,7 +194,7 @@ def test_killed_making_a_graph(source: Path, tmp_path: Path, code: str, steps: i
     if code == IMPORT:
         import_graph(f"arrays:{source}", tmp_path / "want")
     else:
-        generate_graph(tmp_path / "want", nodes=3000, edges=20000, features=50, classes=4)
+        generate_graph(tmp_path / "want", GenerateConfig(nodes=3000, edges=20000, features=50, classes=4))
     killed = 0
     for after in np.linspace(1, steps, kills):
         killed += not survives(code, source, out, after=int(after), memory="4MiB")
@@ -209,15 +209,20 @@ def test_killed_making_a_graph(source: Path, tmp_path: Path, code: str, steps: i
 def test_killed_while_replacing_keeps_the_old_or_the_new(tmp_path: Path, after: int) -> None:
     """Also in the moment between the two renames; the next command tidies up."""
     out = tmp_path / "graph"
-    generate_graph(out, nodes=3000, edges=20000, features=50, classes=4, seed=7)
+    generate_graph(out, GenerateConfig(nodes=3000, edges=20000, features=50, classes=4, seed=7))
     old = tree(out)
-    generate_graph(tmp_path / "want", nodes=3000, edges=20000, features=50, classes=4)
+    generate_graph(tmp_path / "want", GenerateConfig(nodes=3000, edges=20000, features=50, classes=4))
     want = tree(tmp_path / "want")
     assert not survives(REPLACE, "-", out, after=after, memory="4MiB")
     held = [tree(folder) for folder in (out, tmp_path / ".graph.old") if folder.exists()]
     assert old in held or want in held
     with pytest.raises(MemoryError):  # fails after what was there has been put back
-        generate_graph(out, nodes=3000, edges=20000, features=50, classes=4, memory="20KiB", overwrite=True)
+        generate_graph(
+            out,
+            GenerateConfig(nodes=3000, edges=20000, features=50, classes=4),
+            memory="20KiB",
+            overwrite=True,
+        )
     assert tree(out) in (old, want)
     assert survives(GENERATE, "-", out, after=FOREVER, memory="4MiB")
     assert differences(tree(out), want) == []
@@ -266,7 +271,7 @@ def buckets(graph: Path, run: Path, partitions: int = 4) -> dict[str, bytes]:
 def test_killed_making_buckets(before: int | None, step: int) -> None:
     """Killed where it makes its first buckets or takes others in their place, the same command goes on."""
     with memory_folder() as folder:
-        generate_graph(folder / "graph", nodes=600, edges=4000, features=1, classes=2)
+        generate_graph(folder / "graph", GenerateConfig(nodes=600, edges=4000, features=1, classes=2))
         want = buckets(folder / "graph", folder / "want")
         old = buckets(folder / "graph", folder / "old", before) if before else {}
         killed = 0

@@ -17,7 +17,7 @@ import pytest
 from artifact_support import child_environment, differences, tree
 from cgroup import LimitedRun, memory_limited
 from outcrop.api.graph import generate_graph
-from outcrop.config import ALLOWANCE_BYTES, parse_size
+from outcrop.config import ALLOWANCE_BYTES, GenerateConfig, parse_size
 from outcrop.store.graph import Graph, open_graph
 
 MIB = 1 << 20
@@ -94,9 +94,18 @@ def graph(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Graph]:
     """Rows of 1 KiB, 200 MiB of them: seven times the budget."""
     folder = tmp_path_factory.mktemp("limited")
     yield generate_graph(
-        folder / "graph", nodes=200_000, edges=2_000_000, features=256, classes=16, train_fraction=0.02,
-        valid_fraction=0.005, test_fraction=0.005, memory="64MiB",
-    )  # fmt: skip
+        folder / "graph",
+        GenerateConfig(
+            nodes=200_000,
+            edges=2_000_000,
+            features=256,
+            classes=16,
+            train_fraction=0.02,
+            valid_fraction=0.005,
+            test_fraction=0.005,
+        ),
+        memory="64MiB",
+    )
     shutil.rmtree(folder)
 
 

@@ -12,7 +12,7 @@ import pytest
 from artifact_support import child_environment
 from cgroup import LimitedRun, memory_limited
 from outcrop.api.graph import generate_graph
-from outcrop.config import parse_size
+from outcrop.config import GenerateConfig, parse_size
 from outcrop.store.graph import Graph
 
 pytestmark = pytest.mark.slow
@@ -40,9 +40,17 @@ def graph(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Graph]:
     """Features of 960 MB, six times the budget; 80 MB for each table of a number per node."""
     folder = tmp_path_factory.mktemp("large")
     yield generate_graph(
-        folder / "graph", nodes=10_000_000, edges=40_000_000, features=24, train_fraction=0.01,
-        valid_fraction=0.0001, test_fraction=0.0001, memory="2GiB",
-    )  # fmt: skip
+        folder / "graph",
+        GenerateConfig(
+            nodes=10_000_000,
+            edges=40_000_000,
+            features=24,
+            train_fraction=0.01,
+            valid_fraction=0.0001,
+            test_fraction=0.0001,
+        ),
+        memory="2GiB",
+    )
     shutil.rmtree(folder)
 
 

@@ -62,7 +62,9 @@ def accuracy(source: str, folder: Path, seed: int, monkeypatch: pytest.MonkeyPat
 def test_two_changed_lines_learn_what_the_script_learns_in_memory(name, tmp_path, monkeypatch):
     """Over five seeds, the means of batches from disk and of a plain sampler in memory differ within their noise."""
     place = shared_path(f"gnnbench-{name}", f"{name}.npz")
-    graph = outcrop.import_graph(f"npz:{place}", tmp_path / "graph", split_protocol="planetoid")
+    graph = outcrop.import_graph(
+        f"npz:{place}", tmp_path / "graph", outcrop.ImportConfig(split_protocol="planetoid")
+    )
     data = in_memory(graph)
     lines = EXAMPLE.read_text().splitlines()
     before = [

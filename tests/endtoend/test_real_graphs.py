@@ -31,7 +31,7 @@ class Case:
     feature_dim: int
     memory: str
     accuracy: tuple[float, float]
-    importing: dict[str, Any] = field(default_factory=dict)
+    importing: outcrop.ImportConfig
     preparing: dict[str, Any] = field(default_factory=dict)
     training: dict[str, Any] = field(default_factory=dict)
 
@@ -45,7 +45,7 @@ CASES = {
         1433,
         "8MiB",
         (0.75, 0.86),
-        {"split_protocol": "planetoid"},
+        outcrop.ImportConfig(split_protocol="planetoid"),
         {"fanouts": (5, 5), "batch_size": 40, "epochs": 2},
         {"epochs": 8, "hidden": 64, "dropout": 0.5, "weight_decay": 5e-4, "learning_rate": 1e-2},
     ),
@@ -56,7 +56,7 @@ CASES = {
         3703,
         "12MiB",
         (0.62, 0.76),
-        {"split_protocol": "planetoid"},
+        outcrop.ImportConfig(split_protocol="planetoid"),
         {"fanouts": (5, 5), "batch_size": 40, "epochs": 2},
         {"epochs": 6, "hidden": 64, "dropout": 0.5, "weight_decay": 5e-4, "learning_rate": 5e-3},
     ),
@@ -68,7 +68,7 @@ CASES = {
         10,
         "8MiB",
         (0.78, 0.88),
-        {},
+        outcrop.ImportConfig(),
         {"fanouts": (5, 5), "batch_size": 500, "epochs": 1},
         {"epochs": 12, "hidden": 64, "learning_rate": 1e-2},
     ),
@@ -81,7 +81,7 @@ MUSAE = Case(
     4714,
     "42MB",
     (0.85, 0.96),
-    {"train_fraction": 0.1, "valid_fraction": 0.02, "test_fraction": 0.1},
+    outcrop.ImportConfig(train_fraction=0.1, valid_fraction=0.02, test_fraction=0.1),
     {"fanouts": (5, 5), "batch_size": 25, "epochs": 1},
     {"epochs": 4, "hidden": 64, "learning_rate": 5e-3},
 )
@@ -89,7 +89,7 @@ MUSAE = Case(
 
 def imported(case: Case, folder: Path) -> Graph:
     graph = outcrop.import_graph(
-        f"{case.source}:{shared_path(*case.place)}", folder / "graph", **case.importing
+        f"{case.source}:{shared_path(*case.place)}", folder / "graph", case.importing
     )
     assert (graph.num_nodes, graph.feature_dim) == (case.nodes, case.feature_dim)
     return graph

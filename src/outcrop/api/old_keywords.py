@@ -9,13 +9,14 @@ from __future__ import annotations
 import functools
 import inspect
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sized
 from dataclasses import MISSING, fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 
 P = ParamSpec("P")
 R = TypeVar("R")
+_SHOWN = 20  # values of a list
 Objects = Callable[[dict[str, Any], dict[str, Any]], dict[str, Any]]
 
 
@@ -70,9 +71,13 @@ def _message(function: str, old: Mapping[str, Any], table: Mapping[str, str], ma
 
 
 def written(value: Any) -> str:
-    """Writes an object of options as a call: fields that have their default are left out."""
+    """Writes an object of options as a call: fields that have their default are left out, data are not written."""
     if isinstance(value, Path):
         return repr(str(value))
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{name!r}: {written(part)}" for name, part in value.items()) + "}"
+    if not isinstance(value, str) and isinstance(value, Sized) and len(value) > _SHOWN:
+        return "..."
     if not is_dataclass(value) or isinstance(value, type):
         return repr(value) if len(repr(value)) < 80 else "..."
     said = [

@@ -3,22 +3,36 @@
 from __future__ import annotations
 
 import time
-from contextlib import ExitStack
+from dataclasses import asdict, fields
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from outcrop.cli import common, printing
 from outcrop.cli.describing import describe_all
-from outcrop.config import format_bytes
-from outcrop.runtime.runtime import Runtime
+from outcrop.cli.options import Fields, with_options
+from outcrop.config import GenerateConfig, ImportConfig, format_bytes
 from outcrop.store import manifest as manifests
 from outcrop.store.run import RUN_FILE
+
+if TYPE_CHECKING:
+    from outcrop.importing.once import ImportReport
 
 _SHOWN_CLASSES = 10
 OutArg = Annotated[Path, typer.Argument(help="Folder of the graph to make.", metavar="OUT")]
 PathArg = Annotated[Path, typer.Argument(help="A graph, a run, or a stage folder of a run.", metavar="PATH")]
+
+_IMPORTED = [field.name for field in fields(ImportConfig)]
+_FLAGS = {
+    "keep_self_loops": ("--keep-self-loops/--drop-self-loops",),
+    "reverse": ("--reverse/--no-reverse",),
+    "split_protocol": ("--split",),
+}
+_GENERATED = (
+    "kind", "nodes", "edges", "features", "classes", "dtype", "train_fraction", "valid_fraction", "test_fraction",
+    "skew", "homophily", "seed",
+)  # fmt: skip
 
 
 def add_commands(app: typer.Typer) -> None:
@@ -26,14 +40,14 @@ def add_commands(app: typer.Typer) -> None:
         "generate",
         help="Make a synthetic graph, streamed.\n\nExample: outcrop generate big.oc --nodes 2000000 "
         "--edges 30000000 --features 128 --train-fraction 0.01",
-    )(common.with_config(generate))
+    )(common.with_config(with_options(generate, config=(GenerateConfig, Fields(_GENERATED)))))
     app.command(
         "import",
         help="Import a graph.\n\nSources: arrays:DIR (edges, nodes, features, labels, splits as .npy, .parquet, .csv "
         "or .tsv), edges:FILE (such a list of edges alone), npz:FILE (published archives, scipy.sparse.save_npz), "
         "mat:FILE (MATLAB), musae:DIR, triples:DIR. docs/sources.md lists every file and column.\n\n"
         "Example: outcrop import arrays:mydata my.oc --reverse --memory 2GiB",
-    )(common.with_config(import_))
+    )(common.with_config(with_options(import_, config=(ImportConfig, Fields(_IMPORTED, _FLAGS)))))
     app.command(
         "stripe",
         help="Copy shares of a graph's feature rows to other disks, which train --io gpu reads at the same time.\n\n"
@@ -51,55 +65,19 @@ def add_commands(app: typer.Typer) -> None:
 
 def generate(
     path: OutArg,
-    kind: Annotated[str, typer.Option("--kind", help="sbm (labels that a GNN learns) or rmat.")] = "sbm",
-    nodes: Annotated[int, typer.Option("--nodes")] = 100_000,
-    edges: Annotated[int, typer.Option("--edges")] = 1_500_000,
-    features: Annotated[int, typer.Option("--features", help="Columns.")] = 128,
-    classes: Annotated[int, typer.Option("--classes")] = 16,
-    dtype: Annotated[str, typer.Option("--dtype", help="float32, float16, bfloat16 or int8.")] = "float32",
-    train_fraction: Annotated[float, typer.Option("--train-fraction")] = 0.1,
-    valid_fraction: Annotated[float, typer.Option("--valid-fraction")] = 0.05,
-    test_fraction: Annotated[float, typer.Option("--test-fraction")] = 0.1,
-    skew: Annotated[float | None, typer.Option("--skew", help="sbm: how uneven the degrees are.")] = None,
-    homophily: Annotated[
-        float | None, typer.Option("--homophily", help="sbm: chance of an edge within a class.")
-    ] = None,
-    seed: common.Seed = 0,
+    *,
+    config: GenerateConfig,
     memory: common.Memory = None,
     overwrite: common.Overwrite = False,
     json: common.Json = None,
     quiet: common.Quiet = False,
 ) -> None:
-    from outcrop.api.graph import is_generated
-    from outcrop.importing.generate import GenerateConfig, generate_graph
+    from outcrop.importing import once
 
-    optional: dict[str, float] = {
-        name: value for name, value in (("skew", skew), ("homophily", homophily)) if value is not None
-    }
     started = time.monotonic()
-    config = GenerateConfig(
-        kind=kind,  # type: ignore[arg-type]
-        nodes=nodes,
-        edges=edges,
-        features=features,
-        classes=classes,
-        dtype=dtype,
-        train_fraction=train_fraction,
-        valid_fraction=valid_fraction,
-        test_fraction=test_fraction,
-        seed=seed,
-        **optional,
-    )
-    kept = is_generated(path, config, overwrite)
-    with common.runtime_for(memory, quiet) as runtime:
-        if not kept:
-            generate_graph(path, runtime, config)
-        written = runtime.io.counters.write_bytes
-    notes = (
-        [f"{path} is kept: it is the graph of these options (--overwrite generates it again)"] if kept else []
-    )
-    result = {"seconds": time.monotonic() - started, "bytes_written": written, "notes": notes}
-    _report(path, result, json, quiet)
+    with common.progress_bars(quiet) as progress:
+        done = once.generate_graph(path, config, memory, overwrite, progress)
+    _report(path, started, done, json, quiet)
 
 
 def import_(
@@ -111,50 +89,8 @@ def import_(
         ),
     ],
     path: OutArg,
-    keep_duplicates: Annotated[
-        bool, typer.Option("--keep-duplicates", help="Keep edges listed more than once.")
-    ] = False,
-    self_loops: Annotated[
-        bool | None,
-        typer.Option("--keep-self-loops/--drop-self-loops", help="Default: as is usual for the source."),
-    ] = None,
-    reverse: Annotated[
-        bool | None,
-        typer.Option(
-            "--reverse/--no-reverse",
-            help="Add the reverse of every edge: for undirected graphs that list each edge once.",
-        ),
-    ] = None,
-    feature_dtype: Annotated[
-        str | None, typer.Option("--feature-dtype", help="Convert features, e.g. float16.")
-    ] = None,
-    bfloat16_bits: Annotated[
-        bool, typer.Option("--bfloat16-bits", help="uint16 features are bfloat16 bits.")
-    ] = False,
-    allow_nonfinite: Annotated[
-        bool, typer.Option("--allow-nonfinite", help="Accept NaN and infinity.")
-    ] = False,
-    split_protocol: Annotated[
-        str | None,
-        typer.Option(
-            "--split", help="fractions, per-class, planetoid or none, where the source has no splits."
-        ),
-    ] = None,
-    train_fraction: Annotated[float | None, typer.Option("--train-fraction")] = None,
-    valid_fraction: Annotated[float | None, typer.Option("--valid-fraction")] = None,
-    test_fraction: Annotated[float | None, typer.Option("--test-fraction")] = None,
-    split_seed: Annotated[int, typer.Option("--split-seed")] = 0,
-    split_index: Annotated[
-        int, typer.Option("--split-index", help="Which of several splits of the source.")
-    ] = 0,
-    label_kind: Annotated[
-        str | None,
-        typer.Option("--label-kind", help="class, multilabel or regression. Default: as the labels look."),
-    ] = None,
-    num_nodes: Annotated[
-        int | None,
-        typer.Option("--num-nodes", help="Default: the rows of features or labels, else the largest id + 1."),
-    ] = None,
+    *,
+    config: ImportConfig,
     unknown: Annotated[
         str,
         typer.Option("--unknown", help="Triples of names that no training triple has: skip or error."),
@@ -164,65 +100,27 @@ def import_(
     json: common.Json = None,
     quiet: common.Quiet = False,
 ) -> None:
-    from outcrop.api.graph import is_imported, kept_note
-    from outcrop.importing import graph
-    from outcrop.importing import triples as ingest_triples
-    from outcrop.importing.import_budget import runtime_of_import, runtime_of_triples
+    from outcrop.importing import once
 
-    config = graph.ImportConfig(
-        keep_duplicates=keep_duplicates,
-        keep_self_loops=self_loops,
-        reverse=reverse,
-        feature_dtype=feature_dtype,
-        bfloat16_bits=bfloat16_bits,
-        allow_nonfinite=allow_nonfinite,
-        split_protocol=split_protocol,  # type: ignore[arg-type]
-        train_fraction=train_fraction,
-        valid_fraction=valid_fraction,
-        test_fraction=test_fraction,
-        split_seed=split_seed,
-        split_index=split_index,
-        label_kind=label_kind,  # type: ignore[arg-type]
-        num_nodes=num_nodes,
-    )
     started = time.monotonic()
-    notes: tuple[str, ...] = ()
     kind, _, where = source.partition(":")
-    triples = kind == "triples" and bool(where)
-    record = ingest_triples.import_record(where, unknown) if triples else graph.import_record(source, config)
-    kept = is_imported(path, record, overwrite)
-    with common.progress_bars(quiet) as progress, ExitStack() as closing:
-        if kept:
-            runtime = closing.enter_context(Runtime())
-            notes = (kept_note(path),)
-        elif triples:
-            runtime = closing.enter_context(runtime_of_triples(where, memory, progress))
-            ingest_triples.import_triples(where, path, runtime, unknown=unknown)
+    with common.progress_bars(quiet) as progress:
+        if kind == "triples" and where:
+            done = once.import_triples(where, path, unknown, memory, overwrite, progress)
         else:
-            runtime = closing.enter_context(runtime_of_import(source, config, memory, progress))
-            notes = graph.import_graph(source, path, runtime, config).notes
-        written, peak = runtime.io.counters.write_bytes, runtime.budget.peak_bytes
-    _report(
-        path,
-        {
-            "seconds": time.monotonic() - started,
-            "bytes_written": written,
-            "peak_host_bytes": peak,
-            "notes": list(notes),
-        },
-        json,
-        quiet,
-    )
+            done = once.import_graph(source, path, config, memory, overwrite, progress)
+    _report(path, started, done, json, quiet)
 
 
-def _report(path: Path, result: dict[str, Any], json: Path | None, quiet: bool) -> None:
+def _report(path: Path, started: float, done: ImportReport, json: Path | None, quiet: bool) -> None:
     from outcrop.store.verify import describe
 
+    seconds = time.monotonic() - started
     about = describe(path)
-    common.write_json(json, {**about, **result})
+    common.write_json(json, {**about, "seconds": seconds, **asdict(done)})
     if not quiet:
-        printing.print_facts({**_facts(about), "took": f"{result['seconds']:.1f} s"})
-        for note in result.get("notes", ()):
+        printing.print_facts({**_facts(about), "took": f"{seconds:.1f} s"})
+        for note in done.notes:
             printing.print_line(f"note: {note}")
 
 

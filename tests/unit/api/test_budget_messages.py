@@ -110,7 +110,8 @@ def test_both_languages_write_sizes_alike(count: int) -> None:
 def graph() -> Iterator[Graph]:
     with memory_folder() as folder:
         yield oc.generate_graph(
-            folder / "g", nodes=600, edges=6000, features=200, classes=3, train_fraction=0.1
+            folder / "g",
+            oc.GenerateConfig(nodes=600, edges=6000, features=200, classes=3, train_fraction=0.1),
         )
 
 

@@ -28,7 +28,6 @@ from outcrop.cli.main import app
 from outcrop.embed.buckets import open_buckets
 from outcrop.embed.neighbors import METRICS, nearest_rows
 from outcrop.errors import ArgumentError
-from outcrop.importing.generate import GenerateConfig
 from outcrop.store.triples import open_triples
 from support import REPOSITORY
 
@@ -156,18 +155,6 @@ def test_arguments_are_named_typed_and_documented(name: str) -> None:
     assert re.match(r"[A-Z]\w+", text), "begins with a sentence"
 
 
-@pytest.mark.parametrize(
-    ("function", "config", "renamed"),
-    [
-        (oc.generate_graph, GenerateConfig, {}),
-    ],
-)
-def test_defaults_are_those_of_the_options(function: Any, config: type, renamed: dict[str, str]) -> None:
-    parameters = inspect.signature(function).parameters
-    for field in dataclasses.fields(config):  # type: ignore[arg-type]
-        assert parameters[renamed.get(field.name, field.name)].default == field.default, field.name
-
-
 def test_former_names_of_rates(tmp_path: Path) -> None:
     with pytest.raises(ArgumentError) as caught:
         oc.embed_train(tmp_path, rate=-1.0)
@@ -207,12 +194,12 @@ def test_nothing_finished_is_replaced_unasked(tmp_path: Path, monkeypatch: pytes
     Path("text/train.txt").write_text("a\tlikes\tb\n")
     sizes = {"nodes": 30, "edges": 90, "features": 2, "classes": 2}
     flags = [word for name, size in sizes.items() for word in (f"--{name}", str(size))]
-    oc.generate_graph("g", **sizes)
+    oc.generate_graph("g", oc.GenerateConfig(**sizes))
     oc.import_triples("text", "kg")
     makes: list[tuple[str, Any, list[str]]] = [
         (
             "g",
-            lambda **more: oc.generate_graph("g", seed=1, **sizes, **more),
+            lambda **more: oc.generate_graph("g", oc.GenerateConfig(seed=1, **sizes), **more),
             ["generate", "g", *flags, "--seed", "2"],
         ),
         ("g", lambda **more: oc.import_graph("arrays:in", "g", **more), ["import", "arrays:in", "g"]),
@@ -262,7 +249,7 @@ def test_the_same_import_again_keeps_what_is_there(
     assert stamps() == before
 
     with pytest.raises(ArgumentError, match=r"differs in reverse \(there None, now True\).*--overwrite"):
-        oc.import_graph(source, out, reverse=True)
+        oc.import_graph(source, out, oc.ImportConfig(reverse=True))
     shutil.copytree(folder, tmp_path / "other")
     with pytest.raises(ArgumentError, match=r"the source \(there arrays:.*/in, now arrays:.*/other\)"):
         oc.import_graph(f"arrays:{tmp_path / 'other'}", out)
@@ -290,7 +277,7 @@ def test_the_same_triples_and_options_again_keep_what_is_there(tmp_path: Path) -
 
     def make_both(**options: Any) -> list[int]:
         oc.import_triples(tmp_path / "text", tmp_path / "kg")
-        oc.generate_graph(tmp_path / "g", **sizes, **options)
+        oc.generate_graph(tmp_path / "g", oc.GenerateConfig(**sizes, **options))
         return [(tmp_path / name / "manifest.json").stat().st_mtime_ns for name in ("kg", "g")]
 
     assert make_both() == make_both()
@@ -303,7 +290,7 @@ def test_the_same_triples_and_options_again_keep_what_is_there(tmp_path: Path) -
 
 def test_buckets_are_replaced_when_asked(tmp_path: Path) -> None:
     """The same call again keeps them, other options are refused by name, also on the command line."""
-    graph = oc.generate_graph(tmp_path / "g", nodes=60, edges=400, features=1, classes=2)
+    graph = oc.generate_graph(tmp_path / "g", oc.GenerateConfig(nodes=60, edges=400, features=1, classes=2))
     run = tmp_path / "run"
     oc.embed_prepare(graph.path, run, partitions=2, progress=False)
     made = (run / "buckets" / "edges.bin").stat().st_mtime_ns

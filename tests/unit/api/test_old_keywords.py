@@ -9,11 +9,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 import outcrop as oc
 from artifact_support import memory_folder, small_graph
-from outcrop.api import embed, infer, prepare, train
+from outcrop.api import embed, graph, infer, prepare, train
 from outcrop.api.old_keywords import written
 from outcrop.errors import ArgumentError
 from outcrop.runtime.progress import SilentProgress
@@ -132,10 +133,56 @@ EMBED: list[tuple[dict[str, Any], dict[str, Any]]] = [
     ({"gpu_memory": "1MiB"}, {"limits": oc.Limits(gpu_memory="1MiB")}),
     ({"trace_path": "t", "progress": False}, {"observer": oc.Observer(False, "t")}),
 ]  # fmt: skip
+IMPORT: list[tuple[dict[str, Any], dict[str, Any]]] = [
+    (
+        {
+            "num_nodes": 9, "label_kind": "class", "reverse": True, "keep_duplicates": True, "keep_self_loops": False,
+            "feature_dtype": "float16", "bfloat16_bits": False, "allow_nonfinite": True,
+        },
+        {
+            "config": oc.ImportConfig(
+                num_nodes=9, label_kind="class", reverse=True, keep_duplicates=True, keep_self_loops=False,
+                feature_dtype="float16", allow_nonfinite=True,
+            )
+        },
+    ),
+    (
+        {
+            "split_protocol": "fractions", "train_fraction": 0.5, "valid_fraction": 0.1, "test_fraction": 0.2,
+            "split_seed": 3, "split_index": 1,
+        },
+        {
+            "config": oc.ImportConfig(
+                split_protocol="fractions", train_fraction=0.5, valid_fraction=0.1, test_fraction=0.2, split_seed=3,
+                split_index=1,
+            )
+        },
+    ),
+    ({"features": "x", "train": [0], "valid": None}, {"features": "x", "splits": {"train": [0]}}),
+    ({"splits": {"train": [0]}, "valid": [1], "test": [2]}, {"splits": {"train": [0], "valid": [1], "test": [2]}}),
+]  # fmt: skip
+GENERATE: list[tuple[dict[str, Any], dict[str, Any]]] = [
+    (
+        {
+            "kind": "rmat", "nodes": 9, "edges": 20, "features": 3, "classes": 2, "dtype": "int8",
+            "train_fraction": 0.5, "valid_fraction": 0.1, "test_fraction": 0.2, "homophily": 0.7, "skew": 0.8,
+            "a": 0.4, "b": 0.3, "c": 0.2, "signal": 1.5, "seed": 7,
+        },
+        {
+            "config": oc.GenerateConfig(
+                kind="rmat", nodes=9, edges=20, features=3, classes=2, dtype="int8", train_fraction=0.5,
+                valid_fraction=0.1, test_fraction=0.2, homophily=0.7, skew=0.8, a=0.4, b=0.3, c=0.2, signal=1.5,
+                seed=7,
+            )
+        },
+    ),
+]  # fmt: skip
 DOORS: dict[str, tuple[dict[str, str], Callable[..., dict[str, Any]], list[Any]]] = {
     "train": (train._OLD, train._objects, TRAIN),
     "prepare": (prepare._OLD, prepare._objects, PREPARE),
     "infer": (infer.OLD, infer.objects, INFER),
+    "import_graph": (graph._OLD_OF_IMPORT, graph._objects_of_import, IMPORT),
+    "generate_graph": (graph._OLD_OF_GENERATE, graph._objects_of_generate, GENERATE),
     "embed_train": (embed._OLD, embed._objects, EMBED),
 }
 CASES = [(door, number) for door, (_, _, cases) in DOORS.items() for number in range(len(cases))]
@@ -155,8 +202,8 @@ def test_every_old_keyword_is_tried() -> None:
         assert set(table) <= {name for call, _ in cases for name in call}, door
 
 
-@pytest.fixture(scope="module")
-def graph():
+@pytest.fixture(scope="module", name="graph")
+def a_graph():
     with memory_folder() as folder:
         yield small_graph(folder / "g")
 
@@ -201,6 +248,30 @@ def test_old_and_new_together(graph: Graph) -> None:
         oc.prepare(graph, graph.path.with_name("r"), sampling=oc.SampleConfig(epochs=3))
 
 
+def test_a_graph_made_with_old_keywords_is_that_of_the_objects(tmp_path: Path) -> None:
+    """Data are not written into the warning."""
+    sizes: dict[str, Any] = {"nodes": 40, "edges": 90, "features": 2, "classes": 2}
+    with pytest.warns(
+        DeprecationWarning, match=r"generate_graph\(\.\.\., config=GenerateConfig\(nodes=40, edges=90"
+    ):
+        before = oc.generate_graph(tmp_path / "a", **sizes, progress=False)
+    now = oc.generate_graph(tmp_path / "b", oc.GenerateConfig(**sizes), progress=False)
+    assert before.digest() == now.digest()
+    edges, train = np.arange(60).reshape(30, 2), np.arange(30)
+    with pytest.warns(DeprecationWarning, match="is now written") as caught:
+        before = oc.import_graph(edges, tmp_path / "c", reverse=True, train=train, test=[31])  # type: ignore[call-arg]
+    (message,) = [str(one.message) for one in caught if "is now written" in str(one.message)]
+    assert message == (
+        "outcrop.import_graph(reverse=, train=, test=) is now written outcrop.import_graph(..., "
+        "config=ImportConfig(reverse=True), splits={'train': ..., 'test': [31]})"
+    )
+    splits = {"train": train, "test": [31]}
+    now = oc.import_graph(edges, tmp_path / "d", oc.ImportConfig(reverse=True), splits=splits)
+    assert before.digest() == now.digest()
+    with pytest.raises(ArgumentError, match="give train or a table of splits, one of them"):
+        oc.import_graph(edges, tmp_path / "e", train=train, splits=[1])  # type: ignore[call-arg]
+
+
 def test_options_are_written_as_a_call_that_makes_them() -> None:
     for options in (
         oc.ModelConfig("gat", heads=2),
@@ -209,5 +280,7 @@ def test_options_are_written_as_a_call_that_makes_them() -> None:
         oc.Checkpoints("folder", minutes=0.5),
         oc.Partition("paged", 4),
         replace(oc.TrainConfig(), class_weights=(1.0, 2.0)),
+        oc.ImportConfig(keep_self_loops=False, train_fraction=0.5),
+        oc.GenerateConfig("rmat", a=0.5),
     ):
         assert eval(written(options), {name: getattr(oc, name) for name in oc.__all__}) == options

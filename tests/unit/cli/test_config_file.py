@@ -124,7 +124,9 @@ def test_options_that_are_printed_are_read_back(tmp_path: Path, name: str) -> No
 def test_a_training_from_a_file_is_that_of_the_command_line(tmp_path: Path) -> None:
     graph = str(tmp_path / "g.oc")
     outcrop.generate_graph(
-        graph, nodes=400, edges=3000, features=8, classes=3, train_fraction=0.2, progress=False
+        graph,
+        outcrop.GenerateConfig(nodes=400, edges=3000, features=8, classes=3, train_fraction=0.2),
+        progress=False,
     )
     file = tmp_path / "run.toml"
     file.write_text(

@@ -27,7 +27,7 @@ from outcrop.importing.import_budget import smallest_of_need
 from outcrop.runtime.progress import SilentProgress
 from outcrop.runtime.runtime import Runtime
 
-Source = tuple[Any, dict[str, Any]]  # what is imported, and the options
+Source = tuple[Any, oc.ImportConfig]  # what is imported, and the options
 NODES, EDGES = 3000, 12_000
 
 
@@ -45,19 +45,19 @@ def names(count: int = NODES, length: int = 8) -> list[str]:
 
 def edges_npy(folder: Path) -> Source:
     np.save(folder / "e.npy", pairs())
-    return f"edges:{folder / 'e.npy'}", {"reverse": True}
+    return f"edges:{folder / 'e.npy'}", oc.ImportConfig(reverse=True)
 
 
 def edges_csv(folder: Path) -> Source:
     pa_csv.write_csv(pa.table({"src": pairs()[:, 0], "dst": pairs()[:, 1]}), folder / "e.csv")
-    return f"edges:{folder / 'e.csv'}", {"num_nodes": NODES + 7, "train_fraction": 0.5}
+    return f"edges:{folder / 'e.csv'}", oc.ImportConfig(num_nodes=NODES + 7, train_fraction=0.5)
 
 
 def edges_of_many_names(folder: Path) -> Source:
     """2 MiB of names: they are held beside what sorting takes, which is a share of the budget."""
     words = np.array(names(10_000))[pairs(10_000, 30_000)]
     pq.write_table(pa.table({"from": words[:, 0], "to": words[:, 1]}), folder / "e.parquet")
-    return f"edges:{folder / 'e.parquet'}", {}
+    return f"edges:{folder / 'e.parquet'}", oc.ImportConfig()
 
 
 def arrays(folder: Path) -> Source:
@@ -68,14 +68,14 @@ def arrays(folder: Path) -> Source:
     for split, part in (("train", slice(0, 100)), ("valid", slice(100, 200)), ("test", slice(200, 3000))):
         np.save(folder / f"{split}.npy", np.arange(NODES)[part])
     np.save(folder / "train_edges.npy", pairs(NODES, 50))
-    return f"arrays:{folder}", {"feature_dtype": "float16"}
+    return f"arrays:{folder}", oc.ImportConfig(feature_dtype="float16")
 
 
 def wide_rows(folder: Path) -> Source:
     """A row is larger than what is read at a time."""
     np.save(folder / "edges.npy", pairs(20, 60))
     np.save(folder / "features.npy", rows(200_000, 20))
-    return f"arrays:{folder}", {}
+    return f"arrays:{folder}", oc.ImportConfig()
 
 
 def tables_by_id(folder: Path) -> Source:
@@ -88,7 +88,7 @@ def tables_by_id(folder: Path) -> Source:
     pa_csv.write_csv(pa.table({"id": words[order], **shuffled}), folder / "features.csv")
     split = ["train" if n % 2 else "test" for n in range(NODES)]
     pa_csv.write_csv(pa.table({"id": words, "split": split}), folder / "splits.csv")
-    return f"arrays:{folder}", {}
+    return f"arrays:{folder}", oc.ImportConfig()
 
 
 def numbers_by_id(folder: Path) -> Source:
@@ -97,7 +97,7 @@ def numbers_by_id(folder: Path) -> Source:
     pa_csv.write_csv(pa.table({"id": ids}), folder / "nodes.csv")
     np.save(folder / "edges.npy", ids[pairs()])
     pq.write_table(pa.table({"id": ids[::-2].copy(), "y": np.arange(1500) % 7}), folder / "labels.parquet")
-    return f"arrays:{folder}", {"split_protocol": "per-class"}
+    return f"arrays:{folder}", oc.ImportConfig(split_protocol="per-class")
 
 
 def archive(folder: Path) -> Source:
@@ -114,7 +114,7 @@ def archive(folder: Path) -> Source:
         )
     }
     np.savez(folder / "a.npz", **parts, labels=np.arange(NODES) % 4)
-    return f"npz:{folder / 'a.npz'}", {}
+    return f"npz:{folder / 'a.npz'}", oc.ImportConfig()
 
 
 def heterophilous(folder: Path) -> Source:
@@ -128,12 +128,12 @@ def heterophilous(folder: Path) -> Source:
         val_masks=np.roll(masks, 1, 1),
         test_masks=np.roll(masks, 2, 1),
     )
-    return f"npz:{folder / 'h.npz'}", {"split_index": 1}
+    return f"npz:{folder / 'h.npz'}", oc.ImportConfig(split_index=1)
 
 
 def scipy_coo(folder: Path) -> Source:
     sp.save_npz(folder / "m.npz", sp.coo_matrix((np.ones(EDGES), pairs().T), (NODES, NODES)))
-    return f"scipy:{folder / 'm.npz'}", {}
+    return f"scipy:{folder / 'm.npz'}", oc.ImportConfig()
 
 
 def matlab(folder: Path) -> Source:
@@ -142,7 +142,7 @@ def matlab(folder: Path) -> Source:
     scipy.io.savemat(
         folder / "b.mat", {"network": network, "group": group.astype(float), "features": rows(5)}
     )
-    return f"mat:{folder / 'b.mat'}", {}
+    return f"mat:{folder / 'b.mat'}", oc.ImportConfig()
 
 
 def musae(folder: Path) -> Source:
@@ -151,24 +151,24 @@ def musae(folder: Path) -> Source:
     pa_csv.write_csv(pa.table({"id": np.arange(NODES), "page_type": kinds}), folder / "x_target.csv")
     lists = {str(n): sorted({n % 300, n % 7, (n * n) % 300}) for n in range(NODES)}
     (folder / "x.json").write_text(json.dumps(lists))
-    return f"musae:{folder}", {}
+    return f"musae:{folder}", oc.ImportConfig()
 
 
 def objects(folder: Path) -> Source:
     masks = {split: np.arange(NODES) % 3 == n for n, split in enumerate(("train", "valid", "test"))}
-    return {"edges": pairs(), "features": rows(12), "labels": rows(2), **masks}, {}
+    return {"edges": pairs(), "features": rows(12), "labels": rows(2), **masks}, oc.ImportConfig()
 
 
 def frames(folder: Path) -> Source:
     words = np.array(names())
     ends = words[pairs()]
     edges = pa.table({"source": ends[:, 0], "target": ends[:, 1], "weight": np.ones(EDGES)})
-    return {"edges": edges, "nodes": pa.table({"id": words, "split": ["train"] * NODES})}, {}
+    return {"edges": edges, "nodes": pa.table({"id": words, "split": ["train"] * NODES})}, oc.ImportConfig()
 
 
 def networkx(folder: Path) -> Source:
     graph = nx.from_edgelist(pairs(500, 2000).tolist())
-    return graph, {"labels": None}
+    return graph, oc.ImportConfig()
 
 
 SOURCES: list[Callable[[Path], Source]] = [
@@ -215,7 +215,7 @@ def test_the_first_refusal_names_what_works(tmp_path: Path, make: Callable[[Path
     out = tmp_path / "g"
 
     def call(memory: int) -> oc.Graph:
-        return oc.import_graph(source, out, memory=memory, overwrite=True, progress=False, **options)
+        return oc.import_graph(source, out, options, memory=memory, overwrite=True, progress=False)
 
     least = follow(call, 16_384, 278_528, 1_589_248, 1_675_264)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["g", "in"]
@@ -267,7 +267,7 @@ def test_what_was_there_stays_and_nothing_is_written_to_measure(
 ) -> None:
     (tmp_path / "in").mkdir()
     source, options = arrays(tmp_path / "in")
-    oc.import_graph(source, tmp_path / "g", **options, progress=False)
+    oc.import_graph(source, tmp_path / "g", options, progress=False)
     before = {path.name: path.read_bytes() for path in (tmp_path / "g").iterdir()}
     written: list[int] = []
 
@@ -278,7 +278,7 @@ def test_what_was_there_stays_and_nothing_is_written_to_measure(
 
     monkeypatch.setattr(import_budget, "Runtime", Counted)
     with pytest.raises(BudgetError):
-        oc.import_graph(source, tmp_path / "g", memory=1, overwrite=True, progress=False, **options)
+        oc.import_graph(source, tmp_path / "g", options, memory=1, overwrite=True, progress=False)
     assert 3 <= len(written) <= 8  # what was refused, too
     assert sum(written) <= len(written) * 3 * 2 * 4096  # the empty topology: 3 arrays, and checksums
     assert {path.name: path.read_bytes() for path in (tmp_path / "g").iterdir()} == before
@@ -311,7 +311,7 @@ def test_refusals_without_a_number(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         return error.value
 
     assert call(progress=Interrupting()).smallest is None
-    assert call(split_protocol="per-class").smallest is None  # there are no labels
+    assert call(config=oc.ImportConfig(split_protocol="per-class")).smallest is None  # there are no labels
     monkeypatch.setattr(import_budget.system, "available_memory", lambda: 1 << 20)
     assert call().smallest is None
     np.save(tmp_path / "e.npy", np.zeros((3, 3), int))
@@ -378,9 +378,11 @@ def test_whatever_is_imported_the_named_budget_works(data: Any, tmp_path_factory
     if len(parts) > 1:  # else it is not known which row is whose
         parts["features"] = rows(draw(st.sampled_from((1, 40, 300))), nodes)
         parts["labels"] = np.arange(nodes) % draw(st.sampled_from((1, 40, 10**6)))
-    options = {"reverse": draw(st.booleans()), "split_protocol": draw(st.sampled_from(("none", "fractions")))}
+    options = oc.ImportConfig(
+        reverse=draw(st.booleans()), split_protocol=draw(st.sampled_from(("none", "fractions")))
+    )
 
     def call(memory: int) -> oc.Graph:
-        return oc.import_graph(parts, folder / "g", memory=memory, overwrite=True, progress=False, **options)
+        return oc.import_graph(parts, folder / "g", options, memory=memory, overwrite=True, progress=False)
 
     follow(call, draw(st.integers(1, 4 << 20)))

@@ -308,7 +308,7 @@ def test_the_command_says_what_was_left_out_and_what_classes_were_called(tmp_pat
     words = " ".join(said.split())
     assert "that are not imported: timestamp" in words
     assert "labels are not 0 to 2: 0, 7, 14 are stored as classes 0 to 2" in words
-    assert "--reverse (reverse=True) adds" in words
+    assert "--reverse (ImportConfig(reverse=True)) adds" in words
     assert "0, 7, 14" in next(line for line in said.splitlines() if line.startswith("class_names"))
     assert "--reverse" not in outcrop("--no-reverse")
     options = ("--reverse", "--label-kind", "regression", "--num-nodes", "50")

@@ -79,7 +79,10 @@ def check_parts(graph: Graph) -> None:
 )
 def test_arrays_of_every_kind(tmp_path: Path, edges: Any) -> None:
     parts = {"edges": edges, "features": torch.tensor(X), "labels": Y.tolist(), "train": TRAIN}
-    check_parts(run(parts, tmp_path, valid=np.flatnonzero(VALID)))
+    check_parts(run(parts, tmp_path, splits={"valid": np.flatnonzero(VALID)}))
+    splits = {"train_mask": parts.pop("train"), "val": np.flatnonzero(VALID), "test": None}
+    check_parts(run({**parts, "splits": splits}, tmp_path))
+    check_parts(run(parts, tmp_path, splits=splits))
 
 
 def test_two_by_two_edge_index_is_sources_then_targets(tmp_path: Path) -> None:
@@ -162,7 +165,7 @@ def test_text_ids_and_lists(tmp_path: Path, frame: Callable) -> None:
         "features": frame({"id": names[SHUFFLED], "vector": X[SHUFFLED]}),
         "train": names[:5],
     }
-    graph = run(parts, tmp_path, keep_duplicates=True)
+    graph = run(parts, tmp_path, config=oc.ImportConfig(keep_duplicates=True))
     known = read_names(graph, new_runtime())
     assert known == names[SHUFFLED].tolist()
     assert np.array_equal(get(graph, "features"), X[SHUFFLED])
@@ -174,7 +177,9 @@ def test_text_ids_and_lists(tmp_path: Path, frame: Callable) -> None:
 
 def test_a_stream_is_read_once_for_edges(tmp_path: Path) -> None:
     table = to_batches({"src": PAIRS[:, 0], "dst": PAIRS[:, 1]})
-    assert np.array_equal(matrix_of(run(table.to_reader(), tmp_path, num_nodes=NODES)), dense(PAIRS))
+    assert np.array_equal(
+        matrix_of(run(table.to_reader(), tmp_path, config=oc.ImportConfig(num_nodes=NODES))), dense(PAIRS)
+    )
     labels = pa.table({"label": Y}).to_reader()
     with pytest.raises(ArgumentError, match=r"labels can be read once only.*read_all"):
         run({"edges": table, "labels": labels}, tmp_path)
@@ -212,10 +217,10 @@ def test_pyg_data(tmp_path: Path) -> None:
         val_mask=torch.tensor(np.stack([~VALID, VALID], 1)),
         pos=torch.zeros(NODES, 3),
     )
-    graph = run(data, tmp_path, split_index=1)
+    graph = run(data, tmp_path, config=oc.ImportConfig(split_index=1))
     check_parts(graph)
     assert any(note == "parts of the Data that are not imported: pos" for note in graph.notes)
-    other = run(data, tmp_path, labels=Y + 7, split_index=1)
+    other = run(data, tmp_path, labels=Y + 7, config=oc.ImportConfig(split_index=1))
     assert other.class_names == ("7", "8", "9", "10")
     weighted = Data(
         edge_index=torch.tensor(PAIRS.T), edge_attr=torch.full((EDGES, 1), 0.5), num_nodes=NODES + 3
@@ -234,7 +239,13 @@ def test_networkx(tmp_path: Path, directed: bool) -> None:
         graph.add_node(name, vector=X[i], age=float(i), club="ab"[i % 2], member=bool(TRAIN[i]))
     graph.add_edges_from((names[a], names[b]) for a, b in PAIRS)
     graph.add_edge(names[0], names[1], weight=4)
-    found = run(graph, tmp_path, features=["age", "vector"], labels="club", train="member", test=[names[1]])
+    found = run(
+        graph,
+        tmp_path,
+        features=["age", "vector"],
+        labels="club",
+        splits={"train": "member", "test": [names[1]]},
+    )
     order = list(graph.nodes)
     assert np.array_equal(matrix_of(found), networkx.to_numpy_array(graph, nodelist=order))
     assert np.array_equal(get(found, "features"), np.column_stack([np.arange(NODES), X]))
@@ -258,6 +269,8 @@ def test_networkx(tmp_path: Path, directed: bool) -> None:
         (lambda: {"edges": PAIRS, "colour": X}, ArgumentError, r"'colour' is no part of a graph; known: edges"),
         (lambda: {"features": X}, ArgumentError, r"no edges; it has features"),
         (lambda: {"edges": PAIRS, "x": X, "features": X}, ArgumentError, r"both give features"),
+        (lambda: {"edges": PAIRS, "train": [1], "splits": {"train": [0]}}, ArgumentError, r"both give train"),
+        (lambda: {"edges": PAIRS, "splits": {"x": X}}, ArgumentError, r"'x' is no split.* dict of train, valid, test"),
         (lambda: {"edges": PAIRS, "x": X[:-1], "labels": Y}, ArgumentError, r"features has 39 rows, labels has 40"),
         (lambda: {"edges": PAIRS.astype(float)}, ArgumentError, r"edges: node ids are float64"),
         (lambda: {"edges": PAIRS, "features": X[:, 0]}, FormatError, r"features has shape \(40,\)"),
@@ -279,6 +292,8 @@ def test_what_is_no_graph_is_refused(
 def test_parts_beside_files_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ArgumentError, match=r"features cannot be given beside 'arrays:x'"):
         run("arrays:x", tmp_path, features=X)
+    with pytest.raises(ArgumentError, match=r"train cannot be given beside 'arrays:x'"):
+        run("arrays:x", tmp_path, splits={"train": [0]})
 
 
 def test_a_stream_is_never_held_whole(tmp_path: Path) -> None:
@@ -294,7 +309,11 @@ def test_a_stream_is_never_held_whole(tmp_path: Path) -> None:
             most[0] = max(most[0], len(made) - len(gone))
             yield pa.record_batch([pa.array(column) for column in columns], schema)
 
-    graph = run(pa.RecordBatchReader.from_batches(schema, batches()), tmp_path, keep_duplicates=True)
+    graph = run(
+        pa.RecordBatchReader.from_batches(schema, batches()),
+        tmp_path,
+        config=oc.ImportConfig(keep_duplicates=True),
+    )
     assert graph.num_edges == 100 * 50
     assert 1 <= most[0] <= 3
 

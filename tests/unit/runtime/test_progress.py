@@ -74,7 +74,10 @@ def test_a_line_every_ten_seconds_within_an_epoch() -> None:
     shows, written = lines(clock)
     with memory_folder() as folder:
         graph = oc.generate_graph(
-            folder / "g", nodes=500, edges=2000, features=4, classes=3, train_fraction=0.5, valid_fraction=0.1
+            folder / "g",
+            oc.GenerateConfig(
+                nodes=500, edges=2000, features=4, classes=3, train_fraction=0.5, valid_fraction=0.1
+            ),
         )
         options: dict[str, Any] = {
             "mode": "memory",
@@ -114,7 +117,9 @@ def test_imports_and_generation_show_what_they_do(tmp_path: Path) -> None:
 
     (tmp_path / "train.txt").write_text("a\tlikes\tb\n" * 30)
     generated, imported, triples = Seen(), Seen(), Seen()
-    oc.generate_graph(tmp_path / "g", nodes=50, edges=200, features=3, classes=2, progress=generated)
+    oc.generate_graph(
+        tmp_path / "g", oc.GenerateConfig(nodes=50, edges=200, features=3, classes=2), progress=generated
+    )
     parts = {"edges": np.arange(80).reshape(40, 2), "features": np.ones((80, 2), np.float32)}
     oc.import_graph(parts, tmp_path / "i", progress=imported)
     oc.import_triples(tmp_path, tmp_path / "kg", progress=triples)

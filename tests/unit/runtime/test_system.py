@@ -10,6 +10,7 @@ import pytest
 
 from artifact_support import child_environment
 from outcrop.api.graph import generate_graph
+from outcrop.config import GenerateConfig
 
 MIB = 1 << 20
 HOLES = """
@@ -78,7 +79,7 @@ def test_what_was_freed_is_returned() -> None:
 @pytest.mark.skipif(sys.platform != "linux", reason="glibc")
 def test_a_stage_leaves_nothing_to_the_next(tmp_path: Path) -> None:
     """Preparing in the process that trains: what a stage freed is not on top of what training holds."""
-    generate_graph(tmp_path / "graph", nodes=500, edges=2000, features=4, train_fraction=0.2)
+    generate_graph(tmp_path / "graph", GenerateConfig(nodes=500, edges=2000, features=4, train_fraction=0.2))
     kept, left = child(PREPARED, tmp_path / "graph", tmp_path / "run")
     if kept < 80 * MIB:
         pytest.skip("this C library returns what is freed at once")

@@ -35,7 +35,9 @@ def graph_of(folder: Path, ids: list[Any]) -> oc.Graph:
     pa_csv.write_csv(pa.table({"src": column, "dst": np.roll(ids, 1)}), folder / "edges.csv")
     features = {"id": column, "f0": np.arange(COUNT, dtype=np.float64)}
     pa_csv.write_csv(pa.table(features), folder / "features.csv")
-    return oc.import_graph(f"arrays:{folder}", folder / "graph", reverse=True, progress=False)
+    return oc.import_graph(
+        f"arrays:{folder}", folder / "graph", oc.ImportConfig(reverse=True), progress=False
+    )
 
 
 @pytest.mark.parametrize("ids", [[*TEXT[1:], "last"], SPARSE], ids=["text", "integers"])

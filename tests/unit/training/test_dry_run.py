@@ -34,7 +34,9 @@ CASES: dict[str, dict[str, Any]] = {
 def graph() -> Iterator[Graph]:
     with memory_folder() as folder:
         yield oc.generate_graph(
-            folder / "g.oc", nodes=500, edges=4000, features=32, classes=3, train_fraction=0.3, progress=False
+            folder / "g.oc",
+            oc.GenerateConfig(nodes=500, edges=4000, features=32, classes=3, train_fraction=0.3),
+            progress=False,
         )
 
 

@@ -51,7 +51,7 @@ def made(request, tmp_path):
         "test": order[180:],
     }
     kind = "multilabel" if request.param == "multilabel" else "regression"
-    graph = oc.import_graph(source, tmp_path / "g", label_kind=kind)
+    graph = oc.import_graph(source, tmp_path / "g", oc.ImportConfig(label_kind=kind))
     assert graph.label_kind == kind
     return graph, targets
 

@@ -123,7 +123,7 @@ def one_way_note(graph: Graph, runtime: Runtime, reverse: bool | None) -> list[s
         return []
     return [
         f"edges are kept in the direction they have, and {looked - both} of {looked} looked at have none back: "
-        "a graph neural network usually wants both directions, which --reverse (reverse=True) adds; "
+        "a graph neural network usually wants both directions, which --reverse (ImportConfig(reverse=True)) adds; "
         "--no-reverse says that one is meant"
     ]
 
@@ -139,7 +139,8 @@ def notes_of_missing(graph: Graph) -> list[str]:
     if rows["train"] and not rows["valid"]:
         notes.append(
             "no nodes are for validation, so training keeps the model of its last epoch, not the best one: list some "
-            "under the split 'valid', or have all nodes divided (--split fractions, split_protocol='fractions')"
+            "under the split 'valid', or have all nodes divided (--split fractions, "
+            "ImportConfig(split_protocol='fractions'))"
         )
     return notes
 

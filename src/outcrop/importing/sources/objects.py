@@ -83,10 +83,28 @@ def _named(given: Mapping[str, Any]) -> dict[str, Any]:
             raise ArgumentError(f"{name!r} is no part of a graph; known: {', '.join(KINDS)}, num_nodes")
         if value is None:
             continue
-        if kind in named:
-            raise ArgumentError(f"{name!r} and another part both give {kind}: keep one of them")
-        named[kind] = _pairs(value) if name == "edge_index" else value
+        found = {kind: _pairs(value) if name == "edge_index" else value}
+        for of, part in (
+            splits_by_name(value) if kind == "splits" and isinstance(value, Mapping) else found
+        ).items():
+            if of in named:
+                raise ArgumentError(f"{name!r} and another part both give {of}: keep one of them")
+            named[of] = part
     return named
+
+
+def splits_by_name(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the nodes of each split by the name of the split, of a dict of splits.
+
+    Raises:
+        ArgumentError: A name is that of no split, or two are of the same.
+    """
+    unknown = [name for name in given if KINDS.get(name) not in SPLITS]
+    if unknown:
+        raise ArgumentError(
+            f"{unknown[0]!r} is no split of nodes; splits are a dict of {', '.join(SPLITS)}, or a table"
+        )
+    return _named(given)
 
 
 def _pairs(edge_index: Any) -> np.ndarray:
@@ -165,7 +183,7 @@ def _array(kind: str, value: Any) -> np.ndarray:
         if str(tensor.dtype) == "torch.bfloat16":
             raise ArgumentError(
                 f"{kind} is bfloat16, which NumPy does not know: pass {kind}.view(torch.uint16) and "
-                f"bfloat16_bits=True, or {kind}.float()"
+                f"ImportConfig(bfloat16_bits=True), or {kind}.float()"
             )
         return tensor.numpy()
     if isinstance(value, pa.Array | pa.ChunkedArray):

@@ -1,0 +1,135 @@
+"""Imports and generates graphs, and keeps what is there already of the same unchanged files and options."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from outcrop.config import GenerateConfig, ImportConfig, Size
+from outcrop.errors import OutcropError
+from outcrop.importing import generate, graph, triples
+from outcrop.importing.import_budget import runtime_of_import, runtime_of_triples
+from outcrop.runtime.progress import Progress
+from outcrop.runtime.runtime import Runtime
+from outcrop.store import imported
+from outcrop.store import manifest as manifests
+from outcrop.store.graph import FORMAT as GRAPH
+from outcrop.store.graph import VERSION as GRAPH_VERSION
+from outcrop.store.graph import open_graph
+from outcrop.store.triples import FORMAT as TRIPLES
+from outcrop.store.triples import open_triples
+
+
+@dataclass(frozen=True)
+class ImportReport:
+    """Says what an import, or generating, did.
+
+    Attributes:
+        peak_host_bytes: Most memory that Outcrop held.
+        notes: What was left out or changed, or that what was there is kept.
+    """
+
+    bytes_written: int
+    peak_host_bytes: int
+    notes: tuple[str, ...]
+
+
+def import_graph(
+    source: Any,
+    out: str | Path,
+    config: ImportConfig,
+    memory: Size | None,
+    overwrite: bool,
+    progress: Progress | bool,
+) -> ImportReport:
+    """Imports ``source`` at ``out`` (:func:`outcrop.importing.graph.import_graph`), unless that was done.
+
+    Raises:
+        ArgumentError: Something else is at ``out``, and ``overwrite`` does not replace it; or as importing does.
+        BudgetError: ``memory`` is too small; names the smallest with which the import works.
+    """
+    if _is_imported(out, graph.import_record(source, config), overwrite):
+        return _kept(_imported_before(out))
+    with runtime_of_import(source, config, memory, progress) as runtime:
+        return _made(runtime, graph.import_graph(source, out, runtime, config).notes)
+
+
+def import_triples(
+    source: str,
+    out: str | Path,
+    unknown: str,
+    memory: Size | None,
+    overwrite: bool,
+    progress: Progress | bool,
+) -> ImportReport:
+    """Imports the folder ``source`` at ``out`` (:func:`outcrop.importing.triples.import_triples`), likewise."""
+    if _is_imported(out, triples.import_record(source, unknown), overwrite):
+        return _kept(_imported_before(out))
+    with runtime_of_triples(source, memory, progress) as runtime:
+        triples.import_triples(source, out, runtime, unknown=unknown)
+        return _made(runtime)
+
+
+def generate_graph(
+    out: str | Path, config: GenerateConfig, memory: Size | None, overwrite: bool, progress: Progress | bool
+) -> ImportReport:
+    """Generates the graph of ``config`` at ``out``, likewise."""
+    if _is_generated(out, config, overwrite):
+        return _kept(f"{out} is kept: it is the graph of these options (--overwrite generates it again)")
+    with Runtime(memory, progress=progress) as runtime:
+        generate.generate_graph(out, runtime, config)
+        return _made(runtime)
+
+
+def _made(runtime: Runtime, notes: tuple[str, ...] = ()) -> ImportReport:
+    return ImportReport(runtime.io.counters.write_bytes, runtime.budget.peak_bytes, notes)
+
+
+def _kept(note: str) -> ImportReport:
+    with Runtime() as runtime:  # what any work takes
+        return _made(runtime, (note,))
+
+
+def _is_generated(out: str | Path, config: GenerateConfig, overwrite: bool) -> bool:
+    """Tells whether ``out`` holds the graph that ``config`` gives. Arguments and errors as :func:`_is_imported`."""
+    same = manifests.plain(asdict(config))
+    if not overwrite and manifests.is_current(Path(out), GRAPH, GRAPH_VERSION, same, {}):
+        return True
+    return _is_imported(out, None, overwrite)
+
+
+def _is_imported(out: str | Path, record: dict[str, Any] | None, overwrite: bool) -> bool:
+    """Tells whether ``out`` holds the result of the import that ``record`` describes, before anything is read.
+
+    Args:
+        record: Of :mod:`outcrop.store.imported`; None: of something that cannot be recognised.
+        overwrite: Whatever is finished there is replaced: never true then.
+
+    Raises:
+        ArgumentError: Something else is there, named with what differs; or it is no artifact.
+    """
+    out = Path(out)
+    manifests.check_destination(out)
+    if overwrite or not manifests.exists(out):
+        return False
+    there = imported.read(out)
+    differing = None if there is None or record is None else imported.differences(there, record)
+    manifests.require_overwrite(out, _what_is_at(out), differing, overwrite)
+    return True
+
+
+def _imported_before(out: str | Path) -> str:
+    return (
+        f"{out} is kept: it was imported from the same files with the same options (overwrite imports again)"
+    )
+
+
+def _what_is_at(out: Path) -> str:
+    """The artifact at ``out`` as it prints, or what is known of one that cannot be opened."""
+    try:
+        kind = manifests.kind(out)
+        opened = {GRAPH: open_graph, TRIPLES: open_triples}.get(kind)
+        return repr(opened(out)) if opened else f"an artifact {kind}"
+    except OutcropError:
+        return "a damaged artifact"
