@@ -259,7 +259,9 @@ def _online_work(
 ) -> Workload:
     graph = task.graph
     run = task.run if task.run is not None and (task.run / "pack" / "manifest.json").is_file() else None
-    config = SampleConfig(**{**samples.manifest.config, "fanouts": tuple(samples.manifest.config["fanouts"])})
+    config = SampleConfig.from_stored(
+        {**samples.manifest.config, "fanouts": tuple(samples.manifest.config["fanouts"])}
+    )
     with (
         Runtime(task.memory, io=task.io) as runtime,
         open_session(graph, runtime, Online(), run_folder=run, config=config) as session,

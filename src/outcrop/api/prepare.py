@@ -34,10 +34,11 @@ _OLD = {
     **{
         name: f"sampling.{name}"
         for name in (
-            "fanouts", "batch_size", "sampler", "replace", "dependency", "degrees", "seed", "task", "negatives",
+            "fanouts", "batch_size", "sampler", "replace", "degrees", "seed", "task", "negatives",
             "filter_negatives",
         )
     },
+    "dependency": "sampling.batch_dependency",
     "gpu_memory": "limits.gpu_memory",
     "disk_space": "limits.disk_space",
     "layout": "packing.layout",
@@ -209,7 +210,7 @@ def _sampling(asked: SampleConfig, external: ExternalBatches | None, epochs: int
         fanouts=(-1,) * external.hops,
         sampler=EXTERNAL,
         replace=False,
-        dependency=1,
+        batch_dependency=1,
         splits=external.splits,
         epochs=1 if epochs is None else epochs,
     )

@@ -47,7 +47,7 @@ _OLD = {
     "fanouts": "sampling.fanouts",
     "batch_size": "sampling.batch_size",
     "sampler": "sampling.sampler",
-    "dependency": "sampling.dependency",
+    "dependency": "sampling.batch_dependency",
     "sample_epochs": "run",
     "refresh": "run",
     "refresh_rate": "run",

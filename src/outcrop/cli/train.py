@@ -98,8 +98,7 @@ _OBJECTS = {
     "sampling": (
         SampleConfig,
         Fields(
-            ("fanouts", "batch_size", "sampler", "dependency"),
-            {"dependency": ("--batch-dependency",)},
+            ("fanouts", "batch_size", "sampler", "batch_dependency"),
             always=False,
         ),
     ),

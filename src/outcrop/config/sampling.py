@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Iterable
-from dataclasses import dataclass
-from typing import Final, Literal
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass
+from typing import Any, Final, Literal
 
+from outcrop.config.renamed import renamed_fields
 from outcrop.config.sizes import LARGEST_COUNT, out_of_range
 from outcrop.errors import ArgumentError
 
@@ -31,9 +32,10 @@ def as_fanouts(fanouts: Iterable[int]) -> tuple[int, ...]:
         ) from None
 
 
+@renamed_fields(dependency="batch_dependency")
 @dataclass(frozen=True)
 class SampleConfig:
-    """How mini-batches are drawn.
+    """Says how mini-batches are drawn.
 
     Samplers: ``neighbor`` draws uniformly. ``labor`` is LABOR-0 (Balin and Catalyurek 2023, section 3): one random
     number r_t per node t, batch and hop, the edge (t, s) is kept iff ``r_t <= fanout / degree(s)``; as many edges are
@@ -54,7 +56,8 @@ class SampleConfig:
         seed: The same seed gives the same batches.
         sampler: ``neighbor`` (uniform), ``labor`` (as many edges over fewer nodes), ``weighted`` (by edge weight) or
             ``shadow`` (all edges among the nodes that are reached).
-        dependency: Batches in a row for which a node keeps its random number in sampler ``labor``; 1: independent.
+        batch_dependency: Batches in a row for which a node keeps its random number in sampler ``labor``; 1: batches are
+            independent.
         splits: Splits that are drawn.
         degrees: Record each node's in-degree in the whole graph too, for GCN's normalisation.
         task: ``node``: seeds are the nodes of a split. ``link``: seeds are the ends of positive edges (the graph's
@@ -75,7 +78,7 @@ class SampleConfig:
     negatives: float = 1.0
     filter_negatives: bool = False
     first_epoch: int = 0
-    dependency: int = 1
+    batch_dependency: int = 1
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "fanouts", as_fanouts(self.fanouts))
@@ -104,8 +107,8 @@ class SampleConfig:
         problems = []
         if self.sampler not in SAMPLERS:
             problems.append(f"sampler {self.sampler!r} is unknown; known: {', '.join(SAMPLERS[:-1])}")
-        if self.dependency < 1 or (self.dependency > 1 and self.sampler != "labor"):
-            problems.append(f"batch dependency {self.dependency} is not 1 or, with sampler labor, more")
+        if self.batch_dependency < 1 or (self.batch_dependency > 1 and self.sampler != "labor"):
+            problems.append(f"batch dependency {self.batch_dependency} is not 1 or, with sampler labor, more")
         if self.replace and self.sampler in ("labor", "weighted"):
             problems.append(f"sampler {self.sampler} draws without replacement only")
         if self.task not in ("node", "link"):
@@ -114,15 +117,28 @@ class SampleConfig:
             problems.append(f"{self.negatives} negatives per edge are not possible")
         return problems
 
+    def as_stored(self) -> dict[str, Any]:
+        """Returns the fields by the names that they have in manifests, runs, checkpoints and histories."""
+        return {_STORED.get(name, name): value for name, value in asdict(self).items()}
+
+    @classmethod
+    def from_stored(cls, fields: Mapping[str, Any]) -> SampleConfig:
+        """Makes the options that were stored as ``fields``, from :meth:`as_stored`."""
+        names = {stored: name for name, stored in _STORED.items()}
+        return cls(**{names.get(name, name): value for name, value in fields.items()})
+
     def epoch_number(self, split: str, epoch: int) -> int:
         """By what number the ``epoch`` is drawn: the pool of training is replayed, evaluation has one epoch."""
         pooled = split in ("train", "infer")  # infer: nodes that a caller chose
         return self.first_epoch + (epoch - self.first_epoch) % self.epochs if pooled else 0
 
 
+_STORED = {"batch_dependency": "dependency"}  # what fields are called on disk
+
+
 @dataclass(frozen=True)
 class InferSampling:
-    """How batches are drawn where nodes are scored in sampled batches.
+    """Says how batches are drawn where nodes are scored in sampled batches.
 
     Attributes:
         fanouts: Neighbours per hop, -1 = all; None: those of the training.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from pathlib import Path
 
 from outcrop.config import SampleConfig
@@ -14,7 +13,7 @@ from outcrop.store.graph import Graph
 from outcrop.store.manifest import Manifest
 from outcrop.store.placement import Placement, open_placement
 
-_BEFORE = {"dependency": 1}  # of runs from before there was a choice
+_BEFORE = {"dependency": 1}  # of runs from before there was a batch_dependency
 
 
 def open_recorded(graph: Graph, runtime: Runtime, run_folder: Path) -> tuple[SampleConfig, samples.SampleSet]:
@@ -55,7 +54,9 @@ def _check_belongs(
 ) -> None:
     """Raises FormatError where a stage was made from other inputs, as after a prepare that was interrupted."""
     same = all(manifest.inputs.get(name) == digest for name, digest in inputs.items())
-    if not same or (config is not None and {**_BEFORE, **manifest.config} != manifests.plain(asdict(config))):
+    if not same or (
+        config is not None and {**_BEFORE, **manifest.config} != manifests.plain(config.as_stored())
+    ):
         raise FormatError(
             f"{folder} does not belong to the rest of its run, as after an interrupted prepare: run outcrop "
             "prepare again with the options that you want"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
@@ -128,7 +128,7 @@ def drawn_source(asked: SourceRequest, split: str | ArrayLike, *, drop_last: boo
         return naming_smallest(limit, lambda: needs().fits, f"load mini-batches in mode {mode}")
 
     positions = InputIds(ids)
-    identity = {"graph": graph.digest(), "nodes": of, "sampling": manifests.plain(asdict(config))}
+    identity = {"graph": graph.digest(), "nodes": of, "sampling": manifests.plain(config.as_stored())}
     return Source(
         name=name,
         split=drawn_split,

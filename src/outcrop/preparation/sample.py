@@ -6,7 +6,7 @@ Source: DiskGNN section 3 (offline sampling). The sampler is a black box: batche
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +37,7 @@ def expected(
 ) -> tuple[dict, dict[str, str]]:
     """Returns config and input digests of the artifact that :func:`sample` would write: equal means nothing to do."""
     inputs = {"graph": graph.digest()}
-    return manifests.plain(asdict(config)), inputs if batches_key is None else {
+    return manifests.plain(config.as_stored()), inputs if batches_key is None else {
         **inputs,
         "batches": batches_key,
     }

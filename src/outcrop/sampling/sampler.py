@@ -89,7 +89,8 @@ class BatchSampler:
             page_cache=page_cache,
         )
         options = {
-            name: getattr(config, name) for name in ("fanouts", "replace", "seed", "sampler", "dependency")
+            **{name: getattr(config, name) for name in ("fanouts", "replace", "seed", "sampler")},
+            "dependency": config.batch_dependency,
         }
         self._sampler: CoreSampler | DeviceSampler
         if on is None:

@@ -15,7 +15,6 @@ import sys
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -143,7 +142,7 @@ def recording_training(
     about = {
         **_about(graph, runtime),
         "mode": mode,
-        "sampling": asdict(sampling),
+        "sampling": sampling.as_stored(),
         "training": settings,
         "plan": _digest(run / "plan"),
     }

@@ -16,7 +16,8 @@ from outcrop.config import ModelConfig, SampleConfig, TrainConfig
 from outcrop.errors import FormatError
 from outcrop.store.manifest import plain
 
-# All that decides batches, and what `degrees` adds to them. Other fields of SampleConfig may differ.
+# All that decides batches, and what `degrees` adds to them, as stored: `dependency` is the field batch_dependency.
+# Other fields of SampleConfig may differ.
 _SAMPLING = (
     "fanouts",
     "batch_size",
@@ -43,7 +44,8 @@ def sampling_fields(config: SampleConfig, *, fresh: bool = False) -> dict[str, A
     Args:
         fresh: Every epoch has batches of its own, however many are drawn at a time: ``epochs`` is then None.
     """
-    fields = plain({name: getattr(config, name) for name in _SAMPLING})
+    stored = config.as_stored()
+    fields = plain({name: stored[name] for name in _SAMPLING})
     return fields | {"epochs": None} if fresh else fields
 
 
@@ -102,7 +104,7 @@ def inputs_of_version_1(inputs: Mapping[str, Any]) -> dict[str, Any]:
     converted = dict(inputs)
     try:
         if (text := inputs.get("sampling")) is not None:
-            config = SampleConfig(**_keywords(text.removesuffix(_REFRESHED)))
+            config = SampleConfig.from_stored(_keywords(text.removesuffix(_REFRESHED)))
             converted["sampling"] = sampling_fields(config, fresh=text.endswith(_REFRESHED))
         if (text := inputs.get("partitions")) is not None:
             partitions, resident = text.split(", resident ")

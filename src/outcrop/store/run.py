@@ -37,9 +37,8 @@ def write(folder: Path, info: RunInfo) -> None:
     _check_free(folder)
     with naming_files(folder):
         folder.mkdir(parents=True, exist_ok=True)
-    content = (
-        json.dumps({"format": _FORMAT, "version": _VERSION, **asdict(info)}, indent=1, sort_keys=True) + "\n"
-    )
+    fields = {**asdict(info), "sample": info.sample.as_stored()}
+    content = json.dumps({"format": _FORMAT, "version": _VERSION, **fields}, indent=1, sort_keys=True) + "\n"
     path = folder / RUN_FILE
     if not path.is_file() or path.read_bytes() != content.encode():
         manifests.write_atomic(path, content.encode())
@@ -60,7 +59,10 @@ def differences(folder: Path, wanted: RunInfo) -> list[str]:
         return []
     if same_graph and have.graph_digest != wanted.graph_digest:
         return []
-    there, now = manifests.plain(asdict(have.sample)) | sampled, manifests.plain(asdict(wanted.sample))
+    there, now = (
+        manifests.plain(have.sample.as_stored()) | sampled,
+        manifests.plain(wanted.sample.as_stored()),
+    )
     there["graph"], now["graph"] = str(have.graph_path(folder)), str(wanted.graph_path(folder))
     if manifests.exists(folder / "pack"):
         there |= manifests.plain(asdict(have.plan))
@@ -95,8 +97,8 @@ def read(folder: Path) -> RunInfo:
         return RunInfo(
             raw["graph"],
             raw["graph_digest"],
-            SampleConfig(
-                **{**sample, "fanouts": tuple(sample["fanouts"]), "splits": tuple(sample["splits"])}
+            SampleConfig.from_stored(
+                {**sample, "fanouts": tuple(sample["fanouts"]), "splits": tuple(sample["splits"])}
             ),
             PlanConfig(**{**plan, "packed_splits": tuple(plan["packed_splits"])}),
         )

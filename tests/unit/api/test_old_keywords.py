@@ -36,7 +36,7 @@ TRAIN: list[tuple[dict[str, Any], dict[str, Any]]] = [
     (
         {"batch_size": 7, "sampler": "labor", "dependency": 4, "seed": 9, "epochs": 3},
         {
-            "sampling": oc.SampleConfig(batch_size=7, sampler="labor", dependency=4, seed=9),
+            "sampling": oc.SampleConfig(batch_size=7, sampler="labor", batch_dependency=4, seed=9),
             "training": oc.TrainConfig(seed=9),
             "epochs": 3,
         },
@@ -93,7 +93,8 @@ PREPARE: list[tuple[dict[str, Any], dict[str, Any]]] = [
             "fanouts": [4, 4], "batch_size": 8, "sampler": "labor", "replace": False, "dependency": 2,
             "degrees": True, "seed": 3, "epochs": 2,
         },
-        {"sampling": oc.SampleConfig((4, 4), 8, sampler="labor", dependency=2, degrees=True, seed=3), "epochs": 2},
+        {"sampling": oc.SampleConfig((4, 4), 8, sampler="labor", batch_dependency=2, degrees=True, seed=3),
+         "epochs": 2},
     ),
     (
         {"task": "link", "negatives": 2.0, "filter_negatives": True},
@@ -284,3 +285,20 @@ def test_options_are_written_as_a_call_that_makes_them() -> None:
         oc.GenerateConfig("rmat", a=0.5),
     ):
         assert eval(written(options), {name: getattr(oc, name) for name in oc.__all__}) == options
+
+
+def test_a_field_that_was_renamed_is_understood_by_its_old_name() -> None:
+    now = oc.SampleConfig(sampler="labor", batch_dependency=4)
+    written_now = (
+        r"^outcrop.SampleConfig\(dependency=\) is now written outcrop.SampleConfig\(batch_dependency=4\)$"
+    )
+    with pytest.warns(DeprecationWarning, match=written_now) as caught:
+        assert oc.SampleConfig(sampler="labor", dependency=4) == now  # type: ignore[call-arg]
+    assert Path(caught[0].filename) == Path(__file__), "the line to be changed"
+    with pytest.warns(DeprecationWarning, match="is now written"):
+        assert replace(now, dependency=2).batch_dependency == 2  # type: ignore[call-arg]
+    with pytest.warns(DeprecationWarning, match="outcrop.SampleConfig.batch_dependency$") as caught:
+        assert now.dependency == 4  # type: ignore[attr-defined]
+    assert Path(caught[0].filename) == Path(__file__), "the line to be changed"
+    with pytest.raises(TypeError, match="unexpected keyword argument 'dependence'"):
+        oc.SampleConfig(dependence=4)  # type: ignore[call-arg]

@@ -160,7 +160,7 @@ def test_sampling_hop_by_hop_is_sampling(
     graph: Graph, make_runtime: MakeRuntime, sampler: str, topology: str
 ):
     dependency = 4 if sampler == "labor" else 1
-    config = SampleConfig(fanouts=(4, 3), batch_size=50, sampler=sampler, dependency=dependency)  # type: ignore[arg-type]
+    config = SampleConfig(fanouts=(4, 3), batch_size=50, sampler=sampler, batch_dependency=dependency)  # type: ignore[arg-type]
     whole = BatchSampler(graph, config, make_runtime())
     stepwise = BatchSampler(graph, config, make_runtime(io=IoConfig(topology=topology)), at_once=1)  # type: ignore[arg-type]
     hopwise = LiveSampler(stepwise)

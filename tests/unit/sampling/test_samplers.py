@@ -141,7 +141,7 @@ def test_dependent_batches_keep_most_of_what_was_drawn():
     with pytest.raises(ArgumentError, match="batch dependency of 2 is not possible"):
         draw(graph, seeds, (5,), dependency=2)
     with pytest.raises(ArgumentError, match="batch dependency 3 is not 1 or, with sampler labor, more"):
-        SampleConfig(dependency=3)
+        SampleConfig(batch_dependency=3)
 
 
 def test_labor_meets_fewer_nodes_than_neighbour_sampling():

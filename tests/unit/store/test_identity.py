@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, fields, replace
+from dataclasses import replace
 
 import pytest
 
-from outcrop.config import SampleConfig
+from outcrop.config import PlanConfig, SampleConfig
 from outcrop.errors import FormatError
+from outcrop.store import run
 from outcrop.store.identity import differences, inputs_of_version_1, sampling_fields
 
 CONFIG = SampleConfig(
-    fanouts=(4, -1), batch_size=16, epochs=3, sampler="labor", dependency=4, degrees=True, seed=9
+    fanouts=(4, -1), batch_size=16, epochs=3, sampler="labor", batch_dependency=4, degrees=True, seed=9
 )
 
 
@@ -33,7 +34,7 @@ def test_every_field_that_decides_batches_is_compared_with_its_default_where_it_
 
 def test_a_field_that_does_not_decide_batches_is_none_of_identity():
     decided = set(sampling_fields(CONFIG))
-    assert decided <= {field.name for field in fields(SampleConfig)}
+    assert decided <= SampleConfig().as_stored().keys()
     assert "edge_ids" not in decided
 
 
@@ -57,10 +58,29 @@ def test_epochs_that_were_drawn_ahead_differ_where_batches_that_were_used_do(the
     assert (not differing({"epochs": there}, {"epochs": now}, begun)) is same
 
 
+def test_fields_have_their_names_of_before_on_disk():
+    stored = CONFIG.as_stored()
+    assert stored["dependency"] == 4
+    assert "batch_dependency" not in stored
+    assert SampleConfig.from_stored(stored) == CONFIG
+    assert sampling_fields(CONFIG)["dependency"] == 4
+
+
+def test_a_run_of_before_is_read_and_written_as_it_was(tmp_path):
+    info = run.RunInfo("../g.oc", "0" * 64, CONFIG, PlanConfig())
+    run.write(tmp_path, info)
+    text = (tmp_path / run.RUN_FILE).read_text()
+    assert '"dependency": 4' in text
+    assert "batch_dependency" not in text
+    assert run.read(tmp_path) == info
+
+
 @pytest.mark.parametrize("fresh", [False, True])
 def test_texts_of_version_1_mean_what_they_meant(fresh):
     config = replace(CONFIG, epochs=1) if fresh else CONFIG
-    text = "SampleConfig(" + ", ".join(f"{name}={value!r}" for name, value in asdict(config).items()) + ")"
+    text = (
+        "SampleConfig(" + ", ".join(f"{name}={value!r}" for name, value in config.as_stored().items()) + ")"
+    )
     found = inputs_of_version_1(
         {"graph": "aa", "sampling": text + (" refreshed" if fresh else ""), "partitions": "8, resident None"}
     )
