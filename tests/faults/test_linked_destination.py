@@ -8,9 +8,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+import outcrop as oc
+from artifact_support import small_graph
 from outcrop.errors import ArgumentError
 from outcrop.importing.graph import import_graph
 from outcrop.store.graph import open_graph
+from outcrop.store.lock import only_process_in
 from support import new_runtime
 
 
@@ -57,3 +60,38 @@ def test_a_link_to_what_is_no_artifact_is_refused_before_any_work(tmp_path: Path
         import_graph(source(tmp_path / "in", 5), tmp_path / "link", new_runtime())
     assert (tmp_path / "mine/data").read_text() == "precious"
     assert not list(tmp_path.glob(".*"))
+
+
+SAMPLING = oc.SampleConfig(fanouts=(3, 3), batch_size=30)
+
+
+def test_what_is_made_in_place_is_made_where_a_link_leads(tmp_path: Path) -> None:
+    """Runs, checkpoints and buckets grow in their folder; the first process makes it."""
+    graph = small_graph(tmp_path / "g")
+    links = {name: tmp_path / name for name in ("run", "checkpoint", "pools", "buckets", "vectors")}
+    for name, link in links.items():
+        link.symlink_to(f"of {name}")
+    oc.prepare(graph, links["run"], sampling=SAMPLING, epochs=1)
+    oc.train(graph, run=links["run"], epochs=1, checkpoint=links["checkpoint"])
+    oc.train(graph, run=oc.Refresh(folder=links["pools"]), sampling=SAMPLING, epochs=2)
+    oc.embed_prepare(graph.path, links["buckets"], partitions=2)
+    oc.embed_train(links["buckets"], model="dot", dim=4, epochs=1)
+    oc.embed_export(links["buckets"], out=links["vectors"])
+    assert {str(link.readlink()) for link in links.values()} == {f"of {name}" for name in links}
+    assert sorted(p.name for p in tmp_path.iterdir()) == sorted(["g", *links, *(f"of {n}" for n in links)])
+    assert all(any((tmp_path / f"of {name}").iterdir()) for name in links)
+    assert oc.load_model(tmp_path / "of checkpoint")
+
+
+def test_a_refused_command_leaves_a_link_as_it_was(tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to("target")
+
+    def refused(folder: Path) -> None:
+        with only_process_in(folder):
+            assert (tmp_path / "target").is_dir()
+            raise ArgumentError("refused")
+
+    for folder in (tmp_path / "link", tmp_path / "link/inner"):
+        with pytest.raises(ArgumentError, match="refused"):
+            refused(folder)
+        assert [p.name for p in tmp_path.iterdir()] == ["link"]

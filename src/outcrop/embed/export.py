@@ -20,6 +20,7 @@ from outcrop.embed.model import EmbeddingModel
 from outcrop.errors import ArgumentError, IoError, naming_files
 from outcrop.runtime import memory_tables
 from outcrop.store import manifest as manifests
+from outcrop.store.lock import make_folders
 
 FORMATS = ("npy", "parquet", "safetensors")
 _TAG = "export"
@@ -39,7 +40,7 @@ def export(model: EmbeddingModel, format: str, out: Path) -> list[Path]:
     if out.exists() and not out.is_dir():
         raise IoError(20, f"{out} is a file: name the folder to write to")
     with naming_files(out):
-        out.mkdir(parents=True, exist_ok=True)
+        make_folders(out)
     task = _Export(model, out)
     with model.runtime.task("export", model.num_nodes, "nodes"):
         return getattr(task, format)()

@@ -51,7 +51,9 @@ def only_process_in(folder: Path) -> Iterator[None]:
                 yield
             except BaseException:
                 if locked:
-                    _remove_empty(made if _is_of(handle, folder) else [p for p in made if p != folder])
+                    _remove_empty(
+                        made if _is_of(handle, folder) else [p for p in made if not _is_at(p, folder)]
+                    )
                 raise
             return
 
@@ -60,9 +62,7 @@ def _make_and_open(folder: Path, made: list[Path]) -> int:
     """Returns a descriptor of ``folder``; puts what had to be made for it in front of ``made``, ``folder`` first."""
     for left in reversed(range(_TRIES)):
         try:
-            for path in (*reversed(folder.parents), folder):
-                if _make(path):
-                    made.insert(0, path)
+            make_folders(folder, made)
             return os.open(folder, os.O_RDONLY)
         except FileNotFoundError:  # a process that had made one of them was refused, and has removed it
             if not left:
@@ -70,17 +70,28 @@ def _make_and_open(folder: Path, made: list[Path]) -> int:
     raise AssertionError
 
 
-def _make(folder: Path) -> bool:
-    """Makes one folder; False where it is there, also where another process was faster."""
+def make_folders(folder: Path, made: list[Path] | None = None) -> None:
+    """Makes ``folder`` and those above it, where links lead; puts what was not there in front of ``made``."""
+    for path in (*reversed(folder.parents), folder):
+        if (new := _make(path)) is not None and made is not None:
+            made.insert(0, new)
+
+
+def _make(folder: Path) -> Path | None:
+    """Makes one folder, of a link to nothing the one that it leads to, and returns it.
+
+    Returns None where it is there, also where another process was faster.
+    """
     if folder.is_dir():
-        return False
+        return None
+    place = Path(os.path.realpath(folder)) if folder.is_symlink() else folder
     try:
-        folder.mkdir()
+        place.mkdir()
     except FileExistsError:
-        if folder.is_symlink() or folder.is_file():
+        if place.is_symlink() or place.is_file():
             raise
-        return False  # or it was, and is gone again
-    return True
+        return None  # or it was, and is gone again
+    return place
 
 
 def _remove_empty(made: list[Path]) -> None:
@@ -112,6 +123,11 @@ def _is_of(handle: int, folder: Path) -> bool:
         return os.path.samestat(os.fstat(handle), folder.stat())
     except FileNotFoundError:
         return False
+
+
+def _is_at(made: Path, folder: Path) -> bool:
+    """Whether ``folder`` is, or leads to, the path that was made."""
+    return os.path.realpath(made) == os.path.realpath(folder)
 
 
 def in_use(folder: Path) -> bool:

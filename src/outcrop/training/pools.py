@@ -43,6 +43,7 @@ from outcrop.runtime.runtime import Runtime
 from outcrop.store import manifest as manifests
 from outcrop.store import run as runs
 from outcrop.store.graph import Graph
+from outcrop.store.lock import make_folders
 
 _POLL_SECONDS = 0.05
 _MOST_STDERR_BYTES = 4096
@@ -280,7 +281,7 @@ class Pools:
 
     def _describe(self, folder: Path, config: SampleConfig, plan: PlanConfig) -> None:
         with manifests.naming_files(folder):
-            self._folder.mkdir(parents=True, exist_ok=True)
+            make_folders(self._folder)
         path = os.path.relpath(self._graph.path.resolve(), folder.resolve())
         runs.write(folder, runs.RunInfo(path, self._graph.digest(), config, plan))
 
