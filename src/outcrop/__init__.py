@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from outcrop.api.run import Run
     from outcrop.api.train import train
     from outcrop.config import (
+        BucketConfig,
         Checkpoints,
         EmbedConfig,
         GenerateConfig,
@@ -75,6 +76,7 @@ __version__ = "0.1.0"  # the only place: the package's metadata and `outcrop --v
 _HOME = {
     "ArgumentError": "outcrop.errors",
     "Belady": "outcrop.loading.modes",
+    "BucketConfig": "outcrop.config",
     "BudgetError": "outcrop.errors",
     "Callback": "outcrop.training.callbacks",
     "CancelledError": "outcrop.errors",
@@ -133,6 +135,7 @@ _HOME = {
 __all__ = [
     "ArgumentError",
     "Belady",
+    "BucketConfig",
     "BudgetError",
     "Callback",
     "CancelledError",

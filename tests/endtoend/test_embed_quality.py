@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from outcrop.api.embed import embed_eval, embed_prepare, embed_train
+from outcrop.config import BucketConfig
 from outcrop.importing.triples import import_triples
 from support import shared_path
 
@@ -31,7 +32,7 @@ def test_partitions_cost_little(tmp_path, make_runtime):
     found = []
     for partitions, sweeps in ((1, 1), (8, 8)):
         run = tmp_path / f"run{partitions}"
-        embed_prepare(tmp_path / "kg", run, partitions=partitions)
+        embed_prepare(tmp_path / "kg", run, BucketConfig(partitions=partitions))
         report = embed_train(run, resident=partitions == 1, sweeps=sweeps, **OPTIONS)
         assert report.resident == (partitions == 1)
         found.append(embed_eval(run, split="valid").mrr)

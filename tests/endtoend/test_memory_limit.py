@@ -72,8 +72,9 @@ EMBED = """
 import json, os, sys
 os.environ["GOMP_SPINCOUNT"] = "20000"  # as the command sets it
 from outcrop.api.embed import embed_eval, embed_export, embed_prepare, embed_train
+from outcrop.config import BucketConfig
 graph, run, memory = sys.argv[1:]
-embed_prepare(graph, run, partitions=20, valid_fraction=0.001, test_fraction=0.001, memory=memory)
+embed_prepare(graph, run, BucketConfig(20, valid_fraction=0.001, test_fraction=0.001), memory=memory)
 report = embed_train(run, model="dot", dim=64, epochs=1, negatives=20, batch=1000, memory=memory)
 found = embed_eval(run, candidates=1000, memory=memory)
 embed_export(run, "parquet", memory=memory)

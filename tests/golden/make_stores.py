@@ -90,7 +90,9 @@ def make(folder: Path) -> dict:
     )
     oc.infer(folder / "graph.oc", checkpoint=folder / "ckpt", out=folder.parent / "logits.npy", memory="4MiB")
     embedding = EmbedConfig(epochs=1, model="dot", dim=4, negatives=16, batch=256, chunk=64, seed=1)
-    oc.embed_prepare(folder / "graph.oc", folder / "embed", partitions=2, slices=4, dim=4, memory="4MiB")
+    oc.embed_prepare(
+        folder / "graph.oc", folder / "embed", oc.BucketConfig(2, slices=4), dim=4, memory="4MiB"
+    )
     oc.embed_train(folder / "embed", embedding, memory="4MiB")
     return {
         "graph_digest": open_graph(folder / "graph.oc").digest(),

@@ -67,18 +67,25 @@ class EmbedReport:
         return dict(vars(self))
 
 
+_OLD_OF_PREPARE = {
+    name: f"config.{name}"
+    for name in ("partitions", "slices", "numbering", "valid_fraction", "test_fraction", "seed")
+}
+
+
+def _objects_of_prepare(old: dict[str, Any], given: dict[str, Any]) -> dict[str, Any]:
+    """Makes the object that :func:`embed_prepare` takes now from keywords that it took before."""
+    return {"config": merged(BucketConfig, given.get("config"), named(_OLD_OF_PREPARE, "config", old))}
+
+
+@accepts_old_keywords(_OLD_OF_PREPARE, _objects_of_prepare)
 @shows_progress
 def embed_prepare(
     source: str | Path,
     run: str | Path,
+    config: BucketConfig | None = None,
     *,
-    partitions: int | None = None,
-    slices: int | None = None,
     dim: int = 100,
-    numbering: str = "random",
-    valid_fraction: float = 0.0,
-    test_fraction: float = 0.0,
-    seed: int = 0,
     memory: Size | None = None,
     overwrite: bool = False,
     progress: Progress | bool = True,
@@ -88,13 +95,10 @@ def embed_prepare(
     Args:
         source: Graph or knowledge graph, made by :func:`outcrop.import_graph` or :func:`outcrop.import_triples`.
         run: Folder of the embedding run to make.
-        partitions: Parts that the nodes are divided into. None: as few as let vectors of ``dim`` floats be trained in
-            ``memory`` with the defaults of :func:`embed_train`; one without a budget.
-        slices: Parts of each partition, dealt out anew for every sweep; None: 8, of many partitions fewer.
+        config: How many partitions there are, and what is held out (:class:`outcrop.BucketConfig`). A number of
+            partitions that is left open becomes the least with which vectors of ``dim`` floats can be trained in
+            ``memory``, with the defaults of :func:`embed_train`.
         dim: Floats of a vector, where ``memory`` decides how many partitions there are.
-        numbering: Way in which nodes are dealt out to partitions: ``random``, ``id`` or ``degree``.
-        valid_fraction, test_fraction: Shares of the edges, held out where the source has no such splits.
-        seed: Number that decides the numbering and what is held out.
         memory: Bytes, or text such as ``"4GiB"``, that preparing may take, and training is to be done in.
         overwrite: Replace buckets of another source or other options, on which nothing was trained; without it that is
             an error that names what differs.
@@ -104,9 +108,9 @@ def embed_prepare(
         ArgumentError, BudgetError, FormatError: See the messages.
     """
     with Runtime(memory, progress=progress) as runtime:
-        if partitions is None:
-            partitions = 1 if memory is None else _partitions(source, dim, runtime)
-        config = BucketConfig(partitions, numbering, valid_fraction, test_fraction, seed, slices)  # type: ignore[arg-type]
+        config = config or BucketConfig()
+        if config.partitions is None and memory is not None:
+            config = replace(config, partitions=_partitions(source, dim, runtime))
         return prepare_buckets(source, run, config, runtime, overwrite=overwrite)
 
 

@@ -10,7 +10,7 @@ import typer
 
 from outcrop.cli import common, printing
 from outcrop.cli.options import Fields, with_options
-from outcrop.config import EmbedConfig, Limits, format_bytes
+from outcrop.config import BucketConfig, EmbedConfig, Limits, format_bytes
 from outcrop.runtime.observer import Observer
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ def add_commands(app: typer.Typer) -> None:
         "prepare",
         help="Sort the edges of an imported graph into buckets of partitions.\n\n"
         "Example: outcrop embed prepare fb15k.kg fb15k.emb --partitions 8",
-    )(prepare)
+    )(common.with_config(with_options(prepare, config=(BucketConfig, Fields(_BUCKETS)))))
     embed.command(
         "train",
         help="Train embeddings; goes on from the last checkpoint.\n\n"
@@ -51,12 +51,12 @@ def add_commands(app: typer.Typer) -> None:
     embed.command(
         "eval",
         help="Rank held-out edges: MRR, mean rank, Hits@1/3/10.\n\nExample: outcrop embed eval fb15k.emb --split test",
-    )(evaluate)
+    )(common.with_config(evaluate))
     embed.command(
         "export",
         help="Write vectors, with the names of the source, for other programs.\n\n"
         "Example: outcrop embed export fb15k.emb --format parquet --out vectors",
-    )(export)
+    )(common.with_config(export))
     for name, hidden in (("neighbors", False), ("neighbours", True)):
         embed.command(
             name,
@@ -162,34 +162,14 @@ def prepare(
         Path, typer.Argument(help="Graph or knowledge graph, made by outcrop import.", metavar="GRAPH")
     ],
     run: Annotated[Path, typer.Argument(help="Folder of the run to make.", metavar="RUN")],
-    partitions: Annotated[
-        int | None,
-        typer.Option(
-            "--partitions",
-            help="Parts that the nodes are divided into; default: as few as let --dim be trained in --memory.",
-        ),
-    ] = None,
-    slices: Annotated[
-        int | None,
-        typer.Option(
-            "--slices",
-            help="Of each partition, dealt out anew for every sweep; default: 8, of many partitions fewer.",
-        ),
-    ] = None,
+    *,
+    config: BucketConfig,
     dim: Annotated[int, typer.Option("--dim", help="Floats of a vector, where --memory decides.")] = 100,
-    numbering: Annotated[
-        str, typer.Option("--numbering", help="How nodes are dealt out to them: random, id or degree.")
-    ] = "random",
-    valid_fraction: Annotated[
-        float, typer.Option("--valid-fraction", help="Of the edges, held out, where GRAPH has no such split.")
-    ] = 0.0,
-    test_fraction: Annotated[float, typer.Option("--test-fraction")] = 0.0,
     overwrite: Annotated[
         bool,
         typer.Option("--overwrite", help="Replace buckets of other options that nothing was trained on."),
     ] = False,
     memory: common.Memory = None,
-    seed: common.Seed = 0,
     json: common.Json = None,
     quiet: common.Quiet = False,
 ) -> None:
@@ -198,18 +178,7 @@ def prepare(
 
     with common.progress_bars(quiet) as progress:
         made = embed_prepare(
-            graph,
-            run,
-            partitions=partitions,
-            slices=slices,
-            dim=dim,
-            numbering=numbering,
-            valid_fraction=valid_fraction,
-            test_fraction=test_fraction,
-            seed=seed,
-            memory=memory,
-            overwrite=overwrite,
-            progress=progress,
+            graph, run, config, dim=dim, memory=memory, overwrite=overwrite, progress=progress
         )
     facts = {
         "nodes": made.num_nodes,
@@ -225,6 +194,7 @@ def prepare(
         printing.print_facts({name: f"{value:,}" for name, value in facts.items()})
 
 
+_BUCKETS = ("partitions", "slices", "numbering", "valid_fraction", "test_fraction", "seed")
 _CONFIG = [field.name for field in fields(EmbedConfig)]
 _FLAGS = {
     "learning_rate": ("--learning-rate", "--lr"),

@@ -15,14 +15,17 @@ class BucketConfig:
     """How edges are sorted into buckets.
 
     Attributes:
-        partitions: Of the nodes, as orders know them.
-        slices: Of each partition; which slices make up a partition changes from sweep to sweep. None: 8, of fewer
-            nodes or more than 8 partitions fewer.
-        numbering: How nodes are dealt out to them: random (keyed), id, or degree (about as many edges in each).
-        valid_fraction, test_fraction: Of the edges, held out by a keyed hash, where the source has no such splits.
+        partitions: Parts that the nodes are divided into, of which a few are in memory at a time. None: as few as let
+            vectors be trained in the memory that is named; one where none is.
+        numbering: How nodes are dealt out to partitions: ``random``, ``id``, or ``degree`` (about as many edges in
+            each).
+        valid_fraction: Share of the edges that is held out for validation, where the source has no such splits.
+        test_fraction: Share of the edges that is held out for tests, likewise.
+        seed: Number that decides the numbering and what is held out.
+        slices: Parts of each partition, dealt out anew for every sweep; None: 8, of few nodes or many partitions fewer.
     """
 
-    partitions: int = 1
+    partitions: int | None = None
     numbering: Literal["random", "id", "degree"] = "random"
     valid_fraction: float = 0.0
     test_fraction: float = 0.0
@@ -31,11 +34,11 @@ class BucketConfig:
 
     def __post_init__(self) -> None:
         problems = []
-        if not 1 <= self.partitions <= 1 << 16:
-            problems.append(f"{self.partitions} partitions: 1 to {1 << 16} are possible")
-        elif self.slices is not None and not 1 <= self.slices <= (1 << 16) // self.partitions:
-            most = (1 << 16) // self.partitions
-            problems.append(f"{self.slices} slices of {self.partitions} partitions: 1 to {most} are possible")
+        if not 1 <= self.count <= 1 << 16:
+            problems.append(f"{self.count} partitions: 1 to {1 << 16} are possible")
+        elif self.slices is not None and not 1 <= self.slices <= (1 << 16) // self.count:
+            most = (1 << 16) // self.count
+            problems.append(f"{self.slices} slices of {self.count} partitions: 1 to {most} are possible")
         if self.numbering not in ("random", "id", "degree"):
             problems.append(f"numbering {self.numbering!r} is unknown; known: random, id, degree")
         fractions = (self.valid_fraction, self.test_fraction)
@@ -47,6 +50,11 @@ class BucketConfig:
             problems.append(f"seed {self.seed} is not in [0, 2^63)")
         if problems:
             raise ArgumentError("; ".join(problems))
+
+    @property
+    def count(self) -> int:
+        """Number of partitions; one where it is left open."""
+        return 1 if self.partitions is None else self.partitions
 
 
 @dataclass(frozen=True)

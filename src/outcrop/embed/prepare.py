@@ -8,7 +8,7 @@ the number of nodes but one partition.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import numpy as np
@@ -46,6 +46,7 @@ def prepare(
     """Makes ``run/buckets`` from the graph at ``source``; does nothing where it is there already.
 
     Args:
+        config: How; a number of partitions that is left open is one.
         overwrite: Replace buckets of another source or other options, as long as nothing was trained on them.
 
     Raises:
@@ -54,6 +55,7 @@ def prepare(
         IoError: Another process prepares or trains in ``run``, or the system refuses a file.
     """
     edges, run = open_source(source), Path(run)
+    config = replace(config, partitions=config.count)
     _check(edges, config)
     _check_place(run)
     inputs = {"source": edges.manifest.digest()}
@@ -96,10 +98,10 @@ def _others(run: Path) -> list[Path]:
 def _check(edges: EdgeSource, config: BucketConfig) -> None:
     if not edges.count("train"):
         raise ArgumentError(f"{edges.path} has no edges to train on")
-    slices = config.partitions * (config.slices or 1)
+    slices = config.count * (config.slices or 1)
     if slices > edges.num_nodes:
         raise ArgumentError(
-            f"{config.partitions} partitions, {slices} slices in all, of {edges.num_nodes} nodes: there can be one a "
+            f"{config.count} partitions, {slices} slices in all, of {edges.num_nodes} nodes: there can be one a "
             "node at most"
         )
     there = [split for split in HELD_OUT if edges.count(split)]
@@ -112,8 +114,8 @@ def _check(edges: EdgeSource, config: BucketConfig) -> None:
 class _Prepare:
     def __init__(self, edges: EdgeSource, config: BucketConfig, runtime: Runtime, work: Path):
         self.edges, self.config, self.runtime, self.work = edges, config, runtime, work
-        self.slices = config.slices or default_slices(config.partitions, edges.num_nodes)
-        self.division = Division(edges.num_nodes, config.partitions * self.slices)
+        self.slices = config.slices or default_slices(config.count, edges.num_nodes)
+        self.division = Division(edges.num_nodes, config.count * self.slices)
         self.block_bytes = memory_tables.BUCKET_BLOCK.bytes_of(runtime.budget.free_bytes)
         self.arrays: dict[str, ArraySpec] = {}
 

@@ -119,7 +119,7 @@ def calls(graph: Graph, out: Path) -> dict[str, Callable[[], Any]]:
     """Calls that are refused, at each of several limits in Python and in C++."""
     edges = np.random.default_rng(0).integers(0, 600, (6000, 2))
     oc.train(graph, mode="memory", model="gcn", checkpoint=out / "ckpt", **TRAIN)
-    oc.embed_prepare(graph.path, out / "embed", partitions=8, progress=False)
+    oc.embed_prepare(graph.path, out / "embed", oc.BucketConfig(partitions=8), progress=False)
 
     def training(mode: str, memory: int) -> Callable[[], Any]:
         return lambda: oc.train(graph, mode=mode, memory=memory, **TRAIN)
@@ -145,7 +145,7 @@ def calls(graph: Graph, out: Path) -> dict[str, Callable[[], Any]]:
         **{f"import {n}": lambda n=n: oc.import_graph(edges, out / "i", memory=n) for n in (20_000, 700_000)},
         "generate": lambda: oc.generate_graph(out / "n", memory=100_000),
         "buckets": lambda: oc.embed_prepare(
-            graph.path, out / "b", partitions=8, memory=200_000, progress=False
+            graph.path, out / "b", oc.BucketConfig(partitions=8), memory=200_000, progress=False
         ),
         "embed": lambda: oc.embed_train(out / "embed", dim=400, memory=500_000, progress=False),
         "sizing": lambda: fewest_partitions(10**9, 10**9, 0, EmbedConfig(dim=400), 10**6),

@@ -292,12 +292,15 @@ def test_buckets_are_replaced_when_asked(tmp_path: Path) -> None:
     """The same call again keeps them, other options are refused by name, also on the command line."""
     graph = oc.generate_graph(tmp_path / "g", oc.GenerateConfig(nodes=60, edges=400, features=1, classes=2))
     run = tmp_path / "run"
-    oc.embed_prepare(graph.path, run, partitions=2, progress=False)
+    oc.embed_prepare(graph.path, run, oc.BucketConfig(partitions=2), progress=False)
     made = (run / "buckets" / "edges.bin").stat().st_mtime_ns
-    oc.embed_prepare(graph.path, run, partitions=2, progress=False)
+    oc.embed_prepare(graph.path, run, oc.BucketConfig(partitions=2), progress=False)
     assert (run / "buckets" / "edges.bin").stat().st_mtime_ns == made
     command = ["embed", "prepare", str(graph.path), str(run), "--partitions", "3", "--quiet"]
-    for refused in (lambda: oc.embed_prepare(graph.path, run, partitions=3), lambda: invoke(command)):
+    for refused in (
+        lambda: oc.embed_prepare(graph.path, run, oc.BucketConfig(partitions=3)),
+        lambda: invoke(command),
+    ):
         with pytest.raises(ArgumentError, match=r"partitions \(there 2, now 3\).*--overwrite"):
             refused()
     assert (run / "buckets" / "edges.bin").stat().st_mtime_ns == made

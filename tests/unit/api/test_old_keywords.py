@@ -178,12 +178,23 @@ GENERATE: list[tuple[dict[str, Any], dict[str, Any]]] = [
         },
     ),
 ]  # fmt: skip
+BUCKETS: list[tuple[dict[str, Any], dict[str, Any]]] = [
+    (
+        {
+            "partitions": 6, "slices": 2, "dim": 8, "numbering": "degree", "valid_fraction": 0.1, "test_fraction": 0.2,
+            "seed": 3,
+        },
+        {"config": oc.BucketConfig(6, "degree", 0.1, 0.2, 3, 2), "dim": 8},
+    ),
+    ({"partitions": None}, {"config": oc.BucketConfig()}),
+]  # fmt: skip
 DOORS: dict[str, tuple[dict[str, str], Callable[..., dict[str, Any]], list[Any]]] = {
     "train": (train._OLD, train._objects, TRAIN),
     "prepare": (prepare._OLD, prepare._objects, PREPARE),
     "infer": (infer.OLD, infer.objects, INFER),
     "import_graph": (graph._OLD_OF_IMPORT, graph._objects_of_import, IMPORT),
     "generate_graph": (graph._OLD_OF_GENERATE, graph._objects_of_generate, GENERATE),
+    "embed_prepare": (embed._OLD_OF_PREPARE, embed._objects_of_prepare, BUCKETS),
     "embed_train": (embed._OLD, embed._objects, EMBED),
 }
 CASES = [(door, number) for door, (_, _, cases) in DOORS.items() for number in range(len(cases))]

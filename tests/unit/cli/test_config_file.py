@@ -94,6 +94,9 @@ COMMANDS = {
     "import": ["import", "arrays:d", "g", "--reverse", "--train-fraction", "0.5"],
     "generate": ["generate", "g", "--nodes", "9", "--homophily", "0.25"],
     "infer": ["infer", "g", "--checkpoint", "c", "--out", "o.npy", "--nodes", "ids \\ é.csv"],
+    "embed prepare": ["embed", "prepare", "g", "r", "--partitions", "6", "--seed", "3"],
+    "embed eval": ["embed", "eval", "r", "--candidates", "9"],
+    "embed export": ["embed", "export", "r", "--format", "parquet"],
     "embed train": ["embed", "train", "r", "--no-prefetch", "--n3", "1e-07"],
 }
 
@@ -117,8 +120,8 @@ def test_options_that_are_printed_are_read_back(tmp_path: Path, name: str) -> No
         assert (found["learning-rate"], found["refresh"], found["memory"]) == (0.5, True, "1GiB")
     bare = [word for word in command[: len(name.split()) + 2] if not word.startswith("--")]
     assert printed(*bare, "--config", str(file)) == file.read_text()
-    seed = "split-seed" if name == "import" else "seed"
-    assert tomllib.loads(printed(*bare, "--config", str(file), f"--{seed}", "9"))[seed] == 9
+    option, value = {"import": ("split-seed", 9), "embed export": ("out", "f")}.get(name, ("seed", 9))
+    assert tomllib.loads(printed(*bare, "--config", str(file), f"--{option}", str(value)))[option] == value
 
 
 def test_a_training_from_a_file_is_that_of_the_command_line(tmp_path: Path) -> None:

@@ -372,7 +372,8 @@ def test_what_was_trained_is_only_read(tmp_path, make_runtime, source):
 
 def test_prepare_asks_the_budget(tmp_path, make_runtime):
     source = knowledge_graph(tmp_path, make_runtime(), train=random_triples(90_000, 4, 100_000))
-    assert embed_prepare(source, tmp_path / "a").division.parts == 1
+    alone = embed_prepare(source, tmp_path / "a")
+    assert (alone.division.parts, alone.manifest.config["partitions"]) == (1, 1)
     made = embed_prepare(source, tmp_path / "b", memory="64MiB", dim=64)
     assert made.slices > 1
     divided = made.partitions

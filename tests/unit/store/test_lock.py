@@ -18,7 +18,7 @@ from embed_support import buckets_of, fit, knowledge_graph, random_triples
 from outcrop.api.embed import embed_prepare, embed_train
 from outcrop.api.infer import infer
 from outcrop.api.train import train
-from outcrop.config import EmbedConfig
+from outcrop.config import BucketConfig, EmbedConfig
 from outcrop.embed.model import open_model
 from outcrop.errors import BudgetError, ChecksumError, IoError
 from outcrop.store import lock
@@ -64,11 +64,11 @@ def test_the_second_process_is_refused_with_the_folder(tmp_path, make_runtime, j
         runtime = make_runtime()
         source = knowledge_graph(tmp_path, runtime, train=random_triples(60, 3, 300))
         jobs = {
-            "embed prepare": lambda: embed_prepare(source, folder, partitions=2),
+            "embed prepare": lambda: embed_prepare(source, folder, BucketConfig(partitions=2)),
             "embed train": lambda: embed_train(folder, CONFIG, fresh=True),
         }
         if job == "embed train":
-            embed_prepare(source, folder, partitions=2)
+            embed_prepare(source, folder, BucketConfig(partitions=2))
     else:
         graph = small_graph(tmp_path / "graph")
         jobs = {
@@ -265,7 +265,7 @@ def test_commands_that_are_refused_leave_nothing_behind(tmp_path, make_runtime) 
     """A budget that is too small for it, before anything is made."""
     graph, runtime = small_graph(tmp_path / "graph"), make_runtime()
     source = knowledge_graph(tmp_path, runtime, train=random_triples(60, 3, 300))
-    embed_prepare(source, tmp_path / "embedding", partitions=2)
+    embed_prepare(source, tmp_path / "embedding", BucketConfig(partitions=2))
     before = sorted(tmp_path.rglob("*"))
     for mode in ("memory", "online", "packed"):
         with pytest.raises(BudgetError):

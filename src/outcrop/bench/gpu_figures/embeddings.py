@@ -16,7 +16,7 @@ from outcrop.bench.epoch import ensure_graph
 from outcrop.bench.gpu_figures.measure import Case, Setup, Watch, mean
 from outcrop.bench.gpu_figures.result import Benchmark, Cases
 from outcrop.bench.graphs import GraphShape
-from outcrop.config import EmbedConfig
+from outcrop.config import BucketConfig, EmbedConfig
 from outcrop.runtime.observer import Observer
 
 PARTITIONS, BUFFER = 8, 3
@@ -69,7 +69,7 @@ def _epochs(setup: Setup, way: Way) -> tuple[list[dict[str, Any]], Watch]:
     partitions, buffer = way.sizes
     run = setup.folder / f"{shape.name}-{partitions}.run"
     shutil.rmtree(run, ignore_errors=True)
-    embed_prepare(graph, run, partitions=partitions, progress=False)
+    embed_prepare(graph, run, BucketConfig(partitions=partitions), progress=False)
     with Watch(setup.device) as watch:
         report = embed_train(
             run,
