@@ -13,6 +13,8 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from outcrop.advisor.market import Market
+    from outcrop.api.advise import advise
     from outcrop.api.embed import (
         embed_eval,
         embed_export,
@@ -94,6 +96,7 @@ _HOME = {
     "InferSampling": "outcrop.config",
     "IoError": "outcrop.errors",
     "Limits": "outcrop.config",
+    "Market": "outcrop.advisor.market",
     "Memmap": "outcrop.loading.modes",
     "ModelConfig": "outcrop.config",
     "NumericError": "outcrop.errors",
@@ -113,6 +116,7 @@ _HOME = {
     "SampleConfig": "outcrop.config",
     "TrainConfig": "outcrop.config",
     "TrainReport": "outcrop.api.results",
+    "advise": "outcrop.api.advise",
     "embed_eval": "outcrop.api.embed",
     "embed_export": "outcrop.api.embed",
     "embed_neighbors": "outcrop.api.embed",
@@ -153,6 +157,7 @@ __all__ = [
     "InferSampling",
     "IoError",
     "Limits",
+    "Market",
     "Memmap",
     "ModelConfig",
     "NumericError",
@@ -172,6 +177,7 @@ __all__ = [
     "SampleConfig",
     "TrainConfig",
     "TrainReport",
+    "advise",
     "embed_eval",
     "embed_export",
     "embed_neighbors",

@@ -6,6 +6,7 @@ import re
 import shlex
 from pathlib import Path
 
+import pytest
 from typer.testing import CliRunner
 
 from artifact_support import small_graph
@@ -28,6 +29,19 @@ def test_the_files_on_the_page_are_read(tmp_path: Path) -> None:
     assert (machine.disk.name, machine.gpu.name, machine.gpu.memory_bytes) == ("nvme", "rtx", 24 * 10**9)
     prices = hardware.read_prices(tmp_path / "shop.toml")
     assert (prices.currency, prices.of("disk", "nvme"), prices.of("gpu", "rtx")) == ("EUR", 150, 1800)
+
+
+def test_the_call_on_the_page_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    small_graph(tmp_path / "my.oc")
+    (machine_text, _) = re.findall(r"```toml\n(.*?)```", PAGE, re.DOTALL)
+    Path("server.toml").write_text(machine_text)
+    (code,) = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
+    exec(code, {})
+    rows = [line.split()[:2] for line in capsys.readouterr().out.splitlines()]
+    assert rows == [[name, mode] for name in ("here", "server", "A") for mode in ("packed", "online")]
 
 
 def test_what_is_built_in_is_named() -> None:

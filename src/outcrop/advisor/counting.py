@@ -9,7 +9,7 @@ import os
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -20,8 +20,7 @@ from outcrop import device as devices
 from outcrop.advisor import shapes
 from outcrop.advisor.cost import LoadingWork, Workload
 from outcrop.advisor.pages import page_bytes, page_runs
-from outcrop.config import IoConfig, PlanConfig, SampleConfig, Size, format_bytes, parse_size
-from outcrop.config.models import wants_degrees
+from outcrop.config import IoConfig, ModelConfig, PlanConfig, SampleConfig, format_bytes
 from outcrop.config.sampling import EXTERNAL
 from outcrop.errors import BudgetError
 from outcrop.loading.feeders import OnlineFeeder
@@ -44,42 +43,24 @@ _DRAWN_BATCHES = 8
 
 @dataclass(frozen=True)
 class Task:
-    """Says what is trained, and under which limits; ``run``: samples and plan that are there already."""
+    """Says what is trained, and under which limits.
+
+    Attributes:
+        sampling: How its batches are drawn, and of how many epochs.
+        run: Samples and plan that are there already: of ``sampling``, and not within ``limits``.
+    """
 
     graph: Graph
-    model: str = "sage"
-    hidden: int | None = None
-    fanouts: tuple[int, ...] = (10, 10)
-    batch_size: int = 1024
-    sampler: str = "neighbor"
-    sample_epochs: int = 1
-    seed: int = 0
-    memory: int | None = None
-    gpu_memory: int = 0
-    disk_space: Size | None = None
+    model: ModelConfig = field(default_factory=ModelConfig)
+    sampling: SampleConfig = field(default_factory=SampleConfig)
+    limits: PlanConfig = field(default_factory=PlanConfig)
     device: str = "cpu"
     run: Path | None = None
     topology: str = "automatic"
 
     @property
-    def sampling(self) -> SampleConfig:
-        return SampleConfig(
-            fanouts=self.fanouts,
-            batch_size=self.batch_size,
-            sampler=self.sampler,  # type: ignore[arg-type]
-            degrees=wants_degrees(self.model, self.sampler),
-            epochs=self.sample_epochs,
-            seed=self.seed,
-        )
-
-    @property
-    def limits(self) -> PlanConfig:
-        space = self.disk_space
-        return PlanConfig(
-            memory=self.memory,
-            gpu_memory=self.gpu_memory,
-            disk_space=None if space is None else parse_size(space, feature_bytes=self.graph.feature_bytes),
-        )
+    def network(self) -> shapes.Network:
+        return shapes.network_of(self.graph, self.model.name, self.model.hidden, self.model.heads)
 
     @property
     def io(self) -> IoConfig:
@@ -136,7 +117,7 @@ def count(task: Task, profile: Profile | None = None, *, compute_s: float | None
         graph, samples = task.graph, open_samples(runtime, folder / "sample")
         group = samples.group("train")
         batches = np.array(group.batches(0))
-        network = shapes.network_of(graph, task.model, task.hidden)
+        network = task.network
         if compute_s is None and profile is not None:
             compute_s = compute_seconds(task, samples, runtime)
         compute = compute_s or 0.0
@@ -205,7 +186,7 @@ def compute_seconds(task: Task, samples: SampleSet, runtime: Runtime) -> float:
         steps.batch_of(samples.read(b, buffer), task.graph.feature_dim, task.graph.num_classes)
         for b in chosen
     ]
-    network = shapes.network_of(task.graph, task.model, task.hidden)
+    network = task.network
     seconds = steps.step_seconds(batches, network, seconds=_TIMED_S, device=task.device)
     size = samples.num_nodes + samples.num_edges
     return sum(seconds) * float(size[np.array(every)].sum() / size[np.array(chosen)].sum())
@@ -263,7 +244,7 @@ def _online_work(
         {**samples.manifest.config, "fanouts": tuple(samples.manifest.config["fanouts"])}
     )
     with (
-        Runtime(task.memory, io=task.io) as runtime,
+        Runtime(task.limits.memory, io=task.io) as runtime,
         open_session(graph, runtime, Online(), run_folder=run, config=config) as session,
     ):
         buffers = session.buffers
@@ -295,7 +276,7 @@ def _online_work(
 
 def _drawing(task: Task, config: SampleConfig) -> tuple[float, float]:
     """Returns CPU seconds, and bytes read of the topology, that drawing a batch takes."""
-    with Runtime(task.memory, io=task.io) as runtime:
+    with Runtime(task.limits.memory, io=task.io) as runtime:
         sampler = BatchSampler(task.graph, config, runtime)
         batches, before = sampler.epoch("train", 0), runtime.io.counters.read_bytes
         cpu, drawn = time.process_time(), 0

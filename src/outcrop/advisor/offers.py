@@ -38,7 +38,7 @@ class Comparison:
 
 
 def compare(asked: Comparison) -> dict[str, Any]:
-    """Makes predictions for each machine and mode; with prices also what to buy (:func:`outcrop.api.advise.advise`)."""
+    """Makes predictions for each machine and mode; with prices also what to buy (:func:`outcrop.advise`)."""
     rows, offers = [], {}
     for hardware in asked.hardware:
         for mode, work in asked.counted.works.items():
@@ -99,7 +99,7 @@ def seconds_of_new_batches(
     task, counted = asked.task, asked.counted
     packed, online = counted.works[Packed.name], counted.works.get(Online.name)
     drawn = online.loading.other_s if online else 0.0
-    epochs = max(task.sample_epochs, choose.epochs_at_a_time(task.graph.feature_bytes, packed.disk_bytes))
+    epochs = max(task.sampling.epochs, choose.epochs_at_a_time(task.graph.feature_bytes, packed.disk_bytes))
     features = task.graph.feature_bytes / epochs  # read once for all of them
     preparing = cost.packing_seconds(
         asked.here, features, packed.disk_bytes, measured.write_bytes_per_s, drawn
@@ -133,8 +133,10 @@ def _add_prices(
             ],
             "best_disks": None if chosen is None else chosen.hardware.disks,
         }  # fmt: skip
-        if bigger is None and task.memory is not None and prices.memory_gib > 0 and task.run is None:
-            bigger = count(replace(task, memory=2 * task.memory), None, compute_s=counted.compute_s)
+        memory = task.limits.memory
+        if bigger is None and memory is not None and prices.memory_gib > 0 and task.run is None:
+            twice = replace(task, limits=replace(task.limits, memory=2 * memory))
+            bigger = count(twice, None, compute_s=counted.compute_s)
         others = _changes(asked, bigger, hardware, mode, prices)
         for change in cost.single_changes(now, others):
             if budget is None or change.offer.cost <= budget:
@@ -157,10 +159,10 @@ def _changes(
     if hardware.disks < hardware.most_disks:
         one = prices.of("disk", hardware.disk.name)
         changes.append(("one disk more", one, replace(hardware, disks=hardware.disks + 1), work))
-    if bigger is not None and task.memory is not None:
+    if bigger is not None and task.limits.memory is not None:
         then = on_machine(bigger, bigger.works[mode], hardware, here)
-        price = prices.memory_gib * task.memory / 2**30
-        changes.append((f"{format_bytes(task.memory)} more memory", price, hardware, then))
+        price = prices.memory_gib * task.limits.memory / 2**30
+        changes.append((f"{format_bytes(task.limits.memory)} more memory", price, hardware, then))
     old = prices.of("gpu", hardware.gpu.name) if hardware.gpu else 0.0
     for other in asked.machines:
         if other.gpu is None or other.gpu.name == (hardware.gpu.name if hardware.gpu else ""):

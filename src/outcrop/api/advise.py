@@ -6,49 +6,92 @@ of the machine.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from outcrop.advisor import machine
-from outcrop.advisor.cost import Prices
+from outcrop.advisor.auto import is_auto
 from outcrop.advisor.counting import Task, count
+from outcrop.advisor.market import Market
 from outcrop.advisor.offers import Comparison, compare, seconds_of_new_batches
-from outcrop.config import Size, as_fanouts, parse_size
-from outcrop.runtime.hardware import Hardware
+from outcrop.api.old_keywords import accepts_old_keywords, merged, named
+from outcrop.config import (
+    Limits,
+    ModelConfig,
+    Replay,
+    SampleConfig,
+    Size,
+    as_fanouts,
+    check_epochs_unset,
+    parse_size,
+    with_memory,
+)
+from outcrop.config.models import wants_degrees
+from outcrop.errors import ArgumentError
 from outcrop.store import run as runs
 from outcrop.store.graph import Graph, open_graph
 
+_OLD = {
+    "hidden": "model.hidden",
+    "fanouts": "sampling.fanouts",
+    "batch_size": "sampling.batch_size",
+    "sampler": "sampling.sampler",
+    "seed": "sampling.seed",
+    "sample_epochs": "run",
+    "gpu_memory": "limits.gpu_memory",
+    "disk_space": "limits.disk_space",
+    "machines": "market.machines",
+    "prices": "market.prices",
+    "budget": "market.budget",
+}
 
+
+def _objects(old: dict[str, Any], given: dict[str, Any]) -> dict[str, Any]:
+    """Makes the objects that :func:`advise` takes now from keywords that it took before."""
+    made: dict[str, Any] = {}
+    if "hidden" in old:
+        model = given.get("model", ModelConfig())
+        made["model"] = replace(ModelConfig(model) if isinstance(model, str) else model, hidden=old["hidden"])
+    if given.get("run") is None:  # which overruled these
+        if "sample_epochs" in old:
+            made["run"] = Replay(old["sample_epochs"])
+        if sampling := named(_OLD, "sampling", old):
+            if "fanouts" in sampling:
+                sampling["fanouts"] = as_fanouts(sampling["fanouts"])
+            made["sampling"] = merged(SampleConfig, given.get("sampling"), sampling)
+    for parameter, kind in (("limits", Limits), ("market", Market)):
+        if options := named(_OLD, parameter, old):
+            made[parameter] = merged(kind, given.get(parameter), options)
+    return made
+
+
+@accepts_old_keywords(_OLD, _objects)
 def advise(
     graph: Graph | str | Path,
     *,
-    run: str | Path | None = None,
-    model: str = "sage",
-    hidden: int | None = None,
-    fanouts: Sequence[int] = (10, 10),
-    batch_size: int = 1024,
-    sampler: str = "neighbor",
-    sample_epochs: int = 1,
-    memory: Size | None = None,
-    gpu_memory: Size = 0,
-    disk_space: Size | None = None,
+    model: str | ModelConfig = "sage",
+    sampling: SampleConfig | None = None,
+    limits: Limits | None = None,
+    run: str | Path | Replay | None = None,
+    market: Market | None = None,
     device: str = "cpu",
-    machines: Sequence[Hardware] = (),
-    prices: Prices | None = None,
-    budget: float | None = None,
-    profile: Path | None = None,
-    seed: int = 0,
+    profile: str | Path | None = None,
+    memory: Size | None = None,
 ) -> dict[str, Any]:
-    """Predicts epochs of training ``graph``, here and on ``machines``; with ``prices`` what to buy.
+    """Predicts epochs of training ``graph``, here and on other machines; with prices what to buy.
 
     Args:
-        run: Made by :func:`outcrop.prepare` (``stop_after="plan"`` is enough): its batches and limits are taken.
-        machines: Described in TOML (advisor/hardware.py); this machine comes first always.
-        prices: None: nothing is said about cost.
-        budget: That a machine with its disks may cost at the most.
+        graph: Graph, or its folder.
+        model: ``sage``, ``gat`` or ``gcn``, or :class:`outcrop.ModelConfig` with its size.
+        sampling: How batches are drawn (:class:`outcrop.SampleConfig`); a run has its own.
+        limits: Memory, device memory and disk space (:class:`outcrop.Limits`); of a run only its memory can be another.
+        run: Where batches come from. A run made by :func:`outcrop.prepare` (planned is enough): its batches and limits
+            are taken. :class:`outcrop.Replay`: those of a few epochs, again and again. None: of one epoch.
+        market: Machines to compare with, and what they cost (:class:`outcrop.Market`).
+        device: ``cpu``, ``cuda`` or ``cuda:N``.
         profile: File of ``outcrop doctor --save``; None: the one kept for this machine, measured where there is none.
+        memory: Short for ``limits=Limits(memory=...)``.
 
     Returns:
         ``predictions`` (a row per machine and mode; ``online`` reads rows as batches are drawn), ``fresh`` (seconds of
@@ -57,24 +100,36 @@ def advise(
         gains per unit of money), ``assumptions``, and what was asked.
 
     Raises:
+        ArgumentError: A file of a machine or of prices is not what it should be, or options contradict each other.
         BudgetError: A limit cannot be met.
     """
     graph = graph if isinstance(graph, Graph) else open_graph(graph)
-    task = _task(
-        graph, run, model, hidden, fanouts, batch_size, sampler, sample_epochs, memory, gpu_memory, disk_space,
-        device, seed,
-    )  # fmt: skip
-    measured = machine.profile_of(graph.path.resolve().parent, profile)
+    model = ModelConfig(model) if isinstance(model, str) else model
+    limits, market = with_memory(limits, memory), market or Market()
+    if is_auto(limits.memory):
+        raise ArgumentError(
+            "memory 'auto' is chosen where training begins: name a budget to predict for, such as 4GiB"
+        )
+    machines, prices = market.read_machines(), market.read_prices()
+    if isinstance(run, str | Path):
+        if sampling is not None:
+            raise ArgumentError(
+                f"{run} has its own sampling (fanouts and batch size, sampler): leave it out, or advise on the graph"
+            )
+        task = _task_of_run(graph, model, limits, Path(run), device)
+    else:
+        drawn = _sampling(sampling or SampleConfig(), model, 1 if run is None else run.epochs)
+        task = Task(graph, model, drawn, limits.in_bytes(graph.feature_bytes), device)
+    measured = machine.profile_of(graph.path.resolve().parent, None if profile is None else Path(profile))
     counted = count(task, measured)
     here = measured.hardware(gpu=device != "cpu")
-    asked = Comparison(task, counted, here, tuple(machines), prices, budget)
+    asked = Comparison(task, counted, here, machines, prices, market.budget)
     found = compare(asked)
     epoch_s = {row["mode"]: row["epoch_seconds"] for row in found["predictions"][: len(counted.works)]}
     return {
         "graph": str(graph.path),
-        "model": model,
-        "setting": {**{k: v for k, v in asdict(replace(task, graph=None)).items() if k != "graph"},
-                    "run": None if task.run is None else str(task.run)},
+        "model": model.name,
+        "setting": _setting(task, task.limits.disk_space if task.run is not None else limits.disk_space),
         "profile": measured.to_json(),
         "run_disk_bytes": counted.disk_bytes,
         "predictions": found.pop("predictions"),
@@ -83,41 +138,39 @@ def advise(
         "changes": found.pop("changes"),
         "assumptions": list(counted.assumptions),
         **found,
-    }  # fmt: skip
+    }
 
 
-def _task(
-    graph: Graph,
-    run: str | Path | None,
-    model: str,
-    hidden: int | None,
-    fanouts: Sequence[int],
-    batch_size: int,
-    sampler: str,
-    sample_epochs: int,
-    memory: Size | None,
-    gpu_memory: Size,
-    disk_space: Size | None,
-    device: str,
-    seed: int,
-) -> Task:
-    limit = None if memory is None else parse_size(memory)
-    task = Task(
-        graph, model, hidden, as_fanouts(fanouts), batch_size, sampler, sample_epochs, seed, limit,
-        parse_size(gpu_memory), disk_space, device,
-    )  # fmt: skip
-    if run is None:
-        return task
-    info = runs.read(Path(run))
-    return replace(
-        task,
-        run=Path(run),
-        fanouts=info.sample.fanouts,
-        batch_size=info.sample.batch_size,
-        sampler=info.sample.sampler,
-        sample_epochs=info.sample.epochs,
-        seed=info.sample.seed,
-        memory=info.plan.memory if limit is None else limit,
-        gpu_memory=info.plan.gpu_memory,
-        disk_space=info.plan.disk_space,
-    )
+def _sampling(asked: SampleConfig, model: ModelConfig, epochs: int) -> SampleConfig:
+    """How the batches of an epoch are drawn for ``model``."""
+    check_epochs_unset(asked, "run=Replay(4)")
+    if asked.task != "node":
+        raise ArgumentError(f"task {asked.task!r} cannot be predicted: advise counts batches of nodes")
+    degrees = asked.degrees or wants_degrees(model.name, asked.sampler)
+    return replace(asked, degrees=degrees, epochs=epochs)
+
+
+def _task_of_run(graph: Graph, model: ModelConfig, limits: Limits, run: Path, device: str) -> Task:
+    """What is counted of a run that is there: with its batches, and its limits but for the memory that was named."""
+    info = runs.read(run)
+    memory = info.plan.memory if limits.memory is None else parse_size(limits.memory)
+    return Task(graph, model, info.sample, replace(info.plan, memory=memory), device, run)
+
+
+def _setting(task: Task, disk_space: Size | None) -> dict[str, Any]:
+    """What was asked, for the result."""
+    return {
+        "model": task.model.name,
+        "hidden": task.model.hidden,
+        "fanouts": task.sampling.fanouts,
+        "batch_size": task.sampling.batch_size,
+        "sampler": task.sampling.sampler,
+        "sample_epochs": task.sampling.epochs,
+        "seed": task.sampling.seed,
+        "memory": task.limits.memory,
+        "gpu_memory": task.limits.gpu_memory,
+        "disk_space": disk_space,
+        "device": task.device,
+        "run": None if task.run is None else str(task.run),
+        "topology": task.topology,
+    }

@@ -65,9 +65,9 @@ def named(table: Mapping[str, str], parameter: str, old: Mapping[str, Any]) -> d
 
 def _message(function: str, old: Mapping[str, Any], table: Mapping[str, str], made: Mapping[str, Any]) -> str:
     where = sorted({table[name].split(".")[0] for name in old})
-    call = ", ".join(f"{name}={written(made[name])}" for name in where if name in made)
+    call = "".join(f", {name}={written(made[name])}" for name in where if name in made)
     keywords = ", ".join(f"{name}=" for name in old)
-    return f"outcrop.{function}({keywords}) is now written outcrop.{function}(..., {call})"
+    return f"outcrop.{function}({keywords}) is now written outcrop.{function}(...{call})"
 
 
 def written(value: Any) -> str:

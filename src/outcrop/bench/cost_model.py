@@ -19,7 +19,7 @@ from outcrop.advisor import cost, machine
 from outcrop.advisor.counting import EpochCount, Task, compute_seconds, count
 from outcrop.api.prepare import prepare_with_report as prepare
 from outcrop.bench.epoch import Log, Setting, ensure_graph, plain
-from outcrop.config import IoConfig, ModelConfig, SampleConfig, TrainConfig, format_bytes
+from outcrop.config import IoConfig, ModelConfig, PlanConfig, SampleConfig, TrainConfig, format_bytes
 from outcrop.config.models import wants_degrees
 from outcrop.loading.modes import mode_named
 from outcrop.loading.open import open_session
@@ -123,17 +123,17 @@ def _task(graph: Graph, folder: Path, setting: Setting, case: Case) -> Task:
     memory = int(graph.feature_bytes * case.cap)
     degrees = wants_degrees(case.model)
     name = f"{graph.path.stem}-cost-{case.fanouts.replace(',', '-')}-{case.cap:g}{'-degrees' if degrees else ''}.run"
-    fanouts = tuple(map(int, case.fanouts.split(",")))
+    sampling = SampleConfig(tuple(map(int, case.fanouts.split(","))), setting.batch_size, degrees=degrees)
     prepare(
         graph,
         folder / name,
-        sampling=SampleConfig(fanouts, setting.batch_size, degrees=degrees),
+        sampling=sampling,
         epochs=1,
         memory=memory,
         overwrite=True,
     )
-    hidden = None if case.model == "gat" else setting.hidden
-    return Task(graph, case.model, hidden, fanouts, memory=memory, run=folder / name, topology=_TOPOLOGY)
+    model = ModelConfig(case.model, None if case.model == "gat" else setting.hidden)
+    return Task(graph, model, sampling, PlanConfig(memory), run=folder / name, topology=_TOPOLOGY)
 
 
 def _refreshed(profile: Profile, task: Task, case: Case) -> Hardware:
@@ -198,10 +198,10 @@ def _compute(task: Task) -> float:
 def _measure(task: Task, case: Case, setting: Setting, rate: int) -> tuple[float, int]:
     """Returns the median seconds of an epoch after the first, and what the last one read."""
     epochs = min(_EPOCHS[case.mode], max(setting.epochs, 2))
-    model = ModelConfig(case.model, task.hidden, layers=len(task.fanouts))
+    model = replace(task.model, layers=len(task.sampling.fanouts))
     learning = LearningTask(model, TrainConfig(epochs=epochs), task.graph.feature_dim, task.graph.num_classes)
     with (
-        Runtime(task.memory, io=IoConfig(rate_bytes_per_second=rate, topology=_TOPOLOGY)) as runtime,
+        Runtime(task.limits.memory, io=IoConfig(rate_bytes_per_second=rate, topology=_TOPOLOGY)) as runtime,
         open_session(task.graph, runtime, case.mode, run_folder=task.run) as session,
     ):
         before = runtime.io.counters.read_bytes

@@ -7,9 +7,10 @@ from typing import Annotated, Any
 
 import typer
 
+from outcrop.advisor.market import Market
 from outcrop.cli import common, printing
-from outcrop.cli.parsing import parse_fanouts
-from outcrop.config import format_bytes
+from outcrop.cli.options import Fields, with_options
+from outcrop.config import Limits, ModelConfig, Replay, SampleConfig, format_bytes
 
 # What the columns of the prediction mean; docs/advise.md says the same.
 MEANINGS = {
@@ -30,76 +31,55 @@ def add_commands(app: typer.Typer) -> None:
         "Machines and prices are TOML files (docs/advise.md shows one of each); those of the Hyperion paper are built "
         "in and go by the names machine-a, machine-a-980pro, machine-b, machine-c and prices.\n\n"
         "Example: outcrop advise papers.oc --memory 4GiB --machine server.toml --prices shop.toml --out advice.html",
-    )(advise)
+    )(common.with_config(with_options(advise, **_OBJECTS)))
+
+
+_OBJECTS = {
+    "model": (ModelConfig, Fields(("name", "hidden", "heads"), {"name": ("--model",)})),
+    "sampling": (SampleConfig, Fields(("fanouts", "batch_size", "sampler", "seed"), always=False)),
+    "limits": (Limits, Fields(("memory", "gpu_memory", "disk_space"))),
+    "market": (Market, Fields(("machines", "prices", "budget"), {"machines": ("--machine",)})),
+}
 
 
 def advise(
     graph: Annotated[Path, typer.Argument(help="Graph folder, or a run made of one.", metavar="GRAPH")],
-    model: Annotated[str, typer.Option("--model", help="sage, gat or gcn.")] = "sage",
-    hidden: Annotated[int | None, typer.Option("--hidden", help="Width of hidden layers.")] = None,
-    fanouts: common.Fanouts = "10,10",
-    batch_size: Annotated[int, typer.Option("--batch-size")] = 1024,
-    sampler: common.Sampler = "neighbor",
-    sample_epochs: Annotated[int, typer.Option("--sample-epochs", help="Epochs of the pool.")] = 1,
-    memory: common.Memory = None,
-    gpu_memory: common.GpuMemory = "0",
-    disk_space: common.DiskSpace = None,
+    *,
+    model: ModelConfig,
+    sampling: SampleConfig | None,
+    sample_epochs: Annotated[
+        int | None,
+        typer.Option("--sample-epochs", help="Epochs with batches of their own. Default: one."),
+    ] = None,
+    limits: Limits,
     device: common.Device = "cpu",
-    machine: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--machine",
-            help="Machine to compare with: a TOML file, or the name of a built-in one. May be given several times.",
-            metavar="FILE",
-        ),
-    ] = None,
-    prices: Annotated[
-        str | None,
-        typer.Option(
-            "--prices",
-            help="TOML file of prices; the word prices: those of the built-in machines.",
-            metavar="FILE",
-        ),
-    ] = None,
-    budget: Annotated[float | None, typer.Option("--budget", help="What a machine may cost.")] = None,
+    market: Market,
     profile: Annotated[
         Path | None, typer.Option("--profile", help="Made by outcrop doctor --save.", metavar="FILE")
     ] = None,
     out: Annotated[
         Path | None, typer.Option("--out", help="Draw it: .html, .svg or .png.", metavar="FILE")
     ] = None,
-    seed: common.Seed = 0,
     json: common.Json = None,
     quiet: common.Quiet = False,
 ) -> None:
-    from outcrop.advisor import hardware
     from outcrop.api.advise import advise as run
     from outcrop.report import advice
     from outcrop.store import run as runs
 
     if out is not None:
         advice.check_plot(out)
-    described = [hardware.read_machine(name) for name in machine or ()]
-    priced = None if prices is None else hardware.read_prices(prices)
     is_run = (graph / runs.RUN_FILE).is_file()
+    replayed = None if sample_epochs is None else Replay(sample_epochs)
     result = run(
         runs.read(graph).graph_path(graph) if is_run else graph,
-        run=graph if is_run else None,
         model=model,
-        hidden=hidden,
-        fanouts=parse_fanouts(fanouts),
-        batch_size=batch_size,
-        sampler=sampler,
-        sample_epochs=sample_epochs,
-        memory=memory,
-        gpu_memory=gpu_memory,
-        disk_space=disk_space,
+        sampling=sampling,
+        limits=limits,
+        run=graph if is_run else replayed,
+        market=market,
         device=device,
-        machines=described,
-        prices=priced,
-        budget=budget,
         profile=profile,
-        seed=seed,
     )
     common.write_json(json, result)
     if out is not None:

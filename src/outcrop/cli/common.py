@@ -50,21 +50,6 @@ Memory = Annotated[
     ),
 ]
 Device = Annotated[str, typer.Option("--device", help="cpu or cuda.")]
-GpuMemory = Annotated[
-    str,
-    typer.Option(
-        "--gpu-memory",
-        help="Device memory for cached rows, batches and sampling; 0: nothing is cached there, the rest takes what "
-        "is free.",
-        metavar="SIZE",
-    ),
-]
-DiskSpace = Annotated[
-    str | None,
-    typer.Option(
-        "--disk-space", help="Limit for the run's files: 20GiB, or 3x the features.", metavar="SIZE"
-    ),
-]
 Seed = Annotated[int, typer.Option("--seed", help="Same seed, same result.")]
 
 

@@ -29,6 +29,8 @@ _METAVARS = {
     "rate": "SIZE",
     "rates": "SIZE,N",
     "stripes": "FOLDER",
+    "machines": "FILE",
+    "prices": "FILE",
 }
 
 
@@ -64,7 +66,7 @@ def with_options(command: Callable[..., None], **groups: tuple[type, Fields]) ->
             given = {}
             for name in offered.names:
                 value = options.pop(f"{parameter}_{name}")
-                if value not in (None, ()):
+                if value not in (None, (), []):
                     given[name] = _PARSED[name](value) if name in _PARSED else value
             made = (offered.make or kind)(**given) if given or offered.always else None
             options[parameter] = made
@@ -84,10 +86,11 @@ def with_options(command: Callable[..., None], **groups: tuple[type, Fields]) ->
 
 def _flag(parameter: str, name: str, kind: type, offered: Fields) -> Parameter:
     annotation, default = _type_and_default(kind, name)
+    several = " May be given several times." if name in _REPEATED else ""
     option = typer.Option(
         None,
         *offered.flags_of(name),
-        help=_for_command(described(kind, name), kind, offered),
+        help=_for_command(described(kind, name), kind, offered) + several,
         show_default=shown(default),
         metavar=_METAVARS.get(name),
     )
@@ -110,7 +113,7 @@ def _type_and_default(kind: type, name: str) -> tuple[Any, Any]:
     return (plain[0] if plain and str not in alternatives else str), default
 
 
-_REPEATED = ("stripes",)
+_REPEATED = ("stripes", "machines")
 
 
 def shown(default: Any) -> str | bool:

@@ -98,7 +98,7 @@ def _curve(result: dict[str, Any], name: str) -> Figure:
 
 
 def page(result: dict[str, Any]) -> str:
-    """Returns the HTML of a result of :func:`outcrop.api.advise.advise`."""
+    """Returns the HTML of a result of :func:`outcrop.advise`."""
     drawn = figures(result)
     sections = [Section("results", "Predictions", list(drawn))]
     if result["changes"]:

@@ -19,13 +19,14 @@ from hypothesis import strategies as st
 from advisor_support import a_profile, described_work, read_data_sets
 from outcrop.advisor import auto, choose, cost, counting, hardware, pages, shapes, steps
 from outcrop.advisor.cost import LoadingWork, Prices, Workload
+from outcrop.advisor.market import Market
 from outcrop.api import advise
 from outcrop.api.prepare import prepare_with_report as prepare
 from outcrop.bench import cost_model
 from outcrop.bench.epoch import Setting
 from outcrop.bench.graphs import GraphShape
 from outcrop.cli import advise as advising
-from outcrop.config import ALLOWANCE_BYTES, MODELS, SampleConfig
+from outcrop.config import ALLOWANCE_BYTES, MODELS, Limits, ModelConfig, PlanConfig, Replay, SampleConfig
 from outcrop.errors import ArgumentError, BudgetError
 from outcrop.loading.open import open_session
 from outcrop.nn.models import build_model
@@ -481,20 +482,17 @@ def test_advice_counts_exactly_what_is_read(tmp_path, monkeypatch):
         graph = a_graph(tmp_path / "g", runtime, nodes=3000, edges=20000, width=128, train=600)
     memory, run = 4 << 20, tmp_path / "r"
     options = {"fanouts": (4, 4), "batch_size": 64, "memory": memory}
-    bare = advise.advise(graph, model="gcn", hidden=8, **options)
+    model = ModelConfig("gcn", 8)
+    bare = advise.advise(graph, model=model, sampling=SampleConfig((4, 4), 64), memory=memory)
     prepare(graph, run, degrees=True, epochs=1, **options, stop_after="plan")
-    planned = advise.advise(graph, run=run, model="gcn", hidden=8)
+    planned = advise.advise(graph, run=run, model=model)
     assert [p["bytes_read"] for p in planned["predictions"]] == [p["bytes_read"] for p in bare["predictions"]]
     prepare(graph, run, degrees=True, epochs=1, **options)
-    described = [hardware.read_machine(name) for name in ("machine-a", "machine-b")]
     result = advise.advise(
         graph,
         run=run,
-        model="gcn",
-        hidden=8,
-        machines=described,
-        prices=hardware.read_prices("prices"),
-        budget=1e5,
+        model=model,
+        market=Market([hardware.read_machine("machine-a"), "machine-b"], "prices", 1e5),
     )
     for row in result["predictions"]:
         assert row["exact"]
@@ -515,6 +513,54 @@ def test_advice_counts_exactly_what_is_read(tmp_path, monkeypatch):
     advising.summarize(result)
 
 
+def test_what_advice_cannot_be_about(tmp_path, monkeypatch):
+    """Refused before anything is counted or measured."""
+    monkeypatch.setattr(advise, "count", lambda task, measured: pytest.fail("counted"))
+    monkeypatch.setattr(advise.machine, "profile_of", lambda folder, path=None: a_profile({}))
+    with Runtime() as runtime:
+        graph = a_graph(tmp_path / "g", runtime)
+    for options, message in (
+        ({"run": tmp_path / "r", "sampling": SampleConfig()}, "has its own sampling .* leave it out"),
+        ({"sampling": SampleConfig(epochs=3)}, r"epochs=3: leave that out, and write run=Replay"),
+        ({"sampling": SampleConfig(task="link")}, "task 'link' cannot be predicted"),
+        ({"memory": "auto"}, "name a budget to predict for, such as 4GiB"),
+        ({"memory": 1, "limits": Limits(2)}, "keep one of them"),
+        ({"model": ModelConfig("gat", 10, heads=2), "market": Market(["none.toml"])}, "none.toml"),
+    ):
+        with pytest.raises(ArgumentError, match=message):
+            advise.advise(graph, **options)
+    for options, message in (
+        ({"machines": "machine-a"}, "is one machine: give a list"),
+        ({"budget": -1.0}, "budget -1.0 buys nothing"),
+    ):
+        with pytest.raises(ArgumentError, match=message):
+            Market(**options)
+
+
+def test_what_advice_is_about(tmp_path, monkeypatch):
+    """Options come as they are to what counts."""
+    seen = []
+
+    def counted(task, measured):
+        seen.append(task)
+        raise BudgetError("enough seen")
+
+    monkeypatch.setattr(advise, "count", counted)
+    monkeypatch.setattr(advise.machine, "profile_of", lambda folder, path=None: a_profile({}))
+    with Runtime() as runtime:
+        graph = a_graph(tmp_path / "g", runtime)
+    sampling = SampleConfig((4, 4), 64, sampler="labor", batch_dependency=8, seed=3)
+    limits = Limits("1MiB", "2MiB", "3x")
+    with pytest.raises(BudgetError, match="enough seen"):
+        advise.advise(graph, model=ModelConfig("gcn", 8), sampling=sampling, run=Replay(3), limits=limits)
+    (found,) = seen
+    assert found.model == ModelConfig("gcn", 8)
+    assert found.sampling == replace(sampling, degrees=True, epochs=3)
+    assert found.limits == PlanConfig(1 << 20, 2 << 20, 3 * graph.feature_bytes)
+    wide = counting.Task(graph, ModelConfig("gat", heads=2)).network
+    assert (wide.hidden, wide.heads) == (64, 2)  # 32 a head
+
+
 def test_computing_is_timed_on_batches_and_scaled_to_the_epoch(tmp_path, monkeypatch):
     with Runtime() as runtime:
         graph = a_graph(tmp_path / "g", runtime)
@@ -527,7 +573,7 @@ def test_computing_is_timed_on_batches_and_scaled_to_the_epoch(tmp_path, monkeyp
             return [1.0] * len(batches)
 
         monkeypatch.setattr(steps, "step_seconds", timed)
-        task = counting.Task(graph, fanouts=(3, 3), batch_size=20)
+        task = counting.Task(graph, sampling=SampleConfig((3, 3), 20))
         found = counting.compute_seconds(task, samples, runtime)
     at = list(samples.group("train").batches(0))
     size = samples.num_nodes[at] + samples.num_edges[at]

@@ -14,7 +14,7 @@ import pytest
 
 import outcrop as oc
 from artifact_support import memory_folder, small_graph
-from outcrop.api import embed, graph, infer, prepare, train
+from outcrop.api import advise, embed, graph, infer, prepare, train
 from outcrop.api.old_keywords import written
 from outcrop.errors import ArgumentError
 from outcrop.runtime.progress import SilentProgress
@@ -188,7 +188,27 @@ BUCKETS: list[tuple[dict[str, Any], dict[str, Any]]] = [
     ),
     ({"partitions": None}, {"config": oc.BucketConfig()}),
 ]  # fmt: skip
+ADVISE: list[tuple[dict[str, Any], dict[str, Any]]] = [
+    (
+        {
+            "model": "gcn", "hidden": 8, "fanouts": [4, 4], "batch_size": 9, "sampler": "labor", "seed": 2,
+            "sample_epochs": 3,
+        },
+        {
+            "model": oc.ModelConfig("gcn", 8),
+            "sampling": oc.SampleConfig((4, 4), 9, sampler="labor", seed=2),
+            "run": oc.Replay(3),
+        },
+    ),
+    ({"memory": 9, "gpu_memory": 5, "disk_space": "2x"}, {"memory": 9, "limits": oc.Limits(None, 5, "2x")}),
+    (
+        {"machines": ["machine-a"], "prices": "prices", "budget": 1e4},
+        {"market": oc.Market(("machine-a",), "prices", 1e4)},
+    ),
+    ({"run": "a.run", "fanouts": [3], "sample_epochs": 2}, {"run": "a.run"}),  # which a run overruled
+]  # fmt: skip
 DOORS: dict[str, tuple[dict[str, str], Callable[..., dict[str, Any]], list[Any]]] = {
+    "advise": (advise._OLD, advise._objects, ADVISE),
     "train": (train._OLD, train._objects, TRAIN),
     "prepare": (prepare._OLD, prepare._objects, PREPARE),
     "infer": (infer.OLD, infer.objects, INFER),
@@ -294,6 +314,7 @@ def test_options_are_written_as_a_call_that_makes_them() -> None:
         replace(oc.TrainConfig(), class_weights=(1.0, 2.0)),
         oc.ImportConfig(keep_self_loops=False, train_fraction=0.5),
         oc.GenerateConfig("rmat", a=0.5),
+        oc.Market(["machine-a"], budget=5.0),
     ):
         assert eval(written(options), {name: getattr(oc, name) for name in oc.__all__}) == options
 

@@ -94,6 +94,18 @@ COMMANDS = {
     "import": ["import", "arrays:d", "g", "--reverse", "--train-fraction", "0.5"],
     "generate": ["generate", "g", "--nodes", "9", "--homophily", "0.25"],
     "infer": ["infer", "g", "--checkpoint", "c", "--out", "o.npy", "--nodes", "ids \\ é.csv"],
+    "advise": [
+        "advise",
+        "g",
+        "--machine",
+        "machine-a",
+        "--machine",
+        "b.toml",
+        "--budget",
+        "10",
+        "--fanouts",
+        "5,5",
+    ],
     "embed prepare": ["embed", "prepare", "g", "r", "--partitions", "6", "--seed", "3"],
     "embed eval": ["embed", "eval", "r", "--candidates", "9"],
     "embed export": ["embed", "export", "r", "--format", "parquet"],
@@ -118,6 +130,8 @@ def test_options_that_are_printed_are_read_back(tmp_path: Path, name: str) -> No
     if name == "train":
         assert found["stripe"] == ["a b", 'c"']
         assert (found["learning-rate"], found["refresh"], found["memory"]) == (0.5, True, "1GiB")
+    if name == "advise":
+        assert (found["machine"], found["budget"], found["fanouts"]) == (["machine-a", "b.toml"], 10.0, "5,5")
     bare = [word for word in command[: len(name.split()) + 2] if not word.startswith("--")]
     assert printed(*bare, "--config", str(file)) == file.read_text()
     option, value = {"import": ("split-seed", 9), "embed export": ("out", "f")}.get(name, ("seed", 9))
