@@ -77,15 +77,17 @@ class Buffer:
         self.waited = 0.0
 
     def _allocate(self) -> None:
-        table, free = self._table, self._runtime.budget.free_bytes
+        table, budget = self._table, self._runtime.budget
+        free = budget.free_bytes
         need = self._slots * table.slab_bytes
         if need > free:
             raise BudgetError(
                 f"{self._slots} slices of {exact_bytes(table.slab_bytes)} take {least_bytes(need)}, "
-                f"{exact_bytes(free)} of the memory budget are free: raise --memory, prepare with more partitions, or "
-                "lower --buffer, --batch or --negatives"
+                f"{exact_bytes(free)} of the memory budget are free: raise --memory to at least "
+                f"{least_bytes(budget.limit_bytes - free + need)}, prepare with more partitions, or lower --buffer, "
+                "--batch or --negatives"
             )
-        self._memory = self._runtime.budget.empty(TAG, need).reshape(self._slots, table.slab_bytes)
+        self._memory = budget.empty(TAG, need).reshape(self._slots, table.slab_bytes)
         self.rows = self._memory.reshape(-1).view(np.float32).reshape(-1, table.shape.stride)
 
     def exchange(self, moves: Sequence[SlotMove]) -> SliceTransfer:

@@ -51,13 +51,15 @@ class EmbeddingModel:
             IoError: Another process trains meanwhile, and has replaced what the checkpoint named.
         """
         table, division = self.table, self.buckets.division
-        free = self.runtime.budget.free_bytes
+        budget = self.runtime.budget
+        free = budget.free_bytes
         if table.slab_bytes > free:
             raise BudgetError(
                 f"one slice of the table takes {least_bytes(table.slab_bytes)}, {exact_bytes(free)} of the memory "
-                "budget are free: raise --memory, or prepare with more partitions"
+                f"budget are free: raise --memory to at least "
+                f"{least_bytes(budget.limit_bytes - free + table.slab_bytes)}, or prepare with more partitions"
             )
-        slab = self.runtime.budget.empty("partitions", table.slab_bytes)
+        slab = budget.empty("partitions", table.slab_bytes)
         for part in range(division.parts):
             self._load(part, slab)
             yield int(division.starts[part]), table.rows_of(slab)[: division.size(part), : self.config.dim]

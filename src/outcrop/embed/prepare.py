@@ -220,9 +220,11 @@ class _Prepare:
         most = memory_tables.BUCKET_SORT.bytes_of(runtime.budget.free_bytes)
         memory = min(most, edges.count("train") * 2 * _RECORD_BYTES + least)
         if memory < least:
+            free = runtime.budget.free_bytes
+            needed = -(-least // memory_tables.BUCKET_SORT.fraction)
             raise BudgetError(
-                f"{exact_bytes(runtime.budget.free_bytes)} of the memory budget are free; sorting edges needs at least "
-                f"{least_bytes(2 * least)}: raise it"
+                f"sorting edges takes {least_bytes(needed)}, {exact_bytes(free)} of the memory budget are free: raise "
+                f"it to at least {least_bytes(runtime.budget.limit_bytes - free + needed)}"
             )
         return _core.BucketSorter(
             runtime.io, runtime.budget, runtime.workers, str(self.work), memory, edges.num_nodes,

@@ -301,7 +301,8 @@ def test_the_budget_holds(tmp_path, make_runtime):
     assert fit(buckets, run, config, make_runtime("4MiB"), fresh=True).result.resident
     before = table_of(run, setup)
     with pytest.raises(
-        BudgetError, match=r"10 slices of .* raise --memory, prepare with more partitions, or lower"
+        BudgetError,
+        match=r"10 slices of .* raise --memory to at least \d+ bytes .*, prepare with more partitions, or lower",
     ):
         fit(buckets, run, config, make_runtime("1MiB"), resident=True, fresh=True)
     with pytest.raises(BudgetError, match=r"'embed-batch'.*lower --batch, --chunk, --negatives or --dim"):
