@@ -2,7 +2,8 @@
 
 A batch has ``n_id`` [n], ``edge_index`` [2, E] (source, target; local) and ``batch_size`` (the first nodes are the
 seeds); optional are ``num_sampled_nodes`` and ``num_sampled_edges`` per hop, ``y`` (of the seeds, or of all nodes),
-``edge_label_index`` [2, L] and ``edge_label`` [L] (local). Arrays may be torch tensors or anything NumPy understands.
+``edge_label_index`` [2, L] and ``edge_label`` [L] (local). They are attributes, or entries of a dict. Arrays may be
+torch tensors or anything NumPy understands.
 
 What changes: nodes are put in ascending order within each hop, the seeds too, and everything local is renumbered
 accordingly; edges are put in order of their targets, those of one target stay in the order given. Where the hops are
@@ -13,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import chain
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -92,6 +94,7 @@ def convert(data: Any, num_nodes: int, where: str) -> BatchGraph:
     Raises:
         ArgumentError: Something is missing, out of range, or contradicts the rest; names ``where``.
     """
+    data = SimpleNamespace(**data) if isinstance(data, Mapping) else data
     n_id, edge_index = _integers(data, "n_id", where), _integers(data, "edge_index", where)
     count, seeds = len(n_id), _batch_size(data, where)
     _require(n_id.ndim == 1, where, f"n_id has shape {n_id.shape}, one dimension is needed")

@@ -248,6 +248,16 @@ def test_what_is_no_batch_is_refused(changes, problem):
     assert str(error.value).startswith("batch 3 of epoch 1")
 
 
+def test_a_batch_may_be_a_dict():
+    fields = {"y": [7, 3, 1], "num_sampled_nodes": [2, 1], "num_sampled_edges": [3]}
+    found, expected = (convert(b, 10, "here") for b in (vars(a_batch(**fields)), a_batch(**fields)))
+    for name, value in vars(expected).items():
+        np.testing.assert_array_equal(getattr(found, name), value, name)
+    assert [b.n_id.tolist() for b in ExternalBatches([vars(a_batch())], 10).epoch("train", 0)] == [[2, 5, 9]]
+    with pytest.raises(ArgumentError, match="here: it has no edge_index"):
+        convert({"n_id": [1]}, 10, "here")
+
+
 def test_iterables_and_functions():
     batches = [a_batch(), a_batch(n_id=[1, 2, 3])]
     once = ExternalBatches(iter(batches), 10)
