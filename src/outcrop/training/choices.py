@@ -196,6 +196,15 @@ def _run_to_train_on(folder: Path, samples: bool) -> runs.RunInfo:
     return info
 
 
+def check_task(sampling: SampleConfig | None) -> None:
+    """Refuses batches of edges to be predicted, before any are prepared."""
+    if sampling is not None and sampling.task == "link":
+        raise ArgumentError(
+            "task 'link' makes batches of edges to be predicted, which train does not learn from: prepare a run of "
+            "them, and train on its loader() with a loop of your own"
+        )
+
+
 def _replayed_epochs(checkpoint: Path | None) -> int | None:
     """How many epochs ``checkpoint`` has replayed, as was usual before new batches were; None: it has not yet."""
     path = None if checkpoint is None else checkpoint / checkpoints.LAST

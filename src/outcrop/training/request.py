@@ -15,7 +15,7 @@ from outcrop.store import identity
 from outcrop.store.graph import Graph
 from outcrop.training import loop
 from outcrop.training.checks import check_checkpoint, check_complete, check_evaluation
-from outcrop.training.choices import BatchChoice, Choices, TrainOptions, choose_batches
+from outcrop.training.choices import BatchChoice, Choices, TrainOptions, check_task, choose_batches
 from outcrop.training.learning import LearningTask
 from outcrop.training.objectives import choose_objective
 from outcrop.training.supply import BatchRequest, folder_beside
@@ -58,6 +58,7 @@ class TrainRequest:
         """
         graph, training = asked.graph, asked.training
         mode = asked.mode or Packed()
+        check_task(asked.sampling)
         check_evaluation(mode, training.evaluate_every)
         devices.gpu_named(training.device)  # raises where there is none
         mode.check(graph, training.device)

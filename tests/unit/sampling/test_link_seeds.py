@@ -169,6 +169,16 @@ def test_runs_deliver_them_in_every_mode(tmp_path, make_runtime, sampler):
         train(graph_with_labels(tmp_path, make_runtime()), run=tmp_path / "run")
 
 
+@pytest.mark.parametrize("mode", ["packed", "online", "memory"])
+def test_training_refuses_edges_before_it_prepares_any(tmp_path, make_runtime, mode):
+    graph = graph_with_labels(tmp_path, make_runtime())
+    with pytest.raises(
+        ArgumentError, match=r"task 'link' .*prepare a run of them, and train .*a loop of your own"
+    ):
+        train(graph, sampling=SampleConfig(task="link"), loading=mode)
+    assert [path.name for path in tmp_path.iterdir()] == ["labelled"]
+
+
 def graph_with_labels(folder: Path, runtime):
     return write_graph(
         folder / "labelled",
