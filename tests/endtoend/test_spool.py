@@ -103,16 +103,19 @@ def test_what_is_chosen_by_is_the_model_that_is_trained(
     """Three heads of width 2, of which one with four heads cannot be built; and without a width, 32 for each head."""
     monkeypatch.setattr(spool, "LEAST_BYTES", 0)
     assert len(online(graph, model="gat", hidden=6, heads=3).epochs) == EPOCHS
-    asked: dict[str, Any] = {}
+    asked: list[auto.TrainingAhead] = []
 
-    def choose_limits(*_: Any, **options: Any) -> Choice:
-        asked.update(options)
+    def choose_limits(_: Graph, sampling: Any, out: Path | None, ahead: auto.TrainingAhead) -> Choice:
+        asked.append(ahead)
         return Choice(2 << 20, "online", None, "as the test says")
 
     monkeypatch.setattr(auto, "choose_limits", choose_limits)
     online(graph, model="gat", hidden=None, heads=8, memory="auto", epochs=1)
     first = build_model("gat", graph.feature_dim, None, graph.num_classes, 2, heads=8).convs[0]
-    assert asked["hidden"] == first.heads * first.out_channels
+    (ahead,) = asked
+    assert auto.shapes.network_of(graph, "gat", ahead.model.hidden, ahead.model.heads).hidden == (
+        first.heads * first.out_channels
+    )
 
 
 def test_goes_on_in_either_way(graph: Graph, spools: Any, tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ import numpy as np
 from outcrop.advisor import choose, machine, shapes
 from outcrop.advisor.choose import AUTO, Choice, WorkloadFacts
 from outcrop.advisor.pages import page_bytes, page_runs
-from outcrop.config import SampleConfig, Size, format_bytes, parse_size
+from outcrop.config import ModelConfig, SampleConfig, Size, format_bytes, parse_size
 from outcrop.config.sampling import EXTERNAL
 from outcrop.loading.modes import Packed
 from outcrop.runtime import memory_tables, system
@@ -34,17 +34,32 @@ def is_auto(memory: Size | None) -> bool:
     return memory == AUTO
 
 
+@dataclass(frozen=True)
+class TrainingAhead:
+    """Says what is known of a training before its limits are chosen.
+
+    Attributes:
+        epochs: Epochs that will be trained.
+        model: What is trained.
+        disk_space: Limit for the files of the run; None: what is free.
+        refresh: Whether batches are drawn anew for every pool.
+        least_epochs: Batches are prepared for as many of ``epochs`` as fit the disk, and a run of the same batches that
+            has at least so many stays; None: for as many as are sampled, no more and no less.
+    """
+
+    epochs: int = 10
+    model: ModelConfig = field(default_factory=ModelConfig)
+    disk_space: Size | None = None
+    refresh: bool = False
+    least_epochs: int | None = None
+
+
 def choose_limits(
     graph: Graph,
     sampling: SampleConfig,
     out: Path | None,
+    ahead: TrainingAhead | None = None,
     *,
-    epochs: int = 10,
-    model: str = "sage",
-    hidden: int | None = None,
-    disk_space: Size | None = None,
-    refresh: bool = False,
-    least_epochs: int | None = None,
     profile: Profile | None = None,
     available_bytes: int | None = None,
 ) -> Choice:
@@ -54,21 +69,19 @@ def choose_limits(
 
     Args:
         out: The run that exists or is to be made.
-        epochs: Epochs that will be trained.
-        refresh: Whether batches are drawn anew for every pool.
-        least_epochs: Batches are prepared for as many of ``epochs`` as fit the disk, and a run of the same batches that
-            has at least so many stays; None: for ``sampling.epochs``, no more and no less.
+        ahead: What else is known of the training.
         profile: None: the one that is kept, measured where there is none (about 15 s).
         available_bytes: None: asks the system.
 
     Raises:
         BudgetError: There is too little memory.
     """
+    ahead = ahead or TrainingAhead()
     available = system.available_memory() if available_bytes is None else available_bytes
     if out is not None and (out / runs.RUN_FILE).is_file():
         info = runs.read(out)
         same = sampling
-        if least_epochs is not None and info.sample.epochs >= least_epochs:
+        if ahead.least_epochs is not None and info.sample.epochs >= ahead.least_epochs:
             same = replace(sampling, epochs=info.sample.epochs)
         if info.sample == same and info.graph_digest == graph.digest() and info.plan.memory is not None:
             choose.memory_within(available)
@@ -77,7 +90,8 @@ def choose_limits(
                 "delete that folder to choose anew, or name a budget"
             )
             return Choice(info.plan.memory, Packed.name, info.plan.disk_space, why)
-    limit = None if disk_space is None else parse_size(disk_space, feature_bytes=graph.feature_bytes)
+    space = ahead.disk_space
+    limit = None if space is None else parse_size(space, feature_bytes=graph.feature_bytes)
     if sampling.sampler == EXTERNAL:  # nobody can look at these batches ahead
         memory = choose.memory_within(available)
         return Choice(
@@ -94,15 +108,15 @@ def choose_limits(
     facts = WorkloadFacts(
         available_bytes=available,
         free_disk_bytes=disk.f_bavail * disk.f_frsize,
-        epochs=epochs,
+        epochs=ahead.epochs,
         pool=sampling.epochs,
-        refresh=refresh,
-        compute_s=_step_seconds(graph, probe, profile, model, hidden) * probe.count,
+        refresh=ahead.refresh,
+        compute_s=_step_seconds(graph, probe, profile, ahead.model) * probe.count,
         write_bytes_per_s=profile.write_bytes_per_s,
         disk_space=limit,
         **probe.facts(graph),
     )
-    if least_epochs is not None:
+    if ahead.least_epochs is not None:
         facts = replace(facts, pool=choose.whole_epochs(facts), refresh=True)
     return choose.choose(facts, profile.hardware())
 
@@ -173,11 +187,11 @@ def missing_share(batches: Sequence[np.ndarray], cache_rows: int, num_nodes: int
     return float((~np.isin(last, held)).mean() * (1 - unseen))
 
 
-def _step_seconds(graph: Graph, probe: BatchProbe, profile: Profile, model: str, hidden: int | None) -> float:
+def _step_seconds(graph: Graph, probe: BatchProbe, profile: Profile, model: ModelConfig) -> float:
     """Returns the seconds of a training step on an average one of the batches seen, from the profile's step."""
     nodes = np.mean([b.nodes_per_hop for b in probe.batches], axis=0)
     edges = np.mean([b.edges_per_hop for b in probe.batches], axis=0)
-    network = shapes.network_of(graph, model, hidden)
+    network = shapes.network_of(graph, model.name, model.hidden, model.heads)
     return shapes.scaled_step(
-        profile.steps.get(model, 0.0), network, shapes.Shape(tuple(nodes), tuple(edges))
+        profile.steps.get(model.name, 0.0), network, shapes.Shape(tuple(nodes), tuple(edges))
     )

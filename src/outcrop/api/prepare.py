@@ -176,7 +176,8 @@ def prepare_with_report(
     choose_epochs = epochs is None and external is None
     if auto.is_auto(limits.memory):
         least = 1 if choose_epochs else None
-        choice = auto.choose_limits(graph, config, out, disk_space=limits.disk_space, least_epochs=least)
+        ahead = auto.TrainingAhead(disk_space=limits.disk_space, least_epochs=least)
+        choice = auto.choose_limits(graph, config, out, ahead)
         limits = replace(limits, memory=choice.memory, disk_space=choice.disk_space)
         chosen.append(choice.why)
     plan = limits.in_bytes(graph.feature_bytes, packing.layout)

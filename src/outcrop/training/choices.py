@@ -18,7 +18,6 @@ from outcrop.config import (
     SampleConfig,
     TrainConfig,
     check_epochs_unset,
-    hidden_width,
 )
 from outcrop.config.models import wants_degrees
 from outcrop.errors import ArgumentError, OutcropWarning
@@ -170,12 +169,13 @@ def _choose_limits(asked: TrainOptions) -> tuple[Mode, Limits, str]:
         graph,
         sampling,
         out if asked.mode is None or asked.mode.prepares else None,
-        epochs=asked.training.epochs,
-        model=asked.model.name,
-        hidden=hidden_width(asked.model.name, asked.model.hidden, asked.model.heads),
-        disk_space=space,
-        refresh=refresh,
-        least_epochs=asked.training.epochs if asked.run is None else None,
+        auto.TrainingAhead(
+            epochs=asked.training.epochs,
+            model=asked.model,
+            disk_space=space,
+            refresh=refresh,
+            least_epochs=asked.training.epochs if asked.run is None else None,
+        ),
     )
     mode = asked.mode or mode_named(choice.mode)
     space = choice.disk_space if mode.prepares else space

@@ -599,8 +599,9 @@ def test_auto_is_recorded_and_stays(tmp_path, monkeypatch):
     again = prepare(graph, tmp_path / "r", memory="auto", **options)
     assert again.skipped == ["sample", "plan", "pack"]
     assert runs.read(tmp_path / "r").plan == plan
+    least = auto.TrainingAhead(least_epochs=7)
     choice = auto.choose_limits(graph, SampleConfig(**options, epochs=10), tmp_path / "r")
-    assert auto.choose_limits(graph, SampleConfig(**options), tmp_path / "r", least_epochs=7) == choice
+    assert auto.choose_limits(graph, SampleConfig(**options), tmp_path / "r", least) == choice
     assert choice.why.endswith(
         f"which {tmp_path / 'r'} was prepared for; delete that folder to choose anew, or name a budget"
     )
