@@ -20,6 +20,7 @@ from outcrop.config import (
     parse_size,
     with_memory,
 )
+from outcrop.config.declared import checks_arguments
 from outcrop.device import gpu_named
 from outcrop.embed import evaluate as evaluation
 from outcrop.embed import export as exporting
@@ -79,6 +80,7 @@ def _objects_of_prepare(old: dict[str, Any], given: dict[str, Any]) -> dict[str,
 
 
 @accepts_old_keywords(_OLD_OF_PREPARE, _objects_of_prepare)
+@checks_arguments
 @shows_progress
 def embed_prepare(
     source: str | Path,
@@ -151,6 +153,7 @@ def _objects(old: dict[str, Any], given: dict[str, Any]) -> dict[str, Any]:
 
 
 @accepts_old_keywords(_OLD, _objects)
+@checks_arguments
 def embed_train(
     run: str | Path,
     config: EmbedConfig | None = None,

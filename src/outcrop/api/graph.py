@@ -9,6 +9,7 @@ from typing import Any
 
 from outcrop.api.old_keywords import accepts_old_keywords, merged, named
 from outcrop.config import GenerateConfig, ImportConfig, Size
+from outcrop.config.declared import checks_arguments
 from outcrop.errors import ArgumentError
 from outcrop.importing import once, stripe
 from outcrop.importing.sources.objects import splits_by_name
@@ -55,6 +56,7 @@ def _objects_of_generate(old: dict[str, Any], given: dict[str, Any]) -> dict[str
 
 
 @accepts_old_keywords(_OLD_OF_IMPORT, _objects_of_import)
+@checks_arguments
 @shows_progress
 def import_graph(
     source: Any,
@@ -169,6 +171,7 @@ def import_triples(
 
 
 @accepts_old_keywords(_OLD_OF_GENERATE, _objects_of_generate)
+@checks_arguments
 @shows_progress
 def generate_graph(
     out: str | Path,

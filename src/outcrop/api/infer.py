@@ -12,6 +12,7 @@ from torch import nn
 
 from outcrop.api.old_keywords import accepts_old_keywords, merged, named
 from outcrop.config import InferSampling, Size, parse_size
+from outcrop.config.declared import checks_arguments
 from outcrop.errors import ArgumentError
 from outcrop.inference.division import default_memory
 from outcrop.inference.run import InferReport, run
@@ -46,6 +47,7 @@ def objects(old: dict[str, Any], given: dict[str, Any]) -> dict[str, Any]:
 
 
 @accepts_old_keywords(OLD, objects)
+@checks_arguments
 def infer(
     graph: Graph | str | Path,
     *,

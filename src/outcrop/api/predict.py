@@ -5,22 +5,21 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
+from torch import nn
 
 from outcrop.api.infer import OLD, infer, objects
 from outcrop.api.old_keywords import accepts_old_keywords
 from outcrop.config import InferSampling, Size
+from outcrop.config.declared import checks_arguments
 from outcrop.runtime.observer import Observer
 from outcrop.store.graph import Graph
 from outcrop.store.manifest import naming_files
 
-if TYPE_CHECKING:
-    from torch import nn
-
 
 @accepts_old_keywords({name: new for name, new in OLD.items() if name != "checkpoint"}, objects)
+@checks_arguments
 def predict(
     graph: Graph | str | Path,
     model: nn.Module | str | Path,

@@ -21,6 +21,7 @@ from outcrop.config import (
     check_epochs_unset,
     with_memory,
 )
+from outcrop.config.declared import checks_arguments
 from outcrop.config.sampling import EXTERNAL
 from outcrop.errors import ArgumentError
 from outcrop.preparation.prepare import PrepareReport, PrepareRequest, prepare_within_limits, with_rates
@@ -56,6 +57,7 @@ def _objects(old: dict[str, Any], given: dict[str, Any]) -> dict[str, Any]:
 
 
 @accepts_old_keywords(_OLD, _objects)
+@checks_arguments
 def prepare(
     graph: Graph | str | Path,
     out: str | Path,
@@ -136,6 +138,7 @@ def open_run(path: str | Path, *, memory: Size | None = None, graph: str | Path 
 
 
 @accepts_old_keywords(_OLD, _objects)
+@checks_arguments
 def prepare_with_report(
     graph: Graph | str | Path,
     out: str | Path,

@@ -21,6 +21,7 @@ from outcrop.config import (
     as_fanouts,
     with_memory,
 )
+from outcrop.config.declared import checks_arguments
 from outcrop.errors import ArgumentError
 from outcrop.loading.modes import Mode, Packed, mode_named, mode_with
 from outcrop.runtime.observer import Observer
@@ -132,6 +133,7 @@ def _checkpoints(old: dict[str, Any], given: dict[str, Any]) -> dict[str, Any]:
 
 
 @accepts_old_keywords(_OLD, _objects)
+@checks_arguments
 def train(
     graph: Graph | str | Path,
     *,
@@ -216,6 +218,7 @@ def dry_run(graph: Graph | str | Path, options: Mapping[str, Any]) -> dict[str, 
 
 
 @accepts_old_keywords(_OLD, _objects)
+@checks_arguments
 def _asked(
     graph: Graph | str | Path,
     *,

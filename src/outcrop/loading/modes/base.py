@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 from outcrop.config import DeviceConfig, IoConfig, SampleConfig
+from outcrop.config.declared import settle_types
 from outcrop.loading.buffers import BufferPool, HostBuffer
 from outcrop.loading.feeders import RecordedStructures, SampledStructures
 from outcrop.loading.session import LoadSession, make_pool, row_session
@@ -92,6 +93,7 @@ class Mode(ABC):
     batches_by_budget: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
+        settle_types(self)
         _ = self.io  # which knows the topologies
 
     def __str__(self) -> str:
