@@ -323,3 +323,11 @@ def test_edge_weights_that_no_edge_has_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ArgumentError, match="no edge has the attribute 'nope'"):
         oc.import_graph(graph, tmp_path / "g.oc", edge_weight="nope")
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("given", [{"labels": "clup"}, {"splits": {"train": "member"}}])
+def test_attributes_that_no_node_has_are_refused(tmp_path: Path, given: dict[str, Any]) -> None:
+    graph = pytest.importorskip("networkx").karate_club_graph()
+    with pytest.raises(ArgumentError, match=r"no node has the attribute '\w+', .* nodes have club"):
+        oc.import_graph(graph, tmp_path / "g.oc", **given)
+    assert not list(tmp_path.iterdir())

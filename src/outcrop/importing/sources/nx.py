@@ -32,7 +32,8 @@ def networkx_parts(
         held: Keeps the budget of the edges, 20 bytes each.
 
     Raises:
-        ArgumentError: A node lacks an attribute that is asked for as feature.
+        ArgumentError: A node lacks an attribute that is asked for as feature, or no node has one that is asked for
+            otherwise.
     """
     nodes = list(graph.nodes)
     count = len(nodes)
@@ -90,16 +91,27 @@ def _resolved(graph: Any, nodes: list[Any], index: dict[Any, int], name: str, va
     if name == "features" and (isinstance(value, str) or _is_words(value)):
         return _features(graph, nodes, [value] if isinstance(value, str) else list(value))
     if name == "labels" and isinstance(value, str):
-        return [graph.nodes[node].get(value) for node in nodes]
+        return _attribute(graph, nodes, name, value)
     if name in SPLITS:
         if isinstance(value, str):
-            return np.array([bool(graph.nodes[node].get(value, False)) for node in nodes])
+            return np.array([bool(given) for given in _attribute(graph, nodes, name, value)])
         if isinstance(value, list | tuple | set):
             unknown = next((node for node in value if node not in index), None)
             if unknown is not None:
                 raise ArgumentError(f"{name} lists {unknown!r}, which is no node of the graph")
             return np.array([index[node] for node in value], np.int64)
     return value
+
+
+def _attribute(graph: Any, nodes: list[Any], name: str, attribute: str) -> list[Any]:
+    """Lists what the nodes have as ``attribute``, None where one has none."""
+    found = [graph.nodes[node].get(attribute) for node in nodes]
+    if nodes and all(given is None for given in found):
+        have = sorted({str(known) for node in nodes for known in graph.nodes[node]})
+        raise ArgumentError(
+            f"no node has the attribute {attribute!r}, which is named as {name}; nodes have {', '.join(have) or 'none'}"
+        )
+    return found
 
 
 def _is_words(value: Any) -> bool:
