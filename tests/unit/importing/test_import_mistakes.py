@@ -170,6 +170,34 @@ def test_a_node_in_two_arrays_of_splits_is_named_with_both_rows(
         assert failure(tmp_path / "in").startswith(
             f"{tmp_path / 'in' / 'val.npy'}, row 1 (the first is 0): split valid lists node {NODES}, but there are"
         )
+        assert "if it is an id, list ids in a table 'splits'" in failure(tmp_path / "in")
+
+
+def test_integers_of_splits_are_said_to_be_no_ids_where_nodes_have_others(tmp_path: Path) -> None:
+    """They may be in the range of both, and nothing else would tell the user."""
+    for scheme, ids in SCHEMES.items():
+        folder = tmp_path / scheme
+        tables = tables_of(ids, False)
+        del tables["splits"]
+        write(folder, tables, "csv")
+        np.save(folder / "train.npy", np.arange(20))
+        np.save(folder / "test.npy", np.arange(NODES) >= 40)  # a mask says what it means
+        notes = import_graph(f"arrays:{folder}", tmp_path / f"{scheme}.oc", new_runtime()).notes
+        about = [note for note in notes if "taken for the numbers of nodes" in note]
+        assert len(about) == (scheme == "sparse")
+        if about:
+            assert about[0].startswith(
+                f"{folder / 'train.npy'}: integers are taken for the numbers of nodes, 0 to 49"
+            )
+
+
+def test_whole_numbers_that_may_be_targets_are_said_to_be_so(tmp_path: Path) -> None:
+    write(tmp_path / "in", tables_of(SCHEMES["plain"], False), "csv")
+    (tmp_path / "in" / "labels.csv").unlink()
+    np.save(tmp_path / "in" / "labels.npy", np.arange(NODES) - 7.0)
+    said = failure(tmp_path / "in")
+    assert "row 0 is -7; classes count from 0" in said
+    assert "--label-kind regression" in said
 
 
 def test_a_node_in_two_masks_of_an_archive_is_named(tmp_path: Path) -> None:

@@ -459,7 +459,8 @@ def _numbers(
         if bad.any():
             row = int(np.argmax(bad))
             raise FormatError(
-                f"{labels.at(first_row + row)} is {block[row]}; classes are whole numbers or text: correct it"
+                f"{labels.at(first_row + row)} is {block[row]}; classes are whole numbers or text: correct it, or say "
+                "that these are targets of regression (--label-kind regression, ImportConfig(label_kind='regression'))"
             )
         block = whole.astype(np.int64)
     numbers = block.astype(np.int64)
@@ -467,6 +468,7 @@ def _numbers(
     if bad.any():
         row = int(np.argmax(bad))
         raise FormatError(
-            f"{labels.at(first_row + row)} is {block[row]}; classes count from 0, -1 means none: correct it"
+            f"{labels.at(first_row + row)} is {block[row]}; classes count from 0, -1 means none: correct it, or say "
+            "that these are targets of regression (--label-kind regression, ImportConfig(label_kind='regression'))"
         )
     return numbers

@@ -156,6 +156,7 @@ class _PartsJoiner:
         ids = self._edge_ids(told)
         edges, num_edges, weighted = self._edges(ids)
         labels = self._labels(ids)
+        self._note_numbered_splits(ids)
         self._drop_notes()
         names = given.names
         if names is None and not isinstance(ids, PlainIds):
@@ -298,6 +299,23 @@ class _PartsJoiner:
             raise FormatError(
                 f"{table.name} has no column 'id', and nodes have ids: call the column that names them 'id' (there are "
                 f"{', '.join(table.columns)}), or leave {', '.join(others)} out if rows are in the order of the nodes"
+            )
+
+    def _note_numbered_splits(self, ids: IdMap) -> None:
+        """Notes it where splits list integers that look like ids of the source, and mean nodes."""
+        if not isinstance(ids, MappedIds):
+            return
+        numbers = [
+            part.name
+            for split in SPLITS
+            if (part := self.parts.get(split)) is not None
+            and isinstance(part.value, np.ndarray)
+            and part.value.dtype.kind in "iu"
+        ]
+        if numbers:
+            self.notes.append(
+                f"{', '.join(numbers)}: integers are taken for the numbers of nodes, 0 to {ids.num_nodes - 1}, not for "
+                "ids; if they are ids, list them in a table 'splits' with the columns 'id' and 'split' instead"
             )
 
     def _drop_notes(self) -> None:

@@ -63,9 +63,12 @@ def _wrong_node(source: GraphSource, wrong: tuple[int, str, str | None], num_nod
     listed = source.split_rows(node) if source.split_rows else []
     where, name = (listed[-1].where, listed[-1].node) if listed else (source.name, str(node))
     if other is None:
+        meant = ""
+        if source.integer_names:
+            meant = "; if it is an id, list ids in a table 'splits' with the columns 'id' and 'split' instead"
         return (
             f"{where}: split {split} lists node {name}, but there are {num_nodes} nodes (0 to {num_nodes - 1}): "
-            "correct it, or remove it there"
+            f"correct it, or remove it there{meant}"
         )
     first, second = (listed[0].split, listed[-1].split) if listed else (other, split)
     said = f"node {name} is in split {first} and in split {second}"
