@@ -11,6 +11,7 @@ import errno
 import hashlib
 import json
 import os
+import re
 import shlex
 import shutil
 import stat
@@ -25,6 +26,8 @@ from outcrop.runtime.parsing import parse_json
 from outcrop.store.lock import only_process_in
 
 MANIFEST = "manifest.json"
+# What names the source of an import, and no place on disk.
+_SOURCE = re.compile(r"(arrays|edges|npz|scipy|mat|musae|triples):")
 # Array "x_page_crc" has a CRC-32C for each page of the file of array "x".
 PAGE_SUMS = "_page_crc"
 # Files called edges with one of these, and any file with one but the first, can be imported.
@@ -162,14 +165,27 @@ def how_to_import(path: Path) -> str:
     return ""
 
 
+def _what_is_missing(path: Path) -> str:
+    """Says what to do where the manifest ``path`` is not there."""
+    folder = path.parent
+    if (folder.parent / "run.json").is_file():
+        return f"{path} is missing: outcrop prepare, with the options of the run, makes what it lacks"
+    if folder.exists():
+        hint = how_to_import(folder)
+        if (folder / "run.json").is_file():
+            hint = "; it is a run: name its graph, and the run with --run"
+        return f"{path} is missing: {folder} is no finished Outcrop artifact{hint}"
+    if _SOURCE.match(str(folder)):
+        command = shlex.join(["outcrop", "import", str(folder), "OUT"])
+        return f"{folder} is a source, not a graph: import it first ({command}, or outcrop.import_graph)"
+    return f"{folder} does not exist: correct the path, or make a graph there first with outcrop import"
+
+
 def _read_json(path: Path) -> dict[str, Any]:
     try:
         raw = parse_json(path.read_bytes())
     except FileNotFoundError:
-        hint = how_to_import(path.parent)
-        if path.name == MANIFEST and (path.parent / "run.json").is_file():
-            hint = "; it is a run: name its graph, and the run with --run"
-        raise FormatError(f"{path} is missing: {path.parent} is no finished Outcrop artifact{hint}") from None
+        raise FormatError(_what_is_missing(path)) from None
     except NotADirectoryError:
         raise FormatError(
             f"{path.parent} is a file, not an Outcrop artifact folder{how_to_import(path.parent)}"
@@ -198,13 +214,16 @@ def _check_array(folder: Path, name: str, spec: ArraySpec) -> None:
         found = path.stat()
     except (OSError, ValueError) as error:  # the latter for names with a NUL or a surrogate
         why = error.strerror if isinstance(error, OSError) else error
-        raise FormatError(f"{str(path)!a} (array {name!r}) cannot be opened: {why}") from None
+        raise FormatError(
+            f"{str(path)!a} (array {name!r}) cannot be opened: {why}; remove {folder} and make it again"
+        ) from None
     if not stat.S_ISREG(found.st_mode):
         raise FormatError(f"{path} (array {name!r}) is no regular file")
     size = found.st_size
     if size != spec.file_bytes:
         raise FormatError(
-            f"{path} has {size} bytes, its manifest says {spec.file_bytes}: truncated or overwritten"
+            f"{path} has {size} bytes, its manifest says {spec.file_bytes}: truncated or overwritten; remove "
+            f"{folder} and make it again"
         )
 
 

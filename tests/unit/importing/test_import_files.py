@@ -407,7 +407,7 @@ def test_a_file_that_can_be_imported_is_told_how(tmp_path: Path) -> None:
     for other in (tmp_path / "notes.md", tmp_path / "nothing"):
         with pytest.raises(FormatError) as refused:
             oc.open_graph(other)
-        assert "outcrop import" not in str(refused.value)
+        assert "edges:" not in str(refused.value)
 
 
 def test_endings_of_edges_are_those_that_are_imported() -> None:
