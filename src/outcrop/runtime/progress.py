@@ -7,6 +7,7 @@ longer than a moment. ``progress=False`` is silence, and so is ``OUTCROP_PROGRES
 from __future__ import annotations
 
 import functools
+import importlib.util
 import inspect
 import os
 import sys
@@ -130,11 +131,18 @@ def shown(progress: Progress | bool | None) -> Progress:
         return progress
     if os.environ.get("OUTCROP_PROGRESS") == "0":
         return SilentProgress()
-    if sys.stderr.isatty() or "ipykernel" in sys.modules:
+    if _bars_can_be_drawn():
         from outcrop.runtime.bars import Bars
 
         return Bars()
     return LineProgress()
+
+
+def _bars_can_be_drawn() -> bool:
+    """Tells whether standard error is a terminal, or a notebook that has what rich draws with there."""
+    if sys.stderr.isatty():
+        return True
+    return "ipykernel" in sys.modules and importlib.util.find_spec("ipywidgets") is not None
 
 
 def shows_progress(function: Callable[P, R]) -> Callable[P, R]:

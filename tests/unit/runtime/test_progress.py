@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import io
+import sys
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -161,6 +163,17 @@ def test_who_shows_what(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureF
     assert isinstance(shown(True), bars.Bars)
     with Runtime(progress=False) as runtime:
         assert isinstance(runtime.progress, SilentProgress)
+
+
+def test_a_notebook_without_widgets_has_lines(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rich would warn there, and draw nothing."""
+    monkeypatch.delenv("OUTCROP_PROGRESS")
+    monkeypatch.setitem(sys.modules, "ipykernel", ModuleType("ipykernel"))
+    found: dict[str, Any] = {"ipywidgets": None}
+    monkeypatch.setattr("importlib.util.find_spec", found.get)
+    assert isinstance(shown(True), LineProgress)
+    found["ipywidgets"] = object()
+    assert isinstance(shown(True), bars.Bars)
 
 
 class Terminal(io.StringIO):
