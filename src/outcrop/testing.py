@@ -116,7 +116,7 @@ def main(arguments: Sequence[str]) -> None:
     Raises:
         SystemExit: No folder is named, or something is there; says so.
     """
-    if len(arguments) != 1:
+    if len(arguments) != 1 or arguments[0].startswith("-"):
         raise SystemExit("name one folder to write to, such as: python -m outcrop.testing mydata")
     try:
         folder = write_mydata(arguments[0])

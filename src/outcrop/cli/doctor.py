@@ -39,6 +39,8 @@ def doctor(
 
     if save is not None and not measure:
         raise ArgumentError("--save keeps what is measured: leave --no-measure out")
+    if measure and not folder.is_dir():
+        raise ArgumentError(f"--folder {folder} is no folder: name one on the disk that is to be measured")
     about = machine.describe()
     found = _measure(about, folder, save, quiet) if measure else None
     common.write_json(json, about)
@@ -56,7 +58,8 @@ def doctor(
         disk = about["disk"]
         facts["disk, sequential"] = f"{disk['sequential_bytes_per_s'] / 1e9:.2f} GB/s"
         facts["disk, random 4 KiB"] = f"{disk['random_ops_per_s'] / 1e3:.1f} k reads/s"
-        facts["rings for a GPU"] = _rings(found)
+        if about["gpus"]:
+            facts["rings for a GPU"] = _rings(found)
         facts["O_DIRECT"] = "yes" if disk["direct"] else "no"
         facts["memory, moved and picked"] = (
             f"{found.copy_bytes_per_s / 1e9:.1f} and {found.gather_bytes_per_s / 1e9:.1f} GB/s"

@@ -55,9 +55,11 @@ def test_made_up_data_tells_the_next_command(
     assert CliRunner().invoke(app, [*command[1:], "--quiet"]).exit_code == 0
     graph = oc.open_graph(command[-1])
     assert (graph.num_nodes, graph.num_classes) == (3000, 4)
-    for arguments, message in (([], "name one folder"), (["my data"], "my data cannot be made")):
+    wrong = ([], "name one folder"), (["--help"], "name one folder"), (["my data"], "my data cannot be made")
+    for arguments, message in wrong:
         with pytest.raises(SystemExit, match=message):
             testing.main(arguments)
+    assert not Path("--help").exists()
 
 
 def test_types_are_shipped() -> None:

@@ -29,7 +29,7 @@ from forked import python
 from outcrop.cli import printing
 from outcrop.cli.describing import describe_all
 from outcrop.cli.main import app
-from outcrop.errors import FormatError, IoError
+from outcrop.errors import ArgumentError, FormatError, IoError
 from outcrop.store.tensors import write_tensors
 
 importlib.import_module(
@@ -303,6 +303,12 @@ def test_doctor_says_what_it_measures(tmp_path: Path, monkeypatch: pytest.Monkey
         lines = [f"measuring the disk under {tmp_path}", "measuring memory", "measuring training steps"]
         expected = [lines[0], "disk", lines[1], "memory", lines[2], "computing"]
         assert happened == (expected if said else expected[1::2])
+
+
+def test_doctor_needs_a_folder_to_measure_under(tmp_path: Path) -> None:
+    ended = CliRunner().invoke(app, ["doctor", "--folder", str(tmp_path / "nope")])
+    assert isinstance(ended.exception, ArgumentError)
+    assert f"--folder {tmp_path / 'nope'} is no folder" in str(ended.exception)
 
 
 def test_info_of_exports_and_unfinished_runs(made: Path, tmp_path: Path) -> None:
