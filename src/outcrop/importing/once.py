@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from outcrop.config import GenerateConfig, ImportConfig, Size
-from outcrop.errors import OutcropError
+from outcrop.errors import ArgumentError, OutcropError
 from outcrop.importing import generate, graph, triples
 from outcrop.importing.import_budget import runtime_of_import, runtime_of_triples
 from outcrop.runtime.progress import Progress
@@ -49,7 +49,13 @@ def import_graph(
         ArgumentError: Something else is at ``out``, and ``overwrite`` does not replace it; or as importing does.
         BudgetError: ``memory`` is too small; names the smallest with which the import works.
     """
-    if _is_imported(out, graph.import_record(source, config), overwrite):
+    record = graph.import_record(source, config)
+    if record is None and not overwrite and manifests.exists(Path(out)):
+        raise ArgumentError(
+            f"{out} holds {_what_is_at(Path(out))}, and objects in memory cannot be compared with it: open it with "
+            f"outcrop.open_graph({str(out)!r}), choose another place, or replace it with overwrite=True"
+        )
+    if _is_imported(out, record, overwrite):
         return _kept(_imported_before(out))
     with runtime_of_import(source, config, memory, progress) as runtime:
         return _made(runtime, graph.import_graph(source, out, runtime, config).notes)
@@ -76,7 +82,9 @@ def generate_graph(
 ) -> ImportReport:
     """Generates the graph of ``config`` at ``out``, likewise."""
     if _is_generated(out, config, overwrite):
-        return _kept(f"{out} is kept: it is the graph of these options (--overwrite generates it again)")
+        return _kept(
+            f"{out} is kept: it is the graph of these options; --overwrite (overwrite=True) generates it again"
+        )
     with Runtime(memory, progress=progress) as runtime:
         generate.generate_graph(out, runtime, config)
         return _made(runtime)
@@ -121,7 +129,8 @@ def _is_imported(out: str | Path, record: dict[str, Any] | None, overwrite: bool
 
 def _imported_before(out: str | Path) -> str:
     return (
-        f"{out} is kept: it was imported from the same files with the same options (overwrite imports again)"
+        f"{out} is kept: it was imported from the same files with the same options; --overwrite (overwrite=True) "
+        "imports them again"
     )
 
 

@@ -97,7 +97,7 @@ def _of_checkpoint(
     if not any_graph and not same_graph:
         raise ArgumentError(
             f"{checkpoint} was trained on another graph than {graph.path}, or on another state of it: use that one, "
-            "or pass --any-graph if the features mean the same"
+            "or pass --any-graph (any_graph=True) if the features mean the same"
         )
     trained = meta.inputs.get("sampling", {}).get("fanouts")
     if fanouts is None and trained is not None:

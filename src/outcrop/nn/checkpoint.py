@@ -167,7 +167,8 @@ def require_same(path: Path, meta: Meta, config: dict[str, Any], inputs: dict[st
     have, wanted = {**meta.config, **_named(meta.inputs)}, {**config, **_named(inputs)}
     defaults = identity.training_fields(ModelConfig(layers=2), TrainConfig())
     defaults = {name: value for name, value in defaults.items() if name in config}
-    refuse(path, identity.differences(have, wanted, meta.epochs_begun, defaults))
+    differing = identity.differences(have, wanted, meta.epochs_begun, defaults)
+    refuse(path, differing, f"checkpoint=Checkpoints({str(path.parent)!r}, resume=False)")
 
 
 def _named(inputs: dict[str, Any]) -> dict[str, Any]:

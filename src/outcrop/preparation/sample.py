@@ -68,7 +68,7 @@ def sample(
             what = "edges to train on" if config.task == "link" else "training nodes"
             raise ArgumentError(
                 f"{graph.path} has no {what}: import it again with a train split, or "
-                "with --train-fraction 0.6 --overwrite"
+                "with --train-fraction 0.6 --overwrite (ImportConfig(train_fraction=0.6), overwrite=True)"
             )
         draw, splits = _numbered(sampler), [s for s in config.splits if counts[s]]
         total = sum(counts[s] * (config.epochs if s == "train" else 1) for s in splits)

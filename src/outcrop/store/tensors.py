@@ -66,15 +66,19 @@ def require_equal(path: Path, have: dict[str, Any], wanted: dict[str, Any]) -> N
     Raises:
         ArgumentError: Names every field that differs.
     """
-    refuse(path, identity.differences(have, wanted, 0, {}))
+    refuse(path, identity.differences(have, wanted, 0, {}), "fresh=True")
 
 
-def refuse(path: Path, differing: list[str]) -> None:
-    """Raises ArgumentError where ``differing`` names fields in which ``path`` differs from what is wanted."""
+def refuse(path: Path, differing: list[str], anew: str) -> None:
+    """Raises ArgumentError where ``differing`` names fields in which ``path`` differs from what is wanted.
+
+    Args:
+        anew: Argument by which Python starts over; the command's is ``--fresh``.
+    """
     if differing:
         raise ArgumentError(
             f"{path} comes from another training, it differs in {', '.join(differing)}: go on with "
-            "the same values, or start over (--fresh)"
+            f"the same values, or start over (--fresh, in Python {anew})"
         )
 
 

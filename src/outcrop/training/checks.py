@@ -22,7 +22,7 @@ def check_complete(graph: Graph) -> None:
     if not graph.has("train") or graph.spec("train").shape[0] == 0:
         raise ArgumentError(
             f"{graph.path} has no training nodes: import it again with a train split, or "
-            "with --train-fraction 0.6 --overwrite"
+            "with --train-fraction 0.6 --overwrite (ImportConfig(train_fraction=0.6), overwrite=True)"
         )
     if not graph.has("labels") or graph.num_classes < 1:
         raise ArgumentError(f"{graph.path} has no labels to learn: import them with the graph")

@@ -140,7 +140,8 @@ def choose_batches(asked: TrainOptions, said: Choices) -> BatchChoice:
     if asked.run is None and replayed:
         asked = replace(asked, run=Replay(replayed))
         said.add(
-            f"{asked.goes_on} was begun replaying batches, and goes on so: --fresh starts over with new ones"
+            f"{asked.goes_on} was begun replaying batches, and goes on so: --fresh (Checkpoints(..., resume=False)) "
+            "starts over with new ones"
         )
     mode, limits, why = _choose_limits(asked)
     said.add(why)

@@ -195,7 +195,7 @@ def test_more_epochs_go_on_and_other_options_do_not(tmp_path, make_runtime, sour
     whole = tmp_path / "whole"
     fit(buckets_of(source, whole, runtime, 4), whole, CONFIG, runtime)
     same(table_of(run, runtime), table_of(whole, runtime))
-    with pytest.raises(ArgumentError, match=r"differs in dim \(there 8, now 10\)"):
+    with pytest.raises(ArgumentError, match=r"dim \(there 8, now 10\).*--fresh, in Python fresh=True"):
         fit(buckets, run, replace(CONFIG, dim=10), runtime)
     assert len(fit(buckets, run, replace(CONFIG, dim=10, epochs=1), runtime, fresh=True).records) == 1
 

@@ -1,4 +1,4 @@
-"""What is not where it was looked for: the message says what to do, and doing it helps."""
+"""What is missing, or of something else: the message says what to do, and doing it helps."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 
 import outcrop as oc
 from artifact_support import small_graph
-from outcrop.errors import FormatError
+from outcrop.errors import ArgumentError, FormatError
 
 
 def test_a_path_that_leads_nowhere(tmp_path: Path) -> None:
@@ -22,6 +22,17 @@ def test_a_path_that_leads_nowhere(tmp_path: Path) -> None:
 def test_a_source_that_was_not_imported() -> None:
     with pytest.raises(FormatError, match=r"is a source, not a graph: .*outcrop import arrays:papers OUT"):
         oc.open_graph("arrays:papers")
+
+
+def test_a_checkpoint_of_another_training_says_how_python_starts_over(tmp_path: Path) -> None:
+    graph = small_graph(tmp_path / "g")
+    sampling = oc.SampleConfig(fanouts=(3,), batch_size=20)
+    oc.train(graph, model="sage", sampling=sampling, epochs=1, checkpoint=tmp_path / "c")
+    with pytest.raises(ArgumentError, match=r"model \(there 'sage', now 'gcn'\)") as refused:
+        oc.train(graph, model="gcn", sampling=sampling, epochs=1, checkpoint=tmp_path / "c")
+    assert f"checkpoint=Checkpoints('{tmp_path}/c', resume=False))" in str(refused.value)
+    again = oc.Checkpoints(tmp_path / "c", resume=False)
+    assert oc.train(graph, model="gcn", sampling=sampling, epochs=1, checkpoint=again).epochs
 
 
 def test_a_stage_of_a_run_is_made_again_by_prepare(tmp_path: Path) -> None:
