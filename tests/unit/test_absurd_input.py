@@ -11,7 +11,15 @@ import pytest
 
 from artifact_support import small_graph
 from outcrop.advisor.hardware import read_machine
-from outcrop.config import BucketConfig, EmbedConfig, ModelConfig, SampleConfig, TrainConfig, parse_size
+from outcrop.config import (
+    BucketConfig,
+    EmbedConfig,
+    GenerateConfig,
+    ModelConfig,
+    SampleConfig,
+    TrainConfig,
+    parse_size,
+)
 from outcrop.errors import ArgumentError, FormatError, OutcropError
 from outcrop.runtime.parsing import parse_json, parse_toml
 from outcrop.store import history, run
@@ -30,6 +38,12 @@ CASES: list[tuple[Callable[..., Any], dict[str, Any], str]] = [
     (EmbedConfig, {"chunk": 2**63}, "chunk .* is above"),
     (EmbedConfig, {"batch": 2**63}, "batch .* is above"),
     (EmbedConfig, {"sweeps": 2**63}, "sweeps .* is above"),
+    (GenerateConfig, {"nodes": 2**63}, "nodes 9223372036854775808 is 2\\^63 or more"),
+    (
+        GenerateConfig,
+        {"edges": 2**64, "features": 2**63},
+        "edges .* is 2\\^63 or more.*features .* is 2\\^63",
+    ),
     (parse_size, {"size": "99999999999999999999TiB"}, "2\\^63 bytes or more"),
     (parse_size, {"size": "9" * 400}, "2\\^63 bytes or more"),
     (parse_size, {"size": 2**63}, "2\\^63 bytes or more"),

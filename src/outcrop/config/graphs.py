@@ -153,5 +153,8 @@ class GenerateConfig:
             problems.append(f"dtype {self.dtype!r} is none of float32, float16, bfloat16, int8")
         if min(fractions) < 0 or sum(fractions) > 1 + 1e-9:
             problems.append(f"split fractions {fractions} are negative or exceed 1 together")
+        for name in ("nodes", "edges", "features", "classes"):
+            if (count := getattr(self, name)) >= 1 << 63:
+                problems.append(f"{name} {count} is 2^63 or more, which no machine has room for")
         if problems:
             raise ArgumentError("; ".join(problems))
