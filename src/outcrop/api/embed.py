@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -35,6 +35,7 @@ from outcrop.errors import ArgumentError
 from outcrop.runtime.observer import Observer
 from outcrop.runtime.progress import Progress, shows_progress
 from outcrop.runtime.runtime import Runtime
+from outcrop.runtime.smallest_budget import naming_smallest
 from outcrop.store.lock import only_process_in
 
 
@@ -152,6 +153,9 @@ def _objects(old: dict[str, Any], given: dict[str, Any]) -> dict[str, Any]:
     return made
 
 
+_SMALLER = "a lower --batch, --chunk, --negatives, --buffer or --dim, or buckets of more partitions, usually need less"
+
+
 @accepts_old_keywords(_OLD, _objects)
 @checks_arguments
 def embed_train(
@@ -199,8 +203,17 @@ def embed_train(
     if io == "gpu" and gpu_named(device) is None:
         raise ArgumentError(f"io gpu moves partitions of a GPU, device is {device}: leave io as it is")
     buckets = open_buckets(run)
+    limit = None if limits.memory is None else parse_size(limits.memory)
+
+    def needs() -> Callable[[int], bool]:
+        from outcrop.embed.needs import EmbeddingNeeds
+
+        return EmbeddingNeeds(buckets, config, io_config, resident).fits
+
+    on_cpu = gpu_named(device) is None
     with (
         only_process_in(Path(run)),
+        naming_smallest(limit if on_cpu else None, needs, "train these embeddings", _SMALLER),
         watched.watching() as progress,
         Runtime(limits.memory, io=io_config, trace_path=watched.trace, progress=progress) as runtime,
     ):

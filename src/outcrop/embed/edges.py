@@ -8,6 +8,7 @@ from outcrop.embed.buckets import Buckets
 from outcrop.embed.matches import ranges
 from outcrop.errors import FormatError
 from outcrop.runtime import memory_tables
+from outcrop.runtime.pages import PAGE_BYTES
 from outcrop.runtime.runtime import Runtime
 
 _TAG = "edges"
@@ -22,6 +23,11 @@ class TrainingEdges:
         self._array = buckets.array(runtime, "edges")
         few = self._array.spec.data_bytes <= memory_tables.HELD_EDGES.bytes_of(runtime.budget.free_bytes)
         self._held = self._array.read(_TAG) if few else None
+
+    def bytes_of(self, count: int) -> int:
+        """Returns what reading so many edges takes of the budget: nothing where all are held."""
+        taken = max(count * self._array.row_bytes, 1)
+        return -(-taken // PAGE_BYTES) * PAGE_BYTES if self._held is None else 0
 
     def read(self, pieces: np.ndarray) -> np.ndarray:
         """Returns the edges of ``pieces``, one after the other: uint32 [n, 3] or [n, 2] of

@@ -87,6 +87,11 @@ class Schedule:
     def num_edges(self) -> int:
         return int(self._starts[-1])
 
+    @property
+    def most_edges(self) -> int:
+        """A bound of the edges of a unit: each bucket may have one more than its share."""
+        return min(self.num_edges, UNIT_EDGES + self._count**2)
+
     def _slices(self, sweep: int, state: State) -> tuple[int, ...]:
         return tuple(self.partitions(sweep)[list(state)].ravel().tolist())
 

@@ -85,14 +85,20 @@ def start_of(config: EmbedConfig) -> Start:
     return Start(deviation * math.sqrt(3), int(key_of(config.seed & (1 << 64) - 1, 3)[0]))
 
 
+def relation_shape(buckets: Buckets, config: EmbedConfig) -> tuple[int, int] | None:
+    """Returns rows of the table of relations, and floats of each; None for a score function without any."""
+    width = score_function(config.model, config.dim).relation_width(config.dim)
+    rows = max(buckets.num_relations, 1) * (2 if config.reciprocal else 1)
+    return (rows, stride(config, width)) if width else None
+
+
 def make_relations(buckets: Buckets, config: EmbedConfig, runtime: Runtime) -> Relations | None:
     """Returns fresh vectors for all relations; None for a score function without any."""
-    width = score_function(config.model, config.dim).relation_width(config.dim)
-    if not width:
+    shape = relation_shape(buckets, config)
+    if shape is None:
         return None
-    count = max(buckets.num_relations, 1)
-    rows = count * (2 if config.reciprocal else 1)
-    floats = stride(config, width)
+    width = score_function(config.model, config.dim).relation_width(config.dim)
+    (rows, floats), count = shape, max(buckets.num_relations, 1)
     table = runtime.budget.empty("relations", rows * floats * 4).view(np.float32).reshape(rows, floats)
     start = start_of(config)
     bound = math.pi if config.model == "rotate" else start.bound
@@ -201,11 +207,24 @@ class EmbeddingTrainer:
             self.buffer = self._place.buffer(self.table, slots)
             self._degrees = buckets.array(runtime, "degrees") if config.by_degree else None
             self._edges = TrainingEdges(buckets, runtime)
+            self._check_room()
             if checkpoint is None:  # not before everything else is there
                 self._path.unlink(missing_ok=True)
                 self.table.clear()
             refused.pop_all()
         self._counts = np.zeros(buckets.division.parts**2, np.int64)
+
+    def _check_room(self) -> None:
+        """Raises BudgetError where a unit of any epoch would not fit beside what is held."""
+        budget, schedule = self.runtime.budget, self.schedule
+
+        def need(edges: int) -> int:
+            return self._edges.bytes_of(edges) + UNIT_EDGE_BYTES * edges
+
+        if need(schedule.most_edges) > budget.free_bytes:  # which no unit may have: look closer
+            epochs = range(self._epoch, self.config.epochs)
+            most = max((unit.num_edges for epoch in epochs for unit in schedule.units(epoch)), default=0)
+            budget.reserve("edges", need(most)).release()
 
     def _open_table(self, refused: ExitStack) -> None:
         """Opens the table, made where it is not there; ``refused`` closes it, and removes it if it was made."""

@@ -17,7 +17,8 @@ from outcrop.runtime.runtime import Runtime
 from outcrop.store.manifest import PAGE_SUMS, ArraySpec
 from outcrop.store.page_sums import PageSums
 
-_REHEARSED_TAGS = ("topology", "host_cache", "device_cache")  # large: a rehearsal does not read them
+# Large: a rehearsal does not read them.
+_REHEARSED_TAGS = ("topology", "host_cache", "device_cache", "numbering", "edges")
 
 # NumPy has no bfloat16: its 16 raw bits are kept as uint16.
 _STORAGE = {

@@ -1,0 +1,73 @@
+"""Which memory budgets are enough to train embeddings, worked out when one was refused.
+
+A rehearsal reserves what :class:`outcrop.embed.training.EmbeddingTrainer` does, in the same order, from a budget whose
+memory is never touched; nothing is read, and no table is made.
+"""
+
+from __future__ import annotations
+
+from outcrop.config import EmbedConfig, IoConfig
+from outcrop.embed.buckets import Buckets
+from outcrop.embed.edges import TrainingEdges
+from outcrop.embed.orders import make_order
+from outcrop.embed.schedule import Schedule
+from outcrop.embed.step import TAG, batch_bytes, stride
+from outcrop.embed.tables import slab_rows
+from outcrop.embed.training import UNIT_EDGE_BYTES, fits_in_memory, relation_shape
+from outcrop.errors import BudgetError
+from outcrop.loading.needs import UNCOUNTED
+from outcrop.runtime.pages import PAGE_BYTES
+from outcrop.runtime.runtime import Runtime
+
+
+def _pages(count: int) -> int:
+    return -(-count // PAGE_BYTES) * PAGE_BYTES
+
+
+class EmbeddingNeeds:
+    """Counts what a training of ``config.epochs`` holds. ``resident``: as the trainer has it."""
+
+    def __init__(self, buckets: Buckets, config: EmbedConfig, io: IoConfig, resident: bool | None):
+        self._buckets, self._config, self._io, self._resident = buckets, config, io, resident
+        partitions = buckets.partitions
+        order = make_order(config.order, partitions, min(config.buffer, partitions))
+        with Runtime(io=io) as runtime:
+            schedule = Schedule(order, buckets.slices, buckets.starts(runtime), config.seed, config.sweeps)
+        units = [
+            (unit.num_edges, unit.pool) for epoch in range(config.epochs) for unit in schedule.units(epoch)
+        ]
+        self._edges = max((edges for edges, _ in units), default=0)
+        self._swapped = max(map(len, order.states))
+        sizes = [_pages(4 * buckets.division.size(part)) for part in range(buckets.division.parts)]
+        pools = {pool for _, pool in units} if config.by_degree else set()
+        self._degrees = max((sum(sizes[part] for part in pool) for pool in pools), default=0)
+
+    def fits(self, limit: int) -> bool:
+        """Tells whether ``limit`` bytes are enough."""
+        try:
+            with Runtime(limit, io=self._io, rehearsal=UNCOUNTED) as runtime:
+                self._hold(runtime)
+        except BudgetError:
+            return False
+        return True
+
+    def _hold(self, runtime: Runtime) -> None:
+        buckets, config, budget = self._buckets, self._config, runtime.budget
+        held = [buckets.array(runtime, "starts").read("bucket-starts")]
+        if shape := relation_shape(buckets, config):
+            held.append(budget.empty("relations", 4 * shape[0] * shape[1]))
+        batch = budget.reserve(TAG, batch_bytes(config))
+        order = None
+        if buckets.manifest.config["numbering"] == "degree":
+            held.append(buckets.array(runtime, "order").read("numbering"))
+            order = budget.reserve("numbering", 16 * buckets.num_nodes)
+        resident = self._resident
+        if resident is None:
+            resident = fits_in_memory(buckets, config, budget.free_bytes)
+        slots = (buckets.partitions if resident else self._swapped) * buckets.slices
+        floats = stride(config, config.dim)
+        held.append(budget.empty("partitions", 4 * slots * slab_rows(buckets.division, floats) * floats))
+        edges = TrainingEdges(buckets, runtime)
+        budget.reserve("degrees", self._degrees)
+        budget.reserve("edges", edges.bytes_of(self._edges) + UNIT_EDGE_BYTES * self._edges)
+        del batch, order
