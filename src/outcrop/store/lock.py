@@ -9,6 +9,7 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
+import stat
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -34,7 +35,7 @@ def only_process_in(folder: Path) -> Iterator[None]:
     Raises:
         IoError: Another process has it locked, and still had after a few seconds; names the folder.
     """
-    if folder.exists() and not folder.is_dir():  # whoever wants to write there says so
+    if _is_no_folder(folder):  # whoever wants to write there says so
         yield
         return
     until = time.monotonic() + PATIENCE_S
@@ -58,8 +59,16 @@ def only_process_in(folder: Path) -> Iterator[None]:
             return
 
 
+def _is_no_folder(path: Path) -> bool:
+    """Whether something else is there; asked once, because a folder may go between two questions."""
+    try:
+        return not stat.S_ISDIR(path.stat().st_mode)
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+
+
 def _make_and_open(folder: Path, made: list[Path]) -> int:
-    """Returns a descriptor of ``folder``; puts what had to be made for it in front of ``made``, ``folder`` first."""
+    """Returns a descriptor of ``folder``, made as :func:`make_folders` does."""
     for left in reversed(range(_TRIES)):
         try:
             make_folders(folder, made)
@@ -71,10 +80,14 @@ def _make_and_open(folder: Path, made: list[Path]) -> int:
 
 
 def make_folders(folder: Path, made: list[Path] | None = None) -> None:
-    """Makes ``folder`` and those above it, where links lead; puts what was not there in front of ``made``."""
+    """Makes ``folder`` and those above it, where links lead; adds what was not there to ``made``, inner folders first.
+
+    Each is there once, however often it was removed and made again: who removes it twice may remove another's.
+    """
     for path in (*reversed(folder.parents), folder):
-        if (new := _make(path)) is not None and made is not None:
-            made.insert(0, new)
+        if (new := _make(path)) is not None and made is not None and new not in made:
+            made.append(new)
+            made.sort(key=lambda made_path: -len(made_path.parts))
 
 
 def _make(folder: Path) -> Path | None:

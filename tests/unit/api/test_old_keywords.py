@@ -310,7 +310,7 @@ def test_options_are_written_as_a_call_that_makes_them() -> None:
         oc.SampleConfig((3, -1), replace=False, sampler="shadow"),
         oc.Limits("4GiB", disk_space=0),
         oc.Checkpoints("folder", minutes=0.5),
-        oc.Partition("paged", 4),
+        oc.Partition(4, topology="paged"),
         replace(oc.TrainConfig(), class_weights=(1.0, 2.0)),
         oc.ImportConfig(keep_self_loops=False, train_fraction=0.5),
         oc.GenerateConfig("rmat", a=0.5),

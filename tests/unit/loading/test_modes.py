@@ -119,7 +119,7 @@ def test_only_batches_by_budget_are_an_identity() -> None:
 
 
 def test_an_option_of_another_mode_is_refused() -> None:
-    assert mode_with("partition", {"partitions": 8, "topology": "paged"}) == Partition("paged", partitions=8)
+    assert mode_with("partition", {"partitions": 8, "topology": "paged"}) == Partition(8, topology="paged")
     assert mode_with(None, {}) == Packed()
     for mode, options, message in (
         ("packed", {"sample_on": "gpu"}, "--sample-on is for --mode online, not packed: leave it out"),
