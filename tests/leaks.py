@@ -20,6 +20,8 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
+
 GRACE_SECONDS = float(os.environ.get("OUTCROP_LEAK_GRACE_SECONDS", "30"))
 KINDS = ("thread", "fd", "env")
 # Kernel workers of a living io_uring, and helpers that libraries keep: they come and go on their own.
@@ -100,6 +102,15 @@ class Pools:
             if library in sys.modules and library not in self._warm:
                 self._warm.add(library)
                 start()
+        _warm_blas()
+
+
+def _warm_blas() -> None:
+    """OpenBLAS ends its threads when the process forks, and starts them again at the next large product."""
+    square = np.ones((128, 128))
+    np.dot(square, square)
+    if blas := sys.modules.get("scipy.linalg.blas"):
+        blas.dgemm(1.0, square, square)
 
 
 def _warm_torch() -> None:

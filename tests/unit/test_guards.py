@@ -139,6 +139,26 @@ def test_clean_tests_pass(leaky: dict[str, str], test: str):
     assert leaky[test] == "passed"
 
 
+FORKS = """
+import os
+import numpy as np
+
+def test_forks():
+    child = os.fork()
+    if not child:
+        os._exit(0)
+    os.waitpid(child, 0)
+
+def test_multiplies():
+    np.ones((600, 600)) @ np.ones((600, 600))
+"""
+
+
+def test_threads_that_blas_starts_again_after_a_fork_are_no_leak(tmp_path: Path):
+    outcomes = run_pytest(tmp_path, FORKS, OUTCROP_LEAK_GRACE_SECONDS="0.2")
+    assert outcomes == {"test_forks": "passed", "test_multiplies": "passed"}
+
+
 def test_a_failed_test_is_reported_once(leaky: dict[str, str]):
     assert "leaked" not in leaky["test_own_failure_is_not_covered_by_a_leak"]
 
