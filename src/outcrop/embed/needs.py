@@ -15,9 +15,8 @@ from outcrop.embed.step import TAG, batch_bytes, stride
 from outcrop.embed.tables import slab_rows
 from outcrop.embed.training import UNIT_EDGE_BYTES, fits_in_memory, relation_shape
 from outcrop.errors import BudgetError
-from outcrop.loading.needs import UNCOUNTED
 from outcrop.runtime.pages import PAGE_BYTES
-from outcrop.runtime.runtime import Runtime
+from outcrop.runtime.runtime import UNCOUNTED, Runtime
 
 
 def _pages(count: int) -> int:

@@ -20,7 +20,7 @@ from outcrop.loading.modes import Mode, OnDisk, Online, mode_named
 from outcrop.loading.online.hotness import PRESAMPLED_BATCHES
 from outcrop.loading.open import open_session
 from outcrop.runtime.progress import Progress
-from outcrop.runtime.runtime import Rehearsal, Runtime
+from outcrop.runtime.runtime import UNCOUNTED, Rehearsal, Runtime
 from outcrop.runtime.smallest_budget import SMALLER_BATCHES
 from outcrop.sampling.sampler import BatchSampler, Ids
 from outcrop.store import record
@@ -120,24 +120,6 @@ class BatchCounter:
         if key not in self._counted:
             self._counted[key] = CountedBatches(graph, config, passes, self._progress)
         return self._counted[key]
-
-
-class UncountedBatches(Rehearsal):
-    """Stands for batches whose sizes a run has."""
-
-    @property
-    def max_nodes(self) -> int:
-        return 0
-
-    @property
-    def counted_nodes(self) -> int:
-        return 0
-
-    def batch_bytes(self, paged: bool) -> int:
-        return 0
-
-
-UNCOUNTED = UncountedBatches()
 
 
 class SessionNeeds:

@@ -10,10 +10,10 @@ from dataclasses import replace
 
 from outcrop.config import IoConfig, PlanConfig, SampleConfig
 from outcrop.errors import BudgetError
-from outcrop.loading.needs import UNCOUNTED, BatchCounter, CountedBatches, Pass
+from outcrop.loading.needs import BatchCounter, CountedBatches, Pass
 from outcrop.preparation import cached_rows, pack_memory, plan_memory, sample
 from outcrop.runtime.pages import PAGE_BYTES
-from outcrop.runtime.runtime import Runtime
+from outcrop.runtime.runtime import UNCOUNTED, Runtime
 from outcrop.store.graph import Graph
 from outcrop.store.samples import BatchSizes
 

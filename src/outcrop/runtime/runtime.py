@@ -40,6 +40,24 @@ class Rehearsal(Protocol):
         ...
 
 
+class UncountedBatches(Rehearsal):
+    """Stands for batches whose sizes a run has, and for work that has no batches."""
+
+    @property
+    def max_nodes(self) -> int:
+        return 0
+
+    @property
+    def counted_nodes(self) -> int:
+        return 0
+
+    def batch_bytes(self, paged: bool) -> int:
+        return 0
+
+
+UNCOUNTED = UncountedBatches()
+
+
 class Runtime:
     """Budget, I/O engine, workers and trace of one command or library call.
 

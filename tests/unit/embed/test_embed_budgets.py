@@ -19,10 +19,6 @@ def prepare(folder: Path, memory: int) -> None:
     oc.embed_prepare(folder / "kg", folder / "new", partitions=8, memory=memory)
 
 
-def train(folder: Path, memory: int) -> None:
-    oc.embed_train(folder / "run", CONFIG, memory=memory)
-
-
 def export(folder: Path, memory: int) -> None:
     oc.embed_train(folder / "run", CONFIG)
     oc.embed_export(folder / "run", memory=memory)
@@ -37,7 +33,7 @@ def refusal(call: Callable[[Path, int], None], folder: Path, memory: int) -> str
     return ""
 
 
-@pytest.mark.parametrize(("call", "steps"), [(prepare, ["sorting"]), (train, ["slices"]), (export, [])])
+@pytest.mark.parametrize(("call", "steps"), [(prepare, ["sorting"]), (export, [])])
 def test_a_refused_budget_leads_to_one_that_works(
     tmp_path: Path, make_runtime: Callable[..., Runtime], call: Callable[[Path, int], None], steps: list[str]
 ) -> None:
