@@ -95,6 +95,8 @@ def _kinds(hint: Any) -> tuple[type, ...]:
 def _fits(value: Any, kind: type) -> bool:
     if kind in (int, float) and isinstance(value, bool):
         return False
+    if kind is Iterable and isinstance(value, str | bytes):  # whose letters are not what was meant
+        return False
     return isinstance(value, _TAKES.get(kind, kind))
 
 

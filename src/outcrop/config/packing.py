@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from outcrop.config.declared import settle_types
+
 
 @dataclass(frozen=True)
 class PackConfig:
@@ -19,3 +21,6 @@ class PackConfig:
 
     layout: str = "cost"
     rates: tuple[float, float] | None = None
+
+    def __post_init__(self) -> None:
+        settle_types(self)

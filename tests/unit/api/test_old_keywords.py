@@ -43,7 +43,7 @@ TRAIN: list[tuple[dict[str, Any], dict[str, Any]]] = [
     ),
     ({"seed": 9}, {"training": oc.TrainConfig(seed=9)}),
     ({"mode": "memory"}, {"loading": oc.InMemory()}),
-    ({"mode": "online", "topology": "paged"}, {"loading": oc.Online("paged")}),
+    ({"mode": "online", "topology": "paged"}, {"loading": oc.Online(topology="paged")}),
     (
         {"mode": "online", "io": "gpu", "stripes": ["a", "b"], "cache_strategy": "GTCF"},
         {"loading": oc.Online(row_reads="gpu", stripes=("a", "b"), cache_strategy="GTCF")},

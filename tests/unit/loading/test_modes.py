@@ -147,12 +147,12 @@ def test_loaders_do_what_the_options_of_a_mode_say(
     found = {}
     for name, mode in (
         ("usual", "online"),
-        ("paged", Online("paged")),
+        ("paged", Online(topology="paged")),
         ("memory", Online(topology="memory")),
     ):
         found[name] = [batch.x.clone() for batch in opened.loader(nodes, mode=mode)]
     assert seen == ["memory", "paged", "memory"]
-    batches = NeighborLoader(graph, [3, 3], nodes, batch_size=20, mode=Online("paged"))
+    batches = NeighborLoader(graph, [3, 3], nodes, batch_size=20, mode=Online(topology="paged"))
     assert [batch.batch_size for batch in batches] == [20, 20]
     assert seen[3:] == ["paged"]
     for other in ("paged", "memory"):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
@@ -79,7 +79,7 @@ class Mode(ABC):
         batches_by_budget: The memory budget decides which batches there are, and so what is learned.
     """
 
-    topology: Literal["automatic", "memory", "paged", "map"] = "automatic"
+    topology: Literal["automatic", "memory", "paged", "map"] = field(default="automatic", kw_only=True)
 
     name: ClassVar[str]
     note: ClassVar[str] = ""
