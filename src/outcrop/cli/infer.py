@@ -9,7 +9,7 @@ import typer
 
 from outcrop.cli import common, printing
 from outcrop.cli.options import Fields, with_options
-from outcrop.config import InferSampling, format_bytes
+from outcrop.config import InferSampling, format_bytes, format_use
 from outcrop.runtime.observer import Observer
 
 
@@ -96,8 +96,7 @@ def summarize(out: Path, report: dict[str, Any]) -> None:
     printing.print_facts(
         {
             "written": f"{out}: {report['rows']} rows of {report['output']} in {report['seconds']:.1f} s",
-            "peak memory": f"{format_bytes(report['peak_host_bytes'])} of "
-            f"{'no limit' if memory is None else format_bytes(memory)} "
+            "peak memory": f"{format_use(report['peak_host_bytes'], memory)} "
             f"(whole process {format_bytes(report['peak_process_bytes'])})",
         }
     )

@@ -19,6 +19,7 @@ from outcrop.config import (
     SampleConfig,
     TrainConfig,
     format_bytes,
+    format_use,
 )
 from outcrop.errors import ArgumentError
 from outcrop.loading.modes import BASELINES, CHOICES, MODES, Mode, Online, mode_with, names_of, taking
@@ -246,7 +247,8 @@ def _plan(found: dict[str, Any]) -> dict[str, str]:
             f"{found['writes']}, {found['epochs_at_a_time']} of {distinct} epochs at a time"
         )
     lines["model file"] = _where_the_model_goes(found)
-    return lines | {f"chosen {n}": line for n, line in enumerate(found["chosen"], 1)}
+    chosen = found["chosen"]
+    return lines | {f"chosen {n}" if len(chosen) > 1 else "chosen": line for n, line in enumerate(chosen, 1)}
 
 
 def _where_the_model_goes(found: dict[str, Any]) -> str:
@@ -291,8 +293,7 @@ def summarize(report: dict[str, Any]) -> None:
         facts[f"test {report['metric'].replace('_', ' ')}"] = f"{report['test_metric']:.4f}"
     memory = report["budget"]["memory"]
     facts["peak memory"] = (
-        f"{format_bytes(report['peak_host_bytes'])} of "
-        f"{'no limit' if memory is None else format_bytes(memory)} "
+        f"{format_use(report['peak_host_bytes'], memory)} "
         f"(whole process {format_bytes(report['peak_process_bytes'])})"
     )
     trained, distinct = len(report["epochs"]), report["distinct_epochs"]

@@ -70,6 +70,15 @@ def format_bytes(count: float) -> str:
     return f"{count:.1f} TiB"
 
 
+def format_use(used: int, limit: int | None) -> str:
+    """Writes ``used`` bytes of what was allowed, for people: ``11.5 MiB of 64.0 MiB``; ``11.5 MiB, no limit``."""
+    return (
+        f"{format_bytes(used)}, no limit"
+        if limit is None
+        else f"{format_bytes(used)} of {format_bytes(limit)}"
+    )
+
+
 def exact_bytes(count: int) -> str:
     """Writes ``count`` bytes for people who go on with the number: ``1572864 bytes (1.5 MiB)``; below 10000 ``512
     bytes``. The size in units is rounded down, so that it is no more than what there is."""

@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-from outcrop.config import DeviceConfig, SampleConfig, format_bytes
+from outcrop.config import DeviceConfig, SampleConfig, format_bytes, format_use
 from outcrop.errors import BudgetError, IoError
 from outcrop.inference import activations, division, edge_counts, layer_sums
 from outcrop.inference import export as exporting
@@ -74,11 +74,10 @@ class InferReport:
     io_backend: str = ""
 
     def __repr__(self) -> str:
-        limit = self.budget.get("memory")
-        of = "no limit" if limit is None else format_bytes(limit)
+        memory = format_use(self.peak_host_bytes, self.budget.get("memory"))
         return (
             f"InferReport({self.rows} rows x {self.columns} of {self.output}, {self.method}, {self.seconds:.1f} s, "
-            f"peak memory {format_bytes(self.peak_host_bytes)} of {of})"
+            f"peak memory {memory})"
         )
 
     def as_dict(self) -> dict[str, Any]:

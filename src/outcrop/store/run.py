@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
-from outcrop.config import PlanConfig, SampleConfig
+from outcrop.config import PlanConfig, SampleConfig, exact_bytes
 from outcrop.errors import ArgumentError, FormatError, OutcropError, naming_files
 from outcrop.runtime.parsing import parse_json
 from outcrop.store import manifest as manifests
@@ -67,9 +68,20 @@ def differences(folder: Path, wanted: RunInfo) -> list[str]:
     if manifests.exists(folder / "pack"):
         there |= manifests.plain(asdict(have.plan))
         now |= manifests.plain(asdict(wanted.plan))
-    found = {n: f"{n} (there {there.get(n)!r}, now {now[n]!r})" for n in now if there.get(n) != now[n]}
+    found = {
+        name: f"{name} (there {_written(name, there.get(name))}, now {_written(name, now[name])})"
+        for name in now
+        if there.get(name) != now[name]
+    }
     rates = {"sequential_rate", "random_rate"}
     return [text for name, text in found.items() if name not in rates or found.keys() <= rates]
+
+
+def _written(name: str, value: Any) -> str:
+    """Writes the value of an option; limits as users give them."""
+    if name not in ("memory", "gpu_memory", "disk_space"):
+        return repr(value)
+    return "no limit" if value is None else exact_bytes(value)
 
 
 def _check_free(folder: Path) -> None:

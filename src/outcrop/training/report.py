@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from outcrop.config import format_bytes
+from outcrop.config import format_use
 
 
 @dataclass
@@ -60,15 +60,15 @@ class TrainReport:
     model: Any = field(default=None, compare=False)
 
     def __repr__(self) -> str:
-        tested = "none" if self.test_metric is None else f"{self.test_metric:.4f}"
         name = self.metric.replace("_", " ")
-        lines = [f"{self.model_name} on {self.device}, mode {self.mode}: test {name} {tested}"]
+        tested = f"no test {name}" if self.test_metric is None else f"test {name} {self.test_metric:.4f}"
+        lines = [f"{self.model_name} on {self.device}, mode {self.mode}: {tested}"]
         if self.epochs:
             loss = self.epochs[-1]["loss"]
-            lines.append(f"{len(self.epochs)} epochs, best {self.best_epoch}, last loss {loss:.4f}")
-        limit = self.budget.get("memory")
-        of = "no limit" if limit is None else format_bytes(limit)
-        lines.append(f"{self.seconds:.1f} s, peak memory {format_bytes(self.peak_host_bytes)} of {of}")
+            count = "1 epoch" if len(self.epochs) == 1 else f"{len(self.epochs)} epochs"
+            lines.append(f"{count}, best {self.best_epoch}, last loss {loss:.4f}")
+        memory = format_use(self.peak_host_bytes, self.budget.get("memory"))
+        lines.append(f"{self.seconds:.1f} s, peak memory {memory}")
         if self.kept_folder is not None:
             lines.append(f"prepared batches stay in {self.kept_folder}, which may be deleted")
         return f"{type(self).__name__}({'; '.join(lines)})"

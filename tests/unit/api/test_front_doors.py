@@ -85,6 +85,13 @@ def made() -> Iterator[dict[str, Any]]:
         }
 
 
+def test_what_a_training_without_limit_or_test_nodes_prints(tmp_path: Path) -> None:
+    graph = small_graph(tmp_path / "g", splits={"train": np.arange(60)})
+    printed = repr(oc.train(graph, sampling=oc.SampleConfig(fanouts=(3,), batch_size=30), epochs=1))
+    assert "mode packed: no test accuracy; 1 epoch, best 0, last loss" in printed
+    assert re.search(r"peak memory [0-9.]+ [KM]iB, no limit;", printed)
+
+
 @pytest.mark.parametrize(
     ("what", "says"),
     [

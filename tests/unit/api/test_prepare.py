@@ -95,7 +95,8 @@ def test_a_run_of_other_options_is_replaced_only_when_asked(graph: Graph, tmp_pa
     for change, named in (
         ({"seed": 5}, r"seed \(there 4, now 5\)"),
         ({"fanouts": (2, 2), "epochs": 3}, r"fanouts .*epochs \(there 2, now 3\)"),
-        ({"memory": "3MiB"}, r"memory \(there 2097152, now 3145728\)"),
+        ({"memory": "3MiB"}, r"memory \(there 2097152 bytes \(2.0 MiB\), now 3145728 bytes \(3.0 MiB\)\)"),
+        ({"memory": None}, r"memory \(there 2097152 bytes \(2.0 MiB\), now no limit\)"),
     ):
         with pytest.raises(ArgumentError, match=f"{named}.*--overwrite"):
             prepare_with_report(graph, run, **(OPTIONS | change))
