@@ -85,4 +85,4 @@ def written(value: Any) -> str:
         for field in fields(value)
         if field.default is MISSING or getattr(value, field.name) != field.default
     ]
-    return f"{type(value).__name__}({', '.join(said)})"
+    return f"outcrop.{type(value).__name__}({', '.join(said)})"

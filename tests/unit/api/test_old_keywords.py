@@ -250,7 +250,7 @@ def test_the_warning_shows_the_call_as_it_is_written_now(graph: Graph) -> None:
     shown = re.search(r"outcrop\.train\(\.\.\., (.*)\)$", message)
     assert shown is not None, message
     assert Path(caught[0].filename) == Path(__file__), "the line to be changed"
-    now = eval(f"dict({shown[1]})", {**vars(oc), **{name: getattr(oc, name) for name in oc.__all__}})
+    now = eval(f"dict({shown[1]})", {"outcrop": oc})
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         after = oc.train(graph, **now, **usual)
@@ -284,7 +284,7 @@ def test_a_graph_made_with_old_keywords_is_that_of_the_objects(tmp_path: Path) -
     """Data are not written into the warning."""
     sizes: dict[str, Any] = {"nodes": 40, "edges": 90, "features": 2, "classes": 2}
     with pytest.warns(
-        DeprecationWarning, match=r"generate_graph\(\.\.\., config=GenerateConfig\(nodes=40, edges=90"
+        DeprecationWarning, match=r"generate_graph\(\.\.\., config=outcrop.GenerateConfig\(nodes=40, edges=90"
     ):
         before = oc.generate_graph(tmp_path / "a", **sizes, progress=False)
     now = oc.generate_graph(tmp_path / "b", oc.GenerateConfig(**sizes), progress=False)
@@ -295,7 +295,7 @@ def test_a_graph_made_with_old_keywords_is_that_of_the_objects(tmp_path: Path) -
     (message,) = [str(one.message) for one in caught if "is now written" in str(one.message)]
     assert message == (
         "outcrop.import_graph(reverse=, train=, test=) is now written outcrop.import_graph(..., "
-        "config=ImportConfig(reverse=True), splits={'train': ..., 'test': [31]})"
+        "config=outcrop.ImportConfig(reverse=True), splits={'train': ..., 'test': [31]})"
     )
     splits = {"train": train, "test": [31]}
     now = oc.import_graph(edges, tmp_path / "d", oc.ImportConfig(reverse=True), splits=splits)
@@ -316,7 +316,7 @@ def test_options_are_written_as_a_call_that_makes_them() -> None:
         oc.GenerateConfig("rmat", a=0.5),
         oc.Market(["machine-a"], budget=5.0),
     ):
-        assert eval(written(options), {name: getattr(oc, name) for name in oc.__all__}) == options
+        assert eval(written(options), {"outcrop": oc}) == options
 
 
 def test_a_field_that_was_renamed_is_understood_by_its_old_name() -> None:
