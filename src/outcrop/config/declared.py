@@ -57,7 +57,11 @@ def checks_arguments(function: Callable[P, R]) -> Callable[P, R]:
 
     @functools.wraps(function)
     def call(*args: P.args, **kwargs: P.kwargs) -> R:
-        _require(_hints(function), signature.bind(*args, **kwargs).arguments)
+        try:
+            given = signature.bind(*args, **kwargs).arguments
+        except TypeError:  # Python says it better, with the name of the function
+            return function(*args, **kwargs)
+        _require(_hints(function), given)
         return function(*args, **kwargs)
 
     return call
@@ -103,13 +107,15 @@ def _fits(value: Any, kind: type) -> bool:
 def _shown(value: Any) -> str:
     if value is None:
         return "is None"
+    if isinstance(value, type):
+        return f"is the class {value.__name__}"
     text, name = repr(value), type(value).__name__
     article = "an" if name[0] in "aeiouAEIOU" else "a"
     return f"{text} is {article} {name}" if len(text) <= _SHOWN_LETTERS else f"is {article} {name}"
 
 
 def _wanted(kinds: tuple[type, ...], value: Any) -> str:
-    if isinstance(value, type) and value in kinds:
+    if isinstance(value, type) and issubclass(value, kinds):
         return f"an object of it, {value.__name__}()"
     names = ["None" if kind is types.NoneType else _called(kind) for kind in kinds]
     *first, last = dict.fromkeys(names)
