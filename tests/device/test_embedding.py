@@ -20,7 +20,7 @@ from embed_support import buckets_of, fit, knowledge_graph, random_triples, tabl
 from fused_reference import autograd
 from outcrop import _core
 from outcrop.api.embed import embed_eval, embed_train
-from outcrop.config import DeviceConfig, EmbedConfig, IoConfig
+from outcrop.config import DeviceConfig, EmbedConfig, SwapConfig
 from outcrop.device.budget import DeviceBudget
 from outcrop.device.gpu import KINDS
 from outcrop.embed import fused
@@ -249,9 +249,10 @@ def test_slabs_go_through_rings_to_the_last_bit(kg, tmp_path, resident, gpu):
     found = []
     for io in ("engine", "gpu"):
         gpu.launched.clear()
-        with Runtime(io=IoConfig(initiator=io)) as runtime:
+        swaps = SwapConfig(io=io)
+        with Runtime() as runtime:
             buckets = buckets_of(kg, tmp_path / io, runtime, 6, slices=3)
-            made = fit(buckets, tmp_path / io, config, runtime, device=TO, resident=resident)
+            made = fit(buckets, tmp_path / io, config, runtime, device=TO, resident=resident, swaps=swaps)
             assert ("io_submit" in gpu.launched) == (io == "gpu")
             by_tag = runtime.budget.by_tag
             if io == "gpu":

@@ -21,7 +21,7 @@ from device_under_test import NAME as GPU
 from embed_support import buckets_of, fit, knowledge_graph, random_triples, table_of
 from outcrop import _core
 from outcrop.api.embed import embed_train
-from outcrop.config import DeviceConfig, EmbedConfig, IoConfig
+from outcrop.config import DeviceConfig, EmbedConfig, SwapConfig
 from outcrop.embed.buckets import open_buckets
 from outcrop.errors import IoError
 from outcrop.runtime.runtime import Runtime
@@ -38,7 +38,7 @@ CONFIG = EmbedConfig(
     optimizer="adagrad",
 )
 TO = DeviceConfig(GPU)
-RINGS = IoConfig(initiator="gpu")
+RINGS = {"device": TO, "resident": False, "swaps": SwapConfig(io="gpu")}
 
 
 @pytest.fixture(scope="module")
@@ -68,13 +68,13 @@ def begun(kg, tmp_path_factory):
     """A run after its first epoch, the table then, and how many bytes its later epochs write."""
     run = tmp_path_factory.mktemp("begun") / "run"
     buckets = run_of(kg, run)
-    with Runtime(io=RINGS) as runtime:
-        fit(buckets, run, replace(CONFIG, epochs=1), runtime, device=TO, resident=False)
+    with Runtime() as runtime:
+        fit(buckets, run, replace(CONFIG, epochs=1), runtime, **RINGS)
         table = table_of(run, runtime)
     ended = run.parent / "ended"
     shutil.copytree(run, ended)
-    with Runtime(io=RINGS) as runtime:
-        fit(open_buckets(ended), ended, CONFIG, runtime, device=TO, resident=False)
+    with Runtime() as runtime:
+        fit(open_buckets(ended), ended, CONFIG, runtime, **RINGS)
         return run, table, runtime.io.counters.write_bytes
 
 
@@ -97,9 +97,9 @@ def test_a_full_disk_ends_training_and_it_goes_on_when_there_is_room(
     shutil.copytree(begun_run, run)
     faults = _core.FaultPlan()
     faults.disk_full_after_bytes = int(share * written)
-    with Runtime(io=RINGS, faults=faults) as runtime:
+    with Runtime(faults=faults) as runtime:
         with pytest.raises(IoError) as failed:
-            fit(open_buckets(run), run, CONFIG, runtime, device=TO, resident=False)
+            fit(open_buckets(run), run, CONFIG, runtime, **RINGS)
         said = str(failed.value)
         del failed
     assert re.search(
@@ -109,8 +109,8 @@ def test_a_full_disk_ends_training_and_it_goes_on_when_there_is_room(
     ), said
     if share < 0.5:  # the second epoch is not over
         same(run, checkpoint)
-    with Runtime(io=RINGS) as runtime:
-        fit(open_buckets(run), run, CONFIG, runtime, device=TO, resident=False)
+    with Runtime() as runtime:
+        fit(open_buckets(run), run, CONFIG, runtime, **RINGS)
     same(run, undisturbed)
 
 
@@ -141,8 +141,8 @@ def test_a_kill_while_slabs_are_moved_loses_nothing_that_a_checkpoint_had(kg, tm
     whole = tmp_path / "whole"
     buckets = run_of(kg, whole)
     gpu.launched.clear()
-    with Runtime(io=RINGS) as runtime:
-        fit(buckets, whole, CONFIG, runtime, device=TO, resident=False)
+    with Runtime() as runtime:
+        fit(buckets, whole, CONFIG, runtime, **RINGS)
     same(whole, undisturbed)
     launches = len(gpu.launched)
     assert set(gpu.launched) == {"io_submit", "io_complete"}

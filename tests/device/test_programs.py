@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tensor_bits import all_bits
 
-from outcrop.config import DeviceConfig, IoConfig
+from outcrop.config import DeviceConfig
 from outcrop.device.budget import DeviceBudget
 from outcrop.embed.gpu import GpuBuffer
 from outcrop.embed.numbering import ById, Division
@@ -271,8 +271,8 @@ class Training:
                 assert np.array_equal(self._table.rows_of(slab), expected)
 
 
-@pytest.mark.parametrize("initiator", ["engine", "gpu"], ids=["engine", "rings"])
-def test_a_table_that_is_swapped_is_one_that_lies_still(gpu, schedule_name, tmp_path, initiator):
+@pytest.mark.parametrize("by_rings", [False, True], ids=["engine", "rings"])
+def test_a_table_that_is_swapped_is_one_that_lies_still(gpu, schedule_name, tmp_path, by_rings):
     """By the engine one thread calls the GPU, and seeds replay; rings have a thread of their own."""
 
     @DRAWN
@@ -281,7 +281,7 @@ def test_a_table_that_is_swapped_is_one_that_lies_still(gpu, schedule_name, tmp_
         draw_schedule(gpu, schedule_name, seed)
         table = Table(tmp_path, DIVISION, SHAPE, Start(0.5, 7), ById(), runtime)
         table.clear()
-        buffer = GpuBuffer(table, SLOTS, runtime, gpu, device, DeviceBudget(gpu, device, 1 << 20), STAGED)
+        buffer = GpuBuffer(table, SLOTS, runtime, DeviceBudget(gpu, device, 1 << 20), STAGED, by_rings)
         try:
             training = Training(table, buffer)
             for step in steps:
@@ -292,5 +292,5 @@ def test_a_table_that_is_swapped_is_one_that_lies_still(gpu, schedule_name, tmp_
             table.close()
 
     device = torch.device(GPU, 0)
-    with Runtime(threads=1, io=IoConfig(initiator=initiator)) as runtime:
+    with Runtime(threads=1) as runtime:
         check()

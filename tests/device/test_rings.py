@@ -13,6 +13,7 @@ from device_under_test import NAME as GPU
 from outcrop import _core
 from outcrop.config import DeviceConfig, IoConfig, SampleConfig
 from outcrop.errors import IoError
+from outcrop.loading.modes import Online
 from outcrop.loading.open import open_session
 from outcrop.rows.rings import GpuDiskRows, RingFile, SlabRings, submitter
 from outcrop.runtime import machine
@@ -23,6 +24,7 @@ from outcrop.store.arrays import ArrayWriter, DiskArray
 from run_support import a_graph, as_rows, random_features
 
 NODES, WIDTH = 600, 129
+BY_RINGS = Online(row_reads="gpu")
 ROWS = as_rows(random_features(NODES, WIDTH, "float32"))
 
 
@@ -35,8 +37,8 @@ def graph(tmp_path_factory):
 def test_rows_land_in_the_memory_of_the_gpu(graph, gpu, monkeypatch):
     """They cross the bus once: no buffer of the host has them, and no copy takes them there or back."""
     sampling = SampleConfig(fanouts=(4, 4), batch_size=16, seed=3)
-    with Runtime(threads=1, io=IoConfig(initiator="gpu")) as runtime:
-        with open_session(graph, runtime, "online", config=sampling, device=DeviceConfig(GPU)) as session:
+    with Runtime(threads=1) as runtime:
+        with open_session(graph, runtime, BY_RINGS, config=sampling, device=DeviceConfig(GPU)) as session:
             count = 0
             monkeypatch.setattr(submitter.Kernels, "rows", None)
             monkeypatch.setattr(submitter.Kernels, "fetch", None)
@@ -168,8 +170,8 @@ def test_the_submitting_block_is_that_of_equation_2(graph, gpu, tmp_path, monkey
     monkeypatch.setattr(gpu, "launch", launched, raising=False)
     sampling = SampleConfig(fanouts=(4, 4), batch_size=16, seed=3)
     with (
-        Runtime(threads=1, io=IoConfig(initiator="gpu")) as runtime,
-        open_session(graph, runtime, "online", config=sampling, device=DeviceConfig(GPU)) as session,
+        Runtime(threads=1) as runtime,
+        open_session(graph, runtime, BY_RINGS, config=sampling, device=DeviceConfig(GPU)) as session,
     ):
         for batch in session.batches("train"):
             assert np.array_equal(as_rows(batch.x.cpu().numpy()), ROWS[batch.graph.n_id])

@@ -14,10 +14,11 @@ from device_under_test import NAME as GPU
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from outcrop import _core
-from outcrop.config import DeviceConfig, IoConfig, SampleConfig
+from outcrop.config import DeviceConfig, SampleConfig
 from outcrop.device.budget import DeviceBudget
 from outcrop.errors import ArgumentError, BudgetError, FormatError
 from outcrop.loading.device_buffers import DeviceBuffer
+from outcrop.loading.modes import Mode, Online
 from outcrop.loading.open import open_session
 from outcrop.rows import HotRows
 from outcrop.rows.rings import submitter
@@ -319,10 +320,10 @@ def test_batches_that_a_gpu_draws_stay_there(gpu, monkeypatch, tmp_path, kind):
     assert all(names.isdisjoint({"rowptr", "col"}) and "y" in names for names in staged)
 
 
-def loaded(graph, config, to, memory, **options) -> tuple[list, list, dict]:
+def loaded(graph, config, to, memory, mode: str | Mode = "online") -> tuple[list, list, dict]:
     """Of an epoch in mode online: features and nodes of each batch, and how many rows came from each level."""
-    with Runtime(memory, **options) as runtime:
-        with open_session(graph, runtime, "online", config=config, device=to) as session:
+    with Runtime(memory) as runtime:
+        with open_session(graph, runtime, mode, config=config, device=to) as session:
             batches, found = session.batches("train"), []
             for batch in batches:
                 found.append((batch.x.clone(), batch.graph.n_id))
@@ -368,12 +369,12 @@ def test_ids_of_a_batch_are_not_looked_up_on_the_host(gpu, monkeypatch, tmp_path
 MEMORY = 600 << 10
 
 
-def with_rows_of_all_levels(graph, config, **options) -> tuple[DeviceConfig, dict]:
+def with_rows_of_all_levels(graph, config, mode: str | Mode = "online") -> tuple[DeviceConfig, dict]:
     """A device, limited so that rows come from its cache, from the host's and from disk, and how many from each."""
     tried = []
     for limit in range(1 << 20, 1 << 17, -(1 << 17)):
         to = DeviceConfig(GPU, limit, draws=True)
-        *_, levels = loaded(graph, config, to, MEMORY, **options)
+        *_, levels = loaded(graph, config, to, MEMORY, mode)
         if all(levels[name] > 0 for name in ("device", "host", "disk")):
             return to, levels
         tried.append((limit, levels))
@@ -397,10 +398,10 @@ def test_ids_of_rows_that_rings_read_stay_on_the_gpu(gpu, monkeypatch, tmp_path)
     with Runtime() as runtime:
         made = a_graph(tmp_path / "graph", runtime, width=129, train=200)
         rows = made.array(runtime, "features").memmap(check=True)[:].copy()
-    config, io = SampleConfig(fanouts=(3, 3), batch_size=20), IoConfig(initiator="gpu")
-    to, levels = with_rows_of_all_levels(made, config, io=io)
+    config, by_rings = SampleConfig(fanouts=(3, 3), batch_size=20), Online(row_reads="gpu")
+    to, levels = with_rows_of_all_levels(made, config, by_rings)
     tensors.clear()
-    xs, ids, found = loaded(made, config, to, MEMORY, io=io)
+    xs, ids, found = loaded(made, config, to, MEMORY, by_rings)
     assert found == levels
     for x, n_id in zip(xs, ids, strict=True):
         assert np.array_equal(x, rows[n_id])

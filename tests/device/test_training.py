@@ -13,8 +13,9 @@ from device_under_test import NAME as GPU
 from outcrop import _core
 from outcrop.api.prepare import prepare_with_report as prepare
 from outcrop.api.train import train
-from outcrop.config import DeviceConfig, IoConfig
+from outcrop.config import DeviceConfig
 from outcrop.errors import ArgumentError, BudgetError, IoError
+from outcrop.loading.modes import Online
 from outcrop.loading.open import open_session
 from outcrop.nn import layers
 from outcrop.rows.rings import GpuDiskRows
@@ -73,9 +74,9 @@ def compare_rows(made, mode, batches):
 def test_every_level_serves_rows(made, gpu):
     """The plan of this run has rows on the device, in the host, on disk and packed; the fake GPU assembles three."""
     graph, run = made
-    with Runtime("900KiB", io=IoConfig(topology="map")) as runtime:
+    with Runtime("900KiB") as runtime:
         with open_session(
-            graph, runtime, "online", run_folder=run, device=DeviceConfig(GPU, DEVICE_BYTES)
+            graph, runtime, Online(topology="map"), run_folder=run, device=DeviceConfig(GPU, DEVICE_BYTES)
         ) as session:
             loader = session.batches("train")
             compare_rows(made, "online", loader)
@@ -121,10 +122,10 @@ def test_without_device_memory_no_row_is_cached_there(made, gpu, tmp_path, mode)
 def test_the_device_has_more_than_passes_through_the_host(made, gpu):
     """A device with room for more rows than the host's budget has: they are read a part at a time."""
     graph, run = made
-    with Runtime("800KiB", io=IoConfig(topology="map")) as runtime, Runtime() as plain:
+    with Runtime("800KiB") as runtime, Runtime() as plain:
         there = DeviceConfig(GPU, 1 << 20)
         with (
-            open_session(graph, runtime, "online", run_folder=run, device=there) as session,
+            open_session(graph, runtime, Online(topology="map"), run_folder=run, device=there) as session,
             open_session(graph, plain, "online", run_folder=run) as reference,
         ):
             for ours, theirs in zip(reference.batches("train"), session.batches("train"), strict=True):
@@ -258,11 +259,12 @@ def test_kernels_read_rows_through_rings(made, gpu):
         with pytest.raises(IoError, match=r"features\.bin: .*made to fail.*open the rows again"):
             source.read_rows(ids, here.reshape(-1))
         source.close()
-    with Runtime() as a, Runtime(io=IoConfig(initiator="gpu")) as b:
+    mode = Online(row_reads="gpu")
+    with Runtime() as a, Runtime() as b:
         gpu.launched.clear()
         with (
             open_session(graph, a, "online", run_folder=run) as ours,
-            open_session(graph, b, "online", run_folder=run, device=DeviceConfig(GPU)) as theirs,
+            open_session(graph, b, mode, run_folder=run, device=DeviceConfig(GPU)) as theirs,
         ):
             for x, y in zip(ours.batches("train"), theirs.batches("train"), strict=True):
                 assert torch.equal(y.x.cpu(), x.x)

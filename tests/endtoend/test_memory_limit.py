@@ -29,10 +29,11 @@ PREPARE = """
 import json, sys
 from outcrop.api.prepare import prepare_with_report as prepare
 from outcrop.runtime.runtime import Runtime
-from outcrop.config import IoConfig
 memory = sys.argv[3]
-runtime = Runtime(memory, io=IoConfig(topology=sys.argv[4] if sys.argv[4:] else "automatic"))
-report = prepare(sys.argv[1], sys.argv[2], fanouts=[10, 10], batch_size=200, epochs=1, memory=memory, runtime=runtime)
+topology = sys.argv[4] if sys.argv[4:] else "automatic"
+runtime = Runtime(memory)
+report = prepare(sys.argv[1], sys.argv[2], fanouts=[10, 10], batch_size=200, epochs=1, memory=memory, runtime=runtime,
+                 topology=topology)
 print(json.dumps({"peak": runtime.budget.peak_bytes, "disk": report.disk_bytes}))
 """
 TRAIN = """

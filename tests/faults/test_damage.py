@@ -18,7 +18,7 @@ import outcrop
 from artifact_support import differences, fresh_runtime, memory_folder, prepare, small_graph, tree
 from infer_support import a_model, odd_graph, save
 from outcrop import _core
-from outcrop.config import IoConfig, SampleConfig
+from outcrop.config import SampleConfig
 from outcrop.errors import ChecksumError, FormatError
 from outcrop.loading.modes import Mode, Partition
 from outcrop.loading.open import open_session
@@ -151,8 +151,8 @@ def test_damaged_topology_and_labels_are_found_while_drawing(
     )
 
     def drawn(topology: str, memory: str | None) -> list:
-        runtime = make_runtime(memory, threads=1, io=IoConfig(topology=topology))
-        return list(BatchSampler(graph, config, runtime).epoch("train", 0))
+        runtime = make_runtime(memory, threads=1)
+        return list(BatchSampler(graph, config, runtime, topology=topology).epoch("train", 0))
 
     ways = (("memory", None), ("map", None), ("paged", None), ("paged", "700KiB"))
     expected = drawn(*ways[0])

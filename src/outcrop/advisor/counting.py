@@ -20,11 +20,11 @@ from outcrop import device as devices
 from outcrop.advisor import shapes
 from outcrop.advisor.cost import LoadingWork, Workload
 from outcrop.advisor.pages import page_bytes, page_runs
-from outcrop.config import IoConfig, ModelConfig, PlanConfig, SampleConfig, format_bytes
+from outcrop.config import ModelConfig, PlanConfig, SampleConfig, format_bytes
 from outcrop.config.sampling import EXTERNAL
 from outcrop.errors import BudgetError
 from outcrop.loading.feeders import OnlineFeeder
-from outcrop.loading.modes import Online, Packed
+from outcrop.loading.modes import Online, Packed, mode_with
 from outcrop.loading.open import open_session
 from outcrop.loading.session import LoadSession
 from outcrop.preparation.prepare import PrepareRequest, prepare_within_limits, with_rates
@@ -61,10 +61,6 @@ class Task:
     @property
     def network(self) -> shapes.Network:
         return shapes.network_of(self.graph, self.model.name, self.model.hidden, self.model.heads)
-
-    @property
-    def io(self) -> IoConfig:
-        return IoConfig(topology=self.topology)  # type: ignore[arg-type]
 
 
 @dataclass(frozen=True)
@@ -162,7 +158,7 @@ def _planned(task: Task) -> Iterator[tuple[Path, dict[str, Any]]]:
         out = Path(folder) / "run"
         limits = with_rates(task.limits, task.sampling, task.graph, out)
         request = PrepareRequest(task.graph, out, task.sampling, limits, stop_after="plan")
-        yield out, prepare_within_limits(request, IoConfig()).predicted
+        yield out, prepare_within_limits(request).predicted
 
 
 def _edges_of(samples: SampleSet, at: np.ndarray) -> tuple[float, ...]:
@@ -243,9 +239,10 @@ def _online_work(
     config = SampleConfig.from_stored(
         {**samples.manifest.config, "fanouts": tuple(samples.manifest.config["fanouts"])}
     )
+    online = mode_with(Online(), {"topology": task.topology})
     with (
-        Runtime(task.limits.memory, io=task.io) as runtime,
-        open_session(graph, runtime, Online(), run_folder=run, config=config) as session,
+        Runtime(task.limits.memory) as runtime,
+        open_session(graph, runtime, online, run_folder=run, config=config) as session,
     ):
         buffers = session.buffers
         held = Runtime()  # what counting takes is no part of the budget
@@ -276,8 +273,8 @@ def _online_work(
 
 def _drawing(task: Task, config: SampleConfig) -> tuple[float, float]:
     """Returns CPU seconds, and bytes read of the topology, that drawing a batch takes."""
-    with Runtime(task.limits.memory, io=task.io) as runtime:
-        sampler = BatchSampler(task.graph, config, runtime)
+    with Runtime(task.limits.memory) as runtime:
+        sampler = BatchSampler(task.graph, config, runtime, topology=task.topology)
         batches, before = sampler.epoch("train", 0), runtime.io.counters.read_bytes
         cpu, drawn = time.process_time(), 0
         for _ in batches:

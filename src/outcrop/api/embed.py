@@ -13,9 +13,9 @@ from outcrop.config import (
     BucketConfig,
     DeviceConfig,
     EmbedConfig,
-    IoConfig,
     Limits,
     Size,
+    SwapConfig,
     format_bytes,
     parse_size,
     with_memory,
@@ -199,7 +199,7 @@ def embed_train(
     config = config or EmbedConfig()
     config = config if epochs is None else replace(config, epochs=epochs)
     limits, watched = with_memory(limits, memory), observer or Observer()
-    io_config = IoConfig(initiator=io)  # type: ignore[arg-type]
+    swaps = SwapConfig(prefetch, io)  # type: ignore[arg-type]
     if io == "gpu" and gpu_named(device) is None:
         raise ArgumentError(f"io gpu moves partitions of a GPU, device is {device}: leave io as it is")
     buckets = open_buckets(run)
@@ -208,18 +208,18 @@ def embed_train(
     def needs() -> Callable[[int], bool]:
         from outcrop.embed.needs import EmbeddingNeeds
 
-        return EmbeddingNeeds(buckets, config, io_config, resident).fits
+        return EmbeddingNeeds(buckets, config, resident).fits
 
     on_cpu = gpu_named(device) is None
     with (
         only_process_in(Path(run)),
         naming_smallest(limit if on_cpu else None, needs, "train these embeddings", _SMALLER),
         watched.watching() as progress,
-        Runtime(limits.memory, io=io_config, trace_path=watched.trace, progress=progress) as runtime,
+        Runtime(limits.memory, trace_path=watched.trace, progress=progress) as runtime,
     ):
         fit = EmbeddingTrainer(
             buckets, Path(run), config, runtime, resident=resident, fresh=fresh, checkpoint_seconds=checkpoint_seconds,
-            prefetch=prefetch, device=DeviceConfig(device, parse_size(limits.gpu_memory)),
+            swaps=swaps, device=DeviceConfig(device, parse_size(limits.gpu_memory)),
         )  # fmt: skip
         try:
             result = fit.run()

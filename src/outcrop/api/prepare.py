@@ -13,7 +13,6 @@ from outcrop.advisor import epochs as epoch_choice
 from outcrop.api.old_keywords import accepts_old_keywords, merged, named
 from outcrop.api.run import Run
 from outcrop.config import (
-    IoConfig,
     Limits,
     PackConfig,
     SampleConfig,
@@ -160,8 +159,7 @@ def prepare_with_report(
 
     Args:
         observer: None: silence.
-        runtime: None makes one with ``memory`` as its budget, ``topology`` and progress; one that is given has its own
-            of these.
+        runtime: None makes one with ``memory`` as its budget and with progress; one that is given has its own of these.
         stop_after: ``"sample"`` or ``"plan"``: leave the later stages for another call.
 
     Raises:
@@ -189,7 +187,7 @@ def prepare_with_report(
         config = replace(config, epochs=found.count)
         chosen += [found.why] if found.why else []
     plan = with_rates(plan, config, graph, out, packing.rates)
-    request = PrepareRequest(graph, out, config, plan, external, batches_key, stop_after)
+    request = PrepareRequest(graph, out, config, plan, external, batches_key, stop_after, topology=topology)
     replaced = request.replacing(overwrite)
     request = replace(request, chosen=(*chosen, *replaced))
     _tell(watched.on_choice, chosen)
@@ -197,7 +195,7 @@ def prepare_with_report(
     if runtime is not None:
         return prepare_run(request, runtime, on_replaced)
     with watched.watching() as progress:
-        return prepare_within_limits(request, IoConfig(topology=topology), progress, on_replaced)  # type: ignore[arg-type]
+        return prepare_within_limits(request, progress, on_replaced)
 
 
 def _sampling(asked: SampleConfig, external: ExternalBatches | None, epochs: int | None) -> SampleConfig:

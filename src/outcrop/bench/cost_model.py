@@ -21,7 +21,7 @@ from outcrop.api.prepare import prepare_with_report as prepare
 from outcrop.bench.epoch import Log, Setting, ensure_graph, plain
 from outcrop.config import IoConfig, ModelConfig, PlanConfig, SampleConfig, TrainConfig, format_bytes
 from outcrop.config.models import wants_degrees
-from outcrop.loading.modes import mode_named
+from outcrop.loading.modes import mode_named, mode_with
 from outcrop.loading.open import open_session
 from outcrop.runtime.hardware import Hardware
 from outcrop.runtime.machine import read_rates
@@ -199,10 +199,11 @@ def _measure(task: Task, case: Case, setting: Setting, rate: int) -> tuple[float
     """Returns the median seconds of an epoch after the first, and what the last one read."""
     epochs = min(_EPOCHS[case.mode], max(setting.epochs, 2))
     model = replace(task.model, layers=len(task.sampling.fanouts))
+    mode = mode_with(case.mode, {"topology": _TOPOLOGY})
     learning = LearningTask(model, TrainConfig(epochs=epochs), task.graph.feature_dim, task.graph.num_classes)
     with (
-        Runtime(task.limits.memory, io=IoConfig(rate_bytes_per_second=rate, topology=_TOPOLOGY)) as runtime,
-        open_session(task.graph, runtime, case.mode, run_folder=task.run) as session,
+        Runtime(task.limits.memory, io=IoConfig(rate_bytes_per_second=rate)) as runtime,
+        open_session(task.graph, runtime, mode, run_folder=task.run) as session,
     ):
         before = runtime.io.counters.read_bytes
 

@@ -6,12 +6,22 @@ epochs, limits, packing, loading, models, training, embedding.
 
 from __future__ import annotations
 
-from outcrop.config.embedding import BucketConfig, EmbedConfig
+from outcrop.config.embedding import BucketConfig, EmbedConfig, SwapConfig
 from outcrop.config.epochs import Refresh, Replay
 from outcrop.config.graphs import LABEL_KINDS, GenerateConfig, ImportConfig, LabelKind, SplitProtocol
-from outcrop.config.io import INITIATORS, TOPOLOGIES, IoConfig
+from outcrop.config.io import IoConfig
 from outcrop.config.limits import ALLOWANCE_BYTES, Limits, PlanConfig, with_memory
-from outcrop.config.loading import CACHE_POLICIES, CACHE_STRATEGIES, CPU, DeviceConfig
+from outcrop.config.loading import (
+    CACHE_POLICIES,
+    CACHE_STRATEGIES,
+    CPU,
+    ROW_READS,
+    TOPOLOGIES,
+    DeviceConfig,
+    TopologyChoice,
+    check_row_reads,
+    check_topology,
+)
 from outcrop.config.models import HEADS, MODELS, ModelConfig, hidden_width
 from outcrop.config.packing import PackConfig
 from outcrop.config.sampling import SAMPLERS, InferSampling, SampleConfig, as_fanouts, check_epochs_unset
@@ -33,11 +43,11 @@ __all__ = [
     "CACHE_STRATEGIES",
     "CPU",
     "HEADS",
-    "INITIATORS",
     "LABEL_KINDS",
     "LARGEST_COUNT",
     "MODELS",
     "PRECISIONS",
+    "ROW_READS",
     "SAMPLERS",
     "SCHEDULES",
     "TOPOLOGIES",
@@ -59,9 +69,13 @@ __all__ = [
     "SampleConfig",
     "Size",
     "SplitProtocol",
+    "SwapConfig",
+    "TopologyChoice",
     "TrainConfig",
     "as_fanouts",
     "check_epochs_unset",
+    "check_row_reads",
+    "check_topology",
     "exact_bytes",
     "format_bytes",
     "format_use",

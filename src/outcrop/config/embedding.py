@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 from outcrop.config.declared import settle_types
+from outcrop.config.loading import check_row_reads
 from outcrop.config.sizes import out_of_range
 from outcrop.errors import ArgumentError
 
@@ -143,6 +144,23 @@ class EmbedConfig:
         """Makes the options that a checkpoint was written with, from :meth:`as_stored`."""
         names = {stored: name for name, stored in _STORED.items()}
         return cls(**{names.get(name, name): value for name, value in fields.items()})
+
+
+@dataclass(frozen=True)
+class SwapConfig:
+    """Says how partitions are swapped between where they are trained and the disk.
+
+    Attributes:
+        prefetch: Whether they are swapped while training goes on; else after it, for comparison.
+        io: Who moves those of a GPU: ``engine``, by slabs in host memory; ``gpu``, by commands that kernels put to
+            rings (:mod:`outcrop.rows.rings`).
+    """
+
+    prefetch: bool = True
+    io: Literal["engine", "gpu"] = "engine"
+
+    def __post_init__(self) -> None:
+        check_row_reads(self.io)
 
 
 _STORED = {"learning_rate": "rate", "relation_learning_rate": "relation_rate"}  # their names in checkpoints

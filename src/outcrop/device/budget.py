@@ -18,14 +18,15 @@ class DeviceBudget:
     """Bytes of device memory that Outcrop may hold, by tag.
 
     Args:
-        limit_bytes: 0: what is there.
+        gpu, device: Driver of the device, and which one it is.
+        limit_bytes: Bytes that may be held; 0: what is free there.
 
     Raises:
         BudgetError: The device has less free than that.
     """
 
     def __init__(self, gpu: Gpu, device: torch.device, limit_bytes: int):
-        self._device, self._limited = device, limit_bytes > 0
+        self.gpu, self.device, self._limited = gpu, device, limit_bytes > 0
         free, _ = gpu.memory(device.index or 0)
         if limit_bytes > free:
             raise BudgetError(
@@ -48,7 +49,7 @@ class DeviceBudget:
         import torch
 
         return self._granted(
-            tag, num_bytes, lambda: torch.empty(num_bytes, dtype=torch.uint8, device=self._device)
+            tag, num_bytes, lambda: torch.empty(num_bytes, dtype=torch.uint8, device=self.device)
         )
 
     def _granted(self, tag: str, num_bytes: int, make: Callable[[], Any]) -> tuple[Any, Any]:
@@ -62,7 +63,7 @@ class DeviceBudget:
             limited = f"raise --gpu-memory to {least_bytes(least)} or more"
             what = limited if self._limited else "take a smaller batch"
             raise BudgetError(
-                f"{exact_bytes(num_bytes)} for {tag} do not fit what {self._device} has left: {error}; {what}",
+                f"{exact_bytes(num_bytes)} for {tag} do not fit what {self.device} has left: {error}; {what}",
                 limit="device",
             ) from None
 

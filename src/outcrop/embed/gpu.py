@@ -39,7 +39,7 @@ class GpuBuffer(Buffer):
     """Holds ``slots`` slabs on a GPU.
 
     ``rows`` is a tensor there; ``staged`` slabs of pinned host memory are on the way to or from disk at a time. With
-    ``initiator`` gpu kernels move slabs through rings, and one is staged, for first rows.
+    ``by_rings`` kernels move slabs through rings, and one is staged, for first rows.
     """
 
     def __init__(
@@ -47,14 +47,13 @@ class GpuBuffer(Buffer):
         table: Table,
         slots: int,
         runtime: Runtime,
-        gpu: Gpu,
-        device: torch.device,
         budget: DeviceBudget,
         staged: int,
+        by_rings: bool = False,
     ):
-        self._by_rings, self._rings = runtime.initiator == "gpu", None
+        self._by_rings, self._rings = by_rings, None
         staged = 1 if self._by_rings else min(staged, slots)
-        self.gpu, self.device, self._budget, self._staged = gpu, device, budget, staged
+        self.gpu, self.device, self._budget, self._staged = budget.gpu, budget.device, budget, staged
         super().__init__(table, slots, runtime)
 
     def _allocate(self) -> None:

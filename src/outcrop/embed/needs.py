@@ -6,7 +6,7 @@ memory is never touched; nothing is read, and no table is made.
 
 from __future__ import annotations
 
-from outcrop.config import EmbedConfig, IoConfig
+from outcrop.config import EmbedConfig
 from outcrop.embed.buckets import Buckets
 from outcrop.embed.edges import TrainingEdges
 from outcrop.embed.orders import make_order
@@ -26,11 +26,11 @@ def _pages(count: int) -> int:
 class EmbeddingNeeds:
     """Counts what a training of ``config.epochs`` holds. ``resident``: as the trainer has it."""
 
-    def __init__(self, buckets: Buckets, config: EmbedConfig, io: IoConfig, resident: bool | None):
-        self._buckets, self._config, self._io, self._resident = buckets, config, io, resident
+    def __init__(self, buckets: Buckets, config: EmbedConfig, resident: bool | None):
+        self._buckets, self._config, self._resident = buckets, config, resident
         partitions = buckets.partitions
         order = make_order(config.order, partitions, min(config.buffer, partitions))
-        with Runtime(io=io) as runtime:
+        with Runtime() as runtime:
             schedule = Schedule(order, buckets.slices, buckets.starts(runtime), config.seed, config.sweeps)
         units = [
             (unit.num_edges, unit.pool) for epoch in range(config.epochs) for unit in schedule.units(epoch)
@@ -44,7 +44,7 @@ class EmbeddingNeeds:
     def fits(self, limit: int) -> bool:
         """Tells whether ``limit`` bytes are enough."""
         try:
-            with Runtime(limit, io=self._io, rehearsal=UNCOUNTED) as runtime:
+            with Runtime(limit, rehearsal=UNCOUNTED) as runtime:
                 self._hold(runtime)
         except BudgetError:
             return False

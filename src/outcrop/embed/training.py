@@ -21,7 +21,7 @@ import numpy as np
 import torch
 
 import outcrop._core as _core
-from outcrop.config import CPU, DeviceConfig, EmbedConfig
+from outcrop.config import CPU, DeviceConfig, EmbedConfig, SwapConfig
 from outcrop.device import gpu_named, resolve
 from outcrop.device.budget import DeviceBudget
 from outcrop.embed.buckets import Buckets
@@ -134,7 +134,12 @@ class _Place:
 
 
 def _place(
-    device: DeviceConfig, buckets: Buckets, config: EmbedConfig, relations: Relations | None, runtime: Runtime
+    device: DeviceConfig,
+    swaps: SwapConfig,
+    buckets: Buckets,
+    config: EmbedConfig,
+    relations: Relations | None,
+    runtime: Runtime,
 ) -> _Place:
     gpu = gpu_named(device.name)
     if gpu is None:
@@ -148,7 +153,7 @@ def _place(
     budget = DeviceBudget(gpu, place, device.memory_bytes)
     return _Place(
         GpuStepper(config, relations, runtime, gpu, place, budget),
-        lambda table, slots: GpuBuffer(table, slots, runtime, gpu, place, budget, buckets.slices),
+        lambda table, slots: GpuBuffer(table, slots, runtime, budget, buckets.slices, swaps.io == "gpu"),
         lambda: budget.free_bytes,
         budget.by_tag,
     )
@@ -160,7 +165,7 @@ class EmbeddingTrainer:
     Args:
         resident: Hold all partitions instead of ``config.buffer``; None: where the budget has room for them.
         fresh: Start over even if there is a checkpoint.
-        prefetch: Swap while training goes on; without, after it, for comparison.
+        swaps: How partitions are swapped; None: by the engine, while training goes on.
         device: Where the partitions in memory lie, and training runs.
         checkpoint_seconds: Time between checkpoints within an epoch; every epoch ends with one.
         on_unit: Called after every unit with (epoch, unit, mean loss so far).
@@ -176,13 +181,14 @@ class EmbeddingTrainer:
         resident: bool | None = None,
         fresh: bool = False,
         checkpoint_seconds: float = 300.0,
-        prefetch: bool = True,
+        swaps: SwapConfig | None = None,
         device: DeviceConfig = CPU,
         on_unit: Callable[[int, TrainUnit, float], None] | None = None,
     ):
         self.buckets, self.config, self.runtime = buckets, config, runtime
         self.folder = run / FOLDER
-        self._checkpoint_seconds, self._prefetch, self._on_unit = checkpoint_seconds, prefetch, on_unit
+        swaps = swaps or SwapConfig()
+        self._checkpoint_seconds, self._swaps, self._on_unit = checkpoint_seconds, swaps, on_unit
         score = score_function(config.model, config.dim)
         if config.reciprocal and not score.has_relations:
             raise ArgumentError(f"model {config.model} has no relations: leave --reciprocal out")
@@ -195,7 +201,7 @@ class EmbeddingTrainer:
         self._loss = 0.0
         self.relations = make_relations(buckets, config, runtime)
         checkpoint = self._read() if self._path.exists() and not fresh else None
-        self._place = _place(device, buckets, config, self.relations, runtime)
+        self._place = _place(device, swaps, buckets, config, self.relations, runtime)
         self._stepper = self._place.stepper
         with ExitStack() as refused:  # until nothing more can be: a table that was not there goes again
             self._open_table(refused)
@@ -324,7 +330,7 @@ class EmbeddingTrainer:
             if not buffer.swapping:
                 buffer.enter(unit.state)  # where training goes on, or a sweep begins with another state
             swap = unit.swap or swap
-            if unit.swap and not unit.exposed and self._prefetch:
+            if unit.swap and not unit.exposed and self._swaps.prefetch:
                 buffer.begin_swap(*unit.swap)
                 swap = None
             if pool is None or pool[0] != unit.pool:

@@ -9,11 +9,12 @@ holds other partitions: there the smallest of those like the first that works is
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 
-from outcrop.config import IoConfig, SampleConfig
+from outcrop.config import SampleConfig
 from outcrop.config.sampling import EXTERNAL
 from outcrop.errors import BudgetError
 from outcrop.loading.modes import Mode, OnDisk, Online, mode_named
@@ -84,9 +85,8 @@ class CountedBatches(Rehearsal):
         return self._most[paged]
 
     def _draw(self, topology: str, passes: Sequence[Pass], sizes: dict[Pass, list[tuple[int, int]]]) -> int:
-        io = IoConfig(topology=topology)  # type: ignore[arg-type]
-        with Runtime(io=io, progress=self._progress) as runtime:
-            sampler = BatchSampler(self._graph, self._config, runtime, ids=self._ids)
+        with Runtime(progress=self._progress) as runtime:
+            sampler = BatchSampler(self._graph, self._config, runtime, topology=topology, ids=self._ids)
             each = dict.fromkeys(passes)
             with runtime.task(_TASK, sum(sampler.num_batches(split) for split, _ in each), "batches"):
                 for one in each:
@@ -139,19 +139,14 @@ class SessionNeeds:
         passes: Sequence[Pass],
         *,
         run: Path | None = None,
-        io: IoConfig | None = None,
         epoch_splits: tuple[str, ...] = ("train",),
         counter: BatchCounter | None = None,
         ids: Mapping[str, Ids] | None = None,
     ):
         self._ids = ids
         self._graph, self._mode, self._config, self._passes = graph, mode_named(mode), config, passes
-        self._run, self._io, self._epoch_splits, self._counter = (
-            run,
-            io,
-            epoch_splits,
-            counter or BatchCounter(),
-        )
+        self._run, self._epoch_splits = run, epoch_splits
+        self._counter = counter or BatchCounter()
         self._counted: Rehearsal | None = None
 
     def fits(self, limit: int) -> bool:
@@ -167,14 +162,14 @@ class SessionNeeds:
             self._counted = (
                 self._counter.count(self._graph, self._config, numbers, self._ids) if draws else UNCOUNTED
             )
-        with Runtime(limit, io=self._io, rehearsal=self._counted) as runtime, self._open(runtime) as session:
+        with Runtime(limit, rehearsal=self._counted) as runtime, self._open(runtime) as session:
             if self._run is None:  # else the run says how large batches are
                 session.make_room(self._counted.max_nodes)
         return True
 
     def _partitioned(self, limit: int) -> bool:
         """Which partitions fit, and so which batches there are, depends on the budget: they are drawn, but not read."""
-        with Runtime(limit, io=self._io) as runtime, self._open(runtime) as session:
+        with Runtime(limit) as runtime, self._open(runtime) as session:
             for split, epoch in self._passes:
                 for _, batch in session.feeder.source(split, epoch) if self._graph.has(split) else ():
                     session.make_room(batch.num_nodes)
@@ -198,7 +193,7 @@ def other_modes(limit: int | None, mode: Mode, fits: Callable[[Mode], Callable[[
     Args:
         fits: Makes what says whether a budget is enough for a mode.
     """
-    for other in _ALTERNATIVES:
+    for other in (replace(one, topology=mode.topology) for one in _ALTERNATIVES):
         if limit is not None and other.name != mode.name and fits(other)(limit):
             return f"--mode {other} works with this budget"
     return SMALLER_BATCHES

@@ -75,13 +75,13 @@ def recorded_source(asked: SourceRequest, path: Path, split: str) -> Source:
     limit = asked.limit
 
     def open_it() -> tuple[Runtime, LoadSession]:
-        runtime = Runtime(asked.memory, io=mode.io)
+        runtime = Runtime(asked.memory)
         return runtime, open_session(graph, runtime, mode, run_folder=path, device=asked.device)
 
     def refusing() -> AbstractContextManager[None]:
         epochs = range(group.first_epoch, group.first_epoch + group.epochs)
         passes = [(split, epoch) for epoch in epochs]
-        needs = partial(SessionNeeds, graph, mode, sample, passes, run=path, io=mode.io)
+        needs = partial(SessionNeeds, graph, mode, sample, passes, run=path)
         return naming_smallest(limit, lambda: needs().fits, f"load mini-batches in mode {mode}")
 
     by_node = sample.task == "node" and sample.sampler != EXTERNAL
@@ -118,13 +118,13 @@ def drawn_source(asked: SourceRequest, split: str | ArrayLike, *, drop_last: boo
     nodes, limit = {drawn_split: ids}, asked.limit
 
     def open_it() -> tuple[Runtime, LoadSession]:
-        runtime = Runtime(asked.memory, io=mode.io)
+        runtime = Runtime(asked.memory)
         return runtime, open_session(graph, runtime, mode, config=config, device=asked.device, ids=nodes)
 
     def refusing() -> AbstractContextManager[None]:
         epochs = range(min(config.epochs, _COUNTED_EPOCHS))
         passes = [(drawn_split, epoch) for epoch in epochs]
-        needs = partial(SessionNeeds, graph, mode, config, passes, ids=nodes, io=mode.io)
+        needs = partial(SessionNeeds, graph, mode, config, passes, ids=nodes)
         return naming_smallest(limit, lambda: needs().fits, f"load mini-batches in mode {mode}")
 
     positions = InputIds(ids)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from outcrop.config import IoConfig, PlanConfig, SampleConfig
+from outcrop.config import PlanConfig, SampleConfig
 from outcrop.errors import BudgetError
 from outcrop.loading.needs import BatchCounter, CountedBatches, Pass
 from outcrop.preparation import cached_rows, pack_memory, plan_memory, sample
@@ -23,7 +23,8 @@ class RunNeeds:
 
     Args:
         config: Sampling of the run; its splits that are empty are left out.
-        plan: Its ``memory`` does not matter.
+        plan: Limits of the run; its ``memory`` does not matter.
+        topology: Where neighbour lists are read from.
         drawn: The batches where they were sampled already: then sampling is left out.
     """
 
@@ -32,11 +33,11 @@ class RunNeeds:
         graph: Graph,
         config: SampleConfig,
         plan: PlanConfig,
-        io: IoConfig | None = None,
+        topology: str = "automatic",
         drawn: BatchSizes | None = None,
         counter: BatchCounter | None = None,
     ):
-        self._graph, self._config, self._plan, self._io = graph, config, plan, io
+        self._graph, self._config, self._plan, self._topology = graph, config, plan, topology
         self._drawn, self._counter = drawn, counter or BatchCounter()
         self._counted: CountedBatches | None = None
 
@@ -55,8 +56,8 @@ class RunNeeds:
 
     def _samples(self, limit: int) -> bool:
         try:
-            with Runtime(limit, io=self._io, rehearsal=self._count()) as runtime:
-                sample.rehearse(self._graph, self._config, runtime)
+            with Runtime(limit, rehearsal=self._count()) as runtime:
+                sample.rehearse(self._graph, self._config, runtime, self._topology)
         except BudgetError:
             return False
         return True
@@ -66,7 +67,7 @@ class RunNeeds:
         config, spec, sizes = replace(self._plan, memory=memory), self._graph.spec("features"), self.sizes
         try:
             divided = plan_memory.divide_host_memory(sizes, config, spec.stride_bytes)
-            with Runtime(limit, io=self._io, rehearsal=UNCOUNTED) as runtime:
+            with Runtime(limit, rehearsal=UNCOUNTED) as runtime:
                 free = runtime.budget.free_bytes - 8 * sizes.num_batches * (sizes.hops + 5) - 4 * PAGE_BYTES
                 rows = divided.cache_bytes // spec.stride_bytes
                 rows += plan_memory.device_cache_rows(self._graph, sizes, config)

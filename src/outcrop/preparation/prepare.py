@@ -17,9 +17,9 @@ from pathlib import Path
 from typing import Any
 
 from outcrop.config import (
-    IoConfig,
     PlanConfig,
     SampleConfig,
+    check_topology,
     exact_bytes,
     format_bytes,
 )
@@ -97,6 +97,7 @@ class PrepareRequest:
         sampling, limits: Its options; ``limits`` has the rates of the disk where they matter (:func:`with_rates`).
         external: Batches from elsewhere, in place of those that ``sampling`` draws.
         batches_key: Names what ``external`` gives: while it stays the same, its batches are not asked for again.
+        topology: Where neighbour lists are read from.
         stop_after: ``"sample"`` or ``"plan"``: leave the later stages for another call.
         chosen: What was chosen for the user, and why: lines, for the report.
     """
@@ -109,6 +110,10 @@ class PrepareRequest:
     batches_key: str | None = None
     stop_after: str | None = None
     chosen: tuple[str, ...] = ()
+    topology: str = "automatic"
+
+    def __post_init__(self) -> None:
+        check_topology(self.topology)
 
     @property
     def info(self) -> run.RunInfo:
@@ -126,14 +131,16 @@ class PrepareRequest:
         manifests.require_overwrite(self.out, "a run", differing, overwrite)
         return (f"{self.out} is replaced: it differs in {', '.join(differing)}",) if differing else ()
 
-    def needs(self, io: IoConfig, progress: Progress | bool | None) -> Callable[[int], bool]:
+    def needs(self, progress: Progress | bool | None) -> Callable[[int], bool]:
         """Tells which budgets would do."""
         drawn, wanted = None, sampling.expected(self.graph, self.sampling, self.batches_key)
         if manifests.is_current(self.out / "sample", samples.FORMAT, samples.VERSION, *wanted):
             drawn = samples.open_samples(Runtime(), self.out / "sample")
         elif self.sampling.sampler == EXTERNAL:  # nobody knows how large they are
             return lambda limit: True
-        return RunNeeds(self.graph, self.sampling, self.limits, io, drawn, BatchCounter(progress)).fits
+        return RunNeeds(
+            self.graph, self.sampling, self.limits, self.topology, drawn, BatchCounter(progress)
+        ).fits
 
 
 def prepare(
@@ -158,7 +165,6 @@ def prepare(
 
 def prepare_within_limits(
     request: PrepareRequest,
-    io: IoConfig,
     progress: Progress | bool | None = None,
     on_replaced: Callable[[], None] = lambda: None,
 ) -> PrepareReport:
@@ -167,10 +173,10 @@ def prepare_within_limits(
     Raises:
         BudgetError: Names the smallest memory budget that would do, where that was too small.
     """
-    memory, needs = request.limits.memory, partial(request.needs, io, progress)
+    memory, needs = request.limits.memory, partial(request.needs, progress)
     with (
         naming_smallest(memory, needs, "prepare this run and load its mini-batches"),
-        Runtime(memory, io=io, progress=progress) as runtime,
+        Runtime(memory, progress=progress) as runtime,
     ):
         return prepare(request, runtime, on_replaced)
 
@@ -203,9 +209,12 @@ def with_rates(
     return with_fields(config, sequential_rate=sequential, random_rate=random)
 
 
-def prepare_described(out: Path, runtime: Runtime) -> PrepareReport:
+def prepare_described(out: Path, runtime: Runtime, topology: str = "automatic") -> PrepareReport:
     """Makes what ``out``'s ``run.json`` describes, within the budget of ``runtime``, which may be smaller than that of
     the plan; goes on where an earlier call was interrupted.
+
+    Args:
+        topology: Where neighbour lists are read from.
 
     Raises:
         FormatError: ``out`` is no run, or the graph is in another state than it says.
@@ -217,7 +226,7 @@ def prepare_described(out: Path, runtime: Runtime) -> PrepareReport:
             f"{out} was begun with another state of the graph than {graph.path} is in now: start again"
         )
     with only_process_in(out):
-        request = PrepareRequest(graph, out, info.sample, info.plan)
+        request = PrepareRequest(graph, out, info.sample, info.plan, topology=topology)
         run.write(out, request.info)
         return _make(request, runtime)
 
@@ -270,7 +279,8 @@ def _make(
     request: PrepareRequest, runtime: Runtime, on_stage: Callable[[], None] = lambda: None
 ) -> PrepareReport:
     """Makes what is not there yet; ``on_stage`` is called after each stage that is made."""
-    graph, out, external = request.graph, request.out, request.external
+    graph, out = request.graph, request.out
+    origin = sampling.BatchOrigin(request.topology, request.external, request.batches_key)
     sample_config, plan_config = request.sampling, request.limits
     report = PrepareReport(epochs=sample_config.epochs, chosen="\n".join(request.chosen))
     started, before = time.monotonic(), runtime.io.counters
@@ -317,8 +327,8 @@ def _make(
         samples.FORMAT,
         samples.VERSION,
         sampling.expected(graph, sample_config, request.batches_key),
-        lambda: sampling.sample(graph, sample_config, out / "sample", runtime, external, request.batches_key),
-        always=external is not None and request.batches_key is None,
+        lambda: sampling.sample(graph, sample_config, out / "sample", runtime, origin),
+        always=request.external is not None and request.batches_key is None,
     )
     if request.stop_after == "sample":
         return finish()

@@ -18,7 +18,7 @@ from outcrop.runtime.runtime import Runtime
 from outcrop.sampling.external import ExternalBatches
 from outcrop.sampling.sampler import BatchSampler
 from outcrop.sampling.seeds import seed_labels
-from outcrop.sampling.topology import load_topology
+from outcrop.sampling.topology import Topology, load_topology
 from outcrop.store import manifest as manifests
 from outcrop.store import record
 from outcrop.store.address_table import AddressTable
@@ -30,6 +30,21 @@ from outcrop.store.samples import FORMAT, VERSION
 
 _AT_ONCE = 1024  # nobody waits for the first batch
 Draw = Callable[[str, int], Iterator[BatchGraph]]
+
+
+@dataclass(frozen=True)
+class BatchOrigin:
+    """Says where the batches that are written come from.
+
+    Attributes:
+        topology: Where neighbour lists are read from, for batches that are drawn.
+        external: Batches from elsewhere, in place of those; the sampler is called ``foreign`` then.
+        key: Name of what ``external`` gives; None: nobody can tell whether it gives the same again.
+    """
+
+    topology: str = "automatic"
+    external: ExternalBatches | None = None
+    key: str | None = None
 
 
 def expected(
@@ -48,21 +63,20 @@ def sample(
     config: SampleConfig,
     out: Path,
     runtime: Runtime,
-    external: ExternalBatches | None = None,
-    batches_key: str | None = None,
+    origin: BatchOrigin = BatchOrigin(),
 ) -> Manifest:
     """Writes the batches of ``config.epochs`` training epochs and of the evaluation splits to ``out``.
 
     Args:
-        external: Batches from elsewhere; ``config.sampler`` is ``foreign`` then.
-        batches_key: What names them.
+        origin: What draws the batches, or has them.
 
     Raises:
         ArgumentError: The graph has no training nodes or edges, or a batch from elsewhere is none.
         BudgetError: One batch does not fit in its share of the budget.
     """
+    external = origin.external
     if external is None:
-        sampler = BatchSampler(graph, config, runtime, at_once=_AT_ONCE)
+        sampler = BatchSampler(graph, config, runtime, topology=origin.topology, at_once=_AT_ONCE)
         counts = {split: sampler.num_batches(split) for split in config.splits}
         if "train" in counts and not counts["train"]:
             what = "edges to train on" if config.task == "link" else "training nodes"
@@ -73,7 +87,8 @@ def sample(
         draw, splits = _numbered(sampler), [s for s in config.splits if counts[s]]
         total = sum(counts[s] * (config.epochs if s == "train" else 1) for s in splits)
     else:
-        draw, splits, total = _with_labels(graph, config, external, runtime), list(external.splits), 0
+        topology = load_topology(graph, runtime, placement=origin.topology) if config.degrees else None
+        draw, splits, total = _with_labels(graph, external, topology, runtime), list(external.splits), 0
     runtime.progress.start("sample", total, "batches")
     with manifests.publishing(out) as folder:
         writer = _Writer(graph, runtime, folder, len(config.fanouts))
@@ -86,7 +101,7 @@ def sample(
             "num_nodes": graph.num_nodes,
         }
         manifest = Manifest(
-            FORMAT, VERSION, writer.finish(), attributes, *expected(graph, config, batches_key)
+            FORMAT, VERSION, writer.finish(), attributes, *expected(graph, config, origin.key)
         )
         graph.require_unchanged()
         manifests.write(folder, manifest)
@@ -94,13 +109,13 @@ def sample(
     return manifest
 
 
-def rehearse(graph: Graph, config: SampleConfig, runtime: Runtime) -> None:
+def rehearse(graph: Graph, config: SampleConfig, runtime: Runtime, topology: str = "automatic") -> None:
     """Takes the memory that :func:`sample` takes, in a rehearsal.
 
     Raises:
         BudgetError: It is more than there is.
     """
-    sampler = BatchSampler(graph, config, runtime, at_once=_AT_ONCE)
+    sampler = BatchSampler(graph, config, runtime, topology=topology, at_once=_AT_ONCE)
     with runtime.budget.reserve("write-buffer", write_buffer_bytes(runtime.budget.limit_bytes)):
         del sampler
 
@@ -111,10 +126,11 @@ def _numbered(sampler: BatchSampler) -> Draw:
     return lambda split, at: sampler.epoch(split, config.epoch_number(split, config.first_epoch + at))
 
 
-def _with_labels(graph: Graph, config: SampleConfig, external: ExternalBatches, runtime: Runtime) -> Draw:
+def _with_labels(
+    graph: Graph, external: ExternalBatches, topology: Topology | None, runtime: Runtime
+) -> Draw:
     """Returns batches from elsewhere with what they lack: labels of the graph, and degrees where they are asked for."""
     labels = graph.array(runtime, "labels").memmap(check=True) if graph.has("labels") else None
-    topology = load_topology(graph, runtime) if config.degrees else None
 
     def draw(split: str, epoch: int) -> Iterator[BatchGraph]:
         for batch in external.epoch(split, epoch):

@@ -93,11 +93,9 @@ class Runtime:
         )
         self.rehearsal = rehearsal
         self.device_peaks: dict[str, int] = {}  # bytes on a GPU by tag, of what was closed
-        self.io = _core.BlockIo.create(_io_options(io or IoConfig(), faults), self.budget)
-        self.topology = (io or IoConfig()).topology
-        self.initiator = (io or IoConfig()).initiator
-        self.stripes = (io or IoConfig()).stripes
-        self.ring_deadline_seconds = (io or IoConfig()).ring_deadline_seconds
+        io = io or IoConfig()
+        self.io = _core.BlockIo.create(_io_options(io, faults), self.budget)
+        self.ring_deadline_seconds = io.ring_deadline_seconds
         self.workers = _core.WorkerPool(threads)
         self.trace = Trace(trace_path)
         self.progress = shown(progress)

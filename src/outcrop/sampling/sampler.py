@@ -7,7 +7,7 @@ topology lies, and whether they are drawn ahead (preparation/sample.py) or on th
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any
 
@@ -36,18 +36,31 @@ if TYPE_CHECKING:
 _FEW = 8  # batches that are drawn together where training waits for the first of them
 
 
+@dataclass(frozen=True)
+class DrawingDevice:
+    """Says what draws batches in place of the sampler of the CPU.
+
+    Attributes:
+        device: The GPU; or the CPU, to draw as a GPU does.
+        budget: Memory of ``device`` that drawing is counted in; None: it is not counted.
+    """
+
+    device: torch.device
+    budget: DeviceBudget | None = None
+
+
 class BatchSampler:
     """Draws batches on the fly: the same that the sample stage writes.
 
     Holds the topology (memory, pages or map), the sampler's scratch memory, the labels and the ``ids`` of each split.
 
     Args:
+        topology: Where neighbour lists are read from (:func:`outcrop.sampling.topology.load_topology`).
         memory_fraction: Part of the free budget that the scratch memory may take, and then the topology.
         at_once: Batches that are drawn at a time at the most. The more there are, the fewer reads a topology on disk
             takes, and the longer the first of them takes. None: a few. One is what :meth:`sample` needs.
         page_cache: Whether pages of a topology that is read by pages are kept.
         on: The GPU that draws, in place where the topology is in memory; None: the CPU. The batches are the same.
-        device_budget: Memory of ``on`` that drawing is counted in.
         ids: Node ids of a split, int64, in place of those that the graph has.
     """
 
@@ -57,11 +70,11 @@ class BatchSampler:
         config: SampleConfig,
         runtime: Runtime,
         *,
+        topology: str = "automatic",
         memory_fraction: float | Fraction = memory_tables.SAMPLER.fraction,
         at_once: int | None = None,
         page_cache: bool = True,
-        on: torch.device | None = None,
-        device_budget: DeviceBudget | None = None,
+        on: DrawingDevice | None = None,
         ids: Mapping[str, Ids] | None = None,
     ):
         if config.sampler == EXTERNAL:
@@ -76,7 +89,7 @@ class BatchSampler:
         }
         # The sampler's scratch and the results that wait first: the topology can also stay on disk.
         free = int(runtime.budget.free_bytes * memory_fraction)
-        on_disk = placement_of(runtime.topology, topology_bytes(graph), free) == "paged"
+        on_disk = placement_of(topology, topology_bytes(graph), free) == "paged"
         self._wave = Wave(config, graph, free, runtime, on_disk, at_once)
         if on_disk:  # more at a time want the same page: that is worth more than keeping pages
             epoch = max((-(-len(ids) // config.batch_size) for ids in self.ids.values()), default=_FEW)
@@ -84,6 +97,7 @@ class BatchSampler:
         self.topology = load_topology(
             graph,
             runtime,
+            placement=topology,
             memory_fraction=memory_fraction,
             weighted=config.sampler == "weighted",
             page_cache=page_cache,
@@ -103,9 +117,9 @@ class BatchSampler:
 
             self._sampler = DeviceSampler(
                 self.topology,
-                on,
+                on.device,
                 in_place=self.topology.placement == "memory",
-                budget=device_budget,
+                budget=on.budget,
                 host_budget=runtime.budget,
                 most_seeds=most_seeds(config, graph),
                 **options,

@@ -15,6 +15,7 @@ from typing import Any, Literal
 import numpy as np
 
 import outcrop._core as _core
+from outcrop.config import check_topology
 from outcrop.runtime import memory_tables, system
 from outcrop.runtime.runtime import Runtime
 from outcrop.store.arrays import DiskArray
@@ -153,6 +154,7 @@ def topology_bytes(graph: Graph) -> int:
 
 def placement_of(asked: str, wanted_bytes: int, available_bytes: int) -> str:
     """Chooses ``memory`` where it fits; else ``map`` where the system can cache twice as many bytes; else ``paged``."""
+    check_topology(asked)
     if asked != "automatic":
         return asked
     if wanted_bytes <= available_bytes:
@@ -164,15 +166,15 @@ def load_topology(
     graph: Graph,
     runtime: Runtime,
     *,
+    placement: str = "automatic",
     memory_fraction: float | Fraction = memory_tables.TOPOLOGY.fraction,
     weighted: bool = False,
     page_cache: bool = True,
 ) -> Topology:
     """Loads the topology whole if ``memory_fraction`` of the free budget holds it, else maps it or reads it by pages.
 
-    ``runtime.topology`` may ask for one placement (:func:`placement_of`).
-
     Args:
+        placement: ``memory``, ``map`` or ``paged``; ``automatic`` chooses among them (:func:`placement_of`).
         weighted: The edge weights too.
         page_cache: Where lists are read by pages, keep pages; without it little is held, and hot lists can be cached
             whole (:meth:`Topology.cache_lists`).
@@ -184,7 +186,7 @@ def load_topology(
     names = ("indptr", "indices", "edge_weight")[: 3 if weighted else 2]
     arrays = [graph.array(runtime, name) for name in names]
     available = int(memory_fraction * runtime.budget.free_bytes)
-    placement = placement_of(runtime.topology, sum(a.spec.data_bytes for a in arrays), available)
+    placement = placement_of(placement, sum(a.spec.data_bytes for a in arrays), available)
     if placement == "paged":
         return _open_pages(graph, runtime, arrays, available, page_cache)
     in_memory = placement == "memory"

@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from outcrop.config import hidden_width
+from outcrop.training.batch_request import BatchRequest
 from outcrop.training.request import TrainRequest
-from outcrop.training.supply import BatchRequest, choose_epochs
+from outcrop.training.supply import choose_epochs
 
 
 def facts(request: TrainRequest, chosen: Sequence[str] = ()) -> dict[str, Any]:

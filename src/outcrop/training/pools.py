@@ -42,8 +42,8 @@ from outcrop.runtime.progress import Progress
 from outcrop.runtime.runtime import Runtime
 from outcrop.store import manifest as manifests
 from outcrop.store import run as runs
-from outcrop.store.graph import Graph
 from outcrop.store.lock import make_folders
+from outcrop.training.batch_request import BatchRequest
 
 _POLL_SECONDS = 0.05
 _MOST_STDERR_BYTES = 4096
@@ -183,34 +183,29 @@ class Background:
 
 
 class Pools:
-    """The pools of one training.
+    """Holds the pools of one training.
 
     Args:
+        request: What is sampled; ``sampling.epochs`` is E. Of its limits ``memory`` is the budget of everything,
+            ``disk_space`` that of all files. ``rate`` limits what preparing in the background reads and writes: what is
+            prepared in turn has no training to spare, and no limit.
         folder: Where they lie; made where needed, removed by nobody but the user.
-        config: What is sampled; ``config.epochs`` is E.
-        plan: Limits of the whole; its ``memory`` is the budget of everything, ``disk_space`` of all files.
-        epochs: Of the whole training.
-        rate: Bytes per second that preparing in the background reads and writes at the most; None = no limit. What
-            is prepared in turn has no training to spare, and no limit.
-        concurrent: Whether pools are prepared beside training where the budget is large enough.
     """
 
-    def __init__(
-        self,
-        graph: Graph,
-        folder: Path,
-        config: SampleConfig,
-        plan: PlanConfig,
-        epochs: int,
-        rate: int | None,
-        concurrent: bool = True,
-    ):
-        self._graph, self._folder, self._config, self._plan = graph, folder, config, plan
-        self._epochs, self._rate = epochs, rate
-        self._concurrent = concurrent
-        self.budget = next(PoolBudget.possible(plan.memory, concurrent))
+    def __init__(self, request: BatchRequest, folder: Path):
+        self._graph, self._folder, self._config, self._plan = (
+            request.graph,
+            folder,
+            request.sampling,
+            request.limits,
+        )
+        self._epochs, self._rate, self._topology = request.epochs, request.rate, request.topology
+        self._concurrent = request.concurrent
+        self.budget = next(PoolBudget.possible(request.limits.memory, request.concurrent))
         self._eval_splits = tuple(
-            s for s in config.splits if s != "train" and graph.has(s) and graph.spec(s).shape[0]
+            s
+            for s in self._config.splits
+            if s != "train" and self._graph.has(s) and self._graph.spec(s).shape[0]
         )
         self._pool_space: int | None = None
         self._first = self._current = -1
@@ -324,7 +319,7 @@ class Pools:
         made = None
         if not self.budget.concurrent and number != self._first:
             self._describe_pool(number)
-            made = prepare_described(self._pool(number), runtime)
+            made = prepare_described(self._pool(number), runtime, self._topology)
         session = self._open(self._pool(number).name, runtime, device)
         self._current = number
         disk = sum(f.stat().st_size for f in self._pool(number).rglob("*") if f.is_file())

@@ -14,11 +14,12 @@ from outcrop.nn import checkpoint as checkpoints
 from outcrop.store import identity
 from outcrop.store.graph import Graph
 from outcrop.training import loop
+from outcrop.training.batch_request import BatchRequest
 from outcrop.training.checks import check_checkpoint, check_complete, check_evaluation
 from outcrop.training.choices import BatchChoice, Choices, TrainOptions, check_task, choose_batches
 from outcrop.training.learning import LearningTask
 from outcrop.training.objectives import choose_objective
-from outcrop.training.supply import BatchRequest, folder_beside
+from outcrop.training.supply import folder_beside
 from outcrop.training.weights import check_class_weights
 
 
@@ -107,7 +108,7 @@ class TrainRequest:
             next_epoch=self._next_epoch(),
             refresh=self.batches.new_batches,
             rate=None if self.refresh is None else self.refresh.bytes_per_second,
-            io=self.mode.io,
+            topology=self.mode.topology,
         )
 
     @property

@@ -25,10 +25,11 @@ from outcrop.store.lock import only_process_in
 from outcrop.training import evaluate as evaluation
 from outcrop.training import loop as training
 from outcrop.training import spool
+from outcrop.training.batch_request import BatchRequest
 from outcrop.training.choices import Choices
 from outcrop.training.report import TrainReport
 from outcrop.training.request import TrainRequest
-from outcrop.training.supply import BatchRequest, BatchSupply, needs, prepare_supply, supply_every_epoch
+from outcrop.training.supply import BatchSupply, needs, prepare_supply, supply_every_epoch
 from outcrop.training.weights import class_weights as resolve_class_weights
 
 
@@ -72,9 +73,7 @@ def run(
         supply, why = _supply(request, asked, mode, said, closing)
         said.replay(supply.drawn.epochs, epochs, request.run)
         started = time.monotonic()
-        runtime = closing.enter_context(
-            Runtime(supply.memory, io=request.mode.io, trace_path=trace, progress=progress)
-        )
+        runtime = closing.enter_context(Runtime(supply.memory, trace_path=trace, progress=progress))
         finish = closing.enter_context(
             recording_training(supply.run, graph, supply.drawn, _settings(request), mode.name, runtime)
         )

@@ -24,8 +24,9 @@ from outcrop.loading.modes import Online
 from outcrop.runtime import system
 from outcrop.store.graph import Graph
 from outcrop.store.lock import opened, try_lock
+from outcrop.training.batch_request import BatchRequest
 from outcrop.training.learning import LearningTask
-from outcrop.training.supply import BatchRequest, BatchSupply, prepare_supply
+from outcrop.training.supply import BatchSupply, prepare_supply
 
 LEAST_BYTES = 64 << 20  # of features: less is read in a second
 _STEP_S = 0.5
@@ -39,7 +40,7 @@ def supply(request: BatchRequest, learning: LearningTask, closing: ExitStack) ->
         closing: Stack that removes what is spooled when training ends.
     """
     spooling = decide_spooling(request, learning)
-    direct = BatchSupply(request, Online())
+    direct = BatchSupply(request, Online(topology=request.topology))
     if not spooling.epochs:
         return direct, spooling.why
     spooled = replace(

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from outcrop.advisor import epochs as epoch_choice
-from outcrop.config import DeviceConfig, IoConfig, PlanConfig, SampleConfig
+from outcrop.config import DeviceConfig, SampleConfig
 from outcrop.errors import BudgetError
 from outcrop.loading.modes import Mode, Packed
 from outcrop.loading.needs import BatchCounter, SessionNeeds
@@ -18,37 +18,10 @@ from outcrop.loading.open import open_session
 from outcrop.loading.session import LoadSession
 from outcrop.preparation.needs import RunNeeds
 from outcrop.preparation.prepare import PrepareReport, PrepareRequest, prepare, with_rates
-from outcrop.runtime.progress import Progress
 from outcrop.runtime.runtime import Runtime
 from outcrop.store.graph import Graph
+from outcrop.training.batch_request import BatchRequest
 from outcrop.training.pools import Pools
-
-
-@dataclass(frozen=True)
-class BatchRequest:
-    """Says which batches of a graph a training asks for, and within which limits.
-
-    Attributes:
-        epochs: Number of epochs of the training.
-        next_epoch: First epoch that is still to be trained; None: all are done.
-        refresh: Whether every epoch has batches of its own, instead of those of
-            ``sampling.epochs`` epochs again and again.
-        rate: Bytes per second of preparing beside training; None = no limit.
-        concurrent: Whether pools are prepared beside training where the budget is large enough.
-        counter: Memory of how large batches are, where a budget is refused and modes are tried.
-    """
-
-    graph: Graph
-    sampling: SampleConfig
-    limits: PlanConfig
-    epochs: int
-    next_epoch: int | None
-    refresh: bool = False
-    rate: int | None = None
-    concurrent: bool = True
-    io: IoConfig = field(default_factory=IoConfig)
-    progress: Progress | None = None
-    counter: BatchCounter | None = None
 
 
 @dataclass
@@ -183,12 +156,13 @@ def prepare_supply(
     """
     graph, sampling, limits = request.graph, request.sampling, request.limits
     if request.refresh:
-        pools = Pools(graph, folder, sampling, limits, request.epochs, request.rate, request.concurrent)
+        pools = Pools(request, folder)
         return BatchSupply(
             request, Packed(), folder, pools, pools.prepare(request.next_epoch, request.progress)
         )
-    with Runtime(limits.memory, io=request.io, progress=request.progress) as runtime:
-        preparation = PrepareRequest(graph, folder, sampling, with_rates(limits, sampling, graph, folder))
+    with Runtime(limits.memory, progress=request.progress) as runtime:
+        planned = with_rates(limits, sampling, graph, folder)
+        preparation = PrepareRequest(graph, folder, sampling, planned, topology=request.topology)
         replaced = preparation.replacing(overwrite=True)
 
         def on_replaced() -> None:
@@ -231,11 +205,11 @@ def needs(
         ):
             configs.append(replace(config, splits=others, epochs=1))
         unbounded = replace(request.limits, disk_space=None)
-        runs = [RunNeeds(graph, one, unbounded, request.io, counter=counter) for one in configs]
+        runs = [RunNeeds(graph, one, unbounded, request.topology, counter=counter) for one in configs]
         return lambda limit: all(run.fits(limit) for run in runs)
     if mode.prepares and folder is None:
         every = replace(config, epochs=epochs) if request.refresh else config
-        return RunNeeds(graph, every, request.limits, request.io, counter=counter).fits
+        return RunNeeds(graph, every, request.limits, request.topology, counter=counter).fits
     if request.refresh:
         config = replace(config, epochs=epochs)
     first = epochs if request.next_epoch is None else request.next_epoch
@@ -247,7 +221,6 @@ def needs(
         config,
         passes,
         run=None if request.refresh else folder,
-        io=request.io,
         epoch_splits=epoch_splits,
         counter=counter,
     ).fits

@@ -17,7 +17,7 @@ import pytest
 from embed_support import buckets_of, fit, knowledge_graph, random_triples, table_of
 from outcrop import _core
 from outcrop.api.embed import embed_prepare, embed_train
-from outcrop.config import EmbedConfig
+from outcrop.config import EmbedConfig, SwapConfig
 from outcrop.embed import schedule as schedules
 from outcrop.embed.edges import TrainingEdges
 from outcrop.embed.model import open_model
@@ -174,7 +174,7 @@ def test_starting_over_forgets_what_was_there(tmp_path, make_runtime, source):
 
 def test_going_on_where_swaps_are_put_off(tmp_path, make_runtime, source):
     runtime, whole = make_runtime(), tmp_path / "whole"
-    options = {"resident": False, "prefetch": False, "checkpoint_seconds": 0}
+    options = {"resident": False, "swaps": SwapConfig(prefetch=False), "checkpoint_seconds": 0}
     units = list(
         fit(buckets_of(source, whole, runtime, 6), whole, CONFIG, runtime, **options).schedule.units(0)
     )

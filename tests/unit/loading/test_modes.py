@@ -139,7 +139,7 @@ def test_loaders_do_what_the_options_of_a_mode_say(
     seen = []
 
     def load_topology(graph: Graph, runtime: Runtime, *rest: Any, **options: Any) -> Any:
-        seen.append(placement_of(runtime.topology, 1, 1 << 40))
+        seen.append(placement_of(options["placement"], 1, 1 << 40))
         return topology.load_topology(graph, runtime, *rest, **options)
 
     monkeypatch.setattr(sampler, "load_topology", load_topology)

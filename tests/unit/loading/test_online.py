@@ -11,9 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from outcrop import _core
-from outcrop.config import IoConfig, SampleConfig
+from outcrop.config import SampleConfig
 from outcrop.errors import ArgumentError
 from outcrop.loading.feeders import LiveSampler
+from outcrop.loading.modes import Mode, Online
 from outcrop.loading.online.hotness import Hotness
 from outcrop.loading.online.static_cache import build_static_cache
 from outcrop.loading.open import open_session
@@ -162,7 +163,7 @@ def test_sampling_hop_by_hop_is_sampling(
     dependency = 4 if sampler == "labor" else 1
     config = SampleConfig(fanouts=(4, 3), batch_size=50, sampler=sampler, batch_dependency=dependency)  # type: ignore[arg-type]
     whole = BatchSampler(graph, config, make_runtime())
-    stepwise = BatchSampler(graph, config, make_runtime(io=IoConfig(topology=topology)), at_once=1)  # type: ignore[arg-type]
+    stepwise = BatchSampler(graph, config, make_runtime(), topology=topology, at_once=1)
     hopwise = LiveSampler(stepwise)
     for seeds, expected in zip(hopwise.seeds("train", 0), whole.epoch("train", 0), strict=True):
         met: list[np.ndarray] = []
@@ -173,7 +174,9 @@ def test_sampling_hop_by_hop_is_sampling(
             np.testing.assert_array_equal(getattr(batch, name), getattr(expected, name))
 
 
-def _pass(graph: Graph, runtime: Runtime, mode: str, config: SampleConfig) -> tuple[list, dict[str, int]]:
+def _pass(
+    graph: Graph, runtime: Runtime, mode: str | Mode, config: SampleConfig
+) -> tuple[list, dict[str, int]]:
     with open_session(graph, runtime, mode, config=config) as session:
         batches = session.batches("train", 0)
         seen = [(b.graph.n_id, b.graph.col, b.x.numpy().copy()) for b in batches]
@@ -188,8 +191,7 @@ def test_batches_are_those_of_memory_and_the_budget_goes_to_what_is_hot(
     expected, _ = _pass(graph, make_runtime(), "memory", config)
     hits = []
     for memory in ("1.6MiB", "2.5MiB", None):
-        runtime = make_runtime(memory, io=IoConfig(topology="paged"))
-        seen, levels = _pass(graph, runtime, "online", config)
+        seen, levels = _pass(graph, make_runtime(memory), Online(topology="paged"), config)
         for a, b in zip(seen, expected, strict=True):
             for x, y in zip(a, b, strict=True):
                 np.testing.assert_array_equal(x, y)
@@ -201,15 +203,15 @@ def test_batches_are_those_of_memory_and_the_budget_goes_to_what_is_hot(
 
 def test_lists_that_are_cached_are_not_read(graph: Graph, make_runtime: MakeRuntime):
     config = SampleConfig(fanouts=(4, 3), batch_size=50)
-    runtime = make_runtime(io=IoConfig(topology="paged"))
-    sampler = BatchSampler(graph, config, runtime, at_once=1, page_cache=False)
+    runtime = make_runtime()
+    sampler = BatchSampler(graph, config, runtime, topology="paged", at_once=1, page_cache=False)
     expected = [b.col for b in sampler.epoch("train", 0)]
     read = sampler.topology.pages.stats["indices"]["read"]
     assert read
     ids = np.arange(0, graph.num_nodes, dtype=np.int64)
     for cached in (ids[::3], ids):
         index = _core.HotIndex(runtime.budget, graph.num_nodes, ids[:0], cached)
-        fresh = BatchSampler(graph, config, runtime, at_once=1, page_cache=False)
+        fresh = BatchSampler(graph, config, runtime, topology="paged", at_once=1, page_cache=False)
         fresh.topology.cache_lists(index, cached, runtime)
         before = fresh.topology.pages.stats["indices"]["read"]
         for got, want in zip(fresh.epoch("train", 0), expected, strict=True):

@@ -77,7 +77,7 @@ def content(batch: Any) -> tuple[bytes, ...]:
 def test_each_iteration_is_the_next_epoch_and_all_share_one_session(run, recorded, monkeypatch):
     opened: list[object] = []
     monkeypatch.setattr(
-        "outcrop.loading.sources.Runtime", lambda memory, io: opened.append(memory) or Runtime(memory, io=io)
+        "outcrop.loading.sources.Runtime", lambda memory: opened.append(memory) or Runtime(memory)
     )
     loader, valid = run.loader(), run.loader("valid")
     assert (len(loader), len(valid)) == (PER_EPOCH, 2)
@@ -361,8 +361,8 @@ def test_memory_is_given_back(run, monkeypatch):
     """By dropping a loader with a pass under way, and by closing one."""
     budgets = []
 
-    def counted(memory: Any, io: Any) -> Runtime:
-        runtime = Runtime(memory, io=io)
+    def counted(memory: Any) -> Runtime:
+        runtime = Runtime(memory)
         budgets.append(runtime.budget)
         return runtime
 

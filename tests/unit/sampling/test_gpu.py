@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 
 from outcrop import _core
 from outcrop.api.train import train
-from outcrop.config import IoConfig, SampleConfig
+from outcrop.config import SampleConfig
 from outcrop.errors import ArgumentError, FormatError
 from outcrop.sampling.gpu import DeviceSampler, sample_on
-from outcrop.sampling.sampler import BatchSampler
+from outcrop.sampling.sampler import BatchSampler, DrawingDevice
 from outcrop.sampling.topology import Topology
 from outcrop.testing import write_graph
 from sampling_support import Csc, csc, draw, random_csc, same
@@ -155,7 +155,8 @@ def test_epochs_are_those_of_the_core(tmp_path, make_runtime, task):
     graph = write_graph(tmp_path / "g", edges, 300, make_runtime(), labels=labels, splits=splits)
     config = SampleConfig(fanouts=(3, 2), batch_size=40, task=task, degrees=True, splits=("train",), seed=5)
     found, wanted = (
-        list(BatchSampler(graph, config, make_runtime(), on=on).epoch("train", 2)) for on in (CPU, None)
+        list(BatchSampler(graph, config, make_runtime(), on=on).epoch("train", 2))
+        for on in (DrawingDevice(CPU), None)
     )
     assert len(found) == len(wanted) > 3
     for a, b in zip(found, wanted, strict=True):
@@ -176,14 +177,13 @@ def test_a_topology_read_by_pages_is_refused_with_what_helps(tmp_path, make_runt
     said += r"--topology map, .*--sample-on cpu"
 
     def drawn(topology, on):
-        runtime = make_runtime(io=IoConfig(topology=topology))
-        return list(BatchSampler(graph, config, runtime, on=on).epoch("train", 0))
+        return list(BatchSampler(graph, config, make_runtime(), topology=topology, on=on).epoch("train", 0))
 
     with pytest.raises(ArgumentError, match=said):
-        drawn("paged", CPU)
+        drawn("paged", DrawingDevice(CPU))
     wanted = drawn("paged", None)
     for topology in ("memory", "map"):
-        for a, b in zip(drawn(topology, CPU), wanted, strict=True):
+        for a, b in zip(drawn(topology, DrawingDevice(CPU)), wanted, strict=True):
             assert same(a, b)
 
 

@@ -10,7 +10,7 @@ from scipy import stats
 
 import outcrop
 from outcrop.api.train import train
-from outcrop.config import IoConfig, SampleConfig
+from outcrop.config import SampleConfig
 from outcrop.errors import ArgumentError
 from outcrop.sampling.sampler import BatchSampler
 from outcrop.store.batches import BatchGraph
@@ -97,18 +97,13 @@ def test_nothing_but_the_key_matters(tmp_path, make_runtime):
     graph, _, _ = a_graph(tmp_path, make_runtime(threads=1))
     config = SampleConfig(fanouts=(3, 2), batch_size=64, task="link", filter_negatives=True, seed=5)
 
-    def epoch(number: int, runtime, **changes) -> list[BatchGraph]:
-        return list(
-            BatchSampler(graph, SampleConfig(**{**vars(config), **changes}), runtime).epoch("train", number)
-        )
+    def epoch(number: int, runtime, topology: str = "automatic", **changes) -> list[BatchGraph]:
+        changed = SampleConfig(**{**vars(config), **changes})
+        return list(BatchSampler(graph, changed, runtime, topology=topology).epoch("train", number))
 
     expected = epoch(1, make_runtime(threads=1))
-    for runtime in (
-        make_runtime(threads=3),
-        make_runtime(threads=2, io=IoConfig(topology="paged")),
-        make_runtime(threads=2, io=IoConfig(topology="map")),
-    ):
-        for a, b in zip(expected, epoch(1, runtime), strict=True):
+    for threads, topology in ((3, "automatic"), (2, "paged"), (2, "map")):
+        for a, b in zip(expected, epoch(1, make_runtime(threads=threads), topology), strict=True):
             assert same(a, b)
             assert np.array_equal(pairs_of(a)[0], pairs_of(b)[0])
     others = [epoch(0, make_runtime()), epoch(1, make_runtime(), seed=6)]

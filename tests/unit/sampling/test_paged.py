@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 
 from outcrop import _core
-from outcrop.config import IoConfig, SampleConfig
+from outcrop.config import SampleConfig
 from outcrop.errors import ArgumentError, BudgetError, FormatError, IoError
-from outcrop.preparation.sample import sample
+from outcrop.preparation.sample import BatchOrigin, sample
 from outcrop.runtime import system
 from outcrop.runtime.runtime import Runtime
 from outcrop.sampling.sampler import BatchSampler
@@ -146,9 +146,9 @@ def test_degrees_edges_and_membership(tmp_path, make_runtime):
     rng = np.random.default_rng(3)
     edges = np.unique(rng.integers(0, 3000, (2, 40000)), axis=1)
     graph = write_graph(tmp_path / "g", edges, 3000, make_runtime(threads=1))
-    memory = load_topology(graph, make_runtime(io=IoConfig(topology="memory")))
-    paged = load_topology(graph, make_runtime(io=IoConfig(topology="paged")))
-    small = load_topology(graph, make_runtime("400KiB", io=IoConfig(topology="paged")))
+    memory = load_topology(graph, make_runtime(), placement="memory")
+    paged = load_topology(graph, make_runtime(), placement="paged")
+    small = load_topology(graph, make_runtime("400KiB"), placement="paged")
     assert (memory.placement, paged.placement, small.placement) == ("memory", "paged", "paged")
     assert paged.indptr is not None
     ids, pairs = rng.integers(0, 3000, 500), rng.integers(0, 3000, (2, 4000))
@@ -228,8 +228,8 @@ def test_in_little_memory_many_batches_wait_for_their_lists_together(tmp_path, m
     config = SampleConfig(fanouts=(5, 5), batch_size=500, splits=("train",))
     read = {}
     for memory, placement in (("16MiB", "paged"), (None, "memory")):
-        runtime = make_runtime(memory, threads=2, io=IoConfig(topology=placement))
-        sample(graph, config, tmp_path / placement, runtime)
+        runtime = make_runtime(memory, threads=2)
+        sample(graph, config, tmp_path / placement, runtime, BatchOrigin(placement))
         read[placement] = runtime.io.counters.read_bytes
         assert memory is None or runtime.budget.peak_bytes <= runtime.budget.limit_bytes
     assert len(list((tmp_path / "paged").iterdir())) > 1
@@ -400,8 +400,8 @@ def test_a_small_budget_holds_and_changes_nothing(tmp_path, make_runtime, sample
     config = SampleConfig(fanouts=(3, 3), batch_size=20, seed=4, sampler=sampler, degrees=True)
     whole = BatchSampler(graph, config, make_runtime(threads=1))
     assert whole.topology.placement == "memory"
-    runtime = make_runtime(memory, threads=2, io=IoConfig(topology="paged"))
-    small = BatchSampler(graph, config, runtime)
+    runtime = make_runtime(memory, threads=2)
+    small = BatchSampler(graph, config, runtime, topology="paged")
     assert small.topology.placement == "paged"
     for epoch in (0, 1):
         for a, b in zip(whole.epoch("train", epoch), small.epoch("train", epoch), strict=True):
@@ -416,18 +416,19 @@ def test_the_placement_can_be_chosen(tmp_path, make_runtime):
         tmp_path / "g", np.array([[0, 1], [1, 2]]), 3, make_runtime(), splits={"train": np.arange(3)}
     )
     for topology in ("memory", "map", "paged"):
-        runtime = make_runtime(io=IoConfig(topology=topology))
-        sampler = BatchSampler(graph, SampleConfig(fanouts=(2,), batch_size=2), runtime)
+        config = SampleConfig(fanouts=(2,), batch_size=2)
+        sampler = BatchSampler(graph, config, make_runtime(), topology=topology)
         assert sampler.topology.placement == topology
         assert [b.n_id.tolist() for b in sampler.batches("train", 0, np.arange(3))] == [[0, 1], [2, 1]]
     with pytest.raises(
         ArgumentError, match="topology 'tape' is unknown; known: automatic, memory, paged, map"
     ):
-        IoConfig(topology="tape")  # type: ignore[arg-type]
+        load_topology(graph, make_runtime(), placement="tape")
     with pytest.raises(BudgetError):
         load_topology(
             write_graph(tmp_path / "h", np.zeros((2, 100000), np.int64), 9, make_runtime()),
-            make_runtime("300KiB", io=IoConfig(topology="memory")),
+            make_runtime("300KiB"),
+            placement="memory",
         )
 
 

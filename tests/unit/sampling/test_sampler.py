@@ -15,7 +15,7 @@ from scipy import stats
 from torch_geometric.utils import trim_to_layer
 
 from outcrop import _core
-from outcrop.config import IoConfig, SampleConfig
+from outcrop.config import SampleConfig
 from outcrop.errors import ArgumentError, BudgetError, FormatError
 from outcrop.pyg import to_pyg
 from outcrop.runtime.runtime import Runtime
@@ -361,8 +361,8 @@ def test_batch_sampler_equals_the_core_wherever_the_topology_is(tmp_path, make_r
         (2, "3MiB", "paged"),
         (3, "3MiB", "paged"),
     ):
-        io = IoConfig(topology="automatic" if placement == "memory" else placement)
-        sampler = BatchSampler(graph, config, make_runtime(memory, threads=threads, io=io))
+        topology_of = "automatic" if placement == "memory" else placement
+        sampler = BatchSampler(graph, config, make_runtime(memory, threads=threads), topology=topology_of)
         assert sampler.topology.placement == placement
         for split, epoch in (("train", 0), ("train", 3), ("valid", 0)):
             seeds = epoch_seeds(np.sort(splits[split]), config, split, epoch)

@@ -11,7 +11,6 @@ from typer.testing import CliRunner
 
 import outcrop as oc
 from outcrop.cli.main import app
-from outcrop.config import IoConfig
 from outcrop.errors import ArgumentError, ChecksumError, FormatError
 from outcrop.rows.rings import queue
 from outcrop.runtime.runtime import Runtime
@@ -109,7 +108,7 @@ def test_stripes_of_other_graphs_and_too_few_are_refused(graph, tmp_path):
     with pytest.raises(FormatError, match=r"'outcrop.graph', not 'outcrop.stripe'"):
         open_stripes(graph, [graph.path])
     with pytest.raises(ArgumentError, match=r"stripes \(x\) are read by io gpu alone, not engine"):
-        IoConfig(stripes=("x",))
+        oc.Online(stripes=("x",))
 
 
 def test_what_is_there_stays_unless_it_is_a_stripe_to_be_replaced(graph, tmp_path):

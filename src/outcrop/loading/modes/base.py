@@ -6,9 +6,9 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
-from outcrop.config import DeviceConfig, IoConfig, SampleConfig
+from outcrop.config import DeviceConfig, SampleConfig, TopologyChoice, check_topology
 from outcrop.config.declared import settle_types
 from outcrop.loading.buffers import BufferPool, HostBuffer
 from outcrop.loading.feeders import RecordedStructures, SampledStructures
@@ -79,7 +79,7 @@ class Mode(ABC):
         batches_by_budget: The memory budget decides which batches there are, and so what is learned.
     """
 
-    topology: Literal["automatic", "memory", "paged", "map"] = field(default="automatic", kw_only=True)
+    topology: TopologyChoice = field(default="automatic", kw_only=True)
 
     name: ClassVar[str]
     note: ClassVar[str] = ""
@@ -94,7 +94,7 @@ class Mode(ABC):
 
     def __post_init__(self) -> None:
         settle_types(self)
-        _ = self.io  # which knows the topologies
+        check_topology(self.topology)
 
     def __str__(self) -> str:
         return self.name
@@ -108,11 +108,6 @@ class Mode(ABC):
     def spools(self) -> bool:
         """Whether training may write the rows of a few epochs in the order of their use, where that is sooner done."""
         return False
-
-    @property
-    def io(self) -> IoConfig:
-        """How files are read and written for this mode."""
-        return IoConfig(topology=self.topology)
 
     def device(self, name: str, memory_bytes: int) -> DeviceConfig:
         """Describes where the batches of this mode go: a device, and how many bytes of it."""
@@ -151,6 +146,7 @@ class RowMode(Mode):
                     graph,
                     request.config,
                     runtime,
+                    topology=self.topology,
                     memory_fraction=memory_tables.GROWING_SAMPLER.fraction,
                     ids=request.ids,
                 )

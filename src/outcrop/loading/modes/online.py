@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Literal, final
 
 from outcrop import device as devices
-from outcrop.config import DeviceConfig, IoConfig
+from outcrop.config import DeviceConfig, check_row_reads
 from outcrop.errors import ArgumentError
 from outcrop.loading.modes.base import Mode, SessionRequest
 from outcrop.loading.online.session import open_online
@@ -44,6 +44,7 @@ class Online(Mode):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        check_row_reads(self.row_reads, self.stripes)
         if self.sample_on not in ("cpu", "gpu"):
             raise ArgumentError(f"--sample-on {self.sample_on!r} is unknown; write cpu or gpu")
         DeviceConfig(cache_strategy=self.cache_strategy)  # which knows the names
@@ -52,11 +53,6 @@ class Online(Mode):
     def spools(self) -> bool:
         drawn_here = self.row_reads == "engine" and self.sample_on == "cpu"
         return drawn_here and self.cache_strategy == "auto"
-
-    @property
-    def io(self) -> IoConfig:
-        stripes = tuple(map(str, self.stripes))
-        return IoConfig(topology=self.topology, initiator=self.row_reads, stripes=stripes)
 
     def device(self, name: str, memory_bytes: int) -> DeviceConfig:
         return DeviceConfig(name, memory_bytes, self.sample_on == "gpu", self.cache_strategy)
@@ -68,5 +64,5 @@ class Online(Mode):
 
     def open(self, request: SessionRequest) -> LoadSession:
         return open_online(
-            request.graph, request.runtime, request.config, request.device, request.recorded, request.ids
+            request, topology=self.topology, by_rings=self.row_reads == "gpu", stripes=self.stripes
         )

@@ -53,7 +53,9 @@ class Partition(Mode):
         sampler, among = memory_tables.SAMPLER, memory_tables.PARTITION_SAMPLER
         if buffers_grow:
             sampler, among = memory_tables.GROWING_SAMPLER, memory_tables.GROWING_PARTITION_SAMPLER
-        online = BatchSampler(graph, config, runtime, memory_fraction=sampler.fraction)
+        online = BatchSampler(
+            graph, config, runtime, topology=self.topology, memory_fraction=sampler.fraction
+        )
         shape = fitting_partitions(
             graph,
             self.partitions,

@@ -6,13 +6,15 @@ Source: Hyperion, section III.
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from functools import partial
 from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 import outcrop._core as _core
-from outcrop.config import DeviceConfig, SampleConfig
+from outcrop.config import DeviceConfig
 from outcrop.config.sampling import EXTERNAL
 from outcrop.device import resolve
 from outcrop.device.budget import DeviceBudget
@@ -33,51 +35,54 @@ from outcrop.loading.online.static_cache import DeviceRoom, build_static_cache, 
 from outcrop.rows import DiskStream, RowStream, StaticCache
 from outcrop.runtime import memory_tables
 from outcrop.runtime.runtime import Runtime
-from outcrop.sampling.sampler import BatchSampler
-from outcrop.sampling.seeds import Ids
+from outcrop.sampling.sampler import BatchSampler, DrawingDevice
 from outcrop.sampling.topology import Topology
 from outcrop.store.arrays import DiskArray
 from outcrop.store.batches import BatchGraph
 from outcrop.store.graph import Graph
-from outcrop.store.samples import SampleSet
 from outcrop.store.stripes import open_stripes
 from outcrop.store.targets import target_bytes
+
+if TYPE_CHECKING:
+    from outcrop.loading.modes.base import SessionRequest  # whose modes open these sessions
 
 _MARGIN = 16  # part of the largest batch counted that later ones may be larger by
 
 
 def open_online(
-    graph: Graph,
-    runtime: Runtime,
-    config: SampleConfig,
-    device: DeviceConfig,
-    recorded: SampleSet | None = None,
-    ids: Mapping[str, Ids] | None = None,
+    request: SessionRequest,
+    *,
+    topology: str = "automatic",
+    by_rings: bool = False,
+    stripes: Sequence[Path | str] = (),
 ) -> session.LoadSession:
     """Opens a session: an epoch is drawn ahead and counted, then buffers take their place, the rest is for what is hot.
 
     Args:
-        recorded: Batches of a run: they need not be drawn to be counted, and those from elsewhere are replayed.
-        ids: Nodes of a split in place of those that the graph has.
+        request: What is loaded. Recorded batches of a run need not be drawn to be counted, and those from elsewhere are
+            replayed.
+        topology: Where neighbour lists are read from.
+        by_rings: Whether kernels ask for rows on disk, through rings, in place of the engine.
+        stripes: Folders of copies of feature rows on other disks, which rings read.
     """
+    graph, runtime, config, recorded = request.graph, request.runtime, request.config, request.recorded
+    device = request.device
     check_cache_strategy(device)
     features = graph.array(runtime, "features")
     scratch = memory_tables.READ_SCRATCH.bytes_of(runtime.budget.limit_bytes)
-    if runtime.initiator == "gpu":
-        stream: RowStream = _ring_stream(graph, features, runtime, device, scratch)
+    if by_rings:
+        stream: RowStream = _ring_stream(graph, features, stripes, runtime, device, scratch)
     else:
         stream = DiskStream(features, runtime, scratch_bytes=scratch)
     pool = None
     device_budget = _device_budget(device)
     if recorded is not None:  # the size of batches is known: buffers come first
-        pool = _make_pool(graph, runtime, recorded.max_nodes, device, device_budget)
+        pool = _make_pool(request, recorded.max_nodes, device_budget, by_rings)
     # For drawing, of what is free: before the buffers have their place, and after.
     last = float(memory_tables.ONLINE_SAMPLER_LAST.fraction)
     memory_fraction = float(memory_tables.ONLINE_SAMPLER.fraction) if recorded is None else last
     before = runtime.budget.free_bytes
-    sampler, topology, structures = _open_sampler(
-        graph, runtime, config, device, recorded, memory_fraction, ids, device_budget
-    )
+    sampler, lists, structures = _open_sampler(request, topology, memory_fraction, device_budget)
     split = "train" if "train" in config.splits else config.splits[0]
 
     def ahead() -> Iterator[BatchGraph]:
@@ -95,12 +100,10 @@ def open_online(
             hotness.close()  # buffers need its memory: nothing is cached
         if runtime.budget.free_bytes < buffers < before:  # and drawing has less
             memory_fraction = (1 - buffers / before) * last
-            del sampler, topology, structures
+            del sampler, lists, structures
             gc.collect()
-            sampler, topology, structures = _open_sampler(
-                graph, runtime, config, device, recorded, memory_fraction, ids, device_budget
-            )
-        pool = _make_pool(graph, runtime, most, device, device_budget)
+            sampler, lists, structures = _open_sampler(request, topology, memory_fraction, device_budget)
+        pool = _make_pool(request, most, device_budget, by_rings)
     most_records = hotness.most_record_bytes + hotness.most_record_bytes // _MARGIN
     record_bytes = recorded.max_record_bytes if recorded else most_records
     seeds = recorded.max_seeds if recorded else hotness.most_seeds
@@ -109,8 +112,8 @@ def open_online(
     # On its way a batch that the GPU drew has there what its record has, but places of 8 bytes for ids of 4, and for
     # rings an id and a position of each row.
     drawn_bytes = record_bytes + (16 if stream.takes_gpu_ids else 4) * most
-    room = _device_room(device_budget, device, topology, device_batch, drawn_bytes)
-    cache = build_static_cache(stream, topology, hotness, runtime, room)
+    room = _device_room(device_budget, device, lists, device_batch, drawn_bytes)
+    cache = build_static_cache(stream, lists, hotness, runtime, room)
     if device_budget is not None and device.draws and isinstance(sampler, LiveSampler):
         _cache_where_drawn(sampler, cache, stream.takes_gpu_ids)
     block_bytes = device_batch - targets  # the copy of the targets that may be kept lies elsewhere
@@ -120,21 +123,26 @@ def open_online(
 
 
 def _ring_stream(
-    graph: Graph, features: DiskArray, runtime: Runtime, device: DeviceConfig, staging_bytes: int
+    graph: Graph,
+    features: DiskArray,
+    stripes: Sequence[Path | str],
+    runtime: Runtime,
+    device: DeviceConfig,
+    staging_bytes: int,
 ) -> RowStream:
     """Opens rows that kernels ask for, of the graph's features and of their stripes on other disks."""
     from outcrop.rows.rings import GpuDiskRows
     from outcrop.rows.rings.sizing import submitting_block_threads
 
-    stripes = open_stripes(graph, runtime.stripes)
-    disks = {path.stat().st_dev for path in (graph.path, *(stripe.path for stripe in stripes))}
+    copies = open_stripes(graph, stripes)
+    disks = {path.stat().st_dev for path in (graph.path, *(stripe.path for stripe in copies))}
     rings = GpuDiskRows(
         features,
         runtime,
         staging_bytes=staging_bytes,
         device=device.name,
         block_threads=submitting_block_threads(graph.path, features.row_bytes, len(disks)),
-        stripes=[stripe.array(runtime) for stripe in stripes],
+        stripes=[stripe.array(runtime) for stripe in copies],
     )
     return rings.stream()
 
@@ -202,13 +210,14 @@ def _device_budget(device: DeviceConfig) -> DeviceBudget | None:
 
 
 def _make_pool(
-    graph: Graph, runtime: Runtime, most: int, device: DeviceConfig, device_budget: DeviceBudget | None
+    request: SessionRequest, most: int, device_budget: DeviceBudget | None, by_rings: bool
 ) -> BufferPool[HostBuffer]:
     """Makes batch buffers; on the GPU where its kernels read the rows, if it has room for these and for batches."""
+    graph, runtime, device = request.graph, request.runtime, request.device
     batch_bytes = most * graph.spec("features").stride_bytes
     there = resolve(device.name)
     gpu = gpu_of(there)
-    if runtime.initiator == "gpu" and gpu is not None and device_budget is not None:
+    if by_rings and gpu is not None and device_budget is not None:
         room = memory_tables.RING_BUFFERS.bytes_of(device_budget.free_bytes)
         buffers = memory_tables.BATCH_BUFFERS
         if (buffers + memory_tables.DEVICE_BATCHES) * batch_bytes <= room:
@@ -220,30 +229,24 @@ def _make_pool(
 
 
 def _open_sampler(
-    graph: Graph,
-    runtime: Runtime,
-    config: SampleConfig,
-    device: DeviceConfig,
-    recorded: SampleSet | None,
-    memory_fraction: float,
-    ids: Mapping[str, Ids] | None,
-    device_budget: DeviceBudget | None,
+    request: SessionRequest, topology: str, memory_fraction: float, device_budget: DeviceBudget | None
 ) -> tuple[HopwiseSampler, Topology | None, RecordedStructures | SampledStructures]:
     """Opens what samples the batches, the topology that it samples from, and their structures, to be counted."""
+    runtime, config, device, recorded = request.runtime, request.config, request.device, request.recorded
     structures = None if recorded is None else RecordedStructures(recorded, runtime)
     if config.sampler == EXTERNAL:  # nothing here could draw them again
         assert structures is not None
         return ReplayedSamples(structures), None, structures
-    on = resolve(device.name) if device.draws else None
+    on = DrawingDevice(resolve(device.name), device_budget) if device.draws else None
     drawing = BatchSampler(
-        graph,
+        request.graph,
         config,
         runtime,
+        topology=topology,
         memory_fraction=memory_fraction,
         at_once=1,
         page_cache=False,
         on=on,
-        device_budget=device_budget,
-        ids=ids,
+        ids=request.ids,
     )
     return LiveSampler(drawing), drawing.topology, structures or SampledStructures(drawing)
