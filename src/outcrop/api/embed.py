@@ -299,13 +299,13 @@ def embed_export(
 
 
 def embed_neighbors(
-    run: str | Path, name: str, *, count: int = 10, metric: str = "cosine", memory: Size | None = None
+    run: str | Path, name: str | int, *, count: int = 10, metric: str = "cosine", memory: Size | None = None
 ) -> list[tuple[int, str | None, float]]:
     """Finds the nodes whose vectors are nearest to that of node ``name``: a look at what was learned.
 
     Args:
         run: Embedding run with a training.
-        name: Name of a node, or its id where nodes have no names.
+        name: Name of a node, or its id as an integer; as text, too, where nodes have no names.
         count: Number of nodes to find; ``name`` itself is left out.
         metric: ``cosine``, ``dot`` or ``euclidean``.
         memory: Bytes, or text such as ``"4GiB"``, that looking may take.

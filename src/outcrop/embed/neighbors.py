@@ -19,15 +19,15 @@ _NAMES = 1 << 16  # looked through at a time
 _BLOCK = 1 << 14  # rows whose differences are held at a time
 
 
-def find_node(model: EmbeddingModel, name: str) -> int:
-    """Returns the id of the node called ``name``; a number is an id where nodes have no names.
+def find_node(model: EmbeddingModel, name: str | int) -> int:
+    """Returns the id of the node called ``name``; an integer is an id, and so is its text where nodes have no names.
 
     Raises:
         ArgumentError: There is none.
     """
     buckets = model.buckets
-    if not buckets.has("entity_names"):
-        if name.isdecimal() and int(name) < model.num_nodes:
+    if not isinstance(name, str) or not buckets.has("entity_names"):
+        if str(name).isdecimal() and int(name) < model.num_nodes:
             return int(name)
         raise ArgumentError(
             f"node {name!r} is not in {buckets.path}: pass an id from 0 to {model.num_nodes - 1}"
