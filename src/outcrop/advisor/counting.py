@@ -23,7 +23,6 @@ from outcrop.advisor.pages import page_bytes, page_runs
 from outcrop.config import ModelConfig, PlanConfig, SampleConfig, format_bytes
 from outcrop.config.sampling import EXTERNAL
 from outcrop.errors import BudgetError
-from outcrop.loading.feeders import OnlineFeeder
 from outcrop.loading.modes import Online, Packed, mode_with
 from outcrop.loading.open import open_session
 from outcrop.loading.session import LoadSession
@@ -85,7 +84,6 @@ def online_bytes(
     What the cache has not got is asked for hop by hop, and each page of a hop is read once. The batches are those of
     ``samples``, which are the ones that the mode draws.
     """
-    assert isinstance(session.feeder, OnlineFeeder)
     buffer = runtime.budget.empty("advise", max(samples.max_nodes * samples.id_bytes, 1))
     spec, read, requests = graph.spec("features"), 0, 0
     for batch in samples.group("train").batches(epoch):
@@ -93,9 +91,9 @@ def online_bytes(
         external = samples.manifest.config["sampler"] == EXTERNAL
         parts = [ids] if external else np.split(ids, np.cumsum(samples.nodes_per_hop[batch])[:-1])
         for part in parts:
-            missing = session.feeder.rows.missing(part)
-            read += page_bytes(missing, session.feeder.row_bytes, spec.stride_bytes)
-            requests += page_runs(missing, session.feeder.row_bytes, spec.stride_bytes)
+            missing = session.missing_rows(part)
+            read += page_bytes(missing, session.row_bytes, spec.stride_bytes)
+            requests += page_runs(missing, session.row_bytes, spec.stride_bytes)
     return read, requests
 
 

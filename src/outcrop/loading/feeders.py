@@ -299,6 +299,10 @@ class OnlineFeeder(_InPlace):
         batch.wait()
         return batch
 
+    def missing_rows(self, ids: np.ndarray) -> np.ndarray:
+        """Returns those of ``ids`` whose rows are read from disk, ascending."""
+        return self.rows.missing(ids)
+
     def make_room(self, buffer: HostBuffer, num_nodes: int) -> None:
         self._grow(buffer, num_nodes * self.row_bytes)
 

@@ -171,7 +171,7 @@ class SessionNeeds:
         """Which partitions fit, and so which batches there are, depends on the budget: they are drawn, but not read."""
         with Runtime(limit) as runtime, self._open(runtime) as session:
             for split, epoch in self._passes:
-                for _, batch in session.feeder.source(split, epoch) if self._graph.has(split) else ():
+                for _, batch in session.drawn(split, epoch) if self._graph.has(split) else ():
                     session.make_room(batch.num_nodes)
         return True
 

@@ -155,8 +155,18 @@ class LoadSession:
         return lambda batch: targets(complete(batch))
 
     @property
-    def feeder(self) -> Feeder:
-        return self._feeder
+    def row_bytes(self) -> int:
+        """Counts the bytes of a row of features."""
+        return self._feeder.row_bytes
+
+    def drawn(self, split: str, epoch: int) -> Iterable[Any]:
+        """Returns what a pass over ``split`` would load, in order, without loading it."""
+        return self._feeder.source(split, epoch)
+
+    def missing_rows(self, ids: np.ndarray) -> np.ndarray:
+        """Returns those of ``ids``, ascending, whose rows mode ``online`` reads from disk: the others are cached."""
+        assert isinstance(self._feeder, OnlineFeeder)
+        return self._feeder.missing_rows(ids)
 
     def make_room(self, num_nodes: int) -> None:
         """Makes buffers large enough for batches of ``num_nodes``, as loading one does.
