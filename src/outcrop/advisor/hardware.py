@@ -14,6 +14,7 @@ from outcrop.advisor.cost import Prices
 from outcrop.config import parse_size
 from outcrop.errors import ArgumentError
 from outcrop.runtime.hardware import Disk, Gpu, Hardware, HostCosts
+from outcrop.runtime.pages import PAGE_BYTES
 from outcrop.runtime.parsing import parse_toml
 
 EXAMPLES = Path(__file__).parent / "examples"
@@ -150,7 +151,7 @@ def read_machine(name: str | Path) -> Hardware:
         fields["most_disks"] = disk.take("most", _count, max(fields["disks"], 16))
         parts = (
             disk.take("name", _text, "disk"),
-            disk.take("reads", _reads, ((4096, 1.0),), needed=True),
+            disk.take("reads", _reads, ((PAGE_BYTES, 1.0),), needed=True),
             disk.take("latency_s", _at_least_zero, 0.0),
         )
         fields["disk"] = Disk(*parts)

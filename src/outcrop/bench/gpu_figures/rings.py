@@ -25,12 +25,13 @@ from outcrop.config import IoConfig
 from outcrop.embed import fused
 from outcrop.errors import DeviceError
 from outcrop.rows.rings import GpuDiskRows, RingFile, SlabRings
+from outcrop.runtime.pages import PAGE_BYTES
 from outcrop.runtime.runtime import Runtime
 from outcrop.store.arrays import DiskArray
 from outcrop.store.manifest import ArraySpec
 
 _WIDTHS = (512, 1024, 2048, 4096)  # 128 to 1024 floats
-_PAGE, _BLOCK = 4096, 1 << 20
+_BLOCK = 1 << 20
 _ROWS_AT_A_TIME = 32 << 10
 _STAGING_BYTES = 32 << 20
 _DEPTH = 256
@@ -47,7 +48,7 @@ class File:
 
     def __init__(self, setup: Setup, runtime: Runtime, row_bytes: int):
         self._setup, self._runtime, self.row_bytes = setup, runtime, row_bytes
-        size = max(setup.sizes.disk_rows * _PAGE // _BLOCK, 1) * _BLOCK
+        size = max(setup.sizes.disk_rows * PAGE_BYTES // _BLOCK, 1) * _BLOCK
         self.path, self.num_rows = _made(setup, runtime, size), size // row_bytes
         self.count = min(_ROWS_AT_A_TIME, self.num_rows)
         spec = ArraySpec(self.path.name, "uint8", (self.num_rows, row_bytes), row_bytes, 0, size)
@@ -164,7 +165,7 @@ def _saturates(cases: dict[str, Case]) -> list[Bar]:
 
 
 def _bandwidth(setup: Setup, access: str) -> Case:
-    with _opened(setup, _PAGE) as file:
+    with _opened(setup, PAGE_BYTES) as file:
         file.check()
         timed = (_reading if access == "read" else _writing)(setup, file)
         size = file.out.numel()
@@ -192,7 +193,7 @@ def _slabs(setup: Setup, path: Path, size: int, slab: int) -> Iterator[SlabRings
 
 def _reading(setup: Setup, file: File) -> CallTimes:
     slab = file.out.numel()
-    with _slabs(setup, file.path, file.num_rows * _PAGE, slab) as rings:
+    with _slabs(setup, file.path, file.num_rows * PAGE_BYTES, slab) as rings:
         file.out.zero_()
         rings.swap([file.out], [None], [0]).wait()
         if not torch.equal(file.out.cpu(), file.by_engine(np.arange(file.count)).cpu()):
@@ -245,7 +246,7 @@ def _accesses(setup: Setup) -> Cases:
 def _together(setup: Setup) -> Case:
     given = inputs(setup, setup.sizes.queries)
     gradients = partial(fused.softmax if fused.usable(setup.device) else plain, *given)
-    with _opened(setup, _PAGE) as file:
+    with _opened(setup, PAGE_BYTES) as file:
         file.check()
         # On the stream of the gradients, rows would be read after them: what they are read to waits for its stream.
         stream = setup.gpu.new_stream(setup.index)
