@@ -14,6 +14,11 @@ class TensorLike(Protocol):
     def detach(self) -> Any: ...
 
 
+def is_tensor(value: object) -> bool:
+    """Tells whether ``value`` is a tensor, without torch."""
+    return isinstance(value, TensorLike)
+
+
 def host_array(values: object) -> np.ndarray:
     """Returns ``np.asarray(values)``, of a tensor too, wherever it lies and whether or not it has a gradient."""
     return np.asarray(values.detach().cpu() if isinstance(values, TensorLike) else values)

@@ -25,6 +25,7 @@ from outcrop.importing.sources.nx import networkx_parts
 from outcrop.importing.sources.parts import Part, Parts, open_parts
 from outcrop.runtime.runtime import Runtime
 from outcrop.store.graph_manifest import EDGE_SPLITS
+from outcrop.store.host_array import host_array, is_tensor
 
 # What a part may be called -> what it is.
 KINDS = {
@@ -174,18 +175,17 @@ def _split(kind: str, array: np.ndarray, split_index: int) -> np.ndarray:
 
 def _array(kind: str, value: Any) -> np.ndarray:
     """Returns a NumPy array of a tensor, series, Arrow array or list; without a copy where that is possible."""
-    if hasattr(value, "detach"):
+    if is_tensor(value):
         if str(value.layout) != "torch.strided":
             raise ArgumentError(
                 f"{kind} is a sparse tensor ({value.layout}): pass it dense, or edges as tensor.coalesce().indices()"
             )
-        tensor = value.detach().cpu()
-        if str(tensor.dtype) == "torch.bfloat16":
+        if str(value.dtype) == "torch.bfloat16":
             raise ArgumentError(
                 f"{kind} is bfloat16, which NumPy does not know: pass {kind}.view(torch.uint16) and "
                 f"ImportConfig(bfloat16_bits=True), or {kind}.float()"
             )
-        return tensor.numpy()
+        return host_array(value)
     if isinstance(value, pa.Array | pa.ChunkedArray):
         return (
             value.to_numpy() if isinstance(value, pa.ChunkedArray) else value.to_numpy(zero_copy_only=False)
