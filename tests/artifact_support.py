@@ -17,11 +17,11 @@ import numpy as np
 
 import support
 from outcrop import _core
-from outcrop.api.prepare import prepare_with_report as prepare_run
 from outcrop.preparation.prepare import PrepareReport
 from outcrop.runtime.runtime import Runtime
 from outcrop.store.graph import Graph
 from outcrop.testing import write_graph
+from prepare_support import prepare as prepare_run
 
 NODES, EDGES, DIM, CLASSES = 6000, 40000, 101, 5
 MEMORY = "1640KiB"

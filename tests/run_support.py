@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 
-from outcrop.api.prepare import prepare_with_report as prepare
 from outcrop.config import PlanConfig, SampleConfig, Size
 from outcrop.errors import BudgetError
 from outcrop.preparation.pack import pack
@@ -22,6 +21,7 @@ from outcrop.store.batches import BatchGraph
 from outcrop.store.graph import Graph
 from outcrop.store.placement import Placement, open_placement
 from outcrop.testing import write_graph
+from prepare_support import prepare
 
 WIDTHS = (1, 7, 100, 128, 343, 602, 768, 1024, 1433)
 DTYPES = ("float32", "float16", "bfloat16", "int8")

@@ -11,7 +11,6 @@ from device_under_test import FAKE
 from device_under_test import NAME as GPU
 
 from outcrop import _core
-from outcrop.api.prepare import prepare_with_report as prepare
 from outcrop.api.train import train
 from outcrop.config import DeviceConfig
 from outcrop.errors import ArgumentError, BudgetError, IoError
@@ -21,6 +20,7 @@ from outcrop.nn import layers
 from outcrop.rows.rings import GpuDiskRows
 from outcrop.runtime.runtime import Runtime
 from outcrop.store.graph import open_graph
+from prepare_support import prepare
 from run_support import a_graph, as_rows, random_features
 
 DEVICE_BYTES = 210 << 10

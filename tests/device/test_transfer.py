@@ -14,7 +14,6 @@ from device_under_test import NAME as GPU
 from tensor_bits import all_bits, bits
 
 import outcrop
-from outcrop.api.prepare import prepare_with_report as prepare
 from outcrop.config import DeviceConfig
 from outcrop.errors import ArgumentError
 from outcrop.importing.graph import import_graph
@@ -25,6 +24,7 @@ from outcrop.runtime.memory_tables import DEVICE_BATCHES
 from outcrop.runtime.runtime import Runtime
 from outcrop.store.samples import open_samples
 from outcrop.unified.gather import BUS_BLOCKS
+from prepare_support import prepare
 from run_support import a_run_of_all_levels
 
 

@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 
 from embed_support import knowledge_graph, random_triples
-from outcrop.api.prepare import prepare_with_report as prepare
 from outcrop.bench import checks, curves, embed, epoch, layout, pipeline, quality
 from outcrop.bench import prepare as preparing
 from outcrop.bench.epoch import Setting, ensure_graph
@@ -20,6 +19,7 @@ from outcrop.loading.open import open_session
 from outcrop.runtime.runtime import Runtime
 from outcrop.store.graph import open_graph
 from outcrop.store.placement import open_placement
+from prepare_support import prepare
 
 SHAPE = GraphShape("tiny", nodes=20_000, edges=200_000, features=64, train_fraction=0.05)
 SETTING = Setting(SHAPE, fanouts="5,5", batch_size=40, cap=0.5, hidden=16, epochs=2, rounds=1)

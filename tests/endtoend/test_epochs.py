@@ -11,7 +11,6 @@ import pytest
 
 from artifact_support import small_graph
 from outcrop.advisor import epochs as epoch_choice
-from outcrop.api.prepare import prepare_with_report as prepare
 from outcrop.api.train import TrainReport, train
 from outcrop.config import PlanConfig, SampleConfig
 from outcrop.errors import BudgetError, OutcropWarning
@@ -21,6 +20,7 @@ from outcrop.runtime.progress import SilentProgress
 from outcrop.runtime.runtime import Runtime
 from outcrop.store import samples
 from outcrop.store.graph import Graph
+from prepare_support import prepare
 
 SAMPLING: dict[str, Any] = {"fanouts": (3, 3), "batch_size": 15, "seed": 4}
 LEARNING: dict[str, Any] = {"hidden": 8, "trace_losses": True, "dropout": 0.3, "memory": "2MiB"}

@@ -13,7 +13,6 @@ import pytest
 import torch
 
 import outcrop
-from outcrop.api.prepare import prepare_with_report as prepare
 from outcrop.api.train import TrainReport, train
 from outcrop.config import IoConfig, PlanConfig, SampleConfig
 from outcrop.errors import BudgetError
@@ -27,6 +26,7 @@ from outcrop.store import run as runs
 from outcrop.store.graph import Graph, open_graph
 from outcrop.store.minibatch import MiniBatch
 from outcrop.testing import write_graph
+from prepare_support import prepare
 from run_support import (
     DTYPES,
     ITEM_BYTES,

@@ -66,7 +66,7 @@ runtime = Runtime(memory, threads=1, progress=Progress())
 PREPARE = (
     DYING
     + """
-from outcrop.api.prepare import prepare_with_report as prepare
+from prepare_support import prepare
 print("ready", flush=True)
 prepare(sys.argv[1], sys.argv[2], fanouts=[3, 3], batch_size=15, memory=memory, gpu_memory="200KiB",
         epochs=2, runtime=runtime)

@@ -27,7 +27,7 @@ WITH_ARROW_CSV = 96 * MIB  # and Arrow's CSV reader with its allocator
 
 PREPARE = """
 import json, sys
-from outcrop.api.prepare import prepare_with_report as prepare
+from prepare_support import prepare
 from outcrop.runtime.runtime import Runtime
 memory = sys.argv[3]
 topology = sys.argv[4] if sys.argv[4:] else "automatic"

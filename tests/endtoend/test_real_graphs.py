@@ -14,10 +14,10 @@ import pytest
 
 import outcrop
 from artifact_support import child_environment
-from outcrop.api.prepare import prepare_with_report as prepare
 from outcrop.api.train import train
 from outcrop.config import parse_size
 from outcrop.store.graph import Graph
+from prepare_support import prepare
 from support import REPOSITORY, shared_path
 
 

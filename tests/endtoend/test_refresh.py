@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 
 from artifact_support import child_environment, python, small_graph
-from outcrop.api.prepare import prepare_with_report as prepare
 from outcrop.api.train import train
 from outcrop.bench import process
 from outcrop.config import IoConfig, SampleConfig
@@ -22,6 +21,7 @@ from outcrop.store import run as runs
 from outcrop.store import samples
 from outcrop.store.graph import Graph
 from outcrop.training import background, pools
+from prepare_support import prepare
 
 SAMPLING: dict[str, Any] = {"fanouts": (3, 3), "batch_size": 15, "seed": 4}
 LEARNING: dict[str, Any] = {"hidden": 8, "trace_losses": True, "dropout": 0.3}

@@ -11,11 +11,11 @@ import pytest
 from typer.testing import CliRunner
 
 from browser import Browser, chromium
-from outcrop.api.prepare import prepare_with_report as prepare
 from outcrop.api.train import train
 from outcrop.cli.main import app
 from outcrop.report import benches, runs
 from outcrop.report.collect import collect_run
+from prepare_support import prepare
 from report_support import a_training, alternatives
 from run_support import a_graph
 from support import new_runtime

@@ -16,7 +16,6 @@ import pytest
 from artifact_support import child_environment, python, small_graph
 from outcrop.advisor import auto
 from outcrop.advisor.choose import Choice, SpoolDecision
-from outcrop.api.prepare import prepare_with_report as prepare
 from outcrop.api.train import train
 from outcrop.config import parse_size
 from outcrop.errors import ArgumentError, OutcropError
@@ -25,6 +24,7 @@ from outcrop.runtime.hardware import Disk, Hardware
 from outcrop.store import lock
 from outcrop.store.graph import Graph
 from outcrop.training import spool
+from prepare_support import prepare
 
 SAMPLING: dict[str, Any] = {"fanouts": (3, 3), "batch_size": 15, "seed": 4}
 LEARNING: dict[str, Any] = {"hidden": 8, "trace_losses": True, "dropout": 0.3}

@@ -13,7 +13,6 @@ import torch
 
 from artifact_support import NODES, fresh_runtime, memory_folder, prepare, small_graph, tree
 from forked import python
-from outcrop.api.prepare import prepare_with_report as prepare_run
 from outcrop.api.train import train
 from outcrop.config import parse_size
 from outcrop.errors import (
@@ -28,6 +27,7 @@ from outcrop.errors import (
 from outcrop.runtime.runtime import Runtime
 from outcrop.store.graph import Graph
 from outcrop.testing import write_graph
+from prepare_support import prepare as prepare_run
 
 OPTIONS: dict[str, Any] = {"fanouts": [3, 3], "batch_size": 15}
 

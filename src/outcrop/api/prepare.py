@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,7 @@ from outcrop.config import (
     check_epochs_unset,
     with_memory,
 )
-from outcrop.config.declared import checks_arguments
+from outcrop.config.declared import checks_arguments, settle_types
 from outcrop.config.sampling import EXTERNAL
 from outcrop.errors import ArgumentError
 from outcrop.preparation.prepare import PrepareReport, PrepareRequest, prepare_within_limits, with_rates
@@ -105,20 +105,19 @@ def prepare(
         ArgumentError: An option is none, or a finished run of other options would be replaced.
         IoError: Another process prepares ``out``, or the system refuses a file.
     """
-    prepare_with_report(
+    asked = PrepareOptions(
         graph,
         out,
-        sampling=sampling,
-        limits=limits,
-        packing=packing,
+        sampling=sampling or SampleConfig(),
+        limits=with_memory(limits, memory),
+        packing=packing or PackConfig(),
         batches=batches,
         batches_key=batches_key,
         topology=topology,
         overwrite=overwrite,
-        observer=observer or Observer(),
-        memory=memory,
         epochs=epochs,
     )
+    prepare_with_report(asked, observer=observer or Observer())
     return Run(out)
 
 
@@ -136,30 +135,40 @@ def open_run(path: str | Path, *, memory: Size | None = None, graph: str | Path 
     return Run(path, memory=memory, graph=graph)
 
 
-@accepts_old_keywords(_OLD, _objects)
+@dataclass(frozen=True)
+class PrepareOptions:
+    """Says what is prepared, and how: the arguments of :func:`prepare`, which has what each of them means."""
+
+    graph: Graph | str | Path
+    out: str | Path
+    sampling: SampleConfig = field(default_factory=SampleConfig)
+    limits: Limits = field(default_factory=Limits)
+    packing: PackConfig = field(default_factory=PackConfig)
+    batches: Source | Mapping[str, Source] | None = None
+    batches_key: str | None = None
+    topology: str = "automatic"
+    overwrite: bool = False
+    epochs: int | None = None
+
+    def __post_init__(self) -> None:
+        settle_types(self)
+
+
 @checks_arguments
 def prepare_with_report(
-    graph: Graph | str | Path,
-    out: str | Path,
+    asked: PrepareOptions,
     *,
-    sampling: SampleConfig | None = None,
-    limits: Limits | None = None,
-    packing: PackConfig | None = None,
-    batches: Source | Mapping[str, Source] | None = None,
-    batches_key: str | None = None,
-    topology: str = "automatic",
-    overwrite: bool = False,
     observer: Observer | None = None,
-    memory: Size | None = None,
-    epochs: int | None = None,
     runtime: Runtime | None = None,
     stop_after: str | None = None,
 ) -> PrepareReport:
-    """Makes the run ``out`` as :func:`outcrop.prepare` does, and returns what was done.
+    """Makes a run as :func:`outcrop.prepare` does, and returns what was done.
 
     Args:
-        observer: None: silence.
-        runtime: None makes one with ``memory`` as its budget and with progress; one that is given has its own of these.
+        asked: What is prepared.
+        observer: Progress, and what was chosen; None: silence.
+        runtime: None makes one with the memory and the progress that are asked for; one that is given has its own of
+            these.
         stop_after: ``"sample"`` or ``"plan"``: leave the later stages for another call.
 
     Raises:
@@ -167,35 +176,40 @@ def prepare_with_report(
         ArgumentError: An option is none, or a finished run of other options would be replaced.
         IoError: Another process prepares ``out``, or the system refuses a file.
     """
-    graph = graph if isinstance(graph, Graph) else open_graph(graph)
-    out, packing = Path(out), packing or PackConfig()
     watched = observer or Observer(progress=False)
-    external = None if batches is None else ExternalBatches(batches, graph.num_nodes)
-    config = _sampling(sampling or SampleConfig(), external, epochs)
-    limits = with_memory(limits, memory)
+    request = replace(_request(asked), stop_after=stop_after)
+    replaced = request.replacing(asked.overwrite)
+    _tell(watched.on_choice, request.chosen)
+    request = replace(request, chosen=(*request.chosen, *replaced))
+    on_replaced = partial(_tell, watched.on_choice, replaced)
+    if runtime is not None:
+        return prepare_run(request, runtime, on_replaced)
+    with watched.watching() as progress:
+        return prepare_within_limits(request, progress, on_replaced)
+
+
+def _request(asked: PrepareOptions) -> PrepareRequest:
+    """What is prepared, in numbers: what was left open is chosen here."""
+    graph, out = asked.graph if isinstance(asked.graph, Graph) else open_graph(asked.graph), Path(asked.out)
+    external = None if asked.batches is None else ExternalBatches(asked.batches, graph.num_nodes)
+    config, limits = _sampling(asked.sampling, external, asked.epochs), asked.limits
     chosen: list[str] = []
-    choose_epochs = epochs is None and external is None
+    choose_epochs = asked.epochs is None and external is None
     if auto.is_auto(limits.memory):
         least = 1 if choose_epochs else None
         ahead = auto.TrainingAhead(disk_space=limits.disk_space, least_epochs=least)
         choice = auto.choose_limits(graph, config, out, ahead)
         limits = replace(limits, memory=choice.memory, disk_space=choice.disk_space)
         chosen.append(choice.why)
-    plan = limits.in_bytes(graph.feature_bytes, packing.layout)
+    plan = limits.in_bytes(graph.feature_bytes, asked.packing.layout)
     if choose_epochs:
         found = epoch_choice.for_run(graph, config, plan, out)
         config = replace(config, epochs=found.count)
         chosen += [found.why] if found.why else []
-    plan = with_rates(plan, config, graph, out, packing.rates)
-    request = PrepareRequest(graph, out, config, plan, external, batches_key, stop_after, topology=topology)
-    replaced = request.replacing(overwrite)
-    request = replace(request, chosen=(*chosen, *replaced))
-    _tell(watched.on_choice, chosen)
-    on_replaced = partial(_tell, watched.on_choice, replaced)
-    if runtime is not None:
-        return prepare_run(request, runtime, on_replaced)
-    with watched.watching() as progress:
-        return prepare_within_limits(request, progress, on_replaced)
+    plan = with_rates(plan, config, graph, out, asked.packing.rates)
+    return PrepareRequest(
+        graph, out, config, plan, external, asked.batches_key, chosen=tuple(chosen), topology=asked.topology
+    )
 
 
 def _sampling(asked: SampleConfig, external: ExternalBatches | None, epochs: int | None) -> SampleConfig:

@@ -16,10 +16,11 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from outcrop.api.prepare import PrepareOptions
 from outcrop.api.prepare import prepare_with_report as prepare
 from outcrop.api.train import train
 from outcrop.bench.epoch import Log, Setting, ensure_graph, plain
-from outcrop.config import ModelConfig, SampleConfig, TrainConfig, as_fanouts
+from outcrop.config import Limits, ModelConfig, SampleConfig, TrainConfig, as_fanouts
 from outcrop.runtime.observer import Observer
 
 _CHECKED, _UNCHECKED = "checked", "unchecked"
@@ -34,7 +35,7 @@ def run(folder: Path, setting: Setting, log: Log) -> dict[str, Any]:
 
     def prepares(path: Path) -> None:
         shutil.rmtree(out, ignore_errors=True)
-        prepare(path, out, sampling=sampling, epochs=1, memory=setting.memory)
+        prepare(PrepareOptions(path, out, sampling, Limits(setting.memory), epochs=1))
 
     def trains(path: Path) -> None:
         train(

@@ -17,9 +17,10 @@ from typing import Any
 
 from outcrop.advisor import cost, machine
 from outcrop.advisor.counting import EpochCount, Task, compute_seconds, count
+from outcrop.api.prepare import PrepareOptions
 from outcrop.api.prepare import prepare_with_report as prepare
 from outcrop.bench.epoch import Log, Setting, ensure_graph, plain
-from outcrop.config import IoConfig, ModelConfig, PlanConfig, SampleConfig, TrainConfig, format_bytes
+from outcrop.config import IoConfig, Limits, ModelConfig, PlanConfig, SampleConfig, TrainConfig, format_bytes
 from outcrop.config.models import wants_degrees
 from outcrop.loading.modes import mode_named, mode_with
 from outcrop.loading.open import open_session
@@ -124,14 +125,7 @@ def _task(graph: Graph, folder: Path, setting: Setting, case: Case) -> Task:
     degrees = wants_degrees(case.model)
     name = f"{graph.path.stem}-cost-{case.fanouts.replace(',', '-')}-{case.cap:g}{'-degrees' if degrees else ''}.run"
     sampling = SampleConfig(tuple(map(int, case.fanouts.split(","))), setting.batch_size, degrees=degrees)
-    prepare(
-        graph,
-        folder / name,
-        sampling=sampling,
-        epochs=1,
-        memory=memory,
-        overwrite=True,
-    )
+    prepare(PrepareOptions(graph, folder / name, sampling, Limits(memory), epochs=1, overwrite=True))
     model = ModelConfig(case.model, None if case.model == "gat" else setting.hidden)
     return Task(graph, model, sampling, PlanConfig(memory), run=folder / name, topology=_TOPOLOGY)
 

@@ -10,12 +10,14 @@ import shutil
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 import numpy as np
 
+from outcrop.api.prepare import PrepareOptions
 from outcrop.api.prepare import prepare_with_report as prepare
 from outcrop.bench.epoch import Log, Setting, ensure_graph
 from outcrop.config import Limits, PackConfig, SampleConfig
@@ -97,15 +99,15 @@ def _opened(folder: Path, setting: Setting, epochs: int, log: Log) -> Iterator[t
     graph, run = open_graph(path), folder / f"{path.stem}-layout.run"
     log(f"sampling {epochs} epochs")
     fanouts = tuple(map(int, setting.fanouts.split(",")))
-    prepare(
+    asked = PrepareOptions(
         graph,
         run,
         sampling=SampleConfig(fanouts, setting.batch_size),
         epochs=epochs,
-        memory=setting.memory,
+        limits=Limits(setting.memory),
         overwrite=True,
-        stop_after="plan",
     )
+    prepare(asked, stop_after="plan")
     with Runtime() as runtime:
         yield _Bench(graph, run, runtime), run
 
@@ -234,14 +236,16 @@ def _timed(folder: Path, setting: Setting, bound: float, log: Log) -> dict[str, 
     """Gives epochs of loading under the bound: what the cost model chose against the other layouts that it weighed."""
     graph = open_graph(ensure_graph(folder, setting.shape, log))
     run = folder / "bench-layout.run"
-    options: dict[str, Any] = {
-        "sampling": SampleConfig(tuple(map(int, setting.fanouts.split(","))), setting.batch_size),
-        "epochs": _EPOCHS,
-        "limits": Limits(setting.memory, disk_space=f"{bound:g}x"),
-        "overwrite": True,
-    }
+    asked = PrepareOptions(
+        graph,
+        run,
+        sampling=SampleConfig(tuple(map(int, setting.fanouts.split(","))), setting.batch_size),
+        epochs=_EPOCHS,
+        limits=Limits(setting.memory, disk_space=f"{bound:g}x"),
+        overwrite=True,
+    )
     try:
-        chosen = prepare(graph, run, **options)
+        chosen = prepare(asked)
     except BudgetError as error:
         log(f"bound {bound:g}x: {error}")
         return None
@@ -252,7 +256,7 @@ def _timed(folder: Path, setting: Setting, bound: float, log: Log) -> dict[str, 
     for other in others[:2]:
         name = f"{other['segment']},{other['threshold']}"
         try:
-            report = prepare(graph, run, **options, packing=PackConfig(layout=name))
+            report = prepare(replace(asked, packing=PackConfig(layout=name)))
         except BudgetError:  # it was priced from a sketch, and does not fit by a little
             continue
         rows[name] = {**_load(graph, run, setting), "disk_bytes": report.disk_bytes}

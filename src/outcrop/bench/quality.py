@@ -10,10 +10,11 @@ from pathlib import Path
 from statistics import mean, pstdev
 from typing import Any
 
+from outcrop.api.prepare import PrepareOptions
 from outcrop.api.prepare import prepare_with_report as prepare
 from outcrop.api.train import train
 from outcrop.bench.epoch import Log, Setting, plain
-from outcrop.config import ModelConfig, SampleConfig, TrainConfig
+from outcrop.config import Limits, ModelConfig, SampleConfig, TrainConfig
 from outcrop.config.models import wants_degrees
 from outcrop.errors import ArgumentError
 from outcrop.loading.modes import InMemory, mode_named
@@ -41,7 +42,7 @@ def run(
         for seed in range(SEEDS):
             log(f"{path.name}, seed {seed}")
             run_folder = folder / f"quality-{path.stem}-{seed}.run"
-            prepare(
+            asked = PrepareOptions(
                 graph,
                 run_folder,
                 sampling=SampleConfig(
@@ -51,9 +52,10 @@ def run(
                     degrees=wants_degrees(setting.model),
                 ),
                 epochs=setting.epochs,
-                memory=memory,
+                limits=Limits(memory),
                 overwrite=True,
             )
+            prepare(asked)
             results = {
                 mode: train(
                     graph,

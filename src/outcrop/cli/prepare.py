@@ -98,21 +98,21 @@ def _command(stop_after: str | None) -> Any:
         json: common.Json = None,
         quiet: common.Quiet = False,
     ) -> None:
-        from outcrop.api.prepare import prepare_with_report
+        from outcrop.api.prepare import PrepareOptions, prepare_with_report
 
+        asked = PrepareOptions(
+            graph,
+            run,
+            sampling=sampling,
+            limits=limits,
+            packing=packing,
+            epochs=epochs,
+            topology=topology,
+            overwrite=overwrite,
+        )
         with common.progress_bars(quiet) as progress:
-            report = prepare_with_report(
-                graph,
-                run,
-                sampling=sampling,
-                limits=limits,
-                packing=packing,
-                epochs=epochs,
-                topology=topology,
-                overwrite=overwrite,
-                stop_after=stop_after,
-                observer=Observer(progress, on_choice=None if quiet else common.say_choice),
-            )
+            observer = Observer(progress, on_choice=None if quiet else common.say_choice)
+            report = prepare_with_report(asked, observer=observer, stop_after=stop_after)
         seconds = _load_seconds(graph, report)
         common.write_json(json, {**report.as_dict(), "predicted_load_seconds": seconds})
         if not quiet:

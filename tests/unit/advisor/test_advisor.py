@@ -21,7 +21,6 @@ from outcrop.advisor import auto, choose, cost, counting, hardware, pages, shape
 from outcrop.advisor.cost import LoadingWork, Prices, Workload
 from outcrop.advisor.market import Market
 from outcrop.api import advise
-from outcrop.api.prepare import prepare_with_report as prepare
 from outcrop.bench import cost_model
 from outcrop.bench.epoch import Setting
 from outcrop.bench.graphs import GraphShape
@@ -35,6 +34,7 @@ from outcrop.runtime.hardware import Disk, Gpu, Hardware, HostCosts
 from outcrop.runtime.runtime import Runtime
 from outcrop.store import run as runs
 from outcrop.store.samples import open_samples
+from prepare_support import prepare
 from run_support import a_graph
 
 GB = 10**9

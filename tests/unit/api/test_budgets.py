@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 
 from outcrop.advisor.choose import SpoolDecision
 from outcrop.api.infer import infer
-from outcrop.api.prepare import prepare_with_report as prepare
 from outcrop.api.run import Run
 from outcrop.api.train import train
 from outcrop.errors import BudgetError
@@ -25,6 +24,7 @@ from outcrop.runtime.smallest_budget import naming_smallest, smallest
 from outcrop.runtime.system import available_memory
 from outcrop.store.graph import Graph
 from outcrop.training import spool
+from prepare_support import prepare
 from run_support import a_graph
 
 MODES = ("packed", "online", "memory", "memmap", "ondisk", "dynamic", "partition")

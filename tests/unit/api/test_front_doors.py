@@ -23,12 +23,12 @@ import outcrop as oc
 import outcrop.errors as errors_module
 from artifact_support import memory_folder, small_graph
 from outcrop import testing
-from outcrop.api.prepare import prepare_with_report
 from outcrop.cli.main import app
 from outcrop.embed.buckets import open_buckets
 from outcrop.embed.neighbors import METRICS, nearest_rows
 from outcrop.errors import ArgumentError
 from outcrop.store.triples import open_triples
+from prepare_support import prepare
 from support import REPOSITORY
 
 
@@ -71,7 +71,7 @@ def made() -> Iterator[dict[str, Any]]:
     with memory_folder() as folder:
         graph = small_graph(folder / "g")
         options: dict[str, Any] = {"fanouts": [3, 3], "batch_size": 30, "memory": "2MiB"}
-        report = prepare_with_report(graph, folder / "run", **options)
+        report = prepare(graph, folder / "run", **options)
         trained = oc.train(
             graph, run=folder / "run", epochs=2, hidden=8, checkpoint=folder / "ckpt", trace_losses=True
         )

@@ -12,13 +12,14 @@ from typer.testing import CliRunner
 
 import outcrop
 from artifact_support import small_graph, tree
-from outcrop.api.prepare import prepare_with_report
+from outcrop.api.prepare import PrepareOptions
 from outcrop.api.train import train
 from outcrop.cli import main
 from outcrop.errors import ArgumentError, BudgetError, FormatError
 from outcrop.preparation import prepare as preparing
 from outcrop.store import run as runs
 from outcrop.store.graph import Graph
+from prepare_support import prepare
 
 OPTIONS: dict[str, Any] = {"fanouts": (3, 3), "batch_size": 15, "seed": 4, "memory": "2MiB", "epochs": 2}
 BOUND: dict[str, Any] = {"fanouts": (4, 4), "batch_size": 15, "seed": 4, "memory": "1700KiB", "epochs": 6}
@@ -37,10 +38,11 @@ def files(run: Path) -> dict[str, bytes]:
 
 def test_every_argument_is_named_and_documented() -> None:
     public = inspect.signature(outcrop.prepare).parameters
-    engine = inspect.signature(prepare_with_report).parameters
-    assert {*engine} - {*public} == {"runtime", "stop_after"}
+    asked = inspect.signature(PrepareOptions).parameters
+    assert {*public} - {*asked} == {"observer", "memory"}  # which is one of the limits
+    assert {*asked} <= {*public}
     for name in public:
-        assert public[name] == engine[name], name
+        assert name in ("observer", "memory") or public[name].default in (None, asked[name].default), name
         assert public[name].kind is not inspect.Parameter.VAR_KEYWORD
         assert f"        {name}: " in (outcrop.prepare.__doc__ or ""), name
 
@@ -53,20 +55,20 @@ def test_the_same_rates_give_the_same_files(
     for number, (sequential, random) in enumerate(DISKS):
         measured = {"sequential_bytes_per_s": sequential + 0.3, "random_ops_per_s": random}
         monkeypatch.setattr(preparing, "read_rates", lambda path, measured=measured: measured)
-        report = prepare_with_report(graph, tmp_path / f"measured-{number}", **BOUND)
+        report = prepare(graph, tmp_path / f"measured-{number}", **BOUND)
         assert report.disk_rates == {"sequential_bytes_per_s": sequential, "random_reads_per_s": random}
         made.append(report)
-        again = prepare_with_report(graph, tmp_path / f"measured-{number}", **BOUND)
+        again = prepare(graph, tmp_path / f"measured-{number}", **BOUND)
         assert again.skipped == ["sample", "plan", "pack"]
     assert files(tmp_path / "measured-0") != files(tmp_path / "measured-1")
     for number, report in enumerate(made):
         rates = tuple(report.as_dict()["disk_rates"].values())
-        given = prepare_with_report(graph, tmp_path / f"given-{number}", rates=rates, **BOUND)
+        given = prepare(graph, tmp_path / f"given-{number}", rates=rates, **BOUND)
         assert given.disk_rates == report.disk_rates
         assert files(tmp_path / f"given-{number}") == files(tmp_path / f"measured-{number}")
-    assert prepare_with_report(graph, tmp_path / "free", **OPTIONS).disk_rates is None
+    assert prepare(graph, tmp_path / "free", **OPTIONS).disk_rates is None
     with pytest.raises(ArgumentError, match="positive"):
-        prepare_with_report(graph, tmp_path / "none", rates=(0, 1), **OPTIONS)
+        prepare(graph, tmp_path / "none", rates=(0, 1), **OPTIONS)
 
 
 def test_the_command_takes_the_rates_that_it_said(graph: Graph, tmp_path: Path) -> None:
@@ -90,7 +92,7 @@ def test_the_command_takes_the_rates_that_it_said(graph: Graph, tmp_path: Path) 
 
 def test_a_run_of_other_options_is_replaced_only_when_asked(graph: Graph, tmp_path: Path) -> None:
     run = tmp_path / "run"
-    prepare_with_report(graph, run, **OPTIONS)
+    prepare(graph, run, **OPTIONS)
     before = tree(run)
     for change, named in (
         ({"seed": 5}, r"seed \(there 4, now 5\)"),
@@ -99,13 +101,13 @@ def test_a_run_of_other_options_is_replaced_only_when_asked(graph: Graph, tmp_pa
         ({"memory": None}, r"memory \(there 2097152 bytes \(2.0 MiB\), now no limit\)"),
     ):
         with pytest.raises(ArgumentError, match=f"{named}.*--overwrite"):
-            prepare_with_report(graph, run, **(OPTIONS | change))
+            prepare(graph, run, **(OPTIONS | change))
         assert tree(run) == before
     said: list[str] = []
-    prepare_with_report(graph, run, **(OPTIONS | {"seed": 5}), overwrite=True, on_choice=said.append)
+    prepare(graph, run, **(OPTIONS | {"seed": 5}), overwrite=True, on_choice=said.append)
     assert runs.read(run).sample.seed == 5
     assert said == [f"{run} is replaced: it differs in seed (there 4, now 5)"]
-    prepare_with_report(graph, tmp_path / "want", **(OPTIONS | {"seed": 5}))
+    prepare(graph, tmp_path / "want", **(OPTIONS | {"seed": 5}))
     assert files(run) == files(tmp_path / "want")
 
 
@@ -115,13 +117,13 @@ def test_a_refused_budget_leaves_a_run_or_says_that_it_is_replaced(
 ) -> None:
     """Nothing is announced either; but where the plan is refused, the samples are new, and that is said."""
     run = tmp_path / "run"
-    prepare_with_report(graph, run, **OPTIONS)
+    prepare(graph, run, **OPTIONS)
     before, said = files(run), list[str]()
     other = {**OPTIONS, "seed": 5, "memory": refused, "overwrite": True}
     with pytest.raises(BudgetError):
-        prepare_with_report(graph, run, **other, on_choice=said.append)
+        prepare(graph, run, **other, on_choice=said.append)
     assert (len(said), files(run) != before) == (refused == 300_000, refused == 300_000)
-    again = prepare_with_report(graph, run, **OPTIONS, overwrite=True)
+    again = prepare(graph, run, **OPTIONS, overwrite=True)
     assert (again.skipped == ["sample", "plan", "pack"]) == (not said)
     assert files(run) == before
 
@@ -139,16 +141,14 @@ def test_training_announces_what_it_replaces_when_it_does(tmp_path: Path) -> Non
 
 def test_what_is_not_finished_or_worth_nothing_is_replaced_without_asking(tmp_path: Path) -> None:
     graph, run = small_graph(tmp_path / "graph"), tmp_path / "run"
-    prepare_with_report(graph, run, **OPTIONS, stop_after="plan")
-    prepare_with_report(
-        graph, run, **(OPTIONS | {"memory": "3MiB"}), stop_after="plan"
-    )  # other limits are planned
-    prepare_with_report(graph, run, **(OPTIONS | {"memory": "3MiB"}))
+    prepare(graph, run, **OPTIONS, stop_after="plan")
+    prepare(graph, run, **(OPTIONS | {"memory": "3MiB"}), stop_after="plan")  # other limits are planned
+    prepare(graph, run, **(OPTIONS | {"memory": "3MiB"}))
     small_graph(tmp_path / "other", seed=7)
     with pytest.raises(ArgumentError, match=r"graph \(there"):  # the run of another graph
-        prepare_with_report(tmp_path / "other", run, **OPTIONS)
+        prepare(tmp_path / "other", run, **OPTIONS)
     changed = small_graph(tmp_path / "graph", seed=5)  # nothing can be trained on it any more
-    assert prepare_with_report(changed, run, **OPTIONS).skipped == []
+    assert prepare(changed, run, **OPTIONS).skipped == []
 
 
 def test_a_run_that_does_not_exist_is_said_to_be_missing(graph: Graph, tmp_path: Path) -> None:

@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 import torch
 
-from outcrop.api.prepare import prepare_with_report as prepare
 from outcrop.config import PlanConfig
 from outcrop.errors import ArgumentError, BudgetError, CancelledError, ChecksumError
 from outcrop.loading.buffers import host_pool
@@ -22,6 +21,7 @@ from outcrop.loading.transfer import ToCpu
 from outcrop.rows import disk_rows
 from outcrop.runtime.runtime import Runtime
 from outcrop.store.minibatch import MiniBatch
+from prepare_support import prepare
 from run_support import a_graph, as_rows, packed_run, random_features
 
 Make = Callable[..., Runtime]

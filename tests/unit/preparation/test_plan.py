@@ -14,7 +14,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from outcrop.api.prepare import prepare_with_report as prepare
 from outcrop.config import PlanConfig
 from outcrop.errors import ArgumentError, BudgetError
 from outcrop.loading.open import open_session
@@ -26,6 +25,7 @@ from outcrop.store.batches import BatchGraph
 from outcrop.store.placement import Placement, find_sorted
 from outcrop.store.samples import SampleSet
 from outcrop.testing import write_graph
+from prepare_support import prepare
 from run_support import (
     a_graph,
     as_rows,

@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 
 from cache_reference import POLICIES
-from outcrop.api.prepare import prepare_with_report as prepare
 from outcrop.errors import ArgumentError, IoError
 from outcrop.loading.modes import Belady, mode_with
 from outcrop.loading.open import open_session
@@ -19,6 +18,7 @@ from outcrop.rows import NextUses, schedule_of
 from outcrop.runtime import memory_tables
 from outcrop.runtime.runtime import Runtime
 from outcrop.store.graph import Graph
+from prepare_support import prepare
 from run_support import a_graph, sampled
 
 Make = Callable[..., Runtime]

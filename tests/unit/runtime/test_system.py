@@ -43,7 +43,7 @@ print(kept, resident() - start)
 PREPARED = (
     HOLES
     + """
-from outcrop.api.prepare import prepare_with_report
+from prepare_support import prepare
 from outcrop.preparation import prepare as preparing
 plan, held, seen = preparing.planning.plan, [], []
 
@@ -55,7 +55,7 @@ def wasteful(*args):
     return manifest
 
 preparing.planning.plan = wasteful
-prepare_with_report(sys.argv[1], sys.argv[2], fanouts=[2], batch_size=10, epochs=1, memory="16MiB")
+prepare(sys.argv[1], sys.argv[2], fanouts=[2], batch_size=10, epochs=1, memory="16MiB")
 print(seen[1] - seen[0], resident() - seen[0])
 """
 )

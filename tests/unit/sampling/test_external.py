@@ -17,7 +17,6 @@ from torch_geometric.nn import GCNConv, SAGEConv
 from torch_geometric.sampler import BaseSampler, NodeSamplerInput, SamplerOutput
 
 import outcrop
-from outcrop.api.prepare import prepare_with_report as prepare
 from outcrop.api.train import train
 from outcrop.errors import ArgumentError
 from outcrop.nn.models import build_model
@@ -25,6 +24,7 @@ from outcrop.sampling.external import ExternalBatches, convert
 from outcrop.store.batches import BatchGraph
 from outcrop.store.minibatch import MiniBatch
 from outcrop.testing import write_graph
+from prepare_support import prepare
 from sampling_support import draw, random_csc
 
 NODES, WIDTH = 300, 9

@@ -11,7 +11,6 @@ from types import SimpleNamespace
 import pytest
 
 from artifact_support import child_environment
-from outcrop.api.prepare import prepare_with_report as prepare
 from outcrop.api.train import train
 from outcrop.errors import FormatError, OutcropWarning
 from outcrop.runtime import recorder as metrics
@@ -19,6 +18,7 @@ from outcrop.runtime.progress import SilentProgress
 from outcrop.runtime.recorder import Recorder, thinned
 from outcrop.runtime.trace import Trace
 from outcrop.store import history
+from prepare_support import prepare
 from run_support import a_graph
 
 OPTIONS = {"fanouts": (3, 3), "batch_size": 30, "memory": "4MiB"}

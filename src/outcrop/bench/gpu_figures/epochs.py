@@ -16,6 +16,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from outcrop.api.prepare import PrepareOptions
 from outcrop.api.prepare import prepare_with_report as prepare
 from outcrop.api.train import train
 from outcrop.bench.epoch import ensure_graph
@@ -69,7 +70,8 @@ def _train(setup: Setup, mode: str, cap: float | None = 0.1, *, on_gpu: bool = T
         return train(graph, sampling=_BATCHES, run=Replay(1), **options)
     run = graph.with_suffix(f".{mode}.run")
     shutil.rmtree(run, ignore_errors=True)
-    prepare(graph, run, sampling=replace(_BATCHES, degrees=wants_degrees(model)), epochs=1, memory=memory)
+    sampling = replace(_BATCHES, degrees=wants_degrees(model))
+    prepare(PrepareOptions(graph, run, sampling, Limits(memory), epochs=1))
     try:
         return train(graph, run=run, **options)
     finally:
