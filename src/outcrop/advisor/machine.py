@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import tempfile
 import time
@@ -14,6 +15,7 @@ import numpy as np
 import outcrop._core as _core
 from outcrop.advisor import shapes
 from outcrop.config import MODELS, IoConfig
+from outcrop.errors import IoError
 from outcrop.runtime.hardware import Disk, Hardware, HostCosts
 from outcrop.runtime.machine import (
     RANDOM_BYTES,
@@ -49,6 +51,12 @@ def measure_profile(
 
     Nothing else should be busy meanwhile: what is measured is what a training would find. ``say`` is told what comes.
     """
+    if not os.access(folder, os.W_OK | os.X_OK):
+        raise IoError(
+            errno.EACCES,
+            f"{folder} is not writable, so the disk under it cannot be measured: name another folder of that disk once "
+            "(outcrop doctor --folder FOLDER), and what is measured there is kept; or name memory and mode, not auto",
+        )
     begun, about = time.monotonic(), describe()
     path = folder / f".outcrop-measure-{os.getpid()}"
     try:

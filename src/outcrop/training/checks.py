@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import errno
+import os
+
 from outcrop.config import Checkpoints
-from outcrop.errors import ArgumentError
+from outcrop.errors import ArgumentError, IoError
 from outcrop.loading.modes import Mode
 from outcrop.nn import checkpoint as checkpoints
 from outcrop.store import manifest as manifests
@@ -39,3 +42,15 @@ def check_checkpoint(kept: Checkpoints, learning: LearningTask) -> None:
         raise ArgumentError(f"{folder} is a graph: checkpoints need a folder of their own")
     if kept.resume and (folder / checkpoints.LAST).exists():
         loop.read_checkpoint(folder, learning)
+
+
+def check_beside(graph: Graph) -> None:
+    """Raises IoError where nothing can be prepared beside the graph."""
+    parent = graph.path.parent
+    if not os.access(parent, os.W_OK | os.X_OK):
+        raise IoError(
+            errno.EACCES,
+            f"{parent} is not writable, where batches would be prepared beside {graph.path.name}: prepare them "
+            f"elsewhere (outcrop prepare {graph.path} RUN, then --run RUN, run='RUN'), or choose a mode that prepares "
+            "nothing (--mode online, loading='online')",
+        )

@@ -25,10 +25,11 @@ def facts(request: TrainRequest, chosen: Sequence[str] = ()) -> dict[str, Any]:
 
     Raises:
         ArgumentError: The checkpoint is of another training.
+        IoError: Nothing can be prepared beside the graph.
     """
     graph, batches, asked = request.graph, request.batches, request.batch_request
     model, training, kept = request.model, request.training, request.checkpoints
-    request.check_checkpoint()
+    request.check_folders()
     sampling, limits = batches.sampling, batches.limits
     writes, at_a_time, why = _prepared(request, asked)
     return {

@@ -15,7 +15,7 @@ from outcrop.store import identity
 from outcrop.store.graph import Graph
 from outcrop.training import loop
 from outcrop.training.batch_request import BatchRequest
-from outcrop.training.checks import check_checkpoint, check_complete, check_evaluation
+from outcrop.training.checks import check_beside, check_checkpoint, check_complete, check_evaluation
 from outcrop.training.choices import BatchChoice, Choices, TrainOptions, check_task, choose_batches
 from outcrop.training.learning import LearningTask
 from outcrop.training.objectives import choose_objective
@@ -131,10 +131,18 @@ class TrainRequest:
         """Whether rows may be written in the order of their use first, where that is sooner done."""
         return self.mode.spools and self.run is None
 
-    def check_checkpoint(self) -> None:
-        """Raises ArgumentError where checkpoints cannot lie, or those there are of another training."""
+    def check_folders(self) -> None:
+        """Checks that checkpoints, and what is prepared beside the graph, can lie where they would.
+
+        Raises:
+            ArgumentError: Checkpoints cannot, or those there are of another training.
+            IoError: The folder of the graph is not writable.
+        """
         if self.checkpoints is not None:
             check_checkpoint(self.checkpoints, self.learning)
+        there = any(folder_beside(self.graph, suffix).exists() for suffix in (".run", ".pools"))
+        if self.prepares and self.run is None and not there and self._next_epoch() is not None:
+            check_beside(self.graph)
 
     def batches_of(self, split: str) -> int | None:
         """Counts the batches of an epoch of ``split``; None where the mode decides it, or the split has no nodes."""

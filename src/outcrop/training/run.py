@@ -55,7 +55,7 @@ def run(
     with ExitStack() as closing:
         if request.checkpoints is not None:
             closing.enter_context(only_process_in(request.checkpoints.path))
-            request.check_checkpoint()
+        request.check_folders()
         told = shown(progress)
         asked = replace(request.batch_request, progress=told, counter=BatchCounter(told))
         rest = {

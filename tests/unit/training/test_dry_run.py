@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,9 +14,10 @@ from typer.testing import CliRunner
 
 import outcrop as oc
 from artifact_support import memory_folder
+from outcrop.advisor.machine import measure_profile
 from outcrop.api.train import dry_run
 from outcrop.cli.main import app
-from outcrop.errors import ArgumentError, OutcropError
+from outcrop.errors import ArgumentError, IoError, OutcropError
 from outcrop.store.graph import Graph
 
 SMALL: dict[str, Any] = {"fanouts": (3, 3), "batch_size": 20, "hidden": 8, "epochs": 3, "memory": "8MiB"}
@@ -89,6 +91,26 @@ def test_a_dry_run_is_refused_as_the_training_is(graph: Graph, wrong: dict[str, 
             call()
         messages.append(str(refused.value))
     assert messages[0] == messages[1]
+
+
+def test_a_graph_in_a_folder_that_is_not_writable(graph: Graph, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in a folder that many users share: what to do instead is said before anything is prepared, and works."""
+    parent, access = graph.path.parent, os.access
+    monkeypatch.setattr(os, "access", lambda path, mode: Path(path) != parent and access(path, mode))
+    for call in (lambda: dry_run(graph, SMALL), lambda: oc.train(graph, **SMALL)):
+        with pytest.raises(
+            IoError, match=r"is not writable, where batches would be prepared beside g.oc"
+        ) as refused:
+            call()
+    assert f"outcrop prepare {graph.path} RUN" in str(refused.value)
+    assert [path.name for path in parent.iterdir()] == ["g.oc"]
+    assert oc.train(graph, **SMALL | CASES["online"]).epochs
+    sampling = oc.SampleConfig(fanouts=(3, 3), batch_size=20)
+    with memory_folder() as elsewhere:
+        oc.prepare(graph, elsewhere / "RUN", sampling=sampling, epochs=1, memory="8MiB")
+        assert oc.train(graph, run=elsewhere / "RUN", epochs=1).epochs
+    with pytest.raises(IoError, match=r"cannot be measured: name another folder .*outcrop doctor --folder"):
+        measure_profile(parent)
 
 
 def test_the_command(graph: Graph, tmp_path: Path) -> None:
