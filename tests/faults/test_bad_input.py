@@ -252,7 +252,7 @@ def test_command_line(graph: Graph, folder: Path) -> None:
         (["train", graph.path, "--model", "mlp"], "'mlp'", "sage, gat, gcn"),
         (["train", graph.path, "--run", folder / "nowhere"], "nowhere", "outcrop prepare"),
         (["info", folder], str(folder), "manifest.json"),
-        (["verify", folder / "nowhere"], "nowhere", "manifest.json"),
+        (["verify", folder / "nowhere"], "nowhere", "does not exist"),
         (["generate", graph.path / "features.bin" / "x"], "features.bin", "error:"),
         (["import", "floppy:A", folder / "new"], "'floppy'", "arrays"),
     ):
