@@ -8,6 +8,7 @@ from pathlib import Path
 
 from outcrop.advisor import hardware
 from outcrop.advisor.cost import Prices
+from outcrop.config.declared import settle_types
 from outcrop.errors import ArgumentError
 from outcrop.runtime.hardware import Hardware
 
@@ -29,8 +30,7 @@ class Market:
     budget: float | None = None
 
     def __post_init__(self) -> None:
-        if isinstance(self.machines, str | Path | Hardware):
-            raise ArgumentError(f"machines {self.machines!r} is one machine: give a list of machines")
+        settle_types(self)
         object.__setattr__(self, "machines", tuple(self.machines))
         if self.budget is not None and not self.budget > 0:
             raise ArgumentError(

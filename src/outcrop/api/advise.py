@@ -27,6 +27,7 @@ from outcrop.config import (
     parse_size,
     with_memory,
 )
+from outcrop.config.declared import checks_arguments
 from outcrop.config.models import wants_degrees
 from outcrop.errors import ArgumentError
 from outcrop.store import run as runs
@@ -67,6 +68,7 @@ def _objects(old: dict[str, Any], given: dict[str, Any]) -> dict[str, Any]:
 
 
 @accepts_old_keywords(_OLD, _objects)
+@checks_arguments
 def advise(
     graph: Graph | str | Path,
     *,

@@ -523,6 +523,7 @@ def test_what_advice_cannot_be_about(tmp_path, monkeypatch):
         ({"run": tmp_path / "r", "sampling": SampleConfig()}, "has its own sampling .* leave it out"),
         ({"sampling": SampleConfig(epochs=3)}, r"epochs=3: leave that out, and write run=Replay"),
         ({"sampling": SampleConfig(task="link")}, "task 'link' cannot be predicted"),
+        ({"sampling": {"seed": 3}}, "sampling .* is a dict: give a SampleConfig or None"),
         ({"memory": "auto"}, "name a budget to predict for, such as 4GiB"),
         ({"memory": 1, "limits": Limits(2)}, "keep one of them"),
         ({"model": ModelConfig("gat", 10, heads=2), "market": Market(["none.toml"])}, "none.toml"),
@@ -530,7 +531,8 @@ def test_what_advice_cannot_be_about(tmp_path, monkeypatch):
         with pytest.raises(ArgumentError, match=message):
             advise.advise(graph, **options)
     for options, message in (
-        ({"machines": "machine-a"}, "is one machine: give a list"),
+        ({"machines": "machine-a"}, "machines 'machine-a' is a str: give a sequence"),
+        ({"budget": "much"}, "budget 'much' is a str: give a number or None"),
         ({"budget": -1.0}, "budget -1.0 buys nothing"),
     ):
         with pytest.raises(ArgumentError, match=message):
