@@ -14,7 +14,7 @@ def _no_rows() -> np.ndarray:
 
 @dataclass(frozen=True)
 class AddressTable:
-    """Where the rows of a batch that are not packed lie.
+    """Says where the rows of a batch lie that are not packed.
 
     Attributes:
         host_positions, device_positions: int32, local node positions, ascending.
@@ -30,7 +30,7 @@ class AddressTable:
     disk_rows: np.ndarray = field(default_factory=_no_rows)
 
     def moved(self, by: int) -> AddressTable:
-        """With positions so many further on."""
+        """Returns the table with positions so many further on."""
         return AddressTable(
             self.host_positions + np.int32(by),
             self.host_rows,
@@ -42,7 +42,7 @@ class AddressTable:
 
     @classmethod
     def joined(cls, tables: Sequence[AddressTable]) -> AddressTable:
-        """Of parts of a batch that follow each other."""
+        """Joins the tables of parts of a batch that follow each other."""
         columns = [[getattr(table, column.name) for table in tables] for column in fields(cls)]
         return cls(*(np.concatenate(column) if column else _no_rows() for column in columns))
 
@@ -51,7 +51,7 @@ class AddressTable:
         return len(self.host_positions) + len(self.device_positions) + len(self.disk_positions)
 
     def cached_positions(self) -> np.ndarray:
-        """int64 positions of all rows that are not packed, ascending."""
+        """Returns int64 positions of all rows that are not packed, ascending."""
         every = np.concatenate([self.host_positions, self.device_positions, self.disk_positions])
         every.sort()
         return every.astype(np.int64)

@@ -41,7 +41,7 @@ _STORAGE = {
 
 
 def storage_dtype(name: str) -> np.dtype:
-    """The NumPy dtype that holds dtype ``name`` on disk, little-endian."""
+    """Returns the NumPy dtype that holds dtype ``name`` on disk, little-endian."""
     try:
         return _STORAGE[name].newbyteorder("<")
     except KeyError:
@@ -51,12 +51,12 @@ def storage_dtype(name: str) -> np.dtype:
 
 
 def as_bytes(array: np.ndarray) -> np.ndarray:
-    """The bytes of a C-contiguous array as a flat uint8 view."""
+    """Returns the bytes of a C-contiguous array as a flat uint8 view."""
     return array.reshape(-1).view(np.uint8)
 
 
 def write_buffer_bytes(limit_bytes: int) -> int:
-    """What an :class:`ArrayWriter` holds under a memory budget of ``limit_bytes``."""
+    """Counts the bytes that an :class:`ArrayWriter` holds under a memory budget of ``limit_bytes``."""
     return memory_tables.WRITE_BUFFER.bytes_of(limit_bytes)
 
 
@@ -153,7 +153,7 @@ class ArrayWriter:
 
 
 class DiskArray:
-    """An array file open for reading through the engine.
+    """Reads an array file through the engine.
 
     Args:
         sums: Spec of the checksums of its pages; None = there are none, and parts of it are read unchecked.
@@ -177,7 +177,7 @@ class DiskArray:
 
     @cached_property
     def page_sums(self) -> PageSums | None:
-        """The checksums of the pages of the file; None where the artifact has none.
+        """Returns the checksums of the pages of the file; None where the artifact has none.
 
         They are mapped, not held: 0.1 % of the file, in the page cache, which the system takes back when it needs it.
         Being compared with the manifest when they are opened, they tie every page to it.
@@ -217,7 +217,7 @@ class DiskArray:
             self.page_sums.check(begin // PAGE_BYTES, pages)
 
     def read(self, tag: str, start: int = 0, stop: int | None = None) -> np.ndarray:
-        """Rows ``start:stop`` in memory held under ``tag``: equals ``memmap()[start:stop]``.
+        """Reads rows ``start:stop`` into memory held under ``tag``: equals ``memmap()[start:stop]``.
 
         Raises:
             ChecksumError: The whole array was asked for, and its bytes differ from those that were written.
@@ -241,7 +241,7 @@ class DiskArray:
         return out.view(self.dtype).reshape(stop - start, *self.spec.shape[1:])
 
     def read_ranges(self, tag: str, starts: np.ndarray, stops: np.ndarray) -> np.ndarray:
-        """Rows ``starts[i]:stops[i]``, one range after the other, read together, in memory held under ``tag``.
+        """Reads rows ``starts[i]:stops[i]`` together, one range after the other, into memory held under ``tag``.
 
         Equals ``np.concatenate([memmap()[a:b] for a, b in zip(starts, stops)])``. Nothing is checked.
         """
@@ -258,7 +258,7 @@ class DiskArray:
         return out[: int(lengths.sum())].view(self.dtype).reshape(-1, *self.spec.shape[1:])
 
     def memmap(self, *, check: bool = False) -> np.ndarray:
-        """The array as a read-only map through the page cache.
+        """Maps the array, read-only, through the page cache.
 
         Args:
             check: Whether all of it is read now and compared with its checksum. What the system drops from its cache
@@ -292,7 +292,7 @@ class DiskArray:
         self.check(crc)
 
     def _verify_buffer(self, wanted: int) -> np.ndarray:
-        """uint8, held under the tag ``verify``: at most ``wanted`` bytes, else whole pages."""
+        """Takes memory, uint8, under the tag ``verify``: at most ``wanted`` bytes, else whole pages."""
         most = memory_tables.VERIFY_BUFFER.bytes_of(self._runtime.budget.free_bytes)
         return self._runtime.budget.empty("verify", min(most, max(wanted, 1)))
 

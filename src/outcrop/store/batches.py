@@ -21,7 +21,7 @@ import numpy as np
 
 @dataclass(frozen=True)
 class BatchGraph:
-    """Structure of one mini-batch; no features.
+    """Holds the structure of one mini-batch; no features.
 
     Attributes:
         n_id: int64 [num_nodes], global node ids.
@@ -78,7 +78,7 @@ class BatchGraph:
         return len(self.edges_per_hop)
 
     def layer_sizes(self, layers: int | None = None) -> list[tuple[int, int, int]]:
-        """Per layer, first layer first: (sources, targets, edges) that it needs after trimming.
+        """Counts for each layer, first layer first, the (sources, targets, edges) that it needs after trimming.
 
         Args:
             layers: How many, for untrimmed batches; None = as many as hops.
@@ -90,6 +90,6 @@ class BatchGraph:
         return [(nodes[h + 1], nodes[h], edges[h]) for h in reversed(range(self.hops))]
 
     def edge_index(self) -> np.ndarray:
-        """int64 [2, num_edges]: (source, target) local ids, as torch_geometric's ``edge_index``."""
+        """Returns int64 [2, num_edges]: (source, target) local ids, as torch_geometric's ``edge_index``."""
         targets = np.repeat(np.arange(len(self.rowptr) - 1, dtype=np.int64), np.diff(self.rowptr))
         return np.stack([self.col.astype(np.int64), targets])

@@ -17,7 +17,9 @@ TAG = "topology"
 
 @dataclass(frozen=True)
 class Edges:
-    """Edges by target, ascending within a target. ``row``: int32, number of the target; ``col``: ids of the sources."""
+    """Holds edges by target, ascending within a target. ``row``: int32, number of the target; ``col``: ids of the
+    sources.
+    """
 
     row: np.ndarray
     col: np.ndarray
@@ -39,13 +41,13 @@ class Span:
     _num_nodes: int
 
     def ranges(self) -> list[tuple[int, int]]:
-        """The pieces, as ranges of edge numbers."""
+        """Returns the pieces, as ranges of edge numbers."""
         begin, end = int(self.rowptr[0]), int(self.rowptr[-1])
         starts = range(begin, end, self._most_edges)
         return [(start, min(start + self._most_edges, end)) for start in starts]
 
     def read(self, start: int, stop: int) -> Edges:
-        """Edges ``start:stop``."""
+        """Reads edges ``start:stop``."""
         col = self._indices.read(TAG, start, stop)
         if not 0 <= col.min() <= col.max() < self._num_nodes:
             raise _damaged(self._indices)
@@ -66,7 +68,7 @@ def _damaged(array: DiskArray) -> FormatError:
 def spans(
     graph: Graph, runtime: Runtime, most_targets: int, most_edges: int, wanted: np.ndarray | None = None
 ) -> Iterator[Span]:
-    """Consecutive targets, from the first node to the last.
+    """Cuts the nodes into runs of consecutive targets, from the first node to the last.
 
     Args:
         most_targets, most_edges: Limits of one span; a target with more edges has a span for itself.

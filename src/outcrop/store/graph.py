@@ -44,7 +44,7 @@ UNKNOWN_MULTILABEL = 255
 
 
 def _word(name: Any) -> str:
-    """A name as it is stored. Raises ArgumentError where it is neither text nor an integer."""
+    """Returns a name as it is stored. Raises ArgumentError where it is neither text nor an integer."""
     if isinstance(name, str):
         return name
     try:
@@ -54,7 +54,7 @@ def _word(name: Any) -> str:
 
 
 def _node_of(word: str, num_nodes: int) -> int:
-    """The node that a whole number names; -1 where it names none."""
+    """Returns the node that a whole number names; -1 where it names none."""
     return int(word) if word.isascii() and word.isdigit() and int(word) < num_nodes else -1
 
 
@@ -64,7 +64,7 @@ def split_name(spelling: str) -> str:
 
 
 class Graph:
-    """A graph on disk. Opening reads the manifest only; arrays are opened as they are asked for.
+    """Opens a graph on disk: the manifest is read at once, arrays are opened as they are asked for.
 
     Attributes:
         num_classes: Classes; columns of the targets for regression (1 for ``[N]``); 0 without labels.
@@ -135,11 +135,11 @@ class Graph:
             raise FormatError(f"{self.path} holds no {name}: import them with the graph") from None
 
     def array(self, runtime: Runtime, name: str) -> DiskArray:
-        """Array ``name`` open for reading. Raises FormatError where the graph has none."""
+        """Opens array ``name`` for reading. Raises FormatError where the graph has none."""
         return DiskArray(runtime, self.path, self.spec(name), self.manifest.arrays.get(name + PAGE_SUMS))
 
     def edge_index(self) -> np.ndarray:
-        """All edges, int64 [2, num_edges] of (source, target), by target and then by source, in memory.
+        """Returns all edges, int64 [2, num_edges] of (source, target), by target and then by source, in memory.
 
         This is the order of ``edge_weight`` and of the ``e_id`` of batches.
         """
@@ -149,13 +149,13 @@ class Graph:
         return np.stack([indices.astype(np.int64), targets])
 
     def split(self, runtime: Runtime, name: str) -> np.ndarray:
-        """Node ids of split ``name`` (``train``, ``valid`` or ``val``, ``test``), int64, ascending."""
+        """Returns the node ids of split ``name`` (``train``, ``valid`` or ``val``, ``test``), int64, ascending."""
         name = split_name(name)
         return self.array(runtime, name).read(f"split-{name}")
 
     @property
     def has_names(self) -> bool:
-        """Whether the source calls the nodes otherwise than 0 to N - 1."""
+        """Tells whether the source calls the nodes otherwise than 0 to N - 1."""
         return self.has("names")
 
     def open_names(self, runtime: Runtime) -> NodeNames:
@@ -227,7 +227,7 @@ class Graph:
 
     @property
     def feature_bytes(self) -> int:
-        """Bytes of the whole feature array (0 where there is none)."""
+        """Counts the bytes of the whole feature array (0 where there is none)."""
         return self.manifest.arrays["features"].data_bytes if self.has("features") else 0
 
     def digest(self) -> str:

@@ -23,7 +23,7 @@ _DTYPES = {
 
 
 def problem(attributes: Mapping[str, Any], arrays: Mapping[str, ArraySpec]) -> str | None:
-    """What is wrong with the numbers and shapes of a graph; None where nothing is.
+    """Says what is wrong with the numbers and shapes of a graph; None where nothing is.
 
     Args:
         attributes: Has all of num_nodes, num_edges, num_classes and feature_dim.
@@ -44,7 +44,7 @@ def problem(attributes: Mapping[str, Any], arrays: Mapping[str, ArraySpec]) -> s
 
 
 def _columns(attributes: Mapping[str, Any]) -> dict[str, tuple[int | None, tuple[int, ...]]]:
-    """By array: how many rows (None: any number), and the shape of one."""
+    """Returns for each array how many rows it has (None: any number), and the shape of one."""
     nodes, edges = attributes["num_nodes"], attributes["num_edges"]
     splits = dict.fromkeys(SPLITS, (None, ()))
     pairs = dict.fromkeys(("train_edges", "valid_edges", "test_edges"), (None, (2,)))

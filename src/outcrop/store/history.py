@@ -68,7 +68,7 @@ def _alone_in(folder: Path) -> Iterator[None]:
 
 
 def trainings(run: Path) -> list[Path]:
-    """The recorded trainings, the oldest first."""
+    """Returns the recorded trainings, the oldest first."""
     folder = run / FOLDER
     if not folder.is_dir():
         return []
@@ -81,7 +81,7 @@ def read_preparing(run: Path) -> dict[str, Any] | None:
 
 
 def read(path: Path) -> dict[str, Any]:
-    """A record as it was written.
+    """Reads a record as it was written.
 
     Raises:
         FormatError: No record, torn, or of another version.
@@ -99,7 +99,7 @@ def read(path: Path) -> dict[str, Any]:
 
 
 def disk_bytes(run: Path) -> int:
-    """Bytes of all files of the run; its history is not counted."""
+    """Counts the bytes of all files of the run; its history is not counted."""
     history = run / FOLDER
     return sum(f.stat().st_size for f in run.rglob("*") if f.is_file() and history not in f.parents)
 
@@ -118,7 +118,7 @@ def _write(path: Path, content: dict[str, Any]) -> Path:
 
 
 def largest_file(run: Path, graph: Graph) -> Path:
-    """What the disk under a run is measured by: reading what is there needs no room of its own."""
+    """Returns the file that the disk under a run is measured by: reading what is there needs no room of its own."""
     found = [*(run / "pack").glob("*.bin"), graph.path / graph.spec("features").file]
     return max((path for path in found if path.is_file()), key=lambda path: path.stat().st_size)
 
@@ -218,7 +218,7 @@ def _about(graph: Graph, runtime: Runtime) -> dict[str, Any]:
 
 
 def _command() -> str:
-    """What the user typed, as far as it can be told."""
+    """Returns what the user typed, as far as it can be told."""
     name = Path(sys.argv[0]).name if sys.argv else ""
     return shlex.join(["outcrop" if name == "__main__.py" else name or "python", *sys.argv[1:]])
 
@@ -242,7 +242,7 @@ def _now() -> str:
 
 
 def _safely(step: Callable[[], T]) -> T | None:
-    """The step's result, or None and a warning: history is worth less than what it is about."""
+    """Returns the step's result, or None and a warning: history is worth less than what it is about."""
     try:
         return step()
     except (OutcropError, OSError, ValueError, TypeError) as error:

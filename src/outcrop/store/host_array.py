@@ -9,7 +9,7 @@ import numpy as np
 
 @runtime_checkable
 class TensorLike(Protocol):
-    """A tensor, by what it can do: leave its gradient, and its device, behind."""
+    """Describes a tensor by what it can do: leave its gradient, and its device, behind."""
 
     def detach(self) -> Any: ...
 

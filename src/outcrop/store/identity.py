@@ -81,7 +81,7 @@ def differences(
 
 
 def _flat(fields: Mapping[str, Any], epochs_begun: int, defaults: Mapping[str, Any]) -> dict[str, Any]:
-    """One level, with defaults: ``{"sampling": {"seed": 1}}`` -> ``{"sampling seed": 1, ...}``."""
+    """Makes nested fields one level, with defaults: ``{"sampling": {"seed": 1}}`` -> ``{"sampling seed": 1, ...}``."""
     flat = {}
     for name, value in {**defaults, **plain(dict(fields))}.items():
         if name == "sampling" and isinstance(value, Mapping):
@@ -118,7 +118,7 @@ def inputs_of_version_1(inputs: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _keywords(text: str) -> dict[str, Any]:
-    """The arguments in ``Name(field=literal, ...)``; nothing is called."""
+    """Returns the arguments in ``Name(field=literal, ...)``; nothing is called."""
     call = ast.parse(text, mode="eval").body
     if not isinstance(call, ast.Call) or call.args:
         raise ValueError(f"{text!r} is no SampleConfig")

@@ -6,7 +6,7 @@ from enum import StrEnum
 
 
 class Level(StrEnum):
-    """Where a row was found; each is also the string that is written to disk."""
+    """Names where a row was found; each is also the string that is written to disk."""
 
     DEVICE = "device"
     """The cache in the memory of a GPU."""

@@ -60,7 +60,7 @@ def only_process_in(folder: Path) -> Iterator[None]:
 
 
 def _is_no_folder(path: Path) -> bool:
-    """Whether something else is there; asked once, because a folder may go between two questions."""
+    """Tells whether something else is there; asked once, because a folder may go between two questions."""
     try:
         return not stat.S_ISDIR(path.stat().st_mode)
     except (FileNotFoundError, NotADirectoryError):
@@ -131,7 +131,7 @@ def _lock(handle: int, folder: Path, until: float) -> bool:
 
 
 def _is_of(handle: int, folder: Path) -> bool:
-    """Whether ``handle`` is of what is at ``folder`` now."""
+    """Tells whether ``handle`` is of what is at ``folder`` now."""
     try:
         return os.path.samestat(os.fstat(handle), folder.stat())
     except FileNotFoundError:
@@ -139,19 +139,19 @@ def _is_of(handle: int, folder: Path) -> bool:
 
 
 def _is_at(made: Path, folder: Path) -> bool:
-    """Whether ``folder`` is, or leads to, the path that was made."""
+    """Tells whether ``folder`` is, or leads to, the path that was made."""
     return os.path.realpath(made) == os.path.realpath(folder)
 
 
 def in_use(folder: Path) -> bool:
-    """Whether another process, or another part of this one, has ``folder`` locked."""
+    """Tells whether another process, or another part of this one, has ``folder`` locked."""
     with opened(folder) as handle:
         return try_lock(handle, wait=False) is False
 
 
 @contextmanager
 def opened(folder: Path) -> Iterator[int]:
-    """A descriptor of ``folder``, to lock it by; closing it gives the lock back."""
+    """Opens a descriptor of ``folder``, to lock it by; closing it gives the lock back."""
     handle = os.open(folder, os.O_RDONLY)
     try:
         yield handle

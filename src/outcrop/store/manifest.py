@@ -36,7 +36,7 @@ EDGE_ENDINGS = (".npy", ".parquet", ".csv", ".tsv", ".txt")
 
 @dataclass(frozen=True)
 class ArraySpec:
-    """One array in a file of its own, opened by ``numpy.memmap(file, dtype, shape=shape)``.
+    """Describes one array in a file of its own, opened by ``numpy.memmap(file, dtype, shape=shape)``.
 
     Attributes:
         file: File name inside the artifact's folder.
@@ -61,7 +61,7 @@ class ArraySpec:
 
 @dataclass(frozen=True)
 class Manifest:
-    """``config`` is what the caller asked for, ``inputs`` the digests of what it was made from."""
+    """Describes an artifact: ``config`` is what the caller asked for, ``inputs`` the digests of what it was made of."""
 
     format: str
     version: int
@@ -74,7 +74,7 @@ class Manifest:
         return json.dumps(asdict(self), indent=1, sort_keys=True) + "\n"
 
     def digest(self) -> str:
-        """SHA-256 of the manifest: names the content, because the manifest holds every checksum.
+        """Returns the SHA-256 of the manifest: it names the content, because the manifest holds every checksum.
 
         Checksums of pages are left out: they follow from the content, so adding them to an artifact changes no name.
         """
@@ -133,7 +133,8 @@ def _checked(folder: Path, raw: dict[str, Any], format: str, version: int) -> Ma
 
 @contextmanager
 def opening(folder: Path, format: str, version: int) -> Iterator[Manifest]:
-    """The manifest of ``folder``; within the block, what is missing or odd in it becomes a FormatError that names it.
+    """Yields the manifest of ``folder``; within the block, what is missing or odd in it becomes a FormatError that
+    names it.
 
     Raises:
         FormatError: As :func:`read`, and for what the block finds.
@@ -151,7 +152,7 @@ def opening(folder: Path, format: str, version: int) -> Iterator[Manifest]:
 
 
 def kind(folder: Path) -> str:
-    """The ``format`` field of the manifest in ``folder``."""
+    """Returns the ``format`` field of the manifest in ``folder``."""
     return str(_read_json(folder / MANIFEST).get("format"))
 
 
@@ -228,18 +229,18 @@ def _check_array(folder: Path, name: str, spec: ArraySpec) -> None:
 
 
 def partial_folder(final: Path) -> Path:
-    """The hidden sibling in which ``final`` is built; of a link, that of the folder it leads to."""
+    """Returns the hidden sibling in which ``final`` is built; of a link, that of the folder it leads to."""
     final = _behind_link(final)
     return final.parent / f".{final.name}.partial"
 
 
 def _behind_link(final: Path) -> Path:
-    """Where a symbolic link leads, whether or not something is there; any other path itself."""
+    """Returns where a symbolic link leads, whether or not something is there; any other path itself."""
     return Path(os.path.realpath(final)) if final.is_symlink() else final
 
 
 def versions_of(final: Path) -> tuple[Path, Path, Path]:
-    """Where ``final`` may lie: itself, and what a kill leaves while it is being built or replaced."""
+    """Returns where ``final`` may lie: itself, and what a kill leaves while it is being built or replaced."""
     return final, partial_folder(final), _replaced_folder(final)
 
 
@@ -319,7 +320,7 @@ def _replace(final: Path, work: Path) -> None:
 
 
 def _replaced_folder(final: Path) -> Path:
-    """Where what ``final`` held lies for the moment in which it is replaced."""
+    """Returns where what ``final`` held lies for the moment in which it is replaced."""
     final = _behind_link(final)
     return final.parent / f".{final.name}.old"
 
@@ -369,7 +370,7 @@ def require_overwrite(path: Path, what: str, differing: list[str] | None, overwr
 
 
 def temporary_file(path: Path) -> Path:
-    """What a kill may leave behind while :func:`write_atomic` replaces ``path``."""
+    """Returns what a kill may leave behind while :func:`write_atomic` replaces ``path``."""
     return path.with_name(f".{path.name}.tmp")
 
 
@@ -393,14 +394,14 @@ def sync_folder(folder: Path) -> None:
 
 
 def plain(fields: dict[str, Any]) -> dict[str, Any]:
-    """``fields`` as they come back from JSON (tuples as lists), so that stored and wanted ones compare equal."""
+    """Returns ``fields`` as they come back from JSON (tuples as lists), so that stored and wanted compare equal."""
     return json.loads(json.dumps(fields))
 
 
 def is_current(
     folder: Path, format: str, version: int, config: dict[str, Any], inputs: dict[str, str]
 ) -> bool:
-    """True where ``folder`` is a whole artifact made with this config from these inputs."""
+    """Tells whether ``folder`` is a whole artifact made with this config from these inputs."""
     if not exists(folder):
         return False
     try:

@@ -20,7 +20,7 @@ from outcrop.store.batches import BatchGraph
 
 @dataclass
 class MiniBatch:
-    """One mini-batch, ready to compute with.
+    """Holds one mini-batch, ready to compute with.
 
     Attributes:
         graph: Structure, on the host.
@@ -40,17 +40,17 @@ class MiniBatch:
 
     @cached_property
     def rowptr(self) -> torch.Tensor:
-        """``graph.rowptr`` on the device of ``x``, int32; shares memory with it on the CPU."""
+        """Returns ``graph.rowptr`` on the device of ``x``, int32; it shares memory with it on the CPU."""
         return self.array("rowptr", self.graph.rowptr)
 
     @cached_property
     def col(self) -> torch.Tensor:
-        """``graph.col`` on the device of ``x``, int32; shares memory with it on the CPU."""
+        """Returns ``graph.col`` on the device of ``x``, int32; it shares memory with it on the CPU."""
         return self.array("col", self.graph.col)
 
     @cached_property
     def edge_index(self) -> torch.Tensor:
-        """int64 [2, num_edges] on the device of ``x``: ``graph.edge_index()``, on a GPU computed there."""
+        """Returns int64 [2, num_edges] on the device of ``x``: ``graph.edge_index()``, on a GPU computed there."""
         if "rowptr" not in self.arrays:
             return as_tensor(self.graph.edge_index(), self.x.device)
         nodes = torch.arange(len(self.rowptr) - 1, device=self.x.device)
@@ -58,8 +58,9 @@ class MiniBatch:
         return torch.stack([self.col.long(), targets])
 
     def record_stream(self, stream: Any) -> None:
-        """As ``Tensor.record_stream`` of all its tensors, for batches on a GPU that another stream uses than the one on
-        which they were taken: their memory is written again when ``stream`` has done what it was given until they die.
+        """Does as ``Tensor.record_stream`` for all its tensors, of batches on a GPU that another stream uses than the
+        one on which they were taken: their memory is written again when ``stream`` has done what it was given until
+        they die.
         """
         gpu = gpu_of(self.x.device)
         if gpu is not None:
@@ -67,12 +68,16 @@ class MiniBatch:
             gpu.record(self.y, stream)
 
     def array(self, name: str, on_host: np.ndarray) -> torch.Tensor:
-        """``on_host`` on the device of ``x``: what came with the rows under ``name``, or as :func:`as_tensor` does."""
+        """Returns ``on_host`` on the device of ``x``: what came with the rows under ``name``, or as :func:`as_tensor`
+        does.
+        """
         found = self.arrays.get(name)
         return as_tensor(on_host, self.x.device) if found is None else found
 
 
 def as_tensor(array: np.ndarray, device: torch.device) -> torch.Tensor:
-    """``torch.tensor(array, device=device)``, without a copy where the array is writable and the device the CPU."""
+    """Returns ``torch.tensor(array, device=device)``, without a copy where the array is writable and the device the
+    CPU.
+    """
     # torch has no read-only tensors and warns about them, so these few are copied.
     return torch.from_numpy(array if array.flags.writeable else array.copy()).to(device, non_blocking=True)

@@ -59,7 +59,7 @@ def read_text(
 
 
 class _Names:
-    """The arrays of names, open for reading; a context manager."""
+    """Reads the arrays of names; a context manager."""
 
     def __init__(self, runtime: Runtime, path: Path, manifest: Manifest, arrays: tuple[str, str]):
         missing = [name for name in arrays if name not in manifest.arrays]
@@ -79,17 +79,19 @@ class _Names:
         self._offsets.close()
 
     def text_bytes(self) -> int:
-        """Bytes of all names together."""
+        """Counts the bytes of all names together."""
         return self._text.num_rows
 
     def between(self, start: int, stop: int) -> tuple[np.ndarray, np.ndarray]:
-        """Text uint8 of names ``start:stop``, read in one piece, and int64 [stop - start + 1], where each begins."""
+        """Reads the text uint8 of names ``start:stop`` in one piece, and returns it with int64 [stop - start + 1],
+        where each begins.
+        """
         ends = self._offsets.read(_TAG, start, stop + 1)
         self._check(ends[:-1], ends[1:])
         return self._text.read(_TAG, int(ends[0]), int(ends[-1])), ends - ends[0]
 
     def of(self, nodes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """The same of the names of ``nodes`` int64 [n], in their order."""
+        """Reads the same of the names of ``nodes`` int64 [n], in their order."""
         if not len(nodes):
             return np.zeros(0, np.uint8), np.zeros(1, np.int64)
         if nodes[-1] - nodes[0] == len(nodes) - 1 and (np.diff(nodes) == 1).all():
@@ -106,7 +108,7 @@ class _Names:
 
 
 def _strings(text: np.ndarray, offsets: np.ndarray) -> pa.LargeStringArray:
-    """An Arrow array over ``text`` uint8, cut at ``offsets`` int64 [n + 1], without a copy of the text."""
+    """Returns an Arrow array over ``text`` uint8, cut at ``offsets`` int64 [n + 1], without a copy of the text."""
     import pyarrow as pa
 
     ends = np.ascontiguousarray(offsets, np.int64)
@@ -139,18 +141,19 @@ class NodeNames:
         self._names.__exit__(*exc)
 
     def bytes_per_name(self) -> int:
-        """Bytes that reading one name takes, on average, rounded up."""
+        """Counts the bytes that reading one name takes, on average, rounded up."""
         return 8 + -(-self._names.text_bytes() // max(len(self._names), 1))
 
     def of(self, nodes: np.ndarray) -> pa.Array:
-        """Arrow array [n] of the names of ``nodes`` int64 [n]: text, or int64 where the source had integers."""
+        """Reads the names of ``nodes`` int64 [n] as an Arrow array [n]: text, or int64 where the source had those."""
         import pyarrow as pa
 
         found = _strings(*self._names.of(nodes))
         return found.cast(pa.int64()) if self._integers else found
 
     def find(self, names: Sequence[str]) -> np.ndarray:
-        """Node of each of ``names`` as int64 [n], the first where two have one name; -1 where there is none.
+        """Returns the node of each of ``names`` as int64 [n], the first where two have one name; -1 where there is
+        none.
 
         Reads all names of the graph once, a block at a time.
         """

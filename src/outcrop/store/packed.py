@@ -66,7 +66,7 @@ class PackedRecords:
             self._shared = reader
 
     def _check(self) -> None:
-        """The files must be as large as the plan says: what reads them relies on it."""
+        """Refuses files that are not as large as the plan says: what reads them relies on it."""
         arrays, plan = self.manifest.arrays, self.placement
         wanted = {
             "records": int(plan.offsets[-1]),
@@ -89,7 +89,7 @@ class PackedRecords:
         return self._samples.group(split).batches(epoch)
 
     def needed_bytes(self, batch: int) -> int:
-        """Bytes of the record without padding."""
+        """Counts the bytes of the record without padding."""
         p = self._number[batch]
         meta = self._samples.meta_bytes(batch, int(self.placement.cached_rows[p].sum()))
         rows = int(self.placement.num_packed[p]) + int(self.placement.cached_rows[p, 2])
@@ -170,7 +170,7 @@ class PackedRecords:
 
 
 class _RecordReads:
-    """The reads of the two parts of a record."""
+    """Holds the reads of the two parts of a record."""
 
     def __init__(self, meta: _core.IoJob, rows: _core.IoJob | None):
         self._jobs = (meta, rows)

@@ -17,7 +17,7 @@ from outcrop.store.manifest import ArraySpec
 
 
 class PageSums:
-    """The checksums of the pages of the file ``path``.
+    """Holds the checksums of the pages of the file ``path``.
 
     Args:
         crcs: uint32 [pages], CRC-32C of each page of the file, the zeros behind its data included.
@@ -50,5 +50,5 @@ class PageSums:
         _core.check_pages(pages, first, self.crcs, str(self._path), self.remedy)
 
     def guard(self, reader: _core.RowReader | _core.RowStream) -> None:
-        """From now on ``reader``, of the same file, compares every page that it reads."""
+        """Has ``reader``, of the same file, compare every page that it reads from now on."""
         reader.check_pages(self.crcs, self.remedy)

@@ -43,7 +43,9 @@ _TABLES = (
 
 
 class Placement:
-    """A plan read back; its tables are in memory, under the tag ``placement``, the id lists once they are asked for."""
+    """Holds a plan read back; its tables are in memory, under the tag ``placement``, the id lists once they are asked
+    for.
+    """
 
     def __init__(self, runtime: Runtime, path: Path, manifest: Manifest):
         self.path, self.manifest = path, manifest
@@ -80,12 +82,12 @@ class Placement:
         return self._read("device_ids")
 
     def num_cached(self, level: Level) -> int:
-        """Rows in the cache of a level, ``HOST`` or ``DEVICE``."""
+        """Counts the rows in the cache of a level, ``HOST`` or ``DEVICE``."""
         return self.manifest.arrays[f"{level}_ids"].shape[0]
 
     @property
     def num_disk_rows(self) -> int:
-        """Rows of the disk cache."""
+        """Counts the rows of the disk cache."""
         return int(self.region_rows[-1])
 
     @property
@@ -93,18 +95,18 @@ class Placement:
         return -(-len(self.packed_batches) // self.segment_batches) if self.segment_batches else 0
 
     def segment(self, number: int) -> range:
-        """The packed batches of a segment."""
+        """Returns the packed batches of a segment."""
         first = number * self.segment_batches
         return range(first, min(first + self.segment_batches, len(self.packed_batches)))
 
     def region(self, node_range: int, segment: int) -> range:
-        """The rows of the disk cache for a segment within a range of nodes."""
+        """Returns the rows of the disk cache for a segment within a range of nodes."""
         number = node_range * self.num_segments + segment
         return range(int(self.region_rows[number]), int(self.region_rows[number + 1]))
 
     @cached_property
     def disk_blocks(self) -> np.ndarray:
-        """int64, the first row of each block of the disk cache, and the number of rows at the end."""
+        """Returns int64, the first row of each block of the disk cache, and the number of rows at the end."""
         return block_bounds(self.region_rows, self.block_rows)
 
     @property
@@ -112,28 +114,28 @@ class Placement:
         return int(np.diff(self.disk_blocks).max(initial=0))
 
     def disk_array(self, name: str) -> DiskArray:
-        """``disk_ids`` or ``disk_rank``, opened; the caller closes it."""
+        """Opens ``disk_ids`` or ``disk_rank``; the caller closes it."""
         return DiskArray(self._runtime, self.path, self.manifest.arrays[name])
 
     def meta_span_bytes(self, packed: int, samples: SampleSet) -> int:
-        """Bytes of the meta part of packed record ``packed``, page padding included."""
+        """Counts the bytes of the meta part of packed record ``packed``, page padding included."""
         return record.align_page(
             samples.meta_bytes(int(self.packed_batches[packed]), int(self.cached_rows[packed].sum()))
         )
 
     def index_of(self) -> dict[int, int]:
-        """Batch number in the sample set -> number of its packed record."""
+        """Returns for each batch number in the sample set the number of its packed record."""
         return {int(batch): p for p, batch in enumerate(self.packed_batches)}
 
     def lookup(self, n_id: np.ndarray, disk: tuple[np.ndarray, np.ndarray] | None = None) -> AddressTable:
-        """The address table of a batch with nodes ``n_id``; ``disk``: positions and rows of its disk cache."""
+        """Returns the address table of a batch with nodes ``n_id``; ``disk``: positions and rows of its disk cache."""
         host_positions, host_rows = find_sorted(self.host_ids, n_id)
         device_positions, device_rows = find_sorted(self.device_ids, n_id)
         return AddressTable(host_positions, host_rows, device_positions, device_rows, *(disk or ()))
 
 
 def block_bounds(region_rows: np.ndarray, block_rows: int) -> np.ndarray:
-    """First row of each block when regions are cut into blocks of ``block_rows``, and the end; int64."""
+    """Returns int64: the first row of each block when regions are cut into blocks of ``block_rows``, and the end."""
     starts = [
         np.arange(first, stop, block_rows, dtype=np.int64) for first, stop in itertools.pairwise(region_rows)
     ]
@@ -141,7 +143,7 @@ def block_bounds(region_rows: np.ndarray, block_rows: int) -> np.ndarray:
 
 
 def find_sorted(table: np.ndarray, ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """int32 positions in ``ids`` of the ids that ``table`` (ascending) holds, and where it holds them.
+    """Returns int32 positions in ``ids`` of the ids that ``table`` (ascending) holds, and where it holds them.
 
     Equals ``p = np.flatnonzero(np.isin(ids, table)); p, np.searchsorted(table, ids[p])``.
     """

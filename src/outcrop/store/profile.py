@@ -30,7 +30,7 @@ _MOST_SECONDS = 30 * 86400
 
 @dataclass(frozen=True)
 class Profile:
-    """What was measured.
+    """Holds what was measured of a machine and a file system.
 
     Attributes:
         key: What identifies machine and disk.
@@ -61,7 +61,9 @@ class Profile:
     seconds: float = 0.0
 
     def hardware(self, *, gpu: bool = False) -> Hardware:
-        """This machine as the cost model knows it; with its ``gpu`` nothing that loads is in the way of computing."""
+        """Describes this machine as the cost model knows it; with its ``gpu`` nothing that loads is in the way of
+        computing.
+        """
         bus = self.bus_bytes_per_s if gpu and self.bus_bytes_per_s else float("inf")
         return Hardware(
             HERE,
@@ -77,7 +79,9 @@ class Profile:
 
 
 def key_of(folder: Path, about: dict[str, Any]) -> dict[str, Any]:
-    """What identifies this machine and the file system of ``folder``; ``about``: outcrop.runtime.machine.describe()."""
+    """Returns what identifies this machine and the file system of ``folder``; ``about``:
+    outcrop.runtime.machine.describe().
+    """
     disk = os.statvfs(folder)
     return {
         "outcrop": outcrop.__version__,
@@ -90,7 +94,7 @@ def key_of(folder: Path, about: dict[str, Any]) -> dict[str, Any]:
 
 
 def default_path(key: dict[str, Any]) -> Path:
-    """Where the profile of ``key`` is kept."""
+    """Returns where the profile of ``key`` is kept."""
     name = hashlib.blake2b(json.dumps(key, sort_keys=True).encode(), digest_size=6).hexdigest()
     return cache_folder() / f"profile-{name}.json"
 
@@ -103,7 +107,7 @@ def write(path: Path, profile: Profile) -> None:
 
 
 def read(path: Path) -> Profile:
-    """A profile from a file.
+    """Reads a profile from a file.
 
     Raises:
         FormatError: It is none, or of another version.
@@ -137,7 +141,7 @@ def load_or_measure(
     path: Path | None = None,
     now: float | None = None,
 ) -> Profile:
-    """The profile of the machine ``key``: from ``path``, or the one kept, measured where that is no good.
+    """Returns the profile of the machine ``key``: from ``path``, or the one kept, measured where that is no good.
 
     Raises:
         FormatError: ``path`` is no profile, or that of another machine.
@@ -169,7 +173,7 @@ def kept(key: dict[str, Any], *, now: float | None = None) -> Profile | None:
 
 
 def _differs(profile: Profile, key: dict[str, Any]) -> str:
-    """What does not fit, in words; empty where all does."""
+    """Says what does not fit, in words; empty where all does."""
     for name, value in key.items():
         if profile.key.get(name) != value:
             return f"{name} is {profile.key.get(name)!r} there and {value!r} here"

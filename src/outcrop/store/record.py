@@ -70,7 +70,7 @@ def meta_bytes(
     degrees: bool = False,
     label_edges: int = 0,
 ) -> int:
-    """Bytes of the meta part with these counts, not padded to a page."""
+    """Counts the bytes of the meta part with these counts, not padded to a page."""
     sections = [
         nodes * id_bytes,
         (rows + 1) * 4,
@@ -85,25 +85,25 @@ def meta_bytes(
 
 
 def bytes_of(graph: BatchGraph) -> int:
-    """Bytes of the meta part of ``graph`` with ids of 4 bytes, without an address table."""
+    """Counts the bytes of the meta part of ``graph`` with ids of 4 bytes, without an address table."""
     counts = graph.num_nodes, len(graph.rowptr) - 1, graph.num_edges, graph.num_seeds
     return meta_bytes(*counts, 0, 4, graph.degree is not None, graph.num_label_edges)
 
 
 def shift_bytes(num_nodes: int, num_packed: int, row_bytes: int) -> int:
-    """Bytes before the first packed row within its page."""
+    """Counts the bytes before the first packed row within its page."""
     return (num_nodes - num_packed) * row_bytes % PAGE_BYTES
 
 
 def rows_span_bytes(num_nodes: int, num_packed: int, row_bytes: int) -> int:
-    """Bytes of the packed-rows part on disk, shift and page padding included."""
+    """Counts the bytes of the packed-rows part on disk, shift and page padding included."""
     if num_packed == 0 or row_bytes == 0:
         return 0
     return align_page(shift_bytes(num_nodes, num_packed, row_bytes) + num_packed * row_bytes)
 
 
 def encode(graph: BatchGraph, table: AddressTable, id_bytes: int) -> np.ndarray:
-    """The meta part as uint8, zero-padded to a page."""
+    """Encodes the meta part as uint8, zero-padded to a page."""
     cached = np.concatenate(
         [
             table.host_positions,
@@ -175,7 +175,7 @@ def encode(graph: BatchGraph, table: AddressTable, id_bytes: int) -> np.ndarray:
 
 
 def node_ids_range(meta_offset: int, nodes: int, id_bytes: int) -> tuple[int, int]:
-    """Where the n_id section of a record at ``meta_offset`` lies in its file: (offset, bytes)."""
+    """Returns where the n_id section of a record at ``meta_offset`` lies in its file: (offset, bytes)."""
     return meta_offset + HEADER_BYTES, nodes * id_bytes
 
 

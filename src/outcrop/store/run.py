@@ -18,7 +18,9 @@ _FORMAT, _VERSION = "outcrop.run", 1
 
 @dataclass(frozen=True)
 class RunInfo:
-    """``graph``: path of the graph, relative to the run's folder; ``graph_digest``: what it held."""
+    """Says what a run was made of. ``graph``: path of the graph, relative to the run's folder; ``graph_digest``: what
+    it held.
+    """
 
     graph: str
     graph_digest: str
@@ -46,9 +48,9 @@ def write(folder: Path, info: RunInfo) -> None:
 
 
 def differences(folder: Path, wanted: RunInfo) -> list[str]:
-    """What is finished in ``folder`` under other options than ``wanted``, and would be made anew: each option with both
-    values. Of limits this is what was packed; a plan alone is made in no time. A run of a graph that has changed is
-    worth nothing, and rates of the disk that were measured again do not count beside other options.
+    """Returns what is finished in ``folder`` under other options than ``wanted``, and would be made anew: each option
+    with both values. Of limits this is what was packed; a plan alone is made in no time. A run of a graph that has
+    changed is worth nothing, and rates of the disk that were measured again do not count beside other options.
     """
     try:
         have = read(folder)

@@ -31,7 +31,7 @@ FORMAT, VERSION = "outcrop.sample", 1
 
 
 class BatchSizes(Protocol):
-    """How large the mini-batches of a run are: of a :class:`SampleSet`, or of batches that were only counted."""
+    """Says how large the mini-batches of a run are: of a :class:`SampleSet`, or of batches that were only counted."""
 
     id_bytes: int
     hops: int
@@ -40,7 +40,7 @@ class BatchSizes(Protocol):
     def num_batches(self) -> int: ...
     @property
     def num_nodes(self) -> np.ndarray:
-        """int64 [num_batches]."""
+        """Counts the nodes of each batch: int64 [num_batches]."""
         ...
 
     @property
@@ -53,7 +53,7 @@ class BatchSizes(Protocol):
 
 @dataclass(frozen=True)
 class Group:
-    """The batches of one split: ``epochs`` times ``per_epoch`` from number ``first`` on.
+    """Describes the batches of one split: ``epochs`` times ``per_epoch`` from number ``first`` on.
 
     ``first_epoch``: by what number training knows the first of them.
     """
@@ -64,7 +64,9 @@ class Group:
     first_epoch: int = 0
 
     def batches(self, epoch: int) -> range:
-        """Batch numbers of ``epoch``; a pool of E epochs is replayed: of one from epoch 0 on, epoch e uses e mod E."""
+        """Returns the batch numbers of ``epoch``; a pool of E epochs is replayed: of one from epoch 0 on, epoch e uses
+        e mod E.
+        """
         start = self.first + (epoch - self.first_epoch) % self.epochs * self.per_epoch
         return range(start, start + self.per_epoch)
 
@@ -73,7 +75,7 @@ class Group:
 
 
 def groups_of(manifest: Manifest) -> dict[str, Group]:
-    """The batches of each split, as the manifest of a sample set lists them."""
+    """Returns the batches of each split, as the manifest of a sample set lists them."""
     begins = {"train": manifest.config.get("first_epoch", 0)}
     return {
         name: Group(**g, first_epoch=begins.get(name, 0)) for name, g in manifest.attributes["groups"].items()
@@ -110,7 +112,7 @@ class SampleSet:
         self._check(shape)
 
     def _check(self, shape: np.ndarray) -> None:
-        """The tables must fit each other: what reads batches relies on it."""
+        """Refuses tables that do not fit each other: what reads batches relies on it."""
         groups = self.groups.values()
         good = (
             shape.shape == (self.num_batches, self.hops + 3)
@@ -148,7 +150,7 @@ class SampleSet:
         return int(self.offsets[batch + 1] - self.offsets[batch])
 
     def meta_bytes(self, batch: int, cached: int) -> int:
-        """Bytes of the meta part of ``batch`` with an address table of ``cached`` rows, not padded."""
+        """Counts the bytes of the meta part of ``batch`` with an address table of ``cached`` rows, not padded."""
         return record.meta_bytes(
             int(self.num_nodes[batch]),
             int(self.num_rows[batch]),
@@ -161,7 +163,7 @@ class SampleSet:
         )
 
     def read(self, batch: int, buffer: np.ndarray) -> BatchGraph:
-        """The graph of ``batch``, read through ``buffer``, uint8 of at least ``max_record_bytes``."""
+        """Reads the graph of ``batch`` through ``buffer``, uint8 of at least ``max_record_bytes``."""
         part = buffer[: self.record_bytes(batch)]
         self.file.read_bytes(int(self.offsets[batch]), part)
         return self.decode(part, self.where(batch))[0]
@@ -175,7 +177,7 @@ class SampleSet:
         )
 
     def read_node_ids(self, batch: int, buffer: np.ndarray) -> np.ndarray:
-        """``n_id`` of ``batch`` alone, int32 or int64, in ``buffer``."""
+        """Reads ``n_id`` of ``batch`` alone, int32 or int64, into ``buffer``."""
         offset, count = record.node_ids_range(
             int(self.offsets[batch]), int(self.num_nodes[batch]), self.id_bytes
         )

@@ -22,7 +22,7 @@ FORMAT, VERSION = "outcrop.stripe", 1
 
 @dataclass(frozen=True)
 class Stripe:
-    """A stripe on disk.
+    """Describes a stripe on disk.
 
     Attributes:
         number: Which one of ``count`` it is, from 1 on.
@@ -34,7 +34,7 @@ class Stripe:
     count: int
 
     def array(self, runtime: Runtime) -> DiskArray:
-        """The rows, open for reading."""
+        """Opens the rows for reading."""
         return DiskArray(runtime, self.path, self.manifest.arrays["features"])
 
 

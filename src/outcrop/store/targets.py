@@ -20,7 +20,7 @@ class Targets:
         self._labels = graph.array(runtime, "labels").memmap(check=True)
 
     def of(self, seeds: np.ndarray) -> np.ndarray:
-        """float32 [num_seeds] or [num_seeds, columns] of the nodes ``seeds``; NaN where unknown.
+        """Returns float32 [num_seeds] or [num_seeds, columns] of the nodes ``seeds``; NaN where unknown.
 
         Equals ``np.where(labels == 255, nan, labels)[seeds]`` for multi-label, ``labels[seeds]`` for regression.
         """
@@ -35,7 +35,7 @@ class Targets:
 
 
 def target_bytes(graph: Graph, seeds: int) -> int:
-    """Bytes of the targets of ``seeds`` nodes, float32; 0 where labels are classes or there are none."""
+    """Counts the bytes of the targets of ``seeds`` nodes, float32; 0 where labels are classes or there are none."""
     if graph.label_kind == "class" or not graph.has("labels"):
         return 0
     return 4 * seeds * math.prod(graph.spec("labels").shape[1:])

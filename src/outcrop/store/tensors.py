@@ -83,7 +83,7 @@ def refuse(path: Path, differing: list[str], anew: str) -> None:
 
 
 def digest(state: State) -> str:
-    """SHA-256 of names, shapes, dtypes and bytes of ``state``."""
+    """Returns the SHA-256 of names, shapes, dtypes and bytes of ``state``."""
     return _digest({name: value.detach().cpu() for name, value in state.items()})
 
 

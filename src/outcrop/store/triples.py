@@ -24,7 +24,7 @@ KINDS = ("entity", "relation")
 
 
 class Triples:
-    """A knowledge graph on disk. Opening reads the manifest only."""
+    """Opens a knowledge graph on disk: the manifest is read at once, arrays as they are asked for."""
 
     def __init__(self, path: Path, manifest: Manifest):
         self.path, self.manifest = path, manifest
@@ -52,13 +52,13 @@ class Triples:
         return spec.shape[0] if spec else 0
 
     def array(self, runtime: Runtime, split: str) -> DiskArray:
-        """uint32 [n, width] of ``split``, open for reading. Raises FormatError where there are none."""
+        """Opens uint32 [n, width] of ``split`` for reading. Raises FormatError where there are none."""
         if split not in self.manifest.arrays:
             raise FormatError(f"{self.path} holds no {split} triples")
         return DiskArray(runtime, self.path, self.manifest.arrays[split])
 
     def names(self, runtime: Runtime, kind: str, start: int = 0, stop: int | None = None) -> list[str]:
-        """Names of ``entity`` or ``relation`` ids ``start:stop``."""
+        """Reads the names of ``entity`` or ``relation`` ids ``start:stop``."""
         arrays = (f"{kind}_names", f"{kind}_name_offsets")
         return read_text(runtime, self.path, self.manifest, arrays, start, stop)
 

@@ -87,7 +87,9 @@ def _verify_graph(graph: Graph, runtime: Runtime) -> None:
 
 
 def _verify_topology(graph: Graph, runtime: Runtime) -> None:
-    """``indptr`` rises from 0 to the number of edges; ``indices`` are node ids, ascending within a node."""
+    """Checks that ``indptr`` rises from 0 to the number of edges, and that ``indices`` are node ids, ascending within a
+    node.
+    """
     indptr, indices = graph.array(runtime, "indptr"), graph.array(runtime, "indices")
     last = 0
     for start in range(0, graph.num_nodes, _BLOCK_ROWS):
@@ -174,7 +176,7 @@ def _verify_weights(graph: Graph, runtime: Runtime) -> None:
 
 
 def describe(path: Path | str) -> dict[str, Any]:
-    """What the artifact at ``path`` is: format, attributes, how it was made, dtype, shape and bytes per array.
+    """Says what the artifact at ``path`` is: format, attributes, how it was made, dtype, shape and bytes per array.
 
     Raises:
         FormatError: No artifact, or a file missing or of the wrong size.
