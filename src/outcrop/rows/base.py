@@ -16,7 +16,7 @@ P = TypeVar("P")  # a position in a schedule
 
 
 class RowSource(ABC):
-    """Rows of ``row_bytes`` bytes, numbered ``0 .. num_rows - 1``."""
+    """Reads rows of ``row_bytes`` bytes, numbered ``0 .. num_rows - 1``."""
 
     num_rows: int
     row_bytes: int
@@ -48,7 +48,9 @@ class RowSource(ABC):
 
 
 class ScheduledRows(RowSource, Generic[P]):
-    """A RowSource that must know which batch it serves: ``advance_to`` comes before each batch's ``read_rows``."""
+    """Reads rows as a source that must know which batch it serves: ``advance_to`` comes before each batch's
+    ``read_rows``.
+    """
 
     @abstractmethod
     def advance_to(self, position: P) -> None:

@@ -49,7 +49,7 @@ def schedule_of(samples: SampleSet, passes: tuple[str, ...]) -> np.ndarray:
 
 
 class NextUses:
-    """For every node of every batch of a schedule, the batch that needs it next; in a file without a name.
+    """Knows for every node of every batch of a schedule the batch that needs it next; in a file without a name.
 
     Worked out by walking over the recorded node ids from the last batch to the first, twice (once to learn how the
     cycle begins), as often as windows of nodes are needed: the table with 4 bytes per node of a window keeps to a
@@ -119,7 +119,7 @@ class NextUses:
 
 @final
 class BeladyRows(ScheduledRows[int]):
-    """The rows that are needed soonest, over another source.
+    """Keeps the rows that are needed soonest, over another source.
 
     ``advance_to(batch)`` says which recorded batch comes next.
     Rows that are asked for without it, and batches that the schedule does not have, are served from the cache and from

@@ -21,7 +21,7 @@ def rows_within(policy: str, cache_bytes: int, row_bytes: int, limit: int, cycle
 
 
 class CacheReader:
-    """A C++ row cache (core/cache/row_cache.h) over a source that is asked for what is missing.
+    """Reads through a C++ row cache (core/cache/row_cache.h) over a source that is asked for what is missing.
 
     Args:
         rows: Capacity; any number, also 0. Held under the tag ``row-cache``.
@@ -55,7 +55,7 @@ class CacheReader:
 
 @final
 class DynamicRows(RowSource):
-    """The rows that a replacement policy keeps in memory, over another source: GraphBolt's CPU-cached feature.
+    """Keeps the rows that a replacement policy chooses in memory, over another source: GraphBolt's CPU-cached feature.
 
     A batch is served as if its rows were requested one after the other, in the order of ``ids``, so hits are exactly
     those of the published policy: LRU; SIEVE (Zhang et al., NSDI'24, algorithm 1); S3-FIFO (Yang et al., SOSP'23,

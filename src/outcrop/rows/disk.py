@@ -15,7 +15,7 @@ from outcrop.store.levels import Level, LevelCounts
 
 @final
 class DiskRows(RowSource):
-    """Rows read from disk by the engine, page by page; ``merge=False`` reads every row on its own (``ondisk``).
+    """Reads rows from disk by the engine, page by page; ``merge=False`` reads every row on its own (``ondisk``).
 
     Args:
         scratch_bytes: Memory for pages in flight, held under the tag ``row-scratch``.

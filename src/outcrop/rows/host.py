@@ -15,7 +15,7 @@ from outcrop.store.levels import Level, LevelCounts
 
 @final
 class HostRows(RowSource):
-    """All rows in memory, held under the tag ``features``: ``table``, uint8 [rows, row_bytes]."""
+    """Holds all rows in memory under the tag ``features``: ``table``, uint8 [rows, row_bytes]."""
 
     def __init__(self, features: DiskArray, runtime: Runtime):
         self.num_rows, self.row_bytes = features.num_rows, features.row_bytes

@@ -16,7 +16,7 @@ from outcrop.store.levels import Level, LevelCounts
 
 
 class PendingReads(Protocol):
-    """Rows under way."""
+    """Stands for rows under way."""
 
     def wait(self) -> None:
         """Waits until they are there; raises what reading failed with."""
@@ -24,7 +24,7 @@ class PendingReads(Protocol):
 
 
 class RowStream(Protocol):
-    """Rows that are read while their consumer does something else."""
+    """Reads rows while their consumer does something else."""
 
     num_rows: int
     row_bytes: int
@@ -45,7 +45,7 @@ class RowStream(Protocol):
 
 @final
 class DiskStream(RowStream):
-    """Rows read from disk by the engine (core/io/row_stream.h), each page that a call needs once.
+    """Reads rows from disk by the engine (core/io/row_stream.h), each page that a call needs once.
 
     Args:
         scratch_bytes: Memory for pages in flight, held under the tag ``row-scratch``.
@@ -80,7 +80,7 @@ class DiskStream(RowStream):
 
 @dataclass
 class StaticCache:
-    """What a static cache has.
+    """Holds what a static cache has.
 
     Attributes:
         index: Which rows and lists.
@@ -100,7 +100,7 @@ class StaticCache:
 
 @dataclass(frozen=True)
 class LocatedRows:
-    """Where the rows of a mini-batch lie, as the GPU that drew it has found.
+    """Says where the rows of a mini-batch lie, as the GPU that drew it has found.
 
     Attributes:
         missing: int64, ids of the rows that are read, ascending: an array, or a tensor of the GPU.
@@ -121,7 +121,7 @@ class LocatedRows:
 
 @final
 class HotRows(RowSource):
-    """The hottest rows in memory, the others through a stream. ``submit`` does not wait for the disk."""
+    """Serves the hottest rows from memory, the others through a stream. ``submit`` does not wait for the disk."""
 
     def __init__(self, cache: StaticCache, stream: RowStream, runtime: Runtime):
         self.num_rows, self.row_bytes = stream.num_rows, stream.row_bytes

@@ -13,7 +13,7 @@ from outcrop.store.levels import Level, LevelCounts
 
 @final
 class MapRows(RowSource):
-    """A memory map and the page cache: what ``numpy.memmap`` users do. A baseline."""
+    """Reads rows of a memory map through the page cache: what ``numpy.memmap`` users do. A baseline."""
 
     def __init__(self, features: DiskArray):
         self.num_rows, self.row_bytes = features.num_rows, features.row_bytes

@@ -21,7 +21,9 @@ from outcrop.store.levels import LevelCounts
 
 @dataclass(frozen=True)
 class Visit:
-    """Partitions that are in memory at a time, ascending, and those of them whose training nodes take their turn."""
+    """Names the partitions that are in memory at a time, ascending, and those of them whose training nodes take their
+    turn.
+    """
 
     resident: tuple[int, ...]
     seeds: tuple[int, ...]
@@ -29,7 +31,7 @@ class Visit:
 
 @dataclass(frozen=True)
 class NodePartitions:
-    """``parts`` partitions of consecutive nodes, ``resident`` of them in memory at a time.
+    """Divides nodes into ``parts`` partitions of consecutive ones, ``resident`` of them in memory at a time.
 
     Attributes:
         step: Partitions begin at multiples of it: rows per page boundary, so that reads need no copy.
@@ -83,7 +85,7 @@ class NodePartitions:
 
 @final
 class PartitionRows(ScheduledRows[Visit | None]):
-    """Rows of the resident partitions, in memory under the tag ``partition-rows``; all others come from ``below``.
+    """Holds rows of the resident partitions in memory under the tag ``partition-rows``; all others come from ``below``.
 
     ``advance_to(visit)`` reads the partitions of the visit that are not there, each sequentially, in the place of
     others.

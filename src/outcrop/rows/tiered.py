@@ -14,7 +14,7 @@ from outcrop.store.placement import find_sorted
 
 @final
 class TieredRows(RowSource):
-    """The hottest rows in memory over another source for the rest.
+    """Serves the hottest rows from memory, the rest from another source.
 
     Args:
         hot_ids: int64, ascending; row i of ``hot_rows`` (uint8, ``row_bytes`` each) belongs to ``hot_ids[i]``.

@@ -17,7 +17,9 @@ from outcrop.unified import in_place
 
 @final
 class UnifiedRows(RowSource):
-    """As :class:`outcrop.rows.HostRows`; ``table``, uint8 [rows, row_bytes], is a unified tensor over its memory."""
+    """Holds all rows as :class:`outcrop.rows.HostRows` does; ``table``, uint8 [rows, row_bytes], is a unified tensor
+    over its memory.
+    """
 
     def __init__(self, features: DiskArray, runtime: Runtime):
         self._rows = HostRows(features, runtime)

@@ -21,7 +21,7 @@ from outcrop.store.arrays import DiskArray
 
 @dataclass(frozen=True)
 class RingFile:
-    """Rows of a file that is open in the engine.
+    """Describes the rows of a file that is open in the engine.
 
     Attributes:
         file: Its number there.
@@ -39,7 +39,7 @@ class RingFile:
 
     @staticmethod
     def of(array: DiskArray) -> RingFile:
-        """The rows of ``array``."""
+        """Describes the rows of ``array``."""
         return RingFile(
             array.path, array.file, array.num_rows, array.spec.stride_bytes, array.row_bytes, array
         )
@@ -56,7 +56,7 @@ class RingFile:
 
 @dataclass(frozen=True)
 class DealtRows:
-    """Rows that were asked for together, one queue's after the other's.
+    """Holds rows that were asked for together, one queue's after the other's.
 
     Attributes:
         rows: int64 [n], of their files. Where there is a single file, they may be a tensor of the GPU, as ``places``.
@@ -72,7 +72,7 @@ class DealtRows:
 
 
 class RowFiles:
-    """Files of equal rows, with the queue pair of each.
+    """Holds files of equal rows, with the queue pair of each.
 
     Args:
         files: The first has all rows; see above for the others.
@@ -112,7 +112,7 @@ class RowFiles:
 
     @property
     def names(self) -> str:
-        """The paths, for messages."""
+        """Returns the paths, for messages."""
         return ", ".join(str(file.path) for file in self.files)
 
     def deal(self, ids: Any, places: Any) -> DealtRows:

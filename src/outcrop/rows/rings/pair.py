@@ -73,14 +73,16 @@ class QueuePair:
         return [*row, *after]
 
     def complete(self) -> list[int]:
-        """A row of io_complete's table: all commands under way, or, where others wait, some, so that some stay so."""
+        """Returns a row of io_complete's table: all commands under way, or, where others wait, some, so that some stay
+        so.
+        """
         most, refill = self.under_way, 0
         if self.waiting and most:
             most, refill = min(most, max(self.ids // 2, 1)), 1
         return [*self._words, self._ended, most, self.completed, refill]
 
     def end(self) -> None:
-        """Who takes completions gives up."""
+        """Has who takes completions give up."""
         self._end[0] = 1
 
     def close(self) -> None:

@@ -45,7 +45,7 @@ _STATUSES = {
 
 @dataclass(eq=False)
 class Reads:
-    """Rows that were asked for together, or given to be written.
+    """Stands for rows that were asked for together, or given to be written.
 
     Attributes:
         wanted, places, spaces: Addresses of what :class:`outcrop.rows.rings.files.DealtRows` has; 0: none.
@@ -88,7 +88,7 @@ class QueueReads:
 
 
 class RowQueue:
-    """Rows of ``files`` through rings; safe to use from several threads.
+    """Moves rows of ``files`` through rings; safe to use from several threads.
 
     Args:
         checksums: Whether the CRC-32C of what each command moved is worked out, for :meth:`checksum`.
@@ -153,22 +153,24 @@ class RowQueue:
 
     @property
     def takes_gpu_ids(self) -> bool:
-        """Whether ids may be tensors of a GPU: it submits, and to one file, so that the host need not deal them."""
+        """Tells whether ids may be tensors of a GPU: it submits, and to one file, so that the host need not
+        deal them.
+        """
         return self._gpu is not None and len(self._files.files) == 1
 
     def can_fill(self, out: Any) -> bool:
-        """Whether ``out`` is contiguous, of bytes, and where they can be put."""
+        """Tells whether ``out`` is contiguous, of bytes, and where they can be put."""
         if isinstance(out, np.ndarray):
             return out.dtype == np.uint8 and out.flags.c_contiguous and out.flags.writeable
         there = (out.device.type, out.device.index) == self._gpu
         return there and str(out.dtype) == "torch.uint8" and out.is_contiguous()
 
     def fills_in_place(self, out: Any) -> bool:
-        """Whether rows of ``out`` that are not asked for stay as they are."""
+        """Tells whether rows of ``out`` that are not asked for stay as they are."""
         return self._by.place(out).direct
 
     def catch_up(self, out: Any) -> None:
-        """What is submitted from now on comes after what the current stream does to ``out``, a tensor of the GPU."""
+        """Has what is submitted from now on come after what the current stream does to ``out``, a tensor of the GPU."""
         if not isinstance(out, np.ndarray):
             self._by.catch_up()
 
@@ -216,7 +218,7 @@ class RowQueue:
         return reads
 
     def wait(self, reads: Reads) -> None:
-        """Until ``reads`` are done: ``error`` says whether they are there."""
+        """Waits until ``reads`` are done: ``error`` says whether they are there."""
         ended, end = -1, 0.0
         with self._changed:
             while not reads.done:
@@ -237,13 +239,13 @@ class RowQueue:
 
     @property
     def commands(self) -> tuple[int, int]:
-        """How many were submitted, and how many of these were completed, in all."""
+        """Counts the commands that were submitted, and those of them that were completed, in all."""
         by_queue = self.commands_by_queue
         return sum(submitted for submitted, _ in by_queue), sum(completed for _, completed in by_queue)
 
     @property
     def commands_by_queue(self) -> list[tuple[int, int]]:
-        """:attr:`commands` of each queue pair."""
+        """Counts :attr:`commands` of each queue pair."""
         with self._changed:
             return [(pair.submitted, pair.completed) for pair in self._pairs]
 
@@ -263,7 +265,7 @@ class RowQueue:
             self._changed.notify_all()
 
     def checksum(self, reads: Reads) -> int:
-        """The CRC-32C of a row that was moved, all of ``reads``."""
+        """Returns the CRC-32C of a row that was moved, all of ``reads``."""
         assert reads.results is not None
         assert reads.commands == self._pieces
         return _core.joined_crc(reads.results, self._piece_bytes, self._files.row_bytes)
@@ -274,7 +276,7 @@ class RowQueue:
             self._by.submit(np.array(table, np.int64))
 
     def _submit_to(self, pair: QueuePair) -> list[int] | None:
-        """A row of io_submit's table for ``pair``; None: nothing waits for it, or there is no room."""
+        """Returns a row of io_submit's table for ``pair``; None: nothing waits for it, or there is no room."""
         if not pair.waiting or pair.under_way >= pair.ids:
             return None
         part = pair.waiting[0]
@@ -351,7 +353,7 @@ class RowQueue:
 
     @property
     def _why(self) -> str:
-        """What controllers say; empty: nothing."""
+        """Says what controllers say; empty: nothing."""
         return "; ".join(filter(None, (pair.controller.error for pair in self._pairs)))
 
     def _no_answer(self, why: str) -> str:
@@ -363,7 +365,7 @@ class RowQueue:
         )
 
     def _failure(self, reads: Reads) -> str:
-        """What is wrong, in words; empty: nothing."""
+        """Says what is wrong, in words; empty: nothing."""
         if not reads.failed:
             return ""
         why = self._why

@@ -19,18 +19,18 @@ from outcrop.store.levels import Level, LevelCounts
 
 
 class RowReads:
-    """Rows on their way (:meth:`GpuDiskRows.submit`)."""
+    """Stands for rows on their way (:meth:`GpuDiskRows.submit`)."""
 
     def __init__(self, queue: RowQueue, reads: Reads):
         self._queue, self._reads = queue, reads
 
     @property
     def done(self) -> bool:
-        """Whether :meth:`wait` returns at once. Others' waiting may complete these, nothing else does."""
+        """Tells whether :meth:`wait` returns at once. Others' waiting may complete these, nothing else does."""
         return self._reads.done
 
     def wait(self) -> None:
-        """Until these are there, whatever becomes of others.
+        """Waits until these are there, whatever becomes of others.
 
         Raises:
             IoError: A read failed or had no answer in time; rows that were not read are as they were before.
@@ -42,7 +42,7 @@ class RowReads:
 
 @final
 class GpuDiskRows(RowSource):
-    """Rows read from disk by commands in rings, each row for itself; safe to use from several threads.
+    """Reads rows from disk by commands in rings, each row for itself; safe to use from several threads.
 
     A row is one command for the blocks of 512 bytes that it touches (several where it is longer than 7680 bytes). Rows
     that share a block are not merged, and repeats are read again. A GPU does this by the kernels of kernels/io_queue.h,
@@ -107,7 +107,8 @@ class GpuDiskRows(RowSource):
         return self.submit_to(ids, None, out)
 
     def submit_to(self, ids: Any, places: Any, out: Any) -> RowReads:
-        """As :meth:`submit`, unchecked, to rows ``places`` (int32) of ``out``, which nothing uses that was launched.
+        """Does as :meth:`submit`, unchecked, to rows ``places`` (int32) of ``out``, which nothing uses that was
+        launched.
 
         Args:
             ids, places: Arrays, or, where :attr:`takes_gpu_ids`, tensors of the GPU that are computed; ``places`` may
@@ -117,15 +118,15 @@ class GpuDiskRows(RowSource):
 
     @property
     def takes_gpu_ids(self) -> bool:
-        """Whether ids may be tensors of a GPU: its kernels ask for the rows, and there are no stripes."""
+        """Tells whether ids may be tensors of a GPU: its kernels ask for the rows, and there are no stripes."""
         return self._queue.takes_gpu_ids
 
     def fills_in_place(self, out: Any) -> bool:
-        """Whether rows can be put to single places of ``out``."""
+        """Tells whether rows can be put to single places of ``out``."""
         return self._queue.fills_in_place(out)
 
     def stream(self) -> RingStream:
-        """The same as a stream for :class:`outcrop.rows.HotRows`."""
+        """Returns the same as a stream for :class:`outcrop.rows.HotRows`."""
         return RingStream(self)
 
     def read_rows(self, ids: np.ndarray, out: np.ndarray) -> LevelCounts:
@@ -134,12 +135,12 @@ class GpuDiskRows(RowSource):
 
     @property
     def commands(self) -> tuple[int, int]:
-        """How many were submitted, and how many of these were completed, in all."""
+        """Counts the commands that were submitted, and those of them that were completed, in all."""
         return self._queue.commands
 
     @property
     def commands_by_queue(self) -> list[tuple[int, int]]:
-        """:attr:`commands` of each queue pair."""
+        """Counts :attr:`commands` of each queue pair."""
         return self._queue.commands_by_queue
 
     def close(self) -> None:
@@ -147,7 +148,7 @@ class GpuDiskRows(RowSource):
 
 
 class _Apart:
-    """Rows that are read to memory of their own and put to their places when they are waited for."""
+    """Reads rows to memory of their own, and puts them to their places when they are waited for."""
 
     def __init__(self, reads: RowReads, held: np.ndarray, positions: np.ndarray, out: np.ndarray):
         self._reads, self._held, self._positions, self._out = reads, held, positions, out
@@ -158,14 +159,14 @@ class _Apart:
 
 
 class RingStream:
-    """:class:`outcrop.rows.RowStream` through rings."""
+    """Serves as :class:`outcrop.rows.RowStream` through rings."""
 
     def __init__(self, rows: GpuDiskRows):
         self.num_rows, self.row_bytes = rows.num_rows, rows.row_bytes
         self._rows, self.takes_gpu_ids = rows, rows.takes_gpu_ids
 
     def submit(self, ids: Any, positions: Any, out: Any) -> RowReads | _Apart:
-        """As of :class:`outcrop.rows.RowStream`; with a GPU ``out`` may be a tensor of it that nothing uses."""
+        """Does as :class:`outcrop.rows.RowStream` says; with a GPU ``out`` may be a tensor of it that nothing uses."""
         flat = out.reshape(-1)
         if positions is None or self._rows.fills_in_place(flat):
             return self._rows.submit_to(ids, positions, flat)

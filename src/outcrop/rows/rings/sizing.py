@@ -21,7 +21,7 @@ COMMAND_SECONDS = 6.5e-6  # a warp writes 32 commands of 64 bytes to memory of a
 
 @dataclass(frozen=True)
 class Disks:
-    """Alike, read at the same time.
+    """Describes disks that are alike and read at the same time.
 
     Attributes:
         count: Disks.
@@ -43,7 +43,7 @@ class Disks:
 def submitting_threads(
     disks: Disks, bus_bytes_per_second: float = math.inf, command_seconds: float = COMMAND_SECONDS
 ) -> int:
-    """Threads that saturate ``disks``: ``ceil(min(Q * M, B / K) * T)``, Equation 2 of Hyperion.
+    """Counts the threads that saturate ``disks``: ``ceil(min(Q * M, B / K) * T)``, Equation 2 of Hyperion.
 
     Args:
         command_seconds: Seconds in which a thread writes a command, all lanes of its warp beside it.
@@ -52,7 +52,8 @@ def submitting_threads(
 
 
 def block_threads(disks: Disks, bus_bytes_per_second: float = math.inf) -> int:
-    """Threads of each submitting block, one for a disk: :func:`submitting_threads` shared out, rounded up to warps.
+    """Counts the threads of each submitting block, one for a disk: :func:`submitting_threads` shared out, rounded up to
+    warps.
 
     A block has 1024 threads at the most.
     """

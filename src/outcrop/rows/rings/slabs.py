@@ -19,7 +19,9 @@ from outcrop.runtime.runtime import Runtime
 
 
 class SlabMoves:
-    """Slabs on their way. ``crcs``: of each, CRC-32C of what was written and of what was read, 0 where nothing was."""
+    """Stands for slabs on their way. ``crcs``: of each, CRC-32C of what was written and of what was read, 0 where
+    nothing was.
+    """
 
     def __init__(self, result: Future[list[tuple[int, int]]]):
         self._result = result
@@ -105,7 +107,7 @@ class SlabRings:
         return self._queue.submit(np.array([at // self._slab_bytes]), slab, write=write)
 
     def _crc(self, moved: Reads | None) -> int:
-        """When it is over; raises IoError where it failed."""
+        """Waits for a slab and returns its checksum; raises IoError where it failed."""
         if moved is None:
             return 0
         self._queue.wait(moved)
@@ -115,7 +117,7 @@ class SlabRings:
 
     @property
     def commands(self) -> tuple[int, int]:
-        """How many were submitted, and how many of these were completed, in all."""
+        """Counts the commands that were submitted, and those of them that were completed, in all."""
         return self._queue.commands
 
     def close(self) -> None:

@@ -22,14 +22,14 @@ _TABLES = 16  # submissions that may be queued on the GPU before the host waits 
 
 
 def table_bytes(num_queues: int) -> int:
-    """Bytes of memory for the tables that a GPU has yet to read, behind the memory of the queues."""
+    """Counts the bytes of memory for the tables that a GPU has yet to read, behind the memory of the queues."""
     words = (_TABLES * _core.SUBMIT_WORDS + _core.COMPLETE_WORDS) * num_queues
     return -(-words * 8 // PAGE_BYTES) * PAGE_BYTES
 
 
 @dataclass(frozen=True)
 class Private:
-    """Addresses of what only the submitter of a queue uses.
+    """Holds addresses of what only the submitter of a queue uses.
 
     Attributes:
         group_ended: Address of the counts of groups, which the first queue has for all.
@@ -42,13 +42,13 @@ class Private:
 
 
 class Place(Protocol):
-    """Rows on their way to where the caller wants them."""
+    """Describes where rows on their way are wanted by the caller."""
 
     address: int
     direct: bool  # rows of it that are not asked for stay as they are
 
     def arrived(self) -> None:
-        """All rows are there."""
+        """Does what is left to do when all rows are there."""
 
 
 class Submitter(Protocol):
@@ -57,14 +57,17 @@ class Submitter(Protocol):
     private: list[Private]  # of each queue
 
     def given(self, numbers: Any) -> tuple[int, Any]:
-        """The address of ``numbers``, and what keeps it: an array, or, with a GPU, a tensor of it that is computed."""
+        """Returns the address of ``numbers``, and what keeps it: an array, or, with a GPU, a tensor of it that is
+        computed.
+        """
         ...
 
     def place(self, out: Any) -> Place: ...
 
     def catch_up(self) -> None:
-        """What is submitted from now on comes after what the current stream was given: it may use the memory that
-        kernels are to write."""
+        """Has what is submitted from now on come after what the current stream was given: it may use the memory that
+        kernels are to write.
+        """
         ...
 
     def submit(self, table: np.ndarray) -> None:
@@ -92,7 +95,7 @@ class _InPlace:
 
 
 class Twin:
-    """:class:`Submitter` on the CPU.
+    """Does what :class:`Submitter` says, on the CPU.
 
     Args:
         memory: Memory of ``num_queues`` queues, uint8, one behind the other.
@@ -128,7 +131,7 @@ class Twin:
 
 
 def _words(ids: int) -> int:
-    """Of struct Progress and its outcomes, uint32."""
+    """Counts the words, uint32, of struct Progress and its outcomes."""
     return 4 + 4 * ids
 
 
@@ -138,7 +141,8 @@ def _outcomes(progress: Sequence[np.ndarray]) -> tuple[list[np.ndarray], bool]:
 
 
 class Kernels:
-    """:class:`Submitter` on a GPU. The memory of the queues is pinned, and so are the tables behind them.
+    """Does what :class:`Submitter` says, on a GPU. The memory of the queues is pinned, and so are the tables behind
+    them.
 
     Submissions, and copies for the caller, have a stream; completions, which may wait long for a disk, have another
     that waits for the submissions they need. A block of ``block_threads`` submits to each queue.
@@ -244,7 +248,7 @@ class Kernels:
         self._gpu.wait(self._stream, self._gpu.fence(self._gpu.stream(self._device.index or 0)))
 
     def rows(self, count: int) -> torch.Tensor:
-        """uint8 [count] on the device."""
+        """Takes uint8 [count] on the device."""
         import torch
 
         with self._gpu.on_stream(self._stream):
@@ -257,7 +261,9 @@ class Kernels:
 
 
 class _OnGpu:
-    """Rows that a kernel writes: to a tensor of the GPU, to pinned memory, or to other memory by way of the GPU's."""
+    """Takes rows that a kernel writes: to a tensor of the GPU, to pinned memory, or to other memory by way of the
+    GPU's.
+    """
 
     def __init__(self, kernels: Kernels, out: Any):
         import torch
