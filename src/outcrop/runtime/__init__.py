@@ -14,7 +14,7 @@ from typing import Any
 
 
 def __getattr__(name: str) -> Any:
-    """``Runtime`` was here; this goes with the next release."""
+    """Finds ``Runtime``, which was here; this goes with the next release."""
     if name != "Runtime":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from outcrop.runtime.runtime import Runtime

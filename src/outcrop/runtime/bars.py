@@ -20,7 +20,7 @@ from rich.progress import (
 
 
 class _Amount(ProgressColumn):
-    """Bytes as sizes, everything else as counts."""
+    """Shows bytes as sizes, everything else as counts."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -11,7 +11,7 @@ from outcrop.errors import ArgumentError
 
 @dataclass(frozen=True)
 class Disk:
-    """One disk.
+    """Describes one disk.
 
     Attributes:
         reads: (bytes of a request, requests per second with many in flight), ascending by bytes.
@@ -31,7 +31,9 @@ class Disk:
             )
 
     def request_seconds(self, size: float) -> float:
-        """What one request of ``size`` bytes takes of the disk: linear between the sizes that were measured."""
+        """Returns the seconds that one request of ``size`` bytes takes of the disk: linear between the sizes that were
+        measured.
+        """
         first, last = self.reads[0], self.reads[-1]
         if size <= first[0]:
             return 1 / first[1]
@@ -45,13 +47,13 @@ class Disk:
 
     @property
     def bytes_per_s(self) -> float:
-        """In the largest requests that were measured."""
+        """Returns the bytes per second in the largest requests that were measured."""
         return self.reads[-1][0] * self.reads[-1][1]
 
 
 @dataclass(frozen=True)
 class HostCosts:
-    """What loading takes of the CPU: seconds of one core per unit. None of it where loading has cores of its own.
+    """Says what loading takes of the CPU: seconds of one core per unit. None of it where loading has cores of its own.
 
     Attributes:
         read_byte_s: Per byte read in large requests; request_s: per small request.
@@ -75,7 +77,9 @@ class HostCosts:
 
 @dataclass(frozen=True)
 class Gpu:
-    """``flops_per_s`` and ``bytes_per_s``: what products and moves of a training step reach, not the data sheet's."""
+    """Describes a GPU. ``flops_per_s`` and ``bytes_per_s``: what products and moves of a training step reach, not the
+    data sheet's.
+    """
 
     name: str
     flops_per_s: float
@@ -85,7 +89,7 @@ class Gpu:
 
 @dataclass(frozen=True)
 class Hardware:
-    """A machine, or ``machines`` of them.
+    """Describes a machine, or ``machines`` of them.
 
     Attributes:
         bus_bytes_per_s: From disks and host memory to the GPU; infinite where the CPU computes.

@@ -24,7 +24,7 @@ _RANDOM_SPAN_BYTES = 1 << 30  # of a file that was there: a list of all pages of
 
 
 def describe(*, probe: bool = True) -> dict[str, Any]:
-    """Processor, memory, kernel, versions, devices; measures nothing.
+    """Describes processor, memory, kernel, versions, devices; measures nothing.
 
     Args:
         probe: Look for devices (which loads torch) and for the I/O engine too.
@@ -48,7 +48,7 @@ def describe(*, probe: bool = True) -> dict[str, Any]:
 
 
 def read_rates(path: Path, *, seconds: float = 0.3) -> dict[str, float] | None:
-    """What the disk under ``path`` delivers, measured on that file for twice ``seconds``; None for files below 1 MiB.
+    """Measures what the disk under ``path`` delivers on that file, for twice ``seconds``; None for files below 1 MiB.
 
     Returns:
         ``sequential_bytes_per_s`` (1 MiB requests), ``random_ops_per_s`` (4 KiB requests).
@@ -67,7 +67,9 @@ def read_rates(path: Path, *, seconds: float = 0.3) -> dict[str, float] | None:
 
 
 def sequential_rate(path: Path, *, seconds: float = 0.3, io: IoConfig | None = None) -> float:
-    """Bytes per second at which ``path`` is read in 1 MiB requests; 0 for files below 1 MiB. Reads for ``seconds``."""
+    """Measures the bytes per second at which ``path`` is read in 1 MiB requests, for ``seconds``; 0 for files below 1
+    MiB.
+    """
     with Runtime(io=io) as runtime:
         file = runtime.io.open(str(path), _core.OpenMode.read)
         try:

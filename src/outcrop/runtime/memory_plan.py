@@ -25,7 +25,7 @@ _NEEDED = "what the data need"
 
 
 class Of(Enum):
-    """What a part is a fraction of; ``it``: the part that it lies within."""
+    """Names what a part is a fraction of; ``it``: the part that it lies within."""
 
     LIMIT = "the limit"
     FREE = "what is free"  # when it is taken: what the parts before it have left
@@ -35,7 +35,7 @@ class Of(Enum):
 
 @dataclass(frozen=True)
 class Part:
-    """A named part of a budget.
+    """Describes a named part of a budget.
 
     Attributes:
         name: Unique within an activity.
@@ -65,7 +65,7 @@ class Part:
             )
 
     def bytes_of(self, base: int, least: int = 0) -> int:
-        """Bytes of one copy where ``base`` bytes are divided, and at least ``least``.
+        """Counts the bytes of one copy where ``base`` bytes are divided, and at least ``least``.
 
         Equals ``max(min(max(int(base * fraction), self.least), self.most) // unit * unit, least)``.
         """
@@ -76,7 +76,7 @@ class Part:
 
     @property
     def rule(self) -> str:
-        """How large it is, in words: ``1/32 of the limit, 64.0 KiB to 16.0 MiB``."""
+        """Says how large it is, in words: ``1/32 of the limit, 64.0 KiB to 16.0 MiB``."""
         if not self.fraction:
             return format_bytes(self.least) if self.least else _NEEDED
         text = f"{self.fraction} of {self.of.value}" if self.fraction != 1 else self.of.value
@@ -91,7 +91,9 @@ class Part:
 
 @dataclass(frozen=True)
 class Activity:
-    """What a budget is divided for: its parts in the order in which they are taken, inner parts after those around."""
+    """Names what a budget is divided for: its parts in the order in which they are taken, inner parts after those
+    around.
+    """
 
     name: str
     parts: tuple[Part, ...]
@@ -108,7 +110,7 @@ class Activity:
 
 @dataclass(frozen=True)
 class PlannedPart:
-    """``bytes`` that ``part`` has at most, all copies together; ``needed``: the data decided it."""
+    """Says how many ``bytes`` ``part`` has at most, all copies together; ``needed``: the data decided it."""
 
     part: Part
     bytes: int
@@ -116,30 +118,30 @@ class PlannedPart:
 
     @property
     def rule(self) -> str:
-        """How large it is, in words."""
+        """Says how large it is, in words."""
         return _NEEDED if self.needed else self.part.rule
 
 
 @dataclass(frozen=True)
 class MemoryPlan:
-    """What each part of ``activity`` has at most of ``limit`` bytes."""
+    """Says what each part of ``activity`` has at most of ``limit`` bytes."""
 
     activity: str
     limit: int
     parts: tuple[PlannedPart, ...]
 
     def __getitem__(self, part: Part | str) -> int:
-        """Bytes of the part of this name."""
+        """Returns the bytes of the part of this name."""
         name = part if isinstance(part, str) else part.name
         return next(planned.bytes for planned in self.parts if planned.part.name == name)
 
     @property
     def left_bytes(self) -> int:
-        """Bytes that no part has."""
+        """Counts the bytes that no part has."""
         return self.limit - sum(planned.bytes for planned in self.parts if not planned.part.within)
 
     def as_dict(self) -> dict[str, Any]:
-        """Plain values, for JSON."""
+        """Returns plain values, for JSON."""
         return {
             "activity": self.activity,
             "limit_bytes": self.limit,
@@ -151,7 +153,7 @@ class MemoryPlan:
         }
 
     def lines(self) -> Iterator[tuple[str, str]]:
-        """(name, bytes and rule) of each part, inner parts indented, then what is left."""
+        """Returns (name, bytes and rule) of each part, inner parts indented, then what is left."""
         for planned in self.parts:
             indent = "  " if planned.part.within else ""
             yield indent + planned.part.name, f"{format_bytes(planned.bytes)} ({planned.rule})"
@@ -166,7 +168,7 @@ class MemoryPlan:
 
 
 def divide(activity: Activity, limit: int, needs: Mapping[str, int] | None = None) -> MemoryPlan:
-    """What each part of ``activity`` has at most of ``limit`` bytes.
+    """Says what each part of ``activity`` has at most of ``limit`` bytes.
 
     Args:
         needs: Bytes of parts whose size the data decide, by name, in place of their fractions.
@@ -205,7 +207,7 @@ def divide(activity: Activity, limit: int, needs: Mapping[str, int] | None = Non
 def _divided(
     activity: Activity, limit: int, needs: Mapping[str, int]
 ) -> tuple[tuple[PlannedPart, ...], Part | None]:
-    """The parts, up to the first that does not fit, and that one."""
+    """Returns the parts, up to the first that does not fit, and that one."""
     whole: dict[str, int] = {"": limit}
     left: dict[str, int] = {"": limit}
     found = []

@@ -24,7 +24,7 @@ _END = object()
 
 
 class CancelEvent(threading.Event):
-    """Set once a pipeline ends; stages that wait look at it."""
+    """Tells stages that wait when a pipeline ends: it is set then."""
 
     def check(self) -> None:
         if self.is_set():
@@ -33,7 +33,7 @@ class CancelEvent(threading.Event):
 
 @dataclass(frozen=True)
 class Stage:
-    """``run(item)`` gives the item for the next stage. ``depth``: how many results may wait."""
+    """Describes a stage: ``run(item)`` gives the item for the next one. ``depth``: how many results may wait."""
 
     name: str
     run: Callable[[Any], Any]
@@ -41,7 +41,7 @@ class Stage:
 
 
 class _Queue:
-    """Bounded FIFO whose waits end on cancellation."""
+    """Passes items on in order, a bounded number of them; waits end on cancellation."""
 
     def __init__(self, depth: int, cancelled: CancelEvent):
         self._items: deque[Any] = deque()
@@ -78,7 +78,7 @@ class _Queue:
 
 
 class _State:
-    """What the threads share; it does not refer to the Pipeline, so that dropping the Pipeline can end them."""
+    """Holds what the threads share; it does not refer to the Pipeline, so that dropping the Pipeline can end them."""
 
     def __init__(self, source: Iterable[Any], stages: list[Stage]):
         self.cancelled = CancelEvent()
@@ -170,7 +170,7 @@ class Pipeline(Generic[T]):
 
     @property
     def running(self) -> bool:
-        """Neither exhausted nor closed nor failed."""
+        """Tells whether it is neither exhausted nor closed nor failed."""
         return self._finish.alive
 
     def __next__(self) -> T:
@@ -202,7 +202,7 @@ class Pipeline(Generic[T]):
 
 
 class SerialPipeline(Generic[T]):
-    """The same stages one after another in the caller's thread: what overlapping is compared with."""
+    """Runs the same stages one after another in the caller's thread: what overlapping is compared with."""
 
     def __init__(self, source: Iterable[Any], stages: list[Stage]):
         self._items, self._stages = iter(source), stages

@@ -45,7 +45,7 @@ class Progress(Protocol):
 
 @runtime_checkable
 class ClosableProgress(Progress, Protocol):
-    """A display that ends with the work, as bars do that are drawn again and again."""
+    """Shows progress until the work ends, as bars do that are drawn again and again."""
 
     def close(self) -> None: ...
 
@@ -102,7 +102,7 @@ class LineProgress:
             self._tasks[task].note = text
 
     def finish(self, task: str) -> None:
-        """The last line of a task that had one, or was longer than nothing."""
+        """Writes the last line of a task that had one, or was longer than nothing."""
         if task in self._tasks:
             one = self._tasks.pop(task)
             now = self._clock()
@@ -124,7 +124,7 @@ class LineProgress:
 
 
 def shown(progress: Progress | bool | None) -> Progress:
-    """What ``progress`` means: itself; for True whatever suits standard error; else silence."""
+    """Returns what ``progress`` means: itself; for True whatever suits standard error; else silence."""
     if progress is None or progress is False:
         return SilentProgress()
     if progress is not True:

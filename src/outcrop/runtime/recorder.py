@@ -59,11 +59,11 @@ class Recorder:
 
     @property
     def epochs(self) -> list[dict[str, Any]]:
-        """The epochs' records, each with ``stage_seconds``: how long every stage worked in it, exactly."""
+        """Returns the epochs' records, each with ``stage_seconds``: how long every stage worked in it, exactly."""
         return self._epochs
 
     def as_dict(self) -> dict[str, Any]:
-        """``spans`` and ``samples`` as columns: times in microseconds and milliseconds since the start."""
+        """Returns ``spans`` and ``samples`` as columns: times in microseconds and milliseconds since the start."""
         with self._lock:
             spans = [*self._first, *self._last]
             names = sorted({span["name"] for span in spans})
@@ -132,7 +132,7 @@ class Recorder:
 
 
 class _ListeningProgress:
-    """A Progress that passes everything on and ticks."""
+    """Passes everything on to a Progress, and ticks."""
 
     def __init__(self, listener: Progress, tick: Any):
         self._listener, self._tick = listener, tick
@@ -154,14 +154,14 @@ class _ListeningProgress:
 
 
 def thinned(records: list[Any], most: int = MAX_EPOCHS) -> list[Any]:
-    """At most ``most`` of ``records``, evenly spaced, first and last among them."""
+    """Returns at most ``most`` of ``records``, evenly spaced, first and last among them."""
     if len(records) <= most:
         return records
     return [records[i * (len(records) - 1) // (most - 1)] for i in range(most)]
 
 
 def _resident_bytes() -> int:
-    """Of this process; 0 where the system does not say."""
+    """Counts the resident bytes of this process; 0 where the system does not say."""
     try:
         with open("/proc/self/statm", "rb") as file:
             return int(file.read().split()[1]) * _PAGE_BYTES

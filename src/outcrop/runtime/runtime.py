@@ -20,23 +20,25 @@ UNLIMITED = (1 << 64) - 1
 
 
 class Rehearsal(Protocol):
-    """What is known of mini-batches that are not drawn: a rehearsal finds out whether a budget would do.
+    """Says what is known of mini-batches that are not drawn: a rehearsal finds out whether a budget would do.
 
     Memory is reserved as for the real thing; large arrays are not read, nothing is drawn, and no cache is filled.
     """
 
     @property
     def max_nodes(self) -> int:
-        """Nodes of the largest batch."""
+        """Counts the nodes of the largest batch."""
         ...
 
     @property
     def counted_nodes(self) -> int:
-        """Nodes of the largest of those batches that mode ``online`` counts ahead."""
+        """Counts the nodes of the largest of those batches that mode ``online`` counts ahead."""
         ...
 
     def batch_bytes(self, paged: bool) -> int:
-        """Bytes that drawing one of them needs at the most; ``paged``: from a topology that is read by pages."""
+        """Counts the bytes that drawing one of them needs at the most; ``paged``: from a topology that is read by
+        pages.
+        """
         ...
 
 
@@ -59,7 +61,7 @@ UNCOUNTED = UncountedBatches()
 
 
 class Runtime:
-    """Budget, I/O engine, workers and trace of one command or library call.
+    """Holds budget, I/O engine, workers and trace of one command or library call.
 
     Args:
         memory: Hard limit on what Outcrop itself holds (caches, buffers, topology, sorting), bytes or text such as

@@ -19,7 +19,7 @@ SMALLER_BATCHES = "a lower --batch-size or --fanouts usually needs less"
 
 
 def smallest(refused: int, fits: Callable[[int], bool]) -> int | None:
-    """The smallest budget above ``refused`` that ``fits``; None where there is none.
+    """Finds the smallest budget above ``refused`` that ``fits``; None where there is none.
 
     A sixteenth more at a time is tried until one fits, because what is needed depends on how a budget is divided and
     may rise with it; then the bytes below it, by bisection. The sizes that are tried are the same whatever was refused,

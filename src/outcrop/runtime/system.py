@@ -12,7 +12,9 @@ _CGROUPS = Path("/sys/fs/cgroup")
 
 
 def cache_folder() -> Path:
-    """For what was worked out on this machine: ``$OUTCROP_CACHE``, or ``outcrop`` in the user's cache folder."""
+    """Names the folder for what was worked out on this machine: ``$OUTCROP_CACHE``, or ``outcrop`` in the user's cache
+    folder.
+    """
     named = os.environ.get("OUTCROP_CACHE")
     if named:
         return Path(named)
@@ -20,12 +22,14 @@ def cache_folder() -> Path:
 
 
 def outcrop_command(*arguments: str) -> list[str]:
-    """The command ``outcrop ARGUMENTS``, run by this Python: nothing is imported from the working folder (``-P``)."""
+    """Returns the command ``outcrop ARGUMENTS``, run by this Python: nothing is imported from the working folder
+    (``-P``).
+    """
     return [sys.executable, "-P", "-m", "outcrop", *arguments]
 
 
 def available_memory() -> int:
-    """Bytes that this process could still use, cached files that would be dropped for it included.
+    """Counts the bytes that this process could still use, cached files that would be dropped for it included.
 
     The least of what the machine has available and of what the control groups of the process (v1 or v2) leave.
     """
@@ -58,7 +62,7 @@ def _machine_available() -> int:
 
 
 def _room(root: Path, path: str, limit: str, usage: str, cached: str) -> list[int]:
-    """What each group from ``path`` up to ``root`` leaves; nothing for groups without a limit."""
+    """Returns what each group from ``path`` up to ``root`` leaves; nothing for groups without a limit."""
     rooms, folder = [], root / path.lstrip("/")
     while folder == root or root in folder.parents:
         most, used = _read(folder / limit).strip(), _read(folder / usage).strip()

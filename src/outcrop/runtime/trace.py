@@ -32,7 +32,7 @@ class Trace:
 
     @contextmanager
     def listening(self, listener: Listener) -> Iterator[None]:
-        """Within the block ``listener`` is given every event too."""
+        """Has ``listener`` given every event too within the block."""
         with self._lock:
             self._listeners = (*self._listeners, listener)
         try:
