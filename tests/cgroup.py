@@ -8,6 +8,7 @@ import pytest
 
 from outcrop.bench import cgroup
 from outcrop.bench.cgroup import LimitedRun
+from support import HANGS_SECONDS
 
 __all__ = ["LimitedRun", "memory_limited"]
 
@@ -15,6 +16,6 @@ __all__ = ["LimitedRun", "memory_limited"]
 def memory_limited(*args: Any, **kwargs: Any) -> LimitedRun:
     """:func:`outcrop.bench.cgroup.memory_limited`, or a skipped test."""
     try:
-        return cgroup.memory_limited(*args, **kwargs)
+        return cgroup.memory_limited(*args, **{"timeout_seconds": HANGS_SECONDS, **kwargs})
     except cgroup.LimitUnavailable as why:
         pytest.skip(str(why))

@@ -70,8 +70,7 @@ print(json.dumps({"peak": report.peak_host_bytes, "losses": [e["loss"] for e in 
                   "spooled": report.spooled_epochs, "beside": [p["beside"] for p in report.pools]}))
 """
 EMBED = """
-import json, os, sys
-os.environ["GOMP_SPINCOUNT"] = "20000"  # as the command sets it
+import json, sys
 from outcrop.api.embed import embed_eval, embed_export, embed_prepare, embed_train
 from outcrop.config import BucketConfig
 graph, run, memory = sys.argv[1:]
@@ -122,7 +121,9 @@ def prepared(graph: Graph) -> Path:
 
 
 def run(code: str, *arguments: object, limit: int) -> LimitedRun:
-    return memory_limited([sys.executable, "-c", code, *map(str, arguments)], limit, env=child_environment())
+    # As the command sets it: threads of torch that spin at barriers take all there is where others compute, too.
+    environment = child_environment(GOMP_SPINCOUNT="20000")
+    return memory_limited([sys.executable, "-c", code, *map(str, arguments)], limit, env=environment)
 
 
 def succeeds(code: str, *arguments: object, memory: str = MEMORY, limit: int) -> dict:
