@@ -30,7 +30,7 @@ _MAX_HOPS = 15
 
 
 class ExternalBatches:
-    """Where the batches of each split come from.
+    """Gives the batches of each split that come from elsewhere.
 
     Args:
         batches: An iterable that can be gone over once per epoch, or a function of the epoch that makes one; or either

@@ -24,7 +24,9 @@ _NEGATIVES = 0x6E6567  # separates the keys of negatives from those of shuffling
 
 @dataclass(frozen=True)
 class LinkBatch:
-    """``seeds`` int64, ascending: all ends of the edges; ``index`` int32 [2, L] in the seeds; ``label`` float32 [L]."""
+    """Holds the edges of a batch. ``seeds`` int64, ascending: all ends of the edges; ``index`` int32 [2, L] in the
+    seeds; ``label`` float32 [L].
+    """
 
     seeds: np.ndarray
     index: np.ndarray
@@ -32,7 +34,7 @@ class LinkBatch:
 
 
 class LinkSeeds:
-    """The edges of each batch: ``config.batch_size`` positive ones, then the negatives.
+    """Draws the edges of each batch: ``config.batch_size`` positive ones, then the negatives.
 
     Training edges are shuffled by a keyed permutation (and ascending within a batch); other splits keep their order.
     Negatives are uniform pairs of nodes; with ``filter_negatives`` those that are edges are drawn again.

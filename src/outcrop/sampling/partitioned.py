@@ -34,7 +34,7 @@ _PARTS, _ENOUGH = (16, 64, 256, 1024, 4096), 4  # divided into so many, until so
 
 
 def divide(graph: Graph, parts: int, resident: int, seed: int = 0) -> NodePartitions:
-    """Partitions whose rows begin with a page, where they are large enough for that to make no difference."""
+    """Makes partitions whose rows begin with a page, where they are large enough for that to make no difference."""
     stride = max(graph.spec("features").stride_bytes, 1)
     step = PAGE_BYTES // math.gcd(PAGE_BYTES, stride)
     return NodePartitions(
@@ -94,7 +94,8 @@ def _partition_edges(graph: Graph, shape: NodePartitions) -> np.ndarray:
 
 
 class PartitionStructures:
-    """Batch structures of mode ``partition``. Valid and test are drawn from the whole graph, as in the other modes.
+    """Draws the batch structures of mode ``partition``. Valid and test are drawn from the whole graph, as in the other
+    modes.
 
     Holds, under the tag ``partition-topology``, the neighbour lists among the nodes that are resident, numbered by
     their rank among these; which preserves every order, so that batches are as from the whole graph.

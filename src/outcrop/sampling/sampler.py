@@ -141,7 +141,7 @@ class BatchSampler:
         return self._sampler.most_batch_bytes
 
     def num_batches(self, split: str) -> int:
-        """Mini-batches of one epoch of ``split``."""
+        """Counts the mini-batches of one epoch of ``split``."""
         seeds = self._links.num_edges(split) if self._links else len(self.ids[split])
         return -(-seeds // self.config.batch_size)
 

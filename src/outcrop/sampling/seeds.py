@@ -44,7 +44,9 @@ def epoch_seeds(ids: Ids, config: SampleConfig, split: str, epoch: int) -> np.nd
 
 @dataclass(frozen=True)
 class Seeds:
-    """What a batch is drawn from: ``nodes`` int64; ``split`` as the key has it; ``link`` where edges are predicted."""
+    """Says what a batch is drawn from: ``nodes`` int64; ``split`` as the key has it; ``link`` where edges are
+    predicted.
+    """
 
     split: int
     epoch: int

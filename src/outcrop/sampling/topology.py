@@ -30,7 +30,8 @@ CoreSampler = _core.NeighborSampler | _core.WaveSampler
 
 @dataclass(frozen=True)
 class Topology:
-    """``indptr`` int64 [N + 1], ``indices`` uint32 or int64 [E], ``weights`` float32 [E], as far as they are in memory.
+    """Holds a topology: ``indptr`` int64 [N + 1], ``indices`` uint32 or int64 [E], ``weights`` float32 [E], as far as
+    they are in memory.
 
     Attributes:
         pages: The same on disk, where the placement is ``paged``.

@@ -50,7 +50,8 @@ def _worst_case_bytes(config: SampleConfig, graph: Graph, on_disk: bool = False)
 
 
 class Wave:
-    """Mini-batches that are drawn at a time, by whom, and the memory for them: fewer where ``most`` bytes are few.
+    """Decides how many mini-batches are drawn at a time, by whom, and holds the memory for them: fewer where ``most``
+    bytes are few.
 
     As many as threads enter theirs at a time: each takes its worst case twice. More wait meanwhile (:meth:`widen`).
     """

@@ -18,7 +18,7 @@ ZERO, BEGIN, NODES, EDGES, LIST, NEIGHBOR, OUTSIDE, MISSING, IN_HOST, PER_HOP = 
 
 
 class Batch:
-    """What is drawn so far.
+    """Holds what is drawn of a mini-batch so far.
 
     Attributes:
         room: The most there can be.
@@ -42,11 +42,11 @@ class Batch:
         self.row_counts = (0, 0)
 
     def number(self, at: int) -> torch.Tensor:
-        """One of ``numbers``, where a kernel reads or writes it."""
+        """Returns one of ``numbers``, where a kernel reads or writes it."""
         return self.numbers[at : at + 1]
 
     def frontier(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """As kernels take it: ids, and the first and the end of those of the frontier."""
+        """Returns the frontier as kernels take it: ids, and the first and the end of those of the frontier."""
         return self.n_id, self.number(BEGIN), self.number(NODES)
 
     def read(self, more: torch.Tensor, topology: Topology) -> tuple[list[int], int]:
@@ -73,14 +73,14 @@ class Batch:
         return numbers[PER_HOP:], also
 
     def make_room(self, drawn: int, num_nodes: int) -> None:
-        """For a hop of at most ``drawn`` edges."""
+        """Makes room for a hop of at most ``drawn`` edges."""
         after = self.room.after(drawn, num_nodes)
         self.n_id = _longer(self.n_id, after.nodes)
         self.rowptr = _longer(self.rowptr, self.room.nodes + 1)
         self.col = _longer(self.col, after.edges)
 
     def take(self, hop: int, keys: torch.Tensor, first: torch.Tensor, drawn: int, num_nodes: int) -> None:
-        """The neighbours drawn in a hop become edges, and those of them that are new, nodes.
+        """Makes edges of the neighbours drawn in a hop, and nodes of those of them that are new.
 
         Args:
             keys: int64 [nodes known + drawn]: room for those known, then the neighbours, then NONE.

@@ -57,5 +57,5 @@ class HotLists:
             self._values[at : at + len(part)].copy_(torch.from_numpy(part))
 
     def addresses(self) -> tuple[int, int, int]:
-        """Of the blocks of the index, of where each list begins, and of the neighbours."""
+        """Returns the addresses of the blocks of the index, of where each list begins, and of the neighbours."""
         return self._blocks.address(), self._first.address(), self._values.data_ptr()

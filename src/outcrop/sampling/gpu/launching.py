@@ -22,7 +22,7 @@ class Kernels:
         self._staged = {name: torch.empty(0, dtype=torch.int64) for name in ("there", "back")}
 
     def launch(self, entry: str, warps: int, *arguments: Any) -> None:
-        """``arguments``: numbers, and tensors whose addresses are meant."""
+        """Launches a kernel on ``arguments``: numbers, and tensors whose addresses are meant."""
         plain = [x.data_ptr() if isinstance(x, torch.Tensor) else _signed(x) for x in arguments]
         if self._gpu is None:
             _core.twin_sample(f"sample_{entry}", warps, plain)
@@ -30,11 +30,11 @@ class Kernels:
             self._gpu.launch("sample", f"sample_{entry}", self._device, warps, plain)
 
     def each(self, entry: str, count: int, *arguments: Any) -> None:
-        """A lane for each of ``count``."""
+        """Launches a kernel with a lane for each of ``count``."""
         self.launch(entry, -(-count // LANES), *arguments)
 
     def there(self, numbers: np.ndarray) -> torch.Tensor:
-        """int64 on the device. Not again before :meth:`read`: both use the same pinned memory."""
+        """Copies int64 to the device. Not again before :meth:`read`: both use the same pinned memory."""
         if self._gpu is None:
             return torch.from_numpy(numbers.copy())
         staged = self._pinned("there", len(numbers))
@@ -43,7 +43,7 @@ class Kernels:
         return found.copy_(staged, non_blocking=True)
 
     def read(self, numbers: torch.Tensor) -> list[int]:
-        """int64 of the device on the host: waits for all that the stream was given so far."""
+        """Copies int64 of the device to the host: waits for all that the stream was given so far."""
         if self._gpu is None:
             return numbers.tolist()
         staged = self._pinned("back", len(numbers))
@@ -52,7 +52,7 @@ class Kernels:
         return staged.tolist()
 
     def wait(self) -> None:
-        """Until the stream has done what it was given."""
+        """Waits until the stream has done what it was given."""
         if self._gpu is not None:
             self._gpu.fence(self._gpu.stream(self._device.index or 0)).synchronize()
 
@@ -63,5 +63,5 @@ class Kernels:
 
 
 def _signed(number: int) -> int:
-    """The int64 of the same bits."""
+    """Returns the int64 of the same bits."""
     return number - (1 << 64) if number >= 1 << 63 else number

@@ -15,7 +15,7 @@ _COPIED = 1 << 22  # elements at a time
 
 
 class Resident:
-    """An array of the topology where the device reads it.
+    """Holds an array of the topology where the device reads it.
 
     Args:
         on_gpu: Whether ``device`` is one.
@@ -46,7 +46,7 @@ class Resident:
                 self._held[at : at + len(part)].copy_(part)
 
     def address(self) -> int:
-        """For what is launched now on the current stream."""
+        """Returns its address for what is launched now on the current stream."""
         if isinstance(self._held, np.ndarray):
             return self._held.ctypes.data
         if self._pinned and self._held.numel():

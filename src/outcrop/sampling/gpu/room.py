@@ -20,7 +20,7 @@ _PACKED = 2  # the batch, and its copy on the way to the host
 
 @dataclass(frozen=True)
 class Room:
-    """The most there can be.
+    """Bounds what there can be of a batch.
 
     Attributes:
         rows: Nodes of the frontier.
@@ -33,17 +33,19 @@ class Room:
     edges: int = 0
 
     def after(self, drawn: int, num_nodes: int) -> Room:
-        """After a hop of at most ``drawn`` edges in a graph of ``num_nodes``."""
+        """Returns the room after a hop of at most ``drawn`` edges in a graph of ``num_nodes``."""
         return Room(
             min(drawn, num_nodes), min(self.nodes + drawn, max(num_nodes, self.nodes)), self.edges + drawn
         )
 
     def batch_bytes(self) -> int:
-        """Of a batch with so many nodes and edges: ``n_id``, ``rowptr`` (of all nodes) and ``col``."""
+        """Counts the bytes of a batch with so many nodes and edges: ``n_id``, ``rowptr`` (of all nodes) and ``col``."""
         return 12 * self.nodes + 4 * self.edges + 4
 
     def hop_bytes(self, drawn: int, num_nodes: int, whole: int = 0) -> int:
-        """Of the device while a hop of at most ``drawn`` edges, kept of ``whole`` in whole lists, is drawn."""
+        """Counts the bytes of the device while a hop of at most ``drawn`` edges, kept of ``whole`` in whole lists, is
+        drawn.
+        """
         after = self.after(drawn, num_nodes)
         held = _PACKED * after.batch_bytes() + _RUN_BYTES * (self.nodes + after.nodes)
         return (
@@ -52,7 +54,7 @@ class Room:
 
 
 def most_drawn(rows: int, fanout: int, replace: bool, num_edges: int) -> int:
-    """Edges that a hop from ``rows`` nodes draws at the most; at least 1, so that no array is empty."""
+    """Counts the edges that a hop from ``rows`` nodes draws at the most; at least 1, so that no array is empty."""
     most = rows * fanout
     return max(most if replace else min(most, num_edges), 1)
 
@@ -60,7 +62,8 @@ def most_drawn(rows: int, fanout: int, replace: bool, num_edges: int) -> int:
 def drawing_bytes(
     seeds: int, fanouts: Sequence[int], replace: bool, num_nodes: int, num_edges: int
 ) -> int | None:
-    """Device memory that drawing a batch of ``seeds`` takes at the most; None where only the device can tell.
+    """Counts the device memory that drawing a batch of ``seeds`` takes at the most; None where only the device can
+    tell.
 
     Args:
         fanouts: Numbers of neighbours.

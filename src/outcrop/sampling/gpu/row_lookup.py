@@ -17,7 +17,7 @@ from outcrop.sampling.gpu.resident import Resident
 
 @dataclass(frozen=True)
 class FoundRows:
-    """Where the rows of a mini-batch lie, on the device.
+    """Says where the rows of a mini-batch lie, on the device.
 
     Attributes:
         place: int64 [num_nodes], the bits that :func:`outcrop.unified.assemble.row_addresses` gives: tables 0
@@ -33,12 +33,12 @@ class FoundRows:
     in_host: int = 0
 
     def of(self, num_nodes: int, missing: int, in_host: int) -> FoundRows:
-        """Without the room that is left."""
+        """Returns them without the room that is left."""
         return FoundRows(self.place[:num_nodes], self.missing[:missing], self.positions[:missing], in_host)
 
     @property
     def on_device(self) -> int:
-        """Rows that the cache of the device has."""
+        """Counts the rows that the cache of the device has."""
         return len(self.place) - len(self.missing) - self.in_host
 
 

@@ -36,7 +36,7 @@ Parts = tuple[np.ndarray, np.ndarray, np.ndarray, list[int], list[int]]
 
 @dataclass(frozen=True)
 class Drawn:
-    """A mini-batch on the device that drew it, as :class:`outcrop.store.batches.BatchGraph` has it on the host.
+    """Holds a mini-batch on the device that drew it, as :class:`outcrop.store.batches.BatchGraph` has it on the host.
 
     Attributes:
         n_id: int64 [num_nodes].
@@ -57,20 +57,20 @@ class Drawn:
     rows: FoundRows | None = None
 
     def parts(self) -> Parts:
-        """On the host, as ``_core.NeighborSampler`` gives a batch: one copy, which is waited for."""
+        """Copies it to the host, as ``_core.NeighborSampler`` gives a batch: one copy, which is waited for."""
         n_id, rowptr, col = _copied([self.n_id, self.rowptr, self.col])
         return n_id, rowptr, col, self.nodes_per_hop, self.edges_per_hop
 
 
 class KeptArrays(dict[str, torch.Tensor]):
-    """Arrays of a batch on the device, and the reservation that they are counted under."""
+    """Holds arrays of a batch on the device, and the reservation that they are counted under."""
 
     held: Any = None
 
 
 @dataclass(frozen=True)
 class Lists:
-    """Neighbour lists of a frontier.
+    """Says where the neighbour lists of a frontier lie.
 
     Attributes:
         start, degree: int64 [rows], in the topology.
@@ -82,7 +82,7 @@ class Lists:
     first: torch.Tensor
 
     def of(self, rows: int) -> Lists:
-        """Of the first ``rows`` nodes."""
+        """Returns those of the first ``rows`` nodes."""
         return Lists(self.start[:rows], self.degree[:rows], self.first[: rows + 1])
 
     def all(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -155,7 +155,7 @@ class DeviceSampler:
         self._synchronize()
 
     def _resident(self, arrays: list[np.ndarray], in_place: bool, host_budget: Any | None) -> list[Resident]:
-        """The topology where kernels read it."""
+        """Puts the topology where kernels read it."""
         staged = None
         if self._gpu is not None and not in_place:
             largest = max(array.nbytes for array in arrays)
@@ -167,7 +167,7 @@ class DeviceSampler:
                 staged.close()
 
     def draw(self, seeds: np.ndarray, split: int, epoch: int, batch: int) -> Drawn:
-        """One mini-batch of ``seeds`` (int64), drawn on the current stream; its arrays stay on the device.
+        """Draws one mini-batch of ``seeds`` (int64) on the current stream; its arrays stay on the device.
 
         Waits for the device once, at the end; besides, once for each hop that takes whole lists or whose bound has no
         room in the budget, and once for an induced subgraph.
@@ -195,7 +195,9 @@ class DeviceSampler:
     def sample(
         self, seeds: np.ndarray, offsets: np.ndarray, split: int, epoch: int, first_batch: int
     ) -> list[Parts]:
-        """Batch i, of number ``first_batch + i``, has ``seeds[offsets[i]:offsets[i + 1]]``; on a stream of its own."""
+        """Draws batch i, of number ``first_batch + i``, around ``seeds[offsets[i]:offsets[i + 1]]``; on a stream of its
+        own.
+        """
         ends = zip(offsets[:-1].tolist(), offsets[1:].tolist(), strict=True)
         with self._apart():
             return [
@@ -206,7 +208,8 @@ class DeviceSampler:
     def sample_kept(
         self, seeds: np.ndarray, split: int, epoch: int, batch: int
     ) -> tuple[Parts, KeptArrays | None, LocatedRows | None]:
-        """As :meth:`sample`, one batch, and what of it stays on the device: None where its budget has no room.
+        """Does as :meth:`sample` for one batch, and returns what of it stays on the device: None where its budget has
+        no room.
 
         Where rows are looked up, their ``row_addresses`` stay there too, and the last item says which rows are read.
         """
@@ -242,7 +245,8 @@ class DeviceSampler:
         return kept
 
     def cache_lists(self, index: Any, ids: np.ndarray) -> None:
-        """From now on the lists of ``ids`` (ascending, those of ``index``, a ``_core.HotIndex``) are on the device.
+        """Puts the lists of ``ids`` (ascending, those of ``index``, a ``_core.HotIndex``) on the device, where they are
+        read from now on.
 
         Raises:
             BudgetError: They do not fit there.
@@ -255,7 +259,8 @@ class DeviceSampler:
         self._synchronize()
 
     def look_up_rows(self, index: Any, tiers: np.ndarray | None, missing_stay: bool = False) -> None:
-        """From now on what is drawn says where the rows of its nodes lie (:attr:`Drawn.rows`); that costs no waiting.
+        """Has what is drawn from now on say where the rows of its nodes lie (:attr:`Drawn.rows`); that costs no
+        waiting.
 
         Args:
             index: A ``_core.HotIndex``, the one of :meth:`cache_lists` if that is called too. It is copied to the
@@ -275,7 +280,7 @@ class DeviceSampler:
         self._synchronize()
 
     def _blocks_of(self, index: Any) -> Resident | None:
-        """The blocks of ``index`` where kernels read them; None where it is empty."""
+        """Returns the blocks of ``index`` where kernels read them; None where it is empty."""
         blocks = index.blocks.view(np.int64)
         if len(blocks) and (self._blocks is None or self._blocks[0] is not index):
             self._hold("cache-index", blocks.nbytes)
@@ -287,7 +292,7 @@ class DeviceSampler:
             self._held.append(self._budget.reserve(tag, num_bytes))
 
     def degrees(self, ids: np.ndarray, out: np.ndarray) -> None:
-        """``out[i]``: in-neighbours of ``ids[i]`` other than itself, found by the CPU."""
+        """Writes to ``out[i]`` the in-neighbours of ``ids[i]`` other than itself, counted by the CPU."""
         out[:] = self.topology.degrees(ids)
 
     def _synchronize(self) -> None:
@@ -324,7 +329,9 @@ class DeviceSampler:
         batch.take(hop, keys, first, drawn, self.topology.num_nodes)
 
     def _bounded(self, batch: Batch, fanout: int) -> int | None:
-        """The most that the next hop can draw, where it has room in the budget; else the device has to be asked."""
+        """Returns the most that the next hop can draw, where it has room in the budget; else the device has to be
+        asked.
+        """
         room, topology = batch.room, self.topology
         drawn = most_drawn(room.rows, fanout, self._replace, topology.num_edges)
         if fanout == -1 or room.nodes + drawn > MOST or room.edges + drawn > MOST:
@@ -336,7 +343,7 @@ class DeviceSampler:
         return drawn
 
     def _fits(self, needed: int) -> bool:
-        """Whether ``needed`` bytes of the device are few enough to be taken where a batch may need much less."""
+        """Tells whether ``needed`` bytes of the device are few enough to be taken where a batch may need much less."""
         if self._gpu is None or needed <= self._held_bytes:
             return True
         free = (
@@ -345,7 +352,7 @@ class DeviceSampler:
         return needed - self._held_bytes <= memory_tables.DEVICE_DRAWN.bytes_of(free)
 
     def _reserve(self, needed: int, margin: int = 0) -> None:
-        """From now on ``needed`` bytes of the device are counted, and up to ``margin`` more where there are."""
+        """Counts ``needed`` bytes of the device from now on, and up to ``margin`` more where there are."""
         more = needed - self._held_bytes
         if self._budget is None or more <= 0:
             return
@@ -359,7 +366,7 @@ class DeviceSampler:
     def _count(
         self, batch: Batch, frontier: tuple[torch.Tensor, ...], rows: int, ask: tuple[int, int]
     ) -> Lists:
-        """Where the lists of a frontier of at most ``rows`` nodes lie, and how many of each are taken."""
+        """Finds where the lists of a frontier of at most ``rows`` nodes lie, and how many of each are taken."""
         start, degree = torch.empty((2, rows), dtype=torch.int64, device=self.device).unbind()
         taken = torch.empty(rows + 1, dtype=torch.int64, device=self.device)
         blocks, first, _ = self._hot_lists()
@@ -377,7 +384,7 @@ class DeviceSampler:
         key: int,
         neighbors: torch.Tensor,
     ) -> torch.Tensor:
-        """``neighbours``: filled with what is drawn of the lists, row after row."""
+        """Fills ``neighbors`` with what is drawn of the lists, row after row."""
         rows, drawn = len(lists.degree), neighbors
         if ask[0] != -1:
             drawn = torch.empty_like(neighbors)
@@ -392,7 +399,9 @@ class DeviceSampler:
     def _compact(
         self, values: torch.Tensor, kept: torch.Tensor, first: torch.Tensor, out: torch.Tensor
     ) -> torch.Tensor:
-        """Those of ``values`` that are ``kept``, together in ``out``; where those of each row begin then."""
+        """Puts those of ``values`` that are ``kept`` together in ``out``; returns where those of each row begin
+        then.
+        """
         sums = torch.zeros(len(kept) + 1, dtype=torch.int64, device=self.device)
         torch.cumsum(kept, 0, dtype=torch.int64, out=sums[1:])
         moved, rows = torch.empty_like(first), len(first) - 1
@@ -401,7 +410,7 @@ class DeviceSampler:
         return moved
 
     def _induced(self, batch: Batch) -> Drawn:
-        """Every edge among the nodes of ``batch``."""
+        """Draws every edge among the nodes of ``batch``."""
         hops, ask = len(self._fanouts), (-1, 0)
         everything = (batch.n_id, batch.number(ZERO), batch.number(NODES))
         lists = self._count(batch, everything, batch.room.nodes, ask)
@@ -432,7 +441,7 @@ class DeviceSampler:
 
 
 def _copied(arrays: Sequence[torch.Tensor]) -> list[np.ndarray]:
-    """On the host, by one copy, which is waited for."""
+    """Copies arrays to the host by one copy, which is waited for."""
     aligned = sorted(range(len(arrays)), key=lambda at: -arrays[at].element_size())
     copied = torch.cat([arrays[at].view(torch.uint8) for at in aligned]).cpu().numpy()
     parts = np.split(copied, np.cumsum([arrays[at].nbytes for at in aligned])[:-1])
@@ -451,7 +460,7 @@ def sample_on(
     hot: tuple[Any, np.ndarray] | None = None,
     **options: Any,
 ) -> BatchGraph:
-    """One mini-batch drawn by ``device``, on the host; seeds have no labels.
+    """Draws one mini-batch by ``device`` and returns it on the host; seeds have no labels.
 
     Args:
         seeds: int64, distinct.

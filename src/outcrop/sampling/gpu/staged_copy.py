@@ -44,7 +44,7 @@ class StagedCopy:
         self._next = 0
 
     def copy(self, source: np.ndarray, out: torch.Tensor) -> None:
-        """``out[:] = source``; what is read of ``source`` is read when this is called. Elements of 4 or 8 bytes.
+        """Does ``out[:] = source``; what is read of ``source`` is read when this is called. Elements of 4 or 8 bytes.
 
         Args:
             out: As long, on the device, contiguous.
