@@ -43,7 +43,7 @@ def device_batch_bytes(x_bytes: int, record_bytes: int, target_bytes: int = 0) -
 
 
 class BatchBuffer:
-    """Memory of a pool: what every kind has."""
+    """Holds memory of a pool, and has what every kind has."""
 
     x: Any  # the rows of one mini-batch, as bytes
 
@@ -67,7 +67,8 @@ class BatchBuffer:
 
 
 class RowRoom:
-    """The budget of a pool's row buffers: of all at once, so that what is held does not depend on which buffer grows.
+    """Reserves the budget of a pool's row buffers: of all at once, so that what is held does not depend on which buffer
+    grows.
 
     Attributes:
         x_bytes: Bytes of each buffer.
@@ -102,7 +103,7 @@ class RowRoom:
 
 
 class HostBuffer(BatchBuffer):
-    """Buffers of one mini-batch in flight: ``x`` for rows, ``meta`` for the record; both uint8, page-aligned.
+    """Holds the buffers of one mini-batch in flight: ``x`` for rows, ``meta`` for the record; both uint8, page-aligned.
 
     With a GPU ``x`` is pinned, so that the GPU reads it in place and copies run beside everything else. The buffer may
     come back before they have: who leases it next waits for them.
@@ -148,7 +149,7 @@ class HostBuffer(BatchBuffer):
 
 
 class BufferPool(Generic[S]):
-    """Buffers, reserved when the pool is made.
+    """Leases buffers, which are reserved when the pool is made.
 
     Args:
         buffers: All of one kind.
@@ -232,13 +233,15 @@ def host_pool(
 
 
 class _LeaseState:
-    """``taken``: the consumer has the array over the buffer; ``returned``: the buffer is free again."""
+    """Says how far a lease is. ``taken``: the consumer has the array over the buffer; ``returned``: the buffer is free
+    again.
+    """
 
     taken = returned = False
 
 
 class Lease(Generic[S]):
-    """The right to one buffer; ends when dropped, or, once handed over, when the array over it dies."""
+    """Gives the right to one buffer; ends when dropped, or, once handed over, when the array over it dies."""
 
     def __init__(self, pool: BufferPool[S], buffer: S):
         self.buffer = buffer

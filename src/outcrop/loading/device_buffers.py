@@ -32,7 +32,7 @@ _FLAG_BYTES = _ALIGNMENT  # of the pinned block: 1 + the row of the batch that a
 
 
 class DeviceBuffer(BatchBuffer):
-    """The block of one mini-batch.
+    """Holds the block of one mini-batch.
 
     Args:
         stream: The stream of the transfer.

@@ -18,7 +18,7 @@ TAG = "device-rows"
 
 
 class RingBuffer(HostBuffer):
-    """Buffers of one mini-batch in flight whose rows, ``x``, uint8, lie in the memory of a GPU.
+    """Holds the buffers of one mini-batch in flight whose rows, ``x``, uint8, lie in the memory of a GPU.
 
     Completion kernels put them there (:mod:`outcrop.rows.rings`), and rows are put together from there.
     """

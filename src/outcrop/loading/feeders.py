@@ -33,7 +33,7 @@ P_co = TypeVar("P_co", covariant=True)
 
 @dataclass
 class BatchInFlight:
-    """A batch on its way through the stages.
+    """Carries a batch on its way through the stages.
 
     Attributes:
         graph: Its structure; None until that is read.
@@ -63,7 +63,7 @@ class BatchInFlight:
 
 
 class Feeder(Protocol):
-    """Where batches of one mode come from: the stages up to the transfer."""
+    """Gives the batches of one mode: the stages up to the transfer."""
 
     row_bytes: int
 
@@ -80,7 +80,7 @@ class Feeder(Protocol):
 
 
 class BatchStructures(Protocol):
-    """Batch structures of a pass, in order: of the batches ``numbers`` of the epoch, None: of all."""
+    """Gives the batch structures of a pass, in order: of the batches ``numbers`` of the epoch, None: of all."""
 
     def batches(
         self, split: str, epoch: int, numbers: Sequence[int] | None = None
@@ -88,7 +88,7 @@ class BatchStructures(Protocol):
 
 
 class ScheduledStructures(BatchStructures, Protocol[P_co]):
-    """Batch structures whose place in a schedule is known."""
+    """Gives batch structures whose place in a schedule is known."""
 
     def scheduled(self, split: str, epoch: int) -> Iterator[tuple[P_co, BatchGraph]]:
         """Yields each with what the row source is told before (:meth:`outcrop.rows.ScheduledRows.advance_to`)."""
@@ -96,7 +96,7 @@ class ScheduledStructures(BatchStructures, Protocol[P_co]):
 
 
 class RecordedStructures:
-    """Batch structures from the sample stage."""
+    """Gives batch structures from the sample stage."""
 
     def __init__(self, samples: SampleSet, runtime: Runtime):
         self._samples = samples
@@ -113,7 +113,7 @@ class RecordedStructures:
 
 
 class SampledStructures:
-    """Batch structures drawn on the fly; the same that the sample stage writes."""
+    """Draws batch structures on the fly; the same that the sample stage writes."""
 
     def __init__(self, sampler: BatchSampler):
         self._sampler = sampler
@@ -128,7 +128,7 @@ def _room_bytes(rows_bytes: int) -> int:
 
 
 class _InPlace:
-    """Feeders whose rows are in their places once they are read."""
+    """Feeds rows that are in their places once they are read."""
 
     def assemble(self, batch: BatchInFlight) -> BatchInFlight:
         return batch
@@ -138,7 +138,7 @@ class _InPlace:
 
 
 class RowFeeder(_InPlace):
-    """Modes that fetch rows by node id from a RowSource: all but packed and online.
+    """Feeds modes that fetch rows by node id from a RowSource: all but packed and online.
 
     Args:
         in_place: The transfer takes rows where they are: none are read here.
@@ -177,7 +177,7 @@ class RowFeeder(_InPlace):
 
 
 class ScheduledFeeder(RowFeeder, Generic[P]):
-    """Modes whose row source must know which batch comes: belady and partition."""
+    """Feeds modes whose row source must know which batch comes: belady and partition."""
 
     def __init__(self, structures: ScheduledStructures[P], rows: ScheduledRows[P]):
         super().__init__(structures, rows)
@@ -222,7 +222,7 @@ class HopwiseSampler(Protocol):
 
 
 class LiveSampler:
-    """Batches drawn on the fly, a hop at a time."""
+    """Draws batches on the fly, a hop at a time."""
 
     def __init__(self, sampler: BatchSampler):
         self._sampler = sampler
@@ -251,7 +251,7 @@ class LiveSampler:
 
 
 class ReplayedSamples:
-    """Recorded batches, for those that nothing here could draw again."""
+    """Replays recorded batches that nothing here could draw again."""
 
     def __init__(self, structures: RecordedStructures):
         self._structures = structures
@@ -272,7 +272,7 @@ class ReplayedSamples:
 
 
 class OnlineFeeder(_InPlace):
-    """Mode online: rows are asked for hop by hop while the batch is drawn, and waited for when it is needed.
+    """Feeds mode online: rows are asked for hop by hop while the batch is drawn, and waited for when it is needed.
 
     Source: Hyperion, sections III (pipeline) and III-A. The nodes first met in a hop are consecutive in the batch, so
     their rows, from the cache or from the disk, go straight to their places.
@@ -322,7 +322,7 @@ class OnlineFeeder(_InPlace):
 
 
 class _RowReads:
-    """The rows of one batch that were asked for so far."""
+    """Holds the rows of one batch that were asked for so far."""
 
     def __init__(
         self, rows: HotRows, buffer: HostBuffer, defer_cached: bool, grow: Callable[[HostBuffer, int], None]
@@ -381,7 +381,7 @@ class _RowReads:
 
 
 class PackedFeeder:
-    """Mode packed: one record per batch, expanded in place, cached rows filled in.
+    """Feeds mode packed: one record per batch, expanded in place, cached rows filled in.
 
     Splits that were not packed are read row by row through ``fallback``. Without a ``host_cache`` the rows of that
     level are left to the transfer.

@@ -33,7 +33,7 @@ Pass = tuple[str, int]  # a split and an epoch
 
 
 class CountedBatches(Rehearsal):
-    """How large the mini-batches of ``passes`` are, epochs by the numbers they are drawn by.
+    """Counts how large the mini-batches of ``passes`` are, epochs by the numbers they are drawn by.
 
     They are drawn without a limit, once, and not kept. With many of them that takes as long as drawing an epoch does.
 
@@ -123,7 +123,7 @@ class BatchCounter:
 
 
 class SessionNeeds:
-    """What loading in ``mode`` takes.
+    """Says what loading in ``mode`` takes.
 
     Args:
         config: Of what is drawn; of a ``run``, the run's.
@@ -168,7 +168,7 @@ class SessionNeeds:
         return True
 
     def _partitioned(self, limit: int) -> bool:
-        """Which partitions fit, and so which batches there are, depends on the budget: they are drawn, but not read."""
+        """Tells whether batches fit that depend on the budget, as partitions do: they are drawn, but not read."""
         with Runtime(limit) as runtime, self._open(runtime) as session:
             for split, epoch in self._passes:
                 for _, batch in session.drawn(split, epoch) if self._graph.has(split) else ():

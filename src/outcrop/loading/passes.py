@@ -41,7 +41,7 @@ class Passes:
         self._before = runtime.io.counters
 
     def start(self, split: str, epoch: int, first: int = 0) -> Iterator[MiniBatch]:
-        """A pass over the batches of an epoch from number ``first`` on."""
+        """Begins a pass over the batches of an epoch from number ``first`` on."""
         session = self._session(split, epoch)
         self._epoch = epoch
         self._before = self._runtime.io.counters
@@ -67,7 +67,7 @@ class Passes:
 
 
 class _CheckedPass(Iterator[MiniBatch]):
-    """A pass that looks before every batch whether to go on."""
+    """Looks before every batch of a pass whether to go on."""
 
     def __init__(self, loader: Loader, check: Callable[[], None]):
         self._loader, self._check = loader, check

@@ -16,7 +16,7 @@ _NAMES = ("n_id", "edge_weight", "e_id", "edge_label_index", "edge_label")
 
 
 def to_pyg(batch: MiniBatch, *, number: int | None = None, input_id: np.ndarray | None = None) -> Data:
-    """The batch in NeighborLoader's form; ``x`` is shared, not copied.
+    """Returns the batch in NeighborLoader's form; ``x`` is shared, not copied.
 
     Args:
         number: Which batch of its epoch it is.
@@ -49,7 +49,7 @@ def to_pyg(batch: MiniBatch, *, number: int | None = None, input_id: np.ndarray 
 
 
 def pyg_arrays(graph: BatchGraph, input_ids: InputIds | None = None) -> dict[str, np.ndarray]:
-    """What of ``graph`` is in ``Data`` as it is: copies, or arrays that nobody else changes."""
+    """Returns what of ``graph`` is in ``Data`` as it is: copies, or arrays that nobody else changes."""
     found: dict[str, np.ndarray] = {"n_id": graph.n_id.copy()}
     if graph.edge_weight is not None:
         found["edge_weight"] = graph.edge_weight

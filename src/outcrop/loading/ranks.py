@@ -17,7 +17,7 @@ UNEVEN = ("wrap", "drop", "short")
 
 @dataclass(frozen=True)
 class Ranks:
-    """One process of several.
+    """Describes one process of several.
 
     Attributes:
         rank, world: Number of this process, and how many there are.
@@ -52,7 +52,7 @@ class Ranks:
         return self.world == 1
 
     def batches(self, count: int) -> Sequence[int]:
-        """The batches of this rank of an epoch of ``count``, in the order in which they are used."""
+        """Returns the batches of this rank of an epoch of ``count``, in the order in which they are used."""
         if self.alone:
             return range(count)
         owners = [n % self.accumulate % self.world for n in range(count)]

@@ -26,7 +26,7 @@ _STATE_VERSION = 1
 
 @dataclass(frozen=True)
 class Source:
-    """What a loader goes over.
+    """Says what a loader goes over.
 
     Attributes:
         name: What people call it: a split, or where the batches are from.
@@ -60,7 +60,7 @@ class Source:
 
 @dataclass
 class _Place:
-    """Where a pass is: ``position`` batches of ``epoch`` were handed out; ``over``: and there are no more.
+    """Says where a pass is: ``position`` batches of ``epoch`` were handed out; ``over``: and there are no more.
 
     ``begun``: somebody asked for a batch. Some frameworks make iterators that they do not use.
     """
@@ -72,7 +72,7 @@ class _Place:
 
 
 class RunLoader:
-    """Mini-batches from disk, as ``torch_geometric.data.Data``; iterate over it once an epoch.
+    """Loads mini-batches from disk, as ``torch_geometric.data.Data``; iterate over it once an epoch.
 
     Each iteration is the next epoch: 0, 1, 2, ..., unless ``epoch`` or :meth:`set_epoch` says which. What loading
     needs (threads, buffers, caches) is opened by the first iteration and kept until :meth:`close`, or until nothing
@@ -114,7 +114,7 @@ class RunLoader:
             self.set_epoch(epoch)
 
     def __len__(self) -> int:
-        """Batches of an epoch that this process gets.
+        """Counts the batches of an epoch that this process gets.
 
         Raises:
             TypeError: Not known before the epoch is over (mode partition).
@@ -129,7 +129,7 @@ class RunLoader:
         return f"RunLoader({self._source.home!r}, split={self._source.name!r}, batches={length}{ranks})"
 
     def __getitem__(self, index: object) -> NoReturn:
-        """Refused, or a DataLoader around this loader would ask for batches one by one."""
+        """Refuses an index, or a DataLoader around this loader would ask for batches one by one."""
         raise ArgumentError(_NO_DATALOADER)
 
     def set_epoch(self, epoch: int | None) -> None:
@@ -152,7 +152,7 @@ class RunLoader:
         return self._begin()
 
     def __next__(self) -> Data:
-        """The next batch of the pass that the first ``next`` began."""
+        """Returns the next batch of the pass that the first ``next`` began."""
         if self._stepped is None:
             self._stepped = self._begin()
         try:
@@ -210,7 +210,7 @@ class RunLoader:
         self._pass = None
 
     def state_dict(self) -> dict[str, Any]:
-        """Where the loader is, as plain values that JSON and ``torch.save`` can keep.
+        """Returns where the loader is, as plain values that JSON and ``torch.save`` can keep.
 
         Within an epoch it counts the batches that were handed out. All ranks are at the same place, so one state does
         for all of them.
@@ -225,7 +225,7 @@ class RunLoader:
         return {"version": _STATE_VERSION, "epoch": epoch, "position": position, **self._identity()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """The next iteration goes on where ``state`` was taken: it gives the batches that were left of that epoch.
+        """Has the next iteration go on where ``state`` was taken: it gives the batches that were left of that epoch.
 
         Where :meth:`set_epoch` names another epoch by then, that one is begun instead.
 
@@ -274,7 +274,8 @@ class RunLoader:
 
 
 class _Pass:
-    """One epoch, or what is left of it. It does not refer to its loader, so that dropping both ends the threads.
+    """Goes over one epoch, or what is left of it. It does not refer to its loader, so that dropping both ends the
+    threads.
 
     Args:
         numbers: Numbers of the whole epoch's batches, in order; None: not known ahead.
@@ -357,7 +358,7 @@ class _Pass:
             raise
 
     def _at_end(self) -> bool:
-        """Of a pass whose batches are counted."""
+        """Tells whether a pass whose batches are counted has handed out all."""
         return self._numbers is not None and self.place.position == len(self._numbers)
 
     def close(self) -> None:

@@ -65,7 +65,7 @@ def __getattr__(name: str) -> Any:
 
 @dataclass
 class LoadStats:
-    """What one pass over a split delivered."""
+    """Counts what one pass over a split delivered."""
 
     batches: int = 0
     rows_by_level: LevelCounts = field(default_factory=dict)
@@ -79,7 +79,7 @@ class LoadStats:
 
 
 class LoadSession:
-    """Buffers, caches and row source of one mode, kept from epoch to epoch.
+    """Holds buffers, caches and row source of one mode, kept from epoch to epoch.
 
     Args:
         pool: Batch buffers (:func:`make_pool`).
@@ -201,7 +201,7 @@ class LoadSession:
 
 
 class Loader:
-    """Iterator over the mini-batches of one epoch. ``stats`` counts what was delivered."""
+    """Goes over the mini-batches of one epoch. ``stats`` counts what was delivered."""
 
     def __init__(
         self,

@@ -20,7 +20,7 @@ Open = Callable[[], tuple[Runtime, LoadSession]]
 
 @dataclass
 class OpenSession:
-    """A session with the runtime that it holds its memory in; ``key`` says of what kind it is."""
+    """Holds a session with the runtime that it has its memory from; ``key`` says of what kind it is."""
 
     key: Hashable
     runtime: Runtime
@@ -45,7 +45,9 @@ class Sessions:
         weakref.finalize(self, _close, self._idle, self._process)
 
     def take(self, key: Hashable, open_session: Open) -> OpenSession:
-        """The session that was kept, if it is of this kind; else a new one, and the kept one is closed before."""
+        """Returns the session that was kept, if it is of this kind; else a new one, and the kept one is closed
+        before.
+        """
         if (
             self._process != os.getpid()
         ):  # its threads and its I/O engine stayed in the process that opened it
@@ -59,7 +61,7 @@ class Sessions:
         return OpenSession(key, *open_session())
 
     def give_back(self, used: OpenSession) -> None:
-        """After its pass. One is kept, the last."""
+        """Takes a session back after its pass. One is kept, the last."""
         if self._process != os.getpid():
             return
         with self._lock:

@@ -35,7 +35,7 @@ EVERY_EPOCH = (1 << 31) - 1  # as many as can be: epochs are drawn by their own 
 
 @dataclass(frozen=True)
 class SourceRequest:
-    """How batches are loaded, wherever they come from.
+    """Says how batches are loaded, wherever they come from.
 
     Attributes:
         config: How they are drawn, or were.
@@ -54,12 +54,12 @@ class SourceRequest:
 
     @property
     def limit(self) -> int | None:
-        """``memory`` in bytes."""
+        """Returns ``memory`` in bytes."""
         return None if self.memory is None else parse_size(self.memory)
 
 
 def recorded_source(asked: SourceRequest, path: Path, split: str) -> Source:
-    """Batches of ``split`` that the run in ``path`` has.
+    """Describes the batches of ``split`` that the run in ``path`` has.
 
     Raises:
         ArgumentError: It has none of this split, or edge ids were asked for of batches from elsewhere.
@@ -101,8 +101,8 @@ def recorded_source(asked: SourceRequest, path: Path, split: str) -> Source:
 
 
 def drawn_source(asked: SourceRequest, split: str | ArrayLike, *, drop_last: bool = False) -> Source:
-    """Batches of ``config`` around any nodes, drawn as they are needed: shuffled in every epoch if the only split of
-    ``config`` is ``train``, in the order given if it is ``infer``; ``config.epochs`` different epochs.
+    """Describes batches of ``config`` around any nodes, drawn as they are needed: shuffled in every epoch if the only
+    split of ``config`` is ``train``, in the order given if it is ``infer``; ``config.epochs`` different epochs.
 
     Raises:
         ArgumentError: Bad node ids, a split that the graph has not, or a mode that needs recorded batches.
@@ -146,7 +146,7 @@ def drawn_source(asked: SourceRequest, split: str | ArrayLike, *, drop_last: boo
 
 
 def _chosen_ids(graph: Graph, split: str | ArrayLike, home: str) -> tuple[Ids, str, str]:
-    """The nodes, what to call them, and what names them: equal for equal nodes."""
+    """Returns the nodes, what to call them, and what names them: equal for equal nodes."""
     if isinstance(split, str):
         if split == "all":
             return range(graph.num_nodes), "all", "all"
@@ -161,7 +161,7 @@ def _chosen_ids(graph: Graph, split: str | ArrayLike, home: str) -> tuple[Ids, s
 
 
 def _edge_lookup(asked: SourceRequest) -> Callable[[Runtime], Callable[[BatchGraph], BatchGraph]] | None:
-    """What adds edge weights, and ids where they are asked for; None where there is nothing to add.
+    """Returns what adds edge weights, and ids where they are asked for; None where there is nothing to add.
 
     Raises:
         ArgumentError: Ids of batches from elsewhere, whose edges need not be the graph's.
@@ -184,5 +184,5 @@ def _edge_lookup(asked: SourceRequest) -> Callable[[Runtime], Callable[[BatchGra
 
 
 def _split_positions(graph: Graph, runtime: Runtime, split: str) -> InputIds:
-    """Positions in a split of ``graph``, which stays on disk."""
+    """Finds positions in a split of ``graph``, which stays on disk."""
     return InputIds(graph.array(runtime, split).memmap(check=True), ascending=True)

@@ -18,7 +18,7 @@ _NAMES = {"x": "features", "y": "labels"}
 
 
 def stores(graph: Graph | str | Path) -> tuple[DiskFeatureStore, DiskGraphStore]:
-    """The pair that loaders of torch_geometric take as ``data``.
+    """Returns the pair that loaders of torch_geometric take as ``data``.
 
     Slower than :class:`outcrop.pyg.NeighborLoader` and without a memory budget: rows are read through the system's page
     cache one by one, and a sampler of torch_geometric takes the whole topology into memory.
@@ -86,7 +86,7 @@ class DiskFeatureStore(FeatureStore):
 
 
 class DiskGraphStore(GraphStore):
-    """The one edge type of a graph, in the layouts ``coo`` and ``csc``; torch_geometric converts to ``csr``.
+    """Offers the one edge type of a graph in the layouts ``coo`` and ``csc``; torch_geometric converts to ``csr``.
 
     Read only. Edges are by target, then by source: ``coo`` is ``graph.edge_index()`` (sorted by column), ``csc`` is
     (row, colptr). All of it is read into memory.
@@ -129,7 +129,8 @@ def _split(mask: str) -> str:
 
 
 class DiskData:
-    """A graph on disk with the names that scripts for torch_geometric's ``Data`` ask for, rows and edges left there.
+    """Offers a graph on disk under the names that scripts for torch_geometric's ``Data`` ask for, rows and edges left
+    there.
 
     Attributes:
         y: Labels, as torch_geometric has them; in memory.

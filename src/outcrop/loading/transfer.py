@@ -37,7 +37,7 @@ _DEVICE, _HOST, _STAGED = range(3)  # tables of the kernel, as kernels/lookup.h 
 
 @dataclass(frozen=True)
 class LoadedBatch:
-    """A mini-batch as it was read.
+    """Holds a mini-batch as it was read.
 
     Attributes:
         lease: The right to the buffer that holds its rows.
@@ -54,7 +54,7 @@ Arrays = Callable[[BatchGraph], Mapping[str, np.ndarray]]
 
 
 class BatchInTransfer(Protocol):
-    """A mini-batch whose transfer has begun."""
+    """Stands for a mini-batch whose transfer has begun."""
 
     def take(self) -> MiniBatch:
         """Takes the batch, in the thread that uses it, on whose current stream its tensors may be used at once."""
@@ -82,7 +82,7 @@ class Transfer(Protocol):
 
 
 class _Rows:
-    """How the bytes of a row are seen."""
+    """Says how the bytes of a row are seen."""
 
     def __init__(self, spec: ArraySpec, row_bytes: int):
         self.dtype, self.row_bytes = getattr(torch, spec.dtype), row_bytes
@@ -101,7 +101,7 @@ class _OnCpu:
 
 
 class ToCpu:
-    """Tensors over the buffers.
+    """Makes tensors over the buffers.
 
     Args:
         spec: The graph's ``features``.
@@ -186,12 +186,12 @@ def transfer_to(
 
 
 class _BufferToken:
-    """Kept by the tensors over a buffer of the device."""
+    """Keeps a buffer of the device as long as the tensors over it have it."""
 
 
 @dataclass(frozen=True)
 class _OnGpu:
-    """A batch on its way to ``buffer``; it is there for those who wait for ``arrived``."""
+    """Stands for a batch on its way to ``buffer``; it is there for those who wait for ``arrived``."""
 
     gpu: Gpu
     stream_of: int  # the number of the GPU
@@ -215,7 +215,7 @@ class _OnGpu:
 
 
 class ToGpu:
-    """Rows are put together on the GPU.
+    """Puts rows together on the GPU.
 
     Args:
         spec, row_bytes: As of :class:`ToCpu`.

@@ -61,7 +61,7 @@ def mode_named(mode: str | Mode) -> Mode:
 
 
 def names_of(modes: tuple[Mode, ...], *, notes: bool = False) -> str:
-    """The names, for messages; with ``notes`` what help texts say of each."""
+    """Returns the names, for messages; with ``notes`` what help texts say of each."""
     return ", ".join(f"{mode} ({mode.note})" if notes and mode.note else mode.name for mode in modes)
 
 

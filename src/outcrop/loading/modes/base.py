@@ -24,7 +24,7 @@ from outcrop.store.samples import SampleSet
 
 @dataclass(frozen=True)
 class SessionRequest:
-    """What is to be loaded, whatever the mode.
+    """Says what is to be loaded, whatever the mode.
 
     Attributes:
         config: How batches are drawn; of a run, how its batches were.
@@ -44,7 +44,7 @@ class SessionRequest:
     recorded: SampleSet | None = None
 
     def make_pool(self) -> BufferPool[HostBuffer]:
-        """Batch buffers; without a run nobody knows how large they must be, and they grow."""
+        """Makes batch buffers; without a run nobody knows how large they must be, and they grow."""
         most = 0 if self.recorded is None else self.recorded.max_nodes
         return make_pool(
             self.graph, self.runtime, buffers=memory_tables.BATCH_BUFFERS, max_nodes=most, device=self.device
@@ -106,7 +106,9 @@ class Mode(ABC):
 
     @property
     def spools(self) -> bool:
-        """Whether training may write the rows of a few epochs in the order of their use, where that is sooner done."""
+        """Tells whether training may write the rows of a few epochs in the order of their use, where that is sooner
+        done.
+        """
         return False
 
     def device(self, name: str, memory_bytes: int) -> DeviceConfig:
@@ -125,15 +127,15 @@ class Mode(ABC):
         """
 
     def identity(self) -> dict[str, Any]:
-        """What must be equal for a training to go on, beside what is the same in every mode."""
+        """Returns what must be equal for a training to go on, beside what is the same in every mode."""
         return {}
 
 
 class RowMode(Mode):
-    """A mode that fetches the rows of a batch by node id when the batch is there."""
+    """Fetches the rows of a batch by node id when the batch is there."""
 
     def open(self, request: SessionRequest) -> LoadSession:
-        """Buffers first: what is left afterwards is for topology and caches."""
+        """Opens buffers first: what is left afterwards is for topology and caches."""
         graph, runtime = request.graph, request.runtime
         pool = request.make_pool()
         below = self.open_rows(request)
@@ -159,5 +161,5 @@ class RowMode(Mode):
         """Opens where the rows lie."""
 
     def cached(self, rows: RowSource, request: SessionRequest) -> RowSource:
-        """``rows``, or a cache over them."""
+        """Returns ``rows``, or a cache over them."""
         return rows

@@ -45,7 +45,7 @@ class Partition(Mode):
             raise ArgumentError("; ".join(problems))
 
     def open(self, request: SessionRequest) -> LoadSession:
-        """Half of what the sampler leaves is for the partitions; drawing, and buffers that grow, have the rest."""
+        """Gives half of what the sampler leaves to the partitions; drawing, and buffers that grow, have the rest."""
         graph, runtime, config = request.graph, request.runtime, request.config
         buffers_grow = request.recorded is None
         pool = request.make_pool()

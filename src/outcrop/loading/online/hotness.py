@@ -24,7 +24,9 @@ _COUNTER_BYTES = 8  # of a node: two counters
 
 @dataclass(frozen=True)
 class AccessCounts:
-    """``rows``, ``lists``: uint32, how often the features and the list of node ``first + i`` are wanted."""
+    """Counts how often the features (``rows``, uint32) and the list (``lists``, uint32) of node ``first + i`` are
+    wanted.
+    """
 
     first: int
     rows: np.ndarray
@@ -32,7 +34,7 @@ class AccessCounts:
 
 
 class Hotness:
-    """Counters of all nodes, a window of them at a time where the budget does not hold all.
+    """Counts how often all nodes are wanted, a window of them at a time where the budget does not hold all.
 
     Args:
         draw: Makes an iterator over the batches that are counted; called once for each window and pass.

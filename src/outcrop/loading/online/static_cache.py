@@ -31,7 +31,7 @@ _READ_ROWS = 1 << 18  # at a time
 
 @dataclass(frozen=True)
 class CacheShares:
-    """Bytes of rows and of neighbour lists that are cached, in host memory and on a device."""
+    """Counts the bytes of rows and of neighbour lists that are cached, in host memory and on a device."""
 
     row_bytes: int
     list_bytes: int
@@ -41,7 +41,7 @@ class CacheShares:
 
 @dataclass(frozen=True)
 class DeviceRoom:
-    """What a static cache may take of a device.
+    """Says what a static cache may take of a device.
 
     Attributes:
         num_bytes: Bytes of its memory that may be taken.

@@ -63,7 +63,9 @@ class Chunks:
 
 @dataclass(frozen=True)
 class TierPlan:
-    """``rows``, ``lists``: uint8, DEVICE, HOST or DISK of each chunk; ``transactions`` that are left."""
+    """Says where chunks lie. ``rows``, ``lists``: uint8, DEVICE, HOST or DISK of each chunk; ``transactions`` that are
+    left.
+    """
 
     rows: np.ndarray
     lists: np.ndarray
@@ -166,7 +168,7 @@ def _plan(rows: Chunks, lists: Chunks, tiers: np.ndarray) -> TierPlan:
 
 @dataclass(frozen=True)
 class Levels:
-    """What is wanted equally often, taken together; element h of each: of all that is wanted h times.
+    """Takes together what is wanted equally often; element h of each: of all that is wanted h times.
 
     Attributes:
         sizes: int64, bytes.
@@ -214,7 +216,7 @@ class Levels:
 
 @dataclass(frozen=True)
 class Threshold:
-    """The hottest of a kind that fit some bytes.
+    """Separates the hottest of a kind that fit some bytes.
 
     Those wanted more than ``level`` times, and of those wanted just so often the first nodes, in ``rest`` bytes.
     """
