@@ -263,7 +263,9 @@ def test_unknown_sources(folder: Path) -> None:
         source="zip:x",
     )
     fails(folder, ArgumentError, "is a knowledge graph, not a graph", source="triples:x")
-    fails(folder, ArgumentError, "names no files", source="edges.npy")
+    fails(folder, ArgumentError, r"names no files; write arrays:DIR.* triples:DIR$", source="edges.npy")
+    fails(folder, ArgumentError, rf"here perhaps 'arrays:{folder}'$", source=str(folder))
+    fails(folder, ArgumentError, rf"here perhaps 'edges:{folder}/edges.npy'$", source=f"{folder}/edges.npy")
     fails(folder, ArgumentError, "is no folder", source="arrays:/nowhere")
     fails(folder, ArgumentError, "is no file: edges:FILE needs", source="edges:/nowhere.csv")
     fails(folder, ArgumentError, "is missing", source="npz:/nowhere.npz")

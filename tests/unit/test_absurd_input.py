@@ -46,6 +46,8 @@ CASES: list[tuple[Callable[..., Any], dict[str, Any], str]] = [
     ),
     (parse_size, {"size": "99999999999999999999TiB"}, "2\\^63 bytes or more"),
     (parse_size, {"size": "9" * 400}, "2\\^63 bytes or more"),
+    (parse_size, {"size": 1e9}, "size 1000000000.0 is not possible: give whole bytes"),
+    (parse_size, {"size": None}, "size None is not possible"),
     (parse_size, {"size": 2**63}, "2\\^63 bytes or more"),
     (parse_size, {"size": "1" + "0" * 30 + "x", "feature_bytes": 1}, "2\\^63 bytes or more"),
 ]

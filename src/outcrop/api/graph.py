@@ -149,9 +149,9 @@ def import_triples(
     Where ``out`` holds what the same unchanged files gave, it is returned as it is.
 
     Args:
-        source: Folder with ``train`` and, if there are, ``valid`` and ``test`` as ``.txt``, ``.tsv``, ``.csv`` or
-            ``.parquet``: three columns (source, relation, target), or two (source, target) without relations. Text has
-            no header.
+        source: Folder, as ``DIR`` or ``triples:DIR``, with ``train`` and, if there are, ``valid`` and ``test`` as
+            ``.txt``, ``.tsv``, ``.csv`` or ``.parquet``: three columns (source, relation, target), or two (source,
+            target) without relations. Text has no header.
         out: Folder of the knowledge graph to make.
         memory: Bytes, or text such as ``"4GiB"``, that the import may take.
         unknown: Treatment of triples of entities or relations that the training triples do not have: ``skip`` or
@@ -166,7 +166,7 @@ def import_triples(
         BudgetError: The memory is too small; names the smallest with which the import works.
         IoError: The operating system refused to write.
     """
-    once.import_triples(str(source), out, unknown, memory, overwrite, progress)
+    once.import_triples(str(source).removeprefix("triples:"), out, unknown, memory, overwrite, progress)
     return open_triples(out)
 
 

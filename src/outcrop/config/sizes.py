@@ -43,6 +43,8 @@ def parse_size(size: Size, *, feature_bytes: int | None = None) -> int:
         if size < 0:
             raise ArgumentError(f"size {size} is negative")
         return _checked_size(size, size)
+    if not isinstance(size, str):
+        raise ArgumentError(f"size {size!r} is not possible: give whole bytes, or text such as 4GiB")
     match = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([A-Za-z]*)\s*", size, re.ASCII)
     if match:
         number, unit = float(match[1]), match[2].lower()

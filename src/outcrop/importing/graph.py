@@ -147,9 +147,13 @@ SOURCES = ", ".join(f"{kind}:{what}" for kind, (what, _) in OPENERS.items())
 def _open_source(source: str, runtime: Runtime, held: ExitStack, config: ImportConfig) -> GraphSource:
     kind, _, where = source.partition(":")
     if not where:
-        raise ArgumentError(f"source {source!r} names no files; write {SOURCES} or triples:DIR")
+        kind = "arrays" if Path(source).is_dir() else "edges" if Path(source).is_file() else ""
+        meant = f"; here perhaps {f'{kind}:{source}'!r}" if kind else ""
+        raise ArgumentError(f"source {source!r} names no files; write {SOURCES} or triples:DIR{meant}")
     if kind == "triples":
-        raise ArgumentError(f"{source} is a knowledge graph, not a graph: import it with import_triples")
+        raise ArgumentError(
+            f"{source} is a knowledge graph, not a graph: import it with outcrop.import_triples({where!r}, OUT)"
+        )
     if kind not in OPENERS:
         raise ArgumentError(f"source kind {kind!r} is unknown; known: {', '.join(OPENERS)}, triples")
     return OPENERS[kind][1](Path(where), runtime, held, config)

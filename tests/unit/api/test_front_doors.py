@@ -292,6 +292,10 @@ def test_the_same_triples_and_options_again_keep_what_is_there(tmp_path: Path) -
         return [(tmp_path / name / "manifest.json").stat().st_mtime_ns for name in ("kg", "g")]
 
     assert make_both() == make_both()
+    source = f"triples:{tmp_path / 'text'}"  # as the command takes it
+    assert repr(oc.import_triples(source, tmp_path / "kg")) == repr(open_triples(tmp_path / "kg"))
+    with pytest.raises(ArgumentError, match=rf"outcrop\.import_triples\('{tmp_path / 'text'}', OUT\)"):
+        oc.import_graph(source, tmp_path / "other")
     with pytest.raises(ArgumentError, match="--overwrite"):
         make_both(seed=1)
     train.write_text("a\tlikes\tc\n")
