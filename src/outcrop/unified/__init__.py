@@ -50,7 +50,8 @@ def to_unified(x: torch.Tensor, device: UnifiedDevice | None = ...) -> UnifiedTe
 @overload
 def to_unified(x: Module, device: UnifiedDevice | None = ...) -> Module: ...
 def to_unified(x: Any, device: UnifiedDevice | None = None) -> Any:
-    """A copy of a tensor in memory that the GPU reads in place, or a module whose parameters and buffers are such.
+    """Returns a copy of a tensor in memory that the GPU reads in place, or a module whose parameters and buffers are
+    such.
 
     Args:
         x: Strided, on any device. autograd sees the copy.
@@ -67,12 +68,12 @@ def to_unified(x: Any, device: UnifiedDevice | None = None) -> Any:
 
 
 def empty(*size: int, dtype: torch.dtype | None = None, device: UnifiedDevice | None = None) -> UnifiedTensor:
-    """A tensor of unset values, as torch.empty makes."""
+    """Returns a tensor of unset values, as torch.empty makes."""
     return (device or UnifiedDevice()).empty(size, dtype)
 
 
 def in_place(x: torch.Tensor | np.ndarray, *, propagatedToCUDA: bool = False) -> UnifiedTensor:
-    """A unified tensor over the memory of ``x``, which is pinned where it is, not copied.
+    """Returns a unified tensor over the memory of ``x``, which is pinned where it is, not copied.
 
     The memory stays pinned, and alive, as long as a tensor made of this one lives. Writing to one is writing to the
     other.
@@ -134,5 +135,5 @@ def empty_cache() -> None:
 
 
 def is_unified(x: torch.Tensor) -> bool:
-    """Whether ``x`` is a unified tensor."""
+    """Tells whether ``x`` is a unified tensor."""
     return isinstance(x, UnifiedTensor)

@@ -22,7 +22,7 @@ _MEDIUM = 10 * _MIB  # blocks up to this are cut from segments of _MEDIUM_SEGMEN
 
 @dataclass(eq=False)
 class Segment:
-    """Memory as the system gave it."""
+    """Describes memory as the system gave it."""
 
     address: int
     num_bytes: int
@@ -35,7 +35,7 @@ class Segment:
 
 
 class Arena:
-    """Host memory in blocks of whole pages. For one thread at a time.
+    """Divides host memory into blocks of whole pages. For one thread at a time.
 
     Args:
         pin: Called with a new segment, for ``Segment.pinned``.
@@ -59,7 +59,7 @@ class Arena:
         self.mapped_bytes = self.used_bytes = 0
 
     def take(self, num_bytes: int) -> tuple[int, int]:
-        """The smallest free block that has room, cut to size.
+        """Takes the smallest free block that has room, cut to size.
 
         Returns:
             Its address, and its bytes: whole pages.

@@ -19,14 +19,14 @@ _ROW_BITS = 56
 
 
 def row_addresses(table: int, rows: np.ndarray) -> np.ndarray:
-    """``rows`` of the table with that number, as :func:`assemble` wants them, uint64."""
+    """Returns the addresses of ``rows`` of the table with that number, as :func:`assemble` wants them, uint64."""
     return np.uint64(table << _ROW_BITS) | rows.astype(np.uint64)
 
 
 def assemble(
     gpu: Gpu, tables: Sequence[torch.Tensor], place: torch.Tensor, out: torch.Tensor, wrong: int
 ) -> None:
-    """``out[i] = tables[place[i] >> 56][place[i] & (1 << 56) - 1]``, on the current stream; nothing is waited for.
+    """Does ``out[i] = tables[place[i] >> 56][place[i] & (1 << 56) - 1]`` on the current stream; nothing is waited for.
 
     Args:
         tables: At most three, uint8 [n, row bytes], of the GPU or in unified memory.

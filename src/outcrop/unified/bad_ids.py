@@ -25,7 +25,7 @@ _WORDS = 64
 
 @dataclass(frozen=True)
 class _Launch:
-    """``held``: what the kernel reads and is of no allocator that knows its stream."""
+    """Remembers a launch. ``held``: what the kernel reads and is of no allocator that knows its stream."""
 
     word: int
     index: torch.Tensor
@@ -35,7 +35,7 @@ class _Launch:
 
 
 class BadIds:
-    """The words of a process."""
+    """Holds the words of this process that kernels write to where ids are bad."""
 
     def __init__(self, gpu: Gpu) -> None:
         self._page = mmap.mmap(-1, mmap.PAGESIZE)  # zeros
@@ -47,7 +47,7 @@ class BadIds:
         self._lock = threading.Lock()
 
     def take(self) -> tuple[int, int]:
-        """A word for the next launch, and its address.
+        """Takes a word for the next launch, and its address.
 
         Raises:
             IndexError: As :meth:`check`, of launches that are done.
@@ -61,7 +61,7 @@ class BadIds:
         return word, self.address + 8 * word
 
     def launched(self, gpu: Gpu, word: int, index: torch.Tensor, num_rows: int, held: Any) -> None:
-        """The kernel that writes ``word`` was given to the current stream of ``index``."""
+        """Notes that the kernel that writes ``word`` was given to the current stream of ``index``."""
         fence = gpu.fence(gpu.stream(index.get_device()))
         with self._lock:
             self._launches.append(_Launch(word, index, num_rows, fence, held))
@@ -76,7 +76,7 @@ class BadIds:
             self._look(wait=True)
 
     def _look(self, *, wait: bool) -> None:
-        """In the order of launches, which of several streams need not be the one in which they end."""
+        """Looks in the order of launches, which of several streams need not be the one in which they end."""
         while self._launches:
             launch = self._launches[0]
             if not launch.fence.query():
@@ -94,7 +94,7 @@ class BadIds:
 
 
 def bad_ids(gpu: Gpu) -> BadIds:
-    """Those of this process."""
+    """Returns the words of this process."""
     return _bad_ids_of(gpu, os.getpid())
 
 

@@ -23,7 +23,7 @@ BUS_BLOCKS = 64
 
 @torch.library.custom_op("outcrop::gather", mutates_args=())
 def gather(table: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
-    """Rows ``index`` of ``table``.
+    """Returns rows ``index`` of ``table``.
 
     Args:
         table: [n, ...], any strides, any dtype; read in place.
@@ -61,7 +61,7 @@ def _setup(ctx: Any, inputs: tuple[torch.Tensor, torch.Tensor], output: torch.Te
 
 
 def _backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
-    """Rows that were taken several times have the sum of their gradients; where the table is, there is its gradient."""
+    """Sums the gradients of rows that were taken several times; where the table is, there is its gradient."""
     (index,) = ctx.saved_tensors
     rows = gradient.reshape(-1, *ctx.shape[1:]).to(ctx.device)
     out = torch.zeros(ctx.shape, dtype=gradient.dtype, device=ctx.device)
@@ -115,5 +115,5 @@ def _on_gpu(gpu: Gpu, table: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
 
 
 def word_bytes(*numbers: int) -> int:
-    """Bytes of the widest access that suits addresses, strides and widths: 1, 2, 4, 8 or 16."""
+    """Returns the bytes of the widest access that suits addresses, strides and widths: 1, 2, 4, 8 or 16."""
     return math.gcd(_WIDEST, *numbers)

@@ -48,7 +48,7 @@ class _Block:
 
 
 class _Lease:
-    """Held by the storage of the tensors over a block, by way of a NumPy array."""
+    """Keeps a block: held by the storage of the tensors over it, by way of a NumPy array."""
 
     def __init__(self, memory: Memory, block: _Block):
         self._memory, self._block = memory, block
@@ -91,7 +91,7 @@ class Memory:
         strides: tuple[int, ...] | None = None,
         managed: bool = False,
     ) -> torch.Tensor:
-        """A plain CPU tensor in a block of its own.
+        """Makes a plain CPU tensor in a block of its own.
 
         Args:
             strides: Those of a contiguous tensor unless given.
@@ -106,7 +106,7 @@ class Memory:
         return _over(self._take(elements * dtype.itemsize, managed), dtype, 0, size, strides)
 
     def adopt(self, tensor: torch.Tensor) -> torch.Tensor:
-        """A plain CPU tensor over the memory of ``tensor``, pinned where it is as long as tensors lie over it.
+        """Makes a plain CPU tensor over the memory of ``tensor``, pinned where it is as long as tensors lie over it.
 
         Raises:
             DeviceError: It cannot be pinned.
@@ -131,7 +131,7 @@ class Memory:
         return self._block_of(tensor) is not None
 
     def on_gpu(self, tensor: torch.Tensor, device: int, *, writes: bool = False) -> torch.Tensor:
-        """The memory of a tensor of :meth:`empty` or :meth:`adopt`, as GPU ``device`` sees it: no copy.
+        """Returns the memory of a tensor of :meth:`empty` or :meth:`adopt`, as GPU ``device`` sees it: no copy.
 
         For what the current stream of the device is given next, before which it waits for what other streams write
         there. The CPU, and memory that is used again, wait for the stream.
@@ -185,7 +185,7 @@ class Memory:
                 block.uses.wait(self.gpu, to_write=True)
 
     def advise(self, tensor: torch.Tensor, advice: str, device: torch.device) -> int:
-        """cudaMemAdvise on the memory of ``tensor``; its error code.
+        """Calls cudaMemAdvise on the memory of ``tensor``; returns its error code.
 
         Raises:
             DeviceError: (a RuntimeError) The memory is not managed by CUDA.
@@ -202,12 +202,12 @@ class Memory:
         return gpu.advise(block.address, block.num_bytes, advice, device)
 
     def blocks(self) -> int:
-        """How many blocks tensors lie over, or a GPU may still read."""
+        """Counts the blocks that tensors lie over, or a GPU may still read."""
         self.collect()
         return len({*self._blocks.values(), *(block for block, _ in self._read)})
 
     def mapped_bytes(self) -> int:
-        """Of the segments that blocks are cut from, used or not."""
+        """Counts the bytes of the segments that blocks are cut from, used or not."""
         return self._arena.mapped_bytes
 
     def collect(self, *, wait: bool = False, release: bool = False) -> None:
@@ -245,7 +245,7 @@ class Memory:
 
     @contextmanager
     def _held(self) -> Iterator[None]:
-        """The lock; who was turned away at it has left what he gave back."""
+        """Holds the lock; who was turned away at it has left what he gave back."""
         with self._lock:
             yield
         if self._returned:
@@ -283,7 +283,7 @@ class Memory:
         return self._pages.hold(segment.address, segment.num_bytes, segment.mapped)
 
     def _share_uses(self, block: _Block) -> None:
-        """Who waits for one of two blocks that have memory in common waits for both."""
+        """Has who waits for one of two blocks that have memory in common wait for both."""
         if self.gpu is None:
             return
         for other in list(self._blocks.values()):
@@ -320,7 +320,7 @@ def _over(
 
 
 def host_memory() -> Memory:
-    """That of this process."""
+    """Returns the memory of this process."""
     return _memory_of(os.getpid())
 
 

@@ -54,7 +54,7 @@ class UnifiedMode(TorchFunctionMode):
 
 
 def _created(func: Any, device: UnifiedDevice, args: Any, kwargs: Any) -> UnifiedTensor:
-    """What a factory makes, in unified memory; without a copy where it can write to a tensor that is there."""
+    """Returns what a factory makes, in unified memory; without a copy where it can write to a tensor that is there."""
     requires_grad = kwargs.pop("requires_grad", False)
     kwargs.pop("pin_memory", None)
     if func in _WITH_OUT:
@@ -84,8 +84,10 @@ _WITH_OUT = frozenset(
 
 
 def enable() -> None:
-    """What :class:`UnifiedMode` gives, from here on in this thread; and ``is_unified``, ``set_propagatedToCUDA`` and
-    ``memAdvise`` on every tensor, the latter two raising RuntimeError where it is not unified, as the paper has it."""
+    """Switches on what :class:`UnifiedMode` gives, from here on in this thread; and ``is_unified``,
+    ``set_propagatedToCUDA`` and ``memAdvise`` on every tensor, the latter two raising RuntimeError where it is not
+    unified, as the paper has it.
+    """
     for name in ("set_propagatedToCUDA", "memAdvise"):
         setattr(torch.Tensor, name, _refusing(name))
     torch.Tensor.is_unified = property(lambda self: False)  # pyright: ignore[reportAttributeAccessIssue]

@@ -63,7 +63,9 @@ _IN_PLACE = frozenset(
 
 
 def name_of(func: Any) -> str:
-    """The name by which the sets of this module have a function; a property that is no view has that of metadata."""
+    """Returns the name by which the sets of this module have a function; a property that is no view has that of
+    metadata.
+    """
     name = getattr(func, "__name__", "")
     if name != "__get__":
         return name
@@ -71,12 +73,12 @@ def name_of(func: Any) -> str:
 
 
 def may_write(name: str) -> bool:
-    """Whether the function ``name`` may write to operands that :func:`writes` does not tell."""
+    """Tells whether the function ``name`` may write to operands that :func:`writes` does not tell."""
     return name.startswith("_fused_") or name.endswith(("batch_norm", "instance_norm"))
 
 
 def writes(name: str, args: Any, kwargs: Any) -> list[torch.Tensor]:
-    """The tensors that the function ``name`` writes to when called so."""
+    """Returns the tensors that the function ``name`` writes to when called so."""
     if kwargs.get("out") is not None:
         found = kwargs["out"]
     elif name in _IN_PLACE or kwargs.get("inplace") or (name.endswith("_") and not name.endswith("__")):

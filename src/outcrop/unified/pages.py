@@ -16,7 +16,7 @@ from outcrop.device.gpu import Gpu
 
 @dataclass(eq=False)
 class Registration:
-    """Pages from ``start`` up to ``end``, which the GPU knows by ``start``."""
+    """Describes pages from ``start`` up to ``end``, which the GPU knows by ``start``."""
 
     start: int
     end: int
@@ -25,7 +25,9 @@ class Registration:
 
 
 class Pages:
-    """The pages that are registered with ``gpu`` (None: there is none, and nothing is). For one thread at a time."""
+    """Knows the pages that are registered with ``gpu`` (None: there is none, and nothing is). For one thread at
+    a time.
+    """
 
     def __init__(self, gpu: Gpu | None):
         self._gpu = gpu

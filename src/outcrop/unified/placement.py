@@ -8,7 +8,9 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Side:
-    """``compute``: cpu or cuda. ``output``: cuda or unified; a unified one with the hint ``propagated``."""
+    """Says where an operation runs. ``compute``: cpu or cuda. ``output``: cuda or unified; a unified one with the hint
+    ``propagated``.
+    """
 
     compute: str
     output: str

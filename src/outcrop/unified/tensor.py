@@ -25,7 +25,7 @@ UNIFIED = "unified"
 
 
 class UnifiedDevice(str):
-    """What the paper's ``torch.device("unified", ...)`` is: a name, with what a tensor is to be created with.
+    """Stands for the paper's ``torch.device("unified", ...)``: a name, with what a tensor is to be created with.
 
     Attributes:
         propagatedToCUDA: See :meth:`UnifiedTensor.set_propagatedToCUDA`.
@@ -57,12 +57,12 @@ class UnifiedDevice(str):
         return f"device(type='unified', propagatedToCUDA={self.propagatedToCUDA})"
 
     def empty(self, size: Any, dtype: torch.dtype | None = None, strides: Any = None) -> UnifiedTensor:
-        """A tensor of unset values: see :meth:`outcrop.unified.memory.Memory.empty`."""
+        """Makes a tensor of unset values: see :meth:`outcrop.unified.memory.Memory.empty`."""
         plain = self.memory(tuple(size), dtype or torch.get_default_dtype(), strides)
         return in_unified_memory(plain, self.propagatedToCUDA)
 
     def memory(self, size: tuple[int, ...], dtype: torch.dtype, strides: Any = None) -> torch.Tensor:
-        """The same, as the plain CPU tensor that it is."""
+        """Returns the same, as the plain CPU tensor that it is."""
         plain = host_memory().empty(size, dtype, strides=strides, managed=self.managed)
         if self.advise is not None:
             host_memory().advise(plain, self.advise, torch.device(self.adviseDevice))
@@ -70,14 +70,14 @@ class UnifiedDevice(str):
 
 
 def as_device(name: Any) -> UnifiedDevice | None:
-    """The unified device that ``name`` is; None for every other."""
+    """Returns the unified device that ``name`` is; None for every other."""
     if isinstance(name, UnifiedDevice):
         return name
     return UnifiedDevice() if isinstance(name, str) and name == UNIFIED else None
 
 
 class UnifiedTensor(torch.Tensor):
-    """A strided tensor in host memory that the GPU reads in place.
+    """Wraps a strided tensor in host memory that the GPU reads in place.
 
     Made by :func:`outcrop.unified.to_unified`, :func:`outcrop.unified.empty` and :func:`outcrop.unified.in_place`;
     ``device`` is ``cpu``, where the memory is. Views, slices and results of operations in place share memory.
@@ -95,7 +95,7 @@ class UnifiedTensor(torch.Tensor):
 
     @property
     def propagatedToCUDA(self) -> bool:
-        """Whether operations on this tensor prefer the GPU, for their results too."""
+        """Tells whether operations on this tensor prefer the GPU, for their results too."""
         return self._propagated
 
     def set_propagatedToCUDA(self, flag: bool) -> UnifiedTensor:
@@ -104,7 +104,7 @@ class UnifiedTensor(torch.Tensor):
         return self
 
     def memAdvise(self, advise: str, adviseDevice: str | torch.device = "cpu") -> int:
-        """cudaMemAdvise on the whole memory that the tensor lies in.
+        """Calls cudaMemAdvise on the whole memory that the tensor lies in.
 
         Args:
             advise: ``SetReadMostly``, ``SetPreferredLocation``, ``SetAccessedBy``, or ``Unset`` of these.
@@ -128,7 +128,7 @@ class UnifiedTensor(torch.Tensor):
         return f"{shown[:-1]}, device='unified', propagatedToCUDA={self._propagated})"
 
     def __format__(self, spec: str) -> str:
-        """A number as numbers are formatted: torch does so for its own type only."""
+        """Formats a number as numbers are formatted: torch does so for its own type only."""
         return format(self.item(), spec) if spec and self.dim() == 0 else super().__format__(spec)
 
     def __reduce_ex__(self, protocol: Any) -> Any:
@@ -152,7 +152,7 @@ class UnifiedTensor(torch.Tensor):
 
 @torch._disable_dynamo  # pyright: ignore[reportPrivateImportUsage]
 def _dispatched(func: Any, args: Any, kwargs: Any) -> Any:
-    """Not traced in compiled code, where addresses are nothing: there, too, the operation runs as it is."""
+    """Runs the operation as it is; not traced in compiled code, where addresses are nothing."""
     special = _SPECIAL.get(func)
     if special is not None:
         found = special(*args, **kwargs)
@@ -170,7 +170,7 @@ def _dispatched(func: Any, args: Any, kwargs: Any) -> Any:
 
 
 def _wait(operands: Any, *, to_write: bool = False) -> None:
-    """Until the CPU may read the memory of unified operands, or write it too."""
+    """Waits until the CPU may read the memory of unified operands, or write it too."""
     for x in tree_leaves(operands):
         if _is_unified(x):
             host_memory().wait(x, to_write=to_write)
@@ -179,7 +179,7 @@ def _wait(operands: Any, *, to_write: bool = False) -> None:
 def rebuild(
     plain: torch.Tensor, propagated: bool, requires_grad: bool, parameter: bool = False
 ) -> UnifiedTensor:
-    """What a pickle of a unified tensor holds: a copy of ``plain`` in unified memory."""
+    """Makes what a pickle of a unified tensor holds: a copy of ``plain`` in unified memory."""
     out = in_unified_memory(_copied(plain, UnifiedDevice(propagated)), propagated)
     out.requires_grad_(requires_grad)
     if parameter:
@@ -200,21 +200,21 @@ def _plain(x: torch.Tensor) -> torch.Tensor:
 
 
 def in_unified_memory(plain: torch.Tensor, propagated: bool) -> UnifiedTensor:
-    """The same tensor, whose memory is unified, as one that says so; part of the graph where ``plain`` is."""
+    """Returns the same tensor, whose memory is unified, as one that says so; part of the graph where ``plain`` is."""
     out = torch.Tensor.as_subclass(plain, UnifiedTensor)
     out._propagated = propagated
     return out
 
 
 def _copied(x: torch.Tensor, device: UnifiedDevice) -> torch.Tensor:
-    """A plain CPU tensor, and no view of one, in unified memory."""
+    """Returns a plain CPU tensor, and no view of one, in unified memory."""
     host_memory().wait(x)
     strides = torch.empty_like(x, device="meta").stride()  # those of x where it has no gaps
     return device.memory(x.shape, x.dtype, strides).copy_(x.detach())
 
 
 class _ToUnified(torch.autograd.Function):
-    """A copy in unified memory."""
+    """Copies to unified memory."""
 
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, device: UnifiedDevice) -> torch.Tensor:
@@ -227,7 +227,7 @@ class _ToUnified(torch.autograd.Function):
 
 
 class _OnGpu(torch.autograd.Function):
-    """The same memory as the GPU sees it; its gradient comes back to unified memory."""
+    """Returns the same memory as the GPU sees it; its gradient comes back to unified memory."""
 
     @staticmethod
     def forward(ctx: Any, x: UnifiedTensor, device: int) -> torch.Tensor:
@@ -240,7 +240,7 @@ class _OnGpu(torch.autograd.Function):
 
 
 class _InHost(torch.autograd.Function):
-    """The same tensor; its gradient comes back to unified memory."""
+    """Returns the same tensor; its gradient comes back to unified memory."""
 
     @staticmethod
     def forward(ctx: Any, x: UnifiedTensor) -> torch.Tensor:
@@ -261,7 +261,7 @@ def _as_gradient(gradient: torch.Tensor, propagated: bool) -> UnifiedTensor:
 
 @contextlib.contextmanager
 def replacing_parameters() -> Iterator[None]:
-    """Module.to() and the like replace parameters instead of their data, whose type would else stay what it is."""
+    """Has Module.to() and the like replace parameters instead of their data, whose type would else stay what it is."""
     before = torch.__future__.get_overwrite_module_params_on_conversion()
     torch.__future__.set_overwrite_module_params_on_conversion(True)
     try:
@@ -271,14 +271,14 @@ def replacing_parameters() -> Iterator[None]:
 
 
 def copy_to_unified(x: torch.Tensor, device: UnifiedDevice) -> UnifiedTensor:
-    """A copy of ``x`` in unified memory, for autograd too."""
+    """Returns a copy of ``x`` in unified memory, for autograd too."""
     if torch.is_grad_enabled() and x.requires_grad:
         return in_unified_memory(_ToUnified.apply(x, device), device.propagatedToCUDA)
     return in_unified_memory(_copied(_plain(x), device), device.propagatedToCUDA)
 
 
 def on_gpu(x: UnifiedTensor, device: int, *, writes: bool = False) -> torch.Tensor:
-    """The memory of ``x`` as a tensor of the GPU, without a copy, for autograd too.
+    """Returns the memory of ``x`` as a tensor of the GPU, without a copy, for autograd too.
 
     Args:
         writes: See :meth:`outcrop.unified.memory.Memory.on_gpu`.
@@ -289,7 +289,7 @@ def on_gpu(x: UnifiedTensor, device: int, *, writes: bool = False) -> torch.Tens
 
 
 def _placed(func: Any, name: str, args: Any, kwargs: Any) -> Any:
-    """``func`` where table 3 has it computed, and its results where that has them.
+    """Runs ``func`` where table 3 has it computed, and puts its results where that has them.
 
     What is written stays where it is: that decides over the table where it is no unified tensor, and a unified one is
     written by the CPU where autograd has to see it.
@@ -343,7 +343,7 @@ def _has_been_written(alias: torch.Tensor) -> bool:
 
 
 def _delivered(x: Any, where: Side, unified: list[UnifiedTensor], seen: list[torch.Tensor]) -> Any:
-    """A result, where it is to be: none of the GPU in the memory of ``seen``."""
+    """Puts a result where it is to be: none of the GPU in the memory of ``seen``."""
     if not isinstance(x, torch.Tensor) or x.layout is not torch.strided:
         return x
     if where.compute == "cpu":
@@ -354,7 +354,7 @@ def _delivered(x: Any, where: Side, unified: list[UnifiedTensor], seen: list[tor
 
 
 def _gpu_of(operands: list[torch.Tensor]) -> torch.device:
-    """That of the first operand that is on one."""
+    """Returns the GPU of the first operand that is on one."""
     gpu = host_memory().gpu
     assert gpu is not None
     found = next((x.device for x in operands if x.device.type == gpu.type), None)
@@ -380,7 +380,7 @@ def _where(operands: list[torch.Tensor], written: list[torch.Tensor], gpu: Gpu |
 
 
 def _host_result(x: torch.Tensor, unified: list[UnifiedTensor], propagated: bool) -> torch.Tensor:
-    """What the CPU computed, as a unified tensor: the memory of an operand, or a copy that the GPU can read."""
+    """Returns what the CPU computed, as a unified tensor: the memory of an operand, or a copy that the GPU can read."""
     for operand in unified:
         if _address(x) == _address(operand):
             return in_unified_memory(x, operand._propagated)
@@ -395,7 +395,7 @@ def _address(x: torch.Tensor) -> int:
 
 
 def _as_views(func: Any, args: Any, kwargs: Any) -> Any:
-    """``func`` on the host memory; a view is unified, with the hint of what it is one of."""
+    """Runs ``func`` on the host memory; a view is unified, with the hint of what it is one of."""
     unified = [x for x in tree_leaves((args, kwargs)) if _is_unified(x)]
     with torch._C.DisableTorchFunctionSubclass():
         result = func(*args, **kwargs)
@@ -489,7 +489,7 @@ def _to(x: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
 
 
 def _grad(x: torch.Tensor) -> torch.Tensor | None:
-    """autograd keeps a gradient as a plain tensor of the CPU: what is asked for is in unified memory and says so."""
+    """Returns a gradient in unified memory, as one that says so: autograd keeps it as a plain tensor of the CPU."""
     with torch._C.DisableTorchFunctionSubclass():
         gradient = x.grad
         if not isinstance(x, UnifiedTensor) or gradient is None or gradient.layout is not torch.strided:
@@ -525,7 +525,7 @@ def _wait_before_adding(x: UnifiedTensor) -> None:
 
 
 def _moved(x: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
-    """To another device; the CPU is one too, whose tensor is a copy."""
+    """Moves to another device; the CPU is one too, whose tensor is a copy."""
     plain = _plain(x)
     host_memory().wait(plain)
     out = plain.to(*args, **kwargs)
@@ -545,7 +545,7 @@ def _cuda(x: torch.Tensor, device: Any = None, non_blocking: bool = False, **kwa
 
 
 def _same_kind(x: torch.Tensor, y: torch.Tensor) -> bool:
-    """Whether ``x.data = y`` may be: Module.to() and the like else make a new parameter, of the type of ``y``."""
+    """Tells whether ``x.data = y`` may be: Module.to() and the like else make a new parameter, of the type of ``y``."""
     if _is_unified(x) != _is_unified(y):
         return False
     return _SAME_KIND(_plain(x), _plain(y))

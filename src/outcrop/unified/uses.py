@@ -14,11 +14,13 @@ from outcrop.device.gpu import Fence, Gpu
 
 
 class Use:
-    """Kept by a tensor through which a stream may be given more work: backward, say, which comes later."""
+    """Stands for a stream that may be given more work through a tensor, which keeps this: backward, say, which comes
+    later.
+    """
 
 
 class Uses:
-    """The streams that read a piece of memory, and the fences behind which it has been written."""
+    """Knows the streams that read a piece of memory, and the fences behind which it has been written."""
 
     def __init__(self) -> None:
         self._reads: dict[Any, weakref.ref[Use]] = {}
@@ -44,7 +46,7 @@ class Uses:
         return use
 
     def wrote(self, gpu: Gpu, stream: Any) -> None:
-        """To be called when ``stream`` has been given what writes."""
+        """Notes a write: to be called when ``stream`` has been given what writes."""
         self._writes[stream] = gpu.fence(stream)
 
     def wait(self, gpu: Gpu, *, to_write: bool) -> bool:
@@ -64,7 +66,7 @@ class Uses:
         return bool(writes or reads)
 
     def fences(self, gpu: Gpu) -> list[Fence]:
-        """Passed when all is done that has been given by now."""
+        """Returns fences that are passed when all is done that has been given by now."""
         return [gpu.fence(stream) for stream in list(self._reads)] + list(self._writes.values())
 
     def take_over(self, gpu: Gpu, other: Uses) -> None:
