@@ -14,7 +14,7 @@ from outcrop.errors import ArgumentError
 
 @dataclass(frozen=True)
 class BucketConfig:
-    """How edges are sorted into buckets.
+    """Says how edges are sorted into buckets.
 
     Attributes:
         partitions: Parts that the nodes are divided into, of which a few are in memory at a time. None: as few as let
@@ -56,13 +56,13 @@ class BucketConfig:
 
     @property
     def count(self) -> int:
-        """Number of partitions; one where it is left open."""
+        """Returns the number of partitions; one where it is left open."""
         return 1 if self.partitions is None else self.partitions
 
 
 @dataclass(frozen=True)
 class EmbedConfig:
-    """How embeddings are trained.
+    """Says how embeddings are trained.
 
     Attributes:
         model: Score function: ``dot``, ``distmult``, ``complex``, ``transe-l1``, ``transe-l2`` or ``rotate``.

@@ -50,7 +50,7 @@ class Refresh:
 
     @property
     def bytes_per_second(self) -> int | None:
-        """``rate`` in bytes."""
+        """Returns ``rate`` in bytes."""
         return None if self.rate is None else parse_size(self.rate)
 
 

@@ -23,7 +23,7 @@ size x 4 bytes x nodes per batch, a few times.
 
 @dataclass(frozen=True)
 class Limits:
-    """How much of the machine may be taken, as users write it: bytes, or text such as ``"4GiB"``.
+    """Says how much of the machine may be taken, as users write it: bytes, or text such as ``"4GiB"``.
 
     Attributes:
         memory: Everything that Outcrop holds in host memory; the interpreter, torch and the model come on top. None: no

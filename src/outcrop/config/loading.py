@@ -17,7 +17,7 @@ CACHE_STRATEGIES = ("auto", "GTCF", "GFCT", "CTGF", "CFGT", "hybrid")
 
 @dataclass(frozen=True)
 class DeviceConfig:
-    """Where batches go.
+    """Says where batches go.
 
     Attributes:
         memory_bytes: Of a GPU, for cached rows and lists, batches and sampling; 0: nothing is cached there, the rest

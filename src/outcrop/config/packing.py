@@ -9,7 +9,7 @@ from outcrop.config.declared import settle_types
 
 @dataclass(frozen=True)
 class PackConfig:
-    """How the rows of batches are packed on disk.
+    """Says how the rows of batches are packed on disk.
 
     Attributes:
         layout: What batches share on disk where packing all exceeds the disk space: ``cost`` (least predicted time),

@@ -130,7 +130,9 @@ class SampleConfig:
         return cls(**{names.get(name, name): value for name, value in fields.items()})
 
     def epoch_number(self, split: str, epoch: int) -> int:
-        """By what number the ``epoch`` is drawn: the pool of training is replayed, evaluation has one epoch."""
+        """Returns the number that the ``epoch`` is drawn by: the pool of training is replayed, evaluation has one
+        epoch.
+        """
         pooled = split in ("train", "infer")  # infer: nodes that a caller chose
         return self.first_epoch + (epoch - self.first_epoch) % self.epochs if pooled else 0
 

@@ -23,7 +23,7 @@ LARGEST_COUNT = 2**31 - 1
 
 
 def out_of_range(**counts: int | None) -> list[str]:
-    """A sentence for each of ``counts`` that is not within 1 and ``LARGEST_COUNT``; None is left out."""
+    """Returns a sentence for each of ``counts`` that is not within 1 and ``LARGEST_COUNT``; None is left out."""
     given = {name: count for name, count in counts.items() if count is not None}
     low = [f"{name} {count} is below 1" for name, count in given.items() if count < 1]
     return low + [
@@ -32,7 +32,7 @@ def out_of_range(**counts: int | None) -> list[str]:
 
 
 def parse_size(size: Size, *, feature_bytes: int | None = None) -> int:
-    """Bytes meant by ``size``: an int, ``"512MiB"``, ``"4GiB"``, or ``"3x"`` = 3 times ``feature_bytes``.
+    """Returns the bytes meant by ``size``: an int, ``"512MiB"``, ``"4GiB"``, or ``"3x"`` = 3 times ``feature_bytes``.
 
     Letters may be small or large: ``"64mb"`` is ``"64MB"``, 64,000,000 bytes, and ``"64m"`` is ``"64MiB"``.
 
@@ -64,7 +64,7 @@ def _checked_size(size: Size, count: float) -> int:
 
 
 def format_bytes(count: float) -> str:
-    """``count`` bytes for people: ``1.5 GiB``."""
+    """Writes ``count`` bytes for people: ``1.5 GiB``."""
     for unit in ("B", "KiB", "MiB", "GiB"):
         if abs(count) < 1024:
             return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"

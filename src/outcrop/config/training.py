@@ -18,7 +18,7 @@ SCHEDULES = ("constant", "cosine", "step")
 
 @dataclass(frozen=True)
 class TrainConfig:
-    """How a model is trained.
+    """Says how a model is trained.
 
     Attributes:
         epochs: Epochs in all, those before the checkpoint included.
@@ -109,7 +109,7 @@ def _as_weights(weights: Sequence[float]) -> tuple[float, ...]:
 
 @dataclass(frozen=True)
 class Checkpoints:
-    """Where checkpoints go, and how often.
+    """Says where checkpoints go, and how often.
 
     Attributes:
         folder: Folder of the checkpoints; training goes on from the one it holds. :func:`outcrop.load_model` reads the
