@@ -1,6 +1,7 @@
 """Training: ``loop`` learns, ``evaluate`` scores, ``checks`` refuses what cannot work. ``rates``, ``callbacks``,
 ``weights`` (of classes) and ``objectives`` (losses, metrics) are what the loop is made of.
 
-``supply`` says where batches come from: a run, ``pools`` of a few epochs each, which a process with ``background``
-prepares meanwhile, rows that mode ``online`` writes ahead (``spool``), or drawing as they are wanted.
+``batch_request`` says which batches a training asks for, ``supply`` where they come from: a run, ``pools`` of a few
+epochs each, which a process with ``background`` prepares meanwhile, rows that mode ``online`` writes ahead (``spool``),
+or drawing as they are needed.
 """

@@ -15,7 +15,8 @@ _LOWEST_BEST_EFFORT = 2 << 13 | 7
 
 
 def serve(parent: int) -> None:
-    """Lowest CPU priority, lowest I/O priority of its class, and SIGKILL when the parent's thread ends.
+    """Takes the lowest CPU priority and the lowest I/O priority of its class, and SIGKILL when the parent's thread
+    ends.
 
     Call it before threads are started: they inherit the priorities.
 

@@ -32,7 +32,7 @@ class Callback:
     """
 
     def on_step(self, step: int, values: dict[str, Any]) -> None:
-        """Called after every update.
+        """Is called after every update.
 
         Args:
             step: Updates before this one, of all epochs; goes on where a training is resumed.
@@ -40,7 +40,7 @@ class Callback:
         """
 
     def on_epoch(self, epoch: int, values: dict[str, Any]) -> None:
-        """Called after every epoch, when it was validated and before its checkpoint.
+        """Is called after every epoch, when it was validated and before its checkpoint.
 
         Args:
             epoch: From 0.

@@ -28,7 +28,7 @@ from outcrop.store.graph import Graph
 
 
 class Choices:
-    """What was chosen for the user: told when it is, and kept for the report."""
+    """Tells what was chosen for the user when it is, and keeps it for the report."""
 
     def __init__(self, on_choice: Callable[[str], None] | None):
         self._on_choice = on_choice
@@ -64,7 +64,7 @@ class Choices:
 
 @dataclass(frozen=True)
 class TrainOptions:
-    """A training as users write it.
+    """Describes a training as users write it.
 
     Attributes:
         sampling: How batches are drawn; None: as a run has it, else as usual.
@@ -93,14 +93,14 @@ class TrainOptions:
 
     @property
     def folder(self) -> Path | None:
-        """The folder that was named for the run, or for what is prepared while others train."""
+        """Returns the folder that was named for the run, or for what is prepared while others train."""
         if isinstance(self.run, Refresh):
             return None if self.run.folder is None else Path(self.run.folder)
         return self.run if isinstance(self.run, Path) else None
 
     @property
     def drawn(self) -> SampleConfig:
-        """How batches are drawn without a run; ``epochs`` of them at a time, or again and again."""
+        """Says how batches are drawn without a run; ``epochs`` of them at a time, or again and again."""
         sampling = self.sampling or SampleConfig(seed=self.training.seed)
         epochs = self.run.epochs if isinstance(self.run, Replay | Refresh) else 1
         degrees = sampling.degrees or wants_degrees(self.model.name, sampling.sampler)
@@ -108,14 +108,14 @@ class TrainOptions:
 
     @property
     def goes_on(self) -> Path | None:
-        """The folder of the checkpoint that training goes on from, if there is one; None: it starts over."""
+        """Returns the folder of the checkpoint that training goes on from, if there is one; None: it starts over."""
         kept = self.checkpoints
         return kept.path if kept is not None and kept.resume else None
 
 
 @dataclass(frozen=True)
 class BatchChoice:
-    """The same, chosen.
+    """Says which batches a training has, by which mode and within which limits, all of it chosen.
 
     Attributes:
         new_batches: Every epoch has batches of its own.
@@ -157,8 +157,9 @@ def choose_batches(asked: TrainOptions, said: Choices) -> BatchChoice:
 
 
 def _choose_limits(asked: TrainOptions) -> tuple[Mode, Limits, str]:
-    """The mode and the limits with memory and disk space in place of ``"auto"``, and why; a run that was named has its
-    own batches and limits."""
+    """Returns the mode and the limits with memory and disk space in place of ``"auto"``, and why; a run that was named
+    has its own batches and limits.
+    """
     if not auto.is_auto(asked.limits.memory):
         return asked.mode or Packed(), asked.limits, ""
     graph, folder, sampling = asked.graph, asked.folder, asked.drawn
@@ -184,7 +185,7 @@ def _choose_limits(asked: TrainOptions) -> tuple[Mode, Limits, str]:
 
 
 def _run_to_train_on(folder: Path, samples: bool) -> runs.RunInfo:
-    """The description of a run, which has batches of its own."""
+    """Returns the description of a run, which has batches of its own."""
     info = runs.read(folder)
     if samples:
         raise ArgumentError(
@@ -207,7 +208,9 @@ def check_task(sampling: SampleConfig | None) -> None:
 
 
 def _replayed_epochs(checkpoint: Path | None) -> int | None:
-    """How many epochs ``checkpoint`` has replayed, as was usual before new batches were; None: it has not yet."""
+    """Counts the epochs that ``checkpoint`` has replayed, as was usual before new batches were; None: it has
+    not yet.
+    """
     path = None if checkpoint is None else checkpoint / checkpoints.LAST
     if path is None or not path.exists():
         return None
@@ -217,5 +220,7 @@ def _replayed_epochs(checkpoint: Path | None) -> int | None:
 
 
 def _memory_of(run: runs.RunInfo, mode: Mode) -> int | None:
-    """The budget of a run, but of mode ``memory``: it has all features in memory, whatever the run was made for."""
+    """Returns the budget of a run, but of mode ``memory``: it has all features in memory, whatever the run was made
+    for.
+    """
     return run.plan.memory if mode.takes_run_budget else None

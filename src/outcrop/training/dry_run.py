@@ -61,7 +61,7 @@ def facts(request: TrainRequest, chosen: Sequence[str] = ()) -> dict[str, Any]:
 
 
 def _prepared(request: TrainRequest, asked: BatchRequest) -> tuple[str | None, int | None, str]:
-    """The folder that is prepared before training begins, how many epochs at a time, and why so many."""
+    """Returns the folder that is prepared before training begins, how many epochs at a time, and why so many."""
     done = asked.next_epoch is None and request.run is None
     if done or not request.prepares:
         return None, None, ""

@@ -30,7 +30,7 @@ class EvalResult:
 
     @property
     def accuracy(self) -> float:
-        """Share of labelled seeds whose highest score is their label; NaN where there are none."""
+        """Returns the share of labelled seeds whose highest score is their label; NaN where there are none."""
         return self.correct / self.count if self.count else float("nan")
 
     @property

@@ -12,7 +12,7 @@ from outcrop.training.objectives import CLASSES, Objective
 
 @dataclass(frozen=True)
 class LearningTask:
-    """What is learned.
+    """Says what is learned.
 
     Attributes:
         in_dim: Width of the features.
@@ -31,7 +31,7 @@ class LearningTask:
 
     @property
     def identity(self) -> dict[str, Any]:
-        """What the parts of one training have in common, beside their inputs."""
+        """Returns what the parts of one training have in common, beside their inputs."""
         fields = {
             "in_dim": self.in_dim,
             "num_classes": self.num_classes,

@@ -55,7 +55,7 @@ Evaluate = Callable[[Model, Batches], Scores]
 
 @dataclass(frozen=True)
 class EpochRecord:
-    """One epoch.
+    """Records one epoch.
 
     Attributes:
         seconds: Of the epoch, validation and checkpoint not counted.
@@ -75,16 +75,17 @@ class EpochRecord:
     valid_metric: float | None = None
 
     def to_json(self) -> dict[str, Any]:
-        """The counters beside the fields."""
+        """Returns the counters beside the fields."""
         flat = asdict(self)
         return flat | flat.pop("counters")
 
 
 @dataclass(frozen=True)
 class TrainResult:
-    """``model`` has the parameters of ``best_epoch``: best validation accuracy, the earliest of equals; without
-    validation the last epoch. ``resumed_from``: epochs that a checkpoint had behind it, None without one.
-    ``stopped_early``: validation got no better, and training ended before its last epoch."""
+    """Holds what a training has learned. ``model`` has the parameters of ``best_epoch``: best validation accuracy, the
+    earliest of equals; without validation the last epoch. ``resumed_from``: epochs that a checkpoint had behind it,
+    None without one. ``stopped_early``: validation got no better, and training ended before its last epoch.
+    """
 
     model: Model
     epochs: list[EpochRecord]
@@ -162,7 +163,9 @@ def train(
 
 
 def stopped_early(records: Sequence[Mapping[str, Any]], best_epoch: int, patience: int | None) -> bool:
-    """Whether the last ``patience`` scores of validation, by the records of the epochs, were no better than before."""
+    """Tells whether the last ``patience`` scores of validation, by the records of the epochs, were no better than
+    before.
+    """
     if patience is None:
         return False
     since = [record for record in records[best_epoch + 1 :] if _score(record) is not None]
@@ -170,7 +173,7 @@ def stopped_early(records: Sequence[Mapping[str, Any]], best_epoch: int, patienc
 
 
 def _score(record: Mapping[str, Any]) -> float | None:
-    """By which the best epoch is chosen; records of the first version have an accuracy alone."""
+    """Returns by what the best epoch is chosen; records of the first version have an accuracy alone."""
     metric = record.get("valid_metric")
     return record["valid_accuracy"] if metric is None else metric
 
@@ -210,7 +213,7 @@ class _EpochProgress:
 
 @dataclass
 class _Sums:
-    """What an epoch has come to. ``batch``: the number of the next one."""
+    """Adds up what an epoch has come to. ``batch``: the number of the next one."""
 
     batch: int = 0
     loss: float = 0.0
@@ -221,7 +224,7 @@ class _Sums:
 
 
 def _added(left: dict[str, Any], right: dict[str, Any]) -> dict[str, Any]:
-    """Counters of the parts of an epoch together, also those within counters; what is no number is of the last part."""
+    """Adds counters of the parts of an epoch, also those within counters; what is no number is of the last part."""
     sums = dict(left)
     for name, value in right.items():
         if isinstance(value, dict):
@@ -253,7 +256,7 @@ def read_checkpoint(out: Path, learning: LearningTask) -> Checkpoint:
 
 
 class _Run:
-    """Model, optimizer and history of one training."""
+    """Holds model, optimizer and history of one training."""
 
     def __init__(
         self,
@@ -298,7 +301,7 @@ class _Run:
 
     @property
     def stopped(self) -> bool:
-        """Whether validation got no better for as long as patience lasts."""
+        """Tells whether validation got no better for as long as patience lasts."""
         return stopped_early([vars(record) for record in self.records], self.best_epoch, self.config.patience)
 
     def epoch(
@@ -352,7 +355,7 @@ class _Run:
         return time.monotonic() - self._saved >= 60 * minutes
 
     def _step(self, batch: MiniBatch, epoch: int, number: int) -> tuple[float, int]:
-        """One update. Returns the loss and the number of labelled seeds; without these nothing is updated."""
+        """Makes one update. Returns the loss and the number of labelled seeds; without these nothing is updated."""
         count = self._objective.num_known(batch.y)
         if count == 0:
             return 0.0, 0

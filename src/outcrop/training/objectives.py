@@ -23,7 +23,7 @@ _LOWER_IS_BETTER = ("mae", "rmse")
 
 @dataclass(frozen=True)
 class Objective:
-    """Make one with :func:`choose_objective`.
+    """Says what a training minimises and measures; made by :func:`choose_objective`.
 
     Attributes:
         kind: Of the labels: ``class`` (int64 [n], -1 = unknown), ``multilabel`` (float32 [n, columns] of 0 and 1, NaN =
@@ -38,14 +38,14 @@ class Objective:
     metric: str = "accuracy"
 
     def num_known(self, y: Tensor) -> int:
-        """How many seeds have a label, or some of their targets."""
+        """Counts the seeds that have a label, or some of their targets."""
         if self.kind == "class":
             return int((y >= 0).sum())
         known = ~y.isnan()
         return int((known.any(1) if known.dim() == 2 else known).sum())
 
     def loss_of(self, scores: Tensor, y: Tensor, weight: Tensor | None = None) -> Tensor:
-        """The mean loss of what is known, a scalar.
+        """Returns the mean loss of what is known, a scalar.
 
         Args:
             scores: float [n, columns].
@@ -59,7 +59,7 @@ class Objective:
         return compute(scores[known], target[known])
 
     def better(self, now: float, before: float) -> bool:
-        """Whether a score is better than one before; anything is better than none (NaN)."""
+        """Tells whether a score is better than one before; anything is better than none (NaN)."""
         if math.isnan(before):
             return True
         return now < before if self.metric in _LOWER_IS_BETTER else now > before
@@ -134,7 +134,9 @@ class Tally:
             self._scores.append((scores, y))
 
     def values(self) -> dict[str, float]:
-        """Every metric of the kind by name; ``auc`` where it is the objective's. NaN where nothing was known."""
+        """Returns every metric of the kind by name; ``auc`` where it is the objective's. NaN where nothing was
+        known.
+        """
         known = self._known or math.nan
         if self.objective.kind == "regression":
             return {"mae": self._absolute / known, "rmse": math.sqrt(self._squared / known)}

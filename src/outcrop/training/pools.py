@@ -87,11 +87,11 @@ class PoolBudget:
         yield PoolBudget(memory, memory, memory, memory, concurrent=False)
 
     def pool_space(self, left: int | None) -> int | None:
-        """Bytes for one pool, of the disk that evaluation leaves."""
+        """Counts the bytes for one pool, of the disk that evaluation leaves."""
         return None if left is None else memory_tables.POOL_DISK.bytes_of(left) if self.concurrent else left
 
     def explain(self, error: BudgetError) -> BudgetError:
-        """``error`` of the last of what is possible, as one of the whole."""
+        """Returns ``error`` of the last of what is possible as one of the whole."""
         memory = (
             "memory has no limit" if self.train is None else f"{exact_bytes(self.train)} of memory for each"
         )
@@ -131,7 +131,7 @@ class PoolRecord:
 
 
 class Background:
-    """A process that prepares the run described in ``folder``. :meth:`check` raises its error."""
+    """Runs a process that prepares the run described in ``folder``. :meth:`check` raises its error."""
 
     def __init__(self, folder: Path, memory: int | None, rate: int | None):
         self.folder = folder
@@ -148,7 +148,7 @@ class Background:
         return self._process.pid
 
     def check(self) -> bool:
-        """Whether it is done.
+        """Tells whether it is done.
 
         Raises:
             OutcropError: It failed or was killed; the message has its own.
@@ -287,7 +287,9 @@ class Pools:
                 shutil.rmtree(found)
 
     def session(self, split: str, epoch: int, runtime: Runtime, device: DeviceConfig) -> LoadSession:
-        """Loading of one epoch of ``split``; goes on to the next pool, and waits for it, where ``epoch`` needs it."""
+        """Opens loading of one epoch of ``split``; goes on to the next pool, and waits for it, where ``epoch`` needs
+        it.
+        """
         number = epoch // self._config.epochs
         if split != "train":
             return self._open(EVAL, runtime, device)

@@ -10,7 +10,7 @@ from outcrop.config import format_use
 
 @dataclass
 class TrainReport:
-    """Result of :func:`outcrop.train`; ``as_dict`` is what ``--json`` writes.
+    """Says what :func:`outcrop.train` did; ``as_dict`` is what ``--json`` writes.
 
     Attributes:
         distinct_epochs: Epochs trained on batches of their own; the others replayed theirs.
@@ -74,6 +74,6 @@ class TrainReport:
         return f"{type(self).__name__}({'; '.join(lines)})"
 
     def as_dict(self) -> dict[str, Any]:
-        """All fields but ``model``, whose name has its place."""
+        """Returns all fields but ``model``, whose name has its place."""
         names = {"model_name": "model"}
         return {names.get(name, name): value for name, value in vars(self).items() if name != "model"}

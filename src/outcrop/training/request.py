@@ -25,7 +25,7 @@ from outcrop.training.weights import check_class_weights
 
 @dataclass(frozen=True)
 class TrainRequest:
-    """A training, every choice made and every option checked; nothing is prepared yet.
+    """Describes a training, every choice made and every option checked; nothing is prepared yet.
 
     Attributes:
         batches: Batches, the mode that loads them, and limits.
@@ -99,7 +99,7 @@ class TrainRequest:
 
     @property
     def batch_request(self) -> BatchRequest:
-        """The batches that the training asks for."""
+        """Returns the batches that the training asks for."""
         return BatchRequest(
             self.graph,
             self.batches.sampling,
@@ -113,22 +113,22 @@ class TrainRequest:
 
     @property
     def prepares(self) -> bool:
-        """Whether a run, or pools, are made for this training."""
+        """Tells whether a run, or pools, are made for this training."""
         return self.mode.prepares and (self.run is None or self.refresh is not None)
 
     @property
     def place(self) -> Path:
-        """The folder of the run, or of the pools."""
+        """Returns the folder of the run, or of the pools."""
         return self.run or folder_beside(self.graph, ".pools" if self.batches.new_batches else ".run")
 
     @property
     def epoch_splits(self) -> tuple[str, ...]:
-        """What one epoch goes over."""
+        """Returns what one epoch goes over."""
         return ("train", "valid") if self.graph.has("valid") else ("train",)
 
     @property
     def spools(self) -> bool:
-        """Whether rows may be written in the order of their use first, where that is sooner done."""
+        """Tells whether rows may be written in the order of their use first, where that is sooner done."""
         return self.mode.spools and self.run is None
 
     def check_folders(self) -> None:
@@ -153,7 +153,7 @@ class TrainRequest:
         return -(-self.graph.spec(split).shape[0] // sampling.batch_size)
 
     def _next_epoch(self) -> int | None:
-        """The epoch that training begins with, or goes on within; None where there is nothing left to train."""
+        """Returns the epoch that training begins with, or goes on within; None where there is nothing left to train."""
         path = None
         if self.checkpoints is not None and self.checkpoints.resume:
             path = self.checkpoints.path / checkpoints.LAST

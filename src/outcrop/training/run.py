@@ -91,7 +91,7 @@ def run(
 def _supply(
     request: TrainRequest, asked: BatchRequest, mode: Mode, said: Choices, closing: ExitStack
 ) -> tuple[BatchSupply, str]:
-    """Where batches come from, and why, where that is to be said when they do; ``closing`` removes what goes."""
+    """Supplies the batches, and says why so, where that is to be said when they do; ``closing`` removes what goes."""
     if request.spools:
         return spool.supply(asked, request.learning, closing)
     if not (mode.prepares and request.prepares):
@@ -102,7 +102,7 @@ def _supply(
 
 
 def _settings(request: TrainRequest) -> dict[str, Any]:
-    """How the model is trained, for the history of the run."""
+    """Returns how the model is trained, for the history of the run."""
     kept = request.checkpoints
     return {
         **identity.model_fields(request.model),
@@ -115,7 +115,7 @@ def _settings(request: TrainRequest) -> dict[str, Any]:
 def _learn(
     request: TrainRequest, passes: Passes, runtime: Runtime, callbacks: Sequence[Any]
 ) -> tuple[training.TrainResult, evaluation.EvalResult | None]:
-    """What the loop learned, and how the best model does on the test nodes."""
+    """Trains, and returns what the loop learned and how the best model does on the test nodes."""
     graph, learning = request.graph, request.learning
     objective = learning.objective
     splits = request.batches.sampling.splits

@@ -45,28 +45,28 @@ class BatchSupply:
 
     @property
     def memory(self) -> int | None:
-        """Bytes of the budget that are for training."""
+        """Counts the bytes of the budget that are for training."""
         return self.request.limits.memory if self.pools is None else self.pools.budget.runtime
 
     @property
     def run(self) -> Path | None:
-        """The run that stays, and keeps the history of its trainings."""
+        """Returns the run that stays, and keeps the history of its trainings."""
         return None if self.pools or self.spooled_epochs else self.folder
 
     @property
     def kept(self) -> str | None:
-        """The folder that stays when training ends, of a run or of sample pools; None where nothing does."""
+        """Returns the folder that stays when training ends, of a run or of sample pools; None where nothing does."""
         return None if self.spooled_epochs or self.folder is None else str(self.folder)
 
     @property
     def drawn(self) -> SampleConfig:
-        """What is drawn; where every epoch has batches of its own, ``epochs`` are all that are trained."""
+        """Returns what is drawn; where every epoch has batches of its own, ``epochs`` are all that are trained."""
         config = self.request.sampling
         return replace(config, epochs=self.request.epochs) if self.request.refresh else config
 
     @property
     def prepared_epochs(self) -> int | None:
-        """Epochs that are prepared at a time; None: batches are drawn as they are needed."""
+        """Counts the epochs that are prepared at a time; None: batches are drawn as they are needed."""
         return None if self.folder is None else self.request.sampling.epochs
 
     def counters(self, epoch: int) -> dict[str, Any]:

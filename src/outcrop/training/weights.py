@@ -52,7 +52,7 @@ def _balanced(counts: np.ndarray) -> tuple[float, ...]:
 
 
 def _count_classes(graph: Graph, runtime: Runtime) -> np.ndarray:
-    """int64 [num_classes]: how many training nodes have each label."""
+    """Counts how many training nodes have each label: int64 [num_classes]."""
     nodes, labels = graph.array(runtime, "train"), graph.array(runtime, "labels")
     counts = np.zeros(graph.num_classes, np.int64)
     try:
