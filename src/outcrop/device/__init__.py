@@ -12,12 +12,12 @@ if TYPE_CHECKING:
 
 
 def gpu_named(name: str) -> Gpu | None:
-    """The kind of GPU that the device called ``name`` is; None for the CPU. Raises as :func:`resolve`."""
+    """Returns the kind of GPU that the device called ``name`` is; None for the CPU. Raises as :func:`resolve`."""
     return gpu_of(resolve(name))
 
 
 def resolve(name: str) -> torch.device:
-    """The torch device called ``name`` (``cpu``, ``cuda``, ``cuda:1``).
+    """Returns the torch device called ``name`` (``cpu``, ``cuda``, ``cuda:1``).
 
     Raises:
         DeviceError: It is not there; the message says what is missing.

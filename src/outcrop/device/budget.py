@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class DeviceBudget:
-    """Bytes of device memory that Outcrop may hold, by tag.
+    """Counts bytes of device memory that Outcrop may hold, by tag.
 
     Args:
         gpu, device: Driver of the device, and which one it is.
@@ -45,7 +45,7 @@ class DeviceBudget:
         return self._granted(tag, num_bytes, lambda: None)[1]
 
     def empty(self, tag: str, num_bytes: int) -> tuple[torch.Tensor, Any]:
-        """uint8 [num_bytes] on the device, and the reservation that it is held under."""
+        """Takes uint8 [num_bytes] on the device; returns it and the reservation that it is held under."""
         import torch
 
         return self._granted(
@@ -68,5 +68,5 @@ class DeviceBudget:
             ) from None
 
     def by_tag(self) -> dict[str, int]:
-        """The peak of each tag."""
+        """Returns the peak of each tag."""
         return {tag: usage.peak_bytes for tag, usage in self._budget.by_tag.items()}

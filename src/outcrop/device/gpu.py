@@ -21,7 +21,7 @@ ADVICE = tuple(
 
 
 class Gpu(Protocol):
-    """A kind of GPU. Numbers of devices are those of torch."""
+    """Describes a kind of GPU. Numbers of devices are those of torch."""
 
     type: str  # of its torch devices
     dlpack: int  # its number in DLPack
@@ -37,13 +37,13 @@ class Gpu(Protocol):
     def unregister(self, address: int) -> None: ...
 
     def managed(self, num_bytes: int) -> int:
-        """The address of new memory that the driver may move between host and GPU."""
+        """Returns the address of new memory that the driver may move between host and GPU."""
         ...
 
     def free_managed(self, address: int) -> None: ...
 
     def advise(self, address: int, num_bytes: int, advice: str, device: torch.device) -> int:
-        """CUDA's error code."""
+        """Advises the driver about memory; returns CUDA's error code."""
         ...
 
     def current(self) -> int: ...
@@ -51,15 +51,15 @@ class Gpu(Protocol):
     def count(self) -> int: ...
 
     def memory(self, device: int) -> tuple[int, int]:
-        """Bytes of the device that are free, and all."""
+        """Returns the bytes of the device that are free, and all."""
         ...
 
     def peak_bytes(self, device: int) -> int:
-        """The most that tensors of this process had there at a time."""
+        """Counts the most bytes that tensors of this process had there at a time."""
         ...
 
     def new_stream(self, device: int, *, low_priority: bool = False) -> Any:
-        """A stream of its own.
+        """Makes a stream of its own.
 
         Args:
             low_priority: Its kernels get processors when streams of the usual priority leave them some.
@@ -67,20 +67,21 @@ class Gpu(Protocol):
         ...
 
     def on_stream(self, stream: Any) -> AbstractContextManager[Any]:
-        """What is launched within goes to ``stream``."""
+        """Has what is launched within go to ``stream``."""
         ...
 
     def wait(self, stream: Any, fence: Fence) -> None:
-        """What ``stream`` is given from now on runs after ``fence`` has passed; the calling thread goes on."""
+        """Has what ``stream`` is given from now on run after ``fence`` has passed; the calling thread goes on."""
         ...
 
     def record(self, tensor: torch.Tensor, stream: Any) -> None:
-        """Memory of ``tensor`` is handed out again only when ``stream`` has done all it has been given until the
-        tensor is freed: ``Tensor.record_stream``, for tensors that another stream than the allocating one uses."""
+        """Has memory of ``tensor`` handed out again only when ``stream`` has done all it has been given until the
+        tensor is freed: ``Tensor.record_stream``, for tensors that another stream than the allocating one uses.
+        """
         ...
 
     def stream(self, device: int) -> Any:
-        """What is launched on ``device`` now is launched on this: hashable."""
+        """Returns the stream that what is launched on ``device`` now is launched on: hashable."""
         ...
 
     def launch(
@@ -93,11 +94,11 @@ class Gpu(Protocol):
         most_blocks: int = 0,
         block_threads: int = BLOCK_THREADS,
     ) -> None:
-        """See :func:`outcrop.device.launch.launch`."""
+        """Launches kernels: see :func:`outcrop.device.launch.launch`."""
         ...
 
     def fence(self, stream: Any) -> Fence:
-        """Passed when everything is done that ``stream`` has been given by now."""
+        """Makes a fence that is passed when everything is done that ``stream`` has been given by now."""
         ...
 
 
@@ -108,7 +109,7 @@ class Fence(Protocol):
 
 
 class Cuda:
-    """:class:`Gpu` by torch's CUDA runtime and, for managed memory, cuda-python."""
+    """Does what :class:`Gpu` says by torch's CUDA runtime and, for managed memory, cuda-python."""
 
     type, dlpack = "cuda", 2
 
@@ -230,17 +231,17 @@ KINDS: dict[str, Callable[[], Gpu | None]] = {"cuda": _cuda}
 
 
 def usable() -> Gpu | None:
-    """The GPU of this process, of the first kind that there is."""
+    """Finds the GPU of this process, of the first kind that there is."""
     return next((gpu for kind in KINDS.values() if (gpu := kind()) is not None), None)
 
 
 def gpu_of(device: torch.device) -> Gpu | None:
-    """The kind that ``device`` is one of; None for the CPU."""
+    """Returns the kind that ``device`` is one of; None for the CPU."""
     return KINDS[device.type]() if device.type in KINDS else None
 
 
 def seen_by(gpu: Gpu, tensor: torch.Tensor, device: int, *, keeping: Any = None) -> torch.Tensor:
-    """The memory of ``tensor`` as a tensor of GPU ``device``, without a copy; keeps ``keeping`` (it) alive.
+    """Returns the memory of ``tensor`` as a tensor of GPU ``device``, without a copy; keeps ``keeping`` (it) alive.
 
     Args:
         tensor: Strided, in memory of the device, or of the host that is registered with, or managed by, CUDA.
@@ -252,7 +253,7 @@ def seen_by(gpu: Gpu, tensor: torch.Tensor, device: int, *, keeping: Any = None)
 def tensor_over(
     address: int, like: torch.Tensor, device_type: int, device: int, keeping: Any
 ) -> torch.Tensor:
-    """A tensor of the shape, strides and dtype of ``like`` over memory at ``address``; keeps ``keeping`` alive.
+    """Returns a tensor of the shape, strides and dtype of ``like`` over memory at ``address``; keeps ``keeping`` alive.
 
     Args:
         device_type: A number of DLPack.

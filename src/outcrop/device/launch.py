@@ -26,12 +26,12 @@ _HOW = "pip install 'outcrop[gpu]' adds what compiles kernels"
 
 
 def cuda_module(module: str) -> Any:
-    """A module of cuda-python, which is an extra."""
+    """Imports a module of cuda-python, which is an extra."""
     return importlib.import_module(f"cuda.{module}")
 
 
 def nvrtc_version() -> str:
-    """Such as ``13.0``.
+    """Returns the version of NVRTC, such as ``13.0``.
 
     Raises:
         DeviceError: NVRTC or cuda.core is not there.
@@ -46,7 +46,7 @@ def nvrtc_version() -> str:
 
 
 def _cuda_core() -> Any:
-    """cuda.core; DeviceError where it is missing, or so old that it has its names in cuda.core.experimental."""
+    """Imports cuda.core; DeviceError where it is missing, or so old that it has its names in cuda.core.experimental."""
     try:
         core = cuda_module("core")
     except ImportError as problem:
@@ -59,7 +59,7 @@ def _cuda_core() -> Any:
 
 
 def compiled(name: str, arch: str) -> bytes:
-    """The cubin of the kernels ``name`` for ``arch`` (``sm_90``), from the cache where it is there.
+    """Returns the cubin of the kernels ``name`` for ``arch`` (``sm_90``), from the cache where it is there.
 
     Raises:
         DeviceError: NVRTC or cuda.core is not there, or the compiler refuses.
@@ -76,7 +76,7 @@ def compiled(name: str, arch: str) -> bytes:
 
 
 def compile_kernels(name: str, arch: str) -> bytes:
-    """As :func:`compiled`, without the cache."""
+    """Does as :func:`compiled`, without the cache."""
     nvrtc_version()
     core = _cuda_core()
     options = core.ProgramOptions(std=_STANDARD, arch=arch, include_path=str(kernels.FOLDER.parent))
@@ -88,7 +88,9 @@ def compile_kernels(name: str, arch: str) -> bytes:
 
 
 def _keep(path: Path, code: bytes) -> None:
-    """Another process that compiles the same keeps the same; a cache that cannot be written is none."""
+    """Keeps what was compiled: another process that compiles the same keeps the same; a cache that cannot be written is
+    none.
+    """
     made = path.with_suffix(f".{os.getpid()}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -14,12 +14,12 @@ NAMES = ("assemble", "gather", "io_queue", "sample")
 
 
 def source(name: str) -> str:
-    """The text of ``NAME.cu``."""
+    """Returns the text of ``NAME.cu``."""
     return (FOLDER / f"{name}.cu").read_text()
 
 
 @cache
 def digest(name: str) -> str:
-    """SHA-256 of everything that the kernels of ``name`` are compiled from."""
+    """Returns the SHA-256 of everything that the kernels of ``name`` are compiled from."""
     texts = [source(name), *(path.read_text() for path in sorted(FOLDER.glob("*.h")))]
     return hashlib.sha256("\0".join(texts).encode()).hexdigest()
