@@ -144,7 +144,7 @@ def advise(
 
 
 def _sampling(asked: SampleConfig, model: ModelConfig, epochs: int) -> SampleConfig:
-    """How the batches of an epoch are drawn for ``model``."""
+    """Says how the batches of an epoch are drawn for ``model``."""
     check_epochs_unset(asked, "run=Replay(4)")
     if asked.task != "node":
         raise ArgumentError(f"task {asked.task!r} cannot be predicted: advise counts batches of nodes")
@@ -153,14 +153,16 @@ def _sampling(asked: SampleConfig, model: ModelConfig, epochs: int) -> SampleCon
 
 
 def _task_of_run(graph: Graph, model: ModelConfig, limits: Limits, run: Path, device: str) -> Task:
-    """What is counted of a run that is there: with its batches, and its limits but for the memory that was named."""
+    """Describes what is counted of a run that is there: with its batches, and its limits but for the memory that was
+    named.
+    """
     info = runs.read(run)
     memory = info.plan.memory if limits.memory is None else parse_size(limits.memory)
     return Task(graph, model, info.sample, replace(info.plan, memory=memory), device, run)
 
 
 def _setting(task: Task, disk_space: Size | None) -> dict[str, Any]:
-    """What was asked, for the result."""
+    """Returns what was asked, for the result."""
     return {
         "model": task.model.name,
         "hidden": task.model.hidden,

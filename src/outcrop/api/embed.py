@@ -41,7 +41,7 @@ from outcrop.store.lock import only_process_in
 
 @dataclass
 class EmbedReport:
-    """What a training did.
+    """Says what a training did.
 
     Attributes:
         resident: All partitions were in memory.

@@ -123,7 +123,7 @@ def import_graph(
 
 
 def _with_parts(source: Any, parts: dict[str, Any]) -> Any:
-    """``source`` together with the parts that are given beside it."""
+    """Puts ``source`` together with the parts that are given beside it."""
     given = {name: value for name, value in parts.items() if value is not None}
     if not given:
         return source

@@ -189,7 +189,7 @@ def prepare_with_report(
 
 
 def _request(asked: PrepareOptions) -> PrepareRequest:
-    """What is prepared, in numbers: what was left open is chosen here."""
+    """Describes what is prepared, in numbers: what was left open is chosen here."""
     graph, out = asked.graph if isinstance(asked.graph, Graph) else open_graph(asked.graph), Path(asked.out)
     external = None if asked.batches is None else ExternalBatches(asked.batches, graph.num_nodes)
     config, limits = _sampling(asked.sampling, external, asked.epochs), asked.limits
@@ -213,7 +213,7 @@ def _request(asked: PrepareOptions) -> PrepareRequest:
 
 
 def _sampling(asked: SampleConfig, external: ExternalBatches | None, epochs: int | None) -> SampleConfig:
-    """How batches are drawn; those from elsewhere have hops and splits of their own."""
+    """Says how batches are drawn; those from elsewhere have hops and splits of their own."""
     check_epochs_unset(asked, "epochs=4 beside it")
     if external is None:
         if asked.sampler == EXTERNAL:

@@ -68,7 +68,7 @@ class Run:
         mode: str | Mode = "packed",
         device: str = "cpu",
     ) -> RunLoader:
-        """The run's mini-batches, to iterate over once an epoch (:class:`outcrop.loading.run_loader.RunLoader`).
+        """Loads the run's mini-batches: iterate over it once an epoch (:class:`outcrop.loading.run_loader.RunLoader`).
 
         ``for batch in run.loader(): ...`` trains for an epoch; keep the loader for many.
 
@@ -108,7 +108,7 @@ class Run:
         return RunLoader(self._source(split, shuffle, asked), self._sessions(), ranks, epoch)
 
     def _sessions(self) -> Sessions:
-        """What the loaders of this run share as long as there are any."""
+        """Returns what the loaders of this run share as long as there are any."""
         shared = self._shared() if self._shared is not None else None
         if shared is None:
             shared = Sessions()
@@ -135,7 +135,7 @@ class Run:
 
 
 def _graph_of(path: Path, info: run.RunInfo, given: str | Path | Graph | None) -> Graph:
-    """The graph of a run.
+    """Opens the graph of a run.
 
     Raises:
         FormatError: It is not there, or another one.

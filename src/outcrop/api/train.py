@@ -99,7 +99,7 @@ def _objects(old: dict[str, Any], given: dict[str, Any]) -> dict[str, Any]:
 
 
 def _mode(old: dict[str, Any], given: dict[str, Any]) -> dict[str, Any]:
-    """The mode, of its name and options; those that have their default meant nothing in other modes."""
+    """Makes the mode of its name and options; those that have their default meant nothing in other modes."""
     options = named(_OLD, "loading", old)
     usual = {"row_reads": "engine", "stripes": (), "sample_on": "cpu", "cache_strategy": "auto"}
     usual |= {"topology": "automatic", "cache_policy": "sieve", "partitions": None, "resident": None}
@@ -234,7 +234,7 @@ def _asked(
     callbacks: Sequence[Any] = (),
     observer: Observer | None = None,
 ) -> TrainOptions:
-    """What :func:`train` was asked for, shortcuts resolved; who watches decides nothing."""
+    """Returns what :func:`train` was asked for, shortcuts resolved; who watches decides nothing."""
     training = TrainConfig() if training is None else training
     return TrainOptions(
         graph if isinstance(graph, Graph) else open_graph(graph),
