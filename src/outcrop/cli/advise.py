@@ -89,7 +89,7 @@ def advise(
 
 
 def summarize(result: dict[str, Any]) -> None:
-    """The tables and sentences of a result."""
+    """Prints the tables and sentences of a result."""
     parts = ("disk_seconds", "bus_seconds", "host_seconds", "compute_seconds")
     rows = [
         [
@@ -142,7 +142,7 @@ def summarize(result: dict[str, Any]) -> None:
 
 
 def _milliseconds(seconds: float) -> str:
-    """Three digits, and never more than five characters below 100 s."""
+    """Writes three digits, and never more than five characters below 100 s."""
     return f"{1e3 * seconds:.3g}" if seconds < 0.9995 else f"{1e3 * seconds:.0f}"
 
 

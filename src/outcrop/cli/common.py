@@ -25,7 +25,7 @@ from outcrop.runtime.runtime import Runtime
 
 
 def _check_json(path: Path | None) -> Path | None:
-    """Before anything begins: what people read gives way on standard output, and the file has a folder."""
+    """Checks before anything begins: what people read gives way on standard output, and the file has a folder."""
     out.stderr = path == STANDARD_OUTPUT
     if path is not None and path != STANDARD_OUTPUT and not path.parent.is_dir():
         raise ArgumentError(f"--json {path}: {path.parent} is no folder")
@@ -60,7 +60,7 @@ _ABOUT_OPTIONS = ("--config", "--print-config", "--help")
 
 
 def _defaults_of_file(ctx: typer.Context, path: Path | None) -> Path | None:
-    """Options of a TOML file become the defaults of the command: those on the command line win."""
+    """Makes options of a TOML file the defaults of the command: those on the command line win."""
     if path is not None:
         names = {
             option.removeprefix("--"): parameter.name
@@ -178,7 +178,7 @@ def _as_toml(value: Any) -> str:
 
 @contextmanager
 def progress_bars(quiet: bool) -> Iterator[Progress]:
-    """Live bars on a terminal, lines where standard error goes elsewhere, silence with --quiet."""
+    """Yields live bars on a terminal, lines where standard error goes elsewhere, silence with --quiet."""
     if quiet or not console.is_terminal:
         yield shown(not quiet)
         return
@@ -202,7 +202,7 @@ def load_torch(quiet: bool) -> None:
 def runtime_for(
     memory: Size | None, quiet: bool, *, io: IoConfig | None = None, trace: Path | None = None
 ) -> Iterator[Runtime]:
-    """A Runtime with bars for the block."""
+    """Yields a Runtime with bars for the block."""
     with (
         progress_bars(quiet) as progress,
         Runtime(memory, io=io, progress=progress, trace_path=trace) as runtime,
@@ -211,13 +211,13 @@ def runtime_for(
 
 
 def say_choice(why: str) -> None:
-    """What ``--memory auto`` took, on standard error."""
+    """Says on standard error what ``--memory auto`` took."""
     for line in why.splitlines():
         console.print(Text(printable(line)), soft_wrap=True, highlight=False)
 
 
 def write_json(path: Path | None, result: dict[str, Any]) -> None:
-    """``result`` as the option ``--json`` asks: to a file, to standard output (``-``), or not at all."""
+    """Writes ``result`` as the option ``--json`` asks: to a file, to standard output (``-``), or not at all."""
     if path is None:
         return
     text = json.dumps(result, indent=1) + "\n"

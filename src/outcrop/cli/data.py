@@ -125,7 +125,7 @@ def _report(path: Path, started: float, done: ImportReport, json: Path | None, q
 
 
 def _artifacts(path: Path) -> list[Path]:
-    """The artifacts at ``path``: itself, or the finished stages of a run."""
+    """Lists the artifacts at ``path``: itself, or the finished stages of a run."""
     if not (path / RUN_FILE).is_file():
         return [path]
     return [path / stage for stage in ("sample", "plan", "pack") if manifests.exists(path / stage)]

@@ -50,7 +50,7 @@ def describe_all(path: Path) -> list[dict[str, Any]]:
 
 
 def _describe_unfinished(path: Path) -> dict[str, Any]:
-    """A run of which no stage is finished yet."""
+    """Describes a run of which no stage is finished yet."""
     info = runs.read(path)
     return {
         "path": str(path),
@@ -65,7 +65,7 @@ def _describe_unfinished(path: Path) -> dict[str, Any]:
 
 
 def _describe_table(path: Path) -> dict[str, Any]:
-    """What infer or embed export wrote, from the header alone."""
+    """Describes what infer or embed export wrote, from the header alone."""
     try:
         if path.suffix == ".npy":
             array = np.load(path, mmap_mode="r")
@@ -89,7 +89,7 @@ def _describe_table(path: Path) -> dict[str, Any]:
 
 
 def _describe_tensors(path: Path) -> dict[str, Any]:
-    """From the header alone."""
+    """Describes a file of tensors from the header alone."""
     from safetensors import SafetensorError, safe_open
 
     try:

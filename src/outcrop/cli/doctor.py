@@ -72,7 +72,7 @@ def doctor(
 
 
 def _rings(profile: Profile) -> str:
-    """What keeps this disk busy where kernels ask for rows (``--io gpu``)."""
+    """Says what keeps this disk busy where kernels ask for rows (``--io gpu``)."""
     from outcrop.rows.rings.sizing import (
         block_threads,
         commands_under_way,
@@ -114,7 +114,7 @@ def _measure(about: dict[str, Any], folder: Path, save: Path | None, quiet: bool
 
 
 def _say(text: str) -> None:
-    """A line at once, also where standard error is a file."""
+    """Writes a line at once, also where standard error is a file."""
     printing.console.print(Text(printing.printable(text)), soft_wrap=True, highlight=False)
 
 

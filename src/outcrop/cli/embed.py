@@ -111,7 +111,9 @@ def orders(
 
 
 def as_json(order: Order) -> dict[str, Any]:
-    """``states``: ids; ``buckets``: per state, in sequence; ``overlapped``: those trained during each swap."""
+    """Returns an order as plain values. ``states``: ids; ``buckets``: per state, in sequence; ``overlapped``: those
+    trained during each swap.
+    """
     return {
         "order": order.name,
         "partitions": order.partitions,

@@ -69,14 +69,14 @@ def install() -> None:
 
 
 def end_at_once() -> None:
-    """From now on a signal ends the process without a word."""
+    """Has a signal end the process without a word from now on."""
     for number in _heard():
         signal.signal(number, signal.SIG_DFL)
 
 
 @contextmanager
 def ending_at_once() -> Iterator[None]:
-    """Within the block a signal ends the process, also in the middle of loading a library."""
+    """Has a signal end the process within the block, also in the middle of loading a library."""
     before = {number: signal.getsignal(number) for number in _heard()}
     end_at_once()
     try:
@@ -87,7 +87,7 @@ def ending_at_once() -> Iterator[None]:
 
 
 def _heard() -> list[signal.Signals]:
-    """Those of the two that are not ignored, as in what a shell starts in the background."""
+    """Lists those of the two signals that are not ignored, as in what a shell starts in the background."""
     return [s for s in (signal.SIGINT, signal.SIGTERM) if signal.getsignal(s) is not signal.SIG_IGN]
 
 
@@ -126,7 +126,7 @@ def _call_soon(handler: Callable[[int, FrameType | None], None]) -> None:
 
 
 def _raise_again(dropped: sys.UnraisableHookArgs) -> None:
-    """What Python calls with an exception that has nowhere to go."""
+    """Raises again what has nowhere to go: Python calls it with such an exception."""
     error = dropped.exc_value
     if isinstance(error, KeyboardInterrupt):
         _call_soon(_interrupt)

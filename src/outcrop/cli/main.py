@@ -52,7 +52,7 @@ _SPIN_COUNT = "20000"
 
 
 def run() -> None:
-    """Entry point: errors are one or two lines on standard error and status 1, wrong usage status 2."""
+    """Runs the command: errors are one or two lines on standard error and status 1, wrong usage status 2."""
     os.environ.setdefault("GOMP_SPINCOUNT", _SPIN_COUNT)
     warnings.showwarning = _show_warning
     try:

@@ -100,7 +100,7 @@ def _flag(parameter: str, name: str, kind: type, offered: Fields) -> Parameter:
 
 
 def _type_and_default(kind: type, name: str) -> tuple[Any, Any]:
-    """What typer takes for a field: sizes, lists and words are text, which the class understands."""
+    """Returns what typer takes for a field: sizes, lists and words are text, which the class understands."""
     field = next(field for field in fields(kind) if field.name == name)
     hint = get_type_hints(kind)[name]
     alternatives = [of for of in (get_args(hint) if get_origin(hint) is not tuple else ()) or (hint,)]
@@ -135,7 +135,7 @@ def described(kind: type, name: str) -> str:
 
 @cache
 def _attributes(kind: type) -> dict[str, str]:
-    """Field -> text, of the section ``Attributes`` of the class's own docstring."""
+    """Reads field -> text of the section ``Attributes`` of the class's own docstring."""
     _, _, section = cleandoc(kind.__dict__.get("__doc__") or "").partition("Attributes:\n")
     found: dict[str, str] = {}
     name = ""
@@ -151,7 +151,7 @@ def _attributes(kind: type) -> dict[str, str]:
 
 
 def _for_command(text: str, kind: type, offered: Fields) -> str:
-    """Text of a docstring for a terminal: fields are flags, marks and what refers to modules go."""
+    """Rewrites the text of a docstring for a terminal: fields are flags, marks and what refers to modules go."""
     for field in (
         field for field in fields(kind) if "_" in field.name
     ):  # others may be values of the same name

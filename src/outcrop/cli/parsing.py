@@ -19,7 +19,7 @@ def parse_fanouts(text: str) -> tuple[int, ...]:
 
 
 def parse_weights(text: str) -> str | tuple[float, ...]:
-    """``balanced``, or numbers with commas between them.
+    """Reads ``balanced``, or numbers with commas between them.
 
     Raises:
         ArgumentError: They are neither.
@@ -35,7 +35,7 @@ def parse_weights(text: str) -> str | tuple[float, ...]:
 
 
 def parse_rates(text: str) -> tuple[float, float]:
-    """Bytes per second in order, and random reads of 4 KiB per second.
+    """Reads bytes per second in order, and random reads of 4 KiB per second.
 
     Raises:
         ArgumentError: They are not two numbers.

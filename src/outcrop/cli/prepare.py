@@ -73,7 +73,7 @@ def prepare_pool(
     memory: common.Memory = None,
     rate: Annotated[str | None, typer.Option("--rate", help="Disk bytes per second.")] = None,
 ) -> None:
-    """What ``outcrop train --refresh`` starts in the background: prepares the run that RUN describes."""
+    """Prepares the run that RUN describes: what ``outcrop train --refresh`` starts in the background."""
     from outcrop.training.background import serve
 
     serve(parent)
@@ -124,7 +124,7 @@ def _command(stop_after: str | None) -> Any:
 
 
 def _load_seconds(graph: Path, report: PrepareReport) -> float | None:
-    """How long loading an epoch takes at the rate at which the graph's disk reads now; None without a new plan."""
+    """Says how long loading an epoch takes at the rate at which the graph's disk reads now; None without a new plan."""
     from outcrop.runtime.machine import sequential_rate
     from outcrop.store.graph import open_graph
 
@@ -135,7 +135,7 @@ def _load_seconds(graph: Path, report: PrepareReport) -> float | None:
 
 
 def summarize(report: PrepareReport, load_seconds: float | None) -> None:
-    """What was done, and what an epoch will read."""
+    """Prints what was done, and what an epoch will read."""
     done = (
         ", ".join(f"{name} {seconds:.1f} s" for name, seconds in report.stage_seconds.items())
         or "nothing to do"
@@ -171,7 +171,7 @@ def summarize(report: PrepareReport, load_seconds: float | None) -> None:
 
 
 def print_memory(memory: dict[str, Any]) -> None:
-    """What each part of loading has of the memory budget."""
+    """Prints what each part of loading has of the memory budget."""
     rows = [(part["name"], format_bytes(part["bytes"]), part["rule"]) for part in memory["parts"]]
     title = f"{memory['activity']}: {format_bytes(memory['limit_bytes'])} of memory"
     printing.print_table(("part", "bytes", "how much"), rows, title=title)

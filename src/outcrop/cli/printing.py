@@ -17,7 +17,7 @@ _TURNS = frozenset("\u061c\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2066\u2067
 
 
 def printable(text: object) -> str:
-    """``str(text)`` with what would steer a terminal, or turn the order of what is read, as Python writes it.
+    """Writes ``str(text)`` with what would steer a terminal, or turn the order of what is read, as Python writes it.
 
     ``printable("a\\x1b]0;b") == "a\\\\x1b]0;b"``; letters of every script stay.
     """
@@ -28,14 +28,14 @@ def printable(text: object) -> str:
 
 
 def say(label: str, style: str, text: str) -> None:
-    """A labelled message on standard error; its own line breaks stay."""
+    """Writes a labelled message to standard error; its own line breaks stay."""
     message = Text(label, style=style, end="")
     lines = "\n".join(map(printable, text.split("\n")))
     console.print(Text.assemble(message, " ", lines), soft_wrap=True, highlight=False)
 
 
 def print_table(columns: Sequence[str], rows: Sequence[Sequence[object]], title: str | None = None) -> None:
-    """A table on standard output: first column left, the rest right aligned.
+    """Prints a table on standard output: first column left, the rest right aligned.
 
     Nothing is ever cut: where lines between the columns leave too little room, there are none, and where columns
     without lines do not fit either, each row is a block of lines, a name and a value each.
@@ -65,12 +65,12 @@ def _print_columns(cells: Sequence[Sequence[Text]], table: Table) -> None:
 
 
 def print_facts(facts: Mapping[str, object]) -> None:
-    """Name and value per line, aligned."""
+    """Prints name and value per line, aligned."""
     width = max(map(len, facts), default=0)
     for name, value in facts.items():
         print_line(f"{name:<{width}}  {value}")
 
 
 def print_line(text: str) -> None:
-    """One line on standard output."""
+    """Prints one line on standard output."""
     out.print(Text(printable(text)), highlight=False)

@@ -214,14 +214,14 @@ def train(
 def _batches(
     run: Path | None, sample_epochs: int | None, refresh: bool, rate: str | None
 ) -> Path | Replay | Refresh | None:
-    """Where batches come from, of the four options that say it."""
+    """Returns where batches come from, of the four options that say it."""
     if refresh:
         return Refresh(1 if sample_epochs is None else sample_epochs, rate, run)
     return run if run is not None or sample_epochs is None else Replay(sample_epochs)
 
 
 def _plan(found: dict[str, Any]) -> dict[str, str]:
-    """What ``--dry-run`` prints: a line per question that a user has before a long training."""
+    """Returns what ``--dry-run`` prints: a line per question that a user has before a long training."""
     batches = found["batches_per_epoch"]
     distinct, epochs = found["distinct_epochs"], found["epochs"]
     lines = {
@@ -261,7 +261,7 @@ def _where_the_model_goes(found: dict[str, Any]) -> str:
 
 
 def summarize(report: dict[str, Any]) -> None:
-    """A line per epoch, then the result."""
+    """Prints a line per epoch, then the result."""
     rows = []
     prepared = any(e.get("prepare_seconds") for e in report["epochs"])
     for e in report["epochs"]:
@@ -308,7 +308,7 @@ def summarize(report: dict[str, Any]) -> None:
 
 
 def _on_disk(report: dict[str, Any]) -> dict[str, object]:
-    """What was written for the training: rows that are gone by now, or a run that stays."""
+    """Says what was written for the training: rows that are gone by now, or a run that stays."""
     facts: dict[str, object] = {}
     if report["spooled_epochs"]:
         facts["rows"] = f"spooled to disk, {report['spooled_epochs']} epochs at a time"
@@ -323,7 +323,7 @@ def _on_disk(report: dict[str, Any]) -> dict[str, object]:
 
 
 def _resumed(report: dict[str, Any]) -> str:
-    """What the checkpoint had, and what was trained now."""
+    """Says what the checkpoint had, and what was trained now."""
     before = report["resumed_from"]
     if report["trained_epochs"]:
         return f"went on after {before} epochs of the checkpoint"
