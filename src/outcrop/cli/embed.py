@@ -272,8 +272,15 @@ def train(
         "peak memory": format_bytes(report.peak_host_bytes),
     }
     if report.resumed_epoch is not None:
-        facts["went on from epoch"] = str(report.resumed_epoch)
+        facts["training"] = _resumed(report.resumed_epoch, len(report.epochs))
     printing.print_facts(facts)
+
+
+def _resumed(before: int, epochs: int) -> str:
+    """Says what the checkpoint had, and whether anything was trained now."""
+    if before < epochs:
+        return f"went on from epoch {before} of the checkpoint"
+    return f"already trained {epochs} epochs: nothing was left to do; more with --epochs, anew with --fresh"
 
 
 def evaluate(
