@@ -203,7 +203,7 @@ _RENAMED = {"embed_neighbours": "embed_neighbors"}
 _MOVED = {
     "outcrop.api.auto": "outcrop.advisor.auto",
     "outcrop.api.counting": "outcrop.advisor.counting",
-    "outcrop.api.epochs": "outcrop.advisor.epochs",
+    "outcrop.api.epochs": "outcrop.advisor.epochs_at_a_time",
     "outcrop.api.import_budget": "outcrop.importing.import_budget",
     "outcrop.api.pools": "outcrop.training.pools",
     "outcrop.api.shortcuts": "outcrop.api.prepare",
@@ -214,7 +214,7 @@ _MOVED = {
     "outcrop.gpuio": "outcrop.rows.rings",
     "outcrop.models": "outcrop.nn.models",
     "outcrop.progress": "outcrop.runtime.progress",
-    "outcrop.tiers": "outcrop.loading.online.tiers",
+    "outcrop.tiers": "outcrop.loading.online.cache_plan",
 }
 
 

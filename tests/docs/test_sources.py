@@ -10,7 +10,7 @@ import pytest
 from typer.testing import CliRunner
 
 from outcrop.cli.main import app
-from outcrop.importing import graph
+from outcrop.importing.sources import kinds
 from outcrop.importing.sources import edge_list, features, folder, matlab, objects, parts
 from support import REPOSITORY
 
@@ -41,7 +41,7 @@ def test_every_name_is_on_the_page() -> None:
         f"`{name}`"
         for name in (*edge_list.WEIGHT_COLUMNS, *edge_list.SOURCE_COLUMNS, *edge_list.TARGET_COLUMNS)
     }
-    known |= {f"`{kind}:" for kind in graph.OPENERS}
+    known |= {f"`{kind}:" for kind in kinds.OPENERS}
     assert sorted(name for name in known if name not in PAGE) == []
     for names in matlab.NAMES.values():
         assert [name for name in names if f"`{name}`" not in PAGE and f"`{name.upper()}`" not in PAGE] in (

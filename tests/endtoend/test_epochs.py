@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from artifact_support import small_graph
-from outcrop.advisor import epochs as epoch_choice
+from outcrop.advisor import epochs_at_a_time as epoch_choice
 from outcrop.api.train import TrainReport, train
 from outcrop.config import PlanConfig, SampleConfig
 from outcrop.errors import BudgetError, OutcropWarning

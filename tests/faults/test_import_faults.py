@@ -266,6 +266,8 @@ def test_unknown_sources(folder: Path) -> None:
     fails(folder, ArgumentError, r"names no files; write arrays:DIR.* triples:DIR$", source="edges.npy")
     fails(folder, ArgumentError, rf"here perhaps 'arrays:{folder}'$", source=str(folder))
     fails(folder, ArgumentError, rf"here perhaps 'edges:{folder}/edges.npy'$", source=f"{folder}/edges.npy")
+    (folder / "graph.npz").touch()
+    fails(folder, ArgumentError, rf"here perhaps 'npz:{folder}/graph.npz'$", source=f"{folder}/graph.npz")
     fails(folder, ArgumentError, "is no folder", source="arrays:/nowhere")
     fails(folder, ArgumentError, "is no file: edges:FILE needs", source="edges:/nowhere.csv")
     fails(folder, ArgumentError, "is missing", source="npz:/nowhere.npz")

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from outcrop.advisor import auto
-from outcrop.advisor import epochs as epoch_choice
+from outcrop.advisor import epochs_at_a_time as epoch_choice
 from outcrop.api.old_keywords import accepts_old_keywords, merged, named
 from outcrop.api.run import Run
 from outcrop.config import (

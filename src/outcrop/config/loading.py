@@ -24,7 +24,7 @@ class DeviceConfig:
             takes what is free.
         draws: The GPU draws the batches too that are drawn on the fly.
         cache_strategy: Of mode ``online``: what the GPU's and the host's memory are filled with
-            (:mod:`outcrop.loading.online.tiers`): ``auto``, what saves the most transactions; ``GTCF``, ``GFCT``,
+            (:mod:`outcrop.loading.online.cache_plan`): ``auto``, what saves the most transactions; ``GTCF``, ``GFCT``,
             ``CTGF``, ``CFGT``, ``hybrid``: the fixed strategies of Hyperion, section III-B2, to compare with.
     """
 

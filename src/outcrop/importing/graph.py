@@ -6,7 +6,7 @@ rename when everything is written; an error or a kill leaves none, and importing
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -19,7 +19,6 @@ import outcrop._core as _core
 from outcrop.config import ImportConfig, LabelKind
 from outcrop.config.sampling import SPLITS
 from outcrop.errors import ArgumentError, FormatError
-from outcrop.importing.sources.archive import open_archive
 from outcrop.importing.sources.base import FeatureSource, GraphSource, LabelSource, block_bytes
 from outcrop.importing.sources.checks import (
     LargestId,
@@ -28,12 +27,9 @@ from outcrop.importing.sources.checks import (
     notes_of_missing,
     one_way_note,
 )
-from outcrop.importing.sources.edge_list import open_edge_list
 from outcrop.importing.sources.files import source_files
-from outcrop.importing.sources.folder import open_folder
+from outcrop.importing.sources.kinds import open_source
 from outcrop.importing.sources.labels import labelled, write_labels
-from outcrop.importing.sources.matlab import open_matlab
-from outcrop.importing.sources.musae import open_musae
 from outcrop.importing.sources.objects import open_object
 from outcrop.importing.sources.reorder import in_node_order
 from outcrop.importing.sources.split import Splitter, check_splits, per_class_splits
@@ -120,43 +116,11 @@ def _kind(source: Any) -> str:
 
 def _opened(source: Any, runtime: Runtime, held: ExitStack, config: ImportConfig) -> GraphSource:
     opened = (
-        _open_source(source, runtime, held, config)
+        open_source(source, runtime, held, config)
         if isinstance(source, str)
         else open_object(source, runtime, held, config.split_index)
     )
     return _with_num_nodes(opened, config.num_nodes)
-
-
-OPENERS: dict[str, tuple[str, Callable[[Path, Runtime, ExitStack, ImportConfig], GraphSource]]] = {
-    "arrays": ("DIR", lambda path, runtime, held, config: open_folder(path, runtime)),
-    "edges": ("FILE", lambda path, runtime, held, config: open_edge_list(path, runtime)),
-    "npz": (
-        "FILE",
-        lambda path, runtime, held, config: open_archive(path, runtime, held, config.split_index),
-    ),
-    "scipy": (
-        "FILE",
-        lambda path, runtime, held, config: open_archive(path, runtime, held, config.split_index),
-    ),
-    "mat": ("FILE", lambda path, runtime, held, config: open_matlab(path, runtime, held)),
-    "musae": ("DIR", lambda path, runtime, held, config: open_musae(path, runtime, held)),
-}
-SOURCES = ", ".join(f"{kind}:{what}" for kind, (what, _) in OPENERS.items())
-
-
-def _open_source(source: str, runtime: Runtime, held: ExitStack, config: ImportConfig) -> GraphSource:
-    kind, _, where = source.partition(":")
-    if not where:
-        kind = "arrays" if Path(source).is_dir() else "edges" if Path(source).is_file() else ""
-        meant = f"; here perhaps {f'{kind}:{source}'!r}" if kind else ""
-        raise ArgumentError(f"source {source!r} names no files; write {SOURCES} or triples:DIR{meant}")
-    if kind == "triples":
-        raise ArgumentError(
-            f"{source} is a knowledge graph, not a graph: import it with outcrop.import_triples({where!r}, OUT)"
-        )
-    if kind not in OPENERS:
-        raise ArgumentError(f"source kind {kind!r} is unknown; known: {', '.join(OPENERS)}, triples")
-    return OPENERS[kind][1](Path(where), runtime, held, config)
 
 
 def _with_num_nodes(source: GraphSource, num_nodes: int | None) -> GraphSource:

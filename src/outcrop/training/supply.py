@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from outcrop.advisor import epochs as epoch_choice
+from outcrop.advisor import epochs_at_a_time as epoch_choice
 from outcrop.config import DeviceConfig, SampleConfig
 from outcrop.errors import BudgetError
 from outcrop.loading.modes import Mode, Packed

@@ -13,7 +13,7 @@ from outcrop.runtime import runtime
 MOVED = {
     "outcrop.api.auto": ("outcrop.advisor.auto", "choose_limits"),
     "outcrop.api.counting": ("outcrop.advisor.counting", "count"),
-    "outcrop.api.epochs": ("outcrop.advisor.epochs", "for_training"),
+    "outcrop.api.epochs": ("outcrop.advisor.epochs_at_a_time", "for_training"),
     "outcrop.api.import_budget": ("outcrop.importing.import_budget", "runtime_of_import"),
     "outcrop.api.pools": ("outcrop.training.pools", "Pools"),
     "outcrop.api.shortcuts": ("outcrop.api.prepare", "open_run"),
@@ -25,7 +25,7 @@ MOVED = {
     "outcrop.gpuio.queue": ("outcrop.rows.rings.queue", "RowQueue"),
     "outcrop.models": ("outcrop.nn.models", "Model"),
     "outcrop.progress": ("outcrop.runtime.progress", "Progress"),
-    "outcrop.tiers": ("outcrop.loading.online.tiers", "place"),
+    "outcrop.tiers": ("outcrop.loading.online.cache_plan", "place"),
 }
 
 

@@ -1,6 +1,6 @@
 """The static cache of mode ``online``: the hottest features and the hottest neighbour lists under one budget.
 
-Source: Hyperion, section III-B2. Which is better is decided by what it saves (outcrop.loading.online.tiers); both are
+Source: Hyperion, section III-B2. Which is better is decided by what it saves (cache_plan.py beside this file); both are
 found by one lookup (core/cache/hot_index.h). Nothing is replaced while training, so that looking up never waits.
 """
 
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 import outcrop._core as _core
-from outcrop.loading.online import tiers
+from outcrop.loading.online import cache_plan
 from outcrop.loading.online.hotness import Hotness
 from outcrop.rows import RowStream, StaticCache
 from outcrop.runtime import memory_tables
@@ -67,28 +67,28 @@ class DeviceRoom:
 
 def _levels(
     hotness: Hotness, row_bytes: int, topology: Topology | None, on_device: bool = False
-) -> tuple[tiers.Levels, tiers.Levels]:
+) -> tuple[cache_plan.Levels, cache_plan.Levels]:
     """Counts levels of rows and of lists, in one pass; of no lists where the topology is in memory anyway.
 
     Args:
         on_device: Lists may be cached on a device; the others are read from host memory, not from disk.
     """
     nothing = np.zeros(_LEVELS, np.int64)
-    rows = lists = tiers.Levels(nothing, nothing, nothing)
+    rows = lists = cache_plan.Levels(nothing, nothing, nothing)
     for w in hotness.windows():
-        rows += tiers.Levels.count(w.rows, row_bytes, _LEVELS)
+        rows += cache_plan.Levels.count(w.rows, row_bytes, _LEVELS)
         if topology is not None and (on_device or topology.placement == "paged"):
-            lists += tiers.Levels.count(w.lists, topology.list_bytes(w.first, len(w.lists)), _LEVELS)
+            lists += cache_plan.Levels.count(w.lists, topology.list_bytes(w.first, len(w.lists)), _LEVELS)
     return rows, replace(lists, disk=lists.host) if on_device else lists
 
 
 def share_out(
-    rows: tiers.Levels,
-    lists: tiers.Levels,
+    rows: cache_plan.Levels,
+    lists: cache_plan.Levels,
     host_bytes: int,
     device_bytes: int = 0,
     *,
-    lists_in: tuple[int, ...] = (tiers.HOST,),
+    lists_in: tuple[int, ...] = (cache_plan.HOST,),
     strategy: str = "auto",
 ) -> CacheShares:
     """Divides memory of the host and of a device between rows and lists.
@@ -99,12 +99,18 @@ def share_out(
         lists_in: Where lists may be: whoever samples has to reach them.
         strategy: One of :data:`outcrop.config.CACHE_STRATEGIES`.
     """
-    unit = tiers.unit_of_two(device_bytes, host_bytes) if device_bytes else tiers.unit_of(host_bytes)
+    unit = (
+        cache_plan.unit_of_two(device_bytes, host_bytes) if device_bytes else cache_plan.unit_of(host_bytes)
+    )
     most = host_bytes // unit + device_bytes // unit
     chunks = (rows.chunks(unit, most), lists.chunks(unit, most))
     room = (device_bytes, host_bytes, unit, lists_in)
-    plan = tiers.place(*chunks, *room) if strategy == "auto" else tiers.place_fixed(strategy, *chunks, *room)
-    on_device, in_host = plan.bytes_in(chunks, tiers.DEVICE), plan.bytes_in(chunks, tiers.HOST)
+    plan = (
+        cache_plan.place(*chunks, *room)
+        if strategy == "auto"
+        else cache_plan.place_fixed(strategy, *chunks, *room)
+    )
+    on_device, in_host = plan.bytes_in(chunks, cache_plan.DEVICE), plan.bytes_in(chunks, cache_plan.HOST)
     if (
         device_bytes and strategy == "auto"
     ):  # units of the larger are large parts of the smaller: rows take the rest
@@ -204,12 +210,12 @@ def _choose(
         of_lists,
         capacity,
         device_bytes,
-        lists_in=(tiers.DEVICE,) if lists_there else (tiers.HOST,),
+        lists_in=(cache_plan.DEVICE,) if lists_there else (cache_plan.HOST,),
         strategy="auto" if device is None else device.strategy,
     )
-    row_limit = tiers.Threshold.of(of_rows, shares.device_row_bytes + shares.row_bytes)
-    device_limit = tiers.Threshold.of(of_rows, shares.device_row_bytes)
-    list_limit = tiers.Threshold.of(of_lists, shares.list_bytes + shares.device_list_bytes)
+    row_limit = cache_plan.Threshold.of(of_rows, shares.device_row_bytes + shares.row_bytes)
+    device_limit = cache_plan.Threshold.of(of_rows, shares.device_row_bytes)
+    list_limit = cache_plan.Threshold.of(of_lists, shares.list_bytes + shares.device_list_bytes)
     rows, lists, on_device = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)], [np.zeros(0, bool)]
     for w in hotness.windows():
         picked, row_limit = row_limit.pick(w.rows, row_bytes, _LEVELS)

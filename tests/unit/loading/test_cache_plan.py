@@ -1,4 +1,4 @@
-"""Placement among device, host and disk (outcrop.loading.online.tiers) against every placement there is."""
+"""Placement among device, host and disk (outcrop.loading.online.cache_plan) against every placement there is."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from outcrop.config import CACHE_STRATEGIES
-from outcrop.loading.online import tiers
+from outcrop.loading.online import cache_plan
 from outcrop.loading.online.static_cache import share_out
 
 
-def _chunks(sizes: list[int], wanted: list[int]) -> tiers.Chunks:
+def _chunks(sizes: list[int], wanted: list[int]) -> cache_plan.Chunks:
     """Hottest first."""
     size, want = np.array(sizes, np.int64), np.sort(np.array(wanted, np.int64))[::-1]
-    return tiers.Chunks(size, tiers.host_cost(want, size), tiers.disk_cost(want, size))
+    return cache_plan.Chunks(size, cache_plan.host_cost(want, size), cache_plan.disk_cost(want, size))
 
 
-def _best_of_all(rows: tiers.Chunks, lists: tiers.Chunks, device: int, host: int, unit: int) -> int:
+def _best_of_all(rows: cache_plan.Chunks, lists: cache_plan.Chunks, device: int, host: int, unit: int) -> int:
     sizes = [-(-int(s) // unit) for s in (*rows.sizes, *lists.sizes)]
     costs = [(0, int(h), int(d)) for c in (rows, lists) for h, d in zip(c.host, c.disk, strict=True)]
     best = None
@@ -43,19 +43,19 @@ def test_no_placement_leaves_fewer_transactions(data: st.DataObject, equal: bool
         _chunks([200 if equal else data.draw(st.integers(1, 700)) for _ in wanted], wanted)
         for wanted in (data.draw(_counts), data.draw(_counts))
     )
-    plan = tiers.place(rows, lists, device, host, unit)
+    plan = cache_plan.place(rows, lists, device, host, unit)
     assert plan.transactions == _best_of_all(rows, lists, device, host, unit)
-    for tier, room in ((tiers.DEVICE, device), (tiers.HOST, host)):
+    for tier, room in ((cache_plan.DEVICE, device), (cache_plan.HOST, host)):
         assert sum(plan.bytes_in((rows, lists), tier)) <= room
-    for strategy in tiers.STRATEGIES:
-        fixed = tiers.place_fixed(strategy, rows, lists, device, host, unit)
+    for strategy in cache_plan.STRATEGIES:
+        fixed = cache_plan.place_fixed(strategy, rows, lists, device, host, unit)
         assert plan.transactions <= fixed.transactions
-        assert sum(fixed.bytes_in((rows, lists), tiers.HOST)) <= host
+        assert sum(fixed.bytes_in((rows, lists), cache_plan.HOST)) <= host
 
 
 def test_the_fixed_strategies_differ_as_their_names_say():
     rows, lists = _chunks([100] * 4, [9, 8, 7, 6]), _chunks([100] * 4, [9, 8, 7, 6])
-    there = {s: tiers.place_fixed(s, rows, lists, 200, 400, 1) for s in tiers.STRATEGIES}
+    there = {s: cache_plan.place_fixed(s, rows, lists, 200, 400, 1) for s in cache_plan.STRATEGIES}
     assert there["GTCF"].lists.tolist() == [0, 0, 2, 2]
     assert there["GTCF"].rows.tolist() == [1, 1, 1, 1]
     assert there["GFCT"].rows.tolist() == [0, 0, 2, 2]
@@ -68,11 +68,11 @@ def test_the_fixed_strategies_differ_as_their_names_say():
 
 def test_lists_stay_where_the_sampler_reaches_them():
     rows, lists = _chunks([100] * 4, [4, 3, 2, 1]), _chunks([100] * 4, [9, 8, 7, 6])
-    for lists_in in ((), (tiers.HOST,), (tiers.DEVICE,)):
-        plans = [tiers.place_fixed(s, rows, lists, 200, 200, 1, lists_in) for s in tiers.STRATEGIES]
-        for plan in (tiers.place(rows, lists, 200, 200, 1, lists_in), *plans):
-            assert set(plan.lists.tolist()) <= {*lists_in, tiers.DISK}
-            assert sum(plan.bytes_in((rows, lists), tiers.DEVICE)) <= 200
+    for lists_in in ((), (cache_plan.HOST,), (cache_plan.DEVICE,)):
+        plans = [cache_plan.place_fixed(s, rows, lists, 200, 200, 1, lists_in) for s in cache_plan.STRATEGIES]
+        for plan in (cache_plan.place(rows, lists, 200, 200, 1, lists_in), *plans):
+            assert set(plan.lists.tolist()) <= {*lists_in, cache_plan.DISK}
+            assert sum(plan.bytes_in((rows, lists), cache_plan.DEVICE)) <= 200
 
 
 @settings(max_examples=60, deadline=None)
@@ -80,29 +80,33 @@ def test_lists_stay_where_the_sampler_reaches_them():
     seed=st.integers(0, 2**32),
     host=st.integers(0, 40_000),
     device=st.integers(0, 40_000),
-    lists_in=st.sampled_from([(), (tiers.HOST,), (tiers.DEVICE,)]),
+    lists_in=st.sampled_from([(), (cache_plan.HOST,), (cache_plan.DEVICE,)]),
     strategy=st.sampled_from(CACHE_STRATEGIES),
 )
 def test_shares_keep_to_both_capacities(seed, host, device, lists_in, strategy):
     rng = np.random.default_rng(seed)
     rows, lists = (
-        tiers.Levels.count(rng.integers(0, 9, 300).astype(np.uint32), size, 1 << 8)
+        cache_plan.Levels.count(rng.integers(0, 9, 300).astype(np.uint32), size, 1 << 8)
         for size in (128, rng.integers(40, 400, 300))
     )
     shares = share_out(rows, lists, host, device, lists_in=lists_in, strategy=strategy)
     assert 0 <= shares.row_bytes + shares.list_bytes <= host
     assert 0 <= shares.device_row_bytes + shares.device_list_bytes <= device
-    assert shares.list_bytes == 0 or tiers.HOST in lists_in
-    assert shares.device_list_bytes == 0 or tiers.DEVICE in lists_in
+    assert shares.list_bytes == 0 or cache_plan.HOST in lists_in
+    assert shares.device_list_bytes == 0 or cache_plan.DEVICE in lists_in
     if strategy == "auto" and device and rows.sizes[1:].sum() >= host + device:  # nothing is left empty
         assert sum(vars(shares).values()) == host + device
 
 
 def test_costs_by_hand():
     wanted = np.array([0, 1, 3])
-    assert tiers.host_cost(wanted, 100).tolist() == [0, 1, 3]  # ceil(300 / 128)
-    assert tiers.disk_cost(wanted, 100, sector=512).tolist() == [0, 4, 12]  # a sector of 512 is four lines
-    assert tiers.disk_cost(wanted, 1000, sector=512).tolist() == [0, 8, 24]
+    assert cache_plan.host_cost(wanted, 100).tolist() == [0, 1, 3]  # ceil(300 / 128)
+    assert cache_plan.disk_cost(wanted, 100, sector=512).tolist() == [
+        0,
+        4,
+        12,
+    ]  # a sector of 512 is four lines
+    assert cache_plan.disk_cost(wanted, 1000, sector=512).tolist() == [0, 8, 24]
 
 
 @settings(max_examples=60, deadline=None)
@@ -112,8 +116,8 @@ def test_the_hottest_are_picked_window_by_window(seed: int, budget: int, windows
     wanted = rng.integers(0, 6, 300).astype(np.uint32)
     sizes = rng.integers(40, 400, 300)
     for each in (np.full(300, 128), sizes):
-        levels = tiers.Levels.count(wanted, each, 1 << 8)
-        limit, picked = tiers.Threshold.of(levels, budget), []
+        levels = cache_plan.Levels.count(wanted, each, 1 << 8)
+        limit, picked = cache_plan.Threshold.of(levels, budget), []
         for part in np.array_split(np.arange(300), windows):
             found, limit = limit.pick(wanted[part], each[part], 1 << 8)
             picked += (found + part[0]).tolist()
@@ -132,12 +136,12 @@ def test_the_hottest_are_picked_window_by_window(seed: int, budget: int, windows
 def test_chunks_have_all_bytes_and_transactions(seed: int, unit: int):
     rng = np.random.default_rng(seed)
     wanted = rng.integers(0, 9, 200).astype(np.uint32)
-    levels = tiers.Levels.count(wanted, 128, 1 << 8)
+    levels = cache_plan.Levels.count(wanted, 128, 1 << 8)
     chunks = levels.chunks(unit, 10**6)
     hot = wanted[wanted > 0].astype(np.int64)
     assert chunks.sizes.sum() == 128 * len(hot)
     assert chunks.host.sum() == hot.sum()
-    assert chunks.disk.sum() == tiers.disk_cost(hot, 128).sum()
+    assert chunks.disk.sum() == cache_plan.disk_cost(hot, 128).sum()
     assert np.all(chunks.sizes[:-1] == unit)
     assert len(levels.chunks(unit, 2)) <= 2
     if unit % 128 == 0:  # then a chunk is whole rows: the next hottest

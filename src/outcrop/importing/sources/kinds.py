@@ -1,0 +1,60 @@
+"""Kinds of sources: what may stand before the colon in ``arrays:DIR``, and which file beside this one reads it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import ExitStack
+from pathlib import Path
+
+from outcrop.config import ImportConfig
+from outcrop.errors import ArgumentError
+from outcrop.importing.sources.archive import open_archive
+from outcrop.importing.sources.base import GraphSource
+from outcrop.importing.sources.edge_list import open_edge_list
+from outcrop.importing.sources.folder import open_folder
+from outcrop.importing.sources.matlab import open_matlab
+from outcrop.importing.sources.musae import open_musae
+from outcrop.runtime.runtime import Runtime
+
+OPENERS: dict[str, tuple[str, Callable[[Path, Runtime, ExitStack, ImportConfig], GraphSource]]] = {
+    "arrays": ("DIR", lambda path, runtime, held, config: open_folder(path, runtime)),
+    "edges": ("FILE", lambda path, runtime, held, config: open_edge_list(path, runtime)),
+    "npz": (
+        "FILE",
+        lambda path, runtime, held, config: open_archive(path, runtime, held, config.split_index),
+    ),
+    "scipy": (
+        "FILE",
+        lambda path, runtime, held, config: open_archive(path, runtime, held, config.split_index),
+    ),
+    "mat": ("FILE", lambda path, runtime, held, config: open_matlab(path, runtime, held)),
+    "musae": ("DIR", lambda path, runtime, held, config: open_musae(path, runtime, held)),
+}
+SOURCES = ", ".join(f"{kind}:{what}" for kind, (what, _) in OPENERS.items())
+
+
+def open_source(source: str, runtime: Runtime, held: ExitStack, config: ImportConfig) -> GraphSource:
+    """Opens what ``source`` names, such as ``arrays:DIR``; ``held`` closes what it opens.
+
+    Raises:
+        ArgumentError: The kind is unknown, or no files are named.
+    """
+    kind, _, where = source.partition(":")
+    if not where:
+        kind = _kind_of_path(Path(source))
+        meant = f"; here perhaps {f'{kind}:{source}'!r}" if kind else ""
+        raise ArgumentError(f"source {source!r} names no files; write {SOURCES} or triples:DIR{meant}")
+    if kind == "triples":
+        raise ArgumentError(
+            f"{source} is a knowledge graph, not a graph: import it with outcrop.import_triples({where!r}, OUT)"
+        )
+    if kind not in OPENERS:
+        raise ArgumentError(f"source kind {kind!r} is unknown; known: {', '.join(OPENERS)}, triples")
+    return OPENERS[kind][1](Path(where), runtime, held, config)
+
+
+def _kind_of_path(path: Path) -> str:
+    """Guesses what a path without a kind is; empty: nothing is there."""
+    if path.is_dir():
+        return "arrays"
+    return {".npz": "npz", ".mat": "mat"}.get(path.suffix, "edges") if path.is_file() else ""
