@@ -10,8 +10,7 @@ import pytest
 from typer.testing import CliRunner
 
 from outcrop.cli.main import app
-from outcrop.importing.sources import kinds
-from outcrop.importing.sources import edge_list, features, folder, matlab, objects, parts
+from outcrop.importing.sources import edge_list, features, folder, kinds, matlab, objects, parts
 from support import REPOSITORY
 
 pytestmark = pytest.mark.leaks("env", reason="torch sets variables when it is imported")
