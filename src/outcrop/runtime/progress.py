@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from typing import Any, ParamSpec, Protocol, TypeVar, runtime_checkable
 
 from outcrop.config import format_bytes
+from outcrop.errors import ArgumentError
 
 FIRST_SECONDS = 2.0
 """What takes less is not worth a line."""
@@ -41,6 +42,10 @@ class Progress(Protocol):
     def advance(self, task: str, amount: int) -> None: ...
     def note(self, task: str, text: str) -> None: ...
     def finish(self, task: str) -> None: ...
+
+
+# What every receiver has; not all work takes notes.
+_RECEIVES = ("start", "advance", "finish")
 
 
 @runtime_checkable
@@ -128,6 +133,11 @@ def shown(progress: Progress | bool | None) -> Progress:
     if progress is None or progress is False:
         return SilentProgress()
     if progress is not True:
+        if lacking := [name for name in _RECEIVES if not callable(getattr(progress, name, None))]:
+            raise ArgumentError(
+                f"progress {progress!r} has no {', '.join(lacking)}: give True, False, or an object that has them "
+                "(outcrop.runtime.progress.Progress)"
+            )
         return progress
     if os.environ.get("OUTCROP_PROGRESS") == "0":
         return SilentProgress()

@@ -14,6 +14,7 @@ from rich.console import Console
 
 import outcrop as oc
 from artifact_support import memory_folder
+from outcrop.errors import ArgumentError
 from outcrop.runtime import bars, progress
 from outcrop.runtime.progress import LineProgress, Progress, SilentProgress, shown, shows_progress
 from outcrop.runtime.runtime import Runtime
@@ -163,6 +164,13 @@ def test_who_shows_what(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureF
     assert isinstance(shown(True), bars.Bars)
     with Runtime(progress=False) as runtime:
         assert isinstance(runtime.progress, SilentProgress)
+
+
+def test_what_receives_no_progress_is_refused() -> None:
+    with pytest.raises(
+        ArgumentError, match="progress <built-in function print> has no start, advance, finish"
+    ):
+        shown(print)  # type: ignore[arg-type]
 
 
 def test_a_notebook_without_widgets_has_lines(monkeypatch: pytest.MonkeyPatch) -> None:
