@@ -93,18 +93,18 @@ void bind_rings(nb::module_& m) {
   m.attr("COMPLETE_WORDS") = sizeof(kernels::Complete) / 8;
   m.attr("LANDING_BYTES") = static_cast<int64_t>(sizeof(kernels::Landing));
   m.def(
-      "twin_io_submit",
+      "cpu_io_submit",
       [](uintptr_t table, size_t queues) {
         nb::gil_scoped_release release;
-        twin_io_submit(std::span(reinterpret_cast<const kernels::Submit*>(table), queues));
+        cpu_io_submit(std::span(reinterpret_cast<const kernels::Submit*>(table), queues));
       },
       "table"_a, "queues"_a,
       "The kernel io_submit on the CPU, with its arguments: the address of a table first.");
   m.def(
-      "twin_io_complete",
+      "cpu_io_complete",
       [](uintptr_t table, size_t queues, int64_t deadline_ns) {
         nb::gil_scoped_release release;
-        twin_io_complete(std::span(reinterpret_cast<const kernels::Complete*>(table), queues), deadline_ns);
+        cpu_io_complete(std::span(reinterpret_cast<const kernels::Complete*>(table), queues), deadline_ns);
       },
       "table"_a, "queues"_a, "deadline_ns"_a, "The kernel io_complete on the CPU, as io_submit.");
   m.def("progress_bytes", &progress_bytes, "num_ids"_a,

@@ -123,7 +123,7 @@ class Samplers {
     for (size_t i = 0; i < ids.size(); ++i)
       if (ids.data()[i] < 0 || ids.data()[i] >= topology_.num_nodes)
         throw Error(ErrorKind::argument, "node " + std::to_string(ids.data()[i]) + " is out of range");
-    count_in_neighbours(topology_, {ids.data(), ids.size()}, out.data());
+    count_in_neighbors(topology_, {ids.data(), ids.size()}, out.data());
   }
 
   // Batches first.batch, first.batch + 1, ...; batch i has seeds[offsets[i]:offsets[i + 1]].
@@ -288,11 +288,11 @@ void bind_paged(nb::module_& m) {
           "ids"_a, "ends"_a, nb::call_guard<nb::gil_scoped_release>(),
           "ends[2 i], ends[2 i + 1] = indptr[ids[i]], indptr[ids[i] + 1].")
       .def(
-          "read_neighbours",
+          "read_neighbors",
           [](PyPagedTopology& p, Ids positions, Array1<int64_t> out) {
             if (out.size() != positions.size())
               throw Error(ErrorKind::argument, "positions and out differ in length");
-            p.topology->read_neighbours({positions.data(), positions.size()}, out.data());
+            p.topology->read_neighbors({positions.data(), positions.size()}, out.data());
           },
           "positions"_a, "out"_a, nb::call_guard<nb::gil_scoped_release>(), "out[i] = indices[positions[i]].")
       .def("read_lists", &read_lists, "ends"_a, "out"_a, "weights"_a = false,

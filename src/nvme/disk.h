@@ -3,7 +3,7 @@
 //
 //   Disk disk("0000:3b:00.0", budget, {});
 //   DmaMapping staging(disk.space(), buffer, bytes);          // addresses that commands name: staging.bus()
-//   kernels::QueuePair pair = disk.create_queue(1024);        // for a GPU, a twin, or ReadQueue
+//   kernels::QueuePair pair = disk.create_queue(1024);        // for a GPU, kernels on the CPU, or ReadQueue
 //
 // Refused with Error(io) or Error(format): a device that is not bound to vfio-pci, and a disk with anything
 // on it that is not Outcrop's (content.h). The disk outlives its mappings' use and its queues.

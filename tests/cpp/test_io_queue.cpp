@@ -103,15 +103,15 @@ class RowsThroughRings {
     }
   }
   void submit(int64_t first, int64_t count) {
-    twin_io_submit(kernels::Submit{rings_.queue, reinterpret_cast<uint64_t>(rings_.queue.staging), rows_,
-                                   wanted_.data(), reinterpret_cast<kernels::uint8*>(out.data()), out_stride_,
-                                   first, count, rings_.submitted, rings_.completed, rings_.completed - 1,
-                                   nullptr});
+    cpu_io_submit(kernels::Submit{rings_.queue, reinterpret_cast<uint64_t>(rings_.queue.staging), rows_,
+                                  wanted_.data(), reinterpret_cast<kernels::uint8*>(out.data()), out_stride_,
+                                  first, count, rings_.submitted, rings_.completed, rings_.completed - 1,
+                                  nullptr});
     rings_.submitted += count;
   }
   void complete(int64_t count, int64_t deadline_ns) {
     const auto* ended = reinterpret_cast<const kernels::uint32*>(rings_.memory.data() + rings_.layout.ended);
-    twin_io_complete({rings_.queue, ended, count, rings_.completed}, deadline_ns);
+    cpu_io_complete({rings_.queue, ended, count, rings_.completed}, deadline_ns);
     rings_.note();
     rings_.completed += count;
   }
@@ -265,9 +265,9 @@ TEST(IoQueue, TakingEndsWithAGroupAndSubmittingGoesOnBeside) {
     int64_t submitted = 0;
     const auto submit = [&](const auto& wanted, int64_t group, int64_t at) {
       const auto count = static_cast<int64_t>(wanted.size());
-      twin_io_submit(kernels::Submit{rings.queue, reinterpret_cast<uint64_t>(rings.queue.staging), rows,
-                                     wanted.data(), out.data() + 512 * at, 512, 0, count, submitted, 0, 0,
-                                     nullptr, 0, group, count});
+      cpu_io_submit(kernels::Submit{rings.queue, reinterpret_cast<uint64_t>(rings.queue.staging), rows,
+                                    wanted.data(), out.data() + 512 * at, 512, 0, count, submitted, 0, 0,
+                                    nullptr, 0, group, count});
       submitted += count;
     };
     submit(never, 3, 0);
@@ -276,7 +276,7 @@ TEST(IoQueue, TakingEndsWithAGroupAndSubmittingGoesOnBeside) {
     std::vector<int> taken(4);
     const auto* ended = reinterpret_cast<const kernels::uint32*>(rings.memory.data() + rings.layout.ended);
     for (int64_t completed = 0; taken[1] < 20 || taken[2] < 20;) {
-      twin_io_complete({rings.queue, ended, 30, completed}, 20 * kSecond);
+      cpu_io_complete({rings.queue, ended, 30, completed}, 20 * kSecond);
       ASSERT_FALSE(rings.lost());
       const int64_t n = rings.queue.progress->claimed;
       for (int64_t i = 0; i < n; ++i) ++taken[kernels::outcomes_of(rings.queue)[i].last];
@@ -318,22 +318,22 @@ class Disks {
               int64_t group, int64_t group_commands, int64_t out_row) {
     Rings& r = *rings_[q];
     const auto count = static_cast<int64_t>(wanted.size());
-    twin_io_submit(kernels::Submit{queues_[q],
-                                   reinterpret_cast<uint64_t>(r.queue.staging),
-                                   {0, kRow, kRow},
-                                   wanted.data(),
-                                   out.data() + out_row * kRow,
-                                   kRow,
-                                   0,
-                                   count,
-                                   r.submitted,
-                                   r.completed,
-                                   r.completed,
-                                   nullptr,
-                                   0,
-                                   group,
-                                   group_commands,
-                                   files.data()});
+    cpu_io_submit(kernels::Submit{queues_[q],
+                                  reinterpret_cast<uint64_t>(r.queue.staging),
+                                  {0, kRow, kRow},
+                                  wanted.data(),
+                                  out.data() + out_row * kRow,
+                                  kRow,
+                                  0,
+                                  count,
+                                  r.submitted,
+                                  r.completed,
+                                  r.completed,
+                                  nullptr,
+                                  0,
+                                  group,
+                                  group_commands,
+                                  files.data()});
     r.submitted += count;
   }
   // At most as many completions of each queue as `most` says; `refill` as well. Statuses by group.
@@ -344,7 +344,7 @@ class Disks {
           reinterpret_cast<const kernels::uint32*>(rings_[q]->memory.data() + rings_[q]->layout.ended);
       all.push_back({queues_[q], ended, most[q], rings_[q]->completed, refill[q]});
     }
-    twin_io_complete(all, 20 * kSecond);
+    cpu_io_complete(all, 20 * kSecond);
     for (auto& r : rings_) {
       const int64_t n = r->queue.progress->claimed;
       for (int64_t i = 0; i < n; ++i) {
@@ -612,13 +612,13 @@ TEST_P(IoQueueOnDisk, WritesWhatIsReadBackAndNothingElse) {
       std::vector<uint32_t> crcs(all);
       for (int64_t given = 0; given < all || rings.under_way() > 0;) {
         const int64_t more = std::min(rings.room(), all - given);
-        twin_io_submit(kernels::Submit{rings.queue, reinterpret_cast<uint64_t>(rings.queue.staging), rows,
-                                       wanted.data(), reinterpret_cast<kernels::uint8*>(memory), row, given,
-                                       more, rings.submitted, rings.completed, rings.completed - 1, nullptr,
-                                       write, 0, 0});
+        cpu_io_submit(kernels::Submit{rings.queue, reinterpret_cast<uint64_t>(rings.queue.staging), rows,
+                                      wanted.data(), reinterpret_cast<kernels::uint8*>(memory), row, given,
+                                      more, rings.submitted, rings.completed, rings.completed - 1, nullptr,
+                                      write, 0, 0});
         given += more;
         rings.submitted += more;
-        twin_io_complete({rings.queue, ended, 1, rings.completed}, 20 * kSecond);
+        cpu_io_complete({rings.queue, ended, 1, rings.completed}, 20 * kSecond);
         ASSERT_FALSE(rings.lost());
         ++rings.completed;
         const kernels::Outcome& outcome = *kernels::outcomes_of(rings.queue);

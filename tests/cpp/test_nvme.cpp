@@ -232,24 +232,24 @@ TEST_F(NvmeTest, TheKernelsReadRowsThroughADisksRings) {
     int64_t told = 0;
     for (int64_t submitted = 0, completed = 0; completed < kRows; completed += kBatch) {
       for (; submitted < kRows && submitted - completed + kBatch <= queue.num_ids; submitted += kBatch) {
-        twin_io_submit({queue,
-                        memory.bus() + layout.staging,
-                        {kBase, kStride, kRow},
-                        wanted.data(),
-                        out.data(),
-                        kRow,
-                        submitted,
-                        kBatch,
-                        submitted,
-                        completed,
-                        told,
-                        nullptr,
-                        0,
-                        0,
-                        0});
+        cpu_io_submit({queue,
+                       memory.bus() + layout.staging,
+                       {kBase, kStride, kRow},
+                       wanted.data(),
+                       out.data(),
+                       kRow,
+                       submitted,
+                       kBatch,
+                       submitted,
+                       completed,
+                       told,
+                       nullptr,
+                       0,
+                       0,
+                       0});
         told = completed;
       }
-      twin_io_complete({queue, memory.as<kernels::uint32>(layout.ended), kBatch, completed}, 20'000'000'000);
+      cpu_io_complete({queue, memory.as<kernels::uint32>(layout.ended), kBatch, completed}, 20'000'000'000);
       for (int64_t i = 0; i < kBatch; ++i) EXPECT_EQ(kernels::outcomes_of(queue)[i].last, 0u);
       ASSERT_FALSE(kernels::lost(queue));
     }

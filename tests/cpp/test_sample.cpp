@@ -29,14 +29,14 @@ struct Hop {
 int64_t at(const std::vector<int64_t>& v) { return reinterpret_cast<int64_t>(v.data()); }
 
 // Places that the kernels draw, row after row.
-std::vector<int64_t> drawn_by_twin(const Hop& hop, uint64_t key, int64_t fanout, bool replace, int64_t warps,
-                                   bool backwards) {
+std::vector<int64_t> drawn_by_cpu_kernel(const Hop& hop, uint64_t key, int64_t fanout, bool replace,
+                                         int64_t warps, bool backwards) {
   const size_t n = hop.nodes.size(), room = n + 2;  // two rows of room that no node has
   const auto edges = static_cast<int64_t>(hop.indices.size());
   std::vector<int64_t> ids(hop.nodes), ends{0, static_cast<int64_t>(n)};
   std::vector<int64_t> start(room), degree(room), taken(room + 1, -1), first(room + 1), wrong(1), outside(2);
   const int64_t begin = at(ends), end = begin + 8, asked = replace;
-  twin_sample(
+  cpu_sample(
       "sample_count", warps,
       std::vector<int64_t>{at(hop.indptr), edges, 0, 0, at(ids), begin, end, static_cast<int64_t>(room),
                            fanout, asked, at(start), at(degree), at(taken), at(wrong)},
@@ -45,14 +45,14 @@ std::vector<int64_t> drawn_by_twin(const Hop& hop, uint64_t key, int64_t fanout,
   EXPECT_EQ(first[n], first.back());
   const auto total = static_cast<size_t>(first.back());
   std::vector<int64_t> drawn(total), neighbours(total, -1);
-  twin_sample("sample_draw", warps,
-              std::vector<int64_t>{static_cast<int64_t>(key), at(ids), begin, end, fanout, asked, at(degree),
-                                   at(first), at(drawn)},
-              backwards);
-  twin_sample("sample_fetch_64", warps,
-              std::vector<int64_t>{at(hop.indices), edges, 0, edges, at(ids), begin, end, fanout, asked,
-                                   at(start), at(degree), at(first), at(drawn), at(neighbours), at(outside)},
-              backwards);
+  cpu_sample("sample_draw", warps,
+             std::vector<int64_t>{static_cast<int64_t>(key), at(ids), begin, end, fanout, asked, at(degree),
+                                  at(first), at(drawn)},
+             backwards);
+  cpu_sample("sample_fetch_64", warps,
+             std::vector<int64_t>{at(hop.indices), edges, 0, edges, at(ids), begin, end, fanout, asked,
+                                  at(start), at(degree), at(first), at(drawn), at(neighbours), at(outside)},
+             backwards);
   EXPECT_EQ(outside[0], 0);
   EXPECT_EQ(wrong[0], 0);
   return neighbours;
@@ -71,7 +71,8 @@ TEST(SampleKernels, DrawWhatTheCoreDraws) {
           draw.places(expected, key, node, begin, hop.indptr[static_cast<size_t>(node) + 1] - begin, fanout,
                       replace);
         }
-        EXPECT_EQ(drawn_by_twin(hop, key, fanout, replace, 3, key % 2), expected) << fanout << " " << key;
+        EXPECT_EQ(drawn_by_cpu_kernel(hop, key, fanout, replace, 3, key % 2), expected)
+            << fanout << " " << key;
       }
     }
   }
@@ -87,16 +88,16 @@ TEST(SampleKernels, NumberNewNodesAscendingBehindThoseKnown) {
   std::vector<int32_t> rowptr{0, 2, -1, -1}, col{-1, -1, -1, -1, -1, -1, -1, -1};
   const auto at32 = [](const std::vector<int32_t>& v) { return reinterpret_cast<int64_t>(v.data()); };
   for (const bool backwards : {false, true}) {
-    twin_sample("sample_mark", 2, std::vector<int64_t>{11, 3, at(ids), at(order), at(marks)}, backwards);
+    cpu_sample("sample_mark", 2, std::vector<int64_t>{11, 3, at(ids), at(order), at(marks)}, backwards);
     std::partial_sum(marks.begin(), marks.end(), sums.begin());
-    twin_sample("sample_number", 2,
-                std::vector<int64_t>{11, 3, at(ids), at(order), at(sums), at(nodes), at(local), at(n_id),
-                                     at(runs), at(numbers)},
-                backwards);
-    twin_sample("sample_relabel", 2,
-                std::vector<int64_t>{11, 3, at(ids), at(order), at(sums), at(numbers), at(n_id), at(begin),
-                                     at(nodes), at(first), at(edges), at32(rowptr), at32(col)},
-                backwards);
+    cpu_sample("sample_number", 2,
+               std::vector<int64_t>{11, 3, at(ids), at(order), at(sums), at(nodes), at(local), at(n_id),
+                                    at(runs), at(numbers)},
+               backwards);
+    cpu_sample("sample_relabel", 2,
+               std::vector<int64_t>{11, 3, at(ids), at(order), at(sums), at(numbers), at(n_id), at(begin),
+                                    at(nodes), at(first), at(edges), at32(rowptr), at32(col)},
+               backwards);
     EXPECT_EQ(n_id, (std::vector<int64_t>{5, 9, 4, 3, 7}));
     EXPECT_EQ(runs, (std::vector<int64_t>{3, 4, 5, 7, 9}));
     EXPECT_EQ(numbers, (std::vector<int64_t>{3, 2, 0, 4, 1}));
@@ -104,8 +105,8 @@ TEST(SampleKernels, NumberNewNodesAscendingBehindThoseKnown) {
     EXPECT_EQ(col, (std::vector<int32_t>{-1, -1, 4, 2, 3, 4, 1, 3}));
   }
   const int64_t last = at(sums) + 10 * 8, total = at(first) + 2 * 8;
-  twin_sample("sample_advance", 3,
-              std::vector<int64_t>{at(begin), at(nodes), at(edges), at(fresh), at(drawn), total, last}, true);
+  cpu_sample("sample_advance", 3,
+             std::vector<int64_t>{at(begin), at(nodes), at(edges), at(fresh), at(drawn), total, last}, true);
   EXPECT_EQ((std::vector<int64_t>{begin[0], nodes[0], edges[0], fresh[0], drawn[0]}),
             (std::vector<int64_t>{3, 5, 8, 2, 6}));
 }
@@ -145,15 +146,15 @@ TEST(SampleKernels, FindRowsAsTheHostDoes) {
       std::vector<int64_t> marks(9, -1), missing(misses.ids.size()), counts(2, -1);
       std::vector<int32_t> positions(misses.ids.size());
       const auto blocks = reinterpret_cast<int64_t>(from->blocks().data());
-      twin_sample("sample_look_up", 2,
-                  std::vector<int64_t>{blocks, reinterpret_cast<int64_t>(tiers.data()), 9, at(ids), at(local),
-                                       reinterpret_cast<int64_t>(place.data()), at(marks)},
-                  backwards);
+      cpu_sample("sample_look_up", 2,
+                 std::vector<int64_t>{blocks, reinterpret_cast<int64_t>(tiers.data()), 9, at(ids), at(local),
+                                      reinterpret_cast<int64_t>(place.data()), at(marks)},
+                 backwards);
       std::partial_sum(marks.begin(), marks.end(), marks.begin());
-      twin_sample("sample_list_missing", 2,
-                  std::vector<int64_t>{9, at(ids), at(local), at(marks), at(missing),
-                                       reinterpret_cast<int64_t>(positions.data()), at(counts)},
-                  backwards);
+      cpu_sample("sample_list_missing", 2,
+                 std::vector<int64_t>{9, at(ids), at(local), at(marks), at(missing),
+                                      reinterpret_cast<int64_t>(positions.data()), at(counts)},
+                 backwards);
       EXPECT_EQ(place, expected);
       EXPECT_EQ(missing, misses.ids);
       EXPECT_EQ(positions, misses.positions);
@@ -163,8 +164,8 @@ TEST(SampleKernels, FindRowsAsTheHostDoes) {
 }
 
 TEST(SampleKernels, UnknownEntriesAreRefused) {
-  EXPECT_THROW(twin_sample("sample_nothing", 1, {}, false), Error);
-  EXPECT_THROW(twin_sample("sample_draw", 1, {}, false), Error);
+  EXPECT_THROW(cpu_sample("sample_nothing", 1, {}, false), Error);
+  EXPECT_THROW(cpu_sample("sample_draw", 1, {}, false), Error);
 }
 
 }  // namespace

@@ -217,7 +217,7 @@ std::string reads(const std::string& address, uint64_t total) {
   return line;
 }
 
-// The kernels that a GPU runs (here their twin), which know nothing of this driver: rows through the rings of
+// The kernels that a GPU runs (here on the CPU), which know nothing of this driver: rows through the rings of
 // the disk, several submissions before the first completions are taken.
 std::string rows(const std::string& address, uint64_t total) {
   constexpr int64_t kRow = 1208, kStride = 1216, kBatch = 96, kAhead = 3;
@@ -241,28 +241,28 @@ std::string rows(const std::string& address, uint64_t total) {
     const int64_t left = static_cast<int64_t>(total) - submitted;
     if (left > 0 && submitted - completed + kBatch <= queue.num_ids) {
       const int64_t count = std::min(left, kBatch);
-      twin_io_submit({queue,
-                      memory.bus() + layout.staging,
-                      {base, kStride, kRow},
-                      reinterpret_cast<const kernels::int64*>(wanted.data()),
-                      reinterpret_cast<kernels::uint8*>(out.data()),
-                      kRow,
-                      submitted,
-                      count,
-                      submitted,
-                      completed,
-                      told,
-                      nullptr,
-                      0,
-                      0,
-                      0});
+      cpu_io_submit({queue,
+                     memory.bus() + layout.staging,
+                     {base, kStride, kRow},
+                     reinterpret_cast<const kernels::int64*>(wanted.data()),
+                     reinterpret_cast<kernels::uint8*>(out.data()),
+                     kRow,
+                     submitted,
+                     count,
+                     submitted,
+                     completed,
+                     told,
+                     nullptr,
+                     0,
+                     0,
+                     0});
       told = completed;
       submitted += count;
       continue;
     }
     const int64_t count = std::min(kBatch, submitted - completed);
-    twin_io_complete({queue, reinterpret_cast<uint32_t*>(memory.data() + layout.ended), count, completed},
-                     int64_t{20} * 1'000'000'000);
+    cpu_io_complete({queue, reinterpret_cast<uint32_t*>(memory.data() + layout.ended), count, completed},
+                    int64_t{20} * 1'000'000'000);
     for (int64_t i = 0; i < count; ++i) failed += kernels::outcomes_of(queue)[i].last != 0;
     require(!kernels::lost(queue), "completions were lost");
     completed += count;
@@ -276,8 +276,8 @@ std::string rows(const std::string& address, uint64_t total) {
   require(wrong == 0 && failed == 0,
           std::to_string(wrong) + " wrong words, " + std::to_string(failed) + " failed");
   return std::to_string(total) + " rows of " + std::to_string(kRow) +
-         " bytes by the kernels' twin, every byte verified, 0 wrong, " + std::to_string(seconds.count()) +
-         " s";
+         " bytes by the kernels on the CPU, every byte verified, 0 wrong, " +
+         std::to_string(seconds.count()) + " s";
 }
 
 // One block that cannot be read: every read of it fails with the error of the medium, all others are right.

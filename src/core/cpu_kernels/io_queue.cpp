@@ -26,7 +26,7 @@ class Patience {
 
 }  // namespace
 
-void twin_io_submit(const kernels::Submit& s) {
+void cpu_io_submit(const kernels::Submit& s) {
   if (kernels::lost(s.queue)) return;
   for (int64_t i = 0; i < s.count; ++i) {
     for (int lane = 0; s.write && lane < kernels::kWarp; ++lane) kernels::stage(s, i, lane);
@@ -35,11 +35,11 @@ void twin_io_submit(const kernels::Submit& s) {
   kernels::ring_submitted(s);
 }
 
-void twin_io_submit(std::span<const kernels::Submit> queues) {
-  for (const kernels::Submit& s : queues) twin_io_submit(s);
+void cpu_io_submit(std::span<const kernels::Submit> queues) {
+  for (const kernels::Submit& s : queues) cpu_io_submit(s);
 }
 
-void twin_io_complete(std::span<const kernels::Complete> queues, int64_t deadline_ns) {
+void cpu_io_complete(std::span<const kernels::Complete> queues, int64_t deadline_ns) {
   const kernels::CompleteTable all{queues.data()};
   const auto count = static_cast<int64_t>(queues.size());
   Patience patience(deadline_ns);
@@ -54,8 +54,8 @@ void twin_io_complete(std::span<const kernels::Complete> queues, int64_t deadlin
   }
 }
 
-void twin_io_complete(const kernels::Complete& c, int64_t deadline_ns) {
-  twin_io_complete(std::span(&c, 1), deadline_ns);
+void cpu_io_complete(const kernels::Complete& c, int64_t deadline_ns) {
+  cpu_io_complete(std::span(&c, 1), deadline_ns);
 }
 
 }  // namespace outcrop

@@ -11,7 +11,7 @@ namespace outcrop {
 namespace {
 
 template <typename Word, typename Index>
-int64_t run_gather(const TwinRows& rows, const void* index, int64_t count, int64_t warps) {
+int64_t run_gather(const CpuRows& rows, const void* index, int64_t count, int64_t warps) {
   kernels::int64 wrong = 0;
   kernels::Gather<Index> g;
   g.table = reinterpret_cast<const kernels::uint8*>(rows.table);
@@ -29,16 +29,16 @@ int64_t run_gather(const TwinRows& rows, const void* index, int64_t count, int64
 
 }  // namespace
 
-int64_t twin_gather(const TwinRows& rows, const void* index, int index_bytes, int64_t count, int word_bytes,
-                    int64_t warps) {
+int64_t cpu_gather(const CpuRows& rows, const void* index, int index_bytes, int64_t count, int word_bytes,
+                   int64_t warps) {
   return with_word(word_bytes, [&]<typename Word>(Word) {
     return index_bytes == 4 ? run_gather<Word, kernels::int32>(rows, index, count, warps)
                             : run_gather<Word, kernels::int64>(rows, index, count, warps);
   });
 }
 
-int64_t twin_assemble(const TwinTable* tables, const uint64_t* place, int64_t count, std::byte* out,
-                      int64_t row_bytes, int word_bytes, int64_t warps) {
+int64_t cpu_assemble(const CpuTable* tables, const uint64_t* place, int64_t count, std::byte* out,
+                     int64_t row_bytes, int word_bytes, int64_t warps) {
   kernels::int64 wrong = 0;
   kernels::Assemble a{};
   for (int i = 0; i < kernels::kTables; ++i) {
@@ -58,7 +58,7 @@ int64_t twin_assemble(const TwinTable* tables, const uint64_t* place, int64_t co
   return wrong - 1;
 }
 
-int64_t twin_gather_requests(uint64_t address, int64_t row_bytes, int word_bytes) {
+int64_t cpu_gather_requests(uint64_t address, int64_t row_bytes, int word_bytes) {
   return with_word(word_bytes, [&]<typename Word>(Word) {
     const int64_t words = row_bytes / word_bytes, shift = kernels::shift_of<Word>(address);
     int64_t requests = 0;

@@ -45,7 +45,7 @@ void run(int64_t warps, bool backwards, const Body& body) {
 
 // Whether `entry` is one of the kernels that number nodes.
 template <typename Each, typename Expect>
-bool twin_numbering(const std::string& entry, const Each& each, const Expect& expect) {
+bool cpu_numbering(const std::string& entry, const Each& each, const Expect& expect) {
   if (entry == "sample_compact") {
     Arguments a = expect(7);
     const kernels::Compact c{a, a, a, a, a, a, a};
@@ -75,7 +75,7 @@ bool twin_numbering(const std::string& entry, const Each& each, const Expect& ex
 
 // Whether `entry` is one of the kernels that find rows.
 template <typename Each, typename Expect>
-bool twin_lookup(const std::string& entry, const Each& each, const Expect& expect) {
+bool cpu_lookup(const std::string& entry, const Each& each, const Expect& expect) {
   if (entry == "sample_look_up") {
     Arguments a = expect(7);
     const kernels::LookUp l{a, a, a, a, a, a, a};
@@ -92,8 +92,7 @@ bool twin_lookup(const std::string& entry, const Each& each, const Expect& expec
 
 }  // namespace
 
-void twin_sample(const std::string& entry, int64_t warps, std::span<const int64_t> arguments,
-                 bool backwards) {
+void cpu_sample(const std::string& entry, int64_t warps, std::span<const int64_t> arguments, bool backwards) {
   const auto expect = [&](size_t count) {
     if (arguments.size() != count)
       throw Error(ErrorKind::argument, entry + " takes " + std::to_string(count) + " arguments, not " +
@@ -119,7 +118,7 @@ void twin_sample(const std::string& entry, int64_t warps, std::span<const int64_
     Arguments a = expect(9);
     const kernels::KeepLabor k{a, frontier_of(a), {a, 0}, a, a, a, a};
     each([&](const Lane& me) { kernels::keep_labor(k, me); });
-  } else if (!twin_numbering(entry, each, expect) && !twin_lookup(entry, each, expect)) {
+  } else if (!cpu_numbering(entry, each, expect) && !cpu_lookup(entry, each, expect)) {
     throw Error(ErrorKind::argument, "there is no sampling kernel " + entry);
   }
 }

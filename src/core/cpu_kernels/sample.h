@@ -9,6 +9,6 @@ namespace outcrop {
 // Runs an entry point of kernels/sample.cu with `warps` warps, in either order of its lanes. `arguments` are
 // those of the launch: addresses and numbers, not checked. Throws Error(argument) for an entry that is none,
 // or another number of arguments.
-void twin_sample(const std::string& entry, int64_t warps, std::span<const int64_t> arguments, bool backwards);
+void cpu_sample(const std::string& entry, int64_t warps, std::span<const int64_t> arguments, bool backwards);
 
 }  // namespace outcrop

@@ -52,7 +52,7 @@ class BatchBuilder {
   void keep_if(const Index* neighbours, int64_t n, Wanted&& wanted) {
     for (int64_t i = 0; i < n; ++i) {
       const auto id = static_cast<uint64_t>(neighbours[i]);
-      if (id >= static_cast<uint64_t>(num_nodes_)) refuse_neighbour(static_cast<int64_t>(id), num_nodes_);
+      if (id >= static_cast<uint64_t>(num_nodes_)) refuse_neighbor(static_cast<int64_t>(id), num_nodes_);
       if (wanted(id)) kept_.push_back(static_cast<int64_t>(id));
     }
   }
@@ -117,7 +117,7 @@ void BatchBuilder::keep_inside(const Index* neighbours, int64_t n) {
     const int64_t end = std::min(n, begin + kBlock);
     for (int64_t i = begin; i < end; ++i) {
       const auto id = static_cast<uint64_t>(neighbours[i]);
-      if (id >= static_cast<uint64_t>(num_nodes_)) refuse_neighbour(static_cast<int64_t>(id), num_nodes_);
+      if (id >= static_cast<uint64_t>(num_nodes_)) refuse_neighbor(static_cast<int64_t>(id), num_nodes_);
       scratch_->relabel.prefetch(id);
     }
     for (int64_t i = begin; i < end; ++i)
@@ -131,7 +131,7 @@ void BatchBuilder::insert_block(const Index* indices, std::vector<int64_t>& posi
   for (int64_t p : positions) __builtin_prefetch(&indices[p]);
   for (auto& p : positions) {  // from here on the neighbour itself
     p = static_cast<int64_t>(indices[p]);
-    if (static_cast<uint64_t>(p) >= static_cast<uint64_t>(num_nodes_)) refuse_neighbour(p, num_nodes_);
+    if (static_cast<uint64_t>(p) >= static_cast<uint64_t>(num_nodes_)) refuse_neighbor(p, num_nodes_);
     scratch_->relabel.prefetch(static_cast<uint64_t>(p));
   }
   for (int64_t neighbour : positions) insert(neighbour);

@@ -16,13 +16,13 @@ ListRange checked_range(int64_t node, int64_t begin, int64_t end, int64_t num_ed
   return {begin, end - begin};
 }
 
-void refuse_neighbour(int64_t neighbour, int64_t num_nodes) {
+void refuse_neighbor(int64_t neighbour, int64_t num_nodes) {
   throw Error(ErrorKind::format, "the topology is damaged: neighbour " + std::to_string(neighbour) +
                                      " in a graph of " + std::to_string(num_nodes) +
                                      " nodes; run outcrop verify");
 }
 
-void count_in_neighbours(const Topology& topology, std::span<const int64_t> ids, int32_t* out) {
+void count_in_neighbors(const Topology& topology, std::span<const int64_t> ids, int32_t* out) {
   constexpr size_t kAhead = 16;
   with_indices(topology, [&](const auto* indices) {
     using Index = std::decay_t<decltype(*indices)>;

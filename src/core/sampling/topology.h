@@ -28,7 +28,7 @@ auto with_indices(const Topology& t, Fn&& fn) {
 
 // Where the neighbours of `node` lie, from what indptr says. Throws Error(format) where that cannot be.
 ListRange checked_range(int64_t node, int64_t begin, int64_t end, int64_t num_edges);
-[[noreturn]] void refuse_neighbour(int64_t neighbour, int64_t num_nodes);
+[[noreturn]] void refuse_neighbor(int64_t neighbour, int64_t num_nodes);
 
 inline ListRange range_of(const Topology& t, int64_t node) {
   const int64_t begin = t.indptr[node], end = t.indptr[node + 1];
@@ -37,6 +37,6 @@ inline ListRange range_of(const Topology& t, int64_t node) {
 }
 
 // out[i] = in-neighbours of ids[i] other than itself. Neighbours of a node must be ascending.
-void count_in_neighbours(const Topology& topology, std::span<const int64_t> ids, int32_t* out);
+void count_in_neighbors(const Topology& topology, std::span<const int64_t> ids, int32_t* out);
 
 }  // namespace outcrop

@@ -33,7 +33,7 @@ void PagedTopology::read_ranges(std::span<const int64_t> ids, int64_t* ends) {
   for (size_t i = 0; i < ids.size(); ++i) checked_range(ids[i], ends[2 * i], ends[2 * i + 1], num_edges);
 }
 
-void PagedTopology::read_neighbours(std::span<const int64_t> positions, int64_t* out) {
+void PagedTopology::read_neighbors(std::span<const int64_t> positions, int64_t* out) {
   for (int64_t p : positions)
     if (p < 0 || p >= num_edges)
       throw Error(ErrorKind::argument, "edge position " + std::to_string(p) + " is out of range");
@@ -198,7 +198,7 @@ bool PagedBatch::plan(size_t room, std::vector<Piece>& pieces) {
 }
 
 template <class Index>
-void PagedBatch::take_neighbours(const Index* values, const Segment& segment) {
+void PagedBatch::take_neighbors(const Index* values, const Segment& segment) {
   const int64_t degree = range(segment.node).degree;
   if (options_.kind == SamplerKind::labor && !labor_takes_all(degree, fanout_)) {
     const uint64_t bound = labor_bound(degree, fanout_);
@@ -228,7 +228,7 @@ void PagedBatch::take(const Element* values) {
       batch_.keep_inside(values, segment.count);
       if (segment.last) batch_.end_row();
     } else {
-      take_neighbours(values, segment);
+      take_neighbors(values, segment);
     }
     values += segment.count;
   }
@@ -317,8 +317,8 @@ void WaveSampler::read_weights(size_t count) {
       [](PagedBatch& b, const std::byte* values) { b.take(reinterpret_cast<const float*>(values)); });
 }
 
-void WaveSampler::read_neighbours(size_t count) {
-  each(count, [](PagedBatch& b) { b.begin_neighbours(); });
+void WaveSampler::read_neighbors(size_t count) {
+  each(count, [](PagedBatch& b) { b.begin_neighbors(); });
   const bool narrow = topology_->indices->element_bytes() == 4;
   rounds(
       count, *topology_->indices,
@@ -336,7 +336,7 @@ void WaveSampler::draw_hop(size_t count) {
   each(count, [this](PagedBatch& b) { b.begin_hop(hops_); });
   read_ranges(count);
   if (options_.kind == SamplerKind::weighted) read_weights(count);
-  read_neighbours(count);
+  read_neighbors(count);
   finish_hop(count);
   ++hops_;
 }
@@ -345,7 +345,7 @@ void WaveSampler::induce(size_t count) {
   if (options_.kind != SamplerKind::shadow) return;
   each(count, [](PagedBatch& b) { b.begin_induced(); });
   read_ranges(count);
-  read_neighbours(count);
+  read_neighbors(count);
   each(count, [](PagedBatch& b) { b.finish_induced(); });
 }
 

@@ -51,7 +51,7 @@ struct PagedTopology {
   // ends[2 i], ends[2 i + 1] = where the list of ids[i] begins and ends. Throws Error(argument) for ids out
   // of range.
   void read_ranges(std::span<const int64_t> ids, int64_t* ends);
-  void read_neighbours(std::span<const int64_t> positions, int64_t* out);
+  void read_neighbors(std::span<const int64_t> positions, int64_t* out);
 };
 
 // One mini-batch of a wave. A pass over its nodes: plan_ranges/take_ranges until all are there, then
@@ -67,7 +67,7 @@ class PagedBatch {
   bool plan_ranges(size_t room, std::vector<Piece>& pieces);
   void take_ranges(const int64_t* ends);  // of what was planned
   void begin_weights() { begin_lists(Stage::weights); }
-  void begin_neighbours() { begin_lists(induced_ ? Stage::induced : Stage::neighbours); }
+  void begin_neighbors() { begin_lists(induced_ ? Stage::induced : Stage::neighbours); }
   bool plan(size_t room, std::vector<Piece>& pieces);
   template <class Element>
   void take(const Element* values);
@@ -90,7 +90,7 @@ class PagedBatch {
   void add_range(int64_t node, int64_t begin, int64_t end);
   ListRange range(size_t i) const { return {ranges_[2 * i], ranges_[2 * i + 1] - ranges_[2 * i]}; }
   template <class Index>
-  void take_neighbours(const Index* values, const Segment& segment);
+  void take_neighbors(const Index* values, const Segment& segment);
   void take_weights(const float* values, const Segment& segment);
   void check_memory(size_t more_kept = 0) const;
 
@@ -144,7 +144,7 @@ class WaveSampler {
   void finish_hop(size_t count);
   void read_ranges(size_t count);
   void read_weights(size_t count);
-  void read_neighbours(size_t count);
+  void read_neighbors(size_t count);
   void draw_hop(size_t count);
   void induce(size_t count);
 

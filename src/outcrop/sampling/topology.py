@@ -68,7 +68,7 @@ class Topology:
         if self.indices is not None:
             return self.indices[positions].astype(np.int64)
         out = np.empty(len(positions), np.int64)
-        self.pages.read_neighbours(np.ascontiguousarray(positions, np.int64), out)
+        self.pages.read_neighbors(np.ascontiguousarray(positions, np.int64), out)
         return out
 
     def lower_bounds(self, ids: np.ndarray, sources: np.ndarray) -> np.ndarray:

@@ -34,8 +34,8 @@ def work_of(name: str, entry: str, warps: int, arguments: list[int]) -> Work:
 
 _QUEUE = (*range(4), 5, 6, 8, *range(10, 13))
 _QUEUE_POINTERS: dict[str, tuple[tuple[int, ...], Callable[..., object]]] = {
-    "io_submit": ((*_QUEUE, 17, 18, 25, 29), _core.twin_io_submit),
-    "io_complete": ((*_QUEUE, 13), _core.twin_io_complete),
+    "io_submit": ((*_QUEUE, 17, 18, 25, 29), _core.cpu_io_submit),
+    "io_complete": ((*_QUEUE, 13), _core.cpu_io_complete),
 }
 
 Launch = tuple[list[Span], Callable[[], object]]
@@ -49,7 +49,7 @@ def _pointers(addresses: list[int]) -> list[Span]:
 def _sample(entry: str, warps: int, arguments: list[int]) -> Launch:
     pointers = _SAMPLE_POINTERS.get(entry, (0, 2, *range(4, 7), *range(9, 15)))
     there = [arguments[at] for at in pointers if arguments[at]]  # caches may be nowhere
-    return _pointers(there), lambda: _core.twin_sample(entry, warps, arguments)
+    return _pointers(there), lambda: _core.cpu_sample(entry, warps, arguments)
 
 
 def _io_queue(entry: str, warps: int, arguments: list[int]) -> Launch:
@@ -75,7 +75,7 @@ def _assemble(entry: str, warps: int, arguments: list[int]) -> Launch:
     def run() -> None:
         tables = [_rows(address, stride, rows, row) for address, stride, rows in given]
         target = bytes_at(out, count * row).reshape(count, row)
-        bad = _core.twin_assemble(tables, bytes_at(place, 8 * count).view(np.uint64), target, word)
+        bad = _core.cpu_assemble(tables, bytes_at(place, 8 * count).view(np.uint64), target, word)
         _flag(wrong, bad)
 
     return [*spans, Span(place, 8 * count), Span(out, count * row), Span(wrong, 8)], run
@@ -91,7 +91,7 @@ def _gather(entry: str, warps: int, arguments: list[int]) -> Launch:
     def run() -> None:
         ids = bytes_at(index, index_bytes).view(f"i{index_bits // 8}")
         target = bytes_at(out, count * row).reshape(count, row)
-        _flag(wrong, _core.twin_gather(_rows(table, stride, rows, row), ids, target, word))
+        _flag(wrong, _core.cpu_gather(_rows(table, stride, rows, row), ids, target, word))
 
     spans = [Span(table, (rows - 1) * stride + row), Span(index, index_bytes), Span(out, count * row)]
     return [*spans, Span(wrong, 8)], run

@@ -63,11 +63,11 @@ def test_batches_are_those_of_the_core(graph, fanouts, kind, size, dtype, seed, 
     fanouts = [abs(f) for f in fanouts] if replace else fanouts
     options: dict[str, Any] = {"sampler": "neighbor" if replace else kind, "seed": seed, "replace": replace}
     expected = draw(graph, seeds, fanouts, epoch=epoch, first_batch=7, split=1, dtype=dtype, **options)
-    cpu_kernel = _core.twin_sample
+    cpu_kernel = _core.cpu_sample
     with pytest.MonkeyPatch.context() as patch:
         if few:  # warps that take turns, in the other order
             patch.setattr(
-                _core, "twin_sample", lambda entry, warps, what: cpu_kernel(entry, min(warps, 3), what, True)
+                _core, "cpu_sample", lambda entry, warps, what: cpu_kernel(entry, min(warps, 3), what, True)
             )
         for number, (wanted, ids) in enumerate(zip(expected, seeds, strict=True)):
             key = {"split": 1, "epoch": epoch, "batch": 7 + number}
@@ -115,11 +115,11 @@ def test_rows_are_found_where_they_are_cached(graph, fanouts, kind, size, share,
     tiers = np.where(on_device, -np.cumsum(on_device), np.cumsum(~on_device) - 1).astype(np.int32)
     sampler = DeviceSampler(in_memory(graph), CPU, fanouts=fanouts, sampler=kind, seed=seed)
     sampler.look_up_rows(index, tiers if tiered else None)
-    cpu_kernel = _core.twin_sample
+    cpu_kernel = _core.cpu_sample
     with pytest.MonkeyPatch.context() as patch:
         if few:  # warps that take turns, in the other order
             patch.setattr(
-                _core, "twin_sample", lambda entry, warps, what: cpu_kernel(entry, min(warps, 3), what, True)
+                _core, "cpu_sample", lambda entry, warps, what: cpu_kernel(entry, min(warps, 3), what, True)
             )
         drawn = sampler.draw(random.permutation(nodes)[:size], 0, 0, 0)
     found, n_id = drawn.rows, drawn.n_id.numpy()
@@ -232,6 +232,6 @@ def test_what_no_gpu_draws_is_refused():
         with pytest.raises(ArgumentError, match=said):
             train("nowhere", mode=mode, sample_on=where)
     with pytest.raises(ArgumentError, match="no sampling kernel sample_nothing"):
-        _core.twin_sample("sample_nothing", 1, [])
+        _core.cpu_sample("sample_nothing", 1, [])
     with pytest.raises(ArgumentError, match="sample_draw takes 9 arguments, not 7"):
-        _core.twin_sample("sample_draw", 1, [0] * 7)
+        _core.cpu_sample("sample_draw", 1, [0] * 7)

@@ -308,7 +308,7 @@ def test_the_cache_keeps_what_its_rules_say(tmp_path, make_runtime, frames):
     for _ in range(60):
         positions = (rng.random(50) ** 4 * len(values)).astype(np.int64)  # some pages far more than others
         out = np.empty(50, np.int64)
-        disk.pages.read_neighbours(positions, out)
+        disk.pages.read_neighbors(positions, out)
         assert np.array_equal(out, values[positions])
         pages = sorted(pages_of(positions, 4))
         read, wanted = read + clock.access(pages), wanted + len(pages)
@@ -326,7 +326,7 @@ def test_neighbouring_pages_are_one_request(tmp_path, make_runtime):
     disk = on_disk(tmp_path, make_runtime(threads=1), graph, scratch=1 << 20, indptr_in_memory=True)
     positions = np.concatenate([np.arange(5) * 1024, [50 * 1024, 51 * 1024 - 1, 51 * 1024], [200 * 1024]])
     before = disk.runtime.io.counters
-    disk.pages.read_neighbours(positions, np.empty(len(positions), np.int64))
+    disk.pages.read_neighbors(positions, np.empty(len(positions), np.int64))
     after = disk.runtime.io.counters
     assert after.read_bytes - before.read_bytes == 8 * PAGE
     assert after.read_ops - before.read_ops == 3

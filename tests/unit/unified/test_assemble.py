@@ -33,7 +33,7 @@ def test_assemble_equals_numpy(width, counts, gaps, offsets, size, warps, seed):
     memory = np.zeros(offsets[3] + len(place) * width + 1, np.uint8)
     out = memory[offsets[3] : offsets[3] + len(place) * width].reshape(-1, width)
     word = word_bytes(width, out.ctypes.data, *(x for t in tables for x in (t.ctypes.data, t.strides[0])))
-    assert _core.twin_assemble(tables, place, out, word, warps) == -1
+    assert _core.cpu_assemble(tables, place, out, word, warps) == -1
     expected = [tables[i][row] for i, row in zip(chosen, rows, strict=True)]
     assert np.array_equal(out, np.array(expected, np.uint8).reshape(-1, width))
     assert memory[-1] == 0
@@ -45,5 +45,5 @@ def test_a_place_that_is_none_is_named():
     out = np.ones((4, 4), np.uint8)
     for bad in (row_addresses(1, np.array([3]))[0], row_addresses(3, np.array([0]))[0], np.uint64(2**64 - 1)):
         place = np.array([0, row_addresses(2, np.array([2]))[0], bad, 1], np.uint64)
-        assert _core.twin_assemble(tables, place, out, 4) == 2
+        assert _core.cpu_assemble(tables, place, out, 4) == 2
         assert out[2].tolist() == [1] * 4

@@ -21,7 +21,7 @@ pytestmark = pytest.mark.leaks(
 def cpu_kernel(table: np.ndarray, index: np.ndarray, out: np.ndarray, warps: int = 2) -> int:
     """By the widest word that suits."""
     where = (x for a in (table, out) for x in (a.ctypes.data, a.strides[0]))
-    return _core.twin_gather(table, index, out, word_bytes(*where, table.shape[1]), warps)
+    return _core.cpu_gather(table, index, out, word_bytes(*where, table.shape[1]), warps)
 
 
 def at_offset(count: int, width: int, offset: int, gap: int = 0) -> np.ndarray:
@@ -56,7 +56,7 @@ def test_words_of_every_size(width, offset, count, warps, seed):
         table = at_offset(11, width * word, offset * word)
         table[:] = random.integers(0, 256, table.shape)
         index, out = random.integers(0, 11, count), at_offset(count, width * word, 0)
-        assert _core.twin_gather(table, index, out, word, warps) == -1
+        assert _core.cpu_gather(table, index, out, word, warps) == -1
         np.testing.assert_array_equal(out, table[index])
 
 
@@ -85,7 +85,7 @@ def test_requests_of_a_row_are_the_lines_that_it_lies_in():
                 lines = last // 128 - first // 128 + 1
                 found = row_requests(int(start), words, line=128 // word)
                 assert found == lines or (word < 4 and found <= -(-words // 32) + 1)
-                assert _core.twin_gather_requests(int(start) * word, words * word, word) == found
+                assert _core.cpu_gather_requests(int(start) * word, words * word, word) == found
 
 
 def test_misaligned_rows_cost_fewer_requests():

@@ -1,4 +1,4 @@
-// What kernels need from the compiler, the same under NVRTC and under a C++ compiler: the CPU twin of a kernel
+// What kernels need from the compiler, the same under NVRTC and under a C++ compiler: a kernel on the CPU
 // (core/cpu_kernels) runs the code of its header lane by lane. Headers of kernels include nothing else.
 #pragma once
 

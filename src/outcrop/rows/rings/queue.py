@@ -26,7 +26,7 @@ from outcrop.device.launch import BLOCK_THREADS
 from outcrop.errors import ArgumentError, IoError
 from outcrop.rows.rings.files import RowFiles
 from outcrop.rows.rings.pair import QueuePair
-from outcrop.rows.rings.submitter import Kernels, Place, Submitter, Twin, table_bytes
+from outcrop.rows.rings.submitter import CpuSubmitter, Kernels, Place, Submitter, table_bytes
 from outcrop.runtime.runtime import Runtime
 
 _TAG = "ring-staging"
@@ -129,7 +129,7 @@ class RowQueue:
         gpu = gpu_of(chosen)
         self._gpu = None if gpu is None else (chosen.type, chosen.index or 0)
         self._by: Submitter = (
-            Twin(memory, layout, count)
+            CpuSubmitter(memory, layout, count)
             if gpu is None
             else Kernels(gpu, chosen, memory, layout, count, block_threads)
         )

@@ -94,7 +94,7 @@ class _InPlace:
     def arrived(self) -> None: ...
 
 
-class Twin:
+class CpuSubmitter:
     """Does what :class:`Submitter` says, on the CPU.
 
     Args:
@@ -121,10 +121,10 @@ class Twin:
     def catch_up(self) -> None: ...
 
     def submit(self, table: np.ndarray) -> None:
-        _core.twin_io_submit(table.ctypes.data, len(table))
+        _core.cpu_io_submit(table.ctypes.data, len(table))
 
     def complete(self, table: np.ndarray, deadline_ns: int) -> tuple[list[np.ndarray], bool]:
-        _core.twin_io_complete(table.ctypes.data, len(table), deadline_ns)
+        _core.cpu_io_complete(table.ctypes.data, len(table), deadline_ns)
         return _outcomes(self._progress)
 
     def close(self) -> None: ...

@@ -25,7 +25,7 @@ class Kernels:
         """Launches a kernel on ``arguments``: numbers, and tensors whose addresses are meant."""
         plain = [x.data_ptr() if isinstance(x, torch.Tensor) else _signed(x) for x in arguments]
         if self._gpu is None:
-            _core.twin_sample(f"sample_{entry}", warps, plain)
+            _core.cpu_sample(f"sample_{entry}", warps, plain)
         else:
             self._gpu.launch("sample", f"sample_{entry}", self._device, warps, plain)
 
