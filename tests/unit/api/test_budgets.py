@@ -186,6 +186,13 @@ def test_buffers_that_grow_hop_by_hop_are_rehearsed(tmp_path, make_runtime):
     follow_training(graph, "online", model="gcn", sample_epochs=1, topology="map", **options)
 
 
+def test_buffers_that_validation_made_larger_are_rehearsed(tmp_path, make_runtime):
+    """They stay so in the epochs behind it, whose lists of neighbours are read beside them: found by the test below."""
+    graph = a_graph(tmp_path / "g", make_runtime(threads=1), nodes=624, edges=921, width=260, train=36)
+    options = {"fanouts": (3, 2, 2), "batch_size": 1, "epochs": 3, "sample_epochs": 2, "topology": "paged"}
+    follow_training(graph, "partition", **options)
+
+
 @pytest.mark.slow
 @settings(max_examples=25, suppress_health_check=list(HealthCheck), phases=(Phase.generate,))
 @given(data=st.data())
