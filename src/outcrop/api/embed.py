@@ -199,7 +199,7 @@ def embed_train(
     config = config or EmbedConfig()
     config = config if epochs is None else replace(config, epochs=epochs)
     limits, watched = with_memory(limits, memory), observer or Observer()
-    swaps = SwapConfig(prefetch, io)  # type: ignore[arg-type]
+    swaps = SwapConfig(prefetch, io)
     if io == "gpu" and gpu_named(device) is None:
         raise ArgumentError(f"io gpu moves partitions of a GPU, device is {device}: leave io as it is")
     buckets = open_buckets(run)

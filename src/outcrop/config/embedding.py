@@ -157,7 +157,7 @@ class SwapConfig:
     """
 
     prefetch: bool = True
-    io: Literal["engine", "gpu"] = "engine"
+    io: str = "engine"
 
     def __post_init__(self) -> None:
         check_row_reads(self.io)
