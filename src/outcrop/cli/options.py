@@ -99,10 +99,15 @@ def _flag(parameter: str, name: str, kind: type, offered: Fields) -> Parameter:
     )
 
 
+@cache
+def _hints(kind: type) -> dict[str, Any]:
+    return get_type_hints(kind)
+
+
 def _type_and_default(kind: type, name: str) -> tuple[Any, Any]:
     """Returns what typer takes for a field: sizes, lists and words are text, which the class understands."""
     field = next(field for field in fields(kind) if field.name == name)
-    hint = get_type_hints(kind)[name]
+    hint = _hints(kind)[name]
     alternatives = [of for of in (get_args(hint) if get_origin(hint) is not tuple else ()) or (hint,)]
     plain = [of for of in alternatives if of in (bool, int, float)]
     default = None if field.default is MISSING else field.default
