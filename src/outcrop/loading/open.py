@@ -7,12 +7,13 @@ from dataclasses import replace
 from pathlib import Path
 
 from outcrop.config import CPU, DeviceConfig, SampleConfig
-from outcrop.errors import ArgumentError
+from outcrop.errors import ArgumentError, BudgetError
 from outcrop.loading.modes import Mode, SessionRequest, mode_named
 from outcrop.loading.run_stages import open_recorded
 from outcrop.loading.session import LoadSession
 from outcrop.runtime.runtime import Runtime
 from outcrop.sampling.sampler import Ids
+from outcrop.sampling.topology import placement_of
 from outcrop.store.graph import Graph
 
 
@@ -50,4 +51,10 @@ def open_session(
         request = replace(request, config=sampled, ids=None, run=run_folder, recorded=recorded)
     elif mode.needs_run:
         raise ArgumentError(f"mode {mode} needs a run: make one with outcrop prepare, or choose another mode")
-    return mode.open(request)
+    try:
+        return mode.open(request)
+    except BudgetError:
+        if mode.topology != "automatic" or device.draws:
+            raise
+    # Neighbour lists that fit their share of the budget may leave too little for the rest: then they stay on disk.
+    return replace(mode, topology=placement_of("automatic", 1, 0)).open(request)

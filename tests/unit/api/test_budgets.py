@@ -186,6 +186,23 @@ def test_buffers_that_grow_hop_by_hop_are_rehearsed(tmp_path, make_runtime):
     follow_training(graph, "online", model="gcn", sample_epochs=1, topology="map", **options)
 
 
+def test_a_larger_budget_is_not_refused_where_a_smaller_one_works(tmp_path, make_runtime):
+    """Lists of neighbours that fit their share of it left too little for batch buffers; they stay on disk then."""
+    graph = a_graph(tmp_path / "g", make_runtime(threads=1), nodes=4000, edges=60_000, width=100, train=200)
+    options = {**OPTIONS, "fanouts": (5, 5), "batch_size": 64, "disk_space": 0}
+    with pytest.raises(BudgetError) as refused:
+        train(graph, mode="online", memory=1, **options)
+    least = refused.value.smallest
+    assert least is not None
+    losses = {
+        tuple(
+            train(graph, mode="online", memory=least * step // 10, trace_losses=True, **options).batch_losses
+        )
+        for step in (10, 12, 13, 14, 15, 16, 17, 20)
+    }
+    assert len(losses) == 1
+
+
 def test_buffers_that_validation_made_larger_are_rehearsed(tmp_path, make_runtime):
     """They stay so in the epochs behind it, whose lists of neighbours are read beside them: found by the test below."""
     graph = a_graph(tmp_path / "g", make_runtime(threads=1), nodes=624, edges=921, width=260, train=36)
