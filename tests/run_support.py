@@ -58,6 +58,7 @@ def a_graph(
     train: int = 90,
     seed: int = 0,
     features: np.ndarray | None = None,
+    weighted: bool = False,
 ) -> Graph:
     """Features are :func:`random_features`; train, valid and test are disjoint; labels 0 to 4, some absent."""
     rng = np.random.default_rng(seed + 1)
@@ -78,6 +79,7 @@ def a_graph(
         splits=splits,
         features=random_features(nodes, width, dtype, seed) if features is None else features,
         feature_dtype=dtype,
+        edge_weight=rng.random(edges).astype(np.float32) if weighted else None,
     )
 
 

@@ -225,10 +225,12 @@ def test_whatever_is_trained_the_named_budget_works(data, tmp_path_factory):
         train=draw(st.integers(1, 60)),
         dtype=draw(st.sampled_from(("float32", "float16"))),
         seed=draw(st.integers(0, 5)),
+        weighted=True,
     )
     runtime.close()
-    mode, model = draw(st.sampled_from(MODES)), draw(st.sampled_from(("sage", "gcn")))
-    sampler = "neighbor" if mode == "partition" else draw(st.sampled_from(("neighbor", "labor", "shadow")))
+    mode, model = draw(st.sampled_from(MODES)), draw(st.sampled_from(("sage", "gcn", "gat")))
+    samplers = ("neighbor",) if mode == "partition" else ("neighbor", "labor", "shadow", "weighted")
+    sampler = draw(st.sampled_from(samplers))
     follow_training(
         graph,
         mode,
