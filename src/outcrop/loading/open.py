@@ -13,7 +13,7 @@ from outcrop.loading.run_stages import open_recorded
 from outcrop.loading.session import LoadSession
 from outcrop.runtime.runtime import Runtime
 from outcrop.sampling.sampler import Ids
-from outcrop.sampling.topology import placement_of
+from outcrop.sampling.topology import placement_of, topology_bytes
 from outcrop.store.graph import Graph
 
 
@@ -54,7 +54,15 @@ def open_session(
     try:
         return mode.open(request)
     except BudgetError:
-        if mode.topology != "automatic" or device.draws:
+        if not _may_hold_topology(mode, request):
             raise
     # Neighbour lists that fit their share of the budget may leave too little for the rest: then they stay on disk.
-    return replace(mode, topology=placement_of("automatic", 1, 0)).open(request)
+    on_disk = placement_of("automatic", topology_bytes(graph), available_bytes=0)
+    return replace(mode, topology=on_disk).open(request)
+
+
+def _may_hold_topology(mode: Mode, request: SessionRequest) -> bool:
+    """Tells whether neighbour lists may have been held because they fitted, and need not be."""
+    draws = request.recorded is None or mode.redraws
+    fits = topology_bytes(request.graph) <= request.runtime.budget.limit_bytes
+    return mode.topology == "automatic" and draws and fits and not request.device.draws

@@ -15,9 +15,13 @@ from outcrop.advisor.choose import SpoolDecision
 from outcrop.api.infer import infer
 from outcrop.api.run import Run
 from outcrop.api.train import train
+from outcrop.config import SampleConfig
 from outcrop.errors import BudgetError
 from outcrop.inference.division import default_memory
+from outcrop.loading.modes import Online, online
+from outcrop.loading.open import open_session
 from outcrop.pyg import NeighborLoader
+from outcrop.runtime import system
 from outcrop.runtime.progress import SilentProgress
 from outcrop.runtime.runtime import Runtime
 from outcrop.runtime.smallest_budget import naming_smallest, smallest
@@ -201,6 +205,29 @@ def test_a_larger_budget_is_not_refused_where_a_smaller_one_works(tmp_path, make
         for step in (10, 12, 13, 14, 15, 16, 17, 20)
     }
     assert len(losses) == 1
+
+
+@pytest.mark.parametrize(("system_has", "left"), [(1 << 40, "map"), (1000, "paged")])
+def test_lists_that_leave_too_little_go_where_the_system_has_room(
+    tmp_path, make_runtime, monkeypatch, system_has, left
+):
+    graph = a_graph(tmp_path / "g", make_runtime(threads=1), nodes=4000, edges=60_000, width=100, train=200)
+    config = SampleConfig((5, 5), batch_size=64)
+    monkeypatch.setattr(system, "available_memory", lambda: system_has)
+    opened = []
+    monkeypatch.setattr(online, "open_online", lambda *_, topology, **__: opened.append(topology) or refuse())
+    with pytest.raises(BudgetError), Runtime("2MiB") as runtime:
+        open_session(graph, runtime, "online", config=config)
+    assert opened == ["automatic", left]
+    with pytest.raises(BudgetError), Runtime("200KiB") as runtime:  # the lists did not fit anyway
+        open_session(graph, runtime, "online", config=config)
+    with pytest.raises(BudgetError), Runtime("2MiB") as runtime:  # who names a place gets it
+        open_session(graph, runtime, Online(topology="memory"), config=config)
+    assert opened[2:] == ["automatic", "memory"]
+
+
+def refuse():
+    raise BudgetError("batches do not fit")
 
 
 def test_buffers_that_validation_made_larger_are_rehearsed(tmp_path, make_runtime):
