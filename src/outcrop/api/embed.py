@@ -27,6 +27,7 @@ from outcrop.embed import export as exporting
 from outcrop.embed import neighbors as nearest
 from outcrop.embed.buckets import Buckets, open_buckets
 from outcrop.embed.model import EmbeddingModel, open_model
+from outcrop.embed.needs import EmbeddingNeeds
 from outcrop.embed.prepare import prepare as prepare_buckets
 from outcrop.embed.sizing import fewest_partitions
 from outcrop.embed.sources import open_source
@@ -200,17 +201,15 @@ def embed_train(
     config = config if epochs is None else replace(config, epochs=epochs)
     limits, watched = with_memory(limits, memory), observer or Observer()
     swaps = SwapConfig(prefetch, io)
-    if io == "gpu" and gpu_named(device) is None:
+    on_cpu = gpu_named(device) is None
+    if io == "gpu" and on_cpu:
         raise ArgumentError(f"io gpu moves partitions of a GPU, device is {device}: leave io as it is")
     buckets = open_buckets(run)
     limit = None if limits.memory is None else parse_size(limits.memory)
 
     def needs() -> Callable[[int], bool]:
-        from outcrop.embed.needs import EmbeddingNeeds
-
         return EmbeddingNeeds(buckets, config, resident).fits
 
-    on_cpu = gpu_named(device) is None
     with (
         only_process_in(Path(run)),
         naming_smallest(limit if on_cpu else None, needs, "train these embeddings", _SMALLER),

@@ -53,7 +53,7 @@ class EmbeddingNeeds:
     def _hold(self, runtime: Runtime) -> None:
         buckets, config, budget = self._buckets, self._config, runtime.budget
         held = [buckets.array(runtime, "starts").read("bucket-starts")]
-        if shape := relation_shape(buckets, config):
+        if shape := relation_shape(buckets.num_relations, config):
             held.append(budget.empty("relations", 4 * shape[0] * shape[1]))
         batch = budget.reserve(TAG, batch_bytes(config))
         order = None

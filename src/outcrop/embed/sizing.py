@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
+
 from outcrop.config import EmbedConfig, exact_bytes, least_bytes
 from outcrop.embed.numbering import Division, default_slices
 from outcrop.embed.schedule import UNIT_EDGES
-from outcrop.embed.scores import score_function
 from outcrop.embed.step import batch_bytes, stride
 from outcrop.embed.tables import slab_rows
-from outcrop.embed.training import UNIT_EDGE_BYTES
+from outcrop.embed.training import UNIT_EDGE_BYTES, relation_shape
 from outcrop.errors import BudgetError
 
 MOST_PARTITIONS = 128  # orders of more take long to find
@@ -27,10 +28,7 @@ def training_bytes(
     floats = stride(config, config.dim)
     resident = min(config.buffer, partitions) * slices
     table = resident * slab_rows(division, floats) * floats * 4
-    width = score_function(config.model, config.dim).relation_width(config.dim)
-    relations = (
-        max(num_relations, 1) * (2 if config.reciprocal else 1) * stride(config, width) * 4 if width else 0
-    )
+    relations = 4 * math.prod(relation_shape(num_relations, config) or (0,))
     unit = min(num_edges, UNIT_EDGES) * (_READ_EDGE_BYTES + UNIT_EDGE_BYTES)
     degrees = 4 * division.most * resident if config.by_degree else 0
     return table + relations + batch_bytes(config) + unit + degrees + 16 * (division.parts**2 + 1)

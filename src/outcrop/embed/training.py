@@ -85,16 +85,16 @@ def start_of(config: EmbedConfig) -> Start:
     return Start(deviation * math.sqrt(3), int(key_of(config.seed & (1 << 64) - 1, 3)[0]))
 
 
-def relation_shape(buckets: Buckets, config: EmbedConfig) -> tuple[int, int] | None:
+def relation_shape(num_relations: int, config: EmbedConfig) -> tuple[int, int] | None:
     """Returns rows of the table of relations, and floats of each; None for a score function without any."""
     width = score_function(config.model, config.dim).relation_width(config.dim)
-    rows = max(buckets.num_relations, 1) * (2 if config.reciprocal else 1)
+    rows = max(num_relations, 1) * (2 if config.reciprocal else 1)
     return (rows, stride(config, width)) if width else None
 
 
 def make_relations(buckets: Buckets, config: EmbedConfig, runtime: Runtime) -> Relations | None:
     """Returns fresh vectors for all relations; None for a score function without any."""
-    shape = relation_shape(buckets, config)
+    shape = relation_shape(buckets.num_relations, config)
     if shape is None:
         return None
     width = score_function(config.model, config.dim).relation_width(config.dim)
