@@ -234,9 +234,7 @@ def _online_work(
 ) -> Workload:
     graph = task.graph
     run = task.run if task.run is not None and (task.run / "pack" / "manifest.json").is_file() else None
-    config = SampleConfig.from_stored(
-        {**samples.manifest.config, "fanouts": tuple(samples.manifest.config["fanouts"])}
-    )
+    config = SampleConfig.from_stored(samples.manifest.config)
     online = mode_with(Online(), {"topology": task.topology})
     with (
         Runtime(task.limits.memory) as runtime,

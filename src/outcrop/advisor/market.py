@@ -8,7 +8,7 @@ from pathlib import Path
 
 from outcrop.advisor import hardware
 from outcrop.advisor.cost import Prices
-from outcrop.config.declared import settle_types
+from outcrop.config.declared import check_types
 from outcrop.errors import ArgumentError
 from outcrop.runtime.hardware import Hardware
 
@@ -30,7 +30,7 @@ class Market:
     budget: float | None = None
 
     def __post_init__(self) -> None:
-        settle_types(self)
+        check_types(self)
         object.__setattr__(self, "machines", tuple(self.machines))
         if self.budget is not None and not self.budget > 0:
             raise ArgumentError(

@@ -20,7 +20,7 @@ from outcrop.config import (
     check_epochs_unset,
     with_memory,
 )
-from outcrop.config.declared import checks_arguments, settle_types
+from outcrop.config.declared import check_types, checks_arguments
 from outcrop.config.sampling import EXTERNAL
 from outcrop.errors import ArgumentError
 from outcrop.preparation.prepare import PrepareReport, PrepareRequest, prepare_within_limits, with_rates
@@ -151,7 +151,7 @@ class PrepareOptions:
     epochs: int | None = None
 
     def __post_init__(self) -> None:
-        settle_types(self)
+        check_types(self)
 
 
 @checks_arguments

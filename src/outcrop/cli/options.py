@@ -12,11 +12,12 @@ from dataclasses import MISSING, dataclass, fields
 from functools import cache
 from inspect import Parameter, Signature, cleandoc, signature
 from pathlib import Path
-from typing import Any, get_args, get_origin, get_type_hints
+from typing import Any, get_args, get_origin
 
 import typer
 
 from outcrop.cli.parsing import parse_fanouts, parse_rates, parse_weights
+from outcrop.config.declared import type_hints
 
 # Lists, written with commas between their parts.
 _PARSED = {"fanouts": parse_fanouts, "class_weights": parse_weights, "rates": parse_rates}
@@ -99,15 +100,10 @@ def _flag(parameter: str, name: str, kind: type, offered: Fields) -> Parameter:
     )
 
 
-@cache
-def _hints(kind: type) -> dict[str, Any]:
-    return get_type_hints(kind)
-
-
 def _type_and_default(kind: type, name: str) -> tuple[Any, Any]:
     """Returns what typer takes for a field: sizes, lists and words are text, which the class understands."""
     field = next(field for field in fields(kind) if field.name == name)
-    hint = _hints(kind)[name]
+    hint = type_hints(kind)[name]
     alternatives = [of for of in (get_args(hint) if get_origin(hint) is not tuple else ()) or (hint,)]
     plain = [of for of in alternatives if of in (bool, int, float)]
     default = None if field.default is MISSING else field.default

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import fields, make_dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any, get_type_hints
+from typing import Annotated, Any
 
 import typer
 
@@ -21,6 +21,7 @@ from outcrop.config import (
     format_bytes,
     format_use,
 )
+from outcrop.config.declared import type_hints
 from outcrop.errors import ArgumentError
 from outcrop.loading.modes import BASELINES, CHOICES, MODES, Mode, Online, mode_with, names_of, taking
 from outcrop.runtime.observer import Observer
@@ -48,7 +49,7 @@ def _any_mode() -> type:
         (field,) = (field for field in fields(having[0]) if field.name == name)
         of = "" if len(having) == len(MODES) else f"Of mode {taking(name)}. "
         about.append(f"{name}: {of}{described(type(having[0]), name)}")
-        found.append((name, get_type_hints(type(having[0]))[name], field.default))
+        found.append((name, type_hints(type(having[0]))[name], field.default))
     text = "The fields of all modes.\n\nAttributes:\n" + "\n".join("    " + line for line in about)
     return make_dataclass("AnyMode", found, namespace={"__doc__": text})
 

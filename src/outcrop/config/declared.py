@@ -31,13 +31,13 @@ _CALLED = {int: "an integer", float: "a number", bool: "True or False", str: "te
 _SHOWN_LETTERS = 60
 
 
-def settle_types(options: Any) -> None:
-    """Compares the fields of a dataclass with their types; numbers of NumPy become Python's, which every format takes.
+def check_types(options: Any) -> None:
+    """Checks the fields of a dataclass against their types; numbers of NumPy become Python's, which every format takes.
 
     Raises:
         ArgumentError: A field has a value of another type; names all of them.
     """
-    hints = _hints(type(options))
+    hints = type_hints(type(options))
     values = {field.name: getattr(options, field.name) for field in fields(options) if field.init}
     _require({name: hints[name] for name in values}, values)
     for name, value in values.items():
@@ -61,14 +61,14 @@ def checks_arguments(function: Callable[P, R]) -> Callable[P, R]:
             given = signature.bind(*args, **kwargs).arguments
         except TypeError:  # Python says it better, with the name of the function
             return function(*args, **kwargs)
-        _require(_hints(function), given)
+        _require(type_hints(function), given)
         return function(*args, **kwargs)
 
     return call
 
 
 @functools.cache
-def _hints(owner: Any) -> dict[str, Any]:
+def type_hints(owner: Any) -> dict[str, Any]:
     return typing.get_type_hints(owner)
 
 

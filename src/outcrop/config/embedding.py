@@ -6,7 +6,7 @@ import math
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
-from outcrop.config.declared import settle_types
+from outcrop.config.declared import check_types
 from outcrop.config.loading import check_row_reads
 from outcrop.config.sizes import out_of_range
 from outcrop.errors import ArgumentError
@@ -35,7 +35,7 @@ class BucketConfig:
     slices: int | None = None
 
     def __post_init__(self) -> None:
-        settle_types(self)
+        check_types(self)
         problems = []
         if not 1 <= self.count <= 1 << 16:
             problems.append(f"{self.count} partitions: 1 to {1 << 16} are possible")
@@ -111,7 +111,7 @@ class EmbedConfig:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        settle_types(self)
+        check_types(self)
         counts = ("dim", "epochs", "negatives", "chunk", "batch", "buffer", "sweeps")
         problems = out_of_range(**{name: getattr(self, name) for name in counts})
         if self.optimizer not in ("adagrad", "sgd", "adam"):

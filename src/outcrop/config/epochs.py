@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from outcrop.config.declared import settle_types
+from outcrop.config.declared import check_types
 from outcrop.config.sizes import Size, out_of_range, parse_size
 from outcrop.errors import ArgumentError
 
@@ -21,7 +21,7 @@ class Replay:
     epochs: int
 
     def __post_init__(self) -> None:
-        settle_types(self)
+        check_types(self)
         _check_epochs(self.epochs)
 
 
@@ -44,7 +44,7 @@ class Refresh:
     folder: str | Path | None = None
 
     def __post_init__(self) -> None:
-        settle_types(self)
+        check_types(self)
         _check_epochs(self.epochs)
         _ = self.bytes_per_second
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
-from outcrop.config.declared import settle_types
+from outcrop.config.declared import check_types
 from outcrop.errors import ArgumentError
 
 LabelKind = Literal["class", "multilabel", "regression"]
@@ -56,7 +56,7 @@ class ImportConfig:
     num_nodes: int | None = None
 
     def __post_init__(self) -> None:
-        settle_types(self)
+        check_types(self)
         problems = []
         if self.feature_dtype not in (None, "float16", "bfloat16", "float32", "float64"):
             problems.append(
@@ -144,7 +144,7 @@ class GenerateConfig:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        settle_types(self)
+        check_types(self)
         problems = []
         fractions = (self.train_fraction, self.valid_fraction, self.test_fraction)
         if self.kind not in ("sbm", "rmat"):

@@ -6,7 +6,7 @@ import math
 import re
 from dataclasses import dataclass, replace
 
-from outcrop.config.declared import settle_types
+from outcrop.config.declared import check_types
 from outcrop.config.sizes import Size, parse_size
 from outcrop.errors import ArgumentError
 
@@ -40,7 +40,7 @@ class Limits:
     disk_space: Size | None = None
 
     def __post_init__(self) -> None:
-        settle_types(self)
+        check_types(self)
 
     def in_bytes(self, feature_bytes: int, layout: str = "cost") -> PlanConfig:
         """Returns the limits in bytes, of a graph with so many bytes of features.

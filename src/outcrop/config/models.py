@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from outcrop.config.declared import settle_types
+from outcrop.config.declared import check_types
 from outcrop.config.sizes import out_of_range
 from outcrop.errors import ArgumentError
 
@@ -56,7 +56,7 @@ class ModelConfig:
     dropout: float = 0.0
 
     def __post_init__(self) -> None:
-        settle_types(self)
+        check_types(self)
         problems = []
         if self.name not in MODELS:
             problems.append(f"model {self.name!r} is unknown; known: {', '.join(MODELS)}")

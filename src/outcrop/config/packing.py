@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from outcrop.config.declared import settle_types
+from outcrop.config.declared import check_types
 
 
 @dataclass(frozen=True)
@@ -23,4 +23,4 @@ class PackConfig:
     rates: tuple[float, float] | None = None
 
     def __post_init__(self) -> None:
-        settle_types(self)
+        check_types(self)

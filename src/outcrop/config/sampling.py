@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Final, Literal
 
-from outcrop.config.declared import settle_types
+from outcrop.config.declared import check_types
 from outcrop.config.renamed import renamed_fields
 from outcrop.config.sizes import LARGEST_COUNT, out_of_range
 from outcrop.errors import ArgumentError
@@ -83,7 +83,7 @@ class SampleConfig:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "fanouts", as_fanouts(self.fanouts))
-        settle_types(self)
+        check_types(self)
         if problems := [*self._problems_of_batches(), *self._problems_of_samplers()]:
             raise ArgumentError("; ".join(problems))
 
@@ -157,7 +157,7 @@ class InferSampling:
     def __post_init__(self) -> None:
         if self.fanouts is not None:
             object.__setattr__(self, "fanouts", as_fanouts(self.fanouts))
-        settle_types(self)
+        check_types(self)
 
 
 def check_epochs_unset(sampling: SampleConfig, instead: str) -> None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from outcrop.config.declared import settle_types
+from outcrop.config.declared import check_types
 from outcrop.config.sizes import out_of_range
 from outcrop.errors import ArgumentError
 
@@ -64,7 +64,7 @@ class TrainConfig:
     test: bool = True
 
     def __post_init__(self) -> None:
-        settle_types(self)
+        check_types(self)
         if self.class_weights is not None and not isinstance(self.class_weights, str):
             object.__setattr__(self, "class_weights", _as_weights(self.class_weights))
         if problems := [*self._problems_of_learning(), *self._problems_of_weights()]:
@@ -126,7 +126,7 @@ class Checkpoints:
     resume: bool = True
 
     def __post_init__(self) -> None:
-        settle_types(self)
+        check_types(self)
         problems = out_of_range(**{"epochs between checkpoints": self.every})
         if self.minutes is not None and not 0.0 <= self.minutes < math.inf:
             problems.append(f"{self.minutes} minutes between checkpoints are not possible")

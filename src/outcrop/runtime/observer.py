@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 
-from outcrop.config.declared import settle_types
+from outcrop.config.declared import check_types
 from outcrop.runtime.progress import Progress, showing
 
 
@@ -28,7 +28,7 @@ class Observer:
     on_choice: Callable[[str], None] | None = None
 
     def __post_init__(self) -> None:
-        settle_types(self)
+        check_types(self)
 
     def watching(self) -> AbstractContextManager[Progress]:
         """Gives the receiver of progress, and ends its display."""

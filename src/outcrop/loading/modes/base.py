@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from outcrop.config import DeviceConfig, SampleConfig, TopologyChoice, check_topology
-from outcrop.config.declared import settle_types
+from outcrop.config.declared import check_types
 from outcrop.loading.buffers import BufferPool, HostBuffer
 from outcrop.loading.feeders import RecordedStructures, SampledStructures
 from outcrop.loading.session import LoadSession, make_pool, row_session
@@ -93,7 +93,7 @@ class Mode(ABC):
     batches_by_budget: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
-        settle_types(self)
+        check_types(self)
         check_topology(self.topology)
 
     def __str__(self) -> str:
