@@ -139,7 +139,7 @@ class BatchProbe:
 
     def facts(self, graph: Graph) -> dict[str, Any]:
         """Returns what :class:`outcrop.advisor.choose.WorkloadFacts` wants to know of an epoch."""
-        spec, scale = graph.spec("features"), self.count / max(len(self.batches), 1)
+        spec, scale = graph.row_file.spec, self.count / max(len(self.batches), 1)
         read = sum(page_bytes(b.n_id, spec.stride_bytes, spec.stride_bytes) for b in self.batches)
         requests = sum(page_runs(b.n_id, spec.stride_bytes, spec.stride_bytes) for b in self.batches)
         return {
@@ -165,7 +165,7 @@ def probe_batches(graph: Graph, sampling: SampleConfig, memory: int) -> BatchPro
         found.close()  # type: ignore[attr-defined]
         drawn_s = (time.process_time() - cpu) / max(len(batches), 1)
     seeds = len(sampler.ids["train"]) if sampling.task != "link" else count * sampling.batch_size
-    row_bytes = graph.spec("features").stride_bytes
+    row_bytes = graph.row_file.row_bytes
     buffers = memory_tables.BATCH_BUFFERS * max((b.num_nodes for b in batches), default=0) * row_bytes
     left = memory - buffers - min(topology_bytes(graph), memory_tables.ONLINE_TOPOLOGY.bytes_of(memory))
     missing = missing_share([b.n_id for b in batches], left // max(row_bytes, 1), graph.num_nodes)

@@ -85,7 +85,7 @@ def online_bytes(
     ``samples``, which are the ones that the mode draws.
     """
     buffer = runtime.budget.empty("advise", max(samples.max_nodes * samples.id_bytes, 1))
-    spec, read, requests = graph.spec("features"), 0, 0
+    spec, read, requests = graph.row_file.spec, 0, 0
     for batch in samples.group("train").batches(epoch):
         ids = samples.read_node_ids(batch, buffer).astype(np.int64)
         external = samples.manifest.config["sampler"] == EXTERNAL
@@ -115,7 +115,7 @@ def count(task: Task, profile: Profile | None = None, *, compute_s: float | None
         if compute_s is None and profile is not None:
             compute_s = compute_seconds(task, samples, runtime)
         compute = compute_s or 0.0
-        row_bytes = graph.spec("features").stride_bytes
+        row_bytes = graph.row_file.row_bytes
         rows, seeds = int(samples.num_nodes[batches].sum()), int(samples.nodes_per_hop[batches, 0].sum())
         works = {
             Packed.name: _packed_work(

@@ -169,7 +169,7 @@ def most_bytes(graph: Graph, sampling: SampleConfig, limits: PlanConfig) -> Epoc
     ]
     nodes, edges = min(sum(seeds), graph.num_nodes), min(sum(seeds[1:]), len(seeds) * graph.num_edges)
     structure = 16 * nodes + 4 * edges + 2 * PAGE_BYTES
-    return _of_batches(graph, sampling, limits, structure, nodes * graph.spec("features").stride_bytes)
+    return _of_batches(graph, sampling, limits, structure, nodes * graph.row_file.row_bytes)
 
 
 def measured_bytes(graph: Graph, sampling: SampleConfig, limits: PlanConfig) -> EpochBytes:
@@ -178,7 +178,7 @@ def measured_bytes(graph: Graph, sampling: SampleConfig, limits: PlanConfig) -> 
     id_bytes, count = record.id_bytes_for(graph.num_nodes), max(len(probe.batches), 1)
     records = [len(record.encode(b, record.AddressTable(), id_bytes)) for b in probe.batches]
     nodes = sum(b.num_nodes for b in probe.batches) / count
-    row_bytes = graph.spec("features").stride_bytes
+    row_bytes = graph.row_file.row_bytes
     structure = sum(records) / count + _TABLE_BYTES * nodes
     missing = 0.0
     if limits.memory is not None:

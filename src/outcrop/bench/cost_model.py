@@ -136,7 +136,7 @@ def _refreshed(profile: Profile, task: Task, case: Case) -> Hardware:
     hardware = profile.hardware()
     path = task.run / "pack" / "records.bin"
     if not mode_named(case.mode).needs_run:
-        path = task.graph.path / task.graph.spec("features").file
+        path = task.graph.path / task.graph.row_file.spec.file
     rates = read_rates(path, seconds=_REFRESH_S)
     if rates is None:
         return hardware

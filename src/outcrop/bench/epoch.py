@@ -297,7 +297,7 @@ def _load_once(graph_path: Path, run: Path, mode: str, setting: Setting, epochs:
             "rows_by_level": batches.stats.rows_by_level,
             "peak_host_bytes": runtime.budget.peak_bytes,
             "delivered_bytes_per_s": sum(batches.stats.rows_by_level.values())
-            * graph.spec("features").stride_bytes
+            * graph.row_file.row_bytes
             / median(seconds),
         }
 

@@ -130,7 +130,7 @@ def _load_seconds(graph: Path, report: PrepareReport) -> float | None:
 
     if "plan" not in report.stage_seconds:
         return None
-    rate = sequential_rate(graph / open_graph(graph).spec("features").file)
+    rate = sequential_rate(graph / open_graph(graph).row_file.spec.file)
     return report.predicted["epochs"]["train"][0]["bytes_read"] / rate if rate else None
 
 

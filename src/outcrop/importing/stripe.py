@@ -34,7 +34,7 @@ def stripe_features(
     """
     paths = [Path(folder) for folder in folders]
     count = len(paths) + 1
-    if not graph.has("features"):
+    if not graph.row_files:
         raise ArgumentError(f"{graph.path} has no features that stripes could hold")
     if not paths or len({path.resolve() for path in paths}) < len(paths):
         raise ArgumentError(f"stripes need a folder each, not {', '.join(map(str, paths)) or 'none'}")
@@ -44,7 +44,7 @@ def stripe_features(
             manifests.require_overwrite(path, "an artifact", None, overwrite)
             if manifests.kind(path) != FORMAT:
                 raise ArgumentError(f"{path} is no stripe, and stays: choose another place")
-    features, spec = graph.array(runtime, "features"), graph.spec("features")
+    features, spec = graph.open_rows(runtime, graph.row_file), graph.row_file.spec
     if spec.stride_bytes != features.row_bytes:
         raise ArgumentError(f"{features.path}: rows with gaps between them cannot be copied to stripes")
     try:

@@ -236,7 +236,7 @@ def _fits(task: InferTask, limit: int) -> bool:
 
 def _divisions(task: InferTask, runtime: Runtime) -> Iterator[bool]:
     """Yields for each layer whether one span holds everything. Raises BudgetError before any work starts."""
-    spec = task.graph.spec("features")
+    spec = task.graph.row_file.spec
     for index in range(task.depth):
         row_bytes = spec.stride_bytes if index == 0 else 4 * layer_sums.widths(task.stack.convs[index])[0]
         widen = index == 0 and spec.dtype != "float32"
@@ -269,7 +269,7 @@ def _run_layer(
 ) -> None:
     begin, before = time.monotonic(), runtime.io.counters
     source: DiskArray = (
-        task.graph.array(runtime, "features")
+        task.graph.open_rows(runtime, task.graph.row_file)
         if index == 0
         else activations.open_rows(work / f"layer-{index - 1}", runtime)
     )

@@ -351,7 +351,7 @@ def packed_session(
     """Opens a session of mode ``packed``; ``rows`` serves the splits that were not packed."""
     from outcrop.loading.transfer import transfer_to  # brings torch
 
-    spec, gpu = graph.spec("features"), gpu_named(device.name)
+    spec, gpu = graph.row_file.spec, gpu_named(device.name)
     pool = host_pool(
         runtime, placement.buffers, placement.buffer_rows_bytes, placement.buffer_meta_bytes, gpu=gpu
     )
@@ -382,7 +382,7 @@ def make_pool(
 
 def buffer_bytes(graph: Graph, max_nodes: int) -> int:
     """Counts the bytes of a buffer for the rows of ``max_nodes``."""
-    row_bytes = graph.spec("features").stride_bytes
+    row_bytes = graph.row_file.row_bytes
     return record.align_page(max_nodes * row_bytes) + 2 * PAGE_BYTES if max_nodes else 0
 
 
@@ -399,7 +399,7 @@ def row_session(
     from outcrop.rows.unified import UnifiedRows
 
     table = rows.table if isinstance(rows, UnifiedRows) else None
-    transfer = transfer_to(device, graph.spec("features"), rows.row_bytes, table=table)
+    transfer = transfer_to(device, graph.row_file.spec, rows.row_bytes, table=table)
     feeder = RowFeeder(structures, rows, in_place=table is not None)
     return LoadSession(feeder, pool, transfer, runtime, graph)
 
@@ -415,7 +415,7 @@ def scheduled_session(
     """Opens a session of mode ``belady`` or ``partition``; ``rows`` is told which batch comes."""
     from outcrop.loading.transfer import transfer_to  # brings torch
 
-    transfer = transfer_to(device, graph.spec("features"), rows.row_bytes)
+    transfer = transfer_to(device, graph.row_file.spec, rows.row_bytes)
     return LoadSession(ScheduledFeeder(structures, rows), pool, transfer, runtime, graph)
 
 
@@ -438,7 +438,7 @@ def online_session(
     """
     from outcrop.loading.transfer import transfer_to  # brings torch
 
-    rows, spec = HotRows(cache, stream, runtime), graph.spec("features")
+    rows, spec = HotRows(cache, stream, runtime), graph.row_file.spec
     if gpu_named(device.name) is None:
         transfer = transfer_to(device, spec, rows.row_bytes)
         return LoadSession(OnlineFeeder(sampler, rows), pool, transfer, runtime, graph)

@@ -49,7 +49,7 @@ class DiskFeatureStore(FeatureStore):
         elif isinstance(index, torch.Tensor):
             index = index.cpu().numpy()
         rows = torch.from_numpy(np.array(table[index]))
-        bfloat16 = attr.attr_name == "x" and self.graph.spec("features").dtype == "bfloat16"
+        bfloat16 = attr.attr_name == "x" and self.graph.row_file.spec.dtype == "bfloat16"
         return rows.view(torch.bfloat16) if bfloat16 else rows
 
     def _table(self, name: str) -> np.ndarray | None:

@@ -64,7 +64,7 @@ class RunNeeds:
 
     def packs(self, limit: int, memory: int | None) -> bool:
         """Tells whether a plan for loading in ``memory`` can be made, and packed within ``limit``."""
-        config, spec, sizes = replace(self._plan, memory=memory), self._graph.spec("features"), self.sizes
+        config, spec, sizes = replace(self._plan, memory=memory), self._graph.row_file.spec, self.sizes
         try:
             divided = plan_memory.divide_host_memory(sizes, config, spec.stride_bytes)
             with Runtime(limit, rehearsal=UNCOUNTED) as runtime:
@@ -77,7 +77,7 @@ class RunNeeds:
                 shared = config.disk_space is not None or config.layout not in ("cost", "heuristic", "packed")
                 blocks = plan_memory.block_rows(config, spec.stride_bytes) if shared else 0
                 return pack_memory.fits(
-                    self._graph.array(runtime, "features"),
+                    self._graph.open_rows(runtime, self._graph.row_file),
                     sizes,
                     sizes.num_batches,
                     rows,

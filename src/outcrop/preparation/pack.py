@@ -90,7 +90,7 @@ def pack(graph: Graph, samples: SampleSet, placement: Placement, out: Path, runt
 class _Packer:
     def __init__(self, graph: Graph, samples: SampleSet, placement: Placement, runtime: Runtime):
         self._graph, self._samples, self._placement, self._runtime = graph, samples, placement, runtime
-        self._features = graph.array(runtime, "features")
+        self._features = graph.open_rows(runtime, graph.row_file)
         self._stride = self._features.spec.stride_bytes
         self._row_bytes = self._features.row_bytes
         self._has_caches = bool(len(placement.host_ids) or len(placement.device_ids))

@@ -55,7 +55,7 @@ def plan(graph: Graph, samples: SampleSet, config: PlanConfig, out: Path, runtim
         raise ArgumentError(
             f"{graph.path} has no features to place: import features, or give them at least one column"
         )
-    row_bytes = graph.spec("features").stride_bytes
+    row_bytes = graph.row_file.row_bytes
     packed = packed_batches(samples, config)
     memory = divide_host_memory(samples, config, row_bytes)
     device_rows = device_cache_rows(graph, samples, config)

@@ -115,7 +115,7 @@ def device_cache_rows(graph: Graph, samples: BatchSizes, config: PlanConfig) -> 
     """Returns rows of the device cache: what the batches on a device leave of its budget."""
     if config.gpu_memory == 0:
         return 0
-    row_bytes = graph.spec("features").stride_bytes
+    row_bytes = graph.row_file.row_bytes
     targets = target_bytes(graph, samples.max_seeds)
     batch = device_batch_bytes(samples.max_nodes * row_bytes, samples.max_record_bytes, targets)
     batches = memory_tables.DEVICE_BATCHES * batch

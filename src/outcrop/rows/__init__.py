@@ -47,4 +47,4 @@ __all__ = [
 def disk_rows(graph: Graph, runtime: Runtime, *, merge: bool = True) -> DiskRows:
     """Opens the features of ``graph`` on disk, with the scratch memory that the budget has for them."""
     scratch = memory_tables.READ_SCRATCH.bytes_of(runtime.budget.limit_bytes)
-    return DiskRows(graph.array(runtime, "features"), runtime, scratch_bytes=scratch, merge=merge)
+    return DiskRows(graph.open_rows(runtime, graph.row_file), runtime, scratch_bytes=scratch, merge=merge)

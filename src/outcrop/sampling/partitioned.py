@@ -35,7 +35,7 @@ _PARTS, _ENOUGH = (16, 64, 256, 1024, 4096), 4  # divided into so many, until so
 
 def divide(graph: Graph, parts: int, resident: int, seed: int = 0) -> NodePartitions:
     """Makes partitions whose rows begin with a page, where they are large enough for that to make no difference."""
-    stride = max(graph.spec("features").stride_bytes, 1)
+    stride = max(graph.row_file.row_bytes, 1)
     step = PAGE_BYTES // math.gcd(PAGE_BYTES, stride)
     return NodePartitions(
         graph.num_nodes, parts, resident, seed, step if graph.num_nodes >= _STEPS * step * parts else 1
@@ -47,7 +47,7 @@ def resident_bytes(graph: Graph, parts: int, resident: int) -> int:
     shape = divide(graph, parts, resident)
     nodes = resident * shape.most_nodes
     edges = int(np.sort(_partition_edges(graph, shape))[::-1][:resident].sum())
-    return nodes * (graph.spec("features").stride_bytes + _ID_BYTES) + _LOCAL_BYTES * edges + 4 * PAGE_BYTES
+    return nodes * (graph.row_file.row_bytes + _ID_BYTES) + _LOCAL_BYTES * edges + 4 * PAGE_BYTES
 
 
 def fitting_partitions(

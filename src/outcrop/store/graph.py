@@ -31,6 +31,7 @@ from outcrop.runtime.runtime import Runtime
 from outcrop.store import graph_manifest
 from outcrop.store import manifest as manifests
 from outcrop.store.arrays import DiskArray
+from outcrop.store.graph_types import FEATURES, EdgeType, NodeType, RowFile, row_files_of, types_of
 from outcrop.store.host_array import host_array
 from outcrop.store.manifest import PAGE_SUMS, ArraySpec, Manifest
 from outcrop.store.names import NodeNames
@@ -71,6 +72,8 @@ class Graph:
         label_kind: ``class``, ``multilabel`` or ``regression`` (the head of this file).
         class_names: What class i was called in the source; empty where classes have no names.
         integer_names: Whether the names of nodes are integers.
+        node_types, edge_types: Types of nodes and of edges; one of each, called "", in a graph without types.
+        row_files: The files of rows that nodes or edges have; none in a graph without features.
         notes: What an import had to say of this graph, a sentence each; empty where it was opened from disk.
     """
 
@@ -91,12 +94,15 @@ class Graph:
         if wrong := graph_manifest.problem(attributes, manifest.arrays):
             raise FormatError(f"{path}: {wrong}: its manifest was changed by hand or is torn")
         self._check_labels()
+        self.node_types: tuple[NodeType, ...]
+        self.edge_types: tuple[EdgeType, ...]
+        self.node_types, self.edge_types = types_of(attributes)
+        self.row_files = row_files_of(manifest.arrays, (*self.node_types, *self.edge_types))
 
     def __repr__(self) -> str:
         parts = [f"nodes={self.num_nodes}", f"edges={self.num_edges}"]
-        if self.has("features"):
-            spec = self.spec("features")
-            parts.append(f"features={'x'.join(map(str, spec.shape))} {spec.dtype}")
+        for rows in self.row_files:
+            parts.append(f"{rows.array}={'x'.join(map(str, rows.spec.shape))} {rows.spec.dtype}")
         if self.num_classes:
             name = {"class": "classes", "multilabel": "multilabel", "regression": "targets"}[self.label_kind]
             parts.append(f"{name}={self.num_classes}")
@@ -226,9 +232,25 @@ class Graph:
         return np.array([_node_of(word, self.num_nodes) for word in words], np.int64)
 
     @property
+    def row_file(self) -> RowFile:
+        """Returns the only row file, for what serves one.
+
+        Raises:
+            FormatError: The graph has no features.
+        """
+        if not self.row_files:
+            raise FormatError(f"{self.path} holds no {FEATURES}: import them with the graph")
+        (only,) = self.row_files
+        return only
+
+    def open_rows(self, runtime: Runtime, rows: RowFile) -> DiskArray:
+        """Opens a row file for reading."""
+        return self.array(runtime, rows.array)
+
+    @property
     def feature_bytes(self) -> int:
-        """Counts the bytes of the whole feature array (0 where there is none)."""
-        return self.manifest.arrays["features"].data_bytes if self.has("features") else 0
+        """Counts the bytes of all row files (0 where there are none)."""
+        return sum(rows.data_bytes for rows in self.row_files)
 
     def digest(self) -> str:
         return self.manifest.digest()

@@ -36,7 +36,7 @@ COPY, IN_PLACE, OVERLAPPED = "copy", "in place", "in place, overlapped"
 def _copying(graph: Graph, runtime: Runtime, device: DeviceConfig) -> load.LoadSession:
     """Opens mode ``memory`` as it would be without unified memory."""
     pool = load.make_pool(graph, runtime, buffers=2, max_nodes=0, device=device)
-    rows = HostRows(graph.array(runtime, "features"), runtime)
+    rows = HostRows(graph.open_rows(runtime, graph.row_file), runtime)
     structures = SampledStructures(
         BatchSampler(graph, _SAMPLING, runtime, memory_fraction=memory_tables.GROWING_SAMPLER.fraction)
     )

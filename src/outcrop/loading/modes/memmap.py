@@ -17,4 +17,4 @@ class Memmap(RowMode):
     name = "memmap"
 
     def open_rows(self, request: SessionRequest) -> RowSource:
-        return MapRows(request.graph.array(request.runtime, "features"))
+        return MapRows(request.graph.open_rows(request.runtime, request.graph.row_file))

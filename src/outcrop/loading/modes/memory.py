@@ -19,7 +19,7 @@ class InMemory(RowMode):
     takes_run_budget = False
 
     def open_rows(self, request: SessionRequest) -> RowSource:
-        features = request.graph.array(request.runtime, "features")
+        features = request.graph.open_rows(request.runtime, request.graph.row_file)
         if gpu_named(request.device.name) is None:
             return HostRows(features, request.runtime)
         from outcrop.rows.unified import UnifiedRows  # brings torch

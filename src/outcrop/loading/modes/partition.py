@@ -63,7 +63,7 @@ class Partition(Mode):
             memory_tables.PARTITIONS.bytes_of(runtime.budget.free_bytes),
             config.seed,
         )
-        rows = PartitionRows(graph.array(runtime, "features"), below, shape, runtime)
+        rows = PartitionRows(graph.open_rows(runtime, graph.row_file), below, shape, runtime)
         structures = PartitionStructures(
             graph, config, shape, online, runtime, memory_fraction=among.fraction
         )

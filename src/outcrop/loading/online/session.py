@@ -68,7 +68,7 @@ def open_online(
     graph, runtime, config, recorded = request.graph, request.runtime, request.config, request.recorded
     device = request.device
     check_cache_strategy(device)
-    features = graph.array(runtime, "features")
+    features = graph.open_rows(runtime, graph.row_file)
     scratch = memory_tables.READ_SCRATCH.bytes_of(runtime.budget.limit_bytes)
     if by_rings:
         stream: RowStream = _ring_stream(graph, features, stripes, runtime, device, scratch)
@@ -214,7 +214,7 @@ def _make_pool(
 ) -> BufferPool[HostBuffer]:
     """Makes batch buffers; on the GPU where its kernels read the rows, if it has room for these and for batches."""
     graph, runtime, device = request.graph, request.runtime, request.device
-    batch_bytes = most * graph.spec("features").stride_bytes
+    batch_bytes = most * graph.row_file.row_bytes
     there = resolve(device.name)
     gpu = gpu_of(there)
     if by_rings and gpu is not None and device_budget is not None:
