@@ -28,15 +28,19 @@ def record(kind: str, where: Path, files: Sequence[Path], options: dict[str, Any
         options: What else decides what becomes of them.
 
     Returns:
-        ``source``, ``options``, and ``files``: name -> size in bytes, time of the last change of the content and of the
-        file's entry, both in nanoseconds.
+        ``source``, ``options``, and ``files``: name, as seen from the folder that is the source -> size in bytes, time
+        of the last change of the content and of the file's entry, both in nanoseconds.
     """
-    found = {path.name: path.stat() for path in sorted(files)}
+    found = {_name(path, where): path.stat() for path in sorted(files)}
     return {
         "source": f"{kind}:{where.absolute()}",
         "options": manifests.plain(options),
         "files": {name: [s.st_size, s.st_mtime_ns, s.st_ctime_ns] for name, s in found.items()},
     }
+
+
+def _name(path: Path, where: Path) -> str:
+    return path.relative_to(where).as_posix() if where in path.parents else path.name
 
 
 def write(folder: Path, made_from: dict[str, Any]) -> None:

@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 import outcrop as oc
+from foreign_layouts import foreign_graph, write_ogb_text
 from outcrop.cli.main import app
 from outcrop.errors import BudgetError, FormatError
 from outcrop.importing import import_budget
@@ -154,6 +155,11 @@ def musae(folder: Path) -> Source:
     return f"musae:{folder}", oc.ImportConfig()
 
 
+def ogb_text(folder: Path) -> Source:
+    made = foreign_graph(NODES, EDGES, 21)
+    return f"ogb:{write_ogb_text(folder / 'ogbl_collab', made, weights=True)}", oc.ImportConfig()
+
+
 def objects(folder: Path) -> Source:
     masks = {split: np.arange(NODES) % 3 == n for n, split in enumerate(("train", "valid", "test"))}
     return {"edges": pairs(), "features": rows(12), "labels": rows(2), **masks}, oc.ImportConfig()
@@ -184,6 +190,7 @@ SOURCES: list[Callable[[Path], Source]] = [
     scipy_coo,
     matlab,
     musae,
+    ogb_text,
     objects,
     frames,
     networkx,

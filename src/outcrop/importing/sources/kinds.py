@@ -14,6 +14,7 @@ from outcrop.importing.sources.edge_list import open_edge_list
 from outcrop.importing.sources.folder import open_folder
 from outcrop.importing.sources.matlab import open_matlab
 from outcrop.importing.sources.musae import open_musae
+from outcrop.importing.sources.ogb import open_ogb
 from outcrop.runtime.runtime import Runtime
 
 OPENERS: dict[str, tuple[str, Callable[[Path, Runtime, ExitStack, ImportConfig], GraphSource]]] = {
@@ -29,6 +30,7 @@ OPENERS: dict[str, tuple[str, Callable[[Path, Runtime, ExitStack, ImportConfig],
     ),
     "mat": ("FILE", lambda path, runtime, held, config: open_matlab(path, runtime, held)),
     "musae": ("DIR", lambda path, runtime, held, config: open_musae(path, runtime, held)),
+    "ogb": ("DIR", lambda path, runtime, held, config: open_ogb(path, runtime, config)),
 }
 SOURCES = ", ".join(f"{kind}:{what}" for kind, (what, _) in OPENERS.items())
 

@@ -181,11 +181,17 @@ def label_column(name: str, column: pa.Array) -> np.ndarray:
     return column.to_numpy(zero_copy_only=False)
 
 
-def table_labels(runtime: Runtime, table: Table, columns: list[str]) -> LabelSource:
-    """Returns labels in one column, which may hold lists, or in several of numbers; an empty cell means none."""
+def table_labels(
+    runtime: Runtime, table: Table, columns: list[str], dtype: pa.DataType | None = None
+) -> LabelSource:
+    """Returns labels in one column, which may hold lists, or in several of numbers; an empty cell means none.
+
+    Args:
+        dtype: How cells of text files are read; None = as they look.
+    """
 
     def blocks(num_nodes: int) -> Iterator[np.ndarray]:
-        for block in table.blocks(runtime, columns):
+        for block in table.blocks(runtime, columns, dtype=dtype):
             parts = [label_column(table.name, column) for column in block]
             yield parts[0] if len(parts) == 1 else np.stack(parts, axis=1)
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import csv
+import io
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
+from typing import BinaryIO
 
 import pyarrow as pa
 import pyarrow.csv as pa_csv
@@ -82,12 +84,15 @@ class FileTable(Table):
                 strings_can_be_null=False,
                 column_types=dict.fromkeys(columns, dtype) if dtype is not None else None,
             )
-            with self.path.open("rb") as file:
+            with self._open() as file:
                 if not file.read(1) or self._ends_after_header():
                     return
             # Arrow's own allocator would keep 30 MB of what was read.
             pool = pa.system_memory_pool()
-            with pa_csv.open_csv(self.path, read, parse, convert, memory_pool=pool) as reader:
+            with (
+                self._open_arrow() as file,
+                pa_csv.open_csv(file, read, parse, convert, memory_pool=pool) as reader,
+            ):
                 yield from reader
 
     def row_name(self, row: int) -> str:
@@ -104,7 +109,7 @@ class FileTable(Table):
     def _line(self, row: int) -> tuple[int, bytes]:
         """Finds the line of a row of a text file: its number, from 1, and its bytes. Empty lines are no rows."""
         number, line, found = 0, b"", -1
-        with self.path.open("rb") as file:
+        with self._open() as file:
             for number, line in enumerate(file, 1):
                 found += number > self.skip_lines and bool(line.strip(b"\r\n"))
                 if found == row:
@@ -137,7 +142,7 @@ class FileTable(Table):
 
     def _uneven(self) -> str | None:
         """Returns the first line that has other cells than the header, or than the lines before it."""
-        with self.path.open(encoding="utf-8-sig", errors="replace", newline="") as file:
+        with io.TextIOWrapper(self._open(), encoding="utf-8-sig", errors="replace", newline="") as file:
             lines = csv.reader(islice(file, self.skip_lines, None), delimiter=self.delimiter)
             for cells in lines:
                 if cells and len(cells) != len(self.columns):
@@ -149,10 +154,18 @@ class FileTable(Table):
         return None
 
     def _ends_after_header(self) -> bool:
-        with self.path.open("rb") as file:
+        with self._open() as file:
             for _ in range(self.skip_lines):
                 file.readline()
             return not file.read(1)
+
+    def _open(self) -> BinaryIO:
+        """Opens the text of the file."""
+        return self.path.open("rb")
+
+    def _open_arrow(self) -> pa.NativeFile:
+        """Opens the text of the file for Arrow."""
+        return pa.OSFile(str(self.path))
 
 
 def open_table(path: Path) -> FileTable:

@@ -1,0 +1,89 @@
+"""Writes one small graph in the layouts that benchmarks are published in, with NumPy, gzip, zipfile and text alone.
+
+The graph has isolated nodes, edges that are listed twice, edges from a node to itself, and nodes without a label.
+"""
+
+from __future__ import annotations
+
+import gzip
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+ISOLATED = 6
+
+
+@dataclass(frozen=True)
+class ForeignGraph:
+    """Holds a graph with one type of nodes and of edges.
+
+    Attributes:
+        edges: int64 [E, 2], source and target, as they are listed.
+        features: float32 [N, D].
+        labels: float64 [N], or [N, T] of 0 and 1; NaN = none.
+        splits: Nodes by split, int64.
+        weights: float32 [E].
+    """
+
+    edges: np.ndarray
+    features: np.ndarray
+    labels: np.ndarray
+    splits: dict[str, np.ndarray] = field(default_factory=dict)
+    weights: np.ndarray = field(default_factory=lambda: np.zeros(0, np.float32))
+
+    @property
+    def num_nodes(self) -> int:
+        return len(self.features)
+
+
+def foreign_graph(
+    nodes: int = 60, edges: int = 400, dim: int = 5, classes: int = 4, seed: int = 0
+) -> ForeignGraph:
+    """Returns the graph; its last nodes have no edges, half of the nodes are in a split."""
+    rng = np.random.default_rng(seed)
+    pairs = rng.integers(0, nodes - ISOLATED, (edges, 2))
+    pairs[5::20, 1] = pairs[5::20, 0]
+    pairs[7::20] = pairs[6::20]
+    labels = np.arange(nodes) % classes * 1.0
+    labels[3::7] = np.nan
+    order = rng.permutation(np.flatnonzero(~np.isnan(labels)))
+    cuts = np.split(order, [len(order) // 2, len(order) * 3 // 4, len(order) - 2])
+    return ForeignGraph(
+        pairs,
+        rng.standard_normal((nodes, dim)).astype(np.float32),
+        labels,
+        dict(zip(("train", "valid", "test"), cuts, strict=False)),
+        rng.integers(0, 5, edges).astype(np.float32),
+    )
+
+
+def write_gzip(path: Path, rows: Iterable[Any]) -> None:
+    """Writes rows of numbers as ``.csv.gz`` without a header; NaN is an empty cell, in quotes where it is alone."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with gzip.open(path, "wt") as file:
+        for row in rows:
+            cells = np.atleast_1d(row)
+            file.write((",".join("" if cell != cell else str(cell) for cell in cells) or '""') + "\n")
+
+
+def whole(labels: np.ndarray) -> np.ndarray:
+    """Labels as text has them: integers where each node has one."""
+    return labels if np.isnan(labels).any() else labels.astype(np.int64)
+
+
+def write_ogb_text(folder: Path, graph: ForeignGraph, split: str = "time", *, weights: bool = False) -> Path:
+    """Writes the csv layout of OGB; returns ``folder``."""
+    raw = folder / "raw"
+    write_gzip(raw / "edge.csv.gz", graph.edges)
+    write_gzip(raw / "num-node-list.csv.gz", [graph.num_nodes])
+    write_gzip(raw / "num-edge-list.csv.gz", [len(graph.edges)])
+    write_gzip(raw / "node-feat.csv.gz", graph.features)
+    write_gzip(raw / "node-label.csv.gz", whole(graph.labels))
+    if weights:
+        write_gzip(raw / "edge_weight.csv.gz", graph.weights.astype(np.int64))
+    for name, nodes in graph.splits.items():
+        write_gzip(folder / "split" / split / f"{name}.csv.gz", nodes)
+    return folder
