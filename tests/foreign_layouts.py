@@ -87,3 +87,25 @@ def write_ogb_text(folder: Path, graph: ForeignGraph, split: str = "time", *, we
     for name, nodes in graph.splits.items():
         write_gzip(folder / "split" / split / f"{name}.csv.gz", nodes)
     return folder
+
+
+def write_ogb_arrays(
+    folder: Path, graph: ForeignGraph, *, deflated: bool = True, **members: np.ndarray | None
+) -> Path:
+    """Writes the npz layout of OGB; ``members`` replace those of data.npz, or are left out where None."""
+    raw = folder / "raw"
+    raw.mkdir(parents=True)
+    save: Any = np.savez_compressed if deflated else np.savez
+    arrays: dict[str, np.ndarray | None] = {
+        "edge_index": np.ascontiguousarray(graph.edges.T),
+        "num_nodes_list": np.array([graph.num_nodes]),
+        "num_edges_list": np.array([len(graph.edges)]),
+        "node_feat": graph.features,
+        "node_year": np.full((graph.num_nodes, 1), 2012),
+    }
+    arrays |= members
+    save(raw / "data.npz", **{name: array for name, array in arrays.items() if array is not None})
+    save(raw / "node-label.npz", node_label=graph.labels.astype(np.float32)[:, None])
+    for name, nodes in graph.splits.items():
+        write_gzip(folder / "split" / "time" / f"{name}.csv.gz", nodes)
+    return folder

@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 import outcrop as oc
-from foreign_layouts import foreign_graph, write_ogb_text
+from foreign_layouts import foreign_graph, write_ogb_arrays, write_ogb_text
 from outcrop.cli.main import app
 from outcrop.errors import BudgetError, FormatError
 from outcrop.importing import import_budget
@@ -160,6 +160,13 @@ def ogb_text(folder: Path) -> Source:
     return f"ogb:{write_ogb_text(folder / 'ogbl_collab', made, weights=True)}", oc.ImportConfig()
 
 
+def ogb_arrays(folder: Path) -> Source:
+    return (
+        f"ogb:{write_ogb_arrays(folder / 'ogbl_vessel', foreign_graph(NODES, EDGES, 21))}",
+        oc.ImportConfig(),
+    )
+
+
 def objects(folder: Path) -> Source:
     masks = {split: np.arange(NODES) % 3 == n for n, split in enumerate(("train", "valid", "test"))}
     return {"edges": pairs(), "features": rows(12), "labels": rows(2), **masks}, oc.ImportConfig()
@@ -191,6 +198,7 @@ SOURCES: list[Callable[[Path], Source]] = [
     matlab,
     musae,
     ogb_text,
+    ogb_arrays,
     objects,
     frames,
     networkx,

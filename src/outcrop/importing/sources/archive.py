@@ -13,11 +13,9 @@ are not all one, and nothing else.
 from __future__ import annotations
 
 import zipfile
-import zlib
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
-from typing import IO
 
 import numpy as np
 
@@ -36,6 +34,7 @@ from outcrop.importing.sources.features import array_features
 from outcrop.importing.sources.labels import array_labels
 from outcrop.importing.sources.matrix import Csr, csr_of_coo, matrix_edges, matrix_features
 from outcrop.importing.sources.npy import array_blocks
+from outcrop.importing.sources.npz_members import naming, read_header
 from outcrop.importing.sources.parts import Part, Parts, open_parts, split_ids
 from outcrop.importing.sources.tables import Place
 from outcrop.runtime.runtime import Runtime
@@ -60,31 +59,12 @@ class Archive:
         if name not in self.names:
             raise FormatError(f"{where} is missing (it has {', '.join(sorted(self.names)) or 'none'})")
         info = self._zip.getinfo(f"{name}.npy")
-        try:
+        with naming(where):
             with self._zip.open(info) as file:
-                self._check_header(where, file, info.file_size)
+                read_header(where, file, info.file_size)
             self._held.enter_context(self._runtime.budget.reserve("import", info.file_size))
             with self._zip.open(info) as file:
                 return np.lib.format.read_array(file, allow_pickle=False)
-        except (ValueError, EOFError, zipfile.BadZipFile, zlib.error, NotImplementedError, OSError) as error:
-            if isinstance(error, FormatError):
-                raise
-            raise FormatError(f"{where} is torn or no array: {error}") from None
-
-    @staticmethod
-    def _check_header(where: str, file: IO[bytes], size: int) -> None:
-        version = np.lib.format.read_magic(file)
-        if version == (1, 0):
-            shape, _, dtype = np.lib.format.read_array_header_1_0(file)
-        elif version == (2, 0):
-            shape, _, dtype = np.lib.format.read_array_header_2_0(file)
-        else:
-            raise FormatError(f"{where} has .npy version {version}, which is not supported")
-        if dtype.hasobject:
-            raise FormatError(f"{where} holds Python objects, which are never loaded: save numbers instead")
-        data = int(np.prod(shape, dtype=object)) * dtype.itemsize
-        if file.tell() + data != size:
-            raise FormatError(f"{where} has {size} bytes, its header promises {file.tell() + data}")
 
 
 def open_archive(path: Path, runtime: Runtime, held: ExitStack, split_index: int = 0) -> GraphSource:

@@ -32,9 +32,7 @@ _FILL = "write a number there (each node needs its features), such as 0"
 
 def array_features(runtime: Runtime, name: str, array: np.ndarray) -> FeatureSource:
     """Checks features ``[N, D]``. Raises FormatError for another shape or for what is no number."""
-    if array.ndim != 2:
-        raise FormatError(f"{name} has shape {array.shape}; features are [nodes, columns]")
-    _check_columns(name, array.dtype, array.shape[1])
+    check_features(name, array.shape, array.dtype)
     return FeatureSource(
         name,
         array.dtype,
@@ -42,6 +40,13 @@ def array_features(runtime: Runtime, name: str, array: np.ndarray) -> FeatureSou
         array.shape[1],
         lambda rows: array_blocks(runtime, array, rows),
     )
+
+
+def check_features(name: str, shape: tuple[int, ...], dtype: np.dtype) -> None:
+    """Raises FormatError where an array of this shape and type holds no features."""
+    if len(shape) != 2:
+        raise FormatError(f"{name} has shape {shape}; features are [nodes, columns]")
+    _check_columns(name, dtype, shape[1])
 
 
 def table_features(

@@ -140,16 +140,19 @@ def array_labels(runtime: Runtime, name: str, array: np.ndarray) -> LabelSource:
     Raises:
         FormatError: It has another shape.
     """
-    if array.ndim not in (1, 2) or 0 in array.shape[1:]:
-        raise FormatError(
-            f"{name} has shape {array.shape}; labels are [nodes], or [nodes, classes or targets]"
-        )
-    columns = array.shape[1] if array.ndim == 2 else 1
+    columns = check_labels(name, array.shape)
     return LabelSource(
         name,
         len(array),
         lambda num_nodes: array_blocks(runtime, array, max(1, block_bytes(runtime) // (16 * columns))),
     )
+
+
+def check_labels(name: str, shape: tuple[int, ...]) -> int:
+    """Returns how many columns an array of labels has. Raises FormatError where none has this shape."""
+    if len(shape) not in (1, 2) or 0 in shape[1:]:
+        raise FormatError(f"{name} has shape {shape}; labels are [nodes], or [nodes, classes or targets]")
+    return shape[1] if len(shape) == 2 else 1
 
 
 def label_column(name: str, column: pa.Array) -> np.ndarray:

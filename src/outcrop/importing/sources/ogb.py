@@ -5,6 +5,9 @@ Of graphs with one type of nodes and of edges, as compressed text without header
 ``raw/node-feat.csv.gz``, ``raw/node-label.csv.gz``, ``raw/edge_weight.csv.gz``. Nodes of the splits are in
 ``split/NAME/train.csv.gz``, ``valid.csv.gz``, ``test.csv.gz``. The package adds the reverse of each edge to some data
 sets, which it knows by name; so does this.
+
+Or as arrays, which are streamed: ``raw/data.npz`` with ``edge_index`` ``[2, E]``, ``num_nodes_list``,
+``num_edges_list`` and perhaps ``node_feat`` ``[N, D]``; ``raw/node-label.npz`` with ``node_label``, NaN = none.
 """
 
 from __future__ import annotations
@@ -17,12 +20,20 @@ import pyarrow as pa
 
 from outcrop.config import ImportConfig
 from outcrop.errors import ArgumentError, FormatError
-from outcrop.importing.sources.base import EdgeBlock, GraphSource, LabelSource, block_bytes
-from outcrop.importing.sources.edge_list import table_edges
-from outcrop.importing.sources.features import table_features
+from outcrop.importing.sources.base import (
+    EdgeBlock,
+    FeatureSource,
+    GraphSource,
+    LabelSource,
+    block_bytes,
+    check_ids,
+)
+from outcrop.importing.sources.edge_list import edge_of, table_edges
+from outcrop.importing.sources.features import check_features, table_features
 from outcrop.importing.sources.gzip_tables import GzipTable, open_gzip, read_counts
 from outcrop.importing.sources.ids import PlainIds
-from outcrop.importing.sources.labels import table_labels
+from outcrop.importing.sources.labels import check_labels, table_labels
+from outcrop.importing.sources.npz_members import NpzMember, member_names, read_integers
 from outcrop.importing.sources.ogb_splits import open_splits
 from outcrop.importing.sources.tables import Place, to_numpy
 from outcrop.importing.sources.typed import refuse_typed
@@ -54,6 +65,8 @@ def open_ogb(folder: Path, runtime: Runtime, config: ImportConfig) -> GraphSourc
     typed = next((name for name in _TYPED if (raw / name).exists()), None)
     if typed is not None:
         refuse_typed(str(folder), f"{typed} is there")
+    if (raw / "data.npz").exists():
+        return _open_arrays(folder, runtime, config)
     return _open_text(folder, runtime, config)
 
 
@@ -153,3 +166,64 @@ def _notes(raw: Path) -> tuple[str, ...]:
     read = {f"{name}.csv.gz" for name in _READ}
     left = sorted(path.name for path in raw.glob("*.csv.gz") if path.name not in read)
     return (f"files of {raw} that are not imported: {', '.join(left)}",) if left else ()
+
+
+def _open_arrays(folder: Path, runtime: Runtime, config: ImportConfig) -> GraphSource:
+    path, listed = folder / "raw" / "data.npz", "num_nodes_list"
+    num_nodes, num_edges = (
+        require_one_graph(member.name, read_integers(runtime, member))
+        for member in (NpzMember(path, listed), NpzMember(path, "num_edges_list"))
+    )
+    pairs = NpzMember(path, "edge_index")
+    if pairs.shape != (2, num_edges):
+        raise FormatError(f"{pairs.name} has shape {pairs.shape}; num_edges_list says [2, {num_edges}]")
+    check_ids(pairs.name, np.zeros(0, pairs.dtype))
+    names = member_names(path)
+    splits = open_splits(folder, runtime, config, PlainIds(num_nodes, f"{path} member {listed!r}"))
+    left = sorted(names - {"edge_index", listed, "num_edges_list", "node_feat"})
+    notes = (f"members of {path} that are not imported: {', '.join(left)}",) if left else ()
+    return GraphSource(
+        str(folder),
+        lambda: _pairs(pairs, runtime),
+        num_nodes,
+        num_edges,
+        _array_features(NpzMember(path, "node_feat"), runtime) if "node_feat" in names else None,
+        _array_labels(folder / "raw" / "node-label.npz", runtime),
+        splits.nodes,
+        reverse=is_reversed(folder),
+        notes=(*notes, *splits.notes),
+        split_rows=splits.rows,
+        edge_at=edge_of(pairs.name),
+    )
+
+
+def _pairs(member: NpzMember, runtime: Runtime) -> Iterator[EdgeBlock]:
+    """Yields edges of ``[2, E]``, whose sources come first in the file: the member is read at two places at a time."""
+    count, edges = max(1024, block_bytes(runtime) // 64), member.shape[1]
+    if member.fortran:
+        halves = ((block[0::2], block[1::2]) for block in member.flat(runtime, 2 * count, 0, 2 * edges))
+    else:
+        starts = (0, edges)
+        halves = zip(*(member.flat(runtime, count, at, at + edges) for at in starts), strict=True)
+    row = 0
+    for source, target in halves:
+        yield check_ids(member.name, source, row), check_ids(member.name, target, row)
+        row += len(source)
+
+
+def _array_features(member: NpzMember, runtime: Runtime) -> FeatureSource:
+    check_features(member.name, member.shape, member.dtype)
+    return FeatureSource(
+        member.name, member.dtype, len(member), member.shape[1], lambda count: member.rows(runtime, count)
+    )
+
+
+def _array_labels(path: Path, runtime: Runtime) -> LabelSource | None:
+    if not path.exists():
+        return None
+    member = NpzMember(path, "node_label")
+    columns = check_labels(member.name, member.shape)
+    if member.dtype.kind not in "fiub":
+        raise FormatError(f"{member.name} holds {member.dtype}; labels are numbers")
+    count = max(1, block_bytes(runtime) // (16 * columns))
+    return LabelSource(member.name, len(member), lambda num_nodes: member.rows(runtime, count))
