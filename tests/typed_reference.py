@@ -245,7 +245,12 @@ def seeds_of(draw: st.DrawFn, graph: TypedGraph) -> dict[int, list[int]]:
 
 @st.composite
 def fanouts_of(draw: st.DrawFn, graph: TypedGraph, *, replaced: bool = False) -> list[list[int]]:
-    """Fanouts of each edge type for one to three hops."""
+    """Fanouts of each edge type for one to three hops; 0 where there are several."""
     hops = draw(st.integers(1, 3))
-    one = st.sampled_from((1, 2, 3, 10, 0) if replaced else (1, 2, 3, 10, 0, -1))
+    counts = [1, 2, 3, 10]
+    if len(graph.edge_types) > 1:
+        counts.append(0)
+    if not replaced:
+        counts.append(-1)
+    one = st.sampled_from(counts)
     return [draw(st.lists(one, min_size=hops, max_size=hops)) for _ in graph.edge_types]

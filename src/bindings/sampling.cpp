@@ -1,8 +1,12 @@
 #include <nanobind/stl/optional.h>
+#include <nanobind/stl/tuple.h>
+#include <nanobind/stl/variant.h>
 
 #include <algorithm>
 #include <memory>
 #include <optional>
+#include <tuple>
+#include <variant>
 
 #include "base/parallel.h"
 #include "bindings.h"
@@ -22,14 +26,34 @@ nb::object vector_to_numpy(std::vector<T>&& values) {
   return nb::cast(nb::ndarray<nb::numpy, T, nb::ndim<1>>(owned->data(), {owned->size()}, owner));
 }
 
-nb::tuple to_tuple(SampledBatch&& b) {
-  return nb::make_tuple(vector_to_numpy(std::move(b.n_id)), vector_to_numpy(std::move(b.rowptr)),
-                        vector_to_numpy(std::move(b.col)), b.nodes_per_hop, b.edges_per_hop);
+using RelationsPtr = std::shared_ptr<const Relations>;
+using Fanouts = std::variant<std::vector<int64_t>, std::vector<std::vector<int64_t>>>;
+
+struct Delivery {
+  bool typed = false, positions = false;
+};
+
+// (n_id, rowptr, col, nodes per hop, edges per hop); of a typed batch (nodes, edges): per node type (ids, per hop), per
+// edge type (rowptr, col, per hop, positions or None).
+nb::tuple to_tuple(SampledBatch&& b, Delivery delivery) {
+  if (!delivery.typed) {
+    SampledNodes& nodes = b.nodes[0];
+    SampledEdges& edges = b.edges[0];
+    return nb::make_tuple(vector_to_numpy(std::move(nodes.ids)), vector_to_numpy(std::move(edges.rowptr)),
+                          vector_to_numpy(std::move(edges.col)), nodes.per_hop, edges.per_hop);
+  }
+  nb::list nodes, edges;
+  for (SampledNodes& n : b.nodes) nodes.append(nb::make_tuple(vector_to_numpy(std::move(n.ids)), n.per_hop));
+  for (SampledEdges& e : b.edges)
+    edges.append(nb::make_tuple(vector_to_numpy(std::move(e.rowptr)), vector_to_numpy(std::move(e.col)),
+                                e.per_hop,
+                                delivery.positions ? vector_to_numpy(std::move(e.positions)) : nb::none()));
+  return nb::make_tuple(nodes, edges);
 }
 
-nb::list to_list(std::vector<SampledBatch>&& batches) {
+nb::list to_list(std::vector<SampledBatch>&& batches, Delivery delivery) {
   nb::list out;
-  for (SampledBatch& b : batches) out.append(to_tuple(std::move(b)));
+  for (SampledBatch& b : batches) out.append(to_tuple(std::move(b), delivery));
   return out;
 }
 
@@ -62,25 +86,51 @@ void bind_steps(Class& sampler) {
                nb::gil_scoped_release release;
                batch = s.finish();
              }
-             return to_tuple(std::move(batch));
+             return to_tuple(std::move(batch), s.delivery());
            })
       .def_prop_ro("most_batch_bytes", &Sampler::most_batch_bytes,
                    "Bytes that a batch has needed while it was drawn, at the most, so far.");
 }
 
-SamplerOptions make_options(const std::string& name, std::vector<int64_t> fanouts, bool replace,
-                            uint64_t seed, uint64_t max_batch_bytes, uint64_t dependency) {
-  SamplerKind kind = SamplerKind::neighbor;
-  if (name == "labor")
-    kind = SamplerKind::labor;
-  else if (name == "shadow")
-    kind = SamplerKind::shadow;
-  else if (name == "weighted")
-    kind = SamplerKind::weighted;
-  else if (name != "neighbor")
-    throw Error(ErrorKind::argument,
-                "sampler '" + name + "' is unknown; known: neighbor, labor, shadow, weighted");
-  return {kind, std::move(fanouts), replace, seed, max_batch_bytes, dependency};
+SamplerKind kind_of(const std::string& name) {
+  if (name == "neighbor") return SamplerKind::neighbor;
+  if (name == "labor") return SamplerKind::labor;
+  if (name == "shadow") return SamplerKind::shadow;
+  if (name == "weighted") return SamplerKind::weighted;
+  throw Error(ErrorKind::argument,
+              "sampler '" + name + "' is unknown; known: neighbor, labor, shadow, weighted");
+}
+
+// One list of fanouts is that of every edge type.
+std::vector<std::vector<int64_t>> spread(Fanouts fanouts, const Relations& relations) {
+  if (auto* each = std::get_if<std::vector<int64_t>>(&fanouts))
+    return std::vector<std::vector<int64_t>>(relations.size(), *each);
+  return std::get<std::vector<std::vector<int64_t>>>(std::move(fanouts));
+}
+
+// Of relations that were given, or those of a graph without types.
+RelationsPtr relations_or_single(const std::optional<RelationsPtr>& given, int64_t num_nodes,
+                                 int64_t num_edges) {
+  return given ? *given : Relations::single(num_nodes, num_edges);
+}
+
+// Arrays of a topology must be as long as its relations say.
+void check_lengths(const Relations& relations, uint64_t ends, uint64_t edges,
+                   std::optional<uint64_t> weights) {
+  if (ends != static_cast<uint64_t>(relations.num_lists()) + 1)
+    throw Error(ErrorKind::argument, "indptr has " + std::to_string(ends) + " entries for " +
+                                         std::to_string(relations.num_lists()) + " neighbor lists");
+  if (edges != static_cast<uint64_t>(relations.num_edges()))
+    throw Error(ErrorKind::argument, "the edge types have " + std::to_string(relations.num_edges()) +
+                                         " edges, indices has " + std::to_string(edges));
+  if (weights && *weights != static_cast<uint64_t>(relations.num_weights()))
+    throw Error(ErrorKind::argument, std::to_string(*weights) + " edge weights for " +
+                                         std::to_string(relations.num_weights()) + " edges");
+}
+
+void check_positions(Delivery delivery) {
+  if (delivery.positions && !delivery.typed)
+    throw Error(ErrorKind::argument, "positions come with the parts of a batch: give the relations, too");
 }
 
 void check_offsets(const Ids& seeds, const Ids& offsets) {
@@ -94,32 +144,38 @@ void check_offsets(const Ids& seeds, const Ids& offsets) {
 class Samplers {
  public:
   Samplers(std::shared_ptr<WorkerPool> workers, Ids indptr, AnyArray indices, std::optional<Weights> weights,
-           SamplerOptions options)
-      : workers_(std::move(workers)), indptr_(indptr), indices_(indices), weights_(std::move(weights)) {
+           std::optional<RelationsPtr> relations, Fanouts fanouts, SamplerOptions options)
+      : workers_(std::move(workers)),
+        indptr_(indptr),
+        indices_(indices),
+        weights_(std::move(weights)),
+        delivery_{relations.has_value(), options.positions} {
+    if (indptr.size() == 0)
+      throw Error(ErrorKind::argument, "indptr is empty: num_nodes + 1 entries were expected");
+    check_positions(delivery_);
     Topology t;
     t.indptr = indptr.data();
-    t.num_nodes = static_cast<int64_t>(indptr.size()) - 1;
     t.num_edges = static_cast<int64_t>(indices.size());
-    if (t.num_nodes < 0)
-      throw Error(ErrorKind::argument, "indptr is empty: num_nodes + 1 entries were expected");
+    t.relations = relations_or_single(relations, static_cast<int64_t>(indptr.size()) - 1, t.num_edges);
+    t.num_nodes = t.relations->num_nodes();
+    options.fanouts = spread(std::move(fanouts), *t.relations);
+    check_lengths(*t.relations, indptr.size(), indices.size(),
+                  weights_ ? std::optional<uint64_t>(weights_->size()) : std::nullopt);
     if (indices.dtype() == nb::dtype<uint32_t>())
       t.indices32 = static_cast<const uint32_t*>(indices.data());
     else if (indices.dtype() == nb::dtype<int64_t>())
       t.indices64 = static_cast<const int64_t*>(indices.data());
     else
       throw Error(ErrorKind::argument, "indices must be uint32 or int64");
-    if (weights_) {
-      if (weights_->size() != indices.size())
-        throw Error(ErrorKind::argument, std::to_string(weights_->size()) + " edge weights for " +
-                                             std::to_string(indices.size()) + " edges");
-      t.weights = weights_->data();
-    }
+    if (weights_) t.weights = weights_->data();
     for (unsigned i = 0; i < workers_->threads(); ++i) samplers_.emplace_back(t, options);
     topology_ = t;
   }
 
   void degrees(Ids ids, Array1<int32_t> out) const {
     if (out.size() != ids.size()) throw Error(ErrorKind::argument, "ids and out differ in length");
+    if (!topology_.relations->is_single())
+      throw Error(ErrorKind::argument, "degrees are those of a graph of one node type and one edge type");
     for (size_t i = 0; i < ids.size(); ++i)
       if (ids.data()[i] < 0 || ids.data()[i] >= topology_.num_nodes)
         throw Error(ErrorKind::argument, "node " + std::to_string(ids.data()[i]) + " is out of range");
@@ -141,6 +197,7 @@ class Samplers {
   void begin(std::span<const int64_t> seeds, BatchKey key) { samplers_.front().begin(seeds, key); }
   std::span<const int64_t> hop() { return samplers_.front().hop(); }
   SampledBatch finish() { return samplers_.front().finish(); }
+  Delivery delivery() const { return delivery_; }
   uint64_t most_batch_bytes() const {
     uint64_t most = 0;
     for (const NeighborSampler& sampler : samplers_) most = std::max(most, sampler.most_batch_bytes());
@@ -152,6 +209,7 @@ class Samplers {
   Ids indptr_;
   AnyArray indices_;
   std::optional<Weights> weights_;
+  Delivery delivery_;
   Topology topology_;
   std::vector<NeighborSampler> samplers_;
 };
@@ -159,6 +217,7 @@ class Samplers {
 // The arrays of a topology on disk; keeps an indptr in memory alive.
 struct PyPagedTopology {
   std::shared_ptr<PagedTopology> topology = std::make_shared<PagedTopology>();
+  bool typed = false;
   std::optional<Ids> indptr;
   std::optional<Ids> offsets;  // of cached lists, which `indices` and `weights` have
   std::optional<ConstBytes> indices, weights;
@@ -177,7 +236,7 @@ void check_pages(PyPagedTopology& p, const std::string& name, Array1<const uint3
   p.crcs.push_back(std::move(crcs));
 }
 
-// Lists of the nodes that `index` names are taken from memory from now on.
+// Lists that `index` numbers are taken from memory from now on.
 void cache_lists(PyPagedTopology& p, std::shared_ptr<HotIndex> index, Ids offsets, ConstBytes indices,
                  std::optional<ConstBytes> weights) {
   PagedTopology& t = *p.topology;
@@ -232,6 +291,46 @@ nb::dict stats_of(const PagedArray* array) {
   return out;
 }
 
+class PyWaveSampler : public WaveSampler {
+ public:
+  PyWaveSampler(std::shared_ptr<WorkerPool> workers, PyPagedTopology& topology, Budget& budget,
+                SamplerOptions options, size_t wave)
+      : WaveSampler(std::move(workers), topology.topology, budget, options, wave),
+        delivery_{topology.typed, options.positions} {}
+  Delivery delivery() const { return delivery_; }
+
+ private:
+  Delivery delivery_;
+};
+
+void bind_relations(nb::module_& m) {
+  nb::class_<Relations>(m, "Relations", "Node types and edge types of a graph, and where their lists lie.")
+      .def(
+          "__init__",
+          [](Relations* self, std::vector<int64_t> first_nodes,
+             const std::vector<std::tuple<size_t, size_t, int64_t, bool>>& edge_types) {
+            std::vector<Relation> relations;
+            for (const auto& [source, target, num_edges, weighted] : edge_types)
+              relations.push_back({source, target, num_edges, weighted});
+            new (self) Relations(std::move(first_nodes), std::move(relations));
+          },
+          "first_nodes"_a, "edge_types"_a,
+          "Args:\n"
+          "    first_nodes: First id of each node type, and the number of nodes.\n"
+          "    edge_types: (source type, target type, edges, whether they have weights) of each edge type.")
+      .def_prop_ro("num_lists", &Relations::num_lists, "Neighbor lists of all edge types.")
+      .def_prop_ro("num_edges", &Relations::num_edges)
+      .def_prop_ro("num_weights", &Relations::num_weights, "Edges of the edge types that have weights.")
+      .def_prop_ro(
+          "first_lists",
+          [](const Relations& r) {
+            std::vector<int64_t> out;
+            for (size_t i = 0; i < r.size(); ++i) out.push_back(r[i].first_list);
+            return out;
+          },
+          "Of each edge type the list of the first node of its target type.");
+}
+
 void bind_paged(nb::module_& m) {
   nb::class_<PyPagedTopology>(m, "PagedTopology",
                               "A topology on disk, read by pages. Not for several threads at once.")
@@ -241,39 +340,46 @@ void bind_paged(nb::module_& m) {
              int64_t num_edges, std::optional<Ids> indptr, std::optional<FileId> indptr_file,
              uint64_t indptr_cache_bytes, FileId indices_file, uint64_t index_bytes,
              uint64_t indices_cache_bytes, std::optional<FileId> weights_file, uint64_t weights_cache_bytes,
-             uint64_t scratch_bytes) {
+             uint64_t scratch_bytes, std::optional<RelationsPtr> relations) {
             if (num_nodes < 0 || num_edges < 0)
               throw Error(ErrorKind::argument, "numbers of nodes and edges must not be negative");
             if (indptr.has_value() == indptr_file.has_value())
               throw Error(ErrorKind::argument, "indptr is given either as an array or as a file");
-            if (indptr && indptr->size() != static_cast<size_t>(num_nodes) + 1)
-              throw Error(ErrorKind::argument, "indptr has " + std::to_string(indptr->size()) +
-                                                   " entries, num_nodes + 1 were expected");
+            if (relations && (*relations)->num_nodes() != num_nodes)
+              throw Error(ErrorKind::argument, "the node types have " +
+                                                   std::to_string((*relations)->num_nodes()) +
+                                                   " nodes, not " + std::to_string(num_nodes));
+            const RelationsPtr types = relations_or_single(relations, num_nodes, num_edges);
+            const uint64_t ends = static_cast<uint64_t>(types->num_lists()) + 1;
+            check_lengths(*types, indptr ? indptr->size() : ends, static_cast<uint64_t>(num_edges), {});
             if (index_bytes != 4 && index_bytes != 8)
               throw Error(ErrorKind::argument, "indices have 4 or 8 bytes");
             PyPagedTopology made;  // whole before it moves: what throws below must free what was made
             PagedTopology& t = *made.topology;
-            t.num_nodes = num_nodes;
+            made.typed = relations.has_value();
+            t.relations = types;
+            t.num_lists = types->num_lists();
             t.num_edges = num_edges;
             t.scratch = std::make_unique<PageScratch>(budget, scratch_bytes);
             const auto edges = static_cast<uint64_t>(num_edges);
             if (indptr)
               t.indptr = indptr->data();
             else
-              t.indptr_pages = std::make_unique<PagedArray>(
-                  io, budget, *indptr_file, 8, static_cast<uint64_t>(num_nodes) + 1, indptr_cache_bytes);
+              t.indptr_pages =
+                  std::make_unique<PagedArray>(io, budget, *indptr_file, 8, ends, indptr_cache_bytes);
             t.indices = std::make_unique<PagedArray>(io, budget, indices_file, index_bytes, edges,
                                                      indices_cache_bytes);
             if (weights_file)
-              t.weights =
-                  std::make_unique<PagedArray>(io, budget, *weights_file, 4, edges, weights_cache_bytes);
+              t.weights = std::make_unique<PagedArray>(io, budget, *weights_file, 4,
+                                                       static_cast<uint64_t>(types->num_weights()),
+                                                       weights_cache_bytes);
             made.indptr = std::move(indptr);
             new (self) PyPagedTopology(std::move(made));
           },
           "io"_a, "budget"_a, nb::kw_only(), "num_nodes"_a, "num_edges"_a, "indptr"_a.none() = nb::none(),
           "indptr_file"_a.none() = nb::none(), "indptr_cache_bytes"_a = 0, "indices_file"_a, "index_bytes"_a,
           "indices_cache_bytes"_a = 0, "weights_file"_a.none() = nb::none(), "weights_cache_bytes"_a = 0,
-          "scratch_bytes"_a)
+          "scratch_bytes"_a, "relations"_a.none() = nb::none())
       .def("check_pages", &check_pages, "name"_a, "crcs"_a, "remedy"_a,
            "Compares each page of indptr, indices or edge_weight with its CRC-32C when it is first read.")
       .def_static("table_bytes", &PagedArray::table_bytes, "element_bytes"_a, "count"_a)
@@ -307,24 +413,27 @@ void bind_paged(nb::module_& m) {
         out["weights"] = stats_of(p.topology->weights.get());
         return out;
       });
-  nb::class_<WaveSampler> wave(m, "WaveSampler", "The sampler over a PagedTopology.");
-  bind_steps<WaveSampler>(wave);
+  nb::class_<PyWaveSampler> wave(m, "WaveSampler", "The sampler over a PagedTopology.");
+  bind_steps<PyWaveSampler>(wave);
   wave.def(
           "__init__",
-          [](WaveSampler* self, std::shared_ptr<WorkerPool> workers, PyPagedTopology& topology,
-             Budget& budget, std::vector<int64_t> fanouts, bool replace, uint64_t seed,
-             uint64_t max_batch_bytes, const std::string& sampler, size_t wave, uint64_t dependency) {
-            new (self) WaveSampler(
-                std::move(workers), topology.topology, budget,
-                make_options(sampler, std::move(fanouts), replace, seed, max_batch_bytes, dependency), wave);
+          [](PyWaveSampler* self, std::shared_ptr<WorkerPool> workers, PyPagedTopology& topology,
+             Budget& budget, Fanouts fanouts, bool replace, uint64_t seed, uint64_t max_batch_bytes,
+             const std::string& sampler, size_t wave, uint64_t dependency, bool positions) {
+            check_positions({topology.typed, positions});
+            new (self)
+                PyWaveSampler(std::move(workers), topology, budget,
+                              {kind_of(sampler), spread(std::move(fanouts), *topology.topology->relations),
+                               replace, seed, max_batch_bytes, dependency, positions},
+                              wave);
           },
           "workers"_a, "topology"_a, "budget"_a, "fanouts"_a, "replace"_a = false, "seed"_a = 0,
           "max_batch_bytes"_a = UINT64_MAX, "sampler"_a = "neighbor", "wave"_a = 1, "dependency"_a = 1,
-          nb::keep_alive<1, 3>())
-      .def_static("round_bytes", &WaveSampler::round_bytes, "pieces"_a)
+          "positions"_a = false, nb::keep_alive<1, 3>())
+      .def_static("round_bytes", &PyWaveSampler::round_bytes, "pieces"_a)
       .def(
           "sample",
-          [](WaveSampler& s, Ids seeds, Ids offsets, uint64_t split, uint64_t epoch, uint64_t first_batch) {
+          [](PyWaveSampler& s, Ids seeds, Ids offsets, uint64_t split, uint64_t epoch, uint64_t first_batch) {
             check_offsets(seeds, offsets);
             if (offsets.size() > s.wave() + 1)
               throw Error(ErrorKind::argument, std::to_string(offsets.size() - 1) + " batches given to a " +
@@ -335,7 +444,7 @@ void bind_paged(nb::module_& m) {
               batches = s.sample({seeds.data(), seeds.size()}, {offsets.data(), offsets.size()},
                                  {split, epoch, first_batch});
             }
-            return to_list(std::move(batches));
+            return to_list(std::move(batches), s.delivery());
           },
           "seeds"_a, "offsets"_a, "split"_a, "epoch"_a, "first_batch"_a);
 }
@@ -343,21 +452,24 @@ void bind_paged(nb::module_& m) {
 }  // namespace
 
 void bind_sampling(nb::module_& m) {
+  bind_relations(m);
   nb::class_<Samplers> samplers(m, "NeighborSampler");
   bind_steps<Samplers>(samplers);
   samplers
       .def(
           "__init__",
           [](Samplers* self, std::shared_ptr<WorkerPool> workers, Ids indptr, AnyArray indices,
-             std::vector<int64_t> fanouts, bool replace, uint64_t seed, uint64_t max_batch_bytes,
-             const std::string& sampler, std::optional<Weights> weights, uint64_t dependency) {
-            new (self) Samplers(
-                std::move(workers), indptr, indices, std::move(weights),
-                make_options(sampler, std::move(fanouts), replace, seed, max_batch_bytes, dependency));
+             Fanouts fanouts, bool replace, uint64_t seed, uint64_t max_batch_bytes,
+             const std::string& sampler, std::optional<Weights> weights, uint64_t dependency,
+             std::optional<RelationsPtr> relations, bool positions) {
+            new (self)
+                Samplers(std::move(workers), indptr, indices, std::move(weights), std::move(relations),
+                         std::move(fanouts),
+                         {kind_of(sampler), {}, replace, seed, max_batch_bytes, dependency, positions});
           },
           "workers"_a, "indptr"_a, "indices"_a, "fanouts"_a, "replace"_a = false, "seed"_a = 0,
           "max_batch_bytes"_a = UINT64_MAX, "sampler"_a = "neighbor", "weights"_a.none() = nb::none(),
-          "dependency"_a = 1)
+          "dependency"_a = 1, "relations"_a.none() = nb::none(), "positions"_a = false)
       .def("degrees", &Samplers::degrees, "ids"_a, "out"_a, nb::call_guard<nb::gil_scoped_release>(),
            "out[i] = number of in-neighbours of ids[i] other than itself.")
       .def(
@@ -368,7 +480,7 @@ void bind_sampling(nb::module_& m) {
               nb::gil_scoped_release release;
               batches = s.sample(seeds, offsets, {split, epoch, first_batch});
             }
-            return to_list(std::move(batches));
+            return to_list(std::move(batches), s.delivery());
           },
           "seeds"_a, "offsets"_a, "split"_a, "epoch"_a, "first_batch"_a);
   m.def(

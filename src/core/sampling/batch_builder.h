@@ -2,9 +2,13 @@
 // each hop; within a hop ascending by node id, which lets rows be read and packed in one direction. Each node
 // is expanded once, in the hop after it was met.
 //
-// Protocol: begin(seeds); per hop, for each node of frontier() in order: keep() its neighbours, end_row();
-// then finish_hop(). Afterwards, for induced subgraphs: begin_induced(), per node keep_inside(), end_row();
-// finish_induced(). take() ends it.
+// A hop goes edge type by edge type, and over the nodes of its target type in the order of frontier(). Ids are global
+// until the end: within a hop they rise, so a node type is a range of each hop. take() sorts nodes by node type and
+// edges by edge type, and then everything counts from 0 within its type. With one type of each nothing moves.
+//
+// Protocol: begin(seeds); per hop and edge type: begin_relation(), and for each node in order: keep() its neighbours,
+// end_row(); after all edge types finish_hop(). Afterwards, for induced subgraphs: begin_induced(), per node
+// keep_inside(), end_row(); finish_induced(). take() ends it.
 //
 // Finding repeats takes much more memory than a batch has, but only while nodes are entered. It lies in a
 // BatchScratch, which stays for the next batch, and which batches that wait for their lists need not have:
@@ -12,7 +16,9 @@
 #pragma once
 #include <algorithm>
 #include <cstdint>
+#include <memory>
 #include <span>
+#include <utility>
 #include <vector>
 
 #include "sampling/relabel.h"
@@ -20,10 +26,20 @@
 
 namespace outcrop {
 
+struct SampledNodes {  // of one node type
+  std::vector<int64_t> ids, per_hop;
+};
+
+struct SampledEdges {                // of one edge type: a row per node of its target type that was expanded
+  std::vector<int32_t> rowptr, col;  // col counts within the nodes of the source type
+  std::vector<int64_t> per_hop;
+  std::vector<int64_t>
+      positions;  // of the edges within their type, in the order of col, where they were asked for
+};
+
 struct SampledBatch {
-  std::vector<int64_t> n_id;
-  std::vector<int32_t> rowptr, col;
-  std::vector<int64_t> nodes_per_hop, edges_per_hop;
+  std::vector<SampledNodes> nodes;  // per node type
+  std::vector<SampledEdges> edges;  // per edge type
 };
 
 struct BatchScratch {
@@ -34,25 +50,41 @@ struct BatchScratch {
 
 class BatchBuilder {
  public:
-  BatchBuilder(int64_t num_nodes, uint64_t max_batch_bytes)
-      : num_nodes_(num_nodes), max_batch_bytes_(max_batch_bytes) {}
-  // Throws Error(argument) for seeds out of range or repeated.
+  BatchBuilder(std::shared_ptr<const Relations> relations, uint64_t max_batch_bytes, bool with_positions)
+      : relations_(std::move(relations)),
+        num_nodes_(relations_->num_nodes()),
+        max_batch_bytes_(max_batch_bytes),
+        with_positions_(with_positions) {}
+  // Seeds of one node type in any order, types rising. Throws Error(argument) for others, for seeds out of range
+  // and for repeated ones.
   void begin(std::span<const int64_t> seeds, BatchScratch& scratch);
   // Goes on in `scratch`, which may have served another batch.
   void enter(BatchScratch& scratch);
 
   std::span<const int64_t> frontier() const {
-    return std::span(batch_.n_id).subspan(batch_.rowptr.size() - 1);
+    return std::span(n_id_).subspan(type_begin_[type_begin_.size() - 1 - relations_->num_types()]);
   }
-  const std::vector<int64_t>& nodes() const { return batch_.n_id; }
+  // Nodes of one type: [first, second) of frontier().
+  std::pair<size_t, size_t> frontier_of(size_t type) const {
+    const size_t* begins = type_begin_.data() + type_begin_.size() - 1 - relations_->num_types();
+    return {begins[type] - begins[0], begins[type + 1] - begins[0]};
+  }
+  const std::vector<int64_t>& nodes() const { return n_id_; }
+  const Relations& relations() const { return *relations_; }
+  // From now on neighbours are sources of this edge type.
+  void begin_relation(size_t relation) {
+    const size_t source = (*relations_)[relation].source;
+    sources_ = {relations_->first_node(source), static_cast<uint64_t>(relations_->num_nodes(source))};
+  }
 
   // Appends neighbours of the current node, or those of them that `wanted` accepts. Throws Error(format) for
-  // one that is no node.
+  // one that is no node of the source type.
   template <class Index, class Wanted>
   void keep_if(const Index* neighbours, int64_t n, Wanted&& wanted) {
+    const Sources sources = sources_;
     for (int64_t i = 0; i < n; ++i) {
       const auto id = static_cast<uint64_t>(neighbours[i]);
-      if (id >= static_cast<uint64_t>(num_nodes_)) refuse_neighbor(static_cast<int64_t>(id), num_nodes_);
+      if (!sources.has(static_cast<int64_t>(id))) refuse_source(static_cast<int64_t>(id));
       if (wanted(id)) kept_.push_back(static_cast<int64_t>(id));
     }
   }
@@ -60,6 +92,9 @@ class BatchBuilder {
   void keep(const Index* neighbours, int64_t n) {
     keep_if(neighbours, n, [](uint64_t) { return true; });
   }
+  // Where the neighbours kept next lie among all edges, in their order; where positions are asked for.
+  void add_positions(std::span<const int64_t> positions);
+  bool with_positions() const { return with_positions_; }
   void end_row();
   void reserve_kept(size_t neighbours) { kept_.reserve(neighbours); }  // of this hop
   void finish_hop();
@@ -76,7 +111,7 @@ class BatchBuilder {
   void reserve_hop(int64_t edges);
   template <class Index>
   void insert_block(const Index* indices, std::vector<int64_t>& positions);
-  void end_row(int64_t drawn) { batch_.rowptr.push_back(batch_.rowptr.back() + static_cast<int32_t>(drawn)); }
+  void end_row(int64_t drawn) { rowptr_.push_back(rowptr_.back() + static_cast<int32_t>(drawn)); }
   void finish_known_hop();
 
   // Throws Error(budget) where `more_edges` edges, besides those there are, and `extra_bytes` exceed the
@@ -90,21 +125,43 @@ class BatchBuilder {
   SampledBatch take();
 
  private:
+  struct Sources {  // ids of a node type
+    int64_t first = 0;
+    uint64_t count = 0;
+    bool has(int64_t id) const { return static_cast<uint64_t>(id - first) < count; }
+  };
+  [[noreturn]] void refuse_source(int64_t id) const;
   void insert(int64_t neighbour) {
-    const auto next = static_cast<int32_t>(batch_.n_id.size());
+    const auto next = static_cast<int32_t>(n_id_.size());
     const auto [slot, is_new] = scratch_->relabel.insert(static_cast<uint64_t>(neighbour), next);
     if (is_new) {
-      batch_.n_id.push_back(neighbour);
+      n_id_.push_back(neighbour);
       scratch_->new_slots.push_back(static_cast<uint32_t>(slot));
     }
-    batch_.col.push_back(scratch_->relabel.local(slot));
+    col_.push_back(scratch_->relabel.local(slot));
   }
   void order_new_nodes();
+  void end_nodes_of_hop();
+  size_t bytes_by_type(size_t nodes, size_t edges) const;
+  struct Rows {  // of a hop and edge type: `count` from row `first` on
+    size_t hop, relation, first, count;
+  };
+  void clear();
+  SampledBatch by_type() const;
+  void add_rows(SampledEdges& edges, Rows rows, const std::vector<int64_t>& moved) const;
 
+  std::shared_ptr<const Relations> relations_;
   int64_t num_nodes_;
   uint64_t max_batch_bytes_;
+  bool with_positions_;
+  Sources sources_;  // of the edge type whose lists come
   mutable uint64_t most_bytes_ = 0;
-  SampledBatch batch_;
+  std::vector<int64_t> n_id_;
+  std::vector<int32_t> rowptr_, col_;  // rows hop by hop, then edge type by edge type; local ids of all types
+  std::vector<int64_t> positions_;
+  std::vector<int64_t> nodes_per_hop_, edges_per_hop_;
+  std::vector<size_t> type_begin_;  // in n_id_, of each hop and node type, and the end
+  size_t most_rows_ = 0;            // when the next hop is drawn
   BatchScratch* scratch_ = nullptr;
   size_t hop_nodes_ = 0, hop_edges_ = 0;  // nodes and edges before this hop
   std::vector<int64_t> kept_;             // neighbours of the hop's nodes, row by row
@@ -112,26 +169,29 @@ class BatchBuilder {
 
 template <class Index>
 void BatchBuilder::keep_inside(const Index* neighbours, int64_t n) {
+  const Sources sources = sources_;
   constexpr int64_t kBlock = 64;  // whose memory accesses are overlapped
   for (int64_t begin = 0; begin < n; begin += kBlock) {
     const int64_t end = std::min(n, begin + kBlock);
     for (int64_t i = begin; i < end; ++i) {
       const auto id = static_cast<uint64_t>(neighbours[i]);
-      if (id >= static_cast<uint64_t>(num_nodes_)) refuse_neighbor(static_cast<int64_t>(id), num_nodes_);
+      if (!sources.has(static_cast<int64_t>(id))) refuse_source(static_cast<int64_t>(id));
       scratch_->relabel.prefetch(id);
     }
     for (int64_t i = begin; i < end; ++i)
       if (const int32_t local = scratch_->relabel.find(static_cast<uint64_t>(neighbours[i])); local >= 0)
-        batch_.col.push_back(local);
+        col_.push_back(local);
   }
 }
 
 template <class Index>
 void BatchBuilder::insert_block(const Index* indices, std::vector<int64_t>& positions) {
   for (int64_t p : positions) __builtin_prefetch(&indices[p]);
+  if (with_positions_) add_positions(positions);
+  const Sources sources = sources_;
   for (auto& p : positions) {  // from here on the neighbour itself
     p = static_cast<int64_t>(indices[p]);
-    if (static_cast<uint64_t>(p) >= static_cast<uint64_t>(num_nodes_)) refuse_neighbor(p, num_nodes_);
+    if (!sources.has(p)) refuse_source(p);
     scratch_->relabel.prefetch(static_cast<uint64_t>(p));
   }
   for (int64_t neighbour : positions) insert(neighbour);

@@ -19,6 +19,10 @@ struct BatchKey {
 };
 
 uint64_t hop_key(uint64_t seed, BatchKey key, size_t hop);
+// Of one edge type in a hop; the first draws as a graph without types does.
+inline uint64_t relation_key(uint64_t hop_key, size_t relation) {
+  return relation ? mix64(hop_key ^ mix64(relation)) : hop_key;
+}
 
 // Uniform: which places of a list of `degree` neighbours. Not thread-safe (scratch memory).
 class UniformDraw {

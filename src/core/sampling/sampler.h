@@ -4,7 +4,7 @@
 //   weighted  without replacement in proportion to edge weights (draw.h)
 //   shadow    ShaDow: the nodes that `neighbor` reaches, and all edges among them
 //
-// What is drawn for a node depends on (seed, split, epoch, batch, hop, node) and nothing else: not on
+// What is drawn for a node depends on (seed, split, epoch, batch, hop, edge type, node) and nothing else: not on
 // threads, not on the other nodes, not on where the topology lies (graph/wave.h reads it by pages).
 #pragma once
 #include <cstdint>
@@ -19,15 +19,32 @@ namespace outcrop {
 
 struct SamplerOptions {
   SamplerKind kind = SamplerKind::neighbor;
-  std::vector<int64_t> fanouts;  // per hop; -1 = all neighbours
+  std::vector<std::vector<int64_t>> fanouts;  // per edge type, per hop; -1 = all neighbours, 0 = none
   bool replace = false;
   uint64_t seed = 0;
   uint64_t max_batch_bytes = UINT64_MAX;  // memory one batch may use while it is sampled
   uint64_t dependency = 1;                // of labor: batches that a node's random number stays for (draw.h)
+  bool positions = false;                 // of edges are kept, and those drawn from one list rise
+  size_t hops() const { return fanouts.front().size(); }
 };
 
 // Throws Error(argument) for what no sampler can do.
-void check_options(const SamplerOptions& options, bool has_weights);
+void check_options(const SamplerOptions& options, const Relations& relations, bool has_weights);
+
+// What a hop draws of one edge type: lists [first, end) of all that it draws of, in order. List `first` is that of
+// node `node` of the frontier; a list's number is its node's id plus `shift`.
+struct HopPart {
+  size_t relation = 0, first = 0, end = 0, node = 0;
+  int64_t shift = 0;
+  int64_t fanout = 0;
+  uint64_t key = 0;
+  bool weighted = false;  // in proportion to weights, which lie `weight_shift` behind the edges
+  int64_t weight_shift = 0;
+};
+
+// The parts of hop `hop` that have lists, edge type by edge type. List numbers rise.
+std::vector<HopPart> parts_of_hop(const BatchBuilder& batch, const SamplerOptions& options, BatchKey key,
+                                  size_t hop);
 
 // Keeps its scratch memory. One per thread.
 class NeighborSampler {
@@ -46,18 +63,23 @@ class NeighborSampler {
 
  private:
   template <class Index>
-  void draw_hop(const Index* indices, int64_t fanout, uint64_t key);
+  void draw_hop(const Index* indices);
   template <class Index>
-  void uniform_hop(const Index* indices, int64_t fanout, uint64_t key);
+  void draw_part(const Index* indices, const HopPart& part);
   template <class Index>
-  void labor_hop(const Index* indices, int64_t fanout);
+  void uniform_part(const Index* indices, const HopPart& part);
   template <class Index>
-  void weighted_hop(const Index* indices, int64_t fanout, uint64_t key);
+  void labor_part(const Index* indices, const HopPart& part);
+  template <class Index>
+  void weighted_part(const Index* indices, const HopPart& part);
   template <class Index>
   void induce(const Index* indices);
   template <class Index, class Fn>
-  void for_each_list(const Index* indices, std::span<const int64_t> nodes, Fn&& fn);
-  int64_t count_edges(int64_t fanout) const;
+  void for_each_list(const Index* indices, std::span<const int64_t> nodes, const HopPart& part, Fn&& fn);
+  std::span<const int64_t> nodes_of(const HopPart& part) const {
+    return batch_.frontier().subspan(part.node, part.end - part.first);
+  }
+  int64_t count_edges(const HopPart& part) const;
 
   Topology topology_;
   SamplerOptions options_;
@@ -67,7 +89,8 @@ class NeighborSampler {
   size_t hops_ = 0;  // drawn
   UniformDraw draw_;
   Race race_;
-  bool all_lists_ = false;          // this hop keeps whole lists, however long
+  bool all_lists_ = false;          // this part keeps whole lists, however long
+  std::vector<HopPart> parts_;      // of this hop
   std::vector<int64_t> positions_;  // of one block of frontier nodes, into indices
 };
 

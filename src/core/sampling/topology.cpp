@@ -28,7 +28,7 @@ void count_in_neighbors(const Topology& topology, std::span<const int64_t> ids, 
     using Index = std::decay_t<decltype(*indices)>;
     for (size_t i = 0; i < ids.size(); ++i) {
       if (i + kAhead < ids.size()) __builtin_prefetch(&topology.indptr[ids[i + kAhead]]);
-      const ListRange list = range_of(topology, ids[i]);
+      const ListRange list = range_of(topology, ids[i], ids[i]);
       const Index* begin = indices + list.start;
       const auto [low, high] = std::equal_range(begin, begin + list.degree, static_cast<Index>(ids[i]));
       out[i] = static_cast<int32_t>(std::min<int64_t>(list.degree - (high - low), INT32_MAX));

@@ -1,8 +1,12 @@
-// The topology in compressed sparse columns: in-neighbours of v are indices[indptr[v]..indptr[v + 1]).
+// The topology in compressed sparse columns: the neighbours of list l are indices[indptr[l]..indptr[l + 1]). Without
+// types a list is a node v and has its in-neighbours; with types there is one per edge type and target (relations.h).
 #pragma once
 #include <cstdint>
+#include <memory>
 #include <span>
 #include <type_traits>
+
+#include "sampling/relations.h"
 
 namespace outcrop {
 
@@ -14,6 +18,7 @@ struct Topology {
   int64_t num_nodes = 0;
   int64_t num_edges = 0;
   const float* weights = nullptr;  // one per edge; only the weighted sampler needs them
+  std::shared_ptr<const Relations> relations;
 };
 
 struct ListRange {
@@ -26,17 +31,18 @@ auto with_indices(const Topology& t, Fn&& fn) {
   return t.indices32 ? fn(t.indices32) : fn(t.indices64);
 }
 
-// Where the neighbours of `node` lie, from what indptr says. Throws Error(format) where that cannot be.
+// Where neighbours of `node` lie, from what indptr says. Throws Error(format) where that cannot be.
 ListRange checked_range(int64_t node, int64_t begin, int64_t end, int64_t num_edges);
 [[noreturn]] void refuse_neighbor(int64_t neighbour, int64_t num_nodes);
 
-inline ListRange range_of(const Topology& t, int64_t node) {
-  const int64_t begin = t.indptr[node], end = t.indptr[node + 1];
+// Where list `list` lies, one of `node`.
+inline ListRange range_of(const Topology& t, int64_t list, int64_t node) {
+  const int64_t begin = t.indptr[list], end = t.indptr[list + 1];
   if (begin < 0 || end < begin || end > t.num_edges) checked_range(node, begin, end, t.num_edges);
   return {begin, end - begin};
 }
 
-// out[i] = in-neighbours of ids[i] other than itself. Neighbours of a node must be ascending.
+// out[i] = in-neighbours of ids[i] other than itself. Neighbours of a node must be ascending; without types.
 void count_in_neighbors(const Topology& topology, std::span<const int64_t> ids, int32_t* out);
 
 }  // namespace outcrop

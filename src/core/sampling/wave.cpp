@@ -1,6 +1,7 @@
 #include "sampling/wave.h"
 
 #include <algorithm>
+#include <numeric>
 #include <string>
 #include <type_traits>
 #include <utility>
@@ -13,7 +14,7 @@ namespace outcrop {
 
 void PagedTopology::read_ranges(std::span<const int64_t> ids, int64_t* ends) {
   for (int64_t id : ids)
-    if (id < 0 || id >= num_nodes)
+    if (id < 0 || id >= num_lists)
       throw Error(ErrorKind::argument, "node " + std::to_string(id) + " is out of range");
   if (indptr) {
     for (size_t i = 0; i < ids.size(); ++i)
@@ -77,7 +78,9 @@ void PagedTopology::read_lists(PagedArray& array, std::span<const int64_t> ends,
 // PagedBatch
 
 PagedBatch::PagedBatch(const PagedTopology& topology, const SamplerOptions& options)
-    : topology_(topology), options_(options), batch_(topology.num_nodes, options.max_batch_bytes) {}
+    : topology_(topology),
+      options_(options),
+      batch_(topology.relations, options.max_batch_bytes, options.positions) {}
 
 void PagedBatch::begin(std::span<const int64_t> seeds, BatchKey key, BatchScratch& scratch) {
   batch_.begin(seeds, scratch);
@@ -85,113 +88,165 @@ void PagedBatch::begin(std::span<const int64_t> seeds, BatchKey key, BatchScratc
   induced_ = false;
 }
 
-void PagedBatch::begin_pass(std::span<const int64_t> nodes) {
+void PagedBatch::begin_pass(std::span<const int64_t> nodes, std::vector<HopPart> parts) {
   nodes_ = nodes;
+  parts_ = std::move(parts);
+  num_lists_ = parts_.empty() ? 0 : parts_.back().end;
+  part_ = 0;
   ranges_.clear();
   check_memory();
-  ranges_.reserve(2 * nodes.size());
+  ranges_.reserve(2 * num_lists_);
   planned_ranges_ = 0;
 }
 
+// Passes go forward, several times.
+const HopPart& PagedBatch::part_of(size_t list) {
+  if (list < parts_[part_].first) part_ = 0;
+  while (list >= parts_[part_].end) ++part_;
+  return parts_[part_];
+}
+
 void PagedBatch::begin_hop(size_t hop) {
-  hop_key_ = hop_key(options_.seed, key_, hop);
+  if (options_.positions && topology_.cached.index)
+    throw Error(ErrorKind::argument,
+                "lists are cached, which do not say where edges lie: drop them, or do not "
+                "ask for positions");
   hop_ = hop;
-  fanout_ = options_.fanouts[hop];
   chosen_.clear();
   chosen_ends_.clear();
-  begin_pass(batch_.frontier());
+  begin_pass(batch_.frontier(), parts_of_hop(batch_, options_, key_, hop));
 }
 
 void PagedBatch::begin_induced() {
   induced_ = true;
   batch_.enter(induced_scratch_);
   batch_.begin_induced();
-  begin_pass(batch_.nodes());
+  HopPart all;
+  all.end = batch_.nodes().size();
+  all.fanout = -1;
+  begin_pass(batch_.nodes(), all.end ? std::vector{all} : std::vector<HopPart>{});
 }
 
 bool PagedBatch::plan_ranges(size_t room, std::vector<Piece>& pieces) {
   if (topology_.indptr) {
-    for (int64_t node : nodes_) add_range(node, topology_.indptr[node], topology_.indptr[node + 1]);
+    for (size_t i = 0; i < num_lists_; ++i) {
+      const HopPart& part = part_of(i);
+      const int64_t list = node_of(part, i) + part.shift;
+      add_range(i, topology_.indptr[list], topology_.indptr[list + 1]);
+    }
     return false;
   }
   const size_t begin = planned_ranges_;
   int64_t from, to;
-  for (; planned_ranges_ < nodes_.size() && 2 * (planned_ranges_ - begin) + 2 <= room; ++planned_ranges_)
-    if (!topology_.find_cached(nodes_[planned_ranges_], from, to))
-      topology_.indptr_pages->add_pieces(pieces, static_cast<uint64_t>(nodes_[planned_ranges_]), 2,
+  for (; planned_ranges_ < num_lists_ && 2 * (planned_ranges_ - begin) + 2 <= room; ++planned_ranges_) {
+    const HopPart& part = part_of(planned_ranges_);
+    const int64_t list = node_of(part, planned_ranges_) + part.shift;
+    if (part.fanout != 0 && !topology_.find_cached(list, from, to))
+      topology_.indptr_pages->add_pieces(pieces, static_cast<uint64_t>(list), 2,
                                          static_cast<uint32_t>(2 * (planned_ranges_ - begin)));
+  }
   return planned_ranges_ > begin;
 }
 
 void PagedBatch::take_ranges(const int64_t* ends) {
-  for (size_t i = ranges_.size() / 2; i < planned_ranges_; ++i, ends += 2)
-    add_range(nodes_[i], ends[0], ends[1]);
+  for (size_t i = ranges_.size() / 2; i < planned_ranges_; ++i, ends += 2) add_range(i, ends[0], ends[1]);
 }
 
-// `begin` and `end` count where the list is not cached.
-void PagedBatch::add_range(int64_t node, int64_t begin, int64_t end) {
-  if (!topology_.find_cached(node, begin, end)) checked_range(node, begin, end, topology_.num_edges);
+// `begin` and `end` count where the list is wanted and not cached.
+void PagedBatch::add_range(size_t list, int64_t begin, int64_t end) {
+  const HopPart& part = part_of(list);
+  const int64_t node = node_of(part, list);
+  if (part.fanout == 0)
+    begin = end = 0;
+  else if (!topology_.find_cached(node + part.shift, begin, end))
+    checked_range(node, begin, end, topology_.num_edges);
   ranges_.push_back(begin);
   ranges_.push_back(end);
 }
 
 void PagedBatch::begin_lists(Stage stage) {
   stage_ = stage;
-  node_ = 0;
+  list_ = 0;
   open_ = false;
   const bool uniform = options_.kind == SamplerKind::neighbor || options_.kind == SamplerKind::shadow;
   if (stage != Stage::neighbours || !uniform) return;
   size_t kept = 0;  // known before it is read
-  for (size_t i = 0; i < nodes_.size(); ++i)
-    kept += static_cast<size_t>(UniformDraw::count(range(i).degree, fanout_, options_.replace));
+  for (size_t i = 0; i < num_lists_; ++i)
+    kept += static_cast<size_t>(UniformDraw::count(range(i).degree, part_of(i).fanout, options_.replace));
   check_memory(kept);
   batch_.reserve_kept(kept);
 }
 
-// What of the list of node_ is wanted.
+// Whether places are drawn of a list, uniformly, and not all of it is taken or looked at.
+bool PagedBatch::draws_places(const HopPart& part, int64_t degree) const {
+  if (options_.kind == SamplerKind::labor) return false;
+  return options_.replace || (part.fanout != -1 && degree > part.fanout);
+}
+
+// What is wanted of the list that is planned next.
 void PagedBatch::open_list() {
-  const ListRange list = range(node_);
+  const ListRange list = range(list_);
+  const HopPart& part = part_of(list_);
   open_ = true;
   done_ = 0;
   whole_ = true;
   length_ = list.degree;
+  if (stage_ == Stage::weights && !part.weighted) length_ = 0;
   if (stage_ != Stage::neighbours) return;
-  if (options_.kind == SamplerKind::weighted) {
-    const int64_t begin = node_ ? chosen_ends_[node_ - 1] : 0;
+  if (part.weighted) {
+    const int64_t begin = list_ ? chosen_ends_[list_ - 1] : 0;
     whole_ = false;
-    positions_.assign(chosen_.begin() + begin, chosen_.begin() + chosen_ends_[node_]);
+    positions_.assign(chosen_.begin() + begin, chosen_.begin() + chosen_ends_[list_]);
     length_ = static_cast<int64_t>(positions_.size());
-  } else if (options_.kind != SamplerKind::labor &&
-             (options_.replace || (fanout_ != -1 && list.degree > fanout_))) {
+  } else if (draws_places(part, list.degree)) {
     whole_ = false;
     positions_.clear();
-    length_ =
-        draw_.places(positions_, hop_key_, nodes_[node_], list.start, list.degree, fanout_, options_.replace);
+    length_ = draw_.places(positions_, part.key, node_of(part, list_), list.start, list.degree, part.fanout,
+                           options_.replace);
+    if (options_.positions) std::sort(positions_.begin(), positions_.end());
+  }
+}
+
+// Adds pieces for the next `n` elements of the open list, which go to `out` on.
+void PagedBatch::add_pieces(size_t n, uint32_t out, std::vector<Piece>& pieces) {
+  const bool weights = stage_ == Stage::weights;
+  const auto done = static_cast<size_t>(done_);
+  const int64_t from = ranges_[2 * list_] + done_;
+  if (whole_) {
+    if (weights)
+      topology_.weights->add_pieces(pieces, static_cast<uint64_t>(from + part_of(list_).weight_shift), n,
+                                    out);
+    else
+      topology_.indices->add_pieces(pieces, static_cast<uint64_t>(from), n, out);
+  } else {
+    for (size_t i = 0; i < n; ++i)
+      pieces.push_back({static_cast<uint64_t>(positions_[done + i]), 1, out + static_cast<uint32_t>(i)});
+  }
+  if (!options_.positions || weights) return;
+  if (whole_) {
+    positions_.resize(n);
+    std::iota(positions_.begin(), positions_.end(), from);
+    batch_.add_positions(positions_);
+  } else {
+    batch_.add_positions(std::span(positions_).subspan(done, n));
   }
 }
 
 bool PagedBatch::plan(size_t room, std::vector<Piece>& pieces) {
-  const PagedArray& array = stage_ == Stage::weights ? *topology_.weights : *topology_.indices;
   segments_.clear();
   size_t used = 0;
-  while (node_ < nodes_.size() && used < room) {
+  while (list_ < num_lists_ && used < room) {
     if (!open_) open_list();
     const auto take =
         static_cast<size_t>(std::min<int64_t>(length_ - done_, static_cast<int64_t>(room - used)));
     const bool first = done_ == 0;
-    if (whole_)
-      array.add_pieces(pieces, static_cast<uint64_t>(ranges_[2 * node_] + done_), take,
-                       static_cast<uint32_t>(used));
-    else
-      for (size_t i = 0; i < take; ++i)
-        pieces.push_back({static_cast<uint64_t>(positions_[static_cast<size_t>(done_) + i]), 1,
-                          static_cast<uint32_t>(used + i)});
+    add_pieces(take, static_cast<uint32_t>(used), pieces);
     done_ += static_cast<int64_t>(take);
     used += take;
     const bool last = done_ == length_;
-    segments_.push_back({static_cast<uint32_t>(node_), static_cast<uint32_t>(take), first, last});
+    segments_.push_back({static_cast<uint32_t>(list_), static_cast<uint32_t>(take), first, last});
     if (!last) break;
-    ++node_;
+    ++list_;
     open_ = false;
   }
   return !segments_.empty();
@@ -199,9 +254,11 @@ bool PagedBatch::plan(size_t room, std::vector<Piece>& pieces) {
 
 template <class Index>
 void PagedBatch::take_neighbors(const Index* values, const Segment& segment) {
-  const int64_t degree = range(segment.node).degree;
-  if (options_.kind == SamplerKind::labor && !labor_takes_all(degree, fanout_)) {
-    const uint64_t bound = labor_bound(degree, fanout_);
+  const int64_t degree = range(segment.list).degree;
+  const HopPart& part = part_of(segment.list);
+  batch_.begin_relation(part.relation);
+  if (options_.kind == SamplerKind::labor && !labor_takes_all(degree, part.fanout)) {
+    const uint64_t bound = labor_bound(degree, part.fanout);
     const LaborNumbers number(options_.seed, key_, hop_, options_.dependency);
     batch_.keep_if(values, segment.count, [&](uint64_t id) { return number(id) < bound; });
   } else {
@@ -211,10 +268,14 @@ void PagedBatch::take_neighbors(const Index* values, const Segment& segment) {
 }
 
 void PagedBatch::take_weights(const float* values, const Segment& segment) {
-  if (segment.first) race_.start(hop_key_, nodes_[segment.node], range(segment.node).degree, fanout_);
-  race_.add(values, segment.count);
+  const HopPart& part = part_of(segment.list);
+  if (part.weighted) {
+    if (segment.first)
+      race_.start(part.key, node_of(part, segment.list), range(segment.list).degree, part.fanout);
+    race_.add(values, segment.count);
+  }
   if (!segment.last) return;
-  race_.finish(chosen_, ranges_[2 * segment.node]);
+  if (part.weighted) race_.finish(chosen_, ranges_[2 * segment.list]);
   chosen_ends_.push_back(static_cast<int64_t>(chosen_.size()));
 }
 
@@ -237,8 +298,8 @@ void PagedBatch::take(const Element* values) {
 
 // Ranges of the pass, and what was chosen by weight, come on top of the batch itself.
 void PagedBatch::check_memory(size_t more_kept) const {
-  batch_.check_kept(more_kept, 2 * sizeof(int64_t) * nodes_.size() +
-                                   sizeof(int64_t) * (chosen_.size() + chosen_ends_.size()));
+  batch_.check_kept(
+      more_kept, 2 * sizeof(int64_t) * num_lists_ + sizeof(int64_t) * (chosen_.size() + chosen_ends_.size()));
 }
 
 void PagedBatch::finish_hop(BatchScratch& scratch) {
@@ -255,7 +316,7 @@ WaveSampler::WaveSampler(std::shared_ptr<WorkerPool> workers, std::shared_ptr<Pa
       topology_(std::move(topology)),
       options_(std::move(options)),
       scratch_(workers_->threads()) {
-  check_options(options_, topology_->weights != nullptr);
+  check_options(options_, *topology_->relations, topology_->weights != nullptr);
   wave = std::max<size_t>(wave, 1);
   for (size_t i = 0; i < wave; ++i) batches_.push_back(std::make_unique<PagedBatch>(*topology_, options_));
   room_ = std::max<size_t>(topology_->scratch->pieces() / wave, 64);
@@ -332,7 +393,7 @@ void WaveSampler::read_neighbors(size_t count) {
 }
 
 void WaveSampler::draw_hop(size_t count) {
-  if (hops_ == options_.fanouts.size()) throw Error(ErrorKind::argument, "all hops of the batch were drawn");
+  if (hops_ == options_.hops()) throw Error(ErrorKind::argument, "all hops of the batch were drawn");
   each(count, [this](PagedBatch& b) { b.begin_hop(hops_); });
   read_ranges(count);
   if (options_.kind == SamplerKind::weighted) read_weights(count);
@@ -357,7 +418,7 @@ std::vector<SampledBatch> WaveSampler::sample(std::span<const int64_t> seeds,
     batches_[b]->begin(seeds.subspan(begin, end - begin), {key.split, key.epoch, key.batch + b},
                        scratch_[worker]);
   });
-  for (hops_ = 0; hops_ < options_.fanouts.size();) draw_hop(count);
+  for (hops_ = 0; hops_ < options_.hops();) draw_hop(count);
   induce(count);
   std::vector<SampledBatch> out;
   for (size_t b = 0; b < count; ++b) out.push_back(batches_[b]->result());

@@ -23,7 +23,7 @@
 
 namespace outcrop {
 
-// Neighbour lists in memory: list i, of the node that `index` says, is elements [offsets[i], offsets[i + 1])
+// Neighbour lists in memory: list i, the number `index` says, is elements [offsets[i], offsets[i + 1])
 // of what the arrays of the topology go on with behind their ends.
 struct CachedLists {
   std::shared_ptr<const HotIndex> index;
@@ -31,31 +31,31 @@ struct CachedLists {
 };
 
 struct PagedTopology {
-  int64_t num_nodes = 0, num_edges = 0;
+  std::shared_ptr<const Relations> relations;
+  int64_t num_lists = 0, num_edges = 0;
   const int64_t* indptr = nullptr;           // in memory, or else
-  std::unique_ptr<PagedArray> indptr_pages;  // int64 [num_nodes + 1]
+  std::unique_ptr<PagedArray> indptr_pages;  // int64 [num_lists + 1]
   std::unique_ptr<PagedArray> indices;       // uint32 or int64 [num_edges]
-  std::unique_ptr<PagedArray> weights;       // float32 [num_edges], or none
+  std::unique_ptr<PagedArray> weights;       // float32 [num_weights], or none
   std::unique_ptr<PageScratch> scratch;
   CachedLists cached;
 
   // Where a cached list lies: positions from num_edges on. False where it is not cached.
-  bool find_cached(int64_t node, int64_t& begin, int64_t& end) const {
-    const int64_t list = cached.index ? cached.index->list_of(node) : -1;
-    if (list < 0) return false;
-    begin = num_edges + cached.offsets[list], end = num_edges + cached.offsets[list + 1];
+  bool find_cached(int64_t list, int64_t& begin, int64_t& end) const {
+    const int64_t held = cached.index ? cached.index->list_of(list) : -1;
+    if (held < 0) return false;
+    begin = num_edges + cached.offsets[held], end = num_edges + cached.offsets[held + 1];
     return true;
   }
   // The lists that lie at [ends[2 i], ends[2 i + 1]), one after the other.
   void read_lists(PagedArray& array, std::span<const int64_t> ends, std::byte* out);
-  // ends[2 i], ends[2 i + 1] = where the list of ids[i] begins and ends. Throws Error(argument) for ids out
-  // of range.
+  // ends[2 i], ends[2 i + 1] = where list ids[i] begins and ends. Throws Error(argument) for ids out of range.
   void read_ranges(std::span<const int64_t> ids, int64_t* ends);
   void read_neighbors(std::span<const int64_t> positions, int64_t* out);
 };
 
-// One mini-batch of a wave. A pass over its nodes: plan_ranges/take_ranges until all are there, then
-// plan/take in turns until plan says that nothing is left.
+// One mini-batch of a wave. A pass over its lists, edge type by edge type: plan_ranges/take_ranges until all are
+// there, then plan/take in turns until plan says that nothing is left.
 class PagedBatch {
  public:
   PagedBatch(const PagedTopology& topology, const SamplerOptions& options);
@@ -80,14 +80,18 @@ class PagedBatch {
 
  private:
   enum class Stage { weights, neighbours, induced };
-  struct Segment {  // of a node's list, in the order of the values
-    uint32_t node = 0, count = 0;
+  struct Segment {  // of a list, in the order of the values
+    uint32_t list = 0, count = 0;
     bool first = false, last = false;
   };
-  void begin_pass(std::span<const int64_t> nodes);
+  void begin_pass(std::span<const int64_t> nodes, std::vector<HopPart> parts);
+  const HopPart& part_of(size_t list);
+  int64_t node_of(const HopPart& part, size_t list) const { return nodes_[list - part.first + part.node]; }
+  bool draws_places(const HopPart& part, int64_t degree) const;
   void begin_lists(Stage stage);
   void open_list();
-  void add_range(int64_t node, int64_t begin, int64_t end);
+  void add_pieces(size_t n, uint32_t out, std::vector<Piece>& pieces);
+  void add_range(size_t list, int64_t begin, int64_t end);
   ListRange range(size_t i) const { return {ranges_[2 * i], ranges_[2 * i + 1] - ranges_[2 * i]}; }
   template <class Index>
   void take_neighbors(const Index* values, const Segment& segment);
@@ -101,23 +105,24 @@ class PagedBatch {
   UniformDraw draw_;
   Race race_;
   BatchKey key_;
-  uint64_t hop_key_ = 0;
   size_t hop_ = 0;
-  int64_t fanout_ = 0;
   bool induced_ = false;
   Stage stage_ = Stage::neighbours;
   std::span<const int64_t> nodes_;  // of this pass
-  std::vector<int64_t> ranges_;     // two ends per node, as far as they were read
-  size_t planned_ranges_ = 0;       // nodes
+  std::vector<HopPart> parts_;      // its lists, numbered from 0
+  size_t num_lists_ = 0;
+  size_t part_ = 0;              // that part_of found last
+  std::vector<int64_t> ranges_;  // two ends per list, as far as they were read
+  size_t planned_ranges_ = 0;    // lists
   std::vector<Segment> segments_;
-  size_t node_ = 0;     // whose list is planned next
+  size_t list_ = 0;     // that is planned next
   bool open_ = false;   // part of it was planned
   int64_t done_ = 0;    // elements of it that were
   int64_t length_ = 0;  // elements of it
   bool whole_ = true;   // the list from its start; else positions_
   std::vector<int64_t> positions_;
-  std::vector<int64_t> chosen_;       // by weight, positions of all nodes
-  std::vector<int64_t> chosen_ends_;  // per node
+  std::vector<int64_t> chosen_;       // by weight, positions of all lists
+  std::vector<int64_t> chosen_ends_;  // per list
 };
 
 class WaveSampler {
