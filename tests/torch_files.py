@@ -35,7 +35,10 @@ def foreign(module: str, name: str, **members: Any) -> type:
     return type(name, (), {"__module__": module, "__qualname__": name, **members})
 
 
-class _Pickler(pickle._Pickler):  # type: ignore[name-defined, misc] # pyright: ignore
+_PythonPickler: Any = pickle._Pickler
+
+
+class _Pickler(_PythonPickler):
     """Writes the names of classes without looking whether they are there."""
 
     def persistent_id(self, obj: Any) -> Any:
@@ -48,7 +51,7 @@ class _Pickler(pickle._Pickler):  # type: ignore[name-defined, misc] # pyright: 
     def save_type(self, obj: type) -> None:
         self.save_global(obj)
 
-    dispatch: ClassVar = {**pickle._Pickler.dispatch, type: save_type}  # type: ignore[attr-defined] # pyright: ignore
+    dispatch: ClassVar = {**_PythonPickler.dispatch, type: save_type}
 
 
 def pickled(root: Any) -> bytes:

@@ -15,6 +15,7 @@ import pyarrow.parquet as pq
 import pytest
 import scipy.io
 import scipy.sparse as sp
+import torch
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from typer.testing import CliRunner
@@ -167,6 +168,13 @@ def ogb_arrays(folder: Path) -> Source:
     )
 
 
+def pyg_file(folder: Path) -> Source:
+    """Labels are an array of NumPy, which a file of this protocol holds as text."""
+    given = {"edge_index": torch.tensor(pairs().T), "x": torch.tensor(rows(12)), "y": np.arange(NODES) % 4}
+    torch.save(given | {"train_mask": torch.arange(NODES) < 100}, folder / "d.pt")
+    return f"pyg:{folder / 'd.pt'}", oc.ImportConfig()
+
+
 def objects(folder: Path) -> Source:
     masks = {split: np.arange(NODES) % 3 == n for n, split in enumerate(("train", "valid", "test"))}
     return {"edges": pairs(), "features": rows(12), "labels": rows(2), **masks}, oc.ImportConfig()
@@ -199,6 +207,7 @@ SOURCES: list[Callable[[Path], Source]] = [
     musae,
     ogb_text,
     ogb_arrays,
+    pyg_file,
     objects,
     frames,
     networkx,

@@ -15,6 +15,7 @@ from outcrop.importing.sources.folder import open_folder
 from outcrop.importing.sources.matlab import open_matlab
 from outcrop.importing.sources.musae import open_musae
 from outcrop.importing.sources.ogb import open_ogb
+from outcrop.importing.sources.pyg_file import open_pyg
 from outcrop.runtime.runtime import Runtime
 
 OPENERS: dict[str, tuple[str, Callable[[Path, Runtime, ExitStack, ImportConfig], GraphSource]]] = {
@@ -31,6 +32,7 @@ OPENERS: dict[str, tuple[str, Callable[[Path, Runtime, ExitStack, ImportConfig],
     "mat": ("FILE", lambda path, runtime, held, config: open_matlab(path, runtime, held)),
     "musae": ("DIR", lambda path, runtime, held, config: open_musae(path, runtime, held)),
     "ogb": ("DIR", lambda path, runtime, held, config: open_ogb(path, runtime, config)),
+    "pyg": ("FILE", lambda path, runtime, held, config: open_pyg(path, runtime, held, config.split_index)),
 }
 SOURCES = ", ".join(f"{kind}:{what}" for kind, (what, _) in OPENERS.items())
 
@@ -59,4 +61,4 @@ def _kind_of_path(path: Path) -> str:
     """Guesses what a path without a kind is; empty: nothing is there."""
     if path.is_dir():
         return "arrays"
-    return {".npz": "npz", ".mat": "mat"}.get(path.suffix, "edges") if path.is_file() else ""
+    return {".npz": "npz", ".mat": "mat", ".pt": "pyg"}.get(path.suffix, "edges") if path.is_file() else ""

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import replace
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -64,7 +65,7 @@ def open_object(source: Any, runtime: Runtime, held: ExitStack, split_index: int
     if "edges" not in named:
         raise ArgumentError(f"the graph has no edges; it has {', '.join(named) or 'no parts'}")
     parts = {
-        kind: _part(kind, value, split_index)
+        kind: part_of(kind, value, split_index)
         for kind, value in named.items()
         if kind != "num_nodes" and value is not None
     }
@@ -126,16 +127,56 @@ def _data_parts(data: Any) -> tuple[dict[str, Any], tuple[str, ...]]:
         )
     if data.edge_index is None:
         raise ArgumentError(f"the PyG {kind} has no edge_index: convert adj_t to edge_index first")
-    given = {name: data[name] for name in data.keys() if data[name] is not None}  # noqa: SIM118
-    weights = given.get("edge_attr")
-    if "edge_weight" not in given and weights is not None and weights.numel() == len(weights):
+    return data_parts(f"the {kind}", {name: data[name] for name in data.keys()})  # noqa: SIM118
+
+
+def data_parts(name: str, given: Mapping[str, Any]) -> tuple[dict[str, Any], tuple[str, ...]]:
+    """Returns the parts of a graph by kind from the values of a PyG ``Data``, and notes of what is left out.
+
+    Args:
+        name: What messages call the graph.
+        given: Tensors, arrays and other values by what ``Data`` calls them.
+
+    Raises:
+        ArgumentError: Two values give the same part.
+    """
+    given = {key: value for key, value in given.items() if value is not None}
+    shape: Any = getattr(given.get("edge_attr"), "shape", ())
+    if "edge_weight" not in given and len(shape) and prod(shape) == shape[0]:
         given["edge_weight"] = given.pop("edge_attr").reshape(-1)
-    left = [name for name in given if name not in KINDS and name != "num_nodes"]
-    notes = (f"parts of the {kind} that are not imported: {', '.join(left)}",) if left else ()
-    return _named({name: value for name, value in given.items() if name not in left}), notes
+    kinds = {key: _kind_in_data(key, given) for key in given}
+    left = [str(key) for key, kind in kinds.items() if kind is None]
+    notes = (f"parts of {name} that are not imported: {', '.join(left)}",) if left else ()
+    return _named({kind: given[key] for key, kind in kinds.items() if kind is not None}), notes
 
 
-def _part(kind: str, value: Any, split_index: int) -> Part:
+def _kind_in_data(key: str, given: Mapping[str, Any]) -> str | None:
+    """Returns the part that ``Data`` calls ``key``: a name of :data:`KINDS`; None for what is no part of a graph."""
+    if key in KINDS or key == "num_nodes":
+        return key
+    split = key.removesuffix("_idx")
+    if split == key or KINDS.get(split) not in SPLITS or _has_split(given, split):
+        return None
+    return split
+
+
+def _has_split(given: Mapping[str, Any], split: str) -> bool:
+    """Tells whether a split is given in another way than by ``train_idx`` and the like."""
+    return any(key in given for key, kind in KINDS.items() if kind == KINDS[split])
+
+
+def part_of(kind: str, value: Any, split_index: int) -> Part:
+    """Returns a part of a graph as what reads it; its name is ``kind``.
+
+    Args:
+        kind: What it is: ``edges``, ``features``, ``labels``, ``train``, ...
+        value: An array, a tensor, a list, a matrix, a table, or for edges a pair of arrays.
+        split_index: Which column of masks ``[N, splits]``.
+
+    Raises:
+        ArgumentError: It cannot be such a part, or has no such split.
+        FormatError: It has not the type that it needs.
+    """
     if hasattr(value, "tocsr"):
         return Part(kind, csr_of_scipy(kind, value))
     if is_frame(value):

@@ -1,10 +1,36 @@
-"""Sources with several types of nodes or edges, which a graph on disk cannot hold yet."""
+"""Sources with several types of nodes or edges: what they hold. A graph on disk cannot hold it yet."""
 
 from __future__ import annotations
 
-from typing import NoReturn
+from dataclasses import dataclass, field
+from typing import Any, NoReturn
 
 from outcrop.errors import ArgumentError
+
+EdgeTypeName = tuple[str, str, str]  # of the sources, of the relation, of the targets
+_SHOWN = 5
+
+
+@dataclass(frozen=True)
+class TypedColumns:
+    """Holds the columns of each type of a graph, by what the source calls them: arrays and plain values.
+
+    Attributes:
+        name: What messages call the graph.
+        nodes: Columns by node type; ``num_nodes`` is a number.
+        edges: Columns by edge type; ``edge_index`` is int [2, E], ids from 0 within each type.
+        graph: Columns that belong to no type.
+    """
+
+    name: str
+    nodes: dict[str, dict[str, Any]]
+    edges: dict[EdgeTypeName, dict[str, Any]]
+    graph: dict[str, Any] = field(default_factory=dict)
+
+    def types(self) -> str:
+        """Lists the types, for messages."""
+        relations = [" ".join(relation) for relation in self.edges]
+        return f"nodes {_listed(list(self.nodes))}; edges {_listed(relations)}"
 
 
 def refuse_typed(name: str, what: str) -> NoReturn:
@@ -21,3 +47,8 @@ def refuse_typed(name: str, what: str) -> NoReturn:
         f"{name} has several types of nodes or edges ({what}), and a graph has one of each now: import one of them "
         "from arrays of its own (arrays:DIR)"
     )
+
+
+def _listed(names: list[str]) -> str:
+    shown = ", ".join(repr(name) for name in names[:_SHOWN])
+    return f"{shown}, and {len(names) - _SHOWN} more" if len(names) > _SHOWN else shown or "none"

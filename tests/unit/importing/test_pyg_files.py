@@ -1,0 +1,361 @@
+"""``pyg:FILE.pt``: the graph of a file is that of the object which was saved, block by block, and nothing is run."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import tracemalloc
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch_geometric.data import Data, HeteroData, InMemoryDataset
+
+import outcrop as oc
+from outcrop.errors import ArgumentError, FormatError
+from outcrop.runtime.runtime import Runtime
+from outcrop.store.graph import Graph
+from support import new_runtime, shared_path
+from torch_files import Call, foreign, pickled, rewritten, tensor_call, write_zip
+
+NODES, EDGES = 40, 300
+RNG = np.random.default_rng(0)
+
+
+def plain(**more: Any) -> Data:
+    return Data(
+        x=torch.tensor(RNG.normal(size=(NODES, 6)), dtype=torch.float32),
+        edge_index=torch.tensor(RNG.integers(0, NODES, (2, EDGES))),
+        y=torch.arange(NODES) % 4,
+        train_mask=torch.arange(NODES) % 2 == 0,
+        val_mask=torch.arange(NODES) % 4 == 1,
+        test_mask=torch.arange(NODES) % 4 == 3,
+        **more,
+    )
+
+
+def arrays(graph: Graph) -> dict[str, np.ndarray]:
+    names = [name for name in graph.manifest.arrays if not name.endswith("_page_crc")]
+    return {name: np.array(graph.array(new_runtime(), name).memmap()) for name in names}
+
+
+def load(path: Path, memory: str = "8MiB", **options: Any) -> Graph:
+    config = oc.ImportConfig(**options)
+    out = path.parent / "file.oc"
+    return oc.import_graph(f"pyg:{path}", out, config, memory=memory, overwrite=True, progress=False)
+
+
+def check(graph: Graph, data: Any, folder: Path, **options: Any) -> None:
+    """The graph of the file is that of the object, notes included."""
+    config = oc.ImportConfig(**options)
+    of_object = oc.import_graph(data, folder / "object.oc", config, overwrite=True, progress=False)
+    found, expected = arrays(graph), arrays(of_object)
+    assert list(found) == list(expected)
+    for name, array in expected.items():
+        assert found[name].dtype == array.dtype, name
+        assert np.array_equal(found[name], array, equal_nan=array.dtype.kind == "f"), name
+    assert graph.manifest.attributes == of_object.manifest.attributes
+
+
+def save(root: Any, path: Path, **options: Any) -> Path:
+    torch.save(root, path, **options)
+    return path
+
+
+@pytest.mark.parametrize("zipped", [True, False])
+@pytest.mark.parametrize("protocol", [2, 4])
+def test_data(tmp_path: Path, protocol: int, zipped: bool) -> None:
+    data = plain(edge_weight=torch.rand(EDGES), text="not taken", pos=torch.rand(NODES, 2))
+    path = save(data, tmp_path / "d.pt", pickle_protocol=protocol, _use_new_zipfile_serialization=zipped)
+    graph = load(path)
+    check(graph, data, tmp_path)
+    assert any(note.endswith("d.pt that are not imported: pos, text") for note in graph.notes)
+
+
+def old_data(data: Data) -> Data:
+    """As PyG 1 pickled it: the attributes themselves."""
+    old = Data.__new__(Data)
+    old.__dict__.update({**data.to_dict(), "face": None, "__num_nodes__": None})
+    return old
+
+
+@pytest.mark.parametrize(
+    "form",
+    [
+        lambda data: data.to_dict(),
+        lambda data: (data.to_dict(), None, Data),
+        lambda data: (data, None),
+        lambda data: (data, {"x": torch.tensor([0, NODES]), "edge_index": [0, EDGES]}),
+        lambda data: [data],
+        old_data,
+        lambda data: {
+            name: value.numpy() if isinstance(value, torch.Tensor) else value
+            for name, value in data.to_dict().items()
+        },
+        lambda data: (
+            {"edge_index": data.edge_index, "features": data.x, "labels": data.y.tolist()}
+            | {name: data[name] for name in ("train_mask", "val_mask", "test_mask")}
+        ),
+    ],
+    ids=[
+        "dict",
+        "dict, slices, class",
+        "data, slices",
+        "slices of one",
+        "list",
+        "PyG 1",
+        "NumPy",
+        "our names",
+    ],
+)
+def test_forms(tmp_path: Path, form: Any) -> None:
+    data = plain()
+    check(load(save(form(data), tmp_path / "d.pt")), data, tmp_path)
+
+
+class OneGraph(InMemoryDataset):
+    def __init__(self, root: Path, graphs: list[Data]):
+        self.graphs = graphs
+        super().__init__(str(root))
+
+    @property
+    def processed_file_names(self) -> str:
+        return "data.pt"
+
+    def process(self) -> None:
+        self.save(self.graphs, self.processed_paths[0])
+
+
+def test_what_a_dataset_writes(tmp_path: Path) -> None:
+    data = plain()
+    OneGraph(tmp_path / "one", [data])
+    check(load(tmp_path / "one" / "processed" / "data.pt"), data, tmp_path)
+    OneGraph(tmp_path / "two", [data, plain()])
+    with pytest.raises(ArgumentError, match=r"holds 2 graphs, one is needed: .*dataset\[0\]"):
+        load(tmp_path / "two" / "processed" / "data.pt")
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"edge_attr": torch.rand(EDGES, 1)},
+        {"edge_attr": torch.rand(EDGES, 3)},
+        {"edge_attr": torch.rand(EDGES)},
+        {"edge_weight": torch.rand(EDGES), "edge_attr": torch.rand(EDGES)},
+        {"num_nodes": NODES},
+        {"y": torch.rand(NODES, 3)},
+        {"y": (torch.rand(NODES, 1) * 3).long()},
+        {"x": torch.rand(6, NODES, dtype=torch.float64).T},
+        {"x": torch.rand(NODES, 12).half()[:, ::2]},
+        {"edge_index": torch.zeros(2, 0, dtype=torch.long)},
+        {"edge_index": torch.randint(0, NODES, (EDGES, 2), dtype=torch.int32).T},
+        {
+            "x": None,
+            "y": None,
+            "num_nodes": NODES + 3,
+            "train_mask": None,
+            "val_mask": None,
+            "test_mask": None,
+        },
+    ],
+)
+def test_values(tmp_path: Path, more: dict[str, Any]) -> None:
+    data = plain()
+    for name, value in more.items():
+        data[name] = value
+    check(load(save(data, tmp_path / "d.pt")), data, tmp_path)
+
+
+def test_masks_of_many_splits(tmp_path: Path) -> None:
+    data = plain()
+    for name in ("train_mask", "val_mask", "test_mask"):
+        data[name] = torch.stack([data[name], data[name].roll(1)], 1)
+    path = save(data, tmp_path / "d.pt")
+    for number in (0, 1):
+        graph = load(path, split_index=number)
+        check(graph, data, tmp_path, split_index=number)
+        assert (
+            f"of the 2 splits in the masks of {path}, number {number} is taken (--split-index)" in graph.notes
+        )
+    with pytest.raises(ArgumentError, match="has 2 splits, number 2 was asked for"):
+        load(path, split_index=2)
+
+
+def test_ids_instead_of_masks(tmp_path: Path) -> None:
+    masked = plain()
+    data = Data(x=masked.x, edge_index=masked.edge_index, y=masked.y)
+    for name in ("train", "val", "test"):
+        data[f"{name}_idx"] = masked[f"{name}_mask"].nonzero().reshape(-1)
+    graph = load(save(data, tmp_path / "d.pt"))
+    check(graph, masked, tmp_path)
+    check(graph, data, tmp_path)
+    both = plain(train_idx=torch.tensor([3]))
+    graph = load(save(both, tmp_path / "d.pt"))
+    check(graph, both, tmp_path)
+    assert any("not imported: train_idx" in note for note in graph.notes)
+
+
+def test_masks_of_uint8(tmp_path: Path) -> None:
+    data = plain()
+    old = Data(**{n: v.to(torch.uint8) if n.endswith("mask") else v for n, v in data.to_dict().items()})
+    check(load(save(old, tmp_path / "d.pt")), data, tmp_path)
+    old.val_mask[3] = 7
+    with pytest.raises(FormatError, match=r"d\.pt: val_mask has 7; a mask has 0 and 1"):
+        load(save(old, tmp_path / "d.pt"))
+
+
+def test_adjacency_as_a_sparse_tensor(tmp_path: Path) -> None:
+    """Rows of adj_t are targets."""
+    data = plain(edge_attr=torch.rand(EDGES) + 0.5).coalesce()
+    adjacency = torch.sparse_coo_tensor(data.edge_index.flip(0), data.edge_attr, (NODES, NODES))
+    given = {name: value for name, value in data.to_dict().items() if not name.startswith("edge")}
+    path = save(given | {"adj_t": adjacency.to_sparse_csr()}, tmp_path / "d.pt")
+    check(load(path), data, tmp_path)
+    with pytest.raises(ArgumentError, match=r"adj_t is a sparse tensor \(torch\.sparse_coo\)"):
+        load(save(given | {"adj_t": adjacency}, tmp_path / "d.pt"))
+
+
+@pytest.mark.parametrize("pointers", [True, False])
+def test_adjacency_of_torch_sparse(tmp_path: Path, pointers: bool) -> None:
+    data = plain().coalesce()
+    adjacency = torch.sparse_coo_tensor(data.edge_index.flip(0), torch.ones(data.num_edges), (NODES, NODES))
+    adjacency = adjacency.coalesce()
+    row, column = adjacency.indices()
+    rowptr = adjacency.to_sparse_csr().crow_indices()
+    given = {"_row": row, "_rowptr": None, "_col": column}
+    if pointers:
+        given |= {"_row": None, "_rowptr": rowptr}
+    storages = {str(n): part.numpy().tobytes() for n, part in enumerate((row, rowptr, column))}
+    tensors = {
+        name: tensor_call((torch.LongStorage, str(n), "cpu", len(part)), 0, (len(part),))
+        for n, (name, part) in enumerate((("_row", row), ("_rowptr", rowptr), ("_col", column)))
+        if given[name] is not None
+    }
+    state = {"_row": None, "_rowptr": None, "_value": None, "_sparse_sizes": (NODES, NODES), **tensors}
+    storage = Call(foreign("torch_sparse.storage", "SparseStorage"), state=state)
+    adj_t = Call(foreign("torch_sparse.tensor", "SparseTensor"), state={"storage": storage})
+    path = write_zip(tmp_path / "d.pt", pickled({"adj_t": adj_t}), storages)
+    check(load(path), Data(edge_index=data.edge_index, num_nodes=NODES), tmp_path)
+
+
+def typed() -> HeteroData:
+    data = HeteroData()
+    data["paper"].x = torch.rand(5, 3)
+    data["author"].num_nodes = 4
+    data["author", "writes", "paper"].edge_index = torch.tensor([[0, 3], [4, 1]])
+    data.text = "both"
+    return data
+
+
+@pytest.mark.parametrize("form", [lambda data: data, lambda data: (data.to_dict(), None, HeteroData)])
+def test_graphs_of_several_types_are_refused(tmp_path: Path, form: Any) -> None:
+    path = save(form(typed()), tmp_path / "h.pt")
+    message = r"h\.pt has several types .*\(nodes 'paper', 'author'; edges 'author writes paper'\)"
+    with pytest.raises(ArgumentError, match=message):
+        load(path)
+
+
+def test_a_real_file_of_several_types(tmp_path: Path) -> None:
+    """AIFB: one node type and 90 edge types."""
+    path = shared_path("samples-pyg-pt", "hetero_data.pt")
+    with pytest.raises(ArgumentError, match=r"\(nodes 'v'; edges 'v 0 v', .*, and 85 more\)"):
+        oc.import_graph(f"pyg:{path}", tmp_path / "g", progress=False)
+    with pytest.raises(ArgumentError, match=r"pre_transform\.pt holds a str; a PyG Data is needed"):
+        oc.import_graph(f"pyg:{path.parent / 'pre_transform.pt'}", tmp_path / "g", progress=False)
+
+
+@pytest.mark.parametrize(
+    ("given", "match"),
+    [
+        ({"x": torch.rand(3, 2)}, r"d\.pt has no edge_index; it has 'x'"),
+        ({}, r"has no edge_index; it has nothing"),
+        ([Data(), Data()], "holds 2 objects"),
+        (torch.rand(3), "holds a torch._utils._rebuild_tensor_v2"),
+        ({1: 2}, "has the key 1; names are needed"),
+        ({"edge_index": torch.rand(3, 2)}, r"d\.pt: edge_index has shape \(3, 2\)"),
+        ({"edge_index": torch.rand(2, 3)}, r"d\.pt: edges: node ids are float32"),
+        ({"edge_index": {"a": 1}}, r"d\.pt: .*edge_index"),
+        (
+            {"edge_index": torch.zeros(2, 1).long(), "y": {"a": 1}},
+            r"d\.pt: labels is a dict; save it as a tensor",
+        ),
+        ({"edge_index": torch.zeros(2, 1).long(), "num_nodes": "3"}, "num_nodes is a str"),
+        ({"edge_index": torch.full((2, 1), 7), "num_nodes": 3}, r"d\.pt.*names node 7, but there are 3"),
+        ({"edge_index": torch.zeros(2, 1).long(), "x": torch.rand(3).bfloat16()}, "x is bfloat16, .*float()"),
+        ({"a": {"x": 1}, ("a", "b"): {}}, "an edge type is three names"),
+    ],
+)
+def test_what_cannot_be_imported(tmp_path: Path, given: Any, match: str) -> None:
+    with pytest.raises((ArgumentError, FormatError), match=match):
+        load(save(given, tmp_path / "d.pt"))
+
+
+class Mine(Data):
+    """A class of the user's own."""
+
+
+def test_a_class_that_is_not_known_is_named_with_what_to_do(tmp_path: Path) -> None:
+    data = plain()
+    mine = Mine(**data.to_dict())
+    path = save(mine, tmp_path / "d.pt")
+    with pytest.raises(
+        FormatError, match=r"d\.pt.*names \S+\.Mine, .*torch\.save\(data\.to_dict\(\), 'plain\.pt'\)"
+    ):
+        load(path)
+    check(load(save(mine.to_dict(), tmp_path / "plain.pt")), data, tmp_path)  # as it says
+
+
+def test_torch_is_not_loaded(tmp_path: Path) -> None:
+    path = save(plain(), tmp_path / "d.pt")
+    code = (
+        "import sys, outcrop as oc\n"
+        f"oc.import_graph('pyg:{path}', {str(tmp_path / 'g')!r}, progress=False)\n"
+        "assert not {'torch', 'torch_geometric'} & set(sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_a_file_twenty_times_as_large_as_the_budget(tmp_path: Path) -> None:
+    nodes, limit = 80_000, 3 << 20
+    data = Data(
+        x=torch.rand(nodes, 200),
+        edge_index=torch.randint(0, nodes, (2, 100_000)),
+        y=torch.arange(nodes) % 7,
+        train_mask=torch.arange(nodes) % 2 == 0,
+    )
+    path = save(data, tmp_path / "d.pt")
+    assert path.stat().st_size > 20 * limit
+    from outcrop.importing.graph import import_graph
+
+    tracemalloc.start()
+    try:
+        with Runtime(limit) as runtime:
+            before = tracemalloc.get_traced_memory()[0]
+            graph = import_graph(f"pyg:{path}", tmp_path / "g", runtime)
+            allocated = tracemalloc.get_traced_memory()[1] - before
+            assert runtime.budget.peak_bytes <= limit
+            assert allocated <= limit  # of Python and NumPy, whether the budget knows of it or not
+    finally:
+        tracemalloc.stop()
+    assert np.array_equal(arrays(graph)["features"], data.x.numpy())
+
+
+def test_deflated_and_big_endian_files(tmp_path: Path) -> None:
+    data = Data(edge_index=torch.randint(0, NODES, (2, EDGES)), y=torch.arange(NODES))
+    path = save(data, tmp_path / "d.pt")
+    check(load(rewritten(path, tmp_path / "z.pt", zipfile.ZIP_DEFLATED)), data, tmp_path)
+    check(load(rewritten(path, tmp_path / "b.pt", zipfile.ZIP_STORED, swap=True)), data, tmp_path)
+    given = {"edge_index": data.edge_index, "x": np.arange(3 * NODES, dtype=">f4").reshape(NODES, 3)}
+    swapped = Data(edge_index=data.edge_index, x=torch.arange(3.0 * NODES).reshape(NODES, 3))
+    check(load(save(given, tmp_path / "n.pt")), swapped, tmp_path)
+
+
+def test_a_path_alone_is_told_its_kind(tmp_path: Path) -> None:
+    path = save(plain(), tmp_path / "d.pt")
+    with pytest.raises(ArgumentError, match=rf"names no files; .*pyg:FILE.*; here perhaps 'pyg:{path}'"):
+        oc.import_graph(str(path), tmp_path / "g", progress=False)
+    with pytest.raises(FormatError, match="is a source, not a graph"):
+        oc.open_graph(f"pyg:{path}")
