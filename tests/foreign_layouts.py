@@ -109,3 +109,23 @@ def write_ogb_arrays(
     for name, nodes in graph.splits.items():
         write_gzip(folder / "split" / "time" / f"{name}.csv.gz", nodes)
     return folder
+
+
+def write_igb(folder: Path, graph: ForeignGraph, *, raw: bool = False, dtype: Any = np.int64) -> Path:
+    """Writes papers and citations as the Illinois Graph Benchmark has them; of 2983 classes every 150th is there.
+
+    Args:
+        raw: Features and labels have no header, as those of the sizes large and full.
+        dtype: Type of the ids.
+    """
+    papers, cites = folder / "processed" / "paper", folder / "processed" / "paper__cites__paper"
+    papers.mkdir(parents=True)
+    cites.mkdir()
+    np.save(cites / "edge_index.npy", graph.edges.astype(dtype))
+    arrays = {"node_feat": graph.features, "node_label_19": graph.labels, "node_label_2K": 150 * graph.labels}
+    for name, array in arrays.items():
+        if raw:
+            array.astype(np.float32).tofile(papers / f"{name}.npy")
+        else:
+            np.save(papers / f"{name}.npy", array.astype(np.float32))
+    return folder

@@ -38,6 +38,8 @@ class ImportConfig:
         split_index: Which of several splits of the source.
         label_kind: ``class``, ``multilabel`` or ``regression``; None: as the labels look.
         num_nodes: Number of nodes; None: the rows of features or labels, else the largest id + 1.
+        num_classes: Which labels of a source that has several, by their number of classes: 19 or 2983 of ``igb:DIR``;
+            None: 19.
     """
 
     keep_duplicates: bool = False
@@ -54,6 +56,7 @@ class ImportConfig:
     split_index: int = 0
     label_kind: LabelKind | None = None
     num_nodes: int | None = None
+    num_classes: int | None = None
 
     def __post_init__(self) -> None:
         check_types(self)
@@ -86,7 +89,7 @@ class ImportConfig:
         """Returns the fields for the manifest; those that came later are left out where they say nothing, as they were
         then.
         """
-        later = ("label_kind", "num_nodes")
+        later = ("label_kind", "num_nodes", "num_classes")
         return {name: value for name, value in asdict(self).items() if name not in later or value is not None}
 
     @property

@@ -28,7 +28,7 @@ from outcrop.importing.sources.checks import (
     one_way_note,
 )
 from outcrop.importing.sources.files import source_files
-from outcrop.importing.sources.kinds import open_source
+from outcrop.importing.sources.kinds import CHOOSE_LABELS, open_source
 from outcrop.importing.sources.labels import labelled, write_labels
 from outcrop.importing.sources.objects import open_object
 from outcrop.importing.sources.reorder import in_node_order
@@ -115,6 +115,11 @@ def _kind(source: Any) -> str:
 
 
 def _opened(source: Any, runtime: Runtime, held: ExitStack, config: ImportConfig) -> GraphSource:
+    if config.num_classes is not None and _kind(source) not in CHOOSE_LABELS:
+        raise ArgumentError(
+            f"a number of classes ({config.num_classes}) chooses among labels of {', '.join(CHOOSE_LABELS)}; this "
+            "source has one kind of labels"
+        )
     opened = (
         open_source(source, runtime, held, config)
         if isinstance(source, str)

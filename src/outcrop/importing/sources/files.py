@@ -13,6 +13,7 @@ _NAMES = {
     "arrays": tuple(f"{stem}{suffix}" for stem, (_, suffixes) in FILES.items() for suffix in suffixes),
     "triples": tuple(f"{split}{suffix}" for split in SPLITS for suffix in TABLE_SUFFIXES),
     "musae": ("*_edges.csv", "*_target.csv", "*.json"),
+    "igb": ("processed/paper/*.npy", "processed/paper__cites__paper/edge_index.npy"),
     "ogb": ("raw/*", "split/*/*"),
 }
 
