@@ -30,6 +30,7 @@ from outcrop.importing.sources.checks import (
 from outcrop.importing.sources.files import source_files
 from outcrop.importing.sources.kinds import CHOOSE_LABELS, open_source
 from outcrop.importing.sources.labels import labelled, write_labels
+from outcrop.importing.sources.npy import array_blocks
 from outcrop.importing.sources.objects import open_object
 from outcrop.importing.sources.reorder import in_node_order
 from outcrop.importing.sources.split import Splitter, check_splits, per_class_splits
@@ -356,16 +357,20 @@ class _Import:
                 self.arrays[name] = writer.finish()
 
     def _edge_splits(self, num_nodes: int) -> None:
+        rows = max(1024, block_bytes(self.runtime) // 64)
         for split, edges in self.source.edge_splits().items():
-            name = f"{split}_edges"
-            bad = (edges < 0) | (edges >= num_nodes)
-            if bad.any():
-                row = int(np.argmax(bad.any(axis=1)))
-                raise ArgumentError(
-                    f"{self.source.name}: edge {row} of {name} is {edges[row].tolist()}, there are {num_nodes} nodes"
-                )
+            name, first = f"{split}_edges", 0
             writer = ArrayWriter(self.runtime, self.work, name, "int64", (2,))
-            writer.append(edges)
+            for block in array_blocks(self.runtime, edges, rows):
+                bad = (block < 0) | (block >= num_nodes)
+                if bad.any():
+                    row = int(np.argmax(bad.any(axis=1)))
+                    raise ArgumentError(
+                        f"{self.source.place_of_target(split, first + row)} is {block[row].tolist()}, there are "
+                        f"{num_nodes} nodes"
+                    )
+                writer.append(np.ascontiguousarray(block, np.int64))
+                first += len(block)
             self.arrays[name] = writer.finish()
 
     def _names(self, names: Iterator[str], num_nodes: int) -> None:

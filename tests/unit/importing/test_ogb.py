@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import importlib
+import pathlib
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -12,6 +13,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
+import torch
 
 import outcrop as oc
 from foreign_layouts import ForeignGraph, foreign_graph, write_gzip, write_ogb_text
@@ -223,7 +225,7 @@ def line(name: str, number: int, text: str | None) -> Callable[[Path], object]:
         (line("raw/num-node-list.csv.gz", 1, "9"), ArgumentError, r"there are 9 nodes .* in .*num-node-list"),
         (line("raw/num-node-list.csv.gz", 1, "-9"), FormatError, r"num-node-list\.csv\.gz holds -9"),
         (line("raw/num-node-list.csv.gz", 1, "30\n30"), ArgumentError, r"lists 2 graphs; a data set of one"),
-        (line("split/time/train.csv.gz", 2, "77"), ArgumentError, r"train\.csv\.gz, line 2 names node 77, but"),
+        (line("split/time/train.csv.gz", 2, "77"), ArgumentError, r"train\.csv\.gz, line 2: split train lists node 77"),
         (line("split/time/train.csv.gz", 2, "1.5"), ArgumentError, r"train\.csv\.gz, line 2: 1\.5 is a decimal"),
         (lambda f: write_gzip(f / "split/time/test.csv.gz", [51, 9, 51]), ArgumentError,
          r"test\.csv\.gz, line 3: split test lists node 51 twice, first in .*test\.csv\.gz, line 1"),
@@ -266,14 +268,139 @@ def test_a_folder_that_is_none(tmp_path: Path) -> None:
     )
 
 
-def test_torch_files_of_splits_are_refused(tmp_path: Path) -> None:
-    folder = write_ogb_text(tmp_path / "ogbl_ddi", foreign_graph())
-    for path in (folder / "split/time").iterdir():
-        path.rename(path.with_name(path.name.replace(".csv.gz", ".pt")))
-    fails(
-        folder, ArgumentError, r"holds test\.pt, train\.pt, valid\.pt, which are not read yet: --split none"
+def parts_of(seed: int, count: int) -> dict[str, np.ndarray]:
+    rng = np.random.default_rng(seed)
+    return {
+        "edge": rng.integers(0, 60, (count, 2)),
+        "edge_neg": rng.integers(0, 60, (9, 2)),
+        "year": np.full(count, 2017),
+    }
+
+
+LINKS = {
+    split: parts_of(seed, count)
+    for seed, (split, count) in enumerate([("train", 50), ("valid", 7), ("test", 5)])
+}
+WAYS: list[dict[str, Any]] = [{}, {"_use_new_zipfile_serialization": False}, {"pickle_protocol": 4}]
+
+
+def save(path: Path, value: Any, **options: Any) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    torch.save(value, path, **options)
+
+
+def link_folder(path: Path, name: str = "ogbl_collab") -> Path:
+    made = foreign_graph()
+    return write_ogb_text(path / name, ForeignGraph(made.edges, made.features, made.labels))
+
+
+@pytest.mark.parametrize("options", WAYS, ids=["zip", "old", "protocol 4"])
+@pytest.mark.parametrize("tensors", [False, True])
+@pytest.mark.parametrize("one_file", [False, True])
+def test_edges_to_predict(tmp_path: Path, options: dict[str, Any], tensors: bool, one_file: bool) -> None:
+    folder = link_folder(tmp_path)
+    values = {s: {k: torch.tensor(v) if tensors else v for k, v in p.items()} for s, p in LINKS.items()}
+    for split, value in values.items():
+        if not one_file:
+            save(folder / f"split/time/{split}.pt", value, **options)
+    if one_file:
+        save(folder / "split/time/split_dict.pt", values, **options)
+    graph = run(folder)
+    for split, parts in LINKS.items():
+        assert np.array_equal(get(graph, f"{split}_edges"), parts["edge"])
+    where = folder / "split/time"
+    assert f"negatives of {where} cannot be stored yet and are not imported: edge_neg" in graph.notes
+    assert f"parts of {where} that are not imported: year" in graph.notes
+    assert not run(folder, split_protocol="none").has("train_edges")
+
+
+@pytest.mark.parametrize("tensors", [False, True])
+def test_edges_to_predict_by_their_ends(tmp_path: Path, tensors: bool) -> None:
+    """As ogbl-citation2 has them."""
+    folder = link_folder(tmp_path, "ogbl_citation2")
+    for split, parts in LINKS.items():
+        source, target = parts["edge"].T.copy()
+        value = {
+            "source_node": source,
+            "target_node": target,
+            "target_node_neg": np.zeros((len(source), 4), int),
+        }
+        save(
+            folder / f"split/time/{split}.pt",
+            {k: torch.tensor(v) if tensors else v for k, v in value.items()},
+        )
+    graph = run(folder)
+    for split, parts in LINKS.items():
+        assert np.array_equal(get(graph, f"{split}_edges"), parts["edge"])
+
+
+def test_splits_of_nodes_in_a_torch_file(tmp_path: Path) -> None:
+    """As those have that ``ogb.io.DatasetSaver`` made."""
+    folder, splits = link_folder(tmp_path, "ogbn_mine"), foreign_graph().splits
+    save(folder / "split/random/split_dict.pt", splits)
+    graph = run(folder)
+    for split, nodes in splits.items():
+        assert np.array_equal(get(graph, split), np.sort(nodes))
+    save(folder / "split/random/split_dict.pt", splits | {"test": np.array([3, 60])})
+    fails_again(
+        folder, ArgumentError, r"split_dict\.pt test, row 1 .*: split test lists node 60, but there are 60"
     )
-    assert not run(folder, split_protocol="none").has("train")
+
+
+def fails_again(folder: Path, kind: type[Exception], match: str) -> None:
+    """Where a graph was imported before."""
+    with pytest.raises(kind, match=match):
+        import_graph(f"ogb:{folder}", folder.parent / "again", new_runtime("32MiB"))
+
+
+def test_a_missing_split_of_edges_is_noted(tmp_path: Path) -> None:
+    folder = link_folder(tmp_path)
+    save(folder / "split/time/test.pt", LINKS["test"])
+    graph = run(folder)
+    assert graph.has("test_edges")
+    assert f"{folder / 'split/time'} holds no edges of split train" in graph.notes
+
+
+@pytest.mark.parametrize(
+    ("value", "kind", "match"),
+    [
+        ({"edge": np.zeros((4, 3), int)}, FormatError, r"test\.pt edge has shape \(4, 3\); \[edges, 2\] is needed"),
+        ({"edge": np.zeros((4, 2))}, ArgumentError, r"test\.pt edge: node ids are float64, integers are needed"),
+        ({"edge": [1, 2]}, FormatError, r"test\.pt edge has no array"),
+        ({"edge": np.array([[1, 2], [3, 60]])}, ArgumentError, r"test\.pt, edge 1 .* is \[3, 60\], there are 60 nodes"),
+        ({"edge": torch.tensor([[1, -2]])}, ArgumentError, r"test\.pt, edge 0 .* is \[1, -2\], there are 60 nodes"),
+        ({"pairs": np.zeros((4, 2), int)}, FormatError, r"test\.pt has pairs; edge, or source_node"),
+        ({"source_node": np.arange(3), "target_node": np.arange(2)}, FormatError, r"has 3 sources and 2 targets"),
+        ({"head": np.arange(2), "relation": np.arange(2)}, ArgumentError, r"several types .*test\.pt has relations"),
+        ({"edge": pathlib.PurePosixPath("x")}, FormatError, r"test\.pt.*PurePosixPath.*download the data set again"),
+    ],
+)  # fmt: skip
+def test_spoiled_edges_to_predict(tmp_path: Path, value: Any, kind: type[Exception], match: str) -> None:
+    folder = link_folder(tmp_path)
+    save(folder / "split/time/train.pt", LINKS["train"])
+    save(folder / "split/time/test.pt", value)
+    fails(folder, kind, match)
+
+
+def test_torn_torch_files(tmp_path: Path) -> None:
+    folder = link_folder(tmp_path)
+    save(folder / "split/time/train.pt", LINKS["train"])
+    cut("split/time/train.pt", 0.6)(folder)
+    fails(folder, FormatError, r"train\.pt")
+    (folder / "split/time/train.pt").unlink()
+    save(folder / "split/time/split_dict.pt", {"train": LINKS["train"]})
+    fails(folder, FormatError, r"split_dict\.pt has not the splits train, valid and test")
+
+
+def test_edges_to_predict_twenty_times_the_budget(tmp_path: Path) -> None:
+    """80 MB of tensors are never held whole."""
+    folder = link_folder(tmp_path)
+    pairs = torch.tensor(np.arange(10_000_000).reshape(-1, 2) % 60)
+    save(folder / "split/time/train.pt", {"edge": pairs})
+    runtime = new_runtime("4MiB")
+    graph = import_graph(f"ogb:{folder}", tmp_path / "graph", runtime)
+    assert runtime.budget.peak_bytes <= 4 << 20
+    assert np.array_equal(graph.array(new_runtime(), "train_edges").memmap(), pairs.numpy())
 
 
 def test_files_twenty_times_the_budget(tmp_path: Path) -> None:
@@ -300,12 +427,16 @@ def test_files_twenty_times_the_budget(tmp_path: Path) -> None:
 def test_drug_interactions(tmp_path: Path, load: Loader) -> None:
     """ogbl-ddi as it is published."""
     folder = shared_path("ogbl-ddi")
-    graph = import_graph(f"ogb:{folder}", tmp_path / "graph", new_runtime("32MiB"), split_protocol="none")
+    graph = import_graph(f"ogb:{folder}", tmp_path / "graph", new_runtime("32MiB"))
     loaded = load(str(folder / "raw"), True)
     assert graph.num_nodes == loaded["num_nodes"] == 4267
     assert graph.num_edges == loaded["edge_index"].shape[1] == 2 * 1_067_911
     source, target = loaded["edge_index"]
     assert np.array_equal(get(graph, "indices"), np.sort(target * 4267 + source) % 4267)
+    for split in ("valid", "test"):  # train.pt is not there
+        parts = torch.load(folder / f"split/target/{split}.pt", weights_only=False)
+        assert np.array_equal(get(graph, f"{split}_edges"), parts["edge"])
+    assert not graph.has("train_edges")
 
 
 def test_many_small_graphs_are_refused(tmp_path: Path) -> None:

@@ -218,7 +218,7 @@ def test_splits_name_their_rows(tmp_path: Path) -> None:
     fails(
         folder,
         ArgumentError,
-        r"valid\.csv\.gz, line 2 names node 60, but there are 60 nodes .* member 'num_nodes_list'",
+        r"valid\.csv\.gz, line 2: split valid lists node 60, but there are 60 nodes",
     )
 
 

@@ -82,6 +82,7 @@ class GraphSource:
         num_edges: Edges that ``edges`` will yield; None = not known.
         splits: Given the number of nodes, the splits of the source: int64 ids each; None = it has none.
         edge_splits: Edges to be predicted by split: int64 ``[M, 2]`` each, asked for after ``edges``.
+        edge_split_at: Where an edge to be predicted is, for messages, by split and row; None = nothing to add.
         names: Node names in id order, asked for after ``edges``; None = ids are the names.
         integer_names: The names are integers, written as text.
         class_names: Names of the classes where the source lists them.
@@ -114,10 +115,17 @@ class GraphSource:
     split_rows: Callable[[int], list[SplitRow]] | None = None
     edge_at: Callable[[int], str] | None = None
     weight_at: Callable[[int], str] | None = None
+    edge_split_at: Callable[[str, int], str] | None = None
 
     def place_of_edge(self, edge: int) -> str:
         """Says where an edge is, by its number among those that ``edges`` yields."""
         return self.edge_at(edge) if self.edge_at else f"{self.name}, edge {edge} (the first is 0)"
+
+    def place_of_target(self, split: str, row: int) -> str:
+        """Says where an edge to be predicted is, by its row in the split."""
+        if self.edge_split_at is not None:
+            return self.edge_split_at(split, row)
+        return f"{self.name}: edge {row} of {split}_edges"
 
 
 def block_bytes(runtime: Runtime) -> int:

@@ -13,7 +13,7 @@ import pyarrow as pa
 
 from outcrop.errors import ArgumentError, FormatError
 from outcrop.importing.sources.base import check_ids
-from outcrop.importing.sources.ids import IdMap
+from outcrop.importing.sources.ids import integers
 from outcrop.importing.sources.table_files import FileTable
 from outcrop.importing.sources.tables import Place, to_numpy
 from outcrop.runtime.runtime import Runtime
@@ -59,15 +59,15 @@ def open_gzip(path: Path, columns: tuple[str, ...] | None = None, num_rows: int 
     return GzipTable(path, columns, num_rows)
 
 
-def read_ids(runtime: Runtime, table: GzipTable, ids: IdMap) -> np.ndarray:
-    """Returns the only column of ``table`` as nodes, int64 [rows].
+def read_ids(runtime: Runtime, table: GzipTable) -> np.ndarray:
+    """Returns the only column of ``table``, int64 [rows].
 
     Raises:
-        ArgumentError, FormatError: A row is empty, no integer, or no node; names it.
+        ArgumentError, FormatError: A row is empty or no integer; names it.
     """
     place, parts, row = Place(table), [np.zeros(0, np.int64)], 0
     for (block,) in table.blocks(runtime, list(table.columns)):
-        parts.append(ids.lookup(place, block, row))
+        parts.append(integers(place, block, row))
         row += len(block)
     return np.concatenate(parts)
 

@@ -33,7 +33,7 @@ OPENERS: dict[str, tuple[str, Callable[[Path, Runtime, ExitStack, ImportConfig],
     "mat": ("FILE", lambda path, runtime, held, config: open_matlab(path, runtime, held)),
     "musae": ("DIR", lambda path, runtime, held, config: open_musae(path, runtime, held)),
     "igb": ("DIR", lambda path, runtime, held, config: open_igb(path, runtime, config)),
-    "ogb": ("DIR", lambda path, runtime, held, config: open_ogb(path, runtime, config)),
+    "ogb": ("DIR", lambda path, runtime, held, config: open_ogb(path, runtime, held, config)),
     "pyg": ("FILE", lambda path, runtime, held, config: open_pyg(path, runtime, held, config.split_index)),
 }
 CHOOSE_LABELS = ("igb",)  # kinds with labels of several numbers of classes

@@ -2,17 +2,20 @@
 
 Of graphs with one type of nodes and of edges, as compressed text without headers: ``raw/edge.csv.gz``,
 ``raw/num-node-list.csv.gz`` and ``raw/num-edge-list.csv.gz``, which list one number, and where they are there
-``raw/node-feat.csv.gz``, ``raw/node-label.csv.gz``, ``raw/edge_weight.csv.gz``. Nodes of the splits are in
-``split/NAME/train.csv.gz``, ``valid.csv.gz``, ``test.csv.gz``. The package adds the reverse of each edge to some data
-sets, which it knows by name; so does this.
+``raw/node-feat.csv.gz``, ``raw/node-label.csv.gz``, ``raw/edge_weight.csv.gz``. The package adds the reverse of each
+edge to some data sets, which it knows by name; so does this.
 
 Or as arrays, which are streamed: ``raw/data.npz`` with ``edge_index`` ``[2, E]``, ``num_nodes_list``,
 ``num_edges_list`` and perhaps ``node_feat`` ``[N, D]``; ``raw/node-label.npz`` with ``node_label``, NaN = none.
+
+Nodes of the splits are in ``split/NAME/train.csv.gz``, ``valid.csv.gz``, ``test.csv.gz``, edges to be predicted in
+``train.pt``, ``valid.pt``, ``test.pt``; ``split_dict.pt`` may have either.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import numpy as np
@@ -34,7 +37,7 @@ from outcrop.importing.sources.gzip_tables import GzipTable, open_gzip, read_cou
 from outcrop.importing.sources.ids import PlainIds
 from outcrop.importing.sources.labels import check_labels, table_labels
 from outcrop.importing.sources.npz_members import NpzMember, member_names, read_integers
-from outcrop.importing.sources.ogb_splits import open_splits
+from outcrop.importing.sources.ogb_splits import OgbSplits, open_splits
 from outcrop.importing.sources.tables import Place, to_numpy
 from outcrop.importing.sources.typed import refuse_typed
 from outcrop.runtime.runtime import Runtime
@@ -49,7 +52,7 @@ _TYPED = (
 _READ = ("edge", "num-node-list", "num-edge-list", "node-feat", "node-label", "edge_weight")
 
 
-def open_ogb(folder: Path, runtime: Runtime, config: ImportConfig) -> GraphSource:
+def open_ogb(folder: Path, runtime: Runtime, held: ExitStack, config: ImportConfig) -> GraphSource:
     """Opens ``ogb:DIR``; reads how many nodes and edges there are, and first lines.
 
     Raises:
@@ -66,8 +69,8 @@ def open_ogb(folder: Path, runtime: Runtime, config: ImportConfig) -> GraphSourc
     if typed is not None:
         refuse_typed(str(folder), f"{typed} is there")
     if (raw / "data.npz").exists():
-        return _open_arrays(folder, runtime, config)
-    return _open_text(folder, runtime, config)
+        return _open_arrays(folder, runtime, open_splits(folder, runtime, held, config))
+    return _open_text(folder, runtime, open_splits(folder, runtime, held, config))
 
 
 def is_reversed(folder: Path) -> bool:
@@ -83,7 +86,7 @@ def require_one_graph(name: str, counts: np.ndarray) -> int:
     return int(counts[0])
 
 
-def _open_text(folder: Path, runtime: Runtime, config: ImportConfig) -> GraphSource:
+def _open_text(folder: Path, runtime: Runtime, splits: OgbSplits) -> GraphSource:
     raw = folder / "raw"
     files = {name: raw / f"{name}.csv.gz" for name in _READ}
     num_nodes, num_edges = (
@@ -96,7 +99,6 @@ def _open_text(folder: Path, runtime: Runtime, config: ImportConfig) -> GraphSou
         open_gzip(files["edge_weight"], ("weight",), num_edges) if files["edge_weight"].exists() else None
     )
     edges = table_edges(runtime, table, ids)
-    splits = open_splits(folder, runtime, config, ids)
     features = None
     if files["node-feat"].exists():
         features, _ = table_features(runtime, open_gzip(files["node-feat"], None, num_nodes), None)
@@ -112,6 +114,8 @@ def _open_text(folder: Path, runtime: Runtime, config: ImportConfig) -> GraphSou
         weighted=weights is not None,
         notes=(*_notes(raw), *splits.notes),
         split_rows=splits.rows,
+        edge_splits=splits.edges,
+        edge_split_at=splits.edge_at,
         edge_at=Place(table).at,
         weight_at=None if weights is None else Place(weights).at,
     )
@@ -168,7 +172,7 @@ def _notes(raw: Path) -> tuple[str, ...]:
     return (f"files of {raw} that are not imported: {', '.join(left)}",) if left else ()
 
 
-def _open_arrays(folder: Path, runtime: Runtime, config: ImportConfig) -> GraphSource:
+def _open_arrays(folder: Path, runtime: Runtime, splits: OgbSplits) -> GraphSource:
     path, listed = folder / "raw" / "data.npz", "num_nodes_list"
     num_nodes, num_edges = (
         require_one_graph(member.name, read_integers(runtime, member))
@@ -179,7 +183,6 @@ def _open_arrays(folder: Path, runtime: Runtime, config: ImportConfig) -> GraphS
         raise FormatError(f"{pairs.name} has shape {pairs.shape}; num_edges_list says [2, {num_edges}]")
     check_ids(pairs.name, np.zeros(0, pairs.dtype))
     names = member_names(path)
-    splits = open_splits(folder, runtime, config, PlainIds(num_nodes, f"{path} member {listed!r}"))
     left = sorted(names - {"edge_index", listed, "num_edges_list", "node_feat"})
     notes = (f"members of {path} that are not imported: {', '.join(left)}",) if left else ()
     return GraphSource(
@@ -193,6 +196,8 @@ def _open_arrays(folder: Path, runtime: Runtime, config: ImportConfig) -> GraphS
         reverse=is_reversed(folder),
         notes=(*notes, *splits.notes),
         split_rows=splits.rows,
+        edge_splits=splits.edges,
+        edge_split_at=splits.edge_at,
         edge_at=edge_of(pairs.name),
     )
 

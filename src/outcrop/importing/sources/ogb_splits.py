@@ -3,19 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from outcrop.config import ImportConfig
 from outcrop.config.sampling import SPLITS
-from outcrop.errors import ArgumentError
-from outcrop.importing.sources.base import SplitRow
-from outcrop.importing.sources.gzip_tables import GzipTable, open_gzip, read_ids
-from outcrop.importing.sources.ids import PlainIds
+from outcrop.errors import ArgumentError, FormatError
+from outcrop.importing.sources.base import SplitRow, check_ids
+from outcrop.importing.sources.gzip_tables import open_gzip, read_ids
+from outcrop.importing.sources.npy import forget_pages
 from outcrop.importing.sources.tables import Place
+from outcrop.importing.sources.torch_file import TorchFile
+from outcrop.importing.sources.typed import refuse_typed
 from outcrop.runtime.runtime import Runtime
+
+_ENDS = ("source_node", "target_node")  # parts of a split of ogbl-citation2
 
 
 @dataclass(frozen=True)
@@ -25,35 +32,46 @@ class OgbSplits:
     Attributes:
         nodes: Given the number of nodes, the splits; None = there are none.
         rows: Every row that puts a node into a split.
+        edges: Edges to be predicted by split, int64 ``[M, 2]`` each.
+        edge_at: Where such an edge is, by split and row.
         notes: What the user should know.
     """
 
     nodes: Callable[[int], dict[str, np.ndarray] | None] = lambda num_nodes: None
     rows: Callable[[int], list[SplitRow]] | None = None
+    edges: Callable[[], dict[str, np.ndarray]] = dict
+    edge_at: Callable[[str, int], str] | None = None
     notes: tuple[str, ...] = ()
 
 
-def open_splits(folder: Path, runtime: Runtime, config: ImportConfig, ids: PlainIds) -> OgbSplits:
+def open_splits(folder: Path, runtime: Runtime, held: ExitStack, config: ImportConfig) -> OgbSplits:
     """Opens the splits of the data set in ``folder``.
 
     Raises:
-        ArgumentError: There is no split of the number that was asked for, or a file is missing or cannot be read.
+        ArgumentError: There is no split of the number that was asked for, or a file is missing.
+        FormatError: A file is torn or not what its name says.
     """
     chosen, notes = _chosen(folder / "split", config.split_index)
-    if chosen is None or config.fractions_given or config.split_protocol:
+    if chosen is None or config.split_protocol == "none":
         return OgbSplits()
     texts = {split: chosen / f"{split}.csv.gz" for split in SPLITS}
     if any(path.exists() for path in texts.values()):
+        tables = {split: open_gzip(path, ("node",)) for split, path in texts.items()}
         return _of_nodes(
-            {split: open_gzip(path, ("node",)) for split, path in texts.items()}, runtime, ids, notes
+            {split: partial(read_ids, runtime, table) for split, table in tables.items()},
+            {split: Place(table) for split, table in tables.items()},
+            notes,
         )
-    torch_files = sorted(path.name for path in chosen.glob("*.pt"))
-    if torch_files:
-        raise ArgumentError(
-            f"{chosen} holds {', '.join(torch_files)}, which are not read yet: --split none "
-            "(ImportConfig(split_protocol='none')) imports the graph without them"
-        )
-    return OgbSplits(notes=(f"{chosen} holds no splits: train.csv.gz, valid.csv.gz, test.csv.gz",))
+    values = _torch_values(chosen, runtime, held)
+    if not values:
+        return OgbSplits(notes=(f"{chosen} holds no splits that are read: .csv.gz or .pt",))
+    if any(isinstance(value.raw, dict) for value in values.values()):
+        return _of_edges(chosen, values, runtime, held, notes)
+    return _of_nodes(
+        {split: value.nodes for split, value in values.items()},
+        {split: Place(value.name) for split, value in values.items()},
+        notes,
+    )
 
 
 def _chosen(folder: Path, index: int) -> tuple[Path | None, tuple[str, ...]]:
@@ -72,17 +90,110 @@ def _chosen(folder: Path, index: int) -> tuple[Path | None, tuple[str, ...]]:
 
 
 def _of_nodes(
-    tables: dict[str, GzipTable], runtime: Runtime, ids: PlainIds, notes: tuple[str, ...]
+    read: dict[str, Callable[[], np.ndarray]], places: dict[str, Place], notes: tuple[str, ...]
 ) -> OgbSplits:
     def rows(node: int) -> list[SplitRow]:
         return [
-            SplitRow(split, str(node), Place(table).at(row))
-            for split, table in tables.items()
-            for row in np.flatnonzero(read_ids(runtime, table, PlainIds()) == node).tolist()
+            SplitRow(split, str(node), places[split].at(row))
+            for split in read
+            for row in np.flatnonzero(read[split]() == node).tolist()
         ]
 
+    return OgbSplits(lambda num_nodes: {split: nodes() for split, nodes in read.items()}, rows, notes=notes)
+
+
+@dataclass(frozen=True)
+class _TorchValue:
+    """Is what a torch file says of a split: an array of nodes, or a dict of arrays.
+
+    Attributes:
+        file: The file.
+        raw: What its pickle holds for the split.
+        name: What messages call it.
+    """
+
+    file: TorchFile
+    raw: Any
+    name: str
+
+    def array(self, part: str, axes: int) -> np.ndarray:
+        """Returns an array of integers ``[n]`` or ``[n, 2]``; ``part`` empty: the value itself."""
+        name = f"{self.name} {part}".rstrip()
+        found = self.file.value(self.raw[part] if part else self.raw, name)
+        good = isinstance(found, np.ndarray) and found.ndim == axes and found.shape[1:] in ((), (2,))
+        if not good:
+            shape = f"shape {found.shape}" if isinstance(found, np.ndarray) else "no array"
+            raise FormatError(f"{name} has {shape}; {'[edges, 2]' if axes == 2 else 'a list'} is needed")
+        check_ids(name, found[:0])
+        return found
+
+    def nodes(self) -> np.ndarray:
+        return check_ids(self.name, self.array("", 1))
+
+
+def _torch_values(folder: Path, runtime: Runtime, held: ExitStack) -> dict[str, _TorchValue]:
+    """Opens ``split_dict.pt``, as the package prefers it, or the file of each split."""
+
+    def opened(path: Path) -> TorchFile:
+        return TorchFile(path, frozenset(), "download the data set again", runtime, held)
+
+    whole = folder / "split_dict.pt"
+    if whole.exists():
+        file = opened(whole)
+        if not isinstance(file.root, dict) or not set(SPLITS) <= set(file.root):
+            raise FormatError(f"{whole} has not the splits train, valid and test")
+        return {split: _TorchValue(file, file.root[split], f"{whole} {split}") for split in SPLITS}
+    paths = {split: folder / f"{split}.pt" for split in SPLITS}
+    files = {split: opened(path) for split, path in paths.items() if path.exists()}
+    return {split: _TorchValue(file, file.root, str(file.path)) for split, file in files.items()}
+
+
+def _of_edges(
+    folder: Path, values: dict[str, _TorchValue], runtime: Runtime, held: ExitStack, notes: tuple[str, ...]
+) -> OgbSplits:
+    """Makes edges to be predicted of dicts with ``edge``, or with ``source_node`` and ``target_node``."""
+    left: set[str] = set()
+    for value in values.values():
+        parts = set(value.raw) if isinstance(value.raw, dict) else set()
+        if "relation" in parts:
+            refuse_typed(str(folder), f"{value.name} has relations")
+        used = {"edge"} if "edge" in parts else set(_ENDS)
+        if not used <= parts:
+            raise FormatError(
+                f"{value.name} has {', '.join(sorted(map(str, parts))) or 'no parts'}; edge, or {' and '.join(_ENDS)} "
+                "are needed"
+            )
+        left |= {str(part) for part in parts - used}
+
+    def edges(value: _TorchValue) -> np.ndarray:
+        if "edge" in value.raw:
+            return value.array("edge", 2)
+        ends = [value.array(part, 1) for part in _ENDS]
+        if len(ends[0]) != len(ends[1]):
+            raise FormatError(f"{value.name} has {len(ends[0])} sources and {len(ends[1])} targets")
+        held.enter_context(runtime.budget.reserve("splits", 16 * len(ends[0])))
+        pairs = np.empty((len(ends[0]), 2), np.int64)
+        for side, nodes in enumerate(ends):
+            pairs[:, side] = nodes
+            forget_pages(nodes)
+        return pairs
+
     return OgbSplits(
-        lambda num_nodes: {split: read_ids(runtime, table, ids) for split, table in tables.items()},
-        rows,
-        notes,
+        edges=lambda: {split: edges(value) for split, value in values.items()},
+        edge_at=lambda split, row: f"{values[split].name}, edge {row} (the first is 0)",
+        notes=(*notes, *_notes_of_edges(folder, values, left)),
     )
+
+
+def _notes_of_edges(folder: Path, values: dict[str, _TorchValue], left: set[str]) -> list[str]:
+    """Says which splits are not there, and what of them is not imported."""
+    notes = [f"{folder} holds no edges of split {split}" for split in SPLITS if split not in values]
+    negatives = sorted(part for part in left if part.endswith("_neg"))
+    if negatives:
+        notes.append(
+            f"negatives of {folder} cannot be stored yet and are not imported: {', '.join(negatives)}"
+        )
+    others = sorted(left - set(negatives))
+    if others:
+        notes.append(f"parts of {folder} that are not imported: {', '.join(others)}")
+    return notes
