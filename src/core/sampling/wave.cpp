@@ -92,18 +92,19 @@ void PagedBatch::begin_pass(std::span<const int64_t> nodes, std::vector<HopPart>
   nodes_ = nodes;
   parts_ = std::move(parts);
   num_lists_ = parts_.empty() ? 0 : parts_.back().end;
-  part_ = 0;
   ranges_.clear();
   check_memory();
   ranges_.reserve(2 * num_lists_);
   planned_ranges_ = 0;
 }
 
-// Passes go forward, several times.
-const HopPart& PagedBatch::part_of(size_t list) {
-  if (list < parts_[part_].first) part_ = 0;
-  while (list >= parts_[part_].end) ++part_;
-  return parts_[part_];
+// The part that has the list, which is in `part`, if that is known, or behind it.
+const HopPart* PagedBatch::part_from(const HopPart* part, size_t list) const {
+  if (!part)
+    part =
+        &*std::partition_point(parts_.begin(), parts_.end(), [&](const HopPart& p) { return p.end <= list; });
+  while (list >= part->end) ++part;
+  return part;
 }
 
 void PagedBatch::begin_hop(size_t hop) {
@@ -129,19 +130,20 @@ void PagedBatch::begin_induced() {
 
 bool PagedBatch::plan_ranges(size_t room, std::vector<Piece>& pieces) {
   if (topology_.indptr) {
-    for (size_t i = 0; i < num_lists_; ++i) {
-      const HopPart& part = part_of(i);
-      const int64_t list = node_of(part, i) + part.shift;
-      add_range(i, topology_.indptr[list], topology_.indptr[list + 1]);
-    }
+    for (const HopPart& part : parts_)
+      for (size_t i = part.first; i < part.end; ++i) {
+        const int64_t list = node_of(part, i) + part.shift;
+        add_range(part, i, topology_.indptr[list], topology_.indptr[list + 1]);
+      }
     return false;
   }
   const size_t begin = planned_ranges_;
   int64_t from, to;
+  const HopPart* part = nullptr;
   for (; planned_ranges_ < num_lists_ && 2 * (planned_ranges_ - begin) + 2 <= room; ++planned_ranges_) {
-    const HopPart& part = part_of(planned_ranges_);
-    const int64_t list = node_of(part, planned_ranges_) + part.shift;
-    if (part.fanout != 0 && !topology_.find_cached(list, from, to))
+    part = part_from(part, planned_ranges_);
+    const int64_t list = node_of(*part, planned_ranges_) + part->shift;
+    if (part->fanout != 0 && !topology_.find_cached(list, from, to))
       topology_.indptr_pages->add_pieces(pieces, static_cast<uint64_t>(list), 2,
                                          static_cast<uint32_t>(2 * (planned_ranges_ - begin)));
   }
@@ -149,12 +151,15 @@ bool PagedBatch::plan_ranges(size_t room, std::vector<Piece>& pieces) {
 }
 
 void PagedBatch::take_ranges(const int64_t* ends) {
-  for (size_t i = ranges_.size() / 2; i < planned_ranges_; ++i, ends += 2) add_range(i, ends[0], ends[1]);
+  const HopPart* part = nullptr;
+  for (size_t i = ranges_.size() / 2; i < planned_ranges_; ++i, ends += 2) {
+    part = part_from(part, i);
+    add_range(*part, i, ends[0], ends[1]);
+  }
 }
 
 // `begin` and `end` count where the list is wanted and not cached.
-void PagedBatch::add_range(size_t list, int64_t begin, int64_t end) {
-  const HopPart& part = part_of(list);
+void PagedBatch::add_range(const HopPart& part, size_t list, int64_t begin, int64_t end) {
   const int64_t node = node_of(part, list);
   if (part.fanout == 0)
     begin = end = 0;
@@ -171,8 +176,9 @@ void PagedBatch::begin_lists(Stage stage) {
   const bool uniform = options_.kind == SamplerKind::neighbor || options_.kind == SamplerKind::shadow;
   if (stage != Stage::neighbours || !uniform) return;
   size_t kept = 0;  // known before it is read
-  for (size_t i = 0; i < num_lists_; ++i)
-    kept += static_cast<size_t>(UniformDraw::count(range(i).degree, part_of(i).fanout, options_.replace));
+  for (const HopPart& part : parts_)
+    for (size_t i = part.first; i < part.end; ++i)
+      kept += static_cast<size_t>(UniformDraw::count(range(i).degree, part.fanout, options_.replace));
   check_memory(kept);
   batch_.reserve_kept(kept);
 }
@@ -184,9 +190,8 @@ bool PagedBatch::draws_places(const HopPart& part, int64_t degree) const {
 }
 
 // What is wanted of the list that is planned next.
-void PagedBatch::open_list() {
+void PagedBatch::open_list(const HopPart& part) {
   const ListRange list = range(list_);
-  const HopPart& part = part_of(list_);
   open_ = true;
   done_ = 0;
   whole_ = true;
@@ -207,40 +212,26 @@ void PagedBatch::open_list() {
   }
 }
 
-// Adds pieces for the next `n` elements of the open list, which go to `out` on.
-void PagedBatch::add_pieces(size_t n, uint32_t out, std::vector<Piece>& pieces) {
-  const bool weights = stage_ == Stage::weights;
-  const auto done = static_cast<size_t>(done_);
-  const int64_t from = ranges_[2 * list_] + done_;
-  if (whole_) {
-    if (weights)
-      topology_.weights->add_pieces(pieces, static_cast<uint64_t>(from + part_of(list_).weight_shift), n,
-                                    out);
-    else
-      topology_.indices->add_pieces(pieces, static_cast<uint64_t>(from), n, out);
-  } else {
-    for (size_t i = 0; i < n; ++i)
-      pieces.push_back({static_cast<uint64_t>(positions_[done + i]), 1, out + static_cast<uint32_t>(i)});
-  }
-  if (!options_.positions || weights) return;
-  if (whole_) {
-    positions_.resize(n);
-    std::iota(positions_.begin(), positions_.end(), from);
-    batch_.add_positions(positions_);
-  } else {
-    batch_.add_positions(std::span(positions_).subspan(done, n));
-  }
-}
-
 bool PagedBatch::plan(size_t room, std::vector<Piece>& pieces) {
+  const bool weights = stage_ == Stage::weights;
+  const PagedArray& array = weights ? *topology_.weights : *topology_.indices;
   segments_.clear();
   size_t used = 0;
+  const HopPart* part = nullptr;
   while (list_ < num_lists_ && used < room) {
-    if (!open_) open_list();
+    part = part_from(part, list_);
+    if (!open_) open_list(*part);
     const auto take =
         static_cast<size_t>(std::min<int64_t>(length_ - done_, static_cast<int64_t>(room - used)));
     const bool first = done_ == 0;
-    add_pieces(take, static_cast<uint32_t>(used), pieces);
+    const int64_t from = ranges_[2 * list_] + done_ + (weights ? part->weight_shift : 0);
+    if (whole_)
+      array.add_pieces(pieces, static_cast<uint64_t>(from), take, static_cast<uint32_t>(used));
+    else
+      for (size_t i = 0; i < take; ++i)
+        pieces.push_back({static_cast<uint64_t>(positions_[static_cast<size_t>(done_) + i]), 1,
+                          static_cast<uint32_t>(used + i)});
+    if (options_.positions && !weights) plan_positions(from, take);
     done_ += static_cast<int64_t>(take);
     used += take;
     const bool last = done_ == length_;
@@ -252,11 +243,17 @@ bool PagedBatch::plan(size_t room, std::vector<Piece>& pieces) {
   return !segments_.empty();
 }
 
+// Hands on where the next `n` elements of the open list lie; of a whole one, `from` on.
+void PagedBatch::plan_positions(int64_t from, size_t n) {
+  if (!whole_) return batch_.add_positions(std::span(positions_).subspan(static_cast<size_t>(done_), n));
+  positions_.resize(n);
+  std::iota(positions_.begin(), positions_.end(), from);
+  batch_.add_positions(positions_);
+}
+
 template <class Index>
-void PagedBatch::take_neighbors(const Index* values, const Segment& segment) {
+void PagedBatch::take_neighbors(const Index* values, const Segment& segment, const HopPart& part) {
   const int64_t degree = range(segment.list).degree;
-  const HopPart& part = part_of(segment.list);
-  batch_.begin_relation(part.relation);
   if (options_.kind == SamplerKind::labor && !labor_takes_all(degree, part.fanout)) {
     const uint64_t bound = labor_bound(degree, part.fanout);
     const LaborNumbers number(options_.seed, key_, hop_, options_.dependency);
@@ -267,8 +264,7 @@ void PagedBatch::take_neighbors(const Index* values, const Segment& segment) {
   if (segment.last) batch_.end_row();
 }
 
-void PagedBatch::take_weights(const float* values, const Segment& segment) {
-  const HopPart& part = part_of(segment.list);
+void PagedBatch::take_weights(const float* values, const Segment& segment, const HopPart& part) {
   if (part.weighted) {
     if (segment.first)
       race_.start(part.key, node_of(part, segment.list), range(segment.list).degree, part.fanout);
@@ -282,14 +278,19 @@ void PagedBatch::take_weights(const float* values, const Segment& segment) {
 template <class Element>
 void PagedBatch::take(const Element* values) {
   check_memory();
+  const HopPart* part = nullptr;
   for (const Segment& segment : segments_) {
+    if (!part || segment.list >= part->end) {
+      part = part_from(part, segment.list);
+      batch_.begin_relation(part->relation);
+    }
     if constexpr (std::is_same_v<Element, float>) {
-      take_weights(values, segment);
+      take_weights(values, segment, *part);
     } else if (stage_ == Stage::induced) {
       batch_.keep_inside(values, segment.count);
       if (segment.last) batch_.end_row();
     } else {
-      take_neighbors(values, segment);
+      take_neighbors(values, segment, *part);
     }
     values += segment.count;
   }

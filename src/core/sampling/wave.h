@@ -85,17 +85,17 @@ class PagedBatch {
     bool first = false, last = false;
   };
   void begin_pass(std::span<const int64_t> nodes, std::vector<HopPart> parts);
-  const HopPart& part_of(size_t list);
+  const HopPart* part_from(const HopPart* part, size_t list) const;
   int64_t node_of(const HopPart& part, size_t list) const { return nodes_[list - part.first + part.node]; }
   bool draws_places(const HopPart& part, int64_t degree) const;
   void begin_lists(Stage stage);
-  void open_list();
-  void add_pieces(size_t n, uint32_t out, std::vector<Piece>& pieces);
-  void add_range(size_t list, int64_t begin, int64_t end);
+  void open_list(const HopPart& part);
+  void plan_positions(int64_t from, size_t n);
+  void add_range(const HopPart& part, size_t list, int64_t begin, int64_t end);
   ListRange range(size_t i) const { return {ranges_[2 * i], ranges_[2 * i + 1] - ranges_[2 * i]}; }
   template <class Index>
-  void take_neighbors(const Index* values, const Segment& segment);
-  void take_weights(const float* values, const Segment& segment);
+  void take_neighbors(const Index* values, const Segment& segment, const HopPart& part);
+  void take_weights(const float* values, const Segment& segment, const HopPart& part);
   void check_memory(size_t more_kept = 0) const;
 
   const PagedTopology& topology_;
@@ -111,7 +111,6 @@ class PagedBatch {
   std::span<const int64_t> nodes_;  // of this pass
   std::vector<HopPart> parts_;      // its lists, numbered from 0
   size_t num_lists_ = 0;
-  size_t part_ = 0;              // that part_of found last
   std::vector<int64_t> ranges_;  // two ends per list, as far as they were read
   size_t planned_ranges_ = 0;    // lists
   std::vector<Segment> segments_;
