@@ -129,3 +129,54 @@ def write_igb(folder: Path, graph: ForeignGraph, *, raw: bool = False, dtype: An
         else:
             np.save(papers / f"{name}.npy", array.astype(np.float32))
     return folder
+
+
+def write_graphbolt(
+    folder: Path,
+    graph: ForeignGraph,
+    *,
+    form: str = "numpy",
+    dtype: Any = np.int64,
+    classes: int | None = None,
+) -> Path:
+    """Writes a data set of GraphBolt with a task of nodes.
+
+    Args:
+        form: ``csv`` (edges; the rest is numpy), ``numpy``, or ``torch`` (all but the edges).
+        dtype: Type of the ids.
+        classes: What metadata.yaml says of their number; None = nothing.
+    """
+    import torch
+
+    folder.mkdir(parents=True)
+
+    def save(name: str, array: np.ndarray, form: str) -> str:
+        if form == "csv":
+            (folder / f"{name}.csv").write_text("".join(f"{a},{b}\n" for a, b in array.tolist()))
+        elif form == "numpy":
+            np.save(folder / f"{name}.npy", array)
+        else:
+            torch.save(torch.from_numpy(array), folder / f"{name}.pt")
+        path = f"{name}.{ {'csv': 'csv', 'numpy': 'npy', 'torch': 'pt'}[form] }"
+        return f"format: {form}\npath: {path}"
+
+    def item(text: str, depth: int) -> str:
+        """A list item of YAML."""
+        return " " * depth + "- " + text.replace("\n", "\n" + " " * (depth + 2)) + "\n"
+
+    data = "torch" if form == "torch" else "numpy"
+    edges = graph.edges if form == "csv" else graph.edges.T.copy()
+    text = f"dataset_name: small\ngraph:\n  nodes:\n    - num: {graph.num_nodes}\n  edges:\n"
+    text += item(save("edges", edges.astype(dtype), "csv" if form == "csv" else "numpy"), 4)
+    text += "feature_data:\n"
+    text += item(f"domain: node\nname: feat\nin_memory: false\n{save('feat', graph.features, data)}", 2)
+    text += "tasks:\n  - name: node_classification\n" + (f"    num_classes: {classes}\n" if classes else "")
+    for split, key in (("train", "train_set"), ("valid", "validation_set"), ("test", "test_set")):
+        if split in graph.splits:
+            seeds = graph.splits[split]
+            labels = graph.labels[seeds].astype(np.int64)
+            text += f"    {key}:\n      - data:\n"
+            text += item(f"name: seeds\n{save(f'{split}_seeds', seeds.astype(dtype), data)}", 10)
+            text += item(f"name: labels\n{save(f'{split}_labels', labels, data)}", 10)
+    (folder / "metadata.yaml").write_text(text)
+    return folder

@@ -259,7 +259,7 @@ def test_unknown_sources(folder: Path) -> None:
     fails(
         folder,
         ArgumentError,
-        "unknown; known: arrays, edges, npz, scipy, mat, musae, igb, ogb, pyg, triples",
+        "unknown; known: arrays, edges, npz, scipy, mat, musae, graphbolt, igb, ogb, pyg, triples",
         source="zip:x",
     )
     fails(folder, ArgumentError, "is a knowledge graph, not a graph", source="triples:x")
@@ -271,6 +271,7 @@ def test_unknown_sources(folder: Path) -> None:
     fails(folder, ArgumentError, "is no folder", source="arrays:/nowhere")
     fails(folder, ArgumentError, "is no file: edges:FILE needs", source="edges:/nowhere.csv")
     fails(folder, ArgumentError, "is missing", source="npz:/nowhere.npz")
+    fails(folder, ArgumentError, "yaml is missing: graphbolt:DIR", source=f"graphbolt:{folder}")
     fails(folder, ArgumentError, "paper is no folder: igb:DIR", source=f"igb:{folder}")
     fails(folder, ArgumentError, "raw is no folder: ogb:DIR", source=f"ogb:{folder}")
     fails(folder, ArgumentError, "musae:DIR needs exactly one", source=f"musae:{folder}")

@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 import outcrop as oc
-from foreign_layouts import foreign_graph, write_igb, write_ogb_arrays, write_ogb_text
+from foreign_layouts import foreign_graph, write_graphbolt, write_igb, write_ogb_arrays, write_ogb_text
 from outcrop.cli.main import app
 from outcrop.errors import BudgetError, FormatError
 from outcrop.importing import import_budget
@@ -161,6 +161,11 @@ def ogb_text(folder: Path) -> Source:
     return f"ogb:{write_ogb_text(folder / 'ogbl_collab', made, weights=True)}", oc.ImportConfig()
 
 
+def graphbolt(folder: Path) -> Source:
+    made = foreign_graph(NODES, EDGES, 21)
+    return f"graphbolt:{write_graphbolt(folder / 'gb', made, form='csv', classes=9)}", oc.ImportConfig()
+
+
 def igb(folder: Path) -> Source:
     made = foreign_graph(500, 2000, 1024, 19)
     return f"igb:{write_igb(folder / 'tiny', made, raw=True)}", oc.ImportConfig(feature_dtype="float16")
@@ -213,6 +218,7 @@ SOURCES: list[Callable[[Path], Source]] = [
     ogb_text,
     ogb_arrays,
     igb,
+    graphbolt,
     pyg_file,
     objects,
     frames,

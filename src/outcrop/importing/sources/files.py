@@ -6,6 +6,7 @@ from pathlib import Path
 
 from outcrop.config.sampling import SPLITS
 from outcrop.importing.sources.folder import FILES
+from outcrop.importing.sources.graphbolt_metadata import named_files
 from outcrop.importing.sources.table_files import TABLE_SUFFIXES
 
 # Of sources that are folders; other kinds are one file.
@@ -21,6 +22,8 @@ _NAMES = {
 def source_files(kind: str, where: Path) -> list[Path]:
     """Lists the files that importing ``kind:where`` looks at; empty where there are none."""
     try:
+        if kind == "graphbolt":
+            return named_files(where)
         if kind not in _NAMES:
             return [where] if where.is_file() else []
         return [path for name in _NAMES[kind] for path in where.glob(name) if path.is_file()]

@@ -12,6 +12,7 @@ from outcrop.importing.sources.archive import open_archive
 from outcrop.importing.sources.base import GraphSource
 from outcrop.importing.sources.edge_list import open_edge_list
 from outcrop.importing.sources.folder import open_folder
+from outcrop.importing.sources.graphbolt import open_graphbolt
 from outcrop.importing.sources.igb import open_igb
 from outcrop.importing.sources.matlab import open_matlab
 from outcrop.importing.sources.musae import open_musae
@@ -32,6 +33,7 @@ OPENERS: dict[str, tuple[str, Callable[[Path, Runtime, ExitStack, ImportConfig],
     ),
     "mat": ("FILE", lambda path, runtime, held, config: open_matlab(path, runtime, held)),
     "musae": ("DIR", lambda path, runtime, held, config: open_musae(path, runtime, held)),
+    "graphbolt": ("DIR", lambda path, runtime, held, config: open_graphbolt(path, runtime, held, config)),
     "igb": ("DIR", lambda path, runtime, held, config: open_igb(path, runtime, config)),
     "ogb": ("DIR", lambda path, runtime, held, config: open_ogb(path, runtime, held, config)),
     "pyg": ("FILE", lambda path, runtime, held, config: open_pyg(path, runtime, held, config.split_index)),
