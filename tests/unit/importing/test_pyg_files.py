@@ -282,7 +282,16 @@ def test_a_real_file_of_several_types(tmp_path: Path) -> None:
             {"edge_index": torch.zeros(2, 1).long(), "y": {"a": 1}},
             r"d\.pt: labels is a dict; save it as a tensor",
         ),
-        ({"edge_index": torch.zeros(2, 1).long(), "num_nodes": "3"}, "num_nodes is a str"),
+        ({"edge_index": torch.zeros(2, 1).long(), "num_nodes": "3"}, "num_nodes is 3; a number"),
+        ({"edge_index": torch.zeros(2, 1).long(), "num_nodes": -1}, "num_nodes is -1; a number of nodes"),
+        (
+            {"edge_index": torch.zeros(2, 1).long(), "num_nodes": 2**70},
+            "num_nodes is 11805916207174113034; a number of nodes",
+        ),
+        (
+            {"edge_index": torch.zeros(2, 1).long(), "num_nodes": 2**40},
+            "tells of 1099511627776 nodes, and has 1 edges",
+        ),
         ({"edge_index": torch.full((2, 1), 7), "num_nodes": 3}, r"d\.pt.*names node 7, but there are 3"),
         ({"edge_index": torch.zeros(2, 1).long(), "x": torch.rand(3).bfloat16()}, "x is bfloat16, .*float()"),
         ({"a": {"x": 1}, ("a", "b"): {}}, "an edge type is three names"),
@@ -291,6 +300,13 @@ def test_a_real_file_of_several_types(tmp_path: Path) -> None:
 def test_what_cannot_be_imported(tmp_path: Path, given: Any, match: str) -> None:
     with pytest.raises((ArgumentError, FormatError), match=match):
         load(save(given, tmp_path / "d.pt"))
+
+
+def test_many_nodes_may_be_meant(tmp_path: Path) -> None:
+    path = save({"edge_index": torch.zeros(2, 1).long(), "num_nodes": 2_000_000}, tmp_path / "d.pt")
+    with pytest.raises(ArgumentError, match="--num-nodes 2000000"):
+        load(path, "64MiB")
+    assert load(path, "64MiB", num_nodes=2_000_000).num_nodes == 2_000_000
 
 
 class Mine(Data):

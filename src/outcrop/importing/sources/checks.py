@@ -76,6 +76,22 @@ class LargestId:
             )
 
 
+def check_told_nodes(source: GraphSource, file_bytes: int, given: int | None) -> None:
+    """Raises ArgumentError where a file tells of far more nodes than it has bytes or edges: each costs 8 bytes.
+
+    Args:
+        source: What was read of the file.
+        file_bytes: Size of the file.
+        given: How many nodes there are by the user, who may mean it.
+    """
+    told, edges = source.num_nodes or 0, source.num_edges or 0
+    if told != given and told > max(file_bytes, NODES_PER_EDGE * edges + FREE_NODES):
+        raise ArgumentError(
+            f"{source.name} tells of {told} nodes, and has {edges} edges in {file_bytes} bytes: correct the number, or "
+            f"say that it is meant (--num-nodes {told})"
+        )
+
+
 def check_weights(source: GraphSource, block: EdgeBlock, first_edge: int, keep_self_loops: bool) -> None:
     """Raises ArgumentError for a weight that is negative, not finite or no number, and says where it is.
 

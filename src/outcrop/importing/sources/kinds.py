@@ -36,7 +36,7 @@ OPENERS: dict[str, tuple[str, Callable[[Path, Runtime, ExitStack, ImportConfig],
     "graphbolt": ("DIR", lambda path, runtime, held, config: open_graphbolt(path, runtime, held, config)),
     "igb": ("DIR", lambda path, runtime, held, config: open_igb(path, runtime, config)),
     "ogb": ("DIR", lambda path, runtime, held, config: open_ogb(path, runtime, held, config)),
-    "pyg": ("FILE", lambda path, runtime, held, config: open_pyg(path, runtime, held, config.split_index)),
+    "pyg": ("FILE", lambda path, runtime, held, config: open_pyg(path, runtime, held, config)),
 }
 CHOOSE_LABELS = ("igb",)  # kinds with labels of several numbers of classes
 SOURCES = ", ".join(f"{kind}:{what}" for kind, (what, _) in OPENERS.items())

@@ -15,9 +15,12 @@ from typing import Any
 
 import numpy as np
 
+from outcrop.config import ImportConfig
 from outcrop.errors import ArgumentError, FormatError
+from outcrop.importing.sources.adjacency import Adjacency, open_adjacency
 from outcrop.importing.sources.base import GraphSource
-from outcrop.importing.sources.matrix import Csr
+from outcrop.importing.sources.checks import check_told_nodes
+from outcrop.importing.sources.file_map import is_size, mask_of
 from outcrop.importing.sources.objects import data_parts, part_of
 from outcrop.importing.sources.parts import Part, Parts, open_parts
 from outcrop.importing.sources.pickles import Made, Name
@@ -49,11 +52,11 @@ _REMEDY = (
 )
 
 
-def open_pyg(path: Path, runtime: Runtime, held: ExitStack, split_index: int = 0) -> GraphSource:
+def open_pyg(path: Path, runtime: Runtime, held: ExitStack, config: ImportConfig) -> GraphSource:
     """Opens ``pyg:FILE.pt``; tensors are read from the file block by block.
 
     Args:
-        split_index: Which column of masks ``[N, splits]``.
+        config: Which column of masks ``[N, splits]``, and whether a large number of nodes is meant.
 
     Raises:
         ArgumentError: The file is missing, holds several graphs or types, or parts contradict each other.
@@ -64,7 +67,9 @@ def open_pyg(path: Path, runtime: Runtime, held: ExitStack, split_index: int = 0
     if isinstance(found, TypedColumns):
         refuse_typed(found.name, found.types())
     try:
-        return _source(str(path), found, runtime, split_index)
+        source = _source(str(path), found, runtime, config.split_index)
+        check_told_nodes(source, path.stat().st_size, config.num_nodes)
+        return source
     except (ArgumentError, FormatError) as error:
         raise error if str(path) in str(error) else type(error)(f"{path}: {error}") from None
 
@@ -165,11 +170,7 @@ class _Reader:
             return self._sparse(value, name)
         if isinstance(value, Made) and str(value.by) == _SPARSE_TENSOR:
             return self._sparse_tensor(value, name)
-        if name.endswith("_mask") and isinstance(value, np.ndarray) and value.dtype == np.uint8:
-            if value.size and value.max() > 1:
-                raise FormatError(f"{self._name}: {name} has {value.max()}; a mask has 0 and 1")
-            return value.view(np.bool_)  # as PyG 1 stored masks
-        return value
+        return mask_of(f"{self._name}: {name}", value) if name.endswith("_mask") else value
 
     def _sparse(self, value: Sparse, name: str) -> Any:
         """Returns a matrix of a sparse tensor of torch; None where it has a form that is not read."""
@@ -177,7 +178,7 @@ class _Reader:
         parts = [self._file.value(part, name) for part in value.parts]
         if value.layout == "torch.sparse_csr" and len(parts) >= 4:
             indptr, indices, data, shape = parts[:4]
-            return _csr(where, shape, indptr, indices, data)
+            return _adjacency(where, shape, (indptr, indices, data), lists=True)
         return Unreadable(
             f"{where} is a sparse tensor ({value.layout}): save edge_index, or .to_sparse_csr()"
         )
@@ -192,35 +193,32 @@ class _Reader:
             self._file.value(state.get(key), name) for key in ("_row", "_rowptr", "_col", "_value")
         )
         shape = self._file.value(state.get("_sparse_sizes"), name)
-        if rowptr is None and isinstance(row, np.ndarray) and row.ndim == 1 and row.dtype.kind in "iu":
-            if not isinstance(shape, tuple | list) or not shape or type(shape[0]) is not int:
-                raise FormatError(f"{where} has no shape: the file is damaged")
-            rowptr = np.searchsorted(row, np.arange(shape[0] + 1))  # rows rise in a SparseTensor
-        return _csr(where, shape, rowptr, col, data)
+        lists = rowptr is not None
+        return _adjacency(where, shape, (rowptr if lists else row, col, data), lists)
 
 
-def _csr(where: str, shape: Any, indptr: Any, indices: Any, data: Any) -> Csr:
-    arrays = (indptr, indices) if data is None else (indptr, indices, data)
-    if not all(isinstance(array, np.ndarray) for array in arrays):
+def _adjacency(where: str, shape: Any, arrays: tuple[Any, Any, Any], lists: bool) -> Adjacency:
+    """Returns the edges of a matrix whose rows are targets."""
+    ends, others, weights = arrays
+    given = (ends, others) if weights is None else arrays
+    if not all(isinstance(array, np.ndarray) for array in given):
         raise FormatError(f"{where} lacks its rows or columns: the file is damaged")
-    sizes = np.asarray(shape if isinstance(shape, tuple | list) else (), np.int64)
-    return Csr(where, sizes, indptr, indices, data)
+    if not isinstance(shape, tuple | list) or len(shape) != 2 or not all(is_size(size) for size in shape):
+        raise FormatError(f"{where} has no shape: the file is damaged")
+    return Adjacency(where, shape[0], shape[1], ends, others, lists, turned=True, weights=weights)
 
 
 def _source(name: str, given: dict[str, Any], runtime: Runtime, split_index: int) -> GraphSource:
-    usual = Parts(name, {})
-    if given.get("edge_index") is None and isinstance(given.get("adj_t"), Csr | Unreadable):
-        # Its rows are targets: the transpose of an adjacency.
-        given = {key: value for key, value in given.items() if key != "edge_index"}
-        given["edges"] = given.pop("adj_t")
-        usual = replace(usual, transposed=True)
+    adj_t = given.get("adj_t") if given.get("edge_index") is None else None
+    if adj_t is not None:
+        given = {key: value for key, value in given.items() if key != "adj_t"}
     named, notes = data_parts(name, given)
     count = named.pop("num_nodes", None)
     if isinstance(count, list) and len(count) == 1:  # as datasets of PyG 1 keep it
         count = count[0]
-    if count is not None and type(count) is not int:
-        raise FormatError(f"{name}: num_nodes is {_what(count)}; a number is needed")
-    if "edges" not in named:
+    if count is not None and (type(count) is not int or not is_size(count)):
+        raise FormatError(f"{name}: num_nodes is {str(count)[:20]}; a number of nodes is needed")
+    if "edges" not in named and adj_t is None:
         raise ArgumentError(f"{name} has no edge_index; it has {', '.join(map(repr, given)) or 'nothing'}")
     notes += tuple(
         f"of the {value.shape[1]} splits in the masks of {name}, number {split_index} is taken (--split-index)"
@@ -228,12 +226,17 @@ def _source(name: str, given: dict[str, Any], runtime: Runtime, split_index: int
         if isinstance(value, np.ndarray) and value.ndim == 2
     )
     parts = {kind: _part(name, kind, value, split_index) for kind, value in named.items()}
-    return open_parts(replace(usual, parts=parts, num_nodes=count, notes=notes), runtime)
+    given_parts = Parts(name, parts, num_nodes=count, notes=notes)
+    if isinstance(adj_t, Adjacency):
+        return open_adjacency(adj_t, given_parts, runtime)
+    if adj_t is not None:
+        raise ArgumentError(
+            adj_t.why if isinstance(adj_t, Unreadable) else f"{name}: adj_t is {_what(adj_t)}"
+        )
+    return open_parts(given_parts, runtime)
 
 
 def _part(name: str, kind: str, value: Any, split_index: int) -> Part:
-    if isinstance(value, Csr):
-        return Part(value.name, value)
     if isinstance(value, Unreadable):
         raise ArgumentError(value.why)
     plain = isinstance(value, list) and all(type(item) in (int, float, bool, str) for item in value)

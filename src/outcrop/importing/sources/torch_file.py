@@ -21,7 +21,8 @@ from typing import Any
 
 import numpy as np
 
-from outcrop.errors import ArgumentError, FormatError, IoError
+from outcrop.errors import FormatError
+from outcrop.importing.sources.file_map import MOST_AXES, is_size, map_of, strided
 from outcrop.importing.sources.pickles import Blob, Made, Name, PickleReader, StorageKey
 from outcrop.runtime.runtime import Runtime
 
@@ -53,7 +54,6 @@ _FROM_BUFFER = ("numpy.core.numeric._frombuffer", "numpy._core.numeric._frombuff
 _TABLES_PER_MEMBER = 1024  # bytes that the table of a zip archive takes in memory, for each member
 _DECODED_AT_ONCE = 1 << 16
 _SCRATCH = 8 * _DECODED_AT_ONCE  # what decoding and inflating take for a moment
-_MOST_AXES = 32
 
 KNOWN = frozenset(
     (
@@ -193,11 +193,11 @@ class TorchFile:
         if len(fields) not in (5, 6) or fields[0] != "storage" or not isinstance(fields[1], Name):
             raise FormatError(f"{name} has no storage: the file is damaged")
         kind = _STORAGES.get(fields[1].name.lstrip("_").removesuffix("Storage"))
-        if kind is None or not _is_size(fields[4]):
+        if kind is None or not is_size(fields[4]):
             raise FormatError(f"{name} has a storage of {fields[1]} that is not known")
         view = fields[5] if len(fields) == 6 else None
         part = None if view is None else (view[1], view[2])
-        if part and not all(_is_size(size) for size in part):
+        if part and not all(is_size(size) for size in part):
             raise FormatError(f"{name} has a storage of a wrong size: the file is damaged")
         return kind, str(fields[2]), fields[4], part
 
@@ -222,7 +222,7 @@ class TorchFile:
     def _array(self, name: str, shape: Any, dtype: Any, fortran: bool, data: Any) -> np.ndarray:
         element = self._dtype(name, dtype)
         sizes = tuple(shape)
-        if len(sizes) > _MOST_AXES or not all(_is_size(size) for size in sizes):
+        if len(sizes) > MOST_AXES or not all(is_size(size) for size in sizes):
             raise FormatError(f"{name} has the shape {sizes[:5]}: the file is damaged")
         content = self._content(name, data)
         if len(content) != prod(sizes) * element.itemsize:
@@ -388,72 +388,5 @@ def _inflated_blocks(where: str, packed: np.ndarray) -> Iterator[bytes]:
         raise FormatError(f"{where} is torn: {error}") from None
 
 
-def map_of(path: Path) -> np.ndarray:
-    """Returns a read-only map of a file, uint8 [n].
-
-    Raises:
-        ArgumentError: There is no such file.
-        IoError: It cannot be read.
-    """
-    if not path.is_file():
-        raise ArgumentError(f"{path} is no file")
-    try:
-        size = path.stat().st_size
-        return np.memmap(path, np.uint8, "r") if size else np.zeros(0, np.uint8)
-    except OSError as error:
-        raise IoError(error.errno or 0, f"{path} cannot be read: {error.strerror}") from None
-
-
-def strided(
-    name: str,
-    storage: np.ndarray,
-    dtype: np.dtype,
-    offset: Any,
-    sizes: tuple[Any, ...],
-    strides: tuple[Any, ...],
-) -> np.ndarray:
-    """Returns a tensor as a view of its storage; equals ``torch.as_strided(storage, sizes, strides, offset)``.
-
-    Args:
-        storage: Its bytes, uint8 [n].
-        offset: Where it begins, in elements, as ``sizes`` and ``strides`` count them.
-
-    Raises:
-        FormatError: Numbers that are none, or a tensor that leaves its storage or has an element more than once.
-    """
-    if (
-        len(sizes) != len(strides)
-        or len(sizes) > _MOST_AXES
-        or not all(_is_size(number) for number in (offset, *sizes, *strides))
-    ):
-        raise FormatError(
-            f"{name} has the shape {sizes[:5]}, strides {strides[:5]} and offset {offset}: the file is damaged"
-        )
-    held = len(storage) // dtype.itemsize
-    count = prod(sizes)
-    if count == 0:
-        try:
-            return np.zeros(sizes, dtype)
-        except ValueError:
-            raise FormatError(f"{name} has the shape {sizes}: the file is damaged") from None
-    last = offset + sum((size - 1) * stride for size, stride in zip(sizes, strides, strict=True))
-    if last >= held:
-        raise FormatError(
-            f"{name} of shape {sizes}, strides {strides}, from element {offset} on leaves its storage of {held} "
-            "elements: the file is damaged"
-        )
-    if count > held:
-        raise FormatError(
-            f"{name} of shape {sizes} has {count} elements in a storage of {held}, some of them often: save it again "
-            "with .contiguous()"
-        )
-    steps = [stride * dtype.itemsize for stride in strides]
-    return np.ndarray(sizes, dtype, storage, offset * dtype.itemsize, steps)
-
-
 def _element_bytes(kind: str) -> int:
     return 2 if kind == "bf16" else np.dtype(kind).itemsize
-
-
-def _is_size(value: Any) -> bool:
-    return type(value) is int and 0 <= value < 1 << 62

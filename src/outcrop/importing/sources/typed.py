@@ -18,7 +18,8 @@ class TypedColumns:
     Attributes:
         name: What messages call the graph.
         nodes: Columns by node type; ``num_nodes`` is a number.
-        edges: Columns by edge type; ``edge_index`` is int [2, E], ids from 0 within each type.
+        edges: Columns by edge type; ``edge_index`` is int [2, E], ids from 0 within each type, or ``edges`` is an
+            :class:`~outcrop.importing.sources.adjacency.Adjacency`.
         graph: Columns that belong to no type.
     """
 
