@@ -46,7 +46,7 @@ def add_commands(app: typer.Typer) -> None:
         help="Import a graph.\n\nSources: arrays:DIR (edges, nodes, features, labels, splits as .npy, .parquet, .csv "
         "or .tsv), edges:FILE (such a list of edges alone), npz:FILE (published archives, scipy.sparse.save_npz), "
         "mat:FILE (MATLAB), musae:DIR, graphbolt:DIR (DGL), igb:DIR (Illinois Graph Benchmark), ogb:DIR (Open Graph "
-        "Benchmark), pyg:FILE (PyTorch Geometric, by torch.save), "
+        "Benchmark), pyg:FILE (PyTorch Geometric, by torch.save), dgl:FILE (by dgl.save_graphs), "
         "triples:DIR. docs/sources.md lists every file and column.\n\n"
         "Example: outcrop import arrays:mydata my.oc --reverse --memory 2GiB",
     )(common.with_config(with_options(import_, config=(ImportConfig, Fields(_IMPORTED, _FLAGS)))))
@@ -87,7 +87,7 @@ def import_(
         str,
         typer.Argument(
             help="arrays:DIR, edges:FILE, npz:FILE, scipy:FILE, mat:FILE, musae:DIR, graphbolt:DIR, igb:DIR, ogb:DIR, "
-            "pyg:FILE or triples:DIR.",
+            "pyg:FILE, dgl:FILE or triples:DIR.",
             metavar="SOURCE",
         ),
     ],

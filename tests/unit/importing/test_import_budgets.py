@@ -21,6 +21,7 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 import outcrop as oc
+from dgl_files import BY_TARGET, write_homogeneous
 from foreign_layouts import foreign_graph, write_graphbolt, write_igb, write_ogb_arrays, write_ogb_text
 from outcrop.cli.main import app
 from outcrop.errors import BudgetError, FormatError
@@ -185,6 +186,20 @@ def pyg_file(folder: Path) -> Source:
     return f"pyg:{folder / 'd.pt'}", oc.ImportConfig()
 
 
+def pyg_adjacency(folder: Path) -> Source:
+    matrix = sp.csr_matrix((np.ones(EDGES, np.float32), pairs().T), (NODES, NODES))
+    lists = (torch.tensor(part) for part in (matrix.indptr, matrix.indices, matrix.data))
+    torch.save({"adj_t": torch.sparse_csr_tensor(*lists, matrix.shape)}, folder / "d.pt")
+    return f"pyg:{folder / 'd.pt'}", oc.ImportConfig()
+
+
+def dgl_file(folder: Path) -> Source:
+    columns = {"feat": rows(12), "label": np.arange(NODES) % 4, "train_mask": np.arange(NODES) < 100}
+    weight = np.ones(EDGES, np.float32)
+    write_homogeneous(folder / "g.bin", pairs(), columns, NODES, BY_TARGET, weight=weight)
+    return f"dgl:{folder / 'g.bin'}", oc.ImportConfig()
+
+
 def objects(folder: Path) -> Source:
     masks = {split: np.arange(NODES) % 3 == n for n, split in enumerate(("train", "valid", "test"))}
     return {"edges": pairs(), "features": rows(12), "labels": rows(2), **masks}, oc.ImportConfig()
@@ -220,6 +235,8 @@ SOURCES: list[Callable[[Path], Source]] = [
     igb,
     graphbolt,
     pyg_file,
+    pyg_adjacency,
+    dgl_file,
     objects,
     frames,
     networkx,

@@ -10,6 +10,7 @@ from outcrop.config import ImportConfig
 from outcrop.errors import ArgumentError
 from outcrop.importing.sources.archive import open_archive
 from outcrop.importing.sources.base import GraphSource
+from outcrop.importing.sources.dgl_file import open_dgl
 from outcrop.importing.sources.edge_list import open_edge_list
 from outcrop.importing.sources.folder import open_folder
 from outcrop.importing.sources.graphbolt import open_graphbolt
@@ -37,6 +38,7 @@ OPENERS: dict[str, tuple[str, Callable[[Path, Runtime, ExitStack, ImportConfig],
     "igb": ("DIR", lambda path, runtime, held, config: open_igb(path, runtime, config)),
     "ogb": ("DIR", lambda path, runtime, held, config: open_ogb(path, runtime, held, config)),
     "pyg": ("FILE", lambda path, runtime, held, config: open_pyg(path, runtime, held, config)),
+    "dgl": ("FILE", lambda path, runtime, held, config: open_dgl(path, runtime, held, config)),
 }
 CHOOSE_LABELS = ("igb",)  # kinds with labels of several numbers of classes
 SOURCES = ", ".join(f"{kind}:{what}" for kind, (what, _) in OPENERS.items())
@@ -66,4 +68,8 @@ def _kind_of_path(path: Path) -> str:
     """Guesses what a path without a kind is; empty: nothing is there."""
     if path.is_dir():
         return "arrays"
-    return {".npz": "npz", ".mat": "mat", ".pt": "pyg"}.get(path.suffix, "edges") if path.is_file() else ""
+    return (
+        {".npz": "npz", ".mat": "mat", ".pt": "pyg", ".bin": "dgl"}.get(path.suffix, "edges")
+        if path.is_file()
+        else ""
+    )
