@@ -1,11 +1,9 @@
 #include <nanobind/stl/optional.h>
-#include <nanobind/stl/tuple.h>
 #include <nanobind/stl/variant.h>
 
 #include <algorithm>
 #include <memory>
 #include <optional>
-#include <tuple>
 #include <variant>
 
 #include "base/parallel.h"
@@ -219,7 +217,7 @@ struct PyPagedTopology {
   std::shared_ptr<PagedTopology> topology = std::make_shared<PagedTopology>();
   bool typed = false;
   std::optional<Ids> indptr;
-  std::optional<Ids> offsets;  // of cached lists, which `indices` and `weights` have
+  std::optional<Ids> offsets, starts;  // of cached lists, which `indices` and `weights` have
   std::optional<ConstBytes> indices, weights;
   std::vector<Array1<const uint32_t>> crcs;  // of the pages of the arrays
 };
@@ -238,8 +236,12 @@ void check_pages(PyPagedTopology& p, const std::string& name, Array1<const uint3
 
 // Lists that `index` numbers are taken from memory from now on.
 void cache_lists(PyPagedTopology& p, std::shared_ptr<HotIndex> index, Ids offsets, ConstBytes indices,
-                 std::optional<ConstBytes> weights) {
+                 std::optional<ConstBytes> weights, std::optional<Ids> starts) {
   PagedTopology& t = *p.topology;
+  if (index->num_nodes() != t.num_lists)
+    throw Error(ErrorKind::argument, "the index numbers " + std::to_string(index->num_nodes()) +
+                                         " lists, the topology has " + std::to_string(t.num_lists));
+  if (starts) check_length("starts", starts->size(), static_cast<size_t>(index->num_lists()));
   check_length("offsets", offsets.size(), static_cast<size_t>(index->num_lists()) + 1);
   const auto count = static_cast<size_t>(offsets.data()[index->num_lists()]);
   check_length("indices", indices.size(), count * t.indices->element_bytes());
@@ -250,7 +252,8 @@ void cache_lists(PyPagedTopology& p, std::shared_ptr<HotIndex> index, Ids offset
     t.weights->go_on(reinterpret_cast<const std::byte*>(weights->data()), count);
   }
   t.indices->go_on(reinterpret_cast<const std::byte*>(indices.data()), count);
-  t.cached = {std::move(index), offsets.data()};
+  t.cached = {std::move(index), offsets.data(), starts ? starts->data() : nullptr};
+  p.starts = std::move(starts);
   p.offsets = std::move(offsets), p.indices = std::move(indices), p.weights = std::move(weights);
 }
 
@@ -260,7 +263,7 @@ void drop_lists(PyPagedTopology& p) {
   t.cached = {};
   t.indices->go_on(nullptr, 0);
   if (t.weights) t.weights->go_on(nullptr, 0);
-  p.offsets.reset(), p.indices.reset(), p.weights.reset();
+  p.starts.reset(), p.offsets.reset(), p.indices.reset(), p.weights.reset();
 }
 
 // The lists at ends, one after the other, from the indices or the weights.
@@ -302,34 +305,6 @@ class PyWaveSampler : public WaveSampler {
  private:
   Delivery delivery_;
 };
-
-void bind_relations(nb::module_& m) {
-  nb::class_<Relations>(m, "Relations", "Node types and edge types of a graph, and where their lists lie.")
-      .def(
-          "__init__",
-          [](Relations* self, std::vector<int64_t> first_nodes,
-             const std::vector<std::tuple<size_t, size_t, int64_t, bool>>& edge_types) {
-            std::vector<Relation> relations;
-            for (const auto& [source, target, num_edges, weighted] : edge_types)
-              relations.push_back({source, target, num_edges, weighted});
-            new (self) Relations(std::move(first_nodes), std::move(relations));
-          },
-          "first_nodes"_a, "edge_types"_a,
-          "Args:\n"
-          "    first_nodes: First id of each node type, and the number of nodes.\n"
-          "    edge_types: (source type, target type, edges, whether they have weights) of each edge type.")
-      .def_prop_ro("num_lists", &Relations::num_lists, "Neighbor lists of all edge types.")
-      .def_prop_ro("num_edges", &Relations::num_edges)
-      .def_prop_ro("num_weights", &Relations::num_weights, "Edges of the edge types that have weights.")
-      .def_prop_ro(
-          "first_lists",
-          [](const Relations& r) {
-            std::vector<int64_t> out;
-            for (size_t i = 0; i < r.size(); ++i) out.push_back(r[i].first_list);
-            return out;
-          },
-          "Of each edge type the list of the first node of its target type.");
-}
 
 void bind_paged(nb::module_& m) {
   nb::class_<PyPagedTopology>(m, "PagedTopology",
@@ -404,7 +379,10 @@ void bind_paged(nb::module_& m) {
       .def("read_lists", &read_lists, "ends"_a, "out"_a, "weights"_a = false,
            "The elements ends[2 i] to ends[2 i + 1] of the indices (or weights), one list after the other.")
       .def("cache_lists", &cache_lists, "index"_a, "offsets"_a, "indices"_a, "weights"_a.none() = nb::none(),
-           "Lists of the nodes that the index names lie in memory from now on.")
+           "starts"_a.none() = nb::none(),
+           "Lists that the index names lie in memory from now on; with `starts`, where they lie on disk, "
+           "batches can "
+           "say where edges lie.")
       .def("drop_lists", &drop_lists, "Lists are read again. Not while a hop is drawn.")
       .def_prop_ro("stats", [](const PyPagedTopology& p) {
         nb::dict out;
@@ -452,7 +430,6 @@ void bind_paged(nb::module_& m) {
 }  // namespace
 
 void bind_sampling(nb::module_& m) {
-  bind_relations(m);
   nb::class_<Samplers> samplers(m, "NeighborSampler");
   bind_steps<Samplers>(samplers);
   samplers

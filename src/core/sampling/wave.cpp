@@ -108,10 +108,10 @@ const HopPart* PagedBatch::part_from(const HopPart* part, size_t list) const {
 }
 
 void PagedBatch::begin_hop(size_t hop) {
-  if (options_.positions && topology_.cached.index)
+  if (options_.positions && topology_.cached.index && !topology_.cached.starts)
     throw Error(ErrorKind::argument,
-                "lists are cached, which do not say where edges lie: drop them, or do not "
-                "ask for positions");
+                "cached lists do not say where they lie on disk: cache them with their starts, or "
+                "do not ask for positions");
   hop_ = hop;
   chosen_.clear();
   chosen_ends_.clear();
@@ -224,14 +224,14 @@ bool PagedBatch::plan(size_t room, std::vector<Piece>& pieces) {
     const auto take =
         static_cast<size_t>(std::min<int64_t>(length_ - done_, static_cast<int64_t>(room - used)));
     const bool first = done_ == 0;
-    const int64_t from = ranges_[2 * list_] + done_ + (weights ? part->weight_shift : 0);
+    const int64_t from = ranges_[2 * list_] + done_ + (weights ? weights_behind(*part) : 0);
     if (whole_)
       array.add_pieces(pieces, static_cast<uint64_t>(from), take, static_cast<uint32_t>(used));
     else
       for (size_t i = 0; i < take; ++i)
         pieces.push_back({static_cast<uint64_t>(positions_[static_cast<size_t>(done_) + i]), 1,
                           static_cast<uint32_t>(used + i)});
-    if (options_.positions && !weights) plan_positions(from, take);
+    if (options_.positions && !weights) plan_positions(*part, take);
     done_ += static_cast<int64_t>(take);
     used += take;
     const bool last = done_ == length_;
@@ -243,12 +243,27 @@ bool PagedBatch::plan(size_t room, std::vector<Piece>& pieces) {
   return !segments_.empty();
 }
 
-// Hands on where the next `n` elements of the open list lie; of a whole one, `from` on.
-void PagedBatch::plan_positions(int64_t from, size_t n) {
-  if (!whole_) return batch_.add_positions(std::span(positions_).subspan(static_cast<size_t>(done_), n));
-  positions_.resize(n);
-  std::iota(positions_.begin(), positions_.end(), from);
-  batch_.add_positions(positions_);
+// How far weights of the open list lie behind its edges. What is cached goes on behind the end of either array.
+int64_t PagedBatch::weights_behind(const HopPart& part) const {
+  if (is_cached(list_)) return static_cast<int64_t>(topology_.weights->size()) - topology_.num_edges;
+  return part.weight_shift;
+}
+
+// Hands on where the next `n` elements of the open list lie on disk.
+void PagedBatch::plan_positions(const HopPart& part, size_t n) {
+  if (n == 0) return;
+  const int64_t begin = ranges_[2 * list_];
+  const int64_t start =
+      is_cached(list_) ? topology_.start_of_cached(node_of(part, list_) + part.shift) : begin;
+  if (whole_) {
+    positions_.resize(n);
+    std::iota(positions_.begin(), positions_.end(), start + done_);
+    return batch_.add_positions(positions_);
+  }
+  const auto first = positions_.begin() + done_;
+  std::vector<int64_t> there(first, first + static_cast<ptrdiff_t>(n));
+  for (int64_t& p : there) p += start - begin;
+  batch_.add_positions(there);
 }
 
 template <class Index>

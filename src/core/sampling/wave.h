@@ -28,6 +28,7 @@ namespace outcrop {
 struct CachedLists {
   std::shared_ptr<const HotIndex> index;
   const int64_t* offsets = nullptr;
+  const int64_t* starts = nullptr;  // where list i lies on disk; or none, and nobody may ask for positions
 };
 
 struct PagedTopology {
@@ -47,6 +48,8 @@ struct PagedTopology {
     begin = num_edges + cached.offsets[held], end = num_edges + cached.offsets[held + 1];
     return true;
   }
+  // Where the cached list lies on disk.
+  int64_t start_of_cached(int64_t list) const { return cached.starts[cached.index->list_of(list)]; }
   // The lists that lie at [ends[2 i], ends[2 i + 1]), one after the other.
   void read_lists(PagedArray& array, std::span<const int64_t> ends, std::byte* out);
   // ends[2 i], ends[2 i + 1] = where list ids[i] begins and ends. Throws Error(argument) for ids out of range.
@@ -87,10 +90,12 @@ class PagedBatch {
   void begin_pass(std::span<const int64_t> nodes, std::vector<HopPart> parts);
   const HopPart* part_from(const HopPart* part, size_t list) const;
   int64_t node_of(const HopPart& part, size_t list) const { return nodes_[list - part.first + part.node]; }
+  bool is_cached(size_t list) const { return ranges_[2 * list] >= topology_.num_edges; }  // or empty
   bool draws_places(const HopPart& part, int64_t degree) const;
   void begin_lists(Stage stage);
   void open_list(const HopPart& part);
-  void plan_positions(int64_t from, size_t n);
+  int64_t weights_behind(const HopPart& part) const;
+  void plan_positions(const HopPart& part, size_t n);
   void add_range(const HopPart& part, size_t list, int64_t begin, int64_t end);
   ListRange range(size_t i) const { return {ranges_[2 * i], ranges_[2 * i + 1] - ranges_[2 * i]}; }
   template <class Index>

@@ -287,6 +287,47 @@ def test_batches_by_pages_are_those_of_memory(
     disk.close()
 
 
+@pytest.mark.parametrize("sampler", SAMPLERS)
+@pytest.mark.parametrize("every", [1, 3])
+def test_lists_in_memory_are_not_read(tmp_path: Path, make_runtime: Make, sampler, every):
+    """All, or each third; those of edge types without weights have numbers in their place that nobody looks at."""
+    graph = large_graph(4, weighted=True)
+    arrays, runtime = arrays_of(graph), make_runtime(threads=1)
+    fanouts = [[3, 2], [5, 1], [1, 0], [30, 2], [2, 2], [0, 10], [4, 4]]
+    lists = np.arange(0, len(arrays.indptr) - 1, every, dtype=np.int64)
+    starts, ends = arrays.indptr[lists], arrays.indptr[lists + 1]
+    places = np.concatenate([np.arange(a, b) for a, b in zip(starts, ends, strict=True)])
+    assert graph.weights is not None
+    weights = np.concatenate(
+        [
+            np.full(sum(map(len, rows)), -1) if w is None else np.fromiter(chain(*w), float)
+            for rows, w in zip(graph.lists, graph.weights, strict=True)
+        ]
+    ).astype(np.float32)
+    held = (
+        np.cumsum([0, *(ends - starts)], dtype=np.int64),
+        arrays.indices[places].astype(np.uint32).view(np.uint8),
+        weights[places].view(np.uint8),
+    )
+    disk = on_disk(arrays, tmp_path, runtime)
+    index = _core.HotIndex(runtime.budget, len(arrays.indptr) - 1, lists[:0], lists)
+    options = {"seed": 9, **sampler}
+    for positions in (False, True):
+        expected = draw_typed(arrays, LARGE_SEEDS, fanouts, positions=positions, **options)
+        before = disk.pages.stats["indices"]["read"]
+        disk.pages.cache_lists(index, *held, **({"starts": starts} if positions else {}))
+        assert disk.draw(LARGE_SEEDS, fanouts, positions=positions, **options) == expected
+        assert (disk.pages.stats["indices"]["read"] == before) == (every == 1)
+        if not positions:
+            with pytest.raises(ArgumentError, match="cache them with their starts"):
+                disk.draw(LARGE_SEEDS, fanouts, positions=True, **options)
+        disk.pages.drop_lists()
+    short = _core.HotIndex(runtime.budget, 100, lists[:0], lists[:0])
+    with pytest.raises(ArgumentError, match="the index numbers 100 lists, the topology has"):
+        disk.pages.cache_lists(short, *held)
+    disk.close()
+
+
 @settings(max_examples=60)
 @given(st.data(), st.sampled_from(SAMPLERS), st.booleans())
 def test_small_graphs_by_pages(tmp_path_factory, data, kind, positions):
