@@ -116,6 +116,7 @@ def test_names_of_columns(tmp_path: Path) -> None:
     masks = np.stack([COLUMNS["train_mask"], COLUMNS["val_mask"]], 1)
     path = write_homogeneous(tmp_path / "g.bin", PAIRS_OF_NODES, {"train_mask": masks}, NODES)
     made = load(path, split_index=1)
+    assert f"of the 2 splits in the masks of {path}, number 1 is taken (--split-index)" in made.notes
     assert np.array_equal(arrays(made)["train"], np.flatnonzero(COLUMNS["val_mask"]))
     bad = {"train_mask": np.full(NODES, 2, np.uint8)}
     with pytest.raises(FormatError, match="train_mask has 2; a mask has 0 and 1"):
@@ -151,7 +152,8 @@ def test_graphs_of_several_types_are_read_and_refused(tmp_path: Path) -> None:
     assert pairs_of(typed, ("paper", "cites", "paper")) == [[1, 0], [2, 0]]
     assert typed.edges["author", "writes", "paper"]["year"].tolist() == [1, 2]
     with pytest.raises(
-        ArgumentError, match=r"nodes 'author', 'paper'; edges 'author writes paper', 'paper cites paper'"
+        ArgumentError,
+        match=r"nodes 'author', 'paper'; edges 'author writes paper', 'paper cites paper'.*to_homogeneous",
     ):
         load(path)
 

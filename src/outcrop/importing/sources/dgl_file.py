@@ -24,7 +24,7 @@ from outcrop.importing.sources.adjacency import Adjacency, open_adjacency
 from outcrop.importing.sources.base import GraphSource
 from outcrop.importing.sources.checks import check_told_nodes
 from outcrop.importing.sources.file_map import MOST_AXES, map_of, mask_of
-from outcrop.importing.sources.objects import data_parts, part_of
+from outcrop.importing.sources.objects import data_parts, notes_of_splits, part_of
 from outcrop.importing.sources.parts import Parts
 from outcrop.importing.sources.typed import EdgeTypeName, TypedColumns, refuse_typed
 from outcrop.runtime.pages import PAGE_BYTES
@@ -61,7 +61,9 @@ def open_dgl(path: Path, runtime: Runtime, held: ExitStack, config: ImportConfig
     """
     (found,) = read_dgl(path, runtime, held, most=1)
     if len(found.nodes) != 1 or len(found.edges) != 1:
-        refuse_typed(found.name, found.types())
+        refuse_typed(
+            found.name, found.types(), "save dgl.to_homogeneous(graph), or graph[TYPE] of one edge type"
+        )
     try:
         source = _source(found, runtime, config.split_index)
         check_told_nodes(source, path.stat().st_size, config.num_nodes)
@@ -98,6 +100,7 @@ def _source(found: TypedColumns, runtime: Runtime, split_index: int) -> GraphSou
     if weights is not None:
         edges = replace(edges, weights=columns.pop(weights).reshape(-1))
     named, notes = data_parts(found.name, given)
+    notes += notes_of_splits(found.name, named, split_index)
     left = (
         [f"columns of the edges of {found.name} that are not imported: {', '.join(columns)}"]
         if columns

@@ -24,10 +24,12 @@ from outcrop.importing.sources.frames import StreamTable, is_frame
 from outcrop.importing.sources.matrix import csr_of_scipy
 from outcrop.importing.sources.nx import networkx_parts
 from outcrop.importing.sources.parts import Part, Parts, open_parts
+from outcrop.importing.sources.typed import refuse_typed
 from outcrop.runtime.runtime import Runtime
 from outcrop.store.graph_manifest import EDGE_SPLITS
 from outcrop.store.host_array import host_array, is_tensor
 
+ONE_TYPE = "data.to_homogeneous(), or a dict with the parts of one type"
 # What a part may be called -> what it is.
 KINDS = {
     **dict.fromkeys(("edges", "edge_index"), "edges"),
@@ -121,10 +123,7 @@ def _data_parts(data: Any) -> tuple[dict[str, Any], tuple[str, ...]]:
     """Returns the parts of a PyG ``Data``, and what is left out."""
     kind = type(data).__name__
     if not hasattr(data, "edge_index") or not hasattr(data, "x"):
-        raise ArgumentError(
-            f"a PyG {kind} has several types of nodes or edges, which cannot be imported yet: pass "
-            "data.to_homogeneous(), or a dict with the parts of one type"
-        )
+        refuse_typed(f"a PyG {kind}", "their names are in the object", f"pass {ONE_TYPE}")
     if data.edge_index is None:
         raise ArgumentError(f"the PyG {kind} has no edge_index: convert adj_t to edge_index first")
     return data_parts(f"the {kind}", {name: data[name] for name in data.keys()})  # noqa: SIM118
@@ -148,6 +147,16 @@ def data_parts(name: str, given: Mapping[str, Any]) -> tuple[dict[str, Any], tup
     left = [str(key) for key, kind in kinds.items() if kind is None]
     notes = (f"parts of {name} that are not imported: {', '.join(left)}",) if left else ()
     return _named({kind: given[key] for key, kind in kinds.items() if kind is not None}), notes
+
+
+def notes_of_splits(name: str, parts: Mapping[str, Any], split_index: int) -> tuple[str, ...]:
+    """Notes which column is taken where masks have several, of parts as :func:`data_parts` gives them."""
+    masks = [parts.get(split) for split in SPLITS]
+    counts = {mask.shape[1] for mask in masks if isinstance(mask, np.ndarray) and mask.ndim == 2}
+    return tuple(
+        f"of the {count} splits in the masks of {name}, number {split_index} is taken (--split-index)"
+        for count in sorted(counts)
+    )
 
 
 def _kind_in_data(key: str, given: Mapping[str, Any]) -> str | None:

@@ -21,7 +21,7 @@ from outcrop.importing.sources.adjacency import Adjacency, open_adjacency
 from outcrop.importing.sources.base import GraphSource
 from outcrop.importing.sources.checks import check_told_nodes
 from outcrop.importing.sources.file_map import is_size, mask_of
-from outcrop.importing.sources.objects import data_parts, part_of
+from outcrop.importing.sources.objects import ONE_TYPE, data_parts, notes_of_splits, part_of
 from outcrop.importing.sources.parts import Part, Parts, open_parts
 from outcrop.importing.sources.pickles import Made, Name
 from outcrop.importing.sources.torch_file import Sparse, TorchFile, Unreadable
@@ -65,7 +65,7 @@ def open_pyg(path: Path, runtime: Runtime, held: ExitStack, config: ImportConfig
     file = TorchFile(path, KNOWN, _REMEDY, runtime, held)
     found = _Reader(file).graph()
     if isinstance(found, TypedColumns):
-        refuse_typed(found.name, found.types())
+        refuse_typed(found.name, found.types(), f"load it, and pass {ONE_TYPE}, to outcrop.import_graph")
     try:
         source = _source(str(path), found, runtime, config.split_index)
         check_told_nodes(source, path.stat().st_size, config.num_nodes)
@@ -220,11 +220,7 @@ def _source(name: str, given: dict[str, Any], runtime: Runtime, split_index: int
         raise FormatError(f"{name}: num_nodes is {str(count)[:20]}; a number of nodes is needed")
     if "edges" not in named and adj_t is None:
         raise ArgumentError(f"{name} has no edge_index; it has {', '.join(map(repr, given)) or 'nothing'}")
-    notes += tuple(
-        f"of the {value.shape[1]} splits in the masks of {name}, number {split_index} is taken (--split-index)"
-        for value in (named.get("train"),)
-        if isinstance(value, np.ndarray) and value.ndim == 2
-    )
+    notes += notes_of_splits(name, named, split_index)
     parts = {kind: _part(name, kind, value, split_index) for kind, value in named.items()}
     given_parts = Parts(name, parts, num_nodes=count, notes=notes)
     if isinstance(adj_t, Adjacency):

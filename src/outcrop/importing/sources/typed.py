@@ -34,19 +34,21 @@ class TypedColumns:
         return f"nodes {_listed(list(self.nodes))}; edges {_listed(relations)}"
 
 
-def refuse_typed(name: str, what: str) -> NoReturn:
+def refuse_typed(
+    name: str, what: str, remedy: str = "import one of them from arrays of its own (arrays:DIR)"
+) -> NoReturn:
     """Refuses a source with several types of nodes or edges.
 
     Args:
         name: What messages call the source.
         what: What says that there are several, such as ``a.csv lists 4 types of nodes``.
+        remedy: What to do instead.
 
     Raises:
         ArgumentError: Always.
     """
     raise ArgumentError(
-        f"{name} has several types of nodes or edges ({what}), and a graph has one of each now: import one of them "
-        "from arrays of its own (arrays:DIR)"
+        f"{name} has several types of nodes or edges ({what}), and a graph has one of each now: {remedy}"
     )
 
 
