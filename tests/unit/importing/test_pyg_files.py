@@ -6,6 +6,7 @@ import subprocess
 import sys
 import tracemalloc
 import zipfile
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,8 @@ from torch_geometric.data import Data, HeteroData, InMemoryDataset
 
 import outcrop as oc
 from outcrop.errors import ArgumentError, FormatError
+from outcrop.importing.sources.pyg_file import read_pyg
+from outcrop.importing.sources.typed import TypedColumns
 from outcrop.runtime.runtime import Runtime
 from outcrop.store.graph import Graph
 from support import new_runtime, shared_path
@@ -260,9 +263,43 @@ def test_graphs_of_several_types_are_refused(tmp_path: Path, form: Any) -> None:
         load(path)
 
 
+def columns_of(path: Path) -> TypedColumns:
+    with Runtime("64MiB") as runtime, ExitStack() as held:
+        found = read_pyg(path, runtime, held)
+        assert isinstance(found, TypedColumns)
+        for columns in (*found.nodes.values(), *found.edges.values(), found.graph):
+            columns.update({k: np.array(v) for k, v in columns.items() if isinstance(v, np.ndarray)})
+        return found
+
+
+@pytest.mark.parametrize("form", [lambda data: data, lambda data: data.to_dict()])
+@pytest.mark.parametrize("zipped", [True, False])
+def test_columns_of_several_types(tmp_path: Path, form: Any, zipped: bool) -> None:
+    data = typed()
+    path = save(form(data), tmp_path / "h.pt", _use_new_zipfile_serialization=zipped)
+    found = columns_of(path)
+    assert list(found.nodes) == data.node_types
+    assert list(found.edges) == data.edge_types
+    assert np.array_equal(found.nodes["paper"]["x"], data["paper"].x.numpy())
+    assert found.nodes["author"] == {"num_nodes": 4}
+    edges = found.edges["author", "writes", "paper"]["edge_index"]
+    assert np.array_equal(edges, data["author", "writes", "paper"].edge_index.numpy())
+    assert found.graph == {"text": "both"}
+
+
 def test_a_real_file_of_several_types(tmp_path: Path) -> None:
-    """AIFB: one node type and 90 edge types."""
+    """AIFB: one node type and 90 edge types; 140 nodes train, 36 are for the test."""
     path = shared_path("samples-pyg-pt", "hetero_data.pt")
+    found = columns_of(path)
+    assert list(found.edges) == [("v", str(number), "v") for number in range(90)]
+    assert {name: len(value) for name, value in found.graph.items()} == {
+        **dict.fromkeys(("train_idx", "train_y"), 140),
+        **dict.fromkeys(("test_idx", "test_y"), 36),
+    }
+    for columns in found.edges.values():
+        assert columns["edge_index"].dtype == np.int64
+        assert columns["edge_index"].min() >= 0
+        assert columns["edge_index"].max() < found.nodes["v"]["num_nodes"]
     with pytest.raises(ArgumentError, match=r"\(nodes 'v'; edges 'v 0 v', .*, and 85 more\)"):
         oc.import_graph(f"pyg:{path}", tmp_path / "g", progress=False)
     with pytest.raises(ArgumentError, match=r"pre_transform\.pt holds a str; a PyG Data is needed"):

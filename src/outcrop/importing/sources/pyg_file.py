@@ -62,8 +62,7 @@ def open_pyg(path: Path, runtime: Runtime, held: ExitStack, config: ImportConfig
         ArgumentError: The file is missing, holds several graphs or types, or parts contradict each other.
         FormatError: It is no such file, is torn, or names a class that is not read.
     """
-    file = TorchFile(path, KNOWN, _REMEDY, runtime, held)
-    found = _Reader(file).graph()
+    found = read_pyg(path, runtime, held)
     if isinstance(found, TypedColumns):
         refuse_typed(found.name, found.types(), f"load it, and pass {ONE_TYPE}, to outcrop.import_graph")
     try:
@@ -72,6 +71,16 @@ def open_pyg(path: Path, runtime: Runtime, held: ExitStack, config: ImportConfig
         return source
     except (ArgumentError, FormatError) as error:
         raise error if str(path) in str(error) else type(error)(f"{path}: {error}") from None
+
+
+def read_pyg(path: Path, runtime: Runtime, held: ExitStack) -> dict[str, Any] | TypedColumns:
+    """Returns the values of a graph of one type by name, or its columns by type; arrays stay in the file.
+
+    Raises:
+        ArgumentError: The file is missing, or holds no graph or several.
+        FormatError: It is no such file, is torn, or names a class that is not read.
+    """
+    return _Reader(TorchFile(path, KNOWN, _REMEDY, runtime, held)).graph()
 
 
 class _Reader:
