@@ -265,6 +265,13 @@ def test_unknown_sources(folder: Path) -> None:
     fails(folder, ArgumentError, "is a knowledge graph, not a graph", source="triples:x")
     fails(folder, ArgumentError, r"names no files; write arrays:DIR.* triples:DIR$", source="edges.npy")
     fails(folder, ArgumentError, rf"here perhaps 'arrays:{folder}'$", source=str(folder))
+    for kind, mark in (
+        ("graphbolt", "metadata.yaml"),
+        ("igb", "processed/paper__cites__paper"),
+        ("ogb", "raw/data.npz"),
+    ):
+        (folder / kind / mark).mkdir(parents=True)
+        fails(folder, ArgumentError, rf"here perhaps '{kind}:{folder}/{kind}'$", source=f"{folder}/{kind}")
     fails(folder, ArgumentError, rf"here perhaps 'edges:{folder}/edges.npy'$", source=f"{folder}/edges.npy")
     (folder / "graph.npz").touch()
     fails(folder, ArgumentError, rf"here perhaps 'npz:{folder}/graph.npz'$", source=f"{folder}/graph.npz")

@@ -20,6 +20,7 @@ from foreign_layouts import ForeignGraph, foreign_graph, write_gzip, write_ogb_t
 from outcrop.config.sampling import SPLITS
 from outcrop.errors import ArgumentError, FormatError
 from outcrop.importing.graph import import_graph
+from outcrop.importing.sources.gzip_tables import open_gzip
 from outcrop.store.graph import Graph
 from outcrop.store.verify import verify_artifact
 from support import held_bytes, new_runtime, shared_path
@@ -287,6 +288,22 @@ WAYS: list[dict[str, Any]] = [{}, {"_use_new_zipfile_serialization": False}, {"p
 def save(path: Path, value: Any, **options: Any) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     torch.save(value, path, **options)
+
+
+@pytest.mark.parametrize("mistake", [b"1,99", b"1,x", b"1,2,3", b"1,2"])
+def test_a_tear_behind_a_mistake(tmp_path: Path, mistake: bytes) -> None:
+    """Whichever is found first: Arrow reads ahead while edges are looked at."""
+    folder = write_ogb_text(tmp_path / "ogbn_arxiv", foreign_graph())
+    path = folder / "raw/edge.csv.gz"
+    text = gzip.compress(b"1,2\n" * 20_000 + mistake + b"\n" + b"1,2\n" * 1_000_000)
+    path.write_bytes(text[: len(text) * 9 // 10])
+    with pytest.raises(
+        (ArgumentError, FormatError), match=r"edge\.csv\.gz(, line 20001| is torn or unreadable: Trunc)"
+    ):
+        import_graph(f"ogb:{folder}", tmp_path / "graph", new_runtime("32MiB"))
+    table = open_gzip(path, ("source", "target"))
+    assert table.row_name(20_000) == "line 20001"
+    assert table.row_name(1_019_999) == "line 1020000"  # in what is torn off
 
 
 def link_folder(path: Path, name: str = "ogbl_collab") -> Path:

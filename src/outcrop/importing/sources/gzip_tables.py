@@ -18,6 +18,7 @@ from outcrop.importing.sources.table_files import FileTable
 from outcrop.importing.sources.tables import Place, to_numpy
 from outcrop.runtime.runtime import Runtime
 
+_TORN = (OSError, EOFError, zlib.error)
 _LONGEST_LINE = 1 << 20  # bytes of a first line, which tells the columns
 
 
@@ -30,6 +31,24 @@ class GzipTable(FileTable):
 
     def _open_arrow(self) -> pa.NativeFile:
         return pa.CompressedInputStream(pa.OSFile(str(self.path)), "gzip")
+
+    def _line(self, row: int) -> tuple[int, bytes]:
+        try:
+            return super()._line(row)
+        except _TORN:  # behind a row that was read
+            return row + 1, b""
+
+    def _misfit(self, columns: list[str], size: int, rows: int, dtype: pa.DataType | None) -> str | None:
+        try:
+            return super()._misfit(columns, size, rows, dtype)
+        except _TORN:  # Arrow reads ahead; a line that comes before can be found
+            return self._uneven()
+
+    def _uneven(self) -> str | None:
+        try:
+            return super()._uneven()
+        except _TORN:
+            return None
 
 
 def open_gzip(path: Path, columns: tuple[str, ...] | None = None, num_rows: int | None = None) -> GzipTable:
@@ -49,7 +68,7 @@ def open_gzip(path: Path, columns: tuple[str, ...] | None = None, num_rows: int 
     try:
         with gzip.open(path, "rb") as file:
             line = file.readline(_LONGEST_LINE).decode()
-    except (OSError, EOFError, zlib.error, UnicodeDecodeError) as error:
+    except (*_TORN, UnicodeDecodeError) as error:
         raise FormatError(f"{path} is torn, or no text that gzip compressed: {error}") from None
     count = line.count(",") + 1 if line.strip() else 0
     if columns is None:

@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from outcrop.config import ImportConfig
-from outcrop.errors import ArgumentError, FormatError
+from outcrop.errors import ArgumentError, FormatError, IoError
 from outcrop.importing.sources.base import GraphSource, LabelSource, block_bytes
 from outcrop.importing.sources.edge_list import array_edges, edge_of
 from outcrop.importing.sources.features import array_features
@@ -80,9 +80,13 @@ def _open_rows(path: Path, columns: int | None) -> np.ndarray:
         ArgumentError: There is no such file.
         FormatError: It ends within a row, or its header is damaged.
     """
-    with _require(path).open("rb") as file:
-        if file.read(len(np.lib.format.MAGIC_PREFIX)) == np.lib.format.MAGIC_PREFIX:
-            return open_npy(path)
+    try:
+        with _require(path).open("rb") as file:
+            begin = file.read(len(np.lib.format.MAGIC_PREFIX))
+    except OSError as error:
+        raise IoError(error.errno or 0, f"{path} cannot be read: {error.strerror}") from None
+    if begin == np.lib.format.MAGIC_PREFIX:
+        return open_npy(path)
     size, row_bytes = path.stat().st_size, 4 * (columns or 1)
     rows, rest = divmod(size, row_bytes)
     if rest:

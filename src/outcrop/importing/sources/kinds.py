@@ -40,6 +40,12 @@ OPENERS: dict[str, tuple[str, Callable[[Path, Runtime, ExitStack, ImportConfig],
     "pyg": ("FILE", lambda path, runtime, held, config: open_pyg(path, runtime, held, config)),
     "dgl": ("FILE", lambda path, runtime, held, config: open_dgl(path, runtime, held, config)),
 }
+# What only folders of a kind hold.
+_MARKS = {
+    "graphbolt": ("metadata.yaml",),
+    "igb": ("processed/paper__cites__paper",),
+    "ogb": ("raw/edge.csv.gz", "raw/data.npz"),
+}
 CHOOSE_LABELS = ("igb",)  # kinds with labels of several numbers of classes
 SOURCES = ", ".join(f"{kind}:{what}" for kind, (what, _) in OPENERS.items())
 
@@ -67,9 +73,8 @@ def open_source(source: str, runtime: Runtime, held: ExitStack, config: ImportCo
 def _kind_of_path(path: Path) -> str:
     """Guesses what a path without a kind is; empty: nothing is there."""
     if path.is_dir():
-        return "arrays"
-    return (
-        {".npz": "npz", ".mat": "mat", ".pt": "pyg", ".bin": "dgl"}.get(path.suffix, "edges")
-        if path.is_file()
-        else ""
-    )
+        return next(
+            (kind for kind, names in _MARKS.items() if any((path / n).exists() for n in names)), "arrays"
+        )
+    suffixes = {".npz": "npz", ".mat": "mat", ".pt": "pyg", ".bin": "dgl"}
+    return suffixes.get(path.suffix, "edges") if path.is_file() else ""
