@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <string>
+#include <tuple>
 
 #include "base/error.h"
 
@@ -94,14 +95,16 @@ int64_t NeighborSampler::count_edges(const HopPart& part) const {
 template <class Index>
 void NeighborSampler::uniform_part(const Index* indices, const HopPart& part) {
   const std::span<const int64_t> nodes = nodes_of(part);  // room was reserved: it stays where it is
+  const auto [shift, fanout, key] = std::tuple(part.shift, part.fanout, part.key);
+  const int64_t* indptr = topology_.indptr;
+  const bool replace = options_.replace, sorted = options_.positions;
   for (size_t block = 0; block < nodes.size(); block += kBlockNodes) {
     positions_.clear();
     for (size_t i = block; i < std::min(nodes.size(), block + kBlockNodes); ++i) {
-      const int64_t list = nodes[i] + part.shift;
-      const int64_t start = topology_.indptr[list], degree = topology_.indptr[list + 1] - start;
-      const int64_t drawn =
-          draw_.places(positions_, part.key, nodes[i], start, degree, part.fanout, options_.replace);
-      if (options_.positions) sort_last(positions_, drawn);
+      const int64_t list = nodes[i] + shift;
+      const int64_t start = indptr[list], degree = indptr[list + 1] - start;
+      const int64_t drawn = draw_.places(positions_, key, nodes[i], start, degree, fanout, replace);
+      if (sorted) sort_last(positions_, drawn);
       batch_.end_row(drawn);
     }
     batch_.insert_block(indices, positions_);
@@ -113,10 +116,11 @@ template <class Index, class Fn>
 void NeighborSampler::for_each_list(const Index* indices, std::span<const int64_t> nodes, const HopPart& part,
                                     Fn&& fn) {
   const auto most_kept = [&](int64_t degree) { return all_lists_ ? static_cast<size_t>(degree) : 0; };
-  const auto range = [&](size_t i) { return range_of(topology_, nodes[i] + part.shift, nodes[i]); };
+  const int64_t shift = part.shift;
+  const auto range = [&](size_t i) { return range_of(topology_, nodes[i] + shift, nodes[i]); };
   constexpr size_t kFar = 32, kNear = 12;
   for (size_t i = 0; i < nodes.size(); ++i) {
-    if (i + kFar < nodes.size()) __builtin_prefetch(&topology_.indptr[nodes[i + kFar] + part.shift]);
+    if (i + kFar < nodes.size()) __builtin_prefetch(&topology_.indptr[nodes[i + kFar] + shift]);
     if (i + kNear < nodes.size()) {
       const int64_t start = range(i + kNear).start;
       __builtin_prefetch(&indices[start]);
@@ -131,12 +135,13 @@ void NeighborSampler::for_each_list(const Index* indices, std::span<const int64_
 template <class Index>
 void NeighborSampler::labor_part(const Index* indices, const HopPart& part) {
   const LaborNumbers number(options_.seed, key_, hops_, options_.dependency);
+  const int64_t fanout = part.fanout;
   for_each_list(indices, nodes_of(part), part, [&](int64_t, ListRange list) {
     const Index* neighbours = indices + list.start;
-    if (labor_takes_all(list.degree, part.fanout)) {
+    if (labor_takes_all(list.degree, fanout)) {
       batch_.keep(neighbours, list.degree);
     } else {
-      const uint64_t bound = labor_bound(list.degree, part.fanout);
+      const uint64_t bound = labor_bound(list.degree, fanout);
       batch_.keep_if(neighbours, list.degree, [&](uint64_t id) { return number(id) < bound; });
     }
     batch_.end_row();

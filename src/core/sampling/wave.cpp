@@ -98,13 +98,9 @@ void PagedBatch::begin_pass(std::span<const int64_t> nodes, std::vector<HopPart>
   planned_ranges_ = 0;
 }
 
-// The part that has the list, which is in `part`, if that is known, or behind it.
-const HopPart* PagedBatch::part_from(const HopPart* part, size_t list) const {
-  if (!part)
-    part =
-        &*std::partition_point(parts_.begin(), parts_.end(), [&](const HopPart& p) { return p.end <= list; });
-  while (list >= part->end) ++part;
-  return part;
+const HopPart* PagedBatch::find_part(size_t list) const {
+  return &*std::partition_point(parts_.begin(), parts_.end(),
+                                [&](const HopPart& p) { return p.end <= list; });
 }
 
 void PagedBatch::begin_hop(size_t hop) {

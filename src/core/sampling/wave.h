@@ -88,7 +88,11 @@ class PagedBatch {
     bool first = false, last = false;
   };
   void begin_pass(std::span<const int64_t> nodes, std::vector<HopPart> parts);
-  const HopPart* part_from(const HopPart* part, size_t list) const;
+  // The part that has the list, which is in `part`, if that is known, or behind it.
+  const HopPart* part_from(const HopPart* part, size_t list) const {
+    return part && list < part->end ? part : find_part(list);
+  }
+  const HopPart* find_part(size_t list) const;
   int64_t node_of(const HopPart& part, size_t list) const { return nodes_[list - part.first + part.node]; }
   bool is_cached(size_t list) const { return ranges_[2 * list] >= topology_.num_edges; }  // or empty
   bool draws_places(const HopPart& part, int64_t degree) const;
