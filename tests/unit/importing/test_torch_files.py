@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import pickle
 import struct
+import tracemalloc
 import zipfile
 from contextlib import ExitStack
 from pathlib import Path
@@ -267,6 +268,33 @@ def test_much_from_few_bytes_ends_at_the_budget(tmp_path: Path, data: bytes) -> 
     path = write_zip(tmp_path / "v.pt", data)
     with pytest.raises(BudgetError):
         read(path, "4MiB")
+
+
+@pytest.mark.parametrize("large", [False, True], ids=["zip", "zip64"])
+def test_a_table_of_many_members_ends_at_the_budget(tmp_path: Path, large: bool) -> None:
+    entry = b"PK\x01\x02" + bytes(24) + struct.pack("<HHHHHII", 1, 0, 0, 0, 0, 0, 0) + b"a"
+    count, begin = 100_000, 4
+    size = count * len(entry)
+    end = struct.pack("<IHHHHIIH", 0x06054B50, 0, 0, 0xFFFF, 0xFFFF, 0xFFFFFFFF if large else size, begin, 0)
+    if large:
+        record = struct.pack("<IQHHIIQQQQ", 0x06064B50, 44, 45, 45, 0, 0, count, count, size, begin)
+        end = record + struct.pack("<IIQI", 0x07064B50, 0, begin + size, 1) + end
+    path = tmp_path / "v.pt"
+    path.write_bytes(b"PK\x03\x04" + entry * count + end)
+    tracemalloc.start()
+    try:
+        with zipfile.ZipFile(path) as archive:
+            assert len(archive.infolist()) == count
+            assert (
+                4 << 20 < tracemalloc.get_traced_memory()[0] < 24 * size
+            )  # the budget counts 24 bytes for each
+        del archive
+        tracemalloc.reset_peak()
+        with pytest.raises(BudgetError):
+            read(path, "4MiB")
+        assert tracemalloc.get_traced_memory()[1] < 4 << 20
+    finally:
+        tracemalloc.stop()
 
 
 def test_deep_nesting_is_no_recursion(tmp_path: Path) -> None:

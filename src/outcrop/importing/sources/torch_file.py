@@ -47,11 +47,16 @@ _DTYPES = {
     "bool": "?",
     "bfloat16": "bf16",
 }
+_ZIP_END, _ZIP64_END, _ZIP64_PLACE = (
+    re.compile(b"PK" + kind) for kind in (b"\x05\x06", b"\x06\x06", b"\x06\x07")
+)
+_IN_ZIP64 = (1 << 32) - 1
 _NUMPY_TYPE = re.compile(r"(b1|[iu][1248]|f[248]|[SU]\d{1,4})")
 _TENSORS = ("_rebuild_tensor", "_rebuild_tensor_v2", "_rebuild_tensor_v3")
 _MULTIARRAY = ("numpy.core.multiarray", "numpy._core.multiarray")
 _FROM_BUFFER = ("numpy.core.numeric._frombuffer", "numpy._core.numeric._frombuffer")
-_TABLES_PER_MEMBER = 1024  # bytes that the table of a zip archive takes in memory, for each member
+_TABLE_PER_BYTE = 24  # what the table of members of a zip archive takes in memory, for each byte in the file
+_ZIP_END_BYTES = (1 << 16) + 256  # at the end of an archive, which say where that table is
 _DECODED_AT_ONCE = 1 << 16
 _SCRATCH = 8 * _DECODED_AT_ONCE  # what decoding and inflating take for a moment
 
@@ -284,14 +289,13 @@ class TorchFile:
 
     def _zip_members(self) -> dict[str, zipfile.ZipInfo]:
         """Lists the members by their name without the folder that all of them are in."""
+        table = _zip_table_bytes(self._bytes)
+        self._held.enter_context(self._runtime.budget.reserve("import", _TABLE_PER_BYTE * table))
         try:
             with zipfile.ZipFile(self.path) as archive:
                 infos = archive.infolist()
         except (zipfile.BadZipFile, OSError, ValueError, NotImplementedError) as error:
             raise FormatError(f"{self.path} is no file of torch.save or is torn: {error}") from None
-        self._held.enter_context(
-            self._runtime.budget.reserve("import", _TABLES_PER_MEMBER * (len(infos) + 1))
-        )
         pickles = [info.filename for info in infos if info.filename.endswith("data.pkl")]
         if len(pickles) != 1:
             raise FormatError(
@@ -374,6 +378,23 @@ class TorchFile:
                 )
             self._storages[str(key)] = self._bytes[position + 8 : end]
             position = end
+
+
+def _zip_table_bytes(data: np.ndarray) -> int:
+    """Returns how long the table of members of a zip archive is, at the most, before anything reads it.
+
+    Whatever may be the record that says so counts, in either form; readers differ in which one they take.
+    """
+    tail, sizes = data[-_ZIP_END_BYTES:].tobytes(), [0]
+    sizes += [
+        int.from_bytes(tail[m.start() + 12 : m.start() + 16], "little") for m in _ZIP_END.finditer(tail)
+    ]
+    records = [tail[m.start() : m.start() + 56] for m in _ZIP64_END.finditer(tail)]
+    for m in _ZIP64_PLACE.finditer(tail):
+        begin = int.from_bytes(tail[m.start() + 8 : m.start() + 16], "little")
+        records.append(data[begin : begin + 56].tobytes())
+    sizes += [int.from_bytes(record[40:48], "little") for record in records]
+    return max(min(size, len(data)) for size in sizes if size != _IN_ZIP64)
 
 
 def _inflated_blocks(where: str, packed: np.ndarray) -> Iterator[bytes]:
