@@ -287,6 +287,40 @@ def test_batches_by_pages_are_those_of_memory(
     disk.close()
 
 
+@pytest.mark.parametrize("positions", [False, True])
+def test_memory_of_a_batch_counts_it_in_both_orders(positions):
+    """Hop by hop while it is drawn, and by type when it is done."""
+    arrays = arrays_of(large_graph(5))
+    seeds = np.array(arrays.seeds({0: list(range(200)), 3: list(range(300))}), np.int64)
+    offsets = np.array([0, len(seeds)], np.int64)
+    fanouts = [[-1]] * 7
+
+    def sampler(**limit: int) -> Any:
+        return _core.NeighborSampler(
+            _core.WorkerPool(1),
+            arrays.indptr,
+            arrays.indices,
+            fanouts,
+            relations=arrays.relations,
+            positions=positions,
+            **limit,
+        )
+
+    free = sampler()
+    ((by_node, by_edge),) = free.sample(seeds, offsets, 0, 0, 0)
+    edges = sum(len(part[1]) for part in by_edge)
+    rows = 1 + sum(len(part[0]) - 1 for part in by_edge)
+    nodes = len(seeds) + edges  # at the most
+    table = 12 * (1 << (2 * nodes - 1).bit_length())
+    drawn = 8 * nodes + 4 * rows + (12 if positions else 4) * edges
+    needed = free.most_batch_bytes
+    assert needed == 2 * drawn + 4 * nodes + table // 2 * 3 + 20 * edges
+    assert edges > sum(len(part[0]) for part in by_node) > len(seeds)
+    assert len(sampler(max_batch_bytes=needed).sample(seeds, offsets, 0, 0, 0)) == 1
+    with pytest.raises(BudgetError, match="raise the memory budget"):
+        sampler(max_batch_bytes=needed - 1).sample(seeds, offsets, 0, 0, 0)
+
+
 @pytest.mark.parametrize("sampler", SAMPLERS)
 @pytest.mark.parametrize("every", [1, 3])
 def test_lists_in_memory_are_not_read(tmp_path: Path, make_runtime: Make, sampler, every):
