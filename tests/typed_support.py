@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate, chain, pairwise
 from pathlib import Path
 from typing import Any
@@ -98,7 +98,7 @@ def draw_typed(
     sampler = _core.NeighborSampler(
         _core.WorkerPool(threads),
         arrays.indptr,
-        arrays.indices.astype(dtype),
+        arrays.indices.astype(dtype, copy=False),
         [list(f) for f in fanouts],
         relations=arrays.relations,
         **options,
@@ -112,8 +112,10 @@ class TypedOnDisk:
 
     arrays: TypedArrays
     runtime: Runtime
+    folder: Path
     pages: Any
     files: dict[str, Any]
+    dtypes: dict[str, type]
 
     def draw(
         self, batches: Sequence[Seeds], fanouts: Fanouts, *, wave: int | None = None, **options: Any
@@ -128,6 +130,18 @@ class TypedOnDisk:
             **options,
         )
         return [batch_of(*parts) for parts in sampler.sample(*_flat(self.arrays, batches), *key.values())]
+
+    def mapped(self) -> TypedArrays:
+        """Maps the same files."""
+        arrays = {name: getattr(self.arrays, name) for name in self.files}
+        return replace(
+            self.arrays,
+            **{
+                name: np.memmap(self.folder / name, self.dtypes[name], "r", shape=values.shape)
+                for name, values in arrays.items()
+                if len(values)
+            },
+        )
 
     def close(self) -> None:
         for file in self.files.values():
@@ -169,4 +183,5 @@ def on_disk(
         scratch_bytes=scratch,
         relations=arrays.relations,
     )
-    return TypedOnDisk(arrays, runtime, pages, files)
+    dtypes = {"indptr": np.int64, "indices": dtype, "weights": np.float32}
+    return TypedOnDisk(arrays, runtime, folder, pages, files, dtypes)
