@@ -17,7 +17,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -111,7 +111,8 @@ def packed(checkout: Checkout, options: argparse.Namespace) -> Facts:
 
 
 def online(checkout: Checkout, options: argparse.Namespace) -> Facts:
-    return _train(checkout, options, "--mode", "online", *SAMPLING, "--disk-space", "0")
+    few = argparse.Namespace(**{**vars(options), "epochs": min(options.epochs, 3)})  # each reads at random
+    return _train(checkout, few, "--mode", "online", *SAMPLING, "--disk-space", "0")
 
 
 MEASURES: dict[str, Callable[[Checkout, argparse.Namespace], Facts]] = {
@@ -138,22 +139,22 @@ def compare(old: list[Facts], new: list[Facts]) -> Facts:
     return found
 
 
-def run(options: argparse.Namespace, work: Path) -> Facts:
-    """Measures everything ``options.pairs`` times in both checkouts, in turn."""
+def run(options: argparse.Namespace, work: Path) -> Iterator[Facts]:
+    """Measures everything ``options.pairs`` times in both checkouts, in turn: what is known after each pair."""
     sides = Checkout(options.old, work / "old"), Checkout(options.new, work / "new")
     facts: dict[str, tuple[list[Facts], list[Facts]]] = {name: ([], []) for name in options.measures}
     for pair in range(options.pairs):
         for name in options.measures:
             for side in (0, 1) if pair % 2 == 0 else (1, 0):
                 facts[name][side].append(MEASURES[name](sides[side], options))
-    return {
-        **origin("paired"),
-        "old": sides[0].revision,
-        "new": sides[1].revision,
-        "pairs": options.pairs,
-        "memory": options.memory,
-        "measures": {name: compare(*facts[name]) for name in options.measures},
-    }
+        yield {
+            **origin("paired"),
+            "old": sides[0].revision,
+            "new": sides[1].revision,
+            "pairs": pair + 1,
+            "memory": options.memory,
+            "measures": {name: compare(*facts[name]) for name in options.measures},
+        }
 
 
 def main(arguments: list[str]) -> int:
@@ -171,9 +172,9 @@ def main(arguments: list[str]) -> int:
     options = parser.parse_args(arguments)
     options.graph = options.graph.resolve()
     with tempfile.TemporaryDirectory(dir=options.graph.parent) as work:
-        found = run(options, Path(work))
-    if options.json:
-        options.json.write_text(json.dumps(found, indent=1) + "\n")
+        for found in run(options, Path(work)):
+            if options.json:
+                options.json.write_text(json.dumps(found, indent=1) + "\n")
     for name, one in found["measures"].items():
         equal = "" if one.get("losses_equal", True) else ", LOSSES DIFFER"
         print(f"{name}: {one['ratio']:.3f} of {found['old']}{equal}")
