@@ -6,12 +6,13 @@ import os
 import random
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
-from outcrop.store.batches import BatchGraph
+from outcrop.store.batches import BatchGraph, Edges, Nodes
 from outcrop.store.minibatch import MiniBatch
 
 Adjacency = list[list[int]]
@@ -58,7 +59,7 @@ def sample(
         edges_per_hop.append(sum(map(len, picks)))
         frontier = new
     local = {node: index for index, node in enumerate(n_id)}
-    return BatchGraph(
+    return BatchGraph.of_one_type(
         np.array(n_id, np.int64),
         np.cumsum([0, *map(len, rows)]).astype(np.int32),
         np.array([local[u] for pick in rows for u in pick], np.int32),
@@ -68,11 +69,32 @@ def sample(
     )
 
 
+def parts_of(graph: BatchGraph) -> dict[str, Any]:
+    """What a batch of one type consists of, by name: what :func:`made_of` puts together again."""
+    nodes, edges = vars(graph.nodes[0]), vars(graph.edges[0])
+    rest = {name: value for name, value in vars(graph).items() if name not in ("nodes", "edges")}
+    return {
+        "n_id": nodes["ids"],
+        "nodes_per_hop": nodes["per_hop"],
+        "edges_per_hop": edges["per_hop"],
+        **{name: value for name, value in edges.items() if name != "per_hop"},
+        **rest,
+    }
+
+
+def made_of(parts: dict[str, Any]) -> BatchGraph:
+    """The batch of one type that consists of ``parts``."""
+    rest = dict(parts)
+    nodes = Nodes(rest.pop("n_id"), rest.pop("nodes_per_hop"))
+    csr = {name: rest.pop(name) for name in ("rowptr", "col", "positions", "weight")}
+    return BatchGraph((nodes,), (Edges(per_hop=rest.pop("edges_per_hop"), **csr),), **rest)
+
+
 def deliver(graph: BatchGraph, features: torch.Tensor, degrees: Sequence[int] | None = None) -> MiniBatch:
     """The batch with its rows: ``x = features[n_id]``."""
     n_id = torch.from_numpy(graph.n_id)
     degree = None if degrees is None else torch.tensor(degrees, dtype=torch.int32)[n_id]
-    return MiniBatch(graph, features[n_id], torch.from_numpy(graph.labels.copy()), degree)
+    return MiniBatch(graph, (features[n_id],), torch.from_numpy(graph.labels.copy()), degree)
 
 
 def loopless_degrees(adjacency: Adjacency) -> list[int]:

@@ -50,7 +50,9 @@ def draw(
     drawn = sampler.sample(flat, offsets, split, epoch, first_batch)
     untrimmed = options.get("sampler") == "shadow"
     return [
-        BatchGraph(n, r, c, tuple(nodes), tuple(edges), np.zeros(nodes[0], np.int64), untrimmed=untrimmed)
+        BatchGraph.of_one_type(
+            n, r, c, tuple(nodes), tuple(edges), np.zeros(nodes[0], np.int64), untrimmed=untrimmed
+        )
         for n, r, c, nodes, edges in drawn
     ]
 

@@ -92,7 +92,7 @@ def in_memory(graph: Csc) -> Topology:
 
 def on_host(drawn) -> BatchGraph:
     n_id, rowptr, col, nodes, edges = drawn.parts()
-    return BatchGraph(
+    return BatchGraph.of_one_type(
         n_id, rowptr, col, tuple(nodes), tuple(edges), np.zeros(nodes[0], np.int64), untrimmed=drawn.untrimmed
     )
 

@@ -59,11 +59,11 @@ def synthetic_batch(
         frontier = len(unique)
     rowptr = np.concatenate([[0], np.cumsum(np.concatenate(rows))]).astype(np.int32)
     labels = rng.integers(0, num_classes, seeds)
-    graph = BatchGraph(
+    graph = BatchGraph.of_one_type(
         np.arange(sum(nodes)), rowptr, np.concatenate(cols), tuple(nodes), tuple(edges), labels
     )
     x = rng.standard_normal((sum(nodes), dim), dtype=np.float32)
-    return MiniBatch(graph, torch.from_numpy(x).clone(), torch.from_numpy(labels))
+    return MiniBatch(graph, (torch.from_numpy(x).clone(),), torch.from_numpy(labels))
 
 
 def training_step(
@@ -86,13 +86,12 @@ def training_step(
     model = model.to(device)
     if device != "cpu":
         degree = None if batch.degree is None else batch.degree.to(device)
-        batch = MiniBatch(batch.graph, batch.x.to(device), batch.y.to(device), degree)
+        batch = MiniBatch(batch.graph, (batch.x.to(device),), batch.y.to(device), degree)
     optimizer = Adam(model.parameters())
 
     def run() -> None:
-        fresh = MiniBatch(
-            batch.graph, batch.x, batch.y, batch.degree
-        )  # nothing that the step before worked out
+        # Nothing that the step before worked out.
+        fresh = MiniBatch(batch.graph, batch.rows, batch.y, batch.degree)
         loss = F.cross_entropy(model(fresh), batch.y)
         optimizer.zero_grad()
         loss.backward()
@@ -109,7 +108,7 @@ def batch_of(graph: BatchGraph, in_dim: int, num_classes: int, seed: int = 0) ->
     labels = rng.integers(0, max(num_classes, 1), graph.num_seeds)
     degree = None if graph.degree is None else torch.from_numpy(np.array(graph.degree))
     # Copied, because torch aligns what it allocates, as loaders do: models copy in every step what is not aligned.
-    return MiniBatch(graph, torch.from_numpy(x).clone(), torch.from_numpy(labels), degree)
+    return MiniBatch(graph, (torch.from_numpy(x).clone(),), torch.from_numpy(labels), degree)
 
 
 def step_seconds(

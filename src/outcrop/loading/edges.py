@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 
 from outcrop.errors import FormatError
@@ -35,7 +33,7 @@ class EdgeLookup:
         """Returns ``batch`` with ``edge_ids`` and ``edge_weight``."""
         found = self.find(batch)
         weights = None if self._weights is None else self._weights[found]
-        return replace(batch, edge_weight=weights, edge_ids=found if self._ids else None)
+        return batch.with_edges(0, weight=weights, positions=found if self._ids else None)
 
     def find(self, batch: BatchGraph) -> np.ndarray:
         """Finds, int64 [num_edges], where each edge of ``batch`` stands in ``graph.edge_index()``.

@@ -26,7 +26,7 @@ class InputIds:
 
     def of(self, graph: BatchGraph) -> np.ndarray:
         """Returns, int64 [num_seeds], ``[list(ids).index(seed) for seed in seeds]``."""
-        seeds, ids = graph.n_id[: graph.num_seeds], self._ids
+        seeds, ids = graph.seeds, self._ids
         if isinstance(ids, range):
             return seeds - ids.start
         if self._order is None:

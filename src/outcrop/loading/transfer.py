@@ -131,7 +131,7 @@ class ToCpu:
             )
         degree = None if graph.degree is None else torch.from_numpy(graph.degree)
         x = self._rows.typed(torch.from_numpy(data))
-        return _OnCpu(MiniBatch(graph=graph, x=x, y=torch.from_numpy(graph.labels), degree=degree))
+        return _OnCpu(MiniBatch(graph=graph, rows=(x,), y=torch.from_numpy(graph.labels), degree=degree))
 
     def check(self) -> None: ...
 
@@ -211,7 +211,7 @@ class _OnGpu:
             setattr(tensor, "record_stream", buffer.used_on)  # noqa: B010 (torch's is a method)
         # As long as the seeds: a loop may keep all of an epoch.
         y, degree = arrays.pop("y").clone(), arrays.pop("degree", None)
-        return MiniBatch(graph=self.graph, x=self.x, y=y, degree=degree, arrays=arrays)
+        return MiniBatch(graph=self.graph, rows=(self.x,), y=y, degree=degree, arrays=arrays)
 
 
 class ToGpu:

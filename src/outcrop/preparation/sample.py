@@ -136,7 +136,7 @@ def _with_labels(
         for batch in external.epoch(split, epoch):
             added: dict[str, Any] = {}
             if len(batch.labels) != batch.num_seeds:
-                added["labels"] = seed_labels(graph, labels, batch.n_id[: batch.num_seeds])
+                added["labels"] = seed_labels(graph, labels, batch.seeds)
             if topology is not None:
                 added["degree"] = topology.degrees(batch.n_id)
             yield replace(batch, **added)

@@ -120,7 +120,7 @@ def convert(data: Any, num_nodes: int, where: str) -> BatchGraph:
     rowptr = np.zeros(rows + 1, np.int32)
     np.cumsum(np.bincount(target, minlength=rows), out=rowptr[1:])
     index, label = _label_edges(data, rank, seeds, where)
-    return BatchGraph(
+    return BatchGraph.of_one_type(
         n_id[order],
         rowptr,
         source[by_target].astype(np.int32),

@@ -227,4 +227,4 @@ class PartitionStructures:
         if self._config.degrees:
             degree = np.zeros(len(n_id), np.int32)
             sampler.degrees(n_id, degree)
-        return BatchGraph(ids, rowptr, col, tuple(nodes), tuple(edges), labels, degree)
+        return BatchGraph.of_one_type(ids, rowptr, col, nodes, edges, labels, degree=degree)

@@ -256,14 +256,14 @@ class BatchSampler:
         nodes: list[int],
         edges: list[int],
     ) -> BatchGraph:
-        return BatchGraph(
+        return BatchGraph.of_one_type(
             n_id,
             rowptr,
             col,
             tuple(nodes),
             tuple(edges),
             seed_labels(self.graph, self._labels, n_id[: nodes[0]]),
-            self._degrees(n_id) if self.config.degrees else None,
+            degree=self._degrees(n_id) if self.config.degrees else None,
             untrimmed=self.config.sampler == "shadow",
         )
 

@@ -1,8 +1,9 @@
-"""One sampled mini-batch: the graph of a batch in PyG NeighborLoader's conventions, kept as a CSR matrix.
+"""One sampled mini-batch: the graph of a batch in PyG NeighborLoader's conventions, kept as CSR matrices.
 
-``n_id`` lists the nodes: the seeds first, then the nodes first met in hop 1, hop 2, ...; within a hop ascending.
-Row r of the CSR (``rowptr``, ``col``) holds the sampled in-neighbours of local node r, for the nodes of all hops but
-the last, so the rows and edges that layer l of L needs are a prefix: ``num_dst(l)`` rows.
+Each node type lists its nodes: seeds first, then the nodes first met in hop 1, hop 2, ...; within a hop ascending. Row
+r of the CSR of an edge type (``rowptr``, ``col``) holds the sampled in-neighbours of local node r of its target type,
+for the nodes of all hops but the last, so the rows and edges that layer l of L needs are a prefix. A graph without
+types has one node type and one edge type: the batch then has ``n_id``, ``rowptr`` and ``col`` itself.
 
 An *untrimmed* batch (ShaDow's induced subgraph; batches from elsewhere whose hops are not known) has rows for all
 nodes, and every layer needs all of it, only the last no more than the rows of the seeds. It serves models of any number
@@ -11,12 +12,73 @@ of layers.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from itertools import accumulate
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
+
+from outcrop.errors import ArgumentError
+from outcrop.store.graph_types import NodeType, RowFile
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Nodes:
+    """Holds the nodes of one type in a mini-batch.
+
+    Attributes:
+        ids: int64 [num_nodes], counted within the type.
+        per_hop: New nodes per hop, seeds first; length hops + 1.
+    """
+
+    ids: np.ndarray
+    per_hop: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Edges:
+    """Holds the edges of one type in a mini-batch, a CSR matrix with a row for each target.
+
+    Attributes:
+        rowptr: int32 [rows + 1]; row r is that of local node r of the target type.
+        col: int32 [num_edges], local nodes of the source type.
+        per_hop: Sampled edges per hop; length hops. Of an untrimmed batch: all of them, then zeros.
+        positions: int64 [num_edges], where the edges stand within their type, by target and then by source; None where
+            nobody asked.
+        weight: float32 [num_edges], in the order of ``col``; None where the edges have none or nobody asked.
+    """
+
+    rowptr: np.ndarray
+    col: np.ndarray
+    per_hop: tuple[int, ...]
+    positions: np.ndarray | None = None
+    weight: np.ndarray | None = None
+
+    @property
+    def num_rows(self) -> int:
+        """Counts the targets that have a row."""
+        return len(self.rowptr) - 1
+
+    def edge_index(self) -> np.ndarray:
+        """Returns int64 [2, num_edges]: (source, target) local nodes, as torch_geometric's ``edge_index``."""
+        targets = np.repeat(np.arange(self.num_rows, dtype=np.int64), np.diff(self.rowptr))
+        return np.stack([self.col.astype(np.int64), targets])
+
+
+@dataclass(frozen=True)
+class Section:
+    """Holds which rows of one row file a mini-batch wants.
+
+    Attributes:
+        ids: int64 [num_rows], rising within each run.
+        runs: How many rows each run has: a run for each hop.
+    """
+
+    ids: np.ndarray
+    runs: tuple[int, ...]
 
 
 @dataclass(frozen=True)
@@ -24,61 +86,133 @@ class BatchGraph:
     """Holds the structure of one mini-batch; no features.
 
     Attributes:
-        n_id: int64 [num_nodes], global node ids.
-        rowptr: int32 [num_dst + 1].
-        col: int32 [num_edges], local ids of the sources.
-        nodes_per_hop: New nodes per hop, seeds first; length hops + 1.
-        edges_per_hop: Sampled edges per hop; length hops. Of an untrimmed batch: all of them, then zeros.
+        nodes: Nodes of each node type of the graph.
+        edges: Edges of each edge type of the graph.
         labels: int64 [num_seeds], -1 = none; once loaded, of a graph whose labels are no classes: float32 [num_seeds]
             or [num_seeds, columns], NaN = unknown.
+        seed_type: Number of the node type that the seeds are of.
         degree: int32 [num_nodes], in-neighbours other than the node itself that each node has in the whole graph; None
             where nobody asked for them. Only GCN uses them.
         untrimmed: Every layer uses all nodes and edges: nothing may be trimmed.
         edge_label_index: int32 [2, num_label_edges], local (source, target) of the edges to be predicted; all are
             seeds. None unless the task is link prediction.
         edge_label: float32 [num_label_edges], 1 = positive, 0 = negative.
-        edge_weight: float32 [num_edges], in the order of ``col``; None where the graph has none or nobody asked.
-        edge_ids: int64 [num_edges], positions in :meth:`outcrop.Graph.edge_index`; None where nobody asked.
         on_device: ``rowptr`` and ``col`` on the GPU that drew them, and ``row_addresses`` where it looked up where rows
             lie, until the batch is there; None: on the host alone.
     """
 
-    n_id: np.ndarray
-    rowptr: np.ndarray
-    col: np.ndarray
-    nodes_per_hop: tuple[int, ...]
-    edges_per_hop: tuple[int, ...]
+    nodes: tuple[Nodes, ...]
+    edges: tuple[Edges, ...]
     labels: np.ndarray
+    seed_type: int = 0
     degree: np.ndarray | None = None
     untrimmed: bool = False
     edge_label_index: np.ndarray | None = None
     edge_label: np.ndarray | None = None
-    edge_weight: np.ndarray | None = None
-    edge_ids: np.ndarray | None = None
     on_device: Mapping[str, Any] | None = field(default=None, repr=False, compare=False)
+
+    @classmethod
+    def of_one_type(
+        cls,
+        n_id: np.ndarray,
+        rowptr: np.ndarray,
+        col: np.ndarray,
+        nodes_per_hop: Sequence[int],
+        edges_per_hop: Sequence[int],
+        labels: np.ndarray,
+        **more: Any,
+    ) -> BatchGraph:
+        """Makes the batch of a graph with one node type and one edge type, of the attributes of :class:`Nodes` and
+        :class:`Edges`.
+
+        Args:
+            more: Other attributes of the batch.
+        """
+        nodes, edges = Nodes(n_id, tuple(nodes_per_hop)), Edges(rowptr, col, tuple(edges_per_hop))
+        return cls((nodes,), (edges,), labels, **more)
+
+    @property
+    def n_id(self) -> np.ndarray:
+        """Returns the node ids of a batch of one node type, int64 [num_nodes]."""
+        return _only(self.nodes, "n_id", "nodes[t].ids").ids
+
+    @property
+    def nodes_per_hop(self) -> tuple[int, ...]:
+        """Returns the new nodes per hop of a batch of one node type, seeds first; length hops + 1."""
+        return _only(self.nodes, "nodes_per_hop", "nodes[t].per_hop").per_hop
+
+    @property
+    def rowptr(self) -> np.ndarray:
+        """Returns where the rows of a batch of one edge type begin, int32 [rows + 1]."""
+        return _only(self.edges, "rowptr", "edges[r].rowptr").rowptr
+
+    @property
+    def col(self) -> np.ndarray:
+        """Returns the sources of the edges of a batch of one edge type, int32 [num_edges], local nodes."""
+        return _only(self.edges, "col", "edges[r].col").col
+
+    @property
+    def edges_per_hop(self) -> tuple[int, ...]:
+        """Returns the sampled edges per hop of a batch of one edge type; length hops."""
+        return _only(self.edges, "edges_per_hop", "edges[r].per_hop").per_hop
+
+    @property
+    def edge_ids(self) -> np.ndarray | None:
+        """Returns the positions in :meth:`outcrop.Graph.edge_index` of the edges of a batch of one edge type, int64
+        [num_edges]; None where nobody asked.
+        """
+        return _only(self.edges, "edge_ids", "edges[r].positions").positions
+
+    @property
+    def edge_weight(self) -> np.ndarray | None:
+        """Returns the weights of the edges of a batch of one edge type, float32 [num_edges]; None: it has none."""
+        return _only(self.edges, "edge_weight", "edges[r].weight").weight
 
     @property
     def num_label_edges(self) -> int:
         return 0 if self.edge_label is None else len(self.edge_label)
 
     @property
+    def seeds(self) -> np.ndarray:
+        """Returns the ids of the seeds within their type, int64 [num_seeds]."""
+        return self.nodes[self.seed_type].ids[: self.num_seeds]
+
+    @property
     def num_seeds(self) -> int:
-        return self.nodes_per_hop[0]
+        return self.nodes[self.seed_type].per_hop[0]
 
     @property
     def num_nodes(self) -> int:
-        return len(self.n_id)
+        """Counts the nodes of all types."""
+        return sum(len(nodes.ids) for nodes in self.nodes)
 
     @property
     def num_edges(self) -> int:
-        return len(self.col)
+        """Counts the edges of all types."""
+        return sum(len(edges.col) for edges in self.edges)
 
     @property
     def hops(self) -> int:
-        return len(self.edges_per_hop)
+        return len(self.nodes[0].per_hop) - 1
+
+    def section(self, rows: RowFile) -> Section:
+        """Returns which rows of ``rows`` the batch wants: those of its nodes, or of its edges, of the owner's type."""
+        number = rows.owner.number
+        if isinstance(rows.owner, NodeType):
+            return Section(self.nodes[number].ids, self.nodes[number].per_hop)
+        positions = self.edges[number].positions
+        assert positions is not None, "the batch was drawn without the positions of its edges"
+        return Section(positions, self.edges[number].per_hop)
+
+    def with_edges(self, number: int, **changes: Any) -> BatchGraph:
+        """Returns the batch with other attributes of the :class:`Edges` of edge type ``number``."""
+        edges = list(self.edges)
+        edges[number] = replace(edges[number], **changes)
+        return replace(self, edges=tuple(edges))
 
     def layer_sizes(self, layers: int | None = None) -> list[tuple[int, int, int]]:
-        """Counts for each layer, first layer first, the (sources, targets, edges) that it needs after trimming.
+        """Counts for each layer, first layer first, the (sources, targets, edges) that it needs after trimming, of a
+        batch of one type.
 
         Args:
             layers: How many, for untrimmed batches; None = as many as hops.
@@ -90,6 +224,13 @@ class BatchGraph:
         return [(nodes[h + 1], nodes[h], edges[h]) for h in reversed(range(self.hops))]
 
     def edge_index(self) -> np.ndarray:
-        """Returns int64 [2, num_edges]: (source, target) local ids, as torch_geometric's ``edge_index``."""
-        targets = np.repeat(np.arange(len(self.rowptr) - 1, dtype=np.int64), np.diff(self.rowptr))
-        return np.stack([self.col.astype(np.int64), targets])
+        """Returns :meth:`Edges.edge_index` of a batch of one edge type."""
+        return _only(self.edges, "edge_index", "edges[r].edge_index()").edge_index()
+
+
+def _only(every: tuple[T, ...], asked: str, instead: str) -> T:
+    if len(every) != 1:
+        raise ArgumentError(
+            f"a mini-batch of {len(every)} types has no {asked} of its own: use {instead}, one for each type"
+        )
+    return every[0]

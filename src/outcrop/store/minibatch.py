@@ -24,7 +24,8 @@ class MiniBatch:
 
     Attributes:
         graph: Structure, on the host.
-        x: [num_nodes, D], the features of ``graph.n_id`` in the dtype of the store, on the device.
+        rows: What the batch wants of each row file of the graph (:attr:`outcrop.Graph.row_files`), in their order and
+            in the dtype of the store, on the device: a row for each id of :meth:`BatchGraph.section`.
         y: int64 [num_seeds], labels of the seeds, -1 = none; of multi-label or regression targets float32
             [num_seeds] or [num_seeds, columns], NaN = unknown.
         degree: Number of in-neighbours other than itself that each node of ``graph.n_id`` has in the whole graph,
@@ -33,27 +34,38 @@ class MiniBatch:
     """
 
     graph: BatchGraph
-    x: torch.Tensor
+    rows: tuple[torch.Tensor, ...]
     y: torch.Tensor
     degree: torch.Tensor | None = None
     arrays: Mapping[str, torch.Tensor] = field(default_factory=dict)
 
+    @property
+    def x(self) -> torch.Tensor:
+        """Returns the features of ``graph.n_id``, [num_nodes, D], of a batch of a graph with one row file."""
+        (x,) = self.rows
+        return x
+
+    @property
+    def device(self) -> torch.device:
+        """Returns where the batch is."""
+        return self.y.device
+
     @cached_property
     def rowptr(self) -> torch.Tensor:
-        """Returns ``graph.rowptr`` on the device of ``x``, int32; it shares memory with it on the CPU."""
+        """Returns ``graph.rowptr`` on the device of the batch, int32; it shares memory with it on the CPU."""
         return self.array("rowptr", self.graph.rowptr)
 
     @cached_property
     def col(self) -> torch.Tensor:
-        """Returns ``graph.col`` on the device of ``x``, int32; it shares memory with it on the CPU."""
+        """Returns ``graph.col`` on the device of the batch, int32; it shares memory with it on the CPU."""
         return self.array("col", self.graph.col)
 
     @cached_property
     def edge_index(self) -> torch.Tensor:
-        """Returns int64 [2, num_edges] on the device of ``x``: ``graph.edge_index()``, on a GPU computed there."""
+        """Returns int64 [2, num_edges] on the device of the batch: ``graph.edge_index()``, on a GPU computed there."""
         if "rowptr" not in self.arrays:
-            return as_tensor(self.graph.edge_index(), self.x.device)
-        nodes = torch.arange(len(self.rowptr) - 1, device=self.x.device)
+            return as_tensor(self.graph.edge_index(), self.device)
+        nodes = torch.arange(len(self.rowptr) - 1, device=self.device)
         targets = torch.repeat_interleave(nodes, self.rowptr.diff(), output_size=self.graph.num_edges)
         return torch.stack([self.col.long(), targets])
 
@@ -62,17 +74,18 @@ class MiniBatch:
         one on which they were taken: their memory is written again when ``stream`` has done what it was given until
         they die.
         """
-        gpu = gpu_of(self.x.device)
+        gpu = gpu_of(self.device)
         if gpu is not None:
-            self.x.record_stream(stream)  # of the buffer that the others lie in, too
+            for rows in self.rows:  # and the buffer that the others lie in, too
+                rows.record_stream(stream)
             gpu.record(self.y, stream)
 
     def array(self, name: str, on_host: np.ndarray) -> torch.Tensor:
-        """Returns ``on_host`` on the device of ``x``: what came with the rows under ``name``, or as :func:`as_tensor`
-        does.
+        """Returns ``on_host`` on the device of the batch: what came with the rows under ``name``, or as
+        :func:`as_tensor` does.
         """
         found = self.arrays.get(name)
-        return as_tensor(on_host, self.x.device) if found is None else found
+        return as_tensor(on_host, self.device) if found is None else found
 
 
 def as_tensor(array: np.ndarray, device: torch.device) -> torch.Tensor:

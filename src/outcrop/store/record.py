@@ -237,7 +237,7 @@ def decode(
         sections.append(meta[at : at + count * width].view(dtype))
         at += -(-count * width // 8) * 8
     n_id, rowptr, col, labels, cached, degree, edge_label_index, edge_label = sections
-    graph = BatchGraph(
+    graph = BatchGraph.of_one_type(
         n_id=n_id.astype(np.int64),
         rowptr=rowptr.copy(),
         col=col.copy(),

@@ -31,7 +31,7 @@ class Targets:
         return values
 
     def __call__(self, batch: BatchGraph) -> BatchGraph:
-        return replace(batch, labels=self.of(batch.n_id[: batch.num_seeds]))
+        return replace(batch, labels=self.of(batch.seeds))
 
 
 def target_bytes(graph: Graph, seeds: int) -> int:

@@ -79,7 +79,7 @@ def _batches(seed: int, nodes: int, count: int) -> list[BatchGraph]:
         n_id = rng.choice(nodes, size=int(rng.integers(3, nodes)), replace=False)
         hops = (1, 1, len(n_id) - 2)
         made.append(
-            BatchGraph(
+            BatchGraph.of_one_type(
                 n_id, np.zeros(3, np.int32), np.zeros(0, np.int32), hops, (0, 0), np.zeros(1, np.int64)
             )
         )
@@ -127,7 +127,9 @@ def test_a_plan_for_a_hundred_million_nodes_keeps_to_the_budget():
     ids = [np.unique((nodes * rng.random(70_000) ** 3).astype(np.int64)) for _ in range(16)]
     nothing, hops = np.zeros(0, np.int32), (1, 0)
     batches = [
-        BatchGraph(n, np.zeros(2, np.int32), nothing, (*hops, len(n) - 1), (0, 0), np.zeros(1, np.int64))
+        BatchGraph.of_one_type(
+            n, np.zeros(2, np.int32), nothing, (*hops, len(n) - 1), (0, 0), np.zeros(1, np.int64)
+        )
         for n in ids
     ]
     tracemalloc.start()

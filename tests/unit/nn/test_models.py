@@ -131,7 +131,7 @@ def test_targets_without_neighbours(name, isolated):
     """No edges at all, and edges for the last target only."""
     rowptr, col = ([0, 0, 0], []) if isolated else ([0, 0, 2], [2, 0])
     nodes = (2, 0) if isolated else (2, 1)
-    graph = BatchGraph(
+    graph = BatchGraph.of_one_type(
         np.arange(sum(nodes)),
         np.array(rowptr, np.int32),
         np.array(col, np.int32),
@@ -140,7 +140,7 @@ def test_targets_without_neighbours(name, isolated):
         np.zeros(2, np.int64),
     )
     batch = MiniBatch(
-        graph, features()[: sum(nodes)].clone().requires_grad_(), torch.zeros(2, dtype=torch.int64)
+        graph, (features()[: sum(nodes)].clone().requires_grad_(),), torch.zeros(2, dtype=torch.int64)
     )
     model = new_model(name, 1)
     ours, theirs = model(batch), pyg_forward(model, batch)
@@ -197,21 +197,21 @@ def test_attention_survives_large_scores():
 def test_narrow_features_are_widened_first(name, dtype):
     batch, model = a_batch(), new_model(name).float()
     narrow = (batch.x * 10).to(dtype)
-    ours = model(MiniBatch(batch.graph, narrow, batch.y))
+    ours = model(MiniBatch(batch.graph, (narrow,), batch.y))
     assert ours.dtype == torch.float32
-    assert torch.equal(ours, model(MiniBatch(batch.graph, narrow.float(), batch.y)))
+    assert torch.equal(ours, model(MiniBatch(batch.graph, (narrow.float(),), batch.y)))
 
 
 @pytest.mark.parametrize("name", MODELS)
 def test_results_do_not_depend_on_where_the_rows_lie(name):
     batch, model = a_batch(dim=DIM), new_model(name).float()
     x = batch.x.float()
-    expected = model(MiniBatch(batch.graph, x, batch.y))
+    expected = model(MiniBatch(batch.graph, (x,), batch.y))
     for offset in (1, 4, 5):
         moved = torch.empty(x.numel() + 16)[offset : offset + x.numel()].view(x.shape).copy_(x)
-        assert torch.equal(model(MiniBatch(batch.graph, moved, batch.y)), expected)
+        assert torch.equal(model(MiniBatch(batch.graph, (moved,), batch.y)), expected)
     strided = torch.empty(len(x), 2 * DIM)[:, :DIM].copy_(x)
-    assert torch.equal(model(MiniBatch(batch.graph, strided, batch.y)), expected)
+    assert torch.equal(model(MiniBatch(batch.graph, (strided,), batch.y)), expected)
 
 
 @pytest.mark.parametrize("name", MODELS)

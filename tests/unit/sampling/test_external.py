@@ -17,6 +17,7 @@ from torch_geometric.nn import GCNConv, SAGEConv
 from torch_geometric.sampler import BaseSampler, NodeSamplerInput, SamplerOutput
 
 import outcrop
+from batch_reference import parts_of
 from outcrop.api.train import train
 from outcrop.errors import ArgumentError
 from outcrop.nn.models import build_model
@@ -151,7 +152,7 @@ def test_our_models_say_what_theirs_say(tmp_path, tell_hops):
         assert batch.untrimmed is not tell_hops
         x = data.x[torch.from_numpy(batch.n_id)]  # type: ignore[index]
         model = build_model("sage", WIDTH, 8, 4, 2).eval()
-        mini = MiniBatch(batch, x, torch.from_numpy(batch.labels))
+        mini = MiniBatch(batch, (x,), torch.from_numpy(batch.labels))
         hidden = model.convs[0](theirs.x, theirs.edge_index).relu()
         expected = model.convs[1](hidden, theirs.edge_index)[: theirs.batch_size]
         with torch.no_grad():
@@ -251,8 +252,8 @@ def test_what_is_no_batch_is_refused(changes, problem):
 def test_a_batch_may_be_a_dict():
     fields = {"y": [7, 3, 1], "num_sampled_nodes": [2, 1], "num_sampled_edges": [3]}
     found, expected = (convert(b, 10, "here") for b in (vars(a_batch(**fields)), a_batch(**fields)))
-    for name, value in vars(expected).items():
-        np.testing.assert_array_equal(getattr(found, name), value, name)
+    for name, value in parts_of(expected).items():
+        np.testing.assert_array_equal(parts_of(found)[name], value, name)
     assert [b.n_id.tolist() for b in ExternalBatches([vars(a_batch())], 10).epoch("train", 0)] == [[2, 5, 9]]
     with pytest.raises(ArgumentError, match="here: it has no edge_index"):
         convert({"n_id": [1]}, 10, "here")

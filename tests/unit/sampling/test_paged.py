@@ -49,7 +49,9 @@ class OnDisk:
         flat = np.array([s for batch in seeds for s in batch], np.int64)
         offsets = np.cumsum([0, *map(len, seeds)]).astype(np.int64)
         return [
-            BatchGraph(n, r, c, tuple(nodes), tuple(edges), np.zeros(nodes[0], np.int64), untrimmed=untrimmed)
+            BatchGraph.of_one_type(
+                n, r, c, tuple(nodes), tuple(edges), np.zeros(nodes[0], np.int64), untrimmed=untrimmed
+            )
             for n, r, c, nodes, edges in sampler.sample(flat, offsets, *key.values())
         ]
 

@@ -405,7 +405,7 @@ def test_batches_keep_torch_geometrics_conventions():
     graph, seeds = random_csc(400, 6000, 8), [11, 5, 300, 42]
     (batch,) = draw(graph, [seeds], (4, 3, 5), seed=6)
     x = torch.arange(400 * 2, dtype=torch.float32).reshape(400, 2)[torch.from_numpy(batch.n_id)]
-    data = to_pyg(MiniBatch(batch, x, torch.from_numpy(batch.labels)))
+    data = to_pyg(MiniBatch(batch, (x,), torch.from_numpy(batch.labels)))
     assert data.validate()
     assert data.is_sorted(sort_by_row=False)
     assert sum(data.num_sampled_nodes) == data.num_nodes == len(data.n_id.unique())

@@ -207,7 +207,7 @@ def test_models_run_on_the_whole_subgraph(model, layers):
     torch.manual_seed(layers)
     x = torch.randn(batch.num_nodes, 11)
     ours = build_model(model, 11, 16, 5, layers, heads=2).eval()
-    mini = MiniBatch(batch, x, torch.zeros(batch.num_seeds, dtype=torch.int64))
+    mini = MiniBatch(batch, (x,), torch.zeros(batch.num_seeds, dtype=torch.int64))
     hidden, edge_index = x, torch.from_numpy(batch.edge_index())
     for index, conv in enumerate(ours.convs):
         assert isinstance(conv, (SAGEConv, GCNConv, GATConv))

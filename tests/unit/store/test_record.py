@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from batch_reference import made_of, parts_of
 from outcrop import _core
 from outcrop.errors import ChecksumError, FormatError
 from outcrop.store import record
@@ -30,7 +32,7 @@ def records(make) -> tuple[BatchGraph, AddressTable, int]:
     degrees = make(st.lists(st.integers(0, 4), min_size=rows, max_size=rows)) if nodes else [0] * rows
     ends = np.cumsum(nodes_per_hop)
     edges_per_hop = tuple(int(sum(degrees[(ends[h - 1] if h else 0) : ends[h]])) for h in range(hops))
-    graph = BatchGraph(
+    graph = BatchGraph.of_one_type(
         np.array(make(st.lists(st.integers(0, limit), min_size=nodes, max_size=nodes)), np.int64),
         np.cumsum([0, *degrees]).astype(np.int32),
         int32(
@@ -66,6 +68,10 @@ def equal(a: object, b: object, names: tuple[str, ...]) -> bool:
     )
 
 
+def with_parts(graph: BatchGraph, **changes: Any) -> BatchGraph:
+    return made_of(parts_of(graph) | changes)
+
+
 @given(records())
 @settings(max_examples=150)
 def test_round_trip(made):
@@ -90,7 +96,7 @@ def test_round_trip(made):
 
 
 def sample_record(id_bytes: int = 4) -> tuple[BatchGraph, AddressTable, np.ndarray]:
-    graph = BatchGraph(
+    graph = BatchGraph.of_one_type(
         np.array([9, 3, 4, 7, 12], np.int64),
         int32([0, 2, 3, 5]),
         int32([2, 1, 2, 4, 0]),
@@ -218,7 +224,7 @@ def test_untrimmed_batches_and_edges_to_predict_round_trip():
     for count in (1, 4):
         index = np.arange(2 * count, dtype=np.int32).reshape(2, count) % 2
         label = np.linspace(0, 1, count).astype(np.float32)
-        changed = dataclasses.replace(
+        changed = with_parts(
             graph, rowptr=int32([0, 2, 3, 5, 5, 5]), untrimmed=True, edge_label_index=index, edge_label=label
         )
         blob = record.encode(changed, table, 4)
@@ -275,14 +281,14 @@ def test_a_record_whose_checksum_is_right_is_taken_only_where_all_of_it_holds(co
     graph, table, _ = sample_record()
     table = dataclasses.replace(table, disk_positions=int32([3]), disk_rows=int32([0]))
     if untrimmed:
-        graph = dataclasses.replace(
-            graph, rowptr=int32([0, 2, 3, 5, 5, 5]), edges_per_hop=(5, 0), untrimmed=True
-        )
+        graph = with_parts(graph, rowptr=int32([0, 2, 3, 5, 5, 5]), edges_per_hop=(5, 0), untrimmed=True)
     part = graph if hasattr(graph, column) else table
     changed = getattr(part, column).copy()
     changed[at % len(changed)] = value
-    part = dataclasses.replace(part, **{column: changed})
-    graph, table = (part, table) if isinstance(part, BatchGraph) else (graph, part)
+    if part is graph:
+        graph = with_parts(graph, **{column: changed})
+    else:
+        table = dataclasses.replace(table, **{column: changed})
     blob = record.encode(graph, table, 4)
     if is_sound(graph, table, 13, 2):
         back, addresses = record.decode(blob, "here", num_nodes=13, num_classes=2)

@@ -257,7 +257,7 @@ class Fixed(torch.nn.Module):
 def test_evaluation_counts_exactly(problem):
     scores = torch.tensor([[2.0, 1.0], [0.0, 3.0], [5.0, 0.0], [1.0, 1.5]])
     labels = [torch.tensor([0, 1, 1, -1]), torch.tensor([1, -1]), torch.tensor([-1, -1])]
-    batches = [MiniBatch(None, torch.zeros(0), y) for y in labels]  # type: ignore[arg-type]
+    batches = [MiniBatch(None, (torch.zeros(0),), y) for y in labels]  # type: ignore[arg-type]
     model = Fixed(scores).train()
     result = evaluate(model, batches)
     picked = [(0, 0), (1, 1), (2, 1), (0, 1)]
@@ -296,7 +296,7 @@ def test_a_missing_device_is_an_error(problem):
 @pytest.mark.parametrize("name", MODELS)
 def test_cuda_equals_cpu_closely(problem, name):
     def moved(batches):
-        return (MiniBatch(b.graph, b.x.cuda(), b.y.cuda(), b.degree.cuda()) for b in batches)
+        return (MiniBatch(b.graph, (b.x.cuda(),), b.y.cuda(), b.degree.cuda()) for b in batches)
 
     config = Settings(model=name, hidden=16, epochs=3, trace_losses=True)
     on_cuda = problem.run(

@@ -477,4 +477,6 @@ def sample_on(
     drawn = sampler.draw(seeds, split, epoch, batch)
     n_id, rowptr, col, nodes, edges = drawn.parts()
     labels = np.full(len(seeds), -1, np.int64)
-    return BatchGraph(n_id, rowptr, col, tuple(nodes), tuple(edges), labels, untrimmed=drawn.untrimmed)
+    return BatchGraph.of_one_type(
+        n_id, rowptr, col, tuple(nodes), tuple(edges), labels, untrimmed=drawn.untrimmed
+    )
