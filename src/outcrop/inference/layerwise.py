@@ -123,7 +123,9 @@ class Layer:
         if counts is not None and not self.division.whole:
             self._rows = _with_cache(self._rows, counts, self.division.cache_bytes, runtime)
         self._row_bytes = source.row_bytes
-        self._pool = host_pool(runtime, memory_tables.BATCH_BUFFERS, self.division.rows * self._row_bytes, 0)
+        self._pool = host_pool(
+            runtime, memory_tables.BATCH_BUFFERS, (self.division.rows * self._row_bytes,), 0
+        )
         # The topology is read into memory of its own, while one range is in use at most two.
         read = 2 * (
             8 * (self.division.targets + 1) + graph.spec("indices").stride_bytes * self.division.edges

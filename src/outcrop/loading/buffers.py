@@ -1,7 +1,9 @@
 """Batch buffers: a fixed number of pieces of memory that travel through the loading pipeline and come back.
 
-A buffer is leased by the first stage, filled, and handed to the consumer as the memory of ``batch.x``. It returns when
-the last tensor over it dies. If the consumer keeps more batches than there are buffers, it gets an error, never a hang.
+A buffer is leased by the first stage, filled, and handed to the consumer as the memory of ``batch.rows``. It has a part
+for each row file of the graph, because the rows of one are read before it is known how many the others have; it returns
+when the last tensor over any part dies. If the consumer keeps more batches than there are buffers, it gets an error,
+never a hang.
 """
 
 from __future__ import annotations
@@ -45,12 +47,6 @@ def device_batch_bytes(x_bytes: int, record_bytes: int, target_bytes: int = 0) -
 class BatchBuffer:
     """Holds memory of a pool, and has what every kind has."""
 
-    x: Any  # the rows of one mini-batch, as bytes
-
-    def make_room(self, x_bytes: int) -> None:
-        """Grows ``x`` where the size of batches is not known ahead."""
-        raise NotImplementedError
-
     def returned(self) -> None:
         """Notes that the last tensor over it has died."""
 
@@ -67,11 +63,11 @@ class BatchBuffer:
 
 
 class RowRoom:
-    """Reserves the budget of a pool's row buffers: of all at once, so that what is held does not depend on which buffer
-    grows.
+    """Reserves the budget for the rows of one row file in a pool's buffers: of all at once, so that what is held does
+    not depend on which buffer grows.
 
     Attributes:
-        x_bytes: Bytes of each buffer.
+        x_bytes: Bytes in each buffer.
     """
 
     def __init__(self, runtime: Runtime, count: int, x_bytes: int):
@@ -102,21 +98,20 @@ class RowRoom:
         return self._buffers.empty("batch-rows", self.x_bytes)
 
 
-class HostBuffer(BatchBuffer):
-    """Holds the buffers of one mini-batch in flight: ``x`` for rows, ``meta`` for the record; both uint8, page-aligned.
+class RowBuffer:
+    """Holds the memory for a mini-batch's rows of one row file: ``x``, uint8, page-aligned.
 
-    With a GPU ``x`` is pinned, so that the GPU reads it in place and copies run beside everything else. The buffer may
-    come back before they have: who leases it next waits for them.
+    With a GPU ``x`` is pinned, so that the GPU reads it in place.
     """
 
-    def __init__(self, runtime: Runtime, room: RowRoom, meta_bytes: int, gpu: Gpu | None):
+    x: Any
+
+    def __init__(self, room: RowRoom, gpu: Gpu | None):
         self._room, self._gpu = room, gpu
         self.pinned: torch.Tensor | None = None  # x as the GPU reads it
-        self._read: Fence | None = None
         self.x = self._allocate()
-        self.meta = runtime.budget.empty("batch-meta", meta_bytes)
 
-    def _allocate(self) -> np.ndarray:
+    def _allocate(self) -> Any:
         x = self._room.empty()
         if self._gpu is not None and len(x):
             from outcrop.unified import in_place  # brings torch
@@ -125,14 +120,42 @@ class HostBuffer(BatchBuffer):
         return x
 
     def make_room(self, x_bytes: int) -> None:
+        """Grows ``x`` where the size of batches is not known ahead; what it held is lost."""
         if len(self.x) < x_bytes:
             self._room.grow(x_bytes)
             self.release()
             self.x = np.zeros(0, np.uint8)
             self.x = self._allocate()
 
+    def release(self) -> None:
+        """Gives back what a GPU reads."""
+        self.pinned = None
+
+
+class HostBuffer(BatchBuffer):
+    """Holds the buffers of one mini-batch in flight.
+
+    Where a GPU reads the rows in place, copies run beside everything else. The buffer may come back before they have:
+    who leases it next waits for them.
+
+    Attributes:
+        rows: Memory for the rows of each row file.
+        meta: Memory for the record, uint8, page-aligned.
+    """
+
+    def __init__(self, runtime: Runtime, rows: Sequence[RowBuffer], meta_bytes: int):
+        self.rows = tuple(rows)
+        self._read: Fence | None = None
+        self.meta = runtime.budget.empty("batch-meta", meta_bytes)
+
+    @property
+    def x(self) -> Any:
+        """Returns the memory for rows, uint8, of a graph with one row file."""
+        (rows,) = self.rows
+        return rows.x
+
     def reading(self, fence: Fence) -> None:
-        """Notes that a GPU reads ``x`` until ``fence`` passes."""
+        """Notes that a GPU reads the rows until ``fence`` passes."""
         self._read = fence
 
     @property
@@ -145,7 +168,8 @@ class HostBuffer(BatchBuffer):
         self._read = None
 
     def release(self) -> None:
-        self.pinned = None
+        for rows in self.rows:
+            rows.release()
 
 
 class BufferPool(Generic[S]):
@@ -202,6 +226,11 @@ class BufferPool(Generic[S]):
                 )
 
     def give_back(self, buffer: S, lease: _LeaseState) -> None:
+        """Takes ``buffer`` back when the last that kept it, of those that ``lease`` counts, lets go of it."""
+        with self._changed:
+            lease.kept_by -= 1
+            if lease.kept_by:
+                return
         try:
             buffer.returned()
         finally:  # whatever a GPU says: somebody may wait for the buffer
@@ -225,23 +254,30 @@ class BufferPool(Generic[S]):
 
 
 def host_pool(
-    runtime: Runtime, count: int, x_bytes: int, meta_bytes: int, *, gpu: Gpu | None = None
+    runtime: Runtime, count: int, row_bytes: Sequence[int], meta_bytes: int, *, gpu: Gpu | None = None
 ) -> BufferPool[HostBuffer]:
-    """Makes ``count`` buffers in host memory."""
-    room = RowRoom(runtime, count, x_bytes)
-    return BufferPool([HostBuffer(runtime, room, meta_bytes, gpu) for _ in range(count)])
+    """Makes ``count`` buffers in host memory.
+
+    Args:
+        row_bytes: Bytes for the rows of each row file; 0: they grow.
+    """
+    rooms = [RowRoom(runtime, count, x_bytes) for x_bytes in row_bytes]
+    return BufferPool(
+        [HostBuffer(runtime, [RowBuffer(room, gpu) for room in rooms], meta_bytes) for _ in range(count)]
+    )
 
 
 class _LeaseState:
-    """Says how far a lease is. ``taken``: the consumer has the array over the buffer; ``returned``: the buffer is free
-    again.
+    """Says how far a lease is. ``taken``: the consumer has the arrays over the buffer; ``returned``: the buffer is free
+    again; ``kept_by``: how many keep it, the lease or the arrays that it was handed over to.
     """
 
     taken = returned = False
+    kept_by = 1
 
 
 class Lease(Generic[S]):
-    """Gives the right to one buffer; ends when dropped, or, once handed over, when the array over it dies."""
+    """Gives the right to one buffer; ends when dropped, or, once handed over, when the last array over it dies."""
 
     def __init__(self, pool: BufferPool[S], buffer: S):
         self.buffer = buffer
@@ -249,13 +285,15 @@ class Lease(Generic[S]):
         self._finalizer = weakref.finalize(self, pool.give_back, buffer, self._state)
         self._finalizer.atexit = False
 
-    def hand_over(self, array: Any) -> None:
-        """Has ``array`` (over the buffer's memory, or what a tensor over it keeps) keep the buffer from now on."""
+    def hand_over(self, *arrays: Any) -> None:
+        """Has ``arrays`` (over the buffer's memory, or what tensors over it keep) keep the buffer from now on."""
         if self._finalizer.detach():
-            weakref.finalize(array, self._pool.give_back, self.buffer, self._state).atexit = False
+            self._state.kept_by = len(arrays)
+            for array in arrays:
+                weakref.finalize(array, self._pool.give_back, self.buffer, self._state).atexit = False
 
     def mark_taken(self) -> None:
-        """Counts the buffer as held by the caller from now on: the consumer has the array.
+        """Counts the buffer as held by the caller from now on: the consumer has the arrays.
 
         Not before, or a batch on its way to the consumer would look like one that the consumer keeps.
         """

@@ -73,6 +73,7 @@ class DeviceBuffer(BatchBuffer):
         return len(self._host)
 
     def make_room(self, x_bytes: int) -> None:
+        """Makes the block at least ``x_bytes`` large."""
         if len(self.x) < x_bytes:
             for fence in self._read:  # seldom: the budget counts the block until nothing reads it
                 fence.synchronize()

@@ -8,7 +8,7 @@ import numpy as np
 
 from outcrop.device.budget import DeviceBudget
 from outcrop.device.gpu import Gpu
-from outcrop.loading.buffers import BufferPool, HostBuffer, RowRoom
+from outcrop.loading.buffers import BufferPool, HostBuffer, RowBuffer, RowRoom
 from outcrop.runtime.runtime import Runtime
 
 if TYPE_CHECKING:
@@ -17,25 +17,15 @@ if TYPE_CHECKING:
 TAG = "device-rows"
 
 
-class RingBuffer(HostBuffer):
-    """Holds the buffers of one mini-batch in flight whose rows, ``x``, uint8, lie in the memory of a GPU.
+class RingRows(RowBuffer):
+    """Holds the memory for a mini-batch's rows in the memory of a GPU: ``x``, uint8.
 
     Completion kernels put them there (:mod:`outcrop.rows.rings`), and rows are put together from there.
     """
 
-    x: Any
-
-    def __init__(
-        self,
-        runtime: Runtime,
-        room: RowRoom,
-        gpu: Gpu,
-        device: torch.device,
-        budget: DeviceBudget,
-        x_bytes: int,
-    ):
+    def __init__(self, room: RowRoom, gpu: Gpu, device: torch.device, budget: DeviceBudget, x_bytes: int):
         self._budget, self._number, self._x_bytes = budget, device.index or 0, x_bytes
-        super().__init__(runtime, room, 0, gpu)
+        super().__init__(room, gpu)
 
     def _allocate(self) -> Any:
         assert self._gpu is not None
@@ -59,6 +49,8 @@ class RingBuffer(HostBuffer):
 def ring_pool(
     runtime: Runtime, count: int, x_bytes: int, gpu: Gpu, device: torch.device, budget: DeviceBudget
 ) -> BufferPool[HostBuffer]:
-    """Makes ``count`` buffers for rows on ``device``."""
+    """Makes ``count`` buffers for rows of one row file on ``device``."""
     room = RowRoom(runtime, count, 0)
-    return BufferPool([RingBuffer(runtime, room, gpu, device, budget, x_bytes) for _ in range(count)])
+    return BufferPool(
+        [HostBuffer(runtime, [RingRows(room, gpu, device, budget, x_bytes)], 0) for _ in range(count)]
+    )

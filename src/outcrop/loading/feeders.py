@@ -158,7 +158,7 @@ class RowFeeder(_InPlace):
         return BatchInFlight(what, lease)
 
     def make_room(self, buffer: HostBuffer, num_nodes: int) -> None:
-        buffer.make_room(_room_bytes(num_nodes * self.row_bytes))
+        buffer.rows[0].make_room(_room_bytes(num_nodes * self.row_bytes))
 
     def read(self, batch: BatchInFlight) -> BatchInFlight:
         assert batch.graph is not None
@@ -309,13 +309,13 @@ class OnlineFeeder(_InPlace):
     def _grow(self, buffer: HostBuffer, rows_bytes: int) -> None:
         """Grows ``buffer``; what is cached gives way to a batch that is larger than those that were counted."""
         try:
-            buffer.make_room(_room_bytes(rows_bytes))
+            buffer.rows[0].make_room(_room_bytes(rows_bytes))
         except BudgetError:
             if self._defer_cached:  # addresses of cached rows are under way
                 raise
             self.rows.drop_cache()
             self._sampler.drop_lists()
-            buffer.make_room(_room_bytes(rows_bytes))
+            buffer.rows[0].make_room(_room_bytes(rows_bytes))
 
     def close(self) -> None:
         self.rows.close()

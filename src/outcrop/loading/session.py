@@ -353,7 +353,7 @@ def packed_session(
 
     spec, gpu = graph.row_file.spec, gpu_named(device.name)
     pool = host_pool(
-        runtime, placement.buffers, placement.buffer_rows_bytes, placement.buffer_meta_bytes, gpu=gpu
+        runtime, placement.buffers, (placement.buffer_rows_bytes,), placement.buffer_meta_bytes, gpu=gpu
     )
     host_cache = read_cache(runtime, packed, "host_cache")
     cache = read_cache(runtime, packed, "device_cache") if placement.num_cached(Level.DEVICE) else None
@@ -377,7 +377,7 @@ def make_pool(
     graph: Graph, runtime: Runtime, *, buffers: int, max_nodes: int, device: DeviceConfig
 ) -> BufferPool[HostBuffer]:
     """Makes batch buffers for modes that fetch rows by id. ``max_nodes``: of any batch, if known (0: they grow)."""
-    return host_pool(runtime, buffers, buffer_bytes(graph, max_nodes), 0, gpu=gpu_named(device.name))
+    return host_pool(runtime, buffers, (buffer_bytes(graph, max_nodes),), 0, gpu=gpu_named(device.name))
 
 
 def buffer_bytes(graph: Graph, max_nodes: int) -> int:

@@ -314,8 +314,9 @@ class ToGpu:
         elif self._all is not None:
             assemble(self._gpu, [self._all], place, out, wrong)
         else:
-            assert host.pinned is not None
-            staged = host.pinned[:num_bytes].view(-1, self._rows.row_bytes)
+            pinned = host.rows[0].pinned
+            assert pinned is not None
+            staged = pinned[:num_bytes].view(-1, self._rows.row_bytes)
             assemble(self._gpu, [self._device_cache, self._host_cache, staged], place, out, wrong)
 
     def check(self) -> None:

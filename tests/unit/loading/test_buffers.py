@@ -264,7 +264,7 @@ def test_a_new_pass_ends_the_one_before(packed, buffers):
 def test_pool_leases(make_runtime):
     runtime = make_runtime(threads=1)
     before = runtime.budget.now_bytes
-    pool, stopped = host_pool(runtime, 2, 8192, 4096), threading.Event()
+    pool, stopped = host_pool(runtime, 2, (8192,), 4096), threading.Event()
     assert runtime.budget.now_bytes - before == 2 * (8192 + 4096)
     first, second = pool.lease(stopped), pool.lease(stopped)
     assert first.buffer is not second.buffer
@@ -296,8 +296,29 @@ def test_pool_leases(make_runtime):
     assert runtime.budget.now_bytes == before
 
 
+def test_a_buffer_is_kept_by_the_rows_of_any_row_file(make_runtime):
+    runtime = make_runtime(threads=1)
+    before = runtime.budget.now_bytes
+    pool, stopped = host_pool(runtime, 1, (8192, 4096, 0), 0), threading.Event()
+    assert runtime.budget.now_bytes - before == 8192 + 4096
+    for last in range(3):
+        lease = pool.lease(stopped)
+        arrays = [rows.x[:10] for rows in lease.buffer.rows]
+        assert [len(array) for array in arrays] == [10, 10, 0]
+        lease.hand_over(*arrays)
+        lease.mark_taken()
+        del lease
+        kept = arrays[last]
+        del arrays
+        with pytest.raises(BudgetError, match="are held by the caller"):
+            pool.check_not_starved()
+        del kept
+        pool.check_not_starved()
+    pool.close()
+
+
 def test_a_waiting_lease_is_woken(make_runtime):
-    pool, stopped = host_pool(make_runtime(threads=1), 1, 4096, 0), threading.Event()
+    pool, stopped = host_pool(make_runtime(threads=1), 1, (4096,), 0), threading.Event()
     lease, outcome = pool.lease(stopped), []
 
     def wait() -> None:
@@ -318,14 +339,28 @@ def test_a_waiting_lease_is_woken(make_runtime):
 
 def test_rows_grow_where_the_size_is_not_known(make_runtime):
     runtime = make_runtime(threads=1)
-    pool = host_pool(runtime, 1, 0, 0)
+    pool = host_pool(runtime, 1, (0,), 0)
     lease = pool.lease(threading.Event())
-    lease.buffer.make_room(10000)
+    lease.buffer.rows[0].make_room(10000)
     grown = lease.buffer.x
     assert len(grown) >= 10000
-    lease.buffer.make_room(5000)
+    lease.buffer.rows[0].make_room(5000)
     assert lease.buffer.x is grown
     del grown, lease
+    pool.close()
+
+
+def test_the_rows_of_a_row_file_grow_by_themselves(make_runtime):
+    runtime = make_runtime(threads=1)
+    pool = host_pool(runtime, 2, (0, 4096, 8192), 0)
+    lease = pool.lease(threading.Event())
+    others = [rows.x for rows in lease.buffer.rows[:2]]
+    before = runtime.budget.now_bytes
+    lease.buffer.rows[2].make_room(3 * 4096)
+    assert runtime.budget.now_bytes - before == 2 * 4096  # one page more for each of the two
+    assert len(lease.buffer.rows[2].x) == 3 * 4096
+    assert all(rows.x is x for rows, x in zip(lease.buffer.rows, others, strict=False))
+    del others, lease
     pool.close()
 
 
