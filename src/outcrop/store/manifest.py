@@ -26,6 +26,7 @@ from outcrop.runtime.parsing import parse_json
 from outcrop.store.lock import only_process_in
 
 MANIFEST = "manifest.json"
+Versions = int | tuple[int, ...]  # of a format that are read
 # What names the source of an import, and no place on disk.
 _SOURCE = re.compile(r"(arrays|edges|npz|scipy|mat|musae|graphbolt|igb|ogb|pyg|dgl|triples):")
 # Array "x_page_crc" has a CRC-32C for each page of the file of array "x".
@@ -86,8 +87,11 @@ def exists(folder: Path) -> bool:
     return (folder / MANIFEST).is_file()
 
 
-def read(folder: Path, format: str, version: int) -> Manifest:
-    """Reads and checks the manifest of an artifact of the given format and version.
+def read(folder: Path, format: str, versions: Versions) -> Manifest:
+    """Reads and checks the manifest of an artifact of the given format.
+
+    Args:
+        versions: The version of the format, or those that the caller reads.
 
     Raises:
         FormatError: No manifest, not JSON, another format or version, or a listed file missing or of the wrong size.
@@ -97,11 +101,13 @@ def read(folder: Path, format: str, version: int) -> Manifest:
     found = (raw.get("format"), raw.get("version"))
     if found[0] != format:
         raise FormatError(f"{folder} is {found[0]!r}, not {format!r}: pass the folder of the right kind")
-    if found[1] != version:
+    known = (versions,) if isinstance(versions, int) else versions
+    if not isinstance(found[1], int) or found[1] not in known:
+        numbers = " and ".join(map(str, known))
         raise FormatError(
-            f"{path} has version {found[1]!r}, this Outcrop reads version {version}: make it again"
+            f"{path} has version {found[1]!r}, this Outcrop reads version {numbers}: make it again"
         )
-    return _checked(folder, raw, format, version)
+    return _checked(folder, raw, format, found[1])
 
 
 def read_any(folder: Path) -> Manifest:
@@ -132,14 +138,14 @@ def _checked(folder: Path, raw: dict[str, Any], format: str, version: int) -> Ma
 
 
 @contextmanager
-def opening(folder: Path, format: str, version: int) -> Iterator[Manifest]:
+def opening(folder: Path, format: str, versions: Versions) -> Iterator[Manifest]:
     """Yields the manifest of ``folder``; within the block, what is missing or odd in it becomes a FormatError that
     names it.
 
     Raises:
         FormatError: As :func:`read`, and for what the block finds.
     """
-    manifest = read(folder, format, version)
+    manifest = read(folder, format, versions)
     try:
         yield manifest
     except OutcropError:
@@ -399,13 +405,13 @@ def plain(fields: dict[str, Any]) -> dict[str, Any]:
 
 
 def is_current(
-    folder: Path, format: str, version: int, config: dict[str, Any], inputs: dict[str, str]
+    folder: Path, format: str, versions: Versions, config: dict[str, Any], inputs: dict[str, str]
 ) -> bool:
     """Tells whether ``folder`` is a whole artifact made with this config from these inputs."""
     if not exists(folder):
         return False
     try:
-        manifest = read(folder, format, version)
+        manifest = read(folder, format, versions)
     except FormatError:
         return False
     return manifest.config == config and manifest.inputs == inputs
