@@ -370,7 +370,7 @@ def test_rows_on_disk_equal_the_features_however_they_are_read(graph, make_runti
     runtime, ids = make_runtime("8MiB", threads=1), np.array([3, 1, 3], np.int64)
     read = []
     for merge in (True, False):
-        rows = disk_rows(graph, runtime, merge=merge)
+        rows = disk_rows(graph, runtime, graph.row_file, merge=merge)
         read.append(np.zeros(len(ids) * rows.row_bytes, np.uint8))
         rows.read_rows(ids, read[-1])
         rows.close()

@@ -70,7 +70,7 @@ def _batch_by_batch(graph_path: Path, run_folder: Path, memory: int) -> dict[str
     with Runtime(memory) as runtime:
         samples = open_samples(runtime, run_folder / "sample")
         placement = open_placement(runtime, run_folder / "plan")
-        rows = disk_rows(graph, runtime)
+        rows = disk_rows(graph, runtime, graph.row_file)
         held = np.concatenate([placement.host_ids, placement.device_ids])
         ids_buffer = runtime.budget.empty("bench", max(samples.max_nodes * samples.id_bytes, 1))
         buffer = runtime.budget.empty("bench", record.align_page(samples.max_nodes * rows.row_bytes))

@@ -218,7 +218,7 @@ def _needs(
                 runtime.budget.reserve("infer-ids", task.id_bytes),
                 _sampled_session(task, config, runtime) as session,
             ):
-                session.make_room(counted.max_nodes)
+                session.make_room(counted.max_rows)
         except BudgetError:
             return False
         return True
@@ -344,8 +344,8 @@ def _sampled_session(task: InferTask, config: SampleConfig, runtime: Runtime) ->
     """Opens a session that loads batches around the nodes that are scored, drawn as they are needed."""
     graph, whole = task.graph, isinstance(task.model, WholeModel)
     device = DeviceConfig(str(task.model.device if whole else next(task.model.parameters()).device))
-    pool = load.make_pool(graph, runtime, buffers=memory_tables.BATCH_BUFFERS, max_nodes=0, device=device)
-    rows = disk_rows(graph, runtime)
+    pool = load.make_pool(graph, runtime, buffers=memory_tables.BATCH_BUFFERS, device=device)
+    rows = disk_rows(graph, runtime, graph.row_file)
     sampler = BatchSampler(
         graph,
         config,
@@ -353,4 +353,4 @@ def _sampled_session(task: InferTask, config: SampleConfig, runtime: Runtime) ->
         memory_fraction=memory_tables.GROWING_SAMPLER.fraction,
         ids={"infer": _seeds(task)},
     )
-    return load.row_session(graph, SampledStructures(sampler), rows, pool, runtime, device)
+    return load.row_session(graph, SampledStructures(sampler), (rows,), pool, runtime, device)

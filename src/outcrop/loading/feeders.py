@@ -7,7 +7,7 @@ A feeder gives what a pass goes over (``source``), begins a batch in a leased bu
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar
 
 import numpy as np
@@ -23,6 +23,7 @@ from outcrop.sampling.seeds import Seeds
 from outcrop.store import record
 from outcrop.store.address_table import AddressTable
 from outcrop.store.batches import BatchGraph
+from outcrop.store.graph_types import RowFile
 from outcrop.store.levels import Level, LevelCounts
 from outcrop.store.packed import PackedRecords
 from outcrop.store.samples import SampleSet
@@ -42,7 +43,7 @@ class BatchInFlight:
         reads: What was begun for it; None where nothing was, or what was is done.
         position: Where it stands in the schedule of a :class:`outcrop.rows.ScheduledRows`.
         table: Which of its rows caches have; None where no cache has any, or a GPU has looked them up.
-        levels: How many of its rows came from each level.
+        levels: How many of its rows came from each level, of each row file.
         needed: Bytes of its rows that had to come from disk.
     """
 
@@ -52,7 +53,7 @@ class BatchInFlight:
     reads: PendingReads | None = None
     position: Any = None
     table: AddressTable | None = None
-    levels: LevelCounts = field(default_factory=dict)
+    levels: Sequence[LevelCounts] = ()
     needed: int = 0
 
     def wait(self) -> None:
@@ -65,15 +66,13 @@ class BatchInFlight:
 class Feeder(Protocol):
     """Gives the batches of one mode: the stages up to the transfer."""
 
-    row_bytes: int
-
     def source(self, split: str, epoch: int, numbers: Sequence[int] | None = None) -> Iterable[Any]: ...
     def submit(self, what: Any, lease: Lease[HostBuffer]) -> BatchInFlight: ...
     def read(self, batch: BatchInFlight) -> BatchInFlight: ...
     def assemble(self, batch: BatchInFlight) -> BatchInFlight: ...
     def read_shared(self, batch: BatchInFlight) -> BatchInFlight: ...
-    def make_room(self, buffer: HostBuffer, num_nodes: int) -> None:
-        """Makes ``buffer`` large enough for a batch of ``num_nodes``."""
+    def make_room(self, buffer: HostBuffer, num_rows: Sequence[int]) -> None:
+        """Makes ``buffer`` large enough for a batch with so many rows of each row file."""
         ...
 
     def close(self) -> None: ...
@@ -138,15 +137,24 @@ class _InPlace:
 
 
 class RowFeeder(_InPlace):
-    """Feeds modes that fetch rows by node id from a RowSource: all but packed and online.
+    """Feeds modes that fetch rows by id from a RowSource for each row file: all but packed and online.
 
     Args:
+        files: The row files of the graph.
+        rows: Where the rows of each lie.
         in_place: The transfer takes rows where they are: none are read here.
     """
 
-    def __init__(self, structures: BatchStructures, rows: RowSource, *, in_place: bool = False):
-        self._structures, self._rows, self._in_place = structures, rows, in_place
-        self.row_bytes = rows.row_bytes
+    def __init__(
+        self,
+        structures: BatchStructures,
+        files: Sequence[RowFile],
+        rows: Sequence[RowSource],
+        *,
+        in_place: bool = False,
+    ):
+        self._structures, self._in_place = structures, in_place
+        self._files, self._rows = tuple(files), tuple(rows)
 
     def source(self, split: str, epoch: int, numbers: Sequence[int] | None = None) -> Iterable[Any]:
         return self._structures.batches(split, epoch, numbers)
@@ -154,33 +162,40 @@ class RowFeeder(_InPlace):
     def submit(self, what: Any, lease: Lease[HostBuffer]) -> BatchInFlight:
         if self._in_place:
             return BatchInFlight(what, lease)
-        self.make_room(lease.buffer, what.num_nodes)
+        self.make_room(lease.buffer, what.num_rows(self._files))
         return BatchInFlight(what, lease)
 
-    def make_room(self, buffer: HostBuffer, num_nodes: int) -> None:
-        buffer.rows[0].make_room(_room_bytes(num_nodes * self.row_bytes))
+    def make_room(self, buffer: HostBuffer, num_rows: Sequence[int]) -> None:
+        for held, rows, count in zip(buffer.rows, self._rows, num_rows, strict=True):
+            held.make_room(_room_bytes(count * rows.row_bytes))
 
     def read(self, batch: BatchInFlight) -> BatchInFlight:
-        assert batch.graph is not None
+        graph = batch.graph
+        assert graph is not None
         if self._in_place:
-            batch.levels = {Level.HOST: batch.graph.num_nodes}
+            batch.levels = [{Level.HOST: count} for count in graph.num_rows(self._files)]
             return batch
-        out = batch.lease.buffer.x[: batch.graph.num_nodes * self.row_bytes]
-        batch.levels = self._rows.read_rows(batch.graph.n_id, out)
-        batch.needed = (
-            sum(n for level, n in batch.levels.items() if level in (Level.DISK, Level.MAP)) * self.row_bytes
-        )
+        parts = zip(self._files, self._rows, batch.lease.buffer.rows, strict=True)
+        batch.levels = [_read_section(graph.section(file).ids, rows, held.x) for file, rows, held in parts]
+        for rows, levels in zip(self._rows, batch.levels, strict=True):
+            count = sum(n for level, n in levels.items() if level in (Level.DISK, Level.MAP))
+            batch.needed += count * rows.row_bytes
         return batch
 
     def close(self) -> None:
-        self._rows.close()
+        for rows in self._rows:
+            rows.close()
+
+
+def _read_section(ids: np.ndarray, rows: RowSource, buffer: np.ndarray) -> LevelCounts:
+    return rows.read_rows(ids, buffer[: len(ids) * rows.row_bytes])
 
 
 class ScheduledFeeder(RowFeeder, Generic[P]):
     """Feeds modes whose row source must know which batch comes: belady and partition."""
 
-    def __init__(self, structures: ScheduledStructures[P], rows: ScheduledRows[P]):
-        super().__init__(structures, rows)
+    def __init__(self, structures: ScheduledStructures[P], file: RowFile, rows: ScheduledRows[P]):
+        super().__init__(structures, (file,), (rows,))
         self._scheduled, self._scheduled_rows = structures, rows
 
     def source(
@@ -293,7 +308,7 @@ class OnlineFeeder(_InPlace):
         graph = self._sampler.sample(what, reads.add, reads.add_located)
         table = reads.table() if self._defer_cached else None
         needed = reads.levels.get(Level.DISK, 0) * self.row_bytes
-        return BatchInFlight(graph, lease, reads=reads, table=table, levels=reads.levels, needed=needed)
+        return BatchInFlight(graph, lease, reads=reads, table=table, levels=(reads.levels,), needed=needed)
 
     def read(self, batch: BatchInFlight) -> BatchInFlight:
         batch.wait()
@@ -303,8 +318,9 @@ class OnlineFeeder(_InPlace):
         """Returns those of ``ids`` whose rows are read from disk, ascending."""
         return self.rows.missing(ids)
 
-    def make_room(self, buffer: HostBuffer, num_nodes: int) -> None:
-        self._grow(buffer, num_nodes * self.row_bytes)
+    def make_room(self, buffer: HostBuffer, num_rows: Sequence[int]) -> None:
+        (count,) = num_rows
+        self._grow(buffer, count * self.row_bytes)
 
     def _grow(self, buffer: HostBuffer, rows_bytes: int) -> None:
         """Grows ``buffer``; what is cached gives way to a batch that is larger than those that were counted."""
@@ -421,12 +437,13 @@ class PackedFeeder:
             _core.fill_rows(
                 x, n, self.row_bytes, table.host_positions, table.host_rows, self._host_cache, self.row_bytes
             )
-        batch.levels = {
+        levels = {
             Level.DEVICE: len(table.device_positions),
             Level.HOST: len(table.host_positions),
             Level.DISK_CACHE: len(table.disk_positions),
             Level.PACKED: n - table.num_cached,
         }
+        batch.levels = (levels,)
         return batch
 
     def read_shared(self, batch: BatchInFlight) -> BatchInFlight:
@@ -435,7 +452,7 @@ class PackedFeeder:
             self._packed.read_shared(batch.table, batch.graph.num_nodes, batch.lease.buffer.x)
         return batch
 
-    def make_room(self, buffer: HostBuffer, num_nodes: int) -> None:
+    def make_room(self, buffer: HostBuffer, num_rows: Sequence[int]) -> None:
         """Does nothing: buffers hold every batch of the run."""
 
     def close(self) -> None:

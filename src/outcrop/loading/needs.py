@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
@@ -59,13 +60,13 @@ class CountedBatches(Rehearsal):
         self.max_seeds = 0
         self.id_bytes, self.hops = record.id_bytes_for(graph.num_nodes), len(config.fanouts)
         ahead = ("train" if "train" in config.splits else config.splits[0], config.first_epoch)
-        sizes: dict[Pass, list[tuple[int, int]]] = {}
+        sizes: dict[Pass, list[_BatchSize]] = {}
         self._most[False] = self._draw("map", [*self._passes, ahead], sizes)
-        self.num_nodes = np.array([n for one in self._passes for n, _ in sizes[one]], np.int64)
-        self.max_record_bytes = max(
-            (r for one in self._passes for _, r in sizes[one]), default=record.PAGE_BYTES
-        )
-        self._counted_nodes = max((n for n, _ in sizes[ahead][:PRESAMPLED_BATCHES]), default=0)
+        every = [size for one in self._passes for size in sizes[one]]
+        self.num_nodes = np.array([size.nodes for size in every], np.int64)
+        self.max_record_bytes = max((size.record_bytes for size in every), default=record.PAGE_BYTES)
+        self._max_rows = self._most_rows(every)
+        self._counted_rows = self._most_rows(sizes[ahead][:PRESAMPLED_BATCHES])
 
     @property
     def num_batches(self) -> int:
@@ -76,15 +77,23 @@ class CountedBatches(Rehearsal):
         return int(self.num_nodes.max(initial=0))
 
     @property
-    def counted_nodes(self) -> int:
-        return self._counted_nodes
+    def max_rows(self) -> tuple[int, ...]:
+        return self._max_rows
+
+    @property
+    def counted_rows(self) -> tuple[int, ...]:
+        return self._counted_rows
+
+    def _most_rows(self, sizes: Sequence[_BatchSize]) -> tuple[int, ...]:
+        files = range(len(self._graph.row_files))
+        return tuple(max((size.rows[file] for size in sizes), default=0) for file in files)
 
     def batch_bytes(self, paged: bool) -> int:
         if paged not in self._most:
             self._most[paged] = self._draw("paged", self._passes, {})
         return self._most[paged]
 
-    def _draw(self, topology: str, passes: Sequence[Pass], sizes: dict[Pass, list[tuple[int, int]]]) -> int:
+    def _draw(self, topology: str, passes: Sequence[Pass], sizes: dict[Pass, list[_BatchSize]]) -> int:
         with Runtime(progress=self._progress) as runtime:
             sampler = BatchSampler(self._graph, self._config, runtime, topology=topology, ids=self._ids)
             each = dict.fromkeys(passes)
@@ -93,10 +102,17 @@ class CountedBatches(Rehearsal):
                     sizes[one] = []
                     for batch in sampler.epoch(*one):
                         encoded = record.encode(batch, record.AddressTable(), self.id_bytes)
-                        sizes[one].append((batch.num_nodes, len(encoded)))
+                        rows = batch.num_rows(self._graph.row_files)
+                        sizes[one].append(_BatchSize(batch.num_nodes, len(encoded), rows))
                         self.max_seeds = max(self.max_seeds, batch.num_seeds)
                         runtime.progress.advance(_TASK, 1)
             return sampler.most_batch_bytes
+
+
+class _BatchSize(NamedTuple):
+    nodes: int
+    record_bytes: int
+    rows: tuple[int, ...]  # of each row file
 
 
 class BatchCounter:
@@ -164,7 +180,7 @@ class SessionNeeds:
             )
         with Runtime(limit, rehearsal=self._counted) as runtime, self._open(runtime) as session:
             if self._run is None:  # else the run says how large batches are
-                session.make_room(self._counted.max_nodes)
+                session.make_room(self._counted.max_rows)
         return True
 
     def _partitioned(self, limit: int) -> bool:
@@ -172,7 +188,7 @@ class SessionNeeds:
         with Runtime(limit) as runtime, self._open(runtime) as session:
             for split, epoch in self._passes:
                 for _, batch in session.drawn(split, epoch) if self._graph.has(split) else ():
-                    session.make_room(batch.num_nodes)
+                    session.make_room(batch.num_rows(self._graph.row_files))
         return True
 
     def _open(self, runtime: Runtime):

@@ -42,6 +42,7 @@ from outcrop.store import record
 from outcrop.store.arrays import DiskArray
 from outcrop.store.batches import BatchGraph
 from outcrop.store.graph import Graph
+from outcrop.store.graph_types import RowFile
 from outcrop.store.levels import Level, LevelCounts
 from outcrop.store.packed import PackedRecords
 from outcrop.store.placement import Placement
@@ -65,17 +66,33 @@ def __getattr__(name: str) -> Any:
 
 @dataclass
 class LoadStats:
-    """Counts what one pass over a split delivered."""
+    """Counts what one pass over a split delivered.
+
+    Attributes:
+        rows_by_level: Rows that came from each level.
+        rows_by_file: The same of each row file of the graph; empty before the first batch.
+        bytes_needed: Bytes of rows that had to come from disk.
+    """
 
     batches: int = 0
     rows_by_level: LevelCounts = field(default_factory=dict)
+    rows_by_file: list[LevelCounts] = field(default_factory=list)
     bytes_needed: int = 0
 
-    def add(self, levels: LevelCounts, needed: int) -> None:
+    def add(self, levels: Sequence[LevelCounts], needed: int) -> None:
+        """Adds a batch.
+
+        Args:
+            levels: Rows of each row file that came from each level.
+            needed: Bytes of rows that had to come from disk.
+        """
         self.batches += 1
         self.bytes_needed += needed
-        for level, rows in levels.items():
-            self.rows_by_level[level] = self.rows_by_level.get(level, 0) + rows
+        self.rows_by_file.extend({} for _ in levels[len(self.rows_by_file) :])
+        for of_file, counts in zip(self.rows_by_file, levels, strict=True):
+            for level, rows in counts.items():
+                of_file[level] = of_file.get(level, 0) + rows
+                self.rows_by_level[level] = self.rows_by_level.get(level, 0) + rows
 
 
 class LoadSession:
@@ -154,27 +171,28 @@ class LoadSession:
             return targets or complete
         return lambda batch: targets(complete(batch))
 
-    @property
-    def row_bytes(self) -> int:
-        """Counts the bytes of a row of features."""
-        return self._feeder.row_bytes
-
     def drawn(self, split: str, epoch: int) -> Iterable[Any]:
         """Returns what a pass over ``split`` would load, in order, without loading it."""
         return self._feeder.source(split, epoch)
+
+    @property
+    def row_bytes(self) -> int:
+        """Counts the bytes of a row that mode ``online`` reads."""
+        assert isinstance(self._feeder, OnlineFeeder)
+        return self._feeder.row_bytes
 
     def missing_rows(self, ids: np.ndarray) -> np.ndarray:
         """Returns those of ``ids``, ascending, whose rows mode ``online`` reads from disk: the others are cached."""
         assert isinstance(self._feeder, OnlineFeeder)
         return self._feeder.missing_rows(ids)
 
-    def make_room(self, num_nodes: int) -> None:
-        """Makes buffers large enough for batches of ``num_nodes``, as loading one does.
+    def make_room(self, num_rows: Sequence[int]) -> None:
+        """Makes buffers large enough for batches with so many rows of each row file, as loading one does.
 
         Raises:
             BudgetError: The budget has not room for them, whatever caches give back.
         """
-        self._feeder.make_room(self._pool.lease(threading.Event()).buffer, num_nodes)
+        self._feeder.make_room(self._pool.lease(threading.Event()).buffer, num_rows)
 
     @property
     def buffers(self) -> int:
@@ -351,7 +369,7 @@ def packed_session(
     """Opens a session of mode ``packed``; ``rows`` serves the splits that were not packed."""
     from outcrop.loading.transfer import transfer_to  # brings torch
 
-    spec, gpu = graph.row_file.spec, gpu_named(device.name)
+    file, gpu = graph.row_file, gpu_named(device.name)
     pool = host_pool(
         runtime, placement.buffers, (placement.buffer_rows_bytes,), placement.buffer_meta_bytes, gpu=gpu
     )
@@ -359,8 +377,8 @@ def packed_session(
     cache = read_cache(runtime, packed, "device_cache") if placement.num_cached(Level.DEVICE) else None
     transfer = transfer_to(
         device,
-        spec,
-        packed.row_bytes,
+        (file,),
+        (packed.row_bytes,),
         # What training needs, and plans of before keep; batches with more make room for it.
         batch_bytes=samples.max_nodes * packed.row_bytes
         + 2 * samples.max_record_bytes
@@ -368,39 +386,56 @@ def packed_session(
         device_cache=cache,
         host_cache=None if gpu is None else host_cache,
     )
-    fallback = RowFeeder(RecordedStructures(samples, runtime), rows)
+    fallback = RowFeeder(RecordedStructures(samples, runtime), (file,), (rows,))
     feeder = PackedFeeder(packed, host_cache if gpu is None else None, fallback)
     return LoadSession(feeder, pool, transfer, runtime, graph)
 
 
 def make_pool(
-    graph: Graph, runtime: Runtime, *, buffers: int, max_nodes: int, device: DeviceConfig
+    graph: Graph,
+    runtime: Runtime,
+    *,
+    buffers: int,
+    max_rows: Sequence[int] | None = None,
+    device: DeviceConfig,
 ) -> BufferPool[HostBuffer]:
-    """Makes batch buffers for modes that fetch rows by id. ``max_nodes``: of any batch, if known (0: they grow)."""
-    return host_pool(runtime, buffers, (buffer_bytes(graph, max_nodes),), 0, gpu=gpu_named(device.name))
+    """Makes batch buffers for modes that fetch rows by id.
+
+    Args:
+        max_rows: Rows of each row file in any batch, at most; None: nobody knows, and they grow.
+    """
+    files = graph.row_files
+    counts = [0] * len(files) if max_rows is None else max_rows
+    row_bytes = [buffer_bytes(file, count) for file, count in zip(files, counts, strict=True)]
+    return host_pool(runtime, buffers, row_bytes, 0, gpu=gpu_named(device.name))
 
 
-def buffer_bytes(graph: Graph, max_nodes: int) -> int:
-    """Counts the bytes of a buffer for the rows of ``max_nodes``."""
-    row_bytes = graph.row_file.row_bytes
-    return record.align_page(max_nodes * row_bytes) + 2 * PAGE_BYTES if max_nodes else 0
+def buffer_bytes(file: RowFile, max_rows: int) -> int:
+    """Counts the bytes of a buffer for ``max_rows`` rows of one row file."""
+    return record.align_page(max_rows * file.row_bytes) + 2 * PAGE_BYTES if max_rows else 0
 
 
 def row_session(
     graph: Graph,
     structures: BatchStructures,
-    rows: RowSource,
+    rows: Sequence[RowSource],
     pool: BufferPool[HostBuffer],
     runtime: Runtime,
     device: DeviceConfig,
 ) -> LoadSession:
-    """Opens a session of one of the other modes."""
+    """Opens a session of one of the other modes.
+
+    Args:
+        rows: Where the rows of each row file lie.
+    """
     from outcrop.loading.transfer import transfer_to  # brings torch
     from outcrop.rows.unified import UnifiedRows
 
-    table = rows.table if isinstance(rows, UnifiedRows) else None
-    transfer = transfer_to(device, graph.row_file.spec, rows.row_bytes, table=table)
-    feeder = RowFeeder(structures, rows, in_place=table is not None)
+    tables = [source.table for source in rows if isinstance(source, UnifiedRows)]
+    transfer = transfer_to(
+        device, graph.row_files, [source.row_bytes for source in rows], table=tables[0] if tables else None
+    )
+    feeder = RowFeeder(structures, graph.row_files, rows, in_place=bool(tables))
     return LoadSession(feeder, pool, transfer, runtime, graph)
 
 
@@ -415,8 +450,9 @@ def scheduled_session(
     """Opens a session of mode ``belady`` or ``partition``; ``rows`` is told which batch comes."""
     from outcrop.loading.transfer import transfer_to  # brings torch
 
-    transfer = transfer_to(device, graph.row_file.spec, rows.row_bytes)
-    return LoadSession(ScheduledFeeder(structures, rows), pool, transfer, runtime, graph)
+    file = graph.row_file
+    transfer = transfer_to(device, (file,), (rows.row_bytes,))
+    return LoadSession(ScheduledFeeder(structures, file, rows), pool, transfer, runtime, graph)
 
 
 def online_session(
@@ -438,14 +474,14 @@ def online_session(
     """
     from outcrop.loading.transfer import transfer_to  # brings torch
 
-    rows, spec = HotRows(cache, stream, runtime), graph.row_file.spec
+    rows, file = HotRows(cache, stream, runtime), graph.row_file
     if gpu_named(device.name) is None:
-        transfer = transfer_to(device, spec, rows.row_bytes)
+        transfer = transfer_to(device, (file,), (rows.row_bytes,))
         return LoadSession(OnlineFeeder(sampler, rows), pool, transfer, runtime, graph)
     transfer = transfer_to(
         device,
-        spec,
-        rows.row_bytes,
+        (file,),
+        (rows.row_bytes,),
         batch_bytes=device_batch,
         device_cache=cache.device_rows,
         host_cache=cache.rows,

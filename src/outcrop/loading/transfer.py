@@ -10,7 +10,7 @@ arrive: the stream that uses it does (see device_buffers).
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
@@ -27,7 +27,7 @@ from outcrop.loading.device_buffers import DeviceBuffer
 from outcrop.runtime import memory_tables
 from outcrop.store.address_table import AddressTable
 from outcrop.store.batches import BatchGraph
-from outcrop.store.manifest import ArraySpec
+from outcrop.store.graph_types import RowFile
 from outcrop.store.minibatch import MiniBatch
 from outcrop.unified import in_place
 from outcrop.unified.assemble import assemble, row_addresses
@@ -82,10 +82,14 @@ class Transfer(Protocol):
 
 
 class _Rows:
-    """Says how the bytes of a row are seen."""
+    """Says how the rows of a row file are seen: ``row_bytes`` of each are in a buffer."""
 
-    def __init__(self, spec: ArraySpec, row_bytes: int):
-        self.dtype, self.row_bytes = getattr(torch, spec.dtype), row_bytes
+    def __init__(self, file: RowFile, row_bytes: int):
+        self.file, self.dtype, self.row_bytes = file, getattr(torch, file.spec.dtype), row_bytes
+
+    def num_bytes(self, graph: BatchGraph) -> int:
+        """Counts the bytes of the rows that ``graph`` wants."""
+        return len(graph.section(self.file).ids) * self.row_bytes
 
     def typed(self, x: torch.Tensor) -> torch.Tensor:
         """Returns [n, width] over uint8 [n * row_bytes]."""
@@ -104,34 +108,42 @@ class ToCpu:
     """Makes tensors over the buffers.
 
     Args:
-        spec: The graph's ``features``.
-        row_bytes: Bytes of a row in a buffer.
-        device_cache: uint8, flat: rows that a run planned for a device; None: no such level.
+        files: The row files of the graph.
+        row_bytes: Bytes of a row of each in a buffer.
+        device_cache: uint8, flat: rows of the only row file that a run planned for a device; None: no such level.
     """
 
-    def __init__(self, spec: ArraySpec, row_bytes: int, device_cache: np.ndarray | None = None):
-        self._rows, self._device_cache = _Rows(spec, row_bytes), device_cache
+    def __init__(
+        self, files: Sequence[RowFile], row_bytes: Sequence[int], device_cache: np.ndarray | None = None
+    ):
+        self._rows = [_Rows(file, count) for file, count in zip(files, row_bytes, strict=True)]
+        self._device_cache = device_cache
 
     def deliver(
         self, batch: LoadedBatch, stopped: threading.Event, arrays: Arrays | None = None
     ) -> BatchInTransfer:
-        graph, table, row_bytes = batch.graph, batch.table, self._rows.row_bytes
-        # This array carries the lease: tensors over it keep it alive.
-        data = batch.lease.buffer.x[: graph.num_nodes * row_bytes]
-        batch.lease.hand_over(data)
-        if table is not None and self._device_cache is not None:
-            _core.fill_rows(
-                data,
-                graph.num_nodes,
-                row_bytes,
-                table.device_positions,
-                table.device_rows,
-                self._device_cache,
-                row_bytes,
-            )
+        graph, held = batch.graph, batch.lease.buffer.rows
+        # These arrays carry the lease: tensors over them keep it alive.
+        data = [buffer.x[: rows.num_bytes(graph)] for rows, buffer in zip(self._rows, held, strict=True)]
+        batch.lease.hand_over(*data)
+        if batch.table is not None and self._device_cache is not None:
+            self._fill(data[0], batch.table, self._device_cache)
         degree = None if graph.degree is None else torch.from_numpy(graph.degree)
-        x = self._rows.typed(torch.from_numpy(data))
-        return _OnCpu(MiniBatch(graph=graph, rows=(x,), y=torch.from_numpy(graph.labels), degree=degree))
+        typed = tuple(rows.typed(torch.from_numpy(part)) for rows, part in zip(self._rows, data, strict=True))
+        return _OnCpu(MiniBatch(graph=graph, rows=typed, y=torch.from_numpy(graph.labels), degree=degree))
+
+    def _fill(self, data: np.ndarray, table: AddressTable, cache: np.ndarray) -> None:
+        """Puts the rows that were planned for a device into their places."""
+        row_bytes = self._rows[0].row_bytes
+        _core.fill_rows(
+            data,
+            len(data) // row_bytes,
+            row_bytes,
+            table.device_positions,
+            table.device_rows,
+            cache,
+            row_bytes,
+        )
 
     def check(self) -> None: ...
 
@@ -148,8 +160,8 @@ class ToCpu:
 
 def transfer_to(
     device: DeviceConfig,
-    spec: ArraySpec,
-    row_bytes: int,
+    files: Sequence[RowFile],
+    row_bytes: Sequence[int],
     *,
     batch_bytes: int = 0,
     device_cache: np.ndarray | tuple[torch.Tensor, Any] | None = None,
@@ -160,6 +172,7 @@ def transfer_to(
     """Makes a :class:`ToGpu` or a :class:`ToCpu`.
 
     Args:
+        files, row_bytes: As of :class:`ToCpu`; a GPU takes one row file.
         budget: The device's, where others hold memory of it too; None: one of ``device.memory_bytes``.
 
     Raises:
@@ -170,13 +183,14 @@ def transfer_to(
     gpu = gpu_of(there)
     if gpu is None:
         assert not isinstance(device_cache, tuple)
-        return ToCpu(spec, row_bytes, device_cache)
+        return ToCpu(files, row_bytes, device_cache)
+    ((file,), (file_row_bytes,)) = files, row_bytes
     budget = budget or DeviceBudget(gpu, there, device.memory_bytes)
     return ToGpu(
         gpu,
         there,
-        spec,
-        row_bytes,
+        file,
+        file_row_bytes,
         budget,
         batch_bytes=batch_bytes,
         device_cache=device_cache,
@@ -218,7 +232,7 @@ class ToGpu:
     """Puts rows together on the GPU.
 
     Args:
-        spec, row_bytes: As of :class:`ToCpu`.
+        file, row_bytes: The only row file of the graph, and the bytes of a row of it in a buffer.
         batch_bytes: Bytes of a batch on the device; 0: not known ahead.
         budget: The device's.
         device_cache, host_cache: uint8, flat, rows of the caches that a batch's table names; the former is copied to
@@ -230,7 +244,7 @@ class ToGpu:
         self,
         gpu: Gpu,
         device: torch.device,
-        spec: ArraySpec,
+        file: RowFile,
         row_bytes: int,
         budget: DeviceBudget,
         *,
@@ -239,7 +253,7 @@ class ToGpu:
         host_cache: np.ndarray | None = None,
         table: torch.Tensor | None = None,
     ):
-        self._gpu, self._number, self._rows, self._all = gpu, device.index or 0, _Rows(spec, row_bytes), table
+        self._gpu, self._number, self._rows, self._all = gpu, device.index or 0, _Rows(file, row_bytes), table
         self._stream = gpu.new_stream(self._number, low_priority=True)
         self._budget = budget
         self._buffers = [
@@ -261,7 +275,7 @@ class ToGpu:
     def deliver(
         self, batch: LoadedBatch, stopped: threading.Event, arrays: Arrays | None = None
     ) -> BatchInTransfer:
-        graph, lease, num_bytes = batch.graph, batch.lease, batch.graph.num_nodes * self._rows.row_bytes
+        graph, lease, num_bytes = batch.graph, batch.lease, self._rows.num_bytes(batch.graph)
         buffer_lease = self._pool.lease(stopped)
         buffer = buffer_lease.buffer
         buffer.stage(num_bytes, self._arrays(batch, arrays), graph.on_device or {})

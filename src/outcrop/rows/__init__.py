@@ -18,6 +18,7 @@ from outcrop.rows.tiered import TieredRows
 from outcrop.runtime import memory_tables
 from outcrop.runtime.runtime import Runtime
 from outcrop.store.graph import Graph
+from outcrop.store.graph_types import RowFile
 
 __all__ = [
     "BeladyRows",
@@ -44,7 +45,7 @@ __all__ = [
 ]
 
 
-def disk_rows(graph: Graph, runtime: Runtime, *, merge: bool = True) -> DiskRows:
-    """Opens the features of ``graph`` on disk, with the scratch memory that the budget has for them."""
-    scratch = memory_tables.READ_SCRATCH.bytes_of(runtime.budget.limit_bytes)
-    return DiskRows(graph.open_rows(runtime, graph.row_file), runtime, scratch_bytes=scratch, merge=merge)
+def disk_rows(graph: Graph, runtime: Runtime, file: RowFile, *, merge: bool = True) -> DiskRows:
+    """Opens a row file of ``graph`` on disk, with an equal part of the scratch memory that the budget has for all."""
+    scratch = memory_tables.READ_SCRATCH.bytes_of(runtime.budget.limit_bytes) // len(graph.row_files)
+    return DiskRows(graph.open_rows(runtime, file), runtime, scratch_bytes=scratch, merge=merge)

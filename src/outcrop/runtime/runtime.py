@@ -26,13 +26,13 @@ class Rehearsal(Protocol):
     """
 
     @property
-    def max_nodes(self) -> int:
-        """Counts the nodes of the largest batch."""
+    def max_rows(self) -> tuple[int, ...]:
+        """Counts the rows of each row file that a batch wants, at most."""
         ...
 
     @property
-    def counted_nodes(self) -> int:
-        """Counts the nodes of the largest of those batches that mode ``online`` counts ahead."""
+    def counted_rows(self) -> tuple[int, ...]:
+        """Counts the same of those batches that mode ``online`` counts ahead."""
         ...
 
     def batch_bytes(self, paged: bool) -> int:
@@ -46,12 +46,12 @@ class UncountedBatches(Rehearsal):
     """Stands for batches whose sizes a run has, and for work that has no batches."""
 
     @property
-    def max_nodes(self) -> int:
-        return 0
+    def max_rows(self) -> tuple[int, ...]:
+        return ()
 
     @property
-    def counted_nodes(self) -> int:
-        return 0
+    def counted_rows(self) -> tuple[int, ...]:
+        return ()
 
     def batch_bytes(self, paged: bool) -> int:
         return 0

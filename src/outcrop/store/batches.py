@@ -204,6 +204,10 @@ class BatchGraph:
         assert positions is not None, "the batch was drawn without the positions of its edges"
         return Section(positions, self.edges[number].per_hop)
 
+    def num_rows(self, files: Sequence[RowFile]) -> tuple[int, ...]:
+        """Counts the rows that the batch wants of each of ``files``."""
+        return tuple(len(self.section(rows).ids) for rows in files)
+
     def with_edges(self, number: int, **changes: Any) -> BatchGraph:
         """Returns the batch with other attributes of the :class:`Edges` of edge type ``number``."""
         edges = list(self.edges)

@@ -52,7 +52,12 @@ def packed(tmp_path: Path, make_runtime: Make) -> Callable[[int], LoadSession]:
             batch_size=10,
         )
         return packed_session(
-            graph, run.samples, run.placement, run.records, disk_rows(graph, runtime, merge=False), runtime
+            graph,
+            run.samples,
+            run.placement,
+            run.records,
+            disk_rows(graph, runtime, graph.row_file, merge=False),
+            runtime,
         )
 
     return make

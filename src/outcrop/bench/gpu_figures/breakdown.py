@@ -35,12 +35,12 @@ COPY, IN_PLACE, OVERLAPPED = "copy", "in place", "in place, overlapped"
 
 def _copying(graph: Graph, runtime: Runtime, device: DeviceConfig) -> load.LoadSession:
     """Opens mode ``memory`` as it would be without unified memory."""
-    pool = load.make_pool(graph, runtime, buffers=2, max_nodes=0, device=device)
+    pool = load.make_pool(graph, runtime, buffers=2, device=device)
     rows = HostRows(graph.open_rows(runtime, graph.row_file), runtime)
     structures = SampledStructures(
         BatchSampler(graph, _SAMPLING, runtime, memory_fraction=memory_tables.GROWING_SAMPLER.fraction)
     )
-    return load.row_session(graph, structures, rows, pool, runtime, device)
+    return load.row_session(graph, structures, (rows,), pool, runtime, device)
 
 
 class _Epochs:

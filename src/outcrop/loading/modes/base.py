@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 from outcrop.config import DeviceConfig, SampleConfig, TopologyChoice, check_topology
 from outcrop.config.declared import check_types
 from outcrop.loading.buffers import BufferPool, HostBuffer
-from outcrop.loading.feeders import RecordedStructures, SampledStructures
+from outcrop.loading.feeders import BatchStructures, RecordedStructures, SampledStructures
 from outcrop.loading.session import LoadSession, make_pool, row_session
 from outcrop.rows import RowSource, rows_within
 from outcrop.runtime import memory_tables
@@ -19,6 +19,7 @@ from outcrop.runtime.memory_plan import Part
 from outcrop.runtime.runtime import Runtime
 from outcrop.sampling.sampler import BatchSampler, Ids
 from outcrop.store.graph import Graph
+from outcrop.store.graph_types import RowFile
 from outcrop.store.samples import SampleSet
 
 
@@ -45,10 +46,19 @@ class SessionRequest:
 
     def make_pool(self) -> BufferPool[HostBuffer]:
         """Makes batch buffers; without a run nobody knows how large they must be, and they grow."""
-        most = 0 if self.recorded is None else self.recorded.max_nodes
         return make_pool(
-            self.graph, self.runtime, buffers=memory_tables.BATCH_BUFFERS, max_nodes=most, device=self.device
+            self.graph,
+            self.runtime,
+            buffers=memory_tables.BATCH_BUFFERS,
+            max_rows=self.max_rows,
+            device=self.device,
         )
+
+    @property
+    def max_rows(self) -> tuple[int, ...] | None:
+        """Counts the rows of each row file in any batch, at most; None where nobody knows."""
+        recorded = self.recorded
+        return None if recorded is None or len(self.graph.row_files) > 1 else (recorded.max_nodes,)
 
     def rows_that_fit(self, rows: RowSource, policy: str, part: Part, cycle: int = 1) -> int:
         """Counts the rows of a cache over ``rows`` that fit ``part`` of what the budget has left."""
@@ -132,13 +142,13 @@ class Mode(ABC):
 
 
 class RowMode(Mode):
-    """Fetches the rows of a batch by node id when the batch is there."""
+    """Fetches the rows of a batch by their ids when the batch is there."""
 
     def open(self, request: SessionRequest) -> LoadSession:
         """Opens buffers first: what is left afterwards is for topology and caches."""
         graph, runtime = request.graph, request.runtime
         pool = request.make_pool()
-        below = self.open_rows(request)
+        below = [self.open_rows(request, file) for file in graph.row_files]
         structures: RecordedStructures | SampledStructures
         if request.recorded is not None:
             structures = RecordedStructures(request.recorded, runtime)
@@ -153,13 +163,19 @@ class RowMode(Mode):
                     ids=request.ids,
                 )
             )
-        rows = self.cached(below, request)
+        rows = self.cached(below, request, structures)
         return row_session(graph, structures, rows, pool, runtime, request.device)
 
     @abstractmethod
-    def open_rows(self, request: SessionRequest) -> RowSource:
-        """Opens where the rows lie."""
+    def open_rows(self, request: SessionRequest, file: RowFile) -> RowSource:
+        """Opens where the rows of a row file lie."""
 
-    def cached(self, rows: RowSource, request: SessionRequest) -> RowSource:
-        """Returns ``rows``, or a cache over them."""
+    def cached(
+        self, rows: list[RowSource], request: SessionRequest, structures: BatchStructures
+    ) -> list[RowSource]:
+        """Returns ``rows``, one source for each row file, or caches over them.
+
+        Args:
+            structures: The batches.
+        """
         return rows

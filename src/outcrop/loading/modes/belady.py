@@ -34,7 +34,7 @@ class Belady(Mode):
         graph, runtime, recorded = request.graph, request.runtime, request.recorded
         assert recorded is not None
         pool = request.make_pool()
-        below = disk_rows(graph, runtime)
+        below = disk_rows(graph, runtime, graph.row_file)
         structures = RecordedStructures(recorded, runtime)
         uses = NextUses(recorded, schedule_of(recorded, request.epoch_splits), runtime)
         count = self.cache_rows

@@ -7,9 +7,11 @@ from typing import Literal, final
 
 from outcrop.config import CACHE_POLICIES
 from outcrop.errors import ArgumentError
+from outcrop.loading.feeders import BatchStructures
 from outcrop.loading.modes.base import RowMode, SessionRequest
 from outcrop.rows import DynamicRows, RowSource, disk_rows
 from outcrop.runtime import memory_tables
+from outcrop.store.graph_types import RowFile
 
 
 @final
@@ -35,13 +37,16 @@ class Dynamic(RowMode):
         if self.cache_rows is not None and self.cache_rows < 0:
             raise ArgumentError(f"{self.cache_rows} cache rows is negative")
 
-    def open_rows(self, request: SessionRequest) -> RowSource:
-        return disk_rows(request.graph, request.runtime)
+    def open_rows(self, request: SessionRequest, file: RowFile) -> RowSource:
+        return disk_rows(request.graph, request.runtime, file)
 
-    def cached(self, rows: RowSource, request: SessionRequest) -> RowSource:
+    def cached(
+        self, rows: list[RowSource], request: SessionRequest, structures: BatchStructures
+    ) -> list[RowSource]:
+        (only,) = rows
         policy, count = self.cache_policy, self.cache_rows
-        grow = request.recorded is None  # buffers do, and have the rest
+        grow = request.max_rows is None  # buffers do, and have the rest
         part = memory_tables.GROWING_CACHE if grow else memory_tables.ROW_CACHE
         if count is None:
-            count = request.rows_that_fit(rows, policy, part)
-        return DynamicRows(rows, request.runtime, policy=policy, rows=min(count, rows.num_rows))
+            count = request.rows_that_fit(only, policy, part)
+        return [DynamicRows(only, request.runtime, policy=policy, rows=min(count, only.num_rows))]

@@ -7,6 +7,7 @@ from typing import final
 
 from outcrop.loading.modes.base import RowMode, SessionRequest
 from outcrop.rows import MapRows, RowSource
+from outcrop.store.graph_types import RowFile
 
 
 @final
@@ -16,5 +17,5 @@ class Memmap(RowMode):
 
     name = "memmap"
 
-    def open_rows(self, request: SessionRequest) -> RowSource:
-        return MapRows(request.graph.open_rows(request.runtime, request.graph.row_file))
+    def open_rows(self, request: SessionRequest, file: RowFile) -> RowSource:
+        return MapRows(request.graph.open_rows(request.runtime, file))

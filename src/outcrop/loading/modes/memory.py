@@ -8,6 +8,7 @@ from typing import final
 from outcrop.device import gpu_named
 from outcrop.loading.modes.base import RowMode, SessionRequest
 from outcrop.rows import HostRows, RowSource
+from outcrop.store.graph_types import RowFile
 
 
 @final
@@ -18,8 +19,8 @@ class InMemory(RowMode):
     name = "memory"
     takes_run_budget = False
 
-    def open_rows(self, request: SessionRequest) -> RowSource:
-        features = request.graph.open_rows(request.runtime, request.graph.row_file)
+    def open_rows(self, request: SessionRequest, file: RowFile) -> RowSource:
+        features = request.graph.open_rows(request.runtime, file)
         if gpu_named(request.device.name) is None:
             return HostRows(features, request.runtime)
         from outcrop.rows.unified import UnifiedRows  # brings torch

@@ -7,6 +7,7 @@ from typing import final
 
 from outcrop.loading.modes.base import RowMode, SessionRequest
 from outcrop.rows import RowSource, disk_rows
+from outcrop.store.graph_types import RowFile
 
 
 @final
@@ -16,5 +17,5 @@ class OnDisk(RowMode):
 
     name = "ondisk"
 
-    def open_rows(self, request: SessionRequest) -> RowSource:
-        return disk_rows(request.graph, request.runtime, merge=False)
+    def open_rows(self, request: SessionRequest, file: RowFile) -> RowSource:
+        return disk_rows(request.graph, request.runtime, file, merge=False)

@@ -49,7 +49,7 @@ class Partition(Mode):
         graph, runtime, config = request.graph, request.runtime, request.config
         buffers_grow = request.recorded is None
         pool = request.make_pool()
-        below = disk_rows(graph, runtime)
+        below = disk_rows(graph, runtime, graph.row_file)
         sampler, among = memory_tables.SAMPLER, memory_tables.PARTITION_SAMPLER
         if buffers_grow:
             sampler, among = memory_tables.GROWING_SAMPLER, memory_tables.GROWING_PARTITION_SAMPLER

@@ -91,8 +91,7 @@ def open_online(
     hotness = Hotness(graph.num_nodes, ahead, runtime, expand_all=config.sampler == "shadow")
     if runtime.rehearsal is None:
         next(hotness.windows(), None)  # counted once, the size of batches is known
-    counted = hotness.most_nodes if runtime.rehearsal is None else runtime.rehearsal.counted_nodes
-    most = recorded.max_nodes if recorded else counted + counted // _MARGIN
+    most = recorded.max_nodes if recorded else _most_nodes(hotness, runtime)
     batch_bytes = most * features.spec.stride_bytes
     if pool is None:
         buffers = memory_tables.BATCH_BUFFERS * batch_bytes
@@ -120,6 +119,14 @@ def open_online(
     return session.online_session(
         graph, sampler, cache, stream, pool, runtime, device, block_bytes, device_budget
     )
+
+
+def _most_nodes(hotness: Hotness, runtime: Runtime) -> int:
+    """Counts the nodes that a batch has, at most, by those that were counted."""
+    most = hotness.most_nodes
+    if runtime.rehearsal is not None:
+        (most,) = runtime.rehearsal.counted_rows
+    return most + most // _MARGIN
 
 
 def _ring_stream(
@@ -221,11 +228,13 @@ def _make_pool(
         room = memory_tables.RING_BUFFERS.bytes_of(device_budget.free_bytes)
         buffers = memory_tables.BATCH_BUFFERS
         if (buffers + memory_tables.DEVICE_BATCHES) * batch_bytes <= room:
-            return ring_pool(runtime, buffers, session.buffer_bytes(graph, most), gpu, there, device_budget)
+            return ring_pool(
+                runtime, buffers, session.buffer_bytes(graph.row_file, most), gpu, there, device_budget
+            )
     buffers = memory_tables.ONLINE_BATCH_BUFFERS
     if buffers * batch_bytes > memory_tables.THIRD_BUFFER.bytes_of(runtime.budget.free_bytes):
         buffers = memory_tables.BATCH_BUFFERS
-    return session.make_pool(graph, runtime, buffers=buffers, max_nodes=most, device=device)
+    return session.make_pool(graph, runtime, buffers=buffers, max_rows=(most,), device=device)
 
 
 def _open_sampler(
