@@ -7,8 +7,9 @@ from dataclasses import replace
 from pathlib import Path
 
 from outcrop.config import CPU, DeviceConfig, SampleConfig
+from outcrop.device import gpu_named
 from outcrop.errors import ArgumentError, BudgetError
-from outcrop.loading.modes import Mode, SessionRequest, mode_named
+from outcrop.loading.modes import MODES, Mode, SessionRequest, mode_named, names_of
 from outcrop.loading.run_stages import open_recorded
 from outcrop.loading.session import LoadSession
 from outcrop.runtime.runtime import Runtime
@@ -40,11 +41,13 @@ def open_session(
         ids: Nodes of a split, in place of those that the graph has, for batches drawn on the fly.
 
     Raises:
-        ArgumentError: Mode unknown, or ``packed`` or ``belady`` without a run.
+        ArgumentError: Mode unknown, or ``packed`` or ``belady`` without a run; or the graph has features of several
+            types, and the mode or the device takes those of one.
         FormatError: The run was made from another graph, or is not finished.
         BudgetError: The mode does not fit, for example ``memory`` in less than the features.
     """
     mode = mode_named(mode)
+    _check_row_files(graph, mode, device)
     request = SessionRequest(graph, runtime, config or SampleConfig(), device, epoch_splits, ids)
     if run_folder is not None:
         sampled, recorded = open_recorded(graph, runtime, run_folder)
@@ -59,6 +62,21 @@ def open_session(
     # Neighbour lists that fit their share of the budget may leave too little for the rest: then they stay on disk.
     on_disk = placement_of("automatic", topology_bytes(graph), available_bytes=0)
     return replace(mode, topology=on_disk).open(request)
+
+
+def _check_row_files(graph: Graph, mode: Mode, device: DeviceConfig) -> None:
+    """Refuses a graph with features of several types where only those of one can be loaded."""
+    count = len(graph.row_files)
+    if count <= 1:
+        return
+    having = f"{graph.path} has features of {count} types of nodes or edges"
+    if not mode.many_row_files:
+        others = names_of(tuple(other for other in MODES if other.many_row_files))
+        raise ArgumentError(f"{having}, mode {mode} loads those of one: choose mode {others}")
+    if gpu_named(device.name) is not None:
+        raise ArgumentError(
+            f"{having}, which are loaded for the CPU only, not for {device.name}: leave out --device"
+        )
 
 
 def _may_hold_topology(mode: Mode, request: SessionRequest) -> bool:

@@ -13,7 +13,7 @@ from outcrop.config.declared import check_types
 from outcrop.loading.buffers import BufferPool, HostBuffer
 from outcrop.loading.feeders import BatchStructures, RecordedStructures, SampledStructures
 from outcrop.loading.session import LoadSession, make_pool, row_session
-from outcrop.rows import RowSource, rows_within
+from outcrop.rows import RowSource
 from outcrop.runtime import memory_tables
 from outcrop.runtime.memory_plan import Part
 from outcrop.runtime.runtime import Runtime
@@ -60,10 +60,9 @@ class SessionRequest:
         recorded = self.recorded
         return None if recorded is None or len(self.graph.row_files) > 1 else (recorded.max_nodes,)
 
-    def rows_that_fit(self, rows: RowSource, policy: str, part: Part, cycle: int = 1) -> int:
-        """Counts the rows of a cache over ``rows`` that fit ``part`` of what the budget has left."""
-        left = part.bytes_of(self.runtime.budget.free_bytes - memory_tables.CACHE_MARGIN.least)
-        return rows_within(policy, left, rows.row_bytes, rows.num_rows, cycle)
+    def cache_bytes(self, part: Part) -> int:
+        """Counts the bytes of ``part`` of what the budget has left."""
+        return part.bytes_of(self.runtime.budget.free_bytes - memory_tables.CACHE_MARGIN.least)
 
 
 @dataclass(frozen=True)
@@ -87,6 +86,7 @@ class Mode(ABC):
         plans_evaluation: It plans for one pass over the validation nodes in every epoch.
         starts_within_epoch: Loading can begin with any batch of an epoch.
         batches_by_budget: The memory budget decides which batches there are, and so what is learned.
+        many_row_files: It loads graphs of which more than one type of nodes or edges has features.
     """
 
     topology: TopologyChoice = field(default="automatic", kw_only=True)
@@ -101,6 +101,7 @@ class Mode(ABC):
     plans_evaluation: ClassVar[bool] = False
     starts_within_epoch: ClassVar[bool] = True
     batches_by_budget: ClassVar[bool] = False
+    many_row_files: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         check_types(self)
@@ -143,6 +144,8 @@ class Mode(ABC):
 
 class RowMode(Mode):
     """Fetches the rows of a batch by their ids when the batch is there."""
+
+    many_row_files = True
 
     def open(self, request: SessionRequest) -> LoadSession:
         """Opens buffers first: what is left afterwards is for topology and caches."""

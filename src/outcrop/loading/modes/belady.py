@@ -8,7 +8,7 @@ from typing import final
 from outcrop.loading.feeders import RecordedStructures
 from outcrop.loading.modes.base import Mode, SessionRequest
 from outcrop.loading.session import LoadSession, scheduled_session
-from outcrop.rows import BeladyRows, NextUses, disk_rows, schedule_of
+from outcrop.rows import BeladyRows, NextUses, disk_rows, rows_within, schedule_of
 from outcrop.runtime import memory_tables
 
 
@@ -39,6 +39,7 @@ class Belady(Mode):
         uses = NextUses(recorded, schedule_of(recorded, request.epoch_splits), runtime)
         count = self.cache_rows
         if count is None:
-            count = request.rows_that_fit(below, "belady", memory_tables.ROW_CACHE, uses.cycle)
+            room = request.cache_bytes(memory_tables.ROW_CACHE)
+            count = rows_within("belady", room, below.row_bytes, below.num_rows, uses.cycle)
         rows = BeladyRows(below, runtime, uses, rows=min(count, below.num_rows))
         return scheduled_session(graph, structures, rows, pool, runtime, request.device)

@@ -1,0 +1,194 @@
+"""Loading graphs with several row files: each batch has the rows of every row file, in every mode that takes them."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from outcrop.config import SampleConfig
+from outcrop.errors import ArgumentError, BudgetError
+from outcrop.loading.modes import BASELINES, CHOICES, Dynamic, InMemory, Mode, base
+from outcrop.loading.open import open_session
+from outcrop.loading.session import LoadSession
+from outcrop.runtime.runtime import Runtime
+from outcrop.store.levels import Level
+from outcrop.store.minibatch import MiniBatch
+from section_support import EPOCHS, FEW, ReferenceSampler, SectionGraph, section_graph
+
+MODES = ("memory", "memmap", "ondisk", "dynamic")
+CONFIG = SampleConfig(fanouts=(4, 3), batch_size=20, epochs=EPOCHS)
+Make = Callable[..., Runtime]
+Open = Callable[..., LoadSession]
+
+
+@pytest.fixture(params=[2, 7])
+def graph(request: pytest.FixtureRequest, tmp_path: Path, make_runtime: Make) -> SectionGraph:
+    few = request.param == 2
+    made = section_graph(
+        tmp_path / "g", make_runtime(threads=1), names=FEW if few else None, edge_rows=not few
+    )
+    assert len(made.row_files) == request.param
+    return made
+
+
+@pytest.fixture
+def open_mode(make_runtime: Make, monkeypatch: pytest.MonkeyPatch) -> Open:
+    """Opens a session of a mode whose batches the reference draws."""
+    monkeypatch.setattr(base, "BatchSampler", ReferenceSampler)
+
+    def opened(graph: Any, mode: str | Mode, memory: int | str | None = None) -> LoadSession:
+        return open_session(graph, make_runtime(memory, threads=2), mode, config=CONFIG)
+
+    return opened
+
+
+def check_rows(batch: MiniBatch, graph: SectionGraph) -> None:
+    wanted = graph.wanted(batch.graph)
+    assert len(batch.rows) == len(wanted)
+    for rows, expected, file in zip(batch.rows, wanted, graph.row_files, strict=True):
+        assert rows.dtype == getattr(torch, file.spec.dtype)
+        assert tuple(rows.shape) == expected.shape
+        assert rows.contiguous().view(torch.uint8).numpy().tobytes() == expected.tobytes()
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_rows_are_those_of_every_row_file(graph, open_mode, mode):
+    with open_mode(graph, mode) as session:
+        for epoch in range(EPOCHS):
+            drawn = list(ReferenceSampler(graph, CONFIG).epoch("train", epoch))
+            batches = session.batches("train", epoch)
+            for batch, expected in zip(batches, drawn, strict=True):
+                for nodes, ids in zip(batch.graph.nodes, expected.nodes, strict=True):
+                    assert np.array_equal(nodes.ids, ids.ids)
+                check_rows(batch, graph)
+                assert batch.y.tolist() == list(range(len(batch.y)))
+                del batch
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_rows_are_counted_by_level_and_by_row_file(graph, open_mode, mode):
+    drawn = list(ReferenceSampler(graph, CONFIG).epoch("train", 0))
+    counts = np.sum([[len(rows) for rows in graph.wanted(batch)] for batch in drawn], axis=0)
+    widths = [table.shape[1] * table.itemsize for table in graph.tables]
+    with open_mode(graph, mode) as session:
+        batches = session.batches("train", 0)
+        for batch in batches:
+            del batch
+        stats = batches.stats
+    assert [sum(levels.values()) for levels in stats.rows_by_file] == counts.tolist()
+    assert sum(map(Counter, stats.rows_by_file), Counter()) == Counter(stats.rows_by_level)
+    from_disk = [levels.get(Level.DISK, 0) + levels.get(Level.MAP, 0) for levels in stats.rows_by_file]
+    assert stats.bytes_needed == int(np.dot(from_disk, widths))
+    if mode == "memory":
+        assert stats.rows_by_level == {Level.HOST: counts.sum()}
+    if mode == "ondisk":
+        assert stats.rows_by_level == {Level.DISK: counts.sum()}
+
+
+def test_keeping_the_rows_of_one_row_file_keeps_the_batch(graph, open_mode):
+    with open_mode(graph, "ondisk") as session:
+        for number, file in enumerate(graph.row_files):
+            if not file.num_rows:
+                continue
+            batches = session.batches("train", 0)
+            batch = next(batches)
+            kept, expected = batch.rows[number], graph.wanted(batch.graph)[number]
+            del batch
+            for _ in range(5):
+                next(batches)
+            assert kept.view(torch.uint8).numpy().tobytes() == expected.tobytes()
+            batches.close()
+            del kept
+
+
+def test_who_keeps_a_row_file_of_every_batch_gets_an_error(graph, open_mode):
+    with open_mode(graph, "memory") as session:
+        for number in (0, 1):
+            kept = []
+            with pytest.raises(BudgetError, match=r"all \d batch buffers .* are held by the caller"):  # noqa: PT012
+                for batch in session.batches("train", 0):
+                    kept.append(batch.rows[number])
+                    del batch
+            assert len(kept) == session.buffers
+            kept.clear()
+            assert sum(1 for _ in session.batches("train", 0)) == 25
+
+
+@pytest.mark.parametrize("mode", ["memmap", "ondisk"])
+def test_buffers_hold_what_the_largest_section_of_each_row_file_needs(graph, open_mode, make_runtime, mode):
+    """A row file's rows grow in steps of an eighth, whatever those of the others take."""
+    with open_mode(graph, mode) as session:
+        budget, count = session._runtime.budget, session.buffers
+        for batch in session.batches("train", 0):
+            del batch
+        held = budget.by_tag["batch-rows"].now_bytes
+    drawn = list(ReferenceSampler(graph, CONFIG).epoch("train", 0))
+    largest = np.max([[rows.nbytes for rows in graph.wanted(batch)] for batch in drawn], axis=0)
+    pages = [-(-size // 4096) + 2 for size in largest.tolist()]
+    assert count * 4096 * sum(pages) <= held <= count * 4096 * sum(page + page // 8 + 1 for page in pages)
+
+
+def test_room_is_made_for_each_row_file(graph, open_mode):
+    with open_mode(graph, "ondisk") as session:
+        before = session._runtime.budget.by_tag["batch-rows"].now_bytes
+        rows = [100 * (number == 1) for number in range(len(graph.row_files))]
+        session.make_room(rows)
+        width = graph.tables[1].shape[1] * graph.tables[1].itemsize
+        grown = session._runtime.budget.by_tag["batch-rows"].now_bytes - before
+        least = session.buffers * (100 * width + 2 * 4096 * len(rows))
+        assert least <= grown <= least * 9 // 8 + session.buffers * 4096 * (len(rows) + 1)
+
+
+def test_a_mode_for_one_row_file_says_which_to_choose(graph, open_mode):
+    refused = {mode.name for mode in (*CHOICES, *BASELINES) if not mode.many_row_files}
+    assert "partition" in refused
+    for name in refused - {"packed", "belady"}:  # which need a run
+        with pytest.raises(
+            ArgumentError, match=rf"features of \d types .*, mode {name} loads .* memory, memmap, ondisk"
+        ):
+            open_mode(graph, name)
+
+
+def test_memory_must_hold_all_row_files(graph, open_mode):
+    with pytest.raises(BudgetError, match="features"):
+        open_mode(graph, InMemory(topology="memory"), sum(table.nbytes for table in graph.tables))
+
+
+@pytest.mark.parametrize("cache_rows", [0, 1, 90, 10**6])
+def test_rows_of_a_dynamic_cache_are_divided_by_what_is_wanted(graph, open_mode, cache_rows):
+    drawn = list(ReferenceSampler(graph, CONFIG).epoch("train", 0))
+    wanted = np.sum([[rows.nbytes for rows in graph.wanted(batch)] for batch in drawn], axis=0)
+    with open_mode(graph, Dynamic(cache_rows=cache_rows)) as session:
+        for _ in range(2):
+            batches = session.batches("train", 0)
+            for batch in batches:
+                check_rows(batch, graph)
+                del batch
+    again = batches.stats.rows_by_file
+    if cache_rows == 10**6:  # all are there by then
+        assert all(not levels.get(Level.DISK) for levels in again)
+    if cache_rows == 90:  # papers have most of it
+        hits = [
+            levels.get(Level.HOST, 0) * table.nbytes / max(len(table), 1)
+            for levels, table in zip(again, graph.tables, strict=True)
+        ]
+        assert wanted.argmax() == np.argmax(hits) == 0
+    assert cache_rows or all(not levels.get(Level.HOST) for levels in again)
+
+
+def test_the_caches_of_mode_dynamic_keep_within_what_one_would_have(graph, open_mode):
+    memory = 3 << 20
+    with open_mode(graph, "dynamic", memory) as session:
+        for epoch in range(EPOCHS):
+            for batch in session.batches("train", epoch):
+                check_rows(batch, graph)
+                del batch
+        budget = session._runtime.budget
+        assert budget.peak_bytes <= memory
+        assert budget.by_tag["row-cache"].now_bytes > 0
