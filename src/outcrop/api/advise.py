@@ -28,7 +28,7 @@ from outcrop.config import (
     with_memory,
 )
 from outcrop.config.declared import checks_arguments
-from outcrop.config.models import wants_degrees
+from outcrop.config.models import require_untyped, wants_degrees
 from outcrop.errors import ArgumentError
 from outcrop.store import run as runs
 from outcrop.store.graph import Graph, open_graph
@@ -107,6 +107,7 @@ def advise(
     """
     graph = graph if isinstance(graph, Graph) else open_graph(graph)
     model = ModelConfig(model) if isinstance(model, str) else model
+    require_untyped(model.name, "advise")
     limits, market = with_memory(limits, memory), market or Market()
     if is_auto(limits.memory):
         raise ArgumentError(

@@ -45,8 +45,9 @@ def _compiler_deferred() -> Iterator[None]:
 with _compiler_deferred():
     from torch_geometric.data import Data, EdgeAttr, FeatureStore, GraphStore, TensorAttr
     from torch_geometric.data.graph_store import EdgeLayout
-    from torch_geometric.nn import GATConv, GCNConv, SAGEConv
+    from torch_geometric.nn import GATConv, GCNConv, Linear, SAGEConv
     from torch_geometric.nn.models import GAT, GCN, GraphSAGE
+    from torch_geometric.nn.module_dict import ModuleDict
 
 __all__ = [
     "GAT",
@@ -59,6 +60,8 @@ __all__ = [
     "GCNConv",
     "GraphSAGE",
     "GraphStore",
+    "Linear",
+    "ModuleDict",
     "SAGEConv",
     "TensorAttr",
 ]

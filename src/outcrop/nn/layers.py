@@ -59,7 +59,7 @@ class Products:
 
 
 @contextmanager
-def _products(x: Tensor) -> Iterator[Products]:
+def products(x: Tensor) -> Iterator[Products]:
     """Yields the products that ``torch.autocast`` asks for; within the block nothing else is cast."""
     kind = x.device.type
     if not torch.is_autocast_enabled(kind):
@@ -117,7 +117,7 @@ def sage(conv: SAGEConv, x: Tensor, block: Block) -> Tensor:
     check_block(block, x)
     left, right = conv.lin_l.weight, conv.lin_r.weight
     first = aggregate_first(block, left.shape[1], left.shape[0])
-    with _products(x) as dense:
+    with products(x) as dense:
         return _Sage.apply(x, left, conv.lin_l.bias, right, block, first, dense)
 
 
@@ -192,7 +192,7 @@ def gcn(conv: GCNConv, x: Tensor, block: Block, degree: Tensor | None = None) ->
     check_block(block, x)
     weight = conv.lin.weight
     first = aggregate_first(block, weight.shape[1], weight.shape[0])
-    with _products(x) as dense:
+    with products(x) as dense:
         return _Gcn.apply(x, weight, conv.bias, *gcn_weights(block, x.dtype, degree), block, first, dense)
 
 
@@ -288,7 +288,7 @@ class _WeightedSum(torch.autograd.Function):
 def gat(conv: GATConv, x: Tensor, block: Block) -> Tensor:
     """Equals ``conv((x, x[:T]), edge_index)``; heads side by side, or their mean where ``conv.concat`` is off."""
     check_block(block, x)
-    with _products(x) as dense:
+    with products(x) as dense:
         return _gat(conv, x, block, dense)
 
 

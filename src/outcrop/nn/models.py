@@ -1,4 +1,4 @@
-"""The models: stacks of torch_geometric layers, computed on trimmed blocks.
+"""The models of graphs without types: stacks of torch_geometric layers, computed on trimmed blocks.
 
 Parameters are those of ``torch_geometric.nn`` layers under ``convs.<layer>``, so a state dict moves between a
 :class:`Model` and torch_geometric's own models. A layer computes only the nodes that the next one needs. Between
@@ -9,16 +9,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import pairwise
+from typing import overload
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from outcrop.config.models import HEADS, MODELS, hidden_width
+from outcrop.config.models import HEADS, MODELS, TYPED_MODELS, heads_problem, hidden_width, unknown_model
 from outcrop.errors import ArgumentError
 from outcrop.nn import layers as graph_layers
 from outcrop.nn.convs import GATConv, GCNConv, SAGEConv
-from outcrop.nn.sparse import Block, as_input, blocks_of, without_loops
+from outcrop.nn.schema import GraphSchema
+from outcrop.nn.sparse import Block, as_input, block_of_edges, blocks_of, without_loops
+from outcrop.nn.typed import TypedModel, build_typed
 from outcrop.store.minibatch import MiniBatch
 
 # glibc keeps freed blocks for reuse up to the size of the largest block that was freed, at most 32 MiB.
@@ -62,7 +65,9 @@ class Model(nn.Module):
                 f"{type(batch).__name__}"
             )
         if isinstance(batch, Tensor):
-            block = _block_of_edges(batch, edge_index)
+            if edge_index is None:
+                raise ArgumentError("give features [num_nodes, D] together with edge_index [2, num_edges]")
+            block = block_of_edges(edge_index, len(batch), len(batch))
             return self.compute(batch, [block] * self.num_layers, without_loops(block))
         if batch.graph.untrimmed:
             blocks = blocks_of(batch, self.num_layers)
@@ -106,51 +111,74 @@ class Model(nn.Module):
         return F.dropout(out, self.dropout, self.training) if self.dropout else out
 
 
-def _block_of_edges(x: Tensor, edge_index: Tensor | None) -> Block:
-    """Returns edges from and to the nodes of ``x``, ordered by their targets."""
-    if edge_index is None or edge_index.ndim != 2 or len(edge_index) != 2:
-        raise ArgumentError("give features [num_nodes, D] together with edge_index [2, num_edges]")
-    source, target = edge_index
-    if edge_index.numel() and not 0 <= int(edge_index.min()) <= int(edge_index.max()) < len(x):
-        raise ArgumentError(f"edge_index has node {int(edge_index.max())}, features have {len(x)} rows")
-    order = torch.argsort(target, stable=True)
-    rowptr = F.pad(torch.bincount(target, minlength=len(x)).cumsum(0), (1, 0))
-    return Block(rowptr.int(), source[order].int(), len(x))
-
-
+@overload
 def build_model(
     name: str,
-    in_dim: int,
+    inputs: int,
     hidden: int | None,
     num_classes: int,
     layers: int,
     *,
     heads: int = HEADS,
     dropout: float = 0.0,
-) -> Model:
+) -> Model: ...
+
+
+@overload
+def build_model(
+    name: str,
+    inputs: GraphSchema,
+    hidden: int | None,
+    num_classes: int,
+    layers: int,
+    *,
+    heads: int = HEADS,
+    dropout: float = 0.0,
+) -> TypedModel: ...
+
+
+def build_model(
+    name: str,
+    inputs: int | GraphSchema,
+    hidden: int | None,
+    num_classes: int,
+    layers: int,
+    *,
+    heads: int = HEADS,
+    dropout: float = 0.0,
+) -> Model | TypedModel:
     """Builds a new model, initialised from torch's random state as torch_geometric does.
 
     Args:
-        name: ``sage`` (mean), ``gat`` or ``gcn``.
-        in_dim: Width of the features.
-        hidden: Width between layers, for ``gat`` all heads together; None = 256, for ``gat`` 32 per head.
+        name: ``sage`` (mean), ``gat`` or ``gcn``; of graphs with node and edge types ``rgcn`` or ``rsage``
+            (:mod:`outcrop.nn.typed`).
+        inputs: Width of the features; of a graph with types what the model needs to know of it
+            (:meth:`outcrop.nn.schema.GraphSchema.of`).
+        hidden: Width between layers, all heads together; None = 256, of models with heads 32 per head.
+        num_classes: Scores of each seed.
         heads: Attention heads of every layer of ``gat`` but the last, which has one.
 
     Raises:
-        ArgumentError: Unknown name, or sizes that are not possible.
+        ArgumentError: Unknown name, a graph with types for a model without or the other way round, or sizes that are
+            not possible.
     """
-    if name not in MODELS:
-        raise ArgumentError(f"model {name!r} is unknown; known: {', '.join(MODELS)}")
+    if name not in (*MODELS, *TYPED_MODELS):
+        raise ArgumentError(unknown_model(name))
     hidden = hidden_width(name, hidden, heads)
-    sizes = {"in_dim": in_dim, "hidden": hidden, "num_classes": num_classes, "layers": layers, "heads": heads}
+    sizes = {"hidden": hidden, "num_classes": num_classes, "layers": layers, "heads": heads}
+    if isinstance(inputs, int):
+        sizes = {"in_dim": inputs, **sizes}
     problems = [f"{what} {value} is below 1" for what, value in sizes.items() if value < 1]
-    if name == "gat" and heads >= 1 and hidden % heads:
-        problems.append(f"hidden {hidden} is no multiple of heads {heads}")
+    if problem := heads_problem(name, hidden, heads):
+        problems.append(problem)
     if not 0.0 <= dropout < 1.0:
         problems.append(f"dropout {dropout} is not in [0, 1)")
+    problems += _problems_of_inputs(name, inputs, num_classes)
     if problems:
         raise ArgumentError("; ".join(problems))
-    widths = [in_dim] + [hidden] * (layers - 1) + [num_classes]
+    if isinstance(inputs, GraphSchema):
+        return build_typed(name, inputs, hidden, layers, dropout=dropout)
+    widths = [inputs] + [hidden] * (layers - 1) + [num_classes]
     return Model(
         [
             _conv(name, width, out, heads if index < layers - 1 else 1)
@@ -158,6 +186,21 @@ def build_model(
         ],
         dropout,
     )
+
+
+def _problems_of_inputs(name: str, inputs: int | GraphSchema, num_classes: int) -> list[str]:
+    """Says why a model cannot be of that graph."""
+    if not isinstance(inputs, GraphSchema):
+        if name in MODELS:
+            return []
+        return [
+            f"model {name!r} computes graphs with node and edge types: give a GraphSchema for inputs {inputs}"
+        ]
+    if name in MODELS:
+        return [f"model {name!r} computes graphs without types: choose {', '.join(TYPED_MODELS)}"]
+    if num_classes != inputs.num_classes:
+        return [f"num_classes {num_classes} are not the {inputs.num_classes} of the graph"]
+    return []
 
 
 def _conv(name: str, in_dim: int, out_dim: int, heads: int) -> nn.Module:

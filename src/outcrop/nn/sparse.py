@@ -8,6 +8,7 @@ of threads. On the CPU ``embedding_bag`` computes the product: it is the fastest
 from __future__ import annotations
 
 import warnings
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -21,12 +22,14 @@ from outcrop.store.minibatch import MiniBatch
 
 @dataclass(frozen=True)
 class Block:
-    """Holds the edges of one layer: row t lists the sources of target t, and target t is also source t.
+    """Holds the edges of one layer, of one type: row t lists the sources of target t.
+
+    Where sources and targets are of one node type, target t is also source t, and there are at least as many sources.
 
     Attributes:
         rowptr: int32 [num_targets + 1].
         col: int32 [num_edges], each in [0, num_sources).
-        num_sources: At least num_targets.
+        num_sources: How many sources there are to choose from.
     """
 
     rowptr: Tensor
@@ -84,6 +87,72 @@ def blocks_of(batch: MiniBatch, layers: int | None = None) -> list[Block]:
         Block(batch.rowptr[: targets + 1], batch.col[:edges], sources)
         for sources, targets, edges in batch.graph.layer_sizes(layers)
     ]
+
+
+def block_of_edges(edge_index: Tensor, num_sources: int, num_targets: int) -> Block:
+    """Returns edges as torch_geometric has them, int64 [2, num_edges], ordered by their targets.
+
+    Raises:
+        ArgumentError: They have another shape, or name a node that is not there.
+    """
+    if edge_index.ndim != 2 or len(edge_index) != 2:
+        raise ArgumentError(f"edge_index has shape {list(edge_index.shape)}: give [2, num_edges]")
+    for ends, count in zip(edge_index, (num_sources, num_targets), strict=True):
+        if ends.numel() and not 0 <= int(ends.min()) <= int(ends.max()) < count:
+            wrong = int(ends.min()) if int(ends.min()) < 0 else int(ends.max())
+            raise ArgumentError(f"edge_index has node {wrong}, features have {count} rows")
+    source, target = edge_index
+    order = torch.argsort(target, stable=True)
+    rowptr = F.pad(torch.bincount(target, minlength=num_targets).cumsum(0), (1, 0))
+    return Block(rowptr.int(), source[order].int(), num_sources)
+
+
+@dataclass(frozen=True)
+class TypedLayer:
+    """Holds the graph of one layer of a batch with node and edge types.
+
+    Attributes:
+        blocks: Edges of each edge type.
+        num_targets: How many nodes of each node type the layer computes: the first ones.
+    """
+
+    blocks: tuple[Block, ...]
+    num_targets: tuple[int, ...]
+
+
+def typed_layers_of(
+    batch: MiniBatch, ends: Sequence[tuple[int, int]], layers: int | None = None
+) -> list[TypedLayer]:
+    """Does what :func:`blocks_of` does, for a batch with node and edge types.
+
+    Args:
+        ends: Numbers of the node types (source, target) of each edge type.
+        layers: How many, for untrimmed batches; None = as many as hops.
+    """
+    graph = batch.graph
+    csr = [_csr(batch, number) for number in range(len(ends))]
+    depth = (layers or graph.hops) if graph.untrimmed else graph.hops
+    found = []
+    for beyond in reversed(range(depth)):  # how many layers follow
+        last = graph.hops if graph.untrimmed and beyond else beyond
+        targets = tuple(sum(nodes.per_hop[: last + 1]) for nodes in graph.nodes)
+        sources = [
+            len(nodes.ids) if graph.untrimmed else sum(nodes.per_hop[: last + 2]) for nodes in graph.nodes
+        ]
+        blocks = []
+        for edges, (rowptr, col), (source, target) in zip(graph.edges, csr, ends, strict=True):
+            count = int(edges.rowptr[targets[target]]) if graph.untrimmed else sum(edges.per_hop[: last + 1])
+            blocks.append(Block(rowptr[: targets[target] + 1], col[:count], sources[source]))
+        found.append(TypedLayer(tuple(blocks), targets))
+    return found
+
+
+def _csr(batch: MiniBatch, number: int) -> tuple[Tensor, Tensor]:
+    """Returns ``rowptr`` and ``col`` of an edge type on the device of the batch."""
+    if len(batch.graph.edges) == 1:
+        return batch.rowptr, batch.col
+    edges = batch.graph.edges[number]
+    return batch.array(f"e{number}.rowptr", edges.rowptr), batch.array(f"e{number}.col", edges.col)
 
 
 def bag_sum(x: Tensor, rowptr: Tensor, col: Tensor, weights: Tensor | None = None) -> Tensor:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from outcrop import device as devices
 from outcrop.config import Checkpoints, DeviceConfig, ModelConfig, Refresh, TrainConfig
+from outcrop.config.models import require_untyped
 from outcrop.config.sampling import EXTERNAL
 from outcrop.errors import ArgumentError
 from outcrop.loading.modes import Mode, Packed
@@ -58,6 +59,7 @@ class TrainRequest:
             OutcropError: Training could not be done so; nothing was written.
         """
         graph, training = asked.graph, asked.training
+        require_untyped(asked.model.name, "train")
         mode = asked.mode or Packed()
         check_task(asked.sampling)
         check_evaluation(mode, training.evaluate_every)

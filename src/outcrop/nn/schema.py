@@ -1,0 +1,191 @@
+"""What a model needs to know of a graph with node and edge types: names, widths of rows, and what is predicted."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from outcrop.errors import ArgumentError
+from outcrop.store.graph_types import EdgeType, NodeType, RowFile
+
+EdgeKey = tuple[str, str, str]  # (source, relation, target), as torch_geometric calls a type of edges
+_RANDOM = re.compile(r"random:([1-9][0-9]{0,8})")
+
+
+@dataclass(frozen=True)
+class NodeSchema:
+    """Describes the rows that a model takes of the nodes of one type.
+
+    Attributes:
+        name: What the type is called.
+        width: Values of a row.
+        dtype: Their type, such as ``float32``.
+        made: How rows are made where the graph has none, such as ``random:64``; empty: the graph has them.
+    """
+
+    name: str
+    width: int
+    dtype: str = "float32"
+    made: str = ""
+
+
+@dataclass(frozen=True)
+class GraphSchema:
+    """Describes a graph as a model sees it; as plain as that it can lie in a checkpoint.
+
+    Attributes:
+        node_types: The types of nodes, by their numbers in the graph.
+        edge_types: (source, relation, target) of each type of edges, by their numbers in the graph.
+        seed_type: The type of the nodes whose labels are predicted.
+        num_classes: Their classes, or columns of their targets.
+        row_seed: Seed of rows that are made.
+
+    Raises:
+        ArgumentError: It describes no graph; the message has all reasons.
+    """
+
+    node_types: tuple[NodeSchema, ...]
+    edge_types: tuple[EdgeKey, ...]
+    seed_type: str
+    num_classes: int
+    row_seed: int = 0
+
+    def __post_init__(self) -> None:
+        names = [node.name for node in self.node_types]
+        problems = [f"node type {name!r} stands twice" for name in sorted(_repeated(names))]
+        problems += [
+            f"rows of node type {node.name!r} have width {node.width}: below 1"
+            for node in self.node_types
+            if node.width < 1
+        ]
+        problems += [
+            f"rows of node type {node.name!r} are made as {node.made!r}: write random:64 for 64 random values"
+            for node in self.node_types
+            if node.made and not _RANDOM.fullmatch(node.made)
+        ]
+        # By what parameters are called, so that names with underscores cannot meet there either.
+        keys = ["___".join(key) for key in self.edge_types]
+        problems += [f"edge type {key!r} stands twice" for key in sorted(_repeated(keys))]
+        problems += [
+            f"edge type {key} is between types that are not there: {', '.join(names)} are"
+            for key in self.edge_types
+            if key[0] not in names or key[2] not in names
+        ]
+        if self.seed_type not in names:
+            problems.append(f"node type {self.seed_type!r} of the seeds is none of {', '.join(names)}")
+        if self.num_classes < 1:
+            problems.append(f"num_classes {self.num_classes} is below 1")
+        if problems:
+            raise ArgumentError("; ".join(problems))
+
+    @classmethod
+    def of(
+        cls,
+        node_types: Sequence[NodeType],
+        edge_types: Sequence[EdgeType],
+        row_files: Sequence[RowFile],
+        seed_type: str | None = None,
+        *,
+        no_rows: str | Mapping[str, str] | None = None,
+        row_seed: int = 0,
+    ) -> GraphSchema:
+        """Describes the graph that has these types and row files (attributes of :class:`outcrop.Graph`).
+
+        Args:
+            seed_type: Name of the type of the nodes whose labels are predicted; None: the only one with labels.
+            no_rows: How rows of types without any are made: ``random:64``, 64 values that follow from ``row_seed``,
+                type and number of the node alone and are stored nowhere. One for all such types, or one for each name.
+            row_seed: Seed of rows that are made.
+
+        Raises:
+            ArgumentError: A type has no rows and nothing says how to make them, or it is not clear what is predicted.
+        """
+        stored = {rows.owner.number: rows for rows in row_files if isinstance(rows.owner, NodeType)}
+        seeds = _seeds(node_types, seed_type)
+        return cls(
+            tuple(_node_schema(node, stored.get(node.number), no_rows) for node in node_types),
+            tuple(edge.key for edge in edge_types),
+            seeds.name,
+            seeds.num_classes,
+            row_seed,
+        )
+
+    @property
+    def seed_number(self) -> int:
+        """Returns the number of the node type of the seeds."""
+        return self.number_of(self.seed_type)
+
+    @property
+    def ends(self) -> tuple[tuple[int, int], ...]:
+        """Returns the numbers of the node types (source, target) of each edge type."""
+        return tuple(
+            (self.number_of(source), self.number_of(target)) for source, _, target in self.edge_types
+        )
+
+    @property
+    def row_numbers(self) -> tuple[int | None, ...]:
+        """Returns which of the rows of a batch are those of each node type; None: they are made."""
+        stored = [number for number, node in enumerate(self.node_types) if not node.made]
+        return tuple(
+            None if node.made else stored.index(number) for number, node in enumerate(self.node_types)
+        )
+
+    def number_of(self, name: str) -> int:
+        """Returns the number of the node type called ``name``."""
+        return [node.name for node in self.node_types].index(name)
+
+    def as_stored(self) -> dict[str, Any]:
+        """Returns it as plain values, for JSON. Equals ``dataclasses.asdict(self)``."""
+        return asdict(self)
+
+    @classmethod
+    def from_stored(cls, stored: Mapping[str, Any]) -> GraphSchema:
+        """Reads what :meth:`as_stored` returned and JSON kept.
+
+        Raises:
+            KeyError, TypeError, ValueError: It is something else.
+        """
+        nodes = tuple(NodeSchema(**node) for node in stored["node_types"])
+        edges = tuple((source, relation, target) for source, relation, target in stored["edge_types"])
+        texts = [text for node in nodes for text in (node.name, node.dtype, node.made)]
+        texts += [stored["seed_type"], *(name for key in edges for name in key)]
+        numbers = [stored["num_classes"], stored["row_seed"], *(node.width for node in nodes)]
+        if not all(isinstance(text, str) for text in texts) or not all(type(n) is int for n in numbers):
+            raise TypeError("a name is no text, or a number no integer")
+        return cls(nodes, edges, stored["seed_type"], stored["num_classes"], stored["row_seed"])
+
+
+def _repeated(names: Sequence[str]) -> set[str]:
+    return {name for name in names if names.count(name) > 1}
+
+
+def _seeds(node_types: Sequence[NodeType], name: str | None) -> NodeType:
+    names = ", ".join(repr(node.name) for node in node_types)
+    if name is None:
+        labelled = [node for node in node_types if node.num_classes]
+        if len(labelled) != 1:
+            raise ArgumentError(f"{len(labelled)} node types of {names} have labels: name the one to predict")
+        return labelled[0]
+    found = [node for node in node_types if node.name == name]
+    if not found:
+        raise ArgumentError(f"node type {name!r} of the seeds is none of {names}")
+    return found[0]
+
+
+def _node_schema(node: NodeType, rows: RowFile | None, no_rows: str | Mapping[str, str] | None) -> NodeSchema:
+    if rows is not None:
+        return NodeSchema(node.name, rows.spec.shape[1], rows.spec.dtype)
+    made = no_rows if isinstance(no_rows, str) or no_rows is None else no_rows.get(node.name)
+    if made is None:
+        raise ArgumentError(
+            f"node type {node.name!r} has no rows: import them with the graph, or say no_rows='random:64' for rows "
+            "of 64 random values, which follow from the number of the node and are stored nowhere"
+        )
+    width = _RANDOM.fullmatch(made)
+    if width is None:
+        raise ArgumentError(
+            f"no_rows {made!r} of node type {node.name!r}: write random:64 for 64 random values"
+        )
+    return NodeSchema(node.name, int(width[1]), made=made)

@@ -1,0 +1,304 @@
+"""Models of graphs with node and edge types: stacks of layers that compute, type by type, what later layers need.
+
+Parameters are those of torch_geometric's modules, by their names there, brackets included, so that state dicts move:
+
+- ``rsage``: ``HeteroConv({edge type: SAGEConv((in of source, in of target), out)}, aggr="sum")``;
+- ``rgcn``: the same of ``SAGEConv(..., root_weight=False)``, and in ``roots`` a ``Linear`` for each node type: R-GCN
+  (Schlichtkrull et al. 2018, without its sharing of weights) as the Open Graph Benchmark trains it on MAG240M.
+
+Layers hold parameters of all types, as those of torch_geometric do. Of the last layer only those of edge types that
+lead to the seeds' type are used, of the one before those that lead to its sources, and so on; others get no gradient.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from functools import reduce
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from outcrop.errors import ArgumentError
+from outcrop.nn.convs import Linear, ModuleDict, SAGEConv
+from outcrop.nn.made_rows import random_rows
+from outcrop.nn.schema import EdgeKey, GraphSchema
+from outcrop.nn.sparse import TypedLayer, as_input, block_of_edges, typed_layers_of
+from outcrop.nn.typed_layers import Mean, Root, means
+from outcrop.store.minibatch import MiniBatch
+
+MakeRows = Callable[[int, np.ndarray], Tensor]  # (number of the node type, ids within it) -> rows
+
+
+class PerEdgeType(nn.Module):
+    """Holds a module for each edge type, called as torch_geometric's ``HeteroConv`` calls it."""
+
+    def __init__(self, convs: Mapping[EdgeKey, nn.Module]):
+        super().__init__()
+        self.convs = ModuleDict({**convs})
+
+
+class TypedModel(nn.Module, ABC):
+    """Computes scores of the seeds from a batch with node and edge types. Make one with
+    :func:`outcrop.nn.models.build_model`.
+
+    Attributes:
+        schema: The graph as the model sees it.
+        make_rows: Gives rows [num_nodes, width] of the node types that have none in the graph; may be replaced.
+    """
+
+    def __init__(self, schema: GraphSchema, convs: Sequence[nn.Module], dropout: float = 0.0):
+        super().__init__()
+        self.schema = schema
+        self.convs = nn.ModuleList(convs)
+        self.dropout = dropout
+        self.make_rows: MakeRows = self._random_rows
+        self.ends = schema.ends
+        self._needed = needed_types(schema, len(convs))
+
+    @property
+    def num_layers(self) -> int:
+        return len(self.convs)
+
+    def forward(
+        self, batch: MiniBatch | Mapping[str, Tensor], edge_index: Mapping[EdgeKey, Tensor] | None = None
+    ) -> Tensor:
+        """Computes the scores of the seeds, float32 [num_seeds, num_classes].
+
+        ``model(x_dict, edge_index_dict)``, as torch_geometric's models are called, scores all nodes of the seeds' type.
+
+        Args:
+            batch: A mini-batch, or the features of each node type by its name, [num_nodes, D].
+            edge_index: Edges, with features: int64 [2, num_edges] by (source, relation, target).
+
+        Raises:
+            ArgumentError: The batch is not of a graph like that of the schema, or not sampled with one hop per layer.
+        """
+        if isinstance(batch, MiniBatch):
+            return self.compute(self._rows_of(batch), self._layers_of(batch))
+        if not isinstance(batch, Mapping) or not isinstance(edge_index, Mapping):
+            raise ArgumentError(
+                "a model of a graph with types is called with a mini-batch, or as model(data.x_dict, "
+                f"data.edge_index_dict), not with {type(batch).__name__} and {type(edge_index).__name__}"
+            )
+        x, layer = self._whole(batch, edge_index)
+        return self.compute(x, [layer] * self.num_layers)
+
+    def compute(self, rows: Sequence[Tensor], layers: Sequence[TypedLayer]) -> Tensor:
+        """Gives the same from its parts: the rows of each node type, and the graph of each layer, first layer first."""
+        dtype = next(self.parameters()).dtype
+        hidden = {number: self.enter(number, as_input(rows[number], dtype)) for number in self._needed[0]}
+        for index, layer in enumerate(layers):
+            found = self.layer(index, hidden, layer)
+            hidden = {number: self._between(index, out) for number, out in found.items()}
+        return self.leave(hidden[self.schema.seed_number])
+
+    def enter(self, node_type: int, rows: Tensor) -> Tensor:
+        """Returns what the first layer takes for the rows of a node type."""
+        return rows
+
+    @abstractmethod
+    def layer(self, index: int, hidden: Mapping[int, Tensor], layer: TypedLayer) -> dict[int, Tensor]:
+        """Computes layer ``index`` for the node types of :meth:`targets`: [num_targets, out] of each."""
+
+    def activate(self, out: Tensor) -> Tensor:
+        """Applies what stands between two layers, in place where it can be."""
+        return F.relu(out, inplace=True)
+
+    def leave(self, hidden: Tensor) -> Tensor:
+        """Returns scores for what the last layer gave for the seeds."""
+        return hidden
+
+    def targets(self, index: int) -> tuple[int, ...]:
+        """Returns the node types that layer ``index`` computes, by their numbers."""
+        return self._needed[index + 1]
+
+    def edges_to(self, targets: Sequence[int]) -> list[tuple[int, EdgeKey, int, int]]:
+        """Returns (number, key, source, target) of the edge types that lead to node types ``targets``."""
+        return [
+            (number, key, source, target)
+            for number, (key, (source, target)) in enumerate(
+                zip(self.schema.edge_types, self.ends, strict=True)
+            )
+            if target in targets
+        ]
+
+    def conv(self, index: int, key: EdgeKey) -> Any:
+        """Returns the module of layer ``index`` for edge type ``key``."""
+        of_layer: Any = self.convs[index]
+        return of_layer.convs[key]
+
+    def _between(self, index: int, out: Tensor) -> Tensor:
+        if index == self.num_layers - 1:
+            return out
+        out = self.activate(out)
+        return F.dropout(out, self.dropout, self.training) if self.dropout else out
+
+    def _random_rows(self, node_type: int, ids: np.ndarray) -> Tensor:
+        return random_rows(self.schema.row_seed, node_type, ids, self.schema.node_types[node_type].width)
+
+    def _rows_of(self, batch: MiniBatch) -> list[Tensor]:
+        """Returns the rows of each node type, made where the graph has none."""
+        schema, graph = self.schema, batch.graph
+        have, want = (len(graph.nodes), len(graph.edges)), (len(schema.node_types), len(schema.edge_types))
+        if have != want:
+            raise ArgumentError(
+                f"the batch has {have[0]} node types and {have[1]} edge types, the graph of the model {want[0]} and "
+                f"{want[1]}"
+            )
+        rows = [
+            self.make_rows(number, graph.nodes[number].ids).to(batch.device)
+            if place is None
+            else batch.rows[place]
+            for number, place in enumerate(schema.row_numbers)
+        ]
+        for node, found in zip(schema.node_types, rows, strict=True):
+            _check_width(node.name, node.width, found)
+        return rows
+
+    def _layers_of(self, batch: MiniBatch) -> list[TypedLayer]:
+        graph = batch.graph
+        if graph.seed_type != self.schema.seed_number:
+            raise ArgumentError(
+                f"the seeds of the batch are of node type {graph.seed_type}, the model scores "
+                f"{self.schema.seed_type!r}, type {self.schema.seed_number}"
+            )
+        if not graph.untrimmed and graph.hops != self.num_layers:
+            raise ArgumentError(
+                f"the model has {self.num_layers} layers, the batches {graph.hops} hops: give one fanout per layer"
+            )
+        return typed_layers_of(batch, self.ends, self.num_layers)
+
+    def _whole(
+        self, x: Mapping[str, Tensor], edge_index: Mapping[EdgeKey, Tensor]
+    ) -> tuple[list[Tensor], TypedLayer]:
+        """Returns rows and edges of a graph given as torch_geometric has it; every node is a target."""
+        schema = self.schema
+        missing = [repr(node.name) for node in schema.node_types if node.name not in x]
+        missing += [str(key) for key in schema.edge_types if key not in edge_index]
+        if missing:
+            raise ArgumentError(
+                f"x and edge_index lack {', '.join(missing)}: give all types, some of them empty"
+            )
+        rows = [x[node.name] for node in schema.node_types]
+        for node, found in zip(schema.node_types, rows, strict=True):
+            _check_width(node.name, node.width, found)
+        blocks = [
+            block_of_edges(edge_index[key], len(rows[source]), len(rows[target]))
+            for key, (source, target) in zip(schema.edge_types, self.ends, strict=True)
+        ]
+        return rows, TypedLayer(tuple(blocks), tuple(len(found) for found in rows))
+
+
+def _check_width(name: str, width: int, rows: Tensor) -> None:
+    if rows.ndim != 2 or rows.shape[1] != width:
+        raise ArgumentError(
+            f"rows of node type {name!r} have shape {list(rows.shape)}, the model takes rows of {width} values"
+        )
+
+
+def needed_types(schema: GraphSchema, layers: int) -> list[tuple[int, ...]]:
+    """Returns the node types whose rows layer l takes, by their numbers, for l from 0 on; at last the seeds' type."""
+    needed = {schema.seed_number}
+    found = [tuple(sorted(needed))]
+    for _ in range(layers):
+        needed = needed | {source for source, target in schema.ends if target in needed}
+        found.append(tuple(sorted(needed)))
+    return found[::-1]
+
+
+def require_edges_to_all(name: str, schema: GraphSchema, layers: int) -> None:
+    """Raises ArgumentError where a layer of model ``name`` would compute a node type that no edge type leads to."""
+    led_to = {target for _, target in schema.ends}
+    computed = {number for types in needed_types(schema, layers)[1:] for number in types}
+    lonely = [schema.node_types[number].name for number in sorted(computed - led_to)]
+    if lonely:
+        raise ArgumentError(
+            f"no edges lead to node type {', '.join(map(repr, lonely))}, so model {name!r} has nothing to compute "
+            "there: import the graph with --reverse (ImportConfig(reverse=True)), or take rgcn, where nodes keep "
+            "their own rows"
+        )
+
+
+class Rsage(TypedModel):
+    """Adds up, over the edge types that lead to a node, GraphSAGE of the mean over its neighbors."""
+
+    def layer(self, index: int, hidden: Mapping[int, Tensor], layer: TypedLayer) -> dict[int, Tensor]:
+        targets = self.targets(index)
+        edges = self.edges_to(targets)
+        roots = {}
+        for target in targets:
+            # Every edge type has a weight for the target itself: their sum is applied once.
+            convs = [self.conv(index, key) for _, key, _, end in edges if end == target]
+            weight = _total([one.lin_r.weight for one in convs])
+            bias = _total([one.lin_l.bias for one in convs])
+            roots[target] = Root(layer.num_targets[target], weight, bias)
+        parts = [
+            Mean(s, t, layer.blocks[number], self.conv(index, key).lin_l.weight)
+            for number, key, s, t in edges
+        ]
+        return means(hidden, parts, roots)
+
+
+class Rgcn(TypedModel):
+    """Adds up a linear map of the node itself and, over the edge types that lead to it, one of the mean over its
+    neighbors."""
+
+    def __init__(
+        self,
+        schema: GraphSchema,
+        convs: Sequence[nn.Module],
+        roots: Sequence[nn.Module],
+        dropout: float = 0.0,
+    ):
+        super().__init__(schema, convs, dropout)
+        self.roots = nn.ModuleList(roots)
+
+    def layer(self, index: int, hidden: Mapping[int, Tensor], layer: TypedLayer) -> dict[int, Tensor]:
+        lins: Any = self.roots[index]
+        targets = self.targets(index)
+        edges = self.edges_to(targets)
+        roots = {}
+        for target in targets:
+            lin = lins[self.schema.node_types[target].name]
+            biases = [self.conv(index, key).lin_l.bias for _, key, _, end in edges if end == target]
+            roots[target] = Root(layer.num_targets[target], lin.weight, _total([lin.bias, *biases]))
+        parts = [
+            Mean(s, t, layer.blocks[number], self.conv(index, key).lin_l.weight)
+            for number, key, s, t in edges
+        ]
+        return means(hidden, parts, roots)
+
+
+def _total(tensors: Sequence[Tensor]) -> Tensor:
+    return reduce(torch.add, tensors)
+
+
+def build_typed(
+    name: str, schema: GraphSchema, hidden: int, layers: int, *, dropout: float = 0.0
+) -> TypedModel:
+    """Builds one of ``outcrop.config.models.TYPED_MODELS``; sizes are checked already."""
+    widths = [
+        {node.name: node.width if index == 0 else hidden for node in schema.node_types}
+        for index in range(layers)
+    ]
+    outs = [hidden] * (layers - 1) + [schema.num_classes]
+    if name == "rgcn":
+        convs = [
+            PerEdgeType({k: SAGEConv((w[k[0]], w[k[2]]), out, root_weight=False) for k in schema.edge_types})
+            for w, out in zip(widths, outs, strict=True)
+        ]
+        roots = [
+            ModuleDict({node: Linear(width, out) for node, width in w.items()})
+            for w, out in zip(widths, outs, strict=True)
+        ]
+        return Rgcn(schema, convs, roots, dropout)
+    require_edges_to_all(name, schema, layers)
+    convs = [
+        PerEdgeType({k: SAGEConv((w[k[0]], w[k[2]]), out) for k in schema.edge_types})
+        for w, out in zip(widths, outs, strict=True)
+    ]
+    return Rsage(schema, convs, dropout)

@@ -1,0 +1,189 @@
+"""Layers of graphs with node and edge types, on the CSR block of each edge type: no graph of all types is built.
+
+As in :mod:`outcrop.nn.layers` each is one autograd function with a written-out backward pass, for all types at once, so
+that what several edge types give to the gradient of one node type is added in place.
+"""
+
+# pyright: reportIncompatibleMethodOverride=false
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import accumulate, pairwise
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from outcrop.nn.layers import Products, aggregate_first, products
+from outcrop.nn.sparse import Block, spmm, spmm_transposed
+
+
+@dataclass(frozen=True)
+class Mean:
+    """Describes what one edge type gives to its targets: the mean over their sources, times ``weight``.
+
+    Attributes:
+        source, target: Numbers of the node types.
+        block: The edges.
+        weight: [out, in].
+    """
+
+    source: int
+    target: int
+    block: Block
+    weight: Tensor
+
+    @property
+    def aggregates_first(self) -> bool:
+        """Tells whether the mean is taken before the product with ``weight``."""
+        return aggregate_first(self.block, self.weight.shape[1], self.weight.shape[0])
+
+
+@dataclass(frozen=True)
+class Root:
+    """Describes what a target gives to itself: its own row times ``weight``, and ``bias``.
+
+    Attributes:
+        num_targets: How many nodes of the type are targets: the first ones.
+        weight: [out, in].
+        bias: [out].
+    """
+
+    num_targets: int
+    weight: Tensor
+    bias: Tensor
+
+
+@dataclass(frozen=True)
+class _Plan:
+    """Holds what is no tensor; node types stand by their places among those whose rows are given.
+
+    Attributes:
+        num_types: How many node types have rows.
+        roots: (type, number of targets) of each root.
+        means: (type of the sources, place of its root, block, whether to aggregate first) of each edge type.
+    """
+
+    num_types: int
+    roots: list[tuple[int, int]]
+    means: list[tuple[int, int, Block, bool]]
+    dense: Products
+
+    def split(self, tensors: Sequence[Tensor]) -> tuple[Sequence[Tensor], ...]:
+        """Returns (hidden, weights of roots, biases of roots, weights of means, what follows)."""
+        ends = list(accumulate((self.num_types, len(self.roots), len(self.roots), len(self.means))))
+        return tuple(tensors[begin:end] for begin, end in pairwise([0, *ends, len(tensors)]))
+
+
+def means(
+    hidden: Mapping[int, Tensor], parts: Sequence[Mean], roots: Mapping[int, Root]
+) -> dict[int, Tensor]:
+    """Computes for each node type t of ``roots``, of whose nodes the first T are targets,
+    ``hidden[t][:T] @ root.weight.T + root.bias + sum(mean over sources @ part.weight.T for parts whose target is t)``.
+
+    A target without sources has mean 0.
+
+    Args:
+        hidden: [num_nodes, in] of each node type that is source or target.
+        parts: Their targets are among ``roots``.
+    """
+    rows = {node_type: number for number, node_type in enumerate(hidden)}
+    places = {node_type: number for number, node_type in enumerate(roots)}
+    with products(next(iter(hidden.values()))) as dense:
+        plan = _Plan(
+            len(hidden),
+            [(rows[node_type], root.num_targets) for node_type, root in roots.items()],
+            [(rows[part.source], places[part.target], part.block, part.aggregates_first) for part in parts],
+            dense,
+        )
+        found = _Means.apply(
+            plan,
+            *hidden.values(),
+            *(root.weight for root in roots.values()),
+            *(root.bias for root in roots.values()),
+            *(part.weight for part in parts),
+        )
+    return dict(zip(roots, found, strict=True))
+
+
+class _Means(torch.autograd.Function):
+    """Computes :func:`means` of the tensors that :meth:`_Plan.split` takes apart."""
+
+    @staticmethod
+    def forward(ctx: Any, plan: _Plan, *tensors: Tensor) -> tuple[Tensor, ...]:
+        hidden, roots, biases, weights, _ = plan.split(tensors)
+        outs = [
+            plan.dense.addmm(bias, hidden[node_type][:targets], root.t())
+            for (node_type, targets), root, bias in zip(plan.roots, roots, biases, strict=True)
+        ]
+        kept: list[Tensor | None] = []
+        for (source, place, block, first), weight in zip(plan.means, weights, strict=True):
+            mean = None
+            if first:
+                mean = spmm(block, hidden[source])
+                plan.dense.addmm_(outs[place], mean.mul_(_scale(block, mean)), weight.t())
+            else:
+                mapped = spmm(block, plan.dense.mm(hidden[source], weight.t()))
+                outs[place].addcmul_(mapped, _scale(block, mapped))
+            kept.append(mean)
+        ctx.plan = plan
+        ctx.save_for_backward(*tensors, *kept)
+        return tuple(outs)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        plan: _Plan = ctx.plan
+        dense, grads = plan.dense, tuple(grad.contiguous() for grad in grads)
+        hidden, roots, _, weights, kept = plan.split(ctx.saved_tensors)
+        to_hidden = Gradients(hidden, ctx.needs_input_grad[1:])
+        to_weights = []
+        for (source, place, block, first), weight, mean in zip(plan.means, weights, kept, strict=True):
+            grad, wanted = grads[place], to_hidden.wanted[source]
+            if first:
+                to_weights.append(dense.mm(grad.t(), mean))
+                inner = dense.mm(grad, weight) if wanted else None
+                if inner is not None:
+                    to_hidden.add(source, spmm_transposed(block, inner.mul_(_scale(block, inner))))
+            else:
+                inner = spmm_transposed(block, grad * _scale(block, grad))
+                to_weights.append(dense.mm(inner.t(), hidden[source]))
+                if wanted:
+                    to_hidden.add(source, dense.mm(inner, weight))
+        to_roots = []
+        for (node_type, targets), root, grad in zip(plan.roots, roots, grads, strict=True):
+            to_roots.append(dense.mm(grad.t(), hidden[node_type][:targets]))
+            if to_hidden.wanted[node_type]:
+                dense.addmm_(to_hidden.at(node_type)[:targets], grad, root)
+        return None, *to_hidden.found, *to_roots, *(grad.sum(0) for grad in grads), *to_weights
+
+
+class Gradients:
+    """Adds up the gradients of tensors that several edge types share, where they are wanted.
+
+    Attributes:
+        wanted: Whether each tensor has one.
+        found: What was added until now; None where nothing was.
+    """
+
+    def __init__(self, of: Sequence[Tensor], needed: Sequence[bool]):
+        self._of = of
+        self.wanted = tuple(needed[: len(of)])
+        self.found: list[Tensor | None] = [None] * len(of)
+
+    def add(self, number: int, grad: Tensor) -> None:
+        """Adds ``grad``, which nobody else may keep, to what tensor ``number`` has."""
+        found = self.found[number]
+        self.found[number] = grad if found is None else found.add_(grad)
+
+    def at(self, number: int) -> Tensor:
+        """Returns the sum for tensor ``number``, to be added to in place; zeros where there was none."""
+        found = self.found[number]
+        if found is None:
+            self.found[number] = found = torch.zeros_like(self._of[number])
+        return found
+
+
+def _scale(block: Block, like: Tensor) -> Tensor:
+    """Returns [num_targets, 1]: one over the edges of each target."""
+    return block.counts.clamp(min=1).to(like.dtype).reciprocal_().unsqueeze(1)

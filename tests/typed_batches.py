@@ -1,0 +1,149 @@
+"""Batches of the reference for typed sampling as models take them, and torch_geometric's own stacks on the same."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from itertools import chain
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from hypothesis import strategies as st
+from torch import Tensor, nn
+from torch_geometric.nn import HeteroConv, SAGEConv
+from torch_geometric.utils import trim_to_layer
+
+from outcrop.nn.schema import GraphSchema, NodeSchema
+from outcrop.nn.typed import TypedModel
+from outcrop.store.batches import BatchGraph, Edges, Nodes
+from outcrop.store.minibatch import MiniBatch
+from typed_reference import TypedBatch, TypedGraph, fanouts_of, pick_some, sample, typed_graphs
+
+HIDDEN = 8
+
+
+def schema_of(graph: TypedGraph, seed_type: int, num_classes: int = 3) -> GraphSchema:
+    """Describes the graph with types called n0, n1, .., relations r0, r1, .., and rows of 2, 3, .. values."""
+    nodes = tuple(NodeSchema(f"n{t}", t + 2, "float64") for t in range(len(graph.sizes)))
+    edges = tuple((f"n{s}", f"r{r}", f"n{t}") for r, (s, t) in enumerate(graph.edge_types))
+    return GraphSchema(nodes, edges, f"n{seed_type}", num_classes)
+
+
+def with_edges_to_all(graph: TypedGraph) -> TypedGraph:
+    """Returns the graph with an edge type to each node type that had none."""
+    led_to = {target for _, target in graph.edge_types}
+    types, lists = list(graph.edge_types), list(graph.lists)
+    for t, size in enumerate(graph.sizes):
+        if t not in led_to:
+            types.append((0, t))
+            lists.append(tuple((v % graph.sizes[0],) if graph.sizes[0] else () for v in range(size)))
+    return replace(graph, edge_types=tuple(types), lists=tuple(lists))
+
+
+def batch_graph(batch: TypedBatch, seed_type: int) -> BatchGraph:
+    edges = [
+        Edges(
+            np.cumsum([0, *map(len, rows)], dtype=np.int32),
+            np.array([u for u, _ in chain(*rows)], np.int32),
+            per_hop,
+        )
+        for rows, per_hop in zip(batch.rows, batch.edges_per_hop, strict=True)
+    ]
+    nodes = tuple(
+        Nodes(np.array(ids, np.int64), per_hop)
+        for ids, per_hop in zip(batch.nodes, batch.nodes_per_hop, strict=True)
+    )
+    return BatchGraph(nodes, tuple(edges), np.zeros(nodes[seed_type].per_hop[0], np.int64), seed_type)
+
+
+def deliver(graph: BatchGraph, schema: GraphSchema, *, grad: bool = True) -> MiniBatch:
+    """Returns the batch with rows that follow from type and id, of types that are not made."""
+    rows = []
+    for number, (node, nodes) in enumerate(zip(schema.node_types, graph.nodes, strict=True)):
+        if not node.made:
+            table = torch.randn(
+                64, node.width, dtype=torch.float64, generator=torch.Generator().manual_seed(number)
+            )
+            rows.append(table[torch.from_numpy(nodes.ids)].clone().requires_grad_(grad))
+    return MiniBatch(graph, tuple(rows), torch.from_numpy(graph.labels))
+
+
+@st.composite
+def batches(draw: st.DrawFn, *, all_led_to: bool = True) -> tuple[MiniBatch, GraphSchema]:
+    """Batches of random typed graphs, with seeds of one type."""
+    graph = draw(typed_graphs())
+    graph = with_edges_to_all(graph) if all_led_to else graph
+    seed_type = draw(st.sampled_from([t for t, size in enumerate(graph.sizes) if size]))
+    ids = st.integers(0, graph.sizes[seed_type] - 1)
+    seeds = {seed_type: draw(st.lists(ids, unique=True, min_size=1, max_size=3))}
+    fanouts = draw(fanouts_of(graph))
+    drawn = sample(graph, seeds, len(fanouts[0]), pick_some(fanouts, draw(st.integers(0, 99))))
+    schema = schema_of(graph, seed_type)
+    return deliver(batch_graph(drawn, seed_type), schema), schema
+
+
+def x_dict(model: TypedModel, batch: MiniBatch) -> dict[str, Tensor]:
+    names = [node.name for node in model.schema.node_types]
+    return dict(zip(names, model._rows_of(batch), strict=True))
+
+
+def edge_index_dict(schema: GraphSchema, graph: BatchGraph) -> dict[tuple[str, str, str], Tensor]:
+    pairs = zip(schema.edge_types, graph.edges, strict=True)
+    return {key: torch.from_numpy(edges.edge_index()) for key, edges in pairs}
+
+
+def hetero_convs(model: TypedModel, make: type[nn.Module], **options: object) -> list[HeteroConv]:
+    """Returns torch_geometric's ``HeteroConv`` of each layer, with the state of ours."""
+    found = []
+    for own in model.convs:
+        with warnings.catch_warnings():  # of types that no edge leads to
+            warnings.simplefilter("ignore")
+            conv = HeteroConv(
+                {k: make(c.in_channels, c.out_channels, **options) for k, c in own.convs.items()}
+            )
+        conv.double().load_state_dict(own.state_dict())
+        found.append(conv)
+    return found
+
+
+def pyg_forward(model: TypedModel, batch: MiniBatch) -> tuple[Tensor, dict[str, Tensor]]:
+    """Computes the same with torch_geometric's modules and ``trim_to_layer``: (scores, its parameters by our names)."""
+    layers = list(pyg_layers(model))
+    schema, graph = model.schema, batch.graph
+    x, edges = x_dict(model, batch), edge_index_dict(schema, graph)
+    nodes_per_hop = {n.name: list(g.per_hop) for n, g in zip(schema.node_types, graph.nodes, strict=True)}
+    edges_per_hop = {k: list(g.per_hop) for k, g in zip(schema.edge_types, graph.edges, strict=True)}
+    for index, (layer, _) in enumerate(layers):
+        x, edges, _ = trim_to_layer(index, nodes_per_hop, edges_per_hop, x, edges)
+        x = layer(x, {key: e for key, e in edges.items() if key[0] in x and key[2] in x})
+        if index < len(layers) - 1:
+            x = {name: F.relu(out) for name, out in x.items()}
+    parameters = {name: p for _, named in layers for name, p in named.items()}
+    return x[schema.seed_type][: graph.num_seeds], parameters
+
+
+def pyg_layers(model: TypedModel) -> Sequence[tuple[object, Mapping[str, Tensor]]]:
+    """Returns for each layer (x_dict, edge_index_dict) -> x_dict, and its parameters by our names."""
+    kind = type(model).__name__
+    if kind == "Rsage":
+        convs = hetero_convs(model, SAGEConv)
+        return [(conv, _named(f"convs.{i}.", conv)) for i, conv in enumerate(convs)]
+    found = []
+    for i, conv in enumerate(hetero_convs(model, SAGEConv, root_weight=False)):
+        lins = nn.ModuleDict(
+            {name: nn.Linear(*lin.weight.shape[::-1]) for name, lin in model.roots[i].items()}
+        )
+        lins.double().load_state_dict(model.roots[i].state_dict())
+
+        def layer(x, edges, conv=conv, lins=lins):
+            out = conv(x, edges)
+            return {name: lins[name](rows) + out.get(name, 0) for name, rows in x.items()}
+
+        found.append((layer, {**_named(f"convs.{i}.", conv), **_named(f"roots.{i}.", lins)}))
+    return found
+
+
+def _named(prefix: str, module: nn.Module) -> dict[str, Tensor]:
+    return {prefix + name: parameter for name, parameter in module.named_parameters()}
