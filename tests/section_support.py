@@ -20,6 +20,7 @@ from outcrop.store.batches import BatchGraph, Edges, Nodes
 from outcrop.store.graph_types import EdgeType, NodeType, RowFile, row_files_of
 from outcrop.store.manifest import PAGE_SUMS, ArraySpec
 from typed_reference import TypedBatch, TypedGraph, pick_some, sample
+from typed_support import arrays_of
 
 Width = tuple[str, int] | None  # dtype and columns; None: no rows
 
@@ -64,6 +65,9 @@ class SectionGraph:
 
     def has(self, name: str) -> bool:
         return name in self.arrays
+
+    def spec(self, name: str) -> ArraySpec:
+        return self.arrays[name]
 
     def open_rows(self, runtime: Runtime, rows: RowFile) -> DiskArray:
         return DiskArray(runtime, self.path, rows.spec, self.arrays.get(rows.array + PAGE_SUMS))
@@ -125,6 +129,11 @@ def section_graph(
         if width is not None
     ]
     files = row_files_of(arrays, types)
+    topology = arrays_of(reference)
+    for name, array in (("indptr", topology.indptr), ("indices", topology.indices)):
+        writer = ArrayWriter(runtime, folder, name, "int64")
+        writer.append(array)
+        writer.finish_into(arrays)
     return SectionGraph(folder, nodes, tuple(edges), files, arrays, tuple(tables), reference)
 
 
