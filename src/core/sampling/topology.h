@@ -6,7 +6,7 @@
 #include <span>
 #include <type_traits>
 
-#include "sampling/relations.h"
+#include "graph/relations.h"
 
 namespace outcrop {
 

@@ -1,4 +1,4 @@
-#include "sampling/relations.h"
+#include "graph/relations.h"
 
 #include <string>
 #include <utility>
