@@ -1,4 +1,5 @@
 #include <nanobind/stl/optional.h>
+#include <nanobind/stl/vector.h>
 
 #include <algorithm>
 #include <optional>
@@ -42,14 +43,21 @@ void bind_csc(nb::module_& m) {
       .def_ro("runs", &SortStats::runs)
       .def_ro("merge_passes", &SortStats::merge_passes)
       .def_ro("spilled_bytes", &SortStats::spilled_bytes);
+  nb::class_<CscRelation>(m, "CscRelation", "What became of the edges of an edge type.")
+      .def_ro("num_edges", &CscRelation::num_edges)
+      .def_ro("duplicates_dropped", &CscRelation::duplicates_dropped)
+      .def_ro("self_loops_dropped", &CscRelation::self_loops_dropped)
+      .def_ro("max_in_degree", &CscRelation::max_in_degree);
   nb::class_<CscResult>(m, "CscResult")
       .def_ro("num_nodes", &CscResult::num_nodes)
+      .def_ro("num_lists", &CscResult::num_lists)
       .def_ro("num_edges", &CscResult::num_edges)
       .def_ro("duplicates_dropped", &CscResult::duplicates_dropped)
       .def_ro("self_loops_dropped", &CscResult::self_loops_dropped)
       .def_ro("max_in_degree", &CscResult::max_in_degree)
       .def_ro("nodes_without_in_edges", &CscResult::nodes_without_in_edges)
       .def_ro("wide", &CscResult::wide)
+      .def_ro("relations", &CscResult::relations)
       .def_ro("indptr", &CscResult::indptr)
       .def_ro("indices", &CscResult::indices)
       .def_ro("weights", &CscResult::weights)
@@ -59,26 +67,29 @@ void bind_csc(nb::module_& m) {
           "__init__",
           [](CscBuilder* self, std::shared_ptr<BlockIo> io, std::shared_ptr<Budget> budget,
              WorkerPool& workers, const std::string& scratch_folder, int64_t num_nodes, uint64_t memory_bytes,
-             bool keep_duplicates, bool keep_self_loops, bool reverse, bool wide, bool weighted) {
+             bool keep_duplicates, bool keep_self_loops, bool reverse, bool wide, bool weighted,
+             std::optional<std::shared_ptr<const Relations>> relations) {
             new (self) CscBuilder(std::move(io), std::move(budget),
                                   {scratch_folder, num_nodes, memory_bytes, keep_duplicates, keep_self_loops,
-                                   reverse, wide, weighted},
+                                   reverse, wide, weighted, relations.value_or(nullptr)},
                                   &workers);
           },
           "io"_a, "budget"_a, "workers"_a, "scratch_folder"_a, "num_nodes"_a = -1,
           "memory_bytes"_a = 256 << 20, "keep_duplicates"_a = false, "keep_self_loops"_a = true,
-          "reverse"_a = false, "wide"_a = false, "weighted"_a = false, nb::keep_alive<1, 4>())
+          "reverse"_a = false, "wide"_a = false, "weighted"_a = false, "relations"_a.none() = nb::none(),
+          nb::keep_alive<1, 4>())
       .def_ro_static("MIN_MEMORY_BYTES", &CscBuilder::kMinMemoryBytes)
       .def(
           "add",
-          [](CscBuilder& b, Ids src, Ids dst, std::optional<Array1<const float>> weights) {
+          [](CscBuilder& b, Ids src, Ids dst, std::optional<Array1<const float>> weights, size_t edge_type) {
             check_length("dst", dst.size(), src.size());
             if (weights) check_length("weights", weights->size(), src.size());
             nb::gil_scoped_release release;
-            b.add(src.data(), dst.data(), src.size(), weights ? weights->data() : nullptr);
+            b.add(src.data(), dst.data(), src.size(), weights ? weights->data() : nullptr, edge_type);
           },
-          "src"_a, "dst"_a, "weights"_a.none() = nb::none(),
-          "Adds edges src[i] -> dst[i], int64 [n] each, with float32 weights [n] where asked for.")
+          "src"_a, "dst"_a, "weights"_a.none() = nb::none(), nb::kw_only(), "edge_type"_a = 0,
+          "Adds edges src[i] -> dst[i] of an edge type, int64 [n] each, with float32 weights [n] where asked "
+          "for.")
       .def_prop_ro("edges_added", &CscBuilder::edges_added)
       .def("finish", &CscBuilder::finish, "indptr_path"_a, "indices_path"_a, "min_nodes"_a = 0,
            "weights_path"_a = "", nb::call_guard<nb::gil_scoped_release>());

@@ -3,15 +3,21 @@
 // Edges (source, target) are sorted by (target, source) externally and written as they leave the sort:
 // `indptr` int64 [N + 1] and `indices` uint32 (N <= 2^32) or int64 [E], the sources of the edges that point
 // at each node, ascending. No array of N or E elements is ever held.
+//
+// A graph with node types and edge types has a list for each edge type and target (relations.h). Edges are added by
+// edge type, with ids that count within the types of their ends, and are sorted by (list, global id of the source), so
+// that one sort makes one `indptr` [lists + 1] and one `indices` of all edge types.
 #pragma once
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "base/budget.h"
 #include "base/parallel.h"
 #include "graph/array_file.h"
 #include "graph/external_sort.h"
+#include "graph/relations.h"
 #include "io/block_io.h"
 
 namespace outcrop {
@@ -60,13 +66,21 @@ struct CscOptions {
   bool reverse = false;   // store the reverse of every edge too (a self-loop once)
   bool wide = false;      // 64-bit indices even where 32 bits would do
   bool weighted = false;  // edges have weights, float32 [E], in the order of the indices
+  // Node types and edge types, whose numbers of edges do not count; none: the lists are the nodes. With them num_nodes,
+  // reverse and weighted are not asked: edge types say who has weights, and a reverse is an edge type of its own.
+  std::shared_ptr<const Relations> relations;
+};
+
+struct CscRelation {  // what became of an edge type
+  uint64_t num_edges = 0, duplicates_dropped = 0, self_loops_dropped = 0, max_in_degree = 0;
 };
 
 struct CscResult {
-  int64_t num_nodes = 0;
+  int64_t num_nodes = 0, num_lists = 0;
   uint64_t num_edges = 0, duplicates_dropped = 0, self_loops_dropped = 0;
   uint64_t max_in_degree = 0, nodes_without_in_edges = 0;
   bool wide = false;
+  std::vector<CscRelation> relations;  // one where there are no types
   ArrayFile indptr, indices, weights;
   SortStats sort;
 };
@@ -78,9 +92,10 @@ class CscBuilder {
   CscBuilder(std::shared_ptr<BlockIo> io, std::shared_ptr<Budget> budget, CscOptions options,
              WorkerPool* workers = nullptr);
   ~CscBuilder();
-  // Adds n edges src[i] -> dst[i], with weights where they are asked for. Throws Error(argument) for an id
-  // outside [0, num_nodes), or a weight that is negative or no finite number.
-  void add(const int64_t* src, const int64_t* dst, size_t n, const float* weights = nullptr);
+  // Adds n edges src[i] -> dst[i] of one edge type, with weights where they are asked for. Throws Error(argument) for
+  // an id outside [0, num_nodes) of its type, or a weight that is negative or no finite number.
+  void add(const int64_t* src, const int64_t* dst, size_t n, const float* weights = nullptr,
+           size_t edge_type = 0);
   uint64_t edges_added() const;
   // Writes the files. With num_nodes -1 there are at least min_nodes nodes.
   CscResult finish(const std::string& indptr_path, const std::string& indices_path, int64_t min_nodes = 0,
