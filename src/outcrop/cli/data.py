@@ -153,6 +153,11 @@ def _facts(about: dict[str, Any]) -> dict[str, object]:
         for name, value in about.get("attributes", {}).items()
         if isinstance(value, (int, float, str)) and name not in facts
     }
+    for one in about.get("graph", {}).get("node_types", ()):
+        facts[f"nodes {one['name']!r}"] = _nodes_in_words(one)
+    for one in about.get("graph", {}).get("edge_types", ()):
+        key = " ".join(str(one.get(part)) for part in ("source", "relation", "target"))
+        facts[f"edges {key!r}"] = one.get("num_edges")
     names = about.get("attributes", {}).get("class_names")
     if names:
         shown = [
@@ -171,6 +176,12 @@ def _facts(about: dict[str, Any]) -> dict[str, object]:
         facts["page checksums"] = f"none: outcrop verify {about['path']} --add-checksums"
     facts["size on disk"] = format_bytes(about["bytes"])
     return facts
+
+
+def _nodes_in_words(of: dict[str, Any]) -> str:
+    """Says what nodes of a type have, beside their arrays."""
+    classes = [f"{of['num_classes']} classes or targets"] if of["num_classes"] else []
+    return ", ".join([str(of["num_nodes"]), *classes])
 
 
 def _quoted_if_unclear(name: str) -> str:

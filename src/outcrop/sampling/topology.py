@@ -183,7 +183,9 @@ def load_topology(
     Raises:
         FormatError: The graph has no edge weights, or an array is damaged.
         BudgetError: The placement that was asked for does not fit.
+        ArgumentError: The graph has types of nodes or edges.
     """
+    graph.require_one_type()
     names = ("indptr", "indices", "edge_weight")[: 3 if weighted else 2]
     arrays = [graph.array(runtime, name) for name in names]
     available = int(memory_fraction * runtime.budget.free_bytes)

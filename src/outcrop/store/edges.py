@@ -73,7 +73,11 @@ def spans(
     Args:
         most_targets, most_edges: Limits of one span; a target with more edges has a span for itself.
         wanted: Only these nodes, int64, ascending, distinct; where there are none nothing is read.
+
+    Raises:
+        ArgumentError: The graph has types of nodes or edges.
     """
+    graph.require_one_type()
     indptr, indices = graph.array(runtime, "indptr"), graph.array(runtime, "indices")
     try:
         first = 0

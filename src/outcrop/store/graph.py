@@ -1,7 +1,8 @@
 """The graph store: CSC topology, features, labels and splits in one artifact folder.
 
-Arrays: ``indptr`` int64 [N + 1] and ``indices`` uint32 or int64 [E]: the in-neighbours (sources of the edges that
-point at v) of node v are ``indices[indptr[v]:indptr[v + 1]]``, ascending. Optional: ``features`` [N, D] of any dtype,
+Version 1, without types. Arrays: ``indptr`` int64 [N + 1] and ``indices`` uint32 or int64 [E]: the in-neighbours
+(sources of the edges that point at v) of node v are ``indices[indptr[v]:indptr[v + 1]]``, ascending.
+Optional: ``features`` [N, D] of any dtype,
 ``labels`` (see below), ``train``, ``valid``, ``test`` int64 node ids, ascending; ``edge_weight`` float32 [E],
 not negative, in the order of ``indices``; ``train_edges``, ``valid_edges``, ``test_edges`` int64 [M, 2] (source,
 target), the positive edges of link prediction.
@@ -13,6 +14,14 @@ where ``names`` are integers written as text; absent: they are text); label_kind
 ``class`` (where it is absent, too) int64 [N] from 0 to num_classes - 1, -1 = unknown;
 ``multilabel`` uint8 [N, num_classes] of 0 and 1, 255 = unknown; ``regression`` float32 [N] or [N, num_classes], NaN =
 unknown.
+
+Version 2, with types of nodes and edges (:mod:`outcrop.store.graph_types`). Attributes: num_nodes and num_edges in all;
+``node_types``, a list of {name, num_nodes, num_classes, label_kind, class_names}; ``edge_types``, a list of {source,
+relation, target, num_edges, order, weighted}, ``source`` and ``target`` being names of node types. ``indptr`` int64
+[lists + 1] has the lists of one edge type after the other, one for each node of its target type; ``indices`` [E] are
+sources, numbered through all node types, ascending in a list; ``edge_weight`` has the weights of the edge types that
+are ``weighted``. Node type i has ``n<i>.features``, ``n<i>.labels``, ``n<i>.train``, ``n<i>.valid`` and ``n<i>.test``,
+as far as there are any, with ids from 0 within the type.
 """
 
 from __future__ import annotations
@@ -25,23 +34,40 @@ from typing import Any
 
 import numpy as np
 
+import outcrop._core as _core
 from outcrop.config import LABEL_KINDS, LabelKind
+from outcrop.config.sampling import SPLITS
 from outcrop.errors import ArgumentError, FormatError
 from outcrop.runtime.runtime import Runtime
 from outcrop.store import graph_manifest
 from outcrop.store import manifest as manifests
 from outcrop.store.arrays import DiskArray
-from outcrop.store.graph_types import FEATURES, EdgeType, NodeType, RowFile, row_files_of, types_of
+from outcrop.store.graph_types import (
+    FEATURES,
+    EdgeType,
+    NodeType,
+    RowFile,
+    has_seeds,
+    relations_of,
+    row_files_of,
+    types_of,
+)
 from outcrop.store.host_array import host_array
 from outcrop.store.manifest import PAGE_SUMS, ArraySpec, Manifest
 from outcrop.store.names import NodeNames
 
 FORMAT, VERSION = "outcrop.graph", 1
+TYPED_VERSION = 2  # of graphs with types of nodes or edges
+VERSIONS = (VERSION, TYPED_VERSION)
 # How a split may be spelled -> its name.
 SPLIT_NAMES = {"train": "train", "valid": "valid", "val": "valid", "validation": "valid", "test": "test"}
-# Arrays of which parts are read, so that their pages have checksums. The others are read and checked whole.
+# Arrays of which parts are read, so that their pages have checksums. The others are read and checked whole. Those of a
+# type of nodes or edges have its prefix.
 PAGED = ("indptr", "indices", "edge_weight", "features")
 UNKNOWN_MULTILABEL = 255
+# Of one node type; asked for without a type, they are those of the only one.
+_OF_NODES = ("features", "labels", *SPLITS, "names", *graph_manifest.EDGE_SPLITS)
+_SHOWN_TYPES = 5
 
 
 def _word(name: Any) -> str:
@@ -59,6 +85,12 @@ def _node_of(word: str, num_nodes: int) -> int:
     return int(word) if word.isascii() and word.isdigit() and int(word) < num_nodes else -1
 
 
+def paged_arrays(manifest: Manifest) -> list[str]:
+    """Returns the arrays of a graph of which parts are read."""
+    of_types = [name for name in manifest.arrays if name not in PAGED and name.endswith(f".{FEATURES}")]
+    return [*(name for name in PAGED if name in manifest.arrays), *sorted(of_types)]
+
+
 def split_name(spelling: str) -> str:
     """Returns the name of a split that people may spell otherwise: ``valid`` of ``val``; others as they are."""
     return SPLIT_NAMES.get(spelling, spelling)
@@ -68,9 +100,6 @@ class Graph:
     """Opens a graph on disk: the manifest is read at once, arrays are opened as they are asked for.
 
     Attributes:
-        num_classes: Classes; columns of the targets for regression (1 for ``[N]``); 0 without labels.
-        label_kind: ``class``, ``multilabel`` or ``regression`` (the head of this file).
-        class_names: What class i was called in the source; empty where classes have no names.
         integer_names: Whether the names of nodes are integers.
         node_types, edge_types: Types of nodes and of edges; one of each, called "", in a graph without types.
         row_files: The files of rows that nodes or edges have; none in a graph without features.
@@ -80,61 +109,170 @@ class Graph:
     def __init__(self, path: Path, manifest: Manifest):
         self.path, self.manifest = path, manifest
         self.notes: tuple[str, ...] = ()
+        attributes, self.is_typed = manifest.attributes, manifest.version == TYPED_VERSION
         try:
-            attributes = manifest.attributes
             self.num_nodes: int = attributes["num_nodes"]
             self.num_edges: int = attributes["num_edges"]
-            self.num_classes: int = attributes["num_classes"]
-            self.feature_dim: int = attributes["feature_dim"]
-            self.label_kind: LabelKind = attributes.get("label_kind", "class")
-            self.class_names: tuple[str, ...] = tuple(attributes.get("class_names", ()))
             self.integer_names: bool = bool(attributes.get("integer_names", False))
+            wrong = graph_manifest.problem(attributes, manifest.arrays, self.is_typed)
         except KeyError as error:
             raise FormatError(f"{path}: its manifest lacks attribute {error}") from None
-        if wrong := graph_manifest.problem(attributes, manifest.arrays):
+        if wrong:
             raise FormatError(f"{path}: {wrong}: its manifest was changed by hand or is torn")
-        self._check_labels()
         self.node_types: tuple[NodeType, ...]
         self.edge_types: tuple[EdgeType, ...]
-        self.node_types, self.edge_types = types_of(attributes)
+        self.node_types, self.edge_types = types_of(attributes, manifest.arrays, self.is_typed)
+        for node_type in self.node_types:
+            self._check_labels(node_type)
         self.row_files = row_files_of(manifest.arrays, (*self.node_types, *self.edge_types))
 
     def __repr__(self) -> str:
-        parts = [f"nodes={self.num_nodes}", f"edges={self.num_edges}"]
+        parts = (
+            self._types_in_words()
+            if self.is_typed
+            else [f"nodes={self.num_nodes}", f"edges={self.num_edges}"]
+        )
         for rows in self.row_files:
             parts.append(f"{rows.array}={'x'.join(map(str, rows.spec.shape))} {rows.spec.dtype}")
-        if self.num_classes:
-            name = {"class": "classes", "multilabel": "multilabel", "regression": "targets"}[self.label_kind]
-            parts.append(f"{name}={self.num_classes}")
+        for one in self.node_types:
+            if one.num_classes:
+                name = {"class": "classes", "multilabel": "multilabel", "regression": "targets"}[
+                    one.label_kind
+                ]
+                parts.append(f"{one.array(name)}={one.num_classes}")
         return f"Graph({', '.join(parts)}, path={str(self.path)!r})"
 
-    def _check_labels(self) -> None:
-        if self.label_kind not in LABEL_KINDS:
+    def _types_in_words(self) -> list[str]:
+        nodes = {one.name: one.num_nodes for one in self.node_types}
+        edges = {" ".join(one.key): one.num_edges for one in self.edge_types}
+        return [f"nodes={nodes}", f"edges={edges}"]
+
+    def _check_labels(self, of: NodeType) -> None:
+        if of.label_kind not in LABEL_KINDS:
             raise FormatError(
-                f"{self.path}: label kind {self.label_kind!r} is unknown (known: {', '.join(LABEL_KINDS)}): it was "
+                f"{self.path}: label kind {of.label_kind!r} is unknown (known: {', '.join(LABEL_KINDS)}): it was "
                 "made by a newer Outcrop, or changed by hand"
             )
-        spec = self.manifest.arrays.get("labels")
+        name = of.array("labels")
+        spec = self.manifest.arrays.get(name)
         if spec is None:
             return
-        dtype = {"class": "int64", "multilabel": "uint8", "regression": "float32"}[self.label_kind]
+        dtype = {"class": "int64", "multilabel": "uint8", "regression": "float32"}[of.label_kind]
         columns = spec.shape[1:]
-        one = self.label_kind == "class" or (self.label_kind == "regression" and self.num_classes == 1)
-        if spec.shape[0] != self.num_nodes:
+        one = of.label_kind == "class" or (of.label_kind == "regression" and of.num_classes == 1)
+        if spec.shape[0] != of.num_nodes:
             raise FormatError(
-                f"{self.path}: array 'labels' has {spec.shape[0]} rows, {self.num_nodes} were expected"
+                f"{self.path}: array {name!r} has {spec.shape[0]} rows, {of.num_nodes} were expected"
             )
         packed = spec.stride_bytes == np.dtype(dtype).itemsize * math.prod(columns)
-        if not packed or spec.dtype != dtype or columns not in ([()] if one else [(self.num_classes,)]):
+        if not packed or spec.dtype != dtype or columns not in ([()] if one else [(of.num_classes,)]):
             raise FormatError(
-                f"{self.path}: labels of kind {self.label_kind} and {self.num_classes} classes are stored as "
+                f"{self.path}: labels of kind {of.label_kind} and {of.num_classes} classes are stored as "
                 f"{spec.dtype} {list(spec.shape)}, a row every {spec.stride_bytes} bytes"
             )
 
+    @property
+    def seed_type(self) -> NodeType:
+        """Returns the node type that batches begin with: the only one that has labels or splits.
+
+        Raises:
+            ArgumentError: Several have, or none of several.
+        """
+        if len(self.node_types) == 1:
+            return self.node_types[0]
+        having = [one for one in self.node_types if has_seeds(one, self.manifest.arrays)]
+        if len(having) == 1:
+            return having[0]
+        names = ", ".join(one.name for one in having or self.node_types)
+        which = f"several node types of {self.path} have labels or splits ({names})"
+        none = f"none of the node types of {self.path} has labels or splits ({names})"
+        raise ArgumentError(f"{which if having else none}: ask one of graph.node_types")
+
+    @property
+    def num_classes(self) -> int:
+        """Returns the number of classes; of columns of the targets for regression (1 for ``[N]``); 0 without labels.
+
+        Raises:
+            ArgumentError: Of several node types not exactly one has labels or splits; likewise for the next four.
+        """
+        return self.seed_type.num_classes
+
+    @property
+    def label_kind(self) -> LabelKind:
+        """Returns ``class``, ``multilabel`` or ``regression`` (the head of this file)."""
+        return self.seed_type.label_kind
+
+    @property
+    def class_names(self) -> tuple[str, ...]:
+        """Returns what class i was called in the source; empty where classes have no names."""
+        return self.seed_type.class_names
+
+    @property
+    def feature_dim(self) -> int:
+        """Returns the columns of the features; 0 without features."""
+        if not self.is_typed:
+            return self.manifest.attributes["feature_dim"]
+        features = self.manifest.arrays.get(self.seed_type.array(FEATURES))
+        return features.shape[1] if features else 0
+
+    def edge_type(self, key: tuple[str, str, str] | None = None) -> EdgeType:
+        """Returns the edge type that is called ``key``, (source, relation, target).
+
+        Args:
+            key: As torch_geometric spells it; None: the only one.
+
+        Raises:
+            ArgumentError: There is none of that name, or several and no name is given.
+        """
+        found = [one for one in self.edge_types if key is None or one.key == tuple(key)]
+        if len(found) != 1:
+            asked = f"no edge type {' '.join(key)!r}" if key is not None else "several edge types"
+            raise ArgumentError(f"{self.path} has {asked}: name one of {', '.join(self._edge_names())}")
+        return found[0]
+
+    def _edge_names(self) -> list[str]:
+        names = [repr(" ".join(one.key)) for one in self.edge_types]
+        left = len(names) - _SHOWN_TYPES
+        return [*names[:_SHOWN_TYPES], f"{left} more"] if left > 0 else names
+
+    @property
+    def relations(self) -> _core.Relations:
+        """Returns the types in the form in which the core draws from their lists."""
+        return relations_of(self.node_types, self.edge_types)
+
+    @property
+    def num_lists(self) -> int:
+        """Counts the neighbor lists of all edge types; the nodes, in a graph without types."""
+        return self.spec("indptr").shape[0] - 1
+
+    def require_one_type(self) -> None:
+        """Checks that the graph has no types, for what serves graphs without them alone.
+
+        Raises:
+            ArgumentError: It has; names them.
+        """
+        if not self.is_typed:
+            return
+        nodes = ", ".join(one.name for one in self.node_types[:_SHOWN_TYPES])
+        raise ArgumentError(
+            f"{self.path} has types of nodes ({nodes}{', ...' if self.node_types[_SHOWN_TYPES:] else ''}) and of edges "
+            f"({', '.join(self._edge_names())}): preparing, training and inference of graphs with types are not there "
+            "yet; import one node type and one edge type as a graph of its own"
+        )
+
     def has(self, name: str) -> bool:
+        """Tells whether the graph has array ``name``, as the manifest calls it (``node_type.array("labels")``).
+
+        Raises:
+            ArgumentError: The graph has types and the name does not say of which, as in :meth:`require_one_type`.
+        """
+        if name in _OF_NODES:
+            self.require_one_type()
         return name in self.manifest.arrays
 
     def spec(self, name: str) -> ArraySpec:
+        if name in _OF_NODES:
+            self.require_one_type()
         try:
             return self.manifest.arrays[name]
         except KeyError:
@@ -144,25 +282,48 @@ class Graph:
         """Opens array ``name`` for reading. Raises FormatError where the graph has none."""
         return DiskArray(runtime, self.path, self.spec(name), self.manifest.arrays.get(name + PAGE_SUMS))
 
-    def edge_index(self) -> np.ndarray:
-        """Returns all edges, int64 [2, num_edges] of (source, target), by target and then by source, in memory.
+    def edge_index(self, edge_type: EdgeType | tuple[str, str, str] | None = None) -> np.ndarray:
+        """Returns all edges of a type, int64 [2, num_edges] of (source, target), by target, then by source, in memory.
 
         This is the order of ``edge_weight`` and of the ``e_id`` of batches.
+
+        Args:
+            edge_type: One of ``graph.edge_types``, or its key (source, relation, target); None: the only one.
+
+        Returns:
+            Ids from 0 within the types of the ends.
+
+        Raises:
+            ArgumentError: There are several edge types and none is named, or the graph has none of that name.
+            FormatError: The lists contradict each other.
         """
+        of = edge_type if isinstance(edge_type, EdgeType) else self.edge_type(edge_type)
+        first, stop = of.first_edge, of.first_edge + of.num_edges
+        lists = of.first_list, of.first_list + of.target.num_nodes + 1
         with Runtime() as runtime:
-            indptr, indices = (self.array(runtime, name).read("edge-index") for name in ("indptr", "indices"))
-        targets = np.repeat(np.arange(self.num_nodes, dtype=np.int64), np.diff(indptr))
-        return np.stack([indices.astype(np.int64), targets])
+            indptr = self.array(runtime, "indptr").read("edge-index", *lists)
+            indices = self.array(runtime, "indices").read("edge-index", first, stop)
+        counts = np.diff(indptr)
+        if indptr[0] != first or indptr[-1] != stop or counts.min(initial=0) < 0:
+            raise FormatError(
+                f"{self.path}: the lists of edge type {' '.join(of.key)!r} hold edges {indptr[0]} to {indptr[-1]}, "
+                f"{first} to {stop} were expected: run outcrop verify"
+            )
+        targets = np.repeat(np.arange(of.target.num_nodes, dtype=np.int64), counts)
+        return np.stack([indices.astype(np.int64) - of.source.first, targets])
 
     def split(self, runtime: Runtime, name: str) -> np.ndarray:
-        """Returns the node ids of split ``name`` (``train``, ``valid`` or ``val``, ``test``), int64, ascending."""
+        """Returns the node ids of split ``name`` (``train``, ``valid`` or ``val``, ``test``), int64, ascending.
+
+        In a graph with types these are ids within :attr:`seed_type`.
+        """
         name = split_name(name)
-        return self.array(runtime, name).read(f"split-{name}")
+        return self.array(runtime, self.seed_type.array(name)).read(f"split-{name}")
 
     @property
     def has_names(self) -> bool:
         """Tells whether the source calls the nodes otherwise than 0 to N - 1."""
-        return self.has("names")
+        return "names" in self.manifest.arrays
 
     def open_names(self, runtime: Runtime) -> NodeNames:
         """Opens the names of the nodes for reading, within the budget of ``runtime``; a context manager.
@@ -237,7 +398,9 @@ class Graph:
 
         Raises:
             FormatError: The graph has no features.
+            ArgumentError: The graph has types, as in :meth:`require_one_type`.
         """
+        self.require_one_type()
         if not self.row_files:
             raise FormatError(f"{self.path} holds no {FEATURES}: import them with the graph")
         (only,) = self.row_files
@@ -261,7 +424,7 @@ class Graph:
         Raises:
             FormatError: It was replaced or removed meanwhile.
         """
-        if manifests.read(self.path, FORMAT, VERSION).digest() != self.digest():
+        if manifests.read(self.path, FORMAT, VERSIONS).digest() != self.digest():
             raise FormatError(
                 f"{self.path} was replaced by another graph while it was read, so nothing was published: run the "
                 "same command again"
@@ -278,5 +441,5 @@ def open_graph(path: Path | str) -> Graph:
         FormatError: Missing, foreign, of another version, or truncated.
     """
     path = Path(path)
-    with manifests.opening(path, FORMAT, VERSION) as manifest:
+    with manifests.opening(path, FORMAT, VERSIONS) as manifest:
         return Graph(path, manifest)

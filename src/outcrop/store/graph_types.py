@@ -8,14 +8,16 @@ are its nodes.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import outcrop._core as _core
 from outcrop.config import LabelKind
+from outcrop.config.sampling import SPLITS
 from outcrop.store.manifest import ArraySpec
 
-FEATURES = "features"
+FEATURES, LABELS, WEIGHTS = "features", "labels", "edge_weight"
 
 
 @dataclass(frozen=True)
@@ -30,6 +32,7 @@ class NodeType:
         num_classes: Classes, or columns of the targets; 0 without labels.
         label_kind: ``class``, ``multilabel`` or ``regression``.
         prefix: What the names of its arrays begin with: "" or, for example, ``n0.``.
+        class_names: What class i was called in the source; empty where classes have no names.
     """
 
     number: int
@@ -39,6 +42,7 @@ class NodeType:
     num_classes: int
     label_kind: LabelKind = "class"
     prefix: str = ""
+    class_names: tuple[str, ...] = ()
 
     def array(self, name: str) -> str:
         """Returns what its array ``name``, such as ``labels``, is called in the manifest of the graph."""
@@ -56,6 +60,8 @@ class EdgeType:
         first_list: Number of its first neighbor list, of the first node of ``target``.
         first_edge: Position of its first edge in ``indices``.
         prefix: What the names of its arrays begin with, for example ``e0.``.
+        weighted: Whether its edges have weights in ``edge_weight``, which holds those of the edge types that have them,
+            one after the other.
     """
 
     number: int
@@ -66,6 +72,7 @@ class EdgeType:
     first_list: int
     first_edge: int
     prefix: str
+    weighted: bool = False
 
     @property
     def key(self) -> tuple[str, str, str]:
@@ -109,12 +116,67 @@ class RowFile:
         return self.spec.data_bytes
 
 
-def types_of(attributes: Mapping[str, Any]) -> tuple[tuple[NodeType, ...], tuple[EdgeType, ...]]:
-    """Returns the node types and the edge types of a graph whose manifest has ``attributes``: one of each, unnamed."""
-    nodes = NodeType(
-        0, "", 0, attributes["num_nodes"], attributes["num_classes"], attributes.get("label_kind", "class")
-    )
-    return (nodes,), (EdgeType(0, nodes, "", nodes, attributes["num_edges"], 0, 0, "e0."),)
+def types_of(
+    attributes: Mapping[str, Any], arrays: Mapping[str, ArraySpec], typed: bool = False
+) -> tuple[tuple[NodeType, ...], tuple[EdgeType, ...]]:
+    """Returns the node types and the edge types of a graph.
+
+    Args:
+        attributes: Those of its manifest, whose numbers fit (:func:`outcrop.store.graph_manifest.problem`).
+        arrays: Those of its manifest.
+        typed: Whether the manifest lists types (version 2); else there is one of each, unnamed.
+    """
+    if not typed:
+        nodes = NodeType(
+            0,
+            "",
+            0,
+            attributes["num_nodes"],
+            attributes["num_classes"],
+            attributes.get("label_kind", "class"),
+            class_names=tuple(attributes.get("class_names", ())),
+        )
+        weighted = WEIGHTS in arrays
+        return (nodes,), (EdgeType(0, nodes, "", nodes, attributes["num_edges"], 0, 0, "e0.", weighted),)
+    node_types = _node_types(attributes["node_types"])
+    return node_types, _edge_types(attributes["edge_types"], {one.name: one for one in node_types})
+
+
+def _node_types(listed: Sequence[Mapping[str, Any]]) -> tuple[NodeType, ...]:
+    types: list[NodeType] = []
+    first = 0
+    for number, entry in enumerate(listed):
+        kind, names = entry.get("label_kind", "class"), tuple(entry.get("class_names", ()))
+        counts = entry["num_nodes"], entry["num_classes"]
+        types.append(NodeType(number, entry["name"], first, *counts, kind, f"n{number}.", names))
+        first += entry["num_nodes"]
+    return tuple(types)
+
+
+def _edge_types(
+    listed: Sequence[Mapping[str, Any]], node_types: Mapping[str, NodeType]
+) -> tuple[EdgeType, ...]:
+    types: list[EdgeType] = []
+    first_list = first_edge = 0
+    for number, entry in enumerate(listed):
+        source, target = node_types[entry["source"]], node_types[entry["target"]]
+        ends = (number, source, entry["relation"], target, entry["num_edges"])
+        types.append(EdgeType(*ends, first_list, first_edge, f"e{number}.", entry.get("weighted", False)))
+        first_list += target.num_nodes
+        first_edge += entry["num_edges"]
+    return tuple(types)
+
+
+def relations_of(node_types: Sequence[NodeType], edge_types: Sequence[EdgeType]) -> _core.Relations:
+    """Returns the types in the form in which the core draws from their lists."""
+    ends = [0, *(one.first + one.num_nodes for one in node_types)]
+    edges = [(one.source.number, one.target.number, one.num_edges, one.weighted) for one in edge_types]
+    return _core.Relations(ends, edges)
+
+
+def has_seeds(node_type: NodeType, arrays: Mapping[str, ArraySpec]) -> bool:
+    """Tells whether nodes of the type have labels or are divided into splits: whether batches may begin with them."""
+    return any(node_type.array(name) in arrays for name in (LABELS, *SPLITS))
 
 
 def row_files_of(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,8 @@ from outcrop.runtime.runtime import Runtime
 from outcrop.store import manifest as manifests
 from outcrop.store.arrays import DiskArray
 from outcrop.store.graph import FORMAT as GRAPH_FORMAT
-from outcrop.store.graph import PAGED, UNKNOWN_MULTILABEL, Graph, open_graph
+from outcrop.store.graph import TYPED_VERSION, UNKNOWN_MULTILABEL, Graph, open_graph, paged_arrays
+from outcrop.store.graph_types import EdgeType, NodeType
 from outcrop.store.manifest import PAGE_SUMS, Manifest
 
 _BLOCK_ROWS = 1 << 17
@@ -60,7 +62,7 @@ def add_page_sums(path: Path | str, runtime: Runtime) -> list[str]:
     """
     graph = open_graph(path)
     arrays = dict(graph.manifest.arrays)
-    missing = [name for name in PAGED if graph.has(name) and not graph.has(name + PAGE_SUMS)]
+    missing = [name for name in paged_arrays(graph.manifest) if name + PAGE_SUMS not in arrays]
     runtime.progress.start("checksums", sum(arrays[name].data_bytes for name in missing), "bytes")
     for name in missing:
         array = graph.array(runtime, name)
@@ -77,43 +79,56 @@ def add_page_sums(path: Path | str, runtime: Runtime) -> list[str]:
 
 def _verify_graph(graph: Graph, runtime: Runtime) -> None:
     _verify_topology(graph, runtime)
-    if graph.has("labels"):
-        _verify_labels(graph, runtime)
-    for split in SPLITS:
-        if graph.has(split):
-            _verify_range(graph, runtime, split, 0, graph.num_nodes, ascending=True)
+    arrays = graph.manifest.arrays
+    for of in graph.node_types:
+        if of.array("labels") in arrays:
+            _verify_labels(graph, of, runtime)
+        for split in SPLITS:
+            if of.array(split) in arrays:
+                _verify_range(graph, runtime, of.array(split), 0, of.num_nodes, ascending=True)
     if graph.has("edge_weight"):
         _verify_weights(graph, runtime)
 
 
 def _verify_topology(graph: Graph, runtime: Runtime) -> None:
-    """Checks that ``indptr`` rises from 0 to the number of edges, and that ``indices`` are node ids, ascending within a
-    node.
+    """Checks that ``indptr`` rises from 0 to the number of edges, and that ``indices`` are ids of the source type,
+    ascending within a list.
     """
     indptr, indices = graph.array(runtime, "indptr"), graph.array(runtime, "indices")
-    last = 0
-    for start in range(0, graph.num_nodes, _BLOCK_ROWS):
-        block = indptr.read("verify", start, min(start + _BLOCK_ROWS, graph.num_nodes) + 1)
-        if block[0] != last or (block[1:] < block[:-1]).any() or block[-1] > graph.num_edges:
+    for of in graph.edge_types:
+        last, stop = of.first_edge, of.first_edge + of.num_edges
+        suffix = f" of edge type {' '.join(of.key)!r}" if graph.is_typed else ""
+        for start in range(0, of.target.num_nodes, _BLOCK_ROWS):
+            end = min(start + _BLOCK_ROWS, of.target.num_nodes)
+            block = indptr.read("verify", of.first_list + start, of.first_list + end + 1)
+            if block[0] != last or (block[1:] < block[:-1]).any() or block[-1] > stop:
+                raise FormatError(
+                    f"{indptr.path}: offsets fall or leave the {of.num_edges} edges{suffix} near node {start}"
+                )
+            last = int(block[-1])
+            _verify_indices(indices, block, of, start)
+        if last != stop:
             raise FormatError(
-                f"{indptr.path}: offsets fall or leave the {graph.num_edges} edges near node {start}"
+                f"{indptr.path} ends with {last}{suffix and ' the lists' + suffix}, the graph has {stop} edges"
+                + (" up to there" if suffix else "")
             )
-        last = int(block[-1])
-        _verify_indices(indices, block, graph.num_nodes, start)
-    if last != graph.num_edges:
-        raise FormatError(f"{indptr.path} ends with {last}, the graph has {graph.num_edges} edges")
 
 
-def _verify_indices(indices: DiskArray, indptr: np.ndarray, num_nodes: int, first_node: int) -> None:
+def _verify_indices(indices: DiskArray, indptr: np.ndarray, of: EdgeType, first_node: int) -> None:
     begin, end = int(indptr[0]), int(indptr[-1])
+    low, high = of.source.first, of.source.first + of.source.num_nodes
     carried = np.zeros(0, indices.dtype)  # the last index of the block before, for the order across the seam
     for start in range(begin, end, _BLOCK_ROWS):
         block = indices.read("verify", start, min(start + _BLOCK_ROWS, end))
-        bad = (block < 0) | (block >= num_nodes)
+        bad = (block < low) | (block >= high)
         if bad.any():
+            there = (
+                f"nodes of type {of.source.name!r} are {low} to {high - 1}"
+                if of.source.name
+                else f"there are {high} nodes"
+            )
             raise FormatError(
-                f"{indices.path}: edge {start + int(np.argmax(bad))} has source {block[np.argmax(bad)]}, "
-                f"there are {num_nodes} nodes"
+                f"{indices.path}: edge {start + int(np.argmax(bad))} has source {block[np.argmax(bad)]}, {there}"
             )
         run = np.concatenate([carried, block])
         falls = np.flatnonzero(run[1:] < run[:-1]) + start - len(carried) + 1
@@ -125,23 +140,21 @@ def _verify_indices(indices: DiskArray, indptr: np.ndarray, num_nodes: int, firs
         carried = block[-1:].copy()
 
 
-def _verify_labels(graph: Graph, runtime: Runtime) -> None:
-    if graph.label_kind == "class":
-        _verify_range(graph, runtime, "labels", -1, graph.num_classes)
+def _verify_labels(graph: Graph, of: NodeType, runtime: Runtime) -> None:
+    if of.label_kind == "class":
+        _verify_range(graph, runtime, of.array("labels"), -1, of.num_classes)
         return
-    array = graph.array(runtime, "labels")
+    array = graph.array(runtime, of.array("labels"))
     for start in range(0, array.num_rows, _BLOCK_ROWS):
         block = array.read("verify", start, min(start + _BLOCK_ROWS, array.num_rows))
         bad = (
-            np.isinf(block)
-            if graph.label_kind == "regression"
-            else (block > 1) & (block != UNKNOWN_MULTILABEL)
+            np.isinf(block) if of.label_kind == "regression" else (block > 1) & (block != UNKNOWN_MULTILABEL)
         )
         rows = bad.reshape(len(block), -1).any(axis=1)
         if rows.any():
             row = int(np.argmax(rows))
             raise FormatError(
-                f"{array.path}: row {start + row} is {block[row]}, no label of kind {graph.label_kind}"
+                f"{array.path}: row {start + row} is {block[row]}, no label of kind {of.label_kind}"
             )
 
 
@@ -204,20 +217,37 @@ def describe(path: Path | str) -> dict[str, Any]:
 def _describe_graph(manifest: Manifest) -> dict[str, Any]:
     attributes = manifest.attributes
     nodes, edges = attributes.get("num_nodes", 0), attributes.get("num_edges", 0)
-    features = manifest.arrays.get("features")
-    return {
+    common = {
         "num_nodes": nodes,
         "num_edges": edges,
-        "num_classes": attributes.get("num_classes", 0),
-        "feature_dim": attributes.get("feature_dim", 0),
-        "feature_dtype": features.dtype if features else None,
-        "feature_bytes": features.data_bytes if features else 0,
+        "page_checksums": all(name + PAGE_SUMS in manifest.arrays for name in paged_arrays(manifest)),
+    }
+    if manifest.version == TYPED_VERSION:
+        return common | {
+            "node_types": [
+                {"name": one.get("name"), "num_nodes": one.get("num_nodes")}
+                | _describe_nodes(manifest, one, f"n{i}.")
+                for i, one in enumerate(attributes.get("node_types", []))
+            ],
+            "edge_types": attributes.get("edge_types", []),
+        }
+    return common | {
+        **_describe_nodes(manifest, attributes, ""),
         "mean_in_degree": edges / nodes if nodes else 0.0,
         "max_in_degree": attributes.get("max_in_degree"),
         "nodes_without_in_edges": attributes.get("nodes_without_in_edges"),
-        "splits": {split: manifest.arrays[split].shape[0] for split in SPLITS if split in manifest.arrays},
         "has_names": "names" in manifest.arrays,
-        "page_checksums": all(
-            name + PAGE_SUMS in manifest.arrays for name in PAGED if name in manifest.arrays
-        ),
+    }
+
+
+def _describe_nodes(manifest: Manifest, attributes: Mapping[str, Any], prefix: str) -> dict[str, Any]:
+    """Says what the nodes of a type have."""
+    arrays = manifest.arrays
+    features = arrays.get(f"{prefix}features")
+    return {
+        "num_classes": attributes.get("num_classes", 0),
+        "feature_dim": attributes.get("feature_dim", features.shape[1] if features else 0),
+        "feature_dtype": features.dtype if features else None,
+        "feature_bytes": features.data_bytes if features else 0,
+        "splits": {split: arrays[prefix + split].shape[0] for split in SPLITS if prefix + split in arrays},
     }
