@@ -1,24 +1,43 @@
-"""Batches as torch_geometric's ``Data``, for models and loops that are written for NeighborLoader."""
+"""Batches as torch_geometric's ``Data`` or ``HeteroData``, for models and loops that are written for NeighborLoader."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, overload
 
 import numpy as np
 import torch
 
+from outcrop.loading.hetero import has_types, to_hetero
 from outcrop.loading.input_ids import InputIds
-from outcrop.nn.convs import Data
+from outcrop.nn.convs import Data, HeteroData
 from outcrop.store.batches import BatchGraph
+from outcrop.store.graph import Graph
 from outcrop.store.minibatch import MiniBatch
 
 _NAMES = ("n_id", "edge_weight", "e_id", "edge_label_index", "edge_label")
 
 
-def to_pyg(batch: MiniBatch, *, number: int | None = None, input_id: np.ndarray | None = None) -> Data:
+@overload
+def to_pyg(batch: MiniBatch, *, number: int | None = None, input_id: np.ndarray | None = None) -> Data: ...
+
+
+@overload
+def to_pyg(
+    batch: MiniBatch, graph: Graph, *, number: int | None = None, input_id: np.ndarray | None = None
+) -> Data | HeteroData: ...
+
+
+def to_pyg(
+    batch: MiniBatch,
+    graph: Graph | None = None,
+    *,
+    number: int | None = None,
+    input_id: np.ndarray | None = None,
+) -> Data | HeteroData:
     """Returns the batch in NeighborLoader's form; ``x`` is shared, not copied.
 
     Args:
+        graph: The graph that the batch is of; a batch of a graph with types is nothing without it.
         number: Which batch of its epoch it is.
         input_id: int64 [num_seeds], positions of the seeds in what the loader goes over.
 
@@ -27,9 +46,12 @@ def to_pyg(batch: MiniBatch, *, number: int | None = None, input_id: np.ndarray 
         int64 [num_nodes], batch_size, and num_sampled_nodes and num_sampled_edges as lists per hop, with which
         ``trim_to_layer`` and torch_geometric's models (``num_sampled_nodes_per_hop=``) work. Whole batches (ShaDow)
         have no such lists, because nothing may be trimmed. Link prediction adds edge_label_index int64 [2, L] (local)
-        and edge_label float32 [L], as LinkNeighborLoader does.
+        and edge_label float32 [L], as LinkNeighborLoader does. Of a graph with types: ``HeteroData``, as
+        :func:`outcrop.loading.hetero.to_hetero` says.
     """
-    graph, arrays = batch.graph, batch.arrays
+    if has_types(graph):
+        return to_hetero(batch, graph, number=number, input_id=input_id)
+    structure, arrays = batch.graph, batch.arrays
     optional: dict[str, Any] = {}
     if number is not None:
         optional["number"] = number
@@ -37,15 +59,17 @@ def to_pyg(batch: MiniBatch, *, number: int | None = None, input_id: np.ndarray 
     if "n_id" in arrays:  # then all of pyg_arrays() came with the rows
         optional |= {name: array for name, array in arrays.items() if name in _NAMES}
     else:
-        optional |= {name: torch.from_numpy(array).to(device) for name, array in pyg_arrays(graph).items()}
+        optional |= {
+            name: torch.from_numpy(array).to(device) for name, array in pyg_arrays(structure).items()
+        }
     if "input_id" in arrays:
         optional["input_id"] = arrays["input_id"].clone()  # as long as the seeds: may be kept
     elif input_id is not None:
         optional["input_id"] = torch.from_numpy(input_id).to(device)
-    if not graph.untrimmed:
-        optional["num_sampled_nodes"] = list(graph.nodes_per_hop)
-        optional["num_sampled_edges"] = list(graph.edges_per_hop)
-    return Data(x=batch.x, edge_index=batch.edge_index, y=batch.y, batch_size=graph.num_seeds, **optional)
+    if not structure.untrimmed:
+        optional["num_sampled_nodes"] = list(structure.nodes_per_hop)
+        optional["num_sampled_edges"] = list(structure.edges_per_hop)
+    return Data(x=batch.x, edge_index=batch.edge_index, y=batch.y, batch_size=structure.num_seeds, **optional)
 
 
 def pyg_arrays(graph: BatchGraph, input_ids: InputIds | None = None) -> dict[str, np.ndarray]:

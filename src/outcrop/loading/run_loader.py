@@ -16,6 +16,7 @@ from outcrop.loading.ranks import Ranks
 from outcrop.loading.sessions import Open, OpenSession, Sessions
 from outcrop.runtime.runtime import Runtime
 from outcrop.store.batches import BatchGraph
+from outcrop.store.graph import Graph
 
 if TYPE_CHECKING:
     from outcrop.nn.convs import Data
@@ -30,6 +31,7 @@ class Source:
 
     Attributes:
         name: What people call it: a split, or where the batches are from.
+        graph: What the batches are of.
         split: As sessions know it.
         count: Batches of an epoch; None: not known before it is over.
         all_batches: Those counted are all; else sessions know more, which are left out.
@@ -45,6 +47,7 @@ class Source:
     """
 
     name: str
+    graph: Graph
     split: str
     count: int | None
     distinct: range
@@ -73,6 +76,8 @@ class _Place:
 
 class RunLoader:
     """Loads mini-batches from disk, as ``torch_geometric.data.Data``; iterate over it once an epoch.
+
+    Of a graph whose nodes or edges have types they are ``HeteroData`` (:func:`outcrop.loading.hetero.to_hetero`).
 
     Each iteration is the next epoch: 0, 1, 2, ..., unless ``epoch`` or :meth:`set_epoch` says which. What loading
     needs (threads, buffers, caches) is opened by the first iteration and kept until :meth:`close`, or until nothing
@@ -343,7 +348,7 @@ class _Pass:
         number = place.position if self._numbers is None else self._numbers[place.position]
         ids = self._input_ids
         input_id = None if ids is None or "input_id" in batch.arrays else ids.of(batch.graph)
-        data = to_pyg(batch, number=number, input_id=input_id)
+        data: Any = to_pyg(batch, self._source.graph, number=number, input_id=input_id)
         place.position += 1
         if self._at_end():
             self._check()

@@ -87,6 +87,7 @@ def recorded_source(asked: SourceRequest, path: Path, split: str) -> Source:
     by_node = sample.task == "node" and sample.sampler != EXTERNAL
     return Source(
         name=split,
+        graph=graph,
         split=split,
         count=None if mode.batches_by_budget and split == "train" else group.per_epoch,
         distinct=range(group.first_epoch, group.first_epoch + group.epochs if split == "train" else 0),
@@ -131,6 +132,7 @@ def drawn_source(asked: SourceRequest, split: str | ArrayLike, *, drop_last: boo
     identity = {"graph": graph.digest(), "nodes": of, "sampling": manifests.plain(config.as_stored())}
     return Source(
         name=name,
+        graph=graph,
         split=drawn_split,
         count=len(ids) // config.batch_size if drop_last else -(-len(ids) // config.batch_size),
         all_batches=not drop_last,

@@ -1,0 +1,73 @@
+"""Batches of graphs with types as torch_geometric's ``HeteroData``: a store for each type of nodes and of edges."""
+
+from __future__ import annotations
+
+from typing import Any, TypeGuard
+
+import numpy as np
+import torch
+
+from outcrop.nn.convs import HeteroData
+from outcrop.store.batches import BatchGraph
+from outcrop.store.graph import Graph
+from outcrop.store.graph_types import NodeType
+from outcrop.store.minibatch import MiniBatch, as_tensor
+
+
+def has_types(graph: Graph | None) -> TypeGuard[Graph]:
+    """Tells whether the nodes or edges of a graph have types with names, so that its batches are ``HeteroData``."""
+    if graph is None:
+        return False
+    return any(of.name for of in graph.node_types) or any(of.relation for of in graph.edge_types)
+
+
+def to_hetero(
+    batch: MiniBatch, graph: Graph, *, number: int | None = None, input_id: np.ndarray | None = None
+) -> HeteroData:
+    """Returns the batch in the form that NeighborLoader gives to ``HeteroData``; rows are shared, not copied.
+
+    Args:
+        graph: The graph that the batch is of, which names the types.
+        number: Which batch of its epoch it is.
+        input_id: int64 [num_seeds], positions of the seeds in what the loader goes over.
+
+    Returns:
+        Node types have n_id int64 [n], num_sampled_nodes as a list per hop, and x [n, D] where they have features; that
+        of the seeds has y and batch_size, too. Edge types, called (source, relation, target), have edge_index int64
+        [2, e] (source, target), num_sampled_edges as a list per hop, edge_attr [e, D] where they have features,
+        edge_weight where they have weights, and e_id int64 [e] where it is known: positions within the type. Types of
+        which a batch has nothing are there, empty. Untrimmed batches have no lists per hop.
+    """
+    data, structure = HeteroData(), batch.graph
+    for of, nodes in zip(graph.node_types, structure.nodes, strict=True):
+        store = data[of.name]
+        store.n_id = as_tensor(nodes.ids.copy(), batch.device)
+        if not structure.untrimmed:
+            store.num_sampled_nodes = list(nodes.per_hop)
+    _add_edges(data, batch, graph)
+    for file, rows in zip(graph.row_files, batch.rows, strict=True):
+        of = file.owner
+        if isinstance(of, NodeType):
+            data[of.name].x = rows
+        else:
+            data[of.key].edge_attr = rows
+    seeds = data[graph.node_types[structure.seed_type].name]
+    seeds.y, seeds.batch_size = batch.y, structure.num_seeds
+    if input_id is not None:
+        seeds.input_id = as_tensor(input_id, batch.device)
+    if number is not None:
+        data.number = number
+    return data
+
+
+def _add_edges(data: HeteroData, batch: MiniBatch, graph: Graph) -> None:
+    structure: BatchGraph = batch.graph
+    for of, edges in zip(graph.edge_types, structure.edges, strict=True):
+        store: Any = data[of.key]
+        store.edge_index = torch.from_numpy(edges.edge_index()).to(batch.device)
+        if edges.positions is not None:
+            store.e_id = as_tensor(edges.positions, batch.device)
+        if edges.weight is not None:
+            store.edge_weight = as_tensor(edges.weight, batch.device)
+        if not structure.untrimmed:
+            store.num_sampled_edges = list(edges.per_hop)
