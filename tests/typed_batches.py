@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from itertools import chain
 
@@ -12,11 +12,11 @@ import torch
 import torch.nn.functional as F
 from hypothesis import strategies as st
 from torch import Tensor, nn
-from torch_geometric.nn import HeteroConv, SAGEConv
+from torch_geometric.nn import GATConv, HeteroConv, SAGEConv
 from torch_geometric.utils import trim_to_layer
 
 from outcrop.nn.schema import GraphSchema, NodeSchema
-from outcrop.nn.typed import TypedModel
+from outcrop.nn.typed import Rgat, TypedModel
 from outcrop.store.batches import BatchGraph, Edges, Nodes
 from outcrop.store.minibatch import MiniBatch
 from typed_reference import TypedBatch, TypedGraph, fanouts_of, pick_some, sample, typed_graphs
@@ -94,18 +94,24 @@ def edge_index_dict(schema: GraphSchema, graph: BatchGraph) -> dict[tuple[str, s
     return {key: torch.from_numpy(edges.edge_index()) for key, edges in pairs}
 
 
-def hetero_convs(model: TypedModel, make: type[nn.Module], **options: object) -> list[HeteroConv]:
-    """Returns torch_geometric's ``HeteroConv`` of each layer, with the state of ours."""
+def hetero_convs(model: TypedModel, make: Callable[[nn.Module], nn.Module]) -> list[HeteroConv]:
+    """Returns torch_geometric's ``HeteroConv`` of each layer, of modules like ours, with the state of ours."""
     found = []
     for own in model.convs:
         with warnings.catch_warnings():  # of types that no edge leads to
             warnings.simplefilter("ignore")
-            conv = HeteroConv(
-                {k: make(c.in_channels, c.out_channels, **options) for k, c in own.convs.items()}
-            )
+            conv = HeteroConv({key: make(one) for key, one in own.convs.items()})
         conv.double().load_state_dict(own.state_dict())
         found.append(conv)
     return found
+
+
+def a_sage(own: nn.Module) -> nn.Module:
+    return SAGEConv(own.in_channels, own.out_channels, root_weight=own.root_weight)
+
+
+def a_gat(own: nn.Module) -> nn.Module:
+    return GATConv(own.in_channels, own.out_channels, own.heads, add_self_loops=False)
 
 
 def pyg_forward(model: TypedModel, batch: MiniBatch) -> tuple[Tensor, dict[str, Tensor]]:
@@ -119,7 +125,7 @@ def pyg_forward(model: TypedModel, batch: MiniBatch) -> tuple[Tensor, dict[str, 
         x, edges, _ = trim_to_layer(index, nodes_per_hop, edges_per_hop, x, edges)
         x = layer(x, {key: e for key, e in edges.items() if key[0] in x and key[2] in x})
         if index < len(layers) - 1:
-            x = {name: F.relu(out) for name, out in x.items()}
+            x = {name: F.elu(out) if isinstance(model, Rgat) else F.relu(out) for name, out in x.items()}
     parameters = {name: p for _, named in layers for name, p in named.items()}
     return x[schema.seed_type][: graph.num_seeds], parameters
 
@@ -127,11 +133,11 @@ def pyg_forward(model: TypedModel, batch: MiniBatch) -> tuple[Tensor, dict[str, 
 def pyg_layers(model: TypedModel) -> Sequence[tuple[object, Mapping[str, Tensor]]]:
     """Returns for each layer (x_dict, edge_index_dict) -> x_dict, and its parameters by our names."""
     kind = type(model).__name__
-    if kind == "Rsage":
-        convs = hetero_convs(model, SAGEConv)
+    if kind in ("Rsage", "Rgat"):
+        convs = hetero_convs(model, a_sage if kind == "Rsage" else a_gat)
         return [(conv, _named(f"convs.{i}.", conv)) for i, conv in enumerate(convs)]
     found = []
-    for i, conv in enumerate(hetero_convs(model, SAGEConv, root_weight=False)):
+    for i, conv in enumerate(hetero_convs(model, a_sage)):
         lins = nn.ModuleDict(
             {name: nn.Linear(*lin.weight.shape[::-1]) for name, lin in model.roots[i].items()}
         )

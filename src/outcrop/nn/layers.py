@@ -11,7 +11,7 @@ that lies between layers stay float32 (torch's own layers leave sums and softmax
 # pyright: reportIncompatibleMethodOverride=false
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -204,7 +204,7 @@ class _Attention(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, edges: Tensor, loops: Tensor, block: Block) -> tuple[Tensor, Tensor]:
-        ptr = _by_head(block.rowptr, block.num_edges, len(edges)).long()
+        ptr = by_head(block.rowptr, block.num_edges, len(edges)).long()
         row = block.row
         top = torch.maximum(_segment(edges, "max", ptr, loops), loops)
         edges = (edges - top.index_select(1, row)).exp_()
@@ -225,7 +225,57 @@ class _Attention(torch.autograd.Function):
         return grad_edges, grad_loops.addcmul_(loops, total, value=-1), None
 
 
-def _by_head(rowptr: Tensor, num_edges: int, heads: int) -> Tensor:
+class _EdgeSoftmax(torch.autograd.Function):
+    """Computes the softmax over all edges of each target, per head: logits -> weights.
+
+    Blocks of several edge types to the same targets share one softmax: maxima and sums are taken type by type.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, blocks: Sequence[Block], *logits: Tensor) -> tuple[Tensor, ...]:
+        heads, targets = len(logits[0]), blocks[0].num_targets
+        ptrs = [by_head(block.rowptr, block.num_edges, heads).long() for block in blocks]
+        top, total = logits[0].new_full((heads, targets), float("-inf")), logits[0].new_zeros(heads, targets)
+        for values, ptr in zip(logits, ptrs, strict=True):
+            top = torch.maximum(top, _segment(values, "max", ptr, top))
+        weights = [
+            (values - top.index_select(1, block.row)).exp_()
+            for values, block in zip(logits, blocks, strict=True)
+        ]
+        for values, ptr in zip(weights, ptrs, strict=True):
+            total += _segment(values, "sum", ptr, total)
+        inverse = total.reciprocal_()  # of targets without edges it is infinite, and never read
+        for values, block in zip(weights, blocks, strict=True):
+            values.mul_(inverse.index_select(1, block.row))
+        ctx.blocks, ctx.ptrs = blocks, ptrs
+        ctx.save_for_backward(*weights)
+        return tuple(weights)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        weights = ctx.saved_tensors
+        products = [grad * values for grad, values in zip(grads, weights, strict=True)]
+        total = products[0].new_zeros(len(products[0]), ctx.blocks[0].num_targets)
+        for values, ptr in zip(products, ctx.ptrs, strict=True):
+            total += _segment(values, "sum", ptr, total)
+        for product, values, block in zip(products, weights, ctx.blocks, strict=True):
+            product.addcmul_(values, total.index_select(1, block.row), value=-1)
+        return None, *products
+
+
+def edge_softmax(logits: Sequence[Tensor], blocks: Sequence[Block]) -> tuple[Tensor, ...]:
+    """Returns the softmax over all edges of each target, in every block.
+
+    Equals ``torch_geometric.utils.softmax`` of all logits side by side.
+
+    Args:
+        logits: [heads, num_edges] of each block.
+        blocks: Edges to the same targets.
+    """
+    return _EdgeSoftmax.apply(blocks, *logits)
+
+
+def by_head(rowptr: Tensor, num_edges: int, heads: int) -> Tensor:
     """Returns the row pointers of ``heads`` copies of a CSR pattern one under the other."""
     steps = torch.arange(heads, dtype=rowptr.dtype, device=rowptr.device).unsqueeze_(1) * num_edges
     return torch.cat([(rowptr[:-1] + steps).view(-1), rowptr[-1:] + steps[-1]])
@@ -240,19 +290,22 @@ def _segment(values: Tensor, reduce: str, ptr: Tensor, like: Tensor) -> Tensor:
 class _WeightedSum(torch.autograd.Function):
     """Computes out[h, t] = sum over edges of weights[h, e] * x[h or shared][col[e]] + loops[h, t] * x[h or shared][t].
 
-    x: [num_sources, D], shared by the heads, or [heads, num_sources, D].
+    x: [num_sources, D], shared by the heads, or [heads, num_sources, D]. loops: None where targets are other nodes.
     """
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, edges: Tensor, loops: Tensor, block: Block) -> Tensor:
-        heads, targets = loops.shape
-        ptr = _by_head(block.rowptr, block.num_edges, heads)
+    def forward(ctx: Any, x: Tensor, edges: Tensor, loops: Tensor | None, block: Block) -> Tensor:
+        heads, targets = len(edges), block.num_targets
+        ptr = by_head(block.rowptr, block.num_edges, heads)
         col = block.col.repeat(heads)
         if x.dim() == 3:
             starts = torch.arange(heads, dtype=col.dtype, device=col.device) * block.num_sources
             col = (block.col + starts.unsqueeze_(1)).view(-1)
-        out = bag_sum(x.reshape(-1, x.shape[-1]), ptr, col, edges.reshape(-1)).view(heads, targets, -1)
-        out.addcmul_(x[..., :targets, :], loops.unsqueeze(2))
+        out = bag_sum(x.reshape(-1, x.shape[-1]), ptr, col, edges.reshape(-1)).view(
+            heads, targets, x.shape[-1]
+        )
+        if loops is not None:
+            out.addcmul_(x[..., :targets, :], loops.unsqueeze(2))
         ctx.block, ctx.ptr, ctx.col = block, ptr, col
         ctx.save_for_backward(x, edges, loops)
         return out
@@ -261,14 +314,16 @@ class _WeightedSum(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         x, edges, loops = ctx.saved_tensors
         block, grad = ctx.block, grad.contiguous()
-        heads, targets = loops.shape
-        flat = grad.view(heads * targets, -1)
+        heads, targets = len(edges), block.num_targets
+        flat = grad.view(heads * targets, x.shape[-1])
         grad_edges = sampled_dot(ctx.ptr, ctx.col, flat, x.reshape(-1, x.shape[-1])).view_as(edges)
-        grad_loops = (
-            torch.einsum("htd,htd->ht", grad, x[:, :targets])
-            if x.dim() == 3
-            else torch.einsum("htd,td->ht", grad, x[:targets])
-        )
+        grad_loops = None
+        if loops is not None:
+            grad_loops = (
+                torch.einsum("htd,htd->ht", grad, x[:, :targets])
+                if x.dim() == 3
+                else torch.einsum("htd,td->ht", grad, x[:targets])
+            )
         if not ctx.needs_input_grad[0]:
             return None, grad_edges, grad_loops, None
         rowptr, row, order = block.transposed
@@ -276,20 +331,29 @@ class _WeightedSum(torch.autograd.Function):
         starts = torch.arange(heads, dtype=row.dtype, device=row.device).unsqueeze_(1) * targets
         if x.dim() == 3:
             grad_x = bag_sum(
-                flat, _by_head(rowptr, block.num_edges, heads), (row + starts).view(-1), weights.view(-1)
+                flat, by_head(rowptr, block.num_edges, heads), (row + starts).view(-1), weights.view(-1)
             ).view_as(x)
-            grad_x[:, :targets].addcmul_(grad, loops.unsqueeze(2))
+            if loops is not None:
+                grad_x[:, :targets].addcmul_(grad, loops.unsqueeze(2))
         else:
             grad_x = bag_sum(flat, rowptr * heads, (row + starts).t().reshape(-1), weights.t().reshape(-1))
-            grad_x[:targets].add_(torch.einsum("htd,ht->td", grad, loops))
+            if loops is not None:
+                grad_x[:targets].add_(torch.einsum("htd,ht->td", grad, loops))
         return grad_x, grad_edges, grad_loops, None
 
 
-def gat(conv: GATConv, x: Tensor, block: Block) -> Tensor:
-    """Equals ``conv((x, x[:T]), edge_index)``; heads side by side, or their mean where ``conv.concat`` is off."""
+def gat(conv: GATConv, x: Tensor, block: Block, target: Tensor | None = None) -> Tensor:
+    """Equals ``conv((x, x[:T]), edge_index)``; heads side by side, or their mean where ``conv.concat`` is off.
+
+    Args:
+        target: Rows of the targets where they are of another type, [at least T, in of targets]: equals
+            ``conv((x, target[:T]), edge_index)`` of a layer that has a weight for either end and adds no loops.
+    """
     check_block(block, x)
     with products(x) as dense:
-        return _gat(conv, x, block, dense)
+        if target is None:
+            return _gat(conv, x, block, dense)
+        return _gat_between(conv, x, target[: block.num_targets], block, dense)
 
 
 def _gat(conv: GATConv, x: Tensor, block: Block, dense: Products) -> Tensor:
@@ -307,10 +371,35 @@ def _gat(conv: GATConv, x: Tensor, block: Block, dense: Products) -> Tensor:
     if bool(block.is_loop.any()):
         edges = edges.masked_fill(block.is_loop, float("-inf"))
     edges, loops = _Attention.apply(edges, loops, block)
+    return _combined(conv, x, weight, (edges, loops), block, dense)
+
+
+def _gat_between(conv: GATConv, x: Tensor, target: Tensor, block: Block, dense: Products) -> Tensor:
+    assert conv.lin_src is not None
+    assert conv.lin_dst is not None
+    weight = conv.lin_src.weight.view(conv.heads, conv.out_channels, -1)
+    to_target = conv.lin_dst.weight.view(conv.heads, conv.out_channels, -1)
+    source = torch.einsum("hco,hc->ho", weight, conv.att_src[0]) @ x.t()
+    own = torch.einsum("hco,hc->ho", to_target, conv.att_dst[0]) @ target.t()
+    logits = source.index_select(1, block.col) + own.index_select(1, block.row)
+    (edges,) = edge_softmax([F.leaky_relu(logits, conv.negative_slope)], [block])
+    return _combined(conv, x, weight, (edges, None), block, dense)
+
+
+def _combined(
+    conv: GATConv,
+    x: Tensor,
+    weight: Tensor,
+    attention: tuple[Tensor, Tensor | None],
+    block: Block,
+    dense: Products,
+) -> Tensor:
+    """Returns what ``attention``, the weights of edges and loops, takes of the sources: heads side by side."""
+    heads, width, _ = weight.shape
     if aggregate_first(block, weight.shape[2], heads * width, heads):
-        out = dense.mm(_WeightedSum.apply(x, edges, loops, block), weight.transpose(1, 2))
+        out = dense.mm(_WeightedSum.apply(x, *attention, block), weight.transpose(1, 2))
     else:
-        out = _WeightedSum.apply(dense.mm(x, weight.transpose(1, 2)), edges, loops, block)
+        out = _WeightedSum.apply(dense.mm(x, weight.transpose(1, 2)), *attention, block)
     if not conv.concat:
         return out.mean(0) + conv.bias
-    return out.permute(1, 0, 2).reshape(targets, heads * width) + conv.bias
+    return out.permute(1, 0, 2).reshape(block.num_targets, heads * width) + conv.bias

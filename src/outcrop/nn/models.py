@@ -21,7 +21,7 @@ from outcrop.nn import layers as graph_layers
 from outcrop.nn.convs import GATConv, GCNConv, SAGEConv
 from outcrop.nn.schema import GraphSchema
 from outcrop.nn.sparse import Block, as_input, block_of_edges, blocks_of, without_loops
-from outcrop.nn.typed import TypedModel, build_typed
+from outcrop.nn.typed import Sizes, TypedModel, build_typed
 from outcrop.store.minibatch import MiniBatch
 
 # glibc keeps freed blocks for reuse up to the size of the largest block that was freed, at most 32 MiB.
@@ -150,13 +150,13 @@ def build_model(
     """Builds a new model, initialised from torch's random state as torch_geometric does.
 
     Args:
-        name: ``sage`` (mean), ``gat`` or ``gcn``; of graphs with node and edge types ``rgcn`` or ``rsage``
-            (:mod:`outcrop.nn.typed`).
+        name: ``sage`` (mean), ``gat`` or ``gcn``; of graphs with node and edge types ``rgcn``,
+            ``rsage`` or ``rgat`` (:mod:`outcrop.nn.typed`).
         inputs: Width of the features; of a graph with types what the model needs to know of it
             (:meth:`outcrop.nn.schema.GraphSchema.of`).
         hidden: Width between layers, all heads together; None = 256, of models with heads 32 per head.
         num_classes: Scores of each seed.
-        heads: Attention heads of every layer of ``gat`` but the last, which has one.
+        heads: Attention heads of every layer of ``gat`` and ``rgat`` but the last, which has one.
 
     Raises:
         ArgumentError: Unknown name, a graph with types for a model without or the other way round, or sizes that are
@@ -177,7 +177,7 @@ def build_model(
     if problems:
         raise ArgumentError("; ".join(problems))
     if isinstance(inputs, GraphSchema):
-        return build_typed(name, inputs, hidden, layers, dropout=dropout)
+        return build_typed(name, inputs, Sizes(hidden, layers, heads, dropout))
     widths = [inputs] + [hidden] * (layers - 1) + [num_classes]
     return Model(
         [

@@ -3,7 +3,9 @@
 Parameters are those of torch_geometric's modules, by their names there, brackets included, so that state dicts move:
 
 - ``rsage``: ``HeteroConv({edge type: SAGEConv((in of source, in of target), out)}, aggr="sum")``;
-- ``rgcn``: the same of ``SAGEConv(..., root_weight=False)``, and in ``roots`` a ``Linear`` for each node type: R-GCN
+- ``rgat``: the same of ``GATConv((in of source, in of target), out per head, heads, add_self_loops=False)``, with one
+  head in the last layer;
+- ``rgcn``: that of ``SAGEConv(..., root_weight=False)``, and in ``roots`` a ``Linear`` for each node type: R-GCN
   (Schlichtkrull et al. 2018, without its sharing of weights) as the Open Graph Benchmark trains it on MAG240M.
 
 Layers hold parameters of all types, as those of torch_geometric do. Of the last layer only those of edge types that
@@ -14,6 +16,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import reduce
 from typing import Any
 
@@ -23,12 +26,24 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from outcrop.errors import ArgumentError
-from outcrop.nn.convs import Linear, ModuleDict, SAGEConv
+from outcrop.nn.convs import GATConv, Linear, ModuleDict, SAGEConv
+from outcrop.nn.layers import gat
 from outcrop.nn.made_rows import random_rows
 from outcrop.nn.schema import EdgeKey, GraphSchema
 from outcrop.nn.sparse import TypedLayer, as_input, block_of_edges, typed_layers_of
 from outcrop.nn.typed_layers import Mean, Root, means
 from outcrop.store.minibatch import MiniBatch
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """Holds how large a model is: ``hidden`` is its width between layers, of all heads together."""
+
+    hidden: int
+    layers: int
+    heads: int
+    dropout: float
+
 
 MakeRows = Callable[[int, np.ndarray], Tensor]  # (number of the node type, ids within it) -> rows
 
@@ -273,32 +288,47 @@ class Rgcn(TypedModel):
         return means(hidden, parts, roots)
 
 
+class Rgat(TypedModel):
+    """Adds up, over the edge types that lead to a node, attention to its neighbors of the type."""
+
+    def layer(self, index: int, hidden: Mapping[int, Tensor], layer: TypedLayer) -> dict[int, Tensor]:
+        found: dict[int, Tensor] = {}
+        for number, key, source, target in self.edges_to(self.targets(index)):
+            out = gat(self.conv(index, key), hidden[source], layer.blocks[number], hidden[target])
+            found[target] = out if target not in found else found[target].add_(out)
+        return found
+
+    def activate(self, out: Tensor) -> Tensor:
+        return F.elu(out, inplace=True)
+
+
 def _total(tensors: Sequence[Tensor]) -> Tensor:
     return reduce(torch.add, tensors)
 
 
-def build_typed(
-    name: str, schema: GraphSchema, hidden: int, layers: int, *, dropout: float = 0.0
-) -> TypedModel:
-    """Builds one of ``outcrop.config.models.TYPED_MODELS``; sizes are checked already."""
-    widths = [
-        {node.name: node.width if index == 0 else hidden for node in schema.node_types}
-        for index in range(layers)
-    ]
-    outs = [hidden] * (layers - 1) + [schema.num_classes]
+def build_typed(name: str, schema: GraphSchema, sizes: Sizes) -> TypedModel:
+    """Builds one of ``outcrop.config.models.TYPED_MODELS``; ``sizes`` are checked already."""
+    if name != "rgcn":
+        require_edges_to_all(name, schema, sizes.layers)
+    names = [node.name for node in schema.node_types]
+    between = [[sizes.hidden] * len(names)] * (sizes.layers - 1)
+    widths = [[node.width for node in schema.node_types], *between]
+    outs = [*[sizes.hidden] * (sizes.layers - 1), schema.num_classes]
+    convs, roots = [], []
+    for index, (row, out) in enumerate(zip(widths, outs, strict=True)):
+        width, heads = dict(zip(names, row, strict=True)), sizes.heads if index < sizes.layers - 1 else 1
+        convs.append(
+            PerEdgeType({k: _conv(name, (width[k[0]], width[k[2]]), out, heads) for k in schema.edge_types})
+        )
+        roots.append(
+            ModuleDict({node: Linear(width[node], out) for node in names}) if name == "rgcn" else None
+        )
     if name == "rgcn":
-        convs = [
-            PerEdgeType({k: SAGEConv((w[k[0]], w[k[2]]), out, root_weight=False) for k in schema.edge_types})
-            for w, out in zip(widths, outs, strict=True)
-        ]
-        roots = [
-            ModuleDict({node: Linear(width, out) for node, width in w.items()})
-            for w, out in zip(widths, outs, strict=True)
-        ]
-        return Rgcn(schema, convs, roots, dropout)
-    require_edges_to_all(name, schema, layers)
-    convs = [
-        PerEdgeType({k: SAGEConv((w[k[0]], w[k[2]]), out) for k in schema.edge_types})
-        for w, out in zip(widths, outs, strict=True)
-    ]
-    return Rsage(schema, convs, dropout)
+        return Rgcn(schema, convs, roots, sizes.dropout)
+    return (Rsage if name == "rsage" else Rgat)(schema, convs, sizes.dropout)
+
+
+def _conv(name: str, widths: tuple[int, int], out: int, heads: int) -> nn.Module:
+    if name == "rgat":
+        return GATConv(widths, out // heads, heads, add_self_loops=False)
+    return SAGEConv(widths, out, root_weight=name == "rsage")

@@ -15,7 +15,7 @@ import batch_reference
 import typed_batches
 from batch_reference import random_adjacency
 from outcrop.errors import ArgumentError
-from outcrop.nn import typed_layers
+from outcrop.nn import layers, typed_layers
 from outcrop.nn.models import TYPED_MODELS, build_model
 from outcrop.nn.schema import GraphSchema, NodeSchema
 from outcrop.nn.typed import TypedModel
@@ -60,7 +60,8 @@ def test_outputs_and_gradients_equal_torch_geometric(name, first, drawn):
     """Whichever product is taken first."""
     batch, schema = drawn
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(typed_layers, "aggregate_first", lambda *_: first)
+        for module in (layers, typed_layers):
+            patch.setattr(module, "aggregate_first", lambda *_: first)
         assert_equal_to_torch_geometric(new_model(name, schema, batch.graph.hops), batch)
 
 
@@ -185,8 +186,8 @@ def test_layers_of_an_untrimmed_batch_take_all_of_it(name):
         rowptr = np.pad(graph.edges[number].rowptr, (0, missing), mode="edge")
         edges.append(replace(graph.edges[number], rowptr=rowptr))
     batch = typed_batches.deliver(replace(graph, edges=tuple(edges), untrimmed=True), MAG)
-    for layers in (1, 2):
-        model = new_model(name, MAG, layers)
+    for depth in (1, 2):
+        model = new_model(name, MAG, depth)
         scores = model(batch)
         x = typed_batches.x_dict(model, batch)
         whole = model(x, typed_batches.edge_index_dict(MAG, batch.graph))
