@@ -87,6 +87,11 @@ def _of_checkpoint(
     device: str,
 ) -> ScoringRequest:
     model, meta = checkpoints.load_best(checkpoint, device)
+    if not isinstance(model, Model):
+        raise ArgumentError(
+            f"{checkpoint} holds {meta.config['model']!r}, a model of graphs with node and edge types, which infer "
+            "does not know yet: load it with outcrop.load_model, and call it with batches of your own"
+        )
     in_dim = meta.config["in_dim"]
     if in_dim != graph.feature_dim:
         raise ArgumentError(

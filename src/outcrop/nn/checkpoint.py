@@ -23,6 +23,8 @@ from outcrop.config import ModelConfig, TrainConfig
 from outcrop.device import resolve
 from outcrop.errors import FormatError, OutcropError
 from outcrop.nn.models import Model, build_model
+from outcrop.nn.schema import GraphSchema
+from outcrop.nn.typed import TypedModel
 from outcrop.runtime.parsing import parse_json
 from outcrop.store import identity
 from outcrop.store.tensors import AGAIN, State, digest, read_tensors, refuse, write_tensors
@@ -39,7 +41,8 @@ class Meta:
     Attributes:
         epochs_done: Finished epochs.
         best_epoch: The epoch of the best model, counted from 0.
-        config: Fields of the training configuration, with in_dim and num_classes.
+        config: Fields of the training configuration, with in_dim and num_classes; of a model of a graph with node and
+            edge types ``schema`` (:meth:`outcrop.nn.schema.GraphSchema.as_stored`) instead of in_dim.
         inputs: What was trained on: digest of the graph, fields of the sampling (:mod:`outcrop.store.identity`).
         history: One record per finished epoch.
         batch_losses: Loss of every batch, where they were asked for.
@@ -195,7 +198,7 @@ def _require_shapes(path: Path, model: torch.nn.Module, state: State) -> None:
         )
 
 
-def load_model(folder: str | Path, device: str = "cpu") -> Model:
+def load_model(folder: str | Path, device: str = "cpu") -> Model | TypedModel:
     """Loads the best model of the training whose checkpoints are in ``folder``, in eval mode.
 
     Args:
@@ -208,7 +211,7 @@ def load_model(folder: str | Path, device: str = "cpu") -> Model:
     return load_best(Path(folder), device)[0]
 
 
-def load_best(folder: Path, device: str = "cpu") -> tuple[Model, Meta]:
+def load_best(folder: Path, device: str = "cpu") -> tuple[Model | TypedModel, Meta]:
     """Does what :func:`load_model` does, and returns what the checkpoint says about itself, too."""
     path, best = _best(folder)
     try:
@@ -226,13 +229,14 @@ def load_best(folder: Path, device: str = "cpu") -> tuple[Model, Meta]:
     return model.to(resolve(device)).eval(), best.meta
 
 
-def _build(found: Checkpoint) -> Model:
+def _build(found: Checkpoint) -> Model | TypedModel:
     config = found.meta.config
     if not 0 < config["layers"] <= len(found.model):  # each has a tensor at least
         raise ValueError(f"{config['layers']} layers in {len(found.model)} tensors")
+    inputs = GraphSchema.from_stored(config["schema"]) if "schema" in config else config["in_dim"]
     return build_model(
         config["model"],
-        config["in_dim"],
+        inputs,
         config["hidden"],
         config["num_classes"],
         config["layers"],

@@ -154,7 +154,10 @@ class GraphSchema:
         numbers = [stored["num_classes"], stored["row_seed"], *(node.width for node in nodes)]
         if not all(isinstance(text, str) for text in texts) or not all(type(n) is int for n in numbers):
             raise TypeError("a name is no text, or a number no integer")
-        return cls(nodes, edges, stored["seed_type"], stored["num_classes"], stored["row_seed"])
+        try:
+            return cls(nodes, edges, stored["seed_type"], stored["num_classes"], stored["row_seed"])
+        except ArgumentError as error:
+            raise ValueError(str(error)) from None
 
 
 def _repeated(names: Sequence[str]) -> set[str]:

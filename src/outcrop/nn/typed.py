@@ -278,7 +278,7 @@ class Rgcn(TypedModel):
         edges = self.edges_to(targets)
         roots = {}
         for target in targets:
-            lin = lins[self.schema.node_types[target].name]
+            lin = lins[module_name(self.schema.node_types[target].name)]
             biases = [self.conv(index, key).lin_l.bias for _, key, _, end in edges if end == target]
             roots[target] = Root(layer.num_targets[target], lin.weight, _total([lin.bias, *biases]))
         parts = [
@@ -302,6 +302,13 @@ class Rgat(TypedModel):
         return F.elu(out, inplace=True)
 
 
+def module_name(node_type: str) -> str:
+    """Returns what a module of a node type is called: its name, of the one unnamed type ``node``. torch has no module
+    without a name.
+    """
+    return node_type or "node"
+
+
 def _total(tensors: Sequence[Tensor]) -> Tensor:
     return reduce(torch.add, tensors)
 
@@ -321,7 +328,7 @@ def build_typed(name: str, schema: GraphSchema, sizes: Sizes) -> TypedModel:
             PerEdgeType({k: _conv(name, (width[k[0]], width[k[2]]), out, heads) for k in schema.edge_types})
         )
         roots.append(
-            ModuleDict({node: Linear(width[node], out) for node in names}) if name == "rgcn" else None
+            ModuleDict({module_name(n): Linear(width[n], out) for n in names}) if name == "rgcn" else None
         )
     if name == "rgcn":
         return Rgcn(schema, convs, roots, sizes.dropout)

@@ -11,8 +11,10 @@ from torch_geometric.nn import GATv2Conv, GINConv, SAGEConv
 from torch_geometric.nn.models import GAT, GCN, GraphSAGE
 
 import outcrop as oc
-from infer_support import a_model, as_float, odd_graph
+from infer_support import a_model, as_float, odd_graph, save
 from outcrop.errors import ArgumentError, IoError
+from outcrop.nn.models import build_model
+from outcrop.nn.schema import GraphSchema
 from run_support import random_features
 
 pytestmark = pytest.mark.leaks(
@@ -186,3 +188,15 @@ def test_predictions_as_an_array(made, tmp_path):
     assert not list(folder.iterdir())  # nothing is left, whatever happened
     with pytest.raises(IoError, match="nowhere"):
         oc.predict(graph, model, folder=tmp_path / "nowhere", progress=False)
+
+
+def test_a_checkpoint_of_a_model_of_graphs_with_types_is_refused(made, tmp_path):
+    graph = made[0]
+    schema = GraphSchema.of(graph.node_types, graph.edge_types, graph.row_files)
+    model = build_model("rgcn", schema, 16, graph.num_classes, 2)
+    kept = save(tmp_path / "kept", graph, "rgcn", model, schema=schema.as_stored())  # type: ignore[arg-type]
+    with pytest.raises(
+        ArgumentError, match=r"kept holds 'rgcn', a model .* infer does not know yet: load it with"
+    ):
+        oc.infer(graph, model=kept, out=tmp_path / "scores.npy")
+    assert oc.load_model(kept).schema == schema

@@ -15,6 +15,9 @@ from outcrop.errors import ArgumentError, ChecksumError, FormatError
 from outcrop.nn import checkpoint as checkpoints
 from outcrop.nn.checkpoint import BEST, LAST, Checkpoint, Meta
 from outcrop.nn.models import MODELS, build_model
+from outcrop.nn.schema import GraphSchema, NodeSchema
+from outcrop.nn.typed import TypedModel
+from outcrop.store.tensors import State
 from outcrop.training.evaluate import evaluate
 from training_support import CLASSES, DIM, Problem, Settings, quick
 
@@ -302,6 +305,65 @@ def test_another_architecture_is_refused(tmp_path):
     state = build_model("sage", DIM, 16, CLASSES, 2).state_dict()
     checkpoints.write(tmp_path / BEST, Checkpoint(meta, state))
     with pytest.raises(FormatError, match=r"another model: convs.1.lin_l.bias, .*convs.2.lin_l.bias"):
+        checkpoints.load_model(tmp_path)
+
+
+SCHEMA = GraphSchema(
+    (NodeSchema("paper", DIM, "float16"), NodeSchema("author", 4, made="random:4")),
+    (("author", "writes", "paper"), ("paper", "rev_writes", "author")),
+    "paper",
+    CLASSES,
+    row_seed=5,
+)
+
+
+def of_types(**changes) -> tuple[Meta, State]:
+    """What a loop of one's own would keep of a model of a graph with types."""
+    config = {
+        "model": "rsage",
+        "schema": SCHEMA.as_stored(),
+        "hidden": 16,
+        "num_classes": CLASSES,
+        "layers": 2,
+        "heads": 4,
+        "dropout": 0.0,
+    }
+    torch.manual_seed(0)
+    return Meta(1, 0, {**config, **changes}), build_model("rsage", SCHEMA, 16, CLASSES, 2).state_dict()
+
+
+def test_a_model_of_a_graph_with_types_comes_back_with_what_it_needs(tmp_path):
+    meta, state = of_types()
+    checkpoints.write(tmp_path / BEST, Checkpoint(meta, state))
+    model = checkpoints.load_model(tmp_path)
+    assert isinstance(model, TypedModel)
+    assert model.schema == SCHEMA
+    assert same(model.state_dict(), state)
+    edges = {key: torch.tensor([[0, 1], [1, 1]]) for key in SCHEMA.edge_types}
+    fresh = build_model("rsage", SCHEMA, 16, CLASSES, 2)
+    fresh.load_state_dict(state)
+    x = {"paper": torch.ones(2, DIM).half(), "author": torch.ones(2, 4)}
+    assert torch.equal(model(x, edges), fresh(x, edges))
+
+
+@pytest.mark.parametrize(
+    ("change", "match"),
+    [
+        ({"schema": {}}, "lacks or garbles a field"),
+        ({"schema": {**SCHEMA.as_stored(), "num_classes": "many"}}, "lacks or garbles a field"),
+        (
+            {"schema": {**SCHEMA.as_stored(), "seed_type": "topic"}},
+            "lacks or garbles a field.*'topic' of the seeds",
+        ),
+        (
+            {"schema": {**SCHEMA.as_stored(), "edge_types": []}, "model": "rgcn"},
+            r"another model: convs.0.convs.<author___writes___paper>",
+        ),
+    ],
+)
+def test_other_schemas_are_refused(tmp_path, change, match):
+    checkpoints.write(tmp_path / BEST, Checkpoint(*of_types(**change)))
+    with pytest.raises(FormatError, match=match):
         checkpoints.load_model(tmp_path)
 
 

@@ -111,6 +111,12 @@ def test_on_one_type_rsage_is_sage():
         torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-12)
 
 
+@pytest.mark.parametrize("name", TYPED_MODELS)
+def test_graphs_without_names_of_types_will_do(name):
+    batch, schema = one_type()
+    assert new_model(name, schema, 2)(batch).shape == (3, 3)
+
+
 MAG = GraphSchema(
     (
         NodeSchema("paper", 6, "float16"),
