@@ -26,14 +26,13 @@ from outcrop.loading.feeders import (
     BatchInFlight,
     BatchStructures,
     Feeder,
-    HopwiseSampler,
-    OnlineFeeder,
     PackedFeeder,
     RecordedStructures,
     RowFeeder,
     ScheduledFeeder,
     ScheduledStructures,
 )
+from outcrop.loading.online.feeder import HopwiseSampler, OnlineFeeder
 from outcrop.rows import HotRows, RowSource, RowStream, ScheduledRows, StaticCache
 from outcrop.runtime.pages import PAGE_BYTES
 from outcrop.runtime.pipeline import Pipeline, SerialPipeline, Stage

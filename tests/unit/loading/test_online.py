@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from outcrop import _core
 from outcrop.config import SampleConfig
 from outcrop.errors import ArgumentError
-from outcrop.loading.feeders import LiveSampler
 from outcrop.loading.modes import Mode, Online
+from outcrop.loading.online.feeder import LiveSampler
 from outcrop.loading.online.hotness import Hotness
 from outcrop.loading.online.static_cache import build_static_cache
 from outcrop.loading.open import open_session

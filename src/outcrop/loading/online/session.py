@@ -24,12 +24,10 @@ from outcrop.loading import session
 from outcrop.loading.buffers import BufferPool, HostBuffer, device_batch_bytes
 from outcrop.loading.device_rows import ring_pool
 from outcrop.loading.feeders import (
-    HopwiseSampler,
-    LiveSampler,
     RecordedStructures,
-    ReplayedSamples,
     SampledStructures,
 )
+from outcrop.loading.online.feeder import HopwiseSampler, LiveSampler, ReplayedSamples
 from outcrop.loading.online.hotness import PRESAMPLED_BATCHES, Hotness
 from outcrop.loading.online.static_cache import DeviceRoom, build_static_cache, index_bytes
 from outcrop.rows import DiskStream, RowStream, StaticCache
