@@ -476,7 +476,7 @@ def online_session(
     rows, file = HotRows(cache, stream, runtime), graph.row_file
     if gpu_named(device.name) is None:
         transfer = transfer_to(device, (file,), (rows.row_bytes,))
-        return LoadSession(OnlineFeeder(sampler, rows), pool, transfer, runtime, graph)
+        return LoadSession(OnlineFeeder(sampler, graph, (rows,)), pool, transfer, runtime, graph)
     transfer = transfer_to(
         device,
         (file,),
@@ -487,4 +487,6 @@ def online_session(
         budget=device_budget,
     )
     cache.device_rows = None  # the transfer holds them now
-    return LoadSession(OnlineFeeder(sampler, rows, defer_cached=True), pool, transfer, runtime, graph)
+    return LoadSession(
+        OnlineFeeder(sampler, graph, (rows,), defer_cached=True), pool, transfer, runtime, graph
+    )

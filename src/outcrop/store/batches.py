@@ -80,6 +80,10 @@ class Section:
     ids: np.ndarray
     runs: tuple[int, ...]
 
+    def split(self) -> list[np.ndarray]:
+        """Returns the ids of each run."""
+        return np.split(self.ids, list(accumulate(self.runs))[:-1])
+
 
 @dataclass(frozen=True)
 class BatchGraph:

@@ -8,18 +8,22 @@ from typing import Any, Protocol
 import numpy as np
 
 from outcrop.errors import BudgetError
-from outcrop.loading.buffers import HostBuffer, Lease
+from outcrop.loading.buffers import HostBuffer, Lease, RowBuffer
 from outcrop.loading.feeders import BatchInFlight, InPlace, RecordedStructures, room_bytes
 from outcrop.rows import HotRows, LocatedRows, PendingReads
 from outcrop.sampling.sampler import BatchSampler
 from outcrop.sampling.seeds import Seeds
 from outcrop.store.address_table import AddressTable
 from outcrop.store.batches import BatchGraph
+from outcrop.store.graph import Graph
+from outcrop.store.graph_types import EdgeType, NodeType
 from outcrop.store.levels import Level, LevelCounts
 
 
 class HopwiseSampler(Protocol):
-    """Samples batches one at a time, and tells of the nodes that a hop meets first as soon as they are known."""
+    """Samples batches one at a time, and tells of the nodes that a hop meets first as soon as they are known, in the
+    numbering of all nodes.
+    """
 
     def seeds(self, split: str, epoch: int, numbers: Sequence[int] | None = None) -> Iterator[Any]: ...
     def sample(
@@ -89,26 +93,67 @@ class ReplayedSamples:
 class OnlineFeeder(InPlace):
     """Feeds mode online: rows are asked for hop by hop while the batch is drawn, and waited for when it is needed.
 
-    Source: Hyperion, sections III (pipeline) and III-A. The nodes first met in a hop are consecutive in the batch, so
-    their rows, from the cache or from the disk, go straight to their places.
+    Source: Hyperion, sections III (pipeline) and III-A. The nodes of a type first met in a hop are consecutive in the
+    batch, so their rows, from the cache or from the disk, go straight to their places. Rows of edges are asked for when
+    the batch is drawn.
 
     Args:
-        defer_cached: Cached rows are left to the transfer, which a table tells where they are.
+        graph: The graph that the batches are of.
+        rows: Where the rows of each row file lie.
+        defer_cached: Cached rows are left to the transfer, which a table tells where they are; of one row file.
     """
 
-    def __init__(self, sampler: HopwiseSampler, rows: HotRows, *, defer_cached: bool = False):
-        self._sampler, self.rows, self._defer_cached = sampler, rows, defer_cached
-        self.row_bytes = rows.row_bytes
+    def __init__(
+        self, sampler: HopwiseSampler, graph: Graph, rows: Sequence[HotRows], *, defer_cached: bool = False
+    ):
+        self._sampler, self._rows, self._defer_cached = sampler, tuple(rows), defer_cached
+        self._files, self._has_types = graph.row_files, len(graph.node_types) > 1
+
+    @property
+    def rows(self) -> HotRows:
+        """Returns where the rows of the only row file lie."""
+        (rows,) = self._rows
+        return rows
+
+    @property
+    def row_bytes(self) -> int:
+        """Counts the bytes of a row of the only row file."""
+        return self.rows.row_bytes
 
     def source(self, split: str, epoch: int, numbers: Sequence[int] | None = None) -> Iterable[Any]:
         return self._sampler.seeds(split, epoch, numbers)
 
     def submit(self, what: Any, lease: Lease[HostBuffer]) -> BatchInFlight:
-        reads = _RowReads(self.rows, lease.buffer, self._defer_cached, self._grow)
-        graph = self._sampler.sample(what, reads.add, reads.add_located)
-        table = reads.table() if self._defer_cached else None
-        needed = reads.levels.get(Level.DISK, 0) * self.row_bytes
-        return BatchInFlight(graph, lease, reads=reads, table=table, levels=(reads.levels,), needed=needed)
+        reads = [
+            _RowReads(rows, held, self._defer_cached, self._grow)
+            for rows, held in zip(self._rows, lease.buffer.rows, strict=True)
+        ]
+        of_nodes = [
+            (of.add, file.owner)
+            for of, file in zip(reads, self._files, strict=True)
+            if isinstance(file.owner, NodeType)
+        ]
+
+        def add(nodes: np.ndarray) -> None:
+            for ask, owner in of_nodes:
+                ask(_ids_within(owner, nodes) if self._has_types else nodes)
+
+        graph = self._sampler.sample(what, add, reads[0].add_located)
+        for of, file in zip(reads, self._files, strict=True):
+            if isinstance(file.owner, EdgeType):
+                for run in graph.section(file).split():
+                    of.add(run)
+        needed = sum(
+            of.levels.get(Level.DISK, 0) * rows.row_bytes for of, rows in zip(reads, self._rows, strict=True)
+        )
+        return BatchInFlight(
+            graph,
+            lease,
+            reads=_Together(reads),
+            table=reads[0].table() if self._defer_cached else None,
+            levels=[of.levels for of in reads],
+            needed=needed,
+        )
 
     def read(self, batch: BatchInFlight) -> BatchInFlight:
         batch.wait()
@@ -119,70 +164,89 @@ class OnlineFeeder(InPlace):
         return self.rows.missing(ids)
 
     def make_room(self, buffer: HostBuffer, num_rows: Sequence[int]) -> None:
-        (count,) = num_rows
-        self._grow(buffer, count * self.row_bytes)
+        for held, rows, count in zip(buffer.rows, self._rows, num_rows, strict=True):
+            self._grow(held, count * rows.row_bytes)
 
-    def _grow(self, buffer: HostBuffer, rows_bytes: int) -> None:
-        """Grows ``buffer``; what is cached gives way to a batch that is larger than those that were counted."""
+    def _grow(self, held: RowBuffer, rows_bytes: int) -> None:
+        """Grows ``held``; what is cached gives way to a batch that is larger than those that were counted."""
         try:
-            buffer.rows[0].make_room(room_bytes(rows_bytes))
+            held.make_room(room_bytes(rows_bytes))
         except BudgetError:
             if self._defer_cached:  # addresses of cached rows are under way
                 raise
-            self.rows.drop_cache()
+            for rows in self._rows:
+                rows.drop_cache()
             self._sampler.drop_lists()
-            buffer.rows[0].make_room(room_bytes(rows_bytes))
+            held.make_room(room_bytes(rows_bytes))
 
     def close(self) -> None:
-        self.rows.close()
+        for rows in self._rows:
+            rows.close()
+
+
+def _ids_within(of: NodeType, nodes: np.ndarray) -> np.ndarray:
+    """Returns those of ``nodes``, in the numbering of all nodes, that are of one type, counted within it."""
+    return nodes[(nodes >= of.first) & (nodes < of.first + of.num_nodes)] - of.first
+
+
+class _Together(PendingReads):
+    """Stands for the rows of several row files that are under way."""
+
+    def __init__(self, reads: Sequence[PendingReads]):
+        self._reads = reads
+
+    def wait(self) -> None:
+        for one in self._reads:
+            one.wait()
 
 
 class _RowReads:
-    """Holds the rows of one batch that were asked for so far."""
+    """Holds the rows of one batch that were asked for so far of one row file."""
 
     def __init__(
-        self, rows: HotRows, buffer: HostBuffer, defer_cached: bool, grow: Callable[[HostBuffer, int], None]
+        self, rows: HotRows, held: RowBuffer, defer_cached: bool, grow: Callable[[RowBuffer, int], None]
     ):
-        self._rows, self._buffer, self._defer_cached, self._grow = rows, buffer, defer_cached, grow
+        self._rows, self._held, self._defer_cached, self._grow = rows, held, defer_cached, grow
         self._tables: list[AddressTable] = []
         self._added: list[np.ndarray] = []
         self._jobs: list[PendingReads] = []
         self._end, self._is_located = 0, False
         self.levels: LevelCounts = {}
 
-    def add(self, nodes: np.ndarray) -> None:
-        end = self._end + len(nodes) * self._rows.row_bytes
-        again = self._make_room(end) if room_bytes(end) > len(self._buffer.x) else ()
-        for part in (*again, nodes):
+    def add(self, ids: np.ndarray) -> None:
+        """Asks for the next rows of the section, ids rising."""
+        end = self._end + len(ids) * self._rows.row_bytes
+        again = self._make_room(end) if room_bytes(end) > len(self._held.x) else ()
+        for part in (*again, ids):
             self._ask(part)
-        self._added.append(nodes)
+        self._added.append(ids)
 
     def add_located(self, num_nodes: int, rows: LocatedRows) -> None:
         """Asks for all rows of the batch, which a GPU has looked up: their addresses are there, and need no table."""
         self._end = num_nodes * self._rows.row_bytes
-        if room_bytes(self._end) > len(self._buffer.x):
-            self._grow(self._buffer, self._end)
-        self._jobs.append(self._rows.submit_located(rows, self._buffer.x[: self._end]))
+        if room_bytes(self._end) > len(self._held.x):
+            self._grow(self._held, self._end)
+        self._jobs.append(self._rows.submit_located(rows, self._held.x[: self._end]))
         self.levels, self._is_located = rows.levels, True
 
-    def _ask(self, nodes: np.ndarray) -> None:
-        begin, self._end = self._end, self._end + len(nodes) * self._rows.row_bytes
-        out = self._buffer.x[begin : self._end]
+    def _ask(self, ids: np.ndarray) -> None:
+        begin, self._end = self._end, self._end + len(ids) * self._rows.row_bytes
+        out = self._held.x[begin : self._end]
         if self._defer_cached:
-            job, table = self._rows.submit_uncached(nodes, out)
+            job, table = self._rows.submit_uncached(ids, out)
             self._tables.append(table.moved(begin // self._rows.row_bytes))
             cached = {Level.HOST: len(table.host_rows), Level.DEVICE: len(table.device_rows)}
-            levels = {**cached, Level.DISK: len(nodes) - table.num_cached}
+            levels = {**cached, Level.DISK: len(ids) - table.num_cached}
         else:
-            job, levels = self._rows.submit(nodes, out)
+            job, levels = self._rows.submit(ids, out)
         self._jobs.append(job)
         for level, count in levels.items():
             self.levels[level] = self.levels.get(level, 0) + count
 
     def _make_room(self, count: int) -> list[np.ndarray]:
-        """Makes room for a batch that is larger than any before; returns the nodes that must be asked for again."""
+        """Makes room for a batch that is larger than any before; returns the ids that must be asked for again."""
         self.wait()
-        self._grow(self._buffer, count)
+        self._grow(self._held, count)
         self._end, self.levels = 0, {}
         self._tables.clear()
         return self._added
