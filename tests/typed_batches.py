@@ -16,7 +16,8 @@ from torch_geometric.nn import GATConv, HeteroConv, SAGEConv
 from torch_geometric.utils import trim_to_layer
 
 from outcrop.nn.schema import GraphSchema, NodeSchema
-from outcrop.nn.typed import Rgat, TypedModel
+from outcrop.nn.typed import TypedModel
+from outcrop.nn.typed_models import Rgat
 from outcrop.store.batches import BatchGraph, Edges, Nodes
 from outcrop.store.minibatch import MiniBatch
 from typed_reference import TypedBatch, TypedGraph, fanouts_of, pick_some, sample, typed_graphs
