@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -14,12 +15,23 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from outcrop.errors import ArgumentError
+from outcrop.nn.convs import ModuleDict
 from outcrop.nn.made_rows import random_rows
 from outcrop.nn.schema import EdgeKey, GraphSchema
 from outcrop.nn.sparse import TypedLayer, as_input, block_of_edges, typed_layers_of
 from outcrop.store.minibatch import MiniBatch
 
 MakeRows = Callable[[int, np.ndarray], Tensor]  # (number of the node type, ids within it) -> rows
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """Holds how large a model is: ``hidden`` is its width between layers, of all heads together."""
+
+    hidden: int
+    layers: int
+    heads: int
+    dropout: float
 
 
 class TypedModel(nn.Module, ABC):
@@ -202,3 +214,10 @@ def require_edges_to_all(name: str, schema: GraphSchema, layers: int) -> None:
             "there: import the graph with --reverse (ImportConfig(reverse=True)), or take rgcn, where nodes keep "
             "their own rows"
         )
+
+
+def module_name(node_type: str) -> str:
+    """Returns what a module of a node type is called: its name, as torch_geometric writes it where torch takes no such
+    name; of the one unnamed type ``node``.
+    """
+    return ModuleDict.to_internal_key(node_type or "node")

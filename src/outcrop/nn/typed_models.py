@@ -7,6 +7,7 @@ Parameters are those of torch_geometric's modules, by their names there, bracket
   head in the last layer;
 - ``rgcn``: that of ``SAGEConv(..., root_weight=False)``, and in ``roots`` a ``Linear`` for each node type: R-GCN
   (Schlichtkrull et al. 2018, without its sharing of weights) as the Open Graph Benchmark trains it on MAG240M.
+- ``hgt``: see :mod:`outcrop.nn.hgt`.
 
 Layers hold parameters of all types, as those of torch_geometric do. Of the last layer only those of edge types that
 lead to the seeds' type are used, of the one before those that lead to its sources, and so on; others get no gradient.
@@ -15,7 +16,6 @@ lead to the seeds' type are used, of the one before those that lead to its sourc
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from functools import reduce
 from typing import Any
 
@@ -24,21 +24,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from outcrop.nn.convs import GATConv, Linear, ModuleDict, SAGEConv
+from outcrop.nn.hgt import build_hgt
 from outcrop.nn.layers import gat
 from outcrop.nn.schema import EdgeKey, GraphSchema
 from outcrop.nn.sparse import TypedLayer
-from outcrop.nn.typed import TypedModel, require_edges_to_all
+from outcrop.nn.typed import Sizes, TypedModel, module_name, require_edges_to_all
 from outcrop.nn.typed_layers import Mean, Root, means
-
-
-@dataclass(frozen=True)
-class Sizes:
-    """Holds how large a model is: ``hidden`` is its width between layers, of all heads together."""
-
-    hidden: int
-    layers: int
-    heads: int
-    dropout: float
 
 
 class PerEdgeType(nn.Module):
@@ -113,13 +104,6 @@ class Rgat(TypedModel):
         return F.elu(out, inplace=True)
 
 
-def module_name(node_type: str) -> str:
-    """Returns what a module of a node type is called: its name, of the one unnamed type ``node``. torch has no module
-    without a name.
-    """
-    return node_type or "node"
-
-
 def _total(tensors: Sequence[Tensor]) -> Tensor:
     return reduce(torch.add, tensors)
 
@@ -128,6 +112,8 @@ def build_typed(name: str, schema: GraphSchema, sizes: Sizes) -> TypedModel:
     """Builds one of ``outcrop.config.models.TYPED_MODELS``; ``sizes`` are checked already."""
     if name != "rgcn":
         require_edges_to_all(name, schema, sizes.layers)
+    if name == "hgt":
+        return build_hgt(schema, sizes)
     names = [node.name for node in schema.node_types]
     between = [[sizes.hidden] * len(names)] * (sizes.layers - 1)
     widths = [[node.width for node in schema.node_types], *between]
