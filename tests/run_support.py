@@ -19,6 +19,8 @@ from outcrop.runtime.runtime import Runtime
 from outcrop.store import packed, samples
 from outcrop.store.batches import BatchGraph
 from outcrop.store.graph import Graph
+from outcrop.store.graph_types import NodeType, RowFile
+from outcrop.store.manifest import ArraySpec
 from outcrop.store.placement import Placement, open_placement
 from outcrop.testing import write_graph
 from prepare_support import prepare
@@ -158,7 +160,7 @@ def config_with_cache(
     def cache(memory: int) -> int:
         try:
             return divide_host_memory(
-                sample_set, PlanConfig(memory=memory, slots=slots, **options), row_bytes
+                sample_set, PlanConfig(memory=memory, slots=slots, **options), (rows_of_nodes(row_bytes),)
             ).cache_bytes
         except BudgetError:
             return -1
@@ -169,6 +171,14 @@ def config_with_cache(
     batches = 2 * (sample_set.max_nodes * row_bytes + 4 * sample_set.max_record_bytes)
     gpu = batches + device_rows * row_bytes + row_bytes // 2 if device_rows else 0
     return PlanConfig(memory=low + row_bytes // 2, slots=slots, gpu_memory=gpu, **options)
+
+
+def rows_of_nodes(row_bytes: int) -> RowFile:
+    """A row file of the only node type of a graph."""
+    nodes = NodeType(0, "", 0, 1 << 40, 0)
+    return RowFile(
+        0, nodes, "features", ArraySpec("features.bin", "uint8", (1 << 40, row_bytes), row_bytes, 0, 0)
+    )
 
 
 def manifest_of(folder: Path) -> dict:

@@ -114,7 +114,7 @@ def belady(capacity: int) -> Callable[[Graph, Runtime], RowSource]:
     def make(graph: Graph, runtime: Runtime) -> RowSource:
         with tempfile.TemporaryDirectory(dir=graph.path.parent) as folder:
             samples = sampled(graph, Path(folder), runtime)
-            uses = NextUses(samples, schedule_of(samples, ("train",)), runtime)
+            uses = NextUses(samples, graph.row_file, schedule_of(samples, ("train",)), runtime)
             source = BeladyRows(merged(graph, runtime), runtime, uses, rows=capacity)
             for number in (0, 1):
                 ids = samples.read(number, np.zeros(samples.max_record_bytes, np.uint8)).n_id

@@ -56,8 +56,8 @@ def test_layout_counts_what_planning_counts(folder: Path, monkeypatch: pytest.Mo
     with Runtime() as runtime:  # with room for all nodes at once, as the benchmark has
         prepare(graph, folder / "check.run", **options, layout="10,1", stop_after="plan", runtime=runtime)
         placement = open_placement(runtime, folder / "check.run" / "plan")
-    wants = placement.num_packed.sum() + placement.cached_rows[:, 2].sum()
-    read = placement.num_packed.sum() * 256 + placement.disk_pages.sum() * 4096
+    wants = placement.files[0].num_packed.sum() + placement.files[0].cached_rows[:, 2].sum()
+    read = placement.files[0].num_packed.sum() * 256 + placement.files[0].disk_pages.sum() * 4096
     assert segmented["amplification"] == pytest.approx(read / (wants * 256), rel=1e-12)
 
 

@@ -259,10 +259,10 @@ def _in_padding(run: Path, runtime: Runtime, at: int) -> bool:
     samples = open_samples(runtime, run / "sample")
     placement = open_placement(runtime, run / "plan")
     p = int(np.searchsorted(placement.offsets, at, side="right")) - 1
-    nodes, rows = int(samples.num_nodes[placement.packed_batches[p]]), int(placement.num_packed[p])
-    begin = int(placement.offsets[p]) + placement.meta_span_bytes(p, samples)
-    first = begin + record.shift_bytes(nodes, rows, placement.row_bytes)
-    return at >= begin and not first <= at < first + rows * placement.row_bytes
+    nodes, rows = int(samples.num_nodes[placement.packed_batches[p]]), int(placement.files[0].num_packed[p])
+    begin = int(placement.part_starts(samples)[p, 1])
+    first = begin + record.shift_bytes(nodes, rows, placement.files[0].row_bytes)
+    return at >= begin and not first <= at < first + rows * placement.files[0].row_bytes
 
 
 @pytest.mark.parametrize("mode", ["online", "memory", "ondisk"])

@@ -38,10 +38,10 @@ with Runtime("8MiB") as runtime:
     header = file[offset:][:512].view("<i8")
     size = -(-int(header[9]) // 4096) * 4096
     meta = file[offset : offset + size]
-    graph, table = record.decode(meta.copy(), "before")
+    graph, (table,) = record.decode(meta.copy(), "before")
     part = graph if hasattr(graph, column) else table
     getattr(part, column)[at] = value
-    meta[:] = record.encode(graph, table, samples.id_bytes)
+    meta[:] = record.encode(graph, (table,), samples.id_bytes)
     file.flush()
 try:
     outcrop.train(str(folder / "graph"), run=str(folder / "run"), mode=mode, model=model, hidden=4, heads=2, epochs=1,

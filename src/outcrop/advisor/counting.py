@@ -31,7 +31,7 @@ from outcrop.runtime.pages import PAGE_BYTES
 from outcrop.runtime.runtime import Runtime
 from outcrop.sampling.sampler import BatchSampler
 from outcrop.store.graph import Graph
-from outcrop.store.placement import open_placement
+from outcrop.store.placement import align_pages, open_placement
 from outcrop.store.profile import Profile
 from outcrop.store.samples import SampleSet, open_samples
 
@@ -84,12 +84,13 @@ def online_bytes(
     What the cache has not got is asked for hop by hop, and each page of a hop is read once. The batches are those of
     ``samples``, which are the ones that the mode draws.
     """
-    buffer = runtime.budget.empty("advise", max(samples.max_nodes * samples.id_bytes, 1))
+    section = samples.section(graph.row_file)
+    buffer = runtime.budget.empty("advise", section.buffer_bytes)
     spec, read, requests = graph.row_file.spec, 0, 0
     for batch in samples.group("train").batches(epoch):
-        ids = samples.read_node_ids(batch, buffer).astype(np.int64)
+        ids = section.read_ids(batch, buffer).astype(np.int64)
         external = samples.manifest.config["sampler"] == EXTERNAL
-        parts = [ids] if external else np.split(ids, np.cumsum(samples.nodes_per_hop[batch])[:-1])
+        parts = [ids] if external else np.split(ids, np.cumsum(section.runs[batch])[:-1])
         for part in parts:
             missing = session.missing_rows(part)
             read += page_bytes(missing, session.row_bytes, spec.stride_bytes)
@@ -116,7 +117,7 @@ def count(task: Task, profile: Profile | None = None, *, compute_s: float | None
             compute_s = compute_seconds(task, samples, runtime)
         compute = compute_s or 0.0
         row_bytes = graph.row_file.row_bytes
-        rows, seeds = int(samples.num_nodes[batches].sum()), int(samples.nodes_per_hop[batches, 0].sum())
+        rows, seeds = int(samples.num_nodes[batches].sum()), int(samples.num_seeds[batches].sum())
         works = {
             Packed.name: _packed_work(
                 samples, batches, predicted, folder, row_bytes, seeds, compute, runtime
@@ -201,7 +202,7 @@ def _packed_work(
     placement = open_placement(runtime, folder / "plan")
     number = np.searchsorted(placement.packed_batches, batches)
     records = np.diff(placement.offsets)[number]
-    pages = int(placement.disk_pages[number].sum())
+    pages = sum(int(rows.disk_pages[number].sum()) for rows in placement.files)
     large = (int(records.sum()), int((-(-records // _LARGE_READ)).sum()))
     total = int(samples.num_nodes[batches].sum())
     return Workload(
@@ -216,7 +217,7 @@ def _packed_work(
             requests=pages,
             copied_bytes=epoch["bytes_read"],
             gathered_bytes=(levels["host"] + levels["disk_cache"]) * row_bytes,
-            structure_bytes=sum(placement.meta_span_bytes(int(p), samples) for p in number),
+            structure_bytes=int(align_pages(placement.meta_bytes(samples)[number]).sum()),
         ),
         buffers=placement.buffers,
     )

@@ -176,7 +176,7 @@ def measured_bytes(graph: Graph, sampling: SampleConfig, limits: PlanConfig) -> 
     """Returns bytes as a few batches have them, which are drawn within the memory budget."""
     probe = auto.probe_batches(graph, sampling, _NO_LIMIT if limits.memory is None else limits.memory)
     id_bytes, count = record.id_bytes_for(graph.num_nodes), max(len(probe.batches), 1)
-    records = [len(record.encode(b, record.AddressTable(), id_bytes)) for b in probe.batches]
+    records = [len(record.encode(b, (), id_bytes)) for b in probe.batches]
     nodes = sum(b.num_nodes for b in probe.batches) / count
     row_bytes = graph.row_file.row_bytes
     structure = sum(records) / count + _TABLE_BYTES * nodes

@@ -194,11 +194,11 @@ def _structure_seconds(rounds: int = 9) -> float:
 
     graph = steps.synthetic_batch(dim=1).graph
     cached = np.arange(0, graph.num_nodes, _CACHED_EVERY, dtype=np.int32)
-    encoded = record.encode(graph, AddressTable(cached, cached), record.id_bytes_for(1))
+    encoded = record.encode(graph, (AddressTable(cached, cached),), record.id_bytes_for(1))
     times = []
     for _ in range(rounds):
         cpu = time.thread_time()
-        record.decode(encoded, "a measurement")[1].cached_positions()
+        record.decode(encoded, "a measurement")[1][0].cached_positions()
         times.append(time.thread_time() - cpu)
     return float(np.median(times)) / len(encoded)
 

@@ -31,6 +31,7 @@ from outcrop.preparation.segments import (
     SegmentArranger,
     SegmentLayout,
     SharedCounts,
+    WantSketch,
 )
 from outcrop.runtime.pages import PAGE_BYTES
 from outcrop.runtime.runtime import Runtime
@@ -53,26 +54,33 @@ class _Bench:
         self.graph, self.runtime = graph, runtime
         self.samples = open_samples(runtime, run / "sample")
         placement = open_placement(runtime, run / "plan")
-        self.row_bytes, self.packed = placement.row_bytes, placement.packed_batches
-        self.hot = [placement.host_ids]
+        (rows,) = placement.files
+        self.section = rows.section(self.samples)
+        self.row_bytes, self.packed = rows.row_bytes, placement.packed_batches
+        self.hot = [rows.host_ids]
         # What a plan with everything packed takes besides the rows and their ids.
-        self.wants = placement.packed_per_hop.sum(axis=1)
+        self.wants = rows.num_packed
         self.fixed = placement.predicted["disk_bytes"] - int(self.wants.sum()) * (
-            self.row_bytes + self.samples.id_bytes
+            self.row_bytes + self.section.id_bytes
         )
-        wanted = BatchIds(self.samples, self.packed, runtime, keep_bytes=1 << 30)
+        wanted = BatchIds(self.section, self.packed, runtime, keep_bytes=1 << 30)
         self.arranger = SegmentArranger(
             wanted, graph.num_nodes, self.row_bytes, self.hot, 0, runtime, table_bytes=_TABLE_BYTES
         )
 
     @property
     def sizes(self) -> LayoutSizes:
-        width = self.samples.id_bytes
-        return LayoutSizes(self.row_bytes, self.fixed, int(self.wants.sum()), width + 4, width, 8, 0)
+        width = self.section.id_bytes
+        return LayoutSizes(self.row_bytes, int(self.wants.sum()), width + 4, width, 8, 0)
+
+    def disk_bytes(self, shared: float, packed: float, wants: float) -> float:
+        """Counts the bytes that a run takes on disk."""
+        return self.fixed + self.sizes.disk_bytes(shared, packed, wants)
 
     def search(self) -> LayoutSearch:
-        wanted = BatchIds(self.samples, self.packed, self.runtime)
-        return LayoutSearch(wanted, self.hot, self.sizes, self.runtime, table_bytes=_TABLE_BYTES)
+        wanted = BatchIds(self.section, self.packed, self.runtime)
+        sketch = WantSketch(wanted, self.hot, self.sizes, self.runtime, table_bytes=_TABLE_BYTES)
+        return LayoutSearch([sketch], self.fixed, len(self.packed))
 
     def bytes_read(self, shared: SharedCounts) -> int:
         """Gives the bytes of rows that are read in a pass over everything: packed ones and pages of the disk cache."""
@@ -85,9 +93,9 @@ class _Bench:
     def access_shares(self) -> dict[str, float]:
         """Returns the share of all wants that goes to the most wanted 1, 5, 10, 20, 50 % of the nodes (Table 3)."""
         counts = np.zeros(self.graph.num_nodes, np.int64)
-        buffer = np.zeros(max(self.samples.max_nodes * self.samples.id_bytes, 1), np.uint8)
+        buffer = np.zeros(self.section.buffer_bytes, np.uint8)
         for batch in self.packed:
-            counts[self.samples.read_node_ids(int(batch), buffer)] += 1
+            counts[self.section.read_ids(int(batch), buffer)] += 1
         counts[::-1].sort()
         total = counts.sum()
         return {f"{p}%": float(counts[: len(counts) * p // 100].sum() / total) for p in (1, 5, 10, 20, 50)}

@@ -71,15 +71,17 @@ def _batch_by_batch(graph_path: Path, run_folder: Path, memory: int) -> dict[str
         samples = open_samples(runtime, run_folder / "sample")
         placement = open_placement(runtime, run_folder / "plan")
         rows = disk_rows(graph, runtime, graph.row_file)
-        held = np.concatenate([placement.host_ids, placement.device_ids])
-        ids_buffer = runtime.budget.empty("bench", max(samples.max_nodes * samples.id_bytes, 1))
-        buffer = runtime.budget.empty("bench", record.align_page(samples.max_nodes * rows.row_bytes))
+        (placed,) = placement.files
+        section = placed.section(samples)
+        held = np.concatenate([placed.host_ids, placed.device_ids])
+        ids_buffer = runtime.budget.empty("bench", section.buffer_bytes)
+        buffer = runtime.budget.empty("bench", record.align_page(section.max_rows * rows.row_bytes))
         path = run_folder / "batch-by-batch.bin"
         before, begin = runtime.io.counters, time.perf_counter()
         file = runtime.io.open(str(path), _core.OpenMode.create)
         offset = 0
         for batch in placement.packed_batches:
-            ids = samples.read_node_ids(int(batch), ids_buffer)
+            ids = section.read_ids(int(batch), ids_buffer)
             wanted = ids[~np.isin(ids, held)].astype(np.int64)
             out = buffer[: len(wanted) * rows.row_bytes]
             rows.read_rows(wanted, out)

@@ -41,7 +41,9 @@ class BatchInFlight:
         number: Its number in the run; -1 where it is not read from a record.
         reads: What was begun for it; None where nothing was, or what was is done.
         position: Where it stands in the schedule of a :class:`outcrop.rows.ScheduledRows`.
-        table: Which of its rows caches have; None where no cache has any, or a GPU has looked them up.
+        table: Which of its rows caches have, of the only row file; None where no cache has any, or a GPU has looked
+            them up.
+        tables: Which of its rows caches have, of each row file, where they come from a record.
         levels: How many of its rows came from each level, of each row file.
         needed: Bytes of its rows that had to come from disk.
     """
@@ -52,6 +54,7 @@ class BatchInFlight:
     reads: PendingReads | None = None
     position: Any = None
     table: AddressTable | None = None
+    tables: tuple[AddressTable, ...] = ()
     levels: Sequence[LevelCounts] = ()
     needed: int = 0
 
@@ -221,13 +224,12 @@ class ScheduledFeeder(RowFeeder, Generic[P]):
 class PackedFeeder:
     """Feeds mode packed: one record per batch, expanded in place, cached rows filled in.
 
-    Splits that were not packed are read row by row through ``fallback``. Without a ``host_cache`` the rows of that
-    level are left to the transfer.
+    Splits that were not packed are read row by row through ``fallback``. Without ``host_caches``, one for each row
+    file, the rows of that level are left to the transfer.
     """
 
-    def __init__(self, packed: PackedRecords, host_cache: np.ndarray | None, fallback: RowFeeder):
-        self._packed, self._host_cache, self._fallback = packed, host_cache, fallback
-        self.row_bytes = packed.row_bytes
+    def __init__(self, packed: PackedRecords, host_caches: Sequence[np.ndarray] | None, fallback: RowFeeder):
+        self._packed, self._host_caches, self._fallback = packed, host_caches, fallback
 
     def source(self, split: str, epoch: int, numbers: Sequence[int] | None = None) -> Iterable[Any]:
         batches = self._packed.batches_of(split, epoch)
@@ -238,40 +240,48 @@ class PackedFeeder:
     def submit(self, what: Any, lease: Lease[HostBuffer]) -> BatchInFlight:
         if isinstance(what, BatchGraph):
             return self._fallback.submit(what, lease)
-        reads = self._packed.submit(what, lease.buffer.meta, lease.buffer.x)
+        reads = self._packed.submit(what, lease.buffer.meta, [rows.x for rows in lease.buffer.rows])
         return BatchInFlight(None, lease, what, reads)
 
     def read(self, batch: BatchInFlight) -> BatchInFlight:
         if batch.graph is not None:
             return self._fallback.read(batch)
         batch.wait()
-        batch.graph, batch.table = self._packed.decode(batch.number, batch.lease.buffer.meta)
+        batch.graph, batch.tables = self._packed.decode(batch.number, batch.lease.buffer.meta)
+        batch.table = batch.tables[0] if len(batch.tables) == 1 else None
         batch.needed = self._packed.needed_bytes(batch.number)
         return batch
 
     def assemble(self, batch: BatchInFlight) -> BatchInFlight:
-        if batch.table is None:
-            return batch
-        assert batch.graph is not None
-        x, n, table = batch.lease.buffer.x, batch.graph.num_nodes, batch.table
-        self._packed.expand(batch.number, table, n, x)
-        if self._host_cache is not None:
-            _core.fill_rows(
-                x, n, self.row_bytes, table.host_positions, table.host_rows, self._host_cache, self.row_bytes
+        levels = []
+        for number, (table, rows) in enumerate(zip(batch.tables, self._packed.rows, strict=False)):
+            x, count = batch.lease.buffer.rows[number].x, self._packed.num_rows(batch.number, number)
+            rows.expand(batch.number, table, count, x)
+            if self._host_caches is not None:
+                _core.fill_rows(
+                    x,
+                    count,
+                    rows.row_bytes,
+                    table.host_positions,
+                    table.host_rows,
+                    self._host_caches[number],
+                    rows.row_bytes,
+                )
+            levels.append(
+                {
+                    Level.DEVICE: len(table.device_positions),
+                    Level.HOST: len(table.host_positions),
+                    Level.DISK_CACHE: len(table.disk_positions),
+                    Level.PACKED: count - table.num_cached,
+                }
             )
-        levels = {
-            Level.DEVICE: len(table.device_positions),
-            Level.HOST: len(table.host_positions),
-            Level.DISK_CACHE: len(table.disk_positions),
-            Level.PACKED: n - table.num_cached,
-        }
-        batch.levels = (levels,)
+        batch.levels = tuple(levels) or batch.levels
         return batch
 
     def read_shared(self, batch: BatchInFlight) -> BatchInFlight:
-        if batch.table is not None:
-            assert batch.graph is not None
-            self._packed.read_shared(batch.table, batch.graph.num_nodes, batch.lease.buffer.x)
+        for number, (table, rows) in enumerate(zip(batch.tables, self._packed.rows, strict=False)):
+            count = self._packed.num_rows(batch.number, number)
+            rows.read_shared(table, count, batch.lease.buffer.rows[number].x)
         return batch
 
     def make_room(self, buffer: HostBuffer, num_rows: Sequence[int]) -> None:
@@ -279,4 +289,4 @@ class PackedFeeder:
 
     def close(self) -> None:
         self._fallback.close()
-        self._host_cache = None
+        self._host_caches = None

@@ -9,7 +9,7 @@ holds other partitions: there the smallest of those like the first that works is
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -27,10 +27,29 @@ from outcrop.runtime.smallest_budget import SMALLER_BATCHES
 from outcrop.sampling.sampler import BatchSampler, Ids
 from outcrop.store import record
 from outcrop.store.graph import Graph
+from outcrop.store.graph_types import RowFile
+from outcrop.store.samples import SectionSizes
 
 _ALTERNATIVES = (Online(), OnDisk())  # that prepare nothing, the faster one first
 _TASK = "count batches, for the smallest budget"
 Pass = tuple[str, int]  # a split and an epoch
+
+
+@dataclass(frozen=True)
+class _CountedSection:
+    """Says how many rows of a row file counted batches want."""
+
+    num_rows: np.ndarray
+    id_bytes: int
+    hops: int
+
+    @property
+    def num_runs(self) -> int:
+        return self.hops + 1
+
+    @property
+    def max_rows(self) -> int:
+        return int(self.num_rows.max(initial=0))
 
 
 class CountedBatches(Rehearsal):
@@ -67,6 +86,23 @@ class CountedBatches(Rehearsal):
         self.max_record_bytes = max((size.record_bytes for size in every), default=record.PAGE_BYTES)
         self._max_rows = self._most_rows(every)
         self._counted_rows = self._most_rows(sizes[ahead][:PRESAMPLED_BATCHES])
+        self._sections = [
+            _CountedSection(
+                np.array([size.rows[rows.number] for size in every], np.int64), self._width(rows), self.hops
+            )
+            for rows in graph.row_files
+        ]
+
+    def _width(self, rows: RowFile) -> int:
+        return self.id_bytes if rows.kind == "nodes" else record.POSITION_BYTES
+
+    def section(self, rows: RowFile) -> SectionSizes:
+        """Says what the batches want of ``rows``."""
+        return self._sections[rows.number]
+
+    @property
+    def decoded_bytes(self) -> int:
+        return self.max_nodes * (8 - self.id_bytes)
 
     @property
     def num_batches(self) -> int:
@@ -101,7 +137,7 @@ class CountedBatches(Rehearsal):
                 for one in each:
                     sizes[one] = []
                     for batch in sampler.epoch(*one):
-                        encoded = record.encode(batch, record.AddressTable(), self.id_bytes)
+                        encoded = record.encode(batch, (), self.id_bytes)
                         rows = batch.num_rows(self._graph.row_files)
                         sizes[one].append(_BatchSize(batch.num_nodes, len(encoded), rows))
                         self.max_seeds = max(self.max_seeds, batch.num_seeds)

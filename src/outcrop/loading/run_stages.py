@@ -44,7 +44,7 @@ def open_plan(graph: Graph, runtime: Runtime, run_folder: Path, sample_set: samp
 
 def read_pack_manifest(run_folder: Path, placement: Placement) -> Manifest:
     """Reads what a run has packed."""
-    manifest = manifests.read(run_folder / "pack", packed.FORMAT, packed.VERSION)
+    manifest = manifests.read(run_folder / "pack", packed.FORMAT, packed.VERSIONS)
     _check_belongs(run_folder / "pack", manifest, {"plan": placement.manifest.digest()})
     return manifest
 

@@ -44,7 +44,6 @@ from outcrop.store.graph import Graph
 from outcrop.store.graph_types import RowFile
 from outcrop.store.levels import Level, LevelCounts
 from outcrop.store.packed import PackedRecords
-from outcrop.store.placement import Placement
 from outcrop.store.samples import SampleSet
 from outcrop.store.targets import open_targets, target_bytes
 
@@ -359,34 +358,36 @@ def read_cache(runtime: Runtime, packed: PackedRecords, name: str) -> np.ndarray
 def packed_session(
     graph: Graph,
     samples: SampleSet,
-    placement: Placement,
     packed: PackedRecords,
-    rows: RowSource,
+    rows: Sequence[RowSource],
     runtime: Runtime,
     device: DeviceConfig = CPU,
 ) -> LoadSession:
-    """Opens a session of mode ``packed``; ``rows`` serves the splits that were not packed."""
+    """Opens a session of mode ``packed``; ``rows`` serve the splits that were not packed, one for each row file."""
     from outcrop.loading.transfer import transfer_to  # brings torch
 
-    file, gpu = graph.row_file, gpu_named(device.name)
+    files, gpu, placement = graph.row_files, gpu_named(device.name), packed.placement
     pool = host_pool(
-        runtime, placement.buffers, (placement.buffer_rows_bytes,), placement.buffer_meta_bytes, gpu=gpu
+        runtime, placement.buffers, placement.buffer_rows_bytes, placement.buffer_meta_bytes, gpu=gpu
     )
-    host_cache = read_cache(runtime, packed, "host_cache")
-    cache = read_cache(runtime, packed, "device_cache") if placement.num_cached(Level.DEVICE) else None
+    host_caches = [read_cache(runtime, packed, f"{one.prefix}host_cache") for one in placement.files]
+    first = placement.files[0]
+    cache = (
+        read_cache(runtime, packed, f"{first.prefix}device_cache") if first.num_cached(Level.DEVICE) else None
+    )
     transfer = transfer_to(
         device,
-        (file,),
-        (packed.row_bytes,),
+        files,
+        placement.row_bytes,
         # What training needs, and plans of before keep; batches with more make room for it.
-        batch_bytes=samples.max_nodes * packed.row_bytes
+        batch_bytes=sum(one.section(samples).max_rows * one.row_bytes for one in placement.files)
         + 2 * samples.max_record_bytes
         + target_bytes(graph, samples.max_seeds),
         device_cache=cache,
-        host_cache=None if gpu is None else host_cache,
+        host_cache=None if gpu is None else host_caches[0],
     )
-    fallback = RowFeeder(RecordedStructures(samples, runtime), (file,), (rows,))
-    feeder = PackedFeeder(packed, host_cache if gpu is None else None, fallback)
+    fallback = RowFeeder(RecordedStructures(samples, runtime), files, rows)
+    feeder = PackedFeeder(packed, host_caches if gpu is None else None, fallback)
     return LoadSession(feeder, pool, transfer, runtime, graph)
 
 

@@ -64,7 +64,7 @@ def recorded_source(asked: SourceRequest, path: Path, split: str) -> Source:
     Raises:
         ArgumentError: It has none of this split, or edge ids were asked for of batches from elsewhere.
     """
-    with manifests.opening(path / "sample", samples.FORMAT, samples.VERSION) as manifest:
+    with manifests.opening(path / "sample", samples.FORMAT, samples.VERSIONS) as manifest:
         groups = samples.groups_of(manifest)
     if split not in groups:
         raise ArgumentError(

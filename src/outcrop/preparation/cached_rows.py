@@ -1,71 +1,134 @@
-"""Which rows are cached: the most wanted ones, counted over the batches, and what each batch finds there."""
+"""Which rows are cached: the most wanted ones, counted over the batches, and what each batch finds there.
+
+A row of w bytes that c batches want costs c w bytes to read packed, and w bytes of memory to cache: per byte of memory
+it saves c, whatever its width. So the best cache holds the rows that are wanted most, over all row files.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from outcrop.runtime import memory_tables
 from outcrop.runtime.runtime import Runtime
+from outcrop.store.graph_types import RowFile
 from outcrop.store.placement import find_sorted
-from outcrop.store.samples import SampleSet
+from outcrop.store.samples import SampleSection, SampleSet
 
 _BLOCK_NODES = 1 << 17
 ID_BYTES = 16  # of each row that is cached, while it is chosen
+_NARROW_BYTES = (
+    64  # rows that are narrower are cached only where there are no others: id and address cost too much
+)
 
 
 @dataclass
 class CachedRows:
-    """Holds the nodes whose rows are cached in host memory and on the device: int64, ascending."""
+    """Holds the ids of the rows of a row file that are cached in host memory and on the device: int64, ascending."""
 
     host_ids: np.ndarray
     device_ids: np.ndarray
 
 
-def node_ids(samples: SampleSet, packed: np.ndarray, runtime: Runtime) -> Iterator[np.ndarray]:
+def wanted_ids(section: SampleSection, packed: np.ndarray, runtime: Runtime) -> Iterator[np.ndarray]:
     """Reads the ids of each of the ``packed`` batches, in turn into one buffer."""
-    buffer = runtime.budget.empty("plan", max(samples.max_nodes * samples.id_bytes, 1))
+    buffer = runtime.budget.empty("plan", section.buffer_bytes)
     for batch in packed:
-        yield samples.read_node_ids(int(batch), buffer)
+        yield section.read_ids(int(batch), buffer)
 
 
 def choose_cached_rows(
-    num_nodes: int, samples: SampleSet, packed: np.ndarray, device_rows: int, host_rows: int, runtime: Runtime
-) -> CachedRows:
-    """Returns the ``device_rows`` most wanted nodes and the ``host_rows`` after them (ties: lower id); only wanted
-    ones.
+    files: Sequence[RowFile],
+    samples: SampleSet,
+    packed: np.ndarray,
+    device_bytes: int,
+    host_bytes: int,
+    runtime: Runtime,
+) -> list[CachedRows]:
+    """Returns for each row file the most wanted rows, as many as fit ``device_bytes``, and those after them, as many as
+    fit ``host_bytes`` (ties: row file, then lower id); only wanted ones.
     """
-    if device_rows + host_rows == 0:
-        return CachedRows(np.zeros(0, np.int64), np.zeros(0, np.int64))
-    counter = BatchCounter(num_nodes, samples, packed, runtime)
-    histogram = np.zeros(len(packed) + 1, np.int64)
-    for _, counts in counter.ranges():
-        for start in range(0, len(counts), _BLOCK_NODES):
-            histogram += np.bincount(counts[start : start + _BLOCK_NODES], minlength=len(histogram))
-    histogram[0] = 0
-    wanted = int(histogram.sum())
-    device_rows = min(device_rows, wanted)
-    total_rows = min(device_rows + host_rows, wanted, runtime.budget.free_bytes // ID_BYTES)
-    device_rows = min(device_rows, total_rows)
-    held = runtime.budget.reserve("plan", ID_BYTES * total_rows)
-    both = counter.top(histogram, total_rows)
-    device = counter.top(histogram, device_rows)
-    host = both[~np.isin(both, device, assume_unique=True)] if len(device) else both
+    nothing = np.zeros(0, np.int64)
+    chosen = [CachedRows(nothing, nothing) for _ in files]
+    least = _NARROW_BYTES if len(files) > 1 else 1
+    narrow = min((rows.row_bytes for rows in files if rows.row_bytes >= least), default=0)
+    if not narrow or device_bytes // narrow + host_bytes // narrow == 0:
+        return chosen
+    counted = [rows for rows in files if rows.row_bytes >= least and rows.num_rows]
+    room = memory_tables.PLAN_COUNTERS.bytes_of(runtime.budget.free_bytes)
+    every = sum(rows.num_rows for rows in counted)
+    counters = [
+        BatchCounter(rows.num_rows, samples.section(rows), packed, runtime, room * rows.num_rows // every)
+        for rows in counted
+    ]
+    histograms = [counter.histogram() for counter in counters]
+    widths = [rows.row_bytes for rows in counted]
+    most = runtime.budget.free_bytes // ID_BYTES
+    device_rows = _most_wanted(histograms, widths, device_bytes, most)
+    left = [_without(histogram, rows) for histogram, rows in zip(histograms, device_rows, strict=True)]
+    host_rows = _most_wanted(left, widths, host_bytes, most - sum(device_rows))
+    held = runtime.budget.reserve("plan", ID_BYTES * (sum(device_rows) + sum(host_rows)))
+    for rows, counter, histogram, on_device, on_host in zip(
+        counted, counters, histograms, device_rows, host_rows, strict=True
+    ):
+        both = counter.top(histogram, on_device + on_host)
+        device = counter.top(histogram, on_device)
+        host = both[~np.isin(both, device, assume_unique=True)] if len(device) else both
+        chosen[rows.number] = CachedRows(host, device)
     held.release()
-    return CachedRows(host, device)
+    return chosen
+
+
+def _most_wanted(
+    histograms: Sequence[np.ndarray], row_bytes: Sequence[int], room: int, most: int
+) -> list[int]:
+    """Counts for each row file the rows that are cached, when those that are wanted most go first.
+
+    Args:
+        histograms: How many rows of each row file are wanted by c batches, int64 [c].
+        room: Bytes for all of them.
+        most: Rows of all of them.
+    """
+    taken = [0] * len(histograms)
+    for count in np.flatnonzero(sum(histograms))[::-1].tolist():
+        for number, (histogram, width) in enumerate(zip(histograms, row_bytes, strict=True)):
+            rows = min(int(histogram[count]), room // width, most)
+            taken[number] += rows
+            room, most = room - rows * width, most - rows
+    return taken
+
+
+def _without(histogram: np.ndarray, rows: int) -> np.ndarray:
+    """Returns the histogram without the ``rows`` that are wanted most."""
+    left = histogram.copy()
+    for count in np.flatnonzero(histogram)[::-1].tolist():
+        gone = min(int(left[count]), rows)
+        left[count] -= gone
+        rows -= gone
+    return left
 
 
 class BatchCounter:
-    """Counts how many batches want each node, over ranges of nodes whose counters fit in the budget."""
+    """Counts how many batches want each row of a row file, over ranges of rows whose counters fit in ``room`` bytes."""
 
-    def __init__(self, num_nodes: int, samples: SampleSet, packed: np.ndarray, runtime: Runtime):
-        self._num_nodes, self._samples, self._packed, self._runtime = num_nodes, samples, packed, runtime
-        available = memory_tables.PLAN_COUNTERS.bytes_of(runtime.budget.free_bytes)
-        self._range_nodes = min(num_nodes, available // 4)
+    def __init__(
+        self, num_rows: int, section: SampleSection, packed: np.ndarray, runtime: Runtime, room: int
+    ):
+        self._num_nodes, self._section, self._packed, self._runtime = num_rows, section, packed, runtime
+        self._range_nodes = max(min(num_rows, room // 4), 1)
         self._counts = runtime.budget.empty("plan", self._range_nodes * 4).view(np.uint32)
         self._whole = False  # counts of the only range are there
+
+    def histogram(self) -> np.ndarray:
+        """Counts the rows that c batches want, for c from 0 to all batches: int64; 0 for c = 0."""
+        found = np.zeros(len(self._packed) + 1, np.int64)
+        for _, counts in self.ranges():
+            for start in range(0, len(counts), _BLOCK_NODES):
+                found += np.bincount(counts[start : start + _BLOCK_NODES], minlength=len(found))
+        found[0] = 0
+        return found
 
     def ranges(self) -> Iterator[tuple[int, np.ndarray]]:
         """Yields (first node, uint32 counts) of each range; one pass over the samples per range."""
@@ -74,7 +137,7 @@ class BatchCounter:
             single = len(counts) == self._num_nodes
             if not (single and self._whole):
                 counts[:] = 0
-                for ids in node_ids(self._samples, self._packed, self._runtime):
+                for ids in wanted_ids(self._section, self._packed, self._runtime):
                     inside = ids if single else ids[(ids >= first) & (ids < first + len(counts))] - first
                     counts[inside] += 1
                 self._whole = single
@@ -100,12 +163,12 @@ class BatchCounter:
 
 
 def count_levels(
-    samples: SampleSet, packed: np.ndarray, levels: CachedRows, runtime: Runtime
+    section: SampleSection, packed: np.ndarray, levels: CachedRows, runtime: Runtime
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Returns packed rows per batch and hop [P, hops + 1]; rows in host and device cache per batch [P, 2]."""
-    per_hop = samples.nodes_per_hop[packed].copy()
+    """Returns packed rows per batch and run [P, runs]; rows in host and device cache per batch [P, 2]."""
+    per_hop = section.runs[packed].copy()
     cached = np.zeros((len(packed), 2), np.int64)
-    for packed_batch, ids in enumerate(node_ids(samples, packed, runtime)):
+    for packed_batch, ids in enumerate(wanted_ids(section, packed, runtime)):
         starts = np.cumsum(per_hop[packed_batch]) - per_hop[packed_batch]
         for column, table in enumerate((levels.host_ids, levels.device_ids)):
             positions, _ = find_sorted(table, ids)

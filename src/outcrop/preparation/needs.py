@@ -64,26 +64,32 @@ class RunNeeds:
 
     def packs(self, limit: int, memory: int | None) -> bool:
         """Tells whether a plan for loading in ``memory`` can be made, and packed within ``limit``."""
-        config, spec, sizes = replace(self._plan, memory=memory), self._graph.row_file.spec, self.sizes
+        config, sizes, files = replace(self._plan, memory=memory), self.sizes, self._graph.row_files
         try:
-            divided = plan_memory.divide_host_memory(sizes, config, spec.stride_bytes)
+            divided = plan_memory.divide_host_memory(sizes, config, files)
+            device_bytes = plan_memory.device_cache_bytes(self._graph, sizes, config)
             with Runtime(limit, rehearsal=UNCOUNTED) as runtime:
-                free = runtime.budget.free_bytes - 8 * sizes.num_batches * (sizes.hops + 5) - 4 * PAGE_BYTES
-                rows = divided.cache_bytes // spec.stride_bytes
-                rows += plan_memory.device_cache_rows(self._graph, sizes, config)
-                rows = min(
-                    rows, self._graph.num_nodes, free // cached_rows.ID_BYTES, int(sizes.num_nodes.sum())
-                )
+                free = runtime.budget.free_bytes - 4 * PAGE_BYTES
+                free -= sum(8 * sizes.num_batches * (sizes.section(rows).num_runs + 4) for rows in files)
+                cached = [
+                    min(
+                        divided.cache_bytes // rows.row_bytes + device_bytes // rows.row_bytes,
+                        rows.num_rows,
+                        free // cached_rows.ID_BYTES,
+                        int(sizes.section(rows).num_rows.sum()),
+                    )
+                    for rows in files
+                ]
                 shared = config.disk_space is not None or config.layout not in ("cost", "heuristic", "packed")
-                blocks = plan_memory.block_rows(config, spec.stride_bytes) if shared else 0
-                return pack_memory.fits(
-                    self._graph.open_rows(runtime, self._graph.row_file),
-                    sizes,
-                    sizes.num_batches,
-                    rows,
-                    min(blocks, self._graph.num_nodes),
-                    free,
-                )
+                for rows, count in zip(files, cached, strict=True):
+                    blocks = plan_memory.block_rows(config, rows.row_bytes) if shared else 0
+                    features = self._graph.open_rows(runtime, rows)
+                    others = 8 * (sum(cached) - count)  # ids of what other row files have in memory
+                    if not pack_memory.fits(
+                        features, sizes, rows, count, min(blocks, rows.num_rows), free - others
+                    ):
+                        return False
+                return True
         except BudgetError:
             return False
 

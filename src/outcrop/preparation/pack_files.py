@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import io
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -20,14 +20,14 @@ from outcrop.store import manifest as manifests
 from outcrop.store import record
 from outcrop.store.arrays import DiskArray
 from outcrop.store.manifest import ArraySpec
-from outcrop.store.placement import Placement
-from outcrop.store.samples import SampleSet
+from outcrop.store.placement import PlacedRows, Placement
+from outcrop.store.samples import SampleSection
 
 
 class PageSums:
     """Writes the checksum of each page of the disk cache, as it comes in order, ``at`` bytes being there already."""
 
-    def __init__(self, files: OutputFiles, runtime: Runtime, at: int):
+    def __init__(self, files: RowsFiles, runtime: Runtime, at: int):
         self._files, self._runtime = files, runtime
         self._page = at // PAGE_BYTES
         self._rest = np.zeros(at % PAGE_BYTES, np.uint8)  # of the page that is not whole yet
@@ -56,37 +56,37 @@ class PageSums:
 
 
 class SharedRows:
-    """Finds which rows of the disk cache each packed batch reads, and where they go: looked up in the plan's lists."""
+    """Finds which rows of a disk cache each packed batch reads, and where they go: looked up in the plan's lists."""
 
-    def __init__(self, samples: SampleSet, placement: Placement, runtime: Runtime):
-        self._samples, self._placement = samples, placement
+    def __init__(self, section: SampleSection, placement: Placement, rows: PlacedRows, runtime: Runtime):
+        self._section, self._batches, self._placement = section, placement, rows
         self._loaded: tuple[int, int] | None = None
         self._range = -1
-        if placement.num_disk_rows == 0:
+        if rows.num_disk_rows == 0:
             return
-        budget, block = runtime.budget, placement.max_block_rows
-        self._ids, self._rank = placement.disk_array("disk_ids"), placement.disk_array("disk_rank")
+        budget, block = runtime.budget, rows.max_block_rows
+        self._ids, self._rank = rows.disk_array("disk_ids"), rows.disk_array("disk_rank")
         for array in (self._ids, self._rank):
             array.verify()
-        self._table = _core.SegmentTable(budget, int(np.diff(placement.range_starts).max()))
-        self._block = budget.empty("pack-meta", block * (samples.id_bytes + 4))
-        self._nodes = budget.empty("pack-meta", max(samples.max_nodes * samples.id_bytes, 1))
-        self._rows = budget.empty("pack-meta", max(samples.max_nodes * 4, 4)).view(np.int32)
+        self._table = _core.SegmentTable(budget, int(np.diff(rows.range_starts).max()))
+        self._block = budget.empty("pack-meta", block * (section.id_bytes + 4))
+        self._nodes = budget.empty("pack-meta", section.buffer_bytes)
+        self._rows = budget.empty("pack-meta", max(section.max_rows * 4, 4)).view(np.int32)
         # With several ranges each is loaded for as many batches as there is room for their tables.
-        single = len(placement.range_starts) == 2
+        single = len(rows.range_starts) == 2
         room = memory_tables.DISK_CACHE_GROUP.bytes_of(budget.free_bytes)
-        self._group = 1 if single else max(room // (max(samples.max_nodes, 1) * 16), 1)
-        self._held = budget.reserve("pack-meta", self._group * samples.max_nodes * 16)
+        self._group = 1 if single else max(room // (max(section.max_rows, 1) * 16), 1)
+        self._held = budget.reserve("pack-meta", self._group * section.max_rows * 16)
 
     def by_batch(self) -> Iterator[tuple[int, tuple[np.ndarray, np.ndarray] | None]]:
         """Yields (packed batch, (positions, rows)), rows ascending; None where nothing is shared."""
-        placement = self._placement
+        placement, every = self._placement, self._batches
         if placement.num_disk_rows == 0:
-            for packed_batch in range(len(placement.packed_batches)):
+            for packed_batch in range(len(every.packed_batches)):
                 yield packed_batch, None
             return
-        for segment in range(placement.num_segments):
-            batches = placement.segment(segment)
+        for segment in range(every.num_segments):
+            batches = every.segment(segment)
             for first in range(batches.start, batches.stop, self._group):
                 group = range(first, min(first + self._group, batches.stop))
                 hits: dict[int, list[tuple[np.ndarray, np.ndarray]]] = {p: [] for p in group}
@@ -99,7 +99,7 @@ class SharedRows:
                     yield packed_batch, (np.concatenate(positions), np.concatenate(rows))
 
     def _look_up(self, p: int) -> tuple[np.ndarray, np.ndarray]:
-        ids = self._samples.read_node_ids(int(self._placement.packed_batches[p]), self._nodes)
+        ids = self._section.read_ids(int(self._batches.packed_batches[p]), self._nodes)
         rows = self._rows[: len(ids)]
         self._table.look_up(ids, rows)
         positions = np.flatnonzero(rows >= 0)
@@ -121,7 +121,7 @@ class SharedRows:
         self._loaded = (number, segment)
 
     def _blocks(self, number: int, segment: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        region, width = self._placement.region(number, segment), self._samples.id_bytes
+        region, width = self._placement.region(number, segment), self._section.id_bytes
         for first in range(region.start, region.stop, self._placement.block_rows):
             count = min(self._placement.block_rows, region.stop - first)
             ids, rank = self._block[: count * width], self._block[count * width : count * (width + 4)]
@@ -136,58 +136,68 @@ class SharedRows:
 
 
 class OutputFiles:
-    """Holds the files being written, and the id lists that are read for the caches.
-
-    ``packed_ids`` lists, batch by batch, the nodes whose rows are packed; it goes when packing is over.
-    """
-
-    _NAMES = ("records", "host_cache", "device_cache", "disk_cache")
-
-    def __init__(
-        self, runtime: Runtime, folder: Path, placement: Placement, samples: SampleSet, features: DiskArray
-    ):
-        self._io, self._placement, self._features, self._folder = runtime.io, placement, features, folder
-        self._row_bytes = features.row_bytes
-        self._open: list[int] = []
-        self._id_bytes = samples.id_bytes
-        self._packed_before = np.concatenate([[0], np.cumsum(placement.num_packed)])
-        self._rows = {
-            "host_cache": len(placement.host_ids),
-            "device_cache": len(placement.device_ids),
-            "disk_cache": placement.num_disk_rows,
-        }
-        self._num_pages = record.align_page(placement.num_disk_rows * self._row_bytes) // PAGE_BYTES
-        self.spare_bytes = placement.max_block_rows * self._row_bytes
-        self.packed_ids_path = folder / "packed_ids.bin"
-
-    def packed_ids_at(self, p: int) -> int:
-        """Tells where the ids of packed batch ``p`` begin."""
-        return int(self._packed_before[p]) * self._id_bytes
-
-    def _sizes(self) -> dict[str, int]:
-        """Returns the bytes of each file while it is written."""
-        sizes = {"records": int(self._placement.offsets[-1])}
-        sizes |= {name: record.align_page(rows * self._row_bytes) for name, rows in self._rows.items()}
-        sizes["disk_cache"] += record.align_page(self.spare_bytes)
-        sizes["page_crc"] = record.align_page(self._num_pages * 4)
-        sizes["packed_ids"] = record.align_page(int(self._packed_before[-1]) * self._id_bytes)
-        return sizes
-
-    def are_there(self) -> bool:
-        paths = {self._folder / f"{name}.bin": size for name, size in self._sizes().items()}
-        return all(path.is_file() and path.stat().st_size == size for path, size in paths.items())
-
-    def open(self) -> None:
-        update, read = _core.OpenMode.update, _core.OpenMode.read
-        for name, size in self._sizes().items():
-            file = self._add(self._folder / f"{name}.bin", update)
-            setattr(self, name, file)
-            self._io.resize(file, size)
-        for name in ("host_ids", "device_ids", "disk_ids", "disk_rank"):
-            path = self._placement.path / self._placement.manifest.arrays[name].file
-            setattr(self, name, self._add(path, read))
+    """Holds the file of records while it is written, and the files of each row file."""
 
     records: int
+
+    def __init__(self, runtime: Runtime, folder: Path, placement: Placement, files: Sequence[RowsFiles]):
+        self._io, self._placement, self._folder, self.files = runtime.io, placement, folder, files
+        self._open = False
+
+    @property
+    def _path(self) -> Path:
+        return self._folder / "records.bin"
+
+    def are_there(self) -> bool:
+        size = int(self._placement.offsets[-1])
+        there = self._path.is_file() and self._path.stat().st_size == size
+        return there and all(files.are_there() for files in self.files)
+
+    def open(self) -> None:
+        self.records, self._open = self._io.open(str(self._path), _core.OpenMode.update), True
+        self._io.resize(self.records, int(self._placement.offsets[-1]))
+        for files in self.files:
+            files.open()
+
+    def sync(self, *which: RowsFiles, drop: bool = True) -> None:
+        """Writes everything out, of the row files ``which``.
+
+        Args:
+            drop: What was packed leaves the page cache, where it would push out what is in use (libraries, too).
+        """
+        (self._io.drop_cache if drop else self._io.sync)(self.records)
+        for files in which:
+            files.sync(drop=drop)
+
+    def finish(self, crc: int, parts: Sequence[Mapping[str, int]]) -> dict[str, ArraySpec]:
+        """Returns the arrays that were written.
+
+        Args:
+            crc: Checksum of the records.
+            parts: Checksums of the other files, by their names, for each row file.
+        """
+        self._io.drop_cache(self.records)
+        total = int(self._placement.offsets[-1])
+        specs = {"records": ArraySpec("records.bin", "uint8", (total,), 1, crc, total)}
+        for files, crcs in zip(self.files, parts, strict=True):
+            specs |= files.finish(crcs)
+        return specs
+
+    def close(self) -> None:
+        if self._open:
+            self._io.close(self.records)
+            self._open = False
+        for files in self.files:
+            files.close()
+
+
+class RowsFiles:
+    """Holds the files of one row file while they are written, and the id lists that are read for the caches.
+
+    ``packed_ids`` lists, batch by batch, the ids whose rows are packed; it goes when packing is over.
+    """
+
+    _NAMES = ("host_cache", "device_cache", "disk_cache")
     host_cache: int
     device_cache: int
     disk_cache: int
@@ -198,23 +208,63 @@ class OutputFiles:
     disk_ids: int
     disk_rank: int
 
+    def __init__(
+        self, runtime: Runtime, folder: Path, rows: PlacedRows, section: SampleSection, features: DiskArray
+    ):
+        self._io, self._placed, self._features, self._folder = runtime.io, rows, features, folder
+        self._row_bytes, self._id_bytes = features.row_bytes, section.id_bytes
+        self._open: list[int] = []
+        self._packed_before = np.concatenate([[0], np.cumsum(rows.num_packed)])
+        self._rows = {
+            "host_cache": len(rows.host_ids),
+            "device_cache": len(rows.device_ids),
+            "disk_cache": rows.num_disk_rows,
+        }
+        self._num_pages = record.align_page(rows.num_disk_rows * self._row_bytes) // PAGE_BYTES
+        self.spare_bytes = rows.max_block_rows * self._row_bytes
+
+    def _path(self, name: str) -> Path:
+        return self._folder / f"{self._placed.prefix}{name}.bin"
+
+    def packed_ids_at(self, p: int) -> int:
+        """Tells where the ids of packed batch ``p`` begin."""
+        return int(self._packed_before[p]) * self._id_bytes
+
+    def _sizes(self) -> dict[str, int]:
+        """Returns the bytes of each file while it is written."""
+        sizes = {name: record.align_page(rows * self._row_bytes) for name, rows in self._rows.items()}
+        sizes["disk_cache"] += record.align_page(self.spare_bytes)
+        sizes["page_crc"] = record.align_page(self._num_pages * 4)
+        sizes["packed_ids"] = record.align_page(int(self._packed_before[-1]) * self._id_bytes)
+        return sizes
+
+    def are_there(self) -> bool:
+        paths = {self._path(name): size for name, size in self._sizes().items()}
+        return all(path.is_file() and path.stat().st_size == size for path, size in paths.items())
+
+    def open(self) -> None:
+        update, read = _core.OpenMode.update, _core.OpenMode.read
+        for name, size in self._sizes().items():
+            file = self._add(self._path(name), update)
+            setattr(self, name, file)
+            self._io.resize(file, size)
+        for name in ("host_ids", "device_ids", "disk_ids", "disk_rank"):
+            setattr(self, name, self._add(self._placed.file_of(name), read))
+
     def _add(self, path: Path, mode: _core.OpenMode) -> int:
         file = self._io.open(str(path), mode)
         self._open.append(file)
         return file
 
-    def sync(self, *, drop: bool = True) -> None:
-        """Writes everything out.
-
-        Args:
-            drop: What was packed leaves the page cache, where it would push out what is in use (libraries, too).
-        """
+    def sync(self, *, drop: bool) -> None:
+        """Writes everything out, as :meth:`OutputFiles.sync` does."""
         for name in self._NAMES:
             (self._io.drop_cache if drop else self._io.sync)(getattr(self, name))
         for name in ("page_crc", "packed_ids"):
             self._io.sync(getattr(self, name))
 
-    def finish(self, crcs: dict[str, int]) -> dict[str, ArraySpec]:
+    def finish(self, crcs: Mapping[str, int]) -> dict[str, ArraySpec]:
+        """Returns the arrays that were written, and takes back the room that was needed meanwhile."""
         used = self._rows["disk_cache"] * self._row_bytes
         self._io.resize(self.disk_cache, used)
         self._io.resize(self.disk_cache, record.align_page(used))  # zeros up to the page
@@ -225,50 +275,76 @@ class OutputFiles:
             part = sums[: self._num_pages - first].view(np.uint8)
             self._io.read(self.page_crc, first * 4, part)
             page_crc = _core.crc32c(part, page_crc)
-        total, width, row = int(self._placement.offsets[-1]), self._features.spec.shape[1:], self._row_bytes
-        specs = {"records": ArraySpec("records.bin", "uint8", (total,), 1, crcs["records"], total)}
-        for name, rows in self._rows.items():
-            specs[name] = ArraySpec(
-                f"{name}.bin",
+        width, row, prefix = self._features.spec.shape[1:], self._row_bytes, self._placed.prefix
+        specs = {
+            prefix + name: ArraySpec(
+                self._path(name).name,
                 self._features.spec.dtype,
                 (rows, *width),
                 row,
                 crcs[name],
                 record.align_page(rows * row),
             )
+            for name, rows in self._rows.items()
+        }
         pages, size = self._num_pages, record.align_page(self._num_pages * 4)
-        specs["page_crc"] = ArraySpec("page_crc.bin", "uint32", (pages,), 4, page_crc, size)
+        path = self._path("page_crc")
+        specs[f"{prefix}page_crc"] = ArraySpec(path.name, "uint32", (pages,), 4, page_crc, size)
         return specs
+
+    def remove_packed_ids(self) -> None:
+        self._path("packed_ids").unlink()
 
     def close(self) -> None:
         while self._open:
             self._io.close(self._open.pop())
 
 
-class Journal:
-    """Notes where an interrupted packing goes on, and the checksums so far."""
+class RowsJournal:
+    """Holds the checksums of one row file so far. ``ordered``: blocks of its disk cache that are in order."""
 
-    def __init__(self, path: Path, key: str, streams: int, batches: int):
-        self._path, self._key = path, key
-        self.episode = self.chunk = self.ordered = self.disk_crc = 0
-        self.meta_done = False
+    def __init__(self, streams: int):
         self.crc = np.zeros(streams, np.uint32)
-        self.meta_crc = np.zeros(batches, np.uint32)
         self.cache_crc = np.zeros(2, np.uint32)
+        self.disk_crc = self.ordered = 0
+
+
+class Journal:
+    """Notes where an interrupted packing goes on, and the checksums so far.
+
+    Attributes:
+        files: What is noted of each row file.
+        file, episode, chunk: The row file that is passed over, and where that goes on.
+    """
+
+    def __init__(self, path: Path, key: str, streams: Sequence[int], batches: int):
+        self._path, self._key = path, key
+        self.file = self.episode = self.chunk = 0
+        self.meta_done = False
+        self.meta_crc = np.zeros(batches, np.uint32)
+        self.files = [RowsJournal(count) for count in streams]
 
     def load(self) -> bool:
         """Takes over an earlier journal of the same work; false where there is none or it cannot be read."""
+        lengths = [len(rows.crc) for rows in self.files]
         try:
             with self._path.open("rb") as file, np.load(file, allow_pickle=False) as saved:
-                if str(saved["key"]) != self._key or saved["crc"].shape != self.crc.shape:
+                if str(saved["key"]) != self._key or saved["crc"].shape != (sum(lengths),):
                     return False
                 names = ("crc", "meta_crc", "cache_crc", "episode", "chunk", "ordered", "disk_crc")
                 found = {name: saved[name] for name in names}
+                number = int(saved["row_file"]) if "row_file" in saved else 0
         except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile):
             return False
-        self.crc, self.meta_crc, self.cache_crc = found["crc"], found["meta_crc"], found["cache_crc"]
-        self.episode, self.chunk = int(found["episode"]), int(found["chunk"])
-        self.ordered, self.disk_crc = int(found["ordered"]), int(found["disk_crc"])
+        crcs = np.split(found["crc"], np.cumsum(lengths)[:-1])
+        cached = found["cache_crc"].reshape(len(lengths), 2)
+        ordered, disk = (np.atleast_1d(found[name]).tolist() for name in ("ordered", "disk_crc"))
+        for rows, crc, cache_crc, blocks, disk_crc in zip(
+            self.files, crcs, cached, ordered, disk, strict=True
+        ):
+            rows.crc, rows.cache_crc, rows.ordered, rows.disk_crc = crc, cache_crc, blocks, disk_crc
+        self.meta_crc = found["meta_crc"]
+        self.file, self.episode, self.chunk = number, int(found["episode"]), int(found["chunk"])
         self.meta_done = True
         return True
 
@@ -277,13 +353,14 @@ class Journal:
         np.savez(
             out,
             key=np.str_(self._key),
-            crc=self.crc,
+            crc=np.concatenate([rows.crc for rows in self.files]),
             meta_crc=self.meta_crc,
-            cache_crc=self.cache_crc,
+            cache_crc=np.concatenate([rows.cache_crc for rows in self.files]),
+            row_file=self.file,
             episode=self.episode,
             chunk=self.chunk,
-            ordered=self.ordered,
-            disk_crc=self.disk_crc,
+            ordered=[rows.ordered for rows in self.files],
+            disk_crc=[rows.disk_crc for rows in self.files],
         )
         manifests.write_atomic(self._path, out.getvalue())
 

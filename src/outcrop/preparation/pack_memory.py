@@ -10,6 +10,7 @@ from outcrop.runtime import memory_tables
 from outcrop.runtime.pages import PAGE_BYTES
 from outcrop.store import record
 from outcrop.store.arrays import DiskArray
+from outcrop.store.graph_types import RowFile
 from outcrop.store.samples import BatchSizes
 
 
@@ -52,7 +53,7 @@ def divide_memory(features: DiskArray, id_bytes: int, has_caches: bool, free: in
 def fits(
     features: DiskArray,
     samples: BatchSizes,
-    packed: int,
+    rows: RowFile,
     memory_rows: int,
     block_rows: int,
     free: int,
@@ -60,18 +61,20 @@ def fits(
     """Tells whether packing can do with ``free`` bytes, whatever the plan finds.
 
     Args:
-        packed: Batches that are packed.
+        samples: Batches, all of which are packed.
+        rows: The row file that is packed.
         memory_rows: Rows of the caches in memory, at the most.
         block_rows: Rows of the disk cache that are put in order at a time; 0: there is none.
     """
-    hops = samples.hops + 1
+    section = samples.section(rows)
+    hops, packed = section.num_runs, samples.num_batches
     tables = packed * (8 * (hops + 6) + 16) + 8 * memory_rows + 16 * PAGE_BYTES
     free -= tables
-    size = divide_memory(features, samples.id_bytes, memory_rows > 0, free)
+    size = divide_memory(features, section.id_bytes, memory_rows > 0, free)
     chunks = -(-features.spec.data_bytes // (size.chunk_pages * PAGE_BYTES)) + 1
-    ids = max(samples.max_nodes, block_rows) * samples.id_bytes + 2 * PAGE_BYTES
+    ids = max(section.max_rows, block_rows) * section.id_bytes + 2 * PAGE_BYTES
     shared = (
-        2 * block_rows * (features.row_bytes + samples.id_bytes + 8) + 16 * samples.max_nodes + 8 * PAGE_BYTES
+        2 * block_rows * (features.row_bytes + section.id_bytes + 8) + 16 * section.max_rows + 8 * PAGE_BYTES
     )
     return (
         free > samples.max_record_bytes + (shared if block_rows else 0) + PAGE_BYTES

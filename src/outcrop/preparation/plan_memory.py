@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections.abc import Sequence
 from dataclasses import dataclass
+
+import numpy as np
 
 import outcrop._core as _core
 from outcrop.config import PlanConfig, exact_bytes, least_bytes
@@ -15,6 +18,7 @@ from outcrop.runtime.pages import PAGE_BYTES
 from outcrop.runtime.runtime import UNLIMITED
 from outcrop.store import record
 from outcrop.store.graph import Graph
+from outcrop.store.graph_types import RowFile
 from outcrop.store.manifest import Manifest
 from outcrop.store.samples import BatchSizes
 from outcrop.store.targets import target_bytes
@@ -22,30 +26,38 @@ from outcrop.store.targets import target_bytes
 
 @dataclass(frozen=True)
 class HostMemory:
-    """Says how the host budget of loading is divided, bytes. ``shared_scratch_bytes``: for reading the disk cache."""
+    """Says how the host budget of loading is divided, bytes.
+
+    Attributes:
+        slot_rows_bytes: Of a batch buffer, for the rows of each row file.
+        shared_scratch_bytes: For reading the disk cache.
+    """
 
     slots: int
-    slot_rows_bytes: int
+    slot_rows_bytes: tuple[int, ...]
     slot_meta_bytes: int
     shared_scratch_bytes: int
     fixed_bytes: int
     cache_bytes: int
 
 
-def divide_host_memory(samples: BatchSizes, config: PlanConfig, row_bytes: int) -> HostMemory:
+def divide_host_memory(samples: BatchSizes, config: PlanConfig, files: Sequence[RowFile]) -> HostMemory:
     """Gives memory to batch buffers first (2 to 4), then fixed costs, the rest caches the hottest rows.
 
     Raises:
         BudgetError: Not even two batch buffers fit; names the smallest budget that does.
     """
-    rows_bytes = record.align_page(samples.max_nodes * row_bytes) + 2 * PAGE_BYTES
-    # The record as read (its address table has 8 bytes per cached row), and its arrays decoded (ids widen to 64 bits).
-    meta_bytes = record.align_page(samples.max_record_bytes + samples.max_nodes * 8)
-    slot = rows_bytes + 2 * meta_bytes + samples.max_nodes * (8 - samples.id_bytes)
+    sections = [(samples.section(rows), rows.row_bytes) for rows in files]
+    rows_bytes = tuple(record.align_page(one.max_rows * row) + 2 * PAGE_BYTES for one, row in sections)
+    most_rows = sum(one.max_rows for one, _ in sections)
+    # The record as read (address tables have 8 bytes per cached row), and its arrays decoded (ids widen to 64 bits).
+    meta_bytes = record.align_page(samples.max_record_bytes + most_rows * 8)
+    slot = sum(rows_bytes) + 2 * meta_bytes + samples.decoded_bytes
     # Indexes of batches and records, and the buffer through which graphs are read that are not packed.
     tables = samples.num_batches * (samples.hops + 6) * 32 + record.align_page(samples.max_record_bytes)
     if config.disk_space is not None:  # checksums of the pages of the disk cache, as large as it may become
-        largest_cache = min(config.disk_space, int(samples.num_nodes.sum()) * row_bytes)
+        wanted = sum(int(one.num_rows.sum()) * row for one, row in sections)
+        largest_cache = min(config.disk_space, wanted)
         tables += record.align_page(largest_cache // PAGE_BYTES * 5)
     limit = config.memory
     if limit is None:
@@ -59,7 +71,7 @@ def divide_host_memory(samples: BatchSizes, config: PlanConfig, row_bytes: int) 
         )
 
     def shared_scratch(total: int) -> int:
-        least = _core.RowReader.min_scratch_bytes(row_bytes)
+        least = max(_core.RowReader.min_scratch_bytes(row) for _, row in sections)
         return 0 if config.disk_space is None else memory_tables.DISK_CACHE_SCRATCH.bytes_of(total, least)
 
     def fixed(total: int) -> int:
@@ -80,12 +92,12 @@ def divide_host_memory(samples: BatchSizes, config: PlanConfig, row_bytes: int) 
             0,
             key=lambda total: total - slots * slot - fixed(total),
         )
+        rows_of = " and ".join(f"{one.max_rows} rows of {exact_bytes(row)}" for one, row in sections)
         raise BudgetError(
-            f"a memory budget of {exact_bytes(limit)} cannot hold {slots} mini-batches of up to {samples.max_nodes} "
-            f"rows of {exact_bytes(row_bytes)}; the smallest budget that can is {least_bytes(smallest)}, or lower "
-            "--batch-size or --fanouts"
+            f"a memory budget of {exact_bytes(limit)} cannot hold {slots} mini-batches of up to {rows_of}; the "
+            f"smallest budget that can is {least_bytes(smallest)}, or lower --batch-size or --fanouts"
         )
-    overhead = slots * (slot - rows_bytes) + fixed(limit)
+    overhead = slots * (slot - sum(rows_bytes)) + fixed(limit)
     return HostMemory(slots, rows_bytes, meta_bytes, shared_scratch(limit), overhead, left)
 
 
@@ -96,28 +108,28 @@ def memory_plan(manifest: Manifest) -> MemoryPlan | None:
     limit: int | None = manifest.config["memory"]
     if limit is None:
         return None
-    memory = HostMemory(**manifest.attributes["memory"])
+    memory = manifest.attributes["memory"]
     fixed = (
         memory_tables.IO_BUFFERS.bytes_of(limit)
         + memory_tables.READ_SCRATCH.bytes_of(limit)
-        + memory.shared_scratch_bytes
+        + memory["shared_scratch_bytes"]
         + memory_tables.SMALL_TABLES.least
     )
     needs = {
-        memory_tables.DISK_CACHE_SCRATCH.name: memory.shared_scratch_bytes,
-        memory_tables.BATCH_INDEX.name: memory.fixed_bytes - fixed,
-        memory_tables.PACKED_BATCHES.name: memory.slots * memory.slot_rows_bytes,
+        memory_tables.DISK_CACHE_SCRATCH.name: memory["shared_scratch_bytes"],
+        memory_tables.BATCH_INDEX.name: memory["fixed_bytes"] - fixed,
+        memory_tables.PACKED_BATCHES.name: memory["slots"] * int(np.sum(memory["slot_rows_bytes"])),
     }
     return divide(memory_tables.ACTIVITIES["loading packed"], limit, needs)
 
 
-def device_cache_rows(graph: Graph, samples: BatchSizes, config: PlanConfig) -> int:
-    """Returns rows of the device cache: what the batches on a device leave of its budget."""
-    if config.gpu_memory == 0:
+def device_cache_bytes(graph: Graph, samples: BatchSizes, config: PlanConfig) -> int:
+    """Returns bytes of the device cache: what the batches on a device leave of its budget."""
+    if config.gpu_memory == 0 or len(graph.row_files) > 1:  # nothing loads several row files to a device yet
         return 0
-    row_bytes = graph.row_file.row_bytes
+    rows_bytes = sum(samples.section(rows).max_rows * rows.row_bytes for rows in graph.row_files)
     targets = target_bytes(graph, samples.max_seeds)
-    batch = device_batch_bytes(samples.max_nodes * row_bytes, samples.max_record_bytes, targets)
+    batch = device_batch_bytes(rows_bytes, samples.max_record_bytes, targets)
     batches = memory_tables.DEVICE_BATCHES * batch
     if config.gpu_memory < batches:
         raise BudgetError(
@@ -125,7 +137,7 @@ def device_cache_rows(graph: Graph, samples: BatchSizes, config: PlanConfig) -> 
             f"smallest that can is {least_bytes(batches)}",
             limit="device",
         )
-    return (config.gpu_memory - batches) // row_bytes
+    return config.gpu_memory - batches
 
 
 def block_rows(config: PlanConfig, row_bytes: int) -> int:

@@ -134,7 +134,7 @@ class PrepareRequest:
     def needs(self, progress: Progress | bool | None) -> Callable[[int], bool]:
         """Tells which budgets would do."""
         drawn, wanted = None, sampling.expected(self.graph, self.sampling, self.batches_key)
-        if manifests.is_current(self.out / "sample", samples.FORMAT, samples.VERSION, *wanted):
+        if manifests.is_current(self.out / "sample", samples.FORMAT, samples.VERSIONS, *wanted):
             drawn = samples.open_samples(Runtime(), self.out / "sample")
         elif self.sampling.sampler == EXTERNAL:  # nobody knows how large they are
             return lambda limit: True
@@ -291,12 +291,12 @@ def _make(
     def stage(
         name: str,
         format: str,
-        version: int,
+        versions: tuple[int, ...],
         wanted: tuple[dict, dict[str, str]],
         make: Callable[[], Manifest],
         always: bool = False,
     ) -> None:
-        if not always and manifests.is_current(out / name, format, version, *wanted):
+        if not always and manifests.is_current(out / name, format, versions, *wanted):
             manifests.remove_leftovers(out / name)
             report.skipped.append(name)
             return
@@ -325,7 +325,7 @@ def _make(
     stage(
         "sample",
         samples.FORMAT,
-        samples.VERSION,
+        samples.VERSIONS,
         sampling.expected(graph, sample_config, request.batches_key),
         lambda: sampling.sample(graph, sample_config, out / "sample", runtime, origin),
         always=request.external is not None and request.batches_key is None,
@@ -338,7 +338,7 @@ def _make(
     stage(
         "plan",
         plan_artifact.FORMAT,
-        plan_artifact.VERSION,
+        plan_artifact.VERSIONS,
         planning.expected(graph, sample_set, plan_config),
         lambda: planning.plan(graph, sample_set, plan_config, out / "plan", runtime),
     )
@@ -358,7 +358,7 @@ def _make(
         stage(
             "pack",
             packed.FORMAT,
-            packed.VERSION,
+            packed.VERSIONS,
             packing.expected(graph, sample_set, placement),
             pack,
         )

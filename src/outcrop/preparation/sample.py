@@ -21,12 +21,11 @@ from outcrop.sampling.seeds import seed_labels
 from outcrop.sampling.topology import Topology, load_topology
 from outcrop.store import manifest as manifests
 from outcrop.store import record
-from outcrop.store.address_table import AddressTable
 from outcrop.store.arrays import ArrayWriter, write_buffer_bytes
 from outcrop.store.batches import BatchGraph
 from outcrop.store.graph import Graph
 from outcrop.store.manifest import Manifest
-from outcrop.store.samples import FORMAT, VERSION
+from outcrop.store.samples import FORMAT, VERSIONS
 
 _AT_ONCE = 1024  # nobody waits for the first batch
 Draw = Callable[[str, int], Iterator[BatchGraph]]
@@ -98,10 +97,14 @@ def sample(
             "id_bytes": writer.id_bytes,
             "hops": len(config.fanouts),
             "degrees": config.degrees,
-            "num_nodes": graph.num_nodes,
+            **writer.types(),
         }
         manifest = Manifest(
-            FORMAT, VERSION, writer.finish(), attributes, *expected(graph, config, origin.key)
+            FORMAT,
+            VERSIONS[writer.is_typed],
+            writer.finish(),
+            attributes,
+            *expected(graph, config, origin.key),
         )
         graph.require_unchanged()
         manifests.write(folder, manifest)
@@ -157,7 +160,11 @@ class _Writer:
     label_edges: list[int] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.id_bytes = record.id_bytes_for(self.graph.num_nodes)
+        graph, counts = self.graph, [nodes.num_nodes for nodes in self.graph.node_types]
+        self.id_bytes = record.id_bytes_for(max(counts))
+        several = max(len(counts), len(graph.edge_types)) > 1
+        self.is_typed = several or any(rows.kind == "edges" for rows in graph.row_files)
+        self._positions, self._seed_type = [False] * len(graph.edge_types), 0
         self._records = ArrayWriter(self.runtime, self.folder, "batches", "uint8")
 
     def split(self, split: str, epochs: int, draw: Draw) -> dict[str, int]:
@@ -182,12 +189,35 @@ class _Writer:
         return {"first": first, "epochs": epochs, "per_epoch": per_epoch}
 
     def _add(self, batch: BatchGraph) -> None:
-        blob = record.encode(batch, AddressTable(), self.id_bytes)
+        blob = record.encode(batch, (), self.id_bytes)
         self._records.append(blob)
         self.offsets.append(self.offsets[-1] + len(blob))
-        self.shape.append([*batch.nodes_per_hop, len(batch.rowptr) - 1, batch.num_edges])
+        shape = [count for nodes in batch.nodes for count in nodes.per_hop]
+        shape += [edges.num_rows for edges in batch.edges] + [len(edges.col) for edges in batch.edges]
+        if self.is_typed:
+            shape += [count for edges in batch.edges for count in edges.per_hop]
+            there = [edges.positions is not None for edges in batch.edges]
+            self._positions = [a or b for a, b in zip(self._positions, there, strict=True)]
+            self._seed_type = batch.seed_type
+        self.shape.append(shape)
         self.label_edges.append(batch.num_label_edges)
         self.runtime.progress.advance("sample", 1)
+
+    def types(self) -> dict[str, Any]:
+        """Returns the attributes that say what types the batches have."""
+        counts = [nodes.num_nodes for nodes in self.graph.node_types]
+        if not self.is_typed:
+            return {"num_nodes": counts[0]}
+        edge_types = [
+            {
+                "source": edges.source.number,
+                "target": edges.target.number,
+                "num_edges": edges.num_edges,
+                "positions": positions,
+            }
+            for edges, positions in zip(self.graph.edge_types, self._positions, strict=True)
+        ]
+        return {"num_nodes": counts, "edge_types": edge_types, "seed_type": self._seed_type}
 
     def finish(self) -> dict[str, Any]:
         arrays = {"batches": self._records.finish()}

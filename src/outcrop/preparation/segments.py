@@ -19,7 +19,7 @@ from outcrop.runtime.runtime import Runtime
 from outcrop.store import record
 from outcrop.store.arrays import ArrayWriter
 from outcrop.store.placement import find_sorted
-from outcrop.store.samples import SampleSet
+from outcrop.store.samples import SampleSection
 
 _WANT_BYTES = 16  # of the sketch
 _SAMPLED_SEGMENTS = 3  # at least, to price a layout; more while they hold fewer wants than _SAMPLED_WANTS
@@ -53,12 +53,14 @@ class DiskRates:
 
 
 class BatchIds:
-    """Gives node ids of the packed batches, read in turn through one buffer, or kept while they fit another."""
+    """Gives the ids of the rows that packed batches want of a row file, read in turn through one buffer, or kept while
+    they fit another.
+    """
 
-    def __init__(self, samples: SampleSet, packed: np.ndarray, runtime: Runtime, keep_bytes: int = 0):
-        self.samples, self.packed = samples, packed
-        self._buffer = runtime.budget.empty("layout", max(samples.max_nodes * samples.id_bytes, 1))
-        every = sum(record.align_page(int(n) * samples.id_bytes) for n in samples.num_nodes[packed])
+    def __init__(self, section: SampleSection, packed: np.ndarray, runtime: Runtime, keep_bytes: int = 0):
+        self.section, self.packed = section, packed
+        self._buffer = runtime.budget.empty("layout", section.buffer_bytes)
+        every = sum(record.align_page(int(n) * section.id_bytes) for n in section.num_rows[packed])
         keep_bytes = min(keep_bytes, every)
         self._keep = runtime.budget.empty("layout", keep_bytes) if keep_bytes else np.zeros(0, np.uint8)
         self._kept: dict[int, np.ndarray] = {}
@@ -66,24 +68,24 @@ class BatchIds:
     def of(self, p: int) -> np.ndarray:
         """Returns int32 or int64 ids of packed batch ``p``, all hops; valid until the next call."""
         found = self._kept.get(p)
-        return self.samples.read_node_ids(int(self.packed[p]), self._buffer) if found is None else found
+        return self.section.read_ids(int(self.packed[p]), self._buffer) if found is None else found
 
     def keep(self, batches: range) -> None:
         """Keeps the ids of ``batches`` as far as they fit; they are visited several times."""
         self._kept.clear()
         used = 0
         for p in batches:
-            count = int(self.samples.num_nodes[self.packed[p]]) * self.samples.id_bytes
+            count = int(self.section.num_rows[self.packed[p]]) * self.section.id_bytes
             if used + count > len(self._keep):
                 break
             if count:
-                self._kept[p] = self.samples.read_node_ids(int(self.packed[p]), self._keep[used:])
+                self._kept[p] = self.section.read_ids(int(self.packed[p]), self._keep[used:])
             used += record.align_page(count)
 
     def hops(self, p: int) -> Iterator[np.ndarray]:
         """Yields the ids of each hop."""
         ids, start = self.of(p), 0
-        for count in self.samples.nodes_per_hop[self.packed[p]]:
+        for count in self.section.runs[self.packed[p]]:
             yield ids[start : start + int(count)]
             start += int(count)
 
@@ -127,7 +129,7 @@ class SegmentArranger:
         *,
         table_bytes: int,
     ):
-        self._wanted, self._row_bytes, self._hot, self._runtime = wanted, row_bytes, hot, runtime
+        self._wanted, self.row_bytes, self._hot, self._runtime = wanted, row_bytes, hot, runtime
         self._seed = seed
         per_range = min(max(table_bytes // _core.SegmentTable.bytes_per_node(), 1 << 12), max(num_nodes, 1))
         self.range_starts = np.append(np.arange(0, num_nodes, per_range, dtype=np.int64), num_nodes)
@@ -153,7 +155,7 @@ class SegmentArranger:
         """
         cut = self.segments(layout)
         chosen = range(len(cut)) if segments is None else segments
-        packed, hops = len(self._wanted.packed), self._wanted.samples.hops + 1
+        packed, hops = len(self._wanted.packed), self._wanted.section.num_runs
         shared = SharedCounts(
             np.zeros((packed, hops), np.int64),
             np.zeros(packed, np.int64),
@@ -204,7 +206,7 @@ class SegmentArranger:
             self._write_blocks(rows, block_rows, out)
         for packed_batch in batches:
             for hop, ids in enumerate(wanted.hops(packed_batch)):
-                shared.per_hop[packed_batch, hop] += table.mark(ids, self._row_bytes)
+                shared.per_hop[packed_batch, hop] += table.mark(ids, self.row_bytes)
             reads = table.finish_batch()
             if reads.pages:
                 # Regions follow each other without a gap: a page, or a run, may go on from the one before.
@@ -223,7 +225,7 @@ class SegmentArranger:
             ids = np.empty(min(block_rows, rows - first), np.int64)
             self._table.shared(first, ids)
             rank = np.argsort(ids)
-            ids_out.append(ids[rank].astype(f"<i{self._wanted.samples.id_bytes}"))
+            ids_out.append(ids[rank].astype(f"<i{self._wanted.section.id_bytes}"))
             rank_out.append(rank.astype("<i4"))
 
 
@@ -240,18 +242,16 @@ class LayoutCost:
 
 @dataclass(frozen=True)
 class LayoutSizes:
-    """Says what disk bytes are made of, beside the rows (preparation/plan.py).
+    """Says what disk bytes are made of, beside the rows, for one row file (preparation/draft.py).
 
     Attributes:
-        fixed: Bytes that do not depend on the layout.
-        total_wants: (batch, node) pairs whose rows are not in memory.
+        total_wants: (batch, row) pairs whose rows are not in memory.
         per_shared, per_packed: Bytes of files besides the row itself, per shared row and per packed copy.
         per_want: Bytes of address table per want of a shared row.
         block: Spare room for ordering the disk cache, where there is one.
     """
 
     row_bytes: int
-    fixed: int
     total_wants: int
     per_shared: int
     per_packed: int
@@ -259,15 +259,16 @@ class LayoutSizes:
     block: int
 
     def disk_bytes(self, shared: float, packed: float, wants: float) -> float:
+        """Counts the bytes that depend on the layout."""
         rows = shared * (self.row_bytes + self.per_shared) + packed * (self.row_bytes + self.per_packed)
-        return self.fixed + rows + wants * self.per_want + (self.block if shared else 0)
+        return rows + wants * self.per_want + (self.block if shared else 0)
 
 
-class LayoutSearch:
-    """Finds layouts within a bound on disk space.
+class WantSketch:
+    """Counts what layouts share of one row file.
 
-    Nodes are sampled by hash (:class:`_core.LayoutSketch`), so that counting for one segment size takes milliseconds,
-    whatever the samples; the layout that is taken is counted exactly afterwards.
+    Ids are sampled by hash (:class:`_core.LayoutSketch`), so that counting for one segment size takes milliseconds,
+    whatever the samples.
     """
 
     def __init__(
@@ -279,7 +280,7 @@ class LayoutSearch:
         *,
         table_bytes: int,
     ):
-        self._sizes, self._batches = sizes, len(wanted.packed)
+        self.sizes = sizes
         capacity = min(max(table_bytes // (2 * _WANT_BYTES), 1 << 12), max(sizes.total_wants, 1))
         halvings = 0
         # Half of the capacity, because hashing does not halve exactly.
@@ -287,8 +288,8 @@ class LayoutSearch:
             halvings += 1
         self.exact = halvings == 0
         self._sketch = _core.LayoutSketch(runtime.budget, capacity, halvings, 1)
-        thin = runtime.budget.empty("layout", max(wanted.samples.max_nodes * 8, 8)).view(np.int64)
-        for packed_batch in range(self._batches):
+        thin = runtime.budget.empty("layout", max(wanted.section.max_rows * 8, 8)).view(np.int64)
+        for packed_batch in range(len(wanted.packed)):
             ids = thin[: self._sketch.thin(wanted.of(packed_batch), thin)]
             for table in hot:
                 positions, _ = find_sorted(table, ids)
@@ -313,8 +314,22 @@ class LayoutSearch:
             self._scale * int(wants[m + 1 :].sum()),
         )
 
+
+class LayoutSearch:
+    """Finds layouts within a bound on disk space; the layout that is taken is counted exactly afterwards.
+
+    Args:
+        sketches: One for each row file.
+        fixed: Bytes on disk that do not depend on the layout.
+        batches: How many are packed.
+    """
+
+    def __init__(self, sketches: Sequence[WantSketch], fixed: int, batches: int):
+        self._sketches, self._fixed, self._batches = sketches, fixed, batches
+        self.exact = all(sketch.exact for sketch in sketches)
+
     def disk_bytes(self, layout: SegmentLayout) -> float:
-        return self._sizes.disk_bytes(*self.counts(layout))
+        return self._fixed + sum(sketch.sizes.disk_bytes(*sketch.counts(layout)) for sketch in self._sketches)
 
     def smallest(self, threshold: int, limit: int, at_least: int = 2) -> SegmentLayout | None:
         """Returns the smallest segments, of ``at_least`` batches or more, with which the run fits ``limit`` bytes, if
@@ -358,32 +373,35 @@ def candidates(search: LayoutSearch, limit: int, batches: int) -> list[SegmentLa
 
 def price(
     layout: SegmentLayout,
-    arranger: SegmentArranger,
+    arrangers: Sequence[SegmentArranger],
     search: LayoutSearch,
-    sizes: LayoutSizes,
     rates: DiskRates,
-    wants: np.ndarray,
+    wants: Sequence[np.ndarray],
 ) -> LayoutCost:
     """Returns what ``layout`` costs, from a few of its segments.
 
     Args:
-        wants: int64 [P], rows per packed batch that memory does not hold.
+        arrangers: One for each row file.
+        wants: For each row file int64 [P], rows per packed batch that memory does not hold.
     """
-    cut = arranger.segments(layout)
-    per_segment = max(int(wants.sum()) // max(len(cut), 1), 1)
+    cut, total = arrangers[0].segments(layout), sum(int(each.sum()) for each in wants)
+    per_segment = max(total // max(len(cut), 1), 1)
     count = min(max(_SAMPLED_SEGMENTS, -(-_SAMPLED_WANTS // per_segment)), len(cut))
     chosen = sorted({(2 * i + 1) * len(cut) // (2 * count) for i in range(count)}) if count else []
-    shared = arranger.arrange(layout, segments=chosen)
     at = np.concatenate([np.arange(r.start, r.stop) for r in (cut[s] for s in chosen)] or [np.zeros(0, int)])
-    scale = wants.sum() / max(wants[at].sum(), 1)
-    pages, runs = (int(scale * v[at].sum()) for v in (shared.pages, shared.runs))
-    packed = int(scale * (wants[at].sum() - shared.per_hop[at].sum())) * sizes.row_bytes
+    packed_bytes = pages = runs = 0
+    for arranger, each in zip(arrangers, wants, strict=True):
+        shared = arranger.arrange(layout, segments=chosen)
+        scale = each.sum() / max(each[at].sum(), 1)
+        pages += int(scale * shared.pages[at].sum())
+        runs += int(scale * shared.runs[at].sum())
+        packed_bytes += int(scale * (each[at].sum() - shared.per_hop[at].sum())) * arranger.row_bytes
     return LayoutCost(
         int(search.disk_bytes(layout)),
-        packed + pages * PAGE_BYTES,
+        packed_bytes + pages * PAGE_BYTES,
         pages,
         runs,
-        rates.seconds(packed, pages, runs),
+        rates.seconds(packed_bytes, pages, runs),
     )
 
 

@@ -27,6 +27,7 @@ from outcrop.rows.cached import CacheReader
 from outcrop.runtime import memory_tables
 from outcrop.runtime.pages import PAGE_BYTES
 from outcrop.runtime.runtime import Runtime
+from outcrop.store.graph_types import RowFile
 from outcrop.store.levels import LevelCounts
 from outcrop.store.samples import SampleSet
 
@@ -56,16 +57,17 @@ class NextUses:
     quarter of the free budget. The file has 4 bytes per node of a batch, padded to pages, beside the run's stages.
 
     Args:
+        rows: The row file.
         schedule: int64 [cycle], numbers of batches in ``samples``; the same may come again.
     """
 
-    def __init__(self, samples: SampleSet, schedule: np.ndarray, runtime: Runtime):
+    def __init__(self, samples: SampleSet, rows: RowFile, schedule: np.ndarray, runtime: Runtime):
         if not 0 < len(schedule) <= _MOST:
             raise ArgumentError(
                 f"{samples.path} has {len(schedule)} batches to plan ahead, 1 to {_MOST} are possible"
             )
-        self._samples, self._schedule, self._io = samples, schedule, runtime.io
-        self._nodes = samples.num_nodes[schedule]
+        self._section, self._schedule, self._io = samples.section(rows), schedule, runtime.io
+        self._nodes = self._section.num_rows[schedule]
         spans = -(-self._nodes * 4 // PAGE_BYTES) * PAGE_BYTES
         self._offsets = np.concatenate([[0], np.cumsum(spans)])
         self._places: dict[int, list[int]] = {}
@@ -77,7 +79,7 @@ class NextUses:
         os.unlink(path)
         self._buffer = runtime.budget.empty(_TAG, int(spans.max()))
         with runtime.trace.span(_TAG):
-            self._work_out(runtime)
+            self._work_out(rows.num_rows, runtime)
         self._io.drop_cache(self._file)
 
     @property
@@ -98,20 +100,19 @@ class NextUses:
     def _span(self, place: int) -> np.ndarray:
         return self._buffer[: int(self._offsets[place + 1] - self._offsets[place])]
 
-    def _work_out(self, runtime: Runtime) -> None:
-        samples, most = self._samples, int(self._nodes.max())
-        num_nodes: int = samples.manifest.attributes["num_nodes"]
-        ids = runtime.budget.empty(_TAG, most * samples.id_bytes)
+    def _work_out(self, num_nodes: int, runtime: Runtime) -> None:
+        section, most = self._section, int(self._nodes.max())
+        ids = runtime.budget.empty(_TAG, most * section.id_bytes)
         window = max(min(num_nodes, memory_tables.NEXT_USES.bytes_of(runtime.budget.free_bytes) // 4), 1)
         seen = runtime.budget.empty(_TAG, window * 4).view(np.uint32)
         if runtime.rehearsal is not None:
             return
         for first in range(0, num_nodes, window):
             for place in reversed(range(self.cycle)):
-                nodes = samples.read_node_ids(int(self._schedule[place]), ids)
+                nodes = section.read_ids(int(self._schedule[place]), ids)
                 _core.next_uses(nodes, self.cycle + place, first, seen)
             for place in reversed(range(self.cycle)):
-                nodes = samples.read_node_ids(int(self._schedule[place]), ids)
+                nodes = section.read_ids(int(self._schedule[place]), ids)
                 out = self.read(place) if first else self._buffer[: 4 * len(nodes)].view(np.uint32)
                 _core.next_uses(nodes, place, first, seen, out)
                 self._io.write(self._file, int(self._offsets[place]), self._span(place))

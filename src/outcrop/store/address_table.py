@@ -46,6 +46,10 @@ class AddressTable:
         columns = [[getattr(table, column.name) for table in tables] for column in fields(cls)]
         return cls(*(np.concatenate(column) if column else _no_rows() for column in columns))
 
+    def columns(self) -> list[np.ndarray]:
+        """Returns its arrays, in the order of the attributes."""
+        return [getattr(self, column.name) for column in fields(self)]
+
     @property
     def num_cached(self) -> int:
         return len(self.host_positions) + len(self.device_positions) + len(self.disk_positions)

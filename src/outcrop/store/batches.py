@@ -204,9 +204,10 @@ class BatchGraph:
         number = rows.owner.number
         if isinstance(rows.owner, NodeType):
             return Section(self.nodes[number].ids, self.nodes[number].per_hop)
-        positions = self.edges[number].positions
+        edges = self.edges[number]
+        positions = np.zeros(0, np.int64) if not len(edges.col) else edges.positions
         assert positions is not None, "the batch was drawn without the positions of its edges"
-        return Section(positions, self.edges[number].per_hop)
+        return Section(positions, edges.per_hop)
 
     def num_rows(self, files: Sequence[RowFile]) -> tuple[int, ...]:
         """Counts the rows that the batch wants of each of ``files``."""

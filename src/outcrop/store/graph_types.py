@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import outcrop._core as _core
 from outcrop.config import LabelKind
@@ -99,6 +99,11 @@ class RowFile:
     owner: NodeType | EdgeType
     array: str
     spec: ArraySpec
+
+    @property
+    def kind(self) -> Literal["nodes", "edges"]:
+        """Says whether nodes or edges have the rows."""
+        return "nodes" if isinstance(self.owner, NodeType) else "edges"
 
     @property
     def num_rows(self) -> int:

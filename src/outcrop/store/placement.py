@@ -1,26 +1,31 @@
 """The artifact of the plan stage: which rows live in which level, and where every packed record will lie.
 
-Arrays: ``host_ids``, ``device_ids`` int64, ascending: the cached nodes, row i of the cache file belongs to entry i.
-Per packed batch p (P of them): ``packed_batches`` int64 [P], its number in the sample set; ``packed_per_hop`` int64
-[P, hops + 1], rows that are packed; ``cached_rows`` int64 [P, 3], rows in the host, device and disk cache;
-``disk_pages`` int64 [P], pages of the disk cache that it reads; ``offsets`` int64 [P + 1], where the records start.
+Arrays, per packed batch p (P of them): ``packed_batches`` int64 [P], its number in the sample set; ``offsets`` int64
+[P + 1], where the records start. And for each row file, with a prefix such as ``r1.`` where the graph has several
+(version 3): ``host_ids``, ``device_ids`` int64, ascending: the cached rows, row i of the cache file belongs to entry i;
+``packed_per_hop`` int64 [P, runs], rows that are packed; ``cached_rows`` int64 [P, 3], rows in the host, device and
+disk cache; ``disk_pages`` int64 [P], pages of the disk cache that it reads.
 
 The disk cache is shared by the batches of a segment: ``segment_batches`` consecutive packed batches. Its rows lie by
-region: for each range of nodes, for each segment. ``region_rows`` int64 [ranges * segments + 1], where the regions
+region: for each range of ids, for each segment. ``region_rows`` int64 [ranges * segments + 1], where the regions
 start; ``range_starts`` int64 [ranges + 1], the ranges. A region is cut into blocks of ``block_rows``; ``disk_ids``
-lists the nodes of each block, ascending within the block, and ``disk_rank`` int32 where in the block each row lies.
-Attributes: ``slots`` batch buffers and their size, ``layout``, ``predicted`` (bytes and rows per level and epoch).
+lists the ids of each block, ascending within the block, and ``disk_rank`` int32 where in the block each row lies.
+Attributes: ``row_bytes``, ``slots`` batch buffers and their size, ``layout``, ``predicted`` (bytes and rows per level
+and epoch). In version 3 ``row_files`` says what the rows of each row file are of and how large they are, and
+``slot_rows_bytes`` is a list.
 """
 
 from __future__ import annotations
 
 import itertools
+from collections.abc import Mapping
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
+from outcrop.runtime.pages import PAGE_BYTES
 from outcrop.runtime.runtime import Runtime
 from outcrop.store import manifest as manifests
 from outcrop.store import record
@@ -28,50 +33,125 @@ from outcrop.store.address_table import AddressTable
 from outcrop.store.arrays import DiskArray
 from outcrop.store.levels import Level
 from outcrop.store.manifest import Manifest
-from outcrop.store.samples import SampleSet
+from outcrop.store.samples import SampleSection, SampleSet
 
-FORMAT, VERSION = "outcrop.plan", 2
-_TABLES = (
-    "packed_batches",
-    "packed_per_hop",
-    "cached_rows",
-    "disk_pages",
-    "offsets",
-    "region_rows",
-    "range_starts",
-)
+FORMAT, VERSIONS = "outcrop.plan", (2, 3)
+_TABLES = ("packed_per_hop", "cached_rows", "disk_pages", "region_rows", "range_starts")
+
+
+def prefix_of(number: int, files: int) -> str:
+    """Returns what the names of arrays of row file ``number`` of a run begin with."""
+    return "" if files == 1 else f"r{number}."
+
+
+def described_files(attributes: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Returns what a plan says of each row file: of the nodes or edges of which type its rows are, and their sizes."""
+    one = {"kind": "nodes", "type": 0, "row_bytes": attributes.get("row_bytes")}
+    return attributes.get("row_files", [{**one, "block_rows": attributes["layout"]["block_rows"]}])
+
+
+def _read(runtime: Runtime, path: Path, manifest: Manifest, name: str) -> np.ndarray:
+    array = DiskArray(runtime, path, manifest.arrays[name])
+    try:
+        return array.read("placement")
+    finally:
+        array.close()
 
 
 class Placement:
-    """Holds a plan read back; its tables are in memory, under the tag ``placement``, the id lists once they are asked
-    for.
+    """Holds a plan read back; its tables are in memory, under the tag ``placement``.
+
+    Attributes:
+        files: Where the rows of each row file lie.
+        row_bytes: Bytes of a row of each row file.
     """
 
     def __init__(self, runtime: Runtime, path: Path, manifest: Manifest):
         self.path, self.manifest = path, manifest
-        self._runtime = runtime
-        tables = {name: self._read(name) for name in _TABLES}
-        self.packed_batches, self.packed_per_hop = tables["packed_batches"], tables["packed_per_hop"]
-        self.cached_rows, self.offsets = tables["cached_rows"], tables["offsets"]
-        self.disk_pages = tables["disk_pages"]
-        self.region_rows, self.range_starts = tables["region_rows"], tables["range_starts"]
-        self.num_packed = self.packed_per_hop.sum(axis=1)
         attributes = manifest.attributes
-        self.row_bytes: int = attributes["row_bytes"]
-        self.buffers: int = attributes["slots"]
-        self.buffer_rows_bytes: int = attributes["slot_rows_bytes"]
-        self.buffer_meta_bytes: int = attributes["slot_meta_bytes"]
+        self.packed_batches, self.offsets = (
+            _read(runtime, path, manifest, name) for name in ("packed_batches", "offsets")
+        )
         self.segment_batches: int = attributes["layout"]["segment"]
-        self.block_rows: int = attributes["layout"]["block_rows"]
+        self.files = tuple(
+            PlacedRows(runtime, self, number, described)
+            for number, described in enumerate(described_files(attributes))
+        )
+        self.row_bytes = tuple(rows.row_bytes for rows in self.files)
+        self.buffers: int = attributes["slots"]
+        sizes = attributes["slot_rows_bytes"]
+        self.buffer_rows_bytes: tuple[int, ...] = (sizes,) if isinstance(sizes, int) else tuple(sizes)
+        self.buffer_meta_bytes: int = attributes["slot_meta_bytes"]
         self.shared_scratch_bytes: int = attributes["shared_scratch_bytes"]
         self.predicted: dict[str, Any] = attributes["predicted"]
 
+    @property
+    def num_segments(self) -> int:
+        return -(-len(self.packed_batches) // self.segment_batches) if self.segment_batches else 0
+
+    def segment(self, number: int) -> range:
+        """Returns the packed batches of a segment."""
+        first = number * self.segment_batches
+        return range(first, min(first + self.segment_batches, len(self.packed_batches)))
+
+    def cached(self) -> np.ndarray:
+        """Counts the rows of each packed batch that lie in caches, of each row file: int64 [P, K]."""
+        return np.stack([rows.cached_rows.sum(axis=1) for rows in self.files], axis=1)
+
+    def meta_bytes(self, samples: SampleSet) -> np.ndarray:
+        """Counts the bytes of the meta part of each packed record, not padded: int64 [P]."""
+        return samples.meta_bytes(self.packed_batches, self.cached())
+
+    def part_starts(self, samples: SampleSet) -> np.ndarray:
+        """Returns where the parts of each packed record begin: int64 [P, K + 2], the meta part, the rows of each row
+        file, the end.
+        """
+        parts = [align_pages(self.meta_bytes(samples))]
+        for rows in self.files:
+            wanted = rows.section(samples).num_rows[self.packed_batches]
+            parts.append(record.rows_spans(wanted, rows.num_packed, rows.row_bytes))
+        ends = np.cumsum(np.stack(parts, axis=1), axis=1)
+        return self.offsets[:-1, None] + np.column_stack([np.zeros(len(ends), np.int64), ends])
+
+    def index_of(self) -> dict[int, int]:
+        """Returns for each batch number in the sample set the number of its packed record."""
+        return {int(batch): p for p, batch in enumerate(self.packed_batches)}
+
+
+class PlacedRows:
+    """Says where the rows of one row file lie; the lists of ids are read once they are asked for.
+
+    Attributes:
+        placement: The plan that this is part of.
+        number: Number of the row file.
+        prefix: What the names of its arrays begin with.
+        row_bytes: Bytes of a row.
+        num_packed: Rows of each packed batch that are packed: int64 [P].
+    """
+
+    def __init__(self, runtime: Runtime, placement: Placement, number: int, described: dict[str, Any]):
+        self._runtime, self.placement, self.number = runtime, placement, number
+        self.prefix: str = prefix_of(number, len(described_files(placement.manifest.attributes)))
+        self.row_bytes: int = described["row_bytes"]
+        self.block_rows: int = described["block_rows"]
+        self._kind: Literal["nodes", "edges"] = described["kind"]
+        self._type: int = described["type"]
+        tables = {name: self._read(name) for name in _TABLES}
+        self.packed_per_hop, self.cached_rows = tables["packed_per_hop"], tables["cached_rows"]
+        self.disk_pages = tables["disk_pages"]
+        self.region_rows, self.range_starts = tables["region_rows"], tables["range_starts"]
+        self.num_packed = self.packed_per_hop.sum(axis=1)
+
+    def section(self, samples: SampleSet) -> SampleSection:
+        """Returns what the batches of ``samples`` want of the rows."""
+        return samples.section_of(self._kind, self._type)
+
     def _read(self, name: str) -> np.ndarray:
-        array = DiskArray(self._runtime, self.path, self.manifest.arrays[name])
-        try:
-            return array.read("placement")
-        finally:
-            array.close()
+        return _read(self._runtime, self.placement.path, self.placement.manifest, self.prefix + name)
+
+    def file_of(self, name: str) -> Path:
+        """Returns the path of array ``name``."""
+        return self.placement.path / self.placement.manifest.arrays[self.prefix + name].file
 
     @cached_property
     def host_ids(self) -> np.ndarray:
@@ -83,25 +163,16 @@ class Placement:
 
     def num_cached(self, level: Level) -> int:
         """Counts the rows in the cache of a level, ``HOST`` or ``DEVICE``."""
-        return self.manifest.arrays[f"{level}_ids"].shape[0]
+        return self.placement.manifest.arrays[f"{self.prefix}{level}_ids"].shape[0]
 
     @property
     def num_disk_rows(self) -> int:
         """Counts the rows of the disk cache."""
         return int(self.region_rows[-1])
 
-    @property
-    def num_segments(self) -> int:
-        return -(-len(self.packed_batches) // self.segment_batches) if self.segment_batches else 0
-
-    def segment(self, number: int) -> range:
-        """Returns the packed batches of a segment."""
-        first = number * self.segment_batches
-        return range(first, min(first + self.segment_batches, len(self.packed_batches)))
-
     def region(self, node_range: int, segment: int) -> range:
         """Returns the rows of the disk cache for a segment within a range of nodes."""
-        number = node_range * self.num_segments + segment
+        number = node_range * self.placement.num_segments + segment
         return range(int(self.region_rows[number]), int(self.region_rows[number + 1]))
 
     @cached_property
@@ -115,23 +186,19 @@ class Placement:
 
     def disk_array(self, name: str) -> DiskArray:
         """Opens ``disk_ids`` or ``disk_rank``; the caller closes it."""
-        return DiskArray(self._runtime, self.path, self.manifest.arrays[name])
+        placement = self.placement
+        return DiskArray(self._runtime, placement.path, placement.manifest.arrays[self.prefix + name])
 
-    def meta_span_bytes(self, packed: int, samples: SampleSet) -> int:
-        """Counts the bytes of the meta part of packed record ``packed``, page padding included."""
-        return record.align_page(
-            samples.meta_bytes(int(self.packed_batches[packed]), int(self.cached_rows[packed].sum()))
-        )
-
-    def index_of(self) -> dict[int, int]:
-        """Returns for each batch number in the sample set the number of its packed record."""
-        return {int(batch): p for p, batch in enumerate(self.packed_batches)}
-
-    def lookup(self, n_id: np.ndarray, disk: tuple[np.ndarray, np.ndarray] | None = None) -> AddressTable:
-        """Returns the address table of a batch with nodes ``n_id``; ``disk``: positions and rows of its disk cache."""
-        host_positions, host_rows = find_sorted(self.host_ids, n_id)
-        device_positions, device_rows = find_sorted(self.device_ids, n_id)
+    def lookup(self, wanted: np.ndarray, disk: tuple[np.ndarray, np.ndarray] | None = None) -> AddressTable:
+        """Returns the address table of a batch that wants these rows; ``disk``: what the disk cache has."""
+        host_positions, host_rows = find_sorted(self.host_ids, wanted)
+        device_positions, device_rows = find_sorted(self.device_ids, wanted)
         return AddressTable(host_positions, host_rows, device_positions, device_rows, *(disk or ()))
+
+
+def align_pages(count: np.ndarray) -> np.ndarray:
+    """Returns ``count`` rounded up to whole pages."""
+    return -(-count // PAGE_BYTES) * PAGE_BYTES
 
 
 def block_bounds(region_rows: np.ndarray, block_rows: int) -> np.ndarray:
@@ -156,5 +223,5 @@ def find_sorted(table: np.ndarray, ids: np.ndarray) -> tuple[np.ndarray, np.ndar
 
 
 def open_placement(runtime: Runtime, path: Path) -> Placement:
-    with manifests.opening(path, FORMAT, VERSION) as manifest:
+    with manifests.opening(path, FORMAT, VERSIONS) as manifest:
         return Placement(runtime, path, manifest)

@@ -1,20 +1,25 @@
-"""The bytes of one mini-batch on disk: header, graph, labels and address table ("meta"), then the packed rows.
+"""The bytes of one mini-batch on disk: header, graph, labels and address tables ("meta"), then the packed rows.
 
-Layout, little-endian: a header of 64 int64 words, then the sections it points at, each aligned to 8 bytes. The
-sample stage writes records without an address table, the pack stage adds it and the rows:
+Layout, little-endian: a header of 64 int64 words, which counts the nodes of the first node type, the edges of the first
+edge type, and the rows of the first row file that lie in caches; version 2, of batches with more of these, has the same
+counts of the others behind the header. Then arrays, each aligned to 8 bytes: the ids of each node type, the positions
+of each edge type, ``rowptr`` and ``col`` of each edge type, labels, the address table of each row file, degrees, edges
+to be predicted. The sample stage writes records without address tables, the pack stage adds them and, for each row
+file, the rows:
 
-    [meta, zero-padded to 4096][shift bytes][packed rows][zeros up to 4096]
+    [meta, zero-padded to 4096] and for each row file [shift bytes][packed rows][zeros up to 4096]
 
-The degrees are there where they were asked for (``--degrees``), edges to be predicted (int32 [2, L], then float32
-[L]) where the task is link prediction. The address table lists, by ascending local position, which rows lie in the host
-and in the device cache, and by ascending row which lie in the disk cache; all other rows are packed, in batch order.
-``shift_bytes`` puts the first packed row at the same place within a page as the row's final place in the batch
-(:func:`outcrop.rows.assemble`), so that rows are read straight to where they expand.
+The degrees are there where they were asked for (``--degrees``), positions where edges have rows, edges to be predicted
+(int32 [2, L], then float32 [L]) where the task is link prediction. An address table lists, by ascending position in the
+section, which rows lie in the host and in the device cache, and by ascending row which lie in the disk cache; all other
+rows are packed, in batch order. ``shift_bytes`` puts the first packed row at the same place within a page as the row's
+final place in the batch (:func:`outcrop.rows.assemble`), so that rows are read straight to where they expand.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -23,16 +28,18 @@ from outcrop.errors import ChecksumError, FormatError
 from outcrop.runtime.pages import PAGE_BYTES
 from outcrop.store import record_contents
 from outcrop.store.address_table import AddressTable
-from outcrop.store.batches import BatchGraph
-from outcrop.store.levels import Level
+from outcrop.store.batches import BatchGraph, Edges, Nodes
+from outcrop.store.record_contents import ANY, Bounds
 
 HEADER_WORDS = 64
 HEADER_BYTES = HEADER_WORDS * 8
 MAX_HOPS = 15
+MAX_TYPES = 1 << 16
+POSITION_BYTES = 8
 _MAGIC = int.from_bytes(b"OUTCROPB", "little")
-_VERSION = 1
+_VERSIONS = (1, 2)
 
-# Header words.
+# Header words. Those from the further types on are 0 in version 1.
 (
     _W_MAGIC,
     _W_VERSION,
@@ -49,6 +56,7 @@ _VERSION = 1
     _W_DISK,
 ) = range(13)
 _W_UNTRIMMED, _W_LABEL_EDGES = 16, 17
+_W_MORE_NODE_TYPES, _W_MORE_EDGE_TYPES, _W_MORE_ROW_FILES, _W_SEED_TYPE, _W_POSITIONS = range(18, 23)
 _W_NODES_PER_HOP, _W_EDGES_PER_HOP = 24, 40
 
 
@@ -60,139 +68,174 @@ def id_bytes_for(num_nodes: int) -> int:
     return 4 if num_nodes <= 1 << 31 else 8
 
 
-def meta_bytes(
-    nodes: int,
-    rows: int,
-    edges: int,
-    labels: int,
-    cached: int,
-    id_bytes: int,
-    degrees: bool = False,
-    label_edges: int = 0,
-) -> int:
-    """Counts the bytes of the meta part with these counts, not padded to a page."""
-    sections = [
-        nodes * id_bytes,
-        (rows + 1) * 4,
-        edges * 4,
-        labels * 8,
-        cached * 8,
-        nodes * 4 if degrees else 0,
-        label_edges * 8,
-        label_edges * 4,
-    ]
-    return HEADER_BYTES + sum(-(-s // 8) * 8 for s in sections)
+@dataclass(frozen=True)
+class RecordSizes:
+    """Counts what a record holds, or what many records do: int64 arrays with a dimension for the records in front.
+
+    Attributes:
+        hops: Hops of the batch.
+        nodes: Nodes of each node type [..., T].
+        edges: Edges of each edge type [..., R].
+        rows: Rows of each edge type's CSR [..., R].
+        positions: Positions of edges of each edge type that are recorded [..., R].
+        seeds: Seeds [...].
+        cached: Rows that lie in caches, of each row file [..., K].
+        label_edges: Edges to be predicted [...].
+        degrees: Whether degrees of nodes are there.
+    """
+
+    hops: int
+    nodes: np.ndarray
+    edges: np.ndarray
+    rows: np.ndarray
+    positions: np.ndarray
+    seeds: np.ndarray
+    cached: np.ndarray
+    label_edges: np.ndarray
+    degrees: bool = False
+
+    @classmethod
+    def of(cls, graph: BatchGraph, tables: Sequence[AddressTable] = ()) -> RecordSizes:
+        """Counts what the record of ``graph`` holds."""
+        edges = graph.edges
+        return cls(
+            graph.hops,
+            np.array([len(nodes.ids) for nodes in graph.nodes], np.int64),
+            np.array([len(one.col) for one in edges], np.int64),
+            np.array([one.num_rows for one in edges], np.int64),
+            np.array([0 if one.positions is None else len(one.positions) for one in edges], np.int64),
+            np.array(graph.num_seeds),
+            np.array([table.num_cached for table in tables], np.int64),
+            np.array(graph.num_label_edges),
+            graph.degree is not None,
+        )
+
+    @property
+    def counts_bytes(self) -> int:
+        """Counts the bytes of the counts behind the header: of further types and row files."""
+        types, relations, files = (a.shape[-1] - 1 for a in (self.nodes, self.edges, self.cached))
+        return 8 * (types * (self.hops + 1) + relations * (self.hops + 2) + 3 * max(files, 0))
+
+    def array_bytes(self, id_bytes: int) -> tuple[np.ndarray, ...]:
+        """Counts the bytes of the arrays, [..., n] each, in the order in which they lie."""
+        one = self.seeds[..., None]
+        labelled = self.label_edges[..., None]
+        csr = np.stack([(self.rows + 1) * 4, self.edges * 4], axis=-1)
+        return (
+            self.nodes * id_bytes,
+            self.positions * POSITION_BYTES,
+            csr.reshape(*self.rows.shape[:-1], -1),
+            one * 8,
+            self.cached * 8,
+            self.nodes.sum(axis=-1)[..., None] * (4 if self.degrees else 0),
+            labelled * 8,
+            labelled * 4,
+        )
+
+    def meta_bytes(self, id_bytes: int) -> np.ndarray:
+        """Counts the bytes of the meta part, not padded to a page, int64 [...]."""
+        parts = self.array_bytes(id_bytes)
+        return HEADER_BYTES + self.counts_bytes + sum(_aligned(part).sum(axis=-1) for part in parts)
+
+
+def _aligned(count: np.ndarray) -> np.ndarray:
+    return (count + 7) // 8 * 8
 
 
 def bytes_of(graph: BatchGraph) -> int:
     """Counts the bytes of the meta part of ``graph`` with ids of 4 bytes, without an address table."""
-    counts = graph.num_nodes, len(graph.rowptr) - 1, graph.num_edges, graph.num_seeds
-    return meta_bytes(*counts, 0, 4, graph.degree is not None, graph.num_label_edges)
+    return int(RecordSizes.of(graph).meta_bytes(4))
 
 
-def shift_bytes(num_nodes: int, num_packed: int, row_bytes: int) -> int:
-    """Counts the bytes before the first packed row within its page."""
-    return (num_nodes - num_packed) * row_bytes % PAGE_BYTES
+def shift_bytes(num_rows: int, num_packed: int, row_bytes: int) -> int:
+    """Counts the bytes before the first packed row of a section within its page."""
+    return (num_rows - num_packed) * row_bytes % PAGE_BYTES
 
 
-def rows_span_bytes(num_nodes: int, num_packed: int, row_bytes: int) -> int:
-    """Counts the bytes of the packed-rows part on disk, shift and page padding included."""
+def rows_span_bytes(num_rows: int, num_packed: int, row_bytes: int) -> int:
+    """Counts the bytes of the packed rows of a section on disk, shift and page padding included."""
     if num_packed == 0 or row_bytes == 0:
         return 0
-    return align_page(shift_bytes(num_nodes, num_packed, row_bytes) + num_packed * row_bytes)
+    return align_page(shift_bytes(num_rows, num_packed, row_bytes) + num_packed * row_bytes)
 
 
-def encode(graph: BatchGraph, table: AddressTable, id_bytes: int) -> np.ndarray:
-    """Encodes the meta part as uint8, zero-padded to a page."""
-    cached = np.concatenate(
-        [
-            table.host_positions,
-            table.host_rows,
-            table.device_positions,
-            table.device_rows,
-            table.disk_positions,
-            table.disk_rows,
-        ]
-    )
-    size = meta_bytes(
-        graph.num_nodes,
-        len(graph.rowptr) - 1,
-        graph.num_edges,
-        graph.num_seeds,
-        table.num_cached,
-        id_bytes,
-        graph.degree is not None,
-        graph.num_label_edges,
-    )
+def rows_spans(num_rows: np.ndarray, num_packed: np.ndarray, row_bytes: int) -> np.ndarray:
+    """Counts :func:`rows_span_bytes` of many sections, int64 [n]."""
+    shifts = (num_rows - num_packed) * row_bytes % PAGE_BYTES
+    spans = -(-(shifts + num_packed * row_bytes) // PAGE_BYTES) * PAGE_BYTES
+    return np.where((num_packed == 0) | (row_bytes == 0), 0, spans)
+
+
+def encode(
+    graph: BatchGraph, tables: Sequence[AddressTable], id_bytes: int, position_bytes: int = 8
+) -> np.ndarray:
+    """Encodes the meta part as uint8, zero-padded to a page.
+
+    Args:
+        tables: One for each row file; none in records of the sample stage.
+    """
+    sizes = RecordSizes.of(graph, tables)
+    size = int(sizes.meta_bytes(id_bytes))
     out = np.zeros(align_page(size), np.uint8)
     header = out[:HEADER_BYTES].view("<i8")
-    header[
+    counts = [
+        [list(nodes.per_hop) for nodes in graph.nodes],
         [
-            _W_MAGIC,
-            _W_VERSION,
-            _W_HOPS,
-            _W_ID_BYTES,
-            _W_NODES,
-            _W_EDGES,
-            _W_ROWS,
-            _W_HOST,
-            _W_DEVICE,
-            _W_META_BYTES,
-        ]
-    ] = [
+            [*edges.per_hop, edges.num_rows, int(there)]
+            for edges, there in zip(graph.edges, sizes.positions, strict=True)
+        ],
+        [
+            [len(table.host_positions), len(table.device_positions), len(table.disk_positions)]
+            for table in tables or (AddressTable(),)
+        ],
+    ]
+    (nodes, *_), (edges, *_), (cached, *_) = counts
+    more = [len(every) - 1 for every in counts]
+    typed = any(more) or sizes.positions.any() or graph.seed_type
+    header[: _W_DISK + 1] = [
         _MAGIC,
-        _VERSION,
+        2 if typed else 1,
         graph.hops,
         id_bytes,
-        graph.num_nodes,
-        graph.num_edges,
-        len(graph.rowptr) - 1,
-        len(table.host_positions),
-        len(table.device_positions),
+        sum(nodes),
+        sum(edges[: graph.hops]),
+        edges[graph.hops],
+        *cached[:2],
         size,
+        0,
+        graph.degree is not None,
+        cached[2],
     ]
-    header[_W_DEGREES] = graph.degree is not None
-    header[_W_DISK] = len(table.disk_positions)
     header[_W_UNTRIMMED], header[_W_LABEL_EDGES] = graph.untrimmed, graph.num_label_edges
-    header[_W_NODES_PER_HOP : _W_NODES_PER_HOP + graph.hops + 1] = graph.nodes_per_hop
-    header[_W_EDGES_PER_HOP : _W_EDGES_PER_HOP + graph.hops] = graph.edges_per_hop
+    if typed:
+        header[_W_MORE_NODE_TYPES : _W_POSITIONS + 1] = [*more, graph.seed_type, edges[-1]]
+    header[_W_NODES_PER_HOP : _W_NODES_PER_HOP + graph.hops + 1] = nodes
+    header[_W_EDGES_PER_HOP : _W_EDGES_PER_HOP + graph.hops] = edges[: graph.hops]
+    further = [count for every in counts for one in every[1:] for count in one]
+    arrays: list[tuple[np.ndarray | Sequence[float] | None, str]] = [(further, "<i8")]
+    arrays += [(one.ids, f"<i{id_bytes}") for one in graph.nodes]
+    arrays += [(one.positions, f"<i{POSITION_BYTES}") for one in graph.edges]
+    for csr in graph.edges:
+        arrays += [(csr.rowptr, "<i4"), (csr.col, "<i4")]
+    arrays.append((graph.labels, "<i8"))
+    arrays += [(np.concatenate(table.columns()), "<i4") for table in tables]
+    arrays += [(graph.degree, "<i4"), (graph.edge_label_index, "<i4"), (graph.edge_label, "<f4")]
     at = HEADER_BYTES
-    for values, dtype in (
-        (graph.n_id, f"<i{id_bytes}"),
-        (graph.rowptr, "<i4"),
-        (graph.col, "<i4"),
-        (graph.labels, "<i8"),
-        (cached, "<i4"),
-        ([] if graph.degree is None else graph.degree, "<i4"),
-        ([] if graph.edge_label_index is None else graph.edge_label_index, "<i4"),
-        ([] if graph.edge_label is None else graph.edge_label, "<f4"),
-    ):
-        data = np.ascontiguousarray(values, dtype).reshape(-1).view(np.uint8)
+    for values, dtype in arrays:
+        data = np.ascontiguousarray(() if values is None else values, dtype).reshape(-1).view(np.uint8)
         out[at : at + len(data)] = data
         at += -(-len(data) // 8) * 8
     header[_W_CRC] = _core.crc32c(out)
     return out
 
 
-def node_ids_range(meta_offset: int, nodes: int, id_bytes: int) -> tuple[int, int]:
-    """Returns where the n_id section of a record at ``meta_offset`` lies in its file: (offset, bytes)."""
-    return meta_offset + HEADER_BYTES, nodes * id_bytes
-
-
-def decode(
-    meta: np.ndarray,
-    where: str,
-    *,
-    num_nodes: int | None = None,
-    num_classes: int | None = None,
-    cache_rows: Mapping[Level, int] | None = None,
-) -> tuple[BatchGraph, AddressTable]:
+def decode(meta: np.ndarray, where: str, bounds: Bounds = ANY) -> tuple[BatchGraph, tuple[AddressTable, ...]]:
     """Undoes :func:`encode`; the arrays are copies.
 
     Args:
         meta: uint8, the meta part; more may follow it.
         where: What errors name.
-        num_nodes, num_classes, cache_rows: What ids, labels and rows of each cache must be below, where it is known.
+        bounds: What ids, labels and rows of caches must be below.
 
     Raises:
         FormatError: Foreign bytes, an impossible header, or arrays that contradict each other.
@@ -201,58 +244,121 @@ def decode(
     if len(meta) < HEADER_BYTES or len(meta) % 8:
         raise FormatError(f"{where}: {len(meta)} bytes are no mini-batch record")
     header = meta[:HEADER_BYTES].view("<i8").copy()
-    if header[_W_MAGIC] != _MAGIC or header[_W_VERSION] != _VERSION:
+    if header[_W_MAGIC] != _MAGIC or header[_W_VERSION] not in _VERSIONS:
         raise FormatError(
-            f"{where}: no mini-batch record of version {_VERSION} is there; remove its folder and prepare the run again"
+            f"{where}: no mini-batch record of version 1 or 2 is there; remove its folder and prepare the run again"
         )
-    hops, id_bytes, nodes, edges, rows, host, device, size = (
-        int(n) for n in header[_W_HOPS : _W_META_BYTES + 1]
-    )
-    seeds, degrees, disk = int(header[_W_NODES_PER_HOP]), bool(header[_W_DEGREES]), int(header[_W_DISK])
-    untrimmed, label_edges = int(header[_W_UNTRIMMED]), int(header[_W_LABEL_EDGES])
-    counts = (nodes, edges, rows, host, device, disk, seeds, label_edges)
-    sane = 1 <= hops <= MAX_HOPS and id_bytes in (4, 8) and min(counts) >= 0
-    if (
-        not sane
-        or size > len(meta)
-        or size != meta_bytes(nodes, rows, edges, seeds, host + device + disk, id_bytes, degrees, label_edges)
-    ):
+    reader = _Reader(meta, header)
+    sizes = reader.sizes()
+    if sizes is None:
         raise FormatError(
             f"{where}: the header of the mini-batch record is damaged; remove its folder and prepare the run again"
         )
     _check_crc(meta, header, where)
-    at = HEADER_BYTES
-    sections = []
-    for count, dtype in (
-        (nodes, f"<i{id_bytes}"),
-        (rows + 1, "<i4"),
-        (edges, "<i4"),
-        (seeds, "<i8"),
-        (2 * (host + device + disk), "<i4"),
-        (nodes if degrees else 0, "<i4"),
-        (2 * label_edges, "<i4"),
-        (label_edges, "<f4"),
-    ):
+    graph, tables = reader.arrays(sizes)
+    record_contents.check(graph, tables, where, bounds)
+    return graph, tables
+
+
+class _Reader:
+    """Takes the meta part of a record to pieces."""
+
+    def __init__(self, meta: np.ndarray, header: np.ndarray):
+        self._meta, self._header = meta, header
+        self._hops, self._id_bytes, self._size = (
+            int(header[word]) for word in (_W_HOPS, _W_ID_BYTES, _W_META_BYTES)
+        )
+        more = [0] * 5 if header[_W_VERSION] == 1 else header[_W_MORE_NODE_TYPES : _W_POSITIONS + 1].tolist()
+        self._more, self._seed_type, self._positions = more[:3], more[3], more[4]
+        self._degrees, self._untrimmed = bool(header[_W_DEGREES]), bool(header[_W_UNTRIMMED])
+        self._label_edges = int(header[_W_LABEL_EDGES])
+        self._at = HEADER_BYTES
+
+    def sizes(self) -> RecordSizes | None:
+        """Reads the counts; None where they cannot be those of a record of as many bytes."""
+        hops, header, most = self._hops, self._header, len(self._meta)
+        sane = (
+            1 <= hops <= MAX_HOPS
+            and self._id_bytes in (4, 8)
+            and all(0 <= further < MAX_TYPES for further in self._more)
+            and 0 <= self._seed_type <= self._more[0]
+            and 0 <= self._label_edges <= most
+        )
+        if not sane:
+            return None
+        widths = hops + 1, hops + 2, 3
+        cuts = np.cumsum([0, *(further * width for further, width in zip(self._more, widths, strict=True))])
+        if HEADER_BYTES + 8 * int(cuts[-1]) > min(most, self._size):
+            return None
+        further = self._take(int(cuts[-1]), "<i8")
+        first = (
+            header[_W_NODES_PER_HOP : _W_NODES_PER_HOP + hops + 1],
+            [*header[_W_EDGES_PER_HOP : _W_EDGES_PER_HOP + hops], header[_W_ROWS], self._positions],
+            header[[_W_HOST, _W_DEVICE, _W_DISK]],
+        )
+        # A number that is larger than the record would wrap when it is multiplied.
+        every = [
+            np.concatenate([[one], further[begin:end].reshape(-1, width)])
+            for one, begin, end, width in zip(first, cuts, cuts[1:], widths, strict=False)
+        ]
+        if any(counts.min() < 0 or counts.max() > most for counts in every):
+            return None
+        self._nodes, self._edges, self._cached = every
+        sizes = RecordSizes(
+            hops,
+            self._nodes.sum(axis=1),
+            self._edges[:, :hops].sum(axis=1),
+            self._edges[:, hops],
+            self._edges[:, hops + 1],
+            self._nodes[self._seed_type, 0],
+            self._cached.sum(axis=1),
+            np.array(self._label_edges),
+            self._degrees,
+        )
+        told = int(header[_W_NODES]), int(header[_W_EDGES])
+        right = told == (sizes.nodes[0], sizes.edges[0]) and self._size == int(
+            sizes.meta_bytes(self._id_bytes)
+        )
+        return sizes if right and self._size <= most else None
+
+    def arrays(self, sizes: RecordSizes) -> tuple[BatchGraph, tuple[AddressTable, ...]]:
+        """Reads what follows the counts."""
+        ids = [self._take(int(n), f"<i{self._id_bytes}").astype(np.int64) for n in sizes.nodes]
+        positions = [self._take(int(n), f"<i{POSITION_BYTES}").astype(np.int64) for n in sizes.positions]
+        csr = [
+            (self._take(int(rows) + 1, "<i4").copy(), self._take(int(count), "<i4").copy())
+            for rows, count in zip(sizes.rows, sizes.edges, strict=True)
+        ]
+        labels = self._take(int(sizes.seeds), "<i8").copy()
+        tables = tuple(self._table(*counts.tolist()) for counts in self._cached)
+        degree = self._take(sum(map(len, ids)) if self._degrees else 0, "<i4").copy()
+        index = self._take(2 * self._label_edges, "<i4").reshape(2, -1).copy()
+        label = self._take(self._label_edges, "<f4").copy()
+        graph = BatchGraph(
+            nodes=tuple(Nodes(i, tuple(h.tolist())) for i, h in zip(ids, self._nodes, strict=True)),
+            edges=tuple(
+                Edges(rowptr, col, tuple(counts[: self._hops].tolist()), there if len(there) else None)
+                for (rowptr, col), counts, there in zip(csr, self._edges, positions, strict=True)
+            ),
+            labels=labels,
+            seed_type=self._seed_type,
+            degree=degree if self._degrees else None,
+            untrimmed=self._untrimmed,
+            edge_label_index=index if self._label_edges else None,
+            edge_label=label if self._label_edges else None,
+        )
+        return graph, tables
+
+    def _table(self, host: int, device: int, disk: int) -> AddressTable:
+        cached = self._take(2 * (host + device + disk), "<i4")
+        cuts = np.cumsum([host, host, device, device, disk])
+        return AddressTable(*(part.copy() for part in np.split(cached, cuts)))
+
+    def _take(self, count: int, dtype: str) -> np.ndarray:
         width = np.dtype(dtype).itemsize
-        sections.append(meta[at : at + count * width].view(dtype))
-        at += -(-count * width // 8) * 8
-    n_id, rowptr, col, labels, cached, degree, edge_label_index, edge_label = sections
-    graph = BatchGraph.of_one_type(
-        n_id=n_id.astype(np.int64),
-        rowptr=rowptr.copy(),
-        col=col.copy(),
-        labels=labels.copy(),
-        degree=degree.copy() if degrees else None,
-        nodes_per_hop=tuple(header[_W_NODES_PER_HOP : _W_NODES_PER_HOP + hops + 1].tolist()),
-        edges_per_hop=tuple(header[_W_EDGES_PER_HOP : _W_EDGES_PER_HOP + hops].tolist()),
-        untrimmed=bool(untrimmed),
-        edge_label_index=edge_label_index.reshape(2, -1).copy() if label_edges else None,
-        edge_label=edge_label.copy() if label_edges else None,
-    )
-    cuts = np.cumsum([host, host, device, device, disk])
-    table = AddressTable(*(part.copy() for part in np.split(cached, cuts)))
-    record_contents.check(graph, table, where, num_nodes, num_classes, cache_rows)
-    return graph, table
+        found = self._meta[self._at : self._at + count * width].view(dtype)
+        self._at += -(-count * width // 8) * 8
+        return found
 
 
 def _check_crc(meta: np.ndarray, header: np.ndarray, where: str) -> None:

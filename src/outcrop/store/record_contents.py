@@ -6,37 +6,51 @@ Kernels that aggregate and caches that are looked up take these numbers as addre
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from itertools import accumulate
 
 import numpy as np
 
 from outcrop.errors import FormatError
 from outcrop.store.address_table import AddressTable
-from outcrop.store.batches import BatchGraph
+from outcrop.store.batches import BatchGraph, Edges
+from outcrop.store.graph_types import RowFile
 from outcrop.store.levels import Level
 
 
-def check(
-    graph: BatchGraph,
-    table: AddressTable,
-    where: str,
-    num_nodes: int | None = None,
-    num_classes: int | None = None,
-    cache_rows: Mapping[Level, int] | None = None,
-) -> None:
-    """Raises FormatError, naming ``where``, unless the arrays of a batch fit each other and the graph.
+@dataclass(frozen=True)
+class Bounds:
+    """Says what the numbers of a record must be below, as far as it is known; None = it is not.
 
-    Args:
-        num_nodes, num_classes: Numbers of the graph; None = not known, so ids and labels may be any that are not
-            negative (labels: -1 too).
-        cache_rows: Rows of the caches ``host``, ``device`` and ``disk``; None = not known.
+    Attributes:
+        num_nodes: Nodes of each node type.
+        num_edges: Edges of each edge type.
+        ends: Numbers of the source type and the target type of each edge type; needed where there are several types.
+        num_classes: Classes of the labels.
+        row_files: Row files that the address tables are of; needed where there are several.
+        cache_rows: Rows of the caches ``host``, ``device`` and ``disk`` of each row file.
     """
+
+    num_nodes: Sequence[int] | None = None
+    num_edges: Sequence[int] | None = None
+    ends: Sequence[tuple[int, int]] = ((0, 0),)
+    num_classes: int | None = None
+    row_files: Sequence[RowFile] | None = None
+    cache_rows: Sequence[Mapping[Level, int]] | None = None
+
+
+ANY = Bounds()
+
+
+def check(graph: BatchGraph, tables: Sequence[AddressTable], where: str, bounds: Bounds = ANY) -> None:
+    """Raises FormatError, naming ``where``, unless the arrays of a batch fit each other and the graph."""
     problem = (
-        _problem_of_hops(graph)
-        or _problem_of_edges(graph)
-        or _problem_of_values(graph, num_nodes, num_classes)
-        or _problem_of_table(table, graph.num_nodes, cache_rows or {})
+        _problem_of_types(graph, tables, bounds)
+        or _problem_of_hops(graph, bounds.ends)
+        or _problem_of_edges(graph, bounds.ends)
+        or _problem_of_values(graph, bounds)
+        or _problem_of_tables(graph, tables, bounds)
     )
     if problem:
         raise FormatError(
@@ -45,39 +59,70 @@ def check(
         )
 
 
-def _problem_of_hops(graph: BatchGraph) -> str | None:
-    nodes, edges, rows = graph.nodes_per_hop, graph.edges_per_hop, len(graph.rowptr) - 1
-    if min(*nodes, *edges) < 0 or sum(nodes) != graph.num_nodes or sum(edges) != graph.num_edges:
-        return f"its hops with {nodes} nodes and {edges} edges are not its {graph.num_nodes} and {graph.num_edges}"
-    if rows != (graph.num_nodes if graph.untrimmed else graph.num_nodes - nodes[-1]):
-        return f"it has {rows} rows for {nodes} nodes"
+def _problem_of_types(graph: BatchGraph, tables: Sequence[AddressTable], bounds: Bounds) -> str | None:
+    types, relations = len(graph.nodes), len(graph.edges)
+    if bounds.num_nodes is not None and types != len(bounds.num_nodes):
+        return f"it has {types} node types, the graph {len(bounds.num_nodes)}"
+    if relations != len(bounds.ends) or max(map(max, bounds.ends)) >= types:
+        return f"it has {relations} edge types, the graph {len(bounds.ends)}"
+    files = 1 if bounds.row_files is None else len(bounds.row_files)
+    if len(tables) not in (0, files):
+        return f"it has address tables of {len(tables)} row files, the graph has {files}"
     return None
 
 
-def _problem_of_edges(graph: BatchGraph) -> str | None:
-    rowptr, col = graph.rowptr, graph.col
+def _problem_of_hops(graph: BatchGraph, ends: Sequence[tuple[int, int]]) -> str | None:
+    for nodes in graph.nodes:
+        if min(nodes.per_hop) < 0 or sum(nodes.per_hop) != len(nodes.ids):
+            return f"its hops with {nodes.per_hop} nodes are not its {len(nodes.ids)}"
+    for edges, (_, target) in zip(graph.edges, ends, strict=True):
+        if min(edges.per_hop) < 0 or sum(edges.per_hop) != len(edges.col):
+            return f"its hops with {edges.per_hop} edges are not its {len(edges.col)}"
+        there = graph.nodes[target]
+        if edges.num_rows != (len(there.ids) if graph.untrimmed else len(there.ids) - there.per_hop[-1]):
+            return f"it has {edges.num_rows} rows for {there.per_hop} nodes"
+    return None
+
+
+def _problem_of_edges(graph: BatchGraph, ends: Sequence[tuple[int, int]]) -> str | None:
+    for edges, (source, target) in zip(graph.edges, ends, strict=True):
+        if problem := _problem_of_csr(graph, edges, source, target):
+            return problem
+    return None
+
+
+def _problem_of_csr(graph: BatchGraph, edges: Edges, source: int, target: int) -> str | None:
+    rowptr, col = edges.rowptr, edges.col
     if rowptr[0] != 0 or rowptr[-1] != len(col) or (rowptr[1:] < rowptr[:-1]).any():
         return f"its row pointers do not rise from 0 to its {len(col)} edges"
+    if edges.positions is not None and len(edges.positions) != len(col):
+        return f"it has positions of {len(edges.positions)} edges, and {len(col)} edges"
     if graph.untrimmed:
-        return (
-            None if _below(col, graph.num_nodes) else "an edge comes from a node that the mini-batch has not"
-        )
-    ends, begin = list(accumulate(graph.nodes_per_hop)), 0
-    for hop, stop in enumerate(accumulate(graph.edges_per_hop)):
-        if rowptr[ends[hop]] != stop:
-            return f"hop {hop} ends with edge {rowptr[ends[hop]]}, not {stop}"
-        if not _below(col[begin:stop], ends[hop + 1]):
+        there = len(graph.nodes[source].ids)
+        return None if _below(col, there) else "an edge comes from a node that the mini-batch has not"
+    sources, targets = (list(accumulate(graph.nodes[number].per_hop)) for number in (source, target))
+    begin = 0
+    for hop, stop in enumerate(accumulate(edges.per_hop)):
+        if rowptr[targets[hop]] != stop:
+            return f"hop {hop} ends with edge {rowptr[targets[hop]]}, not {stop}"
+        if not _below(col[begin:stop], sources[hop + 1]):
             return f"an edge of hop {hop} comes from a node that is not met by then"
         begin = stop
     return None
 
 
-def _problem_of_values(graph: BatchGraph, num_nodes: int | None, num_classes: int | None) -> str | None:
-    labels, index = graph.labels, graph.edge_label_index
-    if not _below(graph.n_id, num_nodes or 1 << 63):
-        return f"a node id is not below {num_nodes or 1 << 63}"
-    if len(labels) and (labels.min() < -1 or (num_classes and labels.max() >= num_classes)):
-        return f"it has labels from {labels.min()} to {labels.max()}, there are {num_classes} classes"
+def _problem_of_values(graph: BatchGraph, bounds: Bounds) -> str | None:
+    labels, index, classes = graph.labels, graph.edge_label_index, bounds.num_classes
+    for number, nodes in enumerate(graph.nodes):
+        limit = 1 << 63 if bounds.num_nodes is None else bounds.num_nodes[number]
+        if not _below(nodes.ids, limit):
+            return f"a node id is not below {limit}"
+    for number, edges in enumerate(graph.edges):
+        limit = 1 << 63 if bounds.num_edges is None else bounds.num_edges[number]
+        if edges.positions is not None and not _below(edges.positions, limit):
+            return f"the position of an edge is not below {limit}"
+    if len(labels) and (labels.min() < -1 or (classes and labels.max() >= classes)):
+        return f"it has labels from {labels.min()} to {labels.max()}, there are {classes} classes"
     if graph.degree is not None and not _below(graph.degree, 1 << 31):
         return "a node has a negative degree"
     if index is not None and not _below(index, graph.num_seeds):
@@ -85,15 +130,26 @@ def _problem_of_values(graph: BatchGraph, num_nodes: int | None, num_classes: in
     return None
 
 
-def _problem_of_table(table: AddressTable, nodes: int, cache_rows: Mapping[Level, int]) -> str | None:
-    for level, positions, rows in (
+def _problem_of_tables(graph: BatchGraph, tables: Sequence[AddressTable], bounds: Bounds) -> str | None:
+    for number, table in enumerate(tables):
+        rows = len(graph.nodes[0].ids)
+        if bounds.row_files is not None:
+            rows = len(graph.section(bounds.row_files[number]).ids)
+        cache_rows = bounds.cache_rows[number] if bounds.cache_rows else {}
+        if problem := _problem_of_table(table, rows, cache_rows):
+            return problem
+    return None
+
+
+def _problem_of_table(table: AddressTable, rows: int, cache_rows: Mapping[Level, int]) -> str | None:
+    for level, positions, cached in (
         (Level.HOST, table.host_positions, table.host_rows),
         (Level.DEVICE, table.device_positions, table.device_rows),
         (Level.DISK, table.disk_positions, table.disk_rows),
     ):
         limit = cache_rows.get(level, 1 << 31)
-        if not (_below(positions, nodes) and _below(rows, limit)):
-            return f"it wants a row of the {level} cache that is not one of the {limit}, or for no node of its own"
+        if not (_below(positions, rows) and _below(cached, limit)):
+            return f"it wants a row of the {level} cache that is not one of the {limit}, or for no row of its own"
     return None
 
 

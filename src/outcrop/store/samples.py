@@ -3,15 +3,22 @@
 Arrays: ``batches`` uint8, one record (store/record.py) per batch, each on a page boundary; ``offsets`` int64 [B + 1],
 where the records start; ``shape`` int64 [B, hops + 3]: nodes per hop (hops + 1 columns), rows, edges. Optional:
 ``label_edges`` int64 [B], edges to be predicted.
-Attributes: ``groups``, which batches belong to a split: ``{"train": {"first", "epochs", "per_epoch"}, ...}``.
+Attributes: ``groups``, which batches belong to a split: ``{"train": {"first", "epochs", "per_epoch"}, ...}``;
+``num_nodes`` of the graph.
+
+Version 2, of graphs with T node types and R edge types, or whose edges have rows: ``shape`` has new nodes per hop of
+each node type, rows of each edge type, edges of each edge type, edges per hop of each edge type, T (hops + 1) + 2 R +
+R hops columns. ``num_nodes`` is a list, with a number for each node type; ``edge_types`` has {"source", "target",
+"num_edges", "positions"} for each edge type, the last saying whether positions of edges are recorded; ``seed_type`` is
+the node type of the seeds.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Literal, Protocol
 
 import numpy as np
 
@@ -24,20 +31,45 @@ from outcrop.store.address_table import AddressTable
 from outcrop.store.arrays import DiskArray
 from outcrop.store.batches import BatchGraph
 from outcrop.store.graph import Graph
+from outcrop.store.graph_types import RowFile
 from outcrop.store.levels import Level
 from outcrop.store.manifest import Manifest
+from outcrop.store.record import POSITION_BYTES, RecordSizes
+from outcrop.store.record_contents import Bounds
 
-FORMAT, VERSION = "outcrop.sample", 1
+FORMAT, VERSIONS = "outcrop.sample", (1, 2)
+
+
+class SectionSizes(Protocol):
+    """Says how many rows of one row file the mini-batches of a run want."""
+
+    id_bytes: int
+
+    @property
+    def num_rows(self) -> np.ndarray:
+        """Counts the rows that each batch wants: int64 [num_batches]."""
+        ...
+
+    @property
+    def num_runs(self) -> int:
+        """Counts the runs of a batch: within each, ids rise."""
+        ...
+
+    @property
+    def max_rows(self) -> int: ...
 
 
 class BatchSizes(Protocol):
     """Says how large the mini-batches of a run are: of a :class:`SampleSet`, or of batches that were only counted."""
 
-    id_bytes: int
     hops: int
 
     @property
     def num_batches(self) -> int: ...
+    def section(self, rows: RowFile) -> SectionSizes:
+        """Says what the batches want of ``rows``."""
+        ...
+
     @property
     def num_nodes(self) -> np.ndarray:
         """Counts the nodes of each batch: int64 [num_batches]."""
@@ -45,6 +77,11 @@ class BatchSizes(Protocol):
 
     @property
     def max_nodes(self) -> int: ...
+    @property
+    def decoded_bytes(self) -> int:
+        """Counts the bytes by which the ids of a batch grow when they are decoded, at the most."""
+        ...
+
     @property
     def max_seeds(self) -> int: ...
     @property
@@ -82,18 +119,87 @@ def groups_of(manifest: Manifest) -> dict[str, Group]:
     }
 
 
+_ONE_EDGE_TYPE = {"source": 0, "target": 0, "num_edges": 1 << 62, "positions": False}  # of version 1
+
+
+class SampleSection:
+    """Says which rows of one row file the batches of a sample set want: those of their nodes, or of their edges.
+
+    Attributes:
+        id_bytes: Bytes of an id in the file.
+        runs: Rows per run of each batch, int64 [B, runs]; a run is what is first met in one hop.
+        num_rows: Rows of each batch, int64 [B].
+    """
+
+    def __init__(self, samples: SampleSet, kind: Literal["nodes", "edges"], number: int, below: int):
+        self._samples, self._kind, self._number, self._below = samples, kind, number, below
+        if kind == "nodes":
+            self.id_bytes, self.runs = samples.id_bytes, samples.nodes[:, number]
+        else:
+            assert samples.edges_per_hop is not None
+            self.id_bytes, self.runs = POSITION_BYTES, samples.edges_per_hop[:, number]
+        self.num_rows = self.runs.sum(axis=1)
+
+    @property
+    def num_runs(self) -> int:
+        return self.runs.shape[1]
+
+    @property
+    def max_rows(self) -> int:
+        return int(self.num_rows.max(initial=0))
+
+    @property
+    def buffer_bytes(self) -> int:
+        """Counts the bytes that :meth:`read_ids` needs for any batch."""
+        return max(self.max_rows * self.id_bytes, 1)
+
+    def read_ids(self, batch: int, buffer: np.ndarray) -> np.ndarray:
+        """Reads the ids of the rows that ``batch`` wants, int32 or int64, into ``buffer``."""
+        offset = self._samples.ids_at(batch, self._kind, self._number)
+        count = int(self.num_rows[batch]) * self.id_bytes
+        self._samples.file.read_bytes(offset, buffer[:count])
+        ids = buffer[:count].view(f"<i{self.id_bytes}")
+        if len(ids) and not 0 <= ids.min() <= ids.max() < self._below:
+            what = "node ids" if self._kind == "nodes" else "positions of edges"
+            raise FormatError(
+                f"{self._samples.where(batch)}: its {what} leave the graph, the file was damaged after it was "
+                f"written; remove {self._samples.path} and prepare the run again"
+            )
+        return ids
+
+
 class SampleSet:
-    """Reads sampled mini-batches from disk; holds the small tables in memory."""
+    """Reads sampled mini-batches from disk; holds the small tables in memory.
+
+    Attributes:
+        nodes: New nodes per hop of each batch and node type, int64 [B, T, hops + 1].
+        rows: Rows of each batch and edge type, int64 [B, R].
+        edges: Edges of each batch and edge type, int64 [B, R].
+        edges_per_hop: Those of each hop, int64 [B, R, hops]; None of graphs without types, whose edges have no rows.
+        num_label_edges: Edges to be predicted of each batch, int64 [B].
+        seed_type: Number of the node type of the seeds.
+    """
 
     def __init__(self, runtime: Runtime, path: Path, manifest: Manifest, graph: Graph | None = None):
         self.path, self.manifest = path, manifest
         self._runtime = runtime
-        self._graph_nodes = int(graph.num_nodes if graph else manifest.attributes["num_nodes"])
-        self._classes = graph.num_classes or None if graph and graph.label_kind == "class" else None
+        attributes = manifest.attributes
         self.groups = groups_of(manifest)
-        self.id_bytes: int = manifest.attributes["id_bytes"]
-        self.hops: int = manifest.attributes["hops"]
-        self.degrees: bool = manifest.attributes["degrees"]
+        self.id_bytes: int = attributes["id_bytes"]
+        self.hops: int = attributes["hops"]
+        self.degrees: bool = attributes["degrees"]
+        self.seed_type: int = attributes.get("seed_type", 0)
+        self._typed = manifest.version == 2
+        num_nodes = attributes["num_nodes"]
+        edge_types = attributes["edge_types"] if self._typed else [_ONE_EDGE_TYPE]
+        self._positions = np.array([one["positions"] for one in edge_types], bool)
+        self._bounds = Bounds(
+            tuple(num_nodes) if self._typed else (num_nodes,),
+            tuple(one["num_edges"] for one in edge_types),
+            tuple((one["source"], one["target"]) for one in edge_types),
+        )
+        if graph is not None:
+            self._bounds = replace(self._bounds, **_known_of(graph, self.seed_type))
         names = [name for name in ("offsets", "shape", "label_edges") if name in manifest.arrays]
         tables = {name: DiskArray(runtime, path, manifest.arrays[name]) for name in names}
         self.offsets = tables["offsets"].read("batch-index")
@@ -105,17 +211,25 @@ class SampleSet:
         )
         for table in tables.values():
             table.close()
-        self.nodes_per_hop = shape[:, : self.hops + 1]
-        self.num_rows, self.num_edges = shape[:, -2], shape[:, -1]
-        self.num_nodes = self.nodes_per_hop.sum(axis=1)
         self.file = DiskArray(runtime, path, manifest.arrays["batches"])
         self._check(shape)
+        types, relations = len(self._bounds.num_nodes or ()), len(edge_types)
+        counts = types * (self.hops + 1) + relations * np.arange(3)
+        nodes, self.rows, self.edges, per_hop = np.split(shape, counts, axis=1)
+        self.nodes = nodes.reshape(-1, types, self.hops + 1)
+        self.edges_per_hop = per_hop.reshape(-1, relations, self.hops) if self._typed else None
+        self._sections: dict[tuple[str, int], SampleSection] = {}
 
     def _check(self, shape: np.ndarray) -> None:
         """Refuses tables that do not fit each other: what reads batches relies on it."""
-        groups = self.groups.values()
+        groups, ends = self.groups.values(), self._bounds.ends
+        types = len(self._bounds.num_nodes or ())
         good = (
-            shape.shape == (self.num_batches, self.hops + 3)
+            types > 0
+            and 0 <= self.seed_type < types
+            and len(ends) > 0
+            and all(0 <= end < types for both in ends for end in both)
+            and shape.shape == (self.num_batches, self._columns(types, len(ends)))
             and self.id_bytes in (4, 8)
             and self.offsets[0] == 0
             and self.offsets[-1] == self.file.spec.data_bytes
@@ -130,6 +244,11 @@ class SampleSet:
             raise FormatError(
                 f"{self.path}: its tables contradict each other; remove the folder and prepare the run again"
             )
+
+    def _columns(self, types: int, relations: int) -> int:
+        """Counts the columns of ``shape``."""
+        hops = self.hops
+        return types * (hops + 1) + 2 * relations + (relations * hops if self._typed else 0)
 
     @property
     def num_batches(self) -> int:
@@ -149,18 +268,73 @@ class SampleSet:
     def record_bytes(self, batch: int) -> int:
         return int(self.offsets[batch + 1] - self.offsets[batch])
 
-    def meta_bytes(self, batch: int, cached: int) -> int:
-        """Counts the bytes of the meta part of ``batch`` with an address table of ``cached`` rows, not padded."""
-        return record.meta_bytes(
-            int(self.num_nodes[batch]),
-            int(self.num_rows[batch]),
-            int(self.num_edges[batch]),
-            int(self.nodes_per_hop[batch, 0]),
+    def section(self, rows: RowFile) -> SampleSection:
+        """Says what the batches want of ``rows``."""
+        return self.section_of(rows.kind, rows.owner.number)
+
+    def section_of(self, kind: Literal["nodes", "edges"], number: int) -> SampleSection:
+        """Says what the batches want of the rows that nodes or edges of type ``number`` have."""
+        if (kind, number) not in self._sections:
+            limits = self._bounds.num_nodes if kind == "nodes" else self._bounds.num_edges
+            assert limits is not None
+            self._sections[kind, number] = SampleSection(self, kind, number, limits[number])
+        return self._sections[kind, number]
+
+    @property
+    def num_nodes(self) -> np.ndarray:
+        """Counts the nodes of each batch, of all types: int64 [B]."""
+        return self.nodes.sum(axis=(1, 2))
+
+    @property
+    def num_edges(self) -> np.ndarray:
+        """Counts the edges of each batch, of all types: int64 [B]."""
+        return self.edges.sum(axis=1)
+
+    @property
+    def num_seeds(self) -> np.ndarray:
+        """Counts the seeds of each batch: int64 [B]."""
+        return self.nodes[:, self.seed_type, 0]
+
+    @property
+    def nodes_per_hop(self) -> np.ndarray:
+        """Counts the new nodes of each batch and hop, of all types: int64 [B, hops + 1]."""
+        return self.nodes.sum(axis=1)
+
+    def sizes(self, batches: np.ndarray, cached: np.ndarray) -> RecordSizes:
+        """Counts what the records of ``batches`` hold.
+
+        Args:
+            batches: Numbers of batches, int64 [P].
+            cached: Rows that lie in caches, of each row file: int64 [P, K].
+        """
+        edges = self.edges[batches]
+        return RecordSizes(
+            self.hops,
+            self.nodes[batches].sum(axis=2),
+            edges,
+            self.rows[batches],
+            edges * self._positions,
+            self.num_seeds[batches],
             cached,
-            self.id_bytes,
+            self.num_label_edges[batches],
             self.degrees,
-            int(self.num_label_edges[batch]),
         )
+
+    def meta_bytes(self, batches: np.ndarray, cached: np.ndarray) -> np.ndarray:
+        """Counts the bytes of the meta part of each of ``batches``, not padded, int64 [P].
+
+        Args:
+            batches, cached: As of :meth:`sizes`.
+        """
+        return self.sizes(batches, cached).meta_bytes(self.id_bytes)
+
+    def ids_at(self, batch: int, kind: Literal["nodes", "edges"], number: int) -> int:
+        """Tells where in the file of records the ids of the nodes of a type, or the positions of its edges, begin."""
+        one = self.sizes(np.array([batch]), np.zeros((1, 0), np.int64))
+        ids, positions, *_ = one.array_bytes(self.id_bytes)
+        before = ids[0, :number] if kind == "nodes" else np.concatenate([ids[0], positions[0, :number]])
+        at = int(self.offsets[batch]) + record.HEADER_BYTES + one.counts_bytes
+        return at + int(((before + 7) // 8 * 8).sum())
 
     def read(self, batch: int, buffer: np.ndarray) -> BatchGraph:
         """Reads the graph of ``batch`` through ``buffer``, uint8 of at least ``max_record_bytes``."""
@@ -169,26 +343,15 @@ class SampleSet:
         return self.decode(part, self.where(batch))[0]
 
     def decode(
-        self, meta: np.ndarray, where: str, cache_rows: Mapping[Level, int] | None = None
-    ) -> tuple[BatchGraph, AddressTable]:
-        """Decodes a record of this run (:func:`record.decode`), whose ids and labels must be of its graph."""
-        return record.decode(
-            meta, where, num_nodes=self._graph_nodes, num_classes=self._classes, cache_rows=cache_rows
-        )
+        self, meta: np.ndarray, where: str, cache_rows: Sequence[Mapping[Level, int]] | None = None
+    ) -> tuple[BatchGraph, tuple[AddressTable, ...]]:
+        """Decodes a record of this run (:func:`record.decode`), whose ids and labels must be of its graph.
 
-    def read_node_ids(self, batch: int, buffer: np.ndarray) -> np.ndarray:
-        """Reads ``n_id`` of ``batch`` alone, int32 or int64, into ``buffer``."""
-        offset, count = record.node_ids_range(
-            int(self.offsets[batch]), int(self.num_nodes[batch]), self.id_bytes
-        )
-        self.file.read_bytes(offset, buffer[:count])
-        ids = buffer[:count].view(f"<i{self.id_bytes}")
-        if len(ids) and not 0 <= ids.min() <= ids.max() < self._graph_nodes:
-            raise FormatError(
-                f"{self.where(batch)}: its node ids leave the graph, the file was damaged after it was "
-                f"written; remove {self.path} and prepare the run again"
-            )
-        return ids
+        Args:
+            cache_rows: Rows of the caches of each row file.
+        """
+        bounds = self._bounds if cache_rows is None else replace(self._bounds, cache_rows=cache_rows)
+        return record.decode(meta, where, bounds)
 
     @property
     def max_record_bytes(self) -> int:
@@ -199,8 +362,26 @@ class SampleSet:
         return int(self.num_nodes.max(initial=0))
 
     @property
+    def decoded_bytes(self) -> int:
+        """Counts the bytes by which the ids of a batch grow when they are decoded, at the most."""
+        return self.max_nodes * (8 - self.id_bytes)
+
+    @property
     def max_seeds(self) -> int:
-        return int(self.nodes_per_hop[:, 0].max(initial=0))
+        return int(self.num_seeds.max(initial=0))
+
+
+def _known_of(graph: Graph, seed_type: int) -> dict[str, Any]:
+    """Returns what ids and labels of a batch of ``graph`` must be below."""
+    seeds = graph.node_types[seed_type] if seed_type < len(graph.node_types) else None
+    classes = seeds.num_classes if seeds is not None and seeds.label_kind == "class" else 0
+    return {
+        "num_nodes": tuple(nodes.num_nodes for nodes in graph.node_types),
+        "num_edges": tuple(edges.num_edges for edges in graph.edge_types),
+        "ends": tuple((edges.source.number, edges.target.number) for edges in graph.edge_types),
+        "num_classes": classes or None,
+        "row_files": graph.row_files or None,
+    }
 
 
 def open_samples(runtime: Runtime, path: Path, graph: Graph | None = None) -> SampleSet:
@@ -212,5 +393,5 @@ def open_samples(runtime: Runtime, path: Path, graph: Graph | None = None) -> Sa
     Raises:
         FormatError: Missing, foreign, of another version, or tables that contradict each other.
     """
-    with manifests.opening(path, FORMAT, VERSION) as manifest:
+    with manifests.opening(path, FORMAT, VERSIONS) as manifest:
         return SampleSet(runtime, path, manifest, graph)

@@ -54,9 +54,8 @@ def packed(tmp_path: Path, make_runtime: Make) -> Callable[[int], LoadSession]:
         return packed_session(
             graph,
             run.samples,
-            run.placement,
             run.records,
-            disk_rows(graph, runtime, graph.row_file, merge=False),
+            [disk_rows(graph, runtime, graph.row_file, merge=False)],
             runtime,
         )
 

@@ -16,6 +16,7 @@ from outcrop import _core
 from outcrop.config import IoConfig, PlanConfig
 from outcrop.errors import ChecksumError
 from outcrop.preparation import pack as packing
+from outcrop.preparation.pack_rows import RowsPacker
 from outcrop.runtime import memory_tables
 from outcrop.runtime.runtime import Runtime
 from outcrop.store import packed, record, samples
@@ -66,21 +67,21 @@ def crc32c(data: bytes) -> int:
 
 def disk_cache_nodes(run: Stages) -> np.ndarray:
     """The node of each row of the disk cache, from the plan's lists."""
-    nodes = np.zeros(run.placement.num_disk_rows, np.int64)
-    ids, rank = (run.placement.disk_array(name).read("test") for name in ("disk_ids", "disk_rank"))
-    for first, stop in pairwise(run.placement.disk_blocks):
+    nodes = np.zeros(run.placement.files[0].num_disk_rows, np.int64)
+    ids, rank = (run.placement.files[0].disk_array(name).read("test") for name in ("disk_ids", "disk_rank"))
+    for first, stop in pairwise(run.placement.files[0].disk_blocks):
         nodes[first + rank[first:stop]] = ids[first:stop]
     return nodes
 
 
 def rows_of_segment(run: Stages, nodes: np.ndarray, segment: int) -> dict[int, int]:
-    ranges = range(len(run.placement.range_starts) - 1)
-    return {int(nodes[row]): row for r in ranges for row in run.placement.region(r, segment)}
+    ranges = range(len(run.placement.files[0].range_starts) - 1)
+    return {int(nodes[row]): row for r in ranges for row in run.placement.files[0].region(r, segment)}
 
 
 def expected_files(run: Stages, features: np.ndarray) -> dict[str, bytes]:
     """The files of the pack stage from the samples, the plan's id lists and the features alone."""
-    host, device = run.placement.host_ids, run.placement.device_ids
+    host, device = run.placement.files[0].host_ids, run.placement.files[0].device_ids
     nodes, shared, segment = disk_cache_nodes(run), {}, -1
     row_bytes, out, crcs = features.shape[1], [], []
     for p, number in enumerate(run.placement.packed_batches):
@@ -99,7 +100,7 @@ def expected_files(run: Stages, features: np.ndarray) -> dict[str, bytes]:
             np.array([i for _, i in disk], np.int32),
             np.array([row for row, _ in disk], np.int32),
         )
-        meta = record.encode(batch, table, run.samples.id_bytes).tobytes()
+        meta = record.encode(batch, (table,), run.samples.id_bytes).tobytes()
         assert len(meta) == round_up(meta_size(batch, table.num_cached))
         on_disk = np.isin(batch.n_id, list(shared))
         assert not (on_disk & (in_host | in_device)).any()
@@ -143,9 +144,9 @@ def test_records_and_caches_equal_numpy(
     run = reopened(graph, tmp_path, tight)
     packing.pack(graph, run.samples, run.placement, tmp_path / "pack", tight)
     check(run, as_rows(random_features(150, width, dtype)))
-    assert len(placement.host_ids) == 30
-    assert len(placement.device_ids) == 10
-    assert (placement.num_disk_rows > 50) == (layout != "packed")
+    assert len(placement.files[0].host_ids) == 30
+    assert len(placement.files[0].device_ids) == 10
+    assert (placement.files[0].num_disk_rows > 50) == (layout != "packed")
     assert tight.budget.peak_bytes <= tight.budget.limit_bytes
     assert verify_artifact(tmp_path / "pack", runtime)["arrays"] == 6
 
@@ -173,7 +174,7 @@ def test_manifest_checksums_are_plain_checksums(tmp_path: Path, make_runtime: Ma
     run = packed_run(
         graph, tmp_path, runtime, config_with_cache(sample_set, 36, 20, 5, layout="2,1"), epochs=1
     )
-    manifest = packed.manifests.read(tmp_path / "pack", packed.FORMAT, packed.VERSION)
+    manifest = packed.manifests.read(tmp_path / "pack", packed.FORMAT, packed.VERSIONS)
     for spec in manifest.arrays.values():
         data = (tmp_path / "pack" / spec.file).read_bytes()
         assert len(data) == spec.file_bytes
@@ -222,16 +223,16 @@ def test_each_page_of_the_features_is_read_once_per_pass(
     planned(graph, tmp_path, runtime, sample_set, config_with_cache(sample_set, 686, 50, 20, layout="8,1"))
     counted = make_runtime(memory, threads=1)
     run = reopened(graph, tmp_path, counted)
-    _ = run.placement.host_ids, run.placement.device_ids  # read before counting starts
+    _ = run.placement.files[0].host_ids, run.placement.files[0].device_ids  # read before counting starts
     chunks: list[tuple[int, int]] = []
-    original = packing._Packer._read_chunks
+    original = RowsPacker._read_chunks
 
     def watched(self, start, buffers):
         for chunk in original(self, start, buffers):
             chunks.append((chunk[2], chunk[3]))
             yield chunk
 
-    monkeypatch.setattr(packing._Packer, "_read_chunks", watched)
+    monkeypatch.setattr(RowsPacker, "_read_chunks", watched)
     before = counted.io.counters
     episodes = packing.pack(graph, run.samples, run.placement, tmp_path / "pack", counted).attributes[
         "episodes"
@@ -255,7 +256,7 @@ def bytes_of_ids(run: Stages, chunks: list[tuple[int, int]]) -> int:
     """
     total = 0
     nodes, placement = disk_cache_nodes(run), run.placement
-    in_memory = np.concatenate([placement.host_ids, placement.device_ids])
+    in_memory = np.concatenate([placement.files[0].host_ids, placement.files[0].device_ids])
     for p, number in enumerate(placement.packed_batches.tolist()):
         batch = run.batch(number)
         ids_at = int(run.samples.offsets[number]) + 512
@@ -267,11 +268,11 @@ def bytes_of_ids(run: Stages, chunks: list[tuple[int, int]]) -> int:
         packed_hops = [hop[~np.isin(hop, in_memory) & ~np.isin(hop, shared)] for hop in hops]
         total += 4 * sum(map(len, packed_hops))  # to find where each chunk begins in them
         total += 4 * sum(map(len, packed_hops))  # chunk by chunk
-    for ids in (placement.host_ids, placement.device_ids):
+    for ids in (placement.files[0].host_ids, placement.files[0].device_ids):
         for first, rows in chunks:
             low, high = np.searchsorted(ids, [first, first + rows])
             total += pages(8 * int(low), 8 * int(high - low))
-    blocks = list(pairwise(placement.disk_blocks.tolist()))
+    blocks = list(pairwise(placement.files[0].disk_blocks.tolist()))
     for first, stop in blocks:
         ids = np.sort(nodes[first:stop])
         total += pages(4 * first, 4 * len(ids))
@@ -279,18 +280,18 @@ def bytes_of_ids(run: Stages, chunks: list[tuple[int, int]]) -> int:
             low, high = np.searchsorted(ids, [begin, begin + rows])
             total += pages(4 * (first + int(low)), 4 * int(high - low))
         total += len(ids) * 686 + pages(4 * first, 4 * len(ids))  # to put it in order
-    total += 4 * (round_up(placement.num_disk_rows * 686) // PAGE)  # the sum of the sums
+    total += 4 * (round_up(placement.files[0].num_disk_rows * 686) // PAGE)  # the sum of the sums
     return total + lists_read(run)
 
 
 def lists_read(run: Stages) -> int:
     """The plan's lists of the disk cache are checked once, whole, and read by segment: when it begins and ends."""
-    placement, total = run.placement, 2 * round_up(4 * run.placement.num_disk_rows)
+    placement, total = run.placement, 2 * round_up(4 * run.placement.files[0].num_disk_rows)
     for segment in range(placement.num_segments):
         times = 1 if segment == placement.num_segments - 1 else 2
-        region = placement.region(0, segment)
-        for first in range(region.start, region.stop, placement.block_rows):
-            count = min(placement.block_rows, region.stop - first)
+        region = placement.files[0].region(0, segment)
+        for first in range(region.start, region.stop, placement.files[0].block_rows):
+            count = min(placement.files[0].block_rows, region.stop - first)
             total += times * 2 * pages(4 * first, 4 * count)
     return total
 
@@ -305,7 +306,7 @@ def test_no_cache_and_everything_cached(tmp_path: Path, make_runtime: Make):
         run = reopened(graph, tmp_path, runtime)
         packing.pack(graph, run.samples, run.placement, tmp_path / name, runtime)
         check(run, features, name)
-        assert len(run.placement.host_ids) == 0 or run.placement.num_packed.sum() == 0
+        assert len(run.placement.files[0].host_ids) == 0 or run.placement.files[0].num_packed.sum() == 0
 
 
 @pytest.mark.parametrize("with_journal", [False, True])
@@ -340,7 +341,7 @@ def test_interrupted_anywhere_it_goes_on_to_the_same_bytes(
     sample_set = sampled(graph, tmp_path, runtime, batch_size=5)
     planned(graph, tmp_path, runtime, sample_set, config_with_cache(sample_set, 686, 50, 20, layout="8,1"))
     features = as_rows(random_features(500, 343, "float16"))
-    original, left = packing._Packer._scatter, 0
+    original, left = RowsPacker._scatter, 0
 
     class Killed(Exception):
         pass
@@ -352,7 +353,7 @@ def test_interrupted_anywhere_it_goes_on_to_the_same_bytes(
             raise Killed
         original(self, *args)
 
-    monkeypatch.setattr(packing._Packer, "_scatter", dying)
+    monkeypatch.setattr(RowsPacker, "_scatter", dying)
     deaths = 0
     while True:
         limited = make_runtime(memory, threads=1)
@@ -379,7 +380,7 @@ def test_damage_is_found(tmp_path: Path, make_runtime: Make):
         path = tmp_path / "pack" / name
         data = bytearray(path.read_bytes())
         size = (
-            packed.manifests.read(tmp_path / "pack", packed.FORMAT, packed.VERSION)
+            packed.manifests.read(tmp_path / "pack", packed.FORMAT, packed.VERSIONS)
             .arrays[name[:-4]]
             .data_bytes
         )

@@ -75,8 +75,8 @@ def test_the_hottest_rows_are_cached_nearest(made, tmp_path, host, device, split
     config = config_with_cache(sample_set, 100, host, device, packed_splits=splits)
     placement = planned(graph, tmp_path, runtime, sample_set, config)
     ranked = hottest(popularity(sample_set, splits, graph.num_nodes))
-    assert placement.device_ids.tolist() == sorted(ranked[:device].tolist())
-    assert placement.host_ids.tolist() == sorted(ranked[device : device + host].tolist())
+    assert placement.files[0].device_ids.tolist() == sorted(ranked[:device].tolist())
+    assert placement.files[0].host_ids.tolist() == sorted(ranked[device : device + host].tolist())
     check_tables(placement, sample_set, splits, row_bytes=100)
 
 
@@ -89,17 +89,18 @@ def check_tables(
         group = sample_set.groups[split]
         for index, batch in enumerate(batches_of(sample_set, split)):
             in_host, in_device = (
-                np.isin(batch.n_id, ids) for ids in (placement.host_ids, placement.device_ids)
+                np.isin(batch.n_id, ids)
+                for ids in (placement.files[0].host_ids, placement.files[0].device_ids)
             )
             assert not (in_host & in_device).any()
             missing = ~(in_host | in_device)
             hop = np.repeat(np.arange(len(batch.nodes_per_hop)), batch.nodes_per_hop)
             assert placement.packed_batches[number] == group.first + index
             assert (
-                placement.packed_per_hop[number].tolist()
+                placement.files[0].packed_per_hop[number].tolist()
                 == np.bincount(hop[missing], minlength=sample_set.hops + 1).tolist()
             )
-            assert placement.cached_rows[number].tolist() == [in_host.sum(), in_device.sum(), 0]
+            assert placement.files[0].cached_rows[number].tolist() == [in_host.sum(), in_device.sum(), 0]
             assert placement.offsets[number] == offset
             cached = int((~missing).sum())
             span = span_of(batch, cached, row_bytes)
@@ -127,8 +128,8 @@ def check_tables(
     total = np.sum(list(cached_total.values()), axis=0)
     assert placement.predicted["read_amplification"] == pytest.approx(total[0] / total[1], rel=1e-12)
     assert placement.predicted["cache_bytes"] == {
-        "host": len(placement.host_ids) * row_bytes,
-        "device": len(placement.device_ids) * row_bytes,
+        "host": len(placement.files[0].host_ids) * row_bytes,
+        "device": len(placement.files[0].device_ids) * row_bytes,
         "disk": 0,
     }
 
@@ -142,7 +143,7 @@ def test_small_counters_in_several_ranges_equal_one(tmp_path, make_runtime):
     planned(graph, tmp_path, generous, sample_set, config, "plan")
     tight = make_runtime("400KiB", threads=1)
     tight_samples = type(sample_set)(tight, sample_set.path, sample_set.manifest)
-    assert cached_rows.BatchCounter(40000, tight_samples, np.zeros(0, np.int64), tight)._range_nodes < 40000
+    assert memory_tables.PLAN_COUNTERS.bytes_of(tight.budget.free_bytes) < 4 * 40000
     planned(graph, tmp_path, tight, tight_samples, config, "again")
     assert manifest_of(tmp_path / "plan") == manifest_of(tmp_path / "again")
     assert tight.budget.peak_bytes <= 400 << 10
@@ -152,7 +153,11 @@ def test_choosing_rows_keeps_to_what_it_reserves(make_runtime):
     """16 bytes for each row that is chosen: its id, twice. Counted by tracemalloc."""
     nodes = 1 << 20
     counter = cached_rows.BatchCounter(
-        nodes, SimpleNamespace(max_nodes=1, id_bytes=4), np.zeros(0, int), make_runtime()
+        nodes,
+        SimpleNamespace(buffer_bytes=4),
+        np.zeros(0, int),
+        make_runtime(),
+        4 * nodes,
     )
     counter._whole = True
     counter._counts[:] = np.arange(nodes) % 2 + 1
@@ -180,8 +185,8 @@ def test_every_count_equal_takes_the_lowest_ids(tmp_path, make_runtime):
     )
     sample_set = sampled(graph, tmp_path, runtime, batch_size=50, fanouts=(1,))
     placement = planned(graph, tmp_path, runtime, sample_set, config_with_cache(sample_set, 40, 12, 7))
-    assert placement.device_ids.tolist() == list(range(7))
-    assert placement.host_ids.tolist() == list(range(7, 19))
+    assert placement.files[0].device_ids.tolist() == list(range(7))
+    assert placement.files[0].host_ids.tolist() == list(range(7, 19))
 
 
 @pytest.mark.parametrize("options", [{}, {"disk_space": 1 << 30}, {"slots": 3}])
@@ -208,9 +213,9 @@ def test_without_limit_every_wanted_row_is_cached(made, tmp_path):
     graph, sample_set, runtime = made
     placement = planned(graph, tmp_path, runtime, sample_set, PlanConfig())
     wanted = np.flatnonzero(popularity(sample_set, ("train", "valid"), graph.num_nodes))
-    assert placement.host_ids.tolist() == wanted.tolist()
-    assert not placement.num_packed.any()
-    assert len(placement.device_ids) == 0
+    assert placement.files[0].host_ids.tolist() == wanted.tolist()
+    assert not placement.files[0].num_packed.any()
+    assert len(placement.files[0].device_ids) == 0
     check_tables(placement, sample_set, ("train", "valid"), 100)
 
 

@@ -16,7 +16,14 @@ from outcrop import _core
 from outcrop.config import PlanConfig
 from outcrop.errors import ArgumentError, BudgetError, FormatError
 from outcrop.preparation import segments
-from outcrop.preparation.segments import BatchIds, LayoutSearch, LayoutSizes, SegmentArranger, SegmentLayout
+from outcrop.preparation.segments import (
+    BatchIds,
+    LayoutSearch,
+    LayoutSizes,
+    SegmentArranger,
+    SegmentLayout,
+    WantSketch,
+)
 from outcrop.runtime.runtime import Runtime
 from outcrop.store.samples import SampleSet
 from run_support import PAGE, a_graph, config_with_cache, planned, sampled
@@ -54,7 +61,8 @@ def shared_by_brute_force(wants: Sequence[np.ndarray], lay: SegmentLayout) -> li
 def arranger(
     graph, samples: SampleSet, runtime: Runtime, hot: np.ndarray, table_bytes: int = 1 << 30
 ) -> SegmentArranger:
-    wanted = BatchIds(samples, np.arange(samples.num_batches), runtime, 1 << 20)
+    section = samples.section_of("nodes", 0)
+    wanted = BatchIds(section, np.arange(samples.num_batches), runtime, 1 << 20)
     return SegmentArranger(wanted, graph.num_nodes, ROW, [hot], 7, runtime, table_bytes=table_bytes)
 
 
@@ -216,9 +224,10 @@ def searched(
     samples: SampleSet, runtime: Runtime, hot: np.ndarray, table_bytes: int = 1 << 30
 ) -> LayoutSearch:
     wants = sum(map(len, wants_of(samples, hot)))
-    sizes = LayoutSizes(ROW, 5000, wants, 8, 4, 8, 1000)
-    wanted = BatchIds(samples, np.arange(samples.num_batches), runtime)
-    return LayoutSearch(wanted, [hot], sizes, runtime, table_bytes=table_bytes)
+    sizes = LayoutSizes(ROW, wants, 8, 4, 8, 1000)
+    wanted = BatchIds(samples.section_of("nodes", 0), np.arange(samples.num_batches), runtime)
+    sketch = WantSketch(wanted, [hot], sizes, runtime, table_bytes=table_bytes)
+    return LayoutSearch([sketch], 5000, samples.num_batches)
 
 
 def disk_bytes_by_brute_force(wants: Sequence[np.ndarray], lay: SegmentLayout) -> int:
@@ -332,7 +341,7 @@ class _ManyBatches:
 
     def __init__(self, batches: int, nodes: int, num_nodes: int):
         self.packed = np.arange(batches)
-        self.samples = SimpleNamespace(max_nodes=nodes, id_bytes=4)
+        self.section = SimpleNamespace(max_rows=nodes, id_bytes=4)
         rng = np.random.default_rng(0)
         self._base = rng.choice(num_nodes // 2, nodes // 2, replace=False).astype(np.int32)
         self._step, self._range = 7919, num_nodes // 2
@@ -355,8 +364,9 @@ def test_ten_thousand_large_batches_are_searched_within_the_budget(make_runtime:
     budget = 256 << 20
     runtime = make_runtime(budget)
     wanted = _ManyBatches(batches, nodes, 100_000_000)
-    sizes = LayoutSizes(512, 0, batches * nodes, 8, 4, 8, 0)
-    search = LayoutSearch(wanted, [], sizes, runtime, table_bytes=budget // 2)  # type: ignore[arg-type]
+    sizes = LayoutSizes(512, batches * nodes, 8, 4, 8, 0)
+    sketch = WantSketch(wanted, [], sizes, runtime, table_bytes=budget // 2)  # type: ignore[arg-type]
+    search = LayoutSearch([sketch], 0, batches)
     everything = sizes.disk_bytes(0, batches * nodes, 0)
     found = segments.heuristic(search, int(everything * 0.6))
     assert found is not None

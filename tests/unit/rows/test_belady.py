@@ -40,7 +40,7 @@ def test_the_schedule_is_the_pool_in_the_order_of_training(graph, tmp_path, make
     assert schedule_of(samples, ("train", "valid")).tolist() == [b for part in both for b in part]
     assert schedule_of(samples, ("nothing",)).tolist() == []
     with pytest.raises(ArgumentError, match="0 batches"):
-        NextUses(samples, schedule_of(samples, ()), make_runtime(threads=1))
+        NextUses(samples, graph.row_file, schedule_of(samples, ()), make_runtime(threads=1))
 
 
 @pytest.mark.parametrize("window", [1000, 600, 37])
@@ -52,7 +52,7 @@ def test_next_uses(graph, tmp_path, make_runtime, monkeypatch, window, passes):
     schedule = schedule_of(samples, passes)
     fraction = Fraction(1, runtime.budget.free_bytes // (4 * window))
     monkeypatch.setattr(memory_tables, "NEXT_USES", replace(memory_tables.NEXT_USES, fraction=fraction))
-    uses = NextUses(samples, schedule, runtime)
+    uses = NextUses(samples, graph.row_file, schedule, runtime)
     assert not list((tmp_path / "run").glob(".*")), "a file was left"
     ids = [samples.read(b, np.zeros(samples.max_record_bytes, np.uint8)).n_id for b in schedule]
     table = np.zeros((2 * len(ids), graph.num_nodes), bool)
@@ -67,7 +67,7 @@ def test_next_uses(graph, tmp_path, make_runtime, monkeypatch, window, passes):
 def test_places_follow_each_other(graph, tmp_path, make_runtime):
     runtime = make_runtime(threads=1)
     samples = sampled(graph, tmp_path / "run", runtime, **OPTIONS)
-    uses = NextUses(samples, schedule_of(samples, ("train", "valid")), runtime)
+    uses = NextUses(samples, graph.row_file, schedule_of(samples, ("train", "valid")), runtime)
     valid, test = samples.group("valid").first, samples.group("test").first
     assert [uses.place_of(valid, after) for after in (-1, 4, 5, 11, 12, 20)] == [5, 5, 12, 12, 19, 5]
     assert uses.place_of(test, 3) is None
@@ -79,7 +79,7 @@ def test_a_folder_that_cannot_be_written(graph, tmp_path, make_runtime, monkeypa
     samples = sampled(graph, tmp_path / "run", runtime, **OPTIONS)
     samples.path = tmp_path / "gone" / "sample"
     with pytest.raises(IoError, match="gone"):
-        NextUses(samples, schedule_of(samples, ("train",)), runtime)
+        NextUses(samples, graph.row_file, schedule_of(samples, ("train",)), runtime)
 
 
 def rows_read(

@@ -16,6 +16,8 @@ from outcrop.errors import ChecksumError, FormatError
 from outcrop.store import record
 from outcrop.store.address_table import AddressTable
 from outcrop.store.batches import BatchGraph
+from outcrop.store.record import RecordSizes
+from outcrop.store.record_contents import Bounds
 from run_support import PAGE, meta_size, round_up
 
 
@@ -68,6 +70,23 @@ def equal(a: object, b: object, names: tuple[str, ...]) -> bool:
     )
 
 
+def encode(graph: BatchGraph, table: AddressTable, id_bytes: int) -> np.ndarray:
+    """The record of a graph with one row file."""
+    return record.encode(graph, (table,), id_bytes)
+
+
+def decode(meta: np.ndarray, where: str, **bounds: Any) -> tuple[BatchGraph, AddressTable]:
+    """The batch and the address table of the only row file."""
+    graph, (table,) = record.decode(meta, where, Bounds(**bounds))
+    return graph, table
+
+
+def meta_bytes(graph: BatchGraph, cached: int, id_bytes: int = 4, **changes: Any) -> int:
+    """What the counts of a batch of one type say of its record, as the sample set keeps them."""
+    sizes = dataclasses.replace(RecordSizes.of(graph), cached=np.array([cached]))
+    return int(dataclasses.replace(sizes, **changes).meta_bytes(id_bytes))
+
+
 def with_parts(graph: BatchGraph, **changes: Any) -> BatchGraph:
     return made_of(parts_of(graph) | changes)
 
@@ -76,21 +95,19 @@ def with_parts(graph: BatchGraph, **changes: Any) -> BatchGraph:
 @settings(max_examples=150)
 def test_round_trip(made):
     graph, table, id_bytes = made
-    blob = record.encode(graph, table, id_bytes)
+    blob = encode(graph, table, id_bytes)
     size = meta_size(graph, table.num_cached, id_bytes)
     assert blob.dtype == np.uint8
     assert len(blob) == round_up(size)
-    assert size == record.meta_bytes(
-        graph.num_nodes, len(graph.rowptr) - 1, graph.num_edges, graph.num_seeds, table.num_cached, id_bytes
-    )
+    assert size == meta_bytes(graph, table.num_cached, id_bytes)
     assert not blob[size:].any()
-    back, addresses = record.decode(blob, "here")
+    back, addresses = decode(blob, "here")
     assert equal(back, graph, ("n_id", "rowptr", "col", "labels"))
     assert (back.nodes_per_hop, back.edges_per_hop) == (graph.nodes_per_hop, graph.edges_per_hop)
     assert equal(addresses, table, ("host_positions", "host_rows", "device_positions", "device_rows"))
     assert addresses.cached_positions().tolist() == sorted([*table.host_positions, *table.device_positions])
-    begin, count = record.node_ids_range(0, graph.num_nodes, id_bytes)
-    assert blob[begin : begin + count].view(f"<i{id_bytes}").tolist() == graph.n_id.tolist()
+    count = graph.num_nodes * id_bytes
+    assert blob[512 : 512 + count].view(f"<i{id_bytes}").tolist() == graph.n_id.tolist()
     blob[:] = 255  # what came out are copies
     assert equal(back, graph, ("n_id", "rowptr", "col", "labels"))
 
@@ -105,7 +122,7 @@ def sample_record(id_bytes: int = 4) -> tuple[BatchGraph, AddressTable, np.ndarr
         np.array([1, -1], np.int64),
     )
     table = AddressTable(int32([1, 4]), int32([0, 9]), int32([2]), int32([5]))
-    return graph, table, record.encode(graph, table, id_bytes)
+    return graph, table, encode(graph, table, id_bytes)
 
 
 def test_every_changed_byte_is_noticed():
@@ -115,9 +132,9 @@ def test_every_changed_byte_is_noticed():
         for change in (1, 128, 255):
             blob[at] ^= change
             with pytest.raises(FormatError, match="here"):
-                record.decode(blob, "here")
+                decode(blob, "here")
             blob[at] ^= change
-    record.decode(blob, "here")
+    decode(blob, "here")
 
 
 @pytest.mark.parametrize("id_bytes", [4, 8])
@@ -126,7 +143,7 @@ def test_payload_and_unused_header_words_are_covered_by_the_checksum(id_bytes):
     for at in [*range(13 * 8, 16 * 8), *range(18 * 8, 24 * 8), *range(56 * 8, len(blob))]:
         blob[at] ^= 64
         with pytest.raises(ChecksumError, match="damaged after it was written"):
-            record.decode(blob, "here")
+            decode(blob, "here")
         blob[at] ^= 64
 
 
@@ -135,9 +152,9 @@ def test_truncated_and_lengthened_records_are_noticed():
     size = meta_size(graph, table.num_cached)
     for length in [*range(0, 700), *range(700, PAGE, 97)]:
         with pytest.raises(ChecksumError if length % 8 == 0 and length >= size else FormatError):
-            record.decode(blob[:length], "here")
+            decode(blob[:length], "here")
     with pytest.raises(ChecksumError):
-        record.decode(np.concatenate([blob, np.zeros(PAGE, np.uint8)]), "here")
+        decode(np.concatenate([blob, np.zeros(PAGE, np.uint8)]), "here")
 
 
 def with_header(blob: np.ndarray, word: int, value: int) -> np.ndarray:
@@ -156,10 +173,10 @@ def test_foreign_and_impossible_records_are_refused():
         np.full(PAGE, 255, np.uint8),
         np.random.default_rng(0).integers(0, 256, PAGE, np.uint8),
     ):
-        with pytest.raises(FormatError, match="no mini-batch record of version 1 is there"):
-            record.decode(foreign, "here")
+        with pytest.raises(FormatError, match="no mini-batch record of version 1 or 2 is there"):
+            decode(foreign, "here")
     with pytest.raises(FormatError, match="version"):
-        record.decode(with_header(blob, 1, 2), "here")
+        decode(with_header(blob, 1, 3), "here")
     for word, values in {
         2: (0, 16, -1),
         3: (0, 5, 16),
@@ -174,7 +191,7 @@ def test_foreign_and_impossible_records_are_refused():
     }.items():
         for value in values:
             with pytest.raises(FormatError, match="header of the mini-batch record is damaged"):
-                record.decode(with_header(blob, word, value), "here")
+                decode(with_header(blob, word, value), "here")
 
 
 @given(st.integers(1, 3000), st.data(), st.integers(1, 6000))
@@ -207,35 +224,32 @@ def test_small_arithmetic():
 def test_degrees_round_trip():
     graph, table, plain = sample_record()
     degree = np.arange(graph.num_nodes, dtype=np.int32)[::-1].copy()
-    blob = record.encode(dataclasses.replace(graph, degree=degree), table, 4)
-    assert np.array_equal(record.decode(blob, "here")[0].degree, degree)
-    assert record.decode(plain, "here")[0].degree is None
-    sizes = (graph.num_nodes, len(graph.rowptr) - 1, graph.num_edges, graph.num_seeds, table.num_cached, 4)
-    assert blob[:512].view("<i8")[9] == record.meta_bytes(*sizes, degrees=True)
-    assert (
-        record.meta_bytes(*sizes, degrees=True) - record.meta_bytes(*sizes)
-        == -(-4 * graph.num_nodes // 8) * 8
-    )
+    blob = encode(dataclasses.replace(graph, degree=degree), table, 4)
+    assert np.array_equal(decode(blob, "here")[0].degree, degree)
+    assert decode(plain, "here")[0].degree is None
+    size = meta_bytes(graph, table.num_cached, degrees=True)
+    assert blob[:512].view("<i8")[9] == size
+    assert size - meta_bytes(graph, table.num_cached) == -(-4 * graph.num_nodes // 8) * 8
 
 
 def test_untrimmed_batches_and_edges_to_predict_round_trip():
     graph, table, plain = sample_record()
-    assert not record.decode(plain, "here")[0].untrimmed
+    assert not decode(plain, "here")[0].untrimmed
     for count in (1, 4):
         index = np.arange(2 * count, dtype=np.int32).reshape(2, count) % 2
         label = np.linspace(0, 1, count).astype(np.float32)
         changed = with_parts(
             graph, rowptr=int32([0, 2, 3, 5, 5, 5]), untrimmed=True, edge_label_index=index, edge_label=label
         )
-        blob = record.encode(changed, table, 4)
-        back, addresses = record.decode(blob, "here")
+        blob = encode(changed, table, 4)
+        back, addresses = decode(blob, "here")
         assert back.untrimmed
         assert equal(back, changed, ("n_id", "rowptr", "col", "labels", "edge_label_index", "edge_label"))
         assert equal(addresses, table, ("host_positions", "host_rows", "device_positions", "device_rows"))
-        sizes = (graph.num_nodes, graph.num_nodes, graph.num_edges, graph.num_seeds, table.num_cached, 4)
         extra = round_up(8 * count, 8) + round_up(4 * count, 8)
-        assert record.meta_bytes(*sizes, label_edges=count) == record.meta_bytes(*sizes) + extra
-        assert blob[:512].view("<i8")[9] == record.meta_bytes(*sizes, label_edges=count)
+        size = meta_bytes(changed, table.num_cached)
+        assert size == meta_bytes(changed, table.num_cached, label_edges=np.array(0)) + extra
+        assert blob[:512].view("<i8")[9] == size
 
 
 def is_sound(graph: BatchGraph, table: AddressTable, num_nodes: int, classes: int) -> bool:
@@ -289,14 +303,14 @@ def test_a_record_whose_checksum_is_right_is_taken_only_where_all_of_it_holds(co
         graph = with_parts(graph, **{column: changed})
     else:
         table = dataclasses.replace(table, **{column: changed})
-    blob = record.encode(graph, table, 4)
+    blob = encode(graph, table, 4)
     if is_sound(graph, table, 13, 2):
-        back, addresses = record.decode(blob, "here", num_nodes=13, num_classes=2)
+        back, addresses = decode(blob, "here", num_nodes=(13,), num_classes=2)
         assert equal(back, graph, ("n_id", "rowptr", "col", "labels"))
         assert equal(addresses, table, ("host_positions", "host_rows", "disk_positions", "disk_rows"))
     else:
         with pytest.raises(FormatError, match=r"here: .* checksum is right"):
-            record.decode(blob, "here", num_nodes=13, num_classes=2)
+            decode(blob, "here", num_nodes=(13,), num_classes=2)
 
 
 @given(
@@ -309,7 +323,7 @@ def test_hops_that_do_not_add_up_are_refused(nodes, edges):
     header[24:27], header[40:42], header[10] = nodes, edges, 0
     header[10] = _core.crc32c(out)
     if (tuple(nodes), tuple(edges)) == (graph.nodes_per_hop, graph.edges_per_hop):
-        record.decode(out, "here")
+        decode(out, "here")
     else:
         with pytest.raises(FormatError, match="here"):
-            record.decode(out, "here")
+            decode(out, "here")

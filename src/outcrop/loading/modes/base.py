@@ -58,7 +58,9 @@ class SessionRequest:
     def max_rows(self) -> tuple[int, ...] | None:
         """Counts the rows of each row file in any batch, at most; None where nobody knows."""
         recorded = self.recorded
-        return None if recorded is None or len(self.graph.row_files) > 1 else (recorded.max_nodes,)
+        if recorded is None:
+            return None
+        return tuple(recorded.section(rows).max_rows for rows in self.graph.row_files)
 
     def cache_bytes(self, part: Part) -> int:
         """Counts the bytes of ``part`` of what the budget has left."""

@@ -36,7 +36,7 @@ class Belady(Mode):
         pool = request.make_pool()
         below = disk_rows(graph, runtime, graph.row_file)
         structures = RecordedStructures(recorded, runtime)
-        uses = NextUses(recorded, schedule_of(recorded, request.epoch_splits), runtime)
+        uses = NextUses(recorded, graph.row_file, schedule_of(recorded, request.epoch_splits), runtime)
         count = self.cache_rows
         if count is None:
             room = request.cache_bytes(memory_tables.ROW_CACHE)

@@ -30,5 +30,5 @@ class Packed(Mode):
         places = open_plan(graph, runtime, run, recorded)
         read_pack_manifest(run, places)
         records = packed.open_packed(runtime, run / "pack", places, recorded)
-        below = disk_rows(graph, runtime, graph.row_file)
-        return packed_session(graph, recorded, places, records, below, runtime, request.device)
+        below = [disk_rows(graph, runtime, rows) for rows in graph.row_files]
+        return packed_session(graph, recorded, records, below, runtime, request.device)

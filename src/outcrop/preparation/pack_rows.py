@@ -1,0 +1,370 @@
+"""A pass over one row file: every packed batch, the blocks of the disk cache and the caches take their rows from it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+import outcrop._core as _core
+from outcrop.config import exact_bytes, least_bytes
+from outcrop.errors import BudgetError, FormatError
+from outcrop.preparation.pack_files import Journal, OutputFiles, PageSums, RowsFiles, RowsJournal
+from outcrop.preparation.pack_memory import cut_features, divide_memory
+from outcrop.runtime.pages import PAGE_BYTES
+from outcrop.runtime.runtime import Runtime
+from outcrop.store import record
+from outcrop.store.arrays import DiskArray
+from outcrop.store.placement import PlacedRows
+from outcrop.store.samples import SampleSet
+
+_JOURNAL_EVERY_BYTES = 256 << 20
+_REREAD_SHARE = 16  # of what was written, one part at the most is read again because it left the page cache
+
+
+@dataclass
+class _Streams:
+    """Describes streams, one per (packed batch, hop), block of the disk cache, or cache in memory: what is to be
+    appended where.
+
+    See core/pack/scatter.h.
+    """
+
+    ids_file: int
+    out_file: int
+    ids_start: np.ndarray  # byte in the ids file where the stream's ids begin
+    bounds: np.ndarray  # [streams, chunks + 1] ids before each chunk
+    out_start: np.ndarray
+    id_bytes: int
+    crc: np.ndarray
+
+
+@dataclass(frozen=True)
+class _Episode:
+    """Says what one pass over the features fills. ``caches``: those in memory too."""
+
+    caches: bool
+    blocks: range
+    batches: range
+
+
+class RowsPacker:
+    """Packs the rows of one row file.
+
+    Args:
+        features: The row file.
+        placed: Where its rows lie.
+        samples: The batches.
+        starts: Where the part of each packed record for these rows begins: int64 [P].
+        free: Bytes of the budget.
+
+    Attributes:
+        geometry: Says how passes are cut, for the journal.
+        num_episodes: Passes over the row file.
+        num_streams: Runs of all packed batches.
+    """
+
+    def __init__(
+        self,
+        features: DiskArray,
+        placed: PlacedRows,
+        samples: SampleSet,
+        starts: np.ndarray,
+        runtime: Runtime,
+        free: int,
+    ):
+        self.features, self.placed, self.section = features, placed, placed.section(samples)
+        self._placement, self._starts, self._runtime = placed.placement, starts, runtime
+        self._stride, self._row_bytes = features.spec.stride_bytes, features.row_bytes
+        has_caches = bool(len(placed.host_ids) or len(placed.device_ids))
+        self._memory = divide_memory(features, self.section.id_bytes, has_caches, free)
+        self._chunks = cut_features(features, self._memory.chunk_pages)
+        self._num_blocks = len(placed.disk_blocks) - 1
+        self._episodes = list(self._cut_episodes())
+        self.num_episodes = len(self._episodes)
+        self.num_streams = len(self._placement.packed_batches) * self.section.num_runs
+        self.geometry = f"{len(self._chunks.starts)}-{self._chunks.starts[1]}-{self.num_episodes}"
+
+    @property
+    def work_bytes(self) -> int:
+        """Counts the bytes of the passes, and of putting the disk cache in order."""
+        passes = self.num_episodes * self.features.spec.data_bytes
+        return passes + self.placed.num_disk_rows * self._row_bytes
+
+    def packed_bytes(self, packed_batch: int) -> int:
+        """Counts the bytes of the rows of a batch that are packed."""
+        return int(self.placed.num_packed[packed_batch]) * self._row_bytes
+
+    def shift_bytes(self, packed_batch: int) -> int:
+        """Counts the bytes before the first packed row of a batch."""
+        wanted = int(self.section.num_rows[self._placement.packed_batches[packed_batch]])
+        return record.shift_bytes(wanted, int(self.placed.num_packed[packed_batch]), self._row_bytes)
+
+    def note_packed(self, files: RowsFiles, packed_batch: int, ids: np.ndarray) -> None:
+        """Writes which rows of a batch are packed.
+
+        Raises:
+            FormatError: They are not as many as the plan says.
+        """
+        wanted = self.placed.num_packed[packed_batch]
+        if len(ids) != wanted:
+            raise FormatError(
+                f"{self._placement.path}: mini-batch {self._placement.packed_batches[packed_batch]} has {len(ids)} "
+                f"rows to pack, the plan says {wanted}; remove the folder and prepare the run again"
+            )
+        if len(ids):
+            narrow = ids.astype(f"<i{self.section.id_bytes}")
+            self._runtime.io.write(files.packed_ids, files.packed_ids_at(packed_batch), narrow.view(np.uint8))
+
+    def _cut_episodes(self) -> Iterator[_Episode]:
+        """Cuts the blocks of the disk cache, then the packed batches, so that the tables of an episode fit."""
+        per_stream = len(self._chunks.first_rows) * 4 + 64
+        per_batch, room = self.section.num_runs * per_stream, self._memory.table_bytes
+        if room < per_batch:
+            raise BudgetError(
+                f"packing needs {least_bytes(2 * per_batch)} for its tables and has {exact_bytes(room)}; raise "
+                f"--memory by {least_bytes(2 * per_batch)}"
+            )
+        blocks, batches = self._num_blocks, len(self._placement.packed_batches)
+        block = batch = 0
+        while True:
+            more_blocks = min(room // per_stream, blocks - block)
+            more = min((room - more_blocks * per_stream) // per_batch, batches - batch)
+            yield _Episode(block == batch == 0, range(block, block + more_blocks), range(batch, batch + more))
+            block, batch = block + more_blocks, batch + more
+            if block == blocks and batch == batches:
+                return
+
+    def fill(self, files: OutputFiles, journal: Journal, number: int) -> None:
+        """Makes the passes over the features, of row file ``number``."""
+        size, runtime = self._memory, self._runtime
+        if (journal.file, journal.episode) >= (number, self.num_episodes):
+            return
+        if journal.file < number:
+            journal.file, journal.episode, journal.chunk = number, 0, 0
+        own, noted = files.files[number], journal.files[number]
+        chunk_bytes = size.headroom + size.chunk_pages * PAGE_BYTES
+        buffers = [runtime.budget.empty("pack-chunk", chunk_bytes) for _ in range(2)]
+        scatters = {
+            width: _core.Scatter(
+                runtime.io,
+                runtime.budget,
+                self._row_bytes,
+                self._stride,
+                width,
+                size.ids_buffer,
+                size.out_buffer,
+            )
+            for width in size.widths
+        }
+        for at, episode in enumerate(self._episodes):
+            if at < journal.episode:
+                runtime.progress.advance("pack", self.features.spec.data_bytes)
+                continue
+            groups = [
+                self._batch_streams(files.records, own, noted, episode.batches),
+                self._block_streams(own, episode.blocks),
+            ]
+            if episode.caches:
+                groups += self._cache_streams(own, noted)
+            self._run_episode(files, journal, (number, at), groups, buffers, scatters)
+
+    def _run_episode(
+        self,
+        files: OutputFiles,
+        journal: Journal,
+        at: tuple[int, int],
+        groups: list[_Streams],
+        buffers: list[np.ndarray],
+        scatters: dict[int, _core.Scatter],
+    ) -> None:
+        number, episode = at
+        own = files.files[number]
+        start = journal.chunk if episode == journal.episode else 0
+        self._runtime.progress.advance("pack", int(self._chunks.first_rows[start]) * self._stride)
+        unsynced = written = 0
+        # Pages that are read again to go on, if they are dropped.
+        begun = PAGE_BYTES * sum(len(group.ids_start) for group in groups)
+        for chunk, data, first, rows in self._read_chunks(start, buffers):
+            with self._runtime.trace.span("pack-chunk", episode=episode, chunk=chunk):
+                for group in groups:
+                    self._scatter(scatters[group.id_bytes], group, chunk, data, first, rows)
+                    written += int(np.diff(group.bounds[:, chunk : chunk + 2]).sum()) * self._row_bytes
+            unsynced += len(data)
+            self._runtime.progress.advance("pack", len(data))
+            if unsynced >= min(_JOURNAL_EVERY_BYTES, self.features.spec.data_bytes // 8):
+                files.sync(own, drop=begun <= written // _REREAD_SHARE)
+                journal.file, journal.episode, journal.chunk = number, episode, chunk + 1
+                journal.save()
+                unsynced = written = 0
+        files.sync(own)
+        journal.file, journal.episode, journal.chunk = number, episode + 1, 0
+        journal.save()
+
+    def _scatter(
+        self, scatter: _core.Scatter, group: _Streams, chunk: int, data: np.ndarray, first: int, rows: int
+    ) -> None:
+        before = group.bounds[:, chunk].astype(np.int64)
+        counts = group.bounds[:, chunk + 1] - before
+        scatter.run(
+            data,
+            first,
+            rows,
+            self._stride,
+            group.ids_file,
+            group.out_file,
+            group.ids_start + before * group.id_bytes,
+            counts,
+            group.out_start + before * self._row_bytes,
+            group.crc,
+        )
+
+    def _bounds(self, streams: int) -> np.ndarray:
+        width = len(self._chunks.first_rows)
+        held = self._runtime.budget.empty("pack-tables", max(streams * width * 4, 1))
+        return held[: streams * width * 4].view(np.int32).reshape(streams, width)
+
+    def _batch_streams(self, records: int, files: RowsFiles, noted: RowsJournal, batches: range) -> _Streams:
+        section, placed, hops = self.section, self.placed, self.section.num_runs
+        count = len(batches) * hops
+        bounds = self._bounds(count)
+        ids_start, out_start = np.zeros(count, np.int64), np.zeros(count, np.int64)
+        buffer = self._runtime.budget.empty("pack-meta", section.buffer_bytes)
+        for i, packed_batch in enumerate(batches):
+            packed = int(placed.num_packed[packed_batch])
+            begin = files.packed_ids_at(packed_batch)
+            part = buffer[: packed * section.id_bytes]
+            if packed:
+                self._runtime.io.read(files.packed_ids, begin, part)
+            ids = part.view(f"<i{section.id_bytes}")
+            cuts = np.concatenate([[0], np.cumsum(placed.packed_per_hop[packed_batch])])
+            rows_at = int(self._starts[packed_batch]) + self.shift_bytes(packed_batch)
+            for hop in range(hops):
+                s = i * hops + hop
+                bounds[s] = np.searchsorted(ids[cuts[hop] : cuts[hop + 1]], self._chunks.first_rows)
+                ids_start[s] = begin + cuts[hop] * section.id_bytes
+                out_start[s] = rows_at + cuts[hop] * self._row_bytes
+        crc = noted.crc[batches.start * hops : batches.stop * hops]
+        return _Streams(files.packed_ids, records, ids_start, bounds, out_start, section.id_bytes, crc)
+
+    def _block_streams(self, files: RowsFiles, blocks: range) -> _Streams:
+        """Returns blocks of the disk cache, by ascending node; :meth:`order_disk_cache` comes later."""
+        id_bytes, starts = self.section.id_bytes, self.placed.disk_blocks
+        first = starts[blocks.start : blocks.stop].astype(np.int64)
+        bounds = self._bounds(len(blocks))
+        buffer = self._runtime.budget.empty("pack-meta", max(self.placed.max_block_rows * id_bytes, 1))
+        for i, k in enumerate(blocks):
+            part = buffer[: int(starts[k + 1] - starts[k]) * id_bytes]
+            self._runtime.io.read(files.disk_ids, int(starts[k]) * id_bytes, part)
+            bounds[i] = np.searchsorted(part.view(f"<i{id_bytes}"), self._chunks.first_rows)
+        return _Streams(
+            files.disk_ids,
+            files.disk_cache,
+            first * id_bytes,
+            bounds,
+            files.spare_bytes + first * self._row_bytes,
+            id_bytes,
+            np.zeros(len(blocks), np.uint32),
+        )
+
+    def _cache_streams(self, files: RowsFiles, noted: RowsJournal) -> list[_Streams]:
+        levels = (
+            (self.placed.host_ids, files.host_ids, files.host_cache),
+            (self.placed.device_ids, files.device_ids, files.device_cache),
+        )
+        zero = np.zeros(1, np.int64)
+        return [
+            _Streams(
+                id_file,
+                out_file,
+                zero,
+                np.searchsorted(ids, self._chunks.first_rows)[None, :],
+                zero,
+                8,
+                noted.cache_crc[k : k + 1],
+            )
+            for k, (ids, id_file, out_file) in enumerate(levels)
+            if len(ids)
+        ]
+
+    def order_disk_cache(self, files: OutputFiles, journal: Journal, number: int) -> None:
+        """Puts the rows of each block in their order, a block's size further to the front of the file."""
+        starts, row, budget = self.placed.disk_blocks, self._row_bytes, self._runtime.budget
+        own, noted = files.files[number], journal.files[number]
+        if noted.ordered == self._num_blocks:
+            return
+        sums = PageSums(own, self._runtime, int(starts[noted.ordered]) * row)
+        most = self.placed.max_block_rows
+        source, target = (budget.empty("pack-block", most * row) for _ in range(2))
+        rank, counting = (budget.empty("pack-block", most * 4).view("<i4") for _ in range(2))
+        counting[:] = np.arange(most)
+        for k in range(noted.ordered, self._num_blocks):
+            first, count = int(starts[k]), int(starts[k + 1] - starts[k])
+            data, out = source[: count * row], target[: count * row]
+            self._runtime.io.read(own.disk_cache, own.spare_bytes + first * row, data)
+            self._runtime.io.read(own.disk_rank, first * 4, rank[:count].view(np.uint8))
+            _core.fill_rows(out, count, row, rank[:count], counting[:count], data, row)
+            self._runtime.io.write(own.disk_cache, first * row, out)
+            sums.add(out, last=k + 1 == self._num_blocks)
+            noted.disk_crc = _core.crc32c(out, noted.disk_crc)
+            noted.ordered = k + 1
+            self._runtime.progress.advance("pack", len(out))
+            # The next block may overwrite what this one was made of.
+            files.sync(own)
+            journal.save()
+
+    def _read_chunks(
+        self, start: int, buffers: list[np.ndarray]
+    ) -> Iterator[tuple[int, np.ndarray, int, int]]:
+        """Yields (chunk, its bytes from the first row on, first row, rows); the next chunk is read meanwhile."""
+        chunks, file, headroom = self._chunks, self.features, self._memory.headroom
+        count = len(chunks.starts) - 1
+
+        def submit(chunk: int) -> _core.IoJob:
+            begin, end = int(chunks.starts[chunk]) * PAGE_BYTES, int(chunks.starts[chunk + 1]) * PAGE_BYTES
+            return self._runtime.io.submit_reads(
+                file.file,
+                np.array([begin]),
+                np.array([end - begin]),
+                buffers[chunk % 2],
+                np.array([headroom]),
+            )
+
+        if start == count:
+            return
+        carry, job = self._carry_before(start), submit(start)
+        for chunk in range(start, count):
+            job.wait()
+            buffer = buffers[chunk % 2]
+            begin, end = int(chunks.starts[chunk]) * PAGE_BYTES, int(chunks.starts[chunk + 1]) * PAGE_BYTES
+            first, stop = int(chunks.first_rows[chunk]), int(chunks.first_rows[chunk + 1])
+            begin_of_rows = headroom - len(carry)
+            buffer[begin_of_rows:headroom] = carry
+            used = (stop - first) * self._stride
+            carry = buffer[begin_of_rows + used : headroom + end - begin].copy()
+            if chunk + 1 < count:
+                job = submit(chunk + 1)
+            if file.page_sums is not None:
+                file.page_sums.check(int(chunks.starts[chunk]), buffer[headroom : headroom + end - begin])
+            yield chunk, buffer[begin_of_rows : begin_of_rows + used], first, stop - first
+
+    def _carry_before(self, chunk: int) -> np.ndarray:
+        """Returns the bytes of a row that begins before ``chunk`` and ends in it."""
+        begin = int(self._chunks.starts[chunk]) * PAGE_BYTES
+        count = begin - int(self._chunks.first_rows[chunk]) * self._stride
+        out = np.zeros(count, np.uint8)
+        if count:
+            self.features.read_bytes(begin - count, out)
+        return out
+
+    def rows_crc(self, runs: np.ndarray) -> np.ndarray:
+        """Returns the CRC of the packed rows of each record, uint32 [P], from those of its runs."""
+        hops = self.section.num_runs
+        out = np.zeros(len(self._placement.packed_batches), np.uint32)
+        for p in range(len(out)):
+            crc = 0
+            for hop, rows in enumerate(self.placed.packed_per_hop[p]):
+                crc = _core.crc32c_combine(crc, int(runs[p * hops + hop]), int(rows) * self._row_bytes)
+            out[p] = crc
+        return out
