@@ -21,7 +21,8 @@ from outcrop import _core
 from outcrop.config import ImportConfig
 from outcrop.config.sampling import SPLITS
 from outcrop.errors import ArgumentError, BudgetError, ChecksumError, FormatError
-from outcrop.importing.graph import convert, import_graph
+from outcrop.importing.graph import import_graph
+from outcrop.importing.nodes import convert
 from outcrop.runtime.runtime import Runtime
 from outcrop.store.graph import Graph
 from outcrop.store.verify import describe, verify_artifact

@@ -71,6 +71,30 @@ class SplitRow:
 
 
 @dataclass(frozen=True)
+class NodeSource:
+    """Describes what the nodes of one type have.
+
+    Attributes:
+        name: What messages call it: the file or folder, and of several types which.
+        whose: Begin of a sentence that ends with a number of nodes.
+        num_nodes, splits, class_names, split_protocol, split_rows, integer_names: As in :class:`GraphSource`.
+        type_name: What the type is called; "" where there are no types.
+    """
+
+    name: str
+    num_nodes: int | None
+    features: FeatureSource | None = None
+    labels: LabelSource | None = None
+    splits: Callable[[int], dict[str, np.ndarray] | None] = lambda num_nodes: None
+    class_names: tuple[str, ...] = ()
+    split_protocol: SplitProtocol = "none"
+    split_rows: Callable[[int], list[SplitRow]] | None = None
+    integer_names: bool = False
+    type_name: str = ""
+    whose: str = "the graph has"
+
+
+@dataclass(frozen=True)
 class GraphSource:
     """Describes a graph in foreign files, read block by block.
 
@@ -116,6 +140,21 @@ class GraphSource:
     edge_at: Callable[[int], str] | None = None
     weight_at: Callable[[int], str] | None = None
     edge_split_at: Callable[[str, int], str] | None = None
+
+    @property
+    def nodes(self) -> NodeSource:
+        """Returns what it says of its nodes."""
+        return NodeSource(
+            self.name,
+            self.num_nodes,
+            self.features,
+            self.labels,
+            self.splits,
+            self.class_names,
+            self.split_protocol,
+            self.split_rows,
+            self.integer_names,
+        )
 
     def place_of_edge(self, edge: int) -> str:
         """Says where an edge is, by its number among those that ``edges`` yields."""

@@ -10,7 +10,7 @@ import numpy as np
 import outcrop._core as _core
 from outcrop.config.sampling import SPLITS
 from outcrop.errors import ArgumentError
-from outcrop.importing.sources.base import GraphSource
+from outcrop.importing.sources.base import NodeSource
 from outcrop.runtime.runtime import Runtime
 from outcrop.store.arrays import ArrayWriter
 from outcrop.store.manifest import ArraySpec
@@ -20,7 +20,7 @@ TRAIN_PER_CLASS, VALID_PER_CLASS = 20, 30  # Shchur et al. 2018, section 4
 PLANETOID_VALID, PLANETOID_TEST = 500, 1000  # Yang et al. 2016
 
 
-def check_splits(source: GraphSource, splits: Splits, runtime: Runtime, num_nodes: int) -> Splits:
+def check_splits(source: NodeSource, splits: Splits, runtime: Runtime, num_nodes: int) -> Splits:
     """Returns the same splits, each ascending.
 
     Args:
@@ -57,7 +57,7 @@ def _first_wrong(splits: Splits, num_nodes: int) -> tuple[int, str, str | None] 
     return None
 
 
-def _wrong_node(source: GraphSource, wrong: tuple[int, str, str | None], num_nodes: int) -> str:
+def _wrong_node(source: NodeSource, wrong: tuple[int, str, str | None], num_nodes: int) -> str:
     """Returns the message for what :func:`_first_wrong` found, with the rows where the source can tell them."""
     node, split, other = wrong
     listed = source.split_rows(node) if source.split_rows else []
