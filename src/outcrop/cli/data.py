@@ -44,7 +44,8 @@ def add_commands(app: typer.Typer) -> None:
     app.command(
         "import",
         help="Import a graph.\n\nSources: arrays:DIR (edges, nodes, features, labels, splits as .npy, .parquet, .csv "
-        "or .tsv), edges:FILE (such a list of edges alone), npz:FILE (published archives, scipy.sparse.save_npz), "
+        "or .tsv; with a graph.toml, of several types), edges:FILE (such a list of edges alone), npz:FILE (published "
+        "archives, scipy.sparse.save_npz), "
         "mat:FILE (MATLAB), musae:DIR, graphbolt:DIR (DGL), igb:DIR (Illinois Graph Benchmark), ogb:DIR (Open Graph "
         "Benchmark), pyg:FILE (PyTorch Geometric, by torch.save), dgl:FILE (by dgl.save_graphs), "
         "triples:DIR. docs/sources.md lists every file and column.\n\n"

@@ -23,7 +23,8 @@ class ImportConfig:
         keep_self_loops: Keep edges from a node to itself; None: as is usual for the source (kept, except for sparse
             archives).
         reverse: Store the reverse of every edge too, as message passing on undirected graphs wants it; None: where the
-            source is known to list undirected edges once.
+            source is known to list undirected edges once. Of a graph with types the reverses of an edge type are an
+            edge type of their own, ``rev_<relation>``.
         feature_dtype: Convert features to ``float16``, ``bfloat16``, ``float32`` or ``float64``; None: as they are.
         bfloat16_bits: Take uint16 features for the raw bits of bfloat16.
         allow_nonfinite: Accept NaN and infinity in features.

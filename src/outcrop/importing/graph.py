@@ -20,7 +20,7 @@ from outcrop.config import ImportConfig
 from outcrop.errors import ArgumentError
 from outcrop.importing.lists import sort_bytes, topology_specs
 from outcrop.importing.nodes import NodeImport
-from outcrop.importing.sources.base import GraphSource, block_bytes
+from outcrop.importing.sources.base import GraphSource, TypedSource, block_bytes
 from outcrop.importing.sources.checks import (
     LargestId,
     NumbersAmongNames,
@@ -32,6 +32,7 @@ from outcrop.importing.sources.files import source_files
 from outcrop.importing.sources.kinds import CHOOSE_LABELS, open_source
 from outcrop.importing.sources.npy import array_blocks
 from outcrop.importing.sources.objects import open_object
+from outcrop.importing.typed_graph import TypedImport
 from outcrop.runtime.runtime import Runtime
 from outcrop.store import imported
 from outcrop.store import manifest as manifests
@@ -67,7 +68,7 @@ def import_graph(
     manifests.check_destination(out)
     made_from = import_record(source, config)
     with ExitStack() as held:
-        importing = _Import(_opened(source, runtime, held, config), config, runtime)
+        importing = _import_of(_opened(source, runtime, held, config), config, runtime)
         with manifests.publishing(out) as work, runtime.trace.span("import", source=_kind(source)):
             if made_from is not None:
                 imported.write(work, made_from)
@@ -102,14 +103,24 @@ def measure_import(source: Any, runtime: Runtime, config: ImportConfig) -> None:
         BudgetError: More is needed than may be measured.
     """
     with ExitStack() as held, TemporaryDirectory() as work:
-        _Import(_opened(source, runtime, held, config), config, runtime).write(Path(work))
+        _import_of(_opened(source, runtime, held, config), config, runtime).write(Path(work))
+
+
+def _import_of(
+    source: GraphSource | TypedSource, config: ImportConfig, runtime: Runtime
+) -> _Import | TypedImport:
+    if isinstance(source, TypedSource):
+        return TypedImport(source, config, runtime)
+    return _Import(source, config, runtime)
 
 
 def _kind(source: Any) -> str:
     return source.partition(":")[0] if isinstance(source, str) else "objects"
 
 
-def _opened(source: Any, runtime: Runtime, held: ExitStack, config: ImportConfig) -> GraphSource:
+def _opened(
+    source: Any, runtime: Runtime, held: ExitStack, config: ImportConfig
+) -> GraphSource | TypedSource:
     if config.num_classes is not None and _kind(source) not in CHOOSE_LABELS:
         raise ArgumentError(
             f"a number of classes ({config.num_classes}) chooses among labels of {', '.join(CHOOSE_LABELS)}; this "
@@ -120,7 +131,7 @@ def _opened(source: Any, runtime: Runtime, held: ExitStack, config: ImportConfig
         if isinstance(source, str)
         else open_object(source, runtime, held, config.split_index)
     )
-    return _with_num_nodes(opened, config.num_nodes)
+    return opened if isinstance(opened, TypedSource) else _with_num_nodes(opened, config.num_nodes)
 
 
 def _with_num_nodes(source: GraphSource, num_nodes: int | None) -> GraphSource:

@@ -12,6 +12,7 @@ from outcrop.errors import ArgumentError
 from outcrop.runtime import memory_tables
 from outcrop.runtime.runtime import Runtime
 
+REVERSE = "rev_"  # in front of a relation: that of the edges which lead back
 EdgeBlock = tuple[np.ndarray, np.ndarray] | tuple[np.ndarray, np.ndarray, np.ndarray]
 
 
@@ -165,6 +166,52 @@ class GraphSource:
         if self.edge_split_at is not None:
             return self.edge_split_at(split, row)
         return f"{self.name}: edge {row} of {split}_edges"
+
+
+@dataclass(frozen=True)
+class EdgeSource:
+    """Describes the edges of one type.
+
+    Attributes:
+        name: What messages call it: the file.
+        key: Node type of the sources, relation, node type of the targets.
+        edges: As in :class:`GraphSource`, with ids from 0 within the types of the ends.
+        num_edges: Edges that ``edges`` will yield; None = not known.
+        weighted: Whether ``edges`` yields weights, too.
+        reverse: Relation of the edge type that has the reverse of each edge; None = there is none.
+        edge_at: Where an edge is, for messages, by its number among those that ``edges`` yields; None = that number.
+        weight_at: Where its weight is, likewise; None = nothing to add.
+    """
+
+    name: str
+    key: tuple[str, str, str]
+    edges: Callable[[], Iterator[EdgeBlock]]
+    num_edges: int | None = None
+    weighted: bool = False
+    reverse: str | None = None
+    edge_at: Callable[[int], str] | None = None
+    weight_at: Callable[[int], str] | None = None
+
+    def place_of_edge(self, edge: int) -> str:
+        """Says where an edge is, by its number among those that ``edges`` yields."""
+        return self.edge_at(edge) if self.edge_at else f"{self.name}, edge {edge} (the first is 0)"
+
+
+@dataclass(frozen=True)
+class TypedSource:
+    """Describes a graph with types of nodes and edges, read block by block.
+
+    Attributes:
+        name: What messages call it: the file or folder.
+        nodes: The node types, each with its ``type_name`` and the number of its nodes.
+        edges: The edge types, without those of the reverses.
+        notes: What the user should know, a sentence each.
+    """
+
+    name: str
+    nodes: tuple[NodeSource, ...]
+    edges: tuple[EdgeSource, ...]
+    notes: tuple[str, ...] = ()
 
 
 def block_bytes(runtime: Runtime) -> int:

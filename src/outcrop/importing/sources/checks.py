@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from outcrop.errors import ArgumentError
-from outcrop.importing.sources.base import EdgeBlock, GraphSource
+from outcrop.importing.sources.base import EdgeBlock, EdgeSource, GraphSource
 from outcrop.runtime.runtime import Runtime
 from outcrop.store.graph import Graph
 
@@ -92,7 +92,29 @@ def check_told_nodes(source: GraphSource, file_bytes: int, given: int | None) ->
         )
 
 
-def check_weights(source: GraphSource, block: EdgeBlock, first_edge: int, keep_self_loops: bool) -> None:
+def check_ends(source: EdgeSource, block: EdgeBlock, first_edge: int, num_nodes: tuple[int, int]) -> None:
+    """Raises ArgumentError for an edge that leaves its node types, and says where it is.
+
+    Args:
+        source: Source of the edges.
+        block: Edges as the source yields them.
+        first_edge: Number of the first edge of the block among those that the source yields.
+        num_nodes: Nodes of the type of the sources, and of that of the targets.
+    """
+    for ids, limit, kind in zip(block, num_nodes, (source.key[0], source.key[2]), strict=False):
+        if not len(ids) or (ids.min() >= 0 and ids.max() < limit):
+            continue
+        row = int(np.argmax((ids < 0) | (ids >= limit)))
+        there = f"nodes {kind!r} are 0 to {limit - 1}" if limit else f"there are no nodes {kind!r}"
+        raise ArgumentError(
+            f"{source.place_of_edge(first_edge + row)} names node {ids[row]} of {kind!r}, but {there}: correct it, or "
+            "leave the edge out"
+        )
+
+
+def check_weights(
+    source: GraphSource | EdgeSource, block: EdgeBlock, first_edge: int, keep_self_loops: bool
+) -> None:
     """Raises ArgumentError for a weight that is negative, not finite or no number, and says where it is.
 
     Args:
@@ -125,7 +147,9 @@ def one_way_note(graph: Graph, runtime: Runtime, reverse: bool | None) -> list[s
 
     Looks at up to 1000 edges, evenly spread; equals ``mean((v, u) in edges for (u, v) in edges) < 0.5`` up to that.
     """
-    if reverse is not None or graph.manifest.attributes.get("undirected") or graph.num_edges == 0:
+    if graph.is_typed or reverse is not None or graph.num_edges == 0:
+        return []
+    if graph.manifest.attributes.get("undirected"):
         return []
     indptr, indices = (graph.array(runtime, name).memmap() for name in ("indptr", "indices"))
     looked = min(graph.num_edges, _EDGES_LOOKED_AT)
@@ -151,13 +175,15 @@ def notes_of_missing(graph: Graph) -> list[str]:
         notes.append(
             "the graph has no edges: a graph neural network learns from the features of each node alone"
         )
-    rows = {split: graph.spec(split).shape[0] if graph.has(split) else 0 for split in ("train", "valid")}
-    if rows["train"] and not rows["valid"]:
-        notes.append(
-            "no nodes are for validation, so training keeps the model of its last epoch, not the best one: list some "
-            "under the split 'valid', or have all nodes divided (--split fractions, "
-            "ImportConfig(split_protocol='fractions'))"
-        )
+    arrays = graph.manifest.arrays
+    for of in graph.node_types:
+        rows = {s: arrays[of.array(s)].shape[0] if of.array(s) in arrays else 0 for s in ("train", "valid")}
+        if rows["train"] and not rows["valid"]:
+            notes.append(
+                f"no nodes{f' {of.name!r}' if of.name else ''} are for validation, so training keeps the model of its "
+                "last epoch, not the best one: list some under the split 'valid', or have all nodes divided (--split "
+                "fractions, ImportConfig(split_protocol='fractions'))"
+            )
     return notes
 
 

@@ -8,6 +8,7 @@ from outcrop.config.sampling import SPLITS
 from outcrop.importing.sources.folder import FILES
 from outcrop.importing.sources.graphbolt_metadata import named_files
 from outcrop.importing.sources.table_files import TABLE_SUFFIXES
+from outcrop.importing.sources.typed_folder import GRAPH_TOML, files_of_types
 
 # Of sources that are folders; other kinds are one file.
 _NAMES = {
@@ -24,6 +25,8 @@ def source_files(kind: str, where: Path) -> list[Path]:
     try:
         if kind == "graphbolt":
             return named_files(where)
+        if kind == "arrays" and (where / GRAPH_TOML).is_file():
+            return files_of_types(where)
         if kind not in _NAMES:
             return [where] if where.is_file() else []
         return [path for name in _NAMES[kind] for path in where.glob(name) if path.is_file()]

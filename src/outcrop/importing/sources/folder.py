@@ -7,7 +7,8 @@ in node order, or text in the order of first appearance. The node table may have
 ``split``. ``features`` and ``labels`` as ``.npy`` or as a table have one row per node, or a column ``id`` and any
 order. Edge weights (not negative): ``edge_weight.npy`` [E] next to ``edges.npy``, or a column ``weight`` or
 ``edge_weight`` of the edge table. Edges to be predicted: ``train_edges.npy``, ``valid_edges.npy``, ``test_edges.npy``
-[M, 2]. Splits: ``train.npy``, ``valid.npy`` or ``val.npy``, ``test.npy`` (ids or boolean masks), or a table
+[M, 2]. A ``graph.toml`` says that there are types of nodes and edges (:mod:`outcrop.importing.sources.typed_folder`).
+Splits: ``train.npy``, ``valid.npy`` or ``val.npy``, ``test.npy`` (ids or boolean masks), or a table
 ``splits`` with columns ``id`` and ``split``. docs/sources.md has an example of each.
 """
 
@@ -17,10 +18,11 @@ from pathlib import Path
 
 from outcrop.errors import ArgumentError
 from outcrop.importing.sources import tables
-from outcrop.importing.sources.base import GraphSource
+from outcrop.importing.sources.base import GraphSource, TypedSource
 from outcrop.importing.sources.npy import open_npy
 from outcrop.importing.sources.parts import Part, Parts, open_parts
 from outcrop.importing.sources.table_files import TABLE_SUFFIXES, open_table
+from outcrop.importing.sources.typed_folder import GRAPH_TOML, open_typed_folder
 from outcrop.runtime.runtime import Runtime
 from outcrop.store.graph import SPLIT_NAMES
 from outcrop.store.graph_manifest import EDGE_SPLITS
@@ -39,7 +41,7 @@ FILES = {
 }
 
 
-def open_folder(folder: Path, runtime: Runtime) -> GraphSource:
+def open_folder(folder: Path, runtime: Runtime) -> GraphSource | TypedSource:
     """Opens ``arrays:DIR``; reads headers and the columns of node ids.
 
     Raises:
@@ -50,6 +52,8 @@ def open_folder(folder: Path, runtime: Runtime) -> GraphSource:
         raise ArgumentError(
             f"{folder} is no folder: arrays:DIR needs one with edges.npy, .parquet, .csv or .tsv"
         )
+    if (folder / GRAPH_TOML).exists():
+        return open_typed_folder(folder, runtime)
     parts: dict[str, Part] = {}
     for stem, (kind, suffixes) in FILES.items():
         path = tables.find(folder, stem, suffixes)

@@ -9,7 +9,7 @@ from pathlib import Path
 from outcrop.config import ImportConfig
 from outcrop.errors import ArgumentError
 from outcrop.importing.sources.archive import open_archive
-from outcrop.importing.sources.base import GraphSource
+from outcrop.importing.sources.base import GraphSource, TypedSource
 from outcrop.importing.sources.dgl_file import open_dgl
 from outcrop.importing.sources.edge_list import open_edge_list
 from outcrop.importing.sources.folder import open_folder
@@ -21,7 +21,9 @@ from outcrop.importing.sources.ogb import open_ogb
 from outcrop.importing.sources.pyg_file import open_pyg
 from outcrop.runtime.runtime import Runtime
 
-OPENERS: dict[str, tuple[str, Callable[[Path, Runtime, ExitStack, ImportConfig], GraphSource]]] = {
+OPENERS: dict[
+    str, tuple[str, Callable[[Path, Runtime, ExitStack, ImportConfig], GraphSource | TypedSource]]
+] = {
     "arrays": ("DIR", lambda path, runtime, held, config: open_folder(path, runtime)),
     "edges": ("FILE", lambda path, runtime, held, config: open_edge_list(path, runtime)),
     "npz": (
@@ -50,7 +52,9 @@ CHOOSE_LABELS = ("igb",)  # kinds with labels of several numbers of classes
 SOURCES = ", ".join(f"{kind}:{what}" for kind, (what, _) in OPENERS.items())
 
 
-def open_source(source: str, runtime: Runtime, held: ExitStack, config: ImportConfig) -> GraphSource:
+def open_source(
+    source: str, runtime: Runtime, held: ExitStack, config: ImportConfig
+) -> GraphSource | TypedSource:
     """Opens what ``source`` names, such as ``arrays:DIR``; ``held`` closes what it opens.
 
     Raises:

@@ -356,7 +356,7 @@ class _PartsJoiner:
         for split in SPLITS:
             part = self.parts.get(split)
             if part is not None and isinstance(part.value, np.ndarray):
-                rows += _rows_of_part(split, part, ids, node)
+                rows += rows_of_part(split, part, ids, node)
         table = self._table("splits")
         if table:
             columns = [table.column(*ID_COLUMNS) or "", table.column("split") or ""]
@@ -396,7 +396,7 @@ def _part_ids(part: Part, ids: IdMap, num_nodes: int) -> np.ndarray:
     return split_ids(part.name, array, num_nodes)
 
 
-def _rows_of_part(split: str, part: Part, ids: IdMap, node: int) -> list[SplitRow]:
+def rows_of_part(split: str, part: Part, ids: IdMap, node: int) -> list[SplitRow]:
     """Returns the rows of a list of ids, or the row of a mask, that put ``node`` into ``split``."""
     array, place = np.asarray(part.value), Place(part.name)
     if array.dtype == np.bool_:

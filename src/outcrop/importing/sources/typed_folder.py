@@ -1,0 +1,331 @@
+"""``arrays:DIR`` with a ``graph.toml``, which says which types of nodes and edges there are, and in which files.
+
+    [[nodes]]
+    name = "paper"
+    features = "paper.npy"      # [N, D], or a table with a column per feature
+    labels = "venue.npy"        # [N] or [N, C], or a table
+    train = "train.npy"         # ids within the type, or a mask; so valid and test
+    [[nodes]]
+    name = "author"
+    num_nodes = 1134649         # where neither features nor labels tell
+    [[edges]]
+    source = "author"
+    relation = "writes"
+    target = "paper"
+    file = "writes.npy"         # [E, 2] or [2, E], or a table; ids within the types
+    weights = "weights.npy"     # [E]
+    reverse = true              # adds paper rev_writes author; or the name of that relation
+
+Rows of features and labels are in the order of the ids. docs/sources.md has an example.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from outcrop.errors import ArgumentError, FormatError, IoError
+from outcrop.importing.sources.base import (
+    REVERSE,
+    EdgeSource,
+    FeatureSource,
+    LabelSource,
+    NodeSource,
+    SplitRow,
+    TypedSource,
+    same_length,
+)
+from outcrop.importing.sources.edge_list import WEIGHT_COLUMNS, array_edges, edge_of, table_edges
+from outcrop.importing.sources.features import ID_COLUMNS, array_features, table_features
+from outcrop.importing.sources.ids import PlainIds
+from outcrop.importing.sources.labels import array_labels, table_labels
+from outcrop.importing.sources.npy import open_npy
+from outcrop.importing.sources.parts import LABEL_COLUMNS, Part, rows_of_part, split_ids
+from outcrop.importing.sources.table_files import TABLE_SUFFIXES, open_table
+from outcrop.importing.sources.tables import Place, Table
+from outcrop.runtime.runtime import Runtime
+from outcrop.store.graph import SPLIT_NAMES
+from outcrop.store.graph_manifest import MOST_NODES
+
+GRAPH_TOML = "graph.toml"
+_NODE_FILES = ("features", "labels", *SPLIT_NAMES)
+_EDGE_FILES = ("file", "weights")
+_KEYS = {
+    "nodes": ("name", "num_nodes", *_NODE_FILES),
+    "edges": ("source", "relation", "target", *_EDGE_FILES, "reverse"),
+}
+_OBJECTS_PER_BYTE = 100  # what text of TOML takes as Python objects
+_NOT_IN_NAMES = ",=:"  # what stands between names on the command line and in other formats
+
+
+def open_typed_folder(folder: Path, runtime: Runtime) -> TypedSource:
+    """Opens ``arrays:DIR`` with a ``graph.toml``; reads that and headers.
+
+    Raises:
+        ArgumentError: Types or numbers of rows contradict each other, or a file is not there.
+        FormatError: ``graph.toml`` is no TOML or says what it cannot, or a file is not what its name says.
+    """
+    path = folder / GRAPH_TOML
+    if not path.is_file():
+        raise ArgumentError(f"{path} is no file: remove it, or put the file itself there")
+    with runtime.budget.reserve("import", _OBJECTS_PER_BYTE * path.stat().st_size):
+        root = _read(path)
+        nodes = tuple(_open_nodes(entry, runtime) for entry in _entries(root, path, "nodes"))
+        names = [one.type_name for one in nodes]
+        _require_distinct(path, "node type", names)
+        edges = tuple(_open_edges(entry, names, runtime) for entry in _entries(root, path, "edges"))
+        _require_distinct(path, "edge type", [" ".join(one.key) for one in edges])
+    return TypedSource(str(folder), nodes, edges)
+
+
+def files_of_types(folder: Path) -> list[Path]:
+    """Lists ``graph.toml`` and the files that it names, as far as they are there."""
+    path = folder / GRAPH_TOML
+    found = [path]
+    try:
+        root = _read(path)
+        for kind, keys in (("nodes", _NODE_FILES), ("edges", _EDGE_FILES)):
+            found += [
+                entry.file(key) for entry in _entries(root, path, kind) for key in keys if key in entry.given
+            ]
+    except (ArgumentError, FormatError, IoError):  # the import itself says what is wrong
+        pass
+    return list(dict.fromkeys(found))
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        root = tomllib.loads(path.read_bytes().decode())
+    except (ValueError, RecursionError) as error:  # of TOML and of UTF-8
+        raise FormatError(f"{path} is no TOML: {' '.join(str(error).split())}: correct it") from None
+    except OSError as error:
+        raise IoError(error.errno or 0, f"{path} cannot be read: {error.strerror}") from None
+    unknown = [key for key in root if key not in _KEYS]
+    if unknown:
+        raise FormatError(
+            f"{path}: {unknown[0]!r} is unknown there; it has [[nodes]] and [[edges]], a table for each type"
+        )
+    return root
+
+
+def _entries(root: dict[str, Any], path: Path, kind: str) -> list[_Entry]:
+    tables = root.get(kind)
+    if not isinstance(tables, list) or not tables or not all(isinstance(one, dict) for one in tables):
+        what = "node" if kind == "nodes" else "edge"
+        raise FormatError(f"{path} has no [[{kind}]]: write a table [[{kind}]] for each {what} type")
+    entries = [_Entry(path, f"[[{kind}]] {number}", one) for number, one in enumerate(tables)]
+    for entry in entries:
+        unknown = [key for key in entry.given if key not in _KEYS[kind]]
+        if unknown:
+            raise FormatError(f"{entry.at}: {unknown[0]!r} is unknown; known: {', '.join(_KEYS[kind])}")
+    return entries
+
+
+def _require_distinct(path: Path, what: str, names: list[str]) -> None:
+    twice = next((name for i, name in enumerate(names) if name in names[:i]), None)
+    if twice is not None:
+        raise ArgumentError(f"{path} lists {what} {twice!r} twice: give each a name of its own")
+
+
+@dataclass(frozen=True)
+class _Entry:
+    """Is a table of the file.
+
+    Attributes:
+        path: The file.
+        name: What messages call the table.
+        given: Its keys.
+    """
+
+    path: Path
+    name: str
+    given: dict[str, Any]
+
+    @property
+    def at(self) -> str:
+        return f"{self.path}: {self.name}"
+
+    def word(self, key: str) -> str:
+        """Returns the name of a type or relation."""
+        word = self.given.get(key)
+        if key not in self.given:
+            raise FormatError(f"{self.at} has no {key!r}: add it")
+        if not isinstance(word, str) or not word:
+            raise FormatError(f"{self.at}: {key} is {word!r}, text is needed")
+        if not word.isprintable() or any(c.isspace() or c in _NOT_IN_NAMES for c in word):
+            raise FormatError(
+                f"{self.at}: {key} is {word!r}; names have no blanks and none of {' '.join(_NOT_IN_NAMES)}"
+            )
+        return word
+
+    def count(self, key: str) -> int | None:
+        count = self.given.get(key)
+        if count is None:
+            return None
+        if not isinstance(count, int) or isinstance(count, bool) or not 0 <= count <= MOST_NODES:
+            raise FormatError(f"{self.at}: {key} is {count!r}, a whole number of 0 to {MOST_NODES} is needed")
+        return count
+
+    def file(self, key: str) -> Path:
+        """Returns the file that a key names, in the folder of ``graph.toml``."""
+        named = self.given[key]
+        if not isinstance(named, str) or not named:
+            raise FormatError(f"{self.at}: {key} is {named!r}, the name of a file is needed")
+        if Path(named).is_absolute() or ".." in Path(named).parts:
+            raise FormatError(
+                f"{self.at}: {key} is {named!r}, outside the folder: put the file, or a link to it, beside {GRAPH_TOML}"
+            )
+        path = self.path.parent / named
+        try:
+            there = path.is_file()
+        except ValueError:  # a NUL in the name
+            there = False
+        if not there:
+            raise ArgumentError(
+                f"{self.at}: {key} names {str(path)!a}, which is no file: correct it, or put it there"
+            )
+        return path
+
+    def open(self, key: str) -> np.ndarray | Table:
+        path = self.file(key)
+        if path.suffix == ".npy":
+            return open_npy(path)
+        if path.suffix not in TABLE_SUFFIXES:
+            raise ArgumentError(f"{path} cannot be read: {key} is one of .npy, {', '.join(TABLE_SUFFIXES)}")
+        return open_table(path)
+
+    def array(self, key: str) -> np.ndarray:
+        found = self.open(key)
+        if not isinstance(found, np.ndarray):
+            raise ArgumentError(f"{self.file(key)} is a table; {key} is a .npy file here")
+        return found
+
+
+def _open_nodes(entry: _Entry, runtime: Runtime) -> NodeSource:
+    name = entry.word("name")
+    features = _features(entry, runtime) if "features" in entry.given else None
+    labels = _labels(entry, runtime) if "labels" in entry.given else None
+    num_nodes = same_length(
+        {
+            f"num_nodes of {name!r} in {entry.path}": entry.count("num_nodes"),
+            features.name if features else "features": features.num_rows if features else None,
+            labels.name if labels else "labels": labels.num_rows if labels else None,
+        }
+    )
+    if num_nodes is None:
+        raise ArgumentError(
+            f"{entry.at} does not tell how many nodes {name!r} there are: add num_nodes = N, or features"
+        )
+    splits = _Splits(entry, num_nodes)
+    return NodeSource(
+        f"{entry.path.parent} ({name})",
+        num_nodes,
+        features,
+        labels,
+        splits.ids,
+        split_rows=splits.rows,
+        type_name=name,
+        whose=f"node type {name!r} has",
+    )
+
+
+def _features(entry: _Entry, runtime: Runtime) -> FeatureSource:
+    found = entry.open("features")
+    if isinstance(found, np.ndarray):
+        return array_features(runtime, str(entry.file("features")), found)
+    _refuse_ids(found)
+    return table_features(runtime, found, None)[0]
+
+
+def _labels(entry: _Entry, runtime: Runtime) -> LabelSource:
+    found = entry.open("labels")
+    if isinstance(found, np.ndarray):
+        return array_labels(runtime, str(entry.file("labels")), found)
+    _refuse_ids(found)
+    column = found.column(*LABEL_COLUMNS)
+    columns = [column] if column else list(found.columns)
+    if not columns:
+        raise FormatError(f"{found.name} has no column with labels; name it 'label'")
+    return table_labels(runtime, found, columns)
+
+
+def _refuse_ids(table: Table) -> None:
+    column = table.column(*ID_COLUMNS)
+    if column is not None:
+        raise ArgumentError(
+            f"{table.name} has a column {column!r}: rows of a graph with types are in the order of the ids; sort them "
+            "and leave the column out"
+        )
+
+
+class _Splits:
+    """Reads the splits of a node type."""
+
+    def __init__(self, entry: _Entry, num_nodes: int):
+        self._num_nodes = num_nodes
+        self._parts: dict[str, Part] = {}
+        for key, split in SPLIT_NAMES.items():
+            if key not in entry.given:
+                continue
+            if split in self._parts:
+                raise ArgumentError(
+                    f"{entry.at} gives split {split!r} twice, as {key!r} too: keep one of them"
+                )
+            self._parts[split] = Part(str(entry.file(key)), entry.array(key))
+
+    def ids(self, num_nodes: int) -> dict[str, np.ndarray] | None:
+        """Returns node ids by split; None where the type has no splits."""
+        arrays = {split: np.asarray(part.value) for split, part in self._parts.items()}
+        return {s: split_ids(self._parts[s].name, array, num_nodes) for s, array in arrays.items()} or None
+
+    def rows(self, node: int) -> list[SplitRow]:
+        """Returns every row that puts ``node`` into a split."""
+        ids = PlainIds(self._num_nodes)
+        found = (rows_of_part(split, part, ids, node) for split, part in self._parts.items())
+        return [row for rows in found for row in rows]
+
+
+def _open_edges(entry: _Entry, node_types: list[str], runtime: Runtime) -> EdgeSource:
+    key = entry.word("source"), entry.word("relation"), entry.word("target")
+    for end, name in (("source", key[0]), ("target", key[2])):
+        if name not in node_types:
+            known = ", ".join(node_types)
+            raise ArgumentError(f"{entry.at}: {end} is {name!r}, which is no node type (there are {known})")
+    if "file" not in entry.given:
+        raise FormatError(f"{entry.at} has no 'file' with the edges {' '.join(key)!r}: add it")
+    path, found = str(entry.file("file")), entry.open("file")
+    reverse = _reverse(entry, key[1])
+    if isinstance(found, np.ndarray):
+        weights = entry.array("weights") if "weights" in entry.given else None
+        named = str(entry.file("weights")) if weights is not None else ""
+        edges, count = array_edges(runtime, path, found, PlainIds(), named, weights)
+        return EdgeSource(
+            path,
+            key,
+            edges,
+            count,
+            weights is not None,
+            reverse,
+            edge_of(path),
+            Place(named).at if named else None,
+        )
+    if "weights" in entry.given:
+        raise ArgumentError(
+            f"{entry.at}: weights belong to edges in .npy: put them into a column 'weight' of {path}"
+        )
+    weight = found.column(*WEIGHT_COLUMNS)
+    edges = table_edges(runtime, found, PlainIds())
+    places = (Place(found).at, Place(found, weight).at if weight else None)
+    return EdgeSource(path, key, edges, found.num_rows, weight is not None, reverse, *places)
+
+
+def _reverse(entry: _Entry, relation: str) -> str | None:
+    """Returns the name of the relation that leads back; None where there is none."""
+    given = entry.given.get("reverse", False)
+    if isinstance(given, bool):
+        return REVERSE + relation if given else None
+    return entry.word("reverse")
