@@ -73,6 +73,15 @@ class SectionGraph:
         return DiskArray(runtime, self.path, rows.spec, self.arrays.get(rows.array + PAGE_SUMS))
 
     @property
+    def feature_bytes(self) -> int:
+        return sum(rows.data_bytes for rows in self.row_files)
+
+    def digest(self) -> str:
+        return "that of the graph"
+
+    def require_unchanged(self) -> None: ...
+
+    @property
     def num_nodes(self) -> int:
         return sum(node_type.num_nodes for node_type in self.node_types)
 
@@ -100,7 +109,7 @@ def section_graph(
     chosen = {name: NODES[name] for name in names or NODES}
     firsts = [0, *accumulate(count for count, _ in chosen.values())]
     nodes = tuple(
-        NodeType(t, name, firsts[t], count, 4 * (name == "paper"), prefix=f"n{t}.")
+        NodeType(t, name, firsts[t], count, BATCH * (name == "paper"), prefix=f"n{t}.")
         for t, (name, (count, _)) in enumerate(chosen.items())
     )
     by_name = {of.name: of for of in nodes}

@@ -81,15 +81,25 @@ class RunNeeds:
                     for rows in files
                 ]
                 shared = config.disk_space is not None or config.layout not in ("cost", "heuristic", "packed")
-                for rows, count in zip(files, cached, strict=True):
-                    blocks = plan_memory.block_rows(config, rows.row_bytes) if shared else 0
-                    features = self._graph.open_rows(runtime, rows)
-                    others = 8 * (sum(cached) - count)  # ids of what other row files have in memory
-                    if not pack_memory.fits(
-                        features, sizes, rows, count, min(blocks, rows.num_rows), free - others
-                    ):
-                        return False
-                return True
+                blocks = [
+                    min(plan_memory.block_rows(config, rows.row_bytes), rows.num_rows) if shared else 0
+                    for rows in files
+                ]
+                held = [  # ids of what a row file has in memory, and what finds its shared rows: of all at once
+                    8 * count + pack_memory.shared_bytes(sizes.section(rows), rows.row_bytes, block)
+                    for rows, count, block in zip(files, cached, blocks, strict=True)
+                ]
+                return all(
+                    pack_memory.fits(
+                        self._graph.open_rows(runtime, rows),
+                        sizes,
+                        rows,
+                        cached[k],
+                        blocks[k],
+                        free - (sum(held) - held[k]),
+                    )
+                    for k, rows in enumerate(files)
+                )
         except BudgetError:
             return False
 

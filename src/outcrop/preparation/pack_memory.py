@@ -11,7 +11,7 @@ from outcrop.runtime.pages import PAGE_BYTES
 from outcrop.store import record
 from outcrop.store.arrays import DiskArray
 from outcrop.store.graph_types import RowFile
-from outcrop.store.samples import BatchSizes
+from outcrop.store.samples import BatchSizes, SectionSizes
 
 
 @dataclass(frozen=True)
@@ -50,6 +50,13 @@ def divide_memory(features: DiskArray, id_bytes: int, has_caches: bool, free: in
     return PackBuffers(chunk, headroom, ids_buffer, out_buffer, widths, tables)
 
 
+def shared_bytes(section: SectionSizes, row_bytes: int, block_rows: int) -> int:
+    """Counts the bytes that finding and ordering the rows of a disk cache takes; 0 where there is none."""
+    if not block_rows:
+        return 0
+    return 2 * block_rows * (row_bytes + section.id_bytes + 8) + 16 * section.max_rows + 8 * PAGE_BYTES
+
+
 def fits(
     features: DiskArray,
     samples: BatchSizes,
@@ -73,11 +80,8 @@ def fits(
     size = divide_memory(features, section.id_bytes, memory_rows > 0, free)
     chunks = -(-features.spec.data_bytes // (size.chunk_pages * PAGE_BYTES)) + 1
     ids = max(section.max_rows, block_rows) * section.id_bytes + 2 * PAGE_BYTES
-    shared = (
-        2 * block_rows * (features.row_bytes + section.id_bytes + 8) + 16 * section.max_rows + 8 * PAGE_BYTES
-    )
     return (
-        free > samples.max_record_bytes + (shared if block_rows else 0) + PAGE_BYTES
+        free > samples.max_record_bytes + shared_bytes(section, features.row_bytes, block_rows) + PAGE_BYTES
         and hops * (chunks * 4 + 64) + hops * PAGE_BYTES <= size.table_bytes
         and ids <= size.table_bytes
     )

@@ -84,7 +84,8 @@ class RowsPacker:
         self._episodes = list(self._cut_episodes())
         self.num_episodes = len(self._episodes)
         self.num_streams = len(self._placement.packed_batches) * self.section.num_runs
-        self.geometry = f"{len(self._chunks.starts)}-{self._chunks.starts[1]}-{self.num_episodes}"
+        starts = self._chunks.starts  # one, where there are no rows
+        self.geometry = f"{len(starts)}-{starts[min(1, len(starts) - 1)]}-{self.num_episodes}"
 
     @property
     def work_bytes(self) -> int:

@@ -46,8 +46,10 @@ def prefix_of(number: int, files: int) -> str:
 
 def described_files(attributes: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Returns what a plan says of each row file: of the nodes or edges of which type its rows are, and their sizes."""
-    one = {"kind": "nodes", "type": 0, "row_bytes": attributes.get("row_bytes")}
-    return attributes.get("row_files", [{**one, "block_rows": attributes["layout"]["block_rows"]}])
+    if "row_files" in attributes:
+        return attributes["row_files"]
+    block_rows = attributes["layout"]["block_rows"]
+    return [{"kind": "nodes", "type": 0, "row_bytes": attributes["row_bytes"], "block_rows": block_rows}]
 
 
 def _read(runtime: Runtime, path: Path, manifest: Manifest, name: str) -> np.ndarray:

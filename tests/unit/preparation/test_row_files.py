@@ -1,0 +1,313 @@
+"""Runs of graphs with several row files: planned, packed and loaded against plain NumPy and brute force."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+from itertools import combinations
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from outcrop.config import PlanConfig, SampleConfig
+from outcrop.errors import BudgetError
+from outcrop.loading.session import LoadSession, packed_session
+from outcrop.preparation import pack as packing
+from outcrop.preparation.cached_rows import choose_cached_rows
+from outcrop.preparation.pack_rows import RowsPacker
+from outcrop.preparation.plan import plan
+from outcrop.preparation.plan_memory import divide_host_memory
+from outcrop.preparation.sample import BatchOrigin, sample
+from outcrop.rows import disk_rows
+from outcrop.runtime.runtime import Runtime
+from outcrop.store import packed
+from outcrop.store.batches import BatchGraph
+from outcrop.store.graph_types import NodeType, RowFile
+from outcrop.store.levels import Level
+from outcrop.store.manifest import ArraySpec
+from outcrop.store.placement import Placement, open_placement
+from outcrop.store.samples import SampleSet, open_samples
+from section_support import EPOCHS, FEW, ReferenceSampler, SectionGraph, section_graph
+
+CONFIG = SampleConfig(fanouts=(4, 3), batch_size=20, epochs=EPOCHS, splits=("train",))
+Make = Callable[..., Runtime]
+
+
+@pytest.fixture(params=[2, 7])
+def graph(request: pytest.FixtureRequest, tmp_path: Path, make_runtime: Make) -> SectionGraph:
+    few = request.param == 2
+    runtime = make_runtime(threads=1)
+    made = section_graph(tmp_path / "g", runtime, names=FEW if few else None, edge_rows=not few)
+    assert len(made.row_files) == request.param
+    return made
+
+
+def drawn(graph: SectionGraph) -> list[BatchGraph]:
+    sampler = ReferenceSampler(graph, CONFIG)
+    return [batch for epoch in range(EPOCHS) for batch in sampler.epoch("train", epoch)]
+
+
+def sampled(graph: Any, folder: Path, runtime: Runtime) -> SampleSet:
+    """The sample stage, with batches that the reference draws."""
+
+    def epoch(split: str, number: int) -> Iterator[BatchGraph]:
+        return ReferenceSampler(graph, CONFIG).epoch(split, number)
+
+    external: Any = SimpleNamespace(splits=("train",), epoch=epoch)
+    sample(graph, CONFIG, folder / "sample", runtime, BatchOrigin(external=external, key="reference"))
+    return open_samples(runtime, folder / "sample", graph)
+
+
+def planned(graph: Any, folder: Path, runtime: Runtime, samples: SampleSet, config: PlanConfig) -> Placement:
+    plan(graph, samples, config, folder / "plan", runtime)
+    return open_placement(runtime, folder / "plan")
+
+
+def test_sample_sets_give_back_batches_and_sections(graph: Any, tmp_path: Path, make_runtime: Make) -> None:
+    samples, expected = sampled(graph, tmp_path, make_runtime(threads=1)), drawn(graph)
+    assert samples.manifest.version == 2
+    assert samples.num_batches == len(expected)
+    buffer = np.zeros(samples.max_record_bytes, np.uint8)
+    for number, batch in enumerate(expected):
+        found = samples.read(number, buffer)
+        assert samples.num_nodes[number] == batch.num_nodes
+        assert samples.num_edges[number] == batch.num_edges
+        assert np.array_equal(found.labels, batch.labels)
+        for ours, nodes in zip(found.nodes, batch.nodes, strict=True):
+            assert (ours.per_hop, ours.ids.tolist()) == (nodes.per_hop, nodes.ids.tolist())
+        for ours, edges in zip(found.edges, batch.edges, strict=True):
+            assert ours.per_hop == edges.per_hop
+            assert np.array_equal(ours.rowptr, edges.rowptr)
+            assert np.array_equal(ours.col, edges.col)
+            assert edges.positions is not None
+            assert len(edges.col) == 0 or np.array_equal(ours.positions, edges.positions)
+        for rows in graph.row_files:
+            section, wanted = samples.section(rows), batch.section(rows)
+            ids = section.read_ids(number, np.zeros(section.buffer_bytes, np.uint8))
+            assert ids.tolist() == wanted.ids.tolist()
+            assert section.runs[number].tolist() == list(wanted.runs)
+            assert section.num_rows[number] == len(wanted.ids)
+
+
+def memory_with_cache(graph: Any, samples: SampleSet, cache_bytes: int, **options: Any) -> int:
+    """The smallest budget of loading whose cache has ``cache_bytes``."""
+    low, high = 1, 1 << 34
+    while low < high:
+        middle = (low + high) // 2
+        try:
+            config = PlanConfig(memory=middle, slots=2, **options)
+            enough = divide_host_memory(samples, config, graph.row_files).cache_bytes >= cache_bytes
+        except BudgetError:
+            enough = False
+        low, high = (low, middle) if enough else (middle + 1, high)
+    return low
+
+
+def pack_of(graph: Any, folder: Path, runtime: Runtime, layout: str) -> tuple[SampleSet, Placement]:
+    samples = sampled(graph, folder, runtime)
+    space = {"disk_space": 1 << 30} if layout != "packed" else {}
+    memory = memory_with_cache(graph, samples, graph.feature_bytes // 8, **space)
+    config = PlanConfig(memory=memory, slots=2, layout=layout, **space)
+    return samples, planned(graph, folder, runtime, samples, config)
+
+
+def opened(graph: Any, folder: Path, runtime: Runtime) -> LoadSession:
+    samples = open_samples(runtime, folder / "sample", graph)
+    placement = open_placement(runtime, folder / "plan")
+    records = packed.open_packed(runtime, folder / "pack", placement, samples)
+    below = [disk_rows(graph, runtime, rows) for rows in graph.row_files]
+    return packed_session(graph, samples, records, below, runtime)
+
+
+@pytest.mark.parametrize("layout", ["packed", "3,1"])
+def test_packed_rows_are_those_of_every_row_file(
+    graph: Any, tmp_path: Path, make_runtime: Make, layout: str
+) -> None:
+    runtime = make_runtime(threads=1)
+    samples, placement = pack_of(graph, tmp_path, runtime, layout)
+    manifest = packing.pack(graph, samples, placement, tmp_path / "pack", runtime)
+    assert manifest.version == placement.manifest.version == 3
+    assert manifest.attributes["episodes"] == 1
+    cached = [len(rows.host_ids) for rows in placement.files]
+    assert sum(cached) > 50
+    assert (sum(rows.num_disk_rows for rows in placement.files) > 50) == (layout != "packed")
+    predicted = placement.predicted["epochs"]["train"]
+    expected = drawn(graph)
+    with opened(graph, tmp_path, make_runtime(threads=2)) as session:
+        runtime = session._runtime
+        for epoch in range(EPOCHS):
+            before = runtime.io.counters.read_bytes
+            loader = session.batches("train", epoch)
+            for batch in loader:
+                wanted = graph.wanted(expected[epoch * len(expected) // EPOCHS + loader.stats.batches - 1])
+                for rows, table, file in zip(batch.rows, wanted, graph.row_files, strict=True):
+                    assert rows.dtype == getattr(torch, file.spec.dtype)
+                    assert rows.contiguous().view(torch.uint8).numpy().tobytes() == table.tobytes()
+                del batch
+            levels = {str(level): rows for level, rows in loader.stats.rows_by_level.items()}
+            assert levels == {**dict.fromkeys(levels, 0), **predicted[epoch]["rows_by_level"]}
+            assert loader.stats.bytes_needed == predicted[epoch]["bytes_needed"]
+            assert runtime.io.counters.read_bytes - before == predicted[epoch]["bytes_read"]
+
+
+@pytest.mark.parametrize("memory", ["700KiB", None])
+def test_packing_is_the_same_for_every_budget_and_each_row_file_is_read_once_per_pass(
+    graph: Any, tmp_path: Path, make_runtime: Make, memory: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runtime = make_runtime(threads=1)
+    samples, placement = pack_of(graph, tmp_path, runtime, "3,1")
+    packing.pack(graph, samples, placement, tmp_path / "generous", runtime)
+    tight = make_runtime(memory, threads=1)
+    read: Counter[int] = Counter()
+    original = RowsPacker._read_chunks
+
+    def watched(self: Any, start: int, buffers: Any) -> Iterator[Any]:
+        for chunk in original(self, start, buffers):
+            read[self.placed.number] += len(chunk[1])
+            yield chunk
+
+    monkeypatch.setattr(RowsPacker, "_read_chunks", watched)
+    again = open_samples(tight, tmp_path / "sample", graph)
+    manifest = packing.pack(graph, again, open_placement(tight, tmp_path / "plan"), tmp_path / "pack", tight)
+    passes = {
+        rows.number: read[rows.number] / max(rows.num_rows * rows.row_bytes, 1) for rows in graph.row_files
+    }
+    assert all(count == int(count) <= manifest.attributes["episodes"] for count in passes.values()), passes
+    if memory is not None:
+        assert tight.budget.peak_bytes <= 700 << 10
+    ours, theirs = (
+        {path.name: path.read_bytes() for path in (tmp_path / name).glob("*.bin")}
+        for name in ("generous", "pack")
+    )
+    assert ours.keys() == theirs.keys()
+    assert [name for name in ours if ours[name] != theirs[name]] == []
+
+
+def test_packing_that_was_interrupted_goes_on_to_the_same_bytes(
+    graph: Any, tmp_path: Path, make_runtime: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runtime = make_runtime(threads=1)
+    samples, placement = pack_of(graph, tmp_path, runtime, "3,1")
+    packing.pack(graph, samples, placement, tmp_path / "whole", runtime)
+    original, left = RowsPacker._scatter, 0
+
+    class Killed(Exception):
+        pass
+
+    def dying(self: Any, *args: Any) -> None:
+        nonlocal left
+        left -= 1
+        if left < 0:
+            raise Killed
+        original(self, *args)
+
+    monkeypatch.setattr(RowsPacker, "_scatter", dying)
+    deaths = 0
+    while True:
+        limited, left = make_runtime("700KiB", threads=1), 4
+        again = open_samples(limited, tmp_path / "sample", graph)
+        try:
+            packing.pack(graph, again, open_placement(limited, tmp_path / "plan"), tmp_path / "pack", limited)
+            break
+        except Killed:
+            deaths += 1
+            assert deaths < 200
+    assert deaths > 1
+    for path in sorted((tmp_path / "whole").glob("*.bin")):
+        assert path.read_bytes() == (tmp_path / "pack" / path.name).read_bytes(), path.name
+
+
+class _Wanted:
+    """A sample set with ``lists[k][b]``, the ids that batch b wants of row file k."""
+
+    def __init__(self, lists: list[list[list[int]]]):
+        self._lists = lists
+
+    def section(self, rows: RowFile) -> Any:
+        of = self._lists[rows.number]
+        return SimpleNamespace(buffer_bytes=1, read_ids=lambda batch, buffer: np.array(of[batch], np.int64))
+
+
+def files_of(counts: list[int], widths: list[int]) -> tuple[RowFile, ...]:
+    return tuple(
+        RowFile(k, NodeType(k, str(k), 0, n, 0), "features", ArraySpec("x", "uint8", (n, w), w, 0, 0))
+        for k, (n, w) in enumerate(zip(counts, widths, strict=True))
+    )
+
+
+@given(st.data())
+@settings(max_examples=60, deadline=None)
+def test_the_most_wanted_rows_are_cached_whatever_their_width(data: st.DataObject) -> None:
+    """All subsets of 12 rows of three widths: none that fits saves more, but for what is less than one row."""
+    widths, counts = [64, 128, 512], [4, 4, 4]
+    files = files_of(counts, widths)
+    batches = data.draw(st.integers(1, 6))
+    lists = [[sorted(data.draw(st.sets(st.integers(0, n - 1)))) for _ in range(batches)] for n in counts]
+    room = data.draw(st.integers(0, 3000))
+    wanted = {
+        (k, row): sum(row in batch for batch in lists[k]) for k, n in enumerate(counts) for row in range(n)
+    }
+    with Runtime("64MiB") as runtime:
+        chosen = choose_cached_rows(files, _Wanted(lists), np.arange(batches), 0, room, runtime)  # type: ignore[arg-type]
+    held = [(k, int(row)) for k, levels in enumerate(chosen) for row in levels.host_ids]
+    used = sum(widths[k] for k, _ in held)
+    saved = sum(widths[k] * wanted[k, row] for k, row in held)
+    assert used <= room
+    assert all(wanted[one] for one in held)
+    best = max(
+        sum(widths[k] * wanted[k, row] for k, row in some)
+        for size in range(13)
+        for some in combinations(wanted, size)
+        if sum(widths[k] for k, _ in some) <= room
+    )
+    assert saved <= best
+    assert best - saved <= max(widths) * batches
+    for eighths in range(21):  # what fixed shares of the room would have
+        share = [room * eighths // 20, 0, 0]
+        share[1] = share[2] = (room - share[0]) // 2
+        fixed = 0
+        for k, part in enumerate(share):
+            ranked = sorted((wanted[k, row] for row in range(counts[k])), reverse=True)
+            fixed += widths[k] * sum(ranked[: part // widths[k]])
+        assert fixed <= saved + max(widths) * batches
+
+
+def test_the_device_has_the_rows_wanted_most_and_the_host_those_after(make_runtime: Make) -> None:
+    files = files_of([6, 6], [64, 128])
+    lists = [
+        [[row for row in range(6) if batch < 6 - row] for batch in range(6)],
+        [[row for row in range(6) if batch < 6 - row] for batch in range(6)],
+    ]
+    chosen = choose_cached_rows(files, _Wanted(lists), np.arange(6), 192, 384, make_runtime())  # type: ignore[arg-type]
+    assert [one.device_ids.tolist() for one in chosen] == [[0], [0]]
+    assert [one.host_ids.tolist() for one in chosen] == [[1, 2], [1, 2]]
+
+
+def test_narrow_rows_are_packed_where_there_are_others(make_runtime: Make) -> None:
+    lists = [[[0, 1]] * 3, [[0]] * 3]
+    files = files_of([2, 2], [32, 64])
+    chosen = choose_cached_rows(files, _Wanted(lists), np.arange(3), 0, 10_000, make_runtime())  # type: ignore[arg-type]
+    assert [one.host_ids.tolist() for one in chosen] == [[], [0]]
+    alone = files_of([2], [32])
+    (only,) = choose_cached_rows(alone, _Wanted(lists), np.arange(3), 0, 10_000, make_runtime())  # type: ignore[arg-type]
+    assert only.host_ids.tolist() == [0, 1]
+
+
+def test_levels_of_each_row_file_are_told(graph: Any, tmp_path: Path, make_runtime: Make) -> None:
+    runtime = make_runtime(threads=1)
+    samples, placement = pack_of(graph, tmp_path, runtime, "packed")
+    packing.pack(graph, samples, placement, tmp_path / "pack", runtime)
+    with opened(graph, tmp_path, make_runtime(threads=1)) as session:
+        loader = session.batches("train", 0)
+        for batch in loader:
+            del batch
+        for rows, levels in zip(placement.files, loader.stats.rows_by_file, strict=True):
+            count = len(drawn(graph)) // EPOCHS
+            assert levels.get(Level.PACKED, 0) == rows.num_packed[:count].sum()
+            assert levels.get(Level.HOST, 0) == rows.cached_rows[:count, 0].sum()
