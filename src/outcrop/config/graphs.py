@@ -111,16 +111,19 @@ class GenerateConfig:
 
     Attributes:
         kind: ``sbm``: power-law degrees and planted classes, which a GNN learns; ``rmat``: R-MAT, by default with
-            Graph500's quadrants.
-        nodes: Number of nodes.
-        edges: Number of edges, which are directed and distinct.
-        features: Columns of the features; 0: none.
+            Graph500's quadrants; ``typed``: papers, authors, topics and institutions, where the class of a paper shows
+            in its citations and its authors together.
+        nodes: Number of nodes; of all types together.
+        edges: Number of edges, which are directed and distinct. Of ``typed`` so many are drawn for all edge types
+            together, and repeated ones dropped; each edge type has a reverse beside it.
+        features: Columns of the features; 0: none. Of ``typed`` those of papers; authors have half of them in float16,
+            topics a quarter in int8, institutions none.
         classes: Number of labels, which are equally frequent.
         dtype: Type of the features: ``float32``, ``float16``, ``bfloat16``, or ``int8`` in steps of 2^-5.
         train_fraction: Share of the nodes that train, rounded to whole nodes.
         valid_fraction: Share of the nodes that validate, likewise.
         test_fraction: Share of the nodes that test, likewise.
-        homophily: Chance that a source is drawn from the class of its target (sbm).
+        homophily: Chance that a source is drawn from the class of its target (sbm), or of its kind (typed).
         skew: Exponent: the degree of the k-th hottest node goes with k^-skew (sbm).
         a: Chance of the quadrant in which the bits of source and target are 0 (rmat).
         b: Chance of the quadrant in which the bit of the target alone is 1; where both are, the rest (rmat).
@@ -130,7 +133,7 @@ class GenerateConfig:
         seed: Number that decides everything: the same seed gives the same graph on every machine.
     """
 
-    kind: Literal["sbm", "rmat"] = "sbm"
+    kind: Literal["sbm", "rmat", "typed"] = "sbm"
     nodes: int = 100_000
     edges: int = 1_500_000
     features: int = 128
@@ -151,8 +154,8 @@ class GenerateConfig:
         check_types(self)
         problems = []
         fractions = (self.train_fraction, self.valid_fraction, self.test_fraction)
-        if self.kind not in ("sbm", "rmat"):
-            problems.append(f"kind {self.kind!r} is neither sbm nor rmat")
+        if self.kind not in ("sbm", "rmat", "typed"):
+            problems.append(f"kind {self.kind!r} is none of sbm, rmat, typed")
         if self.dtype not in ("float32", "float16", "bfloat16", "int8"):
             problems.append(f"dtype {self.dtype!r} is none of float32, float16, bfloat16, int8")
         if min(fractions) < 0 or sum(fractions) > 1 + 1e-9:

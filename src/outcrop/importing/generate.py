@@ -18,6 +18,7 @@ import numpy as np
 import outcrop._core as _core
 from outcrop.config import GenerateConfig
 from outcrop.errors import ArgumentError
+from outcrop.importing.generate_typed import write_typed
 from outcrop.importing.sources.base import block_bytes
 from outcrop.importing.sources.split import Splitter
 from outcrop.runtime.runtime import Runtime
@@ -62,6 +63,10 @@ def generate_graph(
     config = config or GenerateConfig(**options)
     out = Path(out)
     manifests.check_destination(out)
+    if config.kind == "typed":
+        with manifests.publishing(out) as work, runtime.trace.span("generate", nodes=config.nodes):
+            write_typed(config, runtime, work)
+        return open_graph(out)
     generator = _core.GraphGenerator(runtime.budget, _model(config))
     with (
         manifests.publishing(out) as work,

@@ -73,7 +73,7 @@ def import_graph(
             if made_from is not None:
                 imported.write(work, made_from)
             importing.write(work)
-            importing.write_manifest(work, _kind(source))
+            importing.write_manifest(work, config.stored() | {"source": _kind(source)})
     graph = open_graph(out)
     graph.notes = (
         *importing.source.notes,
@@ -170,8 +170,7 @@ class _Import:
         if self.source.names is not None:
             self._names(self.source.names(), num_nodes)
 
-    def write_manifest(self, work: Path, kind: str) -> None:
-        config = self.config.stored() | {"source": kind}
+    def write_manifest(self, work: Path, config: dict[str, Any]) -> None:
         manifests.write(work, Manifest(FORMAT, VERSION, self.arrays, self.attributes, config))
 
     def _edges(self) -> int:

@@ -15,7 +15,7 @@ from outcrop.runtime.runtime import Runtime
 from outcrop.store import imported
 from outcrop.store import manifest as manifests
 from outcrop.store.graph import FORMAT as GRAPH
-from outcrop.store.graph import VERSION as GRAPH_VERSION
+from outcrop.store.graph import VERSIONS as GRAPH_VERSIONS
 from outcrop.store.graph import open_graph
 from outcrop.store.triples import FORMAT as TRIPLES
 from outcrop.store.triples import open_triples
@@ -102,7 +102,7 @@ def _kept(note: str) -> ImportReport:
 def _is_generated(out: str | Path, config: GenerateConfig, overwrite: bool) -> bool:
     """Tells whether ``out`` holds the graph that ``config`` gives. Arguments and errors as :func:`_is_imported`."""
     same = manifests.plain(asdict(config))
-    if not overwrite and manifests.is_current(Path(out), GRAPH, GRAPH_VERSION, same, {}):
+    if not overwrite and manifests.is_current(Path(out), GRAPH, GRAPH_VERSIONS, same, {}):
         return True
     return _is_imported(out, None, overwrite)
 

@@ -67,9 +67,8 @@ class TypedImport:
         }
         self._note_unreached()
 
-    def write_manifest(self, work: Path, kind: str) -> None:
-        """Writes the manifest of what was written."""
-        config = self.config.stored() | {"source": kind}
+    def write_manifest(self, work: Path, config: dict[str, Any]) -> None:
+        """Writes the manifest of what was written; ``config`` is what the user asked for."""
         manifests.write(work, Manifest(FORMAT, TYPED_VERSION, self._arrays, self._attributes, config))
 
     def _lists(self, work: Path) -> list[dict[str, Any]]:
