@@ -1,26 +1,21 @@
-"""Graphs with several row files, and batches of them, both from plain NumPy and the reference of typed sampling.
-
-What loading asks of a graph is here: its types, its row files, and the arrays on disk, which hold random bytes.
-"""
+"""Graphs with several row files, whose rows are random bytes; batches of them, from the reference of typed sampling."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from itertools import accumulate
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 
 from outcrop.config import SampleConfig
 from outcrop.runtime.runtime import Runtime
-from outcrop.store.arrays import ArrayWriter, DiskArray, storage_dtype
 from outcrop.store.batches import BatchGraph, Edges, Nodes
-from outcrop.store.graph_types import EdgeType, NodeType, RowFile, row_files_of
-from outcrop.store.manifest import PAGE_SUMS, ArraySpec
+from outcrop.store.graph import Graph
+from outcrop.store.graph_types import NodeType
 from typed_reference import TypedBatch, TypedGraph, pick_some, sample
-from typed_support import arrays_of
+from typed_store import write_typed
 
 Width = tuple[str, int] | None  # dtype and columns; None: no rows
 
@@ -29,7 +24,7 @@ NODES: dict[str, tuple[int, Width]] = {
     "paper": (500, ("float32", 128)),
     "author": (400, ("float16", 64)),
     "topic": (60, ("int8", 32)),
-    "venue": (1, ("bfloat16", 3)),
+    "venue": (1, ("int16", 3)),
     "void": (0, ("float32", 4)),
     "school": (40, None),
 }
@@ -45,45 +40,21 @@ FEW = ("paper", "author")  # types of a graph with two row files, one for each
 FANOUTS, BATCH, EPOCHS = (4, 3), 20, 2
 
 
-@dataclass(frozen=True)
-class SectionGraph:
-    """Stands for a graph with several row files.
+class SectionGraph(Graph):
+    """Opens a graph with several row files, of which it is known what they hold.
 
     Attributes:
         tables: The rows of each row file.
         lists: Its neighbor lists.
     """
 
-    path: Path
-    node_types: tuple[NodeType, ...]
-    edge_types: tuple[EdgeType, ...]
-    row_files: tuple[RowFile, ...]
-    arrays: dict[str, ArraySpec]
-    tables: tuple[np.ndarray, ...]
-    lists: TypedGraph
-    label_kind: str = "class"
+    def __init__(self, graph: Graph, tables: Sequence[np.ndarray], lists: TypedGraph):
+        super().__init__(graph.path, graph.manifest)
+        self.tables, self.lists = tuple(tables), lists
 
     def has(self, name: str) -> bool:
-        return name in self.arrays
-
-    def spec(self, name: str) -> ArraySpec:
-        return self.arrays[name]
-
-    def open_rows(self, runtime: Runtime, rows: RowFile) -> DiskArray:
-        return DiskArray(runtime, self.path, rows.spec, self.arrays.get(rows.array + PAGE_SUMS))
-
-    @property
-    def feature_bytes(self) -> int:
-        return sum(rows.data_bytes for rows in self.row_files)
-
-    def digest(self) -> str:
-        return "that of the graph"
-
-    def require_unchanged(self) -> None: ...
-
-    @property
-    def num_nodes(self) -> int:
-        return sum(node_type.num_nodes for node_type in self.node_types)
+        """Tells whether there is an array of exactly this name, where graphs with types ask for the type as well."""
+        return name in self.manifest.arrays
 
     def wanted(self, batch: BatchGraph) -> list[np.ndarray]:
         """Returns the rows that a batch must have of each row file: ``table[ids]``."""
@@ -97,53 +68,34 @@ class SectionGraph:
 
 
 def section_graph(
-    folder: Path, runtime: Runtime, *, names: Sequence[str] | None = None, edge_rows: bool = True
+    folder: Path, *, names: Sequence[str] | None = None, edge_rows: bool = True
 ) -> SectionGraph:
-    """Writes a graph whose rows are random bytes.
+    """Writes a graph whose rows are random bytes; the first of its node types has labels.
 
     Args:
         names: Its node types; None: all. Edge types are those between them.
         edge_rows: Whether edges have rows.
     """
-    folder.mkdir()
-    chosen = {name: NODES[name] for name in names or NODES}
-    firsts = [0, *accumulate(count for count, _ in chosen.values())]
-    nodes = tuple(
-        NodeType(t, name, firsts[t], count, BATCH * (name == "paper"), prefix=f"n{t}.")
-        for t, (name, (count, _)) in enumerate(chosen.items())
+    nodes = {name: NODES[name] for name in names or NODES}
+    edges = {key: value for key, value in EDGES.items() if {key[0], key[2]} <= set(nodes)}
+    numbers = {name: number for number, name in enumerate(nodes)}
+    lists = TypedGraph(
+        tuple(count for count, _ in nodes.values()),
+        tuple((numbers[source], numbers[target]) for source, _, target in edges),
+        tuple(
+            _lists(nodes[source][0], nodes[target][0], count, seed)
+            for seed, ((source, _, target), (count, _)) in enumerate(edges.items())
+        ),
     )
-    by_name = {of.name: of for of in nodes}
-    between = {
-        key: (count, width if edge_rows else None)
-        for key, (count, width) in EDGES.items()
-        if {key[0], key[2]} <= set(by_name)
-    }
-    edges, lists, edge, row = [], [], 0, 0
-    for r, ((source, relation, target), (count, _)) in enumerate(between.items()):
-        ends = by_name[source], by_name[target]
-        edges.append(EdgeType(r, ends[0], relation, ends[1], count, row, edge, f"e{r}."))
-        lists.append(_lists(ends[0].num_nodes, ends[1].num_nodes, count, r))
-        row, edge = row + ends[1].num_nodes, edge + count
-    reference = TypedGraph(
-        tuple(of.num_nodes for of in nodes),
-        tuple((of.source.number, of.target.number) for of in edges),
-        tuple(lists),
+    tables = {f"n{t}.features": _rows(*of) for t, of in enumerate(nodes.values()) if of[1]}
+    if edge_rows:
+        tables |= {f"e{r}.features": _rows(*of) for r, of in enumerate(edges.values()) if of[1]}
+    labels = np.arange(lists.sizes[0], dtype=np.int64) % BATCH
+    graph = write_typed(
+        folder, lists, {**tables, "n0.labels": labels}, {0: BATCH}, names=(list(nodes), list(edges))
     )
-    arrays: dict[str, ArraySpec] = {}
-    types = (*nodes, *edges)
-    widths = [width for _, width in (*chosen.values(), *between.values())]
-    tables = [
-        _write_rows(folder, runtime, of, width, arrays)
-        for of, width in zip(types, widths, strict=True)
-        if width is not None
-    ]
-    files = row_files_of(arrays, types)
-    topology = arrays_of(reference)
-    for name, array in (("indptr", topology.indptr), ("indices", topology.indices)):
-        writer = ArrayWriter(runtime, folder, name, "int64")
-        writer.append(array)
-        writer.finish_into(arrays)
-    return SectionGraph(folder, nodes, tuple(edges), files, arrays, tuple(tables), reference)
+    assert [file.array for file in graph.row_files] == list(tables)
+    return SectionGraph(graph, list(tables.values()), lists)
 
 
 def _lists(sources: int, targets: int, count: int, seed: int) -> tuple[tuple[int, ...], ...]:
@@ -154,23 +106,29 @@ def _lists(sources: int, targets: int, count: int, seed: int) -> tuple[tuple[int
     return tuple(tuple(sorted(one)) for one in lists)
 
 
-def _write_rows(
-    folder: Path,
-    runtime: Runtime,
-    of: NodeType | EdgeType,
-    width: tuple[str, int],
-    arrays: dict[str, ArraySpec],
-) -> np.ndarray:
-    dtype, columns = width
-    count = of.num_nodes if isinstance(of, NodeType) else of.num_edges
-    storage = storage_dtype(dtype)
-    rng = np.random.default_rng(count + columns)
-    raw = rng.integers(0, 256, count * columns * storage.itemsize, dtype=np.uint8)
-    table = raw.view(storage).reshape(count, columns)
-    writer = ArrayWriter(runtime, folder, of.array("features"), dtype, (columns,), page_sums=True)
-    writer.append(table)
-    writer.finish_into(arrays)
-    return table
+def _rows(count: int, width: Width) -> np.ndarray:
+    """Returns random bytes as ``count`` rows."""
+    assert width is not None
+    dtype, columns = np.dtype(width[0]), width[1]
+    raw = np.random.default_rng(count + columns).integers(0, 256, count * columns * dtype.itemsize, np.uint8)
+    return raw.view(dtype).reshape(count, columns)
+
+
+def lists_on_disk(graph: Graph) -> TypedGraph:
+    """Reads the neighbor lists of a graph."""
+    with Runtime() as runtime:
+        indptr, indices = (graph.array(runtime, name).read("lists") for name in ("indptr", "indices"))
+    lists = [
+        tuple(
+            tuple((indices[indptr[at] : indptr[at + 1]].astype(np.int64) - of.source.first).tolist())
+            for at in range(of.first_list, of.first_list + of.target.num_nodes)
+        )
+        for of in graph.edge_types
+    ]
+    sizes = tuple(of.num_nodes for of in graph.node_types)
+    return TypedGraph(
+        sizes, tuple((of.source.number, of.target.number) for of in graph.edge_types), tuple(lists)
+    )
 
 
 def as_batch(batch: TypedBatch, seed_type: int = 0) -> BatchGraph:
@@ -190,24 +148,40 @@ def as_batch(batch: TypedBatch, seed_type: int = 0) -> BatchGraph:
 
 
 class ReferenceSampler:
-    """Draws batches around all nodes of the first type with the reference, in place of ``BatchSampler``."""
+    """Draws batches around all nodes of the first type with the reference, in place of ``BatchSampler``.
 
-    def __init__(self, graph: SectionGraph, config: SampleConfig, *_: Any, **__: Any):
-        self.graph, self.config = graph, config
+    Attributes:
+        topology: What mode online may cache lists of: none.
+    """
+
+    def __init__(self, graph: Graph, config: SampleConfig, *_: Any, **__: Any):
+        self.config, self.lists = config, lists_on_disk(graph)
+        self.topology = SimpleNamespace(placement="memory", drop_lists=lambda: None)
 
     def seeds(
         self, split: str, epoch: int, numbers: Sequence[int] | None = None
     ) -> Iterator[tuple[int, int]]:
         """Yields epoch and number of each batch."""
-        count = -(-self.graph.node_types[0].num_nodes // BATCH)
+        count = -(-self.lists.sizes[0] // BATCH)
         yield from ((epoch, number) for number in (range(count) if numbers is None else numbers))
 
     def draw(self, seeds: tuple[int, int]) -> BatchGraph:
         epoch, number = seeds
-        order = np.random.default_rng(epoch).permutation(self.graph.node_types[0].num_nodes)
+        order = np.random.default_rng(epoch).permutation(self.lists.sizes[0])
         chosen = sorted(order[number * BATCH :][:BATCH].tolist())
-        pick = pick_some([FANOUTS] * len(self.graph.edge_types), seed=1000 * epoch + number)
-        return as_batch(sample(self.graph.lists, {0: chosen}, len(FANOUTS), pick))
+        pick = pick_some([FANOUTS] * len(self.lists.edge_types), seed=1000 * epoch + number)
+        return as_batch(sample(self.lists, {0: chosen}, len(FANOUTS), pick))
+
+    def sample(
+        self, seeds: tuple[int, int], on_new_nodes: Callable[[np.ndarray], None], on_located: Any = None
+    ) -> BatchGraph:
+        """Tells of the nodes that each hop meets first, in the numbering of all nodes, rising."""
+        batch = self.draw(seeds)
+        firsts = [self.lists.first_node(t) for t in range(len(batch.nodes))]
+        parts = [np.split(nodes.ids, np.cumsum(nodes.per_hop)[:-1]) for nodes in batch.nodes]
+        for hop in zip(*parts, strict=True):
+            on_new_nodes(np.concatenate([ids + first for ids, first in zip(hop, firsts, strict=True)]))
+        return batch
 
     def epoch(self, split: str, epoch: int, numbers: Sequence[int] | None = None) -> Iterator[BatchGraph]:
         return map(self.draw, self.seeds(split, epoch, numbers))

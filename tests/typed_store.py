@@ -28,14 +28,16 @@ def write_typed(
     graph: TypedGraph,
     parts: Mapping[str, np.ndarray] | None = None,
     classes: Mapping[int, int] | None = None,
+    names: tuple[list[str], list[tuple[str, str, str]]] | None = None,
 ) -> Graph:
     """Writes ``graph`` as an artifact of version 2.
 
     Args:
-        parts: Arrays of node types, by names such as ``n0.features``.
+        parts: Arrays of types, by names such as ``n0.features``.
         classes: Classes of the node types that have labels.
+        names: Of node types, and (source, relation, target) of edge types; None: :func:`names_of`.
     """
-    arrays, (nodes, keys) = arrays_of(graph), names_of(graph)
+    arrays, (nodes, keys) = arrays_of(graph), names or names_of(graph)
     weights = graph.weights or (None,) * len(keys)
     columns = {"indptr": arrays.indptr, "indices": arrays.indices.astype(np.uint32)}
     if graph.weights and any(w is not None for w in weights):

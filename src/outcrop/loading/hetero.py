@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, TypeGuard
+from typing import Any
 
 import numpy as np
 import torch
@@ -12,13 +12,6 @@ from outcrop.store.batches import BatchGraph
 from outcrop.store.graph import Graph
 from outcrop.store.graph_types import NodeType
 from outcrop.store.minibatch import MiniBatch, as_tensor
-
-
-def has_types(graph: Graph | None) -> TypeGuard[Graph]:
-    """Tells whether the nodes or edges of a graph have types with names, so that its batches are ``HeteroData``."""
-    if graph is None:
-        return False
-    return any(of.name for of in graph.node_types) or any(of.relation for of in graph.edge_types)
 
 
 def to_hetero(

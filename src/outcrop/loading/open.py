@@ -41,13 +41,13 @@ def open_session(
         ids: Nodes of a split, in place of those that the graph has, for batches drawn on the fly.
 
     Raises:
-        ArgumentError: Mode unknown, or ``packed`` or ``belady`` without a run; or the graph has features of several
-            types, and the mode or the device takes those of one.
+        ArgumentError: Mode unknown, or ``packed`` or ``belady`` without a run; or the graph has several types, and the
+            mode or the device takes graphs with one.
         FormatError: The run was made from another graph, or is not finished.
         BudgetError: The mode does not fit, for example ``memory`` in less than the features.
     """
     mode = mode_named(mode)
-    _check_row_files(graph, mode, device)
+    _check_types(graph, mode, device)
     request = SessionRequest(graph, runtime, config or SampleConfig(), device, epoch_splits, ids)
     if run_folder is not None:
         sampled, recorded = open_recorded(graph, runtime, run_folder)
@@ -64,18 +64,20 @@ def open_session(
     return replace(mode, topology=on_disk).open(request)
 
 
-def _check_row_files(graph: Graph, mode: Mode, device: DeviceConfig) -> None:
-    """Refuses a graph with features of several types where only those of one can be loaded."""
-    count = len(graph.row_files)
-    if count <= 1:
+def _check_types(graph: Graph, mode: Mode, device: DeviceConfig) -> None:
+    """Refuses a graph with several types where only those with one can be loaded."""
+    if not graph.is_typed:
         return
-    having = f"{graph.path} has features of {count} types of nodes or edges"
-    if not mode.many_row_files:
-        others = names_of(tuple(other for other in MODES if other.many_row_files))
-        raise ArgumentError(f"{having}, mode {mode} loads those of one: choose mode {others}")
+    having = (
+        f"{graph.path} has {len(graph.node_types)} types of nodes, {len(graph.edge_types)} of edges, and features of "
+        f"{len(graph.row_files)} of them"
+    )
+    if not mode.loads_types:
+        others = names_of(tuple(other for other in MODES if other.loads_types))
+        raise ArgumentError(f"{having}; mode {mode} loads graphs with one type: choose mode {others}")
     if gpu_named(device.name) is not None:
         raise ArgumentError(
-            f"{having}, which are loaded for the CPU only, not for {device.name}: leave out --device"
+            f"{having}: it is loaded for the CPU only, not for {device.name}; leave out --device"
         )
 
 

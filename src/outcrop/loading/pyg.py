@@ -7,7 +7,7 @@ from typing import Any, overload
 import numpy as np
 import torch
 
-from outcrop.loading.hetero import has_types, to_hetero
+from outcrop.loading.hetero import to_hetero
 from outcrop.loading.input_ids import InputIds
 from outcrop.nn.convs import Data, HeteroData
 from outcrop.store.batches import BatchGraph
@@ -49,7 +49,7 @@ def to_pyg(
         and edge_label float32 [L], as LinkNeighborLoader does. Of a graph with types: ``HeteroData``, as
         :func:`outcrop.loading.hetero.to_hetero` says.
     """
-    if has_types(graph):
+    if graph is not None and graph.is_typed:
         return to_hetero(batch, graph, number=number, input_id=input_id)
     structure, arrays = batch.graph, batch.arrays
     optional: dict[str, Any] = {}

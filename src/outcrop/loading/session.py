@@ -458,8 +458,8 @@ def scheduled_session(
 def online_session(
     graph: Graph,
     sampler: HopwiseSampler,
-    cache: StaticCache,
-    stream: RowStream,
+    caches: Sequence[StaticCache],
+    streams: Sequence[RowStream],
     pool: BufferPool[HostBuffer],
     runtime: Runtime,
     device: DeviceConfig,
@@ -469,25 +469,27 @@ def online_session(
     """Opens a session of mode ``online``. A GPU puts rows together: from its cache, the host's, and what was read.
 
     Args:
+        caches: What is cached of each row file.
+        streams: Reads the rows of each.
         device_batch: Bytes of a batch on a GPU, as far as known ahead.
         device_budget: The device's, some of which sampling holds.
     """
     from outcrop.loading.transfer import transfer_to  # brings torch
 
-    rows, file = HotRows(cache, stream, runtime), graph.row_file
+    rows = [HotRows(cache, stream, runtime) for cache, stream in zip(caches, streams, strict=True)]
+    files, row_bytes = graph.row_files, [source.row_bytes for source in rows]
     if gpu_named(device.name) is None:
-        transfer = transfer_to(device, (file,), (rows.row_bytes,))
-        return LoadSession(OnlineFeeder(sampler, graph, (rows,)), pool, transfer, runtime, graph)
+        transfer = transfer_to(device, files, row_bytes)
+        return LoadSession(OnlineFeeder(sampler, graph, rows), pool, transfer, runtime, graph)
+    (cache,) = caches
     transfer = transfer_to(
         device,
-        (file,),
-        (rows.row_bytes,),
+        files,
+        row_bytes,
         batch_bytes=device_batch,
         device_cache=cache.device_rows,
         host_cache=cache.rows,
         budget=device_budget,
     )
     cache.device_rows = None  # the transfer holds them now
-    return LoadSession(
-        OnlineFeeder(sampler, graph, (rows,), defer_cached=True), pool, transfer, runtime, graph
-    )
+    return LoadSession(OnlineFeeder(sampler, graph, rows, defer_cached=True), pool, transfer, runtime, graph)

@@ -89,13 +89,52 @@ def test_shares_keep_to_both_capacities(seed, host, device, lists_in, strategy):
         cache_plan.Levels.count(rng.integers(0, 9, 300).astype(np.uint32), size, 1 << 8)
         for size in (128, rng.integers(40, 400, 300))
     )
-    shares = share_out(rows, lists, host, device, lists_in=lists_in, strategy=strategy)
-    assert 0 <= shares.row_bytes + shares.list_bytes <= host
-    assert 0 <= shares.device_row_bytes + shares.device_list_bytes <= device
+    shares = share_out([rows], lists, host, device, lists_in=lists_in, strategy=strategy)
+    in_host, on_device = (
+        sum(shares.row_bytes) + shares.list_bytes,
+        sum(shares.device_row_bytes) + shares.device_list_bytes,
+    )
+    assert 0 <= in_host <= host
+    assert 0 <= on_device <= device
     assert shares.list_bytes == 0 or cache_plan.HOST in lists_in
     assert shares.device_list_bytes == 0 or cache_plan.DEVICE in lists_in
     if strategy == "auto" and device and rows.sizes[1:].sum() >= host + device:  # nothing is left empty
-        assert sum(vars(shares).values()) == host + device
+        assert in_host + on_device == host + device
+
+
+@settings(max_examples=60, deadline=None)
+@given(seed=st.integers(0, 2**32), host=st.integers(10_000, 200_000), files=st.integers(1, 5))
+def test_shares_of_row_files_leave_out_what_is_wanted_less(seed, host, files):
+    """They save what giving each unit to whom it saves the most saves, but for a unit and rounding."""
+    rng = np.random.default_rng(seed)
+    sizes = rng.choice([16, 128, 512, 4096], files)
+    wanted = [rng.integers(0, 40, rng.integers(1, 200)).astype(np.uint32) for _ in range(files)]
+    rows = [
+        cache_plan.Levels.count(counts, int(size), 1 << 8) for counts, size in zip(wanted, sizes, strict=True)
+    ]
+    none = cache_plan.Levels.count(np.zeros(0, np.uint32), 1, 1 << 8)
+    shares = share_out(rows, none, host)
+    assert len(shares.row_bytes) == files
+    assert sum(shares.row_bytes) <= host
+    unit = cache_plan.unit_of(host)
+    saved = sum(_saved(levels, share) for levels, share in zip(rows, shares.row_bytes, strict=True))
+    best, room = [0] * files, host // unit
+    for _ in range(room):
+        gains = [
+            _saved(levels, (n + 1) * unit) - _saved(levels, n * unit)
+            for levels, n in zip(rows, best, strict=True)
+        ]
+        best[int(np.argmax(gains))] += 1
+    most = sum(_saved(levels, n * unit) for levels, n in zip(rows, best, strict=True))
+    largest = max(_saved(levels, unit) for levels in rows)
+    assert saved >= 0.98 * most - largest
+
+
+def _saved(levels: cache_plan.Levels, share: int) -> float:
+    """Counts transactions that caching the hottest ``share`` bytes saves, parts of levels included."""
+    ends = np.concatenate([[0], np.cumsum(levels.sizes[:0:-1])])
+    gains = np.concatenate([[0], np.cumsum((levels.disk - levels.host)[:0:-1])])
+    return float(np.interp(share, ends, gains)) if ends[-1] else 0.0
 
 
 def test_costs_by_hand():

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,20 +16,20 @@ from outcrop.config import SampleConfig
 from outcrop.loading.modes import base
 from outcrop.loading.open import open_session
 from outcrop.pyg import to_pyg
-from outcrop.runtime.runtime import Runtime
 from outcrop.store.batches import BatchGraph, Edges, Nodes
+from outcrop.store.graph import Graph
 from outcrop.store.minibatch import MiniBatch
+from run_support import a_graph
 from section_support import ReferenceSampler, SectionGraph, section_graph
 
-Make = Callable[..., Runtime]
 PAPER, AUTHOR, TOPIC = range(3)
 CITES, WRITES, ABOUT = ("paper", "cites", "paper"), ("author", "writes", "paper"), ("topic", "about", "paper")
 
 
 @pytest.fixture
-def graph(tmp_path: Path, make_runtime: Make) -> Any:
+def graph(tmp_path: Path) -> Graph:
     """Papers with rows of 128, cited with rows of 1; authors of 64, writing with 16; topics of 32."""
-    return section_graph(tmp_path / "g", make_runtime(threads=1), names=("paper", "author", "topic"))
+    return section_graph(tmp_path / "g", names=("paper", "author", "topic"))
 
 
 def ints(*values: int) -> np.ndarray:
@@ -105,34 +104,30 @@ def test_an_untrimmed_batch_has_no_lists_per_hop(graph):
     assert not any("num_sampled_edges" in store for store in whole.edge_stores)
 
 
-def test_a_graph_without_names_gives_data(graph):
+def test_a_graph_without_types_gives_data(tmp_path, make_runtime):
     structure = BatchGraph.of_one_type(
         ints(4, 2), np.array([0, 1], np.int32), np.array([1], np.int32), (1, 1), (1,), ints(0)
     )
     batch = MiniBatch(structure, (torch.rand(2, 3),), torch.zeros(1))
-    unnamed = replace(
-        graph,
-        node_types=(replace(graph.node_types[0], name=""),),
-        edge_types=(replace(graph.edge_types[0], relation=""),),
-    )
+    unnamed = a_graph(tmp_path / "one", make_runtime(threads=1))
     assert isinstance(to_pyg(batch, unnamed), Data)
     assert isinstance(to_pyg(batch), Data)
 
 
 @pytest.fixture
-def all_types(tmp_path: Path, make_runtime: Make) -> SectionGraph:
-    return section_graph(tmp_path / "all", make_runtime(threads=1))
+def all_types(tmp_path: Path) -> SectionGraph:
+    return section_graph(tmp_path / "all")
 
 
 def test_loaded_batches_are_those_of_the_graph(all_types, make_runtime, monkeypatch):
-    graph: Any = all_types
+    graph = all_types
     monkeypatch.setattr(base, "BatchSampler", ReferenceSampler)
     config = SampleConfig(fanouts=(4, 3), batch_size=20)
     with open_session(graph, make_runtime(threads=1), "memory", config=config) as session:
         for batch in session.batches("train", 0):
             data: Any = to_pyg(batch, graph)
             assert data.validate()
-            check_edges(data, graph)
+            check_edges(data, all_types)
             x_dict = {name: store.x for name, store in data.node_items() if "x" in store}
             assert set(x_dict) == {of.name for of in graph.node_types} - {"school"}
             del batch, data
@@ -154,7 +149,7 @@ def check_edges(data: HeteroData, graph: SectionGraph) -> None:
 
 def test_torch_geometric_trims_layer_by_layer(all_types, make_runtime, monkeypatch):
     """Before the last layer are left the seeds' edges and what these lead from."""
-    graph: Any = all_types
+    graph = all_types
     monkeypatch.setattr(base, "BatchSampler", ReferenceSampler)
     config = SampleConfig(fanouts=(4, 3), batch_size=20)
     with open_session(graph, make_runtime(threads=1), "memory", config=config) as session:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import tracemalloc
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -15,8 +16,8 @@ from outcrop.config import SampleConfig
 from outcrop.errors import ArgumentError
 from outcrop.loading.modes import Mode, Online
 from outcrop.loading.online.feeder import LiveSampler
-from outcrop.loading.online.hotness import Hotness
-from outcrop.loading.online.static_cache import build_static_cache
+from outcrop.loading.online.hotness import AccessKind, Hotness, rows_and_lists
+from outcrop.loading.online.static_cache import build_static_caches
 from outcrop.loading.open import open_session
 from outcrop.rows import DiskStream, HotRows, StaticCache
 from outcrop.runtime.runtime import Runtime
@@ -24,6 +25,8 @@ from outcrop.sampling.sampler import BatchSampler
 from outcrop.store.batches import BatchGraph
 from outcrop.store.graph import Graph
 from run_support import a_graph, as_rows, random_features
+from section_support import ReferenceSampler, section_graph
+from support import held_bytes
 
 MakeRuntime = Callable[..., Runtime]
 
@@ -86,21 +89,60 @@ def _batches(seed: int, nodes: int, count: int) -> list[BatchGraph]:
     return made
 
 
+def _kinds(nodes: int, *, expand_all: bool = False) -> tuple[AccessKind, AccessKind]:
+    """Rows and lists of as many nodes; the batches expand two."""
+    return AccessKind(nodes, lambda b: b.n_id), AccessKind(
+        nodes, lambda b: b.n_id[: None if expand_all else 2]
+    )
+
+
 @pytest.mark.parametrize("share", [0.5, 1e-9], ids=["whole", "windows"])
 def test_hotness_counts_rows_and_expanded_lists(make_runtime: MakeRuntime, share: float):
     batches, runtime = _batches(1, 3000, 5), make_runtime(1 << 20)
+    drawn: list[int] = []
+
+    def draw() -> Iterator[BatchGraph]:
+        drawn.append(1)
+        return iter(batches)
+
     for expand_all in (False, True):
-        hotness = Hotness(3000, lambda: iter(batches), runtime, expand_all=expand_all, memory_fraction=share)
-        found = [(w.first, w.rows.copy(), w.lists.copy()) for w in hotness.windows()]
-        assert len(found) == (1 if share == 0.5 else 3)
+        drawn.clear()
+        before = held_bytes(runtime)
+        hotness = Hotness(_kinds(3000, expand_all=expand_all), draw, runtime, memory_fraction=share)
+        assert held_bytes(runtime) - before >= hotness.held_bytes
+        found = [(w.kind, w.first, w.wanted.copy()) for w in hotness.windows()]
+        assert len(drawn) == (1 if share == 0.5 else 3)
+        assert hotness.held_bytes == 8 * (3000 if share == 0.5 else 1024)
         rows = np.bincount(np.concatenate([b.n_id for b in batches]), minlength=3000)
         lists = np.bincount(
             np.concatenate([b.n_id if expand_all else b.n_id[:2] for b in batches]), minlength=3000
         )
-        np.testing.assert_array_equal(np.concatenate([r for _, r, _ in found]), rows)
-        np.testing.assert_array_equal(np.concatenate([t for _, _, t in found]), lists)
-        assert hotness.most_nodes == max(len(b.n_id) for b in batches)
+        for kind, expected in enumerate((rows, lists)):
+            counts = np.concatenate([c for k, _, c in found if k == kind])
+            np.testing.assert_array_equal(counts, expected)
+            ends = np.cumsum([len(c) for k, _, c in found if k == kind])
+            assert [first for k, first, _ in found if k == kind] == [0, *ends[:-1]]
+        most = max(len(b.n_id) for b in batches)
+        assert hotness.most == [most, most if expand_all else 2]
         hotness.close()
+        assert held_bytes(runtime) == before
+
+
+def test_lists_that_typed_batches_want(tmp_path: Path):
+    """Each node before the last hop wants its list of each edge type that leads to its type."""
+    graph = section_graph(tmp_path / "g")
+    *_, lists = rows_and_lists(graph)
+    *_, all_lists = rows_and_lists(graph, expand_all=True)
+    assert lists.count == sum(len(of) for of in graph.lists.lists)
+    for batch in ReferenceSampler(graph, SampleConfig()).epoch("train", 0):
+        for kind, hops in ((lists, -1), (all_lists, None)):
+            wanted = [
+                sum(map(len, graph.lists.lists[:r])) + v
+                for r, (_, target) in enumerate(graph.lists.edge_types)
+                for v in batch.nodes[target].ids[: sum(batch.nodes[target].per_hop[:hops])].tolist()
+            ]
+            assert sorted(kind.wanted(batch).tolist()) == sorted(wanted)
+            assert len(set(wanted)) == len(wanted)
 
 
 class _Rows:
@@ -134,8 +176,8 @@ def test_a_plan_for_a_hundred_million_nodes_keeps_to_the_budget():
     ]
     tracemalloc.start()
     with Runtime(memory) as runtime:
-        hotness = Hotness(nodes, lambda: iter(batches), runtime)
-        cache = build_static_cache(_Rows(nodes, row_bytes), None, hotness, runtime)
+        hotness = Hotness(_kinds(nodes), lambda: iter(batches), runtime)
+        (cache,) = build_static_caches([_Rows(nodes, row_bytes)], None, hotness, runtime, nodes)
         assert runtime.budget.peak_bytes <= memory
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
@@ -228,7 +270,7 @@ def test_a_batch_larger_than_its_buffer_is_asked_for_again(
 ):
     config = SampleConfig(fanouts=(4, 3), batch_size=50)
     expected, _ = _pass(graph, make_runtime(), "memory", config)
-    monkeypatch.setattr(Hotness, "most_nodes", property(lambda _: 10, lambda *_: None), raising=False)
+    monkeypatch.setattr(Hotness, "most", property(lambda _: [10, 10], lambda *_: None), raising=False)
     seen, levels = _pass(graph, make_runtime(), "online", config)
     for a, b in zip(seen, expected, strict=True):
         np.testing.assert_array_equal(a[2], b[2])

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -14,6 +13,8 @@ import torch
 from outcrop.config import SampleConfig
 from outcrop.errors import ArgumentError, BudgetError
 from outcrop.loading.modes import BASELINES, CHOICES, Dynamic, InMemory, Mode, base
+from outcrop.loading.online import session as online
+from outcrop.loading.online.hotness import Hotness
 from outcrop.loading.open import open_session
 from outcrop.loading.session import LoadSession
 from outcrop.runtime.runtime import Runtime
@@ -21,18 +22,16 @@ from outcrop.store.levels import Level
 from outcrop.store.minibatch import MiniBatch
 from section_support import EPOCHS, FEW, ReferenceSampler, SectionGraph, section_graph
 
-MODES = ("memory", "memmap", "ondisk", "dynamic")
+MODES = ("memory", "memmap", "ondisk", "dynamic", "online")
 CONFIG = SampleConfig(fanouts=(4, 3), batch_size=20, epochs=EPOCHS)
 Make = Callable[..., Runtime]
 Open = Callable[..., LoadSession]
 
 
 @pytest.fixture(params=[2, 7])
-def graph(request: pytest.FixtureRequest, tmp_path: Path, make_runtime: Make) -> SectionGraph:
+def graph(request: pytest.FixtureRequest, tmp_path: Path) -> SectionGraph:
     few = request.param == 2
-    made = section_graph(
-        tmp_path / "g", make_runtime(threads=1), names=FEW if few else None, edge_rows=not few
-    )
+    made = section_graph(tmp_path / "g", names=FEW if few else None, edge_rows=not few)
     assert len(made.row_files) == request.param
     return made
 
@@ -40,10 +39,11 @@ def graph(request: pytest.FixtureRequest, tmp_path: Path, make_runtime: Make) ->
 @pytest.fixture
 def open_mode(make_runtime: Make, monkeypatch: pytest.MonkeyPatch) -> Open:
     """Opens a session of a mode whose batches the reference draws."""
-    monkeypatch.setattr(base, "BatchSampler", ReferenceSampler)
+    for module in (base, online):
+        monkeypatch.setattr(module, "BatchSampler", ReferenceSampler)
 
-    def opened(graph: Any, mode: str | Mode, memory: int | str | None = None) -> LoadSession:
-        return open_session(graph, make_runtime(memory, threads=2), mode, config=CONFIG)
+    def opened(of: SectionGraph, mode: str | Mode, memory: int | str | None = None) -> LoadSession:
+        return open_session(of, make_runtime(memory, threads=2), mode, config=CONFIG)
 
     return opened
 
@@ -145,12 +145,12 @@ def test_room_is_made_for_each_row_file(graph, open_mode):
         assert least <= grown <= least * 9 // 8 + session.buffers * 4096 * (len(rows) + 1)
 
 
-def test_a_mode_for_one_row_file_says_which_to_choose(graph, open_mode):
-    refused = {mode.name for mode in (*CHOICES, *BASELINES) if not mode.many_row_files}
+def test_a_mode_for_graphs_with_one_type_says_which_to_choose(graph, open_mode):
+    refused = {mode.name for mode in (*CHOICES, *BASELINES) if not mode.loads_types}
     assert "partition" in refused
     for name in refused - {"packed", "belady"}:  # which need a run
         with pytest.raises(
-            ArgumentError, match=rf"features of \d types .*, mode {name} loads .* memory, memmap, ondisk"
+            ArgumentError, match=rf"features of \d of them; mode {name} .* online, memory, memmap, ondisk"
         ):
             open_mode(graph, name)
 
@@ -194,3 +194,36 @@ def test_the_caches_of_mode_dynamic_keep_within_what_one_would_have(graph, open_
         budget = session._runtime.budget
         assert budget.peak_bytes <= memory
         assert budget.by_tag["row-cache"].now_bytes > 0
+
+
+@pytest.mark.parametrize("mode", ["dynamic", "online"])
+def test_caches_keep_to_the_budget_and_grow_with_it(graph, open_mode, mode):
+    """With all the memory there is, every row that was counted is cached by mode online."""
+    hits, disk = [], []
+    for memory in (*(kib << 10 for kib in (400, 600, 800, 1000, 2000)), None):
+        try:
+            with open_mode(graph, mode, memory) as session:
+                batches = session.batches("train", 0)
+                for batch in batches:
+                    check_rows(batch, graph)
+                    del batch
+                assert memory is None or session._runtime.budget.peak_bytes <= memory
+        except BudgetError:  # which a larger one is not
+            assert not hits
+            continue
+        hits.append(batches.stats.rows_by_level.get(Level.HOST, 0))
+        disk.append(batches.stats.rows_by_level.get(Level.DISK, 0))
+    assert len(hits) >= 3
+    assert hits == sorted(hits)
+    assert hits[0] < hits[-1]
+    assert mode == "dynamic" or disk[-1] == 0
+
+
+def test_rows_that_outgrow_what_was_counted_are_asked_for_again(graph, open_mode, monkeypatch):
+    """Each row file's buffer grows by itself: hop 2 of one type comes before hop 2 of the next."""
+    few = property(lambda _: [1] * (len(graph.tables) + 1), lambda *_: None)
+    monkeypatch.setattr(Hotness, "most", few, raising=False)
+    with open_mode(graph, "online") as session:
+        for batch in session.batches("train", 0):
+            check_rows(batch, graph)
+            del batch

@@ -40,10 +40,9 @@ Make = Callable[..., Runtime]
 
 
 @pytest.fixture(params=[2, 7])
-def graph(request: pytest.FixtureRequest, tmp_path: Path, make_runtime: Make) -> SectionGraph:
+def graph(request: pytest.FixtureRequest, tmp_path: Path) -> SectionGraph:
     few = request.param == 2
-    runtime = make_runtime(threads=1)
-    made = section_graph(tmp_path / "g", runtime, names=FEW if few else None, edge_rows=not few)
+    made = section_graph(tmp_path / "g", names=FEW if few else None, edge_rows=not few)
     assert len(made.row_files) == request.param
     return made
 

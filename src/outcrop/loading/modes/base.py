@@ -88,7 +88,7 @@ class Mode(ABC):
         plans_evaluation: It plans for one pass over the validation nodes in every epoch.
         starts_within_epoch: Loading can begin with any batch of an epoch.
         batches_by_budget: The memory budget decides which batches there are, and so what is learned.
-        many_row_files: It loads graphs of which more than one type of nodes or edges has features.
+        loads_types: It loads graphs with several types of nodes or edges, and rows of each.
     """
 
     topology: TopologyChoice = field(default="automatic", kw_only=True)
@@ -103,7 +103,7 @@ class Mode(ABC):
     plans_evaluation: ClassVar[bool] = False
     starts_within_epoch: ClassVar[bool] = True
     batches_by_budget: ClassVar[bool] = False
-    many_row_files: ClassVar[bool] = False
+    loads_types: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         check_types(self)
@@ -147,7 +147,7 @@ class Mode(ABC):
 class RowMode(Mode):
     """Fetches the rows of a batch by their ids when the batch is there."""
 
-    many_row_files = True
+    loads_types = True
 
     def open(self, request: SessionRequest) -> LoadSession:
         """Opens buffers first: what is left afterwards is for topology and caches."""

@@ -41,6 +41,7 @@ class Online(Mode):
     name = "online"
     note = "nothing prepared"
     redraws = True
+    loads_types = True
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -28,8 +28,8 @@ from outcrop.loading.feeders import (
     SampledStructures,
 )
 from outcrop.loading.online.feeder import HopwiseSampler, LiveSampler, ReplayedSamples
-from outcrop.loading.online.hotness import PRESAMPLED_BATCHES, Hotness
-from outcrop.loading.online.static_cache import DeviceRoom, build_static_cache, index_bytes
+from outcrop.loading.online.hotness import PRESAMPLED_BATCHES, Hotness, rows_and_lists
+from outcrop.loading.online.static_cache import DeviceRoom, build_static_caches, index_bytes
 from outcrop.rows import DiskStream, RowStream, StaticCache
 from outcrop.runtime import memory_tables
 from outcrop.runtime.runtime import Runtime
@@ -66,19 +66,14 @@ def open_online(
     graph, runtime, config, recorded = request.graph, request.runtime, request.config, request.recorded
     device = request.device
     check_cache_strategy(device)
-    features = graph.open_rows(runtime, graph.row_file)
-    scratch = memory_tables.READ_SCRATCH.bytes_of(runtime.budget.limit_bytes)
-    if by_rings:
-        stream: RowStream = _ring_stream(graph, features, stripes, runtime, device, scratch)
-    else:
-        stream = DiskStream(features, runtime, scratch_bytes=scratch)
-    pool = None
+    streams = _open_streams(request, by_rings, stripes)
+    pool, known = None, request.max_rows
     device_budget = _device_budget(device)
-    if recorded is not None:  # the size of batches is known: buffers come first
-        pool = _make_pool(request, recorded.max_nodes, device_budget, by_rings)
+    if known is not None:  # the size of batches is known: buffers come first
+        pool = _make_pool(request, known, device_budget, by_rings)
     # For drawing, of what is free: before the buffers have their place, and after.
     last = float(memory_tables.ONLINE_SAMPLER_LAST.fraction)
-    memory_fraction = float(memory_tables.ONLINE_SAMPLER.fraction) if recorded is None else last
+    memory_fraction = float(memory_tables.ONLINE_SAMPLER.fraction) if known is None else last
     before = runtime.budget.free_bytes
     sampler, lists, structures = _open_sampler(request, topology, memory_fraction, device_budget)
     split = "train" if "train" in config.splits else config.splits[0]
@@ -86,14 +81,16 @@ def open_online(
     def ahead() -> Iterator[BatchGraph]:
         return islice(structures.batches(split, 0), PRESAMPLED_BATCHES if runtime.rehearsal is None else 0)
 
-    hotness = Hotness(graph.num_nodes, ahead, runtime, expand_all=config.sampler == "shadow")
+    counted = rows_and_lists(graph, expand_all=config.sampler == "shadow")
+    num_rows, num_lists = [of.count for of in counted[:-1]], counted[-1].count
+    hotness = Hotness(counted, ahead, runtime)
     if runtime.rehearsal is None:
         next(hotness.windows(), None)  # counted once, the size of batches is known
-    most = recorded.max_nodes if recorded else _most_nodes(hotness, runtime)
-    batch_bytes = most * features.spec.stride_bytes
+    most = known or _most_rows(hotness, runtime)
+    batch_bytes = _bytes_of(graph, most)
     if pool is None:
         buffers = memory_tables.BATCH_BUFFERS * batch_bytes
-        if buffers + index_bytes(graph.num_nodes) > runtime.budget.free_bytes:
+        if buffers + index_bytes(num_rows, num_lists) > runtime.budget.free_bytes:
             hotness.close()  # buffers need its memory: nothing is cached
         if runtime.budget.free_bytes < buffers < before:  # and drawing has less
             memory_fraction = (1 - buffers / before) * last
@@ -106,25 +103,42 @@ def open_online(
     seeds = recorded.max_seeds if recorded else hotness.most_seeds
     targets = target_bytes(graph, seeds)
     device_batch = device_batch_bytes(batch_bytes, record_bytes, targets)
+    gpu_ids = any(stream.takes_gpu_ids for stream in streams)
     # On its way a batch that the GPU drew has there what its record has, but places of 8 bytes for ids of 4, and for
     # rings an id and a position of each row.
-    drawn_bytes = record_bytes + (16 if stream.takes_gpu_ids else 4) * most
+    drawn_bytes = record_bytes + (16 if gpu_ids else 4) * sum(most)
     room = _device_room(device_budget, device, lists, device_batch, drawn_bytes)
-    cache = build_static_cache(stream, lists, hotness, runtime, room)
+    caches = build_static_caches(streams, lists, hotness, runtime, num_lists, room)
     if device_budget is not None and device.draws and isinstance(sampler, LiveSampler):
-        _cache_where_drawn(sampler, cache, stream.takes_gpu_ids)
+        _cache_where_drawn(sampler, caches[0], gpu_ids)
     block_bytes = device_batch - targets  # the copy of the targets that may be kept lies elsewhere
     return session.online_session(
-        graph, sampler, cache, stream, pool, runtime, device, block_bytes, device_budget
+        graph, sampler, caches, streams, pool, runtime, device, block_bytes, device_budget
     )
 
 
-def _most_nodes(hotness: Hotness, runtime: Runtime) -> int:
-    """Counts the nodes that a batch has, at most, by those that were counted."""
-    most = hotness.most_nodes
-    if runtime.rehearsal is not None:
-        (most,) = runtime.rehearsal.counted_rows
-    return most + most // _MARGIN
+def _most_rows(hotness: Hotness, runtime: Runtime) -> tuple[int, ...]:
+    """Counts the rows of each row file that a batch wants, at most, by the batches that were counted."""
+    counted = hotness.most[:-1] if runtime.rehearsal is None else runtime.rehearsal.counted_rows
+    return tuple(most + most // _MARGIN for most in counted)
+
+
+def _bytes_of(graph: Graph, rows: Sequence[int]) -> int:
+    """Counts the bytes of so many rows of each row file."""
+    return sum(count * file.row_bytes for count, file in zip(rows, graph.row_files, strict=True))
+
+
+def _open_streams(request: SessionRequest, by_rings: bool, stripes: Sequence[Path | str]) -> list[RowStream]:
+    """Opens the rows of each row file; streams of the engine divide their scratch memory."""
+    graph, runtime = request.graph, request.runtime
+    scratch = memory_tables.READ_SCRATCH.bytes_of(runtime.budget.limit_bytes)
+    if by_rings:
+        features = graph.open_rows(runtime, graph.row_file)
+        return [_ring_stream(graph, features, stripes, runtime, request.device, scratch)]
+    return [
+        DiskStream(graph.open_rows(runtime, file), runtime, scratch_bytes=scratch // len(graph.row_files))
+        for file in graph.row_files
+    ]
 
 
 def _ring_stream(
@@ -215,11 +229,15 @@ def _device_budget(device: DeviceConfig) -> DeviceBudget | None:
 
 
 def _make_pool(
-    request: SessionRequest, most: int, device_budget: DeviceBudget | None, by_rings: bool
+    request: SessionRequest, most: Sequence[int], device_budget: DeviceBudget | None, by_rings: bool
 ) -> BufferPool[HostBuffer]:
-    """Makes batch buffers; on the GPU where its kernels read the rows, if it has room for these and for batches."""
+    """Makes batch buffers; on the GPU where its kernels read the rows, if it has room for these and for batches.
+
+    Args:
+        most: Rows of each row file in any batch, at most.
+    """
     graph, runtime, device = request.graph, request.runtime, request.device
-    batch_bytes = most * graph.row_file.row_bytes
+    batch_bytes = _bytes_of(graph, most)
     there = resolve(device.name)
     gpu = gpu_of(there)
     if by_rings and gpu is not None and device_budget is not None:
@@ -227,12 +245,12 @@ def _make_pool(
         buffers = memory_tables.BATCH_BUFFERS
         if (buffers + memory_tables.DEVICE_BATCHES) * batch_bytes <= room:
             return ring_pool(
-                runtime, buffers, session.buffer_bytes(graph.row_file, most), gpu, there, device_budget
+                runtime, buffers, session.buffer_bytes(graph.row_file, most[0]), gpu, there, device_budget
             )
     buffers = memory_tables.ONLINE_BATCH_BUFFERS
     if buffers * batch_bytes > memory_tables.THIRD_BUFFER.bytes_of(runtime.budget.free_bytes):
         buffers = memory_tables.BATCH_BUFFERS
-    return session.make_pool(graph, runtime, buffers=buffers, max_rows=(most,), device=device)
+    return session.make_pool(graph, runtime, buffers=buffers, max_rows=most, device=device)
 
 
 def _open_sampler(

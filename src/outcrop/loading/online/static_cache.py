@@ -6,7 +6,7 @@ found by one lookup (core/cache/hot_index.h). Nothing is replaced while training
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -31,12 +31,14 @@ _READ_ROWS = 1 << 18  # at a time
 
 @dataclass(frozen=True)
 class CacheShares:
-    """Counts the bytes of rows and of neighbour lists that are cached, in host memory and on a device."""
+    """Counts the bytes of rows, of each row file, and of neighbour lists that are cached, in host memory and on a
+    device.
+    """
 
-    row_bytes: int
+    row_bytes: tuple[int, ...]
     list_bytes: int
-    device_row_bytes: int = 0
-    device_list_bytes: int = 0
+    device_row_bytes: tuple[int, ...]
+    device_list_bytes: int
 
 
 @dataclass(frozen=True)
@@ -65,25 +67,45 @@ class DeviceRoom:
         return left // (row_bytes + _TIER_BYTES) * row_bytes
 
 
+@dataclass(frozen=True)
+class _Rows:
+    """Describes the rows of a row file.
+
+    Attributes:
+        row_bytes: Bytes of a row.
+        taken_bytes: Bytes that a row takes of what caches divide.
+    """
+
+    row_bytes: int
+    taken_bytes: int
+
+    def count(self, wanted: np.ndarray) -> cache_plan.Levels:
+        """Counts levels of rows that are wanted so often."""
+        levels = cache_plan.Levels.count(wanted, self.row_bytes, _LEVELS)
+        return replace(levels, sizes=levels.sizes // self.row_bytes * self.taken_bytes)
+
+
 def _levels(
-    hotness: Hotness, row_bytes: int, topology: Topology | None, on_device: bool = False
-) -> tuple[cache_plan.Levels, cache_plan.Levels]:
-    """Counts levels of rows and of lists, in one pass; of no lists where the topology is in memory anyway.
+    hotness: Hotness, files: Sequence[_Rows], topology: Topology | None, on_device: bool = False
+) -> tuple[list[cache_plan.Levels], cache_plan.Levels]:
+    """Counts levels of rows, of each row file, and of lists; of no lists where the topology is in memory anyway.
 
     Args:
         on_device: Lists may be cached on a device; the others are read from host memory, not from disk.
     """
     nothing = np.zeros(_LEVELS, np.int64)
-    rows = lists = cache_plan.Levels(nothing, nothing, nothing)
+    none = cache_plan.Levels(nothing, nothing, nothing)
+    rows, lists = [none] * len(files), none
     for w in hotness.windows():
-        rows += cache_plan.Levels.count(w.rows, row_bytes, _LEVELS)
-        if topology is not None and (on_device or topology.placement == "paged"):
-            lists += cache_plan.Levels.count(w.lists, topology.list_bytes(w.first, len(w.lists)), _LEVELS)
+        if w.kind < len(files):
+            rows[w.kind] += files[w.kind].count(w.wanted)
+        elif topology is not None and (on_device or topology.placement == "paged"):
+            lists += cache_plan.Levels.count(w.wanted, topology.list_bytes(w.first, len(w.wanted)), _LEVELS)
     return rows, replace(lists, disk=lists.host) if on_device else lists
 
 
 def share_out(
-    rows: cache_plan.Levels,
+    rows: Sequence[cache_plan.Levels],
     lists: cache_plan.Levels,
     host_bytes: int,
     device_bytes: int = 0,
@@ -91,11 +113,12 @@ def share_out(
     lists_in: tuple[int, ...] = (cache_plan.HOST,),
     strategy: str = "auto",
 ) -> CacheShares:
-    """Divides memory of the host and of a device between rows and lists.
+    """Divides memory of the host and of a device among rows of row files and lists.
 
     Of each kind the device has the hottest, then the host.
 
     Args:
+        rows: Of each row file; of one alone where there is a device.
         lists_in: Where lists may be: whoever samples has to reach them.
         strategy: One of :data:`outcrop.config.CACHE_STRATEGIES`.
     """
@@ -103,62 +126,124 @@ def share_out(
         cache_plan.unit_of_two(device_bytes, host_bytes) if device_bytes else cache_plan.unit_of(host_bytes)
     )
     most = host_bytes // unit + device_bytes // unit
-    chunks = (rows.chunks(unit, most), lists.chunks(unit, most))
+    kinds = [levels.chunks(unit, most) for levels in rows]
+    chunks = (_joined(kinds), lists.chunks(unit, most))
     room = (device_bytes, host_bytes, unit, lists_in)
     plan = (
         cache_plan.place(*chunks, *room)
         if strategy == "auto"
         else cache_plan.place_fixed(strategy, *chunks, *room)
     )
-    on_device, in_host = plan.bytes_in(chunks, cache_plan.DEVICE), plan.bytes_in(chunks, cache_plan.HOST)
+    tiers = np.split(plan.rows, np.cumsum([len(kind) for kind in kinds])[:-1])
+    in_tier = [
+        tuple(int(kind.sizes[where == tier].sum()) for kind, where in zip(kinds, tiers, strict=True))
+        for tier in (cache_plan.HOST, cache_plan.DEVICE)
+    ]
+    host_lists, device_lists = (
+        plan.bytes_in(chunks, tier)[1] for tier in (cache_plan.HOST, cache_plan.DEVICE)
+    )
     if (
         device_bytes and strategy == "auto"
     ):  # units of the larger are large parts of the smaller: rows take the rest
-        on_device = (device_bytes - on_device[1], on_device[1])
-        in_host = (host_bytes - in_host[1], in_host[1])
-    return CacheShares(*in_host, *on_device)
+        in_tier = [(host_bytes - host_lists,), (device_bytes - device_lists,)]
+    return CacheShares(in_tier[0], host_lists, in_tier[1], device_lists)
 
 
-def index_bytes(num_nodes: int) -> int:
-    """Counts what a cache takes besides what it holds."""
-    return _core.HotIndex.bytes(num_nodes) + memory_tables.CACHE_MARGIN.least
+def _joined(kinds: Sequence[cache_plan.Chunks]) -> cache_plan.Chunks:
+    """Returns the chunks of several kinds, one kind after the other."""
+    return cache_plan.Chunks(
+        *(np.concatenate([getattr(kind, name) for kind in kinds]) for name in ("sizes", "host", "disk"))
+    )
 
 
-def build_static_cache(
-    stream: RowStream,
+def index_bytes(counts: Sequence[int], num_lists: int) -> int:
+    """Counts what caches take besides what they hold.
+
+    Args:
+        counts: Rows of each row file.
+        num_lists: Neighbour lists of the graph.
+    """
+    indexes = counts if _share_index(counts, num_lists) else (*counts, num_lists)
+    return sum(map(_core.HotIndex.bytes, indexes)) + memory_tables.CACHE_MARGIN.least * len(counts)
+
+
+def _share_index(counts: Sequence[int], num_lists: int) -> bool:
+    """Tells whether one index has rows and lists: those of a graph without types are numbered alike."""
+    return len(counts) == 1 and counts[0] == num_lists
+
+
+def build_static_caches(
+    streams: Sequence[RowStream],
     topology: Topology | None,
     hotness: Hotness,
     runtime: Runtime,
+    num_lists: int,
     device: DeviceRoom | None = None,
-) -> StaticCache:
+) -> list[StaticCache]:
     """Reads what is worth caching, within the budget that is left: rows, tag ``row-cache``, and lists.
 
     Args:
-        stream: Reads the rows.
+        streams: Reads the rows of each row file.
         topology: The topology whose lists may be cached; None: none.
-        hotness: Is used up: its counters are given back before the cache is read.
-        device: For the hottest rows, which pass through host memory a part at a time.
+        hotness: Counts the rows of each row file, then the lists. It is used up: its counters are given back before
+            caches are read.
+        num_lists: Neighbour lists of the graph.
+        device: For the hottest rows, which pass through host memory a part at a time; of one row file.
+
+    Returns:
+        What is cached of each row file.
     """
-    num_nodes, row_bytes = stream.num_rows, stream.row_bytes
-    room = max(runtime.budget.free_bytes + hotness.held_bytes - index_bytes(num_nodes), 0)
+    counts = [stream.num_rows for stream in streams]
+    room = max(runtime.budget.free_bytes + hotness.held_bytes - index_bytes(counts, num_lists), 0)
     # Ids of rows are in host memory while they are read, those of rows on the device too.
     device_bytes = 0
-    if device is not None:
-        there = device.row_bytes_within(row_bytes, min(room // row_bytes, num_nodes))
-        device_bytes = min(there, memory_tables.DEVICE_CACHE_IDS.bytes_of(room) // _ID_BYTES * row_bytes)
-    capacity = max(room - device_bytes // row_bytes * _ID_BYTES, 0) * row_bytes // (row_bytes + _ID_BYTES)
-    rows, lists, on_device = np.zeros(0, np.int64), np.zeros(0, np.int64), np.zeros(0, bool)
-    if hotness.held_bytes and capacity >= row_bytes:
-        rows, lists, on_device = _choose(hotness, topology, row_bytes, capacity, device_bytes, device)
+    if len(streams) == 1:
+        files = [_Rows(streams[0].row_bytes, streams[0].row_bytes)]
+        device_bytes, capacity = _rooms(room, streams[0], device)
+    else:
+        files = [_Rows(stream.row_bytes, stream.row_bytes + _ID_BYTES) for stream in streams]
+        capacity = room
+    none = np.zeros(0, np.int64)
+    chosen = _Chosen([none] * len(streams), none, np.zeros(0, bool))
+    if hotness.held_bytes and capacity >= min(file.taken_bytes for file in files):
+        chosen = _choose(hotness, topology, files, capacity, device_bytes, device)
     hotness.close()
-    index = _core.HotIndex(runtime.budget, num_nodes, rows, lists)
-    lists_there = device is not None and device.lists
+    lists, lists_there = chosen.lists, device is not None and device.lists
+    shared = _share_index(counts, num_lists)
+    indexes = [
+        _core.HotIndex(runtime.budget, count, ids, lists if shared else none)
+        for count, ids in zip(counts, chosen.rows, strict=True)
+    ]
     if topology is not None and len(lists) and not lists_there:
+        index = indexes[0] if shared else _core.HotIndex(runtime.budget, num_lists, none, lists)
         topology.cache_lists(index, lists, runtime)
-    device_lists = lists if lists_there else None
-    there = None
-    if device is not None and on_device.any():
-        there = _read_to_device(stream, rows[on_device], runtime, device)
+    if device is not None:
+        return [_read_both(streams[0], indexes[0], chosen, runtime, device)]
+    return [
+        StaticCache(index, _read(stream, ids, runtime))
+        for stream, index, ids in zip(streams, indexes, chosen.rows, strict=True)
+    ]
+
+
+def _rooms(room: int, stream: RowStream, device: DeviceRoom | None) -> tuple[int, int]:
+    """Divides ``room`` where there is one row file: bytes of rows on the device, and of rows and lists in host memory,
+    beside the ids of both.
+    """
+    row_bytes, device_bytes = stream.row_bytes, 0
+    if device is not None:
+        there = device.row_bytes_within(row_bytes, min(room // row_bytes, stream.num_rows))
+        device_bytes = min(there, memory_tables.DEVICE_CACHE_IDS.bytes_of(room) // _ID_BYTES * row_bytes)
+    left = max(room - device_bytes // row_bytes * _ID_BYTES, 0)
+    return device_bytes, left * row_bytes // (row_bytes + _ID_BYTES)
+
+
+def _read_both(
+    stream: RowStream, index: Any, chosen: _Chosen, runtime: Runtime, device: DeviceRoom
+) -> StaticCache:
+    """Reads the rows of the only row file to the device and to host memory."""
+    (rows,), on_device = chosen.rows, chosen.on_device
+    device_lists = chosen.lists if device.lists else None
+    there = _read_to_device(stream, rows[on_device], runtime, device) if on_device.any() else None
     in_host = _read(stream, rows[~on_device], runtime)
     if there is None:
         return StaticCache(index, in_host, device_lists=device_lists)
@@ -194,17 +279,32 @@ def _read_to_device(
     return there, held
 
 
+@dataclass(frozen=True)
+class _Chosen:
+    """Names what is cached.
+
+    Attributes:
+        rows: int64, ascending, of each row file.
+        lists: int64, ascending.
+        on_device: Which rows of the only row file are for the device.
+    """
+
+    rows: list[np.ndarray]
+    lists: np.ndarray
+    on_device: np.ndarray
+
+
 def _choose(
     hotness: Hotness,
     topology: Topology | None,
-    row_bytes: int,
+    files: Sequence[_Rows],
     capacity: int,
     device_bytes: int = 0,
     device: DeviceRoom | None = None,
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Chooses ids, ascending, of the rows and of the lists to cache, and which of the rows are for the device."""
+) -> _Chosen:
+    """Chooses the rows and the lists to cache."""
     lists_there = device is not None and device.lists
-    of_rows, of_lists = _levels(hotness, row_bytes, topology, lists_there)
+    of_rows, of_lists = _levels(hotness, files, topology, lists_there)
     shares = share_out(
         of_rows,
         of_lists,
@@ -213,17 +313,25 @@ def _choose(
         lists_in=(cache_plan.DEVICE,) if lists_there else (cache_plan.HOST,),
         strategy="auto" if device is None else device.strategy,
     )
-    row_limit = cache_plan.Threshold.of(of_rows, shares.device_row_bytes + shares.row_bytes)
-    device_limit = cache_plan.Threshold.of(of_rows, shares.device_row_bytes)
-    list_limit = cache_plan.Threshold.of(of_lists, shares.list_bytes + shares.device_list_bytes)
-    rows, lists, on_device = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)], [np.zeros(0, bool)]
+    both = [a + b for a, b in zip(shares.device_row_bytes, shares.row_bytes, strict=True)]
+    limits = [cache_plan.Threshold.of(levels, share) for levels, share in zip(of_rows, both, strict=True)]
+    device_limit = cache_plan.Threshold.of(of_rows[0], shares.device_row_bytes[0])
+    list_bytes = shares.list_bytes + shares.device_list_bytes
+    list_limit = cache_plan.Threshold.of(of_lists, list_bytes)
+    nothing = np.zeros(0, np.int64)
+    rows, lists, on_device = [[nothing] for _ in files], [nothing], [np.zeros(0, bool)]
     for w in hotness.windows():
-        picked, row_limit = row_limit.pick(w.rows, row_bytes, _LEVELS)
-        rows.append(picked + w.first)
-        hottest, device_limit = device_limit.pick(w.rows, row_bytes, _LEVELS)
-        on_device.append(np.isin(picked, hottest))
-        if topology is not None and shares.list_bytes + shares.device_list_bytes:
-            sizes = topology.list_bytes(w.first, len(w.lists))
-            picked, list_limit = list_limit.pick(w.lists, sizes, _LEVELS)
+        if w.kind < len(files):
+            size = files[w.kind].taken_bytes
+            picked, limits[w.kind] = limits[w.kind].pick(w.wanted, size, _LEVELS)
+            rows[w.kind].append(picked + w.first)
+            if device is not None:
+                hottest, device_limit = device_limit.pick(w.wanted, size, _LEVELS)
+                on_device.append(np.isin(picked, hottest))
+        elif topology is not None and list_bytes:
+            sizes = topology.list_bytes(w.first, len(w.wanted))
+            picked, list_limit = list_limit.pick(w.wanted, sizes, _LEVELS)
             lists.append(picked + w.first)
-    return np.concatenate(rows), np.concatenate(lists), np.concatenate(on_device)
+    return _Chosen(
+        [np.concatenate(parts) for parts in rows], np.concatenate(lists), np.concatenate(on_device)
+    )
