@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from itertools import chain
 
 import numpy as np
@@ -12,11 +12,14 @@ import torch
 import torch.nn.functional as F
 from hypothesis import strategies as st
 from torch import Tensor, nn
-from torch_geometric.nn import GATConv, HeteroConv, SAGEConv
+from torch_geometric.nn import GATConv, HeteroConv, HGTConv, SAGEConv
+from torch_geometric.nn.module_dict import ModuleDict
 from torch_geometric.utils import trim_to_layer
 
-from outcrop.nn.schema import GraphSchema, NodeSchema
-from outcrop.nn.typed import Rgat, TypedModel
+from outcrop.nn.hgt import Hgt
+from outcrop.nn.schema import EdgeKey, GraphSchema, NodeSchema
+from outcrop.nn.typed import TypedModel
+from outcrop.nn.typed_models import Rgat, Rgcn
 from outcrop.store.batches import BatchGraph, Edges, Nodes
 from outcrop.store.minibatch import MiniBatch
 from typed_reference import TypedBatch, TypedGraph, fanouts_of, pick_some, sample, typed_graphs
@@ -114,41 +117,90 @@ def a_gat(own: nn.Module) -> nn.Module:
     return GATConv(own.in_channels, own.out_channels, own.heads, add_self_loops=False)
 
 
-def pyg_forward(model: TypedModel, batch: MiniBatch) -> tuple[Tensor, dict[str, Tensor]]:
-    """Computes the same with torch_geometric's modules and ``trim_to_layer``: (scores, its parameters by our names)."""
-    layers = list(pyg_layers(model))
-    schema, graph = model.schema, batch.graph
-    x, edges = x_dict(model, batch), edge_index_dict(schema, graph)
-    nodes_per_hop = {n.name: list(g.per_hop) for n, g in zip(schema.node_types, graph.nodes, strict=True)}
-    edges_per_hop = {k: list(g.per_hop) for k, g in zip(schema.edge_types, graph.edges, strict=True)}
-    for index, (layer, _) in enumerate(layers):
-        x, edges, _ = trim_to_layer(index, nodes_per_hop, edges_per_hop, x, edges)
-        x = layer(x, {key: e for key, e in edges.items() if key[0] in x and key[2] in x})
-        if index < len(layers) - 1:
-            x = {name: F.elu(out) if isinstance(model, Rgat) else F.relu(out) for name, out in x.items()}
-    parameters = {name: p for _, named in layers for name, p in named.items()}
-    return x[schema.seed_type][: graph.num_seeds], parameters
+Rows = dict[str, Tensor]  # by node type
+Layer = Callable[[Rows, Mapping[EdgeKey, Tensor]], Rows]
 
 
-def pyg_layers(model: TypedModel) -> Sequence[tuple[object, Mapping[str, Tensor]]]:
-    """Returns for each layer (x_dict, edge_index_dict) -> x_dict, and its parameters by our names."""
-    kind = type(model).__name__
-    if kind in ("Rsage", "Rgat"):
-        convs = hetero_convs(model, a_sage if kind == "Rsage" else a_gat)
-        return [(conv, _named(f"convs.{i}.", conv)) for i, conv in enumerate(convs)]
-    found = []
+@dataclass(frozen=True)
+class PygModel:
+    """The same model of torch_geometric's modules, with the state of ours.
+
+    Attributes:
+        enter, layers, between, leave: What is done to rows first, by each layer, after all layers but the last, and to
+            what the last gives.
+        parameters: By the names of ours.
+    """
+
+    layers: list[Layer]
+    parameters: dict[str, Tensor]
+    between: Callable[[Tensor], Tensor] = F.relu
+    enter: Callable[[Rows], Rows] = dict
+    leave: Callable[[Tensor], Tensor] = torch.Tensor.clone
+
+
+def pyg_model(model: TypedModel) -> PygModel:
+    if isinstance(model, Hgt):
+        return _pyg_hgt(model)
+    if isinstance(model, Rgcn):
+        return _pyg_rgcn(model)
+    convs = hetero_convs(model, a_gat if isinstance(model, Rgat) else a_sage)
+    parameters = {name: p for i, conv in enumerate(convs) for name, p in _named(f"convs.{i}.", conv).items()}
+    return PygModel(list(convs), parameters, F.elu if isinstance(model, Rgat) else F.relu)
+
+
+def _pyg_rgcn(model: Rgcn) -> PygModel:
+    layers, parameters = [], {}
     for i, conv in enumerate(hetero_convs(model, a_sage)):
-        lins = nn.ModuleDict(
-            {name: nn.Linear(*lin.weight.shape[::-1]) for name, lin in model.roots[i].items()}
-        )
+        lins = ModuleDict({name: nn.Linear(*lin.weight.shape[::-1]) for name, lin in model.roots[i].items()})
         lins.double().load_state_dict(model.roots[i].state_dict())
 
-        def layer(x, edges, conv=conv, lins=lins):
+        def layer(x: Rows, edges: Mapping[EdgeKey, Tensor], conv=conv, lins=lins) -> Rows:
             out = conv(x, edges)
             return {name: lins[name](rows) + out.get(name, 0) for name, rows in x.items()}
 
-        found.append((layer, {**_named(f"convs.{i}.", conv), **_named(f"roots.{i}.", lins)}))
-    return found
+        layers.append(layer)
+        parameters |= {**_named(f"convs.{i}.", conv), **_named(f"roots.{i}.", lins)}
+    return PygModel(layers, parameters)
+
+
+def _pyg_hgt(model: Hgt) -> PygModel:
+    """The model of torch_geometric's examples."""
+    schema, first = model.schema, model.convs[0]
+    whole = nn.Module()
+    whole.lin_dict = nn.ModuleDict({n.name: nn.Linear(n.width, HIDDEN) for n in schema.node_types})
+    metadata = [n.name for n in schema.node_types], list(schema.edge_types)
+    whole.convs = nn.ModuleList(HGTConv(HIDDEN, HIDDEN, metadata, first.heads) for _ in model.convs)
+    whole.lin = nn.Linear(HIDDEN, schema.num_classes)
+    whole.double().load_state_dict(model.state_dict())
+
+    def enter(x: Rows) -> Rows:
+        return {name: whole.lin_dict[name](rows).relu_() for name, rows in x.items()}
+
+    return PygModel(list(whole.convs), _named("", whole), lambda out: out, enter, whole.lin)
+
+
+def pyg_forward(model: TypedModel, batch: MiniBatch) -> tuple[Tensor, dict[str, Tensor]]:
+    """Computes scores with torch_geometric's modules and ``trim_to_layer``: (scores, its parameters by our names)."""
+    theirs, schema, graph = pyg_model(model), model.schema, batch.graph
+    x, edges = theirs.enter(x_dict(model, batch)), edge_index_dict(schema, graph)
+    nodes_per_hop = {n.name: list(g.per_hop) for n, g in zip(schema.node_types, graph.nodes, strict=True)}
+    edges_per_hop = {k: list(g.per_hop) for k, g in zip(schema.edge_types, graph.edges, strict=True)}
+    for index, layer in enumerate(theirs.layers):
+        x, edges, _ = trim_to_layer(index, nodes_per_hop, edges_per_hop, x, edges)
+        x = layer(x, {key: e for key, e in edges.items() if key[0] in x and key[2] in x})
+        if index < len(theirs.layers) - 1:
+            x = {name: theirs.between(out) for name, out in x.items()}
+    return theirs.leave(x[schema.seed_type][: graph.num_seeds]), theirs.parameters
+
+
+def pyg_whole(model: TypedModel, x: Rows, edges: Mapping[EdgeKey, Tensor]) -> Tensor:
+    """Computes scores of all nodes of the seeds' type with torch_geometric's modules."""
+    theirs = pyg_model(model)
+    out = x = theirs.enter(x)
+    for layer in theirs.layers:
+        out = layer(x, edges)
+        x = {name: theirs.between(rows) for name, rows in out.items()}
+    return theirs.leave(out[model.schema.seed_type])
 
 
 def _named(prefix: str, module: nn.Module) -> dict[str, Tensor]:

@@ -9,7 +9,7 @@ from outcrop.config.sizes import out_of_range
 from outcrop.errors import ArgumentError
 
 MODELS = ("sage", "gat", "gcn")
-TYPED_MODELS = ("rgcn", "rsage", "rgat")  # of graphs with node types and edge types
+TYPED_MODELS = ("rgcn", "rsage", "rgat", "hgt")  # of graphs with node types and edge types
 HEADS = 4  # attention heads, unless another number is named; the last layer of gat and rgat has one
 _WITH_HEADS = ("gat", "rgat", "hgt")
 _WIDTH, _HEAD_WIDTH = 256, 32  # between layers: of a model; of a head

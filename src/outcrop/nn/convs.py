@@ -45,7 +45,7 @@ def _compiler_deferred() -> Iterator[None]:
 with _compiler_deferred():
     from torch_geometric.data import Data, EdgeAttr, FeatureStore, GraphStore, HeteroData, TensorAttr
     from torch_geometric.data.graph_store import EdgeLayout
-    from torch_geometric.nn import GATConv, GCNConv, Linear, SAGEConv
+    from torch_geometric.nn import GATConv, GCNConv, HGTConv, Linear, SAGEConv
     from torch_geometric.nn.models import GAT, GCN, GraphSAGE
     from torch_geometric.nn.module_dict import ModuleDict
 
@@ -60,6 +60,7 @@ __all__ = [
     "GCNConv",
     "GraphSAGE",
     "GraphStore",
+    "HGTConv",
     "HeteroData",
     "Linear",
     "ModuleDict",

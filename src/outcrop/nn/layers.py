@@ -225,54 +225,62 @@ class _Attention(torch.autograd.Function):
         return grad_edges, grad_loops.addcmul_(loops, total, value=-1), None
 
 
-class _EdgeSoftmax(torch.autograd.Function):
-    """Computes the softmax over all edges of each target, per head: logits -> weights.
+class EdgeSoftmax:
+    """Computes the softmax over all edges of each target, per head, without autograd: logits -> weights.
 
-    Blocks of several edge types to the same targets share one softmax: maxima and sums are taken type by type.
+    Blocks of several edge types to the same targets share one softmax: maxima and sums are taken type by type. Equals
+    ``torch_geometric.utils.softmax`` of all logits side by side.
     """
 
-    @staticmethod
-    def forward(ctx: Any, blocks: Sequence[Block], *logits: Tensor) -> tuple[Tensor, ...]:
-        heads, targets = len(logits[0]), blocks[0].num_targets
-        ptrs = [by_head(block.rowptr, block.num_edges, heads).long() for block in blocks]
-        top, total = logits[0].new_full((heads, targets), float("-inf")), logits[0].new_zeros(heads, targets)
-        for values, ptr in zip(logits, ptrs, strict=True):
+    def __init__(self, blocks: Sequence[Block], heads: int):
+        self.blocks = blocks
+        self._shape = heads, blocks[0].num_targets
+        self._ptrs = [by_head(block.rowptr, block.num_edges, heads).long() for block in blocks]
+
+    def weights(self, logits: Sequence[Tensor]) -> list[Tensor]:
+        """Returns [heads, num_edges] of each block for logits of the same shape."""
+        top = logits[0].new_full(self._shape, float("-inf"))
+        for values, ptr in zip(logits, self._ptrs, strict=True):
             top = torch.maximum(top, _segment(values, "max", ptr, top))
-        weights = [
-            (values - top.index_select(1, block.row)).exp_()
-            for values, block in zip(logits, blocks, strict=True)
+        weights = [(values - self._spread(top, at)).exp_() for at, values in enumerate(logits)]
+        inverse = self._sum(weights).reciprocal_()  # of targets without edges it is infinite, and never read
+        return [values.mul_(self._spread(inverse, at)) for at, values in enumerate(weights)]
+
+    def gradients(self, weights: Sequence[Tensor], grads: Sequence[Tensor]) -> list[Tensor]:
+        """Returns the gradients of the logits, given the weights and their gradients."""
+        products = [grad * values for grad, values in zip(grads, weights, strict=True)]
+        total = self._sum(products)
+        return [
+            product.addcmul_(values, self._spread(total, at), value=-1)
+            for at, (product, values) in enumerate(zip(products, weights, strict=True))
         ]
-        for values, ptr in zip(weights, ptrs, strict=True):
-            total += _segment(values, "sum", ptr, total)
-        inverse = total.reciprocal_()  # of targets without edges it is infinite, and never read
-        for values, block in zip(weights, blocks, strict=True):
-            values.mul_(inverse.index_select(1, block.row))
-        ctx.blocks, ctx.ptrs = blocks, ptrs
-        ctx.save_for_backward(*weights)
-        return tuple(weights)
+
+    def _sum(self, values: Sequence[Tensor]) -> Tensor:
+        """Adds up over the edges of each target, [heads, num_targets]."""
+        total = values[0].new_zeros(self._shape)
+        for one, ptr in zip(values, self._ptrs, strict=True):
+            total += _segment(one, "sum", ptr, total)
+        return total
+
+    def _spread(self, values: Tensor, at: int) -> Tensor:
+        """Returns what each edge of block ``at`` has of its target."""
+        return values.index_select(1, self.blocks[at].row)
+
+
+class _EdgeSoftmax(torch.autograd.Function):
+    """Computes the softmax over the edges of each target of one block, per head: logits -> weights."""
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        weights = ctx.saved_tensors
-        products = [grad * values for grad, values in zip(grads, weights, strict=True)]
-        total = products[0].new_zeros(len(products[0]), ctx.blocks[0].num_targets)
-        for values, ptr in zip(products, ctx.ptrs, strict=True):
-            total += _segment(values, "sum", ptr, total)
-        for product, values, block in zip(products, weights, ctx.blocks, strict=True):
-            product.addcmul_(values, total.index_select(1, block.row), value=-1)
-        return None, *products
+    def forward(ctx: Any, logits: Tensor, block: Block) -> Tensor:
+        ctx.softmax = EdgeSoftmax([block], len(logits))
+        (weights,) = ctx.softmax.weights([logits])
+        ctx.save_for_backward(weights)
+        return weights
 
-
-def edge_softmax(logits: Sequence[Tensor], blocks: Sequence[Block]) -> tuple[Tensor, ...]:
-    """Returns the softmax over all edges of each target, in every block.
-
-    Equals ``torch_geometric.utils.softmax`` of all logits side by side.
-
-    Args:
-        logits: [heads, num_edges] of each block.
-        blocks: Edges to the same targets.
-    """
-    return _EdgeSoftmax.apply(blocks, *logits)
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        (found,) = ctx.softmax.gradients(ctx.saved_tensors, [grad])
+        return found, None
 
 
 def by_head(rowptr: Tensor, num_edges: int, heads: int) -> Tensor:
@@ -382,7 +390,7 @@ def _gat_between(conv: GATConv, x: Tensor, target: Tensor, block: Block, dense: 
     source = torch.einsum("hco,hc->ho", weight, conv.att_src[0]) @ x.t()
     own = torch.einsum("hco,hc->ho", to_target, conv.att_dst[0]) @ target.t()
     logits = source.index_select(1, block.col) + own.index_select(1, block.row)
-    (edges,) = edge_softmax([F.leaky_relu(logits, conv.negative_slope)], [block])
+    edges = _EdgeSoftmax.apply(F.leaky_relu(logits, conv.negative_slope), block)
     return _combined(conv, x, weight, (edges, None), block, dense)
 
 

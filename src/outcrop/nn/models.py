@@ -21,7 +21,8 @@ from outcrop.nn import layers as graph_layers
 from outcrop.nn.convs import GATConv, GCNConv, SAGEConv
 from outcrop.nn.schema import GraphSchema
 from outcrop.nn.sparse import Block, as_input, block_of_edges, blocks_of, without_loops
-from outcrop.nn.typed import Sizes, TypedModel, build_typed
+from outcrop.nn.typed import Sizes, TypedModel
+from outcrop.nn.typed_models import build_typed
 from outcrop.store.minibatch import MiniBatch
 
 # glibc keeps freed blocks for reuse up to the size of the largest block that was freed, at most 32 MiB.
@@ -151,12 +152,12 @@ def build_model(
 
     Args:
         name: ``sage`` (mean), ``gat`` or ``gcn``; of graphs with node and edge types ``rgcn``,
-            ``rsage`` or ``rgat`` (:mod:`outcrop.nn.typed`).
+            ``rsage``, ``rgat`` or ``hgt`` (:mod:`outcrop.nn.typed_models`).
         inputs: Width of the features; of a graph with types what the model needs to know of it
             (:meth:`outcrop.nn.schema.GraphSchema.of`).
         hidden: Width between layers, all heads together; None = 256, of models with heads 32 per head.
         num_classes: Scores of each seed.
-        heads: Attention heads of every layer of ``gat`` and ``rgat`` but the last, which has one.
+        heads: Attention heads of every layer of ``hgt``, and of ``gat`` and ``rgat`` but the last, which has one.
 
     Raises:
         ArgumentError: Unknown name, a graph with types for a model without or the other way round, or sizes that are

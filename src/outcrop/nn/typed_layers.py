@@ -15,8 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from outcrop.nn.layers import Products, aggregate_first, products
-from outcrop.nn.sparse import Block, spmm, spmm_transposed
+from outcrop.nn.layers import EdgeSoftmax, Products, aggregate_first, by_head, products
+from outcrop.nn.sparse import Block, bag_sum, check_block, sampled_dot, spmm, spmm_transposed
 
 
 @dataclass(frozen=True)
@@ -88,6 +88,8 @@ def means(
         hidden: [num_nodes, in] of each node type that is source or target.
         parts: Their targets are among ``roots``.
     """
+    for part in parts:
+        check_block(part.block, hidden[part.source])
     rows = {node_type: number for number, node_type in enumerate(hidden)}
     places = {node_type: number for number, node_type in enumerate(roots)}
     with products(next(iter(hidden.values()))) as dense:
@@ -187,3 +189,123 @@ class Gradients:
 def _scale(block: Block, like: Tensor) -> Tensor:
     """Returns [num_targets, 1]: one over the edges of each target."""
     return block.counts.clamp(min=1).to(like.dtype).reciprocal_().unsqueeze(1)
+
+
+@dataclass(frozen=True)
+class Attention:
+    """Describes how targets look at the sources of one edge type.
+
+    Attributes:
+        source: Number of the node type.
+        block: The edges.
+        queries: [heads, num_targets, width], mapped for the edge type.
+    """
+
+    source: int
+    block: Block
+    queries: Tensor
+
+
+def attend(parts: Sequence[Attention], keys_values: Mapping[int, Tensor]) -> tuple[Tensor, ...]:
+    """Computes for each part ``sum(weight of edge * values of its source)``, [heads, num_targets, width].
+
+    The logit of an edge is the query of its target times the key of its source, head by head. One softmax over the
+    edges of all parts gives the weights.
+
+    Args:
+        parts: Edge types that lead to the same targets.
+        keys_values: [num_nodes, 2 * heads * width] of each source type: the keys of all heads, then the values.
+    """
+    for part in parts:
+        check_block(part.block, keys_values[part.source])
+    used = sorted({part.source for part in parts})
+    plan = [(used.index(part.source), part.block) for part in parts]
+    return _Attend.apply(plan, *(keys_values[source] for source in used), *(part.queries for part in parts))
+
+
+class _Pattern:
+    """Locates queries, keys and values of one edge type for products over all heads at once.
+
+    Rows of the pattern are (head, target). Keys and values are rows of [num_nodes * 2 * heads, width]: of each node the
+    keys of all heads, then the values.
+    """
+
+    def __init__(self, block: Block, heads: int):
+        self.block, self.heads = block, heads
+        self.rowptr = by_head(block.rowptr, block.num_edges, heads)
+        head = torch.arange(heads, dtype=block.col.dtype, device=block.col.device).unsqueeze_(1)
+        self.keys = (block.col * (2 * heads) + head).view(-1)
+        self.values = self.keys + heads
+
+    def to_sources(self, queries: Tensor, grad: Tensor, logits: Tensor, weights: Tensor) -> Tensor:
+        """Returns the gradient of keys and values, [num_nodes, 2 * heads * width].
+
+        Args:
+            queries, grad: [heads, num_targets, width], queries and gradients of the sums.
+            logits, weights: [heads, num_edges], gradients of the logits, and the weights.
+        """
+        rowptr, row, order = self.block.transposed
+        slots, (heads, targets, width) = 2 * self.heads, queries.shape
+        rows = torch.cat([queries.reshape(heads * targets, width), grad.view(heads * targets, width)])
+        slot = torch.arange(slots, dtype=row.dtype, device=row.device).unsqueeze_(1) * targets
+        found = bag_sum(
+            rows,
+            by_head(rowptr, self.block.num_edges, slots),
+            (row + slot).view(-1),
+            torch.cat([logits, weights]).index_select(1, order).view(-1),
+        )
+        by_slot = found.view(slots, self.block.num_sources, width)
+        return by_slot.permute(1, 0, 2).reshape(self.block.num_sources, slots * width)
+
+
+class _Attend(torch.autograd.Function):
+    """Computes :func:`attend`; tensors are keys and values of the types, then the queries of each part."""
+
+    @staticmethod
+    def forward(ctx: Any, plan: list[tuple[int, Block]], *tensors: Tensor) -> tuple[Tensor, ...]:
+        kept, queries = tensors[: len(tensors) - len(plan)], tensors[len(tensors) - len(plan) :]
+        heads, targets, width = queries[0].shape
+        rows = [one.view(one.shape[0] * 2 * heads, width) for one in kept]
+        patterns = [_Pattern(block, heads) for _, block in plan]
+        ctx.softmax = EdgeSoftmax([block for _, block in plan], heads)
+        weights = ctx.softmax.weights(
+            [
+                sampled_dot(at.rowptr, at.keys, query.reshape(heads * targets, width), rows[source]).view(
+                    heads, -1
+                )
+                for (source, _), at, query in zip(plan, patterns, queries, strict=True)
+            ]
+        )
+        ctx.plan, ctx.patterns = plan, patterns
+        ctx.save_for_backward(*kept, *queries, *weights)
+        return tuple(
+            bag_sum(rows[source], at.rowptr, at.values, weight.reshape(-1)).view(heads, targets, width)
+            for (source, _), at, weight in zip(plan, patterns, weights, strict=True)
+        )
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        plan, saved, count = ctx.plan, ctx.saved_tensors, len(ctx.plan)
+        kept, queries, weights = saved[: -2 * count], saved[-2 * count : -count], saved[-count:]
+        heads, targets, width = queries[0].shape
+        rows = [one.view(one.shape[0] * 2 * heads, width) for one in kept]
+        grads = tuple(grad.contiguous() for grad in grads)
+        to_logits = ctx.softmax.gradients(
+            weights,
+            [
+                sampled_dot(at.rowptr, at.values, grad.view(heads * targets, width), rows[source]).view(
+                    heads, -1
+                )
+                for (source, _), at, grad in zip(plan, ctx.patterns, grads, strict=True)
+            ],
+        )
+        to_kept, to_queries = Gradients(kept, ctx.needs_input_grad[1:]), []
+        for (source, _), at, query, weight, grad, logits in zip(
+            plan, ctx.patterns, queries, weights, grads, to_logits, strict=True
+        ):
+            to_queries.append(
+                bag_sum(rows[source], at.rowptr, at.keys, logits.reshape(-1)).view(heads, targets, width)
+            )
+            if to_kept.wanted[source]:
+                to_kept.add(source, at.to_sources(query, grad, logits, weight))
+        return None, *to_kept.found, *to_queries
