@@ -10,10 +10,12 @@ from typing import Any
 import numpy as np
 
 from outcrop.config import SampleConfig
+from outcrop.preparation import sample as stage
 from outcrop.runtime.runtime import Runtime
 from outcrop.store.batches import BatchGraph, Edges, Nodes
 from outcrop.store.graph import Graph
 from outcrop.store.graph_types import NodeType
+from outcrop.store.samples import SampleSet, open_samples
 from typed_reference import TypedBatch, TypedGraph, pick_some, sample
 from typed_store import write_typed
 
@@ -185,3 +187,16 @@ class ReferenceSampler:
 
     def epoch(self, split: str, epoch: int, numbers: Sequence[int] | None = None) -> Iterator[BatchGraph]:
         return map(self.draw, self.seeds(split, epoch, numbers))
+
+
+def sample_by_reference(graph: Any, folder: Path, runtime: Runtime, config: SampleConfig) -> SampleSet:
+    """Runs the sample stage with batches that the reference draws."""
+
+    def epoch(split: str, number: int) -> Iterator[BatchGraph]:
+        return ReferenceSampler(graph, config).epoch(split, number)
+
+    external: Any = SimpleNamespace(splits=config.splits, epoch=epoch)
+    stage.sample(
+        graph, config, folder / "sample", runtime, stage.BatchOrigin(external=external, key="reference")
+    )
+    return open_samples(runtime, folder / "sample", graph)

@@ -197,8 +197,13 @@ def _read_section(ids: np.ndarray, rows: RowSource, buffer: np.ndarray) -> Level
 class ScheduledFeeder(RowFeeder, Generic[P]):
     """Feeds modes whose row source must know which batch comes: belady and partition."""
 
-    def __init__(self, structures: ScheduledStructures[P], file: RowFile, rows: ScheduledRows[P]):
-        super().__init__(structures, (file,), (rows,))
+    def __init__(
+        self,
+        structures: ScheduledStructures[P],
+        files: Sequence[RowFile],
+        rows: Sequence[ScheduledRows[P]],
+    ):
+        super().__init__(structures, files, rows)
         self._scheduled, self._scheduled_rows = structures, rows
 
     def source(
@@ -217,7 +222,8 @@ class ScheduledFeeder(RowFeeder, Generic[P]):
         return batch
 
     def read(self, batch: BatchInFlight) -> BatchInFlight:
-        self._scheduled_rows.advance_to(batch.position)
+        for rows in self._scheduled_rows:
+            rows.advance_to(batch.position)
         return super().read(batch)
 
 

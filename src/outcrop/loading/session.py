@@ -442,17 +442,17 @@ def row_session(
 def scheduled_session(
     graph: Graph,
     structures: ScheduledStructures[P],
-    rows: ScheduledRows[P],
+    rows: Sequence[ScheduledRows[P]],
     pool: BufferPool[HostBuffer],
     runtime: Runtime,
     device: DeviceConfig,
 ) -> LoadSession:
-    """Opens a session of mode ``belady`` or ``partition``; ``rows`` is told which batch comes."""
+    """Opens a session of mode ``belady`` or ``partition``; ``rows``, of each row file, are told which batch comes."""
     from outcrop.loading.transfer import transfer_to  # brings torch
 
-    file = graph.row_file
-    transfer = transfer_to(device, (file,), (rows.row_bytes,))
-    return LoadSession(ScheduledFeeder(structures, file, rows), pool, transfer, runtime, graph)
+    files = graph.row_files
+    transfer = transfer_to(device, files, [source.row_bytes for source in rows])
+    return LoadSession(ScheduledFeeder(structures, files, rows), pool, transfer, runtime, graph)
 
 
 def online_session(

@@ -4,15 +4,27 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
-from outcrop.config import SampleConfig
+from outcrop.config import CPU, SampleConfig
 from outcrop.errors import ArgumentError, BudgetError
-from outcrop.loading.modes import BASELINES, CHOICES, Dynamic, InMemory, Mode, base
+from outcrop.loading.modes import (
+    BASELINES,
+    CHOICES,
+    Belady,
+    Dynamic,
+    InMemory,
+    Mode,
+    OnDisk,
+    SessionRequest,
+    base,
+    mode_named,
+)
 from outcrop.loading.online import session as online
 from outcrop.loading.online.hotness import Hotness
 from outcrop.loading.open import open_session
@@ -20,10 +32,11 @@ from outcrop.loading.session import LoadSession
 from outcrop.runtime.runtime import Runtime
 from outcrop.store.levels import Level
 from outcrop.store.minibatch import MiniBatch
-from section_support import EPOCHS, FEW, ReferenceSampler, SectionGraph, section_graph
+from section_support import EPOCHS, FEW, ReferenceSampler, SectionGraph, sample_by_reference, section_graph
 
 MODES = ("memory", "memmap", "ondisk", "dynamic", "online")
 CONFIG = SampleConfig(fanouts=(4, 3), batch_size=20, epochs=EPOCHS)
+RECORDED = replace(CONFIG, splits=("train",))
 Make = Callable[..., Runtime]
 Open = Callable[..., LoadSession]
 
@@ -46,6 +59,12 @@ def open_mode(make_runtime: Make, monkeypatch: pytest.MonkeyPatch) -> Open:
         return open_session(of, make_runtime(memory, threads=2), mode, config=CONFIG)
 
     return opened
+
+
+def open_recorded(mode: Mode, graph: SectionGraph, folder: Path, runtime: Runtime) -> LoadSession:
+    """Opens a session of batches that the sample stage has written."""
+    samples = sample_by_reference(graph, folder, runtime, RECORDED)
+    return mode.open(SessionRequest(graph, runtime, RECORDED, CPU, run=folder, recorded=samples))
 
 
 def check_rows(batch: MiniBatch, graph: SectionGraph) -> None:
@@ -147,10 +166,11 @@ def test_room_is_made_for_each_row_file(graph, open_mode):
 
 def test_a_mode_for_graphs_with_one_type_says_which_to_choose(graph, open_mode):
     refused = {mode.name for mode in (*CHOICES, *BASELINES) if not mode.loads_types}
-    assert "partition" in refused
-    for name in refused - {"packed", "belady"}:  # which need a run
+    assert refused == {"partition"}
+    for name in refused:
         with pytest.raises(
-            ArgumentError, match=rf"features of \d of them; mode {name} .* online, memory, memmap, ondisk"
+            ArgumentError,
+            match=rf"features of \d of them; mode {name} .* packed, online, memory, memmap, ondisk",
         ):
             open_mode(graph, name)
 
@@ -227,3 +247,51 @@ def test_rows_that_outgrow_what_was_counted_are_asked_for_again(graph, open_mode
         for batch in session.batches("train", 0):
             check_rows(batch, graph)
             del batch
+
+
+@pytest.mark.parametrize("mode", ["memory", "memmap", "ondisk", "dynamic", "belady"])
+def test_recorded_batches_have_the_rows_of_every_row_file(graph, tmp_path, make_runtime, mode):
+    with open_recorded(mode_named(mode), graph, tmp_path, make_runtime(threads=2)) as session:
+        for epoch in (0, 1, 0):
+            for batch in session.batches("train", epoch):
+                check_rows(batch, graph)
+                del batch
+
+
+def test_buffers_of_recorded_batches_are_as_large_as_the_largest_section(graph, tmp_path, make_runtime):
+    drawn = [
+        batch for epoch in range(EPOCHS) for batch in ReferenceSampler(graph, CONFIG).epoch("train", epoch)
+    ]
+    largest = np.max([[rows.nbytes for rows in graph.wanted(batch)] for batch in drawn], axis=0)
+    pages = sum(-(-size // 4096) + 2 for size in largest.tolist() if size)
+    with open_recorded(OnDisk(), graph, tmp_path, make_runtime(threads=2)) as session:
+        held = session._runtime.budget.by_tag["batch-rows"].now_bytes
+        assert held == session.buffers * 4096 * pages
+        for epoch in range(EPOCHS):
+            for batch in session.batches("train", epoch):
+                del batch
+        grown = session._runtime.budget.by_tag["batch-rows"].now_bytes - held
+        assert grown == session.buffers * 4096 * 2 * int(
+            (largest == 0).sum()
+        )  # room for nothing takes two pages
+
+
+@pytest.mark.parametrize("cache_rows", [0, 50, 10**6])
+def test_optimal_caches_of_row_files_miss_no_more_than_those_that_learn(
+    graph, tmp_path, make_runtime, cache_rows
+):
+    """With an equal number of rows of each, no policy misses fewer than the one that knows what comes."""
+    misses = []
+    for kind in (Belady, Dynamic):
+        folder, runtime = tmp_path / kind.name, make_runtime(threads=1)
+        folder.mkdir()
+        with open_recorded(kind(cache_rows=cache_rows), graph, folder, runtime) as session:
+            of_files = []
+            for epoch in range(EPOCHS):
+                batches = session.batches("train", epoch)
+                for batch in batches:
+                    del batch
+                of_files.append([levels.get(Level.DISK, 0) for levels in batches.stats.rows_by_file])
+            misses.append(np.sum(of_files, axis=0))
+    assert (misses[0] <= misses[1]).all()
+    assert cache_rows == 0 or (misses[0] < misses[1]).any() or cache_rows == 10**6

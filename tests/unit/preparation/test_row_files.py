@@ -23,7 +23,6 @@ from outcrop.preparation.cached_rows import choose_cached_rows
 from outcrop.preparation.pack_rows import RowsPacker
 from outcrop.preparation.plan import plan
 from outcrop.preparation.plan_memory import divide_host_memory
-from outcrop.preparation.sample import BatchOrigin, sample
 from outcrop.rows import disk_rows
 from outcrop.runtime.runtime import Runtime
 from outcrop.store import packed
@@ -33,7 +32,7 @@ from outcrop.store.levels import Level
 from outcrop.store.manifest import ArraySpec
 from outcrop.store.placement import Placement, open_placement
 from outcrop.store.samples import SampleSet, open_samples
-from section_support import EPOCHS, FEW, ReferenceSampler, SectionGraph, section_graph
+from section_support import EPOCHS, FEW, ReferenceSampler, SectionGraph, sample_by_reference, section_graph
 
 CONFIG = SampleConfig(fanouts=(4, 3), batch_size=20, epochs=EPOCHS, splits=("train",))
 Make = Callable[..., Runtime]
@@ -53,14 +52,7 @@ def drawn(graph: SectionGraph) -> list[BatchGraph]:
 
 
 def sampled(graph: Any, folder: Path, runtime: Runtime) -> SampleSet:
-    """The sample stage, with batches that the reference draws."""
-
-    def epoch(split: str, number: int) -> Iterator[BatchGraph]:
-        return ReferenceSampler(graph, CONFIG).epoch(split, number)
-
-    external: Any = SimpleNamespace(splits=("train",), epoch=epoch)
-    sample(graph, CONFIG, folder / "sample", runtime, BatchOrigin(external=external, key="reference"))
-    return open_samples(runtime, folder / "sample", graph)
+    return sample_by_reference(graph, folder, runtime, CONFIG)
 
 
 def planned(graph: Any, folder: Path, runtime: Runtime, samples: SampleSet, config: PlanConfig) -> Placement:

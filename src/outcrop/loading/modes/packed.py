@@ -22,6 +22,7 @@ class Packed(Mode):
     needs_run = True
     prepares = True
     any_nodes = False
+    loads_types = True
 
     def open(self, request: SessionRequest) -> LoadSession:
         graph, runtime, run, recorded = request.graph, request.runtime, request.run, request.recorded

@@ -67,7 +67,7 @@ class Partition(Mode):
         structures = PartitionStructures(
             graph, config, shape, online, runtime, memory_fraction=among.fraction
         )
-        return scheduled_session(graph, structures, rows, pool, runtime, request.device)
+        return scheduled_session(graph, structures, (rows,), pool, runtime, request.device)
 
     def identity(self) -> dict[str, Any]:
         return {"partitions": {"partitions": self.partitions, "resident": self.resident}}
