@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import final
 
+from outcrop.loading.division import bytes_wanted, make_caches
 from outcrop.loading.feeders import RecordedStructures
 from outcrop.loading.modes.base import Mode, SessionRequest
-from outcrop.loading.modes.division import bytes_wanted, make_caches
 from outcrop.loading.session import LoadSession, scheduled_session
 from outcrop.rows import BeladyRows, NextUses, disk_rows, rows_within, schedule_of
 from outcrop.runtime import memory_tables

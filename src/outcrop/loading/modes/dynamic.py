@@ -10,9 +10,9 @@ from typing import Literal, final
 
 from outcrop.config import CACHE_POLICIES
 from outcrop.errors import ArgumentError
+from outcrop.loading.division import bytes_wanted, make_caches
 from outcrop.loading.feeders import BatchStructures
 from outcrop.loading.modes.base import RowMode, SessionRequest
-from outcrop.loading.modes.division import bytes_wanted, make_caches
 from outcrop.rows import DynamicRows, RowSource, disk_rows, rows_within
 from outcrop.runtime import memory_tables
 from outcrop.runtime.runtime import Runtime

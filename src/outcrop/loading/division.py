@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from itertools import islice
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from outcrop.loading.feeders import BatchStructures
-from outcrop.loading.modes.base import SessionRequest
 from outcrop.loading.online.hotness import PRESAMPLED_BATCHES
 from outcrop.rows import RowSource
+
+if TYPE_CHECKING:
+    from outcrop.loading.modes.base import SessionRequest  # whose modes divide memory
 
 S = TypeVar("S", bound=RowSource)
 
