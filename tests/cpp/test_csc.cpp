@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <filesystem>
 #include <fstream>
+#include <map>
 
 #include "base/checksum.h"
 #include "base/random.h"
@@ -116,6 +117,63 @@ Edges random_edges(size_t n, int64_t nodes, uint64_t seed) {
   for (auto& e : edges)
     e = {static_cast<int64_t>(random.below(nodes)), static_cast<int64_t>(random.below(nodes))};
   return edges;
+}
+
+// Against sets of edges, edge type by edge type; in one piece and sorted outside memory.
+TEST_F(Csc, ListsOfEdgeTypesEqualASetOfEdgesPerType) {
+  const std::vector<int64_t> first_nodes{0, 700, 701, 701, 1500};
+  const std::vector<Relation> ends{
+      {0, 0, 0, false}, {3, 0, 0, true}, {0, 1, 0, false}, {2, 3, 0, false}, {3, 3, 0, true}};
+  for (const uint64_t memory : {uint64_t{256} << 10, uint64_t{64} << 20}) {
+    CscOptions options;
+    options.scratch_folder = folder_;
+    options.memory_bytes = memory;
+    options.keep_self_loops = false;
+    options.relations = std::make_shared<const Relations>(first_nodes, ends);
+    const Relations& relations = *options.relations;
+    WorkerPool pool(2);
+    CscBuilder builder(BlockIo::create({}, Budget::create(UINT64_MAX)), Budget::create(memory), options,
+                       &pool);
+    RandomStream random(7, 1);
+    std::vector<int64_t> indptr{0}, indices;
+    std::vector<float> weights;
+    std::vector<uint64_t> counts;
+    for (size_t r = 0; r < ends.size(); ++r) {
+      const Relation& relation = relations[r];
+      const int64_t sources = relations.num_nodes(relation.source),
+                    targets = relations.num_nodes(relation.target);
+      std::map<std::pair<int64_t, int64_t>, float> kept;  // (target, source) -> the first weight
+      std::vector<int64_t> src, dst;
+      std::vector<float> weight;
+      for (int i = 0; i < (sources ? 30000 : 0); ++i) {
+        src.push_back(static_cast<int64_t>(random.next32() % static_cast<uint64_t>(sources)));
+        dst.push_back(static_cast<int64_t>(random.next32() % static_cast<uint64_t>(targets)));
+        weight.push_back(static_cast<float>(i));
+        if (relation.source != relation.target || src.back() != dst.back())
+          kept.try_emplace({dst.back(), src.back()}, weight.back());
+      }
+      builder.add(src.data(), dst.data(), src.size(), relation.weighted ? weight.data() : nullptr, r);
+      auto at = kept.begin();
+      for (int64_t target = 0; target < targets; ++target) {
+        for (; at != kept.end() && at->first.first == target; ++at) {
+          indices.push_back(relations.first_node(relation.source) + at->first.second);
+          if (relation.weighted) weights.push_back(at->second);
+        }
+        indptr.push_back(static_cast<int64_t>(indices.size()));
+      }
+      counts.push_back(kept.size());
+    }
+    const CscResult result =
+        builder.finish(folder_ / "indptr.bin", folder_ / "indices.bin", 0, folder_ / "weights.bin");
+    EXPECT_EQ(result.sort.runs > 0, memory < (1 << 20));
+    EXPECT_EQ(result.num_lists, relations.num_lists());
+    EXPECT_EQ(contents<int64_t>(folder_ / "indptr.bin", result.indptr), indptr);
+    const auto found = contents<uint32_t>(folder_ / "indices.bin", result.indices);
+    EXPECT_TRUE(std::equal(found.begin(), found.end(), indices.begin(), indices.end()));
+    EXPECT_EQ(contents<float>(folder_ / "weights.bin", result.weights), weights);
+    ASSERT_EQ(result.relations.size(), counts.size());
+    for (size_t r = 0; r < counts.size(); ++r) EXPECT_EQ(result.relations[r].num_edges, counts[r]);
+  }
 }
 
 TEST_F(Csc, EqualsBruteForce) {
