@@ -29,6 +29,7 @@ from outcrop.importing.sources.checks import (
     one_way_note,
 )
 from outcrop.importing.sources.files import source_files
+from outcrop.importing.sources.hetero import is_hetero, open_hetero
 from outcrop.importing.sources.kinds import CHOOSE_LABELS, open_source
 from outcrop.importing.sources.npy import array_blocks
 from outcrop.importing.sources.objects import open_object
@@ -129,6 +130,8 @@ def _opened(
     opened = (
         open_source(source, runtime, held, config)
         if isinstance(source, str)
+        else open_hetero(source, runtime, config.split_index)
+        if is_hetero(source)
         else open_object(source, runtime, held, config.split_index)
     )
     return opened if isinstance(opened, TypedSource) else _with_num_nodes(opened, config.num_nodes)

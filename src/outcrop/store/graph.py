@@ -91,6 +91,12 @@ def paged_arrays(manifest: Manifest) -> list[str]:
     return [*(name for name in PAGED if name in manifest.arrays), *sorted(of_types)]
 
 
+def _shortened(types: list[str]) -> list[str]:
+    """Returns the first of a list for messages, and how many more there are."""
+    left = len(types) - _SHOWN_TYPES
+    return [*types[:_SHOWN_TYPES], f"{left} more"] if left > 0 else types
+
+
 def split_name(spelling: str) -> str:
     """Returns the name of a split that people may spell otherwise: ``valid`` of ``val``; others as they are."""
     return SPLIT_NAMES.get(spelling, spelling)
@@ -143,9 +149,11 @@ class Graph:
         return f"Graph({', '.join(parts)}, path={str(self.path)!r})"
 
     def _types_in_words(self) -> list[str]:
-        nodes = {one.name: one.num_nodes for one in self.node_types}
-        edges = {" ".join(one.key): one.num_edges for one in self.edge_types}
-        return [f"nodes={nodes}", f"edges={edges}"]
+        counts = {
+            "nodes": [f"{one.name!r}: {one.num_nodes}" for one in self.node_types],
+            "edges": [f"{' '.join(one.key)!r}: {one.num_edges}" for one in self.edge_types],
+        }
+        return [f"{what}={{{', '.join(_shortened(types))}}}" for what, types in counts.items()]
 
     def _check_labels(self, of: NodeType) -> None:
         if of.label_kind not in LABEL_KINDS:
@@ -231,9 +239,7 @@ class Graph:
         return found[0]
 
     def _edge_names(self) -> list[str]:
-        names = [repr(" ".join(one.key)) for one in self.edge_types]
-        left = len(names) - _SHOWN_TYPES
-        return [*names[:_SHOWN_TYPES], f"{left} more"] if left > 0 else names
+        return _shortened([repr(" ".join(one.key)) for one in self.edge_types])
 
     @property
     def relations(self) -> _core.Relations:

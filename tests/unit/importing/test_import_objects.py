@@ -265,7 +265,8 @@ def test_networkx(tmp_path: Path, directed: bool) -> None:
 @pytest.mark.parametrize(
     ("parts", "kind", "match"),
     [
-        (lambda: HeteroData(), ArgumentError, r"HeteroData has several types.*to_homogeneous"),
+        (lambda: HeteroData(), ArgumentError, r"the HeteroData has 0 node types and 0 edge types"),
+        (lambda: {"edges": HeteroData()}, ArgumentError, r"HeteroData has several types.*to_homogeneous"),
         (lambda: {"edges": PAIRS, "colour": X}, ArgumentError, r"'colour' is no part of a graph; known: edges"),
         (lambda: {"features": X}, ArgumentError, r"no edges; it has features"),
         (lambda: {"edges": PAIRS, "x": X, "features": X}, ArgumentError, r"both give features"),

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from outcrop.errors import ArgumentError
-from outcrop.importing.sources.base import EdgeBlock, EdgeSource, GraphSource
+from outcrop.importing.sources.base import EdgeBlock, EdgeSource, GraphSource, TypedSource
 from outcrop.runtime.runtime import Runtime
 from outcrop.store.graph import Graph
 
@@ -90,6 +90,18 @@ def check_told_nodes(source: GraphSource, file_bytes: int, given: int | None) ->
             f"{source.name} tells of {told} nodes, and has {edges} edges in {file_bytes} bytes: correct the number, or "
             f"say that it is meant (--num-nodes {told})"
         )
+
+
+def check_told_types(source: TypedSource, file_bytes: int) -> None:
+    """Raises ArgumentError where a file tells of far more nodes of a type than it has bytes or edges, likewise."""
+    edges = sum(one.num_edges or 0 for one in source.edges)
+    for one in source.nodes:
+        told = one.num_nodes or 0
+        if told > max(file_bytes, NODES_PER_EDGE * edges + FREE_NODES):
+            raise ArgumentError(
+                f"{source.name} tells of {told} nodes {one.type_name!r}, and has {edges} edges in {file_bytes} bytes: "
+                "correct num_nodes of that type"
+            )
 
 
 def check_ends(source: EdgeSource, block: EdgeBlock, first_edge: int, num_nodes: tuple[int, int]) -> None:

@@ -356,7 +356,7 @@ class _PartsJoiner:
         for split in SPLITS:
             part = self.parts.get(split)
             if part is not None and isinstance(part.value, np.ndarray):
-                rows += rows_of_part(split, part, ids, node)
+                rows += _rows_of_part(split, part, ids, node)
         table = self._table("splits")
         if table:
             columns = [table.column(*ID_COLUMNS) or "", table.column("split") or ""]
@@ -387,6 +387,24 @@ class _PartsJoiner:
         return edges_of_split
 
 
+class SplitParts:
+    """Reads the splits of the nodes of a type: lists of ids or masks, by split."""
+
+    def __init__(self, parts: dict[str, Part], num_nodes: int):
+        self._parts, self._num_nodes = parts, num_nodes
+
+    def ids(self, num_nodes: int) -> dict[str, np.ndarray] | None:
+        """Returns node ids by split; None where the type has no splits."""
+        arrays = {split: np.asarray(part.value) for split, part in self._parts.items()}
+        return {s: split_ids(self._parts[s].name, array, num_nodes) for s, array in arrays.items()} or None
+
+    def rows(self, node: int) -> list[SplitRow]:
+        """Returns every row that puts ``node`` into a split."""
+        ids = PlainIds(self._num_nodes)
+        found = (_rows_of_part(split, part, ids, node) for split, part in self._parts.items())
+        return [row for rows in found for row in rows]
+
+
 def _part_ids(part: Part, ids: IdMap, num_nodes: int) -> np.ndarray:
     array = part.value
     if not isinstance(array, np.ndarray):
@@ -396,7 +414,7 @@ def _part_ids(part: Part, ids: IdMap, num_nodes: int) -> np.ndarray:
     return split_ids(part.name, array, num_nodes)
 
 
-def rows_of_part(split: str, part: Part, ids: IdMap, node: int) -> list[SplitRow]:
+def _rows_of_part(split: str, part: Part, ids: IdMap, node: int) -> list[SplitRow]:
     """Returns the rows of a list of ids, or the row of a mask, that put ``node`` into ``split``."""
     array, place = np.asarray(part.value), Place(part.name)
     if array.dtype == np.bool_:

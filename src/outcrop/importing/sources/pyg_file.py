@@ -1,8 +1,8 @@
 """``pyg:FILE.pt``: a graph of PyTorch Geometric as ``torch.save`` wrote it, read without running anything of it.
 
-The file holds a ``Data`` (of PyG 2, or of PyG 1), a dict of its values, or a tuple ``(data, slices)`` or ``(dict,
-slices, class)`` as datasets of PyG write it into ``processed``. Values mean what they mean in memory:
-:mod:`outcrop.importing.sources.objects`.
+The file holds a ``Data`` (of PyG 2, or of PyG 1) or a ``HeteroData``, a dict of its values, or a tuple ``(data,
+slices)`` or ``(dict, slices, class)`` as datasets of PyG write it into ``processed``. Values mean what they
+mean in memory: :mod:`outcrop.importing.sources.objects`, of several types :mod:`outcrop.importing.sources.hetero`.
 """
 
 from __future__ import annotations
@@ -18,14 +18,15 @@ import numpy as np
 from outcrop.config import ImportConfig
 from outcrop.errors import ArgumentError, FormatError
 from outcrop.importing.sources.adjacency import Adjacency, open_adjacency
-from outcrop.importing.sources.base import GraphSource
-from outcrop.importing.sources.checks import check_told_nodes
+from outcrop.importing.sources.base import GraphSource, TypedSource
+from outcrop.importing.sources.checks import check_told_nodes, check_told_types
 from outcrop.importing.sources.file_map import is_size, mask_of
-from outcrop.importing.sources.objects import ONE_TYPE, data_parts, notes_of_splits, part_of
+from outcrop.importing.sources.hetero import open_columns
+from outcrop.importing.sources.objects import data_parts, notes_of_splits, part_of
 from outcrop.importing.sources.parts import Part, Parts, open_parts
 from outcrop.importing.sources.pickles import Made, Name
 from outcrop.importing.sources.torch_file import Sparse, TorchFile, Unreadable
-from outcrop.importing.sources.typed import TypedColumns, refuse_typed
+from outcrop.importing.sources.typed import TypedColumns
 from outcrop.runtime.runtime import Runtime
 
 _DATA = "torch_geometric.data."
@@ -52,19 +53,23 @@ _REMEDY = (
 )
 
 
-def open_pyg(path: Path, runtime: Runtime, held: ExitStack, config: ImportConfig) -> GraphSource:
+def open_pyg(
+    path: Path, runtime: Runtime, held: ExitStack, config: ImportConfig
+) -> GraphSource | TypedSource:
     """Opens ``pyg:FILE.pt``; tensors are read from the file block by block.
 
     Args:
         config: Which column of masks ``[N, splits]``, and whether a large number of nodes is meant.
 
     Raises:
-        ArgumentError: The file is missing, holds several graphs or types, or parts contradict each other.
+        ArgumentError: The file is missing, holds several graphs, or parts contradict each other.
         FormatError: It is no such file, is torn, or names a class that is not read.
     """
     found = read_pyg(path, runtime, held)
     if isinstance(found, TypedColumns):
-        refuse_typed(found.name, found.types(), f"load it, and pass {ONE_TYPE}, to outcrop.import_graph")
+        typed = open_columns(found, runtime, config.split_index, _part)
+        check_told_types(typed, path.stat().st_size)
+        return typed
     try:
         source = _source(str(path), found, runtime, config.split_index)
         check_told_nodes(source, path.stat().st_size, config.num_nodes)

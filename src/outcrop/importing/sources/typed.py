@@ -1,4 +1,4 @@
-"""Sources with several types of nodes or edges: what they hold. A graph on disk cannot hold it yet."""
+"""Sources with several types of nodes or edges: what they hold, and the refusal of those that are not read yet."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class TypedColumns:
 
 
 def refuse_typed(
-    name: str, what: str, remedy: str = "import one of them from arrays of its own (arrays:DIR)"
+    name: str, what: str, remedy: str = "import them from arrays (arrays:DIR with a graph.toml)"
 ) -> NoReturn:
     """Refuses a source with several types of nodes or edges.
 
@@ -48,7 +48,7 @@ def refuse_typed(
         ArgumentError: Always.
     """
     raise ArgumentError(
-        f"{name} has several types of nodes or edges ({what}), and a graph has one of each now: {remedy}"
+        f"{name} has several types of nodes or edges ({what}), and of such a source one of each is read: {remedy}"
     )
 
 

@@ -35,7 +35,6 @@ from outcrop.importing.sources.base import (
     FeatureSource,
     LabelSource,
     NodeSource,
-    SplitRow,
     TypedSource,
     same_length,
 )
@@ -44,7 +43,7 @@ from outcrop.importing.sources.features import ID_COLUMNS, array_features, table
 from outcrop.importing.sources.ids import PlainIds
 from outcrop.importing.sources.labels import array_labels, table_labels
 from outcrop.importing.sources.npy import open_npy
-from outcrop.importing.sources.parts import LABEL_COLUMNS, Part, rows_of_part, split_ids
+from outcrop.importing.sources.parts import LABEL_COLUMNS, Part, SplitParts
 from outcrop.importing.sources.table_files import TABLE_SUFFIXES, open_table
 from outcrop.importing.sources.tables import Place, Table
 from outcrop.runtime.runtime import Runtime
@@ -220,7 +219,7 @@ def _open_nodes(entry: _Entry, runtime: Runtime) -> NodeSource:
         raise ArgumentError(
             f"{entry.at} does not tell how many nodes {name!r} there are: add num_nodes = N, or features"
         )
-    splits = _Splits(entry, num_nodes)
+    splits = _splits(entry, num_nodes)
     return NodeSource(
         f"{entry.path.parent} ({name})",
         num_nodes,
@@ -262,31 +261,15 @@ def _refuse_ids(table: Table) -> None:
         )
 
 
-class _Splits:
-    """Reads the splits of a node type."""
-
-    def __init__(self, entry: _Entry, num_nodes: int):
-        self._num_nodes = num_nodes
-        self._parts: dict[str, Part] = {}
-        for key, split in SPLIT_NAMES.items():
-            if key not in entry.given:
-                continue
-            if split in self._parts:
-                raise ArgumentError(
-                    f"{entry.at} gives split {split!r} twice, as {key!r} too: keep one of them"
-                )
-            self._parts[split] = Part(str(entry.file(key)), entry.array(key))
-
-    def ids(self, num_nodes: int) -> dict[str, np.ndarray] | None:
-        """Returns node ids by split; None where the type has no splits."""
-        arrays = {split: np.asarray(part.value) for split, part in self._parts.items()}
-        return {s: split_ids(self._parts[s].name, array, num_nodes) for s, array in arrays.items()} or None
-
-    def rows(self, node: int) -> list[SplitRow]:
-        """Returns every row that puts ``node`` into a split."""
-        ids = PlainIds(self._num_nodes)
-        found = (rows_of_part(split, part, ids, node) for split, part in self._parts.items())
-        return [row for rows in found for row in rows]
+def _splits(entry: _Entry, num_nodes: int) -> SplitParts:
+    parts: dict[str, Part] = {}
+    for key, split in SPLIT_NAMES.items():
+        if key not in entry.given:
+            continue
+        if split in parts:
+            raise ArgumentError(f"{entry.at} gives split {split!r} twice, as {key!r} too: keep one of them")
+        parts[split] = Part(str(entry.file(key)), entry.array(key))
+    return SplitParts(parts, num_nodes)
 
 
 def _open_edges(entry: _Entry, node_types: list[str], runtime: Runtime) -> EdgeSource:
