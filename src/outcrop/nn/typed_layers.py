@@ -247,15 +247,27 @@ class _Pattern:
         rowptr, row, order = self.block.transposed
         slots, (heads, targets, width) = 2 * self.heads, queries.shape
         rows = torch.cat([queries.reshape(heads * targets, width), grad.view(heads * targets, width)])
-        slot = torch.arange(slots, dtype=row.dtype, device=row.device).unsqueeze_(1) * targets
+        # Row (node, slot) of the result adds up the edges from the node: of all rows, those of one node stand together.
+        slot = torch.arange(slots, dtype=row.dtype, device=row.device).unsqueeze_(1)
+        counts, first = rowptr.diff(), rowptr[:-1]
+        begin = (first * slots).unsqueeze(1) + counts.unsqueeze(
+            1
+        ) * slot.t()  # of (node, slot) among the entries
+        node = torch.repeat_interleave(counts, output_size=self.block.num_edges)
+        within = torch.arange(self.block.num_edges, dtype=row.dtype, device=row.device) - first[node]
+        place = (begin.t()[:, node] + within).view(-1).long()  # of (slot, edge by source) among the entries
         found = bag_sum(
             rows,
-            by_head(rowptr, self.block.num_edges, slots),
-            (row + slot).view(-1),
-            torch.cat([logits, weights]).index_select(1, order).view(-1),
+            torch.cat([begin.view(-1), rowptr[-1:] * slots]),
+            _scattered(place, (row + slot * targets).view(-1)),
+            _scattered(place, torch.cat([logits, weights]).index_select(1, order).view(-1)),
         )
-        by_slot = found.view(slots, self.block.num_sources, width)
-        return by_slot.permute(1, 0, 2).reshape(self.block.num_sources, slots * width)
+        return found.view(self.block.num_sources, slots * width)
+
+
+def _scattered(place: Tensor, values: Tensor) -> Tensor:
+    """Returns ``out`` with ``out[place] = values``."""
+    return torch.empty_like(values).scatter_(0, place, values)
 
 
 class _Attend(torch.autograd.Function):
