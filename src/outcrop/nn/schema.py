@@ -8,7 +8,8 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from outcrop.errors import ArgumentError
-from outcrop.store.graph_types import EdgeType, NodeType, RowFile
+from outcrop.store.graph import Graph
+from outcrop.store.graph_types import NodeType, RowFile
 
 EdgeKey = tuple[str, str, str]  # (source, relation, target), as torch_geometric calls a type of edges
 _RANDOM = re.compile(r"random:([1-9][0-9]{0,8})")
@@ -83,15 +84,13 @@ class GraphSchema:
     @classmethod
     def of(
         cls,
-        node_types: Sequence[NodeType],
-        edge_types: Sequence[EdgeType],
-        row_files: Sequence[RowFile],
+        graph: Graph,
         seed_type: str | None = None,
         *,
         no_rows: str | Mapping[str, str] | None = None,
         row_seed: int = 0,
     ) -> GraphSchema:
-        """Describes the graph that has these types and row files (attributes of :class:`outcrop.Graph`).
+        """Describes a graph on disk.
 
         Args:
             seed_type: Name of the type of the nodes whose labels are predicted; None: the only one with labels.
@@ -102,11 +101,11 @@ class GraphSchema:
         Raises:
             ArgumentError: A type has no rows and nothing says how to make them, or it is not clear what is predicted.
         """
-        stored = {rows.owner.number: rows for rows in row_files if isinstance(rows.owner, NodeType)}
-        seeds = _seeds(node_types, seed_type)
+        stored = {rows.owner.number: rows for rows in graph.row_files if isinstance(rows.owner, NodeType)}
+        seeds = _seeds(graph.node_types, seed_type)
         return cls(
-            tuple(_node_schema(node, stored.get(node.number), no_rows) for node in node_types),
-            tuple(edge.key for edge in edge_types),
+            tuple(_node_schema(node, stored.get(node.number), no_rows) for node in graph.node_types),
+            tuple(edge.key for edge in graph.edge_types),
             seeds.name,
             seeds.num_classes,
             row_seed,

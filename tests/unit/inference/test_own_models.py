@@ -192,7 +192,7 @@ def test_predictions_as_an_array(made, tmp_path):
 
 def test_a_checkpoint_of_a_model_of_graphs_with_types_is_refused(made, tmp_path):
     graph = made[0]
-    schema = GraphSchema.of(graph.node_types, graph.edge_types, graph.row_files)
+    schema = GraphSchema.of(graph)
     model = build_model("rgcn", schema, 16, graph.num_classes, 2)
     kept = save(tmp_path / "kept", graph, "rgcn", model, schema=schema.as_stored())  # type: ignore[arg-type]
     with pytest.raises(

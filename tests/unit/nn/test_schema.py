@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -28,12 +29,16 @@ def row_file(number: int, owner: NodeType | EdgeType, width: int, dtype: str) ->
     return RowFile(number, owner, "features", ArraySpec("rows", dtype, (5, width), stride, 0, 0))
 
 
+def a_typed_graph(*row_files: RowFile, node_types=(PAPER, AUTHOR), edge_types=(WRITES,)) -> SimpleNamespace:
+    return SimpleNamespace(node_types=node_types, edge_types=edge_types, row_files=row_files)
+
+
 def test_a_schema_describes_types_and_rows_of_a_graph():
     rows = (
         row_file(0, AUTHOR, 6, "float16"),
         row_file(1, WRITES, 2, "float32"),
     )  # those of edges are not taken
-    schema = GraphSchema.of((PAPER, AUTHOR), (WRITES,), rows, no_rows={"paper": "random:9"}, row_seed=4)
+    schema = GraphSchema.of(a_typed_graph(*rows), no_rows={"paper": "random:9"}, row_seed=4)
     assert schema == GraphSchema(
         (NodeSchema("paper", 9, made="random:9"), NodeSchema("author", 6, "float16")),
         (("author", "writes", "paper"),),
@@ -42,14 +47,14 @@ def test_a_schema_describes_types_and_rows_of_a_graph():
         4,
     )
     assert (schema.seed_number, schema.ends, schema.row_numbers) == (0, ((1, 0),), (None, 0))
-    assert GraphSchema.of((PAPER, AUTHOR), (WRITES,), rows, "paper", no_rows="random:9", row_seed=4) == schema
+    assert GraphSchema.of(a_typed_graph(*rows), "paper", no_rows="random:9", row_seed=4) == schema
     assert GraphSchema.from_stored(json.loads(json.dumps(schema.as_stored()))) == schema
 
 
 def test_a_graph_on_disk_without_types_has_one_of_each(tmp_path: Path, runtime: Runtime):
     a_graph(tmp_path / "graph", runtime, nodes=60)
     graph = open_graph(tmp_path / "graph")
-    schema = GraphSchema.of(graph.node_types, graph.edge_types, graph.row_files)
+    schema = GraphSchema.of(graph)
     dtype = graph.spec("features").dtype
     assert schema == GraphSchema(
         (NodeSchema("", graph.feature_dim, dtype),), (("", "", ""),), "", graph.num_classes
@@ -58,14 +63,14 @@ def test_a_graph_on_disk_without_types_has_one_of_each(tmp_path: Path, runtime: 
 
 def test_what_is_missing_is_named():
     with pytest.raises(ArgumentError, match=r"node type 'paper' has no rows.*no_rows='random:64'"):
-        GraphSchema.of((PAPER, AUTHOR), (WRITES,), (row_file(0, AUTHOR, 6, "float16"),))
+        GraphSchema.of(a_typed_graph(row_file(0, AUTHOR, 6, "float16")))
     for wrong in ("random", "random:0", "learned:64"):
         with pytest.raises(ArgumentError, match=f"no_rows '{wrong}' of node type 'paper'"):
-            GraphSchema.of((PAPER, AUTHOR), (WRITES,), (), no_rows=wrong)
+            GraphSchema.of(a_typed_graph(), no_rows=wrong)
     with pytest.raises(ArgumentError, match="node type 'topic' of the seeds is none of 'paper', 'author'"):
-        GraphSchema.of((PAPER, AUTHOR), (WRITES,), (), "topic", no_rows="random:4")
+        GraphSchema.of(a_typed_graph(), "topic", no_rows="random:4")
     with pytest.raises(ArgumentError, match="0 node types of 'author' have labels: name the one"):
-        GraphSchema.of((AUTHOR,), (), (), no_rows="random:4")
+        GraphSchema.of(a_typed_graph(node_types=(AUTHOR,), edge_types=()), no_rows="random:4")
 
 
 def test_schemas_of_no_graph_are_refused_with_all_reasons():

@@ -255,3 +255,17 @@ def test_models_and_graphs_that_do_not_go_together_are_refused():
         ArgumentError, match="known: sage, gat, gcn; of graphs with node and edge types: rgcn"
     ):
         build_model("gcnn", MAG, 8, 3, 2)
+
+
+@pytest.mark.parametrize("name", TYPED_MODELS)
+def test_autocast_rounds_factors_of_dense_products_alone(name):
+    """Scores stay float32 and near those without it; gradients are float32 as the parameters are."""
+    batch, model = a_batch(), new_model(name, MAG, 2).float()
+    exact = model(batch).detach()
+    with torch.autocast("cpu", torch.bfloat16):
+        scores = model(batch)
+    assert scores.dtype == torch.float32
+    assert not torch.equal(scores, exact)
+    torch.testing.assert_close(scores, exact, rtol=0.1, atol=0.1 * float(exact.abs().max()))
+    scores.sum().backward()
+    assert all(p.grad is None or p.grad.dtype == torch.float32 for p in model.parameters())
