@@ -139,23 +139,52 @@ def pairs_of(typed: TypedColumns, relation: tuple[str, str, str]) -> list[list[i
         return np.concatenate(blocks).tolist()
 
 
-def test_graphs_of_several_types_are_read_and_refused(tmp_path: Path) -> None:
-    columns = {"paper": {"feat": np.ones((5, 2), np.float32)}}
+def test_graphs_of_several_types_are_imported_with_them(tmp_path: Path) -> None:
+    columns = {
+        "paper": {
+            "feat": np.arange(10, dtype=np.float32).reshape(5, 2),
+            "train_mask": np.array([0, 1, 0, 1, 1], np.uint8),
+        }
+    }
     path = write(tmp_path / "g.bin", graph(SIZES, columns, [WRITES, CITES]), labels={"l": np.ones(3)})
     (typed,) = read(path)
     assert {name: list(columns) for name, columns in typed.nodes.items()} == {
         "author": ["num_nodes"],
-        "paper": ["num_nodes", "feat"],
+        "paper": ["num_nodes", "feat", "train_mask"],
     }
     assert [typed.nodes[name]["num_nodes"] for name in SIZES] == [4, 5]
     assert pairs_of(typed, ("author", "writes", "paper")) == [[0, 4], [3, 1]]
     assert pairs_of(typed, ("paper", "cites", "paper")) == [[1, 0], [2, 0]]
     assert typed.edges["author", "writes", "paper"]["year"].tolist() == [1, 2]
-    with pytest.raises(
-        ArgumentError,
-        match=r"nodes 'author', 'paper'; edges 'author writes paper', 'paper cites paper'.*to_homogeneous",
-    ):
-        load(path)
+    made = load(path)
+    assert [(one.name, one.num_nodes) for one in made.node_types] == list(SIZES.items())
+    assert made.edge_index(("author", "writes", "paper")).tolist() == [[3, 0], [1, 4]]
+    assert made.edge_index(("paper", "cites", "paper")).tolist() == [[1, 2], [0, 0]]
+    with Runtime() as runtime:
+        assert np.array_equal(made.array(runtime, "n1.features").read("test"), columns["paper"]["feat"])
+        assert made.split(runtime, "train").tolist() == [1, 3, 4]
+    assert any("author writes paper that are not imported: year" in note for note in made.notes)
+
+
+def test_weights_of_edges_of_several_types(tmp_path: Path) -> None:
+    weighted = Relation(
+        "author",
+        "writes",
+        "paper",
+        np.array([[0, 4], [3, 1], [2, 1]]),
+        columns={"weight": np.array([1.0, 2.0, 4.0])},
+    )
+    made = load(write(tmp_path / "g.bin", graph(SIZES, {}, [weighted, CITES])))
+    assert made.edge_index(("author", "writes", "paper")).tolist() == [[2, 3, 0], [1, 1, 4]]
+    with Runtime() as runtime:
+        assert made.array(runtime, "edge_weight").read("test").tolist() == [4.0, 2.0, 1.0]
+    assert [one.weighted for one in made.edge_types] == [True, False]
+
+
+def test_edges_that_leave_their_types_are_refused(tmp_path: Path) -> None:
+    wrong = Relation("author", "writes", "paper", np.array([[0, 4], [3, 5]]))
+    with pytest.raises(ArgumentError, match="names node 5 of 'paper', but nodes 'paper' are 0 to 4"):
+        load(write(tmp_path / "g.bin", graph(SIZES, {}, [wrong, CITES])))
 
 
 def test_several_graphs_are_refused(tmp_path: Path) -> None:

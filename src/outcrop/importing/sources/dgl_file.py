@@ -21,12 +21,13 @@ import numpy as np
 from outcrop.config import ImportConfig
 from outcrop.errors import ArgumentError, FormatError
 from outcrop.importing.sources.adjacency import Adjacency, open_adjacency
-from outcrop.importing.sources.base import GraphSource
-from outcrop.importing.sources.checks import check_told_nodes
+from outcrop.importing.sources.base import GraphSource, TypedSource
+from outcrop.importing.sources.checks import check_told_nodes, check_told_types
 from outcrop.importing.sources.file_map import MOST_AXES, map_of, mask_of
+from outcrop.importing.sources.hetero import open_columns
 from outcrop.importing.sources.objects import data_parts, notes_of_splits, part_of
 from outcrop.importing.sources.parts import Parts
-from outcrop.importing.sources.typed import EdgeTypeName, TypedColumns, refuse_typed
+from outcrop.importing.sources.typed import EdgeTypeName, TypedColumns
 from outcrop.runtime.pages import PAGE_BYTES
 from outcrop.runtime.runtime import Runtime
 
@@ -49,21 +50,23 @@ _NODE_COLUMNS = {"feat": "x", "feature": "x", "features": "x", "label": "y", "la
 _WEIGHTS = ("edge_weight", "weight", "w")
 
 
-def open_dgl(path: Path, runtime: Runtime, held: ExitStack, config: ImportConfig) -> GraphSource:
+def open_dgl(
+    path: Path, runtime: Runtime, held: ExitStack, config: ImportConfig
+) -> GraphSource | TypedSource:
     """Opens ``dgl:FILE.bin``; arrays are read from the file block by block.
 
     Args:
         config: Which column of masks ``[N, splits]``, and whether a large number of nodes is meant.
 
     Raises:
-        ArgumentError: The file is missing, holds several graphs or types, or parts contradict each other.
+        ArgumentError: The file is missing, holds several graphs, or parts contradict each other.
         FormatError: It is no such file, or torn.
     """
     (found,) = read_dgl(path, runtime, held, most=1)
     if len(found.nodes) != 1 or len(found.edges) != 1:
-        refuse_typed(
-            found.name, found.types(), "save dgl.to_homogeneous(graph), or graph[TYPE] of one edge type"
-        )
+        typed = open_columns(_with_names_of_data(found), runtime, config.split_index)
+        check_told_types(typed, path.stat().st_size)
+        return typed
     try:
         source = _source(found, runtime, config.split_index)
         check_told_nodes(source, path.stat().st_size, config.num_nodes)
@@ -85,21 +88,38 @@ def read_dgl(path: Path, runtime: Runtime, held: ExitStack, most: int | None = N
     return _DglReader(path, runtime, held).graphs(most)
 
 
+def _with_names_of_data(found: TypedColumns) -> TypedColumns:
+    """Returns the columns by what a ``Data`` calls them; edges are ``adj_t``."""
+    nodes = {name: _values(f"{found.name}: {name}", columns) for name, columns in found.nodes.items()}
+    edges = {}
+    for key, columns in found.edges.items():
+        adjacency, left = _weighted(columns)
+        edges[key] = {"adj_t": adjacency, **left}
+    return TypedColumns(found.name, nodes, edges, found.graph)
+
+
+def _values(name: str, nodes: dict[str, Any]) -> dict[str, Any]:
+    """Returns the columns of nodes by what a ``Data`` calls them."""
+    given: dict[str, Any] = {}
+    for column, value in nodes.items():
+        kind = _NODE_COLUMNS.get(column, column)
+        if kind in given:
+            raise ArgumentError(f"{name}: {column!r} and another column both give {kind}: keep one of them")
+        given[kind] = mask_of(f"{name}: {column}", value) if column.endswith("_mask") else value
+    return given
+
+
+def _weighted(columns: dict[str, Any]) -> tuple[Adjacency, dict[str, Any]]:
+    """Returns the edges with their weights, where they have some, and the other columns."""
+    edges, left = columns["edges"], {name: value for name, value in columns.items() if name != "edges"}
+    weights = next((name for name in _WEIGHTS if name in left), None)
+    return (edges, left) if weights is None else (replace(edges, weights=left.pop(weights).reshape(-1)), left)
+
+
 def _source(found: TypedColumns, runtime: Runtime, split_index: int) -> GraphSource:
     (nodes,), (columns,) = found.nodes.values(), found.edges.values()
-    edges = columns.pop("edges")
-    given: dict[str, Any] = {}
-    for name, value in nodes.items():
-        kind = _NODE_COLUMNS.get(name, name)
-        if kind in given:
-            raise ArgumentError(
-                f"{found.name}: {name!r} and another column both give {kind}: keep one of them"
-            )
-        given[kind] = mask_of(f"{found.name}: {name}", value) if name.endswith("_mask") else value
-    weights = next((name for name in _WEIGHTS if name in columns), None)
-    if weights is not None:
-        edges = replace(edges, weights=columns.pop(weights).reshape(-1))
-    named, notes = data_parts(found.name, given)
+    edges, columns = _weighted(columns)
+    named, notes = data_parts(found.name, _values(found.name, nodes))
     notes += notes_of_splits(found.name, named, split_index)
     left = (
         [f"columns of the edges of {found.name} that are not imported: {', '.join(columns)}"]
