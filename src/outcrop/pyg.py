@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +10,7 @@ import torch
 from numpy.typing import ArrayLike
 
 from outcrop.config import SampleConfig, Size, as_fanouts
+from outcrop.config.sampling import as_fanouts_by_type
 from outcrop.errors import ArgumentError
 from outcrop.loading.modes import Mode, mode_named
 from outcrop.loading.pyg import to_pyg
@@ -45,9 +46,10 @@ class NeighborLoader(RunLoader):
 
     Args:
         data: What :func:`open_data`, :func:`outcrop.open_graph` or :func:`stores` gives, or the graph's folder.
-        num_neighbors: Neighbours per hop, -1 = all.
+        num_neighbors: Neighbours per hop, -1 = all; of a graph with types also a dict with a list for each edge type.
         input_nodes: Seeds: nodes int64 [n], their names text [n], a mask [num_nodes] of bool, ``"train"``, ``"valid"``
-            (or ``"val"``), ``"test"``; None = all nodes.
+            (or ``"val"``), ``"test"``; None = all nodes. Of a graph with types these are nodes of ``graph.seed_type``,
+            also written ``("paper", nodes)``.
         replace: Draw neighbours with replacement.
         subgraph_type: ``directional``, or ``induced``: all edges among the nodes that were reached.
         directed: False is ``subgraph_type="induced"``.
@@ -110,8 +112,6 @@ class NeighborLoader(RunLoader):
              "another sampler to outcrop.prepare(batches=...)"),
             ("transform_sampler_output", transform_sampler_output is not None, "use transform"),
             ("weight_attr", weight_attr not in (None, "edge_weight"), "weights of a graph are its 'edge_weight'"),
-            ("num_neighbors", isinstance(num_neighbors, dict), "the graph has one type of edges: give a list"),
-            ("input_nodes", isinstance(input_nodes, tuple), "the graph has one type of nodes: give ids alone"),
             ("subgraph_type", _name(subgraph_type) not in _SUBGRAPHS, f"known: {', '.join(_SUBGRAPHS)}"),
         )  # fmt: skip
         induced = not directed or _name(subgraph_type) == "induced"
@@ -120,8 +120,11 @@ class NeighborLoader(RunLoader):
                 "weight_attr and an induced subgraph cannot both be had: leave one of them out"
             )
         graph = _graph_of(data)
+        input_nodes = _of_seed_type(graph, input_nodes)
+        fanouts, by_type = _fanouts(graph, num_neighbors)
         config = SampleConfig(
-            fanouts=as_fanouts(num_neighbors),
+            fanouts=fanouts,
+            fanouts_by_type=by_type,
             batch_size=batch_size,
             epochs=EVERY_EPOCH,
             replace=replace,
@@ -154,6 +157,48 @@ def _graph_of(data: Any) -> Graph:
 
 def _name(subgraph_type: Any) -> str:
     return str(getattr(subgraph_type, "value", subgraph_type))
+
+
+def _fanouts(graph: Graph, num_neighbors: Any) -> tuple[tuple[int, ...], Any]:
+    """Returns the fanouts of all edge types, and those of each one where they differ.
+
+    Raises:
+        ArgumentError: A dict does not name each edge type of the graph.
+    """
+    if not isinstance(num_neighbors, Mapping):
+        return as_fanouts(num_neighbors), ()
+    if not graph.is_typed:
+        raise ArgumentError("num_neighbors is a dict, and the graph has one type of edges: give a list")
+    by_type = as_fanouts_by_type(num_neighbors)
+    named = dict(by_type)
+    missing = [name for name in (" ".join(one.key) for one in graph.edge_types) if name not in named]
+    if missing:
+        raise ArgumentError(
+            f"num_neighbors names no fanouts for edge type {missing[0]!r}: give a list for each edge type, [0, 0] for "
+            "one that is not followed"
+        )
+    return (1,) * max(map(len, named.values())), by_type
+
+
+def _of_seed_type(graph: Graph, input_nodes: Any) -> Any:
+    """Returns the nodes of (node type, nodes), as torch_geometric has it; what names no type stays.
+
+    Raises:
+        ArgumentError: It is another type than that of the seeds.
+    """
+    name, nodes = (input_nodes, None) if isinstance(input_nodes, str) else (None, input_nodes)
+    if isinstance(input_nodes, tuple) and len(input_nodes) == 2 and isinstance(input_nodes[0], str):
+        name, nodes = input_nodes
+    if name is None or not graph.is_typed or name not in [one.name for one in graph.node_types]:
+        if isinstance(input_nodes, tuple) and not graph.is_typed:
+            raise ArgumentError("input_nodes is a tuple, and the graph has one type of nodes: give ids alone")
+        return input_nodes
+    if name != graph.seed_type.name:
+        raise ArgumentError(
+            f"batches of {graph.path} begin with nodes of type {graph.seed_type.name!r}, which has labels or splits; "
+            f"input_nodes asks for {name!r}"
+        )
+    return nodes
 
 
 def _refuse(*arguments: tuple[str, bool, str]) -> None:

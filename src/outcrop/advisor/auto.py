@@ -139,15 +139,22 @@ class BatchProbe:
 
     def facts(self, graph: Graph) -> dict[str, Any]:
         """Returns what :class:`outcrop.advisor.choose.WorkloadFacts` wants to know of an epoch."""
-        spec, scale = graph.row_file.spec, self.count / max(len(self.batches), 1)
-        read = sum(page_bytes(b.n_id, spec.stride_bytes, spec.stride_bytes) for b in self.batches)
-        requests = sum(page_runs(b.n_id, spec.stride_bytes, spec.stride_bytes) for b in self.batches)
+        scale = self.count / max(len(self.batches), 1)
+        sections = [
+            (b.section(rows).ids, rows.row_bytes, rows.row_bytes)
+            for b in self.batches
+            for rows in graph.row_files
+        ]
+        read, requests = (sum(count(*section) for section in sections) for count in (page_bytes, page_runs))
+        wanted = sum(len(ids) for ids, *_ in sections)
         return {
             "batches": self.count,
             "seeds": self.seeds,
-            "row_bytes": spec.stride_bytes,
+            "row_bytes": sum(wanted_bytes(graph, b) for b in self.batches) // wanted
+            if wanted
+            else graph.largest_row_file.row_bytes,
             "feature_bytes": graph.feature_bytes,
-            "rows": sum(b.num_nodes for b in self.batches) * scale,
+            "rows": wanted * scale,
             "missing": self.missing,
             "online_bytes": read * scale,
             "online_requests": requests * scale,
@@ -165,14 +172,29 @@ def probe_batches(graph: Graph, sampling: SampleConfig, memory: int) -> BatchPro
         found.close()  # type: ignore[attr-defined]
         drawn_s = (time.process_time() - cpu) / max(len(batches), 1)
     seeds = len(sampler.ids["train"]) if sampling.task != "link" else count * sampling.batch_size
-    row_bytes = graph.row_file.row_bytes
-    buffers = memory_tables.BATCH_BUFFERS * max((b.num_nodes for b in batches), default=0) * row_bytes
+    buffers = memory_tables.BATCH_BUFFERS * max((wanted_bytes(graph, b) for b in batches), default=0)
     left = memory - buffers - min(topology_bytes(graph), memory_tables.ONLINE_TOPOLOGY.bytes_of(memory))
-    missing = missing_share([b.n_id for b in batches], left // max(row_bytes, 1), graph.num_nodes)
-    return BatchProbe(batches, count, seeds, drawn_s, missing)
+    return BatchProbe(batches, count, seeds, drawn_s, missing_share(graph, batches, left))
 
 
-def missing_share(batches: Sequence[np.ndarray], cache_rows: int, num_nodes: int) -> float:
+def wanted_bytes(graph: Graph, batch: BatchGraph) -> int:
+    """Counts the bytes of the rows that a batch wants."""
+    counts = batch.num_rows(graph.row_files)
+    return sum(count * rows.row_bytes for count, rows in zip(counts, graph.row_files, strict=True))
+
+
+def missing_share(graph: Graph, batches: Sequence[BatchGraph], cache_bytes: int) -> float:
+    """Returns the share of the last batch's rows that a cache of ``cache_bytes`` would not hold; of several row files
+    all, which is more than there will be.
+    """
+    if len(graph.row_files) != 1:
+        return 0.0 if cache_bytes >= graph.feature_bytes else 1.0
+    (rows,) = graph.row_files
+    wanted = [batch.section(rows).ids for batch in batches]
+    return missing_rows(wanted, cache_bytes // max(rows.row_bytes, 1), rows.num_rows)
+
+
+def missing_rows(batches: Sequence[np.ndarray], cache_rows: int, num_nodes: int) -> float:
     """Returns the share of the last batch's rows that a cache would not hold which the others have filled: often wanted
     rows first.
 

@@ -162,7 +162,8 @@ def _fitting(
 
 def most_bytes(graph: Graph, sampling: SampleConfig, limits: PlanConfig) -> EpochBytes | None:
     """Returns bytes that cannot be exceeded, from the fanouts alone; None where these do not bound the batches."""
-    if sampling.sampler not in ("neighbor", "weighted") or sampling.task != "node" or -1 in sampling.fanouts:
+    bounded = sampling.sampler in ("neighbor", "weighted") and sampling.task == "node"
+    if not bounded or -1 in sampling.fanouts or graph.is_typed:
         return None
     seeds = [
         sampling.batch_size * math.prod(sampling.fanouts[:hop]) for hop in range(len(sampling.fanouts) + 1)
@@ -177,18 +178,14 @@ def measured_bytes(graph: Graph, sampling: SampleConfig, limits: PlanConfig) -> 
     probe = auto.probe_batches(graph, sampling, _NO_LIMIT if limits.memory is None else limits.memory)
     id_bytes, count = record.id_bytes_for(graph.num_nodes), max(len(probe.batches), 1)
     records = [len(record.encode(b, (), id_bytes)) for b in probe.batches]
-    nodes = sum(b.num_nodes for b in probe.batches) / count
-    row_bytes = graph.row_file.row_bytes
+    nodes = sum(sum(b.num_rows(graph.row_files)) for b in probe.batches) / count
+    wanted = [auto.wanted_bytes(graph, b) for b in probe.batches]
     structure = sum(records) / count + _TABLE_BYTES * nodes
     missing = 0.0
     if limits.memory is not None:
-        buffer = max(
-            (b.num_nodes * row_bytes + size for b, size in zip(probe.batches, records, strict=True)),
-            default=0,
-        )
-        cached = (limits.memory - _BUFFERS * buffer) // max(row_bytes, 1)
-        missing = auto.missing_share([b.n_id for b in probe.batches], cached, graph.num_nodes)
-    return _of_batches(graph, sampling, limits, structure, nodes * row_bytes, missing, probe.count)
+        buffer = max((rows + size for rows, size in zip(wanted, records, strict=True)), default=0)
+        missing = auto.missing_share(graph, probe.batches, limits.memory - _BUFFERS * buffer)
+    return _of_batches(graph, sampling, limits, structure, sum(wanted) / count, missing, probe.count)
 
 
 def _of_batches(

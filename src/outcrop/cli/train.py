@@ -71,7 +71,7 @@ AnyMode = _any_mode()
 _OBJECTS = {
     "model": (
         ModelConfig,
-        Fields(("name", "hidden", "layers", "heads", "dropout"), {"name": ("--model",)}),
+        Fields(("name", "hidden", "layers", "heads", "dropout", "no_rows"), {"name": ("--model",)}),
     ),
     "training": (
         TrainConfig,

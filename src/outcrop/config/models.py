@@ -79,6 +79,8 @@ class ModelConfig:
             take any number.
         heads: Attention heads of gat, rgat and hgt.
         dropout: Share of hidden values that are zeroed between layers, from 0 to below 1.
+        no_rows: What nodes have whose type has no features: ``random:64``, 64 random values that follow from the node
+            alone and are stored nowhere. None: such types are refused.
     """
 
     name: str = "sage"
@@ -86,6 +88,7 @@ class ModelConfig:
     layers: int | None = None
     heads: int = HEADS
     dropout: float = 0.0
+    no_rows: str | None = None
 
     def __post_init__(self) -> None:
         check_types(self)

@@ -33,6 +33,26 @@ def as_fanouts(fanouts: Iterable[int]) -> tuple[int, ...]:
         ) from None
 
 
+def as_fanouts_by_type(given: Any) -> tuple[tuple[str, tuple[int, ...]], ...]:
+    """Returns the fanouts of edge types as pairs of a name and fanouts, sorted by name.
+
+    Args:
+        given: A mapping from an edge type, "source relation target" or a tuple of the three, to fanouts; or pairs.
+
+    Raises:
+        ArgumentError: It is none of these.
+    """
+    pairs = given.items() if isinstance(given, Mapping) else given
+    try:
+        named = {key if isinstance(key, str) else " ".join(key): as_fanouts(counts) for key, counts in pairs}
+    except (TypeError, ValueError):
+        raise ArgumentError(
+            f"fanouts_by_type {given!r} are not understood; give fanouts for edge types, for example "
+            '{"author writes paper": [5, 5]}'
+        ) from None
+    return tuple(sorted(named.items()))
+
+
 @renamed_fields(dependency="batch_dependency")
 @dataclass(frozen=True)
 class SampleConfig:
@@ -65,6 +85,8 @@ class SampleConfig:
             ``<split>_edges``; without them all edges train) and of drawn negative ones.
         negatives: Negative edges per positive one.
         filter_negatives: Draw again what is an edge of the graph.
+        fanouts_by_type: Fanouts of edge types of a graph with types, ``{"author writes paper": [5, 5]}`` or with
+            tuples as keys; edge types that are not named have ``fanouts``.
     """
 
     fanouts: tuple[int, ...] = (10, 10)
@@ -80,9 +102,11 @@ class SampleConfig:
     filter_negatives: bool = False
     first_epoch: int = 0
     batch_dependency: int = 1
+    fanouts_by_type: tuple[tuple[str, tuple[int, ...]], ...] = ()
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "fanouts", as_fanouts(self.fanouts))
+        object.__setattr__(self, "fanouts_by_type", as_fanouts_by_type(self.fanouts_by_type))
         check_types(self)
         if problems := [*self._problems_of_batches(), *self._problems_of_samplers()]:
             raise ArgumentError("; ".join(problems))
@@ -96,7 +120,18 @@ class SampleConfig:
             for f in self.fanouts
             if not (f == -1 or 1 <= f <= LARGEST_COUNT)
         ]
-        if self.replace and -1 in self.fanouts:
+        for name, fanouts in self.fanouts_by_type:
+            if len(fanouts) != len(self.fanouts):
+                problems.append(
+                    f"{len(fanouts)} fanouts are given for edge type {name!r}, one for each of {len(self.fanouts)} "
+                    "hops is needed"
+                )
+            problems += [
+                f"fanout {f} of edge type {name!r} is neither -1 nor 0 to {LARGEST_COUNT}"
+                for f in fanouts
+                if not -1 <= f <= LARGEST_COUNT
+            ]
+        if self.replace and any(-1 in each for each in (self.fanouts, *(f for _, f in self.fanouts_by_type))):
             problems.append("fanout -1 (all neighbours) cannot be drawn with replacement")
         problems += out_of_range(**{"batch size": self.batch_size, "epochs": self.epochs})
         if not 0 <= self.seed < 2**64:
@@ -121,7 +156,10 @@ class SampleConfig:
 
     def as_stored(self) -> dict[str, Any]:
         """Returns the fields by the names that they have in manifests, runs, checkpoints and histories."""
-        return {_STORED.get(name, name): value for name, value in asdict(self).items()}
+        fields = {_STORED.get(name, name): value for name, value in asdict(self).items()}
+        if not self.fanouts_by_type:  # graphs without types have none
+            del fields["fanouts_by_type"]
+        return fields
 
     @classmethod
     def from_stored(cls, fields: Mapping[str, Any]) -> SampleConfig:

@@ -45,14 +45,14 @@ def checked_ids(ids: object, graph: Graph, where: str) -> np.ndarray:
         ArgumentError: No such thing, out of range, no node of that name, or a node stands there twice; names ``where``.
     """
     array, named = host_array(ids), False
-    if array.dtype == bool and array.shape == (graph.num_nodes,):
+    if array.dtype == bool and array.shape == (graph.seed_type.num_nodes,):
         array = np.flatnonzero(array)
     elif array.ndim == 1 and _is_text(array):
         array, named = graph.node_ids(array.tolist()), True
     if array.ndim != 1 or array.dtype.kind not in "iu" or not len(array):
         raise ArgumentError(
             f"{where}: {array.dtype} of shape {array.shape} are no node ids: give integers, or names that are text, "
-            f"one dimension, at least one, or a mask of {graph.num_nodes} bool"
+            f"one dimension, at least one, or a mask of {graph.seed_type.num_nodes} bool"
         )
     _require_nodes(array, graph, where)
     array = array.astype(np.int64)
@@ -65,11 +65,12 @@ def checked_ids(ids: object, graph: Graph, where: str) -> np.ndarray:
 
 
 def _require_nodes(array: np.ndarray, graph: Graph, where: str) -> None:
-    wrong = array[(array < 0) | (array >= graph.num_nodes)]
+    count = graph.seed_type.num_nodes
+    wrong = array[(array < 0) | (array >= count)]
     if len(wrong):
         hint = "; graph.node_ids finds nodes by the ids of the source" if graph.has_names else ""
         raise ArgumentError(
-            f"{where}: {len(wrong)} ids, the first {wrong[0]}, are not in 0 to {graph.num_nodes - 1}: leave them out"
+            f"{where}: {len(wrong)} ids, the first {wrong[0]}, are not in 0 to {count - 1}: leave them out"
             f"{hint}"
         )
 

@@ -151,7 +151,7 @@ def _chosen_ids(graph: Graph, split: str | ArrayLike, home: str) -> tuple[Ids, s
     """Returns the nodes, what to call them, and what names them: equal for equal nodes."""
     if isinstance(split, str):
         if split == "all":
-            return range(graph.num_nodes), "all", "all"
+            return range(graph.seed_type.num_nodes), "all", "all"
         split = split_name(split)
         if split not in SPLITS or not graph.has(split):
             known = ", ".join(["all", *(s for s in SPLITS if graph.has(s))])
@@ -172,6 +172,12 @@ def _edge_lookup(asked: SourceRequest) -> Callable[[Runtime], Callable[[BatchGra
     if asked.config.sampler == EXTERNAL:
         if ids:
             raise ArgumentError("batches from elsewhere have edges of their own, without ids in the graph")
+        return None
+    if graph.is_typed:  # batches have the positions of edges whose type has rows
+        if ids:
+            raise ArgumentError(
+                f"{graph.path} has types of nodes and edges, for which edge_ids are not there yet: leave them out"
+            )
         return None
     if not ids and not graph.has("edge_weight"):
         return None

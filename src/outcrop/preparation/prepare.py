@@ -202,7 +202,7 @@ def with_rates(
         )
         if before.sample == sampling and before.plan == same:
             return before.plan
-    measured = read_rates(graph.path / graph.row_file.spec.file)
+    measured = read_rates(graph.path / graph.largest_row_file.spec.file)
     if measured is None:  # too small to measure: then nothing depends on it
         return config
     sequential, random = (round(measured[k]) for k in ("sequential_bytes_per_s", "random_ops_per_s"))

@@ -23,6 +23,7 @@ from outcrop.runtime.runtime import Runtime
 from outcrop.sampling.link_seeds import LinkSeeds
 from outcrop.sampling.seeds import SPLIT_CODES, Ids, Seeds, epoch_seeds, seed_labels, split_ids
 from outcrop.sampling.topology import CoreSampler, load_topology, placement_of, topology_bytes
+from outcrop.sampling.typed import batch_of, check_served, every_fanout, wants_positions
 from outcrop.sampling.wave import Wave, most_seeds
 from outcrop.store.batches import BatchGraph
 from outcrop.store.graph import Graph
@@ -79,6 +80,8 @@ class BatchSampler:
     ):
         if config.sampler == EXTERNAL:
             raise ArgumentError("the batches came from elsewhere: they cannot be drawn again")
+        check_served(config, graph)
+        fanouts = every_fanout(config, graph)
         self.graph, self.config = graph, config
         self._runtime = runtime
         # All that is held is held from now on: what comes after may take the rest of the budget for caches.
@@ -103,9 +106,12 @@ class BatchSampler:
             page_cache=page_cache,
         )
         options = {
-            **{name: getattr(config, name) for name in ("fanouts", "replace", "seed", "sampler")},
+            **{name: getattr(config, name) for name in ("replace", "seed", "sampler")},
+            "fanouts": fanouts if graph.is_typed else fanouts[0],
             "dependency": config.batch_dependency,
         }
+        if graph.is_typed:
+            options["positions"] = wants_positions(graph)
         self._sampler: CoreSampler | DeviceSampler
         if on is None:
             most = self._wave.most_batch_bytes
@@ -114,6 +120,8 @@ class BatchSampler:
             )
         else:
             from outcrop.sampling.gpu import DeviceSampler  # brings torch
+
+            graph.require_one_type()
 
             self._sampler = DeviceSampler(
                 self.topology,
@@ -180,7 +188,11 @@ class BatchSampler:
                 yield self._finish(*parts)
 
     def _draw(self, seeds: np.ndarray, offsets: np.ndarray, code: int, epoch: int, first: int) -> list[Parts]:
-        return self._sampler.sample(seeds, offsets, code, epoch, first)
+        return self._sampler.sample(self._numbered(seeds), offsets, code, epoch, first)
+
+    def _numbered(self, seeds: np.ndarray) -> np.ndarray:
+        """Returns the seeds in the numbering of all nodes."""
+        return seeds + self.graph.seed_type.first if self.graph.is_typed else seeds
 
     def seeds(self, split: str, epoch: int, numbers: Sequence[int] | None = None) -> Iterator[Seeds]:
         """Yields what :meth:`sample` draws batches ``numbers`` (None: all) of an epoch of ``split`` from, in order."""
@@ -231,8 +243,9 @@ class BatchSampler:
                 up.
         """
         if isinstance(self._sampler, CoreSampler):
-            self._sampler.begin(seeds.nodes, seeds.split, seeds.epoch, seeds.batch)
-            on_new_nodes(seeds.nodes)
+            nodes = self._numbered(seeds.nodes)
+            self._sampler.begin(nodes, seeds.split, seeds.epoch, seeds.batch)
+            on_new_nodes(nodes)
             for _ in self.config.fanouts:
                 on_new_nodes(np.asarray(self._sampler.hop()))
             graph = self._finish(*self._sampler.finish())
@@ -248,14 +261,13 @@ class BatchSampler:
         link = seeds.link
         return graph if link is None else replace(graph, edge_label_index=link.index, edge_label=link.label)
 
-    def _finish(
-        self,
-        n_id: np.ndarray,
-        rowptr: np.ndarray,
-        col: np.ndarray,
-        nodes: list[int],
-        edges: list[int],
-    ) -> BatchGraph:
+    def _finish(self, *parts: Any) -> BatchGraph:
+        if self.graph.is_typed:
+            nodes, edges = parts
+            ids, per_hop = nodes[self.graph.seed_type.number]
+            labels = seed_labels(self.graph, self._labels, ids[: per_hop[0]])
+            return batch_of(self.graph, nodes, edges, labels)
+        n_id, rowptr, col, nodes, edges = parts
         return BatchGraph.of_one_type(
             n_id,
             rowptr,

@@ -36,6 +36,7 @@ class Topology:
     Attributes:
         pages: The same on disk, where the placement is ``paged``.
         files: What ``pages`` reads, kept open.
+        relations: The types, where there are several; where ``pages`` read the lists, they know them.
     """
 
     num_nodes: int
@@ -46,6 +47,7 @@ class Topology:
     weights: np.ndarray | None = None
     pages: Any = None
     files: tuple[DiskArray, ...] = ()
+    relations: _core.Relations | None = None
 
     def sampler(self, runtime: Runtime, workers: Any, wave: int, **options: Any) -> CoreSampler:
         """Makes a sampler of mini-batches; ``options`` are those of ``_core.NeighborSampler``."""
@@ -53,7 +55,14 @@ class Topology:
             return _core.WaveSampler(workers, self.pages, runtime.budget, wave=wave, **options)
         assert self.indptr is not None
         assert self.indices is not None
-        return _core.NeighborSampler(workers, self.indptr, self.indices, weights=self.weights, **options)
+        return _core.NeighborSampler(
+            workers,
+            self.indptr,
+            self.indices,
+            weights=self.weights,
+            relations=self.relations,
+            **options,
+        )
 
     def ranges(self, ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Finds where the lists of nodes ``ids`` begin and end: ``indptr[ids], indptr[ids + 1]``."""
@@ -183,9 +192,7 @@ def load_topology(
     Raises:
         FormatError: The graph has no edge weights, or an array is damaged.
         BudgetError: The placement that was asked for does not fit.
-        ArgumentError: The graph has types of nodes or edges.
     """
-    graph.require_one_type()
     names = ("indptr", "indices", "edge_weight")[: 3 if weighted else 2]
     arrays = [graph.array(runtime, name) for name in names]
     available = int(memory_fraction * runtime.budget.free_bytes)
@@ -199,9 +206,14 @@ def load_topology(
     for array in arrays:
         array.close()
     indptr, indices, weights = (*parts, None)[:3]
+    placed: Literal["memory", "map"] = "memory" if in_memory else "map"
     return Topology(
-        graph.num_nodes, graph.num_edges, "memory" if in_memory else "map", indptr, indices, weights
+        graph.num_nodes, graph.num_edges, placed, indptr, indices, weights, relations=_relations(graph)
     )
+
+
+def _relations(graph: Graph) -> _core.Relations | None:
+    return graph.relations if graph.is_typed else None
 
 
 def scratch_bytes(available: int, wanted_bytes: int, page_cache: bool) -> int:
@@ -227,6 +239,7 @@ def _open_pages(
         runtime.budget,
         num_nodes=graph.num_nodes,
         num_edges=graph.num_edges,
+        relations=_relations(graph),
         indptr=indptr,
         indptr_file=arrays[0].file if indptr is None else None,
         indptr_cache_bytes=each,

@@ -7,6 +7,7 @@ import numpy as np
 import outcrop._core as _core
 from outcrop.config import SampleConfig
 from outcrop.runtime.runtime import Runtime
+from outcrop.sampling.typed import every_fanout, most_reached, wants_positions
 from outcrop.store.graph import Graph
 
 _MIB = 1 << 20
@@ -15,7 +16,7 @@ _MIB = 1 << 20
 def most_seeds(config: SampleConfig, graph: Graph) -> int:
     """Counts the seeds of the largest batch."""
     ends = 2 + 2 * int(np.ceil(config.negatives)) if config.task == "link" else 1
-    return min(config.batch_size * ends, graph.num_nodes)
+    return min(config.batch_size * ends, graph.seed_type.num_nodes)
 
 
 def _worst_case_bytes(config: SampleConfig, graph: Graph, on_disk: bool = False) -> tuple[int, int]:
@@ -29,23 +30,29 @@ def _worst_case_bytes(config: SampleConfig, graph: Graph, on_disk: bool = False)
         Twice the same where the sampler does not say before it reads how much it will keep.
     """
     seeds = frontier = most_seeds(config, graph)
-    slack, edges, last = 2 if config.sampler == "labor" else 1, 0, 0
-    for fanout in config.fanouts:
-        last = graph.num_edges if fanout == -1 else min(frontier * fanout * slack, graph.num_edges)
-        edges += last
-        frontier = min(last, graph.num_nodes)
+    slack, edges, last, by_type = 2 if config.sampler == "labor" else 1, 0, 0, 0
+    if graph.is_typed:
+        fanouts, seed_type = every_fanout(config, graph), graph.seed_type.number
+        nodes, edges, last = most_reached(fanouts, graph.edge_types, seeds, seed_type)
+        lists, positions = len(graph.edge_types), wants_positions(graph)
+        by_type = 8 * lists * (nodes - last + 2) + 8 * nodes + edges * (20 if positions else 4)
+    else:
+        for fanout in config.fanouts:
+            last = graph.num_edges if fanout == -1 else min(frontier * fanout * slack, graph.num_edges)
+            edges += last
+            frontier = min(last, graph.num_nodes)
+        nodes = min(seeds + edges - last, graph.num_nodes) + last  # in the last hop, repeats included
     reached = min(seeds + edges, graph.num_nodes)
-    nodes = min(seeds + edges - last, graph.num_nodes) + last  # in the last hop, repeats included
     if config.sampler == "shadow":
         edges = max(edges, min(graph.num_edges, 8 * reached * max(graph.num_edges // graph.num_nodes, 1)))
     extra = 0 if config.sampler == "neighbor" else 8 * last
     if on_disk:  # what was read, and where the lists lie
         extra = 16 * last + 16 * reached
     table = 12 * (1 << (max(2 * nodes, 64) - 1).bit_length())
-    entered = 12 * nodes + table // 2 * 3 + 4 * edges + 20 * last + extra + _MIB
+    entered = 12 * nodes + table // 2 * 3 + 4 * edges + 20 * last + extra + by_type + _MIB
     expanded = nodes - last  # 8 each for the id, rowptr while it grows, and both ends of the list
     kept = 8 * last  # neighbours before they are entered, which makes nodes and edges of them
-    waiting = 24 * expanded + max(4 * (edges - last) + kept, 8 * last + 4 * edges) + _MIB // 8
+    waiting = 24 * expanded + max(4 * (edges - last) + kept, 8 * last + 4 * edges) + by_type + _MIB // 8
     return entered, waiting if config.sampler == "neighbor" else 2 * entered
 
 

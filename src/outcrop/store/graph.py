@@ -44,6 +44,7 @@ from outcrop.store import manifest as manifests
 from outcrop.store.arrays import DiskArray
 from outcrop.store.graph_types import (
     FEATURES,
+    LABELS,
     EdgeType,
     NodeType,
     RowFile,
@@ -262,31 +263,41 @@ class Graph:
         nodes = ", ".join(one.name for one in self.node_types[:_SHOWN_TYPES])
         raise ArgumentError(
             f"{self.path} has types of nodes ({nodes}{', ...' if self.node_types[_SHOWN_TYPES:] else ''}) and of edges "
-            f"({', '.join(self._edge_names())}): preparing, training and inference of graphs with types are not there "
-            "yet; import one node type and one edge type as a graph of its own"
+            f"({', '.join(self._edge_names())}): what was asked for is there for graphs without types "
+            "alone; import one node type and one edge type as a graph of its own"
         )
 
     def has(self, name: str) -> bool:
         """Tells whether the graph has array ``name``, as the manifest calls it (``node_type.array("labels")``).
 
+        In a graph with types ``labels``, ``train``, ``valid`` and ``test`` are those of :attr:`seed_type`.
+
         Raises:
             ArgumentError: The graph has types and the name does not say of which, as in :meth:`require_one_type`.
         """
-        if name in _OF_NODES:
-            self.require_one_type()
-        return name in self.manifest.arrays
+        return self._stored_name(name) in self.manifest.arrays
+
+    def _stored_name(self, name: str) -> str:
+        """Returns what the manifest calls array ``name``; labels and splits are those of the type of the seeds."""
+        if not self.is_typed or name not in _OF_NODES:
+            return name
+        if name in (LABELS, *SPLITS):
+            any_seeds = any(has_seeds(one, self.manifest.arrays) for one in self.node_types)
+            return self.seed_type.array(name) if any_seeds else name
+        self.require_one_type()
+        return name
 
     def spec(self, name: str) -> ArraySpec:
-        if name in _OF_NODES:
-            self.require_one_type()
         try:
-            return self.manifest.arrays[name]
+            return self.manifest.arrays[self._stored_name(name)]
         except KeyError:
             raise FormatError(f"{self.path} holds no {name}: import them with the graph") from None
 
     def array(self, runtime: Runtime, name: str) -> DiskArray:
         """Opens array ``name`` for reading. Raises FormatError where the graph has none."""
-        return DiskArray(runtime, self.path, self.spec(name), self.manifest.arrays.get(name + PAGE_SUMS))
+        return DiskArray(
+            runtime, self.path, self.spec(name), self.manifest.arrays.get(self._stored_name(name) + PAGE_SUMS)
+        )
 
     def edge_index(self, edge_type: EdgeType | tuple[str, str, str] | None = None) -> np.ndarray:
         """Returns all edges of a type, int64 [2, num_edges] of (source, target), by target, then by source, in memory.
@@ -411,6 +422,17 @@ class Graph:
             raise FormatError(f"{self.path} holds no {FEATURES}: import them with the graph")
         (only,) = self.row_files
         return only
+
+    @property
+    def largest_row_file(self) -> RowFile:
+        """Returns the row file with the most bytes: by which the disk is measured.
+
+        Raises:
+            FormatError: The graph has no features.
+        """
+        if not self.row_files:
+            raise FormatError(f"{self.path} holds no {FEATURES}: import them with the graph")
+        return max(self.row_files, key=lambda rows: rows.data_bytes)
 
     def open_rows(self, runtime: Runtime, rows: RowFile) -> DiskArray:
         """Opens a row file for reading."""

@@ -119,7 +119,7 @@ def _write(path: Path, content: dict[str, Any]) -> Path:
 
 def largest_file(run: Path, graph: Graph) -> Path:
     """Returns the file that the disk under a run is measured by: reading what is there needs no room of its own."""
-    found = [*(run / "pack").glob("*.bin"), graph.path / graph.row_file.spec.file]
+    found = [*(run / "pack").glob("*.bin"), graph.path / graph.largest_row_file.spec.file]
     return max((path for path in found if path.is_file()), key=lambda path: path.stat().st_size)
 
 
@@ -211,7 +211,7 @@ def _about(graph: Graph, runtime: Runtime) -> dict[str, Any]:
             "edges": graph.num_edges,
             "classes": graph.num_classes,
             "feature_dim": graph.feature_dim,
-            "feature_dtype": graph.row_file.spec.dtype if graph.row_files else None,
+            "feature_dtype": ", ".join(dict.fromkeys(rows.spec.dtype for rows in graph.row_files)) or None,
             "feature_bytes": graph.feature_bytes,
         },
     }

@@ -5,10 +5,12 @@ from __future__ import annotations
 import errno
 import os
 
-from outcrop.config import Checkpoints
+from outcrop.config import Checkpoints, ModelConfig
+from outcrop.config.models import MODELS, TYPED_MODELS
 from outcrop.errors import ArgumentError, IoError
 from outcrop.loading.modes import Mode
 from outcrop.nn import checkpoint as checkpoints
+from outcrop.nn.schema import GraphSchema
 from outcrop.store import manifest as manifests
 from outcrop.store.graph import Graph
 from outcrop.training import loop
@@ -31,6 +33,22 @@ def check_complete(graph: Graph) -> None:
         raise ArgumentError(f"{graph.path} has no labels to learn: import them with the graph")
     if graph.feature_bytes == 0:
         raise ArgumentError(f"{graph.path} has no features to learn from: import them with the graph")
+
+
+def schema_of(graph: Graph, model: ModelConfig, seed: int) -> GraphSchema | None:
+    """Returns what a model needs to know of a graph with types; None where it has none.
+
+    Raises:
+        ArgumentError: The model is for other graphs, or nothing says what nodes of a type without features have.
+    """
+    if graph.is_typed != (model.name in TYPED_MODELS):
+        fitting = TYPED_MODELS if graph.is_typed else MODELS
+        has = "types of nodes and edges" if graph.is_typed else "no types of nodes or edges"
+        raise ArgumentError(f"{graph.path} has {has}: for model {model.name!r} choose {', '.join(fitting)}")
+    if not graph.is_typed:
+        return None
+    types = graph.node_types, graph.edge_types, graph.row_files
+    return GraphSchema.of(*types, graph.seed_type.name, no_rows=model.no_rows, row_seed=seed)
 
 
 def check_checkpoint(kept: Checkpoints, learning: LearningTask) -> None:

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from outcrop.config import ModelConfig, TrainConfig
+from outcrop.nn.schema import GraphSchema
 from outcrop.store import identity
 from outcrop.training.objectives import CLASSES, Objective
 
@@ -15,11 +16,12 @@ class LearningTask:
     """Says what is learned.
 
     Attributes:
-        in_dim: Width of the features.
+        in_dim: Width of the features, of a graph without types.
         num_classes: Classes, or columns of targets.
         objective: Loss and metric.
         inputs: What the batches come from, kept in checkpoints and compared when going on
             (:mod:`outcrop.store.identity`).
+        schema: What the model needs to know of a graph with types; None: it has none.
     """
 
     model: ModelConfig
@@ -28,12 +30,18 @@ class LearningTask:
     num_classes: int
     objective: Objective = CLASSES
     inputs: dict[str, Any] = field(default_factory=dict)
+    schema: GraphSchema | None = None
+
+    @property
+    def model_inputs(self) -> int | GraphSchema:
+        """Returns what the model is built for."""
+        return self.in_dim if self.schema is None else self.schema
 
     @property
     def identity(self) -> dict[str, Any]:
         """Returns what the parts of one training have in common, beside their inputs."""
         fields = {
-            "in_dim": self.in_dim,
+            **({"in_dim": self.in_dim} if self.schema is None else {"schema": self.schema.as_stored()}),
             "num_classes": self.num_classes,
             **identity.training_fields(self.model, self.training),
         }

@@ -277,7 +277,7 @@ class _Run:
         with _seeded(self.device, self.config.seed):
             model = build_model(
                 shape.name,
-                learning.in_dim,
+                learning.model_inputs,
                 shape.hidden,
                 learning.num_classes,
                 shape.layers,

@@ -7,7 +7,6 @@ from pathlib import Path
 
 from outcrop import device as devices
 from outcrop.config import Checkpoints, DeviceConfig, ModelConfig, Refresh, TrainConfig
-from outcrop.config.models import require_untyped
 from outcrop.config.sampling import EXTERNAL
 from outcrop.errors import ArgumentError
 from outcrop.loading.modes import Mode, Packed
@@ -16,7 +15,13 @@ from outcrop.store import identity
 from outcrop.store.graph import Graph
 from outcrop.training import loop
 from outcrop.training.batch_request import BatchRequest
-from outcrop.training.checks import check_beside, check_checkpoint, check_complete, check_evaluation
+from outcrop.training.checks import (
+    check_beside,
+    check_checkpoint,
+    check_complete,
+    check_evaluation,
+    schema_of,
+)
 from outcrop.training.choices import BatchChoice, Choices, TrainOptions, check_task, choose_batches
 from outcrop.training.learning import LearningTask
 from outcrop.training.objectives import choose_objective
@@ -59,7 +64,6 @@ class TrainRequest:
             OutcropError: Training could not be done so; nothing was written.
         """
         graph, training = asked.graph, asked.training
-        require_untyped(asked.model.name, "train")
         mode = asked.mode or Packed()
         check_task(asked.sampling)
         check_evaluation(mode, training.evaluate_every)
@@ -80,7 +84,15 @@ class TrainRequest:
         return cls(
             graph,
             batches,
-            LearningTask(model, training, graph.feature_dim, graph.num_classes, objective, inputs),
+            LearningTask(
+                model,
+                training,
+                graph.feature_dim,
+                graph.num_classes,
+                objective,
+                inputs,
+                schema_of(graph, model, training.seed),
+            ),
             batches.mode.device(training.device, batches.gpu_memory),
             run=asked.folder,
             refresh=asked.run if isinstance(asked.run, Refresh) else None,

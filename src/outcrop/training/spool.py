@@ -78,7 +78,7 @@ def decide_spooling(request: BatchRequest, learning: LearningTask) -> SpoolDecis
     if not os.access(parent, os.W_OK | os.X_OK):
         why = f"rows are read as batches are drawn: nothing may be written to {parent}, where they would be spooled"
         return replace(direct, why=why)
-    rough = machine.rough_hardware(graph.path / graph.row_file.spec.file)
+    rough = machine.rough_hardware(graph.path / graph.largest_row_file.spec.file)
     if rough is None:
         return direct
     task = "look at a few batches"

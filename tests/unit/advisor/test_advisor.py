@@ -440,7 +440,7 @@ def test_online_spools_where_that_is_sooner_done_and_fits():
 )
 def test_share_of_rows_that_no_cache_holds(batches, cache_rows, num_nodes):
     """Against a count by hand: what earlier batches wanted most is held, any of the others where there is room."""
-    found = auto.missing_share([np.array(b, np.int64) for b in batches], cache_rows, num_nodes)
+    found = auto.missing_rows([np.array(b, np.int64) for b in batches], cache_rows, num_nodes)
     if not batches or not batches[-1] or cache_rows >= num_nodes:
         assert found == 0.0
         return

@@ -114,17 +114,24 @@ def test_it_says_what_it_holds(small, tmp_path):
 
 def test_what_serves_one_type_refuses_others_with_one_error(small, tmp_path):
     message = (
-        r"g\.oc has types of nodes \(t0, t1, t2\) and of edges \('t0 r0 t0', .*\): preparing, training and inference "
-        "of graphs with types are not there yet"
+        r"g\.oc has types of nodes \(t0, t1, t2\) and of edges \('t0 r0 t0', .*\): what was asked for is there for "
+        "graphs without types alone"
     )
     with pytest.raises(oc.ArgumentError, match=message):
         _ = small.row_file
     with pytest.raises(oc.ArgumentError, match=message):
-        small.has("train")
+        small.spec("features")
     with pytest.raises(oc.ArgumentError, match=message):
+        oc.embed_prepare(small.path, tmp_path / "run")
+    with pytest.raises(oc.ArgumentError, match="for model 'sage' choose rgcn"):
         oc.train(small.path, model="sage")
-    with pytest.raises(oc.ArgumentError, match=message):
-        oc.prepare(small.path, tmp_path / "run")
+
+
+def test_labels_and_splits_are_those_of_the_type_of_the_seeds(small):
+    assert small.seed_type.name == "t0"
+    assert small.has("train")
+    assert not small.has("valid")
+    assert small.spec("labels").shape == (3,)
 
 
 def test_pages_of_all_row_files_get_checksums(small, tmp_path):

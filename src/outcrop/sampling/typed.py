@@ -1,0 +1,101 @@
+"""Batches of graphs with types: fanouts by edge type, seeds in the numbering of all nodes, and batches type by type."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from outcrop.config import SampleConfig
+from outcrop.errors import ArgumentError
+from outcrop.store.batches import BatchGraph, Edges, Nodes
+from outcrop.store.graph import Graph
+from outcrop.store.graph_types import EdgeType
+
+
+def every_fanout(config: SampleConfig, graph: Graph) -> list[list[int]]:
+    """Returns the fanouts of each edge type of ``graph``, [edge type][hop].
+
+    Raises:
+        ArgumentError: ``config.fanouts_by_type`` names an edge type that the graph has not.
+    """
+    by_name = {" ".join(one.key): one for one in graph.edge_types}
+    every = [list(config.fanouts) for _ in graph.edge_types]
+    for name, fanouts in config.fanouts_by_type:
+        found = by_name.get(name) if graph.is_typed else None
+        if found is None:
+            known = f"name one of {', '.join(map(repr, by_name))}" if graph.is_typed else "it has no types"
+            raise ArgumentError(f"{graph.path} has no edge type {name!r} to give fanouts for: {known}")
+        every[found.number] = list(fanouts)
+    return every
+
+
+def check_served(config: SampleConfig, graph: Graph) -> None:
+    """Refuses what is not drawn from graphs with types yet.
+
+    Raises:
+        ArgumentError: The task, the sampler or the degrees that ``config`` asks for.
+    """
+    if not graph.is_typed:
+        return
+    asked = None
+    if config.task != "node":
+        asked = f"task {config.task!r}"
+    elif config.sampler not in ("neighbor", "weighted"):
+        asked = f"sampler {config.sampler!r}"
+    elif config.degrees:
+        asked = "degrees of nodes, which model gcn needs,"
+    if asked:
+        raise ArgumentError(
+            f"{graph.path} has types of nodes and edges, for which {asked} is not there yet: use task 'node', sampler "
+            "'neighbor' or 'weighted', and a model for graphs with types, such as 'rsage'"
+        )
+
+
+def wants_positions(graph: Graph) -> bool:
+    """Tells whether batches must say where their edges stand: edges of some type have rows."""
+    return any(rows.kind == "edges" for rows in graph.row_files)
+
+
+def batch_of(
+    graph: Graph,
+    nodes: Sequence[tuple[np.ndarray, Sequence[int]]],
+    edges: Sequence[tuple[np.ndarray, np.ndarray, Sequence[int], np.ndarray | None]],
+    labels: np.ndarray,
+) -> BatchGraph:
+    """Makes a batch of what the sampler gives: ids within their types and new nodes per hop of each node type; rowptr,
+    col, edges per hop and positions of each edge type.
+    """
+    return BatchGraph(
+        tuple(Nodes(ids, tuple(per_hop)) for ids, per_hop in nodes),
+        tuple(Edges(rowptr, col, tuple(per_hop), positions) for rowptr, col, per_hop, positions in edges),
+        labels,
+        seed_type=graph.seed_type.number,
+    )
+
+
+def most_reached(
+    fanouts: Sequence[Sequence[int]], edge_types: Sequence[EdgeType], num_seeds: int, seed_type: int
+) -> tuple[int, int, int]:
+    """Counts the most nodes and edges that a batch can have, and the edges of its last hop among them.
+
+    Returns:
+        Nodes before the last hop with all edges of it, edges, edges of the last hop.
+    """
+    sizes = {one.number: one.num_nodes for edges in edge_types for one in (edges.source, edges.target)}
+    frontier = {seed_type: num_seeds}
+    reached, total, last, before = dict(frontier), 0, 0, num_seeds
+    for hop in range(len(fanouts[0]) if fanouts else 0):
+        before, last, met = sum(reached.values()), 0, dict.fromkeys(sizes, 0)
+        for edges, counts in zip(edge_types, fanouts, strict=True):
+            of_hop = counts[hop]
+            wanted = frontier.get(edges.target.number, 0)
+            drawn = edges.num_edges if of_hop == -1 else min(wanted * of_hop, edges.num_edges)
+            drawn = drawn if wanted else 0
+            last += drawn
+            met[edges.source.number] += drawn
+        total += last
+        frontier = {number: min(count, sizes[number]) for number, count in met.items()}
+        for number, count in met.items():
+            reached[number] = min(reached.get(number, 0) + count, sizes[number])
+    return before + last, total, last
