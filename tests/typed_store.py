@@ -28,6 +28,7 @@ def write_typed(
     graph: TypedGraph,
     parts: Mapping[str, np.ndarray] | None = None,
     classes: Mapping[int, int] | None = None,
+    kinds: Mapping[int, str] | None = None,
     names: tuple[list[str], list[tuple[str, str, str]]] | None = None,
 ) -> Graph:
     """Writes ``graph`` as an artifact of version 2.
@@ -35,6 +36,7 @@ def write_typed(
     Args:
         parts: Arrays of types, by names such as ``n0.features``.
         classes: Classes of the node types that have labels.
+        kinds: What the labels of these node types are, where they are no classes.
         names: Of node types, and (source, relation, target) of edge types; None: :func:`names_of`.
     """
     arrays, (nodes, keys) = arrays_of(graph), names or names_of(graph)
@@ -47,6 +49,7 @@ def write_typed(
         "num_edges": len(arrays.indices),
         "node_types": [
             {"name": name, "num_nodes": size, "num_classes": (classes or {}).get(i, 0)}
+            | ({"label_kind": kinds[i]} if kinds and i in kinds else {})
             for i, (name, size) in enumerate(zip(nodes, graph.sizes, strict=True))
         ],
         "edge_types": [

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
@@ -12,7 +13,7 @@ import pytest
 import torch
 
 from outcrop.config import CPU, SampleConfig
-from outcrop.errors import ArgumentError, BudgetError
+from outcrop.errors import ArgumentError, BudgetError, ChecksumError
 from outcrop.loading.modes import (
     BASELINES,
     CHOICES,
@@ -32,7 +33,18 @@ from outcrop.loading.session import LoadSession
 from outcrop.runtime.runtime import Runtime
 from outcrop.store.levels import Level
 from outcrop.store.minibatch import MiniBatch
-from section_support import EPOCHS, FEW, ReferenceSampler, SectionGraph, sample_by_reference, section_graph
+from outcrop.store.targets import open_targets, target_bytes
+from section_support import (
+    EPOCHS,
+    FEW,
+    ReferenceSampler,
+    SectionGraph,
+    as_batch,
+    sample_by_reference,
+    section_graph,
+)
+from typed_reference import TypedGraph, sample
+from typed_store import write_typed
 
 MODES = ("memory", "memmap", "ondisk", "dynamic", "online")
 CONFIG = SampleConfig(fanouts=(4, 3), batch_size=20, epochs=EPOCHS)
@@ -244,6 +256,53 @@ def test_rows_that_outgrow_what_was_counted_are_asked_for_again(graph, open_mode
     few = property(lambda _: [1] * (len(graph.tables) + 1), lambda *_: None)
     monkeypatch.setattr(Hotness, "most", few, raising=False)
     with open_mode(graph, "online") as session:
+        for batch in session.batches("train", 0):
+            check_rows(batch, graph)
+            del batch
+
+
+def test_targets_are_those_of_the_type_of_the_seeds(tmp_path, make_runtime):
+    """A type may have classes, another several labels, a third a value; most have none."""
+    lists = TypedGraph(
+        (6, 5, 4, 3), ((1, 0), (0, 1), (0, 2), (2, 3)), (((),) * 6, ((),) * 5, ((),) * 4, ((),) * 3)
+    )
+    rng = np.random.default_rng(0)
+    several = rng.choice(np.array([0, 1, 255], np.uint8), (5, 3))
+    value = rng.random(4).astype(np.float32)
+    value[2] = np.nan
+    arrays = {"n0.labels": np.arange(6), "n1.labels": several, "n2.labels": value}
+    arrays |= {f"n{t}.features": np.zeros((size, 2), np.float32) for t, size in enumerate(lists.sizes)}
+    kinds = {1: "multilabel", 2: "regression"}
+    graph = write_typed(tmp_path / "g", lists, arrays, {0: 6, 1: 3, 2: 1}, kinds=kinds)
+    runtime = make_runtime(threads=1)
+    targets = open_targets(graph, runtime)
+    assert targets is not None
+    assert target_bytes(graph, 7) == 7 * 3 * 4  # the widest
+    for seed_type, expected in enumerate((None, np.where(several == 255, np.nan, several), value, None)):
+        batch = as_batch(sample(lists, {seed_type: [0, 2]}, 2), seed_type)
+        found = targets(batch)
+        if expected is None:
+            assert found is batch
+        else:
+            assert found.labels.dtype == np.float32
+            np.testing.assert_array_equal(found.labels, expected[[0, 2]])
+    none = write_typed(tmp_path / "none", lists, {"n0.features": arrays["n0.features"]})
+    assert open_targets(none, runtime) is None
+    assert target_bytes(none, 7) == 0
+
+
+@pytest.mark.parametrize("mode", ["ondisk", "online", "memory", "dynamic"])
+def test_damage_in_any_row_file_is_found_and_named(graph, open_mode, mode):
+    for file in graph.row_files:
+        if not file.num_rows:
+            continue
+        path = graph.path / file.spec.file
+        whole = path.read_bytes()
+        path.write_bytes(bytes([whole[0] ^ 1]) + whole[1:])
+        with pytest.raises(ChecksumError, match=re.escape(str(path))), open_mode(graph, mode) as session:
+            sum(1 for _ in session.batches("train", 0))
+        path.write_bytes(whole)
+    with open_mode(graph, mode) as session:
         for batch in session.batches("train", 0):
             check_rows(batch, graph)
             del batch
