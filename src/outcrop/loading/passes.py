@@ -62,6 +62,7 @@ class Passes:
             "read_ops": now.read_ops - self._before.read_ops,
             "bytes_needed_from_disk": stats.bytes_needed,
             "rows_by_level": {**_NONE, **stats.rows_by_level},
+            **({"rows_by_file": stats.rows_by_file} if len(stats.rows_by_file) > 1 else {}),
             **({} if self._about is None else self._about(self._epoch)),
         }
 

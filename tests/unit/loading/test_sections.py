@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections import Counter
 from collections.abc import Callable
@@ -29,11 +30,13 @@ from outcrop.loading.modes import (
 from outcrop.loading.online import session as online
 from outcrop.loading.online.hotness import Hotness
 from outcrop.loading.open import open_session
+from outcrop.loading.passes import Passes
 from outcrop.loading.session import LoadSession
 from outcrop.runtime.runtime import Runtime
 from outcrop.store.levels import Level
 from outcrop.store.minibatch import MiniBatch
 from outcrop.store.targets import open_targets, target_bytes
+from run_support import a_graph
 from section_support import (
     EPOCHS,
     FEW,
@@ -120,6 +123,22 @@ def test_rows_are_counted_by_level_and_by_row_file(graph, open_mode, mode):
         assert stats.rows_by_level == {Level.HOST: counts.sum()}
     if mode == "ondisk":
         assert stats.rows_by_level == {Level.DISK: counts.sum()}
+
+
+def test_what_a_pass_reports_tells_row_files_apart(graph, open_mode, tmp_path, make_runtime):
+    drawn = list(ReferenceSampler(graph, CONFIG).epoch("train", 0))
+    counts = np.sum([[len(rows) for rows in graph.wanted(batch)] for batch in drawn], axis=0)
+    plain = a_graph(tmp_path / "plain", make_runtime(threads=1))
+    for of, expected in ((graph, [{"disk": count} for count in counts]), (plain, None)):
+        runtime = make_runtime(threads=1)
+        session = (
+            open_mode(of, "ondisk") if of is graph else open_session(of, runtime, "ondisk", config=CONFIG)
+        )
+        with session:
+            passes = Passes(lambda *_, session=session: session, session._runtime)
+            for batch in passes.start("train", 0):
+                del batch
+            assert json.loads(json.dumps(passes.counters())).get("rows_by_file") == expected
 
 
 def test_keeping_the_rows_of_one_row_file_keeps_the_batch(graph, open_mode):

@@ -15,8 +15,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from outcrop.config import PlanConfig, SampleConfig
+from outcrop.config import CPU, PlanConfig, SampleConfig
 from outcrop.errors import BudgetError
+from outcrop.loading.modes import Packed, SessionRequest
 from outcrop.loading.session import LoadSession, packed_session
 from outcrop.preparation import pack as packing
 from outcrop.preparation.cached_rows import choose_cached_rows
@@ -288,6 +289,20 @@ def test_narrow_rows_are_packed_where_there_are_others(make_runtime: Make) -> No
     alone = files_of([2], [32])
     (only,) = choose_cached_rows(alone, _Wanted(lists), np.arange(3), 0, 10_000, make_runtime())  # type: ignore[arg-type]
     assert only.host_ids.tolist() == [0, 1]
+
+
+def test_mode_packed_opens_such_a_run(graph: Any, tmp_path: Path, make_runtime: Make) -> None:
+    made = make_runtime(threads=1)
+    samples, placement = pack_of(graph, tmp_path, made, "packed")
+    packing.pack(graph, samples, placement, tmp_path / "pack", made)
+    runtime, expected = make_runtime(threads=2), drawn(graph)
+    recorded = open_samples(runtime, tmp_path / "sample", graph)
+    request = SessionRequest(graph, runtime, CONFIG, CPU, run=tmp_path, recorded=recorded)
+    with Packed().open(request) as session:
+        for number, batch in enumerate(session.batches("train", 0)):
+            for rows, table in zip(batch.rows, graph.wanted(expected[number]), strict=True):
+                assert rows.contiguous().view(torch.uint8).numpy().tobytes() == table.tobytes()
+            del batch
 
 
 def test_levels_of_each_row_file_are_told(graph: Any, tmp_path: Path, make_runtime: Make) -> None:
