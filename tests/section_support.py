@@ -20,9 +20,11 @@ from typed_reference import TypedBatch, TypedGraph, pick_some, sample
 from typed_store import write_typed
 
 Width = tuple[str, int] | None  # dtype and columns; None: no rows
+NodeWidths = dict[str, tuple[int, Width]]
+EdgeWidths = dict[tuple[str, str, str], tuple[int, Width]]
 
 # A type with rows that are a page and more, ones that share pages, one node, no node, no rows; edges below 64 bytes.
-NODES: dict[str, tuple[int, Width]] = {
+NODES: NodeWidths = {
     "paper": (500, ("float32", 128)),
     "author": (400, ("float16", 64)),
     "topic": (60, ("int8", 32)),
@@ -30,7 +32,7 @@ NODES: dict[str, tuple[int, Width]] = {
     "void": (0, ("float32", 4)),
     "school": (40, None),
 }
-EDGES: dict[tuple[str, str, str], tuple[int, Width]] = {
+EDGES: EdgeWidths = {
     ("paper", "cites", "paper"): (1500, ("uint8", 1)),
     ("author", "writes", "paper"): (1000, ("float16", 16)),
     ("topic", "about", "paper"): (300, None),
@@ -69,17 +71,35 @@ class SectionGraph(Graph):
         return [table[of] for table, of in zip(self.tables, ids, strict=True)]
 
 
+def many_types(row_files: int) -> tuple[NodeWidths, EdgeWidths]:
+    """Makes up node types, and an edge type from each to the one before, two thirds of the row files of nodes."""
+    dtypes, columns = ("float32", "float16", "int8", "uint8", "int64"), (1, 3, 16, 50, 200)
+    widths = [(dtypes[k % 5], columns[k * 3 % 5]) for k in range(row_files)]
+    count = row_files - row_files // 3
+    nodes: NodeWidths = {f"t{k}": (5 + 17 * k % 90, widths[k]) for k in range(count)}
+    edges: EdgeWidths = {
+        (f"t{k + 1}", "to", f"t{k}"): (40 + 7 * k, widths[count + k] if count + k < row_files else None)
+        for k in range(count - 1)
+    }
+    return nodes, edges | {("t0", "next", "t5"): (90, None), ("t9", "far", "t0"): (90, None)}
+
+
 def section_graph(
-    folder: Path, *, names: Sequence[str] | None = None, edge_rows: bool = True
+    folder: Path,
+    *,
+    names: Sequence[str] | None = None,
+    edge_rows: bool = True,
+    types: tuple[NodeWidths, EdgeWidths] = (NODES, EDGES),
 ) -> SectionGraph:
     """Writes a graph whose rows are random bytes; the first of its node types has labels.
 
     Args:
         names: Its node types; None: all. Edge types are those between them.
         edge_rows: Whether edges have rows.
+        types: What there is to choose from: how many of each type, and how wide rows are.
     """
-    nodes = {name: NODES[name] for name in names or NODES}
-    edges = {key: value for key, value in EDGES.items() if {key[0], key[2]} <= set(nodes)}
+    nodes = {name: types[0][name] for name in names or types[0]}
+    edges = {key: value for key, value in types[1].items() if {key[0], key[2]} <= set(nodes)}
     numbers = {name: number for number, name in enumerate(nodes)}
     lists = TypedGraph(
         tuple(count for count, _ in nodes.values()),

@@ -43,6 +43,7 @@ from section_support import (
     ReferenceSampler,
     SectionGraph,
     as_batch,
+    many_types,
     sample_by_reference,
     section_graph,
 )
@@ -102,6 +103,21 @@ def test_rows_are_those_of_every_row_file(graph, open_mode, mode):
                     assert np.array_equal(nodes.ids, ids.ids)
                 check_rows(batch, graph)
                 assert batch.y.tolist() == list(range(len(batch.y)))
+                del batch
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("row_files", [1, 30])
+def test_rows_of_one_type_among_several_and_of_thirty(tmp_path, open_mode, mode, row_files):
+    if row_files == 1:
+        graph = section_graph(tmp_path / "g", names=("author", "school"))
+    else:
+        graph = section_graph(tmp_path / "g", types=many_types(row_files))
+    assert len(graph.row_files) == row_files
+    with open_mode(graph, mode) as session:
+        for epoch in range(EPOCHS):
+            for batch in session.batches("train", epoch):
+                check_rows(batch, graph)
                 del batch
 
 
