@@ -46,7 +46,8 @@ def add_commands(app: typer.Typer) -> None:
         help="Import a graph.\n\nSources: arrays:DIR (edges, nodes, features, labels, splits as .npy, .parquet, .csv "
         "or .tsv; with a graph.toml, of several types), edges:FILE (such a list of edges alone), npz:FILE (published "
         "archives, scipy.sparse.save_npz), "
-        "mat:FILE (MATLAB), musae:DIR, graphbolt:DIR (DGL), igb:DIR (Illinois Graph Benchmark), ogb:DIR (Open Graph "
+        "mat:FILE (MATLAB), musae:DIR, graphbolt:DIR (DGL), igb:DIR (Illinois Graph Benchmark), "
+        "mag240m:DIR, ogb:DIR (Open Graph "
         "Benchmark), pyg:FILE (PyTorch Geometric, by torch.save), dgl:FILE (by dgl.save_graphs), "
         "triples:DIR. docs/sources.md lists every file and column.\n\n"
         "Example: outcrop import arrays:mydata my.oc --reverse --memory 2GiB",
@@ -87,8 +88,8 @@ def import_(
     source: Annotated[
         str,
         typer.Argument(
-            help="arrays:DIR, edges:FILE, npz:FILE, scipy:FILE, mat:FILE, musae:DIR, graphbolt:DIR, igb:DIR, ogb:DIR, "
-            "pyg:FILE, dgl:FILE or triples:DIR.",
+            help="arrays:DIR, edges:FILE, npz:FILE, scipy:FILE, mat:FILE, musae:DIR, graphbolt:DIR, igb:DIR, "
+            "mag240m:DIR, ogb:DIR, pyg:FILE, dgl:FILE or triples:DIR.",
             metavar="SOURCE",
         ),
     ],

@@ -16,6 +16,7 @@ _NAMES = {
     "triples": tuple(f"{split}{suffix}" for split in SPLITS for suffix in TABLE_SUFFIXES),
     "musae": ("*_edges.csv", "*_target.csv", "*.json"),
     "igb": ("processed/paper/*.npy", "processed/paper__cites__paper/edge_index.npy"),
+    "mag240m": ("*.pt", "processed/paper/*.npy", "processed/*/edge_index.npy"),
     "ogb": ("raw/*", "split/*/*"),
 }
 

@@ -15,6 +15,7 @@ from outcrop.importing.sources.edge_list import open_edge_list
 from outcrop.importing.sources.folder import open_folder
 from outcrop.importing.sources.graphbolt import open_graphbolt
 from outcrop.importing.sources.igb import open_igb
+from outcrop.importing.sources.mag240m import open_mag240m
 from outcrop.importing.sources.matlab import open_matlab
 from outcrop.importing.sources.musae import open_musae
 from outcrop.importing.sources.ogb import open_ogb
@@ -38,6 +39,10 @@ OPENERS: dict[
     "musae": ("DIR", lambda path, runtime, held, config: open_musae(path, runtime, held)),
     "graphbolt": ("DIR", lambda path, runtime, held, config: open_graphbolt(path, runtime, held, config)),
     "igb": ("DIR", lambda path, runtime, held, config: open_igb(path, runtime, config)),
+    "mag240m": (
+        "DIR",
+        lambda path, runtime, held, config: open_mag240m(path, runtime, held, config),
+    ),
     "ogb": ("DIR", lambda path, runtime, held, config: open_ogb(path, runtime, held, config)),
     "pyg": ("FILE", lambda path, runtime, held, config: open_pyg(path, runtime, held, config)),
     "dgl": ("FILE", lambda path, runtime, held, config: open_dgl(path, runtime, held, config)),
@@ -46,6 +51,7 @@ OPENERS: dict[
 _MARKS = {
     "graphbolt": ("metadata.yaml",),
     "igb": ("processed/paper__cites__paper",),
+    "mag240m": ("processed/paper___cites___paper",),
     "ogb": ("raw/edge.csv.gz", "raw/data.npz"),
 }
 CHOOSE_LABELS = ("igb",)  # kinds with labels of several numbers of classes
