@@ -103,7 +103,7 @@ def test_options_of_prepare(graph: Graph, folder: Path, options: dict[str, Any],
 @pytest.mark.parametrize(("options", "kind", "match"), [
     ({"mode": "quick"}, ArgumentError, "mode 'quick' is unknown; known: packed"),
     ({"model": "mlp"}, ArgumentError, "model 'mlp' is unknown; known: sage"),
-    ({"model": "rgcn"}, ArgumentError, "model 'rgcn' computes graphs with node and edge types, which train does not"),
+    ({"model": "rgcn"}, ArgumentError, "no types of nodes or edges: for model 'rgcn' choose sage, gat, gcn"),
     ({"device": "tpu9"}, ArgumentError, "device 'tpu9'"), ({"device": "meta"}, DeviceError, "device 'meta'"),
     ({"epochs": 0}, ArgumentError, "epochs 0"), ({"epochs": -1}, ArgumentError, "epochs -1"),
     ({"hidden": 0}, ArgumentError, "hidden 0"), ({"model": "gat", "hidden": 10}, ArgumentError, "multiple of heads"),

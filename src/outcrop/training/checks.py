@@ -47,8 +47,7 @@ def schema_of(graph: Graph, model: ModelConfig, seed: int) -> GraphSchema | None
         raise ArgumentError(f"{graph.path} has {has}: for model {model.name!r} choose {', '.join(fitting)}")
     if not graph.is_typed:
         return None
-    types = graph.node_types, graph.edge_types, graph.row_files
-    return GraphSchema.of(*types, graph.seed_type.name, no_rows=model.no_rows, row_seed=seed)
+    return GraphSchema.of(graph, graph.seed_type.name, no_rows=model.no_rows, row_seed=seed)
 
 
 def check_checkpoint(kept: Checkpoints, learning: LearningTask) -> None:

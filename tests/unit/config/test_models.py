@@ -34,8 +34,13 @@ def test_models_of_graphs_with_types_are_refused_before_anything_is_done(
     tmp_path: Path, runtime: Runtime, model: str
 ):
     a_graph(tmp_path / "graph", runtime, nodes=60)
-    why = f"model '{model}' computes graphs with node and edge types, which {{}} does not know yet: choose sage, gat or"
-    for name, front_door in (("train", oc.train), ("advise", oc.advise)):
-        with pytest.raises(ArgumentError, match=why.format(name)):
+    for why, front_door in (
+        (f"no types of nodes or edges: for model '{model}' choose sage, gat, gcn", oc.train),
+        (
+            f"'{model}' computes graphs with node and edge types, which advise does not know yet: choose",
+            oc.advise,
+        ),
+    ):
+        with pytest.raises(ArgumentError, match=why):
             front_door(tmp_path / "graph", model=model, memory="64MiB")
     assert [path.name for path in tmp_path.iterdir()] == ["graph"]
