@@ -174,18 +174,24 @@ class ReferenceSampler:
 
     Attributes:
         topology: What mode online may cache lists of: none.
+        most_batch_bytes: What drawing one takes of a budget.
     """
+
+    most_batch_bytes = 0
 
     def __init__(self, graph: Graph, config: SampleConfig, *_: Any, **__: Any):
         self.config, self.lists = config, lists_on_disk(graph)
         self.topology = SimpleNamespace(placement="memory", drop_lists=lambda: None)
 
+    def num_batches(self, split: str) -> int:
+        return -(-self.lists.sizes[0] // BATCH)
+
     def seeds(
         self, split: str, epoch: int, numbers: Sequence[int] | None = None
     ) -> Iterator[tuple[int, int]]:
         """Yields epoch and number of each batch."""
-        count = -(-self.lists.sizes[0] // BATCH)
-        yield from ((epoch, number) for number in (range(count) if numbers is None else numbers))
+        every = range(self.num_batches(split)) if numbers is None else numbers
+        yield from ((epoch, number) for number in every)
 
     def draw(self, seeds: tuple[int, int]) -> BatchGraph:
         epoch, number = seeds

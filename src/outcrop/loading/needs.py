@@ -35,17 +35,13 @@ _TASK = "count batches, for the smallest budget"
 Pass = tuple[str, int]  # a split and an epoch
 
 
-@dataclass(frozen=True)
+@dataclass
 class _CountedSection:
     """Says how many rows of a row file counted batches want."""
 
     num_rows: np.ndarray
     id_bytes: int
-    hops: int
-
-    @property
-    def num_runs(self) -> int:
-        return self.hops + 1
+    num_runs: int
 
     @property
     def max_rows(self) -> int:
@@ -88,7 +84,9 @@ class CountedBatches(Rehearsal):
         self._counted_rows = self._most_rows(sizes[ahead][:PRESAMPLED_BATCHES])
         self._sections = [
             _CountedSection(
-                np.array([size.rows[rows.number] for size in every], np.int64), self._width(rows), self.hops
+                np.array([size.rows[rows.number] for size in every], np.int64),
+                self._width(rows),
+                self.hops + (rows.kind == "nodes"),
             )
             for rows in graph.row_files
         ]

@@ -15,6 +15,7 @@ import torch
 
 from outcrop.config import CPU, SampleConfig
 from outcrop.errors import ArgumentError, BudgetError, ChecksumError
+from outcrop.loading import needs
 from outcrop.loading.modes import (
     BASELINES,
     CHOICES,
@@ -27,6 +28,7 @@ from outcrop.loading.modes import (
     base,
     mode_named,
 )
+from outcrop.loading.needs import CountedBatches
 from outcrop.loading.online import session as online
 from outcrop.loading.online.hotness import Hotness
 from outcrop.loading.open import open_session
@@ -389,3 +391,20 @@ def test_optimal_caches_of_row_files_miss_no_more_than_those_that_learn(
             misses.append(np.sum(of_files, axis=0))
     assert (misses[0] <= misses[1]).all()
     assert cache_rows == 0 or (misses[0] < misses[1]).any() or cache_rows == 10**6
+
+
+def test_counted_batches_have_the_sections_of_recorded_ones(graph, tmp_path, make_runtime, monkeypatch):
+    """What a rehearsal of a budget supposes is what a run would have."""
+    monkeypatch.setattr(needs, "BatchSampler", ReferenceSampler)
+    passes = [("train", epoch) for epoch in range(EPOCHS)]
+    counted = CountedBatches(graph, RECORDED, passes, ids={"train": np.arange(500)})
+    recorded = sample_by_reference(graph, tmp_path, make_runtime(threads=1), RECORDED)
+    assert counted.max_rows == tuple(recorded.section(file).max_rows for file in graph.row_files)
+    first = list(ReferenceSampler(graph, CONFIG).epoch("train", 0))
+    assert counted.counted_rows == tuple(
+        max(len(rows[number]) for rows in map(graph.wanted, first)) for number in range(len(graph.row_files))
+    )
+    for file in graph.row_files:
+        ours, theirs = counted.section(file), recorded.section(file)
+        assert ours.num_rows.tolist() == theirs.num_rows.tolist()
+        assert (ours.id_bytes, ours.num_runs) == (theirs.id_bytes, theirs.num_runs)
