@@ -76,6 +76,7 @@ def choose_limits(
     Raises:
         BudgetError: There is too little memory.
     """
+    graph.require_one_type("a budget or a mode that is chosen automatically (--memory auto)")
     ahead = ahead or TrainingAhead()
     available = system.available_memory() if available_bytes is None else available_bytes
     if out is not None and (out / runs.RUN_FILE).is_file():

@@ -107,6 +107,7 @@ def advise(
     """
     graph = graph if isinstance(graph, Graph) else open_graph(graph)
     model = ModelConfig(model) if isinstance(model, str) else model
+    graph.require_one_type("advice")
     require_untyped(model.name, "advise")
     limits, market = with_memory(limits, memory), market or Market()
     if is_auto(limits.memory):

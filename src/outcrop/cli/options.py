@@ -16,13 +16,19 @@ from typing import Any, get_args, get_origin
 
 import typer
 
-from outcrop.cli.parsing import parse_fanouts, parse_rates, parse_weights
+from outcrop.cli.parsing import parse_fanouts, parse_fanouts_by_type, parse_rates, parse_weights
 from outcrop.config.declared import type_hints
 
 # Lists, written with commas between their parts.
-_PARSED = {"fanouts": parse_fanouts, "class_weights": parse_weights, "rates": parse_rates}
+_PARSED = {
+    "fanouts": parse_fanouts,
+    "fanouts_by_type": parse_fanouts_by_type,
+    "class_weights": parse_weights,
+    "rates": parse_rates,
+}
 _METAVARS = {
     "fanouts": "N,N",
+    "fanouts_by_type": "'A R B=N,N'",
     "class_weights": "W,W",
     "memory": "SIZE",
     "gpu_memory": "SIZE",
@@ -108,13 +114,13 @@ def _type_and_default(kind: type, name: str) -> tuple[Any, Any]:
     plain = [of for of in alternatives if of in (bool, int, float)]
     default = None if field.default is MISSING else field.default
     if name in _REPEATED:
-        return list[Path], default
+        return list[_REPEATED[name]], default
     if Path in alternatives:
         return Path, default
     return (plain[0] if plain and str not in alternatives else str), default
 
 
-_REPEATED = ("stripes", "machines")
+_REPEATED: dict[str, type] = {"stripes": Path, "machines": Path, "fanouts_by_type": str}
 
 
 def shown(default: Any) -> str | bool:

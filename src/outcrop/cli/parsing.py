@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from outcrop.config import parse_size
 from outcrop.errors import ArgumentError
 
@@ -16,6 +18,23 @@ def parse_fanouts(text: str) -> tuple[int, ...]:
         return tuple(int(part) for part in text.split(","))
     except ValueError:
         raise ArgumentError(f"fanouts {text!r} are not understood; write for example 10,15,20") from None
+
+
+def parse_fanouts_by_type(given: Sequence[str]) -> dict[str, tuple[int, ...]]:
+    """Reads texts such as ``author writes paper=5,5``.
+
+    Raises:
+        ArgumentError: One is none.
+    """
+    found = {}
+    for text in given:
+        name, equals, fanouts = text.rpartition("=")
+        if not equals or len(name.split()) != 3:
+            raise ArgumentError(
+                f"{text!r} names no edge type and its fanouts: write them as 'author writes paper=5,5'"
+            )
+        found[" ".join(name.split())] = parse_fanouts(fanouts)
+    return found
 
 
 def parse_weights(text: str) -> str | tuple[float, ...]:

@@ -36,6 +36,7 @@ _OBJECTS = {
         Fields(
             (
                 "fanouts",
+                "fanouts_by_type",
                 "batch_size",
                 "sampler",
                 "batch_dependency",
@@ -46,6 +47,7 @@ _OBJECTS = {
                 "filter_negatives",
                 "seed",
             ),
+            {"fanouts_by_type": ("--fanout",)},
         ),
     ),
     "limits": (Limits, Fields(("memory", "gpu_memory", "disk_space"))),

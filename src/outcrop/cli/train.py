@@ -100,7 +100,8 @@ _OBJECTS = {
     "sampling": (
         SampleConfig,
         Fields(
-            ("fanouts", "batch_size", "sampler", "batch_dependency"),
+            ("fanouts", "fanouts_by_type", "batch_size", "sampler", "batch_dependency"),
+            {"fanouts_by_type": ("--fanout",)},
             always=False,
         ),
     ),

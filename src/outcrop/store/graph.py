@@ -252,8 +252,8 @@ class Graph:
         """Counts the neighbor lists of all edge types; the nodes, in a graph without types."""
         return self.spec("indptr").shape[0] - 1
 
-    def require_one_type(self) -> None:
-        """Checks that the graph has no types, for what serves graphs without them alone.
+    def require_one_type(self, what: str = "what was asked for") -> None:
+        """Checks that the graph has no types, for ``what`` serves graphs without them alone.
 
         Raises:
             ArgumentError: It has; names them.
@@ -263,7 +263,7 @@ class Graph:
         nodes = ", ".join(one.name for one in self.node_types[:_SHOWN_TYPES])
         raise ArgumentError(
             f"{self.path} has types of nodes ({nodes}{', ...' if self.node_types[_SHOWN_TYPES:] else ''}) and of edges "
-            f"({', '.join(self._edge_names())}): what was asked for is there for graphs without types "
+            f"({', '.join(self._edge_names())}): {what} is there for graphs without types "
             "alone; import one node type and one edge type as a graph of its own"
         )
 
