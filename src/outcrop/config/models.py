@@ -47,13 +47,12 @@ def require_untyped(model: str, doing: str) -> None:
     """Raises ArgumentError where ``model`` is one of :data:`TYPED_MODELS`.
 
     Args:
-        doing: What does not know graphs with node and edge types, such as ``train``.
+        doing: What does not know graphs with node and edge types, such as ``advise``.
     """
     if model in TYPED_MODELS:
         raise ArgumentError(
             f"model {model!r} computes graphs with node and edge types, which {doing} does not know yet: choose "
-            f"{', '.join(MODELS[:-1])} or {MODELS[-1]}, or train it in a loop of your own "
-            "(outcrop.nn.models.build_model)"
+            f"{', '.join(MODELS[:-1])} or {MODELS[-1]}"
         )
 
 
@@ -72,8 +71,7 @@ class ModelConfig:
     """Describes a graph neural network.
 
     Attributes:
-        name: ``sage``, ``gat`` or ``gcn``. ``rgcn``, ``rsage``, ``rgat`` and ``hgt`` compute graphs with node and edge
-            types, which only a loop of one's own trains yet.
+        name: ``sage``, ``gat`` or ``gcn``; of graphs with node and edge types ``rgcn``, ``rsage``, ``rgat`` or ``hgt``.
         hidden: Width between layers, of all heads together; None: 256, and 32 per head of models that have heads.
         layers: Layers; None: as many as the batches have hops, the only number that sampled batches allow. ShaDow's
             take any number.

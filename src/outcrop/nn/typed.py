@@ -173,8 +173,14 @@ class TypedModel(nn.Module, ABC):
         missing = [repr(node.name) for node in schema.node_types if node.name not in x]
         missing += [str(key) for key in schema.edge_types if key not in edge_index]
         if missing:
+            made = any(node.made and node.name not in x for node in schema.node_types)
+            hint = (
+                "; rows that the graph does not have are model.make_rows(number of the type, n_id)"
+                if made
+                else ""
+            )
             raise ArgumentError(
-                f"x and edge_index lack {', '.join(missing)}: give all types, some of them empty"
+                f"x and edge_index lack {', '.join(missing)}: give all types, some of them empty{hint}"
             )
         rows = [x[node.name] for node in schema.node_types]
         for node, found in zip(schema.node_types, rows, strict=True):

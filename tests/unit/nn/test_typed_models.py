@@ -235,6 +235,12 @@ def test_other_batches_and_arguments_are_refused():
     ):
         model(MiniBatch(replace(batch.graph, seed_type=1), batch.rows, batch.y))
     x, edges = typed_batches.x_dict(model, batch), typed_batches.edge_index_dict(MAG, batch.graph)
+    made = x.pop("institution")
+    with pytest.raises(
+        ArgumentError, match=r"lack 'institution': .*; rows that .* are model.make_rows\(number"
+    ):
+        model(x, edges)
+    x["institution"] = made
     del x["paper"], edges["author", "writes", "paper"]
     with pytest.raises(ArgumentError, match=r"lack 'paper', \('author', 'writes', 'paper'\)"):
         model(x, edges)
