@@ -27,6 +27,7 @@ from outcrop.nn import checkpoint as checkpoints
 from outcrop.nn.adam import Adam
 from outcrop.nn.checkpoint import Checkpoint, Meta
 from outcrop.nn.models import Model, build_model, warm_allocator
+from outcrop.nn.typed import TypedModel
 from outcrop.store.minibatch import MiniBatch
 from outcrop.store.tensors import State
 from outcrop.training.callbacks import Callbacks
@@ -50,7 +51,7 @@ class Scores(Protocol):
 
 
 Batches = Iterable[MiniBatch]
-Evaluate = Callable[[Model, Batches], Scores]
+Evaluate = Callable[[Model | TypedModel, Batches], Scores]
 
 
 @dataclass(frozen=True)
@@ -87,7 +88,7 @@ class TrainResult:
     None without one. ``stopped_early``: validation got no better, and training ended before its last epoch.
     """
 
-    model: Model
+    model: Model | TypedModel
     epochs: list[EpochRecord]
     best_epoch: int
     batch_losses: list[float]
