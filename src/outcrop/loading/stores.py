@@ -37,6 +37,7 @@ class DiskFeatureStore(FeatureStore):
 
     def __init__(self, graph: Graph):
         super().__init__()
+        graph.require_one_type("what torch_geometric calls a feature store or a graph store")
         self.graph = graph
 
     def _get_tensor(self, attr: TensorAttr) -> torch.Tensor:
@@ -94,6 +95,7 @@ class DiskGraphStore(GraphStore):
 
     def __init__(self, graph: Graph):
         super().__init__()
+        graph.require_one_type("what torch_geometric calls a feature store or a graph store")
         self.graph = graph
 
     def _get_edge_index(self, edge_attr: EdgeAttr) -> tuple[torch.Tensor, torch.Tensor] | None:

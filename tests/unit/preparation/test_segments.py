@@ -372,5 +372,5 @@ def test_ten_thousand_large_batches_are_searched_within_the_budget(make_runtime:
     assert found is not None
     assert 2 <= found.segment < batches
     assert search.disk_bytes(found) <= 0.6 * everything
-    assert len(search._histograms) <= 2 * 14
+    assert len(sketch._histograms) <= 2 * 14
     assert runtime.budget.peak_bytes <= budget
