@@ -296,10 +296,10 @@ class Draft:
     def predicted(self) -> dict[str, Any]:
         """Returns bytes and rows of every epoch, exactly; bytes on disk at the most."""
         drafts = self.drafts
-        pages = sum(draft.shared.pages for draft in drafts)
+        pages = np.sum([draft.shared.pages for draft in drafts], axis=0)
         read = np.diff(self.offsets) + pages * PAGE_BYTES
-        rows = sum(draft.num_packed for draft in drafts)
-        cached = sum(draft.cached for draft in drafts)
+        rows = np.sum([draft.num_packed for draft in drafts], axis=0)
+        cached = np.sum([draft.cached for draft in drafts], axis=0)
         number = {int(b): p for p, b in enumerate(self.packed)}
         groups: dict[str, list[dict[str, Any]]] = {}
         for split, group in self.samples.groups.items():

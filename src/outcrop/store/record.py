@@ -135,7 +135,8 @@ class RecordSizes:
     def meta_bytes(self, id_bytes: int) -> np.ndarray:
         """Counts the bytes of the meta part, not padded to a page, int64 [...]."""
         parts = self.array_bytes(id_bytes)
-        return HEADER_BYTES + self.counts_bytes + sum(_aligned(part).sum(axis=-1) for part in parts)
+        every = [_aligned(part).sum(axis=-1) for part in parts]
+        return HEADER_BYTES + self.counts_bytes + np.sum(every, axis=0)
 
 
 def _aligned(count: np.ndarray) -> np.ndarray:

@@ -132,7 +132,8 @@ class SampleSection:
     """
 
     def __init__(self, samples: SampleSet, kind: Literal["nodes", "edges"], number: int, below: int):
-        self._samples, self._kind, self._number, self._below = samples, kind, number, below
+        self._samples, self._number, self._below = samples, number, below
+        self._kind: Literal["nodes", "edges"] = kind
         if kind == "nodes":
             self.id_bytes, self.runs = samples.id_bytes, samples.nodes[:, number]
         else:

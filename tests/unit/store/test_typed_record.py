@@ -36,11 +36,11 @@ def batches(draw: st.DrawFn) -> tuple[TypedGraph, BatchGraph]:
     return graph, batch
 
 
-def tables(draw: st.DrawFn, counts: list[int]) -> tuple[AddressTable, ...]:
+def tables(data: st.DataObject, counts: list[int]) -> tuple[AddressTable, ...]:
     """An address table for each of row files that have as many rows in the batch."""
     made = []
     for count in counts:
-        level = draw(st.lists(st.integers(0, 3), min_size=count, max_size=count))
+        level = data.draw(st.lists(st.integers(0, 3), min_size=count, max_size=count))
         parts = []
         for which in (1, 2, 3):
             positions = np.flatnonzero(np.array(level, int) == which).astype(np.int32)
@@ -75,7 +75,7 @@ def same(ours: BatchGraph, theirs: BatchGraph) -> None:
 def test_round_trip(made: tuple[TypedGraph, BatchGraph], data: st.DataObject, id_bytes: int) -> None:
     graph, batch = made
     counts = [len(nodes.ids) for nodes in batch.nodes]
-    chosen = tables(data.draw, counts[: data.draw(st.integers(1, len(counts)))])
+    chosen = tables(data, counts[: data.draw(st.integers(1, len(counts)))])
     blob = record.encode(batch, chosen, id_bytes)
     size = int(RecordSizes.of(batch, chosen).meta_bytes(id_bytes))
     assert len(blob) == -(-size // 4096) * 4096
