@@ -50,6 +50,9 @@ class PackedRecords:
         self._file = DiskArray(runtime, path, manifest.arrays["records"])
         self._check(rows_crc)
         self._starts = placement.part_starts(samples)
+        self._needed = placement.meta_bytes(samples)
+        for rows in placement.files:
+            self._needed = self._needed + (rows.num_packed + rows.cached_rows[:, 2]) * rows.row_bytes
         wanted = rows_crc.reshape(len(rows_crc), len(placement.files))
         self.rows = tuple(
             PackedRows(runtime, self, placed, wanted[:, number])
@@ -92,13 +95,7 @@ class PackedRecords:
 
     def needed_bytes(self, batch: int) -> int:
         """Counts the bytes of the record without padding, and of what it reads of the disk caches."""
-        p = self._number[batch]
-        cached = np.array([[int(rows.cached_rows[p].sum()) for rows in self.placement.files]])
-        meta = int(self._samples.meta_bytes(np.array([batch]), cached)[0])
-        return meta + sum(
-            (int(rows.num_packed[p]) + int(rows.cached_rows[p, 2])) * rows.row_bytes
-            for rows in self.placement.files
-        )
+        return int(self._needed[self._number[batch]])
 
     def record_bytes(self, batch: int) -> int:
         p = self._number[batch]

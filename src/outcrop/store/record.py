@@ -20,6 +20,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import islice
+from typing import Any
 
 import numpy as np
 
@@ -70,28 +72,28 @@ def id_bytes_for(num_nodes: int) -> int:
 
 @dataclass(frozen=True)
 class RecordSizes:
-    """Counts what a record holds, or what many records do: int64 arrays with a dimension for the records in front.
+    """Counts what a record holds; or what many records do, each count being int64 [n] then.
 
     Attributes:
         hops: Hops of the batch.
-        nodes: Nodes of each node type [..., T].
-        edges: Edges of each edge type [..., R].
-        rows: Rows of each edge type's CSR [..., R].
-        positions: Positions of edges of each edge type that are recorded [..., R].
-        seeds: Seeds [...].
-        cached: Rows that lie in caches, of each row file [..., K].
-        label_edges: Edges to be predicted [...].
+        nodes: Nodes of each node type.
+        edges: Edges of each edge type.
+        rows: Rows of each edge type's CSR.
+        positions: Positions of edges of each edge type that are recorded.
+        seeds: Seeds.
+        cached: Rows that lie in caches, of each row file.
+        label_edges: Edges to be predicted.
         degrees: Whether degrees of nodes are there.
     """
 
     hops: int
-    nodes: np.ndarray
-    edges: np.ndarray
-    rows: np.ndarray
-    positions: np.ndarray
-    seeds: np.ndarray
-    cached: np.ndarray
-    label_edges: np.ndarray
+    nodes: Sequence[Any]
+    edges: Sequence[Any]
+    rows: Sequence[Any]
+    positions: Sequence[Any]
+    seeds: Any
+    cached: Sequence[Any]
+    label_edges: Any
     degrees: bool = False
 
     @classmethod
@@ -100,46 +102,40 @@ class RecordSizes:
         edges = graph.edges
         return cls(
             graph.hops,
-            np.array([len(nodes.ids) for nodes in graph.nodes], np.int64),
-            np.array([len(one.col) for one in edges], np.int64),
-            np.array([one.num_rows for one in edges], np.int64),
-            np.array([0 if one.positions is None else len(one.positions) for one in edges], np.int64),
-            np.array(graph.num_seeds),
-            np.array([table.num_cached for table in tables], np.int64),
-            np.array(graph.num_label_edges),
+            [len(nodes.ids) for nodes in graph.nodes],
+            [len(one.col) for one in edges],
+            [one.num_rows for one in edges],
+            [0 if one.positions is None else len(one.positions) for one in edges],
+            graph.num_seeds,
+            [table.num_cached for table in tables],
+            graph.num_label_edges,
             graph.degree is not None,
         )
 
     @property
     def counts_bytes(self) -> int:
         """Counts the bytes of the counts behind the header: of further types and row files."""
-        types, relations, files = (a.shape[-1] - 1 for a in (self.nodes, self.edges, self.cached))
+        types, relations, files = (len(a) - 1 for a in (self.nodes, self.edges, self.cached))
         return 8 * (types * (self.hops + 1) + relations * (self.hops + 2) + 3 * max(files, 0))
 
-    def array_bytes(self, id_bytes: int) -> tuple[np.ndarray, ...]:
-        """Counts the bytes of the arrays, [..., n] each, in the order in which they lie."""
-        one = self.seeds[..., None]
-        labelled = self.label_edges[..., None]
-        csr = np.stack([(self.rows + 1) * 4, self.edges * 4], axis=-1)
-        return (
-            self.nodes * id_bytes,
-            self.positions * POSITION_BYTES,
-            csr.reshape(*self.rows.shape[:-1], -1),
-            one * 8,
-            self.cached * 8,
-            self.nodes.sum(axis=-1)[..., None] * (4 if self.degrees else 0),
-            labelled * 8,
-            labelled * 4,
-        )
+    def ids_bytes(self, id_bytes: int) -> list[Any]:
+        """Counts the bytes of the ids of each node type, then of the positions of each edge type, as they lie."""
+        return [_aligned(n * id_bytes) for n in self.nodes] + [
+            _aligned(n * POSITION_BYTES) for n in self.positions
+        ]
 
-    def meta_bytes(self, id_bytes: int) -> np.ndarray:
-        """Counts the bytes of the meta part, not padded to a page, int64 [...]."""
-        parts = self.array_bytes(id_bytes)
-        every = [_aligned(part).sum(axis=-1) for part in parts]
-        return HEADER_BYTES + self.counts_bytes + np.sum(every, axis=0)
+    def meta_bytes(self, id_bytes: int) -> Any:
+        """Counts the bytes of the meta part, not padded to a page."""
+        count = HEADER_BYTES + self.counts_bytes + sum(self.ids_bytes(id_bytes))
+        for rows, edges in zip(self.rows, self.edges, strict=True):
+            count = count + _aligned((rows + 1) * 4) + _aligned(edges * 4)
+        count = count + self.seeds * 8 + sum(self.cached) * 8
+        if self.degrees:
+            count = count + _aligned(sum(self.nodes) * 4)
+        return count + self.label_edges * 8 + _aligned(self.label_edges * 4)
 
 
-def _aligned(count: np.ndarray) -> np.ndarray:
+def _aligned(count: Any) -> Any:
     return (count + 7) // 8 * 8
 
 
@@ -182,7 +178,7 @@ def encode(
     counts = [
         [list(nodes.per_hop) for nodes in graph.nodes],
         [
-            [*edges.per_hop, edges.num_rows, int(there)]
+            [*edges.per_hop, edges.num_rows, there]
             for edges, there in zip(graph.edges, sizes.positions, strict=True)
         ],
         [
@@ -192,7 +188,7 @@ def encode(
     ]
     (nodes, *_), (edges, *_), (cached, *_) = counts
     more = [len(every) - 1 for every in counts]
-    typed = any(more) or sizes.positions.any() or graph.seed_type
+    typed = any(more) or any(sizes.positions) or graph.seed_type
     header[: _W_DISK + 1] = [
         _MAGIC,
         2 if typed else 1,
@@ -265,19 +261,20 @@ class _Reader:
     """Takes the meta part of a record to pieces."""
 
     def __init__(self, meta: np.ndarray, header: np.ndarray):
-        self._meta, self._header = meta, header
+        self._meta, self._words = meta, header.tolist()
         self._hops, self._id_bytes, self._size = (
-            int(header[word]) for word in (_W_HOPS, _W_ID_BYTES, _W_META_BYTES)
+            self._words[word] for word in (_W_HOPS, _W_ID_BYTES, _W_META_BYTES)
         )
-        more = [0] * 5 if header[_W_VERSION] == 1 else header[_W_MORE_NODE_TYPES : _W_POSITIONS + 1].tolist()
+        version = self._words[_W_VERSION]
+        more = [0] * 5 if version == 1 else self._words[_W_MORE_NODE_TYPES : _W_POSITIONS + 1]
         self._more, self._seed_type, self._positions = more[:3], more[3], more[4]
-        self._degrees, self._untrimmed = bool(header[_W_DEGREES]), bool(header[_W_UNTRIMMED])
-        self._label_edges = int(header[_W_LABEL_EDGES])
+        self._degrees, self._untrimmed = bool(self._words[_W_DEGREES]), bool(self._words[_W_UNTRIMMED])
+        self._label_edges = self._words[_W_LABEL_EDGES]
         self._at = HEADER_BYTES
 
     def sizes(self) -> RecordSizes | None:
         """Reads the counts; None where they cannot be those of a record of as many bytes."""
-        hops, header, most = self._hops, self._header, len(self._meta)
+        hops, words, most = self._hops, self._words, len(self._meta)
         sane = (
             1 <= hops <= MAX_HOPS
             and self._id_bytes in (4, 8)
@@ -288,57 +285,54 @@ class _Reader:
         if not sane:
             return None
         widths = hops + 1, hops + 2, 3
-        cuts = np.cumsum([0, *(further * width for further, width in zip(self._more, widths, strict=True))])
-        if HEADER_BYTES + 8 * int(cuts[-1]) > min(most, self._size):
+        count = sum(further * width for further, width in zip(self._more, widths, strict=True))
+        if HEADER_BYTES + 8 * count > min(most, self._size):
             return None
-        further = self._take(int(cuts[-1]), "<i8")
         first = (
-            header[_W_NODES_PER_HOP : _W_NODES_PER_HOP + hops + 1],
-            [*header[_W_EDGES_PER_HOP : _W_EDGES_PER_HOP + hops], header[_W_ROWS], self._positions],
-            header[[_W_HOST, _W_DEVICE, _W_DISK]],
+            words[_W_NODES_PER_HOP : _W_NODES_PER_HOP + hops + 1],
+            [*words[_W_EDGES_PER_HOP : _W_EDGES_PER_HOP + hops], words[_W_ROWS], self._positions],
+            [words[_W_HOST], words[_W_DEVICE], words[_W_DISK]],
         )
-        # A number that is larger than the record would wrap when it is multiplied.
-        every = [
-            np.concatenate([[one], further[begin:end].reshape(-1, width)])
-            for one, begin, end, width in zip(first, cuts, cuts[1:], widths, strict=False)
-        ]
-        if any(counts.min() < 0 or counts.max() > most for counts in every):
+        further = iter(self._take(count, "<i8").tolist())
+        self._nodes, self._edges, self._cached = (
+            [one, *(list(islice(further, width)) for _ in range(others))]
+            for one, others, width in zip(first, self._more, widths, strict=True)
+        )
+        every = [number for one in (*self._nodes, *self._edges, *self._cached) for number in one]
+        if min(every) < 0 or max(every) > most:
             return None
-        self._nodes, self._edges, self._cached = every
         sizes = RecordSizes(
             hops,
-            self._nodes.sum(axis=1),
-            self._edges[:, :hops].sum(axis=1),
-            self._edges[:, hops],
-            self._edges[:, hops + 1],
-            self._nodes[self._seed_type, 0],
-            self._cached.sum(axis=1),
-            np.array(self._label_edges),
+            [sum(per_hop) for per_hop in self._nodes],
+            [sum(counts[:hops]) for counts in self._edges],
+            [counts[hops] for counts in self._edges],
+            [counts[hops + 1] for counts in self._edges],
+            self._nodes[self._seed_type][0],
+            [sum(counts) for counts in self._cached],
+            self._label_edges,
             self._degrees,
         )
-        told = int(header[_W_NODES]), int(header[_W_EDGES])
-        right = told == (sizes.nodes[0], sizes.edges[0]) and self._size == int(
-            sizes.meta_bytes(self._id_bytes)
-        )
+        told = words[_W_NODES], words[_W_EDGES]
+        right = told == (sizes.nodes[0], sizes.edges[0]) and self._size == sizes.meta_bytes(self._id_bytes)
         return sizes if right and self._size <= most else None
 
     def arrays(self, sizes: RecordSizes) -> tuple[BatchGraph, tuple[AddressTable, ...]]:
         """Reads what follows the counts."""
-        ids = [self._take(int(n), f"<i{self._id_bytes}").astype(np.int64) for n in sizes.nodes]
-        positions = [self._take(int(n), f"<i{POSITION_BYTES}").astype(np.int64) for n in sizes.positions]
+        ids = [self._take(n, f"<i{self._id_bytes}").astype(np.int64) for n in sizes.nodes]
+        positions = [self._take(n, f"<i{POSITION_BYTES}").astype(np.int64) for n in sizes.positions]
         csr = [
-            (self._take(int(rows) + 1, "<i4").copy(), self._take(int(count), "<i4").copy())
+            (self._take(rows + 1, "<i4").copy(), self._take(count, "<i4").copy())
             for rows, count in zip(sizes.rows, sizes.edges, strict=True)
         ]
-        labels = self._take(int(sizes.seeds), "<i8").copy()
-        tables = tuple(self._table(*counts.tolist()) for counts in self._cached)
+        labels = self._take(sizes.seeds, "<i8").copy()
+        tables = tuple(self._table(*counts) for counts in self._cached)
         degree = self._take(sum(map(len, ids)) if self._degrees else 0, "<i4").copy()
         index = self._take(2 * self._label_edges, "<i4").reshape(2, -1).copy()
         label = self._take(self._label_edges, "<f4").copy()
         graph = BatchGraph(
-            nodes=tuple(Nodes(i, tuple(h.tolist())) for i, h in zip(ids, self._nodes, strict=True)),
+            nodes=tuple(Nodes(i, tuple(h)) for i, h in zip(ids, self._nodes, strict=True)),
             edges=tuple(
-                Edges(rowptr, col, tuple(counts[: self._hops].tolist()), there if len(there) else None)
+                Edges(rowptr, col, tuple(counts[: self._hops]), there if len(there) else None)
                 for (rowptr, col), counts, there in zip(csr, self._edges, positions, strict=True)
             ),
             labels=labels,
@@ -351,9 +345,11 @@ class _Reader:
         return graph, tables
 
     def _table(self, host: int, device: int, disk: int) -> AddressTable:
-        cached = self._take(2 * (host + device + disk), "<i4")
-        cuts = np.cumsum([host, host, device, device, disk])
-        return AddressTable(*(part.copy() for part in np.split(cached, cuts)))
+        cached, at, parts = self._take(2 * (host + device + disk), "<i4"), 0, []
+        for count in (host, host, device, device, disk, disk):
+            parts.append(cached[at : at + count].copy())
+            at += count
+        return AddressTable(*parts)
 
     def _take(self, count: int, dtype: str) -> np.ndarray:
         width = np.dtype(dtype).itemsize

@@ -132,14 +132,14 @@ class SampleSection:
     """
 
     def __init__(self, samples: SampleSet, kind: Literal["nodes", "edges"], number: int, below: int):
-        self._samples, self._number, self._below = samples, number, below
-        self._kind: Literal["nodes", "edges"] = kind
+        self._samples, self._kind, self._below = samples, kind, below
         if kind == "nodes":
             self.id_bytes, self.runs = samples.id_bytes, samples.nodes[:, number]
         else:
             assert samples.edges_per_hop is not None
             self.id_bytes, self.runs = POSITION_BYTES, samples.edges_per_hop[:, number]
         self.num_rows = self.runs.sum(axis=1)
+        self._starts = samples.ids_starts(kind, number)
 
     @property
     def num_runs(self) -> int:
@@ -156,9 +156,8 @@ class SampleSection:
 
     def read_ids(self, batch: int, buffer: np.ndarray) -> np.ndarray:
         """Reads the ids of the rows that ``batch`` wants, int32 or int64, into ``buffer``."""
-        offset = self._samples.ids_at(batch, self._kind, self._number)
         count = int(self.num_rows[batch]) * self.id_bytes
-        self._samples.file.read_bytes(offset, buffer[:count])
+        self._samples.file.read_bytes(int(self._starts[batch]), buffer[:count])
         ids = buffer[:count].view(f"<i{self.id_bytes}")
         if len(ids) and not 0 <= ids.min() <= ids.max() < self._below:
             what = "node ids" if self._kind == "nodes" else "positions of edges"
@@ -311,12 +310,12 @@ class SampleSet:
         edges = self.edges[batches]
         return RecordSizes(
             self.hops,
-            self.nodes[batches].sum(axis=2),
-            edges,
-            self.rows[batches],
-            edges * self._positions,
+            tuple(self.nodes[batches].sum(axis=2).T),
+            tuple(edges.T),
+            tuple(self.rows[batches].T),
+            tuple((edges * self._positions).T),
             self.num_seeds[batches],
-            cached,
+            tuple(cached.T),
             self.num_label_edges[batches],
             self.degrees,
         )
@@ -329,13 +328,14 @@ class SampleSet:
         """
         return self.sizes(batches, cached).meta_bytes(self.id_bytes)
 
-    def ids_at(self, batch: int, kind: Literal["nodes", "edges"], number: int) -> int:
-        """Tells where in the file of records the ids of the nodes of a type, or the positions of its edges, begin."""
-        one = self.sizes(np.array([batch]), np.zeros((1, 0), np.int64))
-        ids, positions, *_ = one.array_bytes(self.id_bytes)
-        before = ids[0, :number] if kind == "nodes" else np.concatenate([ids[0], positions[0, :number]])
-        at = int(self.offsets[batch]) + record.HEADER_BYTES + one.counts_bytes
-        return at + int(((before + 7) // 8 * 8).sum())
+    def ids_starts(self, kind: Literal["nodes", "edges"], number: int) -> np.ndarray:
+        """Tells where in the file of records the ids of the nodes of a type, or the positions of its edges, begin, of
+        each batch: int64 [B].
+        """
+        every = self.sizes(np.arange(self.num_batches), np.zeros((self.num_batches, 0), np.int64))
+        before = number if kind == "nodes" else len(every.nodes) + number
+        start = self.offsets[:-1] + record.HEADER_BYTES + every.counts_bytes
+        return start + sum(every.ids_bytes(self.id_bytes)[:before])
 
     def read(self, batch: int, buffer: np.ndarray) -> BatchGraph:
         """Reads the graph of ``batch`` through ``buffer``, uint8 of at least ``max_record_bytes``."""

@@ -83,7 +83,7 @@ def decode(meta: np.ndarray, where: str, **bounds: Any) -> tuple[BatchGraph, Add
 
 def meta_bytes(graph: BatchGraph, cached: int, id_bytes: int = 4, **changes: Any) -> int:
     """What the counts of a batch of one type say of its record, as the sample set keeps them."""
-    sizes = dataclasses.replace(RecordSizes.of(graph), cached=np.array([cached]))
+    sizes = dataclasses.replace(RecordSizes.of(graph), cached=[cached])
     return int(dataclasses.replace(sizes, **changes).meta_bytes(id_bytes))
 
 
@@ -248,7 +248,7 @@ def test_untrimmed_batches_and_edges_to_predict_round_trip():
         assert equal(addresses, table, ("host_positions", "host_rows", "device_positions", "device_rows"))
         extra = round_up(8 * count, 8) + round_up(4 * count, 8)
         size = meta_bytes(changed, table.num_cached)
-        assert size == meta_bytes(changed, table.num_cached, label_edges=np.array(0)) + extra
+        assert size == meta_bytes(changed, table.num_cached, label_edges=0) + extra
         assert blob[:512].view("<i8")[9] == size
 
 
