@@ -66,7 +66,8 @@ std::vector<HopPart> parts_of_hop(const BatchBuilder& batch, const SamplerOption
     lists += end - begin;
     parts.push_back(
         {r, first, lists, begin, relations.list_shift(r), options.fanouts[r][hop], relation_key(hop_wide, r),
-         options.kind == SamplerKind::weighted && relations[r].weighted, relations.weight_shift(r)});
+         options.kind == SamplerKind::weighted && relations[r].weighted, relations.weight_shift(r),
+         relations[r].first_edge, relations[r].first_edge + relations[r].num_edges});
   }
   return parts;
 }
@@ -86,7 +87,8 @@ int64_t NeighborSampler::count_edges(const HopPart& part) const {
   const int64_t* indptr = topology_.indptr;
   for (size_t i = 0; i < nodes.size(); ++i) {
     if (i + kAhead < nodes.size()) __builtin_prefetch(&indptr[nodes[i + kAhead] + part.shift]);
-    const ListRange list = range_of(topology_, nodes[i] + part.shift, nodes[i]);
+    const ListRange list =
+        range_of(topology_, nodes[i] + part.shift, nodes[i], part.first_edge, part.end_edge);
     edges += UniformDraw::count(list.degree, part.fanout, options_.replace);
   }
   return edges;
@@ -117,7 +119,10 @@ void NeighborSampler::for_each_list(const Index* indices, std::span<const int64_
                                     Fn&& fn) {
   const auto most_kept = [&](int64_t degree) { return all_lists_ ? static_cast<size_t>(degree) : 0; };
   const int64_t shift = part.shift;
-  const auto range = [&](size_t i) { return range_of(topology_, nodes[i] + shift, nodes[i]); };
+  const int64_t first_edge = part.first_edge, end_edge = part.end_edge;
+  const auto range = [&](size_t i) {
+    return range_of(topology_, nodes[i] + shift, nodes[i], first_edge, end_edge);
+  };
   constexpr size_t kFar = 32, kNear = 12;
   for (size_t i = 0; i < nodes.size(); ++i) {
     if (i + kFar < nodes.size()) __builtin_prefetch(&topology_.indptr[nodes[i + kFar] + shift]);
@@ -170,7 +175,9 @@ void NeighborSampler::weighted_part(const Index* indices, const HopPart& part) {
 template <class Index>
 void NeighborSampler::induce(const Index* indices) {
   batch_.begin_induced();
-  for_each_list(indices, batch_.nodes(), {}, [&](int64_t, ListRange list) {
+  HopPart all;
+  all.end_edge = topology_.num_edges;
+  for_each_list(indices, batch_.nodes(), all, [&](int64_t, ListRange list) {
     batch_.keep_inside(indices + list.start, list.degree);
     batch_.end_row();
   });

@@ -40,6 +40,7 @@ struct HopPart {
   uint64_t key = 0;
   bool weighted = false;  // in proportion to weights, which lie `weight_shift` behind the edges
   int64_t weight_shift = 0;
+  int64_t first_edge = 0, end_edge = 0;  // where the edges of the edge type lie
 };
 
 // The parts of hop `hop` that have lists, edge type by edge type. List numbers rise.

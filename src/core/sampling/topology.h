@@ -31,14 +31,17 @@ auto with_indices(const Topology& t, Fn&& fn) {
   return t.indices32 ? fn(t.indices32) : fn(t.indices64);
 }
 
-// Where neighbours of `node` lie, from what indptr says. Throws Error(format) where that cannot be.
-ListRange checked_range(int64_t node, int64_t begin, int64_t end, int64_t num_edges);
+// Where neighbours of `node` lie, from what indptr says; edges of its edge type lie in [first_edge, end_edge).
+// Throws Error(format) where that cannot be.
+ListRange checked_range(int64_t node, int64_t begin, int64_t end, int64_t first_edge, int64_t end_edge);
 [[noreturn]] void refuse_neighbor(int64_t neighbour, int64_t num_nodes);
 
-// Where list `list` lies, one of `node`.
-inline ListRange range_of(const Topology& t, int64_t list, int64_t node) {
+// Where list `list` lies, one of `node`, of an edge type whose edges lie in [first_edge, end_edge).
+inline ListRange range_of(const Topology& t, int64_t list, int64_t node, int64_t first_edge,
+                          int64_t end_edge) {
   const int64_t begin = t.indptr[list], end = t.indptr[list + 1];
-  if (begin < 0 || end < begin || end > t.num_edges) checked_range(node, begin, end, t.num_edges);
+  if (begin < first_edge || end < begin || end > end_edge)
+    checked_range(node, begin, end, first_edge, end_edge);
   return {begin, end - begin};
 }
 

@@ -31,7 +31,7 @@ void PagedTopology::read_ranges(std::span<const int64_t> ids, int64_t* ends) {
       indptr_pages->gather(*scratch, pieces, reinterpret_cast<std::byte*>(ends + 2 * begin));
     }
   }
-  for (size_t i = 0; i < ids.size(); ++i) checked_range(ids[i], ends[2 * i], ends[2 * i + 1], num_edges);
+  for (size_t i = 0; i < ids.size(); ++i) checked_range(ids[i], ends[2 * i], ends[2 * i + 1], 0, num_edges);
 }
 
 void PagedTopology::read_neighbors(std::span<const int64_t> positions, int64_t* out) {
@@ -121,6 +121,7 @@ void PagedBatch::begin_induced() {
   HopPart all;
   all.end = batch_.nodes().size();
   all.fanout = -1;
+  all.end_edge = topology_.num_edges;
   begin_pass(batch_.nodes(), all.end ? std::vector{all} : std::vector<HopPart>{});
 }
 
@@ -160,7 +161,7 @@ void PagedBatch::add_range(const HopPart& part, size_t list, int64_t begin, int6
   if (part.fanout == 0)
     begin = end = 0;
   else if (!topology_.find_cached(node + part.shift, begin, end))
-    checked_range(node, begin, end, topology_.num_edges);
+    checked_range(node, begin, end, part.first_edge, part.end_edge);
   ranges_.push_back(begin);
   ranges_.push_back(end);
 }

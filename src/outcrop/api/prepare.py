@@ -191,6 +191,8 @@ def prepare_with_report(
 def _request(asked: PrepareOptions) -> PrepareRequest:
     """Describes what is prepared, in numbers: what was left open is chosen here."""
     graph, out = asked.graph if isinstance(asked.graph, Graph) else open_graph(asked.graph), Path(asked.out)
+    if asked.batches is not None:
+        graph.require_one_type("preparing batches from elsewhere")
     external = None if asked.batches is None else ExternalBatches(asked.batches, graph.num_nodes)
     config, limits = _sampling(asked.sampling, external, asked.epochs), asked.limits
     chosen: list[str] = []

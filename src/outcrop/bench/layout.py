@@ -122,7 +122,7 @@ def _opened(folder: Path, setting: Setting, epochs: int, log: Log) -> Iterator[t
 
 def run(folder: Path, setting: Setting, log: Log) -> dict[str, Any]:
     with _opened(folder, setting, _EPOCHS, log) as (bench, _):
-        everything = bench.sizes.disk_bytes(0, int(bench.wants.sum()), 0)
+        everything = bench.disk_bytes(0, int(bench.wants.sum()), 0)
         features = setting.shape.feature_bytes
         bounds = [m for m in (7, 5, 3, 2, 1.5, 1) if m * features < everything]
         log("reordering: none, whole, segments")
@@ -176,9 +176,7 @@ def _reordering(bench: _Bench) -> dict[str, dict[str, float]]:
             "cache_amplification": float(shared.pages.sum() * PAGE_BYTES / (accesses * bench.row_bytes)),
             "cache_not_reordered": float(plain.pages.sum() * PAGE_BYTES / (accesses * bench.row_bytes)),
             "batches_halved": float((ratio < 0.5).mean()),
-            "disk_over_features": bench.sizes.disk_bytes(
-                shared.rows, int(bench.wants.sum()) - accesses, accesses
-            )
+            "disk_over_features": bench.disk_bytes(shared.rows, int(bench.wants.sum()) - accesses, accesses)
             / (bench.graph.num_nodes * bench.row_bytes),
         }
     return results
@@ -193,7 +191,7 @@ def _brute_force(bench: _Bench) -> tuple[dict[SegmentLayout, tuple[int, float]],
     for layout in _grid(len(bench.packed)):
         shared = bench.arranger.arrange(layout)
         wants = int(shared.per_hop.sum())
-        size = bench.sizes.disk_bytes(shared.rows, int(bench.wants.sum()) - wants, wants)
+        size = bench.disk_bytes(shared.rows, int(bench.wants.sum()) - wants, wants)
         costs[layout] = (int(size), bench.amplification(shared))
     return costs, time.perf_counter() - begin
 

@@ -28,8 +28,9 @@ def to_hetero(
         Node types have n_id int64 [n], num_sampled_nodes as a list per hop, and x [n, D] where they have features; that
         of the seeds has y and batch_size, too. Edge types, called (source, relation, target), have edge_index int64
         [2, e] (source, target), num_sampled_edges as a list per hop, edge_attr [e, D] where they have features,
-        edge_weight where they have weights, and e_id int64 [e] where it is known: positions within the type. Types of
-        which a batch has nothing are there, empty. Untrimmed batches have no lists per hop.
+        edge_weight where they are known (which samplers do not give yet), and e_id int64 [e] where it is known:
+        positions within the type. Types of which a batch has nothing are there, empty. Untrimmed batches have no lists
+        per hop.
     """
     data, structure = HeteroData(), batch.graph
     for of, nodes in zip(graph.node_types, structure.nodes, strict=True):

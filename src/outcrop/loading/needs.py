@@ -28,7 +28,7 @@ from outcrop.sampling.sampler import BatchSampler, Ids
 from outcrop.store import record
 from outcrop.store.graph import Graph
 from outcrop.store.graph_types import RowFile
-from outcrop.store.samples import SectionSizes
+from outcrop.store.samples import SectionSizes, shape_columns
 
 _ALTERNATIVES = (Online(), OnDisk())  # that prepare nothing, the faster one first
 _TASK = "count batches, for the smallest budget"
@@ -97,6 +97,11 @@ class CountedBatches(Rehearsal):
     def section(self, rows: RowFile) -> SectionSizes:
         """Says what the batches want of ``rows``."""
         return self._sections[rows.number]
+
+    @property
+    def columns(self) -> int:
+        graph = self._graph
+        return shape_columns(len(graph.node_types), len(graph.edge_types), self.hops, graph.is_typed)
 
     @property
     def decoded_bytes(self) -> int:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from outcrop.config import CPU, DeviceConfig, SampleConfig
 from outcrop.device import gpu_named
-from outcrop.errors import ArgumentError, BudgetError
+from outcrop.errors import ArgumentError, BudgetError, FormatError
 from outcrop.loading.modes import MODES, Mode, SessionRequest, mode_named, names_of
 from outcrop.loading.run_stages import open_recorded
 from outcrop.loading.session import LoadSession
@@ -47,6 +47,8 @@ def open_session(
         BudgetError: The mode does not fit, for example ``memory`` in less than the features.
     """
     mode = mode_named(mode)
+    if not graph.row_files:
+        raise FormatError(f"{graph.path} holds no features: import them with the graph")
     _check_types(graph, mode, device)
     request = SessionRequest(graph, runtime, config or SampleConfig(), device, epoch_splits, ids)
     if run_folder is not None:

@@ -39,6 +39,13 @@ def open_plan(graph: Graph, runtime: Runtime, run_folder: Path, sample_set: samp
     _check_belongs(
         placement.path, placement.manifest, {"graph": graph.digest(), "sample": sample_set.manifest.digest()}
     )
+    described = [(rows.kind, rows.owner.number, rows.row_bytes) for rows in graph.row_files]
+    found = [rows.described for rows in placement.files]
+    if found != described or len(placement.buffer_rows_bytes) != len(described):
+        raise FormatError(
+            f"{placement.path}: it places rows of {found}, the graph has {described}: its manifest was changed by "
+            "hand; prepare the run again"
+        )
     return placement
 
 

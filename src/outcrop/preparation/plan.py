@@ -83,7 +83,7 @@ def plan(graph: Graph, samples: SampleSet, config: PlanConfig, out: Path, runtim
 def _described(drafts: list[RowsDraft], memory: HostMemory) -> dict[str, Any]:
     """Returns the attributes that say what the row files are, and how memory is divided: of several, a list."""
     one, *others = drafts
-    if not others and one.rows.kind == "nodes":
+    if not others and one.rows.kind == "nodes" and one.rows.owner.number == 0:
         (size,) = memory.slot_rows_bytes
         return {
             "row_bytes": one.row_bytes,

@@ -51,10 +51,12 @@ def divide_host_memory(samples: BatchSizes, config: PlanConfig, files: Sequence[
     rows_bytes = tuple(record.align_page(one.max_rows * row) + 2 * PAGE_BYTES for one, row in sections)
     most_rows = sum(one.max_rows for one, _ in sections)
     # The record as read (address tables have 8 bytes per cached row), and its arrays decoded (ids widen to 64 bits).
-    meta_bytes = record.align_page(samples.max_record_bytes + most_rows * 8)
+    meta_bytes = record.align_page(samples.max_record_bytes + most_rows * 8 + 24 * (len(files) - 1))
     slot = sum(rows_bytes) + 2 * meta_bytes + samples.decoded_bytes
     # Indexes of batches and records, and the buffer through which graphs are read that are not packed.
-    tables = samples.num_batches * (samples.hops + 6) * 32 + record.align_page(samples.max_record_bytes)
+    of_files = sum(8 * (one.num_runs + 4) + 12 for one, _ in sections)
+    of_batch = max((samples.hops + 6) * 32, 8 * (samples.columns + 5) + of_files)
+    tables = samples.num_batches * of_batch + record.align_page(samples.max_record_bytes)
     if config.disk_space is not None:  # checksums of the pages of the disk cache, as large as it may become
         wanted = sum(int(one.num_rows.sum()) * row for one, row in sections)
         largest_cache = min(config.disk_space, wanted)

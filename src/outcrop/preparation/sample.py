@@ -192,6 +192,7 @@ class _Writer:
         blob = record.encode(batch, (), self.id_bytes)
         self._records.append(blob)
         self.offsets.append(self.offsets[-1] + len(blob))
+        assert self.is_typed or batch.edges[0].positions is None, "this version has no place for positions"
         shape = [count for nodes in batch.nodes for count in nodes.per_hop]
         shape += [edges.num_rows for edges in batch.edges] + [len(edges.col) for edges in batch.edges]
         if self.is_typed:

@@ -131,7 +131,9 @@ class Graph:
         self.node_types, self.edge_types = types_of(attributes, manifest.arrays, self.is_typed)
         for node_type in self.node_types:
             self._check_labels(node_type)
-        self.row_files = row_files_of(manifest.arrays, (*self.node_types, *self.edge_types))
+        self.row_files = row_files_of(
+            manifest.arrays, (*self.node_types, *(self.edge_types if self.is_typed else ()))
+        )
 
     def __repr__(self) -> str:
         parts = (

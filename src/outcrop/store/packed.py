@@ -136,9 +136,14 @@ class PackedRecords:
         p = self._number[batch]
         size = int(self._starts[p, 1] - self._starts[p, 0])
         graph, tables = self._samples.decode(meta[:size], self.where(batch), self._cache_rows)
-        for number, (table, rows) in enumerate(zip(tables, self.placement.files, strict=True)):
-            if self.num_rows(batch, number) - table.num_cached != rows.num_packed[p]:
-                raise FormatError(f"{self.where(batch)} belongs to another plan; prepare the run again")
+        files = self.placement.files
+        wanted = [self.num_rows(batch, number) for number in range(len(files))]
+        fits = len(tables) == len(files) and all(
+            rows.count_of(graph) == count and count - table.num_cached == rows.num_packed[p]
+            for rows, table, count in zip(files, tables, wanted, strict=True)
+        )
+        if not fits:
+            raise FormatError(f"{self.where(batch)} belongs to another plan; prepare the run again")
         return graph, tables
 
     def where(self, batch: int) -> str:

@@ -31,6 +31,7 @@ from outcrop.store import manifest as manifests
 from outcrop.store import record
 from outcrop.store.address_table import AddressTable
 from outcrop.store.arrays import DiskArray
+from outcrop.store.batches import BatchGraph
 from outcrop.store.levels import Level
 from outcrop.store.manifest import Manifest
 from outcrop.store.samples import SampleSection, SampleSet
@@ -143,6 +144,15 @@ class PlacedRows:
         self.disk_pages = tables["disk_pages"]
         self.region_rows, self.range_starts = tables["region_rows"], tables["range_starts"]
         self.num_packed = self.packed_per_hop.sum(axis=1)
+
+    @property
+    def described(self) -> tuple[str, int, int]:
+        """Returns whose rows they are, nodes or edges, the number of their type, and the bytes of a row."""
+        return self._kind, self._type, self.row_bytes
+
+    def count_of(self, graph: BatchGraph) -> int:
+        """Counts the rows that a batch wants."""
+        return len(graph.nodes[self._type].ids if self._kind == "nodes" else graph.edges[self._type].col)
 
     def section(self, samples: SampleSet) -> SampleSection:
         """Returns what the batches of ``samples`` want of the rows."""

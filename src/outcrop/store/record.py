@@ -324,6 +324,7 @@ class _Reader:
             (self._take(rows + 1, "<i4").copy(), self._take(count, "<i4").copy())
             for rows, count in zip(sizes.rows, sizes.edges, strict=True)
         ]
+        recorded = any(sizes.positions)
         labels = self._take(sizes.seeds, "<i8").copy()
         tables = tuple(self._table(*counts) for counts in self._cached)
         degree = self._take(sum(map(len, ids)) if self._degrees else 0, "<i4").copy()
@@ -332,7 +333,12 @@ class _Reader:
         graph = BatchGraph(
             nodes=tuple(Nodes(i, tuple(h)) for i, h in zip(ids, self._nodes, strict=True)),
             edges=tuple(
-                Edges(rowptr, col, tuple(counts[: self._hops]), there if len(there) else None)
+                Edges(
+                    rowptr,
+                    col,
+                    tuple(counts[: self._hops]),
+                    there if len(there) or (recorded and not len(col)) else None,
+                )
                 for (rowptr, col), counts, there in zip(csr, self._edges, positions, strict=True)
             ),
             labels=labels,

@@ -30,6 +30,7 @@ class Bounds:
         num_classes: Classes of the labels.
         row_files: Row files that the address tables are of; needed where there are several.
         cache_rows: Rows of the caches ``host``, ``device`` and ``disk`` of each row file.
+        seed_type: Number of the node type of the seeds: it is this one.
     """
 
     num_nodes: Sequence[int] | None = None
@@ -38,6 +39,7 @@ class Bounds:
     num_classes: int | None = None
     row_files: Sequence[RowFile] | None = None
     cache_rows: Sequence[Mapping[Level, int]] | None = None
+    seed_type: int | None = None
 
 
 ANY = Bounds()
@@ -65,6 +67,12 @@ def _problem_of_types(graph: BatchGraph, tables: Sequence[AddressTable], bounds:
         return f"it has {types} node types, the graph {len(bounds.num_nodes)}"
     if relations != len(bounds.ends) or max(map(max, bounds.ends)) >= types:
         return f"it has {relations} edge types, the graph {len(bounds.ends)}"
+    if bounds.seed_type not in (None, graph.seed_type):
+        return f"its seeds are of node type {graph.seed_type}, those of the others of {bounds.seed_type}"
+    for rows in bounds.row_files or ():
+        edges = graph.edges[rows.owner.number] if rows.kind == "edges" else None
+        if edges is not None and edges.positions is None and len(edges.col):
+            return f"edges of type {rows.owner.number} have rows, and their positions are not there"
     files = len(tables) if bounds.row_files is None else len(bounds.row_files)
     unpacked = len(tables) == 1 and not tables[0].num_cached  # as the sample stage writes it
     if len(tables) != files and not unpacked:

@@ -71,6 +71,11 @@ class BatchSizes(Protocol):
         ...
 
     @property
+    def columns(self) -> int:
+        """Counts the numbers that the table of shapes has of each batch."""
+        ...
+
+    @property
     def num_nodes(self) -> np.ndarray:
         """Counts the nodes of each batch: int64 [num_batches]."""
         ...
@@ -168,6 +173,11 @@ class SampleSection:
         return ids
 
 
+def shape_columns(types: int, relations: int, hops: int, typed: bool) -> int:
+    """Counts the columns of ``shape`` of a graph with so many node types and edge types."""
+    return types * (hops + 1) + 2 * relations + (relations * hops if typed else 0)
+
+
 class SampleSet:
     """Reads sampled mini-batches from disk; holds the small tables in memory.
 
@@ -194,9 +204,10 @@ class SampleSet:
         edge_types = attributes["edge_types"] if self._typed else [_ONE_EDGE_TYPE]
         self._positions = np.array([one["positions"] for one in edge_types], bool)
         self._bounds = Bounds(
-            tuple(num_nodes) if self._typed else (num_nodes,),
-            tuple(one["num_edges"] for one in edge_types),
-            tuple((one["source"], one["target"]) for one in edge_types),
+            seed_type=self.seed_type,
+            num_nodes=tuple(num_nodes) if self._typed else (num_nodes,),
+            num_edges=tuple(one["num_edges"] for one in edge_types),
+            ends=tuple((one["source"], one["target"]) for one in edge_types),
         )
         if graph is not None:
             self._bounds = replace(self._bounds, **_known_of(graph, self.seed_type))
@@ -227,9 +238,9 @@ class SampleSet:
         good = (
             types > 0
             and 0 <= self.seed_type < types
-            and len(ends) > 0
+            and len(ends) == len(self._positions) > 0
             and all(0 <= end < types for both in ends for end in both)
-            and shape.shape == (self.num_batches, self._columns(types, len(ends)))
+            and shape.shape == (self.num_batches, self.columns)
             and self.id_bytes in (4, 8)
             and self.offsets[0] == 0
             and self.offsets[-1] == self.file.spec.data_bytes
@@ -245,10 +256,11 @@ class SampleSet:
                 f"{self.path}: its tables contradict each other; remove the folder and prepare the run again"
             )
 
-    def _columns(self, types: int, relations: int) -> int:
+    @property
+    def columns(self) -> int:
         """Counts the columns of ``shape``."""
-        hops = self.hops
-        return types * (hops + 1) + 2 * relations + (relations * hops if self._typed else 0)
+        types, relations = len(self._bounds.num_nodes or ()), len(self._bounds.ends)
+        return shape_columns(types, relations, self.hops, self._typed)
 
     @property
     def num_batches(self) -> int:

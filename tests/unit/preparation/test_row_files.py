@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections import Counter
 from collections.abc import Callable, Iterator
 from itertools import combinations
@@ -16,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from outcrop.config import CPU, PlanConfig, SampleConfig
-from outcrop.errors import BudgetError
+from outcrop.errors import BudgetError, FormatError
 from outcrop.loading.modes import Packed, SessionRequest
 from outcrop.loading.session import LoadSession, packed_session
 from outcrop.preparation import pack as packing
@@ -26,8 +27,8 @@ from outcrop.preparation.plan import plan
 from outcrop.preparation.plan_memory import divide_host_memory
 from outcrop.rows import disk_rows
 from outcrop.runtime.runtime import Runtime
-from outcrop.store import packed
-from outcrop.store.batches import BatchGraph
+from outcrop.store import packed, record
+from outcrop.store.batches import BatchGraph, Nodes
 from outcrop.store.graph_types import NodeType, RowFile
 from outcrop.store.levels import Level
 from outcrop.store.manifest import ArraySpec
@@ -317,3 +318,27 @@ def test_levels_of_each_row_file_are_told(graph: Any, tmp_path: Path, make_runti
             count = len(drawn(graph)) // EPOCHS
             assert levels.get(Level.PACKED, 0) == rows.num_packed[:count].sum()
             assert levels.get(Level.HOST, 0) == rows.cached_rows[:count, 0].sum()
+
+
+def test_a_record_with_other_rows_than_its_batch_is_refused(
+    graph: Any, tmp_path: Path, make_runtime: Make
+) -> None:
+    """A node more, where the record is as large, and its checksum right: the buffer would hold what it held before."""
+    runtime = make_runtime(threads=1)
+    samples, placement = pack_of(graph, tmp_path, runtime, "packed")
+    packing.pack(graph, samples, placement, tmp_path / "pack", runtime)
+    records = packed.open_packed(runtime, tmp_path / "pack", placement, samples)
+    file = np.memmap(tmp_path / "pack/records.bin", np.uint8, "r+")
+    for p, batch in enumerate(placement.packed_batches.tolist()):
+        begin, end = placement.part_starts(samples)[p, :2]
+        meta = file[begin:end]
+        structure, tables = records.decode(batch, np.array(meta))
+        ids, per_hop = structure.nodes[0].ids, structure.nodes[0].per_hop
+        if len(ids) % 2:  # 4 bytes of padding behind an odd number of ids
+            more = Nodes(np.append(ids, ids[-1]), (*per_hop[:-1], per_hop[-1] + 1))
+            lie = dataclasses.replace(structure, nodes=(more, *structure.nodes[1:]))
+            with pytest.raises(FormatError, match="belongs to another plan"):
+                records.decode(batch, record.encode(lie, tables, samples.id_bytes))
+            break
+    else:
+        pytest.fail("no batch has an odd number of nodes")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 from itertools import pairwise
 from pathlib import Path
@@ -23,6 +24,7 @@ from outcrop.sampling.sampler import BatchSampler
 from outcrop.sampling.typed import most_reached
 from outcrop.store.batches import BatchGraph
 from outcrop.store.graph import Graph
+from outcrop.store.placement import open_placement
 from typed_reference import TypedBatch, TypedGraph
 from typed_store import names_of, write_typed
 
@@ -259,3 +261,68 @@ def test_fanouts_of_edge_types_are_checked(made: Any) -> None:
         BatchSampler(made[0], unknown, runtime)
     assert SampleConfig.from_stored(unknown.as_stored()) == unknown
     assert "fanouts_by_type" not in SampleConfig().as_stored()
+
+
+@pytest.mark.parametrize("placement", ["memory", "map", "paged"])
+@pytest.mark.parametrize("sampler", ["neighbor", "weighted"])
+def test_lists_that_lie_in_another_edge_type_are_refused(
+    tmp_path: Path, placement: str, sampler: str
+) -> None:
+    """A list of the first edge type, whose edges have weights, that is said to lie where the second has none."""
+    lists = TypedGraph((4, 60), ((1, 0), (1, 0)), (((1, 2), (3,), (4,), ()), (tuple(range(50)),) * 4))
+    weighted = TypedGraph(
+        lists.sizes, lists.edge_types, lists.lists, (((1.0, 1.0), (1.0,), (1.0,), ()), None)
+    )
+    graph, _ = written(tmp_path / "g.oc", weighted, 0)
+    path = graph.path / graph.spec("indptr").file
+    indptr = np.fromfile(path, np.int64)
+    indptr[1:3] = 120, 170  # within all edges, and rising from one list to its end
+    path.write_bytes(indptr.tobytes())
+    config = SampleConfig(fanouts=(3,), batch_size=4, sampler=sampler)  # type: ignore[arg-type]
+    with Runtime("64MiB", threads=1) as runtime, pytest.raises(oc.FormatError):
+        list(BatchSampler(graph, config, runtime, topology=placement).epoch("train", 0))
+
+
+def test_rows_of_the_second_type_alone_are_packed_too(tmp_path: Path) -> None:
+    """One row file, of another type than the first, in memory, in the disk cache and packed."""
+    rng = np.random.default_rng(5)
+    parts = {
+        "n0.labels": np.arange(60) % 3,
+        "n0.train": np.arange(60),
+        "n1.features": rng.integers(0, 99, (40, 100)).astype("float32"),
+    }
+    graph = write_typed(tmp_path / "g.oc", LISTS, parts, {0: 3})
+    asked: dict[str, Any] = {
+        "sampling": oc.SampleConfig(fanouts=(4, 3), batch_size=8, seed=11),
+        "epochs": 1,
+        "observer": oc.Observer(progress=False),
+    }
+    with pytest.raises(oc.BudgetError) as refused:
+        oc.prepare(graph, tmp_path / "none", limits=oc.Limits(memory="100KiB", disk_space="8MiB"), **asked)
+    smallest = re.search(r"smallest budget that can is (\d+) bytes", str(refused.value))
+    assert smallest is not None
+    for layout in ("packed", "3,1"):
+        limits = oc.Limits(memory=int(smallest[1]), disk_space="8MiB")  # nearly nothing is cached
+        run = oc.prepare(
+            graph, tmp_path / layout, limits=limits, packing=oc.PackConfig(layout=layout), **asked
+        )
+        with Runtime() as runtime:
+            (placed,) = open_placement(runtime, run.path / "plan").files
+            assert (placed.num_disk_rows > 0) == (layout == "3,1")
+        for data in run.loader("train"):
+            assert np.array_equal(data["t1"].x.numpy(), parts["n1.features"][data["t1"].n_id.numpy()])
+
+
+def test_batches_from_elsewhere_are_refused(made: Any, tmp_path: Path) -> None:
+    with pytest.raises(
+        oc.ArgumentError, match="preparing batches from elsewhere is there for graphs without"
+    ):
+        oc.prepare(made[0], tmp_path / "run", batches=[], sampling=oc.SampleConfig(fanouts=(2,)))
+
+
+def test_a_graph_without_features_says_so(tmp_path: Path) -> None:
+    parts = {"n0.labels": np.arange(60) % 3, "n0.train": np.arange(60)}
+    graph = write_typed(tmp_path / "g.oc", LISTS, parts, {0: 3})
+    for mode in ("memory", "online", "ondisk"):
+        with pytest.raises(oc.FormatError, match="holds no features: import them with the graph"):
+            next(iter(NeighborLoader(graph, [2, 2], mode=mode, batch_size=4)))
