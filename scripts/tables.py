@@ -89,6 +89,14 @@ def modes(result: Result, only: Sequence[str] | None = None) -> Rows:
     return ("rows come from", "epoch", "against memory", "read", "read / needed", "memory held"), rows
 
 
+def modes_and_products(result: Result) -> Rows:
+    """The modes, and the dense and sparse products that an epoch cannot do without."""
+    columns, rows = modes(result)
+    share = f"{1 / result['memory_against_bare']:.2f}x"
+    products = ["its dense and sparse products alone", f"{result['bare_products_seconds']:.2f} s", share]
+    return columns, [*rows, [*products, *["-"] * (len(columns) - 3)]]
+
+
 def first(result: Result) -> Rows:
     """README's table: epoch, ratio and memory of four modes."""
     columns, rows = modes(result, _FIRST[MEMORY_FRESH in result["modes"]])
@@ -168,6 +176,8 @@ TABLES = {
     "demo": Table("demo.json", demo),
     "epoch-baselines": Table("epoch-baselines.json", modes),
     "epoch-10m": Table("epoch-10m.json", modes, command="outcrop bench epoch --nodes 10000000 --cap 0.21"),
+    "typed-epoch": Table("typed-epoch.json", modes_and_products),
+    "typed-models": Table("typed-models.json"),
     "loader": Table("loader.json", loader, command="outcrop bench loader"),
     "prepare": Table("prepare.json"),
     "checks": Table("checks.json"),

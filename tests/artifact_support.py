@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 
 import support
 from outcrop import _core
@@ -64,6 +65,27 @@ def fresh_runtime(memory: int | str | None = None, **options: Any) -> Iterator[R
     held = {tag: usage.now_bytes for tag, usage in runtime.budget.by_tag.items() if usage.now_bytes}
     assert runtime.budget.now_bytes == at_first, held
     runtime.close()
+
+
+def fault_plan(**fields: Any) -> _core.FaultPlan:
+    """Faults that the I/O engine of a runtime makes up."""
+    faults = _core.FaultPlan()
+    for name, value in fields.items():
+        setattr(faults, name, value)
+    return faults
+
+
+@contextmanager
+def mounted_memory(folder: Path, size: str) -> Iterator[Path]:
+    """A real file system that holds no more than ``size``; skips the test where none can be mounted."""
+    folder.mkdir()
+    command = ["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(folder)]
+    try:
+        subprocess.run(command, check=True, capture_output=True)
+    except (OSError, subprocess.CalledProcessError) as error:
+        pytest.skip(f"no small file system can be mounted here: {error}")
+    yield folder
+    subprocess.run(["umount", "-l", str(folder)], check=True)
 
 
 def prepare(graph: Graph, out: Path, runtime: Runtime | None = None, **changes: Any) -> PrepareReport:

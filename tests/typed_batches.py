@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import chain
 
 import numpy as np
@@ -12,14 +14,14 @@ import torch
 import torch.nn.functional as F
 from hypothesis import strategies as st
 from torch import Tensor, nn
-from torch_geometric.nn import GATConv, HeteroConv, HGTConv, SAGEConv
+from torch_geometric.nn import HeteroConv, HGTConv, SAGEConv
 from torch_geometric.nn.module_dict import ModuleDict
 from torch_geometric.utils import trim_to_layer
 
 from outcrop.nn.hgt import Hgt
 from outcrop.nn.schema import EdgeKey, GraphSchema, NodeSchema
 from outcrop.nn.typed import TypedModel
-from outcrop.nn.typed_models import Rgat, Rgcn
+from outcrop.nn.typed_models import ConvModel, Rgat, Rgcn, Rgine
 from outcrop.store.batches import BatchGraph, Edges, Nodes
 from outcrop.store.minibatch import MiniBatch
 from typed_reference import TypedBatch, TypedGraph, fanouts_of, pick_some, sample, typed_graphs
@@ -27,11 +29,17 @@ from typed_reference import TypedBatch, TypedGraph, fanouts_of, pick_some, sampl
 HIDDEN = 8
 
 
-def schema_of(graph: TypedGraph, seed_type: int, num_classes: int = 3) -> GraphSchema:
-    """Describes the graph with types called n0, n1, .., relations r0, r1, .., and rows of 2, 3, .. values."""
+def schema_of(
+    graph: TypedGraph, seed_type: int, num_classes: int = 3, *, edge_rows: bool = False
+) -> GraphSchema:
+    """Describes the graph with types called n0, n1, .., relations r0, r1, .., and rows of 2, 3, .. values.
+
+    With ``edge_rows``, edges of type r have rows of ``r % 3`` values.
+    """
     nodes = tuple(NodeSchema(f"n{t}", t + 2, "float64") for t in range(len(graph.sizes)))
     edges = tuple((f"n{s}", f"r{r}", f"n{t}") for r, (s, t) in enumerate(graph.edge_types))
-    return GraphSchema(nodes, edges, f"n{seed_type}", num_classes)
+    widths = tuple(r % 3 for r in range(len(edges))) if edge_rows else ()
+    return GraphSchema(nodes, edges, f"n{seed_type}", num_classes, edge_widths=widths)
 
 
 def with_edges_to_all(graph: TypedGraph) -> TypedGraph:
@@ -70,11 +78,17 @@ def deliver(graph: BatchGraph, schema: GraphSchema, *, grad: bool = True) -> Min
                 64, node.width, dtype=torch.float64, generator=torch.Generator().manual_seed(number)
             )
             rows.append(table[torch.from_numpy(nodes.ids)].clone().requires_grad_(grad))
+    for number, edges in enumerate(graph.edges):
+        if width := schema.edge_width(number):
+            generator = torch.Generator().manual_seed(100 + number)
+            rows.append(torch.randn(len(edges.col), width, dtype=torch.float64, generator=generator))
     return MiniBatch(graph, tuple(rows), torch.from_numpy(graph.labels))
 
 
 @st.composite
-def batches(draw: st.DrawFn, *, all_led_to: bool = True) -> tuple[MiniBatch, GraphSchema]:
+def batches(
+    draw: st.DrawFn, *, all_led_to: bool = True, edge_rows: bool = False
+) -> tuple[MiniBatch, GraphSchema]:
     """Batches of random typed graphs, with seeds of one type."""
     graph = draw(typed_graphs())
     graph = with_edges_to_all(graph) if all_led_to else graph
@@ -83,7 +97,7 @@ def batches(draw: st.DrawFn, *, all_led_to: bool = True) -> tuple[MiniBatch, Gra
     seeds = {seed_type: draw(st.lists(ids, unique=True, min_size=1, max_size=3))}
     fanouts = draw(fanouts_of(graph))
     drawn = sample(graph, seeds, len(fanouts[0]), pick_some(fanouts, draw(st.integers(0, 99))))
-    schema = schema_of(graph, seed_type)
+    schema = schema_of(graph, seed_type, edge_rows=edge_rows)
     return deliver(batch_graph(drawn, seed_type), schema), schema
 
 
@@ -113,10 +127,6 @@ def a_sage(own: nn.Module) -> nn.Module:
     return SAGEConv(own.in_channels, own.out_channels, root_weight=own.root_weight)
 
 
-def a_gat(own: nn.Module) -> nn.Module:
-    return GATConv(own.in_channels, own.out_channels, own.heads, add_self_loops=False)
-
-
 Rows = dict[str, Tensor]  # by node type
 Layer = Callable[[Rows, Mapping[EdgeKey, Tensor]], Rows]
 
@@ -143,9 +153,29 @@ def pyg_model(model: TypedModel) -> PygModel:
         return _pyg_hgt(model)
     if isinstance(model, Rgcn):
         return _pyg_rgcn(model)
-    convs = hetero_convs(model, a_gat if isinstance(model, Rgat) else a_sage)
+    # Modules of torch_geometric's own for attention and GINE, which are too many options to write again.
+    convs = hetero_convs(model, copy.deepcopy if isinstance(model, ConvModel) else a_sage)
     parameters = {name: p for i, conv in enumerate(convs) for name, p in _named(f"convs.{i}.", conv).items()}
-    return PygModel(list(convs), parameters, F.elu if isinstance(model, Rgat) else F.relu)
+    layers = [partial(_with_attributes, conv) for conv in convs]
+    between = F.elu if isinstance(model, Rgat) else F.relu
+    if not isinstance(model, Rgine):
+        return PygModel(layers, parameters, between)
+    lins = copy.deepcopy(model.lin_dict)
+
+    def enter(x: Rows) -> Rows:
+        return {name: lins[name](rows) for name, rows in x.items()}
+
+    return PygModel(layers, {**parameters, **_named("lin_dict.", lins)}, between, enter)
+
+
+def _with_attributes(conv: HeteroConv, x: Rows, edges: Mapping, attributes: Mapping | None = None) -> Rows:
+    given = {key: rows for key, rows in (attributes or {}).items() if key in edges}
+    return conv(x, edges, edge_attr_dict=given) if given else conv(x, edges)
+
+
+def edge_attr_dict(model: TypedModel, batch: MiniBatch) -> dict[EdgeKey, Tensor]:
+    pairs = zip(model.schema.edge_types, model._edge_rows_of(batch), strict=True)
+    return {key: rows for key, rows in pairs if rows is not None}
 
 
 def _pyg_rgcn(model: Rgcn) -> PygModel:
@@ -185,20 +215,29 @@ def pyg_forward(model: TypedModel, batch: MiniBatch) -> tuple[Tensor, dict[str, 
     x, edges = theirs.enter(x_dict(model, batch)), edge_index_dict(schema, graph)
     nodes_per_hop = {n.name: list(g.per_hop) for n, g in zip(schema.node_types, graph.nodes, strict=True)}
     edges_per_hop = {k: list(g.per_hop) for k, g in zip(schema.edge_types, graph.edges, strict=True)}
+    attributes = edge_attr_dict(model, batch)
     for index, layer in enumerate(theirs.layers):
-        x, edges, _ = trim_to_layer(index, nodes_per_hop, edges_per_hop, x, edges)
-        x = layer(x, {key: e for key, e in edges.items() if key[0] in x and key[2] in x})
+        x, edges, attributes = trim_to_layer(
+            index, nodes_per_hop, edges_per_hop, x, edges, attributes or None
+        )
+        there = {key: e for key, e in edges.items() if key[0] in x and key[2] in x}
+        x = layer(x, there, attributes) if attributes else layer(x, there)
         if index < len(theirs.layers) - 1:
             x = {name: theirs.between(out) for name, out in x.items()}
     return theirs.leave(x[schema.seed_type][: graph.num_seeds]), theirs.parameters
 
 
-def pyg_whole(model: TypedModel, x: Rows, edges: Mapping[EdgeKey, Tensor]) -> Tensor:
+def pyg_whole(
+    model: TypedModel,
+    x: Rows,
+    edges: Mapping[EdgeKey, Tensor],
+    attributes: Mapping[EdgeKey, Tensor] | None = None,
+) -> Tensor:
     """Computes scores of all nodes of the seeds' type with torch_geometric's modules."""
     theirs = pyg_model(model)
     out = x = theirs.enter(x)
     for layer in theirs.layers:
-        out = layer(x, edges)
+        out = layer(x, edges, attributes) if attributes else layer(x, edges)
         x = {name: theirs.between(rows) for name, rows in out.items()}
     return theirs.leave(out[model.schema.seed_type])
 

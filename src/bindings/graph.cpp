@@ -8,6 +8,7 @@
 #include "graph/csc.h"
 #include "graph/generate.h"
 #include "graph/permutation.h"
+#include "graph/permute.h"
 
 namespace outcrop {
 namespace {
@@ -61,6 +62,7 @@ void bind_csc(nb::module_& m) {
       .def_ro("indptr", &CscResult::indptr)
       .def_ro("indices", &CscResult::indices)
       .def_ro("weights", &CscResult::weights)
+      .def_ro("numbers", &CscResult::numbers)
       .def_ro("sort", &CscResult::sort);
   nb::class_<CscBuilder>(m, "CscBuilder")
       .def(
@@ -68,16 +70,18 @@ void bind_csc(nb::module_& m) {
           [](CscBuilder* self, std::shared_ptr<BlockIo> io, std::shared_ptr<Budget> budget,
              WorkerPool& workers, const std::string& scratch_folder, int64_t num_nodes, uint64_t memory_bytes,
              bool keep_duplicates, bool keep_self_loops, bool reverse, bool wide, bool weighted,
-             std::optional<std::shared_ptr<const Relations>> relations) {
-            new (self) CscBuilder(std::move(io), std::move(budget),
-                                  {scratch_folder, num_nodes, memory_bytes, keep_duplicates, keep_self_loops,
-                                   reverse, wide, weighted, relations.value_or(nullptr)},
-                                  &workers);
+             std::optional<std::shared_ptr<const Relations>> relations, std::vector<bool> numbered,
+             bool keep_numbered_duplicates) {
+            new (self) CscBuilder(
+                std::move(io), std::move(budget),
+                {scratch_folder, num_nodes, memory_bytes, keep_duplicates, keep_self_loops, reverse, wide,
+                 weighted, std::move(numbered), keep_numbered_duplicates, relations.value_or(nullptr)},
+                &workers);
           },
           "io"_a, "budget"_a, "workers"_a, "scratch_folder"_a, "num_nodes"_a = -1,
           "memory_bytes"_a = 256 << 20, "keep_duplicates"_a = false, "keep_self_loops"_a = true,
           "reverse"_a = false, "wide"_a = false, "weighted"_a = false, "relations"_a.none() = nb::none(),
-          nb::keep_alive<1, 4>())
+          "numbered"_a = std::vector<bool>(), "keep_numbered_duplicates"_a = true, nb::keep_alive<1, 4>())
       .def_ro_static("MIN_MEMORY_BYTES", &CscBuilder::kMinMemoryBytes)
       .def(
           "add",
@@ -92,7 +96,41 @@ void bind_csc(nb::module_& m) {
           "for.")
       .def_prop_ro("edges_added", &CscBuilder::edges_added)
       .def("finish", &CscBuilder::finish, "indptr_path"_a, "indices_path"_a, "min_nodes"_a = 0,
-           "weights_path"_a = "", nb::call_guard<nb::gil_scoped_release>());
+           "weights_path"_a = "", "numbers_path"_a = "", nb::call_guard<nb::gil_scoped_release>());
+}
+
+void bind_permute(nb::module_& m) {
+  nb::class_<PermuteStats>(m, "PermuteStats")
+      .def_ro("buckets", &PermuteStats::buckets)
+      .def_ro("sort", &PermuteStats::sort);
+  nb::class_<RowPermuter>(m, "RowPermuter",
+                          "Puts rows in another order, out of core: row i of the result is row numbers[i].")
+      .def(
+          "__init__",
+          [](RowPermuter* self, std::shared_ptr<BlockIo> io, Budget& budget, WorkerPool& workers,
+             const std::string& scratch_folder, const std::string& numbers_path, uint64_t first,
+             uint64_t count, uint64_t num_rows, uint64_t row_bytes, uint64_t slots, uint64_t memory_bytes) {
+            new (self) RowPermuter(std::move(io), budget,
+                                   {scratch_folder, numbers_path, first, count, num_rows, row_bytes, slots,
+                                    memory_bytes, &workers});
+          },
+          "io"_a, "budget"_a, "workers"_a, nb::kw_only(), "scratch_folder"_a, "numbers_path"_a, "first"_a,
+          "count"_a, "num_rows"_a, "row_bytes"_a, "slots"_a, "memory_bytes"_a, nb::keep_alive<1, 4>(),
+          nb::call_guard<nb::gil_scoped_release>())
+      .def_static("least_memory", &RowPermuter::least_memory, "count"_a, "row_bytes"_a,
+                  "Bytes with which so many rows can be put in order.")
+      .def_static("most_memory", &RowPermuter::most_memory, "count"_a, "row_bytes"_a,
+                  "Bytes more than which are of no use.")
+      .def(
+          "add",
+          [](RowPermuter& p, ConstBytes rows, size_t count) {
+            check_length("rows", rows.size(), count * p.row_bytes());
+            nb::gil_scoped_release release;
+            p.add(reinterpret_cast<const std::byte*>(rows.data()), count);
+          },
+          "rows"_a, "count"_a, "The bytes of the next rows of the source.")
+      .def("finish", &RowPermuter::finish, "path"_a, nb::call_guard<nb::gil_scoped_release>())
+      .def_prop_ro("stats", &RowPermuter::stats);
 }
 
 void bind_generate(nb::module_& m) {
@@ -194,6 +232,7 @@ void bind_generate(nb::module_& m) {
 
 void bind_graph(nb::module_& m) {
   bind_csc(m);
+  bind_permute(m);
   bind_generate(m);
 }
 

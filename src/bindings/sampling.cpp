@@ -172,12 +172,15 @@ class Samplers {
 
   void degrees(Ids ids, Array1<int32_t> out) const {
     if (out.size() != ids.size()) throw Error(ErrorKind::argument, "ids and out differ in length");
-    if (!topology_.relations->is_single())
-      throw Error(ErrorKind::argument, "degrees are those of a graph of one node type and one edge type");
-    for (size_t i = 0; i < ids.size(); ++i)
-      if (ids.data()[i] < 0 || ids.data()[i] >= topology_.num_nodes)
-        throw Error(ErrorKind::argument, "node " + std::to_string(ids.data()[i]) + " is out of range");
+    check_ids(ids, "degrees are");
     count_in_neighbors(topology_, {ids.data(), ids.size()}, out.data());
+  }
+
+  void weight_sums(Ids ids, Array1<double> out) const {
+    if (out.size() != 2 * ids.size()) throw Error(ErrorKind::argument, "out must have two elements per id");
+    check_ids(ids, "sums of weights are");
+    if (!topology_.weights) throw Error(ErrorKind::argument, "the topology has no weights");
+    sum_in_weights(topology_, {ids.data(), ids.size()}, out.data());
   }
 
   // Batches first.batch, first.batch + 1, ...; batch i has seeds[offsets[i]:offsets[i + 1]].
@@ -203,6 +206,14 @@ class Samplers {
   }
 
  private:
+  void check_ids(const Ids& ids, const std::string& what) const {
+    if (!topology_.relations->is_single())
+      throw Error(ErrorKind::argument, what + " those of a graph of one node type and one edge type");
+    for (size_t i = 0; i < ids.size(); ++i)
+      if (ids.data()[i] < 0 || ids.data()[i] >= topology_.num_nodes)
+        throw Error(ErrorKind::argument, "node " + std::to_string(ids.data()[i]) + " is out of range");
+  }
+
   std::shared_ptr<WorkerPool> workers_;
   Ids indptr_;
   AnyArray indices_;
@@ -449,6 +460,10 @@ void bind_sampling(nb::module_& m) {
           "dependency"_a = 1, "relations"_a.none() = nb::none(), "positions"_a = false)
       .def("degrees", &Samplers::degrees, "ids"_a, "out"_a, nb::call_guard<nb::gil_scoped_release>(),
            "out[i] = number of in-neighbours of ids[i] other than itself.")
+      .def("weight_sums", &Samplers::weight_sums, "ids"_a, "out"_a, nb::call_guard<nb::gil_scoped_release>(),
+           "out[2 i] = sum of the weights of edges to ids[i] from others, out[2 i + 1] = weight of its edge "
+           "from "
+           "itself, or 1.")
       .def(
           "sample",
           [](Samplers& s, Ids seeds, Ids offsets, uint64_t split, uint64_t epoch, uint64_t first_batch) {

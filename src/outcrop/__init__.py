@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
     from outcrop.advisor.market import Market
     from outcrop.api.advise import advise
+    from outcrop.api.derive import derive_rows
     from outcrop.api.embed import (
         embed_eval,
         embed_export,
@@ -75,6 +76,7 @@ if TYPE_CHECKING:
     from outcrop.runtime.runtime import Runtime
     from outcrop.store.graph import Graph, open_graph
     from outcrop.training.callbacks import Callback
+    from outcrop.training.ordered import ordered_hook
 
 __version__ = "0.1.0"  # the only place: the package's metadata and `outcrop --version` read it
 
@@ -120,6 +122,7 @@ _HOME = {
     "TrainConfig": "outcrop.config",
     "TrainReport": "outcrop.api.results",
     "advise": "outcrop.api.advise",
+    "derive_rows": "outcrop.api.derive",
     "embed_eval": "outcrop.api.embed",
     "embed_export": "outcrop.api.embed",
     "embed_neighbors": "outcrop.api.embed",
@@ -133,6 +136,7 @@ _HOME = {
     "load_model": "outcrop.nn.checkpoint",
     "open_graph": "outcrop.store.graph",
     "open_run": "outcrop.api.prepare",
+    "ordered_hook": "outcrop.training.ordered",
     "predict": "outcrop.api.predict",
     "prepare": "outcrop.api.prepare",
     "stripe_features": "outcrop.api.graph",
@@ -181,6 +185,7 @@ __all__ = [
     "TrainConfig",
     "TrainReport",
     "advise",
+    "derive_rows",
     "embed_eval",
     "embed_export",
     "embed_neighbors",
@@ -193,6 +198,7 @@ __all__ = [
     "load_model",
     "open_graph",
     "open_run",
+    "ordered_hook",
     "predict",
     "prepare",
     "stripe_features",

@@ -49,7 +49,7 @@ class NeighborLoader(RunLoader):
         num_neighbors: Neighbours per hop, -1 = all; of a graph with types also a dict with a list for each edge type.
         input_nodes: Seeds: nodes int64 [n], their names text [n], a mask [num_nodes] of bool, ``"train"``, ``"valid"``
             (or ``"val"``), ``"test"``; None = all nodes. Of a graph with types these are nodes of ``graph.seed_type``,
-            also written ``("paper", nodes)``.
+            or of any type: ``("paper", nodes)``.
         replace: Draw neighbours with replacement.
         subgraph_type: ``directional``, or ``induced``: all edges among the nodes that were reached.
         directed: False is ``subgraph_type="induced"``.
@@ -58,7 +58,9 @@ class NeighborLoader(RunLoader):
         batch_size, shuffle, drop_last: As of torch's DataLoader.
         memory: Budget of everything that this loader holds, bytes or text (``"4GiB"``); None: no limit.
         seed: Of all draws; None: that of torch (``torch.manual_seed``).
-        edge_ids: Batches get ``e_id``, positions of their edges in ``graph.edge_index()``.
+        edge_ids: Batches get ``e_id``, positions of their edges in ``graph.edge_index()``; they have it in any case
+            where they have ``edge_attr``: where edges of the graph have features. Without these: pass
+            ``graph.with_edge_rows(False)`` as ``data``.
         mode: Where rows come from: ``online``; ``memory`` where all features fit; or an object of
             :mod:`outcrop.loading.modes`, such as ``outcrop.Online(topology="paged")``.
         device: ``cpu``, ``cuda`` or ``cuda:N``.
@@ -120,7 +122,7 @@ class NeighborLoader(RunLoader):
                 "weight_attr and an induced subgraph cannot both be had: leave one of them out"
             )
         graph = _graph_of(data)
-        input_nodes = _of_seed_type(graph, input_nodes)
+        graph, input_nodes = _of_seed_type(graph, input_nodes)
         fanouts, by_type = _fanouts(graph, num_neighbors)
         config = SampleConfig(
             fanouts=fanouts,
@@ -131,6 +133,7 @@ class NeighborLoader(RunLoader):
             seed=torch.initial_seed() % (1 << 64) if seed is None else seed,
             sampler="weighted" if weight_attr is not None else "shadow" if induced else "neighbor",
             splits=("train" if shuffle else "infer",),
+            edge_rows=graph.has_edge_rows,
         )
         where = mode_named(mode)
         where.check(graph, device)
@@ -180,25 +183,16 @@ def _fanouts(graph: Graph, num_neighbors: Any) -> tuple[tuple[int, ...], Any]:
     return (1,) * max(map(len, named.values())), by_type
 
 
-def _of_seed_type(graph: Graph, input_nodes: Any) -> Any:
-    """Returns the nodes of (node type, nodes), as torch_geometric has it; what names no type stays.
-
-    Raises:
-        ArgumentError: It is another type than that of the seeds.
-    """
+def _of_seed_type(graph: Graph, input_nodes: Any) -> tuple[Graph, Any]:
+    """Returns the graph and the nodes of (node type, nodes), as torch_geometric has it; what names no type stays."""
     name, nodes = (input_nodes, None) if isinstance(input_nodes, str) else (None, input_nodes)
     if isinstance(input_nodes, tuple) and len(input_nodes) == 2 and isinstance(input_nodes[0], str):
         name, nodes = input_nodes
     if name is None or not graph.is_typed or name not in [one.name for one in graph.node_types]:
         if isinstance(input_nodes, tuple) and not graph.is_typed:
             raise ArgumentError("input_nodes is a tuple, and the graph has one type of nodes: give ids alone")
-        return input_nodes
-    if name != graph.seed_type.name:
-        raise ArgumentError(
-            f"batches of {graph.path} begin with nodes of type {graph.seed_type.name!r}, which has labels or splits; "
-            f"input_nodes asks for {name!r}"
-        )
-    return nodes
+        return graph, input_nodes
+    return graph.with_seeds(name), nodes
 
 
 def _refuse(*arguments: tuple[str, bool, str]) -> None:

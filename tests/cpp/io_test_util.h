@@ -55,7 +55,7 @@ inline BytesVector read_plainly(const std::string& path) {
   std::ifstream in(path, std::ios::binary);
   std::string s((std::istreambuf_iterator<char>(in)), {});
   BytesVector bytes(s.size());
-  std::memcpy(bytes.data(), s.data(), s.size());
+  if (!s.empty()) std::memcpy(bytes.data(), s.data(), s.size());
   return bytes;
 }
 

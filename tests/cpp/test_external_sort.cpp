@@ -26,10 +26,10 @@ struct Tagged {
 };
 
 PackedEdge draw(RandomStream& r, uint64_t range, uint32_t, PackedEdge*) {
-  return PackedEdge::make(r.below(range), r.below(range), 0);
+  return PackedEdge::make(r.below(range), r.below(range), 0, 0);
 }
 WideEdge draw(RandomStream& r, uint64_t range, uint32_t, WideEdge*) {
-  return WideEdge::make(r.below(range) << 20, r.below(range) << 24, 0);
+  return WideEdge::make(r.below(range) << 20, r.below(range) << 24, 0, 0);
 }
 Tagged draw(RandomStream& r, uint64_t range, uint32_t i, Tagged*) { return {r.below(range), r.next32(), i}; }
 

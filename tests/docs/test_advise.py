@@ -11,6 +11,7 @@ from typer.testing import CliRunner
 
 from artifact_support import small_graph
 from outcrop.advisor import hardware
+from outcrop.advisor.described import SHIPPED, read_description
 from outcrop.cli.advise import MEANINGS
 from outcrop.cli.main import app
 from support import REPOSITORY
@@ -19,8 +20,8 @@ PAGE = (REPOSITORY / "docs" / "advise.md").read_text()
 
 
 def test_the_files_on_the_page_are_read(tmp_path: Path) -> None:
-    machine_text, price_text = re.findall(r"```toml\n(.*?)```", PAGE, re.DOTALL)
-    for text in (machine_text, price_text):
+    texts = re.findall(r"```toml\n(.*?)```", PAGE, re.DOTALL)
+    for text in texts:
         name = text.splitlines()[0].removeprefix("# ")
         (tmp_path / name).write_text(text)
     machine = hardware.read_machine(tmp_path / "server.toml")
@@ -29,6 +30,13 @@ def test_the_files_on_the_page_are_read(tmp_path: Path) -> None:
     assert (machine.disk.name, machine.gpu.name, machine.gpu.memory_bytes) == ("nvme", "rtx", 24 * 10**9)
     prices = hardware.read_prices(tmp_path / "shop.toml")
     assert (prices.currency, prices.of("disk", "nvme"), prices.of("gpu", "rtx")) == ("EUR", 150, 1800)
+    described = read_description(tmp_path / "shop.graph.toml")
+    assert (described.graph.name, described.train, described.sampling.fanouts) == (
+        "shop.graph",
+        1_000_000,
+        (15, 10),
+    )
+    assert [of.skew for of in described.graph.nodes] == [0.5, 0.3]
 
 
 def test_the_call_on_the_page_runs(
@@ -36,7 +44,7 @@ def test_the_call_on_the_page_runs(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     small_graph(tmp_path / "my.oc")
-    (machine_text, _) = re.findall(r"```toml\n(.*?)```", PAGE, re.DOTALL)
+    machine_text, *_ = re.findall(r"```toml\n(.*?)```", PAGE, re.DOTALL)
     Path("server.toml").write_text(machine_text)
     (code,) = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
     exec(code, {})
@@ -46,9 +54,10 @@ def test_the_call_on_the_page_runs(
 
 def test_what_is_built_in_is_named() -> None:
     built_in = {path.stem for path in hardware.EXAMPLES.glob("*.toml")}
-    assert built_in == {"machine-a", "machine-a-980pro", "machine-b", "machine-c", "prices"}
+    assert built_in == {"machine-a", "machine-a-980pro", "machine-b", "machine-c", "prices", "workstation"}
     said = " ".join(CliRunner().invoke(app, ["advise", "--help"]).stdout.replace("│", " ").split())
-    for name in built_in:
+    described = {path.stem for path in SHIPPED.glob("*.toml")}
+    for name in built_in | described:
         assert f"`{name}`" in PAGE or f"--prices {name}" in PAGE
         assert name in said
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from outcrop.config.models import MODELS, TYPED_MODELS
+from outcrop.config.models import EDGE_ROW_MODELS, MODELS, TYPED_MODELS
 from support import REPOSITORY
 
 pytestmark = pytest.mark.leaks("env", reason="torch sets variables when it is imported")
@@ -24,4 +24,5 @@ def test_models_of_graphs_with_types_learn(tmp_path: Path, monkeypatch: pytest.M
 
 
 def test_all_models_are_named() -> None:
-    assert set(re.findall(r"^\| `(\w+)` \|", PAGE, re.MULTILINE)) == {*MODELS, *TYPED_MODELS}
+    named = set(re.findall(r"^\| `(\w+)` \|", PAGE, re.MULTILINE))
+    assert named == {*MODELS, *EDGE_ROW_MODELS, *TYPED_MODELS}

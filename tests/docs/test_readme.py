@@ -39,7 +39,7 @@ def run(command: list[str], folder: Path) -> str:
 
 
 def test_python_blocks(workplace: Path) -> None:
-    first, own_loop, prepared = blocks("python")
+    first, own_loop, prepared, typed = blocks("python")
     printed = run([sys.executable, "-W", "error::RuntimeWarning", "-c", first], workplace).strip()
     again = run([sys.executable, "-c", first], workplace).strip()  # as people do: nothing is trained anew
     assert again.partition(" accuracy")[2][:5] == printed.partition(" accuracy")[2][:5]
@@ -57,6 +57,8 @@ def test_python_blocks(workplace: Path) -> None:
     loss, shape = run([sys.executable, "-c", loops], workplace).split(maxsplit=1)
     assert float(loss) < 1
     assert shape.strip().endswith(", 4)")
+    accuracy = run([sys.executable, "-c", f"import outcrop as oc\n{typed}\nprint(result)"], workplace)
+    assert "rgcn on cpu" in accuracy
 
 
 def test_every_link_leads_somewhere() -> None:
@@ -108,7 +110,7 @@ def test_commands_of_embeddings(tmp_path: Path) -> None:
 
 def test_commands(workplace: Path) -> None:
     lines = [line for line in commands() if not is_about_embeddings(line)]
-    assert sum(map(is_about_planning, lines)) == 3
+    assert sum(map(is_about_planning, lines)) == 4
     lines = [line for line in lines if not is_about_planning(line)]
     assert len(lines) == 5
     printed = {}

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+import outcrop as oc
 from artifact_support import small_graph
 from outcrop.advisor import epochs_at_a_time as epoch_choice
 from outcrop.api.train import TrainReport, train
@@ -21,6 +22,7 @@ from outcrop.runtime.runtime import Runtime
 from outcrop.store import samples
 from outcrop.store.graph import Graph
 from prepare_support import prepare
+from weight_support import imported
 
 SAMPLING: dict[str, Any] = {"fanouts": (3, 3), "batch_size": 15, "seed": 4}
 LEARNING: dict[str, Any] = {"hidden": 8, "trace_losses": True, "dropout": 0.3, "memory": "2MiB"}
@@ -123,6 +125,17 @@ def test_where_the_disk_has_no_room_as_many_as_fit(
     seconds = report.prepare["seconds"] + sum(pool["waited_seconds"] for pool in report.pools)
     assert sum(e["prepare_seconds"] for e in report.epochs) == pytest.approx(seconds)
     assert all(e["distinct_batches"] for e in report.epochs)
+
+
+def test_what_is_counted_of_weights_is_never_less_than_what_is_written(tmp_path: Path) -> None:
+    graph, limits = imported(tmp_path / "w.oc"), PlanConfig()
+    config = SampleConfig((6, 4), 40, degrees=True, edge_weights=True)
+    observer = oc.Observer(progress=False)
+    run = oc.prepare(graph, tmp_path / "r", sampling=config, epochs=3, observer=observer)
+    made = sum(file.stat().st_size for file in run.path.rglob("*.bin"))
+    most = epoch_choice.most_bytes(graph, config, limits)
+    assert most is not None
+    assert made <= epoch_choice.measured_bytes(graph, config, limits).run(3) <= most.run(3)
 
 
 def test_what_is_counted_is_never_less_than_what_is_written(graph: Graph, tmp_path: Path) -> None:

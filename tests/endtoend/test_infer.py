@@ -22,6 +22,7 @@ from outcrop.api.infer import infer
 from outcrop.errors import ArgumentError, BudgetError, ChecksumError, FormatError, IoError
 from outcrop.inference import division
 from outcrop.inference import run as inference
+from outcrop.inference.steps import OutputRequest, steps_of
 from outcrop.nn import checkpoint as checkpoints
 from outcrop.store.graph import Graph
 from support import shared_path
@@ -336,8 +337,9 @@ def test_spans_cover_every_target_and_edge_once(made: Made, runtime: Any) -> Non
         ids, found = [], []
         for span in spans(made.graph, runtime, targets, edges, some):
             ids.append(span.ids)
-            for begin, end in span.ranges():
-                piece = span.read(begin, end)
+            (lists,) = span.lists
+            for begin, end in lists.ranges():
+                piece = lists.read(begin, end)
                 assert len(piece.col) <= edges
                 found.append(np.stack([piece.col.astype(np.int64), span.ids[piece.row]]))
         assert np.array_equal(np.concatenate(ids), np.arange(3000) if some is None else some)
@@ -346,10 +348,13 @@ def test_spans_cover_every_target_and_edge_once(made: Made, runtime: Any) -> Non
 
 
 def test_division_stays_within_the_budget(made: Made) -> None:
+    steps = steps_of(made.graph, made.model, OutputRequest(made.graph.node_types[0], 2, scores=True))
     for memory in (600 << 10, 1 << 20, 5 << 20, 100 << 20):
-        for conv in made.model.convs:
-            cut = division.divide(made.graph, conv, 200, True, 3000, memory)
-            assert cut.span_bytes + cut.part_bytes + cut.cache_bytes + 2 * 200 * cut.rows <= memory
+        for (step,) in steps:
+            cut = division.divide(step, memory)
+            (shape,) = step.inputs.values()
+            buffers = 2 * shape.row_bytes * cut.rows
+            assert cut.span_bytes + cut.part_bytes + cut.cache_bytes + buffers <= memory
             assert min(cut.targets, cut.rows, cut.edges) >= 1
 
 

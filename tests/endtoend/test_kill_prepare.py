@@ -79,6 +79,7 @@ from outcrop.importing.graph import import_graph
 import_graph("arrays:" + sys.argv[1], sys.argv[2], runtime)
 """
 )
+READY_IMPORT = IMPORT.replace("\nimport_graph(", '\nprint("ready", flush=True)\nimport_graph(')
 GENERATE = (
     DYING
     + """
@@ -106,6 +107,7 @@ manifests._replace = dying_replace
 generate_graph(sys.argv[2]""",
 )
 FOREVER = 1 << 30
+ROWS_STEPS = 900  # of the 917 that importing rows of edges takes here
 
 
 @pytest.fixture
@@ -202,6 +204,54 @@ def test_killed_making_a_graph(source: Path, tmp_path: Path, code: str, steps: i
     assert killed >= 3
     assert survives(code, source, out, after=FOREVER, memory="4MiB")
     assert differences(tree(out), tree(tmp_path / "want")) == []
+    assert leftovers(tmp_path) == []
+
+
+@pytest.fixture
+def rows_of_edges(tmp_path: Path) -> Path:
+    """Rows of 25 times as many bytes as there is memory for, which are put in order in several buckets."""
+    rng = np.random.default_rng(0)
+    folder = tmp_path / "in"
+    folder.mkdir()
+    np.save(folder / "edges.npy", rng.integers(0, 5000, (100_000, 2)))
+    np.save(folder / "edge_features.npy", rng.random((100_000, 130), np.float32))
+    return folder
+
+
+@pytest.mark.parametrize("kills", [4, pytest.param(30, marks=[pytest.mark.slow, pytest.mark.timeout(600)])])
+def test_killed_importing_rows_of_edges(rows_of_edges: Path, tmp_path: Path, kills: int) -> None:
+    """Killed at every kind of step there is, and from outside; then there is no graph, or all of it."""
+    out, rng, memory = tmp_path / "graph", np.random.default_rng(1), "2MiB"
+    import_graph(f"arrays:{rows_of_edges}", tmp_path / "want")
+    want = tree(tmp_path / "want")
+    environment = child_environment(DIE_AFTER=str(FOREVER), MEMORY=memory)
+    killed = 0
+    for after in np.linspace(1, ROWS_STEPS, kills):
+        killed += not survives(IMPORT, rows_of_edges, out, after=int(after), memory=memory)
+        assert not out.exists() or differences(tree(out), want) == []
+    assert killed == kills
+    began = time.monotonic()
+    assert survives(IMPORT, rows_of_edges, out, after=FOREVER, memory=memory)
+    takes = time.monotonic() - began
+    assert differences(tree(out), want) == []
+    assert leftovers(tmp_path) == []
+    for _ in range(kills):
+        child = subprocess.Popen(
+            [sys.executable, "-c", READY_IMPORT, str(rows_of_edges), str(tmp_path / "other")],
+            env=environment,
+            stdout=subprocess.PIPE,
+        )
+        assert child.stdout is not None
+        child.stdout.readline()
+        time.sleep(rng.uniform(0, takes))
+        child.kill()
+        child.stdout.close()
+        child.wait()
+        if (tmp_path / "other").exists():  # the import was faster
+            assert differences(tree(tmp_path / "other"), want) == []
+            shutil.rmtree(tmp_path / "other")
+    assert survives(IMPORT, rows_of_edges, tmp_path / "other", after=FOREVER, memory=memory)
+    assert differences(tree(tmp_path / "other"), want) == []
     assert leftovers(tmp_path) == []
 
 

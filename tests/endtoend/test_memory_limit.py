@@ -224,3 +224,28 @@ def test_import(tmp_path: Path, edges: str, allowance: int) -> None:
     assert open_graph(tmp_path / "graph").num_nodes == 500_000
     shutil.rmtree(tmp_path / "graph")
     shutil.rmtree(source)
+
+
+@pytest.mark.parametrize("typed", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_import_of_rows_of_edges(tmp_path: Path, typed: bool) -> None:
+    """240 MiB of rows, in which each row says which edge it is of, through a budget of 12 MiB."""
+    count, width = MIB, 60
+    edges = np.random.default_rng(0).integers(0, 50_000, (count, 2))
+    source = tmp_path / "in"
+    source.mkdir()
+    names = ("e.npy", "x.npy") if typed else ("edges.npy", "edge_features.npy")
+    np.save(source / names[0], edges)
+    rows = np.lib.format.open_memmap(source / names[1], "w+", np.float32, (count, width))
+    rows[:] = np.arange(count)[:, None]
+    del rows
+    if typed:
+        (source / "graph.toml").write_text(
+            '[[nodes]]\nname = "a"\nnum_nodes = 50000\n[[edges]]\nsource = "a"\nrelation = "r"\n'
+            'target = "a"\nfile = "e.npy"\nfeatures = "x.npy"\n'
+        )
+    succeeds(IMPORT, source, tmp_path / "graph", "12MiB", memory="12MiB", limit=12 * MIB + WITHOUT_TORCH)
+    found = np.memmap(tmp_path / "graph" / "e0.features.bin", np.float32, "r", shape=(count, width))
+    order = np.lexsort((np.arange(count), edges[:, 0], edges[:, 1]))
+    assert np.array_equal(found, np.broadcast_to(order[:, None], found.shape))
+    shutil.rmtree(tmp_path / "graph")
+    shutil.rmtree(source)

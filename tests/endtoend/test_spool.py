@@ -113,9 +113,7 @@ def test_what_is_chosen_by_is_the_model_that_is_trained(
     online(graph, model="gat", hidden=None, heads=8, memory="auto", epochs=1)
     first = build_model("gat", graph.feature_dim, None, graph.num_classes, 2, heads=8).convs[0]
     (ahead,) = asked
-    assert auto.shapes.network_of(graph, "gat", ahead.model.hidden, ahead.model.heads).hidden == (
-        first.heads * first.out_channels
-    )
+    assert auto.shapes.network_of(graph, ahead.model).hidden == (first.heads * first.out_channels)
 
 
 def test_goes_on_in_either_way(graph: Graph, spools: Any, tmp_path: Path) -> None:

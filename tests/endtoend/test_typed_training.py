@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch_geometric.data import HeteroData
 from typer.testing import CliRunner
 
 import outcrop as oc
@@ -117,7 +118,6 @@ def test_every_model_is_trained(graph: Graph, name: str) -> None:
         ({"model": "rsage"}, "node type 'institution' has no rows"),
         ({"loading": "partition"}, "mode partition loads graphs with one type"),
         ({"sampling": oc.SampleConfig(fanouts=(2, 2), sampler="labor")}, "sampler 'labor' is not there yet"),
-        ({"memory": "auto"}, "chosen automatically .* is there for graphs without types alone"),
     ],
 )
 def test_what_is_not_there_yet_is_refused_by_name(
@@ -125,6 +125,20 @@ def test_what_is_not_there_yet_is_refused_by_name(
 ) -> None:
     with pytest.raises(oc.ArgumentError, match=message):
         trained(graph, **options)
+
+
+def test_the_report_of_a_run_tells_types_apart(graph: Graph, tmp_path: Path) -> None:
+    run = oc.prepare(graph, tmp_path / "g.run", sampling=SAMPLING, memory="8MiB", observer=QUIET)
+    trained(graph, run=run.path, sampling=None, limits=oc.Limits())
+    done = CliRunner().invoke(
+        app, ["report", str(run.path), "--out", str(tmp_path / "r.html"), "--no-measure"]
+    )
+    assert done.exit_code == 0, done.output
+    page = (tmp_path / "r.html").read_text()
+    assert "Bytes of a row: paper 512, author 128, topic 32." in page
+    assert "of the bytes of rows are of paper" in page
+    told = CliRunner().invoke(app, ["doctor", "--folder", str(graph.path), "--no-measure"])
+    assert told.exit_code == 0, told.output
 
 
 def test_a_typed_model_needs_a_graph_with_types(tmp_path: Path) -> None:
@@ -151,3 +165,40 @@ def test_the_command_trains_too(graph: Graph, losses: list[float], tmp_path: Pat
     done = CliRunner().invoke(app, [*arguments, "--trace-losses"])
     assert done.exit_code == 0, done.output
     assert json.loads((tmp_path / "out.json").read_text())["batch_losses"] == losses
+
+
+def test_a_graph_without_any_rows_is_trained_too(tmp_path: Path) -> None:
+    """As graphs of RDF are: rows of all types are made. There is nothing to pack, so batches are drawn as needed."""
+    rng = np.random.default_rng(0)
+    ends = {key: rng.integers(0, 200, (2, 900)) for key in (("a", "to", "b"), ("b", "to", "a"))}
+    data = HeteroData()
+    for name in "ab":
+        data[name].num_nodes = 200
+    data["a"].y = torch.from_numpy(rng.integers(0, 3, 200))
+    for key, pairs in ends.items():
+        data[key].edge_index = torch.from_numpy(np.unique(pairs, axis=1))
+    shares = oc.ImportConfig(train_fraction=0.5, valid_fraction=0.2, test_fraction=0.3)
+    graph = oc.import_graph(data, tmp_path / "g.oc", shares, progress=False)
+    assert graph.feature_bytes == 0
+    sampling = oc.SampleConfig(fanouts=(4, 3), batch_size=16)
+    losses = {
+        mode: trained(graph, sampling=sampling, loading=mode).batch_losses
+        for mode in ("memory", "memmap", "ondisk", "dynamic", "online", None)
+    }
+    assert len(losses["memory"]) == 2 * -(-graph.spec("train").shape[0] // 16)
+    assert all(found == losses["memory"] for found in losses.values())
+    with pytest.raises(oc.ArgumentError, match=r"has no features to place: .*--mode online"):
+        oc.prepare(graph, tmp_path / "run", sampling=sampling, memory="16MiB", epochs=1, observer=QUIET)
+    loader = NeighborLoader(graph, [4, 3], input_nodes="train", batch_size=16, memory="8MiB")
+    kept = [(batch["a"].n_id, batch["a"].n_id.clone()) for batch in loader]
+    assert all(torch.equal(held, copy) for held, copy in kept)
+
+
+def test_the_command_prepares_too(graph: Graph, tmp_path: Path) -> None:
+    options = ["--fanouts", "6,4", "--batch-size", "64", "--memory", "8MiB", "--epochs", "1"]
+    out = tmp_path / "out.json"
+    found = CliRunner().invoke(
+        app, ["prepare", str(graph.path), str(tmp_path / "run"), *options, "--json", str(out)]
+    )
+    assert found.exit_code == 0, found.output
+    assert json.loads(out.read_text())["predicted"]["epochs"]["train"]

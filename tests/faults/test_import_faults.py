@@ -259,7 +259,8 @@ def test_unknown_sources(folder: Path) -> None:
     fails(
         folder,
         ArgumentError,
-        "unknown; known: arrays, edges, npz, scipy, mat, musae, graphbolt, igb, mag240m, ogb, pyg, dgl, triples",
+        "unknown; known: arrays, edges, npz, scipy, mat, musae, graphbolt, igb, mag240m, ogb, pyg, dgl, "
+        "ntriples, tables, triples",
         source="zip:x",
     )
     fails(folder, ArgumentError, "is a knowledge graph, not a graph", source="triples:x")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import os
 import re
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,25 +14,19 @@ import pytest
 from artifact_support import (
     OPTIONS,
     differences,
+    fault_plan,
     fresh_runtime,
     leftovers,
     memory_folder,
+    mounted_memory,
     prepare,
     small_graph,
     tree,
 )
-from outcrop import _core
 from outcrop.errors import IoError
 from outcrop.store.graph import Graph
 
 STAGES = ("sample", "plan", "pack")
-
-
-def plan(**fields: Any) -> _core.FaultPlan:
-    faults = _core.FaultPlan()
-    for name, value in fields.items():
-        setattr(faults, name, value)
-    return faults
 
 
 @pytest.fixture(scope="module")
@@ -41,7 +34,7 @@ def problem() -> Iterator[tuple[Graph, dict[str, bytes], int, int]]:
     """A graph, the bytes of its run, and how many operations and written bytes making that takes."""
     with memory_folder() as folder:
         graph = small_graph(folder / "graph")
-        with fresh_runtime(OPTIONS["memory"], faults=plan()) as runtime:
+        with fresh_runtime(OPTIONS["memory"], faults=fault_plan()) as runtime:
             prepare(graph, folder / "want", runtime)
             counters = runtime.io.counters
         yield graph, tree(folder / "want"), counters.read_ops + counters.write_ops, counters.write_bytes
@@ -50,7 +43,7 @@ def problem() -> Iterator[tuple[Graph, dict[str, bytes], int, int]]:
 def fails_then_recovers(graph: Graph, want: dict[str, bytes], number: int, **faults: Any) -> str:
     """Preparing under ``faults`` gives an IoError; what is published is whole; without faults it goes on."""
     out = graph.path.parent / "run"
-    with fresh_runtime(OPTIONS["memory"], faults=plan(**faults)) as runtime:
+    with fresh_runtime(OPTIONS["memory"], faults=fault_plan(**faults)) as runtime:
         with pytest.raises(IoError) as caught:
             prepare(graph, out, runtime)
         message, code = str(caught.value), caught.value.errno
@@ -102,7 +95,7 @@ def test_storms_change_nothing(
 ) -> None:
     graph, want, _, _ = problem
     out = graph.path.parent / f"storm-{seed}"
-    faults = plan(short_probability=0.7, eagain_probability=0.7, seed=seed)
+    faults = fault_plan(short_probability=0.7, eagain_probability=0.7, seed=seed)
     with fresh_runtime(OPTIONS["memory"], faults=faults) as runtime:
         prepare(graph, out, runtime)
         counters = runtime.io.counters
@@ -116,7 +109,9 @@ def test_faults_again_and_again(problem: tuple[Graph, dict[str, bytes], int, int
     graph, want, operations, _ = problem
     out, failures = graph.path.parent / "stubborn", 0
     for k in range(1, 2 * operations, 7):
-        with fresh_runtime(OPTIONS["memory"], faults=plan(fail_at_op=k, error_number=errno.EIO)) as runtime:
+        with fresh_runtime(
+            OPTIONS["memory"], faults=fault_plan(fail_at_op=k, error_number=errno.EIO)
+        ) as runtime:
             try:
                 prepare(graph, out, runtime)
                 break
@@ -129,15 +124,8 @@ def test_faults_again_and_again(problem: tuple[Graph, dict[str, bytes], int, int
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
     """A real file system of 1 MiB."""
-    folder = tmp_path / "disk"
-    folder.mkdir()
-    command = ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(folder)]
-    try:
-        subprocess.run(command, check=True, capture_output=True)
-    except (OSError, subprocess.CalledProcessError) as error:
-        pytest.skip(f"no small file system can be mounted here: {error}")
-    yield folder
-    subprocess.run(["umount", "-l", str(folder)], check=True)
+    with mounted_memory(tmp_path / "disk", "1m") as folder:
+        yield folder
 
 
 @pytest.mark.parametrize("free_pages", [0, 1, 2, 5, 10, 20, 30, 35, 38, 40, 41])

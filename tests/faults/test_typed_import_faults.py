@@ -112,3 +112,11 @@ def test_what_a_failed_import_was_to_replace_stays(folder: Path) -> None:
         verify_artifact(out, runtime)
     assert open_graph(out).digest() == before
     assert sorted(path.name for path in folder.parent.iterdir()) == ["g.oc", "in"]
+
+
+@pytest.mark.parametrize("name", ["x", "y", "train", "z", "e", "w"])
+def test_a_header_that_is_no_python_is_named(folder: Path, name: str) -> None:
+    path = folder / f"{name}.npy"
+    path.write_bytes(path.read_bytes().replace(b"'fortran_order': ", b"'fortran_order':#"))
+    with pytest.raises(FormatError, match=rf"{name}\.npy is no \.npy file or is torn"):
+        import_graph(f"arrays:{folder}", folder.parent / "g.oc", new_runtime("8MiB"))

@@ -20,7 +20,10 @@ RACING = [
     FOLDER / f"test_{name}.py"
     for name in ("asynchrony", "everyday", "gather", "orders", "programs", "rings", "sampling", "transfer")
 ]
-SLOWER = [FOLDER / f"test_{name}.py" for name in ("embedding", "interrupted", "memory", "tensor", "training")]
+SLOWER = [
+    FOLDER / f"test_{name}.py"
+    for name in ("embedding", "interrupted", "memory", "tensor", "training", "types")
+]
 
 
 def run(device: str, *modules: Path, schedule: str = "latest") -> None:

@@ -25,6 +25,15 @@ ArrayFileWriter::~ArrayFileWriter() {
   if (open_) io_->close(file_);
 }
 
+void ArrayFileWriter::append(const std::byte* data, size_t bytes) {
+  while (bytes > 0) {
+    if (filled_ == half_) flush();
+    const size_t n = std::min(bytes, half_ - filled_);
+    std::memcpy(active_ + filled_, data, n);
+    filled_ += n, data += n, bytes -= n;
+  }
+}
+
 void ArrayFileWriter::flush() {
   if (filled_ == 0) return;
   crc_ = crc32c(active_, filled_, crc_);

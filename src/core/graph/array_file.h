@@ -37,6 +37,7 @@ class ArrayFileWriter {
     std::memcpy(active_ + filled_, &value, sizeof(T));
     filled_ += sizeof(T);
   }
+  void append(const std::byte* data, size_t bytes);
   // Pads, waits, pushes the file to the device and closes it.
   ArrayFile finish();
 

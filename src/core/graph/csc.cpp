@@ -20,7 +20,7 @@ class CscBuilder::Impl {
   virtual void add(const int64_t* src, const int64_t* dst, size_t n, const float* weights,
                    size_t edge_type) = 0;
   virtual CscResult finish(const std::string& indptr_path, const std::string& indices_path, int64_t min_nodes,
-                           const std::string& weights_path) = 0;
+                           const std::string& weights_path, const std::string& numbers_path) = 0;
   uint64_t added = 0;
 };
 
@@ -35,6 +35,7 @@ class Sorted final : public CscBuilder::Impl {
         options_(std::move(options)),
         limit_(options_.num_nodes >= 0 ? options_.num_nodes : kMaxPackedNodes),
         self_loops_dropped_(options_.relations ? options_.relations->size() : 1),
+        next_number_(self_loops_dropped_.size()),
         write_bytes_(align_down(std::min(kMaxWriteBufferBytes, options_.memory_bytes / 8), 2 * kPageBytes)),
         sorter_(
             std::in_place, io_, *budget_,
@@ -56,6 +57,7 @@ class Sorted final : public CscBuilder::Impl {
     else
       add_untyped(src, dst, n, weights);
     added += n;
+    next_number_[edge_type] += n;
   }
 
   void add_untyped(const int64_t* src, const int64_t* dst, size_t n, const float* weights) {
@@ -71,8 +73,9 @@ class Sorted final : public CscBuilder::Impl {
       }
       const float weight = Edge::kWeighted ? weights[i] : 1.0f;
       if (Edge::kWeighted && !(weight >= 0 && std::isfinite(weight))) refuse_weight(i, weight);
-      sorter_->push(Edge::make(s, d, weight));
-      if (options_.reverse && s != d) sorter_->push(Edge::make(d, s, weight));
+      const uint64_t number = next_number_[0] + i;
+      sorter_->push(Edge::make(s, d, weight, number));
+      if (options_.reverse && s != d) sorter_->push(Edge::make(d, s, weight, number));
     }
   }
 
@@ -95,20 +98,21 @@ class Sorted final : public CscBuilder::Impl {
       }
       const float weight = weights ? weights[i] : 1.0f;
       if (Edge::kWeighted && !(weight >= 0 && std::isfinite(weight))) refuse_weight(i, weight);
-      sorter_->push(Edge::make(first_source + s, first_list + d, weight));
+      sorter_->push(Edge::make(first_source + s, first_list + d, weight, next_number_[edge_type] + i));
     }
   }
 
   CscResult finish(const std::string& indptr_path, const std::string& indices_path, int64_t min_nodes,
-                   const std::string& weights_path) override {
+                   const std::string& weights_path, const std::string& numbers_path) override {
     CscResult result;
     result.num_nodes = options_.num_nodes >= 0 ? options_.num_nodes : std::max(largest_ + 1, min_nodes);
     result.num_lists = options_.relations ? options_.relations->num_lists() : result.num_nodes;
     result.wide = sizeof(Index) == 8;
     ArrayFileWriter indptr(io_, *budget_, indptr_path, write_bytes_, true);
     ArrayFileWriter indices(io_, *budget_, indices_path, write_bytes_, true);
-    std::optional<ArrayFileWriter> weights;
+    std::optional<ArrayFileWriter> weights, numbers;
     if (Edge::kWeighted) weights.emplace(io_, *budget_, weights_path, write_bytes_, true);
+    if (Edge::kNumbered) numbers.emplace(io_, *budget_, numbers_path, write_bytes_);
     indptr.push(int64_t{0});
     int64_t list = 0;         // whose end is not written yet
     uint64_t list_first = 0;  // edges before it
@@ -144,7 +148,8 @@ class Sorted final : public CscBuilder::Impl {
     sorter_->finish([&](const Edge* piece, size_t n) {
       for (size_t i = 0; i < n; ++i) {
         const Edge edge = piece[i];
-        if (!options_.keep_duplicates && any && edge.src() == last.src() && edge.dst() == last.dst()) {
+        if (any && edge.src() == last.src() && edge.dst() == last.dst() &&
+            !keeps_duplicates(result.relations.size())) {
           ++duplicates_;
           continue;
         }
@@ -153,6 +158,7 @@ class Sorted final : public CscBuilder::Impl {
         while (list < static_cast<int64_t>(edge.dst())) close_list();
         indices.push(static_cast<Index>(edge.src()));
         if (Edge::kWeighted && has_weights(result.relations.size())) weights->push(edge.weight_of());
+        if (Edge::kNumbered && has_numbers(result.relations.size())) numbers->push(edge.number_of());
         ++edges;
       }
     });
@@ -162,11 +168,12 @@ class Sorted final : public CscBuilder::Impl {
     result.indptr = indptr.finish();
     result.indices = indices.finish();
     if (Edge::kWeighted) result.weights = weights->finish();
+    if (Edge::kNumbered) result.numbers = numbers->finish();
     return result;
   }
 
  private:
-  static constexpr size_t kFiles = Edge::kWeighted ? 3 : 2;  // written at the same time
+  static constexpr size_t kFiles = 2 + Edge::kWeighted + Edge::kNumbered;  // written at the same time
 
   // The list behind those of edge type r.
   int64_t end_of_lists(const CscResult& result, size_t r) const {
@@ -174,6 +181,10 @@ class Sorted final : public CscBuilder::Impl {
                                                                     : result.num_lists;
   }
   bool has_weights(size_t r) const { return !options_.relations || (*options_.relations)[r].weighted; }
+  bool has_numbers(size_t r) const { return Edge::kNumbered && options_.numbered[r]; }
+  bool keeps_duplicates(size_t r) const {
+    return has_numbers(r) ? options_.keep_numbered_duplicates : options_.keep_duplicates;
+  }
 
   [[noreturn]] void refuse_typed(size_t i, size_t edge_type, const char* end, int64_t id,
                                  int64_t nodes) const {
@@ -203,6 +214,7 @@ class Sorted final : public CscBuilder::Impl {
   CscOptions options_;
   int64_t limit_, largest_ = -1;
   std::vector<uint64_t> self_loops_dropped_;  // of each edge type
+  std::vector<uint64_t> next_number_;         // of each edge type
   uint64_t duplicates_ = 0;
   size_t write_bytes_;
   std::optional<ExternalSorter<Edge>> sorter_;
@@ -232,15 +244,27 @@ CscBuilder::CscBuilder(std::shared_ptr<BlockIo> io, std::shared_ptr<Budget> budg
     for (size_t r = 0; r < relations.size(); ++r) options.weighted |= relations[r].weighted;
     options.wide |= relations.num_lists() > kMaxPackedNodes;
   }
-  const bool wide = options.wide || options.num_nodes > kMaxPackedNodes;
-  if (wide && options.weighted)
-    make.operator()<Weighted<WideEdge>, int64_t>();
-  else if (wide)
-    make.operator()<WideEdge, int64_t>();
-  else if (options.weighted)
-    make.operator()<Weighted<PackedEdge>, uint32_t>();
+  const size_t edge_types = options.relations ? options.relations->size() : 1;
+  if (!options.numbered.empty() && options.numbered.size() != edge_types)
+    throw Error(ErrorKind::argument, "numbers are asked for of " + std::to_string(options.numbered.size()) +
+                                         " edge types, there are " + std::to_string(edge_types));
+  const bool wide = options.wide || options.num_nodes > kMaxPackedNodes, weighted = options.weighted;
+  const bool numbered =
+      std::find(options.numbered.begin(), options.numbered.end(), true) != options.numbered.end();
+  const auto make_of = [&]<class Edge, class Index>() {
+    if (weighted && numbered)
+      make.operator()<Numbered<Weighted<Edge>>, Index>();
+    else if (weighted)
+      make.operator()<Weighted<Edge>, Index>();
+    else if (numbered)
+      make.operator()<Numbered<Edge>, Index>();
+    else
+      make.operator()<Edge, Index>();
+  };
+  if (wide)
+    make_of.operator()<WideEdge, int64_t>();
   else
-    make.operator()<PackedEdge, uint32_t>();
+    make_of.operator()<PackedEdge, uint32_t>();
 }
 
 CscBuilder::~CscBuilder() = default;
@@ -250,8 +274,9 @@ void CscBuilder::add(const int64_t* src, const int64_t* dst, size_t n, const flo
 }
 uint64_t CscBuilder::edges_added() const { return impl_->added; }
 CscResult CscBuilder::finish(const std::string& indptr_path, const std::string& indices_path,
-                             int64_t min_nodes, const std::string& weights_path) {
-  return impl_->finish(indptr_path, indices_path, min_nodes, weights_path);
+                             int64_t min_nodes, const std::string& weights_path,
+                             const std::string& numbers_path) {
+  return impl_->finish(indptr_path, indices_path, min_nodes, weights_path, numbers_path);
 }
 
 }  // namespace outcrop

@@ -24,10 +24,11 @@ namespace outcrop {
 
 struct PackedEdge {  // both ids below 2^32
   static constexpr unsigned kKeyWords = 1;
-  static constexpr bool kWeighted = false;
+  static constexpr bool kWeighted = false, kNumbered = false;
   uint64_t key = 0;
-  static PackedEdge make(uint64_t src, uint64_t dst, float) { return {dst << 32 | src}; }
+  static PackedEdge make(uint64_t src, uint64_t dst, float, uint64_t) { return {dst << 32 | src}; }
   float weight_of() const { return 1; }
+  uint64_t number_of() const { return 0; }
   uint64_t src() const { return key & 0xffffffffu; }
   uint64_t dst() const { return key >> 32; }
   uint64_t word(unsigned) const { return key; }
@@ -35,10 +36,11 @@ struct PackedEdge {  // both ids below 2^32
 
 struct WideEdge {
   static constexpr unsigned kKeyWords = 2;
-  static constexpr bool kWeighted = false;
+  static constexpr bool kWeighted = false, kNumbered = false;
   uint64_t source = 0, target = 0;
-  static WideEdge make(uint64_t src, uint64_t dst, float) { return {src, dst}; }
+  static WideEdge make(uint64_t src, uint64_t dst, float, uint64_t) { return {src, dst}; }
   float weight_of() const { return 1; }
+  uint64_t number_of() const { return 0; }
   uint64_t src() const { return source; }
   uint64_t dst() const { return target; }
   uint64_t word(unsigned i) const { return i ? target : source; }
@@ -51,10 +53,22 @@ struct Weighted : Edge {
   static constexpr bool kWeighted = true;
   float weight = 0;
   uint32_t zero = 0;  // no byte is left unset
-  static Weighted make(uint64_t src, uint64_t dst, float weight) {
-    return {Edge::make(src, dst, weight), weight, 0};
+  static Weighted make(uint64_t src, uint64_t dst, float weight, uint64_t number) {
+    return {Edge::make(src, dst, weight, number), weight, 0};
   }
   float weight_of() const { return weight; }
+};
+
+// The same with the edge's number in its source, by which its row is found (permute.h). Of an edge listed more than
+// once, where one of them is kept, that is the first.
+template <class Edge>
+struct Numbered : Edge {
+  static constexpr bool kNumbered = true;
+  uint64_t number = 0;
+  static Numbered make(uint64_t src, uint64_t dst, float weight, uint64_t number) {
+    return {Edge::make(src, dst, weight, number), number};
+  }
+  uint64_t number_of() const { return number; }
 };
 
 struct CscOptions {
@@ -66,6 +80,10 @@ struct CscOptions {
   bool reverse = false;   // store the reverse of every edge too (a self-loop once)
   bool wide = false;      // 64-bit indices even where 32 bits would do
   bool weighted = false;  // edges have weights, float32 [E], in the order of the indices
+  // Edge types whose edges' numbers are written, one entry for each edge type; none: of no edge type. A number is the
+  // edge's place among those that were added to the type; a reverse has that of the edge.
+  std::vector<bool> numbered;
+  bool keep_numbered_duplicates = true;  // of these edge types
   // Node types and edge types, whose numbers of edges do not count; none: the lists are the nodes. With them num_nodes,
   // reverse and weighted are not asked: edge types say who has weights, and a reverse is an edge type of its own.
   std::shared_ptr<const Relations> relations;
@@ -82,6 +100,7 @@ struct CscResult {
   bool wide = false;
   std::vector<CscRelation> relations;  // one where there are no types
   ArrayFile indptr, indices, weights;
+  ArrayFile numbers;  // int64, of the numbered edge types, one after the other, in the order of the indices
   SortStats sort;
 };
 
@@ -99,7 +118,7 @@ class CscBuilder {
   uint64_t edges_added() const;
   // Writes the files. With num_nodes -1 there are at least min_nodes nodes.
   CscResult finish(const std::string& indptr_path, const std::string& indices_path, int64_t min_nodes = 0,
-                   const std::string& weights_path = "");
+                   const std::string& weights_path = "", const std::string& numbers_path = "");
 
   class Impl;
 

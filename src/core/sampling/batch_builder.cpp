@@ -147,6 +147,7 @@ void BatchBuilder::add_positions(std::span<const int64_t> positions) {
 
 void BatchBuilder::begin_induced() {
   col_.clear();
+  positions_.clear();
   rowptr_.assign(1, 0);
   kept_.clear();
 }

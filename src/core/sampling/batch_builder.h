@@ -88,6 +88,17 @@ class BatchBuilder {
       if (wanted(id)) kept_.push_back(static_cast<int64_t>(id));
     }
   }
+  // The same, and where they lie: neighbour i at position first + i.
+  template <class Index, class Wanted>
+  void keep_if_at(const Index* neighbours, int64_t n, int64_t first, Wanted&& wanted) {
+    int64_t position = first;
+    keep_if(neighbours, n, [&](uint64_t id) {
+      const int64_t at = position++;
+      if (!wanted(id)) return false;
+      positions_.push_back(at);
+      return true;
+    });
+  }
   template <class Index>
   void keep(const Index* neighbours, int64_t n) {
     keep_if(neighbours, n, [](uint64_t) { return true; });
@@ -103,7 +114,7 @@ class BatchBuilder {
 
   void begin_induced();
   template <class Index>
-  void keep_inside(const Index* neighbours, int64_t n);
+  void keep_inside(const Index* neighbours, int64_t n, int64_t first);  // the first lies at position `first`
   void finish_induced();
 
   // For samplers that know a hop's edges before they draw: room for them, then insert_block per block of
@@ -168,7 +179,7 @@ class BatchBuilder {
 };
 
 template <class Index>
-void BatchBuilder::keep_inside(const Index* neighbours, int64_t n) {
+void BatchBuilder::keep_inside(const Index* neighbours, int64_t n, int64_t first) {
   const Sources sources = sources_;
   constexpr int64_t kBlock = 64;  // whose memory accesses are overlapped
   for (int64_t begin = 0; begin < n; begin += kBlock) {
@@ -179,8 +190,10 @@ void BatchBuilder::keep_inside(const Index* neighbours, int64_t n) {
       scratch_->relabel.prefetch(id);
     }
     for (int64_t i = begin; i < end; ++i)
-      if (const int32_t local = scratch_->relabel.find(static_cast<uint64_t>(neighbours[i])); local >= 0)
+      if (const int32_t local = scratch_->relabel.find(static_cast<uint64_t>(neighbours[i])); local >= 0) {
         col_.push_back(local);
+        if (with_positions_) positions_.push_back(first + i);
+      }
   }
 }
 

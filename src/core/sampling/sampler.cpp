@@ -48,9 +48,6 @@ void check_options(const SamplerOptions& options, const Relations& relations, bo
     throw Error(
         ErrorKind::argument,
         "labor and shadow sample graphs of one node type and one edge type: choose neighbor or weighted");
-  if (draws_lists && options.positions)
-    throw Error(ErrorKind::argument,
-                "labor and shadow do not say where edges lie: choose neighbor or weighted");
 }
 
 std::vector<HopPart> parts_of_hop(const BatchBuilder& batch, const SamplerOptions& options, BatchKey key,
@@ -143,11 +140,17 @@ void NeighborSampler::labor_part(const Index* indices, const HopPart& part) {
   const int64_t fanout = part.fanout;
   for_each_list(indices, nodes_of(part), part, [&](int64_t, ListRange list) {
     const Index* neighbours = indices + list.start;
+    const auto keep = [&](auto&& wanted) {
+      if (options_.positions)
+        batch_.keep_if_at(neighbours, list.degree, list.start, wanted);
+      else
+        batch_.keep_if(neighbours, list.degree, wanted);
+    };
     if (labor_takes_all(list.degree, fanout)) {
-      batch_.keep(neighbours, list.degree);
+      keep([](uint64_t) { return true; });
     } else {
       const uint64_t bound = labor_bound(list.degree, fanout);
-      batch_.keep_if(neighbours, list.degree, [&](uint64_t id) { return number(id) < bound; });
+      keep([&](uint64_t id) { return number(id) < bound; });
     }
     batch_.end_row();
   });
@@ -178,7 +181,7 @@ void NeighborSampler::induce(const Index* indices) {
   HopPart all;
   all.end_edge = topology_.num_edges;
   for_each_list(indices, batch_.nodes(), all, [&](int64_t, ListRange list) {
-    batch_.keep_inside(indices + list.start, list.degree);
+    batch_.keep_inside(indices + list.start, list.degree, list.start);
     batch_.end_row();
   });
   batch_.finish_induced();

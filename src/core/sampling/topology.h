@@ -17,7 +17,7 @@ struct Topology {
   const int64_t* indices64 = nullptr;
   int64_t num_nodes = 0;
   int64_t num_edges = 0;
-  const float* weights = nullptr;  // one per edge; only the weighted sampler needs them
+  const float* weights = nullptr;  // one per edge, where they are asked for
   std::shared_ptr<const Relations> relations;
 };
 
@@ -47,5 +47,9 @@ inline ListRange range_of(const Topology& t, int64_t list, int64_t node, int64_t
 
 // out[i] = in-neighbours of ids[i] other than itself. Neighbours of a node must be ascending; without types.
 void count_in_neighbors(const Topology& topology, std::span<const int64_t> ids, int32_t* out);
+
+// out[2 i] = sum of the weights of edges to ids[i] from other nodes, in the order of the list; out[2 i + 1] = weight of
+// its edge from itself, of several the last; 1 where there is none. Likewise without types.
+void sum_in_weights(const Topology& topology, std::span<const int64_t> ids, double* out);
 
 }  // namespace outcrop

@@ -228,11 +228,13 @@ bool PagedBatch::plan(size_t room, std::vector<Piece>& pieces) {
       for (size_t i = 0; i < take; ++i)
         pieces.push_back({static_cast<uint64_t>(positions_[static_cast<size_t>(done_) + i]), 1,
                           static_cast<uint32_t>(used + i)});
-    if (options_.positions && !weights) plan_positions(*part, take);
+    const bool places = options_.positions && !weights;
+    const int64_t position = places && chooses_later() ? start_on_disk(*part) + done_ : 0;
+    if (places && !chooses_later()) plan_positions(*part, take);
     done_ += static_cast<int64_t>(take);
     used += take;
     const bool last = done_ == length_;
-    segments_.push_back({static_cast<uint32_t>(list_), static_cast<uint32_t>(take), first, last});
+    segments_.push_back({static_cast<uint32_t>(list_), static_cast<uint32_t>(take), first, last, position});
     if (!last) break;
     ++list_;
     open_ = false;
@@ -246,12 +248,15 @@ int64_t PagedBatch::weights_behind(const HopPart& part) const {
   return part.weight_shift;
 }
 
+int64_t PagedBatch::start_on_disk(const HopPart& part) const {
+  if (ranges_[2 * list_] == ranges_[2 * list_ + 1]) return 0;
+  return is_cached(list_) ? topology_.start_of_cached(node_of(part, list_) + part.shift) : ranges_[2 * list_];
+}
+
 // Hands on where the next `n` elements of the open list lie on disk.
 void PagedBatch::plan_positions(const HopPart& part, size_t n) {
   if (n == 0) return;
-  const int64_t begin = ranges_[2 * list_];
-  const int64_t start =
-      is_cached(list_) ? topology_.start_of_cached(node_of(part, list_) + part.shift) : begin;
+  const int64_t begin = ranges_[2 * list_], start = start_on_disk(part);
   if (whole_) {
     positions_.resize(n);
     std::iota(positions_.begin(), positions_.end(), start + done_);
@@ -266,10 +271,19 @@ void PagedBatch::plan_positions(const HopPart& part, size_t n) {
 template <class Index>
 void PagedBatch::take_neighbors(const Index* values, const Segment& segment, const HopPart& part) {
   const int64_t degree = range(segment.list).degree;
-  if (options_.kind == SamplerKind::labor && !labor_takes_all(degree, part.fanout)) {
+  const bool labor = options_.kind == SamplerKind::labor;
+  const auto keep = [&](auto&& wanted) {
+    if (options_.positions)
+      batch_.keep_if_at(values, segment.count, segment.position, wanted);
+    else
+      batch_.keep_if(values, segment.count, wanted);
+  };
+  if (labor && !labor_takes_all(degree, part.fanout)) {
     const uint64_t bound = labor_bound(degree, part.fanout);
     const LaborNumbers number(options_.seed, key_, hop_, options_.dependency);
-    batch_.keep_if(values, segment.count, [&](uint64_t id) { return number(id) < bound; });
+    keep([&](uint64_t id) { return number(id) < bound; });
+  } else if (labor) {
+    keep([](uint64_t) { return true; });
   } else {
     batch_.keep(values, segment.count);
   }
@@ -299,7 +313,7 @@ void PagedBatch::take(const Element* values) {
     if constexpr (std::is_same_v<Element, float>) {
       take_weights(values, segment, *part);
     } else if (stage_ == Stage::induced) {
-      batch_.keep_inside(values, segment.count);
+      batch_.keep_inside(values, segment.count, segment.position);
       if (segment.last) batch_.end_row();
     } else {
       take_neighbors(values, segment, *part);

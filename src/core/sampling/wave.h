@@ -86,6 +86,7 @@ class PagedBatch {
   struct Segment {  // of a list, in the order of the values
     uint32_t list = 0, count = 0;
     bool first = false, last = false;
+    int64_t position = 0;  // of the first where all of the segment is looked at, on disk
   };
   void begin_pass(std::span<const int64_t> nodes, std::vector<HopPart> parts);
   // The part that has the list, which is in `part`, if that is known, or behind it.
@@ -100,6 +101,8 @@ class PagedBatch {
   void open_list(const HopPart& part);
   int64_t weights_behind(const HopPart& part) const;
   void plan_positions(const HopPart& part, size_t n);
+  int64_t start_on_disk(const HopPart& part) const;
+  bool chooses_later() const { return stage_ == Stage::induced || options_.kind == SamplerKind::labor; }
   void add_range(const HopPart& part, size_t list, int64_t begin, int64_t end);
   ListRange range(size_t i) const { return {ranges_[2 * i], ranges_[2 * i + 1] - ranges_[2 * i]}; }
   template <class Index>

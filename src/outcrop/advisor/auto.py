@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -28,6 +28,7 @@ from outcrop.store.graph import Graph
 from outcrop.store.profile import Profile
 
 _LOOKED_AT = 4
+_USUAL_ROWS = "random:64"  # of nodes without any, where nobody says
 
 
 def is_auto(memory: Size | None) -> bool:
@@ -40,7 +41,7 @@ class TrainingAhead:
 
     Attributes:
         epochs: Epochs that will be trained.
-        model: What is trained.
+        model: What is trained; None: nobody knows, and it is taken for a usual one.
         disk_space: Limit for the files of the run; None: what is free.
         refresh: Whether batches are drawn anew for every pool.
         least_epochs: Batches are prepared for as many of ``epochs`` as fit the disk, and a run of the same batches that
@@ -48,7 +49,7 @@ class TrainingAhead:
     """
 
     epochs: int = 10
-    model: ModelConfig = field(default_factory=ModelConfig)
+    model: ModelConfig | None = None
     disk_space: Size | None = None
     refresh: bool = False
     least_epochs: int | None = None
@@ -74,10 +75,10 @@ def choose_limits(
         available_bytes: None: asks the system.
 
     Raises:
+        ArgumentError: The model is for other graphs.
         BudgetError: There is too little memory.
     """
-    graph.require_one_type("a budget or a mode that is chosen automatically (--memory auto)")
-    ahead = ahead or TrainingAhead()
+    ahead, graph = ahead or TrainingAhead(), graph.with_edge_rows(sampling.edge_rows)
     available = system.available_memory() if available_bytes is None else available_bytes
     if out is not None and (out / runs.RUN_FILE).is_file():
         info = runs.read(out)
@@ -153,7 +154,7 @@ class BatchProbe:
             "seeds": self.seeds,
             "row_bytes": sum(wanted_bytes(graph, b) for b in self.batches) // wanted
             if wanted
-            else graph.largest_row_file.row_bytes,
+            else max((rows.row_bytes for rows in graph.row_files), default=0),
             "feature_bytes": graph.feature_bytes,
             "rows": wanted * scale,
             "missing": self.missing,
@@ -186,13 +187,47 @@ def wanted_bytes(graph: Graph, batch: BatchGraph) -> int:
 
 def missing_share(graph: Graph, batches: Sequence[BatchGraph], cache_bytes: int) -> float:
     """Returns the share of the last batch's rows that a cache of ``cache_bytes`` would not hold; of several row files
-    all, which is more than there will be.
+    the share of their bytes.
     """
-    if len(graph.row_files) != 1:
-        return 0.0 if cache_bytes >= graph.feature_bytes else 1.0
-    (rows,) = graph.row_files
-    wanted = [batch.section(rows).ids for batch in batches]
-    return missing_rows(wanted, cache_bytes // max(rows.row_bytes, 1), rows.num_rows)
+    wanted = [[batch.section(rows).ids for batch in batches] for rows in graph.row_files]
+    sizes = [(rows.row_bytes, rows.num_rows) for rows in graph.row_files]
+    if len(sizes) != 1:
+        return missing_bytes(wanted, sizes, cache_bytes)
+    ((row_bytes, num_rows),) = sizes
+    return missing_rows(wanted[0], cache_bytes // max(row_bytes, 1), num_rows)
+
+
+def missing_bytes(
+    wanted: Sequence[Sequence[np.ndarray]], sizes: Sequence[tuple[int, int]], cache_bytes: int
+) -> float:
+    """Returns the share of the bytes of the last batch's rows that a cache would not hold which the others have filled:
+    rows of all row files, often wanted ones first, as :func:`missing_rows` has it of one.
+
+    Args:
+        wanted: Ids of the rows that each batch wants, of each row file.
+        sizes: Bytes of a row, and number of rows, of each row file.
+    """
+    seen = [
+        np.unique(np.concatenate(batches[:-1] or [np.zeros(0, np.int64)]), return_counts=True)
+        for batches in wanted
+    ]
+    owner = np.repeat(np.arange(len(seen)), [len(ids) for ids, _ in seen])
+    widths = np.array([row_bytes for row_bytes, _ in sizes], np.int64)
+    order = np.argsort(-np.concatenate([times for _, times in seen] or [np.zeros(0)]), kind="stable")
+    filled = np.zeros(len(owner), bool)
+    filled[order] = np.cumsum(widths[owner[order]]) <= cache_bytes
+    seen_bytes = int(widths[owner].sum())
+    all_bytes = sum(row_bytes * num_rows for row_bytes, num_rows in sizes)
+    if cache_bytes >= all_bytes:
+        return 0.0
+    missed = total = 0
+    for number, batches in enumerate(wanted):
+        last = batches[-1] if batches else np.zeros(0, np.int64)
+        held = seen[number][0][filled[owner == number]]
+        missed += int((~np.isin(last, held)).sum()) * sizes[number][0]
+        total += len(last) * sizes[number][0]
+    unseen = max(cache_bytes - seen_bytes, 0) / max(all_bytes - seen_bytes, 1)
+    return missed / total * (1 - unseen) if total else 0.0
 
 
 def missing_rows(batches: Sequence[np.ndarray], cache_rows: int, num_nodes: int) -> float:
@@ -210,11 +245,12 @@ def missing_rows(batches: Sequence[np.ndarray], cache_rows: int, num_nodes: int)
     return float((~np.isin(last, held)).mean() * (1 - unseen))
 
 
-def _step_seconds(graph: Graph, probe: BatchProbe, profile: Profile, model: ModelConfig) -> float:
+def _step_seconds(graph: Graph, probe: BatchProbe, profile: Profile, model: ModelConfig | None) -> float:
     """Returns the seconds of a training step on an average one of the batches seen, from the profile's step."""
-    nodes = np.mean([b.nodes_per_hop for b in probe.batches], axis=0)
-    edges = np.mean([b.edges_per_hop for b in probe.batches], axis=0)
-    network = shapes.network_of(graph, model.name, model.hidden, model.heads)
-    return shapes.scaled_step(
-        profile.steps.get(model.name, 0.0), network, shapes.Shape(tuple(nodes), tuple(edges))
-    )
+    if model is None and graph.is_typed:
+        if not graph.num_classes:  # nobody learns from it
+            return 0.0
+        model = ModelConfig("rsage", no_rows=_USUAL_ROWS)
+    network = shapes.network_of(graph, model or ModelConfig())
+    step = profile.steps.get(shapes.timed_model(network.model), 0.0)
+    return shapes.scaled_step(step, network, shapes.shape_of(graph, probe.batches))

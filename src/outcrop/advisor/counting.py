@@ -5,9 +5,10 @@ Batches are sampled ahead, or taken from a run.
 
 from __future__ import annotations
 
+import math
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -30,8 +31,11 @@ from outcrop.preparation.prepare import PrepareRequest, prepare_within_limits, w
 from outcrop.runtime.pages import PAGE_BYTES
 from outcrop.runtime.runtime import Runtime
 from outcrop.sampling.sampler import BatchSampler
+from outcrop.store.arrays import storage_dtype
 from outcrop.store.graph import Graph
-from outcrop.store.placement import align_pages, open_placement
+from outcrop.store.graph_types import RowFile
+from outcrop.store.levels import Level, LevelCounts
+from outcrop.store.placement import Placement, align_pages, open_placement
 from outcrop.store.profile import Profile
 from outcrop.store.samples import SampleSet, open_samples
 
@@ -59,82 +63,148 @@ class Task:
 
     @property
     def network(self) -> shapes.Network:
-        return shapes.network_of(self.graph, self.model.name, self.model.hidden, self.model.heads)
+        return shapes.network_of(self.graph, self.model)
+
+
+@dataclass(frozen=True)
+class FileCount:
+    """Counts what an epoch takes of one row file.
+
+    Attributes:
+        rows_by_level: Rows that come from each level, as loading counts them.
+        bytes_read: Bytes read from disk.
+        requests: Reads of these that are not of a record: of pages that are not neighbours.
+    """
+
+    rows_by_level: LevelCounts
+    bytes_read: int
+    requests: int
 
 
 @dataclass(frozen=True)
 class EpochCount:
-    """Says what an epoch of a task is made of: ``works`` by mode, and the mean shape of its batches."""
+    """Says what an epoch of a task is made of: ``works`` by mode, and the mean shape of its batches.
+
+    Attributes:
+        files: What each mode takes of each row file.
+    """
 
     works: dict[str, Workload]
-    shape: shapes.Shape
+    shape: shapes.BatchShape
     network: shapes.Network
     rows_bytes: int
     disk_bytes: int
     compute_s: float
     assumptions: tuple[str, ...]
+    files: dict[str, tuple[FileCount, ...]] = field(default_factory=dict)
 
 
-def online_bytes(
+def online_files(
     session: LoadSession, graph: Graph, samples: SampleSet, runtime: Runtime, epoch: int = 0
-) -> tuple[int, int]:
-    """Returns (bytes, requests) of the features that an epoch in mode ``online`` reads through ``session``: bytes
-    exactly.
+) -> tuple[FileCount, ...]:
+    """Returns what an epoch in mode ``online`` reads of each row file through ``session``: bytes exactly.
 
     What the cache has not got is asked for hop by hop, and each page of a hop is read once. The batches are those of
     ``samples``, which are the ones that the mode draws.
     """
-    section = samples.section(graph.row_file)
+    return tuple(_online_file(session, rows, samples, runtime, epoch) for rows in graph.row_files)
+
+
+def _online_file(
+    session: LoadSession, rows: RowFile, samples: SampleSet, runtime: Runtime, epoch: int
+) -> FileCount:
+    section, spec = samples.section(rows), rows.spec
     buffer = runtime.budget.empty("advise", section.buffer_bytes)
-    spec, read, requests = graph.row_file.spec, 0, 0
+    row_bytes = storage_dtype(spec.dtype).itemsize * math.prod(spec.shape[1:])
+    read = requests = disk = wanted = 0
     for batch in samples.group("train").batches(epoch):
         ids = section.read_ids(batch, buffer).astype(np.int64)
         external = samples.manifest.config["sampler"] == EXTERNAL
         parts = [ids] if external else np.split(ids, np.cumsum(section.runs[batch])[:-1])
         for part in parts:
-            missing = session.missing_rows(part)
-            read += page_bytes(missing, session.row_bytes, spec.stride_bytes)
-            requests += page_runs(missing, session.row_bytes, spec.stride_bytes)
-    return read, requests
+            missing = session.missing_rows(part, rows.number)
+            read += page_bytes(missing, row_bytes, spec.stride_bytes)
+            requests += page_runs(missing, row_bytes, spec.stride_bytes)
+            disk += len(missing)
+        wanted += len(ids)
+    return FileCount({Level.HOST: wanted - disk, Level.DISK: disk}, read, requests)
 
 
-def count(task: Task, profile: Profile | None = None, *, compute_s: float | None = None) -> EpochCount:
+def count(
+    task: Task, profile: Profile | None = None, *, compute_s: float | None = None, online: bool = True
+) -> EpochCount:
     """Counts what an epoch of ``task`` reads in modes ``packed`` and ``online`` and times what it computes.
 
     Args:
         profile: Profile of this machine; None: neither computing nor drawing is timed.
         compute_s: Seconds of computing an epoch, where it is known already.
+        online: Count mode ``online``, too.
 
     Raises:
         BudgetError: The limits cannot be met.
     """
     with _planned(task) as (folder, predicted), Runtime() as runtime:
         graph, samples = task.graph, open_samples(runtime, folder / "sample")
-        group = samples.group("train")
-        batches = np.array(group.batches(0))
+        batches = np.array(samples.group("train").batches(0))
         network = task.network
         if compute_s is None and profile is not None:
             compute_s = compute_seconds(task, samples, runtime)
         compute = compute_s or 0.0
-        row_bytes = graph.row_file.row_bytes
-        rows, seeds = int(samples.num_nodes[batches].sum()), int(samples.num_seeds[batches].sum())
-        works = {
-            Packed.name: _packed_work(
-                samples, batches, predicted, folder, row_bytes, seeds, compute, runtime
-            ),
-        }
+        epoch = _Epoch(samples, batches, _rows_bytes(graph, samples, batches), compute)
+        placement = open_placement(runtime, folder / "plan")
+        files = {Packed.name: _packed_files(placement, samples, batches)}
+        works = {Packed.name: _packed_work(epoch, placement, predicted, files[Packed.name])}
         assumptions: list[str] = list(_ASSUMED)
         try:
-            works[Online.name] = _online_work(
-                task, samples, batches, row_bytes, seeds, compute, profile, assumptions
-            )
+            if online:
+                works[Online.name], files[Online.name] = _online_work(task, epoch, profile, assumptions)
         except BudgetError as error:
             assumptions.append(f"online does not fit: {error}")
-        hops = samples.nodes_per_hop[batches].mean(axis=0)
-        shape = shapes.Shape(tuple(map(float, hops)), _edges_of(samples, batches))
         return EpochCount(
-            works, shape, network, rows * row_bytes, int(predicted["disk_bytes"]), compute, tuple(assumptions)
+            works,
+            _shape(graph, samples, batches),
+            network,
+            epoch.rows_bytes,
+            int(predicted["disk_bytes"]),
+            compute,
+            tuple(assumptions),
+            files,
         )
+
+
+@dataclass(frozen=True)
+class _Epoch:
+    """Describes the batches of an epoch.
+
+    Attributes:
+        batches: Their numbers, int64.
+        rows_bytes: Bytes of the rows that they want, repeats counted.
+        compute_s: Seconds of computing with them.
+    """
+
+    samples: SampleSet
+    batches: np.ndarray
+    rows_bytes: int
+    compute_s: float
+
+    @property
+    def seeds(self) -> int:
+        return int(self.samples.num_seeds[self.batches].sum())
+
+
+def _rows_bytes(graph: Graph, samples: SampleSet, batches: np.ndarray) -> int:
+    return sum(
+        int(samples.section(rows).num_rows[batches].sum()) * rows.row_bytes for rows in graph.row_files
+    )
+
+
+def _shape(graph: Graph, samples: SampleSet, batches: np.ndarray) -> shapes.BatchShape:
+    """Returns the mean shape of the batches."""
+    if samples.edges_per_hop is not None:
+        return shapes.typed_shape(samples.nodes[batches], samples.edges_per_hop[batches])
+    hops = tuple(map(float, samples.nodes_per_hop[batches].mean(axis=0)))
+    edges = _edges_of(samples, batches)
+    return shapes.TypedShape((hops,), (edges,)) if graph.is_typed else shapes.Shape(hops, edges)
 
 
 _ASSUMED = (
@@ -177,63 +247,67 @@ def compute_seconds(task: Task, samples: SampleSet, runtime: Runtime) -> float:
     every = samples.group("train").batches(0)
     chosen = [every[i] for i in np.unique(np.linspace(0, len(every) - 1, _TIMED_BATCHES).astype(int))]
     buffer = runtime.budget.empty("advise", samples.max_record_bytes)
-    batches = [
-        steps.batch_of(samples.read(b, buffer), task.graph.feature_dim, task.graph.num_classes)
-        for b in chosen
-    ]
+    batches = [steps.batch_of(samples.read(b, buffer), task.graph) for b in chosen]
     network = task.network
     seconds = steps.step_seconds(batches, network, seconds=_TIMED_S, device=task.device)
     size = samples.num_nodes + samples.num_edges
     return sum(seconds) * float(size[np.array(every)].sum() / size[np.array(chosen)].sum())
 
 
-def _packed_work(
-    samples: SampleSet,
-    batches: np.ndarray,
-    predicted: dict[str, Any],
-    folder: Path,
-    row_bytes: int,
-    seeds: int,
-    compute_s: float,
-    runtime: Runtime,
-) -> Workload:
-    epoch = predicted["epochs"]["train"][0]
-    levels = epoch["rows_by_level"]
-    placement = open_placement(runtime, folder / "plan")
+def _packed_files(placement: Placement, samples: SampleSet, batches: np.ndarray) -> tuple[FileCount, ...]:
+    """Counts what the records of ``batches`` hold of each row file, and what they read of its disk cache."""
     number = np.searchsorted(placement.packed_batches, batches)
+    parts = np.diff(placement.part_starts(samples))[number, 1:].sum(axis=0)
+    found = []
+    for rows, part in zip(placement.files, parts, strict=True):
+        host, device, disk = (int(count) for count in rows.cached_rows[number].sum(axis=0))
+        pages = int(rows.disk_pages[number].sum())
+        levels: LevelCounts = {
+            Level.DEVICE: device,
+            Level.HOST: host,
+            Level.DISK_CACHE: disk,
+            Level.PACKED: int(rows.num_packed[number].sum()),
+        }
+        found.append(FileCount(levels, int(part) + pages * PAGE_BYTES, pages))
+    return tuple(found)
+
+
+def _packed_work(
+    epoch: _Epoch, placement: Placement, predicted: dict[str, Any], files: Sequence[FileCount]
+) -> Workload:
+    bytes_read = predicted["epochs"]["train"][0]["bytes_read"]
+    number = np.searchsorted(placement.packed_batches, epoch.batches)
     records = np.diff(placement.offsets)[number]
-    pages = sum(int(rows.disk_pages[number].sum()) for rows in placement.files)
+    pages = sum(one.requests for one in files)
     large = (int(records.sum()), int((-(-records // _LARGE_READ)).sum()))
-    total = int(samples.num_nodes[batches].sum())
+
+    def rows_bytes(*levels: Level) -> int:
+        rows = (sum(one.rows_by_level[level] for level in levels) for one in files)
+        return sum(count * width for count, width in zip(rows, placement.row_bytes, strict=True))
+
+    on_device = rows_bytes(Level.DEVICE)
     return Workload(
         Packed.name,
-        len(batches),
-        seeds,
+        len(epoch.batches),
+        epoch.seeds,
         reads=(large, (pages * PAGE_BYTES, pages)) if pages else (large,),
-        compute_s=compute_s,
-        memory_bytes=max((total - levels["device"]) * row_bytes - epoch["bytes_read"], 0),
+        compute_s=epoch.compute_s,
+        memory_bytes=max(epoch.rows_bytes - on_device - bytes_read, 0),
         loading=LoadingWork(
-            read_bytes=epoch["bytes_read"],
+            read_bytes=bytes_read,
             requests=pages,
-            copied_bytes=epoch["bytes_read"],
-            gathered_bytes=(levels["host"] + levels["disk_cache"]) * row_bytes,
-            structure_bytes=int(align_pages(placement.meta_bytes(samples)[number]).sum()),
+            copied_bytes=bytes_read,
+            gathered_bytes=rows_bytes(Level.HOST, Level.DISK_CACHE),
+            structure_bytes=int(align_pages(placement.meta_bytes(epoch.samples)[number]).sum()),
         ),
         buffers=placement.buffers,
     )
 
 
 def _online_work(
-    task: Task,
-    samples: SampleSet,
-    batches: np.ndarray,
-    row_bytes: int,
-    seeds: int,
-    compute_s: float,
-    profile: Profile | None,
-    assumptions: list[str],
-) -> Workload:
-    graph = task.graph
+    task: Task, epoch: _Epoch, profile: Profile | None, assumptions: list[str]
+) -> tuple[Workload, tuple[FileCount, ...]]:
+    graph, samples = task.graph, epoch.samples
     run = task.run if task.run is not None and (task.run / "pack" / "manifest.json").is_file() else None
     config = SampleConfig.from_stored(samples.manifest.config)
     online = mode_with(Online(), {"topology": task.topology})
@@ -243,32 +317,31 @@ def _online_work(
     ):
         buffers = session.buffers
         held = Runtime()  # what counting takes is no part of the budget
-        read, requests = online_bytes(session, graph, samples, held)
+        files = online_files(session, graph, samples, held)
         held.close()
-    drawn_s = 0.0
+    drawn_s, count = 0.0, len(epoch.batches)
     if profile is not None and config.sampler != EXTERNAL:
-        drawn_s, topology = _drawing(task, config)
+        drawn_s, topology = drawing(task, config)
         if topology:
             assumptions.append(
-                f"online reads about {format_bytes(topology * len(batches))} of topology an epoch besides, by pages: "
+                f"online reads about {format_bytes(topology * count)} of topology an epoch besides, by pages: "
                 "measured on a few batches, not counted"
             )
-    total = int(samples.num_nodes[batches].sum())
-    return Workload(
+    read, requests = sum(one.bytes_read for one in files), sum(one.requests for one in files)
+    work = Workload(
         Online.name,
-        len(batches),
-        seeds,
+        count,
+        epoch.seeds,
         reads=((read, requests),),
-        compute_s=compute_s,
-        memory_bytes=max(total * row_bytes - read, 0),
-        loading=LoadingWork(
-            requests=requests, gathered_bytes=total * row_bytes, other_s=drawn_s * len(batches)
-        ),
+        compute_s=epoch.compute_s,
+        memory_bytes=max(epoch.rows_bytes - read, 0),
+        loading=LoadingWork(requests=requests, gathered_bytes=epoch.rows_bytes, other_s=drawn_s * count),
         buffers=buffers,
     )
+    return work, files
 
 
-def _drawing(task: Task, config: SampleConfig) -> tuple[float, float]:
+def drawing(task: Task, config: SampleConfig) -> tuple[float, float]:
     """Returns CPU seconds, and bytes read of the topology, that drawing a batch takes."""
     with Runtime(task.limits.memory) as runtime:
         sampler = BatchSampler(task.graph, config, runtime, topology=task.topology)

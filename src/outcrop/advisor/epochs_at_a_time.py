@@ -163,13 +163,15 @@ def _fitting(
 def most_bytes(graph: Graph, sampling: SampleConfig, limits: PlanConfig) -> EpochBytes | None:
     """Returns bytes that cannot be exceeded, from the fanouts alone; None where these do not bound the batches."""
     bounded = sampling.sampler in ("neighbor", "weighted") and sampling.task == "node"
-    if not bounded or -1 in sampling.fanouts or graph.is_typed:
+    if not bounded or -1 in sampling.fanouts or graph.is_typed or graph.has_edge_rows:
         return None
     seeds = [
         sampling.batch_size * math.prod(sampling.fanouts[:hop]) for hop in range(len(sampling.fanouts) + 1)
     ]
     nodes, edges = min(sum(seeds), graph.num_nodes), min(sum(seeds[1:]), len(seeds) * graph.num_edges)
     structure = 16 * nodes + 4 * edges + 2 * PAGE_BYTES
+    if sampling.edge_weights:
+        structure += 16 * nodes + 4 * edges
     return _of_batches(graph, sampling, limits, structure, nodes * graph.row_file.row_bytes)
 
 

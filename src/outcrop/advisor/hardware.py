@@ -20,7 +20,7 @@ from outcrop.runtime.parsing import parse_toml
 EXAMPLES = Path(__file__).parent / "examples"
 
 
-class _Table:
+class Table:
     """Takes the keys of a table of a TOML file one by one; ``end`` complains about those that nobody took."""
 
     def __init__(self, path: Path, values: Any, name: str, problems: list[str]):
@@ -44,55 +44,65 @@ class _Table:
             self._problems.append(f"{self._where}{key} = {value!r}: {error}")
             return default
 
-    def table(self, key: str) -> _Table | None:
+    def table(self, key: str) -> Table | None:
         if key not in self._values:
             return None
-        return _Table(self._path, self._values.pop(key), key, self._problems)
+        return Table(self._path, self._values.pop(key), key, self._problems)
 
     def rest(self) -> dict[str, Any]:
         """Returns all keys that are left, whatever they are called."""
         values, self._values = self._values, {}
         return values
 
+    def tables(self, key: str) -> list[Table]:
+        """Returns the tables of a list of them, ``[[key]]``."""
+        values = self._values.pop(key, [])
+        if not isinstance(values, list):
+            self._problems.append(f"{key} is no list of tables, [[{key}]]")
+            return []
+        return [
+            Table(self._path, one, f"{key} {number + 1}", self._problems) for number, one in enumerate(values)
+        ]
+
     def end(self) -> None:
         self._problems += [f"{self._where}{key} is unknown" for key in self._values]
 
 
-def _positive(value: Any) -> float:
+def positive(value: Any) -> float:
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < math.inf:
         raise ValueError("not a positive number")
     return float(value)
 
 
-def _at_least_zero(value: Any) -> float:
-    return 0.0 if not isinstance(value, bool) and value == 0 else _positive(value)
+def at_least_zero(value: Any) -> float:
+    return 0.0 if not isinstance(value, bool) and value == 0 else positive(value)
 
 
-def _count(value: Any) -> int:
-    if _at_least_zero(value) != int(value):
+def count(value: Any) -> int:
+    if at_least_zero(value) != int(value):
         raise ValueError("not a whole number")
     return int(value)
 
 
-def _text(value: Any) -> str:
+def text(value: Any) -> str:
     if not isinstance(value, str) or not value:
         raise ValueError("not a name")
     return value
 
 
-def _size(value: Any) -> int:
-    return parse_size(value if isinstance(value, str) else _count(value))
+def size_of(value: Any) -> int:
+    return parse_size(value if isinstance(value, str) else count(value))
 
 
 def _reads(value: Any) -> tuple[tuple[int, float], ...]:
     if not isinstance(value, list) or any(not isinstance(pair, list) or len(pair) != 2 for pair in value):
         raise ValueError("not a list of [bytes of a request, requests per second]")
-    found = tuple((_count(size), _positive(rate)) for size, rate in value)
+    found = tuple((count(size), positive(rate)) for size, rate in value)
     Disk("", found)
     return found
 
 
-def find(name: str | Path) -> Path:
+def find(name: str | Path, examples: Path = EXAMPLES) -> Path:
     """Returns a file that is there, or the shipped example of that name (``machine-a``, ``prices``).
 
     Raises:
@@ -101,27 +111,29 @@ def find(name: str | Path) -> Path:
     path = Path(name)
     if path.is_file():
         return path
-    shipped = EXAMPLES / f"{path.name.removesuffix('.toml')}.toml"
+    shipped = examples / f"{path.name.removesuffix('.toml')}.toml"
     if path.parent == Path() and shipped.is_file():
         return shipped
-    known = ", ".join(sorted(f.stem for f in EXAMPLES.glob("*.toml")))
+    known = ", ".join(sorted(f.stem for f in examples.glob("*.toml")))
     raise ArgumentError(f"{name} is no file, nor one of the examples that ship with Outcrop: {known}")
 
 
-def _parse(name: str | Path) -> tuple[Path, dict[str, Any]]:
-    path = find(name)
+def parse_file(name: str | Path, examples: Path = EXAMPLES) -> tuple[Path, dict[str, Any]]:
+    """Returns the path and the values of a TOML file, or of a shipped example."""
+    path = find(name, examples)
     try:
         return path, parse_toml(path.read_text())
     except ValueError as error:
         raise ArgumentError(f"{path} is no TOML file: {error}") from None
 
 
-def _refuse(path: Path, problems: list[str]) -> None:
+def refuse(path: Path, problems: list[str], examples: Path = EXAMPLES) -> None:
+    """Raises ArgumentError where there are problems with a file; says which file shows how it looks."""
     if problems:
         raise ArgumentError(
-            f"{path}: {'; '.join(problems)}. {EXAMPLES / path.name if path.parent != EXAMPLES else 'It'} "
-            "shows how such files look" if (EXAMPLES / path.name).is_file() else
-            f"{path}: {'; '.join(problems)}. Files in {EXAMPLES} show how it looks"
+            f"{path}: {'; '.join(problems)}. {examples / path.name if path.parent != examples else 'It'} "
+            "shows how such files look" if (examples / path.name).is_file() else
+            f"{path}: {'; '.join(problems)}. Files in {examples} show how it looks"
         )  # fmt: skip
 
 
@@ -131,28 +143,30 @@ def read_machine(name: str | Path) -> Hardware:
     Raises:
         ArgumentError: Keys are missing, unknown or have values that are not possible; all are named.
     """
-    path, values = _parse(name)
+    path, values = parse_file(name)
     problems: list[str] = []
-    top = _Table(path, values, "", problems)
+    top = Table(path, values, "", problems)
     disk, gpu = top.table("disk"), top.table("gpu")
     if disk is None:
         problems.append("[disk] is missing")
     host = top.table("host")
     fields: dict[str, Any] = {
-        "name": top.take("name", _text, path.stem),
-        "memory_bytes": top.take("memory", _size, 0, needed=True),
-        "cores": top.take("cores", _count, 1),
-        "machines": top.take("machines", _count, 1),
-        "bus_bytes_per_s": top.take("bus_bytes_per_s", _positive, math.inf, needed=gpu is not None),
-        "disk_limit_bytes_per_s": top.take("disk_limit_bytes_per_s", _positive, math.inf),
+        "name": top.take("name", text, path.stem),
+        "memory_bytes": top.take("memory", size_of, 0, needed=True),
+        "cores": top.take("cores", count, 1),
+        "machines": top.take("machines", count, 1),
+        "bus_bytes_per_s": top.take("bus_bytes_per_s", positive, math.inf, needed=gpu is not None),
+        "disk_limit_bytes_per_s": top.take("disk_limit_bytes_per_s", positive, math.inf),
     }
     if disk is not None:
-        fields["disks"] = disk.take("count", _count, 1)
-        fields["most_disks"] = disk.take("most", _count, max(fields["disks"], 16))
+        fields["disks"] = disk.take("count", count, 1)
+        fields["most_disks"] = disk.take("most", count, max(fields["disks"], 16))
         parts = (
-            disk.take("name", _text, "disk"),
+            disk.take("name", text, "disk"),
             disk.take("reads", _reads, ((PAGE_BYTES, 1.0),), needed=True),
-            disk.take("latency_s", _at_least_zero, 0.0),
+            disk.take("latency_s", at_least_zero, 0.0),
+            disk.take("write_bytes_per_s", positive),
+            disk.take("size", size_of),
         )
         fields["disk"] = Disk(*parts)
         disk.end()
@@ -160,19 +174,19 @@ def read_machine(name: str | Path) -> Hardware:
             problems.append(f"[disk] count {fields['disks']} is above most {fields['most_disks']}")
     if gpu is not None:
         fields["gpu"] = Gpu(
-            gpu.take("name", _text, "gpu"),
-            gpu.take("flops_per_s", _positive, 1.0, needed=True),
-            gpu.take("bytes_per_s", _positive, 1.0, needed=True),
-            gpu.take("memory", _size, 0),
+            gpu.take("name", text, "gpu"),
+            gpu.take("flops_per_s", positive, 1.0, needed=True),
+            gpu.take("bytes_per_s", positive, 1.0, needed=True),
+            gpu.take("memory", size_of, 0),
         )
         gpu.end()
     if host is not None:
         fields["host"] = HostCosts(
-            **{key: host.take(key, _at_least_zero, 0.0) for key in HostCosts.__dataclass_fields__}
+            **{key: host.take(key, at_least_zero, 0.0) for key in HostCosts.__dataclass_fields__}
         )
         host.end()
     top.end()
-    _refuse(path, problems)
+    refuse(path, problems)
     return Hardware(**fields)
 
 
@@ -182,22 +196,22 @@ def read_prices(name: str | Path) -> Prices:
     Raises:
         ArgumentError: As :func:`read_machine`.
     """
-    path, values = _parse(name)
+    path, values = parse_file(name)
     problems: list[str] = []
-    top = _Table(path, values, "", problems)
+    top = Table(path, values, "", problems)
     tables = {}
     for kind in ("disks", "gpus"):
         table = top.table(kind)
         names = {} if table is None else table.rest()
-        priced = _Table(path, names, kind, problems)
-        tables[kind] = tuple((key, priced.take(key, _at_least_zero, 0.0)) for key in list(names))
+        priced = Table(path, names, kind, problems)
+        tables[kind] = tuple((key, priced.take(key, at_least_zero, 0.0)) for key in list(names))
     prices = Prices(
-        machine=top.take("machine", _at_least_zero, 0.0, needed=True),
-        electricity=top.take("electricity", _at_least_zero, 0.0),
-        memory_gib=top.take("memory_gib", _at_least_zero, 0.0),
-        currency=top.take("currency", _text, "USD"),
+        machine=top.take("machine", at_least_zero, 0.0, needed=True),
+        electricity=top.take("electricity", at_least_zero, 0.0),
+        memory_gib=top.take("memory_gib", at_least_zero, 0.0),
+        currency=top.take("currency", text, "USD"),
         **tables,
     )
     top.end()
-    _refuse(path, problems)
+    refuse(path, problems)
     return prices

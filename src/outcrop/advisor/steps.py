@@ -20,6 +20,8 @@ from outcrop.nn.adam import Adam
 from outcrop.nn.models import build_model, warm_allocator
 from outcrop.runtime.runtime import Runtime
 from outcrop.store.batches import BatchGraph
+from outcrop.store.graph import Graph
+from outcrop.store.graph_types import RowFile
 from outcrop.store.minibatch import MiniBatch
 
 _MOST_STALL = 2.0  # what moves memory beside a product can cost it more than its own time
@@ -77,7 +79,7 @@ def training_step(
         torch.manual_seed(0)
         model = build_model(
             network.model,
-            network.in_dim,
+            network.inputs,
             network.hidden,
             network.classes,
             batch.graph.hops,
@@ -86,7 +88,8 @@ def training_step(
     model = model.to(device)
     if device != "cpu":
         degree = None if batch.degree is None else batch.degree.to(device)
-        batch = MiniBatch(batch.graph, (batch.x.to(device),), batch.y.to(device), degree)
+        rows = tuple(of_file.to(device) for of_file in batch.rows)
+        batch = MiniBatch(batch.graph, rows, batch.y.to(device), degree)
     optimizer = Adam(model.parameters())
 
     def run() -> None:
@@ -101,14 +104,25 @@ def training_step(
     return run
 
 
-def batch_of(graph: BatchGraph, in_dim: int, num_classes: int, seed: int = 0) -> MiniBatch:
-    """Returns ``graph`` with random features and, where it lacks them, labels: as much work as the real ones."""
+def batch_of(batch: BatchGraph, graph: Graph, seed: int = 0) -> MiniBatch:
+    """Returns a batch of ``graph`` with random rows and, where it lacks them, labels: as much work as the real ones."""
     rng = np.random.default_rng(seed)
-    x = rng.standard_normal((graph.num_nodes, in_dim), dtype=np.float32)
-    labels = rng.integers(0, max(num_classes, 1), graph.num_seeds)
-    degree = None if graph.degree is None else torch.from_numpy(np.array(graph.degree))
-    # Copied, because torch aligns what it allocates, as loaders do: models copy in every step what is not aligned.
-    return MiniBatch(graph, (torch.from_numpy(x).clone(),), torch.from_numpy(labels), degree)
+    if graph.is_typed:
+        counts = batch.num_rows(graph.row_files)
+        rows = tuple(_random_rows(rng, count, of) for count, of in zip(counts, graph.row_files, strict=True))
+    else:
+        x = rng.standard_normal((batch.num_nodes, graph.feature_dim), dtype=np.float32)
+        # Copied, because torch aligns what it allocates, as loaders do: models copy in every step what is not aligned.
+        rows = (torch.from_numpy(x).clone(),)
+    labels = rng.integers(0, max(graph.num_classes, 1), batch.num_seeds)
+    degree = None if batch.degree is None else torch.from_numpy(np.array(batch.degree))
+    return MiniBatch(batch, rows, torch.from_numpy(labels), degree)
+
+
+def _random_rows(rng: np.random.Generator, count: int, of: RowFile) -> torch.Tensor:
+    """Returns ``count`` random rows in the dtype of a row file."""
+    values = rng.standard_normal((count, *of.spec.shape[1:]), dtype=np.float32)
+    return torch.from_numpy(values).to(getattr(torch, of.spec.dtype), copy=True)
 
 
 def step_seconds(

@@ -12,9 +12,10 @@ from typing import Any
 
 from outcrop.advisor import machine
 from outcrop.advisor.auto import is_auto
-from outcrop.advisor.counting import Task, count
+from outcrop.advisor.counting import EpochCount, Task, count
 from outcrop.advisor.market import Market
 from outcrop.advisor.offers import Comparison, compare, seconds_of_new_batches
+from outcrop.advisor.shapes import network_of
 from outcrop.api.old_keywords import accepts_old_keywords, merged, named
 from outcrop.config import (
     Limits,
@@ -28,10 +29,12 @@ from outcrop.config import (
     with_memory,
 )
 from outcrop.config.declared import checks_arguments
-from outcrop.config.models import require_untyped, wants_degrees
+from outcrop.config.models import wants_degrees, wants_edge_rows
 from outcrop.errors import ArgumentError
 from outcrop.store import run as runs
 from outcrop.store.graph import Graph, open_graph
+from outcrop.store.graph_types import name_of
+from outcrop.training.choices import with_seeds_of
 
 _OLD = {
     "hidden": "model.hidden",
@@ -85,7 +88,8 @@ def advise(
 
     Args:
         graph: Graph, or its folder.
-        model: ``sage``, ``gat`` or ``gcn``, or :class:`outcrop.ModelConfig` with its size.
+        model: ``sage``, ``gat`` or ``gcn``, of graphs with types ``rgcn``, ``rsage``, ``rgat`` or ``hgt``; or
+            :class:`outcrop.ModelConfig` with its size, and what nodes have whose type has no features.
         sampling: How batches are drawn (:class:`outcrop.SampleConfig`); a run has its own.
         limits: Memory, device memory and disk space (:class:`outcrop.Limits`); of a run only its memory can be another.
         run: Where batches come from. A run made by :func:`outcrop.prepare` (planned is enough): its batches and limits
@@ -99,16 +103,19 @@ def advise(
         ``predictions`` (a row per machine and mode; ``online`` reads rows as batches are drawn), ``fresh`` (seconds of
         an epoch here whose batches are drawn anew: ``spooled``, of it ``preparing``, with ``epochs`` at a time, and
         ``online``), ``disk_curve`` (TPC by number of disks), ``changes`` (what one changed component
-        gains per unit of money), ``assumptions``, and what was asked.
+        gains per unit of money), ``assumptions``, and what was asked. Of a graph with types also ``row_files`` (whose
+        rows they are, and how large) and ``by_file``: for each mode, of each row file, ``rows_by_level``, as epochs of
+        a training have them, and ``bytes_read``.
 
     Raises:
-        ArgumentError: A file of a machine or of prices is not what it should be, or options contradict each other.
+        ArgumentError: The model is for other graphs, a file of a machine or of prices is not what it should be, or
+            options contradict each other.
         BudgetError: A limit cannot be met.
     """
     graph = graph if isinstance(graph, Graph) else open_graph(graph)
+    graph = with_seeds_of(graph, sampling, Path(run) if isinstance(run, str) else run)
     model = ModelConfig(model) if isinstance(model, str) else model
-    graph.require_one_type("advice")
-    require_untyped(model.name, "advise")
+    network_of(graph, model)  # refuses models of other graphs
     limits, market = with_memory(limits, memory), market or Market()
     if is_auto(limits.memory):
         raise ArgumentError(
@@ -122,8 +129,10 @@ def advise(
             )
         task = _task_of_run(graph, model, limits, Path(run), device)
     else:
-        drawn = _sampling(sampling or SampleConfig(), model, 1 if run is None else run.epochs)
+        drawn = _sampling(sampling or SampleConfig(), model, 1 if run is None else run.epochs, graph)
+        graph = graph.with_edge_rows(drawn.edge_rows)
         task = Task(graph, model, drawn, limits.in_bytes(graph.feature_bytes), device)
+    graph = task.graph
     measured = machine.profile_of(graph.path.resolve().parent, None if profile is None else Path(profile))
     counted = count(task, measured)
     here = measured.hardware(gpu=device != "cpu")
@@ -142,16 +151,42 @@ def advise(
         "changes": found.pop("changes"),
         "assumptions": list(counted.assumptions),
         **found,
+        **(_by_file(graph, counted) if graph.is_typed else {}),
     }
 
 
-def _sampling(asked: SampleConfig, model: ModelConfig, epochs: int) -> SampleConfig:
+def _by_file(graph: Graph, counted: EpochCount) -> dict[str, Any]:
+    """Returns what is said of each row file of a graph with types."""
+    return {
+        "row_files": [
+            {"of": name_of(rows), "rows": rows.num_rows, "row_bytes": rows.row_bytes}
+            for rows in graph.row_files
+        ],
+        "by_file": {
+            mode: [{"rows_by_level": of.rows_by_level, "bytes_read": of.bytes_read} for of in files]
+            for mode, files in counted.files.items()
+        },
+    }
+
+
+def _sampling(asked: SampleConfig, model: ModelConfig, epochs: int, graph: Graph) -> SampleConfig:
     """Says how the batches of an epoch are drawn for ``model``."""
     check_epochs_unset(asked, "run=Replay(4)")
     if asked.task != "node":
         raise ArgumentError(f"task {asked.task!r} cannot be predicted: advise counts batches of nodes")
     degrees = asked.degrees or wants_degrees(model.name, asked.sampler)
-    return replace(asked, degrees=degrees, epochs=epochs)
+    edge_rows = asked.edge_rows or wants_edge_rows(model.name, graph.has_edge_rows)
+    edge_weights = asked.edge_weights or model.edge_weights
+    graph.require_edge_rows(edge_rows)
+    graph.require_edge_weights(edge_weights)
+    return replace(
+        asked,
+        degrees=degrees,
+        epochs=epochs,
+        node_type=asked.node_type or graph.chosen_seeds,
+        edge_rows=edge_rows,
+        edge_weights=edge_weights,
+    )
 
 
 def _task_of_run(graph: Graph, model: ModelConfig, limits: Limits, run: Path, device: str) -> Task:
@@ -160,6 +195,7 @@ def _task_of_run(graph: Graph, model: ModelConfig, limits: Limits, run: Path, de
     """
     info = runs.read(run)
     memory = info.plan.memory if limits.memory is None else parse_size(limits.memory)
+    graph = graph.with_edge_rows(info.sample.edge_rows)
     return Task(graph, model, info.sample, replace(info.plan, memory=memory), device, run)
 
 
@@ -179,4 +215,5 @@ def _setting(task: Task, disk_space: Size | None) -> dict[str, Any]:
         "device": task.device,
         "run": None if task.run is None else str(task.run),
         "topology": task.topology,
+        **({"fanouts_by_type": dict(task.sampling.fanouts_by_type)} if task.graph.is_typed else {}),
     }

@@ -83,9 +83,9 @@ def import_graph(
     Args:
         source: Files, as text: ``arrays:DIR``, ``edges:FILE``, ``npz:FILE``, ``scipy:FILE``, ``mat:FILE``,
             ``musae:DIR``, ``graphbolt:DIR``, ``igb:DIR``, ``mag240m:DIR``, ``ogb:DIR``, ``pyg:FILE``,
-            ``dgl:FILE``. Or a PyG ``Data`` or ``HeteroData``, a SciPy sparse matrix, a NetworkX graph, a table of edges
-            (Arrow, Polars, pandas, DuckDB), an array ``[E, 2]`` or ``[2, E]`` of edges; or a dict of parts, named as
-            ``features`` to ``nodes`` below, with ``edges``.
+            ``dgl:FILE``, ``tables:DIR``, ``ntriples:FILE``. Or a PyG ``Data`` or ``HeteroData``, a SciPy sparse
+            matrix, a NetworkX graph, a table of edges (Arrow, Polars, pandas, DuckDB), an array ``[E, 2]`` or
+            ``[2, E]`` of edges; or a dict of parts, named as ``features`` to ``nodes`` below, with ``edges``.
         out: Folder of the graph to make.
         config: What becomes of duplicates, loops, types, labels and splits (:class:`outcrop.ImportConfig`).
         features: Numbers ``[N, D]``: array, tensor, sparse matrix, or table (with a column ``id`` in any order). For

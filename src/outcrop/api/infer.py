@@ -53,7 +53,7 @@ def infer(
     *,
     model: nn.Module | str | Path | None = None,
     out: str | Path,
-    nodes: np.ndarray | Sequence[int] | Sequence[str] | str | Path = "all",
+    nodes: np.ndarray | Sequence[int] | Sequence[str] | str | Path | tuple[str, Any] = "all",
     method: str | None = None,
     output: str = "logits",
     sampling: InferSampling | None = None,
@@ -80,12 +80,14 @@ def infer(
         nodes: Nodes to score, each once, in any order: int64 [n]; text [n], which are names
             (:meth:`outcrop.Graph.node_ids`); a mask [num_nodes] of bool; a ``.npy`` file of these; a table
             (``.parquet``, ``.csv``, ``.tsv``, ``.txt``) whose column ``id`` has names; ``"train"``, ``"valid"`` or
-            ``"test"``; ``"all"``.
+            ``"test"``; ``"all"``. In a graph with types they are of the type whose labels the model predicts; or
+            (name of a node type, any of these), which other types give for ``embeddings`` alone.
         method: ``layerwise``: with all neighbours, exactly, every layer for all nodes (the last for ``nodes`` only).
             ``sampled``: in batches with sampled neighbours, as in training; for few nodes of a large graph. None:
             ``layerwise`` where the model allows it.
         output: ``logits``; ``classes`` of class labels; ``probabilities`` of classes (softmax) or multi-label columns
-            (sigmoid); ``values`` of regression, which are its logits; or ``embeddings``: what the last layer reads.
+            (sigmoid); ``values`` of regression, which are its logits; or ``embeddings``: what the last layer reads, of
+            ``hgt`` its last linear map.
         sampling: How the batches of ``sampled`` are drawn (:class:`outcrop.InferSampling`).
         any_graph: Score another graph than the model was trained on; its features must mean the same.
         memory: Budget for everything Outcrop holds; the interpreter, torch and the model come on top. None: half of
@@ -113,6 +115,8 @@ def infer(
         any_graph,
         device,
     )
+    if graph.is_typed:  # of which several types may have labels
+        graph = graph.with_seeds(scored.seed_type(graph).name)
     # Weights do not say what a model of one's own computes: layers that were left may be of another.
     task = checked_task(graph, scored, Path(out), nodes, output, resumable=stored)
     config = sampling_of(task, drawn.batch_size, drawn.seed)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from torch import nn
@@ -23,7 +24,7 @@ from outcrop.store.manifest import naming_files
 def predict(
     graph: Graph | str | Path,
     model: nn.Module | str | Path,
-    nodes: np.ndarray | Sequence[int] | Sequence[str] | str | Path = "all",
+    nodes: np.ndarray | Sequence[int] | Sequence[str] | str | Path | tuple[str, Any] = "all",
     *,
     output: str = "logits",
     method: str | None = None,

@@ -195,6 +195,10 @@ def _request(asked: PrepareOptions) -> PrepareRequest:
         graph.require_one_type("preparing batches from elsewhere")
     external = None if asked.batches is None else ExternalBatches(asked.batches, graph.num_nodes)
     config, limits = _sampling(asked.sampling, external, asked.epochs), asked.limits
+    config = replace(config, node_type=config.node_type or graph.chosen_seeds)
+    graph.require_edge_rows(config.edge_rows)
+    graph.require_edge_weights(config.edge_weights)
+    graph = graph.with_seeds(config.node_type).with_edge_rows(config.edge_rows)
     chosen: list[str] = []
     choose_epochs = asked.epochs is None and external is None
     if auto.is_auto(limits.memory):
@@ -223,6 +227,14 @@ def _sampling(asked: SampleConfig, external: ExternalBatches | None, epochs: int
         return replace(asked, epochs=1 if epochs is None else epochs)
     if asked.task != "node":
         raise ArgumentError(f"task {asked.task!r} has no effect on batches from elsewhere: leave it out")
+    if asked.edge_rows:
+        raise ArgumentError(
+            "batches from elsewhere have edges of their own, without features in the graph: leave edge_rows out"
+        )
+    if asked.edge_weights:
+        raise ArgumentError(
+            "batches from elsewhere have edges of their own, without weights in the graph: leave edge_weights out"
+        )
     return replace(
         asked,
         fanouts=(-1,) * external.hops,

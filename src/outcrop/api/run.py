@@ -84,7 +84,8 @@ class Run:
                 ``n % accumulate % world``. None: ``world``.
             uneven: Where batches do not divide evenly: ``wrap`` gives the first ones once more, ``drop`` leaves the
                 last ones out, ``short`` gives some ranks fewer.
-            edge_ids: Batches get ``e_id``, positions of their edges in ``run.graph.edge_index()``.
+            edge_ids: Batches get ``e_id``, positions of their edges in ``run.graph.edge_index()``. They have it, and
+                ``edge_attr``, in any case where the run was prepared with features of edges (``edge_rows``).
             mode: Where rows come from: a mode, or its name (:mod:`outcrop.loading.modes`). Batches that are drawn come
                 from ``online`` where it says ``packed``.
             device: ``cpu``, ``cuda`` or ``cuda:N``.
@@ -142,7 +143,7 @@ def _graph_of(path: Path, info: run.RunInfo, given: str | Path | Graph | None) -
     """
     place = info.graph_path(path) if given is None else given
     try:
-        graph = place if isinstance(place, Graph) else open_graph(place)
+        graph = (place if isinstance(place, Graph) else open_graph(place)).with_seeds(info.sample.node_type)
     except FormatError as error:
         if given is not None or manifests.exists(Path(str(place))):
             raise

@@ -26,7 +26,7 @@ from outcrop.errors import ArgumentError
 from outcrop.loading.modes import Mode, Packed, mode_named, mode_with
 from outcrop.runtime.observer import Observer
 from outcrop.store.graph import Graph, open_graph
-from outcrop.training.choices import Choices, TrainOptions
+from outcrop.training.choices import Choices, TrainOptions, with_seeds_of
 from outcrop.training.dry_run import facts
 from outcrop.training.request import TrainRequest
 from outcrop.training.run import run as train_on
@@ -236,13 +236,14 @@ def _asked(
 ) -> TrainOptions:
     """Returns what :func:`train` was asked for, shortcuts resolved; who watches decides nothing."""
     training = TrainConfig() if training is None else training
+    run = Path(run) if isinstance(run, str) else run
     return TrainOptions(
-        graph if isinstance(graph, Graph) else open_graph(graph),
+        with_seeds_of(graph if isinstance(graph, Graph) else open_graph(graph), sampling, run),
         ModelConfig(model) if isinstance(model, str) else model,
         sampling,
         None if loading is None else mode_named(loading),
         with_memory(limits, memory),
         training if epochs is None else replace(training, epochs=epochs),
-        Path(run) if isinstance(run, str | Path) else run,
+        run,
         Checkpoints(checkpoint) if isinstance(checkpoint, str | Path) else checkpoint,
     )

@@ -11,6 +11,8 @@ import torch
 
 from outcrop.nn.models import warm_allocator
 from outcrop.nn.sparse import Block, as_input, blocks_of, spmm, spmm_transposed
+from outcrop.nn.typed_layers import Mean
+from outcrop.nn.typed_models import MeanModel
 from outcrop.store.minibatch import MiniBatch
 
 
@@ -58,6 +60,81 @@ def _bare_backward(
         return grad
     below = spmm_transposed(block, grad @ left)
     below[: block.num_targets].addmm_(grad, right)
+    return below
+
+
+def bare_typed_products(batch: MiniBatch, model: MeanModel) -> Callable[[], None]:
+    """Does for ``rgcn`` and ``rsage`` what :func:`bare_products` does for ``sage``.
+
+    Per layer and edge type one sparse and one dense product forward, per node type one dense; backward those of the
+    weights, and for all layers but the first those of the input. Each product of an edge type is mapped first or
+    aggregated first as the model has it.
+    """
+    layers, rows = model._layers_of(batch), [as_input(found) for found in model._rows_of(batch)]
+    steps = []
+    for index, layer in enumerate(layers):
+        targets = model.targets(index)
+        parts = [
+            (source, target, layer.blocks[number], model.edge_weight(index, key).detach())
+            for number, key, source, target in model.edges_to(targets)
+        ]
+        roots = {
+            target: (layer.num_targets[target], model.root(index, target)[0].detach()) for target in targets
+        }
+        steps.append((parts, roots))
+    for parts, _ in steps:
+        for _, _, block, _ in parts:
+            _ = block.transposed
+
+    def run() -> None:
+        inputs: list[dict[int, torch.Tensor]] = [dict(enumerate(rows))]
+        sums = []
+        for parts, roots in steps:
+            x = inputs[-1]
+            found = {target: x[target][:count].mm(root.t()) for target, (count, root) in roots.items()}
+            kept = []
+            for source, target, block, weight in parts:
+                if Mean(source, target, block, weight).aggregates_first:
+                    kept.append(spmm(block, x[source]))
+                    found[target].addmm_(kept[-1], weight.t())
+                else:
+                    kept.append(None)
+                    found[target] += spmm(block, x[source].mm(weight.t()))
+            inputs.append(found)
+            sums.append(kept)
+        grads = inputs[-1]
+        for index in reversed(range(len(steps))):
+            grads = _bare_typed_backward(steps[index], inputs[index], sums[index], grads, index > 0)
+
+    return run
+
+
+def _bare_typed_backward(
+    step: tuple[list[tuple[int, int, Block, torch.Tensor]], dict[int, tuple[int, torch.Tensor]]],
+    x: dict[int, torch.Tensor],
+    sums: list[torch.Tensor | None],
+    grads: dict[int, torch.Tensor],
+    wants_input: bool,
+) -> dict[int, torch.Tensor]:
+    parts, roots = step
+    below: dict[int, torch.Tensor] = {}
+    for (source, target, block, weight), total in zip(parts, sums, strict=True):
+        grad, found = grads[target], None
+        if total is not None:
+            grad.t().mm(total)
+            found = spmm_transposed(block, grad.mm(weight)) if wants_input else None
+        else:
+            inner = spmm_transposed(block, grad)
+            inner.t().mm(x[source])
+            found = inner.mm(weight) if wants_input else None
+        if found is not None:
+            below[source] = found if source not in below else below[source].add_(found)
+    for target, (count, root) in roots.items():
+        grads[target].t().mm(x[target][:count])
+        if wants_input:
+            if target not in below:
+                below[target] = torch.zeros_like(x[target])
+            below[target][:count].addmm_(grads[target], root)
     return below
 
 

@@ -20,6 +20,8 @@ from outcrop.bench.process import outcrop
 from outcrop.config import ALLOWANCE_BYTES, format_bytes
 from outcrop.loading.modes import InMemory, Mode, Online, Packed, mode_named
 from outcrop.loading.open import open_session
+from outcrop.nn.models import build_model
+from outcrop.nn.schema import GraphSchema
 from outcrop.runtime.runtime import Runtime
 from outcrop.store import run as runs
 from outcrop.store.graph import open_graph
@@ -38,7 +40,12 @@ _UNLIMITED = "1TiB"
 
 @dataclass(frozen=True)
 class Setting:
-    """Says what is measured. ``cap``: share of the feature bytes that the budget allows."""
+    """Says what is measured.
+
+    Attributes:
+        cap: Share of the feature bytes that the budget allows.
+        no_rows: What nodes of a type without features get, as of ``outcrop train``.
+    """
 
     shape: GraphShape = field(default_factory=GraphShape)
     fanouts: str = "10,10"
@@ -50,6 +57,7 @@ class Setting:
     rounds: int = 2
     sampler: str = "neighbor"
     dependency: int = 1
+    no_rows: str | None = None
 
     @property
     def batches(self) -> str:
@@ -105,6 +113,7 @@ def train_once(graph: Path, run: Path | None, setting: Setting, mode: str, epoch
         shutil.rmtree(fresh_run, ignore_errors=True)  # preparing is part of what is measured
     command: list[str | Path] = ["train", graph, "--mode", named.name, "--model", setting.model]
     command += ["--hidden", str(setting.hidden), "--epochs", str(epochs), "--trace-losses"]
+    command += [] if setting.no_rows is None else ["--no-rows", setting.no_rows]
     source = pools or run
     command += [] if source is None else ["--run", source]
     command += _batches(setting) if run is None or pools else []
@@ -228,15 +237,23 @@ def _summary(mode: str, results: list[dict[str, Any]]) -> dict[str, Any]:
 
 def bare_epoch_seconds(graph_path: Path, run: Path, setting: Setting, rounds: int = 3) -> float:
     """Gives seconds that the bare dense and sparse products of one epoch's batches take, batches already in memory."""
-    from outcrop.bench.compute import bare_products
+    from outcrop.bench.compute import bare_products, bare_typed_products
 
     graph = open_graph(graph_path)
+    model: Any = None
+    if graph.is_typed:
+        schema, layers = GraphSchema.of(graph, no_rows=setting.no_rows), len(setting.fanouts.split(","))
+        model = build_model(setting.model, schema, setting.hidden, graph.seed_type.num_classes, layers)
     with Runtime() as runtime, open_session(graph, runtime, "memory", run_folder=run) as session:
         totals = []
         for _ in range(rounds):
             total = 0.0
             for batch in session.batches("train", 0):
-                products = bare_products(batch, setting.hidden, graph.num_classes)
+                products = (
+                    bare_products(batch, setting.hidden, graph.num_classes)
+                    if model is None
+                    else bare_typed_products(batch, model)
+                )
                 begin = time.perf_counter()
                 products()
                 total += time.perf_counter() - begin

@@ -61,7 +61,7 @@ def run(
                     graph,
                     run=run_folder,
                     loading=mode,
-                    model=ModelConfig(setting.model, hidden=64, dropout=0.5),
+                    model=ModelConfig(setting.model, hidden=64, dropout=0.5, no_rows=setting.no_rows),
                     training=TrainConfig(
                         epochs=setting.epochs, learning_rate=0.01, seed=seed, trace_losses=True
                     ),

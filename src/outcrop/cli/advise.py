@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -11,6 +12,7 @@ from outcrop.advisor.market import Market
 from outcrop.cli import common, printing
 from outcrop.cli.options import Fields, with_options
 from outcrop.config import Limits, ModelConfig, Replay, SampleConfig, format_bytes
+from outcrop.errors import ArgumentError
 
 # What the columns of the prediction mean; docs/advise.md says the same.
 MEANINGS = {
@@ -29,21 +31,33 @@ def add_commands(app: typer.Typer) -> None:
         "advise",
         help="Predict epochs here and on other machines, and what to buy.\n\n"
         "Machines and prices are TOML files (docs/advise.md shows one of each); those of the Hyperion paper are built "
-        "in and go by the names machine-a, machine-a-980pro, machine-b, machine-c and prices.\n\n"
+        "in and go by the names machine-a, machine-a-980pro, machine-b, machine-c and prices; "
+        "workstation is a usual one.\n\n"
+        "With --describe it needs no graph: sizes are in a TOML file; those of MAG240M and of IGB go by the names "
+        "mag240m and igbh-full.\n\n"
         "Example: outcrop advise papers.oc --memory 4GiB --machine server.toml --prices shop.toml --out advice.html",
     )(common.with_config(with_options(advise, **_OBJECTS)))
 
 
 _OBJECTS = {
-    "model": (ModelConfig, Fields(("name", "hidden", "heads"), {"name": ("--model",)})),
-    "sampling": (SampleConfig, Fields(("fanouts", "batch_size", "sampler", "seed"), always=False)),
+    "model": (ModelConfig, Fields(("name", "hidden", "heads", "no_rows"), {"name": ("--model",)})),
+    "sampling": (
+        SampleConfig,
+        Fields(
+            ("fanouts", "fanouts_by_type", "node_type", "batch_size", "sampler", "seed"),
+            {"fanouts_by_type": ("--fanout",)},
+            always=False,
+        ),
+    ),
     "limits": (Limits, Fields(("memory", "gpu_memory", "disk_space"))),
     "market": (Market, Fields(("machines", "prices", "budget"), {"machines": ("--machine",)})),
 }
 
 
 def advise(
-    graph: Annotated[Path, typer.Argument(help="Graph folder, or a run made of one.", metavar="GRAPH")],
+    graph: Annotated[
+        Path | None, typer.Argument(help="Graph folder, or a run made of one.", metavar="GRAPH")
+    ] = None,
     *,
     model: ModelConfig,
     sampling: SampleConfig | None,
@@ -60,6 +74,13 @@ def advise(
     out: Annotated[
         Path | None, typer.Option("--out", help="Draw it: .html, .svg or .png.", metavar="FILE")
     ] = None,
+    described: Annotated[
+        str | None,
+        typer.Option("--describe", help="Sizes of a graph that is not there yet, TOML.", metavar="FILE"),
+    ] = None,
+    scale: Annotated[
+        float, typer.Option("--scale", help="Of a described graph: share that is generated to count on.")
+    ] = 0.01,
     json: common.Json = None,
     quiet: common.Quiet = False,
 ) -> None:
@@ -67,6 +88,15 @@ def advise(
     from outcrop.report import advice
     from outcrop.store import run as runs
 
+    if described is not None:
+        if graph is not None or out is not None or sample_epochs is not None or len(market.machines) > 1:
+            raise ArgumentError(
+                "--describe takes no GRAPH, --out or --sample-epochs, and one --machine at the most"
+            )
+        plan_described(described, model, sampling, limits, market, scale, json, quiet)
+        return
+    if graph is None:
+        raise ArgumentError("name a GRAPH, or describe one that is not there yet with --describe FILE")
     if out is not None:
         advice.check_plot(out)
     is_run = (graph / runs.RUN_FILE).is_file()
@@ -86,6 +116,82 @@ def advise(
         advice.save(result, out)
     if not quiet:
         summarize(result)
+
+
+def plan_described(
+    described: str,
+    model: ModelConfig,
+    sampling: SampleConfig | None,
+    limits: Limits,
+    market: Market,
+    scale: float,
+    json: Path | None,
+    quiet: bool,
+) -> None:
+    """Says what training a described graph takes."""
+    from outcrop.advisor.described import read_description, with_sampling
+    from outcrop.api.describe import describe
+
+    description = read_description(described)
+    if sampling is not None:
+        description = with_sampling(description, sampling)
+    usual = ModelConfig().name
+    result = describe(
+        description,
+        model=replace(model, name="rsage") if model.name == usual else model,
+        limits=limits,
+        hardware=market.machines[0] if market.machines else None,
+        scale=scale,
+    )
+    common.write_json(json, result)
+    if not quiet:
+        summarize_described(result)
+
+
+def summarize_described(result: dict[str, Any]) -> None:
+    """Prints what a described graph takes: a row for each way, and what was assumed."""
+    say, graph, setting = printing.print_line, result["graph"], result["setting"]
+    disk = setting["disk_bytes"]
+    say(
+        f"{result['described']}: {graph['nodes']:,} nodes, {graph['edges']:,} edges with reverses; rows "
+        f"{format_bytes(graph['feature_bytes'])}, neighbor lists {format_bytes(graph['topology_bytes'])}"
+    )
+    rows = ", ".join(f"{count:,} of {name}" for name, count in result["batch"]["rows"].items())
+    say(
+        f"an epoch has {result['batches']:,} batches; one wants about {result['batch']['nodes']:,} nodes, and rows "
+        f"{rows}: {format_bytes(result['batch']['bytes'])}"
+    )
+    say(
+        f"on {setting['hardware']}: {format_bytes(setting['memory'])} of memory may be held"
+        + ("" if disk is None else f", {format_bytes(disk)} of disk may be taken")
+    )
+    table = [
+        [
+            way["mode"],
+            "yes" if way["fits"] else "no",
+            format_bytes(way["memory"]),
+            format_bytes(way["disk_bytes"]),
+            _long(way["prepare_seconds"]),
+            _long(way["epoch_seconds"]),
+            way["bound"],
+            format_bytes(way["bytes_read"]),
+            f"{way['cached_share']:.0%}",
+        ]
+        for way in result["ways"]
+    ]
+    columns = ["mode", "fits", "memory", "on disk", "prepare", "epoch", "bound", "read", "cached"]
+    printing.print_table(
+        columns, table, "Estimated; read: of an epoch; cached: share of the rows that it wants"
+    )
+    for way in result["ways"]:
+        if way["why"]:
+            say(f"{way['mode']}: {way['why']}")
+    for line in result["assumptions"]:
+        say(f"- assumed: {line}")
+
+
+def _long(seconds: float) -> str:
+    return _seconds(seconds) if seconds < 120 else f"{seconds / 60:.0f} min"
 
 
 def summarize(result: dict[str, Any]) -> None:
@@ -137,8 +243,22 @@ def summarize(result: dict[str, Any]) -> None:
             if better > 0
             else "no single change makes an epoch faster"
         )
+    for line in _by_file(result):
+        say(line)
     for line in result["assumptions"]:
         say(f"- assumed: {line}")
+
+
+def _by_file(result: dict[str, Any]) -> list[str]:
+    """Says what each mode takes of the rows of each type, of a graph with types."""
+    lines = []
+    for mode, counts in result.get("by_file", {}).items():
+        for rows, of in zip(result["row_files"], counts, strict=True):
+            levels = ", ".join(f"{level} {count}" for level, count in of["rows_by_level"].items() if count)
+            lines.append(
+                f"rows of {rows['of']} an epoch, {mode}: {levels or 'none'}; {format_bytes(of['bytes_read'])} read"
+            )
+    return lines
 
 
 def _milliseconds(seconds: float) -> str:

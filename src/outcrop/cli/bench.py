@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
-from outcrop.bench.graphs import GraphShape
+from outcrop.bench.graphs import TYPED, GraphShape
 from outcrop.cli import common, printing
 from outcrop.config import format_bytes
 from outcrop.errors import ArgumentError
@@ -33,6 +33,7 @@ EXPERIMENTS = (
     "orders",
     "embed",
     "embed-large",
+    "typed-models",
     "gpu",
 )
 
@@ -70,6 +71,12 @@ def bench(
     caps: Annotated[
         str, typer.Option("--caps", help="memory-curve: budgets as shares of the features.")
     ] = "0.01,0.05,0.1,0.2,0.3,0.5",
+    kind: Annotated[
+        str, typer.Option("--kind", help="sbm, or typed: a graph with types; as of outcrop generate.")
+    ] = "sbm",
+    no_rows: Annotated[
+        str | None, typer.Option("--no-rows", help="typed: for nodes without features; as of outcrop train.")
+    ] = None,
     sizes: Annotated[
         str, typer.Option("--sizes", help="scale: numbers of nodes.")
     ] = "500000,1000000,2000000,4000000",
@@ -104,13 +111,14 @@ def bench(
         pipeline,
         prepare,
         quality,
+        typed_models,
     )
     from outcrop.report import benches, page
 
     if plot is not None:
         benches.check_plot(plot)
     setting = epoch.Setting(
-        _shape(nodes, skew),
+        _shape(nodes, skew, kind),
         fanouts,
         batch_size,
         cap,
@@ -119,6 +127,7 @@ def bench(
         rounds=rounds,
         sampler=sampler,
         dependency=batch_dependency,
+        no_rows=no_rows or ("random:64" if kind == "typed" else None),
     )
     folder.mkdir(parents=True, exist_ok=True)
 
@@ -142,6 +151,9 @@ def bench(
         "orders": lambda: orders.run(orders.PARTITIONS, orders.BUFFERS, say),
         "embed": lambda: embed.run(folder, nodes or 1_000_000, graph or [], rounds, say),
         "embed-large": lambda: embed.large(folder, embed.Large(nodes or 10_000_000), say),
+        "typed-models": lambda: typed_models.run(
+            folder, replace(setting, shape=_shape(nodes, skew, "typed"), no_rows=no_rows or "random:64"), say
+        ),
         "gpu": lambda: gpu_figures.run(
             name,
             folder,
@@ -160,7 +172,11 @@ def bench(
         _print(experiment, result, setting)
 
 
-def _shape(nodes: int | None, skew: float | None) -> GraphShape:
+def _shape(nodes: int | None, skew: float | None, kind: str = "sbm") -> GraphShape:
+    if kind == "typed":
+        return TYPED if nodes is None else replace(TYPED, name=f"typed-{nodes}", nodes=nodes, edges=9 * nodes)
+    if kind != "sbm":
+        raise ArgumentError(f"kind {kind!r} is unknown here; known: sbm, typed")
     shape = GraphShape() if nodes is None else GraphShape(name=f"sbm-{nodes}", nodes=nodes, edges=15 * nodes)
     return shape if skew is None else replace(shape, name=f"{shape.name}-skew{skew:g}", skew=skew)
 

@@ -25,6 +25,7 @@ PathArg = Annotated[Path, typer.Argument(help="A graph, a run, or a stage folder
 
 _IMPORTED = [field.name for field in fields(ImportConfig)]
 _FLAGS = {
+    "keep_duplicates": ("--keep-duplicates/--drop-duplicates",),
     "keep_self_loops": ("--keep-self-loops/--drop-self-loops",),
     "reverse": ("--reverse/--no-reverse",),
     "split_protocol": ("--split",),
@@ -48,7 +49,8 @@ def add_commands(app: typer.Typer) -> None:
         "archives, scipy.sparse.save_npz), "
         "mat:FILE (MATLAB), musae:DIR, graphbolt:DIR (DGL), igb:DIR (Illinois Graph Benchmark), "
         "mag240m:DIR, ogb:DIR (Open Graph "
-        "Benchmark), pyg:FILE (PyTorch Geometric, by torch.save), dgl:FILE (by dgl.save_graphs), "
+        "Benchmark), pyg:FILE (PyTorch Geometric, by torch.save), dgl:FILE (by dgl.save_graphs), tables:DIR (of a "
+        "database: CSV, Parquet or SQLite, with keys), ntriples:FILE (RDF), "
         "triples:DIR. docs/sources.md lists every file and column.\n\n"
         "Example: outcrop import arrays:mydata my.oc --reverse --memory 2GiB",
     )(common.with_config(with_options(import_, config=(ImportConfig, Fields(_IMPORTED, _FLAGS)))))
@@ -89,7 +91,7 @@ def import_(
         str,
         typer.Argument(
             help="arrays:DIR, edges:FILE, npz:FILE, scipy:FILE, mat:FILE, musae:DIR, graphbolt:DIR, igb:DIR, "
-            "mag240m:DIR, ogb:DIR, pyg:FILE, dgl:FILE or triples:DIR.",
+            "mag240m:DIR, ogb:DIR, pyg:FILE, dgl:FILE, tables:DIR, ntriples:FILE or triples:DIR.",
             metavar="SOURCE",
         ),
     ],

@@ -36,6 +36,13 @@ def infer(
             help="all; train, valid or test; a .npy file of node numbers, or a table with your ids in a column id.",
         ),
     ] = "all",
+    node_type: Annotated[
+        str | None,
+        typer.Option(
+            "--node-type",
+            help="Type of the nodes, in a graph with types; with --output embeddings another than that of the labels.",
+        ),
+    ] = None,
     method: Annotated[
         str, typer.Option("--method", help="layerwise (all neighbours, exact) or sampled.")
     ] = "layerwise",
@@ -64,7 +71,7 @@ def infer(
             graph,
             model=checkpoint,
             out=out,
-            nodes=nodes,
+            nodes=nodes if node_type is None else (node_type, nodes),
             method=method,
             output=output,
             sampling=sampling,
@@ -81,7 +88,7 @@ def infer(
 def summarize(out: Path, report: dict[str, Any]) -> None:
     rows = [
         [
-            layer["layer"],
+            " ".join([str(layer["layer"]), *([layer["node_type"]] if "node_type" in layer else [])]),
             layer["spans"],
             layer["parts"],
             f"{layer['seconds']:.2f} s",

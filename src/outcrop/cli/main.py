@@ -10,7 +10,20 @@ from typing import Annotated, Any, NoReturn
 import typer
 
 import outcrop
-from outcrop.cli import advise, bench, data, demo, doctor, embed, infer, interruptions, prepare, report, train
+from outcrop.cli import (
+    advise,
+    bench,
+    data,
+    demo,
+    derive,
+    doctor,
+    embed,
+    infer,
+    interruptions,
+    prepare,
+    report,
+    train,
+)
 from outcrop.cli.printing import console, say
 from outcrop.errors import OutcropError, OutcropWarning
 
@@ -21,7 +34,7 @@ app = typer.Typer(
     rich_markup_mode="rich",
     help="Train graph neural networks on graphs larger than memory, exactly, on one machine.",
 )
-for module in (demo, doctor, data, prepare, train, infer, embed, report, advise, bench):
+for module in (demo, doctor, data, derive, prepare, train, infer, embed, report, advise, bench):
     module.add_commands(app)
 
 _debug = False

@@ -37,11 +37,14 @@ _OBJECTS = {
             (
                 "fanouts",
                 "fanouts_by_type",
+                "node_type",
                 "batch_size",
                 "sampler",
                 "batch_dependency",
                 "replace",
                 "degrees",
+                "edge_rows",
+                "edge_weights",
                 "task",
                 "negatives",
                 "filter_negatives",
@@ -132,7 +135,7 @@ def _load_seconds(graph: Path, report: PrepareReport) -> float | None:
 
     if "plan" not in report.stage_seconds:
         return None
-    rate = sequential_rate(graph / open_graph(graph).row_file.spec.file)
+    rate = sequential_rate(open_graph(graph).measured_file)
     return report.predicted["epochs"]["train"][0]["bytes_read"] / rate if rate else None
 
 

@@ -71,7 +71,10 @@ AnyMode = _any_mode()
 _OBJECTS = {
     "model": (
         ModelConfig,
-        Fields(("name", "hidden", "layers", "heads", "dropout", "no_rows"), {"name": ("--model",)}),
+        Fields(
+            ("name", "hidden", "layers", "heads", "dropout", "no_rows", "edge_weights"),
+            {"name": ("--model",)},
+        ),
     ),
     "training": (
         TrainConfig,
@@ -93,6 +96,7 @@ _OBJECTS = {
                 "loss",
                 "metric",
                 "trace_losses",
+                "accumulate",
             ),
             {"learning_rate": ("--learning-rate", "--lr")},
         ),
@@ -100,7 +104,15 @@ _OBJECTS = {
     "sampling": (
         SampleConfig,
         Fields(
-            ("fanouts", "fanouts_by_type", "batch_size", "sampler", "batch_dependency"),
+            (
+                "fanouts",
+                "fanouts_by_type",
+                "node_type",
+                "batch_size",
+                "sampler",
+                "batch_dependency",
+                "edge_rows",
+            ),
             {"fanouts_by_type": ("--fanout",)},
             always=False,
         ),

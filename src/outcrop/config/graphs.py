@@ -18,8 +18,9 @@ class ImportConfig:
     """Says how a source becomes a graph.
 
     Attributes:
-        keep_duplicates: Keep edges that are listed more than once. By default one of each is kept, so that sampling
-            without replacement gives distinct neighbours.
+        keep_duplicates: Keep edges that are listed more than once. False: one of each is kept, the first, so that
+            sampling without replacement gives distinct neighbours; None: so for edges without features, and all are
+            kept of those that have some.
         keep_self_loops: Keep edges from a node to itself; None: as is usual for the source (kept, except for sparse
             archives).
         reverse: Store the reverse of every edge too, as message passing on undirected graphs wants it; None: where the
@@ -41,9 +42,11 @@ class ImportConfig:
         num_nodes: Number of nodes; None: the rows of features or labels, else the largest id + 1.
         num_classes: Which labels of a source that has several, by their number of classes: 19 or 2983 of ``igb:DIR``;
             None: 19.
+        types: ``all``: also what a source leaves out otherwise: of ``igb:DIR`` authors, topics and what else there is
+            beside papers, of ``ntriples:FILE`` literals; None: without these.
     """
 
-    keep_duplicates: bool = False
+    keep_duplicates: bool | None = None
     keep_self_loops: bool | None = None
     reverse: bool | None = None
     feature_dtype: str | None = None
@@ -58,6 +61,7 @@ class ImportConfig:
     label_kind: LabelKind | None = None
     num_nodes: int | None = None
     num_classes: int | None = None
+    types: Literal["all"] | None = None
 
     def __post_init__(self) -> None:
         check_types(self)
@@ -79,6 +83,8 @@ class ImportConfig:
             )
         if self.label_kind not in (None, *LABEL_KINDS):
             problems.append(f"label kind {self.label_kind!r} is none of {', '.join(LABEL_KINDS)}")
+        if self.types not in (None, "all"):
+            problems.append(f"types {self.types!r} is not 'all'")
         if self.num_nodes is not None and self.num_nodes < 1:
             problems.append(f"number of nodes {self.num_nodes} is below 1")
         if self.split_index < 0:
@@ -90,8 +96,11 @@ class ImportConfig:
         """Returns the fields for the manifest; those that came later are left out where they say nothing, as they were
         then.
         """
-        later = ("label_kind", "num_nodes", "num_classes")
-        return {name: value for name, value in asdict(self).items() if name not in later or value is not None}
+        later = ("label_kind", "num_nodes", "num_classes", "types")
+        fields = {
+            name: value for name, value in asdict(self).items() if name not in later or value is not None
+        }
+        return fields | {"keep_duplicates": bool(self.keep_duplicates)}
 
     @property
     def fractions_given(self) -> bool:

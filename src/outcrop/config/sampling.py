@@ -87,6 +87,13 @@ class SampleConfig:
         filter_negatives: Draw again what is an edge of the graph.
         fanouts_by_type: Fanouts of edge types of a graph with types, ``{"author writes paper": [5, 5]}`` or with
             tuples as keys; edge types that are not named have ``fanouts``.
+        node_type: Type of the nodes that batches begin with, of a graph with types; None: the only one with labels or
+            splits.
+        edge_rows: Batches get the features of their edges, where the graph has some. Edges drawn for a node then stand
+            in the order of their features on disk.
+        edge_weights: Record the weights of edges too, and what those of each node come to in the whole graph, for
+            GCN with weights (``edge_weights`` of :class:`ModelConfig`). Of graphs without types; edges drawn for a node
+            then stand in the order that they have on disk.
     """
 
     fanouts: tuple[int, ...] = (10, 10)
@@ -103,6 +110,9 @@ class SampleConfig:
     first_epoch: int = 0
     batch_dependency: int = 1
     fanouts_by_type: tuple[tuple[str, tuple[int, ...]], ...] = ()
+    node_type: str | None = None
+    edge_rows: bool = False
+    edge_weights: bool = False
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "fanouts", as_fanouts(self.fanouts))
@@ -157,8 +167,9 @@ class SampleConfig:
     def as_stored(self) -> dict[str, Any]:
         """Returns the fields by the names that they have in manifests, runs, checkpoints and histories."""
         fields = {_STORED.get(name, name): value for name, value in asdict(self).items()}
-        if not self.fanouts_by_type:  # graphs without types have none
-            del fields["fanouts_by_type"]
+        for later in ("fanouts_by_type", "node_type", "edge_rows", "edge_weights"):
+            if not fields[later]:  # as it was before there were such graphs
+                del fields[later]
         return fields
 
     @classmethod

@@ -43,6 +43,8 @@ class TrainConfig:
             (each class against the others, the mean; of two, of the second); of multi-label targets ``micro_f1``
             (default), ``macro_f1``, ``accuracy`` or ``auc``; of regression ``mae`` (default) or ``rmse``.
         test: Whether the test nodes are scored at the end.
+        accumulate: Batches of a step: parameters are updated by the mean gradient of so many batches, added up in their
+            order. The last step of an epoch may have fewer.
     """
 
     epochs: int = 10
@@ -62,6 +64,7 @@ class TrainConfig:
     loss: str | None = None
     metric: str | None = None
     test: bool = True
+    accumulate: int = 1
 
     def __post_init__(self) -> None:
         check_types(self)
@@ -71,7 +74,7 @@ class TrainConfig:
             raise ArgumentError("; ".join(problems))
 
     def _problems_of_learning(self) -> list[str]:
-        counts = ("epochs", "evaluate_every", "patience", "step_epochs")
+        counts = ("epochs", "evaluate_every", "patience", "step_epochs", "accumulate")
         problems = out_of_range(**{name: getattr(self, name) for name in counts})
         if not 0.0 < self.learning_rate < math.inf:
             problems.append(f"learning rate {self.learning_rate} is not a positive number")

@@ -76,8 +76,9 @@ class GraphSource:
             return
         most = max(most_bytes // _EDGE_BYTES, 1024)
         for span in spans(self._graph, runtime, most, most):
-            for begin, end in span.ranges():
-                edges = span.read(begin, end)
+            (lists,) = span.lists
+            for begin, end in lists.ranges():
+                edges = lists.read(begin, end)
                 yield np.stack([edges.col.astype(np.int64), span.ids[edges.row]], axis=1)
 
 

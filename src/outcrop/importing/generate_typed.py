@@ -250,9 +250,9 @@ class _Graph:
 
 
 def _stored(values: np.ndarray, dtype: np.dtype) -> np.ndarray:
-    """Returns steps of 2^-15 as ``dtype``; int8 in steps of 2^-5."""
+    """Returns steps of 2^-15 as ``dtype``; int8 in steps of a half: values are of like size in all types."""
     if dtype == np.int8:
-        return np.clip((values + 512) >> 10, -127, 127).astype(np.int8)
+        return np.clip((values + (1 << 13)) >> 14, -127, 127).astype(np.int8)
     return (values.astype(np.float32) * np.float32(2.0**-15)).astype(dtype)
 
 

@@ -18,6 +18,7 @@ import numpy as np
 import outcrop._core as _core
 from outcrop.config import ImportConfig
 from outcrop.errors import ArgumentError
+from outcrop.importing.edge_rows import NUMBERS_FILE, EdgeNumbers, check_rows, write_edge_rows
 from outcrop.importing.lists import sort_bytes, topology_specs
 from outcrop.importing.nodes import NodeImport
 from outcrop.importing.sources.base import GraphSource, TypedSource, block_bytes
@@ -30,7 +31,7 @@ from outcrop.importing.sources.checks import (
 )
 from outcrop.importing.sources.files import source_files
 from outcrop.importing.sources.hetero import is_hetero, open_hetero
-from outcrop.importing.sources.kinds import CHOOSE_LABELS, open_source
+from outcrop.importing.sources.kinds import CHOOSE_LABELS, LEAVE_OUT, open_source
 from outcrop.importing.sources.npy import array_blocks
 from outcrop.importing.sources.objects import open_object
 from outcrop.importing.typed_graph import TypedImport
@@ -90,7 +91,12 @@ def import_record(source: Any, config: ImportConfig) -> dict[str, Any] | None:
     if not isinstance(source, str):
         return None
     kind, _, where = source.partition(":")
-    return imported.record(kind, Path(where), source_files(kind, Path(where)), config.stored())
+    options = config.stored()
+    if config.keep_duplicates is False:  # which the manifest does not tell from what is usual
+        options["drop_duplicates"] = True
+    return imported.record(
+        kind, Path(where), source_files(kind, Path(where), all_types=config.types == "all"), options
+    )
 
 
 def measure_import(source: Any, runtime: Runtime, config: ImportConfig) -> None:
@@ -126,6 +132,10 @@ def _opened(
         raise ArgumentError(
             f"a number of classes ({config.num_classes}) chooses among labels of {', '.join(CHOOSE_LABELS)}; this "
             "source has one kind of labels"
+        )
+    if config.types is not None and _kind(source) not in LEAVE_OUT:
+        raise ArgumentError(
+            f"types={config.types!r} (--types) is for {', '.join(LEAVE_OUT)}; of this source all types are imported"
         )
     opened = (
         open_source(source, runtime, held, config)
@@ -182,7 +192,10 @@ class _Import:
         num_nodes = -1 if source.num_nodes is None or runtime.measures else source.num_nodes
         reverse = source.reverse if self.config.reverse is None else self.config.reverse
         loops = source.keep_self_loops if self.config.keep_self_loops is None else self.config.keep_self_loops
-        sorting, before = sort_bytes(runtime, source.num_edges, reverse), runtime.budget.now_bytes
+        rows, before = source.edge_features, runtime.budget.now_bytes
+        if rows is not None:
+            check_rows(rows, source.num_edges, source.name)
+        sorting = sort_bytes(runtime, source.num_edges, reverse=reverse, numbered=rows is not None)
         builder = _core.CscBuilder(
             runtime.io,
             runtime.budget,
@@ -190,10 +203,12 @@ class _Import:
             str(self.work),
             num_nodes,
             sorting,
-            self.config.keep_duplicates,
+            bool(self.config.keep_duplicates),
             loops,
             reverse,
             weighted=source.weighted,
+            numbered=[rows is not None],
+            keep_numbered_duplicates=self.config.keep_duplicates is not False,
         )
         # What the builder needs to write in the end: names of nodes must not take it meanwhile.
         writing = runtime.budget.reserve("sort", sorting - (runtime.budget.now_bytes - before))
@@ -205,8 +220,16 @@ class _Import:
             indptr, indices, weights = (
                 str(self.work / f"{name}.bin") for name in ("indptr", "indices", "edge_weight")
             )
-            result = builder.finish(indptr, indices, weights_path=weights)
+            numbers = self.work / NUMBERS_FILE
+            result = builder.finish(indptr, indices, weights_path=weights, numbers_path=str(numbers))
             runtime.progress.advance("sort", listed)
+        if rows is not None:
+            if not runtime.measures:
+                check_rows(rows, listed, source.name)
+            places = EdgeNumbers(numbers, 0, result.num_edges, listed, 2 if reverse else 1)
+            nonfinite = self.config.allow_nonfinite
+            self.arrays |= write_edge_rows(rows, places, runtime, self.work, "e0.features", nonfinite)
+            numbers.unlink()
         if runtime.measures:
             return largest.num_nodes if source.num_nodes is None else source.num_nodes
         if result.num_nodes == 0:

@@ -35,7 +35,13 @@ def _feature_dtype(features: FeatureSource | None, config: ImportConfig) -> str 
         return "bfloat16"
     if config.feature_dtype and dtype.kind not in "fiub":
         raise ArgumentError(f"{features.name} holds {dtype}, which cannot become {config.feature_dtype}")
-    name = config.feature_dtype or ("uint8" if dtype == np.bool_ else dtype.name)
+    return config.feature_dtype or stored_dtype(features)
+
+
+def stored_dtype(rows: FeatureSource) -> str:
+    """Returns the name of the dtype that rows are stored in as they are. Raises FormatError where there is none."""
+    dtype = rows.dtype.newbyteorder("=")
+    name = "uint8" if dtype == np.bool_ else dtype.name
     storage_dtype(name)  # refuses what cannot be stored
     return name
 
@@ -91,7 +97,7 @@ class NodeImport:
                     return
                 converted = convert(block, dtype, self.config.bfloat16_bits)
                 if not self.config.allow_nonfinite:
-                    _check_finite(features, converted, dtype, row)
+                    check_finite(features, converted, dtype, row)
                 writer.append(converted)
                 row += len(block)
                 self.runtime.progress.advance("features", len(block))
@@ -186,7 +192,8 @@ def convert(block: np.ndarray, dtype: str, bfloat16_bits: bool = False) -> np.nd
         return np.ascontiguousarray(block, storage_dtype(dtype))
 
 
-def _check_finite(features: FeatureSource, block: np.ndarray, dtype: str, first_row: int) -> None:
+def check_finite(features: FeatureSource, block: np.ndarray, dtype: str, first_row: int) -> None:
+    """Raises FormatError for NaN and infinity in ``block``, in the storage of ``dtype``, and says where they are."""
     if dtype == "bfloat16":
         good = (block & 0x7F80) != 0x7F80
     elif block.dtype.kind == "f":

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import accumulate
 from pathlib import Path
@@ -11,6 +11,7 @@ from typing import Any
 import outcrop._core as _core
 from outcrop.config import ImportConfig
 from outcrop.errors import ArgumentError
+from outcrop.importing.edge_rows import NUMBERS_FILE, EdgeNumbers, check_rows, write_edge_rows
 from outcrop.importing.lists import sort_bytes, topology_specs
 from outcrop.importing.nodes import NodeImport
 from outcrop.importing.sources.base import REVERSE, EdgeSource, NodeSource, TypedSource
@@ -20,6 +21,7 @@ from outcrop.store import manifest as manifests
 from outcrop.store.graph import FORMAT, TYPED_VERSION
 from outcrop.store.graph_manifest import MOST_NODES
 from outcrop.store.manifest import ArraySpec, Manifest
+from outcrop.store.names import NAME_ARRAYS, write_names
 
 
 class TypedImport:
@@ -41,6 +43,9 @@ class TypedImport:
         self._nodes = [NodeImport(one, _config_of(one, source, config), runtime) for one in source.nodes]
         self._sizes = {one.type_name: one.num_nodes or 0 for one in source.nodes}
         self._edges = _with_reverses(source, config.reverse)
+        for edges in source.edges:
+            if edges.features is not None:
+                check_rows(edges.features, edges.num_edges, edges.name)
         self._arrays: dict[str, ArraySpec] = {}
         self._attributes: dict[str, Any] = {}
         lists = sum(self._sizes[edges.key[2]] for edges, _ in self._edges)
@@ -67,6 +72,10 @@ class TypedImport:
         }
         self._note_unreached()
 
+    def add_array(self, name: str, spec: ArraySpec) -> None:
+        """Lists an array in the manifest that something else has written."""
+        self._arrays[name] = spec
+
     def write_manifest(self, work: Path, config: dict[str, Any]) -> None:
         """Writes the manifest of what was written; ``config`` is what the user asked for."""
         manifests.write(work, Manifest(FORMAT, TYPED_VERSION, self._arrays, self._attributes, config))
@@ -76,15 +85,18 @@ class TypedImport:
         runtime, config = self.runtime, self.config
         counts = [edges.num_edges for edges, _ in self._edges]
         known = None if None in counts else sum(count or 0 for count in counts)
-        sorting, before = sort_bytes(runtime, known, False), runtime.budget.now_bytes
+        numbered, before = [edges.features is not None for edges, _ in self._edges], runtime.budget.now_bytes
+        sorting = sort_bytes(runtime, known, reverse=False, numbered=any(numbered))
         builder = _core.CscBuilder(
             runtime.io,
             runtime.budget,
             runtime.workers,
             str(work),
             memory_bytes=sorting,
-            keep_duplicates=config.keep_duplicates,
+            keep_duplicates=bool(config.keep_duplicates),
             keep_self_loops=config.keep_self_loops is not False,
+            numbered=numbered,
+            keep_numbered_duplicates=config.keep_duplicates is not False,
             relations=self._relations(),
         )
         # What the builder needs to write in the end: what is read meanwhile must not take it.
@@ -96,8 +108,11 @@ class TypedImport:
             runtime.trace.span("sort", edges=sum(listed)),
         ):
             paths = [str(work / f"{name}.bin") for name in ("indptr", "indices", "edge_weight")]
-            result = builder.finish(paths[0], paths[1], weights_path=paths[2])
+            numbers = work / NUMBERS_FILE
+            result = builder.finish(paths[0], paths[1], weights_path=paths[2], numbers_path=str(numbers))
             runtime.progress.advance("sort", builder.edges_added)
+        if any(numbered):
+            self._write_rows(work, numbers, [found.num_edges for found in result.relations], listed)
         weighted = any(edges.weighted for edges, _ in self._edges)
         if not runtime.measures:
             self._arrays |= topology_specs(result, weighted=weighted)
@@ -114,6 +129,21 @@ class TypedImport:
             }
             for (edges, _), found, count in zip(self._edges, result.relations, listed, strict=True)
         ]
+
+    def _write_rows(self, work: Path, numbers: Path, stored: Sequence[int], listed: Sequence[int]) -> None:
+        """Writes the rows of the edges, edge type by edge type."""
+        first, nonfinite = 0, self.config.allow_nonfinite
+        for number, (edges, _) in enumerate(self._edges):
+            if edges.features is None:
+                continue
+            if not self.runtime.measures:
+                check_rows(edges.features, listed[number], edges.name)
+            places = EdgeNumbers(numbers, first, stored[number], listed[number])
+            self._arrays |= write_edge_rows(
+                edges.features, places, self.runtime, work, f"e{number}.features", nonfinite
+            )
+            first += stored[number]
+        numbers.unlink()
 
     def _relations(self) -> _core.Relations:
         # A builder that measures is told of no nodes, so that it writes no lists.
@@ -162,14 +192,25 @@ class TypedImport:
         name, folder = nodes.source.type_name, work / f"n{number}"
         folder.mkdir()
         nodes.write(folder, self._sizes[name])
+        said = {key: value for key, value in nodes.attributes.items() if key != "feature_dim"}
+        if nodes.source.names is not None:
+            nodes.arrays |= self._write_names(nodes.source, nodes.source.names(), folder)
+            said |= {"integer_names": True} if nodes.source.integer_names else {}
         for array, spec in nodes.arrays.items():
             (folder / spec.file).rename(work / (prefix + spec.file))
             self._arrays[prefix + array] = replace(spec, file=prefix + spec.file)
         if not self.runtime.measures:
             folder.rmdir()
         self.notes += [f"nodes {name!r}: {note}" for note in nodes.notes]
-        said = {key: value for key, value in nodes.attributes.items() if key != "feature_dim"}
         return {"name": name, "num_nodes": self._sizes[name], **said}
+
+    def _write_names(self, source: NodeSource, names: Iterator[str], folder: Path) -> dict[str, ArraySpec]:
+        specs, count = write_names(self.runtime, folder, names, *NAME_ARRAYS)
+        if count != self._sizes[source.type_name]:
+            raise ArgumentError(
+                f"{source.name} (names) has {count} rows, {source.whose} {self._sizes[source.type_name]} nodes"
+            )
+        return specs
 
     def _note_unreached(self) -> None:
         """Notes it where no edge leads to the nodes of a type, and the user has not said what of the reverses."""

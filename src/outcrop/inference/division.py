@@ -5,19 +5,19 @@ from __future__ import annotations
 from bisect import bisect_left
 from dataclasses import dataclass
 
-import torch
-
 import outcrop._core as _core
 from outcrop.config import exact_bytes, least_bytes
 from outcrop.errors import BudgetError
-from outcrop.inference import layer_sums
+from outcrop.inference.steps import Step
 from outcrop.runtime import memory_tables
 from outcrop.runtime.runtime import Runtime
-from outcrop.store.graph import Graph
 
 UNLIMITED_BYTES = 4 << 30  # what is planned with where there is no budget
 _EDGE_BYTES = 56  # of one edge while its part is found and waits
 _TARGET_BYTES = 72
+_LIST_BYTES = (
+    16  # of a target for each edge type beyond the first: where its lists begin, and how long they are
+)
 _SOURCE_BYTES = 48
 MIN_EDGES = 256
 _SCALE_ROW_BYTES = 4
@@ -28,7 +28,7 @@ class Division:
     """Says how the budget of one layer is divided.
 
     Attributes:
-        targets, edges: Most of one span.
+        targets, edges: Most of one span; edges of each edge type.
         rows: Most of one part, and of a buffer.
         span_bytes, part_bytes: What they take while they are worked on, buffers not counted.
         cache_bytes: Left for rows that are wanted often.
@@ -44,26 +44,25 @@ class Division:
     whole: bool
 
 
-def divide(
-    graph: Graph, conv: torch.nn.Module, row_bytes: int, widen: bool, num_targets: int, memory: int
-) -> Division:
+def divide(step: Step, memory: int) -> Division:
     """Divides ``memory`` bytes: a quarter for parts, half for spans, the rest caches.
-
-    Args:
-        row_bytes: Bytes of a row of the input as stored; ``widen``: it is not float32.
-        num_targets: Nodes whose output is wanted.
 
     Raises:
         BudgetError: Not even one target with one source fits; names the smallest budget that does.
     """
-    work = layer_sums.cost(conv)
-    per_row = work.row + _SOURCE_BYTES + (4 * layer_sums.widths(conv)[0] if widen else 0)
+    work, shapes = step.layer.cost, step.inputs.values()
+    num_targets, most_edges = step.to.target.num_nodes, max(step.num_edges, default=0)
+    num_sources = max(shape.num_rows for shape in shapes)
+    row_bytes = max(shape.row_bytes for shape in shapes)
+    computed = max(shape.widened_bytes for shape in shapes) + 4 * step.layer.entered_dim
+    per_row = work.row + _SOURCE_BYTES + computed
     per_slot_row = memory_tables.BATCH_BUFFERS * row_bytes
-    per_target, per_edge = work.target + _TARGET_BYTES, work.edge + _EDGE_BYTES
-    smallest_span = per_target + min(MIN_EDGES, max(graph.num_edges, 1)) * per_edge
+    lists = max(len(step.num_edges) - 1, 0) * _LIST_BYTES
+    per_target, per_edge = work.target + _TARGET_BYTES + lists, work.edge + _EDGE_BYTES
+    smallest_span = per_target + min(MIN_EDGES, max(most_edges, 1)) * per_edge
 
     def available(total: int) -> int:
-        return total - _fixed_bytes(total, row_bytes)
+        return total - _fixed_bytes(total, step)
 
     def enough(total: int) -> bool:
         return available(total) >= 4 * (per_row + per_slot_row) and available(total) >= 2 * smallest_span
@@ -79,12 +78,12 @@ def divide(
         )
     total = available(memory)
     most = memory_tables.LAYER_PARTS.bytes_of(total) // (per_row + per_slot_row)
-    rows = min(max(most, 1), max(graph.num_nodes, 1))
+    rows = min(max(most, 1), max(num_sources, 1))
     half = memory_tables.LAYER_SPANS.bytes_of(total)
-    degree = -(-graph.num_edges // max(graph.num_nodes, 1))
-    targets = min(max(half // (per_target + degree * per_edge), 1), max(graph.num_nodes, 1))
-    edges = min((half - targets * per_target) // per_edge, graph.num_edges)
-    edges = max(edges, min(MIN_EDGES, graph.num_edges), 1)
+    degree = -(-most_edges // max(num_targets, 1))
+    targets = min(max(half // (per_target + degree * per_edge), 1), max(num_targets, 1))
+    edges = min((half - targets * per_target) // per_edge, most_edges)
+    edges = max(edges, min(MIN_EDGES, most_edges), 1)
     span_bytes, part_bytes = targets * per_target + edges * per_edge, rows * per_row
     return Division(
         targets,
@@ -93,12 +92,20 @@ def divide(
         span_bytes,
         part_bytes,
         max(total - span_bytes - part_bytes - rows * per_slot_row, 0),
-        num_targets <= targets and graph.num_nodes <= targets and graph.num_edges <= edges,
+        step.num_rows <= targets and num_targets <= targets and most_edges <= edges,
     )
 
 
-def _fixed_bytes(total: int, row_bytes: int) -> int:
-    scratch = memory_tables.READ_SCRATCH.bytes_of(total, _core.RowReader.min_scratch_bytes(row_bytes))
+def scratch_bytes(total: int, step: Step) -> int:
+    """Returns what each reader of rows of ``step`` has for pages in flight, where a row does not need more."""
+    readers = sum(shape.stored for shape in step.inputs.values())
+    return memory_tables.READ_SCRATCH.bytes_of(total) // max(readers, 1)
+
+
+def _fixed_bytes(total: int, step: Step) -> int:
+    each = scratch_bytes(total, step)
+    stored = [shape.row_bytes for shape in step.inputs.values() if shape.stored]
+    scratch = sum(max(each, _core.RowReader.min_scratch_bytes(row_bytes)) for row_bytes in stored)
     scales = memory_tables.SCALE_SCRATCH.bytes_of(total, _core.RowReader.min_scratch_bytes(_SCALE_ROW_BYTES))
     return (
         memory_tables.INFER_IO_BUFFERS.bytes_of(total)

@@ -14,14 +14,14 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import final
+from typing import Any, final
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from outcrop.errors import ArgumentError
-from outcrop.nn.convs import GATConv, GCNConv, SAGEConv
+from outcrop.nn.convs import GATConv, GCNConv, GINConv, GINEConv, SAGEConv, TransformerConv
 from outcrop.nn.sparse import bag_sum
 
 _FLOAT = 4  # bytes
@@ -35,11 +35,16 @@ class Part:
         targets: int64 [K], distinct, ascending.
         rowptr: int32 [K + 1].
         col: int32 [num_edges], rows of the part's ``x``.
+        edge_type: Place of the edge type among those that lead to the targets.
+        inverse: float32 [K], one over the edges of the type that each target has in all parts together; None where the
+            layer has no use for it.
     """
 
     targets: Tensor
     rowptr: Tensor
     col: Tensor
+    edge_type: int = 0
+    inverse: Tensor | None = None
 
 
 @dataclass(frozen=True)
@@ -59,9 +64,8 @@ class LayerSums(ABC):
     """
 
     drops_loops = True  # edges from a node to itself must be left out: the layer makes its own
-    targets_first = (
-        False  # whether the targets' own rows are needed before those of their sources, or after them
-    )
+    # Whether the targets' own rows are needed before those of their sources, and after them.
+    targets_first, targets_last = False, True
 
     def __init__(self, total: Tensor, step: int):
         self._total, self._step = total, step
@@ -79,7 +83,7 @@ class LayerSums(ABC):
         """Returns the output for ``count`` targets from ``first`` on, without what follows the layer, float32 [count,
         out_dim].
 
-        ``x``: their own rows; None where they came first.
+        ``x``: their own rows; None unless ``targets_last``.
         """
 
     def _pieces(self, part: Part) -> Iterator[tuple[Tensor, Tensor, slice]]:
@@ -143,11 +147,47 @@ class _GcnSums(LayerSums):
         return total.add_(self._bias) if self._map_first else torch.addmm(self._bias, total, self._weight.t())
 
 
-@final
-class _GatSums(LayerSums):
-    """Maps first: unmapped accumulators would be as many as there are heads."""
+class SoftmaxSums(LayerSums):
+    """Adds up rows by the softmax of scores that come part by part, head by head: totals [targets, heads, width]."""
 
-    targets_first = True
+    targets_first, targets_last = True, False
+
+    def __init__(self, like: Tensor, targets: int, heads: int, width: int, step: int):
+        super().__init__(like.new_empty(targets, heads, width), step)
+        self._top, self._mass = (like.new_empty(targets, heads) for _ in range(2))
+
+    def _clear(self) -> None:
+        """Begins anew, as if no part had come."""
+        self._total.zero_()
+        self._mass.zero_()
+        self._top.fill_(float("-inf"))
+
+    def _add_scores(
+        self, targets: Tensor, rowptr: Tensor, col: Tensor, scores: Tensor, mapped: Tensor
+    ) -> None:
+        """Adds rows of ``mapped``, [rows * heads, width], by the ``scores`` [num_edges, heads] of edges, which go."""
+        heads, ptr = self._total.shape[1], rowptr.long()
+        row = torch.repeat_interleave(ptr.diff(), output_size=len(col))
+        before = self._top.index_select(0, targets)
+        top = torch.maximum(before, torch.segment_reduce(scores, "max", offsets=ptr, axis=0, unsafe=True))
+        scores = scores.sub_(top.index_select(0, row)).exp_()
+        shrink = before.sub_(top).exp_()
+        mass = torch.segment_reduce(scores, "sum", offsets=ptr, axis=0, unsafe=True)
+        self._mass.index_copy_(0, targets, self._mass.index_select(0, targets).mul_(shrink).add_(mass))
+        self._top.index_copy_(0, targets, top)
+        total = self._total.index_select(0, targets).mul_(shrink.unsqueeze(2))
+        for head in range(heads):
+            total[:, head] += bag_sum(mapped, rowptr, col * heads + head, scores[:, head].contiguous())
+        self._total.index_copy_(0, targets, total)
+
+    def _mean(self, own: slice) -> Tensor:
+        """Returns the weighted mean of what came for targets ``own``, zeros where nothing did; uses the totals up."""
+        return self._total[own].div_(self._mass[own].clamp(min=1.0).unsqueeze(2))
+
+
+@final
+class _GatSums(SoftmaxSums):
+    """Maps first: unmapped accumulators would be as many as there are heads."""
 
     def __init__(self, conv: GATConv, targets: int, step: int):
         assert conv.lin is not None
@@ -155,8 +195,8 @@ class _GatSums(LayerSums):
         heads, width = conv.heads, conv.out_channels
         by_head = self._weight.view(heads, width, -1)
         self._vectors = torch.einsum("hco,shc->sho", by_head, torch.cat([conv.att_src, conv.att_dst]))
-        super().__init__(self._weight.new_empty(targets, heads, width), step)
-        self._top, self._mass, self._target = (self._weight.new_empty(targets, heads) for _ in range(3))
+        super().__init__(self._weight, targets, heads, width, step)
+        self._target = self._weight.new_empty(targets, heads)
 
     def begin(self, first: int, x: Tensor) -> None:
         own = slice(first, first + len(x))
@@ -172,30 +212,15 @@ class _GatSums(LayerSums):
         source = x @ self._vectors[0].t()
         mapped = (x @ self._weight.t()).view(-1, self._total.shape[2])
         for targets, rowptr, edges in self._pieces(part):
-            self._add_piece(targets, rowptr, part.col[edges], source, mapped)
-
-    def _add_piece(
-        self, targets: Tensor, rowptr: Tensor, col: Tensor, source: Tensor, mapped: Tensor
-    ) -> None:
-        heads, ptr = self._total.shape[1], rowptr.long()
-        row = torch.repeat_interleave(ptr.diff(), output_size=len(col))
-        before = self._top.index_select(0, targets)
-        own = self._target.index_select(0, targets)
-        scores = self._score(source.index_select(0, col) + own.index_select(0, row))
-        top = torch.maximum(before, torch.segment_reduce(scores, "max", offsets=ptr, axis=0, unsafe=True))
-        scores = scores.sub_(top.index_select(0, row)).exp_()
-        shrink = before.sub_(top).exp_()
-        mass = torch.segment_reduce(scores, "sum", offsets=ptr, axis=0, unsafe=True)
-        self._mass.index_copy_(0, targets, self._mass.index_select(0, targets).mul_(shrink).add_(mass))
-        self._top.index_copy_(0, targets, top)
-        total = self._total.index_select(0, targets).mul_(shrink.unsqueeze(2))
-        for head in range(heads):
-            total[:, head] += bag_sum(mapped, rowptr, col * heads + head, scores[:, head].contiguous())
-        self._total.index_copy_(0, targets, total)
+            col = part.col[edges]
+            own, counts = self._target.index_select(0, targets), rowptr.long().diff()
+            row = torch.repeat_interleave(counts, output_size=len(col))
+            scores = self._score(source.index_select(0, col) + own.index_select(0, row))
+            del own, row
+            self._add_scores(targets, rowptr, col, scores, mapped)
 
     def finish(self, first: int, count: int, x: Tensor | None, scale: Tensor | None) -> Tensor:
-        own = slice(first, first + count)
-        out = self._total[own].div_(self._mass[own].unsqueeze(2))
+        out = self._mean(slice(first, first + count))
         return (out.flatten(1) if self._conv.concat else out.mean(1)) + self._conv.bias
 
 
@@ -214,14 +239,37 @@ def layer_sums(conv: nn.Module, targets: int, step: int) -> LayerSums:
     raise ArgumentError(f"layer {type(conv).__name__} is unknown; known: SAGEConv, GCNConv, GATConv")
 
 
-def widths(conv: nn.Module) -> tuple[int, int]:
+def widths(conv: Any) -> tuple[int, int]:  # Any: attributes that type checkers do not know
     """Returns columns of the input and of the output of a layer."""
     if isinstance(conv, SAGEConv):
-        return conv.lin_l.weight.shape[1], conv.lin_l.weight.shape[0]
-    assert isinstance(conv, GCNConv | GATConv)
-    assert conv.lin is not None
-    out = conv.out_channels * (conv.heads if isinstance(conv, GATConv) and conv.concat else 1)
-    return conv.lin.weight.shape[1], out
+        in_dim = conv.lin_l.weight.shape[1]
+    elif _is_gin(conv):
+        in_dim = conv.nn[0].in_features
+    elif isinstance(conv, TransformerConv):
+        in_dim = conv.lin_key.weight.shape[1]
+    else:
+        assert isinstance(conv, GCNConv | GATConv)
+        assert conv.lin is not None
+        in_dim = conv.lin.weight.shape[1]
+    return in_dim, out_width(conv)
+
+
+def out_width(conv: Any) -> int:
+    """Returns columns of the output of a layer."""
+    if _is_gin(conv):
+        return conv.nn[-1].out_features
+    return conv.out_channels * (conv.heads if getattr(conv, "concat", False) else 1)
+
+
+def edge_width(conv: Any) -> int:
+    """Returns columns of the features of edges that a layer takes; 0: it takes none."""
+    if _is_gin(conv):
+        return 0 if isinstance(conv, GINConv) else conv.lin.in_channels
+    return getattr(conv, "edge_dim", None) or 0
+
+
+def _is_gin(conv: object) -> bool:
+    return isinstance(conv, GINConv | GINEConv)
 
 
 def _map_first(conv: nn.Module) -> bool:
@@ -229,10 +277,9 @@ def _map_first(conv: nn.Module) -> bool:
     return out_dim < in_dim
 
 
-def needs(conv: nn.Module) -> tuple[bool, bool]:
-    """Returns (``drops_loops``, ``targets_first``) of the accumulators of a layer."""
-    kind = _SageSums if isinstance(conv, SAGEConv) else _GcnSums if isinstance(conv, GCNConv) else _GatSums
-    return kind.drops_loops, kind.targets_first
+def sums_of(conv: nn.Module) -> type[LayerSums]:
+    """Returns the class of the accumulators of a layer, which says what it needs."""
+    return _SageSums if isinstance(conv, SAGEConv) else _GcnSums if isinstance(conv, GCNConv) else _GatSums
 
 
 def cost(conv: nn.Module) -> AccumulatorBytes:

@@ -1,8 +1,9 @@
 """Infer: the output of a model for all nodes, layer by layer, out of core; or of sampled batches.
 
 Layer-wise: each layer reads its input rows (the features, or the output of the layer before) and writes its output as
-an artifact, one row per node, ascending. The targets are taken in consecutive spans. The accumulators of a span are in
-memory (inference/layer_sums.py); its sources, each once and in ascending order, stream past in parts that fit a
+an artifact, one row per node, ascending; in a graph with types one for each node type that later layers need. The
+targets are taken in consecutive spans, and of each span one edge type after the other. The accumulators of a span are
+in memory (inference/layer_sums.py); its sources, each once and in ascending order, stream past in parts that fit a
 buffer, read page by page and merged. So a span may be as long as its accumulators allow, however many neighbours it
 has, and every page of the input is read about once per span; a hub with more edges than memory holds only makes more
 parts. What the budget has left keeps the rows that most edges lead from. Three threads overlap: finding the sources
@@ -14,7 +15,7 @@ The order of additions follows from graph, model and budget alone: the same call
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import closing
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -25,8 +26,11 @@ import torch
 
 from outcrop.inference import layer_sums
 from outcrop.inference.activations import write_rows
-from outcrop.inference.division import divide, memory_of
+from outcrop.inference.division import divide, memory_of, scratch_bytes
 from outcrop.inference.edge_counts import Counts
+from outcrop.inference.inputs import InputRows
+from outcrop.inference.steps import Step
+from outcrop.inference.target_layer import TargetLayer
 from outcrop.loading.buffers import HostBuffer, Lease, host_pool
 from outcrop.nn.models import Model
 from outcrop.nn.sparse import as_input, blocks_of
@@ -34,18 +38,21 @@ from outcrop.rows import DiskRows, RowSource, TieredRows
 from outcrop.runtime import memory_tables
 from outcrop.runtime.pipeline import Pipeline, Stage
 from outcrop.runtime.runtime import Runtime
-from outcrop.store.arrays import DiskArray
-from outcrop.store.edges import Span, spans
-from outcrop.store.graph import Graph
+from outcrop.store.edges import Span, SpanLists, spans
+from outcrop.store.graph_types import NodeType
 from outcrop.store.manifest import Manifest
 from outcrop.store.minibatch import MiniBatch, as_tensor
 
 
 @dataclass
 class LayerStats:
-    """Says what one layer did. ``rows_by_level``: where input rows came from."""
+    """Says what one layer did, in a graph with types for the nodes of ``node_type``.
+
+    ``rows_by_level``: where input rows came from.
+    """
 
     layer: int
+    node_type: str = ""
     rows: int = 0
     spans: int = 0
     parts: int = 0
@@ -56,92 +63,97 @@ class LayerStats:
     rows_by_level: dict[str, int] = field(default_factory=dict)
 
     def as_dict(self) -> dict[str, Any]:
-        return asdict(self)
+        fields = asdict(self)
+        if not self.node_type:
+            del fields["node_type"]
+        return fields
 
 
 @dataclass
 class _Work:
-    """Holds one item on its way: rows to read, and what they are.
+    """Holds one item on its way: rows of a node type to read, and what they are.
 
     ``span`` is the number of the span, ``targets`` how many it has. With ``part`` the rows are sources; else they are
-    those of ``count`` targets from ``first`` on, to begin or (``finish``) to end with. Where they came first, the end
-    reads no rows.
+    those of ``count`` targets from ``first`` on, to begin or (``finish``) to end with. Where the end does not need
+    them, it reads none.
     """
 
     span: int
     targets: int
+    node_type: int
     ids: np.ndarray
     first: int = 0
     count: int = 0
     finish: bool = False
-    part: tuple[np.ndarray, np.ndarray, np.ndarray] | None = None
+    part: _PartArrays | None = None
     x: np.ndarray | None = None
     scale: np.ndarray | None = None
     lease: Lease[HostBuffer] | None = None
 
 
+@dataclass(frozen=True)
+class _PartArrays:
+    """Holds the arrays of a :class:`layer_sums.Part`."""
+
+    targets: np.ndarray
+    rowptr: np.ndarray
+    col: np.ndarray
+    edge_type: int
+    inverse: np.ndarray | None
+
+
 class Layer:
-    """Computes one layer over all nodes, or over ``wanted`` of them.
+    """Computes the layer of a step, over all nodes of its type, or over those that are wanted.
 
     Args:
-        source: The rows of all nodes, open: features, or the output of the layer before.
-        counts: None where no row is wanted twice and the layer is not GCN.
-        wanted: int64, ascending, distinct; None = all.
+        rows: The rows of each node type that the step reads, by its number; they are closed by who opened them.
+        counts: None where no row is wanted twice and the layer does not scale by degrees.
+        device: Where it is computed.
     """
 
     def __init__(
         self,
-        graph: Graph,
-        source: DiskArray,
-        model: Model,
-        index: int,
+        step: Step,
+        rows: Mapping[int, InputRows],
         counts: Counts | None,
+        device: torch.device,
         runtime: Runtime,
-        wanted: np.ndarray | None = None,
     ):
-        self.graph, self._model, self._index, self._runtime = graph, model, index, runtime
-        self._conv, self._wanted = model.convs[index], wanted
-        self._dtype = getattr(torch, source.spec.dtype)
-        self._device = next(model.parameters()).device
-        self.division = divide(
-            graph,
-            self._conv,
-            source.row_bytes,
-            self._dtype != torch.float32,
-            graph.num_nodes if wanted is None else len(wanted),
-            memory_of(runtime),
-        )
-        self._drops_loops, self._targets_first = layer_sums.needs(self._conv)
-        scratch = memory_tables.READ_SCRATCH.bytes_of(memory_of(runtime))
+        self.graph, self._step, self._runtime = step.graph, step, runtime
+        self._inputs, self._device = rows, device
+        memory = memory_of(runtime)
+        self.division = divide(step, memory)
         self._scale_file = None
         self._scales: RowSource | None = None
-        if model.uses_degrees:
+        if step.layer.uses_degrees:
             assert counts is not None
             self._scale_file = counts.array(runtime, "degree")
+            scratch = memory_tables.READ_SCRATCH.bytes_of(memory)
             self._scales = DiskRows(self._scale_file, runtime, scratch_bytes=scratch)
-        self._rows: RowSource = DiskRows(source, runtime, scratch_bytes=scratch)
+        scratch = scratch_bytes(memory, step)
+        self._rows = {number: of.open(runtime, scratch) for number, of in rows.items()}
+        row_bytes = max(source.row_bytes for source in self._rows.values())
         if counts is not None and not self.division.whole:
-            self._rows = _with_cache(self._rows, counts, self.division.cache_bytes, runtime)
-        self._row_bytes = source.row_bytes
-        self._pool = host_pool(
-            runtime, memory_tables.BATCH_BUFFERS, (self.division.rows * self._row_bytes,), 0
-        )
+            for number, share in _cache_shares(step, self.division.cache_bytes).items():
+                nodes = self.graph.node_types[number]
+                self._rows[number] = _with_cache(self._rows[number], counts, nodes, share, runtime)
+        self._pool = host_pool(runtime, memory_tables.BATCH_BUFFERS, (self.division.rows * row_bytes,), 0)
         # The topology is read into memory of its own, while one range is in use at most two.
-        read = 2 * (
-            8 * (self.division.targets + 1) + graph.spec("indices").stride_bytes * self.division.edges
-        )
+        pointers = 8 * (self.division.targets + 1) * max(len(step.num_edges), 1)
+        read = 2 * (pointers + self.graph.spec("indices").stride_bytes * self.division.edges)
         self._held = [
             runtime.budget.reserve("infer-span", max(self.division.span_bytes - read, 0)),
             runtime.budget.reserve("infer-part", self.division.part_bytes),
         ]
-        self.stats = LayerStats(index)
+        self.stats = LayerStats(step.index, step.to.target.name)
 
     @property
     def out_dim(self) -> int:
-        return layer_sums.widths(self._conv)[1]
+        return self._step.layer.out_dim
 
     def close(self) -> None:
-        self._rows.close()
+        for source in self._rows.values():
+            source.close()
         if self._scales is not None:
             self._scales.close()
         if self._scale_file is not None:
@@ -173,7 +185,7 @@ class Layer:
             while (work := next(pipeline, None)) is not None:
                 if work.span == self.stats.spans:
                     sums = None  # the accumulators of the span before go first
-                    sums = layer_sums.layer_sums(self._conv, work.targets, self.division.rows)
+                    sums = self._step.layer.sums(work.targets, self.division.rows)
                     self.stats.spans += 1
                 assert sums is not None
                 out = self._compute(sums, work)
@@ -183,28 +195,32 @@ class Layer:
                     yield out
 
     def _plan(self) -> Iterator[_Work]:
-        division = self.division
-        found = spans(self.graph, self._runtime, division.targets, division.edges, self._wanted)
+        division, step, layer = self.division, self._step, self._step.layer
+        own = step.to.target.number
+        found = spans(self.graph, self._runtime, division.targets, division.edges, step.wanted, step.to)
         for number, span in enumerate(found):
             targets = len(span.ids)
             starts = range(0, targets, division.rows)
-            for start in starts if self._targets_first else ():
-                yield _Work(number, targets, span.ids[start : start + division.rows], start)
-            for begin, end in span.ranges():
-                for sources, part in _parts(span, begin, end, self._drops_loops, division.rows):
-                    yield _Work(number, targets, sources, part=part)
+            for start in starts if layer.targets_first else ():
+                yield _Work(number, targets, own, span.ids[start : start + division.rows], start)
+            for lists in span.lists:
+                source = lists.edge_type.source.number
+                for begin, end in lists.ranges():
+                    for sources, part in _parts(span, lists, begin, end, layer, division.rows):
+                        yield _Work(number, targets, source, sources, part=part)
             for start in starts:
                 ids = span.ids[start : start + division.rows]
-                read = ids[:0] if self._targets_first else ids
-                yield _Work(number, targets, read, start, len(ids), finish=True)
+                read = ids if layer.targets_last else ids[:0]
+                yield _Work(number, targets, own, read, start, len(ids), finish=True)
 
     def _read(self, work: _Work, stopped: threading.Event) -> _Work:
         if not len(work.ids):
             return work
         work.lease = self._pool.lease(stopped)
-        out = work.lease.buffer.x[: len(work.ids) * self._row_bytes]
-        for level, rows in self._rows.read_rows(work.ids, out).items():
-            self.stats.rows_by_level[level] = self.stats.rows_by_level.get(level, 0) + rows
+        rows = self._rows[work.node_type]
+        out = work.lease.buffer.x[: len(work.ids) * rows.row_bytes]
+        for level, count in rows.read_rows(work.ids, out).items():
+            self.stats.rows_by_level[level] = self.stats.rows_by_level.get(level, 0) + count
         work.x = out
         if self._scales is not None:
             degree = np.empty(len(work.ids), np.int32)
@@ -217,16 +233,22 @@ class Layer:
         scale = None if work.scale is None else torch.from_numpy(work.scale).to(self._device)
         if work.finish:
             out = sums.finish(work.first, work.count, x, scale)
-            return self._model.activate(self._index, out).cpu().numpy()
+            return self._step.layer.activate(out).cpu().numpy()
         assert x is not None
         if work.part is None:
             sums.begin(work.first, x)
         else:
-            targets, rowptr, col = (as_tensor(array, self._device) for array in work.part)
-            sums.add(layer_sums.Part(targets, rowptr, col), x, scale)
+            sums.add(self._part(work.part), x, scale)
             self.stats.parts += 1
-            self.stats.edges += len(col)
+            self.stats.edges += len(work.part.col)
         return None
+
+    def _part(self, arrays: _PartArrays) -> layer_sums.Part:
+        targets, rowptr, col = (
+            as_tensor(array, self._device) for array in (arrays.targets, arrays.rowptr, arrays.col)
+        )
+        inverse = None if arrays.inverse is None else as_tensor(arrays.inverse, self._device)
+        return layer_sums.Part(targets, rowptr, col, arrays.edge_type, inverse)
 
     def _tensor(self, work: _Work) -> torch.Tensor | None:
         """Returns the rows of ``work``, float32, on the device; they keep the buffer while they live."""
@@ -236,20 +258,21 @@ class Layer:
         assert work.lease is not None
         work.lease.hand_over(rows)
         work.lease.mark_taken()
-        x = torch.from_numpy(rows).view(self._dtype).reshape(len(work.ids), -1)
-        return as_input(x.to(self._device))
+        dtype = self._inputs[work.node_type].torch_dtype
+        x = as_input(torch.from_numpy(rows).view(dtype).reshape(len(work.ids), -1).to(self._device))
+        return self._step.layer.enter(work.node_type, x)
 
 
 def _parts(
-    span: Span, begin: int, end: int, drop_loops: bool, most_rows: int
-) -> Iterator[tuple[np.ndarray, tuple[np.ndarray, np.ndarray, np.ndarray]]]:
-    """Yields edges ``begin:end`` of ``span``, cut into parts of at most ``most_rows`` different sources, by source: the
-    sources, and targets, rowptr and col as in :class:`layer_sums.Part`. Lets go of what it needs no more, early.
+    span: Span, lists: SpanLists, begin: int, end: int, layer: TargetLayer, most_rows: int
+) -> Iterator[tuple[np.ndarray, _PartArrays]]:
+    """Yields edges ``begin:end`` of ``lists``, cut into parts of at most ``most_rows`` different sources, by source:
+    the sources, and the part. Lets go of what it needs no more, early.
     """
-    edges = span.read(begin, end)
+    edges = lists.read(begin, end)
     row, col = edges.row, edges.col
     del edges
-    if drop_loops:
+    if layer.drops_loops:
         keep = col != span.ids[row]
         row, col = row[keep], col[keep]
         del keep
@@ -267,19 +290,35 @@ def _parts(
         del number, order
     else:
         bounds = np.array([len(column)])
+    inverse = 1 / np.maximum(lists.counts, 1).astype(np.float32) if layer.uses_counts else None
     for part_number in range(count):
         mine = slice(int(bounds[part_number - 1]) if part_number else 0, int(bounds[part_number]))
         rows = row[mine]
         starts = np.flatnonzero(np.diff(rows, prepend=np.int32(-1)))
-        part = (
+        part = _PartArrays(
             rows[starts].astype(np.int64),
             np.append(starts, len(rows)).astype(np.int32),
             column[mine] - np.int32(part_number * most_rows),
+            lists.number,
+            None if inverse is None else inverse[rows[starts]],
         )
         yield sources[part_number * most_rows : (part_number + 1) * most_rows].astype(np.int64), part
 
 
-def _with_cache(rows: RowSource, counts: Counts, cache_bytes: int, runtime: Runtime) -> RowSource:
+def _cache_shares(step: Step, cache_bytes: int) -> dict[int, int]:
+    """Divides ``cache_bytes`` among the node types whose rows lie on disk, by the bytes that edges want of each."""
+    wanted: dict[int, int] = {}
+    for one in step.to.edge_types:
+        if (shape := step.inputs[one.source.number]).stored:
+            number = one.source.number
+            wanted[number] = wanted.get(number, 0) + one.num_edges * shape.row_bytes
+    total = sum(wanted.values())
+    return {number: cache_bytes * count // total for number, count in wanted.items() if total}
+
+
+def _with_cache(
+    rows: RowSource, counts: Counts, of: NodeType, cache_bytes: int, runtime: Runtime
+) -> RowSource:
     """Returns the rows that most edges lead from, in memory over ``rows``; ties: lower id.
 
     Only rows that are wanted twice.
@@ -290,7 +329,7 @@ def _with_cache(rows: RowSource, counts: Counts, cache_bytes: int, runtime: Runt
         return rows
     with runtime.budget.reserve("infer-counts", 8 * nodes):
         array = counts.array(runtime, "uses")
-        uses = array.read("infer-counts")
+        uses = array.read("infer-counts", of.first, of.first + nodes)
         array.close()
         least = max(int(np.partition(uses, nodes - fit)[nodes - fit]), 1)
         above = np.flatnonzero(uses > least)
@@ -316,8 +355,8 @@ def first_layers(model: Model, depth: int, batch: MiniBatch) -> torch.Tensor:
     out_dim].
     """
     hidden = as_input(batch.x, next(model.parameters()).dtype)
-    for index, block in enumerate(blocks_of(batch)[:depth]):
-        hidden = model.layer(index, hidden, block, batch.degree)
+    for index, block in enumerate(blocks_of(batch, weighted=model.edge_weights)[:depth]):
+        hidden = model.layer(index, hidden, block, batch.degree, batch.weight_sums)
     return hidden
 
 

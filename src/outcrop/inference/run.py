@@ -20,14 +20,17 @@ import torch
 
 from outcrop.config import DeviceConfig, SampleConfig, format_bytes, format_use
 from outcrop.errors import BudgetError, IoError
-from outcrop.inference import activations, division, edge_counts, layer_sums
+from outcrop.inference import activations, division, edge_counts
 from outcrop.inference import export as exporting
 from outcrop.inference import layerwise as inferring
+from outcrop.inference.inputs import InputRows, MadeRows, StoredRows
+from outcrop.inference.steps import Step
 from outcrop.inference.task import InferTask
 from outcrop.inference.whole import WholeModel
 from outcrop.loading import session as load
 from outcrop.loading.feeders import SampledStructures
 from outcrop.loading.needs import CountedBatches
+from outcrop.nn.typed import TypedModel
 from outcrop.rows import disk_rows
 from outcrop.runtime import memory_tables
 from outcrop.runtime.progress import Progress
@@ -36,7 +39,6 @@ from outcrop.runtime.smallest_budget import SMALLER_BATCHES, naming_smallest
 from outcrop.sampling.sampler import BatchSampler, Ids
 from outcrop.store import identity, record
 from outcrop.store import manifest as manifests
-from outcrop.store.arrays import DiskArray
 from outcrop.store.lock import only_process_in
 from outcrop.store.minibatch import MiniBatch
 
@@ -123,8 +125,8 @@ def run(
         rows = activations.open_rows(result, runtime)
         try:
             numbers = task.row_numbers(rows.num_rows)
-            parquet = task.out.suffix == ".parquet" and graph.has_names
-            with graph.open_names(runtime) if parquet else nullcontext() as names:
+            named = task.out.suffix == ".parquet" and graph.has_names_of(task.node_type)
+            with graph.open_names(runtime, task.node_type.name) if named else nullcontext() as names:
                 exporting.export(
                     rows,
                     task.nodes,
@@ -168,15 +170,17 @@ def _alone_in(work: Path) -> Iterator[None]:
 
 def _layerwise(task: InferTask, work: Path, report: InferReport, runtime: Runtime) -> Path:
     """Computes the layers that are missing; returns where the last one lies."""
-    graph, depth, nodes = task.graph, task.depth, task.graph.num_nodes
-    out_dims = [layer_sums.widths(task.stack.convs[index])[1] for index in range(depth)]
-    row_counts = [nodes] * (depth - 1) + [task.num_rows]
-    sizes = [record.align_page(rows * width * 4) for rows, width in zip(row_counts, out_dims, strict=True)]
-    needs_counts = task.stack.uses_degrees or not all(list(_divisions(task, runtime)))
+    graph, steps = task.graph, task.steps
+    of_layers = [
+        [record.align_page(step.num_rows * step.output.row_bytes) for step in layer] for layer in steps
+    ]
+    sizes = [sum(layer) for layer in of_layers]
+    uses_degrees = any(step.layer.uses_degrees for layer in steps for step in layer)
+    needs_counts = uses_degrees or not all(list(_divisions(task, runtime)))
     if needs_counts:
-        sizes.append(2 * record.align_page(nodes * 4))
+        sizes.append((1 if graph.is_typed else 2) * record.align_page(graph.num_nodes * 4))
     report.predicted_bytes_written = sum(sizes)
-    counts = work / "counts"
+    counts, depth = work / "counts", task.depth
     done = _finished(task, work)
     with manifests.naming_files(work):
         work.mkdir(exist_ok=True)
@@ -188,19 +192,22 @@ def _layerwise(task: InferTask, work: Path, report: InferReport, runtime: Runtim
     there = manifests.is_current(
         counts, edge_counts.COUNTS_FORMAT, edge_counts.COUNTS_VERSION, *edge_counts.expected_counts(graph)
     )
-    if needs_counts and not there and done < depth:
+    missing = [step for layer in steps for step in layer if step not in done]
+    if needs_counts and not there and missing:
         edge_counts.count_edges(graph, counts, runtime)
-    report.resumed_layers = done
-    runtime.progress.start("infer", sum(row_counts), "nodes")
-    runtime.progress.advance("infer", sum(row_counts[:done]))
-    for index in range(done, depth):
-        _run_layer(
-            task, work, index, edge_counts.open_counts(counts) if needs_counts else None, report, runtime
-        )
-        if index:
-            activations.remove(work / f"layer-{index - 1}")
+    report.resumed_layers = len(done)
+    runtime.progress.start("infer", sum(step.num_rows for layer in steps for step in layer), "nodes")
+    runtime.progress.advance("infer", sum(step.num_rows for step in done))
+    for index, layer in enumerate(steps):
+        for step in layer:
+            if step in missing:
+                opened = edge_counts.open_counts(counts) if needs_counts else None
+                _run_step(task, work, step, opened, report, runtime)
+        if index and layer[-1] in missing:
+            for step in steps[index - 1]:
+                activations.remove(work / step.name)
     runtime.progress.finish("infer")
-    return work / f"layer-{depth - 1}"
+    return work / steps[-1][-1].name
 
 
 def _needs(
@@ -229,60 +236,80 @@ def _needs(
 def _fits(task: InferTask, limit: int) -> bool:
     try:
         with Runtime(limit) as runtime, runtime.budget.reserve("infer-ids", task.id_bytes):
-            return len(list(_divisions(task, runtime))) == task.depth
+            list(_divisions(task, runtime))
     except BudgetError:
         return False
+    return True
 
 
 def _divisions(task: InferTask, runtime: Runtime) -> Iterator[bool]:
-    """Yields for each layer whether one span holds everything. Raises BudgetError before any work starts."""
-    spec = task.graph.row_file.spec
-    for index in range(task.depth):
-        row_bytes = spec.stride_bytes if index == 0 else 4 * layer_sums.widths(task.stack.convs[index])[0]
-        widen = index == 0 and spec.dtype != "float32"
-        count = task.num_rows if index == task.depth - 1 else task.graph.num_nodes
-        conv, memory = task.stack.convs[index], division.memory_of(runtime)
-        yield division.divide(task.graph, conv, row_bytes, widen, count, memory).whole
+    """Yields for each step whether one span holds everything. Raises BudgetError before any work starts."""
+    memory = division.memory_of(runtime)
+    for layer in task.steps:
+        for step in layer:
+            yield division.divide(step, memory).whole
 
 
-def _expected(task: InferTask, index: int) -> tuple[dict, dict[str, str]]:
-    last = index == task.depth - 1
-    return activations.expected(task.graph, task.digest, f"layer {index}", task.targets() if last else "all")
+def _expected(task: InferTask, step: Step) -> tuple[dict, dict[str, str]]:
+    last = step.index == task.depth - 1
+    return activations.expected(task.graph, task.digest, step.what, task.targets() if last else "all")
 
 
-def _finished(task: InferTask, work: Path) -> int:
-    """Returns layers that are there already."""
-    for index in reversed(range(task.depth)):
-        folder = work / f"layer-{index}"
-        if manifests.is_current(folder, activations.FORMAT, activations.VERSION, *_expected(task, index)):
-            return index + 1
-    return 0
+def _finished(task: InferTask, work: Path) -> list[Step]:
+    """Returns the steps whose output is there, or is needed no more, as that of a later layer is there."""
+    there = [
+        [
+            step
+            for step in layer
+            if manifests.is_current(
+                work / step.name, activations.FORMAT, activations.VERSION, *_expected(task, step)
+            )
+        ]
+        for layer in task.steps
+    ]
+    whole = [index for index, layer in enumerate(task.steps) if len(there[index]) == len(layer)]
+    first = whole[-1] + 1 if whole else 0
+    done = [step for layer in task.steps[:first] for step in layer]
+    return done + (there[first] if first < len(there) else [])
 
 
-def _run_layer(
+def _inputs(task: InferTask, work: Path, step: Step, runtime: Runtime) -> dict[int, InputRows]:
+    """Opens the rows that ``step`` reads."""
+    graph, found = task.graph, {}
+    for number, shape in step.inputs.items():
+        if step.index:
+            (before,) = (one for one in task.steps[step.index - 1] if one.to.target.number == number)
+            found[number] = StoredRows(activations.open_rows(work / before.name, runtime))
+        elif shape.stored:
+            (file,) = (one for one in graph.row_files if one.owner == graph.node_types[number])
+            found[number] = StoredRows(graph.open_rows(runtime, file))
+        else:
+            assert isinstance(task.model, TypedModel)
+            found[number] = MadeRows(task.model.make_rows, number, shape)
+    return found
+
+
+def _run_step(
     task: InferTask,
     work: Path,
-    index: int,
+    step: Step,
     counts: edge_counts.Counts | None,
     report: InferReport,
     runtime: Runtime,
 ) -> None:
     begin, before = time.monotonic(), runtime.io.counters
-    source: DiskArray = (
-        task.graph.open_rows(runtime, task.graph.row_file)
-        if index == 0
-        else activations.open_rows(work / f"layer-{index - 1}", runtime)
-    )
-    wanted = task.wanted if index == task.depth - 1 else None
+    device = next(task.model.parameters()).device
+    rows = _inputs(task, work, step, runtime)
     try:
-        layer = inferring.Layer(task.graph, source, task.stack, index, counts, runtime, wanted)
+        layer = inferring.Layer(step, rows, counts, device, runtime)
         try:
-            with runtime.trace.span("infer-layer", layer=index):
-                inferring.run_layer(layer, work / f"layer-{index}", *_expected(task, index), runtime)
+            with runtime.trace.span("infer-layer", layer=step.index):
+                inferring.run_layer(layer, work / step.name, *_expected(task, step), runtime)
         finally:
             layer.close()
     finally:
-        source.close()
+        for source in rows.values():
+            source.close()
     after = runtime.io.counters
     layer.stats.seconds = time.monotonic() - begin
     layer.stats.bytes_read = after.read_bytes - before.read_bytes
@@ -305,6 +332,8 @@ def _check_space(out: Path, needed: int, work: Path) -> None:
 def _compute(task: InferTask) -> Callable[[MiniBatch], torch.Tensor]:
     if isinstance(task.model, WholeModel):
         return task.model.scores
+    if isinstance(task.model, TypedModel):
+        return partial(task.model.compute_batch, depth=task.depth, scores=task.output != "embeddings")
     return partial(inferring.first_layers, task.model, task.depth)
 
 
@@ -337,7 +366,7 @@ def _sampled(
 
 
 def _seeds(task: InferTask) -> Ids:
-    return range(task.graph.num_nodes) if task.wanted is None else task.wanted
+    return range(task.node_type.num_nodes) if task.wanted is None else task.wanted
 
 
 def _sampled_session(task: InferTask, config: SampleConfig, runtime: Runtime) -> load.LoadSession:
@@ -345,7 +374,7 @@ def _sampled_session(task: InferTask, config: SampleConfig, runtime: Runtime) ->
     graph, whole = task.graph, isinstance(task.model, WholeModel)
     device = DeviceConfig(str(task.model.device if whole else next(task.model.parameters()).device))
     pool = load.make_pool(graph, runtime, buffers=memory_tables.BATCH_BUFFERS, device=device)
-    rows = disk_rows(graph, runtime, graph.row_file)
+    rows = [disk_rows(graph, runtime, file) for file in graph.row_files]
     sampler = BatchSampler(
         graph,
         config,
@@ -353,4 +382,4 @@ def _sampled_session(task: InferTask, config: SampleConfig, runtime: Runtime) ->
         memory_fraction=memory_tables.GROWING_SAMPLER.fraction,
         ids={"infer": _seeds(task)},
     )
-    return load.row_session(graph, SampledStructures(sampler), (rows,), pool, runtime, device)
+    return load.row_session(graph, SampledStructures(sampler), rows, pool, runtime, device)

@@ -10,7 +10,12 @@ import torch
 from torch import Tensor, nn
 
 from outcrop.nn.convs import GAT, GCN, GATConv, GCNConv, GraphSAGE, SAGEConv
+from outcrop.nn.hgt import Hgt
 from outcrop.nn.models import Model
+from outcrop.nn.typed import TypedModel
+from outcrop.nn.typed_models import Rgat, Rgcn, Rgine, Rsage, Rtransformer
+
+_TYPED_MODELS = (Rsage, Rgcn, Rgat, Hgt, Rtransformer, Rgine)
 
 
 class Stack(Model):
@@ -24,14 +29,15 @@ class Stack(Model):
         return out if index == self.num_layers - 1 else self.activation(out)
 
 
-def as_stack(module: nn.Module) -> tuple[Model | None, str]:
+def as_stack(module: nn.Module) -> tuple[Model | TypedModel | None, str]:
     """Returns a copy of ``module`` that can be computed layer by layer, in eval mode, or None and the reason.
 
     Known are Outcrop's own models and torch_geometric's ``GraphSAGE``, ``GCN`` and ``GAT`` (themselves, no subclass:
     what that computes nobody knows) without normalisation layers and jumping knowledge. The copy equals
     ``module(x, edge_index)`` on the whole graph.
     """
-    if type(module) is Model:
+    if type(module) in (Model, *_TYPED_MODELS):
+        assert isinstance(module, Model | TypedModel)
         return copy.deepcopy(module).eval(), ""
     if type(module) not in (GraphSAGE, GCN, GAT):
         return (

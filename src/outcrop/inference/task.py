@@ -6,10 +6,12 @@ import errno
 import hashlib
 import os
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from torch import nn
 
 from outcrop.config import SampleConfig
 from outcrop.config.sampling import SPLITS
@@ -17,12 +19,17 @@ from outcrop.errors import ArgumentError, IoError
 from outcrop.inference import export as exporting
 from outcrop.inference import layer_sums
 from outcrop.inference.scored import ScoringRequest
+from outcrop.inference.steps import OutputRequest, Steps, steps_of
 from outcrop.inference.whole import WholeModel
 from outcrop.loading.input_ids import checked_ids
 from outcrop.nn import checkpoint as checkpoints
+from outcrop.nn.hgt import Hgt
 from outcrop.nn.models import Model
+from outcrop.nn.typed import TypedModel
 from outcrop.runtime.runtime import Runtime
 from outcrop.store.graph import Graph, split_name
+from outcrop.store.graph_types import NodeType
+from outcrop.store.names import NAME_ARRAYS
 
 OUTPUTS = {
     "class": ("logits", "classes", "probabilities", "embeddings"),
@@ -38,6 +45,7 @@ class InferTask:
     Attributes:
         digest: Digest of the model's weights.
         nodes, wanted: Nodes asked for, in this order, and ascending; None: all.
+        node_type: The type of the nodes whose output is written.
         depth: Layers to compute.
         resumable: The weights say what the model computes, so that layers an interrupted call has left are its own.
     """
@@ -49,12 +57,20 @@ class InferTask:
     out: Path
     nodes: np.ndarray | None
     wanted: np.ndarray | None
+    node_type: NodeType
     depth: int
     resumable: bool
 
     @property
-    def model(self) -> Model | WholeModel:
+    def model(self) -> Model | TypedModel | WholeModel:
         return self.scored.model
+
+    @cached_property
+    def steps(self) -> Steps:
+        """Returns what is computed layer by layer."""
+        assert not isinstance(self.model, WholeModel)
+        wanted = OutputRequest(self.node_type, self.depth, self.output != "embeddings", self.wanted)
+        return steps_of(self.graph, self.model, wanted)
 
     @property
     def id_bytes(self) -> int:
@@ -64,23 +80,29 @@ class InferTask:
     @property
     def name_bytes(self) -> int:
         """Returns what names add to a row of the output, on average."""
-        named = self.out.suffix == ".parquet" and self.graph.has_names
-        return 4 + -(-self.graph.spec("names").data_bytes // max(self.graph.num_nodes, 1)) if named else 0
-
-    @property
-    def stack(self) -> Model:
-        assert isinstance(self.model, Model)
-        return self.model
+        if self.out.suffix != ".parquet" or not self.graph.has_names_of(self.node_type):
+            return 0
+        text = self.graph.manifest.arrays[self.node_type.array(NAME_ARRAYS[0])]
+        return 4 + -(-text.data_bytes // max(self.node_type.num_nodes, 1))
 
     @property
     def num_rows(self) -> int:
-        return self.graph.num_nodes if self.nodes is None else len(self.nodes)
+        return self.node_type.num_nodes if self.nodes is None else len(self.nodes)
 
     @property
     def out_dim(self) -> int:
         if isinstance(self.model, WholeModel):
             return self.model.out_dim
-        return layer_sums.widths(self.model.convs[self.depth - 1])[1]
+        if not self.scored.adds_up:
+            return layer_sums.out_width(self._last_conv(self.model))
+        return self.steps[-1][-1].layer.out_dim
+
+    def _last_conv(self, model: Model | TypedModel) -> nn.Module:
+        """Returns a layer that gives what is wanted."""
+        if isinstance(model, Model):
+            return model.convs[self.depth - 1]
+        _, key, _, _ = model.edges_to((self.node_type.number,))[0]
+        return model.conv(self.depth - 1, key)
 
     def targets(self) -> str:
         return "all" if self.wanted is None else hashlib.sha256(self.wanted.tobytes()).hexdigest()
@@ -114,31 +136,95 @@ def checked_task(
         raise IoError(
             errno.EACCES, f"{out.parent} is not writable, so {out} cannot be made: choose another place"
         )
-    model, depth = scored.model, 1
-    if isinstance(model, Model):
-        depth = model.num_layers - (output == "embeddings")
-    elif output == "embeddings":
-        raise ArgumentError("what the last layer of a model of your own reads is not known: ask for logits")
+    graph = graph.with_edge_rows(scored.takes_edge_rows)
+    node_type, nodes = _chosen_type(graph, scored, nodes)
+    _require_weights(graph, scored)
+    depth = _depth(scored, output)
+    if node_type != (seeds := scored.seed_type(graph)):
+        _check_other_type(graph, scored, output, node_type, seeds)
+    ids = _node_ids(graph, node_type, nodes)
+    wanted = None if ids is None else np.sort(ids)
+    state = checkpoints.digest(scored.model.state_dict())
+    return InferTask(graph, scored, output, state, out, ids, wanted, node_type, depth, resumable)
+
+
+def _require_weights(graph: Graph, scored: ScoringRequest) -> None:
+    """Raises ArgumentError where the model takes weights of edges, and they are not there, or not added up yet."""
+    if not isinstance(scored.model, Model) or not scored.model.edge_weights:
+        return
+    graph.require_edge_weights(True)
+    if scored.method != "sampled":
+        layers = ",".join(["-1"] * scored.model.num_layers)
+        raise ArgumentError(
+            "the model takes weights of edges, which infer does not add up layer by layer yet: ask for --method "
+            f"sampled (method='sampled'), which is exact with --fanouts {layers}"
+        )
+
+
+def _depth(scored: ScoringRequest, output: str) -> int:
+    """Returns how many layers are computed for an output."""
+    model = scored.model
+    if isinstance(model, WholeModel):
+        if output == "embeddings":
+            raise ArgumentError(
+                "what the last layer of a model of your own reads is not known: ask for logits"
+            )
+        return 1
+    # The last layer of hgt is the linear map that follows its graph layers.
+    depth = model.num_layers - (output == "embeddings" and not isinstance(model, Hgt))
     if depth == 0:
         raise ArgumentError("a model of one layer has no hidden layer: ask for logits or classes")
-    ids = _node_ids(graph, nodes)
-    wanted = None if ids is None else np.sort(ids)
-    state = checkpoints.digest(model.state_dict())
-    return InferTask(graph, scored, output, state, out, ids, wanted, depth, resumable)
+    return depth
 
 
-def _node_ids(graph: Graph, nodes: Any) -> np.ndarray | None:
-    """Returns int64 ids; None = all."""
+def _chosen_type(graph: Graph, scored: ScoringRequest, nodes: Any) -> tuple[NodeType, Any]:
+    """Takes apart what says which nodes are scored, and of which type."""
+    pair = isinstance(nodes, tuple) and len(nodes) == 2 and isinstance(nodes[0], str)
+    if not pair or not graph.is_typed:
+        return scored.seed_type(graph), nodes
+    name, chosen = nodes
+    return graph.node_type(name), "all" if chosen is None else chosen
+
+
+def _check_other_type(
+    graph: Graph, scored: ScoringRequest, output: str, node_type: NodeType, seeds: NodeType
+) -> None:
+    """Raises ArgumentError where a model gives nothing for nodes of another type than that of the seeds."""
+    if output != "embeddings":
+        raise ArgumentError(
+            f"the model was trained to predict labels of node type {seeds.name!r}: of {node_type.name!r} ask for "
+            "output embeddings"
+        )
+    if scored.method == "sampled":
+        raise ArgumentError(
+            f"sampled batches begin with nodes of type {seeds.name!r}: ask for those of {node_type.name!r} with method "
+            "layerwise"
+        )
+    model = scored.model
+    assert isinstance(model, TypedModel)
+    computed = model.targets(_depth(scored, output) - 1)
+    if node_type.number not in computed:
+        names = ", ".join(graph.node_types[number].name for number in computed)
+        raise ArgumentError(
+            f"the model computes no embeddings of node type {node_type.name!r} there, only of {names}: ask for one of "
+            "these"
+        )
+
+
+def _node_ids(graph: Graph, node_type: NodeType, nodes: Any) -> np.ndarray | None:
+    """Returns int64 ids within the type; None = all."""
     if isinstance(nodes, str) and nodes == "all":
         return None
-    if isinstance(nodes, str) and graph.has(split_name(nodes)) and split_name(nodes) in SPLITS:
-        with Runtime() as runtime:
-            return graph.split(runtime, nodes)
+    if isinstance(nodes, str) and split_name(nodes) in SPLITS:
+        name = node_type.array(split_name(nodes))
+        if name in graph.manifest.arrays:
+            with Runtime() as runtime:
+                return graph.array(runtime, name).read(f"split-{split_name(nodes)}")
     if isinstance(nodes, str | Path):
         from outcrop.importing.sources.node_list import read_ids  # loads pyarrow
 
-        return checked_ids(read_ids(Path(nodes), graph), graph, str(nodes))
-    return checked_ids(nodes, graph, "the given node ids")
+        return checked_ids(read_ids(Path(nodes), graph, node_type), graph, str(nodes), node_type)
+    return checked_ids(nodes, graph, "the given node ids", node_type)
 
 
 def sampling_of(task: InferTask, batch_size: int, seed: int) -> SampleConfig | None:
@@ -147,10 +233,15 @@ def sampling_of(task: InferTask, batch_size: int, seed: int) -> SampleConfig | N
         return None
     return SampleConfig(
         fanouts=_fanouts(task, task.scored.fanouts),
+        fanouts_by_type=tuple(
+            (name, _fanouts(task, fanouts)) for name, fanouts in task.scored.fanouts_by_type.items()
+        ),
         batch_size=batch_size,
         seed=seed,
-        degrees=task.model.uses_degrees,
+        degrees=not isinstance(task.model, TypedModel) and task.model.uses_degrees,
+        edge_weights=isinstance(task.model, Model) and task.model.edge_weights,
         splits=("infer",),
+        edge_rows=task.scored.takes_edge_rows,
     )
 
 

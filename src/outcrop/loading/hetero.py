@@ -10,7 +10,7 @@ import torch
 from outcrop.nn.convs import HeteroData
 from outcrop.store.batches import BatchGraph
 from outcrop.store.graph import Graph
-from outcrop.store.graph_types import NodeType
+from outcrop.store.graph_types import NodeType, RowFile
 from outcrop.store.minibatch import MiniBatch, as_tensor
 
 
@@ -28,9 +28,9 @@ def to_hetero(
         Node types have n_id int64 [n], num_sampled_nodes as a list per hop, and x [n, D] where they have features; that
         of the seeds has y and batch_size, too. Edge types, called (source, relation, target), have edge_index int64
         [2, e] (source, target), num_sampled_edges as a list per hop, edge_attr [e, D] where they have features,
-        edge_weight where they are known (which samplers do not give yet), and e_id int64 [e] where it is known:
-        positions within the type. Types of which a batch has nothing are there, empty. Untrimmed batches have no lists
-        per hop.
+        edge_weight where they have weights, and e_id int64 [e] where it is known: positions within the type, which are
+        the rows of its features. Features of edges are there where the batch was loaded with them. Types of which a
+        batch has nothing are there, empty. Untrimmed batches have no lists per hop.
     """
     data, structure = HeteroData(), batch.graph
     for of, nodes in zip(graph.node_types, structure.nodes, strict=True):
@@ -39,7 +39,7 @@ def to_hetero(
         if not structure.untrimmed:
             store.num_sampled_nodes = list(nodes.per_hop)
     _add_edges(data, batch, graph)
-    for file, rows in zip(graph.row_files, batch.rows, strict=True):
+    for file, rows in zip(files_of(batch, graph), batch.rows, strict=True):
         of = file.owner
         if isinstance(of, NodeType):
             data[of.name].x = rows
@@ -52,6 +52,11 @@ def to_hetero(
     if number is not None:
         data.number = number
     return data
+
+
+def files_of(batch: MiniBatch, graph: Graph) -> tuple[RowFile, ...]:
+    """Returns the row files that the rows of ``batch`` are of: those of edges may not have been asked for."""
+    return graph.with_edge_rows(len(batch.rows) == len(graph.row_files)).row_files
 
 
 def _add_edges(data: HeteroData, batch: MiniBatch, graph: Graph) -> None:

@@ -8,6 +8,7 @@ from outcrop.errors import ArgumentError
 from outcrop.sampling.seeds import Ids
 from outcrop.store.batches import BatchGraph
 from outcrop.store.graph import Graph
+from outcrop.store.graph_types import NodeType
 from outcrop.store.host_array import host_array
 
 
@@ -34,41 +35,44 @@ class InputIds:
         return self._order[np.searchsorted(ids, seeds, sorter=self._order)].astype(np.int64)
 
 
-def checked_ids(ids: object, graph: Graph, where: str) -> np.ndarray:
+def checked_ids(ids: object, graph: Graph, where: str, of: NodeType | None = None) -> np.ndarray:
     """Returns ``ids`` as int64 [n]: nodes, text that names them, or a mask [num_nodes] of bool.
 
     Args:
         ids: Array, tensor, series or list.
         where: Who asks for the nodes, for messages.
+        of: Type of the nodes; None: that of the seeds.
 
     Raises:
         ArgumentError: No such thing, out of range, no node of that name, or a node stands there twice; names ``where``.
     """
     array, named = host_array(ids), False
-    if array.dtype == bool and array.shape == (graph.seed_type.num_nodes,):
+    of = of or graph.seed_type
+    count = of.num_nodes
+    if array.dtype == bool and array.shape == (count,):
         array = np.flatnonzero(array)
     elif array.ndim == 1 and _is_text(array):
-        array, named = graph.node_ids(array.tolist()), True
+        array, named = graph.node_ids(array.tolist(), of.name), True
     if array.ndim != 1 or array.dtype.kind not in "iu" or not len(array):
         raise ArgumentError(
             f"{where}: {array.dtype} of shape {array.shape} are no node ids: give integers, or names that are text, "
-            f"one dimension, at least one, or a mask of {graph.seed_type.num_nodes} bool"
+            f"one dimension, at least one, or a mask of {count} bool"
         )
-    _require_nodes(array, graph, where)
+    _require_nodes(array, graph, where, of)
     array = array.astype(np.int64)
     ascending = np.sort(array)
     again = ascending[1:][ascending[1:] == ascending[:-1]]
     if len(again):
-        node = repr(graph.node_names(again[:1])[0]) if named else again[0]
+        node = repr(graph.node_names(again[:1], of.name)[0]) if named else again[0]
         raise ArgumentError(f"{where}: node {node} is there more than once: leave out repeats (numpy.unique)")
     return array
 
 
-def _require_nodes(array: np.ndarray, graph: Graph, where: str) -> None:
-    count = graph.seed_type.num_nodes
+def _require_nodes(array: np.ndarray, graph: Graph, where: str, of: NodeType) -> None:
+    count = of.num_nodes
     wrong = array[(array < 0) | (array >= count)]
     if len(wrong):
-        hint = "; graph.node_ids finds nodes by the ids of the source" if graph.has_names else ""
+        hint = "; graph.node_ids finds nodes by the ids of the source" if graph.has_names_of(of) else ""
         raise ArgumentError(
             f"{where}: {len(wrong)} ids, the first {wrong[0]}, are not in 0 to {count - 1}: leave them out"
             f"{hint}"

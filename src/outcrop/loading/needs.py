@@ -65,6 +65,7 @@ class CountedBatches(Rehearsal):
         progress: Progress | bool | None = None,
         ids: Mapping[str, Ids] | None = None,
     ):
+        graph = graph.with_edge_rows(config.edge_rows)
         self._graph, self._config, self._progress, self._ids = graph, config, progress, ids or {}
         self._passes = [
             one
@@ -101,7 +102,8 @@ class CountedBatches(Rehearsal):
     @property
     def columns(self) -> int:
         graph = self._graph
-        return shape_columns(len(graph.node_types), len(graph.edge_types), self.hops, graph.is_typed)
+        by_type = graph.is_typed or graph.has_edge_rows
+        return shape_columns(len(graph.node_types), len(graph.edge_types), self.hops, by_type)
 
     @property
     def decoded_bytes(self) -> int:
@@ -199,7 +201,8 @@ class SessionNeeds:
         ids: Mapping[str, Ids] | None = None,
     ):
         self._ids = ids
-        self._graph, self._mode, self._config, self._passes = graph, mode_named(mode), config, passes
+        self._graph = graph.with_edge_rows(config.edge_rows)
+        self._mode, self._config, self._passes = mode_named(mode), config, passes
         self._run, self._epoch_splits = run, epoch_splits
         self._counter = counter or BatchCounter()
         self._counted: Rehearsal | None = None

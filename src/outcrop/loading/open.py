@@ -9,12 +9,13 @@ from pathlib import Path
 from outcrop.config import CPU, DeviceConfig, SampleConfig
 from outcrop.device import gpu_named
 from outcrop.errors import ArgumentError, BudgetError, FormatError
-from outcrop.loading.modes import MODES, Mode, SessionRequest, mode_named, names_of
+from outcrop.loading.modes import MODES, Mode, Online, SessionRequest, mode_named, names_of
 from outcrop.loading.run_stages import open_recorded
 from outcrop.loading.session import LoadSession
 from outcrop.runtime.runtime import Runtime
 from outcrop.sampling.sampler import Ids
 from outcrop.sampling.topology import placement_of, topology_bytes
+from outcrop.store import run
 from outcrop.store.graph import Graph
 
 
@@ -47,10 +48,15 @@ def open_session(
         BudgetError: The mode does not fit, for example ``memory`` in less than the features.
     """
     mode = mode_named(mode)
-    if not graph.row_files:
+    config = config or SampleConfig()
+    if run_folder is not None:
+        config = run.read(run_folder).sample
+    graph = graph.with_edge_rows(config.edge_rows)
+    if not graph.row_files and not graph.is_typed:
         raise FormatError(f"{graph.path} holds no features: import them with the graph")
-    _check_types(graph, mode, device)
-    request = SessionRequest(graph, runtime, config or SampleConfig(), device, epoch_splits, ids)
+    check_types(graph, mode, device.name)
+    check_weights(config, mode, device.name)
+    request = SessionRequest(graph, runtime, config, device, epoch_splits, ids)
     if run_folder is not None:
         sampled, recorded = open_recorded(graph, runtime, run_folder)
         request = replace(request, config=sampled, ids=None, run=run_folder, recorded=recorded)
@@ -66,20 +72,44 @@ def open_session(
     return replace(mode, topology=on_disk).open(request)
 
 
-def _check_types(graph: Graph, mode: Mode, device: DeviceConfig) -> None:
-    """Refuses a graph with several types where only those with one can be loaded."""
-    if not graph.is_typed:
+def check_types(graph: Graph, mode: Mode, device: str) -> None:
+    """Refuses several types, or rows of edges, where only the nodes of graphs without types can be loaded."""
+    if not graph.is_typed and not graph.has_edge_rows:
         return
-    having = (
-        f"{graph.path} has {len(graph.node_types)} types of nodes, {len(graph.edge_types)} of edges, and features of "
-        f"{len(graph.row_files)} of them"
+    having, what = (
+        f"features of the edges of {graph.path} are asked for (--edge-rows)",
+        "those of nodes alone",
     )
+    if graph.is_typed:
+        what = "graphs with one type"
+        having = (
+            f"{graph.path} has {len(graph.node_types)} types of nodes, {len(graph.edge_types)} of edges, and features "
+            f"of {len(graph.row_files)} of them"
+        )
     if not mode.loads_types:
         others = names_of(tuple(other for other in MODES if other.loads_types))
-        raise ArgumentError(f"{having}; mode {mode} loads graphs with one type: choose mode {others}")
-    if gpu_named(device.name) is not None:
+        raise ArgumentError(f"{having}; mode {mode} loads {what}: choose mode {others}")
+    if gpu_named(device) is None:
+        return
+    if not graph.is_typed:
+        raise ArgumentError(f"{having}: it is loaded for the CPU only, not for {device}; leave out --device")
+    if isinstance(mode, Online) and "gpu" in (mode.sample_on, mode.row_reads):
         raise ArgumentError(
-            f"{having}: it is loaded for the CPU only, not for {device.name}; leave out --device"
+            f"{having}: its batches are drawn and read by the CPU; leave out --sample-on gpu and --io gpu"
+        )
+
+
+def check_weights(config: SampleConfig, mode: Mode, device: str) -> None:
+    """Refuses batches with weights of edges where the mode or the device has none of them."""
+    if not config.edge_weights:
+        return
+    asked = "weights of edges are asked for (--edge-weights)"
+    if not mode.loads_types:
+        others = names_of(tuple(other for other in MODES if other.loads_types))
+        raise ArgumentError(f"{asked}; mode {mode} loads edges alone: choose mode {others}")
+    if gpu_named(device) is not None:
+        raise ArgumentError(
+            f"{asked}: they are loaded for the CPU only, not for {device}; leave out --device"
         )
 
 

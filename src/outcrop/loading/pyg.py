@@ -7,7 +7,7 @@ from typing import Any, overload
 import numpy as np
 import torch
 
-from outcrop.loading.hetero import to_hetero
+from outcrop.loading.hetero import files_of, to_hetero
 from outcrop.loading.input_ids import InputIds
 from outcrop.nn.convs import Data, HeteroData
 from outcrop.store.batches import BatchGraph
@@ -43,19 +43,20 @@ def to_pyg(
 
     Returns:
         ``Data`` with x [num_nodes, D], edge_index int64 [2, num_edges] (source, target), y int64 [num_seeds], n_id
-        int64 [num_nodes], batch_size, and num_sampled_nodes and num_sampled_edges as lists per hop, with which
-        ``trim_to_layer`` and torch_geometric's models (``num_sampled_nodes_per_hop=``) work. Whole batches (ShaDow)
-        have no such lists, because nothing may be trimmed. Link prediction adds edge_label_index int64 [2, L] (local)
-        and edge_label float32 [L], as LinkNeighborLoader does. Of a graph with types: ``HeteroData``, as
-        :func:`outcrop.loading.hetero.to_hetero` says.
+        int64 [num_nodes], batch_size, edge_attr [num_edges, D] where features of edges were asked for, and
+        num_sampled_nodes and num_sampled_edges as lists per hop, with which ``trim_to_layer`` and torch_geometric's
+        models (``num_sampled_nodes_per_hop=``) work. Whole batches (ShaDow) have no such lists, because nothing may be
+        trimmed. Link prediction adds edge_label_index int64 [2, L] (local) and edge_label float32 [L], as
+        LinkNeighborLoader does. Of a graph with types: ``HeteroData``, as :func:`outcrop.loading.hetero.to_hetero`
+        says.
     """
     if graph is not None and graph.is_typed:
         return to_hetero(batch, graph, number=number, input_id=input_id)
     structure, arrays = batch.graph, batch.arrays
-    optional: dict[str, Any] = {}
+    optional: dict[str, Any] = dict(zip(_rows_named(batch, graph), batch.rows, strict=True))
     if number is not None:
         optional["number"] = number
-    device = batch.x.device
+    device = batch.device
     if "n_id" in arrays:  # then all of pyg_arrays() came with the rows
         optional |= {name: array for name, array in arrays.items() if name in _NAMES}
     else:
@@ -69,7 +70,15 @@ def to_pyg(
     if not structure.untrimmed:
         optional["num_sampled_nodes"] = list(structure.nodes_per_hop)
         optional["num_sampled_edges"] = list(structure.edges_per_hop)
-    return Data(x=batch.x, edge_index=batch.edge_index, y=batch.y, batch_size=structure.num_seeds, **optional)
+    return Data(edge_index=batch.edge_index, y=batch.y, batch_size=structure.num_seeds, **optional)
+
+
+def _rows_named(batch: MiniBatch, graph: Graph | None) -> list[str]:
+    """Returns what the rows of a batch are called in ``Data``, row file by row file."""
+    names = {"nodes": "x", "edges": "edge_attr"}
+    if graph is None:
+        return list(names.values())[: len(batch.rows)]
+    return [names[rows.kind] for rows in files_of(batch, graph)]
 
 
 def pyg_arrays(graph: BatchGraph, input_ids: InputIds | None = None) -> dict[str, np.ndarray]:

@@ -87,11 +87,12 @@ class RunLoader:
     Batches have ``x`` [n, D], ``edge_index`` int64 [2, E], ``y`` (of the seeds), ``n_id``, ``batch_size``,
     ``num_sampled_nodes``, ``num_sampled_edges`` in NeighborLoader's conventions; ``number``, which batch of the epoch
     it is; ``input_id`` int64 [batch_size], positions of the seeds in the split or in the ids given (not for links, nor
-    for batches from elsewhere); ``edge_weight`` float32 [E] where the graph has weights; ``e_id`` int64 [E] where it
-    was asked for, positions in ``graph.edge_index()``. ``x`` lies in one of a few buffers: do not keep more than one
-    batch without cloning it. On a GPU so does all that has one entry per node, and ``col``; what has one per seed may
-    be kept. There a batch is used on the stream that is current when it is asked for; for another stream say
-    ``batch.record_stream(stream)``, as for any tensor.
+    for batches from elsewhere); ``edge_weight`` float32 [E] where the graph has weights; ``edge_attr`` [E, D] where
+    features of edges were asked for (:class:`outcrop.SampleConfig`, ``edge_rows``); ``e_id`` int64 [E] with these, and
+    where it was asked for: positions in ``graph.edge_index()``, which are the rows of the features. ``x`` and
+    ``edge_attr`` lie in one of a few buffers: do not keep more than one batch without cloning it. On a GPU so does all
+    that has one entry per node, and ``col``; what has one per seed may be kept. There a batch is used on the stream
+    that is current when it is asked for; for another stream say ``batch.record_stream(stream)``, as for any tensor.
     """
 
     def __init__(
@@ -316,7 +317,8 @@ class _Pass:
         try:
             self._input_ids = None if source.input_ids is None else source.input_ids(used.runtime)
             complete = None if source.complete is None else source.complete(used.runtime)
-            arrays = partial(pyg_arrays, input_ids=self._input_ids)
+            # Those of graphs with types are made of the structure when a batch is taken.
+            arrays = None if source.graph.is_typed else partial(pyg_arrays, input_ids=self._input_ids)
             batches = used.session.batches(
                 source.split, place.epoch, numbers=left, complete=complete, arrays=arrays
             )

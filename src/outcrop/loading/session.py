@@ -173,16 +173,14 @@ class LoadSession:
         """Returns what a pass over ``split`` would load, in order, without loading it."""
         return self._feeder.source(split, epoch)
 
-    @property
-    def row_bytes(self) -> int:
-        """Counts the bytes of a row that mode ``online`` reads."""
-        assert isinstance(self._feeder, OnlineFeeder)
-        return self._feeder.row_bytes
+    def missing_rows(self, ids: np.ndarray, row_file: int = 0) -> np.ndarray:
+        """Returns those of ``ids``, ascending, whose rows mode ``online`` reads from disk: the others are cached.
 
-    def missing_rows(self, ids: np.ndarray) -> np.ndarray:
-        """Returns those of ``ids``, ascending, whose rows mode ``online`` reads from disk: the others are cached."""
+        Args:
+            row_file: Number of the row file that the ids are of.
+        """
         assert isinstance(self._feeder, OnlineFeeder)
-        return self._feeder.missing_rows(ids)
+        return self._feeder.missing_rows(ids, row_file)
 
     def make_room(self, num_rows: Sequence[int]) -> None:
         """Makes buffers large enough for batches with so many rows of each row file, as loading one does.
@@ -384,10 +382,11 @@ def packed_session(
         + 2 * samples.max_record_bytes
         + target_bytes(graph, samples.max_seeds),
         device_cache=cache,
-        host_cache=None if gpu is None else host_caches[0],
+        host_cache=None if gpu is None or len(files) > 1 else host_caches[0],
     )
     fallback = RowFeeder(RecordedStructures(samples, runtime), files, rows)
-    feeder = PackedFeeder(packed, host_caches if gpu is None else None, fallback)
+    # A GPU takes cached rows from host memory itself, of one row file.
+    feeder = PackedFeeder(packed, host_caches if gpu is None or len(files) > 1 else None, fallback)
     return LoadSession(feeder, pool, transfer, runtime, graph)
 
 
@@ -478,8 +477,8 @@ def online_session(
 
     rows = [HotRows(cache, stream, runtime) for cache, stream in zip(caches, streams, strict=True)]
     files, row_bytes = graph.row_files, [source.row_bytes for source in rows]
-    if gpu_named(device.name) is None:
-        transfer = transfer_to(device, files, row_bytes)
+    if gpu_named(device.name) is None or len(files) > 1:
+        transfer = transfer_to(device, files, row_bytes, batch_bytes=device_batch, budget=device_budget)
         return LoadSession(OnlineFeeder(sampler, graph, rows), pool, transfer, runtime, graph)
     (cache,) = caches
     transfer = transfer_to(

@@ -173,12 +173,6 @@ def _edge_lookup(asked: SourceRequest) -> Callable[[Runtime], Callable[[BatchGra
         if ids:
             raise ArgumentError("batches from elsewhere have edges of their own, without ids in the graph")
         return None
-    if graph.is_typed:  # batches have the positions of edges whose type has rows
-        if ids:
-            raise ArgumentError(
-                f"{graph.path} has types of nodes and edges, for which edge_ids are not there yet: leave them out"
-            )
-        return None
     if not ids and not graph.has("edge_weight"):
         return None
     made: list[EdgeLookup] = []  # for all passes: it reads the topology once to check it

@@ -12,6 +12,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import accumulate
 from typing import Any, Protocol
 
 import numpy as np
@@ -23,7 +24,7 @@ from outcrop.config import DeviceConfig
 from outcrop.device.budget import DeviceBudget
 from outcrop.device.gpu import Fence, Gpu, gpu_of
 from outcrop.loading.buffers import BufferPool, HostBuffer, Lease
-from outcrop.loading.device_buffers import DeviceBuffer
+from outcrop.loading.device_buffers import DeviceBuffer, aligned
 from outcrop.runtime import memory_tables
 from outcrop.store.address_table import AddressTable
 from outcrop.store.batches import BatchGraph
@@ -87,9 +88,13 @@ class _Rows:
     def __init__(self, file: RowFile, row_bytes: int):
         self.file, self.dtype, self.row_bytes = file, getattr(torch, file.spec.dtype), row_bytes
 
+    def ids(self, graph: BatchGraph) -> np.ndarray:
+        """Returns the ids of the rows that ``graph`` wants, int64."""
+        return graph.section(self.file).ids
+
     def num_bytes(self, graph: BatchGraph) -> int:
         """Counts the bytes of the rows that ``graph`` wants."""
-        return len(graph.section(self.file).ids) * self.row_bytes
+        return len(self.ids(graph)) * self.row_bytes
 
     def typed(self, x: torch.Tensor) -> torch.Tensor:
         """Returns [n, width] over uint8 [n * row_bytes]."""
@@ -102,6 +107,12 @@ class _OnCpu:
 
     def take(self) -> MiniBatch:
         return self.batch
+
+
+def _arrays_of(graph: BatchGraph) -> list[np.ndarray]:
+    """Returns the arrays of a batch without rows, which may lie in the memory that its record was read to."""
+    ids = [nodes.ids for nodes in graph.nodes]
+    return [*ids, *(array for edges in graph.edges for array in (edges.rowptr, edges.col))]
 
 
 class ToCpu:
@@ -125,7 +136,7 @@ class ToCpu:
         graph, held = batch.graph, batch.lease.buffer.rows
         # These arrays carry the lease: tensors over them keep it alive.
         data = [buffer.x[: rows.num_bytes(graph)] for rows, buffer in zip(self._rows, held, strict=True)]
-        batch.lease.hand_over(*data)
+        batch.lease.hand_over(*(data or _arrays_of(graph)))
         if batch.table is not None and self._device_cache is not None:
             self._fill(data[0], batch.table, self._device_cache)
         degree = None if graph.degree is None else torch.from_numpy(graph.degree)
@@ -172,7 +183,7 @@ def transfer_to(
     """Makes a :class:`ToGpu` or a :class:`ToCpu`.
 
     Args:
-        files, row_bytes: As of :class:`ToCpu`; a GPU takes one row file.
+        files, row_bytes: As of :class:`ToCpu`. Caches, and a table, are those of the only row file.
         budget: The device's, where others hold memory of it too; None: one of ``device.memory_bytes``.
 
     Raises:
@@ -184,13 +195,11 @@ def transfer_to(
     if gpu is None:
         assert not isinstance(device_cache, tuple)
         return ToCpu(files, row_bytes, device_cache)
-    ((file,), (file_row_bytes,)) = files, row_bytes
     budget = budget or DeviceBudget(gpu, there, device.memory_bytes)
     return ToGpu(
         gpu,
         there,
-        file,
-        file_row_bytes,
+        [_Rows(file, count) for file, count in zip(files, row_bytes, strict=True)],
         budget,
         batch_bytes=batch_bytes,
         device_cache=device_cache,
@@ -212,7 +221,7 @@ class _OnGpu:
     buffer_lease: Lease[DeviceBuffer]
     arrived: Fence
     graph: BatchGraph
-    x: torch.Tensor
+    rows: tuple[torch.Tensor, ...]
     arrays: dict[str, torch.Tensor]
 
     def take(self) -> MiniBatch:
@@ -221,18 +230,19 @@ class _OnGpu:
         buffer.used_on(stream)
         self.buffer_lease.mark_taken()
         # torch's own does nothing for memory that it has from elsewhere.
-        for tensor in (self.x, *arrays.values()):
+        for tensor in (*self.rows, *arrays.values()):
             setattr(tensor, "record_stream", buffer.used_on)  # noqa: B010 (torch's is a method)
         # As long as the seeds: a loop may keep all of an epoch.
         y, degree = arrays.pop("y").clone(), arrays.pop("degree", None)
-        return MiniBatch(graph=self.graph, rows=(self.x,), y=y, degree=degree, arrays=arrays)
+        return MiniBatch(graph=self.graph, rows=self.rows, y=y, degree=degree, arrays=arrays)
 
 
 class ToGpu:
     """Puts rows together on the GPU.
 
     Args:
-        file, row_bytes: The only row file of the graph, and the bytes of a row of it in a buffer.
+        rows: The row files of the graph. Rows of several are copied as they are in the buffers; those of one are put
+            together where caches have some of them.
         batch_bytes: Bytes of a batch on the device; 0: not known ahead.
         budget: The device's.
         device_cache, host_cache: uint8, flat, rows of the caches that a batch's table names; the former is copied to
@@ -244,8 +254,7 @@ class ToGpu:
         self,
         gpu: Gpu,
         device: torch.device,
-        file: RowFile,
-        row_bytes: int,
+        rows: Sequence[_Rows],
         budget: DeviceBudget,
         *,
         batch_bytes: int = 0,
@@ -253,7 +262,8 @@ class ToGpu:
         host_cache: np.ndarray | None = None,
         table: torch.Tensor | None = None,
     ):
-        self._gpu, self._number, self._rows, self._all = gpu, device.index or 0, _Rows(file, row_bytes), table
+        self._gpu, self._number, self._rows, self._all = gpu, device.index or 0, tuple(rows), table
+        row_bytes = rows[0].row_bytes
         self._stream = gpu.new_stream(self._number, low_priority=True)
         self._budget = budget
         self._buffers = [
@@ -275,25 +285,35 @@ class ToGpu:
     def deliver(
         self, batch: LoadedBatch, stopped: threading.Event, arrays: Arrays | None = None
     ) -> BatchInTransfer:
-        graph, lease, num_bytes = batch.graph, batch.lease, self._rows.num_bytes(batch.graph)
+        graph, lease = batch.graph, batch.lease
+        starts, sizes = self._parts(graph)
         buffer_lease = self._pool.lease(stopped)
         buffer = buffer_lease.buffer
-        buffer.stage(num_bytes, self._arrays(batch, arrays), graph.on_device or {})
+        buffer.stage(starts[-1] + sizes[-1], self._arrays(batch, arrays), graph.on_device or {})
         graph = replace(graph, on_device=None)
         done, token = _BufferToken(), _BufferToken()
         with self._gpu.on_stream(self._stream):
             try:
                 block, there = buffer.fill(token)
-                out = block[:num_bytes]
-                x = out.view(-1, self._rows.row_bytes)
-                self._put_rows(batch, there.pop("row_addresses", None), x, buffer.wrong)
+                parts = [block[start : start + size] for start, size in zip(starts, sizes, strict=True)]
+                place = there.pop("row_addresses", None)
+                if place is None:
+                    self._copy_rows(batch, parts)
+                else:
+                    self._put_rows(batch, place, parts[0].view(-1, self._rows[0].row_bytes), buffer.wrong)
             finally:  # also what was queued before an error
                 arrived = self._gpu.fence(self._stream)
                 buffer.filled(arrived)
                 lease.buffer.reading(arrived)
         buffer_lease.hand_over(token)
         lease.hand_over(done)  # free when this returns: who leases it waits for the fence
-        return _OnGpu(self._gpu, self._number, buffer_lease, arrived, graph, self._rows.typed(out), there)
+        typed = tuple(rows.typed(part) for rows, part in zip(self._rows, parts, strict=True))
+        return _OnGpu(self._gpu, self._number, buffer_lease, arrived, graph, typed, there)
+
+    def _parts(self, graph: BatchGraph) -> tuple[list[int], list[int]]:
+        """Returns where in its block the rows of each row file begin, aligned, and their bytes."""
+        sizes = [rows.num_bytes(graph) for rows in self._rows]
+        return [0, *accumulate(aligned(size) for size in sizes[:-1])], sizes
 
     def _arrays(self, batch: LoadedBatch, more: Arrays | None) -> dict[str, np.ndarray]:
         graph = batch.graph
@@ -301,36 +321,37 @@ class ToGpu:
             "row_addresses": self._row_addresses(batch),
             "y": graph.labels,
             "degree": graph.degree,
-            **({"rowptr": graph.rowptr, "col": graph.col} if graph.on_device is None else {}),
+            **(_lists_of(graph) if graph.on_device is None else {}),
             **({} if more is None else more(graph)),
         }
         return {name: array for name, array in found.items() if array is not None}
 
     def _row_addresses(self, batch: LoadedBatch) -> np.ndarray | None:
-        """Finds where rows lie, as kernels want it: uint64 [num_nodes], seen as int64.
+        """Finds where rows lie, as kernels want it: uint64 [num_rows], seen as int64.
 
         None: the GPU that drew the batch has found it (``on_device``), or rows are copied as they are.
         """
         if self._all is not None:
-            found = row_addresses(0, batch.graph.n_id)
+            found = row_addresses(0, self._rows[0].ids(batch.graph))
         elif batch.table is not None:
-            found = _row_addresses(batch.table, batch.graph.num_nodes)
+            found = _row_addresses(batch.table, len(self._rows[0].ids(batch.graph)))
         else:
             return None
         return found.view(np.int64)
 
-    def _put_rows(
-        self, batch: LoadedBatch, place: torch.Tensor | None, out: torch.Tensor, wrong: int
-    ) -> None:
-        host, num_bytes = batch.lease.buffer, out.numel()
-        if place is None:
-            out.view(-1).copy_(torch.from_numpy(host.x[:num_bytes]), non_blocking=True)
-        elif self._all is not None:
+    def _copy_rows(self, batch: LoadedBatch, parts: Sequence[torch.Tensor]) -> None:
+        """Copies the rows of each row file as they are in the buffer."""
+        for held, part in zip(batch.lease.buffer.rows, parts, strict=True):
+            part.copy_(torch.from_numpy(held.x[: part.numel()]), non_blocking=True)
+
+    def _put_rows(self, batch: LoadedBatch, place: torch.Tensor, out: torch.Tensor, wrong: int) -> None:
+        """Puts the rows of the only row file together."""
+        if self._all is not None:
             assemble(self._gpu, [self._all], place, out, wrong)
         else:
-            pinned = host.rows[0].pinned
+            pinned = batch.lease.buffer.rows[0].pinned
             assert pinned is not None
-            staged = pinned[:num_bytes].view(-1, self._rows.row_bytes)
+            staged = pinned[: out.numel()].view(-1, self._rows[0].row_bytes)
             assemble(self._gpu, [self._device_cache, self._host_cache, staged], place, out, wrong)
 
     def check(self) -> None:
@@ -352,6 +373,17 @@ class ToGpu:
         self._held = self._all = None
         self._buffers.clear()
         self._pool.close()
+
+
+def _lists_of(graph: BatchGraph) -> dict[str, np.ndarray]:
+    """Returns the neighbor lists of a batch, by the names under which a batch on a device has them."""
+    if len(graph.edges) == 1:
+        return {"rowptr": graph.rowptr, "col": graph.col}
+    return {
+        f"e{number}.{name}": array
+        for number, edges in enumerate(graph.edges)
+        for name, array in (("rowptr", edges.rowptr), ("col", edges.col))
+    }
 
 
 def _row_addresses(table: AddressTable, count: int) -> np.ndarray:

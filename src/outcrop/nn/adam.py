@@ -29,11 +29,15 @@ class Adam:
             parameter.grad = None
 
     @torch.no_grad()
-    def step(self, learning_rate: float) -> None:
-        """Makes one update."""
+    def step(self, learning_rate: float, batches: int = 1) -> None:
+        """Makes one update by the mean gradient of ``batches`` batches, whose gradients were added up."""
         numbers = [number for number, parameter in enumerate(self._parameters) if parameter.grad is not None]
         states = [self._state_of(number) for number in numbers]
         parameters = [self._parameters[number] for number in numbers]
+        if batches > 1:
+            for parameter in parameters:
+                assert parameter.grad is not None
+                parameter.grad.div_(batches)
         adam(
             parameters,
             [parameter.grad for parameter in parameters if parameter.grad is not None],

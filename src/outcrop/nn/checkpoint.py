@@ -42,7 +42,8 @@ class Meta:
         epochs_done: Finished epochs.
         best_epoch: The epoch of the best model, counted from 0.
         config: Fields of the training configuration, with in_dim and num_classes; of a model of a graph with node and
-            edge types ``schema`` (:meth:`outcrop.nn.schema.GraphSchema.as_stored`) instead of in_dim.
+            edge types ``schema`` (:meth:`outcrop.nn.schema.GraphSchema.as_stored`) instead of in_dim; of one that takes
+            features of edges ``edge_dim``, of one that takes their weights ``edge_weights``, too.
         inputs: What was trained on: digest of the graph, fields of the sampling (:mod:`outcrop.store.identity`).
         history: One record per finished epoch.
         batch_losses: Loss of every batch, where they were asked for.
@@ -233,8 +234,11 @@ def _build(found: Checkpoint) -> Model | TypedModel:
     config = found.meta.config
     if not 0 < config["layers"] <= len(found.model):  # each has a tensor at least
         raise ValueError(f"{config['layers']} layers in {len(found.model)} tensors")
-    inputs = GraphSchema.from_stored(config["schema"]) if "schema" in config else config["in_dim"]
-    return build_model(
+    rows = (config["in_dim"], config["edge_dim"]) if "edge_dim" in config else config.get("in_dim")
+    inputs = GraphSchema.from_stored(config["schema"]) if "schema" in config else rows
+    if inputs is None:
+        raise KeyError("in_dim")
+    model = build_model(
         config["model"],
         inputs,
         config["hidden"],
@@ -243,6 +247,9 @@ def _build(found: Checkpoint) -> Model | TypedModel:
         heads=config["heads"],
         dropout=config["dropout"],
     )
+    if isinstance(model, Model):
+        model.edge_weights = bool(config.get("edge_weights", False))
+    return model
 
 
 def _best(folder: Path) -> tuple[Path, Checkpoint]:

@@ -45,7 +45,16 @@ def _compiler_deferred() -> Iterator[None]:
 with _compiler_deferred():
     from torch_geometric.data import Data, EdgeAttr, FeatureStore, GraphStore, HeteroData, TensorAttr
     from torch_geometric.data.graph_store import EdgeLayout
-    from torch_geometric.nn import GATConv, GCNConv, HGTConv, Linear, SAGEConv
+    from torch_geometric.nn import (
+        GATConv,
+        GCNConv,
+        GINConv,
+        GINEConv,
+        HGTConv,
+        Linear,
+        SAGEConv,
+        TransformerConv,
+    )
     from torch_geometric.nn.models import GAT, GCN, GraphSAGE
     from torch_geometric.nn.module_dict import ModuleDict
 
@@ -58,6 +67,8 @@ __all__ = [
     "FeatureStore",
     "GATConv",
     "GCNConv",
+    "GINConv",
+    "GINEConv",
     "GraphSAGE",
     "GraphStore",
     "HGTConv",
@@ -66,4 +77,5 @@ __all__ = [
     "ModuleDict",
     "SAGEConv",
     "TensorAttr",
+    "TransformerConv",
 ]

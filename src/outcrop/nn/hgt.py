@@ -50,7 +50,7 @@ class Hgt(TypedModel):
     def layer(self, index: int, hidden: Mapping[int, Tensor], layer: TypedLayer) -> dict[int, Tensor]:
         found = {}
         with products(next(iter(hidden.values()))) as dense:
-            conv = _Conv(self.convs[index], self.schema, dense)
+            conv = HgtLayer(self.convs[index], self.schema, dense)
             sources = sorted({source for _, _, source, _ in self.edges_to(self.targets(index))})
             keys_values = {
                 source: conv.projected(source, hidden[source], (_KEYS, _VALUES)) for source in sources
@@ -75,7 +75,7 @@ class Hgt(TypedModel):
             return dense.addmm(lin.bias, hidden, lin.weight.t())
 
 
-class _Conv:
+class HgtLayer:
     """Computes the dense parts of an ``HGTConv``.
 
     Its weights of an edge type map keys and values of the sources. Applied to queries and sums instead they are applied
@@ -103,16 +103,46 @@ class _Conv:
     def mapped(self, queries: Tensor, number: int, key: EdgeKey) -> Tensor:
         """Returns queries to the keys of an edge type, scaled as its logits are."""
         weight = self._to_keys[:, number].transpose(1, 2)
-        scale = self._conv.p_rel["__".join(_module_key(key))].view(self._heads, 1, 1) / math.sqrt(self._width)
-        return self._dense.mm(queries, weight * scale)
+        return self._dense.mm(queries, weight * self._scale(key))
 
     def update(self, target: int, rows: Tensor, sums: Sequence[Tensor], numbers: Sequence[int]) -> Tensor:
         """Returns the new rows of targets: of their old rows, and of sums [heads, num_targets, width] by edge types."""
         mapped = (self._dense.mm(one, self._to_values[:, n]) for one, n in zip(sums, numbers, strict=True))
         total = reduce(torch.add, mapped).transpose(0, 1).reshape(len(rows), self._heads * self._width)
+        return self.updated(target, rows, total)
+
+    def updated(self, target: int, rows: Tensor, total: Tensor) -> Tensor:
+        """Returns the same where ``total``, [num_targets, heads * width], is mapped and added up already."""
         lin = self._conv.out_lin.lins[self._names[target]]
         out = self._dense.addmm(lin.bias, F.gelu(total), lin.weight.t())
         return torch.lerp(rows, out, self._conv.skip[self._names[target]].sigmoid())
+
+    def query_map(self, target: int) -> tuple[Tensor, Tensor]:
+        """Returns what makes queries of rows of targets: weight [heads * width, in], bias."""
+        return self._third(target, _QUERIES)
+
+    def key_value_map(self, number: int, key: EdgeKey, source: int) -> tuple[Tensor, Tensor]:
+        """Returns what makes keys and values of rows of sources, mapped for an edge type, and keys so that a query
+        times a key is a logit: weight [2 * heads * width, in], bias. The keys of all heads come first.
+        """
+        weights, biases = [], []
+        for third, maps in ((_KEYS, self._to_keys), (_VALUES, self._to_values)):
+            by_head = maps[:, number].transpose(1, 2)  # [heads, out, in]
+            if third == _KEYS:
+                by_head = by_head * self._scale(key)
+            weight, bias = self._third(source, third)
+            weights.append((by_head @ weight.view(self._heads, self._width, -1)).flatten(0, 1))
+            biases.append((by_head @ bias.view(self._heads, self._width, 1)).flatten())
+        return torch.cat(weights), torch.cat(biases)
+
+    def _third(self, node_type: int, third: int) -> tuple[Tensor, Tensor]:
+        lin = self._conv.kqv_lin.lins[self._names[node_type]]
+        return lin.weight.chunk(3)[third], lin.bias.chunk(3)[third]
+
+    def _scale(self, key: EdgeKey) -> Tensor:
+        """Returns [heads, 1, 1]: what the logits of an edge type are scaled by."""
+        prior = self._conv.p_rel["__".join(_module_key(key))]
+        return prior.view(self._heads, 1, 1) / math.sqrt(self._width)
 
 
 def _module_key(key: EdgeKey) -> EdgeKey:

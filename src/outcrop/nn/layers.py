@@ -20,8 +20,19 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from outcrop.errors import ArgumentError
 from outcrop.nn.convs import GATConv, GCNConv, SAGEConv
-from outcrop.nn.sparse import Block, bag_sum, check_block, sampled_dot, spmm, spmm_transposed, without_loops
+from outcrop.nn.sparse import (
+    Block,
+    as_input,
+    bag_sum,
+    check_block,
+    sampled_dot,
+    spmm,
+    spmm_transposed,
+    without_loops,
+)
+from outcrop.nn.weighted_gcn import weighted_gcn
 
 # A gathered multiply-add takes about as long as eight of a dense product (measured with AVX-512 on two cores).
 SPARSE_COST = 8
@@ -187,13 +198,21 @@ def gcn_weights(block: Block, dtype: torch.dtype, degree: Tensor | None = None) 
     return edges.masked_fill_(loop, 0.0), inverse[: block.num_targets].square().unsqueeze_(1)
 
 
-def gcn(conv: GCNConv, x: Tensor, block: Block, degree: Tensor | None = None) -> Tensor:
-    """Equals ``conv(x, edge_index)[:T]`` on the block where ``degree`` is None; else see :func:`gcn_weights`."""
+def gcn(
+    conv: GCNConv, x: Tensor, block: Block, degree: Tensor | None = None, sums: Tensor | None = None
+) -> Tensor:
+    """Equals ``conv(x, edge_index, edge_weight)[:T]`` on the block where ``degree`` is None; else see
+    :func:`gcn_weights`, and :func:`outcrop.nn.weighted_gcn.weighted_gcn` for edges that have weights.
+    """
     check_block(block, x)
     weight = conv.lin.weight
+    if block.edge_weight is None:
+        edges, loops = gcn_weights(block, x.dtype, degree)
+    else:
+        edges, loops = weighted_gcn(block, x.dtype, degree, sums)
     first = aggregate_first(block, weight.shape[1], weight.shape[0])
     with products(x) as dense:
-        return _Gcn.apply(x, weight, conv.bias, *gcn_weights(block, x.dtype, degree), block, first, dense)
+        return _Gcn.apply(x, weight, conv.bias, edges, loops, block, first, dense)
 
 
 class _Attention(torch.autograd.Function):
@@ -295,6 +314,46 @@ def _segment(values: Tensor, reduce: str, ptr: Tensor, like: Tensor) -> Tensor:
     return torch.segment_reduce(values.reshape(-1), reduce, offsets=ptr, unsafe=True).view_as(like)
 
 
+class HeadPattern:
+    """Locates the rows of all heads for products over the edges of a block at once.
+
+    Entries are (head, edge), targets (head, target). Rows of sources are [num_sources, D], shared by the heads, or
+    [heads, num_sources, D].
+    """
+
+    def __init__(self, block: Block, heads: int, shared: bool):
+        self.block, self.heads, self.shared = block, heads, shared
+        self._ptr = by_head(block.rowptr, block.num_edges, heads)
+        if shared:
+            self._col = block.col.repeat(heads)
+        else:
+            starts = torch.arange(heads, dtype=block.col.dtype, device=block.col.device) * block.num_sources
+            self._col = (block.col + starts.unsqueeze_(1)).view(-1)
+
+    def sum(self, rows: Tensor, weights: Tensor) -> Tensor:
+        """Returns out[h, t] = sum over the edges e of t of weights[h, e] * rows[h or shared][col[e]]."""
+        width = rows.shape[-1]
+        flat = bag_sum(rows.reshape(-1, width), self._ptr, self._col, weights.reshape(-1))
+        return flat.view(self.heads, self.block.num_targets, width)
+
+    def dot(self, targets: Tensor, rows: Tensor) -> Tensor:
+        """Returns out[h, e] = targets[h, target of e] @ rows[h or shared][col[e]]."""
+        width = rows.shape[-1]
+        flat = sampled_dot(self._ptr, self._col, targets.reshape(-1, width), rows.reshape(-1, width))
+        return flat.view(self.heads, self.block.num_edges)
+
+    def sum_to_sources(self, targets: Tensor, weights: Tensor) -> Tensor:
+        """Returns the sum over the edges of a source of weights[h, e] * targets[h, target of e], shaped as its rows."""
+        rowptr, row, order = self.block.transposed
+        weights, (heads, count, width) = weights.index_select(1, order), targets.shape
+        starts = torch.arange(heads, dtype=row.dtype, device=row.device).unsqueeze_(1) * count
+        flat = targets.reshape(heads * count, width)
+        if self.shared:
+            return bag_sum(flat, rowptr * heads, (row + starts).t().reshape(-1), weights.t().reshape(-1))
+        ptr = by_head(rowptr, self.block.num_edges, heads)
+        return bag_sum(flat, ptr, (row + starts).view(-1), weights.view(-1)).view(heads, -1, width)
+
+
 class _WeightedSum(torch.autograd.Function):
     """Computes out[h, t] = sum over edges of weights[h, e] * x[h or shared][col[e]] + loops[h, t] * x[h or shared][t].
 
@@ -303,55 +362,53 @@ class _WeightedSum(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, edges: Tensor, loops: Tensor | None, block: Block) -> Tensor:
-        heads, targets = len(edges), block.num_targets
-        ptr = by_head(block.rowptr, block.num_edges, heads)
-        col = block.col.repeat(heads)
-        if x.dim() == 3:
-            starts = torch.arange(heads, dtype=col.dtype, device=col.device) * block.num_sources
-            col = (block.col + starts.unsqueeze_(1)).view(-1)
-        out = bag_sum(x.reshape(-1, x.shape[-1]), ptr, col, edges.reshape(-1)).view(
-            heads, targets, x.shape[-1]
-        )
+        ctx.pattern = HeadPattern(block, len(edges), shared=x.dim() == 2)
+        out = ctx.pattern.sum(x, edges)
         if loops is not None:
-            out.addcmul_(x[..., :targets, :], loops.unsqueeze(2))
-        ctx.block, ctx.ptr, ctx.col = block, ptr, col
+            out.addcmul_(x[..., : block.num_targets, :], loops.unsqueeze(2))
         ctx.save_for_backward(x, edges, loops)
         return out
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         x, edges, loops = ctx.saved_tensors
-        block, grad = ctx.block, grad.contiguous()
-        heads, targets = len(edges), block.num_targets
-        flat = grad.view(heads * targets, x.shape[-1])
-        grad_edges = sampled_dot(ctx.ptr, ctx.col, flat, x.reshape(-1, x.shape[-1])).view_as(edges)
-        grad_loops = None
+        pattern, grad = ctx.pattern, grad.contiguous()
+        targets = pattern.block.num_targets
+        grad_edges, grad_loops, grad_x = pattern.dot(grad, x), None, None
         if loops is not None:
             grad_loops = (
-                torch.einsum("htd,htd->ht", grad, x[:, :targets])
-                if x.dim() == 3
-                else torch.einsum("htd,td->ht", grad, x[:targets])
+                torch.einsum("htd,td->ht", grad, x[:targets])
+                if pattern.shared
+                else torch.einsum("htd,htd->ht", grad, x[:, :targets])
             )
-        if not ctx.needs_input_grad[0]:
-            return None, grad_edges, grad_loops, None
-        rowptr, row, order = block.transposed
-        weights = edges.index_select(1, order)
-        starts = torch.arange(heads, dtype=row.dtype, device=row.device).unsqueeze_(1) * targets
-        if x.dim() == 3:
-            grad_x = bag_sum(
-                flat, by_head(rowptr, block.num_edges, heads), (row + starts).view(-1), weights.view(-1)
-            ).view_as(x)
-            if loops is not None:
-                grad_x[:, :targets].addcmul_(grad, loops.unsqueeze(2))
-        else:
-            grad_x = bag_sum(flat, rowptr * heads, (row + starts).t().reshape(-1), weights.t().reshape(-1))
-            if loops is not None:
+        if ctx.needs_input_grad[0]:
+            grad_x = pattern.sum_to_sources(grad, edges)
+            if loops is not None and pattern.shared:
                 grad_x[:targets].add_(torch.einsum("htd,ht->td", grad, loops))
+            elif loops is not None:
+                grad_x[:, :targets].addcmul_(grad, loops.unsqueeze(2))
         return grad_x, grad_edges, grad_loops, None
 
 
+def edge_softmax(logits: Tensor, block: Block) -> Tensor:
+    """Returns the softmax of logits [heads, num_edges] over the edges of each target, shaped as they are."""
+    return _EdgeSoftmax.apply(logits, block)
+
+
+def weighted_sum(x: Tensor, weights: tuple[Tensor, Tensor | None], block: Block) -> Tensor:
+    """Returns the sums of the rows of sources by the weights of the edges, [heads, num_targets, D].
+
+    Args:
+        x: [num_sources, D], shared by the heads, or [heads, num_sources, D].
+        weights: Of edges, [heads, num_edges]; and of what each target takes of itself, [heads, num_targets], or None.
+    """
+    return _WeightedSum.apply(x, *weights, block)
+
+
 def gat(conv: GATConv, x: Tensor, block: Block, target: Tensor | None = None) -> Tensor:
-    """Equals ``conv((x, x[:T]), edge_index)``; heads side by side, or their mean where ``conv.concat`` is off.
+    """Equals ``conv((x, x[:T]), edge_index, edge_attr)``; heads side by side, or their mean without ``conv.concat``.
+
+    Features of edges are ``block.edge_rows``, where the layer takes some (``edge_dim``).
 
     Args:
         target: Rows of the targets where they are of another type, [at least T, in of targets]: equals
@@ -372,10 +429,16 @@ def _gat(conv: GATConv, x: Tensor, block: Block, dense: Products) -> Tensor:
     vectors = torch.einsum("hco,shc->sho", weight, torch.cat([conv.att_src, conv.att_dst]))
     source = vectors[0] @ x.t()
     target = vectors[1] @ x[:targets].t()
-    edges = F.leaky_relu(
-        source.index_select(1, block.col) + target.index_select(1, block.row), conv.negative_slope
-    )
-    loops = F.leaky_relu(source[:, :targets] + target, conv.negative_slope)
+    edges = source.index_select(1, block.col) + target.index_select(1, block.row)
+    loops = source[:, :targets] + target
+    if conv.lin_edge is not None:
+        rows, vector = edge_rows(block, conv.edge_dim, x.dtype), _edge_vectors(conv)
+        edges = edges + vector @ rows.t()
+        # A loop has the mean of the rows of the edges to its node, other loops left out.
+        scale = without_loops(block).clamp(min=1).to(x.dtype).reciprocal_()
+        others = (~block.is_loop).to(x.dtype) * scale.index_select(0, block.row)
+        loops = loops + vector @ spmm(block.by_edge, rows, others).t()
+    edges, loops = (F.leaky_relu(logits, conv.negative_slope) for logits in (edges, loops))
     if bool(block.is_loop.any()):
         edges = edges.masked_fill(block.is_loop, float("-inf"))
     edges, loops = _Attention.apply(edges, loops, block)
@@ -390,8 +453,32 @@ def _gat_between(conv: GATConv, x: Tensor, target: Tensor, block: Block, dense: 
     source = torch.einsum("hco,hc->ho", weight, conv.att_src[0]) @ x.t()
     own = torch.einsum("hco,hc->ho", to_target, conv.att_dst[0]) @ target.t()
     logits = source.index_select(1, block.col) + own.index_select(1, block.row)
-    edges = _EdgeSoftmax.apply(F.leaky_relu(logits, conv.negative_slope), block)
+    if conv.lin_edge is not None:
+        logits = logits + _edge_vectors(conv) @ edge_rows(block, conv.edge_dim, x.dtype).t()
+    edges = edge_softmax(F.leaky_relu(logits, conv.negative_slope), block)
     return _combined(conv, x, weight, (edges, None), block, dense)
+
+
+def _edge_vectors(conv: GATConv) -> Tensor:
+    """Returns what the rows of edges are multiplied by for their part of the logits, [heads, edge_dim]."""
+    lin: Any = conv.lin_edge
+    return torch.einsum("hco,hc->ho", lin.weight.view(conv.heads, conv.out_channels, -1), conv.att_edge[0])
+
+
+def edge_rows(block: Block, dim: int | None, dtype: torch.dtype) -> Tensor:
+    """Returns the features of the edges of ``block``, [num_edges, dim], in ``dtype``.
+
+    Raises:
+        ArgumentError: The block has none, or others.
+    """
+    rows = block.edge_rows
+    shape = "none" if rows is None else f"{list(rows.shape)}"
+    if rows is None or rows.shape != (block.num_edges, dim):
+        raise ArgumentError(
+            f"the layer takes features of edges, [{block.num_edges}, {dim}] for this batch, and was given {shape}: "
+            "load batches with edge_rows=True, of a graph whose edges have features of that width"
+        )
+    return as_input(rows, dtype)
 
 
 def _combined(
@@ -405,9 +492,9 @@ def _combined(
     """Returns what ``attention``, the weights of edges and loops, takes of the sources: heads side by side."""
     heads, width, _ = weight.shape
     if aggregate_first(block, weight.shape[2], heads * width, heads):
-        out = dense.mm(_WeightedSum.apply(x, *attention, block), weight.transpose(1, 2))
+        out = dense.mm(weighted_sum(x, attention, block), weight.transpose(1, 2))
     else:
-        out = _WeightedSum.apply(dense.mm(x, weight.transpose(1, 2)), *attention, block)
+        out = weighted_sum(dense.mm(x, weight.transpose(1, 2)), attention, block)
     if not conv.concat:
         return out.mean(0) + conv.bias
     return out.permute(1, 0, 2).reshape(block.num_targets, heads * width) + conv.bias

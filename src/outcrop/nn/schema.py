@@ -5,14 +5,18 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from itertools import count
 from typing import Any
 
+from outcrop.config import ModelConfig
+from outcrop.config.models import EDGE_ROW_MODELS, MODELS, TYPED_MODELS, wants_edge_rows
 from outcrop.errors import ArgumentError
 from outcrop.store.graph import Graph
 from outcrop.store.graph_types import NodeType, RowFile
 
 EdgeKey = tuple[str, str, str]  # (source, relation, target), as torch_geometric calls a type of edges
-_RANDOM = re.compile(r"random:([1-9][0-9]{0,8})")
+_MADE = re.compile(r"(random|learned):([1-9][0-9]{0,8})")
+_HOW = "random:64 for 64 random values, or learned:64 for 64 that are learned"
 
 
 @dataclass(frozen=True)
@@ -23,13 +27,21 @@ class NodeSchema:
         name: What the type is called.
         width: Values of a row.
         dtype: Their type, such as ``float32``.
-        made: How rows are made where the graph has none, such as ``random:64``; empty: the graph has them.
+        made: How rows are made where the graph has none, such as ``random:64``, or ``learned:64``; empty: the graph has
+            them.
+        num_nodes: Nodes of the type, where their rows are learned; else 0.
     """
 
     name: str
     width: int
     dtype: str = "float32"
     made: str = ""
+    num_nodes: int = 0
+
+    @property
+    def is_learned(self) -> bool:
+        """Tells whether rows are learned with the model."""
+        return self.made.startswith("learned:")
 
 
 @dataclass(frozen=True)
@@ -42,6 +54,7 @@ class GraphSchema:
         seed_type: The type of the nodes whose labels are predicted.
         num_classes: Their classes, or columns of their targets.
         row_seed: Seed of rows that are made.
+        edge_widths: Values of a row of the edges of each type that a model takes, 0: none; empty: of no type.
 
     Raises:
         ArgumentError: It describes no graph; the message has all reasons.
@@ -52,6 +65,7 @@ class GraphSchema:
     seed_type: str
     num_classes: int
     row_seed: int = 0
+    edge_widths: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         names = [node.name for node in self.node_types]
@@ -62,9 +76,9 @@ class GraphSchema:
             if node.width < 1
         ]
         problems += [
-            f"rows of node type {node.name!r} are made as {node.made!r}: write random:64 for 64 random values"
+            f"rows of node type {node.name!r} are made as {node.made!r}: write {_HOW}"
             for node in self.node_types
-            if node.made and not _RANDOM.fullmatch(node.made)
+            if node.made and not _MADE.fullmatch(node.made)
         ]
         # By what parameters are called, so that names with underscores cannot meet there either.
         keys = ["___".join(key) for key in self.edge_types]
@@ -78,6 +92,9 @@ class GraphSchema:
             problems.append(f"node type {self.seed_type!r} of the seeds is none of {', '.join(names)}")
         if self.num_classes < 1:
             problems.append(f"num_classes {self.num_classes} is below 1")
+        if self.edge_widths and len(self.edge_widths) != len(self.edge_types):
+            problems.append(f"{len(self.edge_widths)} widths are given for {len(self.edge_types)} edge types")
+        problems += [f"rows of edges have width {width}: below 0" for width in self.edge_widths if width < 0]
         if problems:
             raise ArgumentError("; ".join(problems))
 
@@ -89,19 +106,26 @@ class GraphSchema:
         *,
         no_rows: str | Mapping[str, str] | None = None,
         row_seed: int = 0,
+        edge_rows: bool = False,
     ) -> GraphSchema:
         """Describes a graph on disk.
 
         Args:
             seed_type: Name of the type of the nodes whose labels are predicted; None: the only one with labels.
             no_rows: How rows of types without any are made: ``random:64``, 64 values that follow from ``row_seed``,
-                type and number of the node alone and are stored nowhere. One for all such types, or one for each name.
+                type and number of the node alone and are stored nowhere; ``learned:64``, the same at first, learned
+                with the model. One for all such types, or one for each name.
             row_seed: Seed of rows that are made.
+            edge_rows: Whether the model takes the rows of edges.
 
         Raises:
             ArgumentError: A type has no rows and nothing says how to make them, or it is not clear what is predicted.
         """
         stored = {rows.owner.number: rows for rows in graph.row_files if isinstance(rows.owner, NodeType)}
+        of_edges = {
+            rows.owner.number: rows for rows in graph.row_files if not isinstance(rows.owner, NodeType)
+        }
+        widths = [of_edges[e.number].spec.shape[1] if e.number in of_edges else 0 for e in graph.edge_types]
         seeds = _seeds(graph.node_types, seed_type)
         return cls(
             tuple(_node_schema(node, stored.get(node.number), no_rows) for node in graph.node_types),
@@ -109,7 +133,18 @@ class GraphSchema:
             seeds.name,
             seeds.num_classes,
             row_seed,
+            tuple(widths) if edge_rows and any(widths) else (),
         )
+
+    def edge_width(self, number: int) -> int | None:
+        """Returns how wide the rows of the edges of a type are; None: the model takes none."""
+        return self.edge_widths[number] or None if self.edge_widths else None
+
+    @property
+    def edge_row_numbers(self) -> tuple[int | None, ...]:
+        """Returns which of the rows of a batch are those of the edges of each type; None: the model takes none."""
+        next_one = count(sum(not node.made for node in self.node_types))
+        return tuple(next(next_one) if self.edge_width(n) else None for n in range(len(self.edge_types)))
 
     @property
     def seed_number(self) -> int:
@@ -136,8 +171,14 @@ class GraphSchema:
         return [node.name for node in self.node_types].index(name)
 
     def as_stored(self) -> dict[str, Any]:
-        """Returns it as plain values, for JSON. Equals ``dataclasses.asdict(self)``."""
-        return asdict(self)
+        """Returns it as plain values, for JSON. Equals ``dataclasses.asdict(self)`` but for what is not used."""
+        stored = asdict(self)
+        if not self.edge_widths:  # as schemas were before models took some
+            del stored["edge_widths"]
+        for node in stored["node_types"]:
+            if not node["num_nodes"]:
+                del node["num_nodes"]
+        return stored
 
     @classmethod
     def from_stored(cls, stored: Mapping[str, Any]) -> GraphSchema:
@@ -150,13 +191,35 @@ class GraphSchema:
         edges = tuple((source, relation, target) for source, relation, target in stored["edge_types"])
         texts = [text for node in nodes for text in (node.name, node.dtype, node.made)]
         texts += [stored["seed_type"], *(name for key in edges for name in key)]
-        numbers = [stored["num_classes"], stored["row_seed"], *(node.width for node in nodes)]
+        edge_widths = tuple(stored.get("edge_widths", ()))
+        numbers = [stored["num_classes"], stored["row_seed"], *edge_widths]
+        numbers += [number for node in nodes for number in (node.width, node.num_nodes)]
         if not all(isinstance(text, str) for text in texts) or not all(type(n) is int for n in numbers):
             raise TypeError("a name is no text, or a number no integer")
         try:
-            return cls(nodes, edges, stored["seed_type"], stored["num_classes"], stored["row_seed"])
+            return cls(
+                nodes, edges, stored["seed_type"], stored["num_classes"], stored["row_seed"], edge_widths
+            )
         except ArgumentError as error:
             raise ValueError(str(error)) from None
+
+
+def schema_of(graph: Graph, model: ModelConfig, seed: int) -> GraphSchema | None:
+    """Returns what a model needs to know of a graph with types; None where it has none.
+
+    Raises:
+        ArgumentError: The model is for other graphs, or nothing says what nodes of a type without features have.
+    """
+    if graph.is_typed != (model.name in TYPED_MODELS):
+        fitting = TYPED_MODELS if graph.is_typed else (*MODELS, *EDGE_ROW_MODELS)
+        has = "types of nodes and edges" if graph.is_typed else "no types of nodes or edges"
+        raise ArgumentError(f"{graph.path} has {has}: for model {model.name!r} choose {', '.join(fitting)}")
+    if not graph.is_typed:
+        return None
+    edge_rows = wants_edge_rows(model.name, graph.has_edge_rows)
+    return GraphSchema.of(
+        graph, graph.seed_type.name, no_rows=model.no_rows, row_seed=seed, edge_rows=edge_rows
+    )
 
 
 def _repeated(names: Sequence[str]) -> set[str]:
@@ -182,12 +245,13 @@ def _node_schema(node: NodeType, rows: RowFile | None, no_rows: str | Mapping[st
     made = no_rows if isinstance(no_rows, str) or no_rows is None else no_rows.get(node.name)
     if made is None:
         raise ArgumentError(
-            f"node type {node.name!r} has no rows: import them with the graph, or say no_rows='random:64' for rows "
-            "of 64 random values, which follow from the number of the node and are stored nowhere"
+            f"node type {node.name!r} has no rows: import them with the graph, derive them from those of neighbors "
+            "(outcrop derive), or say no_rows='random:64' for rows of 64 random values, which follow from the number "
+            "of the node and are stored nowhere, or no_rows='learned:64' for rows that are learned, which take "
+            f"{12 * 64} bytes of memory for each of {node.num_nodes} nodes"
         )
-    width = _RANDOM.fullmatch(made)
-    if width is None:
-        raise ArgumentError(
-            f"no_rows {made!r} of node type {node.name!r}: write random:64 for 64 random values"
-        )
-    return NodeSchema(node.name, int(width[1]), made=made)
+    found = _MADE.fullmatch(made)
+    if found is None:
+        raise ArgumentError(f"no_rows {made!r} of node type {node.name!r}: write {_HOW}")
+    learned = found[1] == "learned"
+    return NodeSchema(node.name, int(found[2]), made=made, num_nodes=node.num_nodes if learned else 0)

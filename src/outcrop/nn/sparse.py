@@ -30,11 +30,15 @@ class Block:
         rowptr: int32 [num_targets + 1].
         col: int32 [num_edges], each in [0, num_sources).
         num_sources: How many sources there are to choose from.
+        edge_rows: Features of the edges [num_edges, D], of any dtype; None: the layer takes none. They get no gradient.
+        edge_weight: Weights of the edges, float [num_edges]; None: all count alike. They get no gradient either.
     """
 
     rowptr: Tensor
     col: Tensor
     num_sources: int
+    edge_rows: Tensor | None = None
+    edge_weight: Tensor | None = None
 
     @property
     def num_targets(self) -> int:
@@ -54,6 +58,12 @@ class Block:
         """Returns int32 [num_edges]: the target of each edge. Equals ``np.repeat(np.arange(num_targets), counts)``."""
         targets = torch.arange(self.num_targets, dtype=torch.int32, device=self.col.device)
         return torch.repeat_interleave(targets, self.counts, output_size=self.num_edges)
+
+    @cached_property
+    def by_edge(self) -> Block:
+        """Returns the block whose source i is edge i: what sums over sources, sums over rows of the edges there."""
+        each = torch.arange(self.num_edges, dtype=self.col.dtype, device=self.col.device)
+        return Block(self.rowptr, each, self.num_edges)
 
     @cached_property
     def is_loop(self) -> Tensor:
@@ -76,21 +86,53 @@ def without_loops(block: Block) -> Tensor:
     return block.counts - torch.bincount(block.row[loop], minlength=block.num_targets).int()
 
 
-def blocks_of(batch: MiniBatch, layers: int | None = None) -> list[Block]:
+def blocks_of(batch: MiniBatch, layers: int | None = None, *, weighted: bool = False) -> list[Block]:
     """Returns the graph of each layer, first layer first, each trimmed to what its layer needs (prefixes, nothing
     copied).
 
     Args:
         layers: How many, for whole batches; None = as many as hops.
+        weighted: Edges have their weights.
+
+    Raises:
+        ArgumentError: The edges of the batch have no weights.
     """
+    rows, weight = batch.edge_attr, require_weights(batch) if weighted else None
     return [
-        Block(batch.rowptr[: targets + 1], batch.col[:edges], sources)
+        Block(
+            batch.rowptr[: targets + 1],
+            batch.col[:edges],
+            sources,
+            None if rows is None else rows[:edges],
+            None if weight is None else weight[:edges],
+        )
         for sources, targets, edges in batch.graph.layer_sizes(layers)
     ]
 
 
-def block_of_edges(edge_index: Tensor, num_sources: int, num_targets: int) -> Block:
-    """Returns edges as torch_geometric has them, int64 [2, num_edges], ordered by their targets.
+def require_weights(batch: MiniBatch) -> Tensor:
+    """Returns the weights of the edges of a batch.
+
+    Raises:
+        ArgumentError: It has none.
+    """
+    if batch.edge_weight is None:
+        raise ArgumentError(
+            "the model takes weights of edges, and the batch has none: load batches with edge_weights=True "
+            "(--edge-weights), of a graph that has weights"
+        )
+    return batch.edge_weight
+
+
+def block_of_edges(
+    edge_index: Tensor,
+    num_sources: int,
+    num_targets: int,
+    edge_attr: Tensor | None = None,
+    edge_weight: Tensor | None = None,
+) -> Block:
+    """Returns edges as torch_geometric has them, int64 [2, num_edges], their features and weights, ordered by their
+    targets.
 
     Raises:
         ArgumentError: They have another shape, or name a node that is not there.
@@ -101,10 +143,20 @@ def block_of_edges(edge_index: Tensor, num_sources: int, num_targets: int) -> Bl
         if ends.numel() and not 0 <= int(ends.min()) <= int(ends.max()) < count:
             wrong = int(ends.min()) if int(ends.min()) < 0 else int(ends.max())
             raise ArgumentError(f"edge_index has node {wrong}, features have {count} rows")
+    if edge_attr is not None and (edge_attr.ndim != 2 or len(edge_attr) != edge_index.shape[1]):
+        raise ArgumentError(
+            f"edge_attr has shape {list(edge_attr.shape)}: give [{edge_index.shape[1]}, D], a row for each edge"
+        )
+    if edge_weight is not None and edge_weight.shape != edge_index.shape[1:]:
+        raise ArgumentError(
+            f"edge_weight has shape {list(edge_weight.shape)}: give [{edge_index.shape[1]}], a number for each edge"
+        )
     source, target = edge_index
     order = torch.argsort(target, stable=True)
     rowptr = F.pad(torch.bincount(target, minlength=num_targets).cumsum(0), (1, 0))
-    return Block(rowptr.int(), source[order].int(), num_sources)
+    rows = None if edge_attr is None else edge_attr[order]
+    weight = None if edge_weight is None else edge_weight[order]
+    return Block(rowptr.int(), source[order].int(), num_sources, rows, weight)
 
 
 @dataclass(frozen=True)
@@ -121,15 +173,20 @@ class TypedLayer:
 
 
 def typed_layers_of(
-    batch: MiniBatch, ends: Sequence[tuple[int, int]], layers: int | None = None
+    batch: MiniBatch,
+    ends: Sequence[tuple[int, int]],
+    layers: int | None = None,
+    edge_rows: Sequence[Tensor | None] | None = None,
 ) -> list[TypedLayer]:
     """Does what :func:`blocks_of` does, for a batch with node and edge types.
 
     Args:
         ends: Numbers of the node types (source, target) of each edge type.
         layers: How many, for untrimmed batches; None = as many as hops.
+        edge_rows: Features of the edges of each edge type, [num_edges, D]; None: of none.
     """
     graph = batch.graph
+    rows_of = edge_rows or [None] * len(ends)
     csr = [_csr(batch, number) for number in range(len(ends))]
     depth = (layers or graph.hops) if graph.untrimmed else graph.hops
     found = []
@@ -140,9 +197,10 @@ def typed_layers_of(
             len(nodes.ids) if graph.untrimmed else sum(nodes.per_hop[: last + 2]) for nodes in graph.nodes
         ]
         blocks = []
-        for edges, (rowptr, col), (source, target) in zip(graph.edges, csr, ends, strict=True):
+        for edges, (rowptr, col), (source, target), rows in zip(graph.edges, csr, ends, rows_of, strict=True):
             count = int(edges.rowptr[targets[target]]) if graph.untrimmed else sum(edges.per_hop[: last + 1])
-            blocks.append(Block(rowptr[: targets[target] + 1], col[:count], sources[source]))
+            taken = None if rows is None else rows[:count]
+            blocks.append(Block(rowptr[: targets[target] + 1], col[:count], sources[source], taken))
         found.append(TypedLayer(tuple(blocks), targets))
     return found
 

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from outcrop.errors import ArgumentError
 from outcrop.nn.convs import ModuleDict
+from outcrop.nn.learned_rows import LearnedRows
 from outcrop.nn.made_rows import random_rows
 from outcrop.nn.schema import EdgeKey, GraphSchema
 from outcrop.nn.sparse import TypedLayer, as_input, block_of_edges, typed_layers_of
@@ -41,6 +42,7 @@ class TypedModel(nn.Module, ABC):
     Attributes:
         schema: The graph as the model sees it.
         make_rows: Gives rows [num_nodes, width] of the node types that have none in the graph; may be replaced.
+        learned: The rows that are learned with the model; None: there are none.
     """
 
     def __init__(self, schema: GraphSchema, convs: Sequence[nn.Module], dropout: float = 0.0):
@@ -48,7 +50,8 @@ class TypedModel(nn.Module, ABC):
         self.schema = schema
         self.convs = nn.ModuleList(convs)
         self.dropout = dropout
-        self.make_rows: MakeRows = self._random_rows
+        self.learned = LearnedRows(schema) if any(node.is_learned for node in schema.node_types) else None
+        self.make_rows: MakeRows = self._made_rows
         self.ends = schema.ends
         self._needed = needed_types(schema, len(convs))
 
@@ -57,15 +60,20 @@ class TypedModel(nn.Module, ABC):
         return len(self.convs)
 
     def forward(
-        self, batch: MiniBatch | Mapping[str, Tensor], edge_index: Mapping[EdgeKey, Tensor] | None = None
+        self,
+        batch: MiniBatch | Mapping[str, Tensor],
+        edge_index: Mapping[EdgeKey, Tensor] | None = None,
+        edge_attr: Mapping[EdgeKey, Tensor] | None = None,
     ) -> Tensor:
         """Computes the scores of the seeds, float32 [num_seeds, num_classes].
 
-        ``model(x_dict, edge_index_dict)``, as torch_geometric's models are called, scores all nodes of the seeds' type.
+        ``model(x_dict, edge_index_dict, edge_attr_dict)``, as torch_geometric's models are called, scores all nodes of
+        the seeds' type.
 
         Args:
             batch: A mini-batch, or the features of each node type by its name, [num_nodes, D].
             edge_index: Edges, with features: int64 [2, num_edges] by (source, relation, target).
+            edge_attr: Features of edges [num_edges, D], likewise, of the edge types whose rows the model takes.
 
         Raises:
             ArgumentError: The batch is not of a graph like that of the schema, or not sampled with one hop per layer.
@@ -77,17 +85,33 @@ class TypedModel(nn.Module, ABC):
                 "a model of a graph with types is called with a mini-batch, or as model(data.x_dict, "
                 f"data.edge_index_dict), not with {type(batch).__name__} and {type(edge_index).__name__}"
             )
-        x, layer = self._whole(batch, edge_index)
+        x, layer = self._whole(batch, edge_index, edge_attr or {})
         return self.compute(x, [layer] * self.num_layers)
+
+    def compute_batch(self, batch: MiniBatch, *, depth: int, scores: bool) -> Tensor:
+        """Computes what the first ``depth`` layers give for the seeds of a batch of as many hops, [num_seeds, out].
+
+        Args:
+            scores: Whether scores are wanted, where ``depth`` is all layers; else what the last layer gives.
+        """
+        rows, layers = (
+            self._rows_of(batch),
+            typed_layers_of(batch, self.ends, None, self._edge_rows_of(batch)),
+        )
+        hidden = self._compute(rows, layers[:depth])[self.schema.seed_number]
+        return self.leave(hidden) if scores else hidden
 
     def compute(self, rows: Sequence[Tensor], layers: Sequence[TypedLayer]) -> Tensor:
         """Gives the same from its parts: the rows of each node type, and the graph of each layer, first layer first."""
+        return self.leave(self._compute(rows, layers)[self.schema.seed_number])
+
+    def _compute(self, rows: Sequence[Tensor], layers: Sequence[TypedLayer]) -> dict[int, Tensor]:
         dtype = next(self.parameters()).dtype
         hidden = {number: self.enter(number, as_input(rows[number], dtype)) for number in self._needed[0]}
         for index, layer in enumerate(layers):
             found = self.layer(index, hidden, layer)
             hidden = {number: self._between(index, out) for number, out in found.items()}
-        return self.leave(hidden[self.schema.seed_number])
+        return hidden
 
     def enter(self, node_type: int, rows: Tensor) -> Tensor:
         """Returns what the first layer takes for the rows of a node type."""
@@ -130,7 +154,9 @@ class TypedModel(nn.Module, ABC):
         out = self.activate(out)
         return F.dropout(out, self.dropout, self.training) if self.dropout else out
 
-    def _random_rows(self, node_type: int, ids: np.ndarray) -> Tensor:
+    def _made_rows(self, node_type: int, ids: np.ndarray) -> Tensor:
+        if self.learned is not None and self.schema.node_types[node_type].is_learned:
+            return self.learned.take(node_type, ids)
         return random_rows(self.schema.row_seed, node_type, ids, self.schema.node_types[node_type].width)
 
     def _rows_of(self, batch: MiniBatch) -> list[Tensor]:
@@ -142,6 +168,8 @@ class TypedModel(nn.Module, ABC):
                 f"the batch has {have[0]} node types and {have[1]} edge types, the graph of the model {want[0]} and "
                 f"{want[1]}"
             )
+        if self.learned is not None:
+            self.learned.begin()
         rows = [
             self.make_rows(number, graph.nodes[number].ids).to(batch.device)
             if place is None
@@ -163,10 +191,24 @@ class TypedModel(nn.Module, ABC):
             raise ArgumentError(
                 f"the model has {self.num_layers} layers, the batches {graph.hops} hops: give one fanout per layer"
             )
-        return typed_layers_of(batch, self.ends, self.num_layers)
+        return typed_layers_of(batch, self.ends, self.num_layers, self._edge_rows_of(batch))
+
+    def _edge_rows_of(self, batch: MiniBatch) -> list[Tensor | None]:
+        """Returns the rows of the edges of each type that the model takes some of."""
+        places = self.schema.edge_row_numbers
+        wanted = [place for place in places if place is not None]
+        if wanted and wanted[-1] >= len(batch.rows):
+            raise ArgumentError(
+                f"the model takes features of edges, and the batch has none ({len(batch.rows)} row files): load "
+                "batches with edge_rows=True"
+            )
+        return [None if place is None else batch.rows[place] for place in places]
 
     def _whole(
-        self, x: Mapping[str, Tensor], edge_index: Mapping[EdgeKey, Tensor]
+        self,
+        x: Mapping[str, Tensor],
+        edge_index: Mapping[EdgeKey, Tensor],
+        edge_attr: Mapping[EdgeKey, Tensor],
     ) -> tuple[list[Tensor], TypedLayer]:
         """Returns rows and edges of a graph given as torch_geometric has it; every node is a target."""
         schema = self.schema
@@ -186,7 +228,7 @@ class TypedModel(nn.Module, ABC):
         for node, found in zip(schema.node_types, rows, strict=True):
             _check_width(node.name, node.width, found)
         blocks = [
-            block_of_edges(edge_index[key], len(rows[source]), len(rows[target]))
+            block_of_edges(edge_index[key], len(rows[source]), len(rows[target]), edge_attr.get(key))
             for key, (source, target) in zip(schema.edge_types, self.ends, strict=True)
         ]
         return rows, TypedLayer(tuple(blocks), tuple(len(found) for found in rows))

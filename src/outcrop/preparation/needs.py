@@ -37,7 +37,8 @@ class RunNeeds:
         drawn: BatchSizes | None = None,
         counter: BatchCounter | None = None,
     ):
-        self._graph, self._config, self._plan, self._topology = graph, config, plan, topology
+        self._graph = graph.with_edge_rows(config.edge_rows)
+        self._config, self._plan, self._topology = config, plan, topology
         self._drawn, self._counter = drawn, counter or BatchCounter()
         self._counted: CountedBatches | None = None
 

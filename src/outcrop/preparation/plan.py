@@ -42,7 +42,8 @@ def plan(graph: Graph, samples: SampleSet, config: PlanConfig, out: Path, runtim
     """
     if graph.feature_bytes == 0:
         raise ArgumentError(
-            f"{graph.path} has no features to place: import features, or give them at least one column"
+            f"{graph.path} has no features to place: import features, or draw batches as they are needed (--mode "
+            "online, loading='online'), for there is nothing to pack"
         )
     files, packed = graph.row_files, packed_batches(samples, config)
     memory = divide_host_memory(samples, config, files)

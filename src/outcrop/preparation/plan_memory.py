@@ -127,7 +127,7 @@ def memory_plan(manifest: Manifest) -> MemoryPlan | None:
 
 def device_cache_bytes(graph: Graph, samples: BatchSizes, config: PlanConfig) -> int:
     """Returns bytes of the device cache: what the batches on a device leave of its budget."""
-    if config.gpu_memory == 0 or len(graph.row_files) > 1:  # nothing loads several row files to a device yet
+    if config.gpu_memory == 0 or len(graph.row_files) > 1:  # rows of several are cached in host memory
         return 0
     rows_bytes = sum(samples.section(rows).max_rows * rows.row_bytes for rows in graph.row_files)
     targets = target_bytes(graph, samples.max_seeds)

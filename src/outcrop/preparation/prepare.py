@@ -24,7 +24,7 @@ from outcrop.config import (
     format_bytes,
 )
 from outcrop.config.sampling import EXTERNAL
-from outcrop.errors import BudgetError, FormatError
+from outcrop.errors import ArgumentError, BudgetError, FormatError
 from outcrop.loading.needs import BatchCounter
 from outcrop.preparation import pack as packing
 from outcrop.preparation import plan as planning
@@ -113,6 +113,7 @@ class PrepareRequest:
     topology: str = "automatic"
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "graph", self.graph.with_edge_rows(self.sampling.edge_rows))
         check_topology(self.topology)
 
     @property
@@ -141,6 +142,31 @@ class PrepareRequest:
         return RunNeeds(
             self.graph, self.sampling, self.limits, self.topology, drawn, BatchCounter(progress)
         ).fits
+
+
+def packing_problem(graph: Graph, sampling: SampleConfig) -> str | None:
+    """Says why the rows of the batches of ``sampling`` cannot be packed; None: they can.
+
+    Rows are packed in the order in which they are stored, each once a hop.
+    """
+    if not (sampling.edge_rows and graph.has_edge_rows):
+        return None
+    if sampling.sampler == "shadow":
+        why = "sampler shadow takes edges in the order of the nodes of a batch"
+    elif sampling.replace:
+        why = "an edge that is drawn with replacement may come twice in a hop"
+    else:
+        return None
+    return f"{why}, so that features of edges cannot be packed"
+
+
+def _require_packable(request: PrepareRequest) -> None:
+    problem = packing_problem(request.graph, request.sampling) if request.stop_after is None else None
+    if problem is not None:
+        raise ArgumentError(
+            f"{request.graph.path}: {problem}: prepare nothing, and draw batches as they are needed (--mode online, "
+            "loading='online')"
+        )
 
 
 def prepare(
@@ -202,7 +228,7 @@ def with_rates(
         )
         if before.sample == sampling and before.plan == same:
             return before.plan
-    measured = read_rates(graph.path / graph.largest_row_file.spec.file)
+    measured = read_rates(graph.measured_file)
     if measured is None:  # too small to measure: then nothing depends on it
         return config
     sequential, random = (round(measured[k]) for k in ("sequential_bytes_per_s", "random_ops_per_s"))
@@ -220,7 +246,7 @@ def prepare_described(out: Path, runtime: Runtime, topology: str = "automatic") 
         FormatError: ``out`` is no run, or the graph is in another state than it says.
     """
     info = run.read(out)
-    graph = open_graph(info.graph_path(out))
+    graph = open_graph(info.graph_path(out)).with_seeds(info.sample.node_type)
     if graph.digest() != info.graph_digest:
         raise FormatError(
             f"{out} was begun with another state of the graph than {graph.path} is in now: start again"
@@ -280,6 +306,7 @@ def _make(
 ) -> PrepareReport:
     """Makes what is not there yet; ``on_stage`` is called after each stage that is made."""
     graph, out = request.graph, request.out
+    _require_packable(request)
     origin = sampling.BatchOrigin(request.topology, request.external, request.batches_key)
     sample_config, plan_config = request.sampling, request.limits
     report = PrepareReport(epochs=sample_config.epochs, chosen="\n".join(request.chosen))

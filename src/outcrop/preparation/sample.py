@@ -16,7 +16,7 @@ from outcrop.config import SampleConfig
 from outcrop.errors import ArgumentError
 from outcrop.runtime.runtime import Runtime
 from outcrop.sampling.external import ExternalBatches
-from outcrop.sampling.sampler import BatchSampler
+from outcrop.sampling.sampler import BatchSampler, wants_weight_sums
 from outcrop.sampling.seeds import seed_labels
 from outcrop.sampling.topology import Topology, load_topology
 from outcrop.store import manifest as manifests
@@ -73,7 +73,7 @@ def sample(
         ArgumentError: The graph has no training nodes or edges, or a batch from elsewhere is none.
         BudgetError: One batch does not fit in its share of the budget.
     """
-    external = origin.external
+    external, graph = origin.external, graph.with_edge_rows(config.edge_rows)
     if external is None:
         sampler = BatchSampler(graph, config, runtime, topology=origin.topology, at_once=_AT_ONCE)
         counts = {split: sampler.num_batches(split) for split in config.splits}
@@ -97,6 +97,7 @@ def sample(
             "id_bytes": writer.id_bytes,
             "hops": len(config.fanouts),
             "degrees": config.degrees,
+            **_of_weights(config),
             **writer.types(),
         }
         manifest = Manifest(
@@ -110,6 +111,13 @@ def sample(
         manifests.write(folder, manifest)
     runtime.progress.finish("sample")
     return manifest
+
+
+def _of_weights(config: SampleConfig) -> dict[str, bool]:
+    """Returns the attributes that say what records have of weights of edges; none where they have nothing."""
+    if not config.edge_weights:
+        return {}
+    return {"edge_weights": True, "weight_sums": wants_weight_sums(config)}
 
 
 def rehearse(graph: Graph, config: SampleConfig, runtime: Runtime, topology: str = "automatic") -> None:
@@ -163,7 +171,7 @@ class _Writer:
         graph, counts = self.graph, [nodes.num_nodes for nodes in self.graph.node_types]
         self.id_bytes = record.id_bytes_for(max(counts))
         several = max(len(counts), len(graph.edge_types)) > 1
-        self.is_typed = several or any(rows.kind == "edges" for rows in graph.row_files)
+        self.is_typed = several or graph.has_edge_rows
         self._positions, self._seed_type = [False] * len(graph.edge_types), 0
         self._records = ArrayWriter(self.runtime, self.folder, "batches", "uint8")
 

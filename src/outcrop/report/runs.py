@@ -9,6 +9,7 @@ from outcrop.report import training as drawn
 from outcrop.report.charts import Bar, Point, Reference
 from outcrop.report.collect import STAGES, RunFacts
 from outcrop.report.page import Figure, Section, Table, render
+from outcrop.report.rows import rows_by_file
 from outcrop.report.units import format_value
 from outcrop.report.verdict import judge, steady, typical_epoch_seconds
 
@@ -120,6 +121,7 @@ def _training_sections(facts: RunFacts, measured: str) -> list[Section]:
         time.append(drawn.epoch_time(training))
         _add(time, drawn.stages(training))
         _add(data, drawn.rows_by_level(training))
+        _add(data, rows_by_file(training))
         _add(data, drawn.amplification(training, facts.predicted))
         sections.append(Section("learning", "Learning", list(drawn.learning(training))))
     for name, spans in drawn.windows(training).items():

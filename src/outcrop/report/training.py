@@ -9,15 +9,12 @@ from outcrop.loading.modes import Packed
 from outcrop.report import charts
 from outcrop.report.charts import Bar, Reference, Series, Span
 from outcrop.report.page import Figure, Table
+from outcrop.report.rows import LEVELS, level_bytes, row_sizes
 from outcrop.report.units import digits, format_value
 from outcrop.report.verdict import Steady, own_seconds, steady, typical_epoch_seconds
 from outcrop.runtime.recorder import thinned
 
 MAX_COLUMNS = 40
-LEVELS = {
-    "host": "host cache", "device": "device cache", "disk_cache": "disk cache", "packed": "packed",
-    "disk": "disk, row by row", "map": "memory map",
-}  # fmt: skip
 LANES = ("draw", "submit", "read", "assemble", "share", "transfer", "compute")
 _WINDOW_BATCHES = 10
 _SMALL_SHARE = 0.005
@@ -236,11 +233,6 @@ def _covered(spans: list[Record]) -> float:
     return sum(s["end"] - s["start"] for s in spans) / length if length else 1.0
 
 
-def row_bytes(training: Record) -> int:
-    graph = training["graph"]
-    return graph["feature_bytes"] // max(graph["nodes"], 1)
-
-
 def rows_by_level(training: Record) -> Figure | None:
     epochs, facts = training["epochs"], steady(training)
     total = sum(facts.rows.values())
@@ -259,14 +251,14 @@ def rows_by_level(training: Record) -> Figure | None:
         )
         for level in levels
     ]
-    size, per = row_bytes(training), facts.epochs
+    sizes, per, note = level_bytes(training, levels), facts.epochs, row_sizes(training)
     table = [
         [LEVELS.get(v, v), format_value("count", facts.rows[v] / per), format_value("share", facts.rows[v] / total),
-         format_value("bytes", facts.rows[v] / per * size)]
+         format_value("bytes", sizes[v])]
         for v in levels
     ]  # fmt: skip
     table.append(
-        ["all", format_value("count", total / per), "100 %", format_value("bytes", total / per * size)]
+        ["all", format_value("count", total / per), "100 %", format_value("bytes", sum(sizes.values()))]
     )
     cached = sum(facts.rows.get(level, 0) for level in ("host", "device")) / total
     return Figure(
@@ -275,7 +267,7 @@ def rows_by_level(training: Record) -> Figure | None:
         lambda width: charts.columns(width, labels, series, kind="count", x_name="epoch", y_name="rows"),
         "Rows by the level that they come from, per epoch",
         Table(["level", "rows", "share", "bytes"], table),
-        f"A row has {size} bytes. The table is the mean of the steady epochs.",
+        f"{note} The table is the mean of the steady epochs.",
         [(s.name, s.color) for s in series],
     )
 

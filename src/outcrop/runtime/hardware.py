@@ -16,11 +16,15 @@ class Disk:
     Attributes:
         reads: (bytes of a request, requests per second with many in flight), ascending by bytes.
         latency_s: From a request to its answer with nothing else in flight: alpha of the paper's T_ssd.
+        write_bytes_per_s: Rate at which it writes in large requests; None: nobody knows.
+        size_bytes: Bytes that it holds, likewise.
     """
 
     name: str
     reads: tuple[tuple[int, float], ...]
     latency_s: float = 0.0
+    write_bytes_per_s: float | None = None
+    size_bytes: int | None = None
 
     def __post_init__(self) -> None:
         sizes = [size for size, _ in self.reads]

@@ -191,6 +191,12 @@ EDGE_SORT = _part("sorting edges", "Edges are sorted in pieces of this size, and
 FEATURE_RANGE = _part(
     "features put in order", "Rows of a range of nodes, as they come and by node id.", 1, 8, copies=2
 )
+EDGE_ROWS = _part(
+    "rows of edges put in order",
+    "Rows of edges of a range, or write buffers of as many ranges as there are; more, where that is too little.",
+    1,
+    2,
+)
 STRIPE_CHUNK = _part("chunk of a stripe", "Rows that are divided among disks at a time.", 1, 4, most=4 * _MIB)
 VERIFY_BUFFER = _part(
     "pages being compared",
@@ -268,6 +274,7 @@ ACTIVITIES: dict[str, Activity] = {
     for activity in (
         Activity("importing edges", (WRITE_BUFFER, SORT_RESERVE, EDGE_SORT, READ_BLOCK)),
         Activity("importing features", (WRITE_BUFFER, READ_BLOCK, FEATURE_RANGE)),
+        Activity("importing rows of edges", (EDGE_ROWS, READ_BLOCK)),
         Activity("striping", (STRIPE_CHUNK,)),
         Activity("verifying", (VERIFY_BUFFER,)),
         Activity(

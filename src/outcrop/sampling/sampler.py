@@ -22,8 +22,8 @@ from outcrop.runtime import memory_tables
 from outcrop.runtime.runtime import Runtime
 from outcrop.sampling.link_seeds import LinkSeeds
 from outcrop.sampling.seeds import SPLIT_CODES, Ids, Seeds, epoch_seeds, seed_labels, split_ids
-from outcrop.sampling.topology import CoreSampler, load_topology, placement_of, topology_bytes
-from outcrop.sampling.typed import batch_of, check_served, every_fanout, wants_positions
+from outcrop.sampling.topology import CoreSampler, EdgeValues, load_topology, placement_of, topology_bytes
+from outcrop.sampling.typed import batch_of, check_served, every_fanout
 from outcrop.sampling.wave import Wave, most_seeds
 from outcrop.store.batches import BatchGraph
 from outcrop.store.graph import Graph
@@ -33,6 +33,12 @@ if TYPE_CHECKING:
 
     from outcrop.device.budget import DeviceBudget
     from outcrop.sampling.gpu.sampler import DeviceSampler, Parts
+
+
+def wants_weight_sums(config: SampleConfig) -> bool:
+    """Tells whether batches have what weights of edges come to in the whole graph; ShaDow's are graphs of their own."""
+    return config.edge_weights and config.sampler != "shadow"
+
 
 _FEW = 8  # batches that are drawn together where training waits for the first of them
 
@@ -81,8 +87,11 @@ class BatchSampler:
         if config.sampler == EXTERNAL:
             raise ArgumentError("the batches came from elsewhere: they cannot be drawn again")
         check_served(config, graph)
+        graph = graph.with_edge_rows(config.edge_rows)
         fanouts = every_fanout(config, graph)
         self.graph, self.config = graph, config
+        positions = graph.has_edge_rows or config.edge_weights
+        self._by_type = graph.is_typed or positions  # as positions come
         self._runtime = runtime
         # All that is held is held from now on: what comes after may take the rest of the budget for caches.
         splits = config.splits if config.task != "link" else ()
@@ -102,16 +111,16 @@ class BatchSampler:
             runtime,
             placement=topology,
             memory_fraction=memory_fraction,
-            weighted=config.sampler == "weighted",
+            values=EdgeValues(config.sampler == "weighted" or config.edge_weights, config.edge_weights),
             page_cache=page_cache,
         )
         options = {
             **{name: getattr(config, name) for name in ("replace", "seed", "sampler")},
-            "fanouts": fanouts if graph.is_typed else fanouts[0],
+            "fanouts": fanouts if self._by_type else fanouts[0],
             "dependency": config.batch_dependency,
         }
-        if graph.is_typed:
-            options["positions"] = wants_positions(graph)
+        if self._by_type:
+            options["positions"] = positions
         self._sampler: CoreSampler | DeviceSampler
         if on is None:
             most = self._wave.most_batch_bytes
@@ -122,7 +131,13 @@ class BatchSampler:
             from outcrop.sampling.gpu import DeviceSampler  # brings torch
 
             graph.require_one_type()
-
+            if positions:
+                what = (
+                    "features of edges (--edge-rows)" if graph.has_edge_rows else "weights (--edge-weights)"
+                )
+                raise ArgumentError(
+                    f"{what} come with batches that the CPU draws: sample on the CPU (--sample-on cpu)"
+                )
             self._sampler = DeviceSampler(
                 self.topology,
                 on.device,
@@ -262,11 +277,17 @@ class BatchSampler:
         return graph if link is None else replace(graph, edge_label_index=link.index, edge_label=link.label)
 
     def _finish(self, *parts: Any) -> BatchGraph:
-        if self.graph.is_typed:
+        if self._by_type:
             nodes, edges = parts
             ids, per_hop = nodes[self.graph.seed_type.number]
             labels = seed_labels(self.graph, self._labels, ids[: per_hop[0]])
-            return batch_of(self.graph, nodes, edges, labels)
+            batch = batch_of(self.graph, nodes, edges, labels)
+            if self.graph.is_typed:
+                return batch
+            if self.config.edge_weights:
+                batch = self._with_weights(batch)
+            degree = self._degrees(ids) if self.config.degrees else None
+            return replace(batch, degree=degree, untrimmed=self.config.sampler == "shadow")
         n_id, rowptr, col, nodes, edges = parts
         return BatchGraph.of_one_type(
             n_id,
@@ -278,6 +299,23 @@ class BatchSampler:
             degree=self._degrees(n_id) if self.config.degrees else None,
             untrimmed=self.config.sampler == "shadow",
         )
+
+    def _with_weights(self, batch: BatchGraph) -> BatchGraph:
+        """Adds the weights of its edges; positions, by which they are found, stay where edges have rows, too."""
+        (edges,) = batch.edges
+        assert edges.positions is not None
+        weight = self.topology.weights_at(edges.positions)
+        positions = edges.positions if self.graph.has_edge_rows else None
+        sums = self._weight_sums(batch.n_id) if wants_weight_sums(self.config) else None
+        return replace(batch, edges=(replace(edges, positions=positions, weight=weight),), weight_sums=sums)
+
+    def _weight_sums(self, n_id: np.ndarray) -> np.ndarray:
+        if self.topology.placement == "paged":
+            return self.topology.weight_sums(n_id)
+        sums = np.empty((len(n_id), 2))
+        assert isinstance(self._sampler, _core.NeighborSampler)
+        self._sampler.weight_sums(n_id, sums.reshape(-1))
+        return sums
 
     def _degrees(self, n_id: np.ndarray) -> np.ndarray:
         if self.topology.placement == "paged":

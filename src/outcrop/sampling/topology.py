@@ -21,7 +21,21 @@ from outcrop.runtime.runtime import Runtime
 from outcrop.store.arrays import DiskArray
 from outcrop.store.graph import Graph
 
+_AT_ONCE = 1 << 16  # weights that are read from disk at a time to be added up
 _LIST_INDEX = 40  # bytes besides the neighbours of a cached list, most of them while it is read
+
+
+@dataclass(frozen=True)
+class EdgeValues:
+    """Says what of edges is asked for, beside where they come from.
+
+    Attributes:
+        weights: Their weights.
+        positions: Where they lie; in any case where they have rows.
+    """
+
+    weights: bool = False
+    positions: bool = False
 
 
 CoreSampler = _core.NeighborSampler | _core.WaveSampler
@@ -36,7 +50,9 @@ class Topology:
     Attributes:
         pages: The same on disk, where the placement is ``paged``.
         files: What ``pages`` reads, kept open.
-        relations: The types, where there are several; where ``pages`` read the lists, they know them.
+        relations: The types, where there are several or it is asked where edges lie; where ``pages`` read the lists,
+            they know them.
+        keeps_starts: Whether it is asked where edges lie: lists that are cached say it.
     """
 
     num_nodes: int
@@ -48,6 +64,7 @@ class Topology:
     pages: Any = None
     files: tuple[DiskArray, ...] = ()
     relations: _core.Relations | None = None
+    keeps_starts: bool = False
 
     def sampler(self, runtime: Runtime, workers: Any, wave: int, **options: Any) -> CoreSampler:
         """Makes a sampler of mini-batches; ``options`` are those of ``_core.NeighborSampler``."""
@@ -122,6 +139,45 @@ class Topology:
         loops = self.lower_bounds(ids, ids + 1) - self.lower_bounds(ids, ids)
         return (end - begin - loops).astype(np.int32)
 
+    def weights_at(self, positions: np.ndarray) -> np.ndarray:
+        """Reads the weights of the edges at ``positions``, float32 [n]."""
+        if self.weights is not None:
+            return self.weights[positions]
+        out = np.empty(len(positions), np.float32)
+        self._read_weights(positions, positions + 1, out)
+        return out
+
+    def _read_weights(self, begin: np.ndarray, end: np.ndarray, out: np.ndarray) -> None:
+        """Reads the weights of edges ``begin[i]`` to ``end[i]``, one stretch after the other, from pages."""
+        ends = np.stack([begin, end], axis=1).reshape(-1)
+        self.pages.read_lists(np.ascontiguousarray(ends, np.int64), out.view(np.uint8), weights=True)
+
+    def weight_sums(self, ids: np.ndarray) -> np.ndarray:
+        """Adds up weights of edges that lead to ``ids``, read by pages, float64 [n, 2]: of those from others, and of
+        the last edge from the node itself, 1 where there is none.
+
+        Added in the order of a list, as the sampler adds those in memory: the same bits.
+        """
+        begin, end = self.ranges(ids)
+        low, high = self.lower_bounds(ids, ids), self.lower_bounds(ids, ids + 1)
+        out = np.zeros((len(ids), 2))
+        out[:, 1] = 1.0
+        offsets = np.concatenate([[0], np.cumsum(end - begin)])
+        for at in range(0, int(offsets[-1]), _AT_ONCE):
+            stop = min(at + _AT_ONCE, int(offsets[-1]))
+            first, last = np.searchsorted(offsets, (at, stop - 1), "right") - 1
+            lists = np.arange(first, last + 1)
+            starts = begin[lists] + np.maximum(at - offsets[lists], 0)
+            stops = np.minimum(end[lists], begin[lists] + stop - offsets[lists])
+            weights = np.empty(stop - at, np.float32)
+            self._read_weights(starts, stops, weights)
+            owner = np.repeat(lists, stops - starts)
+            position = np.arange(at, stop) - offsets[owner] + begin[owner]
+            loop = (low[owner] <= position) & (position < high[owner])
+            np.add.at(out[:, 0], owner[~loop], weights[~loop].astype(np.float64))
+            out[owner[loop], 1] = weights[loop]
+        return out
+
     def list_bytes(self, first: int, count: int) -> np.ndarray:
         """Counts, int64, bytes that the cached lists of nodes ``first .. first + count - 1`` take, with their index."""
         if self.indptr is not None:
@@ -149,7 +205,11 @@ class Topology:
             values = runtime.budget.empty("list-cache", int(offsets[-1]) * array.dtype.itemsize)
             self.pages.read_lists(ends, values, weights=array is not self.files[1])
             held.append(values)
-        self.pages.cache_lists(index, offsets, *held)
+        starts = None
+        if self.keeps_starts:
+            starts = runtime.budget.empty("list-cache", 8 * len(ids)).view(np.int64)
+            starts[:] = begin
+        self.pages.cache_lists(index, offsets, *held, starts=starts)
 
     def drop_lists(self) -> None:
         """Lists that were cached are read again, and their memory is given back. Not while a hop is drawn."""
@@ -178,14 +238,14 @@ def load_topology(
     *,
     placement: str = "automatic",
     memory_fraction: float | Fraction = memory_tables.TOPOLOGY.fraction,
-    weighted: bool = False,
+    values: EdgeValues = EdgeValues(),
     page_cache: bool = True,
 ) -> Topology:
     """Loads the topology whole if ``memory_fraction`` of the free budget holds it, else maps it or reads it by pages.
 
     Args:
         placement: ``memory``, ``map`` or ``paged``; ``automatic`` chooses among them (:func:`placement_of`).
-        weighted: The edge weights too.
+        values: What of edges is asked for.
         page_cache: Where lists are read by pages, keep pages; without it little is held, and hot lists can be cached
             whole (:meth:`Topology.cache_lists`).
 
@@ -193,12 +253,12 @@ def load_topology(
         FormatError: The graph has no edge weights, or an array is damaged.
         BudgetError: The placement that was asked for does not fit.
     """
-    names = ("indptr", "indices", "edge_weight")[: 3 if weighted else 2]
+    names = ("indptr", "indices", "edge_weight")[: 3 if values.weights else 2]
     arrays = [graph.array(runtime, name) for name in names]
     available = int(memory_fraction * runtime.budget.free_bytes)
     placement = placement_of(placement, sum(a.spec.data_bytes for a in arrays), available)
     if placement == "paged":
-        return _open_pages(graph, runtime, arrays, available, page_cache)
+        return _open_pages(graph, runtime, arrays, available, page_cache, values.positions)
     in_memory = placement == "memory"
     parts: list[np.ndarray | None] = [
         a.read("topology") if in_memory else a.memmap(check=True) for a in arrays
@@ -208,12 +268,18 @@ def load_topology(
     indptr, indices, weights = (*parts, None)[:3]
     placed: Literal["memory", "map"] = "memory" if in_memory else "map"
     return Topology(
-        graph.num_nodes, graph.num_edges, placed, indptr, indices, weights, relations=_relations(graph)
+        graph.num_nodes,
+        graph.num_edges,
+        placed,
+        indptr,
+        indices,
+        weights,
+        relations=_relations(graph, values.positions),
     )
 
 
-def _relations(graph: Graph) -> _core.Relations | None:
-    return graph.relations if graph.is_typed else None
+def _relations(graph: Graph, positions: bool) -> _core.Relations | None:
+    return graph.relations if graph.is_typed or graph.has_edge_rows or positions else None
 
 
 def scratch_bytes(available: int, wanted_bytes: int, page_cache: bool) -> int:
@@ -225,7 +291,12 @@ def scratch_bytes(available: int, wanted_bytes: int, page_cache: bool) -> int:
 
 
 def _open_pages(
-    graph: Graph, runtime: Runtime, arrays: list[DiskArray], available: int, page_cache: bool
+    graph: Graph,
+    runtime: Runtime,
+    arrays: list[DiskArray],
+    available: int,
+    page_cache: bool,
+    positions: bool,
 ) -> Topology:
     scratch = scratch_bytes(available, sum(a.spec.data_bytes for a in arrays), page_cache)
     left = max(available - scratch - _core.WaveSampler.round_bytes(scratch // 32), 0)
@@ -239,7 +310,7 @@ def _open_pages(
         runtime.budget,
         num_nodes=graph.num_nodes,
         num_edges=graph.num_edges,
-        relations=_relations(graph),
+        relations=_relations(graph, positions),
         indptr=indptr,
         indptr_file=arrays[0].file if indptr is None else None,
         indptr_cache_bytes=each,
@@ -253,4 +324,14 @@ def _open_pages(
     for name, array in zip(("indptr", "indices", "edge_weight"), arrays, strict=False):
         if array.page_sums is not None and not (name == "indptr" and indptr is not None):
             pages.check_pages(name, array.page_sums.crcs, array.page_sums.remedy)
-    return Topology(graph.num_nodes, graph.num_edges, "paged", indptr, None, None, pages, tuple(arrays))
+    return Topology(
+        graph.num_nodes,
+        graph.num_edges,
+        "paged",
+        indptr,
+        None,
+        None,
+        pages,
+        tuple(arrays),
+        keeps_starts=graph.has_edge_rows or positions,
+    )

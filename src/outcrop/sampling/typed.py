@@ -31,11 +31,13 @@ def every_fanout(config: SampleConfig, graph: Graph) -> list[list[int]]:
 
 
 def check_served(config: SampleConfig, graph: Graph) -> None:
-    """Refuses what is not drawn from graphs with types yet.
+    """Refuses what the graph has not, and what is not drawn from graphs with types yet.
 
     Raises:
-        ArgumentError: The task, the sampler or the degrees that ``config`` asks for.
+        ArgumentError: The features or weights of edges, the task, the sampler or the degrees that ``config`` asks for.
     """
+    graph.require_edge_rows(config.edge_rows)
+    graph.require_edge_weights(config.edge_weights)
     if not graph.is_typed:
         return
     asked = None
@@ -45,16 +47,13 @@ def check_served(config: SampleConfig, graph: Graph) -> None:
         asked = f"sampler {config.sampler!r}"
     elif config.degrees:
         asked = "degrees of nodes, which model gcn needs,"
+    elif config.edge_weights:
+        asked = "recording weights of edges, which model gcn takes (--edge-weights),"
     if asked:
         raise ArgumentError(
             f"{graph.path} has types of nodes and edges, for which {asked} is not there yet: use task 'node', sampler "
             "'neighbor' or 'weighted', and a model for graphs with types, such as 'rsage'"
         )
-
-
-def wants_positions(graph: Graph) -> bool:
-    """Tells whether batches must say where their edges stand: edges of some type have rows."""
-    return any(rows.kind == "edges" for rows in graph.row_files)
 
 
 def batch_of(

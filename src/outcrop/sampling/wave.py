@@ -7,7 +7,7 @@ import numpy as np
 import outcrop._core as _core
 from outcrop.config import SampleConfig
 from outcrop.runtime.runtime import Runtime
-from outcrop.sampling.typed import every_fanout, most_reached, wants_positions
+from outcrop.sampling.typed import every_fanout, most_reached
 from outcrop.store.graph import Graph
 
 _MIB = 1 << 20
@@ -34,8 +34,8 @@ def _worst_case_bytes(config: SampleConfig, graph: Graph, on_disk: bool = False)
     if graph.is_typed:
         fanouts, seed_type = every_fanout(config, graph), graph.seed_type.number
         nodes, edges, last = most_reached(fanouts, graph.edge_types, seeds, seed_type)
-        lists, positions = len(graph.edge_types), wants_positions(graph)
-        by_type = 8 * lists * (nodes - last + 2) + 8 * nodes + edges * (20 if positions else 4)
+        by_type = 8 * len(graph.edge_types) * (nodes - last + 2) + 8 * nodes
+        by_type += edges * (20 if graph.has_edge_rows else 4)
     else:
         for fanout in config.fanouts:
             last = graph.num_edges if fanout == -1 else min(frontier * fanout * slack, graph.num_edges)
@@ -45,6 +45,10 @@ def _worst_case_bytes(config: SampleConfig, graph: Graph, on_disk: bool = False)
     reached = min(seeds + edges, graph.num_nodes)
     if config.sampler == "shadow":
         edges = max(edges, min(graph.num_edges, 8 * reached * max(graph.num_edges // graph.num_nodes, 1)))
+    if (graph.has_edge_rows or config.edge_weights) and not graph.is_typed:
+        by_type = 8 * edges  # where they lie
+        if config.edge_weights:
+            by_type += 4 * edges + 16 * reached
     extra = 0 if config.sampler == "neighbor" else 8 * last
     if on_disk:  # what was read, and where the lists lie
         extra = 16 * last + 16 * reached

@@ -13,7 +13,7 @@ of layers.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import Any, TypeVar
 
@@ -97,6 +97,9 @@ class BatchGraph:
         seed_type: Number of the node type that the seeds are of.
         degree: int32 [num_nodes], in-neighbours other than the node itself that each node has in the whole graph; None
             where nobody asked for them. Only GCN uses them.
+        weight_sums: float64 [num_nodes, 2], what the weights of edges come to in the whole graph: sum of those that
+            lead to each node from others, and weight of its edge from itself, 1 where it has none (of several the
+            last). None where nobody asked for them. Only GCN uses them.
         untrimmed: Every layer uses all nodes and edges: nothing may be trimmed.
         edge_label_index: int32 [2, num_label_edges], local (source, target) of the edges to be predicted; all are
             seeds. None unless the task is link prediction.
@@ -113,6 +116,7 @@ class BatchGraph:
     untrimmed: bool = False
     edge_label_index: np.ndarray | None = None
     edge_label: np.ndarray | None = None
+    weight_sums: np.ndarray | None = None
     on_device: Mapping[str, Any] | None = field(default=None, repr=False, compare=False)
 
     @classmethod
@@ -212,12 +216,6 @@ class BatchGraph:
     def num_rows(self, files: Sequence[RowFile]) -> tuple[int, ...]:
         """Counts the rows that the batch wants of each of ``files``."""
         return tuple(len(self.section(rows).ids) for rows in files)
-
-    def with_edges(self, number: int, **changes: Any) -> BatchGraph:
-        """Returns the batch with other attributes of the :class:`Edges` of edge type ``number``."""
-        edges = list(self.edges)
-        edges[number] = replace(edges[number], **changes)
-        return replace(self, edges=tuple(edges))
 
     def layer_sizes(self, layers: int | None = None) -> list[tuple[int, int, int]]:
         """Counts for each layer, first layer first, the (sources, targets, edges) that it needs after trimming, of a

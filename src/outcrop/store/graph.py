@@ -6,8 +6,9 @@ Optional: ``features`` [N, D] of any dtype,
 ``labels`` (see below), ``train``, ``valid``, ``test`` int64 node ids, ascending; ``edge_weight`` float32 [E],
 not negative, in the order of ``indices``; ``train_edges``, ``valid_edges``, ``test_edges`` int64 [M, 2] (source,
 target), the positive edges of link prediction.
-For ``features``, ``indptr``, ``indices`` and ``edge_weight`` there is ``<name>_page_crc`` uint32: CRC-32C of each page
-of the array's file. Graphs of before have none, and parts of their arrays are read unchecked.
+``e0.features`` [E, D] of any dtype: rows of the edges, in the order of ``indices``.
+For ``features``, ``e0.features``, ``indptr``, ``indices`` and ``edge_weight`` there is ``<name>_page_crc`` uint32:
+CRC-32C of each page of the array's file. Graphs of before have none, and parts of their arrays are read unchecked.
 ``names`` uint8 and ``name_offsets`` int64 [N + 1]: what the source calls the nodes, where that is not 0 to N - 1.
 Attributes: num_nodes, num_edges, num_classes, feature_dim; class_names where classes have names; integer_names (true
 where ``names`` are integers written as text; absent: they are text); label_kind, which says what ``labels`` are:
@@ -20,12 +21,14 @@ Version 2, with types of nodes and edges (:mod:`outcrop.store.graph_types`). Att
 relation, target, num_edges, order, weighted}, ``source`` and ``target`` being names of node types. ``indptr`` int64
 [lists + 1] has the lists of one edge type after the other, one for each node of its target type; ``indices`` [E] are
 sources, numbered through all node types, ascending in a list; ``edge_weight`` has the weights of the edge types that
-are ``weighted``. Node type i has ``n<i>.features``, ``n<i>.labels``, ``n<i>.train``, ``n<i>.valid`` and ``n<i>.test``,
-as far as there are any, with ids from 0 within the type.
+are ``weighted``; ``e<i>.features`` [E_i, D] are rows of the edges of edge type i, in the order of ``indices``.
+Node type i has ``n<i>.features``, ``n<i>.labels``, ``n<i>.train``, ``n<i>.valid`` and ``n<i>.test``, as far as there
+are any, with ids from 0 within the type.
 """
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Iterable
 from operator import index
@@ -45,7 +48,9 @@ from outcrop.store.arrays import DiskArray
 from outcrop.store.graph_types import (
     FEATURES,
     LABELS,
+    WEIGHTS,
     EdgeType,
+    ListsTo,
     NodeType,
     RowFile,
     has_seeds,
@@ -55,7 +60,7 @@ from outcrop.store.graph_types import (
 )
 from outcrop.store.host_array import host_array
 from outcrop.store.manifest import PAGE_SUMS, ArraySpec, Manifest
-from outcrop.store.names import NodeNames
+from outcrop.store.names import NAME_ARRAYS, NodeNames
 
 FORMAT, VERSION = "outcrop.graph", 1
 TYPED_VERSION = 2  # of graphs with types of nodes or edges
@@ -67,7 +72,7 @@ SPLIT_NAMES = {"train": "train", "valid": "valid", "val": "valid", "validation":
 PAGED = ("indptr", "indices", "edge_weight", "features")
 UNKNOWN_MULTILABEL = 255
 # Of one node type; asked for without a type, they are those of the only one.
-_OF_NODES = ("features", "labels", *SPLITS, "names", *graph_manifest.EDGE_SPLITS)
+_OF_NODES = ("features", "labels", *SPLITS, *NAME_ARRAYS, *graph_manifest.EDGE_SPLITS)
 _SHOWN_TYPES = 5
 
 
@@ -115,6 +120,7 @@ class Graph:
 
     def __init__(self, path: Path, manifest: Manifest):
         self.path, self.manifest = path, manifest
+        self._seed_type: NodeType | None = None
         self.notes: tuple[str, ...] = ()
         attributes, self.is_typed = manifest.attributes, manifest.version == TYPED_VERSION
         try:
@@ -131,9 +137,7 @@ class Graph:
         self.node_types, self.edge_types = types_of(attributes, manifest.arrays, self.is_typed)
         for node_type in self.node_types:
             self._check_labels(node_type)
-        self.row_files = row_files_of(
-            manifest.arrays, (*self.node_types, *(self.edge_types if self.is_typed else ()))
-        )
+        self.row_files = row_files_of(manifest.arrays, (*self.node_types, *self.edge_types))
 
     def __repr__(self) -> str:
         parts = (
@@ -184,11 +188,14 @@ class Graph:
 
     @property
     def seed_type(self) -> NodeType:
-        """Returns the node type that batches begin with: the only one that has labels or splits.
+        """Returns the node type that batches begin with: that of :meth:`with_seeds`, or the only one that has labels or
+        splits.
 
         Raises:
-            ArgumentError: Several have, or none of several.
+            ArgumentError: Several have, or none of several, and none was chosen.
         """
+        if self._seed_type is not None:
+            return self._seed_type
         if len(self.node_types) == 1:
             return self.node_types[0]
         having = [one for one in self.node_types if has_seeds(one, self.manifest.arrays)]
@@ -197,7 +204,35 @@ class Graph:
         names = ", ".join(one.name for one in having or self.node_types)
         which = f"several node types of {self.path} have labels or splits ({names})"
         none = f"none of the node types of {self.path} has labels or splits ({names})"
-        raise ArgumentError(f"{which if having else none}: ask one of graph.node_types")
+        raise ArgumentError(
+            f"{which if having else none}: say which batches begin with (--node-type, SampleConfig(node_type=...))"
+        )
+
+    def with_seeds(self, node_type: str | None) -> Graph:
+        """Returns the graph as it is for batches that begin with nodes of ``node_type``; None: of the only type that
+        has labels or splits, whatever was chosen before.
+
+        Raises:
+            ArgumentError: It has no node type of that name.
+        """
+        if node_type == self.chosen_seeds:
+            return self
+        if node_type is None:
+            free = copy.copy(self)
+            free._seed_type = None
+            return free
+        found = [one for one in self.node_types if one.name == node_type]
+        if not found:
+            names = ", ".join(_shortened([repr(one.name) for one in self.node_types]))
+            raise ArgumentError(f"{self.path} has no node type {node_type!r}: choose one of {names}")
+        chosen = copy.copy(self)
+        chosen._seed_type = found[0]
+        return chosen
+
+    @property
+    def chosen_seeds(self) -> str | None:
+        """Returns the name of the node type that :meth:`with_seeds` chose; None: none was chosen."""
+        return None if self._seed_type is None else self._seed_type.name or None
 
     @property
     def num_classes(self) -> int:
@@ -241,6 +276,10 @@ class Graph:
             raise ArgumentError(f"{self.path} has {asked}: name one of {', '.join(self._edge_names())}")
         return found[0]
 
+    def lists_to(self, target: NodeType) -> ListsTo:
+        """Returns the lists of the nodes of a type: those of all edge types that lead to it."""
+        return ListsTo(target, tuple(one for one in self.edge_types if one.target == target))
+
     def _edge_names(self) -> list[str]:
         return _shortened([repr(" ".join(one.key)) for one in self.edge_types])
 
@@ -272,7 +311,7 @@ class Graph:
     def has(self, name: str) -> bool:
         """Tells whether the graph has array ``name``, as the manifest calls it (``node_type.array("labels")``).
 
-        In a graph with types ``labels``, ``train``, ``valid`` and ``test`` are those of :attr:`seed_type`.
+        In a graph with types ``labels``, ``names``, ``train``, ``valid`` and ``test`` are those of :attr:`seed_type`.
 
         Raises:
             ArgumentError: The graph has types and the name does not say of which, as in :meth:`require_one_type`.
@@ -283,8 +322,9 @@ class Graph:
         """Returns what the manifest calls array ``name``; labels and splits are those of the type of the seeds."""
         if not self.is_typed or name not in _OF_NODES:
             return name
-        if name in (LABELS, *SPLITS):
-            any_seeds = any(has_seeds(one, self.manifest.arrays) for one in self.node_types)
+        if name in (LABELS, *SPLITS, *NAME_ARRAYS):
+            chosen = self._seed_type is not None
+            any_seeds = chosen or any(has_seeds(one, self.manifest.arrays) for one in self.node_types)
             return self.seed_type.array(name) if any_seeds else name
         self.require_one_type()
         return name
@@ -339,52 +379,82 @@ class Graph:
         name = split_name(name)
         return self.array(runtime, self.seed_type.array(name)).read(f"split-{name}")
 
-    @property
-    def has_names(self) -> bool:
-        """Tells whether the source calls the nodes otherwise than 0 to N - 1."""
-        return "names" in self.manifest.arrays
-
-    def open_names(self, runtime: Runtime) -> NodeNames:
-        """Opens the names of the nodes for reading, within the budget of ``runtime``; a context manager.
+    def node_type(self, name: str | None = None) -> NodeType:
+        """Returns the node type that is called ``name``; None: :attr:`seed_type`.
 
         Raises:
-            FormatError: The graph has none, see :attr:`has_names`.
+            ArgumentError: There is none of that name, or none is given and several have labels or splits.
         """
-        return NodeNames(runtime, self.path, self.manifest, self.integer_names)
+        if name is None:
+            return self.seed_type
+        found = next((one for one in self.node_types if one.name == name), None)
+        if found is None:
+            known = ", ".join(_shortened([repr(one.name) for one in self.node_types]))
+            raise ArgumentError(f"{self.path} has no node type {name!r}: name one of {known}")
+        return found
 
-    def node_names(self, nodes: Iterable[int] | None = None) -> list[str] | list[int]:
+    @property
+    def has_names(self) -> bool:
+        """Tells whether the source calls the nodes otherwise than 0 to N - 1; in a graph with types those of
+        :attr:`seed_type`.
+        """
+        return self.has_names_of(self.seed_type)
+
+    def has_names_of(self, of: NodeType) -> bool:
+        """Tells whether the source calls the nodes of a type otherwise than 0 to N - 1."""
+        return of.array(NAME_ARRAYS[0]) in self.manifest.arrays
+
+    def open_names(self, runtime: Runtime, node_type: str | None = None) -> NodeNames:
+        """Opens the names of the nodes of a type for reading, within the budget of ``runtime``; a context manager.
+
+        Args:
+            runtime: Runtime whose budget what is read counts in.
+            node_type: Name of the type; None = :attr:`seed_type`.
+
+        Raises:
+            FormatError: They have none, see :attr:`has_names`.
+        """
+        of = self.node_type(node_type)
+        return NodeNames(runtime, self.path, self.manifest, of.integer_names, of.prefix)
+
+    def node_names(
+        self, nodes: Iterable[int] | None = None, node_type: str | None = None
+    ) -> list[str] | list[int]:
         """Returns what the source calls the given nodes: their ids in the files that were imported.
 
         Args:
             nodes: Nodes 0 to N - 1, in any order, such as ``batch.n_id`` or ``range(1000)``; None: all, in order,
                 which takes about 100 bytes of memory for each.
+            node_type: Name of their type, in which they count from 0; None = :attr:`seed_type`.
 
         Returns:
             A name for each: text, or int where the source had integers. Where it has no names, the nodes themselves.
 
         Raises:
-            ArgumentError: A node is not in 0 to N - 1.
+            ArgumentError: A node is not in 0 to N - 1, or the graph has no such type.
             FormatError: The names are damaged.
         """
-        chosen: Any = range(self.num_nodes) if nodes is None else nodes
+        of = self.node_type(node_type)
+        chosen: Any = range(of.num_nodes) if nodes is None else nodes
         ids = host_array(chosen)
         ids = ids.astype(np.int64) if ids.dtype.kind in "iu" or not ids.size else ids
-        if ids.ndim != 1 or ids.dtype != np.int64 or ((ids < 0) | (ids >= self.num_nodes)).any():
+        if ids.ndim != 1 or ids.dtype != np.int64 or ((ids < 0) | (ids >= of.num_nodes)).any():
             raise ArgumentError(
-                f"names are asked for of {nodes!r}: give nodes of {self.path}, integers from 0 to {self.num_nodes - 1}"
+                f"names are asked for of {nodes!r}: give nodes of {self.path}, integers from 0 to {of.num_nodes - 1}"
             )
-        if not self.has_names:
+        if not self.has_names_of(of):
             return ids.tolist()
-        with Runtime() as runtime, self.open_names(runtime) as names:
+        with Runtime() as runtime, self.open_names(runtime, of.name) as names:
             return names.of(ids).to_pylist()
 
-    def node_ids(self, names: Iterable[str] | Iterable[int]) -> np.ndarray:
+    def node_ids(self, names: Iterable[str] | Iterable[int], node_type: str | None = None) -> np.ndarray:
         """Returns the nodes that the source calls by ``names``: ``node_ids(node_names(nodes))`` equals ``nodes``.
 
         All names of the graph are read once, a block at a time: look many names up in one call.
 
         Args:
             names: Ids of the files that were imported, text or int; where the graph has no names, the nodes themselves.
+            node_type: Name of the type of the nodes; None = :attr:`seed_type`.
 
         Returns:
             int64 [len(names)], from 0 to N - 1.
@@ -394,7 +464,7 @@ class Graph:
             FormatError: The names are damaged.
         """
         words = [_word(name) for name in names]
-        ids = self.find_nodes(words)
+        ids = self.find_nodes(words, node_type)
         unknown = np.flatnonzero(ids < 0)
         if len(unknown):
             more = f" (and {len(unknown) - 1} more of the given names)" if len(unknown) > 1 else ""
@@ -403,38 +473,64 @@ class Graph:
             )
         return ids
 
-    def find_nodes(self, names: Iterable[str] | Iterable[int]) -> np.ndarray:
+    def find_nodes(self, names: Iterable[str] | Iterable[int], node_type: str | None = None) -> np.ndarray:
         """Returns the nodes as :meth:`node_ids` does, int64 [len(names)], with -1 for a name that no node has."""
-        words = [_word(name) for name in names]
-        if self.has_names:
-            with Runtime() as runtime, self.open_names(runtime) as known:
+        words, of = [_word(name) for name in names], self.node_type(node_type)
+        if self.has_names_of(of):
+            with Runtime() as runtime, self.open_names(runtime, of.name) as known:
                 return known.find(words)
-        return np.array([_node_of(word, self.num_nodes) for word in words], np.int64)
+        return np.array([_node_of(word, of.num_nodes) for word in words], np.int64)
 
     @property
     def row_file(self) -> RowFile:
-        """Returns the only row file, for what serves one.
+        """Returns the row file of the nodes, of a graph without types.
 
         Raises:
-            FormatError: The graph has no features.
+            FormatError: The nodes have no features.
             ArgumentError: The graph has types, as in :meth:`require_one_type`.
         """
         self.require_one_type()
-        if not self.row_files:
-            raise FormatError(f"{self.path} holds no {FEATURES}: import them with the graph")
-        (only,) = self.row_files
-        return only
+        for rows in self.row_files:
+            if rows.kind == "nodes":
+                return rows
+        raise FormatError(f"{self.path} holds no {FEATURES}: import them with the graph")
+
+    def with_edge_rows(self, wanted: bool) -> Graph:
+        """Returns the graph as loading sees it: with all row files, or those of nodes alone unless the others are
+        ``wanted``.
+        """
+        if wanted or not self.has_edge_rows:
+            return self
+        seen = copy.copy(self)
+        seen.row_files = tuple(rows for rows in self.row_files if rows.kind == "nodes")
+        return seen
+
+    def require_edge_rows(self, wanted: bool) -> None:
+        """Raises ArgumentError where features of edges are ``wanted``, and there are none."""
+        if wanted and not self.has_edge_rows:
+            raise ArgumentError(
+                f"{self.path} has no features of edges, which edge_rows (--edge-rows) asks for: import them with the "
+                "graph, or leave it out"
+            )
+
+    def require_edge_weights(self, wanted: bool) -> None:
+        """Raises ArgumentError where weights of edges are ``wanted``, and there are none."""
+        if wanted and not self.has(WEIGHTS):
+            raise ArgumentError(
+                f"{self.path} has no edge weights, which edge_weights (--edge-weights) asks for: import them with the "
+                "graph (edge_weight.npy beside edges.npy, or a column 'weight'), or leave it out"
+            )
 
     @property
-    def largest_row_file(self) -> RowFile:
-        """Returns the row file with the most bytes: by which the disk is measured.
+    def has_edge_rows(self) -> bool:
+        """Tells whether edges of some type have features."""
+        return any(rows.kind == "edges" for rows in self.row_files)
 
-        Raises:
-            FormatError: The graph has no features.
-        """
-        if not self.row_files:
-            raise FormatError(f"{self.path} holds no {FEATURES}: import them with the graph")
-        return max(self.row_files, key=lambda rows: rows.data_bytes)
+    @property
+    def measured_file(self) -> Path:
+        """Returns the file by which the disk is measured: the largest row file; the neighbors where there is none."""
+        specs = [rows.spec for rows in self.row_files] or [self.spec("indices")]
+        return self.path / max(specs, key=lambda spec: spec.data_bytes).file
 
     def open_rows(self, runtime: Runtime, rows: RowFile) -> DiskArray:
         """Opens a row file for reading."""

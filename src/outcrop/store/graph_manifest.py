@@ -27,6 +27,8 @@ _DTYPES = {
     "indptr": ("int64",),
     "indices": ("uint32", "int64"),
     "edge_weight": ("float32",),
+    "names": ("uint8",),
+    "name_offsets": ("int64",),
     **dict.fromkeys((*SPLITS, *EDGE_SPLITS), ("int64",)),
 }
 
@@ -51,7 +53,8 @@ def problem(
     nodes, edges = attributes["num_nodes"], attributes["num_edges"]
     pairs = dict.fromkeys(EDGE_SPLITS, (None, (2,)))
     wanted = _of_topology(nodes, edges, edges) | _of_nodes("", nodes, (attributes["feature_dim"],)) | pairs
-    return _problem_of_arrays(wanted, arrays)
+    wanted["e0.features"] = (edges, None)
+    return _problem_of_strays(arrays, 0, 1) or _problem_of_arrays(wanted, arrays)
 
 
 def _problem_of_typed(attributes: Mapping[str, Any], arrays: Mapping[str, ArraySpec]) -> str | None:
@@ -67,6 +70,7 @@ def _problem_of_typed(attributes: Mapping[str, Any], arrays: Mapping[str, ArrayS
     wanted = dict(_of_topology(lists, attributes["num_edges"], weighted))
     for number, one in enumerate(nodes):
         wanted |= _of_nodes(f"n{number}.", one["num_nodes"], None)
+        wanted |= {f"n{number}.names": (None, ()), f"n{number}.name_offsets": (one["num_nodes"] + 1, ())}
     for number, one in enumerate(edges):
         wanted[f"e{number}.features"] = (one["num_edges"], None)
         wanted |= dict.fromkeys((f"e{number}.{name}" for name in EDGE_SPLITS), (None, (2,)))
@@ -93,7 +97,7 @@ def _problem_of_node_types(attributes: Mapping[str, Any]) -> str | None:
             return wrong
         if wrong := _problem_of_classes(what, one["num_classes"]):
             return wrong
-        if wrong := _problem_of_names(what, one.get("class_names", [])):
+        if wrong := _problem_of_names(what, one):
             return wrong
     total = sum(one["num_nodes"] for one in listed)
     if total != attributes["num_nodes"]:
@@ -147,7 +151,10 @@ def _problem_of_word(what: str, word: Any) -> str | None:
     return None
 
 
-def _problem_of_names(what: str, names: Any) -> str | None:
+def _problem_of_names(what: str, one: Mapping[str, Any]) -> str | None:
+    names, integers = one.get("class_names", []), one.get("integer_names", False)
+    if not isinstance(integers, bool):
+        return f"{what} has {integers!r} for 'integer_names', true or false was expected"
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
         return f"{what} has class names {str(names)[:80]!r}, a list of text was expected"
     return None

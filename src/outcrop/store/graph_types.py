@@ -33,6 +33,7 @@ class NodeType:
         label_kind: ``class``, ``multilabel`` or ``regression``.
         prefix: What the names of its arrays begin with: "" or, for example, ``n0.``.
         class_names: What class i was called in the source; empty where classes have no names.
+        integer_names: Whether the names of its nodes are integers.
     """
 
     number: int
@@ -43,6 +44,7 @@ class NodeType:
     label_kind: LabelKind = "class"
     prefix: str = ""
     class_names: tuple[str, ...] = ()
+    integer_names: bool = False
 
     def array(self, name: str) -> str:
         """Returns what its array ``name``, such as ``labels``, is called in the manifest of the graph."""
@@ -85,6 +87,19 @@ class EdgeType:
 
 
 @dataclass(frozen=True)
+class ListsTo:
+    """Names neighbor lists: those that some edge types have for the nodes of one type, to which they lead.
+
+    Attributes:
+        target: The type of the nodes.
+        edge_types: Edge types that lead to it; none: its nodes have no lists.
+    """
+
+    target: NodeType
+    edge_types: tuple[EdgeType, ...]
+
+
+@dataclass(frozen=True)
 class RowFile:
     """Describes a file of rows: row i is that of node i of a node type, or of edge i of an edge type.
 
@@ -121,6 +136,12 @@ class RowFile:
         return self.spec.data_bytes
 
 
+def name_of(rows: RowFile) -> str:
+    """Returns what messages call the type that has the rows: ``paper``, or ``author writes paper``."""
+    owner = rows.owner
+    return owner.name if isinstance(owner, NodeType) else " ".join(owner.key)
+
+
 def types_of(
     attributes: Mapping[str, Any], arrays: Mapping[str, ArraySpec], typed: bool = False
 ) -> tuple[tuple[NodeType, ...], tuple[EdgeType, ...]]:
@@ -140,6 +161,7 @@ def types_of(
             attributes["num_classes"],
             attributes.get("label_kind", "class"),
             class_names=tuple(attributes.get("class_names", ())),
+            integer_names=bool(attributes.get("integer_names", False)),
         )
         weighted = WEIGHTS in arrays
         return (nodes,), (EdgeType(0, nodes, "", nodes, attributes["num_edges"], 0, 0, "e0.", weighted),)
@@ -153,7 +175,8 @@ def _node_types(listed: Sequence[Mapping[str, Any]]) -> tuple[NodeType, ...]:
     for number, entry in enumerate(listed):
         kind, names = entry.get("label_kind", "class"), tuple(entry.get("class_names", ()))
         counts = entry["num_nodes"], entry["num_classes"]
-        types.append(NodeType(number, entry["name"], first, *counts, kind, f"n{number}.", names))
+        integers = entry.get("integer_names", False)
+        types.append(NodeType(number, entry["name"], first, *counts, kind, f"n{number}.", names, integers))
         first += entry["num_nodes"]
     return tuple(types)
 

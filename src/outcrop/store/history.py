@@ -26,6 +26,7 @@ from outcrop.runtime.parsing import parse_json
 from outcrop.runtime.recorder import Recorder, thinned
 from outcrop.runtime.runtime import UNLIMITED, Runtime
 from outcrop.store import manifest as manifests
+from outcrop.store.graph_types import name_of
 from outcrop.store.lock import opened, try_lock
 
 if TYPE_CHECKING:
@@ -119,7 +120,7 @@ def _write(path: Path, content: dict[str, Any]) -> Path:
 
 def largest_file(run: Path, graph: Graph) -> Path:
     """Returns the file that the disk under a run is measured by: reading what is there needs no room of its own."""
-    found = [*(run / "pack").glob("*.bin"), graph.path / graph.largest_row_file.spec.file]
+    found = [*(run / "pack").glob("*.bin"), graph.measured_file]
     return max((path for path in found if path.is_file()), key=lambda path: path.stat().st_size)
 
 
@@ -213,8 +214,16 @@ def _about(graph: Graph, runtime: Runtime) -> dict[str, Any]:
             "feature_dim": graph.feature_dim,
             "feature_dtype": ", ".join(dict.fromkeys(rows.spec.dtype for rows in graph.row_files)) or None,
             "feature_bytes": graph.feature_bytes,
+            **({"row_files": _row_files(graph)} if len(graph.row_files) > 1 else {}),
         },
     }
+
+
+def _row_files(graph: Graph) -> list[dict[str, Any]]:
+    """Describes the row files, in the order of ``rows_by_file`` of an epoch."""
+    return [
+        {"of": name_of(rows), "rows": rows.num_rows, "row_bytes": rows.row_bytes} for rows in graph.row_files
+    ]
 
 
 def _command() -> str:

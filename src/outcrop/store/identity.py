@@ -33,7 +33,7 @@ _SAMPLING = (
     "first_epoch",
     "dependency",
 )
-_OF_TYPES = ("fanouts_by_type",)  # stored for graphs with types alone
+_LATER = ("fanouts_by_type", "node_type", "edge_rows", "edge_weights")  # stored where they say something
 # What a training may change when it goes on.
 _FREE_OF_TRAINING = ("epochs", "device", "trace_losses", "evaluate_every", "patience", "test")
 _REFRESHED = " refreshed"
@@ -46,7 +46,7 @@ def sampling_fields(config: SampleConfig, *, fresh: bool = False) -> dict[str, A
         fresh: Every epoch has batches of its own, however many are drawn at a time: ``epochs`` is then None.
     """
     stored = config.as_stored()
-    fields = plain({name: stored[name] for name in (*_SAMPLING, *_OF_TYPES) if name in stored})
+    fields = plain({name: stored[name] for name in (*_SAMPLING, *_LATER) if name in stored})
     return fields | {"epochs": None} if fresh else fields
 
 
@@ -60,6 +60,8 @@ def model_fields(model: ModelConfig) -> dict[str, Any]:
     """Returns the fields of ``model`` as checkpoints and histories have them: its name is ``model``."""
     fields = asdict(model)
     del fields["no_rows"]  # the schema of the graph says it
+    if not fields["edge_weights"]:  # as it was before models took them
+        del fields["edge_weights"]
     return {"model": fields.pop("name"), **fields}
 
 

@@ -28,7 +28,9 @@ from outcrop.store.lock import only_process_in
 MANIFEST = "manifest.json"
 Versions = int | tuple[int, ...]  # of a format that are read
 # What names the source of an import, and no place on disk.
-_SOURCE = re.compile(r"(arrays|edges|npz|scipy|mat|musae|graphbolt|igb|mag240m|ogb|pyg|dgl|triples):")
+_SOURCE = re.compile(
+    r"(arrays|edges|npz|scipy|mat|musae|graphbolt|igb|mag240m|ogb|pyg|dgl|tables|ntriples|triples):"
+)
 # Array "x_page_crc" has a CRC-32C for each page of the file of array "x".
 PAGE_SUMS = "_page_crc"
 # Files called edges with one of these, and any file with one but the first, can be imported.

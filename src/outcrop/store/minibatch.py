@@ -15,6 +15,7 @@ import numpy as np
 import torch
 
 from outcrop.device.gpu import gpu_of
+from outcrop.errors import ArgumentError
 from outcrop.store.batches import BatchGraph
 
 
@@ -41,9 +42,21 @@ class MiniBatch:
 
     @property
     def x(self) -> torch.Tensor:
-        """Returns the features of ``graph.n_id``, [num_nodes, D], of a batch of a graph with one row file."""
-        (x,) = self.rows
-        return x
+        """Returns the features of ``graph.n_id``, [num_nodes, D], of a batch of a graph without types."""
+        return self._of_one_type()[0]
+
+    @property
+    def edge_attr(self) -> torch.Tensor | None:
+        """Returns the features of the edges, [num_edges, D], of a batch of a graph without types; None: it has none."""
+        return self._of_one_type()[1]
+
+    def _of_one_type(self) -> tuple[torch.Tensor, torch.Tensor | None]:
+        if len(self.graph.nodes) != 1 or len(self.graph.edges) != 1 or not 1 <= len(self.rows) <= 2:
+            raise ArgumentError(
+                f"a mini-batch of {len(self.graph.nodes)} node types, {len(self.graph.edges)} edge types and rows of "
+                f"{len(self.rows)} row files has no x of its own: use rows, one for each row file of the graph"
+            )
+        return self.rows[0], self.rows[1] if len(self.rows) == 2 else None
 
     @property
     def device(self) -> torch.device:
@@ -59,6 +72,18 @@ class MiniBatch:
     def col(self) -> torch.Tensor:
         """Returns ``graph.col`` on the device of the batch, int32; it shares memory with it on the CPU."""
         return self.array("col", self.graph.col)
+
+    @cached_property
+    def edge_weight(self) -> torch.Tensor | None:
+        """Returns ``graph.edge_weight`` on the device of the batch, float32 [num_edges]; None: it has none."""
+        weight = self.graph.edge_weight
+        return None if weight is None else self.array("edge_weight", weight)
+
+    @cached_property
+    def weight_sums(self) -> torch.Tensor | None:
+        """Returns ``graph.weight_sums`` on the device of the batch, float64 [num_nodes, 2]; None: it has none."""
+        sums = self.graph.weight_sums
+        return None if sums is None else self.array("weight_sums", sums)
 
     @cached_property
     def edge_index(self) -> torch.Tensor:

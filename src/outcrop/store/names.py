@@ -125,14 +125,16 @@ class NodeNames:
         path: Folder of the graph.
         manifest: Manifest of the graph, with the arrays of its names.
         integers: Whether the names are integers written as text.
+        prefix: What the names of their arrays begin with: that of their node type.
 
     Raises:
         FormatError: The graph has none.
     """
 
-    def __init__(self, runtime: Runtime, path: Path, manifest: Manifest, integers: bool):
+    def __init__(self, runtime: Runtime, path: Path, manifest: Manifest, integers: bool, prefix: str = ""):
         self._integers = integers
-        self._names = _Names(runtime, path, manifest, NAME_ARRAYS)
+        text, offsets = NAME_ARRAYS
+        self._names = _Names(runtime, path, manifest, (prefix + text, prefix + offsets))
 
     def __enter__(self) -> NodeNames:
         return self

@@ -4,16 +4,18 @@ Layout, little-endian: a header of 64 int64 words, which counts the nodes of the
 edge type, and the rows of the first row file that lie in caches; version 2, of batches with more of these, has the same
 counts of the others behind the header. Then arrays, each aligned to 8 bytes: the ids of each node type, the positions
 of each edge type, ``rowptr`` and ``col`` of each edge type, labels, the address table of each row file, degrees, edges
-to be predicted. The sample stage writes records without address tables, the pack stage adds them and, for each row
-file, the rows:
+to be predicted, weights of edges, what these come to for each node. The sample stage writes records without address
+tables, the pack stage adds them and, for each row file, the rows:
 
     [meta, zero-padded to 4096] and for each row file [shift bytes][packed rows][zeros up to 4096]
 
 The degrees are there where they were asked for (``--degrees``), positions where edges have rows, edges to be predicted
-(int32 [2, L], then float32 [L]) where the task is link prediction. An address table lists, by ascending position in the
-section, which rows lie in the host and in the device cache, and by ascending row which lie in the disk cache; all other
-rows are packed, in batch order. ``shift_bytes`` puts the first packed row at the same place within a page as the row's
-final place in the batch (:func:`outcrop.rows.assemble`), so that rows are read straight to where they expand.
+(int32 [2, L], then float32 [L]) where the task is link prediction, weights (float32 [E], then float64 [N, 2] unless
+the batch is a graph of its own) where they were asked for (``--edge-weights``), of one edge type. An address table
+lists, by ascending position in the section, which rows lie in the host and in the device cache, and by ascending row
+which lie in the disk cache; all other rows are packed, in batch order. ``shift_bytes`` puts the first packed row at the
+same place within a page as the row's final place in the batch (:func:`outcrop.rows.assemble`), so that rows are read
+straight to where they expand.
 """
 
 from __future__ import annotations
@@ -56,7 +58,9 @@ _VERSIONS = (1, 2)
     _W_CRC,
     _W_DEGREES,
     _W_DISK,
-) = range(13)
+    _W_WEIGHTS,
+    _W_WEIGHT_SUMS,
+) = range(15)
 _W_UNTRIMMED, _W_LABEL_EDGES = 16, 17
 _W_MORE_NODE_TYPES, _W_MORE_EDGE_TYPES, _W_MORE_ROW_FILES, _W_SEED_TYPE, _W_POSITIONS = range(18, 23)
 _W_NODES_PER_HOP, _W_EDGES_PER_HOP = 24, 40
@@ -84,6 +88,8 @@ class RecordSizes:
         cached: Rows that lie in caches, of each row file.
         label_edges: Edges to be predicted.
         degrees: Whether degrees of nodes are there.
+        weights: Whether weights of edges are there, and
+        weight_sums: what they come to for each node.
     """
 
     hops: int
@@ -95,6 +101,8 @@ class RecordSizes:
     cached: Sequence[Any]
     label_edges: Any
     degrees: bool = False
+    weights: bool = False
+    weight_sums: bool = False
 
     @classmethod
     def of(cls, graph: BatchGraph, tables: Sequence[AddressTable] = ()) -> RecordSizes:
@@ -110,6 +118,8 @@ class RecordSizes:
             [table.num_cached for table in tables],
             graph.num_label_edges,
             graph.degree is not None,
+            _weights_of(graph) is not None,
+            graph.weight_sums is not None,
         )
 
     @property
@@ -132,7 +142,16 @@ class RecordSizes:
         count = count + self.seeds * 8 + sum(self.cached) * 8
         if self.degrees:
             count = count + _aligned(sum(self.nodes) * 4)
+        if self.weights:
+            count = count + _aligned(sum(self.edges) * 4)
+        if self.weight_sums:
+            count = count + sum(self.nodes) * 16
         return count + self.label_edges * 8 + _aligned(self.label_edges * 4)
+
+
+def _weights_of(graph: BatchGraph) -> np.ndarray | None:
+    """Returns the weights that are recorded: of batches of one edge type, where they have some."""
+    return graph.edges[0].weight if len(graph.edges) == 1 else None
 
 
 def _aligned(count: Any) -> Any:
@@ -203,6 +222,7 @@ def encode(
         graph.degree is not None,
         cached[2],
     ]
+    header[_W_WEIGHTS], header[_W_WEIGHT_SUMS] = sizes.weights, sizes.weight_sums
     header[_W_UNTRIMMED], header[_W_LABEL_EDGES] = graph.untrimmed, graph.num_label_edges
     if typed:
         header[_W_MORE_NODE_TYPES : _W_POSITIONS + 1] = [*more, graph.seed_type, edges[-1]]
@@ -217,6 +237,7 @@ def encode(
     arrays.append((graph.labels, "<i8"))
     arrays += [(np.concatenate(table.columns()), "<i4") for table in tables]
     arrays += [(graph.degree, "<i4"), (graph.edge_label_index, "<i4"), (graph.edge_label, "<f4")]
+    arrays += [(_weights_of(graph), "<f4"), (graph.weight_sums, "<f8")]
     at = HEADER_BYTES
     for values, dtype in arrays:
         data = np.ascontiguousarray(() if values is None else values, dtype).reshape(-1).view(np.uint8)
@@ -270,6 +291,7 @@ class _Reader:
         self._more, self._seed_type, self._positions = more[:3], more[3], more[4]
         self._degrees, self._untrimmed = bool(self._words[_W_DEGREES]), bool(self._words[_W_UNTRIMMED])
         self._label_edges = self._words[_W_LABEL_EDGES]
+        self._weights, self._sums = bool(self._words[_W_WEIGHTS]), bool(self._words[_W_WEIGHT_SUMS])
         self._at = HEADER_BYTES
 
     def sizes(self) -> RecordSizes | None:
@@ -281,6 +303,7 @@ class _Reader:
             and all(0 <= further < MAX_TYPES for further in self._more)
             and 0 <= self._seed_type <= self._more[0]
             and 0 <= self._label_edges <= most
+            and not (self._more[1] and (self._weights or self._sums))
         )
         if not sane:
             return None
@@ -311,6 +334,8 @@ class _Reader:
             [sum(counts) for counts in self._cached],
             self._label_edges,
             self._degrees,
+            self._weights,
+            self._sums,
         )
         told = words[_W_NODES], words[_W_EDGES]
         right = told == (sizes.nodes[0], sizes.edges[0]) and self._size == sizes.meta_bytes(self._id_bytes)
@@ -330,6 +355,8 @@ class _Reader:
         degree = self._take(sum(map(len, ids)) if self._degrees else 0, "<i4").copy()
         index = self._take(2 * self._label_edges, "<i4").reshape(2, -1).copy()
         label = self._take(self._label_edges, "<f4").copy()
+        weight = self._take(len(csr[0][1]), "<f4").copy() if self._weights else None
+        sums = self._take(2 * len(ids[0]), "<f8").reshape(-1, 2).copy() if self._sums else None
         graph = BatchGraph(
             nodes=tuple(Nodes(i, tuple(h)) for i, h in zip(ids, self._nodes, strict=True)),
             edges=tuple(
@@ -338,6 +365,7 @@ class _Reader:
                     col,
                     tuple(counts[: self._hops]),
                     there if len(there) or (recorded and not len(col)) else None,
+                    weight,
                 )
                 for (rowptr, col), counts, there in zip(csr, self._edges, positions, strict=True)
             ),
@@ -347,6 +375,7 @@ class _Reader:
             untrimmed=self._untrimmed,
             edge_label_index=index if self._label_edges else None,
             edge_label=label if self._label_edges else None,
+            weight_sums=sums,
         )
         return graph, tables
 

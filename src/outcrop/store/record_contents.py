@@ -134,6 +134,10 @@ def _problem_of_values(graph: BatchGraph, bounds: Bounds) -> str | None:
         return f"it has labels from {labels.min()} to {labels.max()}, there are {classes} classes"
     if graph.degree is not None and not _below(graph.degree, 1 << 31):
         return "a node has a negative degree"
+    for values in (graph.weight_sums, *(edges.weight for edges in graph.edges)):
+        # In one pass each: what is not a number is not at least 0 either.
+        if values is not None and len(values) and not (values.min() >= 0 and values.max() < np.inf):
+            return "a weight of an edge, or a sum of weights, is negative, infinite or not a number"
     if index is not None and not _below(index, graph.num_seeds):
         return "an edge to be predicted ends in a node that is no seed"
     return None

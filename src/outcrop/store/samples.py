@@ -6,6 +6,9 @@ where the records start; ``shape`` int64 [B, hops + 3]: nodes per hop (hops + 1 
 Attributes: ``groups``, which batches belong to a split: ``{"train": {"first", "epochs", "per_epoch"}, ...}``;
 ``num_nodes`` of the graph.
 
+``edge_weights`` and ``weight_sums``, where they are true: whether records have weights of edges, and what these come to
+for each node.
+
 Version 2, of graphs with T node types and R edge types, or whose edges have rows: ``shape`` has new nodes per hop of
 each node type, rows of each edge type, edges of each edge type, edges per hop of each edge type, T (hops + 1) + 2 R +
 R hops columns. ``num_nodes`` is a list, with a number for each node type; ``edge_types`` has {"source", "target",
@@ -198,6 +201,8 @@ class SampleSet:
         self.id_bytes: int = attributes["id_bytes"]
         self.hops: int = attributes["hops"]
         self.degrees: bool = attributes["degrees"]
+        self.weights: bool = attributes.get("edge_weights", False)
+        self.weight_sums: bool = attributes.get("weight_sums", False)
         self.seed_type: int = attributes.get("seed_type", 0)
         self._typed = manifest.version == 2
         num_nodes = attributes["num_nodes"]
@@ -330,6 +335,8 @@ class SampleSet:
             tuple(cached.T),
             self.num_label_edges[batches],
             self.degrees,
+            self.weights,
+            self.weight_sums,
         )
 
     def meta_bytes(self, batches: np.ndarray, cached: np.ndarray) -> np.ndarray:

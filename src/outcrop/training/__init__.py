@@ -1,5 +1,6 @@
 """Training: ``loop`` learns, ``evaluate`` scores, ``checks`` refuses what cannot work. ``rates``, ``callbacks``,
-``weights`` (of classes) and ``objectives`` (losses, metrics) are what the loop is made of.
+``weights`` (of classes) and ``objectives`` (losses, metrics) are what the loop is made of. ``ordered`` adds up the
+gradients of several processes.
 
 ``batch_request`` says which batches a training asks for, ``supply`` where they come from: a run, ``pools`` of a few
 epochs each, which a process with ``background`` prepares meanwhile, rows that mode ``online`` writes ahead (``spool``),

@@ -5,14 +5,14 @@ from __future__ import annotations
 import errno
 import os
 
-from outcrop.config import Checkpoints, ModelConfig
-from outcrop.config.models import MODELS, TYPED_MODELS
+from outcrop.config import Checkpoints, ModelConfig, SampleConfig
+from outcrop.config.models import edge_rows_problem, edge_weights_problem, wants_edge_rows
 from outcrop.errors import ArgumentError, IoError
 from outcrop.loading.modes import Mode
 from outcrop.nn import checkpoint as checkpoints
-from outcrop.nn.schema import GraphSchema
 from outcrop.store import manifest as manifests
 from outcrop.store.graph import Graph
+from outcrop.store.graph_types import WEIGHTS
 from outcrop.training import loop
 from outcrop.training.learning import LearningTask
 
@@ -20,6 +20,15 @@ from outcrop.training.learning import LearningTask
 def check_evaluation(mode: Mode, evaluate_every: int) -> None:
     if mode.plans_evaluation and evaluate_every != 1:
         raise ArgumentError(f"mode {mode} plans for a validation in every epoch: leave --evaluate-every out")
+
+
+def check_steps(learning: LearningTask) -> None:
+    """Raises ArgumentError where rows that are learned would be updated by several batches at once."""
+    if learning.training.accumulate > 1 and learning.learned_bytes:
+        raise ArgumentError(
+            "rows of nodes that are learned with the model are updated after each batch: leave --accumulate "
+            f"{learning.training.accumulate} out, or give such nodes rows that are not learned (--no-rows random:64)"
+        )
 
 
 def check_complete(graph: Graph) -> None:
@@ -31,23 +40,56 @@ def check_complete(graph: Graph) -> None:
         )
     if not graph.has("labels") or graph.num_classes < 1:
         raise ArgumentError(f"{graph.path} has no labels to learn: import them with the graph")
-    if graph.feature_bytes == 0:
+    if not graph.is_typed and (graph.feature_bytes == 0 or not graph.has("features")):
         raise ArgumentError(f"{graph.path} has no features to learn from: import them with the graph")
 
 
-def schema_of(graph: Graph, model: ModelConfig, seed: int) -> GraphSchema | None:
-    """Returns what a model needs to know of a graph with types; None where it has none.
+def edge_width(graph: Graph, model: ModelConfig, sampling: SampleConfig) -> int | None:
+    """Returns the width of the features of edges that ``model`` takes from the batches of a graph; None: it takes none.
 
     Raises:
-        ArgumentError: The model is for other graphs, or nothing says what nodes of a type without features have.
+        ArgumentError: It cannot do without, or batches cannot have what ``sampling`` asks for.
     """
-    if graph.is_typed != (model.name in TYPED_MODELS):
-        fitting = TYPED_MODELS if graph.is_typed else MODELS
-        has = "types of nodes and edges" if graph.is_typed else "no types of nodes or edges"
-        raise ArgumentError(f"{graph.path} has {has}: for model {model.name!r} choose {', '.join(fitting)}")
-    if not graph.is_typed:
-        return None
-    return GraphSchema.of(graph, graph.seed_type.name, no_rows=model.no_rows, row_seed=seed)
+    graph.require_edge_rows(sampling.edge_rows)
+    taken = wants_edge_rows(model.name, sampling.edge_rows and not graph.is_typed)
+    if problem := edge_rows_problem(model.name, taken) if not graph.is_typed else None:
+        if taken or not graph.has_edge_rows:
+            raise ArgumentError(f"{graph.path}: {problem}")
+        raise ArgumentError(
+            f"{problem} in its run: prepare it with --edge-rows (SampleConfig(edge_rows=True))"
+        )
+    return graph.row_files[-1].spec.shape[1] if taken else None
+
+
+def check_weights(graph: Graph, model: ModelConfig, sampling: SampleConfig) -> None:
+    """Raises ArgumentError where batches cannot have the weights of edges that ``model`` takes, or have used them up.
+
+    A sampler that draws edges in proportion to their weights counts them so already.
+    """
+    graph.require_edge_weights(sampling.edge_weights or model.edge_weights)
+    if not model.edge_weights:
+        return
+    if sampling.sampler == "weighted":
+        raise ArgumentError(
+            "sampler 'weighted' draws neighbours in proportion to the edge weights, and --edge-weights (edge_weights "
+            "of the model) would count them a second time: leave it out, or choose sampler neighbor or labor"
+        )
+    if not sampling.edge_weights:
+        raise ArgumentError(
+            "the model takes weights of edges, and its run has none: prepare it with --edge-weights "
+            "(SampleConfig(edge_weights=True))"
+        )
+
+
+def weights_left_out(graph: Graph, model: ModelConfig, sampling: SampleConfig) -> str:
+    """Says that the weights of edges are left out where they might be taken; else an empty text."""
+    left_out = graph.has(WEIGHTS) and not model.edge_weights and sampling.sampler != "weighted"
+    if not left_out or edge_weights_problem(model.name, True) is not None:
+        return ""
+    return (
+        f"the graph has edge weights, and {model.name} counts all edges alike: --edge-weights "
+        "(ModelConfig(edge_weights=True)) takes them"
+    )
 
 
 def check_checkpoint(kept: Checkpoints, learning: LearningTask) -> None:

@@ -19,7 +19,7 @@ from outcrop.config import (
     TrainConfig,
     check_epochs_unset,
 )
-from outcrop.config.models import wants_degrees
+from outcrop.config.models import wants_degrees, wants_edge_rows
 from outcrop.errors import ArgumentError, OutcropWarning
 from outcrop.loading.modes import Mode, Packed, mode_named
 from outcrop.nn import checkpoint as checkpoints
@@ -104,7 +104,16 @@ class TrainOptions:
         sampling = self.sampling or SampleConfig(seed=self.training.seed)
         epochs = self.run.epochs if isinstance(self.run, Replay | Refresh) else 1
         degrees = sampling.degrees or wants_degrees(self.model.name, sampling.sampler)
-        return replace(sampling, epochs=epochs, degrees=degrees)
+        edge_rows = sampling.edge_rows or wants_edge_rows(self.model.name, self.graph.has_edge_rows)
+        edge_weights = sampling.edge_weights or self.model.edge_weights
+        return replace(
+            sampling,
+            epochs=epochs,
+            degrees=degrees,
+            node_type=sampling.node_type or self.graph.chosen_seeds,
+            edge_rows=edge_rows,
+            edge_weights=edge_weights,
+        )
 
     @property
     def goes_on(self) -> Path | None:
@@ -151,7 +160,7 @@ def choose_batches(asked: TrainOptions, said: Choices) -> BatchChoice:
         sampling, planned = info.sample, info.plan.gpu_memory
         if limits.memory is None:
             limits = replace(limits, memory=_memory_of(info, mode))
-    in_bytes = limits.in_bytes(asked.graph.feature_bytes)
+    in_bytes = limits.in_bytes(asked.graph.with_edge_rows(sampling.edge_rows).feature_bytes)
     new_batches = asked.run is None or isinstance(asked.run, Refresh)
     return BatchChoice(mode, sampling, in_bytes, new_batches, in_bytes.gpu_memory or planned)
 
@@ -196,6 +205,15 @@ def _run_to_train_on(folder: Path, samples: bool) -> runs.RunInfo:
             f"{folder} holds edges to be predicted: train on Run({str(folder)!r}).loader() with a loop of your own"
         )
     return info
+
+
+def with_seeds_of(graph: Graph, sampling: SampleConfig | None, run: Path | Replay | Refresh | None) -> Graph:
+    """Returns the graph as it is for the batches: those that are drawn begin with the type that ``sampling`` names, or
+    else ``graph``; those of a run that is there are as they are.
+    """
+    if sampling is None and isinstance(run, Path) and (run / runs.RUN_FILE).is_file():
+        return graph.with_seeds(runs.read(run).sample.node_type)
+    return graph if sampling is None or sampling.node_type is None else graph.with_seeds(sampling.node_type)
 
 
 def check_task(sampling: SampleConfig | None) -> None:

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from outcrop.config import ModelConfig, TrainConfig
+from outcrop.nn.learned_rows import learned_bytes
 from outcrop.nn.schema import GraphSchema
 from outcrop.store import identity
 from outcrop.training.objectives import CLASSES, Objective
@@ -22,6 +23,7 @@ class LearningTask:
         inputs: What the batches come from, kept in checkpoints and compared when going on
             (:mod:`outcrop.store.identity`).
         schema: What the model needs to know of a graph with types; None: it has none.
+        edge_dim: Width of the features of edges, of a graph without types; None: the model takes none.
     """
 
     model: ModelConfig
@@ -31,11 +33,19 @@ class LearningTask:
     objective: Objective = CLASSES
     inputs: dict[str, Any] = field(default_factory=dict)
     schema: GraphSchema | None = None
+    edge_dim: int | None = None
 
     @property
-    def model_inputs(self) -> int | GraphSchema:
+    def model_inputs(self) -> int | tuple[int, int] | GraphSchema:
         """Returns what the model is built for."""
-        return self.in_dim if self.schema is None else self.schema
+        if self.schema is not None:
+            return self.schema
+        return self.in_dim if self.edge_dim is None else (self.in_dim, self.edge_dim)
+
+    @property
+    def learned_bytes(self) -> int:
+        """Counts the bytes of rows of nodes that are learned with the model, beside what loading takes."""
+        return learned_bytes(self.schema)
 
     @property
     def identity(self) -> dict[str, Any]:
@@ -45,6 +55,8 @@ class LearningTask:
             "num_classes": self.num_classes,
             **identity.training_fields(self.model, self.training),
         }
+        if self.edge_dim is not None:
+            fields["edge_dim"] = self.edge_dim
         if self.objective.kind != "class":
             fields["label_kind"] = self.objective.kind
         if self.training.schedule == "cosine":  # ends with the training

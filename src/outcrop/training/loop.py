@@ -26,6 +26,8 @@ from outcrop.errors import ArgumentError, FormatError, NumericError
 from outcrop.nn import checkpoint as checkpoints
 from outcrop.nn.adam import Adam
 from outcrop.nn.checkpoint import Checkpoint, Meta
+from outcrop.nn.learned_rows import STATE as ROWS
+from outcrop.nn.learned_rows import RowAdam
 from outcrop.nn.models import Model, build_model, warm_allocator
 from outcrop.nn.typed import TypedModel
 from outcrop.store.minibatch import MiniBatch
@@ -285,10 +287,14 @@ class _Run:
                 heads=shape.heads,
                 dropout=shape.dropout,
             )
+        if isinstance(model, Model):
+            model.edge_weights = shape.edge_weights
         self.model = model.to(self.device)
         self.optimizer = Adam(self.model.parameters(), weight_decay=self.config.weight_decay)
+        self.rows = RowAdam(self.model.learned if isinstance(self.model, TypedModel) else None)
         self.records: list[EpochRecord] = []
         self.batch_losses: list[float] = []
+        self._losses: list[float] = []  # of the batches of a step that was begun
         self.best_epoch, self.best = -1, dict[str, torch.Tensor]()
         self.resumed_from: int | None = None
         self.updates, self.sums, self._saved = 0, _Sums(), time.monotonic()
@@ -326,7 +332,9 @@ class _Run:
                 if batch is None:
                     break
                 with trace.span("compute", split="train", epoch=epoch, batch=sums.batch):
-                    loss, count = self._step(batch, epoch, sums.batch)
+                    loss, count = self._train_on(batch, epoch, sums.batch)
+                    if (sums.batch + 1) % self.config.accumulate == 0:
+                        self._update(epoch, sums.batch)
                 del batch
                 sums.batch += 1
                 sums.loss, sums.labelled = sums.loss + loss * count, sums.labelled + count
@@ -343,6 +351,7 @@ class _Run:
                 close()
         if sums.batch == 0:
             raise ArgumentError(f"epoch {epoch} has no training batches: the train split is empty")
+        self._update(epoch, sums.batch - 1)  # by the batches of a step that the epoch ended in
         seconds = before.seconds + time.perf_counter() - start
         loss = sums.loss / sums.labelled if sums.labelled else math.nan
         self.sums = _Sums()
@@ -351,12 +360,12 @@ class _Run:
 
     def _is_time_to_save(self) -> bool:
         minutes = None if self._kept is None else self._kept.minutes
-        if minutes is None or not self.updates:
+        if minutes is None or not self.updates or self.sums.batch % self.config.accumulate:
             return False
         return time.monotonic() - self._saved >= 60 * minutes
 
-    def _step(self, batch: MiniBatch, epoch: int, number: int) -> tuple[float, int]:
-        """Makes one update. Returns the loss and the number of labelled seeds; without these nothing is updated."""
+    def _train_on(self, batch: MiniBatch, epoch: int, number: int) -> tuple[float, int]:
+        """Adds a batch to the step. Returns its loss and how many seeds have labels; without any nothing is added."""
         count = self._objective.num_known(batch.y)
         if count == 0:
             return 0.0, 0
@@ -372,8 +381,8 @@ class _Run:
         ):
             scores = self.model(batch)
         loss = self._objective.loss_of(scores, batch.y, self._weight)
-        rate = learning_rate(self.config, epoch, self.updates)
-        self.optimizer.zero_grad()
+        if not self._losses:
+            self.optimizer.zero_grad()
         loss.backward()
         value = loss.item()
         if not math.isfinite(value):
@@ -381,11 +390,21 @@ class _Run:
                 f"epoch {epoch}, batch {number}: the loss is {value}; look for infinite or missing "
                 f"values in the features, or lower the learning rate ({self.config.learning_rate})"
             )
-        self.optimizer.step(rate)
-        values = {"epoch": epoch, "batch": number, "loss": value, "learning_rate": rate}
+        self._losses.append(value)
+        return value, count
+
+    def _update(self, epoch: int, number: int) -> None:
+        """Ends a step with batch ``number``: one update by the mean gradient of its batches with labelled seeds."""
+        if not (count := len(self._losses)):
+            return
+        rate = learning_rate(self.config, epoch, self.updates)
+        self.optimizer.step(rate, count)
+        self.rows.step(rate, self.updates + 1)
+        loss = sum(self._losses) / count
+        self._losses = []
+        values = {"epoch": epoch, "batch": number, "loss": loss, "learning_rate": rate}
         self._callbacks.on_step(self.updates, values)
         self.updates += 1
-        return value, count
 
     def finish(self, record: EpochRecord) -> None:
         """Adds the record and keeps the model if it is the best so far."""
@@ -394,7 +413,7 @@ class _Run:
             before, now = _score(vars(self.records[self.best_epoch])), _score(vars(record))
             if before is not None and (now is None or not self._objective.better(now, before)):
                 return
-        self.best_epoch = record.epoch
+        self.best_epoch, self.best = record.epoch, {}  # the copy before goes first
         self.best = {
             name: value.detach().to("cpu", copy=True) for name, value in self.model.state_dict().items()
         }
@@ -417,7 +436,7 @@ class _Run:
         state: State = self.model.state_dict()
         checkpoints.write(
             out / checkpoints.LAST,
-            Checkpoint(meta, state, self.best, self.optimizer.state()),
+            Checkpoint(meta, state, self.best, self.optimizer.state() | self.rows.state()),
         )
         if not meta.partial:
             checkpoints.write(out / checkpoints.BEST, Checkpoint(meta, self.best))
@@ -428,8 +447,9 @@ class _Run:
         path = self._kept.path / checkpoints.LAST
         found = read_checkpoint(self._kept.path, self._learning)
         checkpoints.load_into(path, self.model, found.model)
-        self.optimizer.restore(found.optimizer)
+        self.optimizer.restore({n: v for n, v in found.optimizer.items() if not n.startswith(ROWS)})
         try:
+            self.rows.restore(found.optimizer)
             self.records = [EpochRecord(**record) for record in found.meta.history]
             self.updates, self.sums = found.meta.updates, _Sums(**found.meta.partial)
             if len(self.records) != found.meta.epochs_done or not -1 <= found.meta.best_epoch < len(

@@ -6,11 +6,15 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from outcrop import device as devices
-from outcrop.config import Checkpoints, DeviceConfig, ModelConfig, Refresh, TrainConfig
+from outcrop.config import Checkpoints, DeviceConfig, ModelConfig, Refresh, Replay, TrainConfig
 from outcrop.config.sampling import EXTERNAL
 from outcrop.errors import ArgumentError
-from outcrop.loading.modes import Mode, Packed
+from outcrop.loading.modes import Mode, Online, Packed
+from outcrop.loading.open import check_types
+from outcrop.loading.open import check_weights as require_weights_loaded
 from outcrop.nn import checkpoint as checkpoints
+from outcrop.nn.schema import schema_of
+from outcrop.preparation.prepare import packing_problem
 from outcrop.store import identity
 from outcrop.store.graph import Graph
 from outcrop.training import loop
@@ -20,7 +24,10 @@ from outcrop.training.checks import (
     check_checkpoint,
     check_complete,
     check_evaluation,
-    schema_of,
+    check_steps,
+    check_weights,
+    edge_width,
+    weights_left_out,
 )
 from outcrop.training.choices import BatchChoice, Choices, TrainOptions, check_task, choose_batches
 from outcrop.training.learning import LearningTask
@@ -64,6 +71,17 @@ class TrainRequest:
             OutcropError: Training could not be done so; nothing was written.
         """
         graph, training = asked.graph, asked.training
+        if asked.mode is None and not graph.row_files:
+            asked = replace(asked, mode=Online())
+            said.add("the graph has no features to pack: batches are drawn as they are needed (mode online)")
+        problem = packing_problem(graph, asked.drawn)
+        if (
+            asked.mode is None
+            and problem is not None
+            and (asked.run is None or isinstance(asked.run, Replay))
+        ):
+            asked = replace(asked, mode=Online())
+            said.add(f"{problem}: batches are drawn as they are needed (mode online)")
         mode = asked.mode or Packed()
         check_task(asked.sampling)
         check_evaluation(mode, training.evaluate_every)
@@ -73,6 +91,13 @@ class TrainRequest:
         objective = choose_objective(graph.label_kind, training.loss, training.metric)
         check_class_weights(graph, training.class_weights)
         batches = choose_batches(asked, said)
+        edge_dim = edge_width(graph, asked.model, batches.sampling)
+        check_weights(graph, asked.model, batches.sampling)
+        require_weights_loaded(batches.sampling, batches.mode, training.device)
+        said.add(weights_left_out(graph, asked.model, batches.sampling))
+        graph = graph.with_edge_rows(batches.sampling.edge_rows)
+        if graph.has_edge_rows:
+            check_types(graph, batches.mode, training.device)
         model = asked.model
         if model.layers is None:
             model = replace(model, layers=len(batches.sampling.fanouts))
@@ -81,18 +106,15 @@ class TrainRequest:
             "sampling": identity.sampling_fields(batches.sampling, fresh=batches.new_batches),
             **batches.mode.identity(),
         }
+        schema = schema_of(graph, model, training.seed)
+        learning = LearningTask(
+            model, training, graph.feature_dim, graph.num_classes, objective, inputs, schema, edge_dim
+        )
+        check_steps(learning)
         return cls(
             graph,
             batches,
-            LearningTask(
-                model,
-                training,
-                graph.feature_dim,
-                graph.num_classes,
-                objective,
-                inputs,
-                schema_of(graph, model, training.seed),
-            ),
+            learning,
             batches.mode.device(training.device, batches.gpu_memory),
             run=asked.folder,
             refresh=asked.run if isinstance(asked.run, Refresh) else None,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import resource
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, replace
 from functools import partial
@@ -12,6 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from outcrop import device as devices
+from outcrop.config import format_bytes
+from outcrop.errors import BudgetError
 from outcrop.loading.modes import Mode, Online
 from outcrop.loading.needs import BatchCounter, other_modes
 from outcrop.loading.passes import Passes
@@ -64,12 +66,17 @@ def run(
             "test": request.training.test,
             "at_once": request.refresh is None,
         }
-        memory, mode = batches.limits.memory, request.mode
+        memory, mode, learned = batches.limits.memory, request.mode, request.learning.learned_bytes
+        if memory is not None and learned:  # loading has what learned rows leave
+            limits = replace(batches.limits, memory=max(memory - learned, 1))
+            asked = replace(asked, limits=limits)
         if asked.next_epoch is None and request.run is None and request.prepares:
             mode = Online(topology=mode.topology)  # nothing is left to train: only nodes to be scored
-        refused = partial(needs, asked, mode, **rest)
-        advice = partial(other_modes, memory, mode, lambda other: needs(asked, other, **rest))
+        refused = partial(_needs, learned, asked, mode, rest)
+        advice = partial(other_modes, memory, mode, lambda other: _needs(learned, asked, other, rest))
         closing.enter_context(naming_smallest(memory, refused, f"train in mode {mode}", advice))
+        if memory is not None and memory <= learned:
+            raise BudgetError(f"rows that are learned take {format_bytes(learned)} alone")
         supply, why = _supply(request, asked, mode, said, closing)
         said.replay(supply.drawn.epochs, epochs, request.run)
         started = time.monotonic()
@@ -86,6 +93,12 @@ def run(
         report.seconds, report.chosen = time.monotonic() - started, said.text
         finish(report.as_dict())
         return report
+
+
+def _needs(learned: int, asked: BatchRequest, mode: Mode, rest: dict[str, Any]) -> Callable[[int], bool]:
+    """Returns what says whether a budget is enough for loading beside ``learned`` bytes of rows that are learned."""
+    fits = needs(asked, mode, **rest)
+    return lambda limit: limit > learned and fits(limit - learned)
 
 
 def _supply(
@@ -146,6 +159,8 @@ def _report(
 ) -> TrainReport:
     config, metric, limits = request.training, request.learning.objective.metric, request.batches.limits
     is_class = request.graph.label_kind == "class"
+    learned = request.learning.learned_bytes
+    by_tag = {tag: usage.peak_bytes for tag, usage in runtime.budget.by_tag.items()}
     return TrainReport(
         mode=request.mode.name,
         model_name=request.model.name,
@@ -157,10 +172,10 @@ def _report(
         test_metric=None if tested is None else tested.metrics[metric],
         batch_losses=result.batch_losses,
         seconds=0.0,
-        peak_host_bytes=runtime.budget.peak_bytes,
+        peak_host_bytes=runtime.budget.peak_bytes + learned,
         peak_device_bytes=_peak_device_bytes(config.device),
         peak_device_by_tag=dict(runtime.device_peaks),
-        peak_by_tag={tag: usage.peak_bytes for tag, usage in runtime.budget.by_tag.items()},
+        peak_by_tag=by_tag | ({"learned-rows": learned} if learned else {}),
         peak_process_bytes=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
         budget={name: getattr(limits, name) for name in ("memory", "gpu_memory", "disk_space")},
         io_backend=runtime.io.backend_name,

@@ -21,6 +21,7 @@ from outcrop.advisor.choose import SpoolDecision, WorkloadFacts
 from outcrop.device import gpu_named
 from outcrop.errors import BudgetError
 from outcrop.loading.modes import Online
+from outcrop.preparation.prepare import packing_problem
 from outcrop.runtime import system
 from outcrop.store.graph import Graph
 from outcrop.store.lock import opened, try_lock
@@ -74,11 +75,13 @@ def decide_spooling(request: BatchRequest, learning: LearningTask) -> SpoolDecis
         or graph.feature_bytes < LEAST_BYTES
     ):
         return direct
+    if problem := packing_problem(graph, request.sampling):
+        return replace(direct, why=f"rows are read as batches are drawn: {problem}")
     parent = graph.path.resolve().parent
     if not os.access(parent, os.W_OK | os.X_OK):
         why = f"rows are read as batches are drawn: nothing may be written to {parent}, where they would be spooled"
         return replace(direct, why=why)
-    rough = machine.rough_hardware(graph.path / graph.largest_row_file.spec.file)
+    rough = machine.rough_hardware(graph.measured_file)
     if rough is None:
         return direct
     task = "look at a few batches"
@@ -108,9 +111,8 @@ def decide_spooling(request: BatchRequest, learning: LearningTask) -> SpoolDecis
 def _step_seconds(graph: Graph, seen: auto.BatchProbe, learning: LearningTask) -> float:
     from outcrop.advisor import steps
 
-    batch = steps.batch_of(seen.batches[-1], graph.feature_dim, graph.num_classes)
-    model = learning.model
-    network = shapes.network_of(graph, model.name, model.hidden, model.heads)
+    batch = steps.batch_of(seen.batches[-1], graph)
+    network = shapes.network_of(graph, learning.model)
     return steps.step_seconds([batch], network, seconds=_STEP_S, device=learning.training.device)[0]
 
 

@@ -287,7 +287,7 @@ def test_what_is_predicted_is_what_is_trained(tmp_path, name, heads, hidden):
     """A batch of one node takes as many products as the model that is built has weights: twice, and once more above."""
     with Runtime() as runtime:
         graph = a_graph(tmp_path / "g", runtime)
-    network = shapes.network_of(graph, name, hidden, heads)
+    network = shapes.network_of(graph, ModelConfig(name, hidden, heads=heads))
     model = build_model(name, graph.feature_dim, hidden, graph.num_classes, 2, heads=heads)
     first, second = (sum(w.numel() for w in conv.parameters() if w.dim() == 2) for conv in model.convs)
     operations, _ = shapes.step_work(network, shapes.Shape((1, 0, 0), (0, 0)))

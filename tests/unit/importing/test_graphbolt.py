@@ -281,7 +281,7 @@ TYPES = {
          r"edges\[0\] has no path, or one that is"),
         (text("graph: {nodes: [{num: 5}], edges: [{path: e.parquet}]}"), FormatError, r"has the format ''; csv, numpy"),
         (text("graph_topology: {type: FusedCSCSamplingGraph}"), ArgumentError, r"nothing but a graph that GraphBolt"),
-        (text(yaml.safe_dump(TYPES)), ArgumentError, r"several types of nodes or edges \(metadata\.yaml lists 2 types"),
+        (text(yaml.safe_dump(TYPES)), ArgumentError, r"e\.csv is missing, which metadata\.yaml names"),
         (edit(lambda root: root["tasks"][0]["train_set"].append({"data": []})), ArgumentError,
          r"train_set lists 2 types"),
         (edit(lambda root: root["tasks"][0]["train_set"][0]["data"][0].update(name="roots")), FormatError,

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import sqlite3
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -200,6 +202,37 @@ def dgl_file(folder: Path) -> Source:
     return f"dgl:{folder / 'g.bin'}", oc.ImportConfig()
 
 
+def keyed_tables(folder: Path) -> Source:
+    """Text keys, sparse integers, and a node type of nothing but keys."""
+    users = {"id": names(), "boss": np.array(names())[pairs()[:NODES, 0]], "age": np.arange(NODES) % 90}
+    pa_csv.write_csv(pa.table(users), folder / "user.csv")
+    pq.write_table(pa.table({"id": 7 * np.arange(NODES), "price": rows(1)[:, 0]}), folder / "item.parquet")
+    bought = {"user": np.array(names())[pairs()[:, 0]], "item": 7 * pairs()[:, 1], "shop": pairs()[:, 0] % 99}
+    pa_csv.write_csv(pa.table(bought), folder / "bought.csv")
+    user = '[[tables]]\nname = "user"\nfile = "user.csv"\nkey = "id"\n'
+    item = '[[tables]]\nname = "item"\nfile = "item.parquet"\nkey = "id"\n'
+    keys = 'foreign_keys = { user = "user", item = "item", shop = "shop" }'
+    shops = '[[tables]]\nname = "shop"\nfrom_keys = true\n'
+    fact = f'[[tables]]\nname = "bought"\nfile = "bought.csv"\n{keys}\n'
+    links = '[[links]]\nfile = "bought.csv"\nsource = "user"\nrelation = "buys"\ntarget = "item"\n'
+    links += 'source_column = "user"\ntarget_column = "item"\nfeatures = ["shop"]\n'
+    (folder / "tables.toml").write_text(
+        f'{user}foreign_keys = {{ boss = "user" }}\n{item}{fact}{shops}{links}'
+    )
+    return f"tables:{folder}", oc.ImportConfig()
+
+
+def database(folder: Path) -> Source:
+    with closing(sqlite3.connect(folder / "d.sqlite")) as made, made:
+        made.execute("CREATE TABLE user (id TEXT PRIMARY KEY, age REAL, about TEXT)")
+        made.executemany(
+            "INSERT INTO user VALUES (?, ?, ?)", [(name, n / 7, name) for n, name in enumerate(names())]
+        )
+        made.execute("CREATE TABLE knows (a TEXT REFERENCES user, b TEXT REFERENCES user)")
+        made.executemany("INSERT INTO knows VALUES (?, ?)", np.array(names())[pairs()].tolist())
+    return f"tables:{folder}", oc.ImportConfig()
+
+
 def objects(folder: Path) -> Source:
     masks = {split: np.arange(NODES) % 3 == n for n, split in enumerate(("train", "valid", "test"))}
     return {"edges": pairs(), "features": rows(12), "labels": rows(2), **masks}, oc.ImportConfig()
@@ -237,6 +270,8 @@ SOURCES: list[Callable[[Path], Source]] = [
     pyg_file,
     pyg_adjacency,
     dgl_file,
+    keyed_tables,
+    database,
     objects,
     frames,
     networkx,

@@ -137,18 +137,23 @@ def test_options_replace_what_ogb_does(tmp_path: Path) -> None:
 
 
 def test_labels_of_several_tasks(tmp_path: Path) -> None:
-    """As ogbn-proteins has them, which has neither features of nodes nor a place for those of edges here."""
+    """As ogbn-proteins has them, whose features are those of edges, stored for both directions of each."""
     labels = (np.random.default_rng(1).random((60, 12)) < 0.3).astype(float)
     made = foreign_graph()
     folder = write_ogb_text(tmp_path / "ogbn_proteins", ForeignGraph(made.edges, made.features, labels))
     (folder / "raw/node-feat.csv.gz").unlink()
-    write_gzip(folder / "raw/edge-feat.csv.gz", made.weights)
+    rows = np.random.default_rng(2).integers(0, 9, (len(made.edges), 8))
+    write_gzip(folder / "raw/edge-feat.csv.gz", rows)
     write_gzip(folder / "raw/node_species.csv.gz", np.arange(60))
     graph = run(folder)
     assert not graph.has("features")
     assert (graph.label_kind, graph.num_classes) == ("multilabel", 12)
     assert np.array_equal(get(graph, "labels"), labels)
-    left = f"files of {folder / 'raw'} that are not imported: edge-feat.csv.gz, node_species.csv.gz"
+    pairs = list(zip(made.edges.tolist(), rows.tolist(), strict=True))
+    pairs += [(edge[::-1], row) for edge, row in pairs if edge[0] != edge[1]]
+    found = zip(graph.edge_index().T.tolist(), get(graph, "e0.features").tolist(), strict=True)
+    assert sorted(found) == sorted(pairs)
+    left = f"files of {folder / 'raw'} that are not imported: node_species.csv.gz"
     assert left in graph.notes
 
 
@@ -231,8 +236,9 @@ def line(name: str, number: int, text: str | None) -> Callable[[Path], object]:
         (lambda f: write_gzip(f / "split/time/test.csv.gz", [51, 9, 51]), ArgumentError,
          r"test\.csv\.gz, line 3: split test lists node 51 twice, first in .*test\.csv\.gz, line 1"),
         (lambda f: write_gzip(f / "raw/triplet-type-list.csv.gz", [0]), ArgumentError,
-         r"several types of nodes or edges \(triplet-type-list\.csv\.gz is there\)"),
-        (lambda f: write_gzip(f / "raw/edge_reltype.csv.gz", [0]), ArgumentError, r"several types of nodes or edges"),
+         r"num_nodes_dict\.npz is missing"),
+        (lambda f: write_gzip(f / "raw/edge_reltype.csv.gz", [0]), ArgumentError,
+         r"several types of nodes or edges \(edge_reltype.* import it from triples \(triples:DIR\)"),
     ],
 )  # fmt: skip
 def test_spoiled_text(

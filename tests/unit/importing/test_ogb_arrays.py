@@ -209,7 +209,7 @@ def test_other_kinds_of_archives(tmp_path: Path) -> None:
     path.write_bytes(b"")
     fails(folder, FormatError, r"data\.npz member .* is torn or no array")
     (folder / "raw/edge_index_dict.npz").touch()
-    fails(folder, ArgumentError, r"several types of nodes or edges \(edge_index_dict\.npz is there\)")
+    fails(folder, ArgumentError, r"num_nodes_dict\.npz is missing")
 
 
 def test_splits_name_their_rows(tmp_path: Path) -> None:

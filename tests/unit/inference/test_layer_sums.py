@@ -23,7 +23,8 @@ def in_parts(
     """All nodes as targets; sources in ranges that end at ``cuts``; targets begin ``step`` at a time."""
     nodes = len(x)
     sums = layer_sums.layer_sums(conv, nodes, step)
-    assert (sums.drops_loops, sums.targets_first) == layer_sums.needs(conv)
+    assert type(sums) is layer_sums.sums_of(conv)
+    assert sums.targets_last is not sums.targets_first
     row, col = edges[1], edges[0]
     loopless = row != col
     scale = torch.from_numpy(1 / np.sqrt(np.bincount(row[loopless], minlength=nodes) + 1)).float()

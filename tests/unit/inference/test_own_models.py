@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -11,11 +12,12 @@ from torch_geometric.nn import GATv2Conv, GINConv, SAGEConv
 from torch_geometric.nn.models import GAT, GCN, GraphSAGE
 
 import outcrop as oc
-from infer_support import a_model, as_float, odd_graph, save
+from infer_support import a_model, as_float, odd_graph
 from outcrop.errors import ArgumentError, IoError
 from outcrop.nn.models import build_model
 from outcrop.nn.schema import GraphSchema
 from run_support import random_features
+from typed_infer_support import a_typed_model, expected, save_typed, whole_of
 
 pytestmark = pytest.mark.leaks(
     "env", reason="torch sets TORCHINDUCTOR_CACHE_DIR when its compiler is first imported"
@@ -190,13 +192,36 @@ def test_predictions_as_an_array(made, tmp_path):
         oc.predict(graph, model, folder=tmp_path / "nowhere", progress=False)
 
 
-def test_a_checkpoint_of_a_model_of_graphs_with_types_is_refused(made, tmp_path):
+def test_models_that_take_features_of_edges_need_edges_that_have_some(made):
+    graph = made[0]
+    for name, inputs in (("gat", (graph.feature_dim, 3)), ("gine", (graph.feature_dim, 3))):
+        model = build_model(name, inputs, 16, graph.num_classes, 2)
+        with pytest.raises(ArgumentError, match=r"takes features of edges of width 3, .* has none"):
+            oc.predict(graph, model, fanouts=(2, 2), progress=False)
+    schema = replace(GraphSchema.of(graph), edge_widths=(3,))
+    with pytest.raises(ArgumentError, match=r"features of width 0 \(the model: 3\)"):
+        oc.predict(graph, a_typed_model("rgat", schema, 2), fanouts=(2, 2), progress=False)
+
+
+def test_attention_of_other_kinds_is_scored_in_sampled_batches(made):
+    graph, x, edges = made
+    model = build_model("transformer", graph.feature_dim, 16, graph.num_classes, 2).eval()
+    with pytest.raises(ArgumentError, match=r"not added up by parts.*--method sampled"):
+        oc.predict(graph, model, progress=False)
+    with pytest.raises(ArgumentError, match="--method sampled"):
+        oc.predict(graph, model, method="layerwise", fanouts=(2, 2), progress=False)
+    with torch.no_grad():
+        want = model(x, edges).numpy()
+    found = oc.predict(graph, model, fanouts=(-1, -1), memory="16MiB", progress=False)
+    np.testing.assert_allclose(found, want, rtol=1e-4, atol=1e-4 * np.abs(want).max())
+
+
+def test_a_model_of_graphs_with_types_scores_a_graph_without_as_one_of_one_type(made, tmp_path):
     graph = made[0]
     schema = GraphSchema.of(graph)
-    model = build_model("rgcn", schema, 16, graph.num_classes, 2)
-    kept = save(tmp_path / "kept", graph, "rgcn", model, schema=schema.as_stored())  # type: ignore[arg-type]
-    with pytest.raises(
-        ArgumentError, match=r"kept holds 'rgcn', a model .* infer does not know yet: load it with"
-    ):
-        oc.infer(graph, model=kept, out=tmp_path / "scores.npy")
-    assert oc.load_model(kept).schema == schema
+    model = a_typed_model("rgcn", schema, 2)
+    kept = save_typed(tmp_path / "kept", graph, "rgcn", model)
+    for memory in (None, "1MiB"):
+        found = oc.predict(graph, kept, memory=memory, progress=False)
+        want = expected(model, whole_of(graph, model))
+        np.testing.assert_allclose(found, want, rtol=1e-4, atol=1e-4 * np.abs(want).max())

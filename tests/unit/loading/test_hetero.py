@@ -122,7 +122,7 @@ def all_types(tmp_path: Path) -> SectionGraph:
 def test_loaded_batches_are_those_of_the_graph(all_types, make_runtime, monkeypatch):
     graph = all_types
     monkeypatch.setattr(base, "BatchSampler", ReferenceSampler)
-    config = SampleConfig(fanouts=(4, 3), batch_size=20)
+    config = SampleConfig(fanouts=(4, 3), batch_size=20, edge_rows=True)
     with open_session(graph, make_runtime(threads=1), "memory", config=config) as session:
         for batch in session.batches("train", 0):
             data: Any = to_pyg(batch, graph)
@@ -151,7 +151,7 @@ def test_torch_geometric_trims_layer_by_layer(all_types, make_runtime, monkeypat
     """Before the last layer are left the seeds' edges and what these lead from."""
     graph = all_types
     monkeypatch.setattr(base, "BatchSampler", ReferenceSampler)
-    config = SampleConfig(fanouts=(4, 3), batch_size=20)
+    config = SampleConfig(fanouts=(4, 3), batch_size=20, edge_rows=True)
     with open_session(graph, make_runtime(threads=1), "memory", config=config) as session:
         batch = next(session.batches("train", 0))
         data: Any = to_pyg(batch, graph)

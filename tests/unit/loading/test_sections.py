@@ -53,7 +53,7 @@ from typed_reference import TypedGraph, sample
 from typed_store import write_typed
 
 MODES = ("memory", "memmap", "ondisk", "dynamic", "online")
-CONFIG = SampleConfig(fanouts=(4, 3), batch_size=20, epochs=EPOCHS)
+CONFIG = SampleConfig(fanouts=(4, 3), batch_size=20, epochs=EPOCHS, edge_rows=True)
 RECORDED = replace(CONFIG, splits=("train",))
 Make = Callable[..., Runtime]
 Open = Callable[..., LoadSession]

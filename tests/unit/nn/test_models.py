@@ -7,21 +7,21 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch_geometric.data import Data
-from torch_geometric.nn import GATConv, GCNConv, GraphSAGE, SAGEConv
+from torch_geometric.nn import GATConv, GCNConv, GINConv, GINEConv, GraphSAGE, SAGEConv, TransformerConv
 from torch_geometric.utils import trim_to_layer
 
 from batch_reference import deliver, loopless_degrees, random_adjacency, sample, symmetric
-from outcrop.config.models import wants_degrees
+from outcrop.config.models import EDGE_ROW_MODELS, wants_degrees
 from outcrop.device import resolve
 from outcrop.errors import ArgumentError, DeviceError
-from outcrop.nn import layers, sparse
+from outcrop.nn import edge_layers, layers, sparse
 from outcrop.nn.models import MODELS, Model, build_model
 from outcrop.nn.sparse import Block, blocks_of
 from outcrop.store.batches import BatchGraph
 from outcrop.store.minibatch import MiniBatch
 
 TIGHT = {"rtol": 1e-10, "atol": 1e-12}
-NUM_NODES, DIM = 60, 7
+NUM_NODES, DIM, EDGE_DIM = 60, 7, 5
 
 
 def features(dim: int = DIM, seed: int = 0) -> torch.Tensor:
@@ -34,12 +34,20 @@ def a_batch(fanouts=(4, 3), seed: int = 0, *, loops: bool = True, dim: int = DIM
     return deliver(sample(adjacency, seeds, fanouts, seed, [v % 3 for v in range(NUM_NODES)]), features(dim))
 
 
-def new_model(name: str, layers: int = 2, **kwargs) -> Model:
+def new_model(name: str, layers: int = 2, edge_dim: int | None = None, **kwargs) -> Model:
     torch.manual_seed(1)
-    model = build_model(name, DIM, 8, 3, layers, **kwargs).double()
+    inputs = DIM if edge_dim is None else (DIM, edge_dim)
+    model = build_model(name, inputs, 8, 3, layers, **kwargs).double()
     for parameter in model.parameters():  # torch_geometric starts biases at zero, which would hide mistakes
         torch.nn.init.normal_(parameter, std=0.5)
     return model
+
+
+def with_edge_rows(batch: MiniBatch, seed: int = 4) -> MiniBatch:
+    """The batch with features of its edges."""
+    generator = torch.Generator().manual_seed(seed)
+    rows = torch.randn(batch.graph.num_edges, EDGE_DIM, dtype=torch.float64, generator=generator)
+    return MiniBatch(batch.graph, (batch.x, rows), batch.y)
 
 
 def edge_index_of(block: Block) -> torch.Tensor:
@@ -50,17 +58,27 @@ def pyg_layer(conv: torch.nn.Module, x: torch.Tensor, block: Block) -> torch.Ten
     """torch_geometric's message passing on the block."""
     if isinstance(conv, GCNConv):
         return conv(x, edge_index_of(block))[: block.num_targets]
-    return conv((x, x[: block.num_targets]), edge_index_of(block))
+    return conv((x, x[: block.num_targets]), edge_index_of(block), **edge_attr_of(conv, block.edge_rows))
+
+
+def edge_attr_of(conv: torch.nn.Module, rows: torch.Tensor | None) -> dict[str, torch.Tensor]:
+    takes = isinstance(conv, GINEConv) or getattr(conv, "edge_dim", None) is not None
+    return {"edge_attr": rows} if takes and rows is not None else {}
 
 
 def pyg_forward(model: Model, batch: MiniBatch) -> torch.Tensor:
     """The same stack by ``trim_to_layer`` and torch_geometric's layers on whole node sets."""
-    x, edge_index = batch.x, torch.from_numpy(batch.graph.edge_index())
+    x, edge_index, edge_attr = batch.x, torch.from_numpy(batch.graph.edge_index()), batch.edge_attr
     for index, conv in enumerate(model.convs):
-        x, edge_index, _ = trim_to_layer(
-            index, list(batch.graph.nodes_per_hop), list(batch.graph.edges_per_hop), x, edge_index
+        x, edge_index, edge_attr = trim_to_layer(
+            index,
+            list(batch.graph.nodes_per_hop),
+            list(batch.graph.edges_per_hop),
+            x,
+            edge_index,
+            edge_attr,
         )
-        x = conv(x, edge_index)
+        x = conv(x, edge_index, **edge_attr_of(conv, edge_attr))
         if index < model.num_layers - 1:
             x = F.elu(x) if isinstance(conv, GATConv) else F.relu(x)
     return x[: batch.graph.num_seeds]
@@ -82,6 +100,91 @@ def test_outputs_and_gradients_equal_torch_geometric(name, fanouts, loops):
     torch.testing.assert_close(ours, theirs, **TIGHT)
     for mine, reference in zip(gradients(ours, wanted), gradients(theirs, wanted), strict=True):
         torch.testing.assert_close(mine, reference, **TIGHT)
+
+
+@pytest.mark.parametrize("name", ["gat", *EDGE_ROW_MODELS])
+@pytest.mark.parametrize("fanouts", [(4,), (4, 3), (-1, -1), (2, 3, 2)])
+@pytest.mark.parametrize("loops", [True, False])
+def test_with_rows_of_edges_they_equal_torch_geometric(name, fanouts, loops):
+    batch = with_edge_rows(a_batch(fanouts, loops=loops))
+    model = new_model(name, len(fanouts), edge_dim=EDGE_DIM, heads=2)
+    batch.x.requires_grad_()
+    wanted = [batch.x, *model.parameters()]
+    ours, theirs = model(batch), pyg_forward(model, batch)
+    torch.testing.assert_close(ours, theirs, **TIGHT)
+    for mine, reference in zip(gradients(ours, wanted), gradients(theirs, wanted), strict=True):
+        torch.testing.assert_close(mine, reference, **TIGHT)
+
+
+def test_a_transformer_does_without_rows_of_edges():
+    batch, model = a_batch(), new_model("transformer", heads=2)
+    torch.testing.assert_close(model(batch), pyg_forward(model, batch), **TIGHT)
+
+
+@pytest.mark.parametrize("name", ["gat", *EDGE_ROW_MODELS])
+def test_called_with_edge_attr_it_is_a_model_of_torch_geometric(name):
+    batch = with_edge_rows(a_batch((-1, -1)))
+    model = new_model(name, edge_dim=EDGE_DIM, heads=2)
+    order = torch.randperm(batch.graph.num_edges, generator=torch.Generator().manual_seed(6))
+    index, rows = torch.from_numpy(batch.graph.edge_index())[:, order], batch.edge_attr[order]
+    x = batch.x
+    for number, conv in enumerate(model.convs):
+        x = conv(x, index, edge_attr=rows)
+        if number == 0:
+            x = F.elu(x) if name == "gat" else F.relu(x)
+    torch.testing.assert_close(model(batch.x, index, rows), x, **TIGHT)
+
+
+def test_rows_of_edges_that_do_not_fit_are_refused():
+    batch, model = a_batch(), new_model("gine", edge_dim=EDGE_DIM)
+    with pytest.raises(
+        ArgumentError, match=r"takes features of edges, \[\d+, 5\] for this batch, and was given none"
+    ):
+        model(batch)
+    index = torch.from_numpy(batch.graph.edge_index())
+    with pytest.raises(ArgumentError, match=r"edge_attr has shape \[3, 5\]"):
+        model(batch.x, index, torch.zeros(3, EDGE_DIM))
+    with pytest.raises(ArgumentError, match=r"takes features of edges, .*given \[\d+, 2\]"):
+        model(batch.x, index, torch.zeros(index.shape[1], 2))
+    with pytest.raises(ArgumentError, match="model 'gine' needs features of edges"):
+        build_model("gine", DIM, 8, 3, 2)
+    with pytest.raises(ArgumentError, match="model 'sage' takes no features of edges"):
+        build_model("sage", (DIM, EDGE_DIM), 8, 3, 2)
+
+
+@pytest.mark.parametrize("targets", [False, True])
+@pytest.mark.parametrize("kind", ["gat", "transformer", "transformer mean", "gine", "gin"])
+@pytest.mark.parametrize("first", [True, False])
+@pytest.mark.parametrize("chunk", [3, 4096])
+def test_layers_with_rows_of_edges_equal_torch_geometric(kind, targets, first, chunk, monkeypatch):
+    """Between two types of nodes, too, whichever product is taken first, however many edges are taken at a time."""
+    monkeypatch.setattr(layers, "aggregate_first", lambda *_: first)
+    monkeypatch.setattr(edge_layers, "aggregate_first", lambda *_: first)
+    monkeypatch.setattr(edge_layers, "_CHUNK_EDGES", chunk)
+    torch.manual_seed(2)
+    block = blocks_of(with_edge_rows(a_batch()))[0]
+    width = (DIM, DIM + targets * (kind[:3] != "gin"))
+    network = torch.nn.Sequential(torch.nn.Linear(DIM, 8), torch.nn.ReLU(), torch.nn.Linear(8, 6))
+    conv, ours = {
+        "gat": (
+            GATConv(width if targets else DIM, 3, 2, edge_dim=EDGE_DIM, add_self_loops=not targets),
+            layers.gat,
+        ),
+        "transformer": (TransformerConv(width, 3, 2, edge_dim=EDGE_DIM), edge_layers.transformer),
+        "transformer mean": (TransformerConv(width, 3, 2, concat=False), edge_layers.transformer),
+        "gine": (GINEConv(network, train_eps=True, edge_dim=EDGE_DIM), edge_layers.gine),
+        "gin": (GINConv(network, eps=0.3), edge_layers.gine),
+    }[kind]
+    conv = conv.double()
+    x = features(seed=3)[: block.num_sources].clone().requires_grad_()
+    other = features(width[1], seed=4).requires_grad_() if targets else None
+    wanted = [x, *conv.parameters()] + ([other] if targets else [])
+    out = ours(conv, x, block, other)
+    own = (other if targets else x)[: block.num_targets]
+    reference = conv((x, own), edge_index_of(block), **edge_attr_of(conv, block.edge_rows))
+    torch.testing.assert_close(out, reference, **TIGHT)
+    for mine, theirs in zip(gradients(out, wanted), gradients(reference, wanted), strict=True):
+        torch.testing.assert_close(mine, theirs, **TIGHT)
 
 
 CONVS = {

@@ -64,7 +64,7 @@ def test_a_graph_on_disk_without_types_has_one_of_each(tmp_path: Path, runtime: 
 def test_what_is_missing_is_named():
     with pytest.raises(ArgumentError, match=r"node type 'paper' has no rows.*no_rows='random:64'"):
         GraphSchema.of(a_typed_graph(row_file(0, AUTHOR, 6, "float16")))
-    for wrong in ("random", "random:0", "learned:64"):
+    for wrong in ("random", "random:0", "learned:0", "taught:64"):
         with pytest.raises(ArgumentError, match=f"no_rows '{wrong}' of node type 'paper'"):
             GraphSchema.of(a_typed_graph(), no_rows=wrong)
     with pytest.raises(ArgumentError, match="node type 'topic' of the seeds is none of 'paper', 'author'"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 
 import numpy as np
@@ -47,8 +48,9 @@ def assert_equal_to_torch_geometric(model: TypedModel, batch: MiniBatch) -> None
     torch.testing.assert_close(ours, theirs, **TIGHT)
     own = dict(model.named_parameters())
     assert own.keys() == parameters.keys()
-    mine = gradients(ours, [*batch.rows, *own.values()])
-    reference = gradients(theirs, [*batch.rows, *(parameters[name] for name in own)])
+    rows = [one for one in batch.rows if one.requires_grad]  # those of edges do not
+    mine = gradients(ours, [*rows, *own.values()])
+    reference = gradients(theirs, [*rows, *(parameters[name] for name in own)])
     for a, b in zip(mine, reference, strict=True):
         torch.testing.assert_close(a, b, **TIGHT)
 
@@ -63,6 +65,31 @@ def test_outputs_and_gradients_equal_torch_geometric(name, first, drawn):
         for module in (layers, typed_layers):
             patch.setattr(module, "aggregate_first", lambda *_: first)
         assert_equal_to_torch_geometric(new_model(name, schema, batch.graph.hops), batch)
+
+
+@pytest.mark.parametrize("name", ["rgat", "rtransformer", "rgine"])
+@given(drawn=typed_batches.batches(edge_rows=True), data=st.data())
+def test_with_rows_of_edges_they_equal_torch_geometric(name, drawn, data):
+    """In a batch, and as a model of torch_geometric whose edges are in any order."""
+    batch, schema = drawn
+    model = new_model(name, schema, batch.graph.hops)
+    assert_equal_to_torch_geometric(model, batch)
+    indices = typed_batches.edge_index_dict(schema, batch.graph)
+    orders = {key: data.draw(st.permutations(range(index.shape[1]))) for key, index in indices.items()}
+    edges = {key: index[:, orders[key]] for key, index in indices.items()}
+    rows = {key: rows[orders[key]] for key, rows in typed_batches.edge_attr_dict(model, batch).items()}
+    x = typed_batches.x_dict(model, batch)
+    whole = typed_batches.pyg_whole(model, x, edges, rows)
+    torch.testing.assert_close(model(x, edges, rows), whole, **TIGHT)
+
+
+def test_rows_of_edges_that_a_batch_does_not_have_are_asked_for():
+    batch, schema = one_type()
+    schema = replace(schema, edge_widths=(3,))
+    with pytest.raises(ArgumentError, match="takes features of edges, and the batch has none"):
+        new_model("rgat", schema, 2)(batch)
+    assert GraphSchema.from_stored(json.loads(json.dumps(schema.as_stored()))) == schema
+    assert "edge_widths" not in replace(schema, edge_widths=()).as_stored()
 
 
 @given(drawn=typed_batches.batches(all_led_to=False))
@@ -258,7 +285,8 @@ def test_models_and_graphs_that_do_not_go_together_are_refused():
     with pytest.raises(ArgumentError, match="num_classes 4 are not the 3 of the graph"):
         build_model("rgcn", MAG, 8, 4, 2)
     with pytest.raises(
-        ArgumentError, match="known: sage, gat, gcn; of graphs with node and edge types: rgcn"
+        ArgumentError,
+        match="known: sage, gat, gcn, transformer, gine; of graphs with node and edge types: rgcn",
     ):
         build_model("gcnn", MAG, 8, 3, 2)
 

@@ -36,7 +36,7 @@ from outcrop.store.placement import Placement, open_placement
 from outcrop.store.samples import SampleSet, open_samples
 from section_support import EPOCHS, FEW, ReferenceSampler, SectionGraph, sample_by_reference, section_graph
 
-CONFIG = SampleConfig(fanouts=(4, 3), batch_size=20, epochs=EPOCHS, splits=("train",))
+CONFIG = SampleConfig(fanouts=(4, 3), batch_size=20, epochs=EPOCHS, splits=("train",), edge_rows=True)
 Make = Callable[..., Runtime]
 
 

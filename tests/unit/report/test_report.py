@@ -19,7 +19,8 @@ from outcrop.cli import report
 from outcrop.cli.main import app
 from outcrop.config import PlanConfig, SampleConfig
 from outcrop.errors import ArgumentError, FormatError, IoError
-from outcrop.report import benches, charts, page, runs, units
+from outcrop.report import benches, charts, page, rows, runs, units
+from outcrop.report import training as drawn
 from outcrop.report.collect import RunFacts, collect_run, read_bench
 from outcrop.report.training import binned, rate_over_time, windows
 from outcrop.report.verdict import judge, steady
@@ -240,6 +241,46 @@ def test_the_page_of_a_training_is_whole_and_small():
     assert figures <= set(reader.ids)
     assert "&lt;with&gt; brackets &amp; more" in html
     assert "<with>" not in html
+
+
+def page_text(record: dict) -> str:
+    return runs.run_page(facts(record))
+
+
+TYPED = [
+    {"of": "paper", "rows": 700, "row_bytes": 512},
+    {"of": "author writes paper", "rows": 9, "row_bytes": 64},
+]
+
+
+def test_rows_of_several_types_are_told_apart():
+    """Bytes are those of the rows of each type, not of a mean row; the first epoch does not count."""
+    record = a_training(rows={"host": 300, "disk": 100})
+    assert rows.rows_by_file(record) is None
+    figure = drawn.rows_by_level(record)
+    assert "A row has 512 bytes." in figure.note
+    record["graph"]["row_files"] = TYPED
+    for epoch in record["epochs"]:
+        more = 0 if epoch["epoch"] else 1000
+        epoch["rows_by_file"] = [{"host": 290 + more, "disk": 60}, {"host": 10, "disk": 40}]
+    size = {"host": 290 * 512 + 10 * 64, "disk": 60 * 512 + 40 * 64}
+    figure = drawn.rows_by_level(record)
+    assert "Bytes of a row: paper 512, author writes paper 64." in figure.note
+    assert [row[3] for row in figure.table.rows] == [
+        units.format_value("bytes", n) for n in (size["host"], size["disk"], sum(size.values()))
+    ]
+    figure = rows.rows_by_file(record)
+    assert figure.title.startswith("98 % of the bytes of rows are of paper")
+    assert figure.table.rows == [
+        ["paper", "disk, row by row", "60", units.format_value("bytes", 60 * 512)],
+        ["paper", "host cache", "290", units.format_value("bytes", 290 * 512)],
+        ["author writes paper", "disk, row by row", "40", units.format_value("bytes", 40 * 64)],
+        ["author writes paper", "host cache", "10", units.format_value("bytes", 10 * 64)],
+    ]
+    assert len(marks(figure.draw(600), "path")) + len(marks(figure.draw(600), "rect")) == 2
+    assert "rows-by-type" in page_text(record)
+    del record["graph"]["row_files"]  # of before
+    assert "row file 1" in str(rows.rows_by_file(record).table.rows)
 
 
 def test_the_page_says_what_is_missing():

@@ -60,6 +60,7 @@ FORMULAS: list[tuple[Part, Formula]] = [
     (tables.READ_BLOCK, lambda free: max(64 << 10, min(4 << 20, free // 32))),
     (tables.EDGE_SORT, lambda free: min(1 << 30, free // 2)),
     (tables.FEATURE_RANGE, lambda free: free // 8),
+    (tables.EDGE_ROWS, lambda free: free // 2),
     (tables.STRIPE_CHUNK, lambda free: min(4 << 20, free // 4)),
     (tables.VERIFY_BUFFER, lambda free: max(min(4 << 20, free // 2) // PAGE * PAGE, PAGE)),
     (tables.POOL_PREPARE, lambda total: total // 4),

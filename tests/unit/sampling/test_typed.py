@@ -427,9 +427,6 @@ def test_what_cannot_be_is_refused():
     one = TypedGraph((2,), ((0, 0),), (((0, 1), (1,)),))
     with pytest.raises(ArgumentError, match="fanout 0"):
         _draw(one, [0], [[0]])
-    for sampler in ("labor", "shadow"):
-        with pytest.raises(ArgumentError, match="do not say where edges lie"):
-            _draw(one, [0], sampler=sampler, positions=True)
     with pytest.raises(ArgumentError, match="give the relations"):
         _core.NeighborSampler(
             _core.WorkerPool(1), np.array([0, 0]), np.array([], np.int64), [2], positions=True

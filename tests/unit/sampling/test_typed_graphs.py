@@ -236,10 +236,9 @@ def test_packed_batches_are_those_of_a_loader(made: Any, tmp_path: Path) -> None
     ("options", "message"),
     [
         ({"num_neighbors": {("t0", "r0", "t0"): [1, 1]}}, "names no fanouts for edge type 't1 r1 t0'"),
-        ({"input_nodes": "t1"}, "begin with nodes of type 't0'"),
+        ({"input_nodes": ("t1", [10**6])}, "are not in 0 to"),
         ({"input_nodes": [60]}, "are not in 0 to 59"),
         ({"subgraph_type": "induced"}, "sampler 'shadow' is not there yet"),
-        ({"edge_ids": True}, "edge_ids are not there yet"),
     ],
 )
 def test_what_cannot_be_given_is_refused(made: Any, options: dict[str, Any], message: str) -> None:
@@ -320,9 +319,17 @@ def test_batches_from_elsewhere_are_refused(made: Any, tmp_path: Path) -> None:
         oc.prepare(made[0], tmp_path / "run", batches=[], sampling=oc.SampleConfig(fanouts=(2,)))
 
 
-def test_a_graph_without_features_says_so(tmp_path: Path) -> None:
+def test_batches_of_a_graph_without_features_have_the_rest(tmp_path: Path) -> None:
     parts = {"n0.labels": np.arange(60) % 3, "n0.train": np.arange(60)}
-    graph = write_typed(tmp_path / "g.oc", LISTS, parts, {0: 3})
+    bare = write_typed(tmp_path / "bare.oc", LISTS, parts, {0: 3})
+    rows = {"n0.features": np.arange(60, dtype=np.float32)[:, None]}
+    full = write_typed(tmp_path / "full.oc", LISTS, parts | rows, {0: 3})
     for mode in ("memory", "online", "ondisk"):
-        with pytest.raises(oc.FormatError, match="holds no features: import them with the graph"):
-            next(iter(NeighborLoader(graph, [2, 2], mode=mode, batch_size=4)))
+        loaders = (NeighborLoader(one, [2, 2], mode=mode, batch_size=9) for one in (bare, full))
+        for a, b in zip(*loaders, strict=True):
+            assert "x" in b["t0"]
+            assert not any("x" in store for store in a.node_stores)
+            del b["t0"].x
+            for one, other in zip(a.stores, b.stores, strict=True):
+                assert list(one.keys()) == list(other.keys())
+                assert all(np.array_equal(one[name], other[name]) for name in one)

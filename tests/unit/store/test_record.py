@@ -140,7 +140,7 @@ def test_every_changed_byte_is_noticed():
 @pytest.mark.parametrize("id_bytes", [4, 8])
 def test_payload_and_unused_header_words_are_covered_by_the_checksum(id_bytes):
     _, _, blob = sample_record(id_bytes)
-    for at in [*range(13 * 8, 16 * 8), *range(18 * 8, 24 * 8), *range(56 * 8, len(blob))]:
+    for at in [*range(15 * 8, 16 * 8), *range(18 * 8, 24 * 8), *range(56 * 8, len(blob))]:
         blob[at] ^= 64
         with pytest.raises(ChecksumError, match="damaged after it was written"):
             decode(blob, "here")

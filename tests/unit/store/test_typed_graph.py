@@ -181,6 +181,7 @@ def set_all(**fields):
         (set_node(0, num_classes=3, label_kind="regression"), "labels of kind regression and 3 classes are stored"),
         (set_node(0, label_kind="ranks"), "label kind 'ranks' is unknown"),
         (set_node(0, class_names=3), "node type 't0' has class names '3'"),
+        (set_node(0, integer_names=3), "node type 't0' has 3 for 'integer_names', true or false"),
         (set_edge(0, source="t9"), "the source of edge type 0 is 't9', which is none of its node types"),
         (set_edge(0, target=["t0"]), "the target of edge type 0 is .'t0'., which is none of its node types"),
         (set_edge(1, relation=None), "the relation of edge type 1 is None, text is needed"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -128,13 +129,17 @@ def test_what_an_edge_type_may_not_have() -> None:
     record.decode(record.encode(batch, (), 4), "here", bounds)
     authors, first = batch.nodes[1], batch.edges[0]
     assert first.positions is not None
+
+    def other(**changes: Any) -> BatchGraph:
+        return replace(batch, edges=(replace(first, **changes), *batch.edges[1:]))
+
     lies = {
         "a node id is not below 2": replace(
             batch, nodes=(batch.nodes[0], replace(authors, ids=authors.ids + 1))
         ),
-        "the position of an edge is not below 3": batch.with_edges(0, positions=first.positions + 1),
-        "comes from a node that is not met": batch.with_edges(0, col=first.col + 5),
-        "rows for": batch.with_edges(0, rowptr=np.append(first.rowptr, first.rowptr[-1])),
+        "the position of an edge is not below 3": other(positions=first.positions + 1),
+        "comes from a node that is not met": other(col=first.col + 5),
+        "rows for": other(rowptr=np.append(first.rowptr, first.rowptr[-1])),
     }
     for said, lie in lies.items():
         with pytest.raises(FormatError, match=said):

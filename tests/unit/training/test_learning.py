@@ -163,6 +163,31 @@ def test_balanced_weights(make_runtime):
         class_weights(graph, (1.0, 2.0), runtime)
 
 
+@pytest.mark.parametrize("stop", [1, 2, 3, 7])
+def test_training_in_steps_of_several_batches_goes_on_between_them(problem, tmp_path, stop):
+    """Killed before update ``stop``, of three in an epoch of five batches: two, two and one."""
+    config = replace(SCHEDULED, checkpoint_minutes=0.0, accumulate=2)
+    asked = []
+
+    def batches(epoch, first=0):
+        asked.append((epoch, first))
+        return list(problem.train_batches(epoch))[first:]
+
+    whole = problem.run(replace(SCHEDULED, accumulate=2), tmp_path / "whole")
+    with pytest.raises(KeyboardInterrupt):
+        problem.run(config, tmp_path / "parts", train_batches=batches, callbacks=[Noting(stop)])
+    assert checkpoints.read(tmp_path / "parts" / LAST).meta.updates == stop
+    asked.clear()
+    parts = problem.run(config, tmp_path / "parts", train_batches=batches)
+    epoch, step = divmod(stop, 3)
+    assert asked[0] == (epoch, 2 * step)
+    assert parts.batch_losses == whole.batch_losses
+    for file in (LAST, BEST):
+        assert same(load_file(tmp_path / "whole" / file), load_file(tmp_path / "parts" / file))
+    with pytest.raises(ArgumentError, match=r"accumulate \(there 2, now 1\)"):
+        problem.run(replace(config, accumulate=1), tmp_path / "parts")
+
+
 @pytest.mark.parametrize("stop", [1, 2, 4, 5, 8, 19])
 def test_training_goes_on_within_an_epoch_bit_for_bit(problem, tmp_path, stop):
     """Killed before update ``stop``; rates, dropout, sums and counters go on where they were."""

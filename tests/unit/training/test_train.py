@@ -18,6 +18,7 @@ from outcrop.config import Checkpoints, ModelConfig, TrainConfig
 from outcrop.errors import ArgumentError, DeviceError, NumericError
 from outcrop.nn.models import MODELS, build_model
 from outcrop.store.minibatch import MiniBatch
+from outcrop.training.callbacks import Callback
 from outcrop.training.evaluate import EvalResult, evaluate
 from outcrop.training.loop import train
 from training_support import CLASSES, DIM, Problem, Settings, a_runtime, learning, quick
@@ -69,6 +70,44 @@ def test_equals_a_loop_written_out(problem):
     assert result.batch_losses == losses
     assert [record.loss for record in result.epochs] == pytest.approx(means, rel=1e-12)
     assert same_tensors(model.state_dict(), result.model.state_dict())
+
+
+@pytest.mark.parametrize("accumulate", [2, 3, 100])
+def test_steps_of_several_batches_equal_a_loop_written_out(problem, accumulate):
+    """As in a loop that adds up gradients: ``(((g_0 + g_1) + g_2) ...) / k``; the last step has what is left."""
+    config = replace(CONFIG, trace_losses=True, weight_decay=1e-3, accumulate=accumulate)
+    steps: list[dict] = []
+
+    class Watching(Callback):
+        def on_step(self, step, values):
+            steps.append(dict(values))
+
+    start = problem.run(
+        replace(config, epochs=1, learning_rate=1e-30, weight_decay=0.0), valid_batches=None
+    ).model
+    result = problem.run(config, valid_batches=None, callbacks=[Watching()])
+    model = build_model("sage", DIM, 16, CLASSES, 2)
+    model.load_state_dict(start.state_dict())
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.01, weight_decay=1e-3, fused=True)
+    losses, means = [], []
+    for epoch in range(config.epochs):
+        batches = list(problem.train_batches(epoch))
+        for first in range(0, len(batches), accumulate):
+            optimizer.zero_grad()
+            step = []
+            for batch in batches[first : first + accumulate]:
+                loss = F.cross_entropy(model(batch), batch.y)
+                loss.backward()
+                step.append(loss.item())
+            for parameter in model.parameters():
+                assert parameter.grad is not None
+                parameter.grad /= len(step)
+            optimizer.step()
+            losses += step
+            means.append((epoch, min(first + accumulate, len(batches)) - 1, sum(step) / len(step)))
+    assert result.batch_losses == losses
+    assert same_tensors(model.state_dict(), result.model.state_dict())
+    assert [(one["epoch"], one["batch"], one["loss"]) for one in steps] == means
 
 
 def test_a_run_is_a_function_of_its_seed_and_leaves_torch_alone(problem):
@@ -241,6 +280,27 @@ def test_unlabelled_seeds_do_not_count(problem):
     counts = [8, 0, 8, 8, 8]
     expected = sum(c * loss for c, loss in zip(counts, result.batch_losses, strict=True)) / sum(counts)
     assert result.epochs[0].loss == pytest.approx(expected, rel=1e-12)
+
+
+def test_batches_without_labels_are_not_counted_in_a_step(problem):
+    """A step of three batches of which one has no labelled seeds equals one of the other two."""
+
+    def with_empty(epoch):
+        first, second, *_ = problem.train_batches(epoch)
+        empty = next(problem.train_batches(epoch))
+        empty.y[:] = -1
+        return [first, empty, second]
+
+    def without(epoch):
+        first, second, *_ = problem.train_batches(epoch)
+        return [first, second]
+
+    config = replace(CONFIG, accumulate=3)
+    found = problem.run(config, train_batches=with_empty, valid_batches=None).model
+    want = problem.run(config, train_batches=without, valid_batches=None).model
+    assert same_tensors(found.state_dict(), want.state_dict())
+    nothing = problem.run(config, train_batches=lambda e: with_empty(e)[1:2], valid_batches=None)
+    assert [record.epoch for record in nothing.epochs] == [0, 1, 2]
 
 
 class Fixed(torch.nn.Module):

@@ -18,9 +18,11 @@ EdgeBlock = tuple[np.ndarray, np.ndarray] | tuple[np.ndarray, np.ndarray, np.nda
 
 @dataclass(frozen=True)
 class FeatureSource:
-    """Yields a row per node. ``blocks(rows)`` yields arrays ``[<= rows, dim]`` of NumPy dtype ``dtype``, in order.
+    """Yields a row per node, or per edge. ``blocks(rows)`` yields arrays ``[<= rows, dim]`` of NumPy dtype ``dtype``,
+    in order.
 
-    ``order``: the node of each row, int64 ``[num_rows]``, each node once; None = rows are in node order.
+    ``order``: the node of each row, int64 ``[num_rows]``, each node once; None = rows are in node order. Rows of edges
+    are in the order in which the source lists the edges.
     ``where(row, column)``: where a value is, for messages, by row and column of the blocks; None = nothing to add.
     """
 
@@ -33,7 +35,7 @@ class FeatureSource:
     where: Callable[[int, int], str] | None = None
 
     def at(self, node: int, column: int) -> str:
-        """Tells where the source has column ``column`` of the features of a node, for messages."""
+        """Tells where the source has column ``column`` of the features of a node or edge, for messages."""
         row = node if self.order is None else int(np.argmax(self.order == node))
         return self.where(row, column) if self.where else f"{self.name}: row {row}, column {column}"
 
@@ -80,6 +82,8 @@ class NodeSource:
         whose: Begin of a sentence that ends with a number of nodes.
         num_nodes, splits, class_names, split_protocol, split_rows, integer_names: As in :class:`GraphSource`.
         type_name: What the type is called; "" where there are no types.
+        names: Names of the nodes of a type in id order; None = ids are the names. Where there are no types, those of
+            :class:`GraphSource` count.
     """
 
     name: str
@@ -93,6 +97,7 @@ class NodeSource:
     integer_names: bool = False
     type_name: str = ""
     whose: str = "the graph has"
+    names: Callable[[], Iterator[str]] | None = None
 
 
 @dataclass(frozen=True)
@@ -119,6 +124,7 @@ class GraphSource:
         edge_at: Where an edge is, for messages, by its number among those that ``edges`` yields; None = that number.
         weight_at: Where the weight of an edge is, for messages, by the number of the edge among those that ``edges``
             yields; None = nothing to add.
+        edge_features: Rows of the edges, in the order in which ``edges`` yields these; None = edges have none.
     """
 
     name: str
@@ -141,6 +147,7 @@ class GraphSource:
     edge_at: Callable[[int], str] | None = None
     weight_at: Callable[[int], str] | None = None
     edge_split_at: Callable[[str, int], str] | None = None
+    edge_features: FeatureSource | None = None
 
     @property
     def nodes(self) -> NodeSource:
@@ -181,6 +188,7 @@ class EdgeSource:
         reverse: Relation of the edge type that has the reverse of each edge; None = there is none.
         edge_at: Where an edge is, for messages, by its number among those that ``edges`` yields; None = that number.
         weight_at: Where its weight is, likewise; None = nothing to add.
+        features: Rows of the edges, in the order in which ``edges`` yields these; None = they have none.
     """
 
     name: str
@@ -191,6 +199,7 @@ class EdgeSource:
     reverse: str | None = None
     edge_at: Callable[[int], str] | None = None
     weight_at: Callable[[int], str] | None = None
+    features: FeatureSource | None = None
 
     def place_of_edge(self, edge: int) -> str:
         """Says where an edge is, by its number among those that ``edges`` yields."""

@@ -42,6 +42,13 @@ def array_features(runtime: Runtime, name: str, array: np.ndarray) -> FeatureSou
     )
 
 
+def edge_array_features(runtime: Runtime, name: str, array: np.ndarray) -> FeatureSource:
+    """Checks features of edges, ``[E, D]`` or ``[E]``, which is one column. Raises as :func:`array_features`."""
+    if array.ndim not in (1, 2):
+        raise FormatError(f"{name} has shape {array.shape}; features of edges are [edges, columns]")
+    return array_features(runtime, name, array[:, None] if array.ndim == 1 else array)
+
+
 def check_features(name: str, shape: tuple[int, ...], dtype: np.dtype) -> None:
     """Raises FormatError where an array of this shape and type holds no features."""
     if len(shape) != 2:

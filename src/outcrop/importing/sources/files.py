@@ -7,7 +7,9 @@ from pathlib import Path
 from outcrop.config.sampling import SPLITS
 from outcrop.importing.sources.folder import FILES
 from outcrop.importing.sources.graphbolt_metadata import named_files
+from outcrop.importing.sources.ntriples import files_of_ntriples
 from outcrop.importing.sources.table_files import TABLE_SUFFIXES
+from outcrop.importing.sources.tables_folder import files_of_tables
 from outcrop.importing.sources.typed_folder import GRAPH_TOML, files_of_types
 
 # Of sources that are folders; other kinds are one file.
@@ -17,19 +19,34 @@ _NAMES = {
     "musae": ("*_edges.csv", "*_target.csv", "*.json"),
     "igb": ("processed/paper/*.npy", "processed/paper__cites__paper/edge_index.npy"),
     "mag240m": ("*.pt", "processed/paper/*.npy", "processed/*/edge_index.npy"),
-    "ogb": ("raw/*", "split/*/*"),
+    "ogb": (
+        "raw/*",
+        "raw/relations/*/*",
+        "raw/node-feat/*/*",
+        "raw/node-label/*/*",
+        "split/*/*",
+        "split/*/*/*",
+    ),
 }
 
 
-def source_files(kind: str, where: Path) -> list[Path]:
-    """Lists the files that importing ``kind:where`` looks at; empty where there are none."""
+_NAMES_OF_ALL = {"igb": ("processed/*/*.npy",)}  # with all types
+
+
+def source_files(kind: str, where: Path, *, all_types: bool = False) -> list[Path]:
+    """Lists the files that importing ``kind:where``, perhaps with all types, looks at; empty where there are none."""
+    names = (_NAMES_OF_ALL if all_types and kind in _NAMES_OF_ALL else _NAMES).get(kind)
     try:
         if kind == "graphbolt":
             return named_files(where)
         if kind == "arrays" and (where / GRAPH_TOML).is_file():
             return files_of_types(where)
-        if kind not in _NAMES:
+        if kind == "ntriples":
+            return files_of_ntriples(where)
+        if kind == "tables":
+            return files_of_tables(where)
+        if names is None:
             return [where] if where.is_file() else []
-        return [path for name in _NAMES[kind] for path in where.glob(name) if path.is_file()]
+        return [path for name in names for path in where.glob(name) if path.is_file()]
     except OSError:  # the import itself says what cannot be read
         return []

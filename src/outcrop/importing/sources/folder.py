@@ -6,10 +6,11 @@ first two. Ids are integers 0 .. N - 1, or what the column ``id`` of ``nodes.par
 in node order, or text in the order of first appearance. The node table may have columns ``label`` and
 ``split``. ``features`` and ``labels`` as ``.npy`` or as a table have one row per node, or a column ``id`` and any
 order. Edge weights (not negative): ``edge_weight.npy`` [E] next to ``edges.npy``, or a column ``weight`` or
-``edge_weight`` of the edge table. Edges to be predicted: ``train_edges.npy``, ``valid_edges.npy``, ``test_edges.npy``
-[M, 2]. A ``graph.toml`` says that there are types of nodes and edges (:mod:`outcrop.importing.sources.typed_folder`).
-Splits: ``train.npy``, ``valid.npy`` or ``val.npy``, ``test.npy`` (ids or boolean masks), or a table
-``splits`` with columns ``id`` and ``split``. docs/sources.md has an example of each.
+``edge_weight`` of the edge table. Features of edges: ``edge_features``, as ``.npy`` [E, D] or as a table with a column
+per feature, in the order of the edges. Edges to be predicted: ``train_edges.npy``, ``valid_edges.npy``,
+``test_edges.npy`` [M, 2]. A ``graph.toml`` says that there are types of nodes and edges
+(:mod:`outcrop.importing.sources.typed_folder`). Splits: ``train.npy``, ``valid.npy`` or ``val.npy``, ``test.npy`` (ids
+or boolean masks), or a table ``splits`` with columns ``id`` and ``split``. docs/sources.md has an example of each.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ _ARRAY, _TABLE = (".npy",), TABLE_SUFFIXES
 FILES = {
     "edges": ("edges", _ARRAY + _TABLE),
     "edge_weight": ("edge_weight", _ARRAY),
+    "edge_features": ("edge_features", _ARRAY + _TABLE),
     "nodes": ("nodes", _TABLE),
     "features": ("features", _ARRAY + _TABLE),
     "labels": ("labels", _ARRAY + _TABLE),

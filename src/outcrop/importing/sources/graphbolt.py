@@ -1,43 +1,43 @@
-"""``graphbolt:DIR``: a data set of DGL's GraphBolt with one type of nodes and of edges.
+"""``graphbolt:DIR``: a data set of DGL's GraphBolt.
 
 ``metadata.yaml`` says where everything is: ``graph`` (how many nodes; edges as csv without a header or ``.npy``
 ``[2, E]``), ``feature_data``, and ``tasks`` with seeds of the train, validation and test set and their labels. Seeds
 ``[n]`` are nodes, which make splits and labels; seeds ``[n, 2]`` are edges to be predicted, of which those with label 0
-are negatives. Names of the first versions (``seed_nodes``, ``node_pairs``) mean the same.
+are negatives. Names of the first versions (``seed_nodes``, ``node_pairs``) mean the same. Where there are several types
+of nodes or edges, :mod:`outcrop.importing.sources.graphbolt_typed` reads them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
 from outcrop.config import ImportConfig
-from outcrop.errors import ArgumentError, FormatError
-from outcrop.importing.sources.base import EdgeBlock, FeatureSource, GraphSource
-from outcrop.importing.sources.edge_list import array_edges, edge_of, table_edges
+from outcrop.errors import ArgumentError
+from outcrop.importing.sources.base import FeatureSource, GraphSource, TypedSource
 from outcrop.importing.sources.features import array_features
-from outcrop.importing.sources.graphbolt_metadata import METADATA, DataFile, Metadata, read_metadata
+from outcrop.importing.sources.graphbolt_files import chosen_features, edges_of, rows_of
+from outcrop.importing.sources.graphbolt_metadata import METADATA, Metadata, TypedMetadata, read_metadata
 from outcrop.importing.sources.graphbolt_tasks import DataFiles, LinkTask, NodeTask, SeedTask
+from outcrop.importing.sources.graphbolt_typed import open_types
 from outcrop.importing.sources.ids import PlainIds
-from outcrop.importing.sources.table_files import FileTable
-from outcrop.importing.sources.tables import Place
 from outcrop.runtime.runtime import Runtime
 
-FEATURES = ("feat", "features", "x")  # what the features of nodes are called, where there are several
 
-Edges = tuple[Callable[[], Iterator[EdgeBlock]], int | None, Callable[[int], str]]
-
-
-def open_graphbolt(folder: Path, runtime: Runtime, held: ExitStack, config: ImportConfig) -> GraphSource:
+def open_graphbolt(
+    folder: Path, runtime: Runtime, held: ExitStack, config: ImportConfig
+) -> GraphSource | TypedSource:
     """Opens ``graphbolt:DIR``; reads ``metadata.yaml`` and headers.
 
     Raises:
-        ArgumentError: A file is missing, PyYAML is, or the data set has several types or no such task.
+        ArgumentError: A file is missing, PyYAML is, or the data set has no such task.
         FormatError: A file is torn or not what ``metadata.yaml`` says.
     """
     metadata, files = read_metadata(folder, runtime), DataFiles(runtime, held)
-    edges, num_edges, edge_at = _edges(metadata, files, runtime)
+    if isinstance(metadata, TypedMetadata):
+        return open_types(folder, metadata, files, runtime, config)
+    ids = PlainIds(metadata.num_nodes, METADATA)
+    edges, num_edges, edge_at = edges_of(metadata.edges, ids, files, runtime)
     features, notes = _features(folder, metadata, files, runtime)
     node_tasks, link_tasks = _opened_tasks(metadata, files)
     index = config.split_index
@@ -68,41 +68,16 @@ def open_graphbolt(folder: Path, runtime: Runtime, held: ExitStack, config: Impo
     )
 
 
-def _edges(metadata: Metadata, files: DataFiles, runtime: Runtime) -> Edges:
-    file, name = metadata.edges, str(metadata.edges.path)
-    if file.format == "csv":
-        if not file.path.is_file():
-            raise ArgumentError(f"{file.path} is missing, which {METADATA} names for edges")
-        table = FileTable(file.path, ("source", "target"), None)
-        ids = PlainIds(metadata.num_nodes, METADATA)
-        return table_edges(runtime, table, ids), None, Place(table).at
-    pairs = files.array(file)
-    if pairs.ndim != 2 or pairs.shape[0] != 2:
-        raise FormatError(f"{name} has shape {pairs.shape}; GraphBolt has edges as [2, edges]")
-    edges, num_edges = array_edges(runtime, name, pairs.T, PlainIds())
-    return edges, num_edges, edge_of(name)
-
-
 def _features(
     folder: Path, metadata: Metadata, files: DataFiles, runtime: Runtime
 ) -> tuple[FeatureSource | None, list[str]]:
     """Opens the features of nodes, and says what else there is."""
-    given: dict[str, DataFile] = {file.name: file for file in metadata.node_features}
-    chosen = next((name for name in FEATURES if name in given), None)
-    if chosen is None and len(given) > 1:
-        raise ArgumentError(
-            f"{folder} has several features of nodes ({', '.join(given)}) and none called {' or '.join(FEATURES)}: "
-            f"rename one in {METADATA}"
-        )
-    chosen = chosen or next(iter(given), None)
-    left = [*metadata.left, *(f"node {name}" for name in given if name != chosen)]
+    chosen, others = chosen_features(str(folder), "nodes", metadata.node_features)
+    left = [*metadata.left, *(f"node {name}" for name in others)]
     notes = [f"features of {folder} that are not imported: {', '.join(left)}"] if left else []
     if chosen is None:
         return None, notes
-    array = files.array(given[chosen])
-    if array.ndim == 1:  # which GraphBolt takes for one column
-        array = array[:, None]
-    return array_features(runtime, str(given[chosen].path), array), notes
+    return array_features(runtime, str(chosen.path), rows_of(chosen, files)), notes
 
 
 def _opened_tasks(metadata: Metadata, files: DataFiles) -> tuple[list[SeedTask], list[SeedTask]]:

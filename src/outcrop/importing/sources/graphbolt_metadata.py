@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from outcrop.errors import ArgumentError, FormatError
-from outcrop.importing.sources.typed import refuse_typed
+from outcrop.importing.sources.typed import EdgeTypeName, refuse_typed
 from outcrop.runtime.runtime import Runtime
 
 METADATA = "metadata.yaml"
@@ -58,11 +58,38 @@ class Metadata:
     left: list[str]
 
 
-def read_metadata(folder: Path, runtime: Runtime) -> Metadata:
+@dataclass(frozen=True)
+class TypedTask:
+    """Describes a task of several types: by type of its seeds, a task of these alone."""
+
+    name: str
+    by_type: dict[str, Task]
+
+
+@dataclass(frozen=True)
+class TypedMetadata:
+    """Describes a data set with types of nodes and edges.
+
+    Attributes:
+        sizes: Number of nodes by type.
+        edges: File of the edges by edge type.
+        features: Files of features by node type, or by edge type as the file spells it.
+        tasks: Its tasks.
+        left: What has no place in a graph, for a note.
+    """
+
+    sizes: dict[str, int]
+    edges: dict[EdgeTypeName, DataFile]
+    features: dict[str, list[DataFile]]
+    tasks: list[TypedTask]
+    left: list[str]
+
+
+def read_metadata(folder: Path, runtime: Runtime) -> Metadata | TypedMetadata:
     """Reads ``metadata.yaml`` of ``folder``.
 
     Raises:
-        ArgumentError: It is not there, PyYAML is not, or it describes several types, or nothing but a pickled graph.
+        ArgumentError: It is not there, PyYAML is not, or it describes nothing but a pickled graph.
         FormatError: It is no YAML, or lacks what is needed.
     """
     path = folder / METADATA
@@ -88,8 +115,12 @@ def named_files(folder: Path) -> list[Path]:
     except (ArgumentError, FormatError):  # the import itself says what is wrong
         return found
     if metadata is not None:
-        files = [metadata.edges, *metadata.node_features]
-        files += [file for task in metadata.tasks for data in task.sets.values() for file in data.values()]
+        if isinstance(metadata, TypedMetadata):
+            files = [*metadata.edges.values(), *(file for of in metadata.features.values() for file in of)]
+            tasks = [task for of in metadata.tasks for task in of.by_type.values()]
+        else:
+            files, tasks = [metadata.edges, *metadata.node_features], metadata.tasks
+        files += [file for task in tasks for data in task.sets.values() for file in data.values()]
         found += [file.path for file in files if file.path.is_file()]
     return list(dict.fromkeys(found))
 
@@ -161,13 +192,11 @@ class _Entry:
         return DataFile(name, form, path)
 
 
-def _metadata(root: _Entry) -> Metadata:
+def _metadata(root: _Entry) -> Metadata | TypedMetadata:
     graph = root.child("graph")
     nodes, edges = graph.children("nodes"), graph.children("edges")
     if len(nodes) > 1 or len(edges) > 1:
-        refuse_typed(
-            str(root.folder), f"{METADATA} lists {len(nodes)} types of nodes and {len(edges)} of edges"
-        )
+        return _typed(root, nodes, edges)
     if not nodes or not edges:
         raise FormatError(f"{graph.name} lists no nodes, or no edges")
     num_nodes = nodes[0].number("num")
@@ -187,6 +216,67 @@ def _metadata(root: _Entry) -> Metadata:
     )
 
 
+def _typed(root: _Entry, nodes: list[_Entry], edges: list[_Entry]) -> TypedMetadata:
+    sizes: dict[str, int] = {}
+    for entry in nodes:
+        name, count = entry.text("type"), entry.number("num")
+        if count is None or name in sizes:
+            raise FormatError(
+                f"{entry.name} has no num" if count is None else f"{entry.name}: {name!r} is listed twice"
+            )
+        sizes[name] = count
+    files: dict[EdgeTypeName, DataFile] = {}
+    for entry in edges:
+        key = edge_type_of(entry.text("type"), entry.name)
+        lost = next((end for end in (key[0], key[2]) if end not in sizes), None)
+        if lost is not None or key in files:
+            why = f"{lost!r} is no node type" if lost is not None else f"{':'.join(key)!r} is listed twice"
+            raise FormatError(f"{entry.name}: {why}")
+        files[key] = entry.file("edges")
+    features: dict[str, list[DataFile]] = {}
+    known = {*sizes, *(":".join(key) for key in files)}
+    left = [f"graph {entry.text('name')}" for entry in root.child("graph").children("feature_data")]
+    for entry in root.children("feature_data"):
+        domain, name = entry.text("domain"), entry.text("name")
+        if domain not in ("node", "edge"):
+            left.append(f"{domain} {name}")
+            continue
+        of = entry.text("type")
+        if of not in known:
+            raise FormatError(f"{entry.name}: {of!r} is no type of {METADATA}")
+        features.setdefault(of, []).append(entry.file(name))
+    tasks = [_typed_task(entry, number) for number, entry in enumerate(root.children("tasks"))]
+    return TypedMetadata(sizes, files, features, tasks, left)
+
+
+def edge_type_of(text: str, name: str) -> EdgeTypeName:
+    """Returns the edge type that GraphBolt writes as ``source:relation:target``. Raises FormatError for another."""
+    parts = text.split(":")
+    if len(parts) != 3 or not all(parts):
+        raise FormatError(f"{name}: type is {text!r}; source:relation:target is needed")
+    return parts[0], parts[1], parts[2]
+
+
+def _typed_task(entry: _Entry, number: int) -> TypedTask:
+    name, classes = entry.text("name", f"task {number}"), entry.number("num_classes")
+    by_type: dict[str, Task] = {}
+    for split, key in SETS.items():
+        for group in entry.children(key):
+            of = group.text("type", group.text("type_name", ""))
+            task = by_type.setdefault(of, Task(name, classes, {}))
+            if split in task.sets:
+                raise FormatError(f"{group.name}: type {of!r} is listed twice")
+            task.sets[split] = _data_of(group)
+    return TypedTask(name, by_type)
+
+
+def _data_of(group: _Entry) -> dict[str, DataFile]:
+    """Returns the files of a set by what they hold."""
+    data = group.children("data")
+    names = [item.text("name", _ORDER[min(at, len(_ORDER) - 1)]) for at, item in enumerate(data)]
+    return {name: item.file(name) for name, item in zip(names, data, strict=True)}
+
+
 def _task(entry: _Entry, number: int) -> Task:
     sets = {}
     for split, key in SETS.items():
@@ -194,7 +284,5 @@ def _task(entry: _Entry, number: int) -> Task:
         if len(groups) > 1:
             refuse_typed(str(entry.folder), f"{entry.name}: {key} lists {len(groups)} types")
         if groups:
-            data = groups[0].children("data")
-            names = [item.text("name", _ORDER[min(at, len(_ORDER) - 1)]) for at, item in enumerate(data)]
-            sets[split] = {name: item.file(name) for name, item in zip(names, data, strict=True)}
+            sets[split] = _data_of(groups[0])
     return Task(entry.text("name", f"task {number}"), entry.number("num_classes"), sets)

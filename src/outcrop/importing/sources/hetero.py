@@ -1,7 +1,7 @@
 """Graphs with types of PyTorch Geometric: a ``HeteroData`` in memory, or the columns of one in a file.
 
 Values of a type mean what those of a ``Data`` mean (:mod:`outcrop.importing.sources.objects`): ``x``, ``y``, masks and
-``num_nodes`` of nodes; ``edge_index`` or ``adj_t``, and ``edge_weight``, of edges.
+``num_nodes`` of nodes; ``edge_index`` or ``adj_t``, ``edge_weight`` and ``edge_attr`` of edges.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from outcrop.importing.sources.base import (
     same_length,
 )
 from outcrop.importing.sources.edge_list import array_edges, edge_of
-from outcrop.importing.sources.features import array_features
+from outcrop.importing.sources.features import array_features, edge_array_features
 from outcrop.importing.sources.file_map import is_size
 from outcrop.importing.sources.ids import PlainIds
 from outcrop.importing.sources.labels import array_labels
@@ -132,13 +132,19 @@ class _Opener:
         given = self._columns.edges[key]
         adjacency = given.get("adj_t") if given.get("edge_index") is None else None
         if isinstance(adjacency, Adjacency):
-            self._parts(name, {k: v for k, v in given.items() if k != "adj_t"}, ())
-            edges, weighted = adjacency, adjacency.weights is not None
-            at = edge_of(edges.name)
+            others = {k: v for k, v in given.items() if k != "adj_t"}
+            parts, _ = self._parts(name, others, ("edge_features",))
+            edges, at = adjacency, edge_of(adjacency.name)
             return EdgeSource(
-                name, key, lambda: edges.blocks(self._runtime), len(edges.others), weighted, None, at
+                name,
+                key,
+                lambda: edges.blocks(self._runtime),
+                len(edges.others),
+                edges.weights is not None,
+                edge_at=at,
+                features=self._edge_features(parts),
             )
-        parts, _ = self._parts(name, given, ("edges", "edge_weight"))
+        parts, _ = self._parts(name, given, ("edges", "edge_weight", "edge_features"))
         if "edges" not in parts:
             raise ArgumentError(
                 f"{name} has no edge_index; it has {', '.join(map(repr, given)) or 'nothing'}"
@@ -146,10 +152,13 @@ class _Opener:
         array, weights = _array(parts["edges"]), parts.get("edge_weight")
         beside = ("", None) if weights is None else (weights.name, _array(weights))
         blocks, count = array_edges(self._runtime, parts["edges"].name, array, PlainIds(), *beside)
-        place = Place(weights.name).at if weights is not None else None
-        return EdgeSource(
-            name, key, blocks, count, weights is not None, None, edge_of(f"{name}: edge_index"), place
-        )
+        place, at = Place(weights.name).at if weights is not None else None, edge_of(f"{name}: edge_index")
+        rows = self._edge_features(parts)
+        return EdgeSource(name, key, blocks, count, weights is not None, None, at, place, rows)
+
+    def _edge_features(self, parts: dict[str, Part]) -> FeatureSource | None:
+        part = parts.get("edge_features")
+        return None if part is None else edge_array_features(self._runtime, part.name, _array(part))
 
     def _parts(
         self, name: str, given: dict[str, Any], kinds: tuple[str, ...]

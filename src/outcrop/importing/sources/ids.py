@@ -133,13 +133,20 @@ class MappedIds:
 
     def lookup(self, place: Place, block: pa.Array, first_row: int) -> np.ndarray:
         ids = integers(place, block, first_row)
-        at = np.searchsorted(self.ids, ids, sorter=self._order)
-        found = self._order[np.minimum(at, max(len(self._order) - 1, 0))] if len(self._order) else at
-        wrong = self.ids[found] != ids if len(self._order) else np.ones(len(ids), bool)
+        found = self.find(ids)
+        wrong = found < 0
         if wrong.any():
             row = int(np.argmax(wrong))
             raise ArgumentError(_unknown(place, first_row + row, ids[row], self._place, self._suspect()))
         return found
+
+    def find(self, ids: np.ndarray) -> np.ndarray:
+        """Returns the nodes of int64 ``ids``; -1 where they are not known."""
+        if not len(self._order):
+            return np.full(len(ids), -1, np.int64)
+        at = np.searchsorted(self.ids, ids, sorter=self._order)
+        found = self._order[np.minimum(at, len(self._order) - 1)]
+        return np.where(self.ids[found] == ids, found, -1)
 
     def _suspect(self) -> str | None:
         """Returns the first of few ids that lie outside 0 .. N - 1, in which the others are."""

@@ -18,8 +18,12 @@ from outcrop.importing.sources.igb import open_igb
 from outcrop.importing.sources.mag240m import open_mag240m
 from outcrop.importing.sources.matlab import open_matlab
 from outcrop.importing.sources.musae import open_musae
+from outcrop.importing.sources.ntriples import open_ntriples
 from outcrop.importing.sources.ogb import open_ogb
 from outcrop.importing.sources.pyg_file import open_pyg
+from outcrop.importing.sources.sqlite_tables import SQLITE_SUFFIXES
+from outcrop.importing.sources.tables_folder import open_tables
+from outcrop.importing.sources.tables_toml import TABLES_TOML
 from outcrop.runtime.runtime import Runtime
 
 OPENERS: dict[
@@ -46,14 +50,18 @@ OPENERS: dict[
     "ogb": ("DIR", lambda path, runtime, held, config: open_ogb(path, runtime, held, config)),
     "pyg": ("FILE", lambda path, runtime, held, config: open_pyg(path, runtime, held, config)),
     "dgl": ("FILE", lambda path, runtime, held, config: open_dgl(path, runtime, held, config)),
+    "ntriples": ("FILE", lambda path, runtime, held, config: open_ntriples(path, runtime, config)),
+    "tables": ("DIR", lambda path, runtime, held, config: open_tables(path, runtime)),
 }
 # What only folders of a kind hold.
 _MARKS = {
     "graphbolt": ("metadata.yaml",),
     "igb": ("processed/paper__cites__paper",),
     "mag240m": ("processed/paper___cites___paper",),
-    "ogb": ("raw/edge.csv.gz", "raw/data.npz"),
+    "ogb": ("raw/edge.csv.gz", "raw/data.npz", "raw/num-node-dict.csv.gz", "raw/num_nodes_dict.npz"),
+    "tables": (TABLES_TOML,),
 }
+LEAVE_OUT = ("igb", "ntriples")  # kinds of which types="all" imports more
 CHOOSE_LABELS = ("igb",)  # kinds with labels of several numbers of classes
 SOURCES = ", ".join(f"{kind}:{what}" for kind, (what, _) in OPENERS.items())
 
@@ -87,4 +95,6 @@ def _kind_of_path(path: Path) -> str:
             (kind for kind, names in _MARKS.items() if any((path / n).exists() for n in names)), "arrays"
         )
     suffixes = {".npz": "npz", ".mat": "mat", ".pt": "pyg", ".bin": "dgl"}
+    suffixes |= {".nt": "ntriples", ".gz": "ntriples"}
+    suffixes |= dict.fromkeys(SQLITE_SUFFIXES, "tables")
     return suffixes.get(path.suffix, "edges") if path.is_file() else ""

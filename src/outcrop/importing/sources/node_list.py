@@ -13,23 +13,26 @@ from outcrop.importing.sources.table_files import TABLE_SUFFIXES, open_table
 from outcrop.importing.sources.tables import Place
 from outcrop.runtime.runtime import Runtime
 from outcrop.store.graph import Graph
+from outcrop.store.graph_types import NodeType
 
 
-def read_ids(path: Path, graph: Graph) -> np.ndarray:
+def read_ids(path: Path, graph: Graph, of: NodeType | None = None) -> np.ndarray:
     """Returns what a file lists nodes by: the array of a ``.npy`` file, or int64 nodes of the column ``id`` of a table.
 
     Args:
         path: ``.npy``, ``.parquet``, ``.csv``, ``.tsv`` or ``.txt``.
         graph: Graph whose names the column has.
+        of: Type of the nodes; None: that of the seeds.
 
     Raises:
         FormatError: There is no such file, it cannot be read, has no column ``id``, or a row has none.
         ArgumentError: It lists no nodes, one of them twice, or one that the graph does not have.
     """
+    of = of or graph.seed_type
     if path.suffix not in TABLE_SUFFIXES:
-        return _read_array(path, graph)
+        return _read_array(path, graph, of)
     if not path.is_file():
-        raise FormatError(f"{path} cannot be read: there is no such file; {_expected(graph)}")
+        raise FormatError(f"{path} cannot be read: there is no such file; {_expected(graph, of)}")
     table = open_table(path)
     column = table.column(*ID_COLUMNS)
     if column is None:
@@ -45,7 +48,7 @@ def read_ids(path: Path, graph: Graph) -> np.ndarray:
     empty = next((row for row, name in enumerate(names) if name is None or name == ""), None)
     if empty is not None:
         raise FormatError(f"{place.at(empty)} is empty; every row needs an id: fill it, or remove the row")
-    nodes = graph.find_nodes(names)
+    nodes = graph.find_nodes(names, of.name)
     unknown = np.flatnonzero(nodes < 0)
     if len(unknown):
         more = f" (rows with unknown ids: {len(unknown)})" if len(unknown) > 1 else ""
@@ -58,16 +61,16 @@ def read_ids(path: Path, graph: Graph) -> np.ndarray:
     return nodes
 
 
-def _read_array(path: Path, graph: Graph) -> np.ndarray:
+def _read_array(path: Path, graph: Graph, of: NodeType) -> np.ndarray:
     """Returns the array of a ``.npy`` file: nodes, names of nodes or a mask."""
     if not path.exists():
-        node = graph.find_nodes([str(path)])[0] >= 0
+        node = graph.find_nodes([str(path)], of.name)[0] >= 0
         what = f"{str(path)!r} is a node of {graph.path}" if node else f"there is no file {str(path)!r}"
-        raise FormatError(f"{what}; {_expected(graph)}")
+        raise FormatError(f"{what}; {_expected(graph, of)}")
     try:
         array = np.load(path, allow_pickle=False)
     except (OSError, ValueError, EOFError) as error:
-        raise FormatError(f"{path} cannot be read as a .npy file ({error}); {_expected(graph)}") from None
+        raise FormatError(f"{path} cannot be read as a .npy file ({error}); {_expected(graph, of)}") from None
     if not array.size:
         raise ArgumentError(f"{path} lists no nodes: save the numbers of at least one")
     if array.ndim == 1 and array.dtype.kind in "iuU":
@@ -75,8 +78,8 @@ def _read_array(path: Path, graph: Graph) -> np.ndarray:
     return array
 
 
-def _expected(graph: Graph) -> str:
-    splits = [repr(split) for split in SPLITS if graph.has(split)]
+def _expected(graph: Graph, of: NodeType) -> str:
+    splits = [repr(split) for split in SPLITS if of.array(split) in graph.manifest.arrays]
     return (
         f"nodes are given as 'all', {''.join(f'as {split}, ' for split in splits)}or as a file that lists them: .npy "
         "of node numbers, or a table with a column 'id'"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import mmap
+import tokenize
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,6 +11,9 @@ import numpy as np
 
 from outcrop.errors import FormatError, IoError
 from outcrop.runtime.runtime import Runtime
+
+# What NumPy raises for a header that is none; the last two where it tries to read it as Python 2 wrote it.
+DAMAGED = (ValueError, EOFError, SyntaxError, tokenize.TokenError)
 
 
 def open_npy(path: Path) -> np.ndarray:
@@ -33,7 +37,7 @@ def open_npy(path: Path) -> np.ndarray:
             offset, size = file.tell(), path.stat().st_size
     except FormatError:
         raise
-    except (ValueError, EOFError) as error:
+    except DAMAGED as error:
         raise FormatError(f"{path} is no .npy file or is torn: {error}") from None
     except OSError as error:
         raise IoError(error.errno, f"{path} cannot be read: {error.strerror}") from None

@@ -12,6 +12,7 @@ from typing import IO
 import numpy as np
 
 from outcrop.errors import ArgumentError, FormatError, OutcropError
+from outcrop.importing.sources.npy import DAMAGED
 from outcrop.runtime.runtime import Runtime
 
 _KINDS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)  # how NumPy writes members
@@ -51,7 +52,7 @@ def naming(where: str) -> Iterator[None]:
         yield
     except FileNotFoundError:
         raise ArgumentError(f"{where.partition(' member ')[0]} is missing") from None
-    except (ValueError, EOFError, zipfile.BadZipFile, zlib.error, NotImplementedError, OSError) as error:
+    except (*DAMAGED, zipfile.BadZipFile, zlib.error, NotImplementedError, OSError) as error:
         if isinstance(error, OutcropError):
             raise
         raise FormatError(f"{where} is torn or no array: {error}") from None

@@ -38,6 +38,7 @@ KINDS = {
     **dict.fromkeys(("train", "train_mask"), "train"),
     **dict.fromkeys(("valid", "val", "valid_mask", "val_mask"), "valid"),
     **dict.fromkeys(("test", "test_mask"), "test"),
+    **dict.fromkeys(("edge_features", "edge_attr"), "edge_features"),
     **{name: name for name in ("edge_weight", "nodes", "splits", *EDGE_SPLITS)},
 }
 

@@ -51,7 +51,7 @@ def open_splits(folder: Path, runtime: Runtime, held: ExitStack, config: ImportC
         ArgumentError: There is no split of the number that was asked for, or a file is missing.
         FormatError: A file is torn or not what its name says.
     """
-    chosen, notes = _chosen(folder / "split", config.split_index)
+    chosen, notes = chosen_split(folder / "split", config.split_index)
     if chosen is None or config.split_protocol == "none":
         return OgbSplits()
     texts = {split: chosen / f"{split}.csv.gz" for split in SPLITS}
@@ -74,7 +74,7 @@ def open_splits(folder: Path, runtime: Runtime, held: ExitStack, config: ImportC
     )
 
 
-def _chosen(folder: Path, index: int) -> tuple[Path | None, tuple[str, ...]]:
+def chosen_split(folder: Path, index: int) -> tuple[Path | None, tuple[str, ...]]:
     """Returns the folder of the split of a number, by name, and a note where there are others."""
     found = sorted(path for path in folder.glob("*") if path.is_dir())
     if not found and index == 0:

@@ -1,8 +1,8 @@
 """A graph from its parts, wherever they come from: opened files of a folder, or objects in memory.
 
-Parts are ``edges``, ``edge_weight``, ``nodes``, ``features``, ``labels``, ``train``, ``valid``, ``test``, ``splits``,
-``train_edges``, ``valid_edges``, ``test_edges``; each an array, a table or a sparse matrix. docs/sources.md describes
-what each may hold.
+Parts are ``edges``, ``edge_weight``, ``edge_features``, ``nodes``, ``features``, ``labels``, ``train``, ``valid``,
+``test``, ``splits``, ``train_edges``, ``valid_edges``, ``test_edges``; each an array, a table or a sparse matrix.
+docs/sources.md describes what each may hold.
 """
 
 from __future__ import annotations
@@ -34,7 +34,12 @@ from outcrop.importing.sources.edge_list import (
     table_edges,
     text_columns,
 )
-from outcrop.importing.sources.features import ID_COLUMNS, array_features, table_features
+from outcrop.importing.sources.features import (
+    ID_COLUMNS,
+    array_features,
+    edge_array_features,
+    table_features,
+)
 from outcrop.importing.sources.ids import IdMap, MappedIds, PlainIds, TextIds, ids_of_table, is_text, names_of
 from outcrop.importing.sources.labels import array_labels, labels_by_id, table_labels
 from outcrop.importing.sources.matrix import Csr, matrix_edges, matrix_features, matrix_labels
@@ -178,7 +183,23 @@ class _PartsJoiner:
             split_rows=lambda node: self._split_rows(ids, node),
             edge_at=self._edge_at(),
             weight_at=self._weight_at(),
+            edge_features=self._edge_features(),
         )
+
+    def _edge_features(self) -> FeatureSource | None:
+        part = self.parts.get("edge_features")
+        if part is None:
+            return None
+        if isinstance(self.parts["edges"].value, Csr):
+            raise ArgumentError(
+                f"{part.name} belongs to a list of edges, and {self.parts['edges'].name} is a matrix, whose entries "
+                "are in no order: give the edges as pairs"
+            )
+        if isinstance(part.value, Csr):
+            return matrix_features(self.runtime, part.value)
+        if isinstance(part.value, np.ndarray):
+            return edge_array_features(self.runtime, part.name, part.value)
+        return table_features(self.runtime, part.value, None)[0]
 
     def _edge_ids(self, told: int | None) -> IdMap:
         """Returns the given ids, or what the edges are named by."""
@@ -436,12 +457,19 @@ def split_ids(name: str, array: np.ndarray, num_nodes: int) -> np.ndarray:
 
 
 def table_splits(
-    runtime: Runtime, table: Table, columns: list[str], ids: IdMap | None
+    runtime: Runtime,
+    table: Table,
+    columns: list[str],
+    ids: IdMap | None,
+    dtype: pa.DataType | None = None,
 ) -> dict[str, np.ndarray]:
-    """Gives node ids by split from a column of words, of the nodes in another column or (``ids`` None) of the rows."""
+    """Gives node ids by split from a column of words, of the nodes in another column or (``ids`` None) of the rows.
+
+    ``dtype``: how cells of text files are read; None = as they look.
+    """
     parts: dict[str, list[np.ndarray]] = {"train": [], "valid": [], "test": []}
-    for row, nodes, words in _split_blocks(runtime, table, columns, ids):
-        for word in set(words.tolist()) - {""}:
+    for row, nodes, words in _split_blocks(runtime, table, columns, ids, dtype):
+        for word in dict.fromkeys(words[words != ""].tolist()):
             split = SPLIT_NAMES.get(word.lower())
             if split is None:
                 at = row + int(np.argmax(words == word))
@@ -452,13 +480,17 @@ def table_splits(
 
 
 def _split_blocks(
-    runtime: Runtime, table: Table, columns: list[str], ids: IdMap | None
+    runtime: Runtime,
+    table: Table,
+    columns: list[str],
+    ids: IdMap | None,
+    dtype: pa.DataType | None = None,
 ) -> Iterator[tuple[int, np.ndarray, np.ndarray]]:
     """Yields blocks of a table that have a word: the first row, the node of each row int64 [n], and its word, "" =
     none.
     """
     row = 0
-    for *id_block, splits in table.blocks(runtime, columns):
+    for *id_block, splits in table.blocks(runtime, columns, dtype=dtype):
         if splits.null_count == len(splits) or not is_text(splits):
             if splits.null_count < len(splits):
                 raise FormatError(

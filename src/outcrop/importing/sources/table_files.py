@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 import pyarrow as pa
 import pyarrow.csv as pa_csv
@@ -21,6 +21,7 @@ from outcrop.importing.sources.tables import Place, Table, require_distinct
 TABLE_SUFFIXES = (".parquet", ".csv", ".tsv", ".txt")
 
 
+_WRITTEN_AT_A_TIME = 1 << 16  # characters
 _HEADER_WORDS = {
     "src",
     "dst",
@@ -49,6 +50,29 @@ _HEADER_WORDS = {
 
 
 @dataclass(frozen=True)
+class TextForm:
+    """Says how a text table is written, as far as that is not left to be guessed.
+
+    Attributes:
+        delimiter: What separates cells; None = as the ending of the file or its first line has it.
+        header: Whether the first line has the names of the columns; None = as it looks.
+        columns: Names of the columns, instead of those of the header; empty = not given.
+        encoding: Encoding of the text, one in which ASCII is ASCII.
+        quotes: Whether ``"`` may stand around cells; else it belongs to them.
+        null_words: Cells that stand for no value, beside empty ones.
+        fill_short: Whether lines may have fewer cells than there are columns: those at the end are empty then.
+    """
+
+    delimiter: str | None = None
+    header: bool | None = None
+    columns: tuple[str, ...] = ()
+    encoding: str = "utf-8"
+    quotes: bool = True
+    null_words: tuple[str, ...] = ()
+    fill_short: bool = False
+
+
+@dataclass(frozen=True)
 class FileTable(Table):
     """Reads a Parquet, CSV or TSV file. ``columns``: names of its header, or ``column_0``, ... where it has none."""
 
@@ -58,6 +82,7 @@ class FileTable(Table):
     delimiter: str = ","
     skip_lines: int = 0
     as_text: bool = False  # all cells are text, quotes belong to it
+    form: TextForm = TextForm()
 
     @property
     def name(self) -> str:  # pyright: ignore[reportIncompatibleVariableOverride]
@@ -77,11 +102,12 @@ class FileTable(Table):
             read = pa_csv.ReadOptions(
                 block_size=size, skip_rows=self.skip_lines, column_names=list(self.columns)
             )
-            parse = pa_csv.ParseOptions(delimiter=self.delimiter, quote_char=False if self.as_text else '"')
+            parse = pa_csv.ParseOptions(delimiter=self.delimiter, quote_char='"' if self._quotes else False)
             dtype = pa.string() if self.as_text else dtype
             convert = pa_csv.ConvertOptions(
                 include_columns=columns,
                 strings_can_be_null=False,
+                null_values=self.null_values,
                 column_types=dict.fromkeys(columns, dtype) if dtype is not None else None,
             )
             with self._open() as file:
@@ -93,7 +119,27 @@ class FileTable(Table):
                 self._open_arrow() as file,
                 pa_csv.open_csv(file, read, parse, convert, memory_pool=pool) as reader,
             ):
-                yield from reader
+                yield from map(self._without_null_words, reader) if self.form.null_words else reader
+
+    @property
+    def _quotes(self) -> bool:
+        return self.form.quotes and not self.as_text
+
+    @property
+    def null_values(self) -> list[str]:
+        """Returns the cells of numbers that stand for no value."""
+        return [*pa_csv.ConvertOptions().null_values, *self.form.null_words]
+
+    def _without_null_words(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        """Returns ``batch`` with cells of text that stand for no value empty; Arrow does that for numbers."""
+        words = compute.SetLookupOptions(value_set=pa.array(self.form.null_words, pa.string()))
+        columns = []
+        for cells in batch.columns:
+            if pa.types.is_string(cells.type):
+                none = compute.call_function("is_in", [cells], words)
+                cells = compute.call_function("if_else", [none, pa.scalar(None, pa.string()), cells])
+            columns.append(cells)
+        return pa.RecordBatch.from_arrays(columns, names=batch.schema.names)
 
     def row_name(self, row: int) -> str:
         return super().row_name(row) if self.is_parquet else f"line {self._line(row)[0]}"
@@ -102,9 +148,13 @@ class FileTable(Table):
         if self.is_parquet:
             return ""
         _, line = self._line(row)
-        cells = next(csv.reader([line.decode(errors="replace")], delimiter=self.delimiter), [])
+        cells = next(self._reader([line.decode(self.form.encoding, errors="replace")]), [])
         at = self.columns.index(column)
         return cells[at].strip() if at < len(cells) else ""
+
+    def _reader(self, lines: Iterable[str]) -> Any:
+        quoting = csv.QUOTE_MINIMAL if self.form.quotes else csv.QUOTE_NONE
+        return csv.reader(lines, delimiter=self.delimiter, quoting=quoting)
 
     def _line(self, row: int) -> tuple[int, bytes]:
         """Finds the line of a row of a text file: its number, from 1, and its bytes. Empty lines are no rows."""
@@ -124,7 +174,9 @@ class FileTable(Table):
             batch = next(self._batches(columns, size, rows, dtype), None) if dtype is None else None
             kinds = [dtype if batch is None else batch.column(column).type for column in columns]
             for batch in self._batches(columns, size, rows, pa.string()):
-                found = [_first_misfit(batch.column(i), kind) for i, kind in enumerate(kinds)]
+                found = [
+                    _first_misfit(batch.column(i), kind, self.null_values) for i, kind in enumerate(kinds)
+                ]
                 at, i = min((at, i) for i, at in enumerate(found))
                 if at < batch.num_rows:
                     cell = batch.column(i)[at].as_py()
@@ -142,10 +194,12 @@ class FileTable(Table):
 
     def _uneven(self) -> str | None:
         """Returns the first line that has other cells than the header, or than the lines before it."""
-        with io.TextIOWrapper(self._open(), encoding="utf-8-sig", errors="replace", newline="") as file:
-            lines = csv.reader(islice(file, self.skip_lines, None), delimiter=self.delimiter)
+        encoding = _with_mark(self.form.encoding)
+        with io.TextIOWrapper(self._open(), encoding=encoding, errors="replace", newline="") as file:
+            lines = self._reader(islice(file, self.skip_lines, None))
             for cells in lines:
-                if cells and len(cells) != len(self.columns):
+                filled = self.form.fill_short and len(cells) < len(self.columns)
+                if cells and len(cells) != len(self.columns) and not filled:
                     line = self.skip_lines + lines.line_num
                     return (
                         f"{self.path}, line {line}: Expected {len(self.columns)} columns, got {len(cells)}: correct "
@@ -165,19 +219,85 @@ class FileTable(Table):
 
     def _open_arrow(self) -> pa.NativeFile:
         """Opens the text of the file for Arrow."""
-        return pa.OSFile(str(self.path))
+        if self.form.fill_short:
+            return pa.PythonFile(io.BufferedReader(_FilledLines(self)), "r")
+        file = pa.OSFile(str(self.path))
+        if self.form.encoding == "utf-8":
+            return file
+        return pa.transcoding_input_stream(file, self.form.encoding, "utf-8")
 
 
-def open_table(path: Path) -> FileTable:
+class _FilledLines(io.RawIOBase):
+    """Reads a table as text in UTF-8 in which every line has a cell for each column."""
+
+    def __init__(self, table: FileTable):
+        self._table = table
+        self._file = io.TextIOWrapper(table._open(), encoding=_with_mark(table.form.encoding), newline="")
+        self._lines, self._rest = self._written(), b""
+
+    def _written(self) -> Iterator[bytes]:
+        table, out = self._table, io.StringIO()
+        writer = csv.writer(out, delimiter=table.delimiter, lineterminator="\n")
+        skipped = [next(self._file, "") for _ in range(table.skip_lines)]
+        yield "".join(skipped).encode()
+        for cells in self._rows():
+            whole = cells + [""] * (len(table.columns) - len(cells))
+            if table.form.quotes:
+                writer.writerow(whole)
+            else:  # the writer would have to escape them
+                out.write(table.delimiter.join(whole) + "\n")
+            if out.tell() >= _WRITTEN_AT_A_TIME:
+                yield out.getvalue().encode()
+                out.seek(0)
+                out.truncate()
+        yield out.getvalue().encode()
+
+    def _rows(self) -> Iterator[list[str]]:
+        """Yields the cells of each line that has some."""
+        table, lines = self._table, self._table._reader(self._file)
+        try:
+            yield from filter(None, lines)
+        except csv.Error as error:
+            line = table.skip_lines + lines.line_num
+            raise FormatError(
+                f"{table.path}, line {line}: a cell cannot be read where lines may end early ({error}): shorten it, or "
+                "write all cells of every line and leave fill_short_lines out"
+            ) from None
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        while not self._rest:
+            found = next(self._lines, None)
+            if found is None:
+                return 0
+            self._rest = found
+        count = min(len(buffer), len(self._rest))
+        buffer[:count] = self._rest[:count]
+        self._rest = self._rest[count:]
+        return count
+
+    def close(self) -> None:
+        self._file.close()
+        super().close()
+
+
+def open_table(path: Path, form: TextForm | None = None) -> FileTable:
     """Opens a table by its header only.
 
     A CSV or TSV has a header where its first line names a known column, or where the first cell is no number but the
     one below is. Lines before it that start with ``#`` or ``%`` are skipped. ``.txt`` is split at tabs, commas or
     blanks.
 
+    Args:
+        path: The file.
+        form: What is known of how text is written; None = nothing.
+
     Raises:
         FormatError: Not a table, or torn.
     """
+    form = form or TextForm()
     if path.suffix == ".parquet":
         try:
             with pa_parquet.ParquetFile(path) as file:
@@ -185,28 +305,40 @@ def open_table(path: Path) -> FileTable:
                 return FileTable(path, columns, file.metadata.num_rows)
         except (pa.ArrowException, OSError) as error:
             raise FormatError(f"{path} is no Parquet file or is torn: {error}") from None
-    skipped, lines = _first_lines(path, comments=True)
-    first = lines[0] if lines else ""
-    delimiter = {".csv": ",", ".tsv": "\t"}.get(path.suffix) or next((d for d in "\t, " if d in first), "\t")
-    if (
-        delimiter == "," and "," not in first and ";" in first
-    ):  # as spreadsheets write it in much of the world
-        delimiter = ";"
+    skipped, lines = _first_lines(path, form.encoding, comments=True)
+    delimiter = form.delimiter or _delimiter_of(path, lines[0] if lines else "")
+    quoting = csv.QUOTE_MINIMAL if form.quotes else csv.QUOTE_NONE
     try:
-        cells = [row for row in csv.reader(lines, delimiter=delimiter) if row]
+        cells = [row for row in csv.reader(lines, delimiter=delimiter, quoting=quoting) if row]
     except csv.Error as error:
         raise FormatError(f"{path} is no table: its first lines cannot be read ({error})") from None
     if not cells:
-        return FileTable(path, (), 0, delimiter, skipped)
-    if _has_header(cells):
-        return FileTable(
-            path,
-            require_distinct(str(path), tuple(name.strip() for name in cells[0])),
-            None,
-            delimiter,
-            skipped + 1,
+        return FileTable(path, form.columns, 0, delimiter, skipped, form=form)
+    header = form.header
+    if header is None:
+        header = not form.columns and _has_header(cells)
+    columns = form.columns or (
+        tuple(name.strip() for name in cells[0])
+        if header
+        else tuple(f"column_{i}" for i in range(len(cells[0])))
+    )
+    if len(columns) != len(cells[0]):
+        raise FormatError(
+            f"{path} has {len(cells[0])} columns in its first line, {len(columns)} are named: name each of them"
         )
-    return FileTable(path, tuple(f"column_{i}" for i in range(len(cells[0]))), None, delimiter, skipped)
+    return FileTable(path, require_distinct(str(path), columns), None, delimiter, skipped + header, form=form)
+
+
+def _delimiter_of(path: Path, first: str) -> str:
+    """Guesses what separates the cells of a file whose first line is ``first``."""
+    delimiter = {".csv": ",", ".tsv": "\t"}.get(path.suffix) or next((d for d in "\t, " if d in first), "\t")
+    # As spreadsheets write it in much of the world.
+    return ";" if delimiter == "," and "," not in first and ";" in first else delimiter
+
+
+def _with_mark(encoding: str) -> str:
+    """Returns the encoding that passes over a mark at the begin of the text."""
+    return "utf-8-sig" if encoding == "utf-8" else encoding
 
 
 def open_text(path: Path) -> FileTable:
@@ -218,20 +350,20 @@ def open_text(path: Path) -> FileTable:
     """
     if path.suffix == ".parquet":
         return open_table(path)
-    _, lines = _first_lines(path, comments=False)
+    _, lines = _first_lines(path, "utf-8", comments=False)
     first = lines[0].rstrip("\r\n") if lines else ""
     delimiter = "," if path.suffix == ".csv" else "\t" if "\t" in first else " "
     columns = tuple(f"column_{i}" for i in range(len(first.split(delimiter)))) if first else ()
     return FileTable(path, columns, None, delimiter, as_text=True)
 
 
-def _first_lines(path: Path, *, comments: bool) -> tuple[int, list[str]]:
+def _first_lines(path: Path, encoding: str, *, comments: bool) -> tuple[int, list[str]]:
     """Tells how many lines at the beginning are empty or start with ``#`` or ``%``, if these are ``comments``, and the
     two after them.
     """
     skipped, lines = 0, []
     try:
-        with path.open(encoding="utf-8-sig", newline="") as file:
+        with path.open(encoding=_with_mark(encoding), newline="") as file:
             for line in file:
                 if comments and not lines and (line.startswith(("#", "%")) or not line.strip()):
                     skipped += 1
@@ -240,7 +372,8 @@ def _first_lines(path: Path, *, comments: bool) -> tuple[int, list[str]]:
                 if len(lines) == 2:
                     break
     except UnicodeDecodeError:
-        raise FormatError(f"{path} is not UTF-8 text: convert it or pass Parquet") from None
+        named = "UTF-8" if encoding == "utf-8" else encoding
+        raise FormatError(f"{path} is not {named} text: convert it or pass Parquet") from None
     return skipped, lines
 
 
@@ -265,10 +398,10 @@ def _called(kind: pa.DataType | None) -> str:
     return "number" if kind is not None and pa.types.is_floating(kind) else str(kind)
 
 
-def _first_misfit(cells: pa.Array, kind: pa.DataType | None) -> int:
+def _first_misfit(cells: pa.Array, kind: pa.DataType | None, null_values: list[str]) -> int:
     """Returns the first cell of text that is no ``kind``; their number where all are."""
     trimmed = compute.call_function("utf8_trim_whitespace", [cells])
-    empty = compute.SetLookupOptions(value_set=pa.array(pa_csv.ConvertOptions().null_values))
+    empty = compute.SetLookupOptions(value_set=pa.array(null_values))
     none = compute.call_function("is_in", [cells], empty)
     trimmed = compute.call_function("if_else", [none, pa.scalar(None, pa.string()), trimmed])
 

@@ -14,6 +14,7 @@
     target = "paper"
     file = "writes.npy"         # [E, 2] or [2, E], or a table; ids within the types
     weights = "weights.npy"     # [E]
+    features = "dates.npy"      # [E, D], or a table with a column per feature, in the order of the edges
     reverse = true              # adds paper rev_writes author; or the name of that relation
 
 Rows of features and labels are in the order of the ids. docs/sources.md has an example.
@@ -21,8 +22,6 @@ Rows of features and labels are in the order of the ids. docs/sources.md has an 
 
 from __future__ import annotations
 
-import tomllib
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +29,6 @@ import numpy as np
 
 from outcrop.errors import ArgumentError, FormatError, IoError
 from outcrop.importing.sources.base import (
-    REVERSE,
     EdgeSource,
     FeatureSource,
     LabelSource,
@@ -39,26 +37,35 @@ from outcrop.importing.sources.base import (
     same_length,
 )
 from outcrop.importing.sources.edge_list import WEIGHT_COLUMNS, array_edges, edge_of, table_edges
-from outcrop.importing.sources.features import ID_COLUMNS, array_features, table_features
+from outcrop.importing.sources.features import (
+    ID_COLUMNS,
+    array_features,
+    edge_array_features,
+    table_features,
+)
 from outcrop.importing.sources.ids import PlainIds
 from outcrop.importing.sources.labels import array_labels, table_labels
 from outcrop.importing.sources.npy import open_npy
 from outcrop.importing.sources.parts import LABEL_COLUMNS, Part, SplitParts
 from outcrop.importing.sources.table_files import TABLE_SUFFIXES, open_table
 from outcrop.importing.sources.tables import Place, Table
+from outcrop.importing.sources.toml_entries import (
+    OBJECTS_PER_BYTE,
+    Entry,
+    entries_of,
+    read_toml,
+    require_distinct_types,
+)
 from outcrop.runtime.runtime import Runtime
 from outcrop.store.graph import SPLIT_NAMES
-from outcrop.store.graph_manifest import MOST_NODES
 
 GRAPH_TOML = "graph.toml"
 _NODE_FILES = ("features", "labels", *SPLIT_NAMES)
-_EDGE_FILES = ("file", "weights")
+_EDGE_FILES = ("file", "weights", "features")
 _KEYS = {
     "nodes": ("name", "num_nodes", *_NODE_FILES),
     "edges": ("source", "relation", "target", *_EDGE_FILES, "reverse"),
 }
-_OBJECTS_PER_BYTE = 100  # what text of TOML takes as Python objects
-_NOT_IN_NAMES = ",=:"  # what stands between names on the command line and in other formats
 
 
 def open_typed_folder(folder: Path, runtime: Runtime) -> TypedSource:
@@ -71,13 +78,13 @@ def open_typed_folder(folder: Path, runtime: Runtime) -> TypedSource:
     path = folder / GRAPH_TOML
     if not path.is_file():
         raise ArgumentError(f"{path} is no file: remove it, or put the file itself there")
-    with runtime.budget.reserve("import", _OBJECTS_PER_BYTE * path.stat().st_size):
+    with runtime.budget.reserve("import", OBJECTS_PER_BYTE * path.stat().st_size):
         root = _read(path)
         nodes = tuple(_open_nodes(entry, runtime) for entry in _entries(root, path, "nodes"))
         names = [one.type_name for one in nodes]
-        _require_distinct(path, "node type", names)
+        require_distinct_types(path, "node type", names)
         edges = tuple(_open_edges(entry, names, runtime) for entry in _entries(root, path, "edges"))
-        _require_distinct(path, "edge type", [" ".join(one.key) for one in edges])
+        require_distinct_types(path, "edge type", [" ".join(one.key) for one in edges])
     return TypedSource(str(folder), nodes, edges)
 
 
@@ -97,114 +104,33 @@ def files_of_types(folder: Path) -> list[Path]:
 
 
 def _read(path: Path) -> dict[str, Any]:
-    try:
-        root = tomllib.loads(path.read_bytes().decode())
-    except (ValueError, RecursionError) as error:  # of TOML and of UTF-8
-        raise FormatError(f"{path} is no TOML: {' '.join(str(error).split())}: correct it") from None
-    except OSError as error:
-        raise IoError(error.errno or 0, f"{path} cannot be read: {error.strerror}") from None
-    unknown = [key for key in root if key not in _KEYS]
-    if unknown:
-        raise FormatError(
-            f"{path}: {unknown[0]!r} is unknown there; it has [[nodes]] and [[edges]], a table for each type"
-        )
-    return root
+    return read_toml(path, {kind: f"[[{kind}]]" for kind in _KEYS})
 
 
-def _entries(root: dict[str, Any], path: Path, kind: str) -> list[_Entry]:
-    tables = root.get(kind)
-    if not isinstance(tables, list) or not tables or not all(isinstance(one, dict) for one in tables):
+def _entries(root: dict[str, Any], path: Path, kind: str) -> list[Entry]:
+    if not root.get(kind):
         what = "node" if kind == "nodes" else "edge"
         raise FormatError(f"{path} has no [[{kind}]]: write a table [[{kind}]] for each {what} type")
-    entries = [_Entry(path, f"[[{kind}]] {number}", one) for number, one in enumerate(tables)]
-    for entry in entries:
-        unknown = [key for key in entry.given if key not in _KEYS[kind]]
-        if unknown:
-            raise FormatError(f"{entry.at}: {unknown[0]!r} is unknown; known: {', '.join(_KEYS[kind])}")
-    return entries
+    return entries_of(root, path, kind, _KEYS[kind])
 
 
-def _require_distinct(path: Path, what: str, names: list[str]) -> None:
-    twice = next((name for i, name in enumerate(names) if name in names[:i]), None)
-    if twice is not None:
-        raise ArgumentError(f"{path} lists {what} {twice!r} twice: give each a name of its own")
+def _opened(entry: Entry, key: str) -> np.ndarray | Table:
+    path = entry.file(key)
+    if path.suffix == ".npy":
+        return open_npy(path)
+    if path.suffix not in TABLE_SUFFIXES:
+        raise ArgumentError(f"{path} cannot be read: {key} is one of .npy, {', '.join(TABLE_SUFFIXES)}")
+    return open_table(path)
 
 
-@dataclass(frozen=True)
-class _Entry:
-    """Is a table of the file.
-
-    Attributes:
-        path: The file.
-        name: What messages call the table.
-        given: Its keys.
-    """
-
-    path: Path
-    name: str
-    given: dict[str, Any]
-
-    @property
-    def at(self) -> str:
-        return f"{self.path}: {self.name}"
-
-    def word(self, key: str) -> str:
-        """Returns the name of a type or relation."""
-        word = self.given.get(key)
-        if key not in self.given:
-            raise FormatError(f"{self.at} has no {key!r}: add it")
-        if not isinstance(word, str) or not word:
-            raise FormatError(f"{self.at}: {key} is {word!r}, text is needed")
-        if not word.isprintable() or any(c.isspace() or c in _NOT_IN_NAMES for c in word):
-            raise FormatError(
-                f"{self.at}: {key} is {word!r}; names have no blanks and none of {' '.join(_NOT_IN_NAMES)}"
-            )
-        return word
-
-    def count(self, key: str) -> int | None:
-        count = self.given.get(key)
-        if count is None:
-            return None
-        if not isinstance(count, int) or isinstance(count, bool) or not 0 <= count <= MOST_NODES:
-            raise FormatError(f"{self.at}: {key} is {count!r}, a whole number of 0 to {MOST_NODES} is needed")
-        return count
-
-    def file(self, key: str) -> Path:
-        """Returns the file that a key names, in the folder of ``graph.toml``."""
-        named = self.given[key]
-        if not isinstance(named, str) or not named:
-            raise FormatError(f"{self.at}: {key} is {named!r}, the name of a file is needed")
-        if Path(named).is_absolute() or ".." in Path(named).parts:
-            raise FormatError(
-                f"{self.at}: {key} is {named!r}, outside the folder: put the file, or a link to it, beside {GRAPH_TOML}"
-            )
-        path = self.path.parent / named
-        try:
-            there = path.is_file()
-        except ValueError:  # a NUL in the name
-            there = False
-        if not there:
-            raise ArgumentError(
-                f"{self.at}: {key} names {str(path)!a}, which is no file: correct it, or put it there"
-            )
-        return path
-
-    def open(self, key: str) -> np.ndarray | Table:
-        path = self.file(key)
-        if path.suffix == ".npy":
-            return open_npy(path)
-        if path.suffix not in TABLE_SUFFIXES:
-            raise ArgumentError(f"{path} cannot be read: {key} is one of .npy, {', '.join(TABLE_SUFFIXES)}")
-        return open_table(path)
-
-    def array(self, key: str) -> np.ndarray:
-        found = self.open(key)
-        if not isinstance(found, np.ndarray):
-            raise ArgumentError(f"{self.file(key)} is a table; {key} is a .npy file here")
-        return found
+def _array(entry: Entry, key: str) -> np.ndarray:
+    found = _opened(entry, key)
+    if not isinstance(found, np.ndarray):
+        raise ArgumentError(f"{entry.file(key)} is a table; {key} is a .npy file here")
+    return found
 
 
-def _open_nodes(entry: _Entry, runtime: Runtime) -> NodeSource:
+def _open_nodes(entry: Entry, runtime: Runtime) -> NodeSource:
     name = entry.word("name")
     features = _features(entry, runtime) if "features" in entry.given else None
     labels = _labels(entry, runtime) if "labels" in entry.given else None
@@ -232,16 +158,25 @@ def _open_nodes(entry: _Entry, runtime: Runtime) -> NodeSource:
     )
 
 
-def _features(entry: _Entry, runtime: Runtime) -> FeatureSource:
-    found = entry.open("features")
+def _features(entry: Entry, runtime: Runtime) -> FeatureSource:
+    found = _opened(entry, "features")
     if isinstance(found, np.ndarray):
         return array_features(runtime, str(entry.file("features")), found)
     _refuse_ids(found)
     return table_features(runtime, found, None)[0]
 
 
-def _labels(entry: _Entry, runtime: Runtime) -> LabelSource:
-    found = entry.open("labels")
+def _edge_features(entry: Entry, runtime: Runtime) -> FeatureSource | None:
+    if "features" not in entry.given:
+        return None
+    found = _opened(entry, "features")
+    if isinstance(found, np.ndarray):
+        return edge_array_features(runtime, str(entry.file("features")), found)
+    return table_features(runtime, found, None)[0]
+
+
+def _labels(entry: Entry, runtime: Runtime) -> LabelSource:
+    found = _opened(entry, "labels")
     if isinstance(found, np.ndarray):
         return array_labels(runtime, str(entry.file("labels")), found)
     _refuse_ids(found)
@@ -261,18 +196,18 @@ def _refuse_ids(table: Table) -> None:
         )
 
 
-def _splits(entry: _Entry, num_nodes: int) -> SplitParts:
+def _splits(entry: Entry, num_nodes: int) -> SplitParts:
     parts: dict[str, Part] = {}
     for key, split in SPLIT_NAMES.items():
         if key not in entry.given:
             continue
         if split in parts:
             raise ArgumentError(f"{entry.at} gives split {split!r} twice, as {key!r} too: keep one of them")
-        parts[split] = Part(str(entry.file(key)), entry.array(key))
+        parts[split] = Part(str(entry.file(key)), _array(entry, key))
     return SplitParts(parts, num_nodes)
 
 
-def _open_edges(entry: _Entry, node_types: list[str], runtime: Runtime) -> EdgeSource:
+def _open_edges(entry: Entry, node_types: list[str], runtime: Runtime) -> EdgeSource:
     key = entry.word("source"), entry.word("relation"), entry.word("target")
     for end, name in (("source", key[0]), ("target", key[2])):
         if name not in node_types:
@@ -280,10 +215,10 @@ def _open_edges(entry: _Entry, node_types: list[str], runtime: Runtime) -> EdgeS
             raise ArgumentError(f"{entry.at}: {end} is {name!r}, which is no node type (there are {known})")
     if "file" not in entry.given:
         raise FormatError(f"{entry.at} has no 'file' with the edges {' '.join(key)!r}: add it")
-    path, found = str(entry.file("file")), entry.open("file")
-    reverse = _reverse(entry, key[1])
+    path, found = str(entry.file("file")), _opened(entry, "file")
+    reverse, features = entry.reverse(key[1], False), _edge_features(entry, runtime)
     if isinstance(found, np.ndarray):
-        weights = entry.array("weights") if "weights" in entry.given else None
+        weights = _array(entry, "weights") if "weights" in entry.given else None
         named = str(entry.file("weights")) if weights is not None else ""
         edges, count = array_edges(runtime, path, found, PlainIds(), named, weights)
         return EdgeSource(
@@ -295,6 +230,7 @@ def _open_edges(entry: _Entry, node_types: list[str], runtime: Runtime) -> EdgeS
             reverse,
             edge_of(path),
             Place(named).at if named else None,
+            features,
         )
     if "weights" in entry.given:
         raise ArgumentError(
@@ -303,12 +239,4 @@ def _open_edges(entry: _Entry, node_types: list[str], runtime: Runtime) -> EdgeS
     weight = found.column(*WEIGHT_COLUMNS)
     edges = table_edges(runtime, found, PlainIds())
     places = (Place(found).at, Place(found, weight).at if weight else None)
-    return EdgeSource(path, key, edges, found.num_rows, weight is not None, reverse, *places)
-
-
-def _reverse(entry: _Entry, relation: str) -> str | None:
-    """Returns the name of the relation that leads back; None where there is none."""
-    given = entry.given.get("reverse", False)
-    if isinstance(given, bool):
-        return REVERSE + relation if given else None
-    return entry.word("reverse")
+    return EdgeSource(path, key, edges, found.num_rows, weight is not None, reverse, *places, features)

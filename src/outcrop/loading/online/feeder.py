@@ -109,17 +109,6 @@ class OnlineFeeder(InPlace):
         self._sampler, self._rows, self._defer_cached = sampler, tuple(rows), defer_cached
         self._files, self._has_types = graph.row_files, len(graph.node_types) > 1
 
-    @property
-    def rows(self) -> HotRows:
-        """Returns where the rows of the only row file lie."""
-        (rows,) = self._rows
-        return rows
-
-    @property
-    def row_bytes(self) -> int:
-        """Counts the bytes of a row of the only row file."""
-        return self.rows.row_bytes
-
     def source(self, split: str, epoch: int, numbers: Sequence[int] | None = None) -> Iterable[Any]:
         return self._sampler.seeds(split, epoch, numbers)
 
@@ -138,7 +127,7 @@ class OnlineFeeder(InPlace):
             for ask, owner in of_nodes:
                 ask(_ids_within(owner, nodes) if self._has_types else nodes)
 
-        graph = self._sampler.sample(what, add, reads[0].add_located)
+        graph = self._sampler.sample(what, add, reads[0].add_located if reads else None)
         for of, file in zip(reads, self._files, strict=True):
             if isinstance(file.owner, EdgeType):
                 for run in graph.section(file).split():
@@ -159,9 +148,9 @@ class OnlineFeeder(InPlace):
         batch.wait()
         return batch
 
-    def missing_rows(self, ids: np.ndarray) -> np.ndarray:
-        """Returns those of ``ids`` whose rows are read from disk, ascending."""
-        return self.rows.missing(ids)
+    def missing_rows(self, ids: np.ndarray, row_file: int = 0) -> np.ndarray:
+        """Returns those of ``ids``, of one row file, whose rows are read from disk, ascending."""
+        return self._rows[row_file].missing(ids)
 
     def make_room(self, buffer: HostBuffer, num_rows: Sequence[int]) -> None:
         for held, rows, count in zip(buffer.rows, self._rows, num_rows, strict=True):

@@ -107,7 +107,8 @@ def open_online(
     # On its way a batch that the GPU drew has there what its record has, but places of 8 bytes for ids of 4, and for
     # rings an id and a position of each row.
     drawn_bytes = record_bytes + (16 if gpu_ids else 4) * sum(most)
-    room = _device_room(device_budget, device, lists, device_batch, drawn_bytes)
+    one_file = len(graph.row_files) == 1  # rows of several are cached in host memory
+    room = _device_room(device_budget, device, lists, device_batch, drawn_bytes) if one_file else None
     caches = build_static_caches(streams, lists, hotness, runtime, num_lists, room)
     if device_budget is not None and device.draws and isinstance(sampler, LiveSampler):
         _cache_where_drawn(sampler, caches[0], gpu_ids)

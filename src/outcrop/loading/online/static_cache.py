@@ -85,6 +85,9 @@ class _Rows:
         return replace(levels, sizes=levels.sizes // self.row_bytes * self.taken_bytes)
 
 
+NO_LEVELS = cache_plan.Levels(*([np.zeros(_LEVELS, np.int64)] * 3))
+
+
 def _levels(
     hotness: Hotness, files: Sequence[_Rows], topology: Topology | None, on_device: bool = False
 ) -> tuple[list[cache_plan.Levels], cache_plan.Levels]:
@@ -93,9 +96,7 @@ def _levels(
     Args:
         on_device: Lists may be cached on a device; the others are read from host memory, not from disk.
     """
-    nothing = np.zeros(_LEVELS, np.int64)
-    none = cache_plan.Levels(nothing, nothing, nothing)
-    rows, lists = [none] * len(files), none
+    rows, lists = [NO_LEVELS] * len(files), NO_LEVELS
     for w in hotness.windows():
         if w.kind < len(files):
             rows[w.kind] += files[w.kind].count(w.wanted)
@@ -126,6 +127,7 @@ def share_out(
         cache_plan.unit_of_two(device_bytes, host_bytes) if device_bytes else cache_plan.unit_of(host_bytes)
     )
     most = host_bytes // unit + device_bytes // unit
+    count, rows = len(rows), rows or [NO_LEVELS]  # a graph may have no rows at all
     kinds = [levels.chunks(unit, most) for levels in rows]
     chunks = (_joined(kinds), lists.chunks(unit, most))
     room = (device_bytes, host_bytes, unit, lists_in)
@@ -146,7 +148,7 @@ def share_out(
         device_bytes and strategy == "auto"
     ):  # units of the larger are large parts of the smaller: rows take the rest
         in_tier = [(host_bytes - host_lists,), (device_bytes - device_lists,)]
-    return CacheShares(in_tier[0], host_lists, in_tier[1], device_lists)
+    return CacheShares(in_tier[0][:count], host_lists, in_tier[1][:count], device_lists)
 
 
 def _joined(kinds: Sequence[cache_plan.Chunks]) -> cache_plan.Chunks:
@@ -205,7 +207,7 @@ def build_static_caches(
         capacity = room
     none = np.zeros(0, np.int64)
     chosen = _Chosen([none] * len(streams), none, np.zeros(0, bool))
-    if hotness.held_bytes and capacity >= min(file.taken_bytes for file in files):
+    if hotness.held_bytes and capacity >= min((file.taken_bytes for file in files), default=0):
         chosen = _choose(hotness, topology, files, capacity, device_bytes, device)
     hotness.close()
     lists, lists_there = chosen.lists, device is not None and device.lists
@@ -315,7 +317,10 @@ def _choose(
     )
     both = [a + b for a, b in zip(shares.device_row_bytes, shares.row_bytes, strict=True)]
     limits = [cache_plan.Threshold.of(levels, share) for levels, share in zip(of_rows, both, strict=True)]
-    device_limit = cache_plan.Threshold.of(of_rows[0], shares.device_row_bytes[0])
+    device_limits = [
+        cache_plan.Threshold.of(levels, share)
+        for levels, share in zip(of_rows, shares.device_row_bytes, strict=True)
+    ]
     list_bytes = shares.list_bytes + shares.device_list_bytes
     list_limit = cache_plan.Threshold.of(of_lists, list_bytes)
     nothing = np.zeros(0, np.int64)
@@ -326,7 +331,7 @@ def _choose(
             picked, limits[w.kind] = limits[w.kind].pick(w.wanted, size, _LEVELS)
             rows[w.kind].append(picked + w.first)
             if device is not None:
-                hottest, device_limit = device_limit.pick(w.wanted, size, _LEVELS)
+                hottest, device_limits[w.kind] = device_limits[w.kind].pick(w.wanted, size, _LEVELS)
                 on_device.append(np.isin(picked, hottest))
         elif topology is not None and list_bytes:
             sizes = topology.list_bytes(w.first, len(w.wanted))

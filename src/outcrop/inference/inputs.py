@@ -1,0 +1,108 @@
+"""The rows that a layer reads of the nodes of one type: from an array on disk, or made as they are asked for."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import final
+
+import numpy as np
+import torch
+
+from outcrop.nn.typed import MakeRows
+from outcrop.rows import DiskRows, RowSource
+from outcrop.runtime.runtime import Runtime
+from outcrop.store.arrays import DiskArray
+from outcrop.store.levels import LevelCounts
+
+_CHUNK_BYTES = 32 << 10  # of rows that are made at a time
+
+
+@dataclass(frozen=True)
+class InputShape:
+    """Says how large the rows of a node type are.
+
+    Attributes:
+        num_rows: Nodes of the type.
+        row_bytes: Bytes of a row as it is read.
+        width: Values of a row.
+        dtype: Their type, such as ``float32``.
+        stored: Whether they lie on disk.
+    """
+
+    num_rows: int
+    row_bytes: int
+    width: int
+    dtype: str
+    stored: bool = True
+
+    @property
+    def widened_bytes(self) -> int:
+        """Counts the bytes of a row in float32, where it is of another type."""
+        return 0 if self.dtype == "float32" else 4 * self.width
+
+
+class InputRows(ABC):
+    """Opens the rows of a node type; ``close`` gives files back."""
+
+    shape: InputShape
+
+    @property
+    def torch_dtype(self) -> torch.dtype:
+        """Returns the type of the values."""
+        return getattr(torch, self.shape.dtype)
+
+    @abstractmethod
+    def open(self, runtime: Runtime, scratch_bytes: int) -> RowSource:
+        """Returns what reads them, with ``scratch_bytes`` for pages in flight."""
+
+    def close(self) -> None:
+        """Closes what they are read from."""
+
+
+@final
+class StoredRows(InputRows):
+    """Opens rows that lie on disk: features, or what the layer before gave."""
+
+    def __init__(self, array: DiskArray):
+        spec = array.spec
+        self._array = array
+        self.shape = InputShape(array.num_rows, array.row_bytes, spec.shape[1], spec.dtype)
+
+    def open(self, runtime: Runtime, scratch_bytes: int) -> RowSource:
+        return DiskRows(self._array, runtime, scratch_bytes=scratch_bytes)
+
+    def close(self) -> None:
+        self._array.close()
+
+
+@final
+class MadeRows(InputRows):
+    """Makes rows by ``make``, of node type ``number``, as often as they are asked for."""
+
+    def __init__(self, make: MakeRows, number: int, shape: InputShape):
+        self._make, self._number, self.shape = make, number, shape
+
+    def open(self, runtime: Runtime, scratch_bytes: int) -> RowSource:
+        return MadeSource(self._make, self._number, self.shape)
+
+
+@final
+class MadeSource(RowSource):
+    """Gives the rows that ``make`` makes of a node type."""
+
+    def __init__(self, make: MakeRows, number: int, shape: InputShape):
+        self.num_rows, self.row_bytes = shape.num_rows, shape.row_bytes
+        self._make, self._number = make, number
+
+    def read_rows(self, ids: np.ndarray, out: np.ndarray) -> LevelCounts:
+        self._check(ids, out)
+        rows = out.reshape(len(ids), self.row_bytes)
+        step = max(_CHUNK_BYTES // self.row_bytes, 1)
+        for start in range(0, len(ids), step):
+            made = self._make(self._number, ids[start : start + step])
+            rows[start : start + step] = made.detach().cpu().contiguous().view(torch.uint8).numpy()
+        return {}
+
+    def close(self) -> None:
+        pass

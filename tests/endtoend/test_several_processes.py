@@ -1,0 +1,98 @@
+"""Gradients of several processes are added in the order of ranks: the bits of one process, for any number of them."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import outcrop as oc
+
+EXAMPLE = Path(__file__).parents[2] / "examples" / "several_processes.py"
+SUMS = """
+import sys, torch
+from torch import distributed
+from outcrop.training.ordered import ordered_sum
+
+rank, world, store = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
+distributed.init_process_group("gloo", init_method="file://" + store, rank=rank, world_size=world)
+
+def gradient(rank, count):
+    generator = torch.Generator().manual_seed(100 * rank + count)
+    return torch.randn(count, generator=generator) * 10.0 ** torch.randint(-6, 7, (count,), generator=generator)
+
+for count in (1, 2, 3, 4, 5, 64, 1001):
+    found = ordered_sum(gradient(rank, count))
+    want = gradient(0, count)
+    for other in range(1, world):
+        want = want + gradient(other, count)
+    assert torch.equal(found, want), (rank, count)
+    assert torch.equal(ordered_sum(gradient(rank, count).view(1, -1)), want)
+distributed.destroy_process_group()
+print("equal")
+"""
+ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
+
+
+@pytest.mark.parametrize("world", [1, 2, 3, 5])
+def test_sums_are_in_the_order_of_ranks(tmp_path: Path, world: int) -> None:
+    """Numbers of many sizes, whose sum depends on the order."""
+    started = [
+        subprocess.Popen(
+            [sys.executable, "-c", SUMS, str(rank), str(world), str(tmp_path / "store")],
+            env=ENVIRONMENT,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        for rank in range(world)
+    ]
+    for process in started:
+        said, _ = process.communicate(timeout=300)
+        assert process.returncode == 0, said
+        assert "equal" in said
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Eleven batches: no number of processes divides them."""
+    folder, rng = tmp_path_factory.mktemp("ranks"), np.random.default_rng(0)
+    parts = {
+        "edges": rng.integers(0, 400, (3000, 2)),
+        "features": rng.normal(size=(400, 12)).astype(np.float32),
+        "labels": rng.integers(0, 3, 400),
+    }
+    splits = {"train": np.arange(212), "valid": np.arange(212, 250)}
+    graph = oc.import_graph(parts, folder / "g.oc", splits=splits, progress=False)
+    sampling = oc.SampleConfig(fanouts=(4, 3), batch_size=20)
+    made = oc.prepare(
+        graph, folder / "g.run", sampling=sampling, epochs=4, observer=oc.Observer(progress=False)
+    )
+    return made.path
+
+
+def weights(run: Path, out: Path, *command: str, step: int | None = None) -> dict[str, torch.Tensor]:
+    """Runs the example and returns what it has learned."""
+    arguments = [str(EXAMPLE), str(run), str(out), *([] if step is None else [str(step)])]
+    done = subprocess.run(
+        [*command, *arguments], env=ENVIRONMENT, capture_output=True, text=True, timeout=300
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return torch.load(out, weights_only=True)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("world", [2, 3])
+def test_any_number_of_processes_learns_the_same(run: Path, tmp_path: Path, world: int) -> None:
+    """Stock ``DistributedDataParallel`` differs from three processes on."""
+    one = weights(run, tmp_path / "one.pt", sys.executable, step=world)
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={world}"]
+    several = weights(run, tmp_path / "several.pt", *torchrun)
+    assert one.keys() == several.keys()
+    for name, value in one.items():
+        assert torch.equal(value, several[name]), name
