@@ -9,6 +9,7 @@
 #include "base/parallel.h"
 #include "bindings.h"
 #include "sampling/sampler.h"
+#include "sampling/transpose.h"
 #include "sampling/wave.h"
 
 namespace outcrop {
@@ -481,6 +482,19 @@ void bind_sampling(nb::module_& m) {
         return hop_key(seed, {split, epoch, batch}, hop);
       },
       "seed"_a, "split"_a, "epoch"_a, "batch"_a, "hop"_a, "Key of the random numbers of one hop of a batch.");
+  m.def(
+      "transpose_csr",
+      [](const Array1<const int32_t>& rowptr, const Array1<const int32_t>& col,
+         const Array1<int32_t>& out_rowptr, const Array1<int32_t>& out_row,
+         const Array1<int64_t>& out_order) {
+        nb::gil_scoped_release release;
+        transpose_csr({rowptr.data(), rowptr.shape(0)}, {col.data(), col.shape(0)},
+                      {{out_rowptr.data(), out_rowptr.shape(0)},
+                       {out_row.data(), out_row.shape(0)},
+                       {out_order.data(), out_order.shape(0)}});
+      },
+      "rowptr"_a, "col"_a, "out_rowptr"_a, "out_row"_a, "out_order"_a,
+      "Edges by source, in order within a source: (out_rowptr, target of each, where it stood).");
   bind_paged(m);
 }
 

@@ -16,6 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+import outcrop._core as _core
 from outcrop.errors import ArgumentError
 from outcrop.store.minibatch import MiniBatch
 
@@ -73,9 +74,15 @@ class Block:
     @cached_property
     def transposed(self) -> tuple[Tensor, Tensor, Tensor]:
         """Gives (int32 rowptr [num_sources + 1], int32 targets [num_edges], int64 edge order [num_edges]) by source."""
-        order = torch.argsort(self.col, stable=True)
-        counts = torch.bincount(self.col, minlength=self.num_sources)
-        return F.pad(counts.cumsum(0), (1, 0)).int(), self.row[order], order
+        if self.col.device.type != "cpu":
+            order = torch.argsort(self.col, stable=True)
+            counts = torch.bincount(self.col, minlength=self.num_sources)
+            return F.pad(counts.cumsum(0), (1, 0)).int(), self.row[order], order
+        rowptr, row = torch.empty(self.num_sources + 1, dtype=torch.int32), torch.empty_like(self.col)
+        order = torch.empty(self.num_edges, dtype=torch.int64)
+        arrays = [array.numpy() for array in (self.rowptr, self.col.contiguous(), rowptr, row, order)]
+        _core.transpose_csr(*arrays)
+        return rowptr, row, order
 
 
 def without_loops(block: Block) -> Tensor:
