@@ -109,29 +109,39 @@ def means(
     return dict(zip(roots, found, strict=True))
 
 
+def _plus_product(dense: Products, out: Tensor | None, bias: Tensor, rows: Tensor, weight: Tensor) -> Tensor:
+    """Returns ``out + rows @ weight.T``, in place; where nothing is there yet ``bias + rows @ weight.T``."""
+    return dense.addmm(bias, rows, weight.t()) if out is None else dense.addmm_(out, rows, weight.t())
+
+
 class _Means(torch.autograd.Function):
     """Computes :func:`means` of the tensors that :meth:`_Plan.split` takes apart."""
 
     @staticmethod
     def forward(ctx: Any, plan: _Plan, *tensors: Tensor) -> tuple[Tensor, ...]:
         hidden, roots, biases, weights, _ = plan.split(tensors)
-        outs = [
-            plan.dense.addmm(bias, hidden[node_type][:targets], root.t())
-            for (node_type, targets), root, bias in zip(plan.roots, roots, biases, strict=True)
-        ]
+        # In the order of layers.sage, which has one edge type: means of neighbors and the bias, then the targets' own.
+        outs: list[Tensor | None] = [None] * len(plan.roots)
         kept: list[Tensor | None] = []
         for (source, place, block, first), weight in zip(plan.means, weights, strict=True):
-            mean = None
+            mean, out = None, outs[place]
             if first:
                 mean = spmm(block, hidden[source])
-                plan.dense.addmm_(outs[place], mean.mul_(_scale(block, mean)), weight.t())
+                mean.mul_(_scale(block, mean))
+                outs[place] = _plus_product(plan.dense, out, biases[place], mean, weight)
             else:
                 mapped = spmm(block, plan.dense.mm(hidden[source], weight.t()))
-                outs[place].addcmul_(mapped, _scale(block, mapped))
+                scale = _scale(block, mapped)
+                outs[place] = (
+                    mapped.mul_(scale).add_(biases[place]) if out is None else out.addcmul_(mapped, scale)
+                )
             kept.append(mean)
         ctx.plan = plan
         ctx.save_for_backward(*tensors, *kept)
-        return tuple(outs)
+        return tuple(
+            _plus_product(plan.dense, out, bias, hidden[node_type][:targets], root)
+            for out, bias, root, (node_type, targets) in zip(outs, biases, roots, plan.roots, strict=True)
+        )
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
