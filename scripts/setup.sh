@@ -80,9 +80,21 @@ install_triton() {
   done_with triton 1
 }
 
+# The package of the Open Graph Benchmark lies in a folder of its own, with six, for the tests that compare with what it
+# reads. Those need nothing else that is not there: it would ask for scikit-learn, and for what looks for its updates.
+install_ogb() {
+  fresh ogb 1 && return
+  say "installing ogb for the tests that compare with it"
+  quietly ogb pip install --no-deps --upgrade --target "$venv/beside-ogb" 'ogb==1.3.6' 'six>=1.12'
+  done_with ogb 1
+}
+
 case $purpose in build) extra= ;; *) extra=$purpose ;; esac
 make_venv
 prepare_system
 install_torch
 install_outcrop "$extra"
-if [ "$purpose" = test ]; then install_triton; fi
+if [ "$purpose" = test ]; then
+  install_triton
+  install_ogb
+fi

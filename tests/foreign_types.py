@@ -229,11 +229,11 @@ def write_ogb_arrays(folder: Path, made: ForeignTypes, dtype: Any = np.int64) ->
         "edge_index_dict",
         {name: np.ascontiguousarray(pairs.T.astype(dtype)) for name, pairs in named.items()},
     )
-    save("node_feat", made.features)
+    save("node_feat_dict", made.features)
     save("node_year", {name: np.full((len(rows), 1), 2012) for name, rows in made.features.items()})
     save("node-label", {name: labels[:, None] for name, labels in made.labels.items()})
     if made.edge_features:
-        save("edge_feat", {"___".join(key): rows for key, rows in made.edge_features.items()})
+        save("edge_feat_dict", {"___".join(key): rows for key, rows in made.edge_features.items()})
     parts = {s: {name: splits[s] for name, splits in made.splits.items()} for s in ("train", "valid", "test")}
     torch.save(parts, where / "split_dict.pt")
     return folder

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib
 import importlib.util
 import os
 import sys
@@ -33,6 +34,24 @@ def shared_path(*parts: str) -> Path:
     if base is None or not base.joinpath(*parts).exists():
         pytest.skip(f"real data {Path(*parts)} is absent")
     return base.joinpath(*parts)
+
+
+BESIDE_OGB = Path(sys.prefix) / "beside-ogb"  # where scripts/setup.sh installs the package
+
+
+def import_ogb(name: str, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Module ``ogb.NAME`` of the Open Graph Benchmark's package; skips the test where that is absent.
+
+    As it is, it looks for its updates in the network and loads PyTorch Geometric, and showing progress leaves a thread.
+    """
+    monkeypatch.setenv("OUTDATED_IGNORE", "1")  # as it does itself
+    for absent in ("outdated", "ogb.lsc.pcqm4m_pyg", "ogb.lsc.pcqm4mv2_pyg"):
+        monkeypatch.setitem(sys.modules, absent, None)
+    monkeypatch.syspath_prepend(BESIDE_OGB)
+    if not os.environ.get("OUTCROP_STRICT"):
+        pytest.importorskip("ogb", reason="no ogb: scripts/setup.sh test")
+    monkeypatch.setattr(importlib.import_module("tqdm").tqdm, "monitor_interval", 0)
+    return importlib.import_module(f"ogb.{name}")
 
 
 def script(name: str) -> ModuleType:

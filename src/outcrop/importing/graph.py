@@ -29,7 +29,7 @@ from outcrop.importing.sources.checks import (
     notes_of_missing,
     one_way_note,
 )
-from outcrop.importing.sources.files import source_files
+from outcrop.importing.sources.files import place_of, source_files
 from outcrop.importing.sources.hetero import is_hetero, open_hetero
 from outcrop.importing.sources.kinds import CHOOSE_LABELS, LEAVE_OUT, open_source
 from outcrop.importing.sources.npy import array_blocks
@@ -90,13 +90,11 @@ def import_record(source: Any, config: ImportConfig) -> dict[str, Any] | None:
     """Returns what :mod:`outcrop.store.imported` keeps of an import; None for objects, whose content it cannot name."""
     if not isinstance(source, str):
         return None
-    kind, _, where = source.partition(":")
-    options = config.stored()
+    kind, _, named = source.partition(":")
+    where, options = place_of(kind, named), config.stored()
     if config.keep_duplicates is False:  # which the manifest does not tell from what is usual
         options["drop_duplicates"] = True
-    return imported.record(
-        kind, Path(where), source_files(kind, Path(where), all_types=config.types == "all"), options
-    )
+    return imported.record(kind, where, source_files(kind, where, all_types=config.types == "all"), options)
 
 
 def measure_import(source: Any, runtime: Runtime, config: ImportConfig) -> None:

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import gzip
-import importlib
 import pathlib
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -23,7 +21,7 @@ from outcrop.importing.graph import import_graph
 from outcrop.importing.sources.gzip_tables import open_gzip
 from outcrop.store.graph import Graph
 from outcrop.store.verify import verify_artifact
-from support import held_bytes, new_runtime, shared_path
+from support import held_bytes, import_ogb, new_runtime, shared_path
 
 TORTURED = True
 Loader = Callable[..., dict[str, Any]]
@@ -88,11 +86,7 @@ def load(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Loa
     """The raw files as a dict of arrays."""
     if request.param == "pandas":
         return load_by_pandas
-    monkeypatch.setenv("OUTDATED_IGNORE", "1")  # as it does itself
-    monkeypatch.setitem(sys.modules, "outdated", None)  # it asks the network for the newest version
-    pytest.importorskip("ogb")
-    monkeypatch.setattr(importlib.import_module("tqdm").tqdm, "monitor_interval", 0)  # no thread that stays
-    reader = importlib.import_module("ogb.io.read_graph_raw")
+    reader = import_ogb("io.read_graph_raw", monkeypatch)
     return lambda *args, **options: reader.read_csv_graph_raw(*args, **options)[0]
 
 
@@ -230,7 +224,7 @@ def line(name: str, number: int, text: str | None) -> Callable[[Path], object]:
         (line("raw/node-label.csv.gz", 5, "-3"), FormatError, r"node-label\.csv\.gz, line 5, column 'column_0' is -3"),
         (line("raw/num-node-list.csv.gz", 1, "9"), ArgumentError, r"there are 9 nodes .* in .*num-node-list"),
         (line("raw/num-node-list.csv.gz", 1, "-9"), FormatError, r"num-node-list\.csv\.gz holds -9"),
-        (line("raw/num-node-list.csv.gz", 1, "30\n30"), ArgumentError, r"lists 2 graphs; a data set of one"),
+        (line("raw/num-node-list.csv.gz", 1, "30\n30"), ArgumentError, r"lists several graphs; a data set of"),
         (line("split/time/train.csv.gz", 2, "77"), ArgumentError, r"train\.csv\.gz, line 2: split train lists node 77"),
         (line("split/time/train.csv.gz", 2, "1.5"), ArgumentError, r"train\.csv\.gz, line 2: 1\.5 is a decimal"),
         (lambda f: write_gzip(f / "split/time/test.csv.gz", [51, 9, 51]), ArgumentError,
@@ -265,6 +259,25 @@ def test_spoiled_weights(
     folder = write_ogb_text(tmp_path / "ogbl_collab", foreign_graph(), weights=True)
     spoil(folder)
     fails(folder, kind, match)
+
+
+@pytest.mark.parametrize("name", ["ogbn-products", "ogbn_products", "ogbn-papers100M"])
+def test_the_name_of_a_data_set(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    """Names the folder that the package makes where it is told of no other, if there is none of the name itself."""
+    monkeypatch.chdir(tmp_path)
+    looked = rf"^{name}/raw and dataset/{name.replace('-', '_')}/raw are no folders: ogb:DIR"
+    with pytest.raises(ArgumentError, match=looked):
+        oc.import_graph(f"ogb:{name}", "g", progress=False)
+    folder = write_ogb_text(tmp_path / "dataset" / name.replace("-", "_"), foreign_graph())
+    graph = oc.import_graph(f"ogb:{name}", "g", progress=False)
+    assert graph.manifest.attributes["undirected"] == (name != "ogbn-papers100M")
+    assert "is kept" in oc.import_graph(f"ogb:{folder}", "g", progress=False).notes[0]
+    write_gzip(folder / "split/time/test.csv.gz", [59])
+    with pytest.raises(ArgumentError, match=r"split/time/test\.csv\.gz \(which changed\)"):
+        oc.import_graph(f"ogb:{name}", "g", progress=False)
+    made = ForeignGraph(foreign_graph().edges[:1], foreign_graph().features, foreign_graph().labels)
+    write_ogb_text(tmp_path / name, made)
+    assert oc.import_graph(f"ogb:{name}", "h", progress=False).manifest.attributes["edges_listed"] <= 2
 
 
 def test_a_folder_that_is_none(tmp_path: Path) -> None:
@@ -333,7 +346,7 @@ def test_edges_to_predict(tmp_path: Path, options: dict[str, Any], tensors: bool
         assert np.array_equal(get(graph, f"{split}_edges"), parts["edge"])
     where = folder / "split/time"
     assert f"negatives of {where} cannot be stored yet and are not imported: edge_neg" in graph.notes
-    assert f"parts of {where} that are not imported: year" in graph.notes
+    assert f"years of {where} are not imported, graphs have no times yet: year" in graph.notes
     assert not run(folder, split_protocol="none").has("train_edges")
 
 
@@ -364,6 +377,7 @@ def test_splits_of_nodes_in_a_torch_file(tmp_path: Path) -> None:
     graph = run(folder)
     for split, nodes in splits.items():
         assert np.array_equal(get(graph, split), np.sort(nodes))
+        write_gzip(folder / f"split/random/{split}.csv.gz", [7])  # which the package does not read then
     save(folder / "split/random/split_dict.pt", splits | {"test": np.array([3, 60])})
     fails_again(
         folder, ArgumentError, r"split_dict\.pt test, row 1 .*: split test lists node 60, but there are 60"
@@ -465,6 +479,6 @@ def test_drug_interactions(tmp_path: Path, load: Loader) -> None:
 def test_many_small_graphs_are_refused(tmp_path: Path) -> None:
     folder = shared_path("samples-ogb-molesol", "ogbg_molesol")
     with pytest.raises(
-        ArgumentError, match=r"num-node-list\.csv\.gz lists 1128 graphs; a data set of one graph"
+        ArgumentError, match=r"num-node-list\.csv\.gz lists several graphs; a data set of one graph"
     ):
         import_graph(f"ogb:{folder}", tmp_path / "graph", new_runtime())

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import gzip
-import sys
 import zipfile
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -17,7 +17,7 @@ import outcrop as oc
 from foreign_types import ForeignTypes, check_same, foreign_types, read, write_ogb_arrays, write_ogb_text
 from outcrop.importing.graph import import_graph
 from outcrop.store.graph import Graph
-from support import held_bytes, new_runtime
+from support import held_bytes, import_ogb, new_runtime
 
 WRITES = ("author", "writes", "paper")
 
@@ -44,9 +44,30 @@ def test_text_comes_back(tmp_path, reverse):
 
 @pytest.mark.parametrize("dtype", [np.int64, np.int32, np.uint64])
 def test_arrays_come_back(tmp_path, dtype):
-    graph = imported(write_ogb_arrays(tmp_path / "ogbn_x", foreign_types(), dtype))
+    folder = write_ogb_arrays(tmp_path / "ogbn_x", foreign_types(), dtype)
+    graph = imported(folder)
     check_same(graph, foreign_types())
-    assert any("not imported: node_year.npz" in note for note in graph.notes)
+    assert (
+        f"years of {folder / 'raw'} are not imported, graphs have no times yet: node_year.npz" in graph.notes
+    )
+
+
+def test_files_of_rows_may_be_called_as_in_data_sets_without_types(tmp_path):
+    folder = write_ogb_arrays(tmp_path / "ogbn_x", made())
+    for name in ("node_feat", "edge_feat"):
+        (folder / f"raw/{name}_dict.npz").rename(folder / f"raw/{name}.npz")
+    graph = imported(folder, keep_duplicates=False)
+    check_same(graph, made())
+    assert sum(one.array("features") in graph.manifest.arrays for one in graph.edge_types) == 1
+
+
+def test_a_split_in_a_torch_file_comes_before_text(tmp_path):
+    """As the package has it."""
+    folder = write_ogb_text(tmp_path / "ogbn_mag", foreign_types())
+    chosen = {s: {"author": np.array([i])} for i, s in enumerate(("train", "valid", "test"))}
+    torch.save(chosen, folder / "split/time/split_dict.pt")
+    of_authors = {split: by_type["author"] for split, by_type in chosen.items()}
+    check_same(imported(folder), replace(foreign_types(), splits={"author": of_authors}))
 
 
 @pytest.mark.parametrize("write", [write_ogb_text, write_ogb_arrays])
@@ -124,6 +145,18 @@ CITES = "raw/relations/paper___cites___paper"
             r"node-feat\.csv\.gz has 60 rows, node type 'paper' has 61",
         ),
         (line("raw/num-node-dict.csv.gz", 2, f"60,{1 << 40},7,0"), r"tells of 1099511627776 nodes 'author'"),
+        (
+            line("raw/num-node-dict.csv.gz", 2, f"60,40,{'7' * 5000},0"),
+            r"num-node-dict\.csv\.gz, line 2 has no",
+        ),
+        (
+            line("raw/num-node-dict.csv.gz", 1, "paper,author,field,paper"),
+            r"num-node-dict\.csv\.gz, line 1 names node type 'paper' twice",
+        ),
+        (
+            line("raw/triplet-type-list.csv.gz", 3, "author,writes,paper"),
+            r"triplet-type-list\.csv\.gz, line 3 lists 'author writes paper' twice",
+        ),
         (torn("raw/num-node-dict.csv.gz"), r"num-node-dict\.csv\.gz is torn"),
         (
             line("raw/triplet-type-list.csv.gz", 2, "author,writes"),
@@ -197,7 +230,7 @@ KEY = "paper___cites___paper"
         ),
         (
             member("num_nodes_dict", "paper", np.array([59])),
-            r"node_feat\.npz member 'paper' has 60 rows .*has 59 nodes",
+            r"node_feat_dict\.npz member 'paper' has 60 rows .*has 59 nodes",
         ),
         (
             member("num_nodes_dict", "field", None),
@@ -259,17 +292,19 @@ def test_a_file_that_changed_is_seen(tmp_path):
         oc.import_graph(f"ogb:{folder}", out, progress=False)
 
 
-@pytest.mark.leaks("thread", reason="the package shows its progress with tqdm, whose monitor stays")
-def test_ogb_reads_the_same(tmp_path, monkeypatch):
-    """The package reads no empty file, so no type is without nodes; its slices of rows of edges are empty."""
-    monkeypatch.setenv("OUTDATED_IGNORE", "1")  # as it does itself
-    monkeypatch.setitem(sys.modules, "outdated", None)  # it asks the network for the newest version
-    reader = pytest.importorskip("ogb.io.read_graph_raw")
-    whole = foreign_types()
-    sizes = {name: size for name, size in whole.sizes.items() if size}
-    given = replace(
-        whole, sizes=sizes, edges={key: pairs for key, pairs in whole.edges.items() if len(pairs)}
+def without_empty(whole: ForeignTypes) -> ForeignTypes:
+    """Returns the graph without the type that has no nodes: the package reads no empty file."""
+    return replace(
+        whole,
+        sizes={name: size for name, size in whole.sizes.items() if size},
+        edges={key: pairs for key, pairs in whole.edges.items() if len(pairs)},
     )
+
+
+def test_ogb_reads_the_same(tmp_path, monkeypatch):
+    """Its slices of rows of edges are empty in text, so there are none here."""
+    reader = import_ogb("io.read_graph_raw", monkeypatch)
+    given = without_empty(foreign_types())
     folder = write_ogb_text(tmp_path / "ogbn_mag", given)
     graph = imported(folder, keep_duplicates=True)
     nodes, edges = ["node_year"], ["edge_reltype"]
@@ -294,6 +329,86 @@ def test_ogb_reads_the_same(tmp_path, monkeypatch):
     for split, by_type in zip(("train", "valid", "test"), splits[0], strict=True):
         for name, listed in by_type.items():
             assert np.array_equal(read(graph, graph.node_type(name).array(split)), np.sort(listed))
+
+
+def test_ogb_reads_the_same_of_arrays(tmp_path, monkeypatch):
+    reader = import_ogb("io.read_graph_raw", monkeypatch)
+    given = without_empty(made())
+    folder = write_ogb_arrays(tmp_path / "ogbn_x", given)
+    (read_by_ogb,) = reader.read_binary_heterograph_raw(str(folder / "raw"))
+    graph = imported(folder, keep_duplicates=True)
+    assert read_by_ogb["num_nodes_dict"] == {one.name: one.num_nodes for one in graph.node_types}
+    assert sorted(read_by_ogb["edge_index_dict"]) == [one.key for one in graph.edge_types]
+    assert list(read_by_ogb["edge_feat_dict"]) == [WRITES]
+    for one in graph.edge_types:
+        pairs = read_by_ogb["edge_index_dict"][one.key]
+        order = np.lexsort(pairs)
+        assert np.array_equal(graph.edge_index(one), pairs[:, order])
+        if one.key == WRITES:
+            assert np.array_equal(
+                read(graph, one.array("features")), read_by_ogb["edge_feat_dict"][WRITES][order]
+            )
+    for name, rows in read_by_ogb["node_feat_dict"].items():
+        assert np.array_equal(read(graph, graph.node_type(name).array("features")), rows)
+
+
+def test_what_ogb_saves_comes_back(tmp_path, monkeypatch):
+    """Its saver writes the files that it wants of whoever contributes a data set."""
+    io = import_ogb("io", monkeypatch)
+    monkeypatch.setattr(torch, "load", partial(torch.load, weights_only=False))  # as it was before 2.6
+    given = without_empty(made())
+    labels = {"paper": given.labels["paper"]}
+    saver = io.DatasetSaver("ogbn-x", is_hetero=True, version=1, root=str(tmp_path / "saved"))
+    given_to_it = {
+        "num_nodes_dict": given.sizes,
+        "edge_index_dict": {key: pairs.T for key, pairs in given.edges.items()},
+        "node_feat_dict": given.features,
+        "edge_feat_dict": given.edge_features,
+        "node_year": {name: np.full((len(rows), 1), 2012) for name, rows in given.features.items()},
+    }
+    saver.save_graph_list([given_to_it])
+    saver.save_target_labels({name: of[:, None] for name, of in labels.items()})
+    parts = ("train", "valid", "test")
+    saver.save_split({s: {name: of[s] for name, of in given.splits.items()} for s in parts}, "time")
+    (raw,) = tmp_path.rglob("raw")
+    graph = imported(raw.parent, keep_duplicates=False)
+    check_same(graph, replace(given, labels=labels))
+    rows = [one.key for one in graph.edge_types if one.array("features") in graph.manifest.arrays]
+    assert rows == [WRITES]
+    assert any("not imported, graphs have no times yet: node_year.npz" in note for note in graph.notes)
+
+
+MEMORY = 5 << 19
+
+
+def write_text_of_many(folder: Path, given: ForeignTypes) -> Path:
+    """Writes text whose rows come again every hundred."""
+    write_ogb_text(
+        folder, replace(given, features={name: rows[:100] for name, rows in given.features.items()})
+    )
+    for name, rows in given.features.items():
+        path = folder / "raw" / "node-feat" / name / "node-feat.csv.gz"
+        text = gzip.decompress(path.read_bytes())
+        with gzip.open(path, "wb", 1) as file:
+            for _ in range(len(rows) // 100):
+                file.write(text)
+    return folder
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("write", [write_text_of_many, write_ogb_arrays])
+def test_files_twenty_times_the_budget(tmp_path, write):
+    """57 MB of rows and ids, of which no list is held whole."""
+    given = foreign_types(scale=500, dim=1)
+    block = np.arange(26_000, dtype=np.float32).reshape(100, 260) % 97 + np.float32(0.25)
+    rows = {name: np.tile(block, (len(of) // 100, 1)) for name, of in given.features.items()}
+    given = replace(given, features=rows)
+    held = [*given.features.values(), *given.edges.values()]
+    assert sum(array.nbytes for array in held) > 20 * MEMORY
+    folder, runtime = write(tmp_path / "ogbn_x", given), new_runtime(MEMORY)
+    graph = import_graph(f"ogb:{folder}", tmp_path / "g.oc", runtime)
+    assert runtime.budget.peak_bytes <= MEMORY
+    check_same(graph, given)
 
 
 def test_a_header_that_is_no_python_is_named(tmp_path):

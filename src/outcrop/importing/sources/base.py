@@ -120,7 +120,8 @@ class GraphSource:
         keep_self_loops: What is usual for this source.
         split_protocol: What is usual where the source has no splits.
         notes: What the user should know, a sentence each: columns that are not imported.
-        split_rows: Given a node, every row that puts it into a split, in their order; None = the source cannot tell.
+        split_rows: Given a node, rows that put it into a split, in their order: the first and the last at least;
+            None = the source cannot tell.
         edge_at: Where an edge is, for messages, by its number among those that ``edges`` yields; None = that number.
         weight_at: Where the weight of an edge is, for messages, by the number of the edge among those that ``edges``
             yields; None = nothing to add.

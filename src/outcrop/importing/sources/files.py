@@ -8,6 +8,7 @@ from outcrop.config.sampling import SPLITS
 from outcrop.importing.sources.folder import FILES
 from outcrop.importing.sources.graphbolt_metadata import named_files
 from outcrop.importing.sources.ntriples import files_of_ntriples
+from outcrop.importing.sources.ogb_files import folder_of
 from outcrop.importing.sources.table_files import TABLE_SUFFIXES
 from outcrop.importing.sources.tables_folder import files_of_tables
 from outcrop.importing.sources.typed_folder import GRAPH_TOML, files_of_types
@@ -31,6 +32,11 @@ _NAMES = {
 
 
 _NAMES_OF_ALL = {"igb": ("processed/*/*.npy",)}  # with all types
+
+
+def place_of(kind: str, where: str) -> Path:
+    """Returns the file or folder that ``kind:where`` names."""
+    return folder_of(Path(where)) if kind == "ogb" else Path(where)
 
 
 def source_files(kind: str, where: Path, *, all_types: bool = False) -> list[Path]:

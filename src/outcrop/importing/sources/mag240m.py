@@ -22,7 +22,8 @@ from outcrop.importing.sources.features import array_features
 from outcrop.importing.sources.file_map import is_size
 from outcrop.importing.sources.ids import PlainIds
 from outcrop.importing.sources.labels import array_labels
-from outcrop.importing.sources.npy import open_npy
+from outcrop.importing.sources.npy import forget_pages, open_npy
+from outcrop.importing.sources.ogb_files import notes_of_left
 from outcrop.importing.sources.parts import Part, SplitParts
 from outcrop.importing.sources.torch_file import TorchFile
 from outcrop.runtime.runtime import Runtime
@@ -35,8 +36,8 @@ EDGE_TYPES = (
     ("author", "affiliated_with", "institution"),
 )
 _MOST_CLASSES = 1 << 16
-# Splits of the file; of the two for tests the first that is there, whose labels are known.
-_SPLITS = {"train": ("train",), "valid": ("valid",), "test": ("test-dev", "test")}
+# Papers for tests: those of the first leaderboard, those of the challenge, and both.
+_DEV, _TESTS = "test-dev", ("test-dev", "test-challenge", "test-whole")
 _REMEDY = "download the data set again"
 
 
@@ -57,8 +58,8 @@ def open_mag240m(folder: Path, runtime: Runtime, held: ExitStack, config: Import
         for name in TYPES
     )
     edges = tuple(_edges(folder, key, runtime) for key in EDGE_TYPES)
-    year = folder / "processed" / "paper" / "node_year.npy"
-    notes = (f"{year} is not imported: nodes have no times yet",) if year.is_file() else ()
+    papers = folder / "processed" / "paper"
+    notes = notes_of_left("files", papers, (path.name for path in papers.glob("node_year.npy")))
     source = TypedSource(str(folder), nodes, edges, notes)
     check_told_types(source, 0)
     return source
@@ -97,15 +98,35 @@ def _papers(folder: Path, counts: dict[str, int], runtime: Runtime, held: ExitSt
 def _splits(folder: Path, runtime: Runtime, held: ExitStack) -> dict[str, Part]:
     path = _require(folder / SPLIT_DICT)
     file = TorchFile(path, frozenset(), _REMEDY, runtime, held)
-    root: Any = file.root
-    parts = {}
-    for split, names in _SPLITS.items():
-        name = next((name for name in names if isinstance(root, dict) and name in root), None)
-        value = None if name is None else file.value(root[name], name)
+    root: dict[str, Any] = file.root if isinstance(file.root, dict) else {}
+
+    def papers(name: str) -> np.ndarray:
+        value = file.value(root[name], name) if name in root else None
         if not isinstance(value, np.ndarray):
-            raise FormatError(f"{path} has no papers of split {split}: {_REMEDY}")
-        parts[split] = Part(f"{path} {name}", value)
+            raise FormatError(f"{path} has no papers of split {name}: {_REMEDY}")
+        return value
+
+    parts = {split: Part(f"{path} {split}", papers(split)) for split in ("train", "valid")}
+    if "test" in root:
+        parts["test"] = Part(f"{path} test[index % 5 < 3]", _dev_of(papers("test"), runtime, held))
+    elif missing := [name for name in _TESTS if name not in root]:
+        raise FormatError(f"{path} has neither papers of split test nor of {', '.join(missing)}: {_REMEDY}")
+    else:
+        parts["test"] = Part(f"{path} {_DEV}", papers(_DEV))
     return parts
+
+
+def _dev_of(test: np.ndarray, runtime: Runtime, held: ExitStack) -> np.ndarray:
+    """Returns the papers of ``test`` that the package calls ``test-dev``: ``test[numpy.arange(len(test)) % 5 < 3]``."""
+    if test.ndim != 1:
+        return test
+    count = len(test) // 5 * 3 + min(len(test) % 5, 3)
+    held.enter_context(runtime.budget.reserve("splits", count * test.dtype.itemsize))
+    dev = np.empty(count, test.dtype)
+    for first in range(3):
+        dev[first::3] = test[first::5]
+    forget_pages(test)
+    return dev
 
 
 def _edges(folder: Path, key: tuple[str, str, str], runtime: Runtime) -> EdgeSource:

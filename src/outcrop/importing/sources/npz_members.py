@@ -12,6 +12,7 @@ from typing import IO
 import numpy as np
 
 from outcrop.errors import ArgumentError, FormatError, OutcropError
+from outcrop.importing.sources.file_map import is_size
 from outcrop.importing.sources.npy import DAMAGED
 from outcrop.runtime.runtime import Runtime
 
@@ -148,8 +149,18 @@ def _skip(file: IO[bytes], size: int, step: int) -> None:
         size -= read
 
 
-def read_integers(runtime: Runtime, member: NpzMember) -> np.ndarray:
-    """Returns a short list of integers. Raises FormatError where the member is something else."""
+def read_integer(runtime: Runtime, member: NpzMember) -> int:
+    """Returns the only number of a list that has one, how many nodes or edges the only graph of a data set has.
+
+    Raises:
+        ArgumentError: Its header tells of more or fewer numbers, which are not read.
+        FormatError: It is no list of integers, or torn, or its number is negative.
+    """
     if len(member.shape) != 1 or member.dtype.kind not in "iu":
         raise FormatError(f"{member.name} is {member.dtype}{member.shape}; a list of integers is needed")
-    return np.concatenate([np.zeros(0, member.dtype), *member.rows(runtime, 1024)])
+    if len(member) != 1:
+        raise ArgumentError(f"{member.name} lists {len(member)} graphs; a data set of one graph is needed")
+    (block,) = member.rows(runtime, 1)
+    if not is_size(int(block[0])):
+        raise FormatError(f"{member.name} holds {block[0]}; it says how many there are of something")
+    return int(block[0])

@@ -33,19 +33,21 @@ from outcrop.importing.sources.base import (
     check_ids,
 )
 from outcrop.importing.sources.edge_list import edge_of, table_edges
-from outcrop.importing.sources.gzip_tables import GzipTable, open_gzip, read_counts
+from outcrop.importing.sources.gzip_tables import GzipTable, open_gzip, read_count
 from outcrop.importing.sources.ids import PlainIds
-from outcrop.importing.sources.npz_members import NpzMember, member_names, read_integers
+from outcrop.importing.sources.npz_members import NpzMember, member_names, read_integer
 from outcrop.importing.sources.ogb_files import (
     array_features_of,
     array_labels_of,
     counted,
+    folder_of,
+    notes_of_left,
     pairs_of,
-    require_one_graph,
+    places_of,
     text_features,
     text_labels,
 )
-from outcrop.importing.sources.ogb_splits import OgbSplits, open_splits
+from outcrop.importing.sources.ogb_splits import open_splits
 from outcrop.importing.sources.ogb_typed import open_ogb_typed
 from outcrop.importing.sources.tables import Place, to_numpy
 from outcrop.importing.sources.typed import refuse_typed
@@ -62,25 +64,28 @@ _READ = ("edge", "num-node-list", "num-edge-list", "node-feat", "node-label", "e
 def open_ogb(
     folder: Path, runtime: Runtime, held: ExitStack, config: ImportConfig
 ) -> GraphSource | TypedSource:
-    """Opens ``ogb:DIR``; reads how many nodes and edges there are, and first lines.
+    """Opens ``ogb:DIR`` or ``ogb:NAME``; reads how many nodes and edges there are, and first lines.
 
     Raises:
         ArgumentError: A file is missing, the data set has relations or many graphs, or has no such split.
         FormatError: A file is torn or not what its name says.
     """
+    places, folder = places_of(folder), folder_of(folder)
     raw = folder / "raw"
     if not raw.is_dir():
+        looked = " and ".join(str(place / "raw") for place in places)
         raise ArgumentError(
-            f"{raw} is no folder: ogb:DIR is the folder that the ogb package makes of a data set, such as "
-            "dataset/ogbn_arxiv, with raw and split in it"
+            f"{looked} {'is no folder' if len(places) == 1 else 'are no folders'}: ogb:DIR is the folder that the ogb "
+            "package makes of a data set, such as dataset/ogbn_arxiv, with raw and split in it, or the name of the "
+            "data set, such as ogbn-arxiv, where that folder is in the current one"
         )
     if any((raw / name).exists() for name in _TYPED):
         return open_ogb_typed(folder, runtime, held, config)
     if (raw / _RELATIONS).exists():
         refuse_typed(str(folder), f"{_RELATIONS} is there", "import it from triples (triples:DIR)")
     if (raw / "data.npz").exists():
-        return _open_arrays(folder, runtime, open_splits(folder, runtime, held, config))
-    return _open_text(folder, runtime, open_splits(folder, runtime, held, config))
+        return _open_arrays(folder, runtime, held, config)
+    return _open_text(folder, runtime, held, config)
 
 
 def is_reversed(folder: Path) -> bool:
@@ -89,13 +94,11 @@ def is_reversed(folder: Path) -> bool:
     return any(name.replace("-", "_") in REVERSED for name in names)
 
 
-def _open_text(folder: Path, runtime: Runtime, splits: OgbSplits) -> GraphSource:
+def _open_text(folder: Path, runtime: Runtime, held: ExitStack, config: ImportConfig) -> GraphSource:
     raw = folder / "raw"
     files = {name: raw / f"{name}.csv.gz" for name in _READ}
-    num_nodes, num_edges = (
-        require_one_graph(str(files[name]), read_counts(runtime, files[name]))
-        for name in ("num-node-list", "num-edge-list")
-    )
+    num_nodes, num_edges = (read_count(files[name]) for name in ("num-node-list", "num-edge-list"))
+    splits = open_splits(folder, num_nodes, runtime, held, config)
     ids = PlainIds(num_nodes, str(files["num-node-list"]))
     table = open_gzip(files["edge"], ("source", "target"), num_edges)
     weights = (
@@ -148,23 +151,21 @@ def _weighted(edges: Iterator[EdgeBlock], table: GzipTable, runtime: Runtime) ->
 def _notes(raw: Path) -> tuple[str, ...]:
     """Names what the data set has beside what is imported."""
     read = {f"{name}.csv.gz" for name in _READ}
-    left = sorted(path.name for path in raw.glob("*.csv.gz") if path.name not in read)
-    return (f"files of {raw} that are not imported: {', '.join(left)}",) if left else ()
+    return notes_of_left("files", raw, (path.name for path in raw.glob("*.csv.gz") if path.name not in read))
 
 
-def _open_arrays(folder: Path, runtime: Runtime, splits: OgbSplits) -> GraphSource:
+def _open_arrays(folder: Path, runtime: Runtime, held: ExitStack, config: ImportConfig) -> GraphSource:
     path, listed = folder / "raw" / "data.npz", "num_nodes_list"
     num_nodes, num_edges = (
-        require_one_graph(member.name, read_integers(runtime, member))
-        for member in (NpzMember(path, listed), NpzMember(path, "num_edges_list"))
+        read_integer(runtime, NpzMember(path, name)) for name in (listed, "num_edges_list")
     )
+    splits = open_splits(folder, num_nodes, runtime, held, config)
     pairs = NpzMember(path, "edge_index")
     if pairs.shape != (2, num_edges):
         raise FormatError(f"{pairs.name} has shape {pairs.shape}; num_edges_list says [2, {num_edges}]")
     check_ids(pairs.name, np.zeros(0, pairs.dtype))
     names = member_names(path)
-    left = sorted(names - {"edge_index", listed, "num_edges_list", "node_feat", "edge_feat"})
-    notes = (f"members of {path} that are not imported: {', '.join(left)}",) if left else ()
+    read = {"edge_index", listed, "num_edges_list", "node_feat", "edge_feat"}
     return GraphSource(
         str(folder),
         lambda: pairs_of(pairs, runtime),
@@ -174,7 +175,7 @@ def _open_arrays(folder: Path, runtime: Runtime, splits: OgbSplits) -> GraphSour
         array_labels_of(folder / "raw" / "node-label.npz", runtime),
         splits.nodes,
         reverse=is_reversed(folder),
-        notes=(*notes, *splits.notes),
+        notes=(*notes_of_left("members", path, names - read), *splits.notes),
         split_rows=splits.rows,
         edge_splits=splits.edges,
         edge_split_at=splits.edge_at,

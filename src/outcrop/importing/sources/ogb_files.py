@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-import numpy as np
 import pyarrow as pa
 
-from outcrop.errors import ArgumentError, FormatError
+from outcrop.errors import FormatError
 from outcrop.importing.sources.base import EdgeBlock, FeatureSource, LabelSource, block_bytes, check_ids
 from outcrop.importing.sources.features import check_features, table_features
 from outcrop.importing.sources.gzip_tables import GzipTable, open_gzip
@@ -16,12 +15,39 @@ from outcrop.importing.sources.labels import check_labels, table_labels
 from outcrop.importing.sources.npz_members import NpzMember
 from outcrop.runtime.runtime import Runtime
 
+_PACKAGE_FOLDER = Path("dataset")  # root of the package's data sets, where it is told of no other
 
-def require_one_graph(name: str, counts: np.ndarray) -> int:
-    """Returns the number of nodes or edges of the only graph. Raises ArgumentError where there are other than one."""
-    if len(counts) != 1:
-        raise ArgumentError(f"{name} lists {len(counts)} graphs; a data set of one graph is needed")
-    return int(counts[0])
+
+def places_of(folder: Path) -> tuple[Path, ...]:
+    """Returns where a data set is looked for: ``folder``, and of a name without a path, such as ``ogbn-mag``, where the
+    package puts the data set of that name, ``dataset/ogbn_mag``.
+    """
+    named = len(folder.parts) == 1 and folder.name not in ("", "..")
+    return (folder, _PACKAGE_FOLDER / folder.name.replace("-", "_")) if named else (folder,)
+
+
+def folder_of(folder: Path) -> Path:
+    """Returns the first of :func:`places_of` where there is a folder; ``folder`` where there is none."""
+    return next((place for place in places_of(folder) if place.is_dir()), folder)
+
+
+def notes_of_left(what: str, where: Path, left: Iterable[str]) -> tuple[str, ...]:
+    """Says what is not imported: years, and the others.
+
+    Args:
+        what: What they are, such as ``files``.
+        where: File or folder that has them.
+        left: Their names.
+    """
+    names = sorted(left)
+    years = [name for name in names if "year" in name]
+    others = [name for name in names if name not in years]
+    notes = (
+        [f"years of {where} are not imported, graphs have no times yet: {', '.join(years)}"] if years else []
+    )
+    if others:
+        notes.append(f"{what} of {where} that are not imported: {', '.join(others)}")
+    return tuple(notes)
 
 
 def text_features(path: Path, num_rows: int, runtime: Runtime) -> FeatureSource | None:

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import ExitStack
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,13 +14,16 @@ from outcrop.config import ImportConfig
 from outcrop.config.sampling import SPLITS
 from outcrop.errors import ArgumentError, FormatError
 from outcrop.importing.sources.base import SplitRow, check_ids
-from outcrop.importing.sources.gzip_tables import open_gzip, read_ids
+from outcrop.importing.sources.gzip_tables import id_blocks, open_gzip, read_ids
 from outcrop.importing.sources.npy import forget_pages
+from outcrop.importing.sources.ogb_files import notes_of_left
+from outcrop.importing.sources.split_rows import rows_of_lists
 from outcrop.importing.sources.tables import Place
 from outcrop.importing.sources.torch_file import TorchFile
 from outcrop.importing.sources.typed import refuse_typed
 from outcrop.runtime.runtime import Runtime
 
+SPLIT_DICT = "split_dict.pt"  # which the package prefers to other files
 _ENDS = ("source_node", "target_node")  # parts of a split of ogbl-citation2
 
 
@@ -31,7 +33,7 @@ class OgbSplits:
 
     Attributes:
         nodes: Given the number of nodes, the splits; None = there are none.
-        rows: Every row that puts a node into a split.
+        rows: The first and the last row that put a node into a split.
         edges: Edges to be predicted by split, int64 ``[M, 2]`` each.
         edge_at: Where such an edge is, by split and row.
         notes: What the user should know.
@@ -44,8 +46,49 @@ class OgbSplits:
     notes: tuple[str, ...] = ()
 
 
-def open_splits(folder: Path, runtime: Runtime, held: ExitStack, config: ImportConfig) -> OgbSplits:
-    """Opens the splits of the data set in ``folder``.
+@dataclass(frozen=True)
+class NodeList:
+    """Lists the nodes of a split.
+
+    Attributes:
+        place: Where its rows are, for messages.
+        read: Reads its ids, int64 [n].
+        blocks: Yields them in blocks, of which none need be kept.
+    """
+
+    place: Place
+    read: Callable[[], np.ndarray]
+    blocks: Callable[[], Iterable[np.ndarray]]
+
+
+def text_list(path: Path, num_nodes: int, runtime: Runtime, held: ExitStack) -> NodeList:
+    """Opens nodes that a ``.csv.gz`` lists; of more than ``num_nodes`` no more is read than shows it.
+
+    Raises:
+        ArgumentError, FormatError: The file is missing or torn, or has several columns.
+    """
+    table = open_gzip(path, ("node",))
+    return NodeList(
+        Place(table),
+        lambda: read_ids(runtime, table, num_nodes, held),
+        lambda: id_blocks(runtime, table, num_nodes),
+    )
+
+
+def array_list(name: str, read: Callable[[], np.ndarray]) -> NodeList:
+    """Opens nodes that are an array in a file."""
+    return NodeList(Place(name), read, lambda: [read()])
+
+
+def rows_of(node: int, lists: dict[str, NodeList]) -> list[SplitRow]:
+    """Returns the first and the last row that put ``node`` into one of the splits."""
+    return rows_of_lists(node, ((split, one.place, one.blocks()) for split, one in lists.items()))
+
+
+def open_splits(
+    folder: Path, num_nodes: int, runtime: Runtime, held: ExitStack, config: ImportConfig
+) -> OgbSplits:
+    """Opens the splits of the data set in ``folder``, whose graph has ``num_nodes`` nodes.
 
     Raises:
         ArgumentError: There is no split of the number that was asked for, or a file is missing.
@@ -55,23 +98,15 @@ def open_splits(folder: Path, runtime: Runtime, held: ExitStack, config: ImportC
     if chosen is None or config.split_protocol == "none":
         return OgbSplits()
     texts = {split: chosen / f"{split}.csv.gz" for split in SPLITS}
-    if any(path.exists() for path in texts.values()):
-        tables = {split: open_gzip(path, ("node",)) for split, path in texts.items()}
-        return _of_nodes(
-            {split: partial(read_ids, runtime, table) for split, table in tables.items()},
-            {split: Place(table) for split, table in tables.items()},
-            notes,
-        )
+    if not (chosen / SPLIT_DICT).exists() and any(path.exists() for path in texts.values()):
+        lists = {split: text_list(path, num_nodes, runtime, held) for split, path in texts.items()}
+        return _of_nodes(lists, notes)
     values = _torch_values(chosen, runtime, held)
     if not values:
         return OgbSplits(notes=(f"{chosen} holds no splits that are read: .csv.gz or .pt",))
     if any(isinstance(value.raw, dict) for value in values.values()):
         return _of_edges(chosen, values, runtime, held, notes)
-    return _of_nodes(
-        {split: value.nodes for split, value in values.items()},
-        {split: Place(value.name) for split, value in values.items()},
-        notes,
-    )
+    return _of_nodes({split: array_list(value.name, value.nodes) for split, value in values.items()}, notes)
 
 
 def chosen_split(folder: Path, index: int) -> tuple[Path | None, tuple[str, ...]]:
@@ -89,17 +124,12 @@ def chosen_split(folder: Path, index: int) -> tuple[Path | None, tuple[str, ...]
     return found[index], (note,) if others else ()
 
 
-def _of_nodes(
-    read: dict[str, Callable[[], np.ndarray]], places: dict[str, Place], notes: tuple[str, ...]
-) -> OgbSplits:
-    def rows(node: int) -> list[SplitRow]:
-        return [
-            SplitRow(split, str(node), places[split].at(row))
-            for split in read
-            for row in np.flatnonzero(read[split]() == node).tolist()
-        ]
-
-    return OgbSplits(lambda num_nodes: {split: nodes() for split, nodes in read.items()}, rows, notes=notes)
+def _of_nodes(lists: dict[str, NodeList], notes: tuple[str, ...]) -> OgbSplits:
+    return OgbSplits(
+        lambda num_nodes: {split: one.read() for split, one in lists.items()},
+        lambda node: rows_of(node, lists),
+        notes=notes,
+    )
 
 
 @dataclass(frozen=True)
@@ -132,12 +162,12 @@ class _TorchValue:
 
 
 def _torch_values(folder: Path, runtime: Runtime, held: ExitStack) -> dict[str, _TorchValue]:
-    """Opens ``split_dict.pt``, as the package prefers it, or the file of each split."""
+    """Opens ``split_dict.pt``, or the file of each split."""
 
     def opened(path: Path) -> TorchFile:
         return TorchFile(path, frozenset(), "download the data set again", runtime, held)
 
-    whole = folder / "split_dict.pt"
+    whole = folder / SPLIT_DICT
     if whole.exists():
         file = opened(whole)
         if not isinstance(file.root, dict) or not set(SPLITS) <= set(file.root):
@@ -193,7 +223,4 @@ def _notes_of_edges(folder: Path, values: dict[str, _TorchValue], left: set[str]
         notes.append(
             f"negatives of {folder} cannot be stored yet and are not imported: {', '.join(negatives)}"
         )
-    others = sorted(left - set(negatives))
-    if others:
-        notes.append(f"parts of {folder} that are not imported: {', '.join(others)}")
-    return notes
+    return [*notes, *notes_of_left("parts", folder, left - set(negatives))]

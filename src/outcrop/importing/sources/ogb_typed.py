@@ -7,8 +7,8 @@ As compressed text: ``raw/num-node-dict.csv.gz``, whose header names the node ty
 ``split/NAME/TYPE/train.csv.gz``.
 
 Or as arrays, with a member for each type in each file: ``raw/num_nodes_dict.npz``, ``num_edges_dict.npz``,
-``edge_index_dict.npz``, ``node_feat.npz``, ``edge_feat.npz``, ``node-label.npz``; ``split/NAME/split_dict.pt`` has
-dicts of nodes by type.
+``edge_index_dict.npz``, ``node_feat_dict.npz``, ``edge_feat_dict.npz``, ``node-label.npz``;
+``split/NAME/split_dict.pt`` has dicts of nodes by type.
 """
 
 from __future__ import annotations
@@ -16,11 +16,10 @@ from __future__ import annotations
 import csv
 import gzip
 import zlib
-from collections.abc import Callable
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 
@@ -32,25 +31,31 @@ from outcrop.importing.sources.base import (
     FeatureSource,
     LabelSource,
     NodeSource,
-    SplitRow,
     TypedSource,
     check_ids,
 )
 from outcrop.importing.sources.checks import check_told_types
 from outcrop.importing.sources.edge_list import edge_of, table_edges
-from outcrop.importing.sources.gzip_tables import open_gzip, read_counts, read_ids
+from outcrop.importing.sources.gzip_tables import open_gzip, read_count
 from outcrop.importing.sources.ids import PlainIds
-from outcrop.importing.sources.npz_members import NpzMember, member_names, read_integers
+from outcrop.importing.sources.npz_members import NpzMember, member_names, read_integer
 from outcrop.importing.sources.ogb_files import (
     array_features_of,
     array_labels_of,
     counted,
+    notes_of_left,
     pairs_of,
-    require_one_graph,
     text_features,
     text_labels,
 )
-from outcrop.importing.sources.ogb_splits import chosen_split
+from outcrop.importing.sources.ogb_splits import (
+    SPLIT_DICT,
+    NodeList,
+    array_list,
+    chosen_split,
+    rows_of,
+    text_list,
+)
 from outcrop.importing.sources.tables import Place
 from outcrop.importing.sources.torch_file import TorchFile
 from outcrop.runtime.runtime import Runtime
@@ -58,12 +63,15 @@ from outcrop.runtime.runtime import Runtime
 _BETWEEN = "___"  # between the parts of an edge type
 _SHORT_FILE = 1 << 20  # most bytes of a file that lists types
 _TORN = (OSError, EOFError, zlib.error, UnicodeDecodeError, csv.Error)
-_SIZES = {"num_nodes_dict", "num_edges_dict", "edge_index_dict", "node_feat", "edge_feat", "node-label"}
+_SIZES = ("num_nodes_dict", "num_edges_dict", "edge_index_dict")
+# Files of rows, as ogb.io.DatasetSaver calls them, and as they are called in other layouts.
+_NODE_ROWS, _EDGE_ROWS = ("node_feat_dict", "node_feat"), ("edge_feat_dict", "edge_feat")
+
+_DIGITS = 18  # most of a number of nodes
 
 Key = tuple[str, str, str]
-Splits = dict[
-    str, tuple[Place, Callable[[], np.ndarray]]
-]  # by split where its nodes are, and what reads them
+_Name = TypeVar("_Name", str, Key)
+Splits = dict[str, NodeList]  # by split
 
 
 class _Layout(Protocol):
@@ -74,7 +82,6 @@ class _Layout(Protocol):
     def features(self, name: str, num_nodes: int) -> FeatureSource | None: ...
     def labels(self, name: str, num_nodes: int) -> LabelSource | None: ...
     def edges(self, key: Key) -> EdgeSource: ...
-    def splits(self, folder: Path) -> dict[str, Splits]: ...
     def left(self) -> list[str]: ...
 
 
@@ -87,10 +94,12 @@ def open_ogb_typed(folder: Path, runtime: Runtime, held: ExitStack, config: Impo
     """
     raw = folder / "raw"
     text = (raw / "num-node-dict.csv.gz").exists()
-    layout: _Layout = _Text(raw, runtime) if text else _Arrays(raw, runtime, held)
+    layout: _Layout = (_Text if text else _Arrays)(raw, runtime)
     sizes = layout.sizes()
     chosen, notes = chosen_split(folder / "split", config.split_index)
-    splits = layout.splits(chosen) if chosen is not None and config.split_protocol != "none" else {}
+    splits: dict[str, Splits] = {}
+    if chosen is not None and config.split_protocol != "none":
+        splits = _splits(chosen, sizes, runtime, held)
     unknown = next((name for name in splits if name not in sizes), None)
     if unknown is not None:
         raise FormatError(f"{chosen} has splits of {unknown!r}, which is no node type of {folder}")
@@ -102,31 +111,53 @@ def open_ogb_typed(folder: Path, runtime: Runtime, held: ExitStack, config: Impo
                 raise FormatError(
                     f"{one.name}: {end!r} is no node type of {folder} (it has {', '.join(sizes)})"
                 )
-    left = layout.left()
-    said = (f"files of {raw} that are not imported: {', '.join(left)}",) if left else ()
-    source = TypedSource(str(folder), nodes, edges, (*said, *notes))
+    notes = (*notes_of_left("files", raw, layout.left()), *notes)
+    source = TypedSource(str(folder), nodes, edges, notes)
     check_told_types(source, 0)
     return source
 
 
 def _nodes(folder: Path, layout: _Layout, name: str, num_nodes: int, splits: Splits) -> NodeSource:
-    def rows(node: int) -> list[SplitRow]:
-        return [
-            SplitRow(split, str(node), place.at(row))
-            for split, (place, read) in splits.items()
-            for row in np.flatnonzero(read() == node).tolist()
-        ]
-
     return NodeSource(
         f"{folder}: {name}",
         num_nodes,
         layout.features(name, num_nodes),
         layout.labels(name, num_nodes),
-        lambda count: {split: read() for split, (_, read) in splits.items()} or None,
-        split_rows=rows,
+        lambda count: {split: one.read() for split, one in splits.items()} or None,
+        split_rows=lambda node: rows_of(node, splits),
         type_name=name,
         whose=f"node type {name!r} has",
     )
+
+
+def _splits(folder: Path, sizes: dict[str, int], runtime: Runtime, held: ExitStack) -> dict[str, Splits]:
+    """Opens the splits of each node type that has some."""
+    if (folder / SPLIT_DICT).exists():
+        return _torch_splits(folder / SPLIT_DICT, runtime, held)
+    return {
+        name: {
+            split: text_list(folder / name / f"{split}.csv.gz", sizes.get(name, 0), runtime, held)
+            for split in SPLITS
+        }
+        for name in _having(folder / "nodetype-has-split.csv.gz")
+    }
+
+
+def _torch_splits(path: Path, runtime: Runtime, held: ExitStack) -> dict[str, Splits]:
+    file = TorchFile(path, frozenset(), "download the data set again", runtime, held)
+    root: Any = file.root
+    found: dict[str, Splits] = {}
+    for split in SPLITS:
+        by_type = root.get(split) if isinstance(root, dict) else None
+        if not isinstance(by_type, dict):
+            raise FormatError(f"{path} has no dict of nodes by type for split {split}")
+        for name, raw in by_type.items():
+            where = f"{path} {split} {name}"
+            nodes = file.value(raw, where)
+            if not isinstance(nodes, np.ndarray) or nodes.ndim != 1:
+                raise FormatError(f"{where} is no list of nodes")
+            found.setdefault(str(name), {})[split] = array_list(where, partial(check_ids, where, nodes))
+    return found
 
 
 class _Text:
@@ -141,7 +172,10 @@ class _Text:
         rows = _short_rows(path)
         if len(rows) != 2:
             raise ArgumentError(f"{path} lists {len(rows) - 1} graphs; a data set of one graph is needed")
-        if len(rows[0]) != len(rows[1]) or not all(cell.isascii() and cell.isdigit() for cell in rows[1]):
+        twice = _first_twice(rows[0])
+        if twice is not None:
+            raise FormatError(f"{path}, line 1 names node type {twice!r} twice: each is listed once")
+        if len(rows[0]) != len(rows[1]) or not all(map(_is_count, rows[1])):
             raise FormatError(f"{path}, line 2 has no number for each of {', '.join(rows[0])}")
         return dict(sorted(zip(rows[0], map(int, rows[1]), strict=True)))
 
@@ -151,7 +185,14 @@ class _Text:
         odd = next((number for number, row in enumerate(rows) if len(row) != 3), None)
         if odd is not None or not rows:
             raise FormatError(f"{path}, line {(odd or 0) + 1}: head, relation and tail are needed")
-        return sorted((row[0], row[1], row[2]) for row in rows)
+        keys = [(row[0], row[1], row[2]) for row in rows]
+        twice = _first_twice(keys)
+        if twice is not None:
+            line = len(keys) - keys[::-1].index(twice)
+            raise FormatError(
+                f"{path}, line {line} lists {' '.join(twice)!r} twice: each edge type is listed once"
+            )
+        return sorted(keys)
 
     def features(self, name: str, num_nodes: int) -> FeatureSource | None:
         return text_features(self._raw / "node-feat" / name / "node-feat.csv.gz", num_nodes, self._runtime)
@@ -167,8 +208,7 @@ class _Text:
 
     def edges(self, key: Key) -> EdgeSource:
         folder = self._raw / "relations" / _BETWEEN.join(key)
-        listed = folder / "num-edge-list.csv.gz"
-        num_edges = require_one_graph(str(listed), read_counts(self._runtime, listed))
+        num_edges = read_count(folder / "num-edge-list.csv.gz")
         table = open_gzip(folder / "edge.csv.gz", ("source", "target"), num_edges)
         edges = table_edges(self._runtime, table, PlainIds())
         return EdgeSource(
@@ -180,16 +220,6 @@ class _Text:
             features=text_features(folder / "edge-feat.csv.gz", num_edges, self._runtime),
         )
 
-    def splits(self, folder: Path) -> dict[str, Splits]:
-        found: dict[str, Splits] = {}
-        for name in _having(folder / "nodetype-has-split.csv.gz"):
-            tables = {split: open_gzip(folder / name / f"{split}.csv.gz", ("node",)) for split in SPLITS}
-            found[name] = {
-                split: (Place(table), partial(read_ids, self._runtime, table))
-                for split, table in tables.items()
-            }
-        return found
-
     def left(self) -> list[str]:
         read = {"node-feat.csv.gz", "edge.csv.gz", "edge-feat.csv.gz", "num-edge-list.csv.gz"}
         found = [*self._raw.glob("node-feat/*/*.csv.gz"), *self._raw.glob("relations/*/*.csv.gz")]
@@ -199,12 +229,11 @@ class _Text:
 class _Arrays:
     """Reads arrays, a member for each type."""
 
-    def __init__(self, raw: Path, runtime: Runtime, held: ExitStack):
-        self._raw, self._runtime, self._held = raw, runtime, held
+    def __init__(self, raw: Path, runtime: Runtime):
+        self._raw, self._runtime = raw, runtime
 
     def _count(self, name: str, member: str) -> int:
-        found = NpzMember(self._raw / f"{name}.npz", member)
-        return require_one_graph(found.name, read_integers(self._runtime, found))
+        return read_integer(self._runtime, NpzMember(self._raw / f"{name}.npz", member))
 
     def _has(self, name: str, member: str) -> bool:
         path = self._raw / f"{name}.npz"
@@ -226,9 +255,7 @@ class _Arrays:
         return found
 
     def features(self, name: str, num_nodes: int) -> FeatureSource | None:
-        if not self._has("node_feat", name):
-            return None
-        return array_features_of(NpzMember(self._raw / "node_feat.npz", name), self._runtime)
+        return self._rows(self._file(_NODE_ROWS), name)
 
     def labels(self, name: str, num_nodes: int) -> LabelSource | None:
         if not self._has("node-label", name):
@@ -244,33 +271,32 @@ class _Arrays:
         if pairs.shape != (2, num_edges):
             raise FormatError(f"{pairs.name} has shape {pairs.shape}; num_edges_dict says [2, {num_edges}]")
         check_ids(pairs.name, np.zeros(0, pairs.dtype))
-        features = None
-        if self._has("edge_feat", member):
-            features = array_features_of(NpzMember(self._raw / "edge_feat.npz", member), self._runtime)
+        features = self._rows(self._file(_EDGE_ROWS), member)
         blocks = partial(pairs_of, pairs, self._runtime)
         return EdgeSource(pairs.name, key, blocks, num_edges, edge_at=edge_of(pairs.name), features=features)
 
-    def splits(self, folder: Path) -> dict[str, Splits]:
-        path = folder / "split_dict.pt"
-        if not path.exists():
-            return {}
-        file = TorchFile(path, frozenset(), "download the data set again", self._runtime, self._held)
-        root: Any = file.root
-        found: dict[str, Splits] = {}
-        for split in SPLITS:
-            by_type = root.get(split) if isinstance(root, dict) else None
-            if not isinstance(by_type, dict):
-                raise FormatError(f"{path} has no dict of nodes by type for split {split}")
-            for name, raw in by_type.items():
-                where = f"{path} {split} {name}"
-                nodes = file.value(raw, where)
-                if not isinstance(nodes, np.ndarray) or nodes.ndim != 1:
-                    raise FormatError(f"{where} is no list of nodes")
-                found.setdefault(str(name), {})[split] = (Place(where), partial(check_ids, where, nodes))
-        return found
+    def _file(self, names: tuple[str, ...]) -> str:
+        """Returns the first of the names of which there is a file."""
+        return next((name for name in names if (self._raw / f"{name}.npz").exists()), names[0])
+
+    def _rows(self, name: str, member: str) -> FeatureSource | None:
+        if not self._has(name, member):
+            return None
+        return array_features_of(NpzMember(self._raw / f"{name}.npz", member), self._runtime)
 
     def left(self) -> list[str]:
-        return sorted(path.name for path in self._raw.glob("*.npz") if path.stem not in _SIZES)
+        read = {*_SIZES, "node-label", self._file(_NODE_ROWS), self._file(_EDGE_ROWS)}
+        return [path.name for path in self._raw.glob("*.npz") if path.stem not in read]
+
+
+def _first_twice(names: list[_Name]) -> _Name | None:
+    """Returns the first name that is there before; None where each is there once."""
+    seen: set[_Name] = set()
+    return next((name for name in names if name in seen or seen.add(name)), None)
+
+
+def _is_count(cell: str) -> bool:
+    return cell.isascii() and cell.isdigit() and len(cell) <= _DIGITS
 
 
 def _having(path: Path) -> list[str]:

@@ -40,9 +40,11 @@ from outcrop.importing.sources.features import (
     edge_array_features,
     table_features,
 )
-from outcrop.importing.sources.ids import IdMap, MappedIds, PlainIds, TextIds, ids_of_table, is_text, names_of
+from outcrop.importing.sources.ids import IdMap, MappedIds, PlainIds, TextIds, ids_of_table, names_of
 from outcrop.importing.sources.labels import array_labels, labels_by_id, table_labels
 from outcrop.importing.sources.matrix import Csr, matrix_edges, matrix_features, matrix_labels
+from outcrop.importing.sources.split_rows import ends_of, first_and_last
+from outcrop.importing.sources.table_splits import split_blocks, table_splits
 from outcrop.importing.sources.tables import Place, Table
 from outcrop.runtime.runtime import Runtime
 from outcrop.store.graph import SPLIT_NAMES
@@ -372,7 +374,7 @@ class _PartsJoiner:
         return table_splits(self.runtime, nodes, [in_nodes], None) if nodes and in_nodes else None
 
     def _split_rows(self, ids: IdMap, node: int) -> list[SplitRow]:
-        """Returns every row that puts ``node`` into a split; reads the splits again."""
+        """Returns the first and the last row of each part that put ``node`` into a split; reads the splits again."""
         rows = []
         for split in SPLITS:
             part = self.parts.get(split)
@@ -382,11 +384,11 @@ class _PartsJoiner:
         if table:
             columns = [table.column(*ID_COLUMNS) or "", table.column("split") or ""]
             name, place = names_of(ids, np.array([node])), Place(table, columns[0])
-            for first_row, nodes, words in _split_blocks(self.runtime, table, columns, ids):
-                rows += [
-                    SplitRow(SPLIT_NAMES[words[row].lower()], name, place.at(first_row + row))
-                    for row in np.flatnonzero((nodes == node) & (words != "")).tolist()
-                ]
+            rows += ends_of(
+                (SPLIT_NAMES[words[row].lower()], name, place, first_row + row)
+                for first_row, nodes, words in split_blocks(self.runtime, table, columns, ids)
+                for row in first_and_last([np.where(words != "", nodes, -1)], node)
+            )
         return rows
 
     def _edge_splits(self, ids: IdMap) -> dict[str, np.ndarray]:
@@ -420,7 +422,7 @@ class SplitParts:
         return {s: split_ids(self._parts[s].name, array, num_nodes) for s, array in arrays.items()} or None
 
     def rows(self, node: int) -> list[SplitRow]:
-        """Returns every row that puts ``node`` into a split."""
+        """Returns the first and the last row of each list that put ``node`` into a split."""
         ids = PlainIds(self._num_nodes)
         found = (_rows_of_part(split, part, ids, node) for split, part in self._parts.items())
         return [row for rows in found for row in rows]
@@ -436,12 +438,12 @@ def _part_ids(part: Part, ids: IdMap, num_nodes: int) -> np.ndarray:
 
 
 def _rows_of_part(split: str, part: Part, ids: IdMap, node: int) -> list[SplitRow]:
-    """Returns the rows of a list of ids, or the row of a mask, that put ``node`` into ``split``."""
+    """Returns the first and last row of a list of ids, or the row of a mask, that put ``node`` into ``split``."""
     array, place = np.asarray(part.value), Place(part.name)
     if array.dtype == np.bool_:
         return [SplitRow(split, str(node), place.at(node))] if array[node] else []
     text = array.dtype.kind in "OUS"
-    rows = np.flatnonzero((_part_ids(part, ids, 0) if text else array) == node).tolist()
+    rows = first_and_last([_part_ids(part, ids, 0) if text else array], node)
     return [SplitRow(split, repr(str(array[row])) if text else str(node), place.at(row)) for row in rows]
 
 
@@ -454,55 +456,3 @@ def split_ids(name: str, array: np.ndarray, num_nodes: int) -> np.ndarray:
             raise ArgumentError(f"{name} masks {len(array)} nodes, the graph has {num_nodes}")
         return np.flatnonzero(array)
     return check_ids(name, np.asarray(array))
-
-
-def table_splits(
-    runtime: Runtime,
-    table: Table,
-    columns: list[str],
-    ids: IdMap | None,
-    dtype: pa.DataType | None = None,
-) -> dict[str, np.ndarray]:
-    """Gives node ids by split from a column of words, of the nodes in another column or (``ids`` None) of the rows.
-
-    ``dtype``: how cells of text files are read; None = as they look.
-    """
-    parts: dict[str, list[np.ndarray]] = {"train": [], "valid": [], "test": []}
-    for row, nodes, words in _split_blocks(runtime, table, columns, ids, dtype):
-        for word in dict.fromkeys(words[words != ""].tolist()):
-            split = SPLIT_NAMES.get(word.lower())
-            if split is None:
-                at = row + int(np.argmax(words == word))
-                place = Place(table, columns[-1]).at(at)
-                raise FormatError(f"{place}: {word!r} is no split; write train, valid or test")
-            parts[split].append(nodes[words == word])
-    return {split: np.concatenate(found) for split, found in parts.items() if found}
-
-
-def _split_blocks(
-    runtime: Runtime,
-    table: Table,
-    columns: list[str],
-    ids: IdMap | None,
-    dtype: pa.DataType | None = None,
-) -> Iterator[tuple[int, np.ndarray, np.ndarray]]:
-    """Yields blocks of a table that have a word: the first row, the node of each row int64 [n], and its word, "" =
-    none.
-    """
-    row = 0
-    for *id_block, splits in table.blocks(runtime, columns, dtype=dtype):
-        if splits.null_count == len(splits) or not is_text(splits):
-            if splits.null_count < len(splits):
-                raise FormatError(
-                    f"{table.name} column 'split' holds {splits.type}; write train, valid or test"
-                )
-            row += len(splits)
-            continue
-        words = np.asarray(splits.fill_null("").to_pylist(), dtype=object)
-        nodes = (
-            ids.lookup(Place(table, columns[0]), id_block[0], row)
-            if ids
-            else np.arange(row, row + len(words))
-        )
-        yield row, nodes, words
-        row += len(words)
