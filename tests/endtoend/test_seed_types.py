@@ -114,8 +114,31 @@ def test_nobody_is_left_to_guess(graph: Graph, tmp_path: Path) -> None:
         oc.train(graph, model="rsage", loading="memory", observer=QUIET)
     with pytest.raises(oc.ArgumentError, match="no node type 'author': choose one of 'user', 'item', 'tag'"):
         oc.train(graph, model="rsage", sampling=sampling("author"), observer=QUIET)
-    with pytest.raises(oc.ArgumentError, match="no training nodes"):
+    none_train = r"no training nodes of type 'tag': choose 'user' or 'item' \(--node-type, .*--train-fraction"
+    with pytest.raises(oc.ArgumentError, match=none_train):
         oc.train(graph, model="rsage", sampling=sampling("tag"), loading="memory", observer=QUIET)
+
+
+def test_a_type_without_nodes_is_named(tmp_path: Path) -> None:
+    """Nobody gets a loop that ends before it begins."""
+    data = hetero_data()
+    data["shop"].num_nodes = 0
+    data["shop", "sells", "item"].edge_index = torch.zeros(2, 0, dtype=torch.int64)
+    empty, run = oc.import_graph(data, tmp_path / "g.oc", progress=False), tmp_path / "run"
+    of = r"g\.oc has no nodes of type 'shop', so no batch has any: choose 'user' or 'item' or 'tag' \(--node-type"
+    named: list[Any] = [("shop", None), "shop", ("shop", "train")]
+    for nodes in named:
+        with pytest.raises(oc.ArgumentError, match=of):
+            NeighborLoader(empty, [3, 3], input_nodes=nodes)
+    with pytest.raises(oc.ArgumentError, match=of):
+        oc.train(empty, model="rsage", sampling=sampling("shop"), loading="memory", observer=QUIET)
+    with pytest.raises(oc.ArgumentError, match=of):
+        oc.prepare(empty, run, sampling=sampling("shop"), observer=QUIET)
+    with pytest.raises(
+        oc.ArgumentError, match=r"no training nodes of type 'tag': choose 'user' or 'item' \("
+    ):
+        oc.prepare(empty, run, sampling=sampling("tag"), observer=QUIET)
+    assert not (run / "sample").exists()
 
 
 def test_the_command_has_it_as_an_option(graph: Graph, tmp_path: Path) -> None:

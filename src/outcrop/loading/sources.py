@@ -28,6 +28,7 @@ from outcrop.store import manifest as manifests
 from outcrop.store import samples
 from outcrop.store.batches import BatchGraph
 from outcrop.store.graph import Graph, split_name
+from outcrop.store.seed_nodes import require_nodes
 
 _COUNTED_EPOCHS = 3  # of those without end, to find the smallest budget that works
 EVERY_EPOCH = (1 << 31) - 1  # as many as can be: epochs are drawn by their own numbers
@@ -150,6 +151,7 @@ def drawn_source(asked: SourceRequest, split: str | ArrayLike, *, drop_last: boo
 def _chosen_ids(graph: Graph, split: str | ArrayLike, home: str) -> tuple[Ids, str, str]:
     """Returns the nodes, what to call them, and what names them: equal for equal nodes."""
     if isinstance(split, str):
+        require_nodes(graph)
         if split == "all":
             return range(graph.seed_type.num_nodes), "all", "all"
         split = split_name(split)

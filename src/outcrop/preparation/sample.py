@@ -26,6 +26,7 @@ from outcrop.store.batches import BatchGraph
 from outcrop.store.graph import Graph
 from outcrop.store.manifest import Manifest
 from outcrop.store.samples import FORMAT, VERSIONS
+from outcrop.store.seed_nodes import require_training_nodes
 
 _AT_ONCE = 1024  # nobody waits for the first batch
 Draw = Callable[[str, int], Iterator[BatchGraph]]
@@ -78,9 +79,10 @@ def sample(
         sampler = BatchSampler(graph, config, runtime, topology=origin.topology, at_once=_AT_ONCE)
         counts = {split: sampler.num_batches(split) for split in config.splits}
         if "train" in counts and not counts["train"]:
-            what = "edges to train on" if config.task == "link" else "training nodes"
+            if config.task == "node":
+                require_training_nodes(graph)
             raise ArgumentError(
-                f"{graph.path} has no {what}: import it again with a train split, or "
+                f"{graph.path} has no edges to train on: import it again with a train split, or "
                 "with --train-fraction 0.6 --overwrite (ImportConfig(train_fraction=0.6), overwrite=True)"
             )
         draw, splits = _numbered(sampler), [s for s in config.splits if counts[s]]

@@ -13,6 +13,7 @@ from outcrop.nn import checkpoint as checkpoints
 from outcrop.store import manifest as manifests
 from outcrop.store.graph import Graph
 from outcrop.store.graph_types import WEIGHTS
+from outcrop.store.seed_nodes import require_training_nodes
 from outcrop.training import loop
 from outcrop.training.learning import LearningTask
 
@@ -33,11 +34,7 @@ def check_steps(learning: LearningTask) -> None:
 
 def check_complete(graph: Graph) -> None:
     """Raises ArgumentError where the graph lacks what training needs."""
-    if not graph.has("train") or graph.spec("train").shape[0] == 0:
-        raise ArgumentError(
-            f"{graph.path} has no training nodes: import it again with a train split, or "
-            "with --train-fraction 0.6 --overwrite (ImportConfig(train_fraction=0.6), overwrite=True)"
-        )
+    require_training_nodes(graph)
     if not graph.has("labels") or graph.num_classes < 1:
         raise ArgumentError(f"{graph.path} has no labels to learn: import them with the graph")
     if not graph.is_typed and (graph.feature_bytes == 0 or not graph.has("features")):

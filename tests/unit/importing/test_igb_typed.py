@@ -12,6 +12,7 @@ import pytest
 import outcrop as oc
 from foreign_types import ForeignTypes, check_same, foreign_types, read, write_igb
 from outcrop.importing.graph import import_graph
+from outcrop.importing.sources import igb
 from outcrop.store.graph import Graph
 from support import held_bytes, new_runtime
 
@@ -42,6 +43,57 @@ def test_all_types_come_back(tmp_path, raw, dtype):
     assert [one.name for one in graph.node_types] == ["paper", "author", "field", "venue"]
     assert graph.num_classes == 19
     assert graph.notes == () or not any("not imported" in note for note in graph.notes)
+
+
+# The node types and relations of the published sizes, the last two of which only large and full have.
+PUBLISHED = (
+    ("paper", "cites", "paper"),
+    ("paper", "written_by", "author"),
+    ("author", "affiliated_to", "institute"),
+    ("paper", "topic", "fos"),
+    ("paper", "published", "journal"),
+    ("paper", "venue", "conference"),
+)
+PUBLISHED_SIZES = {"paper": 50, "author": 30, "institute": 4, "fos": 9, "journal": 6, "conference": 5}
+
+
+def published(labelled: int, labels: np.ndarray) -> ForeignTypes:
+    """The first papers have a label; the first 60 % of these train, the next 20 % validate, as the loader has it."""
+    rng = np.random.default_rng(3)
+    train, valid = int(labelled * 0.6), int(labelled * 0.2)
+    parts = np.split(np.arange(labelled), [train, train + valid])
+    return ForeignTypes(
+        PUBLISHED_SIZES,
+        {
+            name: rng.standard_normal((size, 1024)).astype(np.float32)
+            for name, size in PUBLISHED_SIZES.items()
+        },
+        {"paper": np.where(np.arange(50) < labelled, labels, np.nan)},
+        {"paper": dict(zip(("train", "valid", "test"), parts, strict=True))},
+        {
+            key: np.stack([rng.integers(0, PUBLISHED_SIZES[end], 90) for end in (key[0], key[2])], 1)
+            for key in PUBLISHED
+        },
+    )
+
+
+@pytest.mark.parametrize(("classes", "labelled"), [(19, 41), (2983, 33)])
+@pytest.mark.parametrize("beyond", ["zeros", "nothing"])
+def test_the_published_types_of_the_largest_size(tmp_path, monkeypatch, classes, labelled, beyond):
+    """Its label files hold something, or nothing, for papers without a label; its rows have no header."""
+    monkeypatch.setattr(igb, "LABELLED", {50: {19: 41, 2983: 33}})
+    labels = np.arange(50) * 7 % 19 * (1.0 if classes == 19 else 150.0)
+    whole = published(50, np.arange(50) * 7 % 19 * 1.0)
+    folder = write_igb(tmp_path / "full", whole, raw=True)
+    for name, count in (("19", 41), ("2K", 33)):
+        of = whole.labels["paper"] * (1 if name == "19" else 150)
+        of[count:] = 0
+        of[: count if beyond == "nothing" else 50].astype(np.float32).tofile(
+            folder / "processed" / "paper" / f"node_label_{name}.npy"
+        )
+    graph = imported(folder, num_classes=classes)
+    check_same(graph, published(labelled, labels))
+    assert graph.num_classes == classes
 
 
 def test_the_other_labels_and_another_dtype(tmp_path):

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import csv
+import math
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 
 from outcrop.importing.graph import import_graph
 from outcrop.runtime.runtime import Runtime
@@ -267,3 +270,63 @@ def test_f1(tmp_path):
     assert np.allclose(read(graph, "n4.features"), standardised(rows), atol=1e-4)
     status = [int(row["statusId"]) for row in tables["results"]]
     assert [graph.class_names[label] for label in read(graph, "n4.labels")] == [str(one) for one in status]
+
+
+PARQUET = """
+[[tables]]
+name = "driver"
+from_keys = true
+[[tables]]
+name = "team"
+from_keys = true
+[[tables]]
+name = "f1-results"
+file = "f1-results.parquet"
+foreign_keys = { DriverId = "driver", TeamName = "team" }
+"""
+
+
+def test_parquet_of_many_writers(tmp_path):
+    """Numbers of every codec, encoding and type are those of pyarrow, and of text that has the right values."""
+    base = shared_path("samples-parquet")
+    files = [path for path in sorted(base.iterdir()) if path.suffix in (".parquet", ".csv")]
+    others = [path for path in files if path.name != "f1-results.parquet"]
+    toml = PARQUET + "".join(f'[[tables]]\nname = "{path.name}"\nfile = "{path.name}"\n' for path in others)
+    graph = imported(tmp_path, "samples-parquet", toml)
+    found = {of.array: read(graph, of.array) for of in graph.row_files}
+    assert len(files) == 30
+    assert len(found) == 24  # the others have text, bytes, times and lists alone
+    for path in files:
+        if path.suffix == ".csv":
+            continue
+        table = pq.read_table(path)
+        of = graph.node_type(path.name if path in others else path.stem)
+        assert of.num_nodes == table.num_rows
+        numbers = [cells for one in table.columns if (cells := numbers_of(one)) is not None]
+        assert (of.array("features") in found) == bool(numbers), path
+        if numbers:
+            assert np.allclose(found[of.array("features")], standardised(numbers), atol=1e-4), path
+    for path in others:
+        if path.suffix == ".csv":
+            parquet = path.name.replace("_expect.csv", ".parquet")
+            rows, right = (found[graph.node_type(name).array("features")] for name in (parquet, path.name))
+            assert np.allclose(rows, right, atol=1e-4), path
+    results = pq.read_table(base / "f1-results.parquet").to_pylist()
+    for column, name in (("DriverId", "driver"), ("TeamName", "team")):
+        edges = pairs(results, column, graph.node_names(node_type=name))
+        assert np.array_equal(graph.edge_index(("f1-results", f"f2p_{column}", name)), in_order(edges))
+        assert set(graph.node_names(node_type=name)) == {row[column] for row in results} - {None, ""}
+
+
+def numbers_of(column: pa.ChunkedArray) -> list[float | None] | None:
+    """Returns the cells of a column of numbers, or of text that says numbers; None where it has none."""
+    types = pa.types
+    kinds = (types.is_integer, types.is_floating, types.is_boolean, types.is_decimal, types.is_string)
+    if not any(kind(column.type) for kind in kinds):
+        return None
+    try:
+        numbers = [math.nan if cell in (None, "") else float(cell) for cell in column.to_pylist()]
+    except ValueError:
+        return None
+    found = [None if math.isnan(number) else number for number in numbers]
+    return found if any(number is not None for number in found) else None

@@ -22,6 +22,7 @@ TABLE_SUFFIXES = (".parquet", ".csv", ".tsv", ".txt")
 
 
 _WRITTEN_AT_A_TIME = 1 << 16  # characters
+_READ_AT_A_TIME = 1 << 16  # bytes of a column of a Parquet file
 _HEADER_WORDS = {
     "src",
     "dst",
@@ -96,8 +97,11 @@ class FileTable(Table):
         self, columns: list[str], size: int, rows: int, dtype: pa.DataType | None
     ) -> Iterator[pa.RecordBatch]:
         if self.is_parquet:
-            with pa_parquet.ParquetFile(self.path, memory_map=False) as file:
-                yield from file.iter_batches(rows, columns=columns)
+            # Otherwise whole row groups are read ahead, and a file often has one; threads each keep what they freed.
+            with pa_parquet.ParquetFile(
+                self.path, memory_map=False, pre_buffer=False, buffer_size=_READ_AT_A_TIME
+            ) as file:
+                yield from file.iter_batches(rows, columns=columns, use_threads=False)
         elif self.columns:
             read = pa_csv.ReadOptions(
                 block_size=size, skip_rows=self.skip_lines, column_names=list(self.columns)
