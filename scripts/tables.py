@@ -1,5 +1,6 @@
-"""Puts the tables of docs/measured.md and README.md where their markers are, from the JSON of ``outcrop bench``;
-and README with links that work on a package index into docs/package-index.md.
+"""Puts the tables of docs/measured.md, docs/advise.md and README.md where their markers are, from the JSON of
+``outcrop bench`` and scripts/described.py; and README with links that work on a package index into
+docs/package-index.md.
 
     python scripts/tables.py           writes them
     python scripts/tables.py --check   says what would change, and ends with status 1
@@ -23,7 +24,7 @@ ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
 MACHINE = "xeon-2core"  # the folder of the results
 BEFORE = "epyc-2core"  # of results that were not measured again on that machine
-PAGES = (ROOT / "docs" / "measured.md", ROOT / "README.md")
+PAGES = (ROOT / "docs" / "measured.md", ROOT / "README.md", ROOT / "docs" / "advise.md")
 INDEX = ROOT / "docs" / "package-index.md"  # the long description of the package
 REFERENCE = "epoch.json"  # other results say so where they are of another revision than this one
 Result = dict[str, Any]
@@ -194,13 +195,14 @@ TABLES = {
     "embed": Table("embed.json", embedding_speed, command="outcrop bench embed"),
     "embed-large": Table("embed-large.json"),
     "orders": Table("orders.json"),
+    "described": Table("described.json"),
 }
 
 
 def path_of(file: str) -> Path:
-    """Where a result lies."""
+    """Where a result lies: in the folder of a machine, or beside these folders where it is an estimate."""
     return next(
-        (RESULTS / at / file for at in (MACHINE, BEFORE) if (RESULTS / at / file).is_file()),
+        (RESULTS / at / file for at in (MACHINE, BEFORE, "") if (RESULTS / at / file).is_file()),
         RESULTS / MACHINE / file,
     )
 

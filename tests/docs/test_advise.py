@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shlex
 from pathlib import Path
@@ -14,7 +15,7 @@ from outcrop.advisor import hardware
 from outcrop.advisor.described import SHIPPED, read_description
 from outcrop.cli.advise import MEANINGS
 from outcrop.cli.main import app
-from support import REPOSITORY
+from support import REPOSITORY, script
 
 PAGE = (REPOSITORY / "docs" / "advise.md").read_text()
 
@@ -37,6 +38,7 @@ def test_the_files_on_the_page_are_read(tmp_path: Path) -> None:
         (15, 10),
     )
     assert [of.skew for of in described.graph.nodes] == [0.5, 0.3]
+    assert described.graph.near == 0.3
 
 
 def test_the_call_on_the_page_runs(
@@ -83,3 +85,17 @@ def test_columns_are_explained_on_the_page_and_in_the_output(tmp_path: Path) -> 
     for name, meaning in MEANINGS.items():
         assert f"{name} {meaning}" in said
     assert "with 1 disk a unit of money trains on most nodes" in said
+
+
+def test_plans_on_the_page_are_of_what_ships() -> None:
+    """The table is that of the plans, and these are of the descriptions as they are now."""
+    result = json.loads((REPOSITORY / "benchmarks" / "results" / "described.json").read_text())
+    made = script("described")
+    assert (result["columns"], result["rows"]) == made.columns_and_rows(result["plans"])
+    for plan in result["plans"]:
+        of = read_description(plan["described"])
+        assert plan["graph"]["edges"] == of.graph.num_edges
+        assert plan["setting"]["fanouts"] == list(of.sampling.fanouts)
+        tried = result["unevenness"][plan["described"]]["generated"][0]
+        assert tried["near"] == of.graph.near
+        assert {tried["skew"]} == {one.skew for one in of.graph.nodes}

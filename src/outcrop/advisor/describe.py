@@ -67,6 +67,7 @@ class _Counts:
         shared: The same where packed batches share rows so that they fit the disk; None: they need not, or cannot.
         least_disk: What is said where they cannot.
         draw_s: CPU seconds of drawing a batch.
+        draw_bytes: Bytes of neighbor lists read from disk for a batch, where memory does not hold them.
     """
 
     share: float
@@ -74,6 +75,7 @@ class _Counts:
     shared: EpochCount | None
     least_disk: str
     draw_s: float
+    draw_bytes: float
 
 
 def estimate(
@@ -134,7 +136,12 @@ def estimate(
             "bytes": sum(of.row_bytes * wanted for of, wanted in zip(rowed, rows, strict=True)),
         },
         "ways": _ways(description, place, counted, compute_s),
-        "assumptions": [*_assumed(description, share), *how, *_of_host(place.hardware)],
+        "assumptions": [
+            *_assumed(description, share),
+            *_of_lists(description.graph.topology_bytes, place, counted.draw_bytes * batches / share),
+            *how,
+            *_of_host(place.hardware),
+        ],
     }
 
 
@@ -176,7 +183,7 @@ def _count(small: _Small, generate: Generate, folder: Path) -> _Counts:
                 shared = _planned(replace(task, limits=limits), online=False)
             except BudgetError:
                 least = f"its files do not fit {format_bytes(space)}, whatever batches share"
-        return _Counts(share, epoch, shared, least, drawing(task, small.sampling)[0])
+        return _Counts(share, epoch, shared, least, *drawing(task, small.sampling))
 
 
 def _planned(task: Task, *, online: bool = True) -> EpochCount:
@@ -242,7 +249,7 @@ def _ways(description: Description, place: Place, counted: _Counts, compute_s: f
     chosen = counted.shared or whole
     disk = round(chosen.disk_bytes / share)
     packed = _scaled(chosen.works[Packed.name], share, compute_s, 0.0)
-    found = _row(place, packed, chosen.files[Packed.name], share, _graph_bytes(graph) + disk)
+    found = _row(description, place, packed, chosen.files[Packed.name], share, disk)
     found["prepare_seconds"] = cost.packing_seconds(
         place.hardware,
         graph.feature_bytes,
@@ -261,7 +268,7 @@ def _ways(description: Description, place: Place, counted: _Counts, compute_s: f
     ways.append(found)
     if Online.name in whole.works:
         online = _scaled(whole.works[Online.name], share, compute_s, drawn_s)
-        ways.append(_row(place, online, whole.files[Online.name], share, _graph_bytes(graph)))
+        ways.append(_row(description, place, online, whole.files[Online.name], share, 0))
         ways[-1]["fits"] = place.disk_bytes is None or place.disk_bytes >= _graph_bytes(graph)
     return ways
 
@@ -274,16 +281,24 @@ def _in_memory(description: Description, place: Place, counted: _Counts, compute
     needs = round(_graph_bytes(graph) + memory_tables.BATCH_BUFFERS * rows / max(work.batches, 1))
     loading = LoadingWork(gathered_bytes=rows)
     work = replace(work, name=InMemory.name, reads=(), memory_bytes=rows, loading=loading)
-    found = _row(place, work, (), share, _graph_bytes(graph))
+    found = _row(description, place, work, (), share, 0)
     found["prepare_seconds"] = _graph_bytes(graph) / place.hardware.disk.bytes_per_s
     found["memory"], found["fits"] = needs, needs <= place.memory
     found["why"] = "" if found["fits"] else f"needs {format_bytes(needs)} of memory"
     return found
 
 
-def _row(place: Place, work: Workload, files: Sequence[FileCount], share: float, disk: int) -> dict[str, Any]:
-    """Describes one way."""
+def _row(
+    description: Description,
+    place: Place,
+    work: Workload,
+    files: Sequence[FileCount],
+    share: float,
+    run_bytes: int,
+) -> dict[str, Any]:
+    """Describes one way; ``run_bytes`` are on disk beside the graph."""
     found = cost.predict(place.hardware, work)
+    rowed = [of for of in description.graph.nodes if of.width]
     rows = sum(sum(of.rows_by_level.values()) for of in files)
     cached = sum(of.rows_by_level.get(level, 0) for of in files for level in (Level.HOST, Level.DEVICE))
     return {
@@ -291,11 +306,16 @@ def _row(place: Place, work: Workload, files: Sequence[FileCount], share: float,
         "fits": True,
         "why": "",
         "memory": place.memory,
-        "disk_bytes": disk,
+        "disk_bytes": _graph_bytes(description.graph) + run_bytes,
+        "run_bytes": run_bytes,
         "epoch_seconds": found.epoch_s,
         "bound": found.bound,
         "bytes_read": round(work.disk_bytes),
         "cached_share": cached / rows if rows else 1.0,
+        "rows_by_level": {
+            of.name: {level.value: round(count / share) for level, count in counts.rows_by_level.items()}
+            for of, counts in zip(rowed, files, strict=bool(files))
+        },
         "prepare_seconds": 0.0,
     }
 
@@ -321,6 +341,17 @@ def _scaled(work: Workload, share: float, compute_s: float, drawn_s: float) -> W
     )
 
 
+def _of_lists(lists_bytes: int, place: Place, read_bytes: float) -> list[str]:
+    """Says what is left out where memory does not hold the neighbor lists."""
+    if lists_bytes <= place.memory:
+        return []
+    about = f", about {format_bytes(round(read_bytes))} an epoch by pages" if read_bytes else ""
+    return [
+        f"memory does not hold the neighbor lists of {format_bytes(lists_bytes)}: what is read of them to draw batches"
+        f"{about} is not counted"
+    ]
+
+
 def _of_host(hardware: Hardware) -> list[str]:
     """Says what is left out of a machine that does not say what loading takes of its processor."""
     if hardware.host != HostCosts():
@@ -333,14 +364,23 @@ def _of_host(hardware: Hardware) -> list[str]:
 def _assumed(description: Description, share: float) -> list[str]:
     skews = {of.name: of.skew for of in description.graph.nodes}
     uneven = ", ".join(f"{name} {skew:g}" for name, skew in skews.items())
+    near = description.graph.near
+    where = (
+        "training nodes lie anywhere: where they are close together, batches are smaller and caches serve more"
+        if near == 1
+        else f"{near:.0%} of the nodes and edges are near training nodes, and no edge leads from them to the others"
+    )
     seeds = round(description.sampling.batch_size * share)
     return [
-        f"a graph of 1/{1 / share:.4g} of the size was generated, and batches of {seeds} seeds drawn from it: nodes, "
-        "edges, training nodes, seeds, memory and disk are divided by the same number, and what was counted is "
+        "a graph of the same size was generated, and batches drawn from it"
+        if share == 1
+        else f"a graph of 1/{1 / share:.4g} of the size was generated, and batches of {seeds} seeds drawn from it: "
+        "nodes, edges, training nodes, seeds, memory and disk are divided by the same number, and what was counted is "
         "multiplied by it",
         f"the nodes of a type stand at the ends of edges with a density that falls with their rank to the power of the "
         f"skew ({uneven}), alike in all edge types; where a few nodes have more of the edges than that, batches are "
         "smaller and caches serve more",
+        where,
         "the number of a node says nothing of its neighbors: pages are seldom shared by rows of a batch",
         "the ends of an edge are independent of each other: real graphs have communities, so that batches are smaller",
         "every edge type is drawn with the fanouts, reverses too",

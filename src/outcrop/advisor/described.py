@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from outcrop.advisor.hardware import Table, count, parse_file, refuse, text
+from outcrop.advisor.hardware import Table, count, parse_file, positive, refuse, text
 from outcrop.config import SampleConfig, as_fanouts
 from outcrop.config.described import VALUE_BYTES, DescribedEdges, DescribedGraph, DescribedNodes
+from outcrop.errors import ArgumentError
+from outcrop.store.graph import Graph
+from outcrop.store.manifest import ArraySpec
 
 SHIPPED = Path(__file__).parent / "graphs"
 
@@ -48,9 +52,10 @@ def read_description(name: str | Path) -> Description:
         top.take("fanouts", as_fanouts, (10, 10)), top.take("batch_size", _positive, 1024), splits=("train",)
     )
     classes = top.take("classes", _positive, 2)
+    near = top.take("near", _share, 1.0)
     top.end()
     refuse(path, problems, SHIPPED)
-    return Description(DescribedGraph(name_of, nodes, edges), sampling, classes)
+    return Description(DescribedGraph(name_of, nodes, edges, near), sampling, classes)
 
 
 def _nodes(table: Table) -> DescribedNodes:
@@ -116,10 +121,52 @@ def _skew(value: Any) -> float:
     return float(value)
 
 
+def _share(value: Any) -> float:
+    if positive(value) > 1:
+        raise ValueError("above 1")
+    return float(value)
+
+
 def _flag(value: Any) -> bool:
     if not isinstance(value, bool):
         raise ValueError("neither true nor false")
     return value
+
+
+def description_of(graph: Graph) -> Description:
+    """Describes a graph with types that is there by its sizes; features of edges are left out.
+
+    Raises:
+        ArgumentError: It has no training nodes, or several types have, or no node type has features.
+    """
+    seeds = graph.seed_type
+    if not graph.has("train"):
+        raise ArgumentError(f"{graph.path} has no training nodes: import it with a split")
+    rows = {rows.owner: rows.spec for rows in graph.row_files if rows.kind == "nodes"}
+    if not rows:
+        raise ArgumentError(f"nodes of {graph.path} have no features: nothing is read to train on it")
+    train = graph.spec("train").shape[0]
+    nodes = tuple(
+        DescribedNodes(
+            of.name, of.num_nodes, *_values(rows.get(of)), min(train, of.num_nodes) if of is seeds else 0
+        )
+        for of in graph.node_types
+    )
+    edges = tuple(DescribedEdges(*of.key, of.num_edges) for of in graph.edge_types)
+    sampling = SampleConfig(splits=("train",))
+    return Description(DescribedGraph(graph.path.name, nodes, edges), sampling, max(graph.num_classes, 2))
+
+
+def _values(spec: ArraySpec | None) -> tuple[str, int]:
+    """Returns type and number of the values of a row; as bytes where rows have gaps or values of other types."""
+    if spec is None:
+        return "float32", 0
+    width = math.prod(spec.shape[1:])
+    return (
+        (spec.dtype, width)
+        if VALUE_BYTES.get(spec.dtype, 0) * width == spec.stride_bytes
+        else ("uint8", spec.stride_bytes)
+    )
 
 
 def with_sampling(description: Description, sampling: SampleConfig) -> Description:

@@ -184,6 +184,10 @@ def summarize_described(result: dict[str, Any]) -> None:
         columns, table, "Estimated; read: of an epoch; cached: share of the rows that it wants"
     )
     for way in result["ways"]:
+        if way["run_bytes"]:
+            say(
+                f"{way['mode']}: {format_bytes(way['run_bytes'])} of what is on disk is prepared, the rest is the graph"
+            )
         if way["why"]:
             say(f"{way['mode']}: {way['why']}")
     for line in result["assumptions"]:

@@ -13,6 +13,7 @@ from outcrop.config import format_bytes
 from outcrop.errors import ArgumentError
 
 if TYPE_CHECKING:
+    from outcrop.store.graph import Graph
     from outcrop.store.profile import Profile
 
 
@@ -24,7 +25,12 @@ def add_commands(app: typer.Typer) -> None:
 
 
 def doctor(
-    folder: Annotated[Path, typer.Option("--folder", help="Measure the disk under this folder.")] = Path(),
+    folder: Annotated[
+        Path,
+        typer.Option(
+            "--folder", help="Measure the disk under this folder; of a graph with types, say what it takes."
+        ),
+    ] = Path(),
     measure: Annotated[
         bool, typer.Option("--measure/--no-measure", help="Measure disk, memory, computing (about 15 s).")
     ] = True,
@@ -43,9 +49,30 @@ def doctor(
         raise ArgumentError(f"--folder {folder} is no folder: name one on the disk that is to be measured")
     about = machine.describe()
     found = _measure(about, folder, save, quiet) if measure else None
+    if (graph := _typed_graph(folder)) is not None:
+        from outcrop.api.describe import describe_graph
+
+        if found is not None and not quiet:
+            _say(f"counting batches of a graph with the shape of {folder}, smaller where it is large")
+        about["graph"] = describe_graph(graph, found)
     common.write_json(json, about)
-    if quiet:
-        return
+    if not quiet:
+        _print(about, found)
+
+
+def _typed_graph(folder: Path) -> Graph | None:
+    """Opens the graph in ``folder``; None: there is none, or one without types."""
+    from outcrop.store import manifest as manifests
+    from outcrop.store.graph import FORMAT, open_graph
+
+    if not manifests.exists(folder) or manifests.kind(folder) != FORMAT:
+        return None
+    graph = open_graph(folder)
+    return graph if graph.is_typed else None
+
+
+def _print(about: dict[str, Any], found: Profile | None) -> None:
+    """Prints what :func:`doctor` found."""
     facts: dict[str, object] = {
         "cpu": f"{about['cpu']}, {about['cores']} cores",
         "memory": format_bytes(about["memory_bytes"]),
@@ -69,6 +96,36 @@ def doctor(
     printing.print_facts(facts)
     for advice in _advice(about):
         printing.print_line(f"- {advice}")
+    if "graph" in about:
+        _print_graph(about["graph"])
+
+
+def _print_graph(graph: dict[str, Any]) -> None:
+    """Prints what a graph with types holds, whether memory holds it here, and what training it would take."""
+    from outcrop.cli.advise import summarize_described
+
+    facts = {of["name"]: f"{of['num_nodes']:,} nodes, {_rows_in_words(of)}" for of in graph["node_types"]}
+    facts |= {
+        of["name"]: f"{of['num_edges']:,} edges in {of['num_lists']:,} neighbor lists, {_rows_in_words(of)}"
+        for of in graph["edge_types"]
+    }
+    printing.print_line("")
+    printing.print_facts(facts)
+    fits = {True: "fit", False: "do not fit"}
+    printing.print_line(
+        f"rows {format_bytes(graph['feature_bytes'])} {fits[graph['fits']['rows']]}, neighbor lists "
+        f"{format_bytes(graph['topology_bytes'])} {fits[graph['fits']['lists']]} the "
+        f"{format_bytes(graph['memory'])} of memory that training may hold here"
+    )
+    if graph["training"] is None:
+        printing.print_line(f"what training takes is not said: {graph['why']}")
+    else:
+        summarize_described(graph["training"])
+        printing.print_line(f"outcrop advise {graph['path']} counts on the graph itself")
+
+
+def _rows_in_words(of: dict[str, Any]) -> str:
+    return f"rows of {of['row_bytes']:,} bytes: {format_bytes(of['bytes'])}" if of["row_bytes"] else "no rows"
 
 
 def _rings(profile: Profile) -> str:

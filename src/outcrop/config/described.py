@@ -54,11 +54,17 @@ class DescribedEdges:
 
 @dataclass(frozen=True)
 class DescribedGraph:
-    """Describes a graph by published sizes."""
+    """Describes a graph by published sizes.
+
+    Attributes:
+        near: Share of the nodes and edges that are in the part of the graph where the training nodes are: no edge leads
+            from there to the rest. 1: training nodes lie anywhere.
+    """
 
     name: str
     nodes: tuple[DescribedNodes, ...]
     edges: tuple[DescribedEdges, ...]
+    near: float = 1.0
 
     def scaled(self, share: float) -> DescribedGraph:
         """Returns the graph with ``share`` of its nodes, edges and training nodes, at least one of each that it has."""
@@ -91,3 +97,8 @@ class DescribedGraph:
         sizes = {of.name: of.num_nodes for of in self.nodes}
         lists = sum(sizes[of.target] + (sizes[of.source] if of.reverse else 0) for of in self.edges)
         return 8 * (lists + 1) + self.num_edges * (4 if self.num_nodes < _WIDE_IDS else 8)
+
+
+def near_nodes(of: DescribedNodes, near: float) -> int:
+    """Counts the nodes of a type in the part where ``near`` of all nodes are: at least one, and those that train."""
+    return max(round(of.num_nodes * near), of.train, 1)

@@ -160,7 +160,7 @@ def test_the_smaller_graph_has_the_shape_that_is_described(tmp_path: Path) -> No
 def test_a_description_is_checked_as_a_whole(tmp_path: Path) -> None:
     path = tmp_path / "bad.toml"
     path.write_text(
-        'fanouts = "x"\nmore = 1\n[[nodes]]\nname = "p"\nnum_nodes = 0\nwidth = 4\nskew = 2\ntrain = 7\n'
+        'fanouts = "x"\nmore = 1\nnear = 1.5\n[[nodes]]\nname = "p"\nnum_nodes = 0\nwidth = 4\nskew = 2\ntrain = 7\n'
         '[[nodes]]\nname = "p"\nnum_nodes = 5\ndtype = "text"\nwidth = 1\n'
         '[[edges]]\nsource = "p"\nrelation = "r"\ntarget = "q"\nnum_edges = 4\nreverse = 3\n'
     )
@@ -168,7 +168,8 @@ def test_a_description_is_checked_as_a_whole(tmp_path: Path) -> None:
         read_description(path)
     said = str(caught.value)
     for what in (
-        "fanouts = 'x'", "more is unknown", "num_nodes = 0: below 1", "dtype is missing", "skew = 2",
+        "fanouts = 'x'", "more is unknown", "near = 1.5: above 1", "num_nodes = 0: below 1", "dtype is missing",
+        "skew = 2",
         "dtype = 'text': none of int8", "stands twice", "between node types that are not there", "reverse = 3",
         "7 of 1 nodes 'p' train", str(path),
     ):  # fmt: skip
