@@ -15,9 +15,12 @@ from pathlib import Path
 from statistics import fmean, median
 from typing import Any
 
+from outcrop.api.graph import generate_graph
+from outcrop.bench import row_files
 from outcrop.bench.graphs import GraphShape
 from outcrop.bench.process import outcrop
-from outcrop.config import ALLOWANCE_BYTES, format_bytes
+from outcrop.config import ALLOWANCE_BYTES, ModelConfig, format_bytes
+from outcrop.config.models import wants_edge_rows
 from outcrop.loading.modes import InMemory, Mode, Online, Packed, mode_named
 from outcrop.loading.open import open_session
 from outcrop.nn.models import build_model
@@ -43,8 +46,9 @@ class Setting:
     """Says what is measured.
 
     Attributes:
-        cap: Share of the feature bytes that the budget allows.
+        cap: Share of the bytes of the rows that the budget allows: those of nodes, and of edges where they are loaded.
         no_rows: What nodes of a type without features get, as of ``outcrop train``.
+        edge_rows: Batches have the rows of their edges; so they have for models that take some.
     """
 
     shape: GraphShape = field(default_factory=GraphShape)
@@ -58,24 +62,33 @@ class Setting:
     sampler: str = "neighbor"
     dependency: int = 1
     no_rows: str | None = None
+    edge_rows: bool = False
 
     @property
     def batches(self) -> str:
         """Names the batches, for names of runs."""
         drawn = "" if self.sampler == "neighbor" else f"-{self.sampler}{self.dependency}"
-        return self.fanouts.replace(",", "-") + drawn
+        return self.fanouts.replace(",", "-") + drawn + ("-edges" if self.loads_edge_rows else "")
+
+    @property
+    def loads_edge_rows(self) -> bool:
+        """Tells whether batches have rows of their edges."""
+        return self.edge_rows or wants_edge_rows(self.model, self.shape.edge_features > 0)
 
     @property
     def memory(self) -> int:
-        return int(self.shape.feature_bytes * self.cap)
+        edges = self.shape.edge_row_bytes if self.loads_edge_rows else 0
+        return int((self.shape.feature_bytes + edges) * self.cap)
 
 
 def ensure_graph(folder: Path, shape: GraphShape, log: Log) -> Path:
     """Returns the graph of ``shape`` in ``folder``, generated unless it is there."""
     path = folder / f"{shape.name}.oc"
     if not (path / "manifest.json").is_file():
-        log(f"generating {shape.name}: {format_bytes(shape.feature_bytes)} of features")
-        outcrop(["generate", path, *shape.arguments()])
+        log(
+            f"generating {shape.name}: {format_bytes(shape.feature_bytes + shape.edge_row_bytes)} of features"
+        )
+        generate_graph(path, shape.config, progress=False)
     return path
 
 
@@ -96,6 +109,7 @@ def prepared_run(graph: Path, run: Path, setting: Setting) -> dict[str, Any]:
 
 def _batches(setting: Setting) -> list[str]:
     drawn = ["--sampler", setting.sampler, "--batch-dependency", str(setting.dependency)]
+    drawn += ["--edge-rows"] if setting.loads_edge_rows else []
     return ["--fanouts", setting.fanouts, "--batch-size", str(setting.batch_size), *drawn]
 
 
@@ -178,6 +192,8 @@ def epoch(folder: Path, setting: Setting, modes: Sequence[str], log: Log) -> dic
             results[mode].append(train_once(graph, run, setting, mode, _epochs(mode, setting)))
     bare = bare_epoch_seconds(graph, run, setting)
     rows = {mode: _summary(mode, runs_of_mode) for mode, runs_of_mode in results.items()}
+    model = ModelConfig(setting.model, setting.hidden, no_rows=setting.no_rows)
+    row_files.add(rows, open_graph(graph).with_edge_rows(setting.loads_edge_rows), run, model)
     base = rows["memory"]["seconds"] if "memory" in rows else None
     for mode, row in rows.items():
         like = rows.get(MEMORY_FRESH if mode in NEW_BATCHES else "memory")
@@ -193,7 +209,7 @@ def epoch(folder: Path, setting: Setting, modes: Sequence[str], log: Log) -> dic
         "setting": plain(setting),
         "modes": rows,
         "bare_products_seconds": bare,
-        "memory_against_bare": None if base is None else base / bare,
+        "memory_against_bare": None if base is None or bare is None else base / bare,
         "prepare": prepared,
         "first_20_losses_identical": len(losses) == 1,
     }
@@ -227,6 +243,7 @@ def _summary(mode: str, results: list[dict[str, Any]]) -> dict[str, Any]:
         if last["bytes_needed_from_disk"]
         else None,
         "rows_by_level": last["rows_by_level"],
+        **({"rows_by_file": last["rows_by_file"]} if "rows_by_file" in last else {}),
         "peak_host_bytes": max(r["peak_host_bytes"] for r in results),
         "peak_process_bytes": max(r["peak_process_bytes"] for r in results),
         "limit_bytes": results[-1].get("limit_bytes"),
@@ -235,13 +252,18 @@ def _summary(mode: str, results: list[dict[str, Any]]) -> dict[str, Any]:
     }
 
 
-def bare_epoch_seconds(graph_path: Path, run: Path, setting: Setting, rounds: int = 3) -> float:
-    """Gives seconds that the bare dense and sparse products of one epoch's batches take, batches already in memory."""
+def bare_epoch_seconds(graph_path: Path, run: Path, setting: Setting, rounds: int = 3) -> float | None:
+    """Gives seconds that the bare dense and sparse products of one epoch's batches take, batches already in memory.
+
+    None: of other models of graphs with types than ``rgcn`` and ``rsage`` they are not known.
+    """
     from outcrop.bench.compute import bare_products, bare_typed_products
 
     graph = open_graph(graph_path)
     model: Any = None
     if graph.is_typed:
+        if setting.model not in ("rgcn", "rsage"):
+            return None
         schema, layers = GraphSchema.of(graph, no_rows=setting.no_rows), len(setting.fanouts.split(","))
         model = build_model(setting.model, schema, setting.hidden, graph.seed_type.num_classes, layers)
     with Runtime() as runtime, open_session(graph, runtime, "memory", run_folder=run) as session:
@@ -294,7 +316,7 @@ def loader(folder: Path, setting: Setting, modes: Sequence[str], log: Log) -> di
 
 
 def _load_once(graph_path: Path, run: Path, mode: str, setting: Setting, epochs: int) -> dict[str, Any]:
-    graph, info = open_graph(graph_path), runs.read(run)
+    graph, info = open_graph(graph_path).with_edge_rows(setting.loads_edge_rows), runs.read(run)
     named = mode_named(ONLINE if mode == DIRECT else mode)
     memory = info.plan.memory if named.takes_run_budget else None
     with Runtime(memory) as runtime, open_session(graph, runtime, named, run_folder=run) as session:
@@ -313,8 +335,10 @@ def _load_once(graph_path: Path, run: Path, mode: str, setting: Setting, epochs:
             "bytes_needed": batches.stats.bytes_needed,
             "rows_by_level": batches.stats.rows_by_level,
             "peak_host_bytes": runtime.budget.peak_bytes,
-            "delivered_bytes_per_s": sum(batches.stats.rows_by_level.values())
-            * graph.row_file.row_bytes
+            "delivered_bytes_per_s": sum(
+                sum(levels.values()) * rows.row_bytes
+                for rows, levels in zip(graph.row_files, batches.stats.rows_by_file, strict=True)
+            )
             / median(seconds),
         }
 

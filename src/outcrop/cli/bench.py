@@ -34,6 +34,7 @@ EXPERIMENTS = (
     "embed",
     "embed-large",
     "typed-models",
+    "typed-sampling",
     "gpu",
 )
 
@@ -77,6 +78,12 @@ def bench(
     no_rows: Annotated[
         str | None, typer.Option("--no-rows", help="typed: for nodes without features; as of outcrop train.")
     ] = None,
+    edge_rows: Annotated[
+        bool,
+        typer.Option(
+            "--edge-rows", help="typed: batches have the features of their edges, whatever the model."
+        ),
+    ] = False,
     sizes: Annotated[
         str, typer.Option("--sizes", help="scale: numbers of nodes.")
     ] = "500000,1000000,2000000,4000000",
@@ -112,6 +119,8 @@ def bench(
         prepare,
         quality,
         typed_models,
+        typed_quality,
+        typed_sampling,
     )
     from outcrop.report import benches, page
 
@@ -128,6 +137,7 @@ def bench(
         sampler=sampler,
         dependency=batch_dependency,
         no_rows=no_rows or ("random:64" if kind == "typed" else None),
+        edge_rows=edge_rows,
     )
     folder.mkdir(parents=True, exist_ok=True)
 
@@ -144,7 +154,11 @@ def bench(
         "pipeline": lambda: pipeline.run(folder, setting, names, say),
         "memory-curve": lambda: curves.memory_curve(folder, setting, names, _numbers(caps, float), say),
         "scale": lambda: curves.scale(folder, setting, _numbers(sizes, int), say),
-        "quality": lambda: quality.run(graph or [], folder, names, setting, say),
+        "quality": lambda: (
+            typed_quality.run(folder, setting, say)
+            if kind == "typed" and not graph
+            else quality.run(graph or [], folder, names, setting, say)
+        ),
         "cost-model": lambda: cost_model.run(folder, setting, say),
         "checks": lambda: checks.run(folder, setting, say),
         "io": lambda: io.run(folder, size_bytes=2 << 30, seconds=5),
@@ -153,6 +167,9 @@ def bench(
         "embed-large": lambda: embed.large(folder, embed.Large(nodes or 10_000_000), say),
         "typed-models": lambda: typed_models.run(
             folder, replace(setting, shape=_shape(nodes, skew, "typed"), no_rows=no_rows or "random:64"), say
+        ),
+        "typed-sampling": lambda: typed_sampling.run(
+            folder, replace(setting, shape=_shape(nodes, skew, "typed")), say
         ),
         "gpu": lambda: gpu_figures.run(
             name,
@@ -174,7 +191,11 @@ def bench(
 
 def _shape(nodes: int | None, skew: float | None, kind: str = "sbm") -> GraphShape:
     if kind == "typed":
-        return TYPED if nodes is None else replace(TYPED, name=f"typed-{nodes}", nodes=nodes, edges=9 * nodes)
+        return (
+            TYPED
+            if nodes is None
+            else replace(TYPED, name=f"{TYPED.name}-{nodes}", nodes=nodes, edges=9 * nodes)
+        )
     if kind != "sbm":
         raise ArgumentError(f"kind {kind!r} is unknown here; known: sbm, typed")
     shape = GraphShape() if nodes is None else GraphShape(name=f"sbm-{nodes}", nodes=nodes, edges=15 * nodes)
@@ -211,10 +232,14 @@ def _print(experiment: str, result: dict[str, Any], setting: Setting) -> None:
         printing.print_table(
             ["mode", "epoch", "to memory", "waiting", "read", "read/needed", "held"], rows, cap
         )
+        _print_row_files(result["modes"])
+        same = f"losses identical: {result['first_20_losses_identical']}"
+        if (bare := result["bare_products_seconds"]) is None:
+            printing.print_line(same)
+            return
         printing.print_line(
-            f"bare products of the same shapes: {result['bare_products_seconds']:.2f} s; memory is "
-            f"{result['memory_against_bare'] or float('nan'):.2f}x; losses identical: "
-            f"{result['first_20_losses_identical']}"
+            f"bare products of the same shapes: {bare:.2f} s; memory is "
+            f"{result['memory_against_bare'] or float('nan'):.2f}x; {same}"
         )
     elif experiment == "loader":
         rows = [
@@ -238,4 +263,22 @@ def _print(experiment: str, result: dict[str, Any], setting: Setting) -> None:
         printing.print_table(
             ["case", "outcrop", "fio (rings: engine)", "ratio", "cores"],
             [[r[0], *(f"{v:.4g}" if v else "-" for v in r[1:])] for r in rows],
+        )
+
+
+def _print_row_files(modes: dict[str, dict[str, Any]]) -> None:
+    """Prints what mode packed read of each row file, where there are several."""
+    files = modes["packed"]["row_files"] if "packed" in modes else []
+    if len(files) > 1:
+        rows = [
+            [
+                of["of"],
+                format_bytes(of["bytes_needed"]),
+                format_bytes(of["bytes_predicted"]),
+                "-" if of["read_amplification"] is None else f"{of['read_amplification']:.3f}",
+            ]
+            for of in files
+        ]
+        printing.print_table(
+            ["rows of", "needed", "read, as predicted", "read/needed"], rows, "packed, by row file"
         )

@@ -32,7 +32,7 @@ _FLAGS = {
 }
 _GENERATED = (
     "kind", "nodes", "edges", "features", "classes", "dtype", "train_fraction", "valid_fraction", "test_fraction",
-    "skew", "homophily", "seed",
+    "skew", "homophily", "seed", "edge_features",
 )  # fmt: skip
 
 

@@ -9,7 +9,6 @@ only, apart from chance.
 from __future__ import annotations
 
 import math
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -86,7 +85,7 @@ def generate_graph(
         }
         if config.features and config.dtype == "int8":
             attributes["feature_scale"] = _INT8_SCALE
-        manifests.write(work, Manifest(FORMAT, VERSION, arrays, attributes, asdict(config)))
+        manifests.write(work, Manifest(FORMAT, VERSION, arrays, attributes, config.stored()))
     return open_graph(out)
 
 

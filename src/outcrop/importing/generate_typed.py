@@ -3,7 +3,8 @@
 A paper's class has two parts. The first shows in the papers that cite it and in what it is about, the second in its
 authors: a paper is cited by papers, and written by authors, of its own kind with probability ``homophily``. Rows show
 the kind of the node, through noise; papers show the first part alone. So who sees single papers, or citations alone,
-cannot tell the class.
+cannot tell the class. Edges ``cites`` may have rows, which are noise: the i-th edge that is drawn has row i of its
+stream.
 
 Everything is made in blocks of a fixed size, each a pure function of the seed and its number, from integers and
 products that are the same on every machine; the import sorts and writes it. So the artifact is the same for any budget
@@ -14,7 +15,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -58,13 +59,19 @@ def write_typed(config: GenerateConfig, runtime: Runtime, work: Path) -> None:
         ArgumentError: An impossible graph: fewer papers than classes, more edges than pairs of nodes, ...
         BudgetError: The memory budget is too small.
     """
-    source = _Graph(config, runtime).source()
+    source = typed_source(config, runtime)
     fractions = (config.train_fraction, config.valid_fraction, config.test_fraction)
     options = ImportConfig(False, False, True, None, False, False, None, *fractions, split_seed=config.seed)
-    with runtime.budget.reserve("generate", max(_BLOCK_BYTES, _BYTES_OF_A_NUMBER * config.features)):
+    widest = max(config.features, config.edge_features)
+    with runtime.budget.reserve("generate", max(_BLOCK_BYTES, _BYTES_OF_A_NUMBER * widest)):
         importing = TypedImport(source, options, runtime)
         importing.write(work)
-    importing.write_manifest(work, asdict(config))
+    importing.write_manifest(work, config.stored())
+
+
+def typed_source(config: GenerateConfig, runtime: Runtime) -> TypedSource:
+    """Returns the graph of ``config`` as the import reads it: edges and rows in the order in which they are drawn."""
+    return _Graph(config, runtime).source()
 
 
 @dataclass(frozen=True)
@@ -171,23 +178,48 @@ class _Graph:
     def _features(self, name: str, dim: int, dtype: np.dtype) -> FeatureSource:
         of = self._nodes[name]
         means = self._means(name, dim)
+
+        def shift(ids: np.ndarray) -> np.ndarray:
+            return means[self._shown(name, of.kind(self._ids(of, ids, inverse=True)))]
+
+        return self._rows(f"generated rows of {name}s", dtype, of.count, dim, 20 + of.key, shift)
+
+    def _edge_features(self, number: int, key: tuple[str, str, str], count: int) -> FeatureSource | None:
+        """Returns the rows of edge type ``number``, in the order in which its edges are drawn; None: it has none."""
+        dim = self._config.edge_features
+        if not dim or key[1] != "cites":
+            return None
+        name = f"generated rows of edges {' '.join(key)!r}"
+        return self._rows(name, np.dtype(np.float16), count, dim, 80 + number, lambda ids: 0)
+
+    def _rows(
+        self,
+        name: str,
+        dtype: np.dtype,
+        count: int,
+        dim: int,
+        stream: int,
+        shift: Callable[[np.ndarray], np.ndarray | int],
+    ) -> FeatureSource:
+        """Returns ``count`` rows of noise, near normal, with what ``shift`` gives for their ids added, in steps of
+        2^-15.
+        """
         rows_of_block = max(1, _BLOCK_NUMBERS // dim)
 
         def block(number: int) -> np.ndarray:
             first = number * rows_of_block
-            ids = np.arange(first, min(first + rows_of_block, of.count))
-            kinds = self._shown(name, of.kind(self._ids(of, ids, inverse=True)))
-            # Sums of four uniform 16-bit numbers less their mean: near normal.
-            raw = self._raw(20 + of.key, number, len(ids) * dim).view(np.uint16).reshape(len(ids), dim, 4)
-            return _stored(raw.sum(axis=2, dtype=np.int32) - 131070 + means[kinds], dtype)
+            ids = np.arange(first, min(first + rows_of_block, count))
+            # Sums of four uniform 16-bit numbers less their mean.
+            raw = self._raw(stream, number, len(ids) * dim).view(np.uint16).reshape(len(ids), dim, 4)
+            return _stored(raw.sum(axis=2, dtype=np.int32) - 131070 + shift(ids), dtype)
 
         def blocks(rows: int) -> Iterator[np.ndarray]:
-            for number in range(-(-of.count // rows_of_block)):
+            for number in range(-(-count // rows_of_block)):
                 made = block(number)
                 for start in range(0, len(made), rows):
                     yield made[start : start + rows]
 
-        return FeatureSource(f"generated rows of {name}s", dtype, of.count, dim, blocks)
+        return FeatureSource(name, dtype, count, dim, blocks)
 
     def _shown(self, name: str, kinds: np.ndarray) -> np.ndarray:
         """Returns the kind that rows show: of papers, the first part of the class alone."""
@@ -226,7 +258,14 @@ class _Graph:
                 sources[same] = np.where(chosen < source.count, chosen, sources[same])
                 yield self._ids(source, sources), self._ids(target, targets)
 
-        return EdgeSource(f"generated edges {' '.join(key)!r}", key, blocks, count, reverse=REVERSE + key[1])
+        return EdgeSource(
+            f"generated edges {' '.join(key)!r}",
+            key,
+            blocks,
+            count,
+            reverse=REVERSE + key[1],
+            features=self._edge_features(number, key, count),
+        )
 
     def _alike(self, key: tuple[str, str, str]) -> Callable[[np.ndarray, np.ndarray, np.ndarray], np.ndarray]:
         """Returns what gives sources near their rank that fit their targets: (ranks of sources, of targets, a number

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -101,7 +101,7 @@ def _kept(note: str) -> ImportReport:
 
 def _is_generated(out: str | Path, config: GenerateConfig, overwrite: bool) -> bool:
     """Tells whether ``out`` holds the graph that ``config`` gives. Arguments and errors as :func:`_is_imported`."""
-    same = manifests.plain(asdict(config))
+    same = manifests.plain(config.stored())
     if not overwrite and manifests.is_current(Path(out), GRAPH, GRAPH_VERSIONS, same, {}):
         return True
     return _is_imported(out, None, overwrite)

@@ -7,6 +7,7 @@ import pytest
 
 import outcrop as oc
 from outcrop.importing.generate import generate_graph
+from outcrop.importing.generate_typed import typed_source
 from outcrop.runtime.runtime import Runtime
 from outcrop.store.graph import Graph
 from outcrop.store.verify import verify_artifact
@@ -58,12 +59,59 @@ def test_types_have_the_sizes_that_were_asked_for(tmp_path):
         verify_artifact(graph.path, runtime)
 
 
-@pytest.mark.parametrize("options", [{}, {"nodes": 60_000, "edges": 90_000}, {"features": 0}, {"classes": 1}])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"nodes": 60_000, "edges": 90_000, "edge_features": 16},
+        {"features": 0, "edge_features": 1},
+        {"classes": 1},
+    ],
+)
 def test_the_same_bytes_for_any_budget(tmp_path, options):
     large, small = generated(tmp_path / "a.oc", **options), generated(tmp_path / "b.oc", "8MiB", **options)
     assert large.digest() == small.digest()
     for spec in large.manifest.arrays.values():
         assert (large.path / spec.file).read_bytes() == (small.path / spec.file).read_bytes()
+
+
+def drawn_edge_rows(seed: int, count: int) -> np.ndarray:
+    """Makes rows of 16 numbers for so many edges again, in the order in which these are drawn, in blocks of 4096."""
+    blocks = []
+    for number in range(-(-count // 4096)):
+        counter, key = np.array([0, 0, 0, number], np.uint64), np.array([seed, 80], np.uint64)
+        numbers = np.random.Philox(counter=counter, key=key).random_raw(4096 * 16).view(np.uint16)
+        sums = numbers.reshape(4096, 16, 4).sum(axis=2, dtype=np.int64)
+        blocks.append(((sums - 131_070) / 2**15).astype(np.float32).astype(np.float16))
+    return np.concatenate(blocks)[:count]
+
+
+@pytest.mark.parametrize("memory", [None, "8MiB"])
+def test_edges_have_the_rows_they_were_drawn_with(tmp_path, memory):
+    """The rows of stored edges are found again by hand: of equal edges the first one stays, loops go."""
+    seed = 3
+    graph = generated(tmp_path / "g.oc", memory, edge_features=16, seed=seed)
+    with Runtime() as runtime:
+        config = oc.GenerateConfig(**SMALL, edge_features=16, seed=seed)
+        blocks = typed_source(config, runtime).edges[0].edges()
+        sources, targets = (np.concatenate(part) for part in zip(*blocks, strict=True))
+    rows = drawn_edge_rows(seed, len(sources))
+    assert len(rows) == graph.manifest.attributes["edge_types"][0]["edges_listed"] == 12_000
+    for relation, ends in (("cites", (sources, targets)), ("rev_cites", (targets, sources))):
+        key = ("paper", relation, "paper")
+        _, first = np.unique(np.stack([ends[1], ends[0]]), axis=1, return_index=True)
+        first = first[sources[first] != targets[first]]
+        assert np.array_equal(graph.edge_index(key), np.stack([ends[0][first], ends[1][first]]))
+        assert np.array_equal(read(graph, f"e{graph.edge_type(key).number}.features"), rows[first])
+    assert len(graph.row_files) == 5
+
+
+def test_rows_of_edges_change_nothing_else(tmp_path):
+    without, graph = generated(tmp_path / "a.oc"), generated(tmp_path / "b.oc", edge_features=3)
+    for name, spec in without.manifest.arrays.items():
+        assert graph.manifest.arrays[name].crc32c == spec.crc32c
+    more = set(graph.manifest.arrays) - set(without.manifest.arrays)
+    assert {name for name in more if "page_crc" not in name} == {"e0.features", "e4.features"}
 
 
 def test_another_seed_gives_another_graph(tmp_path):
@@ -124,6 +172,11 @@ def test_classes_need_citations_and_authors(tmp_path):
         ({"classes": 0}, "0 classes, at least 1 is needed"),
         ({"edges": 10_000_000}, "edges 'paper cites paper' do not fit 1438800 pairs of nodes"),
         ({"dtype": "bfloat16"}, "papers have rows of float32, float16 or int8 here"),
+        ({"edge_features": -1}, "edge features -1 are not possible"),
+        (
+            {"kind": "sbm", "edge_features": 4},
+            "edge features 4 are not possible: .* this graph is of kind 'sbm'",
+        ),
     ],
 )
 def test_impossible_graphs_are_refused(tmp_path, options, message):
