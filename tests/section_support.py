@@ -84,6 +84,17 @@ def many_types(row_files: int) -> tuple[NodeWidths, EdgeWidths]:
     return nodes, edges | {("t0", "next", "t5"): (90, None), ("t9", "far", "t0"): (90, None)}
 
 
+def graph_of(folder: Path, row_files: int) -> SectionGraph:
+    """Writes a graph with 1, 2, 7 or 30 row files; of 7 and 30 some are those of edges."""
+    if row_files == 30:
+        graph = section_graph(folder, types=many_types(row_files))
+    else:
+        names = {1: ("author", "school"), 2: FEW, 7: None}[row_files]
+        graph = section_graph(folder, names=names, edge_rows=row_files > 2)
+    assert len(graph.row_files) == row_files
+    return graph
+
+
 def section_graph(
     folder: Path,
     *,

@@ -266,7 +266,9 @@ def test_rows_in_files(tmp_path, edges_as, rows_as):
         )
 
 
-def big(tmp_path: Path, *, typed: bool, width: int, count: int = 30_000) -> tuple[str, np.ndarray, np.ndarray]:
+def big(
+    tmp_path: Path, *, typed: bool, width: int, count: int = 30_000
+) -> tuple[str, np.ndarray, np.ndarray]:
     """``count`` edges whose rows are ``4 * width`` bytes."""
     folder = tmp_path / "in"
     folder.mkdir()
@@ -298,7 +300,7 @@ def test_rows_of_twenty_budgets_stay_within_one(tmp_path, typed):
 def test_an_import_makes_four_passes_over_the_rows(tmp_path, typed, monkeypatch):
     """Two reads and two writes; beside them there are a few bytes for each edge.
 
-    There are so many edges that they and their numbers are sorted on disk, whatever the I/O engine leaves of the budget.
+    There are so many edges that they and their numbers are sorted on disk, whatever the engine leaves of the budget.
     """
     source, edges, rows = big(tmp_path, typed=typed, width=175, count=120_000)
     handed_out, original = [], features.array_blocks

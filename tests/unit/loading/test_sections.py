@@ -41,13 +41,11 @@ from outcrop.store.targets import open_targets, target_bytes
 from run_support import a_graph
 from section_support import (
     EPOCHS,
-    FEW,
     ReferenceSampler,
     SectionGraph,
     as_batch,
-    many_types,
+    graph_of,
     sample_by_reference,
-    section_graph,
 )
 from typed_reference import TypedGraph, sample
 from typed_store import write_typed
@@ -61,10 +59,7 @@ Open = Callable[..., LoadSession]
 
 @pytest.fixture(params=[2, 7])
 def graph(request: pytest.FixtureRequest, tmp_path: Path) -> SectionGraph:
-    few = request.param == 2
-    made = section_graph(tmp_path / "g", names=FEW if few else None, edge_rows=not few)
-    assert len(made.row_files) == request.param
-    return made
+    return graph_of(tmp_path / "g", request.param)
 
 
 @pytest.fixture
@@ -108,15 +103,14 @@ def test_rows_are_those_of_every_row_file(graph, open_mode, mode):
                 del batch
 
 
-@pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("row_files", [1, 30])
-def test_rows_of_one_type_among_several_and_of_thirty(tmp_path, open_mode, mode, row_files):
-    if row_files == 1:
-        graph = section_graph(tmp_path / "g", names=("author", "school"))
+@pytest.mark.parametrize("graph", [1, 30], indirect=True)
+@pytest.mark.parametrize("mode", [*MODES, "belady"])
+def test_rows_of_one_type_among_several_and_of_thirty(graph, tmp_path, open_mode, make_runtime, mode):
+    if mode == "belady":
+        opened = open_recorded(mode_named(mode), graph, tmp_path, make_runtime(threads=2))
     else:
-        graph = section_graph(tmp_path / "g", types=many_types(row_files))
-    assert len(graph.row_files) == row_files
-    with open_mode(graph, mode) as session:
+        opened = open_mode(graph, mode)
+    with opened as session:
         for epoch in range(EPOCHS):
             for batch in session.batches("train", epoch):
                 check_rows(batch, graph)
