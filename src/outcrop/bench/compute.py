@@ -90,16 +90,18 @@ def bare_typed_products(batch: MiniBatch, model: MeanModel) -> Callable[[], None
         inputs: list[dict[int, torch.Tensor]] = [dict(enumerate(rows))]
         sums = []
         for parts, roots in steps:
-            x = inputs[-1]
-            found = {target: x[target][:count].mm(root.t()) for target, (count, root) in roots.items()}
-            kept = []
+            x, kept = inputs[-1], []
+            found: dict[int, torch.Tensor] = {}
             for source, target, block, weight in parts:
                 if Mean(source, target, block, weight).aggregates_first:
                     kept.append(spmm(block, x[source]))
-                    found[target].addmm_(kept[-1], weight.t())
+                    _add_product(found, target, kept[-1], weight)
                 else:
                     kept.append(None)
-                    found[target] += spmm(block, x[source].mm(weight.t()))
+                    mapped = spmm(block, x[source].mm(weight.t()))
+                    found[target] = mapped if target not in found else found[target].add_(mapped)
+            for target, (count, root) in roots.items():
+                _add_product(found, target, x[target][:count], root)
             inputs.append(found)
             sums.append(kept)
         grads = inputs[-1]
@@ -107,6 +109,13 @@ def bare_typed_products(batch: MiniBatch, model: MeanModel) -> Callable[[], None
             grads = _bare_typed_backward(steps[index], inputs[index], sums[index], grads, index > 0)
 
     return run
+
+
+def _add_product(
+    found: dict[int, torch.Tensor], target: int, rows: torch.Tensor, weight: torch.Tensor
+) -> None:
+    """Adds ``rows @ weight.T`` to what a node type has, in place where it has something."""
+    found[target] = found[target].addmm_(rows, weight.t()) if target in found else rows.mm(weight.t())
 
 
 def _bare_typed_backward(

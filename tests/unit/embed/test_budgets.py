@@ -25,21 +25,22 @@ def trains(run, config, memory, **options) -> None:
 
 
 @pytest.mark.parametrize(
-    ("prepared", "trained", "options"),
+    ("nodes", "triples", "prepared", "trained", "options"),
     [
-        ({"partitions": 1}, {}, {}),
-        ({"partitions": 6}, {}, {}),
-        ({"partitions": 6}, {}, {"resident": True}),
-        ({"partitions": 6, "numbering": "degree"}, {"by_degree": 0.5, "reciprocal": True}, {"resident": False}),
-        ({"partitions": 5, "slices": 2}, {"sweeps": 3, "by_degree": 0.5, "batch": 32}, {}),
-        ({"partitions": 4}, {"model": "dot", "negatives": 200, "optimizer": "adam", "dim": 40}, {}),
-        ({"partitions": 7, "slices": 1}, {"buffer": 2, "order": "cover", "chunk": 1, "batch": 1}, {}),
+        (90, 5000, {"partitions": 1}, {}, {}),
+        (90, 5000, {"partitions": 6}, {}, {}),
+        (3000, 5000, {"partitions": 6}, {}, {"resident": True}),
+        (90, 5000, {"partitions": 6, "numbering": "degree"}, {"by_degree": 0.5, "reciprocal": True}, {"resident": False}),
+        (3000, 5000, {"partitions": 5, "slices": 2}, {"sweeps": 3, "by_degree": 0.5, "batch": 32}, {}),
+        (3000, 5000, {"partitions": 4}, {"model": "dot", "negatives": 200, "optimizer": "adam", "dim": 40}, {}),
+        (90, 400, {"partitions": 7, "slices": 1}, {"buffer": 2, "order": "cover", "chunk": 1, "batch": 1}, {}),
     ],
 )  # fmt: skip
-@pytest.mark.parametrize("nodes", [90, 3000])
-def test_the_smallest_budget_is_named_and_exact(prepared, trained, options, nodes, tmp_path, make_runtime):
+def test_the_smallest_budget_is_named_and_exact(
+    nodes, triples, prepared, trained, options, tmp_path, make_runtime
+):
     runtime = make_runtime()
-    source = knowledge_graph(tmp_path, runtime, train=random_triples(nodes, 4, 5000))
+    source = knowledge_graph(tmp_path, runtime, train=random_triples(nodes, 4, triples))
     run, config = tmp_path / "run", replace(CONFIG, **trained)
     buckets_of(source, run, runtime, **prepared)
     with pytest.raises(oc.BudgetError, match="the smallest budget that can is") as refused:
