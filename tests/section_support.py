@@ -9,8 +9,10 @@ from typing import Any
 
 import numpy as np
 
-from outcrop.config import SampleConfig
+from outcrop.config import PlanConfig, SampleConfig
+from outcrop.errors import BudgetError
 from outcrop.preparation import sample as stage
+from outcrop.preparation.plan_memory import divide_host_memory
 from outcrop.runtime.runtime import Runtime
 from outcrop.store.batches import BatchGraph, Edges, Nodes
 from outcrop.store.graph import Graph
@@ -42,6 +44,9 @@ EDGES: EdgeWidths = {
 }
 FEW = ("paper", "author")  # types of a graph with two row files, one for each
 FANOUTS, BATCH, EPOCHS = (4, 3), 20, 2
+DIVISIONS = [
+    (i, j, 5 - i - j) for i in range(6) for j in range(6 - i)
+]  # all 21 of five parts among three row files
 
 
 class SectionGraph(Graph):
@@ -84,12 +89,26 @@ def many_types(row_files: int) -> tuple[NodeWidths, EdgeWidths]:
     return nodes, edges | {("t0", "next", "t5"): (90, None), ("t9", "far", "t0"): (90, None)}
 
 
+def memory_with_cache(graph: Graph, samples: SampleSet, cache_bytes: int, **options: Any) -> int:
+    """Returns the smallest budget of loading whose cache has ``cache_bytes``."""
+    low, high = 1, 1 << 34
+    while low < high:
+        middle = (low + high) // 2
+        try:
+            config = PlanConfig(memory=middle, slots=2, **options)
+            enough = divide_host_memory(samples, config, graph.row_files).cache_bytes >= cache_bytes
+        except BudgetError:
+            enough = False
+        low, high = (low, middle) if enough else (middle + 1, high)
+    return low
+
+
 def graph_of(folder: Path, row_files: int) -> SectionGraph:
     """Writes a graph with 1, 2, 7 or 30 row files; of 7 and 30 some are those of edges."""
     if row_files == 30:
         graph = section_graph(folder, types=many_types(row_files))
     else:
-        names = {1: ("author", "school"), 2: FEW, 7: None}[row_files]
+        names = {1: ("paper", "school"), 2: FEW, 7: None}[row_files]
         graph = section_graph(folder, names=names, edge_rows=row_files > 2)
     assert len(graph.row_files) == row_files
     return graph

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import signal
 import subprocess
@@ -70,6 +71,16 @@ from prepare_support import prepare
 print("ready", flush=True)
 prepare(sys.argv[1], sys.argv[2], fanouts=[3, 3], batch_size=15, memory=memory, gpu_memory="200KiB",
         epochs=2, runtime=runtime)
+"""
+)
+# Of a graph with types; it says how many steps there were.
+PREPARE_TYPED = (
+    DYING
+    + """
+import json
+from prepare_support import prepare
+prepare(sys.argv[1], sys.argv[2], runtime=runtime, memory=memory, **json.loads(sys.argv[3]))
+print(int(os.environ["DIE_AFTER"]) - doom.left)
 """
 )
 IMPORT = (
@@ -175,6 +186,33 @@ def test_killed_thirty_times_by_the_clock(graph: Graph, tmp_path: Path) -> None:
             kills += child.wait() == -signal.SIGKILL
         prepare(graph, out, overwrite=True)  # with a little less memory than what was killed
         assert differences(tree(out), want) == []
+
+
+@pytest.mark.parametrize("kills", [4, pytest.param(12, marks=[pytest.mark.slow, pytest.mark.timeout(300)])])
+def test_killed_while_preparing_a_graph_with_types(tmp_path: Path, kills: int) -> None:
+    """Killed at steps of sampling, planning and packing several row files, then run again with the same options."""
+    made = GenerateConfig(nodes=2000, edges=16_000, kind="typed", train_fraction=0.1, edge_features=16)
+    graph = generate_graph(tmp_path / "graph", made)
+    options = {"fanouts": [3, 3], "batch_size": 15, "epochs": 2, "layout": "6,1", "edge_rows": True}
+
+    def prepared(name: str, after: int) -> subprocess.CompletedProcess[str]:
+        arguments = (graph.path, tmp_path / name, json.dumps(options))
+        return python(PREPARE_TYPED, *arguments, imports=LIGHT, DIE_AFTER=str(after), MEMORY="2400KiB")
+
+    whole = prepared("want", FOREVER)
+    assert whole.returncode == 0, whole.stderr
+    want, steps = tree(tmp_path / "want"), int(whole.stdout)
+    assert all(want[f"pack/r{k}.disk_cache.bin"] for k in range(5))
+    packing = 0
+    for after in np.linspace(1, steps - 1, kills).astype(int).tolist():
+        out = f"run-{after}"
+        assert prepared(out, after).returncode == -signal.SIGKILL
+        packing += (tmp_path / out / ".pack.partial" / "journal.npz").exists()
+        again = prepared(out, FOREVER)
+        assert again.returncode == 0, again.stderr
+        assert differences(tree(tmp_path / out), want) == []
+    assert packing >= 2
+    assert leftovers(tmp_path) == []
 
 
 @pytest.fixture

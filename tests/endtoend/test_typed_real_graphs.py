@@ -1,14 +1,16 @@
 """Accuracy on real graphs with types, five seeds: that published for the model, and the same in every mode.
 
-The published figures are in SOURCE.txt beside the files. AIFB: 95.8 % (the authors of R-GCN), 94.4 % (mini-batches),
-about 85 % (an example of the same library on the whole graph). ACM and DBLP, 60 labels a class: those of HAN and HeCo,
-about 86 to 89 % and 90 to 92 %. The raw tables of DBLP four-area: 93 to 94 %.
+The published figures are in SOURCE.txt beside the files. AIFB: 95.83 % (Schlichtkrull et al. 2018, of ten runs, error
+0.62), 94.4 % (mini-batches of another library). ACM and DBLP, 60 labels a class: HAN 85.7 % and 90.2 % (20 labels),
+HeCo 88.7 % and 92.0 %. DBLP four-area: MAGNN 93.1 to 94.1 %.
 """
 
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
@@ -79,47 +81,82 @@ def aifb(_: Path, path: Path) -> Graph:
     return oc.import_graph(f"ntriples:{file}", path, oc.ImportConfig(types="all"), progress=False)
 
 
-RANDOM = {"no_rows": "random:32", "dropout": 0.5, "hidden": 64}
-# What makes the graph, the model, fanouts, batch size, epochs, learning rate, and the range of the mean accuracy.
-CASES: dict[str, tuple[Callable[[Path, Path], Graph], dict[str, Any], Any, int, int, float, Any]] = {
-    "heco-acm": (acm, RANDOM, (10, 10), 32, 10, 0.005, (0.85, 0.90)),
-    "heco-dblp": (dblp, RANDOM, (10, 10), 64, 10, 0.005, (0.90, 0.95)),
-    "aifb": (aifb, {"no_rows": "random:64", "hidden": 16}, (-1, -1), 140, 30, 0.01, (0.85, 0.97)),
-    "four-area": (
-        four_area,
-        {"no_rows": "random:64", "dropout": 0.3, "hidden": 64},
-        (10, 20),
-        64,
-        15,
-        0.005,
-        (0.91, 0.95),
+@dataclass(frozen=True)
+class Case:
+    """Says how a graph is made and learned, and what the mean accuracy over the seeds must be within."""
+
+    make: Callable[[Path, Path], Graph]
+    network: dict[str, Any]
+    fanouts: tuple[int, int]
+    batch_size: int
+    epochs: int
+    accuracy: tuple[float, float]
+    learning_rate: float = 0.005
+    weight_decay: float = 0.0
+
+
+# Ranges are narrow, for the mean over five seeds moves by half a point only, of AIFB, which tests 36 people, by a point.
+CASES = {
+    # Between HAN (85.7) and HeCo (88.7).
+    "heco-acm": Case(
+        acm, {"no_rows": "random:32", "dropout": 0.5, "hidden": 64}, (10, 10), 32, 10, (0.852, 0.890)
+    ),
+    # From HeCo (92.0) to the best of MAGNN for the same authors (94.1).
+    "heco-dblp": Case(
+        dblp, {"no_rows": "random:32", "dropout": 0.5, "hidden": 64}, (10, 10), 64, 10, (0.920, 0.945)
+    ),
+    # From two errors of the mean below R-GCN by mini-batches (94.4) to R-GCN by its authors (95.83, error 0.62).
+    "aifb": Case(
+        aifb, {"no_rows": "random:128", "hidden": 64}, (-1, -1), 140, 20, (0.920, 0.965), 0.01, 5e-4
+    ),
+    # From HeCo's on these authors (92.0) to the best of MAGNN (94.1); a tenth of the labels train here, a fifth there.
+    "four-area": Case(
+        four_area, {"no_rows": "random:64", "dropout": 0.3, "hidden": 64}, (10, 20), 64, 15, (0.917, 0.941)
     ),
 }
+
+
+@pytest.fixture
+def one_thread() -> Iterator[None]:
+    """A second thread only waits on matrices this small: of AIFB's 90 edge types it takes five times as long."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("name", CASES)
+@pytest.mark.usefixtures("one_thread")
 def test_accuracy_is_that_published_and_the_same_in_every_mode(tmp_path: Path, name: str) -> None:
-    make, network, fanouts, batch_size, epochs, rate, (low, high) = CASES[name]
-    graph = make(tmp_path, tmp_path / "g.oc")
+    case = CASES[name]
+    graph = case.make(tmp_path, tmp_path / "g.oc")
 
-    def trained(seed: int, mode: str) -> tuple[float | None, Any]:
+    def trained(seed: int, mode: str) -> tuple[float | None, list[float]]:
         report = oc.train(
             graph,
-            model=oc.ModelConfig("rgcn", **network),
-            sampling=oc.SampleConfig(fanouts=fanouts, batch_size=batch_size, seed=seed),
-            training=oc.TrainConfig(learning_rate=rate, seed=seed, evaluate_every=epochs, trace_losses=True),
+            model=oc.ModelConfig("rgcn", **case.network),
+            sampling=oc.SampleConfig(fanouts=case.fanouts, batch_size=case.batch_size, seed=seed),
+            training=oc.TrainConfig(
+                learning_rate=case.learning_rate,
+                weight_decay=case.weight_decay,
+                seed=seed,
+                evaluate_every=case.epochs,
+                trace_losses=True,
+            ),
             loading=mode,
             memory="512MiB",
-            epochs=epochs,
+            epochs=case.epochs,
             observer=QUIET,
         )
         return report.test_accuracy, report.batch_losses
 
     found = [trained(seed, "memory") for seed in range(SEEDS)]
     accuracies = [accuracy or 0.0 for accuracy, _ in found]
+    low, high = case.accuracy
     assert low <= np.mean(accuracies) <= high, accuracies
-    # Each mode with a seed, in turn. A graph without features has nothing to pack or to cache.
-    for number, mode in enumerate(MODES if graph.row_files else ("online",)):
-        assert trained(number % SEEDS, mode) == found[number % SEEDS], mode
+    # Every seed in one more mode, and every mode with a seed. A graph without features has nothing to pack.
+    modes = MODES if graph.row_files else tuple(mode for mode in MODES if mode != "packed")
+    for seed, mode in zip(range(SEEDS), cycle(modes), strict=False):
+        assert trained(seed, mode) == found[seed], mode
