@@ -95,7 +95,7 @@ class Case:
     weight_decay: float = 0.0
 
 
-# Ranges are narrow, for the mean over five seeds moves by half a point only, of AIFB, which tests 36 people, by a point.
+# Ranges are narrow: the mean over five seeds moves by half a point only, of AIFB, which tests 36 people, by a point.
 CASES = {
     # Between HAN (85.7) and HeCo (88.7).
     "heco-acm": Case(
