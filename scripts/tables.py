@@ -179,6 +179,7 @@ TABLES = {
     "epoch-10m": Table("epoch-10m.json", modes, command="outcrop bench epoch --nodes 10000000 --cap 0.21"),
     "typed-epoch": Table("typed-epoch.json", modes_and_products),
     "typed-models": Table("typed-models.json"),
+    "typed-sampling": Table("typed-sampling.json"),
     "loader": Table("loader.json", loader, command="outcrop bench loader"),
     "prepare": Table("prepare.json"),
     "checks": Table("checks.json"),
