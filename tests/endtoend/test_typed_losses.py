@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -36,15 +37,17 @@ def graph(tmp_path_factory: pytest.TempPathFactory) -> Graph:
     return oc.generate_graph(tmp_path_factory.mktemp("losses") / "g.oc", config, progress=False)
 
 
-@pytest.fixture(scope="module", autouse=True)
+@contextmanager
 def quick() -> Iterator[None]:
-    """One thread, because a second only waits on matrices this small; no fsync, because no power fails here."""
+    """Has one thread, because a second only waits on matrices this small, and no fsync, because no power fails here."""
     before, threads = os.fsync, torch.get_num_threads()
     torch.set_num_threads(1)
     os.fsync = lambda _: None
-    yield
-    os.fsync = before
-    torch.set_num_threads(threads)
+    try:
+        yield
+    finally:
+        os.fsync = before
+        torch.set_num_threads(threads)
 
 
 @dataclass(frozen=True)
@@ -73,7 +76,8 @@ def differences(found: Trained, wanted: Trained) -> list[str]:
 
 def trained(graph: Graph, folder: Path, **options: Any) -> tuple[Trained, Any]:
     quiet = oc.Observer(progress=False)
-    report = oc.train(graph, checkpoint=folder, **{**OPTIONS, "observer": quiet, **options})
+    with quick():
+        report = oc.train(graph, checkpoint=folder, **{**OPTIONS, "observer": quiet, **options})
     return kept_in(folder), report
 
 
