@@ -61,6 +61,9 @@ class Task:
     run: Path | None = None
     topology: str = "automatic"
 
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "graph", self.graph.with_edge_rows(self.sampling.edge_rows))
+
     @property
     def network(self) -> shapes.Network:
         return shapes.network_of(self.graph, self.model)
