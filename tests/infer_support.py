@@ -17,6 +17,19 @@ from outcrop.testing import write_graph
 from run_support import random_features
 
 HUB = 3
+# Begins a script whose process is killed when progress has been told DIE_AFTER times.
+DYING_PROGRESS = """
+import os, sys
+class Progress:
+    left = int(os.environ["DIE_AFTER"])
+    def start(self, *a): self.step()
+    def finish(self, *a): self.step()
+    def advance(self, *a): self.step()
+    def step(self):
+        self.left -= 1
+        if self.left < 0:
+            os.kill(os.getpid(), 9)
+"""
 
 
 def odd_edges(nodes: int, edges: int, seed: int = 0, hub_edges: int = 0) -> np.ndarray:

@@ -17,7 +17,7 @@ import pytest
 import outcrop
 from artifact_support import leftovers
 from forked import python
-from infer_support import a_model, as_float, odd_graph, reference, save
+from infer_support import DYING_PROGRESS, a_model, as_float, odd_graph, reference, save
 from outcrop.api.infer import infer
 from outcrop.errors import ArgumentError, BudgetError, ChecksumError, FormatError, IoError
 from outcrop.inference import division
@@ -172,20 +172,13 @@ def test_trained_model_of_cora(tmp_path: Path) -> None:
         np.testing.assert_allclose(np.load(tmp_path / "out.npy"), want, rtol=1e-4, atol=1e-4)
 
 
-DYING = """
-import os, sys
+DYING = (
+    DYING_PROGRESS
+    + """
 from outcrop.api.infer import infer
-class Progress:
-    left = int(os.environ["DIE_AFTER"])
-    def start(self, *a): self.step()
-    def finish(self, *a): self.step()
-    def advance(self, *a): self.step()
-    def step(self):
-        self.left -= 1
-        if self.left < 0:
-            os.kill(os.getpid(), 9)
 infer(sys.argv[1], checkpoint=sys.argv[2], out=sys.argv[3], memory="1MiB", progress=Progress())
 """
+)
 
 
 def test_killed_and_run_again(tmp_path: Path, runtime: Any) -> None:

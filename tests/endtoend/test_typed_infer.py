@@ -19,6 +19,7 @@ from typer.testing import CliRunner
 import outcrop as oc
 from artifact_support import leftovers
 from forked import python
+from infer_support import DYING_PROGRESS
 from outcrop.cli.main import app
 from outcrop.errors import ArgumentError, BudgetError
 from outcrop.inference import layerwise
@@ -200,20 +201,13 @@ def test_smallest_budget_named_is_enough(tmp_path: Path, name: str) -> None:
         made.infer(memory=smallest - 1)
 
 
-DYING = """
-import os, sys
+DYING = (
+    DYING_PROGRESS
+    + """
 import outcrop as oc
-class Progress:
-    left = int(os.environ["DIE_AFTER"])
-    def start(self, *a): self.step()
-    def finish(self, *a): self.step()
-    def advance(self, *a): self.step()
-    def step(self):
-        self.left -= 1
-        if self.left < 0:
-            os.kill(os.getpid(), 9)
 oc.infer(sys.argv[1], model=sys.argv[2], out=sys.argv[3], memory="2MiB", observer=oc.Observer(Progress()))
 """
+)
 
 
 class Counting:
