@@ -195,7 +195,6 @@ def _task_of_run(graph: Graph, model: ModelConfig, limits: Limits, run: Path, de
     """
     info = runs.read(run)
     memory = info.plan.memory if limits.memory is None else parse_size(limits.memory)
-    graph = graph.with_edge_rows(info.sample.edge_rows)
     return Task(graph, model, info.sample, replace(info.plan, memory=memory), device, run)
 
 

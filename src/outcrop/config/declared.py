@@ -9,7 +9,7 @@ import os
 import types
 import typing
 from collections.abc import Callable, Iterable
-from dataclasses import fields
+from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any, Literal, ParamSpec, TypeVar
 
@@ -29,6 +29,16 @@ _TAKES: dict[type, type | tuple[type, ...]] = {
 }
 _CALLED = {int: "an integer", float: "a number", bool: "True or False", str: "text", Path: "a path"}
 _SHOWN_LETTERS = 60
+
+
+def stored_fields(options: Any, later: Iterable[str]) -> dict[str, Any]:
+    """Returns the fields of a dataclass as manifests have them, those of ``later`` only where they say something.
+
+    These came when there were files without them already, which stay what they are: the fields are 0, None, False or
+    empty there.
+    """
+    found = asdict(options)
+    return {name: value for name, value in found.items() if value or name not in later}
 
 
 def check_types(options: Any) -> None:

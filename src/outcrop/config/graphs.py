@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any, Literal
 
-from outcrop.config.declared import check_types
+from outcrop.config.declared import check_types, stored_fields
 from outcrop.errors import ArgumentError
 
 LabelKind = Literal["class", "multilabel", "regression"]
@@ -93,13 +93,8 @@ class ImportConfig:
             raise ArgumentError("; ".join(problems))
 
     def stored(self) -> dict[str, Any]:
-        """Returns the fields for the manifest; those that came later are left out where they say nothing, as they were
-        then.
-        """
-        later = ("label_kind", "num_nodes", "num_classes", "types")
-        fields = {
-            name: value for name, value in asdict(self).items() if name not in later or value is not None
-        }
+        """Returns the fields for the manifest."""
+        fields = stored_fields(self, ("label_kind", "num_nodes", "num_classes", "types"))
         return fields | {"keep_duplicates": bool(self.keep_duplicates)}
 
     @property
@@ -184,5 +179,5 @@ class GenerateConfig:
             raise ArgumentError("; ".join(problems))
 
     def stored(self) -> dict[str, Any]:
-        """Returns the fields for the manifest; ``edge_features``, which came later, is left out where it is 0."""
-        return {name: value for name, value in asdict(self).items() if name != "edge_features" or value}
+        """Returns the fields for the manifest."""
+        return stored_fields(self, ("edge_features",))

@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any, Final, Literal
 
-from outcrop.config.declared import check_types
+from outcrop.config.declared import check_types, stored_fields
 from outcrop.config.renamed import renamed_fields
 from outcrop.config.sizes import LARGEST_COUNT, out_of_range
 from outcrop.errors import ArgumentError
@@ -166,11 +166,8 @@ class SampleConfig:
 
     def as_stored(self) -> dict[str, Any]:
         """Returns the fields by the names that they have in manifests, runs, checkpoints and histories."""
-        fields = {_STORED.get(name, name): value for name, value in asdict(self).items()}
-        for later in ("fanouts_by_type", "node_type", "edge_rows", "edge_weights"):
-            if not fields[later]:  # as it was before there were such graphs
-                del fields[later]
-        return fields
+        fields = stored_fields(self, ("fanouts_by_type", "node_type", "edge_rows", "edge_weights"))
+        return {_STORED.get(name, name): value for name, value in fields.items()}
 
     @classmethod
     def from_stored(cls, fields: Mapping[str, Any]) -> SampleConfig:
