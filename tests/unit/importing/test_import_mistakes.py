@@ -381,6 +381,15 @@ def test_a_line_with_another_number_of_cells_is_named(tmp_path: Path) -> None:
     )
 
 
+def test_a_line_with_another_number_of_cells_behind_a_huge_cell_is_named(tmp_path: Path) -> None:
+    """Python's reader, which looks for the line, takes no cell that is so long; Arrow's has said what is wrong."""
+    write(tmp_path / "in", tables_of(SCHEMES["plain"], False), "csv")
+    features = tmp_path / "in" / "features.csv"
+    lines = [f"{row},2,3" for row in range(NODES)]
+    features.write_text("\n".join(["id,f0,f1", *lines * 2000, "1," + "9" * 140_000 + ",3", "1,2,3,4", ""]))
+    assert str(features) in failure(tmp_path / "in")
+
+
 @pytest.mark.parametrize("suffix", ["csv", "parquet"])
 def test_labels_whose_ids_have_another_name_are_not_taken_by_position(tmp_path: Path, suffix: str) -> None:
     tables = tables_of(SCHEMES["text"], False)

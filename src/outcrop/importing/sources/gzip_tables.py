@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import gzip
 import io
 import zlib
@@ -53,7 +52,7 @@ class GzipTable(FileTable):
     def _uneven(self) -> str | None:
         try:
             return super()._uneven()
-        except (*_TORN, csv.Error):
+        except _TORN:
             return None
 
 

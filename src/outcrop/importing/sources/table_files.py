@@ -201,14 +201,20 @@ class FileTable(Table):
         encoding = _with_mark(self.form.encoding)
         with io.TextIOWrapper(self._open(), encoding=encoding, errors="replace", newline="") as file:
             lines = self._reader(islice(file, self.skip_lines, None))
-            for cells in lines:
-                filled = self.form.fill_short and len(cells) < len(self.columns)
-                if cells and len(cells) != len(self.columns) and not filled:
-                    line = self.skip_lines + lines.line_num
-                    return (
-                        f"{self.path}, line {line}: Expected {len(self.columns)} columns, got {len(cells)}: correct "
-                        "the line, or put quotes around cells that hold the delimiter"
-                    )
+            try:
+                return self._first_uneven(lines)
+            except csv.Error:  # a cell longer than it takes: others say what is wrong
+                return None
+
+    def _first_uneven(self, lines: Any) -> str | None:
+        for cells in lines:
+            filled = self.form.fill_short and len(cells) < len(self.columns)
+            if cells and len(cells) != len(self.columns) and not filled:
+                line = self.skip_lines + lines.line_num
+                return (
+                    f"{self.path}, line {line}: Expected {len(self.columns)} columns, got {len(cells)}: correct "
+                    "the line, or put quotes around cells that hold the delimiter"
+                )
         return None
 
     def _ends_after_header(self) -> bool:
