@@ -246,8 +246,9 @@ def _node_schema(node: NodeType, rows: RowFile | None, no_rows: str | Mapping[st
     if made is None:
         raise ArgumentError(
             f"node type {node.name!r} has no rows: import them with the graph, derive them from those of neighbors "
-            "(outcrop derive), or say no_rows='random:64' for rows of 64 random values, which follow from the number "
-            "of the node and are stored nowhere, or no_rows='learned:64' for rows that are learned, which take "
+            "(outcrop derive), or say no_rows='random:64' (--no-rows random:64) for rows of 64 random values, which "
+            "follow from the number of the node and are stored nowhere, or 'learned:64' for rows that are learned, "
+            "which take "
             f"{12 * 64} bytes of memory for each of {node.num_nodes} nodes"
         )
     found = _MADE.fullmatch(made)
