@@ -53,7 +53,7 @@ _OBJECTS = {
             {"fanouts_by_type": ("--fanout",)},
         ),
     ),
-    "limits": (Limits, Fields(("memory", "gpu_memory", "disk_space"))),
+    "limits": (Limits, Fields(("memory", "gpu_memory", "disk_space", "processes"))),
     "packing": (PackConfig, Fields(("layout", "rates"), {"rates": ("--disk-rates",)})),
 }
 _EXAMPLE = "Example: outcrop {} papers.oc papers.run --fanouts 10,15,20 --memory 4GiB"

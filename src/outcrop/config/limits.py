@@ -5,8 +5,9 @@ from __future__ import annotations
 import math
 import re
 from dataclasses import dataclass, replace
+from typing import Any
 
-from outcrop.config.declared import check_types
+from outcrop.config.declared import check_types, stored_fields
 from outcrop.config.sizes import Size, parse_size
 from outcrop.errors import ArgumentError
 
@@ -33,14 +34,19 @@ class Limits:
         disk_space: All files that are made; ``"3x"`` is three times the size of the features. None: no limit. Mode
             ``online`` writes rows in the order of their use where that is predicted to be sooner done, within this
             limit, or nine tenths of what is free; 0: never.
+        processes: Processes of one machine that are to train together on what is prepared (torchrun's
+            ``--nproc-per-node``). The limits are for all of them; the cache in memory lies there once. None: one.
     """
 
     memory: Size | None = None
     gpu_memory: Size = 0
     disk_space: Size | None = None
+    processes: int | None = None
 
     def __post_init__(self) -> None:
         check_types(self)
+        if self.processes is not None and self.processes < 1:
+            raise ArgumentError(f"{self.processes} processes are none that could train")
 
     def in_bytes(self, feature_bytes: int, layout: str = "cost") -> PlanConfig:
         """Returns the limits in bytes, of a graph with so many bytes of features.
@@ -54,6 +60,7 @@ class Limits:
             gpu_memory=parse_size(self.gpu_memory),
             disk_space=None if space is None else parse_size(space, feature_bytes=feature_bytes),
             layout=layout,
+            processes=None if self.processes == 1 else self.processes,
         )
 
 
@@ -83,6 +90,8 @@ class PlanConfig:
             time), ``heuristic`` (DiskGNN section 5.1), ``packed`` (nothing), or ``S,M``: segments of S batches, rows
             wanted more than M times.
         sequential_rate, random_rate: What the disk reads, bytes per second and 4 KiB pages per second: prices.
+        processes: Processes of a machine that load the run together: ``memory`` is for all of them, batch buffers are
+            for each, the cache in memory they share. None: one.
     """
 
     memory: int | None = None
@@ -93,14 +102,21 @@ class PlanConfig:
     layout: str = "cost"
     sequential_rate: float = 1e9
     random_rate: float = 5e4
+    processes: int | None = None
 
     def __post_init__(self) -> None:
         rates = (self.sequential_rate, self.random_rate)
         if not all(0 < rate < math.inf for rate in rates):
             raise ArgumentError(f"disk rates {rates} are not two positive numbers")
+        if self.processes is not None and self.processes < 1:
+            raise ArgumentError(f"{self.processes} processes are none that could load a run")
         named = self.layout in ("cost", "heuristic", "packed")
         if not named and not re.fullmatch(r"[1-9][0-9]*,[0-9]+", self.layout):
             raise ArgumentError(
                 f"layout {self.layout!r} is unknown; known: cost, heuristic, packed, or S,M: segments of S batches "
                 "in which rows wanted more than M times are shared"
             )
+
+    def as_stored(self) -> dict[str, Any]:
+        """Returns the fields as manifests have them."""
+        return stored_fields(self, ("processes",))

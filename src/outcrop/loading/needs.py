@@ -23,6 +23,7 @@ from outcrop.loading.online.hotness import PRESAMPLED_BATCHES
 from outcrop.loading.open import open_session
 from outcrop.runtime.progress import Progress
 from outcrop.runtime.runtime import UNCOUNTED, Rehearsal, Runtime
+from outcrop.runtime.sharing import Among
 from outcrop.runtime.smallest_budget import SMALLER_BATCHES
 from outcrop.sampling.sampler import BatchSampler, Ids
 from outcrop.store import record
@@ -207,20 +208,27 @@ class SessionNeeds:
         self._counter = counter or BatchCounter()
         self._counted: Rehearsal | None = None
 
-    def fits(self, limit: int) -> bool:
+    def fits(self, limit: int, processes: int = 1) -> bool:
+        """Tells whether ``limit`` bytes are enough for so many processes of a machine that load at the same time."""
         try:
-            return self._partitioned(limit) if self._mode.batches_by_budget else self._rehearsed(limit)
+            return (
+                self._partitioned(limit)
+                if self._mode.batches_by_budget
+                else self._rehearsed(limit, processes)
+            )
         except BudgetError:
             return False
 
-    def _rehearsed(self, limit: int) -> bool:
+    def _rehearsed(self, limit: int, processes: int) -> bool:
         if self._counted is None:
             draws = self._config.sampler != EXTERNAL and (self._run is None or self._mode.redraws)
             numbers = [(split, self._config.epoch_number(split, epoch)) for split, epoch in self._passes]
             self._counted = (
                 self._counter.count(self._graph, self._config, numbers, self._ids) if draws else UNCOUNTED
             )
-        with Runtime(limit, rehearsal=self._counted) as runtime, self._open(runtime) as session:
+        sharing = Among(processes) if processes > 1 else None
+        rehearsing = Runtime(limit // processes, rehearsal=self._counted, sharing=sharing)
+        with rehearsing as runtime, self._open(runtime) as session:
             if self._run is None:  # else the run says how large batches are
                 session.make_room(self._counted.max_rows)
         return True

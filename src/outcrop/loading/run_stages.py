@@ -56,6 +56,22 @@ def read_pack_manifest(run_folder: Path, placement: Placement) -> Manifest:
     return manifest
 
 
+def memory_of_run(folder: Path, info: run.RunInfo, processes: int) -> int | None:
+    """Counts the bytes that ``processes`` of a machine take to load a run in mode ``packed``: its cache once, and
+    buffers for each of them; None: it was made for no limit.
+
+    Raises:
+        FormatError: The run is not finished.
+    """
+    memory, planned = info.plan.memory, info.plan.processes or 1
+    if memory is None or processes == planned:
+        return memory
+    arrays = manifests.read(folder / "pack", packed.FORMAT, packed.VERSIONS).arrays
+    cached = sum(spec.data_bytes for name, spec in arrays.items() if name.endswith("host_cache"))
+    # A part of the cache is in every budget, rounded up.
+    return cached + processes * (-(-(memory - cached) // planned) + len(arrays))
+
+
 def _check_belongs(
     folder: Path, manifest: Manifest, inputs: dict[str, str], config: SampleConfig | None = None
 ) -> None:

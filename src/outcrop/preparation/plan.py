@@ -30,7 +30,7 @@ from outcrop.store.samples import SampleSet
 
 def expected(graph: Graph, samples: SampleSet, config: PlanConfig) -> tuple[dict, dict[str, str]]:
     """Returns config and input digests of the artifact that :func:`plan` would write."""
-    return manifests.plain(asdict(config)), {"graph": graph.digest(), "sample": samples.manifest.digest()}
+    return manifests.plain(config.as_stored()), {"graph": graph.digest(), "sample": samples.manifest.digest()}
 
 
 def plan(graph: Graph, samples: SampleSet, config: PlanConfig, out: Path, runtime: Runtime) -> Manifest:

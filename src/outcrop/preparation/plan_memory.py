@@ -44,6 +44,8 @@ class HostMemory:
 def divide_host_memory(samples: BatchSizes, config: PlanConfig, files: Sequence[RowFile]) -> HostMemory:
     """Gives memory to batch buffers first (2 to 4), then fixed costs, the rest caches the hottest rows.
 
+    Several processes have equal parts of it, and one cache together: what is said of buffers is of each of them.
+
     Raises:
         BudgetError: Not even two batch buffers fit; names the smallest budget that does.
     """
@@ -61,7 +63,8 @@ def divide_host_memory(samples: BatchSizes, config: PlanConfig, files: Sequence[
         wanted = sum(int(one.num_rows.sum()) * row for one, row in sections)
         largest_cache = min(config.disk_space, wanted)
         tables += record.align_page(largest_cache // PAGE_BYTES * 5)
-    limit = config.memory
+    processes = config.processes or 1
+    limit = None if config.memory is None else config.memory // processes
     if limit is None:
         return HostMemory(
             config.slots or memory_tables.MOST_BATCH_BUFFERS,
@@ -94,22 +97,24 @@ def divide_host_memory(samples: BatchSizes, config: PlanConfig, files: Sequence[
             0,
             key=lambda total: total - slots * slot - fixed(total),
         )
+        of_each = f" for each of {processes} processes" if processes > 1 else ""
         rows_of = " and ".join(f"{one.max_rows} rows of {exact_bytes(row)}" for one, row in sections)
         raise BudgetError(
-            f"a memory budget of {exact_bytes(limit)} cannot hold {slots} mini-batches of up to {rows_of}; the "
-            f"smallest budget that can is {least_bytes(smallest)}, or lower --batch-size or --fanouts"
+            f"a memory budget of {exact_bytes(limit)}{of_each} cannot hold {slots} mini-batches of up to {rows_of}; "
+            f"the smallest budget that can is {least_bytes(smallest)}{of_each}, or lower --batch-size or --fanouts"
         )
     overhead = slots * (slot - sum(rows_bytes)) + fixed(limit)
-    return HostMemory(slots, rows_bytes, meta_bytes, shared_scratch(limit), overhead, left)
+    return HostMemory(slots, rows_bytes, meta_bytes, shared_scratch(limit), overhead, left * processes)
 
 
 def memory_plan(manifest: Manifest) -> MemoryPlan | None:
-    """Returns what each part has of the budget that the plan of ``manifest`` was made for; None: it was made for no
-    limit.
+    """Returns what each part has of the budget that the plan of ``manifest`` was made for, in each of the processes
+    that it was made for; None: it was made for no limit.
     """
-    limit: int | None = manifest.config["memory"]
-    if limit is None:
+    memory_of_all: int | None = manifest.config["memory"]
+    if memory_of_all is None:
         return None
+    limit = memory_of_all // manifest.config.get("processes", 1)
     memory = manifest.attributes["memory"]
     fixed = (
         memory_tables.IO_BUFFERS.bytes_of(limit)

@@ -361,7 +361,7 @@ def _make(
         return finish()
     sample_set = samples.open_samples(runtime, out / "sample")
     if plan_config.memory is None and runtime.budget.limit_bytes != UNLIMITED:
-        plan_config = PlanConfig(**{**asdict(plan_config), "memory": runtime.budget.limit_bytes})
+        plan_config = with_fields(plan_config, memory=runtime.budget.limit_bytes)
     stage(
         "plan",
         plan_artifact.FORMAT,

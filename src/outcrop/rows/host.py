@@ -9,7 +9,7 @@ import numpy as np
 import outcrop._core as _core
 from outcrop.rows.base import RowSource
 from outcrop.runtime.runtime import Runtime
-from outcrop.store.arrays import DiskArray
+from outcrop.store.arrays import DiskArray, hold
 from outcrop.store.levels import Level, LevelCounts
 
 
@@ -20,10 +20,7 @@ class HostRows(RowSource):
     def __init__(self, features: DiskArray, runtime: Runtime):
         self.num_rows, self.row_bytes = features.num_rows, features.row_bytes
         self._workers = runtime.workers
-        held = runtime.budget.empty("features", features.spec.data_bytes)
-        if runtime.rehearsal is None:
-            runtime.io.read(features.file, 0, held)
-            features.check(_core.crc32c(held))
+        held = hold(runtime, "features", features.spec.data_bytes, features.read_whole)
         self.table = held.reshape(self.num_rows, features.spec.stride_bytes)[:, : self.row_bytes]
 
     def read_rows(self, ids: np.ndarray, out: np.ndarray) -> LevelCounts:

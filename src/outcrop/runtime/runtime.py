@@ -14,6 +14,7 @@ from outcrop.config import IoConfig, Size, parse_size
 from outcrop.errors import ArgumentError
 from outcrop.runtime import system
 from outcrop.runtime.progress import Progress, shown
+from outcrop.runtime.sharing import Sharers
 from outcrop.runtime.trace import Trace
 
 UNLIMITED = (1 << 64) - 1
@@ -74,6 +75,7 @@ class Runtime:
         rehearsal: Only find out what fits ``memory``.
         measure_bytes: Only find out what an import needs that divides ``memory``: nothing is written, and up to
             this many bytes are granted, whatever ``memory`` says. The peak of the budget is the answer.
+        sharing: The processes of this machine that hold caches and neighbour lists together; None: this one alone.
     """
 
     def __init__(
@@ -87,13 +89,14 @@ class Runtime:
         progress: Progress | bool | None = None,
         rehearsal: Rehearsal | None = None,
         measure_bytes: int = 0,
+        sharing: Sharers | None = None,
     ):
         limit = UNLIMITED if memory is None else parse_size(memory)
         self.measures = measure_bytes > 0
         self.budget = _core.Budget.create(
             limit, rehearsal=rehearsal is not None or self.measures, measure_bytes=measure_bytes
         )
-        self.rehearsal = rehearsal
+        self.rehearsal, self.sharing = rehearsal, sharing
         self.device_peaks: dict[str, int] = {}  # bytes on a GPU by tag, of what was closed
         io = io or IoConfig()
         self.io = _core.BlockIo.create(_io_options(io, faults), self.budget)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+import mmap
 import weakref
+from collections.abc import Callable
 from functools import cached_property
 from pathlib import Path
 
@@ -14,11 +16,12 @@ from outcrop.errors import ArgumentError, ChecksumError, FormatError
 from outcrop.runtime import memory_tables
 from outcrop.runtime.pages import PAGE_BYTES
 from outcrop.runtime.runtime import Runtime
+from outcrop.runtime.sharing import SharedMemory, may_be_shared, share_of
 from outcrop.store.manifest import PAGE_SUMS, ArraySpec
 from outcrop.store.page_sums import PageSums
 
 # Large: a rehearsal does not read them.
-_REHEARSED_TAGS = ("topology", "host_cache", "device_cache", "numbering", "edges")
+_REHEARSED_TAGS = ("topology", "host_cache", "device_cache", "numbering", "edges", "features")
 
 # NumPy has no bfloat16: its 16 raw bits are kept as uint16.
 _STORAGE = {
@@ -58,6 +61,28 @@ def as_bytes(array: np.ndarray) -> np.ndarray:
 def write_buffer_bytes(limit_bytes: int) -> int:
     """Counts the bytes that an :class:`ArrayWriter` holds under a memory budget of ``limit_bytes``."""
     return memory_tables.WRITE_BUFFER.bytes_of(limit_bytes)
+
+
+def _only_counts(runtime: Runtime, tag: str) -> bool:
+    """Tells whether memory is taken and what belongs there is not read."""
+    return runtime.measures or (runtime.rehearsal is not None and tag.rpartition(".")[2] in _REHEARSED_TAGS)
+
+
+def hold(runtime: Runtime, tag: str, nbytes: int, fill: Callable[[np.ndarray], None]) -> np.ndarray:
+    """Returns uint8 [nbytes] that ``fill`` has written, held under ``tag``; once a machine where ranks share it."""
+    sharing = runtime.sharing if may_be_shared(tag) else None
+    if sharing is None or not nbytes:
+        out = runtime.budget.empty(tag, nbytes)
+        if not _only_counts(runtime, tag):
+            fill(out)
+        return out
+    reserved = runtime.budget.reserve(tag, share_of(nbytes, sharing))
+    if _only_counts(runtime, tag) or not isinstance(sharing, SharedMemory):
+        out = np.frombuffer(mmap.mmap(-1, nbytes), np.uint8)  # of which no page is touched
+    else:
+        out = sharing.array(nbytes, fill)
+    weakref.finalize(out, reserved.release).atexit = False
+    return out
 
 
 class ArrayWriter:
@@ -230,15 +255,22 @@ class DiskArray:
         count = (stop - start) * self.row_bytes
         if count == 0:
             return np.zeros((stop - start, *self.spec.shape[1:]), self.dtype)
-        out = self._runtime.budget.empty(tag, count)
-        if self._runtime.measures or (self._runtime.rehearsal is not None and tag in _REHEARSED_TAGS):
-            pass
-        elif count == self.spec.data_bytes:
-            self._runtime.io.read(self.file, 0, out)
-            self.check(_core.crc32c(out))
+        if count == self.spec.data_bytes:
+            out = hold(self._runtime, tag, count, self.read_whole)
         else:
-            self.read_bytes(start * self.row_bytes, out)
+            out = self._runtime.budget.empty(tag, count)
+            if not _only_counts(self._runtime, tag):
+                self.read_bytes(start * self.row_bytes, out)
         return out.view(self.dtype).reshape(stop - start, *self.spec.shape[1:])
+
+    def read_whole(self, out: np.ndarray) -> None:
+        """Fills the flat uint8 array ``out`` with all bytes of the data.
+
+        Raises:
+            ChecksumError: They differ from those that were written.
+        """
+        self._runtime.io.read(self.file, 0, out)
+        self.check(_core.crc32c(out))
 
     def read_ranges(self, tag: str, starts: np.ndarray, stops: np.ndarray) -> np.ndarray:
         """Reads rows ``starts[i]:stops[i]`` together, one range after the other, into memory held under ``tag``.

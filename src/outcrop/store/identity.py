@@ -53,7 +53,7 @@ def sampling_fields(config: SampleConfig, *, fresh: bool = False) -> dict[str, A
 def training_fields(model: ModelConfig, training: TrainConfig) -> dict[str, Any]:
     """Returns the fields of ``model`` and ``training`` that decide what is learned, as checkpoints have them."""
     learned = {name: value for name, value in asdict(training).items() if name not in _FREE_OF_TRAINING}
-    return model_fields(model) | learned
+    return model_fields(model) | learned | {"accumulate": training.step_batches}
 
 
 def model_fields(model: ModelConfig) -> dict[str, Any]:

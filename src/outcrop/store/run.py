@@ -40,11 +40,14 @@ def write(folder: Path, info: RunInfo) -> None:
     _check_free(folder)
     with naming_files(folder):
         folder.mkdir(parents=True, exist_ok=True)
-    fields = {**asdict(info), "sample": info.sample.as_stored()}
+    fields = {**asdict(info), "sample": info.sample.as_stored(), "plan": info.plan.as_stored()}
     content = json.dumps({"format": _FORMAT, "version": _VERSION, **fields}, indent=1, sort_keys=True) + "\n"
     path = folder / RUN_FILE
     if not path.is_file() or path.read_bytes() != content.encode():
         manifests.write_atomic(path, content.encode())
+
+
+_LATER = ("processes",)  # options that are stored where they say something
 
 
 def differences(folder: Path, wanted: RunInfo) -> list[str]:
@@ -68,12 +71,12 @@ def differences(folder: Path, wanted: RunInfo) -> list[str]:
     )
     there["graph"], now["graph"] = str(have.graph_path(folder)), str(wanted.graph_path(folder))
     if manifests.exists(folder / "pack"):
-        there |= manifests.plain(asdict(have.plan))
-        now |= manifests.plain(asdict(wanted.plan))
+        there |= manifests.plain(have.plan.as_stored())
+        now |= manifests.plain(wanted.plan.as_stored())
     found = {
-        name: f"{name} (there {_written(name, there.get(name))}, now {_written(name, now[name])})"
-        for name in now
-        if there.get(name) != now[name]
+        name: f"{name} (there {_written(name, there.get(name))}, now {_written(name, now.get(name))})"
+        for name in dict.fromkeys((*now, *(name for name in _LATER if name in there)))
+        if there.get(name) != now.get(name)
     }
     rates = {"sequential_rate", "random_rate"}
     return [text for name, text in found.items() if name not in rates or found.keys() <= rates]
