@@ -60,6 +60,7 @@ if TYPE_CHECKING:
         NumericError,
         OutcropError,
         OutcropWarning,
+        RankError,
     )
     from outcrop.loading.modes import (
         Belady,
@@ -105,6 +106,7 @@ _HOME = {
     "Memmap": "outcrop.loading.modes",
     "ModelConfig": "outcrop.config",
     "NumericError": "outcrop.errors",
+    "RankError": "outcrop.errors",
     "Observer": "outcrop.runtime.observer",
     "OnDisk": "outcrop.loading.modes",
     "Online": "outcrop.loading.modes",
@@ -177,6 +179,7 @@ __all__ = [
     "Packed",
     "Partition",
     "PrepareReport",
+    "RankError",
     "Refresh",
     "Replay",
     "Run",

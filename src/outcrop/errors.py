@@ -51,6 +51,10 @@ class CancelledError(OutcropError, RuntimeError):
     """Work was given up because something else failed or the caller left."""
 
 
+class RankError(OutcropError, RuntimeError):
+    """Another process of a training failed, was lost, or does not do the same."""
+
+
 class NumericError(OutcropError, ArithmeticError):
     """A computation gave a value that is infinite or not a number."""
 

@@ -28,6 +28,7 @@ from outcrop.runtime.observer import Observer
 from outcrop.store.graph import Graph, open_graph
 from outcrop.training.choices import Choices, TrainOptions, with_seeds_of
 from outcrop.training.dry_run import facts
+from outcrop.training.group import joined
 from outcrop.training.request import TrainRequest
 from outcrop.training.run import run as train_on
 
@@ -154,6 +155,10 @@ def train(
     Every epoch has new batches (as with ``NeighborLoader(shuffle=True)``), the same in every mode for the same seed,
     unless ``run`` has fewer: then these are replayed.
 
+    Started by torchrun, or where there is a process group of torch.distributed, the processes train one model: each
+    computes a part of a step's batches, and the result is, to the bit, that of one process with the same ``accumulate``
+    on the same kind of CPU. ``memory`` is that of a machine.
+
     Args:
         graph: Graph, or its folder.
         model: ``sage``, ``gat`` or ``gcn``, or :class:`outcrop.ModelConfig` with its size.
@@ -186,7 +191,6 @@ def train(
         OutcropError: See the messages.
     """
     watched = Observer() if observer is None else observer
-    said = Choices(watched.on_choice)
     asked = _asked(
         graph,
         model=model,
@@ -199,9 +203,13 @@ def train(
         memory=memory,
         epochs=epochs,
     )
-    with watched.watching() as progress:
-        request = TrainRequest.resolve(asked, said)
-        return train_on(request, said, callbacks=callbacks, trace=watched.trace, progress=progress)
+    with joined(asked.training.device) as group, watched.watching() as progress:
+        said = Choices(watched.on_choice if group.leads else lambda line: None)
+        with group.together("checking the options", patient=True):
+            request = TrainRequest.resolve(asked, said, group)
+        return train_on(
+            request, said, callbacks=callbacks, trace=watched.trace, progress=progress, group=group
+        )
 
 
 def dry_run(graph: Graph | str | Path, options: Mapping[str, Any]) -> dict[str, Any]:

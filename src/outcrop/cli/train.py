@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import fields, make_dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -195,6 +196,8 @@ def train(
     json: common.Json = None,
     quiet: common.Quiet = False,
 ) -> None:
+    leads = os.environ.get("RANK", "0") == "0"  # of the processes that torchrun has started
+    quiet = quiet or not leads
     common.load_torch(quiet)
     from outcrop.api.train import dry_run as tell
     from outcrop.api.train import train as run_training
@@ -220,7 +223,8 @@ def train(
         on_choice = (lambda why: None) if quiet else common.say_choice
         watching = Observer(progress, trace, on_choice)
         report = run_training(graph, **options, observer=watching).as_dict()
-    common.write_json(json, report)
+    if leads:
+        common.write_json(json, report)
     if not quiet:
         summarize(report)
 

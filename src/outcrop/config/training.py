@@ -44,7 +44,8 @@ class TrainConfig:
             (default), ``macro_f1``, ``accuracy`` or ``auc``; of regression ``mae`` (default) or ``rmse``.
         test: Whether the test nodes are scored at the end.
         accumulate: Batches of a step: parameters are updated by the mean gradient of so many batches, added up in their
-            order. The last step of an epoch may have fewer.
+            order. The last step of an epoch may have fewer. None: as a checkpoint that training goes on from has it,
+            else one for each process that trains.
     """
 
     epochs: int = 10
@@ -64,7 +65,7 @@ class TrainConfig:
     loss: str | None = None
     metric: str | None = None
     test: bool = True
-    accumulate: int = 1
+    accumulate: int | None = None
 
     def __post_init__(self) -> None:
         check_types(self)
@@ -72,6 +73,11 @@ class TrainConfig:
             object.__setattr__(self, "class_weights", _as_weights(self.class_weights))
         if problems := [*self._problems_of_learning(), *self._problems_of_weights()]:
             raise ArgumentError("; ".join(problems))
+
+    @property
+    def step_batches(self) -> int:
+        """Returns the batches of a step in one process."""
+        return 1 if self.accumulate is None else self.accumulate
 
     def _problems_of_learning(self) -> list[str]:
         counts = ("epochs", "evaluate_every", "patience", "step_epochs", "accumulate")

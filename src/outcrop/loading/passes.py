@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from itertools import islice
 from typing import Any
 
+from outcrop.loading.ranks import Ranks
 from outcrop.loading.session import Loader, LoadSession
 from outcrop.runtime.runtime import Runtime
 from outcrop.store.levels import Level
 from outcrop.store.minibatch import MiniBatch
 
+_ALONE = Ranks()
 # Of these reports always say how many rows there were.
 _NONE = dict.fromkeys((Level.DEVICE, Level.HOST, Level.DISK_CACHE, Level.PACKED), 0)
 
@@ -24,6 +27,7 @@ class Passes:
         about: What else is counted of a training epoch.
         num_batches: Counts the batches of an epoch of a split; None, or where it knows none: passes go through all
             batches to begin with a later one.
+        ranks: Which of the batches of a training epoch this process has; of other splits those of its rank in turn.
     """
 
     def __init__(
@@ -33,26 +37,36 @@ class Passes:
         check: Callable[[], None] | None = None,
         about: Callable[[int], dict[str, Any]] | None = None,
         num_batches: Callable[[str], int | None] | None = None,
+        ranks: Ranks = _ALONE,
     ):
         self._session, self._runtime, self._check, self._about = session, runtime, check, about
-        self._num_batches = num_batches
+        self._num_batches, self._ranks = num_batches, ranks
         self._epoch = 0
         self._loader: Loader | None = None
         self._before = runtime.io.counters
 
     def start(self, split: str, epoch: int, first: int = 0) -> Iterator[MiniBatch]:
-        """Begins a pass over the batches of an epoch from number ``first`` on."""
+        """Begins a pass over the batches of an epoch from number ``first`` on, those that this process has."""
         session = self._session(split, epoch)
         self._epoch = epoch
         self._before = self._runtime.io.counters
-        count = self._num_batches(split) if first and self._num_batches else None
-        numbers = None if count is None else range(first, count)
+        several = not self._ranks.alone
+        count = self._num_batches(split) if (first or several) and self._num_batches else None
+        numbers = None if count is None else self._numbers(split, first, count)
         self._loader = session.batches(split, epoch, numbers=numbers)
         batches = self._loader if self._check is None else _CheckedPass(self._loader, self._check)
         if first and numbers is None:
             for _ in islice(batches, first):
                 pass
         return batches
+
+    def _numbers(self, split: str, first: int, count: int) -> Sequence[int]:
+        ranks = self._ranks
+        if ranks.alone:
+            return range(first, count)
+        if split != "train":
+            ranks = replace(ranks, accumulate=ranks.world)
+        return [number for number in ranks.batches(count) if number >= first]
 
     def counters(self) -> dict[str, Any]:
         assert self._loader is not None

@@ -23,12 +23,21 @@ def serve(parent: int) -> None:
     Args:
         parent: Process id of the process to die with; where it is gone already, this process ends at once.
     """
+    end_with_parent(parent)
+    os.nice(19)
+    number = _IOPRIO_SET.get(platform.machine())
+    if number is not None:  # without it the disk is shared evenly, which is a matter of speed alone
+        ctypes.CDLL(None).syscall(number, _IOPRIO_WHO_PROCESS, 0, _LOWEST_BEST_EFFORT)
+
+
+def end_with_parent(parent: int) -> None:
+    """Has SIGKILL end this process when the thread ends that started it.
+
+    Args:
+        parent: Process id of the parent; where it is gone already, this process ends at once.
+    """
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0) != 0:
         raise OSError(ctypes.get_errno(), "the process cannot be tied to its parent (prctl)")
     if os.getppid() != parent:  # it died before the line above
         sys.exit(1)
-    os.nice(19)
-    number = _IOPRIO_SET.get(platform.machine())
-    if number is not None:  # without it the disk is shared evenly, which is a matter of speed alone
-        libc.syscall(number, _IOPRIO_WHO_PROCESS, 0, _LOWEST_BEST_EFFORT)

@@ -25,7 +25,7 @@ def check_evaluation(mode: Mode, evaluate_every: int) -> None:
 
 def check_steps(learning: LearningTask) -> None:
     """Raises ArgumentError where rows that are learned would be updated by several batches at once."""
-    if learning.training.accumulate > 1 and learning.learned_bytes:
+    if learning.training.step_batches > 1 and learning.learned_bytes:
         raise ArgumentError(
             "rows of nodes that are learned with the model are updated after each batch: leave --accumulate "
             f"{learning.training.accumulate} out, or give such nodes rows that are not learned (--no-rows random:64)"

@@ -18,10 +18,12 @@ from outcrop.config import (
     SampleConfig,
     TrainConfig,
     check_epochs_unset,
+    format_bytes,
 )
 from outcrop.config.models import wants_degrees, wants_edge_rows
 from outcrop.errors import ArgumentError, OutcropWarning
 from outcrop.loading.modes import Mode, Packed, mode_named
+from outcrop.loading.run_stages import memory_of_run
 from outcrop.nn import checkpoint as checkpoints
 from outcrop.store import run as runs
 from outcrop.store.graph import Graph
@@ -159,7 +161,14 @@ def choose_batches(asked: TrainOptions, said: Choices) -> BatchChoice:
         info = _run_to_train_on(asked.run, asked.sampling is not None)
         sampling, planned = info.sample, info.plan.gpu_memory
         if limits.memory is None:
-            limits = replace(limits, memory=_memory_of(info, mode))
+            memory, planned = _memory_of(info, mode), info.plan.processes or 1
+            if memory is not None and (limits.processes or 1) != planned:
+                memory = memory_of_run(asked.run, info, limits.processes or 1)
+                said.add(
+                    f"{asked.run} was prepared for {planned} {'processes' if planned > 1 else 'process'} a machine: "
+                    f"{limits.processes or 1} take {format_bytes(memory or 0)} (--processes of outcrop prepare)"
+                )
+            limits = replace(limits, memory=memory)
     in_bytes = limits.in_bytes(asked.graph.with_edge_rows(sampling.edge_rows).feature_bytes)
     new_batches = asked.run is None or isinstance(asked.run, Refresh)
     return BatchChoice(mode, sampling, in_bytes, new_batches, in_bytes.gpu_memory or planned)

@@ -22,7 +22,7 @@ import torch
 
 from outcrop.config import Checkpoints
 from outcrop.device import resolve
-from outcrop.errors import ArgumentError, FormatError, NumericError
+from outcrop.errors import ArgumentError, FormatError, NumericError, RankError
 from outcrop.nn import checkpoint as checkpoints
 from outcrop.nn.adam import Adam
 from outcrop.nn.checkpoint import Checkpoint, Meta
@@ -31,11 +31,13 @@ from outcrop.nn.learned_rows import RowAdam
 from outcrop.nn.models import Model, build_model, warm_allocator
 from outcrop.nn.typed import TypedModel
 from outcrop.store.minibatch import MiniBatch
-from outcrop.store.tensors import State
+from outcrop.store.tensors import State, digest
 from outcrop.training.callbacks import Callbacks
+from outcrop.training.group import Group
 from outcrop.training.learning import LearningTask
 from outcrop.training.objectives import Objective
 from outcrop.training.rates import learning_rate
+from outcrop.training.steps import BatchLoss, OrderedGradients, OwnGradients, StepGradients
 
 if TYPE_CHECKING:
     from outcrop.runtime.progress import Progress
@@ -110,6 +112,7 @@ def train(
     class_weights: Sequence[float] | None = None,
     callbacks: Sequence[Any] = (),
     num_batches: int | None = None,
+    group: Group | None = None,
 ) -> TrainResult:
     """Trains a model by Adam on the mean loss of each batch's labelled seeds.
 
@@ -123,7 +126,9 @@ def train(
         counters: Called after each epoch's batches and before validation; goes into its record.
         class_weights: What ``TrainConfig.class_weights`` come to, one number per class.
         callbacks: Told of every update and epoch (:class:`outcrop.Callback`).
-        num_batches: Batches of an epoch as progress says them; None where that is not known.
+        num_batches: Batches of an epoch, of all processes; None where that is not known.
+        group: The processes that train together; ``batches_for_epoch`` gives the batches of this one. None: it is
+            alone.
 
     Raises:
         ArgumentError: No batches, a label that is no class, or a checkpoint of another training.
@@ -136,9 +141,11 @@ def train(
     if config.patience is not None and valid_batches is None:
         raise ArgumentError("patience needs validation nodes to score: import a valid split, or leave it out")
     told = Callbacks(callbacks)
-    run = _Run(learning, kept, class_weights, told)
-    if kept is not None and kept.resume and (kept.path / checkpoints.LAST).exists():
-        run.restore()
+    group = group or Group()
+    run = _Run(learning, kept, class_weights, told if group.leads else Callbacks(()), group, num_batches)
+    with group.together("reading the checkpoint"):
+        if kept is not None and kept.resume and (kept.path / checkpoints.LAST).exists():
+            run.restore()
     warm_allocator()
     runtime.progress.start("train", config.epochs, "epochs")
     runtime.progress.advance("train", min(run.epochs_done, config.epochs))
@@ -150,15 +157,18 @@ def train(
             first = run.sums.batch
             batches = batches_for_epoch(epoch, first) if first else batches_for_epoch(epoch)
             record = run.epoch(epoch, batches, runtime.trace, counters or dict, showing)
+            run.require_equal(epoch)
         last = epoch + 1 == config.epochs
         if valid_batches is not None and (last or (epoch + 1) % config.evaluate_every == 0):
             with runtime.trace.span("train.validate", epoch=epoch):
                 record = _add_scores(record, evaluate(run.model, valid_batches()), objective)
         run.finish(record)
         runtime.trace.event("train.record", **record.to_json())
-        told.on_epoch(epoch, record.to_json())
+        with group.together("calling back after an epoch"):
+            if group.leads:
+                told.on_epoch(epoch, record.to_json())
         if last or run.stopped or (epoch + 1) % every == 0:
-            with runtime.trace.span("train.checkpoint", epoch=epoch):
+            with runtime.trace.span("train.checkpoint", epoch=epoch), group.together("writing a checkpoint"):
                 run.save()
         showing.ended(_note(record, objective))
     runtime.progress.finish("train")
@@ -226,6 +236,10 @@ class _Sums:
     counters: dict[str, Any] = field(default_factory=dict)
 
 
+# Counters of an epoch that are the same in all processes, or of one of them.
+_NOT_ADDED = ("distinct_batches", "prepare_seconds")
+
+
 def _added(left: dict[str, Any], right: dict[str, Any]) -> dict[str, Any]:
     """Adds counters of the parts of an epoch, also those within counters; what is no number is of the last part."""
     sums = dict(left)
@@ -267,7 +281,10 @@ class _Run:
         kept: Checkpoints | None,
         class_weights: Sequence[float] | None,
         callbacks: Callbacks,
+        group: Group,
+        num_batches: int | None,
     ):
+        self._group, self._num_batches = group, num_batches
         self._learning, self._kept, self._callbacks = learning, kept, callbacks
         self._objective, self.config, self.num_classes = (
             learning.objective,
@@ -294,10 +311,16 @@ class _Run:
         self.rows = RowAdam(self.model.learned if isinstance(self.model, TypedModel) else None)
         self.records: list[EpochRecord] = []
         self.batch_losses: list[float] = []
-        self._losses: list[float] = []  # of the batches of a step that was begun
+        parameters = list(self.model.parameters())
+        self._gradients: StepGradients = (
+            OwnGradients(parameters)
+            if group.alone
+            else OrderedGradients(group, parameters, self.config.step_batches)
+        )
         self.best_epoch, self.best = -1, dict[str, torch.Tensor]()
         self.resumed_from: int | None = None
         self.updates, self.sums, self._saved = 0, _Sums(), time.monotonic()
+        self._save_now = False
         self._weight = None
         if class_weights is not None:
             self._weight = torch.tensor(class_weights, dtype=torch.float32, device=self.device)
@@ -321,54 +344,128 @@ class _Run:
     ) -> EpochRecord:
         """Trains what is left of the epoch."""
         self.model.train()
+        self._gradients.exchange_seconds = 0.0
         before, sums = replace(self.sums), self.sums
         start = time.perf_counter()
         iterator = iter(batches)
         try:
-            while True:
-                asked = time.perf_counter()
-                batch = next(iterator, None)
-                sums.load_seconds += time.perf_counter() - asked
-                if batch is None:
-                    break
-                with trace.span("compute", split="train", epoch=epoch, batch=sums.batch):
-                    loss, count = self._train_on(batch, epoch, sums.batch)
-                    if (sums.batch + 1) % self.config.accumulate == 0:
-                        self._update(epoch, sums.batch)
-                del batch
-                sums.batch += 1
-                sums.loss, sums.labelled = sums.loss + loss * count, sums.labelled + count
-                if self.config.trace_losses:
-                    self.batch_losses.append(loss)
+            while self._step(epoch, iterator, trace):
                 showing.batch(epoch, sums.batch)
-                if self._is_time_to_save():
+                if self._save_now:
                     sums.seconds = before.seconds + time.perf_counter() - start
-                    sums.counters = _added(before.counters, counters())
-                    with trace.span("train.checkpoint", epoch=epoch):
+                    with (
+                        trace.span("train.checkpoint", epoch=epoch),
+                        self._group.together("writing a checkpoint"),
+                    ):
+                        sums.counters = _added(before.counters, self._counted(counters()))
                         self.save()
         finally:
             if (close := getattr(iterator, "close", None)) is not None:
                 close()
         if sums.batch == 0:
             raise ArgumentError(f"epoch {epoch} has no training batches: the train split is empty")
-        self._update(epoch, sums.batch - 1)  # by the batches of a step that the epoch ended in
         seconds = before.seconds + time.perf_counter() - start
         loss = sums.loss / sums.labelled if sums.labelled else math.nan
+        counted = _added(before.counters, self._counted(counters()))
         self.sums = _Sums()
-        counted = _added(before.counters, counters())
         return EpochRecord(epoch, seconds, sums.load_seconds, loss, counters=counted)
+
+    def _step(self, epoch: int, iterator: Iterator[MiniBatch], trace: Trace) -> bool:
+        """Trains on the batches of the next step; False where the epoch is over."""
+        sums = self.sums
+        stop = sums.batch + self.config.step_batches
+        if not self._group.alone:
+            return self._step_of_several(epoch, iterator, trace, stop)
+        for number in range(sums.batch, stop):
+            batch = self._next(iterator)
+            if batch is None:
+                if number > sums.batch:  # the epoch ended within a step
+                    self._update(epoch, number)
+                return False
+            with trace.span("compute", split="train", epoch=epoch, batch=number):
+                self._train_on(batch, epoch, number)
+                del batch
+                if number + 1 == stop:
+                    self._update(epoch, stop)
+        return True
+
+    def _step_of_several(self, epoch: int, iterator: Iterator[MiniBatch], trace: Trace, stop: int) -> bool:
+        """Does the same in one of several processes: it computes its own batches, and hears of the others'."""
+        begin, num_batches = self.sums.batch, self._num_batches
+        assert num_batches is not None
+        if begin == num_batches:
+            with self._group.together("the end of an epoch"):
+                self._next(iterator)  # which may say what was wrong with the last one
+            return False
+        stop = min(stop, num_batches)
+        try:
+            for number in range(begin + self._group.rank, stop, self._group.world):
+                batch = self._next(iterator)
+                if batch is None:
+                    raise RankError(f"epoch {epoch} ended before batch {number} of {num_batches}")
+                with trace.span("compute", split="train", epoch=epoch, batch=number):
+                    self._train_on(batch, epoch, number)
+                del batch
+        except Exception as error:
+            self._gradients.fail(error)
+        with trace.span("exchange", split="train", epoch=epoch, batch=stop - 1):
+            self._update(epoch, stop)
+        return True
+
+    def _next(self, iterator: Iterator[MiniBatch]) -> MiniBatch | None:
+        asked = time.perf_counter()
+        batch = next(iterator, None)
+        self.sums.load_seconds += time.perf_counter() - asked
+        return batch
+
+    def require_equal(self, epoch: int) -> None:
+        """Checks that all processes have learned the same; where processors differ, sees to it.
+
+        Raises:
+            RankError: They have not.
+        """
+        if self._group.alone:
+            return
+        state = self.model.state_dict() | self.optimizer.state()
+        digests = self._group.gather(digest(state))
+        other = next((rank for rank, found in enumerate(digests) if found != digests[0]), None)
+        if other is None:
+            return
+        if not self._group.alike:
+            self._group.follow(state.values())
+            return
+        raise RankError(
+            f"rank {other} has learned other parameters than rank 0 in epoch {epoch}: its processor, its memory or the "
+            "network gave other values; start again, without that machine: training goes on from its last checkpoint"
+        )
+
+    def _counted(self, own: dict[str, Any]) -> dict[str, Any]:
+        """Returns the counters of all processes, added up, and what exchanging gradients took."""
+        if self._group.alone:
+            return own
+        found: dict[str, Any] = {}
+        waits = self._group.gather((own, self.sums.load_seconds, self._gradients.exchange_seconds))
+        for counted, _, _ in waits:
+            found = _added(found, counted)
+        found["ranks"] = {
+            "load_seconds": [load for _, load, _ in waits],
+            "exchange_seconds": [exchange for _, _, exchange in waits],
+            "bytes_read": [counted.get("bytes_read", 0) for counted, _, _ in waits],
+        }
+        return found | {name: own[name] for name in _NOT_ADDED if name in own}
 
     def _is_time_to_save(self) -> bool:
         minutes = None if self._kept is None else self._kept.minutes
-        if minutes is None or not self.updates or self.sums.batch % self.config.accumulate:
+        if minutes is None or not self._group.leads:
             return False
         return time.monotonic() - self._saved >= 60 * minutes
 
-    def _train_on(self, batch: MiniBatch, epoch: int, number: int) -> tuple[float, int]:
-        """Adds a batch to the step. Returns its loss and how many seeds have labels; without any nothing is added."""
+    def _train_on(self, batch: MiniBatch, epoch: int, number: int) -> None:
+        """Adds a batch to the step; one whose seeds have no labels adds nothing."""
         count = self._objective.num_known(batch.y)
         if count == 0:
-            return 0.0, 0
+            self._gradients.add(BatchLoss(0.0, 0))
+            return
         if self._objective.kind == "class" and int(batch.y.max()) >= self.num_classes:
             raise ArgumentError(
                 f"epoch {epoch}, batch {number}: label {int(batch.y.max())} is no class of "
@@ -381,8 +478,7 @@ class _Run:
         ):
             scores = self.model(batch)
         loss = self._objective.loss_of(scores, batch.y, self._weight)
-        if not self._losses:
-            self.optimizer.zero_grad()
+        self._gradients.begin()
         loss.backward()
         value = loss.item()
         if not math.isfinite(value):
@@ -390,21 +486,31 @@ class _Run:
                 f"epoch {epoch}, batch {number}: the loss is {value}; look for infinite or missing "
                 f"values in the features, or lower the learning rate ({self.config.learning_rate})"
             )
-        self._losses.append(value)
-        return value, count
+        self._gradients.add(BatchLoss(value, count))
 
-    def _update(self, epoch: int, number: int) -> None:
-        """Ends a step with batch ``number``: one update by the mean gradient of its batches with labelled seeds."""
-        if not (count := len(self._losses)):
-            return
-        rate = learning_rate(self.config, epoch, self.updates)
-        self.optimizer.step(rate, count)
-        self.rows.step(rate, self.updates + 1)
-        loss = sum(self._losses) / count
-        self._losses = []
-        values = {"epoch": epoch, "batch": number, "loss": loss, "learning_rate": rate}
-        self._callbacks.on_step(self.updates, values)
-        self.updates += 1
+    def _update(self, epoch: int, stop: int) -> None:
+        """Ends a step before batch ``stop``: one update by the mean gradient of its batches with labelled seeds."""
+        sums = self.sums
+        batches, told = self._gradients.finish(stop - sums.batch, [float(self._is_time_to_save())])
+        for loss, labelled in batches:
+            sums.loss, sums.labelled = sums.loss + loss * labelled, sums.labelled + labelled
+        if self.config.trace_losses:
+            self.batch_losses.extend(loss for loss, _ in batches)
+        sums.batch = stop
+        losses = [loss for loss, labelled in batches if labelled]
+        if losses:
+            rate = learning_rate(self.config, epoch, self.updates)
+            self.optimizer.step(rate, len(losses))
+            self.rows.step(rate, self.updates + 1)
+            values = {
+                "epoch": epoch,
+                "batch": stop - 1,
+                "loss": sum(losses) / len(losses),
+                "learning_rate": rate,
+            }
+            self._callbacks.on_step(self.updates, values)
+            self.updates += 1
+        self._save_now = bool(told.any()) and self.updates > 0
 
     def finish(self, record: EpochRecord) -> None:
         """Adds the record and keeps the model if it is the best so far."""
@@ -419,8 +525,9 @@ class _Run:
         }
 
     def save(self) -> None:
-        """Writes both files; within an epoch only ``last``: the best model is as it was."""
-        if self._kept is None:
+        """Writes both files; within an epoch only ``last``: the best model is as it was. Of several processes one
+        does."""
+        if self._kept is None or not self._group.leads:
             return
         out = self._kept.path
         meta = Meta(
@@ -463,7 +570,8 @@ class _Run:
         self.batch_losses = list(found.meta.batch_losses)
         self.best_epoch, self.best = found.meta.best_epoch, found.best
         self.resumed_from = self.epochs_done
-        checkpoints.renew_best(self._kept.path, found)
+        if self._group.leads:
+            checkpoints.renew_best(self._kept.path, found)
 
     def result(self) -> TrainResult:
         self.model.load_state_dict(self.best)

@@ -82,6 +82,53 @@ def choose_objective(kind: str, loss: str | None = None, metric: str | None = No
     return Objective(kind, loss or LOSSES[kind][0], metric or METRICS[kind][0])
 
 
+@dataclass(frozen=True)
+class BatchTally:
+    """Says what a batch adds to the metrics of an objective.
+
+    Attributes:
+        known, right: Labels that are known, and those of them that were found.
+        absolute, squared: Sums of errors, of regression.
+        counts: float64 [3, columns]: true positives, false positives, false negatives; None of regression.
+        scores: What only ``auc`` needs: scores and labels, both float32 [n, columns].
+    """
+
+    known: int
+    right: int = 0
+    absolute: float = 0.0
+    squared: float = 0.0
+    counts: Tensor | None = None
+    scores: tuple[Tensor, Tensor] | None = None
+
+
+def batch_tally(objective: Objective, scores: Tensor, y: Tensor) -> BatchTally:
+    """Returns what a batch adds up to.
+
+    Args:
+        scores: float [n, columns].
+        y: Labels as the objective has them.
+    """
+    scores, y = scores.detach().float().cpu(), y.cpu()
+    if objective.kind == "regression":
+        error = (scores.double() - y.view_as(scores).double()).abs()
+        error = error[~error.isnan()]
+        return BatchTally(len(error), 0, float(error.sum()), float(error.square().sum()))
+    if objective.kind == "class":
+        there, columns = y >= 0, scores.shape[1]
+        found = F.one_hot(scores[there].argmax(1), columns).bool()
+        true = F.one_hot(y[there], columns).bool()
+        known, right = torch.ones_like(true), int((found & true).sum())
+        num_known = len(true)
+        kept = _against_rest(scores[there]), (true[:, 1:] if columns == 2 else true).float()
+    else:
+        known, found, true = ~y.isnan(), scores > 0, y > 0.5
+        right, num_known = int(((found == true) & known).sum()), int(known.sum())
+        kept = scores, y
+    parts = [found & true & known, found & ~true & known, ~found & true & known]
+    counts = torch.stack([part.sum(0) for part in parts]).double()
+    return BatchTally(num_known, right, counts=counts, scores=kept if objective.metric == "auc" else None)
+
+
 @dataclass
 class Tally:
     """Adds up what the metrics of an objective need, batch by batch, on the CPU."""
@@ -89,49 +136,19 @@ class Tally:
     objective: Objective
 
     def __post_init__(self) -> None:
-        self._counts: Tensor | None = (
-            None  # float64 [3, columns]: true positives, false positives, false negatives
-        )
+        self._counts: Tensor | None = None
         self._right = self._known = 0
         self._absolute = self._squared = 0.0
         self._scores: list[tuple[Tensor, Tensor]] = []
 
-    def add(self, scores: Tensor, y: Tensor) -> None:
-        """Adds a batch: scores float [n, columns], labels as the objective has them."""
-        scores = scores.detach().float().cpu()
-        if self.objective.kind == "regression":
-            error = (scores.double() - y.cpu().view_as(scores).double()).abs()
-            error = error[~error.isnan()]
-            self._known += len(error)
-            self._absolute, self._squared = (
-                self._absolute + float(error.sum()),
-                self._squared + float(error.square().sum()),
-            )
-            return
-        if self.objective.kind == "class":
-            there = y.cpu() >= 0
-            columns = scores.shape[1]
-            found = F.one_hot(scores[there].argmax(1), columns).bool()
-            true = F.one_hot(y.cpu()[there], columns).bool()
-            known = torch.ones_like(true)
-            self._keep(_against_rest(scores[there]), (true[:, 1:] if columns == 2 else true).float())
-            self._right, self._known = self._right + int((found & true).sum()), self._known + len(true)
-        else:
-            y = y.cpu()
-            known, found, true = ~y.isnan(), scores > 0, y > 0.5
-            self._right, self._known = (
-                self._right + int(((found == true) & known).sum()),
-                self._known + int(known.sum()),
-            )
-            self._keep(scores, y)
-        counts = [found & true & known, found & ~true & known, ~found & true & known]
-        sums = torch.stack([part.sum(0) for part in counts]).double()
-        self._counts = sums if self._counts is None else self._counts + sums
-
-    def _keep(self, scores: Tensor, y: Tensor) -> None:
-        """Keeps what only ``auc`` needs: both float32 [n, columns]."""
-        if self.objective.metric == "auc":
-            self._scores.append((scores, y))
+    def add(self, batch: BatchTally) -> None:
+        """Adds a batch."""
+        self._right, self._known = self._right + batch.right, self._known + batch.known
+        self._absolute, self._squared = self._absolute + batch.absolute, self._squared + batch.squared
+        if batch.scores is not None:
+            self._scores.append(batch.scores)
+        if batch.counts is not None:
+            self._counts = batch.counts if self._counts is None else self._counts + batch.counts
 
     def values(self) -> dict[str, float]:
         """Returns every metric of the kind by name; ``auc`` where it is the objective's. NaN where nothing was

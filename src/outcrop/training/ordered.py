@@ -1,12 +1,14 @@
 """Sums of the gradients of several processes whose bits do not depend on how many there are.
 
 An all-reduce adds each part of a tensor in another order of the processes, so that three of them give other last bits
-than one that adds up three batches. Here each process adds one part of all gradients, in the order of the ranks, and
-everybody gets all parts: of W processes each sends ``2 (W - 1) / W`` times the bytes of a gradient, as in a ring.
+than one that adds up three batches. Here each process adds one part of all gradients, in the order of their batches,
+and everybody gets all parts: of W processes each sends ``(W - 1) / W`` times the bytes of a gradient for each of its
+batches, and once more for the sum; with one batch each, as much as in a ring.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import torch
@@ -25,15 +27,40 @@ def ordered_sum(own: Tensor, group: ProcessGroup | None = None) -> Tensor:
         own: What this process adds, float [n], on a device that the group's backend takes; of the same n on all.
         group: Process group; None: the default one.
     """
-    world, count = distributed.get_world_size(group), own.numel()
+    world = distributed.get_world_size(group)
+    return ordered_sum_of(own.reshape(1, -1), [(rank, 0) for rank in range(world)], group)
+
+
+def ordered_sum_of(
+    own: Tensor, order: Sequence[tuple[int, int]], group: ProcessGroup | None = None
+) -> Tensor:
+    """Returns the sum of the rows of all processes, one after another as ``order`` has them, on each of them.
+
+    Equals ``sum(rows[rank][place] for rank, place in order)`` from left to right.
+
+    Args:
+        own: Rows of this process, float [k, n], k of its own and n of all, on a device that the backend takes.
+        order: Rank and place of each row that counts, at least one; the same on all ranks. Rows that it does not name
+            are left out.
+    """
+    world, rank = distributed.get_world_size(group), distributed.get_rank(group)
+    used: list[list[int]] = [[] for _ in range(world)]
+    for owner, place in order:
+        used[owner].append(place)
+    counts, count = [len(places) for places in used], own.shape[1]
     size = -(-count // world)
-    padded = F.pad(own.reshape(-1), (0, world * size - count))
-    parts, found = torch.empty_like(padded), torch.empty_like(padded)
-    distributed.all_to_all_single(parts, padded, group=group)  # row r: part of this rank, of rank r
-    rows = parts.view(world, size)
-    total = rows[0].clone()
-    for row in rows[1:]:
+    padded = F.pad(own[used[rank]], (0, world * size - count))
+    pieces = padded.view(counts[rank], world, size).transpose(0, 1).reshape(-1)  # those of each rank together
+    parts = torch.empty(sum(counts) * size, dtype=own.dtype, device=own.device)
+    distributed.all_to_all_single(
+        parts, pieces, [n * size for n in counts], [counts[rank] * size] * world, group=group
+    )
+    first = [sum(counts[:owner]) for owner in range(world)]
+    rows = iter(parts.view(-1, size)[first[owner] + used[owner].index(place)] for owner, place in order)
+    total = next(rows).clone()
+    for row in rows:
         total += row
+    found = torch.empty(world * size, dtype=own.dtype, device=own.device)
     gather = getattr(distributed, "all_gather_single", None) or distributed.all_gather_into_tensor
     gather(found, total, group=group)
     return found[:count]

@@ -26,6 +26,8 @@ class TrainReport:
         stopped_early: Whether ``patience`` ended the training before its last epoch.
         kept_folder: Folder beside the graph of what was prepared and stays, for the next training with the same
             options: a run, or the last of the sample pools. It may be deleted. None where nothing stays.
+        ranks: Where several processes trained: ``world``, ``accumulate`` (batches of a step) and ``peak_host_bytes``
+            (of each). ``peak_host_bytes`` of the report is what those of a machine held together.
     """
 
     mode: str
@@ -57,6 +59,7 @@ class TrainReport:
     metric: str = "accuracy"
     test_metric: float | None = None
     kept_folder: str | None = None
+    ranks: dict[str, Any] = field(default_factory=dict)
     model: Any = field(default=None, compare=False)
 
     def __repr__(self) -> str:

@@ -30,8 +30,10 @@ from outcrop.training.checks import (
     weights_left_out,
 )
 from outcrop.training.choices import BatchChoice, Choices, TrainOptions, check_task, choose_batches
+from outcrop.training.group import Group
 from outcrop.training.learning import LearningTask
 from outcrop.training.objectives import choose_objective
+from outcrop.training.processes import for_processes
 from outcrop.training.supply import folder_beside
 from outcrop.training.weights import check_class_weights
 
@@ -64,12 +66,16 @@ class TrainRequest:
             )
 
     @classmethod
-    def resolve(cls, asked: TrainOptions, said: Choices) -> TrainRequest:
+    def resolve(cls, asked: TrainOptions, said: Choices, group: Group | None = None) -> TrainRequest:
         """Checks what was asked for, and chooses what was left open; ``said`` is told what, and why.
+
+        Args:
+            group: Processes that train together; None: this one trains alone.
 
         Raises:
             OutcropError: Training could not be done so; nothing was written.
         """
+        asked = for_processes(asked, group or Group())
         graph, training = asked.graph, asked.training
         if asked.mode is None and not graph.row_files:
             asked = replace(asked, mode=Online())
@@ -111,7 +117,7 @@ class TrainRequest:
             model, training, graph.feature_dim, graph.num_classes, objective, inputs, schema, edge_dim
         )
         check_steps(learning)
-        return cls(
+        found = cls(
             graph,
             batches,
             learning,
@@ -120,6 +126,22 @@ class TrainRequest:
             refresh=asked.run if isinstance(asked.run, Refresh) else None,
             checkpoints=asked.checkpoints,
         )
+        if group is not None and not group.alone:
+            found.check_divisible()
+        return found
+
+    def check_divisible(self) -> None:
+        """Raises ArgumentError where several processes cannot have a part each of the batches."""
+        if self.refresh is not None:
+            raise ArgumentError(
+                "several processes train on batches that are all there, not on those that are prepared meanwhile: "
+                "leave --refresh out (run=Refresh), or choose mode online"
+            )
+        if self.batches_of("train") is None:
+            raise ArgumentError(
+                f"mode {self.mode} goes over whole epochs, which cannot be divided among processes: choose mode "
+                "packed, online or memory"
+            )
 
     @property
     def mode(self) -> Mode:
@@ -164,8 +186,9 @@ class TrainRequest:
 
     @property
     def spools(self) -> bool:
-        """Tells whether rows may be written in the order of their use first, where that is sooner done."""
-        return self.mode.spools and self.run is None
+        """Tells whether rows may be written in the order of their use first, where that is sooner done; of several
+        processes each draws what it trains on."""
+        return self.mode.spools and self.run is None and self.batches.limits.processes is None
 
     def check_folders(self) -> None:
         """Checks that checkpoints, and what is prepared beside the graph, can lie where they would.

@@ -8,8 +8,11 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, replace
 from functools import partial
+from importlib import metadata
 from pathlib import Path
 from typing import Any
+
+import torch
 
 from outcrop import device as devices
 from outcrop.config import format_bytes
@@ -17,6 +20,7 @@ from outcrop.errors import BudgetError
 from outcrop.loading.modes import Mode, Online
 from outcrop.loading.needs import BatchCounter, other_modes
 from outcrop.loading.passes import Passes
+from outcrop.loading.ranks import Ranks
 from outcrop.nn import checkpoint as checkpoints
 from outcrop.runtime.progress import Progress, shown
 from outcrop.runtime.runtime import Runtime
@@ -29,9 +33,18 @@ from outcrop.training import loop as training
 from outcrop.training import spool
 from outcrop.training.batch_request import BatchRequest
 from outcrop.training.choices import Choices
+from outcrop.training.group import Group
+from outcrop.training.processes import processor_kind, usual_threads
 from outcrop.training.report import TrainReport
 from outcrop.training.request import TrainRequest
-from outcrop.training.supply import BatchSupply, needs, prepare_supply, supply_every_epoch
+from outcrop.training.supply import (
+    BatchSupply,
+    folder_beside,
+    needs,
+    prepare_supply,
+    supply_every_epoch,
+    supply_of_several,
+)
 from outcrop.training.weights import class_weights as resolve_class_weights
 
 
@@ -42,10 +55,12 @@ def run(
     callbacks: Sequence[Any] = (),
     trace: str | Path | None = None,
     progress: Progress | bool | None = None,
+    group: Group | None = None,
 ) -> TrainReport:
     """Trains; ``said`` is told what is chosen on the way.
 
     Args:
+        group: Processes that train together; None: this one trains alone.
         callbacks: Told of every update and epoch (:class:`outcrop.Callback`).
         trace: JSONL file for spans of all stages.
 
@@ -54,10 +69,11 @@ def run(
         IoError: Another process trains with the same checkpoint.
     """
     graph, batches, epochs = request.graph, request.batches, request.training.epochs
+    group = group or Group()
+    if not group.leads:
+        trace, progress, callbacks = None, None, ()
     with ExitStack() as closing:
-        if request.checkpoints is not None:
-            closing.enter_context(only_process_in(request.checkpoints.path))
-        request.check_folders()
+        _begin(request, said, group, closing)
         told = shown(progress)
         asked = replace(request.batch_request, progress=told, counter=BatchCounter(told))
         rest = {
@@ -77,22 +93,86 @@ def run(
         closing.enter_context(naming_smallest(memory, refused, f"train in mode {mode}", advice))
         if memory is not None and memory <= learned:
             raise BudgetError(f"rows that are learned take {format_bytes(learned)} alone")
-        supply, why = _supply(request, asked, mode, said, closing)
+        with group.together("preparing", patient=True):
+            supply, why = _supply(request, asked, mode, said, closing, group)
         said.replay(supply.drawn.epochs, epochs, request.run)
         started = time.monotonic()
-        runtime = closing.enter_context(Runtime(supply.memory, trace_path=trace, progress=progress))
+        runtime = closing.enter_context(_runtime(supply.memory, group, trace, progress))
+        recorded = supply.run if group.leads else None
         finish = closing.enter_context(
-            recording_training(supply.run, graph, supply.drawn, _settings(request), mode.name, runtime)
+            recording_training(recorded, graph, supply.drawn, _settings(request), mode.name, runtime)
         )
+        ranks = Ranks(group.rank, group.world, request.training.step_batches, "short")
         with ExitStack() as opened:
-            session, check = supply.open(runtime, request.device, request.epoch_splits, opened)
+            with group.together("opening the batches", patient=True):
+                session, check = supply.open(runtime, request.device, request.epoch_splits, opened)
             said.add(why)  # not before it is clear that the budget does
-            passes = Passes(session, runtime, check, supply.counters, request.batches_of)
-            result, tested = _learn(request, passes, runtime, callbacks)
+            passes = Passes(session, runtime, check, supply.counters, request.batches_of, ranks)
+            result, tested = _learn(request, passes, runtime, callbacks, group)
         report = _report(request, supply, result, tested, runtime)
+        report.ranks, report.peak_host_bytes = _of_ranks(group, ranks, report.peak_host_bytes)
         report.seconds, report.chosen = time.monotonic() - started, said.text
         finish(report.as_dict())
         return report
+
+
+def _begin(request: TrainRequest, said: Choices, group: Group, closing: ExitStack) -> None:
+    """Checks the folders, and that all processes train the same; ``closing`` gives the folder of checkpoints back."""
+    kept = request.checkpoints
+    with group.together("opening the checkpoints"):
+        if kept is not None and group.leads:
+            closing.enter_context(only_process_in(kept.path))
+        request.check_folders()
+    if group.alone:
+        return
+    if threads := usual_threads(group):
+        torch.set_num_threads(threads)
+    group.require_same(
+        {
+            "Outcrop": metadata.version("outcrop"),
+            "training": request.learning.identity,
+            "epochs": request.training.epochs,
+            "batches": request.learning.inputs,
+            "mode": str(request.mode),
+            "checkpoints": kept is not None,
+        }
+    )
+    if kept is not None:
+        group.require_shared(kept.path)
+    kinds = group.gather((processor_kind(), torch.get_num_threads()))
+    other = next((rank for rank, kind in enumerate(kinds) if kind != kinds[0]), None)
+    group.alike = other is None
+    if other is not None:
+        said.add(
+            f"rank {other} has another kind of processor than rank 0, or other threads ({kinds[other][1]} and "
+            f"{kinds[0][1]}), and so adds up in another order: all ranks take the parameters of rank 0 after every "
+            "epoch, and the result is not to the bit that of one process"
+        )
+
+
+def _runtime(
+    memory: int | None, group: Group, trace: str | Path | None, progress: Progress | bool | None
+) -> Runtime:
+    """Makes the runtime of this process, with its part of a machine's memory and cores."""
+    return Runtime(
+        None if memory is None else memory // group.local_world,
+        threads=usual_threads(group),
+        trace_path=trace,
+        progress=progress,
+        sharing=group.memory,
+    )
+
+
+def _of_ranks(group: Group, ranks: Ranks, peak: int) -> tuple[dict[str, Any], int]:
+    """Returns what the report says of processes, and the bytes that they held together on a machine, at most."""
+    if group.alone:
+        return {}, peak
+    found = {
+        "world": group.world,
+        "accumulate": ranks.accumulate,
+        "peak_host_bytes": group.gather(peak),
+    }
+    return found, max(group.machine_sums(peak))
 
 
 def _needs(learned: int, asked: BatchRequest, mode: Mode, rest: dict[str, Any]) -> Callable[[int], bool]:
@@ -102,13 +182,20 @@ def _needs(learned: int, asked: BatchRequest, mode: Mode, rest: dict[str, Any]) 
 
 
 def _supply(
-    request: TrainRequest, asked: BatchRequest, mode: Mode, said: Choices, closing: ExitStack
+    request: TrainRequest,
+    asked: BatchRequest,
+    mode: Mode,
+    said: Choices,
+    closing: ExitStack,
+    group: Group,
 ) -> tuple[BatchSupply, str]:
     """Supplies the batches, and says why so, where that is to be said when they do; ``closing`` removes what goes."""
     if request.spools:
         return spool.supply(asked, request.learning, closing)
     if not (mode.prepares and request.prepares):
         return BatchSupply(asked, mode, request.run), ""
+    if not group.alone:
+        return supply_of_several(asked, folder_beside(request.graph, ".run"), group), ""
     if asked.refresh and request.refresh is None:
         return supply_every_epoch(asked, said.add), ""
     return prepare_supply(asked, request.place), ""
@@ -126,7 +213,11 @@ def _settings(request: TrainRequest) -> dict[str, Any]:
 
 
 def _learn(
-    request: TrainRequest, passes: Passes, runtime: Runtime, callbacks: Sequence[Any]
+    request: TrainRequest,
+    passes: Passes,
+    runtime: Runtime,
+    callbacks: Sequence[Any],
+    group: Group,
 ) -> tuple[training.TrainResult, evaluation.EvalResult | None]:
     """Trains, and returns what the loop learned and how the best model does on the test nodes."""
     graph, learning = request.graph, request.learning
@@ -137,16 +228,17 @@ def _learn(
         (lambda: passes.start("valid", 0)) if graph.has("valid") and "valid" in splits else None,
         learning,
         runtime,
-        evaluate=lambda model, batches: evaluation.evaluate(model, batches, objective),
+        evaluate=lambda model, batches: evaluation.evaluate(model, batches, objective, group),
         kept=request.checkpoints,
         counters=passes.counters,
         class_weights=resolve_class_weights(graph, learning.training.class_weights, runtime),
         callbacks=callbacks,
         num_batches=request.batches_of("train"),
+        group=group,
     )
     tested = None
     if request.training.test and graph.has("test") and "test" in splits:
-        tested = evaluation.evaluate(result.model, passes.start("test", 0), objective)
+        tested = evaluation.evaluate(result.model, passes.start("test", 0), objective, group)
     return result, tested
 
 

@@ -21,6 +21,7 @@ from outcrop.preparation.prepare import PrepareReport, PrepareRequest, prepare, 
 from outcrop.runtime.runtime import Runtime
 from outcrop.store.graph import Graph
 from outcrop.training.batch_request import BatchRequest
+from outcrop.training.group import Group
 from outcrop.training.pools import Pools
 
 
@@ -131,6 +132,21 @@ def supply_every_epoch(request: BatchRequest, say: Callable[[str], None]) -> Bat
         )
 
 
+def supply_of_several(request: BatchRequest, folder: Path, group: Group) -> BatchSupply:
+    """Prepares a run in ``folder`` once on each machine, and returns the supply of its batches.
+
+    Batches of their own for every epoch are prepared all at once.
+
+    Raises:
+        BudgetError: A limit cannot be met.
+    """
+    if request.refresh:
+        epochs = replace(request.sampling, epochs=request.epochs)
+        request = replace(request, sampling=epochs, refresh=False)
+    made = group.once_a_machine(lambda: prepare_supply(request, folder))
+    return made or BatchSupply(request, Packed(), folder)
+
+
 def choose_epochs(request: BatchRequest) -> tuple[epoch_choice.EpochChoice, Path]:
     """Chooses how many epochs with batches of their own are prepared at a time, and the folder of these."""
     run = folder_beside(request.graph, ".run")
@@ -218,7 +234,7 @@ def needs(
     # Buffers that validation has made larger are so when the next epoch is drawn.
     between = [one for one in others if one[0] == "valid"] if mode.batches_by_budget else []
     passes = trained[:1] + between + trained[1:] + others
-    return SessionNeeds(
+    loading = SessionNeeds(
         graph,
         mode,
         config,
@@ -226,4 +242,5 @@ def needs(
         run=None if request.refresh else folder,
         epoch_splits=epoch_splits,
         counter=counter,
-    ).fits
+    )
+    return partial(loading.fits, processes=request.limits.processes or 1)

@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 
 import outcrop as oc
 from outcrop.errors import ArgumentError
-from outcrop.training.objectives import METRICS, Tally, choose_objective, mean_auc
+from outcrop.training.objectives import METRICS, Tally, batch_tally, choose_objective, mean_auc
 
 pytestmark = pytest.mark.leaks(
     "env", reason="torch sets TORCHINDUCTOR_CACHE_DIR when its compiler is first imported"
@@ -185,7 +185,7 @@ def f1(found: np.ndarray, true: np.ndarray) -> float:
 def tally(kind, metric, batches):
     made = Tally(choose_objective(kind, None, metric))
     for scores, y in batches:
-        made.add(torch.tensor(scores), torch.tensor(y))
+        made.add(batch_tally(made.objective, torch.tensor(scores), torch.tensor(y)))
     return made.values()
 
 

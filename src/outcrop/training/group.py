@@ -1,0 +1,351 @@
+"""The processes that train one model together: one alone, or the ranks of a process group of torch.distributed.
+
+``torchrun`` starts ranks, and so does whatever has made a process group before. Each does the same in the same order:
+they meet in :meth:`Group.agree`, after every step and around whatever may fail on one of them, and where one has
+failed all end with an error that says which. Who has to wait for long work of another, such as preparing, does so
+without a limit of time; else a rank that says nothing for ten minutes ends the others.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import socket
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from datetime import timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import numpy as np
+
+from outcrop.errors import ArgumentError, OutcropError, RankError
+from outcrop.runtime import sharing
+from outcrop.training.background import end_with_parent
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+T = TypeVar("T")
+
+PATIENCE = timedelta(minutes=10)
+_LONG_WORK = timedelta(days=30)
+
+
+class Group:
+    """Stands for a process that trains alone, and says what ranks do beside it.
+
+    Attributes:
+        rank, world: Number of this process, and how many there are.
+        local_rank, local_world: The same among the processes of this machine.
+        alike: Whether all compute with the same bits. Where their processors differ they do not.
+    """
+
+    rank, world, local_rank, local_world = 0, 1, 0, 1
+    alike = True
+
+    @property
+    def alone(self) -> bool:
+        return self.world == 1
+
+    @property
+    def leads(self) -> bool:
+        """Tells whether this process writes what is written once: checkpoints, reports."""
+        return self.rank == 0
+
+    @property
+    def memory(self) -> sharing.SharedMemory | None:
+        """Returns what the processes of this machine hold together; None where there is one."""
+        return None
+
+    def agree(
+        self,
+        where: str,
+        numbers: Sequence[float] = (),
+        error: Exception | None = None,
+        *,
+        patient: bool = False,
+    ) -> np.ndarray:
+        """Meets the other ranks: returns the ``numbers`` of all, float64 [world, len(numbers)], in the order of ranks.
+
+        Args:
+            where: What this is, the same in all ranks.
+            numbers: What the others are told, equally many in all ranks.
+            error: What this rank has failed by: it is raised here, and the others say it.
+            patient: Whether a rank may take longer than others by any time.
+
+        Raises:
+            RankError: Another rank failed, or is gone, or is somewhere else.
+        """
+        if error is not None:
+            raise error
+        return np.array(numbers, np.float64).reshape(1, -1)
+
+    @contextmanager
+    def together(self, where: str, *, patient: bool = False) -> Iterator[None]:
+        """Ends the block in all ranks by an error where it failed in one."""
+        yield
+
+    def gather(self, value: T) -> list[T]:
+        """Returns the ``value`` of every rank, in the order of ranks. Values are pickled."""
+        return [value]
+
+    def once_a_machine(self, work: Callable[[], T]) -> T | None:
+        """Calls ``work`` in rank 0, then in the first rank of each other machine; returns what it gave here, or None.
+
+        What it makes on disk is there once it is done, on a disk that machines share or on each of them: on the former
+        ``work`` finds that it has nothing left to do.
+        """
+        return work()
+
+    def require_same(self, facts: Mapping[str, Any]) -> None:
+        """Checks that all ranks have the same ``facts``, name -> plain value.
+
+        Raises:
+            ArgumentError: They differ; names each with the values of two ranks.
+        """
+
+    def require_shared(self, folder: Path) -> None:
+        """Checks that all ranks see one and the same ``folder``, which is there.
+
+        Raises:
+            ArgumentError: It is another on another machine.
+        """
+
+    def follow(self, tensors: Iterable[Tensor]) -> None:
+        """Gives ``tensors`` the values that they have in rank 0; those of all ranks are equally many and large."""
+
+    def machine_sums(self, value: int) -> list[int]:
+        """Returns the sum of ``value`` over the ranks of each machine."""
+        return [value]
+
+
+@contextmanager
+def joined(device: str) -> Iterator[Group]:
+    """Joins the process group that there is, or that the environment asks for (``RANK``, ``WORLD_SIZE``).
+
+    Args:
+        device: What is trained on, ``cpu``, ``cuda`` or ``cuda:N``.
+
+    Raises:
+        ArgumentError: The environment is garbled.
+        RankError: The other processes did not come.
+    """
+    import torch
+
+    distributed = torch.distributed if torch.distributed.is_available() else None
+    there = distributed is not None and distributed.is_initialized()
+    if there and distributed is not None and distributed.get_world_size() > 1:
+        yield RankGroup()
+        return
+    if there or distributed is None or _number("WORLD_SIZE", 1) == 1:
+        yield Group()
+        return
+    if "TORCHELASTIC_RUN_ID" in os.environ:  # torchrun does not end its processes where it is killed
+        end_with_parent(os.getppid())
+    with ExitStack() as closing:
+        backend = "cpu:gloo,cuda:nccl" if device.startswith("cuda") else "gloo"
+        try:
+            distributed.init_process_group(backend, timeout=PATIENCE)
+        except (RuntimeError, ValueError) as error:
+            raise RankError(
+                f"the processes of this training did not find each other ({_first_line(error)}){_store_hint()}"
+            ) from error
+        closing.callback(distributed.destroy_process_group)
+        yield RankGroup()
+
+
+def _number(name: str, otherwise: int) -> int:
+    text = os.environ.get(name, str(otherwise))
+    try:
+        return int(text)
+    except ValueError:
+        raise ArgumentError(f"{name}={text!r} in the environment is no number: torchrun sets it") from None
+
+
+def _store_hint() -> str:
+    name = "TORCH_DISABLE_SHARE_RDZV_TCP_STORE"
+    if _number("TORCHELASTIC_RESTART_COUNT", 0) and name not in os.environ:
+        return (
+            f": set {name}=1 before torchrun, which else hands processes that it restarts the old addresses"
+        )
+    return ": look at MASTER_ADDR and MASTER_PORT, and at GLOO_SOCKET_IFNAME where a machine has several networks"
+
+
+def _boot_id() -> str:
+    """Returns what tells machines of one name apart."""
+    path = Path("/proc/sys/kernel/random/boot_id")
+    return path.read_text() if path.exists() else ""
+
+
+def _first_line(error: BaseException) -> str:
+    return str(error).strip().partition("\n")[0]
+
+
+class RankGroup(Group):
+    """Trains with other processes, which the default process group of torch.distributed names."""
+
+    def __init__(self):
+        import torch
+        from torch import distributed
+
+        self._distributed, self._torch = distributed, torch
+        self.rank, self.world = distributed.get_rank(), distributed.get_world_size()
+        self._failed = False
+        # Messages go by the CPU, whatever gradients go by.
+        self._said: Any = distributed.new_group(backend="gloo", timeout=PATIENCE)
+        self._waiting: Any = distributed.new_group(backend="gloo", timeout=_LONG_WORK)
+        own = (socket.gethostname(), _boot_id(), os.environ.get("GROUP_RANK"))
+        near = [rank for rank, other in enumerate(self.gather(own)) if other == own]
+        self.local_rank, self.local_world = near.index(self.rank), len(near)
+        self._near = near
+        self._memory = _MachineMemory(self) if len(near) > 1 else None
+
+    @property
+    def memory(self) -> sharing.SharedMemory | None:
+        return self._memory
+
+    @property
+    def first_of_machine(self) -> int:
+        """Returns the rank that fills what this machine's ranks share."""
+        return self._near[0]
+
+    def agree(
+        self,
+        where: str,
+        numbers: Sequence[float] = (),
+        error: Exception | None = None,
+        *,
+        patient: bool = False,
+    ) -> np.ndarray:
+        place = zlib.crc32(where.encode())
+        group = self._waiting if patient else self._said
+        found = self._gather_numbers([float(error is not None), float(place)], group)
+        if (elsewhere := np.flatnonzero(found[:, 1] != place)).size:
+            self._failed = True
+            raise RankError(
+                f"rank {self.rank} is at {where!r}, and rank {elsewhere[0]} is not: start all processes with the same "
+                "command"
+            )
+        if found[:, 0].any():
+            self._failed = True
+            texts = self.gather(None if error is None else f"{type(error).__name__}: {error}")
+            if error is not None:
+                raise error
+            rank = int(np.flatnonzero(found[:, 0])[0])
+            raise RankError(f"rank {rank} of {self.world} failed, and training ended: {texts[rank]}")
+        return self._gather_numbers(numbers, group)
+
+    def _gather_numbers(self, numbers: Sequence[float], group: Any) -> np.ndarray:
+        own = self._torch.tensor(list(numbers), dtype=self._torch.float64)
+        rows = [self._torch.empty_like(own) for _ in range(self.world)]
+        if len(numbers):
+            with self._losing():
+                self._distributed.all_gather(rows, own, group=group)
+        return self._torch.stack(rows).numpy()
+
+    @contextmanager
+    def together(self, where: str, *, patient: bool = False) -> Iterator[None]:
+        try:
+            yield
+        except Exception as error:
+            if not self._failed:
+                self.agree(where, error=error, patient=patient)
+            raise
+        self.agree(where, patient=patient)
+
+    def gather(self, value: T) -> list[T]:
+        found: list[Any] = [None] * self.world
+        with self._losing():
+            self._distributed.all_gather_object(found, value, group=self._said)
+        return found
+
+    def once_a_machine(self, work: Callable[[], T]) -> T | None:
+        made: T | None = None
+        for turn, mine in enumerate((self.rank == 0, self.rank != 0 and self.local_rank == 0)):
+            with self.together(f"work done once a machine, turn {turn}", patient=True):
+                if mine:
+                    made = work()
+        return made
+
+    def require_same(self, facts: Mapping[str, Any]) -> None:
+        first, *others = self.gather(dict(facts))
+        for rank, other in enumerate(others, 1):
+            names = [name for name in first if other.get(name) != first[name]]
+            if names:
+                said = ", ".join(f"{name} ({first[name]!r}, and {other.get(name)!r})" for name in names)
+                self._failed = True  # in all of them
+                raise ArgumentError(
+                    f"ranks 0 and {rank} do not train the same: they differ in {said}; start all processes with the "
+                    "same command, on the same graph and run"
+                )
+
+    def require_shared(self, folder: Path) -> None:
+        path = folder / f".rank-0-of-{self.world}"
+        with self.together("marking the folder of checkpoints"):
+            if self.leads:
+                path.write_text(secrets.token_hex())
+        text = path.read_text() if path.is_file() else None
+        texts = self.gather(text)
+        if self.leads:
+            path.unlink()
+        blind = [rank for rank, seen in enumerate(texts) if seen != texts[0]]
+        if blind:
+            self._failed = True
+            raise ArgumentError(
+                f"checkpoint folder {folder} is not the same folder for rank {blind[0]} as for rank 0: name one that "
+                "all machines see, on a shared file system"
+            )
+
+    def follow(self, tensors: Iterable[Tensor]) -> None:
+        with self._losing():
+            for tensor in tensors:
+                self._distributed.broadcast(tensor, 0)
+
+    def machine_sums(self, value: int) -> list[int]:
+        found: dict[int, int] = {}
+        for first, one in self.gather((self.first_of_machine, value)):
+            found[first] = found.get(first, 0) + one
+        return list(found.values())
+
+    @contextmanager
+    def _losing(self) -> Iterator[None]:
+        """Says what it means where another process is gone."""
+        try:
+            yield
+        except RuntimeError as error:
+            if isinstance(error, OutcropError):
+                raise
+            self._failed = True
+            raise RankError(
+                f"rank {self.rank} of {self.world} lost a process that it trains with: it ended, was killed, or its "
+                f"machine or the network failed ({_first_line(error)}). Start again: training goes on from its last "
+                "checkpoint"
+            ) from error
+
+
+class _MachineMemory:
+    """Memory that the ranks of one machine map; the first of them has made it."""
+
+    def __init__(self, group: RankGroup):
+        self._group = group
+
+    @property
+    def processes(self) -> int:
+        return self._group.local_world
+
+    def array(self, nbytes: int, fill: Callable[[np.ndarray], None]) -> np.ndarray:
+        group, made = self._group, None
+        with group.together(f"reading {nbytes} bytes for all", patient=True):
+            if group.rank == group.first_of_machine:
+                made = sharing.make_file(nbytes)
+                fill(made[1])
+        places = group.gather((os.getpid(), -1 if made is None else made[0]))
+        try:
+            with group.together(f"mapping {nbytes} bytes"):
+                process, handle = places[group.first_of_machine]
+                return made[1] if made is not None else sharing.map_file(process, handle, nbytes)
+        finally:
+            if made is not None:
+                os.close(made[0])

@@ -1,0 +1,66 @@
+"""What several processes make of the options of a training: steps, devices, and a machine's memory."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from pathlib import Path
+
+from outcrop.errors import ArgumentError
+from outcrop.nn import checkpoint as checkpoints
+from outcrop.training.choices import TrainOptions
+from outcrop.training.group import Group
+
+
+def for_processes(asked: TrainOptions, group: Group) -> TrainOptions:
+    """Returns ``asked`` as this process of ``group`` does it: with batches of a step, its device, and how many share
+    the machine's memory.
+
+    Raises:
+        ArgumentError: There are more processes than batches in a step.
+    """
+    training = replace(asked.training, accumulate=_step_batches(asked, group))
+    if training.device == "cuda" and group.local_world > 1:
+        training = replace(training, device=f"cuda:{group.local_rank}")
+    limits = asked.limits
+    if group.local_world > 1:
+        limits = replace(limits, processes=group.local_world)
+    return replace(asked, training=training, limits=limits)
+
+
+def _step_batches(asked: TrainOptions, group: Group) -> int:
+    steps = asked.training.accumulate
+    whose = "--accumulate"
+    if steps is None and (folder := asked.goes_on) is not None and (folder / checkpoints.LAST).exists():
+        steps = int(checkpoints.read(folder / checkpoints.LAST).meta.config.get("accumulate", 1))
+        whose = f"the checkpoint in {folder}"
+    if steps is None:
+        return group.world
+    if steps < group.world:
+        raise ArgumentError(
+            f"{group.world} processes train, and a step has {steps} batches ({whose}), so that some would have "
+            f"nothing to do: start at most {steps} processes, or begin anew with --accumulate {group.world} or more"
+        )
+    return steps
+
+
+def usual_threads(group: Group) -> int:
+    """Returns the threads of a process that shares the machine's cores with others; 0: it has all of them.
+
+    torchrun sets ``OMP_NUM_THREADS`` to 1 where nobody has set it; another number is that of the user.
+    """
+    if group.local_world == 1:
+        return 0
+    asked = os.environ.get("OMP_NUM_THREADS", "1")
+    if asked.isdigit() and int(asked) > 1:
+        return int(asked)
+    return max(len(os.sched_getaffinity(0)) // group.local_world, 1)
+
+
+def processor_kind() -> str:
+    """Names the instructions that the processor has: torch computes by those, and rounds by them."""
+    lines = Path("/proc/cpuinfo").read_text().splitlines() if Path("/proc/cpuinfo").exists() else []
+    flags = next(
+        (line.partition(":")[2].split() for line in lines if line.startswith(("flags", "Features"))), []
+    )
+    return " ".join(sorted(flags))

@@ -1,0 +1,190 @@
+"""Several processes train one model: losses, weights and scores of one process, for any number of them, and killed."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import outcrop as oc
+from outcrop.nn import checkpoint as checkpoints
+from outcrop.store.tensors import digest
+
+QUIET = oc.Observer(progress=False)
+ENVIRONMENT = {
+    **os.environ,
+    "OMP_NUM_THREADS": "1",
+    "GLOO_SOCKET_IFNAME": "lo",
+    "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
+}
+LEARN = ("--hidden", "16", "--dropout", "0.3", "--epochs", "3", "--seed", "5", "--trace-losses")
+BATCHES = 21
+
+
+@pytest.fixture(scope="module")
+def graph(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Twenty-one batches, of which some seeds have no labels."""
+    folder, rng = tmp_path_factory.mktemp("ranks"), np.random.default_rng(0)
+    labels = rng.integers(0, 3, 900)
+    labels[rng.random(900) < 0.2] = -1
+    labels[40:60] = -1  # all of a batch, where they are not shuffled
+    parts = {
+        "edges": rng.integers(0, 900, (8000, 2)),
+        "features": rng.normal(size=(900, 12)).astype(np.float32),
+        "labels": labels,
+    }
+    splits = {"train": np.arange(420), "valid": np.arange(420, 530), "test": np.arange(530, 660)}
+    return oc.import_graph(parts, folder / "g.oc", splits=splits, progress=False).path
+
+
+@pytest.fixture(scope="module")
+def run(graph: Path) -> Path:
+    sampling = oc.SampleConfig(fanouts=(4, 3), batch_size=20)
+    out = graph.parent / "g.run"
+    return oc.prepare(graph, out, sampling=sampling, epochs=3, memory="2MiB", observer=QUIET).path
+
+
+def torchrun(world: int, *more: str) -> list[str]:
+    return [
+        *(sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={world}"),
+        *more,
+    ]
+
+
+def ended(
+    command: Sequence[str], environment: dict[str, str] = ENVIRONMENT
+) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
+
+
+def trained(world: int, graph: Path, out: Path, *options: str, steps: int | None = 4) -> dict[str, Any]:
+    """What ``outcrop train`` reports, with the digests of the weights in its checkpoint."""
+    start = [sys.executable] if world == 1 else torchrun(world)
+    accumulate = () if steps is None else ("--accumulate", str(steps))
+    done = ended(
+        [
+            *(*start, "-m", "outcrop", "--", "train", str(graph), "--json", str(out / "report.json")),
+            *("--checkpoint", str(out / "ckpt"), *LEARN, *accumulate, *options),
+        ]
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    last = checkpoints.read(out / "ckpt" / checkpoints.LAST)
+    report = json.loads((out / "report.json").read_text())
+    return report | {"weights": digest(last.model), "optimizer": digest(last.optimizer)}
+
+
+def assert_equal(found: dict[str, Any], want: dict[str, Any]) -> None:
+    same = ("batch_losses", "best_epoch", "test_accuracy", "test_metric", "weights", "optimizer")
+    assert {name: found[name] for name in same} == {name: want[name] for name in same}
+    for own, other in zip(found["epochs"], want["epochs"], strict=True):
+        for name in ("loss", "valid_accuracy", "rows_by_level", "bytes_needed_from_disk"):
+            assert own[name] == other[name], (own["epoch"], name)
+
+
+@pytest.fixture(scope="module")
+def want(graph: Path, run: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    found = trained(1, graph, tmp_path_factory.mktemp("one"), "--run", str(run))
+    assert len(found["batch_losses"]) == 3 * BATCHES
+    assert found["ranks"] == {}
+    return found
+
+
+@pytest.mark.parametrize(
+    "world", [2, pytest.param(3, marks=pytest.mark.slow), pytest.param(4, marks=pytest.mark.slow)]
+)
+def test_any_number_of_ranks_learns_what_one_process_does(
+    graph: Path, run: Path, want: dict[str, Any], tmp_path: Path, world: int
+) -> None:
+    found = trained(world, graph, tmp_path, "--run", str(run))
+    assert_equal(found, want)
+    assert found["ranks"]["world"] == world
+    assert found["ranks"]["accumulate"] == 4
+    for own, other in zip(found["epochs"], want["epochs"], strict=True):
+        assert own["bytes_read"] == other["bytes_read"] == sum(own["ranks"]["bytes_read"])
+        assert min(own["ranks"]["bytes_read"]) > 0
+    plan = json.loads((run / "run.json").read_text())["plan"]["memory"]
+    assert found["peak_host_bytes"] <= world * plan
+    cached = (run / "pack" / "host_cache.bin").stat().st_size
+    assert sum(found["ranks"]["peak_host_bytes"]) <= world * want["peak_host_bytes"] - (world - 1) * cached
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mode", ["online", "memory"])
+def test_modes_that_draw_give_each_rank_its_own_batches(graph: Path, tmp_path: Path, mode: str) -> None:
+    options = ("--mode", mode, "--fanouts", "4,3", "--batch-size", "20")
+    (tmp_path / "one").mkdir(), (tmp_path / "two").mkdir()
+    one = trained(1, graph, tmp_path / "one", *options)
+    two = trained(2, graph, tmp_path / "two", *options)
+    same = ("batch_losses", "test_accuracy", "weights", "optimizer")
+    assert {name: two[name] for name in same} == {name: one[name] for name in same}
+
+
+@pytest.mark.slow
+def test_another_number_of_ranks_goes_on(
+    graph: Path, run: Path, want: dict[str, Any], tmp_path: Path
+) -> None:
+    """Two ranks, then three, then one: at steps within epochs, and the steps stay those of the checkpoint."""
+    stops = (("2", 4), ("3", 9))
+    for world, updates in stops:
+        done = ended(
+            torchrun(int(world), str(SCRIPT), str(graph), str(run), str(tmp_path / "ckpt"), str(updates)),
+        )
+        assert "stopped on purpose" in done.stdout + done.stderr
+    found = trained(1, graph, tmp_path, "--run", str(run), steps=None)
+    assert_equal(found, want)
+
+
+SCRIPT = Path(__file__).parents[1] / "ranks_script.py"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("rank", [0, 1, 2])
+@pytest.mark.parametrize("update", [1, 7, 16])
+def test_a_rank_that_is_killed_is_started_again(
+    graph: Path, run: Path, want: dict[str, Any], tmp_path: Path, rank: int, update: int
+) -> None:
+    start = torchrun(3, "--max-restarts=2")
+    environment = ENVIRONMENT | {"KILLED_RANK": str(rank), "KILLED_MARK": str(tmp_path / "killed")}
+    done = ended(
+        [*start, str(SCRIPT), str(graph), str(run), str(tmp_path / "ckpt"), str(update)], environment
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert (tmp_path / "killed").exists()
+    last = checkpoints.read(tmp_path / "ckpt" / checkpoints.LAST)
+    assert (digest(last.model), last.meta.batch_losses) == (want["weights"], want["batch_losses"])
+
+
+@pytest.mark.parametrize(
+    ("which", "said"),
+    [
+        ("loss", r"NumericError: epoch 0, batch \d+: the loss is"),
+        ("options", r"ranks 0 and 1 do not train the same: they differ in training"),
+        ("steps", r"2 processes train, and a step has 1 batches \(--accumulate\)"),
+        ("folder", r"is not the same folder for rank 1 as for rank 0"),
+        ("mode", r"mode belady goes over whole epochs, which cannot be divided"),
+        ("callback", r"rank 0 of 2 failed, and training ended: ValueError: of a callback"),
+    ],
+)
+def test_what_is_wrong_in_one_rank_is_said_by_all(
+    graph: Path, run: Path, tmp_path: Path, which: str, said: str
+) -> None:
+    (tmp_path / "logs").mkdir()
+    start = torchrun(2, f"--log-dir={tmp_path / 'logs'}", "--redirects=3")
+    done = ended(
+        [*start, str(SCRIPT), str(graph), str(run), str(tmp_path / "ckpt"), "0"],
+        ENVIRONMENT | {"WRONG": which},
+    )
+    assert done.returncode != 0
+    texts = [path.read_text() for path in sorted((tmp_path / "logs").rglob("std*.log"))]
+    import re
+
+    both = "\n".join(texts)
+    assert re.search(said, both), both
+    assert "Connection closed" not in both.replace("lost a process", ""), both

@@ -1,0 +1,55 @@
+"""A training that tests start with torchrun: killed, stopped or made wrong as the environment asks."""
+
+import os
+import signal
+import sys
+from pathlib import Path
+
+import outcrop as oc
+from outcrop.training import loop, steps
+
+GRAPH, RUN, CHECKPOINT, UPDATES = sys.argv[1:]
+RANK, WRONG = int(os.environ["RANK"]), os.environ.get("WRONG", "")
+finish = steps.OrderedGradients.finish
+count = 0
+
+
+def stopping(self, batches, numbers=()):
+    """Ends the training before it exchanges the gradients of a step."""
+    global count
+    count += 1
+    if count > int(UPDATES) > 0:
+        if "KILLED_RANK" not in os.environ:
+            raise RuntimeError("stopped on purpose")
+        mark = Path(os.environ["KILLED_MARK"])
+        if int(os.environ["KILLED_RANK"]) == RANK and not mark.exists():
+            mark.touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+    if WRONG == "loss" and RANK == 1:
+        self.fail(loop.NumericError("epoch 0, batch 1: the loss is nan"))
+    return finish(self, batches, numbers)
+
+
+class Failing(oc.Callback):
+    def on_epoch(self, epoch, values):
+        raise ValueError("of a callback")
+
+
+steps.OrderedGradients.finish = stopping
+folder = Path(CHECKPOINT + ("-1" if WRONG == "folder" and RANK else ""))
+oc.train(
+    GRAPH,
+    run=RUN,
+    model=oc.ModelConfig("sage", hidden=16, dropout=0.3),
+    training=oc.TrainConfig(
+        epochs=3,
+        seed=5,
+        trace_losses=True,
+        accumulate=1 if WRONG == "steps" else 4,
+        weight_decay=0.1 * RANK if WRONG == "options" else 0.0,
+    ),
+    loading=oc.Belady() if WRONG == "mode" else None,
+    checkpoint=oc.Checkpoints(folder, minutes=0.0),
+    callbacks=[Failing()] if WRONG == "callback" else [],
+    observer=oc.Observer(progress=False),
+)
