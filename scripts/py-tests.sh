@@ -8,9 +8,13 @@ shift
 report=$reports/py-$tier.xml
 rm -f "$report"
 case $tier in
-  quick | slow | torture-*) processes=${OUTCROP_TEST_PROCESSES:-2} ;;
+  quick | slow | soak | torture-*) processes=${OUTCROP_TEST_PROCESSES:-2} ;;
   *) processes=0 ;;
 esac
+# With as many processes as cores each computes on one: threads that wait for a core spin, and take twice the time.
+if [ "$processes" -gt 1 ]; then
+  export OMP_NUM_THREADS=${OMP_NUM_THREADS:-1}
+fi
 # Collecting imports every file, in every process: of the few slow tests only those that hold one.
 if [ "$tier" = slow ]; then
   mapfile -t files < <(grep -rl --include='test_*.py' 'mark\.slow' tests)

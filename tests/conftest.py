@@ -76,7 +76,14 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Under torture only the tests that it can affect run; see scripts/torture.sh."""
+    """Under torture only the tests that it can affect run; see scripts/torture.sh. Long searches run where they are
+    asked for, by ``-m soak`` or by name.
+    """
+    asked = "soak" in config.option.markexpr or any("::" in argument for argument in config.args)
+    if not asked:
+        searches = [item for item in items if "soak" in item.keywords]
+        items[:] = [item for item in items if "soak" not in item.keywords]
+        config.hook.pytest_deselected(items=searches)
     if not support.torture():
         return
     untortured = [Path(__file__).parent / name for name in _UNTORTURED]

@@ -178,6 +178,7 @@ def test_curves_have_a_point_for_each_case(folder: Path):
     assert max(p["peak_host_bytes"] for p in scaled["points"]) <= scaled["memory"]
 
 
+@pytest.mark.slow
 def test_quality_finds_no_difference(folder: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(quality, "SEEDS", 2)
     graph = ensure_graph(folder, SHAPE, silent)

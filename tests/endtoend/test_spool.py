@@ -69,7 +69,15 @@ def spools(monkeypatch: pytest.MonkeyPatch) -> Any:
     return take
 
 
-@pytest.mark.parametrize(("epochs", "memory"), [(1, "2MiB"), (2, "64MiB"), (3, "2MiB"), (5, "2MiB")])
+@pytest.mark.parametrize(
+    ("epochs", "memory"),
+    [
+        (1, "2MiB"),
+        pytest.param(2, "64MiB", marks=pytest.mark.slow),
+        (3, "2MiB"),
+        pytest.param(5, "2MiB", marks=pytest.mark.slow),
+    ],
+)
 def test_new_batches_every_epoch(graph: Graph, spools: Any, epochs: int, memory: str) -> None:
     direct = online(graph, refresh=True, memory=memory)
     assert (direct.spooled_epochs, direct.pools) == (0, [])  # so few features are read in no time
@@ -82,7 +90,7 @@ def test_new_batches_every_epoch(graph: Graph, spools: Any, epochs: int, memory:
     assert report.peak_host_bytes <= parse_size(memory)
 
 
-@pytest.mark.parametrize("model", ["sage", "gcn"])
+@pytest.mark.parametrize("model", ["sage", pytest.param("gcn", marks=pytest.mark.slow)])
 def test_replayed_batches(graph: Graph, spools: Any, tmp_path: Path, model: str) -> None:
     options = {"sample_epochs": 2, "model": model, "memory": "1640KiB"}
     direct = online(graph, **options)

@@ -134,7 +134,7 @@ def test_the_problem_needs_several_buckets_and_runs(
     assert [(buckets > 2, runs > 1) for buckets, runs in seen] == [(True, True)]
 
 
-@pytest.mark.parametrize("step", [17, pytest.param(1, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("step", [17, pytest.param(1, marks=pytest.mark.soak)])
 def test_every_operation_can_fail(problem: Problem, step: int) -> None:
     assert problem.operations > 200
     for operation in range(0, problem.operations, step):

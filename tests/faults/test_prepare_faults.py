@@ -63,7 +63,7 @@ def fails_then_recovers(graph: Graph, want: dict[str, bytes], number: int, **fau
     return message
 
 
-@pytest.mark.parametrize("step", [6, pytest.param(1, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("step", [9, pytest.param(1, marks=pytest.mark.soak)])
 def test_every_operation_can_fail(problem: tuple[Graph, dict[str, bytes], int, int], step: int) -> None:
     graph, want, operations, _ = problem
     assert operations > 300
@@ -82,7 +82,7 @@ def test_disk_full_after(problem: tuple[Graph, dict[str, bytes], int, int], shar
     assert "No space left" in message
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_disk_full_after_any_page(problem: tuple[Graph, dict[str, bytes], int, int]) -> None:
     graph, want, _, written = problem
     for limit in range(1, written, 4096):

@@ -42,7 +42,10 @@ def test_on_a_fake_gpu():
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize(
     ("module", "seeds"),
-    [*((module, "1-8") for module in RACING), *((module, "1") for module in SLOWER)],
+    [
+        *((module, "1-2") for module in RACING),
+        *(pytest.param(module, "1", marks=pytest.mark.soak) for module in SLOWER),
+    ],
     ids=lambda value: value.stem if isinstance(value, Path) else value,
 )
 def test_on_a_fake_gpu_in_the_orders_of_seeds(module, seeds):

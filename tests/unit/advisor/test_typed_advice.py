@@ -84,7 +84,7 @@ def check_counts(graph: Graph, run: Path, memory: int) -> None:
             assert seen == wanted
 
 
-@pytest.mark.parametrize("memory", [2100 << 10, 3 << 20, 1 << 30])
+@pytest.mark.parametrize("memory", [2100 << 10, pytest.param(3 << 20, marks=pytest.mark.slow), 1 << 30])
 def test_advice_counts_exactly_what_training_reads(graph: Graph, tmp_path: Path, memory: int) -> None:
     advice = oc.advise(graph, model=MODEL, sampling=SAMPLING, memory=memory)
     run = tmp_path / "r"

@@ -34,7 +34,7 @@ def trains(run, config, memory, **options) -> None:
          {"resident": False}),
         (3000, 5000, {"partitions": 5, "slices": 2}, {"sweeps": 3, "by_degree": 0.5, "batch": 32}, {}),
         (3000, 5000, {"partitions": 4}, {"model": "dot", "negatives": 200, "optimizer": "adam", "dim": 40}, {}),
-        (90, 400, {"partitions": 7, "slices": 1}, {"buffer": 2, "order": "cover", "chunk": 1, "batch": 1}, {}),
+        (90, 150, {"partitions": 7, "slices": 1}, {"buffer": 2, "order": "cover", "chunk": 1, "batch": 1}, {}),
     ],
 )  # fmt: skip
 def test_the_smallest_budget_is_named_and_exact(
