@@ -36,15 +36,74 @@ for count in (1, 2, 3, 4, 5, 64, 1001):
 distributed.destroy_process_group()
 print("equal")
 """
+STEPS = """
+import sys, torch
+from torch import distributed
+from outcrop.training.group import RankGroup
+from outcrop.training.steps import BatchLoss, OrderedGradients, OwnGradients
+
+rank, world, store = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
+distributed.init_process_group("gloo", init_method="file://" + store, rank=rank, world_size=world)
+group = RankGroup()
+assert (group.local_rank, group.local_world) == (rank, world)
+
+def batch(parameters, number):
+    # Sets the gradients of a batch; some batches have no labels, some parameters no gradient, some gradients are -0.0.
+    generator = torch.Generator().manual_seed(number)
+    if number % 5 == 3:
+        return BatchLoss(0.0, 0)
+    for place, parameter in enumerate(parameters):
+        if (number + place) % 4 == 1 or place == 3:
+            continue
+        value = torch.randn(parameter.shape, generator=generator)
+        value = value * 10.0 ** torch.randint(-6, 7, parameter.shape, generator=generator)
+        value[value.abs() < 1e-5] = -0.0
+        parameter.grad = value if parameter.grad is None else parameter.grad + value
+    return BatchLoss(float(number) / 3, number % 7 + 1)
+
+shapes = [(3, 5), (4,), (2, 2, 2), (6,)]
+for most in range(world, 9):
+    for k in range(1, most + 1):
+        want = [torch.nn.Parameter(torch.zeros(shape)) for shape in shapes]
+        own = OwnGradients(want)
+        for number in range(10 * k, 11 * k):
+            own.begin()
+            own.add(batch(want, number))
+        found = [torch.nn.Parameter(torch.zeros(shape)) for shape in shapes]
+        ranks = OrderedGradients(group, found, most)
+        for number in range(10 * k, 11 * k)[rank::world]:
+            ranks.begin()
+            ranks.add(batch(found, number))
+        losses, told = ranks.finish(k, [float(rank), 7.0])
+        assert losses == own.finish(k)[0], (most, k)
+        assert told.tolist() == [[float(other), 7.0] for other in range(world)]
+        for one, other in zip(found, want):
+            if other.grad is None or not any(loss.labelled for loss in losses):
+                assert one.grad is None, (most, k)
+                continue
+            assert torch.equal(one.grad.view(torch.int32), other.grad.view(torch.int32)), (most, k)
+distributed.destroy_process_group()
+print("equal")
+"""
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
 
 
 @pytest.mark.parametrize("world", [1, 2, 3, 5])
 def test_sums_are_in_the_order_of_ranks(tmp_path: Path, world: int) -> None:
     """Numbers of many sizes, whose sum depends on the order."""
+    assert_equal_in_all(SUMS, world, tmp_path)
+
+
+@pytest.mark.parametrize("world", [2, 3, 5])
+def test_a_step_has_the_gradient_of_one_process(tmp_path: Path, world: int) -> None:
+    """Steps of all numbers of batches, the last of an epoch too; the bits, and the sign of zeros."""
+    assert_equal_in_all(STEPS, world, tmp_path)
+
+
+def assert_equal_in_all(script: str, world: int, folder: Path) -> None:
     started = [
         subprocess.Popen(
-            [sys.executable, "-c", SUMS, str(rank), str(world), str(tmp_path / "store")],
+            [sys.executable, "-c", script, str(rank), str(world), str(folder / "store")],
             env=ENVIRONMENT,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
