@@ -7,6 +7,7 @@ from pathlib import Path
 
 import outcrop as oc
 from outcrop.training import loop, steps
+from outcrop.training import run as training_run
 
 GRAPH, RUN, CHECKPOINT, UPDATES = sys.argv[1:]
 RANK, WRONG = int(os.environ["RANK"]), os.environ.get("WRONG", "")
@@ -25,6 +26,9 @@ def stopping(self, batches, numbers=()):
         if int(os.environ["KILLED_RANK"]) == RANK and not mark.exists():
             mark.touch()
             os.kill(os.getpid(), signal.SIGKILL)
+    if WRONG in ("processor", "bits") and RANK == 1 and count == 3:
+        print("moved in rank 1")
+        next(iter(self._parameters)).data.add_(0.5)
     if WRONG == "loss" and RANK == 1:
         self.fail(loop.NumericError("epoch 0, batch 1: the loss is nan"))
     return finish(self, batches, numbers)
@@ -36,6 +40,8 @@ class Failing(oc.Callback):
 
 
 steps.OrderedGradients.finish = stopping
+if WRONG == "processor" and RANK == 1:
+    training_run.processor_kind = lambda: "another"
 folder = Path(CHECKPOINT + ("-1" if WRONG == "folder" and RANK else ""))
 oc.train(
     GRAPH,
@@ -51,5 +57,5 @@ oc.train(
     loading=oc.Belady() if WRONG == "mode" else None,
     checkpoint=oc.Checkpoints(folder, minutes=0.0),
     callbacks=[Failing()] if WRONG == "callback" else [],
-    observer=oc.Observer(progress=False),
+    observer=oc.Observer(progress=False, on_choice=print),
 )

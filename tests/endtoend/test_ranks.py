@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -183,8 +184,73 @@ def test_what_is_wrong_in_one_rank_is_said_by_all(
     )
     assert done.returncode != 0
     texts = [path.read_text() for path in sorted((tmp_path / "logs").rglob("std*.log"))]
-    import re
-
     both = "\n".join(texts)
     assert re.search(said, both), both
     assert "Connection closed" not in both.replace("lost a process", ""), both
+
+
+@pytest.mark.slow
+def test_a_machine_keeps_its_budget(graph: Path, tmp_path: Path) -> None:
+    """The smallest budget that is named works for both processes together, and no byte less does."""
+    run = tmp_path / "small.run"
+    sampling = oc.SampleConfig(fanouts=(4, 3), batch_size=20)
+    limits = oc.Limits(memory="3MiB", processes=2)
+    oc.prepare(graph, run, sampling=sampling, limits=limits, epochs=1, observer=QUIET)
+    found = trained(2, graph, tmp_path, "--run", str(run))
+    assert found["budget"]["memory"] == 3 << 20
+    assert found["peak_host_bytes"] == sum(found["ranks"]["peak_host_bytes"]) <= 3 << 20
+    start = [
+        *torchrun(2),
+        "-m",
+        "outcrop",
+        "--",
+        "train",
+        str(graph),
+        "--run",
+        str(run),
+        "--epochs",
+        "1",
+        "--quiet",
+    ]
+    refused = ended([*start, "--memory", "64KiB"])
+    assert refused.returncode != 0
+    named = re.search(r"the smallest budget that can is (\d+) bytes", refused.stderr)
+    assert named, refused.stderr
+    least = int(named[1])
+    assert ended([*start, "--memory", str(least)]).returncode == 0
+    again = ended([*start, "--memory", str(least - 1)])
+    assert f"the smallest budget that can is {least} bytes" in again.stderr
+
+
+def test_a_plan_for_several_processes_is_that_of_one_with_a_part_each(graph: Path, tmp_path: Path) -> None:
+    """Buffers are for each process; what is left to each caches rows for all of them."""
+    sampling = oc.SampleConfig(fanouts=(4, 3), batch_size=20)
+    plans = []
+    for name, limits in (("one", oc.Limits(memory="1500KiB")), ("two", oc.Limits(memory="3000KiB", processes=2))):
+        oc.prepare(graph, tmp_path / name, sampling=sampling, limits=limits, epochs=1, observer=QUIET)
+        manifest = json.loads((tmp_path / name / "plan" / "manifest.json").read_text())
+        plans.append((manifest["attributes"]["memory"], manifest["config"]))
+    (one, of_one), (two, of_two) = plans
+    assert two["cache_bytes"] == 2 * one["cache_bytes"]
+    assert {**two, "cache_bytes": 0} == {**one, "cache_bytes": 0}
+    assert "processes" not in of_one
+    assert of_two["processes"] == 2
+    with pytest.raises(oc.ArgumentError, match="processes"):
+        oc.Limits(processes=0)
+
+
+@pytest.mark.slow
+def test_where_processors_differ_all_follow_rank_0(graph: Path, run: Path, tmp_path: Path) -> None:
+    done = ended(
+        [*torchrun(2), str(SCRIPT), str(graph), str(run), str(tmp_path / "ckpt"), "0"],
+        ENVIRONMENT | {"WRONG": "processor"},
+    )
+    assert done.returncode == 0, done.stderr
+    assert "rank 1 has another kind of processor than rank 0" in done.stdout
+    assert "moved in rank 1" in done.stdout  # and the epoch after it ended with equal parameters
+    done = ended(
+        [*torchrun(2), str(SCRIPT), str(graph), str(run), str(tmp_path / "other"), "0"],
+        ENVIRONMENT | {"WRONG": "bits"},
+    )
+    assert done.returncode != 0
+    assert "rank 1 has learned other parameters than rank 0 in epoch 0" in done.stderr
