@@ -89,6 +89,14 @@ install_ogb() {
   done_with ogb 1
 }
 
+# A server of S3 for the tests of object stores: they start it as a process of its own.
+install_moto() {
+  fresh moto 1 && return
+  say "installing moto, an S3 server, for the tests of object stores (115 MB)"
+  quietly moto pip install --upgrade --target "$venv/beside-s3" 'moto[s3]==5.2.5' 'flask>=3' 'flask-cors>=4'
+  done_with moto 1
+}
+
 case $purpose in build) extra= ;; *) extra=$purpose ;; esac
 make_venv
 prepare_system
@@ -97,4 +105,5 @@ install_outcrop "$extra"
 if [ "$purpose" = test ]; then
   install_triton
   install_ogb
+  install_moto
 fi

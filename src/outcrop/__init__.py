@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from outcrop.api.results import InferReport, PrepareReport, TrainReport
     from outcrop.api.run import Run
     from outcrop.api.train import train
+    from outcrop.api.transport import TransportReport, fetch, upload
     from outcrop.config import (
         BucketConfig,
         Checkpoints,
@@ -106,7 +107,6 @@ _HOME = {
     "Memmap": "outcrop.loading.modes",
     "ModelConfig": "outcrop.config",
     "NumericError": "outcrop.errors",
-    "RankError": "outcrop.errors",
     "Observer": "outcrop.runtime.observer",
     "OnDisk": "outcrop.loading.modes",
     "Online": "outcrop.loading.modes",
@@ -116,6 +116,7 @@ _HOME = {
     "Packed": "outcrop.loading.modes",
     "Partition": "outcrop.loading.modes",
     "PrepareReport": "outcrop.api.results",
+    "RankError": "outcrop.errors",
     "Refresh": "outcrop.config",
     "Replay": "outcrop.config",
     "Run": "outcrop.api.run",
@@ -123,6 +124,7 @@ _HOME = {
     "SampleConfig": "outcrop.config",
     "TrainConfig": "outcrop.config",
     "TrainReport": "outcrop.api.results",
+    "TransportReport": "outcrop.api.transport",
     "advise": "outcrop.api.advise",
     "derive_rows": "outcrop.api.derive",
     "embed_eval": "outcrop.api.embed",
@@ -131,6 +133,7 @@ _HOME = {
     "embed_neighbours": "outcrop.api.embed",
     "embed_prepare": "outcrop.api.embed",
     "embed_train": "outcrop.api.embed",
+    "fetch": "outcrop.api.transport",
     "generate_graph": "outcrop.api.graph",
     "import_graph": "outcrop.api.graph",
     "import_triples": "outcrop.api.graph",
@@ -143,6 +146,7 @@ _HOME = {
     "prepare": "outcrop.api.prepare",
     "stripe_features": "outcrop.api.graph",
     "train": "outcrop.api.train",
+    "upload": "outcrop.api.transport",
 }
 
 __all__ = [
@@ -187,6 +191,7 @@ __all__ = [
     "SampleConfig",
     "TrainConfig",
     "TrainReport",
+    "TransportReport",
     "advise",
     "derive_rows",
     "embed_eval",
@@ -194,6 +199,7 @@ __all__ = [
     "embed_neighbors",
     "embed_prepare",
     "embed_train",
+    "fetch",
     "generate_graph",
     "import_graph",
     "import_triples",
@@ -206,6 +212,7 @@ __all__ = [
     "prepare",
     "stripe_features",
     "train",
+    "upload",
 ]
 
 # Names that changed their spelling: these warn, and go with the next release.

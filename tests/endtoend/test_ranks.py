@@ -226,7 +226,10 @@ def test_a_plan_for_several_processes_is_that_of_one_with_a_part_each(graph: Pat
     """Buffers are for each process; what is left to each caches rows for all of them."""
     sampling = oc.SampleConfig(fanouts=(4, 3), batch_size=20)
     plans = []
-    for name, limits in (("one", oc.Limits(memory="1500KiB")), ("two", oc.Limits(memory="3000KiB", processes=2))):
+    for name, limits in (
+        ("one", oc.Limits(memory="1500KiB")),
+        ("two", oc.Limits(memory="3000KiB", processes=2)),
+    ):
         oc.prepare(graph, tmp_path / name, sampling=sampling, limits=limits, epochs=1, observer=QUIET)
         manifest = json.loads((tmp_path / name / "plan" / "manifest.json").read_text())
         plans.append((manifest["attributes"]["memory"], manifest["config"]))

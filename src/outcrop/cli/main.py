@@ -23,6 +23,7 @@ from outcrop.cli import (
     prepare,
     report,
     train,
+    transport,
 )
 from outcrop.cli.printing import console, say
 from outcrop.errors import OutcropError, OutcropWarning
@@ -34,7 +35,7 @@ app = typer.Typer(
     rich_markup_mode="rich",
     help="Train graph neural networks on graphs larger than memory, exactly, on one machine.",
 )
-for module in (demo, doctor, data, derive, prepare, train, infer, embed, report, advise, bench):
+for module in (demo, doctor, data, transport, derive, prepare, train, infer, embed, report, advise, bench):
     module.add_commands(app)
 
 _debug = False

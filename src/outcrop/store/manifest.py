@@ -121,7 +121,33 @@ def read_any(folder: Path) -> Manifest:
 
 
 def _checked(folder: Path, raw: dict[str, Any], format: str, version: int) -> Manifest:
-    path = folder / MANIFEST
+    manifest = _parsed(str(folder / MANIFEST), raw, format, version)
+    for name, spec in manifest.arrays.items():
+        _check_file(folder, name, spec)
+    return manifest
+
+
+def parse(place: str, content: bytes) -> Manifest:
+    """Reads the manifest of an artifact whose files are elsewhere; they are not looked at.
+
+    Args:
+        place: Where it is from, for messages.
+
+    Raises:
+        FormatError: It is no manifest, or names files outside its folder, or impossible sizes.
+    """
+    try:
+        raw = parse_json(content)
+    except ValueError as error:
+        raise FormatError(f"{place} is no Outcrop manifest: {error}") from None
+    if not isinstance(raw, dict):
+        raise FormatError(f"{place} is no Outcrop manifest")
+    if not isinstance(raw.get("format"), str) or not isinstance(raw.get("version"), int):
+        raise FormatError(f"{place} has no format and version: not an Outcrop manifest")
+    return _parsed(place, raw, raw["format"], raw["version"])
+
+
+def _parsed(path: str, raw: dict[str, Any], format: str, version: int) -> Manifest:
     try:
         arrays = {
             name: ArraySpec(**{**spec, "shape": tuple(spec["shape"])}) for name, spec in raw["arrays"].items()
@@ -135,7 +161,7 @@ def _checked(folder: Path, raw: dict[str, Any], format: str, version: int) -> Ma
             f"{path} lacks or garbles a field ({error}): the file was changed by hand or is torn"
         ) from None
     for name, spec in arrays.items():
-        _check_array(folder, name, spec)
+        _check_spec(path, name, spec)
     return manifest
 
 
@@ -206,18 +232,21 @@ def _read_json(path: Path) -> dict[str, Any]:
     return raw
 
 
-def _check_array(folder: Path, name: str, spec: ArraySpec) -> None:
+def _check_spec(path: str, name: str, spec: ArraySpec) -> None:
     if not isinstance(spec.file, str) or Path(spec.file).name != spec.file or spec.file in ("", ".", ".."):
-        raise FormatError(f"{folder / MANIFEST}: array {name!r} points outside its folder ({spec.file!r})")
+        raise FormatError(f"{path}: array {name!r} points outside its folder ({spec.file!r})")
     sizes = [*spec.shape, spec.stride_bytes, spec.file_bytes, spec.crc32c]
     if (
         not spec.shape
         or any(not isinstance(n, int) or n < 0 for n in sizes)
         or spec.file_bytes < spec.data_bytes
     ):
-        raise FormatError(f"{folder / MANIFEST}: array {name!r} has an impossible shape or size")
+        raise FormatError(f"{path}: array {name!r} has an impossible shape or size")
     if not isinstance(spec.dtype, str):
-        raise FormatError(f"{folder / MANIFEST}: array {name!r} has dtype {spec.dtype!r}, which is none")
+        raise FormatError(f"{path}: array {name!r} has dtype {spec.dtype!r}, which is none")
+
+
+def _check_file(folder: Path, name: str, spec: ArraySpec) -> None:
     path = folder / spec.file
     try:
         found = path.stat()

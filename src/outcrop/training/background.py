@@ -30,6 +30,25 @@ def serve(parent: int) -> None:
         ctypes.CDLL(None).syscall(number, _IOPRIO_WHO_PROCESS, 0, _LOWEST_BEST_EFFORT)
 
 
+def end_with_launcher() -> None:
+    """Has this process end with the ``torchrun`` that started it, if one did: that does not end its processes where it
+    is itself killed.
+
+    Called as early as can be: a process whose parent is gone has another, and cannot tell which it had. One that is no
+    Python, or another user's, was not it.
+    """
+    if "TORCHELASTIC_RUN_ID" not in os.environ:
+        return
+    parent = os.getppid()
+    try:
+        program = os.path.basename(os.readlink(f"/proc/{parent}/exe"))
+    except OSError:
+        program = ""
+    if not program.startswith("python"):
+        sys.exit("error: the torchrun that started this process is gone")
+    end_with_parent(parent)
+
+
 def end_with_parent(parent: int) -> None:
     """Has SIGKILL end this process when the thread ends that started it.
 

@@ -22,7 +22,7 @@ import numpy as np
 
 from outcrop.errors import ArgumentError, OutcropError, RankError
 from outcrop.runtime import sharing
-from outcrop.training.background import end_with_parent
+from outcrop.training.background import end_with_launcher
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -142,8 +142,7 @@ def joined(device: str) -> Iterator[Group]:
     if there or distributed is None or _number("WORLD_SIZE", 1) == 1:
         yield Group()
         return
-    if "TORCHELASTIC_RUN_ID" in os.environ:  # torchrun does not end its processes where it is killed
-        end_with_parent(os.getppid())
+    end_with_launcher()
     with ExitStack() as closing:
         backend = "cpu:gloo,cuda:nccl" if device.startswith("cuda") else "gloo"
         try:

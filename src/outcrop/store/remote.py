@@ -1,0 +1,152 @@
+"""Folders in object stores: what is at a URI, its files, ranges of them, and what went wrong with which.
+
+URIs are those of pyarrow.fs: ``s3://bucket/path?region=..&endpoint_override=..``, ``gs://``, ``abfs://``, ``hdfs://``
+and ``file:///path``. Who may read and write is what the libraries of these stores find in the environment.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from outcrop.errors import ArgumentError, FormatError, IoError, OutcropError
+
+if TYPE_CHECKING:
+    from pyarrow.fs import FileSystem
+
+T = TypeVar("T")
+SMALL_BYTES = 64 << 20  # of manifests and the like
+_WITH_FOLDERS = ("local", "hdfs", "abfs")  # others have names with slashes
+_TRIES, _FIRST_WAIT_S = 4, 0.2
+
+
+class RemoteFolder:
+    """Gives access to the files of a folder in an object store.
+
+    Args:
+        uri: Where it is; what follows a ``?`` are options of the store.
+    """
+
+    def __init__(self, uri: str):
+        from pyarrow import ArrowInvalid
+        from pyarrow.fs import FileSystem
+
+        try:
+            self._system: FileSystem
+            self._system, path = FileSystem.from_uri(uri)
+        except (ArrowInvalid, ValueError) as error:
+            raise ArgumentError(
+                f"{uri} cannot be used: {_first_line(error)}; known are s3://, gs://, abfs://, hdfs:// and file://"
+            ) from None
+        except OSError as error:
+            raise IoError(error.errno or 0, f"{uri}: {_first_line(error)}") from None
+        self._path, (self.uri, _, self._options) = path.rstrip("/"), uri.partition("?")
+        self.uri = self.uri.rstrip("/")
+        if not self._path:
+            raise ArgumentError(f"{uri} cannot be used: it names no folder")
+
+    def within(self, name: str) -> RemoteFolder:
+        """Returns a folder of this one."""
+        found = object.__new__(RemoteFolder)
+        found._system, found._options = self._system, self._options
+        found._path, found.uri = f"{self._path}/{name}", f"{self.uri}/{name}"
+        return found
+
+    def size(self, name: str) -> int | None:
+        """Returns the bytes of a file; None where there is none."""
+        from pyarrow.fs import FileType
+
+        with self._naming(name):
+            info = self._system.get_file_info(f"{self._path}/{name}")
+        return info.size if info.type == FileType.File else None
+
+    def read(self, name: str) -> bytes:
+        """Reads a small file whole.
+
+        Raises:
+            FormatError: It is not there, or is large.
+        """
+        size = self.size(name)
+        if size is None:
+            raise FormatError(f"{self.uri}/{name} is not there")
+        if size > SMALL_BYTES:
+            raise FormatError(f"{self.uri}/{name} has {size} bytes, which is no {name}")
+        return self.read_range(name, 0, size)
+
+    def read_range(self, name: str, offset: int, count: int) -> bytes:
+        """Reads bytes ``offset:offset + count`` of a file; tries again where the store fails.
+
+        Raises:
+            IoError: The store failed several times; names file and offset.
+            FormatError: The file ends before.
+        """
+
+        def attempt() -> bytes:
+            with self._system.open_input_file(f"{self._path}/{name}") as file:
+                return file.read_at(count, offset)
+
+        found = self._persistently(f"{name} at byte {offset}", attempt)
+        if len(found) != count:
+            raise FormatError(
+                f"{self.uri}/{name} ends at byte {offset + len(found)}, {offset + count} were wanted: it was replaced "
+                "or cut short while it was read"
+            )
+        return found
+
+    @contextmanager
+    def writing(self, name: str) -> Iterator[Callable[[bytes | memoryview], Any]]:
+        """Yields what appends to a file, which is there as a whole when the block ends well."""
+        with self._naming(name):
+            if self._system.type_name in _WITH_FOLDERS:
+                self._system.create_dir(self._path, recursive=True)
+            stream = self._system.open_output_stream(f"{self._path}/{name}")
+        try:
+            with self._naming(name):
+                yield stream.write
+                stream.close()
+        except BaseException:
+            # A stream that is dropped is completed by some stores: what is there then has no manifest.
+            del stream
+            raise
+
+    def write(self, name: str, content: bytes) -> None:
+        """Writes a small file."""
+        with self.writing(name) as append:
+            append(content)
+
+    def remove(self, name: str) -> None:
+        """Removes a file, if it is there."""
+        if self.size(name) is not None:
+            with self._naming(name):
+                self._system.delete_file(f"{self._path}/{name}")
+
+    def _persistently(self, what: str, attempt: Callable[[], T]) -> T:
+        for left in reversed(range(_TRIES)):
+            try:
+                return attempt()
+            except FileNotFoundError:
+                raise FormatError(f"{self.uri}/{what}: the file is not there") from None
+            except OSError as error:
+                if not left:
+                    raise IoError(
+                        error.errno or 0,
+                        f"{self.uri}/{what}: {_first_line(error)} (tried {_TRIES} times); run the same command again "
+                        "to go on",
+                    ) from error
+            time.sleep(_FIRST_WAIT_S * 2 ** (_TRIES - 1 - left))
+        raise AssertionError
+
+    @contextmanager
+    def _naming(self, name: str) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            if isinstance(error, OutcropError):
+                raise
+            raise IoError(error.errno or 0, f"{self.uri}/{name}: {_first_line(error)}") from error
+
+
+def _first_line(error: BaseException) -> str:
+    return str(error).strip().partition("\n")[0]

@@ -1,0 +1,410 @@
+"""Graphs and runs to and from object stores: copied whole, every byte checked, and gone on with after an interruption.
+
+An artifact is there when its manifest is, here and there: so the manifest is written last. Files are fetched in ranges,
+several at a time; each that has come is noted in a journal with its checksum, and fetched again after an interruption
+only where the bytes on disk are others. What comes is compared with the checksums in the manifest before it is
+published, and so is what goes before its manifest is written.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import shutil
+import threading
+import time
+from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor, wait
+from dataclasses import asdict, dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any, NamedTuple, TextIO
+
+import numpy as np
+
+import outcrop._core as _core
+from outcrop.errors import ArgumentError, ChecksumError, FormatError, IoError, naming_files
+from outcrop.runtime.parsing import parse_json
+from outcrop.runtime.progress import Progress, shown
+from outcrop.store import manifest as manifests
+from outcrop.store.graph import open_graph
+from outcrop.store.lock import make_folders, only_process_in
+from outcrop.store.manifest import ArraySpec, Manifest
+from outcrop.store.remote import RemoteFolder
+from outcrop.store.run import RUN_FILE
+
+RANGE_BYTES = 8 << 20
+READERS = 8  # ranges under way
+STAGES = ("sample", "plan", "pack")
+_JOURNAL = ".fetched"
+_SENT = ".sent.json"  # beside what is being uploaded: which files are there
+_BESIDE = ("imported.json",)  # small files of artifacts that no manifest lists
+_FETCH, _UPLOAD = "fetch", "upload"
+
+
+@dataclass
+class TransportReport:
+    """Says what was copied.
+
+    Attributes:
+        bytes: Bytes that went over the network.
+        files: Files of the artifacts.
+        resumed_bytes: Bytes that an earlier call had copied.
+        skipped: Artifacts that were there already.
+        seconds: Time that it took.
+    """
+
+    bytes: int = 0
+    files: int = 0
+    resumed_bytes: int = 0
+    skipped: int = 0
+    seconds: float = 0.0
+
+    def as_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def fetch(
+    uri: str,
+    out: Path,
+    *,
+    graph: Path | None = None,
+    overwrite: bool = False,
+    progress: Progress | bool | None = None,
+) -> TransportReport:
+    """Copies a graph, the buckets of a graph, or a run from an object store to the folder ``out``.
+
+    Interrupted, the same call goes on where it was. Takes 130 MiB of memory for what is under way.
+
+    Args:
+        graph: Of a run: the folder of its graph here; None: it lies where the run says, seen from ``out``.
+        overwrite: Whether another artifact in ``out`` is replaced.
+
+    Raises:
+        FormatError: There is nothing, or something else, or a file is not as large as its manifest says.
+        ChecksumError: Bytes that came differ from those that were written; what is damaged is fetched again next time.
+        IoError: The store or the disk failed; names the file.
+        ArgumentError: Something else is in the way, or the graph of a run is not known.
+    """
+    started, folder, told = time.monotonic(), RemoteFolder(uri), shown(progress)
+    report = TransportReport()
+    if folder.size(RUN_FILE) is not None:
+        _fetch_run(folder, out, graph, overwrite, told, report)
+    elif folder.size(manifests.MANIFEST) is not None:
+        if graph is not None:
+            raise ArgumentError(f"{uri} is no run: --graph says where the graph of a run is")
+        _Fetch(folder, out, told, report).artifact(overwrite)
+    else:
+        raise FormatError(
+            f"{folder.uri} holds no graph and no run: neither {manifests.MANIFEST} nor {RUN_FILE} is there; an upload "
+            "that was interrupted goes on with outcrop upload"
+        )
+    report.seconds = time.monotonic() - started
+    return report
+
+
+def _fetch_run(
+    folder: RemoteFolder,
+    out: Path,
+    graph: Path | None,
+    overwrite: bool,
+    progress: Progress,
+    report: TransportReport,
+) -> None:
+    place = f"{folder.uri}/{RUN_FILE}"
+    try:
+        raw = parse_json(folder.read(RUN_FILE))
+        own, digest = out.resolve() / str(raw["graph"]), str(raw["graph_digest"])
+    except (ValueError, KeyError, TypeError) as error:
+        raise FormatError(f"{place} cannot be read as a run: {error}") from None
+    if graph is None and not manifests.exists(own):
+        raise ArgumentError(
+            f"{folder.uri} is a run of a graph that it looks for at {own.resolve()}, where none is: fetch the graph "
+            "first, and name it (--graph PATH, graph=PATH)"
+        )
+    path = own if graph is None else graph
+    found = open_graph(path).digest()
+    if found != digest:
+        raise FormatError(f"{folder.uri} is a run of another graph than {path}, or of another state of it")
+    raw["graph"] = os.path.relpath(path.resolve(), out.resolve())
+    there = [name for name in STAGES if folder.within(name).size(manifests.MANIFEST) is not None]
+    if not there:
+        raise FormatError(f"{folder.uri} is a run of which no stage is finished")
+    with only_process_in(out):
+        own_files = {*STAGES, RUN_FILE, "history"} | {
+            manifests.partial_folder(out / name).name for name in STAGES
+        }
+        if strange := [found.name for found in out.iterdir() if found.name not in own_files]:
+            raise ArgumentError(f"{out} holds {strange[0]} and so is no run: choose another place")
+        manifests.write_atomic(out / RUN_FILE, (json.dumps(raw, indent=1, sort_keys=True) + "\n").encode())
+        for name in there:
+            _Fetch(folder.within(name), out / name, progress, report).artifact(overwrite)
+
+
+class _Range(NamedTuple):
+    file: str
+    offset: int
+    size: int
+
+
+class _Fetch:
+    """Fetches one artifact into ``out``."""
+
+    def __init__(self, folder: RemoteFolder, out: Path, progress: Progress, report: TransportReport):
+        self._folder, self._out, self._progress, self._report = folder, out, progress, report
+
+    def artifact(self, overwrite: bool) -> None:
+        folder, out = self._folder, self._out
+        content = folder.read(manifests.MANIFEST)
+        manifest = manifests.parse(f"{folder.uri}/{manifests.MANIFEST}", content)
+        if manifests.exists(out):
+            if manifests.read_any(out).digest() == manifest.digest():
+                self._report.skipped += 1
+                return
+            manifests.require_overwrite(out, "another artifact", None, overwrite)
+        manifests.check_destination(out)
+        files = {spec.file: spec for spec in manifest.arrays.values()}
+        for spec in files.values():
+            self._check_size(spec)
+        with naming_files(out):
+            make_folders(out.parent)
+        with manifests.publishing(out, resume=True) as work:
+            self._remove_others(work, content, set(files))
+            self._files(work, files)
+            for name in _BESIDE:
+                if folder.size(name) is not None:
+                    (work / name).write_bytes(folder.read(name))
+            (work / _JOURNAL).unlink(missing_ok=True)
+            manifests.write_atomic(work / manifests.MANIFEST, content)
+        self._report.files += len(files)
+
+    def _check_size(self, spec: ArraySpec) -> None:
+        size = self._folder.size(spec.file)
+        if size != spec.file_bytes:
+            what = "is not there" if size is None else f"has {size} bytes"
+            raise FormatError(
+                f"{self._folder.uri}/{spec.file} {what}, and its manifest says {spec.file_bytes} bytes: it was cut "
+                "short or replaced; upload it again"
+            )
+
+    def _remove_others(self, work: Path, content: bytes, files: set[str]) -> None:
+        """Removes what an interrupted call has fetched of another artifact."""
+        journal, head = work / _JOURNAL, {"manifest": _core.crc32c(_bytes(content))}
+        lines = journal.read_text().splitlines() if journal.is_file() else []
+        if not lines or _parsed(lines[0]) != head:
+            for path in work.iterdir():
+                shutil.rmtree(path) if path.is_dir() else path.unlink()
+            journal.write_text(json.dumps(head) + "\n")
+
+    def _files(self, work: Path, files: dict[str, ArraySpec]) -> None:
+        total = sum(spec.file_bytes for spec in files.values())
+        free = shutil.disk_usage(work).free
+        there = sum(path.stat().st_size for path in work.iterdir())
+        if total - there > free:
+            raise IoError(
+                errno.ENOSPC, f"{work} has room for {free} bytes, {total - there} are to come: free some"
+            )
+        self._progress.start(_FETCH, total, "bytes")
+        crcs = self._journaled(work, files)
+        handles = {name: os.open(work / name, os.O_RDWR | os.O_CREAT, 0o644) for name in files}
+        try:
+            with naming_files(work), (work / _JOURNAL).open("a") as journal:
+                for name, spec in files.items():
+                    if spec.file_bytes:
+                        os.posix_fallocate(handles[name], 0, spec.file_bytes)
+                missing = (one for spec in files.values() for one in _ranges(spec) if one not in crcs)
+                self._fetch_all(list(missing), files, handles, crcs, journal)
+                for name, spec in files.items():
+                    self._check(work, spec, crcs)
+                    os.fsync(handles[name])
+        finally:
+            for handle in handles.values():
+                os.close(handle)
+        self._progress.finish(_FETCH)
+
+    def _journaled(self, work: Path, files: dict[str, ArraySpec]) -> dict[_Range, int]:
+        """Returns the ranges that are there, with the checksums of their data."""
+        found: dict[_Range, int] = {}
+        for line in (work / _JOURNAL).read_text().splitlines()[1:]:
+            noted = _parsed(line)
+            if not (isinstance(noted, list) and len(noted) == 4 and noted[0] in files):
+                continue  # torn by a kill
+            one, crc = _Range(str(noted[0]), int(noted[1]), int(noted[2])), int(noted[3])
+            with (work / one.file).open("rb") as file:
+                file.seek(one.offset)
+                content = file.read(one.size)
+            if len(content) == one.size and _data_crc(files[one.file], one, content) == crc:
+                found[one] = crc
+                self._progress.advance(_FETCH, one.size)
+                self._report.resumed_bytes += one.size
+        return found
+
+    def _fetch_all(
+        self,
+        ranges: Iterable[_Range],
+        files: dict[str, ArraySpec],
+        handles: dict[str, int],
+        crcs: dict[_Range, int],
+        journal: TextIO,
+    ) -> None:
+        """Fetches ``ranges``, a few at a time; notes each in the journal, and its checksum in ``crcs``."""
+
+        def one_range(one: _Range) -> None:
+            content = self._folder.read_range(one.file, one.offset, one.size)
+            written = os.pwrite(handles[one.file], content, one.offset)
+            if written != one.size:
+                raise IoError(errno.ENOSPC, f"{self._out}: {one.file} could not be written whole")
+            crc = _data_crc(files[one.file], one, content)
+            with writing:
+                crcs[one] = crc
+                journal.write(json.dumps([*one, crc]) + "\n")
+                journal.flush()
+                self._progress.advance(_FETCH, one.size)
+                self._report.bytes += one.size
+
+        left, writing = iter(ranges), threading.Lock()
+        with ThreadPoolExecutor(READERS, "outcrop-fetch") as readers:
+            under_way = {readers.submit(one_range, one) for one in islice(left, READERS)}
+            try:
+                while under_way:
+                    done, under_way = wait(under_way, return_when="FIRST_COMPLETED")
+                    for ended in done:
+                        ended.result()
+                    under_way |= {readers.submit(one_range, one) for one in islice(left, len(done))}
+            except BaseException:
+                readers.shutdown(wait=False, cancel_futures=True)
+                raise
+
+    def _check(self, work: Path, spec: ArraySpec, crcs: dict[_Range, int]) -> None:
+        crc = 0
+        for one in _ranges(spec):
+            count = max(min(one.size, spec.data_bytes - one.offset), 0)
+            crc = _core.crc32c_combine(crc, crcs[one], count)
+        if crc != spec.crc32c:
+            journal = work / _JOURNAL
+            kept = [line for line in journal.read_text().splitlines(True) if not _is_of(line, spec.file)]
+            manifests.write_atomic(journal, "".join(kept).encode())
+            raise ChecksumError(
+                f"{self._folder.uri}/{spec.file}: checksum of what came is {crc:08x}, the manifest says "
+                f"{spec.crc32c:08x}: it was damaged there or on the way; fetch again, and if that ends so, too, upload "
+                "it again"
+            )
+
+
+def _ranges(spec: ArraySpec) -> Iterator[_Range]:
+    for offset in range(0, spec.file_bytes, RANGE_BYTES):
+        yield _Range(spec.file, offset, min(RANGE_BYTES, spec.file_bytes - offset))
+
+
+def _data_crc(spec: ArraySpec, one: _Range, content: bytes) -> int:
+    """Returns the checksum of what of a range are data; behind them a file is filled up with zeros."""
+    return _core.crc32c(_bytes(content)[: max(spec.data_bytes - one.offset, 0)])
+
+
+def _bytes(content: bytes) -> np.ndarray:
+    return np.frombuffer(content, np.uint8)
+
+
+def _is_of(line: str, file: str) -> bool:
+    """Tells whether a line of the journal is of ``file``."""
+    noted = _parsed(line)
+    return isinstance(noted, list) and noted[:1] == [file]
+
+
+def _parsed(line: str) -> Any:
+    try:
+        return json.loads(line)
+    except ValueError:
+        return None
+
+
+def upload(
+    folder: Path, uri: str, *, overwrite: bool = False, progress: Progress | bool | None = None
+) -> TransportReport:
+    """Copies a graph, the buckets of a graph, or a run to an object store.
+
+    Every byte is compared with its checksum on the way. Interrupted, the same call goes on with the file it was at.
+
+    Args:
+        overwrite: Whether another artifact at ``uri`` is replaced.
+
+    Raises:
+        FormatError: ``folder`` is neither, or not finished.
+        ChecksumError: A file was damaged after it was written; no manifest is written there then.
+        IoError: The store failed; names the file.
+        ArgumentError: Another artifact is there.
+    """
+    started, remote, told = time.monotonic(), RemoteFolder(uri), shown(progress)
+    report = TransportReport()
+    if (folder / RUN_FILE).is_file():
+        stages = [name for name in STAGES if manifests.exists(folder / name)]
+        if not stages:
+            raise FormatError(f"{folder} is a run of which no stage is finished: run outcrop prepare")
+        for name in stages:
+            _upload_artifact(folder / name, remote.within(name), overwrite, told, report)
+        remote.write(RUN_FILE, (folder / RUN_FILE).read_bytes())
+    else:
+        _upload_artifact(folder, remote, overwrite, told, report)
+    report.seconds = time.monotonic() - started
+    return report
+
+
+def _upload_artifact(
+    folder: Path, remote: RemoteFolder, overwrite: bool, progress: Progress, report: TransportReport
+) -> None:
+    manifest = manifests.read_any(folder)
+    if remote.size(manifests.MANIFEST) is not None:
+        there = manifests.parse(f"{remote.uri}/{manifests.MANIFEST}", remote.read(manifests.MANIFEST))
+        if there.digest() == manifest.digest():
+            report.skipped += 1
+            return
+        if not overwrite:
+            raise ArgumentError(
+                f"{remote.uri} holds another artifact: choose another place, or replace it with --overwrite "
+                "(overwrite=True)"
+            )
+        remote.remove(manifests.MANIFEST)
+    sent = _sent(remote, manifest)
+    files = {spec.file: spec for spec in manifest.arrays.values()}
+    progress.start(_UPLOAD, sum(spec.file_bytes for spec in files.values()), "bytes")
+    for name, spec in files.items():
+        if name in sent and remote.size(name) == spec.file_bytes:
+            report.resumed_bytes += spec.file_bytes
+            progress.advance(_UPLOAD, spec.file_bytes)
+            continue
+        _send(folder / name, spec, remote, progress)
+        report.bytes += spec.file_bytes
+        sent.append(name)
+        remote.write(_SENT, json.dumps({"digest": manifest.digest(), "files": sent}).encode())
+    for name in _BESIDE:
+        if (folder / name).is_file():
+            remote.write(name, (folder / name).read_bytes())
+    remote.write(manifests.MANIFEST, (folder / manifests.MANIFEST).read_bytes())
+    remote.remove(_SENT)
+    progress.finish(_UPLOAD)
+    report.files += len(files)
+
+
+def _sent(remote: RemoteFolder, manifest: Manifest) -> list[str]:
+    """Returns the files that an interrupted upload of the same artifact has sent."""
+    if remote.size(_SENT) is None:
+        return []
+    noted = _parsed(remote.read(_SENT).decode(errors="replace"))
+    same = isinstance(noted, dict) and noted.get("digest") == manifest.digest()
+    return [str(name) for name in noted["files"]] if same and isinstance(noted.get("files"), list) else []
+
+
+def _send(path: Path, spec: ArraySpec, remote: RemoteFolder, progress: Progress) -> None:
+    crc, left = 0, spec.data_bytes
+    with naming_files(path), path.open("rb") as file, remote.writing(spec.file) as append:
+        while content := file.read(RANGE_BYTES):
+            data = _bytes(content)[:left]
+            crc, left = _core.crc32c(data, crc), left - len(data)
+            append(content)
+            progress.advance(_UPLOAD, len(content))
+        if crc != spec.crc32c:
+            raise ChecksumError(
+                f"{path}: checksum is {crc:08x}, the manifest says {spec.crc32c:08x}: the file was damaged after it "
+                f"was written; remove {path.parent} and make it again"
+            )

@@ -1,0 +1,309 @@
+"""Graphs and runs to and from object stores: the same bytes, gone on with, and what is damaged refused."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from pyarrow.fs import FileSystem
+
+import outcrop as oc
+from outcrop.errors import ArgumentError, ChecksumError, FormatError, IoError
+from outcrop.store import remote, transport
+from outcrop.store.remote import RemoteFolder
+
+BESIDE = Path(sys.prefix) / "beside-s3"  # where scripts/setup.sh installs the server
+QUIET = oc.Observer(progress=False)
+pytestmark = pytest.mark.leaks("thread", "fd", reason="the library of S3 keeps a thread and connections")
+
+
+@pytest.fixture(scope="module")
+def graph(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder, rng = tmp_path_factory.mktemp("here"), np.random.default_rng(0)
+    parts = {
+        "edges": rng.integers(0, 900, (8000, 2)),
+        "features": rng.normal(size=(900, 40)).astype(np.float32),
+        "labels": rng.integers(0, 3, 900),
+    }
+    splits = {"train": np.arange(420), "valid": np.arange(420, 530)}
+    return oc.import_graph(parts, folder / "g.oc", splits=splits, progress=False).path
+
+
+@pytest.fixture(scope="module")
+def run(graph: Path) -> Path:
+    sampling = oc.SampleConfig(fanouts=(4, 3), batch_size=60)
+    return oc.prepare(graph, graph.parent / "g.run", sampling=sampling, epochs=2, observer=QUIET).path
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[int]:
+    """The port of an S3 server."""
+    if not BESIDE.is_dir():
+        pytest.skip("no S3 server: scripts/setup.sh test installs it")
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    started = subprocess.Popen(
+        [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)],
+        env={**os.environ, "PYTHONPATH": str(BESIDE)},
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    try:
+        for _ in range(600):
+            assert started.poll() is None
+            with socket.socket() as probe:
+                if probe.connect_ex(("127.0.0.1", port)) == 0:
+                    break
+            time.sleep(0.1)
+        yield port
+    finally:
+        started.kill()
+        started.wait()
+
+
+@pytest.fixture(params=["file", "s3"])
+def store(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[[str], str]:
+    """Makes the URI of a name."""
+    if request.param == "file":
+        return lambda name: f"file://{tmp_path}/store/{name}"
+    port = request.getfixturevalue("server")
+    bucket = f"b{os.getpid()}-{abs(hash(tmp_path)):x}"
+    options = f"region=us-east-1&scheme=http&endpoint_override=127.0.0.1:{port}"
+    made, _ = FileSystem.from_uri(f"s3://key:secret@{bucket}?{options}&allow_bucket_creation=true")
+    made.create_dir(bucket)
+    return lambda name: f"s3://key:secret@{bucket}/{name}?{options}"
+
+
+def content(folder: Path) -> dict[str, bytes]:
+    return {
+        str(path.relative_to(folder)): path.read_bytes()
+        for path in sorted(folder.rglob("*"))
+        if path.is_file() and "history" not in path.parts
+    }
+
+
+@pytest.fixture(autouse=True)
+def small_ranges(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Files of several ranges, the last of them short."""
+    monkeypatch.setattr(transport, "RANGE_BYTES", 20_000)
+
+
+def test_a_graph_comes_back(graph: Path, store: Callable[[str], str], tmp_path: Path) -> None:
+    sent = oc.upload(graph, store("graphs/g.oc"), observer=QUIET)
+    found = oc.fetch(store("graphs/g.oc"), tmp_path / "in" / "g.oc", observer=QUIET)
+    assert content(tmp_path / "in" / "g.oc") == content(graph)
+    assert oc.open_graph(tmp_path / "in" / "g.oc").digest() == oc.open_graph(graph).digest()
+    whole = sum(path.stat().st_size for path in graph.glob("*.bin"))
+    assert (sent.bytes, found.bytes, found.resumed_bytes, found.skipped) == (whole, whole, 0, 0)
+    assert found.files == sent.files == len(list(graph.glob("*.bin")))
+    again = oc.fetch(store("graphs/g.oc"), tmp_path / "in" / "g.oc", observer=QUIET)
+    assert (again.bytes, again.skipped) == (0, 1)
+    assert oc.upload(graph, store("graphs/g.oc"), observer=QUIET).skipped == 1
+
+
+def test_a_run_comes_back_and_trains_as_it_did(
+    graph: Path, run: Path, store: Callable[[str], str], tmp_path: Path
+) -> None:
+    oc.upload(run, store("my.run"), observer=QUIET)
+    with pytest.raises(ArgumentError, match=r"is a run of a graph that it looks for at .*--graph"):
+        oc.fetch(store("my.run"), tmp_path / "r", observer=QUIET)
+    assert not (tmp_path / "r").exists()
+    shutil.copytree(graph, tmp_path / "copy.oc")
+    oc.fetch(store("my.run"), tmp_path / "r", graph=tmp_path / "copy.oc", observer=QUIET)
+    want, found = content(run), content(tmp_path / "r")
+    assert json.loads(found.pop("run.json"))["graph"] == "../copy.oc"
+    del want["run.json"]
+    assert found == want
+    losses = [
+        oc.train(folder, run=made, epochs=2, observer=QUIET).epochs[-1]["loss"]
+        for folder, made in ((graph, run), (tmp_path / "copy.oc", tmp_path / "r"))
+    ]
+    assert losses[0] == losses[1]
+
+
+@pytest.mark.parametrize("after", [0, 1, 7])
+def test_an_interrupted_fetch_goes_on(
+    graph: Path, store: Callable[[str], str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, after: int
+) -> None:
+    """What had come is not asked for again, unless it is not what came."""
+    oc.upload(graph, store("g.oc"), observer=QUIET)
+    read, asked = RemoteFolder.read_range, []
+
+    def failing(self: RemoteFolder, name: str, offset: int, count: int) -> bytes:
+        if name.endswith(".bin"):
+            asked.append((name, offset))
+            if len(asked) > after:
+                raise IoError(5, "the network is gone")
+        return read(self, name, offset, count)
+
+    monkeypatch.setattr(RemoteFolder, "read_range", failing)
+    with pytest.raises(IoError, match="the network is gone"):
+        oc.fetch(store("g.oc"), tmp_path / "g.oc", observer=QUIET)
+    assert not (tmp_path / "g.oc").exists()
+    monkeypatch.setattr(RemoteFolder, "read_range", read)
+    found = oc.fetch(store("g.oc"), tmp_path / "g.oc", observer=QUIET)
+    whole = sum(path.stat().st_size for path in graph.glob("*.bin"))
+    assert found.bytes + found.resumed_bytes == whole
+    assert (found.resumed_bytes > 0) == (after > 0)
+    assert content(tmp_path / "g.oc") == content(graph)
+
+
+def test_what_was_fetched_and_changed_is_fetched_again(
+    graph: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    uri = f"file://{tmp_path}/store/g.oc"
+    oc.upload(graph, uri, observer=QUIET)
+    monkeypatch.setattr(transport._Fetch, "_check", stop)
+    with pytest.raises(KeyboardInterrupt):
+        oc.fetch(uri, tmp_path / "g.oc", observer=QUIET)
+    monkeypatch.undo()
+    monkeypatch.setattr(transport, "RANGE_BYTES", 20_000)
+    half = tmp_path / ".g.oc.partial" / "features.bin"
+    with half.open("r+b") as file:
+        file.seek(25_000)
+        file.write(b"changed")
+    found = oc.fetch(uri, tmp_path / "g.oc", observer=QUIET)
+    assert found.bytes == 20_000
+    assert content(tmp_path / "g.oc") == content(graph)
+
+
+def stop(*_: Any) -> None:
+    raise KeyboardInterrupt
+
+
+def test_damage_is_found_and_mended(graph: Path, tmp_path: Path) -> None:
+    uri, there = f"file://{tmp_path}/store/g.oc", tmp_path / "store" / "g.oc"
+    oc.upload(graph, uri, observer=QUIET)
+    damaged = bytearray((there / "features.bin").read_bytes())
+    damaged[30_000] ^= 1
+    (there / "features.bin").write_bytes(damaged)
+    with pytest.raises(ChecksumError, match=r"store/g.oc/features.bin: checksum of what came is"):
+        oc.fetch(uri, tmp_path / "g.oc", observer=QUIET)
+    assert not (tmp_path / "g.oc").exists()
+    shutil.copyfile(graph / "features.bin", there / "features.bin")
+    found = oc.fetch(uri, tmp_path / "g.oc", observer=QUIET)
+    assert found.bytes == (graph / "features.bin").stat().st_size
+    assert content(tmp_path / "g.oc") == content(graph)
+
+
+def test_what_is_cut_short_or_gone_is_refused(graph: Path, tmp_path: Path) -> None:
+    uri, there = f"file://{tmp_path}/store/g.oc", tmp_path / "store" / "g.oc"
+    oc.upload(graph, uri, observer=QUIET)
+    os.truncate(there / "indices.bin", 4096)
+    with pytest.raises(FormatError, match=r"indices.bin has 4096 bytes, and its manifest says \d+"):
+        oc.fetch(uri, tmp_path / "g.oc", observer=QUIET)
+    (there / "indices.bin").unlink()
+    with pytest.raises(FormatError, match=r"indices.bin is not there"):
+        oc.fetch(uri, tmp_path / "g.oc", observer=QUIET)
+    (there / "manifest.json").write_text("{")
+    with pytest.raises(FormatError, match=r"g.oc/manifest.json is no Outcrop manifest"):
+        oc.fetch(uri, tmp_path / "g.oc", observer=QUIET)
+    (there / "manifest.json").unlink()
+    with pytest.raises(FormatError, match="holds no graph and no run"):
+        oc.fetch(uri, tmp_path / "g.oc", observer=QUIET)
+    assert [path.name for path in tmp_path.iterdir()] == ["store"]
+
+
+@pytest.mark.parametrize("name", ["../../evil.bin", "/tmp/evil.bin", "a/b.bin", ".."])
+def test_a_manifest_cannot_write_elsewhere(graph: Path, tmp_path: Path, name: str) -> None:
+    uri, there = f"file://{tmp_path}/store/g.oc", tmp_path / "store" / "g.oc"
+    oc.upload(graph, uri, observer=QUIET)
+    manifest = json.loads((there / "manifest.json").read_text())
+    manifest["arrays"]["features"]["file"] = name
+    (there / "manifest.json").write_text(json.dumps(manifest))
+    with pytest.raises(FormatError, match="points outside its folder"):
+        oc.fetch(uri, tmp_path / "g.oc", observer=QUIET)
+    assert [path.name for path in tmp_path.iterdir()] == ["store"]
+
+
+def test_an_upload_refuses_damage_and_goes_on(
+    graph: Path, store: Callable[[str], str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shutil.copytree(graph, tmp_path / "g.oc")
+    with (tmp_path / "g.oc" / "labels.bin").open("r+b") as file:
+        file.write(b"\x01")
+    with pytest.raises(ChecksumError, match=r"labels.bin: checksum is"):
+        oc.upload(tmp_path / "g.oc", store("up.oc"), observer=QUIET)
+    with pytest.raises(FormatError, match="holds no graph and no run"):
+        oc.fetch(store("up.oc"), tmp_path / "back", observer=QUIET)
+    shutil.copyfile(graph / "labels.bin", tmp_path / "g.oc" / "labels.bin")
+    sent = oc.upload(tmp_path / "g.oc", store("up.oc"), observer=QUIET)
+    whole = sum(path.stat().st_size for path in graph.glob("*.bin"))
+    assert sent.bytes + sent.resumed_bytes == whole
+    assert sent.resumed_bytes > 0
+    oc.fetch(store("up.oc"), tmp_path / "back", observer=QUIET)
+    assert content(tmp_path / "back") == content(graph)
+
+
+def test_nothing_is_replaced_unasked(graph: Path, store: Callable[[str], str], tmp_path: Path) -> None:
+    parts = {"edges": np.array([[0, 1], [1, 2]]), "features": np.ones((3, 2), np.float32)}
+    other = oc.import_graph(parts, tmp_path / "other.oc", progress=False).path
+    oc.upload(graph, store("g.oc"), observer=QUIET)
+    with pytest.raises(ArgumentError, match="holds another artifact"):
+        oc.upload(other, store("g.oc"), observer=QUIET)
+    with pytest.raises(ArgumentError, match="overwrite"):
+        oc.fetch(store("g.oc"), other, observer=QUIET)
+    (tmp_path / "taken").mkdir()
+    (tmp_path / "taken" / "file").touch()
+    with pytest.raises(ArgumentError, match="in the way"):
+        oc.fetch(store("g.oc"), tmp_path / "taken", observer=QUIET)
+    oc.upload(other, store("g.oc"), overwrite=True, observer=QUIET)
+    oc.fetch(store("g.oc"), tmp_path / "taken2", observer=QUIET)
+    assert content(tmp_path / "taken2") == content(other)
+
+
+def test_a_store_that_fails_is_asked_again(
+    graph: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    uri = f"file://{tmp_path}/store/g.oc"
+    oc.upload(graph, uri, observer=QUIET)
+    monkeypatch.setattr(remote, "_FIRST_WAIT_S", 0.001)
+    folder, failures = RemoteFolder(uri), [3]
+
+    class Failing:
+        def open_input_file(self, path: str) -> Any:
+            if failures[0]:
+                failures[0] -= 1
+                raise OSError(5, "try again")
+            return folder._system.open_input_file(path)
+
+    flaky = RemoteFolder(uri)
+    flaky._system = Failing()
+    assert flaky.read_range("labels.bin", 0, 100) == (graph / "labels.bin").read_bytes()[:100]
+    failures[0] = 9
+    with pytest.raises(IoError, match=r"labels.bin at byte 40: .*try again \(tried 4 times\)"):
+        flaky.read_range("labels.bin", 40, 100)
+
+
+@pytest.mark.parametrize(
+    ("uri", "said"),
+    [("nowhere", "cannot be used"), ("ftp://host/x", "known are s3://"), ("s3://", "cannot be used")],
+)
+def test_what_is_no_uri_is_refused(tmp_path: Path, uri: str, said: str) -> None:
+    with pytest.raises(ArgumentError, match=said):
+        oc.fetch(uri, tmp_path / "g.oc", observer=QUIET)
+
+
+def test_a_full_disk_is_told_before_anything_is_fetched(
+    graph: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    uri = f"file://{tmp_path}/store/g.oc"
+    oc.upload(graph, uri, observer=QUIET)
+
+    class Usage:
+        free = 1000
+
+    monkeypatch.setattr(transport.shutil, "disk_usage", lambda _: Usage)
+    with pytest.raises(IoError, match=r"has room for 1000 bytes, \d+ are to come"):
+        oc.fetch(uri, tmp_path / "g.oc", observer=QUIET)
