@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import subprocess
 import sys
@@ -135,9 +136,11 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return made.path
 
 
-def weights(run: Path, out: Path, *command: str, step: int | None = None) -> dict[str, torch.Tensor]:
-    """Runs the example and returns what it has learned."""
-    arguments = [str(EXAMPLE), str(run), str(out), *([] if step is None else [str(step)])]
+def weights(
+    run: Path, out: Path, *command: str, step: int | None = None, script: Path = EXAMPLE
+) -> dict[str, torch.Tensor]:
+    """Runs an example and returns what it has learned."""
+    arguments = [str(script), str(run), str(out), *([] if step is None else [str(step)])]
     done = subprocess.run(
         [*command, *arguments], env=ENVIRONMENT, capture_output=True, text=True, timeout=300
     )
@@ -152,6 +155,22 @@ def test_any_number_of_processes_learns_the_same(run: Path, tmp_path: Path, worl
     one = weights(run, tmp_path / "one.pt", sys.executable, step=world)
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={world}"]
     several = weights(run, tmp_path / "several.pt", *torchrun)
+    assert one.keys() == several.keys()
+    for name, value in one.items():
+        assert torch.equal(value, several[name]), name
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("framework", ["lightning", "accelerate"])
+@pytest.mark.parametrize("world", [2, 3])
+def test_frameworks_learn_what_one_loop_does(run: Path, tmp_path: Path, framework: str, world: int) -> None:
+    """The loop written out, in one process, that takes as many batches a step."""
+    if importlib.util.find_spec(framework) is None:
+        pytest.skip(f"no {framework}: scripts/setup.sh test installs it")
+    one = weights(run, tmp_path / "one.pt", sys.executable, step=world)
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={world}"]
+    script = EXAMPLE.with_name(f"several_processes_{framework}.py")
+    several = weights(run, tmp_path / "several.pt", *torchrun, script=script)
     assert one.keys() == several.keys()
     for name, value in one.items():
         assert torch.equal(value, several[name]), name
