@@ -5,9 +5,12 @@ from __future__ import annotations
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
+import time
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -162,6 +165,44 @@ def test_a_rank_that_is_killed_is_started_again(
     assert (digest(last.model), last.meta.batch_losses) == (want["weights"], want["batch_losses"])
 
 
+@pytest.mark.soak
+@pytest.mark.parametrize("seed", range(100))
+def test_ranks_are_killed_by_the_clock(
+    graph: Path, run: Path, want: dict[str, Any], tmp_path: Path, seed: int
+) -> None:
+    """One rank or another, at any moment, once or twice; the same command goes on in the end."""
+    rng = np.random.default_rng(seed)
+    command = [
+        *torchrun(int(rng.integers(2, 5))),
+        str(SCRIPT),
+        str(graph),
+        str(run),
+        str(tmp_path / "ckpt"),
+        "0",
+    ]
+    for _ in range(int(rng.integers(1, 3))):
+        with subprocess.Popen(
+            command, env=ENVIRONMENT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+        ) as started:
+            time.sleep(rng.uniform(2, 9))
+            ranks = [int(pid) for pid in children(started.pid)]
+            if ranks:
+                with suppress(ProcessLookupError):
+                    os.kill(int(rng.choice(ranks)), signal.SIGKILL)
+            started.wait(120)
+    done = ended(command)
+    assert done.returncode == 0, done.stderr
+    last = checkpoints.read(tmp_path / "ckpt" / checkpoints.LAST)
+    assert (digest(last.model), last.meta.batch_losses) == (want["weights"], want["batch_losses"])
+
+
+def children(process: int) -> list[str]:
+    try:
+        return Path(f"/proc/{process}/task/{process}/children").read_text().split()
+    except OSError:
+        return []
+
+
 @pytest.mark.parametrize(
     ("which", "said"),
     [
@@ -240,6 +281,18 @@ def test_a_plan_for_several_processes_is_that_of_one_with_a_part_each(graph: Pat
     assert of_two["processes"] == 2
     with pytest.raises(oc.ArgumentError, match="processes"):
         oc.Limits(processes=0)
+
+
+@pytest.mark.slow
+def test_a_rank_that_sees_an_older_checkpoint_is_found(graph: Path, run: Path, tmp_path: Path) -> None:
+    """File systems of a network may show what a file was some seconds ago."""
+    start = [*torchrun(2), str(SCRIPT), str(graph), str(run), str(tmp_path / "ckpt"), "8"]
+    assert "stopped on purpose" in ended(start).stderr
+    stale = ended([*start[:-1], "0"], ENVIRONMENT | {"WRONG": "stale"})
+    assert stale.returncode != 0
+    assert re.search(
+        r"ranks 0 and 1 do not train the same: they differ in epochs done \(1, and 0\)", stale.stderr
+    ), stale.stderr
 
 
 @pytest.mark.slow

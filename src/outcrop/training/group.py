@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 import secrets
 import socket
+import time
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -31,6 +32,7 @@ T = TypeVar("T")
 
 PATIENCE = timedelta(minutes=10)
 _LONG_WORK = timedelta(days=30)
+_SEEING_SECONDS = 10.0  # until a file that one machine has made is seen by another
 
 
 class Group:
@@ -281,15 +283,18 @@ class RankGroup(Group):
                 )
 
     def require_shared(self, folder: Path) -> None:
-        path = folder / f".rank-0-of-{self.world}"
+        # Of a name that nobody has looked for: file systems of a network remember for a while what was not there.
+        path = folder / f".rank-0-{self.gather(secrets.token_hex(8))[0]}"
         with self.together("marking the folder of checkpoints"):
             if self.leads:
-                path.write_text(secrets.token_hex())
-        text = path.read_text() if path.is_file() else None
-        texts = self.gather(text)
+                path.touch()
+        until = time.monotonic() + _SEEING_SECONDS
+        while not (seen := path.exists()) and time.monotonic() < until:
+            time.sleep(_SEEING_SECONDS / 100)
+        found = self.gather(seen)
         if self.leads:
             path.unlink()
-        blind = [rank for rank, seen in enumerate(texts) if seen != texts[0]]
+        blind = [rank for rank, saw in enumerate(found) if not saw]
         if blind:
             self._failed = True
             raise ArgumentError(

@@ -146,6 +146,7 @@ def train(
     with group.together("reading the checkpoint"):
         if kept is not None and kept.resume and (kept.path / checkpoints.LAST).exists():
             run.restore()
+    group.require_same(run.place)
     warm_allocator()
     runtime.progress.start("train", config.epochs, "epochs")
     runtime.progress.advance("train", min(run.epochs_done, config.epochs))
@@ -417,6 +418,17 @@ class _Run:
         batch = next(iterator, None)
         self.sums.load_seconds += time.perf_counter() - asked
         return batch
+
+    @property
+    def place(self) -> dict[str, Any]:
+        """Returns where the training is, as plain values: what a checkpoint has given, the same in all processes."""
+        state = self.model.state_dict() | self.optimizer.state()
+        where = {
+            "epochs done": self.epochs_done,
+            "batches of the next": self.sums.batch,
+            "updates": self.updates,
+        }
+        return where | ({} if self._group.alone else {"parameters": digest(state)})
 
     def require_equal(self, epoch: int) -> None:
         """Checks that all processes have learned the same; where processors differ, sees to it.

@@ -22,9 +22,7 @@ def for_processes(asked: TrainOptions, group: Group) -> TrainOptions:
     training = replace(asked.training, accumulate=_step_batches(asked, group))
     if training.device == "cuda" and group.local_world > 1:
         training = replace(training, device=f"cuda:{group.local_rank}")
-    limits = asked.limits
-    if group.local_world > 1:
-        limits = replace(limits, processes=group.local_world)
+    limits = replace(asked.limits, processes=None if group.local_world == 1 else group.local_world)
     return replace(asked, training=training, limits=limits)
 
 
