@@ -123,7 +123,8 @@ def test_any_number_of_ranks_learns_what_one_process_does(
 @pytest.mark.parametrize("mode", ["online", "memory"])
 def test_modes_that_draw_give_each_rank_its_own_batches(graph: Path, tmp_path: Path, mode: str) -> None:
     options = ("--mode", mode, "--fanouts", "4,3", "--batch-size", "20")
-    (tmp_path / "one").mkdir(), (tmp_path / "two").mkdir()
+    (tmp_path / "one").mkdir()
+    (tmp_path / "two").mkdir()
     one = trained(1, graph, tmp_path / "one", *options)
     two = trained(2, graph, tmp_path / "two", *options)
     same = ("batch_losses", "test_accuracy", "weights", "optimizer")
