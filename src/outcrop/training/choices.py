@@ -161,12 +161,13 @@ def choose_batches(asked: TrainOptions, said: Choices) -> BatchChoice:
         info = _run_to_train_on(asked.run, asked.sampling is not None)
         sampling, planned = info.sample, info.plan.gpu_memory
         if limits.memory is None:
-            memory, planned = _memory_of(info, mode), info.plan.processes or 1
-            if memory is not None and (limits.processes or 1) != planned:
-                memory = memory_of_run(asked.run, info, limits.processes or 1)
+            memory, now = _memory_of(info, mode), limits.processes or 1
+            before = info.plan.processes or 1
+            if memory is not None and now != before:
+                memory = memory_of_run(asked.run, info, now)
                 said.add(
-                    f"{asked.run} was prepared for {planned} {'processes' if planned > 1 else 'process'} a machine: "
-                    f"{limits.processes or 1} take {format_bytes(memory or 0)} (--processes of outcrop prepare)"
+                    f"{asked.run} was prepared for {before} {'process' if before == 1 else 'processes'} a machine: "
+                    f"{now} take {format_bytes(memory or 0)} (--processes of outcrop prepare)"
                 )
             limits = replace(limits, memory=memory)
     in_bytes = limits.in_bytes(asked.graph.with_edge_rows(sampling.edge_rows).feature_bytes)

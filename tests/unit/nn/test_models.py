@@ -317,6 +317,7 @@ def test_results_do_not_depend_on_where_the_rows_lie(name):
     assert torch.equal(model(MiniBatch(batch.graph, (strided,), batch.y)), expected)
 
 
+@pytest.mark.leaks("thread", reason="OpenMP keeps its threads once there are several")
 @pytest.mark.parametrize("name", MODELS)
 def test_results_do_not_depend_on_threads(name):
     batch, model = a_batch((-1, -1)), new_model(name).float()
