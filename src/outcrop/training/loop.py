@@ -156,13 +156,17 @@ def train(
             break
         with runtime.trace.span("train.epoch", epoch=epoch):
             first = run.sums.batch
-            batches = batches_for_epoch(epoch, first) if first else batches_for_epoch(epoch)
+            with group.together("beginning an epoch"):
+                batches = batches_for_epoch(epoch, first) if first else batches_for_epoch(epoch)
             record = run.epoch(epoch, batches, runtime.trace, counters or dict, showing)
             run.require_equal(epoch)
         last = epoch + 1 == config.epochs
         if valid_batches is not None and (last or (epoch + 1) % config.evaluate_every == 0):
             with runtime.trace.span("train.validate", epoch=epoch):
-                record = _add_scores(record, evaluate(run.model, valid_batches()), objective)
+                with group.together("beginning to score"):
+                    scored = valid_batches()
+                record = _add_scores(record, evaluate(run.model, scored), objective)
+                del scored
         run.finish(record)
         runtime.trace.event("train.record", **record.to_json())
         with group.together("calling back after an epoch"):

@@ -223,6 +223,8 @@ def _learn(
     graph, learning = request.graph, request.learning
     objective = learning.objective
     splits = request.batches.sampling.splits
+    with group.together("weighing the classes"):
+        weights = resolve_class_weights(graph, learning.training.class_weights, runtime)
     result = training.train(
         lambda epoch, first=0: passes.start("train", epoch, first),
         (lambda: passes.start("valid", 0)) if graph.has("valid") and "valid" in splits else None,
@@ -231,14 +233,16 @@ def _learn(
         evaluate=lambda model, batches: evaluation.evaluate(model, batches, objective, group),
         kept=request.checkpoints,
         counters=passes.counters,
-        class_weights=resolve_class_weights(graph, learning.training.class_weights, runtime),
+        class_weights=weights,
         callbacks=callbacks,
         num_batches=request.batches_of("train"),
         group=group,
     )
     tested = None
     if request.training.test and graph.has("test") and "test" in splits:
-        tested = evaluation.evaluate(result.model, passes.start("test", 0), objective, group)
+        with group.together("beginning to test"):
+            batches = passes.start("test", 0)
+        tested = evaluation.evaluate(result.model, batches, objective, group)
     return result, tested
 
 
