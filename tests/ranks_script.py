@@ -54,6 +54,7 @@ oc.train(
         seed=5,
         trace_losses=True,
         accumulate=1 if WRONG == "steps" else 4,
+        evaluate_every=1 + RANK if WRONG == "evaluations" else 1,
         weight_decay=0.1 * RANK if WRONG == "options" else 0.0,
     ),
     loading=oc.Belady() if WRONG == "mode" else None,

@@ -132,6 +132,13 @@ def test_modes_that_draw_give_each_rank_its_own_batches(graph: Path, tmp_path: P
 
 
 @pytest.mark.slow
+def test_the_first_rank_chooses_for_all(graph: Path, tmp_path: Path) -> None:
+    found = trained(2, graph, tmp_path, "--memory", "auto", "--fanouts", "4,3", "--batch-size", "20")
+    one = trained(1, graph, tmp_path, "--fanouts", "4,3", "--batch-size", "20", "--mode", "memory")
+    assert found["batch_losses"] == one["batch_losses"]
+
+
+@pytest.mark.slow
 def test_another_number_of_ranks_goes_on(
     graph: Path, run: Path, want: dict[str, Any], tmp_path: Path
 ) -> None:
@@ -208,7 +215,11 @@ def children(process: int) -> list[str]:
     ("which", "said"),
     [
         ("loss", r"NumericError: epoch 0, batch \d+: the loss is"),
-        ("options", r"ranks 0 and 1 do not train the same: they differ in training"),
+        (
+            "options",
+            r"ranks 0 and 1 do not train the same: they differ in weight_decay \(0.0, and 0.1\); start",
+        ),
+        ("evaluations", r"they differ in evaluate_every \(1, and 2\)"),
         ("steps", r"2 processes train, and a step has 1 batches \(--accumulate\)"),
         ("folder", r"is not the same folder for rank 1 as for rank 0"),
         ("mode", r"mode belady goes over whole epochs, which cannot be divided"),

@@ -308,6 +308,10 @@ class Graph:
             "alone; import one node type and one edge type as a graph of its own"
         )
 
+    def has_nodes_of(self, split: str) -> bool:
+        """Tells whether ``train``, ``valid`` or ``test`` has any nodes."""
+        return self.has(split) and self.spec(split).shape[0] > 0
+
     def has(self, name: str) -> bool:
         """Tells whether the graph has array ``name``, as the manifest calls it (``node_type.array("labels")``).
 

@@ -180,6 +180,15 @@ def _boot_id() -> str:
     return path.read_text() if path.exists() else ""
 
 
+def _flat(facts: Mapping[str, Any], within: str = "") -> Iterator[tuple[str, Any]]:
+    """Yields (name, value), of a value that is a table its entries: ``sampling fanouts``."""
+    for name, value in facts.items():
+        if isinstance(value, Mapping):
+            yield from _flat(value, f"{within}{name} ")
+        else:
+            yield within + name, value
+
+
 def _first_line(error: BaseException) -> str:
     return str(error).strip().partition("\n")[0]
 
@@ -271,7 +280,7 @@ class RankGroup(Group):
         return made
 
     def require_same(self, facts: Mapping[str, Any]) -> None:
-        first, *others = self.gather(dict(facts))
+        first, *others = self.gather(dict(_flat(facts)))
         for rank, other in enumerate(others, 1):
             names = [name for name in first if other.get(name) != first[name]]
             if names:

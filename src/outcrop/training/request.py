@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from outcrop import device as devices
+from outcrop.advisor.auto import is_auto
 from outcrop.config import Checkpoints, DeviceConfig, ModelConfig, Refresh, Replay, TrainConfig
 from outcrop.config.sampling import EXTERNAL
 from outcrop.errors import ArgumentError
@@ -36,6 +37,15 @@ from outcrop.training.objectives import choose_objective
 from outcrop.training.processes import for_processes
 from outcrop.training.supply import folder_beside
 from outcrop.training.weights import check_class_weights
+
+
+def _choose_batches(asked: TrainOptions, said: Choices, group: Group | None) -> BatchChoice:
+    """Chooses what was left open; of several processes the first does for all, where the machine decides."""
+    if group is None or group.alone or not is_auto(asked.limits.memory):
+        return choose_batches(asked, said)
+    with group.together("choosing the memory"):
+        chosen = choose_batches(asked, said)
+    return group.gather(chosen)[0]
 
 
 @dataclass(frozen=True)
@@ -96,7 +106,7 @@ class TrainRequest:
         check_complete(graph)
         objective = choose_objective(graph.label_kind, training.loss, training.metric)
         check_class_weights(graph, training.class_weights)
-        batches = choose_batches(asked, said)
+        batches = _choose_batches(asked, said, group)
         edge_dim = edge_width(graph, asked.model, batches.sampling)
         check_weights(graph, asked.model, batches.sampling)
         require_weights_loaded(batches.sampling, batches.mode, training.device)
@@ -182,7 +192,7 @@ class TrainRequest:
     @property
     def epoch_splits(self) -> tuple[str, ...]:
         """Returns what one epoch goes over."""
-        return ("train", "valid") if self.graph.has("valid") else ("train",)
+        return ("train", "valid") if self.graph.has_nodes_of("valid") else ("train",)
 
     @property
     def spools(self) -> bool:

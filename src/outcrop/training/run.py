@@ -130,11 +130,12 @@ def _begin(request: TrainRequest, said: Choices, group: Group, closing: ExitStac
     group.require_same(
         {
             "Outcrop": metadata.version("outcrop"),
-            "training": request.learning.identity,
-            "epochs": request.training.epochs,
-            "batches": request.learning.inputs,
-            "mode": str(request.mode),
-            "checkpoints": kept is not None,
+            **request.learning.identity,
+            **asdict(replace(request.training, device="")),
+            **request.learning.inputs,
+            "mode": repr(request.mode),
+            "run": None if request.run is None else str(request.run),
+            "checkpoints": None if kept is None else asdict(replace(kept, folder="")),
         }
     )
     if kept is not None:
@@ -227,7 +228,7 @@ def _learn(
         weights = resolve_class_weights(graph, learning.training.class_weights, runtime)
     result = training.train(
         lambda epoch, first=0: passes.start("train", epoch, first),
-        (lambda: passes.start("valid", 0)) if graph.has("valid") and "valid" in splits else None,
+        (lambda: passes.start("valid", 0)) if graph.has_nodes_of("valid") and "valid" in splits else None,
         learning,
         runtime,
         evaluate=lambda model, batches: evaluation.evaluate(model, batches, objective, group),
@@ -239,7 +240,7 @@ def _learn(
         group=group,
     )
     tested = None
-    if request.training.test and graph.has("test") and "test" in splits:
+    if request.training.test and graph.has_nodes_of("test") and "test" in splits:
         with group.together("beginning to test"):
             batches = passes.start("test", 0)
         tested = evaluation.evaluate(result.model, batches, objective, group)

@@ -230,7 +230,7 @@ def needs(
         config = replace(config, epochs=epochs)
     first = epochs if request.next_epoch is None else request.next_epoch
     trained = [("train", epoch) for epoch in range(first, epochs)]
-    others = [(split, 0) for split in scored if graph.has(split)]
+    others = [(split, 0) for split in scored if graph.has_nodes_of(split)]
     # Buffers that validation has made larger are so when the next epoch is drawn.
     between = [one for one in others if one[0] == "valid"] if mode.batches_by_budget else []
     passes = trained[:1] + between + trained[1:] + others
