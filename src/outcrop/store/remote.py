@@ -38,7 +38,8 @@ class RemoteFolder:
             self._system, path = FileSystem.from_uri(uri)
         except (ArrowInvalid, ValueError) as error:
             raise ArgumentError(
-                f"{uri} cannot be used: {_first_line(error)}; known are s3://, gs://, abfs://, hdfs:// and file://"
+                f"{uri} cannot be used: {_first_line(error)}; known are s3://, gs://, abfs://, hdfs:// and file://, "
+                "with %20 for a space"
             ) from None
         except OSError as error:
             raise IoError(error.errno or 0, f"{uri}: {_first_line(error)}") from None

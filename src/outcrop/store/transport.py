@@ -11,6 +11,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import re
 import shutil
 import threading
 import time
@@ -40,6 +41,7 @@ STAGES = ("sample", "plan", "pack")
 _JOURNAL = ".fetched"
 _SENT = ".sent.json"  # beside what is being uploaded: which files are there
 _BESIDE = ("imported.json",)  # small files of artifacts that no manifest lists
+_FILE = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,200}\.bin")  # of an array
 _FETCH, _UPLOAD = "fetch", "upload"
 
 
@@ -118,10 +120,10 @@ def _fetch_run(
         own, digest = out.resolve() / str(raw["graph"]), str(raw["graph_digest"])
     except (ValueError, KeyError, TypeError) as error:
         raise FormatError(f"{place} cannot be read as a run: {error}") from None
-    if graph is None and not manifests.exists(own):
+    if graph is None and not _is_there(own):
         raise ArgumentError(
-            f"{folder.uri} is a run of a graph that it looks for at {own.resolve()}, where none is: fetch the graph "
-            "first, and name it (--graph PATH, graph=PATH)"
+            f"{folder.uri} is a run of a graph that it looks for at {os.path.normpath(own)[:300]!a}, where none is: fetch "
+            "the graph first, and name it (--graph PATH, graph=PATH)"
         )
     path = own if graph is None else graph
     found = open_graph(path).digest()
@@ -137,9 +139,39 @@ def _fetch_run(
         }
         if strange := [found.name for found in out.iterdir() if found.name not in own_files]:
             raise ArgumentError(f"{out} holds {strange[0]} and so is no run: choose another place")
+        _require_replaceable(folder, out, there, overwrite)
+        for name in STAGES:
+            if name not in there and manifests.exists(out / name):  # of another run
+                shutil.rmtree(out / name)
         manifests.write_atomic(out / RUN_FILE, (json.dumps(raw, indent=1, sort_keys=True) + "\n").encode())
         for name in there:
             _Fetch(folder.within(name), out / name, progress, report).artifact(overwrite)
+
+
+def _is_there(graph: Path) -> bool:
+    try:
+        return manifests.exists(graph)
+    except OSError:  # a run may name anything
+        return False
+
+
+def _require_replaceable(folder: RemoteFolder, out: Path, there: list[str], overwrite: bool) -> None:
+    """Checks that no stage of another run is in ``out``, before anything is changed there.
+
+    Raises:
+        ArgumentError: One is, and may not be replaced.
+    """
+    for name in STAGES:
+        if overwrite or not manifests.exists(out / name):
+            continue
+        remote = folder.within(name)
+        place = f"{remote.uri}/{manifests.MANIFEST}"
+        same = name in there and (
+            manifests.parse(place, remote.read(manifests.MANIFEST)).digest()
+            == manifests.read_any(out / name).digest()
+        )
+        if not same:
+            manifests.require_overwrite(out, "another run", None, overwrite)
 
 
 class _Range(NamedTuple):
@@ -164,7 +196,7 @@ class _Fetch:
                 return
             manifests.require_overwrite(out, "another artifact", None, overwrite)
         manifests.check_destination(out)
-        files = {spec.file: spec for spec in manifest.arrays.values()}
+        files = _files_of(f"{folder.uri}/{manifests.MANIFEST}", manifest)
         for spec in files.values():
             self._check_size(spec)
         with naming_files(out):
@@ -292,6 +324,24 @@ class _Fetch:
             )
 
 
+def _files_of(place: str, manifest: Manifest) -> dict[str, ArraySpec]:
+    """Returns the files of an artifact by name.
+
+    Raises:
+        FormatError: A name is none that Outcrop gives a file, or several arrays have one file.
+    """
+    files: dict[str, ArraySpec] = {}
+    for name, spec in manifest.arrays.items():
+        if not _FILE.fullmatch(spec.file):
+            raise FormatError(
+                f"{place}: array {name!a} lies in {spec.file!a}, which is no name of a file of arrays"
+            )
+        if spec.file in files:
+            raise FormatError(f"{place}: array {name!a} lies in {spec.file!a}, where another lies, too")
+        files[spec.file] = spec
+    return files
+
+
 def _ranges(spec: ArraySpec) -> Iterator[_Range]:
     for offset in range(0, spec.file_bytes, RANGE_BYTES):
         yield _Range(spec.file, offset, min(RANGE_BYTES, spec.file_bytes - offset))
@@ -341,6 +391,7 @@ def upload(
         stages = [name for name in STAGES if manifests.exists(folder / name)]
         if not stages:
             raise FormatError(f"{folder} is a run of which no stage is finished: run outcrop prepare")
+        _make_room(remote, (folder / RUN_FILE).read_bytes(), overwrite)
         for name in stages:
             _upload_artifact(folder / name, remote.within(name), overwrite, told, report)
         remote.write(RUN_FILE, (folder / RUN_FILE).read_bytes())
@@ -348,6 +399,32 @@ def upload(
         _upload_artifact(folder, remote, overwrite, told, report)
     report.seconds = time.monotonic() - started
     return report
+
+
+def _make_room(remote: RemoteFolder, own: bytes, overwrite: bool) -> None:
+    """Takes another run away that is at ``remote``: its stages would be taken for those of this one.
+
+    Raises:
+        ArgumentError: One is there, and may not be replaced.
+    """
+    if remote.size(RUN_FILE) is None or _is_of_run(remote.read(RUN_FILE), own):
+        return
+    if not overwrite:
+        raise ArgumentError(
+            f"{remote.uri} holds another run: choose another place, or replace it with --overwrite (overwrite=True)"
+        )
+    remote.remove(RUN_FILE)
+    for name in STAGES:
+        remote.within(name).remove(manifests.MANIFEST)
+
+
+def _is_of_run(one: bytes, other: bytes) -> bool:
+    """Tells whether two descriptions are of one run; where its graph lies does not count."""
+    found = [_parsed(text.decode(errors="replace")) for text in (one, other)]
+    plain = [
+        {k: v for k, v in run.items() if k != "graph"} if isinstance(run, dict) else run for run in found
+    ]
+    return plain[0] == plain[1]
 
 
 def _upload_artifact(

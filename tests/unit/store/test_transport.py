@@ -215,14 +215,30 @@ def test_what_is_cut_short_or_gone_is_refused(graph: Path, tmp_path: Path) -> No
     assert [path.name for path in tmp_path.iterdir()] == ["store"]
 
 
-@pytest.mark.parametrize("name", ["../../evil.bin", "/tmp/evil.bin", "a/b.bin", ".."])
+HOSTILE = [
+    *(
+        "../../evil.bin",
+        "/tmp/evil.bin",
+        "a/b.bin",
+        "..",
+        "a\0b.bin",
+        "\ud800.bin",
+        ".fetched",
+        "manifest.json",
+    ),
+    *("imported.json", ".manifest.json.tmp", "..\\x.bin", "a" * 300 + ".bin", "labels.bin", ""),
+]
+
+
+@pytest.mark.parametrize("name", HOSTILE, ids=range(len(HOSTILE)))
 def test_a_manifest_cannot_write_elsewhere(graph: Path, tmp_path: Path, name: str) -> None:
+    """Nor over what fetching itself writes, nor may two arrays lie in one file."""
     uri, there = f"file://{tmp_path}/store/g.oc", tmp_path / "store" / "g.oc"
     oc.upload(graph, uri, observer=QUIET)
     manifest = json.loads((there / "manifest.json").read_text())
     manifest["arrays"]["features"]["file"] = name
     (there / "manifest.json").write_text(json.dumps(manifest))
-    with pytest.raises(FormatError, match="points outside its folder"):
+    with pytest.raises(FormatError, match=r"points outside its folder|no name of a file|where another lies"):
         oc.fetch(uri, tmp_path / "g.oc", observer=QUIET)
     assert [path.name for path in tmp_path.iterdir()] == ["store"]
 
@@ -307,3 +323,38 @@ def test_a_full_disk_is_told_before_anything_is_fetched(
     monkeypatch.setattr(transport.shutil, "disk_usage", lambda _: Usage)
     with pytest.raises(IoError, match=r"has room for 1000 bytes, \d+ are to come"):
         oc.fetch(uri, tmp_path / "g.oc", observer=QUIET)
+
+
+def test_another_run_is_not_mixed_in(graph: Path, run: Path, tmp_path: Path) -> None:
+    """Neither here nor there; and where it is refused, what was there trains as before."""
+    sampling = oc.SampleConfig(fanouts=(2, 2), batch_size=50)
+    other = oc.prepare(graph, tmp_path / "other.run", sampling=sampling, epochs=1, observer=QUIET).path
+    shutil.rmtree(other / "pack")
+    first, second = f"file://{tmp_path}/first", f"file://{tmp_path}/second"
+    oc.upload(run, first, observer=QUIET)
+    oc.upload(other, second, observer=QUIET)
+    oc.fetch(first, tmp_path / "r", graph=graph, observer=QUIET)
+    before = content(tmp_path / "r")
+    with pytest.raises(ArgumentError, match="holds another run"):
+        oc.fetch(second, tmp_path / "r", graph=graph, observer=QUIET)
+    assert content(tmp_path / "r") == before
+    oc.fetch(second, tmp_path / "r", graph=graph, overwrite=True, observer=QUIET)
+    assert not (tmp_path / "r" / "pack").exists()
+    there = content(tmp_path / "first")
+    with pytest.raises(ArgumentError, match="first holds another run"):
+        oc.upload(other, first, observer=QUIET)
+    assert content(tmp_path / "first") == there
+    oc.upload(other, first, overwrite=True, observer=QUIET)
+    oc.fetch(first, tmp_path / "again", graph=graph, observer=QUIET)
+    assert sorted(path.name for path in (tmp_path / "again").iterdir()) == ["plan", "run.json", "sample"]
+
+
+def test_a_run_may_not_name_any_path(run: Path, tmp_path: Path) -> None:
+    uri = f"file://{tmp_path}/r"
+    oc.upload(run, uri, observer=QUIET)
+    for name in ("../" * 5000 + "g.oc", "a\0b", "/nowhere"):
+        described = json.loads((run / "run.json").read_text()) | {"graph": name}
+        (tmp_path / "r" / "run.json").write_text(json.dumps(described))
+        with pytest.raises((ArgumentError, FormatError), match=r"--graph|cannot be read as a run"):
+            oc.fetch(uri, tmp_path / "out", observer=QUIET)
+        assert not (tmp_path / "out").exists()
