@@ -122,8 +122,8 @@ def _fetch_run(
         raise FormatError(f"{place} cannot be read as a run: {error}") from None
     if graph is None and not _is_there(own):
         raise ArgumentError(
-            f"{folder.uri} is a run of a graph that it looks for at {os.path.normpath(own)[:300]!a}, where none is: fetch "
-            "the graph first, and name it (--graph PATH, graph=PATH)"
+            f"{folder.uri} is a run of a graph that it looks for at {os.path.normpath(own)[:300]!a}, where none is: "
+            "fetch the graph first, and name it (--graph PATH, graph=PATH)"
         )
     path = own if graph is None else graph
     found = open_graph(path).digest()
