@@ -8,6 +8,7 @@ batches, and once more for the sum; with one batch each, as much as in a ring.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -55,6 +56,7 @@ def ordered_sum_of(
     distributed.all_to_all_single(
         parts, pieces, [n * size for n in counts], [counts[rank] * size] * world, group=group
     )
+    _wait_until_let_go(parts, pieces)
     first = [sum(counts[:owner]) for owner in range(world)]
     rows = iter(parts.view(-1, size)[first[owner] + used[owner].index(place)] for owner, place in order)
     total = next(rows).clone()
@@ -63,7 +65,22 @@ def ordered_sum_of(
     found = torch.empty(world * size, dtype=own.dtype, device=own.device)
     gather = getattr(distributed, "all_gather_single", None) or distributed.all_gather_into_tensor
     gather(found, total, group=group)
+    _wait_until_let_go(found, total)
     return found[:count]
+
+
+def _wait_until_let_go(*tensors: Tensor) -> None:
+    """Waits, a second at the most, until no thread of the backend holds ``tensors``, of which there are no views yet.
+
+    A thread of gloo lets go of what it has sent and received a moment after a collective has returned, and takes the
+    lock of the interpreter for it: where Python has begun to end by then, as it may after the last step, the whole
+    process is aborted (torch 2.13).
+    """
+    deadline = time.monotonic() + 1
+    for tensor in tensors:
+        count = getattr(tensor, "_use_count", None)
+        while count is not None and count() > 1 and time.monotonic() < deadline:
+            time.sleep(0)  # lets the other thread have the lock
 
 
 def ordered_hook(group: ProcessGroup | None, bucket: GradBucket) -> Future[Tensor]:
