@@ -14,6 +14,7 @@ it in order reads there and writes to its place, and leaves what it read as it w
 from __future__ import annotations
 
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
@@ -43,7 +44,14 @@ def expected(graph: Graph, samples: SampleSet, placement: Placement) -> tuple[di
     }
 
 
-def pack(graph: Graph, samples: SampleSet, placement: Placement, out: Path, runtime: Runtime) -> Manifest:
+class Packed(NamedTuple):
+    """Says what packing has made, and how many passes over a row file it took, of the one that took most."""
+
+    manifest: Manifest
+    passes: int
+
+
+def pack(graph: Graph, samples: SampleSet, placement: Placement, out: Path, runtime: Runtime) -> Packed:
     """Writes records and caches of ``placement`` to ``out``.
 
     Raises:
@@ -51,8 +59,8 @@ def pack(graph: Graph, samples: SampleSet, placement: Placement, out: Path, runt
     """
     packer = _Packer(graph, samples, placement, runtime)
     with manifests.publishing(out, resume=True) as folder:
-        manifest = packer.run(folder)
-    return manifest
+        done = packer.run(folder)
+    return done
 
 
 class _Packer:
@@ -73,7 +81,7 @@ class _Packer:
             for rows, placed in zip(graph.row_files, placement.files, strict=True)
         ]
 
-    def run(self, folder: Path) -> Manifest:
+    def run(self, folder: Path) -> Packed:
         config, inputs = expected(self._graph, self._samples, self._placement)
         placement, packers, runtime = self._placement, self._packers, self._runtime
         key = ",".join([*inputs.values(), *(packer.geometry for packer in packers)])
@@ -123,12 +131,11 @@ class _Packer:
         for rows in files.files:
             rows.remove_packed_ids()
         journal.remove()
-        episodes = max(packer.num_episodes for packer in packers)
         version = VERSIONS[placement.manifest.version == 3]
-        manifest = Manifest(FORMAT, version, specs, {"episodes": episodes}, config, inputs)
+        manifest = Manifest(FORMAT, version, specs, {}, config, inputs)
         manifests.write(folder, manifest)
         runtime.progress.finish("pack")
-        return manifest
+        return Packed(manifest, max(packer.num_episodes for packer in packers))
 
     def _write_meta(self, files: OutputFiles, journal: Journal) -> None:
         """Writes the meta part of every record, and which rows are packed, for the passes to read."""

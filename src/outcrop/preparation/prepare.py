@@ -59,6 +59,7 @@ class PrepareReport:
         memory: What each part of loading has of the budget (:meth:`outcrop.runtime.memory_plan.MemoryPlan.as_dict`);
             None where there is no limit, or no plan yet.
         epochs: Epochs that the run has.
+        passes: Passes over the features that packing made: more than one where the memory holds too little; 0: none.
         disk_rates: ``sequential_bytes_per_s`` and ``random_reads_per_s`` (of 4 KiB) that the layout was chosen for,
             measured or given; None where no layout had to be. The same rates give the same files.
         chosen: What was chosen for the user, and why: lines.
@@ -74,6 +75,7 @@ class PrepareReport:
     predicted: dict[str, Any] = field(default_factory=dict)
     memory: dict[str, Any] | None = None
     epochs: int = 0
+    passes: int = 0
     disk_rates: dict[str, float] | None = None
     chosen: str = ""
 
@@ -379,7 +381,9 @@ def _make(
         limit = _limit_of(runtime)
         if limit is not None and not needs.packs(limit, plan_config.memory):
             raise BudgetError(f"packing does not fit a memory budget of {exact_bytes(limit)}")
-        return packing.pack(graph, sample_set, placement, out / "pack", runtime)
+        done = packing.pack(graph, sample_set, placement, out / "pack", runtime)
+        report.passes = done.passes
+        return done.manifest
 
     if request.stop_after != "plan":
         stage(

@@ -203,9 +203,9 @@ def test_the_same_bytes_whatever_the_budget_of_packing(
         limited = make_runtime(memory, threads=threads, io=IoConfig(backend=backend, depth=8))
         run = reopened(graph, tmp_path, limited)
         name = f"pack-{memory}"
-        manifest = packing.pack(graph, run.samples, run.placement, tmp_path / name, limited)
+        done = packing.pack(graph, run.samples, run.placement, tmp_path / name, limited)
         check(run, features, name)
-        seen.add((manifest.attributes["episodes"], limited.budget.peak_bytes <= limited.budget.limit_bytes))
+        seen.add((done.passes, limited.budget.peak_bytes <= limited.budget.limit_bytes))
         verify_artifact(tmp_path / name, limited)
     assert {ok for _, ok in seen} == {True}
     assert min(e for e, _ in seen) == 1 < 3 <= max(e for e, _ in seen)
@@ -234,9 +234,7 @@ def test_each_page_of_the_features_is_read_once_per_pass(
 
     monkeypatch.setattr(RowsPacker, "_read_chunks", watched)
     before = counted.io.counters
-    episodes = packing.pack(graph, run.samples, run.placement, tmp_path / "pack", counted).attributes[
-        "episodes"
-    ]
+    episodes = packing.pack(graph, run.samples, run.placement, tmp_path / "pack", counted).passes
     read = counted.io.counters.read_bytes - before.read_bytes
     one_pass = chunks[: len(chunks) // episodes]
     assert chunks == one_pass * episodes
