@@ -53,7 +53,7 @@ def seeds_of(run: Path) -> list[list[int]]:
         for epoch in range(group.epochs):
             batches = [sample_set.read(b, buffer) for b in group.batches(epoch)]
             found.append([int(node) for b in batches for node in b.n_id[: b.num_seeds]])
-        sample_set.file.close()
+        sample_set.files.close()
     return found
 
 

@@ -259,7 +259,7 @@ def compute_seconds(task: Task, samples: SampleSet, runtime: Runtime) -> float:
 
 def _packed_files(placement: Placement, samples: SampleSet, batches: np.ndarray) -> tuple[FileCount, ...]:
     """Counts what the records of ``batches`` hold of each row file, and what they read of its disk cache."""
-    number = np.searchsorted(placement.packed_batches, batches)
+    number = placement.numbers_of(batches)
     parts = np.diff(placement.part_starts(samples))[number, 1:].sum(axis=0)
     found = []
     for rows, part in zip(placement.files, parts, strict=True):
@@ -279,7 +279,7 @@ def _packed_work(
     epoch: _Epoch, placement: Placement, predicted: dict[str, Any], files: Sequence[FileCount]
 ) -> Workload:
     bytes_read = predicted["epochs"]["train"][0]["bytes_read"]
-    number = np.searchsorted(placement.packed_batches, epoch.batches)
+    number = placement.numbers_of(epoch.batches)
     records = np.diff(placement.offsets)[number]
     pages = sum(one.requests for one in files)
     large = (int(records.sum()), int((-(-records // _LARGE_READ)).sum()))

@@ -207,7 +207,7 @@ def _request(asked: PrepareOptions) -> PrepareRequest:
         choice = auto.choose_limits(graph, config, out, ahead)
         limits = replace(limits, memory=choice.memory, disk_space=choice.disk_space)
         chosen.append(choice.why)
-    plan = limits.in_bytes(graph.feature_bytes, asked.packing.layout)
+    plan = limits.in_bytes(graph.feature_bytes, asked.packing)
     if choose_epochs:
         found = epoch_choice.for_run(graph, config, plan, out)
         config = replace(config, epochs=found.count)

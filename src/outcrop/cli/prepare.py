@@ -54,7 +54,7 @@ _OBJECTS = {
         ),
     ),
     "limits": (Limits, Fields(("memory", "gpu_memory", "disk_space", "processes"))),
-    "packing": (PackConfig, Fields(("layout", "rates"), {"rates": ("--disk-rates",)})),
+    "packing": (PackConfig, Fields(("layout", "rates", "parts"), {"rates": ("--disk-rates",)})),
 }
 _EXAMPLE = "Example: outcrop {} papers.oc papers.run --fanouts 10,15,20 --memory 4GiB"
 

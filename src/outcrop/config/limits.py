@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from outcrop.config.declared import check_types, stored_fields
+from outcrop.config.packing import PackConfig
 from outcrop.config.sizes import Size, parse_size
 from outcrop.errors import ArgumentError
 
@@ -48,18 +49,19 @@ class Limits:
         if self.processes is not None and self.processes < 1:
             raise ArgumentError(f"{self.processes} processes are none that could train")
 
-    def in_bytes(self, feature_bytes: int, layout: str = "cost") -> PlanConfig:
-        """Returns the limits in bytes, of a graph with so many bytes of features.
+    def in_bytes(self, feature_bytes: int, packing: PackConfig | None = None) -> PlanConfig:
+        """Returns the limits in bytes, of a graph with so many bytes of features, and how batches lie on disk.
 
         Raises:
             ArgumentError: A size is not understood.
         """
-        space = self.disk_space
+        space, packing = self.disk_space, packing or PackConfig()
         return PlanConfig(
             memory=None if self.memory is None else parse_size(self.memory),
             gpu_memory=parse_size(self.gpu_memory),
             disk_space=None if space is None else parse_size(space, feature_bytes=feature_bytes),
-            layout=layout,
+            layout=packing.layout,
+            parts=None if packing.parts == 1 else packing.parts,
             processes=None if self.processes == 1 else self.processes,
         )
 
@@ -92,6 +94,7 @@ class PlanConfig:
         sequential_rate, random_rate: What the disk reads, bytes per second and 4 KiB pages per second: prices.
         processes: Processes of a machine that load the run together: ``memory`` is for all of them, batch buffers are
             for each, the cache in memory they share. None: one.
+        parts: Files that the records of batches lie in (:class:`outcrop.PackConfig`). None: one.
     """
 
     memory: int | None = None
@@ -103,6 +106,7 @@ class PlanConfig:
     sequential_rate: float = 1e9
     random_rate: float = 5e4
     processes: int | None = None
+    parts: int | None = None
 
     def __post_init__(self) -> None:
         rates = (self.sequential_rate, self.random_rate)
@@ -110,6 +114,8 @@ class PlanConfig:
             raise ArgumentError(f"disk rates {rates} are not two positive numbers")
         if self.processes is not None and self.processes < 1:
             raise ArgumentError(f"{self.processes} processes are none that could load a run")
+        if self.parts is not None and self.parts < 1:
+            raise ArgumentError(f"records cannot lie in {self.parts} parts: one is the least")
         named = self.layout in ("cost", "heuristic", "packed")
         if not named and not re.fullmatch(r"[1-9][0-9]*,[0-9]+", self.layout):
             raise ArgumentError(
@@ -119,4 +125,4 @@ class PlanConfig:
 
     def as_stored(self) -> dict[str, Any]:
         """Returns the fields as manifests have them."""
-        return stored_fields(self, ("processes",))
+        return stored_fields(self, ("processes", "parts"))

@@ -58,7 +58,7 @@ class RunNeeds:
     def _samples(self, limit: int) -> bool:
         try:
             with Runtime(limit, rehearsal=self._count()) as runtime:
-                sample.rehearse(self._graph, self._config, runtime, self._topology)
+                sample.rehearse(self._graph, self._config, runtime, self._topology, self._plan.parts or 1)
         except BudgetError:
             return False
         return True

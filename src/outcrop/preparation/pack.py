@@ -13,6 +13,7 @@ it in order reads there and writes to its place, and leaves what it read as it w
 
 from __future__ import annotations
 
+from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple
 
@@ -28,7 +29,8 @@ from outcrop.store import record
 from outcrop.store.arrays import ArrayWriter
 from outcrop.store.graph import Graph
 from outcrop.store.manifest import Manifest
-from outcrop.store.packed import FORMAT, VERSIONS
+from outcrop.store.packed import FORMAT, version_of
+from outcrop.store.parts import attributes_of
 from outcrop.store.placement import Placement
 from outcrop.store.samples import SampleSet
 
@@ -116,7 +118,7 @@ class _Packer:
                 }
                 for rows in journal.files
             ]
-            specs = files.finish(self._records_crc(journal, crcs), parts)
+            specs = files.finish(self._records_crcs(journal, crcs), parts)
         finally:
             files.close()
         rows_crc = crcs[0] if len(crcs) == 1 else np.stack(crcs, axis=1)
@@ -131,8 +133,8 @@ class _Packer:
         for rows in files.files:
             rows.remove_packed_ids()
         journal.remove()
-        version = VERSIONS[placement.manifest.version == 3]
-        manifest = Manifest(FORMAT, version, specs, {}, config, inputs)
+        version = version_of(placement.manifest.version == 3, placement.num_parts)
+        manifest = Manifest(FORMAT, version, specs, attributes_of(placement.num_parts), config, inputs)
         manifests.write(folder, manifest)
         runtime.progress.finish("pack")
         return Packed(manifest, max(packer.num_episodes for packer in packers))
@@ -151,7 +153,7 @@ class _Packer:
                 for packer, ids, (_, disk) in zip(self._packers, wanted, parts, strict=True)
             ]
             blob = record.encode(graph, tables, samples.id_bytes)
-            self._runtime.io.write(files.records, int(placement.offsets[packed_batch]), blob)
+            self._runtime.io.write(files.record_file(packed_batch), int(self._starts[packed_batch, 0]), blob)
             journal.meta_crc[packed_batch] = _core.crc32c(blob)
             for packer, own, ids, table in zip(self._packers, files.files, wanted, tables, strict=True):
                 packed = np.delete(ids, table.cached_positions())
@@ -162,10 +164,15 @@ class _Packer:
         journal.meta_done = True
         journal.save()
 
-    def _records_crc(self, journal: Journal, crcs: list[np.ndarray]) -> int:
-        """Returns the checksum of the file of records, put together from those of its parts."""
+    def _records_crcs(self, journal: Journal, crcs: list[np.ndarray]) -> list[int]:
+        """Returns the checksum of each file of records, put together from those of what lies in it."""
+        return [
+            self._records_crc(range(*both), journal, crcs) for both in pairwise(self._placement.part_bounds)
+        ]
+
+    def _records_crc(self, records: range, journal: Journal, crcs: list[np.ndarray]) -> int:
         whole, sizes = 0, np.diff(self._starts, axis=1)
-        for p in range(len(self._placement.packed_batches)):
+        for p in records:
             parts = [(int(journal.meta_crc[p]), int(sizes[p, 0]))]
             for k, packer in enumerate(self._packers):
                 rows = packer.packed_bytes(p)

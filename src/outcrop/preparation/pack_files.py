@@ -20,6 +20,7 @@ from outcrop.store import manifest as manifests
 from outcrop.store import record
 from outcrop.store.arrays import DiskArray
 from outcrop.store.manifest import ArraySpec
+from outcrop.store.parts import names_of
 from outcrop.store.placement import PlacedRows, Placement
 from outcrop.store.samples import SampleSection
 
@@ -136,28 +137,34 @@ class SharedRows:
 
 
 class OutputFiles:
-    """Holds the file of records while it is written, and the files of each row file."""
-
-    records: int
+    """Holds the files of records, one for each part, while they are written, and the files of each row file."""
 
     def __init__(self, runtime: Runtime, folder: Path, placement: Placement, files: Sequence[RowsFiles]):
         self._io, self._placement, self._folder, self.files = runtime.io, placement, folder, files
-        self._open = False
+        self._names = names_of("records", placement.num_parts)
+        self._part = placement.part
+        self._records: list[int] = []
 
-    @property
-    def _path(self) -> Path:
-        return self._folder / "records.bin"
+    def _path(self, name: str) -> Path:
+        return self._folder / f"{name}.bin"
 
     def are_there(self) -> bool:
-        size = int(self._placement.offsets[-1])
-        there = self._path.is_file() and self._path.stat().st_size == size
-        return there and all(files.are_there() for files in self.files)
+        for name, size in zip(self._names, self._placement.part_bytes(), strict=True):
+            path = self._path(name)
+            if not path.is_file() or path.stat().st_size != size:
+                return False
+        return all(files.are_there() for files in self.files)
 
     def open(self) -> None:
-        self.records, self._open = self._io.open(str(self._path), _core.OpenMode.update), True
-        self._io.resize(self.records, int(self._placement.offsets[-1]))
+        for name, size in zip(self._names, self._placement.part_bytes(), strict=True):
+            self._records.append(self._io.open(str(self._path(name)), _core.OpenMode.update))
+            self._io.resize(self._records[-1], size)
         for files in self.files:
             files.open()
+
+    def record_file(self, packed_batch: int) -> int:
+        """Returns the file that the record of a packed batch lies in."""
+        return self._records[self._part[packed_batch]]
 
     def sync(self, *which: RowsFiles, drop: bool = True) -> None:
         """Writes everything out, of the row files ``which``.
@@ -165,28 +172,31 @@ class OutputFiles:
         Args:
             drop: What was packed leaves the page cache, where it would push out what is in use (libraries, too).
         """
-        (self._io.drop_cache if drop else self._io.sync)(self.records)
+        for records in self._records:
+            (self._io.drop_cache if drop else self._io.sync)(records)
         for files in which:
             files.sync(drop=drop)
 
-    def finish(self, crc: int, parts: Sequence[Mapping[str, int]]) -> dict[str, ArraySpec]:
+    def finish(self, crcs: Sequence[int], parts: Sequence[Mapping[str, int]]) -> dict[str, ArraySpec]:
         """Returns the arrays that were written.
 
         Args:
-            crc: Checksum of the records.
+            crcs: Checksum of each file of records.
             parts: Checksums of the other files, by their names, for each row file.
         """
-        self._io.drop_cache(self.records)
-        total = int(self._placement.offsets[-1])
-        specs = {"records": ArraySpec("records.bin", "uint8", (total,), 1, crc, total)}
-        for files, crcs in zip(self.files, parts, strict=True):
-            specs |= files.finish(crcs)
+        specs = {}
+        for name, records, size, crc in zip(
+            self._names, self._records, self._placement.part_bytes(), crcs, strict=True
+        ):
+            self._io.drop_cache(records)
+            specs[name] = ArraySpec(self._path(name).name, "uint8", (size,), 1, crc, size)
+        for files, own in zip(self.files, parts, strict=True):
+            specs |= files.finish(own)
         return specs
 
     def close(self) -> None:
-        if self._open:
-            self._io.close(self.records)
-            self._open = False
+        while self._records:
+            self._io.close(self._records.pop())
         for files in self.files:
             files.close()
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 
@@ -56,7 +57,7 @@ class RowsPacker:
         features: The row file.
         placed: Where its rows lie.
         samples: The batches.
-        starts: Where the part of each packed record for these rows begins: int64 [P].
+        starts: Where the part of each packed record for these rows begins in its file: int64 [P].
         free: Bytes of the budget.
 
     Attributes:
@@ -164,7 +165,7 @@ class RowsPacker:
                 runtime.progress.advance("pack", self.features.spec.data_bytes)
                 continue
             groups = [
-                self._batch_streams(files.records, own, noted, episode.batches),
+                *self._batch_streams(files, own, noted, episode.batches),
                 self._block_streams(own, episode.blocks),
             ]
             if episode.caches:
@@ -226,7 +227,16 @@ class RowsPacker:
         held = self._runtime.budget.empty("pack-tables", max(streams * width * 4, 1))
         return held[: streams * width * 4].view(np.int32).reshape(streams, width)
 
-    def _batch_streams(self, records: int, files: RowsFiles, noted: RowsJournal, batches: range) -> _Streams:
+    def _batch_streams(
+        self, outputs: OutputFiles, files: RowsFiles, noted: RowsJournal, batches: range
+    ) -> Iterator[_Streams]:
+        """Yields the streams of ``batches``, those of each file of records together."""
+        for first, stop in pairwise(self._placement.part_bounds.tolist()):
+            own = range(max(first, batches.start), min(stop, batches.stop))
+            if own:
+                yield self._part_streams(outputs.record_file(own.start), files, noted, own)
+
+    def _part_streams(self, records: int, files: RowsFiles, noted: RowsJournal, batches: range) -> _Streams:
         section, placed, hops = self.section, self.placed, self.section.num_runs
         count = len(batches) * hops
         bounds = self._bounds(count)

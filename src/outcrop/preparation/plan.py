@@ -72,6 +72,9 @@ def plan(graph: Graph, samples: SampleSet, config: PlanConfig, out: Path, runtim
             "shared_scratch_bytes": memory.shared_scratch_bytes,
             "predicted": draft.predicted(),
         }
+        if samples.num_parts > 1:
+            counts = np.bincount(samples.part[packed], minlength=samples.num_parts)
+            attributes["part_batches"] = counts.tolist()
         attributes["layout"] = {**asdict(draft.layout), **attributes.pop("blocks")}
         version = VERSIONS["row_files" in attributes]
         manifest = Manifest(
@@ -110,6 +113,9 @@ def _described(drafts: list[RowsDraft], memory: HostMemory) -> dict[str, Any]:
 
 
 def packed_batches(samples: SampleSet, config: PlanConfig) -> np.ndarray:
-    """Gives numbers of the batches that are packed, int64 [P]; the others are read row by row when they are needed."""
+    """Gives numbers of the batches that are packed, int64 [P], part after part; the others are read row by row when
+    they are needed.
+    """
     groups = [samples.groups[s].all_batches() for s in config.packed_splits if s in samples.groups]
-    return np.concatenate([np.arange(g.start, g.stop, dtype=np.int64) for g in groups])
+    every = np.concatenate([np.arange(g.start, g.stop, dtype=np.int64) for g in groups])
+    return every[np.argsort(samples.part[every], kind="stable")]

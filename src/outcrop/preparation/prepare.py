@@ -119,6 +119,11 @@ class PrepareRequest:
         check_topology(self.topology)
 
     @property
+    def parts(self) -> int:
+        """Counts the files that records lie in."""
+        return self.limits.parts or 1
+
+    @property
     def info(self) -> run.RunInfo:
         """Returns what ``run.json`` says."""
         graph = os.path.relpath(self.graph.path.resolve(), self.out.resolve())
@@ -136,7 +141,7 @@ class PrepareRequest:
 
     def needs(self, progress: Progress | bool | None) -> Callable[[int], bool]:
         """Tells which budgets would do."""
-        drawn, wanted = None, sampling.expected(self.graph, self.sampling, self.batches_key)
+        drawn, wanted = None, sampling.expected(self.graph, self.sampling, self.batches_key, self.parts)
         if manifests.is_current(self.out / "sample", samples.FORMAT, samples.VERSIONS, *wanted):
             drawn = samples.open_samples(Runtime(), self.out / "sample")
         elif self.sampling.sampler == EXTERNAL:  # nobody knows how large they are
@@ -355,8 +360,8 @@ def _make(
         "sample",
         samples.FORMAT,
         samples.VERSIONS,
-        sampling.expected(graph, sample_config, request.batches_key),
-        lambda: sampling.sample(graph, sample_config, out / "sample", runtime, origin),
+        sampling.expected(graph, sample_config, request.batches_key, request.parts),
+        lambda: sampling.sample(graph, sample_config, out / "sample", runtime, origin, request.parts),
         always=request.external is not None and request.batches_key is None,
     )
     if request.stop_after == "sample":

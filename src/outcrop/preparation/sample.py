@@ -14,6 +14,7 @@ import numpy as np
 
 from outcrop.config import SampleConfig
 from outcrop.errors import ArgumentError
+from outcrop.runtime.pages import PAGE_BYTES
 from outcrop.runtime.runtime import Runtime
 from outcrop.sampling.external import ExternalBatches
 from outcrop.sampling.sampler import BatchSampler, wants_weight_sums
@@ -25,7 +26,8 @@ from outcrop.store.arrays import ArrayWriter, write_buffer_bytes
 from outcrop.store.batches import BatchGraph
 from outcrop.store.graph import Graph
 from outcrop.store.manifest import Manifest
-from outcrop.store.samples import FORMAT, VERSIONS
+from outcrop.store.parts import attributes_of, names_of
+from outcrop.store.samples import FORMAT, version_of
 from outcrop.store.seed_nodes import require_training_nodes
 
 _AT_ONCE = 1024  # nobody waits for the first batch
@@ -48,14 +50,15 @@ class BatchOrigin:
 
 
 def expected(
-    graph: Graph, config: SampleConfig, batches_key: str | None = None
+    graph: Graph, config: SampleConfig, batches_key: str | None = None, parts: int = 1
 ) -> tuple[dict, dict[str, str]]:
-    """Returns config and input digests of the artifact that :func:`sample` would write: equal means nothing to do."""
+    """Returns config and inputs of the artifact that :func:`sample` would write: equal means nothing to do."""
     inputs = {"graph": graph.digest()}
-    return manifests.plain(config.as_stored()), inputs if batches_key is None else {
-        **inputs,
-        "batches": batches_key,
-    }
+    if batches_key is not None:
+        inputs["batches"] = batches_key
+    if parts > 1:
+        inputs["parts"] = str(parts)
+    return manifests.plain(config.as_stored()), inputs
 
 
 def sample(
@@ -64,11 +67,13 @@ def sample(
     out: Path,
     runtime: Runtime,
     origin: BatchOrigin = BatchOrigin(),
+    parts: int = 1,
 ) -> Manifest:
     """Writes the batches of ``config.epochs`` training epochs and of the evaluation splits to ``out``.
 
     Args:
         origin: What draws the batches, or has them.
+        parts: Files that they lie in (store/parts.py).
 
     Raises:
         ArgumentError: The graph has no training nodes or edges, or a batch from elsewhere is none.
@@ -92,7 +97,7 @@ def sample(
         draw, splits, total = _with_labels(graph, external, topology, runtime), list(external.splits), 0
     runtime.progress.start("sample", total, "batches")
     with manifests.publishing(out) as folder:
-        writer = _Writer(graph, runtime, folder, len(config.fanouts))
+        writer = _Writer(graph, runtime, folder, len(config.fanouts), parts)
         groups = {s: writer.split(s, config.epochs if s == "train" else 1, draw) for s in splits}
         attributes = {
             "groups": groups,
@@ -101,13 +106,14 @@ def sample(
             "degrees": config.degrees,
             **_of_weights(config),
             **writer.types(),
+            **attributes_of(parts),
         }
         manifest = Manifest(
             FORMAT,
-            VERSIONS[writer.is_typed],
+            version_of(writer.is_typed, parts),
             writer.finish(),
             attributes,
-            *expected(graph, config, origin.key),
+            *expected(graph, config, origin.key, parts),
         )
         graph.require_unchanged()
         manifests.write(folder, manifest)
@@ -122,15 +128,22 @@ def _of_weights(config: SampleConfig) -> dict[str, bool]:
     return {"edge_weights": True, "weight_sums": wants_weight_sums(config)}
 
 
-def rehearse(graph: Graph, config: SampleConfig, runtime: Runtime, topology: str = "automatic") -> None:
+def rehearse(
+    graph: Graph, config: SampleConfig, runtime: Runtime, topology: str = "automatic", parts: int = 1
+) -> None:
     """Takes the memory that :func:`sample` takes, in a rehearsal.
 
     Raises:
         BudgetError: It is more than there is.
     """
     sampler = BatchSampler(graph, config, runtime, topology=topology, at_once=_AT_ONCE)
-    with runtime.budget.reserve("write-buffer", write_buffer_bytes(runtime.budget.limit_bytes)):
+    with runtime.budget.reserve("write-buffer", parts * _buffer_bytes(runtime, parts)):
         del sampler
+
+
+def _buffer_bytes(runtime: Runtime, parts: int) -> int:
+    """Counts the bytes that each of ``parts`` files that are written at a time has for what is written next."""
+    return max(write_buffer_bytes(runtime.budget.limit_bytes) // parts // PAGE_BYTES, 1) * PAGE_BYTES
 
 
 def _numbered(sampler: BatchSampler) -> Draw:
@@ -165,6 +178,7 @@ class _Writer:
     runtime: Runtime
     folder: Path
     hops: int
+    parts: int
     offsets: list[int] = field(default_factory=lambda: [0])
     shape: list[list[int]] = field(default_factory=list)
     label_edges: list[int] = field(default_factory=list)
@@ -175,7 +189,12 @@ class _Writer:
         several = max(len(counts), len(graph.edge_types)) > 1
         self.is_typed = several or graph.has_edge_rows
         self._positions, self._seed_type = [False] * len(graph.edge_types), 0
-        self._records = ArrayWriter(self.runtime, self.folder, "batches", "uint8")
+        size = _buffer_bytes(self.runtime, self.parts)
+        self._records = {
+            name: ArrayWriter(self.runtime, self.folder, name, "uint8", buffer_bytes=size)
+            for name in names_of("batches", self.parts)
+        }
+        self._in_turn = list(self._records.values())
 
     def split(self, split: str, epochs: int, draw: Draw) -> dict[str, int]:
         """Writes all epochs of one split; returns its group.
@@ -187,8 +206,8 @@ class _Writer:
         for epoch in range(epochs):
             before = len(self.shape)
             with self.runtime.trace.span("sample-epoch", split=split, epoch=epoch):
-                for batch in draw(split, epoch):
-                    self._add(batch)
+                for number, batch in enumerate(draw(split, epoch)):
+                    self._add(batch, self._in_turn[number % self.parts])
             found = len(self.shape) - before
             per_epoch = per_epoch or found
             if found != per_epoch or not found:
@@ -198,9 +217,9 @@ class _Writer:
                 )
         return {"first": first, "epochs": epochs, "per_epoch": per_epoch}
 
-    def _add(self, batch: BatchGraph) -> None:
+    def _add(self, batch: BatchGraph, records: ArrayWriter) -> None:
         blob = record.encode(batch, (), self.id_bytes)
-        self._records.append(blob)
+        records.append(blob)
         self.offsets.append(self.offsets[-1] + len(blob))
         assert self.is_typed or batch.edges[0].positions is None, "this version has no place for positions"
         shape = [count for nodes in batch.nodes for count in nodes.per_hop]
@@ -231,7 +250,7 @@ class _Writer:
         return {"num_nodes": counts, "edge_types": edge_types, "seed_type": self._seed_type}
 
     def finish(self) -> dict[str, Any]:
-        arrays = {"batches": self._records.finish()}
+        arrays = {name: records.finish() for name, records in self._records.items()}
         tables: dict[str, list] = {"offsets": self.offsets, "shape": self.shape}
         if any(self.label_edges):
             tables["label_edges"] = self.label_edges

@@ -33,6 +33,9 @@ _SOURCE = re.compile(
 )
 # Array "x_page_crc" has a CRC-32C for each page of the file of array "x".
 PAGE_SUMS = "_page_crc"
+# Attribute of an artifact whose records lie in several files (store/parts.py): how many.
+PARTS = "parts"
+_OF_PART = re.compile(r"(batches|records)\.(\d+)")
 # Files called edges with one of these, and any file with one but the first, can be imported.
 EDGE_ENDINGS = (".npy", ".parquet", ".csv", ".tsv", ".txt")
 
@@ -76,6 +79,11 @@ class Manifest:
     def to_json(self) -> str:
         return json.dumps(asdict(self), indent=1, sort_keys=True) + "\n"
 
+    def part_of(self, name: str) -> int | None:
+        """Returns the part that array ``name`` is, of an artifact with parts; None: all machines have it."""
+        found = _OF_PART.fullmatch(name) if self.attributes.get(PARTS, 1) != 1 else None
+        return None if found is None else int(found[2])
+
     def digest(self) -> str:
         """Returns the SHA-256 of the manifest: it names the content, because the manifest holds every checksum.
 
@@ -96,7 +104,8 @@ def read(folder: Path, format: str, versions: Versions) -> Manifest:
         versions: The version of the format, or those that the caller reads.
 
     Raises:
-        FormatError: No manifest, not JSON, another format or version, or a listed file missing or of the wrong size.
+        FormatError: No manifest, not JSON, another format or version, or a listed file missing (other than a part) or
+            of the wrong size.
     """
     path = folder / MANIFEST
     raw = _read_json(path)
@@ -123,8 +132,18 @@ def read_any(folder: Path) -> Manifest:
 def _checked(folder: Path, raw: dict[str, Any], format: str, version: int) -> Manifest:
     manifest = _parsed(str(folder / MANIFEST), raw, format, version)
     for name, spec in manifest.arrays.items():
-        _check_file(folder, name, spec)
+        if manifest.part_of(name) is None or (folder / spec.file).exists():
+            _check_file(folder, name, spec)
     return manifest
+
+
+def arrays_here(folder: Path, manifest: Manifest) -> dict[str, ArraySpec]:
+    """Returns the arrays of an artifact without those parts that lie elsewhere."""
+    return {
+        name: spec
+        for name, spec in manifest.arrays.items()
+        if manifest.part_of(name) is None or (folder / spec.file).exists()
+    }
 
 
 def parse(place: str, content: bytes) -> Manifest:

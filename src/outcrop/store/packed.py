@@ -3,8 +3,11 @@
 Arrays: ``records`` uint8 (record p at ``Placement.offsets[p]``, layout in store/record.py); ``host_cache``,
 ``device_cache``: rows of the cached nodes in the order of the plan's id lists; ``disk_cache``: the shared rows, as the
 plan orders them; ``page_crc`` uint32, CRC-32C of each page of the disk cache; ``rows_crc`` uint32 [P], CRC-32C of the
-packed rows of each record. Version 3, of graphs with several row files: caches and their checksums once for each row
-file, with the prefixes of the plan (store/placement.py), and ``rows_crc`` [P, row files].
+packed rows of each record.
+
+With K parts (versions 4 and 5; store/parts.py) ``records`` lies in K files. Versions 3 and 5, of graphs with several
+row files: caches and their checksums once for each row file, with the prefixes of the plan (store/placement.py), and
+``rows_crc`` [P, row files].
 """
 
 from __future__ import annotations
@@ -25,10 +28,16 @@ from outcrop.store.arrays import DiskArray
 from outcrop.store.batches import BatchGraph
 from outcrop.store.levels import Level
 from outcrop.store.manifest import Manifest
+from outcrop.store.parts import RecordFiles
 from outcrop.store.placement import PlacedRows, Placement
 from outcrop.store.samples import SampleSet
 
-FORMAT, VERSIONS = "outcrop.pack", (2, 3)
+FORMAT, VERSIONS = "outcrop.pack", (2, 3, 4, 5)
+
+
+def version_of(typed: bool, parts: int) -> int:
+    """Returns the version of a pack."""
+    return 2 + typed + 2 * (parts > 1)
 
 
 class PackedRecords:
@@ -47,8 +56,10 @@ class PackedRecords:
         crc = DiskArray(runtime, path, manifest.arrays["rows_crc"])
         rows_crc = crc.read("batch-index")
         crc.close()
-        self._file = DiskArray(runtime, path, manifest.arrays["records"])
         self._check(rows_crc)
+        self._files = RecordFiles(
+            runtime, path, manifest, "records", np.diff(placement.offsets), placement.part
+        )
         self._starts = placement.part_starts(samples)
         self._needed = placement.meta_bytes(samples)
         for rows in placement.files:
@@ -64,7 +75,7 @@ class PackedRecords:
         """Refuses files that are not as large as the plan says: what reads them relies on it."""
         plan, files = self.placement, self.placement.files
         count = len(plan.packed_batches)
-        wanted = {"records": int(plan.offsets[-1]), "rows_crc": count * len(files) * 4}
+        wanted = {"rows_crc": count * len(files) * 4}
         for rows in files:
             wanted |= {
                 f"{rows.prefix}host_cache": rows.num_cached(Level.HOST) * rows.row_bytes,
@@ -113,19 +124,19 @@ class PackedRecords:
         to a page, and a page more.
         """
         p = self._number[batch]
-        starts = self._starts[p].tolist()
-        jobs = [self._read(starts[0], starts[1], meta, 0)]
+        starts, file = self._starts[p].tolist(), self._files.of(p).file
+        jobs = [self._read(file, starts[0], starts[1], meta, 0)]
         for number, (begin, end) in enumerate(pairwise(starts[1:])):
             if end > begin:
                 own = self.placement.files[number]
                 skipped = self.num_rows(batch, number) - int(own.num_packed[p])
                 at = skipped * own.row_bytes // PAGE_BYTES * PAGE_BYTES
-                jobs.append(self._read(begin, end, rows[number], at))
+                jobs.append(self._read(file, begin, end, rows[number], at))
         return _RecordReads(jobs)
 
-    def _read(self, begin: int, end: int, out: np.ndarray, at: int) -> _core.IoJob:
+    def _read(self, file: int, begin: int, end: int, out: np.ndarray, at: int) -> _core.IoJob:
         offset, length, position = (np.array([value], np.int64) for value in (begin, end - begin, at))
-        return self._runtime.io.submit_reads(self._file.file, offset, length, out, position)
+        return self._runtime.io.submit_reads(file, offset, length, out, position)
 
     def decode(self, batch: int, meta: np.ndarray) -> tuple[BatchGraph, tuple[AddressTable, ...]]:
         """Decodes the meta part, once what :meth:`submit` began is done.
@@ -147,7 +158,8 @@ class PackedRecords:
         return graph, tables
 
     def where(self, batch: int) -> str:
-        return f"{self._file.path}, record {self._number[batch]} (mini-batch {batch})"
+        p = self._number[batch]
+        return f"{self._files.path_of(p)}, record {p} (mini-batch {batch})"
 
 
 class PackedRows:

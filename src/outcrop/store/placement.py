@@ -7,12 +7,13 @@ Arrays, per packed batch p (P of them): ``packed_batches`` int64 [P], its number
 disk cache; ``disk_pages`` int64 [P], pages of the disk cache that it reads.
 
 The disk cache is shared by the batches of a segment: ``segment_batches`` consecutive packed batches. Its rows lie by
-region: for each range of ids, for each segment. ``region_rows`` int64 [ranges * segments + 1], where the regions
-start; ``range_starts`` int64 [ranges + 1], the ranges. A region is cut into blocks of ``block_rows``; ``disk_ids``
-lists the ids of each block, ascending within the block, and ``disk_rank`` int32 where in the block each row lies.
-Attributes: ``row_bytes``, ``slots`` batch buffers and their size, ``layout``, ``predicted`` (bytes and rows per level
-and epoch). In version 3 ``row_files`` says what the rows of each row file are of and how large they are, and
-``slot_rows_bytes`` is a list.
+region: for each range of ids, for each segment. ``region_rows`` int64 [ranges * segments + 1], where the regions start;
+``range_starts`` int64 [ranges + 1], the ranges. A region is cut into blocks of ``block_rows``; ``disk_ids`` lists the
+ids of each block, ascending within the block, and ``disk_rank`` int32 where in the block each row lies. Attributes:
+``row_bytes``, ``slots`` batch buffers and their size, ``layout``, ``predicted`` (bytes and rows per level and epoch).
+Where records lie in parts (store/parts.py), those of part 0 come first, then those of part 1, ...: ``part_batches``
+says how many each has, and ``offsets`` are what they would be in one file. In version 3 ``row_files`` says what the
+rows of each row file are of and how large they are, and ``slot_rows_bytes`` is a list.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from typing import Any, Literal
 
 import numpy as np
 
+from outcrop.errors import FormatError
 from outcrop.runtime.pages import PAGE_BYTES
 from outcrop.runtime.runtime import Runtime
 from outcrop.store import manifest as manifests
@@ -66,6 +68,7 @@ class Placement:
 
     Attributes:
         files: Where the rows of each row file lie.
+        part_bounds: The first packed batch of each part, and their number: int64 [parts + 1].
         row_bytes: Bytes of a row of each row file.
     """
 
@@ -76,6 +79,13 @@ class Placement:
             _read(runtime, path, manifest, name) for name in ("packed_batches", "offsets")
         )
         self.segment_batches: int = attributes["layout"]["segment"]
+        counts = attributes.get("part_batches", [len(self.packed_batches)])
+        self.part_bounds = np.cumsum([0, *counts])
+        if min(counts) < 0 or self.part_bounds[-1] != len(self.packed_batches):
+            raise FormatError(
+                f"{path}: its parts have {counts} records, it places {len(self.packed_batches)}; remove the folder and "
+                "prepare the run again"
+            )
         self.files = tuple(
             PlacedRows(runtime, self, number, described)
             for number, described in enumerate(described_files(attributes))
@@ -92,6 +102,20 @@ class Placement:
     def num_segments(self) -> int:
         return -(-len(self.packed_batches) // self.segment_batches) if self.segment_batches else 0
 
+    @property
+    def num_parts(self) -> int:
+        """Counts the files that records lie in."""
+        return len(self.part_bounds) - 1
+
+    @property
+    def part(self) -> np.ndarray:
+        """Returns the part of each packed batch: int64 [P]."""
+        return np.repeat(np.arange(self.num_parts), np.diff(self.part_bounds))
+
+    def part_bytes(self) -> list[int]:
+        """Counts the bytes of the records of each part."""
+        return np.diff(self.offsets[self.part_bounds]).tolist()
+
     def segment(self, number: int) -> range:
         """Returns the packed batches of a segment."""
         first = number * self.segment_batches
@@ -106,15 +130,22 @@ class Placement:
         return samples.meta_bytes(self.packed_batches, self.cached())
 
     def part_starts(self, samples: SampleSet) -> np.ndarray:
-        """Returns where the parts of each packed record begin: int64 [P, K + 2], the meta part, the rows of each row
-        file, the end.
+        """Returns where the parts of each packed record begin in its file: int64 [P, K + 2], the meta part, the rows of
+        each row file, the end.
         """
         parts = [align_pages(self.meta_bytes(samples))]
         for rows in self.files:
             wanted = rows.section(samples).num_rows[self.packed_batches]
             parts.append(record.rows_spans(wanted, rows.num_packed, rows.row_bytes))
         ends = np.cumsum(np.stack(parts, axis=1), axis=1)
-        return self.offsets[:-1, None] + np.column_stack([np.zeros(len(ends), np.int64), ends])
+        before = np.repeat(self.offsets[self.part_bounds[:-1]], np.diff(self.part_bounds))
+        starts = self.offsets[:-1] - before
+        return starts[:, None] + np.column_stack([np.zeros(len(ends), np.int64), ends])
+
+    def numbers_of(self, batches: np.ndarray) -> np.ndarray:
+        """Returns the numbers of the packed records of batches, which are packed: int64."""
+        order = np.argsort(self.packed_batches)
+        return order[np.searchsorted(self.packed_batches, batches, sorter=order)]
 
     def index_of(self) -> dict[int, int]:
         """Returns for each batch number in the sample set the number of its packed record."""

@@ -47,7 +47,7 @@ def write(folder: Path, info: RunInfo) -> None:
         manifests.write_atomic(path, content.encode())
 
 
-_LATER = ("processes",)  # options that are stored where they say something
+_LATER = ("processes", "parts")  # options that are stored where they say something
 
 
 def differences(folder: Path, wanted: RunInfo) -> list[str]:

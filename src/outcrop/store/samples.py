@@ -9,9 +9,12 @@ Attributes: ``groups``, which batches belong to a split: ``{"train": {"first", "
 ``edge_weights`` and ``weight_sums``, where they are true: whether records have weights of edges, and what these come to
 for each node.
 
-Version 2, of graphs with T node types and R edge types, or whose edges have rows: ``shape`` has new nodes per hop of
-each node type, rows of each edge type, edges of each edge type, edges per hop of each edge type, T (hops + 1) + 2 R +
-R hops columns. ``num_nodes`` is a list, with a number for each node type; ``edge_types`` has {"source", "target",
+With K parts (versions 3 and 4; store/parts.py) ``batches`` lies in K files, and ``offsets`` are what they would be if
+it lay in one.
+
+Versions 2 and 4, of graphs with T node types and R edge types, or whose edges have rows: ``shape`` has new nodes per
+hop of each node type, rows of each edge type, edges of each edge type, edges per hop of each edge type, T (hops + 1) +
+2 R + R hops columns. ``num_nodes`` is a list, with a number for each node type; ``edge_types`` has {"source", "target",
 "num_edges", "positions"} for each edge type, the last saying whether positions of edges are recorded; ``seed_type`` is
 the node type of the seeds.
 """
@@ -36,11 +39,17 @@ from outcrop.store.batches import BatchGraph
 from outcrop.store.graph import Graph
 from outcrop.store.graph_types import RowFile
 from outcrop.store.levels import Level
-from outcrop.store.manifest import Manifest
+from outcrop.store.manifest import PARTS, Manifest
+from outcrop.store.parts import RecordFiles, deal
 from outcrop.store.record import POSITION_BYTES, RecordSizes
 from outcrop.store.record_contents import Bounds
 
-FORMAT, VERSIONS = "outcrop.sample", (1, 2)
+FORMAT, VERSIONS = "outcrop.sample", (1, 2, 3, 4)
+
+
+def version_of(typed: bool, parts: int) -> int:
+    """Returns the version of a sample set."""
+    return 1 + typed + 2 * (parts > 1)
 
 
 class SectionSizes(Protocol):
@@ -165,7 +174,7 @@ class SampleSection:
     def read_ids(self, batch: int, buffer: np.ndarray) -> np.ndarray:
         """Reads the ids of the rows that ``batch`` wants, int32 or int64, into ``buffer``."""
         count = int(self.num_rows[batch]) * self.id_bytes
-        self._samples.file.read_bytes(int(self._starts[batch]), buffer[:count])
+        self._samples.files.of(batch).read_bytes(int(self._starts[batch]), buffer[:count])
         ids = buffer[:count].view(f"<i{self.id_bytes}")
         if len(ids) and not 0 <= ids.min() <= ids.max() < self._below:
             what = "node ids" if self._kind == "nodes" else "positions of edges"
@@ -190,6 +199,8 @@ class SampleSet:
         edges: Edges of each batch and edge type, int64 [B, R].
         edges_per_hop: Those of each hop, int64 [B, R, hops]; None of graphs without types, whose edges have no rows.
         num_label_edges: Edges to be predicted of each batch, int64 [B].
+        num_parts, part: Files that the records lie in, and in which each lies: int64 [B].
+        files: Those files.
         seed_type: Number of the node type of the seeds.
     """
 
@@ -204,7 +215,7 @@ class SampleSet:
         self.weights: bool = attributes.get("edge_weights", False)
         self.weight_sums: bool = attributes.get("weight_sums", False)
         self.seed_type: int = attributes.get("seed_type", 0)
-        self._typed = manifest.version == 2
+        self._typed = manifest.version in (2, 4)
         num_nodes = attributes["num_nodes"]
         edge_types = attributes["edge_types"] if self._typed else [_ONE_EDGE_TYPE]
         self._positions = np.array([one["positions"] for one in edge_types], bool)
@@ -227,8 +238,13 @@ class SampleSet:
         )
         for table in tables.values():
             table.close()
-        self.file = DiskArray(runtime, path, manifest.arrays["batches"])
         self._check(shape)
+        passes = [
+            (g.first + k * g.per_epoch, g.per_epoch) for g in self.groups.values() for k in range(g.epochs)
+        ]
+        self.num_parts: int = manifest.attributes.get(PARTS, 1)
+        self.part = deal(passes, self.num_batches, self.num_parts)
+        self.files = RecordFiles(runtime, path, manifest, "batches", np.diff(self.offsets), self.part)
         types, relations = len(self._bounds.num_nodes or ()), len(edge_types)
         counts = types * (self.hops + 1) + relations * np.arange(3)
         nodes, self.rows, self.edges, per_hop = np.split(shape, counts, axis=1)
@@ -248,7 +264,6 @@ class SampleSet:
             and shape.shape == (self.num_batches, self.columns)
             and self.id_bytes in (4, 8)
             and self.offsets[0] == 0
-            and self.offsets[-1] == self.file.spec.data_bytes
             and bool((np.diff(self.offsets) > 0).all())
             and bool((shape >= 0).all())
             and self.num_label_edges.shape == (self.num_batches,)
@@ -280,7 +295,7 @@ class SampleSet:
             ) from None
 
     def where(self, batch: int) -> str:
-        return f"{self.file.path}, mini-batch {batch} at byte {self.offsets[batch]}"
+        return f"{self.files.path_of(batch)}, mini-batch {batch} at byte {self.files.starts[batch]}"
 
     def record_bytes(self, batch: int) -> int:
         return int(self.offsets[batch + 1] - self.offsets[batch])
@@ -353,13 +368,13 @@ class SampleSet:
         """
         every = self.sizes(np.arange(self.num_batches), np.zeros((self.num_batches, 0), np.int64))
         before = number if kind == "nodes" else len(every.nodes) + number
-        start = self.offsets[:-1] + record.HEADER_BYTES + every.counts_bytes
+        start = self.files.starts + record.HEADER_BYTES + every.counts_bytes
         return start + sum(every.ids_bytes(self.id_bytes)[:before])
 
     def read(self, batch: int, buffer: np.ndarray) -> BatchGraph:
         """Reads the graph of ``batch`` through ``buffer``, uint8 of at least ``max_record_bytes``."""
         part = buffer[: self.record_bytes(batch)]
-        self.file.read_bytes(int(self.offsets[batch]), part)
+        self.files.of(batch).read_bytes(int(self.files.starts[batch]), part)
         return self.decode(part, self.where(batch))[0]
 
     def decode(

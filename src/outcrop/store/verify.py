@@ -26,7 +26,8 @@ def verify_artifact(path: Path | str, runtime: Runtime) -> dict[str, Any]:
     """Compares the checksum of every array of any artifact; checks the structure of graphs too.
 
     Returns:
-        ``{"format", "arrays", "bytes"}``: what was read and found right.
+        ``{"format", "arrays", "bytes"}``: what was read and found right; ``"elsewhere"``: parts of a run that lie on
+        other machines, where there are some.
 
     Raises:
         FormatError: No artifact, a file missing or of the wrong size, or a graph whose arrays contradict each other.
@@ -34,9 +35,10 @@ def verify_artifact(path: Path | str, runtime: Runtime) -> dict[str, Any]:
     """
     path = Path(path)
     manifest = manifests.read_any(path)
-    total = sum(spec.data_bytes for spec in manifest.arrays.values())
+    here = manifests.arrays_here(path, manifest)
+    total = sum(spec.data_bytes for spec in here.values())
     runtime.progress.start("verify", total, "bytes")
-    for spec in manifest.arrays.values():
+    for spec in here.values():
         array = DiskArray(runtime, path, spec)
         try:
             array.verify()
@@ -45,7 +47,9 @@ def verify_artifact(path: Path | str, runtime: Runtime) -> dict[str, Any]:
     runtime.progress.finish("verify")
     if manifest.format == GRAPH_FORMAT:
         _verify_graph(open_graph(path), runtime)
-    return {"format": manifest.format, "arrays": len(manifest.arrays), "bytes": total}
+    elsewhere = len(manifest.arrays) - len(here)
+    found = {"format": manifest.format, "arrays": len(here), "bytes": total}
+    return {**found, "elsewhere": elsewhere} if elsewhere else found
 
 
 def add_page_sums(path: Path | str, runtime: Runtime) -> list[str]:
