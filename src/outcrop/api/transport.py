@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from outcrop.config.declared import checks_arguments
@@ -16,6 +17,7 @@ def fetch(
     out: str | Path,
     *,
     graph: str | Path | None = None,
+    parts: Sequence[int] | None = None,
     overwrite: bool = False,
     observer: Observer | None = None,
 ) -> TransportReport:
@@ -28,6 +30,8 @@ def fetch(
             behind a ``?`` as pyarrow.fs has them (``region``, ``endpoint_override``).
         out: Folder to make; for a run, its folder.
         graph: Of a run: the folder of its graph here. None: it lies where the run says, seen from ``out``.
+        parts: Of a run whose batches lie in parts (:class:`outcrop.PackConfig`): those that are wanted here, beside those
+            that are here already. None: all.
         overwrite: Replace another artifact in ``out``; without it that is an error.
         observer: Progress (:class:`outcrop.Observer`).
 
@@ -42,6 +46,7 @@ def fetch(
             uri,
             Path(out),
             graph=None if graph is None else Path(graph),
+            parts=parts,
             overwrite=overwrite,
             progress=progress,
         )

@@ -20,6 +20,18 @@ def parse_fanouts(text: str) -> tuple[int, ...]:
         raise ArgumentError(f"fanouts {text!r} are not understood; write for example 10,15,20") from None
 
 
+def parse_parts(text: str) -> tuple[int, ...]:
+    """Reads numbers of parts with commas between them.
+
+    Raises:
+        ArgumentError: They are no integers.
+    """
+    try:
+        return tuple(int(part) for part in text.split(","))
+    except ValueError:
+        raise ArgumentError(f"parts {text!r} are not understood; write for example 0,2") from None
+
+
 def parse_fanouts_by_type(given: Sequence[str]) -> dict[str, tuple[int, ...]]:
     """Reads texts such as ``author writes paper=5,5``.
 

@@ -39,14 +39,23 @@ def fetch(
         Path | None,
         typer.Option("--graph", help="Of a run: its graph here. Default: where the run says, seen from OUT."),
     ] = None,
+    parts: Annotated[
+        str | None,
+        typer.Option(
+            "--parts",
+            help="Of a run in parts: those that are wanted here, such as 0,2, beside those that are here. Default: all.",
+        ),
+    ] = None,
     overwrite: common.Overwrite = False,
     json: common.Json = None,
     quiet: common.Quiet = False,
 ) -> None:
+    from outcrop.cli.parsing import parse_parts
     from outcrop.store.transport import fetch as copy
 
     with common.progress_bars(quiet) as progress:
-        report = copy(uri, out, graph=graph, overwrite=overwrite, progress=progress)
+        wanted = None if parts is None else parse_parts(parts)
+        report = copy(uri, out, graph=graph, parts=wanted, overwrite=overwrite, progress=progress)
     _summarize(report, json, quiet)
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import count as counting
 
 from outcrop.errors import ArgumentError
 
@@ -22,8 +21,8 @@ class Ranks:
     Attributes:
         rank, world: Number of this process, and how many there are.
         accumulate: Batches of a step, all processes together.
-        uneven: Where batches do not divide evenly: ``wrap`` gives the first batches of the epoch once more, as
-            torch's DistributedSampler does; ``drop`` leaves the last ones out; ``short`` lets ranks differ.
+        uneven: Where batches do not divide evenly: ``wrap`` gives a rank its first batches of the epoch once more, much
+            as torch's DistributedSampler does (so a machine needs no others); ``drop`` leaves the last ones out; ``short`` lets ranks differ.
     """
 
     rank: int = 0
@@ -62,14 +61,8 @@ class Ranks:
         sizes = [owners.count(rank) for rank in range(self.world)]
         if self.uneven == "drop":
             return own[: min(sizes)]
-        first_again = counting()
-        for place in range(max(sizes)):
-            for rank, size in enumerate(sizes):
-                if place >= size:
-                    again = next(first_again) % count
-                    if rank == self.rank:
-                        own.append(again)
-        return own
+        again = own or range(count)
+        return own + [again[place % len(again)] for place in range(max(sizes) - len(own))]
 
 
 def process_ranks(rank: int | None, world: int | None, accumulate: int | None, uneven: str) -> Ranks:

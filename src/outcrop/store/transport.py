@@ -15,7 +15,7 @@ import re
 import shutil
 import threading
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import asdict, dataclass
 from itertools import islice
@@ -38,6 +38,7 @@ from outcrop.store.run import RUN_FILE
 RANGE_BYTES = 8 << 20
 READERS = 8  # ranges under way
 STAGES = ("sample", "plan", "pack")
+_STAGES_IN_PARTS = ("sample", "pack")
 _JOURNAL = ".fetched"
 _SENT = ".sent.json"  # beside what is being uploaded: which files are there
 _BESIDE = ("imported.json",)  # small files of artifacts that no manifest lists
@@ -72,6 +73,7 @@ def fetch(
     out: Path,
     *,
     graph: Path | None = None,
+    parts: Sequence[int] | None = None,
     overwrite: bool = False,
     progress: Progress | bool | None = None,
 ) -> TransportReport:
@@ -81,6 +83,8 @@ def fetch(
 
     Args:
         graph: Of a run: the folder of its graph here; None: it lies where the run says, seen from ``out``.
+        parts: Of a run whose batches lie in parts (store/parts.py): those that are wanted here, beside those that are
+            here already; None: all.
         overwrite: Whether another artifact in ``out`` is replaced.
 
     Raises:
@@ -92,10 +96,12 @@ def fetch(
     started, folder, told = time.monotonic(), RemoteFolder(uri), shown(progress)
     report = TransportReport()
     if folder.size(RUN_FILE) is not None:
-        _fetch_run(folder, out, graph, overwrite, told, report)
+        _fetch_run(folder, out, graph, parts, overwrite, told, report)
     elif folder.size(manifests.MANIFEST) is not None:
         if graph is not None:
             raise ArgumentError(f"{uri} is no run: --graph says where the graph of a run is")
+        if parts is not None:
+            raise ArgumentError(f"{uri} is no run: --parts says which batches of a run are wanted")
         _Fetch(folder, out, told, report).artifact(overwrite)
     else:
         raise FormatError(
@@ -110,6 +116,7 @@ def _fetch_run(
     folder: RemoteFolder,
     out: Path,
     graph: Path | None,
+    parts: Sequence[int] | None,
     overwrite: bool,
     progress: Progress,
     report: TransportReport,
@@ -145,7 +152,7 @@ def _fetch_run(
                 shutil.rmtree(out / name)
         manifests.write_atomic(out / RUN_FILE, (json.dumps(raw, indent=1, sort_keys=True) + "\n").encode())
         for name in there:
-            _Fetch(folder.within(name), out / name, progress, report).artifact(overwrite)
+            _Fetch(folder.within(name), out / name, progress, report, parts).artifact(overwrite)
 
 
 def _is_there(graph: Path) -> bool:
@@ -183,20 +190,30 @@ class _Range(NamedTuple):
 class _Fetch:
     """Fetches one artifact into ``out``."""
 
-    def __init__(self, folder: RemoteFolder, out: Path, progress: Progress, report: TransportReport):
+    def __init__(
+        self,
+        folder: RemoteFolder,
+        out: Path,
+        progress: Progress,
+        report: TransportReport,
+        parts: Sequence[int] | None = None,
+    ):
         self._folder, self._out, self._progress, self._report = folder, out, progress, report
+        self._parts = parts
 
     def artifact(self, overwrite: bool) -> None:
         folder, out = self._folder, self._out
         content = folder.read(manifests.MANIFEST)
         manifest = manifests.parse(f"{folder.uri}/{manifests.MANIFEST}", content)
+        files = self._wanted(manifest, _files_of(f"{folder.uri}/{manifests.MANIFEST}", manifest))
         if manifests.exists(out):
             if manifests.read_any(out).digest() == manifest.digest():
-                self._report.skipped += 1
+                self._missing_parts(
+                    content, {name: f for name, f in files.items() if not (out / name).exists()}
+                )
                 return
             manifests.require_overwrite(out, "another artifact", None, overwrite)
         manifests.check_destination(out)
-        files = _files_of(f"{folder.uri}/{manifests.MANIFEST}", manifest)
         for spec in files.values():
             self._check_size(spec)
         with naming_files(out):
@@ -211,13 +228,47 @@ class _Fetch:
             manifests.write_atomic(work / manifests.MANIFEST, content)
         self._report.files += len(files)
 
+    def _wanted(self, manifest: Manifest, files: dict[str, ArraySpec]) -> dict[str, ArraySpec]:
+        """Returns the files without those of parts that are not wanted.
+
+        Raises:
+            ArgumentError: There is no such part.
+        """
+        count = manifest.attributes.get(manifests.PARTS, 1)
+        if self._parts is None or self._out.name not in _STAGES_IN_PARTS:
+            return files
+        if beyond := [part for part in self._parts if not 0 <= part < count]:
+            raise ArgumentError(
+                f"{self._folder.uri} has {'no parts' if count == 1 else f'parts 0 to {count - 1}'}, and --parts names "
+                f"{beyond[0]}: outcrop prepare --parts K makes a run in K parts"
+            )
+        part_of = {spec.file: manifest.part_of(name) for name, spec in manifest.arrays.items()}
+        return {name: spec for name, spec in files.items() if part_of[name] in (None, *self._parts)}
+
+    def _missing_parts(self, content: bytes, files: dict[str, ArraySpec]) -> None:
+        """Adds parts to an artifact that is there, each when all of it has come."""
+        if not files:
+            self._report.skipped += 1
+            return
+        for spec in files.values():
+            self._check_size(spec)
+        work = manifests.partial_folder(self._out)
+        with only_process_in(work):
+            self._remove_others(work, content, set(files))
+            self._files(work, files)
+            for name in files:
+                (work / name).rename(self._out / name)
+            manifests.sync_folder(self._out)
+            shutil.rmtree(work)
+        self._report.files += len(files)
+
     def _check_size(self, spec: ArraySpec) -> None:
         size = self._folder.size(spec.file)
         if size != spec.file_bytes:
             what = "is not there" if size is None else f"has {size} bytes"
             raise FormatError(
                 f"{self._folder.uri}/{spec.file} {what}, and its manifest says {spec.file_bytes} bytes: it was cut "
-                "short or replaced; upload it again"
+                "short or replaced, or is a part that no machine that has it has uploaded; upload it again"
             )
 
     def _remove_others(self, work: Path, content: bytes, files: set[str]) -> None:
@@ -375,6 +426,7 @@ def upload(
     """Copies a graph, the buckets of a graph, or a run to an object store.
 
     Every byte is compared with its checksum on the way. Interrupted, the same call goes on with the file it was at.
+    Of a run in parts those are sent that are here: each machine sends its own.
 
     Args:
         overwrite: Whether another artifact at ``uri`` is replaced.
@@ -431,19 +483,24 @@ def _upload_artifact(
     folder: Path, remote: RemoteFolder, overwrite: bool, progress: Progress, report: TransportReport
 ) -> None:
     manifest = manifests.read_any(folder)
+    files = {spec.file: spec for spec in manifests.arrays_here(folder, manifest).values()}
     if remote.size(manifests.MANIFEST) is not None:
         there = manifests.parse(f"{remote.uri}/{manifests.MANIFEST}", remote.read(manifests.MANIFEST))
-        if there.digest() == manifest.digest():
-            report.skipped += 1
-            return
-        if not overwrite:
+        same = there.digest() == manifest.digest()
+        if not same and not overwrite:
             raise ArgumentError(
                 f"{remote.uri} holds another artifact: choose another place, or replace it with --overwrite "
                 "(overwrite=True)"
             )
-        remote.remove(manifests.MANIFEST)
+        if not same:
+            remote.remove(manifests.MANIFEST)
+        else:  # but for parts that other machines had not
+            files = {name: spec for name, spec in files.items() if not _is_sent(remote, spec, manifest)}
+            if not files:
+                report.skipped += 1
+                return
     sent = _sent(remote, manifest)
-    files = {spec.file: spec for spec in manifest.arrays.values()}
+    parts = [spec.file for name, spec in manifest.arrays.items() if manifest.part_of(name) is not None]
     progress.start(_UPLOAD, sum(spec.file_bytes for spec in files.values()), "bytes")
     for name, spec in files.items():
         if name in sent and remote.size(name) == spec.file_bytes:
@@ -453,6 +510,8 @@ def _upload_artifact(
         _send(folder / name, spec, remote, progress)
         report.bytes += spec.file_bytes
         sent.append(name)
+        if name in parts:
+            remote.write(_mark_of(name), manifest.digest().encode())
         remote.write(_SENT, json.dumps({"digest": manifest.digest(), "files": sent}).encode())
     for name in _BESIDE:
         if (folder / name).is_file():
@@ -461,6 +520,20 @@ def _upload_artifact(
     remote.remove(_SENT)
     progress.finish(_UPLOAD)
     report.files += len(files)
+
+
+def _mark_of(file: str) -> str:
+    """Returns what says beside the file of a part which artifact it is of: machines send parts at any time."""
+    return f".{file}.of"
+
+
+def _is_sent(remote: RemoteFolder, spec: ArraySpec, manifest: Manifest) -> bool:
+    """Tells whether a file of an artifact whose manifest is there has come: all have, but for parts."""
+    if all(manifest.part_of(name) is None for name, one in manifest.arrays.items() if one.file == spec.file):
+        return True
+    mark = _mark_of(spec.file)
+    marked = remote.size(mark) is not None and remote.read(mark).decode(errors="replace") == manifest.digest()
+    return marked and remote.size(spec.file) == spec.file_bytes
 
 
 def _sent(remote: RemoteFolder, manifest: Manifest) -> list[str]:

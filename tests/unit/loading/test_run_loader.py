@@ -177,11 +177,12 @@ def brute_force(count: int, world: int, accumulate: int, uneven: str) -> list[li
         least = min(map(len, shares))
         return [share[:least] for share in shares]
     if uneven == "wrap":
-        padded, most = list(range(count)), max(map(len, shares))
-        while any(len(share) < most for share in shares):
-            shortest = min(range(world), key=lambda r: (len(shares[r]), r))
-            shares[shortest].append(padded.pop(0))
-            padded.append(shares[shortest][-1])
+        most = max(map(len, shares))
+        for share in shares:
+            own = share.copy() or list(range(count))  # of fewer batches than ranks, any
+            while len(share) < most:
+                share.append(own[0])
+                own.append(own.pop(0))
     return shares
 
 

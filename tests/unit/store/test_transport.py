@@ -358,3 +358,95 @@ def test_a_run_may_not_name_any_path(run: Path, tmp_path: Path) -> None:
         with pytest.raises((ArgumentError, FormatError), match=r"--graph|cannot be read as a run"):
             oc.fetch(uri, tmp_path / "out", observer=QUIET)
         assert not (tmp_path / "out").exists()
+
+
+@pytest.fixture(scope="module")
+def in_parts(graph: Path) -> Path:
+    sampling, packing = oc.SampleConfig(fanouts=(4, 3), batch_size=60), oc.PackConfig(parts=3)
+    out = graph.parent / "parts.run"
+    return oc.prepare(graph, out, sampling=sampling, packing=packing, epochs=2, observer=QUIET).path
+
+
+def files_of(run: Path) -> dict[str, bytes]:
+    return {
+        str(path.relative_to(run)): path.read_bytes()
+        for path in run.rglob("*")
+        if path.is_file() and "history" not in path.parts and path.name != "run.json"
+    }
+
+
+def without_parts(run: Path, *gone: int) -> None:
+    for part in gone:
+        (run / "sample" / f"batches.{part}.bin").unlink()
+        (run / "pack" / f"records.{part}.bin").unlink()
+
+
+def test_parts_are_fetched_alone_and_added(
+    graph: Path, in_parts: Path, store: Callable[[str], str], tmp_path: Path
+) -> None:
+    oc.upload(in_parts, store("my.run"), observer=QUIET)
+    want, out = files_of(in_parts), tmp_path / "r"
+    first = oc.fetch(store("my.run"), out, graph=graph, parts=[0, 2], observer=QUIET)
+    others = {"sample/batches.1.bin", "pack/records.1.bin"}
+    assert files_of(out) == {name: data for name, data in want.items() if name not in others}
+    assert first.bytes == sum(len(data) for name, data in files_of(out).items() if name.endswith(".bin"))
+    ours = [batch.n_id.tolist() for batch in oc.open_run(out).loader(rank=2, world=3)]
+    assert ours == [batch.n_id.tolist() for batch in oc.open_run(in_parts).loader(rank=2, world=3)]
+    again = oc.fetch(store("my.run"), out, graph=graph, parts=[2], observer=QUIET)
+    assert (again.bytes, again.skipped) == (0, 3)
+    added = oc.fetch(store("my.run"), out, graph=graph, parts=[1], observer=QUIET)
+    assert added.bytes == sum(len(want[name]) for name in others)
+    assert files_of(out) == want
+    with pytest.raises(ArgumentError, match=r"has parts 0 to 2, and --parts names 3"):
+        oc.fetch(store("my.run"), tmp_path / "other", graph=graph, parts=[3], observer=QUIET)
+
+
+def test_a_damaged_part_is_not_added(graph: Path, in_parts: Path, tmp_path: Path) -> None:
+    uri, out = f"file://{tmp_path}/store", tmp_path / "r"
+    oc.upload(in_parts, uri, observer=QUIET)
+    oc.fetch(uri, out, graph=graph, parts=[0], observer=QUIET)
+    part = tmp_path / "store" / "pack" / "records.1.bin"
+    good = part.read_bytes()
+    part.write_bytes(good[:-1] + bytes([good[-1] ^ 1]) if good[-1] else bytes([good[0] ^ 1]) + good[1:])
+    with pytest.raises(ChecksumError, match=r"records\.1\.bin"):
+        oc.fetch(uri, out, graph=graph, parts=[1], observer=QUIET)
+    assert not (out / "pack" / "records.1.bin").exists()
+    part.write_bytes(good)
+    oc.fetch(uri, out, graph=graph, observer=QUIET)
+    assert files_of(out) == files_of(in_parts)
+
+
+def test_machines_upload_their_parts_in_any_order(
+    graph: Path, in_parts: Path, store: Callable[[str], str], tmp_path: Path
+) -> None:
+    """Also over those of another run, whose files have the same names and sizes."""
+    other = oc.prepare(
+        graph,
+        tmp_path / "other.run",
+        sampling=oc.SampleConfig(fanouts=(4, 3), batch_size=60, seed=1),
+        packing=oc.PackConfig(parts=3),
+        epochs=2,
+        observer=QUIET,
+    )
+    oc.upload(other.path, store("my.run"), observer=QUIET)
+    for here, gone in ((2, (0, 1)), (0, (1, 2)), (1, (0, 2))):
+        machine = tmp_path / f"machine{here}"
+        shutil.copytree(in_parts, machine)
+        raw = json.loads((machine / "run.json").read_text())
+        raw["graph"] = os.path.relpath(graph, machine)
+        (machine / "run.json").write_text(json.dumps(raw))
+        without_parts(machine, *gone)
+        oc.upload(machine, store("my.run"), overwrite=True, observer=QUIET)
+    oc.fetch(store("my.run"), tmp_path / "r", graph=graph, observer=QUIET)
+    assert files_of(tmp_path / "r") == files_of(in_parts)
+    assert oc.upload(in_parts, store("my.run"), overwrite=True, observer=QUIET).skipped == 3
+
+
+def test_parts_of_a_run_that_has_none(graph: Path, run: Path, tmp_path: Path) -> None:
+    uri = f"file://{tmp_path}/store"
+    oc.upload(run, uri, observer=QUIET)
+    with pytest.raises(ArgumentError, match="has no parts, and --parts names 1"):
+        oc.fetch(uri, tmp_path / "r", graph=graph, parts=[1], observer=QUIET)
+    oc.upload(graph, f"file://{tmp_path}/graph", observer=QUIET)
+    with pytest.raises(ArgumentError, match="is no run: --parts"):
+        oc.fetch(f"file://{tmp_path}/graph", tmp_path / "g", parts=[0], observer=QUIET)
