@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import pairwise
 
 import numpy as np
 
@@ -13,32 +12,15 @@ from outcrop.config import exact_bytes, least_bytes
 from outcrop.errors import BudgetError, FormatError
 from outcrop.preparation.pack_files import Journal, OutputFiles, PageSums, RowsFiles, RowsJournal
 from outcrop.preparation.pack_memory import cut_features, divide_memory
+from outcrop.preparation.pack_streams import RowStreams, Streams
 from outcrop.runtime.pages import PAGE_BYTES
 from outcrop.runtime.runtime import Runtime
-from outcrop.store import record
 from outcrop.store.arrays import DiskArray
 from outcrop.store.placement import PlacedRows
 from outcrop.store.samples import SampleSet
 
 _JOURNAL_EVERY_BYTES = 256 << 20
 _REREAD_SHARE = 16  # of what was written, one part at the most is read again because it left the page cache
-
-
-@dataclass
-class _Streams:
-    """Describes streams, one per (packed batch, hop), block of the disk cache, or cache in memory: what is to be
-    appended where.
-
-    See core/pack/scatter.h.
-    """
-
-    ids_file: int
-    out_file: int
-    ids_start: np.ndarray  # byte in the ids file where the stream's ids begin
-    bounds: np.ndarray  # [streams, chunks + 1] ids before each chunk
-    out_start: np.ndarray
-    id_bytes: int
-    crc: np.ndarray
 
 
 @dataclass(frozen=True)
@@ -76,17 +58,19 @@ class RowsPacker:
         free: int,
     ):
         self.features, self.placed, self.section = features, placed, placed.section(samples)
-        self._placement, self._starts, self._runtime = placed.placement, starts, runtime
+        self._placement, self._runtime = placed.placement, runtime
         self._stride, self._row_bytes = features.spec.stride_bytes, features.row_bytes
         has_caches = bool(len(placed.host_ids) or len(placed.device_ids))
         self._memory = divide_memory(features, self.section.id_bytes, has_caches, free)
         self._chunks = cut_features(features, self._memory.chunk_pages)
+        first_rows = self._chunks.first_rows
+        self._streams = RowStreams(placed, samples, starts, self._row_bytes, first_rows, runtime)
         self._num_blocks = len(placed.disk_blocks) - 1
         self._episodes = list(self._cut_episodes())
         self.num_episodes = len(self._episodes)
         self.num_streams = len(self._placement.packed_batches) * self.section.num_runs
-        starts = self._chunks.starts  # one, where there are no rows
-        self.geometry = f"{len(starts)}-{starts[min(1, len(starts) - 1)]}-{self.num_episodes}"
+        chunks = self._chunks.starts  # one, where there are no rows
+        self.geometry = f"{len(chunks)}-{chunks[min(1, len(chunks) - 1)]}-{self.num_episodes}"
 
     @property
     def work_bytes(self) -> int:
@@ -100,8 +84,7 @@ class RowsPacker:
 
     def shift_bytes(self, packed_batch: int) -> int:
         """Counts the bytes before the first packed row of a batch."""
-        wanted = int(self.section.num_rows[self._placement.packed_batches[packed_batch]])
-        return record.shift_bytes(wanted, int(self.placed.num_packed[packed_batch]), self._row_bytes)
+        return self._streams.shift_bytes(packed_batch)
 
     def note_packed(self, files: RowsFiles, packed_batch: int, ids: np.ndarray) -> None:
         """Writes which rows of a batch are packed.
@@ -165,11 +148,11 @@ class RowsPacker:
                 runtime.progress.advance("pack", self.features.spec.data_bytes)
                 continue
             groups = [
-                *self._batch_streams(files, own, noted, episode.batches),
-                self._block_streams(own, episode.blocks),
+                *self._streams.of_batches(files, own, noted, episode.batches),
+                self._streams.of_blocks(own, episode.blocks),
             ]
             if episode.caches:
-                groups += self._cache_streams(own, noted)
+                groups += self._streams.of_caches(own, noted)
             self._run_episode(files, journal, (number, at), groups, buffers, scatters)
 
     def _run_episode(
@@ -177,7 +160,7 @@ class RowsPacker:
         files: OutputFiles,
         journal: Journal,
         at: tuple[int, int],
-        groups: list[_Streams],
+        groups: list[Streams],
         buffers: list[np.ndarray],
         scatters: dict[int, _core.Scatter],
     ) -> None:
@@ -205,7 +188,7 @@ class RowsPacker:
         journal.save()
 
     def _scatter(
-        self, scatter: _core.Scatter, group: _Streams, chunk: int, data: np.ndarray, first: int, rows: int
+        self, scatter: _core.Scatter, group: Streams, chunk: int, data: np.ndarray, first: int, rows: int
     ) -> None:
         before = group.bounds[:, chunk].astype(np.int64)
         counts = group.bounds[:, chunk + 1] - before
@@ -221,83 +204,6 @@ class RowsPacker:
             group.out_start + before * self._row_bytes,
             group.crc,
         )
-
-    def _bounds(self, streams: int) -> np.ndarray:
-        width = len(self._chunks.first_rows)
-        held = self._runtime.budget.empty("pack-tables", max(streams * width * 4, 1))
-        return held[: streams * width * 4].view(np.int32).reshape(streams, width)
-
-    def _batch_streams(
-        self, outputs: OutputFiles, files: RowsFiles, noted: RowsJournal, batches: range
-    ) -> Iterator[_Streams]:
-        """Yields the streams of ``batches``, those of each file of records together."""
-        for first, stop in pairwise(self._placement.part_bounds.tolist()):
-            own = range(max(first, batches.start), min(stop, batches.stop))
-            if own:
-                yield self._part_streams(outputs.record_file(own.start), files, noted, own)
-
-    def _part_streams(self, records: int, files: RowsFiles, noted: RowsJournal, batches: range) -> _Streams:
-        section, placed, hops = self.section, self.placed, self.section.num_runs
-        count = len(batches) * hops
-        bounds = self._bounds(count)
-        ids_start, out_start = np.zeros(count, np.int64), np.zeros(count, np.int64)
-        buffer = self._runtime.budget.empty("pack-meta", section.buffer_bytes)
-        for i, packed_batch in enumerate(batches):
-            packed = int(placed.num_packed[packed_batch])
-            begin = files.packed_ids_at(packed_batch)
-            part = buffer[: packed * section.id_bytes]
-            if packed:
-                self._runtime.io.read(files.packed_ids, begin, part)
-            ids = part.view(f"<i{section.id_bytes}")
-            cuts = np.concatenate([[0], np.cumsum(placed.packed_per_hop[packed_batch])])
-            rows_at = int(self._starts[packed_batch]) + self.shift_bytes(packed_batch)
-            for hop in range(hops):
-                s = i * hops + hop
-                bounds[s] = np.searchsorted(ids[cuts[hop] : cuts[hop + 1]], self._chunks.first_rows)
-                ids_start[s] = begin + cuts[hop] * section.id_bytes
-                out_start[s] = rows_at + cuts[hop] * self._row_bytes
-        crc = noted.crc[batches.start * hops : batches.stop * hops]
-        return _Streams(files.packed_ids, records, ids_start, bounds, out_start, section.id_bytes, crc)
-
-    def _block_streams(self, files: RowsFiles, blocks: range) -> _Streams:
-        """Returns blocks of the disk cache, by ascending node; :meth:`order_disk_cache` comes later."""
-        id_bytes, starts = self.section.id_bytes, self.placed.disk_blocks
-        first = starts[blocks.start : blocks.stop].astype(np.int64)
-        bounds = self._bounds(len(blocks))
-        buffer = self._runtime.budget.empty("pack-meta", max(self.placed.max_block_rows * id_bytes, 1))
-        for i, k in enumerate(blocks):
-            part = buffer[: int(starts[k + 1] - starts[k]) * id_bytes]
-            self._runtime.io.read(files.disk_ids, int(starts[k]) * id_bytes, part)
-            bounds[i] = np.searchsorted(part.view(f"<i{id_bytes}"), self._chunks.first_rows)
-        return _Streams(
-            files.disk_ids,
-            files.disk_cache,
-            first * id_bytes,
-            bounds,
-            files.spare_bytes + first * self._row_bytes,
-            id_bytes,
-            np.zeros(len(blocks), np.uint32),
-        )
-
-    def _cache_streams(self, files: RowsFiles, noted: RowsJournal) -> list[_Streams]:
-        levels = (
-            (self.placed.host_ids, files.host_ids, files.host_cache),
-            (self.placed.device_ids, files.device_ids, files.device_cache),
-        )
-        zero = np.zeros(1, np.int64)
-        return [
-            _Streams(
-                id_file,
-                out_file,
-                zero,
-                np.searchsorted(ids, self._chunks.first_rows)[None, :],
-                zero,
-                8,
-                noted.cache_crc[k : k + 1],
-            )
-            for k, (ids, id_file, out_file) in enumerate(levels)
-            if len(ids)
-        ]
 
     def order_disk_cache(self, files: OutputFiles, journal: Journal, number: int) -> None:
         """Puts the rows of each block in their order, a block's size further to the front of the file."""

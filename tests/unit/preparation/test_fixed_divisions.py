@@ -136,9 +136,9 @@ def test_bytes_of_each_row_file_are_predicted_and_hardly_more_than_needed(
     reads: list[tuple[int, int]] = []
     original = packed.PackedRecords._read
 
-    def watched(self: Any, begin: int, end: int, *rest: Any) -> Any:
+    def watched(self: Any, file: int, begin: int, end: int, *rest: Any) -> Any:
         reads.append((begin, end))
-        return original(self, begin, end, *rest)
+        return original(self, file, begin, end, *rest)
 
     monkeypatch.setattr(packed.PackedRecords, "_read", watched)
     records = packed.open_packed(runtime, tmp_path / "pack", placement, samples)

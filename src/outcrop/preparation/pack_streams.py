@@ -1,0 +1,147 @@
+"""Streams: which rows of each chunk of a row file go where, one after another.
+
+A stream is what one hop of a packed batch wants, a block of the disk cache, or a cache in memory: ids that rise.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+
+from outcrop.preparation.pack_files import OutputFiles, RowsFiles, RowsJournal
+from outcrop.runtime.runtime import Runtime
+from outcrop.store import record
+from outcrop.store.placement import PlacedRows
+from outcrop.store.samples import SampleSet
+
+
+@dataclass
+class Streams:
+    """Describes streams that are read from one file of ids, and whose rows go to one file (core/pack/scatter.h).
+
+    Attributes:
+        ids_file, out_file: Those files.
+        ids_start: Byte where the ids of each stream begin: int64 [streams].
+        bounds: Ids of each stream before each chunk: int32 [streams, chunks + 1].
+        out_start: Byte where the rows of each stream go to: int64 [streams].
+        id_bytes: Bytes of an id.
+        crc: Checksum of what each stream has written so far: uint32 [streams].
+    """
+
+    ids_file: int
+    out_file: int
+    ids_start: np.ndarray
+    bounds: np.ndarray
+    out_start: np.ndarray
+    id_bytes: int
+    crc: np.ndarray
+
+
+class RowStreams:
+    """Finds the streams of a row file.
+
+    Args:
+        placed: Where its rows lie.
+        samples: The batches.
+        starts: Where the part of each packed record for these rows begins in its file: int64 [P].
+        row_bytes: Bytes of a row.
+        first_rows: The first row of each chunk, and the number of rows: int64 [chunks + 1].
+    """
+
+    def __init__(
+        self,
+        placed: PlacedRows,
+        samples: SampleSet,
+        starts: np.ndarray,
+        row_bytes: int,
+        first_rows: np.ndarray,
+        runtime: Runtime,
+    ):
+        self._placed, self._section, self._starts = placed, placed.section(samples), starts
+        self._row_bytes, self._first_rows, self._runtime = row_bytes, first_rows, runtime
+
+    def _bounds(self, streams: int) -> np.ndarray:
+        width = len(self._first_rows)
+        held = self._runtime.budget.empty("pack-tables", max(streams * width * 4, 1))
+        return held[: streams * width * 4].view(np.int32).reshape(streams, width)
+
+    def shift_bytes(self, packed_batch: int) -> int:
+        """Counts the bytes before the first packed row of a batch."""
+        wanted = int(self._section.num_rows[self._placed.placement.packed_batches[packed_batch]])
+        return record.shift_bytes(wanted, int(self._placed.num_packed[packed_batch]), self._row_bytes)
+
+    def of_batches(
+        self, outputs: OutputFiles, files: RowsFiles, noted: RowsJournal, batches: range
+    ) -> Iterator[Streams]:
+        """Yields the streams of packed ``batches``, those of each file of records together."""
+        for first, stop in pairwise(self._placed.placement.part_bounds.tolist()):
+            own = range(max(first, batches.start), min(stop, batches.stop))
+            if own:
+                yield self._of_part(outputs.record_file(own.start), files, noted, own)
+
+    def _of_part(self, records: int, files: RowsFiles, noted: RowsJournal, batches: range) -> Streams:
+        section, placed, hops = self._section, self._placed, self._section.num_runs
+        count = len(batches) * hops
+        bounds = self._bounds(count)
+        ids_start, out_start = np.zeros(count, np.int64), np.zeros(count, np.int64)
+        buffer = self._runtime.budget.empty("pack-meta", section.buffer_bytes)
+        for i, packed_batch in enumerate(batches):
+            packed = int(placed.num_packed[packed_batch])
+            begin = files.packed_ids_at(packed_batch)
+            part = buffer[: packed * section.id_bytes]
+            if packed:
+                self._runtime.io.read(files.packed_ids, begin, part)
+            ids = part.view(f"<i{section.id_bytes}")
+            cuts = np.concatenate([[0], np.cumsum(placed.packed_per_hop[packed_batch])])
+            rows_at = int(self._starts[packed_batch]) + self.shift_bytes(packed_batch)
+            for hop in range(hops):
+                s = i * hops + hop
+                bounds[s] = np.searchsorted(ids[cuts[hop] : cuts[hop + 1]], self._first_rows)
+                ids_start[s] = begin + cuts[hop] * section.id_bytes
+                out_start[s] = rows_at + cuts[hop] * self._row_bytes
+        crc = noted.crc[batches.start * hops : batches.stop * hops]
+        return Streams(files.packed_ids, records, ids_start, bounds, out_start, section.id_bytes, crc)
+
+    def of_blocks(self, files: RowsFiles, blocks: range) -> Streams:
+        """Returns blocks of the disk cache, by ascending node; they are put in their order later."""
+        id_bytes, starts = self._section.id_bytes, self._placed.disk_blocks
+        first = starts[blocks.start : blocks.stop].astype(np.int64)
+        bounds = self._bounds(len(blocks))
+        buffer = self._runtime.budget.empty("pack-meta", max(self._placed.max_block_rows * id_bytes, 1))
+        for i, k in enumerate(blocks):
+            part = buffer[: int(starts[k + 1] - starts[k]) * id_bytes]
+            self._runtime.io.read(files.disk_ids, int(starts[k]) * id_bytes, part)
+            bounds[i] = np.searchsorted(part.view(f"<i{id_bytes}"), self._first_rows)
+        return Streams(
+            files.disk_ids,
+            files.disk_cache,
+            first * id_bytes,
+            bounds,
+            files.spare_bytes + first * self._row_bytes,
+            id_bytes,
+            np.zeros(len(blocks), np.uint32),
+        )
+
+    def of_caches(self, files: RowsFiles, noted: RowsJournal) -> list[Streams]:
+        """Returns the caches in memory that have rows, each of one stream."""
+        levels = (
+            (self._placed.host_ids, files.host_ids, files.host_cache),
+            (self._placed.device_ids, files.device_ids, files.device_cache),
+        )
+        zero = np.zeros(1, np.int64)
+        return [
+            Streams(
+                id_file,
+                out_file,
+                zero,
+                np.searchsorted(ids, self._first_rows)[None, :],
+                zero,
+                8,
+                noted.cache_crc[k : k + 1],
+            )
+            for k, (ids, id_file, out_file) in enumerate(levels)
+            if len(ids)
+        ]
