@@ -20,7 +20,8 @@ from outcrop.runtime.runtime import Runtime
 from outcrop.store import run as runs
 from outcrop.store import samples
 from outcrop.store.graph import Graph
-from outcrop.training import background, pools
+from outcrop.runtime import parent
+from outcrop.training import pools
 from prepare_support import prepare
 
 SAMPLING: dict[str, Any] = {"fanouts": (3, 3), "batch_size": 15, "seed": 4}
@@ -386,10 +387,10 @@ def test_nothing_in_the_working_folder_is_executed(
 
 def test_priority_of_the_background() -> None:
     code = (
-        f"import os; from outcrop.training.background import serve; serve({os.getpid()}); print(os.nice(0))"
+        f"import os; from outcrop.runtime.parent import serve; serve({os.getpid()}); print(os.nice(0))"
     )
     assert python(code).stdout.split() == ["19"]
-    assert background.__doc__
+    assert parent.__doc__
 
 
 def test_other_folders_are_not_touched(graph: Graph, tmp_path: Path) -> None:

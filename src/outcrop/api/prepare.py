@@ -12,6 +12,7 @@ from outcrop.advisor import auto
 from outcrop.advisor import epochs_at_a_time as epoch_choice
 from outcrop.api.old_keywords import accepts_old_keywords, merged, named
 from outcrop.api.run import Run
+from outcrop.cluster.local import LocalWorkers
 from outcrop.config import (
     Limits,
     PackConfig,
@@ -23,6 +24,7 @@ from outcrop.config import (
 from outcrop.config.declared import check_types, checks_arguments
 from outcrop.config.sampling import EXTERNAL
 from outcrop.errors import ArgumentError
+from outcrop.preparation.pack import fill_in_passes
 from outcrop.preparation.prepare import PrepareReport, PrepareRequest, prepare_within_limits, with_rates
 from outcrop.preparation.prepare import prepare as prepare_run
 from outcrop.runtime.observer import Observer
@@ -71,6 +73,7 @@ def prepare(
     observer: Observer | None = None,
     memory: Size | None = None,
     epochs: int | None = None,
+    workers: int = 1,
 ) -> Run:
     """Samples, plans and packs ``graph`` into the run ``out``, all that training from disk needs, and opens it.
 
@@ -96,6 +99,9 @@ def prepare(
         epochs: Epochs prepared, each with batches of its own; longer training replays them. None: 10, what training
             has by default, or fewer where the disk has no room for them; a run that is there keeps its number; batches
             from elsewhere: 1.
+        workers: Processes of this machine that pack, within the same memory; what they write is the same. They are
+            started as new Pythons, which import the main module: a script that asks for them keeps its work under
+            ``if __name__ == "__main__"``.
 
     Returns:
         The run; :func:`outcrop.api.prepare.prepare_with_report` returns seconds and bytes instead.
@@ -116,6 +122,7 @@ def prepare(
         topology=topology,
         overwrite=overwrite,
         epochs=epochs,
+        workers=workers,
     )
     prepare_with_report(asked, observer=observer or Observer())
     return Run(out)
@@ -149,9 +156,12 @@ class PrepareOptions:
     topology: str = "automatic"
     overwrite: bool = False
     epochs: int | None = None
+    workers: int = 1
 
     def __post_init__(self) -> None:
         check_types(self)
+        if self.workers < 1:
+            raise ArgumentError(f"{self.workers} workers cannot pack: one is the least")
 
 
 @checks_arguments
@@ -214,7 +224,15 @@ def _request(asked: PrepareOptions) -> PrepareRequest:
         chosen += [found.why] if found.why else []
     plan = with_rates(plan, config, graph, out, asked.packing.rates)
     return PrepareRequest(
-        graph, out, config, plan, external, asked.batches_key, chosen=tuple(chosen), topology=asked.topology
+        graph,
+        out,
+        config,
+        plan,
+        external,
+        asked.batches_key,
+        chosen=tuple(chosen),
+        topology=asked.topology,
+        fill=LocalWorkers(asked.workers) if asked.workers > 1 else fill_in_passes,
     )
 
 

@@ -30,8 +30,8 @@ def fetch(
             behind a ``?`` as pyarrow.fs has them (``region``, ``endpoint_override``).
         out: Folder to make; for a run, its folder.
         graph: Of a run: the folder of its graph here. None: it lies where the run says, seen from ``out``.
-        parts: Of a run whose batches lie in parts (:class:`outcrop.PackConfig`): those that are wanted here, beside those
-            that are here already. None: all.
+        parts: Of a run whose batches lie in parts (:class:`outcrop.PackConfig`): those that are wanted here, beside
+            those that are here already. None: all.
         overwrite: Replace another artifact in ``out``; without it that is an error.
         observer: Progress (:class:`outcrop.Observer`).
 

@@ -30,6 +30,12 @@ Epochs = Annotated[
 Overwrite = Annotated[
     bool, typer.Option("--overwrite", help="Replace a run of other options in this folder.")
 ]
+Workers = Annotated[
+    int,
+    typer.Option(
+        "--workers", help="Processes that pack, within the same memory; what they write is the same."
+    ),
+]
 _OBJECTS = {
     "sampling": (
         SampleConfig,
@@ -79,7 +85,7 @@ def prepare_pool(
     rate: Annotated[str | None, typer.Option("--rate", help="Disk bytes per second.")] = None,
 ) -> None:
     """Prepares the run that RUN describes: what ``outcrop train --refresh`` starts in the background."""
-    from outcrop.training.background import serve
+    from outcrop.runtime.parent import serve
 
     serve(parent)
     from outcrop.preparation.prepare import prepare_described
@@ -99,6 +105,7 @@ def _command(stop_after: str | None) -> Any:
         limits: Limits,
         packing: PackConfig,
         overwrite: Overwrite = False,
+        workers: Workers = 1,
         topology: common.Topology = "automatic",
         json: common.Json = None,
         quiet: common.Quiet = False,
@@ -114,6 +121,7 @@ def _command(stop_after: str | None) -> Any:
             epochs=epochs,
             topology=topology,
             overwrite=overwrite,
+            workers=workers,
         )
         with common.progress_bars(quiet) as progress:
             observer = Observer(progress, on_choice=None if quiet else common.say_choice)

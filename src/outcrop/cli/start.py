@@ -13,9 +13,9 @@ from outcrop.cli import interruptions
 def run() -> None:
     """Imports the commands and runs the one that ``sys.argv`` names."""
     if "TORCHELASTIC_RUN_ID" in os.environ:
-        from outcrop.training import background
+        from outcrop.runtime import parent
 
-        background.end_with_launcher()
+        parent.end_with_launcher()
     interruptions.end_with_a_line()
     from outcrop.cli.main import run as run_command
 

@@ -43,7 +43,8 @@ def fetch(
         str | None,
         typer.Option(
             "--parts",
-            help="Of a run in parts: those that are wanted here, such as 0,2, beside those that are here. Default: all.",
+            help="Of a run in parts: those that are wanted here, such as 0,2, beside those that are there. "
+            "Default: all.",
         ),
     ] = None,
     overwrite: common.Overwrite = False,

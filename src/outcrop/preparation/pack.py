@@ -13,9 +13,11 @@ it in order reads there and writes to its place, and leaves what it read as it w
 
 from __future__ import annotations
 
+import shutil
+from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import numpy as np
 
@@ -46,47 +48,91 @@ def expected(graph: Graph, samples: SampleSet, placement: Placement) -> tuple[di
     }
 
 
+class Filling(Protocol):
+    """Writes the rows of all streams, and notes their checksums; in any way that ends with the same bytes."""
+
+    def __call__(self, packing: Packing, files: OutputFiles, journal: Journal) -> Copied: ...
+
+
+@dataclass(frozen=True)
+class Copied:
+    """Counts the bytes that other processes have read and written in place of this one."""
+
+    bytes_read: int = 0
+    bytes_written: int = 0
+
+
+def fill_in_passes(packing: Packing, files: OutputFiles, journal: Journal) -> Copied:
+    """Makes the passes over each row file, in this process."""
+    for number, packer in enumerate(packing.packers):
+        packer.fill(files, journal, number)
+    return Copied()
+
+
 class Packed(NamedTuple):
-    """Says what packing has made, and how many passes over a row file it took, of the one that took most."""
+    """Says what packing has made, and how many passes over a row file it took, of the one that took most.
+
+    Attributes:
+        copied: What other processes have read and written.
+    """
 
     manifest: Manifest
     passes: int
+    copied: Copied
 
 
-def pack(graph: Graph, samples: SampleSet, placement: Placement, out: Path, runtime: Runtime) -> Packed:
+def pack(
+    graph: Graph,
+    samples: SampleSet,
+    placement: Placement,
+    out: Path,
+    runtime: Runtime,
+    fill: Filling = fill_in_passes,
+) -> Packed:
     """Writes records and caches of ``placement`` to ``out``.
+
+    Args:
+        fill: What writes the rows.
 
     Raises:
         BudgetError: The budget cannot hold even the smallest working buffers.
     """
-    packer = _Packer(graph, samples, placement, runtime)
+    packing = Packing(graph, samples, placement, runtime)
     with manifests.publishing(out, resume=True) as folder:
-        done = packer.run(folder)
+        done = packing.run(folder, fill)
     return done
 
 
-class _Packer:
+class Packing:
+    """Holds what packing works with.
+
+    Attributes:
+        packers: One for each row file.
+        key: Says of what the files are made; what was made of something else is of no use.
+    """
+
     def __init__(self, graph: Graph, samples: SampleSet, placement: Placement, runtime: Runtime):
-        self._graph, self._samples, self._placement, self._runtime = graph, samples, placement, runtime
-        self._starts = placement.part_starts(samples)
+        self._graph, self.samples, self.placement, self.runtime = graph, samples, placement, runtime
+        self.starts = placement.part_starts(samples)
         self._held = [(placed.host_ids, placed.device_ids) for placed in placement.files]  # from now on
         free = runtime.budget.free_bytes
-        self._packers = [
+        self.packers = [
             RowsPacker(
                 graph.open_rows(runtime, rows),
                 placed,
                 samples,
-                self._starts[:, 1 + rows.number],
+                self.starts[:, 1 + rows.number],
                 runtime,
                 free,
             )
             for rows, placed in zip(graph.row_files, placement.files, strict=True)
         ]
+        self._made = expected(graph, samples, placement)
+        self.key = ",".join(self._made[1].values())
 
-    def run(self, folder: Path) -> Packed:
-        config, inputs = expected(self._graph, self._samples, self._placement)
-        placement, packers, runtime = self._placement, self._packers, self._runtime
-        key = ",".join([*inputs.values(), *(packer.geometry for packer in packers)])
+    def run(self, folder: Path, fill: Filling) -> Packed:
+        placement, packers, runtime = self.placement, self.packers, self.runtime
+        key = ",".join([self.key, *(packer.geometry for packer in packers)])
         streams = [packer.num_streams for packer in packers]
         journal = Journal(folder / _JOURNAL, key, streams, len(placement.packed_batches))
         files = OutputFiles(
@@ -105,8 +151,7 @@ class _Packer:
             files.open()
             if not journal.meta_done:
                 self._write_meta(files, journal)
-            for number, packer in enumerate(packers):
-                packer.fill(files, journal, number)
+            copied = fill(self, files, journal)
             for number, packer in enumerate(packers):
                 packer.order_disk_cache(files, journal, number)
             crcs = [packer.rows_crc(journal.files[k].crc) for k, packer in enumerate(packers)]
@@ -134,28 +179,29 @@ class _Packer:
             rows.remove_packed_ids()
         journal.remove()
         version = version_of(placement.manifest.version == 3, placement.num_parts)
-        manifest = Manifest(FORMAT, version, specs, attributes_of(placement.num_parts), config, inputs)
+        manifest = Manifest(FORMAT, version, specs, attributes_of(placement.num_parts), *self._made)
         manifests.write(folder, manifest)
         runtime.progress.finish("pack")
-        return Packed(manifest, max(packer.num_episodes for packer in packers))
+        passes = max(packer.num_episodes for packer in packers) if fill is fill_in_passes else 1
+        return Packed(manifest, passes, copied)
 
     def _write_meta(self, files: OutputFiles, journal: Journal) -> None:
         """Writes the meta part of every record, and which rows are packed, for the passes to read."""
-        samples, placement = self._samples, self._placement
-        buffer = self._runtime.budget.empty("pack-meta", samples.max_record_bytes)
-        shared = [SharedRows(p.section, placement, p.placed, self._runtime) for p in self._packers]
+        samples, placement = self.samples, self.placement
+        buffer = self.runtime.budget.empty("pack-meta", samples.max_record_bytes)
+        shared = [SharedRows(p.section, placement, p.placed, self.runtime) for p in self.packers]
         for parts in zip(*(one.by_batch() for one in shared), strict=True):
             packed_batch = parts[0][0]
             graph = samples.read(int(placement.packed_batches[packed_batch]), buffer)
             wanted = [graph.section(rows).ids for rows in self._graph.row_files]
             tables = [
                 packer.placed.lookup(ids, disk)
-                for packer, ids, (_, disk) in zip(self._packers, wanted, parts, strict=True)
+                for packer, ids, (_, disk) in zip(self.packers, wanted, parts, strict=True)
             ]
             blob = record.encode(graph, tables, samples.id_bytes)
-            self._runtime.io.write(files.record_file(packed_batch), int(self._starts[packed_batch, 0]), blob)
+            self.runtime.io.write(files.record_file(packed_batch), int(self.starts[packed_batch, 0]), blob)
             journal.meta_crc[packed_batch] = _core.crc32c(blob)
-            for packer, own, ids, table in zip(self._packers, files.files, wanted, tables, strict=True):
+            for packer, own, ids, table in zip(self.packers, files.files, wanted, tables, strict=True):
                 packed = np.delete(ids, table.cached_positions())
                 packer.note_packed(own, packed_batch, packed)
         for one in shared:
@@ -167,14 +213,14 @@ class _Packer:
     def _records_crcs(self, journal: Journal, crcs: list[np.ndarray]) -> list[int]:
         """Returns the checksum of each file of records, put together from those of what lies in it."""
         return [
-            self._records_crc(range(*both), journal, crcs) for both in pairwise(self._placement.part_bounds)
+            self._records_crc(range(*both), journal, crcs) for both in pairwise(self.placement.part_bounds)
         ]
 
     def _records_crc(self, records: range, journal: Journal, crcs: list[np.ndarray]) -> int:
-        whole, sizes = 0, np.diff(self._starts, axis=1)
+        whole, sizes = 0, np.diff(self.starts, axis=1)
         for p in records:
             parts = [(int(journal.meta_crc[p]), int(sizes[p, 0]))]
-            for k, packer in enumerate(self._packers):
+            for k, packer in enumerate(self.packers):
                 rows = packer.packed_bytes(p)
                 shift = packer.shift_bytes(p) if rows else 0
                 rest = int(sizes[p, 1 + k]) - shift - rows
@@ -187,7 +233,7 @@ class _Packer:
 def _clear(folder: Path) -> None:
     """Removes what other work left: its bytes would stay where this work writes none, in the padding."""
     for path in folder.iterdir():
-        path.unlink()
+        shutil.rmtree(path) if path.is_dir() else path.unlink()
 
 
 def _zeros_crc(count: int) -> int:

@@ -140,13 +140,13 @@ class OutputFiles:
     """Holds the files of records, one for each part, while they are written, and the files of each row file."""
 
     def __init__(self, runtime: Runtime, folder: Path, placement: Placement, files: Sequence[RowsFiles]):
-        self._io, self._placement, self._folder, self.files = runtime.io, placement, folder, files
+        self._io, self._placement, self.folder, self.files = runtime.io, placement, folder, files
         self._names = names_of("records", placement.num_parts)
         self._part = placement.part
         self._records: list[int] = []
 
     def _path(self, name: str) -> Path:
-        return self._folder / f"{name}.bin"
+        return self.folder / f"{name}.bin"
 
     def are_there(self) -> bool:
         for name, size in zip(self._names, self._placement.part_bytes(), strict=True):
@@ -161,6 +161,13 @@ class OutputFiles:
             self._io.resize(self._records[-1], size)
         for files in self.files:
             files.open()
+
+    def path_of(self, number: int) -> Path:
+        """Returns the path of a file that is open, by the engine's number of it."""
+        for name, file in zip(self._names, self._records, strict=True):
+            if file == number:
+                return self._path(name)
+        return next(path for files in self.files if (path := files.path_of(number)) is not None)
 
     def record_file(self, packed_batch: int) -> int:
         """Returns the file that the record of a packed batch lies in."""
@@ -223,7 +230,7 @@ class RowsFiles:
     ):
         self._io, self._placed, self._features, self._folder = runtime.io, rows, features, folder
         self._row_bytes, self._id_bytes = features.row_bytes, section.id_bytes
-        self._open: list[int] = []
+        self._open: dict[int, Path] = {}
         self._packed_before = np.concatenate([[0], np.cumsum(rows.num_packed)])
         self._rows = {
             "host_cache": len(rows.host_ids),
@@ -235,6 +242,10 @@ class RowsFiles:
 
     def _path(self, name: str) -> Path:
         return self._folder / f"{self._placed.prefix}{name}.bin"
+
+    def path_of(self, number: int) -> Path | None:
+        """Returns the path of a file that is open, by the engine's number of it; None: it is none of these."""
+        return self._open.get(number)
 
     def packed_ids_at(self, p: int) -> int:
         """Tells where the ids of packed batch ``p`` begin."""
@@ -263,7 +274,7 @@ class RowsFiles:
 
     def _add(self, path: Path, mode: _core.OpenMode) -> int:
         file = self._io.open(str(path), mode)
-        self._open.append(file)
+        self._open[file] = path
         return file
 
     def sync(self, *, drop: bool) -> None:
@@ -307,7 +318,7 @@ class RowsFiles:
 
     def close(self) -> None:
         while self._open:
-            self._io.close(self._open.pop())
+            self._io.close(self._open.popitem()[0])
 
 
 class RowsJournal:

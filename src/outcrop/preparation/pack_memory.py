@@ -11,6 +11,7 @@ from outcrop.runtime.pages import PAGE_BYTES
 from outcrop.store import record
 from outcrop.store.arrays import DiskArray
 from outcrop.store.graph_types import RowFile
+from outcrop.store.manifest import ArraySpec
 from outcrop.store.samples import BatchSizes, SectionSizes
 
 
@@ -87,9 +88,10 @@ def fits(
     )
 
 
-def cut_features(features: DiskArray, chunk_pages: int) -> FeatureChunks:
-    pages = -(-features.spec.data_bytes // PAGE_BYTES)
+def cut_features(spec: ArraySpec, chunk_pages: int) -> FeatureChunks:
+    """Cuts a row file into chunks of ``chunk_pages`` pages."""
+    pages = -(-spec.data_bytes // PAGE_BYTES)
     starts = np.append(np.arange(0, pages, chunk_pages, dtype=np.int64), pages)
-    first_rows = starts * PAGE_BYTES // features.spec.stride_bytes
-    first_rows[-1] = features.num_rows
-    return FeatureChunks(starts, first_rows, features.spec.stride_bytes)
+    first_rows = starts * PAGE_BYTES // spec.stride_bytes
+    first_rows[-1] = spec.shape[0]
+    return FeatureChunks(starts, first_rows, spec.stride_bytes)

@@ -10,7 +10,7 @@ import numpy as np
 import outcrop._core as _core
 from outcrop.config import exact_bytes, least_bytes
 from outcrop.errors import BudgetError, FormatError
-from outcrop.preparation.pack_files import Journal, OutputFiles, PageSums, RowsFiles, RowsJournal
+from outcrop.preparation.pack_files import Journal, OutputFiles, PageSums, RowsFiles
 from outcrop.preparation.pack_memory import cut_features, divide_memory
 from outcrop.preparation.pack_streams import RowStreams, Streams
 from outcrop.runtime.pages import PAGE_BYTES
@@ -62,7 +62,7 @@ class RowsPacker:
         self._stride, self._row_bytes = features.spec.stride_bytes, features.row_bytes
         has_caches = bool(len(placed.host_ids) or len(placed.device_ids))
         self._memory = divide_memory(features, self.section.id_bytes, has_caches, free)
-        self._chunks = cut_features(features, self._memory.chunk_pages)
+        self._chunks = cut_features(features.spec, self._memory.chunk_pages)
         first_rows = self._chunks.first_rows
         self._streams = RowStreams(placed, samples, starts, self._row_bytes, first_rows, runtime)
         self._num_blocks = len(placed.disk_blocks) - 1

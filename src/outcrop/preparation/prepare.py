@@ -102,6 +102,7 @@ class PrepareRequest:
         topology: Where neighbour lists are read from.
         stop_after: ``"sample"`` or ``"plan"``: leave the later stages for another call.
         chosen: What was chosen for the user, and why: lines, for the report.
+        fill: What writes the rows.
     """
 
     graph: Graph
@@ -113,6 +114,7 @@ class PrepareRequest:
     stop_after: str | None = None
     chosen: tuple[str, ...] = ()
     topology: str = "automatic"
+    fill: packing.Filling = packing.fill_in_passes
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "graph", self.graph.with_edge_rows(self.sampling.edge_rows))
@@ -318,6 +320,7 @@ def _make(
     sample_config, plan_config = request.sampling, request.limits
     report = PrepareReport(epochs=sample_config.epochs, chosen="\n".join(request.chosen))
     started, before = time.monotonic(), runtime.io.counters
+    copied = packing.Copied()  # by other processes, which pack: the last stage
     if plan_config.disk_space is not None and plan_config.layout == "cost":
         rates = plan_config.sequential_rate, plan_config.random_rate
         report.disk_rates = dict(zip(("sequential_bytes_per_s", "random_reads_per_s"), rates, strict=True))
@@ -344,15 +347,15 @@ def _make(
         report.stage_seconds[name] = time.monotonic() - begin
         report.stages[name] = {
             "seconds": report.stage_seconds[name],
-            "bytes_read": end.read_bytes - start.read_bytes,
-            "bytes_written": end.write_bytes - start.write_bytes,
+            "bytes_read": end.read_bytes - start.read_bytes + copied.bytes_read,
+            "bytes_written": end.write_bytes - start.write_bytes + copied.bytes_written,
         }
 
     def finish() -> PrepareReport:
         after = runtime.io.counters
         report.seconds = time.monotonic() - started
-        report.bytes_read = after.read_bytes - before.read_bytes
-        report.bytes_written = after.write_bytes - before.write_bytes
+        report.bytes_read = after.read_bytes - before.read_bytes + copied.bytes_read
+        report.bytes_written = after.write_bytes - before.write_bytes + copied.bytes_written
         report.disk_bytes = disk_bytes(out)
         return report
 
@@ -386,8 +389,9 @@ def _make(
         limit = _limit_of(runtime)
         if limit is not None and not needs.packs(limit, plan_config.memory):
             raise BudgetError(f"packing does not fit a memory budget of {exact_bytes(limit)}")
-        done = packing.pack(graph, sample_set, placement, out / "pack", runtime)
-        report.passes = done.passes
+        nonlocal copied
+        done = packing.pack(graph, sample_set, placement, out / "pack", runtime, request.fill)
+        report.passes, copied = done.passes, done.copied
         return done.manifest
 
     if request.stop_after != "plan":

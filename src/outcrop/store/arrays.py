@@ -185,7 +185,7 @@ class DiskArray:
     """
 
     def __init__(self, runtime: Runtime, folder: Path, spec: ArraySpec, sums: ArraySpec | None = None):
-        self.spec, self.path, self._sums_spec = spec, folder / spec.file, sums
+        self.spec, self.path, self.sums_spec = spec, folder / spec.file, sums
         try:
             self.dtype = storage_dtype(spec.dtype)
         except FormatError as error:
@@ -210,9 +210,9 @@ class DiskArray:
         Raises:
             ChecksumError, FormatError: They were damaged, or are of another file.
         """
-        if self._sums_spec is None:
+        if self.sums_spec is None:
             return None
-        table = DiskArray(self._runtime, self.path.parent, self._sums_spec)
+        table = DiskArray(self._runtime, self.path.parent, self.sums_spec)
         try:
             return PageSums(table.memmap(check=True), self.path, self.spec)
         finally:

@@ -23,7 +23,7 @@ import numpy as np
 
 from outcrop.errors import ArgumentError, OutcropError, RankError
 from outcrop.runtime import sharing
-from outcrop.training.background import end_with_launcher
+from outcrop.runtime.parent import end_with_launcher
 
 if TYPE_CHECKING:
     from torch import Tensor

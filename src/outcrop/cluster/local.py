@@ -1,0 +1,111 @@
+"""Packing by several processes of this machine: each takes a chunk of a row file at a time."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+from collections.abc import Iterator
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
+from itertools import islice
+
+from outcrop.cluster.pieces import ChunkWriter, PieceSet, finish_pieces, prepare_pieces
+from outcrop.errors import CancelledError
+from outcrop.preparation.pack import Copied, Packing, fill_in_passes
+from outcrop.preparation.pack_files import Journal, OutputFiles
+from outcrop.runtime.parent import end_with_parent
+
+_LEAST_BYTES, _MOST_BYTES = 4 << 20, 768 << 20  # memory of a process
+_writer: ChunkWriter | None = None
+
+
+class LocalWorkers:
+    """Has ``workers`` processes of this machine write the rows; what they write is what one would.
+
+    Each has a sixteenth of the memory that is free, at most 768 MiB; where there is not enough for so many, there are
+    fewer. One that is killed is replaced.
+    """
+
+    def __init__(self, workers: int):
+        self.workers = workers
+
+    def __call__(self, packing: Packing, files: OutputFiles, journal: Journal) -> Copied:
+        if journal.file >= len(packing.packers):  # the rows were written before the interruption
+            return Copied()
+        free, progress = packing.runtime.budget.free_bytes, packing.runtime.progress
+        memory = min(max(free // 16, _LEAST_BYTES), _MOST_BYTES)
+        workers = min(self.workers, free // memory - 1)
+        if workers < 1:
+            progress.note("pack", f"memory for one process, not for {self.workers} beside it")
+            return fill_in_passes(packing, files, journal)
+        pieces = prepare_pieces(packing, files, memory // 4)
+        with packing.runtime.budget.reserve("pack-workers", workers * memory):
+            copied = self._make(pieces, workers, memory, packing)
+        finish_pieces(pieces, packing, journal)
+        return copied
+
+    def _make(self, pieces: PieceSet, workers: int, memory: int, packing: Packing) -> Copied:
+        progress, read, written = packing.runtime.progress, 0, 0
+        there = set(pieces.all_chunks()).difference(pieces.missing())
+        progress.advance("pack", sum(pieces.chunk_bytes(*chunk) for chunk in there))
+        while missing := pieces.missing():
+            done = 0
+            try:
+                with _pool(workers, pieces, memory) as pool:
+                    for chunk, copied in _in_any_order(pool, missing, 2 * workers):
+                        read, written, done = (
+                            read + copied.bytes_read,
+                            written + copied.bytes_written,
+                            done + 1,
+                        )
+                        progress.advance("pack", pieces.chunk_bytes(*chunk))
+            except BrokenProcessPool:
+                if not done:
+                    raise CancelledError(
+                        f"processes that pack were killed, perhaps for want of memory, before any of {workers} had "
+                        "done its part: prepare with fewer of them (--workers); the same command goes on where it was"
+                    ) from None
+        return Copied(read, written)
+
+
+@contextmanager
+def _pool(workers: int, pieces: PieceSet, memory: int) -> Iterator[ProcessPoolExecutor]:
+    pool = ProcessPoolExecutor(
+        workers,
+        multiprocessing.get_context("spawn"),  # the threads of this process cannot be copied
+        _begin,
+        (os.getpid(), pieces, memory),
+    )
+    try:
+        yield pool
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+def _in_any_order(
+    pool: ProcessPoolExecutor, chunks: list[tuple[int, int]], most: int
+) -> Iterator[tuple[tuple[int, int], Copied]]:
+    """Has the pool make ``chunks``, so many at a time, and yields each with what it took."""
+    left = iter(chunks)
+    under_way: dict[Future[Copied], tuple[int, int]] = {
+        pool.submit(_write, *chunk): chunk for chunk in islice(left, most)
+    }
+    while under_way:
+        ended, _ = wait(under_way, return_when=FIRST_COMPLETED)
+        for future in ended:
+            yield under_way.pop(future), future.result()
+        under_way |= {pool.submit(_write, *chunk): chunk for chunk in islice(left, len(ended))}
+
+
+def _begin(parent: int, pieces: PieceSet, memory: int) -> None:
+    global _writer
+    end_with_parent(parent)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's: it ends these
+    _writer = ChunkWriter(pieces, memory)
+
+
+def _write(number: int, chunk: int) -> Copied:
+    assert _writer is not None
+    return _writer.write(number, chunk)

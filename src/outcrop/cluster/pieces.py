@@ -1,0 +1,355 @@
+"""Pieces: what the streams of one output file want of one chunk of a row file.
+
+Where each row goes follows from the plan alone, so pieces are made in any order, by any process that sees the folder,
+and twice without harm. What is known of them lies in the folder, in tables that all processes map: where streams begin,
+how many of their ids fall into each chunk, the checksum of each piece of a stream, and which pieces are on disk. Those
+are what an interrupted packing goes on from.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+
+import outcrop._core as _core
+from outcrop.preparation.pack import Copied, Packing
+from outcrop.preparation.pack_files import Journal, OutputFiles, RowsJournal
+from outcrop.preparation.pack_memory import FeatureChunks, cut_features
+from outcrop.preparation.pack_streams import RowStreams, Streams
+from outcrop.runtime import memory_tables
+from outcrop.runtime.pages import PAGE_BYTES
+from outcrop.runtime.runtime import Runtime
+from outcrop.store import manifest as manifests
+from outcrop.store.arrays import DiskArray
+from outcrop.store.manifest import ArraySpec
+from outcrop.store.parts import names_of
+
+FOLDER, _KEY = "pieces", "key"
+_TABLES = ("bounds", "ids_start", "out_start", "crc", "done")
+
+
+@dataclass(frozen=True)
+class RowsToPack:
+    """Says where a row file lies, and how it is cut, for processes that have no graph open.
+
+    Attributes:
+        folder, spec, sums: The file, and the checksums of its pages (:class:`outcrop.store.arrays.DiskArray`).
+        chunk_pages: Pages of a chunk.
+    """
+
+    folder: Path
+    spec: ArraySpec
+    sums: ArraySpec | None
+    chunk_pages: int
+
+    def open(self, runtime: Runtime) -> DiskArray:
+        return DiskArray(runtime, self.folder, self.spec, self.sums)
+
+
+class PieceTable:
+    """Maps what is known of the pieces of one output file.
+
+    Attributes:
+        ids_path, out_path: The file that ids are read from, and that rows go to.
+        id_bytes: Bytes of an id.
+        bounds: Ids of each stream before each chunk: int32 [chunks + 1, streams].
+        ids_start, out_start: Byte where ids and rows of each stream begin: int64 [streams].
+        crc: CRC-32C of what each stream has of each chunk: uint32 [chunks, streams].
+        done: Which chunks are on disk: uint8 [chunks].
+    """
+
+    def __init__(self, folder: Path, name: str, mode: str = "r+"):
+        head = json.loads((folder / f"{name}.json").read_text())
+        self.ids_path, self.out_path = Path(head["ids_path"]), Path(head["out_path"])
+        self.id_bytes: int = head["id_bytes"]
+        arrays = {table: np.load(folder / f"{name}.{table}.npy", mmap_mode=mode) for table in _TABLES}
+        self.bounds, self.ids_start, self.out_start = (arrays[table] for table in _TABLES[:3])
+        self.crc, self.done = arrays["crc"], arrays["done"]
+
+    def counts(self, chunk: int) -> np.ndarray:
+        """Counts the rows of each stream in ``chunk``: int64 [streams]."""
+        return (self.bounds[chunk + 1] - self.bounds[chunk]).astype(np.int64)
+
+    def add(self, chunk: int, crc: np.ndarray) -> None:
+        """Notes that the rows of ``chunk``, which are on disk, have these checksums: uint32 [streams]."""
+        self.crc[chunk] = crc
+        _flush(self.crc)
+        self.done[chunk] = 1
+        _flush(self.done)
+
+    def stream_crc(self, row_bytes: int) -> np.ndarray:
+        """Returns the checksum of all rows of each stream: uint32 [streams]."""
+        found = np.zeros(self.crc.shape[1], np.uint32)
+        for chunk in range(len(self.crc)):
+            counts = self.counts(chunk)
+            for s in np.flatnonzero(counts).tolist():
+                found[s] = _core.crc32c_combine(
+                    int(found[s]), int(self.crc[chunk, s]), int(counts[s]) * row_bytes
+                )
+        return found
+
+
+def _flush(table: np.ndarray) -> None:
+    if isinstance(table, np.memmap):  # empty tables are none
+        table.flush()
+
+
+@dataclass(frozen=True)
+class PieceSet:
+    """Names the tables of all output files of each row file, in a folder.
+
+    Attributes:
+        tables: Names of the tables of each row file.
+    """
+
+    folder: Path
+    rows: tuple[RowsToPack, ...]
+    tables: tuple[tuple[str, ...], ...]
+
+    def chunks(self, number: int) -> FeatureChunks:
+        """Returns the chunks of row file ``number``."""
+        rows = self.rows[number]
+        return cut_features(rows.spec, rows.chunk_pages)
+
+    def chunk_bytes(self, number: int, chunk: int) -> int:
+        """Counts the bytes of the rows of a chunk of row file ``number``."""
+        chunks = self.chunks(number)
+        return int(chunks.first_rows[chunk + 1] - chunks.first_rows[chunk]) * chunks.stride
+
+    def all_chunks(self) -> list[tuple[int, int]]:
+        """Returns all chunks of which anything is wanted: (row file, chunk)."""
+        return [
+            (number, chunk)
+            for number, names in enumerate(self.tables)
+            if names
+            for chunk in range(len(self.chunks(number).starts) - 1)
+        ]
+
+    def missing(self) -> list[tuple[int, int]]:
+        """Returns the chunks of which pieces are not on disk: (row file, chunk)."""
+        found = []
+        for number, names in enumerate(self.tables):
+            done = [PieceTable(self.folder, name, "r").done for name in names]
+            there = np.min(done, axis=0) if done else np.ones(0, np.uint8)
+            found += [(number, chunk) for chunk in np.flatnonzero(there == 0).tolist()]
+        return found
+
+
+def prepare_pieces(packing: Packing, files: OutputFiles, chunk_bytes: int) -> PieceSet:
+    """Writes the tables of all output files, or opens those that an interrupted call has left.
+
+    Args:
+        chunk_bytes: Bytes of a chunk, at the least a page, with two ids for each of its rows.
+    """
+    folder = files.folder / FOLDER
+    rows = tuple(
+        RowsToPack(
+            packer.features.path.parent,
+            packer.features.spec,
+            packer.features.sums_spec,
+            _pages_of(packer.features.spec, chunk_bytes),
+        )
+        for packer in packing.packers
+    )
+    key = f"{packing.key} {chunk_bytes}"
+    if not (folder / _KEY).is_file() or (folder / _KEY).read_text() != key:
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir()
+        for number in range(len(rows)):
+            _RowTables(packing, files, folder, number, rows[number]).write()
+        manifests.sync_folder(folder)
+        manifests.write_atomic(folder / _KEY, key.encode())
+    tables = tuple(
+        tuple(sorted(path.stem for path in folder.glob(f"{number}-*.json"))) for number in range(len(rows))
+    )
+    return PieceSet(folder, rows, tables)
+
+
+def finish_pieces(pieces: PieceSet, packing: Packing, journal: Journal) -> None:
+    """Notes in the journal that all rows are on disk, and their checksums."""
+    for number, names in enumerate(pieces.tables):
+        noted, row_bytes = journal.files[number], packing.packers[number].features.row_bytes
+        crc = {
+            name.split("-", 1)[1]: PieceTable(pieces.folder, name, "r").stream_crc(row_bytes)
+            for name in names
+        }
+        parts = names_of("records", packing.placement.num_parts)
+        noted.crc[:] = np.concatenate([crc.get(part, np.zeros(0, np.uint32)) for part in parts])
+        for place, cache in enumerate(("host_cache", "device_cache")):
+            if cache in crc:
+                noted.cache_crc[place] = crc[cache][0]
+    journal.file, journal.episode, journal.chunk = len(pieces.tables), 0, 0
+    journal.save()
+    shutil.rmtree(pieces.folder)
+
+
+class _RowTables:
+    """Writes the tables of the output files of one row file."""
+
+    def __init__(self, packing: Packing, files: OutputFiles, folder: Path, number: int, rows: RowsToPack):
+        packer = packing.packers[number]
+        self._packing, self._files, self._own = packing, files, files.files[number]
+        self._folder, self._number, self._placed = folder, number, packer.placed
+        self._first_rows = cut_features(rows.spec, rows.chunk_pages).first_rows
+        self._runs = packer.section.num_runs
+        starts = packing.starts[:, 1 + number]
+        self._streams = RowStreams(
+            packer.placed,
+            packing.samples,
+            starts,
+            packer.features.row_bytes,
+            self._first_rows,
+            packing.runtime,
+        )
+        self._noted = RowsJournal(packer.num_streams)  # whose checksums nobody asks for
+
+    def write(self) -> None:
+        placement, bounds = self._packing.placement, self._packing.placement.part_bounds.tolist()
+        names = names_of("records", placement.num_parts)
+        for name, (first, stop) in zip(names, pairwise(bounds), strict=True):
+            self._write(name, (stop - first) * self._runs, self._of_part(first, stop))
+        blocks = len(self._placed.disk_blocks) - 1
+        if blocks:
+            self._write("disk_cache", blocks, self._of_blocks(blocks))
+        for streams in self._streams.of_caches(self._own, self._noted):
+            self._write(self._files.path_of(streams.out_file).stem.rpartition(".")[2], 1, [streams])
+
+    def _of_part(self, first: int, stop: int) -> Iterator[Streams]:
+        at_once = self._at_once(self._runs)
+        for begin in range(first, stop, at_once):
+            batches = range(begin, min(begin + at_once, stop))
+            yield from self._streams.of_batches(self._files, self._own, self._noted, batches)
+
+    def _of_blocks(self, blocks: int) -> Iterator[Streams]:
+        at_once = self._at_once(1)
+        for begin in range(0, blocks, at_once):
+            yield self._streams.of_blocks(self._own, range(begin, min(begin + at_once, blocks)))
+
+    def _at_once(self, streams: int) -> int:
+        """Counts what has tables in memory at a time, when each is so many streams."""
+        room = memory_tables.PACK_TABLES.bytes_of(self._packing.runtime.budget.free_bytes)
+        return max(room // (streams * (4 * len(self._first_rows) + 64)), 1)
+
+    def _write(self, name: str, count: int, slices: Iterable[Streams]) -> None:
+        chunks = len(self._first_rows) - 1
+        shapes = {
+            "bounds": ((chunks + 1, count), np.int32),
+            "ids_start": ((count,), np.int64),
+            "out_start": ((count,), np.int64),
+            "crc": ((chunks, count), np.uint32),
+            "done": ((chunks,), np.uint8),
+        }
+        name, paths = f"{self._number}-{name}", {}
+        tables = {
+            table: _new_table(self._folder / f"{name}.{table}.npy", shape, dtype)
+            for table, (shape, dtype) in shapes.items()
+        }
+        at = 0
+        for streams in slices:
+            own = slice(at, at + len(streams.ids_start))
+            tables["bounds"][:, own] = streams.bounds.T
+            tables["ids_start"][own], tables["out_start"][own] = streams.ids_start, streams.out_start
+            paths = {
+                "ids_path": str(self._files.path_of(streams.ids_file).absolute()),
+                "out_path": str(self._files.path_of(streams.out_file).absolute()),
+                "id_bytes": streams.id_bytes,
+            }
+            at = own.stop
+        for table in tables.values():
+            _flush(table)
+        if paths:
+            (self._folder / f"{name}.json").write_text(json.dumps(paths))
+
+
+def _new_table(path: Path, shape: tuple[int, ...], dtype: type) -> np.ndarray:
+    """Makes a table of zeros on disk; an empty one cannot be mapped."""
+    if not all(shape):
+        np.save(path, np.zeros(shape, dtype))
+        return np.zeros(shape, dtype)
+    return np.lib.format.open_memmap(path, "w+", dtype, shape)
+
+
+def _pages_of(spec: ArraySpec, chunk_bytes: int) -> int:
+    stride = max(spec.stride_bytes, 1)
+    return max(chunk_bytes * stride // (stride + 16) // PAGE_BYTES, 1)
+
+
+class ChunkWriter:
+    """Makes pieces: reads a chunk of a row file, and writes what all output files want of it.
+
+    Args:
+        memory: Bytes for all of it.
+    """
+
+    def __init__(self, pieces: PieceSet, memory: int):
+        self._pieces, self._runtime = pieces, Runtime(memory, threads=1)
+        self._row_files = [rows.open(self._runtime) for rows in pieces.rows]
+        self._tables = [[PieceTable(pieces.folder, name) for name in names] for names in pieces.tables]
+        self._files: dict[Path, int] = {}
+
+    def write(self, number: int, chunk: int) -> Copied:
+        """Makes the pieces of ``chunk`` of row file ``number`` that are not on disk.
+
+        Raises:
+            ChecksumError, FormatError: The row file, or a list of ids, is damaged.
+            IoError: The disk failed.
+        """
+        before, chunks, file = self._runtime.io.counters, self._pieces.chunks(number), self._row_files[number]
+        first, stop = (int(row) for row in chunks.first_rows[chunk : chunk + 2])
+        data = self._runtime.budget.empty("pack-chunk", max((stop - first) * chunks.stride, 1))
+        data = data[: (stop - first) * chunks.stride]
+        file.read_bytes(first * chunks.stride, data)
+        for table in self._tables[number]:
+            if not table.done[chunk]:
+                self._write(table, chunk, data, first, stop - first, file)
+        after = self._runtime.io.counters
+        return Copied(after.read_bytes - before.read_bytes, after.write_bytes - before.write_bytes)
+
+    def _write(
+        self, table: PieceTable, chunk: int, data: np.ndarray, first: int, rows: int, file: DiskArray
+    ) -> None:
+        counts, crc = table.counts(chunk), np.zeros(len(table.ids_start), np.uint32)
+        if counts.any():
+            before = table.bounds[chunk].astype(np.int64)
+            out = self._open(table.out_path, _core.OpenMode.update)
+            scatter = _core.Scatter(
+                self._runtime.io,
+                self._runtime.budget,
+                file.row_bytes,
+                file.spec.stride_bytes,
+                table.id_bytes,
+                max(int(counts.max()) * table.id_bytes, PAGE_BYTES),
+                max(memory_tables.PACK_OUT.bytes_of(self._runtime.budget.limit_bytes), file.row_bytes),
+            )
+            scatter.run(
+                data,
+                first,
+                rows,
+                file.spec.stride_bytes,
+                self._open(table.ids_path, _core.OpenMode.read),
+                out,
+                table.ids_start + before * table.id_bytes,
+                counts,
+                table.out_start + before * file.row_bytes,
+                crc,
+            )
+            self._runtime.io.sync(out)
+        table.add(chunk, crc)
+
+    def _open(self, path: Path, mode: _core.OpenMode) -> int:
+        if path not in self._files:
+            self._files[path] = self._runtime.io.open(str(path), mode)
+        return self._files[path]
+
+    def close(self) -> None:
+        for file in self._files.values():
+            self._runtime.io.close(file)
+        for rows in self._row_files:
+            rows.close()
+        self._runtime.close()
