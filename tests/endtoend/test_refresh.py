@@ -386,9 +386,7 @@ def test_nothing_in_the_working_folder_is_executed(
 
 
 def test_priority_of_the_background() -> None:
-    code = (
-        f"import os; from outcrop.runtime.parent import serve; serve({os.getpid()}); print(os.nice(0))"
-    )
+    code = f"import os; from outcrop.runtime.parent import serve; serve({os.getpid()}); print(os.nice(0))"
     assert python(code).stdout.split() == ["19"]
     assert parent.__doc__
 

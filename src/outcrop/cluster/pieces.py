@@ -332,7 +332,7 @@ class ChunkWriter:
                 first,
                 rows,
                 file.spec.stride_bytes,
-                self._open(table.ids_path, _core.OpenMode.read),
+                self._open_ids(table),
                 out,
                 table.ids_start + before * table.id_bytes,
                 counts,
@@ -341,6 +341,13 @@ class ChunkWriter:
             )
             self._runtime.io.sync(out)
         table.add(chunk, crc)
+
+    def _open_ids(self, table: PieceTable) -> int:
+        """Opens a list of ids: one that packing has written through the page cache, where its small parts are read from
+        it; those of the plan are read past it.
+        """
+        own = table.ids_path.parent == table.out_path.parent
+        return self._open(table.ids_path, _core.OpenMode.update if own else _core.OpenMode.read)
 
     def _open(self, path: Path, mode: _core.OpenMode) -> int:
         if path not in self._files:

@@ -1,0 +1,204 @@
+"""Pieces of packing: in any order, more than once, by one process or several, they give the files of one pass."""
+
+from __future__ import annotations
+
+import random
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from artifact_support import differences, tree
+from outcrop._core import crc32c
+from outcrop.cluster.pieces import ChunkWriter, PieceSet, PieceTable, finish_pieces, prepare_pieces
+from outcrop.config import PlanConfig, SampleConfig
+from outcrop.errors import ChecksumError
+from outcrop.preparation import pack as packing
+from outcrop.preparation.pack import Copied
+from outcrop.preparation.plan import plan
+from outcrop.preparation.sample import sample
+from outcrop.runtime.pages import PAGE_BYTES
+from outcrop.runtime.runtime import Runtime
+from outcrop.store import samples
+from outcrop.store.graph import Graph
+from outcrop.store.placement import Placement, open_placement
+from outcrop.store.samples import SampleSet
+from run_support import a_graph, config_with_cache
+
+Work = Callable[[PieceSet, ChunkWriter], None]
+
+
+def filled_by(work: Work, chunk_bytes: int) -> packing.Filling:
+    """Packs by pieces that ``work`` makes in this process."""
+
+    def fill(packing: packing.Packing, files: Any, journal: Any) -> Copied:
+        pieces = prepare_pieces(packing, files, chunk_bytes)
+        writer = ChunkWriter(pieces, 64 << 20)
+        work(pieces, writer)
+        writer.close()
+        finish_pieces(pieces, packing, journal)
+        return Copied()
+
+    return fill
+
+
+def planned(
+    folder: Path, runtime: Runtime, *, width: int, dtype: str, layout: str, parts: int
+) -> tuple[Graph, SampleSet, Placement]:
+    graph = a_graph(folder / "g", runtime, nodes=200, edges=1200, width=width, dtype=dtype, train=50)
+    config = SampleConfig(fanouts=(3, 3), batch_size=9, epochs=1)
+    sample(graph, config, folder / "sample", runtime, parts=parts)
+    sample_set = samples.open_samples(runtime, folder / "sample")
+    row_bytes = graph.row_files[0].row_bytes
+    limits: PlanConfig = config_with_cache(sample_set, row_bytes, 30, 10, layout=layout)
+    plan(graph, sample_set, limits, folder / "plan", runtime)
+    return graph, sample_set, open_placement(runtime, folder / "plan")
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    width=st.sampled_from([1, 7, 128, 1433]),
+    dtype=st.sampled_from(["float32", "int8"]),
+    layout=st.sampled_from(["packed", "3,1"]),
+    parts=st.sampled_from([1, 2, 3, 7]),
+    chunk_pages=st.sampled_from([1, 2, 5, 1000]),
+    seed=st.integers(0, 1000),
+)
+def test_pieces_in_any_order_and_twice(
+    width: int, dtype: str, layout: str, parts: int, chunk_pages: int, seed: int
+) -> None:
+    chance = random.Random(seed)
+
+    def work(pieces: PieceSet, writer: ChunkWriter) -> None:
+        chunks = pieces.all_chunks()
+        chance.shuffle(chunks)
+        for number, chunk in chunks:
+            writer.write(number, chunk)
+            if chance.random() < 0.3:  # told to do it again by somebody who does not know that it is done
+                for name in pieces.tables[number]:
+                    PieceTable(pieces.folder, name).done[chunk] = 0
+                writer.write(number, chunk)
+        assert not pieces.missing()
+
+    with tempfile.TemporaryDirectory() as name, Runtime(threads=1) as runtime:
+        folder = Path(name)
+        stages = planned(folder, runtime, width=width, dtype=dtype, layout=layout, parts=parts)
+        packing.pack(*stages, folder / "want", runtime)
+        packing.pack(*stages, folder / "found", runtime, filled_by(work, chunk_pages * PAGE_BYTES))
+        assert differences(tree(folder / "found"), tree(folder / "want")) == []
+
+
+def test_an_interrupted_packing_goes_on_with_what_is_missing(tmp_path: Path, make_runtime: Any) -> None:
+    runtime = make_runtime(threads=1)
+    stages = planned(tmp_path, runtime, width=128, dtype="float32", layout="3,1", parts=2)
+    packing.pack(*stages, tmp_path / "want", runtime)
+    made: list[tuple[int, int]] = []
+
+    def work(pieces: PieceSet, writer: ChunkWriter) -> None:
+        for at, chunk in enumerate(pieces.missing()):
+            if at == 3 and len(made) < 10:
+                raise KeyboardInterrupt
+            writer.write(*chunk)
+            made.append(chunk)
+
+    fill = filled_by(work, 2 * PAGE_BYTES)
+    for _ in range(3):
+        with pytest.raises(KeyboardInterrupt):
+            packing.pack(*stages, tmp_path / "found", runtime, fill)
+    packing.pack(*stages, tmp_path / "found", runtime, fill)
+    assert len(made) == len(set(made)) == 25  # pages of 100 KiB
+    assert differences(tree(tmp_path / "found"), tree(tmp_path / "want")) == []
+
+
+def test_what_was_begun_with_other_chunks_begins_again(tmp_path: Path, make_runtime: Any) -> None:
+    runtime = make_runtime(threads=1)
+    stages = planned(tmp_path, runtime, width=128, dtype="float32", layout="packed", parts=1)
+
+    def some(pieces: PieceSet, writer: ChunkWriter) -> None:
+        for chunk in pieces.missing()[:3]:
+            writer.write(*chunk)
+        raise KeyboardInterrupt
+
+    def work(pieces: PieceSet, writer: ChunkWriter) -> None:
+        assert pieces.missing() == pieces.all_chunks()
+        for chunk in pieces.missing():
+            writer.write(*chunk)
+
+    with pytest.raises(KeyboardInterrupt):
+        packing.pack(*stages, tmp_path / "found", runtime, filled_by(some, 2 * PAGE_BYTES))
+    packing.pack(*stages, tmp_path / "found", runtime, filled_by(work, 7 * PAGE_BYTES))
+    packing.pack(*stages, tmp_path / "want", runtime)
+    assert differences(tree(tmp_path / "found"), tree(tmp_path / "want")) == []
+
+
+def test_what_pieces_read_and_write(tmp_path: Path, make_runtime: Any) -> None:
+    """Rows are written once; the row file is read once, but for pages that two chunks share."""
+    runtime = make_runtime(threads=1)
+    graph, sample_set, placement = planned(
+        tmp_path, runtime, width=343, dtype="float32", layout="packed", parts=1
+    )
+    copied: list[Copied] = []
+
+    def work(pieces: PieceSet, writer: ChunkWriter) -> None:
+        copied.extend(writer.write(*chunk) for chunk in pieces.all_chunks())
+
+    packing.pack(graph, sample_set, placement, tmp_path / "pack", runtime, filled_by(work, 5 * PAGE_BYTES))
+    rows = placement.files[0]
+    count = int(rows.num_packed.sum()) + len(rows.host_ids) + len(rows.device_ids)
+    assert sum(one.bytes_written for one in copied) == count * rows.row_bytes
+    ids = int(rows.num_packed.sum()) * sample_set.id_bytes
+    features = graph.spec("features").file_bytes
+    read = sum(one.bytes_read for one in copied)
+    pages = 1 + 2 * 2  # of a chunk: one that the next has, too; both ends of the ids of each cache
+    assert features + ids <= read <= features + ids + len(copied) * pages * PAGE_BYTES
+
+
+def test_a_damaged_row_file_is_named(tmp_path: Path, make_runtime: Any) -> None:
+    runtime = make_runtime(threads=1)
+    stages = planned(tmp_path, runtime, width=128, dtype="float32", layout="packed", parts=1)
+    file = stages[0].path / "features.bin"
+    good = file.read_bytes()
+    file.write_bytes(good[:50_000] + bytes([good[50_000] ^ 1]) + good[50_001:])
+
+    def work(pieces: PieceSet, writer: ChunkWriter) -> None:
+        for chunk in pieces.missing():
+            writer.write(*chunk)
+
+    fill = filled_by(work, 4 * PAGE_BYTES)
+    with pytest.raises(ChecksumError, match=r"features\.bin"):
+        packing.pack(*stages, tmp_path / "found", runtime, fill)
+    assert not (tmp_path / "found").exists()
+    file.write_bytes(good)
+    packing.pack(*stages, tmp_path / "found", runtime, fill)
+    packing.pack(*stages, tmp_path / "want", runtime)
+    assert differences(tree(tmp_path / "found"), tree(tmp_path / "want")) == []
+
+
+def test_a_chunk_is_noted_after_its_rows_are_on_disk(
+    tmp_path: Path, make_runtime: Any, monkeypatch: Any
+) -> None:
+    """Killed in between, it is made again."""
+    runtime = make_runtime(threads=1)
+    stages = planned(tmp_path, runtime, width=128, dtype="float32", layout="packed", parts=1)
+    noted = PieceTable.add
+
+    def add(table: PieceTable, chunk: int, crc: np.ndarray) -> None:
+        rows = np.fromfile(table.out_path, np.uint8)
+        before, counts = table.bounds[chunk], table.counts(chunk)
+        for s in np.flatnonzero(counts).tolist():
+            at = int(table.out_start[s]) + int(before[s]) * 512
+            assert crc32c(rows[at : at + int(counts[s]) * 512]) == crc[s]
+        assert not table.done[chunk]
+        noted(table, chunk, crc)
+
+    def work(pieces: PieceSet, writer: ChunkWriter) -> None:
+        for chunk in pieces.missing():
+            writer.write(*chunk)
+
+    monkeypatch.setattr(PieceTable, "add", add)
+    packing.pack(*stages, tmp_path / "found", runtime, filled_by(work, 4 * PAGE_BYTES))
