@@ -97,6 +97,14 @@ install_moto() {
   done_with moto 1
 }
 
+# Ray for the tests of preparing on a cluster, which they start as processes of its own.
+install_ray() {
+  fresh ray 1 && return
+  say "installing Ray, for the tests of clusters (260 MB)"
+  quietly ray pip install --upgrade --target "$venv/beside-ray" 'ray==2.60.0'
+  done_with ray 1
+}
+
 case $purpose in build) extra= ;; *) extra=$purpose ;; esac
 make_venv
 prepare_system
@@ -106,4 +114,5 @@ if [ "$purpose" = test ]; then
   install_triton
   install_ogb
   install_moto
+  install_ray
 fi

@@ -84,8 +84,10 @@ def mounted_memory(folder: Path, size: str) -> Iterator[Path]:
         subprocess.run(command, check=True, capture_output=True)
     except (OSError, subprocess.CalledProcessError) as error:
         pytest.skip(f"no small file system can be mounted here: {error}")
-    yield folder
-    subprocess.run(["umount", "-l", str(folder)], check=True)
+    try:
+        yield folder
+    finally:
+        subprocess.run(["umount", "-l", str(folder)], check=True)
 
 
 def prepare(graph: Graph, out: Path, runtime: Runtime | None = None, **changes: Any) -> PrepareReport:

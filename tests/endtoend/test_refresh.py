@@ -16,11 +16,11 @@ from outcrop.api.train import train
 from outcrop.bench import process
 from outcrop.config import IoConfig, SampleConfig
 from outcrop.errors import ArgumentError, BudgetError, OutcropError
+from outcrop.runtime import parent
 from outcrop.runtime.runtime import Runtime
 from outcrop.store import run as runs
 from outcrop.store import samples
 from outcrop.store.graph import Graph
-from outcrop.runtime import parent
 from outcrop.training import pools
 from prepare_support import prepare
 

@@ -12,7 +12,6 @@ from outcrop.advisor import auto
 from outcrop.advisor import epochs_at_a_time as epoch_choice
 from outcrop.api.old_keywords import accepts_old_keywords, merged, named
 from outcrop.api.run import Run
-from outcrop.cluster.local import LocalWorkers
 from outcrop.config import (
     Limits,
     PackConfig,
@@ -24,7 +23,8 @@ from outcrop.config import (
 from outcrop.config.declared import check_types, checks_arguments
 from outcrop.config.sampling import EXTERNAL
 from outcrop.errors import ArgumentError
-from outcrop.preparation.pack import fill_in_passes
+from outcrop.preparation.cluster.local import LocalWorkers
+from outcrop.preparation.pack import RowFiller, fill_in_passes
 from outcrop.preparation.prepare import PrepareReport, PrepareRequest, prepare_within_limits, with_rates
 from outcrop.preparation.prepare import prepare as prepare_run
 from outcrop.runtime.observer import Observer
@@ -73,7 +73,6 @@ def prepare(
     observer: Observer | None = None,
     memory: Size | None = None,
     epochs: int | None = None,
-    workers: int = 1,
 ) -> Run:
     """Samples, plans and packs ``graph`` into the run ``out``, all that training from disk needs, and opens it.
 
@@ -85,8 +84,8 @@ def prepare(
         sampling: How batches are drawn (:class:`outcrop.SampleConfig`). None: fanouts 10,10, batches of 1024 seeds.
         limits: Budgets of training (:class:`outcrop.Limits`); preparing keeps within them, too. Memory ``"auto"`` takes
             what the machine has left, and limits the disk space where the disk does; a run that is there keeps its own.
-        packing: What batches share on disk where packing all of them exceeds the disk space
-            (:class:`outcrop.PackConfig`).
+        packing: What batches share on disk where packing all of them exceeds the disk space, in how many files they
+            lie, and who writes them (:class:`outcrop.PackConfig`).
         batches: Mini-batches from elsewhere instead: an iterable, or a function of the epoch that makes one, or
             either of them by split (:mod:`outcrop.sampling.external` says what a batch must have, and how it is
             reordered). Hops are those of the batches; of ``sampling`` only ``batch_size`` and ``degrees`` matter.
@@ -99,9 +98,6 @@ def prepare(
         epochs: Epochs prepared, each with batches of its own; longer training replays them. None: 10, what training
             has by default, or fewer where the disk has no room for them; a run that is there keeps its number; batches
             from elsewhere: 1.
-        workers: Processes of this machine that pack, within the same memory; what they write is the same. They are
-            started as new Pythons, which import the main module: a script that asks for them keeps its work under
-            ``if __name__ == "__main__"``.
 
     Returns:
         The run; :func:`outcrop.api.prepare.prepare_with_report` returns seconds and bytes instead.
@@ -122,7 +118,6 @@ def prepare(
         topology=topology,
         overwrite=overwrite,
         epochs=epochs,
-        workers=workers,
     )
     prepare_with_report(asked, observer=observer or Observer())
     return Run(out)
@@ -156,12 +151,9 @@ class PrepareOptions:
     topology: str = "automatic"
     overwrite: bool = False
     epochs: int | None = None
-    workers: int = 1
 
     def __post_init__(self) -> None:
         check_types(self)
-        if self.workers < 1:
-            raise ArgumentError(f"{self.workers} workers cannot pack: one is the least")
 
 
 @checks_arguments
@@ -232,8 +224,25 @@ def _request(asked: PrepareOptions) -> PrepareRequest:
         asked.batches_key,
         chosen=tuple(chosen),
         topology=asked.topology,
-        fill=LocalWorkers(asked.workers) if asked.workers > 1 else fill_in_passes,
+        fill=_filler(asked.packing),
     )
+
+
+def _filler(packing: PackConfig) -> RowFiller:
+    """Returns what packs.
+
+    Raises:
+        ArgumentError: Ray is asked for, and not installed.
+    """
+    if packing.ray is None:
+        return LocalWorkers(packing.workers) if packing.workers > 1 else fill_in_passes
+    try:
+        from outcrop.preparation.cluster.on_ray import RayWorkers
+    except ModuleNotFoundError as error:
+        if error.name != "ray":
+            raise
+        raise ArgumentError("packing on a Ray cluster needs Ray: pip install 'outcrop[ray]'") from None
+    return RayWorkers(packing.ray)
 
 
 def _sampling(asked: SampleConfig, external: ExternalBatches | None, epochs: int | None) -> SampleConfig:

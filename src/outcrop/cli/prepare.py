@@ -30,12 +30,6 @@ Epochs = Annotated[
 Overwrite = Annotated[
     bool, typer.Option("--overwrite", help="Replace a run of other options in this folder.")
 ]
-Workers = Annotated[
-    int,
-    typer.Option(
-        "--workers", help="Processes that pack, within the same memory; what they write is the same."
-    ),
-]
 _OBJECTS = {
     "sampling": (
         SampleConfig,
@@ -60,7 +54,10 @@ _OBJECTS = {
         ),
     ),
     "limits": (Limits, Fields(("memory", "gpu_memory", "disk_space", "processes"))),
-    "packing": (PackConfig, Fields(("layout", "rates", "parts"), {"rates": ("--disk-rates",)})),
+    "packing": (
+        PackConfig,
+        Fields(("layout", "rates", "parts", "workers", "ray"), {"rates": ("--disk-rates",)}),
+    ),
 }
 _EXAMPLE = "Example: outcrop {} papers.oc papers.run --fanouts 10,15,20 --memory 4GiB"
 
@@ -105,7 +102,6 @@ def _command(stop_after: str | None) -> Any:
         limits: Limits,
         packing: PackConfig,
         overwrite: Overwrite = False,
-        workers: Workers = 1,
         topology: common.Topology = "automatic",
         json: common.Json = None,
         quiet: common.Quiet = False,
@@ -121,7 +117,6 @@ def _command(stop_after: str | None) -> Any:
             epochs=epochs,
             topology=topology,
             overwrite=overwrite,
-            workers=workers,
         )
         with common.progress_bars(quiet) as progress:
             observer = Observer(progress, on_choice=None if quiet else common.say_choice)

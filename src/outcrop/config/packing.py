@@ -12,7 +12,7 @@ MOST_PARTS = 1024
 
 @dataclass(frozen=True)
 class PackConfig:
-    """Says how the rows of batches are packed on disk.
+    """Says how the rows of batches are packed on disk, and who writes them.
 
     Attributes:
         layout: What batches share on disk where packing all exceeds the disk space: ``cost`` (least predicted time),
@@ -23,13 +23,26 @@ class PackConfig:
         parts: Files that the batches lie in, so that several machines train with a part each: of K parts, part k has
             batches k, K + k, 2 K + k, ... of each epoch. Best as many as batches a step takes
             (:class:`outcrop.TrainConfig`, ``accumulate``).
+        workers: Processes of this machine that pack, within the same memory; the files are the same. They are new
+            Pythons, which import the main module: a script that asks for them keeps its work under
+            ``if __name__ == "__main__"``.
+        ray: Address of a Ray cluster whose machines pack (``auto``: the one that this machine is part of), and see run
+            and graph under the same paths; the files are the same. None: this machine.
     """
 
     layout: str = "cost"
     rates: tuple[float, float] | None = None
     parts: int = 1
+    workers: int = 1
+    ray: str | None = None
 
     def __post_init__(self) -> None:
         check_types(self)
         if not 1 <= self.parts <= MOST_PARTS:
             raise ArgumentError(f"{self.parts} parts: between 1 and {MOST_PARTS} are possible")
+        if self.workers < 1:
+            raise ArgumentError(f"{self.workers} workers cannot pack: one is the least")
+        if self.workers > 1 and self.ray is not None:
+            raise ArgumentError(
+                "workers are processes of this machine, ray is a cluster that has its own: keep one of them"
+            )

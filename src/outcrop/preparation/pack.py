@@ -48,25 +48,25 @@ def expected(graph: Graph, samples: SampleSet, placement: Placement) -> tuple[di
     }
 
 
-class Filling(Protocol):
+class RowFiller(Protocol):
     """Writes the rows of all streams, and notes their checksums; in any way that ends with the same bytes."""
 
-    def __call__(self, packing: Packing, files: OutputFiles, journal: Journal) -> Copied: ...
+    def __call__(self, packing: PackTask, files: OutputFiles, journal: Journal) -> CopiedBytes: ...
 
 
 @dataclass(frozen=True)
-class Copied:
+class CopiedBytes:
     """Counts the bytes that other processes have read and written in place of this one."""
 
     bytes_read: int = 0
     bytes_written: int = 0
 
 
-def fill_in_passes(packing: Packing, files: OutputFiles, journal: Journal) -> Copied:
+def fill_in_passes(packing: PackTask, files: OutputFiles, journal: Journal) -> CopiedBytes:
     """Makes the passes over each row file, in this process."""
     for number, packer in enumerate(packing.packers):
         packer.fill(files, journal, number)
-    return Copied()
+    return CopiedBytes()
 
 
 class Packed(NamedTuple):
@@ -78,7 +78,7 @@ class Packed(NamedTuple):
 
     manifest: Manifest
     passes: int
-    copied: Copied
+    copied: CopiedBytes
 
 
 def pack(
@@ -87,7 +87,7 @@ def pack(
     placement: Placement,
     out: Path,
     runtime: Runtime,
-    fill: Filling = fill_in_passes,
+    fill: RowFiller = fill_in_passes,
 ) -> Packed:
     """Writes records and caches of ``placement`` to ``out``.
 
@@ -97,13 +97,13 @@ def pack(
     Raises:
         BudgetError: The budget cannot hold even the smallest working buffers.
     """
-    packing = Packing(graph, samples, placement, runtime)
+    packing = PackTask(graph, samples, placement, runtime)
     with manifests.publishing(out, resume=True) as folder:
         done = packing.run(folder, fill)
     return done
 
 
-class Packing:
+class PackTask:
     """Holds what packing works with.
 
     Attributes:
@@ -130,7 +130,7 @@ class Packing:
         self._made = expected(graph, samples, placement)
         self.key = ",".join(self._made[1].values())
 
-    def run(self, folder: Path, fill: Filling) -> Packed:
+    def run(self, folder: Path, fill: RowFiller) -> Packed:
         placement, packers, runtime = self.placement, self.packers, self.runtime
         key = ",".join([self.key, *(packer.geometry for packer in packers)])
         streams = [packer.num_streams for packer in packers]

@@ -114,7 +114,7 @@ class PrepareRequest:
     stop_after: str | None = None
     chosen: tuple[str, ...] = ()
     topology: str = "automatic"
-    fill: packing.Filling = packing.fill_in_passes
+    fill: packing.RowFiller = packing.fill_in_passes
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "graph", self.graph.with_edge_rows(self.sampling.edge_rows))
@@ -320,7 +320,7 @@ def _make(
     sample_config, plan_config = request.sampling, request.limits
     report = PrepareReport(epochs=sample_config.epochs, chosen="\n".join(request.chosen))
     started, before = time.monotonic(), runtime.io.counters
-    copied = packing.Copied()  # by other processes, which pack: the last stage
+    copied = packing.CopiedBytes()  # by other processes, which pack: the last stage
     if plan_config.disk_space is not None and plan_config.layout == "cost":
         rates = plan_config.sequential_rate, plan_config.random_rate
         report.disk_rates = dict(zip(("sequential_bytes_per_s", "random_reads_per_s"), rates, strict=True))

@@ -15,11 +15,13 @@ from hypothesis import strategies as st
 
 from artifact_support import differences, tree
 from outcrop._core import crc32c
-from outcrop.cluster.pieces import ChunkWriter, PieceSet, PieceTable, finish_pieces, prepare_pieces
 from outcrop.config import PlanConfig, SampleConfig
 from outcrop.errors import ChecksumError
 from outcrop.preparation import pack as packing
-from outcrop.preparation.pack import Copied
+from outcrop.preparation.cluster.move_pieces import ChunkReader, Piece, PieceOwner
+from outcrop.preparation.cluster.pieces import PieceSet, PieceTable, finish_pieces, prepare_pieces
+from outcrop.preparation.cluster.write_pieces import ChunkWriter
+from outcrop.preparation.pack import CopiedBytes
 from outcrop.preparation.plan import plan
 from outcrop.preparation.sample import sample
 from outcrop.runtime.pages import PAGE_BYTES
@@ -33,16 +35,16 @@ from run_support import a_graph, config_with_cache
 Work = Callable[[PieceSet, ChunkWriter], None]
 
 
-def filled_by(work: Work, chunk_bytes: int) -> packing.Filling:
+def filled_by(work: Work, chunk_bytes: int) -> packing.RowFiller:
     """Packs by pieces that ``work`` makes in this process."""
 
-    def fill(packing: packing.Packing, files: Any, journal: Any) -> Copied:
+    def fill(packing: packing.PackTask, files: Any, journal: Any) -> CopiedBytes:
         pieces = prepare_pieces(packing, files, chunk_bytes)
         writer = ChunkWriter(pieces, 64 << 20)
         work(pieces, writer)
         writer.close()
         finish_pieces(pieces, packing, journal)
-        return Copied()
+        return CopiedBytes()
 
     return fill
 
@@ -142,7 +144,7 @@ def test_what_pieces_read_and_write(tmp_path: Path, make_runtime: Any) -> None:
     graph, sample_set, placement = planned(
         tmp_path, runtime, width=343, dtype="float32", layout="packed", parts=1
     )
-    copied: list[Copied] = []
+    copied: list[CopiedBytes] = []
 
     def work(pieces: PieceSet, writer: ChunkWriter) -> None:
         copied.extend(writer.write(*chunk) for chunk in pieces.all_chunks())
@@ -202,3 +204,69 @@ def test_a_chunk_is_noted_after_its_rows_are_on_disk(
 
     monkeypatch.setattr(PieceTable, "add", add)
     packing.pack(*stages, tmp_path / "found", runtime, filled_by(work, 4 * PAGE_BYTES))
+
+
+def moved_by(
+    seed: int, chunk_bytes: int, harm: Callable[[list[Piece]], None] = lambda found: None
+) -> packing.RowFiller:
+    """Packs by an owner for each output file, and one reader; answers come late, in any order, and some twice."""
+    chance = random.Random(seed)
+
+    def fill(packing: packing.PackTask, files: Any, journal: Any) -> CopiedBytes:
+        pieces = prepare_pieces(packing, files, chunk_bytes)
+        owners = [
+            PieceOwner(pieces, [[name] if name in own else [] for own in pieces.tables])
+            for names in pieces.tables
+            for name in names
+        ]
+        reader = ChunkReader(pieces.rows)
+        coming = []
+        for number, chunk in pieces.all_chunks():
+            for owner in owners:
+                wanted = owner.wanted(number, chunk)
+                for _ in range(1 + (chance.random() < 0.3)):
+                    coming.append((owner, number, chunk, reader.read(number, chunk, wanted)))
+        chance.shuffle(coming)
+        for owner, number, chunk, found in coming:
+            harm(found)
+            owner.accept(number, chunk, found)
+        for one in (reader, *owners):
+            one.close()
+        assert not pieces.missing()
+        finish_pieces(pieces, packing, journal)
+        return CopiedBytes()
+
+    return fill
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    width=st.sampled_from([1, 7, 343]),
+    layout=st.sampled_from(["packed", "3,1"]),
+    parts=st.sampled_from([1, 3]),
+    chunk_pages=st.sampled_from([1, 3, 1000]),
+    seed=st.integers(0, 1000),
+)
+def test_pieces_that_move(width: int, layout: str, parts: int, chunk_pages: int, seed: int) -> None:
+    with tempfile.TemporaryDirectory() as name, Runtime(threads=1) as runtime:
+        folder = Path(name)
+        stages = planned(folder, runtime, width=width, dtype="float32", layout=layout, parts=parts)
+        packing.pack(*stages, folder / "want", runtime)
+        packing.pack(*stages, folder / "found", runtime, moved_by(seed, chunk_pages * PAGE_BYTES))
+        assert differences(tree(folder / "found"), tree(folder / "want")) == []
+
+
+def test_rows_that_are_damaged_on_their_way_are_refused(tmp_path: Path, make_runtime: Any) -> None:
+    runtime = make_runtime(threads=1)
+    stages = planned(tmp_path, runtime, width=128, dtype="float32", layout="packed", parts=1)
+
+    def harm(found: list[Piece]) -> None:
+        for piece in found:
+            if len(piece.rows):
+                piece.rows[len(piece.rows) // 2] ^= 1
+
+    with pytest.raises(ChecksumError, match=r"rows of chunk [0-9]+ were damaged on their way"):
+        packing.pack(*stages, tmp_path / "found", runtime, moved_by(0, 4 * PAGE_BYTES, harm))
+    packing.pack(*stages, tmp_path / "found", runtime, moved_by(0, 4 * PAGE_BYTES))
+    packing.pack(*stages, tmp_path / "want", runtime)
+    assert differences(tree(tmp_path / "found"), tree(tmp_path / "want")) == []

@@ -9,16 +9,19 @@ are what an interrupted packing goes on from.
 from __future__ import annotations
 
 import json
+import math
+import os
 import shutil
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 
 import outcrop._core as _core
-from outcrop.preparation.pack import Copied, Packing
+from outcrop.preparation.pack import PackTask
 from outcrop.preparation.pack_files import Journal, OutputFiles, RowsJournal
 from outcrop.preparation.pack_memory import FeatureChunks, cut_features
 from outcrop.preparation.pack_streams import RowStreams, Streams
@@ -26,7 +29,7 @@ from outcrop.runtime import memory_tables
 from outcrop.runtime.pages import PAGE_BYTES
 from outcrop.runtime.runtime import Runtime
 from outcrop.store import manifest as manifests
-from outcrop.store.arrays import DiskArray
+from outcrop.store.arrays import DiskArray, storage_dtype
 from outcrop.store.manifest import ArraySpec
 from outcrop.store.parts import names_of
 
@@ -64,7 +67,7 @@ class PieceTable:
         done: Which chunks are on disk: uint8 [chunks].
     """
 
-    def __init__(self, folder: Path, name: str, mode: str = "r+"):
+    def __init__(self, folder: Path, name: str, mode: Literal["r", "r+"] = "r+"):
         head = json.loads((folder / f"{name}.json").read_text())
         self.ids_path, self.out_path = Path(head["ids_path"]), Path(head["out_path"])
         self.id_bytes: int = head["id_bytes"]
@@ -117,6 +120,16 @@ class PieceSet:
         rows = self.rows[number]
         return cut_features(rows.spec, rows.chunk_pages)
 
+    def row_bytes(self, number: int) -> int:
+        """Counts the bytes of a row of row file ``number``."""
+        spec = self.rows[number].spec
+        return storage_dtype(spec.dtype).itemsize * math.prod(spec.shape[1:])
+
+    def wanted_bytes(self, number: int, chunk: int) -> int:
+        """Counts the bytes of all rows that are wanted of a chunk."""
+        tables = (PieceTable(self.folder, name, "r") for name in self.tables[number])
+        return sum(int(table.counts(chunk).sum()) for table in tables) * self.row_bytes(number)
+
     def chunk_bytes(self, number: int, chunk: int) -> int:
         """Counts the bytes of the rows of a chunk of row file ``number``."""
         chunks = self.chunks(number)
@@ -141,16 +154,16 @@ class PieceSet:
         return found
 
 
-def prepare_pieces(packing: Packing, files: OutputFiles, chunk_bytes: int) -> PieceSet:
+def prepare_pieces(packing: PackTask, files: OutputFiles, chunk_bytes: int) -> PieceSet:
     """Writes the tables of all output files, or opens those that an interrupted call has left.
 
     Args:
         chunk_bytes: Bytes of a chunk, at the least a page, with two ids for each of its rows.
     """
-    folder = files.folder / FOLDER
+    folder = files.folder.absolute() / FOLDER  # other processes work elsewhere
     rows = tuple(
         RowsToPack(
-            packer.features.path.parent,
+            packer.features.path.parent.absolute(),
             packer.features.spec,
             packer.features.sums_spec,
             _pages_of(packer.features.spec, chunk_bytes),
@@ -171,7 +184,7 @@ def prepare_pieces(packing: Packing, files: OutputFiles, chunk_bytes: int) -> Pi
     return PieceSet(folder, rows, tables)
 
 
-def finish_pieces(pieces: PieceSet, packing: Packing, journal: Journal) -> None:
+def finish_pieces(pieces: PieceSet, packing: PackTask, journal: Journal) -> None:
     """Notes in the journal that all rows are on disk, and their checksums."""
     for number, names in enumerate(pieces.tables):
         noted, row_bytes = journal.files[number], packing.packers[number].features.row_bytes
@@ -192,7 +205,7 @@ def finish_pieces(pieces: PieceSet, packing: Packing, journal: Journal) -> None:
 class _RowTables:
     """Writes the tables of the output files of one row file."""
 
-    def __init__(self, packing: Packing, files: OutputFiles, folder: Path, number: int, rows: RowsToPack):
+    def __init__(self, packing: PackTask, files: OutputFiles, folder: Path, number: int, rows: RowsToPack):
         packer = packing.packers[number]
         self._packing, self._files, self._own = packing, files, files.files[number]
         self._folder, self._number, self._placed = folder, number, packer.placed
@@ -268,95 +281,19 @@ class _RowTables:
 
 
 def _new_table(path: Path, shape: tuple[int, ...], dtype: type) -> np.ndarray:
-    """Makes a table of zeros on disk; an empty one cannot be mapped."""
+    """Makes a table of zeros on disk; an empty one cannot be mapped.
+
+    All of it has room there: where the disk is full, whoever writes to a mapped page that has none dies by SIGBUS.
+    """
     if not all(shape):
         np.save(path, np.zeros(shape, dtype))
         return np.zeros(shape, dtype)
-    return np.lib.format.open_memmap(path, "w+", dtype, shape)
+    table = np.lib.format.open_memmap(path, "w+", dtype, shape)
+    with path.open("r+b") as file:
+        os.posix_fallocate(file.fileno(), 0, path.stat().st_size)
+    return table
 
 
 def _pages_of(spec: ArraySpec, chunk_bytes: int) -> int:
     stride = max(spec.stride_bytes, 1)
     return max(chunk_bytes * stride // (stride + 16) // PAGE_BYTES, 1)
-
-
-class ChunkWriter:
-    """Makes pieces: reads a chunk of a row file, and writes what all output files want of it.
-
-    Args:
-        memory: Bytes for all of it.
-    """
-
-    def __init__(self, pieces: PieceSet, memory: int):
-        self._pieces, self._runtime = pieces, Runtime(memory, threads=1)
-        self._row_files = [rows.open(self._runtime) for rows in pieces.rows]
-        self._tables = [[PieceTable(pieces.folder, name) for name in names] for names in pieces.tables]
-        self._files: dict[Path, int] = {}
-
-    def write(self, number: int, chunk: int) -> Copied:
-        """Makes the pieces of ``chunk`` of row file ``number`` that are not on disk.
-
-        Raises:
-            ChecksumError, FormatError: The row file, or a list of ids, is damaged.
-            IoError: The disk failed.
-        """
-        before, chunks, file = self._runtime.io.counters, self._pieces.chunks(number), self._row_files[number]
-        first, stop = (int(row) for row in chunks.first_rows[chunk : chunk + 2])
-        data = self._runtime.budget.empty("pack-chunk", max((stop - first) * chunks.stride, 1))
-        data = data[: (stop - first) * chunks.stride]
-        file.read_bytes(first * chunks.stride, data)
-        for table in self._tables[number]:
-            if not table.done[chunk]:
-                self._write(table, chunk, data, first, stop - first, file)
-        after = self._runtime.io.counters
-        return Copied(after.read_bytes - before.read_bytes, after.write_bytes - before.write_bytes)
-
-    def _write(
-        self, table: PieceTable, chunk: int, data: np.ndarray, first: int, rows: int, file: DiskArray
-    ) -> None:
-        counts, crc = table.counts(chunk), np.zeros(len(table.ids_start), np.uint32)
-        if counts.any():
-            before = table.bounds[chunk].astype(np.int64)
-            out = self._open(table.out_path, _core.OpenMode.update)
-            scatter = _core.Scatter(
-                self._runtime.io,
-                self._runtime.budget,
-                file.row_bytes,
-                file.spec.stride_bytes,
-                table.id_bytes,
-                max(int(counts.max()) * table.id_bytes, PAGE_BYTES),
-                max(memory_tables.PACK_OUT.bytes_of(self._runtime.budget.limit_bytes), file.row_bytes),
-            )
-            scatter.run(
-                data,
-                first,
-                rows,
-                file.spec.stride_bytes,
-                self._open_ids(table),
-                out,
-                table.ids_start + before * table.id_bytes,
-                counts,
-                table.out_start + before * file.row_bytes,
-                crc,
-            )
-            self._runtime.io.sync(out)
-        table.add(chunk, crc)
-
-    def _open_ids(self, table: PieceTable) -> int:
-        """Opens a list of ids: one that packing has written through the page cache, where its small parts are read from
-        it; those of the plan are read past it.
-        """
-        own = table.ids_path.parent == table.out_path.parent
-        return self._open(table.ids_path, _core.OpenMode.update if own else _core.OpenMode.read)
-
-    def _open(self, path: Path, mode: _core.OpenMode) -> int:
-        if path not in self._files:
-            self._files[path] = self._runtime.io.open(str(path), mode)
-        return self._files[path]
-
-    def close(self) -> None:
-        for file in self._files.values():
-            self._runtime.io.close(file)
-        for rows in self._row_files:
-            rows.close()
-        self._runtime.close()

@@ -1,4 +1,4 @@
-"""Packing by several processes of this machine: each takes a chunk of a row file at a time."""
+"""PackTask by several processes of this machine: each takes a chunk of a row file at a time."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from itertools import islice
 
-from outcrop.cluster.pieces import ChunkWriter, PieceSet, finish_pieces, prepare_pieces
 from outcrop.errors import CancelledError
-from outcrop.preparation.pack import Copied, Packing, fill_in_passes
+from outcrop.preparation.cluster.pieces import PieceSet, finish_pieces, prepare_pieces
+from outcrop.preparation.cluster.write_pieces import ChunkWriter
+from outcrop.preparation.pack import CopiedBytes, PackTask, fill_in_passes
 from outcrop.preparation.pack_files import Journal, OutputFiles
 from outcrop.runtime.parent import end_with_parent
 
@@ -31,9 +32,9 @@ class LocalWorkers:
     def __init__(self, workers: int):
         self.workers = workers
 
-    def __call__(self, packing: Packing, files: OutputFiles, journal: Journal) -> Copied:
+    def __call__(self, packing: PackTask, files: OutputFiles, journal: Journal) -> CopiedBytes:
         if journal.file >= len(packing.packers):  # the rows were written before the interruption
-            return Copied()
+            return CopiedBytes()
         free, progress = packing.runtime.budget.free_bytes, packing.runtime.progress
         memory = min(max(free // 16, _LEAST_BYTES), _MOST_BYTES)
         workers = min(self.workers, free // memory - 1)
@@ -46,7 +47,7 @@ class LocalWorkers:
         finish_pieces(pieces, packing, journal)
         return copied
 
-    def _make(self, pieces: PieceSet, workers: int, memory: int, packing: Packing) -> Copied:
+    def _make(self, pieces: PieceSet, workers: int, memory: int, packing: PackTask) -> CopiedBytes:
         progress, read, written = packing.runtime.progress, 0, 0
         there = set(pieces.all_chunks()).difference(pieces.missing())
         progress.advance("pack", sum(pieces.chunk_bytes(*chunk) for chunk in there))
@@ -67,7 +68,7 @@ class LocalWorkers:
                         f"processes that pack were killed, perhaps for want of memory, before any of {workers} had "
                         "done its part: prepare with fewer of them (--workers); the same command goes on where it was"
                     ) from None
-        return Copied(read, written)
+        return CopiedBytes(read, written)
 
 
 @contextmanager
@@ -86,10 +87,10 @@ def _pool(workers: int, pieces: PieceSet, memory: int) -> Iterator[ProcessPoolEx
 
 def _in_any_order(
     pool: ProcessPoolExecutor, chunks: list[tuple[int, int]], most: int
-) -> Iterator[tuple[tuple[int, int], Copied]]:
+) -> Iterator[tuple[tuple[int, int], CopiedBytes]]:
     """Has the pool make ``chunks``, so many at a time, and yields each with what it took."""
     left = iter(chunks)
-    under_way: dict[Future[Copied], tuple[int, int]] = {
+    under_way: dict[Future[CopiedBytes], tuple[int, int]] = {
         pool.submit(_write, *chunk): chunk for chunk in islice(left, most)
     }
     while under_way:
@@ -106,6 +107,6 @@ def _begin(parent: int, pieces: PieceSet, memory: int) -> None:
     _writer = ChunkWriter(pieces, memory)
 
 
-def _write(number: int, chunk: int) -> Copied:
+def _write(number: int, chunk: int) -> CopiedBytes:
     assert _writer is not None
     return _writer.write(number, chunk)

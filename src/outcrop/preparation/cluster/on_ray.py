@@ -1,0 +1,250 @@
+"""PackTask on a Ray cluster: the only module that imports Ray.
+
+The run's folder, and the graph, are seen by all machines of the cluster under the same path. Each part has an owner, an
+actor that writes its file and nothing else does; the caches have one more. A task reads a chunk of a row file on any
+machine and takes out what each owner wants; rows go from there to the owners, never through this process. What is on
+disk is noted in the owners' tables: so tasks and owners that die are started again by Ray, and a command that was
+killed goes on with what is missing.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import ray  # pyright: ignore[reportMissingImports]
+
+from outcrop.errors import ArgumentError, CancelledError, OutcropError
+from outcrop.preparation.cluster.move_pieces import ChunkReader, PieceOwner, WantedRows
+from outcrop.preparation.cluster.pieces import PieceSet, RowsToPack, finish_pieces, prepare_pieces
+from outcrop.preparation.pack import CopiedBytes, PackTask
+from outcrop.preparation.pack_files import Journal, OutputFiles
+
+_MOST_CHUNK_BYTES = 256 << 20
+_STORE_SHARE = 4  # of the smallest object store: a quarter for all pieces that are under way
+_CHECK_SECONDS, _CONNECT_SECONDS = 60, 10
+
+_readers: dict[tuple[RowsToPack, ...], ChunkReader] = {}
+
+
+def _read_chunk(rows: tuple[RowsToPack, ...], number: int, chunk: int, *wanted: list[WantedRows]) -> Any:
+    """Returns what each owner wants of a chunk; an object of Ray for each."""
+    if rows not in _readers:
+        _readers[rows] = ChunkReader(rows)
+    counts = [len(one) for one in wanted]
+    found = iter(_readers[rows].read(number, chunk, [one for own in wanted for one in own]))
+    pieces = [[next(found) for _ in range(count)] for count in counts]
+    return pieces if len(pieces) > 1 else pieces[0]
+
+
+def _sees(path: str, content: str) -> bool:
+    """Tells whether this machine sees the file ``path``, with this content."""
+    try:
+        return Path(path).read_text() == content
+    except OSError:
+        return False
+
+
+# What Ray runs elsewhere; a function that is not one of Ray's can be tested without it.
+_READ: Any = ray.remote(num_cpus=1, max_retries=-1)(_read_chunk)
+_OWNER: Any = ray.remote(num_cpus=0, max_restarts=-1, max_task_retries=-1)(PieceOwner)
+_SEES: Any = ray.remote(num_cpus=0)(_sees)
+
+
+class RayWorkers:
+    """Has tasks and actors of a Ray cluster write the rows; what they write is what one process would.
+
+    Args:
+        address: Of the cluster; ``auto``: the one that this machine is part of, ``local``: one on this machine alone.
+
+    Raises:
+        ArgumentError: Nobody answers there.
+    """
+
+    def __init__(self, address: str):
+        _check_answers(address)
+        self.address = address
+
+    def __call__(self, packing: PackTask, files: OutputFiles, journal: Journal) -> CopiedBytes:
+        if journal.file >= len(packing.packers):  # the rows were written before the interruption
+            return CopiedBytes()
+        with _cluster(self.address):
+            _check_seen(files.folder)
+            room = _room()
+            pieces = prepare_pieces(packing, files, min(_MOST_CHUNK_BYTES, max(room // 8, 1)))
+            copied = _Work(pieces, room, packing).run()
+        finish_pieces(pieces, packing, journal)
+        return copied
+
+
+class _Work:
+    """Has all chunks made, with no more under way than there is room for."""
+
+    def __init__(self, pieces: PieceSet, room: int, packing: PackTask):
+        self._pieces, self._room, self._progress = pieces, room, packing.runtime.progress
+        parts = packing.placement.num_parts
+        names = [
+            _names_of(pieces, lambda table, part=part: table == _part(part, parts)) for part in range(parts)
+        ]
+        others = _names_of(pieces, lambda table: not table.startswith("records"))
+        self._owners = [
+            _OWNER.options(scheduling_strategy="SPREAD").remote(pieces, own)
+            for own in (*names, others)
+            if any(own)
+        ]
+        self._under_way: dict[Any, tuple[tuple[int, int], int]] = {}
+        self._left: dict[tuple[int, int], int] = {}  # owners that have a chunk to write
+        self._bytes = self._written = self._read = 0
+
+    def run(self) -> CopiedBytes:
+        pieces = self._pieces
+        there = set(pieces.all_chunks()).difference(pieces.missing())
+        self._progress.advance("pack", sum(pieces.chunk_bytes(*chunk) for chunk in there))
+        while missing := pieces.missing():  # what owners have noted is the truth
+            for chunk in missing:
+                size = pieces.wanted_bytes(*chunk)
+                while self._under_way and self._bytes + size > self._room:
+                    self._wait()
+                self._begin(chunk, size)
+            while self._under_way:
+                self._wait()
+        return CopiedBytes(self._read, self._written)
+
+    def _begin(self, chunk: tuple[int, int], size: int) -> None:
+        wanted = [owner.wanted.remote(*chunk) for owner in self._owners]
+        count = len(self._owners)
+        found = _READ.options(num_returns=count).remote(self._pieces.rows, *chunk, *wanted)
+        each = size // count
+        for owner, piece in zip(self._owners, found if count > 1 else [found], strict=True):
+            self._under_way[owner.accept.remote(*chunk, piece)] = chunk, each
+            self._bytes += each
+        self._left[chunk] = count
+
+    def _wait(self) -> None:
+        (done,), _ = ray.wait(list(self._under_way), num_returns=1)
+        chunk, size = self._under_way.pop(done)
+        self._written += _result(done)
+        self._bytes -= size
+        self._left[chunk] -= 1
+        if not self._left[chunk]:
+            self._read += self._pieces.chunk_bytes(*chunk)
+            self._progress.advance("pack", self._pieces.chunk_bytes(*chunk))
+
+
+def _part(part: int, parts: int) -> str:
+    return "records" if parts == 1 else f"records.{part}"
+
+
+def _names_of(pieces: PieceSet, takes: Any) -> list[list[str]]:
+    """Returns the names of the tables of output files that ``takes`` takes, of each row file."""
+    return [[name for name in names if takes(name.split("-", 1)[1])] for names in pieces.tables]
+
+
+def _result(reference: Any) -> Any:
+    """Returns what a task has returned.
+
+    Raises:
+        OutcropError: What it raised.
+        CancelledError: It was lost.
+    """
+    try:
+        return ray.get(reference)
+    except ray.exceptions.RayTaskError as error:
+        if isinstance(error.cause, OutcropError):
+            raise error.cause from None
+        raise
+    except ray.exceptions.RayError as error:
+        raise CancelledError(
+            f"Ray lost work that packs ({error}): the same command goes on where it was"
+        ) from None
+
+
+_START = (
+    "Start a cluster with ray start --head and name it with --ray HOST:6379 on one of its machines, or have Ray start "
+    "one on this machine with --ray local"
+)
+
+
+def _check_answers(address: str) -> None:
+    """Asks whether anybody is there before anything is prepared: Ray tries for minutes."""
+    if address in ("auto", "local"):
+        return
+    host, colon, port = address.rpartition(":")
+    if not colon or not port.isdigit() or "/" in host:
+        raise ArgumentError(
+            f"{address!r} is no address of a Ray cluster, which is HOST:PORT, auto or local. {_START}"
+        )
+    try:
+        socket.create_connection((host, int(port)), timeout=_CONNECT_SECONDS).close()
+    except OSError as error:
+        raise ArgumentError(f"no Ray cluster answers at {address!r}: {error}. {_START}") from None
+
+
+@contextmanager
+def _cluster(address: str) -> Iterator[None]:
+    """Joins the cluster at ``address`` for the block, unless this process is part of one already.
+
+    Raises:
+        ArgumentError: There is none, or it has no processors.
+    """
+    joined = not ray.is_initialized()
+    if joined:
+        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+        os.environ.setdefault(
+            "RAY_IGNORE_UNHANDLED_ERRORS", "1"
+        )  # of work that is left: the first error is told
+        try:
+            ray.init(address=address, log_to_driver=False, logging_level="ERROR")
+        except (ConnectionError, RuntimeError, ValueError) as error:
+            raise ArgumentError(f"no Ray cluster answers at {address!r}: {error}. {_START}") from None
+    try:
+        if ray.cluster_resources().get("CPU", 0) < 1:
+            raise ArgumentError(
+                f"the Ray cluster at {address!r} has no CPUs, so that no task would ever begin"
+            )
+        yield
+    finally:
+        if joined:
+            ray.shutdown()
+
+
+def _check_seen(folder: Path) -> None:
+    """Checks that all machines see ``folder``.
+
+    Raises:
+        ArgumentError: One does not; names it.
+    """
+    from ray.util.scheduling_strategies import (  # pyright: ignore[reportMissingImports]
+        NodeAffinitySchedulingStrategy,
+    )
+
+    mark, content = folder / "seen", uuid.uuid4().hex
+    mark.write_text(content)
+    try:
+        nodes = [node for node in ray.nodes() if node["Alive"]]
+        asked = {
+            _SEES.options(
+                scheduling_strategy=NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
+            ).remote(str(mark.absolute()), content): node["NodeManagerAddress"]
+            for node in nodes
+        }
+        ready, late = ray.wait(list(asked), num_returns=len(asked), timeout=_CHECK_SECONDS)
+        blind = [asked[one] for one in late] + [asked[one] for one in ready if not _result(one)]
+    finally:
+        mark.unlink()
+    if blind:
+        raise ArgumentError(
+            f"{folder.parent} is not seen by the machine {blind[0]} of the Ray cluster: put the run in a folder that "
+            "all machines share, and bring its parts to their disks with outcrop fetch"
+        )
+
+
+def _room() -> int:
+    """Returns the bytes that pieces may have that are under way, so that Ray spills none."""
+    stores = [node["Resources"].get("object_store_memory", 0) for node in ray.nodes() if node["Alive"]]
+    return int(min(stores)) // _STORE_SHARE

@@ -1,0 +1,312 @@
+"""``outcrop prepare --ray``: a cluster gives the files of one process, whoever is killed. Raylets of this machine."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import outcrop as oc
+from artifact_support import child_environment, differences, leftovers
+from artifact_support import tree as every_file
+from prepare_support import prepare
+
+BESIDE = Path(sys.prefix) / "beside-ray"  # where scripts/setup.sh installs it
+OPTIONS: dict[str, Any] = {"fanouts": (5, 5), "batch_size": 100, "epochs": 2, "memory": "16MiB", "parts": 3}
+FLAGS = ["--fanouts", "5,5", "--batch-size", "100", "--epochs", "2", "--memory", "16MiB", "--parts", "3"]
+pytestmark = pytest.mark.slow
+
+
+def tree(run: Path) -> dict[str, bytes]:
+    """All files but the one that says where the graph lies."""
+    return {name: data for name, data in every_file(run).items() if name != "run.json"}
+
+
+def environment() -> dict[str, str]:
+    """With Ray on the path, and without what tells a child that tests run it."""
+    if not BESIDE.is_dir():
+        pytest.skip("no Ray: scripts/setup.sh test installs it")
+    variables = child_environment(RAY_USAGE_STATS_ENABLED="0")
+    variables["PYTHONPATH"] = os.pathsep.join([variables["PYTHONPATH"], str(BESIDE)])
+    return variables
+
+
+class Cluster:
+    """Several raylets, in a process of their own."""
+
+    def __init__(self, nodes: int):
+        script = Path(__file__).parents[1] / "ray_cluster.py"
+        self.process = subprocess.Popen(
+            [sys.executable, str(script), str(nodes)],
+            env=environment(),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+            start_new_session=True,
+        )
+        assert self.process.stdout is not None
+        self.address = self.process.stdout.readline().strip()
+        assert ":" in self.address
+
+    def tell(self, what: str) -> None:
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        self.process.stdin.write(f"{what}\n")
+        self.process.stdin.flush()
+        assert self.process.stdout.readline().strip() == "done"
+
+    def close(self) -> None:
+        assert self.process.stdin is not None
+        self.process.stdin.close()
+        self.process.wait(60)
+        assert self.process.stdout is not None
+        self.process.stdout.close()
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Cluster]:
+    made = Cluster(3)
+    yield made
+    made.close()
+
+
+@pytest.fixture(scope="module")
+def graph(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """51 MB of features, some 17 chunks."""
+    config = oc.GenerateConfig(nodes=100_000, edges=800_000, features=128, train_fraction=0.02)
+    return oc.generate_graph(tmp_path_factory.mktemp("ray") / "g.oc", config, progress=False).path
+
+
+@pytest.fixture(scope="module")
+def want(graph: Path) -> dict[str, bytes]:
+    prepare(graph, graph.parent / "want.run", **OPTIONS)
+    return tree(graph.parent / "want.run")
+
+
+def command(graph: Path, run: Path, address: str, *more: str) -> list[str]:
+    return [sys.executable, "-m", "outcrop", "prepare", str(graph), str(run), *FLAGS, "--ray", address, *more]
+
+
+def done(graph: Path, run: Path, address: str, *more: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        command(graph, run, address, *more), env=environment(), capture_output=True, text=True, timeout=300
+    )
+
+
+def ray_processes(*names: str) -> list[int]:
+    """Processes that do work called ``names``."""
+    found = []
+    for process in Path("/proc").iterdir():
+        if process.name.isdigit():
+            try:
+                title = (process / "cmdline").read_bytes().decode(errors="replace")
+            except OSError:
+                continue
+            if title.startswith("ray::") and any(name in title for name in names):
+                found.append(int(process.name))
+    return found
+
+
+@contextmanager
+def killing(*names: str, most: int, seed: int) -> Iterator[list[int]]:
+    """Kills processes that work, one after another, at moments of their own."""
+    chance, killed, ending = random.Random(seed), [], threading.Event()
+
+    def kill() -> None:
+        while not ending.wait(chance.uniform(0.05, 0.6)) and len(killed) < most:
+            if found := ray_processes(*names):
+                victim = chance.choice(found)
+                try:
+                    os.kill(victim, signal.SIGKILL)
+                except ProcessLookupError:
+                    continue
+                killed.append(victim)
+
+    thread = threading.Thread(target=kill)
+    thread.start()
+    try:
+        yield killed
+    finally:
+        ending.set()
+        thread.join()
+
+
+def test_files_are_those_of_one_process(
+    cluster: Cluster, graph: Path, want: dict[str, bytes], tmp_path: Path
+) -> None:
+    run = tmp_path / "g.run"
+    found = done(graph, run, cluster.address, "--json", str(tmp_path / "report.json"))
+    assert found.returncode == 0, found.stderr
+    assert differences(tree(run), want) == []
+    assert leftovers(run) == []
+    stage = json.loads((tmp_path / "report.json").read_text())["stages"]["pack"]
+    assert stage["bytes_read"] >= 100_000 * 512
+    again = done(graph, run, cluster.address)
+    assert "already there sample, plan, pack" in " ".join(again.stdout.split()), again.stdout
+
+
+def test_a_segmented_disk_cache_and_types(cluster: Cluster, tmp_path: Path) -> None:
+    config = oc.GenerateConfig(nodes=600, edges=9000, kind="typed", features=16, train_fraction=0.3)
+    graph = oc.generate_graph(tmp_path / "g.oc", config, progress=False).path
+    prepare(graph, tmp_path / "want.run", **OPTIONS, layout="4,1")
+    found = done(graph, tmp_path / "g.run", cluster.address, "--layout", "4,1")
+    assert found.returncode == 0, found.stderr
+    assert differences(tree(tmp_path / "g.run"), tree(tmp_path / "want.run")) == []
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+def test_tasks_and_owners_that_are_killed_are_started_again(
+    cluster: Cluster, graph: Path, want: dict[str, bytes], tmp_path: Path, seed: int
+) -> None:
+    with killing("_read_chunk", "PieceOwner", most=6, seed=seed) as killed:
+        found = done(graph, tmp_path / "g.run", cluster.address)
+    assert found.returncode == 0, found.stderr
+    assert len(killed) >= 2
+    assert differences(tree(tmp_path / "g.run"), want) == []
+
+
+def test_a_machine_is_lost(graph: Path, want: dict[str, bytes], tmp_path: Path) -> None:
+    cluster = Cluster(3)
+    try:
+        started = subprocess.Popen(
+            command(graph, tmp_path / "g.run", cluster.address),
+            env=environment(),
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        while not ray_processes("PieceOwner") and started.poll() is None:
+            time.sleep(0.05)
+        cluster.tell("remove 0")
+        _, said = started.communicate(timeout=300)
+        assert started.returncode == 0, said
+        assert differences(tree(tmp_path / "g.run"), want) == []
+    finally:
+        cluster.close()
+
+
+def test_the_command_is_killed_and_goes_on(
+    cluster: Cluster, graph: Path, want: dict[str, bytes], tmp_path: Path
+) -> None:
+    """Owners and tasks of a command end with it."""
+    run, chance = tmp_path / "g.run", random.Random(3)
+    for _ in range(3):
+        started = subprocess.Popen(command(graph, run, cluster.address, "--quiet"), env=environment())
+        while not ray_processes("PieceOwner") and started.poll() is None:
+            time.sleep(0.02)
+        time.sleep(chance.uniform(0, 1.0))
+        started.kill()
+        started.wait()
+        deadline = time.monotonic() + 30
+        while ray_processes("PieceOwner", "_read_chunk") and time.monotonic() < deadline:
+            time.sleep(0.1)
+        assert ray_processes("PieceOwner", "_read_chunk") == []
+    found = done(graph, run, cluster.address)
+    assert found.returncode == 0, found.stderr
+    assert differences(tree(run), want) == []
+
+
+def test_damage_ends_it_and_is_named(
+    cluster: Cluster, graph: Path, want: dict[str, bytes], tmp_path: Path
+) -> None:
+    file = graph / "features.bin"
+    good = file.read_bytes()
+    try:
+        file.write_bytes(good[:20_000_000] + bytes([good[20_000_000] ^ 1]) + good[20_000_001:])
+        found = done(graph, tmp_path / "g.run", cluster.address)
+    finally:
+        file.write_bytes(good)
+    assert found.returncode != 0
+    assert "features.bin" in found.stderr
+    assert "Traceback" not in found.stderr
+    assert done(graph, tmp_path / "g.run", cluster.address).returncode == 0
+    assert differences(tree(tmp_path / "g.run"), want) == []
+
+
+@pytest.mark.parametrize(
+    ("address", "said"),
+    [
+        ("127.0.0.1:1", "no Ray cluster answers at '127.0.0.1:1'"),
+        ("ray://127.0.0.1:1", "'ray://127.0.0.1:1' is no address of a Ray cluster"),
+        ("there", "'there' is no address of a Ray cluster"),
+    ],
+)
+def test_no_cluster_answers(graph: Path, tmp_path: Path, address: str, said: str) -> None:
+    found = done(graph, tmp_path / "g.run", address)
+    assert found.returncode != 0
+    assert said in " ".join(found.stderr.split()), found.stderr
+    assert not (tmp_path / "g.run" / "pack").exists()
+
+
+def test_the_cluster_of_this_machine(graph: Path, want: dict[str, bytes], tmp_path: Path) -> None:
+    """One that ``ray start`` has started, found by itself."""
+    with tempfile.TemporaryDirectory(prefix="outcrop-ray-", ignore_cleanup_errors=True) as folder:
+        variables = {**environment(), "RAY_TMPDIR": folder}
+        options = [
+            "--head",
+            "--block",
+            "--port",
+            "0",
+            "--num-cpus",
+            "2",
+            "--object-store-memory",
+            str(80 << 20),
+        ]
+        with subprocess.Popen(
+            [sys.executable, "-m", "ray.scripts.scripts", "start", *options, "--include-dashboard", "false"],
+            env=variables,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+        ) as head:
+            try:
+                assert head.stdout is not None
+                assert any("Ray runtime started" in line for line in head.stdout)
+                found = subprocess.run(
+                    command(graph, tmp_path / "g.run", "auto"),
+                    env=variables,
+                    capture_output=True,
+                    text=True,
+                    timeout=300,
+                )
+            finally:
+                head.terminate()
+                head.wait(60)
+    assert found.returncode == 0, found.stderr
+    assert differences(tree(tmp_path / "g.run"), want) == []
+
+
+def test_ray_is_loaded_where_it_is_asked_for(tmp_path: Path) -> None:
+    """It, and what starts processes of torch, are not where one machine works."""
+    code = """
+import sys
+import outcrop as oc
+
+graph = oc.generate_graph(sys.argv[1] + "/g", oc.GenerateConfig(nodes=500, edges=3000, features=8), progress=False)
+quiet = oc.Observer(progress=False)
+run = oc.prepare(graph, sys.argv[1] + "/run", sampling=oc.SampleConfig(fanouts=(3,)), epochs=1, observer=quiet)
+oc.train(graph, run=run.path, training=oc.TrainConfig(epochs=1), observer=quiet)
+import importlib.util
+assert importlib.util.find_spec("ray") is not None
+print([name for name in ("ray", "torch.distributed.run") if name in sys.modules])
+"""
+    found = subprocess.run(
+        [sys.executable, "-c", code, str(tmp_path)],
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert found.stdout.strip() == "[]", found.stderr
