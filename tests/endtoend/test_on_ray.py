@@ -288,6 +288,30 @@ def test_the_cluster_of_this_machine(graph: Path, want: dict[str, bytes], tmp_pa
     assert differences(tree(tmp_path / "g.run"), want) == []
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root makes namespaces")
+def test_two_machines_prepare_and_train(tmp_path: Path) -> None:
+    """The example of the README: nothing of it is left running."""
+    variables = environment()
+    variables["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), variables["PATH"]])
+    config = oc.GenerateConfig(nodes=20_000, edges=200_000)
+    oc.generate_graph(tmp_path / "my.oc", config, progress=False)
+    script = Path(__file__).parents[2] / "examples" / "two_machines.sh"
+    found = subprocess.run(
+        [str(script), str(tmp_path / "my.oc"), str(tmp_path / "work")],
+        env=variables,
+        capture_output=True,
+        text=True,
+        timeout=400,
+    )
+    assert found.returncode == 0, found.stdout + found.stderr
+    assert "equal: every file, " in found.stdout
+    for machine in (0, 1):
+        (records,) = (tmp_path / "work" / f"disk{machine}" / "my.run" / "pack").glob("records.*")
+        assert records.name == f"records.{machine}.bin"
+    named = subprocess.run(["ip", "netns"], capture_output=True, text=True, check=True)
+    assert "outcrop-" not in named.stdout
+
+
 def test_ray_is_loaded_where_it_is_asked_for(tmp_path: Path) -> None:
     """It, and what starts processes of torch, are not where one machine works."""
     code = """

@@ -200,7 +200,7 @@ def _cluster(address: str) -> Iterator[None]:
         )  # of work that is left: the first error is told
         try:
             ray.init(address=address, log_to_driver=False, logging_level="ERROR")
-        except (ConnectionError, RuntimeError, ValueError) as error:
+        except (ray.exceptions.RayError, ConnectionError, RuntimeError, ValueError) as error:
             raise ArgumentError(f"no Ray cluster answers at {address!r}: {error}. {_START}") from None
     try:
         if ray.cluster_resources().get("CPU", 0) < 1:
