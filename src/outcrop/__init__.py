@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from outcrop.config import (
         BucketConfig,
         Checkpoints,
+        ClusterConfig,
         EmbedConfig,
         GenerateConfig,
         ImportConfig,
@@ -90,6 +91,7 @@ _HOME = {
     "Callback": "outcrop.training.callbacks",
     "CancelledError": "outcrop.errors",
     "Checkpoints": "outcrop.config",
+    "ClusterConfig": "outcrop.config",
     "ChecksumError": "outcrop.errors",
     "DeviceError": "outcrop.errors",
     "Dynamic": "outcrop.loading.modes",
@@ -158,6 +160,7 @@ __all__ = [
     "CancelledError",
     "Checkpoints",
     "ChecksumError",
+    "ClusterConfig",
     "DeviceError",
     "Dynamic",
     "EmbedConfig",

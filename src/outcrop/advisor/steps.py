@@ -68,6 +68,20 @@ def synthetic_batch(
     return MiniBatch(graph, (torch.from_numpy(x).clone(),), torch.from_numpy(labels))
 
 
+def _model_of(network: Network, layers: int) -> torch.nn.Module:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        return build_model(
+            network.model, network.inputs, network.hidden, network.classes, layers, heads=network.heads
+        )
+
+
+def gradient_bytes(network: Network, layers: int) -> int:
+    """Counts the bytes of the gradients of a model; it is built."""
+    parameters = _model_of(network, layers).parameters()
+    return sum(parameter.numel() * parameter.element_size() for parameter in parameters)
+
+
 def training_step(
     batch: MiniBatch,
     network: Network,
@@ -75,17 +89,7 @@ def training_step(
     device: str = "cpu",
 ) -> Callable[[], None]:
     """One call is a whole step: blocks, forward, loss, backward, Adam."""
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        model = build_model(
-            network.model,
-            network.inputs,
-            network.hidden,
-            network.classes,
-            batch.graph.hops,
-            heads=network.heads,
-        )
-    model = model.to(device)
+    model = _model_of(network, batch.graph.hops).to(device)
     if device != "cpu":
         degree = None if batch.degree is None else batch.degree.to(device)
         rows = tuple(of_file.to(device) for of_file in batch.rows)

@@ -10,14 +10,16 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from outcrop.advisor import machine
+from outcrop.advisor import cluster_cost, machine
 from outcrop.advisor.auto import is_auto
+from outcrop.advisor.cost import tco
 from outcrop.advisor.counting import EpochCount, Task, count
 from outcrop.advisor.market import Market
-from outcrop.advisor.offers import Comparison, compare, seconds_of_new_batches
+from outcrop.advisor.offers import Comparison, compare, on_machine, seconds_of_new_batches
 from outcrop.advisor.shapes import network_of
 from outcrop.api.old_keywords import accepts_old_keywords, merged, named
 from outcrop.config import (
+    ClusterConfig,
     Limits,
     ModelConfig,
     Replay,
@@ -28,12 +30,15 @@ from outcrop.config import (
     parse_size,
     with_memory,
 )
+from outcrop.config.cluster import parse_rate
 from outcrop.config.declared import checks_arguments
 from outcrop.config.models import wants_degrees, wants_edge_rows
 from outcrop.errors import ArgumentError
+from outcrop.loading.modes import Online, Packed
 from outcrop.store import run as runs
 from outcrop.store.graph import Graph, open_graph
 from outcrop.store.graph_types import name_of
+from outcrop.store.profile import Profile
 from outcrop.training.choices import with_seeds_of
 
 _OLD = {
@@ -82,6 +87,7 @@ def advise(
     market: Market | None = None,
     device: str = "cpu",
     profile: str | Path | None = None,
+    cluster: ClusterConfig | None = None,
     memory: Size | None = None,
 ) -> dict[str, Any]:
     """Predicts epochs of training ``graph``, here and on other machines; with prices what to buy.
@@ -97,6 +103,8 @@ def advise(
         market: Machines to compare with, and what they cost (:class:`outcrop.Market`).
         device: ``cpu``, ``cuda`` or ``cuda:N``.
         profile: File of ``outcrop doctor --save``; None: the one kept for this machine, measured where there is none.
+        cluster: Machines that are to train together (:class:`outcrop.ClusterConfig`): of the kind of the only one that
+            ``market`` names, else of this.
         memory: Short for ``limits=Limits(memory=...)``.
 
     Returns:
@@ -150,8 +158,43 @@ def advise(
         "disk_curve": found.pop("disk_curve"),
         "changes": found.pop("changes"),
         "assumptions": list(counted.assumptions),
+        **({} if cluster is None else {"cluster": _of_cluster(asked, measured, cluster)}),
         **found,
         **(_by_file(graph, counted) if graph.is_typed else {}),
+    }
+
+
+def _of_cluster(asked: Comparison, measured: Profile, cluster: ClusterConfig) -> dict[str, Any]:
+    """Returns what training and preparing take on several machines, in mode packed."""
+    from outcrop.advisor.steps import gradient_bytes  # brings torch
+
+    if len(asked.machines) > 1:
+        raise ArgumentError("machines that train together are of one kind: name one (--machine), or none")
+    task, counted, hardware = asked.task, asked.counted, asked.hardware[-1]
+    packed, online = counted.works[Packed.name], counted.works.get(Online.name)
+    epochs = task.sampling.epochs
+    gradients = gradient_bytes(task.network, len(task.sampling.fanouts))
+    preparing = cluster_cost.PreparingWork(
+        task.graph.feature_bytes,
+        packed.disk_bytes * epochs,
+        online.loading.other_s * epochs if online else 0.0,
+        hardware.disk.write_bytes_per_s or measured.write_bytes_per_s,
+    )
+    prices = None if hardware is asked.here else asked.prices
+    price = None if prices is None else tco(hardware, prices, cluster.processes)
+    return {
+        "hardware": hardware.name,
+        "network_bytes_per_s": parse_rate(cluster.network),
+        "gradient_bytes": gradients,
+        "packed_epochs": epochs,
+        "rows": cluster_cost.rows_of(
+            hardware,
+            cluster,
+            on_machine(counted, packed, hardware, asked.here),
+            gradients,
+            preparing,
+            price,
+        ),
     }
 
 

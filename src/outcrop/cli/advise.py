@@ -11,7 +11,7 @@ import typer
 from outcrop.advisor.market import Market
 from outcrop.cli import common, printing
 from outcrop.cli.options import Fields, with_options
-from outcrop.config import Limits, ModelConfig, Replay, SampleConfig, format_bytes
+from outcrop.config import ClusterConfig, Limits, ModelConfig, Replay, SampleConfig, format_bytes
 from outcrop.errors import ArgumentError
 
 # What the columns of the prediction mean; docs/advise.md says the same.
@@ -50,6 +50,14 @@ _OBJECTS = {
         ),
     ),
     "limits": (Limits, Fields(("memory", "gpu_memory", "disk_space"))),
+    "cluster": (
+        ClusterConfig,
+        Fields(
+            ("most_machines", "network", "processes", "accumulate", "latency", "shared_rate"),
+            {"most_machines": ("--machines",)},
+            always=False,
+        ),
+    ),
     "market": (Market, Fields(("machines", "prices", "budget"), {"machines": ("--machine",)})),
 }
 
@@ -68,6 +76,7 @@ def advise(
     limits: Limits,
     device: common.Device = "cpu",
     market: Market,
+    cluster: ClusterConfig | None,
     profile: Annotated[
         Path | None, typer.Option("--profile", help="Made by outcrop doctor --save.", metavar="FILE")
     ] = None,
@@ -89,9 +98,10 @@ def advise(
     from outcrop.store import run as runs
 
     if described is not None:
-        if graph is not None or out is not None or sample_epochs is not None or len(market.machines) > 1:
+        other = graph is not None or out is not None or sample_epochs is not None or cluster is not None
+        if other or len(market.machines) > 1:
             raise ArgumentError(
-                "--describe takes no GRAPH, --out or --sample-epochs, and one --machine at the most"
+                "--describe takes no GRAPH, --out, --sample-epochs or --machines, and one --machine at the most"
             )
         plan_described(described, model, sampling, limits, market, scale, json, quiet)
         return
@@ -110,6 +120,7 @@ def advise(
         market=market,
         device=device,
         profile=profile,
+        cluster=cluster,
     )
     common.write_json(json, result)
     if out is not None:
@@ -249,8 +260,38 @@ def summarize(result: dict[str, Any]) -> None:
         )
     for line in _by_file(result):
         say(line)
+    if "cluster" in result:
+        _print_cluster(result["cluster"], result.get("currency"))
     for line in result["assumptions"]:
         say(f"- assumed: {line}")
+
+
+def _print_cluster(found: dict[str, Any], currency: str | None) -> None:
+    """Prints what several machines take."""
+    priced = any(row["cost_of_an_epoch"] is not None for row in found["rows"])
+    table = [
+        [
+            str(row["machines"]),
+            str(row["processes"]),
+            str(row["accumulate"]),
+            _seconds(row["epoch_seconds"]),
+            row["bound"],
+            _seconds(row["exchange_seconds"]),
+            format_bytes(row["bytes_sent"]),
+            _long(row["prepare_seconds"]),
+            *([f"{row['cost_of_an_epoch']:.2g}"] if priced else []),
+        ]
+        for row in found["rows"]
+    ]
+    columns = ["machines", "processes", "step", "epoch", "bound", "exchange", "sent", "prepare"]
+    title = (
+        f"Several of {found['hardware']}, mode packed; sent: by a machine in an epoch; step: batches of one"
+    )
+    printing.print_table([*columns, *([f"{currency} an epoch"] if priced else [])], table, title)
+    printing.print_line(
+        f"gradients are {format_bytes(found['gradient_bytes'])}; prepare: {found['packed_epochs']} epochs, batches "
+        "drawn by one machine. Scores, checkpoints and starting are not counted"
+    )
 
 
 def _by_file(result: dict[str, Any]) -> list[str]:

@@ -1,11 +1,12 @@
 """Every option: frozen dataclasses with units and defaults, checked when they are made. One file a subject.
 
 ``from outcrop.config import X`` has them all; the files follow each other as a run does: sizes, io, graphs, sampling,
-epochs, limits, packing, loading, models, training, embedding.
+epochs, limits, packing, loading, models, training, embedding; cluster (asked about, not used).
 """
 
 from __future__ import annotations
 
+from outcrop.config.cluster import ClusterConfig
 from outcrop.config.embedding import BucketConfig, EmbedConfig, SwapConfig
 from outcrop.config.epochs import Refresh, Replay
 from outcrop.config.graphs import LABEL_KINDS, GenerateConfig, ImportConfig, LabelKind, SplitProtocol
@@ -53,6 +54,7 @@ __all__ = [
     "TOPOLOGIES",
     "BucketConfig",
     "Checkpoints",
+    "ClusterConfig",
     "DeviceConfig",
     "EmbedConfig",
     "GenerateConfig",
