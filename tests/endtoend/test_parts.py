@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from outcrop.store import packed, samples
 from outcrop.store.graph import Graph
 from outcrop.store.placement import open_placement
 from outcrop.store.verify import verify_artifact
+from prepare_support import prepare
 
 SAMPLING = oc.SampleConfig(fanouts=(3, 3), batch_size=8, seed=4)
 QUIET = oc.Observer(progress=False)
@@ -37,6 +39,13 @@ def made(graph: Graph, out: Path, parts: int, **changes: Any) -> oc.Run:
     packing = oc.PackConfig(parts=parts, layout=changes.pop("layout", "cost"))
     given = {"sampling": SAMPLING, "epochs": 2, "memory": "2MiB", "observer": QUIET, **changes}
     return oc.prepare(graph, out, packing=packing, **given)
+
+
+def opened(run: Path) -> None:
+    with Runtime() as runtime:
+        sample_set = samples.open_samples(runtime, run / "sample")
+        placement = open_placement(runtime, run / "plan")
+        packed.open_packed(runtime, run / "pack", placement, sample_set)
 
 
 def record_of_each_batch(run: Path, stage: str) -> dict[int, tuple[str, bytes]]:
@@ -155,6 +164,50 @@ def test_other_parts_are_another_run(graph: Graph, tmp_path: Path) -> None:
         made(graph, tmp_path / "g.run", 3)
     with pytest.raises(ArgumentError, match=r"parts \(there 2, now None\)"):
         made(graph, tmp_path / "g.run", 1)
-    for parts in (0, 1025):
-        with pytest.raises(ArgumentError, match=f"{parts} parts: between 1 and 1024"):
+    for parts in (0, 257):
+        with pytest.raises(ArgumentError, match=f"{parts} parts: between 1 and 256"):
             oc.PackConfig(parts=parts)
+
+
+@pytest.mark.parametrize(
+    ("stage", "attribute", "value"),
+    [
+        *(("sample", "parts", value) for value in (0, -3, 10**9, "2", None, [2], 2.0, True, 3)),
+        *(("pack", "parts", value) for value in (0, -3, 10**9, "2", None, [2], 1, 3)),
+        *(
+            ("plan", "part_batches", value)
+            for value in (None, "x", [], [2**62] * 4, [13.0, 12.0], [-1], [10**30])
+        ),
+    ],
+)
+def test_impossible_parts_are_refused(
+    graph: Graph, tmp_path: Path, stage: str, attribute: str, value: Any
+) -> None:
+    run = made(graph, tmp_path / "g.run", 2)
+    path = run.path / stage / "manifest.json"
+    raw = json.loads(path.read_text())
+    if attribute == "part_batches" and value == [2**62] * 4:  # whose sum wraps to the right one
+        value = [*value, sum(raw["attributes"][attribute])]
+    raw["attributes"][attribute] = value
+    path.write_text(json.dumps(raw))
+    with pytest.raises(FormatError):
+        opened(run.path)
+
+
+def test_names_of_parts_that_no_file_has(graph: Graph, tmp_path: Path) -> None:
+    run = made(graph, tmp_path / "g.run", 2)
+    path = run.path / "pack" / "manifest.json"
+    raw = json.loads(path.read_text())
+    for name, file in (("records.1", "x" * 300 + ".bin"), ("records." + "9" * 5000, "a.bin")):
+        changed = {**raw, "arrays": {**raw["arrays"], name: {**raw["arrays"]["records.1"], "file": file}}}
+        path.write_text(json.dumps(changed))
+        with pytest.raises(FormatError):
+            manifests.read(run.path / "pack", packed.FORMAT, packed.VERSIONS)
+
+
+def test_more_parts_are_told_before_anything_is_drawn_again(graph: Graph, tmp_path: Path) -> None:
+    """Also where only batches are drawn yet."""
+    options = {"fanouts": (3, 3), "batch_size": 8, "epochs": 2, "memory": "2MiB"}
+    prepare(graph, tmp_path / "g.run", parts=2, stop_after="sample", **options)
+    with pytest.raises(ArgumentError, match=r"parts \(there 2, now 3\)"):
+        prepare(graph, tmp_path / "g.run", parts=3, **options)

@@ -11,38 +11,62 @@ import time
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 import outcrop as oc
 from artifact_support import child_environment, differences, leftovers, mounted_memory, small_graph, tree
 from outcrop.errors import ArgumentError, CancelledError, ChecksumError, IoError
+from outcrop.runtime.runtime import Runtime
 from outcrop.store.graph import Graph
-from prepare_support import prepare
+from prepare_support import prepare as prepare_run
 
-OPTIONS: dict[str, Any] = {"fanouts": (3, 3), "batch_size": 8, "epochs": 2, "memory": "80MiB"}
+OPTIONS: dict[str, Any] = {
+    "fanouts": (4, 4),
+    "batch_size": 40,
+    "epochs": 2,
+    "memory": "2300KiB",  # of loading: most rows are packed, or in the disk cache
+    "gpu_memory": "620KiB",
+    "layout": "6,1",
+}
 STAGES = ("sample", "plan", "pack")
 
 
 @pytest.fixture
 def graph(tmp_path: Path) -> Graph:
-    return small_graph(tmp_path / "graph")
+    order = np.random.default_rng(0).permutation(6000)
+    splits = {"train": order[:400], "valid": order[400:450], "test": order[450:500]}
+    return small_graph(tmp_path / "graph", splits=splits)
+
+
+def prepare(
+    graph: Graph, out: Path, *, memory_now: str = "100MiB", progress: Any = None, **options: Any
+) -> Any:
+    """Prepares with more memory than loading is to have."""
+    with Runtime(memory_now, threads=1, progress=progress) as runtime:
+        return prepare_run(graph, out, runtime=runtime, **options)
 
 
 def files(run: Path) -> dict[str, bytes]:
     return {f"{stage}/{name}": data for stage in STAGES for name, data in tree(run / stage).items()}
 
 
-@pytest.mark.parametrize("layout", ["packed", "4,1"])
+@pytest.mark.parametrize("layout", ["packed", "6,1"])
 @pytest.mark.parametrize("parts", [1, 3])
 def test_files_are_those_of_one_process(graph: Graph, tmp_path: Path, layout: str, parts: int) -> None:
-    one = prepare(graph, tmp_path / "one.run", layout=layout, parts=parts, **OPTIONS)
+    options = {**OPTIONS, "layout": layout}
+    one = prepare(graph, tmp_path / "one.run", parts=parts, **options)
+    for cache in ("host_cache", "device_cache", *(["disk_cache"] if layout == "6,1" else [])):
+        assert (tmp_path / "one.run" / "pack" / f"{cache}.bin").stat().st_size > 30_000, cache
+    wanted = one.predicted["epochs"]["train"][0]["rows_by_level"]
+    assert wanted["packed"] > 200
     for workers in (2, 5):
         out = tmp_path / f"{workers}.run"
-        report = prepare(graph, out, layout=layout, parts=parts, workers=workers, **OPTIONS)
+        report = prepare(graph, out, parts=parts, workers=workers, **options)
         assert differences(tree(out), tree(tmp_path / "one.run")) == []
         assert leftovers(out) == []
         assert report.stages["pack"]["bytes_written"] >= one.stages["pack"]["bytes_written"]
-        again = prepare(graph, out, layout=layout, parts=parts, workers=workers, **OPTIONS)
+        again = prepare(graph, out, parts=parts, workers=workers, **options)
         assert again.skipped == list(STAGES)
 
 
@@ -50,7 +74,7 @@ def test_graphs_with_types(tmp_path: Path) -> None:
     config = oc.GenerateConfig(nodes=600, edges=9000, kind="typed", features=16, train_fraction=0.3)
     graph = oc.generate_graph(tmp_path / "g.oc", config, progress=False)
     for workers in (1, 2):
-        prepare(graph, tmp_path / f"{workers}.run", workers=workers, parts=2, layout="4,1", **OPTIONS)
+        prepare(graph, tmp_path / f"{workers}.run", workers=workers, parts=2, **OPTIONS)
     assert differences(tree(tmp_path / "2.run"), tree(tmp_path / "1.run")) == []
 
 
@@ -94,7 +118,9 @@ def test_processes_that_are_killed_at_once_end_it(
     (tmp_path / "sitecustomize.py").write_text(
         "import os, sys\nif any('spawn_main' in a for a in sys.argv + sys.orig_argv): os.kill(os.getpid(), 9)\n"
     )
-    with pytest.raises(CancelledError, match=r"processes that pack were killed.*fewer of them \(--workers\)"):
+    with pytest.raises(
+        CancelledError, match=r"processes that pack ended, killed perhaps.*fewer of them \(--workers\)"
+    ):
         prepare(graph, tmp_path / "g.run", workers=2, **OPTIONS)
     monkeypatch.undo()
     prepare(graph, tmp_path / "g.run", workers=2, **OPTIONS)
@@ -102,7 +128,8 @@ def test_processes_that_are_killed_at_once_end_it(
 
 DYING = """
 import os, sys
-from prepare_support import prepare
+from outcrop.runtime.runtime import Runtime
+from prepare_support import prepare as made
 
 class Progress:
     left = int(sys.argv[3])
@@ -114,7 +141,8 @@ class Progress:
     def note(self, *args): ...
 
 if __name__ == "__main__":
-    prepare(sys.argv[1], sys.argv[2], workers=2, progress=Progress(), **{options})
+    with Runtime("100MiB", threads=1, progress=Progress()) as runtime:
+        made(sys.argv[1], sys.argv[2], workers=2, runtime=runtime, **{options})
 """
 
 
@@ -169,7 +197,7 @@ def test_a_damaged_row_file_is_named(graph: Graph, tmp_path: Path) -> None:
 
 
 def test_a_full_disk_is_named(graph: Graph, tmp_path: Path) -> None:
-    """All but the rows of the last cache have room."""
+    """All but the last of it has room."""
     prepare(graph, tmp_path / "want.run", **OPTIONS)
     size = sum(map(len, tree(tmp_path / "want.run").values()))
     with mounted_memory(tmp_path / "disk", f"{size // 1024 - 100}k") as disk:
@@ -192,7 +220,7 @@ def test_too_little_memory_for_several(graph: Graph, tmp_path: Path) -> None:
             self.notes.append(text)
 
     heard = Heard()
-    options = {**OPTIONS, "memory": "4MiB"}
+    options = {**OPTIONS, "memory_now": "4MiB"}
     prepare(graph, tmp_path / "g.run", workers=2, progress=heard, **options)
     assert heard.notes == ["memory for one process, not for 2 beside it"]
     prepare(graph, tmp_path / "one.run", **options)

@@ -136,8 +136,8 @@ def scaled(work: Workload, batches: int) -> Workload:
 
 @dataclass(frozen=True)
 class PreparingWork:
-    """Says what preparing takes: bytes of features and of packed rows, seconds of drawing on one machine, and the rate at
-    which a machine's disk writes.
+    """Says what preparing takes: bytes of features and of packed rows, seconds of drawing on one machine, and the rate
+    at which a machine's disk writes.
     """
 
     feature_bytes: float

@@ -82,8 +82,8 @@ class Run:
             rank, world: Of the process; None: of the process group of torch.distributed, if there is one.
             accumulate: Batches of a step, of all processes together: batch n belongs to rank
                 ``n % accumulate % world``. None: ``world``.
-            uneven: Where batches do not divide evenly: ``wrap`` gives the first ones once more, ``drop`` leaves the
-                last ones out, ``short`` gives some ranks fewer.
+            uneven: Where batches do not divide evenly: ``wrap`` gives a rank its first ones once more (one that has
+                none, those of others), ``drop`` leaves the last ones out, ``short`` gives some ranks fewer.
             edge_ids: Batches get ``e_id``, positions of their edges in ``run.graph.edge_index()``. They have it, and
                 ``edge_attr``, in any case where the run was prepared with features of edges (``edge_rows``).
             mode: Where rows come from: a mode, or its name (:mod:`outcrop.loading.modes`). Batches that are drawn come

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from outcrop.config.declared import check_types
 from outcrop.errors import ArgumentError
 
-MOST_PARTS = 1024
+MOST_PARTS = 256  # each is a file that is open, of batches and of their rows
 
 
 @dataclass(frozen=True)

@@ -22,8 +22,8 @@ class Ranks:
         rank, world: Number of this process, and how many there are.
         accumulate: Batches of a step, all processes together.
         uneven: Where batches do not divide evenly: ``wrap`` gives a rank its first batches of the epoch once more, much
-            as torch's DistributedSampler does (so a machine needs no others); ``drop`` leaves the last ones out;
-            ``short`` lets ranks differ.
+            as torch's DistributedSampler does (so a machine needs no others, unless it has none); ``drop`` leaves the
+            last ones out; ``short`` lets ranks differ.
     """
 
     rank: int = 0

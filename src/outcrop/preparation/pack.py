@@ -37,6 +37,7 @@ from outcrop.store.placement import Placement
 from outcrop.store.samples import SampleSet
 
 _JOURNAL = "journal.npz"
+_TABLES_LEAST, _TABLES_SHARE = 64 << 20, 16
 
 
 def expected(graph: Graph, samples: SampleSet, placement: Placement) -> tuple[dict, dict[str, str]]:
@@ -175,15 +176,33 @@ class PackTask:
         except FormatError:
             _clear(folder)  # a graph without checksums of pages: what was packed may be of either
             raise
-        for rows in files.files:
-            rows.remove_packed_ids()
-        journal.remove()
+        kept = {spec.file for spec in specs.values()}
+        for path in folder.iterdir():  # lists of ids, the journal, and what other ways of packing have left
+            if path.name not in kept:
+                shutil.rmtree(path) if path.is_dir() else path.unlink()
         version = version_of(placement.manifest.version == 3, placement.num_parts)
         manifest = Manifest(FORMAT, version, specs, attributes_of(placement.num_parts), *self._made)
         manifests.write(folder, manifest)
         runtime.progress.finish("pack")
         passes = max(packer.num_episodes for packer in packers) if fill is fill_in_passes else 1
         return Packed(manifest, passes, copied)
+
+    def is_filled(self, journal: Journal) -> bool:
+        """Tells whether all rows were written before an interruption, though perhaps not put in order."""
+        last = len(self.packers) - 1
+        return (journal.file, journal.episode) >= (last, self.packers[last].num_episodes)
+
+    def room_for_tables(self) -> int:
+        """Counts the bytes of disk that tables of pieces may take: a small part of the features, within the limit."""
+        placement = self.placement.manifest
+        least = max(_TABLES_LEAST, self._graph.feature_bytes // _TABLES_SHARE)
+        limit = placement.config.get("disk_space")
+        return least if limit is None else min(least, limit - placement.attributes["predicted"]["disk_bytes"])
+
+    def note_filled(self, journal: Journal) -> None:
+        """Notes that all rows are written."""
+        journal.file, journal.episode, journal.chunk = len(self.packers), 0, 0
+        journal.save()
 
     def _write_meta(self, files: OutputFiles, journal: Journal) -> None:
         """Writes the meta part of every record, and which rows are packed, for the passes to read."""
@@ -232,6 +251,7 @@ class PackTask:
 
 def _clear(folder: Path) -> None:
     """Removes what other work left: its bytes would stay where this work writes none, in the padding."""
+    (folder / _JOURNAL).unlink(missing_ok=True)  # first: killed here, it is as if nothing were there
     for path in folder.iterdir():
         shutil.rmtree(path) if path.is_dir() else path.unlink()
 

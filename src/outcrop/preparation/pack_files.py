@@ -313,9 +313,6 @@ class RowsFiles:
         specs[f"{prefix}page_crc"] = ArraySpec(path.name, "uint32", (pages,), 4, page_crc, size)
         return specs
 
-    def remove_packed_ids(self) -> None:
-        self._path("packed_ids").unlink()
-
     def close(self) -> None:
         while self._open:
             self._io.close(self._open.popitem()[0])
@@ -384,6 +381,3 @@ class Journal:
             disk_crc=[rows.disk_crc for rows in self.files],
         )
         manifests.write_atomic(self._path, out.getvalue())
-
-    def remove(self) -> None:
-        self._path.unlink(missing_ok=True)

@@ -35,7 +35,7 @@ _SOURCE = re.compile(
 PAGE_SUMS = "_page_crc"
 # Attribute of an artifact whose records lie in several files (store/parts.py): how many.
 PARTS = "parts"
-_OF_PART = re.compile(r"(batches|records)\.(\d+)")
+_OF_PART = re.compile(r"(batches|records)\.([0-9]{1,4})")
 # Files called edges with one of these, and any file with one but the first, can be imported.
 EDGE_ENDINGS = (".npy", ".parquet", ".csv", ".tsv", ".txt")
 
@@ -132,9 +132,17 @@ def read_any(folder: Path) -> Manifest:
 def _checked(folder: Path, raw: dict[str, Any], format: str, version: int) -> Manifest:
     manifest = _parsed(str(folder / MANIFEST), raw, format, version)
     for name, spec in manifest.arrays.items():
-        if manifest.part_of(name) is None or (folder / spec.file).exists():
+        if manifest.part_of(name) is None or _is_there(folder / spec.file):
             _check_file(folder, name, spec)
     return manifest
+
+
+def _is_there(path: Path) -> bool:
+    """Tells whether ``path`` is there, or cannot be asked for: whoever opens it says why."""
+    try:
+        return path.exists()
+    except (OSError, ValueError):
+        return True
 
 
 def arrays_here(folder: Path, manifest: Manifest) -> dict[str, ArraySpec]:
@@ -142,7 +150,7 @@ def arrays_here(folder: Path, manifest: Manifest) -> dict[str, ArraySpec]:
     return {
         name: spec
         for name, spec in manifest.arrays.items()
-        if manifest.part_of(name) is None or (folder / spec.file).exists()
+        if manifest.part_of(name) is None or _is_there(folder / spec.file)
     }
 
 

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
+from outcrop.config.packing import MOST_PARTS
 from outcrop.errors import FormatError
 from outcrop.runtime.runtime import Runtime
 from outcrop.store.arrays import DiskArray
@@ -22,6 +23,21 @@ from outcrop.store.manifest import PARTS, Manifest
 def names_of(name: str, parts: int) -> list[str]:
     """Returns the names of the arrays that have the parts of array ``name``."""
     return [name] if parts == 1 else [f"{name}.{part}" for part in range(parts)]
+
+
+def count_of(manifest: Manifest, where: object) -> int:
+    """Returns how many parts an artifact has.
+
+    Args:
+        where: What it is called in messages.
+
+    Raises:
+        FormatError: The manifest says something that no artifact has.
+    """
+    found = manifest.attributes.get(PARTS, 1)
+    if type(found) is not int or not 1 <= found <= MOST_PARTS:
+        raise FormatError(f"{where} has {found!r} parts, which no run has: its manifest was changed by hand")
+    return found
 
 
 def attributes_of(parts: int) -> dict[str, int]:
@@ -63,7 +79,11 @@ class RecordFiles:
         part: np.ndarray,
     ):
         self._folder, self._part = folder, part
-        names = names_of(name, manifest.attributes.get(PARTS, 1))
+        names = names_of(name, count_of(manifest, folder))
+        if int(part.max(initial=0)) >= len(names):
+            raise FormatError(
+                f"{folder}: it has {len(names)} parts, the run has more; remove the folder and prepare the run again"
+            )
         self._specs = [manifest.arrays[one] for one in names]
         self.starts = np.zeros(len(sizes), np.int64)
         self._files: list[DiskArray | None] = []

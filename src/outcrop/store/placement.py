@@ -26,6 +26,7 @@ from typing import Any, Literal
 
 import numpy as np
 
+from outcrop.config.packing import MOST_PARTS
 from outcrop.errors import FormatError
 from outcrop.runtime.pages import PAGE_BYTES
 from outcrop.runtime.runtime import Runtime
@@ -79,13 +80,7 @@ class Placement:
             _read(runtime, path, manifest, name) for name in ("packed_batches", "offsets")
         )
         self.segment_batches: int = attributes["layout"]["segment"]
-        counts = attributes.get("part_batches", [len(self.packed_batches)])
-        self.part_bounds = np.cumsum([0, *counts])
-        if min(counts) < 0 or self.part_bounds[-1] != len(self.packed_batches):
-            raise FormatError(
-                f"{path}: its parts have {counts} records, it places {len(self.packed_batches)}; remove the folder and "
-                "prepare the run again"
-            )
+        self.part_bounds = np.cumsum([0, *self._part_sizes(attributes)])
         self.files = tuple(
             PlacedRows(runtime, self, number, described)
             for number, described in enumerate(described_files(attributes))
@@ -97,6 +92,23 @@ class Placement:
         self.buffer_meta_bytes: int = attributes["slot_meta_bytes"]
         self.shared_scratch_bytes: int = attributes["shared_scratch_bytes"]
         self.predicted: dict[str, Any] = attributes["predicted"]
+
+    def _part_sizes(self, attributes: Mapping[str, Any]) -> list[int]:
+        """Returns the records of each part.
+
+        Raises:
+            FormatError: They, or where records begin, are not possible.
+        """
+        records, offsets = len(self.packed_batches), self.offsets
+        counts = attributes.get("part_batches", [records])
+        whole = isinstance(counts, list) and len(counts) <= MOST_PARTS and all(type(n) is int for n in counts)
+        rising = len(offsets) == records + 1 and offsets[0] == 0 and bool((np.diff(offsets) >= 0).all())
+        if not whole or min(counts, default=-1) < 0 or sum(counts) != records or not rising:
+            raise FormatError(
+                f"{self.path}: it places {records} records, and its parts or offsets say otherwise; remove the folder "
+                "and prepare the run again"
+            )
+        return counts
 
     @property
     def num_segments(self) -> int:

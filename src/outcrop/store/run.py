@@ -70,6 +70,8 @@ def differences(folder: Path, wanted: RunInfo) -> list[str]:
         manifests.plain(wanted.sample.as_stored()),
     )
     there["graph"], now["graph"] = str(have.graph_path(folder)), str(wanted.graph_path(folder))
+    if have.plan.parts != wanted.plan.parts:  # batches lie in them, too
+        there["parts"], now["parts"] = have.plan.parts, wanted.plan.parts
     if manifests.exists(folder / "pack"):
         there |= manifests.plain(have.plan.as_stored())
         now |= manifests.plain(wanted.plan.as_stored())

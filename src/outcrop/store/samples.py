@@ -39,8 +39,8 @@ from outcrop.store.batches import BatchGraph
 from outcrop.store.graph import Graph
 from outcrop.store.graph_types import RowFile
 from outcrop.store.levels import Level
-from outcrop.store.manifest import PARTS, Manifest
-from outcrop.store.parts import RecordFiles, deal
+from outcrop.store.manifest import Manifest
+from outcrop.store.parts import RecordFiles, count_of, deal
 from outcrop.store.record import POSITION_BYTES, RecordSizes
 from outcrop.store.record_contents import Bounds
 
@@ -242,7 +242,7 @@ class SampleSet:
         passes = [
             (g.first + k * g.per_epoch, g.per_epoch) for g in self.groups.values() for k in range(g.epochs)
         ]
-        self.num_parts: int = manifest.attributes.get(PARTS, 1)
+        self.num_parts = count_of(manifest, path)
         self.part = deal(passes, self.num_batches, self.num_parts)
         self.files = RecordFiles(runtime, path, manifest, "batches", np.diff(self.offsets), self.part)
         types, relations = len(self._bounds.num_nodes or ()), len(edge_types)

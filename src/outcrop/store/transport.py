@@ -32,6 +32,7 @@ from outcrop.store import manifest as manifests
 from outcrop.store.graph import open_graph
 from outcrop.store.lock import make_folders, only_process_in
 from outcrop.store.manifest import ArraySpec, Manifest
+from outcrop.store.parts import count_of
 from outcrop.store.remote import RemoteFolder
 from outcrop.store.run import RUN_FILE
 
@@ -234,7 +235,7 @@ class _Fetch:
         Raises:
             ArgumentError: There is no such part.
         """
-        count = manifest.attributes.get(manifests.PARTS, 1)
+        count = count_of(manifest, self._folder.uri)
         if self._parts is None or self._out.name not in _STAGES_IN_PARTS:
             return files
         if beyond := [part for part in self._parts if not 0 <= part < count]:
@@ -507,11 +508,12 @@ def _upload_artifact(
             report.resumed_bytes += spec.file_bytes
             progress.advance(_UPLOAD, spec.file_bytes)
             continue
-        _send(folder / name, spec, remote, progress)
+        if name in parts:
+            _send_part(folder / name, spec, remote, progress, manifest.digest())
+        else:
+            _send(folder / name, spec, remote, progress)
         report.bytes += spec.file_bytes
         sent.append(name)
-        if name in parts:
-            remote.write(_mark_of(name), manifest.digest().encode())
         remote.write(_SENT, json.dumps({"digest": manifest.digest(), "files": sent}).encode())
     for name in _BESIDE:
         if (folder / name).is_file():
@@ -543,6 +545,15 @@ def _sent(remote: RemoteFolder, manifest: Manifest) -> list[str]:
     noted = _parsed(remote.read(_SENT).decode(errors="replace"))
     same = isinstance(noted, dict) and noted.get("digest") == manifest.digest()
     return [str(name) for name in noted["files"]] if same and isinstance(noted.get("files"), list) else []
+
+
+def _send_part(path: Path, spec: ArraySpec, remote: RemoteFolder, progress: Progress, digest: str) -> None:
+    """Sends the file of a part, and marks it as of the artifact ``digest``."""
+    mark = _mark_of(spec.file)
+    if remote.size(mark) is not None:  # of what is replaced now
+        remote.remove(mark)
+    _send(path, spec, remote, progress)
+    remote.write(mark, digest.encode())
 
 
 def _send(path: Path, spec: ArraySpec, remote: RemoteFolder, progress: Progress) -> None:

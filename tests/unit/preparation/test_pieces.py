@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import shutil
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -18,16 +19,18 @@ from outcrop._core import crc32c
 from outcrop.config import PlanConfig, SampleConfig
 from outcrop.errors import ChecksumError
 from outcrop.preparation import pack as packing
+from outcrop.preparation.cluster.local import LocalWorkers
 from outcrop.preparation.cluster.move_pieces import ChunkReader, Piece, PieceOwner
 from outcrop.preparation.cluster.pieces import PieceSet, PieceTable, finish_pieces, prepare_pieces
 from outcrop.preparation.cluster.write_pieces import ChunkWriter
 from outcrop.preparation.pack import CopiedBytes
+from outcrop.preparation.pack_files import Journal
 from outcrop.preparation.plan import plan
 from outcrop.preparation.sample import sample
 from outcrop.runtime.pages import PAGE_BYTES
 from outcrop.runtime.runtime import Runtime
 from outcrop.store import samples
-from outcrop.store.graph import Graph
+from outcrop.store.graph import Graph, open_graph
 from outcrop.store.placement import Placement, open_placement
 from outcrop.store.samples import SampleSet
 from run_support import a_graph, config_with_cache
@@ -82,8 +85,8 @@ def test_pieces_in_any_order_and_twice(
         for number, chunk in chunks:
             writer.write(number, chunk)
             if chance.random() < 0.3:  # told to do it again by somebody who does not know that it is done
-                for name in pieces.tables[number]:
-                    PieceTable(pieces.folder, name).done[chunk] = 0
+                for head in pieces.tables[number]:
+                    PieceTable(pieces.folder, head).done[chunk] = 0
                 writer.write(number, chunk)
         assert not pieces.missing()
 
@@ -215,9 +218,9 @@ def moved_by(
     def fill(packing: packing.PackTask, files: Any, journal: Any) -> CopiedBytes:
         pieces = prepare_pieces(packing, files, chunk_bytes)
         owners = [
-            PieceOwner(pieces, [[name] if name in own else [] for own in pieces.tables])
-            for names in pieces.tables
-            for name in names
+            PieceOwner(pieces, [[head] if head in own else [] for own in pieces.tables])
+            for heads in pieces.tables
+            for head in heads
         ]
         reader = ChunkReader(pieces.rows)
         coming = []
@@ -269,4 +272,89 @@ def test_rows_that_are_damaged_on_their_way_are_refused(tmp_path: Path, make_run
         packing.pack(*stages, tmp_path / "found", runtime, moved_by(0, 4 * PAGE_BYTES, harm))
     packing.pack(*stages, tmp_path / "found", runtime, moved_by(0, 4 * PAGE_BYTES))
     packing.pack(*stages, tmp_path / "want", runtime)
+    assert differences(tree(tmp_path / "found"), tree(tmp_path / "want")) == []
+
+
+def write_all(pieces: PieceSet, writer: ChunkWriter) -> None:
+    for chunk in pieces.missing():
+        writer.write(*chunk)
+
+
+def some_and_stop(pieces: PieceSet, writer: ChunkWriter) -> None:
+    for chunk in pieces.missing()[:5]:
+        writer.write(*chunk)
+    raise KeyboardInterrupt
+
+
+def test_one_process_is_killed_while_it_orders_and_several_go_on(
+    tmp_path: Path, make_runtime: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is in order already is not written to again."""
+    runtime = make_runtime(threads=1)
+    stages = planned(tmp_path, runtime, width=128, dtype="float32", layout="3,1", parts=1)
+    packing.pack(*stages, tmp_path / "want", runtime)
+    assert len(stages[2].files[0].disk_blocks) > 3
+    save = Journal.save
+
+    def dying(journal: Journal) -> None:
+        save(journal)
+        if journal.files[0].ordered == 2:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(Journal, "save", dying)
+    with pytest.raises(KeyboardInterrupt):
+        packing.pack(*stages, tmp_path / "found", runtime)
+    monkeypatch.undo()
+
+    class Several(LocalWorkers):
+        def _make(self, *given: Any) -> CopiedBytes:
+            raise AssertionError("all rows are on disk")
+
+    packing.pack(*stages, tmp_path / "found", runtime, Several(2))
+    assert differences(tree(tmp_path / "found"), tree(tmp_path / "want")) == []
+
+
+@pytest.mark.parametrize("lost", ["bounds", "crc", "done", "ids_start"])
+@pytest.mark.parametrize("output", ["records", "host_cache", "disk_cache"])
+def test_tables_that_are_not_whole_are_made_again(
+    tmp_path: Path, make_runtime: Any, output: str, lost: str
+) -> None:
+    runtime = make_runtime(threads=1)
+    stages = planned(tmp_path, runtime, width=128, dtype="float32", layout="3,1", parts=1)
+    packing.pack(*stages, tmp_path / "want", runtime)
+    with pytest.raises(KeyboardInterrupt):
+        packing.pack(*stages, tmp_path / "found", runtime, filled_by(some_and_stop, 4 * PAGE_BYTES))
+    table = tmp_path / ".found.partial" / "pieces" / f"0-{output}.{lost}.npy"
+    table.unlink()
+    packing.pack(*stages, tmp_path / "found", runtime, filled_by(write_all, 4 * PAGE_BYTES))
+    assert differences(tree(tmp_path / "found"), tree(tmp_path / "want")) == []
+
+
+def test_a_run_that_was_copied_meanwhile_goes_on_in_the_copy(tmp_path: Path, make_runtime: Any) -> None:
+    runtime = make_runtime(threads=1)
+    first = tmp_path / "first"
+    first.mkdir()
+    stages = planned(first, runtime, width=128, dtype="float32", layout="3,1", parts=1)
+    packing.pack(*stages, first / "want", runtime)
+    with pytest.raises(KeyboardInterrupt):
+        packing.pack(*stages, first / "found", runtime, filled_by(some_and_stop, 4 * PAGE_BYTES))
+    before = tree(first / ".found.partial")
+    shutil.copytree(first, tmp_path / "second")
+    second = tmp_path / "second"
+    sample_set = samples.open_samples(runtime, second / "sample")
+    there = (open_graph(second / "g"), sample_set, open_placement(runtime, second / "plan"))
+    packing.pack(*there, second / "found", runtime, filled_by(write_all, 4 * PAGE_BYTES))
+    assert differences(tree(second / "found"), tree(first / "want")) == []
+    assert differences(tree(first / ".found.partial"), before) == []
+
+
+def test_one_process_goes_on_where_several_were_interrupted(tmp_path: Path, make_runtime: Any) -> None:
+    """And leaves nothing of theirs."""
+    runtime = make_runtime(threads=1)
+    stages = planned(tmp_path, runtime, width=128, dtype="float32", layout="3,1", parts=2)
+    packing.pack(*stages, tmp_path / "want", runtime)
+    with pytest.raises(KeyboardInterrupt):
+        packing.pack(*stages, tmp_path / "found", runtime, filled_by(some_and_stop, 4 * PAGE_BYTES))
+    (tmp_path / ".found.partial" / "seen").write_text("left by a kill")
+    packing.pack(*stages, tmp_path / "found", runtime)
     assert differences(tree(tmp_path / "found"), tree(tmp_path / "want")) == []

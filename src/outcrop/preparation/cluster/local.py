@@ -11,35 +11,49 @@ from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from itertools import islice
 
-from outcrop.errors import CancelledError
-from outcrop.preparation.cluster.pieces import PieceSet, finish_pieces, prepare_pieces
+from outcrop.config import format_bytes
+from outcrop.errors import CancelledError, OutcropError
+from outcrop.preparation.cluster.pieces import (
+    PieceSet,
+    finish_pieces,
+    prepare_pieces,
+    remove_pieces,
+    table_bytes,
+)
 from outcrop.preparation.cluster.write_pieces import ChunkWriter
 from outcrop.preparation.pack import CopiedBytes, PackTask, fill_in_passes
 from outcrop.preparation.pack_files import Journal, OutputFiles
 from outcrop.runtime.parent import end_with_parent
 
 _LEAST_BYTES, _MOST_BYTES = 4 << 20, 768 << 20  # memory of a process
-_writer: ChunkWriter | None = None
+_writer: ChunkWriter | OutcropError | None = None
 
 
 class LocalWorkers:
     """Has ``workers`` processes of this machine write the rows; what they write is what one would.
 
-    Each has a sixteenth of the memory that is free, at most 768 MiB; where there is not enough for so many, there are
-    fewer. One that is killed is replaced.
+    Each has a sixteenth of the memory that is free, at most 768 MiB, and is a Python beside it; where there is not
+    enough for so many, there are fewer. One that is killed is replaced.
     """
 
     def __init__(self, workers: int):
         self.workers = workers
 
     def __call__(self, packing: PackTask, files: OutputFiles, journal: Journal) -> CopiedBytes:
-        if journal.file >= len(packing.packers):  # the rows were written before the interruption
+        if packing.is_filled(journal):
             return CopiedBytes()
         free, progress = packing.runtime.budget.free_bytes, packing.runtime.progress
-        memory = min(max(free // 16, _LEAST_BYTES), _MOST_BYTES)
+        widest = max(packer.features.spec.stride_bytes for packer in packing.packers)
+        memory = max(min(max(free // 16, _LEAST_BYTES), _MOST_BYTES), _LEAST_BYTES + 8 * widest)
         workers = min(self.workers, free // memory - 1)
+        why = None
         if workers < 1:
-            progress.note("pack", f"memory for one process, not for {self.workers} beside it")
+            why = f"memory for one process, not for {self.workers} beside it"
+        elif (tables := table_bytes(packing, memory // 4)) > packing.room_for_tables():
+            why = f"the tables of several processes would take {format_bytes(tables)} of disk: one packs"
+        if why is not None:
+            progress.note("pack", why)
+            remove_pieces(files.folder)
             return fill_in_passes(packing, files, journal)
         pieces = prepare_pieces(packing, files, memory // 4)
         with packing.runtime.budget.reserve("pack-workers", workers * memory):
@@ -65,8 +79,9 @@ class LocalWorkers:
             except BrokenProcessPool:
                 if not done:
                     raise CancelledError(
-                        f"processes that pack were killed, perhaps for want of memory, before any of {workers} had "
-                        "done its part: prepare with fewer of them (--workers); the same command goes on where it was"
+                        f"processes that pack ended, killed perhaps for want of memory, before any of {workers} had "
+                        "done its part: prepare with fewer of them (--workers), and keep what a script does under "
+                        'if __name__ == "__main__"; the same command goes on where it was'
                     ) from None
         return CopiedBytes(read, written)
 
@@ -104,9 +119,14 @@ def _begin(parent: int, pieces: PieceSet, memory: int) -> None:
     global _writer
     end_with_parent(parent)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's: it ends these
-    _writer = ChunkWriter(pieces, memory)
+    try:
+        _writer = ChunkWriter(pieces, memory)
+    except OutcropError as error:  # told when there is somebody to tell
+        _writer = error
 
 
 def _write(number: int, chunk: int) -> CopiedBytes:
+    if isinstance(_writer, OutcropError):
+        raise _writer
     assert _writer is not None
     return _writer.write(number, chunk)

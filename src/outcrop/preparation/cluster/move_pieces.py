@@ -14,7 +14,7 @@ import numpy as np
 
 import outcrop._core as _core
 from outcrop.errors import ChecksumError, FormatError
-from outcrop.preparation.cluster.pieces import PieceSet, PieceTable, RowsToPack
+from outcrop.preparation.cluster.pieces import PieceSet, PieceTable, RowsToPack, TableHead
 from outcrop.preparation.pack_memory import cut_features
 from outcrop.runtime.runtime import Runtime
 from outcrop.store.arrays import DiskArray
@@ -90,12 +90,12 @@ class PieceOwner:
     """Writes the pieces of some output files; nobody else does.
 
     Args:
-        names: Names of their tables, of each row file.
+        tables: Their tables, of each row file.
     """
 
-    def __init__(self, pieces: PieceSet, names: Sequence[Sequence[str]]):
+    def __init__(self, pieces: PieceSet, tables: Sequence[Sequence[TableHead]]):
         self._pieces, self._runtime = pieces, Runtime(threads=1)
-        self._tables = [[PieceTable(pieces.folder, name) for name in own] for own in names]
+        self._tables = [[PieceTable(pieces.folder, head) for head in own] for own in tables]
         self._files: dict[Path, int] = {}
 
     def wanted(self, number: int, chunk: int) -> list[WantedRows]:

@@ -21,9 +21,17 @@ import ray  # pyright: ignore[reportMissingImports]
 
 from outcrop.errors import ArgumentError, CancelledError, OutcropError
 from outcrop.preparation.cluster.move_pieces import ChunkReader, PieceOwner, WantedRows
-from outcrop.preparation.cluster.pieces import PieceSet, RowsToPack, finish_pieces, prepare_pieces
+from outcrop.preparation.cluster.pieces import (
+    PieceSet,
+    RowsToPack,
+    finish_pieces,
+    open_pieces,
+    prepare_pieces,
+)
 from outcrop.preparation.pack import CopiedBytes, PackTask
 from outcrop.preparation.pack_files import Journal, OutputFiles
+from outcrop.runtime.pages import PAGE_BYTES
+from outcrop.store.parts import names_of
 
 _MOST_CHUNK_BYTES = 256 << 20
 _STORE_SHARE = 4  # of the smallest object store: a quarter for all pieces that are under way
@@ -71,15 +79,31 @@ class RayWorkers:
         self.address = address
 
     def __call__(self, packing: PackTask, files: OutputFiles, journal: Journal) -> CopiedBytes:
-        if journal.file >= len(packing.packers):  # the rows were written before the interruption
+        if packing.is_filled(journal):
             return CopiedBytes()
         with _cluster(self.address):
             _check_seen(files.folder)
             room = _room()
-            pieces = prepare_pieces(packing, files, min(_MOST_CHUNK_BYTES, max(room // 8, 1)))
+            pieces = _fitting_pieces(packing, files, room)
             copied = _Work(pieces, room, packing).run()
         finish_pieces(pieces, packing, journal)
         return copied
+
+
+def _fitting_pieces(packing: PackTask, files: OutputFiles, room: int) -> PieceSet:
+    """Cuts chunks so that what is wanted of each fits half of ``room``: a row may be wanted by hundreds of batches."""
+    sizes = [min(_MOST_CHUNK_BYTES, max(room // 8, PAGE_BYTES))]
+    while sizes[-1] > PAGE_BYTES:
+        sizes.append(max(sizes[-1] // 2, PAGE_BYTES))
+    for size in sizes:  # those of an interrupted call
+        if (pieces := open_pieces(packing, files, size)) is not None:
+            return pieces
+    for size in sizes:
+        pieces = prepare_pieces(packing, files, size)
+        most = max((pieces.wanted_bytes(*chunk) for chunk in pieces.all_chunks()), default=0)
+        if most <= room // 2:
+            break
+    return pieces
 
 
 class _Work:
@@ -87,15 +111,12 @@ class _Work:
 
     def __init__(self, pieces: PieceSet, room: int, packing: PackTask):
         self._pieces, self._room, self._progress = pieces, room, packing.runtime.progress
-        parts = packing.placement.num_parts
-        names = [
-            _names_of(pieces, lambda table, part=part: table == _part(part, parts)) for part in range(parts)
-        ]
-        others = _names_of(pieces, lambda table: not table.startswith("records"))
+        records = names_of("records", packing.placement.num_parts)
+        owned = [{name} for name in records]
+        owned.append({head.output for heads in pieces.tables for head in heads}.difference(records))
+        tables = [[[h for h in heads if h.output in own] for heads in pieces.tables] for own in owned]
         self._owners = [
-            _OWNER.options(scheduling_strategy="SPREAD").remote(pieces, own)
-            for own in (*names, others)
-            if any(own)
+            _OWNER.options(scheduling_strategy="SPREAD").remote(pieces, own) for own in tables if any(own)
         ]
         self._under_way: dict[Any, tuple[tuple[int, int], int]] = {}
         self._left: dict[tuple[int, int], int] = {}  # owners that have a chunk to write
@@ -134,15 +155,6 @@ class _Work:
         if not self._left[chunk]:
             self._read += self._pieces.chunk_bytes(*chunk)
             self._progress.advance("pack", self._pieces.chunk_bytes(*chunk))
-
-
-def _part(part: int, parts: int) -> str:
-    return "records" if parts == 1 else f"records.{part}"
-
-
-def _names_of(pieces: PieceSet, takes: Any) -> list[list[str]]:
-    """Returns the names of the tables of output files that ``takes`` takes, of each row file."""
-    return [[name for name in names if takes(name.split("-", 1)[1])] for names in pieces.tables]
 
 
 def _result(reference: Any) -> Any:

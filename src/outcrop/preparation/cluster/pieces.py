@@ -13,7 +13,7 @@ import math
 import os
 import shutil
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from itertools import pairwise
 from pathlib import Path
 from typing import Literal
@@ -55,6 +55,26 @@ class RowsToPack:
         return DiskArray(runtime, self.folder, self.spec, self.sums)
 
 
+@dataclass(frozen=True)
+class TableHead:
+    """Says of what a table is.
+
+    Attributes:
+        name: What its files are called.
+        output: The output file, such as ``records.0`` or ``host_cache``.
+        ids, out: The files of ids and of rows, seen from the folder that is packed into: a run can be moved.
+        id_bytes: Bytes of an id.
+        streams: Streams that it has.
+    """
+
+    name: str
+    output: str
+    ids: str
+    out: str
+    id_bytes: int
+    streams: int
+
+
 class PieceTable:
     """Maps what is known of the pieces of one output file.
 
@@ -67,11 +87,10 @@ class PieceTable:
         done: Which chunks are on disk: uint8 [chunks].
     """
 
-    def __init__(self, folder: Path, name: str, mode: Literal["r", "r+"] = "r+"):
-        head = json.loads((folder / f"{name}.json").read_text())
-        self.ids_path, self.out_path = Path(head["ids_path"]), Path(head["out_path"])
-        self.id_bytes: int = head["id_bytes"]
-        arrays = {table: np.load(folder / f"{name}.{table}.npy", mmap_mode=mode) for table in _TABLES}
+    def __init__(self, folder: Path, head: TableHead, mode: Literal["r", "r+"] = "r+"):
+        self.ids_path, self.out_path = folder.parent / head.ids, folder.parent / head.out
+        self.id_bytes = head.id_bytes
+        arrays = {table: np.load(folder / f"{head.name}.{table}.npy", mmap_mode=mode) for table in _TABLES}
         self.bounds, self.ids_start, self.out_start = (arrays[table] for table in _TABLES[:3])
         self.crc, self.done = arrays["crc"], arrays["done"]
 
@@ -108,12 +127,12 @@ class PieceSet:
     """Names the tables of all output files of each row file, in a folder.
 
     Attributes:
-        tables: Names of the tables of each row file.
+        tables: The tables of each row file.
     """
 
     folder: Path
     rows: tuple[RowsToPack, ...]
-    tables: tuple[tuple[str, ...], ...]
+    tables: tuple[tuple[TableHead, ...], ...]
 
     def chunks(self, number: int) -> FeatureChunks:
         """Returns the chunks of row file ``number``."""
@@ -127,7 +146,7 @@ class PieceSet:
 
     def wanted_bytes(self, number: int, chunk: int) -> int:
         """Counts the bytes of all rows that are wanted of a chunk."""
-        tables = (PieceTable(self.folder, name, "r") for name in self.tables[number])
+        tables = (PieceTable(self.folder, head, "r") for head in self.tables[number])
         return sum(int(table.counts(chunk).sum()) for table in tables) * self.row_bytes(number)
 
     def chunk_bytes(self, number: int, chunk: int) -> int:
@@ -139,29 +158,42 @@ class PieceSet:
         """Returns all chunks of which anything is wanted: (row file, chunk)."""
         return [
             (number, chunk)
-            for number, names in enumerate(self.tables)
-            if names
+            for number, heads in enumerate(self.tables)
+            if heads
             for chunk in range(len(self.chunks(number).starts) - 1)
         ]
 
     def missing(self) -> list[tuple[int, int]]:
         """Returns the chunks of which pieces are not on disk: (row file, chunk)."""
         found = []
-        for number, names in enumerate(self.tables):
-            done = [PieceTable(self.folder, name, "r").done for name in names]
+        for number, heads in enumerate(self.tables):
+            done = [PieceTable(self.folder, head, "r").done for head in heads]
             there = np.min(done, axis=0) if done else np.ones(0, np.uint8)
             found += [(number, chunk) for chunk in np.flatnonzero(there == 0).tolist()]
         return found
 
 
-def prepare_pieces(packing: PackTask, files: OutputFiles, chunk_bytes: int) -> PieceSet:
-    """Writes the tables of all output files, or opens those that an interrupted call has left.
+def table_bytes(packing: PackTask, chunk_bytes: int) -> int:
+    """Counts the bytes of all tables, where chunks have ``chunk_bytes``."""
+    found = 0
+    for packer in packing.packers:
+        spec, streams = packer.features.spec, packer.num_streams + len(packer.placed.disk_blocks) + 2
+        chunks = -(-spec.data_bytes // (_pages_of(spec, chunk_bytes) * PAGE_BYTES))
+        found += streams * (8 * chunks + 24)
+    return found
 
-    Args:
-        chunk_bytes: Bytes of a chunk, at the least a page, with two ids for each of its rows.
-    """
-    folder = files.folder.absolute() / FOLDER  # other processes work elsewhere
-    rows = tuple(
+
+def open_pieces(packing: PackTask, files: OutputFiles, chunk_bytes: int) -> PieceSet | None:
+    """Opens the tables that an interrupted call has left; None: they are of something else, or not whole."""
+    return _opened(files.folder.absolute() / FOLDER, _key(packing, chunk_bytes), _rows(packing, chunk_bytes))
+
+
+def _key(packing: PackTask, chunk_bytes: int) -> str:
+    return f"{packing.key} {chunk_bytes}"
+
+
+def _rows(packing: PackTask, chunk_bytes: int) -> tuple[RowsToPack, ...]:
+    return tuple(
         RowsToPack(
             packer.features.path.parent.absolute(),
             packer.features.spec,
@@ -170,36 +202,82 @@ def prepare_pieces(packing: PackTask, files: OutputFiles, chunk_bytes: int) -> P
         )
         for packer in packing.packers
     )
-    key = f"{packing.key} {chunk_bytes}"
-    if not (folder / _KEY).is_file() or (folder / _KEY).read_text() != key:
-        shutil.rmtree(folder, ignore_errors=True)
+
+
+def prepare_pieces(packing: PackTask, files: OutputFiles, chunk_bytes: int) -> PieceSet:
+    """Writes the tables of all output files, or opens those that an interrupted call has left.
+
+    Args:
+        chunk_bytes: Bytes of a chunk, at the least a page, with two ids for each of its rows.
+    """
+    folder, rows = files.folder.absolute() / FOLDER, _rows(packing, chunk_bytes)  # others work elsewhere
+    found = open_pieces(packing, files, chunk_bytes)
+    if found is None:
+        remove_pieces(files.folder)
         folder.mkdir()
-        for number in range(len(rows)):
-            _RowTables(packing, files, folder, number, rows[number]).write()
+        tables = [
+            list(_RowTables(packing, files, folder, number, one).write()) for number, one in enumerate(rows)
+        ]
         manifests.sync_folder(folder)
-        manifests.write_atomic(folder / _KEY, key.encode())
-    tables = tuple(
-        tuple(sorted(path.stem for path in folder.glob(f"{number}-*.json"))) for number in range(len(rows))
-    )
-    return PieceSet(folder, rows, tables)
+        content = {
+            "key": _key(packing, chunk_bytes),
+            "tables": [[asdict(head) for head in heads] for heads in tables],
+        }
+        manifests.write_atomic(folder / _KEY, json.dumps(content).encode())
+        found = PieceSet(folder, rows, tuple(map(tuple, tables)))
+    return found
+
+
+def remove_pieces(folder: Path) -> None:
+    """Removes what there is of pieces in ``folder``; what a kill leaves of it is not taken for whole."""
+    pieces = folder / FOLDER
+    if pieces.is_dir():
+        (pieces / _KEY).unlink(missing_ok=True)
+        manifests.sync_folder(pieces)
+        shutil.rmtree(pieces)
+
+
+def _opened(folder: Path, key: str, rows: tuple[RowsToPack, ...]) -> PieceSet | None:
+    """Returns the tables that are there; None where they are of something else, or not whole."""
+    try:
+        content = json.loads((folder / _KEY).read_bytes())
+        if content["key"] != key:
+            return None
+        heads = tuple(tuple(TableHead(**one) for one in own) for own in content["tables"])
+        for number, own in enumerate(heads):
+            chunks = len(cut_features(rows[number].spec, rows[number].chunk_pages).first_rows) - 1
+            for head in own:
+                table = PieceTable(folder, head, "r")
+                if any(getattr(table, n).shape != s for n, (s, _) in _shapes(chunks, head.streams).items()):
+                    return None
+        return PieceSet(folder, rows, heads)
+    except (OSError, ValueError, KeyError, TypeError, EOFError):
+        return None
 
 
 def finish_pieces(pieces: PieceSet, packing: PackTask, journal: Journal) -> None:
     """Notes in the journal that all rows are on disk, and their checksums."""
-    for number, names in enumerate(pieces.tables):
+    for number, heads in enumerate(pieces.tables):
         noted, row_bytes = journal.files[number], packing.packers[number].features.row_bytes
-        crc = {
-            name.split("-", 1)[1]: PieceTable(pieces.folder, name, "r").stream_crc(row_bytes)
-            for name in names
-        }
+        crc = {head.output: PieceTable(pieces.folder, head, "r").stream_crc(row_bytes) for head in heads}
         parts = names_of("records", packing.placement.num_parts)
         noted.crc[:] = np.concatenate([crc.get(part, np.zeros(0, np.uint32)) for part in parts])
         for place, cache in enumerate(("host_cache", "device_cache")):
             if cache in crc:
                 noted.cache_crc[place] = crc[cache][0]
-    journal.file, journal.episode, journal.chunk = len(pieces.tables), 0, 0
-    journal.save()
-    shutil.rmtree(pieces.folder)
+    packing.note_filled(journal)
+    remove_pieces(pieces.folder.parent)
+
+
+def _shapes(chunks: int, streams: int) -> dict[str, tuple[tuple[int, ...], type]]:
+    """Returns shape and dtype of each table."""
+    return {
+        "bounds": ((chunks + 1, streams), np.int32),
+        "ids_start": ((streams,), np.int64),
+        "out_start": ((streams,), np.int64),
+        "crc": ((chunks, streams), np.uint32),
+        "done": ((chunks,), np.uint8),
+    }
 
 
 class _RowTables:
@@ -222,16 +300,18 @@ class _RowTables:
         )
         self._noted = RowsJournal(packer.num_streams)  # whose checksums nobody asks for
 
-    def write(self) -> None:
+    def write(self) -> Iterator[TableHead]:
+        """Yields each table that it writes."""
         placement, bounds = self._packing.placement, self._packing.placement.part_bounds.tolist()
         names = names_of("records", placement.num_parts)
         for name, (first, stop) in zip(names, pairwise(bounds), strict=True):
-            self._write(name, (stop - first) * self._runs, self._of_part(first, stop))
+            if stop > first:
+                yield self._write(name, (stop - first) * self._runs, self._of_part(first, stop))
         blocks = len(self._placed.disk_blocks) - 1
         if blocks:
-            self._write("disk_cache", blocks, self._of_blocks(blocks))
+            yield self._write("disk_cache", blocks, self._of_blocks(blocks))
         for streams in self._streams.of_caches(self._own, self._noted):
-            self._write(self._files.path_of(streams.out_file).stem.rpartition(".")[2], 1, [streams])
+            yield self._write(self._files.path_of(streams.out_file).stem.rpartition(".")[2], 1, [streams])
 
     def _of_part(self, first: int, stop: int) -> Iterator[Streams]:
         at_once = self._at_once(self._runs)
@@ -249,35 +329,34 @@ class _RowTables:
         room = memory_tables.PACK_TABLES.bytes_of(self._packing.runtime.budget.free_bytes)
         return max(room // (streams * (4 * len(self._first_rows) + 64)), 1)
 
-    def _write(self, name: str, count: int, slices: Iterable[Streams]) -> None:
-        chunks = len(self._first_rows) - 1
-        shapes = {
-            "bounds": ((chunks + 1, count), np.int32),
-            "ids_start": ((count,), np.int64),
-            "out_start": ((count,), np.int64),
-            "crc": ((chunks, count), np.uint32),
-            "done": ((chunks,), np.uint8),
-        }
-        name, paths = f"{self._number}-{name}", {}
+    def _write(self, output: str, count: int, slices: Iterable[Streams]) -> TableHead:
+        name, at, folder = f"{self._number}-{output}", 0, self._files.folder
         tables = {
             table: _new_table(self._folder / f"{name}.{table}.npy", shape, dtype)
-            for table, (shape, dtype) in shapes.items()
+            for table, (shape, dtype) in _shapes(len(self._first_rows) - 1, count).items()
         }
-        at = 0
+        head = None
         for streams in slices:
             own = slice(at, at + len(streams.ids_start))
             tables["bounds"][:, own] = streams.bounds.T
             tables["ids_start"][own], tables["out_start"][own] = streams.ids_start, streams.out_start
-            paths = {
-                "ids_path": str(self._files.path_of(streams.ids_file).absolute()),
-                "out_path": str(self._files.path_of(streams.out_file).absolute()),
-                "id_bytes": streams.id_bytes,
-            }
+            ids, out = (self._files.path_of(file) for file in (streams.ids_file, streams.out_file))
+            head = TableHead(
+                name,
+                output,
+                os.path.relpath(ids.absolute(), folder.absolute()),
+                os.path.relpath(out.absolute(), folder.absolute()),
+                streams.id_bytes,
+                count,
+            )
             at = own.stop
-        for table in tables.values():
+        for name, table in tables.items():
             _flush(table)
-        if paths:
-            (self._folder / f"{name}.json").write_text(json.dumps(paths))
+            with (self._folder / f"{self._number}-{output}.{name}.npy").open("rb") as file:
+                os.fsync(file.fileno())
+        assert head is not None
+        assert at == count
+        return head
 
 
 def _new_table(path: Path, shape: tuple[int, ...], dtype: type) -> np.ndarray:

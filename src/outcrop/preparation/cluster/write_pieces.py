@@ -25,7 +25,7 @@ class ChunkWriter:
     def __init__(self, pieces: PieceSet, memory: int):
         self._pieces, self._runtime = pieces, Runtime(memory, threads=1)
         self._row_files = [rows.open(self._runtime) for rows in pieces.rows]
-        self._tables = [[PieceTable(pieces.folder, name) for name in names] for names in pieces.tables]
+        self._tables = [[PieceTable(pieces.folder, head) for head in heads] for heads in pieces.tables]
         self._files: dict[Path, int] = {}
 
     def write(self, number: int, chunk: int) -> CopiedBytes:
