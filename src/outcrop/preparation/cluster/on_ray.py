@@ -96,14 +96,14 @@ def _fitting_pieces(packing: PackTask, files: OutputFiles, room: int) -> PieceSe
     while sizes[-1] > PAGE_BYTES:
         sizes.append(max(sizes[-1] // 2, PAGE_BYTES))
     for size in sizes:  # those of an interrupted call
-        if (pieces := open_pieces(packing, files, size)) is not None:
-            return pieces
-    for size in sizes:
+        if (found := open_pieces(packing, files, size)) is not None:
+            return found
+    for size in sizes[:-1]:
         pieces = prepare_pieces(packing, files, size)
         most = max((pieces.wanted_bytes(*chunk) for chunk in pieces.all_chunks()), default=0)
         if most <= room // 2:
-            break
-    return pieces
+            return pieces
+    return prepare_pieces(packing, files, sizes[-1])
 
 
 class _Work:
