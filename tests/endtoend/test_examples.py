@@ -31,7 +31,7 @@ def accuracy(script: str, monkeypatch: pytest.MonkeyPatch, *arguments: object) -
 
 
 def test_every_example_is_short_and_runs_here() -> None:
-    others = ("test_pyg_example.py", "test_several_processes.py")
+    others = ("test_pyg_example.py", "test_several_processes.py", "test_on_ray.py")
     tested = "".join(Path(__file__).with_name(name).read_text() for name in (Path(__file__).name, *others))
     for script in EXAMPLES.glob("*.py"):
         assert len(script.read_text().splitlines()) < 80, script.name

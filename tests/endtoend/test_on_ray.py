@@ -312,6 +312,53 @@ def test_two_machines_prepare_and_train(tmp_path: Path) -> None:
     assert "outcrop-" not in named.stdout
 
 
+def test_ray_train_learns_what_one_process_does(tmp_path: Path) -> None:
+    config = oc.GenerateConfig(nodes=5000, edges=40_000, features=16)
+    graph = oc.generate_graph(tmp_path / "my.oc", config, progress=False)
+    run = tmp_path / "my.run"
+    prepare(graph, run, fanouts=(5, 5), batch_size=500, epochs=3)
+    script = Path(__file__).parents[2] / "examples" / "several_processes_ray.py"
+    found = subprocess.run(
+        [sys.executable, str(script), str(graph.path), str(run), str(tmp_path / "several"), "2"],
+        env={
+            **environment(),
+            "OMP_NUM_THREADS": "1",
+            "RAY_TMPDIR": tempfile.mkdtemp(prefix="oc-ray-", dir="/tmp"),
+        },
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert found.returncode == 0, found.stdout + found.stderr
+    code = """
+import sys
+import outcrop as oc
+
+graph, run, one, several = sys.argv[1:]
+model, training = oc.ModelConfig("sage", hidden=32, dropout=0.3), oc.TrainConfig(epochs=3, accumulate=2)
+oc.train(graph, run=run, model=model, training=training, checkpoint=one, observer=oc.Observer(progress=False))
+ours, theirs = (oc.load_model(folder).state_dict() for folder in (one, several))
+print(ours.keys() == theirs.keys() and all(value.equal(theirs[name]) for name, value in ours.items()))
+"""
+    alone = subprocess.run(
+        [
+            sys.executable,
+            "-c",
+            code,
+            str(graph.path),
+            str(run),
+            str(tmp_path / "one"),
+            str(tmp_path / "several"),
+        ],
+        env={**environment(), "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert alone.stdout.strip() == "True", alone.stderr
+    assert "test accuracy" in found.stdout + found.stderr
+
+
 def test_ray_is_loaded_where_it_is_asked_for(tmp_path: Path) -> None:
     """It, and what starts processes of torch, are not where one machine works."""
     code = """
