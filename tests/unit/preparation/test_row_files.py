@@ -115,7 +115,7 @@ def test_packed_rows_are_those_of_every_row_file(
 ) -> None:
     runtime = make_runtime(threads=1)
     samples, placement = pack_of(graph, tmp_path, runtime, layout)
-    manifest, passes = packing.pack(graph, samples, placement, tmp_path / "pack", runtime)
+    manifest, passes, _ = packing.pack(graph, samples, placement, tmp_path / "pack", runtime)
     several = len(graph.row_files) > 1
     assert manifest.version == placement.manifest.version == (3 if several else 2)
     assert passes == 1
