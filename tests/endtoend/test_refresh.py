@@ -243,7 +243,7 @@ def test_first_epoch_of_a_pool(graph: Graph, tmp_path: Path) -> None:
                     for b in found.group("train").batches(epoch)
                 ]
             )
-            found.file.close()
+            found.files.close()
     assert batches[0] == batches[1] == batches[2]
 
 

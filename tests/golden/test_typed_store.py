@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import tarfile
 from pathlib import Path
 
 import numpy as np
@@ -21,7 +22,8 @@ ARCHIVE = Path(__file__).parent / "typed-1.tar.xz"
 
 @pytest.fixture
 def store(tmp_path: Path) -> Path:
-    shutil.unpack_archive(ARCHIVE, tmp_path, filter="data")
+    safely = {"filter": "data"} if hasattr(tarfile, "data_filter") else {}  # Debian's 3.11.2 has none
+    shutil.unpack_archive(ARCHIVE, tmp_path, **safely)
     return tmp_path / "typed-1"
 
 
