@@ -51,7 +51,7 @@ def test_commands_of_one_machine_and_of_stores_run(folder: Path) -> None:
     said = shell(train.replace("--nproc-per-node=2", "--standalone --nproc-per-node=2"), folder)
     assert "best epoch" in said
     assert (folder / "ckpt" / "best.safetensors").is_file()
-    (copy,) = (block for block in BLOCKS if "outcrop upload" in block)
+    (copy,) = (block for block in BLOCKS if "outcrop upload my.oc" in block)
     assert "s3://bucket" in copy
     shell(copy.replace("s3://bucket", f"file://{folder}/store").replace("/data/", f"{folder}/data/"), folder)
     assert oc.open_run(folder / "data" / "my.run").graph.digest() == oc.open_graph(folder / "my.oc").digest()
