@@ -14,10 +14,7 @@ def parse_fanouts(text: str) -> tuple[int, ...]:
     Raises:
         ArgumentError: They are no integers.
     """
-    try:
-        return tuple(int(part) for part in text.split(","))
-    except ValueError:
-        raise ArgumentError(f"fanouts {text!r} are not understood; write for example 10,15,20") from None
+    return _integers("fanouts", text, "10,15,20")
 
 
 def parse_parts(text: str) -> tuple[int, ...]:
@@ -26,10 +23,14 @@ def parse_parts(text: str) -> tuple[int, ...]:
     Raises:
         ArgumentError: They are no integers.
     """
+    return _integers("parts", text, "0,2")
+
+
+def _integers(what: str, text: str, example: str) -> tuple[int, ...]:
     try:
         return tuple(int(part) for part in text.split(","))
     except ValueError:
-        raise ArgumentError(f"parts {text!r} are not understood; write for example 0,2") from None
+        raise ArgumentError(f"{what} {text!r} are not understood; write for example {example}") from None
 
 
 def parse_fanouts_by_type(given: Sequence[str]) -> dict[str, tuple[int, ...]]:

@@ -1,4 +1,4 @@
-"""PackTask by several processes of this machine: each takes a chunk of a row file at a time."""
+"""Packing by several processes of this machine: each takes a chunk of a row file at a time."""
 
 from __future__ import annotations
 
@@ -70,11 +70,9 @@ class LocalWorkers:
             try:
                 with _pool(workers, pieces, memory) as pool:
                     for chunk, copied in _in_any_order(pool, missing, 2 * workers):
-                        read, written, done = (
-                            read + copied.bytes_read,
-                            written + copied.bytes_written,
-                            done + 1,
-                        )
+                        read += copied.bytes_read
+                        written += copied.bytes_written
+                        done += 1
                         progress.advance("pack", pieces.chunk_bytes(*chunk))
             except BrokenProcessPool:
                 if not done:

@@ -15,7 +15,6 @@ import numpy as np
 import outcrop._core as _core
 from outcrop.errors import ChecksumError, FormatError
 from outcrop.preparation.cluster.pieces import PieceSet, PieceTable, RowsToPack, TableHead
-from outcrop.preparation.pack_memory import cut_features
 from outcrop.runtime.runtime import Runtime
 from outcrop.store.arrays import DiskArray
 
@@ -56,15 +55,10 @@ class ChunkReader:
             ChecksumError: The row file is damaged.
             FormatError: A row is wanted that is not of the chunk.
         """
-        file, chunks = (
-            self._files[number],
-            cut_features(self._rows[number].spec, self._rows[number].chunk_pages),
-        )
-        first, stop = (int(row) for row in chunks.first_rows[chunk : chunk + 2])
-        data = np.empty((stop - first) * chunks.stride, np.uint8)
-        file.read_bytes(first * chunks.stride, data)
-        table = data.reshape(stop - first, chunks.stride)[:, : file.row_bytes]
-        return [self._piece(file, table, first, one) for one in wanted]
+        file, of = self._files[number], self._rows[number]
+        rows = of.rows_of(chunk)
+        data = of.read(file, rows, np.empty(len(rows) * of.spec.stride_bytes, np.uint8))
+        return [self._piece(file, data[:, : file.row_bytes], rows.start, one) for one in wanted]
 
     def _piece(self, file: DiskArray, table: np.ndarray, first: int, wanted: WantedRows) -> Piece:
         places = wanted.ids - first

@@ -1,4 +1,4 @@
-"""PackTask on a Ray cluster: the only module that imports Ray.
+"""Packing on a Ray cluster: the only module that imports Ray.
 
 The run's folder, and the graph, are seen by all machines of the cluster under the same path. Each part has an owner, an
 actor that writes its file and nothing else does; the caches have one more. A task reads a chunk of a row file on any

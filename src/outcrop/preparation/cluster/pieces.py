@@ -54,6 +54,26 @@ class RowsToPack:
     def open(self, runtime: Runtime) -> DiskArray:
         return DiskArray(runtime, self.folder, self.spec, self.sums)
 
+    @property
+    def chunks(self) -> FeatureChunks:
+        return cut_features(self.spec, self.chunk_pages)
+
+    def rows_of(self, chunk: int) -> range:
+        """Returns the rows of a chunk."""
+        first, stop = self.chunks.first_rows[chunk : chunk + 2].tolist()
+        return range(first, stop)
+
+    def read(self, file: DiskArray, rows: range, out: np.ndarray) -> np.ndarray:
+        """Reads ``rows`` into the front of ``out``, uint8, and returns that: [rows, stride].
+
+        Raises:
+            ChecksumError: The file is damaged.
+        """
+        stride = self.spec.stride_bytes
+        data = out[: len(rows) * stride]
+        file.read_bytes(rows.start * stride, data)
+        return data.reshape(len(rows), stride)
+
 
 @dataclass(frozen=True)
 class TableHead:
@@ -134,11 +154,6 @@ class PieceSet:
     rows: tuple[RowsToPack, ...]
     tables: tuple[tuple[TableHead, ...], ...]
 
-    def chunks(self, number: int) -> FeatureChunks:
-        """Returns the chunks of row file ``number``."""
-        rows = self.rows[number]
-        return cut_features(rows.spec, rows.chunk_pages)
-
     def row_bytes(self, number: int) -> int:
         """Counts the bytes of a row of row file ``number``."""
         spec = self.rows[number].spec
@@ -151,8 +166,8 @@ class PieceSet:
 
     def chunk_bytes(self, number: int, chunk: int) -> int:
         """Counts the bytes of the rows of a chunk of row file ``number``."""
-        chunks = self.chunks(number)
-        return int(chunks.first_rows[chunk + 1] - chunks.first_rows[chunk]) * chunks.stride
+        rows = self.rows[number]
+        return len(rows.rows_of(chunk)) * rows.spec.stride_bytes
 
     def all_chunks(self) -> list[tuple[int, int]]:
         """Returns all chunks of which anything is wanted: (row file, chunk)."""
@@ -160,7 +175,7 @@ class PieceSet:
             (number, chunk)
             for number, heads in enumerate(self.tables)
             if heads
-            for chunk in range(len(self.chunks(number).starts) - 1)
+            for chunk in range(len(self.rows[number].chunks.starts) - 1)
         ]
 
     def missing(self) -> list[tuple[int, int]]:
@@ -245,7 +260,7 @@ def _opened(folder: Path, key: str, rows: tuple[RowsToPack, ...]) -> PieceSet | 
             return None
         heads = tuple(tuple(TableHead(**one) for one in own) for own in content["tables"])
         for number, own in enumerate(heads):
-            chunks = len(cut_features(rows[number].spec, rows[number].chunk_pages).first_rows) - 1
+            chunks = len(rows[number].chunks.starts) - 1
             for head in own:
                 table = PieceTable(folder, head, "r")
                 if any(getattr(table, n).shape != s for n, (s, _) in _shapes(chunks, head.streams).items()):
@@ -287,7 +302,7 @@ class _RowTables:
         packer = packing.packers[number]
         self._packing, self._files, self._own = packing, files, files.files[number]
         self._folder, self._number, self._placed = folder, number, packer.placed
-        self._first_rows = cut_features(rows.spec, rows.chunk_pages).first_rows
+        self._first_rows = rows.chunks.first_rows
         self._runs = packer.section.num_runs
         starts = packing.starts[:, 1 + number]
         self._streams = RowStreams(

@@ -35,20 +35,17 @@ class ChunkWriter:
             ChecksumError, FormatError: The row file, or a list of ids, is damaged.
             IoError: The disk failed.
         """
-        before, chunks, file = self._runtime.io.counters, self._pieces.chunks(number), self._row_files[number]
-        first, stop = (int(row) for row in chunks.first_rows[chunk : chunk + 2])
-        data = self._runtime.budget.empty("pack-chunk", max((stop - first) * chunks.stride, 1))
-        data = data[: (stop - first) * chunks.stride]
-        file.read_bytes(first * chunks.stride, data)
+        before, of, file = self._runtime.io.counters, self._pieces.rows[number], self._row_files[number]
+        rows = of.rows_of(chunk)
+        room = self._runtime.budget.empty("pack-chunk", max(len(rows) * of.spec.stride_bytes, 1))
+        data = of.read(file, rows, room).reshape(-1)
         for table in self._tables[number]:
             if not table.done[chunk]:
-                self._write(table, chunk, data, first, stop - first, file)
+                self._write(table, chunk, data, rows, file)
         after = self._runtime.io.counters
         return CopiedBytes(after.read_bytes - before.read_bytes, after.write_bytes - before.write_bytes)
 
-    def _write(
-        self, table: PieceTable, chunk: int, data: np.ndarray, first: int, rows: int, file: DiskArray
-    ) -> None:
+    def _write(self, table: PieceTable, chunk: int, data: np.ndarray, rows: range, file: DiskArray) -> None:
         counts, crc = table.counts(chunk), np.zeros(len(table.ids_start), np.uint32)
         if counts.any():
             before = table.bounds[chunk].astype(np.int64)
@@ -64,8 +61,8 @@ class ChunkWriter:
             )
             scatter.run(
                 data,
-                first,
-                rows,
+                rows.start,
+                len(rows),
                 file.spec.stride_bytes,
                 self._open_ids(table),
                 out,
