@@ -76,10 +76,10 @@ if TYPE_CHECKING:
     )
     from outcrop.nn.checkpoint import load_model
     from outcrop.runtime.observer import Observer
+    from outcrop.runtime.ordered import ordered_hook
     from outcrop.runtime.runtime import Runtime
     from outcrop.store.graph import Graph, open_graph
     from outcrop.training.callbacks import Callback
-    from outcrop.training.ordered import ordered_hook
 
 __version__ = "0.1.0"  # the only place: the package's metadata and `outcrop --version` read it
 
@@ -143,7 +143,7 @@ _HOME = {
     "load_model": "outcrop.nn.checkpoint",
     "open_graph": "outcrop.store.graph",
     "open_run": "outcrop.api.prepare",
-    "ordered_hook": "outcrop.training.ordered",
+    "ordered_hook": "outcrop.runtime.ordered",
     "predict": "outcrop.api.predict",
     "prepare": "outcrop.api.prepare",
     "stripe_features": "outcrop.api.graph",

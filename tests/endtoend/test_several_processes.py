@@ -18,7 +18,7 @@ EXAMPLE = Path(__file__).parents[2] / "examples" / "several_processes.py"
 SUMS = """
 import sys, torch
 from torch import distributed
-from outcrop.training.ordered import ordered_sum
+from outcrop.runtime.ordered import ordered_sum
 
 rank, world, store = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
 distributed.init_process_group("gloo", init_method="file://" + store, rank=rank, world_size=world)
@@ -40,7 +40,7 @@ print("equal")
 STEPS = """
 import sys, torch
 from torch import distributed
-from outcrop.training.group import RankGroup
+from outcrop.runtime.group import RankGroup
 from outcrop.training.steps import BatchLoss, OrderedGradients, OwnGradients
 
 rank, world, store = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]

@@ -2,7 +2,7 @@
 
 Loading and computing are those of one machine (advisor/cost.py) with its share of the batches. Gradients are exchanged
 after each step, while nothing else is done: every process sends a part of the gradient of each of its batches to every
-other, and its part of the sum (training/ordered.py). Pure functions: nothing is measured here.
+other, and its part of the sum (runtime/ordered.py). Pure functions: nothing is measured here.
 """
 
 from __future__ import annotations

@@ -24,11 +24,11 @@ from outcrop.config import (
 from outcrop.config.declared import checks_arguments
 from outcrop.errors import ArgumentError
 from outcrop.loading.modes import Mode, Packed, mode_named, mode_with
+from outcrop.runtime.group import joined
 from outcrop.runtime.observer import Observer
 from outcrop.store.graph import Graph, open_graph
 from outcrop.training.choices import Choices, TrainOptions, with_seeds_of
 from outcrop.training.dry_run import facts
-from outcrop.training.group import joined
 from outcrop.training.request import TrainRequest
 from outcrop.training.run import run as train_on
 

@@ -12,8 +12,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from outcrop.runtime.group import Group
 from outcrop.store.minibatch import MiniBatch
-from outcrop.training.group import Group
 from outcrop.training.objectives import CLASSES, BatchTally, Objective, Tally, batch_tally
 
 

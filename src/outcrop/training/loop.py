@@ -30,10 +30,10 @@ from outcrop.nn.learned_rows import STATE as ROWS
 from outcrop.nn.learned_rows import RowAdam
 from outcrop.nn.models import Model, build_model, warm_allocator
 from outcrop.nn.typed import TypedModel
+from outcrop.runtime.group import Group
 from outcrop.store.minibatch import MiniBatch
 from outcrop.store.tensors import State, digest
 from outcrop.training.callbacks import Callbacks
-from outcrop.training.group import Group
 from outcrop.training.learning import LearningTask
 from outcrop.training.objectives import Objective
 from outcrop.training.rates import learning_rate

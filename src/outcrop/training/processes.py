@@ -8,8 +8,8 @@ from pathlib import Path
 
 from outcrop.errors import ArgumentError
 from outcrop.nn import checkpoint as checkpoints
+from outcrop.runtime.group import Group
 from outcrop.training.choices import TrainOptions
-from outcrop.training.group import Group
 
 
 def for_processes(asked: TrainOptions, group: Group) -> TrainOptions:

@@ -16,6 +16,7 @@ from outcrop.loading.open import check_weights as require_weights_loaded
 from outcrop.nn import checkpoint as checkpoints
 from outcrop.nn.schema import schema_of
 from outcrop.preparation.prepare import packing_problem
+from outcrop.runtime.group import Group
 from outcrop.store import identity
 from outcrop.store.graph import Graph
 from outcrop.training import loop
@@ -31,7 +32,6 @@ from outcrop.training.checks import (
     weights_left_out,
 )
 from outcrop.training.choices import BatchChoice, Choices, TrainOptions, check_task, choose_batches
-from outcrop.training.group import Group
 from outcrop.training.learning import LearningTask
 from outcrop.training.objectives import choose_objective
 from outcrop.training.processes import for_processes

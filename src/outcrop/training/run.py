@@ -22,6 +22,7 @@ from outcrop.loading.needs import BatchCounter, other_modes
 from outcrop.loading.passes import Passes
 from outcrop.loading.ranks import Ranks
 from outcrop.nn import checkpoint as checkpoints
+from outcrop.runtime.group import Group
 from outcrop.runtime.progress import Progress, shown
 from outcrop.runtime.runtime import Runtime
 from outcrop.runtime.smallest_budget import naming_smallest
@@ -33,7 +34,6 @@ from outcrop.training import loop as training
 from outcrop.training import spool
 from outcrop.training.batch_request import BatchRequest
 from outcrop.training.choices import Choices
-from outcrop.training.group import Group
 from outcrop.training.processes import processor_kind, usual_threads
 from outcrop.training.report import TrainReport
 from outcrop.training.request import TrainRequest

@@ -10,8 +10,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from outcrop.training.group import Group
-from outcrop.training.ordered import ordered_sum_of
+from outcrop.runtime.group import Group
+from outcrop.runtime.ordered import ordered_sum_of
 
 _STEP = "a step"
 

@@ -18,10 +18,10 @@ from outcrop.loading.open import open_session
 from outcrop.loading.session import LoadSession
 from outcrop.preparation.needs import RunNeeds
 from outcrop.preparation.prepare import PrepareReport, PrepareRequest, prepare, with_rates
+from outcrop.runtime.group import Group
 from outcrop.runtime.runtime import Runtime
 from outcrop.store.graph import Graph
 from outcrop.training.batch_request import BatchRequest
-from outcrop.training.group import Group
 from outcrop.training.pools import Pools
 
 
