@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
+
+import torch
 
 from outcrop.api.old_keywords import accepts_old_keywords, merged, named
 from outcrop.config import (
@@ -29,15 +31,18 @@ from outcrop.embed.buckets import Buckets, open_buckets
 from outcrop.embed.model import EmbeddingModel, open_model
 from outcrop.embed.needs import EmbeddingNeeds
 from outcrop.embed.prepare import prepare as prepare_buckets
+from outcrop.embed.processes import for_processes, require_same
 from outcrop.embed.sizing import fewest_partitions
 from outcrop.embed.sources import open_source
 from outcrop.embed.training import EmbeddingTrainer
 from outcrop.errors import ArgumentError
+from outcrop.runtime.group import joined
 from outcrop.runtime.observer import Observer
 from outcrop.runtime.progress import Progress, shows_progress
 from outcrop.runtime.runtime import Runtime
 from outcrop.runtime.smallest_budget import naming_smallest
 from outcrop.store.lock import only_process_in
+from outcrop.training.processes import usual_threads
 
 
 @dataclass
@@ -47,7 +52,9 @@ class EmbedReport:
     Attributes:
         resident: All partitions were in memory.
         resumed_epoch: The epoch at which a checkpoint was gone on from; None from the start.
-        waits: Seconds that training waited for each swap, by epoch.
+        epochs: Fields of :class:`outcrop.embed.training.EpochRecord` of each epoch, and edges a second.
+        peak_host_bytes: Bytes that were held on a machine at the most, by all of its processes.
+        ranks: Of several processes: ``world``, ``groups``, and ``peak_host_bytes`` of each.
     """
 
     partitions: int
@@ -57,6 +64,7 @@ class EmbedReport:
     epochs: list[dict[str, Any]] = field(default_factory=list)
     peak_host_bytes: int = 0
     peak_device_by_tag: dict[str, int] = field(default_factory=dict)
+    ranks: dict[str, Any] = field(default_factory=dict)
 
     def __repr__(self) -> str:
         held = "all" if self.resident else f"{self.buffer} of {self.partitions}"
@@ -176,12 +184,18 @@ def embed_train(
 ) -> EmbedReport:
     """Trains embeddings on prepared buckets; goes on from the checkpoint of ``run`` where it holds one.
 
+    Started by torchrun, or where there is a process group of torch.distributed, the processes train one table: each
+    has groups of partitions of its own (``EmbedConfig.groups``), which move from process to process between rounds. The
+    result is, to the bit, that of one process with as many groups on the same kind of CPU. ``memory`` is that of a
+    machine; every machine has the buckets in ``run``, of the same path, on a disk of its own or on one that all see.
+
     Args:
         run: Embedding run, made by :func:`embed_prepare`.
         config: What is trained, and how (:class:`outcrop.EmbedConfig`).
         limits: Memory for all that Outcrop holds, torch comes on top; and device memory for partitions and batches, 0:
             what is free there (:class:`outcrop.Limits`).
-        resident: All partitions in memory, or ``config.buffer`` of them; None: all where memory has room.
+        resident: All partitions in memory, or ``config.buffer`` of them; None: all where memory has room. Each of
+            several processes has ``config.buffer`` of those of its group.
         fresh: Whether to start over where there is a checkpoint.
         checkpoint_seconds: Time between checkpoints within an epoch; each epoch ends with one.
         prefetch: Whether partitions are swapped while training goes on.
@@ -206,32 +220,60 @@ def embed_train(
         raise ArgumentError(f"io gpu moves partitions of a GPU, device is {device}: leave io as it is")
     buckets = open_buckets(run)
     limit = None if limits.memory is None else parse_size(limits.memory)
+    with joined(device) as group, watched.watching() as progress, ExitStack() as closing:
+        config = for_processes(config, Path(run), fresh, group)
+        if not group.alone:
+            if resident or io == "gpu":
+                raise ArgumentError(
+                    "each of several processes holds --buffer partitions of its group, and moves them by the engine: "
+                    "leave --resident and --io gpu out"
+                )
+            require_same(config, buckets, group)
+            torch.set_num_threads(usual_threads(group) or torch.get_num_threads())
+        with group.together("opening the run"):
+            if group.leads:
+                closing.enter_context(only_process_in(Path(run)))
 
-    def needs() -> Callable[[int], bool]:
-        return EmbeddingNeeds(buckets, config, resident).fits
+        def needs() -> Callable[[int], bool]:
+            return EmbeddingNeeds(buckets, config, resident, group).fits
 
-    with (
-        only_process_in(Path(run)),
-        naming_smallest(limit if on_cpu else None, needs, "train these embeddings", _SMALLER),
-        watched.watching() as progress,
-        Runtime(limits.memory, trace_path=watched.trace, progress=progress) as runtime,
-    ):
-        fit = EmbeddingTrainer(
-            buckets, Path(run), config, runtime, resident=resident, fresh=fresh, checkpoint_seconds=checkpoint_seconds,
-            swaps=swaps, device=DeviceConfig(device, parse_size(limits.gpu_memory)),
-        )  # fmt: skip
+        closing.enter_context(
+            naming_smallest(limit if on_cpu else None, needs, "train these embeddings", _SMALLER)
+        )
+        runtime = closing.enter_context(
+            Runtime(
+                None if limit is None else limit // group.local_world,
+                threads=usual_threads(group),
+                trace_path=watched.trace if group.leads else None,
+                progress=progress if group.leads else None,
+            )
+        )
+        runtime.group = group
+        if device == "cuda" and group.local_world > 1:
+            device = f"cuda:{group.local_rank}"
+        with group.together("beginning to train", patient=True):
+            fit = EmbeddingTrainer(
+                buckets, Path(run), config, runtime, resident=resident, fresh=fresh,
+                checkpoint_seconds=checkpoint_seconds, swaps=swaps,
+                device=DeviceConfig(device, parse_size(limits.gpu_memory)),
+            )  # fmt: skip
         try:
             result = fit.run()
         finally:
             fit.close()
+        peak, ranks = runtime.budget.peak_bytes, {}
+        if not group.alone:
+            ranks = {"world": group.world, "groups": config.groups, "peak_host_bytes": group.gather(peak)}
+            peak = max(group.machine_sums(peak))
         return EmbedReport(
             buckets.partitions,
             min(config.buffer, buckets.partitions),
             result.resident,
             result.resumed_epoch,
             [{**asdict(record), "edges_per_s": record.edges_per_s} for record in result.records],
-            runtime.budget.peak_bytes,
+            peak,
             dict(runtime.device_peaks),
+            ranks,
         )
 
 
@@ -249,6 +291,8 @@ def embed_eval(
 ) -> evaluation.Metrics:
     """Ranks held-out edges: mean reciprocal rank, mean rank, Hits@1, 3 and 10.
 
+    Processes that torchrun has started each rank a part of the edges, and all of them return the same.
+
     Args:
         run: Embedding run with a training.
         split: ``valid`` (or ``val``) or ``test``.
@@ -263,10 +307,14 @@ def embed_eval(
         ArgumentError: There are no edges in ``split``, or the run has not been trained.
         BudgetError: ``memory`` is too small.
     """
-    with _trained(run, memory, progress) as trained:
-        return evaluation.evaluate(
-            trained, split, filtered=filtered, candidates=candidates, by_degree=by_degree, seed=seed
-        )
+    with joined("cpu") as group, group.together("ranking edges", patient=True):
+        limit = None if memory is None else parse_size(memory) // group.local_world
+        told = progress if group.leads else None
+        with _trained(run, limit, told, usual_threads(group)) as trained:
+            trained.runtime.group = group
+            return evaluation.evaluate(
+                trained, split, filtered=filtered, candidates=candidates, by_degree=by_degree, seed=seed
+            )
 
 
 @shows_progress
@@ -326,9 +374,9 @@ embed_neighbours = embed_neighbors
 
 @contextmanager
 def _trained(
-    run: str | Path, memory: Size | None, progress: Progress | bool | None
+    run: str | Path, memory: Size | None, progress: Progress | bool | None, threads: int = 0
 ) -> Iterator[EmbeddingModel]:
-    with Runtime(memory, progress=progress) as runtime:
+    with Runtime(memory, progress=progress, threads=threads) as runtime:
         trained = open_model(run, runtime)
         try:
             yield trained

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -234,6 +235,8 @@ def train(
     json: common.Json = None,
     quiet: common.Quiet = False,
 ) -> None:
+    leads = _leads()
+    quiet = quiet or not leads
     common.load_torch(quiet)
     from outcrop.api.embed import embed_train
 
@@ -250,7 +253,8 @@ def train(
             io=io,
             observer=Observer(progress, trace),
         )
-    common.write_json(json, report.as_dict())
+    if leads:
+        common.write_json(json, report.as_dict())
     if quiet:
         return
     rows = [
@@ -274,6 +278,11 @@ def train(
     if report.resumed_epoch is not None:
         facts["training"] = _resumed(report.resumed_epoch, len(report.epochs))
     printing.print_facts(facts)
+
+
+def _leads() -> bool:
+    """Tells whether this is the process that says what came out, of those that torchrun has started."""
+    return os.environ.get("RANK", "0") == "0"
 
 
 def _resumed(before: int, epochs: int) -> str:
@@ -302,6 +311,8 @@ def evaluate(
 ) -> None:
     from dataclasses import asdict
 
+    leads = _leads()
+    quiet = quiet or not leads
     common.load_torch(quiet)
     from outcrop.api.embed import embed_eval
 
@@ -316,7 +327,8 @@ def evaluate(
             memory=memory,
             progress=progress,
         )
-    common.write_json(json, asdict(found))
+    if leads:
+        common.write_json(json, asdict(found))
     if quiet:
         return
     rows = [

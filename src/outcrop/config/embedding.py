@@ -87,6 +87,9 @@ class EmbedConfig:
             it matters that not all partitions are resident, and the more is read and written.
         order: Sequence of partitions: ``best``, ``legend``, ``beta`` or ``cover``.
         seed: Number that decides first vectors, negatives and the sequence of edges.
+        groups: Groups of partitions that are trained independently of each other between two exchanges, each by one
+            process where there are several: what is learned depends on them, not on the processes. None: one for each
+            process, or as the checkpoint has it.
     """
 
     model: str = "complex"
@@ -109,11 +112,14 @@ class EmbedConfig:
     sweeps: int = 1
     order: str = "best"
     seed: int = 0
+    groups: int | None = None
 
     def __post_init__(self) -> None:
         check_types(self)
         counts = ("dim", "epochs", "negatives", "chunk", "batch", "buffer", "sweeps")
         problems = out_of_range(**{name: getattr(self, name) for name in counts})
+        if self.groups is not None:
+            problems += out_of_range(groups=self.groups)
         if self.optimizer not in ("adagrad", "sgd", "adam"):
             problems.append(f"optimizer {self.optimizer!r} is unknown; known: adagrad, sgd, adam")
         if not 0.0 <= self.by_degree <= 1.0:
@@ -136,8 +142,11 @@ class EmbedConfig:
             raise ArgumentError("; ".join(problems))
 
     def as_stored(self) -> dict[str, Any]:
-        """Returns the fields by the names that they have in checkpoints."""
-        return {_STORED.get(name, name): value for name, value in asdict(self).items()}
+        """Returns the fields by the names that they have in checkpoints; one group is what those without any have."""
+        fields = {_STORED.get(name, name): value for name, value in asdict(self).items()}
+        if self.groups in (None, 1):
+            del fields["groups"]
+        return fields
 
     @classmethod
     def from_stored(cls, fields: dict[str, Any]) -> EmbedConfig:

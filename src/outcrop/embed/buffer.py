@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -129,6 +129,12 @@ class Buffer:
         self.swaps.append(self._swap.record(begin))
         self.waited += self.swaps[-1].waited
         self._swap = None
+
+    def leave(self, parts: Collection[int]) -> None:
+        """Writes ``parts``, as far as they are held, and holds them no more."""
+        if held := [part for part in self._slot_of if part in parts]:
+            self.begin_swap(held, ())
+            self.end_swap()
 
     @property
     def swapping(self) -> bool:

@@ -95,6 +95,7 @@ def evaluate(
     """Ranks the edges of ``split``.
 
     Args:
+        model: With the processes each of which ranks a part of the edges, and has the result.
         candidates: Rank among so many nodes, drawn with replacement, the same for all edges; None: among all nodes.
         by_degree: Draw them in proportion to degree instead of uniformly.
 
@@ -111,7 +112,8 @@ def evaluate(
             f"{buckets.path} holds no {split} edges: import a knowledge graph that has them, or prepare with "
             f"--{split}-fraction"
         )
-    edges = buckets.array(runtime, split).read(_TAG)
+    group = runtime.group
+    edges = np.array_split(buckets.array(runtime, split).read(_TAG), group.world)[group.rank]
     protocol = (
         ("filtered" if filtered else "raw")
         + ", among "
@@ -125,13 +127,14 @@ def evaluate(
     room = memory_tables.RANK_SCORES.bytes_of(runtime.budget.free_bytes)
     block = max(min(len(edges), _MOST_EDGES, room // (model.config.dim * 64)), 1)
     ranks: dict[str, list[np.ndarray]] = {side: [] for side in SIDES}
-    with runtime.task("evaluate", len(edges), "edges"):
+    with group.together("ranking", patient=True), runtime.task("evaluate", len(edges), "edges"):
         for start in range(0, len(edges), block):
             part = edges[start : start + block]
             for side, found in _Block(model, part).ranks(filtered, drawn).items():
                 ranks[side].append(found.rank)
             runtime.progress.advance("evaluate", len(part))
-    of_side = {side: np.concatenate(found) for side, found in ranks.items()}
+    of_all = group.gather({side: np.concatenate([*found, np.zeros(0)]) for side, found in ranks.items()})
+    of_side = {side: np.concatenate([found[side] for found in of_all]) for side in SIDES}
     whole = Metrics.of(protocol, np.concatenate(list(of_side.values())))
     whole.sides = {side: Metrics.of(protocol, found) for side, found in of_side.items()}
     return whole

@@ -12,9 +12,10 @@ import numpy as np
 
 from outcrop.config import EmbedConfig, exact_bytes, least_bytes
 from outcrop.embed.buckets import Buckets, open_buckets
+from outcrop.embed.checkpoint import CHECKPOINT, FOLDER, FORMAT, VERSION
+from outcrop.embed.files import SplitTable, TableState
 from outcrop.embed.scores import Score, score_function
-from outcrop.embed.tables import FILE, Table
-from outcrop.embed.training import CHECKPOINT, FOLDER, FORMAT, VERSION, open_table
+from outcrop.embed.training import open_table
 from outcrop.errors import BudgetError, ChecksumError, FormatError, IoError
 from outcrop.runtime.runtime import Runtime
 from outcrop.store.lock import in_use
@@ -36,7 +37,7 @@ class EmbeddingModel:
     relations: np.ndarray | None
     epochs: int
     records: list[dict[str, Any]]
-    table: Table
+    table: SplitTable
     runtime: Runtime
 
     @property
@@ -112,14 +113,11 @@ def open_model(run: Path | str, runtime: Runtime) -> EmbeddingModel:
         relations = tensors["relations"].numpy() if "relations" in tensors else None
         if relations is not None:
             relations = np.ascontiguousarray(relations[:, : score.relation_width(config.dim)])
-        if not (run / FOLDER / FILE).is_file():
-            raise FormatError(f"{run / FOLDER / FILE} is missing: train again with --fresh")
-        table = open_table(buckets, run / FOLDER, config, runtime, read_only=True)
-        try:
-            table.restore(meta["table"])
-        except BaseException:
-            table.close()
-            raise
+        table = SplitTable(
+            run / FOLDER,
+            TableState.of_stored(meta["table"]),
+            lambda path: open_table(buckets, path, config, runtime, read_only=True),
+        )
         return EmbeddingModel(
             buckets, config, score, relations, meta["epoch"], meta["records"], table, runtime
         )

@@ -9,12 +9,14 @@ from __future__ import annotations
 from outcrop.config import EmbedConfig
 from outcrop.embed.buckets import Buckets
 from outcrop.embed.edges import TrainingEdges
-from outcrop.embed.orders import make_order
+from outcrop.embed.moves import moving_bytes
+from outcrop.embed.rounds import make_rounds
 from outcrop.embed.schedule import Schedule
 from outcrop.embed.step import TAG, batch_bytes, stride
 from outcrop.embed.tables import slab_rows
 from outcrop.embed.training import UNIT_EDGE_BYTES, fits_in_memory, relation_shape
 from outcrop.errors import BudgetError
+from outcrop.runtime.group import Group
 from outcrop.runtime.pages import PAGE_BYTES
 from outcrop.runtime.runtime import UNCOUNTED, Runtime
 
@@ -24,19 +26,27 @@ def _pages(count: int) -> int:
 
 
 class EmbeddingNeeds:
-    """Counts what a training of ``config.epochs`` holds. ``resident``: as the trainer has it."""
+    """Counts what a training of ``config.epochs`` holds, in all processes of a machine.
 
-    def __init__(self, buckets: Buckets, config: EmbedConfig, resident: bool | None):
-        self._buckets, self._config, self._resident = buckets, config, resident
+    Args:
+        resident: As the trainer has it.
+        group: The processes.
+    """
+
+    def __init__(self, buckets: Buckets, config: EmbedConfig, resident: bool | None, group: Group):
+        self._buckets, self._config, self._group = buckets, config, group
+        self._resident = resident if group.alone else False
         partitions = buckets.partitions
-        order = make_order(config.order, partitions, min(config.buffer, partitions))
+        rounds = make_rounds(config.order, partitions, config.buffer, config.groups or 1)
         with Runtime() as runtime:
-            schedule = Schedule(order, buckets.slices, buckets.starts(runtime), config.seed, config.sweeps)
+            schedule = Schedule(rounds, buckets.slices, buckets.starts(runtime), config.seed, config.sweeps)
         units = [
-            (unit.num_edges, unit.pool) for epoch in range(config.epochs) for unit in schedule.units(epoch)
+            (unit.num_edges, unit.pool)
+            for epoch in range(config.epochs)
+            for unit in schedule.all_units(epoch)
         ]
         self._edges = max((edges for edges, _ in units), default=0)
-        self._swapped = max(map(len, order.states))
+        self._swapped = rounds.most_resident
         sizes = [_pages(4 * buckets.division.size(part)) for part in range(buckets.division.parts)]
         pools = {pool for _, pool in units} if config.by_degree else set()
         self._degrees = max((sum(sizes[part] for part in pool) for pool in pools), default=0)
@@ -44,7 +54,7 @@ class EmbeddingNeeds:
     def fits(self, limit: int) -> bool:
         """Tells whether ``limit`` bytes are enough."""
         try:
-            with Runtime(limit, rehearsal=UNCOUNTED) as runtime:
+            with Runtime(limit // self._group.local_world, rehearsal=UNCOUNTED) as runtime:
                 self._hold(runtime)
         except BudgetError:
             return False
@@ -65,7 +75,10 @@ class EmbeddingNeeds:
             resident = fits_in_memory(buckets, config, budget.free_bytes)
         slots = (buckets.partitions if resident else self._swapped) * buckets.slices
         floats = stride(config, config.dim)
-        held.append(budget.empty("partitions", 4 * slots * slab_rows(buckets.division, floats) * floats))
+        slab_bytes = 4 * slab_rows(buckets.division, floats) * floats
+        if not self._group.alone:
+            held.append(budget.empty("moving-slices", moving_bytes(slab_bytes)))
+        held.append(budget.empty("partitions", slots * slab_bytes))
         edges = TrainingEdges(buckets, runtime)
         budget.reserve("degrees", self._degrees)
         budget.reserve("edges", edges.bytes_of(self._edges) + UNIT_EDGE_BYTES * self._edges)

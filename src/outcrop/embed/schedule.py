@@ -4,6 +4,10 @@ Each partition of the order is made of slices, which are what lies on disk. An e
 order, each with another part of the edges of every bucket, and for every sweep the slices are dealt out to partitions
 anew, as MariusGNN deals partitions out to groups (Waleffe et al. 2023, section 5.1): nodes that are in memory together
 are others each time, which is what accuracy depends on (docs/design/partitions-and-quality.md).
+
+Several groups (:mod:`outcrop.embed.rounds`) train at the same time, each its partitions of a round; a sweep has all
+rounds. Slices that a group had in the last round of a sweep are dealt out among its partitions of the first round of
+the next, so that nothing moves between groups there.
 """
 
 from __future__ import annotations
@@ -13,7 +17,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from outcrop.embed.orders import Order, State
+from outcrop.embed.orders import State
+from outcrop.embed.orders.between import last_states
+from outcrop.embed.rounds import Rounds
 from outcrop.runtime.keyed_random import key_of, mix64
 
 UNIT_EDGES = 1 << 17  # read, shuffled and trained together
@@ -26,22 +32,26 @@ class TrainUnit:
     """Holds edges that are shuffled together: of all buckets that are trained at the same time.
 
     Attributes:
-        number: Number of the unit in the epoch.
+        number: Number of the unit among those of its group in a round; where there is one group, in the epoch.
+        key: What makes its random numbers its own, beside the seed.
         pieces: int64 [k, 4]: (source, target, first, stop): edges ``first:stop``, all between these two slices.
         state: Slices that are resident.
         pool: Those of them that negatives come from: all that no swap touches.
         swap: (evicted, loaded) of the swap that begins before this unit; of a swap that nothing hides, after the last.
         last: Whether it is the last of its state: the swap must be over after it.
         exposed: Nothing of its state can be trained while the swap runs, which therefore begins after the last unit.
+        leaving: Those evicted by the swap that the group will not have again in this round.
     """
 
     number: int
+    key: tuple[int, ...]
     pieces: np.ndarray
     state: tuple[int, ...]
     pool: tuple[int, ...]
     swap: Swap | None = None
     last: bool = False
     exposed: bool = False
+    leaving: tuple[int, ...] = ()
 
     @property
     def num_edges(self) -> int:
@@ -49,20 +59,29 @@ class TrainUnit:
 
 
 class Schedule:
-    """Lists the units of every epoch. They are the same for the same order, buckets and seed, whatever is in memory.
+    """Lists the units of every epoch. They are the same for the same rounds, buckets and seed, whatever is in memory.
 
     The first state of a sweep is the last one of the sweep before: nothing is loaded between them.
 
     Args:
-        slices: Slices of each partition of ``order``.
+        slices: Slices of each partition of ``rounds``.
         starts: int64 [(partitions * slices)^2 + 1]: first edge of each bucket of slices.
-        sweeps: Over the order, in an epoch.
+        sweeps: Over all rounds, in an epoch.
     """
 
-    def __init__(self, order: Order, slices: int, starts: np.ndarray, seed: int, sweeps: int = 1):
-        self._order, self._starts, self._seed, self._sweeps = order, starts, seed, sweeps
-        self._count = order.partitions * slices
-        self._dealt = [self._random(0).reshape(order.partitions, slices)]
+    def __init__(self, rounds: Rounds, slices: int, starts: np.ndarray, seed: int, sweeps: int = 1):
+        self._rounds, self._starts, self._seed, self._sweeps = rounds, starts, seed, sweeps
+        self._count = rounds.partitions * slices
+        self._dealt = [self._random(0).reshape(rounds.partitions, slices)]
+
+    @property
+    def groups(self) -> int:
+        return self._rounds.groups
+
+    @property
+    def rounds(self) -> int:
+        """Counts the rounds of an epoch, after which groups pass partitions on; one, where there is one group."""
+        return 1 if self.groups == 1 else self._sweeps * self._rounds.count
 
     def _random(self, sweep: int) -> np.ndarray:
         keys = np.random.Philox(key=np.array([self._seed, sweep], np.uint64)).random_raw(self._count)
@@ -70,18 +89,27 @@ class Schedule:
 
     def partitions(self, sweep: int) -> np.ndarray:
         """Returns int64 [p, slices]: the slices of each partition in a sweep, counted through all epochs."""
+        rounds = self._rounds
+        first, last = rounds.orders[0].states[0], rounds.orders[-1].states[-1]
         while len(self._dealt) <= sweep:
             before, rank = self._dealt[-1], self._random(len(self._dealt))
-            first, last = self._order.states[0], self._order.states[-1]
-            seats = list(first[: len(last)])
-            stays = before[list(last[: len(seats)])].ravel()
-            others = np.setdiff1d(before, stays)
             now = np.empty_like(before)
-            free = np.setdiff1d(np.arange(len(now)), seats)
-            for places, slices in ((seats, stays), (free, others)):
-                now[places] = slices[np.argsort(rank[slices], kind="stable")].reshape(-1, now.shape[1])
+            for had, has in zip(rounds.members[-1], rounds.members[0], strict=True):
+                seats = has[list(first[: len(last)])]
+                stays = before[had[list(last[: len(seats)])]].ravel()
+                others = np.setdiff1d(before[had], stays)
+                for places, slices in ((seats, stays), (np.setdiff1d(has, seats), others)):
+                    now[places] = slices[np.argsort(rank[slices], kind="stable")].reshape(-1, now.shape[1])
             self._dealt.append(now)
         return self._dealt[sweep]
+
+    def holders(self, epoch: int, round: int) -> np.ndarray:
+        """Returns int64 by slice: the group that has it in a round of an epoch."""
+        sweep, turn = divmod(epoch * self.rounds + round, self._rounds.count)
+        groups = np.empty(self._count, np.int64)
+        for group, members in enumerate(self._rounds.members[turn]):
+            groups[self.partitions(sweep)[members]] = group
+        return groups
 
     @property
     def num_edges(self) -> int:
@@ -92,30 +120,46 @@ class Schedule:
         """A bound of the edges of a unit: each bucket may have one more than its share."""
         return min(self.num_edges, UNIT_EDGES + self._count**2)
 
-    def _slices(self, sweep: int, state: State) -> tuple[int, ...]:
-        return tuple(self.partitions(sweep)[list(state)].ravel().tolist())
-
-    def units(self, epoch: int) -> Iterator[TrainUnit]:
-        """Yields the units in order. Every edge is in one of them."""
+    def units(self, epoch: int, round: int = 0, group: int = 0) -> Iterator[TrainUnit]:
+        """Yields the units of a group in a round, in order. Every edge is in one of them, of one group and round."""
+        if self.groups > 1:
+            yield from self._sweep(epoch, *divmod(round, self._rounds.count), group, 0)
+            return
         number = 0
-        for sweep in range(epoch * self._sweeps, (epoch + 1) * self._sweeps):
-            for unit in self._sweep(epoch, sweep, number):
+        for sweep in range(self._sweeps):
+            for unit in self._sweep(epoch, sweep, 0, 0, number):
                 yield unit
                 number = unit.number + 1
 
-    def _sweep(self, epoch: int, sweep: int, number: int) -> Iterator[TrainUnit]:
-        order, nothing = self._order, np.empty((0, 4), np.int64)
+    def units_of_all(self, epoch: int, round: int) -> Iterator[TrainUnit]:
+        """Yields the units of all groups in a round."""
+        for group in range(self.groups):
+            yield from self.units(epoch, round, group)
+
+    def all_units(self, epoch: int) -> Iterator[TrainUnit]:
+        """Yields the units of all groups and rounds."""
+        for round in range(self.rounds):
+            yield from self.units_of_all(epoch, round)
+
+    def _sweep(self, epoch: int, sweep: int, turn: int, group: int, number: int) -> Iterator[TrainUnit]:
+        """Yields what ``group`` trains in the round ``turn`` of a sweep, counted in the epoch."""
+        order, nothing = self._rounds.orders[turn], np.empty((0, 4), np.int64)
+        where = () if self.groups == 1 else (sweep * self._rounds.count + turn, group)
+        members = self.partitions(epoch * self._sweeps + sweep)[self._rounds.members[turn, group]]
+        last_of = last_states(order)
         for s, state in enumerate(order.states):
-            here, swap, meanwhile = self._slices(sweep, state), None, 0
+            here, swap, meanwhile = _slices(members, state), None, 0
+            leaving: tuple[int, ...] = ()
             if s < len(order.swaps):
-                evicted, loaded = (self._slices(sweep, part) for part in order.swaps[s])
+                evicted, loaded = (_slices(members, partitions) for partitions in order.swaps[s])
                 swap, meanwhile = (evicted, loaded), len(order.overlapped[s])
+                leaving = _slices(members, tuple(part for part in order.swaps[s][0] if last_of[part] == s))
             stay = tuple(part for part in here if not swap or part not in swap[0])
             begin = len(order.buckets[s]) - meanwhile
             units = [
                 (pieces, during)
                 for buckets, during in ((order.buckets[s][:begin], False), (order.buckets[s][begin:], True))
-                for pieces in self._mixed(epoch, sweep, buckets)
+                for pieces in self._mixed(epoch, sweep, members, buckets)
             ]
             hidden = next((at for at, (_, during) in enumerate(units) if during), None)
             if not units and swap:  # nothing to train here, but the buffer must move on
@@ -123,23 +167,36 @@ class Schedule:
             for at, (pieces, during) in enumerate(units):
                 last = at == len(units) - 1
                 begins = at == hidden or (hidden is None and last)
-                pool = stay if during else here
-                yield TrainUnit(number, pieces, here, pool, swap if begins else None, last, hidden is None)
+                yield TrainUnit(
+                    number,
+                    (epoch, number, *where),
+                    pieces,
+                    here,
+                    stay if during else here,
+                    swap if begins else None,
+                    last,
+                    hidden is None,
+                    leaving if last else (),
+                )
                 number += 1
 
-    def _mixed(self, epoch: int, sweep: int, buckets: tuple[tuple[int, int], ...]) -> Iterator[np.ndarray]:
+    def _mixed(
+        self, epoch: int, sweep: int, members: np.ndarray, buckets: tuple[tuple[int, int], ...]
+    ) -> Iterator[np.ndarray]:
         """Yields pieces of as few units as hold what this sweep trains of ``buckets``, an equal share of each in every
         unit; the shares are not the same ones together in every epoch.
+
+        Args:
+            members: int64 [n, slices]: the slices of each partition that ``buckets`` number.
         """
         if not buckets:
             return
-        dealt, among = self.partitions(sweep), np.array(buckets)
-        source = np.repeat(dealt[among[:, 0]], dealt.shape[1], axis=1).ravel()
-        target = np.tile(dealt[among[:, 1]], dealt.shape[1]).ravel()
+        among = np.array(buckets)
+        source = np.repeat(members[among[:, 0]], members.shape[1], axis=1).ravel()
+        target = np.tile(members[among[:, 1]], members.shape[1]).ravel()
         bucket = source * self._count + target
         first, size = self._starts[bucket], self._starts[bucket + 1] - self._starts[bucket]
-        part = sweep % self._sweeps
-        first, stop = first + size * part // self._sweeps, first + size * (part + 1) // self._sweeps
+        first, stop = first + size * sweep // self._sweeps, first + size * (sweep + 1) // self._sweeps
         count = -(-int((stop - first).sum()) // UNIT_EDGES)
         turn = (mix64(bucket.astype(np.uint64) ^ key_of(self._seed, 2, epoch)) >> np.uint64(1)).astype(
             np.int64
@@ -150,6 +207,10 @@ class Schedule:
             end = first + (stop - first) * (share + 1) // count
             pieces = np.stack([source, target, begin, end], axis=1)
             yield pieces[begin < end]
+
+
+def _slices(members: np.ndarray, state: State) -> tuple[int, ...]:
+    return tuple(members[list(state)].ravel().tolist())
 
 
 def key_pair(*parts: int) -> np.ndarray:

@@ -6,12 +6,16 @@ stays as it was until the next one is complete. A kill loses what was done since
 ``tables.bin`` has ``2 * slices`` slabs: slice i in ``2 * i`` and ``2 * i + 1``. A slab is float32 [rows,
 stride]: rows of vector and state, of the largest slice and as many more as fill whole pages. A slice that was
 never written has no place; its rows are made anew from the seed.
+
+Where several processes train, a slice is in the file of the one that had it last. These files have as many slabs as
+their process needs, and a slice is in any of them (:class:`SlotTable`).
 """
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -26,7 +30,7 @@ from outcrop.runtime.pages import PAGE_BYTES
 from outcrop.runtime.runtime import Runtime
 
 FILE = "tables.bin"
-_NOWHERE = -1
+NOWHERE, ELSEWHERE = -1, -2  # places: never written; in the file of another process
 
 
 @dataclass(frozen=True)
@@ -56,7 +60,7 @@ class Table:
 
     def __init__(
         self,
-        folder: Path,
+        path: Path,
         division: Division,
         shape: RowShape,
         start: Start,
@@ -65,11 +69,11 @@ class Table:
         *,
         read_only: bool = False,
     ):
-        self.path, self.division, self.shape = folder / FILE, division, shape
+        self.path, self.division, self.shape = path, division, shape
         self.slab_rows = slab_rows(division, shape.stride)
         self.slab_bytes = 4 * shape.stride * self.slab_rows
         self._start, self._numbering, self._runtime, self._io = start, numbering, runtime, runtime.io
-        self.places = [_NOWHERE] * division.parts
+        self.places = [NOWHERE] * division.parts
         self.checksums = [0] * division.parts
         self._kept = list(self.places)  # of the last checkpoint
         mode = _core.OpenMode.read if read_only else _core.OpenMode.pages
@@ -82,13 +86,13 @@ class Table:
             FormatError: It is that of another table.
         """
         places, checksums = state["places"], state["checksums"]
-        if not len(places) == len(checksums) == self.division.parts or not set(places) <= {_NOWHERE, 0, 1}:
+        if not len(places) == len(checksums) == self.division.parts or not self._are_places(places):
             raise FormatError(
                 f"{self.path}: its checkpoint has {len(places)} slices, not {self.division.parts}"
             )
         size = self._io.size_bytes(self._file)
         for part, place in enumerate(places):
-            if place != _NOWHERE and self._offset(part, place) + self.slab_bytes > size:
+            if place >= 0 and self._offset(part, place) + self.slab_bytes > size:
                 raise FormatError(
                     f"{self.path} is truncated: it has {size} bytes, slice {part} lies beyond them: "
                     "train again with --fresh"
@@ -97,6 +101,21 @@ class Table:
 
     def state(self) -> dict[str, Any]:
         return {"places": list(self.places), "checksums": list(self.checksums)}
+
+    def hold_only(self, parts: Iterable[int]) -> None:
+        """Takes it that all slices but ``parts`` are in other files."""
+        here = set(parts)
+        for part in range(self.division.parts):
+            if part not in here:
+                self.give_away(part)
+
+    def forget(self, part: int) -> None:
+        """Takes it that a slice was never written."""
+        self.places[part] = NOWHERE
+
+    def give_away(self, part: int) -> None:
+        """Takes it that a slice is in another file now. What a checkpoint names here stays."""
+        self.places[part] = ELSEWHERE
 
     def keep(self) -> None:
         """Lets a checkpoint name what was written last from now on."""
@@ -137,8 +156,7 @@ class Table:
         """
         for move in moves:
             if move.stored is not None:
-                kept = self._kept[move.stored]
-                self.places[move.stored] = 1 - kept if kept != _NOWHERE else 0
+                self.places[move.stored] = self._place_to_write(move.stored)
         write_at = [self._place(move.stored) for move in moves]
         read_at = [self._place(move.loaded) for move in moves]
         slabs = [move.slab for move in moves]
@@ -152,9 +170,17 @@ class Table:
 
     def _place(self, part: int | None) -> int | None:
         """Tells where a slice is in the file; None where it was never written."""
-        if part is None or self.places[part] == _NOWHERE:
+        if part is None or self.places[part] == NOWHERE:
             return None
+        assert self.places[part] != ELSEWHERE, f"slice {part} is in the file of another process"
         return self._offset(part, self.places[part])
+
+    def _are_places(self, places: list[int]) -> bool:
+        return set(places) <= {NOWHERE, 0, 1}
+
+    def _place_to_write(self, part: int) -> int:
+        """Returns a place of a slice that the last checkpoint does not name."""
+        return 1 - self._kept[part] if self._kept[part] >= 0 else 0
 
     def _offset(self, part: int, place: int) -> int:
         return (2 * part + place) * self.slab_bytes
@@ -183,6 +209,32 @@ class Table:
 
     def close(self) -> None:
         self._io.close(self._file)
+
+
+class SlotTable(Table):
+    """Keeps those slices that a process has, of several that train: a place is the number of any slab of the file.
+
+    The file grows as slices come; slabs that neither a slice nor the last checkpoint needs are used again.
+    """
+
+    def clear(self) -> None:
+        self._io.resize(self._file, 0)
+
+    def _are_places(self, places: list[int]) -> bool:
+        used = [place for place in places if place >= 0]
+        return len(set(used)) == len(used) and min(places) >= ELSEWHERE
+
+    def _place_to_write(self, part: int) -> int:
+        place = self.places[part]
+        if place < 0 or place == self._kept[part]:
+            used = {*self.places, *self._kept}
+            place = next(number for number in itertools.count() if number not in used)
+            if (end := (place + 1) * self.slab_bytes) > self._io.size_bytes(self._file):
+                self._io.resize(self._file, end)
+        return place
+
+    def _offset(self, part: int, place: int) -> int:
+        return place * self.slab_bytes
 
 
 class SlabJob(Protocol):

@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import json
 import math
-import shutil
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -26,33 +25,42 @@ from outcrop.device import gpu_named, resolve
 from outcrop.device.budget import DeviceBudget
 from outcrop.embed.buckets import Buckets
 from outcrop.embed.buffer import Buffer, SwapRecord
+from outcrop.embed.checkpoint import CHECKPOINT, FOLDER, FORMAT, VERSION, Checkpoint, Position, newest
 from outcrop.embed.edges import TrainingEdges
+from outcrop.embed.files import ProcessTable, TableState
 from outcrop.embed.gpu import GpuBuffer, GpuStepper
+from outcrop.embed.moves import SliceMoves, Transfer
 from outcrop.embed.negatives import Pool
-from outcrop.embed.orders import make_order
+from outcrop.embed.rounds import make_rounds
 from outcrop.embed.schedule import Schedule, TrainUnit, key_pair
 from outcrop.embed.scores import score_function
 from outcrop.embed.step import Relations, Stepper, stride
-from outcrop.embed.tables import RowShape, Start, Table, slab_rows
+from outcrop.embed.tables import FILE, RowShape, SlotTable, Start, Table, slab_rows
 from outcrop.errors import ArgumentError, FormatError, NumericError
 from outcrop.runtime import memory_tables
 from outcrop.runtime.keyed_random import key_of
 from outcrop.runtime.runtime import Runtime
 from outcrop.store.manifest import write_atomic
-from outcrop.store.tensors import read_tensors, require_equal, write_tensors
+from outcrop.store.tensors import require_equal, write_tensors
 
-FOLDER, CHECKPOINT, TIMELINE = "tables", "checkpoint.safetensors", "timeline.json"
+TIMELINE = "timeline.json"
 _MOST_SPANS = 4096
 UNIT_EDGE_BYTES = 56  # of an edge of a unit: rows of its ends, relation, place in the order, what makes them
 Span = tuple[float, float, int, int]  # begin, end, buckets of slices, edges
-FORMAT, VERSION = "outcrop.embedding", 2
 _FREE_FIELDS = ("epochs",)  # may change when training goes on
 _DISTANCES = ("transe-l1", "transe-l2", "rotate")
 
 
 @dataclass
 class EpochRecord:
-    """Records one epoch. ``loss``: mean of both sides over all edges. ``waits``: seconds waited for each swap."""
+    """Records one epoch, of all processes together.
+
+    Attributes:
+        loss: Mean of both sides over all edges.
+        seconds: Time that the slowest process took.
+        waits: Seconds waited for each swap, by the process that waited longest.
+        bytes_sent: Bytes of slices that went from process to process.
+    """
 
     epoch: int
     edges: int
@@ -61,10 +69,23 @@ class EpochRecord:
     waits: list[float] = field(default_factory=list)
     bytes_read: int = 0
     bytes_written: int = 0
+    bytes_sent: int = 0
 
     @property
     def edges_per_s(self) -> float:
         return self.edges / self.seconds if self.seconds else 0.0
+
+
+def together(records: Sequence[EpochRecord]) -> EpochRecord:
+    """Returns what the records of all processes come to."""
+    return replace(
+        records[0],
+        seconds=max(one.seconds for one in records),
+        waits=max((one.waits for one in records), key=sum),
+        bytes_read=sum(one.bytes_read for one in records),
+        bytes_written=sum(one.bytes_written for one in records),
+        bytes_sent=sum(one.bytes_sent for one in records),
+    )
 
 
 @dataclass
@@ -108,12 +129,13 @@ def make_relations(buckets: Buckets, config: EmbedConfig, runtime: Runtime) -> R
 
 
 def open_table(
-    buckets: Buckets, folder: Path, config: EmbedConfig, runtime: Runtime, *, read_only: bool = False
+    buckets: Buckets, path: Path, config: EmbedConfig, runtime: Runtime, *, read_only: bool = False
 ) -> Table:
-    """Returns the table of ``folder``, made where it is not there unless it is to be read only."""
+    """Returns the table in the file ``path``, made where it is not there unless it is to be read only."""
     shape = RowShape(config.dim, stride(config, config.dim))
     numbering = buckets.numbering(runtime)
-    return Table(folder, buckets.division, shape, start_of(config), numbering, runtime, read_only=read_only)
+    kind = Table if path.name == FILE else SlotTable
+    return kind(path, buckets.division, shape, start_of(config), numbering, runtime, read_only=read_only)
 
 
 def fits_in_memory(buckets: Buckets, config: EmbedConfig, free_bytes: int) -> bool:
@@ -163,11 +185,15 @@ class EmbeddingTrainer:
     """Runs one training.
 
     Args:
-        resident: Hold all partitions instead of ``config.buffer``; None: where the budget has room for them.
+        resident: Hold all partitions instead of ``config.buffer``; None: where the budget has room for them, and one
+            process trains.
         fresh: Start over even if there is a checkpoint.
         swaps: How partitions are swapped; None: by the engine, while training goes on.
         device: Where the partitions in memory lie, and training runs.
-        checkpoint_seconds: Time between checkpoints within an epoch; every epoch ends with one.
+        checkpoint_seconds: Time between checkpoints within an epoch, with several groups after a round; every epoch
+            ends with one.
+        runtime: With the processes that train together, each those groups of partitions whose number, modulo the
+            processes, is its rank.
         on_unit: Called after every unit with (epoch, unit, mean loss so far).
     """
 
@@ -186,39 +212,52 @@ class EmbeddingTrainer:
         on_unit: Callable[[int, TrainUnit, float], None] | None = None,
     ):
         self.buckets, self.config, self.runtime = buckets, config, runtime
-        self.folder = run / FOLDER
+        self.folder, self._group = run / FOLDER, runtime.group
         swaps = swaps or SwapConfig()
         self._checkpoint_seconds, self._swaps, self._on_unit = checkpoint_seconds, swaps, on_unit
         score = score_function(config.model, config.dim)
         if config.reciprocal and not score.has_relations:
             raise ArgumentError(f"model {config.model} has no relations: leave --reciprocal out")
         partitions = buckets.partitions
-        order = make_order(config.order, partitions, min(config.buffer, partitions))
-        self.schedule = Schedule(order, buckets.slices, buckets.starts(runtime), config.seed, config.sweeps)
+        rounds = make_rounds(config.order, partitions, config.buffer, config.groups or 1)
+        self.schedule = Schedule(rounds, buckets.slices, buckets.starts(runtime), config.seed, config.sweeps)
         self._path = self.folder / CHECKPOINT
         self.records: list[EpochRecord] = []
-        self._epoch = self._unit = self._step = 0
-        self._loss = 0.0
+        self._at = Position()
+        self._step = 0
         self.relations = make_relations(buckets, config, runtime)
-        checkpoint = self._read() if self._path.exists() and not fresh else None
+        found = None if fresh else newest(self._path, self._group)
         self._place = _place(device, swaps, buckets, config, self.relations, runtime)
         self._stepper = self._place.stepper
         with ExitStack() as refused:  # until nothing more can be: a table that was not there goes again
-            self._open_table(refused)
-            self.resumed = self._restore(checkpoint)
+            stored = None if found is None else self._restore(found)
+            self.resumed = None if found is None else self._at.epoch
+            self._tables = ProcessTable(self.folder, stored, self._open, self._group, refused)
+            self.table = self._tables.table
             self._stepper.begin()
             if resident is None:
-                resident = fits_in_memory(buckets, config, self._place.free_bytes())
-            slots = (partitions if resident else max(map(len, order.states))) * buckets.slices
+                resident = self._group.alone and fits_in_memory(buckets, config, self._place.free_bytes())
+            slots = (partitions if resident else rounds.most_resident) * buckets.slices
+            self._moves = None if self._group.alone else SliceMoves(self.table, runtime)
+            if stored is not None:
+                self._begin_table()
             self.buffer = self._place.buffer(self.table, slots)
             self._degrees = buckets.array(runtime, "degrees") if config.by_degree else None
             self._edges = TrainingEdges(buckets, runtime)
             self._check_room()
-            if checkpoint is None:  # not before everything else is there
-                self._path.unlink(missing_ok=True)
-                self.table.clear()
+            if stored is None:  # not before everything else is there
+                self._begin_table()
             refused.pop_all()
         self._counts = np.zeros(buckets.division.parts**2, np.int64)
+        self._spans: list[Span] = []
+        self._begun = 0.0
+
+    def _open(self, path: Path, read_only: bool) -> Table:
+        return open_table(self.buckets, path, self.config, self.runtime, read_only=read_only)
+
+    def _begin_table(self) -> None:
+        holders = self.schedule.holders(self._at.epoch, self._at.round) % self._group.world
+        self._tables.begin(self._path, holders, self.runtime)
 
     def _check_room(self) -> None:
         """Raises BudgetError where a unit of any epoch would not fit beside what is held."""
@@ -228,18 +267,9 @@ class EmbeddingTrainer:
             return self._edges.bytes_of(edges) + UNIT_EDGE_BYTES * edges
 
         if need(schedule.most_edges) > budget.free_bytes:  # which no unit may have: look closer
-            epochs = range(self._epoch, self.config.epochs)
-            most = max((unit.num_edges for epoch in epochs for unit in schedule.units(epoch)), default=0)
+            epochs = range(self._at.epoch, self.config.epochs)
+            most = max((unit.num_edges for epoch in epochs for unit in schedule.all_units(epoch)), default=0)
             budget.reserve("edges", need(most)).release()
-
-    def _open_table(self, refused: ExitStack) -> None:
-        """Opens the table, made where it is not there; ``refused`` closes it, and removes it if it was made."""
-        made = not self.folder.exists()
-        self.folder.mkdir(parents=True, exist_ok=True)
-        if made:
-            refused.callback(shutil.rmtree, self.folder, ignore_errors=True)
-        self.table = open_table(self.buckets, self.folder, self.config, self.runtime)
-        refused.callback(self.table.close)
 
     # Checkpoints
 
@@ -247,49 +277,50 @@ class EmbeddingTrainer:
         config = {k: v for k, v in self.config.as_stored().items() if k not in _FREE_FIELDS}
         return {**config, "buckets digest": self.buckets.manifest.digest()}
 
-    def _read(self) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
-        tensors, meta = read_tensors(self._path, FORMAT, VERSION)
-        require_equal(self._path, meta.get("identity", {}), self._identity())
-        return tensors, meta
-
-    def _restore(self, found: tuple[dict[str, torch.Tensor], dict[str, Any]] | None) -> int | None:
-        if found is None:
-            return None
-        tensors, meta = found
+    def _restore(self, found: Checkpoint) -> TableState:
+        """Takes over what a checkpoint has, but for the table; says where that is."""
+        require_equal(self._path, found.meta.get("identity", {}), self._identity())
         try:
             if self.relations is not None:
-                self.relations.rows[:] = tensors["relations"].numpy()
-            self._epoch, self._unit, self._step = meta["epoch"], meta["unit"], meta["step"]
-            self._loss = meta["loss"]
-            self.records = [EpochRecord(**record) for record in meta["records"]]
-            self.table.restore(meta["table"])
+                self.relations.rows[:] = found.tensors["relations"].numpy()
+            self._at = Position.of_stored(found.meta)
+            self._step = self._at.step
+            self.records = [EpochRecord(**record) for record in found.meta["records"]]
+            return TableState.of_stored(found.meta["table"])
         except FormatError:  # says what is wrong itself
             raise
         except (KeyError, TypeError, ValueError) as error:
             raise FormatError(
                 f"{self._path} lacks or garbles a field ({error}): train again with --fresh"
             ) from None
-        return self._epoch
 
-    def _save(self, epoch: int, unit: int, loss: float) -> None:
-        """Puts on disk the state before ``unit`` of ``epoch``."""
-        with self.runtime.trace.span("embed.checkpoint", epoch=epoch, unit=unit):
-            self.buffer.flush()
-            self._stepper.sync_relations()
-            self.table.sync()
+    def _save(self, at: Position) -> None:
+        """Puts the state at ``at`` on disk."""
+        group = self._group
+        with self.runtime.trace.span("embed.checkpoint", epoch=at.epoch, unit=at.unit):
+            with group.together("writing vectors for a checkpoint", patient=True):
+                if self._moves is not None:
+                    self._moves.finish()
+                self.buffer.flush()
+                self._stepper.sync_relations()
+                self.table.sync()
+            table = self._tables.state()
             tensors = {} if self.relations is None else {"relations": torch.from_numpy(self.relations.rows)}
             meta = {
                 "identity": self._identity(),
-                "epoch": epoch,
-                "unit": unit,
-                "step": self._step,
-                "loss": loss,
+                **at.stored(),
                 "records": [asdict(record) for record in self.records],
-                "table": self.table.state(),
+                "table": table.stored(),
             }
-            write_tensors(self._path, FORMAT, VERSION, tensors, json.loads(json.dumps(meta)))
-            self.table.keep()
+            plain = json.loads(json.dumps(meta))
+            group.once_a_machine(lambda: write_tensors(self._path, FORMAT, VERSION, tensors, plain))
+            self._tables.keep(table)
+        self._at = at
         self._saved = time.monotonic()
+
+    @property
+    def _is_due(self) -> bool:
+        return time.monotonic() - self._saved > self._checkpoint_seconds
 
     # Training
 
@@ -299,77 +330,185 @@ class EmbeddingTrainer:
         Raises:
             NumericError: The loss is infinite or not a number.
             IoError, ChecksumError: A partition cannot be written or read.
+            RankError: Another process failed.
         """
-        progress, epochs = self.runtime.progress, self.config.epochs
+        progress, epochs, edges = self.runtime.progress, self.config.epochs, self.schedule.num_edges
         self._saved = time.monotonic()
-        with self.runtime.task("embed", epochs * self.schedule.num_edges, "edges"):
-            progress.advance("embed", min(self._epoch, epochs) * self.schedule.num_edges)
-            for epoch in range(self._epoch, epochs):
+        with self.runtime.task("embed", epochs * edges, "edges"):
+            progress.advance("embed", min(self._at.epoch, epochs) * edges)
+            for epoch in range(self._at.epoch, epochs):
                 with self.runtime.trace.span("embed.epoch", epoch=epoch):
                     self._one_epoch(epoch)
-        return EmbeddingResult(self.records, self.buffer.holds_all, self.resumed, self._counts)
+        counts = np.sum(self._group.gather(self._counts), axis=0)
+        return EmbeddingResult(self.records, self.buffer.holds_all, self.resumed, counts)
 
     def _one_epoch(self, epoch: int) -> None:
-        runtime, buffer = self.runtime, self.buffer
-        skip, loss = (self._unit, self._loss) if epoch == self._epoch else (0, 0.0)
-        begin, before, swaps = time.perf_counter(), runtime.io.counters, len(buffer.swaps)
-        spans: list[Span] = []
-        units = [unit for unit in self.schedule.units(epoch) if unit.number >= skip]
-        edges_before = self.schedule.num_edges - sum(unit.num_edges for unit in units)
-        runtime.progress.advance("embed", edges_before)
+        runtime, buffer, schedule, at = self.runtime, self.buffer, self.schedule, self._at
+        self._begun, before, swaps = time.perf_counter(), runtime.io.counters, len(buffer.swaps)
+        self._spans = []
+        sent, loss = self._bytes_sent, at.loss
+        done = sum(unit.num_edges for turn in range(at.round) for unit in schedule.units_of_all(epoch, turn))
+        runtime.progress.advance("embed", done)
+        for turn in range(at.round, schedule.rounds):
+            if schedule.groups == 1:
+                loss = self._train_group(epoch, 0, 0, at.unit, loss)
+            else:
+                loss = self._one_round(epoch, turn, loss)
+            if turn + 1 < schedule.rounds and self._group.agree("a round", [self._is_due])[0, 0]:
+                self._save(Position(epoch, turn + 1, 0, self._step, loss))
+        after = runtime.io.counters
+        record = EpochRecord(
+            epoch,
+            schedule.num_edges,
+            loss / (2 * schedule.num_edges),
+            time.perf_counter() - self._begun,
+            [swap.waited for swap in buffer.swaps[swaps:]],
+            after.read_bytes - before.read_bytes,
+            after.write_bytes - before.write_bytes,
+            self._bytes_sent - sent,
+        )
+        self.records.append(together(self._group.gather(record)))
+        self._save(Position(epoch + 1, 0, 0, self._step))
+        if self._group.leads:
+            self._write_timeline(epoch, [s for s in buffer.swaps[swaps:] if s.evicted])
+        runtime.trace.event("embed.record", **asdict(self.records[-1]))
+
+    @property
+    def _bytes_sent(self) -> int:
+        return 0 if self._moves is None else self._moves.bytes_sent
+
+    def _one_round(self, epoch: int, turn: int, loss: float) -> float:
+        """Trains a round of all groups; the loss of the epoch with it.
+
+        All groups begin with the same vectors of relations, and what each of them changes is added up afterwards.
+        """
+        group, before = self._group, self._step
+        start = None if self.relations is None else self.relations.rows.copy()
+        own = range(group.rank, self.schedule.groups, group.world)
+        numbers: list[float] = []
+        changes: list[np.ndarray] = []
+        if self._moves is not None:
+            self._moves.expect(self._transfers(epoch, turn))
+        with group.together(f"training round {turn} of epoch {epoch}", patient=True):
+            for number in own:
+                self._step = before
+                if self.relations is not None:
+                    self.relations.rows[:] = start
+                    self._stepper.begin()
+                numbers += [self._train_group(epoch, turn, number, 0, 0.0), self._step - before]
+                if self.relations is not None and start is not None:
+                    self._stepper.sync_relations()
+                    changes.append((self.relations.rows - start).ravel())
+            if self._moves is not None:
+                self._moves.finish(earlier=True)
+        most = 2 * -(-self.schedule.groups // group.world)
+        found = group.agree("the losses of a round", [*numbers, *[0.0] * (most - len(numbers))])
+        order = [(number % group.world, number // group.world) for number in range(self.schedule.groups)]
+        self._step = before
+        for rank, place in order:
+            loss += float(found[rank, 2 * place])
+            self._step += int(found[rank, 2 * place + 1])
+        if self.relations is not None and start is not None:
+            total = group.sum_rows(np.stack(changes), order).reshape(start.shape)
+            self.relations.rows[:] = self._with_changes(start, total)
+            self._stepper.begin()
+        return loss
+
+    def _with_changes(self, start: np.ndarray, total: np.ndarray) -> np.ndarray:
+        """Returns rows of relations, float32 [n, stride], that groups began with at ``start`` and changed by ``total``.
+
+        State that is a mean of gradients, as Adam has it, changes by the mean of the changes.
+        """
+        if self.config.optimizer == "adam":
+            width = score_function(self.config.model, self.config.dim).relation_width(self.config.dim)
+            total[:, width:] /= self.schedule.groups
+        return start + total
+
+    def _transfers(self, epoch: int, turn: int) -> list[Transfer]:
+        """Returns what moves between processes after a round of an epoch; nothing after the last."""
+        if turn + 1 == self.schedule.rounds:
+            return []
+        world = self._group.world
+        source, target = (self.schedule.holders(epoch, t) % world for t in (turn, turn + 1))
+        return [
+            Transfer(part, int(source[part]), int(target[part]))
+            for part in np.flatnonzero(source != target).tolist()
+        ]
+
+    def _train_group(self, epoch: int, turn: int, number: int, skip: int, loss: float) -> float:
+        """Trains a group of partitions in a round of an epoch, from unit ``skip`` on.
+
+        Returns ``loss``, the sum of what the units before came to, with that of these.
+        """
+        runtime, buffer, schedule = self.runtime, self.buffer, self.schedule
+        units = list(schedule.units(epoch, turn, number))
+        done = sum(unit.num_edges for unit in units[:skip])
+        runtime.progress.advance("embed", done)
+        leaving: set[int] = set()
+        if self._moves is not None:
+            own = schedule.holders(epoch, turn) == number
+            leaving = {one.part for one in self._transfers(epoch, turn) if own[one.part]}
         pool: tuple[tuple[int, ...], Pool] | None = None
-        done, swap = edges_before, None
-        for unit in units:
+        swap = None
+        for unit in units[skip:]:
             if (
                 not buffer.swapping
                 and swap is None  # one that was put off would be lost
                 and unit.number > skip
-                and time.monotonic() - self._saved > self._checkpoint_seconds
+                and schedule.groups == 1
+                and self._is_due
             ):
-                self._save(epoch, unit.number, loss)
+                self._save(Position(epoch, 0, unit.number, self._step, loss))
             if not buffer.swapping:
+                self._wait_for(unit.state)
                 buffer.enter(unit.state)  # where training goes on, or a sweep begins with another state
             swap = unit.swap or swap
             if unit.swap and not unit.exposed and self._swaps.prefetch:
-                buffer.begin_swap(*unit.swap)
+                self._begin_swap(unit.swap)
                 swap = None
             if pool is None or pool[0] != unit.pool:
                 pool = (unit.pool, self._pool(unit.pool))
             started = time.perf_counter()
             loss = self._train(epoch, unit, pool[1], loss, done)
-            spans.append((started - begin, time.perf_counter() - begin, len(unit.pieces), unit.num_edges))
+            self._spans.append(
+                (started - self._begun, time.perf_counter() - self._begun, len(unit.pieces), unit.num_edges)
+            )
             done += unit.num_edges
             if self._on_unit:
                 self._on_unit(epoch, unit, loss / max(2 * done, 1))
             if unit.last:
                 if swap:
-                    buffer.begin_swap(*swap)
+                    self._begin_swap(swap)
                     swap = None
                 buffer.end_swap()
-        after = runtime.io.counters
-        self.records.append(
-            EpochRecord(
-                epoch,
-                self.schedule.num_edges,
-                loss / (2 * self.schedule.num_edges),
-                time.perf_counter() - begin,
-                [swap.waited for swap in buffer.swaps[swaps:]],
-                after.read_bytes - before.read_bytes,
-                after.write_bytes - before.write_bytes,
-            )
-        )
-        self._epoch, self._unit, self._loss = epoch + 1, 0, 0.0
-        self._save(epoch + 1, 0, 0.0)
-        self._write_timeline(epoch, spans, [s for s in buffer.swaps[swaps:] if s.evicted], begin)
-        runtime.trace.event("embed.record", **asdict(self.records[-1]))
+                self._offer(leaving & {*unit.leaving})
+                leaving -= {*unit.leaving}
+        buffer.leave(leaving)
+        self._offer(leaving)
+        return loss
 
-    def _write_timeline(self, epoch: int, spans: list[Span], swaps: list[SwapRecord], begin: float) -> None:
+    def _begin_swap(self, swap: tuple[tuple[int, ...], tuple[int, ...]]) -> None:
+        self._wait_for(swap[1])
+        self.buffer.begin_swap(*swap)
+
+    def _wait_for(self, parts: Iterable[int]) -> None:
+        """Waits until ``parts`` have come from other processes."""
+        if self._moves is not None:
+            with self.runtime.trace.span("embed.wait_for_slices"):
+                self._moves.wait_for(parts)
+
+    def _offer(self, parts: Iterable[int]) -> None:
+        if self._moves is not None:
+            self._moves.offer(parts)
+
+    def _write_timeline(self, epoch: int, swaps: list[SwapRecord]) -> None:
         """Writes what the report draws of the epoch that ended last, in seconds since it began."""
         what = {
             "epoch": epoch,
-            "trained": spans[:_MOST_SPANS],
+            "trained": self._spans[:_MOST_SPANS],
             "swaps": [
-                {**asdict(s), "begin": s.begin - begin, "moved": s.moved - begin} for s in swaps[:_MOST_SPANS]
+                {**asdict(s), "begin": s.begin - self._begun, "moved": s.moved - self._begun}
+                for s in swaps[:_MOST_SPANS]
             ],
         }
         write_atomic(self.folder / TIMELINE, json.dumps(what).encode())
@@ -392,7 +531,7 @@ class EmbeddingTrainer:
             return loss
         with self.runtime.budget.reserve("edges", UNIT_EDGE_BYTES * unit.num_edges):
             source, relation, target = self._rows_of(unit)
-            random = np.random.Generator(np.random.Philox(key=key_pair(seed, 4, epoch, unit.number)))
+            random = np.random.Generator(np.random.Philox(key=key_pair(seed, 4, *unit.key)))
             order = random.permutation(len(source))
             buffer.touch(*unit.pool)  # negatives are in all of them
             begun: deque[tuple[Callable[[], float], int]] = deque()
@@ -400,7 +539,7 @@ class EmbeddingTrainer:
                 batch = order[at : at + config.batch]
                 negatives = []
                 for chunk in range(-(-len(batch) // config.chunk)):
-                    key = key_pair(seed, 5, epoch, unit.number, number, chunk)
+                    key = key_pair(seed, 5, *unit.key, number, chunk)
                     part, row = pool.draw(config.negatives, (int(key[0]), int(key[1])), config.by_degree)
                     negatives.append(buffer.base[part] + row)
                 self._step += 1
@@ -414,6 +553,8 @@ class EmbeddingTrainer:
                 )
                 begun.append((told, len(batch)))
                 buffer.note_end()
+                if self._moves is not None:
+                    self._moves.advance()
                 if len(begun) > self._stepper.ahead:
                     loss, done = self._note(epoch, *begun.popleft(), loss, done)
             for told, count in begun:

@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from outcrop.embed.buckets import Buckets, open_buckets
-from outcrop.embed.training import CHECKPOINT, FOLDER, FORMAT, TIMELINE, VERSION
+from outcrop.embed.checkpoint import CHECKPOINT, FOLDER, FORMAT, VERSION
+from outcrop.embed.training import TIMELINE
 from outcrop.report import charts
 from outcrop.report.charts import Series, Span
 from outcrop.report.page import Figure, Section, Table, render

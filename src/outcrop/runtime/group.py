@@ -35,6 +35,17 @@ _LONG_WORK = timedelta(days=30)
 _SEEING_SECONDS = 10.0  # until a file that one machine has made is seen by another
 
 
+class Handover:
+    """Tells of a tensor on its way."""
+
+    @property
+    def done(self) -> bool:
+        return True
+
+    def wait(self) -> None:
+        """Waits until it is there; RankError where a process is gone."""
+
+
 class Group:
     """Stands for a process that trains alone, and says what ranks do beside it.
 
@@ -100,6 +111,36 @@ class Group:
         ``work`` finds that it has nothing left to do.
         """
         return work()
+
+    def sum_rows(self, own: np.ndarray, order: Sequence[tuple[int, int]]) -> np.ndarray:
+        """Returns the sum of the rows of all ranks, one after another as ``order`` has them, on each of them.
+
+        Equals ``sum(rows[rank][place] for rank, place in order)`` from left to right, to the last bit.
+
+        Args:
+            own: Rows of this rank, float32 or float64 [k, n]; n is the same on all ranks.
+            order: Rank and place of each row, at least one; the same on all ranks.
+        """
+        total = own[order[0][1]].copy()
+        for _, place in order[1:]:
+            total += own[place]
+        return total
+
+    def begin_passing(self) -> None:
+        """Lets all ranks get ready for :meth:`pass_on`; all call it at the same time."""
+
+    def pass_on(self, own: tuple[Tensor, int] | None, other: tuple[Tensor, int] | None) -> Handover:
+        """Begins to send a tensor to another rank, or to this one, and to receive one.
+
+        All ranks take part, each when it comes to it; nothing waits here.
+
+        Args:
+            own: Tensor that goes, and the rank that it goes to; None: this rank sends nothing.
+            other: Tensor of the same size that is filled, and the rank that sends; None: it receives nothing.
+        """
+        if own is not None and other is not None:
+            other[0].copy_(own[0])
+        return Handover()
 
     def require_same(self, facts: Mapping[str, Any]) -> None:
         """Checks that all ranks have the same ``facts``, name -> plain value.
@@ -206,6 +247,7 @@ class RankGroup(Group):
         # Messages go by the CPU, whatever gradients go by.
         self._said: Any = distributed.new_group(backend="gloo", timeout=PATIENCE)
         self._waiting: Any = distributed.new_group(backend="gloo", timeout=_LONG_WORK)
+        self._passing: Any = None
         own = (socket.gethostname(), _boot_id(), os.environ.get("GROUP_RANK"))
         near = [rank for rank, other in enumerate(self.gather(own)) if other == own]
         self.local_rank, self.local_world = near.index(self.rank), len(near)
@@ -270,6 +312,32 @@ class RankGroup(Group):
         with self._losing():
             self._distributed.all_gather_object(found, value, group=self._said)
         return found
+
+    def sum_rows(self, own: np.ndarray, order: Sequence[tuple[int, int]]) -> np.ndarray:
+        from outcrop.runtime.ordered import ordered_sum_of
+
+        with self._losing():
+            return ordered_sum_of(self._torch.from_numpy(own), order, self._said).numpy()
+
+    def pass_on(self, own: tuple[Tensor, int] | None, other: tuple[Tensor, int] | None) -> Handover:
+        (going, sent), (coming, received) = self._part(own), self._part(other)
+        with self._losing():
+            work = self._distributed.all_to_all_single(
+                coming, going, received, sent, group=self._passing, async_op=True
+            )
+        return _Exchange(work, (coming, going), self._losing)
+
+    def begin_passing(self) -> None:
+        if self._passing is None:
+            self._passing = self._distributed.new_group(backend="gloo", timeout=_LONG_WORK)
+
+    def _part(self, tensor: tuple[Tensor, int] | None) -> tuple[Tensor, list[int]]:
+        """Returns what is exchanged with all ranks, and how much of it with each."""
+        sizes = [0] * self.world
+        if tensor is None:
+            return self._torch.empty(0, dtype=self._torch.uint8), sizes
+        sizes[tensor[1]] = len(tensor[0])
+        return tensor[0], sizes
 
     def once_a_machine(self, work: Callable[[], T]) -> T | None:
         made: T | None = None
@@ -336,6 +404,26 @@ class RankGroup(Group):
                 f"machine or the network failed ({_first_line(error)}). Start again: training goes on from its last "
                 "checkpoint"
             ) from error
+
+
+class _Exchange(Handover):
+    """Tells of a tensor that the ranks exchange in the background."""
+
+    def __init__(self, work: Any, tensors: tuple[Tensor, Tensor], losing: Callable[[], Any]):
+        self._work: Any = work
+        self._tensors, self._losing = tensors, losing
+
+    @property
+    def done(self) -> bool:
+        return self._work.is_completed()
+
+    def wait(self) -> None:
+        from outcrop.runtime.ordered import wait_until_let_go
+
+        with self._losing():
+            self._work.wait()
+        self._work = None
+        wait_until_let_go(*self._tensors)
 
 
 class _MachineMemory:

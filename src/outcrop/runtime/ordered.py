@@ -56,7 +56,7 @@ def ordered_sum_of(
     distributed.all_to_all_single(
         parts, pieces, [n * size for n in counts], [counts[rank] * size] * world, group=group
     )
-    _wait_until_let_go(parts, pieces)
+    wait_until_let_go(parts, pieces)
     first = [sum(counts[:owner]) for owner in range(world)]
     rows = iter(parts.view(-1, size)[first[owner] + used[owner].index(place)] for owner, place in order)
     total = next(rows).clone()
@@ -65,11 +65,11 @@ def ordered_sum_of(
     found = torch.empty(world * size, dtype=own.dtype, device=own.device)
     gather = getattr(distributed, "all_gather_single", None) or distributed.all_gather_into_tensor
     gather(found, total, group=group)
-    _wait_until_let_go(found, total)
+    wait_until_let_go(found, total)
     return found[:count]
 
 
-def _wait_until_let_go(*tensors: Tensor) -> None:
+def wait_until_let_go(*tensors: Tensor) -> None:
     """Waits, a second at the most, until no thread of the backend holds ``tensors``, of which there are no views yet.
 
     A thread of gloo lets go of what it has sent and received a moment after a collective has returned, and takes the

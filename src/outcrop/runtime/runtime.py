@@ -13,6 +13,7 @@ import outcrop._core as _core
 from outcrop.config import IoConfig, Size, parse_size
 from outcrop.errors import ArgumentError
 from outcrop.runtime import system
+from outcrop.runtime.group import Group
 from outcrop.runtime.progress import Progress, shown
 from outcrop.runtime.sharing import Sharers
 from outcrop.runtime.trace import Trace
@@ -76,6 +77,9 @@ class Runtime:
         measure_bytes: Only find out what an import needs that divides ``memory``: nothing is written, and up to
             this many bytes are granted, whatever ``memory`` says. The peak of the budget is the answer.
         sharing: The processes of this machine that hold caches and neighbour lists together; None: this one alone.
+
+    Attributes:
+        group: Processes that do the work together. This one alone, until whoever has made the runtime sets another.
     """
 
     def __init__(
@@ -96,7 +100,7 @@ class Runtime:
         self.budget = _core.Budget.create(
             limit, rehearsal=rehearsal is not None or self.measures, measure_bytes=measure_bytes
         )
-        self.rehearsal, self.sharing = rehearsal, sharing
+        self.rehearsal, self.sharing, self.group = rehearsal, sharing, Group()
         self.device_peaks: dict[str, int] = {}  # bytes on a GPU by tag, of what was closed
         io = io or IoConfig()
         self.io = _core.BlockIo.create(_io_options(io, faults), self.budget)

@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 import outcrop
 from embed_support import buckets_of, knowledge_graph, random_triples
 from outcrop.cli.main import app
-from outcrop.embed.training import CHECKPOINT, FOLDER, FORMAT, VERSION
+from outcrop.embed.checkpoint import CHECKPOINT, FOLDER, FORMAT, VERSION
 from outcrop.errors import ArgumentError, IoError
 from outcrop.store.tensors import read_tensors
 

@@ -12,7 +12,12 @@ from outcrop.embed import schedule as schedules
 from outcrop.embed.negatives import Pool
 from outcrop.embed.numbering import Division
 from outcrop.embed.orders import ORDERS, Order, make_order
+from outcrop.embed.rounds import Rounds, make_rounds
 from outcrop.embed.schedule import Schedule
+
+
+def rounds_of(order: Order) -> Rounds:
+    return Rounds((order,), np.arange(order.partitions)[None, None])
 
 
 def first_state(schedule: Schedule, order: Order, epoch: int, sweeps: int) -> set[int]:
@@ -34,7 +39,7 @@ def test_every_edge_is_trained_once_an_epoch_among_slices_that_are_there(
     counts[:: parts + 2] = 0  # empty buckets too
     starts = np.concatenate([[0], np.cumsum(counts)])
     made = make_order(order, p, min(c, p))
-    schedule = Schedule(made, slices, starts, seed=5, sweeps=sweeps)
+    schedule = Schedule(rounds_of(made), slices, starts, seed=5, sweeps=sweeps)
     held = first_state(schedule, made, 0, sweeps)
     for epoch in range(3):
         trained = Counter()
@@ -70,7 +75,7 @@ def test_every_edge_is_trained_once_an_epoch_among_slices_that_are_there(
 
 def test_slices_are_dealt_out_anew_and_nothing_moves_between_sweeps():
     order = make_order("best", 8, 3)
-    schedule = Schedule(order, 4, np.arange(32 * 32 + 1), seed=1, sweeps=2)
+    schedule = Schedule(rounds_of(order), 4, np.arange(32 * 32 + 1), seed=1, sweeps=2)
     together = Counter()
     for sweep in range(200):
         dealt = schedule.partitions(sweep)
@@ -90,7 +95,7 @@ def test_units_mix_all_that_is_trained_at_a_time(monkeypatch):
     """Of every bucket of a state an equal share in each unit, others in other epochs."""
     monkeypatch.setattr(schedules, "UNIT_EDGES", 500)
     starts = np.arange(64 + 1) * 300
-    schedule = Schedule(make_order("best", 8, 3), 1, starts, seed=2)
+    schedule = Schedule(make_rounds("best", 8, 3), 1, starts, seed=2)
     shared = []
     for epoch in range(2):
         units = list(schedule.units(epoch))
@@ -105,7 +110,7 @@ def test_units_mix_all_that_is_trained_at_a_time(monkeypatch):
 
 def test_epochs_differ_and_seeds_do():
     starts = np.arange(0, 65 * 3, 3)
-    order = make_order("best", 8, 3)
+    order = make_rounds("best", 8, 3)
     one, two = Schedule(order, 1, starts, 1), Schedule(order, 1, starts, 2)
     sequences = [[u.pieces.tolist() for u in s.units(e)] for s in (one, two) for e in (0, 1)]
     assert len({str(s) for s in sequences}) == 4

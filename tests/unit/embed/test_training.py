@@ -19,12 +19,13 @@ from outcrop import _core
 from outcrop.api.embed import embed_prepare, embed_train
 from outcrop.config import EmbedConfig, SwapConfig
 from outcrop.embed import schedule as schedules
+from outcrop.embed.checkpoint import CHECKPOINT, FOLDER
 from outcrop.embed.edges import TrainingEdges
 from outcrop.embed.model import open_model
 from outcrop.embed.sizing import fewest_partitions
 from outcrop.embed.sources import open_source
 from outcrop.embed.tables import Move
-from outcrop.embed.training import CHECKPOINT, FOLDER, EmbeddingTrainer
+from outcrop.embed.training import EmbeddingTrainer
 from outcrop.errors import ArgumentError, BudgetError, ChecksumError, FormatError, IoError, NumericError
 from outcrop.runtime import memory_tables
 
@@ -367,7 +368,7 @@ def test_what_was_trained_is_only_read(tmp_path, make_runtime, source):
     slab = runtime.budget.empty("slab", table.slab_bytes)
     table.load(1, slab)
     with pytest.raises(ArgumentError, match="opened for reading"):
-        table.exchange([Move(slab, 1, None)]).wait()
+        table.of(1).exchange([Move(slab, 1, None)]).wait()
     trained.close()
 
 

@@ -25,7 +25,7 @@ class Order:
     """Lists states in sequence, and what is trained in each.
 
     ``buckets[s]``: trained in state ``s``, in sequence; its tail ``overlapped[s]`` while the swap to state ``s + 1``
-    runs.
+    runs. ``wanted``: what is trained; None: every bucket.
     """
 
     name: str
@@ -34,6 +34,7 @@ class Order:
     states: tuple[State, ...]
     buckets: tuple[tuple[Bucket, ...], ...]
     overlapped: tuple[tuple[Bucket, ...], ...]
+    wanted: frozenset[Bucket] | None = None
 
     @cached_property
     def swaps(self) -> tuple[tuple[State, State], ...]:
@@ -103,8 +104,10 @@ def _wrong_bucket(order: Order) -> str | None:
             if bucket in trained:
                 return f"bucket {bucket} is trained twice"
             trained.add(bucket)
-    missing = (b for b in _buckets_of(range(order.partitions)) if b not in trained)
-    return next((f"bucket {b} is never trained" for b in missing), None)
+    wanted = frozenset(_buckets_of(range(order.partitions))) if order.wanted is None else order.wanted
+    for bucket in sorted(wanted ^ trained):
+        return f"bucket {bucket} is {'never trained' if bucket in wanted else 'trained, and is not wanted'}"
+    return None
 
 
 def _wrong_overlap(order: Order) -> str | None:
@@ -138,8 +141,14 @@ def _buckets_of(partitions: Sequence[int]) -> Iterator[Bucket]:
     return product(partitions, partitions)
 
 
-def eager(name: str, partitions: int, buffer: int, states: Sequence[Sequence[int]]) -> Order:
-    """Trains each bucket in the first state that has it (Legend, algorithm 2).
+def eager(
+    name: str,
+    partitions: int,
+    buffer: int,
+    states: Sequence[Sequence[int]],
+    wanted: frozenset[Bucket] | None = None,
+) -> Order:
+    """Trains each bucket, or of those that are ``wanted``, in the first state that has it (Legend, algorithm 2).
 
     First what touches the partitions to be evicted, with older residents before those just loaded; then, during the
     swap, the rest.
@@ -149,14 +158,18 @@ def eager(name: str, partitions: int, buffer: int, states: Sequence[Sequence[int
     for s, state in enumerate(states):
         stay = {*state} & {*states[s + 1]} if s + 1 < len(states) else set()
         loaded = {*state} - {*states[s - 1]} if s else set()
-        fresh = [b for b in _buckets_of(sorted(state)) if b not in trained]
+        fresh = [
+            b for b in _buckets_of(sorted(state)) if b not in trained and (wanted is None or b in wanted)
+        ]
         trained.update(fresh)
         meanwhile = tuple(b for b in fresh if {*b} <= stay)
         before = [b for b in fresh if b not in meanwhile]
         before.sort(key=lambda b: bool({*b} & loaded))
         buckets.append((*before, *meanwhile))
         overlapped.append(meanwhile)
-    return Order(name, partitions, buffer, tuple(map(tuple, states)), tuple(buckets), tuple(overlapped[:-1]))
+    return Order(
+        name, partitions, buffer, tuple(map(tuple, states)), tuple(buckets), tuple(overlapped[:-1]), wanted
+    )
 
 
 def deferred(name: str, partitions: int, buffer: int, states: Sequence[Sequence[int]]) -> Order:

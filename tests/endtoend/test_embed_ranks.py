@@ -1,0 +1,247 @@
+"""Several processes train one table of embeddings: vectors and losses of one process, for any number of them."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import outcrop as oc
+from embed_support import knowledge_graph, random_triples, table_of
+from outcrop.embed.buckets import open_buckets
+from outcrop.embed.checkpoint import CHECKPOINT, FOLDER
+from outcrop.embed.rounds import tournament
+from outcrop.runtime.runtime import Runtime
+
+ENVIRONMENT = {
+    **os.environ,
+    "OMP_NUM_THREADS": "1",
+    "GLOO_SOCKET_IFNAME": "lo",
+    "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
+    "PYTHONPATH": str(Path(__file__).parents[1]),
+}
+LEARN = (
+    *("--dim", "8", "--epochs", "3", "--negatives", "20", "--chunk", "16", "--batch", "64", "--start", "0.1"),
+    *("--reciprocal", "--seed", "5", "--quiet"),
+)
+GROUPS, PARTITIONS, SLICES, EPOCHS = 4, 16, 2, 3
+SCRIPT = Path(__file__).parents[1] / "embed_ranks_script.py"
+
+
+@pytest.fixture(scope="module")
+def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Buckets that nothing was trained on; tests train on copies."""
+    folder = tmp_path_factory.mktemp("embed-ranks")
+    triples = random_triples(500, 6, 9000)
+    graph = knowledge_graph(folder, Runtime(), train=triples, test=triples[:600])
+    config = oc.BucketConfig(PARTITIONS, slices=SLICES)
+    return oc.embed_prepare(graph, folder / "run", config, progress=False).path.parent
+
+
+def torchrun(world: int, *more: str) -> list[str]:
+    return [
+        *(sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={world}"),
+        *more,
+    ]
+
+
+def ended(command: Sequence[str], **variables: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(command, env=ENVIRONMENT | variables, capture_output=True, text=True, timeout=200)
+
+
+def trained(world: int, run: Path, *options: str, groups: int | None = GROUPS) -> dict[str, Any]:
+    """What ``outcrop embed train`` reports, with the table that it has made."""
+    start = [sys.executable] if world == 1 else torchrun(world)
+    more = () if groups is None else ("--groups", str(groups))
+    report = run / "report.json"
+    done = ended(
+        [
+            *start,
+            "-m",
+            "outcrop",
+            "--",
+            "embed",
+            "train",
+            str(run),
+            "--json",
+            str(report),
+            *LEARN,
+            *more,
+            *options,
+        ]
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    found = json.loads(report.read_text())
+    report.unlink()
+    return found | dict(zip(("nodes", "relations"), table_of(run, Runtime()), strict=True))
+
+
+def scripted(world: int, run: Path, units: int = 0, *options: str, groups: int = GROUPS, **variables: str):
+    """What came of the training of :mod:`embed_ranks_script`, which is that of ``LEARN``."""
+    start = torchrun(world, *options) if world > 1 else [sys.executable]
+    return ended([*start, str(SCRIPT), str(run), str(groups), str(units)], **variables)
+
+
+def assert_equal(found: dict[str, Any], want: dict[str, Any]) -> None:
+    np.testing.assert_array_equal(found["nodes"], want["nodes"])
+    np.testing.assert_array_equal(found["relations"], want["relations"])
+    assert [e["loss"] for e in found["epochs"]] == [e["loss"] for e in want["epochs"]]
+
+
+@pytest.fixture(scope="module")
+def want(prepared: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """What one process learns that trains the groups in turn, all partitions in memory."""
+    run = tmp_path_factory.mktemp("one") / "run"
+    shutil.copytree(prepared, run)
+    found = trained(1, run)
+    assert found["ranks"] == {}
+    assert found["resident"]
+    assert found["epochs"][-1]["loss"] < found["epochs"][0]["loss"]
+    return found
+
+
+@pytest.fixture
+def run(prepared: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(prepared, tmp_path / "run"))
+
+
+def slab_bytes(run: Path) -> int:
+    """Bytes of a slice on its way: rows of 16 floats, as many as fill pages, and a page with its checksum."""
+    rows = -(-500 // (PARTITIONS * SLICES))
+    return -(-rows * 64 // 4096) * 4096 + 4096
+
+
+def slices_sent(world: int) -> int:
+    """Slices that go from process to process in an epoch, when group ``i`` is trained by process ``i % world``."""
+    rounds = tournament(GROUPS)
+    sent = 0
+    for here, after in pairwise(rounds):
+        holder = {block: group % world for group, pair in enumerate(here) for block in pair}
+        sent += sum(holder[block] != group % world for group, pair in enumerate(after) for block in pair)
+    return sent * PARTITIONS // (2 * GROUPS) * SLICES
+
+
+@pytest.mark.parametrize(
+    ("world", "options"),
+    [
+        (2, ()),
+        pytest.param(3, (), marks=pytest.mark.slow),
+        pytest.param(4, ("--memory", "24MiB"), marks=pytest.mark.slow),
+        pytest.param(2, ("--no-prefetch",), marks=pytest.mark.slow),
+    ],
+)
+def test_any_number_of_processes_learns_what_one_does(
+    run: Path, want: dict[str, Any], world: int, options: tuple[str, ...]
+) -> None:
+    found = trained(world, run, *options)
+    assert_equal(found, want)
+    assert found["ranks"]["world"] == world
+    assert found["ranks"]["groups"] == GROUPS
+    assert found["peak_host_bytes"] == sum(found["ranks"]["peak_host_bytes"])
+    if options and options[0] == "--memory":
+        assert found["peak_host_bytes"] <= 24 << 20
+    assert [e["bytes_sent"] for e in found["epochs"]] == [slices_sent(world) * slab_bytes(run)] * EPOCHS
+    assert len([*(run / FOLDER).glob("tables*.bin")]) == world
+
+
+def test_one_process_that_swaps_learns_the_same(run: Path, want: dict[str, Any]) -> None:
+    found = trained(1, run, "--swapping")
+    assert not found["resident"]
+    assert_equal(found, want)
+
+
+@pytest.mark.parametrize(
+    "worlds",
+    [
+        (2, 1),
+        pytest.param((1, 3, 2), marks=pytest.mark.slow),
+        pytest.param((4, 2, 3, 1), marks=pytest.mark.slow),
+    ],
+)
+def test_another_number_of_processes_goes_on(
+    run: Path, want: dict[str, Any], worlds: tuple[int, ...]
+) -> None:
+    """Each is stopped some rounds after it began, within an epoch."""
+    for world in worlds[:-1]:
+        done = scripted(world, run, 40)
+        assert "stopped on purpose" in done.stderr + done.stdout
+        assert (run / FOLDER / CHECKPOINT).exists()
+    found = trained(worlds[-1], run, groups=None)  # as the checkpoint has it
+    assert_equal(found, want)
+    assert found["resumed_epoch"] is not None
+    files = [path.name for path in (run / FOLDER).glob("tables*.bin")]
+    assert len(files) == worlds[-1]
+    assert (files == ["tables.bin"]) == (worlds[-1] == 1)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize("units", [1, 17, 45])
+def test_a_process_that_is_killed_is_started_again(
+    run: Path, tmp_path: Path, want: dict[str, Any], rank: int, units: int
+) -> None:
+    mark = tmp_path / "killed"
+    done = scripted(2, run, units, "--max-restarts=2", KILLED_RANK=str(rank), KILLED_MARK=str(mark))
+    assert done.returncode == 0, done.stderr
+    assert mark.exists()
+    assert_equal(trained(2, run), want)
+    assert len([*(run / FOLDER).glob("tables*.bin")]) == 2  # none is left of those that were killed
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [("options", "they differ in batch \\(64, and 65\\)"), ("loss", "the loss is nan")],
+)
+def test_what_is_wrong_in_one_process_ends_all(run: Path, wrong: str, said: str) -> None:
+    done = scripted(2, run, WRONG=wrong)
+    assert done.returncode != 0
+    for error in ("RankError", "NumericError") if wrong == "loss" else ("ArgumentError", "ArgumentError"):
+        assert f"outcrop.errors.{error}" in done.stderr, done.stderr
+    assert done.stderr.count(said.replace("\\", "")) >= 2, done.stderr
+
+
+def test_impossible_processes(run: Path) -> None:
+    for options, said in (
+        (("--groups", "1"), "2 processes train, and there are 1 groups of partitions"),
+        (("--groups", "3"), "16 partitions cannot be dealt to 6 blocks: prepare with --partitions 18"),
+        (("--resident",), "leave --resident and --io gpu out"),
+    ):
+        done = ended([*torchrun(2), "-m", "outcrop", "--", "embed", "train", str(run), *LEARN, *options])
+        assert done.returncode != 0
+        assert said in done.stderr, done.stderr
+    assert not (run / FOLDER).exists()
+
+
+def test_a_file_of_another_machine_is_missed(run: Path) -> None:
+    trained(2, run)
+    gone = next((run / FOLDER).glob("tables-*.bin"))
+    gone.unlink()
+    for command in (["train", str(run), *LEARN, "--epochs", "4"], ["eval", str(run)]):
+        done = ended([sys.executable, "-m", "outcrop", "embed", *command])
+        assert done.returncode == 1
+        assert f"{gone} is missing" in done.stderr, done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_processes_rank_what_one_does(run: Path) -> None:
+    """Each ranks a part of the edges."""
+    trained(2, run)
+    found = []
+    for start in ([sys.executable], torchrun(3)):
+        out = run / "eval.json"
+        done = ended(
+            [*start, "-m", "outcrop", "--", "embed", "eval", str(run), "--quiet", "--json", str(out)]
+        )
+        assert done.returncode == 0, done.stderr
+        found.append(json.loads(out.read_text()))
+    assert found[0] == found[1]
+    assert found[0]["edges"] == 2 * open_buckets(run).count("test")
