@@ -39,6 +39,8 @@ os.environ["OUTCROP_PROGRESS"] = "0"  # what tests print does not depend on how 
 # A shell starts what it runs in the background deaf to Ctrl-C, which tests send, to themselves and their children.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
+pytest_plugins = ["store_support"]
+
 _failed = pytest.StashKey[bool]()
 
 GPU_TESTS = "OUTCROP_GPU_TESTS"  # set where tests/device may run: unit/test_fake_gpu.py

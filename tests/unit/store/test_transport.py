@@ -5,24 +5,18 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import socket
-import subprocess
-import sys
-import time
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from pyarrow.fs import FileSystem
 
 import outcrop as oc
 from outcrop.errors import ArgumentError, ChecksumError, FormatError, IoError
 from outcrop.store import remote, transport
 from outcrop.store.remote import RemoteFolder
+from store_support import Store
 
-BESIDE = Path(sys.prefix) / "beside-s3"  # where scripts/setup.sh installs the server
 QUIET = oc.Observer(progress=False)
 pytestmark = pytest.mark.leaks("thread", "fd", reason="the library of S3 keeps a thread and connections")
 
@@ -45,46 +39,6 @@ def run(graph: Path) -> Path:
     return oc.prepare(graph, graph.parent / "g.run", sampling=sampling, epochs=2, observer=QUIET).path
 
 
-@pytest.fixture(scope="module")
-def server() -> Iterator[int]:
-    """The port of an S3 server."""
-    if not BESIDE.is_dir():
-        pytest.skip("no S3 server: scripts/setup.sh test installs it")
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    started = subprocess.Popen(
-        [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)],
-        env={**os.environ, "PYTHONPATH": str(BESIDE)},
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-    )
-    try:
-        for _ in range(600):
-            assert started.poll() is None
-            with socket.socket() as probe:
-                if probe.connect_ex(("127.0.0.1", port)) == 0:
-                    break
-            time.sleep(0.1)
-        yield port
-    finally:
-        started.kill()
-        started.wait()
-
-
-@pytest.fixture(params=["file", "s3"])
-def store(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[[str], str]:
-    """Makes the URI of a name."""
-    if request.param == "file":
-        return lambda name: f"file://{tmp_path}/store/{name}"
-    port = request.getfixturevalue("server")
-    bucket = f"b{os.getpid()}-{abs(hash(tmp_path)):x}"
-    options = f"region=us-east-1&scheme=http&endpoint_override=127.0.0.1:{port}"
-    made, _ = FileSystem.from_uri(f"s3://key:secret@{bucket}?{options}&allow_bucket_creation=true")
-    made.create_dir(bucket)
-    return lambda name: f"s3://key:secret@{bucket}/{name}?{options}"
-
-
 def content(folder: Path) -> dict[str, bytes]:
     return {
         str(path.relative_to(folder)): path.read_bytes()
@@ -99,7 +53,7 @@ def small_ranges(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(transport, "RANGE_BYTES", 20_000)
 
 
-def test_a_graph_comes_back(graph: Path, store: Callable[[str], str], tmp_path: Path) -> None:
+def test_a_graph_comes_back(graph: Path, store: Store, tmp_path: Path) -> None:
     sent = oc.upload(graph, store("graphs/g.oc"), observer=QUIET)
     found = oc.fetch(store("graphs/g.oc"), tmp_path / "in" / "g.oc", observer=QUIET)
     assert content(tmp_path / "in" / "g.oc") == content(graph)
@@ -112,9 +66,7 @@ def test_a_graph_comes_back(graph: Path, store: Callable[[str], str], tmp_path: 
     assert oc.upload(graph, store("graphs/g.oc"), observer=QUIET).skipped == 1
 
 
-def test_a_run_comes_back_and_trains_as_it_did(
-    graph: Path, run: Path, store: Callable[[str], str], tmp_path: Path
-) -> None:
+def test_a_run_comes_back_and_trains_as_it_did(graph: Path, run: Path, store: Store, tmp_path: Path) -> None:
     oc.upload(run, store("my.run"), observer=QUIET)
     with pytest.raises(ArgumentError, match=r"is a run of a graph that it looks for at .*--graph"):
         oc.fetch(store("my.run"), tmp_path / "r", observer=QUIET)
@@ -134,7 +86,7 @@ def test_a_run_comes_back_and_trains_as_it_did(
 
 @pytest.mark.parametrize("after", [0, 1, 7])
 def test_an_interrupted_fetch_goes_on(
-    graph: Path, store: Callable[[str], str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, after: int
+    graph: Path, store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, after: int
 ) -> None:
     """What had come is not asked for again, unless it is not what came."""
     oc.upload(graph, store("g.oc"), observer=QUIET)
@@ -244,7 +196,7 @@ def test_a_manifest_cannot_write_elsewhere(graph: Path, tmp_path: Path, name: st
 
 
 def test_an_upload_refuses_damage_and_goes_on(
-    graph: Path, store: Callable[[str], str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    graph: Path, store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     shutil.copytree(graph, tmp_path / "g.oc")
     with (tmp_path / "g.oc" / "labels.bin").open("r+b") as file:
@@ -262,7 +214,7 @@ def test_an_upload_refuses_damage_and_goes_on(
     assert content(tmp_path / "back") == content(graph)
 
 
-def test_nothing_is_replaced_unasked(graph: Path, store: Callable[[str], str], tmp_path: Path) -> None:
+def test_nothing_is_replaced_unasked(graph: Path, store: Store, tmp_path: Path) -> None:
     parts = {"edges": np.array([[0, 1], [1, 2]]), "features": np.ones((3, 2), np.float32)}
     other = oc.import_graph(parts, tmp_path / "other.oc", progress=False).path
     oc.upload(graph, store("g.oc"), observer=QUIET)
@@ -381,9 +333,7 @@ def without_parts(run: Path, *gone: int) -> None:
         (run / "pack" / f"records.{part}.bin").unlink()
 
 
-def test_parts_are_fetched_alone_and_added(
-    graph: Path, in_parts: Path, store: Callable[[str], str], tmp_path: Path
-) -> None:
+def test_parts_are_fetched_alone_and_added(graph: Path, in_parts: Path, store: Store, tmp_path: Path) -> None:
     oc.upload(in_parts, store("my.run"), observer=QUIET)
     want, out = files_of(in_parts), tmp_path / "r"
     first = oc.fetch(store("my.run"), out, graph=graph, parts=[0, 2], observer=QUIET)
@@ -417,7 +367,7 @@ def test_a_damaged_part_is_not_added(graph: Path, in_parts: Path, tmp_path: Path
 
 
 def test_machines_upload_their_parts_in_any_order(
-    graph: Path, in_parts: Path, store: Callable[[str], str], tmp_path: Path
+    graph: Path, in_parts: Path, store: Store, tmp_path: Path
 ) -> None:
     """Also over those of another run, whose files have the same names and sizes."""
     other = oc.prepare(
