@@ -75,3 +75,15 @@ def naming_files(place: Path) -> Iterator[None]:
         raise IoError(
             error.errno or 0, f"{where}: {error.strerror or error}, so {place} was not finished"
         ) from error
+
+
+@contextmanager
+def renaming(place: str, name: str) -> Iterator[None]:
+    """Lets errors of Outcrop say ``name`` where they name ``place``, as of a copy that nobody has asked for."""
+    try:
+        yield
+    except OutcropError as error:
+        error.args = tuple(one.replace(place, name) if isinstance(one, str) else one for one in error.args)
+        if isinstance(error, OSError) and error.strerror:
+            error.strerror = error.strerror.replace(place, name)
+        raise

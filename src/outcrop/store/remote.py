@@ -6,9 +6,11 @@ and ``file:///path``. Who may read and write is what the libraries of these stor
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from outcrop.errors import ArgumentError, FormatError, IoError, OutcropError
@@ -19,6 +21,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 SMALL_BYTES = 64 << 20  # of manifests and the like
 _WITH_FOLDERS = ("local", "hdfs", "abfs")  # others have names with slashes
+_COPY_BYTES = 8 << 20
 _TRIES, _FIRST_WAIT_S = 4, 0.2
 
 
@@ -27,6 +30,9 @@ class RemoteFolder:
 
     Args:
         uri: Where it is; what follows a ``?`` are options of the store.
+
+    Attributes:
+        uri: The same without options, and without the keys that a URI may hold: what messages say.
     """
 
     def __init__(self, uri: str):
@@ -38,20 +44,19 @@ class RemoteFolder:
             self._system, path = FileSystem.from_uri(uri)
         except (ArrowInvalid, ValueError) as error:
             raise ArgumentError(
-                f"{uri} cannot be used: {_first_line(error)}; known are s3://, gs://, abfs://, hdfs:// and file://, "
-                "with %20 for a space"
+                f"{without_keys(uri)} cannot be used: {_first_line(error)}; known are s3://, gs://, abfs://, hdfs:// and "
+                "file://, with %20 for a space"
             ) from None
         except OSError as error:
-            raise IoError(error.errno or 0, f"{uri}: {_first_line(error)}") from None
-        self._path, (self.uri, _, self._options) = path.rstrip("/"), uri.partition("?")
-        self.uri = self.uri.rstrip("/")
+            raise IoError(error.errno or 0, f"{without_keys(uri)}: {_first_line(error)}") from None
+        self._path, self.uri = path.rstrip("/"), without_keys(uri)
         if not self._path:
-            raise ArgumentError(f"{uri} cannot be used: it names no folder")
+            raise ArgumentError(f"{without_keys(uri)} cannot be used: it names no folder")
 
     def within(self, name: str) -> RemoteFolder:
         """Returns a folder of this one."""
         found = object.__new__(RemoteFolder)
-        found._system, found._options = self._system, self._options
+        found._system = self._system
         found._path, found.uri = f"{self._path}/{name}", f"{self.uri}/{name}"
         return found
 
@@ -59,9 +64,20 @@ class RemoteFolder:
         """Returns the bytes of a file; None where there is none."""
         from pyarrow.fs import FileType
 
-        with self._naming(name):
-            info = self._system.get_file_info(f"{self._path}/{name}")
+        info = self._persistently(name, lambda: self._system.get_file_info(f"{self._path}/{name}"))
         return info.size if info.type == FileType.File else None
+
+    def sizes(self) -> dict[str, int]:
+        """Lists the files of this folder, without those of folders in it: name -> bytes, by name."""
+        from pyarrow.fs import FileSelector, FileType
+
+        selector = FileSelector(self._path, allow_not_found=True)
+        found = self._persistently("", lambda: self._system.get_file_info(selector))
+        return {
+            info.base_name: info.size
+            for info in sorted(found, key=lambda one: one.base_name)
+            if info.type == FileType.File
+        }
 
     def read(self, name: str) -> bytes:
         """Reads a small file whole.
@@ -98,24 +114,46 @@ class RemoteFolder:
 
     @contextmanager
     def writing(self, name: str) -> Iterator[Callable[[bytes | memoryview], Any]]:
-        """Yields what appends to a file, which is there as a whole when the block ends well."""
+        """Yields what appends to a file, which is there as a whole when the block ends well.
+
+        A folder of this machine would show what has been written of it: there it gets its name at the end.
+        """
+        local = self._system.type_name == "local"
+        place = f"{self._path}/{name}"
+        written = f"{self._path}/.{name}.part" if local else place
         with self._naming(name):
             if self._system.type_name in _WITH_FOLDERS:
                 self._system.create_dir(self._path, recursive=True)
-            stream = self._system.open_output_stream(f"{self._path}/{name}")
+            stream = self._system.open_output_stream(written)
         try:
             with self._naming(name):
                 yield stream.write
                 stream.close()
+                if local:
+                    self._system.move(written, place)
         except BaseException:
             # A stream that is dropped is completed by some stores: what is there then has no manifest.
             del stream
             raise
 
     def write(self, name: str, content: bytes) -> None:
-        """Writes a small file."""
-        with self.writing(name) as append:
-            append(content)
+        """Writes a small file; tries again where the store fails."""
+
+        def attempt() -> None:
+            with self.writing(name) as append:
+                append(content)
+
+        self._persistently(name, attempt)
+
+    def send(self, name: str, path: Path) -> None:
+        """Copies the file at ``path``; tries again where the store fails."""
+
+        def attempt() -> None:
+            with path.open("rb") as file, self.writing(name) as append:
+                while content := file.read(_COPY_BYTES):
+                    append(content)
+
+        self._persistently(name, attempt)
 
     def remove(self, name: str) -> None:
         """Removes a file, if it is there."""
@@ -128,16 +166,19 @@ class RemoteFolder:
             try:
                 return attempt()
             except FileNotFoundError:
-                raise FormatError(f"{self.uri}/{what}: the file is not there") from None
+                raise FormatError(f"{self._place_of(what)}: the file is not there") from None
             except OSError as error:
                 if not left:
+                    place = self._place_of(what)
                     raise IoError(
                         error.errno or 0,
-                        f"{self.uri}/{what}: {_first_line(error)} (tried {_TRIES} times); run the same command again "
-                        "to go on",
+                        f"{place}: {_reason(error, place)} (tried {_TRIES} times); run the same command again to go on",
                     ) from error
             time.sleep(_FIRST_WAIT_S * 2 ** (_TRIES - 1 - left))
         raise AssertionError
+
+    def _place_of(self, what: str) -> str:
+        return f"{self.uri}/{what}".rstrip("/")
 
     @contextmanager
     def _naming(self, name: str) -> Iterator[None]:
@@ -147,6 +188,17 @@ class RemoteFolder:
             if isinstance(error, OutcropError):
                 raise
             raise IoError(error.errno or 0, f"{self.uri}/{name}: {_first_line(error)}") from error
+
+
+def without_keys(uri: str) -> str:
+    """Returns a URI as messages say it: without options of the store, and without keys."""
+    return re.sub(r"//[^/@]*@", "//", uri.partition("?")[0]).rstrip("/")
+
+
+def _reason(error: OSError, place: str) -> str:
+    """Returns what an error says, without the place where :meth:`RemoteFolder.writing` has put it in front."""
+    text = error.strerror if isinstance(error, OutcropError) and error.strerror else str(error)
+    return text.strip().partition("\n")[0].removeprefix(f"{place}: ")
 
 
 def _first_line(error: BaseException) -> str:
