@@ -24,13 +24,14 @@ from outcrop.config import (
 from outcrop.config.declared import checks_arguments
 from outcrop.errors import ArgumentError
 from outcrop.loading.modes import Mode, Packed, mode_named, mode_with
-from outcrop.runtime.group import joined
+from outcrop.runtime.group import Group, joined
 from outcrop.runtime.observer import Observer
 from outcrop.store.graph import Graph, open_graph
 from outcrop.training.choices import Choices, TrainOptions, with_seeds_of
 from outcrop.training.dry_run import facts
 from outcrop.training.request import TrainRequest
 from outcrop.training.run import run as train_on
+from outcrop.training.stored_checkpoints import begun, with_folder
 
 _OLD = {
     "mode": "loading",
@@ -176,9 +177,9 @@ def train(
             ``<graph>.run`` first, which replaces another run there, or as many at a time as the disk has room for in
             ``<graph>.pools``. That folder stays for the next training and may be deleted. Other modes draw their
             batches on the fly.
-        checkpoint: Folder for checkpoints, or :class:`outcrop.Checkpoints` with how often; training goes on from the
-            one that is there. :func:`outcrop.load_model` reads the trained model from it. A checkpoint that has
-            replayed batches goes on so.
+        checkpoint: Folder for checkpoints, or a URI such as ``s3://bucket/folder``, or :class:`outcrop.Checkpoints`
+            with how often; training goes on from the one that is there. :func:`outcrop.load_model` reads the trained
+            model from it. A checkpoint that has replayed batches goes on so.
         callbacks: Objects with ``on_step(step, values)`` or ``on_epoch(epoch, values)``: :class:`outcrop.Callback`,
             with examples for TensorBoard, Weights & Biases and MLflow in :mod:`outcrop.training.callbacks`.
         observer: Progress, traces, and what was chosen (:class:`outcrop.Observer`).
@@ -205,11 +206,12 @@ def train(
     )
     with joined(asked.training.device) as group, watched.watching() as progress:
         said = Choices(watched.on_choice if group.leads else lambda line: None)
-        with group.together("checking the options", patient=True):
-            request = TrainRequest.resolve(asked, said, group)
-        return train_on(
-            request, said, callbacks=callbacks, trace=watched.trace, progress=progress, group=group
-        )
+        with begun(asked.checkpoints, group):
+            with group.together("checking the options", patient=True):
+                request = TrainRequest.resolve(asked, said, group)
+            return train_on(
+                request, said, callbacks=callbacks, trace=watched.trace, progress=progress, group=group
+            )
 
 
 def dry_run(graph: Graph | str | Path, options: Mapping[str, Any]) -> dict[str, Any]:
@@ -222,7 +224,9 @@ def dry_run(graph: Graph | str | Path, options: Mapping[str, Any]) -> dict[str, 
         OutcropError: As :func:`train` does before it prepares anything.
     """
     said = Choices(lambda line: None)
-    return facts(TrainRequest.resolve(_asked(graph, **options), said), said.text.splitlines())
+    asked = _asked(graph, **options)
+    with begun(asked.checkpoints, Group()):
+        return facts(TrainRequest.resolve(asked, said), said.text.splitlines())
 
 
 @accepts_old_keywords(_OLD, _objects)
@@ -253,5 +257,5 @@ def _asked(
         with_memory(limits, memory),
         training if epochs is None else replace(training, epochs=epochs),
         run,
-        Checkpoints(checkpoint) if isinstance(checkpoint, str | Path) else checkpoint,
+        with_folder(Checkpoints(checkpoint) if isinstance(checkpoint, str | Path) else checkpoint),
     )

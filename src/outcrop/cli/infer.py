@@ -27,7 +27,10 @@ def add_commands(app: typer.Typer) -> None:
 
 def infer(
     graph: Annotated[Path, typer.Argument(help="Graph folder.", metavar="GRAPH")],
-    checkpoint: Annotated[Path, typer.Option("--checkpoint", help="Folder made by outcrop train.")],
+    checkpoint: Annotated[
+        str,
+        typer.Option("--checkpoint", help="Folder made by outcrop train, or its URI.", metavar="FOLDER"),
+    ],
     out: Annotated[Path, typer.Option("--out", help="File to write: .npy or .parquet.", metavar="FILE")],
     nodes: Annotated[
         str,

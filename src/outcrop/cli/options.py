@@ -33,6 +33,7 @@ _METAVARS = {
     "memory": "SIZE",
     "gpu_memory": "SIZE",
     "disk_space": "SIZE",
+    "folder": "FOLDER",
     "rate": "SIZE",
     "rates": "SIZE,N",
     "stripes": "FOLDER",
@@ -115,11 +116,12 @@ def _type_and_default(kind: type, name: str) -> tuple[Any, Any]:
     default = None if field.default is MISSING else field.default
     if name in _REPEATED:
         return list[_REPEATED[name]], default
-    if Path in alternatives:
+    if Path in alternatives and name not in _PLACES:
         return Path, default
     return (plain[0] if plain and str not in alternatives else str), default
 
 
+_PLACES = ("folder",)  # paths or URIs, which paths would not keep
 _REPEATED: dict[str, type] = {"stripes": Path, "machines": Path, "fanouts_by_type": str}
 
 

@@ -62,7 +62,7 @@ def _mode(mode: str | None = None, stripes: list[Path] | None = None, **fields: 
     return mode_with(mode, fields | ({"stripes": tuple(stripes)} if stripes else {}))
 
 
-def _checkpoints(folder: Path | None = None, minutes: float | None = None) -> Checkpoints:
+def _checkpoints(folder: str | None = None, minutes: float | None = None) -> Checkpoints:
     if folder is None:
         raise ArgumentError("--checkpoint-minutes needs a folder for checkpoints: name one with --checkpoint")
     return Checkpoints(folder, minutes)

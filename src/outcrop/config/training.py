@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Literal
 
 from outcrop.config.declared import check_types
+from outcrop.config.places import is_uri
 from outcrop.config.sizes import out_of_range
 from outcrop.errors import ArgumentError
 
@@ -121,8 +122,8 @@ class Checkpoints:
     """Says where checkpoints go, and how often.
 
     Attributes:
-        folder: Folder of the checkpoints; training goes on from the one it holds. :func:`outcrop.load_model` reads the
-            trained model from it.
+        folder: Folder of the checkpoints, or a URI (s3://BUCKET/FOLDER, gs://, abfs://, hdfs://, file:///FOLDER);
+            training goes on from the one it holds. :func:`outcrop.load_model` reads the trained model from it.
         minutes: Time between checkpoints within an epoch, from which training goes on with the next batch; None: only
             between epochs; 0: after every batch.
         every: Epochs between checkpoints; the last epoch always has one.
@@ -136,6 +137,7 @@ class Checkpoints:
 
     def __post_init__(self) -> None:
         check_types(self)
+        is_uri(self.folder)  # raises where it has lost a slash
         problems = out_of_range(**{"epochs between checkpoints": self.every})
         if self.minutes is not None and not 0.0 <= self.minutes < math.inf:
             problems.append(f"{self.minutes} minutes between checkpoints are not possible")

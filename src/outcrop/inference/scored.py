@@ -10,6 +10,7 @@ from torch import nn
 
 from outcrop import device as devices
 from outcrop.config import as_fanouts
+from outcrop.config.places import is_uri
 from outcrop.errors import ArgumentError
 from outcrop.inference import layer_sums
 from outcrop.inference.stack import as_stack
@@ -22,6 +23,7 @@ from outcrop.nn.typed import TypedModel
 from outcrop.nn.typed_models import MeanModel, Rgat
 from outcrop.store.graph import Graph
 from outcrop.store.graph_types import NodeType
+from outcrop.store.remote import without_keys
 
 METHODS = ("layerwise", "sampled")
 
@@ -80,7 +82,7 @@ def what_is_scored(
         raise ArgumentError(f"{graph.path} has no features to infer from: import them with the graph")
     asked = None if fanouts is None else as_fanouts(fanouts)
     if checkpoint is not None:
-        return _of_checkpoint(graph, Path(checkpoint), method, asked, any_graph, device)
+        return _of_checkpoint(graph, checkpoint, method, asked, any_graph, device)
     assert model is not None
     stack, why = as_stack(model)
     name = type(model).__name__
@@ -112,13 +114,15 @@ def what_is_scored(
 
 def _of_checkpoint(
     graph: Graph,
-    checkpoint: Path,
+    checkpoint: str | Path,
     method: str | None,
     fanouts: tuple[int, ...] | None,
     any_graph: bool,
     device: str,
 ) -> ScoringRequest:
     model, meta = checkpoints.load_best(checkpoint, device)
+    if is_uri(checkpoint):
+        checkpoint = without_keys(str(checkpoint))
     if isinstance(model, Model):
         _require_width(graph, checkpoint, meta.config["in_dim"])
         _require_edge_width(graph, model, str(checkpoint))
@@ -190,7 +194,7 @@ def _require_edge_width(graph: Graph, model: Model, name: str) -> None:
         )
 
 
-def _require_width(graph: Graph, checkpoint: Path, in_dim: int) -> None:
+def _require_width(graph: Graph, checkpoint: str | Path, in_dim: int) -> None:
     if graph.is_typed:
         graph.require_one_type(f"the model in {checkpoint}")
     if in_dim != graph.feature_dim:

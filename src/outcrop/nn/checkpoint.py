@@ -20,6 +20,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from outcrop.config import ModelConfig, TrainConfig
+from outcrop.config.places import is_uri
 from outcrop.device import resolve
 from outcrop.errors import FormatError, OutcropError
 from outcrop.nn.models import Model, build_model
@@ -27,6 +28,7 @@ from outcrop.nn.schema import GraphSchema
 from outcrop.nn.typed import TypedModel
 from outcrop.runtime.parsing import parse_json
 from outcrop.store import identity
+from outcrop.store.mirror import fetched
 from outcrop.store.tensors import AGAIN, State, digest, read_tensors, refuse, write_tensors
 
 FORMAT, VERSION = "outcrop.checkpoint", 2
@@ -203,17 +205,24 @@ def load_model(folder: str | Path, device: str = "cpu") -> Model | TypedModel:
     """Loads the best model of the training whose checkpoints are in ``folder``, in eval mode.
 
     Args:
-        folder: What ``outcrop.train`` was given as ``checkpoint``.
+        folder: What ``outcrop.train`` was given as ``checkpoint``, a folder or a URI.
         device: cpu, cuda or cuda:N.
 
     Raises:
         FormatError: No checkpoint there, or it cannot be read.
     """
-    return load_best(Path(folder), device)[0]
+    return load_best(folder, device)[0]
 
 
-def load_best(folder: Path, device: str = "cpu") -> tuple[Model | TypedModel, Meta]:
+def load_best(folder: str | Path, device: str = "cpu") -> tuple[Model | TypedModel, Meta]:
     """Does what :func:`load_model` does, and returns what the checkpoint says about itself, too."""
+    if is_uri(folder):
+        with fetched(str(folder), BEST, LAST) as there:
+            return _load_best(there, device)
+    return _load_best(Path(folder), device)
+
+
+def _load_best(folder: Path, device: str) -> tuple[Model | TypedModel, Meta]:
     path, best = _best(folder)
     try:
         # First without memory: a header may speak of a model that is not the one in the file, and larger than any.

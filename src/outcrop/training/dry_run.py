@@ -8,6 +8,7 @@ from typing import Any
 from outcrop.config import hidden_width
 from outcrop.training.batch_request import BatchRequest
 from outcrop.training.request import TrainRequest
+from outcrop.training.stored_checkpoints import place_of
 from outcrop.training.supply import choose_epochs
 
 
@@ -55,7 +56,7 @@ def facts(request: TrainRequest, chosen: Sequence[str] = ()) -> dict[str, Any]:
         "run": None if request.run is None or request.refresh is not None else str(request.run),
         "writes": writes,
         "epochs_at_a_time": at_a_time,
-        "checkpoint": None if kept is None else str(kept.folder),
+        "checkpoint": None if kept is None else place_of(kept),
         "next_epoch": asked.next_epoch,
     }
 

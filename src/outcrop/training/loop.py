@@ -38,6 +38,7 @@ from outcrop.training.learning import LearningTask
 from outcrop.training.objectives import Objective
 from outcrop.training.rates import learning_rate
 from outcrop.training.steps import BatchLoss, OrderedGradients, OwnGradients, StepGradients
+from outcrop.training.stored_checkpoints import StoredCheckpoints
 
 if TYPE_CHECKING:
     from outcrop.runtime.progress import Progress
@@ -563,6 +564,8 @@ class _Run:
         )
         if not meta.partial:
             checkpoints.write(out / checkpoints.BEST, Checkpoint(meta, self.best))
+        if isinstance(self._kept, StoredCheckpoints):
+            self._kept.push()
         self._saved = time.monotonic()
 
     def restore(self) -> None:

@@ -21,7 +21,6 @@ from outcrop.loading.modes import Mode, Online
 from outcrop.loading.needs import BatchCounter, other_modes
 from outcrop.loading.passes import Passes
 from outcrop.loading.ranks import Ranks
-from outcrop.nn import checkpoint as checkpoints
 from outcrop.runtime.group import Group
 from outcrop.runtime.progress import Progress, shown
 from outcrop.runtime.runtime import Runtime
@@ -37,6 +36,7 @@ from outcrop.training.choices import Choices
 from outcrop.training.processes import processor_kind, usual_threads
 from outcrop.training.report import TrainReport
 from outcrop.training.request import TrainRequest
+from outcrop.training.stored_checkpoints import StoredCheckpoints, facts_of, model_file_of
 from outcrop.training.supply import (
     BatchSupply,
     folder_beside,
@@ -135,10 +135,10 @@ def _begin(request: TrainRequest, said: Choices, group: Group, closing: ExitStac
             **request.learning.inputs,
             "mode": repr(request.mode),
             "run": None if request.run is None else str(request.run),
-            "checkpoints": None if kept is None else asdict(replace(kept, folder="")),
+            "checkpoints": None if kept is None else facts_of(kept),
         }
     )
-    if kept is not None:
+    if kept is not None and not isinstance(kept, StoredCheckpoints):
         group.require_shared(kept.path)
     kinds = group.gather((processor_kind(), torch.get_num_threads()))
     other = next((rank for rank, kind in enumerate(kinds) if kind != kinds[0]), None)
@@ -282,7 +282,7 @@ def _report(
         cache_strategy=request.device.cache_strategy,
         distinct_epochs=min(supply.drawn.epochs, config.epochs),
         prepared_epochs=supply.prepared_epochs,
-        model_file=None if request.checkpoints is None else str(request.checkpoints.path / checkpoints.BEST),
+        model_file=None if request.checkpoints is None else model_file_of(request.checkpoints),
         resumed_from=result.resumed_from,
         trained_epochs=len(result.epochs) - (result.resumed_from or 0),
         stopped_early=result.stopped_early,
