@@ -18,6 +18,7 @@ def fetch(
     *,
     graph: str | Path | None = None,
     parts: Sequence[int] | None = None,
+    leave_features: bool = False,
     overwrite: bool = False,
     observer: Observer | None = None,
 ) -> TransportReport:
@@ -32,6 +33,9 @@ def fetch(
         graph: Of a run: the folder of its graph here. None: it lies where the run says, seen from ``out``.
         parts: Of a run whose batches lie in parts (:class:`outcrop.PackConfig`): those that are wanted here, beside
             those that are here already. None: all.
+        leave_features: Of a graph: leave its features in the store, where :func:`outcrop.prepare` reads them, once and
+            in large ranges. What needs rows one by one says that they are not here; the same call without this brings
+            them. Keys in ``uri`` are not kept: the environment must have the rights.
         overwrite: Replace another artifact in ``out``; without it that is an error.
         observer: Progress (:class:`outcrop.Observer`).
 
@@ -42,14 +46,9 @@ def fetch(
         ArgumentError: Something else is in the way, or the graph of a run is not known.
     """
     with (observer or Observer()).watching() as progress:
-        return transport.fetch(
-            uri,
-            Path(out),
-            graph=None if graph is None else Path(graph),
-            parts=parts,
-            overwrite=overwrite,
-            progress=progress,
-        )
+        home = None if graph is None else Path(graph)
+        request = transport.FetchRequest(Path(out), home, parts, leave_features, overwrite)
+        return transport.fetch(uri, request, progress)
 
 
 @checks_arguments

@@ -47,16 +47,25 @@ def fetch(
             "Default: all.",
         ),
     ] = None,
+    leave_features: Annotated[
+        bool,
+        typer.Option(
+            "--leave-features",
+            help="Of a graph: leave its features in the store, where outcrop prepare reads them, in large ranges.",
+        ),
+    ] = False,
     overwrite: common.Overwrite = False,
     json: common.Json = None,
     quiet: common.Quiet = False,
 ) -> None:
     from outcrop.cli.parsing import parse_parts
+    from outcrop.store.transport import FetchRequest
     from outcrop.store.transport import fetch as copy
 
     with common.progress_bars(quiet) as progress:
         wanted = None if parts is None else parse_parts(parts)
-        report = copy(uri, out, graph=graph, parts=wanted, overwrite=overwrite, progress=progress)
+        request = FetchRequest(out, graph, wanted, leave_features, overwrite)
+        report = copy(uri, request, progress)
     _summarize(report, json, quiet)
 
 

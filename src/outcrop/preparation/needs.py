@@ -92,7 +92,7 @@ class RunNeeds:
                 ]
                 return all(
                     pack_memory.fits(
-                        self._graph.open_rows(runtime, rows),
+                        self._graph.open_sequential(runtime, rows),
                         sizes,
                         rows,
                         cached[k],

@@ -57,7 +57,7 @@ class RowFiller(Protocol):
 
 @dataclass(frozen=True)
 class CopiedBytes:
-    """Counts the bytes that other processes have read and written in place of this one."""
+    """Counts the bytes that other processes have read and written in place of this one, and those from a store."""
 
     bytes_read: int = 0
     bytes_written: int = 0
@@ -119,7 +119,7 @@ class PackTask:
         free = runtime.budget.free_bytes
         self.packers = [
             RowsPacker(
-                graph.open_rows(runtime, rows),
+                graph.open_sequential(runtime, rows),
                 placed,
                 samples,
                 self.starts[:, 1 + rows.number],
@@ -185,6 +185,8 @@ class PackTask:
         manifests.write(folder, manifest)
         runtime.progress.finish("pack")
         passes = max(packer.num_episodes for packer in packers) if fill is fill_in_passes else 1
+        fetched = sum(packer.features.fetched_bytes for packer in packers)
+        copied = CopiedBytes(copied.bytes_read + fetched, copied.bytes_written)
         return Packed(manifest, passes, copied)
 
     def is_filled(self, journal: Journal) -> bool:

@@ -18,7 +18,7 @@ from outcrop.runtime.pages import PAGE_BYTES
 from outcrop.runtime.runtime import Runtime
 from outcrop.store import manifest as manifests
 from outcrop.store import record
-from outcrop.store.arrays import DiskArray
+from outcrop.store.arrays import SequentialRows
 from outcrop.store.manifest import ArraySpec
 from outcrop.store.parts import names_of
 from outcrop.store.placement import PlacedRows, Placement
@@ -226,7 +226,12 @@ class RowsFiles:
     disk_rank: int
 
     def __init__(
-        self, runtime: Runtime, folder: Path, rows: PlacedRows, section: SampleSection, features: DiskArray
+        self,
+        runtime: Runtime,
+        folder: Path,
+        rows: PlacedRows,
+        section: SampleSection,
+        features: SequentialRows,
     ):
         self._io, self._placed, self._features, self._folder = runtime.io, rows, features, folder
         self._row_bytes, self._id_bytes = features.row_bytes, section.id_bytes

@@ -9,7 +9,7 @@ import numpy as np
 from outcrop.runtime import memory_tables
 from outcrop.runtime.pages import PAGE_BYTES
 from outcrop.store import record
-from outcrop.store.arrays import DiskArray
+from outcrop.store.arrays import SequentialRows
 from outcrop.store.graph_types import RowFile
 from outcrop.store.manifest import ArraySpec
 from outcrop.store.samples import BatchSizes, SectionSizes
@@ -36,7 +36,7 @@ class PackBuffers:
     table_bytes: int
 
 
-def divide_memory(features: DiskArray, id_bytes: int, has_caches: bool, free: int) -> PackBuffers:
+def divide_memory(features: SequentialRows, id_bytes: int, has_caches: bool, free: int) -> PackBuffers:
     stride = features.spec.stride_bytes
     headroom = record.align_page(stride)
     pages = -(-features.spec.file_bytes // PAGE_BYTES)
@@ -59,7 +59,7 @@ def shared_bytes(section: SectionSizes, row_bytes: int, block_rows: int) -> int:
 
 
 def fits(
-    features: DiskArray,
+    features: SequentialRows,
     samples: BatchSizes,
     rows: RowFile,
     memory_rows: int,

@@ -15,7 +15,7 @@ from outcrop.preparation.pack_memory import cut_features, divide_memory
 from outcrop.preparation.pack_streams import RowStreams, Streams
 from outcrop.runtime.pages import PAGE_BYTES
 from outcrop.runtime.runtime import Runtime
-from outcrop.store.arrays import DiskArray
+from outcrop.store.arrays import Reads, SequentialRows
 from outcrop.store.placement import PlacedRows
 from outcrop.store.samples import SampleSet
 
@@ -50,7 +50,7 @@ class RowsPacker:
 
     def __init__(
         self,
-        features: DiskArray,
+        features: SequentialRows,
         placed: PlacedRows,
         samples: SampleSet,
         starts: np.ndarray,
@@ -238,15 +238,9 @@ class RowsPacker:
         chunks, file, headroom = self._chunks, self.features, self._memory.headroom
         count = len(chunks.starts) - 1
 
-        def submit(chunk: int) -> _core.IoJob:
+        def submit(chunk: int) -> Reads:
             begin, end = int(chunks.starts[chunk]) * PAGE_BYTES, int(chunks.starts[chunk + 1]) * PAGE_BYTES
-            return self._runtime.io.submit_reads(
-                file.file,
-                np.array([begin]),
-                np.array([end - begin]),
-                buffers[chunk % 2],
-                np.array([headroom]),
-            )
+            return file.submit(begin, buffers[chunk % 2][headroom : headroom + end - begin])
 
         if start == count:
             return
@@ -262,8 +256,7 @@ class RowsPacker:
             carry = buffer[begin_of_rows + used : headroom + end - begin].copy()
             if chunk + 1 < count:
                 job = submit(chunk + 1)
-            if file.page_sums is not None:
-                file.page_sums.check(int(chunks.starts[chunk]), buffer[headroom : headroom + end - begin])
+            file.check_pages(int(chunks.starts[chunk]), buffer[headroom : headroom + end - begin])
             yield chunk, buffer[begin_of_rows : begin_of_rows + used], first, stop - first
 
     def _carry_before(self, chunk: int) -> np.ndarray:

@@ -6,6 +6,7 @@ same conformance suite (tests/conformance). Rows are bytes here: dtype and width
 
 from __future__ import annotations
 
+from outcrop.rows.absent import AbsentRows
 from outcrop.rows.base import RowSource, ScheduledRows
 from outcrop.rows.belady import BeladyRows, NextUses, schedule_of
 from outcrop.rows.cached import DynamicRows, rows_within
@@ -21,6 +22,7 @@ from outcrop.store.graph import Graph
 from outcrop.store.graph_types import RowFile
 
 __all__ = [
+    "AbsentRows",
     "BeladyRows",
     "DiskRows",
     "DiskStream",
@@ -40,6 +42,7 @@ __all__ = [
     "TieredRows",
     "Visit",
     "disk_rows",
+    "rows_below",
     "rows_within",
     "schedule_of",
 ]
@@ -49,3 +52,10 @@ def disk_rows(graph: Graph, runtime: Runtime, file: RowFile, *, merge: bool = Tr
     """Opens a row file of ``graph`` on disk, with an equal part of the scratch memory that the budget has for all."""
     scratch = memory_tables.READ_SCRATCH.bytes_of(runtime.budget.limit_bytes) // len(graph.row_files)
     return DiskRows(graph.open_rows(runtime, file), runtime, scratch_bytes=scratch, merge=merge)
+
+
+def rows_below(graph: Graph, runtime: Runtime, file: RowFile) -> RowSource:
+    """Opens a row file of ``graph`` as what lies below records, which may have all rows that are ever wanted."""
+    if graph.is_left(file):
+        return AbsentRows(file.num_rows, file.row_bytes, graph.what_is_left(file.array))
+    return disk_rows(graph, runtime, file)

@@ -6,8 +6,9 @@ import math
 import mmap
 import weakref
 from collections.abc import Callable
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
+from typing import Protocol
 
 import numpy as np
 
@@ -177,6 +178,74 @@ class ArrayWriter:
             self._sums.finish_into(arrays)
 
 
+def row_layout(path: Path, spec: ArraySpec) -> tuple[np.dtype, int]:
+    """Returns the dtype and the bytes of a row of the array in the file ``path``.
+
+    Raises:
+        FormatError: The dtype is unknown, or rows are longer than the distance between them.
+    """
+    try:
+        dtype = storage_dtype(spec.dtype)
+    except FormatError as error:
+        raise FormatError(f"{path}: {error}") from None
+    row_bytes = dtype.itemsize * math.prod(spec.shape[1:])
+    if spec.stride_bytes < row_bytes:
+        raise FormatError(f"{path}: stride of {spec.stride_bytes} bytes is below its row of {row_bytes}")
+    return dtype, row_bytes
+
+
+def read_pages(read: Callable[[int, np.ndarray], None], sums: PageSums, offset: int, out: np.ndarray) -> None:
+    """Fills the flat uint8 array ``out`` from ``offset`` of a file, and checks the pages that it touches.
+
+    Args:
+        read: Fills an array from an offset of the file.
+
+    Raises:
+        ChecksumError: A page was damaged.
+    """
+    stop = offset + len(out)
+    begin, end = -(-offset // PAGE_BYTES) * PAGE_BYTES, stop // PAGE_BYTES * PAGE_BYTES
+    # Pages of which a part is wanted are read on their own: the checksum is of the whole page.
+    for page in sorted({at // PAGE_BYTES for at in (offset, stop) if at % PAGE_BYTES}):
+        whole, at = np.empty(PAGE_BYTES, np.uint8), page * PAGE_BYTES
+        read(at, whole)
+        sums.check(page, whole)
+        first, last = max(at, offset), min(at + PAGE_BYTES, stop)
+        out[first - offset : last - offset] = whole[first - at : last - at]
+    if begin < end:
+        pages = out[begin - offset : end - offset]
+        read(begin, pages)
+        sums.check(begin // PAGE_BYTES, pages)
+
+
+class Reads(Protocol):
+    """Says when what was asked for has come."""
+
+    def wait(self) -> None: ...
+
+
+class SequentialRows(Protocol):
+    """Reads a row file from its beginning to its end, wherever it lies.
+
+    Attributes:
+        path: The file, or where it would be beside the others of its graph.
+        uri: Folder in a store that has it; None: it is here.
+        fetched_bytes: Bytes that came from the store.
+    """
+
+    spec: ArraySpec
+    sums_spec: ArraySpec | None
+    path: Path
+    uri: str | None
+    row_bytes: int
+    fetched_bytes: int
+
+    def check_pages(self, first: int, pages: np.ndarray) -> None: ...
+    def submit(self, offset: int, out: np.ndarray) -> Reads: ...
+    def read_bytes(self, offset: int, out: np.ndarray) -> None: ...
+    def close(self) -> None: ...
+
+
 class DiskArray:
     """Reads an array file through the engine.
 
@@ -184,18 +253,13 @@ class DiskArray:
         sums: Spec of the checksums of its pages; None = there are none, and parts of it are read unchecked.
     """
 
+    uri: str | None = None  # it is here
+    fetched_bytes = 0
+
     def __init__(self, runtime: Runtime, folder: Path, spec: ArraySpec, sums: ArraySpec | None = None):
         self.spec, self.path, self.sums_spec = spec, folder / spec.file, sums
-        try:
-            self.dtype = storage_dtype(spec.dtype)
-        except FormatError as error:
-            raise FormatError(f"{self.path}: {error}") from None
+        self.dtype, self.row_bytes = row_layout(self.path, spec)
         self.num_rows = spec.shape[0]
-        self.row_bytes = self.dtype.itemsize * math.prod(spec.shape[1:])
-        if spec.stride_bytes < self.row_bytes:
-            raise FormatError(
-                f"{self.path}: stride of {spec.stride_bytes} bytes is below its row of {self.row_bytes}"
-            )
         self._runtime = runtime
         self.file = runtime.io.open(str(self.path), _core.OpenMode.read)
         self.close = weakref.finalize(self, runtime.io.close, self.file)
@@ -227,19 +291,22 @@ class DiskArray:
         if self.page_sums is None or not len(out):
             self._runtime.io.read(self.file, offset, out)
             return
-        stop = offset + len(out)
-        begin, end = -(-offset // PAGE_BYTES) * PAGE_BYTES, stop // PAGE_BYTES * PAGE_BYTES
-        # Pages of which a part is wanted are read on their own: the checksum is of the whole page.
-        for page in sorted({at // PAGE_BYTES for at in (offset, stop) if at % PAGE_BYTES}):
-            whole, at = np.empty(PAGE_BYTES, np.uint8), page * PAGE_BYTES
-            self._runtime.io.read(self.file, at, whole)
-            self.page_sums.check(page, whole)
-            first, last = max(at, offset), min(at + PAGE_BYTES, stop)
-            out[first - offset : last - offset] = whole[first - at : last - at]
-        if begin < end:
-            pages = out[begin - offset : end - offset]
-            self._runtime.io.read(self.file, begin, pages)
-            self.page_sums.check(begin // PAGE_BYTES, pages)
+        read_pages(partial(self._runtime.io.read, self.file), self.page_sums, offset, out)
+
+    def check_pages(self, first: int, pages: np.ndarray) -> None:
+        """Compares ``pages``, uint8 of whole pages from page ``first`` on, with their checksums, if there are any.
+
+        Raises:
+            ChecksumError: One was damaged.
+        """
+        if self.page_sums is not None:
+            self.page_sums.check(first, pages)
+
+    def submit(self, offset: int, out: np.ndarray) -> Reads:
+        """Begins to fill the flat uint8 array ``out`` from ``offset`` of the file; nothing is checked."""
+        return self._runtime.io.submit_reads(
+            self.file, np.array([offset]), np.array([len(out)]), out, np.array([0])
+        )
 
     def read(self, tag: str, start: int = 0, stop: int | None = None) -> np.ndarray:
         """Reads rows ``start:stop`` into memory held under ``tag``: equals ``memmap()[start:stop]``.

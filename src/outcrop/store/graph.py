@@ -30,7 +30,9 @@ from __future__ import annotations
 
 import copy
 import math
+import shlex
 from collections.abc import Iterable
+from functools import cached_property
 from operator import index
 from pathlib import Path
 from typing import Any
@@ -44,7 +46,8 @@ from outcrop.errors import ArgumentError, FormatError
 from outcrop.runtime.runtime import Runtime
 from outcrop.store import graph_manifest
 from outcrop.store import manifest as manifests
-from outcrop.store.arrays import DiskArray
+from outcrop.store.arrays import DiskArray, SequentialRows
+from outcrop.store.elsewhere import Elsewhere, read_elsewhere
 from outcrop.store.graph_types import (
     FEATURES,
     LABELS,
@@ -61,6 +64,8 @@ from outcrop.store.graph_types import (
 from outcrop.store.host_array import host_array
 from outcrop.store.manifest import PAGE_SUMS, ArraySpec, Manifest
 from outcrop.store.names import NAME_ARRAYS, NodeNames
+from outcrop.store.remote import without_keys
+from outcrop.store.remote_array import open_sequential
 
 FORMAT, VERSION = "outcrop.graph", 1
 TYPED_VERSION = 2  # of graphs with types of nodes or edges
@@ -340,9 +345,39 @@ class Graph:
             raise FormatError(f"{self.path} holds no {name}: import them with the graph") from None
 
     def array(self, runtime: Runtime, name: str) -> DiskArray:
-        """Opens array ``name`` for reading. Raises FormatError where the graph has none."""
-        return DiskArray(
-            runtime, self.path, self.spec(name), self.manifest.arrays.get(self._stored_name(name) + PAGE_SUMS)
+        """Opens array ``name`` for reading. Raises FormatError where the graph has none, or left it in a store."""
+        spec = self.spec(name)
+        if self._uri_of(spec) is not None:
+            raise FormatError(self.what_is_left(name))
+        return DiskArray(runtime, self.path, spec, self._sums_of(name))
+
+    def _sums_of(self, name: str) -> ArraySpec | None:
+        return self.manifest.arrays.get(self._stored_name(name) + PAGE_SUMS)
+
+    def _uri_of(self, spec: ArraySpec) -> str | None:
+        """Returns the folder in a store that has a file; None: it is here."""
+        left = self._elsewhere
+        return left.uri if spec.file in left.files and not (self.path / spec.file).exists() else None
+
+    @cached_property
+    def _elsewhere(self) -> Elsewhere:
+        return read_elsewhere(self.path)
+
+    @property
+    def leaves_rows(self) -> bool:
+        """Tells whether a row file was left in a store (``outcrop fetch --leave-features``)."""
+        return any(self.is_left(rows) for rows in self.row_files)
+
+    def is_left(self, rows: RowFile) -> bool:
+        """Tells whether a row file was left in a store, from which it is read only from its beginning to its end."""
+        return self._uri_of(rows.spec) is not None
+
+    def what_is_left(self, name: str = FEATURES) -> str:
+        """Says where array ``name`` is, and what brings it here."""
+        uri = self._elsewhere.uri
+        return (
+            f"{self.path} has left its {name} in {without_keys(uri)}, where only outcrop prepare reads them: "
+            f"{shlex.join(['outcrop', 'fetch', uri, str(self.path)])} brings them here"
         )
 
     def edge_index(self, edge_type: EdgeType | tuple[str, str, str] | None = None) -> np.ndarray:
@@ -532,13 +567,18 @@ class Graph:
 
     @property
     def measured_file(self) -> Path:
-        """Returns the file by which the disk is measured: the largest row file; the neighbors where there is none."""
-        specs = [rows.spec for rows in self.row_files] or [self.spec("indices")]
+        """Returns the file by which the disk is measured: the largest row file; the neighbors where none is here."""
+        specs = [rows.spec for rows in self.row_files if not self.is_left(rows)] or [self.spec("indices")]
         return self.path / max(specs, key=lambda spec: spec.data_bytes).file
 
     def open_rows(self, runtime: Runtime, rows: RowFile) -> DiskArray:
         """Opens a row file for reading."""
         return self.array(runtime, rows.array)
+
+    def open_sequential(self, runtime: Runtime, rows: RowFile) -> SequentialRows:
+        """Opens a row file for reading from its beginning to its end, also where it was left in a store."""
+        spec = self.spec(rows.array)
+        return open_sequential(runtime, self.path, spec, self._sums_of(rows.array), self._uri_of(spec))
 
     @property
     def feature_bytes(self) -> int:

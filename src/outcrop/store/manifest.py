@@ -23,6 +23,7 @@ from typing import Any
 
 from outcrop.errors import ArgumentError, FormatError, IoError, OutcropError, naming_files
 from outcrop.runtime.parsing import parse_json
+from outcrop.store.elsewhere import read_elsewhere
 from outcrop.store.lock import only_process_in
 
 MANIFEST = "manifest.json"
@@ -131,9 +132,8 @@ def read_any(folder: Path) -> Manifest:
 
 def _checked(folder: Path, raw: dict[str, Any], format: str, version: int) -> Manifest:
     manifest = _parsed(str(folder / MANIFEST), raw, format, version)
-    for name, spec in manifest.arrays.items():
-        if manifest.part_of(name) is None or _is_there(folder / spec.file):
-            _check_file(folder, name, spec)
+    for name, spec in arrays_here(folder, manifest).items():
+        _check_file(folder, name, spec)
     return manifest
 
 
@@ -146,11 +146,12 @@ def _is_there(path: Path) -> bool:
 
 
 def arrays_here(folder: Path, manifest: Manifest) -> dict[str, ArraySpec]:
-    """Returns the arrays of an artifact without those parts that lie elsewhere."""
+    """Returns the arrays of an artifact without those that lie elsewhere: parts of a run, row files in a store."""
+    left = read_elsewhere(folder).files
     return {
         name: spec
         for name, spec in manifest.arrays.items()
-        if manifest.part_of(name) is None or _is_there(folder / spec.file)
+        if (manifest.part_of(name) is None and spec.file not in left) or _is_there(folder / spec.file)
     }
 
 

@@ -17,11 +17,12 @@ from outcrop.store.manifest import ArraySpec
 
 
 class PageSums:
-    """Holds the checksums of the pages of the file ``path``.
+    """Holds the checksums of the pages of the file ``path``, which may be in an object store.
 
     Args:
         crcs: uint32 [pages], CRC-32C of each page of the file, the zeros behind its data included.
         spec: Spec of the array in the file.
+        remedy: What an error tells the user to do; None: what there is to do about a file that is here.
 
     Attributes:
         remedy: What an error tells the user to do.
@@ -30,10 +31,10 @@ class PageSums:
         FormatError: There are more or fewer of them than pages.
     """
 
-    def __init__(self, crcs: np.ndarray, path: Path, spec: ArraySpec):
+    def __init__(self, crcs: np.ndarray, path: Path | str, spec: ArraySpec, remedy: str | None = None):
         self.crcs, self._path = crcs, path
-        self.remedy = (
-            f"outcrop verify {path.parent} says what else is; copy the file anew or make the folder again"
+        self.remedy = remedy or (
+            f"outcrop verify {Path(path).parent} says what else is; copy the file anew or make the folder again"
         )
         pages = -(-spec.data_bytes // PAGE_BYTES)
         if crcs.dtype != np.uint32 or crcs.shape != (pages,) or spec.file_bytes < pages * PAGE_BYTES:

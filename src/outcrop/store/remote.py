@@ -13,6 +13,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
+import numpy as np
+
 from outcrop.errors import ArgumentError, FormatError, IoError, OutcropError
 
 if TYPE_CHECKING:
@@ -44,8 +46,8 @@ class RemoteFolder:
             self._system, path = FileSystem.from_uri(uri)
         except (ArrowInvalid, ValueError) as error:
             raise ArgumentError(
-                f"{without_keys(uri)} cannot be used: {_first_line(error)}; known are s3://, gs://, abfs://, hdfs:// and "
-                "file://, with %20 for a space"
+                f"{without_keys(uri)} cannot be used: {_first_line(error)}; known are s3://, gs://, abfs://, hdfs:// "
+                "and file://, with %20 for a space"
             ) from None
         except OSError as error:
             raise IoError(error.errno or 0, f"{without_keys(uri)}: {_first_line(error)}") from None
@@ -106,11 +108,34 @@ class RemoteFolder:
 
         found = self._persistently(f"{name} at byte {offset}", attempt)
         if len(found) != count:
-            raise FormatError(
-                f"{self.uri}/{name} ends at byte {offset + len(found)}, {offset + count} were wanted: it was replaced "
-                "or cut short while it was read"
-            )
+            raise self._ends(name, offset + len(found), offset + count)
         return found
+
+    def read_into(self, name: str, offset: int, out: np.ndarray) -> None:
+        """Fills the flat uint8 array ``out`` from byte ``offset`` of a file; tries again where the store fails.
+
+        Raises:
+            IoError: The store failed several times; names file and offset.
+            FormatError: The file ends before.
+        """
+
+        def attempt() -> int:
+            count, view = 0, out.data
+            with self._system.open_input_file(f"{self._path}/{name}") as file:
+                file.seek(offset)
+                while count < len(view) and (came := file.readinto(view[count:])):
+                    count += came
+            return count
+
+        found = self._persistently(f"{name} at byte {offset}", attempt)
+        if found != len(out):
+            raise self._ends(name, offset + found, offset + len(out))
+
+    def _ends(self, name: str, found: int, wanted: int) -> FormatError:
+        return FormatError(
+            f"{self.uri}/{name} ends at byte {found}, {wanted} were wanted: it was replaced or cut short while it was "
+            "read"
+        )
 
     @contextmanager
     def writing(self, name: str) -> Iterator[Callable[[bytes | memoryview], Any]]:
@@ -188,6 +213,12 @@ class RemoteFolder:
             if isinstance(error, OutcropError):
                 raise
             raise IoError(error.errno or 0, f"{self.uri}/{name}: {_first_line(error)}") from error
+
+
+def with_options_only(uri: str) -> str:
+    """Returns a URI with the options of its store and without keys, as it may be written to disk."""
+    plain, mark, options = uri.partition("?")
+    return without_keys(plain) + mark + options
 
 
 def without_keys(uri: str) -> str:

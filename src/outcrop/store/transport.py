@@ -29,11 +29,13 @@ from outcrop.errors import ArgumentError, ChecksumError, FormatError, IoError, n
 from outcrop.runtime.parsing import parse_json
 from outcrop.runtime.progress import Progress, shown
 from outcrop.store import manifest as manifests
+from outcrop.store.elsewhere import ELSEWHERE, Elsewhere, read_elsewhere
+from outcrop.store.graph import FORMAT as GRAPH_FORMAT
 from outcrop.store.graph import open_graph
 from outcrop.store.lock import make_folders, only_process_in
 from outcrop.store.manifest import ArraySpec, Manifest
 from outcrop.store.parts import count_of
-from outcrop.store.remote import RemoteFolder
+from outcrop.store.remote import RemoteFolder, with_options_only, without_keys
 from outcrop.store.run import RUN_FILE
 
 RANGE_BYTES = 8 << 20
@@ -43,6 +45,7 @@ _STAGES_IN_PARTS = ("sample", "pack")
 _JOURNAL = ".fetched"
 _SENT = ".sent.json"  # beside what is being uploaded: which files are there
 _BESIDE = ("imported.json",)  # small files of artifacts that no manifest lists
+_ROWS = re.compile(r"(.+\.)?features")  # arrays of a graph that may stay in the store
 _FILE = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,200}\.bin")  # of an array
 _FETCH, _UPLOAD = "fetch", "upload"
 
@@ -69,24 +72,30 @@ class TransportReport:
         return asdict(self)
 
 
-def fetch(
-    uri: str,
-    out: Path,
-    *,
-    graph: Path | None = None,
-    parts: Sequence[int] | None = None,
-    overwrite: bool = False,
-    progress: Progress | bool | None = None,
-) -> TransportReport:
-    """Copies a graph, the buckets of a graph, or a run from an object store to the folder ``out``.
+@dataclass(frozen=True)
+class FetchRequest:
+    """Says what of an artifact is to come, and where to.
 
-    Interrupted, the same call goes on where it was. Takes 130 MiB of memory for what is under way.
-
-    Args:
+    Attributes:
+        out: Folder to make.
         graph: Of a run: the folder of its graph here; None: it lies where the run says, seen from ``out``.
         parts: Of a run whose batches lie in parts (store/parts.py): those that are wanted here, beside those that are
             here already; None: all.
+        leave_features: Of a graph: whether features stay in the store, where preparing reads them.
         overwrite: Whether another artifact in ``out`` is replaced.
+    """
+
+    out: Path
+    graph: Path | None = None
+    parts: Sequence[int] | None = None
+    leave_features: bool = False
+    overwrite: bool = False
+
+
+def fetch(uri: str, request: FetchRequest, progress: Progress | bool | None = None) -> TransportReport:
+    """Copies a graph, the buckets of a graph, or a run from an object store to a folder.
+
+    Interrupted, the same call goes on where it was. Takes 130 MiB of memory for what is under way.
 
     Raises:
         FormatError: There is nothing, or something else, or a file is not as large as its manifest says.
@@ -97,13 +106,16 @@ def fetch(
     started, folder, told = time.monotonic(), RemoteFolder(uri), shown(progress)
     report = TransportReport()
     if folder.size(RUN_FILE) is not None:
-        _fetch_run(folder, out, graph, parts, overwrite, told, report)
+        if request.leave_features:
+            raise ArgumentError(f"{folder.uri} is a run: --leave-features is for graphs")
+        _fetch_run(folder, request, told, report)
     elif folder.size(manifests.MANIFEST) is not None:
-        if graph is not None:
-            raise ArgumentError(f"{uri} is no run: --graph says where the graph of a run is")
-        if parts is not None:
-            raise ArgumentError(f"{uri} is no run: --parts says which batches of a run are wanted")
-        _Fetch(folder, out, told, report).artifact(overwrite)
+        if request.graph is not None:
+            raise ArgumentError(f"{folder.uri} is no run: --graph says where the graph of a run is")
+        if request.parts is not None:
+            raise ArgumentError(f"{folder.uri} is no run: --parts says which batches of a run are wanted")
+        left_in = with_options_only(uri) if request.leave_features else None
+        _Fetch(folder, request.out, told, report, left_in=left_in).artifact(request.overwrite)
     else:
         raise FormatError(
             f"{folder.uri} holds no graph and no run: neither {manifests.MANIFEST} nor {RUN_FILE} is there; an upload "
@@ -114,14 +126,9 @@ def fetch(
 
 
 def _fetch_run(
-    folder: RemoteFolder,
-    out: Path,
-    graph: Path | None,
-    parts: Sequence[int] | None,
-    overwrite: bool,
-    progress: Progress,
-    report: TransportReport,
+    folder: RemoteFolder, request: FetchRequest, progress: Progress, report: TransportReport
 ) -> None:
+    out, graph, overwrite = request.out, request.graph, request.overwrite
     place = f"{folder.uri}/{RUN_FILE}"
     try:
         raw = parse_json(folder.read(RUN_FILE))
@@ -153,7 +160,7 @@ def _fetch_run(
                 shutil.rmtree(out / name)
         manifests.write_atomic(out / RUN_FILE, (json.dumps(raw, indent=1, sort_keys=True) + "\n").encode())
         for name in there:
-            _Fetch(folder.within(name), out / name, progress, report, parts).artifact(overwrite)
+            _Fetch(folder.within(name), out / name, progress, report, request.parts).artifact(overwrite)
 
 
 def _is_there(graph: Path) -> bool:
@@ -198,15 +205,18 @@ class _Fetch:
         progress: Progress,
         report: TransportReport,
         parts: Sequence[int] | None = None,
+        left_in: str | None = None,
     ):
         self._folder, self._out, self._progress, self._report = folder, out, progress, report
-        self._parts = parts
+        self._parts, self._left_in = parts, left_in
 
     def artifact(self, overwrite: bool) -> None:
         folder, out = self._folder, self._out
         content = folder.read(manifests.MANIFEST)
         manifest = manifests.parse(f"{folder.uri}/{manifests.MANIFEST}", content)
         files = self._wanted(manifest, _files_of(f"{folder.uri}/{manifests.MANIFEST}", manifest))
+        left = self._left(manifest)
+        files = {name: spec for name, spec in files.items() if name not in left}
         if manifests.exists(out):
             if manifests.read_any(out).digest() == manifest.digest():
                 self._missing_parts(
@@ -215,7 +225,7 @@ class _Fetch:
                 return
             manifests.require_overwrite(out, "another artifact", None, overwrite)
         manifests.check_destination(out)
-        for spec in files.values():
+        for spec in (*files.values(), *left.values()):
             self._check_size(spec)
         with naming_files(out):
             make_folders(out.parent)
@@ -226,6 +236,10 @@ class _Fetch:
                 if folder.size(name) is not None:
                     (work / name).write_bytes(folder.read(name))
             (work / _JOURNAL).unlink(missing_ok=True)
+            if left:
+                manifests.write_atomic(
+                    work / ELSEWHERE, Elsewhere(self._left_in or "", tuple(left)).to_json()
+                )
             manifests.write_atomic(work / manifests.MANIFEST, content)
         self._report.files += len(files)
 
@@ -246,8 +260,29 @@ class _Fetch:
         part_of = {spec.file: manifest.part_of(name) for name, spec in manifest.arrays.items()}
         return {name: spec for name, spec in files.items() if part_of[name] in (None, *self._parts)}
 
+    def _left(self, manifest: Manifest) -> dict[str, ArraySpec]:
+        """Returns the files that stay in the store.
+
+        Raises:
+            ArgumentError: It is no graph, has no features, or no checksums of their pages.
+        """
+        if self._left_in is None:
+            return {}
+        place = self._folder.uri
+        found = {name: spec for name, spec in manifest.arrays.items() if _ROWS.fullmatch(name)}
+        if manifest.format != GRAPH_FORMAT or not found:
+            raise ArgumentError(
+                f"{place} has no features of a graph, which --leave-features would leave there"
+            )
+        if unchecked := [name for name in found if name + manifests.PAGE_SUMS not in manifest.arrays]:
+            raise ArgumentError(
+                f"{place}: {unchecked[0]} has no checksums of pages, by which what is read there could be checked: add "
+                "them where the graph lies whole (outcrop verify GRAPH --add-checksums) and upload it again"
+            )
+        return {spec.file: spec for spec in found.values()}
+
     def _missing_parts(self, content: bytes, files: dict[str, ArraySpec]) -> None:
-        """Adds parts to an artifact that is there, each when all of it has come."""
+        """Adds files to an artifact that is there, parts or what was left in the store, when all of them have come."""
         if not files:
             self._report.skipped += 1
             return
@@ -260,6 +295,8 @@ class _Fetch:
             for name in files:
                 (work / name).rename(self._out / name)
             manifests.sync_folder(self._out)
+            if all((self._out / name).exists() for name in read_elsewhere(self._out).files):
+                (self._out / ELSEWHERE).unlink(missing_ok=True)
             shutil.rmtree(work)
         self._report.files += len(files)
 
@@ -480,10 +517,20 @@ def _is_of_run(one: bytes, other: bytes) -> bool:
     return plain[0] == plain[1]
 
 
+def _require_whole(folder: Path) -> None:
+    """Raises FormatError where an artifact has left files in a store."""
+    elsewhere = read_elsewhere(folder)
+    if left := [name for name in elsewhere.files if not (folder / name).exists()]:
+        raise FormatError(
+            f"{folder} has left {left[0]} in {without_keys(elsewhere.uri)}: fetch it first, to upload all of it"
+        )
+
+
 def _upload_artifact(
     folder: Path, remote: RemoteFolder, overwrite: bool, progress: Progress, report: TransportReport
 ) -> None:
     manifest = manifests.read_any(folder)
+    _require_whole(folder)
     files = {spec.file: spec for spec in manifests.arrays_here(folder, manifest).values()}
     if remote.size(manifests.MANIFEST) is not None:
         there = manifests.parse(f"{remote.uri}/{manifests.MANIFEST}", remote.read(manifests.MANIFEST))

@@ -90,6 +90,8 @@ class TrainRequest:
         if asked.mode is None and not graph.row_files:
             asked = replace(asked, mode=Online())
             said.add("the graph has no features to pack: batches are drawn as they are needed (mode online)")
+        if asked.mode is None and graph.leaves_rows:
+            asked = replace(asked, mode=Packed())  # the only one that can do without them
         problem = packing_problem(graph, asked.drawn)
         if (
             asked.mode is None
@@ -107,6 +109,9 @@ class TrainRequest:
         objective = choose_objective(graph.label_kind, training.loss, training.metric)
         check_class_weights(graph, training.class_weights)
         batches = _choose_batches(asked, said, group)
+        if graph.leaves_rows and training.test and batches.mode.prepares:
+            training = replace(training, test=False)
+            said.add(f"the test nodes are not scored, whose rows are not packed: {graph.what_is_left()}")
         edge_dim = edge_width(graph, asked.model, batches.sampling)
         check_weights(graph, asked.model, batches.sampling)
         require_weights_loaded(batches.sampling, batches.mode, training.device)

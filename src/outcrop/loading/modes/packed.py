@@ -8,7 +8,7 @@ from typing import final
 from outcrop.loading.modes.base import Mode, SessionRequest
 from outcrop.loading.run_stages import open_plan, read_pack_manifest
 from outcrop.loading.session import LoadSession, packed_session
-from outcrop.rows import disk_rows
+from outcrop.rows import rows_below
 from outcrop.store import packed
 
 
@@ -31,5 +31,5 @@ class Packed(Mode):
         places = open_plan(graph, runtime, run, recorded)
         read_pack_manifest(run, places)
         records = packed.open_packed(runtime, run / "pack", places, recorded)
-        below = [disk_rows(graph, runtime, rows) for rows in graph.row_files]
+        below = [rows_below(graph, runtime, rows) for rows in graph.row_files]
         return packed_session(graph, recorded, records, below, runtime, request.device)

@@ -16,7 +16,7 @@ import outcrop._core as _core
 from outcrop.errors import ChecksumError, FormatError
 from outcrop.preparation.cluster.pieces import PieceSet, PieceTable, RowsToPack, TableHead
 from outcrop.runtime.runtime import Runtime
-from outcrop.store.arrays import DiskArray
+from outcrop.store.arrays import SequentialRows
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ class ChunkReader:
         data = of.read(file, rows, np.empty(len(rows) * of.spec.stride_bytes, np.uint8))
         return [self._piece(file, data[:, : file.row_bytes], rows.start, one) for one in wanted]
 
-    def _piece(self, file: DiskArray, table: np.ndarray, first: int, wanted: WantedRows) -> Piece:
+    def _piece(self, file: SequentialRows, table: np.ndarray, first: int, wanted: WantedRows) -> Piece:
         places = wanted.ids - first
         if len(places) and not 0 <= places.min() <= places.max() < len(table):
             raise FormatError(

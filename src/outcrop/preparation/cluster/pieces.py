@@ -29,9 +29,10 @@ from outcrop.runtime import memory_tables
 from outcrop.runtime.pages import PAGE_BYTES
 from outcrop.runtime.runtime import Runtime
 from outcrop.store import manifest as manifests
-from outcrop.store.arrays import DiskArray, storage_dtype
+from outcrop.store.arrays import SequentialRows, storage_dtype
 from outcrop.store.manifest import ArraySpec
 from outcrop.store.parts import names_of
+from outcrop.store.remote_array import open_sequential
 
 FOLDER, _KEY = "pieces", "key"
 _TABLES = ("bounds", "ids_start", "out_start", "crc", "done")
@@ -44,15 +45,17 @@ class RowsToPack:
     Attributes:
         folder, spec, sums: The file, and the checksums of its pages (:class:`outcrop.store.arrays.DiskArray`).
         chunk_pages: Pages of a chunk.
+        uri: Folder in a store that has the file; None: it is in ``folder``, where the checksums are.
     """
 
     folder: Path
     spec: ArraySpec
     sums: ArraySpec | None
     chunk_pages: int
+    uri: str | None = None
 
-    def open(self, runtime: Runtime) -> DiskArray:
-        return DiskArray(runtime, self.folder, self.spec, self.sums)
+    def open(self, runtime: Runtime) -> SequentialRows:
+        return open_sequential(runtime, self.folder, self.spec, self.sums, self.uri)
 
     @property
     def chunks(self) -> FeatureChunks:
@@ -63,7 +66,7 @@ class RowsToPack:
         first, stop = self.chunks.first_rows[chunk : chunk + 2].tolist()
         return range(first, stop)
 
-    def read(self, file: DiskArray, rows: range, out: np.ndarray) -> np.ndarray:
+    def read(self, file: SequentialRows, rows: range, out: np.ndarray) -> np.ndarray:
         """Reads ``rows`` into the front of ``out``, uint8, and returns that: [rows, stride].
 
         Raises:
@@ -214,6 +217,7 @@ def _rows(packing: PackTask, chunk_bytes: int) -> tuple[RowsToPack, ...]:
             packer.features.spec,
             packer.features.sums_spec,
             _pages_of(packer.features.spec, chunk_bytes),
+            packer.features.uri,
         )
         for packer in packing.packers
     )

@@ -12,7 +12,7 @@ from outcrop.preparation.pack import CopiedBytes
 from outcrop.runtime import memory_tables
 from outcrop.runtime.pages import PAGE_BYTES
 from outcrop.runtime.runtime import Runtime
-from outcrop.store.arrays import DiskArray
+from outcrop.store.arrays import SequentialRows
 
 
 class ChunkWriter:
@@ -36,6 +36,7 @@ class ChunkWriter:
             IoError: The disk failed.
         """
         before, of, file = self._runtime.io.counters, self._pieces.rows[number], self._row_files[number]
+        fetched = file.fetched_bytes
         rows = of.rows_of(chunk)
         room = self._runtime.budget.empty("pack-chunk", max(len(rows) * of.spec.stride_bytes, 1))
         data = of.read(file, rows, room).reshape(-1)
@@ -43,9 +44,12 @@ class ChunkWriter:
             if not table.done[chunk]:
                 self._write(table, chunk, data, rows, file)
         after = self._runtime.io.counters
-        return CopiedBytes(after.read_bytes - before.read_bytes, after.write_bytes - before.write_bytes)
+        read = after.read_bytes - before.read_bytes + file.fetched_bytes - fetched
+        return CopiedBytes(read, after.write_bytes - before.write_bytes)
 
-    def _write(self, table: PieceTable, chunk: int, data: np.ndarray, rows: range, file: DiskArray) -> None:
+    def _write(
+        self, table: PieceTable, chunk: int, data: np.ndarray, rows: range, file: SequentialRows
+    ) -> None:
         counts, crc = table.counts(chunk), np.zeros(len(table.ids_start), np.uint32)
         if counts.any():
             before = table.bounds[chunk].astype(np.int64)
